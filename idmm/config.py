@@ -1,0 +1,332 @@
+"""Every knob of every stage, in one read.
+
+A YAML key is the flag without dashes (``train.lr`` is ``--train.lr``). Types, ranges and help texts are read from the
+classes below; pydantic checks all fields of a config at once, so that every fault is reported in one go.
+"""
+
+from dataclasses import field
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field, model_validator
+from pydantic.dataclasses import dataclass
+
+_section = dataclass(
+    config=ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False, coerce_numbers_to_str=True),
+    kw_only=True,
+)
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def _range(values: list[float], low: float, high: float | None, name: str) -> None:
+    """Raises ValueError unless values are two numbers, low < first <= second (<= high)."""
+    first, second = values
+    if not low < first <= second or (high is not None and second > high):
+        bound = f" <= {high:g}" if high is not None else ""
+        raise ValueError(f"{name} is {values}, wanted [min, max] with {low:g} < min <= max{bound}")
+
+
+def _jitter(values: list[float]) -> None:
+    if min(values) < 0 or values[3] > 0.5:
+        raise ValueError(f"jitter is {values}, wanted four numbers >= 0, the last (hue) <= 0.5")
+
+
+@_section
+class Subset:
+    """A part of the training images. Give one of per_class, total and fraction."""
+
+    per_class: int | None = Field(None, ge=1)
+    """Images of each class."""
+    total: int | None = Field(None, ge=1)
+    """Images in all, drawn without regard to labels."""
+    fraction: float | None = Field(None, gt=0, le=1)
+    """Share of each class (of all images where there are no labels), in (0, 1]."""
+    seed: int = Field(0, ge=0)
+    """Seed of the draw; its own, so that the subset stays the same over training seeds."""
+
+    @model_validator(mode="after")
+    def _check(self):
+        if sum(value is not None for value in (self.per_class, self.total, self.fraction)) != 1:
+            raise ValueError("give exactly one of per_class, total and fraction")
+        return self
+
+
+@_section
+class Data:
+    """The images."""
+
+    name: str = "digits"
+    """Dataset: 'digits' (scikit-learn's, needs no files) or 'folder' (your own images under data.root)."""
+    root: str | None = None
+    """Folder of the dataset. folder: ROOT/train/CLASS/* and ROOT/val/CLASS/* (or test); pretraining takes any tree."""
+    workers: int | None = Field(None, ge=0)
+    """Loader processes; 0 loads in the training process, null means one a core but one, 8 at most."""
+    subset: Subset | None = None
+    """Train on a part only, e.g. '{per_class: 10}', '{total: 10000}' or '{fraction: 0.1}'."""
+    val_fraction: float = Field(0.0, ge=0, lt=1)
+    """Share of the training images held out to evaluate on, in [0, 1); 0 holds out none."""
+    on_error: Literal["fail", "skip"] = "fail"
+    """Unreadable, empty or bomb-sized files: 'fail' lists them and stops before training; 'skip' goes on without."""
+    max_pixels: int = Field(100_000_000, ge=1)
+    """Images with more pixels than this are refused as bombs (pixels)."""
+    cache: Literal["auto", "ram", "off"] = "auto"
+    """Where decoded images are kept: 'ram', 'off' (decoded at every use), 'auto' (ram where half the free memory holds
+    them). Results are the same."""
+    mean: list[float] | None = Field(None, min_length=1, max_length=3)
+    """Mean of each channel, on pixel values in [0, 1]; null: the init checkpoint's, else ImageNet's."""
+    std: list[float] | None = Field(None, min_length=1, max_length=3)
+    """Standard deviation of each channel, likewise."""
+    in_chans: Literal[1, 3] | None = None
+    """Channels the model sees: 3 (RGB) or 1 (grey); null: the init checkpoint's, else 3."""
+
+    @model_validator(mode="after")
+    def _check(self):
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if values is not None and self.in_chans is not None and len(values) != self.in_chans:
+                raise ValueError(f"{name} has {len(values)} values for in_chans {self.in_chans}, wanted one a channel")
+        if self.std is not None and min(self.std) <= 0:
+            raise ValueError(f"std is {self.std}, wanted numbers > 0")
+        return self
+
+
+@_section
+class Model:
+    """The backbone."""
+
+    name: str | None = None
+    """Any timm model; null: the init checkpoint's, else deit_tiny_patch16_224."""
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    """Passed to the model's constructor, e.g. '{embed_dim: 96, depth: 6, num_heads: 3}'."""
+    drop_path: float = Field(0.1, ge=0, lt=1)
+    """Stochastic depth rate, where the model has it (probability)."""
+
+
+@_section
+class FinetuneModel(Model):
+    """The backbone."""
+
+    freeze: bool = False
+    """Train the classifier alone, on a frozen backbone in evaluation mode."""
+
+
+@_section
+class Train:
+    """The training loop, common to both stages."""
+
+    epochs: int = Field(800, ge=1)
+    """Passes over the training images (epochs)."""
+    batch_size: int = Field(256, ge=1)
+    """Images per optimizer step, over all processes; the last, smaller batch is kept (images)."""
+    lr: float | None = Field(None, gt=0)
+    """Peak learning rate; null: the recipe's for the backbone's family (5e-4; PVTv2 and T2T-ViT 1e-3)."""
+    weight_decay: float = Field(1e-3, ge=0)
+    """AdamW's decoupled weight decay."""
+    decay_all: bool = False
+    """Decay biases, norms and position embeddings too, as the papers' released code does."""
+    warmup_epochs: float | None = Field(None, ge=0)
+    """Linear warm-up (epochs); null: the recipe's for the family (2; PVTv2 and T2T-ViT 10)."""
+    accumulate: int = Field(1, ge=1)
+    """Splits each batch into this many forward and backward passes, to save memory (passes)."""
+    clip_grad: float | None = Field(None, gt=0)
+    """Clips the gradient to this norm; null: no clipping."""
+    ema: float | None = Field(None, gt=0, lt=1)
+    """Decay per step of an average of the weights, which is then evaluated and exported; null: none."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """Arithmetic; 'auto': bf16 on GPUs that have it, on CPUs whichever of fp32 and bf16 a few timed steps favour."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Where to train; 'auto': cuda, else mps, else cpu."""
+    compile: bool = False
+    """Compile the model with torch.compile: slower to start, faster to run on GPUs."""
+    save_minutes: float = Field(5.0, ge=0)
+    """Write a checkpoint when the last is older than this, in mid-epoch too (minutes); 0: every step."""
+    tensorboard: bool = False
+    """Write TensorBoard event files under OUT/tensorboard (needs the extra 'tensorboard')."""
+
+
+@_section
+class PretrainTrain(Train):
+    """The training loop."""
+
+    knn_every: int = Field(0, ge=0)
+    """Measure kNN accuracy of the frozen features every so many epochs, where there are labels; 0: never (epochs)."""
+
+
+@_section
+class FinetuneTrain(Train):
+    """The training loop."""
+
+    epochs: int = Field(200, ge=1)
+    """Passes over the training images (epochs)."""
+    size: int = Field(224, ge=8)
+    """Image side, when no stages are given (pixels)."""
+    layer_decay: float | None = Field(None, gt=0, le=1)
+    """Each layer's lr is this factor times that of the layer above; null: one lr for all."""
+    eval_every: int = Field(10, ge=1)
+    """Evaluate every so many epochs, and always after a stage's last (epochs)."""
+
+
+@_section
+class CropGroup:
+    """Crops of one kind, mixed together and averaged in the loss."""
+
+    count: int = Field(2, ge=1)
+    """Crops an image."""
+    scale: list[float] = Field(default_factory=lambda: [0.14, 1.0], min_length=2, max_length=2)
+    """Smallest and largest share of the image's area that a crop covers, in (0, 1]."""
+
+    @model_validator(mode="after")
+    def _check(self):
+        _range(self.scale, 0, 1, "scale")
+        return self
+
+
+@_section
+class Views:
+    """Random crops and colours of stage 1 (DESIGN: section 4, as released)."""
+
+    size: int = Field(112, ge=8)
+    """Side of every crop (pixels)."""
+    crops: list[CropGroup] = Field(
+        default_factory=lambda: [CropGroup(count=2, scale=[0.14, 1.0]), CropGroup(count=4, scale=[0.05, 0.4])],
+        min_length=1,
+    )
+    """Groups of crops, e.g. '[{count: 2, scale: [0.14, 1.0]}, {count: 4, scale: [0.05, 0.4]}]'."""
+    flip: float = Field(0.5, ge=0, le=1)
+    """Probability of a horizontal flip."""
+    jitter: list[float] = Field(default_factory=lambda: [0.8, 0.8, 0.8, 0.2], min_length=4, max_length=4)
+    """Strength of brightness, contrast, saturation (factors) and hue (turns, at most 0.5)."""
+    jitter_prob: float = Field(0.8, ge=0, le=1)
+    """Probability of the colour jitter."""
+    grey_prob: float = Field(0.2, ge=0, le=1)
+    """Probability of a grey image."""
+    blur_prob: float = Field(0.5, ge=0, le=1)
+    """Probability of a Gaussian blur."""
+    blur_sigma: list[float] = Field(default_factory=lambda: [0.1, 2.0], min_length=2, max_length=2)
+    """Smallest and largest sigma of the blur (pixels)."""
+
+    @model_validator(mode="after")
+    def _check(self):
+        _jitter(self.jitter)
+        _range(self.blur_sigma, 0, None, "blur_sigma")
+        return self
+
+
+@_section
+class Method:
+    """Instance discrimination."""
+
+    name: Literal["idmm"] = "idmm"
+    """Pretraining method."""
+    label_smoothing: float = Field(0.1, ge=0, lt=1)
+    """Epsilon of Eq. 17: the share of the target spread over the other N-1 instances."""
+    cutmix_alpha: float = Field(0.5, ge=0)
+    """CutMix's lambda is drawn from Beta(alpha, alpha); 0: no CutMix."""
+    classifier: Literal["linear", "cosine"] = "linear"
+    """The N-way layer: 'linear' (the paper's) or 'cosine' (normalised features and rows, a learned scale)."""
+    classifier_bias: bool = False
+    """Give the N-way layer a bias (the paper's has none)."""
+    classifier_scale: float = Field(16.0, gt=0)
+    """Where the cosine layer's learned scale starts."""
+    classifier_lr_scale: float = Field(1.0, gt=0)
+    """The N-way layer's learning rate, as a multiple of train.lr."""
+    classifier_init: Literal["random", "features"] = "random"
+    """Start of the N-way layer's rows: 'random', or each image's own 'features', untrained, centred, normalised."""
+    chunk_size: int | None = Field(None, ge=1)
+    """Views whose N logits are held at a time; null: chosen from N and the batch (views)."""
+
+
+@_section
+class Augment:
+    """Augmentation and regularisation of stage 2 (DESIGN: section 5)."""
+
+    scale: list[float] = Field(default_factory=lambda: [0.08, 1.0], min_length=2, max_length=2)
+    """Smallest and largest share of the area that the random resized crop covers, in (0, 1]."""
+    flip: float = Field(0.5, ge=0, le=1)
+    """Probability of a horizontal flip."""
+    jitter: list[float] = Field(default_factory=lambda: [0.4, 0.4, 0.4, 0.1], min_length=4, max_length=4)
+    """Strength of brightness, contrast, saturation (factors) and hue (turns, at most 0.5)."""
+    jitter_prob: float = Field(0.4, ge=0, le=1)
+    """Probability of the colour jitter."""
+    grey_prob: float = Field(0.2, ge=0, le=1)
+    """Probability of a grey image."""
+    randaugment: str | None = "rand-m9-mstd0.5-inc1"
+    """timm's auto-augment string; null: none."""
+    mixup_alpha: float = Field(0.5, ge=0)
+    """Mixup's lambda is drawn from Beta(alpha, alpha), on even epochs (on all if cutmix_alpha is 0); 0: no Mixup."""
+    cutmix_alpha: float = Field(0.5, ge=0)
+    """CutMix's likewise, on odd epochs (on all if mixup_alpha is 0); 0: no CutMix."""
+    label_smoothing: float = Field(0.1, ge=0, lt=1)
+    """Share of the target spread over the classes."""
+    crop_pct: float = Field(0.875, gt=0, le=1)
+    """At test time the short side is resized to size / crop_pct, then the centre is cropped."""
+
+    @model_validator(mode="after")
+    def _check(self):
+        _range(self.scale, 0, 1, "scale")
+        _jitter(self.jitter)
+        return self
+
+
+@_section
+class Stage:
+    """One size of fine-tuning; what is left out is taken from train."""
+
+    size: int = Field(ge=8)
+    """Image side (pixels)."""
+    epochs: int | None = Field(None, ge=1)
+    """Passes over the training images (epochs)."""
+    lr: float | None = Field(None, gt=0)
+    """Peak learning rate."""
+    batch_size: int | None = Field(None, ge=1)
+    """Images per optimizer step."""
+
+
+@_section
+class Common:
+    """What both stages take."""
+
+    out: str | None = None
+    """Folder for all that the run writes (required)."""
+    seed: int = Field(0, ge=0)
+    """Seed of every random choice."""
+    init: str | None = None
+    """Weights to start from: a run folder, or a .safetensors or .pth file in timm's format; null: from scratch."""
+    resume: Literal["auto", "never", "must"] = "auto"
+    """A used OUT: 'auto' goes on where it stopped, 'never' refuses it, 'must' refuses a new one."""
+    data: Data = field(default_factory=Data)
+
+
+@_section
+class PretrainConfig(Common):
+    """Stage 1: learn a backbone from images alone, by parametric instance discrimination (IDMM)."""
+
+    model: Model = field(default_factory=Model)
+    train: PretrainTrain = field(default_factory=PretrainTrain)
+    method: Method = field(default_factory=Method)
+    views: Views = field(default_factory=Views)
+
+
+@_section
+class FinetuneConfig(Common):
+    """Stage 2: train a classifier on labels, from a pretrained backbone or from scratch."""
+
+    stages: list[Stage] | None = Field(None, min_length=1)
+    """Sizes one after the other, e.g. '[{size: 224}, {size: 448, epochs: 100, lr: 5e-5}]'; null: one, at train.size."""
+    model: FinetuneModel = field(default_factory=FinetuneModel)
+    train: FinetuneTrain = field(default_factory=FinetuneTrain)
+    augment: Augment = field(default_factory=Augment)
+
+
+def resolved_stages(config: FinetuneConfig) -> list[Stage]:
+    """Returns the stages with everything that they inherit from ``train`` filled in."""
+    train = config.train
+
+    def filled(stage: Stage) -> Stage:
+        return Stage(
+            size=stage.size,
+            epochs=stage.epochs or train.epochs,
+            lr=stage.lr or train.lr,
+            batch_size=stage.batch_size or train.batch_size,
+        )
+
+    return [filled(stage) for stage in config.stages or [Stage(size=train.size)]]

@@ -1,0 +1,43 @@
+"""What can go wrong for a user, and the exit code it ends with."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """One or more mistakes that the user can mend; the command line prints a line a fault and exits 2.
+
+    Args:
+        faults: One line each, naming the field or file, what it was and what is wanted.
+    """
+
+    exit_code = 2
+
+    def __init__(self, *faults: str):
+        super().__init__("\n".join(faults))
+        self.faults = faults
+
+
+class RunError(Exception):
+    """A run that could not go on (diverged, out of memory, disk full): one line, exit code 1."""
+
+    exit_code = 1
+
+
+class Interrupted(Exception):
+    """Ctrl-C or SIGTERM: whatever could be saved was saved; exit code 130."""
+
+    exit_code = 130
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Returns ``; did you mean 'x'?`` for the known word most like ``word``, or nothing."""
+    match = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean '{match[0]}'?" if match else ""
+
+
+def listed(names: Iterable[str], most: int = 5) -> str:
+    """Joins names for one line of text, cutting the list after ``most`` of them."""
+    names = list(names)
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

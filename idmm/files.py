@@ -1,0 +1,52 @@
+"""Files that are whole or not there: written aside, flushed to the disk, renamed."""
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from idmm.errors import RunError
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """Yields a binary file that takes ``path``'s place when the block ends well.
+
+    Raises:
+        RunError: The disk is full or the folder cannot be written; what was there before is kept.
+    """
+    aside = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(aside, 0o666 & ~_umask())  # mkstemp's files are the owner's alone
+        os.replace(aside, path)
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written ({error.strerror}); what was there before is kept") from None
+    finally:
+        if aside is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(aside)
+
+
+def write_bytes(path: Path, data) -> None:
+    """Replaces a file in one step."""
+    with replacing(path) as file:
+        file.write(data)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replaces a text file in one step."""
+    write_bytes(path, text.encode())
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

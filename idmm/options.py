@@ -1,0 +1,321 @@
+"""From YAML files and flags to a checked config; all faults are found before the first is reported.
+
+argparse splits the command line and prints the help, pydantic checks the result: between them every flag, type, range
+and help text is read from ``idmm.config`` and stated nowhere else.
+"""
+
+import argparse
+import dataclasses
+import re
+import types
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from idmm.errors import UserError, nearest
+
+Config = TypeVar("Config")
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as people expect it: ``off`` and ``no`` are words, ``1e-3`` is a number, a key given twice is a fault."""
+
+    def construct_mapping(self, node, deep=False):
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        twice = [key for i, key in enumerate(keys) if key in keys[:i]]
+        if twice:
+            raise yaml.constructor.ConstructorError(None, None, f"'{twice[0]}' is given twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, regex) for tag, regex in rules if tag != "tag:yaml.org,2002:bool"]
+    for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_BOOLEAN = re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$")
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", _BOOLEAN, list("tTfF"))
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(f"^(?:{_NUMBER.pattern})$"), list("-+0123456789."))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Field:
+    """A leaf of the config: one flag."""
+
+    key: str
+    kind: Any
+    help: str
+    default: Any
+
+
+def parse(kind: type[Config], argv: list[str], prog: str) -> Config:
+    """Reads ``--config`` files, then flags over them.
+
+    Args:
+        kind: A config class.
+        argv: The command line without the program.
+        prog: The program, for the help.
+
+    Returns:
+        The config. ``--help``, ``--version`` and ``--print_config`` print and raise SystemExit(0).
+
+    Raises:
+        UserError: A line for each unknown key (with the nearest known one), wrong type and value out of range.
+    """
+    parser = _parser(kind, prog)
+    known, unknown = parser.parse_known_args(argv)
+    faults = _unknown_flags(unknown, parser)
+    data: dict = {}
+    origin: dict[str, str] = {}
+    for path in known.config or []:
+        faults += ["--config: wants a FILE"] if path is _NOTHING else _merge_file(data, path, origin)
+    for leaf in _leaves(kind):
+        text = getattr(known, leaf.key, None)
+        if text is _NOTHING:
+            faults.append(f"--{leaf.key}: wants a value ({_metavar(leaf.kind)})")
+        elif text is not None:
+            faults += _set(data, leaf.key, text, leaf.kind, origin)
+    faults += _faults(kind, data, origin)
+    if faults:
+        raise UserError(*faults)
+    config = TypeAdapter(kind).validate_python(data)
+    if known.print_config:
+        print(dump(config), end="")
+        raise SystemExit(0)
+    return config
+
+
+def build(kind: type[Config], given: Any) -> Config:
+    """Makes a config from Python: an instance as it is, a mapping checked, a path read as YAML.
+
+    Raises:
+        UserError: As :func:`parse`.
+    """
+    if isinstance(given, kind):
+        return given
+    data: dict = {}
+    faults = []
+    if isinstance(given, (str, Path)):
+        faults = _merge_file(data, given, {})
+    elif isinstance(given, dict):
+        data = given
+    else:
+        wanted = f"wanted a mapping, a {kind.__name__} or the path of a YAML file"
+        raise UserError(f"config: {wanted}, got {type(given).__name__}")
+    faults += _faults(kind, data, {})
+    if faults:
+        raise UserError(*faults)
+    return TypeAdapter(kind).validate_python(data)
+
+
+def plain(config: Any) -> dict:
+    """Returns a config as nested dicts and lists, for YAML and JSON."""
+    return dataclasses.asdict(config)
+
+
+def dump(config: Any) -> str:
+    """Returns a config as YAML."""
+    return yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True)
+
+
+def _leaves(kind: type, prefix: str = "") -> list[_Field]:
+    leaves = []
+    for item in dataclasses.fields(kind):
+        info = kind.__pydantic_fields__[item.name]
+        section = next((t for t in _options(info.annotation) if dataclasses.is_dataclass(t)), None)
+        default = info.get_default(call_default_factory=True)
+        if section is None or default is None:
+            leaves.append(_Field(prefix + item.name, info.annotation, _description(kind, item.name), default))
+        if section is not None:
+            leaves += _leaves(section, f"{prefix}{item.name}.")
+    return leaves
+
+
+def _description(kind: type, name: str) -> str:
+    """A field's docstring, which pydantic reads only in the class that states it."""
+    sections = (getattr(base, "__pydantic_fields__", {}) for base in kind.__mro__)
+    texts = (fields[name].description for fields in sections if name in fields)
+    return next((text for text in texts if text), "")
+
+
+def _options(kind: Any) -> tuple:
+    """The members of a union, or the type itself."""
+    return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+
+
+_NOTHING = object()  # a flag at the end of the line, or followed by another flag
+
+
+class _Formatter(argparse.HelpFormatter):
+    def __init__(self, prog):
+        super().__init__(prog, max_help_position=32, width=110)
+
+    def _format_args(self, action, default_metavar):
+        return action.metavar or ""
+
+
+def _parser(kind: type, prog: str) -> argparse.ArgumentParser:
+    """Builds a parser that never objects: what it cannot place is returned, and judged with the rest."""
+    usage = f"{prog} [--config FILE] [--KEY VALUE ...]"
+    parser = argparse.ArgumentParser(
+        prog=prog, description=kind.__doc__, usage=usage, allow_abbrev=False, formatter_class=_Formatter
+    )
+    value = {"nargs": "?", "const": _NOTHING}
+    parser.add_argument("--version", action="version", version=f"idmm {version('idmm')}")
+    text = "YAML file of the keys below; flags override it"
+    parser.add_argument("--config", action="append", metavar="FILE", help=text, **value)
+    parser.add_argument("--print_config", action="store_true", help="print the resulting config as YAML and exit")
+    groups = {"": parser.add_argument_group("run")}
+    for leaf in _leaves(kind):
+        name = leaf.key.rpartition(".")[0]
+        if name not in groups:
+            groups[name] = parser.add_argument_group(name, _section(kind, name).__doc__)
+        groups[name].add_argument(
+            f"--{leaf.key}",
+            dest=leaf.key,
+            default=argparse.SUPPRESS,
+            metavar=_metavar(leaf.kind),
+            help=f"{leaf.help} (default: {_flow(leaf.default)})".replace("%", "%%"),
+            **({"nargs": "?", "const": "true"} if leaf.kind is bool else value),
+        )
+    return parser
+
+
+def _section(kind: type, name: str) -> type:
+    for part in name.split("."):
+        kind = next(t for t in _options(kind.__pydantic_fields__[part].annotation) if dataclasses.is_dataclass(t))
+    return kind
+
+
+def _metavar(kind: Any) -> str:
+    names = []
+    for option in _options(kind):
+        if get_origin(option) is Literal:
+            names.append("{" + ",".join(str(value) for value in get_args(option)) + "}")
+        elif option is not type(None):
+            names.append({int: "INT", float: "FLOAT", bool: "BOOL", str: "TEXT"}.get(option) or _nested(option))
+    return "|".join(names)
+
+
+def _nested(kind: Any) -> str:
+    return "LIST" if get_origin(kind) is list else "MAPPING"
+
+
+def _flow(value: Any) -> str:
+    value = TypeAdapter(type(value)).dump_python(value) if value is not None else None
+    return yaml.safe_dump(value, default_flow_style=True, width=1000).strip().removesuffix("...").strip()
+
+
+def _merge_file(data: dict, path: str | Path, origin: dict[str, str]) -> list[str]:
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        return [f"--config: cannot read '{path}' ({why}); wanted a YAML file"]
+    try:
+        loaded = yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        return [f"--config: '{path}' is not YAML: {_yaml_problem(error)}"]
+    if loaded is not None and not isinstance(loaded, dict):
+        return [f"--config: '{path}' holds {type(loaded).__name__}; wanted a mapping of keys"]
+    _merge(data, loaded or {}, origin, str(path))
+    return []
+
+
+def _merge(data: dict, new: dict, origin: dict[str, str], where: str, prefix: str = "") -> None:
+    for key, value in new.items():
+        origin[f"{prefix}{key}"] = where
+        if isinstance(value, dict) and isinstance(data.get(key), dict) and key != "kwargs":
+            _merge(data[key], value, origin, where, f"{prefix}{key}.")
+        else:
+            data[key] = value
+            if isinstance(value, dict):
+                origin.update({f"{prefix}{key}.{name}": where for name in value})
+
+
+def _yaml_problem(error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+    return f"{problem}, line {mark.line + 1}" if mark else problem
+
+
+def _set(data: dict, key: str, text: str, kind: Any, origin: dict[str, str]) -> list[str]:
+    try:
+        value = _value(text, kind)
+    except yaml.YAMLError as error:
+        return [f"{key}: got {text!r}, which is not YAML ({_yaml_problem(error)})"]
+    *sections, name = key.split(".")
+    for section in sections:
+        if not isinstance(data.get(section), dict):
+            data[section] = {}
+        data = data[section]
+    data[name] = value
+    origin[key] = ""
+    return []
+
+
+def _value(text: str, kind: Any) -> Any:
+    """A flag's text as YAML, but taken to the letter where only text is wanted."""
+    texts = [t for t in _options(kind) if t is not type(None)]
+    if all(t is str or get_origin(t) is Literal and all(isinstance(v, str) for v in get_args(t)) for t in texts):
+        return None if text == "null" and type(None) in _options(kind) else text
+    return yaml.load(text, _Loader)
+
+
+def _unknown_flags(unknown: list[str], parser: argparse.ArgumentParser) -> list[str]:
+    faults, follows = [], False
+    known = [option for action in parser._actions for option in action.option_strings]
+    for token in unknown:
+        if token.startswith("-"):
+            flag = token.partition("=")[0]
+            faults.append(f"{flag}: unknown flag{nearest(flag, known)}")
+        elif not follows:
+            faults.append(f"{token}: unexpected argument; values follow their --flag")
+        follows = token.startswith("-") and "=" not in token
+    return faults
+
+
+def _faults(kind: type, data: dict, origin: dict[str, str]) -> list[str]:
+    try:
+        TypeAdapter(kind).validate_python(data)
+    except ValidationError as error:
+        return [_fault(kind, e, origin) for e in error.errors(include_url=False)]
+    return []
+
+
+def _fault(kind: type, error: dict, origin: dict[str, str]) -> str:
+    key = ""
+    for part in error["loc"]:
+        key += f"[{part}]" if isinstance(part, int) else f".{part}" if key else str(part)
+    source = next((origin[k] for k in _prefixes(key) if k in origin), "")
+    where = f" (in {source})" if source else ""
+    if error["type"] == "unexpected_keyword_argument":
+        shape = re.sub(r"\[\d+\]", "[]", key)
+        hint = nearest(shape, _keys(kind)).replace("[]", key[key.find("[") : key.find("]") + 1] if "[" in key else "")
+        return f"{key}: unknown key{where}{hint}"
+    if error["type"] == "missing":
+        return f"{key}: missing{where}; wanted is a value"
+    if error["type"] == "value_error":
+        return f"{key or 'config'}: {error['ctx']['error']}{where}"
+    message = error["msg"].removeprefix("Input should be ").replace("a valid ", "a ").partition(", unable")[0]
+    return f"{key}: got {error['input']!r}, wanted {message}{where}"
+
+
+def _prefixes(key: str) -> list[str]:
+    parts = re.split(r"\.|\[", key)
+    return [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
+
+
+def _keys(kind: type, prefix: str = "") -> list[str]:
+    """All keys that may stand in a config, sections and list items included."""
+    keys = []
+    for name, info in kind.__pydantic_fields__.items():
+        keys.append(prefix + name)
+        for option in _options(info.annotation):
+            inner = get_args(option)[0] if get_origin(option) is list else option
+            if dataclasses.is_dataclass(inner):
+                keys += _keys(inner, prefix + name + ("[]." if inner is not option else "."))
+    return keys
