@@ -1,0 +1,67 @@
+"""CutMix (Yun et al., ICCV 2019) and Mixup (Zhang et al., ICLR 2018) with sparse targets, for both stages.
+
+A mixed batch has two targets and one share, never a dense row of class probabilities. timm's Mixup needs even batches
+and draws from NumPy's global state; here the draw is a function of the generator passed in.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Mix:
+    """How one group of images is mixed.
+
+    Attributes:
+        lam: Share of each image's own pixels, in [0, 1].
+        partner: Which image is mixed into each, a permutation, int64 [B].
+        box: Pixels taken from the partner: (top, bottom, left, right); None blends whole images (Mixup).
+    """
+
+    lam: float
+    partner: Tensor
+    box: tuple[int, int, int, int] | None
+
+
+def draw_cutmix(count: int, height: int, width: int, alpha: float, rng: np.random.Generator) -> Mix:
+    """Draws one box for a group: lam ~ Beta(alpha, alpha), the larger of lam and 1 - lam as released.
+
+    The box covers 1 - lam of the image around a uniform centre, is clipped at the border, and lam becomes the share
+    that is left outside it.
+    """
+    lam = _share(alpha, rng)
+    side = (1 - lam) ** 0.5
+    box_h, box_w = int(height * side), int(width * side)
+    y, x = int(rng.integers(height)), int(rng.integers(width))
+    top, bottom = max(0, y - box_h // 2), min(height, y - box_h // 2 + box_h)
+    left, right = max(0, x - box_w // 2), min(width, x - box_w // 2 + box_w)
+    lam = 1 - (bottom - top) * (right - left) / (height * width)
+    return Mix(lam, _partner(count, rng), (top, bottom, left, right))
+
+
+def draw_mixup(count: int, alpha: float, rng: np.random.Generator) -> Mix:
+    """Draws one blend for a group: lam ~ Beta(alpha, alpha), the larger of lam and 1 - lam."""
+    return Mix(_share(alpha, rng), _partner(count, rng), None)
+
+
+def mix_images(images: Tensor, mix: Mix) -> Tensor:
+    """Returns the mixed images, [B, C, H, W], the input left as it was."""
+    partner = mix.partner.to(images.device, non_blocking=True)
+    if mix.box is None:
+        return images * mix.lam + images[partner] * (1 - mix.lam)
+    top, bottom, left, right = mix.box
+    mixed = images.clone()
+    mixed[:, :, top:bottom, left:right] = images[partner, :, top:bottom, left:right]
+    return mixed
+
+
+def _share(alpha: float, rng: np.random.Generator) -> float:
+    lam = rng.beta(alpha, alpha)
+    return float(max(lam, 1 - lam))
+
+
+def _partner(count: int, rng: np.random.Generator) -> Tensor:
+    return torch.from_numpy(rng.permutation(count))

@@ -1,0 +1,158 @@
+"""The instance discrimination loss against a naive loop written from Eqs. 17-20 of the paper."""
+
+import math
+
+import pytest
+import torch
+
+from idmm.losses import instance, instance_discrimination_loss
+
+
+def naive(z, w, target, mixed, lam, smoothing, bias=None):
+    """Eqs. 17-19 view by view and class by class, with the corrected C of every other class (DESIGN: section 4)."""
+    n = len(w)
+    total = 0.0
+    for view in range(len(z)):
+        logits = [sum(w[j, k] * z[view, k] for k in range(w.shape[1])) for j in range(n)]
+        if bias is not None:
+            logits = [o + bias[j] for j, o in enumerate(logits)]
+        norm = torch.logsumexp(torch.stack(logits), 0)
+        share = float(lam[view]) if isinstance(lam, torch.Tensor) else lam
+        i, other = int(target[view]), int(mixed[view])
+        for j in range(n):
+            own = 1 - smoothing if j == i else smoothing / (n - 1)  # Eq. 17 for each of the two instances
+            partner = 1 - smoothing if j == other else smoothing / (n - 1)
+            total = total - (share * own + (1 - share) * partner) * (logits[j] - norm)
+    return total / len(z)
+
+
+@pytest.fixture
+def inputs():
+    generator = torch.Generator().manual_seed(0)
+    z = torch.randn(9, 5, generator=generator, dtype=torch.float64, requires_grad=True)
+    w = torch.randn(7, 5, generator=generator, dtype=torch.float64, requires_grad=True)
+    bias = torch.randn(7, generator=generator, dtype=torch.float64, requires_grad=True)
+    target = torch.randint(7, (9,), generator=generator)
+    mixed = torch.randint(7, (9,), generator=generator)
+    mixed[0] = target[0]  # an image mixed with itself
+    return z, w, bias, target, mixed
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("chunk_size", [None, 1, 4, 100])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("lam", [1.0, 0.7, "each"])
+def test_value_and_gradients_are_the_papers(inputs, with_bias, chunk_size, smoothing, lam):
+    z, w, bias, target, mixed = inputs
+    bias = bias if with_bias else None
+    lam = torch.linspace(0.1, 1, len(z), dtype=torch.float64) if lam == "each" else lam
+    parts = [z, w] + ([bias] if with_bias else [])
+    ours = instance_discrimination_loss(z, w, target, mixed, lam, smoothing, chunk_size, bias)
+    reference = naive(z, w, target, mixed, lam, smoothing, bias)
+    assert ours.dtype == torch.float64
+    torch.testing.assert_close(ours, reference, rtol=1e-12, atol=1e-12)
+    for got, wanted in zip(torch.autograd.grad(ours, parts), torch.autograd.grad(reference, parts), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-12)
+
+
+def test_gradient_of_a_row_is_equation_20(inputs):
+    z, w, _, target, mixed = inputs
+    lam, eps, n = 0.6, 0.1, len(w)
+    loss = instance_discrimination_loss(z, w, target, mixed, lam, eps)
+    (grad,) = torch.autograd.grad(loss, w)
+    wanted = torch.zeros_like(w)
+    for view in range(len(z)):
+        p = torch.softmax(w.detach() @ z[view].detach(), 0)
+        c = torch.full((n,), eps / (n - 1), dtype=w.dtype)
+        i, j = int(target[view]), int(mixed[view])
+        if i == j:
+            c[i] = 1 - eps
+        else:
+            c[i] = lam * (1 - eps) + (1 - lam) * eps / (n - 1)
+            c[j] = (1 - lam) * (1 - eps) + lam * eps / (n - 1)
+        assert c.sum() == pytest.approx(1)  # with the paper's C = lam eps/(N-1) it would not
+        wanted += torch.outer(p - c, z[view].detach()) / len(z)
+    torch.testing.assert_close(grad, wanted, rtol=1e-10, atol=1e-12)
+
+
+def test_coefficient_of_the_papers_example():
+    """N = 2040 and lam = 0.5: C is 4.9e-5 (printed as 2.5e-5), C_i about 0.45; read off the loss's own gradient."""
+    n = 2040
+    logits = torch.zeros(n, dtype=torch.float64, requires_grad=True)
+    one, none = torch.ones(1, 1, dtype=torch.float64), torch.zeros(n, 1, dtype=torch.float64)
+    loss = instance_discrimination_loss(one, none, torch.tensor([3]), torch.tensor([8]), 0.5, bias=logits)
+    (grad,) = torch.autograd.grad(loss, logits)
+    target = 1 / n - grad
+    assert float(target[0]) == pytest.approx(4.9e-5, rel=2e-3)
+    assert float(target[3]) == pytest.approx(0.45, rel=1e-3)
+    assert float(target[8]) == pytest.approx(0.45, rel=1e-3)
+
+
+def test_smoothing_spreads_over_the_others_not_over_all(inputs):
+    z, w, _, target, _ = inputs
+    ours = instance_discrimination_loss(z, w, target)
+    torch_form = torch.nn.functional.cross_entropy(z @ w.T, target, label_smoothing=0.1 * 7 / 6)
+    library = torch.nn.functional.cross_entropy(z @ w.T, target, label_smoothing=0.1)
+    torch.testing.assert_close(ours, torch_form)  # eps/(N-1) is torch's form at eps N/(N-1)
+    assert not torch.isclose(ours, library)
+
+
+def test_untrained_loss_is_log_n():
+    z, w = torch.zeros(4, 3), torch.randn(50, 3)
+    assert float(instance_discrimination_loss(z, w, torch.arange(4))) == pytest.approx(math.log(50), rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_inputs_are_raised_whatever_the_autocast(dtype):
+    generator = torch.Generator().manual_seed(1)
+    z, w = torch.randn(6, 8, generator=generator).to(dtype), torch.randn(20, 8, generator=generator).to(dtype)
+    target = torch.arange(6)
+    exact = instance_discrimination_loss(z.double(), w.double(), target)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = instance_discrimination_loss(z, w, target)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss.double(), exact, rtol=1e-6, atol=1e-6)
+
+
+def test_order_of_views_and_of_instances_does_not_matter(inputs):
+    z, w, _, target, mixed = inputs
+    loss = instance_discrimination_loss(z, w, target, mixed, 0.7)
+    views = torch.randperm(len(z), generator=torch.Generator().manual_seed(2))
+    torch.testing.assert_close(instance_discrimination_loss(z[views], w, target[views], mixed[views], 0.7), loss)
+    rows = torch.randperm(len(w), generator=torch.Generator().manual_seed(3))
+    place = torch.argsort(rows)  # instance i now stands in row place[i]
+    torch.testing.assert_close(instance_discrimination_loss(z, w[rows], place[target], place[mixed], 0.7), loss)
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.nn.functional, "linear_cross_entropy"), reason="this torch lacks the chunked form"
+)
+def test_chunks_are_taken_where_the_logits_are_many(inputs, monkeypatch):
+    z, w, _, target, mixed = inputs
+    whole = instance_discrimination_loss(z, w, target, mixed, 0.7)
+    asked = []
+    library = torch.nn.functional.linear_cross_entropy
+    monkeypatch.setattr(instance, "LOGITS_HELD", 14)
+
+    def listen(*args, options, **rest):
+        asked.append(options.batch_chunk_size)
+        return library(*args, options=options, **rest)
+
+    monkeypatch.setattr(torch.nn.functional, "linear_cross_entropy", listen)
+    torch.testing.assert_close(instance_discrimination_loss(z, w, target, mixed, 0.7), whole)
+    assert asked == [2]
+
+
+def test_dense_form_serves_where_torch_lacks_the_chunked_one(inputs, monkeypatch):
+    z, w, _, target, mixed = inputs
+    whole = instance_discrimination_loss(z, w, target, mixed, 0.7, chunk_size=2)
+    monkeypatch.delattr(torch.nn.functional, "linear_cross_entropy", raising=False)
+    torch.testing.assert_close(instance_discrimination_loss(z, w, target, mixed, 0.7, chunk_size=2), whole)
+
+
+def test_what_cannot_be():
+    z = torch.zeros(1, 2)
+    with pytest.raises(ValueError, match="at least 2 instances, got 1"):
+        instance_discrimination_loss(z, torch.zeros(1, 2), torch.tensor([0]))
+    with pytest.raises(ValueError, match=r"smoothing must be in \[0, 1\), got 1.0"):
+        instance_discrimination_loss(z, torch.zeros(2, 2), torch.tensor([0]), smoothing=1.0)
