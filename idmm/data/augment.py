@@ -1,0 +1,108 @@
+"""Stage 2's images: augmented for training (DESIGN: section 5), centre-cropped for evaluation."""
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from timm.data.auto_augment import rand_augment_transform
+from torch import Tensor
+from torchvision.transforms import v2
+
+from idmm.config import Augment
+from idmm.data.views import normalise
+from idmm.seeding import derive, seeded
+
+
+class TrainImages:
+    """Makes the augmented images of a batch: what the loader of stage 2 calls.
+
+    Random resized crop, colour jitter, grey, RandAugment, flip, by torchvision and timm; each image under a seed of its
+    own, from (seed, stage, epoch, image).
+
+    Args:
+        store: Images by number, with ``labels``.
+        config: Strengths and probabilities.
+        size: Side of the result (pixels).
+        mean: Of each channel; one value makes the images grey.
+        std: Likewise.
+        key: From :func:`idmm.seeding.derive`, another for each seed and stage.
+    """
+
+    def __init__(self, store, config: Augment, size: int, mean, std, key: int):
+        self.store, self.mean, self.std, self.key = store, mean, std, key
+        self.transform = _training_transform(config, size, mean)
+
+    def __call__(self, epoch: int, indices: np.ndarray) -> dict:
+        """Returns ``images`` (float [B, C, size, size]), ``label`` and ``index`` (int64 [B])."""
+        images = []
+        for i in indices:
+            with seeded(derive(self.key, "augment", epoch, i)):
+                images.append(self.transform(self.store.image(i)))  # [3, S, S]
+        index = torch.from_numpy(np.asarray(indices))
+        label = torch.from_numpy(self.store.labels[indices])
+        return {"images": normalise(torch.stack(images), self.mean, self.std), "label": label, "index": index}
+
+
+class TestImages:
+    """Makes the test images of a batch: short side to size / crop_pct, then the centre crop.
+
+    Args:
+        store: Images by number, with ``labels`` or None.
+        size: Side of the result (pixels).
+        crop_pct: Share of the resized short side that is kept.
+        mean: Of each channel; one value makes the images grey.
+        std: Likewise.
+    """
+
+    __test__ = False  # not a test case, whatever pytest thinks of the name
+
+    def __init__(self, store, size: int, crop_pct: float, mean, std):
+        self.store, self.size, self.crop_pct, self.mean, self.std = store, size, crop_pct, mean, std
+
+    def __call__(self, epoch: int, indices: np.ndarray) -> dict:
+        """Returns ``images`` (float [B, C, size, size]), ``index`` and, with labels, ``label`` (int64 [B])."""
+        images = torch.stack([centre_crop(self.store.image(i), self.size, self.crop_pct) for i in indices])
+        images = normalise(images.float().div_(255), self.mean, self.std)
+        batch = {"images": images, "index": torch.from_numpy(np.asarray(indices))}
+        if self.store.labels is not None:
+            batch["label"] = torch.from_numpy(self.store.labels[indices])
+        return batch
+
+
+def centre_crop(image: Tensor, size: int, crop_pct: float) -> Tensor:
+    """Resizes the short side of uint8 [3, H, W] to size / crop_pct (bicubic, antialiased) and keeps the centre."""
+    short = max(size, round(size / crop_pct))
+    height, width = image.shape[1:]
+    ratio = short / min(height, width)
+    resized = [max(short, round(height * ratio)), max(short, round(width * ratio))]
+    image = F.interpolate(image[None], size=resized, mode="bicubic", antialias=True, align_corners=False)[0]
+    top, left = (resized[0] - size) // 2, (resized[1] - size) // 2
+    return image[:, top : top + size, left : left + size]
+
+
+def _training_transform(config: Augment, size: int, mean):
+    bicubic = v2.InterpolationMode.BICUBIC
+    steps = [
+        v2.ToPILImage(),
+        v2.RandomResizedCrop(size, tuple(config.scale), interpolation=bicubic),
+        v2.RandomApply([v2.ColorJitter(*config.jitter)], config.jitter_prob),
+        v2.RandomGrayscale(config.grey_prob),
+    ]
+    if config.randaugment:
+        fill = tuple(round(255 * m) for m in (mean * 3)[:3])  # pixels moved in from outside the image
+        hparams = {"translate_const": int(size * 0.45), "img_mean": fill}
+        steps.append(_randaugment(config.randaugment, hparams))
+    steps += [v2.RandomHorizontalFlip(config.flip), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
+    return v2.Compose(steps)
+
+
+def _randaugment(text: str, hparams: dict):
+    """timm's RandAugment; its strongest posterize asks for 0 bits, which Pillow 13 refuses: 1 is the least."""
+    transform = rand_augment_transform(text, hparams)
+    for op in transform.ops:
+        if op.name.startswith("Posterize"):
+            op.level_fn = _at_least_one_bit(op.level_fn)
+    return transform
+
+
+def _at_least_one_bit(level_fn):
+    return lambda level, hparams: (max(1, level_fn(level, hparams)[0]),)

@@ -1,0 +1,197 @@
+"""Real-life image files to RGB pixels: any mode Pillow reads, upright, opaque, 8 bits a channel."""
+
+import contextlib
+import functools
+import io
+import os
+import re
+import struct
+import threading
+import warnings
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+# No EPS, PDF or WMF (they run other programs), no TGA or PCX (they take nearly any bytes for an image).
+FORMATS = ("JPEG", "MPO", "PNG", "BMP", "DIB", "GIF", "TIFF", "WEBP", "PPM", "JPEG2000", "ICO", "AVIF", "QOI")
+SUFFIXES = frozenset(
+    ".jpg .jpeg .jpe .jfif .mpo .png .apng .bmp .dib .gif .tif .tiff .webp .ppm .pgm .pbm .pnm .pfm"
+    " .jp2 .j2k .jpx .jpf .ico .avif .qoi".split()
+)
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_EXIF_ORIENTATION, _TIFF_BITS = 0x0112, 258
+_ICO_PNG = re.compile(rb"\x89PNG\r\n\x1a\n....IHDR(.{8})", re.DOTALL)
+
+
+class BadImage(ValueError):
+    """A file that cannot be used as an image.
+
+    Args:
+        reason: A few words, without the file's name.
+    """
+
+    def __init__(self, reason: str):
+        super().__init__(reason)
+        self.reason = reason
+
+
+def read(path: str | os.PathLike) -> bytes:
+    """Returns a file's bytes.
+
+    Raises:
+        BadImage: The file is gone, may not be read, or is empty.
+    """
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except OSError as error:
+        raise BadImage((error.strerror or str(error)).lower()) from error
+    if not data:
+        raise BadImage("empty file")
+    return data
+
+
+def decode(data: bytes | str | os.PathLike, max_pixels: int) -> np.ndarray:
+    """Decodes one image, its first frame if it is animated.
+
+    Transparent pixels come out white, EXIF orientation is applied, grey images have three equal channels. 16-bit grey
+    is scaled by 255/65535; grey of no fixed range (32-bit integers, floats) is scaled from the range that holds its
+    values: [0, 1] (floats), [0, 255] (floats), [0, 65535], else from its smallest value to its largest.
+
+    Args:
+        data: A file's content, or its path.
+        max_pixels: Images with more pixels than this are refused, by their header (pixels).
+
+    Returns:
+        uint8 [H, W, 3], writable and contiguous.
+
+    Raises:
+        BadImage: No such file, empty, not an image, truncated, or too large.
+    """
+    data = data if isinstance(data, bytes) else read(data)
+    if not data:
+        raise BadImage("empty file")
+    with quiet_pillow():
+        try:
+            if data.startswith(b"\0\0\1\0"):  # Pillow decodes an icon as it opens it
+                _check_pixels([struct.unpack(">II", match[1]) for match in _ICO_PNG.finditer(data)], max_pixels)
+            with Image.open(io.BytesIO(data), formats=_formats()) as image:
+                _check_pixels([image.size], max_pixels)
+                image.load()
+                return _rgb(_upright(image))
+        except (BadImage, MemoryError):  # out of memory is the machine's fault, not the file's
+            raise
+        except UnidentifiedImageError:
+            raise BadImage("not an image") from None
+        except Exception as error:  # Pillow raises a dozen types on broken files
+            text = " ".join(str(error).split())[:100] or type(error).__name__
+            raise BadImage(f"unreadable or truncated ({text})") from error
+
+
+def bound_short_side(array: np.ndarray, bound: int | None) -> np.ndarray:
+    """Shrinks an image until its short side is at most ``bound``; never enlarges it.
+
+    Bicubic with antialiasing; the aspect is kept to the nearest pixel.
+
+    Args:
+        array: uint8 [H, W, 3].
+        bound: Longest allowed short side (pixels); None: the image is returned as it is.
+
+    Returns:
+        uint8 [h, w, 3].
+    """
+    h, w = array.shape[:2]
+    if bound is None or min(h, w) <= bound:
+        return array
+    size = (bound, round(h * bound / w)) if w <= h else (round(w * bound / h), bound)  # (w, h), as Pillow wants it
+    return np.array(Image.fromarray(array).resize(size, Image.Resampling.BICUBIC))
+
+
+_lock, _depth, _undo = threading.Lock(), 0, contextlib.ExitStack()
+
+
+@contextlib.contextmanager
+def quiet_pillow():
+    """Inside, Pillow neither warns nor sets a limit of its own to pixels; outside, its settings are as they were.
+
+    Counted, so that threads may decode side by side: the first in changes the settings, the last out restores them.
+    """
+    global _depth
+    with _lock:
+        if not _depth:
+            _undo.enter_context(warnings.catch_warnings())
+            warnings.filterwarnings("ignore", module=r"PIL\.")  # broken EXIF and the like
+            _undo.callback(setattr, Image, "MAX_IMAGE_PIXELS", Image.MAX_IMAGE_PIXELS)
+            Image.MAX_IMAGE_PIXELS = None
+        _depth += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _depth -= 1
+            if not _depth:
+                _undo.close()
+
+
+@functools.cache
+def _formats() -> tuple[str, ...]:
+    Image.init()
+    return tuple(name for name in FORMATS if name in Image.OPEN)  # Image.open fails on a format it was built without
+
+
+def _check_pixels(sizes: list[tuple[int, int]], max_pixels: int) -> None:
+    for w, h in sizes:
+        if w * h > max_pixels:
+            raise BadImage(f"{w} x {h} = {w * h} pixels, more than data.max_pixels {max_pixels}")
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    try:
+        method = _UPRIGHT.get(image.getexif().get(_EXIF_ORIENTATION))
+    except Exception:  # a broken EXIF block does not spoil the pixels
+        return image
+    return image if method is None else image.transpose(method)
+
+
+def _rgb(image: Image.Image) -> np.ndarray:
+    """Returns any loaded image as uint8 [H, W, 3]."""
+    if image.mode.startswith("I;16") or image.mode in ("I", "F"):
+        grey = _grey8(image)  # [H, W]
+        return np.repeat(grey[:, :, None], 3, axis=2)  # [H, W, 3]
+    palette_alpha = image.mode == "P" and image.palette is not None and image.palette.mode.endswith("A")
+    if image.mode in ("RGBA", "RGBa", "LA", "La", "PA") or palette_alpha or "transparency" in image.info:
+        image = _on_white(image)
+    return np.array(image.convert("RGB"))
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    colour = image.info.get("transparency")
+    if image.mode == "RGB" and isinstance(colour, tuple) and max(colour) > 255:  # 16 bits, though the pixels have 8
+        image.info["transparency"] = tuple(c >> 8 for c in colour)
+    if image.mode == "La":
+        image = image.convert("LA")  # Pillow has no shorter way
+    image = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+
+
+def _grey8(image: Image.Image) -> np.ndarray:
+    """Scales deep grey to 8 bits: uint8 [H, W]."""
+    values = np.nan_to_num(np.asarray(image).astype(np.float64), posinf=0.0, neginf=0.0)  # [H, W]
+    low, high = 0.0, 65535.0
+    if image.mode.startswith("I;16"):
+        bits = getattr(image, "tag_v2", {}).get(_TIFF_BITS, (16,))[0]
+        high = 4095.0 if bits == 12 else high
+    else:
+        ceilings = (1.0, 255.0, 65535.0) if image.mode == "F" else (65535.0,)
+        fits = [c for c in ceilings if values.min() >= 0 and values.max() <= c]
+        low, high = (0.0, fits[0]) if fits else (values.min(), values.max())
+    scale = 255.0 / (high - low) if high > low else 0.0
+    return np.clip(np.rint((values - low) * scale), 0, 255).astype(np.uint8)

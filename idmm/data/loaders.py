@@ -1,0 +1,172 @@
+"""From image numbers to batches: the order of an epoch, its split over processes and passes, the loader workers."""
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from idmm.errors import RunError
+from idmm.seeding import permutation
+
+Maker = Callable[[int, np.ndarray], dict]  # (epoch, image numbers) -> a batch
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """Which images make which step.
+
+    Attributes:
+        count: Images in all.
+        batch_size: Images a step, over all processes and passes.
+        epochs: Passes over the images.
+        seed: Of the order, another for each stage.
+        rank: This process.
+        world: Processes.
+        accumulate: Forward and backward passes a step.
+    """
+
+    count: int
+    batch_size: int
+    epochs: int
+    seed: int
+    rank: int = 0
+    world: int = 1
+    accumulate: int = 1
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps an epoch; the last, smaller batch is kept."""
+        return -(-self.count // self.batch_size)
+
+    def step_size(self, step: int) -> int:
+        """Images of a step."""
+        return min(self.batch_size, self.count - step * self.batch_size)
+
+    def step_images(self, epoch: int, step: int, order: np.ndarray | None = None) -> np.ndarray:
+        """Returns the numbers of the images of one step over all processes, in order."""
+        order = permutation(self.seed, "order", self.count, epoch) if order is None else order
+        return order[step * self.batch_size : (step + 1) * self.batch_size]
+
+    def passes(self, images: np.ndarray) -> list[tuple[np.ndarray, float]]:
+        """Splits a step's images into this process's passes.
+
+        Returns:
+            For each pass the image numbers and the factor for its mean loss, such that the gradient, averaged over
+            processes, is that of the mean over all the step's images, however unevenly they divide. A process that is
+            left without an image runs the first one at factor 0: it has to take part.
+        """
+        mine = np.array_split(images[self.rank :: self.world], self.accumulate)
+        weight = self.world / len(images)
+        return [(part, len(part) * weight) if len(part) else (images[:1], 0.0) for part in mine]
+
+
+class _Batches(Dataset):
+    """A map-style dataset whose items are whole batches, numbered by what is in them."""
+
+    def __init__(self, maker: Maker):
+        self.maker = maker
+
+    def __getitem__(self, request: tuple[int, np.ndarray, float]) -> dict:
+        epoch, indices, weight = request
+        try:
+            with one_thread():  # reductions round differently on more; results must not depend on the workers
+                return {**self.maker(epoch, indices), "weight": weight}
+        except RunError as error:  # a worker's exception would come wrapped in its traceback
+            return {"failed": str(error)}
+
+
+@contextlib.contextmanager
+def one_thread():
+    """Runs torch on one thread inside the block."""
+    threads = torch.get_num_threads()
+    if threads == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+class _Requests:
+    """The requests of a whole stage from a given step on, in order; sized so that the loader can count them."""
+
+    def __init__(self, plan: BatchPlan, epoch: int, step: int):
+        self.plan, self.epoch, self.step = plan, epoch, step
+
+    def __iter__(self) -> Iterator[tuple[int, np.ndarray, float]]:
+        first = self.step
+        for epoch in range(self.epoch, self.plan.epochs):
+            order = permutation(self.plan.seed, "order", self.plan.count, epoch)
+            for step in range(first, self.plan.steps_per_epoch):
+                for indices, weight in self.plan.passes(self.plan.step_images(epoch, step, order)):
+                    yield epoch, indices, weight
+            first = 0
+
+    def __len__(self) -> int:
+        steps = (self.plan.epochs - self.epoch) * self.plan.steps_per_epoch - self.step
+        return max(0, steps) * self.plan.accumulate
+
+
+def training_batches(maker: Maker, plan: BatchPlan, workers: int, epoch: int = 0, step: int = 0) -> Iterator[dict]:
+    """Yields the passes of all steps from (epoch, step) to the stage's end.
+
+    One loader serves the whole stage: workers start once, not every epoch.
+    """
+    return _load(maker, _Requests(plan, epoch, step), workers)
+
+
+def evaluation_batches(
+    maker: Maker, count: int, batch_size: int, workers: int, rank: int = 0, world: int = 1
+) -> Iterator[dict]:
+    """Yields this process's share of ``range(count)``, in order, each image once."""
+    mine = np.arange(rank, count, world)
+    return _load(maker, [(0, mine[i : i + batch_size], 1.0) for i in range(0, len(mine), batch_size)], workers)
+
+
+def worker_count(wanted: int | None, bytes_per_batch: int) -> tuple[int, str | None]:
+    """Resolves ``data.workers``, and says why where it falls back to 0.
+
+    Workers hand batches over in shared memory; containers often have 64 MiB of it, and a worker that runs out dies.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    workers = min(8, cores - 1) if wanted is None else wanted
+    need = 3 * workers * bytes_per_batch  # two waiting, one in the making
+    free = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else need
+    if need > free:
+        held = f"{need / 2**20:.0f} MiB of shared memory, {free / 2**20:.0f} MiB are free"
+        return 0, f"data.workers {workers} would need {held}: loading in the training process instead"
+    return workers, None
+
+
+def _load(maker: Maker, requests, workers: int) -> Iterator[dict]:
+    forked = workers > 0 and sys.platform == "linux"  # the images are shared with forked workers, not copied
+    loader = DataLoader(
+        _Batches(maker),
+        sampler=requests,
+        batch_size=None,
+        num_workers=workers,
+        multiprocessing_context="fork" if forked else None,
+        worker_init_fn=_stand_apart,
+        pin_memory=torch.cuda.is_available(),
+    )
+    for batch in loader:
+        if "failed" in batch:
+            raise RunError(batch["failed"])
+        yield batch
+
+
+def _stand_apart(worker: int) -> None:
+    """Keeps Ctrl-C and what else is sent to the process group from a worker: the training process ends it."""
+    with contextlib.suppress(OSError):
+        os.setpgid(0, 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,0 +1,241 @@
+"""Stage 1's views: random crops in groups, then colour, each a function of (seed, epoch, image).
+
+All that is random about a view is drawn first, for a batch at once, into a :class:`ViewPlan`; the pixels follow from
+it. Crops are cut and resized one by one (images differ in size), colours run on the whole batch with a factor a view.
+"""
+
+from dataclasses import dataclass
+from itertools import permutations
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from idmm.config import CropGroup, Views
+from idmm.seeding import derive, uniforms
+
+RATIO = (3 / 4, 4 / 3)  # aspect ratios of a crop, as torchvision's RandomResizedCrop
+TRIES = 10  # boxes tried until one fits, likewise
+LUMA = (0.299, 0.587, 0.114)  # ITU-R 601, as Pillow's and torchvision's grey
+ORDERS = tuple(permutations(range(4)))  # of brightness, contrast, saturation, hue
+DRAWS = 2 * TRIES + 2 + 12  # numbers a view
+
+
+@dataclass(frozen=True)
+class ViewPlan:
+    """What was drawn for V views.
+
+    Attributes:
+        box: Top, left, height and width of the crop in the image (pixels), int64 [V, 4].
+        flip: Mirrored left to right, bool [V].
+        jitter: Colour-jittered, bool [V].
+        factors: Brightness, contrast, saturation (factors) and hue (turns), float64 [V, 4].
+        order: Order of the four, an index into ``ORDERS``, int64 [V].
+        grey: Made grey, bool [V].
+        sigma: Sigma of the blur (pixels), 0 for none, float64 [V].
+    """
+
+    box: np.ndarray
+    flip: np.ndarray
+    jitter: np.ndarray
+    factors: np.ndarray
+    order: np.ndarray
+    grey: np.ndarray
+    sigma: np.ndarray
+
+
+def short_side_bound(size: int, smallest_scale: float) -> int:
+    """Short side beyond which an image needs not be stored: no crop is up-sampled for it (pixels)."""
+    return int(np.ceil(size / np.sqrt(smallest_scale * RATIO[0])))
+
+
+def draw_boxes(sizes: np.ndarray, scale: tuple[float, float], u: np.ndarray) -> np.ndarray:
+    """Draws crops that cover a random share of the area at a random ratio, uniformly placed.
+
+    Args:
+        sizes: Height and width of each view's image (pixels), [V, 2].
+        scale: Smallest and largest share of the area.
+        u: Numbers in [0, 1), [V, 2 * TRIES + 2].
+
+    Returns:
+        Top, left, height, width, int64 [V, 4]. Where no try fits, the largest centred box of an allowed ratio.
+    """
+    height, width = sizes[:, :1].astype(float), sizes[:, 1:].astype(float)  # [V, 1]
+    area = height * width * (scale[0] + (scale[1] - scale[0]) * u[:, :TRIES])  # [V, T]
+    low, high = np.log(RATIO[0]), np.log(RATIO[1])
+    ratio = np.exp(low + (high - low) * u[:, TRIES : 2 * TRIES])  # [V, T]
+    w, h = np.rint(np.sqrt(area * ratio)), np.rint(np.sqrt(area / ratio))  # [V, T]
+    fits = (w > 0) & (w <= width) & (h > 0) & (h <= height)
+    first = fits.argmax(1)[:, None]  # [V, 1]
+    h, w = np.take_along_axis(h, first, 1), np.take_along_axis(w, first, 1)  # [V, 1]
+    top, left = np.floor(u[:, -2:-1] * (height - h + 1)), np.floor(u[:, -1:] * (width - w + 1))
+    whole_w = np.minimum(width, np.rint(height * RATIO[1]))
+    whole_h = np.minimum(height, np.rint(width / RATIO[0]))
+    whole = [(height - whole_h) // 2, (width - whole_w) // 2, whole_h, whole_w]
+    box = np.where(fits.any(1)[:, None], np.concatenate([top, left, h, w], 1), np.concatenate(whole, 1))
+    return box.astype(np.int64)
+
+
+def draw_views(config: Views, group: CropGroup, key: int, indices: np.ndarray, sizes: np.ndarray) -> ViewPlan:
+    """Draws ``group.count`` views of each image.
+
+    Args:
+        config: Probabilities and strengths.
+        group: How many crops and of what scale.
+        key: From :func:`idmm.seeding.derive`, another for each epoch and group.
+        indices: Image numbers, [B].
+        sizes: Height and width of these images (pixels), [B, 2].
+
+    Returns:
+        The plan of V = B * count views, those of one image next to each other.
+    """
+    count = group.count
+    u = uniforms(key, indices, count * DRAWS).reshape(-1, DRAWS)  # [B, count * D] -> [V, D]
+    box = draw_boxes(np.repeat(sizes, count, 0), tuple(group.scale), u[:, :-12])
+    flip, jitter, order, grey, blur, sigma, *strengths = u[:, -12:-2].T  # the last two are spare
+    strength = np.array(config.jitter)  # [4]
+    factors = np.stack(strengths, 1) * 2 - 1  # [V, 4] in [-1, 1)
+    factors = factors * strength + np.array([1.0, 1.0, 1.0, 0.0])
+    low, high = config.blur_sigma
+    return ViewPlan(
+        box=box,
+        flip=flip < config.flip,
+        jitter=jitter < config.jitter_prob,
+        factors=np.maximum(factors, [0.0, 0.0, 0.0, -np.inf]),
+        order=(order * len(ORDERS)).astype(np.int64),
+        grey=grey < config.grey_prob,
+        sigma=np.where(blur < config.blur_prob, low + (high - low) * sigma, 0.0),
+    )
+
+
+def crop_resize(image: Tensor, box, size: int) -> Tensor:
+    """Cuts a box out of a uint8 image [3, H, W] and resizes it (bicubic, antialiased) to [3, size, size]."""
+    top, left, height, width = (int(n) for n in box)
+    crop = image[None, :, top : top + height, left : left + width]  # [1, 3, h, w]
+    return F.interpolate(crop, size=(size, size), mode="bicubic", antialias=True, align_corners=False)[0]
+
+
+def recolour(images: Tensor, plan: ViewPlan) -> Tensor:
+    """Flips, jitters, greys and blurs a batch, as torchvision does one by one.
+
+    Args:
+        images: Values in [0, 1], [V, 3, H, W].
+        plan: Drawn for these V views.
+
+    Returns:
+        Values in [0, 1], [V, 3, H, W].
+    """
+    images = torch.where(_mask(plan.flip), images.flip(-1), images)
+    factors = torch.from_numpy(plan.factors).to(images)  # [V, 4]
+    orders = np.array(ORDERS)[plan.order]  # [V, 4]
+    for place in range(4):
+        for number, adjust in enumerate((_brightness, _contrast, _saturation, _hue)):
+            chosen = torch.from_numpy(np.flatnonzero(plan.jitter & (orders[:, place] == number)))
+            if len(chosen):
+                images[chosen] = adjust(images[chosen], factors[chosen, number, None, None, None])
+    images = torch.where(_mask(plan.grey), luma(images), images)
+    blurred = torch.from_numpy(np.flatnonzero(plan.sigma > 0))
+    if len(blurred):
+        images[blurred] = gaussian_blur(images[blurred], torch.from_numpy(plan.sigma).to(images)[blurred])
+    return images
+
+
+def luma(images: Tensor) -> Tensor:
+    """Brightness of RGB images, [V, 3, H, W] -> [V, 1, H, W]."""
+    return sum(weight * images[:, channel : channel + 1] for channel, weight in enumerate(LUMA))
+
+
+def gaussian_blur(images: Tensor, sigma: Tensor) -> Tensor:
+    """Blurs each image with its own sigma, borders mirrored.
+
+    Args:
+        images: [V, C, H, W].
+        sigma: Pixels, > 0, [V]. The kernel reaches three of the largest sigma, or as far as mirroring allows.
+    """
+    count, channels, height, width = images.shape
+    reach = min(int(np.ceil(3 * float(sigma.max()))), height - 1, width - 1)
+    offsets = torch.arange(-reach, reach + 1, dtype=images.dtype)
+    kernel = torch.exp(-0.5 * (offsets / sigma[:, None]) ** 2)  # [V, K]
+    kernel = (kernel / kernel.sum(1, keepdim=True)).repeat_interleave(channels, 0)  # [V*C, K]
+    flat = images.reshape(1, count * channels, height, width)  # every channel a group of its own
+    flat = F.conv2d(F.pad(flat, (reach, reach, 0, 0), "reflect"), kernel[:, None, None, :], groups=count * channels)
+    flat = F.conv2d(F.pad(flat, (0, 0, reach, reach), "reflect"), kernel[:, None, :, None], groups=count * channels)
+    return flat.reshape(images.shape)
+
+
+def normalise(images: Tensor, mean, std) -> Tensor:
+    """Subtracts the mean and divides by std, [V, 3, H, W] -> [V, C, H, W]; one mean means grey."""
+    images = luma(images) if len(mean) == 1 else images
+    shape = (1, len(mean), 1, 1)
+    return (images - torch.tensor(mean).reshape(shape)) / torch.tensor(std).reshape(shape)
+
+
+def make_views(images, plan: ViewPlan, views_per_image: int, config: Views) -> Tensor:
+    """Turns uint8 images and a plan for them into coloured views in [0, 1], [B, views_per_image, 3, size, size]."""
+    crops = [crop_resize(images[v // views_per_image], box, config.size) for v, box in enumerate(plan.box)]
+    views = recolour(torch.stack(crops).float().div_(255), plan)  # [V, 3, S, S]
+    return views.clamp_(0, 1).reshape(-1, views_per_image, *views.shape[1:])
+
+
+class ViewMaker:
+    """Makes the views of a batch: what the loader of stage 1 calls.
+
+    Args:
+        store: Images by number: ``store.image(i)`` -> uint8 [3, H, W], ``store.sizes`` [N, 2].
+        config: Crops and colours.
+        mean: Of each channel; one value makes the views grey.
+        std: Likewise.
+        seed: Of the run.
+    """
+
+    def __init__(self, store, config: Views, mean, std, seed: int):
+        self.store, self.config, self.mean, self.std, self.seed = store, config, mean, std, seed
+
+    def __call__(self, epoch: int, indices: np.ndarray) -> dict:
+        """Returns ``views`` (a list of float [B, count, C, S, S], a crop group each) and ``index`` (int64 [B])."""
+        images = [self.store.image(i) for i in indices]
+        groups = []
+        for number, group in enumerate(self.config.crops):
+            key = derive(self.seed, "views", epoch, number)
+            plan = draw_views(self.config, group, key, indices, self.store.sizes[indices])
+            views = make_views(images, plan, group.count, self.config)  # [B, count, 3, S, S]
+            groups.append(normalise(views.flatten(0, 1), self.mean, self.std).unflatten(0, views.shape[:2]))
+        return {"views": groups, "index": torch.from_numpy(np.asarray(indices))}
+
+
+def _mask(flags: np.ndarray) -> Tensor:
+    return torch.from_numpy(flags)[:, None, None, None]  # [V] -> [V, 1, 1, 1]
+
+
+def _blend(images: Tensor, other, factor: Tensor) -> Tensor:
+    return (images * factor + other * (1 - factor)).clamp_(0, 1)
+
+
+def _brightness(images: Tensor, factor: Tensor) -> Tensor:
+    return _blend(images, 0.0, factor)
+
+
+def _contrast(images: Tensor, factor: Tensor) -> Tensor:
+    return _blend(images, luma(images).mean((1, 2, 3), keepdim=True), factor)
+
+
+def _saturation(images: Tensor, factor: Tensor) -> Tensor:
+    return _blend(images, luma(images), factor)
+
+
+def _hue(images: Tensor, turns: Tensor) -> Tensor:
+    """Turns the hue by a share of the circle, through HSV and back (Foley and van Dam)."""
+    red, green, blue = images.unbind(1)  # [V, H, W]
+    high = images.amax(1)
+    chroma = high - images.amin(1)
+    scale = torch.where(chroma > 0, chroma, 1.0).reciprocal_()
+    sector = torch.where(green == high, 2 + (blue - red) * scale, 4 + (red - green) * scale)
+    sector = torch.where(red == high, (green - blue) * scale, sector)  # [V, H, W] in [-1, 5]
+    sector = sector.add_(6 * turns[:, 0])
+    channels = []
+    for offset in (5, 3, 1):  # red, green, blue: high - chroma * clamp(min(k, 4 - k), 0, 1), k = offset + sector mod 6
+        k = sector + offset
+        k = k.sub_(torch.floor(k / 6).mul_(6))  # much faster than %
+        channels.append(high - chroma * torch.minimum(k, 4 - k).clamp_(0, 1))
+    return torch.stack(channels, 1)

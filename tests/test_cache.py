@@ -1,0 +1,238 @@
+"""Images are loaded once, kept or decoded again with the same result, and told apart by a fingerprint."""
+
+import json
+import logging
+import os
+import pickle
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from folders import faults, paint, section, tree
+from PIL import Image
+
+from idmm.data import cache, memory
+from idmm.data.cache import compare, fingerprint, load_split
+from idmm.data.datasets import open_splits
+from idmm.data.images import bound_short_side, decode
+from idmm.errors import RunError
+
+
+def mixed_folder(root):
+    """Images of several sizes and formats under two classes."""
+    for i, size in enumerate([(40, 30), (9, 50), (64, 64), (20, 21), (33, 12)]):
+        paint(root / "train/a" / f"{i}.png", i, size)
+    paint(root / "train/b/5.jpg", 5, (48, 70))
+    Image.fromarray(np.array([[0, 65535]], dtype=np.uint16)).save(root / "train/b/6.png")
+    return open_splits(section(root), labelled=False).train
+
+
+@pytest.mark.parametrize("bound", [None, 16])
+def test_store_in_memory_and_decoding_again_are_identical(tmp_path, bound):
+    split = mixed_folder(tmp_path)
+    ram, off, auto = (load_split(split, bound=bound, data=section(cache=c)) for c in ("ram", "off", "auto"))
+    assert (ram.in_memory, off.in_memory, auto.in_memory) == (True, False, True)
+    assert len(ram) == len(split) == 7 and ram.names == split.names and ram.classes == ["a", "b"]
+    assert ram.digests == off.digests and len(set(ram.digests)) == 7 and len(ram.digests[0]) == 32
+    assert ram.sizes.dtype == np.int64
+    np.testing.assert_array_equal(ram.sizes, off.sizes)
+    for i, path in enumerate(split.items):
+        wanted = torch.from_numpy(bound_short_side(decode(path, 10**8), bound)).permute(2, 0, 1)
+        assert ram.image(i).dtype == torch.uint8 and ram.image(i).shape[1:] == tuple(ram.sizes[i])
+        for store in (ram, off, auto):
+            assert torch.equal(store.image(i), wanted)
+    assert torch.equal(ram.image(-1), ram.image(6)) and torch.equal(off.image(-1), off.image(6))
+    with pytest.raises(IndexError):
+        ram.image(7)
+    if bound:
+        assert ram.sizes.min(axis=1).max() == 16 and ram.sizes.min() == 1
+
+
+def test_views_share_one_buffer_of_the_right_size(tmp_path):
+    store = load_split(mixed_folder(tmp_path), bound=16, data=section(cache="ram"))
+    pointers = {store.image(i).untyped_storage().data_ptr() for i in range(7)}
+    assert len(pointers) == 1
+    assert store.image(0).untyped_storage().nbytes() == store.sizes.prod(axis=1).sum() * 3
+
+
+def test_digits_store_and_pickling():
+    split = open_splits(section(name="digits"), labelled=True).test
+    for mode in ("ram", "off"):
+        store = pickle.loads(pickle.dumps(load_split(split, bound=4, data=section(cache=mode))))
+        assert store.image(7).shape == (3, 4, 4) and store.labels.tolist() == split.labels.tolist()
+        store = load_split(split, bound=None, data=section(cache=mode))
+        np.testing.assert_array_equal(store.image(7).permute(1, 2, 0).numpy(), split.items[7])
+
+
+def test_auto_gives_up_beyond_half_the_free_memory(tmp_path, monkeypatch, caplog):
+    caplog.set_level(logging.INFO)
+    split = mixed_folder(tmp_path)
+    total = int(load_split(split, bound=None, data=section(cache="off")).sizes.prod(axis=1).sum() * 3)
+    monkeypatch.setattr(cache, "available_memory", lambda: 2 * total)
+    assert load_split(split, bound=None, data=section(cache="auto")).in_memory
+    monkeypatch.setattr(cache, "available_memory", lambda: 2 * total - 2)
+    store = load_split(split, bound=None, data=section(cache="auto"))
+    wanted = torch.from_numpy(decode(split.items[2], 10**8))
+    assert not store.in_memory and torch.equal(store.image(2).permute(1, 2, 0), wanted)
+    assert "data.cache: decoded images need more than" in caplog.text
+    assert load_split(split, bound=None, data=section(cache="ram")).in_memory
+    monkeypatch.setattr(cache, "available_memory", lambda: 2 * total)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert not load_split(split, bound=None, data=section(cache="auto")).in_memory
+
+
+def test_ram_without_memory_is_an_error(tmp_path, monkeypatch):
+    split = mixed_folder(tmp_path)
+
+    def refuse(self, size):
+        raise MemoryError
+
+    monkeypatch.setattr(cache._Buffer, "_resize", refuse)
+    text = "data.cache: 'ram' needs more memory than there is; wanted 'auto' or 'off'"
+    assert faults(load_split, split, bound=None, data=section(cache="ram")) == [text]
+
+
+def test_available_memory(tmp_path):
+    assert 2**20 < memory.available_memory() < 2**50
+    (tmp_path / "meminfo").write_text("MemTotal:  900 kB\nMemAvailable:     300 kB\n")
+    assert memory._machine(tmp_path / "meminfo") == 300 * 1024
+    assert memory._machine(tmp_path / "missing") > 2**20
+    group = tmp_path / "mount/job/step"
+    group.mkdir(parents=True)
+    (tmp_path / "membership").write_text("0::/job/step\n")
+    assert memory._control_group(tmp_path / "membership", tmp_path / "mount") == 2**62
+    for folder, limit in ((group, "max"), (group.parent, "1000")):
+        (folder / "memory.max").write_text(f"{limit}\n")
+        (folder / "memory.current").write_text("700\n")
+        (folder / "memory.stat").write_text("anon 400\ninactive_file 300\n")
+    assert memory._control_group(tmp_path / "membership", tmp_path / "mount") == 600
+    assert memory._control_group(tmp_path / "missing", tmp_path / "mount") == 2**62
+
+
+def spoilt_folder(root):
+    tree(root, train={"a": 2, "b": 2})
+    (root / "train/a/0.png").write_bytes(b"")
+    (root / "train/a/text.png").write_text("not a picture")
+    (root / "train/b/gone.png").symlink_to(root / "nowhere.png")
+    data = (root / "train/b/0.png").read_bytes()
+    (root / "train/b/half.png").write_bytes(data[:120])
+    return open_splits(section(root), labelled=False).train
+
+
+def test_bad_images_fail_together(tmp_path):
+    split, train = spoilt_folder(tmp_path), tmp_path / "train"
+    assert faults(load_split, split, bound=None, data=section()) == [
+        "data.root: 4 of 7 images cannot be used (--data.on_error skip leaves them out):",
+        f"  {train}/a/0.png: empty file",
+        f"  {train}/a/text.png: not an image",
+        f"  {train}/b/gone.png: no such file or directory",
+        f"  {train}/b/half.png: unreadable or truncated (image file is truncated)",
+    ]
+    assert faults(load_split, split, bound=None, data=section(max_pixels=100))[-2] == (
+        f"  {train}/b/gone.png: no such file or directory"
+    )
+    assert f"  {train}/a/1.png: 12 x 9 = 108 pixels, more than data.max_pixels 100" in faults(
+        load_split, split, bound=None, data=section(max_pixels=100)
+    )
+
+
+@pytest.mark.parametrize("mode", ["ram", "off"])
+def test_bad_images_are_skipped_aloud(tmp_path, caplog, mode):
+    split, train = spoilt_folder(tmp_path), tmp_path / "train"
+    store = load_split(split, bound=None, data=section(on_error="skip", cache=mode))
+    assert store.names == ["train/a/1.png", "train/b/0.png", "train/b/1.png"]
+    assert store.labels.tolist() == [0, 1, 1] and len(store) == len(store.sizes) == len(store.digests) == 3
+    wanted = decode(train / "b/1.png", 10**8)
+    np.testing.assert_array_equal(store.image(2).permute(1, 2, 0).numpy(), wanted)
+    assert "data.root: left out 4 of 7 images that cannot be used:\n" in caplog.text
+    assert f"  {train}/a/0.png: empty file\n" in caplog.text
+
+
+def test_many_bad_images_are_cut_short(tmp_path):
+    for i in range(23):
+        (tmp_path / f"{i:02d}.png").touch()
+    split = open_splits(section(tmp_path), labelled=False).train
+    lines = faults(load_split, split, bound=None, data=section())
+    assert len(lines) == 22 and lines[20] == f"  {tmp_path}/19.png: empty file" and lines[21] == "  and 3 more"
+    none = faults(load_split, split, bound=None, data=section(on_error="skip"))
+    assert none[0] == "data.root: none of the 23 images can be used:" and len(none) == 22
+
+
+def test_skipping_a_whole_class_is_an_error(tmp_path):
+    tree(tmp_path, train={"a": 2, "b": 1})
+    (tmp_path / "train/b/0.png").write_bytes(b"")
+    split = open_splits(section(tmp_path), labelled=False).train
+    assert faults(load_split, split, bound=None, data=section(on_error="skip")) == [
+        "data.root: no usable image is left of the classes b"
+    ]
+
+
+def test_files_that_change_or_vanish_during_the_run(tmp_path):
+    split = mixed_folder(tmp_path)
+    store = load_split(split, bound=None, data=section(cache="off"))
+    paint(tmp_path / "train/a/0.png", 99, (40, 30))
+    with pytest.raises(RunError, match=r"^data.root: 'train/a/0.png' was changed while in use$"):
+        store.image(0)
+    os.remove(tmp_path / "train/a/1.png")
+    with pytest.raises(RunError, match=r"^data.root: 'train/a/1.png' was fine when loaded, but now: no such file"):
+        store.image(1)
+
+
+def test_progress_goes_to_standard_error_and_starts_no_monitor_thread(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(cache._Bar, "__init__", lambda self, **k: cache.tqdm.__init__(self, **{**k, "delay": 0}))
+    split = mixed_folder(tmp_path)
+    load_split(split, bound=None, data=section(), progress=True)
+    out, err = capsys.readouterr()
+    assert out == "" and "reading images" in err and "7/7" in err
+    assert "monitor" not in vars(cache._Bar)  # where tqdm keeps the thread
+    load_split(split, bound=None, data=section(), progress=False)
+    assert capsys.readouterr().err == ""
+
+
+# ---- the fingerprint ----
+
+
+def printed(root):
+    store = load_split(open_splits(section(root), labelled=False).train, bound=8, data=section())
+    return json.loads(json.dumps(fingerprint(store)))
+
+
+def test_fingerprint_is_small_and_independent_of_place_and_cache(tmp_path):
+    root = tree(tmp_path / "here", train={"a": 2, "b": 2})
+    old = printed(root)
+    assert old["classes"] == ["a", "b"] and list(old["images"])[0] == "train/a/0.png"
+    digest, label = old["images"]["train/b/1.png"].split()
+    assert len(digest) == 16 and label == "1"
+    shutil.copytree(root, tmp_path / "there")
+    assert compare(old, printed(tmp_path / "there")) == []
+
+
+def test_fingerprint_tells_what_changed(tmp_path):
+    root = tree(tmp_path, train={"a": 3, "b": 8})
+    old = printed(root)
+    paint(root / "train/a/0.png", 1234)
+    paint(root / "train/a/9.png", 77)
+    for i in range(7):
+        os.remove(root / f"train/b/{i}.png")
+    assert compare(old, printed(root)) == [
+        "7 images removed: train/b/0.png, train/b/1.png, train/b/2.png, train/b/3.png, train/b/4.png and 2 more",
+        "1 image added: train/a/9.png",
+        "1 image changed: train/a/0.png",
+    ]
+
+
+def test_fingerprint_tells_labels_and_order():
+    images = {"x": "00 0", "y": "11 1", "z": "22 1"}
+    old = {"classes": ["a", "b"], "images": images}
+    assert compare(old, {"classes": ["a", "b"], "images": dict(images)}) == []
+    assert compare(old, {"classes": ["a", "b"], "images": {**images, "y": "11 0"}}) == [
+        "1 image relabelled: y ('b' to 'a')"
+    ]
+    assert compare(old, {"classes": None, "images": {"x": "00", "y": "11", "z": "22"}})[0].startswith(
+        "3 images relabelled: x ('a' to no label)"
+    )
+    assert compare(old, {"classes": ["a", "b"], "images": dict(reversed(images.items()))}) == [
+        "2 images in another order: x, z"
+    ]
+    assert compare(old, {"classes": ["a", "b", "c"], "images": images}) == ["the list of classes is another"]

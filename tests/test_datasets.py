@@ -1,0 +1,292 @@
+"""Which images a dataset has, what is held out and what is refused."""
+
+import errno
+import os
+import shutil
+import unicodedata
+
+import numpy as np
+import pytest
+from folders import faults, paint, section, tree
+
+import idmm.data
+from idmm import config
+from idmm.data.datasets import DATASETS, Split, draw_subset, open_splits
+
+
+def test_registry_and_digits():
+    assert idmm.data.DATASETS is DATASETS
+    spec = DATASETS["digits"]
+    assert (spec.num_classes, spec.train_size, spec.test_size) == (10, 1437, 360)
+    assert DATASETS["folder"].num_classes is DATASETS["folder"].train_size is None
+    splits = open_splits(section("/nowhere", name="digits"), labelled=True)
+    assert (len(splits.train), splits.val, len(splits.test)) == (1437, None, 360)
+    assert splits.train.items.shape == (1437, 8, 8, 3) and splits.train.items.dtype == np.uint8
+    assert splits.train.items.max() == 255 and splits.train.labels.dtype == np.int64
+    assert splits.train.classes == [str(i) for i in range(10)]
+    assert not set(splits.train.names) & set(splits.test.names)
+    assert splits.train.names == sorted(splits.train.names) and splits.train.names[0].startswith("digits/0000")
+    counts = np.bincount(splits.test.labels)
+    assert counts.min() >= 35 and counts.max() <= 37  # stratified
+
+
+def test_digits_name_label_and_pixels_belong_together():
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    test = open_splits(section(name="digits"), labelled=False).test
+    original = int(test.names[100].split("/")[1])
+    assert test.labels[100] == digits.target[original]
+    np.testing.assert_array_equal(test.items[100][..., 1], np.rint(digits.images[original] * 255 / 16))
+
+
+def test_unknown_name_and_roots(tmp_path):
+    assert faults(open_splits, section(name="digit"), True) == [
+        "data.name: 'digit' is not known; wanted one of digits, folder; did you mean 'digits'?"
+    ]
+    assert faults(open_splits, section(), True) == [
+        "data.root: not given; data.name 'folder' wants a folder of images"
+    ]
+    missing = tmp_path / "x"
+    wanted = f"data.root: '{missing}' does not exist; wanted a folder of images"
+    assert faults(open_splits, section(missing), True) == faults(open_splits, section(missing), False) == [wanted]
+    missing.write_text("a file")
+    assert faults(open_splits, section(missing), True) == [
+        f"data.root: '{missing}' is not a folder; wanted a folder of images"
+    ]
+
+
+def test_labelled_folder_with_nesting_hidden_files_and_links(tmp_path, caplog):
+    root = tree(tmp_path / "d", train={"dog": 2, "cat": 2, "Katze 猫": 1}, val={"dog": 1, "cat": 1, "Katze 猫": 1})
+    paint(root / "train/cat/deep/er/9.JPG")
+    paint(root / "train/cat/.hidden.png")
+    paint(root / "train/.hidden/1.png")
+    (root / "train/Thumbs.db").touch()
+    (root / "train/cat/desktop.ini").touch()
+    (root / "train/cat/notes.txt").touch()
+    (root / "train/dog/loop").symlink_to(root / "train")
+    (root / "train/dog/itself").symlink_to("itself")
+    shutil.copytree(root / "train/cat/deep", tmp_path / "elsewhere")
+    (root / "train/dog/linked").symlink_to(tmp_path / "elsewhere")
+    splits = open_splits(section(root), labelled=True)
+    assert splits.val is None and len(splits.test) == 3
+    assert splits.train.classes == splits.test.classes == ["Katze 猫", "cat", "dog"]
+    assert splits.train.names == [
+        "train/Katze 猫/0.png",
+        "train/cat/0.png",
+        "train/cat/1.png",
+        "train/cat/deep/er/9.JPG",
+        "train/dog/0.png",
+        "train/dog/1.png",
+        "train/dog/linked/er/9.JPG",
+    ]
+    assert splits.train.labels.tolist() == [0, 1, 1, 1, 2, 2, 2]
+    assert splits.train.items[3] == str(root / "train/cat/deep/er/9.JPG")
+    assert f"data.root: '{root}/train': passed over 2 files of other kinds (1 .txt, 1 no suffix)" in caplog.text
+
+
+def test_val_and_test_both_or_one(tmp_path):
+    both = tree(tmp_path / "a", train={"x": 2, "y": 2}, val={"x": 1, "y": 1}, test={"x": 2, "y": 2})
+    splits = open_splits(section(both), labelled=True)
+    assert (len(splits.val), len(splits.test)) == (2, 4)
+    assert splits.val.names[0].startswith("val/") and splits.test.names[0].startswith("test/")
+    only = tree(tmp_path / "b", train={"x": 2, "y": 2}, test={"x": 1, "y": 1})
+    splits = open_splits(section(only), labelled=True)
+    assert splits.val is None and len(splits.test) == 2
+
+
+def test_nothing_to_evaluate_on_names_the_flag(tmp_path):
+    root = tree(tmp_path, train={"x": 4, "y": 4})
+    assert faults(open_splits, section(root), True) == [
+        f"data.root: '{root}' has no 'val' or 'test' folder to evaluate on; "
+        "add one, or hold out a share of train with --data.val_fraction, e.g. 0.2"
+    ]
+
+
+def test_val_fraction_is_stratified_and_the_same_each_time(tmp_path):
+    root = tree(tmp_path, train={"many": 10, "one": 1, "two": 2})
+    splits = open_splits(section(root, val_fraction=0.2), labelled=True)
+    assert splits.val is None
+    assert np.bincount(splits.test.labels, minlength=3).tolist() == [2, 0, 1]
+    assert np.bincount(splits.train.labels).tolist() == [8, 1, 1]
+    assert sorted(splits.train.names + splits.test.names) == open_splits(section(root), False).train.names
+    assert open_splits(section(root, val_fraction=0.2), labelled=True).test.names == splits.test.names
+    most = open_splits(section(root, val_fraction=0.99), labelled=True)
+    assert np.bincount(most.train.labels).tolist() == [1, 1, 1]  # no class loses its last training image
+
+
+def test_val_fraction_beside_a_test_split_becomes_val(tmp_path, caplog):
+    digits = open_splits(section(name="digits", val_fraction=0.1), labelled=True)
+    assert (len(digits.train) + len(digits.val), len(digits.test)) == (1437, 360)
+    assert 140 <= len(digits.val) <= 148
+    root = tree(tmp_path, train={"x": 2, "y": 2}, val={"x": 1, "y": 1}, test={"x": 2, "y": 2})
+    splits = open_splits(section(root, val_fraction=0.5), labelled=True)
+    assert (len(splits.train), len(splits.val)) == (4, 2)
+    assert "data.val_fraction: 0.5 is not used, as the dataset has a 'val' split of its own" in caplog.text
+
+
+def test_val_fraction_with_single_images_only(tmp_path):
+    root = tree(tmp_path, train={"x": 1, "y": 1})
+    assert faults(open_splits, section(root, val_fraction=0.5), True) == [
+        "data.val_fraction: 0.5 holds out no image, as every class has one only"
+    ]
+
+
+def test_all_faults_of_a_folder_come_together(tmp_path):
+    root = tree(tmp_path, train={"a": 1, "b": 1, "c": 1}, val={"a": 1, "d": 1})
+    (root / "train/empty").mkdir()
+    (root / "val/empty").mkdir()
+    paint(root / "train/loose.png")
+    train, val = root / "train", root / "val"
+    assert faults(open_splits, section(root), True) == [
+        f"data.root: '{train}' has 1 image outside of class folders (loose.png); wanted {train}/CLASS/*",
+        f"data.root: '{train}' has classes without images: empty; fill or remove them",
+        f"data.root: '{val}' has classes without images: empty; fill or remove them",
+        f"data.root: '{val}' lacks classes of '{train}': b, c",
+        f"data.root: '{val}' has classes that '{train}' lacks: d",
+    ]
+
+
+def test_labelled_folder_without_train_images_or_a_second_class(tmp_path):
+    assert faults(open_splits, section(tmp_path), True) == [
+        f"data.root: '{tmp_path}' has no 'train' folder; wanted {tmp_path}/train/CLASS/*"
+    ]
+    train = tmp_path / "train"
+    (train / "a").mkdir(parents=True)
+    (train / "a/x.heic").touch()
+    (train / "b").mkdir()
+    assert faults(open_splits, section(tmp_path), True) == [
+        f"data.root: '{train}' has no images, but 1 file of other kinds (1 .heic); wanted {train}/CLASS/*"
+    ]
+    shutil.rmtree(train / "b")
+    paint(train / "a/x.png")
+    assert faults(open_splits, section(tmp_path, val_fraction=0.5), True) == [
+        f"data.root: '{train}' has one class only ('a'); wanted two or more"
+    ]
+
+
+def test_class_names_agree_whatever_their_unicode_form(tmp_path):
+    composed, split = (unicodedata.normalize(form, "Grüße") for form in ("NFC", "NFD"))
+    root = tree(tmp_path, train={composed: 1, "x": 1}, val={split: 1, "x": 1})
+    splits = open_splits(section(root), labelled=True)
+    assert splits.train.classes == splits.test.classes == [composed, "x"]
+
+
+def test_pretraining_takes_any_tree(tmp_path):
+    paint(tmp_path / "b.png")
+    paint(tmp_path / "deep/er/a.jpg")
+    splits = open_splits(section(tmp_path), labelled=False)
+    assert splits.train.names == ["b.png", "deep/er/a.jpg"]
+    assert splits.train.labels is splits.train.classes is splits.val is splits.test is None
+
+
+def test_pretraining_never_sees_test_images_and_takes_labels_where_they_are(tmp_path):
+    root = tree(tmp_path, train={"x": 2, "y": 1}, test={"x": 1, "y": 1})
+    splits = open_splits(section(root), labelled=False)
+    assert splits.train.names == ["train/x/0.png", "train/x/1.png", "train/y/0.png"]
+    assert splits.train.labels.tolist() == [0, 0, 1] and splits.train.classes == ["x", "y"]
+    assert splits.test.names == ["test/x/0.png", "test/y/0.png"] and splits.val is None
+    paint(root / "test/unheard/of.png")
+    assert open_splits(section(root), labelled=False).test is None  # no labels to trust, and no error
+    paint(root / "train/loose.png")
+    splits = open_splits(section(root), labelled=False)
+    assert len(splits.train) == 4 and splits.train.labels is splits.test is None
+
+
+@pytest.mark.parametrize("spoil", ["one folder", "empty folder", "nested"])
+def test_pretraining_trees_that_are_no_classes(tmp_path, spoil):
+    tree(tmp_path, x={"": 2}, y={"": 2})
+    assert open_splits(section(tmp_path), labelled=False).train.labels.tolist() == [0, 0, 1, 1]
+    if spoil == "one folder":
+        shutil.rmtree(tmp_path / "y")
+    elif spoil == "empty folder":
+        (tmp_path / "z").mkdir()
+    else:
+        paint(tmp_path / "x/deep/1.png")
+    assert open_splits(section(tmp_path), labelled=False).train.labels is None
+
+
+def test_pretraining_on_unlabelled_images_ignores_val_fraction_aloud(tmp_path, caplog):
+    paint(tmp_path / "a.png")
+    assert len(open_splits(section(tmp_path, val_fraction=0.5), labelled=False).train) == 1
+    assert "data.val_fraction: 0.5 is not used, as the images have no labels to evaluate with" in caplog.text
+
+
+def test_no_images_says_what_there_is(tmp_path):
+    (tmp_path / "a.txt").touch()
+    (tmp_path / "b.txt").touch()
+    (tmp_path / "c").touch()
+    wanted = f"data.root: '{tmp_path}' has no images, but 3 files of other kinds (2 .txt, 1 no suffix)"
+    assert faults(open_splits, section(tmp_path), False) == [f"{wanted}; wanted at least one"]
+
+
+def test_a_folder_that_may_not_be_read(tmp_path, monkeypatch):
+    paint(tmp_path / "a/1.png")
+    scandir = os.scandir
+
+    def refuse(path):  # root may read everything, so permissions alone do not show it
+        if os.path.basename(path) == "a":
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    text = f"data.root: '{tmp_path / 'a'}' cannot be read (permission denied)"
+    assert faults(open_splits, section(tmp_path), False) == [text]
+
+
+def labelled_split(counts):
+    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(len(counts)), counts))
+    names = [f"{i:03d}" for i in range(len(labels))]
+    return Split(names, names, labels, [f"class{i}" for i in range(len(counts))])
+
+
+def test_subset_per_class_total_and_fraction():
+    split = labelled_split([5, 10, 40])
+    few = draw_subset(split, config.Subset(per_class=3))
+    assert np.bincount(few.labels).tolist() == [3, 3, 3] and few.names == sorted(few.names)
+    assert all(split.labels[int(name)] == label for name, label in zip(few.names, few.labels, strict=True))
+    assert len(draw_subset(split, config.Subset(total=17))) == 17
+    tenth = draw_subset(split, config.Subset(fraction=0.1))
+    assert np.bincount(tenth.labels).tolist() == [1, 1, 4]
+    whole = draw_subset(split, config.Subset(fraction=1.0))
+    assert whole.names == split.names
+    bare = Split(split.items, split.names, None, None)
+    assert len(draw_subset(bare, config.Subset(fraction=0.1))) == 6
+    assert few.classes == split.classes
+
+
+def test_subset_depends_on_its_seed_alone_and_grows_by_adding():
+    split = labelled_split([20, 20])
+    a, b, c = (draw_subset(split, config.Subset(total=10, seed=seed)).names for seed in (0, 0, 1))
+    assert a == b != c
+    assert set(a) < set(draw_subset(split, config.Subset(total=20)).names)
+    small, large = (set(draw_subset(split, config.Subset(per_class=n)).names) for n in (3, 9))
+    assert small < large
+
+
+def test_subset_faults():
+    split = labelled_split([5, 10, 4])
+    assert faults(draw_subset, split, config.Subset(per_class=6)) == [
+        "data.subset.per_class: 6 is more than the 5 training images of class 'class0'",
+        "data.subset.per_class: 6 is more than the 4 training images of class 'class2'",
+    ]
+    assert faults(draw_subset, split, config.Subset(total=20)) == [
+        "data.subset.total: 20 is more than the 19 training images"
+    ]
+    assert faults(draw_subset, Split(split.items, split.names, None, None), config.Subset(per_class=1)) == [
+        "data.subset.per_class: these images have no labels; wanted total or fraction"
+    ]
+
+
+def test_subset_touches_the_training_images_alone():
+    data = section(name="digits", val_fraction=0.1, subset=config.Subset(per_class=10))
+    splits = open_splits(data, labelled=True)
+    assert len(splits.train) == 100 and len(splits.test) == 360 and 140 <= len(splits.val) <= 148
+    assert not set(splits.train.names) & set(splits.val.names)
+
+
+def test_splits_are_plain_values():
+    split = labelled_split([2, 2])
+    assert len(split) == 4 and split.take([3, 0]).names == ["003", "000"]
+    with pytest.raises(AttributeError):
+        split.names = []

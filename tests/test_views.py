@@ -1,0 +1,230 @@
+"""Stage 1's views against torchvision with the same parameters; stage 2's images; batches over steps and processes."""
+
+import numpy as np
+import pytest
+import torch
+import torchvision.transforms.v2.functional as tv
+
+from idmm.config import Augment, CropGroup, Views
+from idmm.data import views
+from idmm.data.augment import TestImages, TrainImages, centre_crop
+from idmm.data.loaders import BatchPlan, evaluation_batches, training_batches, worker_count
+from idmm.data.views import ORDERS, ViewMaker, ViewPlan, draw_boxes, draw_views, recolour, short_side_bound
+from idmm.errors import RunError
+from idmm.seeding import derive, uniforms
+
+GREY = (0.5, 0.5, 0.5)
+
+
+class Store:
+    """Random images of uneven sizes."""
+
+    def __init__(self, count=10, seed=0):
+        rng = np.random.default_rng(seed)
+        self.sizes = rng.integers(20, 60, (count, 2))
+        self.images = [torch.from_numpy(rng.integers(0, 256, (3, *size), dtype=np.uint8)) for size in self.sizes]
+        self.labels = np.arange(count) % 3
+
+    def image(self, i):
+        return self.images[i]
+
+
+def one_view(image, plan, v, size):
+    """The same view by torchvision, one operation after the other."""
+    top, left, height, width = plan.box[v]
+    bicubic = tv.InterpolationMode.BICUBIC
+    x = tv.resized_crop(image, top, left, height, width, [size, size], bicubic, antialias=True).float() / 255
+    x = tv.horizontal_flip(x) if plan.flip[v] else x
+    if plan.jitter[v]:
+        adjust = (tv.adjust_brightness, tv.adjust_contrast, tv.adjust_saturation, tv.adjust_hue)
+        for number in ORDERS[plan.order[v]]:
+            x = adjust[number](x, float(plan.factors[v, number]))
+    x = tv.rgb_to_grayscale(x, 3) if plan.grey[v] else x
+    if plan.sigma[v] > 0:
+        x = tv.gaussian_blur(x, [13, 13], [float(plan.sigma[v])] * 2)
+    return x
+
+
+def test_views_are_torchvisions_with_the_same_parameters():
+    store, config = Store(), Views(size=16)
+    indices = np.arange(10)
+    group = CropGroup(count=4, scale=[0.05, 0.4])
+    plan = draw_views(config, group, derive(0, "t"), indices, store.sizes)
+    ours = views.make_views([store.image(i) for i in indices], plan, 4, config)
+    assert ours.shape == (10, 4, 3, 16, 16)
+    for v in range(40):
+        wanted = one_view(store.image(v // 4), plan, v, 16)
+        torch.testing.assert_close(ours[v // 4, v % 4], wanted, atol=2e-3, rtol=0)  # torchvision rounds luma's weights
+
+
+def test_blur_reaches_three_of_the_largest_sigma():
+    images = torch.rand(2, 3, 20, 20, generator=torch.Generator().manual_seed(0))
+    ours = views.gaussian_blur(images, torch.tensor([2.0, 0.5]))
+    for i, sigma in enumerate((2.0, 0.5)):
+        torch.testing.assert_close(ours[i], tv.gaussian_blur(images[i], [13, 13], [sigma] * 2), atol=1e-5, rtol=0)
+    assert views.gaussian_blur(torch.rand(1, 3, 4, 4), torch.tensor([2.0])).shape == (1, 3, 4, 4)  # smaller than it
+
+
+def test_boxes_lie_inside_and_cover_the_share_asked_for():
+    sizes = np.tile([[40, 100]], (5000, 1))
+    boxes = draw_boxes(sizes, (0.05, 0.4), uniforms(1, np.arange(5000), 22))
+    top, left, height, width = boxes.T
+    assert (top >= 0).all() and (left >= 0).all() and (top + height <= 40).all() and (left + width <= 100).all()
+    share = height * width / 4000
+    assert 0.04 < share.min() and share.max() < 0.42
+    assert share.mean() == pytest.approx(0.225, abs=0.02)
+    ratio = width / height
+    assert 0.6 < ratio.min() and ratio.max() < 1.5
+    assert np.exp(np.log(ratio).mean()) == pytest.approx(1, abs=0.1)
+
+
+def test_where_no_box_fits_the_centre_is_taken():
+    boxes = draw_boxes(np.array([[10, 200], [200, 10]]), (0.9, 1.0), uniforms(1, np.arange(2), 22))
+    assert boxes.tolist() == [[0, 93, 10, 13], [93, 0, 13, 10]]
+
+
+def test_frequencies_and_strengths_are_the_configs():
+    config = Views()
+    plan = draw_views(config, config.crops[0], 5, np.arange(10_000), np.full((10_000, 2), 64))
+    for flags, wanted in ((plan.flip, 0.5), (plan.jitter, 0.8), (plan.grey, 0.2), (plan.sigma > 0, 0.5)):
+        assert flags.mean() == pytest.approx(wanted, abs=0.02)
+    for column, (low, high) in enumerate([(0.2, 1.8)] * 3 + [(-0.2, 0.2)]):
+        values = plan.factors[:, column]
+        assert low <= values.min() < low + 0.01 and high - 0.01 < values.max() <= high
+    blurred = plan.sigma[plan.sigma > 0]
+    assert 0.1 <= blurred.min() < 0.11 and 1.99 < blurred.max() <= 2
+    assert np.bincount(plan.order, minlength=24).min() > 600
+    none = Views(flip=0, jitter_prob=0, grey_prob=0, blur_prob=0)
+    plan = draw_views(none, none.crops[0], 5, np.arange(100), np.full((100, 2), 64))
+    assert not (plan.flip.any() or plan.jitter.any() or plan.grey.any() or plan.sigma.any())
+
+
+def test_a_view_depends_on_seed_epoch_and_image_alone():
+    store, config = Store(), Views(size=12)
+    maker = ViewMaker(store, config, GREY, GREY, seed=1)
+    batch = maker(3, np.arange(10))
+    assert [tuple(v.shape) for v in batch["views"]] == [(10, 2, 3, 12, 12), (10, 4, 3, 12, 12)]
+    alone = maker(3, np.array([7]))
+    for group, one in zip(batch["views"], alone["views"], strict=True):
+        torch.testing.assert_close(one[0], group[7], atol=1e-5, rtol=0)
+    assert not torch.equal(maker(4, np.array([7]))["views"][0], alone["views"][0])
+    other = ViewMaker(store, config, GREY, GREY, seed=2)
+    assert not torch.equal(other(3, np.array([7]))["views"][0], alone["views"][0])
+    assert not torch.equal(batch["views"][0][7, 0], batch["views"][0][7, 1])
+
+
+def test_normalisation_and_grey_models():
+    images = torch.rand(2, 3, 4, 4)
+    mean, std = (0.4, 0.5, 0.6), (0.1, 0.2, 0.3)
+    torch.testing.assert_close(views.normalise(images, mean, std), tv.normalize(images, mean, std))
+    grey = views.normalise(images, (0.5,), (0.25,))
+    assert grey.shape == (2, 1, 4, 4)
+    torch.testing.assert_close(grey, (tv.rgb_to_grayscale(images) - 0.5) / 0.25, atol=2e-3, rtol=0)
+
+
+def test_short_side_bound_keeps_every_crop_from_being_enlarged_more():
+    assert short_side_bound(112, 0.05) == 579  # 112 / sqrt(0.05 * 3/4)
+    assert short_side_bound(224, 0.08) == 915
+
+
+def test_recolour_without_anything_changes_nothing():
+    count = 3
+    still = ViewPlan(
+        box=np.zeros((count, 4), int),
+        flip=np.zeros(count, bool),
+        jitter=np.zeros(count, bool),
+        factors=np.ones((count, 4)),
+        order=np.zeros(count, int),
+        grey=np.zeros(count, bool),
+        sigma=np.zeros(count),
+    )
+    images = torch.rand(count, 3, 5, 5)
+    assert torch.equal(recolour(images.clone(), still), images)
+
+
+def test_training_images_are_a_function_of_the_image_and_strongest_posterize_works():
+    store = Store(40)
+    config = Augment(randaugment="rand-m10-n4-inc1")
+    maker = TrainImages(store, config, 16, GREY, GREY, key=5)
+    batch = maker(0, np.arange(40))
+    assert batch["images"].shape == (40, 3, 16, 16) and batch["label"].tolist() == store.labels.tolist()
+    torch.testing.assert_close(maker(0, np.array([9]))["images"][0], batch["images"][9])
+    assert not torch.equal(maker(1, np.array([9]))["images"][0], batch["images"][9])
+    plain = TrainImages(store, Augment(randaugment=None, jitter_prob=0, grey_prob=0), 16, (0.5,), (0.5,), key=5)
+    assert plain(0, np.arange(3))["images"].shape == (3, 1, 16, 16)
+
+
+def test_centre_crop_is_torchvisions_and_takes_any_shape():
+    for height, width in ((40, 60), (60, 40), (10, 12)):
+        assert centre_crop(torch.zeros(3, height, width, dtype=torch.uint8), 28, 0.875).shape == (3, 28, 28)
+    square = torch.randint(0, 256, (3, 50, 50), dtype=torch.uint8)
+    resized = tv.resize(square, [256], tv.InterpolationMode.BICUBIC, antialias=True)
+    assert torch.equal(centre_crop(square, 224, 0.875), tv.center_crop(resized, [224, 224]))
+
+
+@pytest.mark.parametrize("maker", ["views", "train"])
+def test_workers_change_nothing(maker):
+    store = Store(11)
+    if maker == "views":
+        make = ViewMaker(store, Views(size=16), GREY, GREY, seed=0)
+    else:
+        make = TrainImages(store, Augment(), 16, GREY, GREY, key=0)
+    plan = BatchPlan(11, 4, 2, seed=0)
+    runs = [list(training_batches(make, plan, workers)) for workers in (0, 1, 2)]
+    assert [len(run) for run in runs] == [6, 6, 6]
+    for other in runs[1:]:
+        for a, b in zip(runs[0], other, strict=True):
+            assert torch.equal(a["index"], b["index"])
+            left, right = (x["views"] if maker == "views" else [x["images"]] for x in (a, b))
+            assert all(torch.equal(x, y) for x, y in zip(left, right, strict=True))
+
+
+def test_a_stage_taken_up_in_the_middle_goes_on_with_the_same_batches():
+    make = ViewMaker(Store(11), Views(size=8), GREY, GREY, seed=0)
+    plan = BatchPlan(11, 4, 3, seed=0, accumulate=2)
+    whole = [batch["index"].tolist() for batch in training_batches(make, plan, 0)]
+    assert len(whole) == 3 * 3 * 2
+    assert [b["index"].tolist() for b in training_batches(make, plan, 0, epoch=1, step=2)] == whole[(3 + 2) * 2 :]
+    assert list(training_batches(make, plan, 0, epoch=3)) == []
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("accumulate", [1, 2, 3])
+@pytest.mark.parametrize("count", [10, 13])
+def test_processes_and_passes_share_out_each_step(world, accumulate, count):
+    plans = [BatchPlan(count, 6, 2, seed=0, rank=r, world=world, accumulate=accumulate) for r in range(world)]
+    seen = []
+    for step in range(plans[0].steps_per_epoch):
+        images = plans[0].step_images(1, step)
+        assert len(images) == plans[0].step_size(step)
+        passes = [part for plan in plans for part in plan.passes(images)]
+        assert len(passes) == world * accumulate
+        used = np.concatenate([part for part, weight in passes if weight])
+        assert sorted(used) == sorted(images)
+        # the mean over processes of the weighted mean losses is the mean over the step's images
+        value = sum(weight * part.mean() for part, weight in passes) / world
+        assert value == pytest.approx(images.mean())
+        seen += images.tolist()
+    assert sorted(seen) == list(range(count))
+
+
+def test_evaluation_sees_each_image_once_over_the_processes():
+    make = TestImages(Store(11), 8, 0.875, GREY, GREY)
+    seen = [b["index"].tolist() for rank in (0, 1) for b in evaluation_batches(make, 11, 4, 0, rank, 2)]
+    assert sorted(sum(seen, [])) == list(range(11)) and max(map(len, seen)) == 4
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_image_that_vanishes_is_one_line_not_a_workers_traceback(workers):
+    def broken(epoch, indices):
+        raise RunError("data.root: 'a.png' was fine when loaded, but now: gone")
+
+    with pytest.raises(RunError, match=r"^data.root: 'a.png' was fine when loaded, but now: gone$"):
+        list(training_batches(broken, BatchPlan(4, 2, 1, seed=0), workers))
+
+
+def test_too_little_shared_memory_falls_back_to_no_workers():
+    workers, why = worker_count(2, 2**45)
+    assert workers == 0 and "data.workers 2 would need" in why and "loading in the training process" in why
+    assert worker_count(3, 10) == (3, None)
+    assert 0 <= worker_count(None, 10)[0] <= 8
