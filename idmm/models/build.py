@@ -1,0 +1,228 @@
+"""Backbones over timm: any model that timm names, at any image size that the model can take."""
+
+import copy
+import functools
+import json
+from typing import Any
+
+import timm
+import torch
+from torch import nn
+
+from idmm.errors import UserError, nearest
+
+Size = int | tuple[int, int] | list[int]
+
+# what must not come through model.kwargs, and where it comes from instead
+_NEVER = {
+    "pretrained": "weights come through --init",
+    "checkpoint_path": "weights come through --init",
+    "features_only": "idmm needs the whole model",
+    "out_indices": "idmm needs the whole model",
+}
+_ELSEWHERE = {
+    "num_classes": "the number of classes comes from the data",
+    "img_size": "the image size comes from views.size, train.size or stages",
+    "in_chans": "give data.in_chans",
+    "drop_path_rate": "give model.drop_path",
+    "drop_path": "give model.drop_path",
+    "name": "give model.name",
+}
+# how library constructors and forward passes say no
+_REFUSALS = (TypeError, AssertionError, ValueError, RuntimeError, LookupError, ArithmeticError, AttributeError)
+
+
+def create_backbone(name: str, img_size: Size | None = None, *, drop_path: float | None = None, **kwargs) -> nn.Module:
+    """Builds a timm model with fresh weights (seed the global generators around it), without a classifier.
+
+    Args:
+        name: Any model name of timm, or one of ours.
+        img_size: Image side, or (height, width), in pixels; passed on only where the model is built for one size
+            (ViT, Swin, ...), and tried with one black image. None: the model's own.
+        drop_path: Stochastic depth rate in [0, 1), ignored where the model has none. None: the model's own.
+        **kwargs: For the model's constructor; ``num_classes`` is 0 unless given.
+
+    Returns:
+        The model, in training mode; [B, in_chans, H, W] -> [B, num_features].
+
+    Raises:
+        UserError: An unknown name, an argument that the model refuses, or a size that it cannot take.
+    """
+    check_name(name)
+    _refuse(name, kwargs, _NEVER)
+    given = {"num_classes": 0, **{k: v for k, v in kwargs.items() if k not in _NEVER}}
+    optional = {"img_size": _as_timm(img_size), "drop_path_rate": drop_path}
+    optional = {k: v for k, v in optional.items() if v is not None and k not in given}
+    try:
+        model, used = _build(name, given, optional)
+    except _REFUSALS as error:
+        raise _blame(name, kwargs, given, optional, error) from error
+    if img_size is not None:
+        _try_size(model, name, img_size, kwargs.get("in_chans", 3), "img_size" in used)
+    return model
+
+
+def check_name(name: str) -> None:
+    """Raises UserError, with the nearest name, unless timm (with ours registered) knows ``name``."""
+    if not (isinstance(name, str) and name and timm.is_model(name)):
+        hint = nearest(str(name), timm.list_models()) or "; timm.list_models() lists the names"
+        raise UserError(f"model.name: {name!r} is unknown{hint}")
+
+
+def check_kwargs(name: str, kwargs: dict[str, Any]) -> None:
+    """Raises UserError if ``model.kwargs`` holds what has a field of its own, such as ``img_size``."""
+    _refuse(name, kwargs, {**_NEVER, **_ELSEWHERE})
+
+
+def export_kwargs(
+    name: str, kwargs: dict[str, Any], img_size: Size | None, num_classes: int = 0, in_chans: int = 3
+) -> dict[str, Any]:
+    """Returns the arguments with which ``timm.create_model(name, **kwargs)`` alone rebuilds the model.
+
+    Args:
+        name: Model name.
+        kwargs: The user's ``model.kwargs``.
+        img_size: Size that the model was built at (pixels); left out where the model takes none.
+        num_classes: Outputs of the classifier; 0 for a backbone.
+        in_chans: Channels; left out when 3.
+
+    Raises:
+        UserError: A value in ``kwargs`` cannot be written as JSON.
+    """
+    out = {k: v for k, v in kwargs.items() if k not in _ELSEWHERE and k not in _NEVER}
+    out["num_classes"] = num_classes
+    if in_chans != 3:
+        out["in_chans"] = in_chans
+    if img_size is not None and takes_img_size(name):
+        out["img_size"] = list(img_size) if isinstance(img_size, (tuple, list)) else img_size
+    for key, value in out.items():
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError):
+            text = f"model.kwargs: {key} is {value!r}, which JSON cannot hold; give numbers, texts, lists"
+            raise UserError(text) from None
+    return out
+
+
+def set_classes(model: nn.Module, num_classes: int) -> None:
+    """Gives the model a fresh classifier with ``num_classes`` outputs (0: none), in place."""
+    model.reset_classifier(num_classes)
+
+
+def classifier_prefixes(model: nn.Module) -> tuple[str, ...]:
+    """Returns how the names of the classifier's weights begin, e.g. ``('head.', 'head_dist.')``."""
+    names = (getattr(model, "pretrained_cfg", None) or {}).get("classifier")
+    if not names:
+        heads = model.get_classifier()
+        heads = list(heads) if isinstance(heads, (tuple, list, nn.ModuleList)) else [heads]
+        names = [n for n, module in model.named_modules() if n and any(module is h for h in heads)]
+    return tuple(f"{n}." for n in ([names] if isinstance(names, str) else names))
+
+
+def backbone_keys(model: nn.Module) -> set[str]:
+    """Returns the keys of the model's state dict that the same model with ``num_classes=0`` has."""
+    tensors = [*model.parameters(), *model.buffers()]
+    bare = copy.deepcopy(model, {id(t): t.detach().to("meta") for t in tensors})  # the structure, not the weights
+    bare.reset_classifier(0)
+    return set(bare.state_dict())
+
+
+def backbone_state(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Returns the state dict without the classifier: what a ``num_classes=0`` model loads strictly."""
+    keys = backbone_keys(model)
+    return {k: v for k, v in model.state_dict().items() if k in keys}
+
+
+def model_name(model: nn.Module) -> str:
+    """Returns the name by which timm built the model, for messages."""
+    return (getattr(model, "pretrained_cfg", None) or {}).get("architecture") or type(model).__name__
+
+
+def pair(size: Size) -> tuple[int, int]:
+    """Returns a size as (height, width)."""
+    height, width = (size, size) if isinstance(size, int) else size
+    return int(height), int(width)
+
+
+def _as_timm(img_size):
+    return tuple(img_size) if isinstance(img_size, list) else img_size
+
+
+def _build(name, given, optional):
+    """Builds with as many of the optional arguments as the model takes; returns it and those."""
+    optional, state = dict(optional), torch.get_rng_state()
+    while True:
+        try:
+            return timm.create_model(name, **given, **optional), optional
+        except TypeError as error:
+            refused = [k for k in optional if "unexpected keyword" in str(error) and f"'{k}'" in str(error)]
+            if not refused:
+                raise
+            del optional[refused[0]]
+            torch.set_rng_state(state)  # the weights do not depend on failed tries
+
+
+def _build_on_meta(name, given, optional):
+    with torch.device("meta"), torch.random.fork_rng(devices=[]):
+        return _build(name, given, optional)
+
+
+@functools.cache
+def takes_img_size(name: str) -> bool:
+    """Says whether the model's constructor has an ``img_size`` (ViT, Swin), or takes any size as it is (ResNet)."""
+    try:
+        return "img_size" in _build_on_meta(name, {"num_classes": 0}, {"img_size": 224})[1]
+    except _REFUSALS:
+        return True  # 224 was taken, and found wrong
+
+
+def _refuse(name, kwargs, reasons):
+    faults = [
+        f"model.kwargs: {key} is {kwargs[key]!r}; {reason}, leave it out"
+        for key, reason in reasons.items()
+        if key in kwargs and not (key in _NEVER and not kwargs[key])
+    ]
+    if faults:
+        raise UserError(*faults)
+
+
+def _blame(name, kwargs, given, optional, error):
+    """Returns what to raise for a failed build: the size's fault, the arguments' or the name's."""
+    without = {k: v for k, v in optional.items() if k != "img_size"}
+    if "img_size" in optional:
+        try:
+            _build_on_meta(name, given, without)
+        except _REFUSALS as own:
+            return _blame(name, kwargs, given, without, own)
+        return _size_fault(name, optional["img_size"], _said(error))
+    if not kwargs:
+        return UserError(f"model.name: {name!r} cannot be built: {_said(error)}")
+    return UserError(f"model.kwargs: {name} refuses {kwargs!r}: {_said(error)}")
+
+
+def _try_size(model, name, img_size, in_chans, fixed):
+    """Raises UserError unless an image of that size goes through without loss."""
+    height, width = pair(img_size)
+    embed = getattr(model, "patch_embed", None)
+    if fixed and isinstance(embed, timm.layers.PatchEmbed) and not embed.dynamic_img_pad:
+        patch = pair(embed.patch_size)
+        if height % patch[0] or width % patch[1]:  # timm would cut the border off silently
+            raise _size_fault(name, img_size, f"wanted are multiples of its patch, {patch[0]}x{patch[1]} pixels")
+    training = model.training
+    try:
+        with torch.no_grad():
+            model.eval()(torch.zeros(1, in_chans, height, width))
+    except _REFUSALS as error:
+        raise _size_fault(name, img_size, _said(error)) from error
+    finally:
+        model.train(training)
+
+
+def _size_fault(name, img_size, why):
+    height, width = pair(img_size)
+    return UserError(f"image size {height}x{width}: {name} cannot take it: {why}")
+
+
+def _said(error):
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 200 else text[:197] + "..."

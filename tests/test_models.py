@@ -1,0 +1,395 @@
+"""Backbones: building over timm, weights from other sizes, and the files that others read."""
+
+import json
+import warnings
+
+import pytest
+import safetensors.torch
+import timm
+import torch
+from timm.layers import resample_abs_pos_embed, resize_rel_pos_bias_table
+
+from idmm import seeding
+from idmm.errors import UserError
+from idmm.models import (
+    backbone_state,
+    check_kwargs,
+    classifier_prefixes,
+    create_backbone,
+    export_kwargs,
+    load_backbone,
+    load_weights,
+    read_checkpoint,
+    save_model,
+    set_classes,
+    takes_img_size,
+    weights,
+)
+
+VIT = {"embed_dim": 32, "depth": 2, "num_heads": 2}
+SWIN = {"embed_dim": 24, "depths": [1, 1, 1, 1], "num_heads": [1, 2, 2, 4]}
+PVT = {"depths": [1, 1, 1, 1], "embed_dims": [8, 16, 20, 32]}
+NORM = {"mean": (0.5, 0.5, 0.5), "std": (0.2, 0.2, 0.2)}
+FAMILIES = [
+    ("deit_tiny_patch16_224", VIT, True),
+    ("deit_tiny_distilled_patch16_224", VIT, True),
+    ("vit_tiny_patch16_224", {**VIT, "global_pool": "avg"}, True),
+    ("swin_tiny_patch4_window7_224", SWIN, True),
+    ("pvt_v2_b0", PVT, False),
+    ("resnet50", {"layers": [1, 1, 1, 1]}, False),
+    ("convnext_atto", {"depths": [1, 1, 1, 1], "dims": [8, 8, 16, 16]}, False),
+    ("caformer_s18", {}, False),  # its classifier is three layers
+    ("levit_128s", {}, True),
+]
+
+
+def fails(call, *args, **kwargs):
+    """Returns the one line that a user is told."""
+    with pytest.raises(UserError) as caught:
+        call(*args, **kwargs)
+    assert len(caught.value.faults) == 1 and "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def tiny(size=112, **kwargs):
+    return create_backbone("deit_tiny_patch16_224", size, **{**VIT, **kwargs})
+
+
+def swin(size=112, **kwargs):
+    return create_backbone("swin_tiny_patch4_window7_224", size, **{**SWIN, **kwargs})
+
+
+def saved(folder, model, name="deit_tiny_patch16_224", kwargs=VIT, size=112, stem="backbone", **extra):
+    arguments = export_kwargs(name, kwargs, size)
+    save_model(folder, stem, backbone_state(model), name=name, kwargs=arguments, **NORM, **extra)
+    return folder
+
+
+@pytest.mark.parametrize(("name", "kwargs", "sized"), FAMILIES, ids=lambda v: v if isinstance(v, str) else "")
+def test_strict_round_trip_through_timm_alone(tmp_path, name, kwargs, sized):
+    model = create_backbone(name, 112, drop_path=0.1, num_classes=5, **kwargs)
+    assert takes_img_size(name) == sized
+    saved(tmp_path, model, name, {**kwargs, "drop_path_rate": 0.2})
+    info = json.loads((tmp_path / "backbone.json").read_text())
+    assert info["kwargs"]["num_classes"] == 0 and "drop_path_rate" not in info["kwargs"]
+    assert info["kwargs"].get("img_size") == (112 if sized else None)
+    again = timm.create_model(info["name"], **info["kwargs"])
+    again.load_state_dict(safetensors.torch.load_file(tmp_path / "backbone.safetensors"), strict=True)
+    images = torch.randn(2, 3, 112, 112)
+    set_classes(model, 0)
+    with torch.no_grad():
+        assert torch.equal(again.eval()(images), model.eval()(images))
+    assert not any(k.startswith(classifier_prefixes(again)) for k in again.state_dict())
+
+
+def test_grey_images_travel_with_the_arguments(tmp_path):
+    model = tiny(in_chans=1)
+    arguments = export_kwargs("deit_tiny_patch16_224", VIT, 112, in_chans=1)
+    assert arguments == {**VIT, "num_classes": 0, "in_chans": 1, "img_size": 112}
+    save_model(tmp_path, "backbone", model.state_dict(), name="deit_tiny_patch16_224", kwargs=arguments, **NORM)
+    assert read_checkpoint(tmp_path).in_chans == 1
+    assert load_backbone(tmp_path)(torch.zeros(1, 1, 112, 112)).shape == (1, 32)
+
+
+def test_weights_depend_on_the_seed_alone():
+    def build(name, kwargs):
+        with seeding.seeded(7):
+            return create_backbone(name, 64, drop_path=0.1, **kwargs).state_dict()
+
+    for name, kwargs in (("deit_tiny_patch16_224", VIT), ("pvt_v2_b0", PVT)):
+        first = build(name, kwargs)
+        torch.rand(3)
+        second = build(name, kwargs)
+        assert all(torch.equal(first[k], second[k]) for k in first)
+
+
+def test_drop_path_reaches_the_models_that_have_it():
+    assert tiny(drop_path=0.3).blocks[-1].drop_path1.drop_prob == pytest.approx(0.3)
+    with torch.device("meta"):
+        assert create_backbone("vgg11", drop_path=0.3).training  # has none
+
+
+@pytest.mark.parametrize("size", [32, 100, 112, (96, 160)])
+def test_swin_takes_sizes_that_its_window_does_not_divide(size):
+    height, width = (size, size) if isinstance(size, int) else size
+    assert swin(size)(torch.zeros(1, 3, height, width)).shape == (1, 192)
+
+
+def test_distilled_models_have_two_classifiers():
+    model = create_backbone("deit_tiny_distilled_patch16_224", 32, num_classes=3, **VIT)
+    assert classifier_prefixes(model) == ("head.", "head_dist.")
+    assert len(model.state_dict()) - len(backbone_state(model)) == 4
+    model.pretrained_cfg = {}  # a model registered without a config
+    assert classifier_prefixes(model) == ("head.", "head_dist.")
+
+
+def test_the_name_of_an_unknown_model_is_guessed():
+    assert fails(create_backbone, "deit_tinny_patch16_224") == (
+        "model.name: 'deit_tinny_patch16_224' is unknown; did you mean 'deit_tiny_patch16_224'?"
+    )
+    assert "'hf-hub:timm/vit' is unknown" in fails(create_backbone, "hf-hub:timm/vit")  # never the network
+    assert "model.name: 'vit_tiny_patch16_224.no' cannot be" in fails(create_backbone, "vit_tiny_patch16_224.no", 32)
+    assert "'' is unknown" in fails(create_backbone, "")
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "said"),
+    [
+        ({"embed_dimm": 3}, "unexpected keyword argument 'embed_dimm'"),
+        ({"embed_dim": 32, "num_heads": 3}, "divisible"),
+        ({"embed_dim": "wide"}, ""),
+    ],
+)
+@pytest.mark.parametrize("size", [None, 32])
+def test_arguments_that_the_model_refuses(kwargs, said, size):
+    line = fails(create_backbone, "deit_tiny_patch16_224", size, drop_path=0.1, **kwargs)
+    assert line.startswith("model.kwargs: deit_tiny_patch16_224 refuses {'embed_dim") and said in line
+
+
+def test_arguments_that_have_a_field_of_their_own():
+    line = fails(create_backbone, "deit_tiny_patch16_224", pretrained=True)
+    assert line == "model.kwargs: pretrained is True; weights come through --init, leave it out"
+    assert tiny(32, pretrained=False) is not None
+    assert "views.size" in fails(check_kwargs, "deit_tiny_patch16_224", {"img_size": 64})
+    with pytest.raises(UserError) as caught:
+        check_kwargs("deit_tiny_patch16_224", {"num_classes": 3, "drop_path_rate": 0.1, "depth": 2})
+    assert len(caught.value.faults) == 2
+    check_kwargs("deit_tiny_patch16_224", VIT)
+
+
+def test_sizes_that_the_model_cannot_take():
+    line = fails(tiny, 100)
+    assert line.startswith("image size 100x100: deit_tiny_patch16_224 cannot take it") and "16x16" in line
+    line = fails(create_backbone, "maxvit_tiny_rw_224", 112)
+    assert line.startswith("image size 112x112: maxvit_tiny_rw_224 cannot take it: ") and "window" in line
+    assert "image size 30x32" in fails(swin, (30, 32))
+    assert tiny(100, dynamic_img_size=True, dynamic_img_pad=True) is not None
+
+
+def test_arguments_that_json_cannot_hold():
+    assert "model.kwargs: act_layer" in fails(export_kwargs, "resnet50", {"act_layer": torch.nn.ReLU}, None)
+
+
+def test_position_embedding_grows_as_timm_resizes_it():
+    small, large = tiny(112), tiny(224, num_classes=5)
+    report = load_weights(large, small.state_dict(), source="a")
+    wanted = resample_abs_pos_embed(small.pos_embed, [14, 14], num_prefix_tokens=1)
+    assert torch.equal(large.pos_embed, wanted)
+    assert torch.equal(large.pos_embed[:, :1], small.pos_embed[:, :1])  # the class token's stays
+    assert torch.equal(large.blocks[1].mlp.fc1.weight, small.blocks[1].mlp.fc1.weight)
+    assert report.resized == ["pos_embed"] and report.fresh == ["head.weight", "head.bias"] and not report.dropped
+    assert len(report.kept) == len(small.state_dict()) - 1
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "prefix"),
+    [
+        ({"global_pool": "avg", "class_token": False}, 0),
+        ({"reg_tokens": 3}, 4),
+        ({"reg_tokens": 3, "no_embed_class": True}, 0),  # class tokens without a position
+    ],
+)
+def test_prefix_tokens_are_the_models(kwargs, prefix):
+    small = create_backbone("vit_tiny_patch16_224", 64, **VIT, **kwargs)
+    large = create_backbone("vit_tiny_patch16_224", 96, **VIT, **kwargs)
+    load_weights(large, small.state_dict(), source="a")
+    assert torch.equal(large.pos_embed, resample_abs_pos_embed(small.pos_embed, [6, 6], num_prefix_tokens=prefix))
+
+
+def test_grids_that_are_not_square():
+    wide = tiny((64, 128))  # 4x8
+    square = tiny(96)
+    load_weights(wide, square.state_dict(), source="a")
+    assert torch.equal(wide.pos_embed, resample_abs_pos_embed(square.pos_embed, [4, 8]))
+    tall = tiny((128, 64))  # as many positions in another order
+    report = load_weights(tall, wide.state_dict(), source="a", img_size=(64, 128))
+    assert report.resized == ["pos_embed"]
+    assert torch.equal(tall.pos_embed, resample_abs_pos_embed(wide.pos_embed, [8, 4], [4, 8]))
+    assert load_weights(tiny((64, 128)), wide.state_dict(), source="a").resized == []
+    line = fails(load_weights, square, wide.state_dict(), source="a.pth")
+    assert line.startswith("a.pth: does not fit deit_tiny_patch16_224") and "33 positions less 1 prefix" in line
+
+
+def test_relative_tables_are_resized_as_timm_does():
+    small, large = swin(112, num_classes=2), swin(224)
+    report = load_weights(large, small.state_dict(), source="a")
+    key = "layers.3.blocks.0.attn.relative_position_bias_table"
+    assert report.resized == [key] and report.dropped == ["head.fc.weight", "head.fc.bias"] and not report.fresh
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        wanted = resize_rel_pos_bias_table(small.state_dict()[key], (7, 7), (169, 4))
+    assert torch.equal(large.state_dict()[key], wanted)
+    old, new = (m.state_dict()[key].view(side, side, 4) for m, side in ((small, 7), (large, 13)))
+    assert torch.allclose(new[6, 6], old[3, 3], atol=1e-6) and torch.allclose(new[0, 0], old[0, 0], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "kwargs", "leaf"),
+    [
+        ("beit_base_patch16_224", (64, 96), VIT, "relative_position_bias_table"),
+        ("levit_128s", (112, 224), {}, "attention_biases"),
+        ("mvitv2_tiny", (64, 96), {}, "rel_pos_w"),
+        ("samvit_base_patch16", (64, 96), {**VIT, "global_attn_indexes": [0]}, "pos_embed"),
+        ("pit_ti_224", (112, 224), {}, "pos_embed"),
+        ("crossvit_9_240", (240, 360), {}, "pos_embed_1"),
+    ],
+)
+def test_other_families_change_size(name, sizes, kwargs, leaf):
+    small, large = (create_backbone(name, size, **kwargs) for size in sizes)
+    report = load_weights(large, small.state_dict(), source="a")
+    assert any(k.endswith(leaf) for k in report.resized) and not report.dropped and not report.fresh
+
+
+def test_index_tables_come_from_the_model():
+    model = swin(64)
+    state = {**swin(64).state_dict(), "layers.0.blocks.0.attn.relative_position_index": torch.zeros(3, 3)}
+    state["layers.0.blocks.1.attn_mask"] = torch.zeros(2)
+    report = load_weights(model, state, source="a")
+    assert not report.dropped and not report.fresh
+
+
+def test_the_classifier_is_kept_on_request():
+    old, new = tiny(32, num_classes=3), tiny(32, num_classes=3)
+    assert load_weights(new, old.state_dict(), source="a").dropped == ["head.weight", "head.bias"]
+    assert not torch.equal(new.head.weight, old.head.weight)
+    load_weights(new, old.state_dict(), source="a", drop_classifier=False)
+    assert torch.equal(new.head.weight, old.head.weight)
+    line = fails(load_weights, tiny(32, num_classes=4), old.state_dict(), source="a", drop_classifier=False)
+    assert "head.weight: 3x32 in the checkpoint, 4x32 in the model" in line
+
+
+def test_the_report_is_short():
+    model = tiny(64, num_classes=2)
+    state = {k: v for k, v in tiny(32, num_classes=3).state_dict().items() if not k.startswith("norm.")}
+    state.update({f"extra.{i}": torch.zeros(1) for i in range(10)})
+    lines = load_weights(model, state, source="runs/a").lines()
+    assert lines[0] == "runs/a: 27 weights kept, 1 resized, 12 dropped, 4 fresh"
+    assert lines[1] == "  resized: pos_embed"
+    assert lines[2].startswith("  dropped: head.weight, head.bias, extra.0,") and lines[2].endswith(" and 4 more")
+    assert lines[3] == "  fresh: norm.weight, norm.bias, head.weight, head.bias"
+
+
+def test_a_checkpoint_of_another_model():
+    model = tiny(32)
+    line = fails(load_weights, model, create_backbone("pvt_v2_b0", **PVT).state_dict(), source="p.pth")
+    assert line.startswith("p.pth: is a checkpoint of another model: only 2 of 30 weights fit deit_tiny_patch16_224; ")
+    assert "missing: cls_token, pos_embed," in line and "unknown: " in line
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    line = fails(load_weights, model, tiny(32, embed_dim=64).state_dict(), source="p.pth")
+    assert line.startswith("p.pth: does not fit deit_tiny_patch16_224") and "more" in line
+    assert "cls_token: 1x1x64 in the checkpoint, 1x1x32 in the model" in line
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())  # nothing half-loaded
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_raised(dtype):
+    small, large = tiny(32), tiny(64)
+    load_weights(large, {k: v.to(dtype) for k, v in small.state_dict().items()}, source="a")
+    assert {p.dtype for p in large.parameters()} == {torch.float32}
+    wanted = resample_abs_pos_embed(small.pos_embed.to(dtype).float(), [4, 4])
+    assert torch.equal(large.pos_embed, wanted)  # interpolated after the cast
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda s: s,
+        lambda s: {"state_dict": s, "epoch": 3},
+        lambda s: {"model": {f"module.{k}": v for k, v in s.items()}},
+        lambda s: {"state_dict": {(f"module.{k}" if i % 2 else k): v for i, (k, v) in enumerate(s.items())}},  # mixed
+        lambda s: {"state_dict": {}, "state_dict_ema": {f"module._orig_mod.{k}": v for k, v in s.items()}},
+        lambda s: {f"_orig_mod.{k}": v for k, v in s.items()},
+    ],
+)
+def test_wrappers_and_prefixes_come_off(tmp_path, wrap):
+    state = tiny(32).state_dict()
+    torch.save(wrap(state), tmp_path / "a.pth")
+    read = read_checkpoint(tmp_path / "a.pth")
+    assert list(read.state) == list(state) and all(torch.equal(read.state[k], state[k]) for k in state)
+    assert read.name is None and read.kwargs == {} and read.in_chans == 3 and read.img_size is None
+
+
+def test_a_run_is_read_back_at_another_size(tmp_path):
+    model = tiny(64, num_classes=4)
+    saved(tmp_path, model, size=64, extra={"ema": True})
+    read = read_checkpoint(tmp_path)
+    assert (read.name, read.img_size, read.extra) == ("deit_tiny_patch16_224", 64, {"ema": True})
+    assert read.mean == NORM["mean"] and read.std == NORM["std"]
+    same, larger = load_backbone(tmp_path), load_backbone(tmp_path / "backbone.safetensors", img_size=96)
+    images = torch.randn(2, 3, 64, 64)
+    set_classes(model, 0)
+    with torch.no_grad():
+        assert torch.equal(same(images), model.eval()(images))
+        assert larger(torch.randn(2, 3, 96, 96)).shape == (2, 32)
+    assert not same.training and timm.data.resolve_model_data_config(same)["mean"] == NORM["mean"]
+
+
+def test_files_that_are_no_checkpoints(tmp_path):
+    def told(path):
+        line = fails(read_checkpoint, path)
+        assert line.startswith(str(path))
+        return line
+
+    assert "no such file or folder; give a run folder, or a .safetensors" in told(tmp_path / "none")
+    assert "no backbone.safetensors and no backbone.json in it" in told(tmp_path)
+    (tmp_path / "last").mkdir()
+    assert "has not written its backbone.safetensors yet" in told(tmp_path)
+    for name in ("a.pth", "a.safetensors", "a.tar"):
+        (tmp_path / name).write_bytes(b"not weights at all")
+        assert "cannot be read as a checkpoint" in told(tmp_path / name)
+        (tmp_path / name).write_bytes(b"")
+        assert "cannot be read as a checkpoint" in told(tmp_path / name)
+    (tmp_path / "a.txt").write_text("x")
+    assert "is not a checkpoint; give" in told(tmp_path / "a.txt")
+    torch.save({"state_dict": {"epoch": 3}}, tmp_path / "b.pth")
+    assert "holds no weights" in told(tmp_path / "b.pth")
+    torch.save({"state_dict": {}, "who": fails}, tmp_path / "c.pth")
+    assert "holds Python objects, which are never run" in told(tmp_path / "c.pth")
+
+
+def test_a_file_without_its_json(tmp_path):
+    saved(tmp_path, tiny(32), size=32)
+    (tmp_path / "backbone.json").write_text("{")
+    assert "backbone.json: cannot be read as JSON" in fails(load_backbone, tmp_path)
+    (tmp_path / "backbone.json").write_text('{"a": 1}')
+    assert "the model's name is unknown; wanted is backbone.json" in fails(load_backbone, tmp_path)
+    (tmp_path / "backbone.json").unlink()
+    assert "no backbone.json in it" in fails(load_backbone, tmp_path)
+    assert "the model's name is unknown" in fails(load_backbone, tmp_path / "backbone.safetensors")
+
+
+def test_writing_twice_leaves_the_same_two_files(tmp_path):
+    model = tiny(32)
+    for _ in range(2):
+        saved(tmp_path / "run", model, size=32)
+        files = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()}
+    assert sorted(files) == ["backbone.json", "backbone.safetensors"]
+    saved(tmp_path / "other", model, size=32)
+    assert files == {p.name: p.read_bytes() for p in (tmp_path / "other").iterdir()}
+    modes = {p.stat().st_mode for p in (tmp_path / "run").iterdir()}
+    assert len(modes) == 1  # whoever may read the JSON may read the weights
+
+
+@pytest.mark.parametrize("failing", ["save_file", "fsync"])
+def test_a_failed_write_leaves_the_old_files(tmp_path, monkeypatch, failing):
+    saved(tmp_path, tiny(32), size=32)
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+
+    def full(*args, **kwargs):
+        if failing == "save_file":
+            args[1].write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    target = weights if failing == "save_file" else weights.os
+    monkeypatch.setattr(target, failing, full)
+    with pytest.raises(OSError, match="No space"):
+        saved(tmp_path, tiny(32), size=32)
+    assert before == {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+
+
+def test_tied_and_strided_tensors_are_written(tmp_path):
+    base = torch.arange(12.0).view(3, 4)
+    state = {"a": base, "tied": base, "part": base[1], "turned": base.t()}
+    save_model(tmp_path, "model", state, name="x", kwargs={}, **NORM)
+    read = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    assert all(torch.equal(read[k], state[k]) for k in state)
