@@ -1,0 +1,206 @@
+"""A run's folder: its config, metrics, state and results, written so that a kill at any moment leaves them whole."""
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from idmm import distributed
+from idmm.errors import RunError, UserError
+from idmm.files import replacing, sweep, write_text
+
+# What may differ when a run is taken up again: results do not depend on it.
+FREE = ("out", "resume", "data.workers", "data.cache", "train.device", "train.save_minutes", "train.tensorboard")
+
+# What a checkpoint holds.
+PARTS = ("stage", "epoch", "step", "epoch_seconds", "seconds", "sums", "precision")
+PARTS += ("method", "optimizer", "ema", "scaler")
+
+
+class RunFolder:
+    """The folder ``--out``: opened by one run at a time, taken up where the last one stopped.
+
+    With several processes the first one writes; the others only read, so the folder must be one that all see.
+
+    Args:
+        path: The folder; made where it is missing.
+        config: The run's config as plain data.
+        resume: auto, never or must.
+
+    Attributes:
+        state: What the last checkpoint holds, or None for a new run.
+        finished: Whether the run ended before; then there is nothing to do.
+
+    Raises:
+        UserError: The folder is in use, or holds a run of another config, or --resume forbids it.
+    """
+
+    def __init__(self, path: str, config: dict, resume: str):
+        self.path = Path(path)
+        self.leader = distributed.rank() == 0
+        self._lock = None
+        faults, used = None, False
+        if self.leader:
+            try:
+                self._lock = self._locked()
+                used = self._open(config, resume)
+            except UserError as error:
+                self.close()
+                faults = error.faults
+        faults, used, self.finished = distributed.from_first((faults, used, self._result_file.exists()))
+        if faults:
+            raise UserError(*faults)
+        self.state = self._load() if used and not self.finished else None
+
+    def _open(self, config: dict, resume: str) -> bool:
+        used = self._result_file.exists() or self._state_file.exists()
+        if used and resume == "never":
+            raise UserError(f"out: '{self.path}' holds a run already; --resume never wants a new folder")
+        if not used and resume == "must":
+            raise UserError(f"out: '{self.path}' holds no run to go on with; --resume must wants one")
+        if used:
+            self._compare(config)
+        else:  # what a run left that died before its first checkpoint
+            for name in ("metrics.jsonl", "last/images.json"):
+                (self.path / name).unlink(missing_ok=True)
+            write_text(self.path / "config.yaml", yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
+        for folder in (self.path, self.path / "last"):
+            sweep(folder)
+        return used
+
+    @property
+    def _state_file(self) -> Path:
+        return self.path / "last" / "state.pt"
+
+    @property
+    def _result_file(self) -> Path:
+        return self.path / "result.json"
+
+    def _locked(self):
+        try:
+            (self.path / "last").mkdir(parents=True, exist_ok=True)
+            lock = open(self.path / "last" / "lock", "a+")
+        except OSError as error:
+            raise UserError(f"out: cannot write to '{self.path}' ({error.strerror}); wanted a folder") from None
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with this process; loader workers do not inherit it
+        except OSError:
+            lock.close()
+            message = f"out: '{self.path}' is in use by another run; wait for it or name another folder"
+            raise UserError(message) from None
+        return lock
+
+    def _compare(self, config: dict) -> None:
+        try:
+            old = yaml.safe_load((self.path / "config.yaml").read_text())
+        except (OSError, yaml.YAMLError):
+            raise UserError(f"out: '{self.path}' holds a run without a readable config.yaml") from None
+        old, new = flatten(old or {}), flatten(config)
+        faults = [
+            f"{key}: the run in '{self.path}' has {_shown(old.get(key))}, asked for now is {_shown(new.get(key))}"
+            for key in [*new, *(key for key in old if key not in new)]
+            if key not in FREE and old.get(key) != new.get(key)
+        ]
+        if faults:
+            faults.append(f"out: '{self.path}' belongs to another config; name a new folder or mend the above")
+            raise UserError(*faults)
+
+    def _load(self) -> dict:
+        try:
+            state = torch.load(self._state_file, map_location="cpu", weights_only=True)
+            why = ", ".join(f"lacks {name}" for name in PARTS if name not in state)
+        except Exception as error:  # torch raises many kinds; none of them is the user's to read
+            why = type(error).__name__
+        if why:
+            raise UserError(f"{self._state_file}: cannot be read ({why}); remove it to start over")
+        return state
+
+    def save_state(self, state: dict[str, Any]) -> None:
+        """Replaces the checkpoint; the previous one stays whole until the new one is (a full disk included).
+
+        Raises:
+            RunError: It could not be written; the line names the file.
+        """
+        if not self.leader:
+            return
+        try:
+            with replacing(self._state_file) as file:
+                torch.save(state, file)
+        except RuntimeError as error:  # torch's writer hides the system's error
+            what = str(error).splitlines()[0]
+            raise RunError(f"{self._state_file}: cannot be written ({what}); the previous one is kept") from None
+
+    def check_images(self, fingerprint: Any, compare: Callable[[Any, Any], list[str]]) -> None:
+        """Keeps the images' fingerprint with a new run, and holds a resumed one to it.
+
+        Raises:
+            UserError: Image i is no longer image i; the lines of ``compare(old, new)`` say how.
+        """
+        path = self.path / "last" / "images.json"
+        lines = compare(json.loads(path.read_text()), fingerprint) if self.leader and path.exists() else []
+        lines = distributed.from_first(lines)
+        if lines:
+            raise UserError(*lines, f"data.root: the images changed since the run in '{self.path}' began")
+        if self.leader and not path.exists():
+            write_text(path, json.dumps(fingerprint))
+
+    def take_back(self, stage: int, epoch: int) -> None:
+        """Removes metrics from (stage, epoch) on, and a torn last line: they will be written again."""
+        if self.leader:
+            kept = [r for r in self.metrics() if (r["stage"], r["epoch"]) < (stage, epoch)]
+            write_text(self.path / "metrics.jsonl", "".join(json.dumps(record) + "\n" for record in kept))
+
+    def metrics(self) -> list[dict]:
+        """Returns the records so far, an epoch each."""
+        records = []
+        with contextlib.suppress(FileNotFoundError), open(self.path / "metrics.jsonl") as file:
+            for line in file:
+                with contextlib.suppress(json.JSONDecodeError):  # the line that a kill tore
+                    records.append(json.loads(line))
+        return records
+
+    def add_metrics(self, record: dict) -> None:
+        """Appends an epoch's record."""
+        if not self.leader:
+            return
+        try:
+            with open(self.path / "metrics.jsonl", "a") as file:
+                file.write(json.dumps(record) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise RunError(f"{self.path / 'metrics.jsonl'}: cannot be written ({error.strerror})") from None
+
+    def finish(self, result: dict) -> None:
+        """Writes result.json, which marks the run as finished."""
+        if self.leader:
+            write_text(self._result_file, json.dumps(result, indent=2) + "\n")
+        self.finished = True
+
+    def result(self) -> dict:
+        """Returns the finished run's result."""
+        return json.loads(self._result_file.read_text())
+
+    def close(self) -> None:
+        """Lets another run have the folder."""
+        if self._lock is not None:
+            self._lock.close()
+
+
+def flatten(config: dict, prefix: str = "") -> dict[str, Any]:
+    """Turns nested sections into dotted keys, ``{"train": {"lr": 1}}`` -> ``{"train.lr": 1}``."""
+    flat = {}
+    for key, value in config.items():
+        inner = isinstance(value, dict) and value and key != "kwargs"
+        flat.update(flatten(value, f"{prefix}{key}.") if inner else {prefix + key: value})
+    return flat
+
+
+def _shown(value: Any) -> str:
+    return "null" if value is None else str(value)

@@ -1,0 +1,65 @@
+"""What the processes of a run tell each other; with one process, nothing."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+_control = None  # a gloo group, so that a flag costs no device sync
+
+
+def rank() -> int:
+    """Number of this process, from 0."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def world() -> int:
+    """Number of processes."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def any_process(*flags: bool) -> tuple[bool, ...]:
+    """Whether each flag is set in any process; all must ask together."""
+    if world() == 1:
+        return flags
+    said = torch.tensor(flags, dtype=torch.uint8)
+    dist.all_reduce(said, op=dist.ReduceOp.MAX, group=_control_group())
+    return tuple(bool(flag) for flag in said)
+
+
+def sum_all(values: torch.Tensor) -> torch.Tensor:
+    """Adds a tensor up over the processes; all must ask together."""
+    if world() > 1:
+        dist.all_reduce(values)
+    return values
+
+
+def from_first(value: Any) -> Any:
+    """Returns the first process's value in every process (small Python objects)."""
+    if world() == 1:
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0, group=_control_group())
+    return box[0]
+
+
+def gather(value: Any) -> list[Any]:
+    """Returns every process's value, in order, in every process (Python objects, NumPy arrays)."""
+    if world() == 1:
+        return [value]
+    values = [None] * world()
+    dist.all_gather_object(values, value, group=_control_group())
+    return values
+
+
+def forget() -> None:
+    """Drops what was kept of a process group that is about to end."""
+    global _control
+    _control = None
+
+
+def _control_group():
+    global _control
+    if _control is None:
+        _control = dist.new_group(backend="gloo")
+    return _control

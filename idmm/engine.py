@@ -1,0 +1,385 @@
+"""The one training loop, on accelerate. It knows no method and no dataset: a method gives a loss for a batch."""
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from accelerate import Accelerator, PartialState
+from accelerate.state import AcceleratorState
+from accelerate.utils import send_to_device
+from timm.utils import ModelEmaV3
+
+from idmm import distributed
+from idmm.calibrate import choose_precision, say_estimate
+from idmm.checkpoint import RunFolder
+from idmm.config import Train
+from idmm.data.loaders import BatchPlan, Maker, training_batches, worker_count
+from idmm.errors import Interrupted, RunError, UserError
+from idmm.methods.base import Method
+from idmm.optim import create_optimizer
+from idmm.progress import Interrupts, Progress
+from idmm.schedule import cosine_schedule, warmup_length
+from idmm.seeding import derive, seeded
+
+log = logging.getLogger("idmm")
+
+
+class Session:
+    """What the stages of one run share: folder, device, processes, precision, interrupts, time spent.
+
+    Args:
+        config: Of the run; its ``train`` section names device and precision.
+        plain: The same as plain data, for the folder.
+    """
+
+    def __init__(self, config, plain: dict):
+        self.train: Train = config.train
+        self.seed: int = config.seed
+        self.workers: int | None = config.data.workers
+        AcceleratorState._reset_state(reset_partial_state=True)  # left by an earlier run in this process
+        distributed.forget()
+        self.device = _device(self.train)
+        self.processes = PartialState(cpu=self.device == "cpu")
+        self.run = RunFolder(config.out, plain, config.resume)
+        self.accelerator: Accelerator | None = None
+        self.interrupts = Interrupts()
+        self.precision = self.run.state["precision"] if self.run.state else None
+        self.started = time.monotonic() - (self.run.state["seconds"] if self.run.state else 0.0)
+        self.steps = 0  # of the stages before this one
+        self.tracker = None
+
+    def start(self, method: Method, batch: dict) -> None:
+        """Settles the precision, once in a run's life, and starts accelerate with it."""
+        if self.accelerator is not None:
+            return
+        if self.precision is None:
+            self.precision = distributed.from_first(choose_precision(self.train.precision, method, batch, self.device))
+        mixed = "no" if self.precision == "fp32" else self.precision
+        self.accelerator = Accelerator(mixed_precision=mixed, cpu=self.device == "cpu")
+        if self.train.tensorboard and self.run.leader:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.tracker = SummaryWriter(self.run.path / "tensorboard")
+        where = f"{distributed.world()} processes, " if distributed.world() > 1 else ""
+        log.info("training on %s, %s%s", self.accelerator.device, where, self.precision)
+
+    @property
+    def seconds(self) -> float:
+        """Time spent on the run, over all resumes."""
+        return time.monotonic() - self.started
+
+    def autocast(self):
+        """The context that a forward pass runs in."""
+        return contextlib.nullcontext() if self.accelerator is None else self.accelerator.autocast()
+
+    def record(self, record: dict) -> None:
+        """Writes an epoch's record to metrics.jsonl, and to TensorBoard where that is on."""
+        self.run.add_metrics(record)
+        if self.tracker is not None:
+            for name, value in record.items():
+                if name not in ("epoch", "stage", "step"):
+                    self.tracker.add_scalar(name, value, record["step"])
+            self.tracker.flush()
+
+    def close(self) -> None:
+        """Lets the folder go and ends what accelerate keeps."""
+        if self.tracker is not None:
+            self.tracker.close()
+        self.run.close()
+
+
+@dataclass
+class StagePlan:
+    """What the loop needs to know of a stage.
+
+    Attributes:
+        number: From 1.
+        label: For people.
+        batches: Which images make which step.
+        maker: Makes a batch of image numbers.
+        lr: Peak learning rate.
+        warmup_epochs: Length of the warm-up.
+        layer_decay: Factor of the lr from layer to layer, or None.
+        evaluate: Called with the module to evaluate (averaged, if EMA is on) at the end of every ``evaluate_every``
+            epochs and of the stage; returns values for metrics.jsonl.
+        evaluate_every: Epochs.
+        evaluate_images: Images that it looks at, for the estimate of time.
+    """
+
+    number: int
+    label: str
+    batches: BatchPlan
+    maker: Maker
+    lr: float
+    warmup_epochs: float
+    layer_decay: float | None = None
+    evaluate: Callable[[torch.nn.Module], dict] | None = None
+    evaluate_every: int = 1
+    evaluate_images: int = 0
+
+
+@dataclass
+class Position:
+    """Where a stage stands: ``step`` steps into ``epoch``, with the epoch's sums so far."""
+
+    epoch: int = 0
+    step: int = 0
+    seconds: float = 0.0
+    sums: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+class Loop:
+    """Trains one method through one stage, from wherever the session's checkpoint left it.
+
+    Args:
+        session: Folder, device, precision.
+        method: What is trained.
+        plan: The stage.
+
+    Attributes:
+        averaged: The backbone to evaluate and export: the EMA's, else the method's own.
+    """
+
+    def __init__(self, session: Session, method: Method, plan: StagePlan):
+        self.session, self.method, self.plan, self.train = session, method, plan, session.train
+        self.batches = plan.batches
+        first = plan.maker(0, self.batches.passes(self.batches.step_images(0, 0))[0][0])
+        with self._memory():
+            session.start(method, first)
+        self.accelerator = session.accelerator
+        bytes_per_batch = sum(t.nbytes for t in _tensors(first))
+        self.workers, why = worker_count(session.workers, bytes_per_batch)
+        if why:
+            log.warning("%s", why)
+        with self._memory():
+            self._build()
+            self.position = Position()
+            self._restore()
+            if self.position.epoch < self.batches.epochs:
+                say_estimate(session, method, plan, first, self.position, self.workers)
+
+    @contextlib.contextmanager
+    def _memory(self):
+        """Turns running out of memory into a line that names the batch size."""
+        try:
+            yield
+        except (RuntimeError, MemoryError) as error:
+            if _out_of_memory(error):
+                raise RunError(_memory_advice(self.batches.batch_size, self.train.accumulate)) from error
+            raise
+
+    def _build(self) -> None:
+        plan, method = self.plan, self.method.to(self.accelerator.device)
+        method.train()
+        others = {
+            name: (child, method.lr_scales.get(name, 1.0))
+            for name, child in method.named_children()
+            if name != "backbone" and any(p.requires_grad for p in child.parameters())
+        }
+        optimizer = create_optimizer(method.backbone, others, self.train, plan.lr, plan.layer_decay)
+        steps = self.batches.epochs * self.batches.steps_per_epoch
+        warmup, shortened = warmup_length(plan.warmup_epochs, self.batches.steps_per_epoch, steps)
+        if shortened:
+            log.info("%s", shortened)
+        self.schedule = cosine_schedule(optimizer, steps, warmup)
+        self.ema = ModelEmaV3(method.backbone, self.train.ema, use_warmup=True) if self.train.ema else None
+        if self.train.compile:
+            method.backbone.compile()
+        self.model, self.optimizer = self.accelerator.prepare(method, optimizer)
+
+    @property
+    def averaged(self) -> torch.nn.Module:
+        """The backbone to evaluate and export."""
+        return self.method.backbone if self.ema is None else self.ema.module
+
+    def fit(self) -> None:
+        """Runs the stage to its end.
+
+        Raises:
+            Interrupted: Ctrl-C or SIGTERM; the state is saved.
+            RunError: The loss is no longer finite, memory or disk ran out; the last checkpoint is kept.
+        """
+        at, total = self.position, self.batches.epochs * self.batches.steps_per_epoch
+        done = at.epoch * self.batches.steps_per_epoch + at.step
+        self.bad_step = torch.full((), -1, device=self.accelerator.device)
+        self.saved = time.monotonic()
+        self.progress = Progress(self.plan.label, total, done, self.session.run.leader)
+        batches = training_batches(self.plan.maker, self.batches, self.workers, at.epoch, at.step)
+        self.session.interrupts.patient = True
+        try:
+            with self._memory():
+                for epoch in range(at.epoch, self.batches.epochs):
+                    self._epoch(epoch, batches)
+                    self._end_epoch(epoch)
+        finally:
+            self.session.interrupts.patient = False
+            self.progress.close()
+        self._save(self.batches.epochs, 0)
+        self.session.steps += total
+
+    def _epoch(self, epoch: int, batches) -> None:
+        started = time.monotonic() - self.position.seconds
+        for step in range(self.position.step, self.batches.steps_per_epoch):
+            loss = self._step(epoch, step, batches)
+            self.position.step, self.position.seconds = step + 1, time.monotonic() - started
+            self.progress.step(self.batches.step_size(step))
+            if self.progress.due():
+                self._check_finite()
+                self.progress.say(loss.item(), self._lr())
+            due = time.monotonic() - self.saved >= 60 * self.train.save_minutes
+            stop, due = distributed.any_process(self.session.interrupts.asked, due)
+            if stop or due:
+                self._save(epoch, step + 1)
+            if stop:
+                raise Interrupted(f"interrupted; the same command goes on from epoch {epoch + 1}, step {step + 1}")
+
+    def _step(self, epoch: int, step: int, batches) -> torch.Tensor:
+        """Makes one optimizer step of ``accumulate`` passes; returns the last pass's loss."""
+        number = epoch * self.batches.steps_per_epoch + step
+        self.schedule.step_update(number)
+        for turn in range(self.train.accumulate):
+            batch = next(batches)
+            weight = batch.pop("weight")
+            batch = send_to_device(batch, self.accelerator.device, non_blocking=True)
+            last = turn == self.train.accumulate - 1
+            key = derive(self.session.seed, "step", self.plan.number, number, turn, distributed.rank())
+            with contextlib.nullcontext() if last else self.accelerator.no_sync(self.model), seeded(key):
+                out = self.model(batch, key, epoch)
+                self.accelerator.backward(out["loss"] * weight)
+            self._count(out, weight * self.batches.step_size(step) / distributed.world(), number)
+        if self.train.clip_grad:
+            self.accelerator.clip_grad_norm_(self.method.parameters(), self.train.clip_grad)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.method.after_step(number)
+        if self.ema is not None:
+            self.ema.update(self.method.backbone, step=number + 1)
+        return out["loss"].detach()
+
+    def _count(self, out: dict, images: float, number: int) -> None:
+        """Adds to the epoch's sums, and remembers the first bad step, without waiting for the device."""
+        for name, value in out.items():
+            value = value.detach().float() * images
+            self.position.sums[name] = self.position.sums[name] + value if name in self.position.sums else value
+        bad = ~torch.isfinite(out["loss"].detach())
+        self.bad_step = torch.where(bad & (self.bad_step < 0), number, self.bad_step)
+
+    def _end_epoch(self, epoch: int) -> None:
+        self._check_finite()
+        values = {name: value / self.batches.count for name, value in self._sums().items()}
+        seconds = self.position.seconds
+        record = {
+            "epoch": epoch + 1,
+            "stage": self.plan.number,
+            "step": self.session.steps + (epoch + 1) * self.batches.steps_per_epoch,
+            "loss": values.pop("loss"),
+            "lr": self._lr(),
+            "seconds": round(seconds, 3),
+            "images_per_s": round(self.batches.count / max(1e-9, seconds), 2),
+            **values,
+        }
+        last = epoch + 1 == self.batches.epochs
+        if self.plan.evaluate and (last or (epoch + 1) % self.plan.evaluate_every == 0):
+            try:
+                record.update(self.plan.evaluate(self.averaged))
+            except Interrupted:
+                self._save(epoch, self.batches.steps_per_epoch)
+                raise
+            scores = "  ".join(f"{name} {record[name]:.2f}" for name in ("top1", "top5", "knn") if name in record)
+            done = f"{self.plan.label} epoch {epoch + 1}/{self.batches.epochs}"
+            log.info("%s  loss %.4f  %s", done, record["loss"], scores)
+        self.session.record(record)
+        self.position = Position(epoch + 1)
+
+    def _sums(self) -> dict[str, float]:
+        """The epoch's sums so far, over all processes."""
+        names = sorted(self.position.sums)
+        sums = distributed.sum_all(torch.stack([self.position.sums[name] for name in names])) if names else names
+        return {name: float(value) for name, value in zip(names, sums, strict=True)}
+
+    def _lr(self) -> float:
+        group = self.optimizer.param_groups[0]
+        return group["lr"] / group.get("lr_scale", 1.0)
+
+    def _check_finite(self) -> None:
+        step = int(self.bad_step)
+        if step >= 0:
+            epoch = step // self.batches.steps_per_epoch
+            lr = self.schedule._get_lr(step)[0]
+            raise RunError(
+                f"the loss is not finite at step {step + 1} (epoch {epoch + 1}, lr {lr:.3g}); the last checkpoint is "
+                "kept: lower --train.lr, set --train.clip_grad 1 or --train.precision fp32, in a new --out"
+            )
+
+    def _save(self, epoch: int, step: int) -> None:
+        """Writes the checkpoint: all that the rest of the run depends on and that its seed does not give."""
+        self._check_finite()
+        self.saved = time.monotonic()
+        sums = self._sums()
+        if not self.session.run.leader:
+            return
+        scaler = self.accelerator.scaler
+        self.session.run.save_state(
+            {
+                "stage": self.plan.number,
+                "epoch": epoch,
+                "step": step,
+                "epoch_seconds": self.position.seconds,
+                "seconds": self.session.seconds,
+                "sums": sums,
+                "precision": self.session.precision,
+                "method": self.method.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "ema": None if self.ema is None else self.ema.module.state_dict(),
+                "scaler": None if scaler is None else scaler.state_dict(),
+            }
+        )
+
+    def _restore(self) -> None:
+        state, self.session.run.state = self.session.run.state, None
+        if state is None:
+            return
+        self.method.load_state_dict(state["method"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.ema is not None:
+            self.ema.module.load_state_dict(state["ema"])
+        if self.accelerator.scaler is not None:
+            self.accelerator.scaler.load_state_dict(state["scaler"])
+        share = float(self.session.run.leader)  # the sums are added up over processes
+        sums = {n: torch.tensor(v * share, device=self.accelerator.device) for n, v in state["sums"].items()}
+        self.position = Position(state["epoch"], state["step"], state["epoch_seconds"], sums)
+        self.session.run.take_back(self.plan.number, state["epoch"] + 1)
+        log.info("going on from stage %d, epoch %d, step %d", state["stage"], state["epoch"] + 1, state["step"])
+
+
+def _device(train: Train) -> str:
+    """Resolves ``train.device`` to cuda, mps or cpu."""
+    found = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    device = next(name for name in found if found[name]) if train.device == "auto" else train.device
+    faults = []
+    if not found[device]:
+        faults.append(f"train.device: '{device}' is not there; wanted one of {', '.join(n for n in found if found[n])}")
+    if train.precision == "fp16" and device != "cuda":
+        faults.append(f"train.precision: fp16 needs a CUDA device, this run is on {device}; wanted bf16, fp32 or auto")
+    if faults:
+        raise UserError(*faults)
+    return device
+
+
+def _tensors(batch: dict) -> list[torch.Tensor]:
+    values = [v for value in batch.values() for v in (value if isinstance(value, list) else [value])]
+    return [v for v in values if isinstance(v, torch.Tensor)]
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "DefaultCPUAllocator" in str(error)
+
+
+def _memory_advice(batch_size: int, accumulate: int) -> str:
+    return (
+        f"out of memory with a batch of {batch_size} images: try --train.accumulate {2 * accumulate} (the same step in "
+        "smaller passes), a smaller --train.batch_size or --train.precision bf16, in a new --out"
+    )

@@ -1,0 +1,97 @@
+"""How good is it: accuracy of a classifier, and of frozen features by nearest neighbours or a linear probe."""
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from torch import nn
+
+from idmm import distributed
+
+KNN_TEMPERATURE = 0.07  # of the neighbours' votes (Wu et al., CVPR 2018)
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, batches: Iterable[dict], device, autocast) -> dict[str, float]:
+    """Returns ``top1`` and ``top5`` in percent over all processes' batches of ``images`` and ``label``.
+
+    Where there are fewer than five classes, top-5 is 100.
+    """
+    hits = torch.zeros(3, dtype=torch.float64)  # top-1, top-5, images
+    with evaluating(model):
+        for batch in batches:
+            with autocast():
+                logits = model(batch["images"].to(device, non_blocking=True))  # [B, K]
+            ranked = logits.float().topk(min(5, logits.shape[1]), dim=1).indices.cpu()  # [B, 5]
+            right = ranked == batch["label"][:, None]
+            hits += torch.tensor([right[:, 0].sum(), right.any(1).sum(), len(right)], dtype=torch.float64)
+    top1, top5, count = (float(n) for n in sum(torch.from_numpy(h) for h in distributed.gather(hits.numpy())))
+    return {"top1": 100 * top1 / count, "top5": 100 * top5 / count}
+
+
+@torch.no_grad()
+def extract_features(backbone: nn.Module, batches: Iterable[dict], device, autocast) -> torch.Tensor:
+    """Returns the pooled features of all processes' images in the images' order, float32 [N, d] on the CPU."""
+    features, indices = [], []
+    with evaluating(backbone):
+        for batch in batches:
+            with autocast():
+                pooled = backbone.forward_head(
+                    backbone.forward_features(batch["images"].to(device, non_blocking=True)), pre_logits=True
+                )  # [B, d]
+            features.append(pooled.float().cpu().numpy())
+            indices.append(batch["index"].numpy())
+    parts = distributed.gather((np.concatenate(features), np.concatenate(indices)))
+    order = np.argsort(np.concatenate([part[1] for part in parts]))
+    return torch.from_numpy(np.concatenate([part[0] for part in parts])[order])
+
+
+def knn_accuracy(train, train_labels, test, test_labels, k: int = 20) -> float:
+    """Returns the accuracy in percent of a weighted vote of the k nearest by cosine (Wu et al., CVPR 2018).
+
+    Args:
+        train: Features to look among, [N, d].
+        train_labels: Their classes, [N].
+        test: Features to classify, [M, d].
+        test_labels: Their classes, [M].
+        k: Neighbours, N at most.
+    """
+    from sklearn.neighbors import KNeighborsClassifier
+
+    def votes(distance):  # cosine distance is 1 - similarity
+        return np.exp((1 - distance) / KNN_TEMPERATURE)
+
+    model = KNeighborsClassifier(min(k, len(train)), metric="cosine", weights=votes)
+    return 100 * float(model.fit(train, train_labels).score(test, test_labels))
+
+
+def probe_accuracy(train, train_labels, test, test_labels, strength: float = 1.0) -> float:
+    """Returns the accuracy in percent of a logistic regression on standardised frozen features.
+
+    Args:
+        train: Features to fit on, [N, d].
+        train_labels: Their classes, [N].
+        test: Features to classify, [M, d].
+        test_labels: Their classes, [M].
+        strength: Inverse of the L2 penalty (scikit-learn's C).
+    """
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    model = make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=2000))
+    return 100 * float(model.fit(train, train_labels).score(test, test_labels))
+
+
+class evaluating:
+    """Puts a module in evaluation mode inside the block, and back after it."""
+
+    def __init__(self, module: nn.Module):
+        self.module = module
+
+    def __enter__(self):
+        self.training = self.module.training
+        self.module.eval()
+
+    def __exit__(self, *_):
+        self.module.train(self.training)

@@ -1,0 +1,1 @@
+"""Training methods, one file each; the contract is in ``base``."""

@@ -1,0 +1,51 @@
+"""AdamW over timm's parameter groups, and the recipes' learning rates."""
+
+import torch
+from timm.optim import create_optimizer_v2, param_groups_layer_decay, param_groups_weight_decay
+from torch import nn
+
+from idmm.config import Train
+
+# Peak lr and warm-up epochs by the start of the backbone's name (DESIGN: section 5).
+RECIPES = {"pvt_v2": (1e-3, 10), "t2t": (1e-3, 10)}
+DEFAULT_RECIPE = (5e-4, 2)
+
+
+def recipe(name: str) -> tuple[float, int]:
+    """Returns the papers' peak learning rate and warm-up (epochs) for a backbone's family."""
+    return next((values for start, values in RECIPES.items() if name.startswith(start)), DEFAULT_RECIPE)
+
+
+def create_optimizer(
+    backbone: nn.Module,
+    others: dict[str, tuple[nn.Module, float]],
+    train: Train,
+    lr: float,
+    layer_decay: float | None = None,
+) -> torch.optim.Optimizer:
+    """Builds AdamW; no weight decay on biases, norms and what the model itself exempts (position embeddings).
+
+    Args:
+        backbone: Its groups are timm's; frozen parameters are left out.
+        others: A method's other modules by name, each with its learning rate as a multiple of ``lr``.
+        train: Weight decay, and whether it spares anything.
+        lr: Peak learning rate.
+        layer_decay: Factor of the lr from each layer to the one below, or None.
+    """
+    exempt = () if train.decay_all else _exempt(backbone)
+    options = dict(weight_decay_exclude_1d=not train.decay_all, no_weight_decay_list=exempt)
+    if layer_decay is None:
+        groups = param_groups_weight_decay(backbone, train.weight_decay, **options)
+    else:
+        groups = param_groups_layer_decay(backbone, train.weight_decay, layer_decay=layer_decay, **options)
+    for module, scale in others.values():
+        extra = param_groups_weight_decay(module, train.weight_decay, weight_decay_exclude_1d=not train.decay_all)
+        groups += [{**group, "lr_scale": scale} for group in extra]
+    return create_optimizer_v2(groups, opt="adamw", lr=lr, weight_decay=0.0, fused=True)
+
+
+def _exempt(backbone: nn.Module) -> set[str]:
+    """Names of position embeddings and tables, which timm's models list for themselves, and any they leave out."""
+    own = set(backbone.no_weight_decay()) if hasattr(backbone, "no_weight_decay") else set()
+    marks = ("pos_embed", "relative_position_bias_table", "cls_token", "dist_token")
+    return own | {name for name, _ in backbone.named_parameters() if name.split(".")[-1] in marks}

@@ -1,0 +1,154 @@
+"""What a run shows and hears: the log, the progress bar, Ctrl-C and SIGTERM."""
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from tqdm.auto import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
+
+from idmm.errors import Interrupted, RunError
+
+log = logging.getLogger("idmm")
+LOG_SECONDS = 10.0  # between two lines of progress where there is no terminal to draw a bar on
+
+
+@contextlib.contextmanager
+def logging_to(folder: Path) -> Iterator[None]:
+    """Logs to standard error and to FOLDER/log.txt inside the block; only the first process speaks."""
+    first = os.environ.get("RANK", "0") == "0"
+    shown = logging.StreamHandler(sys.stderr)
+    shown.setFormatter(logging.Formatter("%(message)s"))
+    handlers: list[logging.Handler] = [shown] if first else [logging.NullHandler()]
+    if first:
+        kept = logging.FileHandler(folder / "log.txt", encoding="utf-8")
+        kept.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        kept.handleError = lambda record: None  # a full disk shows where it matters
+        handlers.append(kept)
+    level, propagate = log.level, log.propagate
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    for handler in handlers:
+        log.addHandler(handler)
+    try:
+        with logging_redirect_tqdm([log]):
+            yield
+    except RunError as error:
+        log.removeHandler(shown)  # whoever catches it shows it
+        log.error("%s", error)
+        raise
+    finally:
+        for handler in handlers:
+            log.removeHandler(handler)
+            handler.close()
+        log.setLevel(level)
+        log.propagate = propagate
+
+
+class Interrupts:
+    """Turns Ctrl-C and SIGTERM into a flag that the training loop looks at between steps.
+
+    Where nobody looks (``patient`` is False: before and after the loop), and at a second signal, KeyboardInterrupt is
+    raised at once.
+    """
+
+    def __init__(self):
+        self.asked = False
+        self.patient = False
+
+    def __enter__(self) -> "Interrupts":
+        self._before = {}
+        if threading.current_thread() is threading.main_thread():  # elsewhere Python allows no handlers
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._hear)
+        return self
+
+    def __exit__(self, *_) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _hear(self, number, frame) -> None:
+        if self.asked or not self.patient:
+            raise KeyboardInterrupt
+        self.asked = True
+
+    def watch(self, items: Iterable) -> Iterator:
+        """Yields the items until a signal comes; then raises Interrupted."""
+        for item in items:
+            if self.asked:
+                raise Interrupted("interrupted")
+            yield item
+
+
+class Progress:
+    """A bar on a terminal, a line every few seconds elsewhere: loss, lr, images/s and time to go.
+
+    Args:
+        label: What is running.
+        total: Steps of the stage.
+        done: Steps done before, by a run that is taken up again.
+        shown: Whether this process shows anything.
+    """
+
+    def __init__(self, label: str, total: int, done: int, shown: bool = True):
+        on_terminal = sys.stderr.isatty()
+        self.bar = tqdm(
+            total=total, initial=done, desc=label, unit="step", disable=not (shown and on_terminal), dynamic_ncols=True
+        )
+        self.lines = shown and not on_terminal
+        self.label, self.total, self.first, self.done = label, total, done, done
+        self.start = self.said = time.monotonic()
+        self.images = 0
+
+    def due(self, seconds: float = 0.5) -> bool:
+        """Whether the last words are older than this."""
+        return time.monotonic() - self.said >= (LOG_SECONDS if self.lines else seconds)
+
+    def step(self, images: int) -> None:
+        """Counts a step of so many images."""
+        self.done += 1
+        self.images += images
+        self.bar.update(1)
+
+    def say(self, loss: float, lr: float) -> None:
+        """Shows the present loss and learning rate, with the rate and the time to go."""
+        self.said = time.monotonic()
+        seconds = max(1e-9, self.said - self.start)
+        rate = f"{self.images / seconds:.0f}"
+        self.bar.set_postfix(loss=f"{loss:.4g}", lr=f"{lr:.2e}", images_per_s=rate)
+        if self.lines:
+            left = (self.total - self.done) * seconds / max(1, self.done - self.first)
+            log.info(
+                "%s step %d/%d  loss %.4g  lr %.2e  %s images/s  %s to go",
+                self.label, self.done, self.total, loss, lr, rate, duration(left),
+            )  # fmt: skip
+
+    def close(self) -> None:
+        """Leaves the bar as it stands."""
+        self.bar.close()
+
+
+def duration(seconds: float) -> str:
+    """A time as people say it: '45 s', '12 min', '3 h 20 min', '2 days'."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 90 * 60:
+        return f"{seconds / 60:.0f} min"
+    if seconds < 48 * 3600:
+        return f"{seconds // 3600:.0f} h {seconds % 3600 / 60:.0f} min"
+    return f"{seconds / 86400:.1f} days"
+
+
+def size(count: float) -> str:
+    """Bytes as people say them: '66 MB'."""
+    units = ["B", "kB", "MB", "GB", "TB"]
+    while count >= 1000 and len(units) > 1:
+        count /= 1000
+        units.pop(0)
+    return f"{count:.0f} {units[0]}"

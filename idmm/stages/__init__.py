@@ -1,0 +1,1 @@
+"""Whole runs, read from top to bottom."""

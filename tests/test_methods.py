@@ -1,0 +1,177 @@
+"""IDMM and fine-tuning as modules, against the maths written out; features and their measures."""
+
+import contextlib
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from idmm import config, evaluate
+from idmm.losses import instance_discrimination_loss
+from idmm.methods.finetune import Finetune
+from idmm.methods.idmm import IDMM, InstanceClassifier
+from idmm.mixing import draw_cutmix, draw_mixup, mix_images
+from idmm.models import create_backbone
+from idmm.seeding import numpy_rng, seeded
+
+TINY = dict(patch_size=8, embed_dim=16, depth=1, num_heads=2)
+
+
+def backbone(classes=0, **kwargs):
+    with seeded(0):
+        return create_backbone("vit_tiny_patch16_224", 16, **TINY, num_classes=classes, **kwargs)
+
+
+def batch(n=4, instances=7):
+    generator = torch.Generator().manual_seed(1)
+    views = [torch.randn(n, count, 3, 16, 16, generator=generator) for count in (2, 3)]
+    return {"views": views, "index": torch.randperm(instances, generator=generator)[:n]}
+
+
+def test_loss_is_the_sum_of_the_groups_means_each_mixed_on_its_own():
+    method = IDMM(backbone(), 7, 16, config.Method()).double()
+    given = batch()
+    given["views"] = [v.double() for v in given["views"]]
+    loss = method(given, key=5, epoch=0)["loss"]
+    total = 0.0
+    for number, views in enumerate(given["views"]):
+        count = views.shape[1]
+        flat = views.reshape(-1, 3, 16, 16)
+        target = torch.tensor([int(i) for i in given["index"] for _ in range(count)])
+        mix = draw_cutmix(len(flat), 16, 16, 0.5, numpy_rng(5, "cutmix", number))
+        z = method.backbone(mix_images(flat, mix)).float()
+        w = method.classifier.weight
+        total = total + instance_discrimination_loss(z, w, target, target[mix.partner], mix.lam, 0.1)
+    torch.testing.assert_close(loss, total, rtol=1e-5, atol=1e-6)
+
+
+def test_without_cutmix_the_views_go_in_as_they_are():
+    method = IDMM(backbone(), 7, 16, config.Method(cutmix_alpha=0, label_smoothing=0))
+    given = batch()
+    loss = method(given, key=5, epoch=0)["loss"]
+    total = 0.0
+    for views in given["views"]:
+        target = given["index"].repeat_interleave(views.shape[1])
+        logits = method.backbone(views.flatten(0, 1)) @ method.classifier.weight.T
+        total = total + F.cross_entropy(logits, target)
+    torch.testing.assert_close(loss, total)
+
+
+def test_cosine_layer_is_the_same_loss_on_scaled_normalised_features_and_normalised_rows():
+    layer = InstanceClassifier(7, 5, config.Method(classifier="cosine", classifier_scale=16))
+    z, target = torch.randn(6, 5, generator=torch.Generator().manual_seed(0)), torch.arange(6)
+    logits = 16 * torch.stack([torch.stack([F.cosine_similarity(a, w, dim=0) for w in layer.weight]) for a in z])
+    smoothed = torch.full((6, 7), 0.1 / 6).scatter_(1, target[:, None], 0.9)
+    wanted = -(smoothed * logits.log_softmax(1)).sum(1).mean()
+    torch.testing.assert_close(layer(z, target, None, 1.0), wanted)
+    layer(z, target, None, 1.0).backward()
+    assert float(layer.scale.grad) != 0
+
+
+def test_rows_started_from_features_are_centred_and_of_unit_length():
+    layer = InstanceClassifier(6, 4, config.Method())
+    features = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)) + 3
+    layer.start_from(features)
+    centred = features - features.mean(0)
+    torch.testing.assert_close(layer.weight.detach(), centred / centred.norm(dim=1, keepdim=True))
+
+
+def test_n_way_layer_has_no_bias_unless_asked():
+    assert InstanceClassifier(5, 4, config.Method()).bias is None
+    assert InstanceClassifier(5, 4, config.Method(classifier_bias=True)).bias.shape == (5,)
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_finetune_mixes_up_on_even_epochs_and_cuts_on_odd_ones(epoch):
+    method = Finetune(backbone(3), config.Augment()).eval()
+    images, label = torch.randn(5, 3, 16, 16, generator=torch.Generator().manual_seed(0)), torch.arange(5) % 3
+    loss = method({"images": images, "label": label}, key=9, epoch=epoch)["loss"]
+    rng = numpy_rng(9, "mixing")
+    mix = draw_mixup(5, 0.5, rng) if epoch % 2 == 0 else draw_cutmix(5, 16, 16, 0.5, rng)
+    log_p = method.backbone(mix_images(images, mix)).log_softmax(1)
+    target = 0.0
+    for share, of in ((mix.lam, label), (1 - mix.lam, label[mix.partner])):
+        target = target + share * (0.9 * F.one_hot(of, 3) + 0.1 / 3)
+    torch.testing.assert_close(loss, -(target * log_p).sum(1).mean())
+
+
+def test_finetune_with_one_kind_of_mixing_uses_it_on_all_epochs():
+    images, label = torch.randn(4, 3, 16, 16), torch.arange(4) % 3
+    for augment, kind in ((config.Augment(cutmix_alpha=0), None), (config.Augment(mixup_alpha=0), tuple)):
+        method = Finetune(backbone(3), augment)
+        for epoch in (0, 1):
+            mix = method._draw(images, epoch, numpy_rng(0, "x"))
+            assert (mix.box is None) == (kind is None)
+    plain = Finetune(backbone(3), config.Augment(mixup_alpha=0, cutmix_alpha=0, label_smoothing=0)).eval()
+    loss = plain({"images": images, "label": label}, 0, 0)["loss"]
+    torch.testing.assert_close(loss, F.cross_entropy(plain.backbone(images), label))
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"])
+def test_a_frozen_backbone_trains_its_classifier_alone(name):
+    with seeded(0):
+        model = create_backbone(name, 16, **TINY, num_classes=3, proj_drop_rate=0.5)
+    method = Finetune(model, config.Augment(), freeze=True).train()
+    trained = {n for n, p in method.named_parameters() if p.requires_grad}
+    assert trained and all(n.startswith("backbone.head") for n in trained)
+    assert not model.training  # no dropout, fixed batch statistics
+    method({"images": torch.randn(4, 3, 16, 16), "label": torch.arange(4) % 3}, 0, 0)["loss"].backward()
+    assert {n for n, p in method.named_parameters() if p.grad is not None} == trained
+
+
+class Linear(torch.nn.Module):
+    """A classifier whose answers are known."""
+
+    def forward(self, images):
+        return images
+
+
+def test_accuracy_counts_over_uneven_batches():
+    generator = torch.Generator().manual_seed(0)
+    logits, label = torch.randn(23, 8, generator=generator), torch.randint(8, (23,), generator=generator)
+    batches = [{"images": logits[i : i + 5], "label": label[i : i + 5]} for i in range(0, 23, 5)]
+    model = Linear().train()
+    found = evaluate.accuracy(model, batches, "cpu", contextlib.nullcontext)
+    top1 = np.mean([int(row.argmax()) == int(y) for row, y in zip(logits, label, strict=True)])
+    top5 = np.mean([int(y) in row.argsort(descending=True)[:5] for row, y in zip(logits, label, strict=True)])
+    assert found == pytest.approx({"top1": 100 * top1, "top5": 100 * top5})
+    assert model.training
+    three = evaluate.accuracy(
+        model, [{"images": torch.eye(3), "label": torch.arange(3)}], "cpu", contextlib.nullcontext
+    )
+    assert three == {"top1": 100, "top5": 100}
+
+
+def test_features_come_in_the_images_order():
+    model = backbone()
+    images = torch.randn(7, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    order = [torch.tensor([4, 1, 0]), torch.tensor([2, 6]), torch.tensor([3, 5])]
+    found = evaluate.extract_features(
+        model, [{"images": images[i], "index": i} for i in order], "cpu", contextlib.nullcontext
+    )
+    with torch.no_grad():
+        torch.testing.assert_close(found, model.eval()(images), atol=1e-5, rtol=1e-5)
+
+
+def test_knn_is_a_vote_weighted_by_similarity():
+    rng = np.random.default_rng(0)
+    train, labels, test = rng.normal(size=(40, 6)), rng.integers(0, 3, 40), rng.normal(size=(15, 6))
+    guesses = []
+    for x in test:
+        similarity = train @ x / np.linalg.norm(train, axis=1) / np.linalg.norm(x)
+        near = np.argsort(-similarity)[:5]
+        votes = [np.exp(similarity[near][labels[near] == c] / 0.07).sum() for c in range(3)]
+        guesses.append(int(np.argmax(votes)))
+    truth = rng.integers(0, 3, 15)
+    assert evaluate.knn_accuracy(train, labels, test, truth, k=5) == pytest.approx(100 * np.mean(guesses == truth))
+    assert evaluate.knn_accuracy(train, labels, train, labels, k=500) > 99  # k is cut to the images there are
+
+
+def test_probe_finds_what_is_linearly_there_whatever_its_scale():
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 3, 300)
+    features = rng.normal(size=(300, 4))
+    features[:, 0] = 1e-4 * (labels + 0.1 * rng.normal(size=300))
+    features[:, 1] = 1e-4 * (labels == 1)
+    assert evaluate.probe_accuracy(features[:200], labels[:200], features[200:], labels[200:]) > 95

@@ -1,0 +1,103 @@
+"""The learning rate: end points, warm-up, groups of another rate."""
+
+import math
+
+import pytest
+import torch
+
+from idmm.optim import create_optimizer, recipe
+from idmm.schedule import cosine_schedule, warmup_length
+
+
+def rates(steps, warmup, lr=0.1, scale=1.0):
+    group = {"params": [torch.nn.Parameter(torch.zeros(1))], "lr": lr, "lr_scale": scale}
+    optimizer = torch.optim.SGD([group])
+    schedule = cosine_schedule(optimizer, steps, warmup)
+    values = []
+    for step in range(steps + 1):
+        schedule.step_update(step)
+        values.append(optimizer.param_groups[0]["lr"])
+    return values
+
+
+def test_end_points():
+    values = rates(100, 10)
+    assert values[0] == pytest.approx(1e-6)
+    assert values[10] == pytest.approx(0.1) == max(values)
+    assert values[55] == pytest.approx(0.05)  # half of the cosine
+    assert values[99] == pytest.approx(0.05 * (1 + math.cos(math.pi * 89 / 90)))
+    assert values[100] == 0
+
+
+def test_short_runs_end_at_zero_too():
+    """The released cosine would end 20 epochs with a warm-up of 10 at 77 % of the peak."""
+    assert rates(20, 10)[-1] == 0
+    assert rates(20, 10)[19] < 0.003
+
+
+def test_warmup_is_linear_and_none_starts_at_the_peak():
+    values = rates(100, 10)
+    steps = [b - a for a, b in zip(values[:10], values[1:11], strict=True)]
+    assert max(steps) == pytest.approx(min(steps))
+    assert rates(50, 0)[0] == pytest.approx(0.1)
+
+
+def test_a_groups_scale_multiplies_its_rate():
+    for scaled, plain in zip(rates(30, 3, scale=10.0), rates(30, 3), strict=True):
+        assert scaled == pytest.approx(10 * plain)
+
+
+def test_a_tiny_peak_is_still_warmed_up_to():
+    assert rates(10, 5, lr=1e-7)[0] < 1e-7
+
+
+def test_warmup_not_shorter_than_the_run_is_shortened_and_said():
+    assert warmup_length(2, 10, 100) == (20, None)
+    assert warmup_length(0, 10, 100) == (0, None)
+    assert warmup_length(10, 10, 100) == (10, "warm-up of 100 steps shortened to 10: the run has 100 steps")
+    assert warmup_length(10, 1, 5)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [("deit_tiny_patch16_224", (5e-4, 2)), ("pvt_v2_b0", (1e-3, 10)), ("t2t_vit_7", (1e-3, 10))],
+)
+def test_recipes_of_the_families(name, wanted):
+    assert recipe(name) == wanted
+
+
+def groups(train, **options):
+    from idmm.models import create_backbone
+
+    kwargs = dict(patch_size=8, embed_dim=16, depth=2, num_heads=2, num_classes=3)
+    model = create_backbone("vit_tiny_patch16_224", 16, **kwargs)
+    layer = torch.nn.Linear(16, 5)
+    optimizer = create_optimizer(model, {"classifier": (layer, 10.0)}, train, 1e-3, **options)
+    names = {id(p): n for n, p in [*model.named_parameters(), *(("W." + n, p) for n, p in layer.named_parameters())]}
+    return {names[id(p)]: group for group in optimizer.param_groups for p in group["params"]}
+
+
+def test_no_weight_decay_on_biases_norms_and_position_embeddings():
+    from idmm.config import Train
+
+    found = groups(Train(weight_decay=0.05))
+    spared = {name for name, group in found.items() if group["weight_decay"] == 0}
+    assert {"pos_embed", "cls_token", "norm.weight", "blocks.0.attn.qkv.bias", "head.bias", "W.bias"} <= spared
+    assert not {"head.weight", "blocks.1.mlp.fc1.weight", "patch_embed.proj.weight", "W.weight"} & spared
+    assert found["W.weight"]["lr_scale"] == 10 and found["W.bias"]["lr_scale"] == 10
+    assert "lr_scale" not in found["head.weight"]
+
+
+def test_decay_all_is_the_releases():
+    from idmm.config import Train
+
+    assert {group["weight_decay"] for group in groups(Train(weight_decay=0.05, decay_all=True)).values()} == {0.05}
+
+
+def test_layer_decay_lowers_the_rate_from_layer_to_layer():
+    from idmm.config import Train
+
+    found = groups(Train(), layer_decay=0.5)
+    scales = [found[name]["lr_scale"] for name in ("patch_embed.proj.weight", "blocks.0.norm1.weight", "head.weight")]
+    assert scales[0] < scales[1] < scales[2] == 1
+    assert found["blocks.1.norm1.weight"]["lr_scale"] == pytest.approx(2 * scales[1])
