@@ -133,7 +133,8 @@ class RunFolder:
             with replacing(self._state_file) as file:
                 torch.save(state, file)
         except RuntimeError as error:  # torch's writer hides the system's error
-            what = str(error).splitlines()[0]
+            hidden = error.__context__
+            what = hidden.strerror if isinstance(hidden, OSError) else str(error).splitlines()[0]
             raise RunError(f"{self._state_file}: cannot be written ({what}); the previous one is kept") from None
 
     def check_images(self, fingerprint: Any, compare: Callable[[Any, Any], list[str]]) -> None:
@@ -164,6 +165,10 @@ class RunFolder:
                 with contextlib.suppress(json.JSONDecodeError):  # the line that a kill tore
                     records.append(json.loads(line))
         return records
+
+    def last_metrics(self) -> dict:
+        """Returns the last record, in every process; all must ask together."""
+        return distributed.from_first(self.metrics()[-1] if self.leader else None)
 
     def add_metrics(self, record: dict) -> None:
         """Appends an epoch's record."""

@@ -226,10 +226,10 @@ class Loop:
             loss = self._step(epoch, step, batches)
             self.position.step, self.position.seconds = step + 1, time.monotonic() - started
             self.progress.step(self.batches.step_size(step))
-            if self.progress.due():
-                self._check_finite()
-                self.progress.say(loss.item(), self._lr())
             due = time.monotonic() - self.saved >= 60 * self.train.save_minutes
+            if self.progress.due():
+                due = due or int(self.bad_step) >= 0  # _save stops all processes together
+                self.progress.say(loss.item(), self._lr())
             stop, due = distributed.any_process(self.session.interrupts.asked, due)
             if stop or due:
                 self._save(epoch, step + 1)
@@ -305,18 +305,24 @@ class Loop:
         return group["lr"] / group.get("lr_scale", 1.0)
 
     def _check_finite(self) -> None:
-        step = int(self.bad_step)
-        if step >= 0:
-            epoch = step // self.batches.steps_per_epoch
-            lr = self.schedule._get_lr(step)[0]
-            raise RunError(
-                f"the loss is not finite at step {step + 1} (epoch {epoch + 1}, lr {lr:.3g}); the last checkpoint is "
-                "kept: lower --train.lr, set --train.clip_grad 1 or --train.precision fp32, in a new --out"
-            )
+        """Raises RunError if any process had a loss that is not finite; all must ask together."""
+        bad = [step for step in distributed.gather(int(self.bad_step)) if step >= 0]
+        if bad:
+            raise self._diverged("the loss is", min(bad))
+
+    def _diverged(self, what: str, step: int) -> RunError:
+        epoch, lr = step // self.batches.steps_per_epoch, self.schedule._get_lr(step)[0]
+        return RunError(
+            f"{what} not finite at step {step + 1} (epoch {epoch + 1}, lr {lr:.3g}); the last checkpoint is kept: "
+            "lower --train.lr, set --train.clip_grad 1 or --train.precision fp32, in a new --out",
+            shared=True,
+        )
 
     def _save(self, epoch: int, step: int) -> None:
         """Writes the checkpoint: all that the rest of the run depends on and that its seed does not give."""
         self._check_finite()
+        if not all(bool(torch.isfinite(p).all()) for p in self.method.parameters()):  # the step after a finite loss
+            raise self._diverged("the weights are", epoch * self.batches.steps_per_epoch + step - 1)
         self.saved = time.monotonic()
         sums = self._sums()
         if not self.session.run.leader:

@@ -19,9 +19,18 @@ class UserError(Exception):
 
 
 class RunError(Exception):
-    """A run that could not go on (diverged, out of memory, disk full): one line, exit code 1."""
+    """A run that could not go on (diverged, out of memory, disk full): one line, exit code 1.
+
+    Args:
+        line: What happened.
+        shared: Every process of the run raises it, so one of them may speak for all.
+    """
 
     exit_code = 1
+
+    def __init__(self, line: str, shared: bool = False):
+        super().__init__(line)
+        self.shared = shared
 
 
 class Interrupted(Exception):

@@ -9,6 +9,8 @@ from typing import IO
 
 from idmm.errors import RunError
 
+_MARK = "part-"
+
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
@@ -20,7 +22,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     aside = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.{_MARK}")
         with os.fdopen(handle, "wb") as file:
             yield file
             file.flush()
@@ -44,6 +46,12 @@ def write_bytes(path: Path, data) -> None:
 def write_text(path: Path, text: str) -> None:
     """Replaces a text file in one step."""
     write_bytes(path, text.encode())
+
+
+def sweep(folder: Path) -> None:
+    """Removes what a kill left of files that were being written; nobody else may be writing there."""
+    for path in folder.glob(f".*.{_MARK}*"):
+        path.unlink(missing_ok=True)
 
 
 def _umask() -> int:

@@ -25,9 +25,10 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node, deep=False):
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        twice = [key for i, key in enumerate(keys) if key in keys[:i]]
+        twice = [i for i, key in enumerate(keys) if key in keys[:i]]
         if twice:
-            raise yaml.constructor.ConstructorError(None, None, f"'{twice[0]}' is given twice", node.start_mark)
+            mark = node.value[twice[0]][0].start_mark
+            raise yaml.constructor.ConstructorError(None, None, f"'{keys[twice[0]]}' is given twice", mark)
         return super().construct_mapping(node, deep)
 
 
@@ -300,7 +301,8 @@ def _fault(kind: type, error: dict, origin: dict[str, str]) -> str:
         return f"{key}: missing{where}; wanted is a value"
     if error["type"] == "value_error":
         return f"{key or 'config'}: {error['ctx']['error']}{where}"
-    message = error["msg"].removeprefix("Input should be ").replace("a valid ", "a ").partition(", unable")[0]
+    message = error["msg"].removeprefix("Input should be ").partition(", unable")[0].partition(", got")[0]
+    message = message.replace("a valid integer", "an integer").replace("a valid ", "a ")
     return f"{key}: got {error['input']!r}, wanted {message}{where}"
 
 

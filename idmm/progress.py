@@ -13,6 +13,7 @@ from pathlib import Path
 from tqdm.auto import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
+from idmm import distributed
 from idmm.errors import Interrupted, RunError
 
 log = logging.getLogger("idmm")
@@ -37,7 +38,7 @@ def logging_to(folder: Path) -> Iterator[None]:
     for handler in handlers:
         log.addHandler(handler)
     try:
-        with logging_redirect_tqdm([log]):
+        with logging_redirect_tqdm([log]) if first else contextlib.nullcontext():  # it would make the others speak
             yield
     except RunError as error:
         log.removeHandler(shown)  # whoever catches it shows it
@@ -79,9 +80,12 @@ class Interrupts:
         self.asked = True
 
     def watch(self, items: Iterable) -> Iterator:
-        """Yields the items until a signal comes; then raises Interrupted."""
+        """Yields the items until a signal comes; then raises Interrupted.
+
+        One of several processes goes on to the end: the others may wait there for its part.
+        """
         for item in items:
-            if self.asked:
+            if self.asked and distributed.world() == 1:
                 raise Interrupted("interrupted")
             yield item
 

@@ -44,9 +44,7 @@ def test_unknown_name_and_roots(tmp_path):
     assert faults(open_splits, section(name="digit"), True) == [
         "data.name: 'digit' is not known; wanted one of digits, folder; did you mean 'digits'?"
     ]
-    assert faults(open_splits, section(), True) == [
-        "data.root: not given; data.name 'folder' wants a folder of images"
-    ]
+    assert faults(open_splits, section(), True) == ["data.root: not given; data.name 'folder' wants a folder of images"]
     missing = tmp_path / "x"
     wanted = f"data.root: '{missing}' does not exist; wanted a folder of images"
     assert faults(open_splits, section(missing), True) == faults(open_splits, section(missing), False) == [wanted]

@@ -10,7 +10,7 @@ from idmm.data import views
 from idmm.data.augment import TestImages, TrainImages, centre_crop
 from idmm.data.loaders import BatchPlan, evaluation_batches, training_batches, worker_count
 from idmm.data.views import ORDERS, ViewMaker, ViewPlan, draw_boxes, draw_views, recolour, short_side_bound
-from idmm.errors import RunError
+from idmm.errors import RunError, UserError
 from idmm.seeding import derive, uniforms
 
 GREY = (0.5, 0.5, 0.5)
@@ -152,6 +152,12 @@ def test_training_images_are_a_function_of_the_image_and_strongest_posterize_wor
     assert not torch.equal(maker(1, np.array([9]))["images"][0], batch["images"][9])
     plain = TrainImages(store, Augment(randaugment=None, jitter_prob=0, grey_prob=0), 16, (0.5,), (0.5,), key=5)
     assert plain(0, np.arange(3))["images"].shape == (3, 1, 16, 16)
+
+
+@pytest.mark.parametrize("text", ["foo", "rand-q3"])
+def test_a_randaugment_that_is_not_understood_is_the_users_to_mend(text):
+    with pytest.raises(UserError, match=f"^augment.randaugment: '{text}' is not understood; wanted timm's form"):
+        TrainImages(Store(), Augment(randaugment=text), 16, GREY, GREY, key=5)
 
 
 def test_centre_crop_is_torchvisions_and_takes_any_shape():

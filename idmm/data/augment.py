@@ -9,6 +9,7 @@ from torchvision.transforms import v2
 
 from idmm.config import Augment
 from idmm.data.views import normalise
+from idmm.errors import UserError
 from idmm.seeding import derive, seeded
 
 
@@ -97,7 +98,11 @@ def _training_transform(config: Augment, size: int, mean):
 
 def _randaugment(text: str, hparams: dict):
     """timm's RandAugment; its strongest posterize asks for 0 bits, which Pillow 13 refuses: 1 is the least."""
-    transform = rand_augment_transform(text, hparams)
+    try:
+        transform = rand_augment_transform(text, hparams)
+    except (AssertionError, ValueError, KeyError, IndexError):
+        wanted = "wanted timm's form, e.g. rand-m9-mstd0.5-inc1, or null"
+        raise UserError(f"augment.randaugment: '{text}' is not understood; {wanted}") from None
     for op in transform.ops:
         if op.name.startswith("Posterize"):
             op.level_fn = _at_least_one_bit(op.level_fn)

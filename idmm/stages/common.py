@@ -3,7 +3,7 @@
 import contextlib
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -28,8 +28,6 @@ DEFAULT_MODEL = "deit_tiny_patch16_224"
 @contextlib.contextmanager
 def session(config) -> Iterator[Session]:
     """Opens the run's folder, log and interrupts, and closes them however the block ends."""
-    if config.out is None:
-        raise UserError("out: missing; name a folder for all that the run writes (--out runs/a)")
     opened = Session(config, options.plain(config))
     try:
         with logging_to(opened.run.path), opened.interrupts:
@@ -73,17 +71,28 @@ class Backbone:
         with seeded(derive(seed, "model")):
             return create_backbone(self.name, size, drop_path=self.drop_path, **kwargs)
 
-    def rates(self, train: config.Train) -> tuple[float, float]:
-        """Resolves ``train.lr`` and ``train.warmup_epochs``: as given, or the family's."""
-        lr, warmup = recipe(self.name)
-        if train.lr is None:
-            log.info("train.lr: %g, the recipe's for %s", lr, self.name)
-        if train.warmup_epochs is None:
-            log.info("train.warmup_epochs: %g, the recipe's for %s", warmup, self.name)
-        return (
-            lr if train.lr is None else train.lr,
-            warmup if train.warmup_epochs is None else train.warmup_epochs,
-        )
+
+def settle(config):
+    """Fills in what the config leaves to the checkpoint, the dataset's usual statistics and the backbone's family.
+
+    Returns:
+        The config, whole, as it goes into config.yaml; the backbone; and lines for the log on what was filled in.
+
+    Raises:
+        UserError: ``out`` is missing, or the model contradicts the checkpoint.
+    """
+    if config.out is None:
+        raise UserError("out: missing; name a folder for all that the run writes (--out runs/a)")
+    described = describe_backbone(config)
+    lr, warmup = recipe(described.name)
+    train, notes = config.train, []
+    for name, value in (("lr", lr), ("warmup_epochs", warmup)):
+        if getattr(train, name) is None:
+            train = replace(train, **{name: value})
+            notes.append(f"train.{name}: {value:g}, the recipe's for {described.name}")
+    model = replace(config.model, name=described.name, kwargs=described.kwargs)
+    data = replace(config.data, mean=described.mean, std=described.std, in_chans=described.in_chans)
+    return replace(config, train=train, model=model, data=data), described, notes
 
 
 def describe_backbone(config) -> Backbone:

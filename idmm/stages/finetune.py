@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 from idmm import evaluate, options
 from idmm.config import FinetuneConfig, Stage, resolved_stages
@@ -13,7 +14,7 @@ from idmm.methods.finetune import Finetune
 from idmm.models.build import backbone_state, export_kwargs
 from idmm.models.weights import load_weights, save_model
 from idmm.seeding import derive
-from idmm.stages.common import Backbone, Stores, batch_plan, describe_backbone, load_images, session, test_batches
+from idmm.stages.common import Backbone, Stores, batch_plan, load_images, session, settle, test_batches
 
 log = logging.getLogger("idmm")
 
@@ -33,20 +34,21 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
         RunError: Training could not go on (diverged, out of memory, disk full).
         Interrupted: Ctrl-C or SIGTERM; the state is saved.
     """
-    config = options.build(FinetuneConfig, config)
+    config, described, notes = settle(options.build(FinetuneConfig, config))
+    config = replace(config, stages=resolved_stages(config))
     with session(config) as run:
         if run.run.finished:
             log.info("%s: finished already, nothing to do", config.out)
             return run.run.result()
+        for note in notes:
+            log.info("%s", note)
 
         # ------------------------------------------------------------------ images
-        described = describe_backbone(config)
-        stages = resolved_stages(config)
+        stages = config.stages
         bound = short_side_bound(max(stage.size for stage in stages), config.augment.scale[0])
         stores = load_images(config, run.run, bound, labelled=True)
 
         # ------------------------------------------------------------------ stages
-        rates = described.rates(config.train)
         classes = len(stores.train.classes)
         weights = None if described.init is None else described.init.state
         source = None if described.init is None else described.init.source
@@ -61,12 +63,12 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
                 report = load_weights(model, weights, source=source, drop_classifier=number == 1, img_size=size)
                 log.info("%s", report)
             method = Finetune(model, config.augment, config.model.freeze)
-            loop = Loop(run, method, _plan(run, number, stage, stores, config, described, rates))
+            loop = Loop(run, method, _plan(run, number, stage, stores, config, described))
             loop.fit()
             weights, source, size = loop.averaged.state_dict(), f"stage {number}", stage.size
 
         # ------------------------------------------------------------------ results
-        last = run.run.metrics()[-1]
+        last = run.run.last_metrics()
         if stores.val is not None:  # what was evaluated between epochs was val
             last = _evaluate(run, stores.test, stages[-1], config, described)(loop.averaged)
         _export(run, loop, stages[-1].size, stores, described)
@@ -92,9 +94,7 @@ def _plan(
     stores: Stores,
     config: FinetuneConfig,
     described: Backbone,
-    rates: tuple[float, float],
 ) -> StagePlan:
-    lr, warmup = rates
     seed = derive(config.seed, "stage", number)
     held = stores.val or stores.test
     return StagePlan(
@@ -102,8 +102,8 @@ def _plan(
         label=f"finetune {stage.size} px",
         batches=batch_plan(config.train, len(stores.train), stage.epochs, stage.batch_size, seed),
         maker=TrainImages(stores.train, config.augment, stage.size, described.mean, described.std, seed),
-        lr=stage.lr or lr,
-        warmup_epochs=warmup,
+        lr=stage.lr,
+        warmup_epochs=config.train.warmup_epochs,
         layer_decay=config.train.layer_decay,
         evaluate=_evaluate(run, held, stage, config, described),
         evaluate_every=config.train.eval_every,

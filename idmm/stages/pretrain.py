@@ -11,7 +11,7 @@ from idmm.methods.idmm import IDMM
 from idmm.models.build import export_kwargs
 from idmm.models.weights import load_weights, save_model
 from idmm.seeding import derive, seeded
-from idmm.stages.common import Backbone, Stores, batch_plan, describe_backbone, load_images, session, test_batches
+from idmm.stages.common import Backbone, Stores, batch_plan, load_images, session, settle, test_batches
 
 log = logging.getLogger("idmm")
 EVAL_CROP = 0.875  # features are measured on the centre crop
@@ -32,14 +32,15 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
         RunError: Training could not go on (diverged, out of memory, disk full).
         Interrupted: Ctrl-C or SIGTERM; the state is saved.
     """
-    config = options.build(PretrainConfig, config)
+    config, described, notes = settle(options.build(PretrainConfig, config))
     with session(config) as run:
         if run.run.finished:
             log.info("%s: finished already, nothing to do", config.out)
             return run.run.result()
+        for note in notes:
+            log.info("%s", note)
 
         # ------------------------------------------------------------------ images
-        described = describe_backbone(config)
         smallest = min(group.scale[0] for group in config.views.crops)
         stores = load_images(config, run.run, short_side_bound(config.views.size, smallest), labelled=False)
         if len(stores.train) < 2:
@@ -59,15 +60,14 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
 
         # ------------------------------------------------------------------ training
         train = config.train
-        lr, warmup = described.rates(train)
         order = derive(config.seed, "stage", 1)
         plan = StagePlan(
             number=1,
             label="pretrain",
             batches=batch_plan(train, len(stores.train), train.epochs, train.batch_size, order),
             maker=ViewMaker(stores.train, config.views, described.mean, described.std, config.seed),
-            lr=lr,
-            warmup_epochs=warmup,
+            lr=train.lr,
+            warmup_epochs=train.warmup_epochs,
             **_knn(run, stores, config, described),
         )
         loop = Loop(run, method, plan)
@@ -75,7 +75,7 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
 
         # ------------------------------------------------------------------ results
         _export(run, loop, config, described)
-        last = run.run.metrics()[-1]
+        last = run.run.last_metrics()
         result = {
             "loss": last["loss"],
             **{name: last[name] for name in ("knn",) if name in last},

@@ -1,0 +1,186 @@
+"""Tiny runs for tests: their flags, in this process and in real ones, and what they leave behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import safetensors.torch
+import torch
+import yaml
+
+from idmm.cli import main
+from idmm.data.loaders import one_thread
+
+ROOT = Path(__file__).parents[1]
+PATIENCE = 120.0  # seconds until a process counts as stuck
+
+# one thread: on busy machines OpenMP's spinning makes tiny steps ten times slower
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+VIT = {"patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
+TINY = {
+    "seed": 0,
+    "data.subset": {"total": 96},
+    "data.workers": 0,
+    "model.name": "vit_tiny_patch16_224",
+    "model.kwargs": VIT,
+    "model.drop_path": 0.3,
+    "train.epochs": 3,
+    "train.batch_size": 20,
+    "train.lr": 0.003,
+    "train.warmup_epochs": 1,
+    "train.precision": "fp32",
+    "train.device": "cpu",
+    "train.save_minutes": 0,  # every step
+}
+STAGES = {
+    # 5 steps an epoch, the last of 16 images; two passes a step; a cosine N-way layer that starts from features
+    "pretrain": {
+        **TINY,
+        "train.accumulate": 2,
+        "method.classifier": "cosine",
+        "method.classifier_init": "features",
+        "method.classifier_lr_scale": 10,
+        "views.size": 16,
+        "views.crops": [{"count": 2, "scale": [0.14, 1.0]}, {"count": 1, "scale": [0.05, 0.4]}],
+    },
+    # two sizes, 2 epochs of 5 steps each: Mixup in the first, CutMix in the second; the averaged weights are exported
+    "finetune": {
+        **TINY,
+        "train.epochs": 2,
+        "train.ema": 0.9,
+        "train.eval_every": 1,
+        "stages": [{"size": 16}, {"size": 32, "lr": 0.001, "batch_size": 24}],
+    },
+}
+
+
+def flags(stage, out, **changes):
+    """The command line of a tiny run; changes by key, '__' for the dot, None to leave a flag out."""
+    values = {**STAGES[stage], "out": str(out), **{key.replace("__", "."): value for key, value in changes.items()}}
+    argv = []
+    for key, value in values.items():
+        if value is not None:
+            argv += [f"--{key}", value if isinstance(value, str) else _flow(value)]
+    return argv
+
+
+def _flow(value):
+    return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000).removesuffix("...\n").strip()
+
+
+def inside(stage, out, **changes):
+    """Runs the command line in this process; returns the exit code."""
+    return call([stage, *flags(stage, out, **changes)])
+
+
+def call(argv):
+    """Runs any command line in this process, on one thread as the real processes do; returns the exit code."""
+    with one_thread():
+        return main([str(word) for word in argv])
+
+
+class Process:
+    """A real process in a session of its own, its standard error in a file.
+
+    Args:
+        command: After the interpreter.
+        error: The file.
+    """
+
+    def __init__(self, command, error):
+        self.error = Path(error)
+        with open(self.error, "wb") as file:
+            self.popen = subprocess.Popen(
+                [sys.executable, *(str(word) for word in command)],
+                cwd=ROOT, env=ENVIRONMENT, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
+            )  # fmt: skip
+
+    def wait(self):
+        """Waits for the end; returns the exit code."""
+        return self.popen.wait(PATIENCE)
+
+    def until(self, what):
+        """Waits until ``what()`` holds, looking often; False if the process ended before."""
+        deadline = time.monotonic() + PATIENCE
+        while not what():
+            if self.popen.poll() is not None:
+                return False
+            assert time.monotonic() < deadline, f"stuck: {self.said()}"
+            time.sleep(0.0005)
+        return True
+
+    def send(self, number=signal.SIGKILL):
+        """Sends a signal to the whole process group."""
+        os.killpg(self.popen.pid, number)
+
+    def said(self):
+        """What it printed."""
+        return self.error.read_text()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.popen.poll() is None:
+            self.send()
+            self.popen.wait(PATIENCE)
+
+
+def start(stage, out, **changes):
+    """Starts ``python STAGE.py`` with a tiny run's flags."""
+    Path(out).parent.mkdir(parents=True, exist_ok=True)
+    return Process([f"{stage}.py", *flags(stage, out, **changes)], f"{out}.err")
+
+
+def outside(stage, out, **changes):
+    """Runs ``python STAGE.py`` to its end, which must be good."""
+    with start(stage, out, **changes) as process:
+        assert process.wait() == 0, process.said()
+    return Path(out)
+
+
+def weights(out):
+    """All exported tensors of a run, by file and name."""
+    return {
+        f"{path.stem}/{name}": tensor
+        for path in sorted(Path(out).glob("*.safetensors"))
+        for name, tensor in safetensors.torch.load_file(path).items()
+    }
+
+
+def same(a, b):
+    """Whether two runs exported the same tensors, to the last bit."""
+    a, b = weights(a), weights(b)
+    assert a and a.keys() == b.keys()
+    return all(torch.equal(a[name], b[name]) for name in a)
+
+
+def distance(a, b):
+    """Largest difference between the exported tensors of two runs."""
+    a, b = weights(a), weights(b)
+    assert a and a.keys() == b.keys()
+    return max(float((a[name] - b[name]).abs().max()) for name in a)
+
+
+def metrics(out):
+    """metrics.jsonl without what the clock says."""
+    records = [json.loads(line) for line in (Path(out) / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in record.items() if k not in ("seconds", "images_per_s")} for record in records]
+
+
+def state(out):
+    """The checkpoint."""
+    return torch.load(state_file(out), map_location="cpu", weights_only=True)
+
+
+def state_file(out):
+    return Path(out) / "last" / "state.pt"
+
+
+def temporary(out):
+    """Files that were written aside and not renamed."""
+    return [path for path in Path(out).rglob(".*") if path.is_file()]

@@ -1,0 +1,152 @@
+"""The house of DESIGN, section 2: a file imports from its own floor or lower ones, and never in a circle."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import idmm
+
+HOUSE = Path(idmm.__file__).parent
+FLOORS = (
+    ("errors", "config", "options", "seeding", "files", "schedule", "mixing", "distributed", "progress", "losses"),
+    ("data", "models", "optim", "checkpoint"),
+    ("methods",),
+    ("evaluate", "calibrate", "engine"),
+    ("stages",),
+    ("transfer", "analysis", "cli"),
+)
+FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+FORBIDDEN = [("data", "models"), ("models", "data"), ("methods", "data")]  # (importer, imported)
+
+
+def modules():
+    """Every product module by its dotted name."""
+    found = {}
+    for path in HOUSE.rglob("*.py"):
+        parts = path.relative_to(HOUSE.parent).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = modules()
+
+
+def room(module):
+    """``idmm.data.views`` is in the room ``data``; the front door ``idmm`` in none."""
+    return module.split(".")[1] if "." in module else None
+
+
+def imported(tree, module, is_package):
+    """Names of product modules that a syntax tree imports, wherever the import stands."""
+    package = module.split(".") if is_package else module.split(".")[:-1]
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*base, *([node.module] if node.module else [])])
+            names |= {f"{base}.{alias.name}" if f"{base}.{alias.name}" in MODULES else base for alias in node.names}
+    return {name for name in names if name in MODULES}
+
+
+def graph():
+    trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
+    return {name: imported(trees[name], name, path.name == "__init__.py") for name, path in MODULES.items()}
+
+
+GRAPH = graph()
+
+
+def test_imports_are_read_wherever_they_stand():
+    """The reader itself: from and plain imports, aliases, relative ones, inside functions and classes."""
+    text = """
+import idmm.data.views as views, os
+from idmm import config, errors
+from idmm.losses.instance import instance_discrimination_loss
+def later():
+    from idmm.stages.pretrain import pretrain
+    class Inner:
+        from . import cache
+        from ..models import build
+"""
+    assert imported(ast.parse(text), "idmm.data.loaders", False) == {
+        "idmm.data.views", "idmm.config", "idmm.errors", "idmm.losses.instance", "idmm.stages.pretrain",
+        "idmm.data.cache", "idmm.models.build",
+    }  # fmt: skip
+    assert imported(ast.parse("from . import cache"), "idmm.data", True) == {"idmm.data.cache"}
+    assert sum(len(names) for names in GRAPH.values()) > 50, "the house's imports were found"
+
+
+@pytest.mark.parametrize("module", sorted(set(MODULES) - {"idmm"}))
+def test_floor(module):
+    """Each module has a floor and imports nothing from above; the front door imports as it is asked."""
+    assert room(module) in FLOOR, f"{module} has no floor: add it to DESIGN, section 2, and to this test"
+    for other in GRAPH[module] - {"idmm"}:
+        assert FLOOR[room(other)] <= FLOOR[room(module)], f"{module} imports {other}, which is a floor above it"
+    assert "idmm" not in GRAPH[module] or room(module) in FLOORS[-1], f"{module} imports the front door"
+
+
+@pytest.mark.parametrize(("importer", "other"), FORBIDDEN, ids=lambda name: name)
+def test_neighbours_that_do_not_talk(importer, other):
+    for module, names in GRAPH.items():
+        if room(module) == importer:
+            assert not [name for name in names if room(name) == other], f"{module} imports from {other}"
+
+
+def test_no_circles():
+    """Of a module and a package's ``__init__`` too; a name imported inside a function counts."""
+    state = {}
+
+    def visit(module, path):
+        assert module not in path, " imports ".join([*path[path.index(module) :], module])
+        if module not in state:
+            for other in sorted(GRAPH[module]):
+                visit(other, [*path, module])
+            state[module] = True
+
+    for module in sorted(MODULES):
+        visit(module, [])
+
+
+def concrete_methods():
+    return {name for name in MODULES if name.startswith("idmm.methods.") and name != "idmm.methods.base"}
+
+
+def test_engine_knows_no_method():
+    for module in ("idmm.engine", "idmm.calibrate", "idmm.evaluate", "idmm.optim", "idmm.checkpoint"):
+        assert not GRAPH[module] & concrete_methods(), f"{module} imports a concrete method"
+    assert concrete_methods()
+
+
+def comparisons_with_method_names(tree):
+    """Lines where something is compared with, or matched to, the name of a method."""
+    names = {name.rpartition(".")[2] for name in concrete_methods()} - {"finetune"}  # a stage's name too
+    compared = [node for node in ast.walk(tree) if isinstance(node, (ast.Compare, ast.match_case))]
+    return [
+        getattr(leaf, "lineno", 0)
+        for node in compared
+        for leaf in ast.walk(node.pattern if isinstance(node, ast.match_case) else node)
+        if isinstance(leaf, ast.Constant) and leaf.value in names
+    ]
+
+
+def test_nobody_compares_a_methods_name():
+    """What a method does differently stands in its own file, not in an ``if`` elsewhere."""
+    assert comparisons_with_method_names(ast.parse("if config.method.name == 'idmm': pass"))
+    assert comparisons_with_method_names(ast.parse("x in ('idmm', 'none')"))
+    for module, path in MODULES.items():
+        if room(module) != "methods":
+            assert not comparisons_with_method_names(ast.parse(path.read_text(encoding="utf-8"))), module
+
+
+def test_plan_imports_no_torch():
+    """The grid's plan is made where no torch may be (a cluster's front end)."""
+    heavy = {"torch", "torchvision", "timm", "accelerate"}
+    for module in ("idmm.transfer.plan", "idmm.cli", "idmm.options", "idmm.config", "idmm.errors"):
+        if module in MODULES:
+            body = ast.parse(MODULES[module].read_text(encoding="utf-8")).body
+            names = {a.name for node in body if isinstance(node, ast.Import) for a in node.names}
+            names |= {node.module or "" for node in body if isinstance(node, ast.ImportFrom)}
+            assert not {name.split(".")[0] for name in names} & heavy, module

@@ -1,0 +1,487 @@
+"""A run killed, interrupted or starved at any moment ends as if nothing had happened, or says in one line why not."""
+
+import errno
+import json
+import os
+import random
+import shutil
+import signal
+import time
+
+import pytest
+import torch
+import yaml
+from folders import paint, tree
+from helpers import (
+    STAGES,
+    distance,
+    inside,
+    metrics,
+    outside,
+    same,
+    start,
+    state,
+    state_file,
+    temporary,
+)
+
+from idmm import engine
+from idmm.errors import Interrupted
+from idmm.methods.finetune import Finetune
+from idmm.methods.idmm import IDMM
+
+METHODS = {"pretrain": IDMM, "finetune": Finetune}
+PLACE = {"pretrain": (1, 1, 2), "finetune": (2, 0, 2)}  # stage, epoch and step at which runs are cut: in mid-epoch
+BOTH = pytest.mark.parametrize("stage", list(STAGES))
+ORIGINAL_SAVE = engine.Loop._save
+CPU_MEMORY = "[enforce fail at alloc_cpu.cpp:121] err == 0. DefaultCPUAllocator: can't allocate memory: 99 bytes."
+
+
+@pytest.fixture(scope="session")
+def cut(tmp_path_factory):
+    """Runs that stopped at ``PLACE``, to be copied."""
+    folder = tmp_path_factory.mktemp("cut")
+    with pytest.MonkeyPatch.context() as patch:
+        for stage in STAGES:
+            stop_at(patch, *PLACE[stage])
+            assert inside(stage, folder / stage) == 130
+            assert where(folder / stage) == PLACE[stage]
+    return {stage: folder / stage for stage in STAGES}
+
+
+def stop_at(patch, stage, epoch, step):
+    """Makes the next run save and stop there, as Ctrl-C would."""
+
+    def save(loop, *position):
+        ORIGINAL_SAVE(loop, *position)
+        if (loop.plan.number, *position) == (stage, epoch, step):
+            raise Interrupted("stopped by the test")
+
+    patch.setattr(engine.Loop, "_save", save)
+
+
+def where(out):
+    """Stage, epoch and step of a run's checkpoint."""
+    saved = state(out)
+    return saved["stage"], saved["epoch"], saved["step"]
+
+
+def stamp(path):
+    """Changes whenever the file is replaced; None while it is not there."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def snapshot(out):
+    """Every file of a run but the log and the lock, with its time and content."""
+    kept = [path for path in out.rglob("*") if path.is_file() and path.name not in ("log.txt", "lock")]
+    return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in kept}
+
+
+def lines(capsys):
+    return capsys.readouterr().err.strip().splitlines()
+
+
+def begun(out):
+    """Whether the first epoch is over."""
+    path = out / "metrics.jsonl"
+    return path.exists() and path.stat().st_size > 0
+
+
+def once(metric_records):
+    """Whether no epoch is there twice."""
+    keys = [(record["stage"], record["epoch"]) for record in metric_records]
+    return len(keys) == len(set(keys)) and keys == sorted(keys)
+
+
+# ------------------------------------------------------------------ killed, real processes
+@BOTH
+def test_killed_at_random_moments(stage, whole, tmp_path):
+    """SIGKILL again and again, at least once in mid-epoch; then the same command once more (also: other workers)."""
+    out, rng, places = tmp_path / "run", random.Random(stage), []
+    while len(places) < 2 or not any(step % 5 for _, _, step in places):
+        assert len(places) < 6, f"no kill in mid-epoch: {places}"
+        with start(stage, out, data__workers=2) as process:
+            for _ in range(rng.randint(1, 3)):
+                before = stamp(state_file(out))
+                if not process.until(lambda before=before: stamp(state_file(out)) != before):
+                    break
+            time.sleep(rng.uniform(0, 0.03))  # a step takes about as long
+            assert process.popen.poll() is None, f"ended before it was killed: {places} {process.said()}"
+            process.send(signal.SIGKILL)
+            assert process.wait() == -signal.SIGKILL
+        places.append(where(out))
+    assert places == sorted(set(places)), "every run came further than the one before it"
+    outside(stage, out, data__workers=2)
+    assert same(out, whole[stage])
+    assert metrics(out) == metrics(whole[stage]) and once(metrics(out))
+    assert not temporary(out)
+
+
+@pytest.mark.parametrize(
+    ("stage", "number"), [("pretrain", signal.SIGTERM), ("finetune", signal.SIGINT)], ids=["SIGTERM", "Ctrl-C"]
+)
+def test_asked_to_stop(stage, number, whole, tmp_path):
+    """A signal to the whole process group, loader workers included: saved, 130, and the rerun ends alike."""
+    out = tmp_path / "run"
+    with start(stage, out, data__workers=2, train__save_minutes=60) as process:
+        assert process.until(lambda: begun(out)), process.said()
+        process.send(number)
+        assert process.wait() == 130, process.said()
+        said = process.said().splitlines()
+    _, epoch, step = where(out)
+    assert said[-1].startswith("interrupted") and "Traceback" not in "".join(said)
+    if "goes on" in said[-1]:  # else it fell between two steps: into an evaluation, or the change of stages
+        assert said[-1] == f"interrupted; the same command goes on from epoch {epoch + 1}, step {step}"
+    assert not (out / "result.json").exists() and not temporary(out)
+    assert inside(stage, out) == 0
+    assert same(out, whole[stage]) and metrics(out) == metrics(whole[stage])
+
+
+def test_killed_before_the_first_checkpoint_and_in_use(whole, tmp_path, capsys):
+    """Half a log and some metrics are there, but no state: the rerun starts over. Until then the folder is locked."""
+    out = tmp_path / "run"
+    with start("pretrain", out, train__save_minutes=60) as process:
+        assert process.until(lambda: begun(out)), process.said()
+        process.send(signal.SIGSTOP)
+        assert not state_file(out).exists() and process.popen.poll() is None
+        before = snapshot(out)
+        assert inside("pretrain", out) == 2
+        assert lines(capsys) == [f"out: '{out}' is in use by another run; wait for it or name another folder"]
+        assert snapshot(out) == before
+        process.send(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+    assert inside("pretrain", out) == 0
+    assert same(out, whole["pretrain"]) and metrics(out) == metrics(whole["pretrain"])
+
+
+# ------------------------------------------------------------------ what the result depends on
+@BOTH
+def test_another_seed_differs(stage, whole, tmp_path):
+    assert inside(stage, tmp_path / "run", seed=1) == 0
+    assert distance(tmp_path / "run", whole[stage]) > 1e-4
+
+
+def _zeroed(tensors):
+    return {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+
+
+def _moments(saved, *names):
+    for values in saved["optimizer"]["state"].values():
+        values.update(_zeroed({name: values[name] for name in names}))
+
+
+def _part(saved, prefix):
+    kept = saved["method"]
+    kept.update(_zeroed({name: tensor for name, tensor in kept.items() if name.startswith(prefix)}))
+
+
+SPOIL = {
+    "one weight": lambda saved: next(iter(saved["method"].values())).view(-1)[0].add_(0.01),
+    "backbone": lambda saved: _part(saved, "backbone"),
+    "no moments": lambda saved: saved["optimizer"].update(state={}),
+    "first moment": lambda saved: _moments(saved, "exp_avg"),
+    "second moment": lambda saved: _moments(saved, "exp_avg_sq"),
+    "count of steps": lambda saved: _moments(saved, "step"),
+    "epoch": lambda saved: saved.update(epoch=saved["epoch"] + 1),
+    "step": lambda saved: saved.update(step=saved["step"] + 1),
+    "precision": lambda saved: saved.update(precision="bf16"),
+}
+SPOIL_PRETRAIN = {"N-way layer": lambda saved: _part(saved, "classifier")}
+SPOIL_FINETUNE = {
+    "stage": lambda saved: saved.update(stage=1),
+    "averages": lambda saved: saved.update(ema=_zeroed(saved["ema"])),
+    "averages set to the weights": lambda saved: saved["ema"].update(
+        {name: saved["method"][f"backbone.{name}"] for name in saved["ema"]}
+    ),
+}
+SPOILED = [("pretrain", *item) for item in {**SPOIL, **SPOIL_PRETRAIN}.items()]
+SPOILED += [("finetune", *item) for item in {**SPOIL, **SPOIL_FINETUNE}.items()]
+
+
+def resumed(stage, cut, tmp_path, spoil):
+    """Goes on in a copy of a run that was cut, its state spoiled."""
+    out = shutil.copytree(cut[stage], tmp_path / "run")
+    rehome(out)
+    saved = state(out)
+    spoil(saved)
+    torch.save(saved, state_file(out))
+    return out, inside(stage, out)
+
+
+def rehome(out):
+    """Nothing in the folder may depend on where it lies; ``out`` itself is free to differ."""
+    assert yaml.safe_load((out / "config.yaml").read_text())["out"] != str(out)
+
+
+@BOTH
+def test_resumed_state_is_enough(stage, cut, whole, tmp_path):
+    """The positive control: a copy of the cut run, left as it is, ends like the whole one."""
+    out, code = resumed(stage, cut, tmp_path, lambda saved: None)
+    assert code == 0 and same(out, whole[stage]) and metrics(out) == metrics(whole[stage])
+
+
+@pytest.mark.parametrize(("stage", "part", "spoil"), SPOILED, ids=[f"{s}-{part}" for s, part, _ in SPOILED])
+def test_state_is_needed(stage, part, spoil, cut, whole, tmp_path):
+    """Each part of the state that weights depend on, altered: the run refuses, or the result differs."""
+    try:
+        out, code = resumed(stage, cut, tmp_path, spoil)
+    except RuntimeError as error:  # weights that do not fit the stage
+        assert "size mismatch" in str(error) and part == "stage"
+        return
+    assert code in (1, 2) if code else not same(out, whole[stage])
+
+
+@pytest.mark.parametrize("part", ["stage", "epoch", "step", "sums", "precision", "method", "optimizer", "ema"])
+def test_state_without_a_part_is_refused(part, cut, tmp_path, capsys):
+    out, code = resumed("finetune", cut, tmp_path, lambda saved: saved.pop(part))
+    assert code == 2
+    assert lines(capsys)[-1] == f"{state_file(out)}: cannot be read (lacks {part}); remove it to start over"
+
+
+def test_torn_state_is_refused(cut, tmp_path, capsys):
+    out = shutil.copytree(cut["pretrain"], tmp_path / "run")
+    state_file(out).write_bytes(state_file(out).read_bytes()[:1000])
+    before = snapshot(out)
+    assert inside("pretrain", out) == 2
+    line = lines(capsys)[-1]
+    assert line.startswith(f"{state_file(out)}: cannot be read (") and line.endswith("); remove it to start over")
+    assert snapshot(out) == before
+
+
+def test_sums_of_the_epoch_are_kept(cut, whole, tmp_path):
+    """The loss of an epoch that was cut in two is that of all its images: it depends on the sums in the state."""
+    out, code = resumed("pretrain", cut, tmp_path, lambda saved: saved.update(sums=dict.fromkeys(saved["sums"], 0.0)))
+    assert code == 0 and same(out, whole["pretrain"]) and metrics(out) != metrics(whole["pretrain"])
+
+
+def test_metrics_are_mended(cut, whole, tmp_path):
+    """Records past the checkpoint and a line that a kill tore are written again."""
+    out = shutil.copytree(cut["finetune"], tmp_path / "run")
+    with open(out / "metrics.jsonl", "a") as file:
+        file.write(json.dumps({"epoch": 1, "stage": 2, "step": 14, "loss": 9.9}) + '\n{"epoch": 2, "sta')
+    (out / "last" / ".state.pt.part-killed").write_bytes(b"half")
+    assert inside("finetune", out) == 0
+    assert metrics(out) == metrics(whole["finetune"]) and not temporary(out)
+
+
+# ------------------------------------------------------------------ the folder
+@BOTH
+def test_finished_run_does_nothing(stage, whole, capsys):
+    before = snapshot(whole[stage])
+    assert inside(stage, whole[stage]) == 0
+    assert lines(capsys) == [f"{whole[stage]}: finished already, nothing to do"]
+    assert snapshot(whole[stage]) == before
+
+
+def test_finished_run_does_nothing_in_a_process_of_its_own(whole, tmp_path):
+    before = snapshot(whole["pretrain"])
+    with start("pretrain", whole["pretrain"]) as process:
+        assert process.wait() == 0
+        assert process.said().splitlines() == [f"{whole['pretrain']}: finished already, nothing to do"]
+    assert snapshot(whole["pretrain"]) == before
+
+
+def test_resume_never_and_must(whole, cut, tmp_path, capsys):
+    for used in (whole["pretrain"], cut["pretrain"]):
+        before = snapshot(used)
+        assert inside("pretrain", used, resume="never") == 2
+        assert lines(capsys) == [f"out: '{used}' holds a run already; --resume never wants a new folder"]
+        assert snapshot(used) == before
+    new = tmp_path / "new"
+    assert inside("pretrain", new, resume="must") == 2
+    assert lines(capsys) == [f"out: '{new}' holds no run to go on with; --resume must wants one"]
+    assert not snapshot(new)
+
+
+def test_another_config_lists_every_field(whole, cut, capsys):
+    changes = {
+        "seed": (0, 3),
+        "data.val_fraction": (0.0, 0.5),
+        "model.kwargs": ("{'patch_size': 8, 'embed_dim': 32, 'depth': 2, 'num_heads': 2}", {"patch_size": 16}),
+        "model.drop_path": (0.3, 0.0),
+        "train.lr": (0.003, 0.01),
+        "train.clip_grad": ("null", 1.0),
+        "method.label_smoothing": (0.1, 0.0),
+        "views.flip": (0.5, 0.0),
+    }
+    for run in (whole["pretrain"], cut["pretrain"]):
+        before = snapshot(run)
+        assert inside("pretrain", run, **{key.replace(".", "__"): new for key, (_, new) in changes.items()}) == 2
+        *faults, last = lines(capsys)
+        wanted = [f"{k}: the run in '{run}' has {old}, asked for now is {new}" for k, (old, new) in changes.items()]
+        assert sorted(faults) == sorted(wanted)
+        assert last == f"out: '{run}' belongs to another config; name a new folder or mend the above"
+        assert snapshot(run) == before
+
+
+def test_subset_and_stages_of_another_config(whole, capsys):
+    run = whole["finetune"]
+    assert inside("finetune", run, data__subset=None, stages=[{"size": 16}]) == 2
+    faults = "\n".join(lines(capsys))
+    assert "data.subset" in faults and "stages: the run in" in faults
+
+
+def test_workers_device_and_cache_may_differ(cut, whole, tmp_path):
+    out = shutil.copytree(cut["pretrain"], tmp_path / "run")
+    free = dict(data__workers=1, data__cache="off", train__save_minutes=5, resume="must")
+    assert inside("pretrain", out, **free, train__device=None if not torch.cuda.is_available() else "cpu") == 0
+    assert same(out, whole["pretrain"]) and metrics(out) == metrics(whole["pretrain"])
+
+
+def test_images_changed_since(tmp_path, monkeypatch, capsys):
+    root = tree(tmp_path / "images", train={"cat": 4, "dog": 4}, val={"cat": 1, "dog": 1})
+    options = dict(data__name="folder", data__root=str(root), data__subset=None, train__batch_size=4)
+    out = tmp_path / "run"
+    stop_at(monkeypatch, 1, 0, 1)
+    assert inside("pretrain", out, **options) == 130
+    monkeypatch.undo()
+    first, second, aside = root / "train/cat/0.png", root / "train/dog/1.png", tmp_path / "aside.png"
+    shutil.copy(first, aside)
+    paint(first, seed=99)
+    second.rename(second.with_name("new.png"))
+    before = snapshot(out)
+    capsys.readouterr()
+    assert inside("pretrain", out, **options) == 2
+    *faults, last = lines(capsys)
+    assert last == f"data.root: the images changed since the run in '{out}' began"
+    assert "train/cat/0.png" in "\n".join(faults)
+    assert "train/dog/1.png" in "\n".join(faults) and "train/dog/new.png" in "\n".join(faults)
+    assert snapshot(out) == before
+    shutil.copy(aside, first)  # as they were: the run goes on
+    second.with_name("new.png").rename(second)
+    assert inside("pretrain", out, **options) == 0
+
+
+# ------------------------------------------------------------------ what a run cannot go on from
+@pytest.mark.parametrize("function", ["fsync", "replace"])
+@pytest.mark.parametrize("name", ["state.pt", "backbone.safetensors", "backbone.json", "result.json"])
+def test_full_disk(function, name, whole, tmp_path, monkeypatch, capsys):
+    """A file that cannot be written (the fifth checkpoint, an export): 1, a line naming it, and nothing is lost."""
+    out, seen = tmp_path / "run", []
+
+    def fail(what, *rest):
+        target = os.readlink(f"/proc/self/fd/{what}") if function == "fsync" else what
+        if f"/.{name}." in str(target):
+            seen.append(state_file(out).read_bytes() if state_file(out).exists() else b"")
+            if name != "state.pt" or len(seen) == 5:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return original(what, *rest)
+
+    original = getattr(os, function)
+    monkeypatch.setattr(os, function, fail)
+    assert inside("pretrain", out) == 1
+    path = out / "last" / name if name == "state.pt" else out / name
+    line = f"{path}: cannot be written (No space left on device); what was there before is kept"
+    assert lines(capsys)[-1] == line and not temporary(out)
+    assert state_file(out).read_bytes() == seen[-1]
+    assert not (out / "result.json").exists()
+    if function == "fsync":  # there is room again
+        monkeypatch.undo()
+        assert inside("pretrain", out) == 0
+        assert same(out, whole["pretrain"]) and metrics(out) == metrics(whole["pretrain"])
+
+
+def test_disk_full_inside_torch_save(tmp_path, monkeypatch, capsys):
+    """torch's writer hides the system's error; the line still names the file, once."""
+    out, count = tmp_path / "run", []
+
+    class Full:
+        def __init__(self, file):
+            self.file = file
+
+        def write(self, data):
+            count.append(len(data))
+            if sum(count) > 1_000_000:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return self.file.write(data)
+
+        def __getattr__(self, name):
+            return getattr(self.file, name)
+
+    original = torch.save
+    monkeypatch.setattr(torch, "save", lambda saved, file: original(saved, Full(file)))
+    assert inside("pretrain", out) == 1
+    said = lines(capsys)
+    assert said[-1].startswith(f"{state_file(out)}: cannot be written (")
+    assert sum("cannot be written" in line for line in said) == 1
+    assert where(out) == (1, 0, 2) and not temporary(out)
+
+
+def spoiled_forward(monkeypatch, stage, at, act):
+    """Lets the method's forward pass number ``at`` (from 1) in the training loop be ``act(its result)``."""
+    original, count, kind = engine.Loop._step, [], METHODS[stage]
+
+    def step(loop, *args):
+        count.append(1)
+        if len(count) == at:
+            forward = kind.forward
+            monkeypatch.setattr(kind, "forward", lambda *a, **k: act(forward(*a, **k)))
+        return original(loop, *args)
+
+    monkeypatch.setattr(engine.Loop, "_step", step)
+
+
+def not_finite(step, epoch, lr):
+    return (
+        f"the loss is not finite at step {step} (epoch {epoch}, lr {lr}); the last checkpoint is kept: "
+        "lower --train.lr, set --train.clip_grad 1 or --train.precision fp32, in a new --out"
+    )
+
+
+def finite(saved):
+    tensors = [*saved["method"].values(), *(t for v in saved["optimizer"]["state"].values() for t in v.values())]
+    return all(bool(torch.isfinite(t).all()) for t in tensors)
+
+
+@pytest.mark.parametrize(("minutes", "kept"), [(0, (1, 1, 1)), (60, None)])
+def test_loss_not_finite(minutes, kept, tmp_path, monkeypatch, capsys):
+    """With a checkpoint a step it stops at once, else at the epoch's end; the step named is the first bad one."""
+    out = tmp_path / "run"
+    spoiled_forward(monkeypatch, "pretrain", 7, lambda found: {**found, "loss": found["loss"] * float("nan")})
+    assert inside("pretrain", out, train__save_minutes=minutes) == 1
+    said = lines(capsys)
+    assert said[-1] == not_finite(7, 2, "0.00293") and said.count(said[-1]) == 1
+    assert said[-1] in (out / "log.txt").read_text()
+    assert [record["epoch"] for record in metrics(out)] == [1]
+    assert kept is None and not state_file(out).exists() or where(out) == kept and finite(state(out))
+
+
+def test_learning_rate_too_high(tmp_path, capsys):
+    out = tmp_path / "run"
+    assert inside("pretrain", out, train__lr=1e20, train__warmup_epochs=0) == 1
+    assert lines(capsys)[-1] == not_finite(2, 1, "9.89e+19")
+    assert where(out) == (1, 0, 1) and finite(state(out))
+
+
+@pytest.mark.parametrize("error", [RuntimeError(CPU_MEMORY), torch.OutOfMemoryError("CUDA"), MemoryError()], ids=repr)
+@pytest.mark.parametrize("when", ["before the first step", "in the loop"])
+def test_out_of_memory(error, when, tmp_path, monkeypatch, capsys):
+    def run_out(*_, **__):
+        raise error
+
+    if when == "in the loop":
+        spoiled_forward(monkeypatch, "pretrain", 3, run_out)
+    else:
+        monkeypatch.setattr(IDMM, "forward", run_out)
+    out = tmp_path / "run"
+    assert inside("pretrain", out) == 1
+    advice = (
+        "out of memory with a batch of 20 images: try --train.accumulate 4 (the same step in "
+        "smaller passes), a smaller --train.batch_size or --train.precision bf16, in a new --out"
+    )
+    said = lines(capsys)
+    assert said[-1] == advice and said.count(advice) == 1
+    assert when != "in the loop" or where(out) == (1, 0, 2)
+
+
+def test_other_errors_are_not_hidden(tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr(IDMM, "forward", fail)
+    with pytest.raises(RuntimeError, match="a fault of ours"):
+        inside("pretrain", tmp_path / "run")
