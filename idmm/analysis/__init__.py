@@ -1,0 +1,1 @@
+"""Looking at runs: pictures, and the demo that compares pretraining with none."""

@@ -1,0 +1,415 @@
+"""The command line and the Python interface: what is said, in which words, and what is understood."""
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+
+import pytest
+import safetensors.torch
+import timm
+import torch
+import yaml
+from helpers import ROOT, STAGES, VIT, Process, call, flags, inside, metrics, weights
+
+import idmm
+from idmm.config import FinetuneConfig, PretrainConfig
+from idmm.errors import UserError
+from idmm.options import _flow, _leaves, build, dump, parse
+
+KINDS = {"pretrain": PretrainConfig, "finetune": FinetuneConfig}
+BOTH = pytest.mark.parametrize("stage", list(STAGES))
+COMMON = """config out seed init resume data.name data.root data.workers model.name model.kwargs train.epochs
+    train.batch_size train.lr train.weight_decay train.warmup_epochs train.precision train.device""".split()
+CONTRACT = {  # DESIGN, section 3, as far as it is built
+    "pretrain": """method.name method.label_smoothing method.cutmix_alpha method.classifier method.classifier_lr_scale
+        method.classifier_init views.size views.crops""".split(),
+    "finetune": ["stages", "model.freeze", "train.size"],
+}
+# Loss of each epoch of the runs in helpers.STAGES, on one thread. Where they change on purpose:
+# python -c "import json, sys; [print(json.loads(l)['loss']) for l in open(sys.argv[1])]" RUN/metrics.jsonl
+GOLDEN = {
+    "pretrain": [16.126450, 12.410863, 10.789403],
+    "finetune": [2.311057, 2.286432, 2.275273, 2.287907],
+}
+
+
+def said(capsys, argv, code=2):
+    """Runs a command line that fails; returns its lines on standard error, there being nothing else."""
+    assert call(argv) == code
+    captured = capsys.readouterr()
+    assert captured.out == "" and "Traceback" not in captured.err
+    return captured.err.splitlines()
+
+
+def written(folder, text, name="config.yaml"):
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def parsed(*argv, kind=PretrainConfig):
+    return parse(kind, [str(word) for word in argv], "test")
+
+
+# ------------------------------------------------------------------ golden losses
+@BOTH
+def test_golden_losses(stage, whole):
+    losses = [record["loss"] for record in metrics(whole[stage])]
+    assert losses == pytest.approx(GOLDEN[stage], rel=1e-3)
+
+
+@BOTH
+def test_files_of_a_run(stage, whole):
+    """The contract's outputs; timm alone rebuilds the backbone."""
+    out = whole[stage]
+    names = {path.name for path in out.iterdir()}
+    wanted = {"config.yaml", "metrics.jsonl", "result.json", "log.txt", "backbone.safetensors", "backbone.json", "last"}
+    assert names == wanted | ({"model.safetensors", "model.json"} if stage == "finetune" else set())
+    info = json.loads((out / "backbone.json").read_text())
+    assert info["kwargs"]["num_classes"] == 0 and info["ema"] == (stage == "finetune")
+    model = timm.create_model(info["name"], **info["kwargs"])
+    model.load_state_dict(safetensors.torch.load_file(out / "backbone.safetensors"), strict=True)
+    result = json.loads((out / "result.json").read_text())
+    assert result["train_size"] == 96 and result["seed"] == 0 and result["seconds"] > 0
+    last = metrics(out)[-1]
+    assert {"epoch", "stage", "step", "loss", "lr"} <= set(last)
+    if stage == "finetune":
+        assert (result["num_classes"], result["test_size"]) == (10, 360)
+        assert (result["top1"], result["top5"]) == (last["top1"], last["top5"])
+        assert json.loads((out / "model.json").read_text())["classes"] == [str(n) for n in range(10)]
+
+
+# ------------------------------------------------------------------ what is said to mistakes
+FAULTS = {
+    "unknown flag": (["--train.epoch", "3"], "--train.epoch: unknown flag; did you mean '--train.epochs'?"),
+    "unknown flag with =": (["--sed=3"], "--sed: unknown flag; did you mean '--seed'?"),
+    "unknown flag like none": (["--xyzzy"], "--xyzzy: unknown flag"),
+    "stray word": (["runs/a"], "runs/a: unexpected argument; values follow their --flag"),
+    "missing value": (["--train.lr"], "--train.lr: wants a value (FLOAT)"),
+    "missing file": (["--config"], "--config: wants a FILE"),
+    "not a number": (["--train.lr", "fast"], "train.lr: got 'fast', wanted a number"),
+    "not finite": (["--train.lr", "nan"], "train.lr: got 'nan', wanted a finite number"),
+    "not whole": (["--train.batch_size", "1.5"], "train.batch_size: got 1.5, wanted an integer"),
+    "not a word": (["--train.decay_all", "maybe"], "train.decay_all: got 'maybe', wanted a boolean"),
+    "negative": (["--seed", "-1"], "seed: got -1, wanted greater than or equal to 0"),
+    "too large": (["--model.drop_path", "1"], "model.drop_path: got 1, wanted less than 1"),
+    "no such choice": (["--resume", "maybe"], "resume: got 'maybe', wanted 'auto', 'never' or 'must'"),
+    "not a list": (["--views.crops", "3"], "views.crops: got 3, wanted a list"),
+    "key of a list item": (
+        ["--views.crops", "[{count: 2}, {cont: 3}]"],
+        "views.crops[1].cont: unknown key; did you mean 'views.crops[1].count'?",
+    ),
+    "range": (
+        ["--views.crops", "[{scale: [0.5, 0.1]}]"],
+        "views.crops[0]: scale is [0.5, 0.1], wanted [min, max] with 0 < min <= max <= 1",
+    ),
+    "two of three": (
+        ["--data.subset", "{per_class: 1, total: 2}"],
+        "data.subset: give exactly one of per_class, total and fraction",
+    ),
+    "two of three by flags": (
+        ["--data.subset.per_class", "1", "--data.subset.total", "2"],
+        "data.subset: give exactly one of per_class, total and fraction",
+    ),
+    "flag that is no YAML": (
+        ["--model.kwargs", "{a"],
+        "model.kwargs: got '{a', which is not YAML (expected ',' or '}', but got '<stream end>', line 1)",
+    ),
+    "no out": ([], "out: missing; name a folder for all that the run writes (--out runs/a)"),
+}
+
+
+@pytest.mark.parametrize(("argv", "line"), FAULTS.values(), ids=FAULTS)
+def test_one_fault(argv, line, capsys):
+    assert said(capsys, ["pretrain", *argv]) == [line]
+
+
+FILES = {
+    "unknown key": ("train: {epoch: 3}", "train.epoch: unknown key (in {path}); did you mean 'train.epochs'?"),
+    "unknown section": ("trian: {lr: 1}", "trian: unknown key (in {path}); did you mean 'train'?"),
+    "wrong type": ("data:\n  workers: two", "data.workers: got 'two', wanted an integer (in {path})"),
+    "flow left open": (
+        "train:\n  lr: [1\nseed: 2\n",
+        "--config: '{path}' is not YAML: expected ',' or ']', but got ':', line 3",
+    ),
+    "given twice": (
+        "train:\n  epochs: 1\n  lr: 1\n  lr: 2\n",
+        "--config: '{path}' is not YAML: 'lr' is given twice, line 4",
+    ),
+    "a list": ("- 1", "--config: '{path}' holds list; wanted a mapping of keys"),
+}
+
+
+@pytest.mark.parametrize(("text", "line"), FILES.values(), ids=FILES)
+def test_one_fault_in_a_file(text, line, tmp_path, capsys):
+    path = written(tmp_path, text)
+    assert said(capsys, ["pretrain", "--config", path]) == [line.replace("{path}", str(path))]
+
+
+def test_unreadable_file(tmp_path, capsys):
+    path = tmp_path / "none.yaml"
+    line = f"--config: cannot read '{path}' (No such file or directory); wanted a YAML file"
+    assert said(capsys, ["pretrain", "--config", path]) == [line]
+    line = f"--config: cannot read '{tmp_path}' (Is a directory); wanted a YAML file"
+    assert said(capsys, ["pretrain", "--config", tmp_path]) == [line]
+    path.write_bytes(b"name: \xff\xfe")
+    assert said(capsys, ["pretrain", "--config", path]) == [
+        f"--config: cannot read '{path}' (not UTF-8 text); wanted a YAML file"
+    ]
+
+
+def test_all_faults_at_once(tmp_path, capsys):
+    """Of the files, the flags and the values, a line each, in one go; and no run is begun."""
+    path = written(tmp_path, "train: {epoch: 3, lr: fast}\nviews: {crops: [{cont: 1}]}\n")
+    out = tmp_path / "run"
+    argv = ["pretrain", "--out", out, "--config", path, "--config", "none.yaml", "--sed", "3"]
+    argv += ["--train.batch_size", "0", "--method.classifier", "cosin", "--train.warmup_epochs"]
+    wanted = {
+        "--config: cannot read 'none.yaml' (No such file or directory); wanted a YAML file",
+        "--sed: unknown flag; did you mean '--seed'?",
+        "--train.warmup_epochs: wants a value (FLOAT)",
+        "train.batch_size: got 0, wanted greater than or equal to 1",
+        f"train.epoch: unknown key (in {path}); did you mean 'train.epochs'?",
+        f"train.lr: got 'fast', wanted a number (in {path})",
+        "method.classifier: got 'cosin', wanted 'linear' or 'cosine'",
+        f"views.crops[0].cont: unknown key (in {path}); did you mean 'views.crops[0].count'?",
+    }
+    lines = said(capsys, argv)
+    assert len(lines) == len(wanted) and set(lines) == wanted
+    assert not out.exists()
+
+
+def test_commands(capsys):
+    line = "pretran: unknown command; did you mean 'pretrain'?; wanted one of pretrain, finetune"
+    assert said(capsys, ["pretran"])[0].startswith(line)
+    assert call([]) == 0 and capsys.readouterr().out.startswith("usage: idmm COMMAND")
+    assert call(["--help"]) == 0 and "finetune" in capsys.readouterr().out
+    assert call(["--version"]) == 0 and capsys.readouterr().out == "idmm 0.1.0\n"
+
+
+def test_real_process_says_only_lines():
+    """Nothing on standard output, no traceback, exit code 2: by the scripts and by the command."""
+    command = ["-c", "import sys; from idmm.cli import main; sys.exit(main())", "pretrain"]
+    for start in (["pretrain.py"], ["finetune.py"], command):
+        words = [sys.executable, *start, "--train.epoch", "3"]
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == "--train.epoch: unknown flag; did you mean '--train.epochs'?\n"
+
+
+def test_console_command():
+    """The entry point that pip installs is main, which takes the process's arguments."""
+    from importlib.metadata import entry_points
+
+    (found,) = [point for point in entry_points(group="console_scripts") if point.name == "idmm"]
+    assert found.value == "idmm.cli:main"
+    code = "import sys; sys.argv = ['idmm', '--version']; from importlib.metadata import entry_points as e; "
+    code += "sys.exit(next(p for p in e(group='console_scripts') if p.name == 'idmm').load()())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "idmm 0.1.0\n", "")
+
+
+def test_init_contradicts(whole, tmp_path, capsys):
+    """The model is the checkpoint's; every field that says otherwise is told, and nothing is trained."""
+    init, out = whole["pretrain"], tmp_path / "run"
+    code = inside(
+        "finetune", out, init=str(init), model__name="resnet50", model__kwargs={"embed_dim": 64, "depth": 2},
+        data__in_chans=1,
+    )  # fmt: skip
+    assert code == 2
+    source = f"{init}/backbone.safetensors"
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        f"model.name: 'resnet50', but '{source}' is vit_tiny_patch16_224; leave it out or make it agree",
+        f"model.kwargs: embed_dim is 64, but '{source}' has 32; leave it out or make it agree",
+        f"data.in_chans: 1, but '{source}' has 3",
+    ]
+    assert not (out / "last" / "state.pt").exists()
+
+
+def test_init_agrees(whole, tmp_path, capsys):
+    """Name and arguments may be said again, in part or not at all; the log tells which weights were kept."""
+    stages = [{"size": 16, "epochs": 1}]
+    same = dict(init=str(whole["pretrain"]), stages=stages)
+    assert inside("finetune", tmp_path / "a", **same, model__kwargs={"depth": 2}) == 0
+    assert "weights kept" in capsys.readouterr().err
+    assert inside("finetune", tmp_path / "b", **same, model__name=None, model__kwargs=None) == 0
+    a, b = weights(tmp_path / "a"), weights(tmp_path / "b")
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_init_is_missing(tmp_path, capsys):
+    assert inside("finetune", tmp_path / "run", init="nowhere") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("nowhere: there is no such file or folder; give a run folder, or a .safetensors")
+
+
+def test_unknown_model_and_dataset(tmp_path, capsys):
+    assert inside("pretrain", tmp_path / "a", model__name="deit_tinny_patch16_224", model__kwargs=None) == 2
+    assert capsys.readouterr().err == (
+        "model.name: 'deit_tinny_patch16_224' is unknown; did you mean 'deit_tiny_patch16_224'?\n"
+    )
+    assert inside("pretrain", tmp_path / "b", data__name="digit") == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == "data.name: 'digit' is not known; wanted one of digits, folder; did you mean 'digits'?"
+
+
+# ------------------------------------------------------------------ what is understood
+def test_yaml_as_people_expect_it(tmp_path):
+    path = written(tmp_path, "data: {cache: off, root: no}\ntrain: {lr: 1e-3, compile: true, ema: .5}\nseed: 7\n")
+    config = parsed("--config", path)
+    assert (config.data.cache, config.data.root, config.train.lr) == ("off", "no", 1e-3)
+    assert (config.train.compile, config.train.ema, config.seed) == (True, 0.5, 7)
+
+
+def test_flags_as_people_expect_them():
+    config = parsed(
+        "--data.cache", "off", "--train.lr", "1e-3", "--train.compile", "--data.root", "1e3", "--train.clip_grad",
+        "null", "--views.jitter=[0,0,0,0]", "--model.kwargs", "{embed_dim: 96, act: off}",
+        "--data.subset.fraction", ".5",
+    )  # fmt: skip
+    assert (config.data.cache, config.data.root, config.train.lr) == ("off", "1e3", 1e-3)
+    assert (config.train.compile, config.train.clip_grad, config.views.jitter) == (True, None, [0, 0, 0, 0])
+    assert config.model.kwargs == {"embed_dim": 96, "act": "off"} and config.data.subset.fraction == 0.5
+
+
+def test_flags_over_files_over_earlier_files(tmp_path):
+    first = written(tmp_path, "seed: 1\ntrain: {lr: 0.1, epochs: 5}\nmodel: {kwargs: {a: 1, b: 2}}\n", "first.yaml")
+    second = written(tmp_path, "train: {lr: 0.2, batch_size: 8}\nmodel: {kwargs: {c: 3}}\n", "second.yaml")
+    config = parsed("--train.batch_size", "16", "--config", first, "--config", second, "--seed", "9")
+    assert (config.seed, config.train.lr, config.train.epochs, config.train.batch_size) == (9, 0.2, 5, 16)
+    assert config.model.kwargs == {"c": 3}, "a model's arguments are replaced as one"
+    assert parsed("--config", second, "--config", first).train.lr == 0.1
+
+
+@BOTH
+def test_print_config_feeds_itself(stage, tmp_path, capsys):
+    argv = flags(stage, tmp_path / "run", train__lr=1e-5, data__mean=[0.5, 0.5, 0.5], data__root="off")
+    with pytest.raises(SystemExit) as stop:
+        parse(KINDS[stage], [*argv, "--print_config"], "test")
+    text = capsys.readouterr().out
+    assert stop.value.code in (0, None)
+    path = written(tmp_path, text)
+    again = parsed("--config", path, kind=KINDS[stage])
+    assert again == parsed(*argv, kind=KINDS[stage]) and dump(again) == text
+    assert again.train.lr == 1e-5 and again.data.root == "off"
+    assert not (tmp_path / "run").exists()
+
+
+@BOTH
+def test_flags_of_the_contract(stage, capsys):
+    with pytest.raises(SystemExit):
+        parsed("--help", kind=KINDS[stage])
+    words = set(capsys.readouterr().out.split())
+    assert not {f"--{name}" for name in COMMON + CONTRACT[stage]} - words
+
+
+@BOTH
+def test_help_names_every_field_with_its_default(stage, capsys):
+    with pytest.raises(SystemExit) as stop:
+        parsed("--help", kind=KINDS[stage])
+    assert stop.value.code in (0, None)
+    text = "".join(capsys.readouterr().out.split())  # lines are wrapped anywhere
+    leaves = _leaves(KINDS[stage])
+    assert len(leaves) > 40
+    for leaf in leaves:
+        assert leaf.help, f"{leaf.key} has no help"
+        assert "".join(f"{leaf.help}(default:{_flow(leaf.default)})".split()) in text.partition(f"--{leaf.key}")[2]
+
+
+def test_help_is_quick_and_imports_no_torch():
+    seconds = []
+    for _ in range(3):
+        begun = time.perf_counter()
+        done = subprocess.run([sys.executable, "pretrain.py", "--help"], cwd=ROOT, capture_output=True, text=True)
+        seconds.append(time.perf_counter() - begun)
+        assert done.returncode == 0 and "--method.classifier_lr_scale" in done.stdout and done.stderr == ""
+    assert statistics.median(seconds) < 2, seconds  # a second, on a machine that does nothing else
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "finetune.py", "--help"], cwd=ROOT, capture_output=True, text=True
+    )
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "idmm.options" in imported and not imported & {"torch", "timm", "torchvision", "accelerate", "numpy"}
+
+
+def test_version_of_a_script(tmp_path):
+    with Process(["finetune.py", "--version"], tmp_path / "said") as process:
+        assert process.wait() == 0 and process.said() == "idmm 0.1.0\n"
+
+
+def test_shipped_configs_parse():
+    paths = sorted((ROOT / "configs").rglob("*.yaml"))
+    assert paths
+    for path in paths:
+        stage = "pretrain" if "pretrain" in (path.parent.name, path.stem) else "finetune"
+        parsed("--config", path, kind=KINDS[stage])
+
+
+# ------------------------------------------------------------------ from Python
+def nested(stage, out):
+    """A tiny run's config as a mapping."""
+    config = {"out": str(out)}
+    for key, value in STAGES[stage].items():
+        *sections, name = key.split(".")
+        inner = config
+        for section in sections:
+            inner = inner.setdefault(section, {})
+        inner[name] = value
+    return config
+
+
+@BOTH
+def test_python_interface(stage, whole, tmp_path):
+    """A mapping, a file and a config object name the same run as the flags do."""
+    config, run = nested(stage, whole[stage]), getattr(idmm, stage)
+    result = json.loads((whole[stage] / "result.json").read_text())
+    assert run(config) == result
+    assert run(str(written(tmp_path, yaml.safe_dump(config)))) == result
+    assert run(build(KINDS[stage], config)) == result
+
+
+def test_python_interface_reports_all_faults():
+    config = {"train": {"epoch": 3, "lr": -1}, "views": {"size": "big"}, "sede": 0, "out": "runs/none"}
+    with pytest.raises(UserError) as caught:
+        idmm.pretrain(config)
+    assert sorted(caught.value.faults) == [
+        "sede: unknown key; did you mean 'seed'?",
+        "train.epoch: unknown key; did you mean 'train.epochs'?",
+        "train.lr: got -1, wanted greater than 0",
+        "views.size: got 'big', wanted an integer",
+    ]
+    assert str(caught.value) == "\n".join(caught.value.faults)
+    with pytest.raises(UserError, match=r"^config: wanted a mapping, .* got int$"):
+        idmm.finetune(3)
+    with pytest.raises(UserError, match="^out: missing"):
+        idmm.finetune({})
+
+
+def test_python_interface_from_a_file_with_faults(tmp_path):
+    path = written(tmp_path, "train: {epoch: 3}\n")
+    with pytest.raises(UserError) as caught:
+        idmm.pretrain(str(path))
+    assert caught.value.faults == ("train.epoch: unknown key; did you mean 'train.epochs'?",)
+
+
+@BOTH
+def test_load_backbone(stage, whole):
+    model = idmm.load_backbone(whole[stage])
+    side = {"pretrain": 16, "finetune": 32}[stage]
+    with torch.no_grad():
+        assert model.eval()(torch.zeros(2, 3, side, side)).shape == (2, VIT["embed_dim"])
+    kept = weights(whole[stage])
+    assert all(torch.equal(tensor, kept[f"backbone/{name}"]) for name, tensor in model.state_dict().items())
+    larger = idmm.load_backbone(whole[stage] / "backbone.safetensors", img_size=48)
+    with torch.no_grad():
+        assert larger.eval()(torch.zeros(1, 3, 48, 48)).shape == (1, VIT["embed_dim"])
+
+
+def test_front_door_knows_its_names():
+    assert set(idmm.__all__) >= {"pretrain", "finetune", "load_backbone", "data", "losses", "models"}
+    for name in idmm.__all__:
+        assert getattr(idmm, name) is not None
+    with pytest.raises(AttributeError, match="module 'idmm' has no attribute 'pretrian'"):
+        _ = idmm.pretrian

@@ -1,0 +1,224 @@
+"""The pictures, and the demo in miniature through the real command line."""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import yaml
+from helpers import ENVIRONMENT, ROOT, call
+from PIL import Image
+
+from idmm.analysis import demo, plots
+from idmm.config import CropGroup, Data, FinetuneConfig, PretrainConfig, Views
+from idmm.data.cache import load_split
+from idmm.data.datasets import open_splits
+from idmm.data.views import ViewMaker
+from idmm.options import build
+
+MODEL = {
+    "name": "vit_tiny_patch16_224",
+    "kwargs": {
+        "patch_size": 8,
+        "embed_dim": 16,
+        "depth": 1,
+        "num_heads": 1,
+        "global_pool": "avg",
+        "class_token": False,
+    },
+}
+QUICK = {"epochs": 1, "precision": "fp32", "device": "cpu", "warmup_epochs": 0}
+PRETRAIN = {
+    "data": {"workers": 0, "subset": {"total": 64}},
+    "model": MODEL,
+    "train": QUICK,
+    "views": {"size": 16, "crops": [{"count": 2, "scale": [0.4, 1.0]}]},
+}
+FINETUNE = {"data": {"workers": 0, "subset": {"per_class": 2}}, "train": {**QUICK, "size": 16}}
+
+
+@pytest.fixture(scope="module")
+def store():
+    data = Data(subset={"total": 20})
+    return load_split(open_splits(data, labelled=False).train, bound=None, data=data)
+
+
+@pytest.fixture
+def files(tmp_path):
+    """The miniature's two YAML files, as flags."""
+    argv = []
+    for name, config in (("pretrain", PRETRAIN), ("finetune", FINETUNE)):
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(config))
+        argv += [f"--{name}", str(tmp_path / f"{name}.yaml")]
+    return argv
+
+
+def records(epochs, stages=1):
+    return [
+        {"epoch": e + 1, "stage": s + 1, "loss": 1 / (1 + e + s), "lr": 1e-3 * (epochs - e)}
+        for s in range(stages)
+        for e in range(epochs)
+    ]
+
+
+def pixels(path):
+    """A PNG as an array, after the checks that hold for any picture."""
+    with Image.open(path) as image:
+        image.verify()
+    with Image.open(path) as image:
+        assert image.format == "PNG" and min(image.size) >= 300 and max(image.size) <= 3000
+        array = np.asarray(image.convert("RGB"))
+    assert array.std() > 5, "blank"
+    assert [p.name for p in path.parent.iterdir() if p.name.startswith(".")] == []  # nothing left aside
+    return array
+
+
+def test_loss_curves_of_one_run_of_seeds_and_of_stages(tmp_path):
+    plots.loss_curves({"a": records(5)}, tmp_path / "one.png")
+    plots.loss_curves({"a": records(5), "b": [records(4), records(6)]}, tmp_path / "seeds.png", "title")
+    plots.loss_curves({"a": records(3, stages=2)}, tmp_path / "stages.png")
+    plots.loss_curves({"a": records(1)}, tmp_path / "epoch.png")
+    arrays = [pixels(tmp_path / f"{name}.png") for name in ("one", "seeds", "stages", "epoch")]
+    assert not np.array_equal(arrays[0], arrays[2])
+
+
+def test_comparison_of_any_number_of_seeds(tmp_path):
+    plots.comparison({"scratch": [60.0, 62.0, 64.0], "IDMM": [80.0, 81.0, 79.0]}, tmp_path / "three.png", chance=10)
+    plots.comparison({"scratch": [60.0], "IDMM": [80.0]}, tmp_path / "one.png", "title")
+    plots.comparison({"a": [60.0], "b": [80.0, 70.0], "c": [100.0, 0.0]}, tmp_path / "uneven.png")
+    for name in ("three", "one", "uneven"):
+        pixels(tmp_path / f"{name}.png")
+
+
+def test_pictures_are_the_same_twice_and_replace_each_other(tmp_path):
+    for _ in range(2):
+        plots.comparison({"a": [60.0, 61.0]}, tmp_path / "a.png")
+    first = (tmp_path / "a.png").read_bytes()
+    plots.comparison({"a": [60.0, 61.0]}, tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes() == first
+
+
+def test_pyplot_is_left_alone():
+    code = "import sys; import idmm.analysis.plots; sys.exit('matplotlib.pyplot' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=ENVIRONMENT).returncode == 0
+
+
+@pytest.mark.parametrize(("mean", "std"), [([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]), ([0.45], [0.22])])
+def test_crop_sheet_with_groups_and_cutmix(tmp_path, store, mean, std):
+    crops = [CropGroup(count=2, scale=[0.3, 1.0]), CropGroup(count=1, scale=[0.1, 0.3])]
+    views = Views(size=16, crops=crops)
+    plots.crop_sheet(store, views, tmp_path / "mixed.png", mean=mean, std=std, cutmix_alpha=0.5)
+    plots.crop_sheet(store, views, tmp_path / "plain.png", mean=mean, std=std, images=3)
+    mixed, plain = pixels(tmp_path / "mixed.png"), pixels(tmp_path / "plain.png")
+    assert mixed.shape[1] > plain.shape[1] and mixed.shape[0] > plain.shape[0]
+
+
+def test_crop_sheet_shows_what_the_loader_makes(store):
+    mean, std = [0.4, 0.5, 0.6], [0.2, 0.3, 0.4]
+    views = Views(size=16, crops=[CropGroup(count=2, scale=[0.3, 1.0])])
+    made = ViewMaker(store, views, mean, std, 0)(0, np.arange(3))["views"][0]  # [3, 2, 3, 16, 16]
+    plain = ViewMaker(store, views, [0.0] * 3, [1.0] * 3, 0)(0, np.arange(3))["views"][0]
+    shown = plots._pixels(made, mean, std)
+    assert len(shown) == 3 and len(shown[0]) == 2
+    np.testing.assert_allclose(np.array(shown), plain.permute(0, 1, 3, 4, 2).numpy(), atol=1e-6)
+
+
+def test_a_miniature_demo_ends_with_its_result_and_goes_on(tmp_path, files, capsys, monkeypatch):
+    monkeypatch.setattr(demo, "LEAST_GAIN", -100.0)
+    out = tmp_path / "demo"
+    argv = ["demo", "--out", out, "--seeds", 2, *files]
+    assert call(argv) == 0
+    said = capsys.readouterr().out
+    result = json.loads((out / "demo.json").read_text())
+    assert len(result["idmm_top1"]) == len(result["scratch_top1"]) == 2 and 0 < result["seconds"] < 60
+    assert result["gain"] == pytest.approx(np.mean(result["idmm_top1"]) - np.mean(result["scratch_top1"]))
+    assert (result["unlabelled_images"], result["labelled_images"], result["test_images"]) == (64, 20, 360)
+    assert "±" in said and f"{result['gain']:+.1f} points" in said
+    for name in ("loss.png", "crops.png", "comparison.png"):
+        pixels(out / name)
+    _check_runs(out)
+
+    began = time.monotonic()
+    assert call(argv) == 0
+    assert time.monotonic() - began < 2
+    assert capsys.readouterr().out == said
+
+    (out / "comparison.png").unlink()  # a picture lost: drawn again from the finished runs
+    shutil.rmtree(out / "scratch-1")  # a run lost: made again, to the same end
+    assert call(argv) == 0
+    again = json.loads((out / "demo.json").read_text())
+    assert again["scratch_top1"] == result["scratch_top1"] and again["seconds"] > 0
+    pixels(out / "comparison.png")
+
+    assert call([*argv[:3], "--seeds", 1, *files]) == 0  # fewer seeds: part of what is there
+    assert json.loads((out / "demo.json").read_text())["idmm_top1"] == result["idmm_top1"][:1]
+
+
+def _check_runs(out):
+    """The seed drives all three runs, the draw too; nothing but the start differs between two of a seed."""
+    for seed in range(2):
+        tuned = {name: yaml.safe_load((out / f"{name}-{seed}/config.yaml").read_text()) for name in ("idmm", "scratch")}
+        pretrained = yaml.safe_load((out / f"pretrain-{seed}/config.yaml").read_text())
+        assert pretrained["seed"] == tuned["idmm"]["seed"] == tuned["idmm"]["data"]["subset"]["seed"] == seed
+        assert (tuned["idmm"].pop("init"), tuned["scratch"].pop("init")) == (str(out / f"pretrain-{seed}"), None)
+        tuned["idmm"].pop("out"), tuned["scratch"].pop("out")
+        assert tuned["idmm"] == tuned["scratch"]
+
+
+def test_too_small_a_gain_is_a_failure_with_its_result_kept(tmp_path, files):
+    out = tmp_path / "demo"
+    code = "import sys; from idmm.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, "demo", "--out", str(out), "--seeds", "1", *files]
+    done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
+    gain = json.loads((out / "demo.json").read_text())["gain"]
+    assert gain < 5, "an epoch of 64 images taught too much for this test"
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.splitlines()[-1] == f"demo: IDMM is {gain:+.1f} points from scratch, wanted at least +5"
+    again = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
+    assert (again.returncode, again.stdout) == (1, done.stdout)  # the verdict of a finished demo stays
+
+
+def test_missing_and_faulty_files_are_named_together(tmp_path, capsys):
+    (tmp_path / "f.yaml").write_text("train: {epoch: 3, batch_size: none}\n")
+    argv = ["demo", "--out", tmp_path / "o", "--pretrain", tmp_path / "p.yaml", "--finetune", tmp_path / "f.yaml"]
+    assert call(argv) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3 and not (tmp_path / "o").exists()
+    assert lines[0] == f"pretrain: '{tmp_path}/p.yaml' is not there; wanted a YAML file of pretrain's keys"
+    assert all(line.startswith("finetune: train.") for line in lines[1:])
+
+
+def test_fine_tuning_another_model_is_refused(tmp_path, files, capsys):
+    other = {**FINETUNE, "model": {"name": "resnet18", "kwargs": {}}}
+    (tmp_path / "finetune.yaml").write_text(yaml.safe_dump(other))
+    assert call(["demo", "--out", tmp_path / "o", *files]) == 2
+    assert "finetune: model.name is 'resnet18', pretraining's is 'vit_tiny_patch16_224'" in capsys.readouterr().err
+    assert not (tmp_path / "o").exists()
+
+
+def test_a_packages_demo_without_its_configs_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(demo, "CONFIGS", tmp_path / "configs")
+    assert call(["demo", "--out", tmp_path / "o"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2 and all("a checkout of the repository has it" in line for line in lines)
+
+
+def test_the_configs_that_ship_are_sound():
+    pretrain = build(PretrainConfig, demo.CONFIGS / "pretrain.yaml")
+    finetune = build(FinetuneConfig, demo.CONFIGS / "finetune.yaml")
+    assert pretrain.data.name == finetune.data.name == "digits"
+    assert pretrain.data.subset is None and pretrain.data.val_fraction == finetune.data.val_fraction == 0
+    assert finetune.data.subset.per_class == 10
+    assert finetune.train.size == pretrain.views.size
+
+
+def test_help_comes_without_torch():
+    code = "import sys; from idmm.cli import main\ntry: main(['demo', '--help'])\nexcept SystemExit: pass\n"
+    code += "sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
+    assert done.returncode == 0 and "--seeds" in done.stdout and "Folder" in done.stdout
+    assert time.monotonic() - began < 5  # under 1 s on an idle machine
