@@ -1,0 +1,37 @@
+# make demo: pretrain on digits, fine-tune, compare with training from scratch, draw pictures
+# make test: the whole suite
+# Both make .venv and install what they need the first time (about 6 GB, mostly PyTorch).
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test lint format clean
+
+demo: .venv/installed
+	$(BIN)/idmm demo --out runs/demo
+
+test: .venv/installed-test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+
+lint: .venv/installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: .venv/installed-test
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv build *.egg-info
+
+.venv/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit("idmm needs Python 3.11 or newer, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+
+.venv/installed: setup.cfg | .venv/bin/python
+	$(BIN)/python -m pip install --quiet --editable .
+	touch $@
+
+.venv/installed-test: setup.cfg | .venv/bin/python
+	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	touch .venv/installed $@
