@@ -56,7 +56,11 @@ class RunFolder:
         faults, used, self.finished = distributed.from_first((faults, used, self._result_file.exists()))
         if faults:
             raise UserError(*faults)
-        self.state = self._load() if used and not self.finished else None
+        try:
+            self.state = self._load() if used and not self.finished else None
+        except UserError:
+            self.close()  # else the folder stays locked for this process's life
+            raise
 
     def _open(self, config: dict, resume: str) -> bool:
         used = self._result_file.exists() or self._state_file.exists()

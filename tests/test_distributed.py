@@ -9,7 +9,10 @@ import pytest
 from folders import tree
 from helpers import Process, distance, flags, inside, metrics, same, state, state_file, weights
 
+from idmm import distributed
+from idmm.checkpoint import RunFolder
 from idmm.data.loaders import BatchPlan
+from idmm.errors import UserError
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 # A key's bias changes nothing: its gradient is rounding noise, which Adam scales to full steps. So models have none.
@@ -137,3 +140,12 @@ def test_run_in_use_is_left_alone(tmp_path):
             said = processes.said()
     assert said.count(f"out: '{out}' is in use by another run; wait for it or name another folder") == 1
     assert "UserError" not in said and not (out / "config.yaml").exists()
+
+
+def test_other_processes_hear_of_faults(tmp_path, monkeypatch):
+    """A process that is not the first raises what the first found, and writes nothing."""
+    monkeypatch.setattr(distributed, "rank", lambda: 1)
+    monkeypatch.setattr(distributed, "from_first", lambda value: (("out: a fault",), False, False))
+    with pytest.raises(UserError, match="^out: a fault$"):
+        RunFolder(str(tmp_path / "run"), {}, "auto")
+    assert not (tmp_path / "run").exists()
