@@ -16,7 +16,8 @@ from idmm.errors import RunError, UserError
 from idmm.files import replacing, sweep, write_text
 
 # What may differ when a run is taken up again: results do not depend on it.
-FREE = ("out", "resume", "data.workers", "data.cache", "train.device", "train.save_minutes", "train.tensorboard")
+FREE = ("out", "resume", "data.workers", "data.cache", "data.cache_dir", "data.download", "data.allow_size_mismatch")
+FREE += ("train.device", "train.save_minutes", "train.tensorboard")
 
 # What a checkpoint holds.
 PARTS = ("stage", "epoch", "step", "epoch_seconds", "seconds", "sums", "precision")

@@ -56,9 +56,18 @@ class Data:
     """The images."""
 
     name: str = "digits"
-    """Dataset: 'digits' (scikit-learn's, needs no files) or 'folder' (your own images under data.root)."""
+    """Dataset: 'folder' (your own images under data.root), one of 'idmm data list', or 'hfds:NAME' (Hugging Face)."""
     root: str | None = None
-    """Folder of the dataset. folder: ROOT/train/CLASS/* and ROOT/val/CLASS/* (or test); pretraining takes any tree."""
+    """Folder of the dataset ('idmm data info NAME' shows how it is laid out). folder: ROOT/train/CLASS/* and
+    ROOT/val/CLASS/* (or test); pretraining takes any tree."""
+    download: bool = False
+    """Fetch the dataset into data.root where it is not there yet and its source allows."""
+    allow_size_mismatch: bool = False
+    """Go on where a split has not as many images as the dataset's protocol; result.json then says so."""
+    image_column: str | None = None
+    """hfds: the column of images; null: the only one."""
+    label_column: str | None = None
+    """hfds: the column of classes; null: the only one."""
     workers: int | None = Field(None, ge=0)
     """Loader processes; 0 loads in the training process, null means one a core but one, 8 at most."""
     subset: Subset | None = None
@@ -69,9 +78,11 @@ class Data:
     """Unreadable, empty or bomb-sized files: 'fail' lists them and stops before training; 'skip' goes on without."""
     max_pixels: int = Field(100_000_000, ge=1)
     """Images with more pixels than this are refused as bombs (pixels)."""
-    cache: Literal["auto", "ram", "off"] = "auto"
-    """Where decoded images are kept: 'ram', 'off' (decoded at every use), 'auto' (ram where half the free memory holds
-    them). Results are the same."""
+    cache: Literal["auto", "ram", "disk", "off"] = "auto"
+    """Where decoded images are kept: 'disk' (for later runs too, in data.cache_dir), 'ram', 'off' (decoded at every
+    use), 'auto' (disk, else ram, where half of what is free holds them). Results are the same."""
+    cache_dir: str | None = None
+    """Folder of the cache on disk; null: $IDMM_CACHE, else ~/.cache/idmm. 'idmm data cache' shows and clears it."""
     mean: list[float] | None = Field(None, min_length=1, max_length=3)
     """Mean of each channel, on pixel values in [0, 1]; null: the init checkpoint's, else ImageNet's."""
     std: list[float] | None = Field(None, min_length=1, max_length=3)
@@ -330,6 +341,62 @@ class DemoConfig:
     """YAML file of stage 1's keys; null: the repository's configs/demo/pretrain.yaml."""
     finetune: str | None = None
     """YAML file of stage 2's keys; null: the repository's configs/demo/finetune.yaml."""
+
+
+@_section
+class DataListConfig:
+    """All datasets: their names, classes, training and test images."""
+
+
+@_section
+class DataInfoConfig:
+    """What is known of a dataset: figures of its protocol, files it needs, where they come from, what to cite."""
+
+    name: str
+    """Dataset, one of 'idmm data list'."""
+
+
+@_section
+class DataDownloadConfig:
+    """Fetch a dataset, check it and put it in place; goes on where it was interrupted."""
+
+    name: str
+    """Dataset, one of 'idmm data list'."""
+    root: str
+    """Folder to put it into; the same is data.root later."""
+
+
+@_section
+class DataCheckConfig:
+    """Look at every image of a dataset before training on it: unreadable files, class balance, tiny images, duplicates,
+    and duplicates across train and test. Exits 1 if anything was found that should be mended."""
+
+    name: str
+    """Dataset, one of 'idmm data list'."""
+    root: str | None = None
+    """Folder of the dataset."""
+    out: str | None = None
+    """Folder for check.json and check.png, the sheet of the worst pairs; null: text only."""
+    tiny: int = Field(64, ge=0)
+    """Images with a shorter side than this are reported (pixels)."""
+    near_limit: int = Field(50_000, ge=0)
+    """Near-duplicates are looked for among this many images at most: the time grows with the square (images)."""
+    max_pixels: int = Field(100_000_000, ge=1)
+    """Images with more pixels than this count as unreadable (pixels)."""
+    image_column: str | None = None
+    """hfds: the column of images; null: the only one."""
+    label_column: str | None = None
+    """hfds: the column of classes; null: the only one."""
+
+
+@_section
+class DataCacheConfig:
+    """Show the decoded images that are kept on the disk for later runs, or remove them."""
+
+    clear: bool = False
+    """Remove them all; runs that use them go on."""
+    dir: str | None = None
+    """The cache folder; null: $IDMM_CACHE, else ~/.cache/idmm."""
 
 
 def resolved_stages(config: FinetuneConfig) -> list[Stage]:

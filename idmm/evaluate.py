@@ -13,20 +13,30 @@ KNN_TEMPERATURE = 0.07  # of the neighbours' votes (Wu et al., CVPR 2018)
 
 @torch.no_grad()
 def accuracy(model: nn.Module, batches: Iterable[dict], device, autocast) -> dict[str, float]:
-    """Returns ``top1`` and ``top5`` in percent over all processes' batches of ``images`` and ``label``.
+    """Returns ``top1``, ``top5`` and ``mean_per_class`` in percent over all processes' batches of images and labels.
 
-    Where there are fewer than five classes, top-5 is 100.
+    Where there are fewer than five classes, top-5 is 100. The mean over classes is that of their top-1 accuracies; a
+    class without an image does not count.
     """
-    hits = torch.zeros(3, dtype=torch.float64)  # top-1, top-5, images
+    hits = None  # float64 [3, K]: top-1, top-5 and images of each class
     with evaluating(model):
         for batch in batches:
             with autocast():
                 logits = model(batch["images"].to(device, non_blocking=True))  # [B, K]
             ranked = logits.float().topk(min(5, logits.shape[1]), dim=1).indices.cpu()  # [B, 5]
-            right = ranked == batch["label"][:, None]
-            hits += torch.tensor([right[:, 0].sum(), right.any(1).sum(), len(right)], dtype=torch.float64)
-    top1, top5, count = (float(n) for n in sum(torch.from_numpy(h) for h in distributed.gather(hits.numpy())))
-    return {"top1": 100 * top1 / count, "top5": 100 * top5 / count}
+            label = batch["label"]
+            right = ranked == label[:, None]
+            each = (right[:, 0], right.any(1), torch.ones(len(label)))
+            found = torch.stack([torch.bincount(label, of.double(), logits.shape[1]) for of in each])
+            hits = found if hits is None else hits + found
+    parts = [part for part in distributed.gather(None if hits is None else hits.numpy()) if part is not None]
+    top1, top5, count = sum(parts)  # [K] each
+    seen = count > 0
+    return {
+        "top1": float(100 * top1.sum() / count.sum()),
+        "top5": float(100 * top5.sum() / count.sum()),
+        "mean_per_class": float(100 * (top1[seen] / count[seen]).mean()),
+    }
 
 
 @torch.no_grad()

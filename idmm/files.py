@@ -30,7 +30,8 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         os.chmod(aside, 0o666 & ~_umask())  # mkstemp's files are the owner's alone
         os.replace(aside, path)
     except OSError as error:
-        raise RunError(f"{path}: cannot be written ({error.strerror}); what was there before is kept") from None
+        why = error.strerror or error
+        raise RunError(f"{path}: cannot be written ({why}); what was there before is kept") from None
     finally:
         if aside is not None:
             with contextlib.suppress(OSError):

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import PydanticUndefined
 
 from idmm.errors import UserError, nearest
 
@@ -179,7 +180,7 @@ def _parser(kind: type, prog: str) -> argparse.ArgumentParser:
             dest=leaf.key,
             default=argparse.SUPPRESS,
             metavar=_metavar(leaf.kind),
-            help=f"{leaf.help} (default: {_flow(leaf.default)})".replace("%", "%%"),
+            help=f"{leaf.help} ({_default(leaf.default)})".replace("%", "%%"),
             **({"nargs": "?", "const": "true"} if leaf.kind is bool else value),
         )
     return parser
@@ -203,6 +204,10 @@ def _metavar(kind: Any) -> str:
 
 def _nested(kind: Any) -> str:
     return "LIST" if get_origin(kind) is list else "MAPPING"
+
+
+def _default(value: Any) -> str:
+    return "required" if value is PydanticUndefined else f"default: {_flow(value)}"
 
 
 def _flow(value: Any) -> str:

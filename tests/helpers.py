@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from idmm.data.loaders import one_thread
 ROOT = Path(__file__).parents[1]
 PATIENCE = 120.0  # seconds until a process counts as stuck
 
+_CACHE = tempfile.TemporaryDirectory(prefix="idmm-test-cache-")  # decoded images stay out of the user's own cache
+os.environ["IDMM_CACHE"] = _CACHE.name
 # one thread: on busy machines OpenMP's spinning makes tiny steps ten times slower
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 VIT = {"patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}

@@ -12,7 +12,7 @@ import torch
 from folders import faults, paint, section, tree
 from PIL import Image
 
-from idmm.data import cache, memory
+from idmm.data import cache, memory, parallel
 from idmm.data.cache import compare, fingerprint, load_split
 from idmm.data.datasets import open_splits
 from idmm.data.images import bound_short_side, decode
@@ -32,7 +32,7 @@ def mixed_folder(root):
 def test_store_in_memory_and_decoding_again_are_identical(tmp_path, bound):
     split = mixed_folder(tmp_path)
     ram, off, auto = (load_split(split, bound=bound, data=section(cache=c)) for c in ("ram", "off", "auto"))
-    assert (ram.in_memory, off.in_memory, auto.in_memory) == (True, False, True)
+    assert (ram.cache, off.cache, auto.cache) == ("ram", "off", "disk")
     assert len(ram) == len(split) == 7 and ram.names == split.names and ram.classes == ["a", "b"]
     assert ram.digests == off.digests and len(set(ram.digests)) == 7 and len(ram.digests[0]) == 32
     assert ram.sizes.dtype == np.int64
@@ -67,19 +67,21 @@ def test_digits_store_and_pickling():
 
 def test_auto_gives_up_beyond_half_the_free_memory(tmp_path, monkeypatch, caplog):
     caplog.set_level(logging.INFO)
+    (tmp_path / "file").touch()
+    auto = section(cache="auto", cache_dir=str(tmp_path / "file/x"))  # so not on the disk
     split = mixed_folder(tmp_path)
     total = int(load_split(split, bound=None, data=section(cache="off")).sizes.prod(axis=1).sum() * 3)
     monkeypatch.setattr(cache, "available_memory", lambda: 2 * total)
-    assert load_split(split, bound=None, data=section(cache="auto")).in_memory
+    assert load_split(split, bound=None, data=auto).cache == "ram"
     monkeypatch.setattr(cache, "available_memory", lambda: 2 * total - 2)
-    store = load_split(split, bound=None, data=section(cache="auto"))
+    store = load_split(split, bound=None, data=auto)
     wanted = torch.from_numpy(decode(split.items[2], 10**8))
-    assert not store.in_memory and torch.equal(store.image(2).permute(1, 2, 0), wanted)
+    assert store.cache == "off" and torch.equal(store.image(2).permute(1, 2, 0), wanted)
     assert "data.cache: decoded images need more than" in caplog.text
-    assert load_split(split, bound=None, data=section(cache="ram")).in_memory
+    assert load_split(split, bound=None, data=section(cache="ram")).cache == "ram"
     monkeypatch.setattr(cache, "available_memory", lambda: 2 * total)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert not load_split(split, bound=None, data=section(cache="auto")).in_memory
+    assert load_split(split, bound=None, data=auto).cache == "off"
 
 
 def test_ram_without_memory_is_an_error(tmp_path, monkeypatch):
@@ -89,7 +91,7 @@ def test_ram_without_memory_is_an_error(tmp_path, monkeypatch):
         raise MemoryError
 
     monkeypatch.setattr(cache._Buffer, "_resize", refuse)
-    text = "data.cache: 'ram' needs more memory than there is; wanted 'auto' or 'off'"
+    text = "data.cache: 'ram' needs more memory than there is; wanted 'auto', 'disk' or 'off'"
     assert faults(load_split, split, bound=None, data=section(cache="ram")) == [text]
 
 
@@ -180,12 +182,12 @@ def test_files_that_change_or_vanish_during_the_run(tmp_path):
 
 
 def test_progress_goes_to_standard_error_and_starts_no_monitor_thread(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(cache._Bar, "__init__", lambda self, **k: cache.tqdm.__init__(self, **{**k, "delay": 0}))
+    monkeypatch.setattr(parallel._Bar, "__init__", lambda self, **k: parallel.tqdm.__init__(self, **{**k, "delay": 0}))
     split = mixed_folder(tmp_path)
     load_split(split, bound=None, data=section(), progress=True)
     out, err = capsys.readouterr()
     assert out == "" and "reading images" in err and "7/7" in err
-    assert "monitor" not in vars(cache._Bar)  # where tqdm keeps the thread
+    assert "monitor" not in vars(parallel._Bar)  # where tqdm keeps the thread
     load_split(split, bound=None, data=section(), progress=False)
     assert capsys.readouterr().err == ""
 

@@ -11,7 +11,9 @@ from folders import faults, paint, section, tree
 
 import idmm.data
 from idmm import config
-from idmm.data.datasets import DATASETS, Split, draw_subset, open_splits
+from idmm.data.datasets import draw_subset, open_splits
+from idmm.data.registry import DATASETS
+from idmm.data.split import Split
 
 
 def test_registry_and_digits():
@@ -42,7 +44,7 @@ def test_digits_name_label_and_pixels_belong_together():
 
 def test_unknown_name_and_roots(tmp_path):
     assert faults(open_splits, section(name="digit"), True) == [
-        "data.name: 'digit' is not known; wanted one of digits, folder; did you mean 'digits'?"
+        f"data.name: 'digit' is not known; wanted one of {', '.join(DATASETS)}, or hfds:NAME; did you mean 'digits'?"
     ]
     assert faults(open_splits, section(), True) == ["data.root: not given; data.name 'folder' wants a folder of images"]
     missing = tmp_path / "x"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from idmm.data.images import BadImage, bound_short_side, decode, quiet_pillow, read
+from idmm.data.images import BadImage, bound_short_side, decode, probe, quiet_pillow, read
 
 MANY = 100_000_000
 RED, WHITE = [255, 0, 0], [255, 255, 255]
@@ -282,3 +282,17 @@ def test_shrinking_is_antialiased():
     small = bound_short_side(stripes, 16)
     assert np.abs(small[:, 2:-2].astype(int) - 127).max() <= 8  # without it: black or white
     assert small.flags.writeable and small.dtype == np.uint8
+
+
+def test_probe_reads_the_header_and_refuses_bombs(tmp_path):
+    picture = Image.new("RGB", (30, 20))
+    for name in ("a.png", "a.ico", "a.jpg"):
+        picture.save(tmp_path / name, **({"sizes": [(30, 20)]} if name == "a.ico" else {}))
+        assert probe(tmp_path / name, 600) == (20, 30)
+        assert probe((tmp_path / name).read_bytes(), 600) == (20, 30)
+        with pytest.raises(BadImage, match="more than data.max_pixels 599"):
+            probe(tmp_path / name, 599)
+    (tmp_path / "b.png").write_bytes((tmp_path / "a.png").read_bytes()[:60])
+    assert probe(tmp_path / "b.png", 600) == (20, 30), "the pixels are not looked at"
+    with pytest.raises(BadImage, match="not an image"):
+        probe(b"nothing", 600)

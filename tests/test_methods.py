@@ -135,12 +135,17 @@ def test_accuracy_counts_over_uneven_batches():
     found = evaluate.accuracy(model, batches, "cpu", contextlib.nullcontext)
     top1 = np.mean([int(row.argmax()) == int(y) for row, y in zip(logits, label, strict=True)])
     top5 = np.mean([int(y) in row.argsort(descending=True)[:5] for row, y in zip(logits, label, strict=True)])
-    assert found == pytest.approx({"top1": 100 * top1, "top5": 100 * top5})
+    classes = [k for k in range(8) if k in label.tolist()]
+    each = [
+        np.mean([int(row.argmax()) == k for row, y in zip(logits, label, strict=True) if int(y) == k]) for k in classes
+    ]
+    assert found == pytest.approx({"top1": 100 * top1, "top5": 100 * top5, "mean_per_class": 100 * np.mean(each)})
+    assert found["mean_per_class"] != pytest.approx(found["top1"])
     assert model.training
     three = evaluate.accuracy(
         model, [{"images": torch.eye(3), "label": torch.arange(3)}], "cpu", contextlib.nullcontext
     )
-    assert three == {"top1": 100, "top5": 100}
+    assert three == {"top1": 100, "top5": 100, "mean_per_class": 100}
 
 
 def test_features_come_in_the_images_order():

@@ -1,5 +1,5 @@
 """Datasets, decoded images, views and loaders."""
 
-from idmm.data.datasets import DATASETS
+from idmm.data.registry import DATASETS
 
 __all__ = ["DATASETS"]

@@ -1,26 +1,29 @@
-"""Every image read once: checked, hashed, bounded in size, and kept as pixels where memory allows."""
+"""Every image read once: checked, hashed, bounded in size, and kept as pixels in memory or on a disk."""
 
 import hashlib
 import logging
 import os
-from collections import Counter, deque
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from idmm import config
-from idmm.data.images import BadImage, bound_short_side, decode, quiet_pillow, read
+from idmm.data.disk import Index, Shelf, mapped
+from idmm.data.images import BadImage, bound_short_side, bounded_size, decode, probe, read
 from idmm.data.memory import available_memory
-from idmm.data.split import Split, counted
+from idmm.data.parallel import in_order
+from idmm.data.split import LazyFiles, Split, counted
 from idmm.errors import RunError, UserError, listed
+from idmm.progress import size as size_of
 
 log = logging.getLogger(__name__)
 
 _MOST_LISTED = 20  # bad images named one by one
+_PROBED = 64  # images whose headers the size of a cache is estimated from
 
 
 class ImageStore:
@@ -33,25 +36,33 @@ class ImageStore:
         labels: int64 [N], or None.
         classes: Name of each label, or None.
         names: A name for each image that stays the same wherever the dataset lies.
-        in_memory: Whether the decoded pixels are kept.
+        cache: Where the decoded pixels are: ``ram``, ``disk``, or ``off``: nowhere.
     """
 
     def __init__(
-        self,
-        split: Split,
-        sizes: np.ndarray,
-        digests: np.ndarray,
-        pixels: np.ndarray | None,
-        bound: int | None,
-        max_pixels: int,
+        self, split: Split, index: Index, pixels: np.ndarray | Path | None, bound: int | None, max_pixels: int
     ):
-        self.names, self.labels, self.classes, self.sizes = split.names, split.labels, split.classes, sizes
-        self.in_memory = pixels is not None
-        self._digests = digests  # uint8 [N, 16]
-        self._ends = np.cumsum(sizes.prod(axis=1) * 3)  # [N]
-        self._pixels = torch.from_numpy(pixels) if self.in_memory else None  # uint8 [sum of H*W*3]
+        self.names, self.labels, self.classes, self.sizes = split.names, split.labels, split.classes, index.sizes
+        self.cache = "off" if pixels is None else "disk" if isinstance(pixels, Path) else "ram"
+        self._digests = index.digests  # uint8 [N, 16]
+        self._ends = np.cumsum(index.sizes.prod(axis=1) * 3)  # [N]
+        self._source, self._pixels = pixels, None  # uint8 [sum of H*W*3], or its file
         self._bound, self._max_pixels = bound, max_pixels
-        self._items = None if self.in_memory else _packed(split.items)
+        self._items = _packed(split.items) if pixels is None else None
+        self._open()
+
+    def _open(self) -> None:
+        if self.cache == "disk":
+            self._pixels = mapped(self._source, int(self._ends[-1]))
+        elif self.cache == "ram":
+            self._pixels = torch.from_numpy(self._source)
+
+    def __getstate__(self) -> dict:
+        return {**vars(self), "_pixels": None}  # a process of its own maps the file by itself
+
+    def __setstate__(self, state: dict) -> None:
+        vars(self).update(state)
+        self._open()
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -69,7 +80,7 @@ class ImageStore:
         """
         i = range(len(self))[i]  # wraps -1, raises IndexError
         h, w = (int(side) for side in self.sizes[i])
-        if self.in_memory:
+        if self._pixels is not None:
             end = int(self._ends[i])
             flat = self._pixels[end - 3 * h * w : end]
         else:
@@ -77,9 +88,9 @@ class ImageStore:
         return flat.view(h, w, 3).permute(2, 0, 1)  # [3, H, W]
 
     def _decode_again(self, i: int) -> np.ndarray:
-        item = self._items[i]
-        item = os.fsdecode(item) if isinstance(item, bytes) else item
         try:
+            item = self._items[i]
+            item = os.fsdecode(item) if isinstance(self._items, np.ndarray) and isinstance(item, bytes) else item
             array, digest = _load(item, self._bound, self._max_pixels)
         except BadImage as error:
             raise RunError(f"data.root: '{self.names[i]}' was fine when loaded, but now: {error.reason}") from error
@@ -88,41 +99,148 @@ class ImageStore:
         return array.reshape(-1)
 
 
-def load_split(split: Split, *, bound: int | None, data: config.Data, progress: bool = False) -> ImageStore:
-    """Reads, checks, hashes and decodes all images of a split, in parallel.
+def load_split(
+    split: Split, *, bound: int | None, data: config.Data, part: str = "train", progress: bool = False
+) -> ImageStore:
+    """Reads, checks, hashes and decodes all images of a split, in parallel; or finds that done on the disk.
 
     Args:
         split: From :func:`idmm.data.datasets.open_splits`.
         bound: Longest short side kept (pixels); None keeps all pixels.
-        data: Says where to keep pixels (``cache``), what to do with bad files (``on_error``) and ``max_pixels``.
+        data: Says where to keep pixels (``cache``, ``cache_dir``), what to do with bad files (``on_error``) and
+            ``max_pixels``.
+        part: Which split this is: train, val or test.
         progress: Show a bar on standard error if this takes longer than a second.
 
     Returns:
         The store; without the bad images where ``data.on_error`` is 'skip'.
 
     Raises:
-        UserError: Bad images (all of them in one), none left, a class of which none is left, or too little memory
-            for ``data.cache`` 'ram'.
+        UserError: Bad images (all of them in one), none left, a class of which none is left, too little memory for
+            ``data.cache`` 'ram', or no place for 'disk'.
+        RunError: The disk became full ('disk' only; 'auto' goes on in memory).
     """
-    buffer = _Buffer(len(split), data.cache)
-    digests, sizes, good, bad = [], [], [], []
-    with closing(_results(split, bound, data.max_pixels, progress)) as results:
-        for i, result in enumerate(results):
-            if isinstance(result, BadImage):
-                bad.append((split.items[i], result.reason))
-                continue
-            array, digest = result  # [H, W, 3]
-            buffer.add(array, i)
-            digests.append(digest)
-            sizes.append(array.shape[:2])
-            good.append(i)
-    if bad:
-        _report(bad, split, np.array(good, dtype=np.int64), data.on_error)
-        split = split.take(good)
-    elif not good:
+    if not len(split):
         raise UserError("data.root: there is no image to load")
-    hashes = np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(-1, 16)  # [N, 16]
-    return ImageStore(split, np.array(sizes, dtype=np.int64), hashes, buffer.finish(), bound, data.max_pixels)
+    loading = _Loading(split, bound, data, progress)
+    if data.cache == "disk" or (data.cache == "auto" and not isinstance(split.items, np.ndarray)):
+        store = _from_disk(loading, part)
+        if store is not None:
+            return store
+    buffer = _Buffer(len(split), data.cache)
+    index = loading.run(buffer.add)
+    return loading.store(index, buffer.finish())
+
+
+def _from_disk(loading: "_Loading", part: str) -> ImageStore | None:
+    """Opens the split's shelf, filling it first if need be; None where 'auto' had better keep the images elsewhere."""
+    must = loading.data.cache == "disk"
+    try:
+        shelf = Shelf(loading.split, part, loading.bound, loading.data)
+        store = _opened(loading, shelf)
+        if store is None:
+            with shelf.locked():
+                store = _opened(loading, shelf)  # another process may have filled it
+                if store is None and loading.fits(shelf, must):
+                    store = loading.store(shelf.write(loading.run), shelf.pixels)
+                    log.info("cache: kept in '%s' for later runs; 'idmm data cache' clears it", shelf.path)
+        return store
+    except UserError as error:
+        if must or loading.judged:
+            raise
+        log.info("%s: using memory instead", error)
+    except RunError as error:
+        if must:
+            raise
+        log.warning("%s: using memory instead", error)
+    return None
+
+
+def _opened(loading: "_Loading", shelf: Shelf) -> ImageStore | None:
+    """Returns what lies on a shelf; None unless it is whole."""
+    index = shelf.read()
+    if index is None:
+        return None
+    loading.judge(index)
+    try:
+        return loading.store(index, shelf.pixels)
+    except RunError as error:  # cleared since, or filled with something else
+        log.debug("%s", error)
+        return None
+
+
+class _Loading:
+    """Decodes a split, once or again.
+
+    Attributes:
+        judged: Whether the bad images were reported.
+    """
+
+    def __init__(self, split: Split, bound: int | None, data: config.Data, progress: bool):
+        self.split, self.bound, self.data, self.progress, self.judged = split, bound, data, progress, False
+
+    def run(self, keep: Callable[[np.ndarray], None]) -> Index:
+        """Hands each good image, uint8 [H, W, 3], to ``keep``, in order."""
+        digests, sizes, good, bad, reasons = [], [], [], [], []
+        given = (self.split, self.bound, self.data.max_pixels)
+        looks = in_order(lambda i: _try_load(*given, i), len(self.split), "reading images", self.progress)
+        with closing(looks) as results:
+            for i, result in enumerate(results):
+                if isinstance(result, BadImage):
+                    bad.append(i)
+                    reasons.append(result.reason)
+                    continue
+                array, digest = result  # [H, W, 3]
+                keep(array)
+                digests.append(digest)
+                sizes.append(array.shape[:2])
+                good.append(i)
+        index = Index(
+            sizes=np.array(sizes, dtype=np.int64).reshape(-1, 2),
+            digests=np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(-1, 16),
+            good=np.array(good, dtype=np.int64),
+            bad=np.array(bad, dtype=np.int64),
+            reasons=np.array(reasons, dtype=np.str_),
+        )
+        self.judge(index)
+        return index
+
+    def judge(self, index: Index) -> None:
+        """Raises, or with 'skip' warns, about the bad images; once."""
+        if not self.judged:
+            self.judged = True
+            _report(index, self.split, self.data.on_error)
+
+    def store(self, index: Index, pixels: np.ndarray | Path | None) -> ImageStore:
+        """Returns the good images."""
+        split = self.split.take(index.good) if len(index.bad) else self.split
+        return ImageStore(split, index, pixels, self.bound, self.data.max_pixels)
+
+    def fits(self, shelf: Shelf, must: bool) -> bool:
+        """Whether the decoded images have room on the disk, and may have it."""
+        need, free = self.estimate(), shelf.free()
+        if need > (free if must else free // 2):
+            what = f"'{shelf.folder_of_all}' has {size_of(free)} free, the decoded images need about {size_of(need)}"
+            if must:
+                raise UserError(f"data.cache_dir: {what}; name another folder, or --data.cache ram or off")
+            log.info("cache: %s: not kept there", what)
+            return False
+        log.info("cache: decoding %s, about %s", counted(len(self.split), "image"), size_of(need))
+        return True
+
+    def estimate(self) -> int:
+        """Bytes of all decoded images, from the headers of a few."""
+        items = self.split.items
+        if isinstance(items, np.ndarray):
+            h, w = bounded_size(*items.shape[1:3], self.bound)
+            return len(items) * h * w * 3
+        chosen = np.unique(np.linspace(0, len(items) - 1, _PROBED).astype(int))
+        total = 0  # bad images take no room
+        for i in chosen:
+            with suppress(BadImage):
+                h, w = bounded_size(*probe(items[i], self.data.max_pixels), self.bound)
+                total += h * w * 3
+        return round(total * len(items) / len(chosen))
 
 
 def fingerprint(store: ImageStore) -> dict:
@@ -163,65 +281,47 @@ def _parsed(print_: dict) -> dict[str, tuple[str, str]]:
     return {name: (p[0], f"'{classes[int(p[2])]}'" if p[2] else "no label") for name, p in parts.items()}
 
 
-def _load(item: str | np.ndarray, bound: int | None, max_pixels: int) -> tuple[np.ndarray, bytes]:
+def _load(item: str | bytes | np.ndarray, bound: int | None, max_pixels: int) -> tuple[np.ndarray, bytes]:
     """Returns an image, uint8 [H, W, 3], and the digest of its file or pixels."""
-    content = read(item) if isinstance(item, str) else item.tobytes()
-    array = decode(content, max_pixels) if isinstance(item, str) else item
+    if isinstance(item, np.ndarray):
+        content, array = item.tobytes(), item
+    else:
+        content = read(item) if isinstance(item, str) else item
+        array = decode(content, max_pixels)
     return bound_short_side(array, bound), hashlib.blake2b(content, digest_size=16).digest()
 
 
-def _try_load(*args) -> tuple[np.ndarray, bytes] | BadImage:
+def _try_load(split: Split, bound: int | None, max_pixels: int, i: int) -> tuple[np.ndarray, bytes] | BadImage:
     try:
-        return _load(*args)
+        return _load(split.items[i], bound, max_pixels)
     except BadImage as error:
         return error
     except MemoryError as error:
-        raise RunError(f"out of memory while decoding '{args[0]}'; a lower data.max_pixels refuses it") from error
-
-
-def _results(split: Split, bound: int | None, max_pixels: int, progress: bool) -> Iterator:
-    """Yields what became of each image, in order; a few are under way at a time, so that memory stays bounded."""
-    threads = os.cpu_count() or 1
-    waiting = deque()
-    bar = _Bar(total=len(split), desc="reading images", unit="img", delay=1, disable=not progress)
-    with quiet_pillow(), bar, ThreadPoolExecutor(threads) as pool:
-        try:
-            for item in split.items:
-                waiting.append(pool.submit(_try_load, item, bound, max_pixels))
-                if len(waiting) >= 4 * threads:
-                    yield waiting.popleft().result()
-                    bar.update()
-            while waiting:
-                yield waiting.popleft().result()
-                bar.update()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # Ctrl-C does not wait for the queue
-
-
-class _Bar(tqdm):
-    monitor_interval = 0  # no monitor thread: loader workers are forked later
+        where = split.place(i)
+        raise RunError(f"out of memory while decoding '{where}'; a lower data.max_pixels refuses it") from error
 
 
 class _Buffer:
     """Pixels of all images end to end, grown without a second copy, given up where 'auto' runs out of its share."""
 
     def __init__(self, images: int, cache: str):
-        self._images, self._cache, self._used = images, cache, 0
+        self._images, self._cache, self._used, self._seen = images, cache, 0, 0
         self._flat = None if cache == "off" else np.empty(0, dtype=np.uint8)
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # each process of a machine keeps its own copy
         self._limit = available_memory() // 2 // ranks if cache == "auto" else None
 
-    def add(self, array: np.ndarray, i: int) -> None:
-        """Appends image ``i`` of the split, uint8 [H, W, 3]."""
+    def add(self, array: np.ndarray) -> None:
+        """Appends an image, uint8 [H, W, 3]."""
         if self._flat is None:
             return
+        self._seen += 1
         end = self._used + array.size
         if self._limit is not None and end > self._limit:
             self._give_up(f"more than {self._limit / 2**20:.0f} MiB, half of the free memory")
             return
         try:
             if end > self._flat.size:
-                expected = end * self._images // (i + 1)
+                expected = end * self._images // self._seen
                 # resize zeroes what it adds, so a first large image must not make it add too much
                 self._resize(max(end, min(2 * self._flat.size, expected + expected // 50)))
         except MemoryError:
@@ -242,12 +342,14 @@ class _Buffer:
     def _give_up(self, why: str) -> None:
         self._flat = None
         if self._cache == "ram":
-            raise UserError(f"data.cache: 'ram' needs {why}; wanted 'auto' or 'off'")
+            raise UserError(f"data.cache: 'ram' needs {why}; wanted 'auto', 'disk' or 'off'")
         log.info("data.cache: decoded images need %s, so they are decoded at every use", why)
 
 
-def _report(bad: list[tuple[str, str]], split: Split, good: np.ndarray, on_error: str) -> None:
-    """Raises, or with 'skip' warns, about the bad images."""
+def _report(index: Index, split: Split, on_error: str) -> None:
+    bad = [(split.place(i), reason) for i, reason in zip(index.bad.tolist(), index.reasons.tolist(), strict=True)]
+    if not bad:
+        return
     lines = [f"  {path}: {reason}" for path, reason in bad[:_MOST_LISTED]]
     if len(bad) > _MOST_LISTED:
         lines.append(f"  and {len(bad) - _MOST_LISTED} more")
@@ -255,15 +357,15 @@ def _report(bad: list[tuple[str, str]], split: Split, good: np.ndarray, on_error
     if on_error == "fail":
         raise UserError(f"data.root: {count} cannot be used (--data.on_error skip leaves them out):", *lines)
     log.warning("data.root: left out %s that cannot be used:\n%s", count, "\n".join(lines))
-    if not len(good):
+    if not len(index.good):
         raise UserError(f"data.root: none of the {len(split)} images can be used:", *lines)
     if split.labels is not None:
-        left = Counter(split.labels[good].tolist())
+        left = Counter(split.labels[index.good].tolist())
         empty = [split.classes[label] for label in np.unique(split.labels) if not left[int(label)]]
         if empty:
             raise UserError(f"data.root: no usable image is left of the classes {listed(empty)}")
 
 
-def _packed(items: list[str] | np.ndarray) -> np.ndarray:
+def _packed(items: list[str] | np.ndarray | LazyFiles) -> np.ndarray | LazyFiles:
     """Returns paths as one buffer of bytes [N]; workers would copy the shared pages of strings to count references."""
-    return items if isinstance(items, np.ndarray) else np.array([os.fsencode(path) for path in items])
+    return items if isinstance(items, (np.ndarray, LazyFiles)) else np.array([os.fsencode(path) for path in items])

@@ -1,40 +1,24 @@
-"""Which images there are: each dataset's splits as paths (or pixels), names and labels. Nothing is decoded here.
+"""Which images a config means: a dataset's splits, checked against its protocol, held out, and drawn from.
 
-A dataset is a row of :data:`DATASETS`; its ``read`` function does whatever its layout needs.
+Nothing is decoded here. The datasets themselves are rows of :data:`idmm.data.registry.DATASETS`.
 """
 
 import logging
-import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from idmm import config
-from idmm.data import folder
+from idmm.data.download import fetch
+from idmm.data.readers.layout import NotThere
+from idmm.data.registry import spec_of
+from idmm.data.spec import Spec
 from idmm.data.split import Split, Splits
-from idmm.errors import UserError, nearest
+from idmm.errors import UserError
 from idmm.seeding import numpy_rng
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Spec:
-    """A dataset.
-
-    Args:
-        name: Value of ``data.name``.
-        num_classes, train_size, test_size: Its protocol's figures; None where they come from the data.
-        read: Called with the config's ``data`` section and whether labels are wanted; returns all that the dataset
-            has, before ``val_fraction`` and ``subset``. Raises UserError.
-    """
-
-    name: str
-    num_classes: int | None
-    train_size: int | None
-    test_size: int | None
-    read: Callable[[config.Data, bool], Splits]
 
 
 def open_splits(data: config.Data, labelled: bool) -> Splits:
@@ -49,19 +33,65 @@ def open_splits(data: config.Data, labelled: bool) -> Splits:
         ``train``, and ``val`` and ``test`` or None. A single evaluation split is ``test``.
 
     Raises:
-        UserError: Unknown dataset, missing folder, classes that do not agree, nothing to evaluate on, or a subset that
-            cannot be drawn; all faults of a folder in one.
+        UserError: Unknown dataset, missing or damaged files, sizes that are not the protocol's (unless
+            ``data.allow_size_mismatch``), classes that do not agree, nothing to evaluate on, or a subset that cannot
+            be drawn; all faults of a folder in one.
+        RunError: ``data.download`` was asked for and failed.
     """
-    if data.name not in DATASETS:
-        known = ", ".join(DATASETS)
-        raise UserError(f"data.name: '{data.name}' is not known; wanted one of {known}{nearest(data.name, DATASETS)}")
-    splits = _hold_out(DATASETS[data.name].read(data, labelled), data.val_fraction)
+    spec = spec_of(data.name)
+    splits = _read(spec, data, labelled)
+    splits = replace(splits, size_mismatch=_mismatch(spec, splits))
+    if splits.size_mismatch:
+        _judge(spec, splits.size_mismatch, data.allow_size_mismatch)
+    splits = _hold_out(splits, data.val_fraction)
+    if labelled and splits.train.labels is None:
+        raise UserError(f"data.name: '{data.name}' has no labels; fine-tuning needs them")
     if labelled and splits.test is None:
         where = f"data.root: '{data.root}' has no 'val' or 'test' folder to evaluate on"
+        if data.name != "folder":
+            where = f"data.name: '{data.name}' has no split to evaluate on"
         raise UserError(f"{where}; add one, or hold out a share of train with --data.val_fraction, e.g. 0.2")
     if data.subset is not None:
         splits = replace(splits, train=draw_subset(splits.train, data.subset))
     return splits
+
+
+def _read(spec: Spec, data: config.Data, labelled: bool) -> Splits:
+    try:
+        return spec.read(data, labelled)
+    except UserError as error:
+        if data.download and spec.archives and data.root is not None:
+            log.info("%s: fetching %s", error.faults[0], spec.name)
+            fetch(spec, data.root)
+            return spec.read(data, labelled)
+        hint = _how_to_get(spec, data) if isinstance(error, NotThere) else []
+        raise UserError(*error.faults, *hint) from None
+
+
+def _how_to_get(spec: Spec, data: config.Data) -> list[str]:
+    """A line on where the files come from."""
+    if spec.archives:
+        root = data.root or "DIR"
+        return [f"data.download: 'idmm data download {spec.name} --root {root}' fetches {spec.name}"]
+    return [f"data.root: {spec.name} cannot be downloaded: {spec.manual}"] if spec.manual else []
+
+
+def _mismatch(spec: Spec, splits: Splits) -> dict[str, list[int]]:
+    """Returns what is not as the protocol has it: ``{"train": [found, wanted]}``, also of ``test`` and ``classes``."""
+    found = {"train": len(splits.train), "test": len(splits.test or ()), "classes": len(splits.train.classes or ())}
+    wanted = {"train": spec.train_size, "test": spec.test_size, "classes": spec.num_classes}
+    return {k: [n, wanted[k]] for k, n in found.items() if wanted[k] is not None and n != wanted[k]}
+
+
+def _judge(spec: Spec, mismatch: dict[str, list[int]], allowed: bool) -> None:
+    lines = []
+    for key, (found, wanted) in mismatch.items():
+        what = f"has {found} classes" if key == "classes" else f"the split '{key}' has {found} images"
+        lines.append(f"data.root: {spec.name}: {what}, its protocol {wanted}")
+    if not allowed:
+        raise UserError(*lines, "data.allow_size_mismatch: true goes on all the same, and result.json says so")
+    for line in lines:
+        log.warning("%s", line)
 
 
 def draw_subset(split: Split, subset: config.Subset) -> Split:
@@ -106,7 +136,9 @@ def _hold_out(splits: Splits, fraction: float) -> Splits:
         raise UserError(f"data.val_fraction: {fraction:g} holds out no image, as every class has one only")
     kept = np.setdiff1d(np.arange(len(splits.train)), held)
     train, held = splits.train.take(kept), splits.train.take(held)
-    return Splits(train, None, held) if splits.test is None else Splits(train, held, splits.test)
+    if splits.test is None:
+        return replace(splits, train=train, test=held)
+    return replace(splits, train=train, val=held)
 
 
 def _share(fraction: float, n: int) -> int:
@@ -122,39 +154,3 @@ def _by_class(split: Split) -> list[np.ndarray]:
 def _draw(groups: Sequence[np.ndarray], counts: Sequence[int], rng: np.random.Generator) -> np.ndarray:
     drawn = [rng.permutation(group)[:count] for group, count in zip(groups, counts, strict=True)]
     return np.sort(np.concatenate(drawn))
-
-
-def _read_digits(data: config.Data, labelled: bool) -> Splits:
-    from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
-
-    digits = load_digits()
-    grey = np.rint(digits.images * (255 / 16)).astype(np.uint8)  # [1797, 8, 8], from 0..16
-    everything = Split(
-        items=np.repeat(grey[..., None], 3, axis=3),  # [1797, 8, 8, 3]
-        names=[f"digits/{i:05d}" for i in range(len(grey))],
-        labels=digits.target.astype(np.int64),
-        classes=[str(c) for c in digits.target_names],
-    )
-    indices = np.arange(len(grey))
-    train, test = train_test_split(indices, test_size=360, stratify=digits.target, random_state=0)
-    return Splits(everything.take(np.sort(train)), None, everything.take(np.sort(test)))
-
-
-def _read_folder(data: config.Data, labelled: bool) -> Splits:
-    if data.root is None:
-        raise UserError(f"data.root: not given; data.name '{data.name}' wants a folder of images")
-    root = os.path.expanduser(data.root)
-    if not os.path.isdir(root):
-        fault = "is not a folder" if os.path.exists(root) else "does not exist"
-        raise UserError(f"data.root: '{data.root}' {fault}; wanted a folder of images")
-    return folder.read_labelled(root) if labelled else folder.read_any(root)
-
-
-DATASETS: dict[str, Spec] = {
-    spec.name: spec
-    for spec in (
-        Spec("digits", 10, 1437, 360, _read_digits),
-        Spec("folder", None, None, None, _read_folder),
-    )
-}

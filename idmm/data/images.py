@@ -8,6 +8,7 @@ import re
 import struct
 import threading
 import warnings
+from collections.abc import Iterator
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
@@ -76,6 +77,28 @@ def decode(data: bytes | str | os.PathLike, max_pixels: int) -> np.ndarray:
     Raises:
         BadImage: No such file, empty, not an image, truncated, or too large.
     """
+    with _opened(data, max_pixels) as image:
+        image.load()
+        return _rgb(_upright(image))
+
+
+def probe(data: bytes | str | os.PathLike, max_pixels: int) -> tuple[int, int]:
+    """Returns an image's height and width from its header, before EXIF turns it (pixels).
+
+    Args:
+        data: A file's content, or its path.
+        max_pixels: As for :func:`decode`.
+
+    Raises:
+        BadImage: No such file, empty, not an image, or too large.
+    """
+    with _opened(data, max_pixels) as image:
+        return image.height, image.width
+
+
+@contextlib.contextmanager
+def _opened(data: bytes | str | os.PathLike, max_pixels: int) -> Iterator[Image.Image]:
+    """Yields an image whose header was read; whatever goes wrong with it, inside the block too, is a BadImage."""
     data = data if isinstance(data, bytes) else read(data)
     if not data:
         raise BadImage("empty file")
@@ -85,8 +108,7 @@ def decode(data: bytes | str | os.PathLike, max_pixels: int) -> np.ndarray:
                 _check_pixels([struct.unpack(">II", match[1]) for match in _ICO_PNG.finditer(data)], max_pixels)
             with Image.open(io.BytesIO(data), formats=_formats()) as image:
                 _check_pixels([image.size], max_pixels)
-                image.load()
-                return _rgb(_upright(image))
+                yield image
         except (BadImage, MemoryError):  # out of memory is the machine's fault, not the file's
             raise
         except UnidentifiedImageError:
@@ -94,6 +116,13 @@ def decode(data: bytes | str | os.PathLike, max_pixels: int) -> np.ndarray:
         except Exception as error:  # Pillow raises a dozen types on broken files
             text = " ".join(str(error).split())[:100] or type(error).__name__
             raise BadImage(f"unreadable or truncated ({text})") from error
+
+
+def bounded_size(h: int, w: int, bound: int | None) -> tuple[int, int]:
+    """Returns what :func:`bound_short_side` makes of an image's height and width (pixels)."""
+    if bound is None or min(h, w) <= bound:
+        return h, w
+    return (round(h * bound / w), bound) if w <= h else (bound, round(w * bound / h))
 
 
 def bound_short_side(array: np.ndarray, bound: int | None) -> np.ndarray:
@@ -108,11 +137,10 @@ def bound_short_side(array: np.ndarray, bound: int | None) -> np.ndarray:
     Returns:
         uint8 [h, w, 3].
     """
-    h, w = array.shape[:2]
-    if bound is None or min(h, w) <= bound:
+    h, w = bounded_size(*array.shape[:2], bound)
+    if (h, w) == array.shape[:2]:
         return array
-    size = (bound, round(h * bound / w)) if w <= h else (round(w * bound / h), bound)  # (w, h), as Pillow wants it
-    return np.array(Image.fromarray(array).resize(size, Image.Resampling.BICUBIC))
+    return np.array(Image.fromarray(array).resize((w, h), Image.Resampling.BICUBIC))
 
 
 _lock, _depth, _undo = threading.Lock(), 0, contextlib.ExitStack()

@@ -1,9 +1,23 @@
 """A list of images with their names and labels."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
+
+
+class LazyFiles(Sequence):
+    """Encoded images that lie in no file of their own; an item is a file's bytes, read when it is asked for."""
+
+    @abstractmethod
+    def select(self, indices: np.ndarray) -> "LazyFiles":
+        """Returns those at ``indices``, in that order."""
+
+    @property
+    @abstractmethod
+    def version(self) -> str:
+        """Another for other content; what a cache on disk goes by."""
 
 
 @dataclass(frozen=True)
@@ -11,13 +25,13 @@ class Split:
     """Some images of a dataset.
 
     Args:
-        items: A path for each image, or the images themselves: uint8 [N, H, W, 3].
+        items: A path for each image, or the images themselves: uint8 [N, H, W, 3], or encoded.
         names: A name for each image that stays the same wherever the dataset lies, with '/' for separator.
         labels: int64 [N], or None.
         classes: Name of each label, or None.
     """
 
-    items: list[str] | np.ndarray
+    items: list[str] | np.ndarray | LazyFiles
     names: list[str]
     labels: np.ndarray | None
     classes: list[str] | None
@@ -25,12 +39,22 @@ class Split:
     def __len__(self) -> int:
         return len(self.names)
 
+    def place(self, i: int) -> str:
+        """Returns where image ``i`` is, for people."""
+        item = self.items[i] if isinstance(self.items, list) else None
+        return self.names[i] if item is None else item
+
     def take(self, indices: Sequence[int] | np.ndarray) -> "Split":
         """Returns the images at ``indices``, in that order, with all classes kept."""
         indices = np.asarray(indices, dtype=np.int64)
-        in_memory = isinstance(self.items, np.ndarray)
+        if isinstance(self.items, LazyFiles):
+            items = self.items.select(indices)
+        elif isinstance(self.items, np.ndarray):
+            items = self.items[indices]
+        else:
+            items = [self.items[i] for i in indices]
         return Split(
-            items=self.items[indices] if in_memory else [self.items[i] for i in indices],
+            items=items,
             names=[self.names[i] for i in indices],
             labels=None if self.labels is None else self.labels[indices],
             classes=self.classes,
@@ -44,8 +68,12 @@ def counted(n: int, what: str) -> str:
 
 @dataclass(frozen=True)
 class Splits:
-    """The images of a dataset: ``val`` is evaluated while training, ``test`` at the end. A single one is ``test``."""
+    """The images of a dataset: ``val`` is evaluated while training, ``test`` at the end. A single one is ``test``.
+
+    ``size_mismatch`` holds what is not as the dataset's protocol has it: ``{"train": [found, wanted]}``.
+    """
 
     train: Split
     val: Split | None
     test: Split | None
+    size_mismatch: dict[str, list[int]] = field(default_factory=dict)

@@ -154,21 +154,43 @@ class Stores:
     train: ImageStore
     val: ImageStore | None
     test: ImageStore | None
+    size_mismatch: dict[str, list[int]]
+
+    @property
+    def remarks(self) -> dict:
+        """What ``result.json`` says of the data beyond its sizes; nothing where all is as the protocol has it."""
+        return {"size_mismatch": self.size_mismatch} if self.size_mismatch else {}
 
 
-def load_images(config, run: RunFolder, bound: int, labelled: bool) -> Stores:
-    """Opens the dataset, reads every image once and holds a resumed run to the images it began with."""
+def load_images(config, run: RunFolder, bound: int, labelled: bool, evaluated: bool = True) -> Stores:
+    """Opens the dataset, reads every image once and holds a resumed run to the images it began with.
+
+    Args:
+        config: The run's.
+        run: Its folder.
+        bound: Longest short side kept (pixels).
+        labelled: Whether labels are needed.
+        evaluated: Whether val and test are; else they are not read.
+    """
     splits = open_splits(config.data, labelled)
+    wanted = {"train": splits.train, "val": splits.val, "test": splits.test}
+    if not evaluated:
+        wanted |= {"val": None, "test": None}
     stores = {
-        name: None if split is None else load_split(split, bound=bound, data=config.data, progress=run.leader)
-        for name, split in (("train", splits.train), ("val", splits.val), ("test", splits.test))
+        part: None
+        if split is None
+        else load_split(split, bound=bound, data=config.data, part=part, progress=run.leader)
+        for part, split in wanted.items()
     }
     prints = {name: None if store is None else fingerprint(store) for name, store in stores.items()}
 
     run.check_images(prints, _differences)
     counts = ", ".join(f"{len(store)} {name}" for name, store in stores.items() if store is not None)
-    log.info("images: %s%s", counts, "" if stores["train"].in_memory else ", decoded at every use")
-    return Stores(**stores)
+    log.info("images: %s of %s (%s)", counts, config.data.name, _KEPT[stores["train"].cache])
+    return Stores(**stores, size_mismatch=splits.size_mismatch)
+
+
+_KEPT = {"ram": "decoded in memory", "disk": "decoded on the disk", "off": "decoded at every use"}
 
 
 def _differences(old: dict, new: dict) -> list[str]:

@@ -8,6 +8,7 @@ from idmm import evaluate, options
 from idmm.config import FinetuneConfig, Stage, resolved_stages
 from idmm.data.augment import TrainImages
 from idmm.data.cache import ImageStore
+from idmm.data.registry import spec_of
 from idmm.data.views import short_side_bound
 from idmm.engine import Loop, Session, StagePlan
 from idmm.methods.finetune import Finetune
@@ -27,7 +28,9 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
 
     Returns:
         What ``result.json`` holds: ``top1`` and ``top5`` (percent, of the last epoch, on the test split),
-        ``num_classes``, ``train_size``, ``test_size``, ``seed``, ``seconds`` over all resumes.
+        ``num_classes``, ``train_size``, ``test_size``, ``seed``, ``seconds`` over all resumes; ``mean_per_class``
+        (percent) where the dataset's literature reports that; ``size_mismatch`` where a split has not as many images
+        as its protocol: ``{"train": [found, wanted]}``.
 
     Raises:
         UserError: A mistake in the config or the data.
@@ -73,13 +76,13 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
             last = _evaluate(run, stores.test, stages[-1], config, described)(loop.averaged)
         _export(run, loop, stages[-1].size, stores, described)
         result = {
-            "top1": last["top1"],
-            "top5": last["top5"],
+            **{name: last[name] for name in ("top1", "top5", "mean_per_class") if name in last},
             "num_classes": classes,
             "train_size": len(stores.train),
             "test_size": len(stores.test),
             "seed": config.seed,
             "seconds": round(run.seconds, 1),
+            **stores.remarks,
         }
         run.run.finish(result)
         scores = f"top-1 {last['top1']:.2f}, top-5 {last['top5']:.2f}"
@@ -114,9 +117,12 @@ def _plan(
 def _evaluate(
     run: Session, store: ImageStore, stage: Stage, config: FinetuneConfig, described: Backbone
 ) -> Callable[..., dict]:
+    wanted = ("top1", "top5", spec_of(config.data.name).metric)
+
     def measure(model) -> dict:
         batches = test_batches(run, store, stage.size, config.augment.crop_pct, described, stage.batch_size)
-        return evaluate.accuracy(model, batches, run.accelerator.device, run.autocast)
+        scores = evaluate.accuracy(model, batches, run.accelerator.device, run.autocast)
+        return {name: score for name, score in scores.items() if name in wanted}
 
     return measure
 

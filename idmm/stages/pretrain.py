@@ -42,7 +42,8 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
 
         # ------------------------------------------------------------------ images
         smallest = min(group.scale[0] for group in config.views.crops)
-        stores = load_images(config, run.run, short_side_bound(config.views.size, smallest), labelled=False)
+        bound = short_side_bound(config.views.size, smallest)
+        stores = load_images(config, run.run, bound, labelled=False, evaluated=config.train.knn_every > 0)
         if len(stores.train) < 2:
             raise UserError("data.root: 1 image to train on; instance discrimination needs at least 2")
 
@@ -83,6 +84,7 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
             "epochs": train.epochs,
             "seed": config.seed,
             "seconds": round(run.seconds, 1),
+            **stores.remarks,
         }
         run.run.finish(result)
         log.info("%s: loss %.4f after %d epochs; backbone.safetensors written", config.out, last["loss"], train.epochs)

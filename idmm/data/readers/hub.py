@@ -1,0 +1,202 @@
+"""Hugging Face datasets that are stored as tables: ``hfds:NAME`` from the hub, ``hfds:FOLDER`` from a disk."""
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from idmm import config
+from idmm.data.images import BadImage, read
+from idmm.data.split import LazyFiles, Split, Splits
+from idmm.errors import UserError, listed
+
+log = logging.getLogger(__name__)
+
+PREFIX = "hfds:"
+STREAMS = ("hfids:", "wds:", "tfds:")  # timm's names of sources that are read from front to back
+_SPLITS = {"train": ("train",), "val": ("validation", "valid", "val", "dev"), "test": ("test",)}
+
+
+class HubFiles(LazyFiles):
+    """The encoded images of a column.
+
+    Args:
+        table: A ``datasets.Dataset`` of nothing but an image column, not decoded.
+        column: Its name.
+        rows: Those that are meant, in order.
+    """
+
+    def __init__(self, table, column: str, rows: np.ndarray):
+        self.table, self.column, self.rows = table, column, rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, i: int) -> bytes:
+        cell = self.table[int(self.rows[i])][self.column]
+        if cell is None or cell["bytes"] is cell["path"] is None:
+            raise BadImage("no image in this row")
+        return cell["bytes"] if cell["bytes"] is not None else read(cell["path"])
+
+    def select(self, indices: np.ndarray) -> "HubFiles":
+        return HubFiles(self.table, self.column, self.rows[indices])
+
+    @property
+    def version(self) -> str:
+        """Another where the table is another."""
+        return f"{self.table._fingerprint} {self.column}"
+
+
+def read_hub(data: config.Data, labelled: bool) -> Splits:
+    """Reads ``data.name`` 'hfds:NAME' from the hub's cache (downloading with ``data.download`` only) or from a folder.
+
+    Raises:
+        UserError: The library is missing, the dataset cannot be opened, or its columns cannot be told apart.
+    """
+    tables = _open(data)
+    found = {part: next((n for n in names if n in tables), None) for part, names in _SPLITS.items()}
+    if found["train"] is None:
+        raise UserError(f"data.name: '{data.name}' has no split 'train', only {listed(sorted(tables))}")
+    image = _image_column(data, tables[found["train"]])
+    label = _label_column(data, tables[found["train"]], labelled)
+    try:
+        return _splits(data, tables, found, image, label)
+    except UserError as error:
+        if labelled or label is None:
+            raise
+        log.warning("%s; going on without labels", error)
+        return _splits(data, tables, found, image, None)
+
+
+def _splits(data: config.Data, tables: dict, found: dict, image: str, label: str | None) -> Splits:
+    classes = None if label is None else _classes(tables[found["train"]], label)
+    splits = {}
+    for part, name in found.items():
+        if name is not None:
+            splits[part] = _split(data, tables[name], name, image, label, classes)
+            if part != "train" and label is not None and splits[part].labels is None:
+                log.warning("data.name: '%s': the split '%s' has no labels and is not used", data.name, name)
+                splits[part] = None
+    val, test = splits.get("val"), splits.get("test")
+    return Splits(splits["train"], None, val) if test is None else Splits(splits["train"], val, test)
+
+
+def _open(data: config.Data) -> dict:
+    name = data.name.removeprefix(PREFIX) or data.root
+    if not name:
+        raise UserError(f"data.name: '{data.name}' names nothing; wanted hfds:NAME, hfds:FOLDER, or a data.root")
+    try:
+        import datasets
+    except ImportError:
+        raise UserError(f"data.name: '{data.name}' needs the library datasets: pip install 'idmm[hf]'") from None
+    folder = Path(name).expanduser()
+    saved = any((folder / mark).exists() for mark in ("dataset_dict.json", "state.json"))
+    local = folder.is_dir()
+    try:
+        with contextlib.nullcontext() if data.download else _offline():
+            if saved:
+                opened = datasets.load_from_disk(str(folder))
+            else:
+                opened = datasets.load_dataset(str(folder) if local else name, cache_dir=None if local else data.root)
+    except Exception as error:  # the library raises what it likes
+        why = " ".join(str(error).split())[:200] or type(error).__name__
+        hint = "" if local or data.download else "; --data.download true fetches it from the hub"
+        raise UserError(f"data.name: '{data.name}' cannot be opened ({why}){hint}") from None
+    if isinstance(opened, datasets.IterableDatasetDict):
+        raise UserError(f"data.name: '{data.name}' {STREAMING}")
+    tables = opened if isinstance(opened, datasets.DatasetDict) else {"train": opened}
+    return {part: table.with_format(None) for part, table in tables.items()}  # a format may have been saved with it
+
+
+STREAMING = (
+    "is a stream, which has no index: instance discrimination needs image i to be the same image in every epoch;"
+    " wanted hfds:NAME or a folder"
+)
+
+
+@contextlib.contextmanager
+def _offline() -> Iterator[None]:
+    """Nothing is fetched that nobody asked for; both libraries look at these when they are about to."""
+    import datasets
+    import huggingface_hub
+
+    places = [(module, "HF_HUB_OFFLINE") for module in (datasets.config, huggingface_hub.constants)]
+    before = [getattr(module, name) for module, name in places]
+    try:
+        for module, name in places:
+            setattr(module, name, True)
+        yield
+    finally:
+        for (module, name), value in zip(places, before, strict=True):
+            setattr(module, name, value)
+
+
+def _image_column(data: config.Data, table) -> str:
+    import datasets
+
+    images = [name for name, feature in table.features.items() if isinstance(feature, datasets.Image)]
+    if data.image_column is not None:
+        if data.image_column not in images:
+            raise UserError(f"data.image_column: '{data.image_column}' is no column of images; {_are(images)}")
+        return data.image_column
+    if len(images) != 1:
+        raise UserError(f"data.image_column: '{data.name}' wants it named; {_are(images)}")
+    return images[0]
+
+
+def _are(columns: list[str]) -> str:
+    return f"there are {listed(columns)}" if columns else "there is none"
+
+
+def _label_column(data: config.Data, table, labelled: bool) -> str | None:
+    """The column of classes; None where there is none and none is needed."""
+    import datasets
+
+    plain = (datasets.ClassLabel, datasets.Value)
+    columns = [name for name, feature in table.features.items() if isinstance(feature, plain)]
+    if data.label_column is not None:
+        if data.label_column not in columns:
+            raise UserError(f"data.label_column: '{data.label_column}' is no column of classes; {_are(columns)}")
+        return data.label_column
+    named = [name for name in columns if isinstance(table.features[name], datasets.ClassLabel)]
+    named = named or [name for name in ("label", "labels") if name in columns]
+    if len(named) == 1:
+        return named[0]
+    if labelled and columns:
+        raise UserError(f"data.label_column: '{data.name}' wants it named; {_are(named or columns)}")
+    return None
+
+
+def _classes(table, label: str) -> list[str]:
+    feature = table.features[label]
+    if hasattr(feature, "names"):
+        return list(feature.names)
+    return [str(value) for value in sorted(set(table[label]) - {None, -1})]
+
+
+def _split(data: config.Data, table, name: str, image: str, label: str | None, classes: list[str] | None) -> Split:
+    import datasets
+
+    if not isinstance(table.features.get(image), datasets.Image):
+        raise UserError(f"data.name: '{data.name}': the split '{name}' has no column '{image}' of images")
+    labels = None if label not in table.features else _labels(data, table, name, label, classes)
+    images = table.select_columns([image]).cast_column(image, datasets.Image(decode=False))
+    names = [f"{name}/{i:06d}" for i in range(len(table))]
+    return Split(HubFiles(images, image, np.arange(len(table))), names, labels, None if labels is None else classes)
+
+
+def _labels(data: config.Data, table, name: str, label: str, classes: list[str]) -> np.ndarray | None:
+    """Class numbers; None for a split whose labels are kept back (all -1 or empty)."""
+    values = list(table[label])
+    if all(value is None or value == -1 for value in values):
+        return None
+    own = getattr(table.features[label], "names", None)  # a split may number the classes in its own way
+    keys = {v: str(v) if own is None else own[v] if v in range(len(own)) else None for v in set(values)}
+    index = {key: i for i, key in enumerate(classes)}
+    wrong = next((i for i, value in enumerate(values) if keys[value] not in index), None)
+    if wrong is not None:
+        what = f"row {wrong} of split '{name}' has {label} {values[wrong]!r}"
+        raise UserError(f"data.name: '{data.name}': {what}, wanted one of {len(classes)} classes")
+    return np.array([index[keys[value]] for value in values], dtype=np.int64)

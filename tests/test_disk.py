@@ -1,0 +1,363 @@
+"""Images that are decoded onto a disk: the same as elsewhere, found again, and never taken for what they are not."""
+
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from folders import faults, paint, section, tree
+from helpers import ENVIRONMENT, ROOT
+from shelves import decodes, opened, same, shelf, sums
+
+from idmm import checkpoint, config
+from idmm.data import disk
+from idmm.data.cache import load_split
+from idmm.data.datasets import open_splits
+from idmm.data.loaders import evaluation_batches
+from idmm.data.split import LazyFiles, Split
+from idmm.errors import RunError
+
+SIZES = [(40, 30), (9, 50), (64, 64), (20, 21), (33, 12), (1, 7)]
+
+
+@pytest.fixture
+def root(tmp_path):
+    """Images of many shapes under two classes."""
+    for i, size in enumerate(SIZES):
+        paint(tmp_path / "images/train" / "ab"[i % 2] / f"{i}.png", i, size)
+    return tmp_path / "images"
+
+
+@pytest.fixture
+def decoded(monkeypatch):
+    return decodes(monkeypatch)
+
+
+@pytest.mark.parametrize("bound", [None, 16])
+def test_disk_holds_what_memory_holds_and_is_found_again(root, decoded, bound):
+    first = opened(root, bound)
+    assert first.cache == "disk" and len(decoded) == len(SIZES)
+    again = opened(root, bound)
+    assert again.cache == "disk" and len(decoded) == len(SIZES)
+    assert opened(root, bound, keep="auto").cache == "disk" and len(decoded) == len(SIZES)
+    ram, off = (opened(root, bound, keep=keep) for keep in ("ram", "off"))
+    assert (ram.cache, off.cache) == ("ram", "off")
+    for store in (first, again, off):
+        assert same(store, ram)
+    assert first.image(2).dtype == torch.uint8 and first.image(2).stride() == ram.image(2).stride()
+    assert torch.equal(again.image(-1), ram.image(5))
+    assert first.image(0).untyped_storage().nbytes() == ram.sizes.prod(axis=1).sum() * 3
+
+
+def test_a_run_may_go_on_with_another_cache():
+    fields = {f"data.{name}" for name in ("cache", "cache_dir")}
+    assert fields <= set(checkpoint.FREE) and {"cache", "cache_dir"} <= set(vars(config.Data()))
+
+
+# ---- what makes it decode again ----
+
+
+def rewritten(path):
+    """Other pixels in a file of the same size and time."""
+    before, content = os.stat(path), path.read_bytes()
+    other = paint(path.with_name("other.bmp"), 99, (20, 20)).read_bytes()
+    assert content != other and len(content) == len(other)
+    path.write_bytes(other)
+    path.with_name("other.bmp").unlink()
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (os.stat(path).st_size, os.stat(path).st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+
+
+@pytest.mark.parametrize("change", ["content", "touched", "added", "removed", "renamed", "swapped", "linked"])
+def test_built_again_when_a_file_changes(root, decoded, change):
+    a, b = paint(root / "train/a/x.bmp", 1, (20, 20)), paint(root / "train/b/y.bmp", 2, (20, 20))
+    opened(root)
+    decoded.clear()
+    if change == "content":
+        rewritten(a)
+    elif change == "touched":
+        os.utime(a)
+    elif change == "added":
+        paint(root / "train/b/9.png", 9)
+    elif change == "removed":
+        a.unlink()
+    elif change == "renamed":
+        a.rename(a.with_name("z.bmp"))
+    elif change == "swapped":
+        for source, target in ((a, "c"), (b, a), (root / "train/a/c", b)):
+            source.rename(source.with_name(target) if target == "c" else target)
+    else:
+        shutil.move(b, root.parent)
+        a.unlink()
+        a.symlink_to(root.parent / "y.bmp")
+        paint(b, 2, (20, 20))
+    store = opened(root)
+    assert len(decoded) == len(store) and same(store, opened(root, keep="ram"))
+    decoded.clear()
+    assert same(opened(root), store) and not decoded
+    assert len(list(shelf(root).glob("pixels-*"))) == 1
+
+
+def test_built_again_for_other_limits_only(root, decoded):
+    opened(root, 16)
+    for fields in ({"on_error": "skip"}, {"workers": 3}, {"mean": [0.5]}, {"download": True}):
+        opened(root, 16, **fields)
+    assert len(decoded) == len(SIZES)
+    opened(root, 17)
+    assert len(decoded) == 2 * len(SIZES) and len(disk.shelves(root.parent / "cache")) == 2
+    opened(root, 16)
+    assert len(decoded) == 2 * len(SIZES)
+    opened(root, 16, max_pixels=64 * 64)  # a shelf is for one limit at a time
+    assert len(decoded) == 3 * len(SIZES) and len(disk.shelves(root.parent / "cache")) == 2
+
+
+def test_another_pillow_decodes_again(root, decoded, monkeypatch):
+    opened(root)
+    monkeypatch.setattr(disk.PIL, "__version__", "0")
+    opened(root)
+    assert len(decoded) == 2 * len(SIZES)
+
+
+def test_found_however_the_root_is_written(root, decoded, monkeypatch):
+    store = opened(root)
+    (root.parent / "link").symlink_to(root)
+    monkeypatch.chdir(root.parent)
+    monkeypatch.setenv("HOME", str(root.parent))
+    for way in ("images", "./images/", root.parent / "link", "~/images"):
+        assert same(opened(way, cache_dir=str(root.parent / "cache")), store)
+    assert len(decoded) == len(SIZES)
+
+
+def test_parts_and_subsets_have_shelves_of_their_own(tmp_path, decoded):
+    root = tree(tmp_path / "images", train={"x": 4, "y": 4}, val={"x": 1, "y": 1}, test={"x": 2, "y": 2})
+    subsets = [config.Subset(total=3), config.Subset(total=3, seed=1), config.Subset(per_class=2)]
+    for _ in range(2):
+        whole = opened(root, labelled=True)
+        parts = [opened(root, part=part, labelled=True) for part in ("val", "test")]
+        drawn = [opened(root, labelled=True, subset=subset) for subset in subsets]
+        assert [len(store) for store in (whole, *parts, *drawn)] == [8, 2, 4, 3, 3, 4]
+        assert len(decoded) == 24
+    for store, subset in zip(drawn, subsets, strict=True):
+        assert same(store, opened(root, labelled=True, subset=subset, keep="ram"))
+    assert same(parts[1], opened(root, part="test", labelled=True, keep="ram"))
+    opened(root, part="test", labelled=True, subset=subsets[0])  # which draws from train alone
+    assert len(decoded) == 24 + 10 + 4
+    found = {(s["dataset"], s["split"], s["images"], s["bytes"]) for s in disk.shelves(root.parent / "cache")}
+    assert {row[:3] for row in found} == {("folder", "train", n) for n in (8, 3, 4)} | {
+        ("folder", "val", 2), ("folder", "test", 4),
+    }  # fmt: skip
+
+
+def test_labels_come_from_the_split(root, decoded):
+    data = section(root, cache="disk", cache_dir=str(root.parent / "cache"))
+    split = open_splits(data, labelled=False).train
+    load_split(split, bound=None, data=data)
+    decoded.clear()
+    labels = 1 - split.labels
+    for other in (labels, None):
+        store = load_split(Split(split.items, split.names, other, split.classes), bound=None, data=data)
+        assert store.labels is other and not decoded
+
+
+def test_digits_and_files_within_files(tmp_path, decoded):
+    data = section(name="digits", cache="disk", cache_dir=str(tmp_path))
+    split = open_splits(data, labelled=True).test
+    for _ in range(2):
+        store = load_split(split, bound=4, data=data, part="test")
+        assert store.cache == "disk" and len(decoded) == len(split)
+    assert same(store, load_split(split, bound=4, data=section(cache="ram"), part="test"))
+    split.items[7, 0, 0] ^= 255
+    assert len(load_split(split, bound=4, data=data, part="test")) and len(decoded) == 3 * len(split)
+    assert load_split(split, bound=4, data=section(cache_dir=str(tmp_path))).cache == "ram"  # 'auto': there already
+
+    table = Table([paint(tmp_path / f"{i}.png", i, size).read_bytes() for i, size in enumerate(SIZES)], "one")
+    split = Split(table, [f"train/{i}" for i in range(len(SIZES))], None, None)
+    decoded.clear()
+    for _ in range(2):
+        store = load_split(split, bound=8, data=data)
+        assert len(decoded) == len(SIZES) and same(store, load_split(split, bound=8, data=section(cache="ram")))
+        decoded[len(SIZES) :] = []
+    turned = split.take(range(len(SIZES))[::-1])
+    decoded.clear()
+    store = load_split(turned, bound=8, data=data)
+    assert len(decoded) == len(SIZES) and same(store, load_split(turned, bound=8, data=section(cache="ram")))
+    turned.items.version = "two"
+    decoded.clear()
+    assert len(load_split(turned, bound=8, data=data)) == len(decoded)
+
+
+class Table(LazyFiles):
+    """Encoded images in memory."""
+
+    version = ""
+
+    def __init__(self, files, version):
+        self.files, self.version = files, version
+
+    def __len__(self):
+        return len(self.files)
+
+    def __getitem__(self, i):
+        return self.files[i]
+
+    def select(self, indices):
+        return Table([self.files[i] for i in indices], self.version)
+
+
+# ---- bad images ----
+
+
+def test_bad_images_are_reported_from_the_cache_too(root, decoded, caplog):
+    bad = root / "train/a/0.png"
+    bad.write_bytes(b"")
+    (root / "train/b/text.png").write_text("not a picture")
+    lines = [
+        "data.root: 2 of 7 images cannot be used (--data.on_error skip leaves them out):",
+        f"  {bad}: empty file",
+        f"  {root}/train/b/text.png: not an image",
+    ]
+    assert faults(opened, root) == faults(opened, root, keep="ram") == lines
+    assert not list(shelf(root).iterdir())
+    for _ in range(2):
+        caplog.clear()
+        store = opened(root, on_error="skip")
+        assert len(store) == 5 and caplog.text.count("data.root: left out 2 of 7 images") == 1
+        assert "\n".join(lines[1:]) in caplog.text
+    assert same(store, opened(root, on_error="skip", keep="ram"))
+    decoded.clear()
+    assert faults(opened, root) == faults(opened, root, keep="auto") == lines and not decoded
+    (root / "train/b/text.png").unlink()
+    paint(bad, 0, SIZES[0])
+    assert len(opened(root)) == 6
+
+
+# ---- processes, pickles ----
+
+
+def test_workers_and_fresh_processes_read_the_same_file(root):
+    store, ram = opened(root), opened(root, keep="ram")
+
+    def batch(epoch, indices):
+        return {"sums": torch.stack([store.image(int(i)).sum() for i in indices])}
+
+    found = torch.cat([made["sums"] for made in evaluation_batches(batch, len(store), 2, workers=2)])
+    assert found.tolist() == sums(ram)
+
+    data = pickle.dumps(store)
+    assert len(data) < store.sizes.prod(axis=1).sum() and same(pickle.loads(data), ram)
+    code = "import pickle, sys; s = pickle.load(sys.stdin.buffer); print(*(int(s.image(i).sum()) for i in range(6)))"
+    done = subprocess.run([sys.executable, "-c", code], input=data, cwd=ROOT, env=ENVIRONMENT, capture_output=True)
+    assert done.stdout.decode().split() == [str(n) for n in sums(ram)], done.stderr
+
+    disk.clear(root.parent / "cache")
+    assert same(store, ram)  # what is mapped stays
+    found = torch.cat([made["sums"] for made in evaluation_batches(batch, len(store), 2, workers=1)])
+    assert found.tolist() == sums(ram)
+    with pytest.raises(
+        RunError, match=r"cache/folder-train-full-\w+/pixels-\w+: decoded images cannot be read \(No such"
+    ):
+        pickle.loads(data)
+
+
+def test_an_old_store_outlives_the_files_it_was_built_from(root):
+    old, ram = opened(root), opened(root, keep="ram")
+    before = {path.name for path in shelf(root).glob("pixels-*")}
+    paint(root / "train/a/0.png", 77, (50, 50))
+    new = opened(root)
+    after = {path.name for path in shelf(root).glob("pixels-*")}
+    assert len(before) == len(after) == 1 and before != after
+    assert same(old, ram) and not torch.equal(new.image(0), old.image(0))
+
+
+def test_a_cache_may_be_larger_than_memory(tmp_path):
+    count = 2 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with open(tmp_path / "pixels", "wb") as file:
+        file.truncate(count)  # a hole
+    pixels = disk.mapped(tmp_path / "pixels", count)
+    assert pixels.shape == (count,) and pixels[-1] == 0
+    with pytest.raises(RunError, match="pixels: decoded images cannot be read"):
+        disk.mapped(tmp_path / "pixels", count + 1)
+
+
+# ---- the folder ----
+
+
+def test_where_the_cache_lies(monkeypatch, tmp_path):
+    for name in ("IDMM_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert disk.cache_folder(None) == Path("/home/someone/.cache/idmm")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/fast")
+    assert disk.cache_folder(None) == Path("/fast/idmm")
+    monkeypatch.setenv("IDMM_CACHE", "~/kept")
+    assert disk.cache_folder(None) == Path("/home/someone/kept")
+    assert disk.cache_folder("~/given") == Path("/home/someone/given")
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as for a user without a home
+    text = "data.cache_dir: '~/kept' has no place, as there is no home folder; name another"
+    assert faults(disk.cache_folder, None) == [text]
+    tree(tmp_path, train={"a": 2})
+    data = section(tmp_path)
+    assert load_split(open_splits(data, labelled=False).train, bound=None, data=data).cache == "ram"
+
+
+def test_room_is_asked_of_the_folder_that_will_be_made(root, monkeypatch):
+    asked = []
+    usage = shutil.disk_usage
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: (asked.append(path), usage(path))[1])
+    data = section(root, cache_dir=str(root.parent / "not/yet"))
+    place = disk.Shelf(open_splits(data, labelled=False).train, "train", None, data)
+    assert place.free() == pytest.approx(usage(root).free, rel=0.1) and asked == [root.parent]
+
+
+def test_shelves_are_listed_and_cleared(root):
+    folder = root.parent / "cache"
+    assert disk.shelves(folder) == [] and disk.clear(folder) == (0, [])
+    opened(root, 8)
+    opened(root)
+    rows = disk.shelves(folder)
+    assert [(row["dataset"], row["split"], row["bound"], row["images"]) for row in rows] == [
+        ("folder", "train", 8, 6), ("folder", "train", None, 6),
+    ]  # fmt: skip
+    for row in rows:
+        assert row["root"] == str(root) and row["path"].parent == folder
+        assert row["bytes"] == sum(path.stat().st_size for path in row["path"].iterdir()) > 0
+    for text in ("{", "[1]", "\udcff"):
+        (rows[0]["path"] / "about.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+        assert [row["images"] for row in disk.shelves(folder)] == [None, 6]
+    freed = sum(row["bytes"] for row in disk.shelves(folder))
+    assert disk.clear(folder) == (freed, []) and list(folder.iterdir()) == []
+    assert len(opened(root)) == 6
+
+
+def test_clearing_touches_nothing_else(root):
+    folder = root.parent / "cache"
+    opened(root)
+    kept = [folder / "notes.txt", folder / "mine/index.npz", folder / "poetry/code.py", folder / "poetry.lock"]
+    for path in kept:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("mine")
+    real = shelf(root).rename(root.parent / "elsewhere")
+    (folder / real.name).symlink_to(real)
+    (folder / "folder-train-full-0123456789").symlink_to(real)
+    (folder / "folder-train-full-0123456789.lock").touch()
+    assert disk.clear(folder) == (0, []) and all(path.exists() for path in kept)
+    assert len(list(real.iterdir())) == 3
+
+
+def test_clearing_leaves_what_is_being_filled(root):
+    folder = root.parent / "cache"
+    opened(root, 8)
+    opened(root, 9)
+    busy, idle = (row["path"] for row in sorted(disk.shelves(folder), key=lambda row: row["bound"]))
+    code = "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.lockf(f, fcntl.LOCK_EX); print(flush=True); input()"
+    command = [sys.executable, "-c", code, busy.with_suffix(".lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        freed, left = disk.clear(folder)
+        assert left == [busy] and freed > 0 and not idle.exists()
+        process.stdin.close()
+    assert disk.clear(folder)[1] == [] and not busy.exists()

@@ -1,0 +1,368 @@
+"""Every dataset opens from its official layout with the right images, labels and names; torchvision sees the same."""
+
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import official
+import pytest
+import torchvision
+from official import BUILD, CARS, CIFAR10, GOLDFISH, TABBY, TENCH, opened, resize
+
+from idmm.data.images import decode
+from idmm.data.readers import layout
+from idmm.data.registry import DATASETS
+
+FIGURES = {  # classes, train, test, as DESIGN has them (section 5)
+    "flowers": (102, 2040, 6149),
+    "pets": (37, 3680, 3669),
+    "dtd": (47, 3760, 1880),
+    "indoor67": (67, 5360, 1340),
+    "cub200": (200, 5994, 5794),
+    "aircraft": (100, 6667, 3333),
+    "cars": (196, 8144, 8041),
+    "cifar10": (10, 50_000, 10_000),
+    "cifar100": (100, 50_000, 10_000),
+    "svhn": (10, 73_257, 26_032),
+    "domainnet-clipart": (345, 33_525, 14_604),
+    "domainnet-infograph": (345, 36_023, 15_582),
+    "domainnet-painting": (345, 50_416, 21_850),
+    "domainnet-quickdraw": (345, 120_750, 51_750),
+    "domainnet-real": (345, 120_906, 52_041),
+    "domainnet-sketch": (345, 48_212, 20_916),
+    "imagenet100": (100, 126_689, 5_000),
+    "imagenet": (1000, 1_281_167, 50_000),
+    "digits": (10, 1437, 360),
+    "folder": (None, None, None),
+}
+MEAN_PER_CLASS = {"flowers", "pets", "aircraft"}
+BIRDS = ["001.Black_footed_Albatross", "002.Laysan_Albatross"]
+IMAGENET_TRAIN = {
+    f"train/{TENCH}/{TENCH}_26.JPEG": 0,
+    f"train/{TENCH}/{TENCH}_27.JPEG": 0,
+    f"train/{GOLDFISH}/{GOLDFISH}_26.JPEG": 1,
+    f"train/{TABBY}/{TABBY}_26.JPEG": 2,
+}
+FLAT_VAL = {f"val/ILSVRC2012_val_0000000{i}.JPEG": label for i, label in ((1, 2), (2, 0), (3, 1), (4, 2))}
+
+
+def domainnet(domain, suffix="jpg"):
+    def path(name, number):
+        return f"{domain}/{name}/{domain}_001_00000{number}.{suffix}"
+
+    return (
+        {
+            path("the_Eiffel_Tower", 1): 4,
+            path("aircraft_carrier", 2): 0,
+            path("axe", 3): 2,
+            path("aircraft_carrier", 4): 0,
+        },
+        {path("airplane", 5): 1, path("the_Eiffel_Tower", 6): 4},
+        ["aircraft_carrier", "airplane", "axe", "class 3", "the_Eiffel_Tower"],
+    )
+
+
+WANTED = {  # what the builders laid out: train, test (name → label), classes
+    "flowers": (
+        {"jpg/image_00007.jpg": 101, "jpg/image_00002.jpg": 0, "jpg/image_00005.jpg": 4, "jpg/image_00001.jpg": 76},
+        {"jpg/image_00008.jpg": 4, "jpg/image_00003.jpg": 101, "jpg/image_00006.jpg": 76, "jpg/image_00004.jpg": 0},
+        {0: "pink primrose", 4: "english marigold", 76: "passion flower", 101: "blackberry lily"},
+    ),
+    "pets": (
+        {
+            "images/american_bulldog_12.jpg": 1,
+            "images/Abyssinian_100.jpg": 0,
+            "images/american_pit_bull_terrier_9.jpg": 2,
+        },
+        {
+            "images/american_pit_bull_terrier_10.jpg": 2,
+            "images/Abyssinian_201.jpg": 0,
+            "images/american_bulldog_203.jpg": 1,
+        },
+        ["Abyssinian", "american_bulldog", "american_pit_bull_terrier"],
+    ),
+    "dtd": (
+        {
+            "images/zigzagged/zigzagged_0064.jpg": 2,
+            "images/banded/banded_0002.jpg": 0,
+            "images/blotchy/blotchy_0003.jpg": 1,
+            "images/banded/banded_0005.jpg": 0,
+            "images/blotchy/blotchy_0006.jpg": 1,
+            "images/zigzagged/zigzagged_0001.jpg": 2,
+        },
+        {
+            "images/blotchy/blotchy_0101.jpg": 1,
+            "images/banded/banded_0100.jpg": 0,
+            "images/zigzagged/zigzagged_0102.jpg": 2,
+        },
+        ["banded", "blotchy", "zigzagged"],
+    ),
+    "indoor67": (
+        {
+            "Images/gameroom/bt_132294gameroom2.jpg": 1,
+            "Images/airport_inside/airport_inside_0001.jpg": 0,
+            "Images/gameroom/g_1.jpg": 1,
+        },
+        {"Images/airport_inside/airport_inside_0005.jpg": 0, "Images/gameroom/game_room_08.jpg": 1},
+        ["airport_inside", "gameroom"],
+    ),
+    "cub200": (
+        {
+            f"images/{BIRDS[0]}/Black_Footed_Albatross_0009_34.jpg": 0,
+            f"images/{BIRDS[1]}/Laysan_Albatross_0002_1027.jpg": 1,
+            f"images/{BIRDS[1]}/Laysan_Albatross_0082_524.jpg": 1,
+        },
+        {
+            f"images/{BIRDS[0]}/Black_Footed_Albatross_0046_18.jpg": 0,
+            f"images/{BIRDS[1]}/Laysan_Albatross_0003_1033.jpg": 1,
+        },
+        BIRDS,
+    ),
+    "aircraft": (
+        {"images/1025794.jpg": 4, "images/0787226.jpg": 2, "images/1340192.jpg": 0, "images/0056978.jpg": 3},
+        {"images/1514522.jpg": 1, "images/0747566.jpg": 4, "images/1008575.jpg": 2},
+        ["707-320", "727-200", "F/A-18", "Yak-42", "Model B200"],
+    ),
+    "cars": (
+        {"cars_train/00001.jpg": 2, "cars_train/00002.jpg": 0, "cars_train/00003.jpg": 1, "cars_train/00004.jpg": 2},
+        {"cars_test/00001.jpg": 1, "cars_test/00002.jpg": 2, "cars_test/00003.jpg": 0},
+        CARS,
+    ),
+    "cifar10": (
+        {f"train/00000{i}": label for i, label in enumerate([6, 9, 1, 6, 8, 0, 0, 6, 1, 8])},
+        {"test/000000": 3, "test/000001": 8, "test/000002": 9},
+        CIFAR10,
+    ),
+    "cifar100": (
+        {f"train/00000{i}": label for i, label in enumerate([3, 0, 1, 0, 2])},
+        {"test/000000": 1, "test/000001": 3},
+        ["apple", "aquarium_fish", "baby", "bear"],
+    ),
+    "svhn": (
+        {f"train_32x32.mat/00000{i}": label for i, label in enumerate([1, 9, 0, 2])},
+        {"test_32x32.mat/000000": 5, "test_32x32.mat/000001": 0},
+        [str(digit) for digit in range(10)],
+    ),
+    "imagenet": (IMAGENET_TRAIN, FLAT_VAL, [TENCH, GOLDFISH, TABBY]),
+    "imagenet100": (
+        {name: min(label, 1) for name, label in IMAGENET_TRAIN.items() if GOLDFISH not in name},
+        {f"val/ILSVRC2012_val_0000000{i}.JPEG": label for i, label in ((1, 1), (2, 0), (4, 1))},
+        [TENCH, TABBY],
+    ),
+    "folder": (
+        {"train/cat/0.png": 0, "train/cat/1.png": 0, "train/dog/0.png": 1},
+        {"val/cat/0.png": 0, "val/dog/0.png": 1},
+        ["cat", "dog"],
+    ),
+    **{f"domainnet-{domain}": domainnet(domain) for domain in ("clipart", "infograph", "painting", "real", "sketch")},
+    "domainnet-quickdraw": domainnet("quickdraw", "png"),
+}
+PIXELS = {"cifar10": (0, 50), "cifar100": (0, 50), "svhn": (0, 50)}  # red of the first image of train and of test
+
+
+def is_as(split, images, classes):
+    assert split.labels.dtype == np.int64
+    assert list(zip(split.names, split.labels.tolist(), strict=True)) == list(images.items())
+    if isinstance(classes, dict):
+        assert len(split.classes) == 102 and {i: split.classes[i] for i in classes} == classes
+    else:
+        assert split.classes == classes
+
+
+def matches(splits, wanted, base):
+    train, test, classes = wanted
+    is_as(splits.train, train, classes)
+    is_as(splits.test, test, classes)
+    assert splits.val is None and splits.size_mismatch == {}
+    for split in (splits.train, splits.test):
+        if isinstance(split.items, list):
+            assert split.items == [os.path.join(base, *name.split("/")) for name in split.names]
+            assert all(decode(item, 10**6).shape == (9, 12, 3) for item in split.items)
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_figures_are_those_of_the_protocol(name):
+    spec = DATASETS[name]
+    assert (spec.name, spec.num_classes, spec.train_size, spec.test_size) == (name, *FIGURES[name])
+    assert spec.metric == ("mean_per_class" if name in MEAN_PER_CLASS else "top1")
+
+
+@pytest.mark.parametrize("name", [name for name in DATASETS if name != "digits"])  # which has no files
+def test_opens_from_its_official_layout(name, tmp_path, monkeypatch):
+    wanted = WANTED[name]
+    base = BUILD[name](tmp_path)
+    classes = 102 if name == "flowers" else len(wanted[2])
+    resize(monkeypatch, name, len(wanted[0]), len(wanted[1]), None if name == "folder" else classes)
+    between = [folder for folder in (base, *base.parents) if folder.is_relative_to(tmp_path)]
+    assert between[-1] == tmp_path and (base == tmp_path or len(between) > 1)
+    for root in between:  # what holds the dataset's folder, the folder itself, and what lies between
+        matches(opened(name, root), wanted, base)
+
+
+def test_all_datasets_are_covered():
+    assert {*WANTED, "digits"} == set(DATASETS) == set(FIGURES)
+
+
+@pytest.mark.parametrize("name", PIXELS)
+def test_pixels_are_where_they_belong(name, tmp_path):
+    BUILD[name](tmp_path)
+    splits = opened(name, tmp_path, allow_size_mismatch=True)
+    for split, red in zip((splits.train, splits.test), PIXELS[name], strict=True):
+        assert split.items.shape == (len(split), 32, 32, 3) and split.items.dtype == np.uint8
+        for i, image in enumerate(split.items):
+            assert image[3, 5].tolist() == [255, 0, 9]  # row 3, column 5
+            image[3, 5] = image[5, 3]
+            assert (image == (red + i, 100, 200)).all()
+
+
+# ------------------------------------------------------------------ forms of a layout
+@pytest.mark.parametrize("form", ["devkit", "folders", "kaggle"])
+def test_imagenet_has_three_forms_of_val(tmp_path, monkeypatch, form):
+    resize(monkeypatch, "imagenet", 4, 4, 3)
+    build = {"devkit": official.imagenet, "folders": official.imagenet_folders, "kaggle": official.imagenet_kaggle}
+    base = build[form](tmp_path)
+    val = FLAT_VAL
+    if form == "folders":
+        names = (f"{TENCH}/x_2", f"{GOLDFISH}/x_3", f"{TABBY}/x_1", f"{TABBY}/x_4")
+        val = {
+            f"val/{n}.JPEG".replace("x_", "ILSVRC2012_val_0000000"): i for n, i in zip(names, (0, 1, 2, 2), strict=True)
+        }
+    for root in (tmp_path, base):
+        matches(opened("imagenet", root), (IMAGENET_TRAIN, val, [TENCH, GOLDFISH, TABBY]), base)
+
+
+def test_imagenet_devkit_and_val_where_the_archives_unpack(tmp_path, monkeypatch):
+    """The devkit above the images; or both in ROOT itself."""
+    resize(monkeypatch, "imagenet", 4, 4, 3)
+    base = official.imagenet(tmp_path)
+    devkit = (base / "ILSVRC2012_devkit_t12").rename(tmp_path / "ILSVRC2012_devkit_t12")
+    matches(opened("imagenet", tmp_path), WANTED["imagenet"], base)
+    root = base.rename(tmp_path / "any name")
+    devkit.rename(root / devkit.name)
+    matches(opened("imagenet", root), WANTED["imagenet"], root)
+
+
+@pytest.mark.parametrize("build", [official.imagenet_folders, official.imagenet_kaggle])
+def test_imagenet100_takes_its_own_list_from_the_root(tmp_path, monkeypatch, build):
+    resize(monkeypatch, "imagenet100", 3, 3, 2)
+    base = build(tmp_path)
+    official.write(tmp_path / "imagenet100.txt", TENCH, TABBY)
+    splits = opened("imagenet100", tmp_path)
+    is_as(splits.train, WANTED["imagenet100"][0], [TENCH, TABBY])
+    assert sorted(splits.test.labels.tolist()) == [0, 1, 1] and not any(GOLDFISH in item for item in splits.test.items)
+    assert splits.test.items[0].startswith(str(base / "val"))
+
+
+def test_imagenet100_comes_with_the_list_of_cmc(tmp_path, monkeypatch):
+    resize(monkeypatch, "imagenet100", 100, 100, 100)
+    wnids = [line.split()[0] for line in (Path(layout.__file__).parent / "imagenet100.txt").read_text().splitlines()]
+    assert len(set(wnids)) == 100 and all(re.fullmatch(r"n\d{8}", wnid) for wnid in wnids)
+    assert wnids[:3] == ["n02869837", "n01749939", "n02488291"]  # bonnet, green mamba, langur
+    base = official.imagenet100_shipped(tmp_path, [*wnids, TENCH, GOLDFISH])
+    splits = opened("imagenet100", tmp_path)
+    assert splits.train.classes == sorted(wnids) and not {TENCH, GOLDFISH} & set(wnids)
+    assert splits.train.labels.tolist() == splits.test.labels.tolist() == list(range(100))
+    assert splits.test.items[99] == str(base / f"val/{max(wnids)}/{max(wnids)}_1.JPEG")
+
+
+def test_indoor67_with_its_lists_above_the_images(tmp_path, monkeypatch):
+    resize(monkeypatch, "indoor67", 3, 2, 2)
+    base = official.indoor67(tmp_path, lists="..")
+    assert (tmp_path / "TrainImages.txt").exists()
+    for root in (tmp_path, base):
+        matches(opened("indoor67", root), WANTED["indoor67"], base)
+
+
+def test_cars_with_the_test_labels_in_the_devkit(tmp_path, monkeypatch):
+    resize(monkeypatch, "cars", 4, 3, 3)
+    base = official.cars(tmp_path)
+    (base / "cars_test_annos_withlabels.mat").rename(base / "devkit/cars_test_annos_withlabels.mat")
+    matches(opened("cars", tmp_path), WANTED["cars"], base)
+
+
+def test_domains_lie_beside_each_other_and_lists_may_have_a_folder(tmp_path, monkeypatch):
+    for domain in ("real", "sketch"):
+        base = official.domainnet(tmp_path, domain)
+        resize(monkeypatch, f"domainnet-{domain}", 4, 2, 5)
+    (base / "splits").mkdir()
+    for part in ("train", "test"):
+        (base / f"sketch_{part}.txt").rename(base / f"splits/sketch_{part}.txt")
+    for name in ("domainnet-real", "domainnet-sketch"):
+        matches(opened(name, tmp_path), WANTED[name], base)
+
+
+def test_a_single_image_is_a_split_too(tmp_path, monkeypatch):
+    """MATLAB's arrays of one element lose their dimensions when read."""
+    cars, svhn, flowers = official.cars(tmp_path), official.svhn(tmp_path), official.flowers(tmp_path, tstid=[3])
+    official.annotations(cars / "cars_test_annos_withlabels.mat", [3])
+    official.digits_mat(svhn / "test_32x32.mat", 7, [10])
+    for name, base, label in (("cars", cars, 2), ("svhn", svhn, 0), ("flowers", flowers, 101)):
+        test = opened(name, base, allow_size_mismatch=True).test
+        assert test.labels.tolist() == [label] and len(test.items) == 1
+        if name == "svhn":
+            assert test.items.shape == (1, 32, 32, 3) and test.items[0, 0, 0].tolist() == [7, 100, 200]
+
+
+def test_lists_edited_elsewhere(tmp_path, monkeypatch):
+    """A byte order mark, blank lines, Windows' line ends, spaces and other alphabets in names."""
+    resize(monkeypatch, "domainnet-real", 5, 2, 5)
+    base = official.domainnet(tmp_path, "real")
+    odd = "real/axe/eine Axt, größer (1).jpg"
+    official.images(base, [odd])
+    path = base / "real_train.txt"
+    text = path.read_text() + f"\n{odd} 2\n"
+    path.write_bytes(b"\xef\xbb\xbf" + text.replace("\n", " \r\n").encode())
+    train, test, classes = WANTED["domainnet-real"]
+    matches(opened("domainnet-real", tmp_path), ({**train, odd: 2}, test, classes), base)
+
+
+def test_pets_lists_may_have_their_header(tmp_path, monkeypatch):
+    resize(monkeypatch, "pets", 3, 3, 3)
+    base = official.pets(tmp_path)
+    path = base / "annotations/trainval.txt"
+    official.write(path, "#Image CLASS-ID SPECIES BREED ID", *path.read_text().splitlines())
+    matches(opened("pets", tmp_path), WANTED["pets"], base)
+
+
+def test_digits_need_no_files():
+    splits = opened("digits", None)
+    assert (len(splits.train), len(splits.test), splits.size_mismatch) == (1437, 360, {})
+
+
+# ------------------------------------------------------------------ torchvision sees the same
+def oracle(name, root):
+    """torchvision's train and test sets; flowers' and dtd's train is made of two."""
+    tv = torchvision.datasets
+    if name == "flowers":
+        return [tv.Flowers102(root, "train"), tv.Flowers102(root, "val")], [tv.Flowers102(root, "test")]
+    if name == "dtd":
+        return [tv.DTD(root, "train"), tv.DTD(root, "val")], [tv.DTD(root, "test")]
+    if name in ("pets", "aircraft"):
+        kind = tv.OxfordIIITPet if name == "pets" else tv.FGVCAircraft
+        return [kind(root, "trainval")], [kind(root, "test")]
+    if name == "cars":
+        return [tv.StanfordCars(root, "train")], [tv.StanfordCars(root, "test")]
+    if name == "svhn":
+        return [tv.SVHN(root / "svhn", "train")], [tv.SVHN(root / "svhn", "test")]
+    kind = tv.CIFAR10 if name == "cifar10" else tv.CIFAR100
+    return [kind(root, train=True)], [kind(root, train=False)]
+
+
+@pytest.mark.parametrize("name", ["flowers", "pets", "dtd", "aircraft", "cars", "cifar10", "cifar100", "svhn"])
+def test_torchvision_sees_the_same_images_and_labels(name, tmp_path, monkeypatch):
+    for module in ("cifar", "svhn", "flowers102"):  # checksums are the real files'
+        monkeypatch.setattr(f"torchvision.datasets.{module}.check_integrity", lambda *_: True)
+    BUILD[name](tmp_path)
+    splits = opened(name, tmp_path, allow_size_mismatch=True)
+    for split, parts in zip((splits.train, splits.test), oracle(name, tmp_path), strict=True):
+        theirs = [(np.asarray(image), int(label)) for part in parts for image, label in part]
+        assert len(theirs) == len(split) > 1
+        assert [label for _, label in theirs] == split.labels.tolist()
+        for item, (image, _) in zip(split.items, theirs, strict=True):
+            np.testing.assert_array_equal(decode(item, 10**6) if isinstance(item, str) else item, image)
+        classes = getattr(parts[0], "classes", None)
+        if name == "pets":  # in their spelling
+            assert classes == [" ".join(word.title() for word in c.split("_")) for c in split.classes]
+        elif classes is not None:  # which SVHN lacks, and Flowers102 in older versions
+            assert list(classes) == split.classes
