@@ -1,10 +1,22 @@
-"""The command line: ``idmm pretrain|finetune|demo``, and the three scripts, which are one subcommand each."""
+"""The command line: ``idmm pretrain|finetune|data|demo``, and the three scripts, which are one subcommand each."""
 
+import contextlib
+import logging
 import os
 import sys
+from collections.abc import Iterator
 from importlib.metadata import version
 
-from idmm.config import DemoConfig, FinetuneConfig, PretrainConfig
+from idmm.config import (
+    DataCacheConfig,
+    DataCheckConfig,
+    DataDownloadConfig,
+    DataInfoConfig,
+    DataListConfig,
+    DemoConfig,
+    FinetuneConfig,
+    PretrainConfig,
+)
 from idmm.errors import Interrupted, RunError, UserError, nearest
 from idmm.options import parse
 
@@ -13,9 +25,25 @@ USAGE = """usage: idmm COMMAND [--config FILE] [--KEY VALUE ...]
 commands:
   pretrain   stage 1: learn a backbone from images alone
   finetune   stage 2: train a classifier on labels, from a backbone or from scratch
+  data       datasets: list them, show, download or check one, show and clear the cache
   demo       both on scikit-learn's digits, against training from scratch, with pictures
 
 'idmm COMMAND --help' explains every flag; 'idmm --version' tells the version."""
+
+
+DATA_USAGE = """usage: idmm data list
+       idmm data info NAME
+       idmm data check NAME --root DIR [--out DIR]
+       idmm data download NAME --root DIR
+       idmm data cache [--clear]
+
+  list       all datasets with their sizes
+  info       figures, licence, citation and files of one
+  check      look at every image: unreadable, tiny, duplicates, leakage; exits 1 if something should be mended
+  download   fetch one, checked; goes on where it was interrupted
+  cache      the decoded images that are kept on the disk
+
+'idmm data COMMAND --help' explains every flag."""
 
 
 def main(argv: list[str] | None = None, prog: str | None = None) -> int:
@@ -77,4 +105,78 @@ def _demo(argv: list[str], prog: str) -> int:
     return 0
 
 
-COMMANDS = {"pretrain": _pretrain, "finetune": _finetune, "demo": _demo}
+def _data(argv: list[str], prog: str) -> int:
+    name, rest = (argv[0], argv[1:]) if argv else ("--help", [])
+    if name in ("-h", "--help"):
+        print(DATA_USAGE)
+        return 0
+    if name not in DATA_COMMANDS:
+        wanted = ", ".join(DATA_COMMANDS)
+        raise UserError(f"data {name}: unknown command{nearest(name, DATA_COMMANDS)}; wanted one of {wanted}")
+    kind, run = DATA_COMMANDS[name]
+    prog = f"{prog} {name}"
+    if "name" in kind.__dataclass_fields__:
+        prog += " NAME"
+        rest = ["--name", *rest] if rest and not rest[0].startswith("-") else rest
+    given = parse(kind, rest, prog)
+    with _log_on_stderr():
+        return run(given)
+
+
+def _data_list(given: DataListConfig) -> int:
+    from idmm.analysis.catalogue import table
+
+    print(table())
+    return 0
+
+
+def _data_info(given: DataInfoConfig) -> int:
+    from idmm.analysis.catalogue import info
+    from idmm.data.registry import spec_of
+
+    print(info(spec_of(given.name)))
+    return 0
+
+
+def _data_check(given: DataCheckConfig) -> int:
+    from idmm.analysis.datasets import checkup
+
+    return 0 if checkup(given).clean else 1
+
+
+def _data_download(given: DataDownloadConfig) -> int:
+    from idmm.analysis.datasets import download
+
+    print(download(given.name, given.root))
+    return 0
+
+
+def _data_cache(given: DataCacheConfig) -> int:
+    from idmm.analysis.datasets import cache
+
+    print(cache(given.dir, given.clear))
+    return 0
+
+
+@contextlib.contextmanager
+def _log_on_stderr() -> Iterator[None]:
+    """Shows what is logged inside the block."""
+    log, shown = logging.getLogger("idmm"), logging.StreamHandler(sys.stderr)
+    level = log.level
+    log.addHandler(shown)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(shown)
+        log.setLevel(level)
+
+
+DATA_COMMANDS = {
+    "list": (DataListConfig, _data_list),
+    "info": (DataInfoConfig, _data_info),
+    "check": (DataCheckConfig, _data_check),
+    "download": (DataDownloadConfig, _data_download),
+    "cache": (DataCacheConfig, _data_cache),
+}
+COMMANDS = {"pretrain": _pretrain, "finetune": _finetune, "data": _data, "demo": _demo}

@@ -157,6 +157,36 @@ def _sheet(blocks: list[tuple[str, list[list[np.ndarray]]]], path: str | Path) -
     _save(figure, path)
 
 
+def pair_sheet(
+    rows: list[tuple[str, list[str], list[np.ndarray]]], path: str | Path, title: str, columns: int = 3
+) -> None:
+    """Draws pairs of images side by side, several pairs a row.
+
+    Args:
+        rows: For each pair what is the matter, two names, and two images, uint8 [H, W, 3] of any sizes.
+        path: PNG to write.
+        title: Above the picture.
+        columns: Pairs a row.
+    """
+    columns = min(columns, len(rows))
+    lines = -(-len(rows) // columns)
+    figure = Figure(figsize=(4.4 * columns, 0.5 + 2.9 * lines), layout="constrained")
+    figure.suptitle(title, fontsize=11)
+    frames = np.ravel(figure.subfigures(lines, columns, squeeze=False))
+    for frame, (matter, names, images) in zip(frames, rows, strict=False):
+        frame.suptitle(matter, fontsize=9, color=COLOURS[1])
+        for axis, name, image in zip(frame.subplots(1, 2), names, images, strict=True):
+            axis.imshow(image, interpolation="nearest")
+            axis.set_title(_shortened(name), fontsize=6.5)
+            axis.set_axis_off()
+    _save(figure, path)
+
+
+def _shortened(name: str, most: int = 40) -> str:
+    """Keeps the end of each line, where names differ."""
+    return "\n".join(line if len(line) <= most else f"…{line[1 - most :]}" for line in name.split("\n"))
+
+
 def comparison(
     scores: dict[str, Sequence[float]],
     path: str | Path,

@@ -1,0 +1,45 @@
+"""What datasets there are, as text; quick to print, as nothing but the registry is imported."""
+
+import textwrap
+
+from idmm.data.registry import DATASETS, spec_of
+from idmm.data.spec import Spec
+
+
+def table() -> str:
+    """Returns the datasets, a line each."""
+    rows = [("name", "classes", "train", "test", "download", "what it is")]
+    for spec in DATASETS.values():
+        figures = [spec.num_classes, spec.train_size, spec.test_size]
+        how = "yes" if spec.archives else "no" if spec.manual else "not needed"
+        rows.append((spec.name, *("" if n is None else f"{n:,}" for n in figures), how, spec.title))
+    rows.append(("hfds:NAME", "", "", "", "yes", spec_of("hfds:NAME").title))
+    widths = [max(len(row[i]) for row in rows) for i in range(5)]
+    right = (1, 2, 3)
+    lines = [
+        "  ".join(
+            cell.rjust(w) if i in right else cell.ljust(w)
+            for i, (cell, w) in enumerate(zip(row[:5], widths, strict=True))
+        )
+        for row in rows
+    ]
+    return "\n".join(f"{line}  {row[5]}".rstrip() for line, row in zip(lines, rows, strict=True))
+
+
+def info(spec: Spec) -> str:
+    """Returns all that is known of a dataset before it is opened."""
+    figures = [("classes", spec.num_classes), ("training images", spec.train_size), ("test images", spec.test_size)]
+    lines = [f"{spec.name}: {spec.title}"]
+    lines += [f"  {what + ':':<18}{n:,}" for what, n in figures if n is not None]
+    metric = "top-1" if spec.metric == "top1" else "top-1, and the mean over classes (mean_per_class)"
+    facts = [("reported", metric), ("cite", spec.citation), ("licence", spec.licence), ("source", spec.source)]
+    lines += [f"  {what + ':':<18}{text}" for what, text in facts if text]
+    if spec.layout:
+        lines += ["  files under data.root (or under the folder named first):", *(f"    {p}" for p in spec.layout)]
+    if spec.archives:
+        lines += [f"  'idmm data download {spec.name} --root DIR' fetches:", *(f"    {a.url}" for a in spec.archives)]
+    elif spec.manual:
+        lines += textwrap.wrap(
+            f"cannot be downloaded: {spec.manual}", 110, initial_indent="  ", subsequent_indent="    "
+        )
+    return "\n".join(lines)

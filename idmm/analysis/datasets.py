@@ -1,0 +1,198 @@
+"""``idmm data``: getting a dataset, what is wrong with one, what is kept of them."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from idmm import config
+from idmm.data.datasets import open_splits
+from idmm.data.disk import cache_folder, clear, shelves
+from idmm.data.doctor import NEAR_BITS, NEAR_CORRELATION, SKEWED, Checkup, Pair, check
+from idmm.data.download import fetch
+from idmm.data.registry import spec_of
+from idmm.data.split import Splits, counted
+from idmm.errors import UserError, listed
+from idmm.files import write_text
+from idmm.progress import size
+
+_NAMED = 5  # images or pairs of a kind that the text names; check.json has all
+_DRAWN = 12  # pairs on the sheet
+
+
+def download(name: str, root: str) -> str:
+    """Fetches a dataset unless it is there already, and checks its sizes.
+
+    Raises:
+        UserError: It has no source, or what is there is not as it should be.
+        RunError: The network, a checksum or an archive failed.
+    """
+    spec = spec_of(name)
+    data = config.Data(name=name, root=root)
+    try:
+        return f"{name} is there already: {_counts(open_splits(data, labelled=True))}"
+    except UserError:
+        fetch(spec, root)
+    return f"{name}: {_counts(open_splits(data, labelled=True))}, all as the protocol has it"
+
+
+def _counts(splits: Splits) -> str:
+    parts = [("train", splits.train), ("val", splits.val), ("test", splits.test)]
+    return ", ".join(f"{len(split):,} {name}" for name, split in parts if split is not None)
+
+
+def cache(folder: str | None, remove: bool) -> str:
+    """Lists what the cache on the disk holds, or clears it."""
+    place = cache_folder(folder)
+    if remove:
+        freed, left = clear(place)
+        used = f"; {counted(len(left), 'part')} in use just now left: {listed(map(str, left))}" if left else ""
+        return f"'{place}': {size(freed)} freed{used}"
+    found = shelves(place)
+    lines = [f"'{place}': {size(sum(shelf['bytes'] for shelf in found))}"]
+    for shelf in found:
+        what = f"{shelf['dataset'] or 'unfinished'} {shelf['split'] or ''}".strip()
+        bound = "full size" if shelf["bound"] is None else f"short side up to {shelf['bound']} px"
+        lines.append(f"  {size(shelf['bytes']):>8}  {what}, {shelf['images'] or '?'} images, {bound}: {shelf['root']}")
+    return "\n".join(lines)
+
+
+def checkup(given: config.DataCheckConfig, progress: bool = True) -> Checkup:
+    """Looks at every image of a dataset, prints what was found, and writes check.json and check.png to ``given.out``.
+
+    Raises:
+        UserError: The dataset cannot be opened at all, or ``given.out`` cannot be written.
+    """
+    data = config.Data(
+        name=given.name, root=given.root, max_pixels=given.max_pixels,
+        image_column=given.image_column, label_column=given.label_column,
+    )  # fmt: skip
+    out = None if given.out is None else Path(given.out)
+    if out is not None:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"out: cannot write to '{out}' ({error.strerror}); wanted a folder") from None
+    found, splits = check(data, given.tiny, given.near_limit, progress)
+    print("\n".join(report(found)))
+    if out is not None:
+        write_text(out / "check.json", json.dumps(found.plain(), indent=2) + "\n")
+        print(f"written: {out / 'check.json'}", end="")
+        if found.pairs:
+            _draw(found, splits, given.max_pixels, out / "check.png")
+            print(f", {out / 'check.png'}", end="")
+        print()
+    return found
+
+
+def report(found: Checkup) -> list[str]:
+    """Returns the findings as lines of text, each kind with what it means for training."""
+    counts = ", ".join(f"{n:,} {name}" for name, n in found.images.items())
+    lines = [f"{found.dataset}{f' in {found.root}' if found.root else ''}: {counts} images"]
+    for part in (_layout, _unreadable, _balance, _tiny, _duplicates, _leakage, _conflicts):
+        lines += part(found)
+    if found.near_skipped:
+        lines.append("near-duplicates: not looked for among so many images; --near_limit allows it")
+    lines.append("nothing that should be mended" if found.clean else "some of this should be mended, see above")
+    return lines
+
+
+def _layout(found: Checkup) -> Iterator[str]:
+    for key, (got, wanted) in found.size_mismatch.items():
+        what = "classes" if key == "classes" else f"{key} images"
+        yield f"sizes: {got:,} {what}, the protocol has {wanted:,}: results cannot be compared with the literature's"
+    if found.layout:
+        yield "layout: pretraining can use these images, fine-tuning would refuse them:"
+        yield from (f"  {line}" for line in found.layout)
+
+
+def _unreadable(found: Checkup) -> Iterator[str]:
+    if found.unreadable:
+        yield f"unreadable: {counted(len(found.unreadable), 'file')}; training stops on them, or goes on without them"
+        yield "  (--data.on_error skip):"
+        yield from _few([f"{bad['name']}: {bad['reason']}" for bad in found.unreadable])
+
+
+def _balance(found: Checkup) -> Iterator[str]:
+    for split, classes in found.classes.items():
+        ordered = sorted(classes.items(), key=lambda item: item[1])
+        (small, least), (large, most) = ordered[0], ordered[-1]
+        middle = int(np.median(list(classes.values())))
+        span = f"{least} ('{small}') to {most} ('{large}')"
+        text = f"classes of {split}: {len(classes)}, with {span} images, median {middle}"
+        if most > SKEWED * max(1, least):
+            text += "; instance discrimination does not mind, fine-tuning will favour the large ones"
+        yield text
+
+
+def _tiny(found: Checkup) -> Iterator[str]:
+    if found.tiny:
+        many = counted(len(found.tiny), "image")
+        yield f"tiny: {many} with a side under {found.tiny_below} px; small crops of them are mostly blur, and alike:"
+        yield from _few([f"{t['name']}: {t['width']} x {t['height']}" for t in found.tiny])
+
+
+def _duplicates(found: Checkup) -> Iterator[str]:
+    groups = found.sorted_pairs()
+    if exact := groups["duplicates"]:
+        yield f"duplicates: {counted(len(exact), 'image')} that a split already has. In train, one picture then has two"
+        yield "  targets, and instance discrimination is punished for recognising it; in test it counts twice. Remove:"
+        yield from _few([_shown(pair) for pair in exact])
+    if near := groups["near_duplicates"]:
+        alike = f"hashes differ in up to {NEAR_BITS} of 64 bits, thumbnails correlate by {NEAR_CORRELATION['near']:g}"
+        yield f"near-duplicates within a split: {counted(len(near), 'pair')} ({alike} or more)."
+        yield "  To be told apart by crops that look the same; harmless when few, look at the sheet:"
+        yield from _few([_shown(pair) for pair in near])
+
+
+def _leakage(found: Checkup) -> Iterator[str]:
+    pairs = found.sorted_pairs()["leakage"]
+    if same := [pair for pair in pairs if pair.exact]:
+        yield f"leakage: {counted(len(same), 'pair')} of the same image in two splits; accuracies come out too high:"
+        yield from _few([_shown(pair) for pair in same])
+    if near := [pair for pair in pairs if not pair.exact]:
+        many = counted(len(near), "pair")
+        yield f"suspected leakage: {many} of nearly the same image in two splits; look at the sheet:"
+        yield from _few([_shown(pair) for pair in near])
+
+
+def _conflicts(found: Checkup) -> Iterator[str]:
+    if pairs := found.sorted_pairs()["conflicts"]:
+        many = counted(len(pairs), "pair")
+        yield f"conflicting labels: {many} of (nearly) the same image in two classes; one of them is wrong:"
+        yield from _few([_shown(pair) for pair in pairs])
+
+
+def _few(lines: list[str]) -> Iterator[str]:
+    yield from (f"  {line}" for line in lines[:_NAMED])
+    if len(lines) > _NAMED:
+        yield f"  and {len(lines) - _NAMED} more (--out DIR lists all)"
+
+
+def _shown(pair: Pair) -> str:
+    close = pair.kind if pair.exact else f"{pair.kind}, {pair.similarity:.3f}"
+    return f"{_place(pair, 0)} and {_place(pair, 1)} ({close})"
+
+
+def _place(pair: Pair, number: int) -> str:
+    image = (pair.first, pair.second)[number]
+    return image.name if image.name.startswith(image.split) else f"{image.split} {image.name}"
+
+
+def _draw(found: Checkup, splits: Splits, max_pixels: int, path: Path) -> None:
+    """Draws the worst pairs: labels that disagree, then leaks, then the rest, exact ones first."""
+    from idmm.analysis.plots import pair_sheet
+    from idmm.data.images import decode
+
+    def pixels(image):
+        item = getattr(splits, image.split).items[image.index]
+        return item if isinstance(item, np.ndarray) else decode(item, max_pixels)
+
+    order = sorted(found.pairs, key=lambda p: (not p.disagrees, not p.leaks, not p.exact, -p.similarity))
+    rows = []
+    for pair in order[:_DRAWN]:
+        tags = [pair.kind, *(["leaks"] if pair.leaks else []), *(["labels differ"] if pair.disagrees else [])]
+        names = [f"{_place(pair, i)}\n{image.label or ''}" for i, image in enumerate((pair.first, pair.second))]
+        rows.append((", ".join(tags), names, [pixels(pair.first), pixels(pair.second)]))
+    pair_sheet(rows, path, f"{found.dataset}: {len(rows)} of {counted(len(found.pairs), 'pair')} that look the same")

@@ -1,0 +1,93 @@
+"""``idmm data``: what there is, what is known of it, what is kept of it; the doctor has a file of its own."""
+
+import subprocess
+import sys
+
+import pytest
+from folders import section, tree
+
+from idmm.cli import main
+from idmm.data.cache import load_split
+from idmm.data.datasets import open_splits
+from idmm.data.registry import DATASETS
+
+
+def say(capsys, *argv):
+    code = main(["data", *argv])
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def test_list_names_every_dataset_with_its_figures(capsys):
+    code, out, _ = say(capsys, "list")
+    lines = {line.split()[0]: line for line in out.splitlines()}
+    assert code == 0 and set(DATASETS) <= set(lines) and "hfds:NAME" in lines
+    for spec in DATASETS.values():
+        for figure in (spec.num_classes, spec.train_size, spec.test_size):
+            assert figure is None or f" {figure:,} " in lines[spec.name]
+        assert spec.title in lines[spec.name]
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_info_tells_what_is_known(name, capsys):
+    spec = DATASETS[name]
+    code, out, _ = say(capsys, "info", name)
+    text = " ".join(out.split())
+    assert code == 0 and spec.title in text and spec.citation in text and spec.licence in text and spec.source in text
+    for part in (*spec.layout, *(archive.url for archive in spec.archives)):
+        assert part in text
+    assert " ".join(spec.manual.split()) in text
+    assert ("mean_per_class" in text) == (name in ("flowers", "pets", "aircraft"))
+
+
+def test_what_every_named_dataset_must_say():
+    for spec in DATASETS.values():
+        if spec.name != "folder":
+            assert spec.citation and spec.licence and spec.source
+        assert spec.archives or spec.manual or spec.name in ("digits", "folder")
+
+
+def test_list_and_info_need_no_torch():
+    code = "import sys; from idmm.cli import main; main(['data', 'list']); main(['data', 'info', 'cars']);"
+    code += "sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL).returncode == 0
+
+
+def test_mistakes_are_a_line_each_and_exit_2(capsys):
+    assert say(capsys, "chekc", "flowers")[0] == 2
+    assert say(capsys, "info", "flower")[2].strip().endswith("did you mean 'flowers'?")
+    code, _, err = say(capsys, "download", "flowers", "--rot", "x")
+    assert code == 2 and "--rot: unknown flag; did you mean '--root'?" in err and "root: missing" in err
+    assert say(capsys, "check", "flowers")[0] == 2
+    code, _, err = say(capsys, "download", "cars", "--root", "nowhere")
+    assert code == 2 and "cars_test_annos_withlabels.mat" in err
+    assert main(["data"]) == 0 and "idmm data check NAME --root DIR" in capsys.readouterr().out
+
+
+def test_help_of_a_command_shows_the_name_and_the_flags(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["data", "check", "--help"])
+    out = capsys.readouterr().out
+    assert ended.value.code == 0 and "idmm data check NAME" in out and "--near_limit" in out and "(required)" in out
+
+
+def test_download_of_what_is_there_already(capsys):
+    assert say(capsys, "download", "digits", "--root", ".")[1] == "digits is there already: 1,437 train, 360 test\n"
+
+
+def test_the_cache_is_shown_and_cleared(tmp_path, capsys):
+    root = tree(tmp_path / "d", train={"a": 3, "b": 3})
+    folder = tmp_path / "cache"
+    data = section(root, cache="disk", cache_dir=str(folder))
+    store = load_split(open_splits(data, labelled=False).train, bound=8, data=data)
+    code, out, _ = say(capsys, "cache", "--dir", str(folder))
+    assert code == 0 and "folder train, 6 images, short side up to 8 px" in out and str(root) in out
+    code, out, _ = say(capsys, "cache", "--dir", str(folder), "--clear")
+    assert code == 0 and "freed" in out and list(folder.iterdir()) == []
+    assert store.image(5).shape[0] == 3, "who has it open keeps it"
+    assert say(capsys, "cache", "--dir", str(folder))[1] == f"'{folder}': 0 B\n"
+
+
+def test_the_cache_folder_of_the_environment(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("IDMM_CACHE", str(tmp_path / "else"))
+    assert str(tmp_path / "else") in say(capsys, "cache")[1]

@@ -1,0 +1,210 @@
+"""The data doctor finds every fault that was planted in a folder of real photographs, and no other."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from folders import paint, section, tree
+from PIL import Image, ImageEnhance, ImageOps
+from sklearn.datasets import load_sample_image
+
+from idmm.cli import main
+from idmm.data import doctor
+from idmm.data.doctor import check, perceptual_hashes, similarity
+
+
+def photos(root, split, name, numbers):
+    """Cuts squares of 128 px out of a photograph, no two of them overlapping by much."""
+    photo = Image.fromarray(load_sample_image(f"{name}.jpg"))
+    for i in numbers:
+        left, top = 100 * (i % 5), 98 * (i // 5)
+        path = root / split / name / f"{i:02d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        photo.crop((left, top, left + 128, top + 128)).save(path)
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory):
+    root = tmp_path_factory.mktemp("healthy")
+    for name in ("china", "flower"):
+        photos(root, "train", name, range(16))
+        photos(root, "val", name, range(16, 20))
+    return root
+
+
+@pytest.fixture(scope="module")
+def planted(healthy, tmp_path_factory):
+    root = tmp_path_factory.mktemp("planted") / "d"
+    shutil.copytree(healthy, root)
+    china, flower, val = root / "train/china", root / "train/flower", root / "val"
+
+    def opened(number):
+        return Image.open(flower / f"{number:02d}.png")
+
+    (china / "empty.png").touch()
+    (china / "broken.jpg").write_bytes(b"\xff\xd8\xff and then nothing")
+    shutil.copy(flower / "01.png", flower / "copy.png")
+    opened(2).save(flower / "resaved.bmp")
+    opened(3).save(flower / "jpeg.jpg", quality=60)
+    opened(4).resize((90, 90)).save(flower / "smaller.png")
+    ImageOps.mirror(opened(5)).save(flower / "mirrored.png")
+    ImageEnhance.Brightness(opened(6)).enhance(1.3).save(flower / "brighter.png")
+    ImageOps.crop(opened(7), 4).save(flower / "trimmed.png")
+    shutil.copy(flower / "08.png", val / "flower/leak.png")
+    opened(9).save(val / "flower/jpeg leak.jpg", quality=70)
+    shutil.copy(flower / "10.png", china / "wrong.png")
+    opened(11).rotate(90).resize((30, 50)).save(flower / "tiny.png")
+    return root
+
+
+def found_pairs(checkup, group):
+    return {(p.kind, p.first.name, p.second.name) for p in checkup.sorted_pairs()[group]}
+
+
+def test_a_healthy_folder_is_clean(healthy):
+    checkup, _ = check(section(healthy), tiny=64, near_limit=1000)
+    assert checkup.clean and not checkup.unreadable and not checkup.tiny and not checkup.layout
+    assert checkup.pairs == []
+    assert checkup.images == {"train": 32, "test": 8}
+    assert checkup.classes == {"train": {"china": 16, "flower": 16}, "test": {"china": 4, "flower": 4}}
+
+
+def test_every_planted_fault_is_found_and_no_other(planted):
+    checkup, _ = check(section(planted), tiny=64, near_limit=1000)
+    assert not checkup.clean
+    assert [(bad["split"], bad["name"], bad["reason"]) for bad in checkup.unreadable] == [
+        ("train", "train/china/broken.jpg", "not an image"),
+        ("train", "train/china/empty.png", "empty file"),
+    ]
+    assert checkup.tiny == [{"split": "train", "name": "train/flower/tiny.png", "height": 50, "width": 30}]
+    assert checkup.classes["train"] == {"china": 19, "flower": 24}
+    assert found_pairs(checkup, "duplicates") == {
+        ("same file", "train/flower/01.png", "train/flower/copy.png"),
+        ("same pixels", "train/flower/02.png", "train/flower/resaved.bmp"),
+        ("same file", "train/china/wrong.png", "train/flower/10.png"),
+    }
+    assert found_pairs(checkup, "near_duplicates") == {
+        ("near", "train/flower/03.png", "train/flower/jpeg.jpg"),
+        ("near", "train/flower/04.png", "train/flower/smaller.png"),
+        ("mirrored", "train/flower/05.png", "train/flower/mirrored.png"),
+        ("near", "train/flower/06.png", "train/flower/brighter.png"),
+        ("near", "train/flower/07.png", "train/flower/trimmed.png"),
+    }
+    assert found_pairs(checkup, "leakage") == {
+        ("same file", "train/flower/08.png", "val/flower/leak.png"),
+        ("near", "train/flower/09.png", "val/flower/jpeg leak.jpg"),
+    }
+    assert found_pairs(checkup, "conflicts") == {("same file", "train/china/wrong.png", "train/flower/10.png")}
+
+
+def test_the_command_says_it_writes_it_and_draws_it(planted, tmp_path, capsys):
+    assert main(["data", "check", "folder", "--root", str(planted), "--out", str(tmp_path / "c")]) == 1
+    text = capsys.readouterr().out
+    for said in (
+        "43 train, 10 test images",
+        "unreadable: 2 files",
+        "train/china/empty.png: empty file",
+        "tiny: 1 image with a side under 64 px",
+        "duplicates: 3 images",
+        "two\n  targets",
+        "near-duplicates within a split: 5 pairs",
+        "leakage: 1 pair of the same image",
+        "suspected leakage: 1 pair",
+        "train/flower/08.png and test val/flower/leak.png (same file)",
+        "conflicting labels: 1 pair",
+        "some of this should be mended",
+    ):
+        assert said in text, said
+    report = json.loads((tmp_path / "c/check.json").read_text())
+    assert len(report["duplicates"]) == 3 and len(report["leakage"]) == 2 and report["clean"] is False
+    assert report["duplicates"][0]["first"]["name"].startswith("train/")
+    with Image.open(tmp_path / "c/check.png") as sheet:
+        assert sheet.width > 1000 and np.asarray(sheet.convert("L")).std() > 20
+
+
+def test_a_clean_check_exits_0_and_writes_no_sheet(healthy, tmp_path, capsys):
+    assert main(["data", "check", "folder", "--root", str(healthy), "--out", str(tmp_path / "c")]) == 0
+    assert "nothing that should be mended" in capsys.readouterr().out
+    assert sorted(path.name for path in (tmp_path / "c").iterdir()) == ["check.json"]
+
+
+def test_what_fine_tuning_would_refuse_is_said(tmp_path):
+    root = tree(tmp_path, train={"a": 2, "b": 2}, val={"a": 1, "c": 1})
+    checkup, _ = check(section(root), tiny=0, near_limit=1000)
+    assert checkup.layout and all("data.root" in line for line in checkup.layout) and not checkup.clean
+
+
+def test_a_missing_folder_is_one_line_and_exit_2(tmp_path, capsys):
+    assert main(["data", "check", "folder", "--root", str(tmp_path / "x")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    (tmp_path / "file").touch()
+    assert main(["data", "check", "digits", "--out", str(tmp_path / "file/x")]) == 2
+    assert "out: cannot write" in capsys.readouterr().err
+
+
+def test_class_balance_is_remarked_on(tmp_path, capsys):
+    root = tree(tmp_path, train={"few": 1, "many": 12}, val={"few": 1, "many": 1})
+    main(["data", "check", "folder", "--root", str(root), "--tiny", "0"])
+    assert "1 ('few') to 12 ('many') images" in capsys.readouterr().out
+
+
+def test_too_many_images_for_the_slow_search(healthy, monkeypatch):
+    monkeypatch.setattr(doctor, "_near_pairs", None)  # it must not be called
+    checkup, _ = check(section(healthy), tiny=64, near_limit=39)
+    assert checkup.near_skipped and checkup.clean
+
+
+def test_blocks_change_nothing(planted, monkeypatch):
+    whole, _ = check(section(planted), tiny=0, near_limit=1000)
+    monkeypatch.setattr(doctor, "_BLOCK", 7)
+    parts, _ = check(section(planted), tiny=0, near_limit=1000)
+    assert set(parts.pairs) == set(whole.pairs) and len(whole.pairs) == 10
+
+
+def naive_hash(grey):
+    """The cosine transform as a sum, then signs against the median."""
+    n = len(grey)
+    basis = np.array([[np.cos(np.pi * (2 * x + 1) * u / (2 * n)) for x in range(n)] for u in range(8)])  # [8, n]
+    low = np.array([[(np.outer(basis[u], basis[v]) * grey).sum() for v in range(8)] for u in range(8)])
+    low[0, 0] = 0.0
+    bits = (low > np.median(low)).ravel()
+    return sum(1 << (63 - i) for i, bit in enumerate(bits) if bit)
+
+
+def test_perceptual_hash_against_the_sum():
+    rng = np.random.default_rng(0)
+    grey = rng.integers(0, 256, (32, 32), dtype=np.uint8)
+    picture = Image.fromarray(grey)
+    straight, mirrored = perceptual_hashes(picture)
+    assert straight == naive_hash(grey.astype(float))
+    assert mirrored == naive_hash(grey[:, ::-1].astype(float)) == perceptual_hashes(ImageOps.mirror(picture))[0]
+    assert bin(straight ^ mirrored).count("1") > 12
+
+
+def test_similarity_of_thumbnails():
+    rng = np.random.default_rng(0)
+    one = rng.uniform(0, 255, (16, 16, 3)).astype(np.float32)
+    assert similarity(one, one) == pytest.approx(1)
+    assert similarity(one, 0.5 * one + 40) == pytest.approx(1, abs=1e-5)
+    assert similarity(one, 255 - one) == pytest.approx(-1, abs=1e-5)
+    flat = np.full((16, 16, 3), 100, dtype=np.float32)
+    assert similarity(flat, flat + 2) == 1 and similarity(flat, flat + 50) == 0 and similarity(flat, one) == 0
+
+
+def test_bits_without_numpy_2(monkeypatch):
+    numbers = np.array([0, 1, 2**63, 2**64 - 1, 0b1011], dtype=np.uint64)
+    assert doctor._bits(numbers).tolist() == [0, 1, 1, 64, 3]
+    monkeypatch.delattr(np, "bitwise_count", raising=False)
+    assert doctor._bits(numbers).tolist() == [0, 1, 1, 64, 3]
+    assert doctor._bits(numbers.reshape(1, 5)).shape == (1, 5)
+
+
+def test_one_colour_images_of_different_colours_are_told_apart(tmp_path):
+    for name, colour in (("red", (200, 20, 20)), ("blue", (20, 20, 200)), ("red2", (202, 20, 20))):
+        path = tmp_path / f"{name}.png"
+        Image.new("RGB", (80, 80), colour).save(path)
+    checkup, _ = check(section(tmp_path), tiny=0, near_limit=100)
+    assert {(p.first.name, p.second.name) for p in checkup.pairs} == {("red.png", "red2.png")}
+    paint(tmp_path / "noise.png", size=(80, 80))
+    assert len(check(section(tmp_path), tiny=0, near_limit=100)[0].pairs) == 1
