@@ -2,6 +2,10 @@
 
 import pytest
 from helpers import STAGES, outside
+from loopback import Server, miniature
+
+from idmm.data import download
+from idmm.data.registry import DATASETS
 
 
 @pytest.fixture(scope="session")
@@ -9,3 +13,21 @@ def whole(tmp_path_factory):
     """Uninterrupted tiny runs of both stages, a process each; nothing may be written to them."""
     folder = tmp_path_factory.mktemp("whole")
     return {stage: outside(stage, folder / stage) for stage in STAGES}
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """A server on loopback; downloads are impatient."""
+    monkeypatch.setattr(download, "PAUSE", 0.001)
+    monkeypatch.setattr(download, "TIMEOUT", 10.0)
+    monkeypatch.setenv("no_proxy", "*")
+    with Server.running() as running:
+        yield running
+
+
+@pytest.fixture
+def flowers(server, monkeypatch, tmp_path):
+    """Flowers comes from the server."""
+    row = miniature(server, "flowers", tmp_path / "source")
+    monkeypatch.setitem(DATASETS, "flowers", row)
+    return row

@@ -59,13 +59,12 @@ def open_splits(data: config.Data, labelled: bool) -> Splits:
 def _read(spec: Spec, data: config.Data, labelled: bool) -> Splits:
     try:
         return spec.read(data, labelled)
-    except UserError as error:
+    except NotThere as error:
         if data.download and spec.archives and data.root is not None:
             log.info("%s: fetching %s", error.faults[0], spec.name)
             fetch(spec, data.root)
             return spec.read(data, labelled)
-        hint = _how_to_get(spec, data) if isinstance(error, NotThere) else []
-        raise UserError(*error.faults, *hint) from None
+        raise UserError(*error.faults, *_how_to_get(spec, data)) from None
 
 
 def _how_to_get(spec: Spec, data: config.Data) -> list[str]:

@@ -193,10 +193,16 @@ def _labels(data: config.Data, table, name: str, label: str, classes: list[str])
     if all(value is None or value == -1 for value in values):
         return None
     own = getattr(table.features[label], "names", None)  # a split may number the classes in its own way
-    keys = {v: str(v) if own is None else own[v] if v in range(len(own)) else None for v in set(values)}
+    keys = {value: _class_name(value, own) for value in set(values)}
     index = {key: i for i, key in enumerate(classes)}
     wrong = next((i for i, value in enumerate(values) if keys[value] not in index), None)
     if wrong is not None:
         what = f"row {wrong} of split '{name}' has {label} {values[wrong]!r}"
         raise UserError(f"data.name: '{data.name}': {what}, wanted one of {len(classes)} classes")
     return np.array([index[keys[value]] for value in values], dtype=np.int64)
+
+
+def _class_name(value, names: list[str] | None) -> str | None:
+    if names is None:
+        return None if value is None else str(value)
+    return names[value] if value in range(len(names)) else None

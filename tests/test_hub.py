@@ -1,0 +1,430 @@
+"""Hugging Face datasets from a folder, in every form that the library stores them in; the network is out of bounds."""
+
+import io
+import logging
+import os
+import pickle
+import shutil
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from folders import faults, section
+from helpers import ENVIRONMENT, ROOT, inside, metrics
+from PIL import Image
+
+from idmm import config
+from idmm.data.cache import load_split
+from idmm.data.datasets import open_splits
+from idmm.data.images import decode
+from idmm.data.loaders import BatchPlan, training_batches
+
+datasets = pytest.importorskip("datasets")
+CLASSES = ["owl", "axe", "tea pot"]
+
+
+@pytest.fixture(autouse=True)
+def connections(monkeypatch, tmp_path_factory):
+    """Connections that were tried, all of which fail; the library's own cache is elsewhere."""
+    tried, connect = [], socket.socket.connect
+
+    def refuse(*where, **_):
+        tried.append(where)
+        raise ConnectionRefusedError(111, "no network in tests")
+
+    def connect_within(self, address):  # as loader workers do
+        return (connect if self.family == socket.AF_UNIX else refuse)(self, address)
+
+    monkeypatch.setattr(socket.socket, "connect", connect_within)
+    monkeypatch.setattr(socket.socket, "connect_ex", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("hf"))
+    datasets.disable_progress_bars()
+    return tried
+
+
+def png(seed):
+    """An encoded image of random pixels."""
+    file = io.BytesIO()
+    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (9, 12, 3), dtype=np.uint8)).save(file, "PNG")
+    return file.getvalue()
+
+
+def table(count=6, first=0, **columns):
+    """Images first, first + 1 and so on; each column is its feature and its values."""
+    columns = columns or {"label": (datasets.ClassLabel(names=CLASSES), [i % 3 for i in range(count)])}
+    cells = {"image": [{"bytes": png(first + i), "path": None} for i in range(count)]}
+    cells |= {name: values for name, (_, values) in columns.items()}
+    features = {"image": datasets.Image(), **{name: feature for name, (feature, _) in columns.items()}}
+    return datasets.Dataset.from_dict(cells, features=datasets.Features(features))
+
+
+def saved(path, **tables):
+    datasets.DatasetDict(tables).save_to_disk(path)
+    return path
+
+
+def hub(path, **fields):
+    return section(name=f"hfds:{path}", **fields)
+
+
+def pixels(split):
+    return [decode(item, 10**6) for item in split.items]
+
+
+def painted(*seeds):
+    return [decode(png(seed), 10**6) for seed in seeds]
+
+
+def same(found, wanted):
+    assert len(found) == len(wanted)
+    for a, b in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+# ------------------------------------------------------------------ forms
+def as_images(root, **tables):
+    """A folder of images, ROOT/SPLIT/CLASS/*.png."""
+    for part, rows in tables.items():
+        for i, row in enumerate(rows.cast_column("image", datasets.Image(decode=False))):
+            folder = root / part / CLASSES[row["label"]]
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"{i}.png").write_bytes(row["image"]["bytes"])
+    return root
+
+
+def as_parquet(root, **tables):
+    (root / "data").mkdir(parents=True)
+    for part, rows in tables.items():
+        rows.to_parquet(root / f"data/{part}-00000-of-00001.parquet")
+    return root
+
+
+@pytest.mark.parametrize("form", [saved, as_images, as_parquet])
+@pytest.mark.parametrize("by_root", [False, True])
+def test_every_form_gives_back_what_was_put_in(form, by_root, tmp_path, connections):
+    path = form(tmp_path / "data", train=table(6), validation=table(3, 10), test=table(4, 20))
+    splits = open_splits(section(path, name="hfds:") if by_root else hub(path), labelled=True)
+    for part, name, first, count in (("train", "train", 0, 6), ("val", "validation", 10, 3), ("test", "test", 20, 4)):
+        split = getattr(splits, part)
+        assert split.names == [f"{name}/{i:06d}" for i in range(count)]
+        assert sorted(split.classes) == sorted(CLASSES) and split.labels.dtype == np.int64
+        wanted = [CLASSES[i % 3] for i in range(count)]
+        found = dict(zip((p.tobytes() for p in pixels(split)), (split.classes[i] for i in split.labels), strict=True))
+        assert found == {p.tobytes(): c for p, c in zip(painted(*range(first, first + count)), wanted, strict=True)}
+    if form is not as_images:  # which sorts by class
+        same(pixels(splits.train), painted(*range(6)))
+        assert splits.train.classes == CLASSES and splits.train.labels.tolist() == [0, 1, 2, 0, 1, 2]
+    assert connections == []
+
+
+def test_a_single_split_and_val_fraction(tmp_path):
+    table(9).save_to_disk(tmp_path / "one")
+    lines = faults(open_splits, hub(tmp_path / "one"), True)
+    assert lines == [
+        f"data.name: 'hfds:{tmp_path}/one' has no split to evaluate on;"
+        " add one, or hold out a share of train with --data.val_fraction, e.g. 0.2"
+    ]
+    splits = open_splits(hub(tmp_path / "one", val_fraction=0.34), labelled=True)
+    assert (len(splits.train), splits.val, len(splits.test)) == (6, None, 3)
+    for split in (splits.train, splits.test):
+        same(pixels(split), painted(*(int(name.removeprefix("train/")) for name in split.names)))
+
+
+def test_a_format_that_was_saved_with_the_table_is_passed_over(tmp_path):
+    saved(tmp_path / "data", train=table().with_format("numpy", columns=["label"]), test=table())
+    same(pixels(open_splits(hub(tmp_path / "data"), labelled=True).train), painted(*range(6)))
+
+
+@pytest.mark.parametrize("name", ["valid", "val", "dev"])
+def test_other_names_of_val(name, tmp_path):
+    splits = open_splits(hub(saved(tmp_path / "a", train=table(), **{name: table(3)})), labelled=True)
+    assert splits.val is None and splits.test.names[0] == f"{name}/000000"  # a single one is test
+
+
+def test_subsets(tmp_path):
+    data = hub(saved(tmp_path / "data", train=table(12), test=table(3)), subset=config.Subset(per_class=2))
+    split = open_splits(data, labelled=True).train
+    assert np.bincount(split.labels).tolist() == [2, 2, 2] and len(split.items) == len(split) == 6
+    same(pixels(split), painted(*(int(name.removeprefix("train/")) for name in split.names)))
+    few = split.take([4, 1])
+    same(pixels(few), [pixels(split)[i] for i in (4, 1)])
+    assert few.names == [split.names[4], split.names[1]]
+
+
+# ------------------------------------------------------------------ columns
+def image_values(first):
+    return datasets.Image(), [{"bytes": png(first + i), "path": None} for i in range(6)]
+
+
+LABEL = (datasets.ClassLabel(names=CLASSES), [0, 1, 2, 0, 1, 2])
+
+
+def test_several_columns_of_images(tmp_path):
+    path = saved(tmp_path / "data", train=table(label=LABEL, mask=image_values(50)), test=table(label=LABEL))
+    wanted = f"data.image_column: 'hfds:{path}' wants it named; there are image, mask"
+    assert faults(open_splits, hub(path), False) == [wanted]
+    assert faults(open_splits, hub(path, image_column="label"), False) == [
+        "data.image_column: 'label' is no column of images; there are image, mask"
+    ]
+    assert faults(open_splits, hub(path, image_column="mask"), False) == [
+        f"data.name: 'hfds:{path}': the split 'test' has no column 'mask' of images"
+    ]
+    same(pixels(open_splits(hub(path, image_column="image"), labelled=True).train), painted(*range(6)))
+    path = saved(tmp_path / "train", train=table(label=LABEL, mask=image_values(50)))
+    same(pixels(open_splits(hub(path, image_column="mask"), labelled=False).train), painted(*range(50, 56)))
+
+
+def test_other_columns_are_not_looked_at(tmp_path):
+    broken = (datasets.Image(), [{"bytes": b"no image", "path": None}] * 6)
+    path = saved(tmp_path / "data", train=table(label=LABEL, mask=broken))
+    same(pixels(open_splits(hub(path, image_column="image"), labelled=False).train), painted(*range(6)))
+
+
+def test_no_images(tmp_path):
+    rows = datasets.Dataset.from_dict({"text": ["a", "b"]})
+    path = saved(tmp_path / "data", train=rows)
+    wanted = f"data.image_column: 'hfds:{path}' wants it named; there is none"
+    assert faults(open_splits, hub(path), False) == [wanted]
+
+
+def test_several_columns_of_labels(tmp_path):
+    coarse = (datasets.ClassLabel(names=["alive", "dead"]), [0, 1, 1, 0, 1, 1])
+    columns = {"fine": LABEL, "coarse": coarse, "tags": (datasets.List(datasets.Value("int64")), [[1, 2]] * 6)}
+    path = saved(tmp_path / "data", train=table(**columns), test=table(**columns))
+    assert faults(open_splits, hub(path), True) == [
+        f"data.label_column: 'hfds:{path}' wants it named; there are fine, coarse"
+    ]
+    for wrong in ("nothing", "tags", "image"):
+        assert faults(open_splits, hub(path, label_column=wrong), True) == [
+            f"data.label_column: '{wrong}' is no column of classes; there are fine, coarse"
+        ]
+    split = open_splits(hub(path, label_column="coarse"), labelled=True).test
+    assert split.classes == ["alive", "dead"] and split.labels.tolist() == coarse[1]
+    split = open_splits(hub(path), labelled=False).train  # pretraining needs none
+    assert split.labels is split.classes is None and len(split) == 6
+
+
+@pytest.mark.parametrize(
+    "values, classes, labels",
+    [
+        (["b", "a", "c", "e", "d", "f"], ["a", "b", "c", "d", "e", "f"], [1, 0, 2, 4, 3, 5]),
+        ([9, 2, 16, 9, 2, 16], ["2", "9", "16"], [1, 0, 2, 1, 0, 2]),
+    ],
+)
+def test_labels_that_are_text_or_plain_numbers(values, classes, labels, tmp_path):
+    kind = datasets.Value("string" if isinstance(values[0], str) else "int64")
+    train, test = table(label=(kind, values)), table(2, 10, label=(kind, values[1:3]))
+    splits = open_splits(hub(saved(tmp_path / "data", train=train, test=test)), labelled=True)
+    assert splits.train.classes == splits.test.classes == classes
+    assert splits.train.labels.tolist() == labels and splits.test.labels.tolist() == labels[1:3]
+
+
+def test_a_split_that_numbers_the_classes_in_its_own_way(tmp_path):
+    other = table(3, 10, label=(datasets.ClassLabel(names=CLASSES[::-1]), [0, 1, 2]))
+    words = table(3, 20, label=(datasets.Value("string"), CLASSES))
+    splits = open_splits(hub(saved(tmp_path / "data", train=table(), val=other, test=words)), labelled=True)
+    assert splits.val.classes == CLASSES and splits.val.labels.tolist() == [2, 1, 0]
+    assert splits.test.labels.tolist() == [0, 1, 2]
+
+
+def test_a_class_that_train_lacks(tmp_path):
+    test = table(2, 10, label=(datasets.ClassLabel(names=[*CLASSES, "hat"]), [0, 3]))
+    path = saved(tmp_path / "data", train=table(), test=test)
+    line = f"data.name: 'hfds:{path}': row 1 of split 'test' has label 3, wanted one of 3 classes"
+    assert faults(open_splits, hub(path), True) == [line]
+
+
+@pytest.mark.parametrize("kind", ["minus one", "empty", "no column"])
+def test_a_test_split_whose_labels_are_kept_back(kind, tmp_path, caplog):
+    given = {"minus one": [-1, -1], "empty": [None, None]}
+    test = table(2, 10, label=(LABEL[0], given[kind])) if kind in given else table(2, 10).remove_columns("label")
+    path = saved(tmp_path / "data", train=table(), validation=table(3), test=test)
+    splits = open_splits(hub(path), labelled=True)
+    assert splits.val is None and splits.test.names[0] == "validation/000000"
+    assert f"data.name: 'hfds:{path}': the split 'test' has no labels and is not used" in caplog.text
+
+
+def test_no_labels_at_all(tmp_path):
+    path = saved(tmp_path / "data", train=table().remove_columns("label"), test=table(2).remove_columns("label"))
+    split = open_splits(hub(path), labelled=False).train
+    assert split.labels is split.classes is None
+    same(pixels(split), painted(*range(6)))
+    wanted = [f"data.name: 'hfds:{path}' has no labels; fine-tuning needs them"]
+    assert faults(open_splits, hub(path), True) == wanted
+    path = saved(tmp_path / "kept back", train=table(label=(LABEL[0], [-1] * 6)))
+    assert faults(open_splits, hub(path), True) == [wanted[0].replace("/data'", "/kept back'")]
+    assert open_splits(hub(path), labelled=False).train.labels is None
+
+
+@pytest.mark.parametrize("missing", [-1, None])
+def test_labels_that_are_missing_here_and_there(missing, tmp_path, caplog):
+    path = saved(tmp_path / "data", train=table(label=(LABEL[0], [0, 1, missing, 0, missing, 2])), test=table(3))
+    line = f"data.name: 'hfds:{path}': row 2 of split 'train' has label {missing}, wanted one of 3 classes"
+    assert faults(open_splits, hub(path), True) == [line]
+    split = open_splits(hub(path), labelled=False).train
+    assert split.labels is split.classes is None and len(split) == 6
+    assert f"{line}; going on without labels" in caplog.text
+
+
+def test_text_that_is_missing_here_and_there(tmp_path):
+    label = (datasets.Value("string"), ["None", "a", None, "a", "None", "a"])
+    path = saved(tmp_path / "data", train=table(label=label), test=table(label=label))
+    line = f"data.name: 'hfds:{path}': row 2 of split 'train' has label None, wanted one of 2 classes"
+    assert faults(open_splits, hub(path), True) == [line]
+
+
+# ------------------------------------------------------------------ what cannot be opened
+def test_a_name_that_is_not_there_asks_no_network(connections, caplog):
+    start = time.monotonic()
+    (line,) = faults(open_splits, section(name="hfds:nobody-here/no-such-images"), True)
+    assert time.monotonic() - start < 5 and connections == []
+    assert line.startswith("data.name: 'hfds:nobody-here/no-such-images' cannot be opened (")
+    assert line.endswith("; --data.download true fetches it from the hub") and "\n" not in line
+
+
+def test_the_network_is_asked_where_that_was_wanted(connections, monkeypatch):
+    """Also shows that the tests would see a connection."""
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)  # the library tries more than once
+    data = section(name="hfds:nobody-here/no-such-images", download=True)
+    (line,) = faults(open_splits, data, True)
+    assert connections and "--data.download" not in line and "\n" not in line
+
+
+def test_the_library_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    assert faults(open_splits, section(name="hfds:x"), True) == [
+        "data.name: 'hfds:x' needs the library datasets: pip install 'idmm[hf]'"
+    ]
+
+
+def test_folders_that_are_no_datasets(tmp_path, connections):
+    saved(tmp_path / "data", holdout=table(), extra=table())
+    wanted = [f"data.name: 'hfds:{tmp_path}/data' has no split 'train', only extra, holdout"]
+    assert faults(open_splits, hub(tmp_path / "data"), True) == wanted
+    (tmp_path / "empty").mkdir()
+    saved(tmp_path / "torn", train=table())
+    shutil.rmtree(tmp_path / "torn/train")
+    for name in ("empty", "torn"):
+        (line,) = faults(open_splits, hub(tmp_path / name), True)
+        assert line.startswith(f"data.name: 'hfds:{tmp_path}/{name}' cannot be opened (") and line.endswith(")")
+    assert faults(open_splits, section(name="hfds:"), True) == [
+        "data.name: 'hfds:' names nothing; wanted hfds:NAME, hfds:FOLDER, or a data.root"
+    ]
+    assert connections == []
+
+
+def test_what_the_library_says_is_cut_to_a_line(monkeypatch, tmp_path):
+    def refuse(*_, **__):
+        raise ValueError(f"two\n  lines {'x' * 1000}")
+
+    monkeypatch.setattr(datasets, "load_dataset", refuse)
+    (line,) = faults(open_splits, hub(tmp_path), True)
+    assert line.startswith(f"data.name: 'hfds:{tmp_path}' cannot be opened (two lines xxx") and len(line) < 500
+
+
+@pytest.mark.parametrize("name", ["hfids:imagenet", "wds:shards", "tfds:cifar10"])
+def test_streams_are_refused(name):
+    (line,) = faults(open_splits, section(name=name), True)
+    assert line.startswith(f"data.name: '{name}' is a stream, which has no index") and "hfds:NAME" in line
+
+
+# ------------------------------------------------------------------ from the split to the pixels
+def test_bad_rows_are_told_by_name(tmp_path, caplog):
+    cells = [{"bytes": png(i), "path": None} for i in range(6)]
+    cells[1], cells[3] = {"bytes": b"no image", "path": None}, None
+    cells[4] = {"bytes": png(4)[:100], "path": None}
+    rows = datasets.Dataset.from_dict({"image": cells}, features=datasets.Features({"image": datasets.Image()}))
+    split = open_splits(hub(saved(tmp_path / "data", train=rows)), labelled=False).train
+    for cache in ("ram", "disk"):
+        assert faults(load_split, split, bound=None, data=section(cache=cache, cache_dir=str(tmp_path / "c"))) == [
+            "data.root: 3 of 6 images cannot be used (--data.on_error skip leaves them out):",
+            "  train/000001: not an image",
+            "  train/000003: no image in this row",
+            "  train/000004: unreadable or truncated (image file is truncated)",
+        ]
+    store = load_split(split, bound=None, data=section(cache="off", on_error="skip"))
+    assert store.names == [f"train/{i:06d}" for i in (0, 2, 5)]
+    same([store.image(i).permute(1, 2, 0).numpy() for i in range(3)], painted(0, 2, 5))
+
+
+def test_a_file_of_an_image_folder_that_is_gone(tmp_path):
+    root = as_images(tmp_path / "data", train=table())
+    split = open_splits(hub(root), labelled=False).train
+    os.remove(root / "train/axe/1.png")
+    lines = faults(load_split, split, bound=None, data=section(cache="ram"))
+    assert lines[1:] == ["  train/000000: no such file or directory"]
+
+
+@pytest.mark.parametrize("form", [saved, as_images])
+def test_stores_travel_to_other_processes(form, tmp_path):
+    split = open_splits(hub(form(tmp_path / "data", train=table(9))), labelled=False).train
+    wanted = pixels(split)
+    store = load_split(split.take([8, 1, 4, 0, 7]), bound=None, data=section(cache="off"))
+    wanted = [wanted[i] for i in (8, 1, 4, 0, 7)]
+    same([pickle.loads(pickle.dumps(store)).image(i).permute(1, 2, 0).numpy() for i in range(5)], wanted)
+    plan = BatchPlan(count=5, batch_size=2, epochs=2, seed=0)
+    seen = {0: {}, 1: {}}
+    batches = training_batches(lambda epoch, indices: made(store, epoch, indices), plan, workers=2)
+    for batch in batches:
+        seen[batch["epoch"]] |= {i: image for i, image in zip(batch["indices"], batch["images"], strict=True)}
+    for images in seen.values():
+        same([images[i].permute(1, 2, 0).numpy() for i in range(5)], wanted)
+
+
+def made(store, epoch, indices):
+    assert os.getpid() != MAIN
+    return {"epoch": epoch, "indices": indices.tolist(), "images": [store.image(i).contiguous() for i in indices]}
+
+
+MAIN = os.getpid()
+
+
+@pytest.mark.parametrize("form", [saved, as_images])
+def test_the_cache_on_disk_is_used_again_until_the_table_changes(form, tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    data = hub(tmp_path / "data", cache="disk", cache_dir=str(tmp_path / "cache"))
+
+    def opened():
+        caplog.clear()
+        split = open_splits(data, labelled=False).train
+        store = load_split(split, bound=None, data=data)
+        same([store.image(i).permute(1, 2, 0).numpy() for i in range(len(split))], pixels(split))
+        return split.items.version, "kept in" in caplog.text, store.image(0).clone()
+
+    form(tmp_path / "data", train=table())
+    first, filled, before = opened()
+    assert filled and opened()[:2] == (first, False)
+    shutil.rmtree(tmp_path / "data")
+    form(tmp_path / "data", train=table(6, 30))
+    second, filled, after = opened()
+    assert second != first and filled and not after.equal(before)
+
+
+def test_the_version_is_the_same_in_another_process(tmp_path):
+    data = hub(saved(tmp_path / "data", train=table()))
+    program = (
+        "import sys; from idmm.config import Data; from idmm.data.datasets import open_splits;"
+        " print(open_splits(Data(name=sys.argv[1]), labelled=False).train.items.version)"
+    )
+    command = [sys.executable, "-c", program, data.name]
+    said = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=True).stdout
+    assert said.strip() == open_splits(data, labelled=False).train.items.version
+
+
+def test_pretraining(tmp_path):
+    path = saved(tmp_path / "data", train=table(24), test=table(6, 50))
+    changes = {"data__name": f"hfds:{path}", "data__subset": None, "data__cache": "off", "data__workers": 1}
+    assert inside("pretrain", tmp_path / "run", **changes, train__epochs=1) == 0
+    (record,) = metrics(tmp_path / "run")
+    assert 0 < record["loss"] < 100 and (tmp_path / "run/backbone.safetensors").exists()
+
+
+def test_fine_tuning(tmp_path):
+    path = saved(tmp_path / "data", train=table(24), test=table(6, 50))
+    changes = {"data__name": f"hfds:{path}", "data__subset": None, "stages": None, "train__size": 16}
+    assert inside("finetune", tmp_path / "run", **changes, train__epochs=1) == 0
+    assert 0 <= metrics(tmp_path / "run")[-1]["top1"] <= 100
