@@ -269,6 +269,19 @@ def test_the_report_is_short():
     assert lines[3] == "  fresh: norm.weight, norm.bias, head.weight, head.bias"
 
 
+def test_strict_refuses_surprises_and_leaves_the_model_alone():
+    model, state = tiny(64, num_classes=2), tiny(32, num_classes=3).state_dict()
+    load_weights(model, state, source="a.pth", strict=True)  # another size, another classifier: no surprise
+    assert torch.equal(model.norm.weight, state["norm.weight"])
+    changed = {k: v + 1 for k, v in state.items() if not k.startswith("norm.")} | {"extra": torch.zeros(1)}
+    line = fails(load_weights, model, changed, source="a.pth", strict=True)
+    assert line == (
+        "a.pth: differs from deit_tiny_patch16_224 and model.strict is true; "
+        "2 missing: norm.weight, norm.bias; 1 unknown: extra"
+    )
+    assert torch.equal(model.cls_token, state["cls_token"])
+
+
 def test_a_checkpoint_of_another_model():
     model = tiny(32)
     line = fails(load_weights, model, create_backbone("pvt_v2_b0", **PVT).state_dict(), source="p.pth")

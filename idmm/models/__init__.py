@@ -1,4 +1,4 @@
-"""Backbones: built by timm, loaded and saved with their names and sizes."""
+"""Backbones: built by timm, with T2T-ViT and CvT registered there, loaded and saved with their names and sizes."""
 
 from idmm.models.build import (
     backbone_state,
@@ -10,11 +10,16 @@ from idmm.models.build import (
     set_classes,
     takes_img_size,
 )
+from idmm.models.cvt import CvT
+from idmm.models.grid import logits_and_grid, token_grid
+from idmm.models.t2t import T2TViT
 from idmm.models.weights import Checkpoint, Report, load_backbone, load_weights, read_checkpoint, save_model
 
 __all__ = [
     "Checkpoint",
+    "CvT",
     "Report",
+    "T2TViT",
     "backbone_state",
     "check_kwargs",
     "check_name",
@@ -23,8 +28,10 @@ __all__ = [
     "export_kwargs",
     "load_backbone",
     "load_weights",
+    "logits_and_grid",
     "read_checkpoint",
     "save_model",
     "set_classes",
     "takes_img_size",
+    "token_grid",
 ]

@@ -118,19 +118,23 @@ def load_weights(
     source: str,
     drop_classifier: bool = True,
     img_size: Size | None = None,
+    strict: bool = False,
 ) -> Report:
     """Copies into the model what fits; resizes position embeddings and relative-position tables to the model's size.
 
     Args:
-        model: From :func:`create_backbone`; changed in place, in its own dtype.
+        model: From :func:`create_backbone`; changed in place, in its own dtype. Where it has a method
+            ``checkpoint_filter_fn(state)``, as T2T-ViT and CvT do, that renames the weights of its public release.
         state: Names and tensors, from :func:`read_checkpoint`.
         source: Where they came from, for messages.
         drop_classifier: Leave the model's classifier as it is.
         img_size: Size that ``state`` was trained at (pixels), where known; needed only for sizes that are not square.
+        strict: Refuse a checkpoint that lacks weights of the backbone, or has some that the model does not know.
 
     Raises:
         UserError: A checkpoint of another model: too few names in common, or shapes that cannot be brought together.
     """
+    state = getattr(model, "checkpoint_filter_fn", dict)(state)
     backbone, prefixes = backbone_keys(model), classifier_prefixes(model)
     own = {k: t for k, t in model.state_dict().items() if not k.endswith(_INDICES)}
 
@@ -141,6 +145,8 @@ def load_weights(
     usable = {k: v for k, v in given.items() if k in own and not (drop_classifier and is_head(k))}
     unknown = [k for k in given if k not in own and not is_head(k)]
     _check_enough(model, backbone, usable, unknown, source)
+    if strict:
+        _check_all(model, [k for k in own if k in backbone and k not in usable], unknown, source)
 
     new, resized, faults = {}, [], []
     for key, value in usable.items():
@@ -281,6 +287,14 @@ def _check_enough(model, backbone, usable, unknown, source):
         f"{source}: is a checkpoint of another model: only {len(found)} of {len(weights)} weights fit "
         f"{model_name(model)}; missing: {missing}; unknown: {listed(unknown, 3) or 'none'}"
     )
+
+
+def _check_all(model, missing, unknown, source):
+    """Raises UserError if the backbone lacks weights, or weights lack a place."""
+    surprises = {"missing": missing, "unknown": unknown}
+    said = "; ".join(f"{len(names)} {kind}: {listed(names, 3)}" for kind, names in surprises.items() if names)
+    if said:
+        raise UserError(f"{source}: differs from {model_name(model)} and model.strict is true; {said}")
 
 
 def _fit(model, key, value, target, img_size):

@@ -1,0 +1,98 @@
+"""What T2T-ViT and CvT share: timm's interface for a class token before the patch tokens of one grid."""
+
+import operator
+from collections.abc import Sequence
+
+from timm.layers import global_pool_nlc, trunc_normal_
+from torch import Tensor, nn
+
+Grid = tuple[int, int]
+POOLS = ("token", "avg", "")
+SMALLEST = 16  # pixels: both models make one token of 16x16
+
+
+class TokenModel(nn.Module):
+    """Pooling and classifier over [B, 1 + h w, D], the class token first.
+
+    ``forward_features`` gives those tokens, normalised; ``forward_intermediates(images, indices=1, norm=True)`` gives
+    them and the grid [B, D, h, w], from one forward. The second is how a grid that is not square is told.
+    """
+
+    num_prefix_tokens = 1
+
+    def finish(self, dim: int, num_classes: int, global_pool: str, drop_rate: float, norm: nn.Module) -> None:
+        """Adds the last norm and the classifier, and initialises all linear layers and norms."""
+        self.num_features = self.head_hidden_size = self.embed_dim = dim
+        self.norm = norm
+        self.head_drop = nn.Dropout(drop_rate)
+        self.apply(_initialise)
+        self.reset_classifier(num_classes, global_pool)
+
+    def get_classifier(self) -> nn.Module:
+        """Returns the classifier; an ``Identity`` where there is none."""
+        return self.head
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """Gives the model a fresh classifier (0 classes: none); None leaves the pooling as it is."""
+        if global_pool is not None:
+            self.global_pool = one_of("global_pool", global_pool, POOLS)
+        self.num_classes = num_classes
+        like = next(self.parameters())
+        head = nn.Linear(self.num_features, num_classes) if num_classes > 0 else nn.Identity()
+        self.head = head.apply(_initialise).to(like.device, like.dtype).train(self.training)
+
+    def pool(self, x: Tensor) -> Tensor:
+        """[B, 1 + N, D] -> [B, D]: the class token, or the mean of the others; as it is for ''."""
+        return global_pool_nlc(x, pool_type=self.global_pool, num_prefix_tokens=self.num_prefix_tokens)
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """[B, 1 + N, D] -> [B, num_classes], or the pooled features [B, D]."""
+        x = self.head_drop(self.pool(x))
+        return x if pre_logits else self.head(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, in_chans, H, W] -> [B, num_classes]; [B, D] without a classifier."""
+        return self.forward_head(self.forward_features(x))
+
+
+def shaped(x: Tensor, prefix: int, grid: Grid, output_fmt: str) -> tuple[Tensor, Tensor]:
+    """[B, prefix + h w, D] -> patch tokens, [B, D, h, w] or ('NLC') [B, h w, D], and the first [B, prefix, D]."""
+    first, rest = x[:, :prefix], x[:, prefix:]
+    return (rest if output_fmt == "NLC" else as_map(rest, grid).contiguous()), first
+
+
+def as_map(x: Tensor, grid: Grid) -> Tensor:
+    """[B, h w, D] -> [B, D, h, w], without a copy."""
+    return x.transpose(1, 2).unflatten(2, grid)
+
+
+def drop_paths(rate: float, depth: int) -> list[float]:
+    """Stochastic depth of each block: from 0 up to ``rate``."""
+    return [rate * i / max(depth - 1, 1) for i in range(depth)]
+
+
+def checked_size(img_size: int | Sequence[int]) -> Grid:
+    """Returns a size as (height, width); ValueError where it is none, or smaller than one token."""
+    try:
+        sides = tuple(map(operator.index, img_size if isinstance(img_size, Sequence) else [img_size] * 2))
+    except TypeError:
+        sides = ()
+    if len(sides) != 2 or min(sides) < SMALLEST:
+        wanted = f"wanted is a side or (height, width), of at least {SMALLEST} pixels"
+        raise ValueError(f"img_size is {img_size!r}; {wanted}")
+    return sides
+
+
+def one_of(name: str, value: str, known: Sequence[str]) -> str:
+    """Returns the value; ValueError unless it is known."""
+    if value not in known:
+        raise ValueError(f"{name} is {value!r}; wanted is one of {', '.join(map(repr, known))}")
+    return value
+
+
+def _initialise(module: nn.Module) -> None:
+    """Linear layers: a normal of 0.02, biases 0, as both releases have it. Convolutions and norms keep torch's."""
+    if isinstance(module, nn.Linear):
+        trunc_normal_(module.weight, std=0.02)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)

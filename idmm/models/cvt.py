@@ -1,0 +1,363 @@
+"""CvT: a vision transformer whose tokens and projections are convolutions.
+
+Wu et al., "CvT: Introducing Convolutions to Vision Transformers", ICCV 2021. Written from the paper and from the shapes
+of the public release, https://github.com/microsoft/CvT.
+"""
+
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.nn.functional as F
+import torch.utils.checkpoint
+from timm.layers import DropPath, Mlp, get_act_layer, trunc_normal_
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models._features import feature_take_indices
+from torch import Tensor, nn
+
+from idmm.models.base import Grid, TokenModel, as_map, checked_size, drop_paths, shaped
+
+# each stage's token embedding: kernel, stride and padding (paper: Table 2)
+EMBEDS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))
+
+
+class ConvEmbed(nn.Module):
+    """Convolutional token embedding (paper: section 3.1), [B, C, H, W] -> [B, dim, h, w], normalised over channels."""
+
+    def __init__(self, in_chans: int, dim: int, kernel: int, stride: int, padding: int):
+        super().__init__()
+        self.proj = nn.Conv2d(in_chans, dim, kernel, stride=stride, padding=padding)
+        self.norm = nn.LayerNorm(dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.proj(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class ConvProjection(nn.Module):
+    """The convolutional part of a projection (paper: section 3.2): each channel on its own, 3x3, then batch norm.
+
+    [B, D, h, w] -> [B, h' w', D], where h' is h over the stride, rounded up.
+    """
+
+    def __init__(self, dim: int, stride: int):
+        super().__init__()
+        self.conv = nn.Conv2d(dim, dim, 3, stride=stride, padding=1, groups=dim, bias=False)
+        self.bn = nn.BatchNorm2d(dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bn(self.conv(x)).flatten(2).transpose(1, 2)
+
+
+class ConvAttention(nn.Module):
+    """Attention of convolutional projections: [B, prefix + h w, D] -> the same.
+
+    Class tokens pass the convolutions by. Keys and values are fewer by ``kv_stride`` squared. Attention is scaled by
+    the width of all heads together, not of one, as in the release.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        prefix: int,
+        kv_stride: int = 2,
+        qkv_bias: bool = True,
+        attn_drop: float = 0.0,
+        proj_drop: float = 0.0,
+    ):
+        super().__init__()
+        if dim % num_heads:
+            raise ValueError(f"num_heads is {num_heads}, by which the width {dim} is not divisible")
+        self.num_heads, self.prefix, self.attn_drop = num_heads, prefix, attn_drop
+        self.scale = dim**-0.5
+        self.conv_q = ConvProjection(dim, 1)
+        self.conv_k = ConvProjection(dim, kv_stride)
+        self.conv_v = ConvProjection(dim, kv_stride)
+        self.q = nn.Linear(dim, dim, bias=qkv_bias)
+        self.k = nn.Linear(dim, dim, bias=qkv_bias)
+        self.v = nn.Linear(dim, dim, bias=qkv_bias)
+        self.proj = nn.Linear(dim, dim)
+        self.proj_drop = nn.Dropout(proj_drop)
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        first, places = x[:, : self.prefix], as_map(x[:, self.prefix :], grid)  # [B, D, h, w]
+
+        def heads(conv, linear):
+            tokens = conv(places)
+            tokens = torch.cat([first.to(tokens.dtype), tokens], dim=1) if self.prefix else tokens
+            return linear(tokens).unflatten(2, (self.num_heads, -1)).transpose(1, 2)  # [B, heads, N, D / heads]
+
+        q, k, v = heads(self.conv_q, self.q), heads(self.conv_k, self.k), heads(self.conv_v, self.v)
+        drop = self.attn_drop if self.training else 0.0
+        x = F.scaled_dot_product_attention(q, k, v, dropout_p=drop, scale=self.scale)
+        return self.proj_drop(self.proj(x.transpose(1, 2).flatten(2)))
+
+
+class ConvBlock(nn.Module):
+    """A transformer block over [B, prefix + h w, D]."""
+
+    def __init__(self, dim: int, num_heads: int, mlp_ratio: float, prefix: int, drop_path: float, **options):
+        super().__init__()
+        self.norm1 = nn.LayerNorm(dim)
+        self.attn = ConvAttention(dim, num_heads, prefix, **options)
+        self.drop_path1 = DropPath(drop_path)
+        self.norm2 = nn.LayerNorm(dim)
+        drop = options.get("proj_drop", 0.0)
+        self.mlp = Mlp(dim, int(dim * mlp_ratio), act_layer=get_act_layer("quick_gelu"), drop=drop)
+        self.drop_path2 = DropPath(drop_path)
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        x = x + self.drop_path1(self.attn(self.norm1(x), grid))
+        return x + self.drop_path2(self.mlp(self.norm2(x)))
+
+
+class ConvStage(nn.Module):
+    """Token embedding and blocks: [B, C, H, W] -> tokens [B, prefix + h w, dim] and their grid (h, w)."""
+
+    def __init__(
+        self,
+        in_chans: int,
+        dim: int,
+        embed: tuple[int, int, int],
+        prefix: int,
+        rates: list[float],
+        drop: float,
+        **options,
+    ):
+        super().__init__()
+        self.prefix = prefix
+        self.cls_token = nn.Parameter(trunc_normal_(torch.zeros(1, 1, dim), std=0.02)) if prefix else None
+        self.patch_embed = ConvEmbed(in_chans, dim, *embed)
+        self.pos_drop = nn.Dropout(drop)
+        self.blocks = nn.ModuleList(ConvBlock(dim, prefix=prefix, drop_path=rate, **options) for rate in rates)
+        self.grad_checkpointing = False
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Grid]:
+        x = self.patch_embed(x)
+        grid = tuple(x.shape[-2:])
+        x = x.flatten(2).transpose(1, 2)  # [B, h w, dim]
+        if self.prefix:
+            x = torch.cat([self.cls_token.expand(len(x), -1, -1).to(x.dtype), x], dim=1)
+        x = self.pos_drop(x)
+        for block in self.blocks:
+            x = _checkpointed(block, x, grid) if self.grad_checkpointing else block(x, grid)
+        return x, grid
+
+
+class CvT(TokenModel):
+    """CvT: three stages, each with a grid of half the side, and a class token in the last (paper: section 3, Table 2).
+
+    There are no position embeddings: any image is taken, and ``img_size`` only says which ``grid_size`` is meant. An
+    image side of n pixels gives ceil(ceil(((n - 3) // 4 + 1) / 2) / 2) rows or columns of tokens, n/16 where 16
+    divides n. ``forward_features`` gives the last stage's [B, 1 + h w, D], the class token first; the grid of an image
+    of any size comes with ``forward_intermediates(images, indices=1, norm=True)``, as [B, D, h, w].
+
+    The release leaves the classifier's bias as torch draws it; here it starts at 0.
+
+    Args:
+        img_size: Image side, or (height, width), in pixels; at least 16.
+        in_chans: Channels of the images.
+        num_classes: Outputs of the classifier; 0 for none.
+        global_pool: 'token' (the class token), 'avg' (the mean of the others) or '' (no pooling).
+        embed_dims: Width of each stage's tokens; the last is D.
+        depths: Number of blocks of each stage.
+        num_heads: Heads of each stage.
+        mlp_ratio: Width of the MLPs over that of the tokens.
+        qkv_bias: Whether queries, keys and values have a bias.
+        kv_stride: Stride of the convolutions of keys and values.
+        drop_rate: Dropout before the classifier.
+        pos_drop_rate: Dropout after each token embedding.
+        proj_drop_rate: Dropout after the projections of the blocks.
+        attn_drop_rate: Dropout of attention weights.
+        drop_path_rate: Stochastic depth of the last block; rises linearly from 0 over the last stage, as released.
+
+    Raises:
+        ValueError: A size, a pooling or widths that it does not take.
+    """
+
+    def __init__(
+        self,
+        img_size: int | Sequence[int] = 224,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: str = "token",
+        embed_dims: Sequence[int] = (64, 192, 384),
+        depths: Sequence[int] = (1, 2, 10),
+        num_heads: Sequence[int] = (1, 3, 6),
+        mlp_ratio: float = 4.0,
+        qkv_bias: bool = True,
+        kv_stride: int = 2,
+        drop_rate: float = 0.0,
+        pos_drop_rate: float = 0.0,
+        proj_drop_rate: float = 0.0,
+        attn_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+    ):
+        super().__init__()
+        for name, values in dict(embed_dims=embed_dims, depths=depths, num_heads=num_heads).items():
+            if len(values) != len(EMBEDS):
+                raise ValueError(f"{name} is {values!r}; wanted are {len(EMBEDS)}, one a stage")
+        self.set_input_size(img_size)
+        self.feature_info, stages, last = [], [], len(EMBEDS) - 1
+        options = dict(mlp_ratio=mlp_ratio, qkv_bias=qkv_bias, kv_stride=kv_stride)
+        options |= dict(attn_drop=attn_drop_rate, proj_drop=proj_drop_rate, drop=pos_drop_rate)
+        for i, (dim, depth, heads, embed) in enumerate(zip(embed_dims, depths, num_heads, EMBEDS, strict=True)):
+            rates = drop_paths(drop_path_rate if i == last else 0.0, depth)
+            chans = embed_dims[i - 1] if i else in_chans
+            stages.append(ConvStage(chans, dim, embed, int(i == last), rates, num_heads=heads, **options))
+            self.feature_info.append(dict(num_chs=dim, reduction=4 * 2**i, module=f"stages.{i}"))
+        self.stages = nn.ModuleList(stages)
+        self.finish(embed_dims[-1], num_classes, global_pool, drop_rate, nn.LayerNorm(embed_dims[-1]))
+
+    def set_input_size(self, img_size: int | Sequence[int]) -> None:
+        """Says which size ``grid_size`` is for."""
+        self.img_size = self.grid_size = checked_size(img_size)
+        for kernel, stride, padding in EMBEDS:
+            self.grid_size = tuple((n + 2 * padding - kernel) // stride + 1 for n in self.grid_size)
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of parameters that weight decay should spare."""
+        return {name for name, _ in self.named_parameters() if name.endswith("cls_token")}
+
+    def group_matcher(self, coarse: bool = False) -> dict:
+        """Patterns that sort parameters into layers, for layer-wise learning rates."""
+        blocks = [(r"^stages\.(\d+)\.(?:patch_embed|cls_token)", (0,)), (r"^stages\.(\d+)\.blocks\.(\d+)", None)]
+        return dict(
+            stem=r"^stages\.0\.patch_embed",
+            blocks=r"^stages\.(\d+)" if coarse else [*blocks, (r"^norm", (99999,))],
+        )
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Computes the blocks' activations again in the backward pass instead of keeping them."""
+        for stage in self.stages:
+            stage.grad_checkpointing = enable
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """[B, in_chans, H, W] -> [B, 1 + h w, D], the class token first."""
+        return self.forward_intermediates(x, [len(self.stages) - 1], output_fmt="NLC")[0]
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        return_prefix_tokens: bool = False,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ):
+        """Returns what ``forward_features`` does, and what stages put out.
+
+        Args:
+            x: Images, [B, in_chans, H, W].
+            indices: Of stages; a number means the last so many, None all.
+            return_prefix_tokens: Give pairs with the class token, [B, 1, D]; [B, 0, D] where there is none.
+            norm: Normalise the last stage's, the only one that has a norm.
+            stop_early: Leave out the stages after the last index.
+            output_fmt: 'NCHW': [B, D, h, w]; 'NLC': [B, h w, D].
+            intermediates_only: Return the list alone.
+        """
+        take, last = feature_take_indices(len(self.stages), indices)
+        final, taken = len(self.stages) - 1, []
+        for i, stage in enumerate(self.stages[: last + 1] if stop_early else self.stages):
+            tokens, grid = stage(x)
+            normed = self.norm(tokens) if i == final else tokens
+            if i in take:
+                taken.append(shaped(normed if norm else tokens, stage.prefix, grid, output_fmt))
+            if i < final:
+                x = as_map(tokens, grid)
+        taken = taken if return_prefix_tokens else [rest for rest, _ in taken]
+        return taken if intermediates_only else (normed, taken)
+
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Drops the stages after the last index, the last norm and the classifier; returns the indices."""
+        take, last = feature_take_indices(len(self.stages), indices)
+        shorter = last < len(self.stages) - 1
+        self.stages = self.stages[: last + 1]
+        if prune_norm or shorter:
+            self.norm = nn.Identity()
+        if prune_head or shorter:
+            self.num_features = self.head_hidden_size = self.embed_dim = self.feature_info[last]["num_chs"]
+            self.num_prefix_tokens = self.stages[-1].prefix
+            self.reset_classifier(0, "")
+        return take
+
+    def checkpoint_filter_fn(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+        """See the function of that name."""
+        return checkpoint_filter_fn(state_dict, self)
+
+
+def _checkpointed(block: nn.Module, x: Tensor, grid: Grid) -> Tensor:
+    """Runs the block twice if gradients are wanted, but lets its batch norms see the batch once."""
+    contexts = (
+        {} if torch.compiler.is_compiling() else {"context_fn": lambda: (contextlib.nullcontext(), _still(block))}
+    )
+    return torch.utils.checkpoint.checkpoint(block, x, grid, use_reentrant=False, **contexts)
+
+
+@contextlib.contextmanager
+def _still(block: nn.Module) -> Iterator[None]:
+    """Batch norms inside keep their running statistics (not taken away: checkpointing counts what is saved)."""
+    norms = [m for m in block.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    before = [(m, m.momentum, m.num_batches_tracked.clone()) for m in norms]
+    for m in norms:
+        m.momentum = 0.0
+    try:
+        yield
+    finally:
+        for m, momentum, count in before:
+            m.momentum = momentum
+            m.num_batches_tracked.copy_(count)
+
+
+# names in the public release -> ours
+RENAMED = (
+    (r"^stage(\d)\.", r"stages.\1."),
+    (r"\.attn\.conv_proj_([qkv])\.", r".attn.conv_\1."),
+    (r"\.attn\.proj_([qkv])\.", r".attn.\1."),
+)
+
+
+def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module | None = None) -> dict[str, Tensor]:
+    """Renames the weights of the public release (:data:`RENAMED`; the rest is named alike). Our own names stay."""
+    out = {}
+    for key, value in state_dict.items():
+        for old, new in RENAMED:
+            key = re.sub(old, new, key)
+        out[key] = value
+    return out
+
+
+def _cfg(**kwargs) -> dict:
+    return {
+        "url": "",
+        "num_classes": 1000,
+        "input_size": (3, 224, 224),
+        "pool_size": (14, 14),
+        "crop_pct": 0.875,
+        "interpolation": "bicubic",
+        "mean": (0.485, 0.456, 0.406),
+        "std": (0.229, 0.224, 0.225),
+        "first_conv": "stages.0.patch_embed.proj",
+        "classifier": "head",
+        **kwargs,
+    }
+
+
+default_cfgs = generate_default_cfgs({"cvt_13": _cfg()})
+
+
+@register_model
+def cvt_13(pretrained: bool = False, **kwargs) -> CvT:
+    """CvT-13, 20M parameters (paper: Table 2)."""
+    return build_model_with_cfg(
+        CvT,
+        "cvt_13",
+        pretrained,
+        pretrained_filter_fn=checkpoint_filter_fn,
+        feature_cfg=dict(out_indices=(0, 1, 2), feature_cls="getter"),
+        **kwargs,
+    )

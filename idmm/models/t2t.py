@@ -1,0 +1,341 @@
+"""T2T-ViT: tokens to tokens, then a deep and narrow vision transformer.
+
+Yuan et al., "Tokens-to-Token ViT: Training Vision Transformers from Scratch on ImageNet", ICCV 2021, with the token
+transformer of performer type (Choromanski et al., "Rethinking Attention with Performers", ICLR 2021). Written from the
+papers and from the shapes of the public release, https://github.com/yitu-opensource/T2T-ViT.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from timm.layers import Mlp, trunc_normal_
+from timm.models import build_model_with_cfg, checkpoint, checkpoint_seq, generate_default_cfgs, register_model
+from timm.models._features import feature_take_indices
+from timm.models.vision_transformer import Block
+from torch import Tensor, nn
+
+from idmm.models.base import Grid, TokenModel, as_map, checked_size, drop_paths, shaped
+
+# the three soft splits: kernel, stride and padding of the windows (paper: section 3.1)
+SPLITS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))
+
+
+class TokenPerformer(nn.Module):
+    """A transformer layer of one head and linear cost: [B, N, dim_in] -> [B, N, dim].
+
+    Softmax attention becomes q' (k'^T v) / (q' sum k'), where x' = exp(w x - |x|^2 / 2) / sqrt(m) are positive random
+    features (Performers, section 2.3), m = dim / 2 of them. The rows of ``w`` are orthogonal, fixed when the layer is
+    built, saved, and never trained. The values, not the inputs, are what attention is added to, as the widths differ.
+
+    Args:
+        dim_in: Width of the windows.
+        dim: Width of the tokens.
+        kernel_ratio: Random features as a share of ``dim``.
+        drop: Dropout after attention and after the MLP.
+    """
+
+    def __init__(self, dim_in: int, dim: int = 64, kernel_ratio: float = 0.5, drop: float = 0.1):
+        super().__init__()
+        count = int(dim * kernel_ratio)
+        self.register_buffer("w", nn.init.orthogonal_(torch.empty(count, dim)) * math.sqrt(count))  # [m, dim]
+        self.kqv = nn.Linear(dim_in, 3 * dim)
+        self.proj = nn.Linear(dim, dim)
+        self.norm1 = nn.LayerNorm(dim_in)
+        self.norm2 = nn.LayerNorm(dim)
+        self.mlp = Mlp(dim, dim, drop=(0.0, drop))
+        self.drop = nn.Dropout(drop)
+
+    def features(self, x: Tensor) -> Tensor:
+        """The random features x', [B, N, dim] -> [B, N, m]; in fp32, as they span many orders of magnitude."""
+        return torch.exp(x @ self.w.to(x.dtype).T - x.square().sum(-1, keepdim=True) / 2) / math.sqrt(len(self.w))
+
+    def attend(self, k: Tensor, q: Tensor, v: Tensor) -> Tensor:
+        """Attention, each [B, N, dim] -> [B, N, dim]; in fp32 whatever the autocast, double stays double."""
+        dtype = torch.promote_types(v.dtype, torch.float32)
+        with torch.autocast(v.device.type, enabled=False):
+            k, q = self.features(k.to(dtype)), self.features(q.to(dtype))  # [B, N, m]
+            total = q @ k.sum(1).unsqueeze(2)  # [B, N, 1]
+            return (q @ (k.transpose(1, 2) @ v.to(dtype)) / (total + 1e-8)).to(v.dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        k, q, v = self.kqv(self.norm1(x)).chunk(3, dim=-1)
+        x = v + self.drop(self.proj(self.attend(k, q, v)))
+        return x + self.mlp(self.norm2(x))
+
+
+class TokensToToken(nn.Module):
+    """Soft splits and token transformers: [B, in_chans, H, W] -> [B, h w, embed_dim], about a 16th of each side.
+
+    Every split makes tokens of overlapping windows, and every layer between two splits mixes them (paper: section
+    3.1, Fig. 3). ``img_size`` and ``grid_size`` are pairs, as in timm's ``PatchEmbed``.
+    """
+
+    def __init__(
+        self,
+        img_size: int | Sequence[int],
+        in_chans: int,
+        embed_dim: int,
+        token_dim: int,
+        kernel_ratio: float,
+        drop: float,
+    ):
+        super().__init__()
+        self.performer1 = TokenPerformer(in_chans * SPLITS[0][0] ** 2, token_dim, kernel_ratio, drop)
+        self.performer2 = TokenPerformer(token_dim * SPLITS[1][0] ** 2, token_dim, kernel_ratio, drop)
+        self.proj = nn.Linear(token_dim * SPLITS[2][0] ** 2, embed_dim)
+        self.grad_checkpointing = False
+        self.set_input_size(img_size)
+
+    def set_input_size(self, img_size: int | Sequence[int]) -> None:
+        """Takes images of another size from now on."""
+        self.img_size = checked_size(img_size)
+        self.grids = [_split_grid(self.img_size, SPLITS[0])]
+        for split in SPLITS[1:]:
+            self.grids.append(_split_grid(self.grids[-1], split))
+        self.grid_size = self.grids[-1]
+        self.num_patches = math.prod(self.grid_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if tuple(x.shape[-2:]) != self.img_size:
+            given, built = ("x".join(map(str, size)) for size in (x.shape[-2:], self.img_size))
+            raise ValueError(f"the images are {given} pixels, but the model was built with img_size {built}")
+        for performer, split, grid in zip((self.performer1, self.performer2), SPLITS, self.grids, strict=False):
+            x = _soft_split(x, split)  # [B, C, H, W] -> [B, h w, kernel^2 C]
+            x = checkpoint(performer, x) if self.grad_checkpointing else performer(x)  # [B, h w, token_dim]
+            x = as_map(x, grid)  # [B, token_dim, h, w]
+        return self.proj(_soft_split(x, SPLITS[2]))
+
+
+class T2TViT(TokenModel):
+    """T2T-ViT: :class:`TokensToToken`, then a class token, fixed sinusoids and ViT's blocks (paper: section 3.2).
+
+    An image side of n pixels gives ceil(ceil(((n - 3) // 4 + 1) / 2) / 2) rows or columns of tokens, n/16 where 16
+    divides n. ``forward_features`` gives [B, 1 + h w, D], the class token first; ``patch_embed.grid_size`` is (h, w),
+    row by row. The sinusoids belong to ``img_size``: they are computed, never saved nor loaded, and images of another
+    size are refused.
+
+    Args:
+        img_size: Image side, or (height, width), in pixels; at least 16.
+        in_chans: Channels of the images.
+        num_classes: Outputs of the classifier; 0 for none.
+        global_pool: 'token' (the class token), 'avg' (the mean of the others) or '' (no pooling).
+        embed_dim: Width D of the tokens.
+        depth: Number of blocks.
+        num_heads: Heads of each; attention is scaled by the head's width, as in the release.
+        mlp_ratio: Width of the MLPs over D.
+        qkv_bias: Whether queries, keys and values have a bias.
+        token_dim: Width of the tokens between the soft splits.
+        kernel_ratio: Random features of a performer over ``token_dim``.
+        token_drop_rate: Dropout in the performers; 0.1 in the release, whatever else is set.
+        drop_rate: Dropout before the classifier.
+        pos_drop_rate: Dropout after the position embedding.
+        proj_drop_rate: Dropout after the projections of the blocks.
+        attn_drop_rate: Dropout of attention weights.
+        drop_path_rate: Stochastic depth of the last block; rises linearly from 0 in the first.
+
+    Raises:
+        ValueError: A size or a pooling that it does not take.
+    """
+
+    def __init__(
+        self,
+        img_size: int | Sequence[int] = 224,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: str = "token",
+        embed_dim: int = 384,
+        depth: int = 14,
+        num_heads: int = 6,
+        mlp_ratio: float = 3.0,
+        qkv_bias: bool = False,
+        token_dim: int = 64,
+        kernel_ratio: float = 0.5,
+        token_drop_rate: float = 0.1,
+        drop_rate: float = 0.0,
+        pos_drop_rate: float = 0.0,
+        proj_drop_rate: float = 0.0,
+        attn_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+    ):
+        super().__init__()
+        self.cls_token = nn.Parameter(trunc_normal_(torch.zeros(1, 1, embed_dim), std=0.02))
+        self.patch_embed = TokensToToken(img_size, in_chans, embed_dim, token_dim, kernel_ratio, token_drop_rate)
+        self.pos_drop = nn.Dropout(pos_drop_rate)
+        options = dict(qkv_bias=qkv_bias, proj_drop=proj_drop_rate, attn_drop=attn_drop_rate, norm_layer=nn.LayerNorm)
+        self.blocks = nn.Sequential(
+            *(
+                Block(embed_dim, num_heads, mlp_ratio, drop_path=rate, **options)
+                for rate in drop_paths(drop_path_rate, depth)
+            )
+        )
+        self.feature_info = [dict(num_chs=embed_dim, reduction=16, module=f"blocks.{i}") for i in range(depth)]
+        self.grad_checkpointing = False
+        self.finish(embed_dim, num_classes, global_pool, drop_rate, nn.LayerNorm(embed_dim))
+        self.init_non_persistent_buffers()
+
+    def init_non_persistent_buffers(self) -> None:
+        """Computes the sinusoids for the grid of ``patch_embed``."""
+        like = self.cls_token
+        table = sinusoids(1 + self.patch_embed.num_patches, self.embed_dim).to(like.device, like.dtype)
+        self.register_buffer("pos_embed", table, persistent=False)
+
+    def set_input_size(self, img_size: int | Sequence[int]) -> None:
+        """Takes images of another size from now on, with sinusoids of their own."""
+        self.patch_embed.set_input_size(img_size)
+        self.init_non_persistent_buffers()
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of parameters that weight decay should spare."""
+        return {"cls_token"}
+
+    def group_matcher(self, coarse: bool = False) -> dict:
+        """Patterns that sort parameters into layers, for layer-wise learning rates."""
+        return dict(stem=r"^cls_token|patch_embed", blocks=[(r"^blocks\.(\d+)", None), (r"^norm", (99999,))])
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Computes activations again in the backward pass instead of keeping them, in performers and blocks."""
+        self.grad_checkpointing = self.patch_embed.grad_checkpointing = enable
+
+    def embed(self, x: Tensor) -> Tensor:
+        """[B, in_chans, H, W] -> [B, 1 + h w, D], the class token first, with positions."""
+        x = self.patch_embed(x)
+        x = torch.cat([self.cls_token.expand(len(x), -1, -1).to(x.dtype), x], dim=1)
+        return self.pos_drop(x + self.pos_embed)
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """[B, in_chans, H, W] -> [B, 1 + h w, D], the class token first."""
+        x = self.embed(x)
+        return self.norm(checkpoint_seq(self.blocks, x) if self.grad_checkpointing else self.blocks(x))
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        return_prefix_tokens: bool = False,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ):
+        """Returns what ``forward_features`` does, and what blocks put out.
+
+        Args:
+            x: Images, [B, in_chans, H, W].
+            indices: Of blocks; a number means the last so many, None all.
+            return_prefix_tokens: Give pairs with the class token, [B, 1, D].
+            norm: Normalise them as the last block's are.
+            stop_early: Leave out the blocks after the last index.
+            output_fmt: 'NCHW': [B, D, h, w]; 'NLC': [B, h w, D].
+            intermediates_only: Return the list alone.
+        """
+        take, last = feature_take_indices(len(self.blocks), indices)
+        x, taken = self.embed(x), []
+        for i, block in enumerate(self.blocks[: last + 1] if stop_early else self.blocks):
+            x = checkpoint(block, x) if self.grad_checkpointing else block(x)
+            if i in take:
+                taken.append(shaped(self.norm(x) if norm else x, 1, self.patch_embed.grid_size, output_fmt))
+        taken = taken if return_prefix_tokens else [rest for rest, _ in taken]
+        return taken if intermediates_only else (self.norm(x), taken)
+
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Drops the blocks after the last index, the last norm and the classifier; returns the indices."""
+        take, last = feature_take_indices(len(self.blocks), indices)
+        self.blocks = self.blocks[: last + 1]
+        if prune_norm:
+            self.norm = nn.Identity()
+        if prune_head:
+            self.reset_classifier(0, "")
+        return take
+
+    def checkpoint_filter_fn(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+        """See the function of that name."""
+        return checkpoint_filter_fn(state_dict, self)
+
+
+def sinusoids(positions: int, dim: int) -> Tensor:
+    """Position embedding of Vaswani et al. (2017, section 3.5): sines in even columns, [1, positions, dim]."""
+    column = torch.arange(dim)
+    angle = torch.arange(positions, dtype=torch.float64)[:, None] / 10000 ** (column // 2 * 2 / dim)
+    return torch.where(column % 2 == 0, angle.sin(), angle.cos()).float()[None]
+
+
+def _split_grid(size: Grid, split: tuple[int, int, int]) -> Grid:
+    kernel, stride, padding = split
+    return tuple((n + 2 * padding - kernel) // stride + 1 for n in size)
+
+
+def _soft_split(x: Tensor, split: tuple[int, int, int]) -> Tensor:
+    """Overlapping windows as tokens, [B, C, H, W] -> [B, h w, C kernel^2]."""
+    kernel, stride, padding = split
+    return F.unfold(x, kernel, stride=stride, padding=padding).transpose(1, 2)
+
+
+# names in the public release -> ours
+RENAMED = (
+    (r"^tokens_to_token\.attention([12])\.mlp\.0\.", r"patch_embed.performer\1.mlp.fc1."),
+    (r"^tokens_to_token\.attention([12])\.mlp\.2\.", r"patch_embed.performer\1.mlp.fc2."),
+    (r"^tokens_to_token\.attention([12])\.", r"patch_embed.performer\1."),
+    (r"^tokens_to_token\.project\.", r"patch_embed.proj."),
+)
+
+
+def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module | None = None) -> dict[str, Tensor]:
+    """Renames the weights of the public release (:data:`RENAMED`; blocks, norm and head are named alike).
+
+    Its ``pos_embed`` is left out: the model computes the sinusoids of its own size. Our own names stay.
+    """
+    out = {}
+    for key, value in state_dict.items():
+        for old, new in RENAMED:
+            key = re.sub(old, new, key)
+        if key != "pos_embed":
+            out[key] = value
+    return out
+
+
+def _cfg(**kwargs) -> dict:
+    return {
+        "url": "",
+        "num_classes": 1000,
+        "input_size": (3, 224, 224),
+        "pool_size": None,
+        "fixed_input_size": True,
+        "crop_pct": 0.9,
+        "interpolation": "bicubic",
+        "mean": (0.485, 0.456, 0.406),
+        "std": (0.229, 0.224, 0.225),
+        "first_conv": None,
+        "classifier": "head",
+        **kwargs,
+    }
+
+
+default_cfgs = generate_default_cfgs({"t2t_vit_7": _cfg(), "t2t_vit_14": _cfg()})
+
+
+def _create(variant: str, pretrained: bool, defaults: dict, kwargs: dict) -> nn.Module:
+    return build_model_with_cfg(
+        T2TViT,
+        variant,
+        pretrained,
+        pretrained_filter_fn=checkpoint_filter_fn,
+        feature_cfg=dict(out_indices=3, feature_cls="getter"),
+        **{**defaults, **kwargs},
+    )
+
+
+@register_model
+def t2t_vit_7(pretrained: bool = False, **kwargs) -> T2TViT:
+    """T2T-ViT-7, 4.3M parameters (paper: Table 1)."""
+    return _create("t2t_vit_7", pretrained, dict(embed_dim=256, depth=7, num_heads=4, mlp_ratio=2.0), kwargs)
+
+
+@register_model
+def t2t_vit_14(pretrained: bool = False, **kwargs) -> T2TViT:
+    """T2T-ViT-14, 21.5M parameters (paper: Table 1)."""
+    return _create("t2t_vit_14", pretrained, dict(embed_dim=384, depth=14, num_heads=6, mlp_ratio=3.0), kwargs)

@@ -1,0 +1,324 @@
+"""What T2T-ViT and CvT must both do, as tests that their files inherit, and weights computed from names."""
+
+import copy
+import json
+import re
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import timm
+import torch
+from timm.layers import DropPath
+from timm.optim import param_groups_layer_decay
+from torch import nn
+
+from idmm import seeding
+from idmm.errors import UserError
+from idmm.models import (
+    backbone_state,
+    classifier_prefixes,
+    create_backbone,
+    export_kwargs,
+    load_backbone,
+    load_weights,
+    read_checkpoint,
+    save_model,
+    set_classes,
+    takes_img_size,
+)
+
+NORM = {"mean": (0.5, 0.5, 0.5), "std": (0.2, 0.2, 0.2)}
+
+
+def published(name):
+    """Names and shapes of a public release's weights, in its order."""
+    return json.loads((Path(__file__).parent / f"data/{name}.json").read_text())["weights"]
+
+
+def filled(shapes):
+    """Weights that follow from the names in sorted order and the shapes alone, the same on any machine."""
+    state = {}
+    for number, (name, shape) in enumerate(sorted(shapes.items())):
+        h = (torch.arange(torch.Size(shape).numel()) + 1_000_003 * number) * 2_654_435_761 % 2**32
+        h = ((h ^ (h >> 15)) * 2_246_822_519 & 0xFFFFFFFF).bitwise_xor_(h >> 13)
+        u = (h.double() / 2**31 - 1).reshape(shape)  # [-1, 1)
+        if name.endswith("num_batches_tracked"):
+            state[name] = torch.zeros(shape, dtype=torch.int64)
+        elif len(shape) > 1:
+            state[name] = (u / 2 / torch.Size(shape[1:]).numel() ** 0.5).float()
+        else:
+            state[name] = (u / 5 + name.endswith(("weight", "running_var"))).float()
+    return state
+
+
+def picture(side):
+    """One image [1, 3, side, side] in [-2, 2), likewise."""
+    return 4 * 3**0.5 * side * filled({"image": [1, 3, side, side]})["image"]
+
+
+def gradients(model):
+    return {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+class Contract:
+    """Subclasses give the fields, ``grid_size(model)`` and ``isolate(model)``: no place sees others any more."""
+
+    name: str
+    kwargs: dict  # of a small model without dropout
+    dropout: dict
+    dim: int
+    levels: int  # how many intermediates
+    layers: list[str]  # how the names of each layer begin
+
+    def build(self, img_size=64, **kwargs):
+        with seeding.seeded(5):
+            return create_backbone(self.name, img_size, **{**self.kwargs, **kwargs})
+
+    def release(self, tmp_path, model):
+        """The report of loading a file like the public release's, filled, into a model."""
+        shapes = published(self.name)
+        values = filled(shapes)
+        state = {f"module.{k}": values[k] for k in shapes}
+        torch.save({"epoch": 300, "state_dict": {}, "state_dict_ema": state}, tmp_path / "release.pth.tar")
+        read = read_checkpoint(tmp_path / "release.pth.tar")
+        return load_weights(model, read.state, source=read.source, drop_classifier=model.num_classes == 0)
+
+    def test_timm_knows_it(self):
+        assert timm.is_model(self.name) and takes_img_size(self.name)
+        with torch.device("meta"):
+            model = timm.create_model(self.name)
+        assert model.default_cfg is model.pretrained_cfg and model.default_cfg["architecture"] == self.name
+        assert model.default_cfg["url"] == "" and model.default_cfg["input_size"] == (3, 224, 224)
+        assert model.num_classes == 1000 and model.get_classifier().out_features == 1000
+        assert classifier_prefixes(model) == ("head.",)
+        with pytest.raises(RuntimeError, match="No pretrained weights exist"):
+            timm.create_model(self.name, pretrained=True, **self.kwargs)
+        with pytest.raises(TypeError, match="unexpected keyword argument 'embed_dimm'"):
+            timm.create_model(self.name, embed_dimm=3)
+
+    def test_names_and_shapes_are_the_releases(self):
+        with torch.device("meta"):
+            model = timm.create_model(self.name)
+        shapes = {k: v for k, v in published(self.name).items() if k != "pos_embed"}
+        mapped = model.checkpoint_filter_fn({k: torch.empty(v, device="meta") for k, v in published(self.name).items()})
+        own = model.state_dict()
+        assert list(mapped) == list(own)  # in the same order too
+        assert [list(v.shape) for v in own.values()] == list(shapes.values())
+        assert list(model.checkpoint_filter_fn(own)) == list(own)  # our own names stay
+
+    def test_starts_as_the_release(self):
+        model = self.build(num_classes=200)
+        model.head_too = model.head  # the first classifier, and the next
+        model.reset_classifier(200)
+        linear = [m for m in model.modules() if isinstance(m, nn.Linear)]
+        assert len({id(m) for m in linear}) > 10 and linear[-1] is not linear[-2]
+        for module in linear:
+            assert module.weight.std().item() == pytest.approx(0.02, rel=0.3)
+            assert module.bias is None or not module.bias.any()
+        norms = [m for m in model.modules() if isinstance(m, (nn.LayerNorm, nn.BatchNorm2d))]
+        assert all((m.weight == 1).all() and not m.bias.any() and m.eps == 1e-5 for m in norms)
+        (token,) = (p for n, p in model.named_parameters() if n.endswith("cls_token"))
+        assert token.std().item() == pytest.approx(0.02, rel=0.5)
+        first = {n: p for n, p in self.build().state_dict().items()}
+        assert all(torch.equal(p, first[n]) for n, p in self.build().state_dict().items())  # the seed alone
+
+    def test_heads(self):
+        images = torch.randn(2, 3, 64, 64)
+        model = self.build(num_classes=5).eval()
+        tokens = model.forward_features(images)
+        assert tokens.shape == (2, 17, self.dim) and model.num_prefix_tokens == 1
+        assert model.num_features == model.head_hidden_size == model.embed_dim == self.dim
+        assert torch.equal(model.forward_head(tokens, pre_logits=True), tokens[:, 0])  # the class token, first
+        assert torch.equal(model(images), model.head(tokens[:, 0]))
+        model.reset_classifier(3, "avg")
+        assert model(images).shape == (2, 3) and model.num_classes == 3 and not model.head.training
+        assert torch.equal(model.forward_head(tokens, pre_logits=True), tokens[:, 1:].mean(1))
+        model.reset_classifier(4)  # the pooling stays
+        assert model.global_pool == "avg" and model.double().get_classifier().weight.dtype == torch.float64
+        model.reset_classifier(2, "")
+        assert model.head.weight.dtype == torch.float64 and model(images.double()).shape == (2, 17, 2)
+        model.reset_classifier(0, "token")
+        assert isinstance(model.get_classifier(), nn.Identity) and model(images.double()).shape == (2, self.dim)
+        with pytest.raises(ValueError, match="global_pool is 'max'; wanted is one of 'token', 'avg', ''"):
+            model.reset_classifier(0, "max")
+        dropped = self.build(drop_rate=0.9, global_pool="avg").train()
+        assert (dropped(images) == 0).float().mean() > 0.5
+
+    @pytest.mark.parametrize(
+        ("size", "grid"), [(112, 7), (224, 14), (448, 28), (16, 1), (17, 1), (50, 3), (100, 7), ((96, 160), (6, 10))]
+    )
+    def test_sizes(self, size, grid):
+        height, width = (size, size) if isinstance(size, int) else size
+        grid = (grid, grid) if isinstance(grid, int) else grid
+        model = self.build([height, width]).eval()
+        assert self.grid_size(model) == grid
+        with torch.no_grad():
+            tokens, (last,) = model.forward_intermediates(torch.zeros(1, 3, height, width), indices=1)
+        assert tokens.shape == (1, 1 + grid[0] * grid[1], self.dim) and last.shape == (1, self.dim, *grid)
+
+    @pytest.mark.parametrize("size", [8, (32, 15), (32,), 0, -16, "big", 32.5, (32, 32, 32)])
+    def test_sizes_that_are_none(self, size):
+        with pytest.raises(ValueError, match="img_size is .*; wanted is a side or .height, width., of at least 16 pix"):
+            timm.create_model(self.name, img_size=size, **self.kwargs)
+        if size == 8:
+            with pytest.raises(UserError, match=f"^image size 8x8: {self.name} cannot take it: img_size is 8; wanted"):
+                self.build(8)
+
+    def test_places_are_rows_then_columns(self):
+        model = self.build((64, 96)).eval()
+        self.isolate(model)  # no attention, no convolution: a place sees its own window
+        images = torch.zeros(1, 3, 64, 96)
+        before = model.forward_features(images)
+        images[..., 48:, :16] = 1  # the lower left corner
+        after, (grid,) = model.forward_intermediates(images, indices=1, norm=True)
+        changed = (after - before).abs().amax(2)[0] > 1e-6
+        assert not changed[0] and changed[1:].view(4, 6)[3, 0]  # the class token is first, and sees nothing
+        assert not changed[1:].view(4, 6)[:2].any() and not changed[1:].view(4, 6)[:, 2:].any()
+        assert torch.equal(grid, after[:, 1:].transpose(1, 2).unflatten(2, (4, 6)))
+
+    def test_intermediates(self):
+        images = torch.randn(2, 3, 64, 32)
+        model = self.build((64, 32)).eval()
+        tokens = model.forward_features(images)
+        final, taken = model.forward_intermediates(images)
+        assert all(t.is_contiguous() for t in taken)
+        assert torch.equal(final, tokens) and len(taken) == self.levels == len(model.feature_info)
+        assert [t.shape[1] for t in taken] == [info["num_chs"] for info in model.feature_info]
+        assert [64 // t.shape[2] for t in taken] == [info["reduction"] for info in model.feature_info]
+        assert torch.equal(model.norm(taken[-1].flatten(2).transpose(1, 2)), tokens[:, 1:])  # raw unless asked
+        ((places, first),) = model.forward_intermediates(
+            images, 1, return_prefix_tokens=True, norm=True, output_fmt="NLC", intermediates_only=True
+        )
+        assert torch.equal(torch.cat([first, places], 1), tokens)
+        last = model.get_submodule(model.feature_info[-1]["module"])
+        hook = last.register_forward_hook(lambda *_: pytest.fail("the last level ran"))
+        early = model.forward_intermediates(images, [0], stop_early=True, intermediates_only=True)
+        assert len(early) == 1 and torch.equal(early[0], taken[0])
+        hook.remove()
+        getter = timm.create_model(self.name, features_only=True, img_size=(64, 32), out_indices=(0, 1), **self.kwargs)
+        assert [m.shape for m in getter(images)] == [m.shape for m in taken[:2]] and getter.feature_info[1]["num_chs"]
+        assert not any(k.startswith(("model.norm.", "model.head.")) for k in getter.state_dict())
+
+    def test_checkpointing_changes_nothing(self):
+        images = torch.randn(3, 3, 64, 64)
+        plain = self.build(drop_path=0.3, num_classes=4, proj_drop_rate=0.1, **self.dropout).train()
+        saving = copy.deepcopy(plain)
+        saving.set_grad_checkpointing()
+        runs = []
+        for model in (plain, saving):
+            torch.manual_seed(3)
+            tokens, taken = model.forward_intermediates(images)
+            runs.append(model.forward_head(tokens) + model(images))
+            (runs[-1].square().sum() + sum(t.square().sum() for t in taken)).backward()
+        assert torch.equal(*runs)
+        wanted, got = gradients(plain), gradients(saving)
+        assert all(torch.equal(wanted[k], got[k]) for k in wanted) and all(g.abs().max() > 0 for g in got.values())
+        assert all(torch.equal(a, b) for a, b in zip(plain.buffers(), saving.buffers(), strict=True))
+        saving.zero_grad()
+        ran = []
+        blocks = [m for n, m in saving.named_modules() if re.search(r"(blocks\.|performer)\d+$", n)]
+        for block in blocks:
+            block.register_forward_pre_hook(lambda *_: ran.append(1))
+        saving(images).sum().backward()
+        assert len(ran) == 2 * len(blocks)  # each ran again in the backward pass
+        saving.set_grad_checkpointing(False)
+        saving(images).sum().backward()
+        assert len(ran) == 3 * len(blocks)
+
+    def test_drop_path_rises_over_the_blocks(self):
+        model = self.build(drop_path=0.6, img_size=32)
+        rates = [m.drop_prob for m in model.modules() if isinstance(m, DropPath)]
+        assert rates == sorted(rates) and rates[-1] == pytest.approx(0.6)
+        images = torch.randn(16, 3, 32, 32)
+        torch.manual_seed(0)
+        assert not torch.equal(model(images), model(images))
+        assert torch.equal(model.eval()(images), model(images))
+
+    def test_grey_images(self):
+        model = self.build(in_chans=1)
+        assert model(torch.randn(2, 1, 64, 64)).shape == (2, self.dim)
+        assert export_kwargs(self.name, self.kwargs, 64, in_chans=1)["in_chans"] == 1
+
+    def test_strict_round_trip_through_timm_alone(self, tmp_path):
+        model = self.build((64, 32), num_classes=5).train()
+        images = torch.randn(2, 3, 64, 32)
+        model(images)  # batch norms have seen something
+        arguments = export_kwargs(self.name, self.kwargs, (64, 32))
+        save_model(tmp_path, "backbone", backbone_state(model), name=self.name, kwargs=arguments, **NORM)
+        again = timm.create_model(self.name, **json.loads((tmp_path / "backbone.json").read_text())["kwargs"])
+        again.load_state_dict(safetensors.torch.load_file(tmp_path / "backbone.safetensors"), strict=True)
+        set_classes(model, 0)
+        with torch.no_grad():
+            wanted = model.eval()(images)
+            assert torch.equal(again.eval()(images), wanted) and torch.equal(load_backbone(tmp_path)(images), wanted)
+            assert load_backbone(tmp_path, img_size=96)(torch.zeros(1, 3, 96, 96)).shape == (1, self.dim)
+
+    def test_sizes_up_and_up(self):
+        model = self.build(112, num_classes=3)
+        for size in (224, 448):
+            larger = self.build(size, num_classes=4)
+            report = load_weights(larger, model.state_dict(), source="a", img_size=size // 2)
+            heads = ["head.weight", "head.bias"]
+            assert report.kept == [k for k in model.state_dict() if k not in heads] and report.resized == []
+            assert report.dropped == report.fresh == heads
+            fixed = {k: v for k, v in larger.named_buffers() if k not in larger.state_dict()}
+            assert all(torch.equal(v, dict(self.build(size).named_buffers())[k]) for k, v in fixed.items())
+            model = larger
+
+    def test_the_releases_file_loads_at_any_size(self, tmp_path):
+        model = create_backbone(self.name, 112)
+        report = self.release(tmp_path, model)
+        assert report.dropped == ["head.weight", "head.bias"] and report.fresh == report.resized == []
+        assert report.kept == list(model.state_dict())
+        with pytest.raises(UserError, match="release.pth.tar: is a checkpoint of another model|does not fit"):
+            self.release(tmp_path, self.build(64))
+
+    def test_layer_decay(self):
+        model = self.build(num_classes=2)
+        groups = param_groups_layer_decay(model, 0.05, model.no_weight_decay(), layer_decay=0.5)
+        scale = {id(p): g["lr_scale"] for g in groups for p in g["params"]}
+        decay = {id(p): g["weight_decay"] for g in groups for p in g["params"]}
+        names = {n: id(p) for n, p in model.named_parameters()}
+        assert set(scale) == set(names.values()) and len(scale) == sum(len(g["params"]) for g in groups)
+        layers = [{scale[i] for n, i in names.items() if n.startswith(start)} for start in self.layers]
+        assert layers == [{0.5**i} for i in reversed(range(len(layers)))]
+        tokens = [n for n in names if n.endswith("cls_token")]
+        assert len(tokens) == 1 and all(decay[names[n]] == 0 for n in tokens) and decay[names["head.weight"]] == 0.05
+
+    def test_loss_falls_on_a_fixed_batch(self):
+        model = self.build(32, num_classes=4, drop_path=0.1).train()
+        images, labels = torch.randn(8, 3, 32, 32), torch.arange(8) % 4
+        optimizer, losses = torch.optim.AdamW(model.parameters(), lr=3e-3), []
+        for _ in range(12):
+            losses.append(nn.functional.cross_entropy(model(images), labels))
+            optimizer.zero_grad()
+            losses[-1].backward()
+            optimizer.step()
+        assert losses[-1] < losses[0] - 0.3
+
+    def test_bf16_autocast_is_near(self):
+        model, images = self.build(num_classes=4).eval(), torch.randn(2, 3, 64, 64)
+        with torch.autocast("cpu", torch.bfloat16):
+            half = model(images)
+            half.float().sum().backward()
+        got = gradients(model)
+        model.zero_grad()
+        full = model(images)
+        full.sum().backward()
+        assert half.dtype == torch.bfloat16 and torch.allclose(half.float(), full, atol=0.02 * full.abs().max().item())
+        for name, wanted in gradients(model).items():
+            assert torch.nn.functional.cosine_similarity(got[name].flatten(), wanted.flatten(), 0) > 0.95 or (
+                wanted.norm() < 1e-4
+            ), name
+
+    def test_compiles_as_one_graph(self):
+        plain, images = self.build(num_classes=4, img_size=32).train(), torch.randn(3, 3, 32, 32)
+        other = copy.deepcopy(plain)
+        other.set_grad_checkpointing()
+        compiled = torch.compile(other, backend="aot_eager", fullgraph=True)
+        for model in (plain, compiled):
+            model(images).square().sum().backward()
+        wanted, got = gradients(plain), gradients(other)
+        assert all(torch.allclose(wanted[k], got[k], atol=1e-6) for k in wanted)
+        assert all(torch.allclose(a, b) for a, b in zip(plain.buffers(), other.buffers(), strict=True))

@@ -1,0 +1,154 @@
+"""CvT: its convolutional projections, its batch norms and its numbers against the public code's."""
+
+import pytest
+import timm
+import torch
+from contract import Contract, picture
+
+from idmm.models import create_backbone
+from idmm.models.cvt import ConvAttention, ConvProjection
+
+
+class TestContract(Contract):
+    name = "cvt_13"
+    kwargs = {"embed_dims": [8, 16, 24], "depths": [1, 1, 2], "num_heads": [1, 2, 3]}
+    dropout = {"attn_drop_rate": 0.1}
+    dim = 24
+    levels = 3
+    layers = [
+        "stages.0.patch_embed.",
+        "stages.0.blocks.",
+        ("stages.1.patch_embed.", "stages.1.blocks."),
+        ("stages.2.patch_embed.", "stages.2.cls_token", "stages.2.blocks.0."),
+        "stages.2.blocks.1.",
+        "head.",
+    ]
+
+    def grid_size(self, model):
+        return model.grid_size
+
+    def isolate(self, model):
+        for stage in model.stages:
+            for block in stage.blocks:
+                torch.nn.init.zeros_(block.attn.proj.weight)
+
+
+def tiny(size=64, **kwargs):
+    return create_backbone("cvt_13", size, **{**TestContract.kwargs, **kwargs})
+
+
+def test_parameters_are_as_many_as_published():
+    with torch.device("meta"):
+        count = sum(p.numel() for p in timm.create_model("cvt_13").parameters())
+    assert abs(count / 20e6 - 1) < 0.02 and count == 19997480
+
+
+def test_numbers_are_those_of_the_public_code(tmp_path):
+    # every 125th class score, computed once by the public code (commit, file and settings in tests/data/cvt_13.json) in
+    # evaluation mode, with weights contract.filled(its names and shapes) and the image contract.picture(224)
+    some = [-0.13377, -0.20497, 0.00169, -0.12841, -0.03388, 0.02445, 0.08403, -0.07035]
+    model = timm.create_model("cvt_13").eval()
+    assert TestContract().release(tmp_path, model).kept == list(model.state_dict())
+    with torch.no_grad():
+        (scores,) = model(picture(224))
+    torch.testing.assert_close(scores[::125], torch.tensor(some), atol=2e-5, rtol=0)
+    assert scores.abs().sum() == pytest.approx(262.79828, rel=1e-5)
+
+
+def naive_projection(layer, x, stride):
+    """3x3 windows of each channel, zeros outside, then batch norm over images and places, a number at a time."""
+    kernel, (count, chans, height, width) = layer.conv.weight, x.shape
+    rows, columns = range(0, height, stride), range(0, width, stride)
+    out = []
+    for b in range(count):
+        for i in rows:
+            for j in columns:
+                total = torch.zeros(chans, dtype=x.dtype)
+                for di in (-1, 0, 1):
+                    for dj in (-1, 0, 1):
+                        if 0 <= i + di < height and 0 <= j + dj < width:
+                            total = total + kernel[:, 0, di + 1, dj + 1] * x[b, :, i + di, j + dj]
+                out.append(total)
+    out = torch.stack(out).view(count, len(rows) * len(columns), chans)
+    mean, variance = out.mean((0, 1)), out.var((0, 1), correction=0)
+    return (out - mean) / torch.sqrt(variance + 1e-5) * layer.bn.weight + layer.bn.bias
+
+
+@pytest.mark.parametrize(("stride", "places"), [(1, 20), (2, 6)])
+def test_projection_is_a_convolution_of_each_channel(stride, places):
+    layer = ConvProjection(3, stride).double().train()
+    torch.nn.init.normal_(layer.bn.weight)
+    torch.nn.init.normal_(layer.bn.bias)
+    x = torch.randn(2, 3, 5, 4, dtype=torch.float64, requires_grad=True)
+    got, wanted = layer(x), naive_projection(layer, x, stride)
+    assert got.shape == (2, places, 3)
+    torch.testing.assert_close(got, wanted)
+    weight = torch.randn_like(got)
+    grads = [torch.autograd.grad((y * weight).sum(), [x, *layer.parameters()]) for y in (got, wanted)]
+    assert all(torch.allclose(a, b) and a.abs().max() > 1e-6 for a, b in zip(*grads, strict=True))
+
+
+@pytest.mark.parametrize("prefix", [0, 1])
+def test_attention_of_a_class_token_and_fewer_keys(prefix):
+    layer = ConvAttention(4, 2, prefix).double().train()
+    x = torch.randn(2, prefix + 15, 4, dtype=torch.float64)
+    first, places = x[:, :prefix], x[:, prefix:].reshape(2, 3, 5, 4).permute(0, 3, 1, 2)
+    q, k, v = (
+        linear(torch.cat([first, naive_projection(conv, places, stride)], 1))
+        for linear, conv, stride in ((layer.q, layer.conv_q, 1), (layer.k, layer.conv_k, 2), (layer.v, layer.conv_v, 2))
+    )
+    assert q.shape[1] == prefix + 15 and k.shape[1] == prefix + 6
+    heads = []
+    for h in (slice(0, 2), slice(2, 4)):
+        scores = torch.einsum("bnd,bmd->bnm", q[..., h], k[..., h]) / 4**0.5  # the width of both heads
+        heads.append(scores.softmax(-1) @ v[..., h])
+    torch.testing.assert_close(layer(x, (3, 5)), layer.proj(torch.cat(heads, -1)))
+
+
+def test_the_class_token_lives_in_the_last_stage_alone():
+    model = tiny()
+    assert [stage.cls_token is not None for stage in model.stages] == [False, False, True]
+    assert model.no_weight_decay() == {"stages.2.cls_token"}
+    taken = model.forward_intermediates(torch.randn(1, 3, 64, 96), return_prefix_tokens=True, intermediates_only=True)
+    assert [first.shape[1] for _, first in taken] == [0, 0, 1]
+    assert [places.shape[2:] for places, _ in taken] == [(16, 24), (8, 12), (4, 6)]
+
+
+def test_attention_weights_are_dropped_in_training_alone():
+    layer = ConvAttention(4, 2, 0, attn_drop=0.5)
+    x = torch.randn(2, 15, 4)
+    assert not torch.equal(layer(x, (3, 5)), layer(x, (3, 5)))
+    assert torch.equal(layer.eval()(x, (3, 5)), layer(x, (3, 5)))
+
+
+def test_only_the_last_stage_drops_paths():
+    model = tiny(drop_path=0.2, depths=[1, 2, 2])
+    rates = [[block.drop_path1.drop_prob for block in stage.blocks] for stage in model.stages]
+    assert rates == [[0], [0, 0], [0, 0.2]]
+
+
+def test_any_image_is_taken():
+    model = tiny(112).eval()
+    assert model.grid_size == (7, 7)
+    for height, width in ((224, 224), (33, 70), (64, 448)):
+        images = torch.randn(1, 3, height, width)
+        tokens, (grid,) = model.forward_intermediates(images, indices=1, norm=True)
+        assert torch.equal(grid.flatten(2).transpose(1, 2), model.forward_features(images)[:, 1:])
+        model.set_input_size((height, width))
+        assert grid.shape[2:] == model.grid_size
+
+
+def test_arguments_that_it_refuses():
+    with pytest.raises(ValueError, match=r"depths is \(1, 2\); wanted are 3, one a stage"):
+        timm.create_model("cvt_13", depths=(1, 2))
+    with pytest.raises(ValueError, match="num_heads is 3, by which the width 8 is not divisible"):
+        timm.create_model("cvt_13", embed_dims=(8, 16, 24), num_heads=(3, 2, 3))
+
+
+def test_checkpointed_batch_norms_see_a_batch_once():
+    model = tiny(32).train()
+    model.set_grad_checkpointing()
+    norm = model.stages[2].blocks[1].attn.conv_k.bn
+    for _ in range(2):
+        model(torch.randn(4, 3, 32, 32)).sum().backward()
+    assert norm.num_batches_tracked == 2 and norm.momentum == 0.1 and norm.running_mean.abs().max() > 0

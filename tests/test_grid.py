@@ -1,0 +1,112 @@
+"""Every backbone's final embeddings as a grid: its places are where the image has them."""
+
+import pytest
+import timm
+import torch
+
+from idmm.errors import UserError
+from idmm.models import create_backbone, logits_and_grid, token_grid
+from idmm.models.grid import as_grid, block_outputs
+
+# name, kwargs that make it small, places for an image of 64 x 96 pixels, whether it has transformer blocks
+SMALL_VIT = {"patch_size": 16, "embed_dim": 24, "depth": 2, "num_heads": 2}
+MODELS = [
+    ("deit_tiny_patch16_224", SMALL_VIT, (4, 6), 2),
+    ("deit_tiny_distilled_patch16_224", SMALL_VIT, (4, 6), 2),
+    ("vit_base_patch16_224", SMALL_VIT | {"patch_size": 8}, (8, 12), 2),
+    ("vit_tiny_patch16_224", SMALL_VIT | {"class_token": False, "global_pool": "avg"}, (4, 6), 2),
+    ("pvt_v2_b0", {}, (2, 3), 8),
+    ("swin_tiny_patch4_window7_224", {"window_size": 2, "embed_dim": 24, "depths": [2, 1, 1, 1]}, (2, 3), 5),
+    ("t2t_vit_7", {}, (4, 6), None),
+    ("cvt_13", {}, (4, 6), None),
+    ("resnet18", {"zero_init_last": False}, (2, 3), 0),  # else the shortcuts alone speak, which skip places
+    ("convnext_atto", {}, (2, 3), 12),
+]
+IDS = [f"{name}-{i}" for i, (name, *_) in enumerate(MODELS)]
+
+
+def build(name, kwargs, size=(64, 96), classes=3):
+    torch.manual_seed(0)
+    return create_backbone(name, size, num_classes=classes, **kwargs).eval()
+
+
+@pytest.mark.parametrize(("name", "kwargs", "places", "blocks"), MODELS, ids=IDS)
+def test_grid_and_logits_of_one_forward(name, kwargs, places, blocks):
+    model = build(name, kwargs)
+    images = torch.randn(2, 3, 64, 96, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        logits, grid = logits_and_grid(model, images)
+        assert grid.shape == (2, model.num_features, *places)
+        torch.testing.assert_close(logits, model(images))
+        torch.testing.assert_close(grid, token_grid(model, images))
+
+
+@pytest.mark.parametrize(("name", "kwargs", "places", "blocks"), MODELS, ids=IDS)
+def test_each_block_has_a_grid_and_the_last_is_the_final_one(name, kwargs, places, blocks):
+    model = build(name, kwargs)
+    if blocks == 0:
+        with pytest.raises(UserError, match="has no transformer blocks"), block_outputs(model):
+            pass
+        return
+    with block_outputs(model) as outputs, torch.no_grad():
+        model(torch.zeros(2, 3, 64, 96))
+    grids = [as_grid(model, output, (64, 96)) for output in outputs]
+    assert blocks is None or len(grids) == blocks
+    assert grids[-1].shape == (2, model.num_features, *places)
+    for grid in grids:
+        assert grid.shape[0] == 2 and 64 * grid.shape[3] == 96 * grid.shape[2]
+    with torch.no_grad():
+        model(torch.zeros(1, 3, 64, 96))
+    assert len(outputs) == len(grids), "the hooks are gone"
+
+
+@pytest.mark.parametrize(("name", "kwargs", "places", "blocks"), MODELS, ids=IDS)
+def test_a_change_in_a_corner_shows_in_that_corner(name, kwargs, places, blocks):
+    """Rows are u and columns v, whatever the layout."""
+    model = build(name, kwargs)
+    generator = torch.Generator().manual_seed(2)
+    scene, other = torch.randn(3, 64, 96, generator=generator), 5 * torch.randn(3, 16, 16, generator=generator)
+    for down in (0, 1):
+        for across in (0, 1):
+            images = scene.repeat(2, 1, 1, 1)
+            images[1, :, 48 * down : 48 * down + 16, 80 * across : 80 * across + 16] = other
+            with torch.no_grad():
+                grid = token_grid(model, images)
+            change = (grid[1] - grid[0]).norm(dim=0)  # [h, w]
+            row, column = divmod(int(change.argmax()), places[1])
+            nearer = (row >= places[0] / 2, column >= places[1] / 2)
+            assert nearer == (down, across), (name, change)
+
+
+def test_tokens_without_places_are_refused():
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=0, **SMALL_VIT)
+    with pytest.raises(UserError, match="not a grid of places"):
+        as_grid(model, torch.zeros(2, 1 + 7, 24), (64, 64))
+    with pytest.raises(UserError, match="not a grid of places"):
+        as_grid(model, torch.zeros(2, 24), (64, 64))
+    with pytest.raises(UserError, match="not a grid of places"):
+        as_grid(model, [torch.zeros(2, 5, 24)], (64, 64))
+
+
+def test_prefix_tokens_are_told_apart_where_the_model_does_not_say():
+    class Bare(torch.nn.Module):
+        pass
+
+    tokens = torch.arange(2 * 6 * 1.0).reshape(1, 12, 1)
+    for prefix in (0, 1, 2):
+        padded = torch.cat([torch.full((1, prefix, 1), -1.0), tokens], 1)
+        grid = as_grid(Bare(), padded, (40, 120))
+        assert grid.shape == (1, 1, 2, 6) and (grid.flatten() == tokens.flatten()).all()
+
+
+def test_channels_first_and_last_maps():
+    class Bare(torch.nn.Module):
+        pass
+
+    first = torch.randn(2, 7, 4, 6)
+    assert torch.equal(as_grid(Bare(), first, (64, 96)), first)
+    assert torch.equal(as_grid(Bare(), first.permute(0, 2, 3, 1), (64, 96)), first)
+    model = Bare()
+    model.output_fmt = "NHWC"  # what the model says goes before what the shape suggests
+    square = torch.randn(2, 4, 4, 4)
+    assert torch.equal(as_grid(model, square, (64, 64)), square.permute(0, 3, 1, 2))

@@ -1,0 +1,191 @@
+"""T2T-ViT: its performers, its sinusoids and its numbers against the public code's."""
+
+import math
+
+import pytest
+import timm
+import torch
+from contract import Contract, picture
+from torch.nn.functional import unfold
+
+from idmm.config import Train
+from idmm.models import create_backbone, load_weights
+from idmm.models.t2t import TokenPerformer, TokensToToken, sinusoids
+from idmm.optim import create_optimizer
+
+
+class TestContract(Contract):
+    name = "t2t_vit_7"
+    kwargs = {"embed_dim": 32, "depth": 2, "num_heads": 2, "token_dim": 16, "token_drop_rate": 0.0}
+    dropout = {"token_drop_rate": 0.1}
+    dim = 32
+    levels = 2
+    layers = ["cls_token", "blocks.0.", "blocks.1.", "head."]
+
+    def grid_size(self, model):
+        assert model.pos_embed.shape[1] == 1 + model.patch_embed.num_patches
+        return model.patch_embed.grid_size
+
+    def isolate(self, model):
+        for module in (model.patch_embed.performer1, model.patch_embed.performer2, *(b.attn for b in model.blocks)):
+            torch.nn.init.zeros_(module.proj.weight)
+
+
+def tiny(size=64, **kwargs):
+    return create_backbone("t2t_vit_7", size, **{**TestContract.kwargs, **kwargs})
+
+
+@pytest.mark.parametrize(
+    ("name", "published", "exact"), [("t2t_vit_7", 4.3e6, 4255694), ("t2t_vit_14", 21.5e6, 21465806)]
+)
+def test_parameters_are_as_many_as_published(name, published, exact):
+    with torch.device("meta"):
+        model = timm.create_model(name)
+    count = sum(p.numel() for p in model.parameters())  # neither sinusoids nor random features
+    assert abs(count / published - 1) < 0.02 and count == exact
+
+
+def test_the_larger_has_the_releases_names_too():
+    case = TestContract()
+    case.name = "t2t_vit_14"
+    case.test_names_and_shapes_are_the_releases()
+
+
+# Class scores of t2t_vit_7 and t2t_vit_14, every 125th, computed once by the public code (commit and file in
+# tests/data/*.json) in evaluation mode, with weights contract.filled(its names and shapes), its own pos_embed, and the
+# image contract.picture(224).
+OFFICIAL = {
+    "t2t_vit_7": ([0.35596, -0.18962, 0.51601, 0.10589, 0.45958, -0.2189, 0.01722, -0.57], 264.08688),
+    "t2t_vit_14": ([0.24853, 0.05627, 0.27634, -0.22709, -0.33049, -0.04573, -0.57052, 0.07796], 249.2973),
+}
+
+
+@pytest.mark.parametrize("name", OFFICIAL)
+def test_numbers_are_those_of_the_public_code(name, tmp_path):
+    model, case = timm.create_model(name).eval(), TestContract()
+    case.name = name
+    assert case.release(tmp_path, model).kept == list(model.state_dict())
+    with torch.no_grad():
+        (scores,) = model(picture(224))
+    some, total = OFFICIAL[name]
+    torch.testing.assert_close(scores[::125], torch.tensor(some), atol=2e-5, rtol=0)
+    assert scores.abs().sum() == pytest.approx(total, rel=1e-5)
+
+
+def naive_attention(w, k, q, v):
+    """Performers, Eqs. 4, 5 and 7, a query at a time: positive random features of the rows of ``w``."""
+
+    def feature(x, row):
+        return torch.exp(torch.dot(row, x) - torch.dot(x, x) / 2) / math.sqrt(len(w))
+
+    out = []
+    for query in q:
+        kernels = [sum(feature(query, row) * feature(key, row) for row in w) for key in k]
+        out.append(sum(s * value for s, value in zip(kernels, v, strict=True)) / (sum(kernels) + 1e-8))
+    return torch.stack(out)
+
+
+def test_performers_attention_is_that_of_its_kernel():
+    layer = TokenPerformer(12, 8).double()
+    kqv = [torch.randn(2, 5, 8, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    wanted = torch.stack([naive_attention(layer.w, *(t[b] for t in kqv)) for b in range(2)])
+    got, weight = layer.attend(*kqv), torch.randn(2, 5, 8, dtype=torch.float64)
+    torch.testing.assert_close(got, wanted)
+    assert got.dtype == torch.float64
+    grads = [torch.autograd.grad((out * weight).sum(), kqv) for out in (got, wanted)]
+    assert all(torch.allclose(a, b) and a.abs().max() > 1e-3 for a, b in zip(*grads, strict=True))
+
+
+def test_performer_adds_attention_to_the_values():
+    layer = TokenPerformer(12, 8).double().eval()
+    x = torch.randn(1, 5, 12, dtype=torch.float64)
+    k, q, v = (layer.norm1(x) @ layer.kqv.weight.T + layer.kqv.bias).split(8, -1)
+    y = v + naive_attention(layer.w, k[0], q[0], v[0]) @ layer.proj.weight.T + layer.proj.bias
+    torch.testing.assert_close(layer(x), y + layer.mlp.fc2(layer.mlp.act(layer.mlp.fc1(layer.norm2(y)))))
+
+
+def test_kernels_are_computed_in_fp32():
+    layer = TokenPerformer(12, 16)
+    full = [torch.randn(1, 9, 16).bfloat16().float() for _ in range(3)]
+    wanted = naive_attention(layer.w.double(), *(t[0].double() for t in full))
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(layer.attend(*full)[0].double(), wanted, atol=1e-6, rtol=1e-5)
+        half = layer.attend(*(t.bfloat16() for t in full))[0]
+    assert half.dtype == torch.bfloat16
+    torch.testing.assert_close(half.double(), wanted, atol=1e-3, rtol=2**-8)  # rounded once, at the end
+    layer.bfloat16()  # the random features too are rounded now
+    torch.testing.assert_close(layer.attend(*(t.bfloat16() for t in full))[0].double(), wanted, atol=0.1, rtol=0.1)
+
+
+def test_random_features_are_orthogonal_saved_and_never_trained():
+    model = tiny(num_classes=2)
+    w = model.patch_embed.performer1.w
+    torch.testing.assert_close(w @ w.T, 8 * torch.eye(8))  # rows of length sqrt(m)
+    names = {n for n in model.state_dict() if n.endswith(".w")}
+    assert names == {"patch_embed.performer1.w", "patch_embed.performer2.w"}
+    other = tiny()
+    assert not torch.equal(other.patch_embed.performer1.w, w)
+    assert names <= set(load_weights(other, model.state_dict(), source="a").kept)
+    assert torch.equal(other.patch_embed.performer1.w, w)
+    before = w.clone()
+    optimizer = create_optimizer(model, {}, Train(lr=0.1, weight_decay=0.5), lr=0.1)
+    model(torch.randn(2, 3, 64, 64)).square().sum().backward()
+    optimizer.step()
+    assert torch.equal(model.patch_embed.performer1.w, before) and not names & {n for n, _ in model.named_parameters()}
+    spared = [p for g in optimizer.param_groups if g["weight_decay"] == 0 for p in g["params"]]
+    assert any(p is model.cls_token for p in spared)
+
+
+def test_performers_drop_as_released():
+    rates = [
+        m.p for n, m in timm.create_model("t2t_vit_7", depth=1).named_modules() if n.endswith(("r1.drop", "mlp.drop2"))
+    ]
+    assert rates == [0.1, 0.1, 0.1, 0.0]  # the last is a block's
+    model = tiny(token_drop_rate=0.5)
+    images = torch.randn(1, 3, 64, 64)
+    assert not torch.equal(model.train()(images), model(images)) and torch.equal(model.eval()(images), model(images))
+
+
+def test_soft_splits_are_overlapping_windows():
+    front = TokensToToken((32, 48), 2, 8, 4, 0.5, 0.0)
+    seen = []
+    for module in (front.performer1, front.performer2, front.proj):
+        module.register_forward_hook(lambda m, args, out: seen.append((args[0], out)))
+    x = torch.randn(1, 2, 32, 48)
+    assert front(x).shape == (1, 6, 8)
+    (first, a), (second, b), (third, _) = seen
+    assert first.shape == (1, 8 * 12, 2 * 49) and second.shape == (1, 4 * 6, 36) and third.shape == (1, 2 * 3, 36)
+    window = torch.nn.functional.pad(x, (2, 2, 2, 2))[0, :, 4:11, 8:15]  # row 1, column 2
+    assert torch.equal(first[0, 12 + 2], window.flatten())
+    maps = a.transpose(1, 2).reshape(1, 4, 8, 12)
+    assert torch.equal(second, unfold(maps, 3, stride=2, padding=1).transpose(1, 2))
+    assert torch.equal(third[0, 0].view(4, 3, 3)[:, 1:, 1:], b.transpose(1, 2).reshape(4, 4, 6)[:, :2, :2])
+
+
+def test_sinusoids():
+    table = sinusoids(5, 6)[0]
+    for position in range(5):
+        for i in range(3):
+            angle = position / 10000 ** (2 * i / 6)
+            assert table[position, 2 * i] == pytest.approx(math.sin(angle), abs=1e-6)
+            assert table[position, 2 * i + 1] == pytest.approx(math.cos(angle), abs=1e-6)
+
+
+def test_sinusoids_belong_to_the_size():
+    model = tiny(112)
+    assert "pos_embed" not in model.state_dict() and torch.equal(model.pos_embed, sinusoids(50, 32))
+    released = {**model.state_dict(), "pos_embed": torch.ones(1, 197, 32)}
+    larger = tiny(224)
+    report = load_weights(larger, released, source="a")
+    assert torch.equal(larger.pos_embed, sinusoids(197, 32)) and "pos_embed" not in str(report)
+    images = torch.randn(1, 3, 224, 224)
+    with pytest.raises(
+        ValueError, match="the images are 224x224 pixels, but the model was built with img_size 112x112"
+    ):
+        model(images)
+    model.set_input_size(224)
+    load_weights(larger, model.state_dict(), source="a")
+    assert torch.equal(model.eval()(images), larger.eval()(images))
+    moved = model.double()
+    moved.set_input_size(64)
+    assert moved.pos_embed.dtype == torch.float64 and len(dict(moved.named_buffers())) == 3
