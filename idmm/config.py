@@ -110,6 +110,8 @@ class Model:
     """Passed to the model's constructor, e.g. '{embed_dim: 96, depth: 6, num_heads: 3}'."""
     drop_path: float = Field(0.1, ge=0, lt=1)
     """Stochastic depth rate, where the model has it (probability)."""
+    strict: bool = False
+    """Refuse init weights that the backbone does not have, and weights of it that init lacks."""
 
 
 @_section
@@ -279,6 +281,29 @@ class Augment:
 
 
 @_section
+class DrLoc:
+    """Dense relative localization, an extra loss on the grid of final embeddings (Liu et al., NeurIPS 2021)."""
+
+    weight: float = Field(0.0, ge=0)
+    """Weight of the extra loss; 0: none. The paper's: Swin 0.5, T2T-ViT and CvT 0.1, ViT-B 0.01."""
+    mode: Literal["l1", "l1_signed", "ce", "reg", "l1_all"] = "l1"
+    """Target and loss: distances (l1), signed offsets, offsets as classes (ce) or as a distribution (reg), or l1 at
+    every transformer block."""
+    pairs: int = Field(64, ge=1)
+    """Random pairs of positions an image."""
+    hidden_dim: int = Field(512, ge=1)
+    """Width of the head's two hidden layers."""
+    grid_size: int = Field(7, ge=2)
+    """Grids of more places along a side are average-pooled to so many (places)."""
+    units: Literal["normalized", "grid"] = "normalized"
+    """Targets of l1: offsets over the grid's side, as in the paper, or in places, as the released code does."""
+    warmup_epochs: int = Field(0, ge=0)
+    """The weight grows linearly over so many epochs."""
+    decay: Literal["none", "linear", "cosine"] = "none"
+    """After that the weight stays, or falls to zero by the end of the stage."""
+
+
+@_section
 class Stage:
     """One size of fine-tuning; what is left out is taken from train."""
 
@@ -315,6 +340,7 @@ class PretrainConfig(Common):
     train: PretrainTrain = field(default_factory=PretrainTrain)
     method: Method = field(default_factory=Method)
     views: Views = field(default_factory=Views)
+    drloc: DrLoc = field(default_factory=DrLoc)
 
 
 @_section
@@ -326,6 +352,13 @@ class FinetuneConfig(Common):
     model: FinetuneModel = field(default_factory=FinetuneModel)
     train: FinetuneTrain = field(default_factory=FinetuneTrain)
     augment: Augment = field(default_factory=Augment)
+    drloc: DrLoc = field(default_factory=DrLoc)
+
+    @model_validator(mode="after")
+    def _check(self):
+        if self.drloc.weight and self.model.freeze:
+            raise ValueError("drloc.weight trains the backbone and model.freeze forbids it; give one of them")
+        return self
 
 
 @_section

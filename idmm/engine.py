@@ -187,7 +187,8 @@ class Loop:
         self.schedule = cosine_schedule(optimizer, steps, warmup)
         self.ema = ModelEmaV3(method.backbone, self.train.ema, use_warmup=True) if self.train.ema else None
         if self.train.compile:
-            method.backbone.compile()
+            backbone = method.backbone  # methods call its features and its head one by one
+            backbone.forward_features = torch.compile(backbone.forward_features)
         self.model, self.optimizer = self.accelerator.prepare(method, optimizer)
 
     @property

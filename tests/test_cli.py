@@ -1,6 +1,7 @@
 """The command line and the Python interface: what is said, in which words, and what is understood."""
 
 import json
+import shutil
 import statistics
 import subprocess
 import sys
@@ -238,6 +239,20 @@ def test_init_agrees(whole, tmp_path, capsys):
     assert inside("finetune", tmp_path / "b", **same, model__name=None, model__kwargs=None) == 0
     a, b = weights(tmp_path / "a"), weights(tmp_path / "b")
     assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_init_has_surprises(whole, tmp_path, capsys):
+    """model.strict refuses what is otherwise only reported."""
+    init = tmp_path / "init"
+    shutil.copytree(whole["pretrain"], init)
+    state = safetensors.torch.load_file(init / "backbone.safetensors")
+    del state["norm.bias"]
+    safetensors.torch.save_file(state, init / "backbone.safetensors")
+    for stage in ("pretrain", "finetune"):
+        options = dict(init=str(init), model__name=None, model__kwargs=None, train__epochs=1)
+        options |= {"stages": [{"size": 16}]} if stage == "finetune" else {}
+        assert inside(stage, tmp_path / "strict", model__strict=True, **options) == 2
+        assert "model.strict is true; 1 missing: norm.bias" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_init_is_missing(tmp_path, capsys):

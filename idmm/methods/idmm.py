@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from idmm import config
 from idmm.losses.instance import instance_discrimination_loss
 from idmm.methods.base import Method
+from idmm.methods.drloc import Localization
 from idmm.mixing import draw_cutmix, mix_images
 from idmm.seeding import numpy_rng
 
@@ -51,11 +52,19 @@ class IDMM(Method):
         instances: Images N; from the data, never a flag.
         width: Of the features, d.
         config: The method's switches.
+        localization: An extra loss on the grid of embeddings of all crops, or None.
     """
 
-    def __init__(self, backbone: nn.Module, instances: int, width: int, config: config.Method):
+    def __init__(
+        self,
+        backbone: nn.Module,
+        instances: int,
+        width: int,
+        config: config.Method,
+        localization: Localization | None = None,
+    ):
         super().__init__(backbone)
-        self.config = config
+        self.config, self.localization = config, localization
         self.classifier = InstanceClassifier(instances, width, config)
         self.lr_scales["classifier"] = config.classifier_lr_scale
 
@@ -67,11 +76,18 @@ class IDMM(Method):
             views, *mixed = self._mix(views.flatten(0, 1), target, key, number)
             images.append(views)  # [B*count, C, S, S]
             targets.append((target, *mixed))
-        features = self.backbone(torch.cat(images))  # all groups in one forward: [V, d]
+        features, extra, logs = self._outputs(torch.cat(images), key, epoch)  # all groups in one forward: [V, d]
         groups = features.split([len(group) for group in images])
         losses = [self.classifier(z, *target) for z, target in zip(groups, targets, strict=True)]
-        logs = {} if self.classifier.scale is None else {"scale": self.classifier.scale.detach()}
-        return {"loss": sum(losses), **logs}
+        if self.classifier.scale is not None:
+            logs["scale"] = self.classifier.scale.detach()
+        return {"loss": sum(losses) + extra, **logs}
+
+    def _outputs(self, images: Tensor, key: int, epoch: int) -> tuple[Tensor, Tensor | float, dict[str, Tensor]]:
+        """Returns pooled features, the extra loss and its log, of one forward pass."""
+        if self.localization is None:
+            return self.backbone(images), 0.0, {}
+        return self.localization(self.backbone, images, key, epoch)
 
     def _mix(self, views: Tensor, target: Tensor, key: int, group: int) -> tuple[Tensor, Tensor | None, float]:
         """Returns the views, the instances mixed into them (None: none) and the share of their own pixels."""

@@ -15,6 +15,7 @@ from idmm.data.datasets import open_splits
 from idmm.data.loaders import BatchPlan, evaluation_batches, worker_count
 from idmm.engine import Session
 from idmm.errors import Interrupted, UserError
+from idmm.methods.drloc import Localization
 from idmm.models import check_kwargs, check_name, create_backbone
 from idmm.models.weights import Checkpoint, read_checkpoint
 from idmm.optim import recipe
@@ -145,6 +146,22 @@ def _statistics(data: config.Data, init: Checkpoint | None, chans: int) -> tuple
             raise UserError(f"data.{name}: {len(values)} values for a model of {chans} channels, wanted one a channel")
         found.append(values)
     return found[0], found[1]
+
+
+def localization(config, backbone: torch.nn.Module, size: int, described: Backbone, epochs: int) -> Localization | None:
+    """Makes the head of ``drloc``, its fresh weights from the run's seed; None where its weight is 0.
+
+    Args:
+        config: The run's.
+        backbone: What it reads.
+        size: Side of the images (pixels).
+        described: Of the backbone.
+        epochs: Length of the stage.
+    """
+    if not config.drloc.weight:
+        return None
+    with seeded(derive(config.seed, "drloc", size)):
+        return Localization(backbone, config.drloc, size, described.in_chans, epochs)
 
 
 @dataclass(frozen=True)

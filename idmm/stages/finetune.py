@@ -15,7 +15,16 @@ from idmm.methods.finetune import Finetune
 from idmm.models.build import backbone_state, export_kwargs
 from idmm.models.weights import load_weights, save_model
 from idmm.seeding import derive
-from idmm.stages.common import Backbone, Stores, batch_plan, load_images, session, settle, test_batches
+from idmm.stages.common import (
+    Backbone,
+    Stores,
+    batch_plan,
+    load_images,
+    localization,
+    session,
+    settle,
+    test_batches,
+)
 
 log = logging.getLogger("idmm")
 
@@ -63,9 +72,17 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
                 continue
             model = described.build(stage.size, config.seed, classes)
             if weights is not None and run.run.state is None:
-                report = load_weights(model, weights, source=source, drop_classifier=number == 1, img_size=size)
+                report = load_weights(
+                    model,
+                    weights,
+                    source=source,
+                    drop_classifier=number == 1,
+                    img_size=size,
+                    strict=config.model.strict,
+                )
                 log.info("%s", report)
-            method = Finetune(model, config.augment, config.model.freeze)
+            extra = localization(config, model, stage.size, described, stage.epochs)
+            method = Finetune(model, config.augment, config.model.freeze, extra)
             loop = Loop(run, method, _plan(run, number, stage, stores, config, described))
             loop.fit()
             weights, source, size = loop.averaged.state_dict(), f"stage {number}", stage.size

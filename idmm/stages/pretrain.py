@@ -11,7 +11,16 @@ from idmm.methods.idmm import IDMM
 from idmm.models.build import export_kwargs
 from idmm.models.weights import load_weights, save_model
 from idmm.seeding import derive, seeded
-from idmm.stages.common import Backbone, Stores, batch_plan, load_images, session, settle, test_batches
+from idmm.stages.common import (
+    Backbone,
+    Stores,
+    batch_plan,
+    load_images,
+    localization,
+    session,
+    settle,
+    test_batches,
+)
 
 log = logging.getLogger("idmm")
 EVAL_CROP = 0.875  # features are measured on the centre crop
@@ -51,11 +60,16 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
         backbone = described.build(config.views.size, config.seed)
         if described.init is not None and run.run.state is None:
             report = load_weights(
-                backbone, described.init.state, source=described.init.source, img_size=described.init.img_size
+                backbone,
+                described.init.state,
+                source=described.init.source,
+                img_size=described.init.img_size,
+                strict=config.model.strict,
             )
             log.info("%s", report)
         with seeded(derive(config.seed, "method")):
-            method = IDMM(backbone, len(stores.train), backbone.num_features, config.method)
+            extra = localization(config, backbone, config.views.size, described, config.train.epochs)
+            method = IDMM(backbone, len(stores.train), backbone.num_features, config.method, extra)
         if config.method.classifier_init == "features" and run.run.state is None:
             method.classifier.start_from(_features(run, backbone, stores.train, config, described))
 

@@ -1,0 +1,82 @@
+"""Dense relative localization as an extra term of a method's loss; its head lives here, never in the backbone."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from idmm.config import DrLoc
+from idmm.losses.drloc import DenseRelativeLocalization
+from idmm.models.grid import as_grid, block_outputs
+from idmm.seeding import numpy_rng
+
+
+class Localization(nn.Module):
+    """Runs a backbone once, for its output and for the loss on its grid of embeddings.
+
+    Args:
+        backbone: A timm model whose features are a grid.
+        config: Weight, mode and sizes.
+        size: Side of the images (pixels).
+        in_chans: Their channels.
+        epochs: Length of the stage, which the weight's decay ends with (epochs).
+
+    Raises:
+        UserError: The model's features are no grid, or mode l1_all and it has no transformer blocks.
+    """
+
+    def __init__(self, backbone: nn.Module, config: DrLoc, size: int, in_chans: int, epochs: int):
+        super().__init__()
+        self.config, self.epochs = config, epochs
+        grids = self._probe(backbone, size, in_chans)
+        widths = [grid.shape[1] for grid in grids]
+        self.loss = DenseRelativeLocalization(
+            widths if config.mode == "l1_all" else widths[0],
+            mode=config.mode,
+            num_pairs=config.pairs,
+            hidden_dim=config.hidden_dim,
+            grid_size=config.grid_size,
+            units=config.units,
+        )
+
+    def forward(self, backbone: nn.Module, images: Tensor, key: int, epoch: int) -> tuple[Tensor, Tensor, dict]:
+        """Returns the backbone's output, the weighted loss on its grid, and values for the log.
+
+        Args:
+            backbone: The one it was made for.
+            images: [B, C, S, S].
+            key: Seed of the pairs.
+            epoch: Counted from 0.
+        """
+        features, grids = self._run(backbone, images)
+        loss = self.loss(grids if self.config.mode == "l1_all" else grids[0], numpy_rng(key, "drloc"))
+        logs = {"drloc": loss.detach()}
+        return backbone.forward_head(features), self.weight(epoch) * loss, logs
+
+    def weight(self, epoch: int) -> float:
+        """Weight of the loss in an epoch, counted from 0: linear warm-up, then constant or falling to zero."""
+        config = self.config
+        if epoch < config.warmup_epochs:
+            return config.weight * (epoch + 1) / (config.warmup_epochs + 1)
+        gone = (epoch - config.warmup_epochs) / max(1, self.epochs - config.warmup_epochs)
+        left = {"none": 1.0, "linear": 1 - gone, "cosine": (1 + math.cos(math.pi * gone)) / 2}
+        return config.weight * left[config.decay]
+
+    def _run(self, backbone: nn.Module, images: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Returns features and the grids that the loss is for, the final one or one for each block."""
+        size = images.shape[-2:]
+        if self.config.mode != "l1_all":
+            features = backbone.forward_features(images)
+            return features, [as_grid(backbone, features, size)]
+        with block_outputs(backbone) as outputs:
+            features = backbone.forward_features(images)
+        return features, [as_grid(backbone, output, size) for output in outputs]
+
+    @torch.no_grad()
+    def _probe(self, backbone: nn.Module, size: int, in_chans: int) -> list[Tensor]:
+        """Grids of a black image: their widths."""
+        training = backbone.training
+        try:
+            return self._run(backbone.eval(), torch.zeros(1, in_chans, size, size))[1]
+        finally:
+            backbone.train(training)
