@@ -10,7 +10,7 @@ demo: .venv/installed
 	$(BIN)/idmm demo --out runs/demo
 
 test: .venv/installed-test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -rs
 
 lint: .venv/installed-test
 	$(BIN)/ruff check .

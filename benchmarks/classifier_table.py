@@ -80,7 +80,7 @@ def measure(backbone) -> dict:
     for split in (splits.train, splits.test):
         store = load_split(split, bound=None, data=config.Data())
         maker = TestImages(store, SIZE, 0.875, config.IMAGENET_MEAN, config.IMAGENET_STD)
-        batches = evaluation_batches(maker, len(store), 256, 0)
+        batches = evaluation_batches(maker, np.arange(len(store)), 256, 0)
         features.append(evaluate.extract_features(backbone, batches, "cpu", contextlib.nullcontext).numpy())
     (train, test), labels, truth = features, splits.train.labels, splits.test.labels
     probes = []

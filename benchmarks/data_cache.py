@@ -61,9 +61,11 @@ def measure(root: Path, folder: Path, rounds: int, workers: int) -> list[str]:
     from idmm.config import IMAGENET_MEAN, IMAGENET_STD, Augment, Views
     from idmm.data.augment import TrainImages
     from idmm.data.views import ViewMaker, short_side_bound
+    from idmm.recipes import default_crops
 
-    views, augment = Views(), Augment()
-    plain = Views(jitter_prob=0, grey_prob=0, blur_prob=0)
+    crops = default_crops("idmm")
+    views, augment = Views(crops=crops), Augment()
+    plain = Views(crops=crops, jitter_prob=0, grey_prob=0, blur_prob=0)
     tasks = {
         "stage 1, 2 + 4 views at 112 px": (short_side_bound(112, 0.05), lambda s: ViewMaker(s, views, *norm, seed=0)),
         "stage 1, the crops alone": (short_side_bound(112, 0.05), lambda s: ViewMaker(s, plain, *norm, seed=0)),

@@ -12,12 +12,9 @@ import torch
 import yaml
 
 from idmm import distributed
+from idmm.config import FREE
 from idmm.errors import RunError, UserError
 from idmm.files import replacing, sweep, write_text
-
-# What may differ when a run is taken up again: results do not depend on it.
-FREE = ("out", "resume", "data.workers", "data.cache", "data.cache_dir", "data.download", "data.allow_size_mismatch")
-FREE += ("train.device", "train.save_minutes", "train.tensorboard")
 
 # What a checkpoint holds.
 PARTS = ("stage", "epoch", "step", "epoch_seconds", "seconds", "sums", "precision")

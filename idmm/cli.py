@@ -1,4 +1,4 @@
-"""The command line: ``idmm pretrain|finetune|data|demo``, and the three scripts, which are one subcommand each."""
+"""The command line: ``idmm COMMAND``, and the three scripts, which are one subcommand each."""
 
 import contextlib
 import logging
@@ -7,16 +7,17 @@ import sys
 from collections.abc import Iterator
 from importlib.metadata import version
 
-from idmm.config import (
+from idmm.commands import (
     DataCacheConfig,
     DataCheckConfig,
     DataDownloadConfig,
     DataInfoConfig,
     DataListConfig,
     DemoConfig,
-    FinetuneConfig,
-    PretrainConfig,
+    FewLabelConfig,
+    ProbeConfig,
 )
+from idmm.config import FinetuneConfig, PretrainConfig
 from idmm.errors import Interrupted, RunError, UserError, nearest
 from idmm.options import parse
 
@@ -25,6 +26,8 @@ USAGE = """usage: idmm COMMAND [--config FILE] [--KEY VALUE ...]
 commands:
   pretrain   stage 1: learn a backbone from images alone
   finetune   stage 2: train a classifier on labels, from a backbone or from scratch
+  probe      how good the frozen features of a run are: kNN and a linear probe, in minutes
+  fewlabel   accuracy over the labelled images a class, of several runs, as a table and a picture
   data       datasets: list them, show, download or check one, show and clear the cache
   demo       both on scikit-learn's digits, against training from scratch, with pictures
 
@@ -97,6 +100,24 @@ def _finetune(argv: list[str], prog: str) -> int:
     return 0
 
 
+def _probe(argv: list[str], prog: str) -> int:
+    given = parse(ProbeConfig, argv, prog)
+    from idmm.analysis.probe import probe
+
+    with _log_on_stderr():
+        probe(given)
+    return 0
+
+
+def _fewlabel(argv: list[str], prog: str) -> int:
+    given = parse(FewLabelConfig, argv, prog)
+    from idmm.analysis.fewlabel import fewlabel
+
+    with _log_on_stderr():
+        fewlabel(given)
+    return 0
+
+
 def _demo(argv: list[str], prog: str) -> int:
     config = parse(DemoConfig, argv, prog)
     from idmm.analysis.demo import demo
@@ -118,7 +139,11 @@ def _data(argv: list[str], prog: str) -> int:
     if "name" in kind.__dataclass_fields__:
         prog += " NAME"
         rest = ["--name", *rest] if rest and not rest[0].startswith("-") else rest
-    given = parse(kind, rest, prog)
+    try:
+        given = parse(kind, rest, prog)
+    except UserError as error:
+        missing = "NAME: missing; wanted is a dataset, 'idmm data list' shows them"
+        raise UserError(*(missing if fault.startswith("name: missing") else fault for fault in error.faults)) from None
     with _log_on_stderr():
         return run(given)
 
@@ -179,4 +204,11 @@ DATA_COMMANDS = {
     "download": (DataDownloadConfig, _data_download),
     "cache": (DataCacheConfig, _data_cache),
 }
-COMMANDS = {"pretrain": _pretrain, "finetune": _finetune, "data": _data, "demo": _demo}
+COMMANDS = {
+    "pretrain": _pretrain,
+    "finetune": _finetune,
+    "probe": _probe,
+    "fewlabel": _fewlabel,
+    "data": _data,
+    "demo": _demo,
+}

@@ -15,6 +15,10 @@ _section = dataclass(
     kw_only=True,
 )
 
+# What may differ when a run is taken up again: results do not depend on it.
+FREE = ("out", "resume", "data.workers", "data.cache", "data.cache_dir", "data.download", "data.allow_size_mismatch")
+FREE += ("train.device", "train.save_minutes", "train.tensorboard", "train.monitor_every", "train.monitor_images")
+
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -82,7 +86,7 @@ class Data:
     """Where decoded images are kept: 'disk' (for later runs too, in data.cache_dir), 'ram', 'off' (decoded at every
     use), 'auto' (disk, else ram, where half of what is free holds them). Results are the same."""
     cache_dir: str | None = None
-    """Folder of the cache on disk; null: $IDMM_CACHE, else ~/.cache/idmm. 'idmm data cache' shows and clears it."""
+    """Folder of the cache on disk; null: $IDMM_CACHE, else ~/.cache/idmm. See 'idmm data cache' and its --clear."""
     mean: list[float] | None = Field(None, min_length=1, max_length=3)
     """Mean of each channel, on pixel values in [0, 1]; null: the init checkpoint's, else ImageNet's."""
     std: list[float] | None = Field(None, min_length=1, max_length=3)
@@ -132,12 +136,16 @@ class Train:
     """Images per optimizer step, over all processes; the last, smaller batch is kept (images)."""
     lr: float | None = Field(None, gt=0)
     """Peak learning rate; null: the recipe's for the backbone's family (5e-4; PVTv2 and T2T-ViT 1e-3)."""
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    """AdamW, or SGD with momentum 0.9."""
     weight_decay: float = Field(1e-3, ge=0)
-    """AdamW's decoupled weight decay."""
+    """Weight decay: decoupled in AdamW, added to the gradient in SGD."""
     decay_all: bool = False
     """Decay biases, norms and position embeddings too, as the papers' released code does."""
     warmup_epochs: float | None = Field(None, ge=0)
     """Linear warm-up (epochs); null: the recipe's for the family (2; PVTv2 and T2T-ViT 10)."""
+    schedule: Literal["cosine", "released"] = "cosine"
+    """After the warm-up: a cosine to zero, or that of IDMM's released code, which short runs leave far from zero."""
     accumulate: int = Field(1, ge=1)
     """Splits each batch into this many forward and backward passes, to save memory (passes)."""
     clip_grad: float | None = Field(None, gt=0)
@@ -162,6 +170,10 @@ class PretrainTrain(Train):
 
     knn_every: int = Field(0, ge=0)
     """Measure kNN accuracy of the frozen features every so many epochs, where there are labels; 0: never (epochs)."""
+    monitor_every: int = Field(1, ge=0)
+    """Look for collapse and saturation every so many epochs, on a few training images; 0: never (epochs)."""
+    monitor_images: int = Field(512, ge=2)
+    """Training images that the monitor looks at, the same every time (images)."""
 
 
 @_section
@@ -195,15 +207,12 @@ class CropGroup:
 
 @_section
 class Views:
-    """Random crops and colours of stage 1 (DESIGN: section 4, as released)."""
+    """Random crops and colours of stage 1, as in IDMM's released code."""
 
     size: int = Field(112, ge=8)
     """Side of every crop (pixels)."""
-    crops: list[CropGroup] = Field(
-        default_factory=lambda: [CropGroup(count=2, scale=[0.14, 1.0]), CropGroup(count=4, scale=[0.05, 0.4])],
-        min_length=1,
-    )
-    """Groups of crops, e.g. '[{count: 2, scale: [0.14, 1.0]}, {count: 4, scale: [0.05, 0.4]}]'."""
+    crops: list[CropGroup] | None = Field(None, min_length=1)
+    """Groups of crops, e.g. '[{count: 2, scale: [0.14, 1.0]}, {count: 4, scale: [0.05, 0.4]}]'; null: the method's."""
     flip: float = Field(0.5, ge=0, le=1)
     """Probability of a horizontal flip."""
     jitter: list[float] = Field(default_factory=lambda: [0.8, 0.8, 0.8, 0.2], min_length=4, max_length=4)
@@ -226,14 +235,14 @@ class Views:
 
 @_section
 class Method:
-    """Instance discrimination."""
+    """What is learned in stage 1; a method refuses fields that it does not read."""
 
-    name: Literal["idmm"] = "idmm"
-    """Pretraining method."""
+    name: Literal["idmm", "simclr", "supcon", "mocov2", "mocov3", "dino", "supervised"] = "idmm"
+    """Pretraining method; all but idmm and supervised need the extra 'baselines', supcon and supervised labels."""
     label_smoothing: float = Field(0.1, ge=0, lt=1)
-    """Epsilon of Eq. 17: the share of the target spread over the other N-1 instances."""
+    """idmm: epsilon of Eq. 17, the target's share for the other N-1 instances; supervised: for the classes."""
     cutmix_alpha: float = Field(0.5, ge=0)
-    """CutMix's lambda is drawn from Beta(alpha, alpha); 0: no CutMix."""
+    """idmm, supervised: CutMix's lambda is drawn from Beta(alpha, alpha); 0: no CutMix."""
     classifier: Literal["linear", "cosine"] = "linear"
     """The N-way layer: 'linear' (the paper's) or 'cosine' (normalised features and rows, a learned scale)."""
     classifier_bias: bool = False
@@ -246,11 +255,33 @@ class Method:
     """Start of the N-way layer's rows: 'random', or each image's own 'features', untrained, centred, normalised."""
     chunk_size: int | None = Field(None, ge=1)
     """Views whose N logits are held at a time; null: chosen from N and the batch (views)."""
+    projection: bool | None = None
+    """A two-layer MLP between the features and the loss; null: simclr, supcon and mocov2 have it, idmm has none."""
+    hidden_dim: int | None = Field(None, ge=1)
+    """Width of the MLP's hidden layers; null: the method's (mocov3 4096, dino 2048, else that of the features)."""
+    dim: int | None = Field(None, ge=1)
+    """Width of its outputs; null: 256."""
+    temperature: float | None = Field(None, gt=0)
+    """Temperature of the loss, of dino's student; null: the method's (mocov2 and mocov3 0.2, else 0.1)."""
+    momentum: float | None = Field(None, ge=0, le=1)
+    """mocov2, mocov3, dino: momentum of the second encoder; null: 0.999, 0.99 and 0.996, the last two rising to 1."""
+    queue: int | None = Field(None, ge=1)
+    """mocov2: keys of earlier batches; null: 2048, or fewer where there are few images."""
+    outputs: int | None = Field(None, ge=2)
+    """dino: width of the softmax; null: 65536, or the number of images where that is smaller."""
+    teacher_temperature: float | None = Field(None, gt=0)
+    """dino: temperature of the teacher after its warm-up from 0.04; null: 0.07."""
+    teacher_warmup_epochs: int | None = Field(None, ge=0)
+    """dino: length of that warm-up; null: 30, or a tenth of a shorter run (epochs)."""
+    center_momentum: float | None = Field(None, ge=0, le=1)
+    """dino: momentum of the centre of the teacher's outputs; null: 0.9. 1 leaves it at zero."""
+    freeze_epochs: int | None = Field(None, ge=0)
+    """dino: the last layer of the head is held still for so long; null: 1, or 0 in runs under 10 epochs (epochs)."""
 
 
 @_section
 class Augment:
-    """Augmentation and regularisation of stage 2 (DESIGN: section 5)."""
+    """Augmentation and regularisation of stage 2, as in IDMM's released code."""
 
     scale: list[float] = Field(default_factory=lambda: [0.08, 1.0], min_length=2, max_length=2)
     """Smallest and largest share of the area that the random resized crop covers, in (0, 1]."""
@@ -334,7 +365,7 @@ class Common:
 
 @_section
 class PretrainConfig(Common):
-    """Stage 1: learn a backbone from images alone, by parametric instance discrimination (IDMM)."""
+    """Stage 1: learn a backbone from images alone, by parametric instance discrimination (IDMM) or another method."""
 
     model: Model = field(default_factory=Model)
     train: PretrainTrain = field(default_factory=PretrainTrain)
@@ -359,77 +390,6 @@ class FinetuneConfig(Common):
         if self.drloc.weight and self.model.freeze:
             raise ValueError("drloc.weight trains the backbone and model.freeze forbids it; give one of them")
         return self
-
-
-@_section
-class DemoConfig:
-    """Both stages on scikit-learn's digits with few labels, against training from scratch; exits 1 if the mean gain is
-    under 5 points."""
-
-    out: str = "runs/demo"
-    """Folder for the runs, demo.json and the pictures."""
-    seeds: int = Field(3, ge=1)
-    """Seeds to average over, from 0; each drives both stages and the draw of the labelled images (runs)."""
-    pretrain: str | None = None
-    """YAML file of stage 1's keys; null: the repository's configs/demo/pretrain.yaml."""
-    finetune: str | None = None
-    """YAML file of stage 2's keys; null: the repository's configs/demo/finetune.yaml."""
-
-
-@_section
-class DataListConfig:
-    """All datasets: their names, classes, training and test images."""
-
-
-@_section
-class DataInfoConfig:
-    """What is known of a dataset: figures of its protocol, files it needs, where they come from, what to cite."""
-
-    name: str
-    """Dataset, one of 'idmm data list'."""
-
-
-@_section
-class DataDownloadConfig:
-    """Fetch a dataset, check it and put it in place; goes on where it was interrupted."""
-
-    name: str
-    """Dataset, one of 'idmm data list'."""
-    root: str
-    """Folder to put it into; the same is data.root later."""
-
-
-@_section
-class DataCheckConfig:
-    """Look at every image of a dataset before training on it: unreadable files, class balance, tiny images, duplicates,
-    and duplicates across train and test. Exits 1 if anything was found that should be mended."""
-
-    name: str
-    """Dataset, one of 'idmm data list'."""
-    root: str | None = None
-    """Folder of the dataset."""
-    out: str | None = None
-    """Folder for check.json and check.png, the sheet of the worst pairs; null: text only."""
-    tiny: int = Field(64, ge=0)
-    """Images with a shorter side than this are reported (pixels)."""
-    near_limit: int = Field(50_000, ge=0)
-    """Near-duplicates are looked for among this many images at most: the time grows with the square (images)."""
-    max_pixels: int = Field(100_000_000, ge=1)
-    """Images with more pixels than this count as unreadable (pixels)."""
-    image_column: str | None = None
-    """hfds: the column of images; null: the only one."""
-    label_column: str | None = None
-    """hfds: the column of classes; null: the only one."""
-
-
-@_section
-class DataCacheConfig:
-    """Show the decoded images that are kept on the disk for later runs, or remove them."""
-
-    clear: bool = False
-    """Remove them all; runs that use them go on."""
-    dir: str | None = None
-    """The cache folder; null: $IDMM_CACHE, else ~/.cache/idmm."""
 
 
 def resolved_stages(config: FinetuneConfig) -> list[Stage]:

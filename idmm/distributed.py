@@ -34,6 +34,36 @@ def sum_all(values: torch.Tensor) -> torch.Tensor:
     return values
 
 
+class _Gather(torch.autograd.Function):
+    """Rows of all processes; the gradient of a process's own rows is the sum over what all made of them."""
+
+    @staticmethod
+    def forward(ctx, rows):
+        counts = [torch.zeros(1, dtype=torch.int64) for _ in range(world())]
+        dist.all_gather(counts, torch.tensor([len(rows)]), group=_control_group())
+        ctx.counts, most = counts, int(max(counts))
+        padded = rows.new_zeros(most, *rows.shape[1:])
+        padded[: len(rows)] = rows
+        parts = [torch.empty_like(padded) for _ in counts]
+        dist.all_gather(parts, padded)
+        return torch.cat([part[: int(count)] for part, count in zip(parts, counts, strict=True)])
+
+    @staticmethod
+    def backward(ctx, gradient):
+        gradient = gradient.contiguous()
+        dist.all_reduce(gradient)
+        return gradient.split([int(count) for count in ctx.counts])[rank()]
+
+
+def gather_rows(rows: torch.Tensor) -> torch.Tensor:
+    """Returns the rows [B, ...] of all processes in order, with gradient; B may differ. All must ask together.
+
+    Where each process computes the same loss of all rows, the mean over processes of the parameters' gradients, which
+    DistributedDataParallel takes, is that of a single process with all images.
+    """
+    return rows if world() == 1 else _Gather.apply(rows)
+
+
 def from_first(value: Any) -> Any:
     """Returns the first process's value in every process (small Python objects)."""
     if world() == 1:

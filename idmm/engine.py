@@ -103,10 +103,7 @@ class StagePlan:
         lr: Peak learning rate.
         warmup_epochs: Length of the warm-up.
         layer_decay: Factor of the lr from layer to layer, or None.
-        evaluate: Called with the module to evaluate (averaged, if EMA is on) at the end of every ``evaluate_every``
-            epochs and of the stage; returns values for metrics.jsonl.
-        evaluate_every: Epochs.
-        evaluate_images: Images that it looks at, for the estimate of time.
+        evaluations: What is measured between epochs, in this order.
     """
 
     number: int
@@ -116,9 +113,22 @@ class StagePlan:
     lr: float
     warmup_epochs: float
     layer_decay: float | None = None
-    evaluate: Callable[[torch.nn.Module], dict] | None = None
-    evaluate_every: int = 1
-    evaluate_images: int = 0
+    evaluations: list["Evaluation"] = field(default_factory=list)
+
+
+@dataclass
+class Evaluation:
+    """A measurement at the end of every so many epochs, and of the stage.
+
+    Attributes:
+        measure: Called with the backbone to evaluate (averaged, if EMA is on); returns values for metrics.jsonl.
+        every: Epochs.
+        images: Images that it looks at, for the estimate of time.
+    """
+
+    measure: Callable[[torch.nn.Module], dict]
+    every: int
+    images: int
 
 
 @dataclass
@@ -140,7 +150,7 @@ class Loop:
         plan: The stage.
 
     Attributes:
-        averaged: The backbone to evaluate and export: the EMA's, else the method's own.
+        averaged: The backbone to evaluate and export: the EMA's, else the one that the method names.
     """
 
     def __init__(self, session: Session, method: Method, plan: StagePlan):
@@ -184,7 +194,7 @@ class Loop:
         warmup, shortened = warmup_length(plan.warmup_epochs, self.batches.steps_per_epoch, steps)
         if shortened:
             log.info("%s", shortened)
-        self.schedule = cosine_schedule(optimizer, steps, warmup)
+        self.schedule = cosine_schedule(optimizer, steps, warmup, self.train.schedule == "released")
         self.ema = ModelEmaV3(method.backbone, self.train.ema, use_warmup=True) if self.train.ema else None
         if self.train.compile:
             backbone = method.backbone  # methods call its features and its head one by one
@@ -194,7 +204,7 @@ class Loop:
     @property
     def averaged(self) -> torch.nn.Module:
         """The backbone to evaluate and export."""
-        return self.method.backbone if self.ema is None else self.ema.module
+        return self.method.exported if self.ema is None else self.ema.module
 
     def fit(self) -> None:
         """Runs the stage to its end.
@@ -243,7 +253,7 @@ class Loop:
         self.schedule.step_update(number)
         for turn in range(self.train.accumulate):
             batch = next(batches)
-            weight = batch.pop("weight")
+            weight = batch["weight"]
             batch = send_to_device(batch, self.accelerator.device, non_blocking=True)
             last = turn == self.train.accumulate - 1
             key = derive(self.session.seed, "step", self.plan.number, number, turn, distributed.rank())
@@ -251,6 +261,7 @@ class Loop:
                 out = self.model(batch, key, epoch)
                 self.accelerator.backward(out["loss"] * weight)
             self._count(out, weight * self.batches.step_size(step) / distributed.world(), number)
+        self.method.before_step(epoch)
         if self.train.clip_grad:
             self.accelerator.clip_grad_norm_(self.method.parameters(), self.train.clip_grad)
         self.optimizer.step()
@@ -282,18 +293,25 @@ class Loop:
             "images_per_s": round(self.batches.count / max(1e-9, seconds), 2),
             **values,
         }
-        last = epoch + 1 == self.batches.epochs
-        if self.plan.evaluate and (last or (epoch + 1) % self.plan.evaluate_every == 0):
-            try:
-                record.update(self.plan.evaluate(self.averaged))
-            except Interrupted:
-                self._save(epoch, self.batches.steps_per_epoch)
-                raise
-            scores = "  ".join(f"{name} {record[name]:.2f}" for name in ("top1", "top5", "knn") if name in record)
+        record.update(self._evaluated(epoch))
+        scores = "  ".join(f"{name} {record[name]:.2f}" for name in ("top1", "top5", "knn") if name in record)
+        if scores:
             done = f"{self.plan.label} epoch {epoch + 1}/{self.batches.epochs}"
             log.info("%s  loss %.4f  %s", done, record["loss"], scores)
         self.session.record(record)
         self.position = Position(epoch + 1)
+
+    def _evaluated(self, epoch: int) -> dict:
+        """What is due to be measured after an epoch."""
+        last, values = epoch + 1 == self.batches.epochs, {}
+        try:
+            for item in self.plan.evaluations:
+                if last or (epoch + 1) % item.every == 0:
+                    values.update(item.measure(self.averaged))
+        except Interrupted:
+            self._save(epoch, self.batches.steps_per_epoch)
+            raise
+        return values
 
     def _sums(self) -> dict[str, float]:
         """The epoch's sums so far, over all processes."""

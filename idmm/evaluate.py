@@ -56,14 +56,13 @@ def extract_features(backbone: nn.Module, batches: Iterable[dict], device, autoc
     return torch.from_numpy(np.concatenate([part[0] for part in parts])[order])
 
 
-def knn_accuracy(train, train_labels, test, test_labels, k: int = 20) -> float:
-    """Returns the accuracy in percent of a weighted vote of the k nearest by cosine (Wu et al., CVPR 2018).
+def knn_predict(train, train_labels, test, k: int = 20) -> np.ndarray:
+    """Returns the class [M] that a weighted vote of the k nearest by cosine gives to each row (Wu et al., CVPR 2018).
 
     Args:
         train: Features to look among, [N, d].
         train_labels: Their classes, [N].
         test: Features to classify, [M, d].
-        test_labels: Their classes, [M].
         k: Neighbours, N at most.
     """
     from sklearn.neighbors import KNeighborsClassifier
@@ -72,17 +71,21 @@ def knn_accuracy(train, train_labels, test, test_labels, k: int = 20) -> float:
         return np.exp((1 - distance) / KNN_TEMPERATURE)
 
     model = KNeighborsClassifier(min(k, len(train)), metric="cosine", weights=votes)
-    return 100 * float(model.fit(train, train_labels).score(test, test_labels))
+    return model.fit(train, train_labels).predict(test)
 
 
-def probe_accuracy(train, train_labels, test, test_labels, strength: float = 1.0) -> float:
-    """Returns the accuracy in percent of a logistic regression on standardised frozen features.
+def knn_accuracy(train, train_labels, test, test_labels, k: int = 20) -> float:
+    """Returns the accuracy of :func:`knn_predict` in percent; ``test_labels`` [M] are the true classes."""
+    return 100 * float(np.mean(knn_predict(train, train_labels, test, k) == np.asarray(test_labels)))
+
+
+def probe_predict(train, train_labels, test, strength: float = 1.0) -> np.ndarray:
+    """Returns the class [M] that a logistic regression on standardised frozen features gives to each row.
 
     Args:
         train: Features to fit on, [N, d].
         train_labels: Their classes, [N].
         test: Features to classify, [M, d].
-        test_labels: Their classes, [M].
         strength: Inverse of the L2 penalty (scikit-learn's C).
     """
     from sklearn.linear_model import LogisticRegression
@@ -90,18 +93,24 @@ def probe_accuracy(train, train_labels, test, test_labels, strength: float = 1.0
     from sklearn.preprocessing import StandardScaler
 
     model = make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=2000))
-    return 100 * float(model.fit(train, train_labels).score(test, test_labels))
+    return model.fit(train, train_labels).predict(test)
+
+
+def probe_accuracy(train, train_labels, test, test_labels, strength: float = 1.0) -> float:
+    """Returns the accuracy of :func:`probe_predict` in percent; ``test_labels`` [M] are the true classes."""
+    return 100 * float(np.mean(probe_predict(train, train_labels, test, strength) == np.asarray(test_labels)))
 
 
 class evaluating:
-    """Puts a module in evaluation mode inside the block, and back after it."""
+    """Puts a module in evaluation mode inside the block, and each of its parts back to its own mode after it."""
 
     def __init__(self, module: nn.Module):
         self.module = module
 
     def __enter__(self):
-        self.training = self.module.training
+        self.training = {part: part.training for part in self.module.modules()}
         self.module.eval()
 
     def __exit__(self, *_):
-        self.module.train(self.training)
+        for part, training in self.training.items():
+            part.training = training

@@ -1,4 +1,4 @@
-"""AdamW over timm's parameter groups, and the recipes' learning rates."""
+"""AdamW or SGD over timm's parameter groups, and the recipes' learning rates."""
 
 import torch
 from timm.optim import create_optimizer_v2, param_groups_layer_decay, param_groups_weight_decay
@@ -23,12 +23,12 @@ def create_optimizer(
     lr: float,
     layer_decay: float | None = None,
 ) -> torch.optim.Optimizer:
-    """Builds AdamW; no weight decay on biases, norms and what the model itself exempts (position embeddings).
+    """Builds the optimizer; no weight decay on biases, norms and what the model itself exempts (position embeddings).
 
     Args:
         backbone: Its groups are timm's; frozen parameters are left out.
         others: A method's other modules by name, each with its learning rate as a multiple of ``lr``.
-        train: Weight decay, and whether it spares anything.
+        train: Which optimizer, weight decay, and whether that spares anything.
         lr: Peak learning rate.
         layer_decay: Factor of the lr from each layer to the one below, or None.
     """
@@ -41,7 +41,8 @@ def create_optimizer(
     for module, scale in others.values():
         extra = param_groups_weight_decay(module, train.weight_decay, weight_decay_exclude_1d=not train.decay_all)
         groups += [{**group, "lr_scale": scale} for group in extra]
-    return create_optimizer_v2(groups, opt="adamw", lr=lr, weight_decay=0.0, fused=True)
+    options = {"adamw": dict(opt="adamw"), "sgd": dict(opt="momentum", momentum=0.9)}  # timm's "sgd" is Nesterov's
+    return create_optimizer_v2(groups, lr=lr, weight_decay=0.0, fused=True, **options[train.optimizer])
 
 
 def _exempt(backbone: nn.Module) -> set[str]:

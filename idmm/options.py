@@ -113,6 +113,24 @@ def build(kind: type[Config], given: Any) -> Config:
     return TypeAdapter(kind).validate_python(data)
 
 
+def read_file(path: str | Path) -> dict:
+    """Returns the keys of a YAML file.
+
+    Raises:
+        UserError: It cannot be read, is not YAML or holds no mapping.
+    """
+    data: dict = {}
+    faults = _merge_file(data, path, {})
+    if faults:
+        raise UserError(*faults)
+    return data
+
+
+def read_value(text: str) -> Any:
+    """Returns a flag's text as YAML."""
+    return yaml.load(text, _Loader)
+
+
 def plain(config: Any) -> dict:
     """Returns a config as nested dicts and lists, for YAML and JSON."""
     return dataclasses.asdict(config)
@@ -307,8 +325,10 @@ def _fault(kind: type, error: dict, origin: dict[str, str]) -> str:
     if error["type"] == "value_error":
         return f"{key or 'config'}: {error['ctx']['error']}{where}"
     message = error["msg"].removeprefix("Input should be ").partition(", unable")[0].partition(", got")[0]
+    message = re.sub(r"a (valid )?dictionary( or an instance of \w+)?", "a mapping", message)
     message = message.replace("a valid integer", "an integer").replace("a valid ", "a ")
-    return f"{key}: got {error['input']!r}, wanted {message}{where}"
+    got = "null" if error["input"] is None else repr(error["input"])
+    return f"{key}: got {got}, wanted {message}{where}"
 
 
 def _prefixes(key: str) -> list[str]:

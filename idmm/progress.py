@@ -13,7 +13,6 @@ from pathlib import Path
 from tqdm.auto import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from idmm import distributed
 from idmm.errors import Interrupted, RunError
 
 log = logging.getLogger("idmm")
@@ -84,6 +83,8 @@ class Interrupts:
 
         One of several processes goes on to the end: the others may wait there for its part.
         """
+        from idmm import distributed  # torch, which 'idmm transfer status' does without
+
         for item in items:
             if self.asked and distributed.world() == 1:
                 raise Interrupted("interrupted")
@@ -136,6 +137,23 @@ class Progress:
     def close(self) -> None:
         """Leaves the bar as it stands."""
         self.bar.close()
+
+
+class _Bar(tqdm):
+    monitor_interval = 0  # no monitor thread: loader workers are forked later
+
+
+def counting(batches: Iterable[dict], total: int, label: str) -> Iterator[dict]:
+    """Yields batches of images, showing how far they are: a bar on a terminal, a line every few seconds elsewhere."""
+    on_terminal, done, said = sys.stderr.isatty(), 0, time.monotonic()
+    with _Bar(total=total, desc=label, unit="img", delay=1, disable=not on_terminal, dynamic_ncols=True) as bar:
+        for batch in batches:
+            yield batch
+            done += len(batch["images"])
+            bar.update(len(batch["images"]))
+            if not on_terminal and time.monotonic() - said >= LOG_SECONDS:
+                said = time.monotonic()
+                log.info("%s %d/%d images", label, done, total)
 
 
 def duration(seconds: float) -> str:

@@ -15,6 +15,7 @@ import yaml
 
 from idmm.cli import main
 from idmm.data.loaders import one_thread
+from idmm.methods.base import Facts
 
 ROOT = Path(__file__).parents[1]
 PATIENCE = 120.0  # seconds until a process counts as stuck
@@ -187,3 +188,8 @@ def state_file(out):
 def temporary(out):
     """Files that were written aside and not renamed."""
     return [path for path in Path(out).rglob(".*") if path.is_file()]
+
+
+def facts(images, classes=None, batch_size=4, epochs=2, steps=10):
+    """What a method is told of a small run."""
+    return Facts(images, batch_size, epochs, steps, classes)

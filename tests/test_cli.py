@@ -97,6 +97,8 @@ FAULTS = {
     "negative": (["--seed", "-1"], "seed: got -1, wanted greater than or equal to 0"),
     "too large": (["--model.drop_path", "1"], "model.drop_path: got 1, wanted less than 1"),
     "no such choice": (["--resume", "maybe"], "resume: got 'maybe', wanted 'auto', 'never' or 'must'"),
+    "not a section": (["--data.subset", "10"], "data.subset: got 10, wanted a mapping"),
+    "not a mapping": (["--model.kwargs", "3"], "model.kwargs: got 3, wanted a mapping"),
     "not a list": (["--views.crops", "3"], "views.crops: got 3, wanted a list"),
     "key of a list item": (
         ["--views.crops", "[{count: 2}, {cont: 3}]"],
@@ -139,6 +141,8 @@ FILES = {
         "train:\n  epochs: 1\n  lr: 1\n  lr: 2\n",
         "--config: '{path}' is not YAML: 'lr' is given twice, line 4",
     ),
+    "a number for a section": ("drloc: 0.5", "drloc: got 0.5, wanted a mapping (in {path})"),
+    "nothing in a section": ("data:\n", "data: got null, wanted a mapping (in {path})"),
     "a list": ("- 1", "--config: '{path}' holds list; wanted a mapping of keys"),
 }
 
@@ -355,11 +359,12 @@ def test_version_of_a_script(tmp_path):
         assert process.wait() == 0 and process.said() == "idmm 0.1.0\n"
 
 
-def test_shipped_configs_parse():
+def test_shipped_configs_parse(monkeypatch):
     paths = sorted((ROOT / "configs").rglob("*.yaml"))
     assert paths
+    monkeypatch.chdir(ROOT)  # recipes are named from there
     for path in paths:
-        stage = "pretrain" if "pretrain" in (path.parent.name, path.stem) else "finetune"
+        stage = "pretrain" if {path.parent.name, path.stem} & {"pretrain", "ablations"} else "finetune"
         parsed("--config", path, kind=KINDS[stage])
 
 

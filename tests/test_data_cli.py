@@ -44,7 +44,7 @@ def test_what_every_named_dataset_must_say():
     for spec in DATASETS.values():
         if spec.name != "folder":
             assert spec.citation and spec.licence and spec.source
-        assert spec.archives or spec.manual or spec.name in ("digits", "folder")
+        assert spec.archives or spec.manual or spec.embedded or spec.name == "folder"
 
 
 def test_list_and_info_need_no_torch():
@@ -62,6 +62,24 @@ def test_mistakes_are_a_line_each_and_exit_2(capsys):
     code, _, err = say(capsys, "download", "cars", "--root", "nowhere")
     assert code == 2 and "cars_test_annos_withlabels.mat" in err
     assert main(["data"]) == 0 and "idmm data check NAME --root DIR" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["info", "check", "download"])
+def test_a_name_that_is_missing(command, capsys):
+    line = "NAME: missing; wanted is a dataset, 'idmm data list' shows them"
+    code, out, err = say(capsys, command, "--nmae", "x")
+    assert (code, out) == (2, "") and line in err.splitlines() and "--nmae: unknown flag" in err
+    assert say(capsys, "info") == (2, "", line + "\n")
+
+
+def test_what_hugging_faces_datasets_need(tmp_path, capsys):
+    _, out, _ = say(capsys, "list")
+    (line,) = (line for line in out.splitlines() if line.startswith("hfds:"))
+    assert " in a run " in line and "--data.download true" in line and " yes " not in line
+    assert "--data.download true" in say(capsys, "info", "hfds:x")[1]
+    assert say(capsys, "info", "hfds:") == (2, "", "name: 'hfds:' names nothing; wanted hfds:NAME or hfds:FOLDER\n")
+    wanted = "name: hfds:./x is fetched through --data.download true of a run, not by this\n"
+    assert say(capsys, "download", "hfds:./x", "--root", str(tmp_path)) == (2, "", wanted)
 
 
 def test_help_of_a_command_shows_the_name_and_the_flags(capsys):

@@ -285,6 +285,18 @@ def test_subset_touches_the_training_images_alone():
     assert not set(splits.train.names) & set(splits.val.names)
 
 
+def test_classes_that_a_subset_leaves_empty_are_told(tmp_path, caplog):
+    root = tree(tmp_path, train={"a": 3, "b": 3, "c": 3}, val={"a": 1, "b": 1, "c": 1})
+    for subset in (config.Subset(per_class=1), config.Subset(fraction=0.01)):
+        open_splits(section(root, subset=subset), labelled=True)
+    open_splits(section(root, subset=config.Subset(total=1)), labelled=False)
+    assert not caplog.messages
+    train = open_splits(section(root, subset=config.Subset(total=1)), labelled=True).train
+    empty = ", ".join(sorted({"a", "b", "c"} - {train.names[0].split("/")[1]}))
+    what = f"2 of 3 classes have no training image in it: {empty}"
+    assert caplog.messages == [f"data.subset: {what}; per_class or fraction draws from each"]
+
+
 def test_splits_are_plain_values():
     split = labelled_split([2, 2])
     assert len(split) == 4 and split.take([3, 0]).names == ["003", "000"]

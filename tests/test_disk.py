@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from folders import faults, paint, section, tree
@@ -152,6 +153,35 @@ def test_parts_and_subsets_have_shelves_of_their_own(tmp_path, decoded):
     }  # fmt: skip
 
 
+def test_what_is_held_out_of_train_leaves_the_other_splits_where_they_are(tmp_path, decoded):
+    root = tree(tmp_path / "images", train={"x": 6, "y": 6}, test={"x": 2, "y": 2})
+
+    def counts(*parts, **fields):
+        before = len(decoded)
+        for part in parts:
+            store = opened(root, part=part, labelled=True, **fields)
+            assert same(store, opened(root, part=part, labelled=True, keep="ram", **fields))
+            del decoded[len(decoded) - len(store) :]
+        return len(decoded) - before
+
+    assert counts("train", "test") == 16
+    assert counts("test", subset=config.Subset(total=5)) == counts("test", val_fraction=0.5) == 0
+    assert counts("train", "val", "test", val_fraction=0.5) == 12
+    assert counts("train", "val", "test", val_fraction=0.5) == counts("train", "test") == 0
+    assert counts("train", "val", val_fraction=0.25) == 12
+    assert counts("train", val_fraction=0.25, subset=config.Subset(total=5)) == 5
+
+
+def test_the_log_says_how_to_clear_it(root, caplog, monkeypatch):
+    caplog.set_level("INFO")
+    opened(root, cache_dir=str(root.parent / "my cache"))
+    command = f"idmm data cache --clear --dir '{root.parent}/my cache'"
+    assert caplog.messages[-1].endswith(f"for later runs; clear all that is kept: {command}")
+    monkeypatch.setenv("IDMM_CACHE", str(root.parent / "another"))
+    opened(root, cache_dir=None)
+    assert caplog.messages[-1].endswith("clear all that is kept: idmm data cache --clear")
+
+
 def test_labels_come_from_the_split(root, decoded):
     data = section(root, cache="disk", cache_dir=str(root.parent / "cache"))
     split = open_splits(data, labelled=False).train
@@ -244,7 +274,7 @@ def test_workers_and_fresh_processes_read_the_same_file(root):
     def batch(epoch, indices):
         return {"sums": torch.stack([store.image(int(i)).sum() for i in indices])}
 
-    found = torch.cat([made["sums"] for made in evaluation_batches(batch, len(store), 2, workers=2)])
+    found = torch.cat([made["sums"] for made in evaluation_batches(batch, np.arange(len(store)), 2, workers=2)])
     assert found.tolist() == sums(ram)
 
     data = pickle.dumps(store)
@@ -255,7 +285,7 @@ def test_workers_and_fresh_processes_read_the_same_file(root):
 
     disk.clear(root.parent / "cache")
     assert same(store, ram)  # what is mapped stays
-    found = torch.cat([made["sums"] for made in evaluation_batches(batch, len(store), 2, workers=1)])
+    found = torch.cat([made["sums"] for made in evaluation_batches(batch, np.arange(len(store)), 2, workers=1)])
     assert found.tolist() == sums(ram)
     with pytest.raises(
         RunError, match=r"cache/folder-train-full-\w+/pixels-\w+: decoded images cannot be read \(No such"

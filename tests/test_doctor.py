@@ -135,6 +135,75 @@ def test_what_fine_tuning_would_refuse_is_said(tmp_path):
     assert checkup.layout and all("data.root" in line for line in checkup.layout) and not checkup.clean
 
 
+@pytest.mark.parametrize("fault", ["lacks", "extra", "empty", "stray"])
+def test_all_splits_are_looked_at_whatever_is_wrong_with_the_folders(fault, tmp_path):
+    tree(
+        tmp_path, train={"a": 2, "b": 2}, val={"a": 2} if fault == "lacks" else {"a": 2, "b": 1}, test={"a": 1, "b": 1}
+    )
+    if fault == "extra":
+        paint(tmp_path / "val/c/0.png", 5)
+    elif fault == "empty":
+        (tmp_path / "train/c").mkdir()
+    elif fault == "stray":
+        paint(tmp_path / "train/stray.png", 6)
+    shutil.copy(tmp_path / "train/a/0.png", tmp_path / "val/a/leak.png")
+    (tmp_path / "val/a/broken.png").write_text("no image")
+    checkup, _ = check(section(tmp_path), tiny=0, near_limit=0)
+    assert len(checkup.layout) == (3 if fault == "empty" else 1) and not checkup.remarks
+    assert checkup.images == {
+        "train": 4 + (fault == "stray"), "val": 5 - (fault == "lacks") + (fault == "extra"), "test": 2,
+    }  # fmt: skip
+    assert found_pairs(checkup, "leakage") == {("same file", "train/a/0.png", "val/a/leak.png")}
+    assert not checkup.sorted_pairs()["conflicts"]
+    assert [bad["name"] for bad in checkup.unreadable] == ["val/a/broken.png"]
+    wanted = {"a": 2, "b": 2, "c": 0} if fault == "empty" else {"a": 2, "b": 2}
+    assert checkup.classes["train"] == wanted and checkup.classes["val"]["a"] == 4
+
+
+@pytest.mark.parametrize("form", ["flat", "train alone", "one class", "flat train"])
+def test_what_suffices_for_pretraining_is_a_remark(form, tmp_path, capsys):
+    where = {"flat": "", "train alone": "train/a/", "one class": "train/a/", "flat train": "train/"}[form]
+    for i in range(2):
+        paint(tmp_path / f"{where}{i}.png", i)
+    if form == "train alone":
+        paint(tmp_path / "train/b/0.png", 2)
+    assert main(["data", "check", "folder", "--root", str(tmp_path), "--tiny", "0"]) == 0
+    out = capsys.readouterr().out
+    assert "layout: fine as it is for pretraining; fine-tuning needs more:\n  data.root: " in out
+    assert out.endswith("nothing that should be mended\n")
+    assert ("--data.val_fraction" in out) == (form == "train alone")
+    tree(tmp_path, val={"x": 1, "y": 1})  # something to evaluate on is meant for fine-tuning
+    assert main(["data", "check", "folder", "--root", str(tmp_path), "--tiny", "0"]) == (form != "flat")
+
+
+def test_split_folders_in_capitals_are_a_fault(tmp_path, caplog):
+    root = tree(tmp_path, Train={"a": 2, "b": 2}, Val={"a": 1, "b": 1})
+    checkup, _ = check(section(root), tiny=0, near_limit=0)
+    assert not checkup.clean
+    assert checkup.layout == [f"data.root: '{root}' has no 'train' folder, but 'Train'; wanted {root}/train/CLASS/*"]
+    assert f"data.root: '{root}' has no 'train' folder, but 'Train': all images under the root are taken" in caplog.text
+
+
+def test_near_pairs_are_suspected_and_not_certain(healthy, tmp_path, capsys):
+    root, out = tmp_path / "d", tmp_path / "c"
+    shutil.copytree(healthy, root)
+    sheet = "look at the sheet that --out DIR draws"
+    for i in range(6):
+        Image.open(root / f"train/flower/{i:02d}.png").save(root / f"train/china/{i}.jpg", quality=70)
+    Image.open(root / "train/flower/09.png").save(root / "val/flower/leak.jpg", quality=70)
+    assert main(["data", "check", "folder", "--root", str(root)]) == 0
+    text = capsys.readouterr().out
+    assert f"\nsuspected leakage: 1 pair of nearly the same image in two splits; {sheet}:\n" in text
+    assert f"\nsuspected conflicting labels: 6 pairs of nearly the same image in two classes; {sheet}:\n" in text
+    assert "is wrong" not in text and "  and 1 more (--out DIR lists all)\n" in text
+    assert text.endswith("\nnothing certain was found, but 7 suspected pairs should be looked at\n")
+    assert main(["data", "check", "folder", "--root", str(root), "--out", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert "--out" not in text and "  and 1 more (check.json lists all)\n" in text and (out / "check.png").exists()
+    assert main(["data", "check", "folder", "--root", str(healthy), "--out", str(out)]) == 0
+    assert not (out / "check.png").exists() and "check.png" not in capsys.readouterr().out
+
+
 def test_a_missing_folder_is_one_line_and_exit_2(tmp_path, capsys):
     assert main(["data", "check", "folder", "--root", str(tmp_path / "x")]) == 2
     assert capsys.readouterr().err.count("\n") == 1

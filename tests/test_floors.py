@@ -9,10 +9,23 @@ import idmm
 
 HOUSE = Path(idmm.__file__).parent
 FLOORS = (
-    ("errors", "config", "options", "seeding", "files", "schedule", "mixing", "distributed", "progress", "losses"),
+    (
+        "errors",
+        "config",
+        "commands",
+        "recipes",
+        "options",
+        "seeding",
+        "files",
+        "schedule",
+        "mixing",
+        "distributed",
+        "progress",
+        "losses",
+    ),
     ("data", "models", "optim", "checkpoint"),
     ("methods",),
-    ("evaluate", "calibrate", "engine"),
+    ("evaluate", "calibrate", "features", "probing", "monitor", "engine"),
     ("stages",),
     ("transfer", "analysis", "cli"),
 )

@@ -317,6 +317,34 @@ def test_folders_that_are_no_datasets(tmp_path, connections):
     assert connections == []
 
 
+@pytest.mark.parametrize("download", [False, True])
+@pytest.mark.parametrize("name", ["/no/such", "./no", "../no", "~/no", "a/b/c", "/no"])
+def test_a_folder_that_is_not_there_is_not_asked_of_the_hub(name, download, tmp_path, monkeypatch, connections):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    wanted = "there is no such folder; wanted hfds:OWNER/NAME (of the hub) or hfds:FOLDER"
+    assert faults(open_splits, hub(name, download=download), True) == [f"data.name: 'hfds:{name}': {wanted}"]
+    data = section("images", name="hfds:", download=download)
+    assert faults(open_splits, data, True) == [f"data.root: 'images': {wanted}"]
+    assert connections == []
+
+
+def test_a_name_of_blanks():
+    wanted = ["data.name: 'hfds: ' names nothing; wanted hfds:NAME, hfds:FOLDER, or a data.root"]
+    assert faults(open_splits, section(name="hfds: "), True) == wanted
+
+
+def test_a_folder_of_several_saved_datasets(tmp_path, capfd, caplog):
+    saved(tmp_path / "all/two", train=table())
+    table().save_to_disk(tmp_path / "all/one")
+    capfd.readouterr()
+    assert faults(open_splits, hub(tmp_path / "all"), True) == [
+        f"data.name: 'hfds:{tmp_path}/all' is a folder of saved datasets (one, two);"
+        f" wanted one of them, e.g. hfds:{tmp_path}/all/one"
+    ]
+    assert capfd.readouterr() == ("", "") and not caplog.messages
+
+
 def test_what_the_library_says_is_cut_to_a_line(monkeypatch, tmp_path):
     def refuse(*_, **__):
         raise ValueError(f"two\n  lines {'x' * 1000}")

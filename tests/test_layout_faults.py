@@ -19,7 +19,7 @@ from idmm.data.datasets import open_splits
 from idmm.data.registry import DATASETS
 
 HALF = "the archive may be half-unpacked"
-FILES = [name for name in DATASETS if name not in ("digits", "folder")]
+FILES = [name for name, spec in DATASETS.items() if not spec.embedded and name != "folder"]
 
 
 def refused(name, root):

@@ -33,6 +33,8 @@ FIGURES = {  # classes, train, test, as DESIGN has them (section 5)
     "domainnet-sketch": (345, 48_212, 20_916),
     "imagenet100": (100, 126_689, 5_000),
     "imagenet": (1000, 1_281_167, 50_000),
+    "photos": (16, 768, 256),
+    "faces": (2, 140, 60),
     "digits": (10, 1437, 360),
     "folder": (None, None, None),
 }
@@ -188,7 +190,7 @@ def test_figures_are_those_of_the_protocol(name):
     assert spec.metric == ("mean_per_class" if name in MEAN_PER_CLASS else "top1")
 
 
-@pytest.mark.parametrize("name", [name for name in DATASETS if name != "digits"])  # which has no files
+@pytest.mark.parametrize("name", [name for name, spec in DATASETS.items() if not spec.embedded])
 def test_opens_from_its_official_layout(name, tmp_path, monkeypatch):
     wanted = WANTED[name]
     base = BUILD[name](tmp_path)
@@ -201,7 +203,7 @@ def test_opens_from_its_official_layout(name, tmp_path, monkeypatch):
 
 
 def test_all_datasets_are_covered():
-    assert {*WANTED, "digits"} == set(DATASETS) == set(FIGURES)
+    assert {*WANTED, "digits", "photos", "faces"} == set(DATASETS) == set(FIGURES)
 
 
 @pytest.mark.parametrize("name", PIXELS)

@@ -1,15 +1,17 @@
 """drloc as an extra term of both methods: its weight, its head's place, one forward pass, and whole runs with it."""
 
 import json
+import logging
 import math
 
 import pytest
 import torch
-from helpers import inside
+from helpers import facts, inside
 from safetensors.torch import load_file
 
 from idmm import config
 from idmm.config import DrLoc
+from idmm.errors import UserError
 from idmm.methods.drloc import Localization
 from idmm.methods.finetune import Finetune
 from idmm.methods.idmm import IDMM
@@ -70,8 +72,8 @@ def test_a_pretraining_step_with_drloc():
     given = {"views": views, "index": torch.arange(4)}
     method = config.Method(cutmix_alpha=0)
     torch.manual_seed(1)
-    with_it = IDMM(backbone, 9, 24, method, extra)
-    without = IDMM(backbone, 9, 24, method)
+    with_it = IDMM(backbone, facts(9), method, extra)
+    without = IDMM(backbone, facts(9), method)
     without.classifier.load_state_dict(with_it.classifier.state_dict())
     one, two = with_it(given, 7, 0), without(given, 7, 0)
     torch.testing.assert_close(one["loss"], two["loss"] + 0.5 * one["drloc"])
@@ -106,9 +108,27 @@ def test_a_run_with_drloc_exports_no_head(tmp_path):
 def test_a_pretraining_run_with_drloc(tmp_path):
     assert inside("pretrain", tmp_path / "a", **FLAGS) == 0
     records = [json.loads(line) for line in (tmp_path / "a/metrics.jsonl").read_text().splitlines()]
-    assert all("drloc" in record for record in records)
+    assert all("drloc" in record and record["drloc_weight"] == 0.5 for record in records)
 
 
 def test_a_frozen_backbone_is_refused(tmp_path, capsys):
     assert inside("finetune", tmp_path / "a", drloc__weight=1, model__freeze=True) == 2
     assert "drloc.weight trains the backbone and model.freeze forbids it" in capsys.readouterr().err
+
+
+def test_a_grid_of_one_place_is_refused():
+    small = create_backbone("vit_tiny_patch16_224", 16, **{**KWARGS, "patch_size": 16})
+    with pytest.raises(UserError) as raised:
+        Localization(small, DrLoc(weight=1.0), 16, 3, epochs=5)
+    assert str(raised.value).startswith("drloc.weight: at 16 px the final grid is 1x1, nothing is apart; ")
+
+
+def test_mode_l1_all_names_itself_where_there_are_no_blocks():
+    with pytest.raises(UserError, match="^drloc.mode: l1_all: resnet18 has no transformer blocks"):
+        Localization(create_backbone("resnet18"), DrLoc(weight=1.0, mode="l1_all"), 64, 3, epochs=5)
+
+
+def test_a_warmup_as_long_as_the_stage_is_said(caplog):
+    caplog.set_level(logging.WARNING, "idmm")
+    Localization(model(), DrLoc(weight=1.0, warmup_epochs=5), 32, 3, epochs=5)
+    assert "drloc.warmup_epochs: 5, but the stage has 5 epochs" in caplog.text

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import facts
 
 from idmm import config, evaluate
 from idmm.losses import instance_discrimination_loss
@@ -30,7 +31,7 @@ def batch(n=4, instances=7):
 
 
 def test_loss_is_the_sum_of_the_groups_means_each_mixed_on_its_own():
-    method = IDMM(backbone(), 7, 16, config.Method()).double()
+    method = IDMM(backbone(), facts(7), config.Method()).double()
     given = batch()
     given["views"] = [v.double() for v in given["views"]]
     loss = method(given, key=5, epoch=0)["loss"]
@@ -47,7 +48,7 @@ def test_loss_is_the_sum_of_the_groups_means_each_mixed_on_its_own():
 
 
 def test_without_cutmix_the_views_go_in_as_they_are():
-    method = IDMM(backbone(), 7, 16, config.Method(cutmix_alpha=0, label_smoothing=0))
+    method = IDMM(backbone(), facts(7), config.Method(cutmix_alpha=0, label_smoothing=0))
     given = batch()
     loss = method(given, key=5, epoch=0)["loss"]
     total = 0.0

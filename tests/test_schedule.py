@@ -9,10 +9,10 @@ from idmm.optim import create_optimizer, recipe
 from idmm.schedule import cosine_schedule, warmup_length
 
 
-def rates(steps, warmup, lr=0.1, scale=1.0):
+def rates(steps, warmup, lr=0.1, scale=1.0, released=False):
     group = {"params": [torch.nn.Parameter(torch.zeros(1))], "lr": lr, "lr_scale": scale}
     optimizer = torch.optim.SGD([group])
-    schedule = cosine_schedule(optimizer, steps, warmup)
+    schedule = cosine_schedule(optimizer, steps, warmup, released)
     values = []
     for step in range(steps + 1):
         schedule.step_update(step)
@@ -33,6 +33,23 @@ def test_short_runs_end_at_zero_too():
     """The released cosine would end 20 epochs with a warm-up of 10 at 77 % of the peak."""
     assert rates(20, 10)[-1] == 0
     assert rates(20, 10)[19] < 0.003
+
+
+def test_the_released_cosine_leaves_short_runs_far_from_zero():
+    """(1 + cos((pi t - w) / (T - w))) / 2 of the peak from step w on; t counts from the start of the run."""
+    values = rates(20, 10, released=True)
+    assert values[:10] == rates(20, 10)[:10], "the same warm-up"
+    assert values[20] == pytest.approx(0.1 * 0.77, rel=1e-3)
+    for step in range(10, 21):
+        assert values[step] == pytest.approx(0.1 * (1 + math.cos((math.pi * step - 10) / 10)) / 2)
+    scaled = rates(20, 10, scale=10.0, released=True)
+    assert scaled[15] == pytest.approx(10 * values[15])
+
+
+def test_the_released_cosine_is_the_right_one_in_long_runs():
+    """At 800 epochs with a warm-up of 2, 100 steps each: at every step to 1 % of the peak."""
+    for released, right in zip(rates(80_000, 200, released=True), rates(80_000, 200), strict=True):
+        assert abs(released - right) < 0.01 * 0.1
 
 
 def test_warmup_is_linear_and_none_starts_at_the_peak():
@@ -101,3 +118,19 @@ def test_layer_decay_lowers_the_rate_from_layer_to_layer():
     scales = [found[name]["lr_scale"] for name in ("patch_embed.proj.weight", "blocks.0.norm1.weight", "head.weight")]
     assert scales[0] < scales[1] < scales[2] == 1
     assert found["blocks.1.norm1.weight"]["lr_scale"] == pytest.approx(2 * scales[1])
+
+
+def test_sgd_has_plain_momentum_and_decay_in_the_gradient():
+    """v <- 0.9 v + g + wd p; p <- p - lr v; Nesterov's would step by g + 0.9 v."""
+    from idmm.config import Train
+
+    layer = torch.nn.Linear(3, 2, bias=False)
+    optimizer = create_optimizer(layer, {}, Train(optimizer="sgd", weight_decay=0.1), 0.5)
+    wanted, velocity = layer.weight.detach().clone(), torch.zeros(2, 3)
+    for step in range(4):
+        layer.weight.grad = torch.arange(6.0).view(2, 3) - step
+        velocity = 0.9 * velocity + layer.weight.grad + 0.1 * wanted
+        wanted = wanted - 0.5 * velocity
+        optimizer.step()
+        torch.testing.assert_close(layer.weight.detach(), wanted)
+    assert isinstance(create_optimizer(layer, {}, Train(), 0.5), torch.optim.AdamW)

@@ -11,9 +11,12 @@ from idmm.data.augment import TestImages, TrainImages, centre_crop
 from idmm.data.loaders import BatchPlan, evaluation_batches, training_batches, worker_count
 from idmm.data.views import ORDERS, ViewMaker, ViewPlan, draw_boxes, draw_views, recolour, short_side_bound
 from idmm.errors import RunError, UserError
+from idmm.recipes import default_crops
 from idmm.seeding import derive, uniforms
 
 GREY = (0.5, 0.5, 0.5)
+
+CROPS = default_crops("idmm")
 
 
 class Store:
@@ -46,7 +49,7 @@ def one_view(image, plan, v, size):
 
 
 def test_views_are_torchvisions_with_the_same_parameters():
-    store, config = Store(), Views(size=16)
+    store, config = Store(), Views(crops=CROPS, size=16)
     indices = np.arange(10)
     group = CropGroup(count=4, scale=[0.05, 0.4])
     plan = draw_views(config, group, derive(0, "t"), indices, store.sizes)
@@ -84,7 +87,7 @@ def test_where_no_box_fits_the_centre_is_taken():
 
 
 def test_frequencies_and_strengths_are_the_configs():
-    config = Views()
+    config = Views(crops=CROPS)
     plan = draw_views(config, config.crops[0], 5, np.arange(10_000), np.full((10_000, 2), 64))
     for flags, wanted in ((plan.flip, 0.5), (plan.jitter, 0.8), (plan.grey, 0.2), (plan.sigma > 0, 0.5)):
         assert flags.mean() == pytest.approx(wanted, abs=0.02)
@@ -94,13 +97,13 @@ def test_frequencies_and_strengths_are_the_configs():
     blurred = plan.sigma[plan.sigma > 0]
     assert 0.1 <= blurred.min() < 0.11 and 1.99 < blurred.max() <= 2
     assert np.bincount(plan.order, minlength=24).min() > 600
-    none = Views(flip=0, jitter_prob=0, grey_prob=0, blur_prob=0)
+    none = Views(crops=CROPS, flip=0, jitter_prob=0, grey_prob=0, blur_prob=0)
     plan = draw_views(none, none.crops[0], 5, np.arange(100), np.full((100, 2), 64))
     assert not (plan.flip.any() or plan.jitter.any() or plan.grey.any() or plan.sigma.any())
 
 
 def test_a_view_depends_on_seed_epoch_and_image_alone():
-    store, config = Store(), Views(size=12)
+    store, config = Store(), Views(crops=CROPS, size=12)
     maker = ViewMaker(store, config, GREY, GREY, seed=1)
     batch = maker(3, np.arange(10))
     assert [tuple(v.shape) for v in batch["views"]] == [(10, 2, 3, 12, 12), (10, 4, 3, 12, 12)]
@@ -172,7 +175,7 @@ def test_centre_crop_is_torchvisions_and_takes_any_shape():
 def test_workers_change_nothing(maker):
     store = Store(11)
     if maker == "views":
-        make = ViewMaker(store, Views(size=16), GREY, GREY, seed=0)
+        make = ViewMaker(store, Views(crops=CROPS, size=16), GREY, GREY, seed=0)
     else:
         make = TrainImages(store, Augment(), 16, GREY, GREY, key=0)
     plan = BatchPlan(11, 4, 2, seed=0)
@@ -186,7 +189,7 @@ def test_workers_change_nothing(maker):
 
 
 def test_a_stage_taken_up_in_the_middle_goes_on_with_the_same_batches():
-    make = ViewMaker(Store(11), Views(size=8), GREY, GREY, seed=0)
+    make = ViewMaker(Store(11), Views(crops=CROPS, size=8), GREY, GREY, seed=0)
     plan = BatchPlan(11, 4, 3, seed=0, accumulate=2)
     whole = [batch["index"].tolist() for batch in training_batches(make, plan, 0)]
     assert len(whole) == 3 * 3 * 2
@@ -216,7 +219,7 @@ def test_processes_and_passes_share_out_each_step(world, accumulate, count):
 
 def test_evaluation_sees_each_image_once_over_the_processes():
     make = TestImages(Store(11), 8, 0.875, GREY, GREY)
-    seen = [b["index"].tolist() for rank in (0, 1) for b in evaluation_batches(make, 11, 4, 0, rank, 2)]
+    seen = [b["index"].tolist() for rank in (0, 1) for b in evaluation_batches(make, np.arange(11), 4, 0, rank, 2)]
     assert sorted(sum(seen, [])) == list(range(11)) and max(map(len, seen)) == 4
 
 

@@ -2,8 +2,10 @@
 
 import textwrap
 
+from idmm.data.readers.hub import PREFIX
 from idmm.data.registry import DATASETS, spec_of
 from idmm.data.spec import Spec
+from idmm.errors import UserError
 
 
 def table() -> str:
@@ -13,7 +15,7 @@ def table() -> str:
         figures = [spec.num_classes, spec.train_size, spec.test_size]
         how = "yes" if spec.archives else "no" if spec.manual else "not needed"
         rows.append((spec.name, *("" if n is None else f"{n:,}" for n in figures), how, spec.title))
-    rows.append(("hfds:NAME", "", "", "", "yes", spec_of("hfds:NAME").title))
+    rows.append(("hfds:NAME", "", "", "", "in a run", spec_of("hfds:NAME").title))
     widths = [max(len(row[i]) for row in rows) for i in range(5)]
     right = (1, 2, 3)
     lines = [
@@ -27,7 +29,13 @@ def table() -> str:
 
 
 def info(spec: Spec) -> str:
-    """Returns all that is known of a dataset before it is opened."""
+    """Returns all that is known of a dataset before it is opened.
+
+    Raises:
+        UserError: A prefix without a name.
+    """
+    if spec.name.strip() == PREFIX:
+        raise UserError(f"name: '{spec.name}' names nothing; wanted hfds:NAME or hfds:FOLDER")
     figures = [("classes", spec.num_classes), ("training images", spec.train_size), ("test images", spec.test_size)]
     lines = [f"{spec.name}: {spec.title}"]
     lines += [f"  {what + ':':<18}{n:,}" for what, n in figures if n is not None]

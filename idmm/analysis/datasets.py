@@ -6,11 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
-from idmm import config
+from idmm import config, features
+from idmm.commands import DataCheckConfig
 from idmm.data.datasets import open_splits
 from idmm.data.disk import cache_folder, clear, shelves
 from idmm.data.doctor import NEAR_BITS, NEAR_CORRELATION, SKEWED, Checkup, Pair, check
 from idmm.data.download import fetch
+from idmm.data.readers.hub import PREFIX
 from idmm.data.registry import spec_of
 from idmm.data.split import Splits, counted
 from idmm.errors import UserError, listed
@@ -33,6 +35,8 @@ def download(name: str, root: str) -> str:
     try:
         return f"{name} is there already: {_counts(open_splits(data, labelled=True))}"
     except UserError:
+        if name.startswith(PREFIX):
+            raise UserError(f"name: {name} is fetched through --data.download true of a run, not by this") from None
         fetch(spec, root)
     return f"{name}: {_counts(open_splits(data, labelled=True))}, all as the protocol has it"
 
@@ -43,22 +47,25 @@ def _counts(splits: Splits) -> str:
 
 
 def cache(folder: str | None, remove: bool) -> str:
-    """Lists what the cache on the disk holds, or clears it."""
+    """Lists what the cache on the disk holds, decoded images and features, or clears it."""
     place = cache_folder(folder)
     if remove:
         freed, left = clear(place)
+        freed += features.clear(place)
         used = f"; {counted(len(left), 'part')} in use just now left: {listed(map(str, left))}" if left else ""
         return f"'{place}': {size(freed)} freed{used}"
-    found = shelves(place)
-    lines = [f"'{place}': {size(sum(shelf['bytes'] for shelf in found))}"]
+    found, kept = shelves(place), features.kept(place)
+    lines = [f"'{place}': {size(sum(shelf['bytes'] for shelf in found) + sum(kept.values()))}"]
     for shelf in found:
         what = f"{shelf['dataset'] or 'unfinished'} {shelf['split'] or ''}".strip()
         bound = "full size" if shelf["bound"] is None else f"short side up to {shelf['bound']} px"
         lines.append(f"  {size(shelf['bytes']):>8}  {what}, {shelf['images'] or '?'} images, {bound}: {shelf['root']}")
+    if kept:
+        lines.append(f"  {size(sum(kept.values())):>8}  features of probes, {counted(len(kept), 'file')}")
     return "\n".join(lines)
 
 
-def checkup(given: config.DataCheckConfig, progress: bool = True) -> Checkup:
+def checkup(given: DataCheckConfig, progress: bool = True) -> Checkup:
     """Looks at every image of a dataset, prints what was found, and writes check.json and check.png to ``given.out``.
 
     Raises:
@@ -75,27 +82,43 @@ def checkup(given: config.DataCheckConfig, progress: bool = True) -> Checkup:
         except OSError as error:
             raise UserError(f"out: cannot write to '{out}' ({error.strerror}); wanted a folder") from None
     found, splits = check(data, given.tiny, given.near_limit, progress)
-    print("\n".join(report(found)))
+    print("\n".join(report(found, written=out is not None)))
     if out is not None:
         write_text(out / "check.json", json.dumps(found.plain(), indent=2) + "\n")
         print(f"written: {out / 'check.json'}", end="")
         if found.pairs:
             _draw(found, splits, given.max_pixels, out / "check.png")
             print(f", {out / 'check.png'}", end="")
+        else:
+            (out / "check.png").unlink(missing_ok=True)  # of an earlier check
         print()
     return found
 
 
-def report(found: Checkup) -> list[str]:
-    """Returns the findings as lines of text, each kind with what it means for training."""
+def report(found: Checkup, written: bool = False) -> list[str]:
+    """Returns the findings as lines of text, each kind with what it means for training.
+
+    Args:
+        found: What was found.
+        written: Whether check.json and check.png are written, too.
+    """
     counts = ", ".join(f"{n:,} {name}" for name, n in found.images.items())
     lines = [f"{found.dataset}{f' in {found.root}' if found.root else ''}: {counts} images"]
-    for part in (_layout, _unreadable, _balance, _tiny, _duplicates, _leakage, _conflicts):
+    for part in (_layout, _balance):
         lines += part(found)
+    for part in (_unreadable, _tiny, _duplicates, _leakage, _conflicts):
+        lines += part(found, written)
     if found.near_skipped:
         lines.append("near-duplicates: not looked for among so many images; --near_limit allows it")
-    lines.append("nothing that should be mended" if found.clean else "some of this should be mended, see above")
-    return lines
+    return [*lines, _verdict(found)]
+
+
+def _verdict(found: Checkup) -> str:
+    if not found.clean:
+        return "some of this should be mended, see above"
+    if suspected := [pair for pair in found.pairs if not pair.exact]:
+        return f"nothing certain was found, but {counted(len(suspected), 'suspected pair')} should be looked at"
+    return "nothing that should be mended"
 
 
 def _layout(found: Checkup) -> Iterator[str]:
@@ -105,13 +128,16 @@ def _layout(found: Checkup) -> Iterator[str]:
     if found.layout:
         yield "layout: pretraining can use these images, fine-tuning would refuse them:"
         yield from (f"  {line}" for line in found.layout)
+    if found.remarks:
+        yield "layout: fine as it is for pretraining; fine-tuning needs more:"
+        yield from (f"  {line}" for line in found.remarks)
 
 
-def _unreadable(found: Checkup) -> Iterator[str]:
+def _unreadable(found: Checkup, written: bool) -> Iterator[str]:
     if found.unreadable:
         yield f"unreadable: {counted(len(found.unreadable), 'file')}; training stops on them, or goes on without them"
         yield "  (--data.on_error skip):"
-        yield from _few([f"{bad['name']}: {bad['reason']}" for bad in found.unreadable])
+        yield from _few([f"{bad['name']}: {bad['reason']}" for bad in found.unreadable], written)
 
 
 def _balance(found: Checkup) -> Iterator[str]:
@@ -126,48 +152,57 @@ def _balance(found: Checkup) -> Iterator[str]:
         yield text
 
 
-def _tiny(found: Checkup) -> Iterator[str]:
+def _tiny(found: Checkup, written: bool) -> Iterator[str]:
     if found.tiny:
         many = counted(len(found.tiny), "image")
         yield f"tiny: {many} with a side under {found.tiny_below} px; small crops of them are mostly blur, and alike:"
-        yield from _few([f"{t['name']}: {t['width']} x {t['height']}" for t in found.tiny])
+        yield from _few([f"{t['name']}: {t['width']} x {t['height']}" for t in found.tiny], written)
 
 
-def _duplicates(found: Checkup) -> Iterator[str]:
+def _duplicates(found: Checkup, written: bool) -> Iterator[str]:
     groups = found.sorted_pairs()
     if exact := groups["duplicates"]:
         yield f"duplicates: {counted(len(exact), 'image')} that a split already has. In train, one picture then has two"
         yield "  targets, and instance discrimination is punished for recognising it; in test it counts twice. Remove:"
-        yield from _few([_shown(pair) for pair in exact])
+        yield from _few([_shown(pair) for pair in exact], written)
     if near := groups["near_duplicates"]:
         alike = f"hashes differ in up to {NEAR_BITS} of 64 bits, thumbnails correlate by {NEAR_CORRELATION['near']:g}"
         yield f"near-duplicates within a split: {counted(len(near), 'pair')} ({alike} or more)."
-        yield "  To be told apart by crops that look the same; harmless when few, look at the sheet:"
-        yield from _few([_shown(pair) for pair in near])
+        yield f"  To be told apart by crops that look the same; harmless when few, {_sheet(written)}:"
+        yield from _few([_shown(pair) for pair in near], written)
 
 
-def _leakage(found: Checkup) -> Iterator[str]:
+def _leakage(found: Checkup, written: bool) -> Iterator[str]:
     pairs = found.sorted_pairs()["leakage"]
     if same := [pair for pair in pairs if pair.exact]:
         yield f"leakage: {counted(len(same), 'pair')} of the same image in two splits; accuracies come out too high:"
-        yield from _few([_shown(pair) for pair in same])
+        yield from _few([_shown(pair) for pair in same], written)
     if near := [pair for pair in pairs if not pair.exact]:
         many = counted(len(near), "pair")
-        yield f"suspected leakage: {many} of nearly the same image in two splits; look at the sheet:"
-        yield from _few([_shown(pair) for pair in near])
+        yield f"suspected leakage: {many} of nearly the same image in two splits; {_sheet(written)}:"
+        yield from _few([_shown(pair) for pair in near], written)
 
 
-def _conflicts(found: Checkup) -> Iterator[str]:
-    if pairs := found.sorted_pairs()["conflicts"]:
-        many = counted(len(pairs), "pair")
-        yield f"conflicting labels: {many} of (nearly) the same image in two classes; one of them is wrong:"
-        yield from _few([_shown(pair) for pair in pairs])
+def _conflicts(found: Checkup, written: bool) -> Iterator[str]:
+    pairs = found.sorted_pairs()["conflicts"]
+    if same := [pair for pair in pairs if pair.exact]:
+        many = counted(len(same), "pair")
+        yield f"conflicting labels: {many} of the same image in two classes; one of them is wrong:"
+        yield from _few([_shown(pair) for pair in same], written)
+    if near := [pair for pair in pairs if not pair.exact]:
+        many = counted(len(near), "pair")
+        yield f"suspected conflicting labels: {many} of nearly the same image in two classes; {_sheet(written)}:"
+        yield from _few([_shown(pair) for pair in near], written)
 
 
-def _few(lines: list[str]) -> Iterator[str]:
+def _sheet(written: bool) -> str:
+    return "look at the sheet" if written else "look at the sheet that --out DIR draws"
+
+
+def _few(lines: list[str], written: bool) -> Iterator[str]:
     yield from (f"  {line}" for line in lines[:_NAMED])
     if len(lines) > _NAMED:
-        yield f"  and {len(lines) - _NAMED} more (--out DIR lists all)"
+        yield f"  and {len(lines) - _NAMED} more ({'check.json' if written else '--out DIR'} lists all)"
 
 
 def _shown(pair: Pair) -> str:

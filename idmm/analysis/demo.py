@@ -161,6 +161,7 @@ def _pictures(out: Path, result: dict, stage1: PretrainConfig) -> None:
     from idmm.data.cache import load_split
     from idmm.data.datasets import open_splits
     from idmm.data.views import short_side_bound
+    from idmm.recipes import settle_method
     from idmm.stages.common import describe_backbone
 
     def curves(name: str) -> list[list[dict]]:
@@ -175,6 +176,7 @@ def _pictures(out: Path, result: dict, stage1: PretrainConfig) -> None:
     }
     plots.loss_panels(panels, out / "loss.png")
 
+    stage1, _ = settle_method(stage1)
     smallest = min(group.scale[0] for group in stage1.views.crops)
     split = open_splits(stage1.data, labelled=False).train
     store = load_split(split, bound=short_side_bound(stage1.views.size, smallest), data=stage1.data)

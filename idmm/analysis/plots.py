@@ -1,4 +1,4 @@
-"""Pictures of runs, written as PNG: loss curves, a sheet of augmented crops, a comparison over seeds.
+"""Pictures of runs, written as PNG: loss curves, augmented crops, a comparison over seeds, accuracy over labels.
 
 Figures are made without pyplot, so no window opens and a user's own figures, backend and settings stay as they are.
 Colours are Okabe and Ito's, told apart by colour-blind readers; line styles and markers tell the same in grey print.
@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, NullLocator
 
 from idmm.config import Views
 from idmm.data.views import ViewMaker
@@ -230,6 +230,58 @@ def comparison(
     axis.set_ylabel(ylabel)
     axis.set_title(title, fontsize=11)
     _plain(axis)
+    _save(figure, path)
+
+
+def label_curves(
+    panels: dict[str, dict[str, list[tuple[float, float, float]]]],
+    path: str | Path,
+    *,
+    ylabel: str = "top-1 accuracy on the test images (%)",
+    chance: float | None = None,
+    seeds: int = 1,
+) -> None:
+    """Draws accuracy over the labelled images a class, with a band of one standard deviation over draws.
+
+    Args:
+        panels: Title -> label -> points (images a class, mean, standard deviation), in percent.
+        path: PNG to write.
+        ylabel: Of the accuracies.
+        chance: What guessing would reach, a dotted line.
+        seeds: Draws that the mean is of.
+    """
+    figure = Figure(figsize=(3.4 + 3.6 * len(panels), 4.2), layout="constrained")
+    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axis, (title, curves) in zip(axes, panels.items(), strict=True):
+        for number, (label, points) in enumerate(curves.items()):
+            x, mean, std = np.array(points, dtype=float).T
+            colour, style = COLOURS[number % len(COLOURS)], STYLES[number % len(STYLES)]
+            marker = {"marker": MARKERS[number % len(MARKERS)], "markeredgecolor": "white", "markersize": 7}
+            if std.any():
+                axis.fill_between(x, mean - std, mean + std, color=colour, alpha=0.18, linewidth=0)
+                for edge in (mean - std, mean + std):  # in grey print bands run into each other
+                    axis.plot(x, edge, color=colour, linewidth=0.6, linestyle=style)
+            axis.plot(x, mean, color=colour, linestyle=style, linewidth=1.8, label=_shortened(label), **marker)
+        ticks = sorted({x for points in curves.values() for x, _, _ in points})
+        axis.set_xscale("log")
+        axis.set_xticks(ticks, [f"{x:g}" for x in ticks])
+        axis.xaxis.set_minor_locator(NullLocator())
+        axis.set_xlim(ticks[0] / 1.2, ticks[-1] * 1.2)
+        axis.set_xlabel("labelled images a class")
+        axis.set_title(title, fontsize=11)
+        if chance is not None:
+            axis.axhline(chance, color="0.4", linewidth=1, linestyle=":")
+            where = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
+            axis.annotate("chance", (1, chance), (-2, 3), fontsize=8, ha="right", **where)
+        _plain(axis)
+    axes[0].set_ylim(0, 100)
+    axes[0].set_ylabel(ylabel)
+    band = f"mean, band: ± 1 standard\ndeviation over {seeds} draws" if seeds > 1 else None
+    lines = {line.get_label(): line for axis in axes for line in axis.lines if not line.get_label().startswith("_")}
+    figure.legend(
+        lines.values(), lines, loc="outside right upper", frameon=False, fontsize=9, title=band, title_fontsize=8,
+        alignment="left",
+    )  # fmt: skip
     _save(figure, path)
 
 

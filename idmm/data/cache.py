@@ -3,6 +3,7 @@
 import hashlib
 import logging
 import os
+import shlex
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -143,7 +144,9 @@ def _from_disk(loading: "_Loading", part: str) -> ImageStore | None:
                 store = _opened(loading, shelf)  # another process may have filled it
                 if store is None and loading.fits(shelf, must):
                     store = loading.store(shelf.write(loading.run), shelf.pixels)
-                    log.info("cache: kept in '%s' for later runs; 'idmm data cache' clears it", shelf.path)
+                    where = f" --dir {shlex.quote(loading.data.cache_dir)}" if loading.data.cache_dir else ""
+                    command = f"idmm data cache --clear{where}"
+                    log.info("cache: kept in '%s' for later runs; clear all that is kept: %s", shelf.path, command)
         return store
     except UserError as error:
         if must or loading.judged:

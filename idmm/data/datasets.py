@@ -14,8 +14,8 @@ from idmm.data.download import fetch
 from idmm.data.readers.layout import NotThere
 from idmm.data.registry import spec_of
 from idmm.data.spec import Spec
-from idmm.data.split import Split, Splits
-from idmm.errors import UserError
+from idmm.data.split import ForPretraining, Split, Splits
+from idmm.errors import UserError, listed
 from idmm.seeding import numpy_rng
 
 log = logging.getLogger(__name__)
@@ -45,14 +45,16 @@ def open_splits(data: config.Data, labelled: bool) -> Splits:
         _judge(spec, splits.size_mismatch, data.allow_size_mismatch)
     splits = _hold_out(splits, data.val_fraction)
     if labelled and splits.train.labels is None:
-        raise UserError(f"data.name: '{data.name}' has no labels; fine-tuning needs them")
+        raise ForPretraining(f"data.name: '{data.name}' has no labels; fine-tuning needs them")
     if labelled and splits.test is None:
         where = f"data.root: '{data.root}' has no 'val' or 'test' folder to evaluate on"
         if data.name != "folder":
             where = f"data.name: '{data.name}' has no split to evaluate on"
-        raise UserError(f"{where}; add one, or hold out a share of train with --data.val_fraction, e.g. 0.2")
+        raise ForPretraining(f"{where}; add one, or hold out a share of train with --data.val_fraction, e.g. 0.2")
     if data.subset is not None:
         splits = replace(splits, train=draw_subset(splits.train, data.subset))
+        if labelled:
+            _warn_of_empty_classes(splits.train)
     return splits
 
 
@@ -114,7 +116,15 @@ def draw_subset(split: Split, subset: config.Subset) -> Split:
         if faults:
             raise UserError(*faults)
     counts = [subset.total or subset.per_class or max(1, _share(subset.fraction, len(g))) for g in groups]
-    return split.take(_draw(groups, counts, numpy_rng(subset.seed, "subset")))
+    drawn = split.take(_draw(groups, counts, numpy_rng(subset.seed, "subset")))
+    return replace(drawn, drawn=f"{split.drawn} {subset!r}")
+
+
+def _warn_of_empty_classes(train: Split) -> None:
+    left = np.bincount(train.labels, minlength=len(train.classes))
+    if empty := [name for name, count in zip(train.classes, left, strict=True) if not count]:
+        what = f"{len(empty)} of {len(train.classes)} classes have no training image in it: {listed(empty)}"
+        log.warning("data.subset: %s; per_class or fraction draws from each", what)
 
 
 def _hold_out(splits: Splits, fraction: float) -> Splits:
@@ -134,7 +144,8 @@ def _hold_out(splits: Splits, fraction: float) -> Splits:
     if not len(held):
         raise UserError(f"data.val_fraction: {fraction:g} holds out no image, as every class has one only")
     kept = np.setdiff1d(np.arange(len(splits.train)), held)
-    train, held = splits.train.take(kept), splits.train.take(held)
+    train = replace(splits.train.take(kept), drawn=f"but {fraction!r}")
+    held = replace(splits.train.take(held), drawn=f"{fraction!r} of train")
     if splits.test is None:
         return replace(splits, train=train, test=held)
     return replace(splits, train=train, val=held)

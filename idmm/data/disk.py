@@ -79,14 +79,13 @@ class Shelf:
         split: Its images.
         part: ``train``, ``val`` or ``test``.
         bound: Longest short side kept (pixels), or None.
-        data: The config's section: ``cache_dir``, and what else tells this split from others.
+        data: The config's section: ``cache_dir``, and which dataset it is.
     """
 
     def __init__(self, split: Split, part: str, bound: int | None, data: config.Data):
         self.folder_of_all = cache_folder(data.cache_dir)
         root = os.path.realpath(os.path.expanduser(data.root)) if data.root else None
-        subset = repr(data.subset) if part == "train" else None
-        key = repr((data.name, root, part, bound, subset, data.val_fraction))
+        key = repr((data.name, root, part, bound, split.drawn))
         name = "".join(c if c.isalnum() else "-" for c in data.name)[-40:]
         self.path = self.folder_of_all / f"{name}-{part}-{bound or 'full'}-{_hash(key)[:10]}"
         self.signature = _signature(split, bound, data.max_pixels)

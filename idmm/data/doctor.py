@@ -12,7 +12,9 @@ from idmm import config
 from idmm.data.datasets import open_splits
 from idmm.data.images import BadImage, decode, read
 from idmm.data.parallel import in_order
-from idmm.data.split import Split, Splits
+from idmm.data.readers.folder import read_all
+from idmm.data.readers.layout import root_folder
+from idmm.data.split import ForPretraining, Split, Splits
 from idmm.errors import UserError
 
 HASH_SIDE, HASH_BITS = 32, 64  # pixels that are transformed, coefficients that are kept
@@ -73,7 +75,8 @@ class Checkup:
     Attributes:
         dataset, root: What was looked at.
         images: Number of images of each split.
-        layout: Why fine-tuning would refuse the dataset.
+        layout: What is wrong with the folders, so that fine-tuning would refuse the dataset.
+        remarks: What fine-tuning would need beside what is there; pretraining is fine without.
         size_mismatch: What is not as the protocol has it: ``{"train": [found, wanted]}``.
         unreadable: ``{"split", "name", "reason"}`` each.
         classes: For each split the number of images of each class.
@@ -86,6 +89,7 @@ class Checkup:
     root: str | None
     images: dict[str, int] = field(default_factory=dict)
     layout: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
     size_mismatch: dict[str, list[int]] = field(default_factory=dict)
     unreadable: list[dict] = field(default_factory=list)
     classes: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -145,27 +149,30 @@ def check(data: config.Data, tiny: int, near_limit: int, progress: bool = False)
         UserError: The dataset cannot be opened at all.
     """
     data = replace(data, allow_size_mismatch=True, val_fraction=0.0, subset=None)
-    splits, layout = _opened(data)
-    found = Checkup(data.name, data.root, layout=layout, size_mismatch=splits.size_mismatch, tiny_below=tiny)
+    splits, layout, remarks = _opened(data)
+    about = {"layout": layout, "remarks": remarks}
+    found = Checkup(data.name, data.root, **about, size_mismatch=splits.size_mismatch, tiny_below=tiny)
     where, seen = [], []
     for name, split in (("train", splits.train), ("val", splits.val), ("test", splits.test)):
         if split is not None:
             found.images[name] = len(split)
             if split.labels is not None:
-                counts = np.bincount(split.labels, minlength=len(split.classes))
+                counts = np.bincount(split.labels[split.labels >= 0], minlength=len(split.classes))
                 found.classes[name] = dict(zip(split.classes, counts.tolist(), strict=True))
             _look(found, name, split, data.max_pixels, where, seen, progress)
     found.pairs, found.near_skipped = _pairs(where, seen, near_limit)
     return found, splits
 
 
-def _opened(data: config.Data) -> tuple[Splits, list[str]]:
-    """Opens the dataset as fine-tuning does; where that fails, as pretraining does, with fine-tuning's reasons."""
+def _opened(data: config.Data) -> tuple[Splits, list[str], list[str]]:
+    """Opens the dataset as fine-tuning does; where that fails, all that is there, with faults or remarks on it."""
     try:
-        return open_splits(data, labelled=True), []
+        return open_splits(data, labelled=True), [], []
     except UserError as error:
-        splits = open_splits(data, labelled=False)
-        return splits, list(error.faults)
+        fault = error
+    splits = read_all(str(root_folder(data))) if data.name == "folder" else open_splits(data, labelled=False)
+    lines = list(fault.faults)
+    return (splits, [], lines) if isinstance(fault, ForPretraining) else (splits, lines, [])
 
 
 def _look(found: Checkup, name: str, split: Split, max_pixels: int, where: list, seen: list, progress: bool) -> None:
@@ -178,7 +185,7 @@ def _look(found: Checkup, name: str, split: Split, max_pixels: int, where: list,
         if min(look.size) < found.tiny_below:
             size = {"height": look.size[0], "width": look.size[1]}
             found.tiny.append({"split": name, "name": split.names[i], **size})
-        label = None if split.labels is None else split.classes[split.labels[i]]
+        label = None if split.labels is None or split.labels[i] < 0 else split.classes[split.labels[i]]
         where.append(Where(name, i, split.names[i], label))
         seen.append(look)
 

@@ -125,10 +125,10 @@ def training_batches(maker: Maker, plan: BatchPlan, workers: int, epoch: int = 0
 
 
 def evaluation_batches(
-    maker: Maker, count: int, batch_size: int, workers: int, rank: int = 0, world: int = 1
+    maker: Maker, images: np.ndarray, batch_size: int, workers: int, rank: int = 0, world: int = 1
 ) -> Iterator[dict]:
-    """Yields this process's share of ``range(count)``, in order, each image once."""
-    mine = np.arange(rank, count, world)
+    """Yields this process's share of the image numbers ``images`` [n], in order, each once."""
+    mine = images[rank::world]
     return _load(maker, [(0, mine[i : i + batch_size], 1.0) for i in range(0, len(mine), batch_size)], workers)
 
 

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from idmm import config
-from idmm.data.readers import arrays, folder, imagenet, lists
+from idmm.data.readers import arrays, folder, imagenet, lists, pictures
 from idmm.data.readers.hub import PREFIX, STREAMING, STREAMS, read_hub
 from idmm.data.readers.layout import root_folder
 from idmm.data.spec import Archive, Spec
@@ -26,7 +26,7 @@ def spec_of(name: str) -> Spec:
     if name in DATASETS:
         return DATASETS[name]
     if name.startswith(PREFIX):
-        title = "a dataset of the Hugging Face hub, or a folder in its format"
+        title = "a dataset of the Hugging Face hub, fetched through --data.download true, or a folder in its format"
         return Spec(name, None, None, None, read_hub, title, source="https://huggingface.co/datasets")
     if name.startswith(STREAMS):
         raise UserError(f"data.name: '{name}' {STREAMING}")
@@ -273,6 +273,20 @@ _DIGITS = Spec(
     licence="CC BY 4.0",
     source="https://archive.ics.uci.edu/dataset/80",
 )  # fmt: skip
+_PHOTOS = Spec(
+    "photos", 16, 768, 256, pictures.read_photos,
+    title="32 px tiles of 16 pictures that scikit-image and scikit-learn ship (extra 'demo'); needs no files",
+    citation="van der Walt et al.: scikit-image: image processing in Python, PeerJ 2014",
+    licence="free to use, see scikit-image's data/README.txt",
+    source="https://scikit-image.org",
+)  # fmt: skip
+_FACES = Spec(
+    "faces", 2, 140, 60, pictures.read_faces,
+    title="faces and other patches of 25 px that scikit-image ships (extra 'demo'); needs no files",
+    citation="Huang, Ramesh, Berg, Learned-Miller: Labeled Faces in the Wild, UMass 2007",
+    licence="free to use, see scikit-image's data/README.txt",
+    source="https://scikit-image.org",
+)  # fmt: skip
 _FOLDER = Spec(
     "folder", None, None, None, _read_folder,
     title="your own images",
@@ -285,6 +299,6 @@ DATASETS: dict[str, Spec] = {
         *(_FLOWERS, _PETS, _DTD, _INDOOR67, _CUB200, _AIRCRAFT, _CARS),
         *(_CIFAR10, _CIFAR100, _SVHN),
         *_DOMAINS,
-        *(_IMAGENET, _IMAGENET100, _DIGITS, _FOLDER),
+        *(_IMAGENET, _IMAGENET100, _DIGITS, _PHOTOS, _FACES, _FOLDER),
     )
 }

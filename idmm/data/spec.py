@@ -59,3 +59,8 @@ class Spec:
     layout: tuple[str, ...] = ()
     archives: tuple[Archive, ...] = ()
     manual: str = ""
+
+    @property
+    def embedded(self) -> bool:
+        """Whether a package ships it: it has no files and no ``data.root``."""
+        return not self.layout

@@ -6,6 +6,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from idmm.errors import UserError
+
+
+class ForPretraining(UserError):
+    """What is there is as pretraining wants it, but fine-tuning needs more."""
+
 
 class LazyFiles(Sequence):
     """Encoded images that lie in no file of their own; an item is a file's bytes, read when it is asked for."""
@@ -29,12 +35,14 @@ class Split:
         names: A name for each image that stays the same wherever the dataset lies, with '/' for separator.
         labels: int64 [N], or None.
         classes: Name of each label, or None.
+        drawn: How it was drawn from a whole split; empty: it is whole.
     """
 
     items: list[str] | np.ndarray | LazyFiles
     names: list[str]
     labels: np.ndarray | None
     classes: list[str] | None
+    drawn: str = ""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -58,6 +66,7 @@ class Split:
             names=[self.names[i] for i in indices],
             labels=None if self.labels is None else self.labels[indices],
             classes=self.classes,
+            drawn=self.drawn,
         )
 
 

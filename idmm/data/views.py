@@ -182,7 +182,8 @@ class ViewMaker:
     """Makes the views of a batch: what the loader of stage 1 calls.
 
     Args:
-        store: Images by number: ``store.image(i)`` -> uint8 [3, H, W], ``store.sizes`` [N, 2].
+        store: Images by number: ``store.image(i)`` -> uint8 [3, H, W], ``store.sizes`` [N, 2],
+            ``store.labels`` int64 [N] or None.
         config: Crops and colours.
         mean: Of each channel; one value makes the views grey.
         std: Likewise.
@@ -193,7 +194,10 @@ class ViewMaker:
         self.store, self.config, self.mean, self.std, self.seed = store, config, mean, std, seed
 
     def __call__(self, epoch: int, indices: np.ndarray) -> dict:
-        """Returns ``views`` (a list of float [B, count, C, S, S], a crop group each) and ``index`` (int64 [B])."""
+        """Returns ``views`` (a list of float [B, count, C, S, S], a crop group each) and ``index`` (int64 [B]).
+
+        With labels ``label`` too (int64 [B]).
+        """
         images = [self.store.image(i) for i in indices]
         groups = []
         for number, group in enumerate(self.config.crops):
@@ -201,7 +205,10 @@ class ViewMaker:
             plan = draw_views(self.config, group, key, indices, self.store.sizes[indices])
             views = make_views(images, plan, group.count, self.config)  # [B, count, 3, S, S]
             groups.append(normalise(views.flatten(0, 1), self.mean, self.std).unflatten(0, views.shape[:2]))
-        return {"views": groups, "index": torch.from_numpy(np.asarray(indices))}
+        batch = {"views": groups, "index": torch.from_numpy(np.asarray(indices))}
+        if self.store.labels is not None:
+            batch["label"] = torch.from_numpy(self.store.labels[indices])
+        return batch
 
 
 def _mask(flags: np.ndarray) -> Tensor:

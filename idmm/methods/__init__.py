@@ -1,1 +1,25 @@
-"""Training methods, one file each; the contract is in ``base``."""
+"""Training methods, one file each; made by name, so that a library is imported by the method that needs it alone."""
+
+import importlib
+
+from torch import nn
+
+from idmm.config import Method as MethodConfig
+from idmm.methods.base import Facts, Method
+from idmm.methods.drloc import Localization
+from idmm.recipes import METHODS
+
+
+def create_method(
+    backbone: nn.Module, facts: Facts, config: MethodConfig, localization: Localization | None = None
+) -> Method:
+    """Makes the pretraining method that ``config.name`` names (seed the global generators around it).
+
+    Args:
+        backbone: A timm model with ``num_classes=0``.
+        facts: Of the run.
+        config: Settled by :func:`idmm.recipes.settle_method`.
+        localization: An extra loss on the grid of embeddings, or None.
+    """
+    module, name = METHODS[config.name].implementation.split(":")
+    return getattr(importlib.import_module(f"idmm.methods.{module}"), name)(backbone, facts, config, localization)

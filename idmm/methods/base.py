@@ -1,26 +1,56 @@
 """What the training loop asks of a method: a loss for a batch, and no more."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from torch import Tensor, nn
+
+from idmm.methods.drloc import Localization
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a method may need to know of the run."""
+
+    images: int
+    """Training images N; from the data, never a flag."""
+    batch_size: int
+    """Images of an optimizer step."""
+    epochs: int
+    """Length of the run."""
+    steps: int
+    """Optimizer steps of the run."""
+    classes: int | None = None
+    """Classes K, where there are labels."""
 
 
 class Method(nn.Module):
     """A backbone with what a method adds to it. The loop knows neither.
 
+    Args:
+        backbone: A timm model: images [B, C, S, S] -> features [B, d].
+        localization: An extra loss on the grid of embeddings of all images that need gradients, or None.
+
     Attributes:
-        backbone: The timm model that is trained, averaged (EMA) and exported.
+        backbone: The timm model that is trained and averaged (EMA).
         lr_scales: Learning rate of a child module by name, as a multiple of the run's; 1 where not named.
     """
 
-    def __init__(self, backbone: nn.Module):
+    def __init__(self, backbone: nn.Module, localization: Localization | None = None):
         super().__init__()
-        self.backbone = backbone
+        self.backbone, self.localization = backbone, localization
         self.lr_scales: dict[str, float] = {}
+
+    @property
+    def exported(self) -> nn.Module:
+        """The backbone that the run is for; the one that is trained, unless a method says otherwise."""
+        return self.backbone
 
     def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
         """Computes the loss of a batch.
 
         Args:
-            batch: From the loader, on the device.
+            batch: From the loader, on the device; ``weight`` 0 marks images that only keep this process in step.
             key: Seed of this pass's own random choices, another for each step, pass and process.
             epoch: Counted from 0.
 
@@ -29,5 +59,25 @@ class Method(nn.Module):
         """
         raise NotImplementedError(f"{type(self).__name__} must compute a loss")
 
+    def features(self, images: Tensor, key: int, epoch: int) -> tuple[Tensor, Tensor | float, dict[str, Tensor]]:
+        """Returns pooled features [B, d], the extra loss and its log, of one forward pass."""
+        if self.localization is None:
+            return self.backbone(images), 0.0, {}
+        return self.localization(self.backbone, images, key, epoch)
+
+    def prepare(self, extract: Callable[[], Tensor]) -> None:
+        """Acts before the first step of a new run; ``extract`` gives all images' features [N, d] on the CPU."""
+
+    def before_step(self, epoch: int) -> None:
+        """Acts between the backward pass and the optimizer step (gradients to drop); nothing by default."""
+
     def after_step(self, step: int) -> None:
-        """Acts after an optimizer step (a momentum encoder, a queue); nothing by default."""
+        """Acts after an optimizer step, counted from 0 (a momentum encoder); nothing by default."""
+
+    def embed(self, features: Tensor) -> Tensor:
+        """Returns what the loss compares, of pooled features [B, d] of ``exported``; collapse shows there first."""
+        return features
+
+    def diagnose(self, features: Tensor, index: Tensor) -> dict[str, float]:
+        """Returns measures of its own, of training images' pooled features [B, d] (``exported``'s) and numbers [B]."""
+        return {}

@@ -1,14 +1,18 @@
 """Dense relative localization as an extra term of a method's loss; its head lives here, never in the backbone."""
 
+import logging
 import math
 
 import torch
 from torch import Tensor, nn
 
 from idmm.config import DrLoc
+from idmm.errors import UserError
 from idmm.losses.drloc import DenseRelativeLocalization
 from idmm.models.grid import as_grid, block_outputs
 from idmm.seeding import numpy_rng
+
+log = logging.getLogger("idmm")
 
 
 class Localization(nn.Module):
@@ -22,13 +26,22 @@ class Localization(nn.Module):
         epochs: Length of the stage, which the weight's decay ends with (epochs).
 
     Raises:
-        UserError: The model's features are no grid, or mode l1_all and it has no transformer blocks.
+        UserError: The model's features are no grid, or one of a single place, or mode l1_all and it has no transformer
+            blocks.
     """
 
     def __init__(self, backbone: nn.Module, config: DrLoc, size: int, in_chans: int, epochs: int):
         super().__init__()
         self.config, self.epochs = config, epochs
         grids = self._probe(backbone, size, in_chans)
+        if min(grids[-1].shape[2:]) < 2:
+            rows, columns = grids[-1].shape[2:]
+            wanted = "drloc.weight wants larger images or a backbone of finer grids"
+            raise UserError(
+                f"drloc.weight: at {size} px the final grid is {rows}x{columns}, nothing is apart; {wanted}"
+            )
+        if config.warmup_epochs >= epochs:
+            log.warning("drloc.warmup_epochs: %d, but the stage has %d epochs", config.warmup_epochs, epochs)
         widths = [grid.shape[1] for grid in grids]
         self.loss = DenseRelativeLocalization(
             widths if config.mode == "l1_all" else widths[0],
@@ -50,8 +63,9 @@ class Localization(nn.Module):
         """
         features, grids = self._run(backbone, images)
         loss = self.loss(grids if self.config.mode == "l1_all" else grids[0], numpy_rng(key, "drloc"))
-        logs = {"drloc": loss.detach()}
-        return backbone.forward_head(features), self.weight(epoch) * loss, logs
+        weight = self.weight(epoch)
+        logs = {"drloc": loss.detach(), "drloc_weight": torch.tensor(weight, device=loss.device)}
+        return backbone.forward_head(features), weight * loss, logs
 
     def weight(self, epoch: int) -> float:
         """Weight of the loss in an epoch, counted from 0: linear warm-up, then constant or falling to zero."""
@@ -68,7 +82,7 @@ class Localization(nn.Module):
         if self.config.mode != "l1_all":
             features = backbone.forward_features(images)
             return features, [as_grid(backbone, features, size)]
-        with block_outputs(backbone) as outputs:
+        with block_outputs(backbone, "drloc.mode: l1_all") as outputs:
             features = backbone.forward_features(images)
         return features, [as_grid(backbone, output, size) for output in outputs]
 

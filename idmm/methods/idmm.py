@@ -1,15 +1,16 @@
 """IDMM: instance discrimination with multi-crop and CutMix (Cao, Yu, Wu, ECCV 2022)."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from idmm import config
 from idmm.losses.instance import instance_discrimination_loss
-from idmm.methods.base import Method
+from idmm.methods.base import Facts, Method
+from idmm.methods.common import head_dim, mixed_groups, projection_head
 from idmm.methods.drloc import Localization
-from idmm.mixing import draw_cutmix, mix_images
-from idmm.seeding import numpy_rng
 
 
 class InstanceClassifier(nn.Module):
@@ -39,6 +40,12 @@ class InstanceClassifier(nn.Module):
         return instance_discrimination_loss(features, weight, target, mixed_target, lam, smoothing, chunk, self.bias)
 
     @torch.no_grad()
+    def nearest(self, features: Tensor) -> Tensor:
+        """Returns the instance with the largest logit, of features [B, d] -> int64 [B]."""
+        weight = self.weight if self.scale is None else F.normalize(self.weight, dim=1)
+        return F.linear(features.float(), weight, self.bias).argmax(1)  # of a length or a scale it does not depend
+
+    @torch.no_grad()
     def start_from(self, features: Tensor) -> None:
         """Sets the rows to the images' own features [N, d], centred and brought to unit length."""
         self.weight.copy_(F.normalize(features - features.mean(0), dim=1))
@@ -49,50 +56,42 @@ class IDMM(Method):
 
     Args:
         backbone: A timm model with ``num_classes=0``: images [B, C, S, S] -> features [B, d].
-        instances: Images N; from the data, never a flag.
-        width: Of the features, d.
+        facts: Of the run; the N-way layer has a row for each of its images.
         config: The method's switches.
         localization: An extra loss on the grid of embeddings of all crops, or None.
     """
 
     def __init__(
-        self,
-        backbone: nn.Module,
-        instances: int,
-        width: int,
-        config: config.Method,
-        localization: Localization | None = None,
+        self, backbone: nn.Module, facts: Facts, config: config.Method, localization: Localization | None = None
     ):
-        super().__init__(backbone)
-        self.config, self.localization = config, localization
-        self.classifier = InstanceClassifier(instances, width, config)
+        super().__init__(backbone, localization)
+        self.config = config
+        self.head = projection_head(backbone, config)  # Table 9; the paper's recipe has none
+        self.classifier = InstanceClassifier(facts.images, head_dim(backbone, config), config)
         self.lr_scales["classifier"] = config.classifier_lr_scale
 
     def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
         """Computes the loss of ``batch["views"]`` (a list of [B, count, C, S, S]) of images ``batch["index"]`` [B]."""
-        images, targets = [], []
-        for number, views in enumerate(batch["views"]):
-            target = batch["index"].repeat_interleave(views.shape[1])  # [B] -> [B*count], views of an image together
-            views, *mixed = self._mix(views.flatten(0, 1), target, key, number)
-            images.append(views)  # [B*count, C, S, S]
-            targets.append((target, *mixed))
-        features, extra, logs = self._outputs(torch.cat(images), key, epoch)  # all groups in one forward: [V, d]
-        groups = features.split([len(group) for group in images])
-        losses = [self.classifier(z, *target) for z, target in zip(groups, targets, strict=True)]
+        groups = list(mixed_groups(batch, batch["index"], self.config.cutmix_alpha, key))
+        features, extra, logs = self.features(torch.cat([views for views, *_ in groups]), key, epoch)  # [V, d]
+        rows = self.head(features).split([len(views) for views, *_ in groups])
+        losses = [self.classifier(z, *targets) for z, (_, *targets) in zip(rows, groups, strict=True)]
         if self.classifier.scale is not None:
             logs["scale"] = self.classifier.scale.detach()
         return {"loss": sum(losses) + extra, **logs}
 
-    def _outputs(self, images: Tensor, key: int, epoch: int) -> tuple[Tensor, Tensor | float, dict[str, Tensor]]:
-        """Returns pooled features, the extra loss and its log, of one forward pass."""
-        if self.localization is None:
-            return self.backbone(images), 0.0, {}
-        return self.localization(self.backbone, images, key, epoch)
+    @torch.no_grad()
+    def prepare(self, extract: Callable[[], Tensor]) -> None:
+        """Starts the N-way layer from the untrained network's own features, where it is to."""
+        if self.config.classifier_init == "features":
+            self.classifier.start_from(self.head(extract()))
 
-    def _mix(self, views: Tensor, target: Tensor, key: int, group: int) -> tuple[Tensor, Tensor | None, float]:
-        """Returns the views, the instances mixed into them (None: none) and the share of their own pixels."""
-        if not self.config.cutmix_alpha:
-            return views, None, 1.0
-        rng = numpy_rng(key, "cutmix", group)
-        mix = draw_cutmix(len(views), *views.shape[-2:], self.config.cutmix_alpha, rng)
-        return mix_images(views, mix), target[mix.partner.to(target.device)], mix.lam
+    def embed(self, features: Tensor) -> Tensor:
+        """Returns the projections, [B, d] -> [B, dim]; the features where there is no projection."""
+        return self.head(features)
+
+    def diagnose(self, features: Tensor, index: Tensor) -> dict[str, float]:
+        """Returns ``instance_accuracy``: how many of the images are told from all others (percent)."""
+        return {
+            "instance_accuracy": 100 * float((self.classifier.nearest(self.head(features)) == index).float().mean())
+        }

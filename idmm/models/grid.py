@@ -40,8 +40,12 @@ def logits_and_grid(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @contextlib.contextmanager
-def block_outputs(model: nn.Module) -> Iterator[list[Tensor]]:
+def block_outputs(model: nn.Module, field: str = "model.name") -> Iterator[list[Tensor]]:
     """Collects what each transformer block puts out in the forward passes inside the block; :func:`as_grid` reads it.
+
+    Args:
+        model: Whose blocks.
+        field: What asks for them, for the message.
 
     Raises:
         UserError: The model has no transformer blocks.
@@ -49,7 +53,7 @@ def block_outputs(model: nn.Module) -> Iterator[list[Tensor]]:
     named = [module for name, module in model.named_modules() if _BLOCK.search(name)]
     blocks = [module for module in named if not isinstance(module, (nn.ModuleList, nn.Sequential))]
     if not blocks:
-        raise UserError(f"model.name: {model_name(model)} has no transformer blocks")
+        raise UserError(f"{field}: {model_name(model)} has no transformer blocks")
     outputs: list[Tensor] = []
 
     def keep(module, args, output):

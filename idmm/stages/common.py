@@ -5,16 +5,17 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from idmm import config, distributed, options
 from idmm.checkpoint import RunFolder
-from idmm.data.augment import TestImages
 from idmm.data.cache import ImageStore, compare, fingerprint, load_split
 from idmm.data.datasets import open_splits
-from idmm.data.loaders import BatchPlan, evaluation_batches, worker_count
+from idmm.data.loaders import BatchPlan
 from idmm.engine import Session
 from idmm.errors import Interrupted, UserError
+from idmm.features import centre_crops
 from idmm.methods.drloc import Localization
 from idmm.models import check_kwargs, check_name, create_backbone
 from idmm.models.weights import Checkpoint, read_checkpoint
@@ -220,13 +221,18 @@ def _differences(old: dict, new: dict) -> list[str]:
     return lines
 
 
-def test_batches(opened: Session, store: ImageStore, size: int, crop_pct: float, backbone: Backbone, batch_size: int):
-    """Yields this process's share of a split, centre-cropped, until the run is interrupted."""
-    maker = TestImages(store, size, crop_pct, backbone.mean, backbone.std)
-    rank, world = distributed.rank(), distributed.world()
-    few = len(store) <= 2 * batch_size * world  # workers would take longer to start than to work
-    workers = 0 if few else worker_count(opened.workers, batch_size * backbone.in_chans * size**2 * 4)[0]
-    return opened.interrupts.watch(evaluation_batches(maker, len(store), batch_size, workers, rank, world))
+def test_batches(
+    opened: Session,
+    store: ImageStore,
+    size: int,
+    crop_pct: float,
+    backbone: Backbone,
+    batch_size: int,
+    images: np.ndarray | None = None,
+):
+    """Yields this process's share of a split, centre-cropped, until the run is interrupted; ``images``: only those."""
+    crops = centre_crops(store, size, crop_pct, backbone.mean, backbone.std, batch_size, opened.workers, images)
+    return opened.interrupts.watch(crops)
 
 
 test_batches.__test__ = False  # not a test case, whatever pytest thinks of the name

@@ -10,7 +10,7 @@ from idmm.data.augment import TrainImages
 from idmm.data.cache import ImageStore
 from idmm.data.registry import spec_of
 from idmm.data.views import short_side_bound
-from idmm.engine import Loop, Session, StagePlan
+from idmm.engine import Evaluation, Loop, Session, StagePlan
 from idmm.methods.finetune import Finetune
 from idmm.models.build import backbone_state, export_kwargs
 from idmm.models.weights import load_weights, save_model
@@ -125,9 +125,7 @@ def _plan(
         lr=stage.lr,
         warmup_epochs=config.train.warmup_epochs,
         layer_decay=config.train.layer_decay,
-        evaluate=_evaluate(run, held, stage, config, described),
-        evaluate_every=config.train.eval_every,
-        evaluate_images=len(held),
+        evaluations=[Evaluation(_evaluate(run, held, stage, config, described), config.train.eval_every, len(held))],
     )
 
 

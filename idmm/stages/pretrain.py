@@ -2,15 +2,20 @@
 
 import logging
 
+import numpy as np
+import torch
+
 from idmm import evaluate, options
-from idmm.config import PretrainConfig
+from idmm.config import PretrainConfig, PretrainTrain
 from idmm.data.views import ViewMaker, short_side_bound
-from idmm.engine import Loop, Session, StagePlan
-from idmm.errors import UserError
-from idmm.methods.idmm import IDMM
+from idmm.engine import Evaluation, Loop, Session, StagePlan
+from idmm.errors import RunError, UserError
+from idmm.methods import Facts, Method, create_method
 from idmm.models.build import export_kwargs
 from idmm.models.weights import load_weights, save_model
-from idmm.seeding import derive, seeded
+from idmm.monitor import Monitor
+from idmm.recipes import METHODS, settle_method
+from idmm.seeding import derive, permutation, seeded
 from idmm.stages.common import (
     Backbone,
     Stores,
@@ -28,7 +33,7 @@ EVAL_BATCH = 256
 
 
 def pretrain(config: PretrainConfig | dict | str) -> dict:
-    """Pretrains a backbone by instance discrimination and writes it to ``config.out``.
+    """Pretrains a backbone by ``config.method.name`` and writes it to ``config.out``.
 
     Args:
         config: A PretrainConfig, a mapping of its keys, or the path of a YAML file.
@@ -41,20 +46,22 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
         RunError: Training could not go on (diverged, out of memory, disk full).
         Interrupted: Ctrl-C or SIGTERM; the state is saved.
     """
-    config, described, notes = settle(options.build(PretrainConfig, config))
+    config, chosen = settle_method(options.build(PretrainConfig, config))
+    config, described, notes = settle(config)
+    labelled = METHODS[config.method.name].labelled
     with session(config) as run:
         if run.run.finished:
             log.info("%s: finished already, nothing to do", config.out)
             return run.run.result()
-        for note in notes:
+        for note in chosen + notes:
             log.info("%s", note)
 
         # ------------------------------------------------------------------ images
         smallest = min(group.scale[0] for group in config.views.crops)
         bound = short_side_bound(config.views.size, smallest)
-        stores = load_images(config, run.run, bound, labelled=False, evaluated=config.train.knn_every > 0)
+        stores = load_images(config, run.run, bound, labelled=labelled, evaluated=config.train.knn_every > 0)
         if len(stores.train) < 2:
-            raise UserError("data.root: 1 image to train on; instance discrimination needs at least 2")
+            raise UserError("data.root: 1 image to train on; telling images apart needs at least 2")
 
         # ------------------------------------------------------------------ model
         backbone = described.build(config.views.size, config.seed)
@@ -67,23 +74,27 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
                 strict=config.model.strict,
             )
             log.info("%s", report)
-        with seeded(derive(config.seed, "method")):
-            extra = localization(config, backbone, config.views.size, described, config.train.epochs)
-            method = IDMM(backbone, len(stores.train), backbone.num_features, config.method, extra)
-        if config.method.classifier_init == "features" and run.run.state is None:
-            method.classifier.start_from(_features(run, backbone, stores.train, config, described))
-
-        # ------------------------------------------------------------------ training
         train = config.train
         order = derive(config.seed, "stage", 1)
+        batches = batch_plan(train, len(stores.train), train.epochs, train.batch_size, order)
+        with seeded(derive(config.seed, "method")):
+            extra = localization(config, backbone, config.views.size, described, train.epochs)
+            method = create_method(backbone, _facts(stores, train, batches.steps_per_epoch), config.method, extra)
+        if run.run.state is None:
+            method.prepare(lambda: _features(run, backbone, stores.train, config, described))
+
+        # ------------------------------------------------------------------ training
         plan = StagePlan(
             number=1,
             label="pretrain",
-            batches=batch_plan(train, len(stores.train), train.epochs, train.batch_size, order),
+            batches=batches,
             maker=ViewMaker(stores.train, config.views, described.mean, described.std, config.seed),
             lr=train.lr,
             warmup_epochs=train.warmup_epochs,
-            **_knn(run, stores, config, described),
+            evaluations=[
+                *_knn(run, stores, config, described),
+                *_monitor(run, method, stores, config, described),
+            ],
         )
         loop = Loop(run, method, plan)
         loop.fit()
@@ -105,29 +116,60 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
         return result
 
 
-def _features(run: Session, backbone, store, config: PretrainConfig, described: Backbone):
-    """Features of all images of a split, [N, d]."""
-    batches = test_batches(run, store, config.views.size, EVAL_CROP, described, EVAL_BATCH)
+def _facts(stores: Stores, train: PretrainTrain, steps_per_epoch: int) -> Facts:
+    """What methods may need to know; a batch larger than the data is said."""
+    images = len(stores.train)
+    if train.batch_size > images:
+        log.warning("train.batch_size: %d, but there are %d images: an epoch is one step", train.batch_size, images)
+    classes = None if stores.train.classes is None else len(stores.train.classes)
+    return Facts(images, min(train.batch_size, images), train.epochs, train.epochs * steps_per_epoch, classes)
+
+
+def _features(run: Session, backbone, store, config: PretrainConfig, described: Backbone, images=None):
+    """Features of a split's images, all or those of the given numbers, [N, d]."""
+    batches = test_batches(run, store, config.views.size, EVAL_CROP, described, EVAL_BATCH, images)
     device = run.device if run.accelerator is None else run.accelerator.device
-    return evaluate.extract_features(backbone.to(device), batches, device, run.autocast)
+    features = evaluate.extract_features(backbone.to(device), batches, device, run.autocast)
+    if not bool(torch.isfinite(features).all()):
+        raise RunError(
+            "the images' features are not finite; the last checkpoint is kept: lower --train.lr, "
+            "set --train.clip_grad 1 or --train.precision fp32, in a new --out",
+            shared=True,
+        )
+    return features
 
 
-def _knn(run: Session, stores: Stores, config: PretrainConfig, described: Backbone) -> dict:
-    """What a stage plan needs to measure kNN accuracy; nothing where it is off or there are no labels."""
+def _monitor(
+    run: Session, method: Method, stores: Stores, config: PretrainConfig, described: Backbone
+) -> list[Evaluation]:
+    """Looks for collapse and saturation, on the same few training images every time; nothing where it is off."""
+    if not config.train.monitor_every:
+        return []
+    count = min(config.train.monitor_images, len(stores.train))
+    images = np.sort(permutation(config.seed, "monitor", len(stores.train))[:count])
+
+    def extract(backbone):
+        return _features(run, backbone, stores.train, config, described, images)
+
+    watch = Monitor(method, extract, torch.from_numpy(images), run.run.metrics)
+    return [Evaluation(watch.measure, config.train.monitor_every, count)]
+
+
+def _knn(run: Session, stores: Stores, config: PretrainConfig, described: Backbone) -> list[Evaluation]:
+    """Measures kNN accuracy; nothing where it is off or there are no labels."""
     if not config.train.knn_every:
-        return {}
+        return []
     test = stores.val or stores.test
     if stores.train.labels is None or test is None:
         log.warning("train.knn_every: no kNN accuracy, it needs labels and a val or test split")
-        return {}
+        return []
 
     def measure(backbone) -> dict:
         train = _features(run, backbone, stores.train, config, described)
         held = _features(run, backbone, test, config, described)
         return {"knn": evaluate.knn_accuracy(train, stores.train.labels, held, test.labels)}
 
-    images = len(stores.train) + len(test)
-    return {"evaluate": measure, "evaluate_every": config.train.knn_every, "evaluate_images": images}
+    return [Evaluation(measure, config.train.knn_every, len(stores.train) + len(test))]
 
 
 def _export(run: Session, loop: Loop, config: PretrainConfig, described: Backbone) -> None:

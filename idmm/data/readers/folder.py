@@ -1,5 +1,6 @@
 """A user's folder of images: ROOT/train/CLASS/* and ROOT/val/CLASS/* (or test); without labels, any tree."""
 
+import contextlib
 import logging
 import os
 import unicodedata
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from idmm.data.images import SUFFIXES
-from idmm.data.split import Split, Splits, counted
+from idmm.data.split import ForPretraining, Split, Splits, counted
 from idmm.errors import UserError, listed
 
 log = logging.getLogger(__name__)
@@ -31,10 +32,13 @@ def read_labelled(root: str) -> Splits:
     """Reads ROOT/train/CLASS/**, and val and test likewise where they exist.
 
     Raises:
-        UserError: No train folder, images outside of class folders, empty or differing classes, or one class only.
+        ForPretraining: No train folder, or one of a single class or none, and nothing else.
+        UserError: Images outside of class folders, empty or differing classes, or one class only.
     """
     if not os.path.isdir(os.path.join(root, "train")):
-        raise UserError(f"data.root: '{root}' has no 'train' folder; wanted {root}/train/CLASS/*")
+        other = _other_case(root)
+        but, kind = (f", but '{other}'", UserError) if other else ("", ForPretraining)
+        raise kind(f"data.root: '{root}' has no 'train' folder{but}; wanted {root}/train/CLASS/*")
     names = [name for name in ("train", "val", "test") if os.path.isdir(os.path.join(root, name))]
     trees = {name: _walk(os.path.join(root, name)) for name in names}
     faults = [fault for tree in trees.values() for fault in _class_faults(tree)]
@@ -45,7 +49,8 @@ def read_labelled(root: str) -> Splits:
     if len(classes) == 1:
         faults.append(f"data.root: '{trees['train'].path}' has one class only ('{classes[0]}'); wanted two or more")
     if faults:
-        raise UserError(*faults)
+        plain = len(trees) == len(faults) == 1 and trees["train"].images and len(classes) < 2
+        raise (ForPretraining if plain else UserError)(*faults)
     return _arrange({name: _labelled_split(root, tree, classes) for name, tree in trees.items()})
 
 
@@ -60,6 +65,8 @@ def read_any(root: str) -> Splits:
     train_path = os.path.join(root, "train")
     has_train = os.path.isdir(train_path)
     tree = _walk(train_path if has_train else root)
+    if not has_train and (other := _other_case(root)):
+        log.warning("data.root: '%s' has no 'train' folder, but '%s': all images under the root are taken", root, other)
     if not tree.images:
         raise UserError(f"data.root: '{tree.path}' has no images{_but(tree)}; wanted at least one")
     if not _is_class_structured(tree):
@@ -78,6 +85,34 @@ def read_any(root: str) -> Splits:
         if not _class_faults(held) and not _disagreements(tree, held):
             splits[name] = _labelled_split(root, held, classes)
     return _arrange(splits)
+
+
+def read_all(root: str) -> Splits:
+    """Reads ROOT/train, val and test as far as they can be, each with the classes it has itself; else as read_any.
+
+    Images outside of class folders have the label -1 where others have one.
+
+    Raises:
+        UserError: No image to train on.
+    """
+    if not os.path.isdir(os.path.join(root, "train")):
+        return read_any(root)
+    splits = {}
+    for name in ("train", "val", "test"):
+        if os.path.isdir(os.path.join(root, name)):
+            with contextlib.nullcontext() if name == "train" else contextlib.suppress(UserError):
+                tree = _walk(os.path.join(root, name))
+                if tree.images:
+                    splits[name] = _labelled_split(root, tree, sorted({_class_of(folder) for folder in tree.folders}))
+                elif name == "train":
+                    raise UserError(f"data.root: '{tree.path}' has no images{_but(tree)}; wanted at least one")
+    return _arrange(splits)
+
+
+def _other_case(root: str) -> str | None:
+    """The folder that is 'train' but for its capitals."""
+    with contextlib.suppress(OSError):  # which is told when its images are listed
+        return next((name for name in sorted(os.listdir(root)) if name != "train" and name.lower() == "train"), None)
 
 
 def _arrange(splits: dict[str, Split]) -> Splits:
@@ -171,9 +206,12 @@ def _is_class_structured(tree: _Tree) -> bool:
 
 def _labelled_split(root: str, tree: _Tree, classes: list[str]) -> Split:
     index = {name: i for i, name in enumerate(classes)}
-    labels = np.array([index[_class_of(parts[0])] for parts in tree.images], dtype=np.int64)  # [N]
+    labels = [index[_class_of(parts[0])] if len(parts) > 1 else -1 for parts in tree.images]
     items = [os.path.join(tree.path, *parts) for parts in tree.images]
-    return Split(items, [_name(root, item) for item in items], labels, classes)
+    names = [_name(root, item) for item in items]
+    if not classes:
+        return Split(items, names, None, None)
+    return Split(items, names, np.array(labels, dtype=np.int64), classes)
 
 
 def _name(root: str, item: str) -> str:

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -84,7 +85,9 @@ def _splits(data: config.Data, tables: dict, found: dict, image: str, label: str
 
 
 def _open(data: config.Data) -> dict:
-    name = data.name.removeprefix(PREFIX) or data.root
+    name = data.name.removeprefix(PREFIX).strip()
+    bare = not name
+    name = name or data.root
     if not name:
         raise UserError(f"data.name: '{data.name}' names nothing; wanted hfds:NAME, hfds:FOLDER, or a data.root")
     try:
@@ -92,8 +95,13 @@ def _open(data: config.Data) -> dict:
     except ImportError:
         raise UserError(f"data.name: '{data.name}' needs the library datasets: pip install 'idmm[hf]'") from None
     folder = Path(name).expanduser()
-    saved = any((folder / mark).exists() for mark in ("dataset_dict.json", "state.json"))
-    local = folder.is_dir()
+    local, saved = folder.is_dir(), _is_saved(folder)
+    if not local and (bare or name.startswith(("/", ".", "~")) or name.count("/") > 1):
+        what = f"data.root: '{name}'" if bare else f"data.name: '{data.name}'"
+        raise UserError(f"{what}: there is no such folder; wanted hfds:OWNER/NAME (of the hub) or hfds:FOLDER")
+    if local and not saved and (inner := sorted(path.name for path in folder.glob("*") if _is_saved(path))):
+        one = f"wanted one of them, e.g. hfds:{folder / inner[0]}"
+        raise UserError(f"data.name: '{data.name}' is a folder of saved datasets ({listed(inner)}); {one}")
     try:
         with contextlib.nullcontext() if data.download else _offline():
             if saved:
@@ -108,6 +116,10 @@ def _open(data: config.Data) -> dict:
         raise UserError(f"data.name: '{data.name}' {STREAMING}")
     tables = opened if isinstance(opened, datasets.DatasetDict) else {"train": opened}
     return {part: table.with_format(None) for part, table in tables.items()}  # a format may have been saved with it
+
+
+def _is_saved(folder: Path) -> bool:
+    return any(os.path.exists(folder / mark) for mark in ("dataset_dict.json", "state.json"))
 
 
 STREAMING = (

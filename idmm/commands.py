@@ -1,0 +1,142 @@
+"""The flags of the commands that are no stages: probe, fewlabel, demo, data."""
+
+from dataclasses import field
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from idmm.config import Data, _section
+
+
+def _several(given: Any) -> Any:
+    """One is a list of one."""
+    return given if isinstance(given, (list, dict)) else [given]
+
+
+def _once(given: list) -> list:
+    twice = sorted({repr(value) for value in given if given.count(value) > 1})
+    if twice:
+        raise ValueError(f"{', '.join(twice)} is given twice")
+    return given
+
+
+@_section
+class Frozen:
+    """What commands take that measure the features of a frozen backbone."""
+
+    seed: int = Field(0, ge=0)
+    """Seed of the images held out to choose the probe's strength by, and of an untrained backbone's weights."""
+    size: int | None = Field(None, ge=8)
+    """Side of the images; null: the one that the model was built at, else timm's for its name (pixels)."""
+    crop_pct: float = Field(0.875, gt=0, le=1)
+    """The short side is resized to size / crop_pct, then the centre is cropped."""
+    batch_size: int = Field(64, ge=1)
+    """Images that go through the network at a time (images)."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Where the network runs, in fp32; 'auto': cuda, else mps, else cpu."""
+    data: Data = field(default_factory=Data)
+
+
+@_section
+class ProbeConfig(Frozen):
+    """How good are frozen features? Accuracy of a weighted vote of the 20 nearest neighbours and of a linear probe on
+    the test images, with 95 % intervals. Features are kept on the disk for the next time."""
+
+    init: str
+    """Backbone: a run folder, or a .safetensors or .pth file in timm's format with its JSON beside it."""
+    out: str | None = None
+    """Folder for probe.json; null: the table on standard output only."""
+
+
+@_section
+class FewLabelConfig(Frozen):
+    """Accuracy as a function of the labelled images a class: of frozen features, or of fine-tuning; a table, and a
+    picture of the curves with the spread over draws."""
+
+    init: Annotated[list[str], BeforeValidator(_several), AfterValidator(_once)] = Field(min_length=1)
+    """Backbones, e.g. runs/a or '[runs/a, runs/b]': run folders, or files in timm's format with their JSON."""
+    out: str
+    """Folder for fewlabel.json, fewlabel.csv, fewlabel.md, fewlabel.png, and the runs of fine-tuning."""
+    per_class: Annotated[list[Annotated[int, Field(ge=1)]], BeforeValidator(_several), AfterValidator(_once)] = Field(
+        default_factory=lambda: [1, 2, 5, 10, 20], min_length=1
+    )
+    """Labelled images of each class (images)."""
+    seeds: int = Field(5, ge=1)
+    """Draws of them, by data.subset's seeds from 0; fine-tuning takes the same seed for everything else."""
+    untrained: bool = False
+    """Measure the same backbone with fresh weights, too; fine-tuning: train it from scratch."""
+    protocol: Literal["probe", "finetune"] = "probe"
+    """What is measured: 'probe', kNN and a linear probe on frozen features; 'finetune', fine-tuning by FILE."""
+    finetune: str | None = None
+    """YAML file of fine-tuning's keys, for --protocol finetune; images, out, init and seeds are named here."""
+
+
+@_section
+class DemoConfig:
+    """Both stages on scikit-learn's digits with few labels, against training from scratch; exits 1 if the mean gain is
+    under 5 points."""
+
+    out: str = "runs/demo"
+    """Folder for the runs, demo.json and the pictures."""
+    seeds: int = Field(3, ge=1)
+    """Seeds to average over, from 0; each drives both stages and the draw of the labelled images (runs)."""
+    pretrain: str | None = None
+    """YAML file of stage 1's keys; null: the repository's configs/demo/pretrain.yaml."""
+    finetune: str | None = None
+    """YAML file of stage 2's keys; null: the repository's configs/demo/finetune.yaml."""
+
+
+@_section
+class DataListConfig:
+    """All datasets: their names, classes, training and test images."""
+
+
+@_section
+class DataInfoConfig:
+    """What is known of a dataset: figures of its protocol, files it needs, where they come from, what to cite."""
+
+    name: str
+    """Dataset, one of 'idmm data list'."""
+
+
+@_section
+class DataDownloadConfig:
+    """Fetch a dataset, check it and put it in place; goes on where it was interrupted."""
+
+    name: str
+    """Dataset, one of 'idmm data list'."""
+    root: str
+    """Folder to put it into; the same is data.root later."""
+
+
+@_section
+class DataCheckConfig:
+    """Look at every image of a dataset before training on it: unreadable files, class balance, tiny images, duplicates,
+    and duplicates across train and test. Exits 1 if anything was found that should be mended."""
+
+    name: str
+    """Dataset, one of 'idmm data list'."""
+    root: str | None = None
+    """Folder of the dataset."""
+    out: str | None = None
+    """Folder for check.json and check.png, the sheet of the worst pairs; null: text only."""
+    tiny: int = Field(64, ge=0)
+    """Images with a shorter side than this are reported (pixels)."""
+    near_limit: int = Field(50_000, ge=0)
+    """Near-duplicates are looked for among this many images at most: the time grows with the square (images)."""
+    max_pixels: int = Field(100_000_000, ge=1)
+    """Images with more pixels than this count as unreadable (pixels)."""
+    image_column: str | None = None
+    """hfds: the column of images; null: the only one."""
+    label_column: str | None = None
+    """hfds: the column of classes; null: the only one."""
+
+
+@_section
+class DataCacheConfig:
+    """Show the decoded images that are kept on the disk for later runs, or remove them."""
+
+    clear: bool = False
+    """Remove them all; runs that use them go on."""
+    dir: str | None = None
+    """The cache folder; null: $IDMM_CACHE, else ~/.cache/idmm."""

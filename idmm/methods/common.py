@@ -1,0 +1,122 @@
+"""What several methods do alike: lay out crops, mix them, gather rows, keep a momentum encoder."""
+
+import copy
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from idmm.config import Method
+from idmm.distributed import gather_rows
+from idmm.mixing import draw_cutmix, mix_images
+from idmm.seeding import numpy_rng
+
+
+def crops_of(batch: dict) -> list[Tensor]:
+    """Returns the crops of a batch one after the other, each [B, C, S, S]."""
+    return [crop for group in batch["views"] for crop in group.unbind(1)]
+
+
+def mixed_groups(batch: dict, target: Tensor, alpha: float, key: int) -> Iterator[tuple]:
+    """Mixes each group of crops on its own (CutMix, partners from the group).
+
+    Args:
+        batch: Its ``views`` are a list of [B, count, C, S, S].
+        target: Of the images, [B].
+        alpha: Of the Beta distribution; 0: nothing is mixed.
+        key: Seed of the draws.
+
+    Yields:
+        Views [B*count, C, S, S], crops of an image together; their targets [B*count]; the targets mixed into them
+        (None: none) and the share of their own pixels.
+    """
+    for number, views in enumerate(batch["views"]):
+        own = target.repeat_interleave(views.shape[1])  # [B] -> [B*count]
+        views, other, lam = views.flatten(0, 1), None, 1.0
+        if alpha:
+            mix = draw_cutmix(len(views), *views.shape[-2:], alpha, numpy_rng(key, "cutmix", number))
+            views, other, lam = mix_images(views, mix), own[mix.partner.to(own.device)], mix.lam
+        yield views, own, other, lam
+
+
+def everyone(batch: dict, *rows: Tensor) -> list[Tensor]:
+    """Returns rows [B, ...] of all processes, float32 or better, with gradient, as if one had made them.
+
+    Images that only keep a process in step (``weight`` 0) are left out; where no process has others, its own are kept:
+    a loss of no rows is no number, and its factor is 0.
+    """
+    keep = batch.get("weight", 1.0) > 0
+    rows = [raised(tensor) if tensor.is_floating_point() else tensor for tensor in rows]
+    found = [gather_rows(tensor if keep else tensor[:0]) for tensor in rows]
+    return found if len(found[0]) else rows
+
+
+def raised(tensor: Tensor) -> Tensor:
+    """Returns half precision as float32; double stays."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def full_precision(tensor: Tensor):
+    """A context without autocast, for losses."""
+    return torch.autocast(tensor.device.type, enabled=False)
+
+
+def width_of(backbone: nn.Module, config: Method) -> tuple[int, int]:
+    """Returns the width of the features, and that of a head's hidden layers."""
+    return backbone.num_features, config.hidden_dim or backbone.num_features
+
+
+def head_dim(backbone: nn.Module, config: Method) -> int:
+    """Returns the width of what :func:`projection_head` puts out."""
+    return (config.dim or 256) if config.projection else backbone.num_features
+
+
+def projection_head(backbone: nn.Module, config: Method) -> nn.Module:
+    """The MLP of SimCLR (W2 relu(W1 h), without batch norm), [B, d] -> [B, dim]; nothing where it is off."""
+    if not config.projection:
+        return nn.Identity()
+    from lightly.models.modules import SimCLRProjectionHead
+
+    return SimCLRProjectionHead(*width_of(backbone, config), head_dim(backbone, config), num_layers=2, batch_norm=False)
+
+
+def synchronised(head: nn.Module) -> nn.Module:
+    """Lets batch norms see the batch of all processes, where there are several GPUs."""
+    several = torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
+    return nn.SyncBatchNorm.convert_sync_batchnorm(head) if several and torch.cuda.is_available() else head
+
+
+class MomentumEncoder(nn.Module):
+    """A slowly moving average of modules that follow each other; no gradients, no dropout, no stochastic depth.
+
+    Batch norms see the batch in training, as those of the modules that they follow.
+
+    Args:
+        modules: Followed from where they are now.
+    """
+
+    def __init__(self, *modules: nn.Module):
+        super().__init__()
+        self.copies = nn.Sequential(*(copy.deepcopy(module) for module in modules)).requires_grad_(False)
+
+    @torch.no_grad()
+    def forward(self, images: Tensor) -> Tensor:
+        """Runs the copies."""
+        return self.copies(images)
+
+    def train(self, mode: bool = True) -> "MomentumEncoder":
+        """Puts batch norms into training mode, and nothing else."""
+        super().train(False)
+        for module in self.modules():
+            if isinstance(module, _BatchNorm):
+                module.training = mode
+        return self
+
+    def follow(self, momentum: float, *modules: nn.Module) -> None:
+        """Moves to ``momentum`` times itself and the rest times the modules."""
+        from lightly.models.utils import update_momentum
+
+        for module, copied in zip(modules, self.copies, strict=True):
+            if any(True for _ in module.parameters()):
+                update_momentum(module, copied, momentum)

@@ -1,0 +1,100 @@
+"""DINO (Caron et al., ICCV 2021): the student's softmax follows that of a momentum teacher, centred and sharpened."""
+
+import logging
+import warnings
+
+import torch
+from lightly.loss import DINOLoss
+from lightly.models.modules import DINOProjectionHead
+from lightly.utils.scheduler import cosine_schedule
+from torch import Tensor, nn
+
+from idmm import config
+from idmm.methods.base import Facts, Method
+from idmm.methods.common import MomentumEncoder, crops_of, full_precision, raised, width_of
+from idmm.methods.drloc import Localization
+
+log = logging.getLogger("idmm")
+OUTPUTS = 65_536  # of the paper's head
+WARMUP_TEMPERATURE, WARMUP_EPOCHS, SHORT = 0.04, 30, 10
+
+
+class DINO(Method):
+    """Cross-entropy (Eq. 2) of every crop's softmax with the teacher's of the other crops of the first group.
+
+    The teacher's backbone is exported, as its authors do. All crops are of ``views.size``.
+    """
+
+    def __init__(
+        self, backbone: nn.Module, facts: Facts, config: config.Method, localization: Localization | None = None
+    ):
+        super().__init__(backbone, localization)
+        outputs = config.outputs or _outputs(facts)
+        self.head = _head(*width_of(backbone, config), config.dim, outputs)
+        self.head.freeze_last_layer = _fewer(config.freeze_epochs, "freeze_epochs", 1, facts.epochs // SHORT)
+        self.teacher = MomentumEncoder(backbone, self.head)
+        self.warmup = _fewer(
+            config.teacher_warmup_epochs, "teacher_warmup_epochs", WARMUP_EPOCHS, facts.epochs // SHORT
+        )
+        self.teacher_temperature = config.teacher_temperature
+        self.loss = DINOLoss(outputs, student_temp=config.temperature, center_momentum=config.center_momentum)
+        self.momentum, self.steps = config.momentum, facts.steps
+
+    @property
+    def exported(self) -> nn.Module:
+        """The teacher's backbone."""
+        return self.teacher.copies[0]
+
+    def temperature(self, epoch: int) -> float:
+        """The teacher's temperature in an epoch, counted from 0: linear from 0.04 over the warm-up."""
+        share = min(1.0, epoch / self.warmup) if self.warmup else 1.0
+        return WARMUP_TEMPERATURE + share * (self.teacher_temperature - WARMUP_TEMPERATURE)
+
+    def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
+        """Computes the loss of all crops in ``batch["views"]``; the teacher sees those of the first group."""
+        crops = crops_of(batch)
+        features, extra, logs = self.features(torch.cat(crops), key, epoch)  # [V*B, d]
+        student = raised(self.head(features)).chunk(len(crops))  # [B, K] each
+        first = crops[: batch["views"][0].shape[1]]
+        teacher = raised(self.teacher(torch.cat(first))).chunk(len(first))  # [B, K] each
+        with full_precision(student[0]):
+            loss = self.loss(list(teacher), list(student), teacher_temp=self.temperature(epoch))
+        return {"loss": loss + extra, **logs}
+
+    def before_step(self, epoch: int) -> None:
+        """Holds the last layer still in the first epochs."""
+        self.head.cancel_last_layer_gradients(epoch)
+
+    def after_step(self, step: int) -> None:
+        """Moves the teacher, less and less: the momentum rises to 1 along a cosine."""
+        momentum = float(cosine_schedule(step, self.steps, self.momentum, 1.0))
+        self.teacher.follow(momentum, self.backbone, self.head)
+
+    def embed(self, features: Tensor) -> Tensor:
+        """Returns the student's targets, of the teacher's features: centred, as sharp as after the warm-up, [B, K]."""
+        centred = raised(self.teacher.copies[1](features)) - self.loss.center[0]
+        return (centred / self.teacher_temperature).softmax(1)
+
+
+def _head(width: int, hidden: int, dim: int, outputs: int) -> DINOProjectionHead:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # the old weight_norm, which cannot be copied
+        head = DINOProjectionHead(width, hidden, dim, outputs)
+    nn.utils.remove_weight_norm(head.last_layer)
+    nn.utils.parametrizations.weight_norm(head.last_layer)  # the same, in a form that can
+    length = head.last_layer.parametrizations.weight.original0
+    nn.init.ones_(length).requires_grad_(False)
+    return head
+
+
+def _outputs(facts: Facts) -> int:
+    if facts.images < OUTPUTS:
+        log.info("method.outputs: %d, the number of images, not %d", max(2, facts.images), OUTPUTS)
+    return max(2, min(OUTPUTS, facts.images))
+
+
+def _fewer(asked: int | None, name: str, usual: int, most: int) -> int:
+    """Returns epochs as asked, else the usual ones or a tenth of a short run."""
+    if asked is None and most < usual:
+        log.info("method.%s: %d, not %d: the run is short", name, most, usual)
+    return min(usual, most) if asked is None else asked

@@ -1,0 +1,69 @@
+"""MoCo v2 (He et al., CVPR 2020; Chen et al., arXiv:2003.04297): a queue of keys from a momentum encoder."""
+
+import logging
+
+import torch
+from lightly.loss import NTXentLoss
+from torch import Tensor, nn
+
+from idmm import config
+from idmm.methods.base import Facts, Method
+from idmm.methods.common import MomentumEncoder, crops_of, everyone, full_precision, head_dim, projection_head
+from idmm.methods.drloc import Localization
+
+log = logging.getLogger("idmm")
+QUEUE = 2048  # Table 10 of the IDMM paper
+
+
+class MoCoV2(Method):
+    """InfoNCE (Eq. 1) of the first crop's query against the second's key and the queue, which starts at random.
+
+    Keys are not shuffled between processes: heads have no batch norm to learn from it.
+    """
+
+    def __init__(
+        self, backbone: nn.Module, facts: Facts, config: config.Method, localization: Localization | None = None
+    ):
+        super().__init__(backbone, localization)
+        self.head = projection_head(backbone, config)
+        self.momentum = config.momentum
+        self.teacher = MomentumEncoder(backbone, self.head)
+        self.loss = NTXentLoss(
+            config.temperature, memory_bank_size=(_queue(config.queue, facts), head_dim(backbone, config))
+        )
+
+    def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
+        """Computes the loss of the two crops in ``batch["views"]``, whose keys enter the queue."""
+        one, other = crops_of(batch)
+        features, extra, logs = self.features(one, key, epoch)  # [B, d]
+        query, positive = everyone(batch, self.head(features), self.teacher(other))  # [B, dim] each
+        with full_precision(query):
+            return {"loss": self.loss(query, positive) + extra, **logs}
+
+    def after_step(self, step: int) -> None:
+        """Moves the momentum encoder."""
+        self.teacher.follow(self.momentum, self.backbone, self.head)
+
+    def embed(self, features: Tensor) -> Tensor:
+        """Returns the projections, [B, d] -> [B, dim]."""
+        return self.head(features)
+
+    def get_extra_state(self) -> dict[str, Tensor]:
+        """Returns the queue, which the library does not save."""
+        return {"queue": self.loss.memory_bank.bank, "place": self.loss.memory_bank.bank_ptr}
+
+    def set_extra_state(self, state: dict[str, Tensor]) -> None:
+        """Puts the queue back."""
+        with torch.no_grad():
+            self.loss.memory_bank.bank.copy_(state["queue"])
+            self.loss.memory_bank.bank_ptr.copy_(state["place"])
+
+
+def _queue(asked: int | None, facts: Facts) -> int:
+    """Length of the queue: as asked, else so short that few keys are of images in the batch."""
+    room = max(1, facts.images - min(facts.batch_size, facts.images // 2))
+    if asked is None and room < QUEUE:
+        log.info("method.queue: %d, not %d: the %d images less a batch", room, QUEUE, facts.images)
+    if asked is not None and asked >= facts.images:
+        log.warning("method.queue: %d keys of %d images: some are of the image itself", asked, facts.images)
+    return min(QUEUE, room) if asked is None else asked

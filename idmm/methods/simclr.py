@@ -1,0 +1,35 @@
+"""SimCLR (Chen et al., ICML 2020): two crops of an image against all other crops of the batch."""
+
+import torch
+from lightly.loss import NTXentLoss
+from torch import Tensor, nn
+
+from idmm import config
+from idmm.methods.base import Facts, Method
+from idmm.methods.common import crops_of, everyone, full_precision, projection_head
+from idmm.methods.drloc import Localization
+
+
+class SimCLR(Method):
+    """NT-Xent (Eq. 1) between projections of two crops; the batches of all processes are one batch.
+
+    With ``accumulate`` a pass is compared with itself alone.
+    """
+
+    def __init__(
+        self, backbone: nn.Module, facts: Facts, config: config.Method, localization: Localization | None = None
+    ):
+        super().__init__(backbone, localization)
+        self.head = projection_head(backbone, config)
+        self.loss = NTXentLoss(config.temperature)
+
+    def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
+        """Computes the loss of the two crops in ``batch["views"]``."""
+        features, extra, logs = self.features(torch.cat(crops_of(batch)), key, epoch)  # [2B, d]
+        one, other = everyone(batch, *self.head(features).chunk(2))  # [B, dim] each
+        with full_precision(one):
+            return {"loss": self.loss(one, other) + extra, **logs}
+
+    def embed(self, features: Tensor) -> Tensor:
+        """Returns the projections, [B, d] -> [B, dim]."""
+        return self.head(features)

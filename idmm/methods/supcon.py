@@ -1,0 +1,36 @@
+"""SupCon (Khosla et al., NeurIPS 2020): crops of a class against those of the others."""
+
+import torch
+from pytorch_metric_learning.losses import SupConLoss
+from torch import Tensor, nn
+
+from idmm import config
+from idmm.methods.base import Facts, Method
+from idmm.methods.common import crops_of, everyone, full_precision, projection_head
+from idmm.methods.drloc import Localization
+
+
+class SupCon(Method):
+    """The supervised contrastive loss (Eq. 2, "out") between projections of any number of crops of an image.
+
+    With ``accumulate`` a pass is compared with itself alone.
+    """
+
+    def __init__(
+        self, backbone: nn.Module, facts: Facts, config: config.Method, localization: Localization | None = None
+    ):
+        super().__init__(backbone, localization)
+        self.head = projection_head(backbone, config)
+        self.loss = SupConLoss(config.temperature)
+
+    def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
+        """Computes the loss of all crops in ``batch["views"]`` with classes ``batch["label"]`` [B]."""
+        crops = crops_of(batch)
+        features, extra, logs = self.features(torch.cat(crops), key, epoch)  # [V*B, d]
+        rows, label = everyone(batch, self.head(features), batch["label"].repeat(len(crops)))  # [V*B, dim], [V*B]
+        with full_precision(rows):
+            return {"loss": self.loss(rows, label) + extra, **logs}
+
+    def embed(self, features: Tensor) -> Tensor:
+        """Returns the projections, [B, d] -> [B, dim]."""
+        return self.head(features)

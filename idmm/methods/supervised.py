@@ -1,0 +1,36 @@
+"""Supervised pretraining on stage 1's views: what labels alone give (Table 6 of the IDMM paper)."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from idmm import config
+from idmm.methods.base import Facts, Method
+from idmm.methods.common import mixed_groups, raised
+from idmm.methods.drloc import Localization
+
+
+class Supervised(Method):
+    """Cross-entropy of all crops with the image's class, each group CutMixed on its own; groups' means are added."""
+
+    def __init__(
+        self, backbone: nn.Module, facts: Facts, config: config.Method, localization: Localization | None = None
+    ):
+        super().__init__(backbone, localization)
+        self.config = config
+        self.classifier = nn.Linear(backbone.num_features, facts.classes)
+
+    def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
+        """Computes the loss of all crops in ``batch["views"]`` with classes ``batch["label"]`` [B]."""
+        groups = list(mixed_groups(batch, batch["label"], self.config.cutmix_alpha, key))
+        features, extra, logs = self.features(torch.cat([views for views, *_ in groups]), key, epoch)  # [V, d]
+        logits = raised(self.classifier(features)).split([len(views) for views, *_ in groups])  # [B*count, K] each
+        losses = [self._loss(rows, *targets) for rows, (_, *targets) in zip(logits, groups, strict=True)]
+        return {"loss": sum(losses) + extra, **logs}
+
+    def _loss(self, logits: Tensor, own: Tensor, other: Tensor | None, lam: float) -> Tensor:
+        smoothing = self.config.label_smoothing
+        loss = F.cross_entropy(logits, own, label_smoothing=smoothing)
+        if other is None:
+            return loss
+        return lam * loss + (1 - lam) * F.cross_entropy(logits, other, label_smoothing=smoothing)

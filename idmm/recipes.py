@@ -1,0 +1,142 @@
+"""The pretraining methods: what each reads, and what null in the config means to it. No torch: plans ask too."""
+
+import importlib.util
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from idmm.config import CropGroup, Method, PretrainConfig
+from idmm.errors import UserError
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A method as far as the config is concerned."""
+
+    implementation: str
+    """Module under ``idmm.methods`` and class."""
+    reads: dict[str, Any]
+    """Fields of ``method`` that it reads, with what null means; ``...`` where null waits for the data or the model."""
+    crops: tuple[tuple[int, tuple[float, float]], ...] = ((2, (0.2, 1.0)),)
+    """Count and scale of each group of crops, where ``views.crops`` is null."""
+    labelled: bool = False
+    """Whether it learns from labels."""
+    exactly: int | None = None
+    """Crops of an image that it compares; None: any number."""
+    at_least: int = 1
+    """Crops that it needs."""
+    libraries: dict[str, str] = field(default_factory=dict)
+    """Modules that must be there, with the names of their packages."""
+
+
+_LIGHTLY = {"lightly": "lightly"}
+_IDMM_CROPS = ((2, (0.14, 1.0)), (4, (0.05, 0.4)))  # DESIGN, section 4, as released
+_MLP = {"hidden_dim": ..., "dim": 256}
+_SIMCLR = {"projection": True, **_MLP, "temperature": 0.1}
+_CLASSES = {"label_smoothing": 0.1, "cutmix_alpha": 0.5}
+_N_WAY = ("classifier", "classifier_bias", "classifier_scale", "classifier_lr_scale", "classifier_init", "chunk_size")
+
+# Widths and temperatures: Table 10 of the IDMM paper; what it leaves out: the methods' own papers.
+METHODS = {
+    "idmm": Recipe(
+        "idmm:IDMM",
+        {**_CLASSES, **dict.fromkeys(_N_WAY, ...), "projection": False, "hidden_dim": ..., "dim": ...},
+        crops=_IDMM_CROPS,
+    ),
+    "simclr": Recipe("simclr:SimCLR", _SIMCLR, exactly=2, libraries=_LIGHTLY),
+    "supcon": Recipe(
+        "supcon:SupCon",
+        _SIMCLR,
+        labelled=True,
+        libraries={**_LIGHTLY, "pytorch_metric_learning": "pytorch-metric-learning"},
+    ),
+    "mocov2": Recipe(
+        "mocov2:MoCoV2",
+        {**_SIMCLR, "temperature": 0.2, "momentum": 0.999, "queue": ...},
+        exactly=2,
+        libraries=_LIGHTLY,
+    ),
+    "mocov3": Recipe(
+        "mocov3:MoCoV3",
+        {"hidden_dim": 4096, "dim": 256, "temperature": 0.2, "momentum": 0.99},
+        exactly=2,
+        libraries=_LIGHTLY,
+    ),
+    "dino": Recipe(
+        "dino:DINO",
+        {
+            "hidden_dim": 2048,
+            "dim": 256,
+            "temperature": 0.1,
+            "momentum": 0.996,
+            "outputs": ...,
+            "teacher_temperature": 0.07,
+            "teacher_warmup_epochs": ...,
+            "center_momentum": 0.9,
+            "freeze_epochs": ...,
+        },
+        crops=((2, (0.25, 1.0)), (4, (0.05, 0.25))),
+        at_least=2,
+        libraries=_LIGHTLY,
+    ),
+    "supervised": Recipe("supervised:Supervised", _CLASSES, labelled=True, crops=_IDMM_CROPS),
+}
+
+
+def default_crops(name: str) -> list[CropGroup]:
+    """Returns a method's groups of crops."""
+    return [CropGroup(count=count, scale=list(scale)) for count, scale in METHODS[name].crops]
+
+
+def settle_method(config: PretrainConfig) -> tuple[PretrainConfig, list[str]]:
+    """Fills in what ``method`` and ``views.crops`` leave to the method.
+
+    Returns:
+        The config, with null left only where the data or the model decide, and lines for the log.
+
+    Raises:
+        UserError: Fields that the method does not read, crops that it cannot take, a library that is missing.
+    """
+    method, recipe = config.method, _fitted(config.method)
+    faults = [*_unread(method, recipe), *_missing(method, recipe)]
+    crops = config.views.crops or default_crops(method.name)
+    given, wanted = sum(group.count for group in crops), recipe.exactly or recipe.at_least
+    if given < wanted or (recipe.exactly and given > wanted):
+        exactness = "" if recipe.exactly else "at least "
+        faults.append(f"views.crops: {given} crops an image, but {method.name} compares {exactness}{wanted}")
+    if faults:
+        raise UserError(*faults)
+    null = {name: value for name, value in recipe.reads.items() if getattr(method, name) is None and value is not ...}
+    notes = [f"method.{name}: {value}, {method.name}'s" for name, value in null.items() if value is not False]
+    if config.views.crops is None:
+        shown = ", ".join(f"{group.count} of {group.scale[0]:g} to {group.scale[1]:g}" for group in crops)
+        notes.append(f"views.crops: {shown} of the area, {method.name}'s")
+    return replace(config, method=replace(method, **null), views=replace(config.views, crops=crops)), notes
+
+
+def _fitted(method: Method) -> Recipe:
+    """Returns the method's recipe as the switch of the MLP leaves it: on, a library has it; off, it has no widths."""
+    recipe = METHODS[method.name]
+    on = recipe.reads.get("projection") if method.projection is None else method.projection
+    if on and "projection" in recipe.reads:
+        return replace(recipe, libraries={**_LIGHTLY, **recipe.libraries})
+    without = {name: value for name, value in recipe.reads.items() if name not in _MLP}
+    return replace(recipe, reads=without) if "projection" in recipe.reads else recipe
+
+
+def _unread(method: Method, recipe: Recipe) -> list[str]:
+    others = [item.name for item in fields(Method) if item.name != "name" and item.name not in recipe.reads]
+    default, lines = Method(), []
+    for name in others:
+        if getattr(method, name) != getattr(default, name):
+            where = " without method.projection" if name in METHODS[method.name].reads else ""
+            lines.append(
+                f"method.{name}: {getattr(method, name)!r}, but {method.name}{where} does not read it; leave it out"
+            )
+    return lines
+
+
+def _missing(method: Method, recipe: Recipe) -> list[str]:
+    missing = [package for module, package in recipe.libraries.items() if importlib.util.find_spec(module) is None]
+    return [
+        f"method.name: {method.name} needs {name}; install it with: pip install 'idmm[baselines]'" for name in missing
+    ]

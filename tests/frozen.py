@@ -1,0 +1,41 @@
+"""Backbones that no run had to write, and their features taken by hand."""
+
+import torch
+from helpers import VIT
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+import idmm
+from idmm import config
+from idmm.data.augment import centre_crop
+from idmm.data.datasets import open_splits
+from idmm.models import create_backbone, save_model
+from idmm.seeding import seeded
+
+NAME = "vit_tiny_patch16_224"
+MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.25)
+
+
+def a_run(folder, seed=0, size=16, model=None, **info):
+    """What a run leaves of its backbone; its weights are fresh."""
+    with seeded(seed):
+        model = model or create_backbone(NAME, size, **VIT)
+    kwargs = {**VIT, "num_classes": 0, "img_size": size}
+    info = {"name": NAME, "kwargs": kwargs, "mean": MEAN, "std": STD, **info}
+    save_model(folder, "backbone", model.state_dict(), **info)
+    return folder
+
+
+def linear(train, labels, c):
+    return make_pipeline(StandardScaler(), LogisticRegression(C=c, max_iter=2000)).fit(train, labels)
+
+
+def by_hand(run, size=16, crop_pct=0.875, part="train"):
+    """Features of digits by the public interface, one image at a time."""
+    backbone = idmm.load_backbone(run, img_size=size)
+    split = getattr(open_splits(config.Data(), labelled=True), part)
+    images = torch.stack([centre_crop(torch.from_numpy(i).permute(2, 0, 1), size, crop_pct) for i in split.items])
+    mean, std = (torch.tensor(backbone.pretrained_cfg[n]).view(3, 1, 1) for n in ("mean", "std"))
+    with torch.no_grad():
+        return backbone((images / 255 - mean) / std).numpy(), split.labels

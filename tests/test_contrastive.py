@@ -1,0 +1,334 @@
+"""Each method against a loop written from its paper, in values and gradients, through its own forward."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tiny import SIDE, assert_same_loss, batch, make
+
+from idmm.losses import instance_discrimination_loss
+from idmm.losses.contrastive import info_nce
+from idmm.mixing import draw_cutmix, mix_images
+from idmm.recipes import METHODS
+from idmm.seeding import numpy_rng
+
+SINGLE = dict(rtol=2e-5, atol=2e-6)  # losses that are computed in single precision
+NEARLY = dict(rtol=1e-6, atol=1e-8)  # a temperature that the library keeps in single precision
+
+
+def crops(given):
+    """Crops one after the other, over the groups."""
+    return [views[:, i] for views in given["views"] for i in range(views.shape[1])]
+
+
+def projected(method, images):
+    return method.head(method.backbone(images))
+
+
+def cosine(a, b):
+    return (a * b).sum() / (a.norm() * b.norm())
+
+
+# ------------------------------------------------------------------ SimCLR
+def nt_xent(z, temperature):
+    """Eq. 1 of SimCLR; rows 2k and 2k+1 are the crops of image k; the mean of l(2k, 2k+1) and l(2k+1, 2k)."""
+    total = 0.0
+    for i in range(len(z)):
+        j = i + 1 if i % 2 == 0 else i - 1
+        below = sum(torch.exp(cosine(z[i], z[k]) / temperature) for k in range(len(z)) if k != i)
+        total = total - torch.log(torch.exp(cosine(z[i], z[j]) / temperature) / below)
+    return total / len(z)
+
+
+def simclr(method, given):
+    one, other = (projected(method, crop) for crop in crops(given))
+    return nt_xent(torch.stack([one, other], 1).flatten(0, 1), 0.1)
+
+
+@pytest.mark.parametrize("images", [1, 2, 5])
+def test_simclr(images):
+    method = make("simclr").double()
+    loss = assert_same_loss(method, batch(2, images=images), simclr)
+    assert (loss == 0) == (images == 1), "one image has nobody to be told from"
+
+
+def test_simclr_temperature_and_without_its_mlp():
+    """Row 3 of Table 9: the loss of the features themselves."""
+    method = make("simclr", projection=False, temperature=0.3).double()
+
+    def naive(method, given):
+        one, other = (method.backbone(crop) for crop in crops(given))
+        return nt_xent(torch.stack([one, other], 1).flatten(0, 1), 0.3)
+
+    assert_same_loss(method, batch(2), naive)
+    features = torch.randn(3, 16, dtype=torch.float64)
+    assert torch.equal(method.embed(features), features)
+    assert {name.split(".")[0] for name, _ in method.named_parameters()} == {"backbone"}
+
+
+def test_two_groups_of_one_crop_are_two_crops():
+    given = batch(2)
+    split = {**given, "views": [given["views"][0][:, :1], given["views"][0][:, 1:]]}
+    method = make("simclr").double()
+    assert torch.equal(method(given, 0, 0)["loss"], method(split, 0, 0)["loss"])
+
+
+# ------------------------------------------------------------------ SupCon
+def supcon(method, given, temperature=0.1):
+    """L_out of SupCon, Eq. 2: the sum over positives stands outside the log; the mean over anchors that have any."""
+    all_crops = crops(given)
+    z = torch.cat([projected(method, crop) for crop in all_crops])
+    y = [int(label) for _ in all_crops for label in given["label"]]
+    losses = []
+    for i in range(len(z)):
+        positives = [p for p in range(len(z)) if p != i and y[p] == y[i]]
+        below = sum(torch.exp(cosine(z[i], z[a]) / temperature) for a in range(len(z)) if a != i)
+        if positives:
+            terms = [torch.log(torch.exp(cosine(z[i], z[p]) / temperature) / below) for p in positives]
+            losses.append(-sum(terms) / len(positives))
+    return sum(losses) / len(losses)
+
+
+@pytest.mark.parametrize(("counts", "images"), [((2,), 4), ((1,), 4), ((3,), 3), ((2, 1), 5), ((2,), 2)])
+def test_supcon(counts, images):
+    assert_same_loss(make("supcon").double(), batch(*counts, images=images), supcon)
+
+
+def test_supcon_temperature():
+    assert_same_loss(make("supcon", temperature=0.4).double(), batch(2), lambda m, g: supcon(m, g, 0.4))
+
+
+def test_supcon_of_one_class_alone_is_nothing():
+    """pytorch-metric-learning's choice: without a negative there is no loss."""
+    given = {**batch(2), "label": torch.full((4,), 2)}
+    loss = make("supcon").double()(given, 0, 0)["loss"]
+    assert float(loss.detach()) == 0 and loss.requires_grad
+
+
+# ------------------------------------------------------------------ MoCo v2
+def moco(method, given, queue, temperature=0.2):
+    """Eq. 1 of MoCo: the query of the first crop, the key of the second, negatives from the queue alone."""
+    one, other = crops(given)
+    q, k = projected(method, one), method.teacher(other)
+    total = 0.0
+    for i in range(len(q)):
+        right = torch.exp(cosine(q[i], k[i]) / temperature)
+        total = total - torch.log(right / (right + sum(torch.exp(cosine(q[i], n) / temperature) for n in queue)))
+    return total / len(q)
+
+
+def apart(method):
+    """Moves the trained modules away from the momentum encoder, which starts as their copy."""
+    with torch.no_grad():
+        for p in [*method.backbone.parameters(), *method.head.parameters()]:
+            p.add_(0.05 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())))
+    return method
+
+
+def test_mocov2_and_its_queue():
+    """Keys enter after the loss was taken, in order, normalised; the oldest leave first; the overlap is lost."""
+    method = apart(make("mocov2", queue=9)).double()
+    bank = method.loss.memory_bank
+    wanted = bank.bank.clone()
+    torch.testing.assert_close(wanted.norm(dim=1), torch.ones(9, dtype=torch.float64), rtol=1e-6, atol=0)
+    for step, at in enumerate([0, 4, 8, 0, 4]):  # three batches of 4 fill nine places, the third has room for one
+        given = batch(2, seed=step)
+        assert int(bank.bank_ptr) == at
+        queue = wanted.clone()
+        keys = F.normalize(method.teacher(crops(given)[1]), dim=1)
+        before = bank.bank.clone(), bank.bank_ptr.clone()
+        loss, naive = method(given, 0, 0)["loss"], moco(method, given, queue)
+        torch.testing.assert_close(loss, naive)
+        wanted[at : at + 4] = keys[: 9 - at]
+        torch.testing.assert_close(bank.bank, wanted)
+        if step == 3:
+            bank.bank.copy_(before[0]), bank.bank_ptr.copy_(before[1])
+            assert_same_loss(method, given, lambda method, given: moco(method, given, queue))  # noqa: B023
+
+
+def test_mocov2_a_batch_longer_than_the_queue():
+    method = make("mocov2", queue=3).double()
+    given = batch(2)
+    method(given, 0, 0)
+    torch.testing.assert_close(method.loss.memory_bank.bank, F.normalize(method.teacher(crops(given)[1]), dim=1)[:3])
+
+
+def test_looking_at_the_loss_leaves_the_queue():
+    method = make("mocov2", queue=9).double()
+    before = method.loss.memory_bank.bank.clone()
+    with torch.no_grad():
+        method(batch(2), 0, 0)
+    assert torch.equal(method.loss.memory_bank.bank, before)
+
+
+# ------------------------------------------------------------------ MoCo v3
+def ctr(q, k, temperature):
+    """Algorithm 1 of MoCo v3."""
+    total = 0.0
+    for i in range(len(q)):
+        below = sum(torch.exp(cosine(q[i], k[j]) / temperature) for j in range(len(k)))
+        total = total - torch.log(torch.exp(cosine(q[i], k[i]) / temperature) / below)
+    return 2 * temperature * total / len(q)
+
+
+def mocov3(method, given, temperature=0.2):
+    both = torch.cat(crops(given))
+    q = method.predictor(projected(method, both))
+    k = method.teacher(both)
+    n = len(both) // 2
+    return ctr(q[:n], k[n:], temperature) + ctr(q[n:], k[:n], temperature)
+
+
+@pytest.mark.parametrize("images", [2, 5])
+def test_mocov3(images):
+    assert_same_loss(apart(make("mocov3")).double(), batch(2, images=images), mocov3)
+
+
+def test_mocov3_temperature():
+    naive = dict(naive=lambda method, given: mocov3(method, given, 0.7))
+    assert_same_loss(apart(make("mocov3", temperature=0.7)).double(), batch(2), **naive)
+
+
+def test_info_nce_of_a_single_row_is_zero():
+    q = torch.randn(1, 4, requires_grad=True)
+    loss = info_nce(q, torch.randn(1, 4), 0.2)
+    loss.backward()
+    assert float(loss.detach()) == 0 and float(q.grad.abs().max()) == 0
+
+
+# ------------------------------------------------------------------ DINO
+def dino(method, given, center, sharp, student=0.1):
+    """Eq. 2 and Algorithm 1 of DINO: the teacher sees the first group; a crop is not compared with itself."""
+    all_crops = crops(given)
+    first = given["views"][0].shape[1]
+    students = [torch.softmax(projected(method, crop) / student, 1) for crop in all_crops]
+    teachers = [torch.softmax((method.teacher(crop) - center) / sharp, 1) for crop in all_crops[:first]]
+    terms = []
+    for t, p in enumerate(teachers):
+        for s, q in enumerate(students):
+            if s != t:
+                terms += [-(p[b] * torch.log(q[b])).sum() for b in range(len(p))]
+    return sum(terms) / len(terms)
+
+
+@pytest.mark.parametrize("counts", [(2,), (2, 2), (1, 3), (3, 1)])
+def test_dino(counts):
+    method = apart(make("dino")).double()
+    center = torch.linspace(-0.5, 0.5, 9, dtype=torch.float64)
+    method.loss.center.copy_(center)
+    given = batch(*counts)
+    assert_same_loss(method, given, lambda m, g: dino(m, g, center, 0.07), epoch=3, **NEARLY)
+    flat = dino(method, given, 0.0, 0.07).detach()
+    assert abs(float(flat - dino(method, given, center, 0.07).detach())) > 1e-3, "the centre counts"
+
+
+def test_dino_temperatures():
+    method = apart(make("dino", temperature=0.2, teacher_temperature=0.05)).double()
+    assert_same_loss(method, batch(2, 1), lambda m, g: dino(m, g, 0.0, 0.05, student=0.2), epoch=9, **NEARLY)
+
+
+def test_dino_centre_follows_the_teachers_mean():
+    """Eq. 4: c <- m c + (1 - m) mean of the teacher's outputs, over its crops and the batch; after the loss."""
+    for momentum in (0.9, 0.25, 1.0):
+        method = make("dino", center_momentum=momentum).double()
+        center = torch.full((9,), 0.3, dtype=torch.float64)
+        method.loss.center.copy_(center)
+        for step in range(2):
+            given = batch(2, 1, seed=step)
+            out = [method.teacher(crop) for crop in crops(given)[:2]]
+            method(given, 0, 0)
+            center = momentum * center + (1 - momentum) * sum(row for part in out for row in part) / 8
+            torch.testing.assert_close(method.loss.center.flatten(), center)
+
+
+def test_dino_teachers_temperature_rises_over_the_warmup():
+    method = make("dino", teacher_warmup_epochs=4, teacher_temperature=0.08)
+    assert [method.temperature(epoch) for epoch in range(6)] == pytest.approx([0.04, 0.05, 0.06, 0.07, 0.08, 0.08])
+    assert make("dino", teacher_warmup_epochs=0, teacher_temperature=0.08).temperature(0) == 0.08
+    given = batch(2)
+    method = apart(method).double()
+    for epoch, sharp in ((0, 0.04), (2, 0.06), (7, 0.08)):
+        method.loss.center.zero_()
+        torch.testing.assert_close(method(given, 0, epoch)["loss"], dino(method, given, 0.0, sharp), **NEARLY)
+
+
+def test_dino_holds_its_last_layer_still_in_the_first_epochs():
+    method = make("dino", freeze_epochs=2)
+    for epoch, moves in ((0, False), (1, False), (2, True)):
+        method.zero_grad()
+        method(batch(2, double=False), 0, epoch)["loss"].backward()
+        method.before_step(epoch)
+        last = [p.grad for n, p in method.named_parameters() if n.startswith("head.last_layer") and p.requires_grad]
+        assert len(last) == 1 and (last[0] is not None) == moves
+        assert all(p.grad is not None for p in [*method.backbone.parameters(), *method.head.layers.parameters()])
+
+
+def test_dino_last_layer_has_rows_of_unit_length_and_exports_its_teacher():
+    method = make("dino")
+    rows = method.head.last_layer.weight
+    torch.testing.assert_close(rows.norm(dim=1), torch.ones(9))
+    lengths = [p for n, p in method.named_parameters() if n.endswith("original0")]
+    assert lengths and not any(p.requires_grad for p in lengths), "and keeps them"
+    assert method.exported is method.teacher.copies[0] and method.exported is not method.backbone
+    assert all(make(name).exported.blocks is not None for name in METHODS)
+    soft = method.embed(torch.randn(5, 16))
+    torch.testing.assert_close(soft.sum(1), torch.ones(5))
+
+
+# ------------------------------------------------------------------ supervised
+def test_supervised_with_cutmix():
+    """Each group is mixed on its own, with the classes of what was mixed in; the groups' means are added."""
+
+    def naive(method, given):
+        total = 0.0
+        for number, views in enumerate(given["views"]):
+            flat = views.reshape(-1, 3, SIDE, SIDE)
+            label = torch.tensor([int(y) for y in given["label"] for _ in range(views.shape[1])])
+            mix = draw_cutmix(len(flat), SIDE, SIDE, 0.5, numpy_rng(5, "cutmix", number))
+            log_p = method.classifier(method.backbone(mix_images(flat, mix))).log_softmax(1)
+            for i in range(len(flat)):
+                target = torch.zeros(3, dtype=torch.float64)
+                for share, y in ((mix.lam, label[i]), (1 - mix.lam, label[mix.partner[i]])):
+                    target += share * (0.9 * F.one_hot(y, 3).double() + 0.1 / 3)
+                total = total - (target * log_p[i]).sum() / len(flat)
+        return total
+
+    assert_same_loss(make("supervised").double(), batch(2, 3), naive)
+
+
+def test_supervised_alone():
+    method = make("supervised", cutmix_alpha=0, label_smoothing=0).double()
+    given = batch(2)
+
+    def naive(method, given):
+        logits = torch.stack([method.classifier(method.backbone(crop)) for crop in crops(given)], 1)  # [B, 2, K]
+        return -sum(logits.log_softmax(2)[i, :, y].mean() for i, y in enumerate(given["label"])) / 4
+
+    assert_same_loss(method, given, naive)
+
+
+# ------------------------------------------------------------------ IDMM with a projection
+def test_idmm_with_a_projection():
+    """Row 2 of Table 9: an MLP between the features and the N-way layer, which is as wide as the MLP's output."""
+    method = make("idmm", projection=True, hidden_dim=10, dim=6, cutmix_alpha=0).double()
+    assert method.classifier.weight.shape == (11, 6) and make("idmm").classifier.weight.shape == (11, 16)
+
+    def naive(method, given):
+        first, _, last = method.head.layers
+        total = 0.0
+        for views in given["views"]:
+            hidden = torch.relu(first(method.backbone(views.flatten(0, 1))))
+            target = given["index"].repeat_interleave(views.shape[1])
+            total = total + instance_discrimination_loss(last(hidden).float(), method.classifier.weight, target)
+        return total
+
+    assert_same_loss(method, batch(2, 1), naive, **SINGLE)
+    method = make("idmm", projection=True, dim=6, classifier_init="features")
+    features = torch.randn(11, 16, generator=torch.Generator().manual_seed(4))
+    method.prepare(lambda: features)
+    rows = method.head(features)
+    torch.testing.assert_close(method.classifier.weight, F.normalize(rows - rows.mean(0), dim=1))
+    with torch.no_grad():
+        method.classifier.weight[:3] *= -1  # some are told wrongly
+    right = [int((rows[i] @ method.classifier.weight.T).argmax()) == i for i in range(11)]
+    assert 0 < sum(right) < 11
+    assert method.diagnose(features, torch.arange(11)) == {"instance_accuracy": pytest.approx(100 * sum(right) / 11)}

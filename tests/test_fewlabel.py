@@ -1,0 +1,263 @@
+"""``idmm fewlabel``: which images are drawn, what is measured on them, and what is written."""
+
+import csv
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import yaml
+from folders import tree
+from frozen import MEAN, NAME, STD, a_run, by_hand, linear
+from helpers import ENVIRONMENT, ROOT, VIT, call
+from PIL import Image
+
+from idmm import config, evaluate, features, probing
+from idmm.analysis import fewlabel, plots
+from idmm.data.datasets import open_splits
+from idmm.errors import RunError
+from idmm.stages import finetune
+from idmm.stages.common import Backbone
+
+TINY = {
+    "train": {"epochs": 1, "size": 16, "batch_size": 20, "precision": "fp32", "device": "cpu", "warmup_epochs": 0},
+    "augment": {"randaugment": None},
+}
+
+
+@pytest.fixture
+def run(tmp_path):
+    return a_run(tmp_path / "run")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("IDMM_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    """Fine-tuning's file, as flags."""
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(TINY))
+    return ["--protocol", "finetune", "--finetune", tmp_path / "tiny.yaml"]
+
+
+def measured(init, *argv, out):
+    """Runs the command; returns what fewlabel.json holds."""
+    assert call(["fewlabel", "--init", init, "--data.workers", 0, "--out", out, *argv]) == 0
+    return json.loads((out / "fewlabel.json").read_text())
+
+
+def one(found, **where):
+    (record,) = (r for r in found["records"] if where.items() <= r.items())
+    return record
+
+
+def drawn(number, seed):
+    """Rows of digits' training images that ``data.subset`` draws."""
+    whole = open_splits(config.Data(), labelled=True).train
+    part = open_splits(config.Data(subset={"per_class": number, "seed": seed}), labelled=True).train
+    return [whole.names.index(name) for name in part.names]
+
+
+# ------------------------------------------------------------------ frozen features
+def test_records_are_those_of_the_images_that_a_subset_draws(run, tmp_path):
+    found = measured(run, "--per_class", "[4, 1]", "--seeds", 2, out=tmp_path / "o")
+    (train, labels), (test, truth) = by_hand(run), by_hand(run, part="test")
+    for number, seed in ((1, 0), (4, 0), (4, 1)):
+        some = drawn(number, seed)
+        probe = one(found, readout="probe", per_class=number, seed=seed)
+        knn = one(found, readout="knn", per_class=number, seed=seed)
+        choice = probing.choose_strength(train[some], labels[some], seed=seed)
+        assert probe["images"] == knn["images"] == 10 * number and probe["strength"] == choice.strength
+        model = linear(train[some], labels[some], probe["strength"])
+        assert probe["top1"] == pytest.approx(100 * model.score(test, truth), abs=0.3)  # an image of 360
+        assert knn["top1"] == pytest.approx(evaluate.knn_accuracy(train[some], labels[some], test, truth), abs=0.3)
+    assert one(found, readout="probe", per_class=1, seed=0)["strength"] == probing.USUAL_STRENGTH
+    assert len(found["records"]) == 2 * 2 * 2 and found["per_class"] == [1, 4]
+
+
+def test_files_agree_with_each_other(run, tmp_path, capsys):
+    out = tmp_path / "o"
+    found = measured(run, "--per_class", "[1, 2, 3]", "--seeds", 3, "--untrained", out=out)
+    with open(out / "fewlabel.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["top1"]) for row in rows] == [record["top1"] for record in found["records"]]
+    assert list(rows[0]) == ["run", "readout", "per_class", "seed", "images", "top1", "strength"]
+    table = (out / "fewlabel.md").read_text()
+    assert table in capsys.readouterr().out
+    for label in (str(run), "untrained"):
+        for readout, name in (("knn", "kNN"), ("probe", "linear probe")):
+            cells = []
+            for number in (1, 2, 3):
+                values = [one(found, run=label, readout=readout, per_class=number, seed=s)["top1"] for s in range(3)]
+                cells.append(f"{np.mean(values):.1f} ± {np.std(values, ddof=1):.1f}")
+            assert f"| {label}, {name} | {' | '.join(cells)} |\n" in table
+    assert found["runs"][str(run)] == {"init": str(run), "model": NAME, "size": 16}
+    assert found["runs"]["untrained"] == {"init": None, "model": NAME, "size": 16}
+    with Image.open(out / "fewlabel.png") as image:
+        assert image.format == "PNG" and min(image.size) >= 300 and np.asarray(image.convert("RGB")).std() > 5
+
+
+def test_the_untrained_backbone_is_the_same_with_fresh_weights(run, tmp_path):
+    """Its weights are those that a stage would start from."""
+    found = measured(run, "--per_class", 5, "--seeds", 1, "--untrained", "--seed", 7, out=tmp_path / "o")
+    model = Backbone(NAME, VIT, list(MEAN), list(STD), 0.0, None).build(16, 7)
+    fresh = a_run(tmp_path / "fresh", model=model)
+    (train, labels), (test, truth), some = by_hand(fresh), by_hand(fresh, part="test"), drawn(5, 0)
+    wanted = evaluate.knn_accuracy(train[some], labels[some], test, truth)
+    assert one(found, run="untrained", readout="knn")["top1"] == pytest.approx(wanted, abs=0.3)
+    assert one(found, run=str(run), readout="knn")["top1"] != one(found, run="untrained", readout="knn")["top1"]
+
+
+def test_features_are_taken_once_a_backbone(run, tmp_path, monkeypatch):
+    seen, extract = [], features.extract_features
+    monkeypatch.setattr(features, "extract_features", lambda *args: (seen.append(1), extract(*args))[1])
+    other = a_run(tmp_path / "other", seed=1)
+    argv = ["--per_class", "[1, 2]", "--seeds", 2]
+    first = measured(f"[{run}, {other}]", "--untrained", *argv, out=tmp_path / "o")
+    assert len(seen) == 3 * 2 and list(first["runs"]) == [str(run), str(other), "untrained"], "one kind, one baseline"
+    again = measured(f"[{run}, {other}]", "--untrained", *argv, out=tmp_path / "o")
+    assert len(seen) == 3 * 2 and again == first
+
+
+def test_backbones_of_two_kinds_have_a_baseline_each(run, tmp_path):
+    other = a_run(tmp_path / "other", size=24)
+    found = measured(f"[{run}, {other}]", "--untrained", "--per_class", 1, "--seeds", 1, out=tmp_path / "o")
+    assert list(found["runs"])[2:] == [f"untrained ({NAME}, 1)", f"untrained ({NAME}, 2)"]
+    assert [about["size"] for about in found["runs"].values()] == [16, 24, 16, 24]
+
+
+def test_val_is_not_used(run, tmp_path, monkeypatch):
+    """Choosing the strength by a whole val split would be many more labels than the curve says."""
+    asked, choose = [], probing.choose_strength
+
+    def chosen(train, labels, seed, val):
+        asked.append((len(labels), seed, val))
+        return choose(train, labels, seed, val)
+
+    monkeypatch.setattr(probing, "choose_strength", chosen)
+    root = tree(tmp_path / "d", train={"a": 5, "b": 4}, val={"a": 3, "b": 3}, test={"a": 4, "b": 4})
+    measured(
+        run, "--data.name", "folder", "--data.root", root, "--per_class", "[1, 4]", "--seeds", 2, out=tmp_path / "o"
+    )
+    assert asked == [(2, 0, None), (2, 1, None), (8, 0, None), (8, 1, None)]
+
+
+def test_unreadable_images_are_left_out_of_the_draw(run, tmp_path):
+    root = tree(tmp_path / "d", train={"a": 3, "b": 3}, test={"a": 2, "b": 2})
+    (root / "train/a/1.png").write_bytes(b"")
+    argv = ["--data.name", "folder", "--data.root", root, "--data.on_error", "skip", "--per_class", 3]
+    found = measured(run, *argv, "--seeds", 1, out=tmp_path / "o")
+    assert [record["images"] for record in found["records"]] == [5, 5]
+
+
+# ------------------------------------------------------------------ fine-tuning
+def tuned(monkeypatch, fails_at=None):
+    """A list that grows by the folder of each fine-tuning that is asked for; one of them may fail."""
+    asked, do = [], finetune.finetune
+
+    def counted(given):
+        asked.append(given.out)
+        if len(asked) == fails_at:
+            raise RunError("out of memory")
+        return do(given)
+
+    monkeypatch.setattr(finetune, "finetune", counted)
+    return asked
+
+
+def test_fine_tuning_goes_on_where_it_stopped(run, tmp_path, tiny, monkeypatch, capsys):
+    out = tmp_path / "o"
+    argv = ["--per_class", "[1, 2]", "--seeds", 2, "--untrained", *tiny]
+    steps, fit = [], finetune.Loop.fit
+    monkeypatch.setattr(finetune.Loop, "fit", lambda self: (steps.append(1), fit(self))[1])
+    asked = tuned(monkeypatch, fails_at=4)
+    assert call(["fewlabel", "--init", run, "--data.workers", 0, "--out", out, *argv]) == 1
+    assert len(steps) == 3 and not (out / "fewlabel.json").exists()
+    assert capsys.readouterr().err.splitlines()[-1] == "out of memory"
+    found = measured(run, *argv, out=out)
+    assert len(steps) == 8 and len(asked) == 4 + 8
+    assert [record["readout"] for record in found["records"]] == ["finetune"] * 8
+    for record, folder in zip(found["records"], asked[4:], strict=True):
+        result = json.loads((out / "runs" / folder / "result.json").read_text())
+        used = yaml.safe_load((out / "runs" / folder / "config.yaml").read_text())
+        assert (record["top1"], record["images"]) == (result["top1"], result["train_size"])
+        assert used["data"]["subset"]["per_class"] == record["per_class"]
+        assert used["data"]["subset"]["seed"] == used["seed"] == record["seed"]
+        assert used["init"] == (None if record["run"] == "from scratch" else str(run))
+        assert (used["data"]["mean"], used["model"]["kwargs"]) == (list(MEAN), VIT)
+    again = measured(run, *argv, out=out)
+    assert again == found and len(steps) == 8, "finished runs are read"
+    a_run(run, seed=1)
+    measured(run, "--per_class", 1, "--seeds", 1, *tiny, out=out)
+    assert len(steps) == 9, "other weights under the same name are another run"
+
+
+# ------------------------------------------------------------------ mistakes
+def mistake(capsys, *argv):
+    assert call(["fewlabel", *argv]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and "Traceback" not in said.err
+    return said.err.splitlines()
+
+
+def test_a_class_with_too_few_images_is_refused(run, tmp_path, capsys):
+    root = tree(tmp_path / "d", train={"a": 3, "b": 9, "c": 2}, test={"a": 1, "b": 1, "c": 1})
+    argv = ["--init", run, "--out", tmp_path / "o", "--data.name", "folder", "--data.root", root]
+    wanted = "per_class: 5 is more than the training images of 'c' (2), 'a' (3); wanted up to 2"
+    assert mistake(capsys, *argv, "--per_class", "[1, 5]") == [wanted]
+    assert not (tmp_path / "cache/features").exists(), "before any work"
+
+
+def test_mistakes_are_a_line_each(run, tmp_path, tiny, capsys):
+    def said(*argv):
+        return mistake(capsys, "--init", run, "--out", tmp_path / "o", *argv)
+
+    assert mistake(capsys, "--out", tmp_path / "o") == ["init: missing; wanted is a value"]
+    assert mistake(capsys, "--init", run) == ["out: missing; wanted is a value"]
+    assert said("--init", f"[{run}, {run}]") == [f"init: '{run}' is given twice"]
+    assert said("--init", tmp_path / "none")[0].startswith(f"{tmp_path}/none: there is no such file or folder")
+    assert said("--per_class", "[0]") == ["per_class[0]: got 0, wanted greater than or equal to 1"]
+    subset = "data.subset: leave it out; per_class and seeds draw the labelled images"
+    assert said("--data.subset", "{total: 9}") == [subset]
+    assert said("--protocol", "finetune") == [
+        "finetune: missing; --protocol finetune wants a YAML file of fine-tuning's keys"
+    ]
+    assert said(*tiny[2:])[0].endswith("is for --protocol finetune; leave it out, or name the protocol")
+    assert said(*tiny, "--size", 32) == ["size: is for --protocol probe; fine-tuning has its own in --finetune FILE"]
+    assert said(*tiny[:3], tmp_path / "no")[0].startswith(f"finetune: cannot read '{tmp_path}/no' (No such file")
+    file = tmp_path / "bad.yaml"
+    file.write_text("train: {epoch: 3}\naugment: {flip: 2}\n")
+    assert all(line.startswith("finetune: ") for line in said(*tiny[:3], file)) and len(said(*tiny[:3], file)) == 2
+    file.write_text("init: x\nseed: 3\ndata: {name: cifar10, on_error: skip}\n")
+    assert said(*tiny[:3], file, "--data.on_error", "skip") == [
+        f"finetune: '{file}' has init, which this command names; leave it out",
+        f"finetune: '{file}' has seed, which this command names; leave it out",
+        f"finetune: '{file}' has data.name; give --data.name to this command instead",
+    ]
+    assert not (tmp_path / "o").exists() or not any((tmp_path / "o").iterdir())
+
+
+# ------------------------------------------------------------------ the real command line
+def test_a_pretrained_run_through_the_real_command_line(whole, tmp_path):
+    code = "import sys; from idmm.cli import main; sys.exit(main())"
+    flags = ["--init", whole["pretrain"], "--untrained", "--per_class", "[1, 3]", "--seeds", 2, "--out", tmp_path / "o"]
+    command = [str(word) for word in (sys.executable, "-c", code, "fewlabel", *flags)]
+    done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in (tmp_path / "o").iterdir()} == set(fewlabel.FILES)
+    assert (tmp_path / "o/fewlabel.md").read_text() in done.stdout
+    assert f"{whole['pretrain']}: 3 labels a class" in done.stderr
+
+
+# ------------------------------------------------------------------ the picture
+def test_summary_and_picture_of_one_draw(tmp_path):
+    records = [{"run": "a", "readout": "knn", "per_class": k, "seed": 0, "top1": 10.0 * k} for k in (1, 2)]
+    rows = fewlabel.summary(records, "top1")
+    assert [(row["per_class"], row["mean"], row["std"]) for row in rows] == [(1, 10.0, None), (2, 20.0, None)]
+    many = {f"runs/{'x' * 50}-{n}": [(k, 10.0 * n + k, 2.0) for k in (1, 5, 20)] for n in range(8)}
+    plots.label_curves({"one": {"a": [(1, 10, 0), (2, 20, 0)]}, "many": many}, tmp_path / "p.png", chance=10, seeds=3)
+    with Image.open(tmp_path / "p.png") as image:
+        assert image.format == "PNG" and image.size[0] > image.size[1] > 300

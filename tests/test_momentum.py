@@ -1,0 +1,123 @@
+"""What methods have beside their loss: heads, momentum encoders, what they embed, localization as an extra term."""
+
+import math
+
+import pytest
+import torch
+from helpers import facts
+from tiny import SIDE, backbone, batch, make
+from torch import nn
+
+from idmm import config
+from idmm.evaluate import evaluating
+from idmm.models import create_backbone
+from idmm.recipes import METHODS
+from idmm.seeding import seeded
+
+
+# ------------------------------------------------------------------ heads, momentum encoders
+def shape(head):
+    """Kinds and widths of a head's layers, in short."""
+    return [
+        f"{type(layer).__name__}{tuple(layer.weight.shape) if hasattr(layer, 'weight') else ''}"
+        for layer in head.modules()
+        if not list(layer.children()) and not isinstance(layer, nn.Identity)
+    ]
+
+
+def test_heads_are_the_papers():
+    mlp = ["Linear(16, 16)", "ReLU", "Linear(256, 16)"]
+    for name in ("simclr", "supcon", "mocov2"):
+        assert shape(make(name).head) == mlp
+        assert all(layer.bias is not None for layer in make(name).head.layers if isinstance(layer, nn.Linear))
+    v3 = make("mocov3")
+    block = ["Linear(12, 16)", "BatchNorm1d(12,)", "ReLU", "Linear(12, 12)", "BatchNorm1d(12,)", "ReLU"]
+    assert shape(v3.head) == [*block, "Linear(6, 12)", "BatchNorm1d(6,)"]
+    assert shape(v3.predictor) == ["Linear(12, 6)", "BatchNorm1d(12,)", "ReLU", "Linear(6, 12)", "BatchNorm1d(6,)"]
+    layers = shape(make("dino").head.layers)
+    assert layers == ["Linear(12, 16)", "GELU", "Linear(12, 12)", "GELU", "Linear(6, 12)"]
+
+
+CONSTANT = [0.9] * 10
+RISING = [1 - 0.1 * (math.cos(math.pi * step / 9) + 1) / 2 for step in range(10)]  # 0.9 to 1 in ten steps
+
+
+@pytest.mark.parametrize(("name", "momenta"), [("mocov2", CONSTANT), ("mocov3", RISING), ("dino", RISING)])
+def test_the_momentum_encoder_is_an_average_of_what_it_follows(name, momenta):
+    method = make(name, told=facts(11, steps=10), momentum=0.9)
+    followed = [*method.backbone.parameters(), *method.head.parameters()]
+    copies = list(method.teacher.parameters())
+    assert all(torch.equal(a, b) for a, b in zip(copies, followed, strict=True)), "it starts as a copy"
+    optimizer = torch.optim.SGD([p for p in method.parameters() if p.requires_grad], lr=0.5)
+    wanted = [p.detach().clone() for p in copies]
+    for step in (0, 1, 5, 9):
+        method(batch(2, double=False, seed=step), 0, 0)["loss"].backward()
+        optimizer.step()
+        method.after_step(step)
+        m = momenta[step]
+        wanted = [m * w + (1 - m) * p.detach() for w, p in zip(wanted, followed, strict=True)]
+        for found, want in zip(copies, wanted, strict=True):
+            torch.testing.assert_close(found, want)
+    assert not all(torch.allclose(a, b) for a, b in zip(copies, followed, strict=True))
+
+
+@pytest.mark.parametrize("name", ["mocov2", "mocov3", "dino"])
+def test_the_momentum_encoder_has_no_gradient_and_draws_nothing(name):
+    method = make(name, of=backbone(drop_path=0.6, proj_drop_rate=0.4))
+    images = torch.randn(6, 3, SIDE, SIDE)
+    one, other = method.teacher(images), method.teacher(images)
+    assert torch.equal(one, other) and not one.requires_grad
+    assert not torch.equal(method.backbone(images), method.backbone(images)), "the trained one does"
+    method(batch(2, double=False), 0, 0)["loss"].backward()
+    assert all(p.grad is None and not p.requires_grad for p in method.teacher.parameters())
+    assert all(p.grad is not None for p in method.head.parameters() if p.requires_grad)
+
+
+def test_batch_norms_of_the_momentum_encoder_see_the_batch_in_training():
+    method = make("mocov3")
+    last = method.teacher.copies[1].layers[-1]
+    out = method.teacher(torch.randn(8, 3, SIDE, SIDE))
+    torch.testing.assert_close(out.mean(0), torch.zeros(6), rtol=0, atol=1e-5)
+    assert float(last.running_mean.abs().max()) > 0
+    before = last.running_mean.clone()
+    method.eval()
+    method.teacher(torch.randn(8, 3, SIDE, SIDE))
+    assert torch.equal(last.running_mean, before)
+    method.train()
+    assert last.training and not method.teacher.copies[0].blocks[0].training
+
+
+# ------------------------------------------------------------------ all of them
+@pytest.mark.parametrize("name", METHODS)
+def test_localization_is_added_to_each_method(name):
+    given = batch(2, double=False)
+    given["views"] = [views[..., :SIDE, :SIDE] for views in given["views"]]
+    plain = make(name)(given, 7, 0)
+    method = make(name, drloc=config.DrLoc(weight=0.3, pairs=4))
+    both = method(given, 7, 0)
+    assert both.keys() - plain.keys() == {"drloc", "drloc_weight"} and float(both["drloc"]) > 0
+    torch.testing.assert_close(both["loss"], plain["loss"] + 0.3 * both["drloc"], rtol=1e-5, atol=1e-5)
+    both["loss"].backward()
+    assert all(p.grad is not None for p in method.localization.parameters())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_each_method_says_how_it_embeds(name):
+    method, features = make(name).eval(), torch.randn(5, 16)
+    found = method.embed(features)
+    if name not in ("dino",):
+        head = getattr(method, "head", nn.Identity())
+        torch.testing.assert_close(found, head(features))
+    assert set(method.diagnose(features, torch.arange(5))) == ({"instance_accuracy"} if name == "idmm" else set())
+
+
+def test_looking_at_the_teacher_leaves_its_batch_norms_as_they_were():
+    """The teacher's parts are in modes of their own: dropout off, batch norms on."""
+    with seeded(0):
+        method = make("dino", of=create_backbone("resnet10t", SIDE, num_classes=0))
+    modes = {part: part.training for part in method.modules()}
+    assert len({modes[part] for part in method.teacher.modules()}) == 2
+    for looked_at in (method.exported, method):
+        with evaluating(looked_at):
+            assert not any(part.training for part in looked_at.modules())
+        assert {part: part.training for part in method.modules()} == modes

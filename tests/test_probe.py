@@ -1,0 +1,377 @@
+"""``idmm probe``: intervals, the choice of the probe's strength, features kept on the disk, the command."""
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from folders import paint, tree
+from frozen import MEAN, NAME, STD, a_run, by_hand, linear
+from helpers import ENVIRONMENT, ROOT, VIT, call
+from sklearn.datasets import load_digits
+from sklearn.neighbors import KNeighborsClassifier
+
+from idmm import features, files, probing
+from idmm.cli import main
+from idmm.data.registry import DATASETS
+from idmm.errors import RunError
+from idmm.models import create_backbone, save_model
+from idmm.seeding import seeded
+
+
+@pytest.fixture
+def run(tmp_path):
+    return a_run(tmp_path / "run")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("IDMM_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def looks(monkeypatch):
+    """A list that grows by the number of images that went through a network."""
+    seen, extract = [], features.extract_features
+
+    def counted(*args):
+        found = extract(*args)
+        seen.append(len(found))
+        return found
+
+    monkeypatch.setattr(features, "extract_features", counted)
+    return seen
+
+
+def probed(run, *argv, out):
+    """Runs the command; returns what probe.json holds."""
+    assert call(["probe", "--init", run, "--data.workers", 0, "--out", out, *argv]) == 0
+    return json.loads((out / "probe.json").read_text())
+
+
+def some_digits(n=240):
+    x, y = load_digits(return_X_y=True)
+    return x[:n], y[:n], x[n : n + 200], y[n : n + 200]
+
+
+# ------------------------------------------------------------------ intervals
+@pytest.mark.parametrize(
+    ("hits", "count", "low", "high"),
+    # Newcombe, Statistics in Medicine 17 (1998), Table I, method 3
+    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
+)
+def test_wilson_against_published_values(hits, count, low, high):
+    assert probing.wilson(hits, count) == pytest.approx((low, high), abs=5e-5)
+    mirrored = probing.wilson(count - hits, count)
+    assert mirrored == pytest.approx((1 - high, 1 - low), abs=5e-5)
+
+
+def test_the_mean_over_classes_has_an_interval_that_covers():
+    assert probing.mean_interval([7], [30]) == pytest.approx([float(bound) for bound in probing.wilson(7, 30)])
+    low, high = probing.mean_interval([25] * 16, [50] * 16)  # 16 classes alike: a quarter of one's width
+    assert [low, high] == pytest.approx([0.5 + (bound - 0.5) / 4 for bound in probing.wilson(25, 50)])
+    rng = np.random.default_rng(0)
+    share, count = np.linspace(0.3, 0.98, 12), np.tile([10, 40], 6)
+    inside = 0
+    for _ in range(1000):
+        low, high = probing.mean_interval(rng.binomial(count, share), count)
+        assert 0 <= low < high <= 1
+        inside += low <= share.mean() <= high
+    assert 930 <= inside <= 985
+    assert probing.mean_interval([3, 4], [3, 4])[1] == 1 and probing.mean_interval([0, 0], [3, 4])[0] == 0
+
+
+def test_score_by_hand():
+    truth = np.array([0, 0, 0, 0, 2, 2])  # class 1 has no test image
+    predicted = np.array([0, 0, 0, 1, 1, 2])
+    found = probing.score(predicted, truth, "mean_per_class")
+    assert found["top1"] == pytest.approx(100 * 4 / 6)
+    assert found["top1_interval"] == pytest.approx([100 * float(b) for b in probing.wilson(4, 6)])
+    assert found["mean_per_class"] == pytest.approx(100 * (3 / 4 + 1 / 2) / 2)
+    assert found["mean_per_class_interval"] == pytest.approx([100 * b for b in probing.mean_interval([3, 1], [4, 2])])
+    assert set(probing.score(predicted, truth)) == {"top1", "top1_interval"}
+
+
+# ------------------------------------------------------------------ the probe's strength
+def test_folds_are_stratified_and_leave_every_class_an_image():
+    labels = np.repeat([0, 1, 2, 3, 4, 5], [1, 2, 3, 7, 23, 0]).astype(int)
+    fold = probing.folds(labels, seed=3)
+    assert fold.tolist() == probing.folds(labels, seed=3).tolist() != probing.folds(labels, seed=4).tolist()
+    assert fold[0] == -1 and set(fold[1:]) == set(range(5))
+    sizes = np.bincount(fold[fold >= 0])
+    assert sizes.max() - sizes.min() <= 1
+    for n in range(5):
+        assert set(labels[fold != n]) == set(labels)
+        shares = np.bincount(labels[fold == n], minlength=5)
+        assert shares[3] in (1, 2) and shares[4] in (4, 5)
+    assert probing.folds(np.arange(4)).tolist() == [-1] * 4
+    assert set(probing.folds(np.array([0, 0, 1, 1]))) == {0, 1}  # two images a class make two folds
+
+
+def test_the_strength_is_the_best_on_held_out_images():
+    train, labels, _, _ = some_digits()
+    found = probing.choose_strength(train, labels, seed=5)
+    fold, naive = probing.folds(labels, seed=5), {}
+    for c in probing.STRENGTHS:
+        right = [
+            linear(train[fold != n], labels[fold != n], c).predict(train[fold == n]) == labels[fold == n]
+            for n in range(5)
+        ]
+        naive[c] = 100 * np.concatenate(right).mean()
+    assert found.accuracies == pytest.approx(naive, abs=100 * 1.5 / 240)  # warm starts may turn a single image
+    assert found.accuracies[found.strength] == max(found.accuracies.values())
+    assert found.by == "5 of 5 stratified folds of train"
+    assert max(naive.values()) - min(naive.values()) > 5, "the choice matters here"
+
+
+def test_the_strength_is_chosen_on_val_where_there_is_one():
+    train, labels, val, truth = some_digits()
+    found = probing.choose_strength(train, labels, val=(val, truth))
+    naive = {c: 100 * (linear(train, labels, c).predict(val) == truth).mean() for c in probing.STRENGTHS}
+    assert found.by == "val" and found.accuracies == pytest.approx(naive, abs=100 * 1.5 / 200)
+
+
+def test_the_strength_where_all_are_alike_or_nothing_can_be_held_out(monkeypatch):
+    apart, labels = 100.0 * np.repeat(np.eye(3), 4, axis=0), np.repeat(np.arange(3), 4)
+    found = probing.choose_strength(apart, labels)
+    assert set(found.accuracies.values()) == {100.0} and found.strength == probing.USUAL_STRENGTH
+    found = probing.choose_strength(np.eye(3), np.arange(3))
+    assert (found.strength, found.accuracies) == (probing.USUAL_STRENGTH, {}) and "too few" in found.by
+    monkeypatch.setattr(probing, "ENOUGH", 5)  # folds are of 3, 3, 3 and 3 images
+    assert probing.choose_strength(apart, labels).by == "2 of 4 stratified folds of train"
+
+
+def test_measure_is_scikit_learns():
+    train, labels, test, truth = some_digits()
+    found = probing.measure(train, labels, test, truth, seed=1)
+    choice = probing.choose_strength(train, labels, seed=1)
+    assert list(found["probe"]["accuracies"].values()) == list(choice.accuracies.values())
+    assert choice.accuracies != probing.choose_strength(train, labels, seed=0).accuracies
+    assert found["probe"]["strength"] == choice.strength
+    assert found["probe"]["top1"] == pytest.approx(100 * linear(train, labels, choice.strength).score(test, truth))
+    votes = KNeighborsClassifier(20, metric="cosine", weights=lambda d: np.exp((1 - d) / 0.07)).fit(train, labels)
+    assert found["knn"]["top1"] == pytest.approx(100 * votes.score(test, truth)) and found["knn"]["k"] == 20
+    assert probing.measure(train[:15], labels[:15], test, truth)["knn"]["k"] == 15
+
+
+# ------------------------------------------------------------------ the command
+def test_figures_are_those_of_the_features(run, tmp_path, capsys):
+    found = probed(run, out=tmp_path / "o")
+    (train, labels), (test, truth) = by_hand(run), by_hand(run, part="test")
+    model = linear(train, labels, found["probe"]["strength"])
+    assert found["probe"]["top1"] == pytest.approx(100 * model.score(test, truth), abs=0.3)  # an image of 360
+    knn = KNeighborsClassifier(20, metric="cosine", weights=lambda d: np.exp((1 - d) / 0.07)).fit(train, labels)
+    assert found["knn"]["top1"] == pytest.approx(100 * knn.score(test, truth), abs=0.3)
+    low, high = found["probe"]["top1_interval"]
+    assert low < found["probe"]["top1"] < high and found["probe"]["top1"] > 60  # chance is 10
+    wanted = {"model": NAME, "size": 16, "dataset": "digits", "num_classes": 10, "train_size": 1437, "test_size": 360}
+    assert wanted.items() <= found.items() and found["init"] == str(run) and "mean_per_class" not in found["probe"]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{run} ({NAME}, 16 px) on digits: 1,437 training and 360 test images, 10 classes"
+    assert f"{found['knn']['top1']:.1f}" in lines[2] and f"{low:.1f} to {high:.1f}" in lines[3]
+    assert f"C = {found['probe']['strength']:g}, chosen by 4 of 5 stratified folds of train" in lines[3]
+
+
+def test_size_is_the_one_it_was_built_at_or_the_one_asked_for(run, tmp_path, looks, caplog):
+    assert probed(run, "--data.subset", "{per_class: 2}", "--size", 24, out=tmp_path / "o")["size"] == 24
+    anyone = {k: v for k, v in VIT.items() if k != "patch_size"}
+    with seeded(0):
+        model = create_backbone(NAME, 224, **anyone)
+    save_model(tmp_path / "b", "backbone", model.state_dict(), name=NAME, kwargs=anyone, mean=MEAN, std=STD)
+    root = tree(tmp_path / "d", train={"a": 2, "b": 2}, test={"a": 1, "b": 1})
+    argv = ["--data.name", "folder", "--data.root", root]
+    assert probed(tmp_path / "b", *argv, out=tmp_path / "o")["size"] == 224 and looks[-1] == 2
+    assert f"size: 224 px, timm's for {NAME}; --size takes another" in caplog.text
+
+
+def test_mean_per_class_where_the_literature_reports_it(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(DATASETS, "digits", replace(DATASETS["digits"], metric="mean_per_class"))
+    found = probed(run, "--data.subset", "{per_class: 10}", out=tmp_path / "o")
+    for readout in ("knn", "probe"):
+        low, high = found[readout]["mean_per_class_interval"]
+        assert (
+            low < found[readout]["mean_per_class"] < high and found[readout]["mean_per_class"] != found[readout]["top1"]
+        )
+    assert "mean_per_class" in capsys.readouterr().out
+
+
+def test_val_chooses_the_strength_and_nothing_else(run, tmp_path, looks):
+    root = tree(tmp_path / "d", train={"a": 6, "b": 6}, val={"a": 3, "b": 3}, test={"a": 4, "b": 5})
+    found = probed(run, "--data.name", "folder", "--data.root", root, out=tmp_path / "o")
+    assert found["probe"]["chosen_by"] == "val" and looks == [12, 6, 9]
+    assert (found["train_size"], found["val_size"], found["test_size"]) == (12, 6, 9)
+    assert found["knn"]["k"] == 12  # the neighbours are training images
+
+
+# ------------------------------------------------------------------ features on the disk
+@pytest.fixture
+def pictures(tmp_path):
+    """A folder of images, as flags."""
+    root = tree(tmp_path / "d", train={"a": 4, "b": 4}, test={"a": 3, "b": 3})
+    return root, ["--data.name", "folder", "--data.root", root]
+
+
+def without_seconds(found):
+    return {k: v for k, v in found.items() if k != "seconds"}
+
+
+def test_the_second_call_runs_no_network(run, tmp_path, pictures, looks, monkeypatch):
+    first = probed(run, *pictures[1], out=tmp_path / "1")
+    assert looks == [8, 6]
+    monkeypatch.setattr("timm.create_model", None)  # nor is it built
+    second = probed(run, *pictures[1], out=tmp_path / "2")
+    assert looks == [8, 6] and without_seconds(first) == without_seconds(second)
+    moved = (tmp_path / "run").rename(tmp_path / "elsewhere")
+    probed(moved, *pictures[1], "--batch_size", 3, out=tmp_path / "3")
+    assert looks == [8, 6], "what counts is the weights, not their path"
+
+
+@pytest.mark.parametrize("change", ["weights", "mean", "image", "added", "size", "crop"])
+def test_features_of_something_else_are_taken_anew(change, run, tmp_path, pictures, looks):
+    root, argv = pictures
+    probed(run, *argv, out=tmp_path / "1")
+    wanted = [8, 6]  # of train and test
+    if change == "weights":
+        a_run(run, seed=1)
+    elif change == "mean":
+        a_run(run, mean=(0.5, 0.5, 0.5))
+    elif change == "image":
+        paint(root / "train/a/0.png", seed=99)
+        wanted = [8]
+    elif change == "added":
+        paint(root / "test/b/9.png", seed=99)
+        wanted = [7]
+    else:
+        argv = [*argv, *({"size": ["--size", 24], "crop": ["--crop_pct", 1]}[change])]
+    probed(run, *argv, out=tmp_path / "2")
+    assert looks == [8, 6, *wanted]
+
+
+def only_file(folder, part="train"):
+    (found,) = (folder / "features").glob(f"*-{part}-*.npz")
+    return found
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "other", "short"])
+def test_a_damaged_file_is_never_taken_for_whole(damage, run, tmp_path, pictures, looks, caplog):
+    first = probed(run, *pictures[1], out=tmp_path / "1")
+    path = only_file(tmp_path / "cache")
+    content = path.read_bytes()
+    with np.load(path) as arrays:
+        kept, key = arrays["features"], arrays["key"]
+    if damage == "short":
+        np.savez(path, features=kept[:5], key=key)
+    elif damage == "other":
+        np.savez(path, features=kept + 1, key="0" * 32)
+    else:
+        middle = content.index(kept.tobytes()[:64])  # a digit of the first image's features
+        spoilt = {"cut": content[:-100], "empty": b"", "flipped": bytearray(content)}[damage]
+        if damage == "flipped":
+            spoilt[middle + 2] ^= 1
+        path.write_bytes(spoilt)
+    second = probed(run, *pictures[1], out=tmp_path / "2")
+    assert looks == [8, 6, 8] and without_seconds(first) == without_seconds(second)
+    assert "is damaged, its features are taken again" in caplog.text
+    probed(run, *pictures[1], out=tmp_path / "3")
+    assert looks == [8, 6, 8], "mended"
+
+
+def test_nothing_is_kept_where_that_is_not_wanted_or_fails(run, tmp_path, pictures, looks, monkeypatch, caplog):
+    probed(run, *pictures[1], "--data.cache", "off", out=tmp_path / "1")
+    assert not (tmp_path / "cache").exists()
+
+    def full(path):
+        raise RunError(f"{path}: cannot be written (No space left on device); what was there before is kept")
+
+    monkeypatch.setattr(features, "replacing", full)
+    probed(run, *pictures[1], out=tmp_path / "2")
+    assert looks == [8, 6] * 2 and "features are not kept: " in caplog.text
+    assert not list((tmp_path / "cache").glob("features/*"))
+
+
+def test_the_cache_command_shows_and_clears_them(run, tmp_path, pictures, capsys):
+    probed(run, *pictures[1], out=tmp_path / "1")
+    left = tmp_path / "cache/features" / f".d-train-{'0' * 32}.npz.{files._MARK}x"
+    mine = tmp_path / "cache/features/notes.txt"
+    left.touch()
+    mine.touch()
+    assert len(features.kept(tmp_path / "cache")) == 3
+    assert main(["data", "cache"]) == 0 and "features of probes, 3 files" in capsys.readouterr().out
+    assert main(["data", "cache", "--clear"]) == 0 and "freed" in capsys.readouterr().out
+    assert list((tmp_path / "cache").rglob("*")) == [mine.parent, mine], "what is not ours stays"
+
+
+# ------------------------------------------------------------------ mistakes
+def refused(capsys, argv, code=2):
+    """The lines on standard error of a command that fails."""
+    assert call(argv) == code
+    said = capsys.readouterr()
+    assert said.out == "" and "Traceback" not in said.err
+    return said.err.splitlines()
+
+
+def test_mistakes_are_a_line_each(run, tmp_path, capsys):
+    def mistake(*argv, init=run):
+        *warnings, line = refused(capsys, ["probe", *(["--init", init] if init else []), *argv])
+        assert not warnings or "classes have no training image" in warnings[0] and len(warnings) == 1, warnings
+        return line
+
+    assert mistake(init=None) == "init: missing; wanted is a value"
+    assert mistake(init=tmp_path / "none").startswith(f"{tmp_path}/none: there is no such file or folder")
+    assert mistake("--data.name", "flower").endswith("did you mean 'flowers'?")
+    assert mistake("--data.name", "folder", "--data.root", tmp_path / "none").startswith("data.root: ")
+    assert mistake("--size", "20").startswith("image size 20x20: vit_tiny_patch16_224 cannot take it")
+    assert mistake("--sise", "16") == "--sise: unknown flag; did you mean '--size'?"
+    assert mistake("--data.subset", "{total: 1}").startswith("data.subset: the training images are all of one class")
+    (tmp_path / "file").touch()
+    assert (
+        mistake("--out", tmp_path / "file") == f"out: cannot write to '{tmp_path}/file' (File exists); wanted a folder"
+    )
+    if not torch.cuda.is_available():
+        assert mistake("--device", "cuda").startswith("device: 'cuda' is not there; wanted one of ")
+    (run / "backbone.json").write_text("{}")
+    line = mistake(init=run / "backbone.safetensors")
+    assert line.endswith("does not say which model it is; wanted is backbone.json beside it (name, kwargs)")
+
+
+def test_images_without_labels_are_a_line(run, tmp_path, capsys):
+    for i in range(3):
+        paint(tmp_path / "d" / f"{i}.png", i)
+    (line,) = refused(capsys, ["probe", "--init", run, "--data.name", "folder", "--data.root", tmp_path / "d"])
+    wanted = f"wanted {tmp_path}/d/train/CLASS/* and {tmp_path}/d/test/CLASS/*"
+    assert line == f"data.root: '{tmp_path}/d' has no labels; kNN and a linear probe need them; {wanted}"
+    tree(tmp_path / "e", train={"a": 2, "b": 2})
+    (line,) = refused(capsys, ["probe", "--init", run, "--data.name", "folder", "--data.root", tmp_path / "e"])
+    assert "has no 'val' or 'test' folder to evaluate on" in line and "--data.val_fraction" in line
+
+
+def test_a_diverged_backbone_is_a_line(run, tmp_path, pictures, capsys):
+    model = create_backbone(NAME, 16, **VIT)
+    with torch.no_grad():
+        model.blocks[0].mlp.fc1.weight.fill_(float("nan"))
+    save_model(run, "backbone", model.state_dict(), name=NAME, kwargs={**VIT, "img_size": 16}, mean=MEAN, std=STD)
+    *_, line = refused(capsys, ["probe", "--init", run, *pictures[1]], code=1)
+    assert line == f"{run}: its features are not finite; the run that wrote it has diverged"
+    assert not (tmp_path / "cache/features").exists()
+
+
+# ------------------------------------------------------------------ the command line (test_fewlabel starts a real one)
+def test_a_pretrained_run(whole, tmp_path, capsys):
+    found = probed(whole["pretrain"], "--data.subset", "{per_class: 20}", out=tmp_path / "o")
+    said = capsys.readouterr()
+    assert found["size"] == 16 and f"linear probe  {found['probe']['top1']:.1f}" in said.out
+    assert "features of train (200 images)" in said.err
+
+
+@pytest.mark.parametrize("command", ["probe", "fewlabel"])
+def test_help_comes_without_torch(command):
+    code = f"import sys; from idmm.cli import main\ntry: main(['{command}', '--help'])\nexcept SystemExit: pass\n"
+    code += "sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules or 'sklearn' in sys.modules)"
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
+    assert done.returncode == 0 and "--init" in done.stdout and "(required)" in done.stdout
+    assert time.monotonic() - began < 5  # under 1 s on an idle machine

@@ -1,0 +1,303 @@
+"""The methods' recipes: shipped configs against the paper's tables, what is refused, what is fitted to small data."""
+
+import importlib.util
+import logging
+from dataclasses import replace
+
+import pytest
+import torch
+from folders import faults, paint, tree
+from helpers import ROOT, call, facts, flags, inside, state
+from tiny import make
+
+from idmm.checkpoint import flatten
+from idmm.config import CropGroup, Method, PretrainConfig, Views
+from idmm.options import parse, plain
+from idmm.recipes import METHODS, settle_method
+
+CONFIGS = ROOT / "configs"
+TABLE_10 = {  # optimizer, batch, lr, weight decay, width, temperature, queue
+    "mocov2": ("sgd", 256, 5e-4, 1e-3, 256, 0.2, 2048),
+    "mocov3": ("adamw", 256, 1.5e-4, 0.1, 256, 0.2, None),
+    "simclr": ("sgd", 512, 5e-4, 1e-3, 256, 0.1, None),
+    "supcon": ("sgd", 512, 5e-4, 1e-3, 256, 0.1, None),
+    "dino": ("adamw", 512, 5e-4, 0.04, 256, 0.1, None),
+}
+TABLE_8 = [  # label smoothing, size, crops, CutMix
+    ("table8_1_insdis", 0.0, 224, 2, 0.0),
+    ("table8_2_label_smoothing", 0.1, 224, 2, 0.0),
+    ("table8_3_small_resolution", 0.1, 112, 2, 0.0),
+    ("table8_4_multi_crop", 0.1, 112, 6, 0.0),
+    ("table8_5_idmm", 0.1, 112, 6, 0.5),
+]
+
+
+def shipped(*paths):
+    """A config from files under ``configs``, one over the other, settled."""
+    argv = [word for path in paths for word in ("--config", str(CONFIGS / f"{path}.yaml"))]
+    return settle_method(parse(PretrainConfig, argv, "test"))[0]
+
+
+def settled(crops=None, **method):
+    views = Views(crops=None if crops is None else [CropGroup(count=n) for n in crops])
+    return settle_method(PretrainConfig(method=Method(**method), views=views))
+
+
+def refused(**given):
+    return faults(settled, **given)
+
+
+def differences(a, b):
+    a, b = flatten(plain(a)), flatten(plain(b))
+    return {key for key in a if a[key] != b[key]}
+
+
+# ------------------------------------------------------------------ shipped configs
+@pytest.mark.parametrize("name", METHODS)
+def test_each_method_has_its_config(name):
+    """800 epochs at 112 px, a cosine; crops and the method's fields are what null means, so it changes by one word."""
+    config = shipped(f"pretrain/{name}")
+    assert config.method.name == name and (config.train.epochs, config.views.size) == (800, 112)
+    assert config.train.schedule == "cosine" and config.model.name == "deit_tiny_patch16_224"
+    plainly, _ = settled(name=name)
+    assert config.views == plainly.views
+    assert config.method == replace(plainly.method, dim=config.method.dim)
+    assert plainly.method.dim == (256 if name in TABLE_10 else None) == config.method.dim
+
+
+@pytest.mark.parametrize("name", TABLE_10)
+def test_table_10(name):
+    *optimization, dim, temperature, queue = TABLE_10[name]
+    config = shipped(f"pretrain/{name}")
+    train = config.train
+    assert [train.optimizer, train.batch_size, train.lr, train.weight_decay] == optimization
+    assert (config.method.dim, config.method.temperature) == (dim, temperature)
+    assert config.method.queue is None
+    if queue is not None:
+        large = make(name, told=facts(10_000, batch_size=train.batch_size))
+        assert large.loss.memory_bank.size == (queue, dim)
+
+
+def test_supervised_is_idmm_with_classes_for_instances():
+    changed = differences(shipped("pretrain/supervised"), shipped("pretrain/idmm"))
+    assert changed == {"method.name", "method.projection", "train.lr"}
+    assert shipped("pretrain/supervised").train.lr == 5e-4  # what null means for the backbone
+
+
+def test_table_8_goes_one_step_at_a_time():
+    rows = [shipped("pretrain/idmm", f"ablations/{row[0]}") for row in TABLE_8]
+    for config, (_, smoothing, size, crops, alpha) in zip(rows, TABLE_8, strict=True):
+        assert (config.method.label_smoothing, config.method.cutmix_alpha) == (smoothing, alpha)
+        assert (config.views.size, sum(group.count for group in config.views.crops)) == (size, crops)
+    steps = [differences(a, b) for a, b in zip(rows[:-1], rows[1:], strict=True)]
+    assert steps == [{"method.label_smoothing"}, {"views.size"}, {"views.crops"}, {"method.cutmix_alpha"}]
+    assert not differences(rows[-1], shipped("pretrain/idmm"))
+
+
+def test_table_9_is_the_mlp_alone():
+    with_mlp = shipped("pretrain/idmm", "ablations/table9_idmm_mlp")
+    changed = differences(with_mlp, shipped("pretrain/idmm"))
+    assert changed == {"method.projection"} and with_mlp.method.projection is True
+    bare = shipped("pretrain/simclr", "ablations/table9_simclr_without_mlp")
+    changed = differences(bare, shipped("pretrain/simclr"))
+    assert changed == {"method.projection", "method.dim"} and bare.method.projection is False
+
+
+def test_the_released_config():
+    changed = differences(shipped("pretrain/idmm", "pretrain/idmm_released"), shipped("pretrain/idmm"))
+    assert changed == {"method.label_smoothing", "train.decay_all", "train.schedule"}
+
+
+def test_no_config_is_left_out():
+    names = {path.stem for path in (CONFIGS / "ablations").glob("*.yaml")}
+    assert names == {row[0] for row in TABLE_8} | {"table9_idmm_mlp", "table9_simclr_without_mlp"}
+    assert {path.stem for path in (CONFIGS / "pretrain").glob("*.yaml")} == {*METHODS, "idmm_fast", "idmm_released"}
+    shipped("pretrain/idmm_fast")
+
+
+# ------------------------------------------------------------------ what null means, what is refused
+def test_null_is_filled_in_and_said():
+    config, notes = settled(name="mocov2", momentum=0.9)
+    method = config.method
+    assert (method.projection, method.temperature, method.momentum, method.queue) == (True, 0.2, 0.9, None)
+    assert "method.temperature: 0.2, mocov2's" in notes and not [line for line in notes if "momentum" in line]
+    assert "views.crops: 2 of 0.2 to 1 of the area, mocov2's" in notes
+    assert settle_method(config) == (config, []), "once is enough"
+    config, notes = settled(name="idmm")
+    assert config.method.projection is False and [g.count for g in config.views.crops] == [2, 4]
+    assert notes == ["views.crops: 2 of 0.14 to 1, 4 of 0.05 to 0.4 of the area, idmm's"]
+    assert settled(name="dino", momentum=0.0, crops=[2])[0].method.momentum == 0, "0 is not null"
+
+
+def test_fields_that_a_method_does_not_read_are_refused():
+    assert refused(name="simclr", classifier="cosine", queue=5, cutmix_alpha=0.1) == [
+        "method.cutmix_alpha: 0.1, but simclr does not read it; leave it out",
+        "method.classifier: 'cosine', but simclr does not read it; leave it out",
+        "method.queue: 5, but simclr does not read it; leave it out",
+    ]
+    assert refused(name="idmm", temperature=0.1) == ["method.temperature: 0.1, but idmm does not read it; leave it out"]
+    assert len(refused(name="mocov3", projection=False, momentum=0.9)) == 1
+    assert len(refused(name="supervised", outputs=9, classifier_bias=True, dim=4)) == 3
+
+
+def test_widths_of_an_mlp_that_is_not_there_are_refused():
+    wanted = "without method.projection does not read it; leave it out"
+    assert refused(name="idmm", dim=64) == [f"method.dim: 64, but idmm {wanted}"]
+    assert refused(name="simclr", projection=False, hidden_dim=9) == [f"method.hidden_dim: 9, but simclr {wanted}"]
+    config, notes = settled(name="simclr", projection=False)
+    assert config.method.dim is None and not [line for line in notes if "dim" in line]
+    assert settled(name="idmm", projection=True, dim=64, hidden_dim=9)[0].method.dim == 64
+
+
+@pytest.mark.parametrize("name", ["simclr", "mocov2", "mocov3"])
+@pytest.mark.parametrize("crops", [[1], [2, 1], [3]])
+def test_methods_of_pairs_take_two_crops(name, crops):
+    assert refused(name=name, crops=crops) == [f"views.crops: {sum(crops)} crops an image, but {name} compares 2"]
+    settled(name=name, crops=[1, 1])
+
+
+def test_methods_of_several_crops():
+    assert refused(name="dino", crops=[1]) == ["views.crops: 1 crops an image, but dino compares at least 2"]
+    for name in ("dino", "supcon", "supervised", "idmm"):
+        settled(name=name, crops=[1, 4])
+    for name in ("supcon", "supervised", "idmm"):
+        settled(name=name, crops=[1])
+
+
+def test_faults_come_together():
+    assert len(refused(name="simclr", crops=[3], queue=5)) == 2
+
+
+# ------------------------------------------------------------------ through the command line
+def without(monkeypatch, *modules):
+    original = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name in modules else original(name, *a))
+
+
+LIGHTLY = "needs lightly; install it with: pip install 'idmm[baselines]'"
+METRIC = LIGHTLY.replace("lightly", "pytorch-metric-learning")
+BARE = dict(method__classifier=None, method__classifier_init=None, method__classifier_lr_scale=None, views__crops=None)
+
+
+@pytest.mark.parametrize(
+    ("name", "lacks", "lines"),
+    [
+        *[(name, ["lightly"], [LIGHTLY]) for name in ("simclr", "mocov2", "mocov3", "dino")],
+        ("supcon", ["pytorch_metric_learning"], [METRIC]),
+        ("supcon", ["lightly", "pytorch_metric_learning"], [LIGHTLY, METRIC]),
+    ],
+)
+def test_a_missing_library(name, lacks, lines, tmp_path, monkeypatch, capsys):
+    without(monkeypatch, *lacks)
+    out = tmp_path / "run"
+    assert inside("pretrain", out, **BARE, method__name=name) == 2
+    assert capsys.readouterr().err.splitlines() == [f"method.name: {name} {line}" for line in lines]
+    assert not out.exists()
+
+
+def test_an_mlp_needs_its_library_and_the_rest_none(tmp_path, monkeypatch, capsys):
+    without(monkeypatch, "lightly", "pytorch_metric_learning")
+    for name in ("idmm", "supervised"):
+        settled(name=name)
+    assert inside("pretrain", tmp_path / "run", **BARE, method__projection=True) == 2
+    assert capsys.readouterr().err.splitlines() == [f"method.name: idmm {LIGHTLY}"]
+
+
+@pytest.mark.parametrize("name", ["supcon", "supervised"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_labels_are_wanted(name, nested, tmp_path, capsys):
+    for i in range(4):
+        paint(tmp_path / "images" / ("train" if nested else "") / f"{i}.png", i)
+    folder = dict(data__name="folder", data__root=str(tmp_path / "images"), data__subset=None)
+    out = tmp_path / "run"
+    assert inside("pretrain", out, **{**BARE, **folder}, method__name=name) == 2
+    *_, line = said = capsys.readouterr().err.splitlines()
+    assert not any("Traceback" in text for text in said)
+    assert line.startswith("data.root: ") and "class" in line.lower()
+    assert not (out / "result.json").exists() and not (out / "last" / "state.pt").exists()
+    assert not [text for text in said if text.startswith("images:")], "before an image is read"
+
+
+# ------------------------------------------------------------------ fitted to small data
+def made(name, caplog, images, **given):
+    told = {key: given.pop(key) for key in ("batch_size", "epochs") if key in given}
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "idmm"):
+        method = make(name, told=facts(images, **told), **given)
+    return method, [(record.levelname, record.getMessage()) for record in caplog.records]
+
+
+@pytest.mark.parametrize(
+    ("images", "batch_size", "length"),
+    [(1000, 256, 744), (2303, 256, 2047), (2304, 256, 2048), (10_000, 256, 2048), (96, 96, 48), (5, 4, 3), (2, 2, 1)],
+)
+def test_the_queue_is_shorter_than_the_data(images, batch_size, length, caplog):
+    method, said = made("mocov2", caplog, images, batch_size=batch_size)
+    assert method.loss.memory_bank.bank.shape == (length, 256) and length < images
+    line = f"method.queue: {length}, not 2048: the {images} images less a batch"
+    assert said == ([("INFO", line)] if length < 2048 else [])
+
+
+def test_the_queue_as_asked(caplog):
+    method, said = made("mocov2", caplog, 11, queue=10)
+    assert len(method.loss.memory_bank.bank) == 10 and not said
+    method, said = made("mocov2", caplog, 11, queue=11)
+    assert len(method.loss.memory_bank.bank) == 11
+    assert said == [("WARNING", "method.queue: 11 keys of 11 images: some are of the image itself")]
+
+
+def test_dinos_outputs_are_as_many_as_images(caplog):
+    method, said = made("dino", caplog, 37, outputs=None, epochs=800)
+    assert method.head.last_layer.weight.shape == (37, 6) and method.loss.center.shape == (1, 1, 37)
+    assert said == [("INFO", "method.outputs: 37, the number of images, not 65536")]
+    method, said = made("dino", caplog, 70_000, outputs=None, dim=2, epochs=800)
+    assert method.head.last_layer.weight.shape == (65_536, 2) and not said
+    method, said = made("dino", caplog, 37, outputs=50, epochs=800)
+    assert method.head.last_layer.weight.shape == (50, 6) and not said
+
+
+LENGTHS = [(800, 30, 1), (300, 30, 1), (299, 29, 1), (20, 2, 1), (9, 0, 0)]
+
+
+@pytest.mark.parametrize(("epochs", "warmup", "still"), LENGTHS)
+def test_dinos_warm_ups_are_a_tenth_of_a_short_run(epochs, warmup, still, caplog):
+    method, said = made("dino", caplog, 37, epochs=epochs)
+    assert (method.warmup, method.head.freeze_last_layer) == (warmup, still)
+    lines = [(still, 1, "freeze_epochs"), (warmup, 30, "teacher_warmup_epochs")]
+    wanted = [f"method.{name}: {found}, not {usual}: the run is short" for found, usual, name in lines if found < usual]
+    assert said == [("INFO", line) for line in wanted]
+    method, said = made("dino", caplog, 37, epochs=epochs, teacher_warmup_epochs=7, freeze_epochs=3)
+    assert (method.warmup, method.head.freeze_last_layer) == (7, 3) and not said
+
+
+def test_a_batch_larger_than_the_data_in_a_run(tmp_path, capsys):
+    """It is said; an epoch is a step; the queue is half of the data, or as asked; one word changes the method."""
+    given = {**BARE, "data__subset": {"total": 12}, "train__batch_size": 20, "train__accumulate": 1}
+    given |= {"train__epochs": 1, "train__save_minutes": 60}
+    for name, asked, length in (("mocov2", None, 6), ("mocov2", 5, 5), ("simclr", None, None)):
+        out = tmp_path / f"{name}{asked}"
+        assert inside("pretrain", out, **given, method__name=name, method__queue=asked) == 0
+        log = (out / "log.txt").read_text()
+        assert "WARNING train.batch_size: 20, but there are 12 images: an epoch is one step" in log
+        assert ("method.queue: 6, not 2048: the 12 images less a batch" in log) == (length == 6)
+        assert f"method.temperature: {0.1 if name == 'simclr' else 0.2}, {name}'s" in log
+        if length is not None:
+            assert state(out)["method"]["_extra_state"]["queue"].shape == (length, 256)
+    assert inside("pretrain", tmp_path / "small", **{**given, "train__batch_size": 12}, method__name="simclr") == 0
+    assert "train.batch_size" not in (tmp_path / "small" / "log.txt").read_text()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_folder_and_the_methods_name_are_enough(name, tmp_path):
+    """The issue's shell loop: each shipped config on a folder of labelled images, by its name alone."""
+    root = tree(tmp_path / "images", train={"cat": 3, "dog": 3}, val={"cat": 1, "dog": 1})
+    out = tmp_path / "run"
+    small = flags(
+        "pretrain", out, **{**BARE, "data__name": "folder", "data__root": str(root), "data__subset": None},
+        train__epochs=1, train__accumulate=None, train__batch_size=None, train__lr=None, train__save_minutes=60,
+        views__size=16,
+    )  # fmt: skip
+    assert call(["pretrain", "--config", CONFIGS / "pretrain" / f"{name}.yaml", *small]) == 0
+    assert (out / "backbone.safetensors").exists()
+    assert {part.split(".")[0] for part in state(out)["method"]} >= {"backbone"}
+    assert all(bool(torch.isfinite(t).all()) for t in state(out)["method"].values() if isinstance(t, torch.Tensor))

@@ -1,0 +1,140 @@
+"""Methods with a state of their own (a queue, a teacher, a centre) go on after a kill as if nothing had happened."""
+
+import shutil
+import signal
+
+import pytest
+import torch
+from helpers import inside, metrics, same, start, state, state_file
+from test_resume import stamp, stop_at, where
+
+from idmm.methods.dino import DINO
+
+IDMM_ONLY = dict.fromkeys(("method__classifier", "method__classifier_init", "method__classifier_lr_scale"))
+# 5 steps an epoch, the last of 16 images; two passes a step; stochastic depth draws in each
+PAIR = dict(IDMM_ONLY, views__crops=[{"count": 2, "scale": [0.3, 1.0]}], train__epochs=2)
+RUNS = {
+    "simclr": PAIR,
+    "mocov2": {**PAIR, "method__queue": 33, "method__momentum": 0.9, "train__optimizer": "sgd", "train__lr": 0.05},
+    "mocov3": {**PAIR, "method__hidden_dim": 24, "method__dim": 12, "method__momentum": 0.9},
+    "dino": {
+        **PAIR, "views__crops": None, "method__hidden_dim": 24, "method__dim": 12, "method__momentum": 0.9,
+        "method__freeze_epochs": 1, "method__teacher_warmup_epochs": 2, "train__clip_grad": 3.0,
+    },
+}  # fmt: skip
+STATES = {  # what a checkpoint must hold beside trained weights
+    "mocov2": ["_extra_state", "teacher."],
+    "mocov3": ["teacher.", "head.layers.1.running_mean"],
+    "dino": ["loss.center", "teacher."],
+}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """Runs that were never stopped, made as they are asked for."""
+    folder, made = tmp_path_factory.mktemp("uninterrupted"), {}
+
+    def run(name):
+        if name not in made:
+            made[name] = folder / name
+            assert inside("pretrain", made[name], **RUNS[name], method__name=name, train__save_minutes=60) == 0
+        return made[name]
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def cut(tmp_path_factory):
+    """Runs that were interrupted in their first epoch and again in mid of the second, to be copied."""
+    folder, made = tmp_path_factory.mktemp("cut"), {}
+
+    def run(name, to):
+        if name not in made:
+            made[name] = folder / name
+            for place in ((0, 3), (1, 2)):
+                with pytest.MonkeyPatch.context() as patch:
+                    stop_at(patch, 1, *place)
+                    assert inside("pretrain", made[name], **RUNS[name], method__name=name) == 130
+                assert where(made[name]) == (1, *place)
+        return shutil.copytree(made[name], to)
+
+    return run
+
+
+def assert_alike(out, whole):
+    assert same(out, whole) and metrics(out) == metrics(whole)
+    one, other = (flat(state(folder)["method"]) for folder in (out, whole))
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def flat(saved):
+    """A method's tensors by name, those of its extra state among them."""
+    extra = {f"_extra_state.{name}": tensor for name, tensor in saved.get("_extra_state", {}).items()}
+    return {**{name: tensor for name, tensor in saved.items() if isinstance(tensor, torch.Tensor)}, **extra}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_interrupted_twice_in_mid_epoch(name, uninterrupted, cut, tmp_path):
+    out = cut(name, tmp_path / "run")
+    assert inside("pretrain", out, **RUNS[name], method__name=name) == 0
+    assert_alike(out, uninterrupted(name))
+
+
+def test_killed(uninterrupted, tmp_path):
+    """SIGKILL in a real process, after a few checkpoints of one a step; then the same command."""
+    out = tmp_path / "run"
+    with start("pretrain", out, **RUNS["mocov2"], method__name="mocov2") as process:
+        for _ in range(3):
+            before = stamp(state_file(out))
+            assert process.until(lambda before=before: stamp(state_file(out)) != before), process.said()
+        process.send(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+    assert where(out)[1:] < (2, 0) and not (out / "result.json").exists()
+    assert inside("pretrain", out, **RUNS["mocov2"], method__name="mocov2") == 0
+    assert_alike(out, uninterrupted("mocov2"))
+
+
+SPOILED = [(name, part) for name, parts in STATES.items() for part in parts]
+
+
+@pytest.mark.parametrize(("name", "part"), SPOILED)
+def test_each_part_is_in_the_state_and_needed(name, part, uninterrupted, cut, tmp_path):
+    out = cut(name, tmp_path / "run")
+    saved = state(out)
+    spoiled = [tensor for key, tensor in flat(saved["method"]).items() if key.startswith(part)]
+    assert spoiled and any(bool(tensor.any()) for tensor in spoiled)
+    for tensor in spoiled:
+        tensor.zero_() if tensor.is_floating_point() else None
+    torch.save(saved, state_file(out))
+    code = inside("pretrain", out, **RUNS[name], method__name=name)
+    assert code == 1 or not same(out, uninterrupted(name)) or metrics(out) != metrics(uninterrupted(name))
+
+
+def test_the_loop_tells_epochs_and_steps(tmp_path, monkeypatch):
+    """Once a step whatever its passes, counted over the run; between the backward pass and the optimizer's step."""
+    before, after = [], []
+
+    def before_step(method, epoch):
+        before.append((epoch, method.head.last_layer.parametrizations.weight.original1.grad is None))
+        original(method, epoch)
+
+    original = DINO.before_step
+    monkeypatch.setattr(DINO, "before_step", before_step)
+    monkeypatch.setattr(DINO, "after_step", lambda method, step: after.append(step))
+    assert inside("pretrain", tmp_path / "run", **RUNS["dino"], method__name="dino") == 0
+    assert after == list(range(10)) and before == [(epoch, False) for epoch in (0, 1) for _ in range(5)]
+
+
+@pytest.mark.parametrize("still", [True, False])
+def test_dinos_last_layer_in_a_run(still, tmp_path):
+    """While it is held still the teacher's, which starts as its copy, is the same."""
+    out = tmp_path / "run"
+    changes = {**RUNS["dino"], "method__freeze_epochs": 2 if still else 0}
+    assert inside("pretrain", out, **changes, method__name="dino") == 0
+    saved = state(out)["method"]
+
+    def moved(name):
+        return float((saved[f"head.{name}"] - saved[f"teacher.copies.1.{name}"]).abs().max())
+
+    assert (moved("last_layer.parametrizations.weight.original1") < 1e-6) == still
+    assert moved("layers.0.weight") > 1e-3 and abs(float(saved["loss.center"].abs().max())) > 1e-3

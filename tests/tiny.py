@@ -1,0 +1,64 @@
+"""Every pretraining method on a tiny backbone, made the way a run makes it, and batches for it."""
+
+import torch
+from helpers import facts
+
+from idmm import config
+from idmm.methods import create_method
+from idmm.methods.drloc import Localization
+from idmm.models import create_backbone
+from idmm.recipes import settle_method
+from idmm.seeding import seeded
+
+SIDE = 16
+VIT = dict(patch_size=8, embed_dim=16, depth=1, num_heads=2)
+HEADS = {  # widths that a test can wait for
+    "mocov3": dict(hidden_dim=12, dim=6),
+    "dino": dict(hidden_dim=12, dim=6, outputs=9),
+}
+
+
+def backbone(**kwargs):
+    with seeded(0):
+        return create_backbone("vit_tiny_patch16_224", SIDE, **{**VIT, **kwargs})
+
+
+def make(name, of=None, told=None, drloc=None, **fields):
+    """A method by name, settled as the command line would; ``of`` is its backbone, ``told`` its facts."""
+    given = config.PretrainConfig(method=config.Method(name=name, **{**HEADS.get(name, {}), **fields}))
+    settled, _ = settle_method(given)
+    of = backbone() if of is None else of
+    extra = None if drloc is None else Localization(of, drloc, SIDE, 3, epochs=5)
+    with seeded(1):
+        return create_method(of, told or facts(11, classes=3), settled.method, extra).train()
+
+
+def batch(*counts, images=4, double=True, seed=1):
+    """Groups of ``counts`` crops of each image; instances and classes are no ranges."""
+    generator = torch.Generator().manual_seed(seed)
+    dtype = torch.float64 if double else torch.float32
+    views = [torch.randn(images, n, 3, SIDE, SIDE, generator=generator, dtype=dtype) for n in counts or (2,)]
+    label = torch.tensor([2, 0, 2, 1, 1, 0])[:images]
+    return {"views": views, "index": torch.randperm(11, generator=generator)[:images], "label": label}
+
+
+def gradients(loss, method):
+    """Gradients by parameter's name; those that the loss does not reach are left out."""
+    named = [(name, p) for name, p in method.named_parameters() if p.requires_grad]
+    found = torch.autograd.grad(loss, [p for _, p in named], allow_unused=True)
+    return {name: grad for (name, _), grad in zip(named, found, strict=True) if grad is not None}
+
+
+def assert_same_loss(method, given, naive, epoch=0, key=5, **tolerance):
+    """The method's loss and the gradients of all its parameters are those of ``naive(method, given)``."""
+    tolerance = tolerance or dict(rtol=1e-9, atol=1e-11)
+    wanted = naive(method, given)
+    wanted_grads = gradients(wanted, method)
+    loss = method(given, key, epoch)["loss"]
+    torch.testing.assert_close(loss, wanted.to(loss.dtype), **tolerance)
+    found = gradients(loss, method)
+    assert found.keys() == wanted_grads.keys() and len(found) > 10
+    assert all(bool(torch.isfinite(grad).all()) for grad in found.values())
+    for name in found:
+        torch.testing.assert_close(found[name], wanted_grads[name], msg=lambda m, n=name: f"{n}: {m}", **tolerance)
+    return float(loss.detach())
