@@ -1,7 +1,7 @@
 """Train vision transformers from scratch on a few thousand images.
 
-``pretrain``, ``finetune`` and ``load_backbone`` are the Python interface; ``losses``, ``models`` and ``data`` hold the
-parts. All are imported when first used: torch takes seconds, ``--help`` must not.
+``pretrain``, ``finetune``, ``transfer`` and ``load_backbone`` are the Python interface; ``losses``, ``models`` and
+``data`` hold the parts. All are imported when first used: torch takes seconds, ``--help`` must not.
 """
 
 import importlib
@@ -12,7 +12,7 @@ _WHERE = {
     "finetune": "idmm.stages.finetune",
     "load_backbone": "idmm.models.weights",
 }
-_PARTS = ("data", "losses", "models")
+_PARTS = ("data", "losses", "models", "transfer")  # the last is called like a function
 __all__ = [*_WHERE, *_PARTS]
 
 

@@ -26,6 +26,7 @@ USAGE = """usage: idmm COMMAND [--config FILE] [--KEY VALUE ...]
 commands:
   pretrain   stage 1: learn a backbone from images alone
   finetune   stage 2: train a classifier on labels, from a backbone or from scratch
+  transfer   stage 3: a grid of sources, methods, backbones and targets; 'transfer status OUT' tells where it stands
   probe      how good the frozen features of a run are: kNN and a linear probe, in minutes
   fewlabel   accuracy over the labelled images a class, of several runs, as a table and a picture
   data       datasets: list them, show, download or check one, show and clear the cache
@@ -97,6 +98,27 @@ def _finetune(argv: list[str], prog: str) -> int:
     from idmm.stages.finetune import finetune
 
     finetune(config)
+    return 0
+
+
+def _transfer(argv: list[str], prog: str) -> int:
+    if argv[:1] == ["status"]:
+        return _transfer_status(argv[1:])
+    from idmm.transfer.config import parse_grid
+
+    config = parse_grid(argv, prog)
+    from idmm.transfer.grid import transfer
+
+    cells = transfer(config)["cells"]
+    return 1 if not config.plan and any(cell["status"] == "failed" for cell in cells) else 0
+
+
+def _transfer_status(argv: list[str]) -> int:
+    if len(argv) != 1 or argv[0].startswith("-"):
+        raise UserError(f"transfer status: got {' '.join(argv) or 'nothing'}, wanted the folder of a grid")
+    from idmm.transfer.status import status
+
+    print(status(argv[0]))
     return 0
 
 
@@ -207,6 +229,7 @@ DATA_COMMANDS = {
 COMMANDS = {
     "pretrain": _pretrain,
     "finetune": _finetune,
+    "transfer": _transfer,
     "probe": _probe,
     "fewlabel": _fewlabel,
     "data": _data,

@@ -1,6 +1,7 @@
 """What several test files share."""
 
 import pytest
+import transfers
 from helpers import STAGES, outside
 from loopback import Server, miniature
 
@@ -13,6 +14,16 @@ def whole(tmp_path_factory):
     """Uninterrupted tiny runs of both stages, a process each; nothing may be written to them."""
     folder = tmp_path_factory.mktemp("whole")
     return {stage: outside(stage, folder / stage) for stage in STAGES}
+
+
+@pytest.fixture(scope="session")
+def whole_grid(tmp_path_factory):
+    """An uninterrupted tiny transfer grid by the real command line; nothing may be written to it."""
+    out = tmp_path_factory.mktemp("grid") / "out"
+    with transfers.start(out) as process:
+        assert process.wait() == 0, process.said()
+    out.with_name("said").write_text(process.said())
+    return out
 
 
 @pytest.fixture

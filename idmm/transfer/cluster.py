@@ -1,0 +1,333 @@
+"""Runs a grid on a Ray cluster: a job is a task, and a backbone's future is an argument of what is tuned from it.
+
+Where all nodes see the grid's folder, a task works in it as the local engine does, under a claim of its own. Elsewhere
+a task works in a temporary folder of its node; what it made comes back by value, and the claim is this process's.
+"""
+
+import contextlib
+import copy
+import importlib.util
+import io
+import logging
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from idmm.errors import Interrupted, UserError
+from idmm.files import write_bytes
+from idmm.transfer.claims import Claims
+from idmm.transfer.config import Ray
+from idmm.transfer.plan import Job
+from idmm.transfer.run import POLL, Grid, _try, attempt
+from idmm.transfer.status import Standing
+
+log = logging.getLogger("idmm")
+GRACE = 60.0  # seconds that interrupted jobs have to save their state
+STORE = 2**27  # bytes of a local cluster's object store where nothing large travels
+BACKBONE = ("backbone.safetensors", "backbone.json")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What comes back from a task."""
+
+    done: bool
+    """False too where another runner has the job, or the one that it needs was not done."""
+    error: str | None = None
+    """Why it was given up."""
+    files: dict[str, bytes] = field(default_factory=dict)
+    """By value: what the run folder holds, by path in it."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a task works."""
+
+    shared: bool
+    home: str
+    """Directory that relative paths mean."""
+    token: str
+    """Tells this run's temporary folders from others'."""
+
+
+def require() -> None:
+    """Raises UserError where Ray is not installed."""
+    if importlib.util.find_spec("ray") is None:
+        raise UserError("engine: ray needs ray; install it with: pip install 'idmm[ray]'")
+
+
+def run(grid: Grid, standing: Standing) -> None:
+    """Does what can be done of a grid on the cluster of ``config.ray``, beside other runners of the same folder.
+
+    Args:
+        grid: The grid.
+        standing: Says where it stands.
+
+    Raises:
+        UserError: Ray is not installed, there is no such cluster, or it cannot run these jobs.
+        Interrupted: Ctrl-C or SIGTERM; jobs had their time to save.
+    """
+    require()
+    with _connected(grid.config.ray, grid.config.retries):
+        crew = _Crew(grid)
+        try:
+            while crew.send() or grid.remaining():
+                crew.receive()
+                standing.say(grid)
+        except KeyboardInterrupt:
+            crew.cancel()
+            raise Interrupted("interrupted; the same command goes on") from None
+        finally:
+            crew.release()
+
+
+class _Crew:
+    """The tasks of a grid that are in the cluster.
+
+    Args:
+        grid: The grid.
+    """
+
+    def __init__(self, grid: Grid):
+        import ray
+
+        self.ray, self.grid, wanted = ray, grid, grid.config.ray
+        self.place = _Place(wanted.shared, os.getcwd(), uuid.uuid4().hex[:8])
+        self.sent: dict[Any, tuple[Job, contextlib.ExitStack]] = {}  # by future; the claim is on the stack
+        self.backbones: dict[str, Any] = {}  # futures by the pretraining's key
+        self._grid = ray.put(grid)
+        takes = {"num_cpus": wanted.num_cpus, "num_gpus": wanted.num_gpus}
+        self._task = ray.remote(max_retries=grid.config.retries, **takes)(_do)
+
+    def send(self) -> int:
+        """Sends what is left and not another runner's; returns how many tasks there are."""
+        done, taken = self.grid.finished(), self.grid.claims.held_by_others()
+        left, known = self.grid.remaining(), {job.key for job, _ in self.sent.values()}
+        for job in left:
+            if job.key in known or job.key in taken or not (job.needs is None or job.needs in known | done):
+                continue
+            claim = contextlib.ExitStack()
+            if not self.place.shared and not claim.enter_context(self.grid.claims.held(job.key)):
+                continue
+            start = self._backbone(job, job.needs in done)
+            future = self._task.options(name=job.title).remote(self._grid, job, start, self.place)
+            self.sent[future] = job, claim
+            known.add(job.key)
+            if job.stage == "pretrain":
+                self.backbones[job.key] = future
+        waited_for = {job.needs for job in left} | known
+        self.backbones = {key: future for key, future in self.backbones.items() if key in waited_for}
+        return len(self.sent)
+
+    def _backbone(self, job: Job, done: bool) -> Any:
+        """What a job starts from: a future where that is being made, a value where it lies here, else nothing."""
+        if job.needs is None or (done and self.place.shared):
+            return None
+        if job.needs not in self.backbones:
+            folder = self.grid.out / self.grid.laid.jobs[job.needs].folder
+            files = {name: (folder / name).read_bytes() for name in BACKBONE}
+            self.backbones[job.needs] = self.ray.put(Outcome(True, files=files))
+        return self.backbones[job.needs]
+
+    def receive(self) -> None:
+        """Waits a moment, and takes in what is ready."""
+        if not self.sent:
+            time.sleep(POLL)  # other runners have all that is left
+            return
+        for future in self.ray.wait(list(self.sent), timeout=POLL)[0]:
+            job, claim = self.sent.pop(future)
+            with claim:
+                self._take_in(job, future)
+
+    def _take_in(self, job: Job, future: Any) -> None:
+        try:
+            outcome = self.ray.get(future)
+        except self.ray.exceptions.RayError as error:
+            cause = getattr(error, "cause", None)
+            if isinstance(cause, UserError):  # of the cluster; a job's own comes as an outcome
+                raise UserError(*cause.faults) from None
+            if job.needs is not None and job.needs not in self.grid.finished():
+                return  # what failed is what it waits for
+            why = f"its worker died, {self.grid.config.retries + 1} times at most: {error}"
+            outcome = Outcome(False, " ".join(str(cause or why).split())[:300])
+        if outcome.done and not self.place.shared:
+            self._keep(job, outcome.files)
+            self.backbones.pop(job.key, None)  # from now on by value: a node that goes away does not take it along
+        elif outcome.error:
+            for name, data in outcome.files.items():
+                write_bytes(self.grid.out / job.folder / name, data)
+            if job.key not in self.grid.failed():
+                self.grid.give_up(job, outcome.error)
+            log.warning("%s failed: %s", job.title, outcome.error)
+
+    def _keep(self, job: Job, files: dict[str, bytes]) -> None:
+        """Writes a run folder, the file last by which it counts as done."""
+        folder = self.grid.out / job.folder
+        for name in sorted(files, key=lambda name: name == "result.json"):
+            data = files[name]
+            if name == "config.yaml":  # it names the node's folders
+                config, start = yaml.safe_load(data), self.grid.laid.jobs.get(job.needs)
+                paths = {"out": str(folder)} | ({"init": str(self.grid.out / start.folder)} if start else {})
+                config |= {key: path for key, path in paths.items() if key in config}
+                data = yaml.safe_dump(config, sort_keys=False, allow_unicode=True).encode()
+            write_bytes(folder / name, data)
+
+    def cancel(self) -> None:
+        """Ends all tasks; those at work save their state first."""
+        log.info("interrupted: jobs at work save their state")
+        for future in self.sent:
+            self.ray.cancel(future)
+        if self.sent:
+            self.ray.wait(list(self.sent), num_returns=len(self.sent), timeout=GRACE)
+
+    def release(self) -> None:
+        """Lets other runners have what was sent."""
+        for _, claim in self.sent.values():
+            claim.close()
+
+
+# ------------------------------------------------------------------ on a node
+def _do(grid: Grid, job: Job, start: Outcome | None, place: _Place) -> Outcome:
+    """A task: does a job, or nothing where what it needs was not done."""
+    if start is not None and not start.done:
+        return Outcome(False)
+    with contextlib.suppress(OSError):
+        os.chdir(place.home)
+    if not place.shared:
+        return _by_value(copy.copy(grid), job, start, place)
+    if not (grid.out / "grid.yaml").exists():
+        host = socket.gethostname()
+        raise UserError(
+            f"ray.shared: node {host} does not see '{grid.out.absolute()}'; wanted is a folder that all nodes see at "
+            "the same path, or --ray.shared false"
+        )
+    grid = copy.copy(grid)
+    grid.claims = Claims(grid.out / "jobs")  # this process's
+    _try(grid, job)
+    failure = grid.failed().get(job.key)
+    return Outcome((grid.out / job.folder / "result.json").exists(), failure and failure["error"])
+
+
+def _by_value(grid: Grid, job: Job, start: Outcome | None, place: _Place) -> Outcome:
+    """Does a job in a temporary folder, where a task that is tried again on the same node finds what was begun."""
+    grid.out = Path(tempfile.gettempdir()) / f"idmm-ray-{place.token}-{job.key}"
+    grid.out.mkdir(mode=0o700, exist_ok=True)
+    try:
+        if start is not None:
+            for name in BACKBONE:
+                write_bytes(grid.out / grid.laid.jobs[job.needs].folder / name, start.files[name])
+        attempt(grid, job)
+        failure = grid.failed().get(job.key)
+        folder = grid.out / job.folder
+        if failure is not None:
+            return Outcome(False, failure["error"], _files(folder, "log.txt"))
+        return Outcome(True, files=_files(folder, "**/*"))
+    finally:
+        shutil.rmtree(grid.out, ignore_errors=True)
+
+
+def _files(folder: Path, pattern: str) -> dict[str, bytes]:
+    """Files of a run, without what only a resume needs."""
+    found = {path: path.relative_to(folder) for path in folder.glob(pattern) if path.is_file()}
+    return {str(name): path.read_bytes() for path, name in found.items() if name.parts[0] != "last"}
+
+
+# ------------------------------------------------------------------ the cluster
+@contextlib.contextmanager
+def _connected(wanted: Ray, retries: int) -> Iterator[None]:
+    """Joins or starts the cluster; leaves or ends it at the end, unless this process was in it before."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_task_oom_retries", str(retries))  # else a job too large for memory is tried for ever
+    before = signal.getsignal(signal.SIGTERM)
+    import ray
+
+    joined = ray.is_initialized()
+    if not joined:
+        _join(ray, wanted)
+    try:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, _stop)  # Ray's own would exit at once
+        _check_room(ray, wanted)
+        with contextlib.redirect_stdout(_Said(sys.stdout)):
+            yield
+    finally:
+        if not joined:
+            ray.shutdown()
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
+
+
+def _join(ray: Any, wanted: Ray) -> None:
+    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if wanted.address is not None:
+        start = {"address": wanted.address}
+        wrong = f"ray.address: '{wanted.address}' is no cluster that can be joined"
+        mend = "start one with 'ray start --head', set RAY_AUTH_MODE=token where it wants one, or leave ray.address out"
+    else:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        start = {"address": "local", "num_cpus": cores, "include_dashboard": False}
+        start |= {"object_store_memory": STORE} if wanted.shared else {}
+        wrong, mend = "engine: Ray does not start on this machine", "join a running cluster with --ray.address"
+    try:
+        ray.init(**start, **quiet)
+    except Exception as error:  # of many kinds
+        why = textwrap.shorten(str(error), 200, placeholder=" ...")
+        raise UserError(f"{wrong} ({why}); {mend}") from None
+
+
+def _check_room(ray: Any, wanted: Ray) -> None:
+    """Says what there is.
+
+    Raises:
+        UserError: No node has what a job takes, and none can join.
+    """
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    cpus, gpus = (sum(node.get(kind, 0) for node in nodes) for kind in ("CPU", "GPU"))
+    log.info("ray: %d nodes, %g cores, %g GPUs", len(nodes), cpus, gpus)
+    if gpus and not wanted.num_gpus:
+        log.warning("ray.num_gpus: 0, so nothing shares out the GPUs; --ray.num_gpus 1 gives each job one of its own")
+    takes = {"CPU": wanted.num_cpus, "GPU": wanted.num_gpus}
+    if any(all(node.get(kind, 0) >= count for kind, count in takes.items()) for node in nodes):
+        return
+    line = f"ray: a job takes {takes['CPU']:g} cores and {takes['GPU']:g} GPUs, and no node has them"
+    if wanted.address is None:
+        raise UserError(f"{line}; lower --ray.num_cpus or --ray.num_gpus")
+    log.warning("%s yet; waiting for one to join", line)
+
+
+class _Said(io.TextIOBase):
+    """Standard output while Ray is at work, which prints there that a worker died: cut short, that goes to the log."""
+
+    MARK = "(raylet)"
+
+    def __init__(self, below: Any):
+        self.below, self.rest = below, False
+
+    def write(self, text: str) -> int:
+        if self.MARK in text:
+            told = text.rpartition(self.MARK)[2].removeprefix("\033[0m")
+            log.warning("ray: %s", textwrap.shorten(told, 90, placeholder=" ..."))
+        elif not (self.rest and text == "\n"):  # print() ends the line on its own
+            self.below.write(text)
+        self.rest = self.MARK in text
+        return len(text)
+
+    def flush(self) -> None:
+        self.below.flush()
+
+
+def _stop(number, frame) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,146 @@
+"""The keys of a transfer grid, and the command line that reads them."""
+
+from dataclasses import field
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import Field
+
+from idmm.config import _section
+from idmm.errors import UserError
+from idmm.options import parse, read_value
+
+STAGES = ("pretrain", "finetune")
+Seed = Annotated[int, Field(ge=0)]
+
+
+@_section
+class Target:
+    """What a cell measures."""
+
+    protocol: Literal["finetune", "probe"] = "finetune"
+    """'finetune': stage 2, whole; 'probe': kNN and a linear probe of the frozen backbone, minutes instead of hours."""
+
+
+@_section
+class Ray:
+    """The Ray cluster of ``engine ray``."""
+
+    address: str | None = None
+    """Address of a running cluster, or 'auto'; null: start one on this machine."""
+    num_cpus: float = Field(1.0, gt=0)
+    """Cores that a job takes."""
+    num_gpus: float = Field(0.0, ge=0)
+    """GPUs that a job takes; a fraction lets jobs share one."""
+    shared: bool = True
+    """All nodes see OUT at the same path; false: what a job makes travels through Ray."""
+
+
+@_section
+class GridConfig:
+    """Stage 3: pretrain on every source, fine-tune on every target, and put the accuracies into a grid. A job that is
+    done is never done again: the same command goes on, a changed option reruns what it touches."""
+
+    out: str
+    """Folder for all runs and the grid (required)."""
+    sources: list[str | dict[str, Any]] = Field(default_factory=list)
+    """Datasets to pretrain on: names, or mappings with name, root, label, subset, pretrain, finetune."""
+    targets: list[str | dict[str, Any]] = Field(min_length=1)
+    """Datasets to fine-tune on, likewise."""
+    methods: list[str | dict[str, Any]] = Field(default_factory=lambda: ["idmm"])
+    """Pretraining methods: names, or mappings with name, label, pretrain, finetune."""
+    backbones: list[str | dict[str, Any]] = Field(default_factory=lambda: ["deit_tiny_patch16_224"], min_length=1)
+    """Backbones: timm's names, or mappings with name, kwargs, label, pretrain, finetune."""
+    weights: list[dict[str, Any]] = Field(default_factory=list)
+    """Rows that start from files: mappings with label (e.g. 'IN supervised'), path, and backbone (its label)."""
+    seeds: list[Seed] = Field(default_factory=lambda: [0], min_length=1)
+    """Seeds; each drives both stages."""
+    pretrain_seeds: list[Seed] | None = Field(None, min_length=1)
+    """With finetune_seeds: every pair of the two instead of seeds; one alone is paired with the first of seeds."""
+    finetune_seeds: list[Seed] | None = Field(None, min_length=1)
+    """See pretrain_seeds."""
+    pairs: Literal["all", "same"] = "all"
+    """'all': every source with every target; 'same': only those of one label (Tables 2 and 3)."""
+    scratch: bool = True
+    """Add the row without pretraining."""
+    roots: str | None = None
+    """Folder that holds a folder for each dataset that has no root of its own: ROOTS/NAME."""
+    pretrain: dict[str, Any] = field(default_factory=dict)
+    """Stage 1: 'config' names the recipe, every other key overrides it: '{config: FILE, train: {epochs: 100}}', or
+    --pretrain.train.epochs 100."""
+    finetune: dict[str, Any] = field(default_factory=dict)
+    """Stage 2, likewise."""
+    target: Target = field(default_factory=Target)
+    engine: Literal["local", "ray"] = "local"
+    """'local': jobs run on this machine; 'ray': on a Ray cluster (needs the extra 'ray')."""
+    workers: int = Field(1, ge=1)
+    """local: jobs at a time; above 1 each runs in a process of its own, with a GPU of its own where there are any."""
+    retries: int = Field(1, ge=0)
+    """A job that fails is tried so many times more, then its cells are marked and the rest goes on."""
+    ray: Ray = field(default_factory=Ray)
+    plan: bool = False
+    """Print the jobs, what they wait for and how long they may take, and run none."""
+
+
+# Mappings that are replaced, not merged.
+WHOLE = ("kwargs", "subset")
+
+
+def parse_grid(argv: list[str], prog: str) -> GridConfig:
+    """Reads files and flags; ``--pretrain.KEY VALUE`` and ``--finetune.KEY VALUE`` set keys of the two stages.
+
+    Raises:
+        UserError: A line a fault.
+    """
+    rest, nested, faults = [], [], []
+    tokens = list(argv)
+    while tokens:
+        token = tokens.pop(0)
+        stage, _, key = token.removeprefix("--").partition(".")
+        if not (token.startswith("--") and stage in STAGES and key):
+            rest.append(token)
+            continue
+        key, given, text = key.partition("=")
+        if not given:
+            if not tokens or tokens[0].startswith("--"):
+                faults.append(f"--{stage}.{key}: wants a value")
+                continue
+            text = tokens.pop(0)
+        try:
+            nested.append((stage, key, read_value(text)))
+        except yaml.YAMLError:
+            faults.append(f"--{stage}.{key}: got {text!r}, which is not YAML")
+    printing = [flag for flag in rest if flag == "--print_config"]
+    try:
+        config = parse(GridConfig, [token for token in rest if token not in printing], prog)
+    except UserError as error:
+        raise UserError(*faults, *error.faults) from None
+    if faults:
+        raise UserError(*faults)
+    for stage, key, value in nested:
+        set_key(getattr(config, stage), key, value)
+    if printing:
+        from idmm.options import dump
+
+        print(dump(config), end="")
+        raise SystemExit(0)
+    return config
+
+
+def set_key(data: dict, key: str, value: Any) -> None:
+    """Sets ``a.b.c`` in nested mappings; a mapping is merged into the one that is there, but for ``WHOLE``."""
+    *sections, name = key.split(".")
+    for section in sections:
+        if not isinstance(data.get(section), dict):
+            data[section] = {}
+        data = data[section]
+    if isinstance(value, dict) and isinstance(data.get(name), dict) and name not in WHOLE:
+        merge(data[name], value)
+    else:
+        data[name] = value
+
+
+def merge(data: dict, new: dict) -> None:
+    """Merges a mapping, whose keys may be dotted, into another, in place."""
+    for key, value in new.items():
+        set_key(data, key, value)

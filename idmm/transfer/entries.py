@@ -1,0 +1,129 @@
+"""The lists of a grid: its sources, targets, methods, backbones and files of weights, each entry checked. No torch."""
+
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+
+from idmm import options
+from idmm.config import Data, PretrainConfig
+from idmm.data.registry import spec_of
+from idmm.errors import UserError, nearest
+from idmm.recipes import METHODS
+from idmm.transfer.config import STAGES, GridConfig
+
+SCRATCH, NONE = "scratch", "none"
+_DATA_KEYS = {item.name for item in fields(Data)}
+_KEYS = {
+    "sources": {"label", *_DATA_KEYS, *STAGES},
+    "targets": {"label", *_DATA_KEYS, *STAGES},
+    "methods": {"name", "label", *STAGES},
+    "backbones": {"name", "kwargs", "label", *STAGES},
+    "weights": {"label", "path", "backbone", "finetune"},
+}
+
+
+def read_entries(grid: GridConfig, faults: list[str]) -> dict[str, list[dict]]:
+    """Returns the entries of each list as mappings with ``label``, those that are right; adds the others' faults."""
+    entries = {name: _listed(grid, name, faults) for name in _KEYS}
+    _check_labels(grid, entries, faults)
+    if not (grid.scratch or grid.weights or (grid.sources and grid.methods)):
+        faults.append("sources: none, and neither scratch nor weights: there is nothing to run; name a dataset")
+    backbones = [entry["label"] for entry in entries["backbones"]]
+    checks: dict[str, Callable[[dict], list[str]]] = {
+        "sources": lambda entry: _dataset_faults(entry, grid),
+        "targets": lambda entry: _dataset_faults(entry, grid),
+        "methods": _method_faults,
+        "backbones": _backbone_faults,
+        "weights": lambda entry: _weights_faults(entry, backbones),
+    }
+    right: dict[str, list[dict]] = {}
+    for name, check in checks.items():
+        found = [(entry, check(entry)) for entry in entries[name]]
+        faults += [f"{name} '{entry['label']}': {fault}" for entry, wrong in found for fault in wrong]
+        right[name] = [entry for entry, wrong in found if not wrong]
+    return right
+
+
+def data_of(entry: dict, grid: GridConfig) -> dict:
+    """Returns the keys of ``data`` that a source or target says."""
+    data = {key: value for key, value in entry.items() if key in _DATA_KEYS}
+    if grid.roots is not None and "root" not in data and spec_of(entry["name"]).layout and entry["name"] != "folder":
+        data["root"] = str(Path(grid.roots) / entry["name"])
+    return data
+
+
+def _listed(grid: GridConfig, name: str, faults: list[str]) -> list[dict]:
+    found = []
+    for number, given in enumerate(getattr(grid, name)):
+        entry = {"name": given} if isinstance(given, str) else dict(given)
+        where = f"{name}[{number}]"
+        for key in sorted(set(entry) - _KEYS[name], key=str):
+            faults.append(f"{where}.{key}: unknown key{nearest(str(key), _KEYS[name])}")
+        for stage in STAGES:
+            if not isinstance(entry.get(stage, {}), dict):
+                faults.append(f"{where}.{stage}: got {entry.pop(stage)!r}, wanted a mapping")
+        wanted = "label" if name == "weights" else "name"
+        if not isinstance(entry.get(wanted), str):
+            faults.append(f"{where}: got {given!r}, wanted a name or a mapping with '{wanted}'")
+            continue
+        entry["label"] = str(entry["label"]) if "label" in entry else _label(entry)
+        found.append(entry)
+    return found
+
+
+def _label(entry: dict) -> str:
+    """The name, and the subset where there is one."""
+    subset = entry.get("subset")
+    if not isinstance(subset, dict):
+        return entry["name"]
+    return f"{entry['name']}-" + "-".join(f"{key}{value}" for key, value in subset.items())
+
+
+def _check_labels(grid: GridConfig, entries: dict[str, list[dict]], faults: list[str]) -> None:
+    for name, found in entries.items():
+        # a file of weights is of one backbone: others have theirs under the same label
+        labels = [(entry["label"], entry.get("backbone") if name == "weights" else None) for entry in found]
+        for label, _ in sorted({label for label in labels if labels.count(label) > 1}, key=str):
+            faults.append(f"{name}: '{label}' is there twice; give each entry a label of its own")
+    labels = {name: {entry["label"] for entry in found} for name, found in entries.items()}
+    for name in ("sources", "weights"):
+        if SCRATCH in labels[name]:
+            faults.append(f"{name}: '{SCRATCH}' is the label of the row without pretraining; name another")
+    for label in sorted(labels["sources"] & labels["weights"]):
+        faults.append(f"weights: '{label}' is the label of a source, too; name another")
+    if grid.pairs == "same":
+        for label in sorted(labels["sources"] - labels["targets"]):
+            faults.append(f"pairs: 'same', but no target is called '{label}' as that source is")
+    if NONE in labels["methods"]:
+        faults.append(f"methods: '{NONE}' is the label of rows without a method; name another")
+
+
+def _dataset_faults(entry: dict, grid: GridConfig) -> list[str]:
+    try:
+        spec_of(entry["name"])
+        options.build(PretrainConfig, {"data": data_of(entry, grid)})
+    except UserError as error:
+        return error.faults
+    return []
+
+
+def _method_faults(entry: dict) -> list[str]:
+    if entry["name"] in METHODS:
+        return []
+    hint = nearest(entry["name"], METHODS)
+    return [f"'{entry['name']}' is not known; wanted one of {', '.join(METHODS)}{hint}"]
+
+
+def _backbone_faults(entry: dict) -> list[str]:
+    if isinstance(entry.get("kwargs", {}), dict):
+        return []
+    return [f"kwargs: got {entry['kwargs']!r}, wanted a mapping"]
+
+
+def _weights_faults(entry: dict, backbones: list[str]) -> list[str]:
+    faults = []
+    if not isinstance(entry.get("path"), str) or not Path(entry["path"]).expanduser().exists():
+        faults.append(f"path is {entry.get('path')!r}, wanted a run folder or a file of weights that is there")
+    if entry.get("backbone") not in backbones and not (len(backbones) == 1 and "backbone" not in entry):
+        faults.append(f"backbone is {entry.get('backbone')!r}, wanted one of {', '.join(backbones)}")
+    return faults

@@ -1,0 +1,306 @@
+"""What has to run: from a grid to jobs, each named by a hash of what it computes. No torch; of files only recipes and
+weights are read."""
+
+import copy
+import functools
+import hashlib
+import json
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from idmm import options
+from idmm.config import FREE, FinetuneConfig, PretrainConfig
+from idmm.errors import UserError
+from idmm.recipes import settle_method
+from idmm.transfer.config import STAGES, GridConfig, merge
+from idmm.transfer.entries import NONE, SCRATCH, data_of, read_entries
+
+KINDS = {"pretrain": PretrainConfig, "finetune": FinetuneConfig}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of the grid."""
+
+    source: str
+    """Label of the source or of the weights; ``scratch`` without pretraining."""
+    method: str
+    """Label of the method; ``none`` where nothing was pretrained here."""
+    backbone: str
+    target: str
+    pretrain_seed: int | None
+    """None where nothing was pretrained here."""
+    seed: int
+    """Of fine-tuning."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: a pretraining, a fine-tuning or a probe."""
+
+    key: str
+    """Hash of what it computes."""
+    stage: str
+    """``pretrain``, ``finetune`` or ``probe``."""
+    config: dict = field(compare=False)
+    """Of the run, plain; without ``out``, and without ``init`` where it ``needs`` another job."""
+    title: str = field(compare=False)
+    """For people and folder names."""
+    needs: str | None = None
+    """Key of the job whose backbone it starts from."""
+    begun: str | None = field(default=None, compare=False)
+    """Its folder where it was begun under another title."""
+
+    @property
+    def folder(self) -> str:
+        """Where it runs, under the grid's folder."""
+        return self.begun or f"runs/{self.stage}/{_safe(self.title)}-{self.key}"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """All of a grid."""
+
+    jobs: dict[str, Job]
+    """By key; a job stands after the one that it needs."""
+    cells: dict[Cell, str]
+    """The job that gives each cell."""
+
+
+def plan(grid: GridConfig, finished: Collection[str] = ()) -> list[Job]:
+    """Returns the jobs that are left, each after the one it needs; a pretraining that nobody needs any more is not.
+
+    Args:
+        grid: The grid.
+        finished: Keys of jobs that are done.
+
+    Raises:
+        UserError: All faults of the grid, a line each.
+    """
+    return remaining(layout(grid), finished)
+
+
+def remaining(laid: Layout, finished: Collection[str]) -> list[Job]:
+    """Returns the jobs of a layout that are left."""
+    left = {key: job for key, job in laid.jobs.items() if job.stage != "pretrain" and key not in finished}
+    needed = {job.needs for job in left.values()} - set(finished)
+    return [job for key, job in laid.jobs.items() if key in needed or key in left]
+
+
+def layout(grid: GridConfig) -> Layout:
+    """Resolves every cell's runs.
+
+    Raises:
+        UserError: All faults of the grid, a line each.
+    """
+    laid, faults = lay_out(grid)
+    if faults:
+        raise UserError(*faults)
+    return laid
+
+
+def lay_out(grid: GridConfig) -> tuple[Layout, list[str]]:
+    """Resolves the runs of those cells that can be; returns the faults of the others, too."""
+    planner = _Planner(grid)
+    return Layout(planner.jobs, planner.cells), planner.faults
+
+
+@dataclass(frozen=True)
+class _Row:
+    """Where a fine-tuning starts from: a job, a file, or nothing."""
+
+    source: str
+    method: str
+    pretrain_seed: int | None
+    seeds: tuple[int, ...]
+    needs: str | None = None
+    init: str | None = None
+    layers: tuple[dict, ...] = ()
+
+
+class _Planner:
+    """Goes through a grid once; what it finds is in ``jobs``, ``cells`` and ``faults``."""
+
+    def __init__(self, grid: GridConfig):
+        self.grid = grid
+        self.jobs: dict[str, Job] = {}
+        self.cells: dict[Cell, str] = {}
+        self.faults: list[str] = []
+        self._said: set[str] = set()  # faults of options that a cell need not repeat
+        self._read = functools.cache(options.read_file)
+        self._pairs = _seed_pairs(grid)
+        self._entries = read_entries(grid, self.faults)
+        self._check_options()
+        for backbone in self._entries["backbones"]:
+            for row in self._rows(backbone):
+                own = grid.pairs == "same" and row.needs is not None
+                for target in self._entries["targets"]:
+                    if not own or target["label"] == row.source:
+                        self._add_cell(row, backbone, target)
+
+    # -------------------------------------------------------------- rows and cells
+    def _rows(self, backbone: dict) -> list[_Row]:
+        """The rows of a backbone; their pretrainings are added to the jobs."""
+        grid, entries = self.grid, self._entries
+        tuned = tuple(dict.fromkeys(seed for _, seed in self._pairs))
+        rows = [_Row(SCRATCH, NONE, None, tuned)] if grid.scratch else []
+        for entry in entries["weights"]:
+            if entry.get("backbone", backbone["label"]) == backbone["label"]:
+                path, layers = str(Path(entry["path"]).expanduser()), (entry.get("finetune", {}),)
+                rows.append(_Row(entry["label"], NONE, None, tuned, init=path, layers=layers))
+        for source in entries["sources"]:
+            for method in entries["methods"]:
+                for seed in dict.fromkeys(first for first, _ in self._pairs):
+                    job = self._pretrain_job(source, method, backbone, seed)
+                    if job is not None:
+                        self.jobs.setdefault(job.key, job)
+                        pairs = tuple(second for first, second in self._pairs if first == seed)
+                        layers = (source.get("finetune", {}), method.get("finetune", {}))
+                        rows.append(_Row(source["label"], method["label"], seed, pairs, job.key, layers=layers))
+        return rows
+
+    def _pretrain_job(self, source: dict, method: dict, backbone: dict, seed: int) -> Job | None:
+        layers = [self.grid.pretrain, *(entry.get("pretrain", {}) for entry in (source, method, backbone))]
+        own = {"data": data_of(source, self.grid), "method": {"name": method["name"]}}
+        config, faults = self._resolved("pretrain", layers, {**own, "model": _model(backbone), "seed": seed})
+        self._tell(f"pretrain of {method['label']} on {source['label']}", faults)
+        title = f"{source['label']}-{method['label']}-{backbone['label']}-s{seed}"
+        return config and _job("pretrain", options.plain(config), title)
+
+    def _add_cell(self, row: _Row, backbone: dict, target: dict) -> None:
+        layers = [self.grid.finetune, *row.layers, *(entry.get("finetune", {}) for entry in (backbone, target))]
+        protocol = self.grid.target.protocol
+        for seed in row.seeds:
+            own = {"data": data_of(target, self.grid), "model": _model(backbone), "seed": seed, "init": row.init}
+            config, faults = self._resolved("finetune", layers, own)
+            self._tell(f"finetune on {target['label']}", faults)
+            plain = config and options.plain(config)
+            if protocol == "probe":
+                plain = plain and self._probe(plain, backbone)
+            if plain is None:
+                return
+            start = "" if row.pretrain_seed is None else f"{row.method}-s{row.pretrain_seed}-"
+            title = f"{row.source}-{start}{backbone['label']}-to-{target['label']}-s{seed}"
+            job = _job(protocol, plain, title, row.needs)
+            self.jobs.setdefault(job.key, job)
+            cell = Cell(row.source, row.method, backbone["label"], target["label"], row.pretrain_seed, seed)
+            self.cells[cell] = job.key
+
+    def _probe(self, plain: dict, backbone: dict) -> dict | None:
+        """What a probe reads of a fine-tuning, at the size that the backbone is pretrained at (pixels); the same for
+        fresh weights and files, too."""
+        layers = [self.grid.pretrain, backbone.get("pretrain", {})]
+        config, _ = self._resolved("pretrain", layers, {"model": _model(backbone)}, settled=False)
+        kept = {name: plain[name] for name in ("init", "seed", "data", "model")}
+        return config and {**kept, "train": {"device": plain["train"]["device"]}, "size": config.views.size}
+
+    # -------------------------------------------------------------- options
+    def _resolved(self, stage: str, layers: list[dict], own: dict, settled: bool = True) -> tuple[Any, list[str]]:
+        """The recipe of the last layer that names one, the layers' keys over it, then what the grid itself decides."""
+        recipe = next((layer["config"] for layer in reversed(layers) if layer.get("config")), None)
+        try:
+            data = {} if recipe is None else copy.deepcopy(self._read(recipe))
+            for layer in layers:
+                merge(data, copy.deepcopy({key: value for key, value in layer.items() if key != "config"}))
+            merge(data, {**own, "out": None, "resume": "auto"})
+            config = options.build(KINDS[stage], data)
+            return settle_method(config)[0] if stage == "pretrain" and settled else config, []
+        except UserError as error:
+            return None, [_short(fault) for fault in error.faults]
+
+    def _tell(self, where: str, faults: list[str]) -> None:
+        """Keeps faults that were not said yet."""
+        self.faults += [f"{where}: {fault}" for fault in faults if fault not in self._said]
+        self._said.update(faults)
+
+    def _check_options(self) -> None:
+        """Finds faults of options where they stand, not in each cell that they reach."""
+        for stage in STAGES:
+            layer = getattr(self.grid, stage)
+            self._tell(stage, [*self._overruled(stage, layer), *self._resolved(stage, [layer], {}, settled=False)[1]])
+        for name, entries in self._entries.items():
+            for entry in entries:
+                for stage in STAGES:
+                    if stage in entry or (name, stage) == ("methods", "pretrain"):
+                        layer = entry.get(stage, {})
+                        own = {"method": {"name": entry["name"]}} if name == "methods" and stage == "pretrain" else {}
+                        faults = self._resolved(stage, [getattr(self.grid, stage), layer], own, bool(own))[1]
+                        self._tell(f"{name} '{entry['label']}': {stage}", [*self._overruled(stage, layer), *faults])
+
+    def _overruled(self, stage: str, layer: dict) -> list[str]:
+        """Keys that the grid sets itself, to something else."""
+        side = "sources" if stage == "pretrain" else "targets"
+        decided = {"data.name": side, "method.name": "methods", "model.name": "backbones", "model.kwargs": "backbones"}
+        asked: dict = {}
+        merge(asked, copy.deepcopy(layer))
+        faults = []
+        for key, name in decided.items():
+            value, there = _dig(asked, key), [entry.get(key.partition(".")[2]) for entry in self._entries[name]]
+            if value and value not in there:
+                faults.append(f"{key}: {value!r}, but the grid's '{name}' decide it; say it there")
+        if asked.get("seed") not in (None, *(pair[stage != "pretrain"] for pair in self._pairs)):
+            faults.append(f"seed: {asked['seed']!r}, but the grid's 'seeds' decide it; say it there")
+        if stage == "finetune" and asked.get("init"):
+            faults.append(f"init: {asked['init']!r}, but rows that start from a file are the grid's 'weights'")
+        return faults
+
+
+def _seed_pairs(grid: GridConfig) -> list[tuple[int, int]]:
+    """Seeds of stage 1 and stage 2."""
+    if grid.pretrain_seeds is None and grid.finetune_seeds is None:
+        return [(seed, seed) for seed in grid.seeds]
+    first, second = grid.pretrain_seeds or grid.seeds[:1], grid.finetune_seeds or grid.seeds[:1]
+    return [(a, b) for a in first for b in second]
+
+
+def _model(backbone: dict) -> dict:
+    return {"name": backbone["name"], "kwargs": backbone.get("kwargs", {})}
+
+
+def _short(fault: str) -> str:
+    """A fault of a recipe, without what its reader thinks is its place."""
+    return fault.replace("--config: ", "config: ", 1) if fault.startswith("--") else fault.removeprefix("config: ")
+
+
+def _dig(tree: Any, key: str) -> Any:
+    for part in key.split("."):
+        tree = tree.get(part) if isinstance(tree, dict) else None
+    return tree
+
+
+def _job(stage: str, plain: dict, title: str, needs: str | None = None) -> Job:
+    if needs is not None:
+        plain = {**plain, "init": None}
+    counted = {key: value for key, value in _flat(plain).items() if key not in FREE}
+    text = json.dumps([stage, counted, needs, _digest(plain.get("init"))], sort_keys=True, default=str)
+    return Job(hashlib.sha256(text.encode()).hexdigest()[:12], stage, plain, title, needs)
+
+
+def _digest(path: str | None) -> str | None:
+    """Of a file of weights: another file under its name is another job."""
+    if path is None:
+        return None
+    file = Path(path) / "backbone.safetensors" if Path(path).is_dir() else Path(path)
+    if not file.is_file():
+        return None
+    stat = file.stat()
+    return _hashed(str(file), stat.st_size, stat.st_mtime_ns)
+
+
+@functools.cache
+def _hashed(path: str, size: int, time: int) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _flat(tree: dict, prefix: str = "") -> dict:
+    out = {}
+    for key, value in tree.items():
+        out.update(_flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
+    return out
+
+
+def _safe(text: str) -> str:
+    return "".join(c if c.isalnum() or c in "._" else "-" for c in text)[:80]

@@ -1,0 +1,118 @@
+"""What can be found wrong with a grid before its first job starts: entries, options, datasets that cannot be read,
+models that cannot be built, methods without labels, a folder that is taken."""
+
+import json
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from idmm import options
+from idmm.config import FinetuneConfig, PretrainConfig, resolved_stages
+from idmm.data.datasets import open_splits
+from idmm.errors import UserError
+from idmm.features import pick_device
+from idmm.models import create_backbone
+from idmm.models.weights import load_weights
+from idmm.recipes import METHODS
+from idmm.stages.common import describe_backbone
+from idmm.transfer.config import GridConfig
+from idmm.transfer.entries import data_of, read_entries
+from idmm.transfer.plan import Job, Layout, lay_out
+from idmm.transfer.run import folder_faults
+
+KINDS = {"pretrain": PretrainConfig, "finetune": FinetuneConfig, "probe": FinetuneConfig}
+
+
+def check(grid: GridConfig) -> dict[str, int]:
+    """Plans the grid, opens every dataset and builds every backbone once.
+
+    Returns:
+        Training images of each job, by key.
+
+    Raises:
+        UserError: All faults, a line each.
+    """
+    laid, faults = lay_out(grid)
+    checks = _Checks(faults + folder_faults(grid))
+    if grid.engine == "ray":
+        from idmm.transfer.cluster import require
+
+        checks.once("ray", "", require)
+    counts = {}
+    for key, (job, side, backbone) in _named(laid).items():
+        config = options.build(KINDS[job.stage], {k: v for k, v in job.config.items() if k != "size"})
+        labelled = job.stage != "pretrain" or METHODS[config.method.name].labelled
+        counts[key] = checks.once(["data", job.config["data"], labelled], side, _count, config.data, labelled) or 0
+        if grid.engine == "local":
+            checks.once(config.train.device, job.stage, pick_device, config.train.device, "train.device")
+        for size in _sizes(job, config):
+            model = [config.model.name, config.model.kwargs, config.data.in_chans, config.init, size]
+            checks.once(model, backbone, _build, config, size)
+    _look_at_the_rest(grid, laid, checks)
+    if checks.faults:
+        raise UserError(*dict.fromkeys(checks.faults))
+    return counts
+
+
+def _look_at_the_rest(grid: GridConfig, laid: Layout, checks: "_Checks") -> None:
+    """Opens the datasets of entries that other faults keep out of every job."""
+    entries = read_entries(grid, [])
+    for name, labelled in (("sources", False), ("targets", True)):
+        seen = {getattr(cell, name[:-1]) for cell in laid.cells}
+        for entry in entries[name]:
+            if entry["label"] not in seen:
+                data = options.build(PretrainConfig, {"data": data_of(entry, grid)}).data
+                checks.once([name, entry["label"]], f"{name} '{entry['label']}'", _count, data, labelled)
+
+
+class _Checks:
+    """Does a thing once, and keeps what is wrong with it."""
+
+    def __init__(self, faults: list[str]):
+        self.faults, self._found = faults, {}
+
+    def once(self, what: Any, where: str, call: Callable, *args) -> Any:
+        """Returns ``call(*args)``, None where that is a user's mistake; ``where`` begins its lines."""
+        name = json.dumps(what, sort_keys=True, default=str)
+        if name not in self._found:
+            self._found[name] = None
+            try:
+                self._found[name] = call(*args)
+            except UserError as error:
+                self.faults += [f"{where}: {fault}" if where else fault for fault in error.faults]
+        return self._found[name]
+
+
+def _named(laid: Layout) -> dict[str, tuple[Job, str, str]]:
+    """Jobs by key, with the entries that they are of as messages name them."""
+    found: dict[str, tuple[Job, str, str]] = {}
+    for cell, key in laid.cells.items():
+        job, backbone = laid.jobs[key], f"backbones '{cell.backbone}'"
+        if job.config["init"] is not None:
+            backbone = f"weights '{cell.source}'"
+        found.setdefault(key, (job, f"targets '{cell.target}'", backbone))
+        if job.needs is not None:
+            found.setdefault(job.needs, (laid.jobs[job.needs], f"sources '{cell.source}'", backbone))
+    return found
+
+
+def _count(data, labelled: bool) -> int:
+    return len(open_splits(data, labelled).train)
+
+
+def _build(config, size: int) -> None:
+    """Builds a backbone as a job would, and loads the file that it starts from."""
+    described = describe_backbone(config)
+    chans = {} if described.in_chans == 3 else {"in_chans": described.in_chans}
+    model = create_backbone(described.name, size, **described.kwargs, **chans, num_classes=0)
+    if described.init is not None:
+        start = described.init
+        load_weights(model, start.state, source=start.source, img_size=start.img_size, strict=config.model.strict)
+
+
+def _sizes(job: Job, config) -> Iterable[int]:
+    """Image sizes that the job's model is built at (pixels)."""
+    if job.stage == "probe":
+        return [job.config["size"]]
+    if job.stage == "pretrain":
+        return [config.views.size]
+    return [stage.size for stage in resolved_stages(config)]

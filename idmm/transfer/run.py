@@ -1,0 +1,292 @@
+"""Runs a grid: one job after the other in this process, or several processes that share the folder."""
+
+import contextlib
+import json
+import logging
+import os
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from idmm import options
+from idmm.errors import Interrupted, RunError, UserError
+from idmm.files import write_text
+from idmm.transfer.claims import Claims
+from idmm.transfer.config import STAGES, GridConfig
+from idmm.transfer.plan import Cell, Job, Layout, layout, remaining
+
+log = logging.getLogger("idmm")
+POLL = 1.0  # seconds between looks at what other runners do
+
+
+class Grid:
+    """A grid's folder: which jobs are done, which failed, who is at work.
+
+    Args:
+        config: The grid.
+
+    Attributes:
+        laid: Its jobs and cells.
+        out: Its folder.
+
+    Raises:
+        UserError: Faults of the grid, or a folder that belongs to something else.
+    """
+
+    def __init__(self, config: GridConfig):
+        faults = folder_faults(config)
+        if faults:
+            raise UserError(*faults)
+        self.config, self.out = _anywhere(config), Path(config.out)
+        self.laid = self._begun(layout(config))
+        self.claims = Claims(self.out / "jobs")
+
+    def _begun(self, laid: Layout) -> Layout:
+        """Names the folders of jobs that an earlier start called otherwise."""
+        folders = {path.name.rpartition("-")[2]: path for path in sorted((self.out / "runs").glob("*/*"))}
+        begun = {key: str(path.relative_to(self.out)) for key, path in folders.items() if path.is_dir()}
+        jobs = {key: replace(job, begun=begun.get(key)) for key, job in laid.jobs.items()}
+        return Layout(jobs, laid.cells)
+
+    def write_config(self) -> None:
+        """Writes ``grid.yaml``, by which the folder is known."""
+        try:
+            write_text(self.out / "grid.yaml", options.dump(self.config))
+        except RunError as error:
+            raise UserError(f"out: {error}") from None
+
+    def finished(self) -> set[str]:
+        """Keys of the jobs that have a result."""
+        return {key for key, job in self.laid.jobs.items() if (self.out / job.folder / "result.json").exists()}
+
+    def failed(self) -> dict[str, dict]:
+        """What is known of the jobs that were given up, by key."""
+        found = {}
+        for key in self.laid.jobs:
+            with contextlib.suppress(FileNotFoundError):  # forgiven by another runner in between
+                found[key] = json.loads(self._failure(key).read_text())
+        return found
+
+    def remaining(self) -> list[Job]:
+        """Jobs that are left and can still be done."""
+        failed = self.failed()
+        left = remaining(self.laid, self.finished())
+        return [job for job in left if job.key not in failed and job.needs not in failed]
+
+    def give_up(self, job: Job, error: str) -> None:
+        """Marks a job as failed; its cells say so."""
+        record = {"title": job.title, "error": error, "log": f"{job.folder}/log.txt", "time": time.time()}
+        write_text(self._failure(job.key), json.dumps(record) + "\n")
+
+    def forgive(self) -> None:
+        """Forgets failures, unless another runner is at work: a new start tries again."""
+        for key in self.laid.jobs if not self.claims.held_by_others() else ():
+            self._failure(key).unlink(missing_ok=True)
+
+    def results(self) -> dict:
+        """All of the grid as data: what grid.json holds."""
+        from importlib.metadata import version
+
+        failed = self.failed()
+        config = self.config
+        cells = [self._cell(cell, self.laid.jobs[key], failed) for cell, key in self.laid.cells.items()]
+        cells += self._other_protocol({(c["protocol"], c["key"]) for c in cells})
+        orders = {name: list(dict.fromkeys(_labels(cells, name[:-1]))) for name in ("sources", "methods", "backbones")}
+        return {
+            "version": version("idmm"),
+            "protocol": config.target.protocol,
+            **orders,
+            "targets": list(dict.fromkeys(_labels(cells, "target"))),
+            "cells": cells,
+        }
+
+    def _cell(self, cell: Cell, job: Job, failed: dict) -> dict:
+        result = self._result(job)
+        blocker = job.key if job.key in failed else job.needs if job.needs in failed else None
+        start = self.laid.jobs.get(job.needs)
+        made = self._result(start) if start else {}
+        return {
+            **vars(cell),
+            "protocol": job.stage,
+            **{name: result.get(name) for name in ("top1", "top5", "mean_per_class", "knn", "seconds")},
+            "status": "ok" if result else "failed" if blocker else "missing",
+            "error": failed[blocker]["error"] if blocker and not result else None,
+            "log": failed[blocker]["log"] if blocker and not result else None,
+            "folder": job.folder,
+            "key": job.key,
+            "pretrain_folder": start.folder if start else None,
+            "source_size": made.get("train_size"),
+            "pretrain_seconds": made.get("seconds"),
+            "config": job.config,
+            "pretrain_config": start.config if start else None,
+        }
+
+    def _other_protocol(self, known: set) -> list[dict]:
+        """Cells that an earlier start on this folder measured by the other protocol."""
+        try:
+            before = json.loads((self.out / "grid.json").read_text())["cells"]
+        except (OSError, ValueError, KeyError):
+            return []
+        other = [cell for cell in before if cell["protocol"] != self.config.target.protocol]
+        return [cell for cell in other if (cell["protocol"], cell["key"]) not in known and cell["status"] == "ok"]
+
+    def _result(self, job: Job) -> dict:
+        try:
+            return json.loads((self.out / job.folder / "result.json").read_text())
+        except FileNotFoundError:
+            return {}
+
+    def _failure(self, key: str) -> Path:
+        return self.out / "jobs" / f"{key}.failed.json"
+
+
+def folder_faults(config: GridConfig) -> list[str]:
+    """What is wrong with ``out``: something else is in it."""
+    out = Path(config.out)
+    known = out / "grid.yaml"
+    try:
+        if known.exists():
+            before = options.read_file(known)
+            if not _related(before, options.plain(_anywhere(config))):
+                return [f"out: '{out}' holds a grid of other sources and targets; name another folder"]
+        elif out.exists() and not out.is_dir():
+            return [f"out: '{out}' is a file; name a folder"]
+        elif out.is_dir() and any(out.iterdir()):
+            return [f"out: '{out}' holds something that is no grid; name another folder"]
+        elif not out.exists():
+            above = next(path for path in out.absolute().parents if path.exists())
+            if not (above.is_dir() and os.access(above, os.W_OK | os.X_OK)):
+                return [f"out: cannot write to '{out}'; name a folder elsewhere"]
+    except UserError as error:
+        return [f"out: '{out}': {fault.removeprefix('--config: ')}" for fault in error.faults]
+    except OSError as error:
+        return [f"out: cannot read '{out}' ({error.strerror}); name another folder"]
+    return []
+
+
+def _related(before: dict, now: dict) -> bool:
+    """Whether two grids have a source or a target in common: then one goes on with the other's runs."""
+    sides = [(before.get(name) or [], now.get(name) or []) for name in ("sources", "targets")]
+    return any(entry in others for mine, others in sides for entry in mine)
+
+
+def _anywhere(config: GridConfig) -> GridConfig:
+    """Names recipes by whole paths: ``grid.yaml`` is read from other working directories, too."""
+
+    def whole(tree: Any) -> Any:
+        if isinstance(tree, list):
+            return [whole(item) for item in tree]
+        if not isinstance(tree, dict):
+            return tree
+        found = {key: whole(value) for key, value in tree.items()}
+        for stage in STAGES:
+            layer = found.get(stage)
+            if isinstance(layer, dict) and isinstance(layer.get("config"), str):
+                found[stage] = {**layer, "config": str(Path(layer["config"]).absolute())}
+        return found
+
+    return options.build(GridConfig, whole(options.plain(config)))
+
+
+def _labels(cells: list[dict], name: str) -> list[str]:
+    return [cell[name] for cell in cells]
+
+
+def execute(job: Job, out: Path) -> dict:
+    """Does a job in its folder under ``out``; returns its result. What was begun is gone on with."""
+    folder = out / job.folder
+    config = {**job.config, "out": str(folder)}
+    if job.needs is not None:
+        config["init"] = str(next((out / "runs" / "pretrain").glob(f"*-{job.needs}")))
+        _follow(folder, config["init"])
+    return _STAGES[job.stage](config)
+
+
+def _follow(folder: Path, init: str) -> None:
+    """Lets a run that was begun go on where the whole grid was moved, or is called by another path."""
+    path = folder / "config.yaml"
+    if path.exists():
+        begun = options.read_file(path)
+        if begun.get("init", init) != init:
+            write_text(path, yaml.safe_dump({**begun, "init": init}, sort_keys=False, allow_unicode=True))
+
+
+def _pretrain(config: dict) -> dict:
+    from idmm.stages.pretrain import pretrain
+
+    return pretrain(config)
+
+
+def _finetune(config: dict) -> dict:
+    from idmm.stages.finetune import finetune
+
+    return finetune(config)
+
+
+def _probe(config: dict) -> dict:
+    from idmm.transfer.preview import probe
+
+    return probe(config)
+
+
+_STAGES: dict[str, Callable[[dict], dict]] = {"pretrain": _pretrain, "finetune": _finetune, "probe": _probe}
+
+
+def attempt(grid: Grid, job: Job, do: Callable[[Job, Path], dict] = execute) -> None:
+    """Does a job, again where it fails, and marks it where it fails for good.
+
+    Raises:
+        Interrupted: Ctrl-C or SIGTERM.
+    """
+    for turn in range(grid.config.retries + 1):
+        try:
+            do(job, grid.out)
+            return
+        except Interrupted:
+            raise
+        except Exception as error:  # one job's fault must not end the others'
+            told = isinstance(error, (UserError, RunError))
+            said = f"{'' if told else f'{type(error).__name__}: '}{' '.join(str(error).split())}"
+            _note(grid.out / job.folder / "log.txt", said if told else traceback.format_exc())
+        more = grid.config.retries - turn
+        log.warning("%s failed: %s%s", job.title, said, f"; tries left: {more}" if more else "")
+    grid.give_up(job, said)
+
+
+def _note(path: Path, text: str) -> None:
+    with contextlib.suppress(OSError):  # a full disk shows where it matters
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "a") as file:
+            file.write(f"{text.rstrip()}\n")
+
+
+def work(grid: Grid, said: Callable[[Grid], None]) -> None:
+    """Does what can be done of a grid, beside other runners of the same folder, until nothing is left.
+
+    Args:
+        grid: The grid.
+        said: Called when something changed, to show where the grid stands.
+    """
+    while True:
+        done = grid.finished()
+        ready = [job for job in grid.remaining() if job.needs is None or job.needs in done]
+        if not ready:
+            return
+        if not any(_try(grid, job) for job in ready):
+            time.sleep(POLL)  # others have them all
+        said(grid)
+
+
+def _try(grid: Grid, job: Job) -> bool:
+    """Does a job unless another runner has it or did it in between; returns whether anything was done."""
+    with grid.claims.held(job.key) as mine:
+        if not mine:
+            return False
+        if not (grid.out / job.folder / "result.json").exists() and job.key not in grid.failed():
+            attempt(grid, job)
+        return True

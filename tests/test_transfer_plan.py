@@ -1,0 +1,436 @@
+"""The plan of a transfer grid against one made by hand: its jobs, what their keys depend on, its faults."""
+
+import itertools
+import subprocess
+import sys
+
+import pytest
+import yaml
+from folders import faults
+from frozen import a_run
+from helpers import ENVIRONMENT, ROOT
+
+from idmm import options
+from idmm.config import FinetuneConfig, PretrainConfig
+from idmm.data.registry import DATASETS
+from idmm.recipes import METHODS
+from idmm.transfer.config import GridConfig, parse_grid
+from idmm.transfer.plan import Cell, layout, plan
+
+BACKBONE = {"name": "vit_tiny_patch16_224", "label": "tiny", "kwargs": {"embed_dim": 32, "depth": 1, "num_heads": 2}}
+BASE = {
+    "out": "nowhere",
+    "sources": ["digits", {"name": "digits", "label": "few", "subset": {"total": 60}}],
+    "targets": ["digits", {"name": "digits", "subset": {"per_class": 5}}],
+    "methods": ["idmm", "simclr"],
+    "backbones": [BACKBONE],
+    "seeds": [0, 1],
+    "pretrain": {"views": {"crops": [{"count": 2}]}},
+}
+
+
+def grid(**changes):
+    return options.build(GridConfig, {**BASE, **changes})
+
+
+def keys(**changes):
+    """The key of each job by its stage and title."""
+    return {(job.stage, job.title): job.key for job in plan(grid(**changes))}
+
+
+def changed(**changes):
+    """Stages and titles of the jobs that the unchanged grid has not."""
+    before = set(keys().values())
+    return {name for name, key in keys(**changes).items() if key not in before}
+
+
+def cells(**changes):
+    """Jobs by cell, and a pretraining's job by the cell that needs it."""
+    laid = layout(grid(**changes))
+    jobs = {cell: laid.jobs[key] for cell, key in laid.cells.items()}
+    return jobs, {cell: laid.jobs.get(job.needs) for cell, job in jobs.items()}
+
+
+# ------------------------------------------------------------------ cells and jobs
+def test_against_a_naive_enumeration():
+    jobs, starts = cells()
+    expected = [("scratch", "none", None)]
+    expected += list(itertools.product(["digits", "few"], ["idmm", "simclr"], [0, 1]))
+    wanted = {
+        Cell(source, method, "tiny", target, seed, tuned)
+        for source, method, seed in expected
+        for target in ("digits", "digits-per_class5")
+        for tuned in ([0, 1] if seed is None else [seed])
+    }
+    assert set(jobs) == wanted and len(wanted) == 20
+    assert len({job.key for job in jobs.values()}) == 20, "each cell is a run of its own"
+    made = [start for start in starts.values() if start is not None]
+    assert len(made) == 16 and len({start.key for start in made}) == 8, "both targets share a pretraining"
+    for cell, job in jobs.items():
+        start, subset = starts[cell], None if cell.source != "few" else {"total": 60}
+        assert job.config["seed"] == cell.seed and job.config["init"] is None and "finetune" == job.stage
+        assert (job.config["data"]["subset"] or {}).get("per_class") == (5 if cell.target != "digits" else None)
+        assert (job.config["model"]["name"], job.config["model"]["kwargs"]) == (BACKBONE["name"], BACKBONE["kwargs"])
+        assert options.build(FinetuneConfig, job.config), "it is a config"
+        assert (start is None) == (cell.source == "scratch")
+        if start is not None:
+            assert start.config["seed"] == cell.pretrain_seed and start.config["method"]["name"] == cell.method
+            assert ((start.config["data"]["subset"] or {}).get("total")) == (subset and subset["total"])
+            assert options.build(PretrainConfig, start.config)
+    order = [job.key for job in plan(grid())]
+    assert len(order) == 28 and all(
+        order.index(job.needs) < order.index(job.key) for job in plan(grid()) if job.needs is not None
+    )
+    assert len({job.folder for job in plan(grid())}) == 28
+
+
+def test_a_cell_says_what_the_csv_wants():
+    row = list(vars(next(iter(cells()[0]))))
+    assert row == "source method backbone target pretrain_seed seed".split()
+
+
+def test_two_labels_for_one_thing_share_its_runs():
+    jobs, starts = cells(sources=["digits", {"name": "digits", "label": "again"}], methods=["idmm"], targets=["digits"])
+    by_source = {(cell.source, cell.seed): job.key for cell, job in jobs.items()}
+    assert len(jobs) == 6 and by_source["digits", 0] == by_source["again", 0] != by_source["digits", 1]
+    assert len({job.key for job in starts.values() if job}) == 2
+
+
+def test_seeds_of_either_stage():
+    jobs, _ = cells(pretrain_seeds=[3, 4], finetune_seeds=[5, 6, 7], methods=["idmm"], sources=["digits"])
+    pairs = {(cell.pretrain_seed, cell.seed) for cell in jobs if cell.source == "digits"}
+    assert pairs == set(itertools.product([3, 4], [5, 6, 7]))
+    assert {cell.seed for cell in jobs if cell.source == "scratch"} == {5, 6, 7}
+    stages = [job.stage for job in plan(grid(pretrain_seeds=[3, 4], finetune_seeds=[5, 6, 7], sources=["digits"]))]
+    assert stages.count("pretrain") == 4 and stages.count("finetune") == 2 * (3 + 2 * 2 * 3)
+    one, _ = cells(pretrain_seeds=[3, 4], methods=["idmm"], sources=["digits"], seeds=[8, 9])
+    assert {(c.pretrain_seed, c.seed) for c in one if c.source == "digits"} == {(3, 8), (4, 8)}
+
+
+def test_scratch_weights_and_pairs(tmp_path):
+    assert not any(cell.source == "scratch" for cell in cells(scratch=False)[0])
+    path = str(a_run(tmp_path / "run"))
+    jobs, _ = cells(sources=[], weights=[{"label": "IN supervised", "path": path}], targets=["digits"])
+    rows = {(c.source, c.method, c.pretrain_seed, c.seed): job.config["init"] for c, job in jobs.items()}
+    assert rows == {
+        **{("scratch", "none", None, seed): None for seed in (0, 1)},
+        **{("IN supervised", "none", None, seed): path for seed in (0, 1)},
+    }
+    same, _ = cells(pairs="same", targets=["digits", {"name": "digits", "label": "few", "subset": {"total": 60}}])
+    assert {(c.source, c.target) for c in same if c.source != "scratch"} == {("digits", "digits"), ("few", "few")}
+    assert {c.target for c in same if c.source == "scratch"} == {"digits", "few"}
+
+
+def test_weights_of_several_backbones(tmp_path):
+    """Each has a file of its own under one label; the key is of the file's content, not of its name alone."""
+    other = {**BACKBONE, "label": "other", "kwargs": {**BACKBONE["kwargs"], "depth": 2}}
+    files = {name: str(a_run(tmp_path / name, seed=n)) for n, name in enumerate(["tiny", "other"])}
+    weights = [{"label": "IN", "path": path, "backbone": name} for name, path in files.items()]
+    given = {"sources": [], "scratch": False, "backbones": [BACKBONE, other], "weights": weights, "seeds": [0]}
+    jobs, _ = cells(**given)
+    assert {(c.backbone, job.config["init"]) for c, job in jobs.items()} == set(files.items())
+    before = {c: job.key for c, job in jobs.items()}
+    assert {c: job.key for c, job in cells(**given)[0].items()} == before
+    a_run(tmp_path / "other", seed=7)
+    after = {c: job.key for c, job in cells(**given)[0].items()}
+    assert {c.backbone for c in after if after[c] != before[c]} == {"other"}
+
+
+# ------------------------------------------------------------------ what is left
+def test_finished_jobs_never_come_again():
+    jobs = plan(grid())
+    assert plan(grid(), [job.key for job in jobs]) == []
+    tuned = [job.key for job in jobs if job.stage == "finetune"]
+    assert plan(grid(), tuned) == [], "a pretraining that nobody needs is not run"
+    missing = jobs[-1]
+    left = plan(grid(), set(tuned) - {missing.key})
+    assert [job.key for job in left] == [missing.needs, missing.key]
+    assert plan(grid(), {*tuned, missing.needs} - {missing.key}) == [missing]
+
+
+# ------------------------------------------------------------------ keys
+PRETRAINED = "not scratch"
+FIRST, FEW = BASE["sources"][0], BASE["sources"][1]
+VIEWS = BASE["pretrain"]
+
+
+@pytest.mark.parametrize(
+    ("touched", "change"),
+    [
+        ("finetune ", {"finetune": {"train": {"epochs": 7}}}),
+        ("finetune ", {"finetune": {"drloc.weight": 0.5}}),
+        (PRETRAINED, {"pretrain": {**VIEWS, "train": {"epochs": 7}}}),
+        (PRETRAINED, {"pretrain": {**VIEWS, "views": {**VIEWS["views"], "flip": 0.0}}}),
+        ("-idmm-", {"methods": [{"name": "idmm", "pretrain": {"method.label_smoothing": 0.0}}, "simclr"]}),
+        ("-simclr-", {"methods": ["idmm", {"name": "simclr", "pretrain": {"method": {"temperature": 0.2}}}]}),
+        ("to-digits-s", {"targets": [{"name": "digits", "finetune": {"train.lr": 0.5}}, BASE["targets"][1]]}),
+        (" digits-", {"sources": [{"name": "digits", "pretrain": {"train.lr": 0.5}}, FEW]}),
+        ("finetune digits-", {"sources": [{"name": "digits", "finetune": {"train.lr": 0.5}}, FEW]}),
+        (" few-", {"sources": [FIRST, {**FEW, "subset": {"total": 61}}]}),
+        ("tiny", {"backbones": [{**BACKBONE, "kwargs": {**BACKBONE["kwargs"], "depth": 2}}]}),
+        ("-s5", {"seeds": [0, 5]}),
+        ("probe", {"target": {"protocol": "probe"}}),
+        (None, {"pretrain": {**VIEWS, "data": {"workers": 3, "cache": "ram"}, "train": {"device": "cpu"}}}),
+        (None, {"finetune": {"data.cache_dir": "x", "train.save_minutes": 0, "data.workers": 1}}),
+        (None, {"seeds": [0], "scratch": False, "targets": ["digits"], "workers": 8, "retries": 0, "engine": "ray"}),
+        (None, {"pretrain": {**VIEWS, "resume": "must", "out": "elsewhere", "seed": 1}}),
+    ],
+)
+def test_keys_change_exactly_with_what_a_job_computes(touched, change):
+    """``touched`` stands in the STAGE TITLE of the jobs that are others, and of no other job."""
+    names = set(keys(**change))
+    if touched == PRETRAINED:
+        wanted = {name for name in names if not name[1].startswith("scratch")}
+    else:
+        wanted = {name for name in names if touched is not None and touched in " ".join(name)}
+    assert changed(**change) == wanted and bool(wanted) == (touched is not None)
+    assert {job.config.get("resume", "auto") for job in plan(grid(**change))} == {"auto"}
+
+
+def test_labels_of_entries_are_not_in_the_keys():
+    renamed = {
+        "sources": ["digits", {**BASE["sources"][1], "label": "fewer"}],
+        "backbones": [{**BACKBONE, "label": "t"}],
+    }
+    assert set(keys(**renamed).values()) == set(keys().values()) and set(keys(**renamed)) != set(keys())
+
+
+def test_another_order_is_the_same_jobs():
+    reverse = {name: BASE[name][::-1] for name in ("sources", "targets", "methods", "seeds")}
+    assert set(keys(**reverse).values()) == set(keys().values())
+
+
+# ------------------------------------------------------------------ recipes and overrides
+def write(path, **content):
+    path.write_text(yaml.safe_dump(content))
+    return str(path)
+
+
+def test_recipes_and_overrides(tmp_path):
+    """The last entry's recipe replaces the base's; the keys of all layers go over it, those of entries last."""
+    base = write(tmp_path / "base.yaml", train={"epochs": 3, "lr": 0.1}, views={"size": 32, "flip": 0.25})
+    own = write(tmp_path / "own.yaml", train={"epochs": 4}, method={"name": "idmm", "temperature": None})
+    given = {
+        "pretrain": {"config": base, "train": {"lr": 0.2}, "views.crops": [{"count": 2}]},
+        "methods": ["idmm", {"name": "simclr", "pretrain": {"config": own, "method": {"temperature": 0.3}}}],
+        "sources": [{"name": "digits", "pretrain": {"train": {"batch_size": 9}}}],
+    }
+    _, starts = cells(**given)
+    found = {cell.method: start.config for cell, start in starts.items() if start}
+    idmm, simclr = found["idmm"], found["simclr"]
+    assert [idmm["train"][n] for n in ("epochs", "lr", "batch_size")] == [3, 0.2, 9]
+    assert [simclr["train"][n] for n in ("epochs", "lr", "batch_size")] == [4, 0.2, 9]
+    assert (idmm["views"]["size"], idmm["views"]["flip"]) == (32, 0.25)
+    assert (simclr["views"]["size"], simclr["views"]["flip"]) == (112, 0.5), "nothing of the base's recipe is left"
+    assert (simclr["method"]["name"], simclr["method"]["temperature"]) == ("simclr", 0.3)
+    assert len(simclr["views"]["crops"]) == 1
+
+
+def test_mappings_that_are_replaced_and_merged():
+    given = {
+        "pretrain": {**BASE["pretrain"], "data": {"subset": {"total": 7}}},
+        "sources": ["digits", {"name": "digits", "label": "few", "subset": {"fraction": 0.5}}],
+    }
+    _, starts = cells(**given)
+    subsets = {cell.source: start.config["data"]["subset"] for cell, start in starts.items() if start}
+    assert subsets["digits"]["total"] == 7 and subsets["few"]["fraction"] == 0.5 and subsets["few"]["total"] is None
+
+
+def test_roots(tmp_path):
+    given = {
+        "sources": [
+            "flowers",
+            {"name": "pets", "root": "/mine"},
+            {"name": "folder", "root": "/f"},
+            "hfds:a/b",
+            "digits",
+            {"name": "folder", "label": "mine"},
+        ],
+        "targets": ["dtd"],
+        "methods": ["idmm"],
+        "roots": "/data",
+        "seeds": [0],
+    }
+    jobs, starts = cells(**given)
+    found = {cell.source: start.config["data"]["root"] for cell, start in starts.items() if start}
+    assert found == {
+        "flowers": "/data/flowers",
+        "pets": "/mine",
+        "folder": "/f",
+        **dict.fromkeys(("hfds:a/b", "digits", "mine")),
+    }
+    assert {job.config["data"]["root"] for job in jobs.values()} == {"/data/dtd"}
+
+
+def test_flags(tmp_path):
+    file = write(tmp_path / "g.yaml", sources=["digits"], targets=["digits"], pretrain={"train": {"lr": 0.1}})
+    argv = ["--config", file, "--out", "x", "--pretrain.train.epochs", "5", "--finetune.data.subset={per_class: 2}"]
+    found = parse_grid([*argv, "--pretrain.config", "r.yaml", "--target.protocol", "probe"], "idmm transfer")
+    assert found.pretrain == {"train": {"lr": 0.1, "epochs": 5}, "config": "r.yaml"}
+    assert found.finetune == {"data": {"subset": {"per_class": 2}}} and found.target.protocol == "probe"
+    with pytest.raises(SystemExit):
+        parse_grid([*argv, "--print_config"], "idmm transfer")
+    assert faults(parse_grid, [*argv, "--pretrain.train.lr", "--sorces", "x", "--finetune.a", "[1"], "t") == [
+        "--pretrain.train.lr: wants a value",
+        "--finetune.a: got '[1', which is not YAML",
+        "--sorces: unknown flag; did you mean '--sources'?",
+    ]
+
+
+def test_print_config_shows_the_stages_flags(capsys):
+    argv = ["--out", "x", "--targets", "[digits]", "--pretrain.train.epochs", "5", "--print_config"]
+    with pytest.raises(SystemExit):
+        parse_grid(argv, "idmm transfer")
+    assert yaml.safe_load(capsys.readouterr().out)["pretrain"] == {"train": {"epochs": 5}}
+
+
+# ------------------------------------------------------------------ faults
+def test_all_faults_together_each_where_it_stands(tmp_path):
+    bad = {
+        "sources": ["digits", "flovers", {"name": "digits", "subset": {"total": 3, "fraction": 0.5}}, {"label": "x"}],
+        "targets": ["digits", {"name": "digits", "lable": "y"}],
+        "methods": ["idmm", "simclir", {"name": "mocov2", "pretrain": {"method": {"outputs": 5}}}],
+        "backbones": [BACKBONE, {"name": "resnet18", "kwargs": [1]}, {"name": "resnet18", "pretrain": 3}],
+        "weights": [
+            {"label": "IN", "path": "/none"}, {"path": "z"}, {"label": "scratch", "path": ".", "backbone": "tiny"},
+        ],
+        "pretrain": {"config": str(tmp_path / "none.yaml")},
+        "finetune": {"train": {"epoch": 3, "lr": -1}},
+    }  # fmt: skip
+    found = faults(layout, grid(**bad))
+    names = f"{', '.join(DATASETS)}, or hfds:NAME"
+    assert found == [
+        "sources[3]: got {'label': 'x'}, wanted a name or a mapping with 'name'",
+        "targets[1].lable: unknown key; did you mean 'label'?",
+        "backbones[2].pretrain: got 3, wanted a mapping",
+        "weights[1]: got {'path': 'z'}, wanted a name or a mapping with 'label'",
+        "targets: 'digits' is there twice; give each entry a label of its own",
+        "backbones: 'resnet18' is there twice; give each entry a label of its own",
+        "weights: 'scratch' is the label of the row without pretraining; name another",
+        f"sources 'flovers': data.name: 'flovers' is not known; wanted one of {names}; did you mean 'flowers'?",
+        "sources 'digits-total3-fraction0.5': data.subset: give exactly one of per_class, total and fraction",
+        f"methods 'simclir': 'simclir' is not known; wanted one of {', '.join(METHODS)}; did you mean 'simclr'?",
+        "backbones 'resnet18': kwargs: got [1], wanted a mapping",
+        "weights 'IN': path is '/none', wanted a run folder or a file of weights that is there",
+        "weights 'IN': backbone is None, wanted one of tiny, resnet18, resnet18",
+        f"pretrain: config: cannot read '{tmp_path / 'none.yaml'}' (No such file or directory); wanted a YAML file",
+        "finetune: train.lr: got -1, wanted greater than 0",
+        "finetune: train.epoch: unknown key; did you mean 'train.epochs'?",
+    ]
+
+
+def test_faults_of_an_entrys_options_are_said_once():
+    bad = {
+        "methods": ["idmm", "simclr", {"name": "mocov2", "pretrain": {"method": {"outputs": 5}, "veiws": {}}}],
+        "sources": [{"name": "digits", "pretrain": {"train": {"epochs": 0}}}, BASE["sources"][1]],
+        "targets": [{"name": "digits", "finetune": {"drloc": {"weight": 1}, "model": {"freeze": True}}}],
+        "pretrain": {},
+    }
+    assert faults(layout, grid(**bad)) == [
+        "sources 'digits': pretrain: train.epochs: got 0, wanted greater than or equal to 1",
+        "targets 'digits': finetune: drloc.weight trains the backbone and model.freeze forbids it; give one of them",
+        "methods 'mocov2': pretrain: veiws: unknown key; did you mean 'views'?",
+    ]
+    del bad["methods"][2]["pretrain"]["veiws"], bad["sources"][0], bad["targets"]
+    crops = {"pretrain": {"views": {"crops": [{"count": 3}]}}}
+    assert faults(layout, grid(**{**bad, **crops})) == [
+        "methods 'simclr': pretrain: views.crops: 3 crops an image, but simclr compares 2",
+        "methods 'mocov2': pretrain: method.outputs: 5, but mocov2 does not read it; leave it out",
+        "methods 'mocov2': pretrain: views.crops: 3 crops an image, but mocov2 compares 2",
+    ]
+
+
+def test_what_the_grid_decides_is_not_said_elsewhere():
+    given = {
+        "pretrain": {**BASE["pretrain"], "method": {"name": "dino"}, "seed": 9, "data": {"name": "pets"}},
+        "finetune": {"init": "runs/a", "model": {"name": "resnet18", "kwargs": {"a": 1}}, "seed": 1},
+    }
+    assert faults(layout, grid(**given)) == [
+        "pretrain: data.name: 'pets', but the grid's 'sources' decide it; say it there",
+        "pretrain: method.name: 'dino', but the grid's 'methods' decide it; say it there",
+        "pretrain: seed: 9, but the grid's 'seeds' decide it; say it there",
+        "finetune: model.name: 'resnet18', but the grid's 'backbones' decide it; say it there",
+        "finetune: model.kwargs: {'a': 1}, but the grid's 'backbones' decide it; say it there",
+        "finetune: init: 'runs/a', but rows that start from a file are the grid's 'weights'",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"sources": [], "scratch": False}, "sources: none, and neither scratch nor weights: there is nothing to run"),
+        ({"sources": ["scratch"]}, "sources: 'scratch' is the label of the row without pretraining; name another"),
+        ({"methods": [{"name": "idmm", "label": "none"}]}, "methods: 'none' is the label of rows without a method"),
+        ({"weights": [{"label": "digits", "path": "."}]}, "weights: 'digits' is the label of a source, too"),
+        ({"pairs": "same", "targets": ["digits"]}, "pairs: 'same', but no target is called 'few' as that source is"),
+        (
+            {"weights": [{"label": "a", "path": ".", "backbone": "b"}]},
+            "weights 'a': backbone is 'b', wanted one of tiny",
+        ),
+    ],
+)
+def test_faults_one_by_one(change, fault):
+    assert any(said.startswith(fault) for said in faults(layout, grid(**change)))
+
+
+def test_faults_of_the_grids_own_keys():
+    assert faults(grid, seeds=[-1], backbones=[], engine="slurm", target={"protocol": "x"}) == [
+        "backbones: got [], wanted List should have at least 1 item after validation, not 0",
+        "seeds[0]: got -1, wanted greater than or equal to 0",
+        "target.protocol: got 'x', wanted 'finetune' or 'probe'",
+        "engine: got 'slurm', wanted 'local' or 'ray'",
+    ]
+
+
+# ------------------------------------------------------------------ probes
+def test_probes_see_the_labelled_images_at_the_size_of_pretraining(tmp_path):
+    given = {
+        "target": {"protocol": "probe"},
+        "pretrain": {**BASE["pretrain"], "views": {"size": 24, "crops": [{"count": 2}]}},
+        "finetune": {"data": {"workers": 0}, "train": {"device": "cpu", "epochs": 9}},
+    }
+    jobs, starts = cells(**given)
+    assert {job.stage for job in jobs.values()} == {"probe"} and {job.config["size"] for job in jobs.values()} == {24}
+    assert {job.config["train"]["device"] for job in jobs.values()} == {"cpu"}
+    again = {**given, "finetune": {"data": {"workers": 2}, "train": {"epochs": 90}}}
+    assert {job.key for job in cells(**again)[0].values()} == {job.key for job in jobs.values()}
+    tuned = cells(**{**given, "target": {}})[1]
+    assert {s.key for s in starts.values() if s} == {s.key for s in tuned.values() if s}, "pretrainings are shared"
+
+
+# ------------------------------------------------------------------ no torch
+def test_planning_and_status_need_no_torch():
+    code = (
+        "import sys, yaml; from idmm import options; from idmm.transfer.config import GridConfig;"
+        "from idmm.transfer.plan import plan; import idmm.transfer.status;"
+        f"print(len(plan(options.build(GridConfig, {BASE!r}))));"
+        "print(sorted({'torch', 'timm', 'torchvision', 'accelerate', 'ray'} & set(sys.modules)))"
+    )
+    said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
+    assert said.stdout.split("\n")[:2] == ["28", "[]"], said.stderr
+
+
+# ------------------------------------------------------------------ the configs that ship
+@pytest.mark.parametrize(
+    ("name", "pretrainings", "tunings"),
+    # Tables 3 to 6 of the IDMM paper: sources x methods x backbones x seeds, and those with scratch x targets x seeds
+    [
+        ("table3", 7 * 5, 2 * 7 * 5),
+        ("table4", 2 * 2 * 3, 2 * 2 * 3 * 3),
+        ("table5", 7 * 3, (1 + 7 * 3) * 7),
+        ("demo", 3 * 2 * 2, (1 + 3 * 2) * 3 * 2),
+    ],
+)
+def test_the_shipped_grids(name, pretrainings, tunings, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    given = {**options.read_file(f"configs/transfer/{name}.yaml"), "out": "x", "roots": "/r"}
+    stages = [job.stage for job in plan(options.build(GridConfig, given))]
+    assert (stages.count("pretrain"), stages.count("finetune")) == (pretrainings, tunings)
+
+
+def test_all_shipped_grids_can_be_planned(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    paths = sorted((ROOT / "configs" / "transfer").glob("*.yaml"))
+    assert len(paths) >= 5
+    for path in paths:
+        assert plan(options.build(GridConfig, {**options.read_file(path), "out": "x", "roots": "/r"})), path

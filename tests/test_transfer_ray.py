@@ -1,0 +1,313 @@
+"""The grid on a real Ray cluster of two nodes: killed workers, failing jobs, other runners, and no Ray at all."""
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from folders import faults, tree
+from helpers import PATIENCE, same
+from transfers import GRID, begun, cells, runs, start
+
+from idmm import options
+from idmm.errors import Interrupted
+from idmm.transfer import cluster
+from idmm.transfer.claims import Claims
+from idmm.transfer.config import GridConfig, Ray
+from idmm.transfer.run import Grid
+
+STARTING = 90  # seconds until Ray counts as unable to start here
+CHANGES = {"targets": ["digits"], "engine": "ray"}  # 2 pretrainings, 3 fine-tunings: a part of ``whole_grid``
+BY_VALUE = pytest.mark.parametrize("shared", [True, False], ids=["shared", "by value"])
+
+
+@contextlib.contextmanager
+def limit(seconds):
+    """Raises TimeoutError in the block when it takes longer."""
+
+    def late(*_):
+        raise TimeoutError(f"not done in {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture(autouse=True)
+def patience():
+    with limit(int(2 * PATIENCE)):
+        yield
+
+
+@pytest.fixture(scope="module")
+def address():
+    """A cluster of two nodes, each with one core."""
+    pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    folder = tempfile.mkdtemp(prefix="r", dir="/tmp")  # short: sockets lie in it, and their paths may not be long
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"RAY_TMPDIR": folder, "TMPDIR": folder, "RAY_USAGE_STATS_ENABLED": "0"}.items():
+            patch.setenv(name, value)
+        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.delenv("RAY_AUTH_MODE", raising=False)
+        patch.setattr(tempfile, "tempdir", folder)
+        started = Cluster()
+        try:
+            with limit(STARTING):
+                for _ in range(2):
+                    started.add_node(num_cpus=1, object_store_memory=80_000_000, include_dashboard=False)
+                started.wait_for_nodes()
+        except Exception as error:  # a sandbox without sockets or shared memory
+            started.shutdown()
+            pytest.skip(f"Ray cannot start here: {type(error).__name__}: {error}")
+        yield started.address
+        started.shutdown()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def joined(address):
+    """The cluster, joined by this process; its workers are kept from test to test."""
+    import ray
+
+    with limit(STARTING):
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    yield address
+    ray.shutdown()
+
+
+class Said:
+    """Stands where the grid says how far it is, and does something there."""
+
+    def __init__(self, action=None):
+        self.action, self.times = action, 0
+
+    def say(self, grid):
+        self.times += 1
+        if self.action:
+            self.action(self.times)
+
+
+def make(out, **changes):
+    grid = Grid(options.build(GridConfig, {**GRID, **CHANGES, **changes, "out": str(out)}))
+    grid.write_config()
+    return grid
+
+
+def whole(out, whole_grid):
+    """Whether a grid is the sequential run's, in its cells and weights, to the last bit."""
+    assert len(runs(out)) == 5 and runs(out).keys() < runs(whole_grid).keys()
+    return all(same(folder, runs(whole_grid)[key]) for key, folder in runs(out).items())
+
+
+def claimed(out):
+    """The first live claim of a job that has a checkpoint but no result: its folder, and the worker's number."""
+    for key, owner in Claims(out / "jobs").held_by_others().items():
+        folder = runs(out).get(key)
+        if folder and (folder / "last" / "state.pt").exists() and not (folder / "result.json").exists():
+            return folder, owner["pid"]
+    return None
+
+
+# ------------------------------------------------------------------ whole grids
+def test_a_worker_is_killed_in_mid_job(address, whole_grid, tmp_path):
+    """By the command line; each step writes a checkpoint, from which the job's next worker goes on."""
+    out, killed = tmp_path / "out", []
+    with start(out, "--ray.address", address, **CHANGES) as process:
+
+        def kill():
+            time.sleep(0.01)
+            found = claimed(out)
+            if found:
+                os.kill(found[1], signal.SIGKILL)
+                if not (found[0] / "result.json").exists():
+                    killed.append(found[0])
+            return bool(killed)
+
+        assert process.until(kill), process.said()
+        assert process.wait() == 0, process.said()
+    wanted = cells(whole_grid)
+    assert cells(out) == {key: cell for key, cell in wanted.items() if key[1] == "digits"} and len(cells(out)) == 3
+    assert whole(out, whole_grid)
+    (folder,) = killed
+    assert (folder / "log.txt").read_text().count("training on cpu") == 2 and begun(out) == 5 + 1
+    assert "ray: 2 nodes, 2 cores, 0 GPUs" in process.said()
+    noise = ("(raylet)", "(pid=", "Usage stats", "Connecting", "troubleshoot")
+    assert not [word for word in noise if word in process.said()], process.said()
+    assert process.said().count("ray: A worker died or was killed while executing a task") == 1
+
+
+def test_by_value(joined, whole_grid, tmp_path):
+    """Nothing is shared: what a run needs and makes travels; what only a resume needs does not."""
+    out = tmp_path / "out"
+    grid, said = make(out, ray={"shared": False}), Said()
+    cluster.run(grid, said)
+    assert not grid.remaining() and not grid.failed() and said.times and whole(out, whole_grid)
+    for cell in grid.results()["cells"]:
+        wanted = cells(whole_grid)[cell["source"], cell["target"], cell["seed"]]
+        assert (cell["status"], cell["top1"], cell["top5"]) == wanted
+    for folder in runs(out).values():
+        assert not (folder / "last").exists() and (folder / "log.txt").exists()
+        config = yaml.safe_load((folder / "config.yaml").read_text())
+        assert config["out"] == str(folder)
+        assert config.get("init") is None or config["init"] in map(str, runs(out).values())
+    assert not list((out / "jobs").glob("*.failed.json")) and not Claims(out / "jobs").held_by_others()
+    assert not [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("idmm-ray-")]
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    cluster.run(make(out, ray={"shared": False}), said)
+    after = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.name != "grid.yaml"}
+    assert {path for path, time_ in after.items() if before.get(path) != time_} <= {out}, "what is done is not sent"
+
+
+# ------------------------------------------------------------------ failures
+@BY_VALUE
+def test_a_failing_job_is_marked_and_the_rest_goes_on(joined, whole_grid, tmp_path, shared):
+    broken = tree(tmp_path / "broken", train={"a": 3})
+    (broken / "train" / "a" / "1.png").write_bytes(b"no image")  # seen when it is decoded, not before
+    sources = [{"name": "folder", "label": "broken", "root": str(broken), "pretrain": {"data": {"subset": None}}}]
+    grid = make(tmp_path / "out", sources=sources, retries=0, ray={"shared": shared})
+    cluster.run(grid, Said())
+    failed, scratch = {c["source"]: c for c in grid.results()["cells"]}.values()
+    if failed["source"] == "scratch":
+        failed, scratch = scratch, failed
+    assert (scratch["status"], scratch["top1"], scratch["top5"]) == cells(whole_grid)["scratch", "digits", 3]
+    assert failed["status"] == "failed" and "1.png" in failed["error"]
+    assert "1.png" in (grid.out / failed["log"]).read_text() and str(failed["log"]).startswith("runs/pretrain/")
+    assert not (grid.out / failed["folder"]).exists(), "what waits for it is not run"
+    assert len(grid.failed()) == 1 and not grid.remaining()
+
+
+def test_a_worker_that_dies_every_time(joined, tmp_path):
+    """No retry is left: the job is marked, its cells are failed, and the rest goes on."""
+    out = tmp_path / "out"
+    train = {**GRID["pretrain"]["train"], "epochs": 500}
+    sources, pretrain = GRID["sources"][1:], {**GRID["pretrain"], "train": train}
+    grid = make(out, sources=sources, pretrain=pretrain, retries=0)
+    over = threading.Event()
+
+    def kill():
+        while not over.wait(0.01):
+            found = claimed(out)
+            if found and found[0].parent.name == "pretrain":
+                os.kill(found[1], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        cluster.run(grid, Said())
+    finally:
+        over.set()
+        killer.join()
+    status = {cell["source"]: (cell["status"], cell["error"]) for cell in grid.results()["cells"]}
+    assert status["scratch"] == ("ok", None) and status["few"][0] == "failed" and "worker" in status["few"][1]
+
+
+# ------------------------------------------------------------------ other runners, interrupts
+@BY_VALUE
+def test_what_another_runner_has_is_left_to_it(joined, tmp_path, shared):
+    grid = make(tmp_path / "out", sources=[], ray={"shared": shared})
+    (job,) = grid.remaining()
+    with contextlib.ExitStack() as other:
+        assert other.enter_context(Claims(grid.out / "jobs").held(job.key))
+
+        def look(times):
+            assert not (grid.out / job.folder).exists()
+            if times == 2:
+                other.close()
+
+        cluster.run(grid, Said(lambda times: look(times) if times <= 2 else None))
+    assert not grid.remaining() and grid.results()["cells"][0]["status"] == "ok"
+
+
+@BY_VALUE
+def test_an_interrupt_leaves_what_can_be_gone_on_with(joined, tmp_path, shared):
+    """Checkpoints are rare here: the one that is there was written because of the interrupt."""
+    train = {**GRID["pretrain"]["train"], "epochs": 5000, "save_minutes": 60}
+    pretrain = {**GRID["pretrain"], "train": train}
+    grid = make(tmp_path / "out", sources=GRID["sources"][1:], scratch=False, pretrain=pretrain, ray={"shared": shared})
+    (made,) = (job for job in grid.remaining() if job.stage == "pretrain")
+    at_work = grid.out / made.folder / "metrics.jsonl"
+    base = tempfile.gettempdir()
+
+    def stop(times):
+        there = [name for name in os.listdir(base) if name.startswith("idmm-ray-") and name.endswith(made.key)]
+        if at_work.exists() or any(os.path.exists(f"{base}/{name}/{made.folder}/metrics.jsonl") for name in there):
+            raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted, match="the same command goes on"):
+        cluster.run(grid, Said(stop))
+    assert not Claims(grid.out / "jobs").held_by_others() and not grid.failed() and len(grid.remaining()) == 2
+    assert (grid.out / made.folder / "last" / "state.pt").exists() == shared
+    assert not [name for name in os.listdir(base) if name.startswith("idmm-ray-")]
+
+
+# ------------------------------------------------------------------ on a node, without a cluster
+def test_a_task_that_has_nothing_to_do(tmp_path):
+    grid = make(tmp_path / "out")
+    pretrain = next(job for job in grid.remaining() if job.stage == "pretrain")
+    tune = next(job for job in grid.remaining() if job.needs == pretrain.key)
+    place = cluster._Place(shared=True, home=os.getcwd(), token="0")
+    nothing = cluster.Outcome(False)
+    assert cluster._do(grid, tune, nothing, place) == nothing, "what it waits for was not done"
+    with Claims(grid.out / "jobs").held(pretrain.key):
+        assert cluster._do(grid, pretrain, None, place) == nothing, "another runner has it"
+    assert not runs(grid.out)
+    (grid.out / "grid.yaml").unlink()
+    (line,) = faults(cluster._do, grid, pretrain, None, place)
+    assert line.startswith("ray.shared: node") and str(grid.out) in line and "--ray.shared false" in line
+
+
+def test_a_node_that_does_not_see_the_folder_ends_the_run(joined, tmp_path):
+    grid = make(tmp_path / "out")
+    (grid.out / "grid.yaml").unlink()
+    (line,) = faults(cluster.run, grid, Said())
+    assert line.startswith("ray.shared: node")
+    assert not Claims(grid.out / "jobs").held_by_others()
+
+
+# ------------------------------------------------------------------ mistakes
+def test_without_ray(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert faults(cluster.require) == ["engine: ray needs ray; install it with: pip install 'idmm[ray]'"]
+    assert faults(cluster.run, None, None) == faults(cluster.require)
+
+
+def test_no_cluster_to_be_had():
+    def init(**_):
+        raise ConnectionError("Could not find\nany running Ray instance.")
+
+    fake = SimpleNamespace(init=init)
+    assert faults(cluster._join, fake, Ray(address="auto")) == [
+        "ray.address: 'auto' is no cluster that can be joined (Could not find any running Ray instance.); start one "
+        "with 'ray start --head', set RAY_AUTH_MODE=token where it wants one, or leave ray.address out"
+    ]
+    assert faults(cluster._join, fake, Ray()) == [
+        "engine: Ray does not start on this machine (Could not find any running Ray instance.); join a running "
+        "cluster with --ray.address"
+    ]
+
+
+def test_jobs_that_no_node_can_take(caplog):
+    nodes = [{"Alive": True, "Resources": {"CPU": 4.0, "GPU": 1.0}}, {"Alive": False, "Resources": {"CPU": 64.0}}]
+    fake = SimpleNamespace(nodes=lambda: nodes)
+    with caplog.at_level("INFO", logger="idmm"):
+        cluster._check_room(fake, Ray(num_cpus=4, num_gpus=0.5))
+        assert caplog.messages == ["ray: 1 nodes, 4 cores, 1 GPUs"]
+        cluster._check_room(fake, Ray(num_cpus=5, address="auto", num_gpus=1))
+        assert caplog.messages[-1].endswith("no node has them yet; waiting for one to join")
+        cluster._check_room(fake, Ray())
+        assert caplog.messages[-1].startswith("ray.num_gpus: 0, so nothing shares out the GPUs")
+    (line,) = faults(cluster._check_room, fake, Ray(num_gpus=2))
+    assert line == ("ray: a job takes 1 cores and 2 GPUs, and no node has them; lower --ray.num_cpus or --ray.num_gpus")

@@ -1,0 +1,440 @@
+"""``idmm transfer``: whole tiny grids through the command line, what is run again and what is not, failures, faults."""
+
+import csv
+import io
+import json
+import os
+import shutil
+import time
+
+import pytest
+import safetensors.torch
+import torch
+import transfers
+from folders import tree
+from frozen import a_run
+from helpers import VIT, call, metrics, same
+from transfers import GRID, JOBS, Made, begun, cells, inside, results, runs, stamps
+
+import idmm
+from idmm import engine, options
+from idmm.errors import Interrupted, RunError
+from idmm.transfer import estimate
+from idmm.transfer.claims import Claims
+from idmm.transfer.config import GridConfig
+from idmm.transfer.run import Grid, _try
+
+
+@pytest.fixture
+def copied(whole_grid, tmp_path):
+    """A finished grid that may be changed."""
+    return shutil.copytree(whole_grid, tmp_path / "grid")
+
+
+def fail(error):
+    """An action that raises."""
+
+    def do():
+        raise error
+
+    return do
+
+
+# ------------------------------------------------------------------ whole grids
+def test_a_grid(whole_grid):
+    rows = list(csv.DictReader(io.StringIO((whole_grid / "grid.csv").read_text())))
+    assert list(rows[0]) == "source,method,backbone,target,pretrain_seed,seed,top1,top5,seconds,status".split(",")
+    found = {(row["source"], row["method"], row["target"]): row for row in rows}
+    starts = [("scratch", "none"), ("digits", "idmm"), ("few", "idmm")]
+    assert set(found) == {(*start, target) for start in starts for target in ("digits", "other")} and len(rows) == 6
+    assert {row["status"] for row in rows} == {"ok"} and {row["backbone"] for row in rows} == {"tiny"}
+    assert all(row["seed"] == "3" and (row["pretrain_seed"] == "3") == (row["source"] != "scratch") for row in rows)
+    for cell in results(whole_grid)["cells"]:
+        result = json.loads((whole_grid / cell["folder"] / "result.json").read_text())
+        assert (cell["top1"], cell["top5"], cell["seconds"]) == tuple(result[n] for n in ("top1", "top5", "seconds"))
+        assert float(found[cell["source"], cell["method"], cell["target"]]["top1"]) == pytest.approx(cell["top1"])
+        assert cell["source_size"] == {"digits": 80, "few": 60}.get(cell["source"])
+        assert result["train_size"] == {"digits": 40, "other": 20}[cell["target"]]
+    assert len(runs(whole_grid)) == JOBS == begun(whole_grid)
+    said = whole_grid.with_name("said").read_text()
+    assert "grid: 6 of 6 cells" in said and "6 of 6 cells done" in said
+    assert said.count("top-1") == 6, "each line is said once"
+
+
+def test_a_cell_is_what_the_two_stages_give_by_hand(whole_grid, tmp_path):
+    pretrained = {**GRID["pretrain"], "seed": 3, "method": {"name": "idmm"}}
+    model = {"name": "vit_tiny_patch16_224", "kwargs": VIT}
+    data = {"workers": 0, "subset": {"total": 60}}
+    idmm.pretrain({**pretrained, "model": model, "data": data, "out": str(tmp_path / "a")})
+    tuned = {**GRID["finetune"], "seed": 3, "model": model, "init": str(tmp_path / "a"), "out": str(tmp_path / "b")}
+    result = idmm.finetune(tuned)
+    assert cells(whole_grid)["few", "digits", 3] == ("ok", result["top1"], result["top5"])
+    (folder,) = (
+        whole_grid / c["folder"]
+        for c in results(whole_grid)["cells"]
+        if (c["source"], c["target"]) == ("few", "digits")
+    )
+    assert same(folder, tmp_path / "b") and metrics(folder) == metrics(tmp_path / "b")
+
+
+def test_from_python(tmp_path, monkeypatch, capsys):
+    made = Made(monkeypatch)
+    found = idmm.transfer({**GRID, "out": str(tmp_path / "out")})
+    assert {cell["status"] for cell in found["cells"]} == {"ok"} and len(made.asked) == JOBS
+    assert found == results(tmp_path / "out") and "6 of 6 cells done" in capsys.readouterr().out
+
+
+def test_workers_that_end_early_are_said(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(
+        "idmm.transfer.grid._environment", lambda *_: {"PATH": os.environ["PATH"], "PYTHONPATH": "/none"}
+    )
+    monkeypatch.setattr("sys.executable", shutil.which("false"))
+    assert inside(tmp_path / "out", "--workers", 2) == 1
+    assert "the workers ended (codes 1, 1) with jobs left, see" in capsys.readouterr().err
+    assert {status for status, *_ in cells(tmp_path / "out").values()} == {"missing"}
+
+
+# ------------------------------------------------------------------ what is run again
+def test_the_second_call_does_nothing(copied, monkeypatch, capsys):
+    before, made = stamps(copied), Made(monkeypatch)
+    assert inside(copied) == 0 and not made.asked
+    assert stamps(copied) == before and len(before) == 2 * JOBS
+    assert "6 of 6 cells done" in capsys.readouterr().out
+
+
+def test_what_is_added_or_changed_reruns_what_it_touches(copied, monkeypatch):
+    made = Made(monkeypatch)
+    again = [{"name": "digits", "label": "third", "subset": {"per_class": 3}}]
+    assert inside(copied, targets=GRID["targets"] + again) == 0
+    assert sorted(made.asked) == [f"{start}-tiny-to-third-s3" for start in ("digits-idmm-s3", "few-idmm-s3", "scratch")]
+    made.asked.clear()
+    assert inside(copied, "--finetune.train.epochs", 3) == 0
+    assert len(made.asked) == 6 and all("-to-" in title for title in made.asked)
+    made.asked.clear()
+    assert inside(copied, "--pretrain.method.label_smoothing", 0.2, scratch=False) == 0
+    assert made.asked[:1] == ["digits-idmm-tiny-s3"] and len(made.asked) == 6
+    made.asked.clear()
+    assert inside(copied, seeds=[3, 4], sources=["digits"]) == 0
+    assert len(made.asked) == 1 + 4 and all(title.endswith("s4") for title in made.asked)
+    made.asked.clear()
+    assert inside(copied) == 0 and not made.asked, "the first grid is still whole"
+
+
+def test_a_job_that_another_runner_did_or_gave_up_in_between_is_not_done_again(copied, monkeypatch):
+    made, grid = Made(monkeypatch), Grid(options.build(GridConfig, {**GRID, "out": str(copied)}))
+    one, other = list(grid.laid.jobs.values())[:2]
+    shutil.rmtree(copied / other.folder)
+    grid.give_up(other, "x")
+    assert _try(grid, one) and _try(grid, other) and not made.asked
+    grid.forgive()
+    assert _try(grid, other) and len(made.asked) == 1
+
+
+def test_a_label_or_an_order_that_changed_runs_nothing(copied, monkeypatch):
+    made = Made(monkeypatch)
+    assert inside(copied, sources=[{**GRID["sources"][1], "label": "sixty"}, "digits"]) == 0
+    assert not made.asked and cells(copied)["sixty", "digits", 3][0] == "ok"
+    assert inside(copied, targets=[{**GRID["targets"][1], "label": "2 a class"}, "digits"]) == 0
+    assert not made.asked
+
+
+def test_jobs_run_in_the_order_of_their_needs(tmp_path, monkeypatch):
+    made = Made(monkeypatch)
+    assert inside(tmp_path / "out") == 0 and len(made.asked) == JOBS
+    for source in ("digits", "few"):
+        first = made.asked.index(f"{source}-idmm-tiny-s3")
+        assert first < min(made.asked.index(f"{source}-idmm-s3-tiny-to-{target}-s3") for target in ("digits", "other"))
+
+
+def test_a_pretraining_that_was_removed_is_made_only_where_it_is_needed(copied, monkeypatch):
+    for path in runs(copied).values():
+        if path.parent.name == "pretrain":
+            shutil.rmtree(path)
+    made = Made(monkeypatch)
+    assert inside(copied) == 0 and not made.asked
+    (job,) = copied.glob("runs/finetune/few-*-to-other-*")
+    shutil.rmtree(job)
+    assert inside(copied) == 0
+    assert made.asked == ["few-idmm-tiny-s3", "few-idmm-s3-tiny-to-other-s3"]
+
+
+def test_a_grid_that_was_moved_goes_on_in_mid_run(copied, whole_grid, tmp_path, monkeypatch):
+    (job,) = copied.glob("runs/finetune/few-*-to-other-*")
+    shutil.rmtree(job)
+    save = engine.Loop._save
+
+    def stop(loop, *position):
+        save(loop, *position)
+        raise Interrupted("stopped by the test")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.Loop, "_save", stop)
+        assert inside(copied, "--finetune.train.save_minutes", 0) == 130
+    assert (job / "last" / "state.pt").exists() and cells(copied)["few", "other", 3][0] == "missing"
+    moved = copied.rename(tmp_path / "moved")
+    assert inside(moved) == 0 and cells(moved) == cells(whole_grid)
+    assert same(moved / job.relative_to(copied), whole_grid / job.relative_to(copied))
+
+
+# ------------------------------------------------------------------ failures
+def test_a_cell_that_fails_is_tried_again_and_marked_and_the_rest_goes_on(tmp_path, monkeypatch, capsys):
+    out = tmp_path / "out"
+    made = Made(monkeypatch)
+    made.instead = {"few-idmm-tiny": fail(RunError("the loss is nan")), "scratch-tiny-to-other": fail(KeyError("odd"))}
+    assert inside(out) == 1
+    titles = ["few-idmm-tiny-s3", "scratch-tiny-to-other-s3"]
+    assert [made.asked.count(title) for title in titles] == [2, 2]
+    assert len(made.asked) == JOBS - 2 + 2, "what needs the failed one is not tried"
+    failed = {(c["source"], c["target"]): c for c in results(out)["cells"] if c["status"] != "ok"}
+    assert set(failed) == {("few", "digits"), ("few", "other"), ("scratch", "other")}
+    assert {cell["status"] for cell in failed.values()} == {"failed"}
+    assert (
+        failed["few", "other"]["error"] == "the loss is nan"
+        and failed["scratch", "other"]["error"] == "KeyError: 'odd'"
+    )
+    assert "the loss is nan" in (out / failed["few", "digits"]["log"]).read_text()
+    assert "Traceback" in (out / failed["scratch", "other"]["log"]).read_text()
+    said = capsys.readouterr().err
+    assert f"failed: few-idmm-tiny-s3: the loss is nan ({out}/runs/pretrain/few-idmm-tiny-s3-" in said
+    assert "failed: scratch-tiny-to-other-s3: KeyError: 'odd'" in said and "tries left: 1" in said
+    assert status(out, capsys)[0] == "grid: 3 of 6 cells, 3 failed", "nothing is left to wait for"
+    made.asked.clear(), made.instead.clear()
+    assert inside(out) == 0
+    assert sorted(made.asked) == sorted([*titles, *(f"few-idmm-s3-tiny-to-{t}-s3" for t in ("digits", "other"))])
+    assert {status for status, *_ in cells(out).values()} == {"ok"} and not list((out / "jobs").glob("*.failed.json"))
+
+
+@pytest.mark.parametrize("retries", [0, 3])
+def test_retries(tmp_path, monkeypatch, retries):
+    made = Made(monkeypatch)
+    made.instead = {"few-idmm-tiny": fail(RunError("x"))}
+    assert inside(tmp_path / "out", "--retries", retries) == 1
+    assert made.asked.count("few-idmm-tiny-s3") == retries + 1
+
+
+def test_a_real_job_that_fails(copied, capsys):
+    hot = {"name": "idmm", "label": "hot", "pretrain": {"train": {"lr": 1e30, "warmup_epochs": 0}}}
+    assert inside(copied, "--retries", 0, methods=["idmm", hot], sources=["digits"], targets=["digits"]) == 1
+    cell = next(c for c in results(copied)["cells"] if c["method"] == "hot")
+    assert cell["status"] == "failed" and "not finite" in cell["error"] and "lr" in cell["error"]
+    assert cell["error"] in (copied / cell["log"]).read_text() and "pretrain/digits-hot-tiny-s3" in cell["log"]
+    assert cell["error"] in capsys.readouterr().err
+    assert cells(copied)["scratch", "digits", 3][0] == "ok"
+
+
+def test_an_interrupt_ends_it_and_leaves_nothing_claimed(tmp_path, monkeypatch, capsys):
+    out, made = tmp_path / "out", Made(monkeypatch)
+    made.instead = {"few-idmm-tiny": fail(KeyboardInterrupt())}
+    assert inside(out) == 130
+    assert "interrupted; the same command goes on" in capsys.readouterr().err
+    assert set(cells(out).values()) == {("missing", None, None)} and not Claims(out / "jobs").held_by_others()
+    made.instead.clear()
+    assert inside(out) == 0 and made.asked.count("digits-idmm-tiny-s3") == 1
+
+
+# ------------------------------------------------------------------ before the first job
+def test_plan_prints_and_runs_nothing(copied, tmp_path, monkeypatch, capsys):
+    made = Made(monkeypatch)
+    assert inside(tmp_path / "new", "--plan") == 0 and not made.asked and not (tmp_path / "new").exists()
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert len(lines) == JOBS and last.startswith("8 jobs for 6 cells, 0 cells are done; about ")
+    after = [line for line in lines if "  after " in line]
+    assert len(after) == 4 and all(" about " in line and line.split()[0] in ("pretrain", "finetune") for line in lines)
+    assert sum("after few-idmm-tiny-s3" in line for line in after) == 2
+    more = [*GRID["targets"], {"name": "digits", "label": "third", "subset": {"per_class": 3}}]
+    before = {path: path.stat().st_mtime_ns for path in copied.rglob("*")}
+    assert inside(copied, "--plan", targets=more) == 0
+    out = capsys.readouterr().out
+    assert out.count("-to-third-") == 3 == len(out.splitlines()) - 1 and "3 jobs for 3 cells, 6 cells are done" in out
+    assert "after" not in out and {path: path.stat().st_mtime_ns for path in copied.rglob("*")} == before
+
+
+def test_the_estimate_by_hand(tmp_path, monkeypatch, capsys):
+    timed = []
+    monkeypatch.setattr(estimate, "_rates", lambda job, budget: timed.append((job.stage, budget)) or [2.0])
+    assert inside(tmp_path / "out", "--plan", "--pretrain.train.epochs", 90, workers=2) == 0
+    out = capsys.readouterr().out
+    assert sorted(timed) == [("finetune", 15.0), ("pretrain", 15.0)], "jobs of one shape are timed once"
+    said = {line.split("  ")[-2 if "  after " in line else -1].strip(): line for line in out.splitlines()}
+    # epochs x steps x seconds
+    assert " about     9 min  digits-idmm-tiny-s3" in out and 90 * 3 * 2 == 540
+    assert " about     6 min  few-idmm-tiny-s3" in out and 90 * 2 * 2 == 360
+    assert "8 s" in said["scratch-tiny-to-digits-s3"] and "4 s" in said["scratch-tiny-to-other-s3"]
+    assert out.endswith("about 8 min\n") and (540 + 360 + 3 * 8 + 3 * 4) / 2 == 468
+
+
+def test_faults_are_found_before_the_first_job_all_together(tmp_path, monkeypatch, capsys):
+    made, out = Made(monkeypatch), tmp_path / "out"
+    unlabelled, labelled = tmp_path / "flat", tree(tmp_path / "d", train={"a": 2, "b": 2}, test={"a": 1, "b": 1})
+    tree(tmp_path, flat={"x": 3})
+    (unlabelled / "train").mkdir()
+    for path in (unlabelled / "x").iterdir():
+        path.rename(unlabelled / "train" / path.name)
+    out.mkdir()
+    (out / "thesis.txt").touch()
+    wrong = a_run(tmp_path / "wrong", kwargs={**VIT, "depth": 1, "num_classes": 0, "img_size": 16})
+    alien = tmp_path / "alien.safetensors"
+    safetensors.torch.save_file({"conv.weight": torch.zeros(3, 3)}, alien)
+    given = {
+        "sources": [
+            {"name": "folder", "label": "flat", "root": str(unlabelled)},
+            {"name": "folder", "label": "gone", "root": "/none"},
+            {"name": "folder", "label": "fine", "root": str(labelled), "subset": {"total": 4}}, "flowers", "digitz",
+        ],
+        "targets": ["digits", {"name": "digits", "label": "big", "subset": {"per_class": 9999}}],
+        "methods": ["idmm", "supcon", "imdd"],
+        "backbones": [
+            *GRID["backbones"],
+            {"name": "vit_tiny_patch16_224", "label": "odd", "kwargs": {"patch_size": 7}},
+            {"name": "resnet18", "kwargs": {"depth": 3}}, "resnet19",
+        ],
+        "weights": [
+            {"label": "IN", "path": str(wrong), "backbone": "tiny"},
+            {"label": "else", "path": str(alien), "backbone": "tiny"},
+        ],
+    }  # fmt: skip
+    assert inside(out, **given) == 2
+    said = capsys.readouterr()
+    lines = said.err.splitlines()
+    assert said.out == "" and not made.asked and sorted(path.name for path in out.iterdir()) == ["thesis.txt"]
+    wanted = [
+        "sources 'digitz': data.name: 'digitz' is not known;",
+        "methods 'imdd': 'imdd' is not known;",
+        f"out: '{out}' holds something that is no grid; name another folder",
+        "sources 'flat': ",
+        "sources 'gone': data.root: '/none' does not exist;",
+        "sources 'flowers': data.root: not given;",
+        "targets 'big': ",
+        "backbones 'odd': ",
+        "backbones 'resnet18': model.kwargs: ",
+        "backbones 'resnet19': model.name: 'resnet19' is unknown",
+        "weights 'IN': model.kwargs: depth is 2, but ",
+        f"weights 'else': {alien}: ",
+    ]
+    missing = [want for want in wanted if not any(line.startswith(want) for line in lines)]
+    assert not missing, "\n".join(lines)
+    assert len(lines) == len(set(lines)) and "Traceback" not in said.err
+    assert not [line for line in lines if "fine" in line.partition(":")[0]]
+
+
+def test_sources_are_read_though_no_method_is_known(tmp_path, capsys):
+    assert inside(tmp_path / "out", methods=["imdd"], sources=["flowers"], targets=["pets"], scratch=False) == 2
+    said = capsys.readouterr().err
+    assert "methods 'imdd'" in said and "sources 'flowers': data.root" in said and "targets 'pets': data.root" in said
+
+
+def test_a_folder_of_another_grid_or_of_something_else(copied, whole_grid, tmp_path, capsys):
+    other = {"sources": [{"name": "digits", "label": "x"}], "targets": [{"name": "digits", "label": "y"}]}
+    assert inside(copied, **other) == 2
+    assert f"out: '{copied}' holds a grid of other sources and targets; name another folder" in capsys.readouterr().err
+    (run_folder,) = whole_grid.glob("runs/pretrain/few-*")
+    assert inside(shutil.copytree(run_folder, tmp_path / "run")) == 2
+    assert "holds something that is no grid" in capsys.readouterr().err
+    (tmp_path / "file").touch()
+    assert inside(tmp_path / "file") == 2 and "is a file; name a folder" in capsys.readouterr().err
+    below = tmp_path / "file" / "below"
+    assert call(["transfer", "--config", tmp_path / "file.yaml", "--out", below]) == 2
+    assert capsys.readouterr().err == f"out: cannot write to '{below}'; name a folder elsewhere\n"
+    (copied / "grid.yaml").write_text("[")
+    assert inside(copied) == 2 and "is not YAML" in capsys.readouterr().err
+
+
+def test_a_device_that_is_not_there(tmp_path, capsys):
+    assert inside(tmp_path / "out", "--finetune.train.device", "mps") == 2
+    assert "finetune: train.device: 'mps' is not there" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------ status
+def status(out, capsys):
+    assert call(["transfer", "status", out]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_status(tmp_path, monkeypatch, capsys):
+    out, made = tmp_path / "out", Made(monkeypatch)
+    made.instead = {"few-idmm-tiny": fail(RunError("nan")), "digits-idmm-s3": fail(Interrupted("enough"))}
+    assert inside(out, "--retries", 0) == 130
+    assert status(out, capsys) == [
+        "grid: 2 of 6 cells, 2 failed, about 8 s left",
+        f"  failed: few-idmm-tiny-s3: nan ({next(out.glob('runs/pretrain/few-*'))}/log.txt)",
+    ]
+    key = next(out.glob("runs/finetune/digits-idmm-s3-tiny-to-digits-*"), None)
+    assert key is None, "it was interrupted before it made its folder"
+    other = Claims(out / "jobs")
+    key = next(c["key"] for c in results(out)["cells"] if (c["source"], c["target"]) == ("digits", "other"))
+    with other.held(key) as mine:
+        assert mine
+        assert status(out, capsys)[1].startswith("  running: digits-idmm-s3-tiny-to-other-s3 (finetune, on ")
+    assert "running" not in "".join(status(out, capsys))
+    made.instead.clear()
+    assert inside(out) == 0
+    assert status(out, capsys)[-1:] == ["grid: 6 of 6 cells"]
+
+
+def test_a_bar_on_a_terminal(tmp_path, monkeypatch, capsys):
+    made = Made(monkeypatch)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setattr("idmm.transfer.status.LOOK", 0.0)
+    made.instead = {"few-idmm-tiny": fail(RunError("x"))}
+    assert inside(tmp_path / "out") == 1
+    said = capsys.readouterr().err
+    assert "grid:   0%|" in said and "| 6/6 [" in said and "2 failed, about" in said
+    assert said.count("of 6 cells") == 2, "the first line and the last"
+
+
+def test_status_from_elsewhere_and_of_nothing(tmp_path, monkeypatch, capsys):
+    made = Made(monkeypatch)
+    (tmp_path / "recipe.yaml").write_text("train: {epochs: 5}")
+    monkeypatch.chdir(tmp_path)
+    assert inside("out", pretrain={**GRID["pretrain"], "config": "recipe.yaml"}) == 0 and made.asked
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    assert status(tmp_path / "out", capsys)[-1] == "grid: 6 of 6 cells"
+    for argv, said in (
+        ([tmp_path], f"{tmp_path}: there is no grid in it; wanted is the folder of a transfer run"),
+        ([], "transfer status: got nothing, wanted the folder of a grid"),
+        (["--out"], "transfer status: got --out, wanted the folder of a grid"),
+    ):
+        assert call(["transfer", "status", *argv]) == 2
+        assert capsys.readouterr().err.strip() == said
+
+
+# ------------------------------------------------------------------ probes
+def test_the_preview_by_probes(copied, whole_grid, tmp_path, capsys):
+    before = stamps(copied)
+    assert inside(copied, "--target.protocol", "probe") == 0
+    said = capsys.readouterr()
+    assert "linear probe" not in said.out.partition("transfer grid, probe: 6 of 6 cells done")[0]
+    assert stamps(copied).items() >= before.items(), "pretrainings and fine-tunings stay as they are"
+    assert len(runs(copied)) == JOBS + 6 and cells(copied) == cells(whole_grid), "both grids are in grid.json"
+    found = {(c["source"], c["target"]): c for c in results(copied)["cells"] if c["protocol"] == "probe"}
+    (source,) = copied.glob("runs/pretrain/few-*")
+    argv = ["--init", source, "--data.workers", 0, "--seed", 3, "--out", tmp_path / "p"]
+    assert call(["probe", *argv, "--data.subset", "{per_class: 2}", "--device", "cpu"]) == 0
+    by_hand = json.loads((tmp_path / "p" / "probe.json").read_text())
+    cell = found["few", "other"]
+    assert (cell["top1"], cell["knn"]) == (by_hand["probe"]["top1"], by_hand["knn"]["top1"]) and cell["top5"] is None
+    result = json.loads((copied / cell["folder"] / "result.json").read_text())
+    assert result["train_size"] == 20 and result["size"] == 16 and result["readouts"]["probe"] == by_hand["probe"]
+    assert cell["source_size"] == 60 and cell["seconds"] == result["seconds"]
+    scratch = json.loads((copied / found["scratch", "other"]["folder"] / "result.json").read_text())
+    assert scratch["init"] is None and scratch["seed"] == 3
+    assert inside(copied) == 0 and len(cells(copied, "probe")) == 6
+
+
+def test_probes_of_fresh_weights_and_of_files(tmp_path):
+    """Fresh weights are those that a fine-tuning from scratch starts from; a file is what it holds."""
+    out = tmp_path / "out"
+    file = a_run(tmp_path / "run", seed=5)
+    given = {"sources": [], "targets": GRID["targets"][1:], "weights": [{"label": "IN", "path": str(file)}]}
+    assert inside(out, "--target.protocol", "probe", seeds=[3, 4], **given) == 0
+    found = {(c["source"], c["seed"]): (c["top1"], c["knn"]) for c in results(out)["cells"]}
+    assert len(found) == 4 and found["scratch", 3] != found["scratch", 4] and found["IN", 3][1] == found["IN", 4][1]
+    (fresh,) = (json.loads(p.read_text()) for p in out.glob("runs/probe/scratch-*-s4-*/result.json"))
+    assert call(["probe", "--init", file, "--seed", 4, "--data.workers", 0, "--data.subset", "{per_class: 2}",
+                 "--device", "cpu", "--out", tmp_path / "p"]) == 0  # fmt: skip
+    by_hand = json.loads((tmp_path / "p" / "probe.json").read_text())
+    assert found["IN", 4] == (by_hand["probe"]["top1"], by_hand["knn"]["top1"]) and fresh["model"] == by_hand["model"]
+    before = time.monotonic()
+    assert inside(out, "--target.protocol", "probe", seeds=[3, 4], **given) == 0 and time.monotonic() - before < 20
+    assert transfers.results(out)["protocol"] == "probe"

@@ -1,0 +1,162 @@
+"""Tiny transfer grids for tests: their keys, their runs in this process, in others, or made up."""
+
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import yaml
+from helpers import PATIENCE, VIT, Process, call
+
+from idmm.transfer import report, run
+
+GRID = {
+    "sources": ["digits", {"name": "digits", "label": "few", "subset": {"total": 60}}],
+    "targets": ["digits", {"name": "digits", "label": "other", "subset": {"per_class": 2}}],
+    "methods": ["idmm"],
+    "backbones": [{"name": "vit_tiny_patch16_224", "label": "tiny", "kwargs": VIT}],
+    "seeds": [3],
+    "pretrain": {
+        "data": {"subset": {"total": 80}, "workers": 0},
+        "views": {"size": 16, "crops": [{"count": 2, "scale": [0.3, 1.0]}]},
+        "train": {"epochs": 2, "batch_size": 32, "lr": 1e-3, "precision": "fp32", "device": "cpu", "save_minutes": 0},
+    },
+    "finetune": {
+        "data": {"subset": {"per_class": 4}, "workers": 0},
+        "train": {"epochs": 2, "size": 16, "batch_size": 20, "lr": 1e-3, "precision": "fp32", "device": "cpu"},
+    },
+}
+SERVER = multiprocessing.get_context("forkserver")  # has imported what takes seconds, and has run nothing
+SERVER.set_forkserver_preload(["idmm.transfer.grid", "idmm.transfer.figures", "idmm.stages.pretrain",
+                               "idmm.stages.finetune", "sklearn.datasets"])  # fmt: skip
+JOBS = 2 + 3 * 2  # two pretrainings; from each of them and from scratch to two targets
+
+
+def write(path, **changes):
+    """Writes the grid as YAML."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump({**GRID, **changes}))
+    return path
+
+
+def inside(out, *argv, **changes):
+    """Runs the command line in this process; returns the exit code."""
+    return call(["transfer", "--config", write(f"{out}.yaml", **changes), "--out", out, *argv])
+
+
+def start(out, *argv, **changes):
+    """Starts ``python transfer.py``."""
+    command = ["transfer.py", "--config", write(f"{out}.yaml", **changes), "--out", out, *argv]
+    return Process(command, f"{out}.err{len(list(Path(out).parent.glob('*.err*')))}")
+
+
+class Forked:
+    """The command line in a process that is forked, with its imports done; its output goes to a file.
+
+    Args:
+        out: The grid's folder.
+        argv: Further flags.
+    """
+
+    def __init__(self, out, *argv):
+        self.error = Path(f"{out}.{time.monotonic_ns()}.err")
+        command = ["transfer", "--config", write(f"{out}.yaml"), "--out", out, *argv]
+        self.process = SERVER.Process(target=_main, args=(command, self.error))
+        self.process.start()
+
+    def until(self, what):
+        """Waits until ``what()`` holds; False if the process ended before."""
+        deadline = time.monotonic() + PATIENCE
+        while not what():
+            if not self.process.is_alive():
+                return False
+            assert time.monotonic() < deadline, f"stuck: {self.said()}"
+            time.sleep(0.02)
+        return True
+
+    def kill(self, number=signal.SIGKILL):
+        """Sends a signal; returns the exit code."""
+        os.kill(self.process.pid, number)
+        return self.wait()
+
+    def wait(self):
+        """Waits for the end; returns the exit code."""
+        self.process.join(PATIENCE)
+        return self.process.exitcode
+
+    def said(self):
+        """What it printed."""
+        return self.error.read_text()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.process.is_alive():
+            self.kill()
+        self.process.close()
+
+
+def _main(argv, error):
+    file = os.open(error, os.O_WRONLY | os.O_CREAT)
+    os.dup2(file, 1), os.dup2(file, 2)
+    sys.exit(call(argv))
+
+
+def results(out):
+    return json.loads((Path(out) / "grid.json").read_text())
+
+
+def cells(out, protocol="finetune"):
+    """What was measured, by source, target and seed."""
+    found = [cell for cell in results(out)["cells"] if cell["protocol"] == protocol]
+    return {(c["source"], c["target"], c["seed"]): (c["status"], c["top1"], c["top5"]) for c in found}
+
+
+def runs(out):
+    """The folders of jobs by their keys."""
+    return {path.name.rpartition("-")[2]: path for path in (Path(out) / "runs").glob("*/*")}
+
+
+def stamps(out):
+    """When the finished jobs' files were written; a run that is opened again adds to its log."""
+    done = [path for path in runs(out).values() if (path / "result.json").exists()]
+    return {p: p.stat().st_mtime_ns for folder in done for p in (folder / "result.json", folder / "log.txt")}
+
+
+def begun(out):
+    """How often training was begun, over all jobs."""
+    logs = [path / "log.txt" for path in runs(out).values()]
+    return sum(log.read_text().count("training on cpu") for log in logs if log.exists())
+
+
+class Made:
+    """Jobs that are not run but made up, and no pictures: lists titles in ``asked``, does what ``instead`` says."""
+
+    def __init__(self, monkeypatch):
+        self.asked, self.instead = [], {}
+        monkeypatch.setattr(run, "_STAGES", dict.fromkeys(("pretrain", "finetune", "probe"), self))
+        monkeypatch.setattr(report, "_draw", lambda *_: [])
+
+    def __call__(self, config):
+        folder = Path(config["out"])
+        title = folder.name.rpartition("-")[0]
+        self.asked.append(title)
+        for word, what in self.instead.items():
+            if word in title:
+                what()
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "result.json").write_text(json.dumps({"top1": 50.0, "top5": 90.0, "seconds": 4.0, "train_size": 7}))
+
+
+def gone(pid):
+    """Whether a process ended; a zombie did."""
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return True
