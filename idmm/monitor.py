@@ -1,6 +1,7 @@
 """Is the method still learning to tell images apart? Measures of collapse and saturation on a few training images."""
 
 import logging
+import math
 from collections.abc import Callable
 
 import torch
@@ -17,6 +18,8 @@ log = logging.getLogger("idmm")
 FLOORS = {"feature_std": 0.005, "embedding_std": 0.005, "feature_rank": 1.5}
 SHARE = 0.1
 SATURATED = 99.5  # percent of the images told from all others
+STALLED = 0.01  # share by which the loss of a run that learns falls, and more, ...
+PATIENCE = 5, 0.25  # ... in so many epochs, or in this share of the run if that is longer
 
 
 def spread(rows: Tensor) -> float:
@@ -50,6 +53,7 @@ class Monitor:
         extract: Gives pooled features [n, d] of its few images, of the backbone in evaluation mode, on the CPU.
         index: Numbers of those images, int64 [n].
         history: Gives the records of the epochs so far.
+        epochs: Length of the run.
     """
 
     def __init__(
@@ -58,8 +62,9 @@ class Monitor:
         extract: Callable[[torch.nn.Module], Tensor],
         index: Tensor,
         history: Callable[[], list[dict]],
+        epochs: int,
     ):
-        self.method, self.extract, self.index, self.history = method, extract, index, history
+        self.method, self.extract, self.index, self.history, self.epochs = method, extract, index, history, epochs
         self.warned: set[str] = set()
 
     def measure(self, _: torch.nn.Module) -> dict[str, float]:
@@ -80,18 +85,19 @@ class Monitor:
         return {name: round(value, 4) for name, value in values.items()}
 
     def _warn(self, values: dict[str, float]) -> None:
-        for kind, said in alarms(values, self.history()).items():
+        for kind, said in alarms(values, self.history(), self.epochs).items():
             if kind not in self.warned:
                 self.warned.add(kind)
                 log.warning("%s", said)
 
 
-def alarms(values: dict[str, float], history: list[dict]) -> dict[str, str]:
-    """Returns a line for each kind of trouble: ``collapse``, ``saturation``.
+def alarms(values: dict[str, float], history: list[dict], epochs: int) -> dict[str, str]:
+    """Returns a line for each kind of trouble: ``collapse``, ``saturation``, ``stall``.
 
     Args:
         values: Of now.
-        history: Of the epochs before, each with the same names among others.
+        history: Of the epochs before, each with the same names and ``loss`` among others.
+        epochs: Length of the run.
     """
     found = {}
     for name, floor in FLOORS.items():
@@ -107,5 +113,13 @@ def alarms(values: dict[str, float], history: list[dict]) -> dict[str, str]:
         found["saturation"] = (
             f"saturation: {values['instance_accuracy']:.1f} % of the images are told from all others already; "
             "more epochs teach little, stronger views or CutMix may"
+        )
+    window = max(PATIENCE[0], math.ceil(PATIENCE[1] * epochs))
+    losses = [record["loss"] for record in history][-window:]
+    early = window <= len(history) < 2 * window  # later a loss may well have reached its end
+    if early and max(losses) - losses[-1] < STALLED * abs(max(losses)):
+        found["stall"] = (
+            f"stall: the loss is {losses[-1]:.4g} and has not fallen for {window} of {epochs} epochs; "
+            "another --train.lr may help, or a shorter run if it fell before"
         )
     return found

@@ -85,22 +85,35 @@ FINE = {"feature_std": 0.4, "embedding_std": 0.4, "feature_rank": 12.0}
 
 
 def test_alarms():
-    assert alarms(FINE, []) == alarms(FINE, [{"loss": 1.0}, FINE]) == {}
+    calm = {**FINE, "loss": 1.0}
+    assert alarms(FINE, [], 9) == alarms(FINE, [{"loss": 1.0}, calm], 9) == {}
     for name, floor in FLOORS.items():
-        assert alarms({**FINE, name: 1.001 * floor}, []) == {}
-        assert list(alarms({**FINE, name: 0.999 * floor}, [])) == ["collapse"]
-        best = {**FINE, name: 100.0}
-        assert alarms({**FINE, name: 1.001 * SHARE * 100}, [best, FINE]) == {}
-        said = alarms({**FINE, name: 0.999 * SHARE * 100}, [best, FINE])["collapse"]
+        assert alarms({**FINE, name: 1.001 * floor}, [], 9) == {}
+        assert list(alarms({**FINE, name: 0.999 * floor}, [], 9)) == ["collapse"]
+        best = {**calm, name: 100.0}
+        assert alarms({**FINE, name: 1.001 * SHARE * 100}, [best, calm], 9) == {}
+        said = alarms({**FINE, name: 0.999 * SHARE * 100}, [best, calm], 9)["collapse"]
         assert said.startswith(f"collapse: {name} is 9.99, 100 at best before: the images look alike to the network; ")
-    assert alarms({**FINE, "instance_accuracy": SATURATED - 0.1}, []) == {}
-    both = alarms({**FINE, "feature_rank": 1.0, "instance_accuracy": SATURATED}, [])
+    assert alarms({**FINE, "instance_accuracy": SATURATED - 0.1}, [], 9) == {}
+    both = alarms({**FINE, "feature_rank": 1.0, "instance_accuracy": SATURATED}, [], 9)
     assert list(both) == ["collapse", "saturation"]
     assert both["saturation"].startswith("saturation: 99.5 % of the images are told from all others already; ")
 
 
+def test_a_loss_that_stays_where_it_was_is_a_stall():
+    def said(*losses, epochs=9):
+        return alarms(FINE, [{"loss": loss} for loss in losses], epochs).get("stall", "")
+
+    assert said(5, 5, 5, 5, 4.99).startswith("stall: the loss is 4.99 and has not fallen for 5 of 9 epochs; ")
+    assert said(4, 5, 4.9, 4.9, 4.99) and said(9, 5, 5, 5, 5, 5), "the highest of the last five"
+    assert not said(5, 5, 5, 5, 4.9) and not said(1, 5, 4.99, 4.98, 4.9), "it falls"
+    assert not said(5, 5, 5, 5) and not said(9, 8, 7, 6, 5.5, *[5] * 5), "too early, and late enough for an end"
+    assert not said(*[5] * 7, epochs=32) and said(*[5] * 8, epochs=32), "a quarter of the run"
+    assert said(*[-1] * 5) and not said(-1, -1, -1, -1, -1.02)
+
+
 def test_each_kind_is_said_once(caplog):
-    watch = Monitor(make("simclr"), lambda backbone: torch.ones(5, 16), torch.arange(5), list)
+    watch = Monitor(make("simclr"), lambda backbone: torch.ones(5, 16), torch.arange(5), list, 9)
     first = watch.measure(None)
     assert first == {"feature_std": 0, "feature_rank": 0, "embedding_std": 0} == watch.measure(None)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
@@ -115,7 +128,7 @@ def test_it_looks_at_what_is_exported_in_evaluation_mode():
         seen.append(backbone)
         return features
 
-    found = Monitor(method, extract, torch.arange(5), list).measure(None)
+    found = Monitor(method, extract, torch.arange(5), list, 9).measure(None)
     assert seen == [method.exported] != [method.backbone]
     targets = (method.teacher.copies[1](features) - method.loss.center[0]) / 0.07
     assert found["embedding_std"] == pytest.approx(spread(targets.softmax(1)), abs=1e-4) != found["feature_std"]
@@ -146,6 +159,15 @@ def test_planted_collapses_trip(what, tmp_path):
     assert records[-1][where] < 0.002
     said = [line for line in said if line.startswith(("collapse", "saturation"))]
     assert len(said) == 1 and said[0].startswith(f"collapse: {where} is ")
+
+
+def test_stall(tmp_path):
+    """SimCLR thrown far from where it began, in its first steps: its loss stays at that of a guess."""
+    stuck = {"train__lr": 0.5, "train__weight_decay": 0, "train__warmup_epochs": 0, "train__epochs": 8}
+    records, said = ran(tmp_path / "run", "simclr", **stuck)
+    assert all(abs(record["loss"] - math.log(2 * 20 - 1)) < 0.1 for record in records[2:])
+    assert len([line for line in said if line.startswith("stall: the loss is 3.6")]) == 1
+    assert ran(tmp_path / "fine", "simclr", train__epochs=8)[1] == []
 
 
 def test_saturation(tmp_path):

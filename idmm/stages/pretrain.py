@@ -151,7 +151,7 @@ def _monitor(
     def extract(backbone):
         return _features(run, backbone, stores.train, config, described, images)
 
-    watch = Monitor(method, extract, torch.from_numpy(images), run.run.metrics)
+    watch = Monitor(method, extract, torch.from_numpy(images), run.run.metrics, config.train.epochs)
     return [Evaluation(watch.measure, config.train.monitor_every, count)]
 
 
