@@ -179,7 +179,7 @@ def table(rows: list[dict]) -> str:
             text = f"{mean:.1f} ± {std:.1f}"
             shown.append(f"**{text}**" if mean == best[name] else text)
         crops = f"{row['crops']:,}" if row["crops"] else "0"
-        cells = [row["row"], f"{row['lr']:g}", crops, f"{np.median(row['seconds']):.0f}", *shown]
+        cells = [row["row"], f"{row['lr']:g}", crops, f"{np.min(row['seconds']):.0f}", *shown]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
