@@ -15,6 +15,7 @@ from idmm import distributed
 from idmm.config import FREE
 from idmm.errors import RunError, UserError
 from idmm.files import replacing, sweep, write_text
+from idmm.options import flatten
 
 # What a checkpoint holds.
 PARTS = ("stage", "epoch", "step", "epoch_seconds", "seconds", "sums", "precision")
@@ -198,15 +199,6 @@ class RunFolder:
         """Lets another run have the folder."""
         if self._lock is not None:
             self._lock.close()
-
-
-def flatten(config: dict, prefix: str = "") -> dict[str, Any]:
-    """Turns nested sections into dotted keys, ``{"train": {"lr": 1}}`` -> ``{"train.lr": 1}``."""
-    flat = {}
-    for key, value in config.items():
-        inner = isinstance(value, dict) and value and key != "kwargs"
-        flat.update(flatten(value, f"{prefix}{key}.") if inner else {prefix + key: value})
-    return flat
 
 
 def _shown(value: Any) -> str:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from idmm.config import Data, _section
+from idmm.config import Data, section
 
 
 def _several(given: Any) -> Any:
@@ -20,7 +20,7 @@ def _once(given: list) -> list:
     return given
 
 
-@_section
+@section
 class Frozen:
     """What commands take that measure the features of a frozen backbone."""
 
@@ -37,7 +37,7 @@ class Frozen:
     data: Data = field(default_factory=Data)
 
 
-@_section
+@section
 class ProbeConfig(Frozen):
     """How good are frozen features? Accuracy of a weighted vote of the 20 nearest neighbours and of a linear probe on
     the test images, with 95 % intervals. Features are kept on the disk for the next time."""
@@ -48,7 +48,7 @@ class ProbeConfig(Frozen):
     """Folder for probe.json; null: the table on standard output only."""
 
 
-@_section
+@section
 class FewLabelConfig(Frozen):
     """Accuracy as a function of the labelled images a class: of frozen features, or of fine-tuning; a table, and a
     picture of the curves with the spread over draws."""
@@ -71,7 +71,7 @@ class FewLabelConfig(Frozen):
     """YAML file of fine-tuning's keys, for --protocol finetune; images, out, init and seeds are named here."""
 
 
-@_section
+@section
 class DemoConfig:
     """Both stages on scikit-learn's digits with few labels, against training from scratch; exits 1 if the mean gain is
     under 5 points."""
@@ -86,12 +86,12 @@ class DemoConfig:
     """YAML file of stage 2's keys; null: the repository's configs/demo/finetune.yaml."""
 
 
-@_section
+@section
 class DataListConfig:
     """All datasets: their names, classes, training and test images."""
 
 
-@_section
+@section
 class DataInfoConfig:
     """What is known of a dataset: figures of its protocol, files it needs, where they come from, what to cite."""
 
@@ -99,7 +99,7 @@ class DataInfoConfig:
     """Dataset, one of 'idmm data list'."""
 
 
-@_section
+@section
 class DataDownloadConfig:
     """Fetch a dataset, check it and put it in place; goes on where it was interrupted."""
 
@@ -109,7 +109,7 @@ class DataDownloadConfig:
     """Folder to put it into; the same is data.root later."""
 
 
-@_section
+@section
 class DataCheckConfig:
     """Look at every image of a dataset before training on it: unreadable files, class balance, tiny images, duplicates,
     and duplicates across train and test. Exits 1 if anything was found that should be mended."""
@@ -132,7 +132,7 @@ class DataCheckConfig:
     """hfds: the column of classes; null: the only one."""
 
 
-@_section
+@section
 class DataCacheConfig:
     """Show the decoded images that are kept on the disk for later runs, or remove them."""
 

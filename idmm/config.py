@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
-_section = dataclass(
+section = dataclass(
     config=ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False, coerce_numbers_to_str=True),
     kw_only=True,
 )
@@ -35,7 +35,7 @@ def _jitter(values: list[float]) -> None:
         raise ValueError(f"jitter is {values}, wanted four numbers >= 0, the last (hue) <= 0.5")
 
 
-@_section
+@section
 class Subset:
     """A part of the training images. Give one of per_class, total and fraction."""
 
@@ -55,7 +55,7 @@ class Subset:
         return self
 
 
-@_section
+@section
 class Data:
     """The images."""
 
@@ -104,7 +104,7 @@ class Data:
         return self
 
 
-@_section
+@section
 class Model:
     """The backbone."""
 
@@ -118,7 +118,7 @@ class Model:
     """Refuse init weights that the backbone does not have, and weights of it that init lacks."""
 
 
-@_section
+@section
 class FinetuneModel(Model):
     """The backbone."""
 
@@ -126,7 +126,7 @@ class FinetuneModel(Model):
     """Train the classifier alone, on a frozen backbone in evaluation mode."""
 
 
-@_section
+@section
 class Train:
     """The training loop, common to both stages."""
 
@@ -164,7 +164,7 @@ class Train:
     """Write TensorBoard event files under OUT/tensorboard (needs the extra 'tensorboard')."""
 
 
-@_section
+@section
 class PretrainTrain(Train):
     """The training loop."""
 
@@ -176,7 +176,7 @@ class PretrainTrain(Train):
     """Training images that the monitor looks at, the same every time (images)."""
 
 
-@_section
+@section
 class FinetuneTrain(Train):
     """The training loop."""
 
@@ -190,7 +190,7 @@ class FinetuneTrain(Train):
     """Evaluate every so many epochs, and always after a stage's last (epochs)."""
 
 
-@_section
+@section
 class CropGroup:
     """Crops of one kind, mixed together and averaged in the loss."""
 
@@ -205,7 +205,7 @@ class CropGroup:
         return self
 
 
-@_section
+@section
 class Views:
     """Random crops and colours of stage 1, as in IDMM's released code."""
 
@@ -233,7 +233,7 @@ class Views:
         return self
 
 
-@_section
+@section
 class Method:
     """What is learned in stage 1; a method refuses fields that it does not read."""
 
@@ -279,7 +279,7 @@ class Method:
     """dino: the last layer of the head is held still for so long; null: 1, or 0 in runs under 10 epochs (epochs)."""
 
 
-@_section
+@section
 class Augment:
     """Augmentation and regularisation of stage 2, as in IDMM's released code."""
 
@@ -311,7 +311,7 @@ class Augment:
         return self
 
 
-@_section
+@section
 class DrLoc:
     """Dense relative localization, an extra loss on the grid of final embeddings (Liu et al., NeurIPS 2021)."""
 
@@ -334,7 +334,7 @@ class DrLoc:
     """After that the weight stays, or falls to zero by the end of the stage."""
 
 
-@_section
+@section
 class Stage:
     """One size of fine-tuning; what is left out is taken from train."""
 
@@ -348,7 +348,7 @@ class Stage:
     """Images per optimizer step."""
 
 
-@_section
+@section
 class Common:
     """What both stages take."""
 
@@ -363,7 +363,7 @@ class Common:
     data: Data = field(default_factory=Data)
 
 
-@_section
+@section
 class PretrainConfig(Common):
     """Stage 1: learn a backbone from images alone, by parametric instance discrimination (IDMM) or another method."""
 
@@ -374,7 +374,7 @@ class PretrainConfig(Common):
     drloc: DrLoc = field(default_factory=DrLoc)
 
 
-@_section
+@section
 class FinetuneConfig(Common):
     """Stage 2: train a classifier on labels, from a pretrained backbone or from scratch."""
 

@@ -18,6 +18,7 @@ from idmm.checkpoint import RunFolder
 from idmm.config import Train
 from idmm.data.loaders import BatchPlan, Maker, training_batches, worker_count
 from idmm.errors import Interrupted, RunError, UserError
+from idmm.features import pick_device
 from idmm.methods.base import Method
 from idmm.optim import create_optimizer
 from idmm.progress import Interrupts, Progress
@@ -382,11 +383,11 @@ class Loop:
 
 def _device(train: Train) -> str:
     """Resolves ``train.device`` to cuda, mps or cpu."""
-    found = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    device = next(name for name in found if found[name]) if train.device == "auto" else train.device
-    faults = []
-    if not found[device]:
-        faults.append(f"train.device: '{device}' is not there; wanted one of {', '.join(n for n in found if found[n])}")
+    device, faults = train.device, []
+    try:
+        device = pick_device(train.device, "train.device")
+    except UserError as error:
+        faults += error.faults
     if train.precision == "fp16" and device != "cuda":
         faults.append(f"train.precision: fp16 needs a CUDA device, this run is on {device}; wanted bf16, fp32 or auto")
     if faults:

@@ -136,6 +136,15 @@ def plain(config: Any) -> dict:
     return dataclasses.asdict(config)
 
 
+def flatten(config: dict, prefix: str = "") -> dict[str, Any]:
+    """Turns nested sections into dotted keys, ``{"train": {"lr": 1}}`` -> ``{"train.lr": 1}``."""
+    flat = {}
+    for key, value in config.items():
+        inner = isinstance(value, dict) and value and key != "kwargs"
+        flat.update(flatten(value, f"{prefix}{key}.") if inner else {prefix + key: value})
+    return flat
+
+
 def dump(config: Any) -> str:
     """Returns a config as YAML."""
     return yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True)

@@ -139,14 +139,16 @@ class Progress:
         self.bar.close()
 
 
-class _Bar(tqdm):
-    monitor_interval = 0  # no monitor thread: loader workers are forked later
+class Bar(tqdm):
+    """tqdm's bar without its monitor thread: loader workers are forked later."""
+
+    monitor_interval = 0
 
 
 def counting(batches: Iterable[dict], total: int, label: str) -> Iterator[dict]:
     """Yields batches of images, showing how far they are: a bar on a terminal, a line every few seconds elsewhere."""
     on_terminal, done, said = sys.stderr.isatty(), 0, time.monotonic()
-    with _Bar(total=total, desc=label, unit="img", delay=1, disable=not on_terminal, dynamic_ncols=True) as bar:
+    with Bar(total=total, desc=label, unit="img", delay=1, disable=not on_terminal, dynamic_ncols=True) as bar:
         for batch in batches:
             yield batch
             done += len(batch["images"])

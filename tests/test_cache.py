@@ -12,7 +12,8 @@ import torch
 from folders import faults, paint, section, tree
 from PIL import Image
 
-from idmm.data import cache, memory, parallel
+from idmm import progress
+from idmm.data import cache, memory
 from idmm.data.cache import compare, fingerprint, load_split
 from idmm.data.datasets import open_splits
 from idmm.data.images import bound_short_side, decode
@@ -182,12 +183,12 @@ def test_files_that_change_or_vanish_during_the_run(tmp_path):
 
 
 def test_progress_goes_to_standard_error_and_starts_no_monitor_thread(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(parallel._Bar, "__init__", lambda self, **k: parallel.tqdm.__init__(self, **{**k, "delay": 0}))
+    monkeypatch.setattr(progress.Bar, "__init__", lambda self, **k: progress.tqdm.__init__(self, **{**k, "delay": 0}))
     split = mixed_folder(tmp_path)
     load_split(split, bound=None, data=section(), progress=True)
     out, err = capsys.readouterr()
     assert out == "" and "reading images" in err and "7/7" in err
-    assert "monitor" not in vars(parallel._Bar)  # where tqdm keeps the thread
+    assert "monitor" not in vars(progress.Bar)  # where tqdm keeps the thread
     load_split(split, bound=None, data=section(), progress=False)
     assert capsys.readouterr().err == ""
 

@@ -10,9 +10,8 @@ from folders import faults, paint, tree
 from helpers import ROOT, call, facts, flags, inside, state
 from tiny import make
 
-from idmm.checkpoint import flatten
 from idmm.config import CropGroup, Method, PretrainConfig, Views
-from idmm.options import parse, plain
+from idmm.options import flatten, parse, plain
 from idmm.recipes import METHODS, settle_method
 
 CONFIGS = ROOT / "configs"

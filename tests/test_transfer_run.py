@@ -19,10 +19,10 @@ from transfers import GRID, JOBS, Made, begun, cells, inside, results, runs, sta
 import idmm
 from idmm import engine, options
 from idmm.errors import Interrupted, RunError
-from idmm.transfer import estimate
+from idmm.transfer import estimate, run
 from idmm.transfer.claims import Claims
 from idmm.transfer.config import GridConfig
-from idmm.transfer.run import Grid, _try
+from idmm.transfer.run import Grid, folder_faults, take
 
 
 @pytest.fixture
@@ -125,9 +125,9 @@ def test_a_job_that_another_runner_did_or_gave_up_in_between_is_not_done_again(c
     one, other = list(grid.laid.jobs.values())[:2]
     shutil.rmtree(copied / other.folder)
     grid.give_up(other, "x")
-    assert _try(grid, one) and _try(grid, other) and not made.asked
+    assert take(grid, one) and take(grid, other) and not made.asked
     grid.forgive()
-    assert _try(grid, other) and len(made.asked) == 1
+    assert take(grid, other) and len(made.asked) == 1
 
 
 def test_a_label_or_an_order_that_changed_runs_nothing(copied, monkeypatch):
@@ -339,6 +339,21 @@ def test_a_folder_of_another_grid_or_of_something_else(copied, whole_grid, tmp_p
     assert inside(copied) == 2 and "is not YAML" in capsys.readouterr().err
 
 
+def test_a_folder_that_another_runner_is_about_to_begin(tmp_path, monkeypatch):
+    config = options.build(GridConfig, {**GRID, "out": str(tmp_path)})
+    aside = tmp_path / ".grid.yaml.part-x1"
+    aside.touch()
+    assert folder_faults(config) == []
+
+    def look(path):
+        aside.rename(tmp_path / "grid.yaml").write_text(options.dump(config))  # in between, by the other
+        (tmp_path / "jobs").mkdir()
+        return False
+
+    monkeypatch.setattr(run, "being_written", look)
+    assert folder_faults(config) == []
+
+
 def test_a_device_that_is_not_there(tmp_path, capsys):
     assert inside(tmp_path / "out", "--finetune.train.device", "mps") == 2
     assert "finetune: train.device: 'mps' is not there" in capsys.readouterr().err
@@ -364,6 +379,9 @@ def test_status(tmp_path, monkeypatch, capsys):
     key = next(c["key"] for c in results(out)["cells"] if (c["source"], c["target"]) == ("digits", "other"))
     with other.held(key) as mine:
         assert mine
+        assert status(out, capsys)[0].endswith(" about 8 s left")
+        with other.held("another job") as mine:
+            assert mine and status(out, capsys)[0].endswith(" about 4 s left"), "two are at work"
         assert status(out, capsys)[1].startswith("  running: digits-idmm-s3-tiny-to-other-s3 (finetune, on ")
     assert "running" not in "".join(status(out, capsys))
     made.instead.clear()

@@ -174,24 +174,21 @@ def _duplicates(found: Checkup, written: bool) -> Iterator[str]:
 
 def _leakage(found: Checkup, written: bool) -> Iterator[str]:
     pairs = found.sorted_pairs()["leakage"]
-    if same := [pair for pair in pairs if pair.exact]:
-        yield f"leakage: {counted(len(same), 'pair')} of the same image in two splits; accuracies come out too high:"
-        yield from _few([_shown(pair) for pair in same], written)
-    if near := [pair for pair in pairs if not pair.exact]:
-        many = counted(len(near), "pair")
-        yield f"suspected leakage: {many} of nearly the same image in two splits; {_sheet(written)}:"
-        yield from _few([_shown(pair) for pair in near], written)
+    return _alike(pairs, "leakage", "in two splits", "accuracies come out too high", written)
 
 
 def _conflicts(found: Checkup, written: bool) -> Iterator[str]:
     pairs = found.sorted_pairs()["conflicts"]
+    return _alike(pairs, "conflicting labels", "in two classes", "one of them is wrong", written)
+
+
+def _alike(pairs: list, what: str, where: str, verdict: str, written: bool) -> Iterator[str]:
+    """Says of equal images what is wrong, and of similar ones what may be."""
     if same := [pair for pair in pairs if pair.exact]:
-        many = counted(len(same), "pair")
-        yield f"conflicting labels: {many} of the same image in two classes; one of them is wrong:"
+        yield f"{what}: {counted(len(same), 'pair')} of the same image {where}; {verdict}:"
         yield from _few([_shown(pair) for pair in same], written)
     if near := [pair for pair in pairs if not pair.exact]:
-        many = counted(len(near), "pair")
-        yield f"suspected conflicting labels: {many} of nearly the same image in two classes; {_sheet(written)}:"
+        yield f"suspected {what}: {counted(len(near), 'pair')} of nearly the same image {where}; {_sheet(written)}:"
         yield from _few([_shown(pair) for pair in near], written)
 
 

@@ -26,6 +26,7 @@ from tqdm import tqdm
 from idmm.data.spec import Archive, Spec
 from idmm.errors import RunError, UserError
 from idmm.files import write_text
+from idmm.progress import Bar
 
 log = logging.getLogger(__name__)
 
@@ -141,9 +142,7 @@ def _get(url: str, part: Path) -> None:
         os.fsync(file.fileno())
 
 
-class _Bar(tqdm):
-    monitor_interval = 0  # no monitor thread: loader workers are forked later
-
+class _Bar(Bar):
     def __init__(self, name: str, done: int):
         often = 0.1 if sys.stderr.isatty() else 10.0  # seconds; a log keeps every state of the bar
         super().__init__(desc=name, initial=done, unit="B", unit_scale=True, unit_divisor=1000, mininterval=often)

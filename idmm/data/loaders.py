@@ -132,13 +132,17 @@ def evaluation_batches(
     return _load(maker, [(0, mine[i : i + batch_size], 1.0) for i in range(0, len(mine), batch_size)], workers)
 
 
+def cores() -> int:
+    """Returns how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def worker_count(wanted: int | None, bytes_per_batch: int) -> tuple[int, str | None]:
     """Resolves ``data.workers``, and says why where it falls back to 0.
 
     Workers hand batches over in shared memory; containers often have 64 MiB of it, and a worker that runs out dies.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    workers = min(8, cores - 1) if wanted is None else wanted
+    workers = min(8, cores() - 1) if wanted is None else wanted
     need = 3 * workers * bytes_per_batch  # two waiting, one in the making
     free = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else need
     if need > free:

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from tqdm import tqdm
-
 from idmm.data.images import quiet_pillow
+from idmm.progress import Bar
 
 Result = TypeVar("Result")
 
@@ -26,7 +25,7 @@ def in_order(work: Callable[[int], Result], count: int, label: str, progress: bo
     """
     threads = os.cpu_count() or 1
     waiting = deque()
-    bar = _Bar(total=count, desc=label, unit="img", delay=1, disable=not progress)
+    bar = Bar(total=count, desc=label, unit="img", delay=1, disable=not progress)
     with quiet_pillow(), bar, ThreadPoolExecutor(threads) as pool:
         try:
             for i in range(count):
@@ -39,7 +38,3 @@ def in_order(work: Callable[[int], Result], count: int, label: str, progress: bo
                 bar.update()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)  # Ctrl-C does not wait for the queue
-
-
-class _Bar(tqdm):
-    monitor_interval = 0  # no monitor thread: loader workers are forked later

@@ -33,12 +33,14 @@ class Method(nn.Module):
 
     Attributes:
         backbone: The timm model that is trained and averaged (EMA).
+        head: Between the features and the loss; nothing unless a method has one.
         lr_scales: Learning rate of a child module by name, as a multiple of the run's; 1 where not named.
     """
 
     def __init__(self, backbone: nn.Module, localization: Localization | None = None):
         super().__init__()
         self.backbone, self.localization = backbone, localization
+        self.head: nn.Module = nn.Identity()
         self.lr_scales: dict[str, float] = {}
 
     @property
@@ -76,7 +78,7 @@ class Method(nn.Module):
 
     def embed(self, features: Tensor) -> Tensor:
         """Returns what the loss compares, of pooled features [B, d] of ``exported``; collapse shows there first."""
-        return features
+        return self.head(features)
 
     def diagnose(self, features: Tensor, index: Tensor) -> dict[str, float]:
         """Returns measures of its own, of training images' pooled features [B, d] (``exported``'s) and numbers [B]."""

@@ -86,10 +86,6 @@ class IDMM(Method):
         if self.config.classifier_init == "features":
             self.classifier.start_from(self.head(extract()))
 
-    def embed(self, features: Tensor) -> Tensor:
-        """Returns the projections, [B, d] -> [B, dim]; the features where there is no projection."""
-        return self.head(features)
-
     def diagnose(self, features: Tensor, index: Tensor) -> dict[str, float]:
         """Returns ``instance_accuracy``: how many of the images are told from all others (percent)."""
         return {

@@ -44,10 +44,6 @@ class MoCoV2(Method):
         """Moves the momentum encoder."""
         self.teacher.follow(self.momentum, self.backbone, self.head)
 
-    def embed(self, features: Tensor) -> Tensor:
-        """Returns the projections, [B, d] -> [B, dim]."""
-        return self.head(features)
-
     def get_extra_state(self) -> dict[str, Tensor]:
         """Returns the queue, which the library does not save."""
         return {"queue": self.loss.memory_bank.bank, "place": self.loss.memory_bank.bank_ptr}

@@ -44,7 +44,3 @@ class MoCoV3(Method):
         """Moves the momentum encoder, less and less: the momentum rises to 1 along a cosine."""
         momentum = float(cosine_schedule(step, self.steps, self.momentum, 1.0))
         self.teacher.follow(momentum, self.backbone, self.head)
-
-    def embed(self, features: Tensor) -> Tensor:
-        """Returns the projections, [B, d] -> [B, dim]."""
-        return self.head(features)

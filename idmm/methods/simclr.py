@@ -29,7 +29,3 @@ class SimCLR(Method):
         one, other = everyone(batch, *self.head(features).chunk(2))  # [B, dim] each
         with full_precision(one):
             return {"loss": self.loss(one, other) + extra, **logs}
-
-    def embed(self, features: Tensor) -> Tensor:
-        """Returns the projections, [B, d] -> [B, dim]."""
-        return self.head(features)

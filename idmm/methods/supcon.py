@@ -30,7 +30,3 @@ class SupCon(Method):
         rows, label = everyone(batch, self.head(features), batch["label"].repeat(len(crops)))  # [V*B, dim], [V*B]
         with full_precision(rows):
             return {"loss": self.loss(rows, label) + extra, **logs}
-
-    def embed(self, features: Tensor) -> Tensor:
-        """Returns the projections, [B, d] -> [B, dim]."""
-        return self.head(features)

@@ -1,6 +1,7 @@
 """What T2T-ViT and CvT share: timm's interface for a class token before the patch tokens of one grid."""
 
 import operator
+import re
 from collections.abc import Sequence
 
 from timm.layers import global_pool_nlc, trunc_normal_
@@ -88,6 +89,16 @@ def one_of(name: str, value: str, known: Sequence[str]) -> str:
     if value not in known:
         raise ValueError(f"{name} is {value!r}; wanted is one of {', '.join(map(repr, known))}")
     return value
+
+
+def renamed(state_dict: dict[str, Tensor], rules: Sequence[tuple[str, str]]) -> dict[str, Tensor]:
+    """Returns a state dict with each pattern in the names replaced, in order."""
+    out = {}
+    for key, value in state_dict.items():
+        for old, new in rules:
+            key = re.sub(old, new, key)
+        out[key] = value
+    return out
 
 
 def _initialise(module: nn.Module) -> None:

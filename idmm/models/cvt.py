@@ -5,7 +5,6 @@ of the public release, https://github.com/microsoft/CvT.
 """
 
 import contextlib
-import re
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -16,7 +15,7 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
-from idmm.models.base import Grid, TokenModel, as_map, checked_size, drop_paths, shaped
+from idmm.models.base import Grid, TokenModel, as_map, checked_size, drop_paths, renamed, shaped
 
 # each stage's token embedding: kernel, stride and padding (paper: Table 2)
 EMBEDS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))
@@ -323,12 +322,7 @@ RENAMED = (
 
 def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module | None = None) -> dict[str, Tensor]:
     """Renames the weights of the public release (:data:`RENAMED`; the rest is named alike). Our own names stay."""
-    out = {}
-    for key, value in state_dict.items():
-        for old, new in RENAMED:
-            key = re.sub(old, new, key)
-        out[key] = value
-    return out
+    return renamed(state_dict, RENAMED)
 
 
 def _cfg(**kwargs) -> dict:

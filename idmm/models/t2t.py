@@ -6,7 +6,6 @@ papers and from the shapes of the public release, https://github.com/yitu-openso
 """
 
 import math
-import re
 from collections.abc import Sequence
 
 import torch
@@ -17,7 +16,7 @@ from timm.models._features import feature_take_indices
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
-from idmm.models.base import Grid, TokenModel, as_map, checked_size, drop_paths, shaped
+from idmm.models.base import Grid, TokenModel, as_map, checked_size, drop_paths, renamed, shaped
 
 # the three soft splits: kernel, stride and padding of the windows (paper: section 3.1)
 SPLITS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))
@@ -289,13 +288,7 @@ def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module | None 
 
     Its ``pos_embed`` is left out: the model computes the sinusoids of its own size. Our own names stay.
     """
-    out = {}
-    for key, value in state_dict.items():
-        for old, new in RENAMED:
-            key = re.sub(old, new, key)
-        if key != "pos_embed":
-            out[key] = value
-    return out
+    return {key: value for key, value in renamed(state_dict, RENAMED).items() if key != "pos_embed"}
 
 
 def _cfg(**kwargs) -> dict:

@@ -26,12 +26,13 @@ from typing import Any
 
 import yaml
 
+from idmm.data.loaders import cores
 from idmm.errors import Interrupted, UserError
 from idmm.files import write_bytes
 from idmm.transfer.claims import Claims
 from idmm.transfer.config import Ray
 from idmm.transfer.plan import Job
-from idmm.transfer.run import POLL, Grid, _try, attempt
+from idmm.transfer.run import POLL, Grid, attempt, take
 from idmm.transfer.status import Standing
 
 log = logging.getLogger("idmm")
@@ -216,7 +217,7 @@ def _do(grid: Grid, job: Job, start: Outcome | None, place: _Place) -> Outcome:
         )
     grid = copy.copy(grid)
     grid.claims = Claims(grid.out / "jobs")  # this process's
-    _try(grid, job)
+    take(grid, job)
     failure = grid.failed().get(job.key)
     return Outcome((grid.out / job.folder / "result.json").exists(), failure and failure["error"])
 
@@ -277,8 +278,7 @@ def _join(ray: Any, wanted: Ray) -> None:
         wrong = f"ray.address: '{wanted.address}' is no cluster that can be joined"
         mend = "start one with 'ray start --head', set RAY_AUTH_MODE=token where it wants one, or leave ray.address out"
     else:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        start = {"address": "local", "num_cpus": cores, "include_dashboard": False}
+        start = {"address": "local", "num_cpus": cores(), "include_dashboard": False}
         start |= {"object_store_memory": STORE} if wanted.shared else {}
         wrong, mend = "engine: Ray does not start on this machine", "join a running cluster with --ray.address"
     try:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field
 
-from idmm.config import _section
+from idmm.config import section
 from idmm.errors import UserError
 from idmm.options import parse, read_value
 
@@ -14,7 +14,7 @@ STAGES = ("pretrain", "finetune")
 Seed = Annotated[int, Field(ge=0)]
 
 
-@_section
+@section
 class Target:
     """What a cell measures."""
 
@@ -22,7 +22,7 @@ class Target:
     """'finetune': stage 2, whole; 'probe': kNN and a linear probe of the frozen backbone, minutes instead of hours."""
 
 
-@_section
+@section
 class Ray:
     """The Ray cluster of ``engine ray``."""
 
@@ -36,7 +36,7 @@ class Ray:
     """All nodes see OUT at the same path; false: what a job makes travels through Ray."""
 
 
-@_section
+@section
 class GridConfig:
     """Stage 3: pretrain on every source, fine-tune on every target, and put the accuracies into a grid. A job that is
     done is never done again: the same command goes on, a changed option reruns what it touches."""
@@ -129,11 +129,11 @@ def parse_grid(argv: list[str], prog: str) -> GridConfig:
 
 def set_key(data: dict, key: str, value: Any) -> None:
     """Sets ``a.b.c`` in nested mappings; a mapping is merged into the one that is there, but for ``WHOLE``."""
-    *sections, name = key.split(".")
-    for section in sections:
-        if not isinstance(data.get(section), dict):
-            data[section] = {}
-        data = data[section]
+    *parents, name = key.split(".")
+    for parent in parents:
+        if not isinstance(data.get(parent), dict):
+            data[parent] = {}
+        data = data[parent]
     if isinstance(value, dict) and isinstance(data.get(name), dict) and name not in WHOLE:
         merge(data[name], value)
     else:

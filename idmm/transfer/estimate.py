@@ -53,8 +53,7 @@ def text(grid: Grid, counts: dict[str, int]) -> str:
         waits = f"  after {names[job.needs]}" if job.needs in {j.key for j in left} else ""
         lines.append(f"{job.stage:9} {job.key}  about {duration(seconds[job.key]):>9}  {job.title}{waits}")
     cells = sum(key in {job.key for job in left} for key in grid.laid.cells.values())
-    at_once = grid.config.workers if grid.config.engine == "local" else 1
-    total = duration(sum(seconds.values()) / at_once)
+    total = duration(sum(seconds.values()) / grid.at_once())
     lines.append(f"{len(left)} jobs for {cells} cells, {len(grid.laid.cells) - cells} cells are done; about {total}")
     return "\n".join(lines)
 

@@ -273,7 +273,7 @@ def _dig(tree: Any, key: str) -> Any:
 def _job(stage: str, plain: dict, title: str, needs: str | None = None) -> Job:
     if needs is not None:
         plain = {**plain, "init": None}
-    counted = {key: value for key, value in _flat(plain).items() if key not in FREE}
+    counted = {key: value for key, value in options.flatten(plain).items() if key not in FREE}
     text = json.dumps([stage, counted, needs, _digest(plain.get("init"))], sort_keys=True, default=str)
     return Job(hashlib.sha256(text.encode()).hexdigest()[:12], stage, plain, title, needs)
 
@@ -293,13 +293,6 @@ def _digest(path: str | None) -> str | None:
 def _hashed(path: str, size: int, time: int) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _flat(tree: dict, prefix: str = "") -> dict:
-    out = {}
-    for key, value in tree.items():
-        out.update(_flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
-    return out
 
 
 def _safe(text: str) -> str:

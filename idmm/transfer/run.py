@@ -15,7 +15,7 @@ import yaml
 
 from idmm import options
 from idmm.errors import Interrupted, RunError, UserError
-from idmm.files import write_text
+from idmm.files import being_written, write_text
 from idmm.transfer.claims import Claims
 from idmm.transfer.config import STAGES, GridConfig
 from idmm.transfer.plan import Cell, Job, Layout, layout, remaining
@@ -63,6 +63,10 @@ class Grid:
     def finished(self) -> set[str]:
         """Keys of the jobs that have a result."""
         return {key for key, job in self.laid.jobs.items() if (self.out / job.folder / "result.json").exists()}
+
+    def at_once(self) -> int:
+        """Jobs that are done side by side: by this grid's own workers, or by all who are at work now."""
+        return max(self.config.workers if self.config.engine == "local" else 1, len(self.claims.live()))
 
     def failed(self) -> dict[str, dict]:
         """What is known of the jobs that were given up, by key."""
@@ -150,13 +154,15 @@ def folder_faults(config: GridConfig) -> list[str]:
     out = Path(config.out)
     known = out / "grid.yaml"
     try:
+        # looked at before grid.yaml is: another runner, which writes that first, may be starting
+        things = out.is_dir() and any(not being_written(path) for path in out.iterdir())
         if known.exists():
             before = options.read_file(known)
             if not _related(before, options.plain(_anywhere(config))):
                 return [f"out: '{out}' holds a grid of other sources and targets; name another folder"]
         elif out.exists() and not out.is_dir():
             return [f"out: '{out}' is a file; name a folder"]
-        elif out.is_dir() and any(out.iterdir()):
+        elif things:
             return [f"out: '{out}' holds something that is no grid; name another folder"]
         elif not out.exists():
             above = next(path for path in out.absolute().parents if path.exists())
@@ -277,12 +283,12 @@ def work(grid: Grid, said: Callable[[Grid], None]) -> None:
         ready = [job for job in grid.remaining() if job.needs is None or job.needs in done]
         if not ready:
             return
-        if not any(_try(grid, job) for job in ready):
+        if not any(take(grid, job) for job in ready):
             time.sleep(POLL)  # others have them all
         said(grid)
 
 
-def _try(grid: Grid, job: Job) -> bool:
+def take(grid: Grid, job: Job) -> bool:
     """Does a job unless another runner has it or did it in between; returns whether anything was done."""
     with grid.claims.held(job.key) as mine:
         if not mine:

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from idmm import options
 from idmm.errors import UserError
-from idmm.progress import _Bar as Bar
-from idmm.progress import duration
+from idmm.progress import Bar, duration
 from idmm.transfer.config import GridConfig
 from idmm.transfer.run import Grid
 
@@ -31,6 +30,7 @@ class Standing:
     def __init__(self, grid: Grid):
         self.grid, self.looked, self.said, self.shown = grid, 0.0, 0.0, ""
         self._bar: Bar | None = None
+        self._seconds: dict[str, float] = {}  # of finished jobs, whose results never change
 
     @contextlib.contextmanager
     def going(self) -> Iterator[None]:
@@ -94,13 +94,14 @@ class Standing:
         spent: dict[str, list[float]] = {}
         for key in self.grid.finished():
             job = self.grid.laid.jobs[key]
-            result = json.loads((self.grid.out / job.folder / "result.json").read_text())
-            spent.setdefault(job.stage, []).append(result.get("seconds", 0.0))
+            if key not in self._seconds:
+                result = json.loads((self.grid.out / job.folder / "result.json").read_text())
+                self._seconds[key] = result.get("seconds", 0.0)
+            spent.setdefault(job.stage, []).append(self._seconds[key])
         left = self.grid.remaining()
         if not left or any(job.stage not in spent for job in left):
             return None
-        at_once = max(1, self.grid.config.workers if self.grid.config.engine == "local" else 1)
-        return sum(statistics.median(spent[job.stage]) for job in left) / at_once
+        return sum(statistics.median(spent[job.stage]) for job in left) / self.grid.at_once()
 
 
 def status(out: str) -> str:
