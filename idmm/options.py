@@ -145,6 +145,12 @@ def flatten(config: dict, prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def changed(config: Any) -> list[str]:
+    """Returns the names of a config's fields that are not as by default."""
+    usual = plain(type(config)())
+    return [name for name, value in plain(config).items() if value != usual[name]]
+
+
 def dump(config: Any) -> str:
     """Returns a config as YAML."""
     return yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True)

@@ -116,6 +116,14 @@ def test_a_frozen_backbone_is_refused(tmp_path, capsys):
     assert "drloc.weight trains the backbone and model.freeze forbids it" in capsys.readouterr().err
 
 
+def test_settings_without_a_weight_are_said_to_do_nothing(tmp_path, capsys):
+    assert inside("finetune", tmp_path / "a", drloc__mode="ce", drloc__pairs=8) == 0
+    line = "drloc: off, its weight is 0: drloc.mode, drloc.pairs without effect"
+    assert capsys.readouterr().err.count(line) == 1
+    assert inside("finetune", tmp_path / "b", drloc__mode="ce", drloc__weight=0.1) == 0
+    assert "drloc: off" not in capsys.readouterr().err
+
+
 def test_a_grid_of_one_place_is_refused():
     small = create_backbone("vit_tiny_patch16_224", 16, **{**KWARGS, "patch_size": 16})
     with pytest.raises(UserError) as raised:

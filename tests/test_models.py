@@ -155,6 +155,8 @@ def test_arguments_that_have_a_field_of_their_own():
         check_kwargs("deit_tiny_patch16_224", {"num_classes": 3, "drop_path_rate": 0.1, "depth": 2})
     assert len(caught.value.faults) == 2
     check_kwargs("deit_tiny_patch16_224", VIT)
+    for key, value in {"depth": -1, "num_heads": 0, "depths": [2, 0, 2]}.items():
+        assert fails(check_kwargs, "t2t_vit_7", {key: value}) == f"model.kwargs: {key} is {value!r}; wanted 1 or more"
 
 
 def test_sizes_that_the_model_cannot_take():

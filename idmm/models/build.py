@@ -28,6 +28,8 @@ _ELSEWHERE = {
     "drop_path": "give model.drop_path",
     "name": "give model.name",
 }
+# with fewer than one of these, constructors make an empty model, or an error that does not name them
+_COUNTS = ("depth", "depths", "embed_dim", "embed_dims", "num_heads", "patch_size")
 # how library constructors and forward passes say no
 _REFUSALS = (TypeError, AssertionError, ValueError, RuntimeError, LookupError, ArithmeticError, AttributeError)
 
@@ -70,8 +72,13 @@ def check_name(name: str) -> None:
 
 
 def check_kwargs(name: str, kwargs: dict[str, Any]) -> None:
-    """Raises UserError if ``model.kwargs`` holds what has a field of its own, such as ``img_size``."""
+    """Raises UserError if ``model.kwargs`` holds what has a field of its own, such as ``img_size``, or no depth."""
     _refuse(name, kwargs, {**_NEVER, **_ELSEWHERE})
+    given = {key: kwargs[key] for key in _COUNTS if key in kwargs}
+    each = {key: value if isinstance(value, (list, tuple)) else [value] for key, value in given.items()}
+    none = [key for key, values in each.items() if any(isinstance(n, int) and n < 1 for n in values)]
+    if none:
+        raise UserError(*(f"model.kwargs: {key} is {given[key]!r}; wanted 1 or more" for key in none))
 
 
 def export_kwargs(

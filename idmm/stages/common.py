@@ -92,6 +92,9 @@ def settle(config):
         if getattr(train, name) is None:
             train = replace(train, **{name: value})
             notes.append(f"train.{name}: {value:g}, the recipe's for {described.name}")
+    idle = [] if config.drloc.weight else options.changed(config.drloc)
+    if idle:
+        notes.append(f"drloc: off, its weight is 0: {', '.join(f'drloc.{name}' for name in idle)} without effect")
     model = replace(config.model, name=described.name, kwargs=described.kwargs)
     data = replace(config.data, mean=described.mean, std=described.std, in_chans=described.in_chans)
     return replace(config, train=train, model=model, data=data), described, notes
