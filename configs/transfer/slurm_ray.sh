@@ -8,9 +8,8 @@
 # is done is not done again, and half-done jobs continue from their last checkpoint. Slurm's warning two minutes before
 # the time limit makes running jobs save. Cost: idle GPUs once fewer jobs than GPUs are left.
 #
-# NOT RUN UNDER SLURM: there was none where it was written. It was run on one machine with a stand-in for srun that
-# starts the command it is given, as two Ray nodes, to its end and through the warning. Partition, account, modules and
-# the Python environment are your site's; add them where you see fit.
+# Tried under Slurm 22.05, one machine as two of its nodes, without GPUs: to the end, and through the warning and on by
+# the same line. Partition, account, modules and the Python environment are your site's; add them where you see fit.
 #
 #SBATCH --job-name=idmm-grid
 #SBATCH --ntasks-per-node=1
