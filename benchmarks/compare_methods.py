@@ -7,10 +7,10 @@
 Every method pretrains the same small ViT on the same images and number of crops, with AdamW and a peak lr of its own,
 chosen among the same few by fine-tuning on 10 labels a class against held-out training images. Then, over seeds:
 fine-tuning on 10 labels a class and on all, tested on the test split. 'scratch' fine-tunes alone, its lr chosen
-likewise; 'scratch, same compute' does so for as many more epochs as pretraining has crops, and the last row does both:
-it pretrains, then fine-tunes that long, for twice the compute. Crops and seconds are those of pretraining and
-fine-tuning on 10 labels a class, of the fastest seed. Finished runs are kept: run it again to go on, or to print the
-table.
+likewise; all rows fine-tune with that lr. 'scratch, same compute' does so for as many more epochs as pretraining has
+crops, and the last row does both: it pretrains, then fine-tunes that long, for twice the compute. Crops and seconds are
+those of pretraining and fine-tuning on 10 labels a class, of the fastest seed. Finished runs are kept: run it again to
+go on, or to print the table.
 """
 
 import argparse
@@ -128,19 +128,20 @@ class Comparison:
         found = {}
         for lr in TUNE_LRS if row == SCRATCH else LRS:
             init = None if row == SCRATCH else self.pretrained(row, lr, TUNING_SEED, 0.2)["folder"]
-            found[lr] = self.tuned(init, 10, lr if init is None else 1e-3, TUNING_SEED, 0.2)["held_out"]
+            peak = lr if row == SCRATCH else self.choose(SCRATCH)
+            found[lr] = self.tuned(init, 10, peak, TUNING_SEED, 0.2)["held_out"]
         return max(found, key=found.get)
 
     def row(self, row: str, seeds: int) -> dict:
         """Runs a row; returns its figures."""
         start = {LONG: SCRATCH, BOTH: "idmm, fast recipe"}.get(row, row)
-        lr, spent = self.choose(start), self._labelled(None) * COUNT * EPOCHS
+        lr, peak = self.choose(start), self.choose(SCRATCH)
+        spent = self._labelled(None) * COUNT * EPOCHS
         longer = spent if row in (LONG, BOTH) else 0
         crops = self._labelled(10) * TUNE_EPOCHS + longer + (0 if start == SCRATCH else spent)
         few, full, seconds = [], [], []
         for seed in range(seeds):
             made = {"folder": None, "seconds": 0.0} if start == SCRATCH else self.pretrained(start, lr, seed)
-            peak = lr if start == SCRATCH else 1e-3
             tuned = [self.tuned(made["folder"], n, peak, seed, crops=longer) for n in (10, None)]
             few.append(tuned[0]["top1"])
             full.append(tuned[1]["top1"])
