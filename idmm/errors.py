@@ -18,6 +18,10 @@ class UserError(Exception):
         self.faults = faults
 
 
+class SizeError(UserError):
+    """An image size that a model cannot take; who asked for it says in which field."""
+
+
 class RunError(Exception):
     """A run that could not go on (diverged, out of memory, disk full): one line, exit code 1.
 

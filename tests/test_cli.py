@@ -261,6 +261,24 @@ def test_init_has_surprises(whole, tmp_path, capsys):
         assert "model.strict is true; 1 missing: norm.bias" in capsys.readouterr().err.splitlines()[-1]
 
 
+def test_every_size_is_tried_before_the_first_step(tmp_path, capsys, monkeypatch):
+    """A size or grid of a later stage that the model cannot take does not cost the stage before it."""
+    monkeypatch.setattr("idmm.stages.pretrain.load_images", None)  # nor is anything decoded
+    monkeypatch.setattr("idmm.stages.finetune.load_images", None)
+    tail = "vit_tiny_patch16_224 cannot take it: wanted are multiples of its patch, 8x8 pixels"
+    stages = [{"size": 16}, {"size": 20}, {"size": 8}, {"size": 9}]
+    assert inside("finetune", tmp_path / "a", stages=stages, drloc__weight=0.1) == 2
+    second, third, fourth = capsys.readouterr().err.splitlines()[-3:]
+    assert second == f"stages[1].size: image size 20x20: {tail}" and fourth == f"stages[3].size: image size 9x9: {tail}"
+    assert third.startswith("drloc.weight: at 8 px the final grid is 1x1")
+    assert inside("finetune", tmp_path / "a", stages=None, train__size=20) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == f"train.size: image size 20x20: {tail}"
+    assert inside("pretrain", tmp_path / "b", views__size=20) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == f"views.size: image size 20x20: {tail}"
+    monkeypatch.undo()
+    assert inside("finetune", tmp_path / "a", stages=[{"size": 16}, {"size": 24}], train__epochs=1) == 0, "begun anew"
+
+
 def test_init_is_missing(tmp_path, capsys):
     assert inside("finetune", tmp_path / "run", init="nowhere") == 2
     (line,) = capsys.readouterr().err.splitlines()

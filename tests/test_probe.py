@@ -324,7 +324,7 @@ def test_mistakes_are_a_line_each(run, tmp_path, capsys):
     assert mistake(init=tmp_path / "none").startswith(f"{tmp_path}/none: there is no such file or folder")
     assert mistake("--data.name", "flower").endswith("did you mean 'flowers'?")
     assert mistake("--data.name", "folder", "--data.root", tmp_path / "none").startswith("data.root: ")
-    assert mistake("--size", "20").startswith("image size 20x20: vit_tiny_patch16_224 cannot take it")
+    assert mistake("--size", "20").startswith("size: image size 20x20: vit_tiny_patch16_224 cannot take it")
     assert mistake("--sise", "16") == "--sise: unknown flag; did you mean '--size'?"
     assert mistake("--data.subset", "{total: 1}").startswith("data.subset: the training images are all of one class")
     (tmp_path / "file").touch()

@@ -18,7 +18,7 @@ from idmm.data.datasets import open_splits
 from idmm.data.disk import cache_folder
 from idmm.data.registry import spec_of
 from idmm.data.split import Splits
-from idmm.errors import UserError
+from idmm.errors import SizeError, UserError
 from idmm.features import Extractor, digest, pick_device
 from idmm.files import write_text
 from idmm.models.build import pair
@@ -249,7 +249,10 @@ def _subject(label: str, init: str | None, described: Backbone, given: Frozen, s
 
 
 def _build(described: Backbone, size: int, seed: int):
-    model = described.build(size, seed)
+    try:
+        model = described.build(size, seed)
+    except SizeError as error:
+        raise UserError(f"size: {error}") from None
     if described.init is not None:
         saved = described.init
         log.info("%s", load_weights(model, saved.state, source=saved.source, img_size=saved.img_size))

@@ -9,7 +9,7 @@ import timm
 import torch
 from torch import nn
 
-from idmm.errors import UserError, nearest
+from idmm.errors import SizeError, UserError, nearest
 
 Size = int | tuple[int, int] | list[int]
 
@@ -48,7 +48,7 @@ def create_backbone(name: str, img_size: Size | None = None, *, drop_path: float
         The model, in training mode; [B, in_chans, H, W] -> [B, num_features].
 
     Raises:
-        UserError: An unknown name, an argument that the model refuses, or a size that it cannot take.
+        UserError: An unknown name, an argument that the model refuses, or (SizeError) a size that it cannot take.
     """
     check_name(name)
     _refuse(name, kwargs, _NEVER)
@@ -227,7 +227,7 @@ def _try_size(model, name, img_size, in_chans, fixed):
 
 def _size_fault(name, img_size, why):
     height, width = pair(img_size)
-    return UserError(f"image size {height}x{width}: {name} cannot take it: {why}")
+    return SizeError(f"image size {height}x{width}: {name} cannot take it: {why}")
 
 
 def _said(error):

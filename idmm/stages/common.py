@@ -14,7 +14,7 @@ from idmm.data.cache import ImageStore, compare, fingerprint, load_split
 from idmm.data.datasets import open_splits
 from idmm.data.loaders import BatchPlan
 from idmm.engine import Session
-from idmm.errors import Interrupted, UserError
+from idmm.errors import Interrupted, SizeError, UserError
 from idmm.features import centre_crops
 from idmm.methods.drloc import Localization
 from idmm.models import check_kwargs, check_name, create_backbone
@@ -150,6 +150,29 @@ def _statistics(data: config.Data, init: Checkpoint | None, chans: int) -> tuple
             raise UserError(f"data.{name}: {len(values)} values for a model of {chans} channels, wanted one a channel")
         found.append(values)
     return found[0], found[1]
+
+
+def check_sizes(config, described: Backbone, sizes: dict[str, int]) -> None:
+    """Builds the backbone, and drloc's head, at every size of a run, so that none is refused hours after its start.
+
+    Args:
+        config: The run's.
+        described: Of the backbone.
+        sizes: Sides of the images (pixels), by field.
+
+    Raises:
+        UserError: A line a fault, with the field.
+    """
+    faults = []
+    for field, size in sizes.items():
+        try:
+            localization(config, described.build(size, config.seed), size, described, epochs=1)
+        except SizeError as error:
+            faults += [f"{field}: {fault}" for fault in error.faults]
+        except UserError as error:
+            faults += error.faults
+    if faults:
+        raise UserError(*dict.fromkeys(faults))
 
 
 def localization(config, backbone: torch.nn.Module, size: int, described: Backbone, epochs: int) -> Localization | None:

@@ -19,6 +19,7 @@ from idmm.stages.common import (
     Backbone,
     Stores,
     batch_plan,
+    check_sizes,
     load_images,
     localization,
     session,
@@ -47,6 +48,7 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
         Interrupted: Ctrl-C or SIGTERM; the state is saved.
     """
     config, described, notes = settle(options.build(FinetuneConfig, config))
+    sizes = [f"stages[{number}].size" for number in range(len(config.stages or []))] or ["train.size"]
     config = replace(config, stages=resolved_stages(config))
     with session(config) as run:
         if run.run.finished:
@@ -55,8 +57,11 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
         for note in notes:
             log.info("%s", note)
 
-        # ------------------------------------------------------------------ images
         stages = config.stages
+        if run.run.state is None:
+            check_sizes(config, described, dict(zip(sizes, [stage.size for stage in stages], strict=True)))
+
+        # ------------------------------------------------------------------ images
         bound = short_side_bound(max(stage.size for stage in stages), config.augment.scale[0])
         stores = load_images(config, run.run, bound, labelled=True)
 

@@ -20,6 +20,7 @@ from idmm.stages.common import (
     Backbone,
     Stores,
     batch_plan,
+    check_sizes,
     load_images,
     localization,
     session,
@@ -55,6 +56,9 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
             return run.run.result()
         for note in chosen + notes:
             log.info("%s", note)
+
+        if run.run.state is None:
+            check_sizes(config, described, {"views.size": config.views.size})
 
         # ------------------------------------------------------------------ images
         smallest = min(group.scale[0] for group in config.views.crops)
