@@ -125,7 +125,7 @@ def test_features_are_taken_once_a_backbone(run, tmp_path, monkeypatch):
 def test_backbones_of_two_kinds_have_a_baseline_each(run, tmp_path):
     other = a_run(tmp_path / "other", size=24)
     found = measured(f"[{run}, {other}]", "--untrained", "--per_class", 1, "--seeds", 1, out=tmp_path / "o")
-    assert list(found["runs"])[2:] == [f"untrained ({NAME}, 1)", f"untrained ({NAME}, 2)"]
+    assert list(found["runs"])[2:] == [f"untrained, as {run}", f"untrained, as {other}"]
     assert [about["size"] for about in found["runs"].values()] == [16, 24, 16, 24]
 
 
@@ -191,8 +191,23 @@ def test_fine_tuning_goes_on_where_it_stopped(run, tmp_path, tiny, monkeypatch, 
     again = measured(run, *argv, out=out)
     assert again == found and len(steps) == 8, "finished runs are read"
     a_run(run, seed=1)
-    measured(run, "--per_class", 1, "--seeds", 1, *tiny, out=out)
-    assert len(steps) == 9, "other weights under the same name are another run"
+    measured(run, *argv, out=out)
+    assert len(steps) == 8 + 4, "other weights under the same name are another run"
+
+
+def test_results_that_a_call_would_lose_are_kept(run, tmp_path, tiny, capsys):
+    out, other = tmp_path / "o", a_run(tmp_path / "other", seed=1)
+    measured(f"[{run}, {other}]", "--per_class", "[1, 2, 3]", "--seeds", 2, out=out)
+    kept, _ = (out / "fewlabel.json").read_text(), capsys.readouterr()
+    start = f"out: '{out}' holds a comparison of "
+    argv = ["--init", run, "--data.workers", 0, "--out", out]
+    said = mistake(capsys, *argv, "--per_class", "[1, 4]", "--seeds", 1)[-1]
+    assert said == f"{start}per_class 2, 3 as well, runs {other} as well, 2 seeds, not 1; name another folder"
+    said = mistake(capsys, *argv, "--init", f"[{run}, {other}]", "--per_class", "[1, 2, 3]", "--seeds", 2, *tiny)[-1]
+    assert said == f"{start}protocol probe, not finetune; name another folder"
+    assert (out / "fewlabel.json").read_text() == kept
+    found = measured(f"[{run}, {other}]", "--untrained", "--per_class", "[1, 2, 3, 4]", "--seeds", 3, out=out)
+    assert len(found["runs"]) == 3, "more is welcome"
 
 
 # ------------------------------------------------------------------ mistakes
@@ -259,5 +274,6 @@ def test_summary_and_picture_of_one_draw(tmp_path):
     assert [(row["per_class"], row["mean"], row["std"]) for row in rows] == [(1, 10.0, None), (2, 20.0, None)]
     many = {f"runs/{'x' * 50}-{n}": [(k, 10.0 * n + k, 2.0) for k in (1, 5, 20)] for n in range(8)}
     plots.label_curves({"one": {"a": [(1, 10, 0), (2, 20, 0)]}, "many": many}, tmp_path / "p.png", chance=10, seeds=3)
+    assert len(set(plots.LOOKS)) == 28 and "0.45" not in {colour for colour, _, _ in plots.LOOKS}
     with Image.open(tmp_path / "p.png") as image:
         assert image.format == "PNG" and image.size[0] > image.size[1] > 300

@@ -50,6 +50,7 @@ def fewlabel(given: FewLabelConfig) -> dict:
     images = Images(given)
     numbers = sorted(given.per_class)
     _enough(images, numbers)
+    _not_another(given, out / "fewlabel.json", [subject.label for subject in subjects])
     records = list(_probed(given, subjects, images) if tuning is None else _tuned(given, subjects, tuning, out))
     metric = spec_of(given.data.name).metric
     result = {
@@ -83,11 +84,8 @@ def _subjects(given: FewLabelConfig) -> list[Subject]:
     for subject in trained:
         size = subject.extractor.size if given.protocol == "probe" else None  # fine-tuning's sizes are in FILE
         kinds.setdefault(json.dumps([subject.described.name, subject.described.kwargs, size], default=str), subject)
-    several = len(kinds) > 1
     word = "untrained" if given.protocol == "probe" else "from scratch"
-    labels = [
-        f"{word} ({s.described.name}, {number})" if several else word for number, s in enumerate(kinds.values(), 1)
-    ]
+    labels = [f"{word}, as {subject.label}" if len(kinds) > 1 else word for subject in kinds.values()]
     return trained + [untrained(s, given, label) for s, label in zip(kinds.values(), labels, strict=True)]
 
 
@@ -102,6 +100,23 @@ def _enough(images: Images, numbers: list[int]) -> None:
         raise UserError(
             f"per_class: {numbers[-1]} is more than the training images of {listed(few)}; wanted up to {counts.min()}"
         )
+
+
+def _not_another(given: FewLabelConfig, path: Path, labels: list[str]) -> None:
+    """Refuses a folder whose results this call would lose: of another dataset or protocol, or with more in them."""
+    try:
+        before = json.loads(path.read_text())
+        old = {name: before[name] for name in ("dataset", "protocol", "seeds", "per_class", "runs")}
+    except (OSError, ValueError, KeyError):
+        return
+    asked = {"dataset": given.data.name, "protocol": given.protocol}
+    lost = [f"{name} {old[name]}, not {now}" for name, now in asked.items() if old[name] != now]
+    more = {"per_class": [n for n in old["per_class"] if n not in given.per_class]}
+    more["runs"] = [label for label in old["runs"] if label not in labels]
+    lost += [f"{name} {listed(map(str, left))} as well" for name, left in more.items() if left]
+    lost += [f"{old['seeds']} seeds, not {given.seeds}"] if old["seeds"] > given.seeds else []
+    if lost:
+        raise UserError(f"out: '{path.parent}' holds a comparison of {', '.join(lost)}; name another folder")
 
 
 # ---------------------------------------------------------------------- frozen features
@@ -258,7 +273,8 @@ def _draw(result: dict, path: Path) -> None:
         panel = panels.setdefault(READOUTS[row["readout"]], {})
         panel.setdefault(row["run"], []).append((row["per_class"], row["mean"], row["std"] or 0.0))
     metric = METRICS[result["metric"]]
+    untaught = [name for name, about in result["runs"].items() if about["init"] is None]
     plots.label_curves(
         panels, path, ylabel=f"{metric} on the test images of {result['dataset']} (%)",
-        chance=100 / result["num_classes"], seeds=result["seeds"],
+        chance=100 / result["num_classes"], seeds=result["seeds"], untaught=untaught,
     )  # fmt: skip

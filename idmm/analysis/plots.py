@@ -4,6 +4,7 @@ Figures are made without pyplot, so no window opens and a user's own figures, ba
 Colours are Okabe and Ito's, told apart by colour-blind readers; line styles and markers tell the same in grey print.
 """
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from idmm.seeding import derive, numpy_rng
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito
 STYLES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+LOOKS = [(COLOURS[n % 7], STYLES[n % 4], MARKERS[n % 7]) for n in range(28)]  # no two alike
+CROWD = 4  # curves in a panel, above which bands hide them
 DPI = 150
 VISIBLE = 0.2  # least share of a crop that the sheet's CutMix replaces
 SHOWN_DRAWS = 100  # draws among which one as large as that is looked for
@@ -240,8 +243,11 @@ def label_curves(
     ylabel: str = "top-1 accuracy on the test images (%)",
     chance: float | None = None,
     seeds: int = 1,
+    untaught: Sequence[str] = (),
 ) -> None:
     """Draws accuracy over the labelled images a class, with a band of one standard deviation over draws.
+
+    Bars stand for bands where there are many curves or a single number of images.
 
     Args:
         panels: Title -> label -> points (images a class, mean, standard deviation), in percent.
@@ -249,15 +255,24 @@ def label_curves(
         ylabel: Of the accuracies.
         chance: What guessing would reach, a dotted line.
         seeds: Draws that the mean is of.
+        untaught: Labels of networks with fresh weights, drawn in grey.
     """
+    labels = list(dict.fromkeys(label for curves in panels.values() for label in curves))
+    grey = [("0.45", style, "*") for style in STYLES[::-1]]
+    looks = dict(zip([label for label in labels if label not in untaught], itertools.cycle(LOOKS), strict=False))
+    looks |= zip(untaught, itertools.cycle(grey), strict=False)
+    barred = len(labels) > CROWD or all(len(points) == 1 for curves in panels.values() for points in curves.values())
     figure = Figure(figsize=(3.4 + 3.6 * len(panels), 4.2), layout="constrained")
     axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for axis, (title, curves) in zip(axes, panels.items(), strict=True):
-        for number, (label, points) in enumerate(curves.items()):
+        for place, (label, points) in enumerate(curves.items()):
             x, mean, std = np.array(points, dtype=float).T
-            colour, style = COLOURS[number % len(COLOURS)], STYLES[number % len(STYLES)]
-            marker = {"marker": MARKERS[number % len(MARKERS)], "markeredgecolor": "white", "markersize": 7}
-            if std.any():
+            colour, style, shape = looks[label]
+            marker = {"marker": shape, "markeredgecolor": "white", "markersize": 7}
+            if std.any() and barred:
+                x = x * 1.02 ** (place - (len(curves) - 1) / 2)  # side by side
+                axis.errorbar(x, mean, std, fmt="none", ecolor=colour, elinewidth=1, capsize=2)
+            elif std.any():
                 axis.fill_between(x, mean - std, mean + std, color=colour, alpha=0.18, linewidth=0)
                 for edge in (mean - std, mean + std):  # in grey print bands run into each other
                     axis.plot(x, edge, color=colour, linewidth=0.6, linestyle=style)
@@ -276,7 +291,8 @@ def label_curves(
         _plain(axis)
     axes[0].set_ylim(0, 100)
     axes[0].set_ylabel(ylabel)
-    band = f"mean, band: ± 1 standard\ndeviation over {seeds} draws" if seeds > 1 else None
+    what = "bars" if barred else "band"
+    band = f"mean, {what}: ± 1 standard\ndeviation over {seeds} draws" if seeds > 1 else None
     lines = {line.get_label(): line for axis in axes for line in axis.lines if not line.get_label().startswith("_")}
     figure.legend(
         lines.values(), lines, loc="outside right upper", frameon=False, fontsize=9, title=band, title_fontsize=8,
