@@ -147,7 +147,8 @@ class Train:
     schedule: Literal["cosine", "released"] = "cosine"
     """After the warm-up: a cosine to zero, or that of IDMM's released code, which short runs leave far from zero."""
     accumulate: int = Field(1, ge=1)
-    """Splits each batch into this many forward and backward passes, to save memory (passes)."""
+    """Splits each batch into this many forward and backward passes, to save memory (passes). Methods that compare the
+    images of a batch (SimCLR, SupCon, MoCo v3) compare those of a pass alone."""
     clip_grad: float | None = Field(None, gt=0)
     """Clips the gradient to this norm; null: no clipping."""
     ema: float | None = Field(None, gt=0, lt=1)

@@ -13,7 +13,7 @@ from pathlib import Path
 from tqdm.auto import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from idmm.errors import Interrupted, RunError
+from idmm.errors import Interrupted, RunError, UserError
 
 log = logging.getLogger("idmm")
 LOG_SECONDS = 10.0  # between two lines of progress where there is no terminal to draw a bar on
@@ -39,9 +39,9 @@ def logging_to(folder: Path) -> Iterator[None]:
     try:
         with logging_redirect_tqdm([log]) if first else contextlib.nullcontext():  # it would make the others speak
             yield
-    except RunError as error:
-        log.removeHandler(shown)  # whoever catches it shows it
-        log.error("%s", error)
+    except (RunError, UserError) as error:  # whoever catches it shows it; the file is to say it, too
+        for line in str(error).splitlines() if first else ():
+            kept.handle(log.makeRecord(log.name, logging.ERROR, __file__, 0, line, None, None))
         raise
     finally:
         for handler in handlers:

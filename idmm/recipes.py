@@ -24,6 +24,8 @@ class Recipe:
     """Crops of an image that it compares; None: any number."""
     at_least: int = 1
     """Crops that it needs."""
+    within_pass: bool = False
+    """Whether it compares the images of a pass with one another."""
     libraries: dict[str, str] = field(default_factory=dict)
     """Modules that must be there, with the names of their packages."""
 
@@ -42,11 +44,12 @@ METHODS = {
         {**_CLASSES, **dict.fromkeys(_N_WAY, ...), "projection": False, "hidden_dim": ..., "dim": ...},
         crops=_IDMM_CROPS,
     ),
-    "simclr": Recipe("simclr:SimCLR", _SIMCLR, exactly=2, libraries=_LIGHTLY),
+    "simclr": Recipe("simclr:SimCLR", _SIMCLR, exactly=2, within_pass=True, libraries=_LIGHTLY),
     "supcon": Recipe(
         "supcon:SupCon",
         _SIMCLR,
         labelled=True,
+        within_pass=True,
         libraries={**_LIGHTLY, "pytorch_metric_learning": "pytorch-metric-learning"},
     ),
     "mocov2": Recipe(
@@ -59,6 +62,7 @@ METHODS = {
         "mocov3:MoCoV3",
         {"hidden_dim": 4096, "dim": 256, "temperature": 0.2, "momentum": 0.99},
         exactly=2,
+        within_pass=True,
         libraries=_LIGHTLY,
     ),
     "dino": Recipe(
@@ -103,14 +107,35 @@ def settle_method(config: PretrainConfig) -> tuple[PretrainConfig, list[str]]:
     if given < wanted or (recipe.exactly and given > wanted):
         exactness = "" if recipe.exactly else "at least "
         faults.append(f"views.crops: {given} crops an image, but {method.name} compares {exactness}{wanted}")
-    if faults:
-        raise UserError(*faults)
+    small, few = pass_notes(config, config.train.batch_size)
+    if faults + small:
+        raise UserError(*faults, *small)
     null = {name: value for name, value in recipe.reads.items() if getattr(method, name) is None and value is not ...}
     notes = [f"method.{name}: {value}, {method.name}'s" for name, value in null.items() if value is not False]
     if config.views.crops is None:
         shown = ", ".join(f"{group.count} of {group.scale[0]:g} to {group.scale[1]:g}" for group in crops)
         notes.append(f"views.crops: {shown} of the area, {method.name}'s")
-    return replace(config, method=replace(method, **null), views=replace(config.views, crops=crops)), notes
+    scaled = method.classifier_scale != Method().classifier_scale
+    if method.name == "idmm" and method.classifier == "linear" and scaled:
+        notes.append(f"method.classifier_scale: {method.classifier_scale:g} without effect, the classifier is linear")
+    return replace(config, method=replace(method, **null), views=replace(config.views, crops=crops)), notes + few
+
+
+def pass_notes(config: PretrainConfig, batch_size: int) -> tuple[list[str], list[str]]:
+    """Returns faults, and lines for the log, of a method that compares the images of a pass where those are few.
+
+    Args:
+        config: The run's.
+        batch_size: Images of a step, which may be fewer than asked for (images).
+    """
+    name, passes = config.method.name, config.train.accumulate
+    images = batch_size // passes
+    if not METHODS[name].within_pass or (passes == 1 and images > 1):
+        return [], []
+    shown = f"train.batch_size: {batch_size}" + (f", in train.accumulate's {passes} passes" if passes > 1 else "")
+    if images < 2:
+        return [f"{shown}: {name} compares the images of a pass with one another; wanted at least 2 of them"], []
+    return [], [f"{shown}: {name} compares the {images} images of a pass with one another, not those of the batch"]
 
 
 def _fitted(method: Method) -> Recipe:

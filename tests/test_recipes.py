@@ -12,7 +12,7 @@ from tiny import make
 
 from idmm.config import CropGroup, Method, PretrainConfig, Views
 from idmm.options import flatten, parse, plain
-from idmm.recipes import METHODS, settle_method
+from idmm.recipes import METHODS, pass_notes, settle_method
 
 CONFIGS = ROOT / "configs"
 TABLE_10 = {  # optimizer, batch, lr, weight decay, width, temperature, queue
@@ -202,6 +202,32 @@ def test_an_mlp_needs_its_library_and_the_rest_none(tmp_path, monkeypatch, capsy
     assert capsys.readouterr().err.splitlines() == [f"method.name: idmm {LIGHTLY}"]
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_that_compare_the_images_of_a_pass(name, tmp_path, capsys):
+    """Passes of a batch are smaller batches to them: said, and refused where an image is alone."""
+    compares = name in ("simclr", "supcon", "mocov3")
+
+    def told(batch_size, accumulate):
+        config = PretrainConfig(method=Method(name=name))
+        train = replace(config.train, batch_size=batch_size, accumulate=accumulate)
+        return pass_notes(replace(config, train=train), batch_size)
+
+    assert told(64, 1) == told(2, 1) == ([], [])
+    faults, notes = told(64, 4)
+    line = f"train.batch_size: 64, in train.accumulate's 4 passes: {name} compares the 16 images of a pass with one "
+    assert not faults and [note.startswith(line) for note in notes] == [True] * compares
+    assert len(told(1, 1)[0]) == len(told(7, 4)[0]) == compares
+    given = dict(BARE, method__name=name, train__epochs=1)
+    alone = {"train__batch_size": 1, "train__accumulate": 1}
+    wanted = f"train.batch_size: 1: {name} compares the images of a pass with one another; wanted at least 2 of them"
+    assert inside("pretrain", tmp_path / "a", **{**given, **alone}) == 2 * compares
+    assert capsys.readouterr().err.splitlines().count(wanted) == compares
+    few = {"data__subset": {"total": 3}, "train__batch_size": 40, "train__accumulate": 2}
+    assert inside("pretrain", tmp_path / "b", **{**given, **few}) == 2 * compares, (
+        "a pass has an image, whatever is asked"
+    )
+
+
 @pytest.mark.parametrize("name", ["supcon", "supervised"])
 @pytest.mark.parametrize("nested", [False, True])
 def test_labels_are_wanted(name, nested, tmp_path, capsys):
@@ -210,9 +236,10 @@ def test_labels_are_wanted(name, nested, tmp_path, capsys):
     folder = dict(data__name="folder", data__root=str(tmp_path / "images"), data__subset=None)
     out = tmp_path / "run"
     assert inside("pretrain", out, **{**BARE, **folder}, method__name=name) == 2
-    *_, line = said = capsys.readouterr().err.splitlines()
+    *_, line, why = said = capsys.readouterr().err.splitlines()
     assert not any("Traceback" in text for text in said)
     assert line.startswith("data.root: ") and "class" in line.lower()
+    assert why == f"method.name: {name} learns from labels; idmm, simclr, mocov2, mocov3, dino need none"
     assert not (out / "result.json").exists() and not (out / "last" / "state.pt").exists()
     assert not [text for text in said if text.startswith("images:")], "before an image is read"
 
@@ -233,7 +260,8 @@ def made(name, caplog, images, **given):
 def test_the_queue_is_shorter_than_the_data(images, batch_size, length, caplog):
     method, said = made("mocov2", caplog, images, batch_size=batch_size)
     assert method.loss.memory_bank.bank.shape == (length, 256) and length < images
-    line = f"method.queue: {length}, not 2048: the {images} images less a batch"
+    why = "less a batch" if images >= 1000 else "are few: about half"
+    line = f"method.queue: {length}, not 2048: the {images} images {why}"
     assert said == ([("INFO", line)] if length < 2048 else [])
 
 
@@ -278,7 +306,7 @@ def test_a_batch_larger_than_the_data_in_a_run(tmp_path, capsys):
         assert inside("pretrain", out, **given, method__name=name, method__queue=asked) == 0
         log = (out / "log.txt").read_text()
         assert "WARNING train.batch_size: 20, but there are 12 images: an epoch is one step" in log
-        assert ("method.queue: 6, not 2048: the 12 images less a batch" in log) == (length == 6)
+        assert ("method.queue: 6, not 2048: the 12 images are few: about half" in log) == (length == 6)
         assert f"method.temperature: {0.1 if name == 'simclr' else 0.2}, {name}'s" in log
         if length is not None:
             assert state(out)["method"]["_extra_state"]["queue"].shape == (length, 256)

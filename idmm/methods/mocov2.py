@@ -59,7 +59,8 @@ def _queue(asked: int | None, facts: Facts) -> int:
     """Length of the queue: as asked, else so short that few keys are of images in the batch."""
     room = max(1, facts.images - min(facts.batch_size, facts.images // 2))
     if asked is None and room < QUEUE:
-        log.info("method.queue: %d, not %d: the %d images less a batch", room, QUEUE, facts.images)
+        how = "less a batch" if 2 * facts.batch_size <= facts.images else "are few: about half"
+        log.info("method.queue: %d, not %d: the %d images %s", room, QUEUE, facts.images, how)
     if asked is not None and asked >= facts.images:
         log.warning("method.queue: %d keys of %d images: some are of the image itself", asked, facts.images)
     return min(QUEUE, room) if asked is None else asked

@@ -6,7 +6,8 @@ import numpy as np
 import torch
 
 from idmm import evaluate, options
-from idmm.config import PretrainConfig, PretrainTrain
+from idmm.config import PretrainConfig
+from idmm.data.split import ForPretraining
 from idmm.data.views import ViewMaker, short_side_bound
 from idmm.engine import Evaluation, Loop, Session, StagePlan
 from idmm.errors import RunError, UserError
@@ -14,7 +15,7 @@ from idmm.methods import Facts, Method, create_method
 from idmm.models.build import export_kwargs
 from idmm.models.weights import load_weights, save_model
 from idmm.monitor import Monitor
-from idmm.recipes import METHODS, settle_method
+from idmm.recipes import METHODS, pass_notes, settle_method
 from idmm.seeding import derive, permutation, seeded
 from idmm.stages.common import (
     Backbone,
@@ -63,7 +64,14 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
         # ------------------------------------------------------------------ images
         smallest = min(group.scale[0] for group in config.views.crops)
         bound = short_side_bound(config.views.size, smallest)
-        stores = load_images(config, run.run, bound, labelled=labelled, evaluated=config.train.knn_every > 0)
+        try:
+            stores = load_images(config, run.run, bound, labelled=labelled, evaluated=config.train.knn_every > 0)
+        except ForPretraining as error:
+            if not labelled:
+                raise
+            free = ", ".join(name for name, recipe in METHODS.items() if not recipe.labelled)
+            why = f"method.name: {config.method.name} learns from labels; {free} need none"
+            raise UserError(*error.faults, why) from None
         if len(stores.train) < 2:
             raise UserError("data.root: 1 image to train on; telling images apart needs at least 2")
 
@@ -83,7 +91,7 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
         batches = batch_plan(train, len(stores.train), train.epochs, train.batch_size, order)
         with seeded(derive(config.seed, "method")):
             extra = localization(config, backbone, config.views.size, described, train.epochs)
-            method = create_method(backbone, _facts(stores, train, batches.steps_per_epoch), config.method, extra)
+            method = create_method(backbone, _facts(stores, config, batches.steps_per_epoch), config.method, extra)
         if run.run.state is None:
             method.prepare(lambda: _features(run, backbone, stores.train, config, described))
 
@@ -120,11 +128,14 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
         return result
 
 
-def _facts(stores: Stores, train: PretrainTrain, steps_per_epoch: int) -> Facts:
+def _facts(stores: Stores, config: PretrainConfig, steps_per_epoch: int) -> Facts:
     """What methods may need to know; a batch larger than the data is said."""
-    images = len(stores.train)
+    images, train = len(stores.train), config.train
     if train.batch_size > images:
         log.warning("train.batch_size: %d, but there are %d images: an epoch is one step", train.batch_size, images)
+        small, _ = pass_notes(config, images)
+        if small:
+            raise UserError(*small)
     classes = None if stores.train.classes is None else len(stores.train.classes)
     return Facts(images, min(train.batch_size, images), train.epochs, train.epochs * steps_per_epoch, classes)
 
