@@ -104,6 +104,8 @@ def _finetune(argv: list[str], prog: str) -> int:
 def _transfer(argv: list[str], prog: str) -> int:
     if argv[:1] == ["status"]:
         return _transfer_status(argv[1:])
+    if argv and not argv[0].startswith("-"):
+        raise UserError(f"transfer: got {argv[0]!r}, wanted 'status' or flags{nearest(argv[0], ['status'])}")
     from idmm.transfer.config import parse_grid
 
     config = parse_grid(argv, prog)
@@ -114,6 +116,9 @@ def _transfer(argv: list[str], prog: str) -> int:
 
 
 def _transfer_status(argv: list[str]) -> int:
+    if argv in (["--help"], ["-h"]):
+        print("usage: idmm transfer status OUT\n\nTells of the grid in OUT: cells done, running, failed, time left.")
+        return 0
     if len(argv) != 1 or argv[0].startswith("-"):
         raise UserError(f"transfer status: got {' '.join(argv) or 'nothing'}, wanted the folder of a grid")
     from idmm.transfer.status import status

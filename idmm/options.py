@@ -341,6 +341,7 @@ def _fault(kind: type, error: dict, origin: dict[str, str]) -> str:
         return f"{key or 'config'}: {error['ctx']['error']}{where}"
     message = error["msg"].removeprefix("Input should be ").partition(", unable")[0].partition(", got")[0]
     message = re.sub(r"a (valid )?dictionary( or an instance of \w+)?", "a mapping", message)
+    message = re.sub(r"(List|Dictionary|String) should have at least (\d+) items?.*", r"\2 or more of them", message)
     message = message.replace("a valid integer", "an integer").replace("a valid ", "a ")
     got = "null" if error["input"] is None else repr(error["input"])
     return f"{key}: got {got}, wanted {message}{where}"

@@ -173,7 +173,7 @@ VIEWS = BASE["pretrain"]
         (None, {"pretrain": {**VIEWS, "data": {"workers": 3, "cache": "ram"}, "train": {"device": "cpu"}}}),
         (None, {"finetune": {"data.cache_dir": "x", "train.save_minutes": 0, "data.workers": 1}}),
         (None, {"seeds": [0], "scratch": False, "targets": ["digits"], "workers": 8, "retries": 0, "engine": "ray"}),
-        (None, {"pretrain": {**VIEWS, "resume": "must", "out": "elsewhere", "seed": 1}}),
+        (None, {"pretrain": {**VIEWS, "resume": "must", "seed": 1}}),
     ],
 )
 def test_keys_change_exactly_with_what_a_job_computes(touched, change):
@@ -373,9 +373,17 @@ def test_faults_one_by_one(change, fault):
     assert any(said.startswith(fault) for said in faults(layout, grid(**change)))
 
 
+def test_seeds_that_are_there_twice_and_folders_that_the_grid_names():
+    assert faults(layout, grid(pretrain_seeds=[1, 2, 1], finetune_seeds=[0, 0], pretrain={"out": "x"})) == [
+        "pretrain_seeds: 1 is there twice",
+        "finetune_seeds: 0 is there twice",
+        "pretrain: out: 'x', but the grid names its runs' folders; leave it out",
+    ]
+
+
 def test_faults_of_the_grids_own_keys():
     assert faults(grid, seeds=[-1], backbones=[], engine="slurm", target={"protocol": "x"}) == [
-        "backbones: got [], wanted List should have at least 1 item after validation, not 0",
+        "backbones: got [], wanted 1 or more of them",
         "seeds[0]: got -1, wanted greater than or equal to 0",
         "target.protocol: got 'x', wanted 'finetune' or 'probe'",
         "engine: got 'slurm', wanted 'local' or 'ray'",

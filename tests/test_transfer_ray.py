@@ -4,6 +4,7 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -293,6 +294,11 @@ def test_no_cluster_to_be_had():
         "ray.address: 'auto' is no cluster that can be joined (Could not find any running Ray instance.); start one "
         "with 'ray start --head', set RAY_AUTH_MODE=token where it wants one, or leave ray.address out"
     ]
+    with socket.socket() as bound:  # and nobody listens
+        bound.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{bound.getsockname()[1]}"
+        (line,) = faults(cluster._join, None, Ray(address=address))
+    assert line.startswith(f"ray.address: nobody answers at '{address}' (") and "ray start --head" in line
     assert faults(cluster._join, fake, Ray()) == [
         "engine: Ray does not start on this machine (Could not find any running Ray instance.); join a running "
         "cluster with --ray.address"

@@ -18,7 +18,7 @@ from transfers import GRID, JOBS, Made, begun, cells, inside, results, runs, sta
 
 import idmm
 from idmm import engine, options
-from idmm.errors import Interrupted, RunError
+from idmm.errors import Interrupted, RunError, UserError
 from idmm.transfer import estimate, run
 from idmm.transfer.claims import Claims
 from idmm.transfer.config import GridConfig
@@ -212,12 +212,60 @@ def test_retries(tmp_path, monkeypatch, retries):
     assert made.asked.count("few-idmm-tiny-s3") == retries + 1
 
 
+def test_a_mistake_is_not_tried_again(tmp_path, monkeypatch, capsys):
+    made = Made(monkeypatch)
+    made.instead = {"few-idmm-tiny": fail(UserError("data.root: 1 image is broken (--data.on_error skip)"))}
+    assert inside(tmp_path / "out", "--retries", 3) == 1 and made.asked.count("few-idmm-tiny-s3") == 1
+    said = capsys.readouterr().err
+    line = "few-idmm-tiny-s3 failed: data.root: 1 image is broken (--pretrain.data.on_error skip)"
+    assert said.splitlines().count(line) == 1 and "tries left" not in said
+    assert said.splitlines().count("pretrain: few-idmm-tiny-s3") == 1, "a job is named when it begins"
+
+
+def test_the_plan_has_what_failed_before(tmp_path, monkeypatch, capsys):
+    out, made = tmp_path / "out", Made(monkeypatch)
+    monkeypatch.setattr(estimate, "_rates", lambda job, budget: [2.0])
+    made.instead = {"few-idmm-tiny": fail(RunError("x"))}
+    assert inside(out, "--retries", 0) == 1
+    capsys.readouterr()
+    assert inside(out, "--plan") == 0
+    said = capsys.readouterr().out
+    assert "few-idmm-tiny-s3, failed before\n" in said and "3 jobs for 2 cells, 4 cells are done; " in said
+
+
+def test_a_source_whose_images_changed(tmp_path, monkeypatch, capsys):
+    """Old and new images never meet in one cell: said before the first job, by names or by bytes."""
+    out, root = tmp_path / "out", tree(tmp_path / "d", train={"a": 4, "b": 4}, test={"a": 2, "b": 2})
+    mine = {"name": "folder", "root": str(root), "label": "mine"}
+    tuning = {**GRID["finetune"], "data": {"workers": 0}}
+    changes = {"sources": [{**mine, "subset": {"total": 7}}], "targets": [mine], "finetune": tuning}
+    assert inside(out, **changes) == 0 and {status for status, *_ in cells(out).values()} == {"ok"}
+    made = Made(monkeypatch)
+    (image,) = root.glob("train/a/*0.png")
+    os.utime(image)
+    assert inside(out, **changes) == 0 and not made.asked, "touched, but the same"
+    capsys.readouterr()
+    kept = image.read_bytes()
+    image.write_bytes(next(root.glob("train/b/*1.png")).read_bytes())
+    assert inside(out, **changes, seeds=[3, 4]) == 2 and not made.asked
+    said = capsys.readouterr().err.splitlines()
+    assert f"targets 'mine': its images changed since 2 runs in '{out}' began; name another out" in said
+    image.write_bytes(kept)
+    assert inside(out, **changes) == 0
+    (root / "train/a/more.png").write_bytes(kept)
+    assert inside(out, "--plan", **changes) == 2
+    assert "targets 'mine': its images changed since 2 runs" in capsys.readouterr().err
+
+
 def test_a_real_job_that_fails(copied, capsys):
     hot = {"name": "idmm", "label": "hot", "pretrain": {"train": {"lr": 1e30, "warmup_epochs": 0}}}
     assert inside(copied, "--retries", 0, methods=["idmm", hot], sources=["digits"], targets=["digits"]) == 1
     cell = next(c for c in results(copied)["cells"] if c["method"] == "hot")
     assert cell["status"] == "failed" and "not finite" in cell["error"] and "lr" in cell["error"]
-    assert cell["error"] in (copied / cell["log"]).read_text() and "pretrain/digits-hot-tiny-s3" in cell["log"]
+    log = (copied / cell["log"]).read_text()
+    assert log.count("the loss is not finite") == 1 and "pretrain/digits-hot-tiny-s3" in cell["log"]
+    advice = "lower --pretrain.train.lr, set --pretrain.train.clip_grad 1 or --pretrain.train.precision fp32"
+    assert cell["error"].endswith(f"; the last checkpoint is kept: {advice}"), "in the grid's own flags"
     assert cell["error"] in capsys.readouterr().err
     assert cells(copied)["scratch", "digits", 3][0] == "ok"
 
@@ -415,6 +463,9 @@ def test_status_from_elsewhere_and_of_nothing(tmp_path, monkeypatch, capsys):
     ):
         assert call(["transfer", "status", *argv]) == 2
         assert capsys.readouterr().err.strip() == said
+    assert call(["transfer", "statu", "out"]) == 2
+    assert capsys.readouterr().err == "transfer: got 'statu', wanted 'status' or flags; did you mean 'status'?\n"
+    assert call(["transfer", "status", "--help"]) == 0 and "idmm transfer status OUT" in capsys.readouterr().out
 
 
 # ------------------------------------------------------------------ probes

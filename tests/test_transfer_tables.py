@@ -13,7 +13,7 @@ import pytest
 from grids import cell, failed, full, grid, sizes
 from scipy import stats
 
-from idmm.transfer import insight, report, summary, tables
+from idmm.transfer import html, insight, report, summary, tables
 from idmm.transfer.summary import SCRATCH, Row, Table
 
 HOSTILE = ["<script>alert(1)</script>", "a_b & c%", "$x^2$ {~} \\end{tabular} #1", "[2] *|--`\n\"'"]
@@ -186,7 +186,7 @@ def structure(text, columns):
 
 
 @pytest.mark.parametrize("label", HOSTILE)
-def test_hostile_labels_stay_text(label):
+def test_hostile_labels_stay_text(label, tmp_path):
     cells = [
         *runs([50.0, 51.0], source=label, method=label, backbone=label, target=label),
         *runs([40.0], source="scratch", method="none", backbone=label, target=label),
@@ -194,7 +194,7 @@ def test_hostile_labels_stay_text(label):
     ]
     text = tables.latex(grid(cells))
     structure(text, columns=3)
-    compiles(text)
+    compiles(text, tmp_path)
     marked = tables.markdown(grid(cells))
     lines = [line for line in marked.split("## Which")[0].splitlines() if line.startswith("|")]
     assert "<script" not in marked and len(lines) == 5
@@ -211,12 +211,14 @@ def test_escapes():
     assert "a\\_b &amp; c%" in tables.markdown(grid([cell("a_b & c%")]))
 
 
-def compiles(text):
+def compiles(text, folder):
     """Where there is a LaTeX; the structure is tested everywhere."""
     if shutil.which("pdflatex"):
         document = f"\\documentclass{{article}}\\usepackage{{booktabs}}\\begin{{document}}\n{text}\\end{{document}}\n"
-        command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "-output-directory=/tmp"]
-        assert subprocess.run(command, input=document, text=True, capture_output=True).returncode == 0
+        (folder / "table.tex").write_text(document)
+        command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "table.tex"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace")
+        assert done.returncode == 0, done.stdout[-2000:]
 
 
 # ------------------------------------------------------------------ sources
@@ -280,6 +282,9 @@ def test_best_source_and_its_lead_over_another_source():
     (pick,) = insight.picks(table(cells))
     assert (pick.row, pick.second) == (("a", "idmm"), ("b", "idmm")) and pick.lead == (5.0, None)
     assert pick.gain == (-5.0, None)
+    worse, better = grid(cells), grid([{**c, "top1": 80.0} if c["source"] == "scratch" else c for c in cells])
+    for text in (tables.markdown, report.text, html.page):
+        assert "−5.0 (scratch is better)" in text(worse) and "scratch is better" not in text(better)
     assert insight.picks(table([failed(), cell("scratch", "none")])) == []
 
 
@@ -301,6 +306,7 @@ def test_preview_is_spearmans_within_targets():
     assert probe.pooled == pytest.approx(stats.spearmanr(tuned.ravel(), probed.ravel()).statistic)
     assert probe.loss == pytest.approx(np.mean([tuned[t].max() - tuned[t, probed[t].argmax()] for t in range(2)]))
     assert (knn.label, knn.rho, knn.pooled) == ("kNN", None, None), "all alike have no order"
+    assert knn.loss == pytest.approx(np.mean([tuned[t].max() - tuned[t].mean() for t in range(2)])), "any may be picked"
     assert insight.previews(grid([cell()])) == []
     assert "too few" in tables.preview_line(insight.previews(grid([cell(), cell(protocol="probe")]))[0])
 

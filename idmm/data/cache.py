@@ -291,7 +291,16 @@ def _load(item: str | bytes | np.ndarray, bound: int | None, max_pixels: int) ->
     else:
         content = read(item) if isinstance(item, str) else item
         array = decode(content, max_pixels)
-    return bound_short_side(array, bound), hashlib.blake2b(content, digest_size=16).digest()
+    return bound_short_side(array, bound), _digest(content)
+
+
+def file_digest(path: str) -> str:
+    """Returns a file's digest as :func:`fingerprint` has it."""
+    return _digest(read(path)).hex()[:16]
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=16).digest()
 
 
 def _try_load(split: Split, bound: int | None, max_pixels: int, i: int) -> tuple[np.ndarray, bytes] | BadImage:

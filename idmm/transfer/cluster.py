@@ -37,6 +37,7 @@ from idmm.transfer.status import Standing
 
 log = logging.getLogger("idmm")
 GRACE = 60.0  # seconds that interrupted jobs have to save their state
+PATIENCE = 5.0  # seconds for a cluster to answer
 STORE = 2**27  # bytes of a local cluster's object store where nothing large travels
 BACKBONE = ("backbone.safetensors", "backbone.json")
 
@@ -274,6 +275,7 @@ def _connected(wanted: Ray, retries: int) -> Iterator[None]:
 def _join(ray: Any, wanted: Ray) -> None:
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     if wanted.address is not None:
+        _answers(wanted.address)
         start = {"address": wanted.address}
         wrong = f"ray.address: '{wanted.address}' is no cluster that can be joined"
         mend = "start one with 'ray start --head', set RAY_AUTH_MODE=token where it wants one, or leave ray.address out"
@@ -286,6 +288,19 @@ def _join(ray: Any, wanted: Ray) -> None:
     except Exception as error:  # of many kinds
         why = textwrap.shorten(str(error), 200, placeholder=" ...")
         raise UserError(f"{wrong} ({why}); {mend}") from None
+
+
+def _answers(address: str) -> None:
+    """Raises UserError where nobody listens: Ray itself would try for minutes."""
+    host, colon, port = address.rpartition(":")
+    if not (colon and port.isdigit()) or "/" in address:
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE).close()
+    except (OSError, OverflowError) as error:
+        raise UserError(
+            f"ray.address: nobody answers at '{address}' ({error}); start one with 'ray start --head'"
+        ) from None
 
 
 def _check_room(ray: Any, wanted: Ray) -> None:

@@ -26,6 +26,9 @@ def read_entries(grid: GridConfig, faults: list[str]) -> dict[str, list[dict]]:
     """Returns the entries of each list as mappings with ``label``, those that are right; adds the others' faults."""
     entries = {name: _listed(grid, name, faults) for name in _KEYS}
     _check_labels(grid, entries, faults)
+    for name in ("seeds", "pretrain_seeds", "finetune_seeds"):
+        seeds = getattr(grid, name) or []
+        faults += [f"{name}: {seed} is there twice" for seed in dict.fromkeys(seeds) if seeds.count(seed) > 1]
     if not (grid.scratch or grid.weights or (grid.sources and grid.methods)):
         faults.append("sources: none, and neither scratch nor weights: there is nothing to run; name a dataset")
     backbones = [entry["label"] for entry in entries["backbones"]]

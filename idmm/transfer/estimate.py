@@ -18,7 +18,7 @@ from idmm.methods import Facts, create_method
 from idmm.methods.finetune import Finetune
 from idmm.progress import duration
 from idmm.stages.common import describe_backbone, localization
-from idmm.transfer.plan import Job
+from idmm.transfer.plan import Job, remaining
 from idmm.transfer.run import Grid
 
 BUDGET = 30.0  # seconds of timing in all
@@ -45,13 +45,14 @@ def text(grid: Grid, counts: dict[str, int]) -> str:
         grid: The grid.
         counts: Training images of each job, by key.
     """
-    left = grid.remaining()
+    left, failed = remaining(grid.laid, grid.finished()), grid.failed()  # a start tries those again
     seconds = estimates(left, counts)
     names = {job.key: job.title for job in grid.laid.jobs.values()}
     lines = []
     for job in left:
         waits = f"  after {names[job.needs]}" if job.needs in {j.key for j in left} else ""
-        lines.append(f"{job.stage:9} {job.key}  about {duration(seconds[job.key]):>9}  {job.title}{waits}")
+        again = ", failed before" if job.key in failed else ""
+        lines.append(f"{job.stage:9} {job.key}  about {duration(seconds[job.key]):>9}  {job.title}{waits}{again}")
     cells = sum(key in {job.key for job in left} for key in grid.laid.cells.values())
     total = duration(sum(seconds.values()) / grid.at_once())
     lines.append(f"{len(left)} jobs for {cells} cells, {len(grid.laid.cells) - cells} cells are done; about {total}")

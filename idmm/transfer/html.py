@@ -19,6 +19,7 @@ from idmm.transfer.summary import (
     called,
     fixed,
     names,
+    over_scratch,
     own_cells,
     place,
     tables,
@@ -269,7 +270,7 @@ def _sources(table: Table) -> str:
         return ""
     rows = []
     for pick in found:
-        gain = "" if pick.gain is None else fixed(pick.gain.mean, sign=True)
+        gain = over_scratch(pick.gain)
         lead = "" if pick.lead is None else f"{fixed(pick.lead.mean, sign=True)} over {escape(pick.second.source)}"
         best = f"{escape(pick.row.source)}, {escape(pick.row.method)}"
         rows.append([escape(pick.backbone), escape(pick.target), best, fixed(pick.found.mean), gain, lead])

@@ -230,7 +230,9 @@ def previews(grid: dict) -> list[Preview]:
                 ]
                 pairs += both
                 if len(both) >= 2:
-                    losses.append(max(after for _, after in both) - max(both, key=lambda pair: pair[0])[1])
+                    top = max(before for before, _ in both)  # of rows that it cannot tell apart any may be picked
+                    picked = statistics.fmean(after for before, after in both if before == top)
+                    losses.append(max(after for _, after in both) - picked)
                 if (rho := _spearman(both)) is not None:
                     rhos.append(rho)
                     targets.append(target)

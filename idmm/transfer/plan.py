@@ -242,6 +242,8 @@ class _Planner:
                 faults.append(f"{key}: {value!r}, but the grid's '{name}' decide it; say it there")
         if asked.get("seed") not in (None, *(pair[stage != "pretrain"] for pair in self._pairs)):
             faults.append(f"seed: {asked['seed']!r}, but the grid's 'seeds' decide it; say it there")
+        if asked.get("out") is not None:
+            faults.append(f"out: {asked['out']!r}, but the grid names its runs' folders; leave it out")
         if stage == "finetune" and asked.get("init"):
             faults.append(f"init: {asked['init']!r}, but rows that start from a file are the grid's 'weights'")
         return faults

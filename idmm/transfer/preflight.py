@@ -2,12 +2,16 @@
 models that cannot be built, methods without labels, a folder that is taken."""
 
 import json
+import os
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from idmm import options
 from idmm.config import FinetuneConfig, PretrainConfig, resolved_stages
+from idmm.data.cache import file_digest
 from idmm.data.datasets import open_splits
+from idmm.data.split import Splits, counted
 from idmm.errors import UserError
 from idmm.features import pick_device
 from idmm.models import create_backbone
@@ -37,20 +41,47 @@ def check(grid: GridConfig) -> dict[str, int]:
         from idmm.transfer.cluster import require
 
         checks.once("ray", "", require)
-    counts = {}
+    counts, changed = {}, {}
     for key, (job, side, backbone) in _named(laid).items():
         config = options.build(KINDS[job.stage], {k: v for k, v in job.config.items() if k != "size"})
         labelled = job.stage != "pretrain" or METHODS[config.method.name].labelled
-        counts[key] = checks.once(["data", job.config["data"], labelled], side, _count, config.data, labelled) or 0
+        splits = checks.once(["data", job.config["data"], labelled], side, open_splits, config.data, labelled)
+        counts[key] = len(splits.train) if splits else 0
+        if splits and _changed(Path(grid.out), key, splits, config.data.on_error == "skip"):
+            changed.setdefault(side, []).append(key)
         if grid.engine == "local":
             checks.once(config.train.device, job.stage, pick_device, config.train.device, "train.device")
         for size in _sizes(job, config):
             model = [config.model.name, config.model.kwargs, config.data.in_chans, config.init, size]
             checks.once(model, backbone, _build, config, size)
     _look_at_the_rest(grid, laid, checks)
+    checks.faults += [
+        f"{side}: its images changed since {counted(len(keys), 'run')} in '{grid.out}' began; name another out"
+        for side, keys in changed.items()
+    ]
     if checks.faults:
         raise UserError(*dict.fromkeys(checks.faults))
     return counts
+
+
+def _changed(out: Path, key: str, splits: Splits, skips: bool) -> bool:
+    """Whether a run of this grid had other images: by their names, and by the bytes of files that are younger."""
+    path = next(out.glob(f"runs/*/*-{key}/last/images.json"), None)
+    if path is None:
+        return False
+    then, since = json.loads(path.read_text()), path.stat().st_mtime_ns
+    for part, kept in then.items():
+        split = getattr(splits, part)
+        if kept is None or split is None:
+            continue
+        before, now = kept["images"], set(split.names)
+        if before.keys() - now or (now - before.keys() and not skips):
+            return True
+        files = zip(split.names, split.items, strict=True) if isinstance(split.items, list) else ()
+        young = [(name, file) for name, file in files if name in before and os.stat(file).st_mtime_ns > since]
+        if any(file_digest(file) != before[name].partition(" ")[0] for name, file in young):
+            return True
+    return False
 
 
 def _look_at_the_rest(grid: GridConfig, laid: Layout, checks: "_Checks") -> None:
@@ -61,7 +92,7 @@ def _look_at_the_rest(grid: GridConfig, laid: Layout, checks: "_Checks") -> None
         for entry in entries[name]:
             if entry["label"] not in seen:
                 data = options.build(PretrainConfig, {"data": data_of(entry, grid)}).data
-                checks.once([name, entry["label"]], f"{name} '{entry['label']}'", _count, data, labelled)
+                checks.once([name, entry["label"]], f"{name} '{entry['label']}'", open_splits, data, labelled)
 
 
 class _Checks:
@@ -93,10 +124,6 @@ def _named(laid: Layout) -> dict[str, tuple[Job, str, str]]:
         if job.needs is not None:
             found.setdefault(job.needs, (laid.jobs[job.needs], f"sources '{cell.source}'", backbone))
     return found
-
-
-def _count(data, labelled: bool) -> int:
-    return len(open_splits(data, labelled).train)
 
 
 def _build(config, size: int) -> None:

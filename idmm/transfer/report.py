@@ -7,7 +7,7 @@ from pathlib import Path
 from idmm.files import write_text
 from idmm.transfer import html
 from idmm.transfer.insight import curves, picks, previews, ranking
-from idmm.transfer.summary import Table, called, fixed, place, several, tables
+from idmm.transfer.summary import Table, called, fixed, over_scratch, place, several, tables
 from idmm.transfer.tables import csv_text, latex, markdown, preview_line, ranked_by
 
 TEXTS = {"grid.csv": csv_text, "grid.md": markdown, "grid.tex": latex, "grid.html": html.page}
@@ -59,7 +59,7 @@ def text(grid: dict) -> str:
         parts += [_best(found[0]), _standings(found[0]), _sizes(found[0])]
     parts.append([part for one in previews(grid) for part in _folded(preview_line(one))])
     failed = several(grid["cells"], "failed")
-    parts.append([f"failed: {place(cell)}: {_cut(cell['error'] or '', 120)} (log: {cell['log']})" for cell in failed])
+    parts.append([f"failed: {place(cell)}: {_cut(cell['error'] or '', 240)} (log: {cell['log']})" for cell in failed])
     return "\n\n".join("\n".join(_short(lines)) for lines in parts if lines)
 
 
@@ -95,10 +95,10 @@ def _best(table: Table) -> list[str]:
     rows = []
     for pick in found:
         spread = f" ± {fixed(pick.found.std)}" if pick.found.std is not None else ""
-        gain = "" if pick.gain is None else f"({fixed(pick.gain.mean, sign=True)} over scratch)"
+        gain = over_scratch(pick.gain)
         start = f"{pick.row.source}, {pick.row.method}"
         rows.append([pick.backbone, pick.target, start, f"{fixed(pick.found.mean)}{spread}", gain])
-    return ["best start for each target:", *_columns(rows)]
+    return ["best source for each target, and its gain over scratch:", *_columns(rows)]
 
 
 def _standings(table: Table) -> list[str]:

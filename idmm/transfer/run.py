@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import time
 import traceback
 from collections.abc import Callable
@@ -240,16 +241,18 @@ def _probe(config: dict) -> dict:
     return probe(config)
 
 
+_SECTIONS = ("data", "model", "views", "augment", "method", "train", "drloc")
 _STAGES: dict[str, Callable[[dict], dict]] = {"pretrain": _pretrain, "finetune": _finetune, "probe": _probe}
 
 
 def attempt(grid: Grid, job: Job, do: Callable[[Job, Path], dict] = execute) -> None:
-    """Does a job, again where it fails, and marks it where it fails for good.
+    """Does a job, again where it fails, and marks it where it fails for good: a user's mistake stays one.
 
     Raises:
         Interrupted: Ctrl-C or SIGTERM.
     """
-    for turn in range(grid.config.retries + 1):
+    for more in range(grid.config.retries, -1, -1):
+        log.info("%s: %s", job.stage, job.title)
         try:
             do(job, grid.out)
             return
@@ -257,16 +260,26 @@ def attempt(grid: Grid, job: Job, do: Callable[[Job, Path], dict] = execute) -> 
             raise
         except Exception as error:  # one job's fault must not end the others'
             told = isinstance(error, (UserError, RunError))
-            said = f"{'' if told else f'{type(error).__name__}: '}{' '.join(str(error).split())}"
-            _note(grid.out / job.folder / "log.txt", said if told else traceback.format_exc())
-        more = grid.config.retries - turn
+            said = _for_grids(str(error) if told else f"{type(error).__name__}: {error}", job.stage)
+            _note(grid.out / job.folder / "log.txt", str(error) if told else traceback.format_exc())
+            more = 0 if isinstance(error, UserError) else more
         log.warning("%s failed: %s%s", job.title, said, f"; tries left: {more}" if more else "")
+        if not more:
+            break
     grid.give_up(job, said)
+
+
+def _for_grids(text: str, stage: str) -> str:
+    """A run's message with the flags as a grid has them; it needs no new folder, a changed option is another job."""
+    text = " ".join(text.split()).removesuffix(", in a new --out")
+    return re.sub(rf"--(?=({'|'.join(_SECTIONS)})\.)", f"--{'finetune' if stage == 'probe' else stage}.", text)
 
 
 def _note(path: Path, text: str) -> None:
     with contextlib.suppress(OSError):  # a full disk shows where it matters
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and path.read_text().endswith(f"{text.splitlines()[-1]}\n"):
+            return  # the run itself said it
         with open(path, "a") as file:
             file.write(f"{text.rstrip()}\n")
 

@@ -273,6 +273,13 @@ def fixed(value: float, sign: bool = False) -> str:
     return f"{0:.{DIGITS}f}" if float(text) == 0 else text.replace("-", "−") if sign else text
 
 
+def over_scratch(gain: "Gain | None") -> str:
+    """A gain in words where it is none; nothing where it is not known."""
+    if gain is None:
+        return ""
+    return fixed(gain.mean, sign=True) + (" (scratch is better)" if round(gain.mean, DIGITS) < 0 else "")
+
+
 def _ordered(named: Iterable[str], seen: Iterable[str]) -> list[str]:
     """The labels that occur, first those that are named, in that order."""
     seen = dict.fromkeys(seen)

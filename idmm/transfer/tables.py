@@ -14,6 +14,7 @@ from idmm.transfer.summary import (
     called,
     fixed,
     names,
+    over_scratch,
     own_cells,
     place,
     several,
@@ -100,7 +101,7 @@ def _md_sources(table: Table) -> str:
     lines = ["## Which source to pretrain on", "", "| backbone | target | best source | top-1 | gain over scratch |"]
     lines.append("|---|---|---|--:|--:|")
     for pick in found:
-        gain = "" if pick.gain is None else fixed(pick.gain.mean, sign=True)
+        gain = over_scratch(pick.gain)
         best = f"{pick.row.source}, {pick.row.method}"
         lines.append(_md_row([*map(_md, (pick.backbone, pick.target, best)), fixed(pick.found.mean), gain]))
     ranked = ranking(table)
