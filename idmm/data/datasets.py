@@ -21,13 +21,14 @@ from idmm.seeding import numpy_rng
 log = logging.getLogger(__name__)
 
 
-def open_splits(data: config.Data, labelled: bool) -> Splits:
+def open_splits(data: config.Data, labelled: bool, evaluated: bool = True) -> Splits:
     """Lists a dataset's images, holds out ``data.val_fraction`` and draws ``data.subset`` from the training images.
 
     Args:
         data: The ``data`` section of a config.
         labelled: True: every split has labels. False (pretraining): any images will do; labels, val and test come
             along where the dataset happens to have them.
+        evaluated: Whether labelled images to evaluate on are needed, too.
 
     Returns:
         ``train``, and ``val`` and ``test`` or None. A single evaluation split is ``test``.
@@ -46,7 +47,7 @@ def open_splits(data: config.Data, labelled: bool) -> Splits:
     splits = _hold_out(splits, data.val_fraction)
     if labelled and splits.train.labels is None:
         raise ForPretraining(f"data.name: '{data.name}' has no labels; fine-tuning needs them")
-    if labelled and splits.test is None:
+    if labelled and evaluated and splits.test is None:
         where = f"data.root: '{data.root}' has no 'val' or 'test' folder to evaluate on"
         if data.name != "folder":
             where = f"data.name: '{data.name}' has no split to evaluate on"

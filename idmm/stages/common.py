@@ -216,7 +216,7 @@ def load_images(config, run: RunFolder, bound: int, labelled: bool, evaluated: b
         labelled: Whether labels are needed.
         evaluated: Whether val and test are; else they are not read.
     """
-    splits = open_splits(config.data, labelled)
+    splits = open_splits(config.data, labelled, evaluated)
     wanted = {"train": splits.train, "val": splits.val, "test": splits.test}
     if not evaluated:
         wanted |= {"val": None, "test": None}

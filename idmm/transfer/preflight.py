@@ -45,7 +45,8 @@ def check(grid: GridConfig) -> dict[str, int]:
     for key, (job, side, backbone) in _named(laid).items():
         config = options.build(KINDS[job.stage], {k: v for k, v in job.config.items() if k != "size"})
         labelled = job.stage != "pretrain" or METHODS[config.method.name].labelled
-        splits = checks.once(["data", job.config["data"], labelled], side, open_splits, config.data, labelled)
+        asked = (config.data, labelled, job.stage != "pretrain")
+        splits = checks.once(["data", job.config["data"], *asked[1:]], side, open_splits, *asked)
         counts[key] = len(splits.train) if splits else 0
         if splits and _changed(Path(grid.out), key, splits, config.data.on_error == "skip"):
             changed.setdefault(side, []).append(key)
