@@ -54,6 +54,7 @@ class Monitor:
         index: Numbers of those images, int64 [n].
         history: Gives the records of the epochs so far.
         epochs: Length of the run.
+        warmup: Epochs of it in which the learning rate rises, and little is to be expected.
     """
 
     def __init__(
@@ -63,8 +64,10 @@ class Monitor:
         index: Tensor,
         history: Callable[[], list[dict]],
         epochs: int,
+        warmup: float = 0.0,
     ):
-        self.method, self.extract, self.index, self.history, self.epochs = method, extract, index, history, epochs
+        self.method, self.extract, self.index, self.history = method, extract, index, history
+        self.epochs, self.warmup = epochs, math.ceil(warmup)
         self.warned: set[str] = set()
 
     def measure(self, _: torch.nn.Module) -> dict[str, float]:
@@ -85,19 +88,20 @@ class Monitor:
         return {name: round(value, 4) for name, value in values.items()}
 
     def _warn(self, values: dict[str, float]) -> None:
-        for kind, said in alarms(values, self.history(), self.epochs).items():
+        for kind, said in alarms(values, self.history(), self.epochs, self.warmup).items():
             if kind not in self.warned:
                 self.warned.add(kind)
                 log.warning("%s", said)
 
 
-def alarms(values: dict[str, float], history: list[dict], epochs: int) -> dict[str, str]:
+def alarms(values: dict[str, float], history: list[dict], epochs: int, warmup: int = 0) -> dict[str, str]:
     """Returns a line for each kind of trouble: ``collapse``, ``saturation``, ``stall``.
 
     Args:
         values: Of now.
         history: Of the epochs before, each with the same names and ``loss`` among others.
         epochs: Length of the run.
+        warmup: Epochs of it in which the learning rate rises.
     """
     found = {}
     for name, floor in FLOORS.items():
@@ -115,8 +119,10 @@ def alarms(values: dict[str, float], history: list[dict], epochs: int) -> dict[s
             "more epochs teach little, stronger views or CutMix may"
         )
     window = max(PATIENCE[0], math.ceil(PATIENCE[1] * epochs))
-    losses = [record["loss"] for record in history][-window:]
-    early = window <= len(history) < 2 * window  # later a loss may well have reached its end
+    # drloc's share may grow with its weight
+    losses = [r["loss"] - r.get("drloc", 0.0) * r.get("drloc_weight", 0.0) for r in history[warmup:]]
+    early = window <= len(losses) < 2 * window  # later a loss may well have reached its end
+    losses = losses[-window:]
     if early and max(losses) - losses[-1] < STALLED * abs(max(losses)):
         found["stall"] = (
             f"stall: the loss is {losses[-1]:.4g} and has not fallen for {window} of {epochs} epochs; "

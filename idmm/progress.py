@@ -39,7 +39,7 @@ def logging_to(folder: Path) -> Iterator[None]:
     try:
         with logging_redirect_tqdm([log]) if first else contextlib.nullcontext():  # it would make the others speak
             yield
-    except (RunError, UserError) as error:  # whoever catches it shows it; the file is to say it, too
+    except (Interrupted, RunError, UserError) as error:  # whoever catches it shows it; the file is to say it, too
         for line in str(error).splitlines() if first else ():
             kept.handle(log.makeRecord(log.name, logging.ERROR, __file__, 0, line, None, None))
         raise

@@ -116,7 +116,7 @@ def settle_method(config: PretrainConfig) -> tuple[PretrainConfig, list[str]]:
         shown = ", ".join(f"{group.count} of {group.scale[0]:g} to {group.scale[1]:g}" for group in crops)
         notes.append(f"views.crops: {shown} of the area, {method.name}'s")
     scaled = method.classifier_scale != Method().classifier_scale
-    if method.name == "idmm" and method.classifier == "linear" and scaled:
+    if "classifier_scale" in recipe.reads and method.classifier == "linear" and scaled:
         notes.append(f"method.classifier_scale: {method.classifier_scale:g} without effect, the classifier is linear")
     return replace(config, method=replace(method, **null), views=replace(config.views, crops=crops)), notes + few
 

@@ -208,6 +208,15 @@ def test_results_that_a_call_would_lose_are_kept(run, tmp_path, tiny, capsys):
     assert (out / "fewlabel.json").read_text() == kept
     found = measured(f"[{run}, {other}]", "--untrained", "--per_class", "[1, 2, 3, 4]", "--seeds", 3, out=out)
     assert len(found["runs"]) == 3, "more is welcome"
+    third = a_run(tmp_path / "third", size=24)
+    found = measured(f"[{run}, {other}, {third}]", "--untrained", "--per_class", "[1, 2, 3, 4]", "--seeds", 3, out=out)
+    assert len(found["runs"]) == 5, "though 'untrained' is called otherwise then"
+    capsys.readouterr()
+    more = ["--per_class", "[1, 2, 3, 4]", "--seeds", 3, "--init", f"[{run}, {other}, {third}]"]
+    assert mistake(capsys, *argv[2:], *more)[-1] == f"{start}runs untrained as well; name another folder"
+    folder = tree(tmp_path / "d", train={"a": 5, "b": 5}, test={"a": 1, "b": 1})
+    said = mistake(capsys, *argv[2:], *more, "--untrained", "--data.name", "folder", "--data.root", folder)[-1]
+    assert said == f"{start}dataset digits, not folder, root None, not {folder}; name another folder"
 
 
 # ------------------------------------------------------------------ mistakes

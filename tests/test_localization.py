@@ -122,6 +122,9 @@ def test_settings_without_a_weight_are_said_to_do_nothing(tmp_path, capsys):
     assert capsys.readouterr().err.count(line) == 1
     assert inside("finetune", tmp_path / "b", drloc__mode="ce", drloc__weight=0.1) == 0
     assert "drloc: off" not in capsys.readouterr().err
+    given = dict(drloc__weight=0.1, drloc__warmup_epochs=1, train__epochs=2)
+    assert inside("finetune", tmp_path / "c", **given) == 0
+    assert "drloc.warmup_epochs" not in capsys.readouterr().err, "the run is longer than that"
 
 
 def test_a_grid_of_one_place_is_refused():

@@ -110,6 +110,9 @@ def test_a_loss_that_stays_where_it_was_is_a_stall():
     assert not said(5, 5, 5, 5) and not said(9, 8, 7, 6, 5.5, *[5] * 5), "too early, and late enough for an end"
     assert not said(*[5] * 7, epochs=32) and said(*[5] * 8, epochs=32), "a quarter of the run"
     assert said(*[-1] * 5) and not said(-1, -1, -1, -1, -1.02)
+    flat, calm = [{"loss": 5.0}] * 5, {"drloc": 0.2, "drloc_weight": 1.0}
+    assert "stall" in alarms(FINE, flat, 9) and "stall" not in alarms(FINE, flat, 9, warmup=1)
+    assert "stall" not in alarms(FINE, [*flat[1:], {"loss": 5.0, **calm}], 9), "drloc came to it, the rest fell"
 
 
 def test_each_kind_is_said_once(caplog):

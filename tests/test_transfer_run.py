@@ -250,11 +250,35 @@ def test_a_source_whose_images_changed(tmp_path, monkeypatch, capsys):
     assert inside(out, **changes, seeds=[3, 4]) == 2 and not made.asked
     said = capsys.readouterr().err.splitlines()
     assert f"targets 'mine': its images changed since 2 runs in '{out}' began; name another out" in said
+    image.write_bytes(b"")
+    assert inside(out, **changes) == 2, "nor can it be read"
     image.write_bytes(kept)
     assert inside(out, **changes) == 0
+    for run_ in runs(out).values():
+        (run_ / "last/images.json").rename(run_ / "kept.json")
+    (image.parent / "gone.png").symlink_to(tmp_path / "nowhere")
+    capsys.readouterr()
+    assert inside(out, "--plan", **changes) == 0, "runs that tell of no images"
+    for run_ in runs(out).values():
+        (run_ / "kept.json").rename(run_ / "last/images.json")
+    (image.parent / "gone.png").unlink()
     (root / "train/a/more.png").write_bytes(kept)
     assert inside(out, "--plan", **changes) == 2
     assert "targets 'mine': its images changed since 2 runs" in capsys.readouterr().err
+    for run_ in runs(out).values():  # as runs that stopped before they saved anything
+        (run_ / "result.json").unlink(), (run_ / "last/state.pt").unlink(missing_ok=True)
+    assert inside(out, "--plan", **changes) == 0
+
+
+def test_what_only_a_run_would_see_is_found_before_the_first_job(tmp_path, monkeypatch, capsys):
+    made = Made(monkeypatch)
+    simclr = {"name": "simclr", "pretrain": {"train": {"accumulate": 16, "batch_size": 32}}}
+    small = {"name": "digits", "label": "small", "subset": {"total": 20}}
+    tuning = {**GRID["finetune"], "drloc": {"weight": 0.5}, "train": {**GRID["finetune"]["train"], "size": 8}}
+    assert inside(tmp_path / "out", methods=[simclr], sources=[small], finetune=tuning) == 2 and not made.asked
+    said = capsys.readouterr().err
+    assert "sources 'small': train.batch_size: 20, in train.accumulate's 16 passes: simclr compares" in said
+    assert "drloc.weight: at 8 px the final grid is 1x1" in said
 
 
 def test_a_real_job_that_fails(copied, capsys):

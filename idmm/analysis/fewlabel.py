@@ -50,11 +50,12 @@ def fewlabel(given: FewLabelConfig) -> dict:
     images = Images(given)
     numbers = sorted(given.per_class)
     _enough(images, numbers)
-    _not_another(given, out / "fewlabel.json", [subject.label for subject in subjects])
+    _not_another(given, out / "fewlabel.json", subjects)
     records = list(_probed(given, subjects, images) if tuning is None else _tuned(given, subjects, tuning, out))
     metric = spec_of(given.data.name).metric
     result = {
         "dataset": given.data.name,
+        "root": _place(given.data.root),
         "protocol": given.protocol,
         "metric": metric,
         "per_class": numbers,
@@ -102,21 +103,27 @@ def _enough(images: Images, numbers: list[int]) -> None:
         )
 
 
-def _not_another(given: FewLabelConfig, path: Path, labels: list[str]) -> None:
+def _not_another(given: FewLabelConfig, path: Path, subjects: list[Subject]) -> None:
     """Refuses a folder whose results this call would lose: of another dataset or protocol, or with more in them."""
     try:
         before = json.loads(path.read_text())
-        old = {name: before[name] for name in ("dataset", "protocol", "seeds", "per_class", "runs")}
+        names = ("dataset", "root", "protocol", "seeds", "per_class")
+        old, inits = {name: before[name] for name in names}, {about["init"] for about in before["runs"].values()}
     except (OSError, ValueError, KeyError):
         return
-    asked = {"dataset": given.data.name, "protocol": given.protocol}
+    asked = {"dataset": given.data.name, "root": _place(given.data.root), "protocol": given.protocol}
     lost = [f"{name} {old[name]}, not {now}" for name, now in asked.items() if old[name] != now]
+    kept = {subject.init and _place(subject.init) for subject in subjects}
     more = {"per_class": [n for n in old["per_class"] if n not in given.per_class]}
-    more["runs"] = [label for label in old["runs"] if label not in labels]
+    more["runs"] = [init or "untrained" for init in inits if (init and _place(init)) not in kept]
     lost += [f"{name} {listed(map(str, left))} as well" for name, left in more.items() if left]
     lost += [f"{old['seeds']} seeds, not {given.seeds}"] if old["seeds"] > given.seeds else []
     if lost:
         raise UserError(f"out: '{path.parent}' holds a comparison of {', '.join(lost)}; name another folder")
+
+
+def _place(path: str | None) -> str | None:
+    return None if path is None else os.path.realpath(os.path.expanduser(path))
 
 
 # ---------------------------------------------------------------------- frozen features

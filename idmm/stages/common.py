@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -166,7 +167,7 @@ def check_sizes(config, described: Backbone, sizes: dict[str, int]) -> None:
     faults = []
     for field, size in sizes.items():
         try:
-            localization(config, described.build(size, config.seed), size, described, epochs=1)
+            try_localization(config, described.build(size, config.seed), size, described)
         except SizeError as error:
             faults += [f"{field}: {fault}" for fault in error.faults]
         except UserError as error:
@@ -191,6 +192,11 @@ def localization(config, backbone: torch.nn.Module, size: int, described: Backbo
         return Localization(backbone, config.drloc, size, described.in_chans, epochs)
 
 
+def try_localization(config, backbone: torch.nn.Module, size: int, described: Backbone) -> None:
+    """Raises UserError where :func:`localization` will, whatever the length of the stage."""
+    localization(config, backbone, size, described, epochs=math.ceil(config.drloc.warmup_epochs) + 1)
+
+
 @dataclass(frozen=True)
 class Stores:
     """The images, decoded: to train on, to look at between epochs, to report at the end."""
@@ -206,7 +212,9 @@ class Stores:
         return {"size_mismatch": self.size_mismatch} if self.size_mismatch else {}
 
 
-def load_images(config, run: RunFolder, bound: int, labelled: bool, evaluated: bool = True) -> Stores:
+def load_images(
+    config, run: RunFolder, bound: int, labelled: bool, evaluated: bool = True, needed: bool = True
+) -> Stores:
     """Opens the dataset, reads every image once and holds a resumed run to the images it began with.
 
     Args:
@@ -215,8 +223,9 @@ def load_images(config, run: RunFolder, bound: int, labelled: bool, evaluated: b
         bound: Longest short side kept (pixels).
         labelled: Whether labels are needed.
         evaluated: Whether val and test are; else they are not read.
+        needed: Whether there must be one to evaluate on, where labels are needed.
     """
-    splits = open_splits(config.data, labelled, evaluated)
+    splits = open_splits(config.data, labelled, needed)
     wanted = {"train": splits.train, "val": splits.val, "test": splits.test}
     if not evaluated:
         wanted |= {"val": None, "test": None}

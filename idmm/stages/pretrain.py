@@ -65,7 +65,8 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
         smallest = min(group.scale[0] for group in config.views.crops)
         bound = short_side_bound(config.views.size, smallest)
         try:
-            stores = load_images(config, run.run, bound, labelled=labelled, evaluated=config.train.knn_every > 0)
+            measured = config.train.knn_every > 0
+            stores = load_images(config, run.run, bound, labelled=labelled, evaluated=measured, needed=False)
         except ForPretraining as error:
             if not labelled:
                 raise
@@ -166,7 +167,9 @@ def _monitor(
     def extract(backbone):
         return _features(run, backbone, stores.train, config, described, images)
 
-    watch = Monitor(method, extract, torch.from_numpy(images), run.run.metrics, config.train.epochs)
+    watch = Monitor(
+        method, extract, torch.from_numpy(images), run.run.metrics, config.train.epochs, config.train.warmup_epochs
+    )
     return [Evaluation(watch.measure, config.train.monitor_every, count)]
 
 

@@ -59,13 +59,13 @@ class Claims:
 
     def held_by_others(self) -> dict[str, dict]:
         """Returns the owners of live claims by job, this one's own left out."""
-        return {key: owner for key, owner in self.live().items() if owner.get("id") != self.owner["id"]}
-
-    def live(self) -> dict[str, dict]:
-        """Returns the owners of live claims by job."""
         keys = sorted({path.name.split(".")[0] for path in self.folder.glob("*.claim")})
         claims = {key: self._last(key)[1] for key in keys}
-        return {key: claim.owner for key, claim in claims.items() if claim and not self._dead(claim)}
+        return {
+            key: claim.owner
+            for key, claim in claims.items()
+            if claim and claim.owner.get("id") != self.owner["id"] and not self._dead(claim)
+        }
 
     def _file(self, key: str, number: int) -> Path:
         return self.folder / f"{key}.{number}.claim"

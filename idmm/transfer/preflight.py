@@ -1,6 +1,7 @@
 """What can be found wrong with a grid before its first job starts: entries, options, datasets that cannot be read,
 models that cannot be built, methods without labels, a folder that is taken."""
 
+import functools
 import json
 import os
 from collections.abc import Callable, Iterable
@@ -11,13 +12,14 @@ from idmm import options
 from idmm.config import FinetuneConfig, PretrainConfig, resolved_stages
 from idmm.data.cache import file_digest
 from idmm.data.datasets import open_splits
+from idmm.data.images import BadImage
 from idmm.data.split import Splits, counted
 from idmm.errors import UserError
 from idmm.features import pick_device
 from idmm.models import create_backbone
 from idmm.models.weights import load_weights
-from idmm.recipes import METHODS
-from idmm.stages.common import describe_backbone
+from idmm.recipes import METHODS, pass_notes
+from idmm.stages.common import describe_backbone, try_localization
 from idmm.transfer.config import GridConfig
 from idmm.transfer.entries import data_of, read_entries
 from idmm.transfer.plan import Job, Layout, lay_out
@@ -50,10 +52,14 @@ def check(grid: GridConfig) -> dict[str, int]:
         counts[key] = len(splits.train) if splits else 0
         if splits and _changed(Path(grid.out), key, splits, config.data.on_error == "skip"):
             changed.setdefault(side, []).append(key)
+        if splits and job.stage == "pretrain":
+            small, _ = pass_notes(config, min(config.train.batch_size, counts[key]))
+            checks.faults += [f"{side}: {fault}" for fault in small]
         if grid.engine == "local":
             checks.once(config.train.device, job.stage, pick_device, config.train.device, "train.device")
         for size in _sizes(job, config):
-            model = [config.model.name, config.model.kwargs, config.data.in_chans, config.init, size]
+            drloc = options.plain(config.drloc)
+            model = [config.model.name, config.model.kwargs, config.data.in_chans, config.init, size, drloc]
             checks.once(model, backbone, _build, config, size)
     _look_at_the_rest(grid, laid, checks)
     checks.faults += [
@@ -68,9 +74,12 @@ def check(grid: GridConfig) -> dict[str, int]:
 def _changed(out: Path, key: str, splits: Splits, skips: bool) -> bool:
     """Whether a run of this grid had other images: by their names, and by the bytes of files that are younger."""
     path = next(out.glob(f"runs/*/*-{key}/last/images.json"), None)
-    if path is None:
-        return False
-    then, since = json.loads(path.read_text()), path.stat().st_mtime_ns
+    if path is None or not (path.with_name("state.pt").exists() or (path.parent.parent / "result.json").exists()):
+        return False  # what was not saved is begun anew
+    try:
+        then, since = json.loads(path.read_text()), path.stat().st_mtime_ns
+    except OSError:
+        return False  # another runner is beginning it anew
     for part, kept in then.items():
         split = getattr(splits, part)
         if kept is None or split is None:
@@ -79,10 +88,23 @@ def _changed(out: Path, key: str, splits: Splits, skips: bool) -> bool:
         if before.keys() - now or (now - before.keys() and not skips):
             return True
         files = zip(split.names, split.items, strict=True) if isinstance(split.items, list) else ()
-        young = [(name, file) for name, file in files if name in before and os.stat(file).st_mtime_ns > since]
-        if any(file_digest(file) != before[name].partition(" ")[0] for name, file in young):
+        if any(name in before and _younger(file, since, before[name].partition(" ")[0]) for name, file in files):
             return True
     return False
+
+
+def _younger(file: str, since: int, digest: str) -> bool:
+    """Whether a file was written since (ns) and holds something else, or cannot be read."""
+    try:
+        time = os.stat(file).st_mtime_ns
+        return time > since and _read_digest(file, time) != digest
+    except (OSError, BadImage):
+        return True
+
+
+@functools.lru_cache(maxsize=2**16)
+def _read_digest(file: str, time: int) -> str:
+    return file_digest(file)
 
 
 def _look_at_the_rest(grid: GridConfig, laid: Layout, checks: "_Checks") -> None:
@@ -135,6 +157,7 @@ def _build(config, size: int) -> None:
     if described.init is not None:
         start = described.init
         load_weights(model, start.state, source=start.source, img_size=start.img_size, strict=config.model.strict)
+    try_localization(config, model, size, described)
 
 
 def _sizes(job: Job, config) -> Iterable[int]:

@@ -46,6 +46,7 @@ class Grid:
         self.config, self.out = _anywhere(config), Path(config.out)
         self.laid = self._begun(layout(config))
         self.claims = Claims(self.out / "jobs")
+        self.at_work = 0  # jobs that this process does at a time
 
     def _begun(self, laid: Layout) -> Layout:
         """Names the folders of jobs that an earlier start called otherwise."""
@@ -67,7 +68,10 @@ class Grid:
 
     def at_once(self) -> int:
         """Jobs that are done side by side: by this grid's own workers, or by all who are at work now."""
-        return max(self.config.workers if self.config.engine == "local" else 1, len(self.claims.live()))
+        if self.config.engine == "ray" and not self.config.ray.shared:
+            return 1  # the runner claims all that wait in Ray
+        own = self.config.workers if self.config.engine == "local" else 1
+        return max(own, len(self.claims.held_by_others()) + self.at_work)
 
     def failed(self) -> dict[str, dict]:
         """What is known of the jobs that were given up, by key."""
@@ -278,7 +282,8 @@ def _for_grids(text: str, stage: str) -> str:
 def _note(path: Path, text: str) -> None:
     with contextlib.suppress(OSError):  # a full disk shows where it matters
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists() and path.read_text().endswith(f"{text.splitlines()[-1]}\n"):
+        known = path.read_text(errors="replace") if path.exists() else ""
+        if known.rstrip().endswith(text.rstrip().rpartition("\n")[2]):
             return  # the run itself said it
         with open(path, "a") as file:
             file.write(f"{text.rstrip()}\n")
@@ -291,6 +296,7 @@ def work(grid: Grid, said: Callable[[Grid], None]) -> None:
         grid: The grid.
         said: Called when something changed, to show where the grid stands.
     """
+    grid.at_work = 1
     while True:
         done = grid.finished()
         ready = [job for job in grid.remaining() if job.needs is None or job.needs in done]
