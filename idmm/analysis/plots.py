@@ -13,15 +13,13 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator
 
+from idmm.analysis.palette import COLOURS, MARKERS, STYLES
 from idmm.config import Views
 from idmm.data.views import ViewMaker
 from idmm.files import replacing
 from idmm.mixing import Mix, draw_cutmix, mix_images
 from idmm.seeding import derive, numpy_rng
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito
-STYLES = ("-", "--", "-.", ":")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LOOKS = [(COLOURS[n % 7], STYLES[n % 4], MARKERS[n % 7]) for n in range(28)]  # no two alike
 CROWD = 4  # curves in a panel, above which bands hide them
 DPI = 150
@@ -258,37 +256,15 @@ def label_curves(
         untaught: Labels of networks with fresh weights, drawn in grey.
     """
     labels = list(dict.fromkeys(label for curves in panels.values() for label in curves))
-    grey = [("0.45", style, "*") for style in STYLES[::-1]]
-    looks = dict(zip([label for label in labels if label not in untaught], itertools.cycle(LOOKS), strict=False))
-    looks |= zip(untaught, itertools.cycle(grey), strict=False)
+    looks = _looks(labels, untaught)
     barred = len(labels) > CROWD or all(len(points) == 1 for curves in panels.values() for points in curves.values())
     figure = Figure(figsize=(3.4 + 3.6 * len(panels), 4.2), layout="constrained")
     axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for axis, (title, curves) in zip(axes, panels.items(), strict=True):
         for place, (label, points) in enumerate(curves.items()):
-            x, mean, std = np.array(points, dtype=float).T
-            colour, style, shape = looks[label]
-            marker = {"marker": shape, "markeredgecolor": "white", "markersize": 7}
-            if std.any() and barred:
-                x = x * 1.02 ** (place - (len(curves) - 1) / 2)  # side by side
-                axis.errorbar(x, mean, std, fmt="none", ecolor=colour, elinewidth=1, capsize=2)
-            elif std.any():
-                axis.fill_between(x, mean - std, mean + std, color=colour, alpha=0.18, linewidth=0)
-                for edge in (mean - std, mean + std):  # in grey print bands run into each other
-                    axis.plot(x, edge, color=colour, linewidth=0.6, linestyle=style)
-            axis.plot(x, mean, color=colour, linestyle=style, linewidth=1.8, label=_shortened(label), **marker)
-        ticks = sorted({x for points in curves.values() for x, _, _ in points})
-        axis.set_xscale("log")
-        axis.set_xticks(ticks, [f"{x:g}" for x in ticks])
-        axis.xaxis.set_minor_locator(NullLocator())
-        axis.set_xlim(ticks[0] / 1.2, ticks[-1] * 1.2)
-        axis.set_xlabel("labelled images a class")
-        axis.set_title(title, fontsize=11)
-        if chance is not None:
-            axis.axhline(chance, color="0.4", linewidth=1, linestyle=":")
-            where = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
-            axis.annotate("chance", (1, chance), (-2, 3), fontsize=8, ha="right", **where)
-        _plain(axis)
+            shift = 1.02 ** (place - (len(curves) - 1) / 2) if barred else None
+            _label_curve(axis, points, looks[label], shift, label=_shortened(label))
+        _label_axis(axis, sorted({x for points in curves.values() for x, _, _ in points}), title, chance)
     axes[0].set_ylim(0, 100)
     axes[0].set_ylabel(ylabel)
     what = "bars" if barred else "band"
@@ -299,6 +275,43 @@ def label_curves(
         alignment="left",
     )  # fmt: skip
     _save(figure, path)
+
+
+def _looks(labels: Sequence[str], untaught: Sequence[str]) -> dict[str, tuple[str, str, str]]:
+    """Colour, line and marker of each curve."""
+    grey = [("0.45", style, "*") for style in STYLES[::-1]]
+    looks = dict(zip([label for label in labels if label not in untaught], itertools.cycle(LOOKS), strict=False))
+    return looks | dict(zip(untaught, itertools.cycle(grey), strict=False))
+
+
+def _label_curve(axis, points: list, look: tuple[str, str, str], shift: float | None, label: str) -> None:
+    """Draws a curve with a band, or with bars, moved aside by a factor."""
+    x, mean, std = np.array(points, dtype=float).T
+    colour, style, shape = look
+    if std.any() and shift is not None:
+        x = x * shift
+        axis.errorbar(x, mean, std, fmt="none", ecolor=colour, elinewidth=1, capsize=2)
+    elif std.any():
+        axis.fill_between(x, mean - std, mean + std, color=colour, alpha=0.18, linewidth=0)
+        for edge in (mean - std, mean + std):  # in grey print bands run into each other
+            axis.plot(x, edge, color=colour, linewidth=0.6, linestyle=style)
+    marker = {"marker": shape, "markeredgecolor": "white", "markersize": 7}
+    axis.plot(x, mean, color=colour, linestyle=style, linewidth=1.8, label=label, **marker)
+
+
+def _label_axis(axis, ticks: list[float], title: str, chance: float | None) -> None:
+    """The axis of labelled images a class, and the line of a guess."""
+    axis.set_xscale("log")
+    axis.set_xticks(ticks, [f"{x:g}" for x in ticks])
+    axis.xaxis.set_minor_locator(NullLocator())
+    axis.set_xlim(ticks[0] / 1.2, ticks[-1] * 1.2)
+    axis.set_xlabel("labelled images a class")
+    axis.set_title(title, fontsize=11)
+    if chance is not None:
+        axis.axhline(chance, color="0.4", linewidth=1, linestyle=":")
+        where = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
+        axis.annotate("chance", (1, chance), (-2, 3), fontsize=8, ha="right", **where)
+    _plain(axis)
 
 
 def _plain(axis) -> None:

@@ -50,7 +50,6 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
     """
     config, chosen = settle_method(options.build(PretrainConfig, config))
     config, described, notes = settle(config)
-    labelled = METHODS[config.method.name].labelled
     with session(config) as run:
         if run.run.finished:
             log.info("%s: finished already, nothing to do", config.out)
@@ -64,15 +63,7 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
         # ------------------------------------------------------------------ images
         smallest = min(group.scale[0] for group in config.views.crops)
         bound = short_side_bound(config.views.size, smallest)
-        try:
-            measured = config.train.knn_every > 0
-            stores = load_images(config, run.run, bound, labelled=labelled, evaluated=measured, needed=False)
-        except ForPretraining as error:
-            if not labelled:
-                raise
-            free = ", ".join(name for name, recipe in METHODS.items() if not recipe.labelled)
-            why = f"method.name: {config.method.name} learns from labels; {free} need none"
-            raise UserError(*error.faults, why) from None
+        stores = _load(config, run, bound)
         if len(stores.train) < 2:
             raise UserError("data.root: 1 image to train on; telling images apart needs at least 2")
 
@@ -127,6 +118,19 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
         run.run.finish(result)
         log.info("%s: loss %.4f after %d epochs; backbone.safetensors written", config.out, last["loss"], train.epochs)
         return result
+
+
+def _load(config: PretrainConfig, run: Session, bound: int) -> Stores:
+    """Reads the images; where labels are missing, says that it is the method which wants them."""
+    labelled, measured = METHODS[config.method.name].labelled, config.train.knn_every > 0
+    try:
+        return load_images(config, run.run, bound, labelled=labelled, evaluated=measured, needed=False)
+    except ForPretraining as error:
+        if not labelled:
+            raise
+        free = ", ".join(name for name, recipe in METHODS.items() if not recipe.labelled)
+        why = f"method.name: {config.method.name} learns from labels; {free} need none"
+        raise UserError(*error.faults, why) from None
 
 
 def _facts(stores: Stores, config: PretrainConfig, steps_per_epoch: int) -> Facts:

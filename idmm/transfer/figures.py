@@ -15,14 +15,12 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator, NullLocator
 
+from idmm.analysis.palette import COLOURS, MARKERS, STYLES
 from idmm.files import replacing
 from idmm.transfer.insight import Curve, Interval, Ranking, Standing
 from idmm.transfer.summary import FAILED, MISSING, RANDOM, SCRATCH, Row, Shown, Table, called, fixed
 from idmm.transfer.tables import ranked_by
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito
-STYLES = ("-", "--", "-.", ":")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 DPI = 150
 CELL = (0.74, 0.37)  # inches
 LONGEST = 22  # letters of a label

@@ -16,7 +16,6 @@ from idmm.data.images import BadImage
 from idmm.data.split import Splits, counted
 from idmm.errors import UserError
 from idmm.features import pick_device
-from idmm.models import create_backbone
 from idmm.models.weights import load_weights
 from idmm.recipes import METHODS, pass_notes
 from idmm.stages.common import describe_backbone, try_localization
@@ -152,8 +151,7 @@ def _named(laid: Layout) -> dict[str, tuple[Job, str, str]]:
 def _build(config, size: int) -> None:
     """Builds a backbone as a job would, and loads the file that it starts from."""
     described = describe_backbone(config)
-    chans = {} if described.in_chans == 3 else {"in_chans": described.in_chans}
-    model = create_backbone(described.name, size, **described.kwargs, **chans, num_classes=0)
+    model = described.build(size, config.seed)
     if described.init is not None:
         start = described.init
         load_weights(model, start.state, source=start.source, img_size=start.img_size, strict=config.model.strict)
