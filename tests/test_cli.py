@@ -258,7 +258,11 @@ def test_init_has_surprises(whole, tmp_path, capsys):
         options = dict(init=str(init), model__name=None, model__kwargs=None, train__epochs=1)
         options |= {"stages": [{"size": 16}]} if stage == "finetune" else {}
         assert inside(stage, tmp_path / "strict", model__strict=True, **options) == 2
-        assert "model.strict is true; 1 missing: norm.bias" in capsys.readouterr().err.splitlines()[-1]
+        line = capsys.readouterr().err.splitlines()[-1]
+        assert line.startswith(
+            f"init: '{init}/backbone.safetensors' differs from vit_tiny_patch16_224 and model.strict"
+        )
+        assert line.endswith("model.strict is true; 1 missing: norm.bias")
 
 
 def test_every_size_is_tried_before_the_first_step(tmp_path, capsys, monkeypatch):
@@ -282,7 +286,7 @@ def test_every_size_is_tried_before_the_first_step(tmp_path, capsys, monkeypatch
 def test_init_is_missing(tmp_path, capsys):
     assert inside("finetune", tmp_path / "run", init="nowhere") == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("nowhere: there is no such file or folder; give a run folder, or a .safetensors")
+    assert line.startswith("init: 'nowhere' does not exist; give a run folder, or a .safetensors")
 
 
 def test_unknown_model_and_dataset(tmp_path, capsys):

@@ -242,7 +242,7 @@ def test_mistakes_are_a_line_each(run, tmp_path, tiny, capsys):
     assert mistake(capsys, "--out", tmp_path / "o") == ["init: missing; wanted is a value"]
     assert mistake(capsys, "--init", run) == ["out: missing; wanted is a value"]
     assert said("--init", f"[{run}, {run}]") == [f"init: '{run}' is given twice"]
-    assert said("--init", tmp_path / "none")[0].startswith(f"{tmp_path}/none: there is no such file or folder")
+    assert said("--init", tmp_path / "none")[0].startswith(f"init: '{tmp_path}/none' does not exist; give")
     assert said("--per_class", "[0]") == ["per_class[0]: got 0, wanted greater than or equal to 1"]
     subset = "data.subset: leave it out; per_class and seeds draw the labelled images"
     assert said("--data.subset", "{total: 9}") == [subset]

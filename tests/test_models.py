@@ -12,6 +12,7 @@ from timm.layers import resample_abs_pos_embed, resize_rel_pos_bias_table
 from idmm import files, seeding
 from idmm.errors import RunError, UserError
 from idmm.models import (
+    Checkpoint,
     backbone_state,
     check_kwargs,
     classifier_prefixes,
@@ -286,8 +287,10 @@ def test_strict_refuses_surprises_and_leaves_the_model_alone():
 
 def test_a_checkpoint_of_another_model():
     model = tiny(32)
-    line = fails(load_weights, model, create_backbone("pvt_v2_b0", **PVT).state_dict(), source="p.pth")
-    assert line.startswith("p.pth: is a checkpoint of another model: only 2 of 30 weights fit deit_tiny_patch16_224; ")
+    other = Checkpoint(create_backbone("pvt_v2_b0", **PVT).state_dict(), "p.pth", "init")
+    line = fails(other.load_into, model)
+    assert line.startswith("init: 'p.pth' is a checkpoint of another model: only 2 of 30 weights fit deit_tiny_patch16")
+    assert fails(load_weights, model, other.state, source="p.pth") == line.replace("init: 'p.pth'", "p.pth:")
     assert "missing: cls_token, pos_embed," in line and "unknown: " in line
     before = {k: v.clone() for k, v in model.state_dict().items()}
     line = fails(load_weights, model, tiny(32, embed_dim=64).state_dict(), source="p.pth")
@@ -341,12 +344,12 @@ def test_a_run_is_read_back_at_another_size(tmp_path):
 
 def test_files_that_are_no_checkpoints(tmp_path):
     def told(path):
-        line = fails(read_checkpoint, path)
-        assert line.startswith(str(path))
+        line, named = fails(read_checkpoint, path), fails(read_checkpoint, path, "init")
+        assert line.startswith(f"{path}: ") and named == line.replace(f"{path}:", f"init: '{path}'", 1)
         return line
 
-    assert "no such file or folder; give a run folder, or a .safetensors" in told(tmp_path / "none")
-    assert "no backbone.safetensors and no backbone.json in it" in told(tmp_path)
+    assert "does not exist; give a run folder, or a .safetensors" in told(tmp_path / "none")
+    assert "has no backbone.safetensors and no backbone.json in it" in told(tmp_path)
     (tmp_path / "last").mkdir()
     assert "has not written its backbone.safetensors yet" in told(tmp_path)
     for name in ("a.pth", "a.safetensors", "a.tar"):

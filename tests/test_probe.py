@@ -321,7 +321,7 @@ def test_mistakes_are_a_line_each(run, tmp_path, capsys):
         return line
 
     assert mistake(init=None) == "init: missing; wanted is a value"
-    assert mistake(init=tmp_path / "none").startswith(f"{tmp_path}/none: there is no such file or folder")
+    assert mistake(init=tmp_path / "none").startswith(f"init: '{tmp_path}/none' does not exist; give")
     assert mistake("--data.name", "flower").endswith("did you mean 'flowers'?")
     assert mistake("--data.name", "folder", "--data.root", tmp_path / "none").startswith("data.root: ")
     assert mistake("--size", "20").startswith("size: image size 20x20: vit_tiny_patch16_224 cannot take it")

@@ -22,7 +22,7 @@ from idmm.errors import SizeError, UserError
 from idmm.features import Extractor, digest, pick_device
 from idmm.files import write_text
 from idmm.models.build import pair
-from idmm.models.weights import load_weights, read_checkpoint
+from idmm.models.weights import read_checkpoint
 from idmm.probing import measure
 from idmm.stages.common import Backbone, describe_backbone
 
@@ -205,7 +205,7 @@ def _described(init: str | None, data: Data, model: Model) -> Backbone:
     except UserError:
         if init is None or model.name is not None:
             raise
-        saved = read_checkpoint(init)
+        saved = read_checkpoint(init, "init")
         if saved.name is not None:
             raise
     beside = Path(saved.source).with_suffix(".json").name  # these commands have no --model.name
@@ -254,6 +254,5 @@ def _build(described: Backbone, size: int, seed: int):
     except SizeError as error:
         raise UserError(f"size: {error}") from None
     if described.init is not None:
-        saved = described.init
-        log.info("%s", load_weights(model, saved.state, source=saved.source, img_size=saved.img_size))
+        log.info("%s", described.init.load_into(model))
     return model.eval()

@@ -101,13 +101,17 @@ def settle(config):
     return replace(config, train=train, model=model, data=data), described, notes
 
 
-def describe_backbone(config) -> Backbone:
+def describe_backbone(config, field: str = "init") -> Backbone:
     """Settles the model from ``model``, ``data`` and the checkpoint ``init``.
+
+    Args:
+        config: The run's.
+        field: What messages on the checkpoint begin with; empty: with the file.
 
     Raises:
         UserError: ``model.name``, ``model.kwargs`` or ``data.in_chans`` contradict the checkpoint; all in one.
     """
-    init = None if config.init is None else read_checkpoint(config.init)
+    init = None if config.init is None else read_checkpoint(config.init, field)
     model, data = config.model, config.data
     if init is None or init.name is None:
         if init is not None and model.name is None:

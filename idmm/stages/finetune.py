@@ -13,7 +13,7 @@ from idmm.data.views import short_side_bound
 from idmm.engine import Evaluation, Loop, Session, StagePlan
 from idmm.methods.finetune import Finetune
 from idmm.models.build import backbone_state, export_kwargs
-from idmm.models.weights import load_weights, save_model
+from idmm.models.weights import Checkpoint, save_model
 from idmm.seeding import derive
 from idmm.stages.common import (
     Backbone,
@@ -67,30 +67,20 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
 
         # ------------------------------------------------------------------ stages
         classes = len(stores.train.classes)
-        weights = None if described.init is None else described.init.state
-        source = None if described.init is None else described.init.source
-        size = None if described.init is None else described.init.img_size
+        start = described.init
         first = 1 if run.run.state is None else run.run.state["stage"]
         for number, stage in enumerate(stages, start=1):
             if number < first:  # done before the run was taken up again
                 run.steps += stage.epochs * -(-len(stores.train) // stage.batch_size)
                 continue
             model = described.build(stage.size, config.seed, classes)
-            if weights is not None and run.run.state is None:
-                report = load_weights(
-                    model,
-                    weights,
-                    source=source,
-                    drop_classifier=number == 1,
-                    img_size=size,
-                    strict=config.model.strict,
-                )
-                log.info("%s", report)
+            if start is not None and run.run.state is None:
+                log.info("%s", start.load_into(model, drop_classifier=number == 1, strict=config.model.strict))
             extra = localization(config, model, stage.size, described, stage.epochs)
             method = Finetune(model, config.augment, config.model.freeze, extra)
             loop = Loop(run, method, _plan(run, number, stage, stores, config, described))
             loop.fit()
-            weights, source, size = loop.averaged.state_dict(), f"stage {number}", stage.size
+            start = Checkpoint(loop.averaged.state_dict(), f"stage {number}", kwargs={"img_size": stage.size})
 
         # ------------------------------------------------------------------ results
         last = run.run.last_metrics()

@@ -13,7 +13,7 @@ from idmm.engine import Evaluation, Loop, Session, StagePlan
 from idmm.errors import RunError, UserError
 from idmm.methods import Facts, Method, create_method
 from idmm.models.build import export_kwargs
-from idmm.models.weights import load_weights, save_model
+from idmm.models.weights import save_model
 from idmm.monitor import Monitor
 from idmm.recipes import METHODS, pass_notes, settle_method
 from idmm.seeding import derive, permutation, seeded
@@ -70,14 +70,7 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
         # ------------------------------------------------------------------ model
         backbone = described.build(config.views.size, config.seed)
         if described.init is not None and run.run.state is None:
-            report = load_weights(
-                backbone,
-                described.init.state,
-                source=described.init.source,
-                img_size=described.init.img_size,
-                strict=config.model.strict,
-            )
-            log.info("%s", report)
+            log.info("%s", described.init.load_into(backbone, strict=config.model.strict))
         train = config.train
         order = derive(config.seed, "stage", 1)
         batches = batch_plan(train, len(stores.train), train.epochs, train.batch_size, order)

@@ -16,7 +16,6 @@ from idmm.data.images import BadImage
 from idmm.data.split import Splits, counted
 from idmm.errors import UserError
 from idmm.features import pick_device
-from idmm.models.weights import load_weights
 from idmm.recipes import METHODS, pass_notes
 from idmm.stages.common import describe_backbone, try_localization
 from idmm.transfer.config import GridConfig
@@ -150,11 +149,10 @@ def _named(laid: Layout) -> dict[str, tuple[Job, str, str]]:
 
 def _build(config, size: int) -> None:
     """Builds a backbone as a job would, and loads the file that it starts from."""
-    described = describe_backbone(config)
+    described = describe_backbone(config, field="")  # the line begins with the entry of weights
     model = described.build(size, config.seed)
     if described.init is not None:
-        start = described.init
-        load_weights(model, start.state, source=start.source, img_size=start.img_size, strict=config.model.strict)
+        described.init.load_into(model, strict=config.model.strict)
     try_localization(config, model, size, described)
 
 
