@@ -1,15 +1,22 @@
-"""T2T-ViT: its performers, its sinusoids and its numbers against the public code's."""
+"""T2T-ViT: its performers, its positions and its numbers against the public code's."""
 
+import copy
 import math
+import shutil
 
 import pytest
+import safetensors.torch
 import timm
 import torch
-from contract import Contract, picture
+from contract import NORM, Contract, picture
+from helpers import inside, same, state, state_file
+from timm.layers import resample_abs_pos_embed
 from torch.nn.functional import unfold
 
+from idmm import engine
 from idmm.config import Train
-from idmm.models import create_backbone, load_weights
+from idmm.errors import Interrupted
+from idmm.models import create_backbone, export_kwargs, load_backbone, load_weights, read_checkpoint, save_model
 from idmm.models.t2t import TokenPerformer, TokensToToken, sinusoids
 from idmm.optim import create_optimizer
 
@@ -19,6 +26,7 @@ class TestContract(Contract):
     kwargs = {"embed_dim": 32, "depth": 2, "num_heads": 2, "token_dim": 16, "token_drop_rate": 0.0}
     dropout = {"token_drop_rate": 0.1}
     dim = 32
+    resized = ["pos_embed"]
     levels = 2
     layers = ["cls_token", "blocks.0.", "blocks.1.", "head."]
 
@@ -171,21 +179,150 @@ def test_sinusoids():
             assert table[position, 2 * i + 1] == pytest.approx(math.cos(angle), abs=1e-6)
 
 
-def test_sinusoids_belong_to_the_size():
+def saved(folder, state, size, name="t2t_vit_7", kwargs=TestContract.kwargs):
+    save_model(folder, "backbone", state, name=name, kwargs=export_kwargs(name, kwargs, size), **NORM)
+    return folder
+
+
+def without_table(folder, copy_to):
+    """A run folder as version 0.1.0 wrote it: the weights without the positions."""
+    shutil.copytree(folder, copy_to)
+    state = safetensors.torch.load_file(copy_to / "backbone.safetensors")
+    del state["pos_embed"]
+    safetensors.torch.save_file(state, copy_to / "backbone.safetensors")
+    return copy_to
+
+
+def two_lines(folder):
+    """The model as README has it loaded: timm's name and arguments, then a strict state dict."""
+    read = read_checkpoint(folder)
+    model = timm.create_model(read.name, **read.kwargs)
+    model.load_state_dict(safetensors.torch.load_file(folder / "backbone.safetensors"), strict=True)
+    return model.eval()
+
+
+def test_a_place_keeps_its_code_at_another_size():
+    """Of 7x7 and 14x14 tokens: the nearest old code is that of the old token that a new token lies in."""
+
+    def kept(table):
+        nearest = torch.cdist(table[0, 1:], small.pos_embed[0, 1:]).argmin(1).view(14, 14)
+        rows = torch.arange(14) // 2
+        return (nearest == 7 * rows[:, None] + rows).float().mean().item()
+
+    small, large = (timm.create_model("t2t_vit_7", depth=1, img_size=size, num_classes=0) for size in (112, 224))
+    assert kept(large.pos_embed) == pytest.approx(0.026, abs=5e-4)  # what sinusoids of the new size would do
+    report = load_weights(large, small.state_dict(), source="a", img_size=112)
+    assert report.resized == ["pos_embed"] and "  resized: pos_embed" in report.lines()
+    assert kept(large.pos_embed) == 1 and torch.equal(large.pos_embed[:, 0], small.pos_embed[:, 0])
+    assert torch.equal(large.pos_embed, resample_abs_pos_embed(sinusoids(50, 256), [14, 14], [7, 7]))
+    small.set_input_size(224)
+    assert torch.equal(small.pos_embed, large.pos_embed) and small.pos_embed.dtype == torch.float32
+
+
+def test_the_table_is_saved_and_interpolated_from_the_last_size(tmp_path):
+    model, table = tiny(112).eval(), sinusoids(50, 32)
+    for size, grid in ((112, 7), (224, 14), (448, 28)):
+        if size > 112:
+            smaller, model = model, tiny(size).eval()
+            assert load_weights(model, smaller.state_dict(), source="a", img_size=size // 2).resized == ["pos_embed"]
+            table = resample_abs_pos_embed(table, [grid, grid])
+        assert torch.equal(model.pos_embed, table)
+        again, images = two_lines(saved(tmp_path / str(size), model.state_dict(), size)), torch.randn(1, 3, size, size)
+        with torch.no_grad():
+            assert torch.equal(again(images), model(images))
+    assert "pos_embed" not in {n for n, _ in model.named_parameters()}  # never trained
+
+
+@pytest.mark.parametrize("size", [112, (64, 100)])
+def test_files_without_a_table_have_the_sinusoids_of_their_size(size, tmp_path):
+    model = tiny(size).eval()
+    folder = without_table(saved(tmp_path / "new", model.state_dict(), size), tmp_path / "old")
+    images = torch.randn(1, 3, *model.patch_embed.img_size)
+    with torch.no_grad():
+        assert torch.equal(two_lines(folder)(images), model(images))  # strictly, too
+        assert torch.equal(load_backbone(folder)(images), model(images))
+    larger, old = tiny((192, 160)), read_checkpoint(folder)
+    report = old.load_into(larger, strict=True)
+    assert report.resized == ["pos_embed"] and not report.fresh and not report.dropped
+    wanted = resample_abs_pos_embed(model.pos_embed, [12, 10], model.patch_embed.grid_size)
+    assert torch.equal(larger.pos_embed, wanted)
+    (folder / "backbone.json").unlink()  # a public file does not say its size, which is 224
+    read_checkpoint(folder / "backbone.safetensors").load_into(larger)
+    assert torch.equal(larger.pos_embed, resample_abs_pos_embed(sinusoids(197, 32), [12, 10], [14, 14]))
+
+
+def test_a_state_without_a_table_leaves_the_models():
+    model = tiny(64, num_classes=2)
+    old = {f"backbone.{k}": v for k, v in model.state_dict().items() if k != "pos_embed"}
+    model.set_input_size(96)
+    for held in (model, copy.deepcopy(model)):  # the second as averaged weights are held
+        before = held.pos_embed.clone()
+        torch.nn.ModuleDict({"backbone": held}).load_state_dict(old, strict=True)
+        held.load_state_dict({"head.bias": torch.ones(2)}, strict=False)
+        assert torch.equal(held.pos_embed, before) and held.head.bias.sum() == 2
+    with pytest.raises(RuntimeError, match="Missing key.*cls_token"):
+        model.load_state_dict({k: v for k, v in model.state_dict().items() if k != "cls_token"})
+
+
+def test_the_releases_table_is_loaded(tmp_path):
+    small, large = tiny(112), tiny(224)
+    released = {"module." + k: v for k, v in large.state_dict().items()} | {"module.pos_embed": torch.randn(1, 197, 32)}
+    torch.save({"state_dict_ema": released}, tmp_path / "a.pth")
+    table = released["module.pos_embed"]
+    report = read_checkpoint(tmp_path / "a.pth").load_into(small)
+    assert report.resized == ["pos_embed"] and torch.equal(small.pos_embed, resample_abs_pos_embed(table, [7, 7]))
+    options = dict(pretrained=True, pretrained_cfg_overlay={"file": str(tmp_path / "a.pth"), "num_classes": 0})
+    for size, wanted in ((112, small.pos_embed), (224, table)):  # by timm itself
+        model = timm.create_model("t2t_vit_7", num_classes=0, img_size=size, **options, **TestContract.kwargs)
+        assert torch.equal(model.pos_embed, wanted) and torch.equal(model.norm.weight, large.norm.weight)
+
+
+def test_images_of_another_size_are_refused():
     model = tiny(112)
-    assert "pos_embed" not in model.state_dict() and torch.equal(model.pos_embed, sinusoids(50, 32))
-    released = {**model.state_dict(), "pos_embed": torch.ones(1, 197, 32)}
-    larger = tiny(224)
-    report = load_weights(larger, released, source="a")
-    assert torch.equal(larger.pos_embed, sinusoids(197, 32)) and "pos_embed" not in str(report)
-    images = torch.randn(1, 3, 224, 224)
     with pytest.raises(
         ValueError, match="the images are 224x224 pixels, but the model was built with img_size 112x112"
     ):
-        model(images)
-    model.set_input_size(224)
-    load_weights(larger, model.state_dict(), source="a")
-    assert torch.equal(model.eval()(images), larger.eval()(images))
+        model(torch.randn(1, 3, 224, 224))
     moved = model.double()
-    moved.set_input_size(64)
-    assert moved.pos_embed.dtype == torch.float64 and len(dict(moved.named_buffers())) == 3
+    moved.set_input_size((64, 96))
+    assert moved.pos_embed.shape == (1, 25, 32) and moved.pos_embed.dtype == torch.float64
+    assert moved(torch.randn(1, 3, 64, 96).double()).shape == (1, 32) and len(dict(moved.named_buffers())) == 3
+
+
+def test_stages_hand_the_table_on(tmp_path, monkeypatch, capsys):
+    """Pretrained at 32 pixels, tuned at 64 and 128: whole, interrupted in the last stage, and from files of 0.1.0."""
+
+    def stop(loop, *position):
+        original(loop, *position)
+        if loop.plan.number == 2:
+            raise Interrupted("stopped by the test")
+
+    few = {"model__name": "t2t_vit_7", "model__kwargs": {**TestContract.kwargs, "depth": 1}, "train__epochs": 1}
+    few |= {"data__subset": {"total": 20}, "model__drop_path": 0.0, "train__batch_size": 10}
+    first, original = tmp_path / "pretrain", engine.Loop._save
+    assert inside("pretrain", first, views__size=32, **few) == 0
+    old = without_table(first, tmp_path / "pretrain-old")
+    tune = {**few, "stages": [{"size": 64}, {"size": 128}]}
+    table = resample_abs_pos_embed(resample_abs_pos_embed(sinusoids(5, 32), [4, 4]), [8, 8])
+    for init in (first, old):
+        assert inside("finetune", tmp_path / f"whole-{init.name}", init=str(init), **tune) == 0
+        assert torch.equal(two_lines(tmp_path / f"whole-{init.name}").pos_embed, table)
+    assert same(tmp_path / "whole-pretrain", tmp_path / "whole-pretrain-old")
+    assert capsys.readouterr().err.count("resized: pos_embed") == 4
+
+    cut = tmp_path / "cut"
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.Loop, "_save", stop)
+        assert inside("finetune", cut, init=str(first), **tune) == 130
+    shutil.copytree(cut, tmp_path / "cut-old")
+    assert inside("finetune", cut, init=str(first), **tune) == 0 and same(cut, tmp_path / "whole-pretrain")
+
+    cut = tmp_path / "cut-old"  # as if 0.1.0 had been interrupted, which had sinusoids of 128 pixels there
+    saved_state = state(cut)
+    for part in ("method", "ema"):
+        saved_state[part] = {k: v for k, v in saved_state[part].items() if not k.endswith("pos_embed")}
+    torch.save(saved_state, state_file(cut))
+    config = (cut / "config.yaml").read_text().replace(str(tmp_path / "cut") + "\n", f"{cut}\n")
+    (cut / "config.yaml").write_text(config)
+    assert inside("finetune", cut, init=str(first), **tune) == 0
+    assert torch.equal(two_lines(cut).pos_embed, sinusoids(65, 32))

@@ -21,7 +21,7 @@ class TokenModel(nn.Module):
 
     num_prefix_tokens = 1
 
-    def finish(self, dim: int, num_classes: int, global_pool: str, drop_rate: float, norm: nn.Module) -> None:
+    def add_head(self, dim: int, num_classes: int, global_pool: str, drop_rate: float, norm: nn.Module) -> None:
         """Adds the last norm and the classifier, and initialises all linear layers and norms."""
         self.num_features = self.head_hidden_size = self.embed_dim = dim
         self.norm = norm
@@ -56,7 +56,7 @@ class TokenModel(nn.Module):
         return self.forward_head(self.forward_features(x))
 
 
-def shaped(x: Tensor, prefix: int, grid: Grid, output_fmt: str) -> tuple[Tensor, Tensor]:
+def split_tokens(x: Tensor, prefix: int, grid: Grid, output_fmt: str) -> tuple[Tensor, Tensor]:
     """[B, prefix + h w, D] -> patch tokens, [B, D, h, w] or ('NLC') [B, h w, D], and the first [B, prefix, D]."""
     first, rest = x[:, :prefix], x[:, prefix:]
     return (rest if output_fmt == "NLC" else as_map(rest, grid).contiguous()), first
@@ -67,7 +67,7 @@ def as_map(x: Tensor, grid: Grid) -> Tensor:
     return x.transpose(1, 2).unflatten(2, grid)
 
 
-def drop_paths(rate: float, depth: int) -> list[float]:
+def drop_path_rates(rate: float, depth: int) -> list[float]:
     """Stochastic depth of each block: from 0 up to ``rate``."""
     return [rate * i / max(depth - 1, 1) for i in range(depth)]
 
@@ -91,7 +91,7 @@ def one_of(name: str, value: str, known: Sequence[str]) -> str:
     return value
 
 
-def renamed(state_dict: dict[str, Tensor], rules: Sequence[tuple[str, str]]) -> dict[str, Tensor]:
+def rename_keys(state_dict: dict[str, Tensor], rules: Sequence[tuple[str, str]]) -> dict[str, Tensor]:
     """Returns a state dict with each pattern in the names replaced, in order."""
     out = {}
     for key, value in state_dict.items():

@@ -15,7 +15,7 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
-from idmm.models.base import Grid, TokenModel, as_map, checked_size, drop_paths, renamed, shaped
+from idmm.models.base import Grid, TokenModel, as_map, checked_size, drop_path_rates, rename_keys, split_tokens
 
 # each stage's token embedding: kernel, stride and padding (paper: Table 2)
 EMBEDS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))
@@ -202,12 +202,12 @@ class CvT(TokenModel):
         options = dict(mlp_ratio=mlp_ratio, qkv_bias=qkv_bias, kv_stride=kv_stride)
         options |= dict(attn_drop=attn_drop_rate, proj_drop=proj_drop_rate, drop=pos_drop_rate)
         for i, (dim, depth, heads, embed) in enumerate(zip(embed_dims, depths, num_heads, EMBEDS, strict=True)):
-            rates = drop_paths(drop_path_rate if i == last else 0.0, depth)
+            rates = drop_path_rates(drop_path_rate if i == last else 0.0, depth)
             chans = embed_dims[i - 1] if i else in_chans
             stages.append(ConvStage(chans, dim, embed, int(i == last), rates, num_heads=heads, **options))
             self.feature_info.append(dict(num_chs=dim, reduction=4 * 2**i, module=f"stages.{i}"))
         self.stages = nn.ModuleList(stages)
-        self.finish(embed_dims[-1], num_classes, global_pool, drop_rate, nn.LayerNorm(embed_dims[-1]))
+        self.add_head(embed_dims[-1], num_classes, global_pool, drop_rate, nn.LayerNorm(embed_dims[-1]))
 
     def set_input_size(self, img_size: int | Sequence[int]) -> None:
         """Says which size ``grid_size`` is for."""
@@ -263,7 +263,7 @@ class CvT(TokenModel):
             tokens, grid = stage(x)
             normed = self.norm(tokens) if i == final else tokens
             if i in take:
-                taken.append(shaped(normed if norm else tokens, stage.prefix, grid, output_fmt))
+                taken.append(split_tokens(normed if norm else tokens, stage.prefix, grid, output_fmt))
             if i < final:
                 x = as_map(tokens, grid)
         taken = taken if return_prefix_tokens else [rest for rest, _ in taken]
@@ -284,21 +284,23 @@ class CvT(TokenModel):
             self.reset_classifier(0, "")
         return take
 
-    def checkpoint_filter_fn(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-        """See the function of that name."""
-        return checkpoint_filter_fn(state_dict, self)
+    def checkpoint_filter_fn(self, state_dict: dict[str, Tensor], img_size=None) -> dict[str, Tensor]:
+        """Renames the weights of the public release, whatever their size (pixels); our own names stay."""
+        return rename_keys(state_dict, RELEASE_NAMES)
 
 
 def _checkpointed(block: nn.Module, x: Tensor, grid: Grid) -> Tensor:
     """Runs the block twice if gradients are wanted, but lets its batch norms see the batch once."""
     contexts = (
-        {} if torch.compiler.is_compiling() else {"context_fn": lambda: (contextlib.nullcontext(), _still(block))}
+        {}
+        if torch.compiler.is_compiling()
+        else {"context_fn": lambda: (contextlib.nullcontext(), _frozen_statistics(block))}
     )
     return torch.utils.checkpoint.checkpoint(block, x, grid, use_reentrant=False, **contexts)
 
 
 @contextlib.contextmanager
-def _still(block: nn.Module) -> Iterator[None]:
+def _frozen_statistics(block: nn.Module) -> Iterator[None]:
     """Batch norms inside keep their running statistics (not taken away: checkpointing counts what is saved)."""
     norms = [m for m in block.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     before = [(m, m.momentum, m.num_batches_tracked.clone()) for m in norms]
@@ -313,16 +315,16 @@ def _still(block: nn.Module) -> Iterator[None]:
 
 
 # names in the public release -> ours
-RENAMED = (
+RELEASE_NAMES = (
     (r"^stage(\d)\.", r"stages.\1."),
     (r"\.attn\.conv_proj_([qkv])\.", r".attn.conv_\1."),
     (r"\.attn\.proj_([qkv])\.", r".attn.\1."),
 )
 
 
-def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module | None = None) -> dict[str, Tensor]:
-    """Renames the weights of the public release (:data:`RENAMED`; the rest is named alike). Our own names stay."""
-    return renamed(state_dict, RENAMED)
+def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: CvT) -> dict[str, Tensor]:
+    """The method of this name, where timm loads weights."""
+    return model.checkpoint_filter_fn(state_dict)
 
 
 def _cfg(**kwargs) -> dict:

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from timm.layers import Mlp, trunc_normal_
+from timm.layers import Mlp, resample_abs_pos_embed, trunc_normal_
 from timm.models import build_model_with_cfg, checkpoint, checkpoint_seq, generate_default_cfgs, register_model
 from timm.models._features import feature_take_indices
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
-from idmm.models.base import Grid, TokenModel, as_map, checked_size, drop_paths, renamed, shaped
+from idmm.models.base import Grid, TokenModel, as_map, checked_size, drop_path_rates, rename_keys, split_tokens
 
 # the three soft splits: kernel, stride and padding of the windows (paper: section 3.1)
 SPLITS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))
@@ -91,11 +91,13 @@ class TokensToToken(nn.Module):
     def set_input_size(self, img_size: int | Sequence[int]) -> None:
         """Takes images of another size from now on."""
         self.img_size = checked_size(img_size)
-        self.grids = [_split_grid(self.img_size, SPLITS[0])]
-        for split in SPLITS[1:]:
-            self.grids.append(_split_grid(self.grids[-1], split))
+        self.grids = _split_grids(self.img_size)
         self.grid_size = self.grids[-1]
         self.num_patches = math.prod(self.grid_size)
+
+    def dynamic_feat_size(self, img_size: Grid) -> Grid:
+        """Returns the grid of tokens that an image of (height, width) has, as timm's ``PatchEmbed`` does."""
+        return _split_grids(img_size)[-1]
 
     def forward(self, x: Tensor) -> Tensor:
         if tuple(x.shape[-2:]) != self.img_size:
@@ -109,12 +111,15 @@ class TokensToToken(nn.Module):
 
 
 class T2TViT(TokenModel):
-    """T2T-ViT: :class:`TokensToToken`, then a class token, fixed sinusoids and ViT's blocks (paper: section 3.2).
+    """T2T-ViT: :class:`TokensToToken`, then a class token, fixed positions and ViT's blocks (paper: section 3.2).
 
     An image side of n pixels gives ceil(ceil(((n - 3) // 4 + 1) / 2) / 2) rows or columns of tokens, n/16 where 16
     divides n. ``forward_features`` gives [B, 1 + h w, D], the class token first; ``patch_embed.grid_size`` is (h, w),
-    row by row. The sinusoids belong to ``img_size``: they are computed, never saved nor loaded, and images of another
-    size are refused.
+    row by row. Images of another size than ``img_size`` are refused.
+
+    ``pos_embed``, [1, 1 + h w, D], starts as sinusoids over the tokens row by row, is never trained, and is saved with
+    the weights: at another size it is interpolated on its grid, as in the release, so that a place keeps its code.
+    Sinusoids of the new size would give it the code of another place.
 
     Args:
         img_size: Image side, or (height, width), in pixels; at least 16.
@@ -167,24 +172,20 @@ class T2TViT(TokenModel):
         self.blocks = nn.Sequential(
             *(
                 Block(embed_dim, num_heads, mlp_ratio, drop_path=rate, **options)
-                for rate in drop_paths(drop_path_rate, depth)
+                for rate in drop_path_rates(drop_path_rate, depth)
             )
         )
         self.feature_info = [dict(num_chs=embed_dim, reduction=16, module=f"blocks.{i}") for i in range(depth)]
         self.grad_checkpointing = False
-        self.finish(embed_dim, num_classes, global_pool, drop_rate, nn.LayerNorm(embed_dim))
-        self.init_non_persistent_buffers()
-
-    def init_non_persistent_buffers(self) -> None:
-        """Computes the sinusoids for the grid of ``patch_embed``."""
-        like = self.cls_token
-        table = sinusoids(1 + self.patch_embed.num_patches, self.embed_dim).to(like.device, like.dtype)
-        self.register_buffer("pos_embed", table, persistent=False)
+        self.register_buffer("pos_embed", sinusoids(1 + self.patch_embed.num_patches, embed_dim).to(self.cls_token))
+        self.register_load_state_dict_pre_hook(_keep_own_positions)
+        self.add_head(embed_dim, num_classes, global_pool, drop_rate, nn.LayerNorm(embed_dim))
 
     def set_input_size(self, img_size: int | Sequence[int]) -> None:
-        """Takes images of another size from now on, with sinusoids of their own."""
+        """Takes images of another size from now on; the positions are interpolated from the present one."""
+        old = self.patch_embed.grid_size
         self.patch_embed.set_input_size(img_size)
-        self.init_non_persistent_buffers()
+        self.pos_embed = resample_abs_pos_embed(self.pos_embed, self.patch_embed.grid_size, old)
 
     def no_weight_decay(self) -> set[str]:
         """Names of parameters that weight decay should spare."""
@@ -235,7 +236,7 @@ class T2TViT(TokenModel):
         for i, block in enumerate(self.blocks[: last + 1] if stop_early else self.blocks):
             x = checkpoint(block, x) if self.grad_checkpointing else block(x)
             if i in take:
-                taken.append(shaped(self.norm(x) if norm else x, 1, self.patch_embed.grid_size, output_fmt))
+                taken.append(split_tokens(self.norm(x) if norm else x, 1, self.patch_embed.grid_size, output_fmt))
         taken = taken if return_prefix_tokens else [rest for rest, _ in taken]
         return taken if intermediates_only else (self.norm(x), taken)
 
@@ -251,9 +252,19 @@ class T2TViT(TokenModel):
             self.reset_classifier(0, "")
         return take
 
-    def checkpoint_filter_fn(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-        """See the function of that name."""
-        return checkpoint_filter_fn(state_dict, self)
+    def checkpoint_filter_fn(
+        self, state_dict: dict[str, Tensor], img_size: int | Sequence[int] | None = None
+    ) -> dict[str, Tensor]:
+        """Renames the weights of the public release by :data:`RELEASE_NAMES`; the rest is named alike, and ours stay.
+
+        Weights without ``pos_embed``, as idmm 0.1.0 wrote them, get the sinusoids that they were trained with: those
+        of ``img_size``; None: of 224 pixels, the release's.
+        """
+        state = rename_keys(state_dict, RELEASE_NAMES)
+        if "pos_embed" not in state:
+            grid = self.patch_embed.dynamic_feat_size(checked_size(img_size or 224))
+            state["pos_embed"] = sinusoids(1 + math.prod(grid), self.embed_dim)
+        return state
 
 
 def sinusoids(positions: int, dim: int) -> Tensor:
@@ -263,9 +274,18 @@ def sinusoids(positions: int, dim: int) -> Tensor:
     return torch.where(column % 2 == 0, angle.sin(), angle.cos()).float()[None]
 
 
-def _split_grid(size: Grid, split: tuple[int, int, int]) -> Grid:
-    kernel, stride, padding = split
-    return tuple((n + 2 * padding - kernel) // stride + 1 for n in size)
+def _keep_own_positions(model: T2TViT, state_dict: dict[str, Tensor], prefix: str, *_) -> None:
+    """Lets weights without ``pos_embed`` load strictly, whichever module holds the model."""
+    state_dict.setdefault(f"{prefix}pos_embed", model.pos_embed)
+
+
+def _split_grids(size: Grid) -> list[Grid]:
+    """The grid of windows of each soft split."""
+    grids = []
+    for kernel, stride, padding in SPLITS:
+        size = tuple((n + 2 * padding - kernel) // stride + 1 for n in size)
+        grids.append(size)
+    return grids
 
 
 def _soft_split(x: Tensor, split: tuple[int, int, int]) -> Tensor:
@@ -275,7 +295,7 @@ def _soft_split(x: Tensor, split: tuple[int, int, int]) -> Tensor:
 
 
 # names in the public release -> ours
-RENAMED = (
+RELEASE_NAMES = (
     (r"^tokens_to_token\.attention([12])\.mlp\.0\.", r"patch_embed.performer\1.mlp.fc1."),
     (r"^tokens_to_token\.attention([12])\.mlp\.2\.", r"patch_embed.performer\1.mlp.fc2."),
     (r"^tokens_to_token\.attention([12])\.", r"patch_embed.performer\1."),
@@ -283,12 +303,11 @@ RENAMED = (
 )
 
 
-def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module | None = None) -> dict[str, Tensor]:
-    """Renames the weights of the public release (:data:`RENAMED`; blocks, norm and head are named alike).
-
-    Its ``pos_embed`` is left out: the model computes the sinusoids of its own size. Our own names stay.
-    """
-    return {key: value for key, value in renamed(state_dict, RENAMED).items() if key != "pos_embed"}
+def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: T2TViT) -> dict[str, Tensor]:
+    """Makes weights fit the model where timm loads them: the method of this name, then positions of its size."""
+    state = model.checkpoint_filter_fn(state_dict)
+    state["pos_embed"] = resample_abs_pos_embed(state["pos_embed"], model.patch_embed.grid_size)
+    return state
 
 
 def _cfg(**kwargs) -> dict:

@@ -148,7 +148,7 @@ def load_weights(
         UserError: A checkpoint of another model: too few names in common, or shapes that cannot be brought together.
     """
     if hasattr(model, "checkpoint_filter_fn"):
-        state = model.checkpoint_filter_fn(state)
+        state = model.checkpoint_filter_fn(state, img_size)
     backbone, prefixes = backbone_keys(model), classifier_prefixes(model)
     targets = {k: t for k, t in model.state_dict().items() if not k.endswith(_INDICES)}
 
