@@ -50,7 +50,6 @@ METHODS = {
         _SIMCLR,
         labelled=True,
         within_pass=True,
-        libraries={**_LIGHTLY, "pytorch_metric_learning": "pytorch-metric-learning"},
     ),
     "mocov2": Recipe(
         "mocov2:MoCoV2",

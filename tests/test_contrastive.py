@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from tiny import SIDE, assert_same_loss, batch, make
 
 from idmm.losses import instance_discrimination_loss
-from idmm.losses.contrastive import info_nce
+from idmm.losses.contrastive import info_nce, sup_con
 from idmm.mixing import draw_cutmix, mix_images
 from idmm.recipes import METHODS
 from idmm.seeding import numpy_rng
@@ -97,11 +97,19 @@ def test_supcon_temperature():
     assert_same_loss(make("supcon", temperature=0.4).double(), batch(2), lambda m, g: supcon(m, g, 0.4))
 
 
-def test_supcon_of_one_class_alone_is_nothing():
-    """pytorch-metric-learning's choice: without a negative there is no loss."""
-    given = {**batch(2), "label": torch.full((4,), 2)}
-    loss = make("supcon").double()(given, 0, 0)["loss"]
-    assert float(loss.detach()) == 0 and loss.requires_grad
+@pytest.mark.parametrize("counts", [(1,), (2,), (2, 1)])
+def test_supcon_of_one_class_alone(counts):
+    """No shortcut: the rows of a class are drawn together evenly, and the formula is not zero."""
+    given = {**batch(*counts), "label": torch.full((4,), 2)}
+    assert assert_same_loss(make("supcon").double(), given, supcon) > 1
+
+
+@pytest.mark.parametrize("images", [1, 4])
+def test_supcon_without_a_positive_is_zero(images):
+    rows = torch.randn(images, 5, requires_grad=True)
+    loss = sup_con(rows, torch.arange(images), 0.1)
+    loss.backward()
+    assert float(loss.detach()) == 0 and float(rows.grad.abs().max()) == 0
 
 
 # ------------------------------------------------------------------ MoCo v2
