@@ -4,8 +4,8 @@ A YAML key is the flag without dashes (``train.lr`` is ``--train.lr``). Types, r
 classes below; pydantic checks all fields of a config at once, so that every fault is reported in one go.
 """
 
-from dataclasses import field
-from typing import Any, Literal
+from dataclasses import field, fields
+from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
@@ -18,6 +18,16 @@ section = dataclass(
 # What may differ when a run is taken up again: results do not depend on it.
 FREE = ("out", "resume", "data.workers", "data.cache", "data.cache_dir", "data.download", "data.allow_size_mismatch")
 FREE += ("train.device", "train.save_minutes", "train.tensorboard", "train.monitor_every", "train.monitor_images")
+
+# Keys added after 0.1.0, with the values that mean what it did: its runs and grids lack them and still compare.
+NEW_KEYS = {
+    "train.clip_grad_mode": "norm",
+    "train.weight_decay_end": None,
+    "method.classifier_init_std": None,
+    "method.stop_grad_conv1": None,
+    "views.solarize_prob": 0.0,
+    "views.interpolation": "bicubic",
+}
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -140,10 +150,13 @@ class Train:
     """AdamW, or SGD with momentum 0.9."""
     weight_decay: float = Field(1e-3, ge=0)
     """Weight decay: decoupled in AdamW, added to the gradient in SGD."""
+    weight_decay_end: float | None = Field(None, ge=0)
+    """Weight decay at the end of the run, reached along half a cosine from weight_decay; null: it stays."""
     decay_all: bool = False
     """Decay biases, norms and position embeddings too, as the papers' released code does."""
     warmup_epochs: float | None = Field(None, ge=0)
-    """Linear warm-up (epochs); null: the recipe's for the family (2; PVTv2 and T2T-ViT 10)."""
+    """Linear warm-up (epochs); null: the method's (mocov2 0, mocov3 40, dino 10), else the recipe's for the backbone's
+    family (2; PVTv2 and T2T-ViT 10)."""
     schedule: Literal["cosine", "released"] = "cosine"
     """After the warm-up: a cosine to zero, or that of IDMM's released code, which short runs leave far from zero."""
     accumulate: int = Field(1, ge=1)
@@ -151,8 +164,11 @@ class Train:
     images of a batch (SimCLR, SupCon, MoCo v3) compare those of a pass alone."""
     clip_grad: float | None = Field(None, gt=0)
     """Clips the gradient to this norm; null: no clipping."""
+    clip_grad_mode: Literal["norm", "tensor"] = "norm"
+    """Norm that clip_grad bounds: the whole gradient's, or each 'tensor's own, as DINO's release does."""
     ema: float | None = Field(None, gt=0, lt=1)
-    """Decay per step of an average of the weights, which is then evaluated and exported; null: none."""
+    """Decay per step of an average of the weights, which is then evaluated and exported; null: none. It is warmed up:
+    at step t at most 1 - t^(-2/3), which is 0.954 at step 100 and 0.990 at step 1,000."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Arithmetic; 'auto': bf16 on GPUs that have it, on CPUs whichever of fp32 and bf16 a few timed steps favour."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
@@ -163,6 +179,12 @@ class Train:
     """Write a checkpoint when the last is older than this, in mid-epoch too (minutes); 0: every step."""
     tensorboard: bool = False
     """Write TensorBoard event files under OUT/tensorboard (needs the extra 'tensorboard')."""
+
+    @model_validator(mode="after")
+    def _check(self):
+        if self.weight_decay_end is not None and self.weight_decay == 0:
+            raise ValueError(f"weight_decay_end is {self.weight_decay_end:g}, but weight_decay 0; wanted it > 0")
+        return self
 
 
 @section
@@ -192,8 +214,53 @@ class FinetuneTrain(Train):
 
 
 @section
-class CropGroup:
-    """Crops of one kind, mixed together and averaged in the loss."""
+class Colours:
+    """How crops are flipped and coloured."""
+
+    flip: float | None = Field(None, ge=0, le=1)
+    """Probability of a horizontal flip; null: 0.5."""
+    jitter: list[float] | None = Field(None, min_length=4, max_length=4)
+    """Strength of brightness, contrast, saturation (factors) and hue (turns, at most 0.5); null: the method's (mocov2
+    0.4, 0.4, 0.4, 0.1; mocov3 and dino 0.4, 0.4, 0.2, 0.1; else 0.8, 0.8, 0.8, 0.2)."""
+    jitter_prob: float | None = Field(None, ge=0, le=1)
+    """Probability of the colour jitter; null: 0.8."""
+    grey_prob: float | None = Field(None, ge=0, le=1)
+    """Probability of a grey image; null: 0.2."""
+    blur_prob: float | None = Field(None, ge=0, le=1)
+    """Probability of a Gaussian blur; null: 0.5, in mocov3's and dino's two global crops 1.0 and 0.1."""
+    blur_sigma: list[float] | None = Field(None, min_length=2, max_length=2)
+    """Smallest and largest sigma of the blur (pixels); null: 0.1, 2.0."""
+    solarize_prob: float | None = Field(None, ge=0, le=1)
+    """Probability of solarization (values of half the range and more are inverted); null: 0, in the second of mocov3's
+    and dino's global crops 0.2."""
+
+    @model_validator(mode="after")
+    def _check_colours(self):
+        if self.jitter is not None:
+            _jitter(self.jitter)
+        if self.blur_sigma is not None:
+            _range(self.blur_sigma, 0, None, "blur_sigma")
+        return self
+
+
+# Of IDMM's release, and SimCLR's own: what null means in the end. Nothing is solarized.
+DEFAULT_COLOURS = Colours(
+    flip=0.5,
+    jitter=[0.8, 0.8, 0.8, 0.2],
+    jitter_prob=0.8,
+    grey_prob=0.2,
+    blur_prob=0.5,
+    blur_sigma=[0.1, 2.0],
+    solarize_prob=0.0,
+)
+COLOURS = tuple(item.name for item in fields(Colours))
+
+
+@section
+class CropGroup(Colours):
+    """Crops of one kind, mixed together and averaged in the loss; colours that it leaves out are those of ``views``."""
+
+    SPARSE: ClassVar[bool] = True  # what is null is not written down
 
     count: int = Field(2, ge=1)
     """Crops an image."""
@@ -207,31 +274,29 @@ class CropGroup:
 
 
 @section
-class Views:
-    """Random crops and colours of stage 1, as in IDMM's released code."""
+class Views(Colours):
+    """Random crops and colours of stage 1. Null colours are the method's own, or those of IDMM's released code."""
 
     size: int = Field(112, ge=8)
     """Side of every crop (pixels)."""
     crops: list[CropGroup] | None = Field(None, min_length=1)
-    """Groups of crops, e.g. '[{count: 2, scale: [0.14, 1.0]}, {count: 4, scale: [0.05, 0.4]}]'; null: the method's."""
-    flip: float = Field(0.5, ge=0, le=1)
-    """Probability of a horizontal flip."""
-    jitter: list[float] = Field(default_factory=lambda: [0.8, 0.8, 0.8, 0.2], min_length=4, max_length=4)
-    """Strength of brightness, contrast, saturation (factors) and hue (turns, at most 0.5)."""
-    jitter_prob: float = Field(0.8, ge=0, le=1)
-    """Probability of the colour jitter."""
-    grey_prob: float = Field(0.2, ge=0, le=1)
-    """Probability of a grey image."""
-    blur_prob: float = Field(0.5, ge=0, le=1)
-    """Probability of a Gaussian blur."""
-    blur_sigma: list[float] = Field(default_factory=lambda: [0.1, 2.0], min_length=2, max_length=2)
-    """Smallest and largest sigma of the blur (pixels)."""
+    """Groups of crops, e.g. '[{count: 2, scale: [0.14, 1.0]}, {count: 4, scale: [0.05, 0.4]}]'; null: the method's.
+    A group may have colours of its own, e.g. '{count: 1, blur_prob: 1.0}'; dino's teacher sees the groups of the first
+    one's scale."""
+    interpolation: Literal["bicubic", "bilinear"] = "bicubic"
+    """How crops are resized, antialiased in both cases."""
 
-    @model_validator(mode="after")
-    def _check(self):
-        _jitter(self.jitter)
-        _range(self.blur_sigma, 0, None, "blur_sigma")
-        return self
+
+def colours_of(views: Views, group: CropGroup) -> Colours:
+    """Returns the colours of a group's crops: its own, else those of ``views``, else IDMM's."""
+    levels = (group, views, DEFAULT_COLOURS)
+    found = {name: [getattr(level, name) for level in levels] for name in COLOURS}
+    return Colours(**{name: next(v for v in values if v is not None) for name, values in found.items()})
+
+
+def global_groups(crops: list[CropGroup]) -> int:
+    """Returns how many groups, from the first on, are of the first one's scale: those of global crops."""
+    return next((n for n, group in enumerate(crops) if group.scale != crops[0].scale), len(crops))
 
 
 @section
@@ -254,6 +319,8 @@ class Method:
     """The N-way layer's learning rate, as a multiple of train.lr."""
     classifier_init: Literal["random", "features"] = "random"
     """Start of the N-way layer's rows: 'random', or each image's own 'features', untrained, centred, normalised."""
+    classifier_init_std: float | None = Field(None, gt=0)
+    """Standard deviation of random rows, normally distributed; null: uniform within 1/sqrt(d), as PyTorch's layers."""
     chunk_size: int | None = Field(None, ge=1)
     """Views whose N logits are held at a time; null: chosen from N and the batch (views)."""
     projection: bool | None = None
@@ -268,6 +335,8 @@ class Method:
     """mocov2, mocov3, dino: momentum of the second encoder; null: 0.999, 0.99 and 0.996, the last two rising to 1."""
     queue: int | None = Field(None, ge=1)
     """mocov2: keys of earlier batches; null: 2048, or fewer where there are few images."""
+    stop_grad_conv1: bool | None = None
+    """mocov3: leave the patch projection as it was drawn; null: where the backbone has one (patch_embed.proj)."""
     outputs: int | None = Field(None, ge=2)
     """dino: width of the softmax; null: 65536, or the number of images where that is smaller."""
     teacher_temperature: float | None = Field(None, gt=0)
@@ -282,7 +351,7 @@ class Method:
 
 @section
 class Augment:
-    """Augmentation and regularisation of stage 2, as in IDMM's released code."""
+    """Augmentation and regularisation of stage 2, as in IDMM's released code but for RandAugment, which is timm's."""
 
     scale: list[float] = Field(default_factory=lambda: [0.08, 1.0], min_length=2, max_length=2)
     """Smallest and largest share of the area that the random resized crop covers, in (0, 1]."""

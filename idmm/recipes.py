@@ -4,7 +4,7 @@ import importlib.util
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from idmm.config import CropGroup, Method, PretrainConfig
+from idmm.config import COLOURS, DEFAULT_COLOURS, CropGroup, Method, PretrainConfig, Views
 from idmm.errors import UserError
 
 
@@ -16,8 +16,12 @@ class Recipe:
     """Module under ``idmm.methods`` and class."""
     reads: dict[str, Any]
     """Fields of ``method`` that it reads, with what null means; ``...`` where null waits for the data or the model."""
-    crops: tuple[tuple[int, tuple[float, float]], ...] = ((2, (0.2, 1.0)),)
-    """Count and scale of each group of crops, where ``views.crops`` is null."""
+    crops: tuple[dict[str, Any], ...] = ({"count": 2, "scale": [0.2, 1.0]},)
+    """Each group of crops, where ``views.crops`` is null."""
+    colours: dict[str, Any] = field(default_factory=dict)
+    """Colours of ``views`` that are not IDMM's, where they are null."""
+    warmup_epochs: float | None = None
+    """Length of the warm-up, where ``train.warmup_epochs`` is null; None: that of the backbone's family."""
     labelled: bool = False
     """Whether it learns from labels."""
     exactly: int | None = None
@@ -31,13 +35,23 @@ class Recipe:
 
 
 _LIGHTLY = {"lightly": "lightly"}
-_IDMM_CROPS = ((2, (0.14, 1.0)), (4, (0.05, 0.4)))  # DESIGN, section 4, as released
+_IDMM_CROPS = ({"count": 2, "scale": [0.14, 1.0]}, {"count": 4, "scale": [0.05, 0.4]})  # its release's
+_BYOL = {"jitter": [0.4, 0.4, 0.2, 0.1]}  # BYOL's augmentations, which MoCo v3 and DINO take over
+
+
+def _byol_crops(low: float) -> tuple[dict[str, Any], ...]:
+    """The first global crop is always blurred; the second seldom, but it may be solarized."""
+    first, second = {"blur_prob": 1.0}, {"blur_prob": 0.1, "solarize_prob": 0.2}
+    return tuple({"count": 1, "scale": [low, 1.0], **colours} for colours in (first, second))
+
+
 _MLP = {"hidden_dim": ..., "dim": 256}
 _SIMCLR = {"projection": True, **_MLP, "temperature": 0.1}
 _CLASSES = {"label_smoothing": 0.1, "cutmix_alpha": 0.5}
-_N_WAY = ("classifier", "classifier_bias", "classifier_scale", "classifier_lr_scale", "classifier_init", "chunk_size")
+_N_WAY = ("classifier", "classifier_bias", "classifier_scale", "classifier_lr_scale", "classifier_init")
+_N_WAY += ("classifier_init_std", "chunk_size")
 
-# Widths and temperatures: Table 10 of the IDMM paper; what it leaves out: the methods' own papers.
+# Widths and temperatures: Table 10 of the IDMM paper; what it leaves out: the methods' own papers and releases.
 METHODS = {
     "idmm": Recipe(
         "idmm:IDMM",
@@ -54,12 +68,17 @@ METHODS = {
     "mocov2": Recipe(
         "mocov2:MoCoV2",
         {**_SIMCLR, "temperature": 0.2, "momentum": 0.999, "queue": ...},
+        colours={"jitter": [0.4, 0.4, 0.4, 0.1]},
+        warmup_epochs=0,
         exactly=2,
         libraries=_LIGHTLY,
     ),
     "mocov3": Recipe(
         "mocov3:MoCoV3",
-        {"hidden_dim": 4096, "dim": 256, "temperature": 0.2, "momentum": 0.99},
+        {"hidden_dim": 4096, "dim": 256, "temperature": 0.2, "momentum": 0.99, "stop_grad_conv1": ...},
+        crops=_byol_crops(0.08),
+        colours=_BYOL,
+        warmup_epochs=40,
         exactly=2,
         within_pass=True,
         libraries=_LIGHTLY,
@@ -77,7 +96,9 @@ METHODS = {
             "center_momentum": 0.9,
             "freeze_epochs": ...,
         },
-        crops=((2, (0.25, 1.0)), (4, (0.05, 0.25))),
+        crops=(*_byol_crops(0.25), {"count": 4, "scale": [0.05, 0.25]}),
+        colours=_BYOL,
+        warmup_epochs=10,
         at_least=2,
         libraries=_LIGHTLY,
     ),
@@ -87,11 +108,31 @@ METHODS = {
 
 def default_crops(name: str) -> list[CropGroup]:
     """Returns a method's groups of crops."""
-    return [CropGroup(count=count, scale=list(scale)) for count, scale in METHODS[name].crops]
+    return [CropGroup(**group) for group in METHODS[name].crops]
+
+
+def _filled_views(views: Views, name: str) -> tuple[Views, list[str]]:
+    """Fills in the crops and colours that are left to the method; a colour that is given holds for all its crops."""
+    recipe, notes = METHODS[name], []
+    given = {colour for colour in COLOURS if getattr(views, colour) is not None}
+    crops = views.crops
+    if crops is None:
+        crops = [replace(group, **dict.fromkeys(given)) for group in default_crops(name)]
+        shown = ", ".join(_shown(group) for group in crops)
+        notes.append(f"views.crops: {shown} of the area, {name}'s")
+    notes += [f"views.{key}: {value}, {name}'s" for key, value in recipe.colours.items() if key not in given]
+    colours = {key: recipe.colours.get(key, getattr(DEFAULT_COLOURS, key)) for key in COLOURS if key not in given}
+    return replace(views, crops=crops, **colours), notes
+
+
+def _shown(group: CropGroup) -> str:
+    own = {name: getattr(group, name) for name in COLOURS if getattr(group, name) is not None}
+    colours = "".join(f", {name} {value:g}" for name, value in own.items())
+    return f"{group.count} of {group.scale[0]:g} to {group.scale[1]:g}" + (f" ({colours[2:]})" if own else "")
 
 
 def settle_method(config: PretrainConfig) -> tuple[PretrainConfig, list[str]]:
-    """Fills in what ``method`` and ``views.crops`` leave to the method.
+    """Fills in what ``method``, ``views`` and ``train.warmup_epochs`` leave to the method.
 
     Returns:
         The config, with null left only where the data or the model decide, and lines for the log.
@@ -101,8 +142,8 @@ def settle_method(config: PretrainConfig) -> tuple[PretrainConfig, list[str]]:
     """
     method, recipe = config.method, _fitted(config.method)
     faults = [*_unread(method, recipe), *_missing(method, recipe)]
-    crops = config.views.crops or default_crops(method.name)
-    given, wanted = sum(group.count for group in crops), recipe.exactly or recipe.at_least
+    views, view_notes = _filled_views(config.views, method.name)
+    given, wanted = sum(group.count for group in views.crops), recipe.exactly or recipe.at_least
     if given < wanted or (recipe.exactly and given > wanted):
         exactness = "" if recipe.exactly else "at least "
         faults.append(f"views.crops: {given} crops an image, but {method.name} compares {exactness}{wanted}")
@@ -111,13 +152,15 @@ def settle_method(config: PretrainConfig) -> tuple[PretrainConfig, list[str]]:
         raise UserError(*faults, *small)
     null = {name: value for name, value in recipe.reads.items() if getattr(method, name) is None and value is not ...}
     notes = [f"method.{name}: {value}, {method.name}'s" for name, value in null.items() if value is not False]
-    if config.views.crops is None:
-        shown = ", ".join(f"{group.count} of {group.scale[0]:g} to {group.scale[1]:g}" for group in crops)
-        notes.append(f"views.crops: {shown} of the area, {method.name}'s")
+    notes += view_notes
+    train = config.train
+    if train.warmup_epochs is None and recipe.warmup_epochs is not None:
+        train = replace(train, warmup_epochs=recipe.warmup_epochs)
+        notes.append(f"train.warmup_epochs: {recipe.warmup_epochs:g}, {method.name}'s")
     scaled = method.classifier_scale != Method().classifier_scale
     if "classifier_scale" in recipe.reads and method.classifier == "linear" and scaled:
         notes.append(f"method.classifier_scale: {method.classifier_scale:g} without effect, the classifier is linear")
-    return replace(config, method=replace(method, **null), views=replace(config.views, crops=crops)), notes + few
+    return replace(config, method=replace(method, **null), views=views, train=train), notes + few
 
 
 def pass_notes(config: PretrainConfig, batch_size: int) -> tuple[list[str], list[str]]:
