@@ -1,109 +1,12 @@
-"""The pretraining methods: what each reads, and what null in the config means to it. No torch: plans ask too."""
+"""What null in the config means to a pretraining method, and what it refuses. No torch: plans ask too."""
 
 import importlib.util
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Collection
+from dataclasses import fields, replace
 from typing import Any
 
-from idmm.config import COLOURS, DEFAULT_COLOURS, CropGroup, Method, PretrainConfig, Views
+from idmm.config import COLOURS, DEFAULT_COLOURS, METHODS, CropGroup, Method, PretrainConfig, Views, defaults_of
 from idmm.errors import UserError
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """A method as far as the config is concerned."""
-
-    implementation: str
-    """Module under ``idmm.methods`` and class."""
-    reads: dict[str, Any]
-    """Fields of ``method`` that it reads, with what null means; ``...`` where null waits for the data or the model."""
-    crops: tuple[dict[str, Any], ...] = ({"count": 2, "scale": [0.2, 1.0]},)
-    """Each group of crops, where ``views.crops`` is null."""
-    colours: dict[str, Any] = field(default_factory=dict)
-    """Colours of ``views`` that are not IDMM's, where they are null."""
-    warmup_epochs: float | None = None
-    """Length of the warm-up, where ``train.warmup_epochs`` is null; None: that of the backbone's family."""
-    labelled: bool = False
-    """Whether it learns from labels."""
-    exactly: int | None = None
-    """Crops of an image that it compares; None: any number."""
-    at_least: int = 1
-    """Crops that it needs."""
-    within_pass: bool = False
-    """Whether it compares the images of a pass with one another."""
-    libraries: dict[str, str] = field(default_factory=dict)
-    """Modules that must be there, with the names of their packages."""
-
-
-_LIGHTLY = {"lightly": "lightly"}
-_IDMM_CROPS = ({"count": 2, "scale": [0.14, 1.0]}, {"count": 4, "scale": [0.05, 0.4]})  # its release's
-_BYOL = {"jitter": [0.4, 0.4, 0.2, 0.1]}  # BYOL's augmentations, which MoCo v3 and DINO take over
-
-
-def _byol_crops(low: float) -> tuple[dict[str, Any], ...]:
-    """The first global crop is always blurred; the second seldom, but it may be solarized."""
-    first, second = {"blur_prob": 1.0}, {"blur_prob": 0.1, "solarize_prob": 0.2}
-    return tuple({"count": 1, "scale": [low, 1.0], **colours} for colours in (first, second))
-
-
-_MLP = {"hidden_dim": ..., "dim": 256}
-_SIMCLR = {"projection": True, **_MLP, "temperature": 0.1}
-_CLASSES = {"label_smoothing": 0.1, "cutmix_alpha": 0.5}
-_N_WAY = ("classifier", "classifier_bias", "classifier_scale", "classifier_lr_scale", "classifier_init")
-_N_WAY += ("classifier_init_std", "chunk_size")
-
-# Widths and temperatures: Table 10 of the IDMM paper; what it leaves out: the methods' own papers and releases.
-METHODS = {
-    "idmm": Recipe(
-        "idmm:IDMM",
-        {**_CLASSES, **dict.fromkeys(_N_WAY, ...), "projection": False, "hidden_dim": ..., "dim": ...},
-        crops=_IDMM_CROPS,
-    ),
-    "simclr": Recipe("simclr:SimCLR", _SIMCLR, exactly=2, within_pass=True, libraries=_LIGHTLY),
-    "supcon": Recipe(
-        "supcon:SupCon",
-        _SIMCLR,
-        labelled=True,
-        within_pass=True,
-    ),
-    "mocov2": Recipe(
-        "mocov2:MoCoV2",
-        {**_SIMCLR, "temperature": 0.2, "momentum": 0.999, "queue": ...},
-        colours={"jitter": [0.4, 0.4, 0.4, 0.1]},
-        warmup_epochs=0,
-        exactly=2,
-        libraries=_LIGHTLY,
-    ),
-    "mocov3": Recipe(
-        "mocov3:MoCoV3",
-        {"hidden_dim": 4096, "dim": 256, "temperature": 0.2, "momentum": 0.99, "stop_grad_conv1": ...},
-        crops=_byol_crops(0.08),
-        colours=_BYOL,
-        warmup_epochs=40,
-        exactly=2,
-        within_pass=True,
-        libraries=_LIGHTLY,
-    ),
-    "dino": Recipe(
-        "dino:DINO",
-        {
-            "hidden_dim": 2048,
-            "dim": 256,
-            "temperature": 0.1,
-            "momentum": 0.996,
-            "outputs": ...,
-            "teacher_temperature": 0.07,
-            "teacher_warmup_epochs": ...,
-            "center_momentum": 0.9,
-            "freeze_epochs": ...,
-        },
-        crops=(*_byol_crops(0.25), {"count": 4, "scale": [0.05, 0.25]}),
-        colours=_BYOL,
-        warmup_epochs=10,
-        at_least=2,
-        libraries=_LIGHTLY,
-    ),
-    "supervised": Recipe("supervised:Supervised", _CLASSES, labelled=True, crops=_IDMM_CROPS),
-}
 
 
 def default_crops(name: str) -> list[CropGroup]:
@@ -127,7 +30,7 @@ def _filled_views(views: Views, name: str) -> tuple[Views, list[str]]:
 
 def _shown(group: CropGroup) -> str:
     own = {name: getattr(group, name) for name in COLOURS if getattr(group, name) is not None}
-    colours = "".join(f", {name} {value:g}" for name, value in own.items())
+    colours = "".join(f", {name} {value}" for name, value in own.items())
     return f"{group.count} of {group.scale[0]:g} to {group.scale[1]:g}" + (f" ({colours[2:]})" if own else "")
 
 
@@ -140,8 +43,8 @@ def settle_method(config: PretrainConfig) -> tuple[PretrainConfig, list[str]]:
     Raises:
         UserError: Fields that the method does not read, crops that it cannot take, a library that is missing.
     """
-    method, recipe = config.method, _fitted(config.method)
-    faults = [*_unread(method, recipe), *_missing(method, recipe)]
+    method, recipe, reads = config.method, METHODS[config.method.name], _reads(config.method)
+    faults = [*_unread(method, reads), *_missing(method, reads)]
     views, view_notes = _filled_views(config.views, method.name)
     given, wanted = sum(group.count for group in views.crops), recipe.exactly or recipe.at_least
     if given < wanted or (recipe.exactly and given > wanted):
@@ -150,7 +53,7 @@ def settle_method(config: PretrainConfig) -> tuple[PretrainConfig, list[str]]:
     small, few = pass_notes(config, config.train.batch_size)
     if faults + small:
         raise UserError(*faults, *small)
-    null = {name: value for name, value in recipe.reads.items() if getattr(method, name) is None and value is not ...}
+    null = {name: value for name, value in reads.items() if getattr(method, name) is None and value is not None}
     notes = [f"method.{name}: {value}, {method.name}'s" for name, value in null.items() if value is not False]
     notes += view_notes
     train = config.train
@@ -158,7 +61,7 @@ def settle_method(config: PretrainConfig) -> tuple[PretrainConfig, list[str]]:
         train = replace(train, warmup_epochs=recipe.warmup_epochs)
         notes.append(f"train.warmup_epochs: {recipe.warmup_epochs:g}, {method.name}'s")
     scaled = method.classifier_scale != Method().classifier_scale
-    if "classifier_scale" in recipe.reads and method.classifier == "linear" and scaled:
+    if "classifier_scale" in reads and method.classifier == "linear" and scaled:
         notes.append(f"method.classifier_scale: {method.classifier_scale:g} without effect, the classifier is linear")
     return replace(config, method=replace(method, **null), views=views, train=train), notes + few
 
@@ -180,30 +83,32 @@ def pass_notes(config: PretrainConfig, batch_size: int) -> tuple[list[str], list
     return [], [f"{shown}: {name} compares the {images} images of a pass with one another, not those of the batch"]
 
 
-def _fitted(method: Method) -> Recipe:
-    """Returns the method's recipe as the switch of the MLP leaves it: on, a library has it; off, it has no widths."""
-    recipe = METHODS[method.name]
-    on = recipe.reads.get("projection") if method.projection is None else method.projection
-    if on and "projection" in recipe.reads:
-        return replace(recipe, libraries={**_LIGHTLY, **recipe.libraries})
-    without = {name: value for name, value in recipe.reads.items() if name not in _MLP}
-    return replace(recipe, reads=without) if "projection" in recipe.reads else recipe
+def _reads(method: Method) -> dict[str, Any]:
+    """Returns the keys that a method reads, with its defaults; without its MLP there are no widths."""
+    reads = defaults_of(method.name)
+    if "projection" in reads and not _projects(method, reads):
+        return {name: value for name, value in reads.items() if name not in ("hidden_dim", "dim")}
+    return reads
 
 
-def _unread(method: Method, recipe: Recipe) -> list[str]:
-    others = [item.name for item in fields(Method) if item.name != "name" and item.name not in recipe.reads]
+def _projects(method: Method, reads: dict[str, Any]) -> bool:
+    return bool(reads.get("projection") if method.projection is None else method.projection)
+
+
+def _unread(method: Method, reads: Collection[str]) -> list[str]:
     default, lines = Method(), []
-    for name in others:
+    for name in [item.name for item in fields(Method) if item.name not in ("name", *reads)]:
         if getattr(method, name) != getattr(default, name):
-            where = " without method.projection" if name in METHODS[method.name].reads else ""
+            where = " without method.projection" if name in defaults_of(method.name) else ""
             lines.append(
                 f"method.{name}: {getattr(method, name)!r}, but {method.name}{where} does not read it; leave it out"
             )
     return lines
 
 
-def _missing(method: Method, recipe: Recipe) -> list[str]:
-    missing = [package for module, package in recipe.libraries.items() if importlib.util.find_spec(module) is None]
+def _missing(method: Method, reads: dict[str, Any]) -> list[str]:
+    wanted = {**({"lightly": "lightly"} if _projects(method, reads) else {}), **METHODS[method.name].libraries}
+    missing = [package for module, package in wanted.items() if importlib.util.find_spec(module) is None]
     return [
         f"method.name: {method.name} needs {name}; install it with: pip install 'idmm[baselines]'" for name in missing
     ]

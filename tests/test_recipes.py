@@ -180,7 +180,7 @@ def test_null_is_filled_in_and_said():
 
 def test_views_that_are_given_come_before_the_methods():
     config, notes = settle_method(PretrainConfig(method=Method(name="mocov3")))
-    pair = "1 of 0.08 to 1 (blur_prob 1), 1 of 0.08 to 1 (blur_prob 0.1, solarize_prob 0.2)"
+    pair = "1 of 0.08 to 1 (blur_prob 1.0), 1 of 0.08 to 1 (blur_prob 0.1, solarize_prob 0.2)"
     assert f"views.crops: {pair} of the area, mocov3's" in notes and config.train.warmup_epochs == 40
     assert {"views.jitter: [0.4, 0.4, 0.2, 0.1], mocov3's", "train.warmup_epochs: 40, mocov3's"} <= {*notes}
 

@@ -22,8 +22,8 @@ class MoCoV3(Method):
     """The symmetric loss of Algorithm 1: ctr(q1, k2) + ctr(q2, k1), with the other images of the batch as negatives.
 
     The crops go through one after the other, so that batch norms see one of them at a time; those of the heads see the
-    batch of all processes on GPUs, and of their own process on CPUs. The patch projection stays as it was drawn
-    (section 4.2: "random patch projection").
+    batch of all processes on GPUs, and of their own process on CPUs. The patch projection stays as it was drawn, which
+    keeps transformers stable.
     """
 
     def __init__(
@@ -74,6 +74,8 @@ def _mlp(width: int, hidden: int, dim: int, layers: int) -> nn.Module:
 def _freeze_projection(backbone: nn.Module, asked: bool | None) -> None:
     """Takes the patch projection out of training: if asked to, or where there is one and nothing was asked."""
     projection = getattr(getattr(backbone, "patch_embed", None), "proj", None)
+    if not isinstance(projection, nn.Conv2d) or projection.in_channels > 3:  # of pixels, not of another network's maps
+        projection = None
     if asked and projection is None:
         wanted = "its backbone has no patch projection (patch_embed.proj); leave it out"
         raise UserError(f"method.stop_grad_conv1: true, but {wanted}")
