@@ -12,7 +12,7 @@ import torch
 import yaml
 
 from idmm import distributed
-from idmm.config import FREE
+from idmm.config import FREE, NEW_KEYS
 from idmm.errors import RunError, UserError
 from idmm.files import replacing, sweep, write_text
 from idmm.options import flatten
@@ -104,7 +104,8 @@ class RunFolder:
             old = yaml.safe_load((self.path / "config.yaml").read_text())
         except (OSError, yaml.YAMLError):
             raise UserError(f"out: '{self.path}' holds a run without a readable config.yaml") from None
-        old, new = flatten(old or {}), flatten(config)
+        new = flatten(config)
+        old = {**{key: value for key, value in NEW_KEYS.items() if key in new}, **flatten(old or {})}
         faults = [
             f"{key}: the run in '{self.path}' has {_shown(old.get(key))}, asked for now is {_shown(new.get(key))}"
             for key in [*new, *(key for key in old if key not in new)]

@@ -20,9 +20,9 @@ from idmm.data.loaders import BatchPlan, Maker, training_batches, worker_count
 from idmm.errors import Interrupted, RunError, UserError
 from idmm.features import pick_device
 from idmm.methods.base import Method
-from idmm.optim import create_optimizer
+from idmm.optim import clip_each, create_optimizer
 from idmm.progress import Interrupts, Progress
-from idmm.schedule import cosine_schedule, warmup_length
+from idmm.schedule import cosine_schedule, warmup_length, weight_decay_schedule
 from idmm.seeding import derive, seeded
 
 log = logging.getLogger("idmm")
@@ -196,6 +196,7 @@ class Loop:
         if shortened:
             log.info("%s", shortened)
         self.schedule = cosine_schedule(optimizer, steps, warmup, self.train.schedule == "released")
+        self.set_weight_decay = weight_decay_schedule(optimizer, steps, self.train.weight_decay_end)
         self.ema = ModelEmaV3(method.backbone, self.train.ema, use_warmup=True) if self.train.ema else None
         if self.train.compile:
             backbone = method.backbone  # methods call its features and its head one by one
@@ -252,6 +253,7 @@ class Loop:
         """Makes one optimizer step of ``accumulate`` passes; returns the last pass's loss."""
         number = epoch * self.batches.steps_per_epoch + step
         self.schedule.step_update(number)
+        self.set_weight_decay(number)
         for turn in range(self.train.accumulate):
             batch = next(batches)
             weight = batch["weight"]
@@ -263,7 +265,10 @@ class Loop:
                 self.accelerator.backward(out["loss"] * weight)
             self._count(out, weight * self.batches.step_size(step) / distributed.world(), number)
         self.method.before_step(epoch)
-        if self.train.clip_grad:
+        if self.train.clip_grad and self.train.clip_grad_mode == "tensor":
+            self.accelerator.unscale_gradients()
+            clip_each(self.method.parameters(), self.train.clip_grad)
+        elif self.train.clip_grad:
             self.accelerator.clip_grad_norm_(self.method.parameters(), self.train.clip_grad)
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -368,7 +373,11 @@ class Loop:
         state, self.session.run.state = self.session.run.state, None
         if state is None:
             return
-        self.method.load_state_dict(state["method"])
+        try:
+            self.method.load_state_dict(state["method"])
+        except RuntimeError:
+            why = f"the checkpoint does not fit {type(self.method).__name__} as this version builds it"
+            raise UserError(f"out: '{self.session.run.path}': {why}; name a new folder") from None
         self.optimizer.load_state_dict(state["optimizer"])
         if self.ema is not None:
             self.ema.module.load_state_dict(state["ema"])

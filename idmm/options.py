@@ -131,9 +131,17 @@ def read_value(text: str) -> Any:
     return yaml.load(text, _Loader)
 
 
-def plain(config: Any) -> dict:
+def plain(config: Any) -> Any:
     """Returns a config as nested dicts and lists, for YAML and JSON."""
-    return dataclasses.asdict(config)
+    if isinstance(config, dict):
+        return {key: plain(value) for key, value in config.items()}
+    if isinstance(config, (list, tuple)):
+        return [plain(value) for value in config]
+    if not dataclasses.is_dataclass(config):
+        return config
+    values = {item.name: plain(getattr(config, item.name)) for item in dataclasses.fields(config)}
+    sparse = getattr(config, "SPARSE", False)
+    return {name: value for name, value in values.items() if not (sparse and value is None)}
 
 
 def flatten(config: dict, prefix: str = "") -> dict[str, Any]:

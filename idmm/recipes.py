@@ -1,98 +1,41 @@
-"""The pretraining methods: what each reads, and what null in the config means to it. No torch: plans ask too."""
+"""What null in the config means to a pretraining method, and what it refuses. No torch: plans ask too."""
 
 import importlib.util
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Collection
+from dataclasses import fields, replace
 from typing import Any
 
-from idmm.config import CropGroup, Method, PretrainConfig
+from idmm.config import COLOURS, DEFAULT_COLOURS, METHODS, CropGroup, Method, PretrainConfig, Views, defaults_of
 from idmm.errors import UserError
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """A method as far as the config is concerned."""
-
-    implementation: str
-    """Module under ``idmm.methods`` and class."""
-    reads: dict[str, Any]
-    """Fields of ``method`` that it reads, with what null means; ``...`` where null waits for the data or the model."""
-    crops: tuple[tuple[int, tuple[float, float]], ...] = ((2, (0.2, 1.0)),)
-    """Count and scale of each group of crops, where ``views.crops`` is null."""
-    labelled: bool = False
-    """Whether it learns from labels."""
-    exactly: int | None = None
-    """Crops of an image that it compares; None: any number."""
-    at_least: int = 1
-    """Crops that it needs."""
-    within_pass: bool = False
-    """Whether it compares the images of a pass with one another."""
-    libraries: dict[str, str] = field(default_factory=dict)
-    """Modules that must be there, with the names of their packages."""
-
-
-_LIGHTLY = {"lightly": "lightly"}
-_IDMM_CROPS = ((2, (0.14, 1.0)), (4, (0.05, 0.4)))  # DESIGN, section 4, as released
-_MLP = {"hidden_dim": ..., "dim": 256}
-_SIMCLR = {"projection": True, **_MLP, "temperature": 0.1}
-_CLASSES = {"label_smoothing": 0.1, "cutmix_alpha": 0.5}
-_N_WAY = ("classifier", "classifier_bias", "classifier_scale", "classifier_lr_scale", "classifier_init", "chunk_size")
-
-# Widths and temperatures: Table 10 of the IDMM paper; what it leaves out: the methods' own papers.
-METHODS = {
-    "idmm": Recipe(
-        "idmm:IDMM",
-        {**_CLASSES, **dict.fromkeys(_N_WAY, ...), "projection": False, "hidden_dim": ..., "dim": ...},
-        crops=_IDMM_CROPS,
-    ),
-    "simclr": Recipe("simclr:SimCLR", _SIMCLR, exactly=2, within_pass=True, libraries=_LIGHTLY),
-    "supcon": Recipe(
-        "supcon:SupCon",
-        _SIMCLR,
-        labelled=True,
-        within_pass=True,
-        libraries={**_LIGHTLY, "pytorch_metric_learning": "pytorch-metric-learning"},
-    ),
-    "mocov2": Recipe(
-        "mocov2:MoCoV2",
-        {**_SIMCLR, "temperature": 0.2, "momentum": 0.999, "queue": ...},
-        exactly=2,
-        libraries=_LIGHTLY,
-    ),
-    "mocov3": Recipe(
-        "mocov3:MoCoV3",
-        {"hidden_dim": 4096, "dim": 256, "temperature": 0.2, "momentum": 0.99},
-        exactly=2,
-        within_pass=True,
-        libraries=_LIGHTLY,
-    ),
-    "dino": Recipe(
-        "dino:DINO",
-        {
-            "hidden_dim": 2048,
-            "dim": 256,
-            "temperature": 0.1,
-            "momentum": 0.996,
-            "outputs": ...,
-            "teacher_temperature": 0.07,
-            "teacher_warmup_epochs": ...,
-            "center_momentum": 0.9,
-            "freeze_epochs": ...,
-        },
-        crops=((2, (0.25, 1.0)), (4, (0.05, 0.25))),
-        at_least=2,
-        libraries=_LIGHTLY,
-    ),
-    "supervised": Recipe("supervised:Supervised", _CLASSES, labelled=True, crops=_IDMM_CROPS),
-}
 
 
 def default_crops(name: str) -> list[CropGroup]:
     """Returns a method's groups of crops."""
-    return [CropGroup(count=count, scale=list(scale)) for count, scale in METHODS[name].crops]
+    return [CropGroup(**group) for group in METHODS[name].crops]
+
+
+def _filled_views(views: Views, name: str) -> tuple[Views, list[str]]:
+    """Fills in the crops and colours that are left to the method; a colour that is given holds for all its crops."""
+    recipe, notes = METHODS[name], []
+    given = {colour for colour in COLOURS if getattr(views, colour) is not None}
+    crops = views.crops
+    if crops is None:
+        crops = [replace(group, **dict.fromkeys(given)) for group in default_crops(name)]
+        shown = ", ".join(_shown(group) for group in crops)
+        notes.append(f"views.crops: {shown} of the area, {name}'s")
+    notes += [f"views.{key}: {value}, {name}'s" for key, value in recipe.colours.items() if key not in given]
+    colours = {key: recipe.colours.get(key, getattr(DEFAULT_COLOURS, key)) for key in COLOURS if key not in given}
+    return replace(views, crops=crops, **colours), notes
+
+
+def _shown(group: CropGroup) -> str:
+    own = {name: getattr(group, name) for name in COLOURS if getattr(group, name) is not None}
+    colours = "".join(f", {name} {value}" for name, value in own.items())
+    return f"{group.count} of {group.scale[0]:g} to {group.scale[1]:g}" + (f" ({colours[2:]})" if own else "")
 
 
 def settle_method(config: PretrainConfig) -> tuple[PretrainConfig, list[str]]:
-    """Fills in what ``method`` and ``views.crops`` leave to the method.
+    """Fills in what ``method``, ``views`` and ``train.warmup_epochs`` leave to the method.
 
     Returns:
         The config, with null left only where the data or the model decide, and lines for the log.
@@ -100,25 +43,27 @@ def settle_method(config: PretrainConfig) -> tuple[PretrainConfig, list[str]]:
     Raises:
         UserError: Fields that the method does not read, crops that it cannot take, a library that is missing.
     """
-    method, recipe = config.method, _fitted(config.method)
-    faults = [*_unread(method, recipe), *_missing(method, recipe)]
-    crops = config.views.crops or default_crops(method.name)
-    given, wanted = sum(group.count for group in crops), recipe.exactly or recipe.at_least
+    method, recipe, reads = config.method, METHODS[config.method.name], _reads(config.method)
+    faults = [*_unread(method, reads), *_missing(method, reads)]
+    views, view_notes = _filled_views(config.views, method.name)
+    given, wanted = sum(group.count for group in views.crops), recipe.exactly or recipe.at_least
     if given < wanted or (recipe.exactly and given > wanted):
         exactness = "" if recipe.exactly else "at least "
         faults.append(f"views.crops: {given} crops an image, but {method.name} compares {exactness}{wanted}")
     small, few = pass_notes(config, config.train.batch_size)
     if faults + small:
         raise UserError(*faults, *small)
-    null = {name: value for name, value in recipe.reads.items() if getattr(method, name) is None and value is not ...}
+    null = {name: value for name, value in reads.items() if getattr(method, name) is None and value is not None}
     notes = [f"method.{name}: {value}, {method.name}'s" for name, value in null.items() if value is not False]
-    if config.views.crops is None:
-        shown = ", ".join(f"{group.count} of {group.scale[0]:g} to {group.scale[1]:g}" for group in crops)
-        notes.append(f"views.crops: {shown} of the area, {method.name}'s")
+    notes += view_notes
+    train = config.train
+    if train.warmup_epochs is None and recipe.warmup_epochs is not None:
+        train = replace(train, warmup_epochs=recipe.warmup_epochs)
+        notes.append(f"train.warmup_epochs: {recipe.warmup_epochs:g}, {method.name}'s")
     scaled = method.classifier_scale != Method().classifier_scale
-    if "classifier_scale" in recipe.reads and method.classifier == "linear" and scaled:
+    if "classifier_scale" in reads and method.classifier == "linear" and scaled:
         notes.append(f"method.classifier_scale: {method.classifier_scale:g} without effect, the classifier is linear")
-    return replace(config, method=replace(method, **null), views=replace(config.views, crops=crops)), notes + few
+    return replace(config, method=replace(method, **null), views=views, train=train), notes + few
 
 
 def pass_notes(config: PretrainConfig, batch_size: int) -> tuple[list[str], list[str]]:
@@ -138,30 +83,32 @@ def pass_notes(config: PretrainConfig, batch_size: int) -> tuple[list[str], list
     return [], [f"{shown}: {name} compares the {images} images of a pass with one another, not those of the batch"]
 
 
-def _fitted(method: Method) -> Recipe:
-    """Returns the method's recipe as the switch of the MLP leaves it: on, a library has it; off, it has no widths."""
-    recipe = METHODS[method.name]
-    on = recipe.reads.get("projection") if method.projection is None else method.projection
-    if on and "projection" in recipe.reads:
-        return replace(recipe, libraries={**_LIGHTLY, **recipe.libraries})
-    without = {name: value for name, value in recipe.reads.items() if name not in _MLP}
-    return replace(recipe, reads=without) if "projection" in recipe.reads else recipe
+def _reads(method: Method) -> dict[str, Any]:
+    """Returns the keys that a method reads, with its defaults; without its MLP there are no widths."""
+    reads = defaults_of(method.name)
+    if "projection" in reads and not _projects(method, reads):
+        return {name: value for name, value in reads.items() if name not in ("hidden_dim", "dim")}
+    return reads
 
 
-def _unread(method: Method, recipe: Recipe) -> list[str]:
-    others = [item.name for item in fields(Method) if item.name != "name" and item.name not in recipe.reads]
+def _projects(method: Method, reads: dict[str, Any]) -> bool:
+    return bool(reads.get("projection") if method.projection is None else method.projection)
+
+
+def _unread(method: Method, reads: Collection[str]) -> list[str]:
     default, lines = Method(), []
-    for name in others:
+    for name in [item.name for item in fields(Method) if item.name not in ("name", *reads)]:
         if getattr(method, name) != getattr(default, name):
-            where = " without method.projection" if name in METHODS[method.name].reads else ""
+            where = " without method.projection" if name in defaults_of(method.name) else ""
             lines.append(
                 f"method.{name}: {getattr(method, name)!r}, but {method.name}{where} does not read it; leave it out"
             )
     return lines
 
 
-def _missing(method: Method, recipe: Recipe) -> list[str]:
-    missing = [package for module, package in recipe.libraries.items() if importlib.util.find_spec(module) is None]
+def _missing(method: Method, reads: dict[str, Any]) -> list[str]:
+    wanted = {**({"lightly": "lightly"} if _projects(method, reads) else {}), **METHODS[method.name].libraries}
+    missing = [package for module, package in wanted.items() if importlib.util.find_spec(module) is None]
     return [
         f"method.name: {method.name} needs {name}; install it with: pip install 'idmm[baselines]'" for name in missing
     ]

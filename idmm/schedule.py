@@ -1,7 +1,8 @@
-"""The learning rate as a function of the step: linear warm-up, then half a cosine to zero (timm's)."""
+"""What changes with the step: the learning rate (linear warm-up, then half a cosine to zero, timm's), weight decay."""
 
 import logging
 import math
+from collections.abc import Callable
 
 import torch
 from timm.scheduler import CosineLRScheduler
@@ -51,6 +52,27 @@ class Released(CosineLRScheduler):
             return super()._get_lr(t)
         angle = (math.pi * t - self.warmup_t) / self.t_initial
         return [peak * (1 + math.cos(angle)) / 2 for peak in self.base_values]
+
+
+def weight_decay_schedule(optimizer: torch.optim.Optimizer, steps: int, end: float | None) -> Callable[[int], None]:
+    """Returns what sets the weight decay of a step: half a cosine from its groups' present one to ``end``.
+
+    Stateless in the step, as the learning rate. Groups that have none, biases and norms, keep none.
+
+    Args:
+        optimizer: Its groups' present weight decay is where it starts.
+        steps: Length of the run (optimizer steps); ``end`` would be reached one past the last.
+        end: At the end of the run; None: it stays as it is.
+    """
+    starts = {number: group["weight_decay"] for number, group in enumerate(optimizer.param_groups)}
+
+    def update(step: int) -> None:
+        for number, start in starts.items():
+            if end is not None and start > 0:
+                value = end + (start - end) * (1 + math.cos(math.pi * step / steps)) / 2
+                optimizer.param_groups[number]["weight_decay"] = value
+
+    return update
 
 
 def warmup_length(epochs: float, steps_per_epoch: int, steps: int) -> tuple[int, str | None]:

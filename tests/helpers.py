@@ -190,6 +190,6 @@ def temporary(out):
     return [path for path in Path(out).rglob(".*") if path.is_file()]
 
 
-def facts(images, classes=None, batch_size=4, epochs=2, steps=10):
+def facts(images, classes=None, batch_size=4, epochs=2, steps=10, global_groups=1):
     """What a method is told of a small run."""
-    return Facts(images, batch_size, epochs, steps, classes)
+    return Facts(images, batch_size, epochs, steps, classes, global_groups)

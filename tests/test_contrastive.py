@@ -3,13 +3,16 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import facts
 from tiny import SIDE, assert_same_loss, batch, make
 
+from idmm.config import CropGroup, global_groups
 from idmm.losses import instance_discrimination_loss
-from idmm.losses.contrastive import info_nce
+from idmm.losses.contrastive import info_nce, sup_con
 from idmm.mixing import draw_cutmix, mix_images
-from idmm.recipes import METHODS
-from idmm.seeding import numpy_rng
+from idmm.models import create_backbone
+from idmm.recipes import METHODS, default_crops
+from idmm.seeding import numpy_rng, seeded
 
 SINGLE = dict(rtol=2e-5, atol=2e-6)  # losses that are computed in single precision
 NEARLY = dict(rtol=1e-6, atol=1e-8)  # a temperature that the library keeps in single precision
@@ -97,11 +100,19 @@ def test_supcon_temperature():
     assert_same_loss(make("supcon", temperature=0.4).double(), batch(2), lambda m, g: supcon(m, g, 0.4))
 
 
-def test_supcon_of_one_class_alone_is_nothing():
-    """pytorch-metric-learning's choice: without a negative there is no loss."""
-    given = {**batch(2), "label": torch.full((4,), 2)}
-    loss = make("supcon").double()(given, 0, 0)["loss"]
-    assert float(loss.detach()) == 0 and loss.requires_grad
+@pytest.mark.parametrize("counts", [(1,), (2,), (2, 1)])
+def test_supcon_of_one_class_alone(counts):
+    """No shortcut: the rows of a class are drawn together evenly, and the formula is not zero."""
+    given = {**batch(*counts), "label": torch.full((4,), 2)}
+    assert assert_same_loss(make("supcon").double(), given, supcon) > 1
+
+
+@pytest.mark.parametrize("images", [1, 4])
+def test_supcon_without_a_positive_is_zero(images):
+    rows = torch.randn(images, 5, requires_grad=True)
+    loss = sup_con(rows, torch.arange(images), 0.1)
+    loss.backward()
+    assert float(loss.detach()) == 0 and float(rows.grad.abs().max()) == 0
 
 
 # ------------------------------------------------------------------ MoCo v2
@@ -170,17 +181,44 @@ def ctr(q, k, temperature):
     return 2 * temperature * total / len(q)
 
 
+def normed(layers, rows):
+    """Linear layers, ReLU and batch norm, the last without scale and shift, by this crop's mean and variance alone."""
+    for layer in layers:
+        if isinstance(layer, torch.nn.BatchNorm1d):
+            rows = (rows - rows.mean(0)) / (rows.var(0, unbiased=False) + layer.eps).sqrt()
+            rows = rows if layer.weight is None else layer.weight * rows + layer.bias
+        else:
+            rows = layer(rows)
+    return rows
+
+
 def mocov3(method, given, temperature=0.2):
-    both = torch.cat(crops(given))
-    q = method.predictor(projected(method, both))
-    k = method.teacher(both)
-    n = len(both) // 2
-    return ctr(q[:n], k[n:], temperature) + ctr(q[n:], k[:n], temperature)
+    """Algorithm 1: f and f_m see a crop at a time."""
+    teacher, head = method.teacher.copies
+    q1, q2 = (normed([*method.head.layers, *method.predictor.layers], method.backbone(x)) for x in crops(given))
+    k1, k2 = (normed(head.layers, teacher(x)).detach() for x in crops(given))
+    return ctr(q1, k2, temperature) + ctr(q2, k1, temperature)
 
 
 @pytest.mark.parametrize("images", [2, 5])
-def test_mocov3(images):
-    assert_same_loss(apart(make("mocov3")).double(), batch(2, images=images), mocov3)
+@pytest.mark.parametrize("backbone", [None, "resnet10t"])
+def test_mocov3(images, backbone):
+    """In values and gradients; a backbone that has batch norms sees a crop at a time, too."""
+    if backbone is not None:
+        with seeded(0):
+            backbone = create_backbone(backbone, 32, num_classes=0)
+    given = batch(2, images=images)
+    given["views"] = [views[..., :SIDE, :SIDE].repeat(1, 1, 1, 2, 2) if backbone else views for views in given["views"]]
+    assert_same_loss(apart(make("mocov3", of=backbone)).double(), given, mocov3)
+
+
+def test_mocov3_an_image_alone_has_both_crops_in_one_pass():
+    """A last batch of one image, or a process's share: batch norms need two rows; alone its loss is 0."""
+    method = apart(make("mocov3"))
+    loss = method(batch(2, images=1, double=False), 0, 0)["loss"]
+    loss.backward()
+    assert float(loss.detach()) == 0
+    assert all(bool(torch.isfinite(p.grad).all()) for p in method.parameters() if p.grad is not None)
 
 
 def test_mocov3_temperature():
@@ -196,10 +234,10 @@ def test_info_nce_of_a_single_row_is_zero():
 
 
 # ------------------------------------------------------------------ DINO
-def dino(method, given, center, sharp, student=0.1):
-    """Eq. 2 and Algorithm 1 of DINO: the teacher sees the first group; a crop is not compared with itself."""
+def dino(method, given, center, sharp, student=0.1, groups=1):
+    """Eq. 2 and Algorithm 1 of DINO: the teacher sees the global crops; a crop is not compared with itself."""
     all_crops = crops(given)
-    first = given["views"][0].shape[1]
+    first = sum(views.shape[1] for views in given["views"][:groups])
     students = [torch.softmax(projected(method, crop) / student, 1) for crop in all_crops]
     teachers = [torch.softmax((method.teacher(crop) - center) / sharp, 1) for crop in all_crops[:first]]
     terms = []
@@ -219,6 +257,23 @@ def test_dino(counts):
     assert_same_loss(method, given, lambda m, g: dino(m, g, center, 0.07), epoch=3, **NEARLY)
     flat = dino(method, given, 0.0, 0.07).detach()
     assert abs(float(flat - dino(method, given, center, 0.07).detach())) > 1e-3, "the centre counts"
+
+
+def test_dino_teacher_sees_global_crops_in_several_groups():
+    """Two groups of one crop are what one group of two is."""
+    method = apart(make("dino", told=facts(11, global_groups=2))).double()
+    given = batch(1, 1, 2)
+    loss = assert_same_loss(method, given, lambda m, g: dino(m, g, 0.0, 0.07, groups=2), epoch=3, **NEARLY)
+    together = {**given, "views": [torch.cat(given["views"][:2], 1), given["views"][2]]}
+    method = apart(make("dino")).double()
+    assert float(method(together, 0, 3)["loss"].detach()) == pytest.approx(loss, rel=1e-12)
+
+
+def test_global_crops_are_those_of_the_first_scale():
+    wide, narrow = [0.25, 1.0], [0.05, 0.25]
+    for scales, wanted in ([wide, narrow], 1), ([wide, wide, narrow], 2), ([wide], 1), ([wide, narrow, wide], 1):
+        assert global_groups([CropGroup(count=1, scale=scale) for scale in scales]) == wanted
+    assert global_groups(default_crops("dino")) == 2
 
 
 def test_dino_temperatures():

@@ -83,6 +83,15 @@ def test_n_way_layer_has_no_bias_unless_asked():
     assert InstanceClassifier(5, 4, config.Method(classifier_bias=True)).bias.shape == (5,)
 
 
+def test_rows_of_the_n_way_layer_start_as_asked():
+    with seeded(0):
+        uniform, normal = (
+            InstanceClassifier(400, 25, config.Method(classifier_init_std=std)).weight.detach() for std in (None, 0.02)
+        )
+    assert 0.19 < float(uniform.abs().max()) <= 0.2, "within 1/sqrt(25)"
+    assert float(normal.std()) == pytest.approx(0.02, rel=0.05) and float(normal.abs().max()) > 3 * 0.02
+
+
 @pytest.mark.parametrize("epoch", [0, 1])
 def test_finetune_mixes_up_on_even_epochs_and_cuts_on_odd_ones(epoch):
     method = Finetune(backbone(3), config.Augment()).eval()

@@ -9,6 +9,7 @@ from tiny import SIDE, backbone, batch, make
 from torch import nn
 
 from idmm import config
+from idmm.errors import UserError
 from idmm.evaluate import evaluating
 from idmm.models import create_backbone
 from idmm.recipes import METHODS
@@ -19,7 +20,7 @@ from idmm.seeding import seeded
 def shape(head):
     """Kinds and widths of a head's layers, in short."""
     return [
-        f"{type(layer).__name__}{tuple(layer.weight.shape) if hasattr(layer, 'weight') else ''}"
+        f"{type(layer).__name__}{'' if getattr(layer, 'weight', None) is None else tuple(layer.weight.shape)}"
         for layer in head.modules()
         if not list(layer.children()) and not isinstance(layer, nn.Identity)
     ]
@@ -32,8 +33,8 @@ def test_heads_are_the_papers():
         assert all(layer.bias is not None for layer in make(name).head.layers if isinstance(layer, nn.Linear))
     v3 = make("mocov3")
     block = ["Linear(12, 16)", "BatchNorm1d(12,)", "ReLU", "Linear(12, 12)", "BatchNorm1d(12,)", "ReLU"]
-    assert shape(v3.head) == [*block, "Linear(6, 12)", "BatchNorm1d(6,)"]
-    assert shape(v3.predictor) == ["Linear(12, 6)", "BatchNorm1d(12,)", "ReLU", "Linear(6, 12)", "BatchNorm1d(6,)"]
+    assert shape(v3.head) == [*block, "Linear(6, 12)", "BatchNorm1d"], "the last without scale and shift"
+    assert shape(v3.predictor) == ["Linear(12, 6)", "BatchNorm1d(12,)", "ReLU", "Linear(6, 12)", "BatchNorm1d"]
     layers = shape(make("dino").head.layers)
     assert layers == ["Linear(12, 16)", "GELU", "Linear(12, 12)", "GELU", "Linear(6, 12)"]
 
@@ -71,6 +72,26 @@ def test_the_momentum_encoder_has_no_gradient_and_draws_nothing(name):
     method(batch(2, double=False), 0, 0)["loss"].backward()
     assert all(p.grad is None and not p.requires_grad for p in method.teacher.parameters())
     assert all(p.grad is not None for p in method.head.parameters() if p.requires_grad)
+
+
+@pytest.mark.parametrize(("asked", "frozen"), [(None, True), (True, True), (False, False)])
+def test_mocov3_leaves_the_patch_projection_as_it_was_drawn(asked, frozen):
+    method = make("mocov3", stop_grad_conv1=asked)
+    before = method.backbone.patch_embed.proj.weight.clone()
+    method(batch(2, double=False), 0, 0)["loss"].backward()
+    trained = [p for p in method.parameters() if p.requires_grad]
+    assert all(p.grad is not None for p in trained)
+    torch.optim.SGD(trained, lr=0.5).step()
+    assert torch.equal(method.backbone.patch_embed.proj.weight, before) == frozen
+    assert all(p.requires_grad for name, p in method.backbone.named_parameters() if "patch_embed" not in name)
+
+
+def test_mocov3_of_a_backbone_without_a_patch_projection():
+    with seeded(0):
+        resnet = create_backbone("resnet10t", SIDE, num_classes=0)
+    assert all(p.requires_grad for p in make("mocov3", of=resnet).backbone.parameters())
+    with pytest.raises(UserError, match="^method.stop_grad_conv1: true, but its backbone has no patch projection"):
+        make("mocov3", of=resnet, stop_grad_conv1=True)
 
 
 def test_batch_norms_of_the_momentum_encoder_see_the_batch_in_training():

@@ -26,6 +26,7 @@ from helpers import (
 )
 
 from idmm import engine
+from idmm.config import NEW_KEYS
 from idmm.errors import Interrupted
 from idmm.methods.finetune import Finetune
 from idmm.methods.idmm import IDMM
@@ -317,6 +318,27 @@ def test_another_config_lists_every_field(whole, cut, capsys):
         assert sorted(faults) == sorted(wanted)
         assert last == f"out: '{run}' belongs to another config; name a new folder or mend the above"
         assert snapshot(run) == before
+
+
+def test_a_run_of_the_first_version_goes_on(cut, whole, tmp_path):
+    """Its config lacks the keys that came later; what they mean where they are not given is what it did."""
+    out = shutil.copytree(cut["pretrain"], tmp_path / "run")
+    config = yaml.safe_load((out / "config.yaml").read_text())
+    for key in NEW_KEYS:
+        section, name = key.split(".")
+        config[section].pop(name)
+    (out / "config.yaml").write_text(yaml.safe_dump(config))
+    assert inside("pretrain", out) == 0 and same(out, whole["pretrain"])
+
+
+def test_a_checkpoint_that_does_not_fit_is_one_line(cut, tmp_path, capsys):
+    out = shutil.copytree(cut["pretrain"], tmp_path / "run")
+    saved = state(out)
+    del saved["method"]["classifier.weight"]
+    torch.save(saved, state_file(out))
+    assert inside("pretrain", out) == 2
+    why = "the checkpoint does not fit IDMM as this version builds it; name a new folder"
+    assert lines(capsys)[-1] == f"out: '{out}': {why}"
 
 
 def test_subset_and_stages_of_another_config(whole, capsys):

@@ -1,5 +1,6 @@
 """Methods with a state of their own (a queue, a teacher, a centre) go on after a kill as if nothing had happened."""
 
+import math
 import shutil
 import signal
 
@@ -19,7 +20,8 @@ RUNS = {
     "mocov3": {**PAIR, "method__hidden_dim": 24, "method__dim": 12, "method__momentum": 0.9},
     "dino": {
         **PAIR, "views__crops": None, "method__hidden_dim": 24, "method__dim": 12, "method__momentum": 0.9,
-        "method__freeze_epochs": 1, "method__teacher_warmup_epochs": 2, "train__clip_grad": 3.0,
+        "method__freeze_epochs": 1, "method__teacher_warmup_epochs": 2, "train__clip_grad": 0.5,
+        "train__clip_grad_mode": "tensor", "train__weight_decay": 0.04, "train__weight_decay_end": 0.4,
     },
 }  # fmt: skip
 STATES = {  # what a checkpoint must hold beside trained weights
@@ -138,3 +140,14 @@ def test_dinos_last_layer_in_a_run(still, tmp_path):
 
     assert (moved("last_layer.parametrizations.weight.original1") < 1e-6) == still
     assert moved("layers.0.weight") > 1e-3 and abs(float(saved["loss.center"].abs().max())) > 1e-3
+
+
+def test_dinos_weight_decay_and_clipping_in_a_run(uninterrupted, tmp_path):
+    """Weight decay of the last step, 9 of 10 along the cosine, in the groups that have any; both keys count."""
+    whole = uninterrupted("dino")
+    decays = sorted({group["weight_decay"] for group in state(whole)["optimizer"]["param_groups"]})
+    assert decays == pytest.approx([0.0, 0.4 - 0.36 * (1 + math.cos(math.pi * 0.9)) / 2])
+    for name, other in (("train__clip_grad_mode", "norm"), ("train__weight_decay_end", None)):
+        out = tmp_path / name
+        assert inside("pretrain", out, **{**RUNS["dino"], name: other}, method__name="dino") == 0
+        assert not same(out, whole)

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from idmm.optim import create_optimizer, recipe
-from idmm.schedule import cosine_schedule, warmup_length
+from idmm.optim import clip_each, create_optimizer, recipe
+from idmm.schedule import cosine_schedule, warmup_length, weight_decay_schedule
 
 
 def rates(steps, warmup, lr=0.1, scale=1.0, released=False):
@@ -66,6 +66,68 @@ def test_a_groups_scale_multiplies_its_rate():
 
 def test_a_tiny_peak_is_still_warmed_up_to():
     assert rates(10, 5, lr=1e-7)[0] < 1e-7
+
+
+def decays(steps, end, train=None):
+    """Weight decay of each step: of the groups that have some, and of the others."""
+    from idmm.config import Train
+
+    layer = torch.nn.Linear(3, 2)
+    optimizer = create_optimizer(layer, {}, train or Train(weight_decay=0.04), 1e-3)
+    update = weight_decay_schedule(optimizer, steps, end)
+    values = []
+    for step in range(steps + 1):
+        update(step)
+        by_name = {len(group["params"][0].shape): group["weight_decay"] for group in optimizer.param_groups}
+        values.append((by_name[2], by_name[1]))
+    return values
+
+
+def test_weight_decay_follows_a_cosine_where_there_is_any():
+    """DINO: 0.4 + (0.04 - 0.4) (1 + cos(pi t / T)) / 2."""
+    values = decays(20, 0.4)
+    for step, (weight, bias) in enumerate(values):
+        assert weight == pytest.approx(0.4 - 0.36 * (1 + math.cos(math.pi * step / 20)) / 2) and bias == 0
+    assert values[0][0] == pytest.approx(0.04) and values[20][0] == pytest.approx(0.4)
+    assert decays(5, None) == [(0.04, 0.0)] * 6
+    assert decays(4, 0.0)[4] == (0.0, 0.0) and decays(4, 0.0)[2][0] == pytest.approx(0.02), "it may fall"
+
+
+def test_a_resumed_run_has_the_weight_decay_of_its_step():
+    from idmm.config import Train
+
+    def one(state=None):
+        optimizer = create_optimizer(torch.nn.Linear(3, 2), {}, Train(weight_decay=0.04), 1e-3)
+        update = weight_decay_schedule(optimizer, 10, 0.4)
+        if state is not None:
+            optimizer.load_state_dict(state)
+        return optimizer, update
+
+    first, update = one()
+    update(3)
+    resumed, again = one(first.state_dict())
+    update(7), again(7)
+    one, other = ([group["weight_decay"] for group in o.param_groups] for o in (first, resumed))
+    assert one == other and 0.04 < max(one) < 0.4 and min(one) == 0
+
+
+def test_weight_decay_cannot_rise_from_nothing():
+    from idmm.config import Train
+
+    with pytest.raises(ValueError, match="weight_decay_end is 0.4, but weight_decay 0; wanted it > 0"):
+        Train(weight_decay=0, weight_decay_end=0.4)
+
+
+def test_each_tensor_is_clipped_on_its_own():
+    """DINO's: g <- g min(1, limit / (|g| + 1e-6)); the norm of all three together would scale each."""
+    given = [torch.tensor([3.0, 4.0]), torch.tensor([[0.3, 0.4]]), torch.tensor([60.0])]
+    tensors = [torch.nn.Parameter(torch.zeros_like(g)) for g in given] + [torch.nn.Parameter(torch.zeros(1))]
+    for tensor, grad in zip(tensors, given, strict=False):
+        tensor.grad = grad.clone()
+    clip_each(tensors, 3.0)
+    for tensor, grad in zip(tensors, given, strict=False):
+        torch.testing.assert_close(tensor.grad, grad * min(1.0, 3 / (float(grad.norm()) + 1e-6)))
+    assert tensors[-1].grad is None and torch.equal(tensors[1].grad, given[1])
 
 
 def test_warmup_not_shorter_than_the_run_is_shortened_and_said():

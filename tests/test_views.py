@@ -1,5 +1,7 @@
 """Stage 1's views against torchvision with the same parameters; stage 2's images; batches over steps and processes."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -17,6 +19,7 @@ from idmm.seeding import derive, uniforms
 GREY = (0.5, 0.5, 0.5)
 
 CROPS = default_crops("idmm")
+FACTORS = [1.4924651446938948, 1.2742518142038528, 1.0636296685804831, -0.13855244940904063]  # of 0.1.0, for key 5
 
 
 class Store:
@@ -32,11 +35,18 @@ class Store:
         return self.images[i]
 
 
-def one_view(image, plan, v, size):
+def still(count, **changes):
+    """A plan that changes no pixel."""
+    off = dict.fromkeys(("flip", "jitter", "grey", "solarize"), np.zeros(count, bool))
+    whole = dict(box=np.zeros((count, 4), int), factors=np.ones((count, 4)), order=np.zeros(count, int))
+    return ViewPlan(**{**off, **whole, "sigma": np.zeros(count), **changes})
+
+
+def one_view(image, plan, v, size, interpolation):
     """The same view by torchvision, one operation after the other."""
     top, left, height, width = plan.box[v]
-    bicubic = tv.InterpolationMode.BICUBIC
-    x = tv.resized_crop(image, top, left, height, width, [size, size], bicubic, antialias=True).float() / 255
+    mode = tv.InterpolationMode(interpolation)
+    x = tv.resized_crop(image, top, left, height, width, [size, size], mode, antialias=True).float() / 255
     x = tv.horizontal_flip(x) if plan.flip[v] else x
     if plan.jitter[v]:
         adjust = (tv.adjust_brightness, tv.adjust_contrast, tv.adjust_saturation, tv.adjust_hue)
@@ -45,19 +55,51 @@ def one_view(image, plan, v, size):
     x = tv.rgb_to_grayscale(x, 3) if plan.grey[v] else x
     if plan.sigma[v] > 0:
         x = tv.gaussian_blur(x, [13, 13], [float(plan.sigma[v])] * 2)
-    return x
+    return tv.solarize(x, 0.5) if plan.solarize[v] else x
 
 
-def test_views_are_torchvisions_with_the_same_parameters():
-    store, config = Store(), Views(crops=CROPS, size=16)
+@pytest.mark.parametrize(("interpolation", "solarized"), [("bicubic", 0.0), ("bilinear", 0.5)])
+def test_views_are_torchvisions_with_the_same_parameters(interpolation, solarized):
+    store, config = Store(), Views(crops=CROPS, size=16, interpolation=interpolation, solarize_prob=solarized)
     indices = np.arange(10)
     group = CropGroup(count=4, scale=[0.05, 0.4])
     plan = draw_views(config, group, derive(0, "t"), indices, store.sizes)
+    assert (0 < plan.solarize.sum() < 40) == (solarized > 0)
     ours = views.make_views([store.image(i) for i in indices], plan, 4, config)
     assert ours.shape == (10, 4, 3, 16, 16)
     for v in range(40):
-        wanted = one_view(store.image(v // 4), plan, v, 16)
+        wanted = one_view(store.image(v // 4), plan, v, 16, interpolation)
         torch.testing.assert_close(ours[v // 4, v % 4], wanted, atol=2e-3, rtol=0)  # torchvision rounds luma's weights
+
+
+def test_values_of_half_and_more_are_solarized():
+    count, levels = 1, torch.arange(256, dtype=torch.uint8)[None, None, None].expand(1, 3, 1, 256)
+    plan = still(count, solarize=np.ones(count, bool))
+    wanted = tv.solarize(levels, 128).float() / 255  # as Pillow's
+    torch.testing.assert_close(recolour(levels.float() / 255, plan), wanted, atol=1e-6, rtol=0)
+
+
+def test_solarizing_draws_nothing_that_was_drawn_before():
+    indices, sizes = np.arange(50), np.full((50, 2), 64)
+    plain, inverted = (draw_views(Views(crops=CROPS, solarize_prob=p), CROPS[1], 5, indices, sizes) for p in (0.0, 0.5))
+    drawn = [vars(plan) for plan in (plain, inverted)]
+    assert [name for name in drawn[0] if not np.array_equal(drawn[0][name], drawn[1][name])] == ["solarize"]
+    assert plain.factors[0].tolist() == pytest.approx(FACTORS, abs=1e-12)
+    chosen = inverted.solarize
+    for name in ("flip", "jitter", "grey"):
+        assert abs(np.corrcoef(chosen, drawn[0][name])[0, 1]) < 0.3
+
+
+def test_a_groups_own_colours_come_before_those_of_all():
+    config = Views(crops=CROPS, blur_prob=0.0, jitter=[0.1, 0.1, 0.1, 0.0], grey_prob=1.0)
+    own = CropGroup(count=2, blur_prob=1.0, blur_sigma=[3.0, 4.0], solarize_prob=1.0, flip=0.0)
+    plan, other = (draw_views(config, group, 5, np.arange(50), np.full((50, 2), 64)) for group in (own, CropGroup()))
+    assert plan.sigma.min() >= 3 and plan.solarize.all() and not plan.flip.any() and plan.grey.all()
+    assert not other.sigma.any() and not other.solarize.any() and other.flip.any() and other.grey.all()
+    assert np.array_equal(plan.factors, other.factors) and 0.9 <= plan.factors[:, :3].min()
+    maker = ViewMaker(Store(), replace(config, crops=[own, CropGroup(count=1, grey_prob=0.0)], size=8), GREY, GREY, 0)
+    grey, coloured = maker(0, np.arange(4))["views"]
+    assert float(grey.std(2).max()) < 1e-6 < 0.1 < float(coloured.std(2).max())
 
 
 def test_blur_reaches_three_of_the_largest_sigma():
@@ -89,7 +131,10 @@ def test_where_no_box_fits_the_centre_is_taken():
 def test_frequencies_and_strengths_are_the_configs():
     config = Views(crops=CROPS)
     plan = draw_views(config, config.crops[0], 5, np.arange(10_000), np.full((10_000, 2), 64))
-    for flags, wanted in ((plan.flip, 0.5), (plan.jitter, 0.8), (plan.grey, 0.2), (plan.sigma > 0, 0.5)):
+    assert not plan.solarize.any(), "unless asked"
+    half = draw_views(Views(crops=CROPS, solarize_prob=0.3), CROPS[0], 5, np.arange(10_000), np.full((10_000, 2), 64))
+    blurred = (plan.sigma > 0, 0.5)
+    for flags, wanted in ((plan.flip, 0.5), (plan.jitter, 0.8), (plan.grey, 0.2), blurred, (half.solarize, 0.3)):
         assert flags.mean() == pytest.approx(wanted, abs=0.02)
     for column, (low, high) in enumerate([(0.2, 1.8)] * 3 + [(-0.2, 0.2)]):
         values = plan.factors[:, column]
@@ -131,18 +176,8 @@ def test_short_side_bound_keeps_every_crop_from_being_enlarged_more():
 
 
 def test_recolour_without_anything_changes_nothing():
-    count = 3
-    still = ViewPlan(
-        box=np.zeros((count, 4), int),
-        flip=np.zeros(count, bool),
-        jitter=np.zeros(count, bool),
-        factors=np.ones((count, 4)),
-        order=np.zeros(count, int),
-        grey=np.zeros(count, bool),
-        sigma=np.zeros(count),
-    )
-    images = torch.rand(count, 3, 5, 5)
-    assert torch.equal(recolour(images.clone(), still), images)
+    images = torch.rand(3, 3, 5, 5)
+    assert torch.equal(recolour(images.clone(), still(3)), images)
 
 
 def test_training_images_are_a_function_of_the_image_and_strongest_posterize_works():

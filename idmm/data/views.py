@@ -12,13 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from idmm.config import CropGroup, Views
+from idmm.config import CropGroup, Views, colours_of
 from idmm.seeding import derive, uniforms
 
 RATIO = (3 / 4, 4 / 3)  # aspect ratios of a crop, as torchvision's RandomResizedCrop
 TRIES = 10  # boxes tried until one fits, likewise
 LUMA = (0.299, 0.587, 0.114)  # ITU-R 601, as Pillow's and torchvision's grey
 ORDERS = tuple(permutations(range(4)))  # of brightness, contrast, saturation, hue
+SOLARIZE_FROM = 0.5  # values below stay, as those under 128 of 255
 DRAWS = 2 * TRIES + 2 + 12  # numbers a view
 
 
@@ -34,6 +35,7 @@ class ViewPlan:
         order: Order of the four, an index into ``ORDERS``, int64 [V].
         grey: Made grey, bool [V].
         sigma: Sigma of the blur (pixels), 0 for none, float64 [V].
+        solarize: Solarized, bool [V].
     """
 
     box: np.ndarray
@@ -43,6 +45,7 @@ class ViewPlan:
     order: np.ndarray
     grey: np.ndarray
     sigma: np.ndarray
+    solarize: np.ndarray
 
 
 def short_side_bound(size: int, smallest_scale: float) -> int:
@@ -82,7 +85,7 @@ def draw_views(config: Views, group: CropGroup, key: int, indices: np.ndarray, s
 
     Args:
         config: Probabilities and strengths.
-        group: How many crops and of what scale.
+        group: How many crops, of what scale, and what of the colours is its own.
         key: From :func:`idmm.seeding.derive`, another for each epoch and group.
         indices: Image numbers, [B].
         sizes: Height and width of these images (pixels), [B, 2].
@@ -90,34 +93,35 @@ def draw_views(config: Views, group: CropGroup, key: int, indices: np.ndarray, s
     Returns:
         The plan of V = B * count views, those of one image next to each other.
     """
-    count = group.count
+    count, colours = group.count, colours_of(config, group)
     u = uniforms(key, indices, count * DRAWS).reshape(-1, DRAWS)  # [B, count * D] -> [V, D]
     box = draw_boxes(np.repeat(sizes, count, 0), tuple(group.scale), u[:, :-12])
-    flip, jitter, order, grey, blur, sigma, *strengths = u[:, -12:-2].T  # the last two are spare
-    strength = np.array(config.jitter)  # [4]
+    flip, jitter, order, grey, blur, sigma, *strengths, solarize = u[:, -12:-1].T  # the last is spare
+    strength = np.array(colours.jitter)  # [4]
     factors = np.stack(strengths, 1) * 2 - 1  # [V, 4] in [-1, 1)
     factors = factors * strength + np.array([1.0, 1.0, 1.0, 0.0])
-    low, high = config.blur_sigma
+    low, high = colours.blur_sigma
     return ViewPlan(
         box=box,
-        flip=flip < config.flip,
-        jitter=jitter < config.jitter_prob,
+        flip=flip < colours.flip,
+        jitter=jitter < colours.jitter_prob,
         factors=np.maximum(factors, [0.0, 0.0, 0.0, -np.inf]),
         order=(order * len(ORDERS)).astype(np.int64),
-        grey=grey < config.grey_prob,
-        sigma=np.where(blur < config.blur_prob, low + (high - low) * sigma, 0.0),
+        grey=grey < colours.grey_prob,
+        sigma=np.where(blur < colours.blur_prob, low + (high - low) * sigma, 0.0),
+        solarize=solarize < colours.solarize_prob,
     )
 
 
-def crop_resize(image: Tensor, box, size: int) -> Tensor:
-    """Cuts a box out of a uint8 image [3, H, W] and resizes it (bicubic, antialiased) to [3, size, size]."""
+def crop_resize(image: Tensor, box, size: int, mode: str = "bicubic") -> Tensor:
+    """Cuts a box out of a uint8 image [3, H, W] and resizes it (antialiased) to [3, size, size]."""
     top, left, height, width = (int(n) for n in box)
     crop = image[None, :, top : top + height, left : left + width]  # [1, 3, h, w]
-    return F.interpolate(crop, size=(size, size), mode="bicubic", antialias=True, align_corners=False)[0]
+    return F.interpolate(crop, size=(size, size), mode=mode, antialias=True, align_corners=False)[0]
 
 
 def recolour(images: Tensor, plan: ViewPlan) -> Tensor:
-    """Flips, jitters, greys and blurs a batch, as torchvision does one by one.
+    """Flips, jitters, greys, blurs and solarizes a batch, as torchvision does one by one.
 
     Args:
         images: Values in [0, 1], [V, 3, H, W].
@@ -138,6 +142,8 @@ def recolour(images: Tensor, plan: ViewPlan) -> Tensor:
     blurred = torch.from_numpy(np.flatnonzero(plan.sigma > 0))
     if len(blurred):
         images[blurred] = gaussian_blur(images[blurred], torch.from_numpy(plan.sigma).to(images)[blurred])
+    if plan.solarize.any():
+        images = torch.where(_mask(plan.solarize) & (images >= SOLARIZE_FROM), 1 - images, images)
     return images
 
 
@@ -173,7 +179,8 @@ def normalise(images: Tensor, mean, std) -> Tensor:
 
 def make_views(images, plan: ViewPlan, views_per_image: int, config: Views) -> Tensor:
     """Turns uint8 images and a plan for them into coloured views in [0, 1], [B, views_per_image, 3, size, size]."""
-    crops = [crop_resize(images[v // views_per_image], box, config.size) for v, box in enumerate(plan.box)]
+    size, mode = config.size, config.interpolation
+    crops = [crop_resize(images[v // views_per_image], box, size, mode) for v, box in enumerate(plan.box)]
     views = recolour(torch.stack(crops).float().div_(255), plan)  # [V, 3, S, S]
     return views.clamp_(0, 1).reshape(-1, views_per_image, *views.shape[1:])
 

@@ -1,4 +1,4 @@
-"""Contrastive losses that no library has."""
+"""Contrastive losses that no library has, or none has right."""
 
 import torch
 import torch.nn.functional as F
@@ -20,3 +20,27 @@ def info_nce(query: Tensor, key: Tensor, temperature: float) -> Tensor:
     """
     logits = F.normalize(query, dim=1) @ F.normalize(key, dim=1).T / temperature  # [B, B]
     return 2 * temperature * F.cross_entropy(logits, torch.arange(len(logits), device=logits.device))
+
+
+def sup_con(rows: Tensor, label: Tensor, temperature: float) -> Tensor:
+    """Supervised contrastive loss (Khosla et al., NeurIPS 2020, Eq. 2: the sum over positives stands outside the log).
+
+    The mean of -1/|P(i)| sum_p log(exp(z_i z_p / T) / sum_{a != i} exp(z_i z_a / T)) over the rows i that have
+    positives: p in P(i) are the other rows of i's class, z normalised rows. A batch of one class is no special case.
+
+    Args:
+        rows: [V, d].
+        label: Classes, int64 [V].
+        temperature: T.
+
+    Returns:
+        A scalar tensor; 0 where no two rows are of a class.
+    """
+    rows = F.normalize(rows, dim=1)
+    logits = rows @ rows.T / temperature  # [V, V]
+    itself = torch.eye(len(rows), dtype=torch.bool, device=rows.device)
+    log_p = logits.masked_fill(itself, torch.finfo(logits.dtype).min).log_softmax(1)
+    positive = (label[:, None] == label) & ~itself  # [V, V]
+    count = positive.sum(1)  # [V]
+    losses = -log_p.where(positive, 0).sum(1) / count.clamp(min=1)
+    return losses.sum() / (count > 0).sum().clamp(min=1)

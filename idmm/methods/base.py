@@ -22,6 +22,8 @@ class Facts:
     """Optimizer steps of the run."""
     classes: int | None = None
     """Classes K, where there are labels."""
+    global_groups: int = 1
+    """Groups of crops, from the first on, that are of global crops (:func:`idmm.config.global_groups`)."""
 
 
 class Method(nn.Module):

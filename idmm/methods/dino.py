@@ -20,9 +20,10 @@ WARMUP_TEMPERATURE, WARMUP_EPOCHS, SHORT = 0.04, 30, 10
 
 
 class DINO(Method):
-    """Cross-entropy (Eq. 2) of every crop's softmax with the teacher's of the other crops of the first group.
+    """Cross-entropy (Eq. 2) of every crop's softmax with the teacher's of the other global crops.
 
-    The teacher's backbone is exported, as its authors do. All crops are of ``views.size``.
+    Global are the crops of the first group and of those after it that have its scale. The teacher's backbone is
+    exported, as its authors do. All crops are of ``views.size``.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class DINO(Method):
         )
         self.teacher_temperature = config.teacher_temperature
         self.loss = DINOLoss(outputs, student_temp=config.temperature, center_momentum=config.center_momentum)
-        self.momentum, self.steps = config.momentum, facts.steps
+        self.momentum, self.steps, self.global_groups = config.momentum, facts.steps, facts.global_groups
 
     @property
     def exported(self) -> nn.Module:
@@ -51,12 +52,12 @@ class DINO(Method):
         return WARMUP_TEMPERATURE + share * (self.teacher_temperature - WARMUP_TEMPERATURE)
 
     def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
-        """Computes the loss of all crops in ``batch["views"]``; the teacher sees those of the first group."""
+        """Computes the loss of all crops in ``batch["views"]``; the teacher sees the global ones."""
         crops = crops_of(batch)
         features, extra, logs = self.features(torch.cat(crops), key, epoch)  # [V*B, d]
         student = raised(self.head(features)).chunk(len(crops))  # [B, K] each
-        first = crops[: batch["views"][0].shape[1]]
-        teacher = raised(self.teacher(torch.cat(first))).chunk(len(first))  # [B, K] each
+        seen = crops[: sum(views.shape[1] for views in batch["views"][: self.global_groups])]
+        teacher = raised(self.teacher(torch.cat(seen))).chunk(len(seen))  # [B, K] each
         with full_precision(student[0]):
             loss = self.loss(list(teacher), list(student), teacher_temp=self.temperature(epoch))
         return {"loss": loss + extra, **logs}

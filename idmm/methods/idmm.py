@@ -26,7 +26,10 @@ class InstanceClassifier(nn.Module):
         super().__init__()
         self.config = config
         self.weight = nn.Parameter(torch.empty(instances, width))
-        nn.init.uniform_(self.weight, -(width**-0.5), width**-0.5)  # as nn.Linear
+        if config.classifier_init_std is None:
+            nn.init.uniform_(self.weight, -(width**-0.5), width**-0.5)  # as nn.Linear
+        else:
+            nn.init.normal_(self.weight, std=config.classifier_init_std)
         self.bias = nn.Parameter(torch.zeros(instances)) if config.classifier_bias else None
         cosine = config.classifier == "cosine"
         self.scale = nn.Parameter(torch.tensor(config.classifier_scale)) if cosine else None

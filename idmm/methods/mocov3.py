@@ -1,46 +1,84 @@
 """MoCo v3 (Chen, Xie, He, ICCV 2021): a predictor of a momentum encoder's keys, both crops in both parts."""
 
+import logging
+
 import torch
 from lightly.models.modules import MoCoProjectionHead
 from lightly.utils.scheduler import cosine_schedule
 from torch import Tensor, nn
 
 from idmm import config
+from idmm.errors import UserError
 from idmm.losses.contrastive import info_nce
 from idmm.methods.base import Facts, Method
 from idmm.methods.common import MomentumEncoder, crops_of, everyone, full_precision, synchronised, width_of
 from idmm.methods.drloc import Localization
+from idmm.seeding import derive
+
+log = logging.getLogger("idmm")
 
 
 class MoCoV3(Method):
     """The symmetric loss of Algorithm 1: ctr(q1, k2) + ctr(q2, k1), with the other images of the batch as negatives.
 
-    Both crops go through in one pass, so batch norms see them together; those of the heads see the batch of all
-    processes on GPUs, and of their own process on CPUs.
+    The crops go through one after the other, so that batch norms see one of them at a time; those of the heads see the
+    batch of all processes on GPUs, and of their own process on CPUs. The patch projection stays as it was drawn, which
+    keeps transformers stable.
     """
 
     def __init__(
         self, backbone: nn.Module, facts: Facts, config: config.Method, localization: Localization | None = None
     ):
         super().__init__(backbone, localization)
+        _freeze_projection(backbone, config.stop_grad_conv1)
         width, hidden = width_of(backbone, config)
-        self.head = synchronised(MoCoProjectionHead(width, hidden, config.dim, num_layers=3, batch_norm=True))
-        self.predictor = synchronised(MoCoProjectionHead(config.dim, hidden, config.dim, num_layers=2, batch_norm=True))
+        self.head = _mlp(width, hidden, config.dim, layers=3)
+        self.predictor = _mlp(config.dim, hidden, config.dim, layers=2)
         self.teacher = MomentumEncoder(backbone, self.head)
         self.temperature, self.momentum, self.steps = config.temperature, config.momentum, facts.steps
 
     def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
         """Computes the loss of the two crops in ``batch["views"]``."""
-        images = torch.cat(crops_of(batch))  # [2B, C, S, S]
-        features, extra, logs = self.features(images, key, epoch)  # [2B, d]
-        queries = self.predictor(self.head(features)).chunk(2)  # [B, dim] each
-        rows = everyone(batch, *queries, *self.teacher(images).chunk(2))
+        crops = self._parts(crops_of(batch))
+        features, extras, logs = zip(
+            *(self.features(crop, derive(key, "crop", number), epoch) for number, crop in enumerate(crops)), strict=True
+        )  # [B, d] each
+        queries = torch.cat([self.predictor(self.head(rows)) for rows in features]).chunk(2)  # [B, dim] each
+        keys = torch.cat([self.teacher(crop) for crop in crops]).chunk(2)
+        rows = everyone(batch, *queries, *keys)
         with full_precision(rows[0]):
             one, other, one_key, other_key = rows
             loss = info_nce(one, other_key, self.temperature) + info_nce(other, one_key, self.temperature)
-        return {"loss": loss + extra, **logs}
+        means = {name: sum(log[name] for log in logs) / len(logs) for name in logs[0]}
+        return {"loss": loss + sum(extras) / len(extras), **means}
+
+    def _parts(self, crops: list[Tensor]) -> list[Tensor]:
+        """What goes through at a time: a crop; where an image is alone on this process both of its crops, since batch
+        norms need two rows (synchronised ones find them elsewhere)."""
+        alone = len(crops[0]) == 1 and not any(isinstance(part, nn.SyncBatchNorm) for part in self.head.modules())
+        return [torch.cat(crops)] if alone else crops
 
     def after_step(self, step: int) -> None:
         """Moves the momentum encoder, less and less: the momentum rises to 1 along a cosine."""
         momentum = float(cosine_schedule(step, self.steps, self.momentum, 1.0))
         self.teacher.follow(momentum, self.backbone, self.head)
+
+
+def _mlp(width: int, hidden: int, dim: int, layers: int) -> nn.Module:
+    """An MLP whose every layer has a batch norm, the last one's without scale and shift, as in its release."""
+    head = MoCoProjectionHead(width, hidden, dim, num_layers=layers, batch_norm=True)
+    head.layers[-1] = nn.BatchNorm1d(dim, affine=False)
+    return synchronised(head)
+
+
+def _freeze_projection(backbone: nn.Module, asked: bool | None) -> None:
+    """Takes the patch projection out of training: if asked to, or where there is one and nothing was asked."""
+    projection = getattr(getattr(backbone, "patch_embed", None), "proj", None)
+    if not isinstance(projection, nn.Conv2d) or projection.in_channels > 3:  # of pixels, not of another network's maps
+        projection = None
+    if asked and projection is None:
+        wanted = "its backbone has no patch projection (patch_embed.proj); leave it out"
+        raise UserError(f"method.stop_grad_conv1: true, but {wanted}")
+    if projection is not None and asked is not False:
+        projection.requires_grad_(False)
+        log.info("method.stop_grad_conv1: the patch projection stays as it was drawn")

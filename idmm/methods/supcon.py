@@ -1,10 +1,10 @@
 """SupCon (Khosla et al., NeurIPS 2020): crops of a class against those of the others."""
 
 import torch
-from pytorch_metric_learning.losses import SupConLoss
 from torch import Tensor, nn
 
 from idmm import config
+from idmm.losses.contrastive import sup_con
 from idmm.methods.base import Facts, Method
 from idmm.methods.common import crops_of, everyone, full_precision, projection_head
 from idmm.methods.drloc import Localization
@@ -21,7 +21,7 @@ class SupCon(Method):
     ):
         super().__init__(backbone, localization)
         self.head = projection_head(backbone, config)
-        self.loss = SupConLoss(config.temperature)
+        self.temperature = config.temperature
 
     def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
         """Computes the loss of all crops in ``batch["views"]`` with classes ``batch["label"]`` [B]."""
@@ -29,4 +29,4 @@ class SupCon(Method):
         features, extra, logs = self.features(torch.cat(crops), key, epoch)  # [V*B, d]
         rows, label = everyone(batch, self.head(features), batch["label"].repeat(len(crops)))  # [V*B, dim], [V*B]
         with full_precision(rows):
-            return {"loss": self.loss(rows, label) + extra, **logs}
+            return {"loss": sup_con(rows, label, self.temperature) + extra, **logs}

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from idmm import evaluate, options
-from idmm.config import PretrainConfig
+from idmm.config import PretrainConfig, global_groups
 from idmm.data.split import ForPretraining
 from idmm.data.views import ViewMaker, short_side_bound
 from idmm.engine import Evaluation, Loop, Session, StagePlan
@@ -135,7 +135,8 @@ def _facts(stores: Stores, config: PretrainConfig, steps_per_epoch: int) -> Fact
         if small:
             raise UserError(*small)
     classes = None if stores.train.classes is None else len(stores.train.classes)
-    return Facts(images, min(train.batch_size, images), train.epochs, train.epochs * steps_per_epoch, classes)
+    steps, seen = train.epochs * steps_per_epoch, global_groups(config.views.crops)
+    return Facts(images, min(train.batch_size, images), train.epochs, steps, classes, seen)
 
 
 def _features(run: Session, backbone, store, config: PretrainConfig, described: Backbone, images=None):

@@ -9,7 +9,7 @@ import torch
 
 from idmm import options
 from idmm.calibrate import time_steps
-from idmm.config import FinetuneConfig, PretrainConfig, Stage, resolved_stages
+from idmm.config import FinetuneConfig, PretrainConfig, Stage, global_groups, resolved_stages
 from idmm.data.augment import TrainImages
 from idmm.data.loaders import worker_count
 from idmm.data.views import ViewMaker, short_side_bound
@@ -91,7 +91,8 @@ def _rates(job: Job, budget: float) -> list[float]:
 def _pretrain_rate(config: PretrainConfig, budget: float) -> float:
     described, size = describe_backbone(config), config.views.size
     backbone = described.build(size, config.seed)
-    facts = Facts(2048, config.train.batch_size, config.train.epochs, 1000, CLASSES)
+    seen = global_groups(config.views.crops)
+    facts = Facts(2048, config.train.batch_size, config.train.epochs, 1000, CLASSES, seen)
     extra = localization(config, backbone, size, described, config.train.epochs)
     method = create_method(backbone, facts, config.method, extra)
     store = _Noise(config.train.batch_size, short_side_bound(size, min(g.scale[0] for g in config.views.crops)))

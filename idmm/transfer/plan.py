@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from idmm import options
-from idmm.config import FREE, FinetuneConfig, PretrainConfig
+from idmm.config import FREE, NEW_KEYS, FinetuneConfig, PretrainConfig
 from idmm.errors import UserError
 from idmm.recipes import settle_method
 from idmm.transfer.config import STAGES, GridConfig, merge
@@ -275,7 +275,8 @@ def _dig(tree: Any, key: str) -> Any:
 def _job(stage: str, plain: dict, title: str, needs: str | None = None) -> Job:
     if needs is not None:
         plain = {**plain, "init": None}
-    counted = {key: value for key, value in options.flatten(plain).items() if key not in FREE}
+    flat = options.flatten(plain)
+    counted = {key: value for key, value in flat.items() if key not in FREE and value != NEW_KEYS.get(key, ...)}
     text = json.dumps([stage, counted, needs, _digest(plain.get("init"))], sort_keys=True, default=str)
     return Job(hashlib.sha256(text.encode()).hexdigest()[:12], stage, plain, title, needs)
 

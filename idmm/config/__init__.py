@@ -1,0 +1,28 @@
+"""Every knob of every stage.
+
+A YAML key is the flag without dashes (``train.lr`` is ``--train.lr``). Types, ranges and help texts are read from the
+classes of this package; pydantic checks all fields of a config at once, so that every fault is reported in one go.
+"""
+
+from idmm.config.base import FREE, NEW_KEYS, section
+from idmm.config.data import IMAGENET_MEAN, IMAGENET_STD, Data, Subset
+from idmm.config.methods import METHODS, Method, defaults_of
+from idmm.config.stages import (
+    Common,
+    DrLoc,
+    FinetuneConfig,
+    FinetuneModel,
+    Model,
+    PretrainConfig,
+    Stage,
+    resolved_stages,
+)
+from idmm.config.train import FinetuneTrain, PretrainTrain, Train
+from idmm.config.views import COLOURS, DEFAULT_COLOURS, Augment, Colours, CropGroup, Views, colours_of, global_groups
+
+__all__ = [
+    "COLOURS", "DEFAULT_COLOURS", "FREE", "IMAGENET_MEAN", "IMAGENET_STD", "METHODS", "NEW_KEYS",
+    "Augment", "Colours", "Common", "CropGroup", "Data", "DrLoc", "FinetuneConfig", "FinetuneModel", "FinetuneTrain",
+    "Method", "Model", "PretrainConfig", "PretrainTrain", "Stage", "Subset", "Train", "Views",
+    "colours_of", "defaults_of", "global_groups", "resolved_stages", "section",
+]  # fmt: skip

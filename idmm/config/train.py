@@ -1,0 +1,84 @@
+"""The training loop."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from idmm.config.base import section
+
+
+@section
+class Train:
+    """The training loop, common to both stages."""
+
+    epochs: int = Field(800, ge=1)
+    """Passes over the training images (epochs)."""
+    batch_size: int = Field(256, ge=1)
+    """Images per optimizer step, over all processes; the last, smaller batch is kept (images)."""
+    lr: float | None = Field(None, gt=0)
+    """Peak learning rate; null: the recipe's for the backbone's family (5e-4; PVTv2 and T2T-ViT 1e-3)."""
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    """AdamW, or SGD with momentum 0.9."""
+    weight_decay: float = Field(1e-3, ge=0)
+    """Weight decay: decoupled in AdamW, added to the gradient in SGD."""
+    weight_decay_end: float | None = Field(None, ge=0)
+    """Weight decay at the end of the run, reached along half a cosine from weight_decay; null: it stays."""
+    decay_all: bool = False
+    """Decay biases, norms and position embeddings too, as the papers' released code does."""
+    warmup_epochs: float | None = Field(None, ge=0)
+    """Linear warm-up (epochs); null: the method's (mocov2 0, mocov3 40, dino 10), else the recipe's for the backbone's
+    family (2; PVTv2 and T2T-ViT 10)."""
+    schedule: Literal["cosine", "released"] = "cosine"
+    """After the warm-up: a cosine to zero, or that of IDMM's released code, which short runs leave far from zero."""
+    accumulate: int = Field(1, ge=1)
+    """Splits each batch into this many forward and backward passes, to save memory (passes). Methods that compare the
+    images of a batch (SimCLR, SupCon, MoCo v3) compare those of a pass alone."""
+    clip_grad: float | None = Field(None, gt=0)
+    """Clips the gradient to this norm; null: no clipping."""
+    clip_grad_mode: Literal["norm", "tensor"] = "norm"
+    """Norm that clip_grad bounds: the whole gradient's, or each 'tensor's own, as DINO's release does."""
+    ema: float | None = Field(None, gt=0, lt=1)
+    """Decay per step of an average of the weights, which is then evaluated and exported; null: none. It is warmed up:
+    at step t at most 1 - t^(-2/3), which is 0.954 at step 100 and 0.990 at step 1,000."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """Arithmetic; 'auto': bf16 on GPUs that have it, on CPUs whichever of fp32 and bf16 a few timed steps favour."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Where to train; 'auto': cuda, else mps, else cpu."""
+    compile: bool = False
+    """Compile the model with torch.compile: slower to start, faster to run on GPUs."""
+    save_minutes: float = Field(5.0, ge=0)
+    """Write a checkpoint when the last is older than this, in mid-epoch too (minutes); 0: every step."""
+    tensorboard: bool = False
+    """Write TensorBoard event files under OUT/tensorboard (needs the extra 'tensorboard')."""
+
+    @model_validator(mode="after")
+    def _check(self):
+        if self.weight_decay_end is not None and self.weight_decay == 0:
+            raise ValueError(f"weight_decay_end is {self.weight_decay_end:g}, but weight_decay 0; wanted it > 0")
+        return self
+
+
+@section
+class PretrainTrain(Train):
+    """The training loop."""
+
+    knn_every: int = Field(0, ge=0)
+    """Measure kNN accuracy of the frozen features every so many epochs, where there are labels; 0: never (epochs)."""
+    monitor_every: int = Field(1, ge=0)
+    """Look for collapse and saturation every so many epochs, on a few training images; 0: never (epochs)."""
+    monitor_images: int = Field(512, ge=2)
+    """Training images that the monitor looks at, the same every time (images)."""
+
+
+@section
+class FinetuneTrain(Train):
+    """The training loop."""
+
+    epochs: int = Field(200, ge=1)
+    """Passes over the training images (epochs)."""
+    size: int = Field(224, ge=8)
+    """Image side, when no stages are given (pixels)."""
+    layer_decay: float | None = Field(None, gt=0, le=1)
+    """Each layer's lr is this factor times that of the layer above; null: one lr for all."""
+    eval_every: int = Field(10, ge=1)
+    """Evaluate every so many epochs, and always after a stage's last (epochs)."""

@@ -1,0 +1,128 @@
+"""What training sees of an image: stage 1's crops and colours, stage 2's augmentation."""
+
+from dataclasses import fields
+from typing import ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from idmm.config.base import check_jitter, check_range, section
+
+
+@section
+class Colours:
+    """How crops are flipped and coloured."""
+
+    flip: float | None = Field(None, ge=0, le=1)
+    """Probability of a horizontal flip; null: 0.5."""
+    jitter: list[float] | None = Field(None, min_length=4, max_length=4)
+    """Strength of brightness, contrast, saturation (factors) and hue (turns, at most 0.5); null: the method's (mocov2
+    0.4, 0.4, 0.4, 0.1; mocov3 and dino 0.4, 0.4, 0.2, 0.1; else 0.8, 0.8, 0.8, 0.2)."""
+    jitter_prob: float | None = Field(None, ge=0, le=1)
+    """Probability of the colour jitter; null: 0.8."""
+    grey_prob: float | None = Field(None, ge=0, le=1)
+    """Probability of a grey image; null: 0.2."""
+    blur_prob: float | None = Field(None, ge=0, le=1)
+    """Probability of a Gaussian blur; null: 0.5, in mocov3's and dino's two global crops 1.0 and 0.1."""
+    blur_sigma: list[float] | None = Field(None, min_length=2, max_length=2)
+    """Smallest and largest sigma of the blur (pixels); null: 0.1, 2.0."""
+    solarize_prob: float | None = Field(None, ge=0, le=1)
+    """Probability of solarization (values of half the range and more are inverted); null: 0, in the second of mocov3's
+    and dino's global crops 0.2."""
+
+    @model_validator(mode="after")
+    def _check_colours(self):
+        if self.jitter is not None:
+            check_jitter(self.jitter)
+        if self.blur_sigma is not None:
+            check_range(self.blur_sigma, 0, None, "blur_sigma")
+        return self
+
+
+# Of IDMM's release, and SimCLR's own: what null means in the end. Nothing is solarized.
+DEFAULT_COLOURS = Colours(
+    flip=0.5,
+    jitter=[0.8, 0.8, 0.8, 0.2],
+    jitter_prob=0.8,
+    grey_prob=0.2,
+    blur_prob=0.5,
+    blur_sigma=[0.1, 2.0],
+    solarize_prob=0.0,
+)
+
+
+COLOURS = tuple(item.name for item in fields(Colours))
+
+
+@section
+class CropGroup(Colours):
+    """Crops of one kind, mixed together and averaged in the loss; colours that it leaves out are those of ``views``."""
+
+    SPARSE: ClassVar[bool] = True  # what is null is not written down
+
+    count: int = Field(2, ge=1)
+    """Crops an image."""
+    scale: list[float] = Field(default_factory=lambda: [0.14, 1.0], min_length=2, max_length=2)
+    """Smallest and largest share of the image's area that a crop covers, in (0, 1]."""
+
+    @model_validator(mode="after")
+    def _check(self):
+        check_range(self.scale, 0, 1, "scale")
+        return self
+
+
+@section
+class Views(Colours):
+    """Random crops and colours of stage 1. Null colours are the method's own, or those of IDMM's released code."""
+
+    size: int = Field(112, ge=8)
+    """Side of every crop (pixels)."""
+    crops: list[CropGroup] | None = Field(None, min_length=1)
+    """Groups of crops, e.g. '[{count: 2, scale: [0.14, 1.0]}, {count: 4, scale: [0.05, 0.4]}]'; null: the method's.
+    A group may have colours of its own, e.g. '{count: 1, blur_prob: 1.0}'; dino's teacher sees the groups of the first
+    one's scale."""
+    interpolation: Literal["bicubic", "bilinear"] = "bicubic"
+    """How crops are resized, antialiased in both cases."""
+
+
+def colours_of(views: Views, group: CropGroup) -> Colours:
+    """Returns the colours of a group's crops: its own, else those of ``views``, else IDMM's."""
+    levels = (group, views, DEFAULT_COLOURS)
+    found = {name: [getattr(level, name) for level in levels] for name in COLOURS}
+    return Colours(**{name: next(v for v in values if v is not None) for name, values in found.items()})
+
+
+def global_groups(crops: list[CropGroup]) -> int:
+    """Returns how many groups, from the first on, are of the first one's scale: those of global crops."""
+    return next((n for n, group in enumerate(crops) if group.scale != crops[0].scale), len(crops))
+
+
+@section
+class Augment:
+    """Augmentation and regularisation of stage 2, as in IDMM's released code but for RandAugment, which is timm's."""
+
+    scale: list[float] = Field(default_factory=lambda: [0.08, 1.0], min_length=2, max_length=2)
+    """Smallest and largest share of the area that the random resized crop covers, in (0, 1]."""
+    flip: float = Field(0.5, ge=0, le=1)
+    """Probability of a horizontal flip."""
+    jitter: list[float] = Field(default_factory=lambda: [0.4, 0.4, 0.4, 0.1], min_length=4, max_length=4)
+    """Strength of brightness, contrast, saturation (factors) and hue (turns, at most 0.5)."""
+    jitter_prob: float = Field(0.4, ge=0, le=1)
+    """Probability of the colour jitter."""
+    grey_prob: float = Field(0.2, ge=0, le=1)
+    """Probability of a grey image."""
+    randaugment: str | None = "rand-m9-mstd0.5-inc1"
+    """timm's auto-augment string; null: none."""
+    mixup_alpha: float = Field(0.5, ge=0)
+    """Mixup's lambda is drawn from Beta(alpha, alpha), on even epochs (on all if cutmix_alpha is 0); 0: no Mixup."""
+    cutmix_alpha: float = Field(0.5, ge=0)
+    """CutMix's likewise, on odd epochs (on all if mixup_alpha is 0); 0: no CutMix."""
+    label_smoothing: float = Field(0.1, ge=0, lt=1)
+    """Share of the target spread over the classes."""
+    crop_pct: float = Field(0.875, gt=0, le=1)
+    """At test time the short side is resized to size / crop_pct, then the centre is cropped."""
+
+    @model_validator(mode="after")
+    def _check(self):
+        check_range(self.scale, 0, 1, "scale")
+        check_jitter(self.jitter)
+        return self
