@@ -4,10 +4,10 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 
-from idmm.commands import (
+from idmm.config_commands import (
     DataCacheConfig,
     DataCheckConfig,
     DataDownloadConfig,
@@ -15,11 +15,11 @@ from idmm.commands import (
     DataListConfig,
     DemoConfig,
     FewLabelConfig,
-    ProbeConfig,
+    ProbeCommand,
 )
-from idmm.config import FinetuneConfig, PretrainConfig
 from idmm.errors import Interrupted, RunError, UserError, nearest
 from idmm.options import parse
+from idmm.stages import STAGES
 
 USAGE = """usage: idmm COMMAND [--config FILE] [--KEY VALUE ...]
 
@@ -85,20 +85,15 @@ def _run(argv: list[str], prog: str | None) -> int:
     return COMMANDS[name](argv[1:], prog or f"idmm {name}")
 
 
-def _pretrain(argv: list[str], prog: str) -> int:
-    config = parse(PretrainConfig, argv, prog)
-    from idmm.stages.pretrain import pretrain  # torch is imported when a stage starts, not for --help
+def _stage(name: str) -> Callable[[list[str], str], int]:
+    """Returns the command of a stage, which imports torch when it starts, not for --help."""
 
-    pretrain(config)
-    return 0
+    def command(argv: list[str], prog: str) -> int:
+        stage = STAGES[name]
+        stage.run(parse(stage.config, argv, prog))
+        return 0
 
-
-def _finetune(argv: list[str], prog: str) -> int:
-    config = parse(FinetuneConfig, argv, prog)
-    from idmm.stages.finetune import finetune
-
-    finetune(config)
-    return 0
+    return command
 
 
 def _transfer(argv: list[str], prog: str) -> int:
@@ -128,8 +123,8 @@ def _transfer_status(argv: list[str]) -> int:
 
 
 def _probe(argv: list[str], prog: str) -> int:
-    given = parse(ProbeConfig, argv, prog)
-    from idmm.analysis.probe import probe
+    given = parse(ProbeCommand, argv, prog)
+    from idmm.commands.probe import probe
 
     with _log_on_stderr():
         probe(given)
@@ -138,7 +133,7 @@ def _probe(argv: list[str], prog: str) -> int:
 
 def _fewlabel(argv: list[str], prog: str) -> int:
     given = parse(FewLabelConfig, argv, prog)
-    from idmm.analysis.fewlabel import fewlabel
+    from idmm.commands.fewlabel import fewlabel
 
     with _log_on_stderr():
         fewlabel(given)
@@ -147,7 +142,7 @@ def _fewlabel(argv: list[str], prog: str) -> int:
 
 def _demo(argv: list[str], prog: str) -> int:
     config = parse(DemoConfig, argv, prog)
-    from idmm.analysis.demo import demo
+    from idmm.commands.demo import demo
 
     demo(config.out, config.seeds, config.pretrain, config.finetune)
     return 0
@@ -176,14 +171,14 @@ def _data(argv: list[str], prog: str) -> int:
 
 
 def _data_list(given: DataListConfig) -> int:
-    from idmm.analysis.catalogue import table
+    from idmm.commands.catalogue import table
 
     print(table())
     return 0
 
 
 def _data_info(given: DataInfoConfig) -> int:
-    from idmm.analysis.catalogue import info
+    from idmm.commands.catalogue import info
     from idmm.data.registry import spec_of
 
     print(info(spec_of(given.name)))
@@ -191,20 +186,20 @@ def _data_info(given: DataInfoConfig) -> int:
 
 
 def _data_check(given: DataCheckConfig) -> int:
-    from idmm.analysis.datasets import checkup
+    from idmm.commands.datasets import checkup
 
     return 0 if checkup(given).clean else 1
 
 
 def _data_download(given: DataDownloadConfig) -> int:
-    from idmm.analysis.datasets import download
+    from idmm.commands.datasets import download
 
     print(download(given.name, given.root))
     return 0
 
 
 def _data_cache(given: DataCacheConfig) -> int:
-    from idmm.analysis.datasets import cache
+    from idmm.commands.datasets import cache
 
     print(cache(given.dir, given.clear))
     return 0
@@ -232,8 +227,8 @@ DATA_COMMANDS = {
     "cache": (DataCacheConfig, _data_cache),
 }
 COMMANDS = {
-    "pretrain": _pretrain,
-    "finetune": _finetune,
+    "pretrain": _stage("pretrain"),
+    "finetune": _stage("finetune"),
     "transfer": _transfer,
     "probe": _probe,
     "fewlabel": _fewlabel,

@@ -18,6 +18,7 @@ section = dataclass(
 # What may differ when a run is taken up again: results do not depend on it.
 FREE = ("out", "resume", "data.workers", "data.cache", "data.cache_dir", "data.download", "data.allow_size_mismatch")
 FREE += ("train.device", "train.save_minutes", "train.tensorboard", "train.monitor_every", "train.monitor_images")
+FREE += ("device",)  # of a probe
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 

@@ -12,7 +12,8 @@ import yaml
 from helpers import ENVIRONMENT, ROOT, call
 from PIL import Image
 
-from idmm.analysis import demo, plots
+from idmm.analysis import plots
+from idmm.commands import demo
 from idmm.config import CropGroup, Data, FinetuneConfig, PretrainConfig, Views
 from idmm.data.cache import load_split
 from idmm.data.datasets import open_splits

@@ -11,6 +11,7 @@ from helpers import Process, distance, flags, inside, metrics, same, state, stat
 
 from idmm import distributed
 from idmm.checkpoint import RunFolder
+from idmm.config import PretrainConfig
 from idmm.data.loaders import BatchPlan
 from idmm.errors import UserError
 
@@ -145,7 +146,7 @@ def test_run_in_use_is_left_alone(tmp_path):
 def test_other_processes_hear_of_faults(tmp_path, monkeypatch):
     """A process that is not the first raises what the first found, and writes nothing."""
     monkeypatch.setattr(distributed, "rank", lambda: 1)
-    monkeypatch.setattr(distributed, "from_first", lambda value: (("out: a fault",), False, False))
+    monkeypatch.setattr(distributed, "broadcast", lambda value: (("out: a fault",), False, False))
     with pytest.raises(UserError, match="^out: a fault$"):
-        RunFolder(str(tmp_path / "run"), {}, "auto")
+        RunFolder(str(tmp_path / "run"), PretrainConfig(), "auto")
     assert not (tmp_path / "run").exists()

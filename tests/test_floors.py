@@ -12,7 +12,7 @@ FLOORS = (
     (
         "errors",
         "config",
-        "commands",
+        "config_commands",
         "recipes",
         "options",
         "seeding",
@@ -25,9 +25,9 @@ FLOORS = (
     ),
     ("data", "models", "optim", "checkpoint"),
     ("methods",),
-    ("evaluate", "calibrate", "features", "probing", "monitor", "engine"),
+    ("evaluate", "calibrate", "features", "monitor", "engine"),
     ("stages",),
-    ("transfer", "analysis", "cli"),
+    ("transfer", "analysis", "commands", "cli"),
 )
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 FORBIDDEN = [("data", "models"), ("models", "data"), ("methods", "data")]  # (importer, imported)
@@ -157,7 +157,7 @@ def test_nobody_compares_a_methods_name():
 def test_plan_imports_no_torch():
     """The grid's plan is made where no torch may be (a cluster's front end)."""
     heavy = {"torch", "torchvision", "timm", "accelerate"}
-    for module in ("idmm.transfer.plan", "idmm.cli", "idmm.options", "idmm.config", "idmm.errors"):
+    for module in ("idmm.transfer.plan", "idmm.cli", "idmm.options", "idmm.config", "idmm.errors", "idmm.stages"):
         if module in MODULES:
             body = ast.parse(MODULES[module].read_text(encoding="utf-8")).body
             names = {a.name for node in body if isinstance(node, ast.Import) for a in node.names}

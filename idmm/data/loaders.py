@@ -12,6 +12,9 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from idmm import distributed
+from idmm.data.augment import TestImages
+from idmm.data.cache import ImageStore
 from idmm.errors import RunError
 from idmm.seeding import permutation
 
@@ -130,6 +133,24 @@ def evaluation_batches(
     """Yields this process's share of the image numbers ``images`` [n], in order, each once."""
     mine = images[rank::world]
     return _load(maker, [(0, mine[i : i + batch_size], 1.0) for i in range(0, len(mine), batch_size)], workers)
+
+
+def centre_crops(
+    store: ImageStore,
+    size: int,
+    crop_pct: float,
+    mean,
+    std,
+    batch_size: int,
+    workers: int | None = None,
+    images: np.ndarray | None = None,
+) -> Iterator[dict]:
+    """Yields this process's share of a split, centre-cropped; ``images``: only those numbers."""
+    images = np.arange(len(store)) if images is None else images
+    rank, world = distributed.rank(), distributed.world()
+    few = len(images) <= 2 * batch_size * world  # workers would take longer to start than to work
+    workers = 0 if few else worker_count(workers, batch_size * len(mean) * size**2 * 4)[0]
+    return evaluation_batches(TestImages(store, size, crop_pct, mean, std), images, batch_size, workers, rank, world)
 
 
 def cores() -> int:

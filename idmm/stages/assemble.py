@@ -1,0 +1,328 @@
+"""One way to put a run together from its config: backbone, images, method and transform, the loop's plan.
+
+Stages, the check of a grid and its estimate all ask here, so that what is checked and timed is what will run.
+"""
+
+import contextlib
+import functools
+import logging
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from idmm import distributed, options
+from idmm.checkpoint import RunFolder
+from idmm.config import FinetuneConfig, PretrainConfig, resolved_stages
+from idmm.config_commands import ProbeConfig
+from idmm.data.augment import TrainImages
+from idmm.data.cache import ImageStore, compare, fingerprint, load_split
+from idmm.data.datasets import open_splits
+from idmm.data.loaders import BatchPlan, Maker, centre_crops
+from idmm.data.views import ViewMaker, short_side_bound
+from idmm.engine import Evaluation, Session, StagePlan
+from idmm.errors import Interrupted, SizeError, UserError
+from idmm.methods import Facts, Method, create_method
+from idmm.methods.drloc import Localization
+from idmm.methods.finetune import Finetune
+from idmm.optim import recipe
+from idmm.progress import logging_to
+from idmm.recipes import METHODS, settle_method
+from idmm.seeding import derive, seeded
+from idmm.stages.model_spec import ModelSpec, model_spec
+
+log = logging.getLogger("idmm")
+
+
+@contextlib.contextmanager
+def session(config) -> Iterator[Session]:
+    """Opens the run's folder, log and interrupts, and closes them however the block ends."""
+    opened = Session(config)
+    try:
+        with logging_to(opened.folder.path), opened.interrupts:
+            try:
+                yield opened
+            except KeyboardInterrupt:
+                raise Interrupted("interrupted before the end of a step; the last checkpoint is kept") from None
+    finally:
+        opened.close()
+
+
+# ---------------------------------------------------------------------- the run
+@dataclass(frozen=True)
+class Phase:
+    """What the loop is called once for: a run's images at one size.
+
+    Attributes:
+        number: From 1.
+        field: Of the config, that names the size.
+        size: Side of the images (pixels).
+        epochs: Passes over the training images.
+        batch_size: Images of an optimizer step.
+        lr: Peak learning rate; None while the recipe's was not looked up.
+    """
+
+    number: int
+    field: str
+    size: int
+    epochs: int
+    batch_size: int
+    lr: float | None = None
+
+
+class Assembly:
+    """The parts of a run by its config; nothing is read or built before it is asked for.
+
+    Attributes:
+        config: Of the run.
+        phases: One a size.
+        labelled: Whether its training images need labels.
+        evaluated: Whether it looks at val and test.
+        needs_test: Whether there must be images to evaluate on, where labels are needed.
+        device: As the config names it.
+    """
+
+    labelled, evaluated, needs_test = True, True, True
+
+    def __init__(self, config, phases: list[Phase]):
+        self.config, self.phases = config, phases
+
+    @property
+    def device(self) -> str:
+        return self.config.train.device
+
+    @functools.cached_property
+    def spec(self) -> ModelSpec:
+        """The backbone's; UserError where it cannot be known."""
+        return model_spec(self.config)
+
+    def backbone(self, phase: Phase, classes: int | None = None) -> torch.nn.Module:
+        """Builds the backbone of a phase with fresh weights; ``classes`` counts where a classifier belongs to it."""
+        return self.spec.build(phase.size, self.config.seed)
+
+    def short_side(self, size: int) -> int:
+        """Longest short side that images need for views of ``size`` (pixels)."""
+        raise NotImplementedError
+
+    def method(self, phase: Phase, backbone: torch.nn.Module, info: Facts) -> Method:
+        """Makes what is trained."""
+        raise NotImplementedError
+
+    def transform(self, phase: Phase, store: ImageStore) -> Maker:
+        """Makes what turns image numbers into a batch."""
+        raise NotImplementedError
+
+    def plan(self, phase: Phase, store: ImageStore, label: str, evaluations: list[Evaluation]) -> StagePlan:
+        """Returns what the loop needs to know of a phase."""
+        train, order = self.config.train, derive(self.config.seed, "stage", phase.number)
+        ranks = (distributed.rank(), distributed.world())
+        return StagePlan(
+            number=phase.number,
+            label=label,
+            batches=BatchPlan(len(store), phase.batch_size, phase.epochs, order, *ranks, train.accumulate),
+            maker=self.transform(phase, store),
+            lr=phase.lr,
+            warmup_epochs=train.warmup_epochs,
+            layer_decay=getattr(train, "layer_decay", None),
+            evaluations=evaluations,
+        )
+
+    def localization(self, phase: Phase, backbone: torch.nn.Module, epochs: int | None = None) -> Localization | None:
+        """Makes the head of ``drloc``, its fresh weights from the run's seed; None where its weight is 0.
+
+        Args:
+            phase: Its size, and its length where ``epochs`` is None.
+            backbone: What the head reads.
+            epochs: Length of the phase.
+        """
+        drloc = self.config.drloc
+        if not drloc.weight:
+            return None
+        with seeded(derive(self.config.seed, "drloc", phase.size)):
+            return Localization(backbone, drloc, phase.size, self.spec.in_chans, epochs or phase.epochs)
+
+    def try_model(self, phase: Phase, weights: bool = False) -> None:
+        """Raises UserError where backbone, drloc's head or, if asked for, the weights to start from do not fit."""
+        backbone = self.spec.build(phase.size, self.config.seed)
+        if weights:
+            self.spec.load(backbone, self.config.model.strict)
+        long = math.ceil(self.config.drloc.warmup_epochs) + 1  # the phase's own length is no matter of the size
+        self.localization(phase, backbone, long)
+
+    def check_sizes(self) -> None:
+        """Tries the model at every size, so that none is refused hours after the start.
+
+        Raises:
+            UserError: A line a fault, with the field.
+        """
+        faults = []
+        for phase in self.phases:
+            try:
+                self.try_model(phase)
+            except SizeError as error:
+                faults += [f"{phase.field}: {fault}" for fault in error.faults]
+            except UserError as error:
+                faults += error.faults
+        if faults:
+            raise UserError(*dict.fromkeys(faults))
+
+
+class _Pretraining(Assembly):
+    needs_test = False
+
+    def __init__(self, config: PretrainConfig):
+        train, size = config.train, config.views.size
+        super().__init__(config, [Phase(1, "views.size", size, train.epochs, train.batch_size, train.lr)])
+        self.labelled, self.evaluated = METHODS[config.method.name].labelled, train.knn_every > 0
+
+    def short_side(self, size):
+        return short_side_bound(size, min(group.scale[0] for group in self.config.views.crops))
+
+    def method(self, phase, backbone, info):
+        with seeded(derive(self.config.seed, "method")):
+            return create_method(backbone, info, self.config.method, self.localization(phase, backbone))
+
+    def transform(self, phase, store):
+        return ViewMaker(store, self.config.views, self.spec.mean, self.spec.std, self.config.seed)
+
+
+class _Finetuning(Assembly):
+    def __init__(self, config: FinetuneConfig):
+        stages = resolved_stages(config)
+        names = ["train.size"] if config.stages is None else [f"stages[{n}].size" for n in range(len(stages))]
+        phases = [
+            Phase(number, name, stage.size, stage.epochs, stage.batch_size, stage.lr)
+            for number, (name, stage) in enumerate(zip(names, stages, strict=True), start=1)
+        ]
+        super().__init__(replace(config, stages=stages), phases)
+
+    def backbone(self, phase, classes=None):
+        return self.spec.build(phase.size, self.config.seed, classes)
+
+    def short_side(self, size):
+        return short_side_bound(size, self.config.augment.scale[0])
+
+    def method(self, phase, backbone, info):
+        extra = self.localization(phase, backbone)
+        return Finetune(backbone, self.config.augment, self.config.model.freeze, extra)
+
+    def transform(self, phase, store):
+        key = derive(self.config.seed, "stage", phase.number)
+        return TrainImages(store, self.config.augment, phase.size, self.spec.mean, self.spec.std, key)
+
+
+class _Probing(Assembly):
+    """One pass over all images; nothing is trained."""
+
+    def __init__(self, config: ProbeConfig):
+        super().__init__(config, [Phase(1, "size", config.size, 1, config.batch_size)])
+
+    @property
+    def device(self) -> str:
+        return self.config.device
+
+    def try_model(self, phase, weights=False):
+        backbone = self.spec.build(phase.size, self.config.seed)
+        if weights:
+            self.spec.load(backbone, self.config.model.strict)
+
+
+_KINDS = {PretrainConfig: _Pretraining, FinetuneConfig: _Finetuning, ProbeConfig: _Probing}
+
+
+def assemble(config) -> Assembly:
+    """Returns the parts of a run by its config, which may be resolved or not."""
+    return _KINDS[type(config)](config)
+
+
+def resolve(config) -> tuple[Assembly, list[str]]:
+    """Fills in what the config leaves to the method, the checkpoint, the dataset's usual statistics and the family.
+
+    Returns:
+        The run's parts, their ``config`` whole, as it goes into config.yaml; and lines for the log on what was filled
+        in.
+
+    Raises:
+        UserError: The method cannot be had so, ``out`` is missing, or the model contradicts the checkpoint.
+    """
+    config, notes = settle_method(config) if isinstance(config, PretrainConfig) else (config, [])
+    if config.out is None:
+        raise UserError("out: missing; name a folder for all that the run writes (--out runs/a)")
+    spec = model_spec(config)
+    lr, warmup = recipe(spec.name)
+    train = config.train
+    for name, value in (("lr", lr), ("warmup_epochs", warmup)):
+        if getattr(train, name) is None:
+            train = replace(train, **{name: value})
+            notes.append(f"train.{name}: {value:g}, the recipe's for {spec.name}")
+    idle = [] if config.drloc.weight else options.changed(config.drloc)
+    if idle:
+        notes.append(f"drloc: off, its weight is 0: {', '.join(f'drloc.{name}' for name in idle)} without effect")
+    model = replace(config.model, name=spec.name, kwargs=spec.kwargs)
+    data = replace(config.data, mean=spec.mean, std=spec.std, in_chans=spec.in_chans)
+    parts = assemble(replace(config, train=train, model=model, data=data))
+    parts.spec = spec  # the checkpoint is read once
+    return parts, notes
+
+
+# ---------------------------------------------------------------------- the images
+@dataclass(frozen=True)
+class LoadedSplits:
+    """The images, decoded: to train on, to look at between epochs, to report at the end."""
+
+    train: ImageStore
+    val: ImageStore | None
+    test: ImageStore | None
+    size_mismatch: dict[str, list[int]]
+
+    @property
+    def remarks(self) -> dict:
+        """What ``result.json`` says of the data beyond its sizes; nothing where all is as the protocol has it."""
+        return {"size_mismatch": self.size_mismatch} if self.size_mismatch else {}
+
+
+def load_splits(parts: Assembly, folder: RunFolder) -> LoadedSplits:
+    """Opens the dataset, reads every image once and holds a resumed run to the images it began with."""
+    data, bound = parts.config.data, parts.short_side(max(phase.size for phase in parts.phases))
+    splits = open_splits(data, parts.labelled, parts.needs_test)
+    wanted = ("train", "val", "test") if parts.evaluated else ("train",)
+    stores = {
+        part: load_split(split, bound=bound, data=data, part=part, progress=folder.leader)
+        if part in wanted and (split := getattr(splits, part)) is not None
+        else None
+        for part in ("train", "val", "test")
+    }
+    keep_images(folder, stores)
+    counts = ", ".join(f"{len(store)} {name}" for name, store in stores.items() if store is not None)
+    log.info("images: %s of %s (%s)", counts, data.name, _KEPT[stores["train"].cache])
+    return LoadedSplits(**stores, size_mismatch=splits.size_mismatch)
+
+
+_KEPT = {"ram": "decoded in memory", "disk": "decoded on the disk", "off": "decoded at every use"}
+
+
+def keep_images(folder: RunFolder, stores: dict[str, ImageStore | None]) -> None:
+    """Keeps the fingerprint of a new run's images, by split; UserError where a resumed run began with others."""
+    prints = {part: None if store is None else fingerprint(store) for part, store in stores.items()}
+    folder.check_images(prints, _differences)
+
+
+def _differences(old: dict, new: dict) -> list[str]:
+    lines = []
+    for name in new:
+        if (old[name] is None) != (new[name] is None):
+            lines.append(f"{name}: the split {'is gone' if new[name] is None else 'is new'}")
+        elif new[name] is not None:
+            lines += [f"{name}: {line}" for line in compare(old[name], new[name])]
+    return lines
+
+
+def test_batches(run: Session, store: ImageStore, size: int, crop_pct: float, spec: ModelSpec, count: int, images=None):
+    """Yields this process's share of a split, centre-cropped, ``count`` images at a time, until the run is interrupted;
+    ``images``: only those numbers."""
+    crops = centre_crops(store, size, crop_pct, spec.mean, spec.std, count, run.workers, images)
+    return run.interrupts.watch(crops)
+
+
+test_batches.__test__ = False  # not a test case, whatever pytest thinks of the name

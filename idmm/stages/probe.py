@@ -1,0 +1,237 @@
+"""A backbone measured as it is, in minutes: kNN and a linear probe of its frozen features."""
+
+import logging
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from timm.models import get_pretrained_cfg_value
+from torch import nn
+
+from idmm import options
+from idmm.checkpoint import RunFolder
+from idmm.config import Data
+from idmm.config_commands import ProbeConfig
+from idmm.data.cache import ImageStore, load_split
+from idmm.data.datasets import open_splits
+from idmm.data.registry import spec_of
+from idmm.data.split import Splits
+from idmm.errors import SizeError, UserError
+from idmm.evaluate import readouts
+from idmm.features import Extractor, digest
+from idmm.models.build import pair
+from idmm.models.weights import read_checkpoint
+from idmm.progress import logging_to
+from idmm.stages.assemble import keep_images
+from idmm.stages.model_spec import ModelSpec, model_spec
+
+log = logging.getLogger("idmm")
+UNTRAINED = "untrained"
+INTERVAL = "95 %, over the test images: Wilson's for top1, combined over classes for mean_per_class"
+
+
+def probe(config: ProbeConfig | dict | str) -> dict:
+    """Measures a frozen backbone and writes ``result.json`` to ``config.out``, a folder like any other run's.
+
+    Args:
+        config: A ProbeConfig, a mapping of its keys, or the path of a YAML file.
+
+    Returns:
+        What ``result.json`` holds: ``top1`` (the linear probe's) and ``knn`` in percent, ``top5`` None,
+        ``mean_per_class`` (the probe's) where the dataset's literature reports that, image counts, ``seed``,
+        ``seconds``, and both ``readouts`` with intervals.
+
+    Raises:
+        UserError: No such run, no labels, or a size that the model cannot take.
+        RunError: The features are not finite, or memory ran out.
+    """
+    config = options.build(ProbeConfig, config)
+    if config.out is None:
+        raise UserError("out: missing; name a folder for all that the run writes (--out runs/a)")
+    folder = RunFolder(config.out, config, "auto")
+    try:
+        if folder.finished:
+            log.info("%s: finished already, nothing to do", config.out)
+            return folder.result()
+        with logging_to(folder.path):
+            backbone, images = frozen_backbone(config), LabelledImages(config.data)
+            found = measure(backbone, images, config)
+            keep_images(folder, {part: images.store(part, backbone.extractor.bound) for part in images.parts})
+        linear, knn = found.pop("probe"), found.pop("knn")
+        result = {
+            "top1": linear["top1"],
+            "top5": None,
+            "knn": knn["top1"],
+            **{name: linear[name] for name in ("mean_per_class",) if name in linear},
+            **found,
+            "readouts": {"probe": linear, "knn": knn},
+        }
+        folder.finish(result)
+        return result
+    finally:
+        folder.close()
+
+
+def measure(backbone: "FrozenBackbone", images: "LabelledImages", config: ProbeConfig) -> dict:
+    """Measures frozen features.
+
+    Returns:
+        What ``probe.json`` holds: ``knn`` and ``probe``, each with ``top1`` and ``top1_interval`` (percent) and, where
+        the dataset's literature reports it, ``mean_per_class`` and its interval; ``knn`` has ``k``, ``probe`` the
+        ``strength`` (scikit-learn's C), ``chosen_by`` and held-out ``accuracies``; ``init``, ``model``, ``size``,
+        ``crop_pct``, ``dataset``, image counts, ``seed``, ``seconds`` and what ``interval`` means.
+    """
+    began = time.monotonic()
+    labels = {part: images.store(part, backbone.extractor.bound).labels for part in images.parts}
+    if len(np.unique(labels["train"])) < 2:
+        raise UserError("data.subset: the training images are all of one class; a probe wants two or more")
+    taken = {part: backbone.features(images, part) for part in images.parts}
+    val = (taken["val"], labels["val"]) if "val" in images.parts else None
+    train, test = ((taken[part], labels[part]) for part in ("train", "test"))
+    return {
+        **readouts(*train, *test, seed=config.seed, val=val, metric=spec_of(config.data.name).metric),
+        **backbone.about,
+        "crop_pct": config.crop_pct,
+        "dataset": config.data.name,
+        "num_classes": len(images.splits.train.classes),
+        **{f"{part}_size": len(labels[part]) for part in images.parts},
+        **images.remarks,
+        "seed": config.seed,
+        "seconds": round(time.monotonic() - began, 1),
+        "interval": INTERVAL,
+    }
+
+
+# ---------------------------------------------------------------------- images
+class LabelledImages:
+    """The labelled images of a probe, each split decoded when it is first asked for.
+
+    Attributes:
+        splits: What the config's section means.
+        parts: The splits that there are, train first.
+    """
+
+    def __init__(self, data: Data):
+        self._data, self.splits = data, _labelled(data)
+        self.parts = [part for part in ("train", "val", "test") if getattr(self.splits, part) is not None]
+        self._stores: dict[tuple[str, int], ImageStore] = {}
+
+    @property
+    def remarks(self) -> dict:
+        """What results say of the data beyond its sizes; nothing where all is as the protocol has it."""
+        return {"size_mismatch": self.splits.size_mismatch} if self.splits.size_mismatch else {}
+
+    def store(self, part: str, bound: int) -> ImageStore:
+        """The images of a split with short sides up to ``bound`` (pixels)."""
+        if (part, bound) not in self._stores:
+            split = getattr(self.splits, part)
+            self._stores[part, bound] = load_split(split, bound=bound, data=self._data, part=part, progress=True)
+        return self._stores[part, bound]
+
+
+def _labelled(data: Data) -> Splits:
+    """Opens a dataset with its labels; where there are none, that is what is said."""
+    try:
+        return open_splits(data, labelled=True)
+    except UserError:
+        if not _unlabelled(data):
+            raise
+    where = f"data.root: '{data.root}'" if data.root else f"data.name: '{data.name}'"
+    wanted = f"; wanted {data.root}/train/CLASS/* and {data.root}/test/CLASS/*" if data.name == "folder" else ""
+    raise UserError(f"{where} has no labels; kNN and a linear probe need them{wanted}")
+
+
+def _unlabelled(data: Data) -> bool:
+    try:
+        return open_splits(replace(data, subset=None), labelled=False).train.labels is None
+    except UserError:
+        return False
+
+
+# ---------------------------------------------------------------------- backbones
+@dataclass(frozen=True, eq=False)
+class FrozenBackbone:
+    """A backbone to measure.
+
+    Attributes:
+        label: For people.
+        init: Where it comes from, as the user said; None: from nowhere, its weights are fresh.
+        spec: What is known of it.
+        extractor: Takes its features.
+    """
+
+    label: str
+    init: str | None
+    spec: ModelSpec
+    extractor: Extractor
+
+    @property
+    def about(self) -> dict:
+        """What results say of it."""
+        return {"init": self.init, "model": self.spec.name, "size": self.extractor.size}
+
+    def features(self, images: LabelledImages, part: str) -> np.ndarray:
+        """Features of a split, float32 [N, d]."""
+        return self.extractor.features(images.store(part, self.extractor.bound), part)
+
+    def untrained(self, config: ProbeConfig, label: str) -> "FrozenBackbone":
+        """Returns the same with fresh weights, drawn from ``config.seed`` as a stage draws them."""
+        return _frozen(replace(config, init=None), replace(self.spec, init=None), self.extractor.size, label)
+
+
+def frozen_backbone(config: ProbeConfig) -> FrozenBackbone:
+    """Reads a checkpoint and decides at which size it is measured; nothing is built yet.
+
+    Raises:
+        UserError: No such checkpoint, one whose model is not known, or a size that is not one side.
+    """
+    spec = _spec(config)
+    return _frozen(config, spec, config.size or _usual_size(spec), config.init or UNTRAINED)
+
+
+def _spec(config: ProbeConfig) -> ModelSpec:
+    try:
+        return model_spec(replace(config, model=replace(config.model, drop_path=0.0)))
+    except UserError:
+        if config.init is None or config.model.name is not None:
+            raise
+        saved = read_checkpoint(config.init)
+        if saved.name is not None:
+            raise
+    beside = Path(saved.source).with_suffix(".json").name  # commands that probe have no --model.name
+    raise UserError(
+        f"init: '{saved.source}' does not say which model it is; wanted is {beside} beside it (name, kwargs)"
+    )
+
+
+def _usual_size(spec: ModelSpec) -> int:
+    """The size that it was built at; timm's for its name where any size would do, or the JSON does not say."""
+    built = spec.init and spec.init.img_size
+    if built is None:
+        size = (get_pretrained_cfg_value(spec.name, "input_size") or (3, 224, 224))[-1]
+        log.info("size: %d px, timm's for %s; --size takes another", size, spec.name)
+        return size
+    height, width = pair(built)
+    if height != width:
+        raise UserError(f"size: '{spec.init.source}' was built at {height}x{width} pixels; wanted is --size, one side")
+    return height
+
+
+def _frozen(config: ProbeConfig, spec: ModelSpec, size: int, label: str) -> FrozenBackbone:
+    about = {"name": spec.name, "kwargs": spec.kwargs} | ({} if spec.init else {"seed": config.seed})
+    weights = digest(about, spec.init.state if spec.init else None)
+    build = partial(_build, spec, size, config.seed)
+    return FrozenBackbone(label, config.init, spec, Extractor(build, weights, label, size, spec.mean, spec.std, config))
+
+
+def _build(spec: ModelSpec, size: int, seed: int) -> nn.Module:
+    try:
+        model = spec.build(size, seed)
+    except SizeError as error:
+        raise UserError(f"size: {error}") from None
+    report = spec.load(model)
+    if report is not None:
+        log.info("%s", report)
+    return model.eval()
