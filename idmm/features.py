@@ -10,7 +10,8 @@ import json
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,17 +21,19 @@ import torch
 from torch import nn
 
 from idmm import distributed
-from idmm.config_commands import FeatureConfig
+from idmm.config_commands import ProbeConfig
 from idmm.data.cache import ImageStore, fingerprint
 from idmm.data.disk import cache_folder
 from idmm.data.loaders import centre_crops
 from idmm.data.split import counted
-from idmm.errors import RunError
+from idmm.errors import RunError, SizeError, UserError
 from idmm.evaluate import evaluating
 from idmm.files import replacing
+from idmm.models.spec import ModelSpec
 from idmm.progress import counting, duration
 
 log = logging.getLogger("idmm")
+UNTRAINED = "untrained"
 _FOLDER = "features"  # in the cache's folder
 _OURS = re.compile(r"\.?.+-(train|val|test)-[0-9a-f]{32}\.npz(\.part-.*)?")
 # what else decides about the numbers: this file's format and the libraries that decode, resize and compute
@@ -54,40 +57,44 @@ def extract_features(backbone: nn.Module, batches: Iterable[dict], device, autoc
     return torch.from_numpy(np.concatenate([part[0] for part in parts])[order])
 
 
-def digest(about: dict, state: dict[str, torch.Tensor] | None = None) -> str:
-    """Returns 32 hexadecimal digits that differ where the facts ``about`` a backbone or its weights do."""
-    hashed = hashlib.blake2b(json.dumps(about, sort_keys=True, default=str).encode(), digest_size=16)
-    for name, tensor in sorted((state or {}).items()):
-        tensor = tensor.detach().cpu().contiguous()
-        hashed.update(f"{name} {tensor.dtype} {list(tensor.shape)};".encode())
-        hashed.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return hashed.hexdigest()
-
-
-class Extractor:
-    """Takes features of splits by one backbone at one size, or finds them on the disk.
+class FrozenBackbone:
+    """A backbone to be measured at one size, which takes the features of splits or finds them on the disk.
 
     Args:
-        build: Makes the backbone, in evaluation mode; called when the first features are not found on the disk.
-        weights: From :func:`digest`; another for each backbone.
-        label: Where the backbone comes from, for messages.
+        spec: What is known of it.
         size: Side of the images (pixels).
-        mean: Of each channel.
-        std: Likewise.
-        config: Crop, batch size and device; of its ``data`` the workers, and whether and where features are kept.
+        config: Where it comes from, seed of fresh weights, crop, batch size and device; of its ``data`` the workers,
+            and whether and where features are kept.
+        label: For people; None: as ``config.init`` says.
+
+    Attributes:
+        weights: 32 hexadecimal digits, others for other weights.
 
     Raises:
         UserError: The device is not there.
     """
 
-    def __init__(
-        self, build: Callable[[], nn.Module], weights: str, label: str, size: int, mean, std, config: FeatureConfig
-    ):
-        self.build, self.weights, self.label, self.config = build, weights, label, config
-        self.size, self.mean, self.std = size, list(mean), list(std)
+    def __init__(self, spec: ModelSpec, size: int, config: ProbeConfig, label: str | None = None):
+        self.spec, self.size, self.config, self.label = spec, size, config, label or config.init or UNTRAINED
+        about = {"name": spec.name, "kwargs": spec.kwargs} | ({} if spec.init else {"seed": config.seed})
+        self.weights = _digest(about, spec.init.state if spec.init else None)
         self.device = distributed.pick_device(config.device)
         self.folder = cache_folder(config.data.cache_dir) if config.data.cache in ("auto", "disk") else None
         self._backbone: nn.Module | None = None
+
+    @property
+    def init(self) -> str | None:
+        """Where it comes from, as the user said; None: its weights are fresh."""
+        return self.config.init
+
+    @property
+    def about(self) -> dict:
+        """What results say of it."""
+        return {"init": self.init, "model": self.spec.name, "size": self.size}
+
+    def untrained(self, label: str) -> "FrozenBackbone":
+        """Returns the same with fresh weights, drawn from ``config.seed`` as a stage draws them."""
+        return FrozenBackbone(replace(self.spec, init=None), self.size, replace(self.config, init=None), label)
 
     @property
     def bound(self) -> int:
@@ -121,16 +128,26 @@ class Extractor:
 
     def _key(self, store: ImageStore) -> str:
         """Another one where the weights, the crop, the bytes of an image, the device or a library's version are."""
-        looks = [self.weights, self.size, self.config.crop_pct, self.mean, self.std, self.device]
-        return digest({"look": looks, "versions": _VERSIONS, "images": fingerprint(store)})
+        spec = self.spec
+        looks = [self.weights, self.size, self.config.crop_pct, list(spec.mean), list(spec.std), self.device]
+        return _digest({"look": looks, "versions": _VERSIONS, "images": fingerprint(store)})
+
+    def _build(self) -> nn.Module:
+        try:
+            model = self.spec.build(self.size, self.config.seed)
+        except SizeError as error:
+            raise UserError(f"size: {error}") from None
+        report = self.spec.load(model)
+        if report is not None:
+            log.info("%s", report)
+        return model.eval()
 
     def _extract(self, store: ImageStore, label: str) -> np.ndarray:
+        spec, given = self.spec, self.config
         if self._backbone is None:
-            self._backbone = self.build().to(self.device)
-        given = self.config
-        batches = centre_crops(
-            store, self.size, given.crop_pct, self.mean, self.std, given.batch_size, given.data.workers
-        )
+            self._backbone = self._build().to(self.device)
+        crop = (self.size, given.crop_pct, spec.mean, spec.std)
+        batches = centre_crops(store, *crop, given.batch_size, given.data.workers)
         try:
             shown = counting(batches, len(store), label)
             found = extract_features(self._backbone, shown, self.device, contextlib.nullcontext).numpy()
@@ -140,6 +157,16 @@ class Extractor:
         if not np.isfinite(found).all():
             raise RunError(f"{self.label}: its features are not finite; the run that wrote it has diverged")
         return found
+
+
+def _digest(about: dict, state: dict[str, torch.Tensor] | None = None) -> str:
+    """Returns 32 hexadecimal digits that differ where the facts ``about`` a backbone or its weights do."""
+    hashed = hashlib.blake2b(json.dumps(about, sort_keys=True, default=str).encode(), digest_size=16)
+    for name, tensor in sorted((state or {}).items()):
+        tensor = tensor.detach().cpu().contiguous()
+        hashed.update(f"{name} {tensor.dtype} {list(tensor.shape)};".encode())
+        hashed.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return hashed.hexdigest()
 
 
 def _read(path: Path, key: str, count: int) -> np.ndarray | None:

@@ -18,8 +18,8 @@ from idmm.analysis import plots
 from idmm.commands import fewlabel
 from idmm.data.datasets import open_splits
 from idmm.errors import RunError
+from idmm.models.spec import ModelSpec
 from idmm.stages import finetune
-from idmm.stages.model_spec import ModelSpec
 
 TINY = {
     "train": {"epochs": 1, "size": 16, "batch_size": 20, "precision": "fp32", "device": "cpu", "warmup_epochs": 0},

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from idmm import options
 from idmm.config import FinetuneConfig, PretrainConfig
+from idmm.config_commands import DemoConfig
 from idmm.errors import RunError, UserError
 from idmm.files import write_text
 from idmm.stages import STAGES
@@ -17,18 +18,12 @@ PICTURES = ("loss.png", "crops.png", "comparison.png")
 LEAST_GAIN = 5.0  # points
 
 
-def demo(out: str = "runs/demo", seeds: int = 3, pretrain: str | None = None, finetune: str | None = None) -> dict:
+def demo(given: DemoConfig) -> dict:
     """Pretrains on a dataset without its labels, then fine-tunes on a few labels from that and from scratch.
 
     Both fine-tunings are the same but for the weights that they start from. The seed drives everything: pretraining,
     fine-tuning and which images are labelled. The runs lie in OUT/pretrain-SEED, OUT/idmm-SEED and OUT/scratch-SEED;
     a demo that was stopped goes on, one that is finished prints its result again.
-
-    Args:
-        out: Folder for the runs, ``demo.json`` and the pictures.
-        seeds: How many, from 0.
-        pretrain: YAML file of pretraining's keys; None: configs/demo/pretrain.yaml of the repository.
-        finetune: YAML file of fine-tuning's keys; None: configs/demo/finetune.yaml.
 
     Returns:
         What ``demo.json`` holds: ``idmm_top1`` and ``scratch_top1`` (percent of the test images, one a seed), ``gain``
@@ -39,24 +34,24 @@ def demo(out: str = "runs/demo", seeds: int = 3, pretrain: str | None = None, fi
         RunError: The mean gain is below 5 points, or a run could not go on.
     """
     started = time.monotonic()
-    stage1, stage2 = _configs(pretrain, finetune)
-    settings = json.loads(json.dumps({"seeds": seeds, "pretrain": _plain(stage1), "finetune": _plain(stage2)}))
-    result = _finished(Path(out), settings)
+    out, (stage1, stage2) = Path(given.out), _configs(given)
+    settings = json.loads(json.dumps({"seeds": given.seeds, "pretrain": _plain(stage1), "finetune": _plain(stage2)}))
+    result = _finished(out, settings)
     if result is None:
-        runs, earlier = _runs(Path(out), seeds, stage1, stage2)
+        runs, earlier = _runs(out, given.seeds, stage1, stage2)
         result = _summary(runs, settings)
-        _pictures(Path(out), result, stage1)
+        _pictures(out, result, stage1)
         result["seconds"] = round(earlier + time.monotonic() - started, 1)
-        write_text(Path(out) / "demo.json", json.dumps(result, indent=2) + "\n")
-    _say(Path(out), result)
+        write_text(out / "demo.json", json.dumps(result, indent=2) + "\n")
+    _say(out, result)
     if result["gain"] < LEAST_GAIN:
         raise RunError(f"demo: IDMM is {result['gain']:+.1f} points from scratch, wanted at least +{LEAST_GAIN:g}")
     return result
 
 
-def _configs(pretrain: str | None, finetune: str | None) -> tuple[PretrainConfig, FinetuneConfig]:
+def _configs(demo: DemoConfig) -> tuple[PretrainConfig, FinetuneConfig]:
     built, faults = [], []
-    for flag, given in (("pretrain", pretrain), ("finetune", finetune)):
+    for flag, given in (("pretrain", demo.pretrain), ("finetune", demo.finetune)):
         file = CONFIGS / f"{flag}.yaml" if given is None else Path(given)
         if not file.is_file():
             hint = "; a checkout of the repository has it, or name your own" if given is None else ""

@@ -20,9 +20,10 @@ from idmm.data.datasets import draw_subset
 from idmm.data.registry import spec_of
 from idmm.errors import UserError, listed
 from idmm.evaluate import readouts
+from idmm.features import FrozenBackbone
 from idmm.files import write_text
 from idmm.stages import STAGES
-from idmm.stages.probe import FrozenBackbone, LabelledImages, frozen_backbone
+from idmm.stages.probe import LabelledImages, frozen_backbone
 
 log = logging.getLogger("idmm")
 READOUTS = {"knn": "kNN", "probe": "linear probe", "finetune": "fine-tuned"}
@@ -81,17 +82,16 @@ def fewlabel(given: FewLabelConfig) -> dict:
 
 def _backbones(given: FewLabelConfig) -> list[FrozenBackbone]:
     """The backbones, and with ``untrained`` each kind once more with fresh weights."""
-    configs = [probe_config(given, init) for init in given.init]
-    trained = [frozen_backbone(config) for config in configs]
+    trained = [frozen_backbone(probe_config(given, init)) for init in given.init]
     if not given.untrained:
         return trained
     kinds = {}
     for backbone in trained:
-        size = backbone.extractor.size if given.protocol == "probe" else None  # fine-tuning's sizes are in FILE
+        size = backbone.size if given.protocol == "probe" else None  # fine-tuning's sizes are in FILE
         kinds.setdefault(json.dumps([backbone.spec.name, backbone.spec.kwargs, size], default=str), backbone)
     word = "untrained" if given.protocol == "probe" else "from scratch"
     labels = [f"{word}, as {backbone.label}" if len(kinds) > 1 else word for backbone in kinds.values()]
-    return trained + [b.untrained(configs[0], label) for b, label in zip(kinds.values(), labels, strict=True)]
+    return trained + [b.untrained(label) for b, label in zip(kinds.values(), labels, strict=True)]
 
 
 def _about(given: FewLabelConfig, backbone: FrozenBackbone) -> dict:
@@ -153,8 +153,8 @@ def _probing(images: LabelledImages, metric: str) -> Callable[..., Iterator[tupl
 
     @functools.lru_cache(maxsize=1)
     def taken(backbone: FrozenBackbone):
-        train, test = (images.store(part, backbone.extractor.bound) for part in ("train", "test"))
-        return train, test, *(backbone.features(images, part) for part in ("train", "test"))
+        train, test = (images.store(part, backbone.bound) for part in ("train", "test"))
+        return train, test, backbone.features(train, "train"), backbone.features(test, "test")
 
     def measure(backbone: FrozenBackbone, subset: Subset, _: str) -> Iterator[tuple]:
         train, test, seen, held = taken(backbone)
@@ -182,7 +182,7 @@ def _tuned(
     # where the weights came from, and a few digits of theirs, as runs are made again
     source = backbone.label if backbone.init is None else os.path.normpath(backbone.init)
     name = "".join(c if c.isalnum() else "-" for c in source).strip("-")[-40:]
-    run = out / "runs" / f"{name}-{backbone.extractor.weights[:8]}-{number}-{seed}"
+    run = out / "runs" / f"{name}-{backbone.weights[:8]}-{number}-{seed}"
     config = replace(tuning, out=str(run), init=backbone.init, seed=seed, data=data, model=model)
     result = STAGES["finetune"].run(config)
     yield "finetune", result["train_size"], result

@@ -26,11 +26,11 @@ from idmm.errors import Interrupted, SizeError, UserError
 from idmm.methods import Facts, Method, create_method
 from idmm.methods.drloc import Localization
 from idmm.methods.finetune import Finetune
+from idmm.models.spec import ModelSpec, model_spec
 from idmm.optim import recipe
 from idmm.progress import logging_to
 from idmm.recipes import METHODS, settle_method
 from idmm.seeding import derive, seeded
-from idmm.stages.model_spec import ModelSpec, model_spec
 
 log = logging.getLogger("idmm")
 

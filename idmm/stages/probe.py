@@ -1,14 +1,13 @@
 """A backbone measured as it is, in minutes: kNN and a linear probe of its frozen features."""
 
+import functools
 import logging
 import time
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from timm.models import get_pretrained_cfg_value
-from torch import nn
 
 from idmm import options
 from idmm.checkpoint import RunFolder
@@ -18,17 +17,16 @@ from idmm.data.cache import ImageStore, load_split
 from idmm.data.datasets import open_splits
 from idmm.data.registry import spec_of
 from idmm.data.split import Splits
-from idmm.errors import SizeError, UserError
+from idmm.errors import UserError
 from idmm.evaluate import readouts
-from idmm.features import Extractor, digest
+from idmm.features import FrozenBackbone
 from idmm.models.build import pair
+from idmm.models.spec import ModelSpec, model_spec
 from idmm.models.weights import read_checkpoint
 from idmm.progress import logging_to
 from idmm.stages.assemble import keep_images
-from idmm.stages.model_spec import ModelSpec, model_spec
 
 log = logging.getLogger("idmm")
-UNTRAINED = "untrained"
 INTERVAL = "95 %, over the test images: Wilson's for top1, combined over classes for mean_per_class"
 
 
@@ -58,7 +56,7 @@ def probe(config: ProbeConfig | dict | str) -> dict:
         with logging_to(folder.path):
             backbone, images = frozen_backbone(config), LabelledImages(config.data)
             found = measure(backbone, images, config)
-            keep_images(folder, {part: images.store(part, backbone.extractor.bound) for part in images.parts})
+            keep_images(folder, images.stores(backbone.bound))
         linear, knn = found.pop("probe"), found.pop("knn")
         result = {
             "top1": linear["top1"],
@@ -74,7 +72,7 @@ def probe(config: ProbeConfig | dict | str) -> dict:
         folder.close()
 
 
-def measure(backbone: "FrozenBackbone", images: "LabelledImages", config: ProbeConfig) -> dict:
+def measure(backbone: FrozenBackbone, images: "LabelledImages", config: ProbeConfig) -> dict:
     """Measures frozen features.
 
     Returns:
@@ -84,19 +82,23 @@ def measure(backbone: "FrozenBackbone", images: "LabelledImages", config: ProbeC
         ``crop_pct``, ``dataset``, image counts, ``seed``, ``seconds`` and what ``interval`` means.
     """
     began = time.monotonic()
-    labels = {part: images.store(part, backbone.extractor.bound).labels for part in images.parts}
-    if len(np.unique(labels["train"])) < 2:
+    stores = images.stores(backbone.bound)
+    if len(np.unique(stores["train"].labels)) < 2:
         raise UserError("data.subset: the training images are all of one class; a probe wants two or more")
-    taken = {part: backbone.features(images, part) for part in images.parts}
-    val = (taken["val"], labels["val"]) if "val" in images.parts else None
-    train, test = ((taken[part], labels[part]) for part in ("train", "test"))
+    taken = {part: (backbone.features(store, part), store.labels) for part, store in stores.items()}
     return {
-        **readouts(*train, *test, seed=config.seed, val=val, metric=spec_of(config.data.name).metric),
+        **readouts(
+            *taken["train"],
+            *taken["test"],
+            seed=config.seed,
+            val=taken.get("val"),
+            metric=spec_of(config.data.name).metric,
+        ),
         **backbone.about,
         "crop_pct": config.crop_pct,
         "dataset": config.data.name,
         "num_classes": len(images.splits.train.classes),
-        **{f"{part}_size": len(labels[part]) for part in images.parts},
+        **{f"{part}_size": len(store) for part, store in stores.items()},
         **images.remarks,
         "seed": config.seed,
         "seconds": round(time.monotonic() - began, 1),
@@ -110,25 +112,24 @@ class LabelledImages:
 
     Attributes:
         splits: What the config's section means.
-        parts: The splits that there are, train first.
     """
 
     def __init__(self, data: Data):
         self._data, self.splits = data, _labelled(data)
-        self.parts = [part for part in ("train", "val", "test") if getattr(self.splits, part) is not None]
-        self._stores: dict[tuple[str, int], ImageStore] = {}
+        self.store = functools.cache(self._load)
 
     @property
     def remarks(self) -> dict:
         """What results say of the data beyond its sizes; nothing where all is as the protocol has it."""
         return {"size_mismatch": self.splits.size_mismatch} if self.splits.size_mismatch else {}
 
-    def store(self, part: str, bound: int) -> ImageStore:
-        """The images of a split with short sides up to ``bound`` (pixels)."""
-        if (part, bound) not in self._stores:
-            split = getattr(self.splits, part)
-            self._stores[part, bound] = load_split(split, bound=bound, data=self._data, part=part, progress=True)
-        return self._stores[part, bound]
+    def stores(self, bound: int) -> dict[str, ImageStore]:
+        """The splits that there are, train first, with short sides up to ``bound`` (pixels)."""
+        parts = ("train", "val", "test")
+        return {part: self.store(part, bound) for part in parts if getattr(self.splits, part) is not None}
+
+    def _load(self, part: str, bound: int) -> ImageStore:
+        return load_split(getattr(self.splits, part), bound=bound, data=self._data, part=part, progress=True)
 
 
 def _labelled(data: Data) -> Splits:
@@ -151,36 +152,6 @@ def _unlabelled(data: Data) -> bool:
 
 
 # ---------------------------------------------------------------------- backbones
-@dataclass(frozen=True, eq=False)
-class FrozenBackbone:
-    """A backbone to measure.
-
-    Attributes:
-        label: For people.
-        init: Where it comes from, as the user said; None: from nowhere, its weights are fresh.
-        spec: What is known of it.
-        extractor: Takes its features.
-    """
-
-    label: str
-    init: str | None
-    spec: ModelSpec
-    extractor: Extractor
-
-    @property
-    def about(self) -> dict:
-        """What results say of it."""
-        return {"init": self.init, "model": self.spec.name, "size": self.extractor.size}
-
-    def features(self, images: LabelledImages, part: str) -> np.ndarray:
-        """Features of a split, float32 [N, d]."""
-        return self.extractor.features(images.store(part, self.extractor.bound), part)
-
-    def untrained(self, config: ProbeConfig, label: str) -> "FrozenBackbone":
-        """Returns the same with fresh weights, drawn from ``config.seed`` as a stage draws them."""
-        return _frozen(replace(config, init=None), replace(self.spec, init=None), self.extractor.size, label)
-
-
 def frozen_backbone(config: ProbeConfig) -> FrozenBackbone:
     """Reads a checkpoint and decides at which size it is measured; nothing is built yet.
 
@@ -188,7 +159,7 @@ def frozen_backbone(config: ProbeConfig) -> FrozenBackbone:
         UserError: No such checkpoint, one whose model is not known, or a size that is not one side.
     """
     spec = _spec(config)
-    return _frozen(config, spec, config.size or _usual_size(spec), config.init or UNTRAINED)
+    return FrozenBackbone(spec, config.size or _usual_size(spec), config)
 
 
 def _spec(config: ProbeConfig) -> ModelSpec:
@@ -217,21 +188,3 @@ def _usual_size(spec: ModelSpec) -> int:
     if height != width:
         raise UserError(f"size: '{spec.init.source}' was built at {height}x{width} pixels; wanted is --size, one side")
     return height
-
-
-def _frozen(config: ProbeConfig, spec: ModelSpec, size: int, label: str) -> FrozenBackbone:
-    about = {"name": spec.name, "kwargs": spec.kwargs} | ({} if spec.init else {"seed": config.seed})
-    weights = digest(about, spec.init.state if spec.init else None)
-    build = partial(_build, spec, size, config.seed)
-    return FrozenBackbone(label, config.init, spec, Extractor(build, weights, label, size, spec.mean, spec.std, config))
-
-
-def _build(spec: ModelSpec, size: int, seed: int) -> nn.Module:
-    try:
-        model = spec.build(size, seed)
-    except SizeError as error:
-        raise UserError(f"size: {error}") from None
-    report = spec.load(model)
-    if report is not None:
-        log.info("%s", report)
-    return model.eval()
