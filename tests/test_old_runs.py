@@ -6,6 +6,7 @@ import tarfile
 
 import pytest
 import torch
+import yaml
 from helpers import ROOT, TINY, inside, metrics
 
 import idmm
@@ -110,6 +111,17 @@ def test_a_finished_run_says_so(old, tmp_path, capsys):
     assert inside("pretrain", run, **PRETRAIN) == 0
     assert "finished already, nothing to do" in capsys.readouterr().err
     assert (run / "result.json").read_text() == before
+
+
+def test_a_key_that_came_later_was_at_its_default(old, tmp_path, capsys):
+    run = shutil.copytree(old / "finished", tmp_path / "run")
+    kept = yaml.safe_load((run / "config.yaml").read_text())
+    del kept["views"]["flip"], kept["train"]["schedule"]
+    (run / "config.yaml").write_text(yaml.safe_dump(kept))
+    assert inside("pretrain", run, **PRETRAIN) == 0
+    capsys.readouterr()
+    assert inside("pretrain", run, **PRETRAIN, views__flip=0.25) == 2
+    assert f"views.flip: the run in '{run}' has 0.5, asked for now is 0.25" in capsys.readouterr().err.splitlines()
 
 
 def test_keys_of_jobs_stay():

@@ -1,6 +1,7 @@
 """``idmm probe``: intervals, the choice of the probe's strength, features kept on the disk, the command."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -9,6 +10,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import transfers
+import yaml
 from folders import paint, tree
 from frozen import MEAN, NAME, STD, a_run, by_hand, linear
 from helpers import ENVIRONMENT, ROOT, VIT, call
@@ -230,9 +233,17 @@ def test_the_second_call_runs_no_network(run, tmp_path, pictures, looks, monkeyp
     assert looks == [8, 6], "what counts is the weights, not their path"
 
 
+def padded(path, seed):
+    """An image whose file's size and time tell nothing of what is in it."""
+    paint(path, seed)
+    path.write_bytes(path.read_bytes().ljust(10_000, b"\0"))
+    os.utime(path, ns=(10**18, 10**18))
+
+
 @pytest.mark.parametrize("change", ["weights", "mean", "image", "added", "size", "crop"])
 def test_features_of_something_else_are_taken_anew(change, run, tmp_path, pictures, looks):
     root, argv = pictures
+    padded(root / "train/a/0.png", 0)
     probed(run, *argv, out=tmp_path / "1")
     wanted = [8, 6]  # of train and test
     if change == "weights":
@@ -240,7 +251,7 @@ def test_features_of_something_else_are_taken_anew(change, run, tmp_path, pictur
     elif change == "mean":
         a_run(run, mean=(0.5, 0.5, 0.5))
     elif change == "image":
-        paint(root / "train/a/0.png", seed=99)
+        padded(root / "train/a/0.png", 99)
         wanted = [8]
     elif change == "added":
         paint(root / "test/b/9.png", seed=99)
@@ -249,6 +260,29 @@ def test_features_of_something_else_are_taken_anew(change, run, tmp_path, pictur
         argv = [*argv, *({"size": ["--size", 24], "crop": ["--crop_pct", 1]}[change])]
     probed(run, *argv, out=tmp_path / "2")
     assert looks == [8, 6, *wanted]
+
+
+def test_a_grids_probes_see_that_images_changed(run, tmp_path, pictures, capsys):
+    """Old and new images never meet in one cell, as with fine-tunings; what was not finished begins anew."""
+    root, out = pictures[0], tmp_path / "grid"
+    padded(root / "train/a/0.png", 0)
+    mine = {"name": "folder", "root": str(root), "label": "mine"}
+    given = {"sources": [], "targets": [mine], "weights": [{"label": "W", "path": str(run)}], "seeds": [3]}
+    argv = ["--target.protocol", "probe"]
+    assert transfers.inside(out, *argv, **given) == 0
+    (kept,) = out.glob("runs/probe/W-*")
+    assert yaml.safe_load((kept / "config.yaml").read_text())["init"] == str(run)
+    os.utime(root / "train/a/0.png")
+    assert transfers.inside(out, *argv, **given) == 0, "touched, but the same"
+    capsys.readouterr()
+    padded(root / "train/a/0.png", 99)
+    os.utime(root / "train/a/0.png")
+    assert transfers.inside(out, *argv, **given) == 2
+    line = f"targets 'mine': its images changed since 2 runs in '{out}' began; name another out"
+    assert capsys.readouterr().err.splitlines() == [line]
+    for path in out.glob("runs/probe/*"):
+        (path / "result.json").unlink()
+    assert transfers.inside(out, *argv, **given) == 0
 
 
 def only_file(folder, part="train"):

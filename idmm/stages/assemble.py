@@ -35,20 +35,6 @@ from idmm.seeding import derive, seeded
 log = logging.getLogger("idmm")
 
 
-@contextlib.contextmanager
-def session(config) -> Iterator[Session]:
-    """Opens the run's folder, log and interrupts, and closes them however the block ends."""
-    opened = Session(config)
-    try:
-        with logging_to(opened.folder.path), opened.interrupts:
-            try:
-                yield opened
-            except KeyboardInterrupt:
-                raise Interrupted("interrupted before the end of a step; the last checkpoint is kept") from None
-    finally:
-        opened.close()
-
-
 # ---------------------------------------------------------------------- the run
 @dataclass(frozen=True)
 class Phase:
@@ -57,6 +43,7 @@ class Phase:
     Attributes:
         number: From 1.
         field: Of the config, that names the size.
+        label: For people.
         size: Side of the images (pixels).
         epochs: Passes over the training images.
         batch_size: Images of an optimizer step.
@@ -65,6 +52,7 @@ class Phase:
 
     number: int
     field: str
+    label: str
     size: int
     epochs: int
     batch_size: int
@@ -113,13 +101,13 @@ class Assembly:
         """Makes what turns image numbers into a batch."""
         raise NotImplementedError
 
-    def plan(self, phase: Phase, store: ImageStore, label: str, evaluations: list[Evaluation]) -> StagePlan:
+    def plan(self, phase: Phase, store: ImageStore, evaluations: list[Evaluation]) -> StagePlan:
         """Returns what the loop needs to know of a phase."""
         train, order = self.config.train, derive(self.config.seed, "stage", phase.number)
         ranks = (distributed.rank(), distributed.world())
         return StagePlan(
             number=phase.number,
-            label=label,
+            label=phase.label,
             batches=BatchPlan(len(store), phase.batch_size, phase.epochs, order, *ranks, train.accumulate),
             maker=self.transform(phase, store),
             lr=phase.lr,
@@ -173,7 +161,7 @@ class _Pretraining(Assembly):
 
     def __init__(self, config: PretrainConfig):
         train, size = config.train, config.views.size
-        super().__init__(config, [Phase(1, "views.size", size, train.epochs, train.batch_size, train.lr)])
+        super().__init__(config, [Phase(1, "views.size", "pretrain", size, train.epochs, train.batch_size, train.lr)])
         self.labelled, self.evaluated = METHODS[config.method.name].labelled, train.knn_every > 0
 
     def short_side(self, size):
@@ -192,7 +180,7 @@ class _Finetuning(Assembly):
         stages = resolved_stages(config)
         names = ["train.size"] if config.stages is None else [f"stages[{n}].size" for n in range(len(stages))]
         phases = [
-            Phase(number, name, stage.size, stage.epochs, stage.batch_size, stage.lr)
+            Phase(number, name, f"finetune {stage.size} px", stage.size, stage.epochs, stage.batch_size, stage.lr)
             for number, (name, stage) in enumerate(zip(names, stages, strict=True), start=1)
         ]
         super().__init__(replace(config, stages=stages), phases)
@@ -216,7 +204,7 @@ class _Probing(Assembly):
     """One pass over all images; nothing is trained."""
 
     def __init__(self, config: ProbeConfig):
-        super().__init__(config, [Phase(1, "size", config.size, 1, config.batch_size)])
+        super().__init__(config, [Phase(1, "size", "probe", config.size, 1, config.batch_size)])
 
     @property
     def device(self) -> str:
@@ -264,6 +252,29 @@ def resolve(config) -> tuple[Assembly, list[str]]:
     parts = assemble(replace(config, train=train, model=model, data=data))
     parts.spec = spec  # the checkpoint is read once
     return parts, notes
+
+
+@contextlib.contextmanager
+def session(parts: Assembly, notes: list[str]) -> Iterator[Session]:
+    """Opens the run's folder, log and interrupts, and closes them however the block ends.
+
+    A finished run is said to be so; else ``notes`` are logged, and a new run's model is tried at every size.
+    """
+    opened = Session(parts.config)
+    try:
+        with logging_to(opened.folder.path), opened.interrupts:
+            try:
+                if opened.folder.finished:
+                    notes = [f"{parts.config.out}: finished already, nothing to do"]
+                for note in notes:
+                    log.info("%s", note)
+                if not opened.folder.finished and opened.folder.state is None:
+                    parts.check_sizes()
+                yield opened
+            except KeyboardInterrupt:
+                raise Interrupted("interrupted before the end of a step; the last checkpoint is kept") from None
+    finally:
+        opened.close()
 
 
 # ---------------------------------------------------------------------- the images
@@ -318,11 +329,8 @@ def _differences(old: dict, new: dict) -> list[str]:
     return lines
 
 
-def test_batches(run: Session, store: ImageStore, size: int, crop_pct: float, spec: ModelSpec, count: int, images=None):
+def eval_batches(run: Session, store: ImageStore, size: int, crop_pct: float, spec: ModelSpec, count: int, images=None):
     """Yields this process's share of a split, centre-cropped, ``count`` images at a time, until the run is interrupted;
     ``images``: only those numbers."""
     crops = centre_crops(store, size, crop_pct, spec.mean, spec.std, count, run.workers, images)
     return run.interrupts.watch(crops)
-
-
-test_batches.__test__ = False  # not a test case, whatever pytest thinks of the name

@@ -11,7 +11,7 @@ from idmm.engine import Evaluation, Loop, Session
 from idmm.methods import Facts
 from idmm.models.build import backbone_state, export_kwargs
 from idmm.models.weights import load_weights, save_model
-from idmm.stages.assemble import Assembly, Phase, load_splits, resolve, session, test_batches
+from idmm.stages.assemble import Assembly, Phase, eval_batches, load_splits, resolve, session
 
 log = logging.getLogger("idmm")
 
@@ -35,15 +35,10 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
     """
     parts, notes = resolve(options.build(FinetuneConfig, config))
     config = parts.config
-    with session(config) as run:
+    with session(parts, notes) as run:
         if run.folder.finished:
-            log.info("%s: finished already, nothing to do", config.out)
             return run.folder.result()
-        for note in notes:
-            log.info("%s", note)
         first = 1 if run.folder.state is None else run.folder.state["stage"]
-        if run.folder.state is None:
-            parts.check_sizes()
 
         # ------------------------------------------------------------------ images
         splits = load_splits(parts, run.folder)
@@ -62,7 +57,7 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
             held = splits.val or splits.test
             look = Evaluation(_accuracy(run, held, phase, parts), config.train.eval_every, len(held))
             info = Facts(len(splits.train), phase.batch_size, phase.epochs, steps, classes)
-            plan = parts.plan(phase, splits.train, f"finetune {phase.size} px", [look])
+            plan = parts.plan(phase, splits.train, [look])
             loop = Loop(run, parts.method(phase, model, info), plan)
             loop.fit()
 
@@ -105,7 +100,7 @@ def _accuracy(run: Session, store: ImageStore, phase: Phase, parts: Assembly) ->
 
     def measure(model) -> dict:
         crop = parts.config.augment.crop_pct
-        batches = test_batches(run, store, phase.size, crop, parts.spec, phase.batch_size)
+        batches = eval_batches(run, store, phase.size, crop, parts.spec, phase.batch_size)
         scores = evaluate.accuracy(model, batches, run.accelerator.device, run.autocast)
         return {name: score for name, score in scores.items() if name in wanted}
 

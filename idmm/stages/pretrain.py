@@ -17,7 +17,7 @@ from idmm.models.weights import save_model
 from idmm.monitor import Monitor
 from idmm.recipes import METHODS, pass_notes
 from idmm.seeding import permutation
-from idmm.stages.assemble import Assembly, LoadedSplits, load_splits, resolve, session, test_batches
+from idmm.stages.assemble import Assembly, LoadedSplits, eval_batches, load_splits, resolve, session
 
 log = logging.getLogger("idmm")
 EVAL_CROP = 0.875  # features are measured on the centre crop
@@ -40,15 +40,9 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
     """
     parts, notes = resolve(options.build(PretrainConfig, config))
     config, spec, (phase,) = parts.config, parts.spec, parts.phases
-    with session(config) as run:
+    with session(parts, notes) as run:
         if run.folder.finished:
-            log.info("%s: finished already, nothing to do", config.out)
             return run.folder.result()
-        for note in notes:
-            log.info("%s", note)
-        begins = run.folder.state is None
-        if begins:
-            parts.check_sizes()
 
         # ------------------------------------------------------------------ images
         splits = _load(parts, run)
@@ -57,15 +51,15 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
 
         # ------------------------------------------------------------------ model
         backbone = parts.backbone(phase)
-        if begins and spec.init is not None:
+        if run.folder.state is None and spec.init is not None:
             log.info("%s", spec.load(backbone, config.model.strict))
         method = parts.method(phase, backbone, _facts(parts, splits))
-        if begins:
+        if run.folder.state is None:
             method.prepare(lambda: _features(run, parts, backbone, splits.train))
 
         # ------------------------------------------------------------------ training
         evaluations = [*_knn(run, parts, splits), *_monitor(run, parts, method, splits)]
-        loop = Loop(run, method, parts.plan(phase, splits.train, "pretrain", evaluations))
+        loop = Loop(run, method, parts.plan(phase, splits.train, evaluations))
         loop.fit()
 
         # ------------------------------------------------------------------ results
@@ -116,7 +110,7 @@ def _facts(parts: Assembly, splits: LoadedSplits) -> Facts:
 
 def _features(run: Session, parts: Assembly, backbone, store, images=None) -> torch.Tensor:
     """Features of a split's images, all or those of the given numbers, [N, d]."""
-    batches = test_batches(run, store, parts.phases[0].size, EVAL_CROP, parts.spec, EVAL_BATCH, images)
+    batches = eval_batches(run, store, parts.phases[0].size, EVAL_CROP, parts.spec, EVAL_BATCH, images)
     device = run.device if run.accelerator is None else run.accelerator.device
     features = extract_features(backbone.to(device), batches, device, run.autocast)
     if not bool(torch.isfinite(features).all()):
