@@ -87,6 +87,14 @@ def call(argv):
         return main([str(word) for word in argv])
 
 
+def refused(capsys, argv, code=2):
+    """Runs a command line that fails; returns its lines on standard error, there being nothing else."""
+    assert call(argv) == code
+    said = capsys.readouterr()
+    assert said.out == "" and "Traceback" not in said.err
+    return said.err.splitlines()
+
+
 class Process:
     """A real process in a session of its own, its standard error in a file.
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from folders import tree
 from frozen import MEAN, NAME, STD, a_run, by_hand, linear
-from helpers import ENVIRONMENT, ROOT, VIT, call
+from helpers import ENVIRONMENT, ROOT, VIT, call, refused
 from PIL import Image
 
 from idmm import config, evaluate, features
@@ -21,6 +21,7 @@ from idmm.errors import RunError
 from idmm.models.spec import ModelSpec
 from idmm.stages import finetune
 
+pytestmark = pytest.mark.usefixtures("own_cache")
 TINY = {
     "train": {"epochs": 1, "size": 16, "batch_size": 20, "precision": "fp32", "device": "cpu", "warmup_epochs": 0},
     "augment": {"randaugment": None},
@@ -30,11 +31,6 @@ TINY = {
 @pytest.fixture
 def run(tmp_path):
     return a_run(tmp_path / "run")
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("IDMM_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture
@@ -222,10 +218,7 @@ def test_results_that_a_call_would_lose_are_kept(run, tmp_path, tiny, capsys):
 
 # ------------------------------------------------------------------ mistakes
 def mistake(capsys, *argv):
-    assert call(["fewlabel", *argv]) == 2
-    said = capsys.readouterr()
-    assert said.out == "" and "Traceback" not in said.err
-    return said.err.splitlines()
+    return refused(capsys, ["fewlabel", *argv])
 
 
 def test_a_class_with_too_few_images_is_refused(run, tmp_path, capsys):

@@ -2,9 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -14,26 +11,24 @@ import transfers
 import yaml
 from folders import paint, tree
 from frozen import MEAN, NAME, STD, a_run, by_hand, linear
-from helpers import ENVIRONMENT, ROOT, VIT, call
+from helpers import VIT, call, refused
 from sklearn.datasets import load_digits
 from sklearn.neighbors import KNeighborsClassifier
 
 from idmm import evaluate, features, files
 from idmm.cli import main
 from idmm.data.registry import DATASETS
-from idmm.errors import RunError
+from idmm.errors import RunError, UserError
 from idmm.models import create_backbone, save_model
 from idmm.seeding import seeded
+from idmm.stages import STAGES
+
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.fixture
 def run(tmp_path):
     return a_run(tmp_path / "run")
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("IDMM_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture
@@ -270,8 +265,6 @@ def test_a_grids_probes_see_that_images_changed(run, tmp_path, pictures, capsys)
     given = {"sources": [], "targets": [mine], "weights": [{"label": "W", "path": str(run)}], "seeds": [3]}
     argv = ["--target.protocol", "probe"]
     assert transfers.inside(out, *argv, **given) == 0
-    (kept,) = out.glob("runs/probe/W-*")
-    assert yaml.safe_load((kept / "config.yaml").read_text())["init"] == str(run)
     os.utime(root / "train/a/0.png")
     assert transfers.inside(out, *argv, **given) == 0, "touched, but the same"
     capsys.readouterr()
@@ -283,6 +276,23 @@ def test_a_grids_probes_see_that_images_changed(run, tmp_path, pictures, capsys)
     for path in out.glob("runs/probe/*"):
         (path / "result.json").unlink()
     assert transfers.inside(out, *argv, **given) == 0
+
+
+def test_a_probe_is_a_run_like_any_other(run, tmp_path, pictures, looks):
+    """Its folder holds what was asked for and what came of it; asked for again it does nothing."""
+    data = {"name": "folder", "root": str(pictures[0]), "workers": 0}
+    config = {"out": str(tmp_path / "o"), "init": str(run), "seed": 3, "data": data}
+    result = STAGES["probe"].run(config)
+    by_hand = probed(run, *pictures[1], "--seed", 3, out=tmp_path / "p")
+    assert result["readouts"] == {name: by_hand[name] for name in ("probe", "knn")} and result["top5"] is None
+    assert (result["top1"], result["knn"]) == (by_hand["probe"]["top1"], by_hand["knn"]["top1"])
+    kept = yaml.safe_load((tmp_path / "o/config.yaml").read_text())
+    assert (kept["init"], kept["seed"], kept["size"]) == (str(run), 3, None) and looks == [8, 6]
+    assert STAGES["probe"].run(config) == result == json.loads((tmp_path / "o/result.json").read_text())
+    with pytest.raises(UserError, match="^seed: the run in .* has 3, asked for now is 4"):
+        STAGES["probe"].run({**config, "seed": 4})
+    with pytest.raises(UserError, match="^out: missing"):
+        STAGES["probe"].run({"init": str(run)})
 
 
 def only_file(folder, part="train"):
@@ -340,14 +350,6 @@ def test_the_cache_command_shows_and_clears_them(run, tmp_path, pictures, capsys
 
 
 # ------------------------------------------------------------------ mistakes
-def refused(capsys, argv, code=2):
-    """The lines on standard error of a command that fails."""
-    assert call(argv) == code
-    said = capsys.readouterr()
-    assert said.out == "" and "Traceback" not in said.err
-    return said.err.splitlines()
-
-
 def test_mistakes_are_a_line_each(run, tmp_path, capsys):
     def mistake(*argv, init=run):
         *warnings, line = refused(capsys, ["probe", *(["--init", init] if init else []), *argv])
@@ -399,13 +401,3 @@ def test_a_pretrained_run(whole, tmp_path, capsys):
     said = capsys.readouterr()
     assert found["size"] == 16 and f"linear probe  {found['probe']['top1']:.1f}" in said.out
     assert "features of train (200 images)" in said.err
-
-
-@pytest.mark.parametrize("command", ["probe", "fewlabel"])
-def test_help_comes_without_torch(command):
-    code = f"import sys; from idmm.cli import main\ntry: main(['{command}', '--help'])\nexcept SystemExit: pass\n"
-    code += "sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules or 'sklearn' in sys.modules)"
-    began = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
-    assert done.returncode == 0 and "--init" in done.stdout and "(required)" in done.stdout
-    assert time.monotonic() - began < 5  # under 1 s on an idle machine
