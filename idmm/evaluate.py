@@ -3,7 +3,7 @@
 import contextlib
 import warnings
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -136,32 +136,19 @@ def score(predicted, truth, metric: str = "top1") -> dict:
     """
     truth = np.asarray(truth)
     right = np.asarray(predicted) == truth
-    found = {"top1": _percent(right.mean()), "top1_interval": _percents(wilson(right.sum(), len(right)))}
+    found = {"top1": (right.mean(), wilson(right.sum(), len(right)))}
     if metric == "mean_per_class":
         count = np.bincount(truth)
         hits, count = np.bincount(truth, right)[count > 0], count[count > 0]
-        found["mean_per_class"] = _percent((hits / count).mean())
-        found["mean_per_class_interval"] = _percents(mean_interval(hits, count))
-    return found
+        found[metric] = (hits / count).mean(), mean_interval(hits, count)
+    percents = {}
+    for name, (share, interval) in found.items():
+        percents |= {name: 100 * float(share), f"{name}_interval": [100 * float(bound) for bound in interval]}
+    return percents
 
 
-def _percent(share) -> float:
-    return 100 * float(share)
-
-
-def _percents(interval: Iterable) -> list[float]:
-    return [_percent(bound) for bound in interval]
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The strength that was chosen.
-
-    Attributes:
-        strength: scikit-learn's C.
-        by: What it was chosen by, for people.
-        accuracies: Of each strength tried, on held-out images (percent).
-    """
+class Choice(NamedTuple):
+    """The strength chosen (scikit-learn's C), what it was chosen by, and the held-out accuracy of each (percent)."""
 
     strength: float
     by: str

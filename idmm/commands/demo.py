@@ -144,10 +144,8 @@ def _summary(runs: dict[str, list[dict]], settings: dict) -> dict:
 def _pictures(out: Path, result: dict, stage1: PretrainConfig) -> None:
     """Draws the losses, the crops of seed 0 and the comparison."""
     from idmm.analysis import plots
-    from idmm.data.cache import load_split
-    from idmm.data.datasets import open_splits
     from idmm.recipes import settle_method
-    from idmm.stages.assemble import assemble
+    from idmm.stages.assemble import assemble, load_splits
 
     def curves(name: str) -> list[list[dict]]:
         files = [_folder(out, name, seed) / "metrics.jsonl" for seed in range(result["settings"]["seeds"])]
@@ -162,11 +160,8 @@ def _pictures(out: Path, result: dict, stage1: PretrainConfig) -> None:
     plots.loss_panels(panels, out / "loss.png")
 
     parts = assemble(settle_method(stage1)[0])
-    views = parts.config.views
-    split = open_splits(stage1.data, labelled=False).train
-    store = load_split(split, bound=parts.short_side(views.size), data=stage1.data)
     given = dict(mean=parts.spec.mean, std=parts.spec.std, cutmix_alpha=parts.config.method.cutmix_alpha)
-    plots.crop_sheet(store, views, out / "crops.png", **given)
+    plots.crop_sheet(load_splits(parts).train, parts.config.views, out / "crops.png", **given)
 
     scores = {"from scratch": result["scratch_top1"], "from IDMM": result["idmm_top1"]}
     title = f"{labelled:,} labelled images"

@@ -16,14 +16,16 @@ import numpy as np
 from idmm.commands.probe import folder
 from idmm.config import Data, FinetuneConfig, Subset
 from idmm.config_commands import FeatureConfig, FewLabelConfig, probe_config
-from idmm.data.datasets import draw_subset
+from idmm.data.cache import ImageStore
+from idmm.data.datasets import draw_subset, open_splits
 from idmm.data.registry import spec_of
+from idmm.data.split import Split
 from idmm.errors import UserError, listed
 from idmm.evaluate import readouts
 from idmm.features import FrozenBackbone
 from idmm.files import write_text
 from idmm.stages import STAGES
-from idmm.stages.probe import LabelledImages, frozen_backbone
+from idmm.stages.probe import frozen_backbone, labelled_images, labels_needed
 
 log = logging.getLogger("idmm")
 READOUTS = {"knn": "kNN", "probe": "linear probe", "finetune": "fine-tuned"}
@@ -50,12 +52,13 @@ def fewlabel(given: FewLabelConfig) -> dict:
     tuning = _tuning(given)
     out = folder(given.out)
     backbones = _backbones(given)
-    images = LabelledImages(given.data)
+    with labels_needed(given.data):
+        splits = open_splits(given.data, labelled=True)
     numbers = sorted(given.per_class)
-    _enough(images, numbers)
+    _enough(splits.train, numbers)
     _not_another(given, out / "fewlabel.json", backbones)
     metric = spec_of(given.data.name).metric
-    measure = _probing(images, metric) if tuning is None else functools.partial(_tuned, given, tuning, out)
+    measure = _probing(splits.train, metric) if tuning is None else functools.partial(_tuned, given, tuning, out)
     records = _records(given, backbones, measure)
     result = {
         "dataset": given.data.name,
@@ -64,9 +67,9 @@ def fewlabel(given: FewLabelConfig) -> dict:
         "metric": metric,
         "per_class": numbers,
         "seeds": given.seeds,
-        "num_classes": len(images.splits.train.classes),
-        "test_size": len(images.splits.test),
-        **images.remarks,
+        "num_classes": len(splits.train.classes),
+        "test_size": len(splits.test),
+        **({"size_mismatch": splits.size_mismatch} if splits.size_mismatch else {}),
         "runs": {backbone.label: _about(given, backbone) for backbone in backbones},
         "summary": summary(records, metric),
         "records": records,
@@ -99,9 +102,8 @@ def _about(given: FewLabelConfig, backbone: FrozenBackbone) -> dict:
     return {name: value for name, value in backbone.about.items() if name not in sizes}
 
 
-def _enough(images: LabelledImages, numbers: list[int]) -> None:
+def _enough(train: Split, numbers: list[int]) -> None:
     """Refuses numbers that some class cannot give, as ``data.subset`` does: the curve would not be of what it says."""
-    train = images.splits.train
     counts = np.bincount(train.labels, minlength=len(train.classes))
     if numbers[-1] > counts.min():
         few = [
@@ -148,20 +150,23 @@ def _records(given: FewLabelConfig, backbones: list[FrozenBackbone], measure: Ca
     return records
 
 
-def _probing(images: LabelledImages, metric: str) -> Callable[..., Iterator[tuple]]:
+def _probing(split: Split, metric: str) -> Callable[..., Iterator[tuple]]:
     """Returns what yields readout, count of images and scores of frozen features; they are taken once a backbone."""
 
+    loaded: dict[int, dict[str, ImageStore]] = {}
+
     @functools.lru_cache(maxsize=1)
-    def taken(backbone: FrozenBackbone):
-        train, test = (images.store(part, backbone.bound) for part in ("train", "test"))
-        return train, test, backbone.features(train, "train"), backbone.features(test, "test")
+    def taken(backbone: FrozenBackbone) -> list[tuple[ImageStore, np.ndarray]]:
+        if backbone.size not in loaded:
+            loaded[backbone.size] = labelled_images(backbone, None, ("train", "test")).stores
+        return [(store, backbone.features(store, part)) for part, store in loaded[backbone.size].items()]
 
     def measure(backbone: FrozenBackbone, subset: Subset, _: str) -> Iterator[tuple]:
-        train, test, seen, held = taken(backbone)
+        (train, seen), (test, held) = taken(backbone)
         if subset.seed == 0:
             log.info("%s: %d labels a class", backbone.label, subset.per_class)
         rows = {name: row for row, name in enumerate(train.names)}
-        drawn = draw_subset(images.splits.train, subset)
+        drawn = draw_subset(split, subset)
         some = [rows[name] for name in drawn.names if name in rows]  # data.on_error skip leaves files out
         found = readouts(seen[some], train.labels[some], held, test.labels, seed=subset.seed, metric=metric)
         yield from ((readout, len(some), scores) for readout, scores in found.items())

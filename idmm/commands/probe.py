@@ -6,7 +6,7 @@ from pathlib import Path
 from idmm.config_commands import ProbeCommand, probe_config
 from idmm.errors import UserError
 from idmm.files import write_text
-from idmm.stages.probe import LabelledImages, frozen_backbone, measure
+from idmm.stages.probe import measure
 
 
 def probe(given: ProbeCommand) -> dict:
@@ -19,8 +19,8 @@ def probe(given: ProbeCommand) -> dict:
         UserError: No such run, no labels, a size that the model cannot take, or ``out`` cannot be written.
         RunError: The features are not finite, or memory ran out.
     """
-    out, config = folder(given.out), probe_config(given, given.init)
-    result = measure(frozen_backbone(config), LabelledImages(config.data), config)
+    out = folder(given.out)
+    result = measure(probe_config(given, given.init))
     print("\n".join(table(result)))
     if out is not None:
         write_text(out / "probe.json", json.dumps(result, indent=2) + "\n")

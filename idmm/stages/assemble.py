@@ -33,6 +33,8 @@ from idmm.recipes import METHODS, settle_method
 from idmm.seeding import derive, seeded
 
 log = logging.getLogger("idmm")
+PARTS = ("train", "val", "test")
+_KEPT = {"ram": "decoded in memory", "disk": "decoded on the disk", "off": "decoded at every use"}
 
 
 # ---------------------------------------------------------------------- the run
@@ -116,27 +118,27 @@ class Assembly:
             evaluations=evaluations,
         )
 
-    def localization(self, phase: Phase, backbone: torch.nn.Module, epochs: int | None = None) -> Localization | None:
+    def localization(self, phase: Phase, backbone: torch.nn.Module, trial: bool = False) -> Localization | None:
         """Makes the head of ``drloc``, its fresh weights from the run's seed; None where its weight is 0.
 
         Args:
-            phase: Its size, and its length where ``epochs`` is None.
-            backbone: What the head reads.
-            epochs: Length of the phase.
+            phase: Where it is used.
+            backbone: What it reads.
+            trial: Whether only the size matters, not the phase's length.
         """
-        drloc = self.config.drloc
-        if not drloc.weight:
+        drloc = getattr(self.config, "drloc", None)
+        if drloc is None or not drloc.weight:
             return None
+        epochs = math.ceil(drloc.warmup_epochs) + 1 if trial else phase.epochs
         with seeded(derive(self.config.seed, "drloc", phase.size)):
-            return Localization(backbone, drloc, phase.size, self.spec.in_chans, epochs or phase.epochs)
+            return Localization(backbone, drloc, phase.size, self.spec.in_chans, epochs)
 
     def try_model(self, phase: Phase, weights: bool = False) -> None:
         """Raises UserError where backbone, drloc's head or, if asked for, the weights to start from do not fit."""
         backbone = self.spec.build(phase.size, self.config.seed)
         if weights:
             self.spec.load(backbone, self.config.model.strict)
-        long = math.ceil(self.config.drloc.warmup_epochs) + 1  # the phase's own length is no matter of the size
-        self.localization(phase, backbone, long)
+        self.localization(phase, backbone, trial=True)
 
     def check_sizes(self) -> None:
         """Tries the model at every size, so that none is refused hours after the start.
@@ -210,10 +212,8 @@ class _Probing(Assembly):
     def device(self) -> str:
         return self.config.device
 
-    def try_model(self, phase, weights=False):
-        backbone = self.spec.build(phase.size, self.config.seed)
-        if weights:
-            self.spec.load(backbone, self.config.model.strict)
+    def short_side(self, size):
+        return max(size, round(size / self.config.crop_pct))
 
 
 _KINDS = {PretrainConfig: _Pretraining, FinetuneConfig: _Finetuning, ProbeConfig: _Probing}
@@ -288,35 +288,35 @@ class LoadedSplits:
     size_mismatch: dict[str, list[int]]
 
     @property
+    def stores(self) -> dict[str, ImageStore]:
+        """Those that there are."""
+        return {part: store for part in PARTS if (store := getattr(self, part)) is not None}
+
+    @property
     def remarks(self) -> dict:
         """What ``result.json`` says of the data beyond its sizes; nothing where all is as the protocol has it."""
         return {"size_mismatch": self.size_mismatch} if self.size_mismatch else {}
 
 
-def load_splits(parts: Assembly, folder: RunFolder) -> LoadedSplits:
-    """Opens the dataset, reads every image once and holds a resumed run to the images it began with."""
+def load_splits(parts: Assembly, folder: RunFolder | None = None, wanted: tuple[str, ...] = PARTS) -> LoadedSplits:
+    """Opens the dataset and reads every image of the splits ``wanted`` once.
+
+    A run that is resumed in ``folder`` is held to the images that it began with.
+    """
     data, bound = parts.config.data, parts.short_side(max(phase.size for phase in parts.phases))
     splits = open_splits(data, parts.labelled, parts.needs_test)
-    wanted = ("train", "val", "test") if parts.evaluated else ("train",)
+    shown = folder is None or folder.leader
     stores = {
-        part: load_split(split, bound=bound, data=data, part=part, progress=folder.leader)
-        if part in wanted and (split := getattr(splits, part)) is not None
-        else None
-        for part in ("train", "val", "test")
+        part: load_split(split, bound=bound, data=data, part=part, progress=shown)
+        for part in (wanted if parts.evaluated else ("train",))
+        if (split := getattr(splits, part)) is not None
     }
-    keep_images(folder, stores)
-    counts = ", ".join(f"{len(store)} {name}" for name, store in stores.items() if store is not None)
-    log.info("images: %s of %s (%s)", counts, data.name, _KEPT[stores["train"].cache])
-    return LoadedSplits(**stores, size_mismatch=splits.size_mismatch)
-
-
-_KEPT = {"ram": "decoded in memory", "disk": "decoded on the disk", "off": "decoded at every use"}
-
-
-def keep_images(folder: RunFolder, stores: dict[str, ImageStore | None]) -> None:
-    """Keeps the fingerprint of a new run's images, by split; UserError where a resumed run began with others."""
-    prints = {part: None if store is None else fingerprint(store) for part, store in stores.items()}
-    folder.check_images(prints, _differences)
+    if folder is not None:
+        prints = dict.fromkeys(PARTS) | {part: fingerprint(store) for part, store in stores.items()}
+        folder.check_images(prints, _differences)
+        counts = ", ".join(f"{len(store)} {part}" for part, store in stores.items())
+        log.info("images: %s of %s (%s)", counts, data.name, _KEPT[stores["train"].cache])
+    return LoadedSplits(**{**dict.fromkeys(PARTS), **stores}, size_mismatch=splits.size_mismatch)
 
 
 def _differences(old: dict, new: dict) -> list[str]:

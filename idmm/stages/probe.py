@@ -1,8 +1,9 @@
 """A backbone measured as it is, in minutes: kNN and a linear probe of its frozen features."""
 
-import functools
+import contextlib
 import logging
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +14,8 @@ from idmm import options
 from idmm.checkpoint import RunFolder
 from idmm.config import Data
 from idmm.config_commands import ProbeConfig
-from idmm.data.cache import ImageStore, load_split
 from idmm.data.datasets import open_splits
 from idmm.data.registry import spec_of
-from idmm.data.split import Splits
 from idmm.errors import UserError
 from idmm.evaluate import readouts
 from idmm.features import FrozenBackbone
@@ -24,7 +23,7 @@ from idmm.models.build import pair
 from idmm.models.spec import ModelSpec, model_spec
 from idmm.models.weights import read_checkpoint
 from idmm.progress import logging_to
-from idmm.stages.assemble import keep_images
+from idmm.stages.assemble import LoadedSplits, assemble, load_splits
 
 log = logging.getLogger("idmm")
 INTERVAL = "95 %, over the test images: Wilson's for top1, combined over classes for mean_per_class"
@@ -54,9 +53,7 @@ def probe(config: ProbeConfig | dict | str) -> dict:
             log.info("%s: finished already, nothing to do", config.out)
             return folder.result()
         with logging_to(folder.path):
-            backbone, images = frozen_backbone(config), LabelledImages(config.data)
-            found = measure(backbone, images, config)
-            keep_images(folder, images.stores(backbone.bound))
+            found = measure(config, folder)
         linear, knn = found.pop("probe"), found.pop("knn")
         result = {
             "top1": linear["top1"],
@@ -72,7 +69,7 @@ def probe(config: ProbeConfig | dict | str) -> dict:
         folder.close()
 
 
-def measure(backbone: FrozenBackbone, images: "LabelledImages", config: ProbeConfig) -> dict:
+def measure(config: ProbeConfig, folder: RunFolder | None = None) -> dict:
     """Measures frozen features.
 
     Returns:
@@ -81,25 +78,20 @@ def measure(backbone: FrozenBackbone, images: "LabelledImages", config: ProbeCon
         ``strength`` (scikit-learn's C), ``chosen_by`` and held-out ``accuracies``; ``init``, ``model``, ``size``,
         ``crop_pct``, ``dataset``, image counts, ``seed``, ``seconds`` and what ``interval`` means.
     """
-    began = time.monotonic()
-    stores = images.stores(backbone.bound)
-    if len(np.unique(stores["train"].labels)) < 2:
+    began, backbone = time.monotonic(), frozen_backbone(config)
+    splits = labelled_images(backbone, folder)
+    if len(np.unique(splits.train.labels)) < 2:
         raise UserError("data.subset: the training images are all of one class; a probe wants two or more")
-    taken = {part: (backbone.features(store, part), store.labels) for part, store in stores.items()}
+    taken = {part: (backbone.features(store, part), store.labels) for part, store in splits.stores.items()}
+    metric = spec_of(config.data.name).metric
     return {
-        **readouts(
-            *taken["train"],
-            *taken["test"],
-            seed=config.seed,
-            val=taken.get("val"),
-            metric=spec_of(config.data.name).metric,
-        ),
+        **readouts(*taken["train"], *taken["test"], seed=config.seed, val=taken.get("val"), metric=metric),
         **backbone.about,
         "crop_pct": config.crop_pct,
         "dataset": config.data.name,
-        "num_classes": len(images.splits.train.classes),
-        **{f"{part}_size": len(store) for part, store in stores.items()},
-        **images.remarks,
+        "num_classes": len(splits.train.classes),
+        **{f"{part}_size": len(store) for part, store in splits.stores.items()},
+        **splits.remarks,
         "seed": config.seed,
         "seconds": round(time.monotonic() - began, 1),
         "interval": INTERVAL,
@@ -107,41 +99,23 @@ def measure(backbone: FrozenBackbone, images: "LabelledImages", config: ProbeCon
 
 
 # ---------------------------------------------------------------------- images
-class LabelledImages:
-    """The labelled images of a probe, each split decoded when it is first asked for.
-
-    Attributes:
-        splits: What the config's section means.
-    """
-
-    def __init__(self, data: Data):
-        self._data, self.splits = data, _labelled(data)
-        self.store = functools.cache(self._load)
-
-    @property
-    def remarks(self) -> dict:
-        """What results say of the data beyond its sizes; nothing where all is as the protocol has it."""
-        return {"size_mismatch": self.splits.size_mismatch} if self.splits.size_mismatch else {}
-
-    def stores(self, bound: int) -> dict[str, ImageStore]:
-        """The splits that there are, train first, with short sides up to ``bound`` (pixels)."""
-        parts = ("train", "val", "test")
-        return {part: self.store(part, bound) for part in parts if getattr(self.splits, part) is not None}
-
-    def _load(self, part: str, bound: int) -> ImageStore:
-        return load_split(getattr(self.splits, part), bound=bound, data=self._data, part=part, progress=True)
+def labelled_images(backbone: FrozenBackbone, *args) -> LoadedSplits:
+    """Reads the images of a probe, as large as the backbone's crop needs them; ``args`` as for :func:`load_splits`."""
+    with labels_needed(backbone.config.data):
+        return load_splits(assemble(replace(backbone.config, size=backbone.size)), *args)
 
 
-def _labelled(data: Data) -> Splits:
-    """Opens a dataset with its labels; where there are none, that is what is said."""
+@contextlib.contextmanager
+def labels_needed(data: Data) -> Iterator[None]:
+    """Where images that cannot be opened inside the block have no labels, that is what is said."""
     try:
-        return open_splits(data, labelled=True)
+        yield
     except UserError:
         if not _unlabelled(data):
             raise
-    where = f"data.root: '{data.root}'" if data.root else f"data.name: '{data.name}'"
-    wanted = f"; wanted {data.root}/train/CLASS/* and {data.root}/test/CLASS/*" if data.name == "folder" else ""
-    raise UserError(f"{where} has no labels; kNN and a linear probe need them{wanted}")
+        where = f"data.root: '{data.root}'" if data.root else f"data.name: '{data.name}'"
+        wanted = f"; wanted {data.root}/train/CLASS/* and {data.root}/test/CLASS/*" if data.name == "folder" else ""
+        raise UserError(f"{where} has no labels; kNN and a linear probe need them{wanted}") from None
 
 
 def _unlabelled(data: Data) -> bool:
