@@ -362,7 +362,7 @@ def test_help_is_quick_and_imports_no_torch(words, flag):
     heavy = {"torch", "timm", "torchvision", "accelerate", "numpy", "matplotlib", "sklearn"}
     begun = time.perf_counter()
     done = subprocess.run(
-        [sys.executable, "-c", f"{code}sys.exit(', '.join(sys.modules.keys() & {heavy}))"],
+        [sys.executable, "-c", f"{code}sys.exit(', '.join(sys.modules.keys() & {heavy}) or 0)"],
         cwd=ROOT, capture_output=True, text=True,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "") and flag in done.stdout

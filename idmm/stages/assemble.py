@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from idmm import distributed, options
-from idmm.checkpoint import RunFolder
+from idmm.checkpoint import RunFolder, begun
 from idmm.config import FinetuneConfig, PretrainConfig, resolved_stages
-from idmm.config_commands import ProbeConfig
 from idmm.data.augment import TrainImages
 from idmm.data.cache import ImageStore, compare, fingerprint, load_split
 from idmm.data.datasets import open_splits
@@ -29,8 +28,9 @@ from idmm.methods.finetune import Finetune
 from idmm.models.spec import ModelSpec, model_spec
 from idmm.optim import recipe
 from idmm.progress import logging_to
-from idmm.recipes import METHODS, settle_method
+from idmm.recipes import settle_method
 from idmm.seeding import derive, seeded
+from idmm.stages import Phase, stage_of
 
 log = logging.getLogger("idmm")
 PARTS = ("train", "val", "test")
@@ -38,45 +38,19 @@ _KEPT = {"ram": "decoded in memory", "disk": "decoded on the disk", "off": "deco
 
 
 # ---------------------------------------------------------------------- the run
-@dataclass(frozen=True)
-class Phase:
-    """What the loop is called once for: a run's images at one size.
-
-    Attributes:
-        number: From 1.
-        field: Of the config, that names the size.
-        label: For people.
-        size: Side of the images (pixels).
-        epochs: Passes over the training images.
-        batch_size: Images of an optimizer step.
-        lr: Peak learning rate; None while the recipe's was not looked up.
-    """
-
-    number: int
-    field: str
-    label: str
-    size: int
-    epochs: int
-    batch_size: int
-    lr: float | None = None
-
-
 class Assembly:
     """The parts of a run by its config; nothing is read or built before it is asked for.
 
     Attributes:
         config: Of the run.
-        phases: One a size.
-        labelled: Whether its training images need labels.
-        evaluated: Whether it looks at val and test.
-        needs_test: Whether there must be images to evaluate on, where labels are needed.
+        stage: Which it is.
+        phases: What it goes through.
         device: As the config names it.
     """
 
-    labelled, evaluated, needs_test = True, True, True
-
-    def __init__(self, config, phases: list[Phase]):
-        self.config, self.phases = config, phases
+    def __init__(self, config):
+        self.config, self.stage = config, stage_of(config)
+        self.phases = self.stage.phases(config)
 
     @property
     def device(self) -> str:
@@ -141,11 +115,13 @@ class Assembly:
         self.localization(phase, backbone, trial=True)
 
     def check_sizes(self) -> None:
-        """Tries the model at every size, so that none is refused hours after the start.
+        """Tries the model at every size, so that none is refused hours after the start; a begun run passed this.
 
         Raises:
             UserError: A line a fault, with the field.
         """
+        if begun(self.config.out):
+            return
         faults = []
         for phase in self.phases:
             try:
@@ -159,13 +135,6 @@ class Assembly:
 
 
 class _Pretraining(Assembly):
-    needs_test = False
-
-    def __init__(self, config: PretrainConfig):
-        train, size = config.train, config.views.size
-        super().__init__(config, [Phase(1, "views.size", "pretrain", size, train.epochs, train.batch_size, train.lr)])
-        self.labelled, self.evaluated = METHODS[config.method.name].labelled, train.knn_every > 0
-
     def short_side(self, size):
         return short_side_bound(size, min(group.scale[0] for group in self.config.views.crops))
 
@@ -179,13 +148,8 @@ class _Pretraining(Assembly):
 
 class _Finetuning(Assembly):
     def __init__(self, config: FinetuneConfig):
-        stages = resolved_stages(config)
-        names = ["train.size"] if config.stages is None else [f"stages[{n}].size" for n in range(len(stages))]
-        phases = [
-            Phase(number, name, f"finetune {stage.size} px", stage.size, stage.epochs, stage.batch_size, stage.lr)
-            for number, (name, stage) in enumerate(zip(names, stages, strict=True), start=1)
-        ]
-        super().__init__(replace(config, stages=stages), phases)
+        super().__init__(config)
+        self.config = replace(config, stages=resolved_stages(config))  # as it goes into config.yaml
 
     def backbone(self, phase, classes=None):
         return self.spec.build(phase.size, self.config.seed, classes)
@@ -203,11 +167,6 @@ class _Finetuning(Assembly):
 
 
 class _Probing(Assembly):
-    """One pass over all images; nothing is trained."""
-
-    def __init__(self, config: ProbeConfig):
-        super().__init__(config, [Phase(1, "size", "probe", config.size, 1, config.batch_size)])
-
     @property
     def device(self) -> str:
         return self.config.device
@@ -216,12 +175,12 @@ class _Probing(Assembly):
         return max(size, round(size / self.config.crop_pct))
 
 
-_KINDS = {PretrainConfig: _Pretraining, FinetuneConfig: _Finetuning, ProbeConfig: _Probing}
+_ASSEMBLIES = {"pretrain": _Pretraining, "finetune": _Finetuning, "probe": _Probing}
 
 
 def assemble(config) -> Assembly:
     """Returns the parts of a run by its config, which may be resolved or not."""
-    return _KINDS[type(config)](config)
+    return _ASSEMBLIES[stage_of(config).name](config)
 
 
 def resolve(config) -> tuple[Assembly, list[str]]:
@@ -258,8 +217,10 @@ def resolve(config) -> tuple[Assembly, list[str]]:
 def session(parts: Assembly, notes: list[str]) -> Iterator[Session]:
     """Opens the run's folder, log and interrupts, and closes them however the block ends.
 
-    A finished run is said to be so; else ``notes`` are logged, and a new run's model is tried at every size.
+    A new run's model is tried at every size before there is a folder. A finished run is said to be so, else ``notes``
+    are logged.
     """
+    parts.check_sizes()
     opened = Session(parts.config)
     try:
         with logging_to(opened.folder.path), opened.interrupts:
@@ -268,8 +229,6 @@ def session(parts: Assembly, notes: list[str]) -> Iterator[Session]:
                     notes = [f"{parts.config.out}: finished already, nothing to do"]
                 for note in notes:
                     log.info("%s", note)
-                if not opened.folder.finished and opened.folder.state is None:
-                    parts.check_sizes()
                 yield opened
             except KeyboardInterrupt:
                 raise Interrupted("interrupted before the end of a step; the last checkpoint is kept") from None
@@ -304,11 +263,11 @@ def load_splits(parts: Assembly, folder: RunFolder | None = None, wanted: tuple[
     A run that is resumed in ``folder`` is held to the images that it began with.
     """
     data, bound = parts.config.data, parts.short_side(max(phase.size for phase in parts.phases))
-    splits = open_splits(data, parts.labelled, parts.needs_test)
+    splits = open_splits(data, parts.stage.labelled(parts.config), parts.stage.needs_test)
     shown = folder is None or folder.leader
     stores = {
         part: load_split(split, bound=bound, data=data, part=part, progress=shown)
-        for part in (wanted if parts.evaluated else ("train",))
+        for part in (wanted if parts.stage.evaluated(parts.config) else ("train",))
         if (split := getattr(splits, part)) is not None
     }
     if folder is not None:

@@ -11,7 +11,8 @@ from idmm.engine import Evaluation, Loop, Session
 from idmm.methods import Facts
 from idmm.models.build import backbone_state, export_kwargs
 from idmm.models.weights import load_weights, save_model
-from idmm.stages.assemble import Assembly, Phase, eval_batches, load_splits, resolve, session
+from idmm.stages import Phase
+from idmm.stages.assemble import Assembly, eval_batches, load_splits, resolve, session
 
 log = logging.getLogger("idmm")
 

@@ -15,7 +15,7 @@ from idmm.methods import Facts, Method
 from idmm.models.build import export_kwargs
 from idmm.models.weights import save_model
 from idmm.monitor import Monitor
-from idmm.recipes import METHODS, pass_notes
+from idmm.recipes import METHODS
 from idmm.seeding import permutation
 from idmm.stages.assemble import Assembly, LoadedSplits, eval_batches, load_splits, resolve, session
 
@@ -88,7 +88,7 @@ def _load(parts: Assembly, run: Session) -> LoadedSplits:
     try:
         return load_splits(parts, run.folder)
     except ForPretraining as error:
-        if not parts.labelled:
+        if not parts.stage.labelled(parts.config):
             raise
         free = ", ".join(name for name, recipe in METHODS.items() if not recipe.labelled)
         why = f"method.name: {parts.config.method.name} learns from labels; {free} need none"
@@ -100,7 +100,7 @@ def _facts(parts: Assembly, splits: LoadedSplits) -> Facts:
     images, (phase,) = len(splits.train), parts.phases
     if phase.batch_size > images:
         log.warning("train.batch_size: %d, but there are %d images: an epoch is one step", phase.batch_size, images)
-        small, _ = pass_notes(parts.config, images)
+        small = parts.stage.faults(parts.config, images)
         if small:
             raise UserError(*small)
     classes = None if splits.train.classes is None else len(splits.train.classes)

@@ -12,8 +12,8 @@ from idmm.data.loaders import worker_count
 from idmm.distributed import pick_device
 from idmm.methods import Facts
 from idmm.progress import duration
-from idmm.stages import STAGES
-from idmm.stages.assemble import Assembly, Phase, assemble
+from idmm.stages import STAGES, Phase
+from idmm.stages.assemble import Assembly, assemble
 from idmm.transfer.plan import Job, remaining
 from idmm.transfer.run import Grid
 
@@ -72,13 +72,9 @@ def _shape(job: Job) -> str:
     return json.dumps([job.stage, parts], sort_keys=True)
 
 
-def _assembled(job: Job) -> Assembly:
-    return assemble(STAGES[job.stage].build({**job.config, "out": "-"}))
-
-
 def _rates(job: Job, budget: float) -> list[float]:
-    """Seconds a step of each phase of a job; a probe's are seconds an image."""
-    parts = _assembled(job)
+    """Seconds a step of each phase of a job; a probe's step is an image."""
+    parts = assemble(STAGES[job.stage].build(job.config))
     if job.stage == "probe":
         return [_probe_rate(parts)]
     return [_step(parts, phase, budget / len(parts.phases)) for phase in parts.phases]
@@ -115,7 +111,6 @@ def _probe_rate(parts: Assembly) -> float:
 
 
 def _seconds(job: Job, images: int, rates: list[float]) -> float:
-    if job.stage == "probe":
-        return 2 * images * rates[0]
-    phases = _assembled(job).phases
+    stage = STAGES[job.stage]
+    phases = stage.phases(stage.build(job.config))
     return sum(p.epochs * -(-images // p.batch_size) * rate for p, rate in zip(phases, rates, strict=True))

@@ -16,7 +16,6 @@ from idmm.data.images import BadImage
 from idmm.data.split import Splits, counted
 from idmm.distributed import pick_device
 from idmm.errors import UserError
-from idmm.recipes import pass_notes
 from idmm.stages import STAGES
 from idmm.stages.assemble import assemble
 from idmm.transfer.config import GridConfig
@@ -43,14 +42,14 @@ def check(grid: GridConfig) -> dict[str, int]:
     counts, changed = {}, {}
     for key, (job, side, backbone) in _named(laid).items():
         parts = assemble(STAGES[job.stage].build(job.config))
-        config, asked = parts.config, (parts.config.data, parts.labelled, parts.needs_test)
+        config, stage = parts.config, parts.stage
+        asked = (config.data, stage.labelled(config), stage.needs_test)
         splits = checks.once(["data", job.config["data"], *asked[1:]], side, open_splits, *asked)
         counts[key] = len(splits.train) if splits else 0
         if splits and _changed(Path(grid.out), key, splits, config.data.on_error == "skip"):
             changed.setdefault(side, []).append(key)
-        if splits and job.stage == "pretrain":
-            small, _ = pass_notes(config, min(config.train.batch_size, counts[key]))
-            checks.faults += [f"{side}: {fault}" for fault in small]
+        if splits:
+            checks.faults += [f"{side}: {fault}" for fault in stage.faults(config, counts[key])]
         if grid.engine == "local":
             checks.once(parts.device, job.stage, pick_device, parts.device, "train.device")
         for phase in parts.phases:

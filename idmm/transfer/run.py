@@ -260,7 +260,7 @@ def attempt(grid: Grid, job: Job, do: Callable[[Job, Path], dict] = execute) -> 
 def _for_grids(text: str, stage: str) -> str:
     """A run's message with the flags as a grid has them; it needs no new folder, a changed option is another job."""
     text = " ".join(text.split()).removesuffix(", in a new --out")
-    return re.sub(rf"--(?=({'|'.join(_SECTIONS)})\.)", f"--{'finetune' if stage == 'probe' else stage}.", text)
+    return re.sub(rf"--(?=({'|'.join(_SECTIONS)})\.)", f"--{STAGES[stage].flags}.", text)
 
 
 def _note(path: Path, text: str) -> None:
