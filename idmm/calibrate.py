@@ -62,7 +62,7 @@ def say_estimate(session, method: Method, plan, batch: dict, done, workers: int)
         session: Device, precision, folder.
         method: What is trained.
         plan: The stage.
-        batch: Its first pass on this process.
+        batch: Its first micro-batch on this process.
         done: Where it starts.
         workers: Loader processes.
     """

@@ -51,7 +51,7 @@ class Session:
         self.tracker = None
 
     def start(self, method: Method, batch: dict) -> None:
-        """Settles the precision, once in a run's life, and starts accelerate with it."""
+        """Decides the precision, once in a run's life, and starts accelerate with it."""
         if self.accelerator is not None:
             return
         if self.precision is None:
@@ -155,7 +155,7 @@ class Loop:
     def __init__(self, session: Session, method: Method, plan: StagePlan):
         self.session, self.method, self.plan, self.train = session, method, plan, session.train
         self.batches = plan.batches
-        first = plan.maker(0, self.batches.passes(self.batches.step_images(0, 0))[0][0])
+        first = plan.maker(0, self.batches.micro_batches(self.batches.step_images(0, 0))[0][0])
         with self._memory():
             session.start(method, first)
         self.accelerator = session.accelerator
@@ -247,15 +247,15 @@ class Loop:
                 raise Interrupted(f"interrupted; the same command goes on from epoch {epoch + 1}, step {step + 1}")
 
     def _step(self, epoch: int, step: int, batches) -> torch.Tensor:
-        """Makes one optimizer step of ``accumulate`` passes; returns the last pass's loss."""
+        """Makes one optimizer step of ``accumulate`` micro-batches; returns the last one's loss."""
         number = epoch * self.batches.steps_per_epoch + step
         self.schedule.step_update(number)
-        for turn in range(self.train.accumulate):
+        for micro in range(self.train.accumulate):
             batch = next(batches)
             weight = batch["weight"]
             batch = send_to_device(batch, self.accelerator.device, non_blocking=True)
-            last = turn == self.train.accumulate - 1
-            key = derive(self.session.seed, "step", self.plan.number, number, turn, distributed.rank())
+            last = micro == self.train.accumulate - 1
+            key = derive(self.session.seed, "step", self.plan.number, number, micro, distributed.rank())
             with contextlib.nullcontext() if last else self.accelerator.no_sync(self.model), seeded(key):
                 out = self.model(batch, key, epoch)
                 self.accelerator.backward(out["loss"] * weight)

@@ -64,7 +64,7 @@ def test_same_images_in_each_step(count, batch_size, world, accumulate):
         seen = []
         for step in range(single.steps_per_epoch):
             wanted = single.step_images(epoch, step)
-            passes = [passed for plan in plans for passed in plan.passes(plan.step_images(epoch, step))]
+            passes = [passed for plan in plans for passed in plan.micro_batches(plan.step_images(epoch, step))]
             assert len(passes) == world * accumulate, "each process takes part in each pass"
             assert all(len(images) for images, _ in passes), "a process without an image has one at factor 0"
             used = np.concatenate([images for images, factor in passes if factor])
