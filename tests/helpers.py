@@ -15,7 +15,7 @@ import yaml
 
 from idmm.cli import main
 from idmm.data.loaders import one_thread
-from idmm.methods.base import Facts
+from idmm.methods.base import RunInfo
 
 ROOT = Path(__file__).parents[1]
 PATIENCE = 120.0  # seconds until a process counts as stuck
@@ -198,6 +198,6 @@ def temporary(out):
     return [path for path in Path(out).rglob(".*") if path.is_file()]
 
 
-def facts(images, classes=None, batch_size=4, epochs=2, steps=10):
+def run_info(images, classes=None, batch_size=4, epochs=2, steps=10):
     """What a method is told of a small run."""
-    return Facts(images, batch_size, epochs, steps, classes)
+    return RunInfo(images, batch_size, epochs, steps, classes)

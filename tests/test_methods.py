@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import facts
+from helpers import run_info
 
 from idmm import config, evaluate
 from idmm.features import extract_features
@@ -32,7 +32,7 @@ def batch(n=4, instances=7):
 
 
 def test_loss_is_the_sum_of_the_groups_means_each_mixed_on_its_own():
-    method = IDMM(backbone(), facts(7), config.Method()).double()
+    method = IDMM(backbone(), run_info(7), config.Method()).double()
     given = batch()
     given["views"] = [v.double() for v in given["views"]]
     loss = method(given, key=5, epoch=0)["loss"]
@@ -49,7 +49,7 @@ def test_loss_is_the_sum_of_the_groups_means_each_mixed_on_its_own():
 
 
 def test_without_cutmix_the_views_go_in_as_they_are():
-    method = IDMM(backbone(), facts(7), config.Method(cutmix_alpha=0, label_smoothing=0))
+    method = IDMM(backbone(), run_info(7), config.Method(cutmix_alpha=0, label_smoothing=0))
     given = batch()
     loss = method(given, key=5, epoch=0)["loss"]
     total = 0.0

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from folders import faults, paint, tree
-from helpers import ROOT, call, facts, flags, inside, state
+from helpers import ROOT, call, flags, inside, run_info, state
 from tiny import make
 
 from idmm.config import CropGroup, Method, PretrainConfig, Views
@@ -73,7 +73,7 @@ def test_table_10(name):
     assert (config.method.dim, config.method.temperature) == (dim, temperature)
     assert config.method.queue is None
     if queue is not None:
-        large = make(name, told=facts(10_000, batch_size=train.batch_size))
+        large = make(name, told=run_info(10_000, batch_size=train.batch_size))
         assert large.loss.memory_bank.size == (queue, dim)
 
 
@@ -257,7 +257,7 @@ def made(name, caplog, images, **given):
     told = {key: given.pop(key) for key in ("batch_size", "epochs") if key in given}
     caplog.clear()
     with caplog.at_level(logging.INFO, "idmm"):
-        method = make(name, told=facts(images, **told), **given)
+        method = make(name, told=run_info(images, **told), **given)
     return method, [(record.levelname, record.getMessage()) for record in caplog.records]
 
 

@@ -22,7 +22,7 @@ from idmm.data.loaders import BatchPlan, Maker, centre_crops
 from idmm.data.views import ViewMaker, short_side_bound
 from idmm.engine import Evaluation, Session, StagePlan
 from idmm.errors import Interrupted, SizeError, UserError
-from idmm.methods import Facts, Method, create_method
+from idmm.methods import Method, RunInfo, create_method
 from idmm.methods.drloc import Localization
 from idmm.methods.finetune import Finetune
 from idmm.models.spec import ModelSpec, model_spec
@@ -69,7 +69,7 @@ class Assembly:
         """Longest short side that images need for views of ``size`` (pixels)."""
         raise NotImplementedError
 
-    def method(self, phase: Phase, backbone: torch.nn.Module, info: Facts) -> Method:
+    def method(self, phase: Phase, backbone: torch.nn.Module, info: RunInfo) -> Method:
         """Makes what is trained."""
         raise NotImplementedError
 

@@ -8,7 +8,7 @@ from idmm.config import FinetuneConfig
 from idmm.data.cache import ImageStore
 from idmm.data.registry import spec_of
 from idmm.engine import Evaluation, Loop, Session
-from idmm.methods import Facts
+from idmm.methods import RunInfo
 from idmm.models.build import backbone_state, export_kwargs
 from idmm.models.weights import load_weights, save_model
 from idmm.stages import Phase
@@ -57,7 +57,7 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
                 _start_from(loop, model, parts, phase)
             held = splits.val or splits.test
             look = Evaluation(_accuracy(run, held, phase, parts), config.train.eval_every, len(held))
-            info = Facts(len(splits.train), phase.batch_size, phase.epochs, steps, classes)
+            info = RunInfo(len(splits.train), phase.batch_size, phase.epochs, steps, classes)
             plan = parts.plan(phase, splits.train, [look])
             loop = Loop(run, parts.method(phase, model, info), plan)
             loop.fit()

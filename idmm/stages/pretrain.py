@@ -11,7 +11,7 @@ from idmm.data.split import ForPretraining
 from idmm.engine import Evaluation, Loop, Session
 from idmm.errors import RunError, UserError
 from idmm.features import extract_features
-from idmm.methods import Facts, Method
+from idmm.methods import Method, RunInfo
 from idmm.models.build import export_kwargs
 from idmm.models.weights import save_model
 from idmm.monitor import Monitor
@@ -53,7 +53,7 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
         backbone = parts.backbone(phase)
         if run.folder.state is None and spec.init is not None:
             log.info("%s", spec.load(backbone, config.model.strict))
-        method = parts.method(phase, backbone, _facts(parts, splits))
+        method = parts.method(phase, backbone, _run_info(parts, splits))
         if run.folder.state is None:
             method.prepare(lambda: _features(run, parts, backbone, splits.train))
 
@@ -95,7 +95,7 @@ def _load(parts: Assembly, run: Session) -> LoadedSplits:
         raise UserError(*error.faults, why) from None
 
 
-def _facts(parts: Assembly, splits: LoadedSplits) -> Facts:
+def _run_info(parts: Assembly, splits: LoadedSplits) -> RunInfo:
     """What methods may need to know; a batch larger than the data is said."""
     images, (phase,) = len(splits.train), parts.phases
     if phase.batch_size > images:
@@ -105,7 +105,7 @@ def _facts(parts: Assembly, splits: LoadedSplits) -> Facts:
             raise UserError(*small)
     classes = None if splits.train.classes is None else len(splits.train.classes)
     steps = phase.epochs * -(-images // phase.batch_size)
-    return Facts(images, min(phase.batch_size, images), phase.epochs, steps, classes)
+    return RunInfo(images, min(phase.batch_size, images), phase.epochs, steps, classes)
 
 
 def _features(run: Session, parts: Assembly, backbone, store, images=None) -> torch.Tensor:

@@ -10,7 +10,7 @@ import torch
 from idmm.calibrate import time_steps
 from idmm.data.loaders import worker_count
 from idmm.distributed import pick_device
-from idmm.methods import Facts
+from idmm.methods import RunInfo
 from idmm.progress import duration
 from idmm.stages import STAGES, Phase
 from idmm.stages.assemble import Assembly, assemble
@@ -83,7 +83,7 @@ def _rates(job: Job, budget: float) -> list[float]:
 def _step(parts: Assembly, phase: Phase, budget: float) -> float:
     """Seconds of one optimizer step with its images."""
     train, workers = parts.config.train, parts.config.data.workers
-    info = Facts(2048, phase.batch_size, phase.epochs, 1000, CLASSES)
+    info = RunInfo(2048, phase.batch_size, phase.epochs, 1000, CLASSES)
     method = parts.method(phase, parts.backbone(phase, CLASSES), info)
     transform = parts.transform(phase, _Noise(phase.batch_size, parts.short_side(phase.size)))
     device = pick_device(parts.device, "train.device")
