@@ -58,9 +58,9 @@ def cell(method: dict | None, seed: int, epochs: int, out: Path) -> dict:
     if method is None:
         from idmm.config import PretrainConfig
         from idmm.options import build
-        from idmm.stages.common import settle
+        from idmm.stages.assemble import resolve
 
-        backbone = settle(build(PretrainConfig, config))[1].build(SIZE, seed).eval()
+        backbone = resolve(build(PretrainConfig, config))[0].spec.build(SIZE, seed).eval()
     else:
         idmm.pretrain(config)
         backbone = idmm.load_backbone(out)
@@ -70,24 +70,24 @@ def cell(method: dict | None, seed: int, epochs: int, out: Path) -> dict:
 def measure(backbone) -> dict:
     """kNN and probe accuracy of the pooled features on digits' test split (percent)."""
     from idmm import config, evaluate
-    from idmm.data.augment import TestImages
     from idmm.data.cache import load_split
     from idmm.data.datasets import open_splits
-    from idmm.data.loaders import evaluation_batches
+    from idmm.data.loaders import centre_crops
+    from idmm.features import extract_features
 
     splits = open_splits(config.Data(), labelled=True)
     features = []
     for split in (splits.train, splits.test):
         store = load_split(split, bound=None, data=config.Data())
-        maker = TestImages(store, SIZE, 0.875, config.IMAGENET_MEAN, config.IMAGENET_STD)
-        batches = evaluation_batches(maker, np.arange(len(store)), 256, 0)
-        features.append(evaluate.extract_features(backbone, batches, "cpu", contextlib.nullcontext).numpy())
+        batches = centre_crops(store, SIZE, 0.875, config.IMAGENET_MEAN, config.IMAGENET_STD, 256, workers=0)
+        features.append(extract_features(backbone, batches, "cpu", contextlib.nullcontext).numpy())
     (train, test), labels, truth = features, splits.train.labels, splits.test.labels
     probes = []
     for draw in range(5):
         rng = np.random.default_rng(draw)
         some = np.concatenate([rng.permutation(np.flatnonzero(labels == c))[:10] for c in range(10)])
-        probes.append(evaluate.probe_accuracy(train[some], labels[some], test, truth))
+        predicted = evaluate.probe_predict(train[some], labels[some], test)
+        probes.append(100 * float(np.mean(predicted == truth)))
     return {"knn": evaluate.knn_accuracy(train, labels, test, truth), "probe": float(np.mean(probes))}
 
 

@@ -62,7 +62,7 @@ def say_estimate(session, method: Method, plan, batch: dict, done, workers: int)
         session: Device, precision, folder.
         method: What is trained.
         plan: The stage.
-        batch: Its first pass on this process.
+        batch: Its first micro-batch on this process.
         done: Where it starts.
         workers: Loader processes.
     """
@@ -84,7 +84,7 @@ def say_estimate(session, method: Method, plan, batch: dict, done, workers: int)
     weights = sum(p.nbytes for p in method.backbone.parameters())
     still = sum(p.nbytes for p in method.parameters()) - trained
     kept = 3 * trained + still + (weights if session.train.ema else 0)  # Adam keeps two more of each
-    free = shutil.disk_usage(session.run.path).free
+    free = shutil.disk_usage(session.folder.path).free
     log.info(
         "%s: %d steps of about %.2g s, %s in all; checkpoint %s, exported weights %s, %s free",
         plan.label, steps, step, duration(steps * step + evaluating), size(kept), size(weights), size(free),

@@ -11,15 +11,19 @@ from typing import Any
 import torch
 import yaml
 
-from idmm import distributed
+from idmm import distributed, options
 from idmm.config import FREE, NEW_KEYS
 from idmm.errors import RunError, UserError
 from idmm.files import replacing, sweep, write_text
-from idmm.options import flatten
 
 # What a checkpoint holds.
 PARTS = ("stage", "epoch", "step", "epoch_seconds", "seconds", "sums", "precision")
 PARTS += ("method", "optimizer", "ema", "scaler")
+
+
+def begun(path: str | os.PathLike) -> bool:
+    """Says whether a folder holds a run with a state to resume from or a result."""
+    return any((Path(path) / name).exists() for name in ("last/state.pt", "result.json"))
 
 
 class RunFolder:
@@ -29,7 +33,7 @@ class RunFolder:
 
     Args:
         path: The folder; made where it is missing.
-        config: The run's config as plain data.
+        config: The run's.
         resume: auto, never or must.
 
     Attributes:
@@ -40,7 +44,7 @@ class RunFolder:
         UserError: The folder is in use, or holds a run of another config, or --resume forbids it.
     """
 
-    def __init__(self, path: str, config: dict, resume: str):
+    def __init__(self, path: str, config: Any, resume: str):
         self.path = Path(path)
         self.leader = distributed.rank() == 0
         self._lock = None
@@ -52,7 +56,7 @@ class RunFolder:
             except UserError as error:
                 self.close()
                 faults = error.faults
-        faults, used, self.finished = distributed.from_first((faults, used, self._result_file.exists()))
+        faults, used, self.finished = distributed.broadcast((faults, used, self._result_file.exists()))
         if faults:
             raise UserError(*faults)
         try:
@@ -61,8 +65,8 @@ class RunFolder:
             self.close()  # else the folder stays locked for this process's life
             raise
 
-    def _open(self, config: dict, resume: str) -> bool:
-        used = self._result_file.exists() or self._state_file.exists()
+    def _open(self, config: Any, resume: str) -> bool:
+        used = begun(self.path)
         if used and resume == "never":
             raise UserError(f"out: '{self.path}' holds a run already; --resume never wants a new folder")
         if not used and resume == "must":
@@ -72,7 +76,7 @@ class RunFolder:
         else:  # what a run left that died before its first checkpoint
             for name in ("metrics.jsonl", "last/images.json"):
                 (self.path / name).unlink(missing_ok=True)
-            write_text(self.path / "config.yaml", yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
+            write_text(self.path / "config.yaml", options.dump(config))
         for folder in (self.path, self.path / "last"):
             sweep(folder)
         return used
@@ -99,13 +103,13 @@ class RunFolder:
             raise UserError(message) from None
         return lock
 
-    def _compare(self, config: dict) -> None:
+    def _compare(self, config: Any) -> None:
         try:
-            old = yaml.safe_load((self.path / "config.yaml").read_text())
+            old = yaml.safe_load((self.path / "config.yaml").read_text()) or {}
         except (OSError, yaml.YAMLError):
             raise UserError(f"out: '{self.path}' holds a run without a readable config.yaml") from None
-        new = flatten(config)
-        old = {**{key: value for key, value in NEW_KEYS.items() if key in new}, **flatten(old or {})}
+        new = options.flatten(options.plain(config))
+        old = {**{key: value for key, value in NEW_KEYS.items() if key in new}, **options.flatten(old)}
         faults = [
             f"{key}: the run in '{self.path}' has {_shown(old.get(key))}, asked for now is {_shown(new.get(key))}"
             for key in [*new, *(key for key in old if key not in new)]
@@ -149,7 +153,7 @@ class RunFolder:
         """
         path = self.path / "last" / "images.json"
         lines = compare(json.loads(path.read_text()), fingerprint) if self.leader and path.exists() else []
-        lines = distributed.from_first(lines)
+        lines = distributed.broadcast(lines)
         if lines:
             raise UserError(*lines, f"data.root: the images changed since the run in '{self.path}' began")
         if self.leader and not path.exists():
@@ -172,7 +176,7 @@ class RunFolder:
 
     def last_metrics(self) -> dict:
         """Returns the last record, in every process; all must ask together."""
-        return distributed.from_first(self.metrics()[-1] if self.leader else None)
+        return distributed.broadcast(self.metrics()[-1] if self.leader else None)
 
     def add_metrics(self, record: dict) -> None:
         """Appends an epoch's record."""

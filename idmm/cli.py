@@ -1,13 +1,16 @@
 """The command line: ``idmm COMMAND``, and the three scripts, which are one subcommand each."""
 
 import contextlib
+import importlib
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
+from typing import Any
 
-from idmm.commands import (
+from idmm.config import FinetuneConfig, PretrainConfig
+from idmm.config_commands import (
     DataCacheConfig,
     DataCheckConfig,
     DataDownloadConfig,
@@ -15,11 +18,11 @@ from idmm.commands import (
     DataListConfig,
     DemoConfig,
     FewLabelConfig,
-    ProbeConfig,
+    ProbeCommand,
 )
-from idmm.config import FinetuneConfig, PretrainConfig
 from idmm.errors import Interrupted, RunError, UserError, nearest
 from idmm.options import parse
+from idmm.stages import STAGES
 
 USAGE = """usage: idmm COMMAND [--config FILE] [--KEY VALUE ...]
 
@@ -85,20 +88,24 @@ def _run(argv: list[str], prog: str | None) -> int:
     return COMMANDS[name](argv[1:], prog or f"idmm {name}")
 
 
-def _pretrain(argv: list[str], prog: str) -> int:
-    config = parse(PretrainConfig, argv, prog)
-    from idmm.stages.pretrain import pretrain  # torch is imported when a stage starts, not for --help
+def _command(kind: type, run: Callable[[Any], Any], logged: bool = True) -> Callable[[list[str], str], int]:
+    """Returns a command: reads flags, calls ``run`` with them, returns its exit code where it gives one, else 0.
 
-    pretrain(config)
-    return 0
+    What ``run`` needs it imports when it is called: torch takes seconds, ``--help`` must not.
+    """
+
+    def command(argv: list[str], prog: str) -> int:
+        given = parse(kind, argv, prog)
+        with _log_on_stderr() if logged else contextlib.nullcontext():
+            code = run(given)
+        return code if type(code) is int else 0
+
+    return command
 
 
-def _finetune(argv: list[str], prog: str) -> int:
-    config = parse(FinetuneConfig, argv, prog)
-    from idmm.stages.finetune import finetune
-
-    finetune(config)
-    return 0
+def _in(name: str) -> Any:
+    """A module of ``idmm.commands``."""
+    return importlib.import_module(f"idmm.commands.{name}")
 
 
 def _transfer(argv: list[str], prog: str) -> int:
@@ -127,32 +134,6 @@ def _transfer_status(argv: list[str]) -> int:
     return 0
 
 
-def _probe(argv: list[str], prog: str) -> int:
-    given = parse(ProbeConfig, argv, prog)
-    from idmm.analysis.probe import probe
-
-    with _log_on_stderr():
-        probe(given)
-    return 0
-
-
-def _fewlabel(argv: list[str], prog: str) -> int:
-    given = parse(FewLabelConfig, argv, prog)
-    from idmm.analysis.fewlabel import fewlabel
-
-    with _log_on_stderr():
-        fewlabel(given)
-    return 0
-
-
-def _demo(argv: list[str], prog: str) -> int:
-    config = parse(DemoConfig, argv, prog)
-    from idmm.analysis.demo import demo
-
-    demo(config.out, config.seeds, config.pretrain, config.finetune)
-    return 0
-
-
 def _data(argv: list[str], prog: str) -> int:
     name, rest = (argv[0], argv[1:]) if argv else ("--help", [])
     if name in ("-h", "--help"):
@@ -167,47 +148,10 @@ def _data(argv: list[str], prog: str) -> int:
         prog += " NAME"
         rest = ["--name", *rest] if rest and not rest[0].startswith("-") else rest
     try:
-        given = parse(kind, rest, prog)
+        return _command(kind, run)(rest, prog)
     except UserError as error:
         missing = "NAME: missing; wanted is a dataset, 'idmm data list' shows them"
         raise UserError(*(missing if fault.startswith("name: missing") else fault for fault in error.faults)) from None
-    with _log_on_stderr():
-        return run(given)
-
-
-def _data_list(given: DataListConfig) -> int:
-    from idmm.analysis.catalogue import table
-
-    print(table())
-    return 0
-
-
-def _data_info(given: DataInfoConfig) -> int:
-    from idmm.analysis.catalogue import info
-    from idmm.data.registry import spec_of
-
-    print(info(spec_of(given.name)))
-    return 0
-
-
-def _data_check(given: DataCheckConfig) -> int:
-    from idmm.analysis.datasets import checkup
-
-    return 0 if checkup(given).clean else 1
-
-
-def _data_download(given: DataDownloadConfig) -> int:
-    from idmm.analysis.datasets import download
-
-    print(download(given.name, given.root))
-    return 0
-
-
-def _data_cache(given: DataCacheConfig) -> int:
-    from idmm.analysis.datasets import cache
-
-    print(cache(given.dir, given.clear))
-    return 0
 
 
 @contextlib.contextmanager
@@ -225,18 +169,18 @@ def _log_on_stderr() -> Iterator[None]:
 
 
 DATA_COMMANDS = {
-    "list": (DataListConfig, _data_list),
-    "info": (DataInfoConfig, _data_info),
-    "check": (DataCheckConfig, _data_check),
-    "download": (DataDownloadConfig, _data_download),
-    "cache": (DataCacheConfig, _data_cache),
+    "list": (DataListConfig, lambda given: print(_in("catalogue").table())),
+    "info": (DataInfoConfig, lambda given: print((at := _in("catalogue")).info(at.spec_of(given.name)))),
+    "check": (DataCheckConfig, lambda given: int(not _in("datasets").checkup(given).clean)),
+    "download": (DataDownloadConfig, lambda given: print(_in("datasets").download(given.name, given.root))),
+    "cache": (DataCacheConfig, lambda given: print(_in("datasets").cache(given.dir, given.clear))),
 }
 COMMANDS = {
-    "pretrain": _pretrain,
-    "finetune": _finetune,
+    "pretrain": _command(PretrainConfig, STAGES["pretrain"].run, logged=False),  # stages have logs of their own
+    "finetune": _command(FinetuneConfig, STAGES["finetune"].run, logged=False),
     "transfer": _transfer,
-    "probe": _probe,
-    "fewlabel": _fewlabel,
+    "probe": _command(ProbeCommand, lambda given: _in("probe").probe(given)),
+    "fewlabel": _command(FewLabelConfig, lambda given: _in("fewlabel").fewlabel(given)),
     "data": _data,
-    "demo": _demo,
+    "demo": _command(DemoConfig, lambda given: _in("demo").demo(given), logged=False),
 }

@@ -1,11 +1,26 @@
-"""What the processes of a run tell each other; with one process, nothing."""
+"""Where a run computes, and what its processes tell each other; with one process, nothing."""
 
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from idmm.errors import UserError
+
 _control = None  # a gloo group, so that a flag costs no device sync
+
+
+def pick_device(wanted: str, flag: str = "device") -> str:
+    """Resolves 'auto' to cuda, mps or cpu.
+
+    Raises:
+        UserError: The device is not there; the line begins with ``flag``.
+    """
+    found = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    there = [name for name in found if found[name]]
+    if wanted != "auto" and wanted not in there:
+        raise UserError(f"{flag}: '{wanted}' is not there; wanted one of {', '.join(there)}")
+    return there[0] if wanted == "auto" else wanted
 
 
 def rank() -> int:
@@ -64,7 +79,7 @@ def gather_rows(rows: torch.Tensor) -> torch.Tensor:
     return rows if world() == 1 else _Gather.apply(rows)
 
 
-def from_first(value: Any) -> Any:
+def broadcast(value: Any) -> Any:
     """Returns the first process's value in every process (small Python objects)."""
     if world() == 1:
         return value

@@ -18,7 +18,6 @@ from idmm.checkpoint import RunFolder
 from idmm.config import Train
 from idmm.data.loaders import BatchPlan, Maker, training_batches, worker_count
 from idmm.errors import Interrupted, RunError, UserError
-from idmm.features import pick_device
 from idmm.methods.base import Method
 from idmm.optim import clip_each, create_optimizer
 from idmm.progress import Interrupts, Progress
@@ -33,10 +32,9 @@ class Session:
 
     Args:
         config: Of the run; its ``train`` section names device and precision.
-        plain: The same as plain data, for the folder.
     """
 
-    def __init__(self, config, plain: dict):
+    def __init__(self, config):
         self.train: Train = config.train
         self.seed: int = config.seed
         self.workers: int | None = config.data.workers
@@ -44,26 +42,26 @@ class Session:
         distributed.forget()
         self.device = _device(self.train)
         self.processes = PartialState(cpu=self.device == "cpu")
-        self.run = RunFolder(config.out, plain, config.resume)
+        self.folder = RunFolder(config.out, config, config.resume)
         self.accelerator: Accelerator | None = None
         self.interrupts = Interrupts()
-        self.precision = self.run.state["precision"] if self.run.state else None
-        self.started = time.monotonic() - (self.run.state["seconds"] if self.run.state else 0.0)
+        self.precision = self.folder.state["precision"] if self.folder.state else None
+        self.started = time.monotonic() - (self.folder.state["seconds"] if self.folder.state else 0.0)
         self.steps = 0  # of the stages before this one
         self.tracker = None
 
     def start(self, method: Method, batch: dict) -> None:
-        """Settles the precision, once in a run's life, and starts accelerate with it."""
+        """Decides the precision, once in a run's life, and starts accelerate with it."""
         if self.accelerator is not None:
             return
         if self.precision is None:
-            self.precision = distributed.from_first(choose_precision(self.train.precision, method, batch, self.device))
+            self.precision = distributed.broadcast(choose_precision(self.train.precision, method, batch, self.device))
         mixed = "no" if self.precision == "fp32" else self.precision
         self.accelerator = Accelerator(mixed_precision=mixed, cpu=self.device == "cpu")
-        if self.train.tensorboard and self.run.leader:
+        if self.train.tensorboard and self.folder.leader:
             from torch.utils.tensorboard import SummaryWriter
 
-            self.tracker = SummaryWriter(self.run.path / "tensorboard")
+            self.tracker = SummaryWriter(self.folder.path / "tensorboard")
         where = f"{distributed.world()} processes, " if distributed.world() > 1 else ""
         log.info("training on %s, %s%s", self.accelerator.device, where, self.precision)
 
@@ -78,7 +76,7 @@ class Session:
 
     def record(self, record: dict) -> None:
         """Writes an epoch's record to metrics.jsonl, and to TensorBoard where that is on."""
-        self.run.add_metrics(record)
+        self.folder.add_metrics(record)
         if self.tracker is not None:
             for name, value in record.items():
                 if name not in ("epoch", "stage", "step"):
@@ -89,7 +87,7 @@ class Session:
         """Lets the folder go and ends what accelerate keeps."""
         if self.tracker is not None:
             self.tracker.close()
-        self.run.close()
+        self.folder.close()
 
 
 @dataclass
@@ -157,7 +155,7 @@ class Loop:
     def __init__(self, session: Session, method: Method, plan: StagePlan):
         self.session, self.method, self.plan, self.train = session, method, plan, session.train
         self.batches = plan.batches
-        first = plan.maker(0, self.batches.passes(self.batches.step_images(0, 0))[0][0])
+        first = plan.maker(0, self.batches.micro_batches(self.batches.step_images(0, 0))[0][0])
         with self._memory():
             session.start(method, first)
         self.accelerator = session.accelerator
@@ -219,7 +217,7 @@ class Loop:
         done = at.epoch * self.batches.steps_per_epoch + at.step
         self.bad_step = torch.full((), -1, device=self.accelerator.device)
         self.saved = time.monotonic()
-        self.progress = Progress(self.plan.label, total, done, self.session.run.leader)
+        self.progress = Progress(self.plan.label, total, done, self.session.folder.leader)
         batches = training_batches(self.plan.maker, self.batches, self.workers, at.epoch, at.step)
         self.session.interrupts.patient = True
         try:
@@ -250,16 +248,16 @@ class Loop:
                 raise Interrupted(f"interrupted; the same command goes on from epoch {epoch + 1}, step {step + 1}")
 
     def _step(self, epoch: int, step: int, batches) -> torch.Tensor:
-        """Makes one optimizer step of ``accumulate`` passes; returns the last pass's loss."""
+        """Makes one optimizer step of ``accumulate`` micro-batches; returns the last one's loss."""
         number = epoch * self.batches.steps_per_epoch + step
         self.schedule.step_update(number)
         self.set_weight_decay(number)
-        for turn in range(self.train.accumulate):
+        for micro in range(self.train.accumulate):
             batch = next(batches)
             weight = batch["weight"]
             batch = send_to_device(batch, self.accelerator.device, non_blocking=True)
-            last = turn == self.train.accumulate - 1
-            key = derive(self.session.seed, "step", self.plan.number, number, turn, distributed.rank())
+            last = micro == self.train.accumulate - 1
+            key = derive(self.session.seed, "step", self.plan.number, number, micro, distributed.rank())
             with contextlib.nullcontext() if last else self.accelerator.no_sync(self.model), seeded(key):
                 out = self.model(batch, key, epoch)
                 self.accelerator.backward(out["loss"] * weight)
@@ -350,10 +348,10 @@ class Loop:
             raise self._diverged("the weights are", epoch * self.batches.steps_per_epoch + step - 1)
         self.saved = time.monotonic()
         sums = self._sums()
-        if not self.session.run.leader:
+        if not self.session.folder.leader:
             return
         scaler = self.accelerator.scaler
-        self.session.run.save_state(
+        self.session.folder.save_state(
             {
                 "stage": self.plan.number,
                 "epoch": epoch,
@@ -370,23 +368,23 @@ class Loop:
         )
 
     def _restore(self) -> None:
-        state, self.session.run.state = self.session.run.state, None
+        state, self.session.folder.state = self.session.folder.state, None
         if state is None:
             return
         try:
             self.method.load_state_dict(state["method"])
         except RuntimeError:
             why = f"the checkpoint does not fit {type(self.method).__name__} as this version builds it"
-            raise UserError(f"out: '{self.session.run.path}': {why}; name a new folder") from None
+            raise UserError(f"out: '{self.session.folder.path}': {why}; name a new folder") from None
         self.optimizer.load_state_dict(state["optimizer"])
         if self.ema is not None:
             self.ema.module.load_state_dict(state["ema"])
         if self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
-        share = float(self.session.run.leader)  # the sums are added up over processes
+        share = float(self.session.folder.leader)  # the sums are added up over processes
         sums = {n: torch.tensor(v * share, device=self.accelerator.device) for n, v in state["sums"].items()}
         self.position = Position(state["epoch"], state["step"], state["epoch_seconds"], sums)
-        self.session.run.take_back(self.plan.number, state["epoch"] + 1)
+        self.session.folder.take_back(self.plan.number, state["epoch"] + 1)
         log.info("going on from stage %d, epoch %d, step %d", state["stage"], state["epoch"] + 1, state["step"])
 
 
@@ -394,7 +392,7 @@ def _device(train: Train) -> str:
     """Resolves ``train.device`` to cuda, mps or cpu."""
     device, faults = train.device, []
     try:
-        device = pick_device(train.device, "train.device")
+        device = distributed.pick_device(train.device, "train.device")
     except UserError as error:
         faults += error.faults
     if train.precision == "fp16" and device != "cuda":

@@ -1,16 +1,39 @@
-"""How good is it: accuracy of a classifier, and of frozen features by nearest neighbours or a linear probe."""
+"""How good is it: accuracy of a classifier, or of frozen features by nearest neighbours and by a linear probe."""
 
-from collections.abc import Iterable
+import contextlib
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 
 from idmm import distributed
+from idmm.seeding import numpy_rng
 
 KNN_TEMPERATURE = 0.07  # of the neighbours' votes (Wu et al., CVPR 2018)
+NEIGHBOURS = 20
+STRENGTHS = tuple(10.0**n for n in range(-4, 3))  # of the probe, scikit-learn's C
+USUAL_STRENGTH = 1.0  # where nothing can be held out to choose by, and of equals the nearest to it
+FOLDS = 5
+ENOUGH = 1000  # held-out images that settle the choice; fewer: more folds are held out in turn
+Z95 = 1.959963984540054  # the normal distribution's
 
 
+@contextlib.contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Puts a module in evaluation mode inside the block, and each of its parts back to its own mode after it."""
+    training = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, was in training.items():
+            part.training = was
+
+
+# ---------------------------------------------------------------------- classifiers
 @torch.no_grad()
 def accuracy(model: nn.Module, batches: Iterable[dict], device, autocast) -> dict[str, float]:
     """Returns ``top1``, ``top5`` and ``mean_per_class`` in percent over all processes' batches of images and labels.
@@ -39,23 +62,7 @@ def accuracy(model: nn.Module, batches: Iterable[dict], device, autocast) -> dic
     }
 
 
-@torch.no_grad()
-def extract_features(backbone: nn.Module, batches: Iterable[dict], device, autocast) -> torch.Tensor:
-    """Returns the pooled features of all processes' images in the images' order, float32 [N, d] on the CPU."""
-    features, indices = [], []
-    with evaluating(backbone):
-        for batch in batches:
-            with autocast():
-                pooled = backbone.forward_head(
-                    backbone.forward_features(batch["images"].to(device, non_blocking=True)), pre_logits=True
-                )  # [B, d]
-            features.append(pooled.float().cpu().numpy())
-            indices.append(batch["index"].numpy())
-    parts = distributed.gather((np.concatenate(features), np.concatenate(indices)))
-    order = np.argsort(np.concatenate([part[1] for part in parts]))
-    return torch.from_numpy(np.concatenate([part[0] for part in parts])[order])
-
-
+# ---------------------------------------------------------------------- frozen features
 def knn_predict(train, train_labels, test, k: int = 20) -> np.ndarray:
     """Returns the class [M] that a weighted vote of the k nearest by cosine gives to each row (Wu et al., CVPR 2018).
 
@@ -96,21 +103,142 @@ def probe_predict(train, train_labels, test, strength: float = 1.0) -> np.ndarra
     return model.fit(train, train_labels).predict(test)
 
 
-def probe_accuracy(train, train_labels, test, test_labels, strength: float = 1.0) -> float:
-    """Returns the accuracy of :func:`probe_predict` in percent; ``test_labels`` [M] are the true classes."""
-    return 100 * float(np.mean(probe_predict(train, train_labels, test, strength) == np.asarray(test_labels)))
+def wilson(hits, count, z: float = Z95) -> tuple[np.ndarray, np.ndarray]:
+    """Returns Wilson's score interval for a share of ``hits`` in ``count``, as shares (JASA 22, 1927)."""
+    hits, count = np.asarray(hits, dtype=float), np.asarray(count, dtype=float)
+    share, spread = hits / count, z**2 / count
+    middle = (share + spread / 2) / (1 + spread)
+    half = np.sqrt(share * (1 - share) * spread + spread**2 / 4) / (1 + spread)
+    # where all or none hit, rounding would leave the bound a hair off
+    low, high = np.where(hits == 0, 0.0, middle - half), np.where(hits == count, 1.0, middle + half)
+    return low, high
 
 
-class evaluating:
-    """Puts a module in evaluation mode inside the block, and each of its parts back to its own mode after it."""
+def mean_interval(hits, count) -> tuple[float, float]:
+    """Returns the 95 % interval of the mean over classes of ``hits`` [K] in ``count`` [K], as shares.
 
-    def __init__(self, module: nn.Module):
-        self.module = module
+    Each class's Wilson interval, put together by the method of variance estimates recovery (Zou and Donner, Statistics
+    in Medicine 27, 2008): distances from the shares to their bounds add up as standard errors do.
+    """
+    hits, count = np.asarray(hits, dtype=float), np.asarray(count, dtype=float)
+    shares, (low, high) = hits / count, wilson(hits, count)
+    below, above = (np.sqrt(((shares - bound) ** 2).sum()) / len(shares) for bound in (low, high))
+    return float(shares.mean() - below), float(shares.mean() + above)
 
-    def __enter__(self):
-        self.training = {part: part.training for part in self.module.modules()}
-        self.module.eval()
 
-    def __exit__(self, *_):
-        for part, training in self.training.items():
-            part.training = training
+def score(predicted, truth, metric: str = "top1") -> dict:
+    """Returns ``top1`` and ``top1_interval`` in percent; with the metric ``mean_per_class`` that and its interval too.
+
+    Args:
+        predicted: Classes, [M].
+        truth: The true ones, [M]; a class that is not among them does not count in the mean over classes.
+        metric: What the literature of the dataset reports.
+    """
+    truth = np.asarray(truth)
+    right = np.asarray(predicted) == truth
+    found = {"top1": (right.mean(), wilson(right.sum(), len(right)))}
+    if metric == "mean_per_class":
+        count = np.bincount(truth)
+        hits, count = np.bincount(truth, right)[count > 0], count[count > 0]
+        found[metric] = (hits / count).mean(), mean_interval(hits, count)
+    percents = {}
+    for name, (share, interval) in found.items():
+        percents |= {name: 100 * float(share), f"{name}_interval": [100 * float(bound) for bound in interval]}
+    return percents
+
+
+class Choice(NamedTuple):
+    """The strength chosen (scikit-learn's C), what it was chosen by, and the held-out accuracy of each (percent)."""
+
+    strength: float
+    by: str
+    accuracies: dict[float, float]
+
+
+def choose_strength(train, labels, seed: int = 0, val: tuple | None = None) -> Choice:
+    """Chooses the probe's strength by accuracy on images that it was not fitted on.
+
+    Args:
+        train: Features, [N, d].
+        labels: Their classes, [N].
+        seed: Of the folds.
+        val: Features and classes to choose by; None: stratified folds of train are held out in turn, as many of
+            :data:`FOLDS` as it takes for :data:`ENOUGH` images. Where no class has two images, nothing can be held
+            out: then it is :data:`USUAL_STRENGTH`.
+    """
+    train, labels = np.asarray(train), np.asarray(labels)
+    if val is not None:
+        splits, by = [(train, labels, np.asarray(val[0]), np.asarray(val[1]))], "val"
+    else:
+        fold = folds(labels, seed)
+        held = [fold == n for n in range(fold.max() + 1)]
+        used = next((n for n in range(1, len(held)) if sum(h.sum() for h in held[:n]) >= ENOUGH), len(held))
+        splits = [(train[~h], labels[~h], train[h], labels[h]) for h in held[:used]]
+        by = f"{used} of {len(held)} stratified folds of train"
+    if not splits:
+        return Choice(USUAL_STRENGTH, "nothing: there are too few images to hold any out", {})
+    hits = sum(_held_out_hits(*split) for split in splits)
+    accuracies = 100 * hits / sum(len(split[3]) for split in splits)
+    best = [c for c, hit in zip(STRENGTHS, hits, strict=True) if hit == hits.max()]
+    strength = min(best, key=lambda c: (abs(np.log(c / USUAL_STRENGTH)), c))
+    return Choice(strength, by, dict(zip(STRENGTHS, accuracies.tolist(), strict=True)))
+
+
+def folds(labels, seed: int = 0, most: int = FOLDS) -> np.ndarray:
+    """Deals each class's images out to folds, int64 [N]; an image that is alone in its class is in none (-1).
+
+    Every fold leaves at least one image of each class outside. There are ``most`` folds, or as many as the largest
+    class has images.
+    """
+    labels = np.asarray(labels)
+    fold, dealt = np.full(len(labels), -1), 0
+    number = min(most, int(np.bincount(labels).max()))
+    for of_class in np.unique(labels):
+        members = np.flatnonzero(labels == of_class)
+        if len(members) > 1:
+            fold[numpy_rng(seed, "folds", of_class).permutation(members)] = (dealt + np.arange(len(members))) % number
+            dealt += len(members)  # the next class goes on where this one stopped, so that folds are of one size
+    return fold
+
+
+def _held_out_hits(train, labels, held, truth) -> np.ndarray:
+    """Right answers on held-out images for each strength, weakest first, each fit started from the one before."""
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.preprocessing import StandardScaler
+
+    scaler = StandardScaler().fit(train)
+    train, held = scaler.transform(train), scaler.transform(held)
+    model = LogisticRegression(max_iter=500, warm_start=True)
+    hits = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # near enough to compare
+        for strength in STRENGTHS:
+            hits.append((model.set_params(C=strength).fit(train, labels).predict(held) == truth).sum())
+    return np.array(hits)
+
+
+def readouts(train, labels, test, truth, *, seed: int = 0, val: tuple | None = None, metric: str = "top1") -> dict:
+    """Returns the :func:`score` of both readouts of frozen features.
+
+    Args:
+        train: Features, [N, d].
+        labels: Their classes, [N], of two kinds at least.
+        test: Features to classify, [M, d].
+        truth: Their classes, [M].
+        seed: Of the folds by which the probe's strength is chosen.
+        val: Features and classes to choose it by instead.
+        metric: As for :func:`score`.
+
+    Returns:
+        ``knn`` with ``k``, ``probe`` with ``strength``, ``chosen_by`` and the held-out ``accuracies``.
+    """
+    choice = choose_strength(train, labels, seed, val)
+    neighbours = knn_predict(train, labels, test, NEIGHBOURS)
+    linear = probe_predict(train, labels, test, choice.strength)
+    accuracies = {f"{c:g}": accuracy for c, accuracy in choice.accuracies.items()}
+    chosen = {"strength": choice.strength, "chosen_by": choice.by, "accuracies": accuracies}
+    return {
+        "knn": {**score(neighbours, truth, metric), "k": min(NEIGHBOURS, len(labels))},
+        "probe": {**score(linear, truth, metric), **chosen},
+    }

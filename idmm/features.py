@@ -1,4 +1,4 @@
-"""Features of a frozen backbone, taken from each image once and kept on the disk.
+"""Features of a frozen backbone: taken from each image once, in fp32, and kept on the disk.
 
 They lie beside the decoded images in the cache's folder, not in a run's: runs are copied, shared and read-only, a
 checkpoint may be a file in somebody else's folder, and what can be made again should be where it is cleared.
@@ -10,8 +10,8 @@ import json
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,55 +21,145 @@ import torch
 from torch import nn
 
 from idmm import distributed
-from idmm.data.augment import TestImages
+from idmm.config_commands import ProbeConfig
 from idmm.data.cache import ImageStore, fingerprint
-from idmm.data.loaders import evaluation_batches, worker_count
+from idmm.data.disk import cache_folder
+from idmm.data.loaders import centre_crops
 from idmm.data.split import counted
-from idmm.errors import RunError, UserError
-from idmm.evaluate import extract_features
+from idmm.errors import RunError, SizeError, UserError
+from idmm.evaluate import evaluating
 from idmm.files import replacing
+from idmm.models.spec import ModelSpec
 from idmm.progress import counting, duration
 
 log = logging.getLogger("idmm")
+UNTRAINED = "untrained"
 _FOLDER = "features"  # in the cache's folder
 _OURS = re.compile(r"\.?.+-(train|val|test)-[0-9a-f]{32}\.npz(\.part-.*)?")
 # what else decides about the numbers: this file's format and the libraries that decode, resize and compute
 _VERSIONS = ["1", PIL.__version__, timm.__version__, torch.__version__]
 
 
-def centre_crops(
-    store: ImageStore,
-    size: int,
-    crop_pct: float,
-    mean,
-    std,
-    batch_size: int,
-    workers: int | None = None,
-    images: np.ndarray | None = None,
-) -> Iterator[dict]:
-    """Yields this process's share of a split, centre-cropped; ``images``: only those numbers."""
-    maker = TestImages(store, size, crop_pct, mean, std)
-    images = np.arange(len(store)) if images is None else images
-    rank, world = distributed.rank(), distributed.world()
-    few = len(images) <= 2 * batch_size * world  # workers would take longer to start than to work
-    workers = 0 if few else worker_count(workers, batch_size * len(mean) * size**2 * 4)[0]
-    return evaluation_batches(maker, images, batch_size, workers, rank, world)
+@torch.no_grad()
+def extract_features(backbone: nn.Module, batches: Iterable[dict], device, autocast) -> torch.Tensor:
+    """Returns the pooled features of all processes' images in the images' order, float32 [N, d] on the CPU."""
+    features, indices = [], []
+    with evaluating(backbone):
+        for batch in batches:
+            with autocast():
+                pooled = backbone.forward_head(
+                    backbone.forward_features(batch["images"].to(device, non_blocking=True)), pre_logits=True
+                )  # [B, d]
+            features.append(pooled.float().cpu().numpy())
+            indices.append(batch["index"].numpy())
+    parts = distributed.gather((np.concatenate(features), np.concatenate(indices)))
+    order = np.argsort(np.concatenate([part[1] for part in parts]))
+    return torch.from_numpy(np.concatenate([part[0] for part in parts])[order])
 
 
-def pick_device(wanted: str, flag: str = "device") -> str:
-    """Resolves 'auto' to cuda, mps or cpu.
+class FrozenBackbone:
+    """A backbone to be measured at one size, which takes the features of splits or finds them on the disk.
+
+    Args:
+        spec: What is known of it.
+        size: Side of the images (pixels).
+        config: Where it comes from, seed of fresh weights, crop, batch size and device; of its ``data`` the workers,
+            and whether and where features are kept.
+        label: For people; None: as ``config.init`` says.
+
+    Attributes:
+        weights: 32 hexadecimal digits, others for other weights.
 
     Raises:
-        UserError: The device is not there; the line begins with ``flag``.
+        UserError: The device is not there.
     """
-    found = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    there = [name for name in found if found[name]]
-    if wanted != "auto" and wanted not in there:
-        raise UserError(f"{flag}: '{wanted}' is not there; wanted one of {', '.join(there)}")
-    return there[0] if wanted == "auto" else wanted
+
+    def __init__(self, spec: ModelSpec, size: int, config: ProbeConfig, label: str | None = None):
+        self.spec, self.size, self.config, self.label = spec, size, config, label or config.init or UNTRAINED
+        about = {"name": spec.name, "kwargs": spec.kwargs} | ({} if spec.init else {"seed": config.seed})
+        self.weights = _digest(about, spec.init.state if spec.init else None)
+        self.device = distributed.pick_device(config.device)
+        self.folder = cache_folder(config.data.cache_dir) if config.data.cache in ("auto", "disk") else None
+        self._backbone: nn.Module | None = None
+
+    @property
+    def init(self) -> str | None:
+        """Where it comes from, as the user said; None: its weights are fresh."""
+        return self.config.init
+
+    @property
+    def about(self) -> dict:
+        """What results say of it."""
+        return {"init": self.init, "model": self.spec.name, "size": self.size}
+
+    def untrained(self, label: str) -> "FrozenBackbone":
+        """Returns the same with fresh weights, drawn from ``config.seed`` as a stage draws them."""
+        return FrozenBackbone(replace(self.spec, init=None), self.size, replace(self.config, init=None), label)
+
+    @property
+    def bound(self) -> int:
+        """Short side to which images are resized before the crop (pixels)."""
+        return max(self.size, round(self.size / self.config.crop_pct))
+
+    def features(self, store: ImageStore, part: str) -> np.ndarray:
+        """Returns the pooled features of all images of a split, float32 [N, d].
+
+        Args:
+            store: The images.
+            part: train, val or test.
+
+        Raises:
+            RunError: They are not finite, or there is too little memory for the batch.
+        """
+        key = self._key(store)
+        name = "".join(c if c.isalnum() else "-" for c in self.config.data.name)[-40:]
+        path = None if self.folder is None else self.folder / _FOLDER / f"{name}-{part}-{key}.npz"
+        found = None if path is None else _read(path, key, len(store))
+        if found is None:
+            began = time.monotonic()
+            found = self._extract(store, f"features of {part}")
+            how = f"in {duration(time.monotonic() - began)}"
+            if path is not None:
+                _write(path, key, found)
+        else:
+            how = "found on the disk"
+        log.info("%s: features of %s (%s) %s", self.label, part, counted(len(store), "image"), how)
+        return found
+
+    def _key(self, store: ImageStore) -> str:
+        """Another one where the weights, the crop, the bytes of an image, the device or a library's version are."""
+        spec = self.spec
+        looks = [self.weights, self.size, self.config.crop_pct, list(spec.mean), list(spec.std), self.device]
+        return _digest({"look": looks, "versions": _VERSIONS, "images": fingerprint(store)})
+
+    def _build(self) -> nn.Module:
+        try:
+            model = self.spec.build(self.size, self.config.seed)
+        except SizeError as error:
+            raise UserError(f"size: {error}") from None
+        report = self.spec.load(model)
+        if report is not None:
+            log.info("%s", report)
+        return model.eval()
+
+    def _extract(self, store: ImageStore, label: str) -> np.ndarray:
+        spec, given = self.spec, self.config
+        if self._backbone is None:
+            self._backbone = self._build().to(self.device)
+        crop = (self.size, given.crop_pct, spec.mean, spec.std)
+        batches = centre_crops(store, *crop, given.batch_size, given.data.workers)
+        try:
+            shown = counting(batches, len(store), label)
+            found = extract_features(self._backbone, shown, self.device, contextlib.nullcontext).numpy()
+        except torch.OutOfMemoryError:
+            why = f"out of memory with {given.batch_size} images at a time; try a smaller --batch_size"
+            raise RunError(f"{self.label}: {why}") from None
+        if not np.isfinite(found).all():
+            raise RunError(f"{self.label}: its features are not finite; the run that wrote it has diverged")
+        return found
 
 
-def digest(about: dict, state: dict[str, torch.Tensor] | None = None) -> str:
+def _digest(about: dict, state: dict[str, torch.Tensor] | None = None) -> str:
     """Returns 32 hexadecimal digits that differ where the facts ``about`` a backbone or its weights do."""
     hashed = hashlib.blake2b(json.dumps(about, sort_keys=True, default=str).encode(), digest_size=16)
     for name, tensor in sorted((state or {}).items()):
@@ -77,87 +167,6 @@ def digest(about: dict, state: dict[str, torch.Tensor] | None = None) -> str:
         hashed.update(f"{name} {tensor.dtype} {list(tensor.shape)};".encode())
         hashed.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return hashed.hexdigest()
-
-
-@dataclass
-class Extractor:
-    """Takes features of splits by one backbone at one size, in fp32.
-
-    Attributes:
-        build: Makes the backbone; called when the first features are not found on the disk.
-        weights: From :func:`digest`; another for each backbone.
-        source: Where the backbone comes from, for messages.
-        size: Side of the images (pixels).
-        crop_pct: Share of the resized short side that is kept.
-        mean: Of each channel.
-        std: Likewise.
-        batch_size: Images at a time.
-        workers: Loader processes; None: by the cores.
-        device: Where the network runs.
-        folder: The cache's; None: nothing is kept.
-    """
-
-    build: Callable[[], nn.Module]
-    weights: str
-    source: str
-    size: int
-    crop_pct: float
-    mean: list[float]
-    std: list[float]
-    batch_size: int = 64
-    workers: int | None = None
-    device: str = "cpu"
-    folder: Path | None = None
-    _backbone: nn.Module | None = field(default=None, init=False)
-
-    @property
-    def bound(self) -> int:
-        """Short side to which images are resized before the crop (pixels)."""
-        return max(self.size, round(self.size / self.crop_pct))
-
-    def features(self, store: ImageStore, part: str, dataset: str) -> np.ndarray:
-        """Returns the pooled features of all images of a split, float32 [N, d]; found on the disk or taken now.
-
-        Args:
-            store: The images.
-            part: train, val or test.
-            dataset: Its name, for that of the file.
-
-        Raises:
-            RunError: They are not finite, or there is too little memory for the batch.
-        """
-        key = self._key(store)
-        name = "".join(c if c.isalnum() else "-" for c in dataset)[-40:]
-        path = None if self.folder is None else self.folder / _FOLDER / f"{name}-{part}-{key}.npz"
-        found = None if path is None else _read(path, key, len(store))
-        if found is None:
-            began = time.monotonic()
-            found = self._extract(store, f"features of {part}")
-            took = duration(time.monotonic() - began)
-            log.info("%s: features of %s (%s) in %s", self.source, part, counted(len(store), "image"), took)
-            if path is not None:
-                _write(path, key, found)
-        else:
-            log.info("%s: features of %s (%s) found on the disk", self.source, part, counted(len(store), "image"))
-        return found
-
-    def _key(self, store: ImageStore) -> str:
-        looks = [self.weights, self.size, self.crop_pct, list(self.mean), list(self.std), self.device]
-        return digest({"look": looks, "versions": _VERSIONS, "images": fingerprint(store)})
-
-    def _extract(self, store: ImageStore, label: str) -> np.ndarray:
-        if self._backbone is None:
-            self._backbone = self.build().to(self.device)
-        batches = centre_crops(store, self.size, self.crop_pct, self.mean, self.std, self.batch_size, self.workers)
-        try:
-            shown = counting(batches, len(store), label)
-            found = extract_features(self._backbone, shown, self.device, contextlib.nullcontext).numpy()
-        except torch.OutOfMemoryError:
-            why = f"out of memory with {self.batch_size} images at a time; try a smaller --batch_size"
-            raise RunError(f"{self.source}: {why}") from None
-        if not np.isfinite(found).all():
-            raise RunError(f"{self.source}: its features are not finite; the run that wrote it has diverged")
-        return found
 
 
 def _read(path: Path, key: str, count: int) -> np.ndarray | None:

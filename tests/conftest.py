@@ -27,6 +27,12 @@ def whole_grid(tmp_path_factory):
 
 
 @pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    """Decoded images and features are kept in a folder of the test's own."""
+    monkeypatch.setenv("IDMM_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
 def server(monkeypatch):
     """A server on loopback; downloads are impatient."""
     monkeypatch.setattr(download, "PAUSE", 0.001)

@@ -15,7 +15,7 @@ import yaml
 
 from idmm.cli import main
 from idmm.data.loaders import one_thread
-from idmm.methods.base import Facts
+from idmm.methods.base import RunInfo
 
 ROOT = Path(__file__).parents[1]
 PATIENCE = 120.0  # seconds until a process counts as stuck
@@ -85,6 +85,14 @@ def call(argv):
     """Runs any command line in this process, on one thread as the real processes do; returns the exit code."""
     with one_thread():
         return main([str(word) for word in argv])
+
+
+def refused(capsys, argv, code=2):
+    """Runs a command line that fails; returns its lines on standard error, there being nothing else."""
+    assert call(argv) == code
+    said = capsys.readouterr()
+    assert said.out == "" and "Traceback" not in said.err
+    return said.err.splitlines()
 
 
 class Process:
@@ -190,6 +198,6 @@ def temporary(out):
     return [path for path in Path(out).rglob(".*") if path.is_file()]
 
 
-def facts(images, classes=None, batch_size=4, epochs=2, steps=10, global_groups=1):
+def run_info(images, classes=None, batch_size=4, epochs=2, steps=10, global_groups=1):
     """What a method is told of a small run."""
-    return Facts(images, batch_size, epochs, steps, classes, global_groups)
+    return RunInfo(images, batch_size, epochs, steps, classes, global_groups)

@@ -5,7 +5,7 @@ import math
 import pytest
 import timm
 import torch
-from helpers import facts
+from helpers import run_info
 
 from idmm import config
 from idmm.config import DrLoc
@@ -81,7 +81,7 @@ def test_both_methods_learn_a_batch_and_weights_move_to_another_size(name):
     views = [torch.randn(4, 2, 3, 64, 64, generator=generator)]
     backbone = built(name, 64, 0)
     extra = Localization(backbone, DrLoc(weight=0.1, pairs=16), 64, 3, epochs=1)
-    method = IDMM(backbone, facts(9), config.Method(cutmix_alpha=0), extra)
+    method = IDMM(backbone, run_info(9), config.Method(cutmix_alpha=0), extra)
     found = losses(method, {"views": views, "index": torch.arange(4)})
     assert found[-1] < found[0] and all(map(math.isfinite, found)), found
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import facts
+from helpers import run_info
 from tiny import SIDE, assert_same_loss, batch, make
 
 from idmm.config import CropGroup, global_groups
@@ -261,7 +261,7 @@ def test_dino(counts):
 
 def test_dino_teacher_sees_global_crops_in_several_groups():
     """Two groups of one crop are what one group of two is."""
-    method = apart(make("dino", told=facts(11, global_groups=2))).double()
+    method = apart(make("dino", told=run_info(11, global_groups=2))).double()
     given = batch(1, 1, 2)
     loss = assert_same_loss(method, given, lambda m, g: dino(m, g, 0.0, 0.07, groups=2), epoch=3, **NEARLY)
     together = {**given, "views": [torch.cat(given["views"][:2], 1), given["views"][2]]}

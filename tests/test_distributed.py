@@ -11,6 +11,7 @@ from helpers import Process, distance, flags, inside, metrics, same, state, stat
 
 from idmm import distributed
 from idmm.checkpoint import RunFolder
+from idmm.config import PretrainConfig
 from idmm.data.loaders import BatchPlan
 from idmm.errors import UserError
 
@@ -63,7 +64,7 @@ def test_same_images_in_each_step(count, batch_size, world, accumulate):
         seen = []
         for step in range(single.steps_per_epoch):
             wanted = single.step_images(epoch, step)
-            passes = [passed for plan in plans for passed in plan.passes(plan.step_images(epoch, step))]
+            passes = [passed for plan in plans for passed in plan.micro_batches(plan.step_images(epoch, step))]
             assert len(passes) == world * accumulate, "each process takes part in each pass"
             assert all(len(images) for images, _ in passes), "a process without an image has one at factor 0"
             used = np.concatenate([images for images, factor in passes if factor])
@@ -145,7 +146,7 @@ def test_run_in_use_is_left_alone(tmp_path):
 def test_other_processes_hear_of_faults(tmp_path, monkeypatch):
     """A process that is not the first raises what the first found, and writes nothing."""
     monkeypatch.setattr(distributed, "rank", lambda: 1)
-    monkeypatch.setattr(distributed, "from_first", lambda value: (("out: a fault",), False, False))
+    monkeypatch.setattr(distributed, "broadcast", lambda value: (("out: a fault",), False, False))
     with pytest.raises(UserError, match="^out: a fault$"):
-        RunFolder(str(tmp_path / "run"), {}, "auto")
+        RunFolder(str(tmp_path / "run"), PretrainConfig(), "auto")
     assert not (tmp_path / "run").exists()

@@ -37,7 +37,7 @@ GATHERING = """
 import torch
 from idmm import distributed
 from idmm.losses.contrastive import info_nce
-from idmm.methods.common import everyone
+from idmm.methods.common import gather_batch
 
 rank = distributed.rank()
 assert distributed.world() == 2
@@ -66,14 +66,14 @@ for counts in ((3, 2), (2, 3), (4, 0), (0, 3), (1, 1)):
     image = {"weight": factor}  # a process without images has one at factor 0
     if not counts[rank]:
         q, k = (torch.ones(1, 5, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    loss = info_nce(*everyone(image, q, k), 0.2)
+    loss = info_nce(*gather_batch(image, q, k), 0.2)
     check(loss, wanted, "info_nce")
     (loss * factor).backward()
     check(q.grad / 2, query.grad.split(counts)[rank] if counts[rank] else torch.zeros_like(q), "info_nce")
 
 half = torch.ones(rank + 1, 2, dtype=torch.float16)
-assert everyone({"weight": 1.0}, half)[0].dtype == torch.float32 and len(everyone({}, half)[0]) == 3
-for own in everyone({"weight": 0.0}, half):
+assert gather_batch({"weight": 1.0}, half)[0].dtype == torch.float32 and len(gather_batch({}, half)[0]) == 3
+for own in gather_batch({"weight": 0.0}, half):
     assert len(own) == rank + 1, "none has images: each keeps its own"
 print("gathered")
 """

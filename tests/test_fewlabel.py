@@ -10,16 +10,18 @@ import pytest
 import yaml
 from folders import tree
 from frozen import MEAN, NAME, STD, a_run, by_hand, linear
-from helpers import ENVIRONMENT, ROOT, VIT, call
+from helpers import ENVIRONMENT, ROOT, VIT, call, refused
 from PIL import Image
 
-from idmm import config, evaluate, features, probing
-from idmm.analysis import fewlabel, plots
+from idmm import config, evaluate, features
+from idmm.analysis import plots
+from idmm.commands import fewlabel
 from idmm.data.datasets import open_splits
 from idmm.errors import RunError
+from idmm.models.spec import ModelSpec
 from idmm.stages import finetune
-from idmm.stages.common import Backbone
 
+pytestmark = pytest.mark.usefixtures("own_cache")
 TINY = {
     "train": {"epochs": 1, "size": 16, "batch_size": 20, "precision": "fp32", "device": "cpu", "warmup_epochs": 0},
     "augment": {"randaugment": None},
@@ -29,11 +31,6 @@ TINY = {
 @pytest.fixture
 def run(tmp_path):
     return a_run(tmp_path / "run")
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("IDMM_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture
@@ -69,12 +66,12 @@ def test_records_are_those_of_the_images_that_a_subset_draws(run, tmp_path):
         some = drawn(number, seed)
         probe = one(found, readout="probe", per_class=number, seed=seed)
         knn = one(found, readout="knn", per_class=number, seed=seed)
-        choice = probing.choose_strength(train[some], labels[some], seed=seed)
+        choice = evaluate.choose_strength(train[some], labels[some], seed=seed)
         assert probe["images"] == knn["images"] == 10 * number and probe["strength"] == choice.strength
         model = linear(train[some], labels[some], probe["strength"])
         assert probe["top1"] == pytest.approx(100 * model.score(test, truth), abs=0.3)  # an image of 360
         assert knn["top1"] == pytest.approx(evaluate.knn_accuracy(train[some], labels[some], test, truth), abs=0.3)
-    assert one(found, readout="probe", per_class=1, seed=0)["strength"] == probing.USUAL_STRENGTH
+    assert one(found, readout="probe", per_class=1, seed=0)["strength"] == evaluate.USUAL_STRENGTH
     assert len(found["records"]) == 2 * 2 * 2 and found["per_class"] == [1, 4]
 
 
@@ -103,7 +100,7 @@ def test_files_agree_with_each_other(run, tmp_path, capsys):
 def test_the_untrained_backbone_is_the_same_with_fresh_weights(run, tmp_path):
     """Its weights are those that a stage would start from."""
     found = measured(run, "--per_class", 5, "--seeds", 1, "--untrained", "--seed", 7, out=tmp_path / "o")
-    model = Backbone(NAME, VIT, list(MEAN), list(STD), 0.0, None).build(16, 7)
+    model = ModelSpec(NAME, VIT, list(MEAN), list(STD), 0.0, None).build(16, 7)
     fresh = a_run(tmp_path / "fresh", model=model)
     (train, labels), (test, truth), some = by_hand(fresh), by_hand(fresh, part="test"), drawn(5, 0)
     wanted = evaluate.knn_accuracy(train[some], labels[some], test, truth)
@@ -131,13 +128,13 @@ def test_backbones_of_two_kinds_have_a_baseline_each(run, tmp_path):
 
 def test_val_is_not_used(run, tmp_path, monkeypatch):
     """Choosing the strength by a whole val split would be many more labels than the curve says."""
-    asked, choose = [], probing.choose_strength
+    asked, choose = [], evaluate.choose_strength
 
     def chosen(train, labels, seed, val):
         asked.append((len(labels), seed, val))
         return choose(train, labels, seed, val)
 
-    monkeypatch.setattr(probing, "choose_strength", chosen)
+    monkeypatch.setattr(evaluate, "choose_strength", chosen)
     root = tree(tmp_path / "d", train={"a": 5, "b": 4}, val={"a": 3, "b": 3}, test={"a": 4, "b": 4})
     measured(
         run, "--data.name", "folder", "--data.root", root, "--per_class", "[1, 4]", "--seeds", 2, out=tmp_path / "o"
@@ -221,10 +218,7 @@ def test_results_that_a_call_would_lose_are_kept(run, tmp_path, tiny, capsys):
 
 # ------------------------------------------------------------------ mistakes
 def mistake(capsys, *argv):
-    assert call(["fewlabel", *argv]) == 2
-    said = capsys.readouterr()
-    assert said.out == "" and "Traceback" not in said.err
-    return said.err.splitlines()
+    return refused(capsys, ["fewlabel", *argv])
 
 
 def test_a_class_with_too_few_images_is_refused(run, tmp_path, capsys):

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from helpers import facts, inside
+from helpers import inside, run_info
 from safetensors.torch import load_file
 
 from idmm import config
@@ -72,8 +72,8 @@ def test_a_pretraining_step_with_drloc():
     given = {"views": views, "index": torch.arange(4)}
     method = config.Method(cutmix_alpha=0)
     torch.manual_seed(1)
-    with_it = IDMM(backbone, facts(9), method, extra)
-    without = IDMM(backbone, facts(9), method)
+    with_it = IDMM(backbone, run_info(9), method, extra)
+    without = IDMM(backbone, run_info(9), method)
     without.classifier.load_state_dict(with_it.classifier.state_dict())
     one, two = with_it(given, 7, 0), without(given, 7, 0)
     torch.testing.assert_close(one["loss"], two["loss"] + 0.5 * one["drloc"])

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from helpers import facts
+from helpers import run_info
 from tiny import SIDE, backbone, batch, make
 from torch import nn
 
@@ -45,7 +45,7 @@ RISING = [1 - 0.1 * (math.cos(math.pi * step / 9) + 1) / 2 for step in range(10)
 
 @pytest.mark.parametrize(("name", "momenta"), [("mocov2", CONSTANT), ("mocov3", RISING), ("dino", RISING)])
 def test_the_momentum_encoder_is_an_average_of_what_it_follows(name, momenta):
-    method = make(name, told=facts(11, steps=10), momentum=0.9)
+    method = make(name, told=run_info(11, steps=10), momentum=0.9)
     followed = [*method.backbone.parameters(), *method.head.parameters()]
     copies = list(method.teacher.parameters())
     assert all(torch.equal(a, b) for a, b in zip(copies, followed, strict=True)), "it starts as a copy"

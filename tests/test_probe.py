@@ -1,36 +1,34 @@
 """``idmm probe``: intervals, the choice of the probe's strength, features kept on the disk, the command."""
 
 import json
-import subprocess
-import sys
-import time
+import os
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+import transfers
+import yaml
 from folders import paint, tree
 from frozen import MEAN, NAME, STD, a_run, by_hand, linear
-from helpers import ENVIRONMENT, ROOT, VIT, call
+from helpers import VIT, call, refused
 from sklearn.datasets import load_digits
 from sklearn.neighbors import KNeighborsClassifier
 
-from idmm import features, files, probing
+from idmm import evaluate, features, files
 from idmm.cli import main
 from idmm.data.registry import DATASETS
-from idmm.errors import RunError
+from idmm.errors import RunError, UserError
 from idmm.models import create_backbone, save_model
 from idmm.seeding import seeded
+from idmm.stages import STAGES
+
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.fixture
 def run(tmp_path):
     return a_run(tmp_path / "run")
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("IDMM_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture
@@ -65,42 +63,42 @@ def some_digits(n=240):
     [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
 )
 def test_wilson_against_published_values(hits, count, low, high):
-    assert probing.wilson(hits, count) == pytest.approx((low, high), abs=5e-5)
-    mirrored = probing.wilson(count - hits, count)
+    assert evaluate.wilson(hits, count) == pytest.approx((low, high), abs=5e-5)
+    mirrored = evaluate.wilson(count - hits, count)
     assert mirrored == pytest.approx((1 - high, 1 - low), abs=5e-5)
 
 
 def test_the_mean_over_classes_has_an_interval_that_covers():
-    assert probing.mean_interval([7], [30]) == pytest.approx([float(bound) for bound in probing.wilson(7, 30)])
-    low, high = probing.mean_interval([25] * 16, [50] * 16)  # 16 classes alike: a quarter of one's width
-    assert [low, high] == pytest.approx([0.5 + (bound - 0.5) / 4 for bound in probing.wilson(25, 50)])
+    assert evaluate.mean_interval([7], [30]) == pytest.approx([float(bound) for bound in evaluate.wilson(7, 30)])
+    low, high = evaluate.mean_interval([25] * 16, [50] * 16)  # 16 classes alike: a quarter of one's width
+    assert [low, high] == pytest.approx([0.5 + (bound - 0.5) / 4 for bound in evaluate.wilson(25, 50)])
     rng = np.random.default_rng(0)
     share, count = np.linspace(0.3, 0.98, 12), np.tile([10, 40], 6)
     inside = 0
     for _ in range(1000):
-        low, high = probing.mean_interval(rng.binomial(count, share), count)
+        low, high = evaluate.mean_interval(rng.binomial(count, share), count)
         assert 0 <= low < high <= 1
         inside += low <= share.mean() <= high
     assert 930 <= inside <= 985
-    assert probing.mean_interval([3, 4], [3, 4])[1] == 1 and probing.mean_interval([0, 0], [3, 4])[0] == 0
+    assert evaluate.mean_interval([3, 4], [3, 4])[1] == 1 and evaluate.mean_interval([0, 0], [3, 4])[0] == 0
 
 
 def test_score_by_hand():
     truth = np.array([0, 0, 0, 0, 2, 2])  # class 1 has no test image
     predicted = np.array([0, 0, 0, 1, 1, 2])
-    found = probing.score(predicted, truth, "mean_per_class")
+    found = evaluate.score(predicted, truth, "mean_per_class")
     assert found["top1"] == pytest.approx(100 * 4 / 6)
-    assert found["top1_interval"] == pytest.approx([100 * float(b) for b in probing.wilson(4, 6)])
+    assert found["top1_interval"] == pytest.approx([100 * float(b) for b in evaluate.wilson(4, 6)])
     assert found["mean_per_class"] == pytest.approx(100 * (3 / 4 + 1 / 2) / 2)
-    assert found["mean_per_class_interval"] == pytest.approx([100 * b for b in probing.mean_interval([3, 1], [4, 2])])
-    assert set(probing.score(predicted, truth)) == {"top1", "top1_interval"}
+    assert found["mean_per_class_interval"] == pytest.approx([100 * b for b in evaluate.mean_interval([3, 1], [4, 2])])
+    assert set(evaluate.score(predicted, truth)) == {"top1", "top1_interval"}
 
 
 # ------------------------------------------------------------------ the probe's strength
 def test_folds_are_stratified_and_leave_every_class_an_image():
     labels = np.repeat([0, 1, 2, 3, 4, 5], [1, 2, 3, 7, 23, 0]).astype(int)
-    fold = probing.folds(labels, seed=3)
-    assert fold.tolist() == probing.folds(labels, seed=3).tolist() != probing.folds(labels, seed=4).tolist()
+    fold = evaluate.folds(labels, seed=3)
+    assert fold.tolist() == evaluate.folds(labels, seed=3).tolist() != evaluate.folds(labels, seed=4).tolist()
     assert fold[0] == -1 and set(fold[1:]) == set(range(5))
     sizes = np.bincount(fold[fold >= 0])
     assert sizes.max() - sizes.min() <= 1
@@ -108,15 +106,15 @@ def test_folds_are_stratified_and_leave_every_class_an_image():
         assert set(labels[fold != n]) == set(labels)
         shares = np.bincount(labels[fold == n], minlength=5)
         assert shares[3] in (1, 2) and shares[4] in (4, 5)
-    assert probing.folds(np.arange(4)).tolist() == [-1] * 4
-    assert set(probing.folds(np.array([0, 0, 1, 1]))) == {0, 1}  # two images a class make two folds
+    assert evaluate.folds(np.arange(4)).tolist() == [-1] * 4
+    assert set(evaluate.folds(np.array([0, 0, 1, 1]))) == {0, 1}  # two images a class make two folds
 
 
 def test_the_strength_is_the_best_on_held_out_images():
     train, labels, _, _ = some_digits()
-    found = probing.choose_strength(train, labels, seed=5)
-    fold, naive = probing.folds(labels, seed=5), {}
-    for c in probing.STRENGTHS:
+    found = evaluate.choose_strength(train, labels, seed=5)
+    fold, naive = evaluate.folds(labels, seed=5), {}
+    for c in evaluate.STRENGTHS:
         right = [
             linear(train[fold != n], labels[fold != n], c).predict(train[fold == n]) == labels[fold == n]
             for n in range(5)
@@ -130,32 +128,32 @@ def test_the_strength_is_the_best_on_held_out_images():
 
 def test_the_strength_is_chosen_on_val_where_there_is_one():
     train, labels, val, truth = some_digits()
-    found = probing.choose_strength(train, labels, val=(val, truth))
-    naive = {c: 100 * (linear(train, labels, c).predict(val) == truth).mean() for c in probing.STRENGTHS}
+    found = evaluate.choose_strength(train, labels, val=(val, truth))
+    naive = {c: 100 * (linear(train, labels, c).predict(val) == truth).mean() for c in evaluate.STRENGTHS}
     assert found.by == "val" and found.accuracies == pytest.approx(naive, abs=100 * 1.5 / 200)
 
 
 def test_the_strength_where_all_are_alike_or_nothing_can_be_held_out(monkeypatch):
     apart, labels = 100.0 * np.repeat(np.eye(3), 4, axis=0), np.repeat(np.arange(3), 4)
-    found = probing.choose_strength(apart, labels)
-    assert set(found.accuracies.values()) == {100.0} and found.strength == probing.USUAL_STRENGTH
-    found = probing.choose_strength(np.eye(3), np.arange(3))
-    assert (found.strength, found.accuracies) == (probing.USUAL_STRENGTH, {}) and "too few" in found.by
-    monkeypatch.setattr(probing, "ENOUGH", 5)  # folds are of 3, 3, 3 and 3 images
-    assert probing.choose_strength(apart, labels).by == "2 of 4 stratified folds of train"
+    found = evaluate.choose_strength(apart, labels)
+    assert set(found.accuracies.values()) == {100.0} and found.strength == evaluate.USUAL_STRENGTH
+    found = evaluate.choose_strength(np.eye(3), np.arange(3))
+    assert (found.strength, found.accuracies) == (evaluate.USUAL_STRENGTH, {}) and "too few" in found.by
+    monkeypatch.setattr(evaluate, "ENOUGH", 5)  # folds are of 3, 3, 3 and 3 images
+    assert evaluate.choose_strength(apart, labels).by == "2 of 4 stratified folds of train"
 
 
 def test_measure_is_scikit_learns():
     train, labels, test, truth = some_digits()
-    found = probing.measure(train, labels, test, truth, seed=1)
-    choice = probing.choose_strength(train, labels, seed=1)
+    found = evaluate.readouts(train, labels, test, truth, seed=1)
+    choice = evaluate.choose_strength(train, labels, seed=1)
     assert list(found["probe"]["accuracies"].values()) == list(choice.accuracies.values())
-    assert choice.accuracies != probing.choose_strength(train, labels, seed=0).accuracies
+    assert choice.accuracies != evaluate.choose_strength(train, labels, seed=0).accuracies
     assert found["probe"]["strength"] == choice.strength
     assert found["probe"]["top1"] == pytest.approx(100 * linear(train, labels, choice.strength).score(test, truth))
     votes = KNeighborsClassifier(20, metric="cosine", weights=lambda d: np.exp((1 - d) / 0.07)).fit(train, labels)
     assert found["knn"]["top1"] == pytest.approx(100 * votes.score(test, truth)) and found["knn"]["k"] == 20
-    assert probing.measure(train[:15], labels[:15], test, truth)["knn"]["k"] == 15
+    assert evaluate.readouts(train[:15], labels[:15], test, truth)["knn"]["k"] == 15
 
 
 # ------------------------------------------------------------------ the command
@@ -230,9 +228,17 @@ def test_the_second_call_runs_no_network(run, tmp_path, pictures, looks, monkeyp
     assert looks == [8, 6], "what counts is the weights, not their path"
 
 
+def padded(path, seed):
+    """An image whose file's size and time tell nothing of what is in it."""
+    paint(path, seed)
+    path.write_bytes(path.read_bytes().ljust(10_000, b"\0"))
+    os.utime(path, ns=(10**18, 10**18))
+
+
 @pytest.mark.parametrize("change", ["weights", "mean", "image", "added", "size", "crop"])
 def test_features_of_something_else_are_taken_anew(change, run, tmp_path, pictures, looks):
     root, argv = pictures
+    padded(root / "train/a/0.png", 0)
     probed(run, *argv, out=tmp_path / "1")
     wanted = [8, 6]  # of train and test
     if change == "weights":
@@ -240,7 +246,7 @@ def test_features_of_something_else_are_taken_anew(change, run, tmp_path, pictur
     elif change == "mean":
         a_run(run, mean=(0.5, 0.5, 0.5))
     elif change == "image":
-        paint(root / "train/a/0.png", seed=99)
+        padded(root / "train/a/0.png", 99)
         wanted = [8]
     elif change == "added":
         paint(root / "test/b/9.png", seed=99)
@@ -249,6 +255,44 @@ def test_features_of_something_else_are_taken_anew(change, run, tmp_path, pictur
         argv = [*argv, *({"size": ["--size", 24], "crop": ["--crop_pct", 1]}[change])]
     probed(run, *argv, out=tmp_path / "2")
     assert looks == [8, 6, *wanted]
+
+
+def test_a_grids_probes_see_that_images_changed(run, tmp_path, pictures, capsys):
+    """Old and new images never meet in one cell, as with fine-tunings; what was not finished begins anew."""
+    root, out = pictures[0], tmp_path / "grid"
+    padded(root / "train/a/0.png", 0)
+    mine = {"name": "folder", "root": str(root), "label": "mine"}
+    given = {"sources": [], "targets": [mine], "weights": [{"label": "W", "path": str(run)}], "seeds": [3]}
+    argv = ["--target.protocol", "probe"]
+    assert transfers.inside(out, *argv, **given) == 0
+    os.utime(root / "train/a/0.png")
+    assert transfers.inside(out, *argv, **given) == 0, "touched, but the same"
+    capsys.readouterr()
+    padded(root / "train/a/0.png", 99)
+    os.utime(root / "train/a/0.png")
+    assert transfers.inside(out, *argv, **given) == 2
+    line = f"targets 'mine': its images changed since 2 runs in '{out}' began; name another out"
+    assert capsys.readouterr().err.splitlines() == [line]
+    for path in out.glob("runs/probe/*"):
+        (path / "result.json").unlink()
+    assert transfers.inside(out, *argv, **given) == 0
+
+
+def test_a_probe_is_a_run_like_any_other(run, tmp_path, pictures, looks):
+    """Its folder holds what was asked for and what came of it; asked for again it does nothing."""
+    data = {"name": "folder", "root": str(pictures[0]), "workers": 0}
+    config = {"out": str(tmp_path / "o"), "init": str(run), "seed": 3, "data": data}
+    result = STAGES["probe"].run(config)
+    by_hand = probed(run, *pictures[1], "--seed", 3, out=tmp_path / "p")
+    assert result["readouts"] == {name: by_hand[name] for name in ("probe", "knn")} and result["top5"] is None
+    assert (result["top1"], result["knn"]) == (by_hand["probe"]["top1"], by_hand["knn"]["top1"])
+    kept = yaml.safe_load((tmp_path / "o/config.yaml").read_text())
+    assert (kept["init"], kept["seed"], kept["size"]) == (str(run), 3, None) and looks == [8, 6]
+    assert STAGES["probe"].run(config) == result == json.loads((tmp_path / "o/result.json").read_text())
+    with pytest.raises(UserError, match="^seed: the run in .* has 3, asked for now is 4"):
+        STAGES["probe"].run({**config, "seed": 4})
+    with pytest.raises(UserError, match="^out: missing"):
+        STAGES["probe"].run({"init": str(run)})
 
 
 def only_file(folder, part="train"):
@@ -306,14 +350,6 @@ def test_the_cache_command_shows_and_clears_them(run, tmp_path, pictures, capsys
 
 
 # ------------------------------------------------------------------ mistakes
-def refused(capsys, argv, code=2):
-    """The lines on standard error of a command that fails."""
-    assert call(argv) == code
-    said = capsys.readouterr()
-    assert said.out == "" and "Traceback" not in said.err
-    return said.err.splitlines()
-
-
 def test_mistakes_are_a_line_each(run, tmp_path, capsys):
     def mistake(*argv, init=run):
         *warnings, line = refused(capsys, ["probe", *(["--init", init] if init else []), *argv])
@@ -365,13 +401,3 @@ def test_a_pretrained_run(whole, tmp_path, capsys):
     said = capsys.readouterr()
     assert found["size"] == 16 and f"linear probe  {found['probe']['top1']:.1f}" in said.out
     assert "features of train (200 images)" in said.err
-
-
-@pytest.mark.parametrize("command", ["probe", "fewlabel"])
-def test_help_comes_without_torch(command):
-    code = f"import sys; from idmm.cli import main\ntry: main(['{command}', '--help'])\nexcept SystemExit: pass\n"
-    code += "sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules or 'sklearn' in sys.modules)"
-    began = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
-    assert done.returncode == 0 and "--init" in done.stdout and "(required)" in done.stdout
-    assert time.monotonic() - began < 5  # under 1 s on an idle machine

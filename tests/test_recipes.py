@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml
 from folders import faults, paint, tree
-from helpers import ROOT, call, facts, flags, inside, state
+from helpers import ROOT, call, flags, inside, run_info, state
 from tiny import make
 
 from idmm.config import CropGroup, Method, PretrainConfig, PretrainTrain, Views, colours_of, global_groups
@@ -116,7 +116,7 @@ def test_table_10(name):
     assert (config.method.dim, config.method.temperature) == (dim, temperature)
     assert config.method.queue is None
     if queue is not None:
-        large = make(name, told=facts(10_000, batch_size=train.batch_size))
+        large = make(name, told=run_info(10_000, batch_size=train.batch_size))
         assert large.loss.memory_bank.size == (queue, dim)
 
 
@@ -340,7 +340,7 @@ def made(name, caplog, images, **given):
     told = {key: given.pop(key) for key in ("batch_size", "epochs") if key in given}
     caplog.clear()
     with caplog.at_level(logging.INFO, "idmm"):
-        method = make(name, told=facts(images, **told), **given)
+        method = make(name, told=run_info(images, **told), **given)
     return method, [(record.levelname, record.getMessage()) for record in caplog.records]
 
 

@@ -399,7 +399,7 @@ def test_probes_see_the_labelled_images_at_the_size_of_pretraining(tmp_path):
     }
     jobs, starts = cells(**given)
     assert {job.stage for job in jobs.values()} == {"probe"} and {job.config["size"] for job in jobs.values()} == {24}
-    assert {job.config["train"]["device"] for job in jobs.values()} == {"cpu"}
+    assert {job.config["device"] for job in jobs.values()} == {"cpu"}
     again = {**given, "finetune": {"data": {"workers": 2}, "train": {"epochs": 90}}}
     assert {job.key for job in cells(**again)[0].values()} == {job.key for job in jobs.values()}
     tuned = cells(**{**given, "target": {}})[1]

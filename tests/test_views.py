@@ -241,7 +241,7 @@ def test_processes_and_passes_share_out_each_step(world, accumulate, count):
     for step in range(plans[0].steps_per_epoch):
         images = plans[0].step_images(1, step)
         assert len(images) == plans[0].step_size(step)
-        passes = [part for plan in plans for part in plan.passes(images)]
+        passes = [part for plan in plans for part in plan.micro_batches(images)]
         assert len(passes) == world * accumulate
         used = np.concatenate([part for part, weight in passes if weight])
         assert sorted(used) == sorted(images)

@@ -1,7 +1,7 @@
 """Every pretraining method on a tiny backbone, made the way a run makes it, and batches for it."""
 
 import torch
-from helpers import facts
+from helpers import run_info
 
 from idmm import config
 from idmm.methods import create_method
@@ -24,13 +24,13 @@ def backbone(**kwargs):
 
 
 def make(name, of=None, told=None, drloc=None, **fields):
-    """A method by name, settled as the command line would; ``of`` is its backbone, ``told`` its facts."""
+    """A method by name, settled as the command line would; ``of`` is its backbone, ``told`` its RunInfo."""
     given = config.PretrainConfig(method=config.Method(name=name, **{**HEADS.get(name, {}), **fields}))
     settled, _ = settle_method(given)
     of = backbone() if of is None else of
     extra = None if drloc is None else Localization(of, drloc, SIDE, 3, epochs=5)
     with seeded(1):
-        return create_method(of, told or facts(11, classes=3), settled.method, extra).train()
+        return create_method(of, told or run_info(11, classes=3), settled.method, extra).train()
 
 
 def batch(*counts, images=4, double=True, seed=1):

@@ -11,6 +11,7 @@ section = dataclass(
 # What may differ when a run is taken up again: results do not depend on it.
 FREE = ("out", "resume", "data.workers", "data.cache", "data.cache_dir", "data.download", "data.allow_size_mismatch")
 FREE += ("train.device", "train.save_minutes", "train.tensorboard", "train.monitor_every", "train.monitor_images")
+FREE += ("device",)  # of a probe
 
 # Keys added after 0.1.0, with the values that mean what it did: its runs and grids lack them and still compare.
 NEW_KEYS = {

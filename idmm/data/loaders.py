@@ -1,4 +1,4 @@
-"""From image numbers to batches: the order of an epoch, its split over processes and passes, the loader workers."""
+"""From image numbers to batches: the order of an epoch, its split into micro-batches, the loader workers."""
 
 import contextlib
 import os
@@ -12,6 +12,9 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from idmm import distributed
+from idmm.data.augment import TestImages
+from idmm.data.cache import ImageStore
 from idmm.errors import RunError
 from idmm.seeding import permutation
 
@@ -24,12 +27,12 @@ class BatchPlan:
 
     Attributes:
         count: Images in all.
-        batch_size: Images a step, over all processes and passes.
+        batch_size: Images a step, over all processes and micro-batches.
         epochs: Passes over the images.
         seed: Of the order, another for each stage.
         rank: This process.
         world: Processes.
-        accumulate: Forward and backward passes a step.
+        accumulate: Micro-batches a step, a forward and backward pass each.
     """
 
     count: int
@@ -54,11 +57,11 @@ class BatchPlan:
         order = permutation(self.seed, "order", self.count, epoch) if order is None else order
         return order[step * self.batch_size : (step + 1) * self.batch_size]
 
-    def passes(self, images: np.ndarray) -> list[tuple[np.ndarray, float]]:
-        """Splits a step's images into this process's passes.
+    def micro_batches(self, images: np.ndarray) -> list[tuple[np.ndarray, float]]:
+        """Splits a step's images into this process's micro-batches.
 
         Returns:
-            For each pass the image numbers and the factor for its mean loss, such that the gradient, averaged over
+            For each the image numbers and the factor for its mean loss, such that the gradient, averaged over
             processes, is that of the mean over all the step's images, however unevenly they divide. A process that is
             left without an image runs the first one at factor 0: it has to take part.
         """
@@ -107,7 +110,7 @@ class _Requests:
         for epoch in range(self.epoch, self.plan.epochs):
             order = permutation(self.plan.seed, "order", self.plan.count, epoch)
             for step in range(first, self.plan.steps_per_epoch):
-                for indices, weight in self.plan.passes(self.plan.step_images(epoch, step, order)):
+                for indices, weight in self.plan.micro_batches(self.plan.step_images(epoch, step, order)):
                     yield epoch, indices, weight
             first = 0
 
@@ -117,7 +120,7 @@ class _Requests:
 
 
 def training_batches(maker: Maker, plan: BatchPlan, workers: int, epoch: int = 0, step: int = 0) -> Iterator[dict]:
-    """Yields the passes of all steps from (epoch, step) to the stage's end.
+    """Yields the micro-batches of all steps from (epoch, step) to the stage's end.
 
     One loader serves the whole stage: workers start once, not every epoch.
     """
@@ -130,6 +133,24 @@ def evaluation_batches(
     """Yields this process's share of the image numbers ``images`` [n], in order, each once."""
     mine = images[rank::world]
     return _load(maker, [(0, mine[i : i + batch_size], 1.0) for i in range(0, len(mine), batch_size)], workers)
+
+
+def centre_crops(
+    store: ImageStore,
+    size: int,
+    crop_pct: float,
+    mean,
+    std,
+    batch_size: int,
+    workers: int | None = None,
+    images: np.ndarray | None = None,
+) -> Iterator[dict]:
+    """Yields this process's share of a split, centre-cropped; ``images``: only those numbers."""
+    images = np.arange(len(store)) if images is None else images
+    rank, world = distributed.rank(), distributed.world()
+    few = len(images) <= 2 * batch_size * world  # workers would take longer to start than to work
+    workers = 0 if few else worker_count(workers, batch_size * len(mean) * size**2 * 4)[0]
+    return evaluation_batches(TestImages(store, size, crop_pct, mean, std), images, batch_size, workers, rank, world)
 
 
 def cores() -> int:

@@ -9,7 +9,7 @@ from idmm.methods.drloc import Localization
 
 
 @dataclass(frozen=True)
-class Facts:
+class RunInfo:
     """What a method may need to know of the run."""
 
     images: int

@@ -40,19 +40,19 @@ def mixed_groups(batch: dict, target: Tensor, alpha: float, key: int) -> Iterato
         yield views, own, other, lam
 
 
-def everyone(batch: dict, *rows: Tensor) -> list[Tensor]:
+def gather_batch(batch: dict, *rows: Tensor) -> list[Tensor]:
     """Returns rows [B, ...] of all processes, float32 or better, with gradient, as if one had made them.
 
     Images that only keep a process in step (``weight`` 0) are left out; where no process has others, its own are kept:
     a loss of no rows is no number, and its factor is 0.
     """
     keep = batch.get("weight", 1.0) > 0
-    rows = [raised(tensor) if tensor.is_floating_point() else tensor for tensor in rows]
+    rows = [at_least_fp32(tensor) if tensor.is_floating_point() else tensor for tensor in rows]
     found = [gather_rows(tensor if keep else tensor[:0]) for tensor in rows]
     return found if len(found[0]) else rows
 
 
-def raised(tensor: Tensor) -> Tensor:
+def at_least_fp32(tensor: Tensor) -> Tensor:
     """Returns half precision as float32; double stays."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
@@ -113,7 +113,7 @@ class MomentumEncoder(nn.Module):
                 module.training = mode
         return self
 
-    def follow(self, momentum: float, *modules: nn.Module) -> None:
+    def update(self, momentum: float, *modules: nn.Module) -> None:
         """Moves to ``momentum`` times itself and the rest times the modules."""
         from lightly.models.utils import update_momentum
 

@@ -10,8 +10,8 @@ from lightly.utils.scheduler import cosine_schedule
 from torch import Tensor, nn
 
 from idmm import config
-from idmm.methods.base import Facts, Method
-from idmm.methods.common import MomentumEncoder, crops_of, full_precision, raised, width_of
+from idmm.methods.base import Method, RunInfo
+from idmm.methods.common import MomentumEncoder, at_least_fp32, crops_of, full_precision, width_of
 from idmm.methods.drloc import Localization
 
 log = logging.getLogger("idmm")
@@ -27,19 +27,17 @@ class DINO(Method):
     """
 
     def __init__(
-        self, backbone: nn.Module, facts: Facts, config: config.Method, localization: Localization | None = None
+        self, backbone: nn.Module, info: RunInfo, config: config.Method, localization: Localization | None = None
     ):
         super().__init__(backbone, localization)
-        outputs = config.outputs or _outputs(facts)
+        outputs = config.outputs or _outputs(info)
         self.head = _head(*width_of(backbone, config), config.dim, outputs)
-        self.head.freeze_last_layer = _fewer(config.freeze_epochs, "freeze_epochs", 1, facts.epochs // SHORT)
+        self.head.freeze_last_layer = _fewer(config.freeze_epochs, "freeze_epochs", 1, info.epochs // SHORT)
         self.teacher = MomentumEncoder(backbone, self.head)
-        self.warmup = _fewer(
-            config.teacher_warmup_epochs, "teacher_warmup_epochs", WARMUP_EPOCHS, facts.epochs // SHORT
-        )
+        self.warmup = _fewer(config.teacher_warmup_epochs, "teacher_warmup_epochs", WARMUP_EPOCHS, info.epochs // SHORT)
         self.teacher_temperature = config.teacher_temperature
         self.loss = DINOLoss(outputs, student_temp=config.temperature, center_momentum=config.center_momentum)
-        self.momentum, self.steps, self.global_groups = config.momentum, facts.steps, facts.global_groups
+        self.momentum, self.steps, self.global_groups = config.momentum, info.steps, info.global_groups
 
     @property
     def exported(self) -> nn.Module:
@@ -55,9 +53,9 @@ class DINO(Method):
         """Computes the loss of all crops in ``batch["views"]``; the teacher sees the global ones."""
         crops = crops_of(batch)
         features, extra, logs = self.features(torch.cat(crops), key, epoch)  # [V*B, d]
-        student = raised(self.head(features)).chunk(len(crops))  # [B, K] each
+        student = at_least_fp32(self.head(features)).chunk(len(crops))  # [B, K] each
         seen = crops[: sum(views.shape[1] for views in batch["views"][: self.global_groups])]
-        teacher = raised(self.teacher(torch.cat(seen))).chunk(len(seen))  # [B, K] each
+        teacher = at_least_fp32(self.teacher(torch.cat(seen))).chunk(len(seen))  # [B, K] each
         with full_precision(student[0]):
             loss = self.loss(list(teacher), list(student), teacher_temp=self.temperature(epoch))
         return {"loss": loss + extra, **logs}
@@ -69,11 +67,11 @@ class DINO(Method):
     def after_step(self, step: int) -> None:
         """Moves the teacher, less and less: the momentum rises to 1 along a cosine."""
         momentum = float(cosine_schedule(step, self.steps, self.momentum, 1.0))
-        self.teacher.follow(momentum, self.backbone, self.head)
+        self.teacher.update(momentum, self.backbone, self.head)
 
     def embed(self, features: Tensor) -> Tensor:
         """Returns the student's targets, of the teacher's features: centred, as sharp as after the warm-up, [B, K]."""
-        centred = raised(self.teacher.copies[1](features)) - self.loss.center[0]
+        centred = at_least_fp32(self.teacher.copies[1](features)) - self.loss.center[0]
         return (centred / self.teacher_temperature).softmax(1)
 
 
@@ -88,10 +86,10 @@ def _head(width: int, hidden: int, dim: int, outputs: int) -> DINOProjectionHead
     return head
 
 
-def _outputs(facts: Facts) -> int:
-    if facts.images < OUTPUTS:
-        log.info("method.outputs: %d, the number of images, not %d", max(2, facts.images), OUTPUTS)
-    return max(2, min(OUTPUTS, facts.images))
+def _outputs(info: RunInfo) -> int:
+    if info.images < OUTPUTS:
+        log.info("method.outputs: %d, the number of images, not %d", max(2, info.images), OUTPUTS)
+    return max(2, min(OUTPUTS, info.images))
 
 
 def _fewer(asked: int | None, name: str, usual: int, most: int) -> int:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from idmm import config
 from idmm.losses.instance import instance_discrimination_loss
-from idmm.methods.base import Facts, Method
+from idmm.methods.base import Method, RunInfo
 from idmm.methods.common import head_dim, mixed_groups, projection_head
 from idmm.methods.drloc import Localization
 
@@ -59,18 +59,18 @@ class IDMM(Method):
 
     Args:
         backbone: A timm model with ``num_classes=0``: images [B, C, S, S] -> features [B, d].
-        facts: Of the run; the N-way layer has a row for each of its images.
+        info: Of the run; the N-way layer has a row for each of its images.
         config: The method's switches.
         localization: An extra loss on the grid of embeddings of all crops, or None.
     """
 
     def __init__(
-        self, backbone: nn.Module, facts: Facts, config: config.Method, localization: Localization | None = None
+        self, backbone: nn.Module, info: RunInfo, config: config.Method, localization: Localization | None = None
     ):
         super().__init__(backbone, localization)
         self.config = config
         self.head = projection_head(backbone, config)  # Table 9; the paper's recipe has none
-        self.classifier = InstanceClassifier(facts.images, head_dim(backbone, config), config)
+        self.classifier = InstanceClassifier(info.images, head_dim(backbone, config), config)
         self.lr_scales["classifier"] = config.classifier_lr_scale
 
     def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:

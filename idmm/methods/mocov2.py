@@ -7,8 +7,8 @@ from lightly.loss import NTXentLoss
 from torch import Tensor, nn
 
 from idmm import config
-from idmm.methods.base import Facts, Method
-from idmm.methods.common import MomentumEncoder, crops_of, everyone, full_precision, head_dim, projection_head
+from idmm.methods.base import Method, RunInfo
+from idmm.methods.common import MomentumEncoder, crops_of, full_precision, gather_batch, head_dim, projection_head
 from idmm.methods.drloc import Localization
 
 log = logging.getLogger("idmm")
@@ -22,27 +22,27 @@ class MoCoV2(Method):
     """
 
     def __init__(
-        self, backbone: nn.Module, facts: Facts, config: config.Method, localization: Localization | None = None
+        self, backbone: nn.Module, info: RunInfo, config: config.Method, localization: Localization | None = None
     ):
         super().__init__(backbone, localization)
         self.head = projection_head(backbone, config)
         self.momentum = config.momentum
         self.teacher = MomentumEncoder(backbone, self.head)
         self.loss = NTXentLoss(
-            config.temperature, memory_bank_size=(_queue(config.queue, facts), head_dim(backbone, config))
+            config.temperature, memory_bank_size=(_queue(config.queue, info), head_dim(backbone, config))
         )
 
     def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
         """Computes the loss of the two crops in ``batch["views"]``, whose keys enter the queue."""
         one, other = crops_of(batch)
         features, extra, logs = self.features(one, key, epoch)  # [B, d]
-        query, positive = everyone(batch, self.head(features), self.teacher(other))  # [B, dim] each
+        query, positive = gather_batch(batch, self.head(features), self.teacher(other))  # [B, dim] each
         with full_precision(query):
             return {"loss": self.loss(query, positive) + extra, **logs}
 
     def after_step(self, step: int) -> None:
         """Moves the momentum encoder."""
-        self.teacher.follow(self.momentum, self.backbone, self.head)
+        self.teacher.update(self.momentum, self.backbone, self.head)
 
     def get_extra_state(self) -> dict[str, Tensor]:
         """Returns the queue, which the library does not save."""
@@ -55,12 +55,12 @@ class MoCoV2(Method):
             self.loss.memory_bank.bank_ptr.copy_(state["place"])
 
 
-def _queue(asked: int | None, facts: Facts) -> int:
+def _queue(asked: int | None, info: RunInfo) -> int:
     """Length of the queue: as asked, else so short that few keys are of images in the batch."""
-    room = max(1, facts.images - min(facts.batch_size, facts.images // 2))
+    room = max(1, info.images - min(info.batch_size, info.images // 2))
     if asked is None and room < QUEUE:
-        how = "less a batch" if 2 * facts.batch_size <= facts.images else "are few: about half"
-        log.info("method.queue: %d, not %d: the %d images %s", room, QUEUE, facts.images, how)
-    if asked is not None and asked >= facts.images:
-        log.warning("method.queue: %d keys of %d images: some are of the image itself", asked, facts.images)
+        how = "less a batch" if 2 * info.batch_size <= info.images else "are few: about half"
+        log.info("method.queue: %d, not %d: the %d images %s", room, QUEUE, info.images, how)
+    if asked is not None and asked >= info.images:
+        log.warning("method.queue: %d keys of %d images: some are of the image itself", asked, info.images)
     return min(QUEUE, room) if asked is None else asked

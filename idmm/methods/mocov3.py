@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from idmm import config
 from idmm.errors import UserError
 from idmm.losses.contrastive import info_nce
-from idmm.methods.base import Facts, Method
-from idmm.methods.common import MomentumEncoder, crops_of, everyone, full_precision, synchronised, width_of
+from idmm.methods.base import Method, RunInfo
+from idmm.methods.common import MomentumEncoder, crops_of, full_precision, gather_batch, synchronised, width_of
 from idmm.methods.drloc import Localization
 from idmm.seeding import derive
 
@@ -27,7 +27,7 @@ class MoCoV3(Method):
     """
 
     def __init__(
-        self, backbone: nn.Module, facts: Facts, config: config.Method, localization: Localization | None = None
+        self, backbone: nn.Module, info: RunInfo, config: config.Method, localization: Localization | None = None
     ):
         super().__init__(backbone, localization)
         _freeze_projection(backbone, config.stop_grad_conv1)
@@ -35,7 +35,7 @@ class MoCoV3(Method):
         self.head = _mlp(width, hidden, config.dim, layers=3)
         self.predictor = _mlp(config.dim, hidden, config.dim, layers=2)
         self.teacher = MomentumEncoder(backbone, self.head)
-        self.temperature, self.momentum, self.steps = config.temperature, config.momentum, facts.steps
+        self.temperature, self.momentum, self.steps = config.temperature, config.momentum, info.steps
 
     def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
         """Computes the loss of the two crops in ``batch["views"]``."""
@@ -45,7 +45,7 @@ class MoCoV3(Method):
         )  # [B, d] each
         queries = torch.cat([self.predictor(self.head(rows)) for rows in features]).chunk(2)  # [B, dim] each
         keys = torch.cat([self.teacher(crop) for crop in crops]).chunk(2)
-        rows = everyone(batch, *queries, *keys)
+        rows = gather_batch(batch, *queries, *keys)
         with full_precision(rows[0]):
             one, other, one_key, other_key = rows
             loss = info_nce(one, other_key, self.temperature) + info_nce(other, one_key, self.temperature)
@@ -61,7 +61,7 @@ class MoCoV3(Method):
     def after_step(self, step: int) -> None:
         """Moves the momentum encoder, less and less: the momentum rises to 1 along a cosine."""
         momentum = float(cosine_schedule(step, self.steps, self.momentum, 1.0))
-        self.teacher.follow(momentum, self.backbone, self.head)
+        self.teacher.update(momentum, self.backbone, self.head)
 
 
 def _mlp(width: int, hidden: int, dim: int, layers: int) -> nn.Module:

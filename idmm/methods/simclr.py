@@ -5,8 +5,8 @@ from lightly.loss import NTXentLoss
 from torch import Tensor, nn
 
 from idmm import config
-from idmm.methods.base import Facts, Method
-from idmm.methods.common import crops_of, everyone, full_precision, projection_head
+from idmm.methods.base import Method, RunInfo
+from idmm.methods.common import crops_of, full_precision, gather_batch, projection_head
 from idmm.methods.drloc import Localization
 
 
@@ -17,7 +17,7 @@ class SimCLR(Method):
     """
 
     def __init__(
-        self, backbone: nn.Module, facts: Facts, config: config.Method, localization: Localization | None = None
+        self, backbone: nn.Module, info: RunInfo, config: config.Method, localization: Localization | None = None
     ):
         super().__init__(backbone, localization)
         self.head = projection_head(backbone, config)
@@ -26,6 +26,6 @@ class SimCLR(Method):
     def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
         """Computes the loss of the two crops in ``batch["views"]``."""
         features, extra, logs = self.features(torch.cat(crops_of(batch)), key, epoch)  # [2B, d]
-        one, other = everyone(batch, *self.head(features).chunk(2))  # [B, dim] each
+        one, other = gather_batch(batch, *self.head(features).chunk(2))  # [B, dim] each
         with full_precision(one):
             return {"loss": self.loss(one, other) + extra, **logs}

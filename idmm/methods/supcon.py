@@ -5,8 +5,8 @@ from torch import Tensor, nn
 
 from idmm import config
 from idmm.losses.contrastive import sup_con
-from idmm.methods.base import Facts, Method
-from idmm.methods.common import crops_of, everyone, full_precision, projection_head
+from idmm.methods.base import Method, RunInfo
+from idmm.methods.common import crops_of, full_precision, gather_batch, projection_head
 from idmm.methods.drloc import Localization
 
 
@@ -17,7 +17,7 @@ class SupCon(Method):
     """
 
     def __init__(
-        self, backbone: nn.Module, facts: Facts, config: config.Method, localization: Localization | None = None
+        self, backbone: nn.Module, info: RunInfo, config: config.Method, localization: Localization | None = None
     ):
         super().__init__(backbone, localization)
         self.head = projection_head(backbone, config)
@@ -27,6 +27,6 @@ class SupCon(Method):
         """Computes the loss of all crops in ``batch["views"]`` with classes ``batch["label"]`` [B]."""
         crops = crops_of(batch)
         features, extra, logs = self.features(torch.cat(crops), key, epoch)  # [V*B, d]
-        rows, label = everyone(batch, self.head(features), batch["label"].repeat(len(crops)))  # [V*B, dim], [V*B]
+        rows, label = gather_batch(batch, self.head(features), batch["label"].repeat(len(crops)))  # [V*B, dim], [V*B]
         with full_precision(rows):
             return {"loss": sup_con(rows, label, self.temperature) + extra, **logs}

@@ -5,8 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from idmm import config
-from idmm.methods.base import Facts, Method
-from idmm.methods.common import mixed_groups, raised
+from idmm.methods.base import Method, RunInfo
+from idmm.methods.common import at_least_fp32, mixed_groups
 from idmm.methods.drloc import Localization
 
 
@@ -14,17 +14,17 @@ class Supervised(Method):
     """Cross-entropy of all crops with the image's class, each group CutMixed on its own; groups' means are added."""
 
     def __init__(
-        self, backbone: nn.Module, facts: Facts, config: config.Method, localization: Localization | None = None
+        self, backbone: nn.Module, info: RunInfo, config: config.Method, localization: Localization | None = None
     ):
         super().__init__(backbone, localization)
         self.config = config
-        self.classifier = nn.Linear(backbone.num_features, facts.classes)
+        self.classifier = nn.Linear(backbone.num_features, info.classes)
 
     def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
         """Computes the loss of all crops in ``batch["views"]`` with classes ``batch["label"]`` [B]."""
         groups = list(mixed_groups(batch, batch["label"], self.config.cutmix_alpha, key))
         features, extra, logs = self.features(torch.cat([views for views, *_ in groups]), key, epoch)  # [V, d]
-        logits = raised(self.classifier(features)).split([len(views) for views, *_ in groups])  # [B*count, K] each
+        logits = at_least_fp32(self.classifier(features)).split([len(views) for views, *_ in groups])  # [B*count, K]
         losses = [self._loss(rows, *targets) for rows, (_, *targets) in zip(logits, groups, strict=True)]
         return {"loss": sum(losses) + extra, **logs}
 

@@ -1,1 +1,109 @@
-"""Whole runs, read from top to bottom."""
+"""Whole runs, read from top to bottom, and the table of them. No torch before one starts, as planners ask here too."""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from idmm import options
+from idmm.config import FinetuneConfig, PretrainConfig, resolved_stages
+from idmm.config_commands import ProbeConfig
+from idmm.recipes import METHODS, pass_notes, settle_method
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A run's images at one size: what the loop is called once for.
+
+    Attributes:
+        number: From 1.
+        field: Of the config, that names the size.
+        label: For people.
+        size: Side of the images (pixels).
+        epochs: Passes over the training images.
+        batch_size: Images of an optimizer step.
+        lr: Peak learning rate; None while the recipe's was not looked up.
+    """
+
+    number: int
+    field: str
+    label: str
+    size: int
+    epochs: int
+    batch_size: int
+    lr: float | None = None
+
+
+@dataclass(frozen=True)
+class StageSpec:
+    """A stage as far as its config tells; functions take that.
+
+    Attributes:
+        name: Of the module here, and of the function in it that runs the stage.
+        config: Class of its config.
+        flags: The grid's key that holds its options.
+        phases: What it goes through; a probe sees training and test images, one at a time.
+        labelled: Whether its training images need labels.
+        needs_test: Whether there must be images to evaluate on.
+        evaluated: Whether those are looked at.
+        resolve: Fills in what is left to the method; UserError where that cannot be.
+        faults: What is wrong with so many training images.
+    """
+
+    name: str
+    config: type
+    flags: str
+    phases: Callable[[Any], list[Phase]]
+    labelled: Callable[[Any], bool] = lambda config: True
+    needs_test: bool = True
+    evaluated: Callable[[Any], bool] = lambda config: True
+    resolve: Callable[[Any], Any] = lambda config: config
+    faults: Callable[[Any, int], list[str]] = lambda config, images: []
+
+    def build(self, given: Any) -> Any:
+        """Returns the stage's config, see :func:`idmm.options.build`."""
+        return options.build(self.config, given)
+
+    def run(self, given: Any) -> dict:
+        """Runs the stage; returns what ``result.json`` holds."""
+        return getattr(importlib.import_module(f"idmm.stages.{self.name}"), self.name)(given)
+
+
+def _sizes(config: FinetuneConfig) -> list[Phase]:
+    given = config.stages is not None
+    return [
+        Phase(
+            number, f"stages[{number - 1}].size" if given else "train.size", f"finetune {stage.size} px",
+            stage.size, stage.epochs, stage.batch_size, stage.lr,
+        )
+        for number, stage in enumerate(resolved_stages(config), start=1)
+    ]  # fmt: skip
+
+
+def _one_size(config: PretrainConfig) -> list[Phase]:
+    train = config.train
+    return [Phase(1, "views.size", "pretrain", config.views.size, train.epochs, train.batch_size, train.lr)]
+
+
+STAGES = {
+    "pretrain": StageSpec(
+        "pretrain",
+        PretrainConfig,
+        flags="pretrain",
+        phases=_one_size,
+        labelled=lambda config: METHODS[config.method.name].labelled,
+        needs_test=False,
+        evaluated=lambda config: config.train.knn_every > 0,
+        resolve=lambda config: settle_method(config)[0],
+        faults=lambda config, images: pass_notes(config, min(config.train.batch_size, images))[0],
+    ),
+    "finetune": StageSpec("finetune", FinetuneConfig, flags="finetune", phases=_sizes),
+    "probe": StageSpec(
+        "probe", ProbeConfig, flags="finetune", phases=lambda config: [Phase(1, "size", "probe", config.size, 2, 1)]
+    ),
+}
+
+
+def stage_of(config: Any) -> StageSpec:
+    """Returns the stage that a config is of."""
+    return next(stage for stage in STAGES.values() if isinstance(config, stage.config))

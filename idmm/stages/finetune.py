@@ -2,30 +2,17 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 
 from idmm import evaluate, options
-from idmm.config import FinetuneConfig, Stage, resolved_stages
-from idmm.data.augment import TrainImages
+from idmm.config import FinetuneConfig
 from idmm.data.cache import ImageStore
 from idmm.data.registry import spec_of
-from idmm.data.views import short_side_bound
-from idmm.engine import Evaluation, Loop, Session, StagePlan
-from idmm.methods.finetune import Finetune
+from idmm.engine import Evaluation, Loop, Session
+from idmm.methods import RunInfo
 from idmm.models.build import backbone_state, export_kwargs
 from idmm.models.weights import Checkpoint, save_model
-from idmm.seeding import derive
-from idmm.stages.common import (
-    Backbone,
-    Stores,
-    batch_plan,
-    check_sizes,
-    load_images,
-    localization,
-    session,
-    settle,
-    test_batches,
-)
+from idmm.stages import Phase
+from idmm.stages.assemble import Assembly, eval_batches, load_splits, resolve, session
 
 log = logging.getLogger("idmm")
 
@@ -47,106 +34,87 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
         RunError: Training could not go on (diverged, out of memory, disk full).
         Interrupted: Ctrl-C or SIGTERM; the state is saved.
     """
-    config, described, notes = settle(options.build(FinetuneConfig, config))
-    sizes = [f"stages[{number}].size" for number in range(len(config.stages or []))] or ["train.size"]
-    config = replace(config, stages=resolved_stages(config))
-    with session(config) as run:
-        if run.run.finished:
-            log.info("%s: finished already, nothing to do", config.out)
-            return run.run.result()
-        for note in notes:
-            log.info("%s", note)
-
-        stages = config.stages
-        if run.run.state is None:
-            check_sizes(config, described, dict(zip(sizes, [stage.size for stage in stages], strict=True)))
+    parts, notes = resolve(options.build(FinetuneConfig, config))
+    config = parts.config
+    with session(parts, notes) as run:
+        if run.folder.finished:
+            return run.folder.result()
+        first = 1 if run.folder.state is None else run.folder.state["stage"]
 
         # ------------------------------------------------------------------ images
-        bound = short_side_bound(max(stage.size for stage in stages), config.augment.scale[0])
-        stores = load_images(config, run.run, bound, labelled=True)
+        splits = load_splits(parts, run.folder)
+        classes = len(splits.train.classes)
 
         # ------------------------------------------------------------------ stages
-        classes = len(stores.train.classes)
-        start = described.init
-        first = 1 if run.run.state is None else run.run.state["stage"]
-        for number, stage in enumerate(stages, start=1):
-            if number < first:  # done before the run was taken up again
-                run.steps += stage.epochs * -(-len(stores.train) // stage.batch_size)
+        loop = None
+        for phase in parts.phases:
+            steps = phase.epochs * -(-len(splits.train) // phase.batch_size)
+            if phase.number < first:  # done before the run was taken up again
+                run.steps += steps
                 continue
-            model = described.build(stage.size, config.seed, classes)
-            if start is not None and run.run.state is None:
-                log.info("%s", start.load_into(model, drop_classifier=number == 1, strict=config.model.strict))
-            extra = localization(config, model, stage.size, described, stage.epochs)
-            method = Finetune(model, config.augment, config.model.freeze, extra)
-            loop = Loop(run, method, _plan(run, number, stage, stores, config, described))
+            model = parts.backbone(phase, classes)
+            if run.folder.state is None:
+                _start_from(loop, model, parts, phase)
+            held = splits.val or splits.test
+            look = Evaluation(_accuracy(run, held, phase, parts), config.train.eval_every, len(held))
+            info = RunInfo(len(splits.train), phase.batch_size, phase.epochs, steps, classes)
+            plan = parts.plan(phase, splits.train, [look])
+            loop = Loop(run, parts.method(phase, model, info), plan)
             loop.fit()
-            start = Checkpoint(loop.averaged.state_dict(), f"stage {number}", kwargs={"img_size": stage.size})
 
         # ------------------------------------------------------------------ results
-        last = run.run.last_metrics()
-        if stores.val is not None:  # what was evaluated between epochs was val
-            last = _evaluate(run, stores.test, stages[-1], config, described)(loop.averaged)
-        _export(run, loop, stages[-1].size, stores, described)
+        last = run.folder.last_metrics()
+        if splits.val is not None:  # what was evaluated between epochs was val
+            last = _accuracy(run, splits.test, phase, parts)(loop.averaged)
+        if run.folder.leader:
+            _export(run, loop, parts, splits.train.classes)
         result = {
             **{name: last[name] for name in ("top1", "top5", "mean_per_class") if name in last},
             "num_classes": classes,
-            "train_size": len(stores.train),
-            "test_size": len(stores.test),
+            "train_size": len(splits.train),
+            "test_size": len(splits.test),
             "seed": config.seed,
             "seconds": round(run.seconds, 1),
-            **stores.remarks,
+            **splits.remarks,
         }
-        run.run.finish(result)
+        run.folder.finish(result)
         scores = f"top-1 {last['top1']:.2f}, top-5 {last['top5']:.2f}"
-        log.info("%s: %s on %d test images", config.out, scores, len(stores.test))
+        log.info("%s: %s on %d test images", config.out, scores, len(splits.test))
         return result
 
 
-def _plan(
-    run: Session,
-    number: int,
-    stage: Stage,
-    stores: Stores,
-    config: FinetuneConfig,
-    described: Backbone,
-) -> StagePlan:
-    seed = derive(config.seed, "stage", number)
-    held = stores.val or stores.test
-    return StagePlan(
-        number=number,
-        label=f"finetune {stage.size} px",
-        batches=batch_plan(config.train, len(stores.train), stage.epochs, stage.batch_size, seed),
-        maker=TrainImages(stores.train, config.augment, stage.size, described.mean, described.std, seed),
-        lr=stage.lr,
-        warmup_epochs=config.train.warmup_epochs,
-        layer_decay=config.train.layer_decay,
-        evaluations=[Evaluation(_evaluate(run, held, stage, config, described), config.train.eval_every, len(held))],
-    )
+def _start_from(before: Loop | None, model, parts: Assembly, phase: Phase) -> None:
+    """Loads the weights of the phase before, else those of ``init``, if there are any."""
+    strict = parts.config.model.strict
+    if before is None:
+        report = parts.spec.load(model, strict)
+    else:
+        last = parts.phases[phase.number - 2]
+        made = Checkpoint(before.averaged.state_dict(), f"stage {last.number}", kwargs={"img_size": last.size})
+        report = made.load_into(model, strict=strict, drop_classifier=False)
+    if report is not None:
+        log.info("%s", report)
 
 
-def _evaluate(
-    run: Session, store: ImageStore, stage: Stage, config: FinetuneConfig, described: Backbone
-) -> Callable[..., dict]:
-    wanted = ("top1", "top5", spec_of(config.data.name).metric)
+def _accuracy(run: Session, store: ImageStore, phase: Phase, parts: Assembly) -> Callable[..., dict]:
+    wanted = ("top1", "top5", spec_of(parts.config.data.name).metric)
 
     def measure(model) -> dict:
-        batches = test_batches(run, store, stage.size, config.augment.crop_pct, described, stage.batch_size)
+        crop = parts.config.augment.crop_pct
+        batches = eval_batches(run, store, phase.size, crop, parts.spec, phase.batch_size)
         scores = evaluate.accuracy(model, batches, run.accelerator.device, run.autocast)
         return {name: score for name, score in scores.items() if name in wanted}
 
     return measure
 
 
-def _export(run: Session, loop: Loop, size: int, stores: Stores, described: Backbone) -> None:
+def _export(run: Session, loop: Loop, parts: Assembly, classes: list[str]) -> None:
     """Writes the model with its classifier, and the backbone without."""
-    if not run.run.leader:
-        return
-    classes = stores.train.classes
-    common = dict(name=described.name, mean=described.mean, std=described.std)
+    spec, size = parts.spec, parts.phases[-1].size
     for stem, state, outputs, extra in (
         ("backbone", backbone_state(loop.averaged), 0, {}),
         ("model", loop.averaged.state_dict(), len(classes), {"classes": classes}),
     ):
-        kwargs = export_kwargs(described.name, described.kwargs, size, outputs, described.in_chans)
-        extra = {"ema": loop.ema is not None, **extra}
-        save_model(run.run.path, stem, state, kwargs=kwargs, extra=extra, **common)
+        kwargs = export_kwargs(spec.name, spec.kwargs, size, outputs, spec.in_chans)
+        about = dict(name=spec.name, kwargs=kwargs, mean=spec.mean, std=spec.std)
+        save_model(run.folder.path, stem, state, **about, extra={"ema": loop.ema is not None, **extra})

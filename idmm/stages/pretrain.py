@@ -6,28 +6,18 @@ import numpy as np
 import torch
 
 from idmm import evaluate, options
-from idmm.config import PretrainConfig, global_groups
+from idmm.config import PretrainConfig
 from idmm.data.split import ForPretraining
-from idmm.data.views import ViewMaker, short_side_bound
-from idmm.engine import Evaluation, Loop, Session, StagePlan
+from idmm.engine import Evaluation, Loop, Session
 from idmm.errors import RunError, UserError
-from idmm.methods import Facts, Method, create_method
+from idmm.features import extract_features
+from idmm.methods import Method, RunInfo
 from idmm.models.build import export_kwargs
 from idmm.models.weights import save_model
 from idmm.monitor import Monitor
-from idmm.recipes import METHODS, pass_notes, settle_method
-from idmm.seeding import derive, permutation, seeded
-from idmm.stages.common import (
-    Backbone,
-    Stores,
-    batch_plan,
-    check_sizes,
-    load_images,
-    localization,
-    session,
-    settle,
-    test_batches,
-)
+from idmm.recipes import METHODS
+from idmm.seeding import permutation
+from idmm.stages.assemble import Assembly, LoadedSplits, eval_batches, load_splits, resolve, session
 
 log = logging.getLogger("idmm")
 EVAL_CROP = 0.875  # features are measured on the centre crop
@@ -48,102 +38,81 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
         RunError: Training could not go on (diverged, out of memory, disk full).
         Interrupted: Ctrl-C or SIGTERM; the state is saved.
     """
-    config, chosen = settle_method(options.build(PretrainConfig, config))
-    config, described, notes = settle(config)
-    with session(config) as run:
-        if run.run.finished:
-            log.info("%s: finished already, nothing to do", config.out)
-            return run.run.result()
-        for note in chosen + notes:
-            log.info("%s", note)
-
-        if run.run.state is None:
-            check_sizes(config, described, {"views.size": config.views.size})
+    parts, notes = resolve(options.build(PretrainConfig, config))
+    config, spec, (phase,) = parts.config, parts.spec, parts.phases
+    with session(parts, notes) as run:
+        if run.folder.finished:
+            return run.folder.result()
 
         # ------------------------------------------------------------------ images
-        smallest = min(group.scale[0] for group in config.views.crops)
-        bound = short_side_bound(config.views.size, smallest)
-        stores = _load(config, run, bound)
-        if len(stores.train) < 2:
+        splits = _load(parts, run)
+        if len(splits.train) < 2:
             raise UserError("data.root: 1 image to train on; telling images apart needs at least 2")
 
         # ------------------------------------------------------------------ model
-        backbone = described.build(config.views.size, config.seed)
-        if described.init is not None and run.run.state is None:
-            log.info("%s", described.init.load_into(backbone, strict=config.model.strict))
-        train = config.train
-        order = derive(config.seed, "stage", 1)
-        batches = batch_plan(train, len(stores.train), train.epochs, train.batch_size, order)
-        with seeded(derive(config.seed, "method")):
-            extra = localization(config, backbone, config.views.size, described, train.epochs)
-            method = create_method(backbone, _facts(stores, config, batches.steps_per_epoch), config.method, extra)
-        if run.run.state is None:
-            method.prepare(lambda: _features(run, backbone, stores.train, config, described))
+        backbone = parts.backbone(phase)
+        if run.folder.state is None and spec.init is not None:
+            log.info("%s", spec.load(backbone, config.model.strict))
+        method = parts.method(phase, backbone, _run_info(parts, splits))
+        if run.folder.state is None:
+            method.prepare(lambda: _features(run, parts, backbone, splits.train))
 
         # ------------------------------------------------------------------ training
-        plan = StagePlan(
-            number=1,
-            label="pretrain",
-            batches=batches,
-            maker=ViewMaker(stores.train, config.views, described.mean, described.std, config.seed),
-            lr=train.lr,
-            warmup_epochs=train.warmup_epochs,
-            evaluations=[
-                *_knn(run, stores, config, described),
-                *_monitor(run, method, stores, config, described),
-            ],
-        )
-        loop = Loop(run, method, plan)
+        evaluations = [*_knn(run, parts, splits), *_monitor(run, parts, method, splits)]
+        loop = Loop(run, method, parts.plan(phase, splits.train, evaluations))
         loop.fit()
 
         # ------------------------------------------------------------------ results
-        _export(run, loop, config, described)
-        last = run.run.last_metrics()
+        if run.folder.leader:
+            kwargs = export_kwargs(spec.name, spec.kwargs, phase.size, 0, spec.in_chans)
+            about = dict(name=spec.name, kwargs=kwargs, mean=spec.mean, std=spec.std)
+            extra = {"ema": loop.ema is not None}
+            save_model(run.folder.path, "backbone", loop.averaged.state_dict(), **about, extra=extra)
+        last = run.folder.last_metrics()
         result = {
             "loss": last["loss"],
             **{name: last[name] for name in ("knn",) if name in last},
-            "train_size": len(stores.train),
-            "epochs": train.epochs,
+            "train_size": len(splits.train),
+            "epochs": phase.epochs,
             "seed": config.seed,
             "seconds": round(run.seconds, 1),
-            **stores.remarks,
+            **splits.remarks,
         }
-        run.run.finish(result)
-        log.info("%s: loss %.4f after %d epochs; backbone.safetensors written", config.out, last["loss"], train.epochs)
+        run.folder.finish(result)
+        log.info("%s: loss %.4f after %d epochs; backbone.safetensors written", config.out, last["loss"], phase.epochs)
         return result
 
 
-def _load(config: PretrainConfig, run: Session, bound: int) -> Stores:
+def _load(parts: Assembly, run: Session) -> LoadedSplits:
     """Reads the images; where labels are missing, says that it is the method which wants them."""
-    labelled, measured = METHODS[config.method.name].labelled, config.train.knn_every > 0
     try:
-        return load_images(config, run.run, bound, labelled=labelled, evaluated=measured, needed=False)
+        return load_splits(parts, run.folder)
     except ForPretraining as error:
-        if not labelled:
+        if not parts.stage.labelled(parts.config):
             raise
         free = ", ".join(name for name, recipe in METHODS.items() if not recipe.labelled)
-        why = f"method.name: {config.method.name} learns from labels; {free} need none"
+        why = f"method.name: {parts.config.method.name} learns from labels; {free} need none"
         raise UserError(*error.faults, why) from None
 
 
-def _facts(stores: Stores, config: PretrainConfig, steps_per_epoch: int) -> Facts:
+def _run_info(parts: Assembly, splits: LoadedSplits) -> RunInfo:
     """What methods may need to know; a batch larger than the data is said."""
-    images, train = len(stores.train), config.train
-    if train.batch_size > images:
-        log.warning("train.batch_size: %d, but there are %d images: an epoch is one step", train.batch_size, images)
-        small, _ = pass_notes(config, images)
+    images, (phase,) = len(splits.train), parts.phases
+    if phase.batch_size > images:
+        log.warning("train.batch_size: %d, but there are %d images: an epoch is one step", phase.batch_size, images)
+        small = parts.stage.faults(parts.config, images)
         if small:
             raise UserError(*small)
-    classes = None if stores.train.classes is None else len(stores.train.classes)
-    steps, seen = train.epochs * steps_per_epoch, global_groups(config.views.crops)
-    return Facts(images, min(train.batch_size, images), train.epochs, steps, classes, seen)
+    classes = None if splits.train.classes is None else len(splits.train.classes)
+    steps = phase.epochs * -(-images // phase.batch_size)
+    return RunInfo(images, min(phase.batch_size, images), phase.epochs, steps, classes)
 
 
-def _features(run: Session, backbone, store, config: PretrainConfig, described: Backbone, images=None):
+def _features(run: Session, parts: Assembly, backbone, store, images=None) -> torch.Tensor:
     """Features of a split's images, all or those of the given numbers, [N, d]."""
-    batches = test_batches(run, store, config.views.size, EVAL_CROP, described, EVAL_BATCH, images)
+    batches = eval_batches(run, store, parts.phases[0].size, EVAL_CROP, parts.spec, EVAL_BATCH, images)
     device = run.device if run.accelerator is None else run.accelerator.device
-    features = evaluate.extract_features(backbone.to(device), batches, device, run.autocast)
+    features = extract_features(backbone.to(device), batches, device, run.autocast)
     if not bool(torch.isfinite(features).all()):
         raise RunError(
             "the images' features are not finite; the last checkpoint is kept: lower --train.lr, "
@@ -153,51 +122,33 @@ def _features(run: Session, backbone, store, config: PretrainConfig, described: 
     return features
 
 
-def _monitor(
-    run: Session, method: Method, stores: Stores, config: PretrainConfig, described: Backbone
-) -> list[Evaluation]:
+def _monitor(run: Session, parts: Assembly, method: Method, splits: LoadedSplits) -> list[Evaluation]:
     """Looks for collapse and saturation, on the same few training images every time; nothing where it is off."""
-    if not config.train.monitor_every:
+    train = parts.config.train
+    if not train.monitor_every:
         return []
-    count = min(config.train.monitor_images, len(stores.train))
-    images = np.sort(permutation(config.seed, "monitor", len(stores.train))[:count])
+    count = min(train.monitor_images, len(splits.train))
+    images = np.sort(permutation(parts.config.seed, "monitor", len(splits.train))[:count])
 
     def extract(backbone):
-        return _features(run, backbone, stores.train, config, described, images)
+        return _features(run, parts, backbone, splits.train, images)
 
-    watch = Monitor(
-        method, extract, torch.from_numpy(images), run.run.metrics, config.train.epochs, config.train.warmup_epochs
-    )
-    return [Evaluation(watch.measure, config.train.monitor_every, count)]
+    watch = Monitor(method, extract, torch.from_numpy(images), run.folder.metrics, train.epochs, train.warmup_epochs)
+    return [Evaluation(watch.measure, train.monitor_every, count)]
 
 
-def _knn(run: Session, stores: Stores, config: PretrainConfig, described: Backbone) -> list[Evaluation]:
+def _knn(run: Session, parts: Assembly, splits: LoadedSplits) -> list[Evaluation]:
     """Measures kNN accuracy; nothing where it is off or there are no labels."""
-    if not config.train.knn_every:
+    every = parts.config.train.knn_every
+    if not every:
         return []
-    test = stores.val or stores.test
-    if stores.train.labels is None or test is None:
+    train, test = splits.train, splits.val or splits.test
+    if train.labels is None or test is None:
         log.warning("train.knn_every: no kNN accuracy, it needs labels and a val or test split")
         return []
 
     def measure(backbone) -> dict:
-        train = _features(run, backbone, stores.train, config, described)
-        held = _features(run, backbone, test, config, described)
-        return {"knn": evaluate.knn_accuracy(train, stores.train.labels, held, test.labels)}
+        seen, held = (_features(run, parts, backbone, store) for store in (train, test))
+        return {"knn": evaluate.knn_accuracy(seen, train.labels, held, test.labels)}
 
-    return [Evaluation(measure, config.train.knn_every, len(stores.train) + len(test))]
-
-
-def _export(run: Session, loop: Loop, config: PretrainConfig, described: Backbone) -> None:
-    if run.run.leader:
-        kwargs = export_kwargs(described.name, described.kwargs, config.views.size, 0, described.in_chans)
-        save_model(
-            run.run.path,
-            "backbone",
-            loop.averaged.state_dict(),
-            name=described.name,
-            kwargs=kwargs,
-            mean=described.mean,
-            std=described.std,
-            extra={"ema": loop.ema is not None},
-        )
+    return [Evaluation(measure, every, len(train) + len(test))]

@@ -7,17 +7,13 @@ import time
 import numpy as np
 import torch
 
-from idmm import options
 from idmm.calibrate import time_steps
-from idmm.config import FinetuneConfig, PretrainConfig, Stage, global_groups, resolved_stages
-from idmm.data.augment import TrainImages
 from idmm.data.loaders import worker_count
-from idmm.data.views import ViewMaker, short_side_bound
-from idmm.features import pick_device
-from idmm.methods import Facts, create_method
-from idmm.methods.finetune import Finetune
+from idmm.distributed import pick_device
+from idmm.methods import RunInfo
 from idmm.progress import duration
-from idmm.stages.common import describe_backbone, localization
+from idmm.stages import STAGES, Phase
+from idmm.stages.assemble import Assembly, assemble
 from idmm.transfer.plan import Job, remaining
 from idmm.transfer.run import Grid
 
@@ -77,60 +73,37 @@ def _shape(job: Job) -> str:
 
 
 def _rates(job: Job, budget: float) -> list[float]:
-    """Seconds a step of each stage of a job; a probe's are seconds an image."""
+    """Seconds a step of each phase of a job; a probe's step is an image."""
+    parts = assemble(STAGES[job.stage].build(job.config))
     if job.stage == "probe":
-        return [_probe_rate(job)]
-    kind = PretrainConfig if job.stage == "pretrain" else FinetuneConfig
-    config = options.build(kind, {**job.config, "out": "-"})
-    if job.stage == "pretrain":
-        return [_pretrain_rate(config, budget)]
-    stages = resolved_stages(config)
-    return [_finetune_rate(config, stage, budget / len(stages)) for stage in stages]
+        return [_probe_rate(parts)]
+    return [_step(parts, phase, budget / len(parts.phases)) for phase in parts.phases]
 
 
-def _pretrain_rate(config: PretrainConfig, budget: float) -> float:
-    described, size = describe_backbone(config), config.views.size
-    backbone = described.build(size, config.seed)
-    seen = global_groups(config.views.crops)
-    facts = Facts(2048, config.train.batch_size, config.train.epochs, 1000, CLASSES, seen)
-    extra = localization(config, backbone, size, described, config.train.epochs)
-    method = create_method(backbone, facts, config.method, extra)
-    store = _Noise(config.train.batch_size, short_side_bound(size, min(g.scale[0] for g in config.views.crops)))
-    return _step(config, method, ViewMaker(store, config.views, described.mean, described.std, 0), budget)
-
-
-def _finetune_rate(config: FinetuneConfig, stage: Stage, budget: float) -> float:
-    described = describe_backbone(config)
-    model = described.build(stage.size, config.seed, CLASSES)
-    extra = localization(config, model, stage.size, described, stage.epochs)
-    method = Finetune(model, config.augment, config.model.freeze, extra)
-    store = _Noise(stage.batch_size, short_side_bound(stage.size, config.augment.scale[0]))
-    maker = TrainImages(store, config.augment, stage.size, described.mean, described.std, key=0)
-    return _step(config, method, maker, budget, stage.batch_size)
-
-
-def _step(config, method, maker, budget: float, batch_size: int | None = None) -> float:
+def _step(parts: Assembly, phase: Phase, budget: float) -> float:
     """Seconds of one optimizer step with its images."""
-    batch_size = (batch_size or config.train.batch_size) // config.train.accumulate or 1
-    device = pick_device(config.train.device, "train.device")
+    train, workers = parts.config.train, parts.config.data.workers
+    info = RunInfo(2048, phase.batch_size, phase.epochs, 1000, CLASSES)
+    method = parts.method(phase, parts.backbone(phase, CLASSES), info)
+    transform = parts.transform(phase, _Noise(phase.batch_size, parts.short_side(phase.size)))
+    device = pick_device(parts.device, "train.device")
     begun = time.monotonic()
-    batch = maker(0, np.arange(batch_size))
+    batch = transform(0, np.arange(phase.batch_size // train.accumulate or 1))
     loading = time.monotonic() - begun
-    precision = "fp32" if config.train.precision == "auto" else config.train.precision
+    precision = "fp32" if train.precision == "auto" else train.precision
     training = time_steps(method, batch, device, precision, rounds=1)
     if loading + 2 * training < budget:
         rounds = min(5, int(budget / (training + 1e-9)))
         training = statistics.median([training, time_steps(method, batch, device, precision, rounds)])
-    workers = worker_count(config.data.workers, 0)[0]
+    workers = worker_count(workers, 0)[0]
     step = max(loading / workers, training) if workers else loading + training
-    return step * config.train.accumulate
+    return step * train.accumulate
 
 
-def _probe_rate(job: Job) -> float:
-    config = options.build(FinetuneConfig, {k: v for k, v in job.config.items() if k != "size"})
-    described = describe_backbone(config)
-    model = described.build(job.config["size"], 0).eval()
-    images = torch.zeros(16, described.in_chans, job.config["size"], job.config["size"])
+def _probe_rate(parts: Assembly) -> float:
+    (phase,) = parts.phases
+    model = parts.backbone(phase).eval()
+    images = torch.zeros(16, parts.spec.in_chans, phase.size, phase.size)
     begun = time.monotonic()
     with torch.no_grad():
         model(images)
@@ -138,13 +111,6 @@ def _probe_rate(job: Job) -> float:
 
 
 def _seconds(job: Job, images: int, rates: list[float]) -> float:
-    if job.stage == "probe":
-        return 2 * images * rates[0]
-    kind = PretrainConfig if job.stage == "pretrain" else FinetuneConfig
-    config = options.build(kind, {**job.config, "out": "-"})
-    if job.stage == "pretrain":
-        return config.train.epochs * -(-images // config.train.batch_size) * rates[0]
-    return sum(
-        stage.epochs * -(-images // stage.batch_size) * rate
-        for stage, rate in zip(resolved_stages(config), rates, strict=True)
-    )
+    stage = STAGES[job.stage]
+    phases = stage.phases(stage.build(job.config))
+    return sum(p.epochs * -(-images // p.batch_size) * rate for p, rate in zip(phases, rates, strict=True))

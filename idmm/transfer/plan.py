@@ -194,7 +194,7 @@ class _Planner:
         layers = [self.grid.pretrain, backbone.get("pretrain", {})]
         config, _ = self._resolved("pretrain", layers, {"model": _model(backbone)}, settled=False)
         kept = {name: plain[name] for name in ("init", "seed", "data", "model")}
-        return config and {**kept, "train": {"device": plain["train"]["device"]}, "size": config.views.size}
+        return config and {**kept, "device": plain["train"]["device"], "size": config.views.size}
 
     # -------------------------------------------------------------- options
     def _resolved(self, stage: str, layers: list[dict], own: dict, settled: bool = True) -> tuple[Any, list[str]]:

@@ -4,26 +4,24 @@ models that cannot be built, methods without labels, a folder that is taken."""
 import functools
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from idmm import options
-from idmm.config import FinetuneConfig, PretrainConfig, resolved_stages
+from idmm.config import PretrainConfig
 from idmm.data.cache import file_digest
 from idmm.data.datasets import open_splits
 from idmm.data.images import BadImage
 from idmm.data.split import Splits, counted
+from idmm.distributed import pick_device
 from idmm.errors import UserError
-from idmm.features import pick_device
-from idmm.recipes import METHODS, pass_notes
-from idmm.stages.common import describe_backbone, try_localization
+from idmm.stages import STAGES
+from idmm.stages.assemble import assemble
 from idmm.transfer.config import GridConfig
 from idmm.transfer.entries import data_of, read_entries
 from idmm.transfer.plan import Job, Layout, lay_out
 from idmm.transfer.run import folder_faults
-
-KINDS = {"pretrain": PretrainConfig, "finetune": FinetuneConfig, "probe": FinetuneConfig}
 
 
 def check(grid: GridConfig) -> dict[str, int]:
@@ -43,22 +41,21 @@ def check(grid: GridConfig) -> dict[str, int]:
         checks.once("ray", "", require)
     counts, changed = {}, {}
     for key, (job, side, backbone) in _named(laid).items():
-        config = options.build(KINDS[job.stage], {k: v for k, v in job.config.items() if k != "size"})
-        labelled = job.stage != "pretrain" or METHODS[config.method.name].labelled
-        asked = (config.data, labelled, job.stage != "pretrain")
+        parts = assemble(STAGES[job.stage].build(job.config), init_field="")  # lines begin with the entry of weights
+        config, stage = parts.config, parts.stage
+        asked = (config.data, stage.labelled(config), stage.needs_test)
         splits = checks.once(["data", job.config["data"], *asked[1:]], side, open_splits, *asked)
         counts[key] = len(splits.train) if splits else 0
         if splits and _changed(Path(grid.out), key, splits, config.data.on_error == "skip"):
             changed.setdefault(side, []).append(key)
-        if splits and job.stage == "pretrain":
-            small, _ = pass_notes(config, min(config.train.batch_size, counts[key]))
-            checks.faults += [f"{side}: {fault}" for fault in small]
+        if splits:
+            checks.faults += [f"{side}: {fault}" for fault in stage.faults(config, counts[key])]
         if grid.engine == "local":
-            checks.once(config.train.device, job.stage, pick_device, config.train.device, "train.device")
-        for size in _sizes(job, config):
-            drloc = options.plain(config.drloc)
-            model = [config.model.name, config.model.kwargs, config.data.in_chans, config.init, size, drloc]
-            checks.once(model, backbone, _build, config, size)
+            checks.once(parts.device, job.stage, pick_device, parts.device, "train.device")
+        for phase in parts.phases:
+            model = [config.model.name, config.model.kwargs, config.data.in_chans, config.init, phase.size]
+            drloc = job.config.get("drloc") or {"weight": 0}
+            checks.once([*model, drloc if drloc["weight"] else 0], backbone, parts.try_model, phase, True)
     _look_at_the_rest(grid, laid, checks)
     checks.faults += [
         f"{side}: its images changed since {counted(len(keys), 'run')} in '{grid.out}' began; name another out"
@@ -145,21 +142,3 @@ def _named(laid: Layout) -> dict[str, tuple[Job, str, str]]:
         if job.needs is not None:
             found.setdefault(job.needs, (laid.jobs[job.needs], f"sources '{cell.source}'", backbone))
     return found
-
-
-def _build(config, size: int) -> None:
-    """Builds a backbone as a job would, and loads the file that it starts from."""
-    described = describe_backbone(config, field="")  # the line begins with the entry of weights
-    model = described.build(size, config.seed)
-    if described.init is not None:
-        described.init.load_into(model, strict=config.model.strict)
-    try_localization(config, model, size, described)
-
-
-def _sizes(job: Job, config) -> Iterable[int]:
-    """Image sizes that the job's model is built at (pixels)."""
-    if job.stage == "probe":
-        return [job.config["size"]]
-    if job.stage == "pretrain":
-        return [config.views.size]
-    return [stage.size for stage in resolved_stages(config)]

@@ -17,8 +17,10 @@ import yaml
 from idmm import options
 from idmm.errors import Interrupted, RunError, UserError
 from idmm.files import being_written, write_text
+from idmm.stages import STAGES
 from idmm.transfer.claims import Claims
-from idmm.transfer.config import STAGES, GridConfig
+from idmm.transfer.config import STAGES as TRAINED
+from idmm.transfer.config import GridConfig
 from idmm.transfer.plan import Cell, Job, Layout, layout, remaining
 
 log = logging.getLogger("idmm")
@@ -195,7 +197,7 @@ def _anywhere(config: GridConfig) -> GridConfig:
         if not isinstance(tree, dict):
             return tree
         found = {key: whole(value) for key, value in tree.items()}
-        for stage in STAGES:
+        for stage in TRAINED:
             layer = found.get(stage)
             if isinstance(layer, dict) and isinstance(layer.get("config"), str):
                 found[stage] = {**layer, "config": str(Path(layer["config"]).absolute())}
@@ -227,26 +229,8 @@ def _follow(folder: Path, init: str) -> None:
             write_text(path, yaml.safe_dump({**begun, "init": init}, sort_keys=False, allow_unicode=True))
 
 
-def _pretrain(config: dict) -> dict:
-    from idmm.stages.pretrain import pretrain
-
-    return pretrain(config)
-
-
-def _finetune(config: dict) -> dict:
-    from idmm.stages.finetune import finetune
-
-    return finetune(config)
-
-
-def _probe(config: dict) -> dict:
-    from idmm.transfer.preview import probe
-
-    return probe(config)
-
-
 _SECTIONS = ("data", "model", "views", "augment", "method", "train", "drloc")
-_STAGES: dict[str, Callable[[dict], dict]] = {"pretrain": _pretrain, "finetune": _finetune, "probe": _probe}
+_STAGES: dict[str, Callable[[dict], dict]] = {name: entry.run for name, entry in STAGES.items()}
 
 
 def attempt(grid: Grid, job: Job, do: Callable[[Job, Path], dict] = execute) -> None:
@@ -276,7 +260,7 @@ def attempt(grid: Grid, job: Job, do: Callable[[Job, Path], dict] = execute) -> 
 def _for_grids(text: str, stage: str) -> str:
     """A run's message with the flags as a grid has them; it needs no new folder, a changed option is another job."""
     text = " ".join(text.split()).removesuffix(", in a new --out")
-    return re.sub(rf"--(?=({'|'.join(_SECTIONS)})\.)", f"--{'finetune' if stage == 'probe' else stage}.", text)
+    return re.sub(rf"--(?=({'|'.join(_SECTIONS)})\.)", f"--{STAGES[stage].flags}.", text)
 
 
 def _note(path: Path, text: str) -> None:

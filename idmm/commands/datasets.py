@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from idmm import config, features
-from idmm.commands import DataCheckConfig
+from idmm.config_commands import DataCheckConfig
 from idmm.data.datasets import open_splits
 from idmm.data.disk import cache_folder, clear, shelves
 from idmm.data.doctor import NEAR_BITS, NEAR_CORRELATION, SKEWED, Checkup, Pair, check

@@ -1,11 +1,11 @@
-"""The flags of the commands that are no stages: probe, fewlabel, demo, data."""
+"""The keys of a probe, as a stage and as a command, and the flags of the other commands: fewlabel, demo, data."""
 
-from dataclasses import field
+from dataclasses import field, fields
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from idmm.config import Data, section
+from idmm.config import Data, FinetuneModel, section
 
 
 def _several(given: Any) -> Any:
@@ -21,8 +21,8 @@ def _once(given: list) -> list:
 
 
 @section
-class Frozen:
-    """What commands take that measure the features of a frozen backbone."""
+class FeatureConfig:
+    """How frozen features are taken and measured."""
 
     seed: int = Field(0, ge=0)
     """Seed of the images held out to choose the probe's strength by, and of an untrained backbone's weights."""
@@ -38,7 +38,23 @@ class Frozen:
 
 
 @section
-class ProbeConfig(Frozen):
+class ProbeConfig(FeatureConfig):
+    """A probe as a stage: kNN and a linear probe on a frozen backbone, in a folder like any other run's."""
+
+    out: str | None = None
+    """Folder for all that the run writes (required)."""
+    init: str | None = None
+    """Backbone: a run folder, or a file in timm's format; null: fresh weights of ``seed``."""
+    model: FinetuneModel = field(default_factory=FinetuneModel)
+
+
+def probe_config(given: FeatureConfig, init: str | None) -> ProbeConfig:
+    """Returns the probe of a backbone as a command is asked for it."""
+    return ProbeConfig(init=init, **{item.name: getattr(given, item.name) for item in fields(FeatureConfig)})
+
+
+@section
+class ProbeCommand(FeatureConfig):
     """How good are frozen features? Accuracy of a weighted vote of the 20 nearest neighbours and of a linear probe on
     the test images, with 95 % intervals. Features are kept on the disk for the next time."""
 
@@ -49,7 +65,7 @@ class ProbeConfig(Frozen):
 
 
 @section
-class FewLabelConfig(Frozen):
+class FewLabelConfig(FeatureConfig):
     """Accuracy as a function of the labelled images a class: of frozen features, or of fine-tuning; a table, and a
     picture of the curves with the spread over draws."""
 

@@ -1,33 +1,29 @@
 """The demo: does pretraining on unlabelled images pay? Digits, 10 labels a class, against training from scratch."""
 
-import dataclasses
 import json
 import statistics
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from idmm import options
 from idmm.config import FinetuneConfig, PretrainConfig
+from idmm.config_commands import DemoConfig
 from idmm.errors import RunError, UserError
 from idmm.files import write_text
+from idmm.stages import STAGES
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "demo"  # of the repository, not of the package
 PICTURES = ("loss.png", "crops.png", "comparison.png")
 LEAST_GAIN = 5.0  # points
 
 
-def demo(out: str = "runs/demo", seeds: int = 3, pretrain: str | None = None, finetune: str | None = None) -> dict:
+def demo(given: DemoConfig) -> dict:
     """Pretrains on a dataset without its labels, then fine-tunes on a few labels from that and from scratch.
 
     Both fine-tunings are the same but for the weights that they start from. The seed drives everything: pretraining,
     fine-tuning and which images are labelled. The runs lie in OUT/pretrain-SEED, OUT/idmm-SEED and OUT/scratch-SEED;
     a demo that was stopped goes on, one that is finished prints its result again.
-
-    Args:
-        out: Folder for the runs, ``demo.json`` and the pictures.
-        seeds: How many, from 0.
-        pretrain: YAML file of pretraining's keys; None: configs/demo/pretrain.yaml of the repository.
-        finetune: YAML file of fine-tuning's keys; None: configs/demo/finetune.yaml.
 
     Returns:
         What ``demo.json`` holds: ``idmm_top1`` and ``scratch_top1`` (percent of the test images, one a seed), ``gain``
@@ -38,32 +34,31 @@ def demo(out: str = "runs/demo", seeds: int = 3, pretrain: str | None = None, fi
         RunError: The mean gain is below 5 points, or a run could not go on.
     """
     started = time.monotonic()
-    stage1, stage2 = _configs(pretrain, finetune)
-    settings = json.loads(json.dumps({"seeds": seeds, "pretrain": _plain(stage1), "finetune": _plain(stage2)}))
-    result = _finished(Path(out), settings)
+    out, (stage1, stage2) = Path(given.out), _configs(given)
+    settings = json.loads(json.dumps({"seeds": given.seeds, "pretrain": _plain(stage1), "finetune": _plain(stage2)}))
+    result = _finished(out, settings)
     if result is None:
-        runs = [_seed(Path(out), seed, stage1, stage2) for seed in range(seeds)]
+        runs, earlier = _runs(out, given.seeds, stage1, stage2)
         result = _summary(runs, settings)
-        _pictures(Path(out), result, stage1)
-        earlier = sum(run.earlier for run in runs)
+        _pictures(out, result, stage1)
         result["seconds"] = round(earlier + time.monotonic() - started, 1)
-        write_text(Path(out) / "demo.json", json.dumps(result, indent=2) + "\n")
-    _say(Path(out), result)
+        write_text(out / "demo.json", json.dumps(result, indent=2) + "\n")
+    _say(out, result)
     if result["gain"] < LEAST_GAIN:
         raise RunError(f"demo: IDMM is {result['gain']:+.1f} points from scratch, wanted at least +{LEAST_GAIN:g}")
     return result
 
 
-def _configs(pretrain: str | None, finetune: str | None) -> tuple[PretrainConfig, FinetuneConfig]:
+def _configs(demo: DemoConfig) -> tuple[PretrainConfig, FinetuneConfig]:
     built, faults = [], []
-    for flag, kind, given in (("pretrain", PretrainConfig, pretrain), ("finetune", FinetuneConfig, finetune)):
+    for flag, given in (("pretrain", demo.pretrain), ("finetune", demo.finetune)):
         file = CONFIGS / f"{flag}.yaml" if given is None else Path(given)
         if not file.is_file():
             hint = "; a checkout of the repository has it, or name your own" if given is None else ""
             faults.append(f"{flag}: '{file}' is not there; wanted a YAML file of {flag}'s keys{hint}")
             continue
         try:
-            built.append(options.build(kind, file))
+            built.append(STAGES[flag].build(file))
         except UserError as error:
             faults += [f"{flag}: {line}" for line in error.faults]
     if faults:
@@ -80,8 +75,8 @@ def _same_model(stage1: PretrainConfig, stage2: FinetuneConfig) -> FinetuneConfi
             faults.append(f"finetune: model.{name} is {tuned!r}, pretraining's is {pretrained!r}; leave it out")
     if faults:
         raise UserError(*faults)
-    model = dataclasses.replace(stage2.model, name=stage1.model.name, kwargs=stage1.model.kwargs)
-    return dataclasses.replace(stage2, model=model)
+    model = replace(stage2.model, name=stage1.model.name, kwargs=stage1.model.kwargs)
+    return replace(stage2, model=model)
 
 
 def _plain(config) -> dict:
@@ -99,58 +94,49 @@ def _finished(out: Path, settings: dict) -> dict | None:
     return result if whole and result.get("settings") == settings else None
 
 
-@dataclasses.dataclass
-class _Runs:
-    """The three runs of a seed.
+def _runs(out: Path, seeds: int, stage1: PretrainConfig, stage2: FinetuneConfig) -> tuple[dict[str, list], float]:
+    """Makes the three runs of each seed, or goes on with them, or finds them finished.
 
-    Attributes:
-        results: What each one's result.json holds.
-        earlier: Time that was spent on them before this call (seconds).
+    Returns:
+        What each run's result.json holds, a list over seeds by name; time spent on them before this call (seconds).
     """
-
-    results: dict[str, dict]
-    earlier: float = 0.0
-
-
-def _seed(out: Path, seed: int, stage1: PretrainConfig, stage2: FinetuneConfig) -> _Runs:
-    """Makes the runs of a seed, or goes on with them, or finds them finished."""
     from idmm.data.loaders import one_thread  # torch is imported when there is something to train
-    from idmm.stages.finetune import finetune
-    from idmm.stages.pretrain import pretrain
 
-    subset = stage2.data.subset and dataclasses.replace(stage2.data.subset, seed=seed)
-    data = dataclasses.replace(stage2.data, subset=subset)
-    stage2 = dataclasses.replace(stage2, data=data)
-    runs = _Runs({})
-    for name, stage, config in (
-        ("pretrain", pretrain, stage1),
-        ("idmm", finetune, dataclasses.replace(stage2, init=str(_folder(out, "pretrain", seed)))),
-        ("scratch", finetune, dataclasses.replace(stage2, init=None)),
-    ):
-        began = time.monotonic()
-        folder = _folder(out, name, seed)
-        with one_thread():  # steps this small gain nothing from more, and lose much where other work shares the cores
-            runs.results[name] = stage(dataclasses.replace(config, out=str(folder), seed=seed, resume="auto"))
-        runs.earlier += max(0.0, runs.results[name]["seconds"] - (time.monotonic() - began))
-    return runs
+    results, earlier = {"pretrain": [], "idmm": [], "scratch": []}, 0.0
+    for seed in range(seeds):
+        subset = stage2.data.subset and replace(stage2.data.subset, seed=seed)
+        tuning = replace(stage2, data=replace(stage2.data, subset=subset))
+        configs = {
+            "pretrain": stage1,
+            "idmm": replace(tuning, init=str(_folder(out, "pretrain", seed))),
+            "scratch": replace(tuning, init=None),
+        }
+        for name, config in configs.items():
+            stage = STAGES["pretrain" if name == "pretrain" else "finetune"]
+            began = time.monotonic()
+            with one_thread():  # steps this small gain nothing from more, and lose much where others use the cores
+                result = stage.run(replace(config, out=str(_folder(out, name, seed)), seed=seed, resume="auto"))
+            results[name].append(result)
+            earlier += max(0.0, result["seconds"] - (time.monotonic() - began))
+    return results, earlier
 
 
 def _folder(out: Path, name: str, seed: int) -> Path:
     return out / f"{name}-{seed}"
 
 
-def _summary(runs: list[_Runs], settings: dict) -> dict:
-    scores = {name: [run.results[name]["top1"] for run in runs] for name in ("idmm", "scratch")}
-    first = runs[0].results
+def _summary(runs: dict[str, list[dict]], settings: dict) -> dict:
+    tuned, scratch = ([result["top1"] for result in runs[name]] for name in ("idmm", "scratch"))
+    first = runs["idmm"][0]
     return {
-        "idmm_top1": scores["idmm"],
-        "scratch_top1": scores["scratch"],
-        "gain": statistics.mean(scores["idmm"]) - statistics.mean(scores["scratch"]),
+        "idmm_top1": tuned,
+        "scratch_top1": scratch,
+        "gain": statistics.mean(tuned) - statistics.mean(scratch),
         "seconds": 0.0,
-        "unlabelled_images": first["pretrain"]["train_size"],
-        "labelled_images": first["idmm"]["train_size"],
-        "test_images": first["idmm"]["test_size"],
-        "num_classes": first["idmm"]["num_classes"],
+        "unlabelled_images": runs["pretrain"][0]["train_size"],
+        "labelled_images": first["train_size"],
+        "test_images": first["test_size"],
+        "num_classes": first["num_classes"],
         "settings": settings,
     }
 
@@ -158,11 +144,8 @@ def _summary(runs: list[_Runs], settings: dict) -> dict:
 def _pictures(out: Path, result: dict, stage1: PretrainConfig) -> None:
     """Draws the losses, the crops of seed 0 and the comparison."""
     from idmm.analysis import plots
-    from idmm.data.cache import load_split
-    from idmm.data.datasets import open_splits
-    from idmm.data.views import short_side_bound
     from idmm.recipes import settle_method
-    from idmm.stages.common import describe_backbone
+    from idmm.stages.assemble import assemble, load_splits
 
     def curves(name: str) -> list[list[dict]]:
         files = [_folder(out, name, seed) / "metrics.jsonl" for seed in range(result["settings"]["seeds"])]
@@ -176,13 +159,9 @@ def _pictures(out: Path, result: dict, stage1: PretrainConfig) -> None:
     }
     plots.loss_panels(panels, out / "loss.png")
 
-    stage1, _ = settle_method(stage1)
-    smallest = min(group.scale[0] for group in stage1.views.crops)
-    split = open_splits(stage1.data, labelled=False).train
-    store = load_split(split, bound=short_side_bound(stage1.views.size, smallest), data=stage1.data)
-    known = describe_backbone(stage1)
-    alpha = stage1.method.cutmix_alpha
-    plots.crop_sheet(store, stage1.views, out / "crops.png", mean=known.mean, std=known.std, cutmix_alpha=alpha)
+    parts = assemble(settle_method(stage1)[0])
+    given = dict(mean=parts.spec.mean, std=parts.spec.std, cutmix_alpha=parts.config.method.cutmix_alpha)
+    plots.crop_sheet(load_splits(parts).train, parts.config.views, out / "crops.png", **given)
 
     scores = {"from scratch": result["scratch_top1"], "from IDMM": result["idmm_top1"]}
     title = f"{labelled:,} labelled images"

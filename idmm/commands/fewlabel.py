@@ -1,26 +1,31 @@
 """``idmm fewlabel``: accuracy as a function of the labelled images a class, of frozen features or of fine-tuning."""
 
 import csv
+import functools
 import io
 import json
 import logging
 import os
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
 
-from idmm import options
-from idmm.analysis.probe import Images, Subject, describe, folder, untrained
-from idmm.commands import FewLabelConfig, Frozen
+from idmm.commands.probe import folder
 from idmm.config import Data, FinetuneConfig, Subset
-from idmm.data.datasets import draw_subset
+from idmm.config_commands import FeatureConfig, FewLabelConfig, probe_config
+from idmm.data.cache import ImageStore
+from idmm.data.datasets import draw_subset, open_splits
 from idmm.data.registry import spec_of
+from idmm.data.split import Split
 from idmm.errors import UserError, listed
+from idmm.evaluate import readouts
+from idmm.features import FrozenBackbone
 from idmm.files import write_text
-from idmm.probing import measure
+from idmm.stages import STAGES
+from idmm.stages.probe import frozen_backbone, labelled_images, labels_needed
 
 log = logging.getLogger("idmm")
 READOUTS = {"knn": "kNN", "probe": "linear probe", "finetune": "fine-tuned"}
@@ -46,13 +51,15 @@ def fewlabel(given: FewLabelConfig) -> dict:
     """
     tuning = _tuning(given)
     out = folder(given.out)
-    subjects = _subjects(given)
-    images = Images(given)
+    backbones = _backbones(given)
+    with labels_needed(given.data):
+        splits = open_splits(given.data, labelled=True)
     numbers = sorted(given.per_class)
-    _enough(images, numbers)
-    _not_another(given, out / "fewlabel.json", subjects)
-    records = list(_probed(given, subjects, images) if tuning is None else _tuned(given, subjects, tuning, out))
+    _enough(splits.train, numbers)
+    _not_another(given, out / "fewlabel.json", backbones)
     metric = spec_of(given.data.name).metric
+    measure = _probing(splits.train, metric) if tuning is None else functools.partial(_tuned, given, tuning, out)
+    records = _records(given, backbones, measure)
     result = {
         "dataset": given.data.name,
         "root": _place(given.data.root),
@@ -60,10 +67,10 @@ def fewlabel(given: FewLabelConfig) -> dict:
         "metric": metric,
         "per_class": numbers,
         "seeds": given.seeds,
-        "num_classes": len(images.splits.train.classes),
-        "test_size": len(images.splits.test),
-        **({"size_mismatch": images.splits.size_mismatch} if images.splits.size_mismatch else {}),
-        "runs": {subject.label: subject.about if tuning is None else _origin(subject) for subject in subjects},
+        "num_classes": len(splits.train.classes),
+        "test_size": len(splits.test),
+        **({"size_mismatch": splits.size_mismatch} if splits.size_mismatch else {}),
+        "runs": {backbone.label: _about(given, backbone) for backbone in backbones},
         "summary": summary(records, metric),
         "records": records,
     }
@@ -76,23 +83,27 @@ def fewlabel(given: FewLabelConfig) -> dict:
     return result
 
 
-def _subjects(given: FewLabelConfig) -> list[Subject]:
+def _backbones(given: FewLabelConfig) -> list[FrozenBackbone]:
     """The backbones, and with ``untrained`` each kind once more with fresh weights."""
-    trained = [describe(init, given) for init in given.init]
+    trained = [frozen_backbone(probe_config(given, init)) for init in given.init]
     if not given.untrained:
         return trained
     kinds = {}
-    for subject in trained:
-        size = subject.extractor.size if given.protocol == "probe" else None  # fine-tuning's sizes are in FILE
-        kinds.setdefault(json.dumps([subject.described.name, subject.described.kwargs, size], default=str), subject)
+    for backbone in trained:
+        size = backbone.size if given.protocol == "probe" else None  # fine-tuning's sizes are in FILE
+        kinds.setdefault(json.dumps([backbone.spec.name, backbone.spec.kwargs, size], default=str), backbone)
     word = "untrained" if given.protocol == "probe" else "from scratch"
-    labels = [f"{word}, as {subject.label}" if len(kinds) > 1 else word for subject in kinds.values()]
-    return trained + [untrained(s, given, label) for s, label in zip(kinds.values(), labels, strict=True)]
+    labels = [f"{word}, as {backbone.label}" if len(kinds) > 1 else word for backbone in kinds.values()]
+    return trained + [b.untrained(label) for b, label in zip(kinds.values(), labels, strict=True)]
 
 
-def _enough(images: Images, numbers: list[int]) -> None:
+def _about(given: FewLabelConfig, backbone: FrozenBackbone) -> dict:
+    sizes = () if given.protocol == "probe" else ("size",)  # fine-tuning's are in FILE
+    return {name: value for name, value in backbone.about.items() if name not in sizes}
+
+
+def _enough(train: Split, numbers: list[int]) -> None:
     """Refuses numbers that some class cannot give, as ``data.subset`` does: the curve would not be of what it says."""
-    train = images.splits.train
     counts = np.bincount(train.labels, minlength=len(train.classes))
     if numbers[-1] > counts.min():
         few = [
@@ -103,7 +114,7 @@ def _enough(images: Images, numbers: list[int]) -> None:
         )
 
 
-def _not_another(given: FewLabelConfig, path: Path, subjects: list[Subject]) -> None:
+def _not_another(given: FewLabelConfig, path: Path, backbones: list[FrozenBackbone]) -> None:
     """Refuses a folder whose results this call would lose: of another dataset or protocol, or with more in them."""
     try:
         before = json.loads(path.read_text())
@@ -113,7 +124,7 @@ def _not_another(given: FewLabelConfig, path: Path, subjects: list[Subject]) -> 
         return
     asked = {"dataset": given.data.name, "root": _place(given.data.root), "protocol": given.protocol}
     lost = [f"{name} {old[name]}, not {now}" for name, now in asked.items() if old[name] != now]
-    kept = {subject.init and _place(subject.init) for subject in subjects}
+    kept = {backbone.init and _place(backbone.init) for backbone in backbones}
     more = {"per_class": [n for n in old["per_class"] if n not in given.per_class]}
     more["runs"] = [init or "untrained" for init in inits if (init and _place(init)) not in kept]
     lost += [f"{name} {listed(map(str, left))} as well" for name, left in more.items() if left]
@@ -126,35 +137,62 @@ def _place(path: str | None) -> str | None:
     return None if path is None else os.path.realpath(os.path.expanduser(path))
 
 
-# ---------------------------------------------------------------------- frozen features
-def _probed(given: FewLabelConfig, subjects: list[Subject], images: Images) -> Iterator[dict]:
-    """Yields the records of both readouts."""
-    metric, train = spec_of(given.data.name).metric, images.splits.train
-    for subject in subjects:
-        bound = subject.extractor.bound
-        stores = {part: images.store(part, bound) for part in ("train", "test")}
-        features = {part: subject.features(images, part) for part in stores}
-        rows = {name: row for row, name in enumerate(stores["train"].names)}
-        for number in sorted(given.per_class):
-            log.info("%s: %d labels a class", subject.label, number)
-            for seed in range(given.seeds):
-                drawn = draw_subset(train, Subset(per_class=number, seed=seed))
-                some = [rows[name] for name in drawn.names if name in rows]  # data.on_error skip leaves files out
-                found = measure(
-                    features["train"][some], stores["train"].labels[some], features["test"], stores["test"].labels,
-                    seed=seed, metric=metric,
-                )  # fmt: skip
-                for readout, scores in found.items():
-                    kept = {k: scores[k] for k in ("top1", "mean_per_class", "strength") if k in scores}
-                    yield _record(subject, readout, number, seed, len(some), kept)
+# ---------------------------------------------------------------------- measuring
+def _records(given: FewLabelConfig, backbones: list[FrozenBackbone], measure: Callable[..., Iterator]) -> list[dict]:
+    """Returns what ``measure`` finds of every backbone at every number of labels and every draw."""
+    cells = [(b, k, seed) for b in backbones for k in sorted(given.per_class) for seed in range(given.seeds)]
+    records = []
+    for count, (backbone, number, seed) in enumerate(cells, start=1):
+        place = {"per_class": number, "seed": seed}
+        for readout, images, scores in measure(backbone, Subset(**place), f"{count} of {len(cells)}"):
+            kept = {name: scores[name] for name in ("top1", "mean_per_class", "strength") if name in scores}
+            records.append({"run": backbone.label, "readout": readout, **place, "images": images, **kept})
+    return records
 
 
-def _record(subject: Subject, readout: str, number: int, seed: int, count: int, scores: dict) -> dict:
-    place = {"run": subject.label, "readout": readout, "per_class": number, "seed": seed, "images": count}
-    return {**place, **scores}
+def _probing(split: Split, metric: str) -> Callable[..., Iterator[tuple]]:
+    """Returns what yields readout, count of images and scores of frozen features; they are taken once a backbone."""
+
+    loaded: dict[int, dict[str, ImageStore]] = {}
+
+    @functools.lru_cache(maxsize=1)
+    def taken(backbone: FrozenBackbone) -> list[tuple[ImageStore, np.ndarray]]:
+        if backbone.size not in loaded:
+            loaded[backbone.size] = labelled_images(backbone, None, ("train", "test")).stores
+        return [(store, backbone.features(store, part)) for part, store in loaded[backbone.size].items()]
+
+    def measure(backbone: FrozenBackbone, subset: Subset, _: str) -> Iterator[tuple]:
+        (train, seen), (test, held) = taken(backbone)
+        if subset.seed == 0:
+            log.info("%s: %d labels a class", backbone.label, subset.per_class)
+        rows = {name: row for row, name in enumerate(train.names)}
+        drawn = draw_subset(split, subset)
+        some = [rows[name] for name in drawn.names if name in rows]  # data.on_error skip leaves files out
+        found = readouts(seen[some], train.labels[some], held, test.labels, seed=subset.seed, metric=metric)
+        yield from ((readout, len(some), scores) for readout, scores in found.items())
+
+    return measure
 
 
-# ---------------------------------------------------------------------- fine-tuning
+def _tuned(
+    given: FewLabelConfig, tuning: FinetuneConfig, out: Path, backbone: FrozenBackbone, subset: Subset, place: str
+) -> Iterator[tuple]:
+    """Yields the same of one fine-tuning; a finished one is read, one that was stopped is taken up again."""
+    number, seed = subset.per_class, subset.seed
+    log.info("fine-tuning %s: %s, %d labels a class, seed %d", place, backbone.label, number, seed)
+    data, model, spec = replace(given.data, subset=subset), tuning.model, backbone.spec
+    if backbone.init is None:  # the same network, seeing the same values
+        data = replace(data, mean=spec.mean, std=spec.std, in_chans=spec.in_chans)
+        model = replace(model, name=spec.name, kwargs=spec.kwargs)
+    # where the weights came from, and a few digits of theirs, as runs are made again
+    source = backbone.label if backbone.init is None else os.path.normpath(backbone.init)
+    name = "".join(c if c.isalnum() else "-" for c in source).strip("-")[-40:]
+    run = out / "runs" / f"{name}-{backbone.weights[:8]}-{number}-{seed}"
+    config = replace(tuning, out=str(run), init=backbone.init, seed=seed, data=data, model=model)
+    result = STAGES["finetune"].run(config)
+    yield "finetune", result["train_size"], result
+
+
 def _tuning(given: FewLabelConfig) -> FinetuneConfig | None:
     """The config that every fine-tuning starts from; None for the protocol probe."""
     faults = []
@@ -168,12 +206,14 @@ def _tuning(given: FewLabelConfig) -> FinetuneConfig | None:
         if faults:
             raise UserError(*faults)
         return None
-    frozen = [name for name in ("seed", "size", "crop_pct", "batch_size", "device") if _differs(given, Frozen(), name)]
+    frozen = [
+        name for name in ("seed", "size", "crop_pct", "batch_size", "device") if _differs(given, FeatureConfig(), name)
+    ]
     faults += [f"{name}: is for --protocol probe; fine-tuning has its own in --finetune FILE" for name in frozen]
     if given.finetune is None:
         raise UserError(*faults, "finetune: missing; --protocol finetune wants a YAML file of fine-tuning's keys")
     try:
-        tuning = options.build(FinetuneConfig, Path(given.finetune))
+        tuning = STAGES["finetune"].build(Path(given.finetune))
     except UserError as error:
         raise UserError(*faults, *(f"finetune: {line.removeprefix('--config: ')}" for line in error.faults)) from None
     usual = FinetuneConfig()
@@ -192,37 +232,6 @@ def _tuning(given: FewLabelConfig) -> FinetuneConfig | None:
 
 def _differs(one, other, name: str) -> bool:
     return getattr(one, name) != getattr(other, name)
-
-
-def _origin(subject: Subject) -> dict:
-    return {"init": subject.init, "model": subject.described.name}
-
-
-def _tuned(given: FewLabelConfig, subjects: list[Subject], tuning: FinetuneConfig, out: Path) -> Iterator[dict]:
-    """Yields a record for each fine-tuning; finished ones are read, one that was stopped is taken up again."""
-    from idmm.stages.finetune import finetune
-
-    cells = [(s, k, seed) for s in subjects for k in sorted(given.per_class) for seed in range(given.seeds)]
-    for count, (subject, number, seed) in enumerate(cells, start=1):
-        known = subject.described
-        log.info("fine-tuning %d of %d: %s, %d labels a class, seed %d", count, len(cells), subject.label, number, seed)
-        data = replace(given.data, subset=Subset(per_class=number, seed=seed))
-        model = tuning.model
-        if subject.init is None:  # the same network, seeing the same values
-            data = replace(data, mean=known.mean, std=known.std, in_chans=known.in_chans)
-            model = replace(model, name=known.name, kwargs=known.kwargs)
-        place = out / "runs" / f"{_slug(subject)}-{number}-{seed}"
-        config = replace(tuning, out=str(place), init=subject.init, seed=seed, data=data, model=model)
-        result = finetune(config)
-        scores = {name: result[name] for name in ("top1", "mean_per_class") if name in result}
-        yield _record(subject, "finetune", number, seed, result["train_size"], scores)
-
-
-def _slug(subject: Subject) -> str:
-    """A folder's name: where the weights came from, and a few digits of theirs, as runs are made again."""
-    source = subject.label if subject.init is None else os.path.normpath(subject.init)
-    name = "".join(c if c.isalnum() else "-" for c in source).strip("-")[-40:]
-    return f"{name}-{subject.extractor.weights[:8]}"
 
 
 # ---------------------------------------------------------------------- results

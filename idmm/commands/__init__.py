@@ -1,0 +1,1 @@
+"""What people type beside the stages and the grid."""

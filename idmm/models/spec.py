@@ -1,0 +1,108 @@
+"""What is known of a run's backbone before it is built: from the config and the checkpoint that it starts from."""
+
+from dataclasses import dataclass
+
+import torch
+
+from idmm import config
+from idmm.errors import UserError
+from idmm.models import check_kwargs, check_name, create_backbone
+from idmm.models.weights import Checkpoint, Report, read_checkpoint
+from idmm.seeding import derive, seeded
+
+DEFAULT_MODEL = "deit_tiny_patch16_224"
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What is known of the backbone before it is built.
+
+    Attributes:
+        name: timm's.
+        kwargs: For its constructor.
+        mean: Of each channel.
+        std: Likewise.
+        drop_path: Stochastic depth rate.
+        init: Weights to start from, or None.
+    """
+
+    name: str
+    kwargs: dict
+    mean: list[float]
+    std: list[float]
+    drop_path: float
+    init: Checkpoint | None
+
+    @property
+    def in_chans(self) -> int:
+        """Channels."""
+        return len(self.mean)
+
+    def build(self, size: int, seed: int, num_classes: int = 0) -> torch.nn.Module:
+        """Builds the backbone at an image size, its fresh weights from the seed."""
+        chans = {} if self.in_chans == 3 else {"in_chans": self.in_chans}
+        kwargs = {**self.kwargs, **chans, "num_classes": num_classes}
+        with seeded(derive(seed, "model")):
+            return create_backbone(self.name, size, drop_path=self.drop_path, **kwargs)
+
+    def load(self, model: torch.nn.Module, strict: bool = False) -> Report | None:
+        """Loads the weights to start from into all but the classifier; returns what became of them, to be logged."""
+        if self.init is None:
+            return None
+        return self.init.load_into(model, strict=strict)
+
+
+def model_spec(config, field: str = "init") -> ModelSpec:
+    """Decides the model by ``model``, ``data`` and the checkpoint ``init``.
+
+    Args:
+        config: The run's.
+        field: What messages on the checkpoint begin with; empty: with the file.
+
+    Raises:
+        UserError: ``model.name``, ``model.kwargs`` or ``data.in_chans`` contradict the checkpoint; all in one.
+    """
+    init = None if config.init is None else read_checkpoint(config.init, field)
+    model, data = config.model, config.data
+    if init is None or init.name is None:
+        if init is not None and model.name is None:
+            raise UserError(f"model.name: '{init.source}' does not say which model it is; wanted is its timm name")
+        name, kwargs, chans = model.name or DEFAULT_MODEL, model.kwargs, data.in_chans or 3
+    else:
+        skip = ("num_classes", "img_size", "in_chans")
+        kwargs = {key: value for key, value in init.kwargs.items() if key not in skip}
+        faults = _contradictions(config, init, kwargs)
+        if faults:
+            raise UserError(*faults)
+        name, chans = init.name, init.in_chans
+    check_name(name)
+    check_kwargs(name, model.kwargs)
+    mean, std = _statistics(data, init, chans)
+    return ModelSpec(name, kwargs, mean, std, model.drop_path, init)
+
+
+def _contradictions(config, init: Checkpoint, kwargs: dict) -> list[str]:
+    model, data = config.model, config.data
+    faults = []
+    if model.name not in (None, init.name):
+        faults.append(f"model.name: '{model.name}', but '{init.source}' is {init.name}; leave it out or make it agree")
+    for key, value in model.kwargs.items():
+        if kwargs.get(key) != value:
+            has = f"'{init.source}' has {kwargs.get(key)!r}"
+            faults.append(f"model.kwargs: {key} is {value!r}, but {has}; leave it out or make it agree")
+    if data.in_chans not in (None, init.in_chans):
+        faults.append(f"data.in_chans: {data.in_chans}, but '{init.source}' has {init.in_chans}")
+    return faults
+
+
+def _statistics(data: config.Data, init: Checkpoint | None, chans: int) -> tuple[list[float], list[float]]:
+    """Mean and std: the config's, else the checkpoint's, else ImageNet's (averaged for grey images)."""
+    found = []
+    for name, given in (("mean", data.mean), ("std", data.std)):
+        values = given or list(getattr(init, name) if init else getattr(config, f"IMAGENET_{name.upper()}"))
+        if given is None and chans == 1 and len(values) == 3:
+            values = [round(sum(values) / 3, 6)]
+        if len(values) != chans:
+            raise UserError(f"data.{name}: {len(values)} values for a model of {chans} channels, wanted one a channel")
+        found.append(values)
+    return found[0], found[1]

@@ -1,0 +1,297 @@
+"""One way to put a run together from its config: backbone, images, method and transform, the loop's plan.
+
+Stages, the check of a grid and its estimate all ask here, so that what is checked and timed is what will run.
+"""
+
+import contextlib
+import functools
+import logging
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from idmm import distributed, options
+from idmm.checkpoint import RunFolder, begun
+from idmm.config import FinetuneConfig, PretrainConfig, global_groups, resolved_stages
+from idmm.data.augment import TrainImages
+from idmm.data.cache import ImageStore, compare, fingerprint, load_split
+from idmm.data.datasets import open_splits
+from idmm.data.loaders import BatchPlan, Maker, centre_crops
+from idmm.data.views import ViewMaker, short_side_bound
+from idmm.engine import Evaluation, Session, StagePlan
+from idmm.errors import Interrupted, SizeError, UserError
+from idmm.methods import Method, RunInfo, create_method
+from idmm.methods.drloc import Localization
+from idmm.methods.finetune import Finetune
+from idmm.models.spec import ModelSpec, model_spec
+from idmm.optim import recipe
+from idmm.progress import logging_to
+from idmm.recipes import settle_method
+from idmm.seeding import derive, seeded
+from idmm.stages import Phase, stage_of
+
+log = logging.getLogger("idmm")
+PARTS = ("train", "val", "test")
+_KEPT = {"ram": "decoded in memory", "disk": "decoded on the disk", "off": "decoded at every use"}
+
+
+# ---------------------------------------------------------------------- the run
+class Assembly:
+    """The parts of a run by its config; nothing is read or built before it is asked for.
+
+    Attributes:
+        config: Of the run.
+        stage: Which it is.
+        phases: What it goes through.
+        device: As the config names it.
+        init_field: What messages on the checkpoint to start from begin with; empty: with the file.
+    """
+
+    def __init__(self, config, init_field: str = "init"):
+        self.config, self.stage, self.init_field = config, stage_of(config), init_field
+        self.phases = self.stage.phases(config)
+
+    @property
+    def device(self) -> str:
+        return self.config.train.device
+
+    @functools.cached_property
+    def spec(self) -> ModelSpec:
+        """The backbone's; UserError where it cannot be known."""
+        return model_spec(self.config, self.init_field)
+
+    def backbone(self, phase: Phase, classes: int | None = None) -> torch.nn.Module:
+        """Builds the backbone of a phase with fresh weights; ``classes`` counts where a classifier belongs to it."""
+        return self.spec.build(phase.size, self.config.seed)
+
+    def short_side(self, size: int) -> int:
+        """Longest short side that images need for views of ``size`` (pixels)."""
+        raise NotImplementedError
+
+    def method(self, phase: Phase, backbone: torch.nn.Module, info: RunInfo) -> Method:
+        """Makes what is trained."""
+        raise NotImplementedError
+
+    def transform(self, phase: Phase, store: ImageStore) -> Maker:
+        """Makes what turns image numbers into a batch."""
+        raise NotImplementedError
+
+    def plan(self, phase: Phase, store: ImageStore, evaluations: list[Evaluation]) -> StagePlan:
+        """Returns what the loop needs to know of a phase."""
+        train, order = self.config.train, derive(self.config.seed, "stage", phase.number)
+        ranks = (distributed.rank(), distributed.world())
+        return StagePlan(
+            number=phase.number,
+            label=phase.label,
+            batches=BatchPlan(len(store), phase.batch_size, phase.epochs, order, *ranks, train.accumulate),
+            maker=self.transform(phase, store),
+            lr=phase.lr,
+            warmup_epochs=train.warmup_epochs,
+            layer_decay=getattr(train, "layer_decay", None),
+            evaluations=evaluations,
+        )
+
+    def localization(self, phase: Phase, backbone: torch.nn.Module, trial: bool = False) -> Localization | None:
+        """Makes the head of ``drloc``, its fresh weights from the run's seed; None where its weight is 0.
+
+        Args:
+            phase: Where it is used.
+            backbone: What it reads.
+            trial: Whether only the size matters, not the phase's length.
+        """
+        drloc = getattr(self.config, "drloc", None)
+        if drloc is None or not drloc.weight:
+            return None
+        epochs = math.ceil(drloc.warmup_epochs) + 1 if trial else phase.epochs
+        with seeded(derive(self.config.seed, "drloc", phase.size)):
+            return Localization(backbone, drloc, phase.size, self.spec.in_chans, epochs)
+
+    def try_model(self, phase: Phase, weights: bool = False) -> None:
+        """Raises UserError where backbone, drloc's head or, if asked for, the weights to start from do not fit."""
+        backbone = self.spec.build(phase.size, self.config.seed)
+        if weights:
+            self.spec.load(backbone, self.config.model.strict)
+        self.localization(phase, backbone, trial=True)
+
+    def check_sizes(self) -> None:
+        """Tries the model at every size, so that none is refused hours after the start; a begun run passed this.
+
+        Raises:
+            UserError: A line a fault, with the field.
+        """
+        if begun(self.config.out):
+            return
+        faults = []
+        for phase in self.phases:
+            try:
+                self.try_model(phase)
+            except SizeError as error:
+                faults += [f"{phase.field}: {fault}" for fault in error.faults]
+            except UserError as error:
+                faults += error.faults
+        if faults:
+            raise UserError(*dict.fromkeys(faults))
+
+
+class _Pretraining(Assembly):
+    def short_side(self, size):
+        return short_side_bound(size, min(group.scale[0] for group in self.config.views.crops))
+
+    def method(self, phase, backbone, info):
+        info = replace(info, global_groups=global_groups(self.config.views.crops))
+        with seeded(derive(self.config.seed, "method")):
+            return create_method(backbone, info, self.config.method, self.localization(phase, backbone))
+
+    def transform(self, phase, store):
+        return ViewMaker(store, self.config.views, self.spec.mean, self.spec.std, self.config.seed)
+
+
+class _Finetuning(Assembly):
+    def __init__(self, config: FinetuneConfig, init_field: str = "init"):
+        super().__init__(config, init_field)
+        self.config = replace(config, stages=resolved_stages(config))  # as it goes into config.yaml
+
+    def backbone(self, phase, classes=None):
+        return self.spec.build(phase.size, self.config.seed, classes)
+
+    def short_side(self, size):
+        return short_side_bound(size, self.config.augment.scale[0])
+
+    def method(self, phase, backbone, info):
+        extra = self.localization(phase, backbone)
+        return Finetune(backbone, self.config.augment, self.config.model.freeze, extra)
+
+    def transform(self, phase, store):
+        key = derive(self.config.seed, "stage", phase.number)
+        return TrainImages(store, self.config.augment, phase.size, self.spec.mean, self.spec.std, key)
+
+
+class _Probing(Assembly):
+    @property
+    def device(self) -> str:
+        return self.config.device
+
+    def short_side(self, size):
+        return max(size, round(size / self.config.crop_pct))
+
+
+_ASSEMBLIES = {"pretrain": _Pretraining, "finetune": _Finetuning, "probe": _Probing}
+
+
+def assemble(config, init_field: str = "init") -> Assembly:
+    """Returns the parts of a run by its config, which may be resolved or not."""
+    return _ASSEMBLIES[stage_of(config).name](config, init_field)
+
+
+def resolve(config) -> tuple[Assembly, list[str]]:
+    """Fills in what the config leaves to the method, the checkpoint, the dataset's usual statistics and the family.
+
+    Returns:
+        The run's parts, their ``config`` whole, as it goes into config.yaml; and lines for the log on what was filled
+        in.
+
+    Raises:
+        UserError: The method cannot be had so, ``out`` is missing, or the model contradicts the checkpoint.
+    """
+    config, notes = settle_method(config) if isinstance(config, PretrainConfig) else (config, [])
+    if config.out is None:
+        raise UserError("out: missing; name a folder for all that the run writes (--out runs/a)")
+    spec = model_spec(config)
+    lr, warmup = recipe(spec.name)
+    train = config.train
+    for name, value in (("lr", lr), ("warmup_epochs", warmup)):
+        if getattr(train, name) is None:
+            train = replace(train, **{name: value})
+            notes.append(f"train.{name}: {value:g}, the recipe's for {spec.name}")
+    idle = [] if config.drloc.weight else options.changed(config.drloc)
+    if idle:
+        notes.append(f"drloc: off, its weight is 0: {', '.join(f'drloc.{name}' for name in idle)} without effect")
+    model = replace(config.model, name=spec.name, kwargs=spec.kwargs)
+    data = replace(config.data, mean=spec.mean, std=spec.std, in_chans=spec.in_chans)
+    parts = assemble(replace(config, train=train, model=model, data=data))
+    parts.spec = spec  # the checkpoint is read once
+    return parts, notes
+
+
+@contextlib.contextmanager
+def session(parts: Assembly, notes: list[str]) -> Iterator[Session]:
+    """Opens the run's folder, log and interrupts, and closes them however the block ends.
+
+    A new run's model is tried at every size before there is a folder. A finished run is said to be so, else ``notes``
+    are logged.
+    """
+    parts.check_sizes()
+    opened = Session(parts.config)
+    try:
+        with logging_to(opened.folder.path), opened.interrupts:
+            try:
+                if opened.folder.finished:
+                    notes = [f"{parts.config.out}: finished already, nothing to do"]
+                for note in notes:
+                    log.info("%s", note)
+                yield opened
+            except KeyboardInterrupt:
+                raise Interrupted("interrupted before the end of a step; the last checkpoint is kept") from None
+    finally:
+        opened.close()
+
+
+# ---------------------------------------------------------------------- the images
+@dataclass(frozen=True)
+class LoadedSplits:
+    """The images, decoded: to train on, to look at between epochs, to report at the end."""
+
+    train: ImageStore
+    val: ImageStore | None
+    test: ImageStore | None
+    size_mismatch: dict[str, list[int]]
+
+    @property
+    def stores(self) -> dict[str, ImageStore]:
+        """Those that there are."""
+        return {part: store for part in PARTS if (store := getattr(self, part)) is not None}
+
+    @property
+    def remarks(self) -> dict:
+        """What ``result.json`` says of the data beyond its sizes; nothing where all is as the protocol has it."""
+        return {"size_mismatch": self.size_mismatch} if self.size_mismatch else {}
+
+
+def load_splits(parts: Assembly, folder: RunFolder | None = None, wanted: tuple[str, ...] = PARTS) -> LoadedSplits:
+    """Opens the dataset and reads every image of the splits ``wanted`` once.
+
+    A run that is resumed in ``folder`` is held to the images that it began with.
+    """
+    data, bound = parts.config.data, parts.short_side(max(phase.size for phase in parts.phases))
+    splits = open_splits(data, parts.stage.labelled(parts.config), parts.stage.needs_test)
+    shown = folder is None or folder.leader
+    stores = {
+        part: load_split(split, bound=bound, data=data, part=part, progress=shown)
+        for part in (wanted if parts.stage.evaluated(parts.config) else ("train",))
+        if (split := getattr(splits, part)) is not None
+    }
+    if folder is not None:
+        prints = dict.fromkeys(PARTS) | {part: fingerprint(store) for part, store in stores.items()}
+        folder.check_images(prints, _differences)
+        counts = ", ".join(f"{len(store)} {part}" for part, store in stores.items())
+        log.info("images: %s of %s (%s)", counts, data.name, _KEPT[stores["train"].cache])
+    return LoadedSplits(**{**dict.fromkeys(PARTS), **stores}, size_mismatch=splits.size_mismatch)
+
+
+def _differences(old: dict, new: dict) -> list[str]:
+    lines = []
+    for name in new:
+        if (old[name] is None) != (new[name] is None):
+            lines.append(f"{name}: the split {'is gone' if new[name] is None else 'is new'}")
+        elif new[name] is not None:
+            lines += [f"{name}: {line}" for line in compare(old[name], new[name])]
+    return lines
+
+
+def eval_batches(run: Session, store: ImageStore, size: int, crop_pct: float, spec: ModelSpec, count: int, images=None):
+    """Yields this process's share of a split, centre-cropped, ``count`` images at a time, until the run is interrupted;
+    ``images``: only those numbers."""
+    crops = centre_crops(store, size, crop_pct, spec.mean, spec.std, count, run.workers, images)
+    return run.interrupts.watch(crops)

@@ -1,0 +1,164 @@
+"""A backbone measured as it is, in minutes: kNN and a linear probe of its frozen features."""
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from timm.models import get_pretrained_cfg_value
+
+from idmm import options
+from idmm.checkpoint import RunFolder
+from idmm.config import Data
+from idmm.config_commands import ProbeConfig
+from idmm.data.datasets import open_splits
+from idmm.data.registry import spec_of
+from idmm.errors import UserError
+from idmm.evaluate import readouts
+from idmm.features import FrozenBackbone
+from idmm.models.build import pair
+from idmm.models.spec import ModelSpec, model_spec
+from idmm.models.weights import read_checkpoint
+from idmm.progress import logging_to
+from idmm.stages.assemble import LoadedSplits, assemble, load_splits
+
+log = logging.getLogger("idmm")
+INTERVAL = "95 %, over the test images: Wilson's for top1, combined over classes for mean_per_class"
+
+
+def probe(config: ProbeConfig | dict | str) -> dict:
+    """Measures a frozen backbone and writes ``result.json`` to ``config.out``, a folder like any other run's.
+
+    Args:
+        config: A ProbeConfig, a mapping of its keys, or the path of a YAML file.
+
+    Returns:
+        What ``result.json`` holds: ``top1`` (the linear probe's) and ``knn`` in percent, ``top5`` None,
+        ``mean_per_class`` (the probe's) where the dataset's literature reports that, image counts, ``seed``,
+        ``seconds``, and both ``readouts`` with intervals.
+
+    Raises:
+        UserError: No such run, no labels, or a size that the model cannot take.
+        RunError: The features are not finite, or memory ran out.
+    """
+    config = options.build(ProbeConfig, config)
+    if config.out is None:
+        raise UserError("out: missing; name a folder for all that the run writes (--out runs/a)")
+    folder = RunFolder(config.out, config, "auto")
+    try:
+        if folder.finished:
+            log.info("%s: finished already, nothing to do", config.out)
+            return folder.result()
+        with logging_to(folder.path):
+            found = measure(config, folder)
+        linear, knn = found.pop("probe"), found.pop("knn")
+        result = {
+            "top1": linear["top1"],
+            "top5": None,
+            "knn": knn["top1"],
+            **{name: linear[name] for name in ("mean_per_class",) if name in linear},
+            **found,
+            "readouts": {"probe": linear, "knn": knn},
+        }
+        folder.finish(result)
+        return result
+    finally:
+        folder.close()
+
+
+def measure(config: ProbeConfig, folder: RunFolder | None = None) -> dict:
+    """Measures frozen features.
+
+    Returns:
+        What ``probe.json`` holds: ``knn`` and ``probe``, each with ``top1`` and ``top1_interval`` (percent) and, where
+        the dataset's literature reports it, ``mean_per_class`` and its interval; ``knn`` has ``k``, ``probe`` the
+        ``strength`` (scikit-learn's C), ``chosen_by`` and held-out ``accuracies``; ``init``, ``model``, ``size``,
+        ``crop_pct``, ``dataset``, image counts, ``seed``, ``seconds`` and what ``interval`` means.
+    """
+    began, backbone = time.monotonic(), frozen_backbone(config)
+    splits = labelled_images(backbone, folder)
+    if len(np.unique(splits.train.labels)) < 2:
+        raise UserError("data.subset: the training images are all of one class; a probe wants two or more")
+    taken = {part: (backbone.features(store, part), store.labels) for part, store in splits.stores.items()}
+    metric = spec_of(config.data.name).metric
+    return {
+        **readouts(*taken["train"], *taken["test"], seed=config.seed, val=taken.get("val"), metric=metric),
+        **backbone.about,
+        "crop_pct": config.crop_pct,
+        "dataset": config.data.name,
+        "num_classes": len(splits.train.classes),
+        **{f"{part}_size": len(store) for part, store in splits.stores.items()},
+        **splits.remarks,
+        "seed": config.seed,
+        "seconds": round(time.monotonic() - began, 1),
+        "interval": INTERVAL,
+    }
+
+
+# ---------------------------------------------------------------------- images
+def labelled_images(backbone: FrozenBackbone, *args) -> LoadedSplits:
+    """Reads the images of a probe, as large as the backbone's crop needs them; ``args`` as for :func:`load_splits`."""
+    with labels_needed(backbone.config.data):
+        return load_splits(assemble(replace(backbone.config, size=backbone.size)), *args)
+
+
+@contextlib.contextmanager
+def labels_needed(data: Data) -> Iterator[None]:
+    """Where images that cannot be opened inside the block have no labels, that is what is said."""
+    try:
+        yield
+    except UserError:
+        if not _unlabelled(data):
+            raise
+        where = f"data.root: '{data.root}'" if data.root else f"data.name: '{data.name}'"
+        wanted = f"; wanted {data.root}/train/CLASS/* and {data.root}/test/CLASS/*" if data.name == "folder" else ""
+        raise UserError(f"{where} has no labels; kNN and a linear probe need them{wanted}") from None
+
+
+def _unlabelled(data: Data) -> bool:
+    try:
+        return open_splits(replace(data, subset=None), labelled=False).train.labels is None
+    except UserError:
+        return False
+
+
+# ---------------------------------------------------------------------- backbones
+def frozen_backbone(config: ProbeConfig) -> FrozenBackbone:
+    """Reads a checkpoint and decides at which size it is measured; nothing is built yet.
+
+    Raises:
+        UserError: No such checkpoint, one whose model is not known, or a size that is not one side.
+    """
+    spec = _spec(config)
+    return FrozenBackbone(spec, config.size or _usual_size(spec), config)
+
+
+def _spec(config: ProbeConfig) -> ModelSpec:
+    try:
+        return model_spec(replace(config, model=replace(config.model, drop_path=0.0)))
+    except UserError:
+        if config.init is None or config.model.name is not None:
+            raise
+        saved = read_checkpoint(config.init, "init")
+        if saved.name is not None:
+            raise
+    beside = Path(saved.source).with_suffix(".json").name  # commands that probe have no --model.name
+    raise UserError(
+        f"init: '{saved.source}' does not say which model it is; wanted is {beside} beside it (name, kwargs)"
+    )
+
+
+def _usual_size(spec: ModelSpec) -> int:
+    """The size that it was built at; timm's for its name where any size would do, or the JSON does not say."""
+    built = spec.init and spec.init.img_size
+    if built is None:
+        size = (get_pretrained_cfg_value(spec.name, "input_size") or (3, 224, 224))[-1]
+        log.info("size: %d px, timm's for %s; --size takes another", size, spec.name)
+        return size
+    height, width = pair(built)
+    if height != width:
+        raise UserError(f"size: '{spec.init.source}' was built at {height}x{width} pixels; wanted is --size, one side")
+    return height
