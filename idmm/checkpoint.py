@@ -22,6 +22,11 @@ PARTS = ("stage", "epoch", "step", "epoch_seconds", "seconds", "sums", "precisio
 PARTS += ("method", "optimizer", "ema", "scaler")
 
 
+def begun(path: str | os.PathLike) -> bool:
+    """Says whether a folder holds a run with a state to resume from or a result."""
+    return any((Path(path) / name).exists() for name in ("last/state.pt", "result.json"))
+
+
 class RunFolder:
     """The folder ``--out``: opened by one run at a time, taken up where the last one stopped.
 
@@ -62,7 +67,7 @@ class RunFolder:
             raise
 
     def _open(self, config: dict, resume: str) -> bool:
-        used = self._result_file.exists() or self._state_file.exists()
+        used = begun(self.path)
         if used and resume == "never":
             raise UserError(f"out: '{self.path}' holds a run already; --resume never wants a new folder")
         if not used and resume == "must":

@@ -8,6 +8,7 @@ from idmm import config
 from idmm.methods.base import Facts, Method
 from idmm.methods.common import mixed_groups, raised
 from idmm.methods.drloc import Localization
+from idmm.models import feature_width
 
 
 class Supervised(Method):
@@ -18,7 +19,7 @@ class Supervised(Method):
     ):
         super().__init__(backbone, localization)
         self.config = config
-        self.classifier = nn.Linear(backbone.num_features, facts.classes)
+        self.classifier = nn.Linear(feature_width(backbone), facts.classes)
 
     def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
         """Computes the loss of all crops in ``batch["views"]`` with classes ``batch["label"]`` [B]."""

@@ -7,6 +7,7 @@ from idmm.models.build import (
     classifier_prefixes,
     create_backbone,
     export_kwargs,
+    feature_width,
     set_classes,
     takes_img_size,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "classifier_prefixes",
     "create_backbone",
     "export_kwargs",
+    "feature_width",
     "load_backbone",
     "load_weights",
     "logits_and_grid",

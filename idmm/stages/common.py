@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from idmm import config, distributed, options
-from idmm.checkpoint import RunFolder
+from idmm.checkpoint import RunFolder, begun
 from idmm.data.cache import ImageStore, compare, fingerprint, load_split
 from idmm.data.datasets import open_splits
 from idmm.data.loaders import BatchPlan
@@ -154,7 +154,7 @@ def _statistics(data: config.Data, init: Checkpoint | None, chans: int) -> tuple
 
 
 def check_sizes(config, described: Backbone, sizes: dict[str, int]) -> None:
-    """Builds the backbone, and drloc's head, at every size of a run, so that none is refused hours after its start.
+    """Builds the backbone, and drloc's head, at every size of a run, before there is a folder; a begun run passed this.
 
     Args:
         config: The run's.
@@ -164,6 +164,8 @@ def check_sizes(config, described: Backbone, sizes: dict[str, int]) -> None:
     Raises:
         UserError: A line a fault, with the field.
     """
+    if begun(config.out):
+        return
     faults = []
     for field, size in sizes.items():
         try:

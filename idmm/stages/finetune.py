@@ -50,16 +50,14 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
     config, described, notes = settle(options.build(FinetuneConfig, config))
     sizes = [f"stages[{number}].size" for number in range(len(config.stages or []))] or ["train.size"]
     config = replace(config, stages=resolved_stages(config))
+    stages = config.stages
+    check_sizes(config, described, dict(zip(sizes, [stage.size for stage in stages], strict=True)))
     with session(config) as run:
         if run.run.finished:
             log.info("%s: finished already, nothing to do", config.out)
             return run.run.result()
         for note in notes:
             log.info("%s", note)
-
-        stages = config.stages
-        if run.run.state is None:
-            check_sizes(config, described, dict(zip(sizes, [stage.size for stage in stages], strict=True)))
 
         # ------------------------------------------------------------------ images
         bound = short_side_bound(max(stage.size for stage in stages), config.augment.scale[0])

@@ -50,15 +50,13 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
     """
     config, chosen = settle_method(options.build(PretrainConfig, config))
     config, described, notes = settle(config)
+    check_sizes(config, described, {"views.size": config.views.size})
     with session(config) as run:
         if run.run.finished:
             log.info("%s: finished already, nothing to do", config.out)
             return run.run.result()
         for note in chosen + notes:
             log.info("%s", note)
-
-        if run.run.state is None:
-            check_sizes(config, described, {"views.size": config.views.size})
 
         # ------------------------------------------------------------------ images
         smallest = min(group.scale[0] for group in config.views.crops)
