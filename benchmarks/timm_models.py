@@ -4,8 +4,8 @@
 
 Each model is built as a run builds it, at growing image sizes until one is accepted; the method's loss of two random
 images is computed and sent backward. That happens on torch's meta device, which has shapes and no numbers, and on the
-CPU where that cannot run a model (T2T-ViT's autocast) or a method (all but the supervised one). Prints how many serve, the smallest sizes, and each model that does not serve with
-the reason at its own size.
+CPU where that cannot run a model (T2T-ViT's autocast) or a method (all but the supervised one). Prints how many serve,
+the smallest sizes, and each model that does not serve with the reason at its own size.
 """
 
 import argparse
