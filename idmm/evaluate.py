@@ -46,7 +46,9 @@ def extract_features(backbone: nn.Module, batches: Iterable[dict], device, autoc
     with evaluating(backbone):
         for batch in batches:
             with autocast():
-                pooled = backbone(batch["images"].to(device, non_blocking=True))  # [B, d]
+                pooled = backbone.forward_head(
+                    backbone.forward_features(batch["images"].to(device, non_blocking=True)), pre_logits=True
+                )  # [B, d]
             features.append(pooled.float().cpu().numpy())
             indices.append(batch["index"].numpy())
     parts = distributed.gather((np.concatenate(features), np.concatenate(indices)))

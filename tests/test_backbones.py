@@ -150,6 +150,15 @@ def test_width_follows_the_pooling():
     assert feature_width(model) == model(torch.zeros(2, 3, 32, 32)).shape[1] == 2 * model.num_features
 
 
+def test_drloc_reads_the_map_before_the_layers_after_the_pooling():
+    model = create_backbone("mobilenetv3_small_050", 64)
+    extra = Localization(model, DrLoc(weight=0.1, pairs=4), 64, 3, epochs=1)
+    assert extra.loss.in_dims == (model.num_features,) != (feature_width(model),)
+    method = IDMM(model, facts(4), config.Method(), extra)
+    method({"views": [torch.randn(2, 2, 3, 64, 64)], "index": torch.arange(2)}, 0, 0)["loss"].backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
 def pretrain(out, name, method="idmm", **changes):
     """A pretraining of one epoch through the command line; returns the exit code."""
     ours = dict.fromkeys(("classifier", "classifier_init", "classifier_lr_scale"))

@@ -8,7 +8,6 @@ from idmm.models.build import (
     create_backbone,
     export_kwargs,
     feature_width,
-    set_classes,
     takes_img_size,
 )
 from idmm.models.cvt import CvT
@@ -33,7 +32,6 @@ __all__ = [
     "logits_and_grid",
     "read_checkpoint",
     "save_model",
-    "set_classes",
     "takes_img_size",
     "token_grid",
 ]

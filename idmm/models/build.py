@@ -54,8 +54,7 @@ def create_backbone(name: str, img_size: Size | None = None, *, drop_path: float
     check_name(name)
     _check_keys(kwargs, _UNSUPPORTED)
     given = {"num_classes": 0, **{k: v for k, v in kwargs.items() if k not in _UNSUPPORTED}}
-    size = tuple(img_size) if isinstance(img_size, list) else img_size
-    optional = {"img_size": size, "drop_path_rate": drop_path}
+    optional = {"img_size": tuple(img_size) if isinstance(img_size, list) else img_size, "drop_path_rate": drop_path}
     optional = {k: v for k, v in optional.items() if v is not None and k not in given and _accepts(name, k)}
     try:
         model = timm.create_model(name, **given, **optional)
@@ -69,11 +68,10 @@ def create_backbone(name: str, img_size: Size | None = None, *, drop_path: float
 
 
 def feature_width(model: nn.Module) -> int:
-    """Returns the width d of a model's features [B, d], which heads are sized by: the model without a classifier.
+    """Returns the width d of a model's features [B, d] without a classifier, which heads are sized by.
 
-    It is what a forward pass gave where :func:`create_backbone` ran one. Else it is what timm says:
-    ``head_hidden_size``, which is not ``num_features`` where layers stand between pooling and classifier (MobileNetV3,
-    VGG, ...).
+    It is that of the forward pass in :func:`create_backbone`; else timm's ``head_hidden_size``, which is not
+    ``num_features`` where layers stand between pooling and classifier (MobileNetV3, VGG, ...).
     """
     return getattr(model, "feature_width", None) or getattr(model, "head_hidden_size", None) or model.num_features
 
@@ -125,11 +123,6 @@ def export_kwargs(
     return out
 
 
-def set_classes(model: nn.Module, num_classes: int) -> None:
-    """Gives the model a fresh classifier with ``num_classes`` outputs (0: none), in place."""
-    model.reset_classifier(num_classes)
-
-
 def classifier_prefixes(model: nn.Module) -> tuple[str, ...]:
     """Returns how the names of the classifier's weights begin, e.g. ``('head.', 'head_dist.')``."""
     names = (getattr(model, "pretrained_cfg", None) or {}).get("classifier")
@@ -175,10 +168,8 @@ def _accepts(name, key):
     """Whether the model's constructor has an argument ``key``; timm's entry points hide its signature, so try it."""
     try:
         _build_on_meta(name, {"num_classes": 0, key: {"img_size": 224, "drop_path_rate": 0.1}[key]})
-    except TypeError:
-        return False
-    except _MODEL_ERRORS:
-        pass  # it has the argument, and does not like the value
+    except _MODEL_ERRORS as error:
+        return not isinstance(error, TypeError)  # others: it has the argument, and does not like the value
     return True
 
 
@@ -207,13 +198,9 @@ def _build_error(name, given, optional, error):
             error = other
         else:
             return _size_error(name, optional["img_size"], _one_line(error))
-    if own := _own_arguments(given):
+    if own := {key: value for key, value in given.items() if key not in _OWN_FIELDS}:
         return UserError(f"model.kwargs: {name} refuses {own!r}: {_one_line(error)}")
     return UserError(f"model.name: {name!r} cannot be built: {_one_line(error)}")
-
-
-def _own_arguments(given):
-    return {key: value for key, value in given.items() if key not in _OWN_FIELDS}
 
 
 def _try_image(model, name, img_size, given, fixed):
@@ -224,20 +211,18 @@ def _try_image(model, name, img_size, given, fixed):
         patch = pair(embed.patch_size)
         if height % patch[0] or width % patch[1]:  # timm would cut the border off silently
             raise _size_error(name, img_size, f"wanted are multiples of its patch, {patch[0]}x{patch[1]} pixels")
-    training = model.training
     try:
         with torch.no_grad():
             output = model.eval()(torch.zeros(1, given.get("in_chans", 3), height, width))
     except _MODEL_ERRORS as error:
         raise _size_error(name, img_size, _one_line(error)) from error
-    finally:
-        model.train(training)
-    if not (isinstance(output, torch.Tensor) and output.ndim == 2):
-        shown = list(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
-        own = _own_arguments(given)
+    model.train()
+    shape = list(getattr(output, "shape", []))
+    if len(shape) != 2:
+        own = {key: value for key, value in given.items() if key not in _OWN_FIELDS}
         source = f"model.kwargs: {name} with {own!r}" if own else f"model.name: {name!r}"
-        raise UserError(f"{source} gives {shown} for an image; wanted are pooled features, [1, d]")
-    return output.shape[1]
+        raise UserError(f"{source} gives {shape or type(output)} for an image; wanted are pooled features, [1, d]")
+    return shape[1]
 
 
 def _size_error(name, img_size, why):
