@@ -77,15 +77,18 @@ def main() -> None:
     warnings.simplefilter("ignore")  # timm's, on deprecated names
     start, names = time.time(), given.models or timm.list_models()
     found = {name: smallest(name, given.method) for name in names if millions(name) < given.millions}
-    sizes = collections.Counter(size for size, _, _ in found.values() if size)
+    sizes = collections.defaultdict(list)
+    for name, (size, _, _) in found.items():
+        sizes[size].append(name)
+    failed = sizes.pop(None, [])
     cpu = [name for name, (_, device, _) in found.items() if device == "cpu"]
     versions = f"timm {timm.__version__}, torch {torch.__version__}"
     print(f"{versions}: {len(found)} of {len(names)} models have under {given.millions:g}M parameters;", end=" ")
-    print(f"{sum(sizes.values())} serve {given.method}, {len(cpu)} of them tried on the CPU: {', '.join(cpu)}")
-    print("smallest size: " + ", ".join(f"{size} px {count}" for size, count in sorted(sizes.items())))
-    for name, (size, _, reason) in found.items():
-        if size is None:
-            print(f"| {name} | {reason} |")
+    print(f"{len(found) - len(failed)} serve {given.method}, {len(cpu)} of them tried on the CPU: {', '.join(cpu)}")
+    for size, fitting in sorted(sizes.items()):
+        print(f"| {size} px | {len(fitting)} | {', '.join(fitting) if size > SIZES[0] else ''} |")
+    for name in failed:
+        print(f"| {name} | {found[name][2]} |")
     print(f"{time.time() - start:.0f} s")
 
 

@@ -61,9 +61,7 @@ def create_backbone(name: str, img_size: Size | None = None, *, drop_path: float
     except _MODEL_ERRORS as error:
         raise _build_error(name, given, optional, error) from error
     if img_size is not None:
-        width = _try_image(model, name, img_size, given, "img_size" in optional)
-        if given["num_classes"] == 0:
-            model.feature_width = width
+        _try_image(model, name, img_size, given, "img_size" in optional)
     return model
 
 
@@ -174,7 +172,6 @@ def _accepts(name, key):
 
 
 def _build_on_meta(name, kwargs):
-    """Builds without memory or time for weights, and draws nothing from the generators."""
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
         return timm.create_model(name, **kwargs)
 
@@ -197,14 +194,14 @@ def _build_error(name, given, optional, error):
         except _MODEL_ERRORS as other:
             error = other
         else:
-            return _size_error(name, optional["img_size"], _one_line(error))
+            return _size_error(name, optional["img_size"], error)
     if own := {key: value for key, value in given.items() if key not in _OWN_FIELDS}:
         return UserError(f"model.kwargs: {name} refuses {own!r}: {_one_line(error)}")
     return UserError(f"model.name: {name!r} cannot be built: {_one_line(error)}")
 
 
 def _try_image(model, name, img_size, given, fixed):
-    """Returns the width of the output for a black image; UserError unless it goes through without loss, [1, d]."""
+    """Sends a black image through and keeps the features' width; UserError unless all of it comes out as [1, d]."""
     height, width = pair(img_size)
     embed = getattr(model, "patch_embed", None)
     if fixed and isinstance(embed, timm.layers.PatchEmbed) and not embed.dynamic_img_pad:
@@ -215,18 +212,21 @@ def _try_image(model, name, img_size, given, fixed):
         with torch.no_grad():
             output = model.eval()(torch.zeros(1, given.get("in_chans", 3), height, width))
     except _MODEL_ERRORS as error:
-        raise _size_error(name, img_size, _one_line(error)) from error
+        raise _size_error(name, img_size, error) from error
     model.train()
-    shape = list(getattr(output, "shape", []))
-    if len(shape) != 2:
+    if len(shape := list(getattr(output, "shape", []))) != 2:
         own = {key: value for key, value in given.items() if key not in _OWN_FIELDS}
         source = f"model.kwargs: {name} with {own!r}" if own else f"model.name: {name!r}"
         raise UserError(f"{source} gives {shape or type(output)} for an image; wanted are pooled features, [1, d]")
-    return shape[1]
+    if given["num_classes"] == 0:
+        model.feature_width = shape[1]
 
 
 def _size_error(name, img_size, why):
     height, width = pair(img_size)
+    if isinstance(why, Exception):  # a library's, which seldom says what it wants
+        own = timm.models.get_pretrained_cfg_value(name, "input_size")
+        why = _one_line(why) + (f"; timm's own size is {own[-2]}x{own[-1]}" if own else "")
     return SizeError(f"image size {height}x{width}: {name} cannot take it: {why}")
 
 
