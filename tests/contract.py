@@ -24,7 +24,6 @@ from idmm.models import (
     load_weights,
     read_checkpoint,
     save_model,
-    set_classes,
     takes_img_size,
 )
 from idmm.models.t2t import sinusoids
@@ -252,7 +251,7 @@ class Contract:
         save_model(tmp_path, "backbone", backbone_state(model), name=self.name, kwargs=arguments, **NORM)
         again = timm.create_model(self.name, **json.loads((tmp_path / "backbone.json").read_text())["kwargs"])
         again.load_state_dict(safetensors.torch.load_file(tmp_path / "backbone.safetensors"), strict=True)
-        set_classes(model, 0)
+        model.reset_classifier(0)
         with torch.no_grad():
             wanted = model.eval()(images)
             assert torch.equal(again.eval()(images), wanted) and torch.equal(load_backbone(tmp_path)(images), wanted)

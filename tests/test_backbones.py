@@ -1,19 +1,25 @@
-"""Every backbone of both papers: its size, and a few steps of both methods, with drloc, at two image sizes."""
+"""Every backbone of both papers: its size, and a few steps of both methods, with drloc, at two image sizes.
 
+Then timm's families whose features are not ``num_features`` wide, as whole runs, and models that cannot serve.
+"""
+
+import json
 import math
 
 import pytest
+import safetensors.torch
 import timm
 import torch
-from helpers import run_info
+from helpers import call, inside, run_info, weights
 
 from idmm import config
 from idmm.config import DrLoc
 from idmm.methods.drloc import Localization
 from idmm.methods.finetune import Finetune
 from idmm.methods.idmm import IDMM
-from idmm.models import create_backbone, load_weights, logits_and_grid
+from idmm.models import create_backbone, feature_width, load_backbone, load_weights, logits_and_grid, save_model
 from idmm.optim import create_optimizer
+from idmm.recipes import METHODS
 
 # Parameters with 1,000 classes: published (millions), exact here. Tables that are not trained do not count.
 SIZES = {
@@ -42,6 +48,21 @@ SMALL = {  # what makes them small enough for two cores; the class and its forwa
     "t2t_vit_14": {"depth": 2},
     "cvt_13": {"depths": (1, 1, 2)},
 }
+WIDER = {  # features of another width than num_features: a model a family, small enough for a run
+    "mobilenetv3_small_050": {},
+    "mobilenetv4_conv_small_035": {},
+    "vgg11": {"mlp_ratio": 0.01},
+    "ghostnet_050": {},
+    "lcnet_035": {},
+    "hgnetv2_b0": {},
+    "efficientvit_b0": {},
+    "test_mambaout": {},
+}
+WIDER_STILL = "repghostnet_050 fasternet_t0 lcnetv2_small inception_next_atto cpubone_nano lowformer_b0 resnet50_mlp"
+ONE_EPOCH = {
+    "data__subset": {"total": 24}, "model__kwargs": {}, "model__drop_path": 0.0, "train__epochs": 1,
+    "train__batch_size": 8, "train__save_minutes": 60, "train__warmup_epochs": 0,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -114,3 +135,92 @@ def test_bf16_and_compiling_change_little(name):
         assert (one is None) == (other is None)
         if one is not None:
             torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [*WIDER, *WIDER_STILL.split(), "vgg16", "efficientvit_l1"])
+def test_width_is_that_of_the_forward_pass(name):
+    with torch.device("meta"):
+        tried, untried = create_backbone(name, 64), create_backbone(name)
+        width = tried.eval()(torch.zeros(2, 3, 64, 64)).shape[1]
+    assert feature_width(tried) == feature_width(untried) == width != tried.num_features
+
+
+def test_width_follows_the_pooling():
+    model = create_backbone("test_resnet", 32, global_pool="catavgmax")
+    assert feature_width(model) == model(torch.zeros(2, 3, 32, 32)).shape[1] == 2 * model.num_features
+
+
+def test_drloc_reads_the_map_before_the_layers_after_the_pooling():
+    model = create_backbone("mobilenetv3_small_050", 64)
+    extra = Localization(model, DrLoc(weight=0.1, pairs=4), 64, 3, epochs=1)
+    assert extra.loss.in_dims == (model.num_features,) != (feature_width(model),)
+    method = IDMM(model, run_info(4), config.Method(), extra)
+    method({"views": [torch.randn(2, 2, 3, 64, 64)], "index": torch.arange(2)}, 0, 0)["loss"].backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def pretrain(out, name, method="idmm", **changes):
+    """A pretraining of one epoch through the command line; returns the exit code."""
+    ours = dict.fromkeys(("classifier", "classifier_init", "classifier_lr_scale"))
+    given = {f"method__{key}": value for key, value in ours.items()} if method != "idmm" else {}
+    given |= {"views__crops": [{"count": 2, "scale": [0.3, 1.0]}], "views__size": 32, "train__accumulate": 1}
+    return inside("pretrain", out, **{**ONE_EPOCH, **given, "model__name": name, "method__name": method, **changes})
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_trains_a_model_with_layers_after_its_pooling(tmp_path, method):
+    heads = {"mocov3": {"hidden_dim": 12, "dim": 6}, "dino": {"hidden_dim": 12, "dim": 6, "outputs": 9}}
+    heads = {f"method__{key}": value for key, value in heads.get(method, {}).items()}
+    measured = {"train__monitor_every": 1, "train__knn_every": 1}
+    assert pretrain(tmp_path, "mobilenetv3_small_050", method, **heads, **measured) == 0
+    (record,) = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert math.isfinite(record["loss"]) and {"knn", "feature_std", "embedding_std"} <= set(record)
+    assert load_backbone(tmp_path)(torch.zeros(1, 3, 32, 32)).shape == (1, 1024)
+
+
+@pytest.mark.parametrize("name", WIDER)
+def test_runs_of_models_with_layers_after_their_pooling(tmp_path, name, capsys):
+    """Pretrained, rebuilt by timm alone, probed, and under a classifier, where no weight gets lost."""
+    first, second, kwargs = tmp_path / "a", tmp_path / "b", WIDER[name]
+    assert pretrain(first, name, model__kwargs=kwargs) == 0
+    info = json.loads((first / "backbone.json").read_text())
+    again = timm.create_model(info["name"], **info["kwargs"])
+    again.load_state_dict(safetensors.torch.load_file(first / "backbone.safetensors"), strict=True)
+    backbone, images = load_backbone(first), torch.randn(2, 3, 32, 32)
+    assert torch.equal(again.eval()(images), backbone(images))
+    assert backbone(images).shape[1] == feature_width(backbone) != backbone.num_features
+
+    if name != "vgg11":  # its 4,096 features cost the linear probe a minute
+        assert call(["probe", "--init", first, "--size", 32, "--data.subset", "{total: 40}", "--data.workers", 0]) == 0
+    changes = {"init": str(first), "stages": [{"size": 32}], "model__freeze": True, "train__ema": None}
+    assert inside("finetune", second, **{**ONE_EPOCH, **changes, "model__name": name, "model__kwargs": kwargs}) == 0
+    reports = [line for line in capsys.readouterr().err.splitlines() if "weights kept" in line]
+    assert "0 resized, 0 dropped, 2 fresh" in reports[-1]
+    before, after = weights(first), weights(second)
+    assert all(torch.equal(after[key], value) for key, value in before.items())  # its classifier alone was trained
+    added = {key for key in after if key.startswith("model/")} - {key.replace("backbone/", "model/") for key in before}
+    assert len(added) == 2 and all(key.endswith((".weight", ".bias")) for key in added)
+
+
+def test_models_that_cannot_serve_are_told_before_there_is_a_folder(tmp_path, capsys):
+    name, kwargs, out = "vit_tiny_patch16_224", {**VIT, "global_pool": ""}, tmp_path / "run"
+    with torch.device("meta"):
+        state = timm.create_model(name, img_size=32, num_classes=0, **kwargs).state_dict()
+    save = dict(name=name, kwargs={**kwargs, "img_size": 32, "num_classes": 0}, mean=[0.5] * 3, std=[0.2] * 3)
+    save_model(tmp_path / "init", "backbone", {key: torch.zeros(t.shape) for key, t in state.items()}, **save)
+
+    def told(code):
+        line = capsys.readouterr().err.splitlines()[-1]
+        assert code == 2 and not out.exists(), line
+        return line
+
+    why = f"model.kwargs: {name} with {kwargs!r} gives [1, 5, 48] for an image; wanted are pooled features, [1, d]"
+    assert told(pretrain(out, name, model__kwargs=kwargs)) == why
+    init = {"init": str(tmp_path / "init"), "model__name": None, "model__kwargs": None}
+    assert told(inside("finetune", out, **init, stages=[{"size": 32}])) == why
+    assert told(call(["probe", "--init", init["init"], "--data.workers", 0])) == why
+    line = told(call(["probe", "--init", init["init"], "--size", 20]))
+    assert line.startswith(f"size: image size 20x20: {name} cannot take it: ")
+    line = told(pretrain(out, "crossvit_9_240", views__size=32))
+    assert line.startswith("views.size: image size 32x32: crossvit_9_240 cannot take it: ")
+    assert line.endswith("; timm's own size is 240x240")

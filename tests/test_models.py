@@ -22,7 +22,6 @@ from idmm.models import (
     load_weights,
     read_checkpoint,
     save_model,
-    set_classes,
     takes_img_size,
     weights,
 )
@@ -77,7 +76,7 @@ def test_strict_round_trip_through_timm_alone(tmp_path, name, kwargs, sized):
     again = timm.create_model(info["name"], **info["kwargs"])
     again.load_state_dict(safetensors.torch.load_file(tmp_path / "backbone.safetensors"), strict=True)
     images = torch.randn(2, 3, 112, 112)
-    set_classes(model, 0)
+    model.reset_classifier(0)
     with torch.no_grad():
         assert torch.equal(again.eval()(images), model.eval()(images))
     assert not any(k.startswith(classifier_prefixes(again)) for k in again.state_dict())
@@ -335,7 +334,7 @@ def test_a_run_is_read_back_at_another_size(tmp_path):
     assert read.mean == NORM["mean"] and read.std == NORM["std"]
     same, larger = load_backbone(tmp_path), load_backbone(tmp_path / "backbone.safetensors", img_size=96)
     images = torch.randn(2, 3, 64, 64)
-    set_classes(model, 0)
+    model.reset_classifier(0)
     with torch.no_grad():
         assert torch.equal(same(images), model.eval()(images))
         assert larger(torch.randn(2, 3, 96, 96)).shape == (2, 32)

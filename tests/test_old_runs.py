@@ -6,7 +6,6 @@ import tarfile
 
 import pytest
 import torch
-import yaml
 from helpers import ROOT, TINY, inside, metrics
 
 import idmm
@@ -111,8 +110,6 @@ def test_a_finished_run_says_so(old, tmp_path, capsys):
     assert inside("pretrain", run, **PRETRAIN) == 0
     assert "finished already, nothing to do" in capsys.readouterr().err
     assert (run / "result.json").read_text() == before
-
-
 
 
 def test_keys_of_jobs_stay():

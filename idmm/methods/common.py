@@ -10,6 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from idmm.config import Method
 from idmm.distributed import gather_rows
 from idmm.mixing import draw_cutmix, mix_images
+from idmm.models import feature_width
 from idmm.seeding import numpy_rng
 
 
@@ -64,12 +65,13 @@ def full_precision(tensor: Tensor):
 
 def width_of(backbone: nn.Module, config: Method) -> tuple[int, int]:
     """Returns the width of the features, and that of a head's hidden layers."""
-    return backbone.num_features, config.hidden_dim or backbone.num_features
+    width = feature_width(backbone)
+    return width, config.hidden_dim or width
 
 
 def head_dim(backbone: nn.Module, config: Method) -> int:
     """Returns the width of what :func:`projection_head` puts out."""
-    return (config.dim or 256) if config.projection else backbone.num_features
+    return (config.dim or 256) if config.projection else feature_width(backbone)
 
 
 def projection_head(backbone: nn.Module, config: Method) -> nn.Module:

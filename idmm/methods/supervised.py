@@ -8,6 +8,7 @@ from idmm import config
 from idmm.methods.base import Method, RunInfo
 from idmm.methods.common import at_least_fp32, mixed_groups
 from idmm.methods.drloc import Localization
+from idmm.models import feature_width
 
 
 class Supervised(Method):
@@ -18,7 +19,7 @@ class Supervised(Method):
     ):
         super().__init__(backbone, localization)
         self.config = config
-        self.classifier = nn.Linear(backbone.num_features, info.classes)
+        self.classifier = nn.Linear(feature_width(backbone), info.classes)
 
     def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
         """Computes the loss of all crops in ``batch["views"]`` with classes ``batch["label"]`` [B]."""

@@ -7,7 +7,7 @@ from idmm.models.build import (
     classifier_prefixes,
     create_backbone,
     export_kwargs,
-    set_classes,
+    feature_width,
     takes_img_size,
 )
 from idmm.models.cvt import CvT
@@ -26,12 +26,12 @@ __all__ = [
     "classifier_prefixes",
     "create_backbone",
     "export_kwargs",
+    "feature_width",
     "load_backbone",
     "load_weights",
     "logits_and_grid",
     "read_checkpoint",
     "save_model",
-    "set_classes",
     "takes_img_size",
     "token_grid",
 ]

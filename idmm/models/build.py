@@ -13,14 +13,14 @@ from idmm.errors import SizeError, UserError, nearest
 
 Size = int | tuple[int, int] | list[int]
 
-# what must not come through model.kwargs, and where it comes from instead
-_NEVER = {
+# keys that model.kwargs must not hold, and what to do instead
+_UNSUPPORTED = {
     "pretrained": "weights come through --init",
     "checkpoint_path": "weights come through --init",
     "features_only": "idmm needs the whole model",
     "out_indices": "idmm needs the whole model",
 }
-_ELSEWHERE = {
+_OWN_FIELDS = {
     "num_classes": "the number of classes comes from the data",
     "img_size": "the image size comes from views.size, train.size or stages",
     "in_chans": "give data.in_chans",
@@ -30,8 +30,8 @@ _ELSEWHERE = {
 }
 # with fewer than one of these, constructors make an empty model, or an error that does not name them
 _COUNTS = ("depth", "depths", "embed_dim", "embed_dims", "num_heads", "patch_size")
-# how library constructors and forward passes say no
-_REFUSALS = (TypeError, AssertionError, ValueError, RuntimeError, LookupError, ArithmeticError, AttributeError)
+# what constructors and forward passes of models raise for arguments and sizes that they cannot take
+_MODEL_ERRORS = (TypeError, AssertionError, ValueError, RuntimeError, LookupError, ArithmeticError, AttributeError)
 
 
 def create_backbone(name: str, img_size: Size | None = None, *, drop_path: float | None = None, **kwargs) -> nn.Module:
@@ -45,23 +45,33 @@ def create_backbone(name: str, img_size: Size | None = None, *, drop_path: float
         **kwargs: For the model's constructor; ``num_classes`` is 0 unless given.
 
     Returns:
-        The model, in training mode; [B, in_chans, H, W] -> [B, num_features].
+        The model, in training mode; [B, in_chans, H, W] -> [B, d], d from :func:`feature_width`.
 
     Raises:
-        UserError: An unknown name, an argument that the model refuses, or (SizeError) a size that it cannot take.
+        UserError: An unknown name, an argument that the model refuses, a model without pooled features, or (SizeError)
+            a size that it cannot take.
     """
     check_name(name)
-    _refuse(name, kwargs, _NEVER)
-    given = {"num_classes": 0, **{k: v for k, v in kwargs.items() if k not in _NEVER}}
-    optional = {"img_size": _as_timm(img_size), "drop_path_rate": drop_path}
-    optional = {k: v for k, v in optional.items() if v is not None and k not in given}
+    _check_keys(kwargs, _UNSUPPORTED)
+    given = {"num_classes": 0, **{k: v for k, v in kwargs.items() if k not in _UNSUPPORTED}}
+    optional = {"img_size": tuple(img_size) if isinstance(img_size, list) else img_size, "drop_path_rate": drop_path}
+    optional = {k: v for k, v in optional.items() if v is not None and k not in given and _accepts(name, k)}
     try:
-        model, used = _build(name, given, optional)
-    except _REFUSALS as error:
-        raise _blame(name, kwargs, given, optional, error) from error
+        model = timm.create_model(name, **given, **optional)
+    except _MODEL_ERRORS as error:
+        raise _build_error(name, given, optional, error) from error
     if img_size is not None:
-        _try_size(model, name, img_size, kwargs.get("in_chans", 3), "img_size" in used)
+        _try_image(model, name, img_size, given, "img_size" in optional)
     return model
+
+
+def feature_width(model: nn.Module) -> int:
+    """Returns the width d of a model's features [B, d] without a classifier, which heads are sized by.
+
+    It is that of the forward pass in :func:`create_backbone`; else timm's ``head_hidden_size``, which is not
+    ``num_features`` where layers stand between pooling and classifier (MobileNetV3, VGG, ...).
+    """
+    return getattr(model, "feature_width", None) or getattr(model, "head_hidden_size", None) or model.num_features
 
 
 def check_name(name: str) -> None:
@@ -73,7 +83,7 @@ def check_name(name: str) -> None:
 
 def check_kwargs(name: str, kwargs: dict[str, Any]) -> None:
     """Raises UserError if ``model.kwargs`` holds what has a field of its own, such as ``img_size``, or no depth."""
-    _refuse(name, kwargs, {**_NEVER, **_ELSEWHERE})
+    _check_keys(kwargs, {**_UNSUPPORTED, **_OWN_FIELDS})
     given = {key: kwargs[key] for key in _COUNTS if key in kwargs}
     each = {key: value if isinstance(value, (list, tuple)) else [value] for key, value in given.items()}
     none = [key for key, values in each.items() if any(isinstance(n, int) and n < 1 for n in values)]
@@ -96,7 +106,7 @@ def export_kwargs(
     Raises:
         UserError: A value in ``kwargs`` cannot be written as JSON.
     """
-    out = {k: v for k, v in kwargs.items() if k not in _ELSEWHERE and k not in _NEVER}
+    out = {k: v for k, v in kwargs.items() if k not in _OWN_FIELDS and k not in _UNSUPPORTED}
     out["num_classes"] = num_classes
     if in_chans != 3:
         out["in_chans"] = in_chans
@@ -109,11 +119,6 @@ def export_kwargs(
             text = f"model.kwargs: {key} is {value!r}, which JSON cannot hold; give numbers, texts, lists"
             raise UserError(text) from None
     return out
-
-
-def set_classes(model: nn.Module, num_classes: int) -> None:
-    """Gives the model a fresh classifier with ``num_classes`` outputs (0: none), in place."""
-    model.reset_classifier(num_classes)
 
 
 def classifier_prefixes(model: nn.Module) -> tuple[str, ...]:
@@ -151,85 +156,80 @@ def pair(size: Size) -> tuple[int, int]:
     return int(height), int(width)
 
 
-def _as_timm(img_size):
-    return tuple(img_size) if isinstance(img_size, list) else img_size
-
-
-def _build(name, given, optional):
-    """Builds with as many of the optional arguments as the model takes; returns it and those."""
-    optional, state = dict(optional), torch.get_rng_state()
-    while True:
-        try:
-            return timm.create_model(name, **given, **optional), optional
-        except TypeError as error:
-            refused = [k for k in optional if "unexpected keyword" in str(error) and f"'{k}'" in str(error)]
-            if not refused:
-                raise
-            del optional[refused[0]]
-            torch.set_rng_state(state)  # the weights do not depend on failed tries
-
-
-def _build_on_meta(name, given, optional):
-    with torch.device("meta"), torch.random.fork_rng(devices=[]):
-        return _build(name, given, optional)
+def takes_img_size(name: str) -> bool:
+    """Says whether the model's constructor has an ``img_size`` (ViT, Swin), or takes any size as it is (ResNet)."""
+    return _accepts(name, "img_size")
 
 
 @functools.cache
-def takes_img_size(name: str) -> bool:
-    """Says whether the model's constructor has an ``img_size`` (ViT, Swin), or takes any size as it is (ResNet)."""
+def _accepts(name, key):
+    """Whether the model's constructor has an argument ``key``; timm's entry points hide its signature, so try it."""
     try:
-        return "img_size" in _build_on_meta(name, {"num_classes": 0}, {"img_size": 224})[1]
-    except _REFUSALS:
-        return True  # 224 was taken, and found wrong
+        _build_on_meta(name, {"num_classes": 0, key: {"img_size": 224, "drop_path_rate": 0.1}[key]})
+    except _MODEL_ERRORS as error:
+        return not isinstance(error, TypeError)  # others: it has the argument, and does not like the value
+    return True
 
 
-def _refuse(name, kwargs, reasons):
+def _build_on_meta(name, kwargs):
+    with torch.device("meta"), torch.random.fork_rng(devices=[]):
+        return timm.create_model(name, **kwargs)
+
+
+def _check_keys(kwargs, reasons):
     faults = [
         f"model.kwargs: {key} is {kwargs[key]!r}; {reason}, leave it out"
         for key, reason in reasons.items()
-        if key in kwargs and not (key in _NEVER and not kwargs[key])
+        if key in kwargs and not (key in _UNSUPPORTED and not kwargs[key])
     ]
     if faults:
         raise UserError(*faults)
 
 
-def _blame(name, kwargs, given, optional, error):
-    """Returns what to raise for a failed build: the size's fault, the arguments' or the name's."""
-    without = {k: v for k, v in optional.items() if k != "img_size"}
+def _build_error(name, given, optional, error):
+    """Returns what to raise for a failed build, by what is wrong: the size, the arguments or the model itself."""
     if "img_size" in optional:
         try:
-            _build_on_meta(name, given, without)
-        except _REFUSALS as own:
-            return _blame(name, kwargs, given, without, own)
-        return _size_fault(name, optional["img_size"], _said(error))
-    if not kwargs:
-        return UserError(f"model.name: {name!r} cannot be built: {_said(error)}")
-    return UserError(f"model.kwargs: {name} refuses {kwargs!r}: {_said(error)}")
+            _build_on_meta(name, {**given, **optional, "img_size": None})  # timm leaves None out
+        except _MODEL_ERRORS as other:
+            error = other
+        else:
+            return _size_error(name, optional["img_size"], error)
+    if own := {key: value for key, value in given.items() if key not in _OWN_FIELDS}:
+        return UserError(f"model.kwargs: {name} refuses {own!r}: {_one_line(error)}")
+    return UserError(f"model.name: {name!r} cannot be built: {_one_line(error)}")
 
 
-def _try_size(model, name, img_size, in_chans, fixed):
-    """Raises UserError unless an image of that size goes through without loss."""
+def _try_image(model, name, img_size, given, fixed):
+    """Sends a black image through and keeps the features' width; UserError unless all of it comes out as [1, d]."""
     height, width = pair(img_size)
     embed = getattr(model, "patch_embed", None)
     if fixed and isinstance(embed, timm.layers.PatchEmbed) and not embed.dynamic_img_pad:
         patch = pair(embed.patch_size)
         if height % patch[0] or width % patch[1]:  # timm would cut the border off silently
-            raise _size_fault(name, img_size, f"wanted are multiples of its patch, {patch[0]}x{patch[1]} pixels")
-    training = model.training
+            raise _size_error(name, img_size, f"wanted are multiples of its patch, {patch[0]}x{patch[1]} pixels")
     try:
         with torch.no_grad():
-            model.eval()(torch.zeros(1, in_chans, height, width))
-    except _REFUSALS as error:
-        raise _size_fault(name, img_size, _said(error)) from error
-    finally:
-        model.train(training)
+            output = model.eval()(torch.zeros(1, given.get("in_chans", 3), height, width))
+    except _MODEL_ERRORS as error:
+        raise _size_error(name, img_size, error) from error
+    model.train()
+    if len(shape := list(getattr(output, "shape", []))) != 2:
+        own = {key: value for key, value in given.items() if key not in _OWN_FIELDS}
+        source = f"model.kwargs: {name} with {own!r}" if own else f"model.name: {name!r}"
+        raise UserError(f"{source} gives {shape or type(output)} for an image; wanted are pooled features, [1, d]")
+    if given["num_classes"] == 0:
+        model.feature_width = shape[1]
 
 
-def _size_fault(name, img_size, why):
+def _size_error(name, img_size, why):
     height, width = pair(img_size)
+    if isinstance(why, Exception):  # a library's, which seldom says what it wants
+        own = timm.models.get_pretrained_cfg_value(name, "input_size")
+        why = _one_line(why) + (f"; timm's own size is {own[-2]}x{own[-1]}" if own else "")
     return SizeError(f"image size {height}x{width}: {name} cannot take it: {why}")
 
 
-def _said(error):
+def _one_line(error):
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 200 else text[:197] + "..."
