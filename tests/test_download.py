@@ -259,8 +259,7 @@ SCRIPT = """
 import dataclasses, json, logging, sys
 from idmm import config
 from idmm.data.datasets import open_splits
-from idmm.data.registry import DATASETS
-from idmm.data.spec import Archive
+from idmm.data.registry import DATASETS, Archive
 
 logging.basicConfig(level=logging.INFO)
 root, *archives = json.loads(sys.argv[1])

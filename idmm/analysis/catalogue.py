@@ -3,8 +3,7 @@
 import textwrap
 
 from idmm.data.readers.hub import PREFIX
-from idmm.data.registry import DATASETS, spec_of
-from idmm.data.spec import Spec
+from idmm.data.registry import DATASETS, Spec, spec_of
 from idmm.errors import UserError
 
 

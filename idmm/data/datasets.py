@@ -11,10 +11,9 @@ import numpy as np
 
 from idmm import config
 from idmm.data.download import fetch
-from idmm.data.readers.layout import NotThere
-from idmm.data.registry import spec_of
-from idmm.data.spec import Spec
-from idmm.data.split import ForPretraining, Split, Splits
+from idmm.data.readers.layout import FilesMissing
+from idmm.data.registry import Spec, spec_of
+from idmm.data.split import LabelsMissing, Split, Splits
 from idmm.errors import UserError, listed
 from idmm.seeding import numpy_rng
 
@@ -46,12 +45,12 @@ def open_splits(data: config.Data, labelled: bool, evaluated: bool = True) -> Sp
         _judge(spec, splits.size_mismatch, data.allow_size_mismatch)
     splits = _hold_out(splits, data.val_fraction)
     if labelled and splits.train.labels is None:
-        raise ForPretraining(f"data.name: '{data.name}' has no labels; fine-tuning needs them")
+        raise LabelsMissing(f"data.name: '{data.name}' has no labels; fine-tuning needs them")
     if labelled and evaluated and splits.test is None:
         where = f"data.root: '{data.root}' has no 'val' or 'test' folder to evaluate on"
         if data.name != "folder":
             where = f"data.name: '{data.name}' has no split to evaluate on"
-        raise ForPretraining(f"{where}; add one, or hold out a share of train with --data.val_fraction, e.g. 0.2")
+        raise LabelsMissing(f"{where}; add one, or hold out a share of train with --data.val_fraction, e.g. 0.2")
     if data.subset is not None:
         splits = replace(splits, train=draw_subset(splits.train, data.subset))
         if labelled:
@@ -62,7 +61,7 @@ def open_splits(data: config.Data, labelled: bool, evaluated: bool = True) -> Sp
 def _read(spec: Spec, data: config.Data, labelled: bool) -> Splits:
     try:
         return spec.read(data, labelled)
-    except NotThere as error:
+    except FilesMissing as error:
         if data.download and spec.archives and data.root is not None:
             log.info("%s: fetching %s", error.faults[0], spec.name)
             fetch(spec, data.root)

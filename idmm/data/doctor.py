@@ -14,7 +14,7 @@ from idmm.data.images import BadImage, decode, read
 from idmm.data.parallel import in_order
 from idmm.data.readers.folder import read_all
 from idmm.data.readers.layout import root_folder
-from idmm.data.split import ForPretraining, Split, Splits
+from idmm.data.split import LabelsMissing, Split, Splits
 from idmm.errors import UserError
 
 HASH_SIDE, HASH_BITS = 32, 64  # pixels that are transformed, coefficients that are kept
@@ -172,7 +172,7 @@ def _opened(data: config.Data) -> tuple[Splits, list[str], list[str]]:
         fault = error
     splits = read_all(str(root_folder(data))) if data.name == "folder" else open_splits(data, labelled=False)
     lines = list(fault.faults)
-    return (splits, [], lines) if isinstance(fault, ForPretraining) else (splits, lines, [])
+    return (splits, [], lines) if isinstance(fault, LabelsMissing) else (splits, lines, [])
 
 
 def _look(found: Checkup, name: str, split: Split, max_pixels: int, where: list, seen: list, progress: bool) -> None:

@@ -23,7 +23,7 @@ from typing import IO
 
 from tqdm import tqdm
 
-from idmm.data.spec import Archive, Spec
+from idmm.data.registry import Archive, Spec
 from idmm.errors import RunError, UserError
 from idmm.files import write_text
 from idmm.progress import Bar

@@ -9,8 +9,8 @@ import numpy as np
 from idmm.errors import UserError
 
 
-class ForPretraining(UserError):
-    """What is there is as pretraining wants it, but fine-tuning needs more."""
+class LabelsMissing(UserError):
+    """The images suffice for pretraining, but fine-tuning needs labels, or labelled images to evaluate on."""
 
 
 class LazyFiles(Sequence):
@@ -86,3 +86,9 @@ class Splits:
     val: Split | None
     test: Split | None
     size_mismatch: dict[str, list[int]] = field(default_factory=dict)
+
+
+def arranged(splits: dict[str, Split | None]) -> Splits:
+    """Returns ``train``, ``val`` and ``test`` by these names; a single one to evaluate on is ``test``."""
+    val, test = splits.get("val"), splits.get("test")
+    return Splits(splits["train"], None, val) if test is None else Splits(splits["train"], val, test)

@@ -7,7 +7,7 @@ import torch
 
 from idmm import evaluate, options
 from idmm.config import PretrainConfig
-from idmm.data.split import ForPretraining
+from idmm.data.split import LabelsMissing
 from idmm.data.views import ViewMaker, short_side_bound
 from idmm.engine import Evaluation, Loop, Session, StagePlan
 from idmm.errors import RunError, UserError
@@ -125,7 +125,7 @@ def _load(config: PretrainConfig, run: Session, bound: int) -> Stores:
     labelled, measured = METHODS[config.method.name].labelled, config.train.knn_every > 0
     try:
         return load_images(config, run.run, bound, labelled=labelled, evaluated=measured, needed=False)
-    except ForPretraining as error:
+    except LabelsMissing as error:
         if not labelled:
             raise
         free = ", ".join(name for name, recipe in METHODS.items() if not recipe.labelled)

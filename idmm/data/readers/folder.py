@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from idmm.data.images import SUFFIXES
-from idmm.data.split import ForPretraining, Split, Splits, counted
-from idmm.errors import UserError, listed
+from idmm.data.split import LabelsMissing, Split, Splits, arranged, counted
+from idmm.errors import UserError, listed, reason
 
 log = logging.getLogger(__name__)
 
@@ -32,12 +32,12 @@ def read_labelled(root: str) -> Splits:
     """Reads ROOT/train/CLASS/**, and val and test likewise where they exist.
 
     Raises:
-        ForPretraining: No train folder, or one of a single class or none, and nothing else.
+        LabelsMissing: No train folder, or one of a single class or none, and nothing else.
         UserError: Images outside of class folders, empty or differing classes, or one class only.
     """
     if not os.path.isdir(os.path.join(root, "train")):
         other = _other_case(root)
-        but, kind = (f", but '{other}'", UserError) if other else ("", ForPretraining)
+        but, kind = (f", but '{other}'", UserError) if other else ("", LabelsMissing)
         raise kind(f"data.root: '{root}' has no 'train' folder{but}; wanted {root}/train/CLASS/*")
     names = [name for name in ("train", "val", "test") if os.path.isdir(os.path.join(root, name))]
     trees = {name: _walk(os.path.join(root, name)) for name in names}
@@ -50,8 +50,8 @@ def read_labelled(root: str) -> Splits:
         faults.append(f"data.root: '{trees['train'].path}' has one class only ('{classes[0]}'); wanted two or more")
     if faults:
         plain = len(trees) == len(faults) == 1 and trees["train"].images and len(classes) < 2
-        raise (ForPretraining if plain else UserError)(*faults)
-    return _arrange({name: _labelled_split(root, tree, classes) for name, tree in trees.items()})
+        raise (LabelsMissing if plain else UserError)(*faults)
+    return arranged({name: _labelled_split(root, tree, classes) for name, tree in trees.items()})
 
 
 def read_any(root: str) -> Splits:
@@ -84,7 +84,7 @@ def read_any(root: str) -> Splits:
             continue
         if not _class_faults(held) and not _disagreements(tree, held):
             splits[name] = _labelled_split(root, held, classes)
-    return _arrange(splits)
+    return arranged(splits)
 
 
 def read_all(root: str) -> Splits:
@@ -106,18 +106,13 @@ def read_all(root: str) -> Splits:
                     splits[name] = _labelled_split(root, tree, sorted({_class_of(folder) for folder in tree.folders}))
                 elif name == "train":
                     raise UserError(f"data.root: '{tree.path}' has no images{_but(tree)}; wanted at least one")
-    return _arrange(splits)
+    return arranged(splits)
 
 
 def _other_case(root: str) -> str | None:
     """The folder that is 'train' but for its capitals."""
     with contextlib.suppress(OSError):  # which is told when its images are listed
         return next((name for name in sorted(os.listdir(root)) if name != "train" and name.lower() == "train"), None)
-
-
-def _arrange(splits: dict[str, Split]) -> Splits:
-    val, test = splits.get("val"), splits.get("test")
-    return Splits(splits["train"], None, val) if test is None else Splits(splits["train"], val, test)
 
 
 def _walk(top: str) -> _Tree:
@@ -133,7 +128,7 @@ def _walk(top: str) -> _Tree:
         try:
             entries = list(os.scandir(path))
         except OSError as error:
-            faults.append(f"data.root: '{path}' cannot be read ({(error.strerror or str(error)).lower()})")
+            faults.append(f"data.root: '{path}' cannot be read ({reason(error)})")
             continue
         for entry in entries:
             inner = (*parts, entry.name)
