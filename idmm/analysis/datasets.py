@@ -9,7 +9,7 @@ import numpy as np
 from idmm import config, features
 from idmm.commands import DataCheckConfig
 from idmm.data.datasets import open_splits
-from idmm.data.disk import cache_folder, clear, shelves
+from idmm.data.disk import cache_folder, clear, entries
 from idmm.data.doctor import NEAR_BITS, NEAR_CORRELATION, SKEWED, Checkup, Pair, check
 from idmm.data.download import fetch
 from idmm.data.readers.hub import PREFIX
@@ -54,12 +54,12 @@ def cache(folder: str | None, remove: bool) -> str:
         freed += features.clear(place)
         used = f"; {counted(len(left), 'part')} in use just now left: {listed(map(str, left))}" if left else ""
         return f"'{place}': {size(freed)} freed{used}"
-    found, kept = shelves(place), features.kept(place)
-    lines = [f"'{place}': {size(sum(shelf['bytes'] for shelf in found) + sum(kept.values()))}"]
-    for shelf in found:
-        what = f"{shelf['dataset'] or 'unfinished'} {shelf['split'] or ''}".strip()
-        bound = "full size" if shelf["bound"] is None else f"short side up to {shelf['bound']} px"
-        lines.append(f"  {size(shelf['bytes']):>8}  {what}, {shelf['images'] or '?'} images, {bound}: {shelf['root']}")
+    found, kept = entries(place), features.kept(place)
+    lines = [f"'{place}': {size(sum(entry['bytes'] for entry in found) + sum(kept.values()))}"]
+    for entry in found:
+        what = f"{entry['dataset'] or 'unfinished'} {entry['split'] or ''}".strip()
+        bound = "full size" if entry["bound"] is None else f"short side up to {entry['bound']} px"
+        lines.append(f"  {size(entry['bytes']):>8}  {what}, {entry['images'] or '?'} images, {bound}: {entry['root']}")
     if kept:
         lines.append(f"  {size(sum(kept.values())):>8}  features of probes, {counted(len(kept), 'file')}")
     return "\n".join(lines)

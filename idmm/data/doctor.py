@@ -1,6 +1,5 @@
 """What is wrong with a dataset, found before it is trained on: unreadable files, duplicates, leakage, odd classes."""
 
-import hashlib
 from collections import defaultdict
 from dataclasses import asdict, dataclass, field, replace
 
@@ -10,8 +9,7 @@ from scipy.fft import dctn
 
 from idmm import config
 from idmm.data.datasets import open_splits
-from idmm.data.images import BadImage, decode, read
-from idmm.data.parallel import in_order
+from idmm.data.images import BadImage, decode, digest, in_order, read
 from idmm.data.readers.folder import read_all
 from idmm.data.readers.layout import root_folder
 from idmm.data.split import LabelsMissing, Split, Splits
@@ -199,11 +197,7 @@ def _seen(item, max_pixels: int) -> _Seen | BadImage:
     pixels = repr(image.shape).encode() + image.tobytes()
     picture = Image.fromarray(image)
     thumb = np.asarray(picture.resize((THUMB, THUMB), Image.Resampling.BOX), dtype=np.float32)
-    return _Seen(_digest(content), _digest(pixels), image.shape[:2], perceptual_hashes(picture), thumb)
-
-
-def _digest(content: bytes) -> bytes:
-    return hashlib.blake2b(content, digest_size=16).digest()
+    return _Seen(digest(content), digest(pixels), image.shape[:2], perceptual_hashes(picture), thumb)
 
 
 def perceptual_hashes(picture: Image.Image) -> tuple[int, int]:

@@ -2,16 +2,25 @@
 
 import contextlib
 import functools
+import hashlib
 import io
 import os
 import re
 import struct
 import threading
 import warnings
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
+
+from idmm.errors import reason
+from idmm.progress import Bar
+
+Result = TypeVar("Result")
 
 # No EPS, PDF or WMF (they run other programs), no TGA or PCX (they take nearly any bytes for an image).
 FORMATS = ("JPEG", "MPO", "PNG", "BMP", "DIB", "GIF", "TIFF", "WEBP", "PPM", "JPEG2000", "ICO", "AVIF", "QOI")
@@ -54,10 +63,15 @@ def read(path: str | os.PathLike) -> bytes:
         with open(path, "rb") as file:
             data = file.read()
     except OSError as error:
-        raise BadImage((error.strerror or str(error)).lower()) from error
+        raise BadImage(reason(error)) from error
     if not data:
         raise BadImage("empty file")
     return data
+
+
+def digest(content: bytes) -> bytes:
+    """Returns the BLAKE2b of a file's bytes or an image's pixels, 16 bytes."""
+    return hashlib.blake2b(content, digest_size=16).digest()
 
 
 def decode(data: bytes | str | os.PathLike, max_pixels: int) -> np.ndarray:
@@ -223,3 +237,28 @@ def _grey8(image: Image.Image) -> np.ndarray:
         low, high = (0.0, fits[0]) if fits else (values.min(), values.max())
     scale = 255.0 / (high - low) if high > low else 0.0
     return np.clip(np.rint((values - low) * scale), 0, 255).astype(np.uint8)
+
+
+def in_order(work: Callable[[int], Result], count: int, label: str, progress: bool) -> Iterator[Result]:
+    """Yields ``work(i)`` for i from 0 to ``count``; a few are under way at a time, so that memory stays bounded.
+
+    Threads, not processes: Pillow decodes without Python's lock.
+
+    Args:
+        work: Called in threads; what it raises is raised here.
+        count: How many.
+        label: Of the bar.
+        progress: Show a bar on standard error if this takes longer than a second.
+    """
+    threads = os.cpu_count() or 1
+    waiting = deque()
+    bar = Bar(total=count, desc=label, unit="img", delay=1, disable=not progress)
+    with quiet_pillow(), bar, ThreadPoolExecutor(threads) as pool:
+        try:
+            for i in range(count):
+                waiting.append(pool.submit(work, i))
+                while waiting and (len(waiting) >= 4 * threads or i == count - 1):
+                    yield waiting.popleft().result()
+                    bar.update()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # Ctrl-C does not wait for the queue
