@@ -70,7 +70,7 @@ def cell(method: dict | None, seed: int, epochs: int, out: Path) -> dict:
 def measure(backbone) -> dict:
     """kNN and probe accuracy of the pooled features on digits' test split (percent)."""
     from idmm import config, evaluate
-    from idmm.data.augment import TestImages
+    from idmm.data.augment import EvalTransform
     from idmm.data.cache import load_split
     from idmm.data.datasets import open_splits
     from idmm.data.loaders import evaluation_batches
@@ -79,7 +79,7 @@ def measure(backbone) -> dict:
     features = []
     for split in (splits.train, splits.test):
         store = load_split(split, bound=None, data=config.Data())
-        maker = TestImages(store, SIZE, 0.875, config.IMAGENET_MEAN, config.IMAGENET_STD)
+        maker = EvalTransform(store, SIZE, 0.875, config.IMAGENET_MEAN, config.IMAGENET_STD)
         batches = evaluation_batches(maker, np.arange(len(store)), 256, 0)
         features.append(evaluate.extract_features(backbone, batches, "cpu", contextlib.nullcontext).numpy())
     (train, test), labels, truth = features, splits.train.labels, splits.test.labels

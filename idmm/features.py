@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from idmm import distributed
-from idmm.data.augment import TestImages
+from idmm.data.augment import EvalTransform
 from idmm.data.cache import ImageStore, fingerprint
 from idmm.data.loaders import evaluation_batches, worker_count
 from idmm.data.split import counted
@@ -48,7 +48,7 @@ def centre_crops(
     images: np.ndarray | None = None,
 ) -> Iterator[dict]:
     """Yields this process's share of a split, centre-cropped; ``images``: only those numbers."""
-    maker = TestImages(store, size, crop_pct, mean, std)
+    maker = EvalTransform(store, size, crop_pct, mean, std)
     images = np.arange(len(store)) if images is None else images
     rank, world = distributed.rank(), distributed.world()
     few = len(images) <= 2 * batch_size * world  # workers would take longer to start than to work

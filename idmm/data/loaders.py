@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from idmm.errors import RunError
 from idmm.seeding import permutation
 
-Maker = Callable[[int, np.ndarray], dict]  # (epoch, image numbers) -> a batch
+BatchFn = Callable[[int, np.ndarray], dict]  # (epoch, image numbers) -> a batch
 
 
 @dataclass(frozen=True)
@@ -70,14 +70,14 @@ class BatchPlan:
 class _Batches(Dataset):
     """A map-style dataset whose items are whole batches, numbered by what is in them."""
 
-    def __init__(self, maker: Maker):
-        self.maker = maker
+    def __init__(self, batch_fn: BatchFn):
+        self.batch_fn = batch_fn
 
     def __getitem__(self, request: tuple[int, np.ndarray, float]) -> dict:
         epoch, indices, weight = request
         try:
             with one_thread():  # reductions round differently on more; results must not depend on the workers
-                return {**self.maker(epoch, indices), "weight": weight}
+                return {**self.batch_fn(epoch, indices), "weight": weight}
         except RunError as error:  # a worker's exception would come wrapped in its traceback
             return {"failed": str(error)}
 
@@ -116,20 +116,20 @@ class _Requests:
         return max(0, steps) * self.plan.accumulate
 
 
-def training_batches(maker: Maker, plan: BatchPlan, workers: int, epoch: int = 0, step: int = 0) -> Iterator[dict]:
+def training_batches(batch_fn: BatchFn, plan: BatchPlan, workers: int, epoch: int = 0, step: int = 0) -> Iterator[dict]:
     """Yields the passes of all steps from (epoch, step) to the stage's end.
 
     One loader serves the whole stage: workers start once, not every epoch.
     """
-    return _load(maker, _Requests(plan, epoch, step), workers)
+    return _load(batch_fn, _Requests(plan, epoch, step), workers)
 
 
 def evaluation_batches(
-    maker: Maker, images: np.ndarray, batch_size: int, workers: int, rank: int = 0, world: int = 1
+    batch_fn: BatchFn, images: np.ndarray, batch_size: int, workers: int, rank: int = 0, world: int = 1
 ) -> Iterator[dict]:
     """Yields this process's share of the image numbers ``images`` [n], in order, each once."""
     mine = images[rank::world]
-    return _load(maker, [(0, mine[i : i + batch_size], 1.0) for i in range(0, len(mine), batch_size)], workers)
+    return _load(batch_fn, [(0, mine[i : i + batch_size], 1.0) for i in range(0, len(mine), batch_size)], workers)
 
 
 def cores() -> int:
@@ -151,15 +151,15 @@ def worker_count(wanted: int | None, bytes_per_batch: int) -> tuple[int, str | N
     return workers, None
 
 
-def _load(maker: Maker, requests, workers: int) -> Iterator[dict]:
+def _load(batch_fn: BatchFn, requests, workers: int) -> Iterator[dict]:
     forked = workers > 0 and sys.platform == "linux"  # the images are shared with forked workers, not copied
     loader = DataLoader(
-        _Batches(maker),
+        _Batches(batch_fn),
         sampler=requests,
         batch_size=None,
         num_workers=workers,
         multiprocessing_context="fork" if forked else None,
-        worker_init_fn=_stand_apart,
+        worker_init_fn=_own_process_group,
         pin_memory=torch.cuda.is_available(),
     )
     for batch in loader:
@@ -168,7 +168,7 @@ def _load(maker: Maker, requests, workers: int) -> Iterator[dict]:
         yield batch
 
 
-def _stand_apart(worker: int) -> None:
+def _own_process_group(worker: int) -> None:
     """Keeps Ctrl-C and what else is sent to the process group from a worker: the training process ends it."""
     with contextlib.suppress(OSError):
         os.setpgid(0, 0)

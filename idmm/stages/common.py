@@ -198,7 +198,7 @@ def try_localization(config, backbone: torch.nn.Module, size: int, described: Ba
 
 
 @dataclass(frozen=True)
-class Stores:
+class LoadedSplits:
     """The images, decoded: to train on, to look at between epochs, to report at the end."""
 
     train: ImageStore
@@ -214,7 +214,7 @@ class Stores:
 
 def load_images(
     config, run: RunFolder, bound: int, labelled: bool, evaluated: bool = True, needed: bool = True
-) -> Stores:
+) -> LoadedSplits:
     """Opens the dataset, reads every image once and holds a resumed run to the images it began with.
 
     Args:
@@ -240,7 +240,7 @@ def load_images(
     run.check_images(prints, _differences)
     counts = ", ".join(f"{len(store)} {name}" for name, store in stores.items() if store is not None)
     log.info("images: %s of %s (%s)", counts, config.data.name, _KEPT[stores["train"].cache])
-    return Stores(**stores, size_mismatch=splits.size_mismatch)
+    return LoadedSplits(**stores, size_mismatch=splits.size_mismatch)
 
 
 _KEPT = {"ram": "decoded in memory", "disk": "decoded on the disk", "off": "decoded at every use"}

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from idmm import evaluate, options
 from idmm.config import FinetuneConfig, Stage, resolved_stages
-from idmm.data.augment import TrainImages
+from idmm.data.augment import TrainTransform
 from idmm.data.cache import ImageStore
 from idmm.data.registry import spec_of
 from idmm.data.views import short_side_bound
@@ -17,7 +17,7 @@ from idmm.models.weights import load_weights, save_model
 from idmm.seeding import derive
 from idmm.stages.common import (
     Backbone,
-    Stores,
+    LoadedSplits,
     batch_plan,
     check_sizes,
     load_images,
@@ -116,7 +116,7 @@ def _plan(
     run: Session,
     number: int,
     stage: Stage,
-    stores: Stores,
+    stores: LoadedSplits,
     config: FinetuneConfig,
     described: Backbone,
 ) -> StagePlan:
@@ -126,7 +126,7 @@ def _plan(
         number=number,
         label=f"finetune {stage.size} px",
         batches=batch_plan(config.train, len(stores.train), stage.epochs, stage.batch_size, seed),
-        maker=TrainImages(stores.train, config.augment, stage.size, described.mean, described.std, seed),
+        maker=TrainTransform(stores.train, config.augment, stage.size, described.mean, described.std, seed),
         lr=stage.lr,
         warmup_epochs=config.train.warmup_epochs,
         layer_decay=config.train.layer_decay,
@@ -147,7 +147,7 @@ def _evaluate(
     return measure
 
 
-def _export(run: Session, loop: Loop, size: int, stores: Stores, described: Backbone) -> None:
+def _export(run: Session, loop: Loop, size: int, stores: LoadedSplits, described: Backbone) -> None:
     """Writes the model with its classifier, and the backbone without."""
     if not run.run.leader:
         return

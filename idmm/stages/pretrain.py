@@ -8,7 +8,7 @@ import torch
 from idmm import evaluate, options
 from idmm.config import PretrainConfig
 from idmm.data.split import LabelsMissing
-from idmm.data.views import ViewMaker, short_side_bound
+from idmm.data.views import MultiCropTransform, short_side_bound
 from idmm.engine import Evaluation, Loop, Session, StagePlan
 from idmm.errors import RunError, UserError
 from idmm.methods import Facts, Method, create_method
@@ -19,7 +19,7 @@ from idmm.recipes import METHODS, pass_notes, settle_method
 from idmm.seeding import derive, permutation, seeded
 from idmm.stages.common import (
     Backbone,
-    Stores,
+    LoadedSplits,
     batch_plan,
     check_sizes,
     load_images,
@@ -92,7 +92,7 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
             number=1,
             label="pretrain",
             batches=batches,
-            maker=ViewMaker(stores.train, config.views, described.mean, described.std, config.seed),
+            maker=MultiCropTransform(stores.train, config.views, described.mean, described.std, config.seed),
             lr=train.lr,
             warmup_epochs=train.warmup_epochs,
             evaluations=[
@@ -120,7 +120,7 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
         return result
 
 
-def _load(config: PretrainConfig, run: Session, bound: int) -> Stores:
+def _load(config: PretrainConfig, run: Session, bound: int) -> LoadedSplits:
     """Reads the images; where labels are missing, says that it is the method which wants them."""
     labelled, measured = METHODS[config.method.name].labelled, config.train.knn_every > 0
     try:
@@ -133,7 +133,7 @@ def _load(config: PretrainConfig, run: Session, bound: int) -> Stores:
         raise UserError(*error.faults, why) from None
 
 
-def _facts(stores: Stores, config: PretrainConfig, steps_per_epoch: int) -> Facts:
+def _facts(stores: LoadedSplits, config: PretrainConfig, steps_per_epoch: int) -> Facts:
     """What methods may need to know; a batch larger than the data is said."""
     images, train = len(stores.train), config.train
     if train.batch_size > images:
@@ -160,7 +160,7 @@ def _features(run: Session, backbone, store, config: PretrainConfig, described: 
 
 
 def _monitor(
-    run: Session, method: Method, stores: Stores, config: PretrainConfig, described: Backbone
+    run: Session, method: Method, stores: LoadedSplits, config: PretrainConfig, described: Backbone
 ) -> list[Evaluation]:
     """Looks for collapse and saturation, on the same few training images every time; nothing where it is off."""
     if not config.train.monitor_every:
@@ -177,7 +177,7 @@ def _monitor(
     return [Evaluation(watch.measure, config.train.monitor_every, count)]
 
 
-def _knn(run: Session, stores: Stores, config: PretrainConfig, described: Backbone) -> list[Evaluation]:
+def _knn(run: Session, stores: LoadedSplits, config: PretrainConfig, described: Backbone) -> list[Evaluation]:
     """Measures kNN accuracy; nothing where it is off or there are no labels."""
     if not config.train.knn_every:
         return []

@@ -10,9 +10,9 @@ import torch
 from idmm import options
 from idmm.calibrate import time_steps
 from idmm.config import FinetuneConfig, PretrainConfig, Stage, resolved_stages
-from idmm.data.augment import TrainImages
+from idmm.data.augment import TrainTransform
 from idmm.data.loaders import worker_count
-from idmm.data.views import ViewMaker, short_side_bound
+from idmm.data.views import MultiCropTransform, short_side_bound
 from idmm.features import pick_device
 from idmm.methods import Facts, create_method
 from idmm.methods.finetune import Finetune
@@ -95,7 +95,7 @@ def _pretrain_rate(config: PretrainConfig, budget: float) -> float:
     extra = localization(config, backbone, size, described, config.train.epochs)
     method = create_method(backbone, facts, config.method, extra)
     store = _Noise(config.train.batch_size, short_side_bound(size, min(g.scale[0] for g in config.views.crops)))
-    return _step(config, method, ViewMaker(store, config.views, described.mean, described.std, 0), budget)
+    return _step(config, method, MultiCropTransform(store, config.views, described.mean, described.std, 0), budget)
 
 
 def _finetune_rate(config: FinetuneConfig, stage: Stage, budget: float) -> float:
@@ -104,7 +104,7 @@ def _finetune_rate(config: FinetuneConfig, stage: Stage, budget: float) -> float
     extra = localization(config, model, stage.size, described, stage.epochs)
     method = Finetune(model, config.augment, config.model.freeze, extra)
     store = _Noise(stage.batch_size, short_side_bound(stage.size, config.augment.scale[0]))
-    maker = TrainImages(store, config.augment, stage.size, described.mean, described.std, key=0)
+    maker = TrainTransform(store, config.augment, stage.size, described.mean, described.std, key=0)
     return _step(config, method, maker, budget, stage.batch_size)
 
 
