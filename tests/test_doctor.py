@@ -237,8 +237,7 @@ def naive_hash(grey):
     basis = np.array([[np.cos(np.pi * (2 * x + 1) * u / (2 * n)) for x in range(n)] for u in range(8)])  # [8, n]
     low = np.array([[(np.outer(basis[u], basis[v]) * grey).sum() for v in range(8)] for u in range(8)])
     low[0, 0] = 0.0
-    bits = (low > np.median(low)).ravel()
-    return sum(1 << (63 - i) for i, bit in enumerate(bits) if bit)
+    return (low > np.median(low)).ravel().tolist()
 
 
 def test_perceptual_hash_against_the_sum():
@@ -246,9 +245,10 @@ def test_perceptual_hash_against_the_sum():
     grey = rng.integers(0, 256, (32, 32), dtype=np.uint8)
     picture = Image.fromarray(grey)
     straight, mirrored = perceptual_hashes(picture)
-    assert straight == naive_hash(grey.astype(float))
-    assert mirrored == naive_hash(grey[:, ::-1].astype(float)) == perceptual_hashes(ImageOps.mirror(picture))[0]
-    assert bin(straight ^ mirrored).count("1") > 12
+    assert straight.tolist() == naive_hash(grey.astype(float))
+    turned = naive_hash(grey[:, ::-1].astype(float))
+    assert mirrored.tolist() == turned == perceptual_hashes(ImageOps.mirror(picture))[0].tolist()
+    assert (straight != mirrored).sum() > 12
 
 
 def test_similarity_of_thumbnails():
@@ -259,14 +259,6 @@ def test_similarity_of_thumbnails():
     assert similarity(one, 255 - one) == pytest.approx(-1, abs=1e-5)
     flat = np.full((16, 16, 3), 100, dtype=np.float32)
     assert similarity(flat, flat + 2) == 1 and similarity(flat, flat + 50) == 0 and similarity(flat, one) == 0
-
-
-def test_bits_without_numpy_2(monkeypatch):
-    numbers = np.array([0, 1, 2**63, 2**64 - 1, 0b1011], dtype=np.uint64)
-    assert doctor._bits(numbers).tolist() == [0, 1, 1, 64, 3]
-    monkeypatch.delattr(np, "bitwise_count", raising=False)
-    assert doctor._bits(numbers).tolist() == [0, 1, 1, 64, 3]
-    assert doctor._bits(numbers.reshape(1, 5)).shape == (1, 5)
 
 
 def test_one_colour_images_of_different_colours_are_told_apart(tmp_path):

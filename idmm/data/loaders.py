@@ -96,24 +96,13 @@ def one_thread():
         torch.set_num_threads(threads)
 
 
-class _Requests:
-    """The requests of a whole stage from a given step on, in order; sized so that the loader can count them."""
-
-    def __init__(self, plan: BatchPlan, epoch: int, step: int):
-        self.plan, self.epoch, self.step = plan, epoch, step
-
-    def __iter__(self) -> Iterator[tuple[int, np.ndarray, float]]:
-        first = self.step
-        for epoch in range(self.epoch, self.plan.epochs):
-            order = permutation(self.plan.seed, "order", self.plan.count, epoch)
-            for step in range(first, self.plan.steps_per_epoch):
-                for indices, weight in self.plan.passes(self.plan.step_images(epoch, step, order)):
-                    yield epoch, indices, weight
-            first = 0
-
-    def __len__(self) -> int:
-        steps = (self.plan.epochs - self.epoch) * self.plan.steps_per_epoch - self.step
-        return max(0, steps) * self.plan.accumulate
+def _requests(plan: BatchPlan, first_epoch: int, first_step: int) -> Iterator[tuple[int, np.ndarray, float]]:
+    """What a whole stage asks for from a given step on, in order."""
+    for epoch in range(first_epoch, plan.epochs):
+        order = permutation(plan.seed, "order", plan.count, epoch)
+        for step in range(first_step if epoch == first_epoch else 0, plan.steps_per_epoch):
+            for indices, weight in plan.passes(plan.step_images(epoch, step, order)):
+                yield epoch, indices, weight
 
 
 def training_batches(batch_fn: BatchFn, plan: BatchPlan, workers: int, epoch: int = 0, step: int = 0) -> Iterator[dict]:
@@ -121,7 +110,7 @@ def training_batches(batch_fn: BatchFn, plan: BatchPlan, workers: int, epoch: in
 
     One loader serves the whole stage: workers start once, not every epoch.
     """
-    return _load(batch_fn, _Requests(plan, epoch, step), workers)
+    return _load(batch_fn, _requests(plan, epoch, step), workers)
 
 
 def evaluation_batches(

@@ -87,6 +87,11 @@ class Splits:
     test: Split | None
     size_mismatch: dict[str, list[int]] = field(default_factory=dict)
 
+    @property
+    def parts(self) -> dict[str, Split]:
+        """Those of ``train``, ``val`` and ``test`` that there are."""
+        return {name: part for name in ("train", "val", "test") if (part := getattr(self, name)) is not None}
+
 
 def arranged(splits: dict[str, Split | None]) -> Splits:
     """Returns ``train``, ``val`` and ``test`` by these names; a single one to evaluate on is ``test``."""
