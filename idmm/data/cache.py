@@ -309,8 +309,8 @@ def fingerprint(store: ImageStore) -> dict:
     Digests are cut to 16 hexadecimal digits; labels are left out where there are none. The order counts.
     """
     labels = [""] * len(store) if store.labels is None else [f" {label}" for label in store.labels]
-    entries = zip(store.names, store.digests, labels, strict=True)
-    return {"classes": store.classes, "images": {name: digest[:16] + label for name, digest, label in entries}}
+    images = zip(store.names, store.digests, labels, strict=True)
+    return {"classes": store.classes, "images": {name: found[:16] + label for name, found, label in images}}
 
 
 def compare(old: dict, new: dict) -> list[str]:
@@ -321,21 +321,14 @@ def compare(old: dict, new: dict) -> list[str]:
         "removed": [name for name in before if name not in now],
         "added": [name for name in now if name not in before],
         "changed": [name for name in both if before[name][0] != now[name][0]],
-        "relabelled": [
-            f"{name} ({before[name][1]} to {now[name][1]})" for name in both if before[name][1] != now[name][1]
-        ],
+        "relabelled": [f"{n} ({before[n][1]} to {now[n][1]})" for n in both if before[n][1] != now[n][1]],
+        "in another order": [a for a, b in zip(both, (n for n in now if n in before), strict=True) if a != b],
     }
     lines = [f"{counted(len(names), 'image')} {what}: {listed(names)}" for what, names in groups.items() if names]
-    moved = [name for name, other in zip(both, (n for n in now if n in before), strict=True) if name != other]
-    if moved:
-        lines.append(f"{counted(len(moved), 'image')} in another order: {listed(moved)}")
-    if not lines and old["classes"] != new["classes"]:
-        lines.append("the list of classes is another")
-    return lines
+    return lines or (["the list of classes is another"] if old["classes"] != new["classes"] else [])
 
 
-def _parsed(print_: dict) -> dict[str, tuple[str, str]]:
+def _parsed(kept: dict) -> dict[str, tuple[str, str]]:
     """Returns name → (digest, class name)."""
-    parts = {name: entry.partition(" ") for name, entry in print_["images"].items()}
-    classes = print_["classes"]
-    return {name: (p[0], f"'{classes[int(p[2])]}'" if p[2] else "no label") for name, p in parts.items()}
+    parts = {name: text.partition(" ") for name, text in kept["images"].items()}
+    return {n: (p[0], f"'{kept['classes'][int(p[2])]}'" if p[2] else "no label") for n, p in parts.items()}

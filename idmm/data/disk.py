@@ -81,6 +81,10 @@ class CacheEntry:
         part: ``train``, ``val`` or ``test``.
         bound: Longest short side kept (pixels), or None.
         data: The config's section: ``cache_dir``, and which dataset it is.
+
+    Attributes:
+        path: Its folder.
+        pixels: The file of all images end to end.
     """
 
     def __init__(self, split: Split, part: str, bound: int | None, data: config.Data):
@@ -89,12 +93,8 @@ class CacheEntry:
         name = "".join(c if c.isalnum() else "-" for c in data.name)[-40:]
         self.path = cache_folder(data.cache_dir) / f"{name}-{part}-{bound or 'full'}-{digest(key).hex()[:10]}"
         self.signature = _signature(split, bound, data.max_pixels)
+        self.pixels = self.path / f"pixels-{self.signature}"
         self.about = {"dataset": data.name, "root": root, "split": part, "bound": bound}
-
-    @property
-    def pixels(self) -> Path:
-        """The file of pixels."""
-        return self.path / f"pixels-{self.signature}"
 
     def read(self) -> Index | None:
         """Returns the index if the images are all here and their files unchanged."""
@@ -122,29 +122,22 @@ class CacheEntry:
             lock = _lock(self.path.with_suffix(".lock"), wait=True)
             sweep(self.path)
         except OSError as error:
-            raise UserError(
-                f"data.cache_dir: cannot write to '{self.path.parent}' ({reason(error)});"
-                " name another folder, or --data.cache ram"
-            ) from None
+            what = f"cannot write to '{self.path.parent}' ({reason(error)})"
+            raise UserError(f"data.cache_dir: {what}; name another folder, or --data.cache ram") from None
         with lock:
             yield
 
-    def write(self, fill: Callable[[Callable[[np.ndarray], None]], Index]) -> Index:
+    def write(self, decode: Callable[[Callable[[np.ndarray], None]], Index]) -> Index:
         """Writes the entry, in the place of what was there; to be called under the lock.
 
         Args:
-            fill: Called with a function that appends an image's pixels; returns the index.
+            decode: Called with a function that appends an image's pixels; returns the index.
 
         Raises:
             RunError: The disk is full or cannot be written; the line names the file.
         """
-
         with replacing(self.pixels) as file:
-
-            def append(pixels: np.ndarray) -> None:
-                file.write(np.ascontiguousarray(pixels).data)
-
-            index = fill(append)
+            index = decode(lambda pixels: file.write(np.ascontiguousarray(pixels).data))
         about = {**self.about, "images": len(index.good), "bytes": index.count, "made": round(time.time())}
         write_text(self.path / "about.json", json.dumps(about) + "\n")
         with replacing(self.path / "index.npz") as file:
@@ -156,10 +149,7 @@ class CacheEntry:
 
     def free(self) -> int:
         """Bytes free on its disk."""
-        folder = self.path
-        while not folder.exists():
-            folder = folder.parent
-        return shutil.disk_usage(folder).free
+        return shutil.disk_usage(next(folder for folder in (self.path, *self.path.parents) if folder.exists())).free
 
 
 def mapped(path: Path, count: int) -> torch.Tensor:
