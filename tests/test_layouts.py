@@ -119,34 +119,66 @@ def test_pixels_are_where_they_belong(name, tmp_path):
 
 
 # ------------------------------------------------------------------ forms of a layout
-@pytest.mark.parametrize("form", ["devkit", "folders", "kaggle"])
-def test_imagenet_has_three_forms_of_val(tmp_path, monkeypatch, form):
-    resize(monkeypatch, "imagenet", 4, 4, 3)
-    build = {
-        "devkit": official_trees.imagenet,
-        "folders": official_trees.imagenet_folders,
-        "kaggle": official_trees.imagenet_kaggle,
-    }
-    base = build[form](tmp_path)
-    val = FLAT_VAL
-    if form == "folders":
-        names = (f"{TENCH}/x_2", f"{GOLDFISH}/x_3", f"{TABBY}/x_1", f"{TABBY}/x_4")
-        val = {
-            f"val/{n}.JPEG".replace("x_", "ILSVRC2012_val_0000000"): i for n, i in zip(names, (0, 1, 2, 2), strict=True)
-        }
-    for root in (tmp_path, base):
-        matches(opened("imagenet", root), (IMAGENET_TRAIN, val, [TENCH, GOLDFISH, TABBY]), base)
+def moved(base, source, target):
+    """Moves a file or folder of a dataset; returns where the dataset is then."""
+    (base / target).parent.mkdir(exist_ok=True)
+    (base / source).rename(base / target)
+    return base
 
 
-def test_imagenet_devkit_and_val_where_the_archives_unpack(tmp_path, monkeypatch):
-    """The devkit above the images; or both in ROOT itself."""
-    resize(monkeypatch, "imagenet", 4, 4, 3)
-    base = official_trees.imagenet(tmp_path)
-    devkit = (base / "ILSVRC2012_devkit_t12").rename(tmp_path / "ILSVRC2012_devkit_t12")
-    matches(opened("imagenet", tmp_path), WANTED["imagenet"], base)
-    root = base.rename(tmp_path / "any name")
-    devkit.rename(root / devkit.name)
-    matches(opened("imagenet", root), WANTED["imagenet"], root)
+def edited_elsewhere(root):
+    """A byte order mark, blank lines, Windows' line ends, spaces and other alphabets in names."""
+    base = official_trees.domainnet(root, "real")
+    official_trees.images(base, [ODD])
+    path = base / "real_train.txt"
+    path.write_bytes(b"\xef\xbb\xbf" + f"{path.read_text()}\n{ODD} 2\n".replace("\n", " \r\n").encode())
+    return base
+
+
+def pets_with_a_header(root):
+    base = official_trees.pets(root)
+    path = base / "annotations/trainval.txt"
+    official_trees.write(path, "#Image CLASS-ID SPECIES BREED ID", *path.read_text().splitlines())
+    return base
+
+
+def sketch_beside_real(root):
+    official_trees.domainnet(root, "real")
+    base = official_trees.domainnet(root, "sketch")
+    for part in ("train", "test"):
+        moved(base, f"sketch_{part}.txt", f"splits/sketch_{part}.txt")
+    return base
+
+
+ODD = "real/axe/eine Axt, größer (1).jpg"
+DEVKIT, IN_DEVKIT = "ILSVRC2012_devkit_t12", "devkit/cars_test_annos_withlabels.mat"
+SORTED_VAL = {
+    f"val/{wnid}/ILSVRC2012_val_0000000{i}.JPEG": label
+    for label, wnid, i in ((0, TENCH, 2), (1, GOLDFISH, 3), (2, TABBY, 1), (2, TABBY, 4))
+}
+FORMS = {  # dataset, builder, what is there if it is not as in WANTED
+    "val in folders": ("imagenet", official_trees.imagenet_folders, {1: SORTED_VAL}),
+    "kaggle": ("imagenet", official_trees.imagenet_kaggle, {}),
+    "devkit above": ("imagenet", lambda root: moved(official_trees.imagenet(root), DEVKIT, f"../{DEVKIT}"), {}),
+    "another folder": ("imagenet", lambda root: official_trees.imagenet(root).rename(root / "any name"), {}),
+    "lists above": ("indoor67", lambda root: official_trees.indoor67(root, lists=".."), {}),
+    "labels in devkit": (
+        "cars", lambda root: moved(official_trees.cars(root), "cars_test_annos_withlabels.mat", IN_DEVKIT), {}
+    ),
+    "lists in splits, beside another domain": ("domainnet-sketch", sketch_beside_real, {}),
+    "edited": ("domainnet-real", edited_elsewhere, {0: {**WANTED["domainnet-real"][0], ODD: 2}}),
+    "header": ("pets", pets_with_a_header, {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_other_forms_of_a_layout(form, tmp_path, monkeypatch):
+    name, build, other = FORMS[form]
+    wanted = [other.get(i, part) for i, part in enumerate(WANTED[name])]
+    resize(monkeypatch, name, *(len(part) for part in wanted))
+    base = build(tmp_path)
+    for root in {"devkit above": [tmp_path], "another folder": [base]}.get(form, [tmp_path, base]):
+        matches(opened(name, root), wanted, base)
 
 
 @pytest.mark.parametrize("build", [official_trees.imagenet_folders, official_trees.imagenet_kaggle])
@@ -172,32 +204,6 @@ def test_imagenet100_comes_with_the_list_of_cmc(tmp_path, monkeypatch):
     assert splits.test.items[99] == str(base / f"val/{max(wnids)}/{max(wnids)}_1.JPEG")
 
 
-def test_indoor67_with_its_lists_above_the_images(tmp_path, monkeypatch):
-    resize(monkeypatch, "indoor67", 3, 2, 2)
-    base = official_trees.indoor67(tmp_path, lists="..")
-    assert (tmp_path / "TrainImages.txt").exists()
-    for root in (tmp_path, base):
-        matches(opened("indoor67", root), WANTED["indoor67"], base)
-
-
-def test_cars_with_the_test_labels_in_the_devkit(tmp_path, monkeypatch):
-    resize(monkeypatch, "cars", 4, 3, 3)
-    base = official_trees.cars(tmp_path)
-    (base / "cars_test_annos_withlabels.mat").rename(base / "devkit/cars_test_annos_withlabels.mat")
-    matches(opened("cars", tmp_path), WANTED["cars"], base)
-
-
-def test_domains_lie_beside_each_other_and_lists_may_have_a_folder(tmp_path, monkeypatch):
-    for domain in ("real", "sketch"):
-        base = official_trees.domainnet(tmp_path, domain)
-        resize(monkeypatch, f"domainnet-{domain}", 4, 2, 5)
-    (base / "splits").mkdir()
-    for part in ("train", "test"):
-        (base / f"sketch_{part}.txt").rename(base / f"splits/sketch_{part}.txt")
-    for name in ("domainnet-real", "domainnet-sketch"):
-        matches(opened(name, tmp_path), WANTED[name], base)
-
-
 def test_a_single_image_is_a_split_too(tmp_path, monkeypatch):
     """MATLAB's arrays of one element lose their dimensions when read."""
     cars, svhn, flowers = (
@@ -212,27 +218,6 @@ def test_a_single_image_is_a_split_too(tmp_path, monkeypatch):
         assert test.labels.tolist() == [label] and len(test.items) == 1
         if name == "svhn":
             assert test.items.shape == (1, 32, 32, 3) and test.items[0, 0, 0].tolist() == [7, 100, 200]
-
-
-def test_lists_edited_elsewhere(tmp_path, monkeypatch):
-    """A byte order mark, blank lines, Windows' line ends, spaces and other alphabets in names."""
-    resize(monkeypatch, "domainnet-real", 5, 2, 5)
-    base = official_trees.domainnet(tmp_path, "real")
-    odd = "real/axe/eine Axt, größer (1).jpg"
-    official_trees.images(base, [odd])
-    path = base / "real_train.txt"
-    text = path.read_text() + f"\n{odd} 2\n"
-    path.write_bytes(b"\xef\xbb\xbf" + text.replace("\n", " \r\n").encode())
-    train, test, classes = WANTED["domainnet-real"]
-    matches(opened("domainnet-real", tmp_path), ({**train, odd: 2}, test, classes), base)
-
-
-def test_pets_lists_may_have_their_header(tmp_path, monkeypatch):
-    resize(monkeypatch, "pets", 3, 3, 3)
-    base = official_trees.pets(tmp_path)
-    path = base / "annotations/trainval.txt"
-    official_trees.write(path, "#Image CLASS-ID SPECIES BREED ID", *path.read_text().splitlines())
-    matches(opened("pets", tmp_path), WANTED["pets"], base)
 
 
 # ------------------------------------------------------------------ torchvision sees the same
