@@ -37,21 +37,13 @@ _NAME = re.compile(r".+-(train|val|test)-(full|[0-9]+)-[0-9a-f]{10}")  # of an e
 
 @dataclass(frozen=True)
 class Index:
-    """What is known of decoded images beside their pixels.
+    """What is known of decoded images beside their pixels."""
 
-    Attributes:
-        sizes: Height and width of each good image, int64 [G, 2] (pixels).
-        digests: BLAKE2b of each good image's file, uint8 [G, 16].
-        good: Their numbers in the split, int64 [G].
-        bad: Numbers of the others, int64 [B].
-        reasons: What is wrong with those, text [B].
-    """
-
-    sizes: np.ndarray
-    digests: np.ndarray
-    good: np.ndarray
-    bad: np.ndarray
-    reasons: np.ndarray
+    sizes: np.ndarray  # height and width of each good image, int64 [G, 2] (pixels)
+    digests: np.ndarray  # BLAKE2b of each good image's file, uint8 [G, 16]
+    good: np.ndarray  # their numbers in the split, int64 [G]
+    bad: np.ndarray  # numbers of the others, int64 [B]
+    reasons: np.ndarray  # what is wrong with those, text [B]
 
     @property
     def count(self) -> int:

@@ -21,13 +21,7 @@ _SPLITS = {"train": ("train",), "val": ("validation", "valid", "val", "dev"), "t
 
 
 class HubFiles(LazyFiles):
-    """The encoded images of a column.
-
-    Args:
-        table: A ``datasets.Dataset`` of nothing but an image column, not decoded.
-        column: Its name.
-        rows: Those that are meant, in order.
-    """
+    """The encoded images of some rows of a ``datasets.Dataset`` of nothing but an image column, not decoded."""
 
     def __init__(self, table, column: str, rows: np.ndarray):
         self.table, self.column, self.rows = table, column, rows
@@ -133,15 +127,11 @@ def _offline() -> Iterator[None]:
     import datasets
     import huggingface_hub
 
-    places = [(module, "HF_HUB_OFFLINE") for module in (datasets.config, huggingface_hub.constants)]
-    before = [getattr(module, name) for module, name in places]
-    try:
-        for module, name in places:
-            setattr(module, name, True)
+    with contextlib.ExitStack() as undo:
+        for module in (datasets.config, huggingface_hub.constants):
+            undo.callback(setattr, module, "HF_HUB_OFFLINE", module.HF_HUB_OFFLINE)
+            module.HF_HUB_OFFLINE = True
         yield
-    finally:
-        for (module, name), value in zip(places, before, strict=True):
-            setattr(module, name, value)
 
 
 def _image_column(data: config.Data, table) -> str:
@@ -197,16 +187,11 @@ def _labels(data: config.Data, table, name: str, label: str, classes: list[str])
     if all(value is None or value == -1 for value in values):
         return None
     own = getattr(table.features[label], "names", None)  # a split may number the classes in its own way
-    keys = {value: _class_name(value, own) for value in set(values)}
-    index = {key: i for i, key in enumerate(classes)}
-    wrong = next((i for i, value in enumerate(values) if keys[value] not in index), None)
+    named = ((value, str(value)) for value in set(values) - {None}) if own is None else enumerate(own)
+    number = {key: i for i, key in enumerate(classes)}
+    index = {value: number[key] for value, key in named if key in number}
+    wrong = next((i for i, value in enumerate(values) if value not in index), None)
     if wrong is not None:
         what = f"row {wrong} of split '{name}' has {label} {values[wrong]!r}"
         raise UserError(f"data.name: '{data.name}': {what}, wanted one of {len(classes)} classes")
-    return np.array([index[keys[value]] for value in values], dtype=np.int64)
-
-
-def _class_name(value, names: list[str] | None) -> str | None:
-    if names is None:
-        return None if value is None else str(value)
-    return names[value] if value in range(len(names)) else None
+    return np.array([index[value] for value in values], dtype=np.int64)

@@ -1,6 +1,8 @@
 """What the readers of official layouts share: finding the folder, reading lists, and saying what is wrong with them."""
 
 import codecs
+import contextlib
+import functools
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -68,19 +70,15 @@ def folder_with(name: str, folders: Sequence[Path], *needed: str) -> Path:
 
 
 def lines(path: Path) -> list[str]:
-    """Returns the lines of a list file that are not blank, stripped.
-
-    Raises:
-        NotAsPublished: It is missing, cannot be read, or is empty.
-    """
+    """Returns the lines of a list file that are not blank, stripped; NotAsPublished where there are none."""
     return [line for _, line in _numbered(path)]
 
 
 def rows(path: Path, pattern: str, form: str) -> list[tuple[str, ...]]:
-    """Returns what the groups of a regular expression match in each line of a list file that is not blank.
+    """Returns the groups of a regular expression for each line of a list file that is not blank.
 
     Raises:
-        NotAsPublished: As :func:`lines`, or a line does not match; ``form`` says what is wanted.
+        NotAsPublished: There are none, or one does not match; ``form`` says in words what is wanted.
     """
     found = []
     for number, line in _numbered(path):
@@ -104,16 +102,10 @@ def _numbered(path: Path) -> list[tuple[int, str]]:
 
 
 def numbers_from(path: Path, values: Iterable, low: int, high: int) -> np.ndarray:
-    """Returns labels or other numbers, counted from 0 instead of from ``low``, int64 [N].
-
-    Args:
-        path: The file that they come from, for the error.
-        values: Numbers, or text that should be.
-        low: The smallest that is right.
-        high: The largest.
+    """Returns the numbers of a file (or text that should be numbers), counted from ``low``, int64 [N].
 
     Raises:
-        NotAsPublished: One is no whole number or out of range.
+        NotAsPublished: One is no whole number from ``low`` to ``high``.
     """
     result = []
     for place, value in enumerate(values, start=1):
@@ -149,13 +141,7 @@ def mat(path: Path, *keys: str) -> list[np.ndarray]:
 
 
 def listed_splits(base: Path, classes: list[str], train: tuple, test: tuple) -> Splits:
-    """Returns the training and test images of a dataset from lists, see :func:`listed_split`.
-
-    Args:
-        base: Folder of the dataset.
-        classes: Name of each label.
-        train, test: ``source``, ``paths`` and ``labels`` of each.
-    """
+    """Returns training and test images; ``train`` and ``test`` are the last three arguments of :func:`listed_split`."""
     return Splits(listed_split(base, classes, *train), None, listed_split(base, classes, *test))
 
 
@@ -195,15 +181,11 @@ def no_repeats(source: Path | Sequence[Path], names: Sequence[str]) -> None:
 
 def _absent(base: Path, paths: Sequence[str]) -> list[str]:
     """Those of the paths that are not there; each folder is listed once, which is quicker than asking for each file."""
-    there: dict[str, set[str]] = {}
-    absent = []
-    for path in paths:
-        folder, _, name = path.rpartition("/")
-        if folder not in there:
-            try:
-                there[folder] = set(os.listdir(base / folder))
-            except OSError:
-                there[folder] = set()
-        if name not in there[folder]:
-            absent.append(path)
-    return absent
+
+    @functools.cache
+    def names_in(folder: str) -> set[str]:
+        with contextlib.suppress(OSError):
+            return set(os.listdir(base / folder))
+        return set()
+
+    return [path for path in paths if os.path.basename(path) not in names_in(os.path.dirname(path))]
