@@ -87,24 +87,20 @@ def test_built_again_when_a_file_changes(root, decoded, change):
     assert len(list(entry_of(root).glob("pixels-*"))) == 1
 
 
-def test_built_again_for_other_limits_only(root, decoded):
-    opened(root, 16)
+def test_built_again_for_other_limits_only(root, decoded, monkeypatch):
+    def decodes_again(*bound, **fields):
+        decoded.clear()
+        opened(root, *bound, **fields)
+        return len(decoded) == len(SIZES)
+
+    assert decodes_again(16)
     for fields in ({"on_error": "skip"}, {"workers": 3}, {"mean": [0.5]}, {"download": True}):
-        opened(root, 16, **fields)
-    assert len(decoded) == len(SIZES)
-    opened(root, 17)
-    assert len(decoded) == 2 * len(SIZES) and len(disk.entries(root.parent / "cache")) == 2
-    opened(root, 16)
-    assert len(decoded) == 2 * len(SIZES)
-    opened(root, 16, max_pixels=64 * 64)  # an entry is for one limit at a time
-    assert len(decoded) == 3 * len(SIZES) and len(disk.entries(root.parent / "cache")) == 2
-
-
-def test_another_pillow_decodes_again(root, decoded, monkeypatch):
-    opened(root)
+        assert not decodes_again(16, **fields)
+    assert decodes_again(17) and not decodes_again(16)
+    assert decodes_again(16, max_pixels=64 * 64)  # an entry is for one limit at a time
+    assert len(disk.entries(root.parent / "cache")) == 2
     monkeypatch.setattr(disk.PIL, "__version__", "0")
-    opened(root)
-    assert len(decoded) == 2 * len(SIZES)
+    assert decodes_again(17)  # by another Pillow
 
 
 def test_found_however_the_root_is_written(root, decoded, monkeypatch):
@@ -158,23 +154,19 @@ def test_what_is_held_out_of_train_leaves_the_other_splits_where_they_are(tmp_pa
 
 def test_the_log_says_how_to_clear_it(root, caplog, monkeypatch):
     caplog.set_level("INFO")
-    opened(root, cache_dir=str(root.parent / "my cache"))
-    command = f"idmm data cache --clear --dir '{root.parent}/my cache'"
-    assert caplog.messages[-1].endswith(f"for later runs; clear all that is kept: {command}")
     monkeypatch.setenv("IDMM_CACHE", str(root.parent / "another"))
-    opened(root, cache_dir=None)
-    assert caplog.messages[-1].endswith("clear all that is kept: idmm data cache --clear")
+    for place, flag in ((str(root.parent / "my cache"), f" --dir '{root.parent}/my cache'"), (None, "")):
+        opened(root, cache_dir=place)
+        assert caplog.messages[-1].endswith(f"for later runs; clear all that is kept: idmm data cache --clear{flag}")
 
 
 def test_labels_come_from_the_split(root, decoded):
     data = section(root, cache="disk", cache_dir=str(root.parent / "cache"))
     split = open_splits(data, labelled=False).train
     load_split(split, bound=None, data=data)
-    decoded.clear()
-    labels = 1 - split.labels
-    for other in (labels, None):
-        store = load_split(Split(split.items, split.names, other, split.classes), bound=None, data=data)
-        assert store.labels is other and not decoded
+    for labels in (1 - split.labels, None):
+        store = load_split(Split(split.items, split.names, labels, split.classes), bound=None, data=data)
+        assert store.labels is labels and len(decoded) == len(SIZES)
 
 
 def test_digits_and_files_within_files(tmp_path, decoded):
@@ -263,11 +255,9 @@ def test_workers_and_fresh_processes_read_the_same_file(root):
 
 
 def test_an_old_store_outlives_the_files_it_was_built_from(root):
-    old, ram = opened(root), opened(root, keep="ram")
-    before = {path.name for path in entry_of(root).glob("pixels-*")}
+    old, ram, before = opened(root), opened(root, keep="ram"), list(entry_of(root).glob("pixels-*"))
     paint(root / "train/a/0.png", 77, (50, 50))
-    new = opened(root)
-    after = {path.name for path in entry_of(root).glob("pixels-*")}
+    new, after = opened(root), list(entry_of(root).glob("pixels-*"))
     assert len(before) == len(after) == 1 and before != after
     assert same(old, ram) and not torch.equal(new.image(0), old.image(0))
 

@@ -129,12 +129,6 @@ def test_a_clean_check_exits_0_and_writes_no_sheet(healthy, tmp_path, capsys):
     assert sorted(path.name for path in (tmp_path / "c").iterdir()) == ["check.json"]
 
 
-def test_what_fine_tuning_would_refuse_is_said(tmp_path):
-    root = tree(tmp_path, train={"a": 2, "b": 2}, val={"a": 1, "c": 1})
-    checkup, _ = check(section(root), tiny=0, near_limit=1000)
-    assert checkup.layout and all("data.root" in line for line in checkup.layout) and not checkup.clean
-
-
 @pytest.mark.parametrize("fault", ["lacks", "extra", "empty", "stray"])
 def test_all_splits_are_looked_at_whatever_is_wrong_with_the_folders(fault, tmp_path):
     tree(
@@ -149,7 +143,8 @@ def test_all_splits_are_looked_at_whatever_is_wrong_with_the_folders(fault, tmp_
     shutil.copy(tmp_path / "train/a/0.png", tmp_path / "val/a/leak.png")
     (tmp_path / "val/a/broken.png").write_text("no image")
     checkup, _ = check(section(tmp_path), tiny=0, near_limit=0)
-    assert len(checkup.layout) == (3 if fault == "empty" else 1) and not checkup.remarks
+    assert len(checkup.layout) == (3 if fault == "empty" else 1) and not checkup.remarks and not checkup.clean
+    assert all("data.root" in line for line in checkup.layout)
     assert checkup.images == {
         "train": 4 + (fault == "stray"), "val": 5 - (fault == "lacks") + (fault == "extra"), "test": 2,
     }  # fmt: skip
