@@ -72,96 +72,79 @@ def cells(words):
 BIRDS = ["001.Black_footed_Albatross", "002.Laysan_Albatross"]
 CARS = ["AM General Hummer SUV 2000", "Acura RL Sedan 2012", "Acura TL Sedan 2012"]
 CIFAR10 = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+FRUIT, DIGITS = ["apple", "aquarium_fish", "baby", "bear"], [str(digit) for digit in range(10)]
 DOMAINS = [name.removeprefix("domainnet-") for name in DATASETS if name.startswith("domainnet-")]
+
+
+def table(pattern, text):
+    """Path → label from 'NAME LABEL, ...'; in the pattern {0} is the name, {1} and {3} are its ends at the last '_'."""
+    words = (item.split() for item in text.split(", "))
+    return {pattern.format(name, *name.rpartition("_")): int(label) for name, label in words}
+
+
+def counted(pattern, labels, first=0):
+    """Path → label of images that are numbered."""
+    return {pattern.format(i): label for i, label in enumerate(labels, start=first)}
 
 
 def domain_images(domain):
     """Numbers of classes as in the official lists; one without training images, one that no list uses."""
-    suffix = "png" if domain == "quickdraw" else "jpg"
-    parts = (
-        [("the_Eiffel_Tower", 1, 4), ("aircraft_carrier", 2, 0), ("axe", 3, 2), ("aircraft_carrier", 4, 0)],
-        [("airplane", 5, 1), ("the_Eiffel_Tower", 6, 4)],
-    )
-    train, test = ({f"{domain}/{name}/{domain}_001_{i:06d}.{suffix}": n for name, i, n in part} for part in parts)
-    return train, test, ["aircraft_carrier", "airplane", "axe", "class 3", "the_Eiffel_Tower"]
+    path = f"{domain}/{{1}}/{domain}_001_{{3}}.{'png' if domain == 'quickdraw' else 'jpg'}"
+    train = "the_Eiffel_Tower_000001 4, aircraft_carrier_000002 0, axe_000003 2, aircraft_carrier_000004 0"
+    classes = ["aircraft_carrier", "airplane", "axe", "class 3", "the_Eiffel_Tower"]
+    return table(path, train), table(path, "airplane_000005 1, the_Eiffel_Tower_000006 4"), classes
 
 
 IMAGES = {  # what the builders lay out: train, test (path or name → label), classes
     "flowers": (
-        {"jpg/image_00007.jpg": 101, "jpg/image_00002.jpg": 0, "jpg/image_00005.jpg": 4, "jpg/image_00001.jpg": 76},
-        {"jpg/image_00008.jpg": 4, "jpg/image_00003.jpg": 101, "jpg/image_00006.jpg": 76, "jpg/image_00004.jpg": 0},
+        table("jpg/image_0000{}.jpg", "7 101, 2 0, 5 4, 1 76"),
+        table("jpg/image_0000{}.jpg", "8 4, 3 101, 6 76, 4 0"),
         {0: "pink primrose", 4: "english marigold", 76: "passion flower", 101: "blackberry lily"},
     ),
     "pets": (
-        {
-            **{"images/american_bulldog_12.jpg": 1, "images/Abyssinian_100.jpg": 0},
-            "images/american_pit_bull_terrier_9.jpg": 2,
-        },
-        {
-            **{"images/american_pit_bull_terrier_10.jpg": 2, "images/Abyssinian_201.jpg": 0},
-            "images/american_bulldog_203.jpg": 1,
-        },
+        table("images/{}.jpg", "american_bulldog_12 1, Abyssinian_100 0, american_pit_bull_terrier_9 2"),
+        table("images/{}.jpg", "american_pit_bull_terrier_10 2, Abyssinian_201 0, american_bulldog_203 1"),
         ["Abyssinian", "american_bulldog", "american_pit_bull_terrier"],
     ),
     "dtd": (
-        {
-            **{"images/zigzagged/zigzagged_0064.jpg": 2, "images/banded/banded_0002.jpg": 0},
-            **{"images/blotchy/blotchy_0003.jpg": 1, "images/banded/banded_0005.jpg": 0},  # here val1.txt begins
-            **{"images/blotchy/blotchy_0006.jpg": 1, "images/zigzagged/zigzagged_0001.jpg": 2},
-        },
-        {
-            **{"images/blotchy/blotchy_0101.jpg": 1, "images/banded/banded_0100.jpg": 0},
-            "images/zigzagged/zigzagged_0102.jpg": 2,
-        },
+        table(
+            "images/{1}/{0}.jpg",  # val1.txt begins in the middle
+            "zigzagged_0064 2, banded_0002 0, blotchy_0003 1, banded_0005 0, blotchy_0006 1, zigzagged_0001 2",
+        ),
+        table("images/{1}/{0}.jpg", "blotchy_0101 1, banded_0100 0, zigzagged_0102 2"),
         ["banded", "blotchy", "zigzagged"],
     ),
     "indoor67": (
-        {
-            **{"Images/gameroom/bt_132294gameroom2.jpg": 1, "Images/airport_inside/airport_inside_0001.jpg": 0},
-            "Images/gameroom/g_1.jpg": 1,
-        },
-        {"Images/airport_inside/airport_inside_0005.jpg": 0, "Images/gameroom/game_room_08.jpg": 1},
+        table("Images/{}.jpg", "gameroom/bt_132294gameroom2 1, airport_inside/airport_inside_0001 0, gameroom/g_1 1"),
+        table("Images/{}.jpg", "airport_inside/airport_inside_0005 0, gameroom/game_room_08 1"),
         ["airport_inside", "gameroom"],
     ),
     "cub200": (
         {
-            f"images/{BIRDS[0]}/Black_Footed_Albatross_0009_34.jpg": 0,
-            f"images/{BIRDS[1]}/Laysan_Albatross_0002_1027.jpg": 1,
-            f"images/{BIRDS[1]}/Laysan_Albatross_0082_524.jpg": 1,
+            **table(f"images/{BIRDS[0]}/{{}}.jpg", "Black_Footed_Albatross_0009_34 0"),
+            **table(f"images/{BIRDS[1]}/{{}}.jpg", "Laysan_Albatross_0002_1027 1, Laysan_Albatross_0082_524 1"),
         },
         {
-            f"images/{BIRDS[0]}/Black_Footed_Albatross_0046_18.jpg": 0,
-            f"images/{BIRDS[1]}/Laysan_Albatross_0003_1033.jpg": 1,
+            **table(f"images/{BIRDS[0]}/{{}}.jpg", "Black_Footed_Albatross_0046_18 0"),
+            **table(f"images/{BIRDS[1]}/{{}}.jpg", "Laysan_Albatross_0003_1033 1"),
         },
         BIRDS,
     ),
     "aircraft": (
-        {"images/1025794.jpg": 4, "images/0787226.jpg": 2, "images/1340192.jpg": 0, "images/0056978.jpg": 3},
-        {"images/1514522.jpg": 1, "images/0747566.jpg": 4, "images/1008575.jpg": 2},
+        table("images/{}.jpg", "1025794 4, 0787226 2, 1340192 0, 0056978 3"),
+        table("images/{}.jpg", "1514522 1, 0747566 4, 1008575 2"),
         ["707-320", "727-200", "F/A-18", "Yak-42", "Model B200"],
     ),
     "cars": (
-        {f"cars_train/0000{i}.jpg": label for i, label in enumerate([2, 0, 1, 2], start=1)},
-        {f"cars_test/0000{i}.jpg": label for i, label in enumerate([1, 2, 0], start=1)},
+        counted("cars_train/{:05d}.jpg", [2, 0, 1, 2], first=1),
+        counted("cars_test/{:05d}.jpg", [1, 2, 0], first=1),
         CARS,
     ),
-    "cifar10": (
-        {f"train/00000{i}": label for i, label in enumerate([6, 9, 1, 6, 8, 0, 0, 6, 1, 8])},
-        {f"test/00000{i}": label for i, label in enumerate([3, 8, 9])},
-        CIFAR10,
-    ),
-    "cifar100": (
-        {f"train/00000{i}": label for i, label in enumerate([3, 0, 1, 0, 2])},
-        {"test/000000": 1, "test/000001": 3},
-        ["apple", "aquarium_fish", "baby", "bear"],
-    ),
-    "svhn": (
-        {f"train_32x32.mat/00000{i}": label for i, label in enumerate([1, 9, 0, 2])},
-        {"test_32x32.mat/000000": 5, "test_32x32.mat/000001": 0},
-        [str(digit) for digit in range(10)],
-    ),
+    "cifar10": (counted("train/{:06d}", [6, 9, 1, 6, 8, 0, 0, 6, 1, 8]), counted("test/{:06d}", [3, 8, 9]), CIFAR10),
+    "cifar100": (counted("train/{:06d}", [3, 0, 1, 0, 2]), counted("test/{:06d}", [1, 3]), FRUIT),
+    "svhn": (counted("train_32x32.mat/{:06d}", [1, 9, 0, 2]), counted("test_32x32.mat/{:06d}", [5, 0]), DIGITS),
     **{f"domainnet-{domain}": domain_images(domain) for domain in DOMAINS},
-}
+}  # fmt: skip
 
 
 def labels_of(name):
