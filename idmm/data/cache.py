@@ -129,7 +129,7 @@ def load_split(
     loading = _Loading(split, bound, data, progress)
     if data.cache == "disk" or (data.cache == "auto" and not isinstance(split.items, np.ndarray)):
         try:
-            if store := loading.through(CacheEntry(split, part, bound, data)):
+            if store := loading.from_disk(CacheEntry(split, part, bound, data)):
                 return store
         except (UserError, RunError) as error:
             if data.cache == "disk" or (isinstance(error, UserError) and loading.reported):
@@ -150,7 +150,7 @@ class _Loading:
     def __init__(self, split: Split, bound: int | None, data: config.Data, progress: bool):
         self.split, self.bound, self.data, self.progress, self.reported = split, bound, data, progress, False
 
-    def through(self, entry: CacheEntry) -> ImageStore | None:
+    def from_disk(self, entry: CacheEntry) -> ImageStore | None:
         """Opens a cache entry, written first if need be; None where 'auto' had better keep the images elsewhere."""
         if store := self._found(entry):
             return store

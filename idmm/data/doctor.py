@@ -159,7 +159,7 @@ def check(data: config.Data, tiny: int, near_limit: int, progress: bool = False)
         if split.labels is not None:
             counts = np.bincount(split.labels[split.labels >= 0], minlength=len(split.classes))
             found.classes[name] = dict(zip(split.classes, counts.tolist(), strict=True))
-        seen += _look(found, name, split, data.max_pixels, progress)
+        seen += _summaries(found, name, split, data.max_pixels, progress)
     found.pairs, found.near_skipped = _pairs(seen, near_limit)
     return found, splits
 
@@ -175,7 +175,7 @@ def _opened(data: config.Data) -> tuple[Splits, list[str], list[str]]:
     return (splits, [], lines) if isinstance(fault, LabelsMissing) else (splits, lines, [])
 
 
-def _look(found: Checkup, name: str, split: Split, max_pixels: int, progress: bool) -> Iterator[_Summary]:
+def _summaries(found: Checkup, name: str, split: Split, max_pixels: int, progress: bool) -> Iterator[_Summary]:
     """Reads a split's images; yields those that can be used."""
     looks = in_order(lambda i: _summary(name, split, i, max_pixels), len(split), f"checking {name}", progress)
     for i, look in enumerate(looks):
