@@ -33,7 +33,7 @@ def sums(store):
 
 def entry_of(root):
     """The only entry of the cache beside a folder."""
-    (found,) = disk.entries(root.parent / "cache")
+    (found,) = disk.cache_entries(root.parent / "cache")
     return found["path"]
 
 

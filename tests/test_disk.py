@@ -98,7 +98,7 @@ def test_built_again_for_other_limits_only(root, decoded, monkeypatch):
         assert not decodes_again(16, **fields)
     assert decodes_again(17) and not decodes_again(16)
     assert decodes_again(16, max_pixels=64 * 64)  # an entry is for one limit at a time
-    assert len(disk.entries(root.parent / "cache")) == 2
+    assert len(disk.cache_entries(root.parent / "cache")) == 2
     monkeypatch.setattr(disk.PIL, "__version__", "0")
     assert decodes_again(17)  # by another Pillow
 
@@ -127,7 +127,7 @@ def test_parts_and_subsets_have_entries_of_their_own(tmp_path, decoded):
     assert same(parts[1], opened(root, part="test", labelled=True, keep="ram"))
     opened(root, part="test", labelled=True, subset=subsets[0])  # which draws from train alone
     assert len(decoded) == 24 + 10 + 4
-    found = {(s["dataset"], s["split"], s["images"], s["bytes"]) for s in disk.entries(root.parent / "cache")}
+    found = {(s["dataset"], s["split"], s["images"], s["bytes"]) for s in disk.cache_entries(root.parent / "cache")}
     assert {row[:3] for row in found} == {("folder", "train", n) for n in (8, 3, 4)} | {
         ("folder", "val", 2), ("folder", "test", 4),
     }  # fmt: skip
@@ -304,10 +304,10 @@ def test_room_is_asked_of_the_folder_that_will_be_made(root, monkeypatch):
 
 def test_entries_are_listed_and_cleared(root):
     folder = root.parent / "cache"
-    assert disk.entries(folder) == [] and disk.clear(folder) == (0, [])
+    assert disk.cache_entries(folder) == [] and disk.clear(folder) == (0, [])
     opened(root, 8)
     opened(root)
-    rows = disk.entries(folder)
+    rows = disk.cache_entries(folder)
     assert [(row["dataset"], row["split"], row["bound"], row["images"]) for row in rows] == [
         ("folder", "train", 8, 6), ("folder", "train", None, 6),
     ]  # fmt: skip
@@ -316,8 +316,8 @@ def test_entries_are_listed_and_cleared(root):
         assert row["bytes"] == sum(path.stat().st_size for path in row["path"].iterdir()) > 0
     for text in ("{", "[1]", "\udcff"):
         (rows[0]["path"] / "about.json").write_bytes(text.encode("utf-8", "surrogateescape"))
-        assert [row["images"] for row in disk.entries(folder)] == [None, 6]
-    freed = sum(row["bytes"] for row in disk.entries(folder))
+        assert [row["images"] for row in disk.cache_entries(folder)] == [None, 6]
+    freed = sum(row["bytes"] for row in disk.cache_entries(folder))
     assert disk.clear(folder) == (freed, []) and list(folder.iterdir()) == []
     assert len(opened(root)) == 6
 
@@ -341,7 +341,7 @@ def test_clearing_leaves_what_is_being_filled(root):
     folder = root.parent / "cache"
     opened(root, 8)
     opened(root, 9)
-    busy, idle = (row["path"] for row in sorted(disk.entries(folder), key=lambda row: row["bound"]))
+    busy, idle = (row["path"] for row in sorted(disk.cache_entries(folder), key=lambda row: row["bound"]))
     code = "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.lockf(f, fcntl.LOCK_EX); print(flush=True); input()"
     command = [sys.executable, "-c", code, busy.with_suffix(".lock")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:

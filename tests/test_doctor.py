@@ -64,7 +64,7 @@ def found_pairs(checkup, group):
 
 def test_a_healthy_folder_is_clean(healthy):
     checkup, _ = check(section(healthy), tiny=64, near_limit=1000)
-    assert checkup.clean and not checkup.unreadable and not checkup.tiny and not checkup.layout
+    assert checkup.clean and not checkup.unreadable and not checkup.tiny and not checkup.layout_faults
     assert checkup.pairs == []
     assert checkup.images == {"train": 32, "test": 8}
     assert checkup.classes == {"train": {"china": 16, "flower": 16}, "test": {"china": 4, "flower": 4}}
@@ -143,8 +143,8 @@ def test_all_splits_are_looked_at_whatever_is_wrong_with_the_folders(fault, tmp_
     shutil.copy(tmp_path / "train/a/0.png", tmp_path / "val/a/leak.png")
     (tmp_path / "val/a/broken.png").write_text("no image")
     checkup, _ = check(section(tmp_path), tiny=0, near_limit=0)
-    assert len(checkup.layout) == (3 if fault == "empty" else 1) and not checkup.remarks and not checkup.clean
-    assert all("data.root" in line for line in checkup.layout)
+    assert len(checkup.layout_faults) == (3 if fault == "empty" else 1) and not checkup.remarks and not checkup.clean
+    assert all("data.root" in line for line in checkup.layout_faults)
     assert checkup.images == {
         "train": 4 + (fault == "stray"), "val": 5 - (fault == "lacks") + (fault == "extra"), "test": 2,
     }  # fmt: skip
@@ -175,7 +175,9 @@ def test_split_folders_in_capitals_are_a_fault(tmp_path, caplog):
     root = tree(tmp_path, Train={"a": 2, "b": 2}, Val={"a": 1, "b": 1})
     checkup, _ = check(section(root), tiny=0, near_limit=0)
     assert not checkup.clean
-    assert checkup.layout == [f"data.root: '{root}' has no 'train' folder, but 'Train'; wanted {root}/train/CLASS/*"]
+    assert checkup.layout_faults == [
+        f"data.root: '{root}' has no 'train' folder, but 'Train'; wanted {root}/train/CLASS/*"
+    ]
     assert f"data.root: '{root}' has no 'train' folder, but 'Train': all images under the root are taken" in caplog.text
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from idmm import config, features
 from idmm.commands import DataCheckConfig
 from idmm.data.datasets import open_splits
-from idmm.data.disk import cache_folder, clear, entries
+from idmm.data.disk import cache_entries, cache_folder, clear
 from idmm.data.doctor import NEAR_BITS, NEAR_CORRELATION, SKEWED, Checkup, ImageRef, Pair, check
 from idmm.data.download import fetch
 from idmm.data.readers.hub import PREFIX
@@ -54,7 +54,7 @@ def cache(folder: str | None, remove: bool) -> str:
         freed += features.clear(place)
         used = f"; {counted(len(left), 'part')} in use just now left: {listed(map(str, left))}" if left else ""
         return f"'{place}': {size(freed)} freed{used}"
-    found, kept = entries(place), features.kept(place)
+    found, kept = cache_entries(place), features.kept(place)
     lines = [f"'{place}': {size(sum(entry['bytes'] for entry in found) + sum(kept.values()))}"]
     for entry in found:
         what = f"{entry['dataset'] or 'unfinished'} {entry['split'] or ''}".strip()
@@ -125,7 +125,7 @@ def _layout(found: Checkup) -> Iterator[str]:
         what = "classes" if key == "classes" else f"{key} images"
         yield f"sizes: {got:,} {what}, the protocol has {wanted:,}: results cannot be compared with the literature's"
     for lines, text in (
-        (found.layout, "layout: pretraining can use these images, fine-tuning would refuse them:"),
+        (found.layout_faults, "layout: pretraining can use these images, fine-tuning would refuse them:"),
         (found.remarks, "layout: fine as it is for pretraining; fine-tuning needs more:"),
     ):
         yield from [text, *(f"  {line}" for line in lines)] if lines else []

@@ -161,7 +161,7 @@ def mapped(path: Path, count: int) -> torch.Tensor:
         return torch.frombuffer(pages, dtype=torch.uint8)
 
 
-def entries(folder: Path) -> list[dict]:
+def cache_entries(folder: Path) -> list[dict]:
     """Returns what lies in a cache folder: ``dataset root split bound images bytes path`` each; None where unknown."""
     found = []
     for path in sorted(p for p in folder.glob("*") if _is_entry(p)):
@@ -186,7 +186,7 @@ def clear(folder: Path) -> tuple[int, list[Path]]:
         RunError: One cannot be removed.
     """
     freed, left = 0, []
-    for entry in entries(folder):
+    for entry in cache_entries(folder):
         path = entry["path"]
         try:
             lock = _lock(path.with_suffix(".lock"), wait=False)

@@ -74,7 +74,7 @@ class Checkup:
     Attributes:
         dataset, root: What was looked at.
         images: Number of images of each split.
-        layout: What is wrong with the folders, so that fine-tuning would refuse the dataset.
+        layout_faults: What is wrong with the folders, so that fine-tuning would refuse the dataset.
         remarks: What fine-tuning would need beside what is there; pretraining is fine without.
         size_mismatch: What is not as the protocol has it: ``{"train": [found, wanted]}``.
         unreadable: ``{"split", "name", "reason"}`` each.
@@ -87,7 +87,7 @@ class Checkup:
     dataset: str
     root: str | None
     images: dict[str, int] = field(default_factory=dict)
-    layout: list[str] = field(default_factory=list)
+    layout_faults: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     size_mismatch: dict[str, list[int]] = field(default_factory=dict)
     unreadable: list[dict] = field(default_factory=list)
@@ -101,11 +101,11 @@ class Checkup:
     def clean(self) -> bool:
         """Whether nothing was found that should be mended; near-duplicates and the like may be as they should."""
         exact = any(pair.exact for pair in self.pairs)
-        return not (self.layout or self.size_mismatch or self.unreadable or exact)
+        return not (self.layout_faults or self.size_mismatch or self.unreadable or exact)
 
     def plain(self) -> dict:
         """Returns it for JSON, the pairs sorted into ``duplicates near_duplicates leakage conflicts``."""
-        result = {key: value for key, value in asdict(self).items() if key != "pairs"}
+        result = {key.removesuffix("_faults"): value for key, value in asdict(self).items() if key != "pairs"}
         for name, pairs in self.sorted_pairs().items():
             result[name] = [asdict(pair) for pair in pairs]
         return {**result, "clean": self.clean}
@@ -149,9 +149,9 @@ def check(data: config.Data, tiny: int, near_limit: int, progress: bool = False)
         UserError: The dataset cannot be opened at all.
     """
     data = replace(data, allow_size_mismatch=True, val_fraction=0.0, subset=None)
-    splits, layout, remarks = _opened(data)
+    splits, faults, remarks = _opened(data)
     found = Checkup(
-        data.name, data.root, layout=layout, remarks=remarks, size_mismatch=splits.size_mismatch, tiny_below=tiny
+        data.name, data.root, layout_faults=faults, remarks=remarks, size_mismatch=splits.size_mismatch, tiny_below=tiny
     )
     seen = []
     for name, split in splits.parts.items():

@@ -128,20 +128,20 @@ def _walk(top: str) -> _Tree:
         if real in outer:
             continue
         try:
-            entries = list(os.scandir(path))
+            children = list(os.scandir(path))
         except OSError as error:
             faults.append(f"data.root: '{path}' cannot be read ({reason(error)})")
             continue
-        for entry in entries:
-            inner = (*parts, entry.name)
-            if entry.name.startswith(".") or entry.name.lower() in _CLUTTER:
+        for child in children:
+            inner = (*parts, child.name)
+            if child.name.startswith(".") or child.name.lower() in _CLUTTER:
                 continue
-            if _is_dir(entry):
+            if _is_dir(child):
                 todo.append((inner, outer | {real}))
-                tree.folders += [entry.name] if not parts else []
-            elif os.path.splitext(entry.name)[1].lower() not in SUFFIXES:
-                tree.others[os.path.splitext(entry.name)[1].lower() or "no suffix"] += 1
-            elif entry.is_symlink() or entry.is_file():  # a dangling link is a bad image, a pipe is none
+                tree.folders += [child.name] if not parts else []
+            elif os.path.splitext(child.name)[1].lower() not in SUFFIXES:
+                tree.others[os.path.splitext(child.name)[1].lower() or "no suffix"] += 1
+            elif child.is_symlink() or child.is_file():  # a dangling link is a bad image, a pipe is none
                 tree.images.append(inner)
     if faults:
         raise UserError(*sorted(faults))
@@ -152,9 +152,9 @@ def _walk(top: str) -> _Tree:
     return tree
 
 
-def _is_dir(entry: os.DirEntry) -> bool:
+def _is_dir(child: os.DirEntry) -> bool:
     try:
-        return entry.is_dir()
+        return child.is_dir()
     except OSError:  # a link to itself
         return False
 

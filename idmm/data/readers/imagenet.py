@@ -115,8 +115,8 @@ def _content(path: Path) -> tuple[list[str], list[str]]:
     """Names of the folders and of the images in a folder, each sorted."""
     try:
         with os.scandir(path) as found:
-            entries = sorted((entry.name, entry.is_dir()) for entry in found if not entry.name.startswith("."))
+            children = sorted((child.name, child.is_dir()) for child in found if not child.name.startswith("."))
     except OSError as error:
         raise NotAsPublished(path, f"cannot be read ({reason(error)})", "a folder") from None
-    images = [name for name, _ in entries if os.path.splitext(name)[1].lower() in SUFFIXES]
-    return [name for name, is_dir in entries if is_dir], images
+    images = [name for name, _ in children if os.path.splitext(name)[1].lower() in SUFFIXES]
+    return [name for name, is_dir in children if is_dir], images
