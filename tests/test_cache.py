@@ -230,14 +230,12 @@ def test_fingerprint_tells_what_changed(tmp_path):
 def test_fingerprint_tells_labels_and_order():
     images = {"x": "00 0", "y": "11 1", "z": "22 1"}
     old = {"classes": ["a", "b"], "images": images}
-    assert compare(old, {"classes": ["a", "b"], "images": dict(images)}) == []
-    assert compare(old, {"classes": ["a", "b"], "images": {**images, "y": "11 0"}}) == [
-        "1 image relabelled: y ('b' to 'a')"
-    ]
-    assert compare(old, {"classes": None, "images": {"x": "00", "y": "11", "z": "22"}})[0].startswith(
-        "3 images relabelled: x ('a' to no label)"
-    )
-    assert compare(old, {"classes": ["a", "b"], "images": dict(reversed(images.items()))}) == [
-        "2 images in another order: x, z"
-    ]
-    assert compare(old, {"classes": ["a", "b", "c"], "images": images}) == ["the list of classes is another"]
+    for classes, now, lines in (
+        (["a", "b"], images, []),
+        (["a", "b"], {**images, "y": "11 0"}, ["1 image relabelled: y ('b' to 'a')"]),
+        (["a", "b"], dict(reversed(images.items())), ["2 images in another order: x, z"]),
+        (["a", "b", "c"], images, ["the list of classes is another"]),
+    ):
+        assert compare(old, {"classes": classes, "images": dict(now)}) == lines
+    unlabelled = {"classes": None, "images": {"x": "00", "y": "11", "z": "22"}}
+    assert compare(old, unlabelled)[0].startswith("3 images relabelled: x ('a' to no label)")
