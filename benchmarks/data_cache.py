@@ -59,17 +59,23 @@ def epoch(maker, count: int, workers: int) -> float:
 def measure(root: Path, folder: Path, rounds: int, workers: int) -> list[str]:
     """Returns the table's lines."""
     from idmm.config import IMAGENET_MEAN, IMAGENET_STD, Augment, Views
-    from idmm.data.augment import TrainImages
-    from idmm.data.views import ViewMaker, short_side_bound
+    from idmm.data.augment import TrainTransform
+    from idmm.data.views import MultiCropTransform, short_side_bound
     from idmm.recipes import default_crops
 
     crops = default_crops("idmm")
     views, augment = Views(crops=crops), Augment()
     plain = Views(crops=crops, jitter_prob=0, grey_prob=0, blur_prob=0)
     tasks = {
-        "stage 1, 2 + 4 views at 112 px": (short_side_bound(112, 0.05), lambda s: ViewMaker(s, views, *norm, seed=0)),
-        "stage 1, the crops alone": (short_side_bound(112, 0.05), lambda s: ViewMaker(s, plain, *norm, seed=0)),
-        "stage 2, 224 px": (short_side_bound(224, 0.08), lambda s: TrainImages(s, augment, 224, *norm, key=0)),
+        "stage 1, 2 + 4 views at 112 px": (
+            short_side_bound(112, 0.05),
+            lambda s: MultiCropTransform(s, views, *norm, seed=0),
+        ),
+        "stage 1, the crops alone": (
+            short_side_bound(112, 0.05),
+            lambda s: MultiCropTransform(s, plain, *norm, seed=0),
+        ),
+        "stage 2, 224 px": (short_side_bound(224, 0.08), lambda s: TrainTransform(s, augment, 224, *norm, key=0)),
     }
     norm = (IMAGENET_MEAN, IMAGENET_STD)
     lines = ["| loader alone | off (s) | ram (s) | disk (s) | off / ram | off / disk |", "|---|---|---|---|---|---|"]

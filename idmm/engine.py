@@ -16,7 +16,7 @@ from idmm import distributed
 from idmm.calibrate import choose_precision, say_estimate
 from idmm.checkpoint import RunFolder
 from idmm.config import Train
-from idmm.data.loaders import BatchPlan, Maker, training_batches, worker_count
+from idmm.data.loaders import BatchFn, BatchPlan, training_batches, worker_count
 from idmm.errors import Interrupted, RunError, UserError
 from idmm.methods.base import Method
 from idmm.optim import clip_each, create_optimizer
@@ -108,7 +108,7 @@ class StagePlan:
     number: int
     label: str
     batches: BatchPlan
-    maker: Maker
+    maker: BatchFn
     lr: float
     warmup_epochs: float
     layer_decay: float | None = None

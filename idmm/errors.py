@@ -43,6 +43,11 @@ class Interrupted(Exception):
     exit_code = 130
 
 
+def reason(error: Exception) -> str:
+    """Returns in a few small letters why a file operation failed, e.g. ``no such file or directory``."""
+    return (getattr(error, "strerror", None) or str(error) or type(error).__name__).lower()
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """Returns ``; did you mean 'x'?`` for the known word most like ``word``, or nothing."""
     match = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)

@@ -10,12 +10,11 @@ import zipfile
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
-import official
+import official_trees
 import pytest
 
 from idmm.data.download import fetch
-from idmm.data.registry import DATASETS
-from idmm.data.spec import Archive
+from idmm.data.registry import DATASETS, Archive
 from idmm.errors import RunError
 
 CONTENT = np.random.default_rng(0).bytes(300_000)
@@ -112,7 +111,7 @@ MEMBERS = {  # what the official archives hold, and in which folder of the layou
 
 def miniature(server, name, folder, **more):
     """Builds a dataset in a folder and serves it as its publishers pack it; returns its row of the registry."""
-    official.BUILD[name](folder, **more)
+    official_trees.BUILD[name](folder, **more)
     archives = []
     for archive in DATASETS[name].archives:
         if archive.name in MEMBERS:

@@ -137,14 +137,11 @@ def test_a_half_unpacked_dataset_is_completed(gone, by, flowers, server, tmp_pat
 
 
 # ------------------------------------------------------------------ the disk
-def test_a_root_that_cannot_be_written(flowers, server, tmp_path):
+def test_a_root_that_cannot_be_written(flowers, server, monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     wanted = f"data.root: cannot write to '{tmp_path}/file' (not a directory); wanted a folder"
     assert faults(open_splits, section(tmp_path / "file", name="flowers", download=True), True) == [wanted]
-    assert server.asked == []
 
-
-def test_a_disk_without_locks(server, monkeypatch, tmp_path):
     def refuse(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 

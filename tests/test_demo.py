@@ -17,7 +17,7 @@ from idmm.commands import demo
 from idmm.config import CropGroup, Data, FinetuneConfig, PretrainConfig, Views
 from idmm.data.cache import load_split
 from idmm.data.datasets import open_splits
-from idmm.data.views import ViewMaker
+from idmm.data.views import MultiCropTransform
 from idmm.options import build
 
 MODEL = {
@@ -120,8 +120,8 @@ def test_crop_sheet_with_groups_and_cutmix(tmp_path, store, mean, std):
 def test_crop_sheet_shows_what_the_loader_makes(store):
     mean, std = [0.4, 0.5, 0.6], [0.2, 0.3, 0.4]
     views = Views(size=16, crops=[CropGroup(count=2, scale=[0.3, 1.0])])
-    made = ViewMaker(store, views, mean, std, 0)(0, np.arange(3))["views"][0]  # [3, 2, 3, 16, 16]
-    plain = ViewMaker(store, views, [0.0] * 3, [1.0] * 3, 0)(0, np.arange(3))["views"][0]
+    made = MultiCropTransform(store, views, mean, std, 0)(0, np.arange(3))["views"][0]  # [3, 2, 3, 16, 16]
+    plain = MultiCropTransform(store, views, [0.0] * 3, [1.0] * 3, 0)(0, np.arange(3))["views"][0]
     shown = plots._pixels(made, mean, std)
     assert len(shown) == 3 and len(shown[0]) == 2
     np.testing.assert_allclose(np.array(shown), plain.permute(0, 1, 3, 4, 2).numpy(), atol=1e-6)

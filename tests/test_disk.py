@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cache_entries import decodes, entry_of, opened, same, sums
 from folders import faults, paint, section, tree
 from helpers import ENVIRONMENT, ROOT
-from shelves import decodes, opened, same, shelf, sums
 
 from idmm import checkpoint, config
 from idmm.data import disk
@@ -36,22 +36,6 @@ def root(tmp_path):
 @pytest.fixture
 def decoded(monkeypatch):
     return decodes(monkeypatch)
-
-
-@pytest.mark.parametrize("bound", [None, 16])
-def test_disk_holds_what_memory_holds_and_is_found_again(root, decoded, bound):
-    first = opened(root, bound)
-    assert first.cache == "disk" and len(decoded) == len(SIZES)
-    again = opened(root, bound)
-    assert again.cache == "disk" and len(decoded) == len(SIZES)
-    assert opened(root, bound, keep="auto").cache == "disk" and len(decoded) == len(SIZES)
-    ram, off = (opened(root, bound, keep=keep) for keep in ("ram", "off"))
-    assert (ram.cache, off.cache) == ("ram", "off")
-    for store in (first, again, off):
-        assert same(store, ram)
-    assert first.image(2).dtype == torch.uint8 and first.image(2).stride() == ram.image(2).stride()
-    assert torch.equal(again.image(-1), ram.image(5))
-    assert first.image(0).untyped_storage().nbytes() == ram.sizes.prod(axis=1).sum() * 3
 
 
 def test_a_run_may_go_on_with_another_cache():
@@ -100,27 +84,23 @@ def test_built_again_when_a_file_changes(root, decoded, change):
     assert len(decoded) == len(store) and same(store, opened(root, keep="ram"))
     decoded.clear()
     assert same(opened(root), store) and not decoded
-    assert len(list(shelf(root).glob("pixels-*"))) == 1
+    assert len(list(entry_of(root).glob("pixels-*"))) == 1
 
 
-def test_built_again_for_other_limits_only(root, decoded):
-    opened(root, 16)
+def test_built_again_for_other_limits_only(root, decoded, monkeypatch):
+    def decodes_again(*bound, **fields):
+        decoded.clear()
+        opened(root, *bound, **fields)
+        return len(decoded) == len(SIZES)
+
+    assert decodes_again(16)
     for fields in ({"on_error": "skip"}, {"workers": 3}, {"mean": [0.5]}, {"download": True}):
-        opened(root, 16, **fields)
-    assert len(decoded) == len(SIZES)
-    opened(root, 17)
-    assert len(decoded) == 2 * len(SIZES) and len(disk.shelves(root.parent / "cache")) == 2
-    opened(root, 16)
-    assert len(decoded) == 2 * len(SIZES)
-    opened(root, 16, max_pixels=64 * 64)  # a shelf is for one limit at a time
-    assert len(decoded) == 3 * len(SIZES) and len(disk.shelves(root.parent / "cache")) == 2
-
-
-def test_another_pillow_decodes_again(root, decoded, monkeypatch):
-    opened(root)
+        assert not decodes_again(16, **fields)
+    assert decodes_again(17) and not decodes_again(16)
+    assert decodes_again(16, max_pixels=64 * 64)  # an entry is for one limit at a time
+    assert len(disk.cache_entries(root.parent / "cache")) == 2
     monkeypatch.setattr(disk.PIL, "__version__", "0")
-    opened(root)
-    assert len(decoded) == 2 * len(SIZES)
+    assert decodes_again(17)  # by another Pillow
 
 
 def test_found_however_the_root_is_written(root, decoded, monkeypatch):
@@ -133,7 +113,7 @@ def test_found_however_the_root_is_written(root, decoded, monkeypatch):
     assert len(decoded) == len(SIZES)
 
 
-def test_parts_and_subsets_have_shelves_of_their_own(tmp_path, decoded):
+def test_parts_and_subsets_have_entries_of_their_own(tmp_path, decoded):
     root = tree(tmp_path / "images", train={"x": 4, "y": 4}, val={"x": 1, "y": 1}, test={"x": 2, "y": 2})
     subsets = [config.Subset(total=3), config.Subset(total=3, seed=1), config.Subset(per_class=2)]
     for _ in range(2):
@@ -147,7 +127,7 @@ def test_parts_and_subsets_have_shelves_of_their_own(tmp_path, decoded):
     assert same(parts[1], opened(root, part="test", labelled=True, keep="ram"))
     opened(root, part="test", labelled=True, subset=subsets[0])  # which draws from train alone
     assert len(decoded) == 24 + 10 + 4
-    found = {(s["dataset"], s["split"], s["images"], s["bytes"]) for s in disk.shelves(root.parent / "cache")}
+    found = {(s["dataset"], s["split"], s["images"], s["bytes"]) for s in disk.cache_entries(root.parent / "cache")}
     assert {row[:3] for row in found} == {("folder", "train", n) for n in (8, 3, 4)} | {
         ("folder", "val", 2), ("folder", "test", 4),
     }  # fmt: skip
@@ -174,50 +154,42 @@ def test_what_is_held_out_of_train_leaves_the_other_splits_where_they_are(tmp_pa
 
 def test_the_log_says_how_to_clear_it(root, caplog, monkeypatch):
     caplog.set_level("INFO")
-    opened(root, cache_dir=str(root.parent / "my cache"))
-    command = f"idmm data cache --clear --dir '{root.parent}/my cache'"
-    assert caplog.messages[-1].endswith(f"for later runs; clear all that is kept: {command}")
     monkeypatch.setenv("IDMM_CACHE", str(root.parent / "another"))
-    opened(root, cache_dir=None)
-    assert caplog.messages[-1].endswith("clear all that is kept: idmm data cache --clear")
+    for place, flag in ((str(root.parent / "my cache"), f" --dir '{root.parent}/my cache'"), (None, "")):
+        opened(root, cache_dir=place)
+        assert caplog.messages[-1].endswith(f"for later runs; clear all that is kept: idmm data cache --clear{flag}")
 
 
 def test_labels_come_from_the_split(root, decoded):
     data = section(root, cache="disk", cache_dir=str(root.parent / "cache"))
     split = open_splits(data, labelled=False).train
     load_split(split, bound=None, data=data)
-    decoded.clear()
-    labels = 1 - split.labels
-    for other in (labels, None):
-        store = load_split(Split(split.items, split.names, other, split.classes), bound=None, data=data)
-        assert store.labels is other and not decoded
+    for labels in (1 - split.labels, None):
+        store = load_split(Split(split.items, split.names, labels, split.classes), bound=None, data=data)
+        assert store.labels is labels and len(decoded) == len(SIZES)
 
 
 def test_digits_and_files_within_files(tmp_path, decoded):
     data = section(name="digits", cache="disk", cache_dir=str(tmp_path))
-    split = open_splits(data, labelled=True).test
-    for _ in range(2):
-        store = load_split(split, bound=4, data=data, part="test")
-        assert store.cache == "disk" and len(decoded) == len(split)
-    assert same(store, load_split(split, bound=4, data=section(cache="ram"), part="test"))
-    split.items[7, 0, 0] ^= 255
-    assert len(load_split(split, bound=4, data=data, part="test")) and len(decoded) == 3 * len(split)
-    assert load_split(split, bound=4, data=section(cache_dir=str(tmp_path))).cache == "ram"  # 'auto': there already
-
     table = Table([paint(tmp_path / f"{i}.png", i, size).read_bytes() for i, size in enumerate(SIZES)], "one")
-    split = Split(table, [f"train/{i}" for i in range(len(SIZES))], None, None)
-    decoded.clear()
-    for _ in range(2):
-        store = load_split(split, bound=8, data=data)
-        assert len(decoded) == len(SIZES) and same(store, load_split(split, bound=8, data=section(cache="ram")))
-        decoded[len(SIZES) :] = []
-    turned = split.take(range(len(SIZES))[::-1])
-    decoded.clear()
-    store = load_split(turned, bound=8, data=data)
-    assert len(decoded) == len(SIZES) and same(store, load_split(turned, bound=8, data=section(cache="ram")))
+    encoded = Split(table, [f"train/{i}" for i in range(len(SIZES))], None, None)
+
+    def decodes_again(split):
+        """Whether a split was decoded anew."""
+        decoded.clear()
+        store = load_split(split, bound=4, data=data)
+        assert len(decoded) in (0, len(split)) and store.cache == "disk"
+        new = bool(decoded)
+        assert same(store, load_split(split, bound=4, data=section(cache="ram")))
+        return new
+
+    digits = open_splits(data, labelled=True).test
+    turned = encoded.take(range(len(SIZES))[::-1])
+    for split in (digits, encoded, turned):
+        assert decodes_again(split) and not decodes_again(split)
+    digits.items[7, 0, 0] ^= 255
     turned.items.version = "two"
-    decoded.clear()
-    assert len(load_split(turned, bound=8, data=data)) == len(decoded)
+    assert decodes_again(digits) and decodes_again(turned)
 
 
 class Table(LazyFiles):
@@ -241,26 +213,15 @@ class Table(LazyFiles):
 # ---- bad images ----
 
 
-def test_bad_images_are_reported_from_the_cache_too(root, decoded, caplog):
+def test_bad_images_are_reported_from_the_cache_too(root, decoded):
     bad = root / "train/a/0.png"
     bad.write_bytes(b"")
-    (root / "train/b/text.png").write_text("not a picture")
-    lines = [
-        "data.root: 2 of 7 images cannot be used (--data.on_error skip leaves them out):",
-        f"  {bad}: empty file",
-        f"  {root}/train/b/text.png: not an image",
-    ]
-    assert faults(opened, root) == faults(opened, root, keep="ram") == lines
-    assert not list(shelf(root).iterdir())
-    for _ in range(2):
-        caplog.clear()
-        store = opened(root, on_error="skip")
-        assert len(store) == 5 and caplog.text.count("data.root: left out 2 of 7 images") == 1
-        assert "\n".join(lines[1:]) in caplog.text
-    assert same(store, opened(root, on_error="skip", keep="ram"))
+    lines = faults(opened, root)
+    assert lines == faults(opened, root, keep="ram") and lines[1:] == [f"  {bad}: empty file"]
+    assert not list(entry_of(root).iterdir())
+    assert same(opened(root, on_error="skip"), opened(root, on_error="skip", keep="ram"))
     decoded.clear()
     assert faults(opened, root) == faults(opened, root, keep="auto") == lines and not decoded
-    (root / "train/b/text.png").unlink()
     paint(bad, 0, SIZES[0])
     assert len(opened(root)) == 6
 
@@ -294,11 +255,9 @@ def test_workers_and_fresh_processes_read_the_same_file(root):
 
 
 def test_an_old_store_outlives_the_files_it_was_built_from(root):
-    old, ram = opened(root), opened(root, keep="ram")
-    before = {path.name for path in shelf(root).glob("pixels-*")}
+    old, ram, before = opened(root), opened(root, keep="ram"), list(entry_of(root).glob("pixels-*"))
     paint(root / "train/a/0.png", 77, (50, 50))
-    new = opened(root)
-    after = {path.name for path in shelf(root).glob("pixels-*")}
+    new, after = opened(root), list(entry_of(root).glob("pixels-*"))
     assert len(before) == len(after) == 1 and before != after
     assert same(old, ram) and not torch.equal(new.image(0), old.image(0))
 
@@ -339,16 +298,16 @@ def test_room_is_asked_of_the_folder_that_will_be_made(root, monkeypatch):
     usage = shutil.disk_usage
     monkeypatch.setattr(shutil, "disk_usage", lambda path: (asked.append(path), usage(path))[1])
     data = section(root, cache_dir=str(root.parent / "not/yet"))
-    place = disk.Shelf(open_splits(data, labelled=False).train, "train", None, data)
+    place = disk.CacheEntry(open_splits(data, labelled=False).train, "train", None, data)
     assert place.free() == pytest.approx(usage(root).free, rel=0.1) and asked == [root.parent]
 
 
-def test_shelves_are_listed_and_cleared(root):
+def test_entries_are_listed_and_cleared(root):
     folder = root.parent / "cache"
-    assert disk.shelves(folder) == [] and disk.clear(folder) == (0, [])
+    assert disk.cache_entries(folder) == [] and disk.clear(folder) == (0, [])
     opened(root, 8)
     opened(root)
-    rows = disk.shelves(folder)
+    rows = disk.cache_entries(folder)
     assert [(row["dataset"], row["split"], row["bound"], row["images"]) for row in rows] == [
         ("folder", "train", 8, 6), ("folder", "train", None, 6),
     ]  # fmt: skip
@@ -357,8 +316,8 @@ def test_shelves_are_listed_and_cleared(root):
         assert row["bytes"] == sum(path.stat().st_size for path in row["path"].iterdir()) > 0
     for text in ("{", "[1]", "\udcff"):
         (rows[0]["path"] / "about.json").write_bytes(text.encode("utf-8", "surrogateescape"))
-        assert [row["images"] for row in disk.shelves(folder)] == [None, 6]
-    freed = sum(row["bytes"] for row in disk.shelves(folder))
+        assert [row["images"] for row in disk.cache_entries(folder)] == [None, 6]
+    freed = sum(row["bytes"] for row in disk.cache_entries(folder))
     assert disk.clear(folder) == (freed, []) and list(folder.iterdir()) == []
     assert len(opened(root)) == 6
 
@@ -370,7 +329,7 @@ def test_clearing_touches_nothing_else(root):
     for path in kept:
         path.parent.mkdir(exist_ok=True)
         path.write_text("mine")
-    real = shelf(root).rename(root.parent / "elsewhere")
+    real = entry_of(root).rename(root.parent / "elsewhere")
     (folder / real.name).symlink_to(real)
     (folder / "folder-train-full-0123456789").symlink_to(real)
     (folder / "folder-train-full-0123456789.lock").touch()
@@ -382,7 +341,7 @@ def test_clearing_leaves_what_is_being_filled(root):
     folder = root.parent / "cache"
     opened(root, 8)
     opened(root, 9)
-    busy, idle = (row["path"] for row in sorted(disk.shelves(folder), key=lambda row: row["bound"]))
+    busy, idle = (row["path"] for row in sorted(disk.cache_entries(folder), key=lambda row: row["bound"]))
     code = "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.lockf(f, fcntl.LOCK_EX); print(flush=True); input()"
     command = [sys.executable, "-c", code, busy.with_suffix(".lock")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:

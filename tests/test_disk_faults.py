@@ -13,8 +13,8 @@ from collections import namedtuple
 
 import numpy as np
 import pytest
+from cache_entries import decodes, entry_of, opened, same, sums
 from folders import faults, paint, section
-from shelves import decodes, opened, same, shelf, sums
 
 from idmm.data import cache, disk
 from idmm.data.datasets import open_splits
@@ -100,12 +100,12 @@ def test_killed_while_building(root, decoded, moment):
     child.join()
     assert child.exitcode == -signal.SIGKILL
     finished = moment == "index.npz in place"
-    assert len(temporary(shelf(root))) == (0 if "in place" in moment else 1)
+    assert len(temporary(entry_of(root))) == (0 if "in place" in moment else 1)
     decoded.clear()
     store = opened(root)
     assert len(decoded) == (0 if finished else COUNT + 1)
     assert store.cache == "disk" and same(store, opened(root, keep="ram"))
-    assert temporary(root.parent / "cache") == [] and len(list(shelf(root).glob("pixels-*"))) == 1 + finished
+    assert temporary(root.parent / "cache") == [] and len(list(entry_of(root).glob("pixels-*"))) == 1 + finished
     decoded.clear()
     assert same(opened(root), store) and not decoded
 
@@ -115,17 +115,17 @@ def test_the_index_comes_last_and_all_is_on_the_disk_before_it_has_its_name(root
     monkeypatch.setattr(os, "fsync", lambda handle: (calls.append(os.fstat(handle).st_size), fsync(handle)))
     monkeypatch.setattr(os, "replace", lambda *paths: (calls.append(paths[1].name.partition("-")[0]), replace(*paths)))
     opened(root)
-    sizes = [(shelf(root) / name).stat().st_size for name in ("about.json", "index.npz")]
+    sizes = [(entry_of(root) / name).stat().st_size for name in ("about.json", "index.npz")]
     assert calls == [BYTES, "pixels", sizes[0], "about.json", sizes[1], "index.npz"]
 
 
 def test_room_that_a_kill_took_is_given_back_before_it_is_counted(root, monkeypatch):
     opened(root)
-    folder = shelf(root)
+    folder = entry_of(root)
     (folder / "index.npz").unlink()
     left = folder / ".pixels-00.part-x"
     left.touch()
-    monkeypatch.setattr(disk.Shelf, "free", lambda self: 0 if left.exists() else 10 * BYTES)
+    monkeypatch.setattr(disk.CacheEntry, "free", lambda self: 0 if left.exists() else 10 * BYTES)
     assert opened(root).cache == "disk"
 
 
@@ -173,13 +173,13 @@ def test_one_that_waits_says_so_and_builds_what_a_killed_one_left(root, decoded,
     assert time.monotonic() - begun > 0.25 and len(decoded) == COUNT
     killer.join()
     child.join()
-    assert f"cache: waiting for another process that fills '{shelf(root)}'" in caplog.text
-    assert same(store, opened(root, keep="ram")) and temporary(shelf(root)) == []
+    assert f"cache: waiting for another process that fills '{entry_of(root)}'" in caplog.text
+    assert same(store, opened(root, keep="ram")) and temporary(entry_of(root)) == []
 
 
-def test_a_shelf_that_is_cleared_or_replaced_while_it_is_opened(root, decoded, monkeypatch):
+def test_an_entry_that_is_cleared_or_replaced_while_it_is_opened(root, decoded, monkeypatch):
     """Between the index and the pixels; what is under the lock is safe."""
-    wanted, mapped, read = opened(root, keep="ram"), cache.mapped, disk.Shelf.read
+    wanted, mapped, read = opened(root, keep="ram"), cache.mapped, disk.CacheEntry.read
 
     def clear_once(path, count):
         monkeypatch.setattr(cache, "mapped", mapped)
@@ -192,10 +192,10 @@ def test_a_shelf_that_is_cleared_or_replaced_while_it_is_opened(root, decoded, m
     assert same(opened(root), wanted) and len(decoded) == COUNT
 
     def clear_before_lock(self):
-        monkeypatch.setattr(disk.Shelf, "read", read)
+        monkeypatch.setattr(disk.CacheEntry, "read", read)
         assert disk.clear(root.parent / "cache")[0] > 0
 
-    monkeypatch.setattr(disk.Shelf, "read", clear_before_lock)
+    monkeypatch.setattr(disk.CacheEntry, "read", clear_before_lock)
     assert same(opened(root), wanted) and len(decoded) == 2 * COUNT
 
 
@@ -204,7 +204,7 @@ def test_a_lock_that_was_cleared_away_while_waiting_is_taken_anew(tmp_path, monk
 
     def late(file, how):
         if not calls:
-            (tmp_path / "x.lock").unlink()  # whoever held it has cleared the shelf
+            (tmp_path / "x.lock").unlink()  # whoever held it has cleared the entry
         calls.append(how)
         return lockf(file, how)
 
@@ -251,10 +251,10 @@ TORN += ["index half", "index spoilt", "index empty", "index.npz gone", "about.j
 def test_what_is_torn_is_built_again(root, decoded, what):
     wanted = opened(root, keep="ram")
     opened(root)
-    tear(shelf(root), what)
+    tear(entry_of(root), what)
     decoded.clear()
     assert same(opened(root), wanted) and len(decoded) == COUNT
-    assert sorted(path.name.partition("-")[0] for path in shelf(root).iterdir()) == [
+    assert sorted(path.name.partition("-")[0] for path in entry_of(root).iterdir()) == [
         "about.json", "index.npz", "pixels",
     ]  # fmt: skip
 
@@ -277,7 +277,7 @@ def test_a_folder_that_cannot_be(root, tmp_path, caplog):
         assert f"{line}: using memory instead" in caplog.text
 
 
-def test_a_full_shelf_on_a_read_only_disk_is_used(root, decoded, monkeypatch):
+def test_a_whole_entry_on_a_read_only_disk_is_used(root, decoded, monkeypatch):
     store = opened(root)
     folder = root.parent / "cache"
 
@@ -363,7 +363,7 @@ def test_the_disk_fills_while_pixels_are_written(root, decoded):
         child.start()
         found[keep] = answers.get(timeout=60)
         child.join()
-        folder = shelf(root)
+        folder = entry_of(root)
         assert list(folder.iterdir()) == []
     kind, line, _ = found["disk"]
     assert kind is RunError and line.startswith(f"{folder}/pixels-")
@@ -386,7 +386,7 @@ def test_the_disk_fills_at_the_index(root, decoded, monkeypatch, caplog):
     monkeypatch.setattr(np, "savez", full)
     with pytest.raises(RunError, match=r"/index.npz: cannot be written \(No space left on device\); "):
         opened(root, **fields)
-    assert not (shelf(root) / "index.npz").exists() and temporary(shelf(root)) == []
+    assert not (entry_of(root) / "index.npz").exists() and temporary(entry_of(root)) == []
     caplog.clear()
     store = opened(root, keep="auto", **fields)
     assert store.cache == "ram" and "using memory instead" in caplog.text

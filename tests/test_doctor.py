@@ -64,7 +64,7 @@ def found_pairs(checkup, group):
 
 def test_a_healthy_folder_is_clean(healthy):
     checkup, _ = check(section(healthy), tiny=64, near_limit=1000)
-    assert checkup.clean and not checkup.unreadable and not checkup.tiny and not checkup.layout
+    assert checkup.clean and not checkup.unreadable and not checkup.tiny and not checkup.layout_faults
     assert checkup.pairs == []
     assert checkup.images == {"train": 32, "test": 8}
     assert checkup.classes == {"train": {"china": 16, "flower": 16}, "test": {"china": 4, "flower": 4}}
@@ -129,12 +129,6 @@ def test_a_clean_check_exits_0_and_writes_no_sheet(healthy, tmp_path, capsys):
     assert sorted(path.name for path in (tmp_path / "c").iterdir()) == ["check.json"]
 
 
-def test_what_fine_tuning_would_refuse_is_said(tmp_path):
-    root = tree(tmp_path, train={"a": 2, "b": 2}, val={"a": 1, "c": 1})
-    checkup, _ = check(section(root), tiny=0, near_limit=1000)
-    assert checkup.layout and all("data.root" in line for line in checkup.layout) and not checkup.clean
-
-
 @pytest.mark.parametrize("fault", ["lacks", "extra", "empty", "stray"])
 def test_all_splits_are_looked_at_whatever_is_wrong_with_the_folders(fault, tmp_path):
     tree(
@@ -149,7 +143,8 @@ def test_all_splits_are_looked_at_whatever_is_wrong_with_the_folders(fault, tmp_
     shutil.copy(tmp_path / "train/a/0.png", tmp_path / "val/a/leak.png")
     (tmp_path / "val/a/broken.png").write_text("no image")
     checkup, _ = check(section(tmp_path), tiny=0, near_limit=0)
-    assert len(checkup.layout) == (3 if fault == "empty" else 1) and not checkup.remarks
+    assert len(checkup.layout_faults) == (3 if fault == "empty" else 1) and not checkup.remarks and not checkup.clean
+    assert all("data.root" in line for line in checkup.layout_faults)
     assert checkup.images == {
         "train": 4 + (fault == "stray"), "val": 5 - (fault == "lacks") + (fault == "extra"), "test": 2,
     }  # fmt: skip
@@ -180,7 +175,9 @@ def test_split_folders_in_capitals_are_a_fault(tmp_path, caplog):
     root = tree(tmp_path, Train={"a": 2, "b": 2}, Val={"a": 1, "b": 1})
     checkup, _ = check(section(root), tiny=0, near_limit=0)
     assert not checkup.clean
-    assert checkup.layout == [f"data.root: '{root}' has no 'train' folder, but 'Train'; wanted {root}/train/CLASS/*"]
+    assert checkup.layout_faults == [
+        f"data.root: '{root}' has no 'train' folder, but 'Train'; wanted {root}/train/CLASS/*"
+    ]
     assert f"data.root: '{root}' has no 'train' folder, but 'Train': all images under the root are taken" in caplog.text
 
 
@@ -237,8 +234,7 @@ def naive_hash(grey):
     basis = np.array([[np.cos(np.pi * (2 * x + 1) * u / (2 * n)) for x in range(n)] for u in range(8)])  # [8, n]
     low = np.array([[(np.outer(basis[u], basis[v]) * grey).sum() for v in range(8)] for u in range(8)])
     low[0, 0] = 0.0
-    bits = (low > np.median(low)).ravel()
-    return sum(1 << (63 - i) for i, bit in enumerate(bits) if bit)
+    return (low > np.median(low)).ravel().tolist()
 
 
 def test_perceptual_hash_against_the_sum():
@@ -246,9 +242,10 @@ def test_perceptual_hash_against_the_sum():
     grey = rng.integers(0, 256, (32, 32), dtype=np.uint8)
     picture = Image.fromarray(grey)
     straight, mirrored = perceptual_hashes(picture)
-    assert straight == naive_hash(grey.astype(float))
-    assert mirrored == naive_hash(grey[:, ::-1].astype(float)) == perceptual_hashes(ImageOps.mirror(picture))[0]
-    assert bin(straight ^ mirrored).count("1") > 12
+    assert straight.tolist() == naive_hash(grey.astype(float))
+    turned = naive_hash(grey[:, ::-1].astype(float))
+    assert mirrored.tolist() == turned == perceptual_hashes(ImageOps.mirror(picture))[0].tolist()
+    assert (straight != mirrored).sum() > 12
 
 
 def test_similarity_of_thumbnails():
@@ -259,14 +256,6 @@ def test_similarity_of_thumbnails():
     assert similarity(one, 255 - one) == pytest.approx(-1, abs=1e-5)
     flat = np.full((16, 16, 3), 100, dtype=np.float32)
     assert similarity(flat, flat + 2) == 1 and similarity(flat, flat + 50) == 0 and similarity(flat, one) == 0
-
-
-def test_bits_without_numpy_2(monkeypatch):
-    numbers = np.array([0, 1, 2**63, 2**64 - 1, 0b1011], dtype=np.uint64)
-    assert doctor._bits(numbers).tolist() == [0, 1, 1, 64, 3]
-    monkeypatch.delattr(np, "bitwise_count", raising=False)
-    assert doctor._bits(numbers).tolist() == [0, 1, 1, 64, 3]
-    assert doctor._bits(numbers.reshape(1, 5)).shape == (1, 5)
 
 
 def test_one_colour_images_of_different_colours_are_told_apart(tmp_path):

@@ -101,18 +101,24 @@ def test_registry_of_archives():
 
 
 # ------------------------------------------------------------------ connections
-def test_broken_connections_go_on_from_where_they_broke(server, tmp_path):
-    server.orders = [{"cut": 100_000}, {"cut": 0}, {"cut": 50_000}, {"status": 503}, {"cut": 1}]
-    fetch(one(server), tmp_path)
-    assert ranges(server) == [0, 100_000, 100_000, 150_000, 150_000, 150_001]
-    assert (tmp_path / "file.bin").read_bytes() == CONTENT
+CUTS = [{"cut": 100_000}, {"cut": 0}, {"cut": 50_000}, {"status": 503}, {"cut": 1}]
+REFUSALS = [{"status": 503}, {"status": 429}, {"status": 500}, {"status": 408}]
 
 
-def test_many_breaks_with_progress_are_not_given_up(server, tmp_path):
-    server.always = {"cut": 20_000}
+@pytest.mark.parametrize(
+    "orders, always, asked",
+    [
+        (CUTS, {}, [0, 100_000, 100_000, 150_000, 150_000, 150_001]),
+        ([], {"cut": 20_000}, list(range(0, 300_000, 20_000))),  # many breaks with progress
+        ([{"stall": 120_000}, {"stall": 0}], {}, [0, 120_000, 120_000]),
+        (REFUSALS, {}, [0] * 5),
+    ],
+)
+def test_broken_connections_go_on_from_where_they_broke(orders, always, asked, server, monkeypatch, tmp_path):
+    monkeypatch.setattr(download, "TIMEOUT", 0.2 if "stall" in str(orders) else 10.0)
+    server.orders, server.always = list(orders), always
     fetch(one(server), tmp_path)
-    assert ranges(server) == list(range(0, 300_000, 20_000))
-    assert (tmp_path / "file.bin").read_bytes() == CONTENT
+    assert ranges(server) == asked and (tmp_path / "file.bin").read_bytes() == CONTENT
 
 
 def test_giving_up_and_going_on_later(server, tmp_path):
@@ -132,17 +138,6 @@ def test_a_server_that_is_not_there(server, tmp_path):
     server.server_close()
     wanted = r"http://127\.0\.0\.1:\d+/file\.bin: .*[Rr]efused.*; the same command goes on from 0 bytes"
     assert re.fullmatch(wanted, fails(row, tmp_path))
-
-
-def test_a_server_that_stalls(server, monkeypatch, tmp_path):
-    monkeypatch.setattr(download, "TIMEOUT", 0.2)
-    server.orders = [{"stall": 120_000}, {"stall": 0}]
-    fetch(one(server), tmp_path)
-    assert ranges(server) == [0, 120_000, 120_000] and (tmp_path / "file.bin").read_bytes() == CONTENT
-    server.always = {"stall": 7}
-    row = one(server, CONTENT[:20], "slow.bin")
-    fetch(row, tmp_path)
-    assert ranges(server) == [0, 7, 14]
 
 
 @pytest.mark.parametrize("error", [ssl.SSLError(1, "record layer failure"), OSError(113, "No route to host")])
@@ -171,20 +166,16 @@ def test_a_server_that_ignores_range(server, tmp_path):
     assert ranges(server) == [0] + [60_000] * download.TRIES  # the same bytes again are no progress
 
 
-def test_statuses(server, tmp_path):
+def test_refusals(server, tmp_path):
     row = one(server)
     url = row.archives[0].url
-    server.orders = [{"status": 404}]
-    assert fails(row, tmp_path) == f"{url}: the server says 404 Not Found"
-    server.orders = [{"status": 403}]
-    assert fails(row, tmp_path) == f"{url}: the server says 403 Forbidden"
-    assert ranges(server) == [0, 0]  # a refusal is not tried again
+    for status, words in ((404, "Not Found"), (403, "Forbidden"), (416, "Requested Range Not Satisfiable")):
+        server.orders = [{"status": status}]  # 416 to one who asked for no part
+        assert fails(row, tmp_path) == f"{url}: the server says {status} {words}"
+    assert ranges(server) == [0, 0, 0]  # a refusal is not tried again
     server.orders = [{"status": 503}] * download.TRIES
     wanted = f"{url}: the server says 503 Service Unavailable; the same command goes on from 0 bytes"
     assert fails(row, tmp_path) == wanted
-    server.orders = [{"status": 503}, {"status": 429}, {"status": 500}, {"status": 408}]
-    fetch(row, tmp_path)
-    assert (tmp_path / "file.bin").read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize("size, asked", [(300_000, [300_000]), (300_001, [300_001, 0])])
@@ -193,9 +184,6 @@ def test_nothing_is_left_to_send(size, asked, server, tmp_path):
     begun(tmp_path, (CONTENT + b"x")[:size])
     fetch(one(server, checksum=None), tmp_path)
     assert ranges(server) == asked and (tmp_path / "file.bin").read_bytes() == CONTENT
-    row = one(server, name="other.bin")
-    server.orders = [{"status": 416}]  # to one who asked for no part
-    assert fails(row, tmp_path) == f"{row.archives[0].url}: the server says 416 Requested Range Not Satisfiable"
 
 
 def test_a_file_that_comes_from_elsewhere_now_is_fetched_again(server, tmp_path):
@@ -259,8 +247,7 @@ SCRIPT = """
 import dataclasses, json, logging, sys
 from idmm import config
 from idmm.data.datasets import open_splits
-from idmm.data.registry import DATASETS
-from idmm.data.spec import Archive
+from idmm.data.registry import DATASETS, Archive
 
 logging.basicConfig(level=logging.INFO)
 root, *archives = json.loads(sys.argv[1])

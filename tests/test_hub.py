@@ -19,6 +19,7 @@ from PIL import Image
 from idmm import config
 from idmm.data.cache import load_split
 from idmm.data.datasets import open_splits
+from idmm.data.doctor import check
 from idmm.data.images import decode
 from idmm.data.loaders import BatchPlan, training_batches
 
@@ -121,16 +122,15 @@ def test_every_form_gives_back_what_was_put_in(form, by_root, tmp_path, connecti
     assert connections == []
 
 
-def test_a_single_split_and_val_fraction(tmp_path):
-    table(9).save_to_disk(tmp_path / "one")
-    lines = faults(open_splits, hub(tmp_path / "one"), True)
-    assert lines == [
-        f"data.name: 'hfds:{tmp_path}/one' has no split to evaluate on;"
-        " add one, or hold out a share of train with --data.val_fraction, e.g. 0.2"
-    ]
-    splits = open_splits(hub(tmp_path / "one", val_fraction=0.34), labelled=True)
+def test_a_single_split_with_val_fraction_and_subset(tmp_path):
+    table(12).save_to_disk(tmp_path / "one")
+    data = hub(tmp_path / "one", val_fraction=0.25, subset=config.Subset(per_class=2))
+    splits = open_splits(data, labelled=True)
     assert (len(splits.train), splits.val, len(splits.test)) == (6, None, 3)
-    for split in (splits.train, splits.test):
+    assert np.bincount(splits.train.labels).tolist() == [2, 2, 2]
+    few = splits.train.take([4, 1])
+    assert few.names == [splits.train.names[4], splits.train.names[1]]
+    for split in (splits.train, splits.test, few):
         same(pixels(split), painted(*(int(name.removeprefix("train/")) for name in split.names)))
 
 
@@ -145,67 +145,90 @@ def test_other_names_of_val(name, tmp_path):
     assert splits.val is None and splits.test.names[0] == f"{name}/000000"  # a single one is test
 
 
-def test_subsets(tmp_path):
-    data = hub(saved(tmp_path / "data", train=table(12), test=table(3)), subset=config.Subset(per_class=2))
-    split = open_splits(data, labelled=True).train
-    assert np.bincount(split.labels).tolist() == [2, 2, 2] and len(split.items) == len(split) == 6
-    same(pixels(split), painted(*(int(name.removeprefix("train/")) for name in split.names)))
-    few = split.take([4, 1])
-    same(pixels(few), [pixels(split)[i] for i in (4, 1)])
-    assert few.names == [split.names[4], split.names[1]]
-
-
 # ------------------------------------------------------------------ columns
-def image_values(first):
-    return datasets.Image(), [{"bytes": png(first + i), "path": None} for i in range(6)]
+def image_values(first, data=None):
+    return datasets.Image(), [{"bytes": data or png(first + i), "path": None} for i in range(6)]
 
 
-LABEL = (datasets.ClassLabel(names=CLASSES), [0, 1, 2, 0, 1, 2])
+NUMBERED = datasets.ClassLabel(names=CLASSES)
+LABEL = (NUMBERED, [0, 1, 2, 0, 1, 2])
+COARSE = (datasets.ClassLabel(names=["alive", "dead"]), [0, 1, 1, 0, 1, 1])
+TAGS = (datasets.List(datasets.Value("int64")), [[1, 2]] * 6)
+WORDS = (datasets.Value("string"), ["None", "a", None, "a", "None", "a"])
 
 
-def test_several_columns_of_images(tmp_path):
-    path = saved(tmp_path / "data", train=table(label=LABEL, mask=image_values(50)), test=table(label=LABEL))
-    wanted = f"data.image_column: 'hfds:{path}' wants it named; there are image, mask"
-    assert faults(open_splits, hub(path), False) == [wanted]
-    assert faults(open_splits, hub(path, image_column="label"), False) == [
-        "data.image_column: 'label' is no column of images; there are image, mask"
-    ]
-    assert faults(open_splits, hub(path, image_column="mask"), False) == [
-        f"data.name: 'hfds:{path}': the split 'test' has no column 'mask' of images"
-    ]
-    same(pixels(open_splits(hub(path, image_column="image"), labelled=True).train), painted(*range(6)))
-    path = saved(tmp_path / "train", train=table(label=LABEL, mask=image_values(50)))
-    same(pixels(open_splits(hub(path, image_column="mask"), labelled=False).train), painted(*range(50, 56)))
+def unlabelled(count=6):
+    return table(count).remove_columns("label")
 
 
-def test_other_columns_are_not_looked_at(tmp_path):
-    broken = (datasets.Image(), [{"bytes": b"no image", "path": None}] * 6)
-    path = saved(tmp_path / "data", train=table(label=LABEL, mask=broken))
-    same(pixels(open_splits(hub(path, image_column="image"), labelled=False).train), painted(*range(6)))
+def saved_masks(root):
+    return saved(root, train=table(label=LABEL, mask=image_values(50)), test=table(label=LABEL))
 
 
-def test_no_images(tmp_path):
-    rows = datasets.Dataset.from_dict({"text": ["a", "b"]})
-    path = saved(tmp_path / "data", train=rows)
-    wanted = f"data.image_column: 'hfds:{path}' wants it named; there is none"
-    assert faults(open_splits, hub(path), False) == [wanted]
+def saved_tags(root):
+    columns = {"fine": LABEL, "coarse": COARSE, "tags": TAGS}
+    return saved(root, train=table(**columns), test=table(**columns))
 
 
-def test_several_columns_of_labels(tmp_path):
-    coarse = (datasets.ClassLabel(names=["alive", "dead"]), [0, 1, 1, 0, 1, 1])
-    columns = {"fine": LABEL, "coarse": coarse, "tags": (datasets.List(datasets.Value("int64")), [[1, 2]] * 6)}
-    path = saved(tmp_path / "data", train=table(**columns), test=table(**columns))
-    assert faults(open_splits, hub(path), True) == [
-        f"data.label_column: 'hfds:{path}' wants it named; there are fine, coarse"
-    ]
-    for wrong in ("nothing", "tags", "image"):
-        assert faults(open_splits, hub(path, label_column=wrong), True) == [
-            f"data.label_column: '{wrong}' is no column of classes; there are fine, coarse"
-        ]
-    split = open_splits(hub(path, label_column="coarse"), labelled=True).test
-    assert split.classes == ["alive", "dead"] and split.labels.tolist() == coarse[1]
-    split = open_splits(hub(path), labelled=False).train  # pretraining needs none
+def test_columns_that_are_named(tmp_path):
+    masks, tags = saved_masks(tmp_path / "masks"), saved_tags(tmp_path / "tags")
+    same(pixels(open_splits(hub(masks, image_column="image"), labelled=True).train), painted(*range(6)))
+    alone = saved(tmp_path / "train", train=table(label=LABEL, mask=image_values(50), broken=image_values(0, b"none")))
+    same(pixels(open_splits(hub(alone, image_column="mask"), labelled=False).train), painted(*range(50, 56)))
+    split = open_splits(hub(tags, label_column="coarse"), labelled=True).test
+    assert split.classes == ["alive", "dead"] and split.labels.tolist() == COARSE[1]
+    split = open_splits(hub(tags), labelled=False).train  # pretraining needs none
     assert split.labels is split.classes is None and len(split) == 6
+
+
+NAMED, COLUMNS = "'NAME' wants it named; there", "there are fine, coarse"
+FAULTY = {  # how it is saved, fields of the config, what is said
+    "two images": (saved_masks, {}, f"data.image_column: {NAMED} are image, mask"),
+    "no image": (saved_masks, {"image_column": "label"},
+                 "data.image_column: 'label' is no column of images; there are image, mask"),
+    "no mask": (saved_masks, {"image_column": "mask"},
+                "data.name: 'NAME': the split 'test' has no column 'mask' of images"),
+    "text": (lambda root: saved(root, train=datasets.Dataset.from_dict({"text": ["a", "b"]})), {},
+             f"data.image_column: {NAMED} is none"),
+    "two labels": (saved_tags, {}, f"data.label_column: {NAMED} are fine, coarse"),
+    **{f"label {wrong}": (saved_tags, {"label_column": wrong},
+                          f"data.label_column: '{wrong}' is no column of classes; {COLUMNS}")
+       for wrong in ("nothing", "tags", "image")},
+    "no labels": (lambda root: saved(root, train=unlabelled(), test=unlabelled(2)), {},
+                  "data.name: 'NAME' has no labels; fine-tuning needs them"),
+    "kept back": (lambda root: saved(root, train=table(label=(NUMBERED, [-1] * 6))), {},
+                  "data.name: 'NAME' has no labels; fine-tuning needs them"),
+    "one split": (lambda root: saved(root, train=table(9)), {},
+                  "data.name: 'NAME' has no split to evaluate on; add one, or hold out a share of train with"
+                  " --data.val_fraction, e.g. 0.2"),
+    "no train": (lambda root: saved(root, holdout=table(), extra=table()), {},
+                 "data.name: 'NAME' has no split 'train', only extra, holdout"),
+    "new class": (lambda root: saved(root, train=table(), test=table(
+                      2, 10, label=(datasets.ClassLabel(names=[*CLASSES, "hat"]), [0, 3]))), {},
+                  "data.name: 'NAME': row 1 of split 'test' has label 3, wanted one of 3 classes"),
+    "some words": (lambda root: saved(root, train=table(label=WORDS), test=table(label=WORDS)), {},
+                   "data.name: 'NAME': row 2 of split 'train' has label None, wanted one of 2 classes"),
+    **{f"some {missing}": (
+        lambda root, m=missing: saved(root, train=table(label=(NUMBERED, [0, 1, m, 0, m, 2])), test=table(3)), {},
+        f"data.name: 'NAME': row 2 of split 'train' has label {missing}, wanted one of 3 classes")
+       for missing in (-1, None)},
+}  # fmt: skip
+BETTER_UNLABELLED = {"no labels", "kept back", "some words", "some -1", "some None"}
+
+
+@pytest.mark.parametrize("case", FAULTY)
+def test_tables_that_cannot_be_used(case, tmp_path, caplog):
+    save, fields, line = FAULTY[case]
+    data = hub(save(tmp_path / "data"), **fields)
+    line = line.replace("NAME", data.name)
+    assert faults(open_splits, data, True) == [line]
+    if "image_column" in line or case in ("no mask", "no train"):
+        assert faults(open_splits, data, False) == [line]
+    if case in BETTER_UNLABELLED:  # pretraining goes on
+        split = open_splits(data, labelled=False).train
+        assert split.labels is split.classes is None
+        same(pixels(split), painted(*range(6)))
+        assert not case.startswith("some") or f"{line}; going on without labels" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -231,54 +254,17 @@ def test_a_split_that_numbers_the_classes_in_its_own_way(tmp_path):
     assert splits.test.labels.tolist() == [0, 1, 2]
 
 
-def test_a_class_that_train_lacks(tmp_path):
-    test = table(2, 10, label=(datasets.ClassLabel(names=[*CLASSES, "hat"]), [0, 3]))
-    path = saved(tmp_path / "data", train=table(), test=test)
-    line = f"data.name: 'hfds:{path}': row 1 of split 'test' has label 3, wanted one of 3 classes"
-    assert faults(open_splits, hub(path), True) == [line]
-
-
-@pytest.mark.parametrize("kind", ["minus one", "empty", "no column"])
-def test_a_test_split_whose_labels_are_kept_back(kind, tmp_path, caplog):
-    given = {"minus one": [-1, -1], "empty": [None, None]}
-    test = table(2, 10, label=(LABEL[0], given[kind])) if kind in given else table(2, 10).remove_columns("label")
+@pytest.mark.parametrize("kept_back", [[-1, -1], [None, None], "no column"])
+def test_a_test_split_whose_labels_are_kept_back(kept_back, tmp_path, caplog):
+    test = unlabelled(2) if kept_back == "no column" else table(2, 10, label=(NUMBERED, kept_back))
     path = saved(tmp_path / "data", train=table(), validation=table(3), test=test)
     splits = open_splits(hub(path), labelled=True)
     assert splits.val is None and splits.test.names[0] == "validation/000000"
     assert f"data.name: 'hfds:{path}': the split 'test' has no labels and is not used" in caplog.text
 
 
-def test_no_labels_at_all(tmp_path):
-    path = saved(tmp_path / "data", train=table().remove_columns("label"), test=table(2).remove_columns("label"))
-    split = open_splits(hub(path), labelled=False).train
-    assert split.labels is split.classes is None
-    same(pixels(split), painted(*range(6)))
-    wanted = [f"data.name: 'hfds:{path}' has no labels; fine-tuning needs them"]
-    assert faults(open_splits, hub(path), True) == wanted
-    path = saved(tmp_path / "kept back", train=table(label=(LABEL[0], [-1] * 6)))
-    assert faults(open_splits, hub(path), True) == [wanted[0].replace("/data'", "/kept back'")]
-    assert open_splits(hub(path), labelled=False).train.labels is None
-
-
-@pytest.mark.parametrize("missing", [-1, None])
-def test_labels_that_are_missing_here_and_there(missing, tmp_path, caplog):
-    path = saved(tmp_path / "data", train=table(label=(LABEL[0], [0, 1, missing, 0, missing, 2])), test=table(3))
-    line = f"data.name: 'hfds:{path}': row 2 of split 'train' has label {missing}, wanted one of 3 classes"
-    assert faults(open_splits, hub(path), True) == [line]
-    split = open_splits(hub(path), labelled=False).train
-    assert split.labels is split.classes is None and len(split) == 6
-    assert f"{line}; going on without labels" in caplog.text
-
-
-def test_text_that_is_missing_here_and_there(tmp_path):
-    label = (datasets.Value("string"), ["None", "a", None, "a", "None", "a"])
-    path = saved(tmp_path / "data", train=table(label=label), test=table(label=label))
-    line = f"data.name: 'hfds:{path}': row 2 of split 'train' has label None, wanted one of 2 classes"
-    assert faults(open_splits, hub(path), True) == [line]
-
-
 # ------------------------------------------------------------------ what cannot be opened
-def test_a_name_that_is_not_there_asks_no_network(connections, caplog):
+def test_a_name_that_is_not_there_asks_no_network(connections):
     start = time.monotonic()
     (line,) = faults(open_splits, section(name="hfds:nobody-here/no-such-images"), True)
     assert time.monotonic() - start < 5 and connections == []
@@ -301,20 +287,10 @@ def test_the_library_is_missing(monkeypatch):
     ]
 
 
-def test_folders_that_are_no_datasets(tmp_path, connections):
-    saved(tmp_path / "data", holdout=table(), extra=table())
-    wanted = [f"data.name: 'hfds:{tmp_path}/data' has no split 'train', only extra, holdout"]
-    assert faults(open_splits, hub(tmp_path / "data"), True) == wanted
-    (tmp_path / "empty").mkdir()
-    saved(tmp_path / "torn", train=table())
-    shutil.rmtree(tmp_path / "torn/train")
-    for name in ("empty", "torn"):
-        (line,) = faults(open_splits, hub(tmp_path / name), True)
-        assert line.startswith(f"data.name: 'hfds:{tmp_path}/{name}' cannot be opened (") and line.endswith(")")
-    assert faults(open_splits, section(name="hfds:"), True) == [
-        "data.name: 'hfds:' names nothing; wanted hfds:NAME, hfds:FOLDER, or a data.root"
-    ]
-    assert connections == []
+@pytest.mark.parametrize("name", ["hfds:", "hfds: "])
+def test_a_name_that_names_nothing(name):
+    wanted = f"data.name: '{name}' names nothing; wanted hfds:NAME, hfds:FOLDER, or a data.root"
+    assert faults(open_splits, section(name=name), True) == [wanted]
 
 
 @pytest.mark.parametrize("download", [False, True])
@@ -329,12 +305,13 @@ def test_a_folder_that_is_not_there_is_not_asked_of_the_hub(name, download, tmp_
     assert connections == []
 
 
-def test_a_name_of_blanks():
-    wanted = ["data.name: 'hfds: ' names nothing; wanted hfds:NAME, hfds:FOLDER, or a data.root"]
-    assert faults(open_splits, section(name="hfds: "), True) == wanted
-
-
-def test_a_folder_of_several_saved_datasets(tmp_path, capfd, caplog):
+def test_folders_that_are_no_datasets(tmp_path, connections, monkeypatch, capfd, caplog):
+    (tmp_path / "empty").mkdir()
+    saved(tmp_path / "torn", train=table())
+    shutil.rmtree(tmp_path / "torn/train")
+    for name in ("empty", "torn"):
+        (line,) = faults(open_splits, hub(tmp_path / name), True)
+        assert line.startswith(f"data.name: 'hfds:{tmp_path}/{name}' cannot be opened (") and line.endswith(")")
     saved(tmp_path / "all/two", train=table())
     table().save_to_disk(tmp_path / "all/one")
     capfd.readouterr()
@@ -342,22 +319,14 @@ def test_a_folder_of_several_saved_datasets(tmp_path, capfd, caplog):
         f"data.name: 'hfds:{tmp_path}/all' is a folder of saved datasets (one, two);"
         f" wanted one of them, e.g. hfds:{tmp_path}/all/one"
     ]
-    assert capfd.readouterr() == ("", "") and not caplog.messages
+    assert capfd.readouterr() == ("", "") and not caplog.messages and connections == []
 
-
-def test_what_the_library_says_is_cut_to_a_line(monkeypatch, tmp_path):
     def refuse(*_, **__):
         raise ValueError(f"two\n  lines {'x' * 1000}")
 
     monkeypatch.setattr(datasets, "load_dataset", refuse)
-    (line,) = faults(open_splits, hub(tmp_path), True)
-    assert line.startswith(f"data.name: 'hfds:{tmp_path}' cannot be opened (two lines xxx") and len(line) < 500
-
-
-@pytest.mark.parametrize("name", ["hfids:imagenet", "wds:shards", "tfds:cifar10"])
-def test_streams_are_refused(name):
-    (line,) = faults(open_splits, section(name=name), True)
-    assert line.startswith(f"data.name: '{name}' is a stream, which has no index") and "hfds:NAME" in line
+    (line,) = faults(open_splits, hub(tmp_path / "empty"), True)
+    assert line.startswith(f"data.name: 'hfds:{tmp_path}/empty' cannot be opened (two lines xxx") and len(line) < 500
 
 
 # ------------------------------------------------------------------ from the split to the pixels
@@ -374,6 +343,8 @@ def test_bad_rows_are_told_by_name(tmp_path, caplog):
             "  train/000003: no image in this row",
             "  train/000004: unreadable or truncated (image file is truncated)",
         ]
+    found, _ = check(hub(tmp_path / "data"), tiny=0, near_limit=0)
+    assert [(bad["name"], bad["reason"]) for bad in found.unreadable][1] == ("train/000003", "no image in this row")
     store = load_split(split, bound=None, data=section(cache="off", on_error="skip"))
     assert store.names == [f"train/{i:06d}" for i in (0, 2, 5)]
     same([store.image(i).permute(1, 2, 0).numpy() for i in range(3)], painted(0, 2, 5))
@@ -443,16 +414,11 @@ def test_the_version_is_the_same_in_another_process(tmp_path):
     assert said.strip() == open_splits(data, labelled=False).train.items.version
 
 
-def test_pretraining(tmp_path):
+def test_both_stages(tmp_path):
     path = saved(tmp_path / "data", train=table(24), test=table(6, 50))
-    changes = {"data__name": f"hfds:{path}", "data__subset": None, "data__cache": "off", "data__workers": 1}
-    assert inside("pretrain", tmp_path / "run", **changes, train__epochs=1) == 0
-    (record,) = metrics(tmp_path / "run")
-    assert 0 < record["loss"] < 100 and (tmp_path / "run/backbone.safetensors").exists()
-
-
-def test_fine_tuning(tmp_path):
-    path = saved(tmp_path / "data", train=table(24), test=table(6, 50))
-    changes = {"data__name": f"hfds:{path}", "data__subset": None, "stages": None, "train__size": 16}
-    assert inside("finetune", tmp_path / "run", **changes, train__epochs=1) == 0
-    assert 0 <= metrics(tmp_path / "run")[-1]["top1"] <= 100
+    common = {"data__name": f"hfds:{path}", "data__subset": None, "train__epochs": 1}
+    assert inside("pretrain", tmp_path / "a", **common, data__cache="off", data__workers=1) == 0
+    (record,) = metrics(tmp_path / "a")
+    assert 0 < record["loss"] < 100 and (tmp_path / "a/backbone.safetensors").exists()
+    assert inside("finetune", tmp_path / "b", **common, stages=None, train__size=16) == 0
+    assert 0 <= metrics(tmp_path / "b")[-1]["top1"] <= 100

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from idmm.data.images import BadImage, bound_short_side, decode, probe, quiet_pillow, read
+from idmm.data.images import BadImage, _rgb, bound_short_side, decode, probe, quiet_pillow, read
 
 MANY = 100_000_000
 RED, WHITE = [255, 0, 0], [255, 255, 255]
@@ -42,6 +42,10 @@ def pixels(data):
     return array
 
 
+def image(values, mode=None, dtype=np.uint8):
+    return Image.fromarray(np.array(values, dtype=dtype), mode)
+
+
 def test_rgb_is_exact_in_height_width_order():
     wanted = np.random.default_rng(0).integers(0, 256, (3, 5, 3), dtype=np.uint8)
     for format in ("PNG", "BMP", "TIFF", "PPM"):
@@ -50,117 +54,87 @@ def test_rgb_is_exact_in_height_width_order():
 
 @pytest.mark.parametrize("format", ["JPEG", "WEBP", "JPEG2000", "GIF", "ICO"])
 def test_other_formats_are_close(format):
-    image = Image.new("RGB", (32, 16), (200, 40, 90)) if format != "ICO" else Image.new("RGB", (32, 32), (200, 40, 90))
-    array = pixels(encode(image, format))
-    assert array.shape[:2] == image.size[::-1]
+    given = Image.new("RGB", (32, 32) if format == "ICO" else (32, 16), (200, 40, 90))
+    array = pixels(encode(given, format))
+    assert array.shape[:2] == given.size[::-1]
     assert np.abs(array.astype(int) - [200, 40, 90]).max() <= 6
 
 
-def test_grey_and_one_bit():
-    grey = np.arange(256, dtype=np.uint8).reshape(16, 16)
-    np.testing.assert_array_equal(pixels(encode(Image.fromarray(grey))), np.repeat(grey[..., None], 3, 2))
-    bits = Image.fromarray(np.array([[0, 255], [255, 0]], dtype=np.uint8)).convert("1")
-    assert pixels(encode(bits))[:, :, 1].tolist() == [[0, 255], [255, 0]]
+DEEP = [[0, 257, 25700], [32768, 65278, 65535]]
+GREYS = {  # a file, and its grey levels
+    "8 bits": (lambda: encode(image(np.arange(256).reshape(16, 16))), np.arange(256).reshape(16, 16).tolist()),
+    "1 bit": (lambda: encode(image([[0, 255], [255, 0]]).convert("1")), [[0, 255], [255, 0]]),
+    **{f"16 bits {format}": (lambda f=format: encode(image(DEEP, dtype=np.uint16), f), [[0, 1, 100], [128, 254, 255]])
+       for format in ("PNG", "TIFF")},
+    "16 bits PGM": (lambda: b"P5 2 1 65535\n" + struct.pack(">HH", 0, 25700), [[0, 100]]),
+    "16 bits, big end first": (lambda: encode(image([[0, 25700]], dtype=">u2"), "TIFF"), [[0, 100]]),
+    **{f"floats {values}": (lambda v=values: encode(image([v], dtype=np.float32), "TIFF"), [wanted])
+       for values, wanted in (
+           ((0.0, 0.5, 1.0), [0, 128, 255]),
+           ((0.0, 100.0, 255.0), [0, 100, 255]),
+           ((0.0, 25700.0, 65535.0), [0, 100, 255]),
+           ((-2.0, 0.0, 2.0), [0, 128, 255]),
+           ((0.0, np.nan, 1.0), [0, 0, 255]),
+       )},
+    "32 bits": (lambda: encode(image([[0, 500_000, 1_000_000]], dtype=np.int32), "TIFF"), [[0, 128, 255]]),
+    "32 bits, all the same": (lambda: encode(image([[70_000, 70_000]], dtype=np.int32), "TIFF"), [[0, 0]]),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("format", ["PNG", "TIFF"])
-def test_sixteen_bit_grey_is_scaled_and_not_clipped(format):
-    values = np.array([[0, 257, 25700], [32768, 65278, 65535]], dtype=np.uint16)
-    array = pixels(encode(Image.fromarray(values), format))
-    assert array[:, :, 0].tolist() == [[0, 1, 100], [128, 254, 255]]
-    assert (array == array[:, :, :1]).all()
-
-
-def test_sixteen_bit_pgm_and_big_endian_tiff():
-    pgm = b"P5 2 1 65535\n" + struct.pack(">HH", 0, 25700)
-    assert pixels(pgm)[0, :, 0].tolist() == [0, 100]
-    tiff = encode(Image.fromarray(np.array([[0, 25700]], dtype=">u2").astype(">u2")), "TIFF")
-    assert pixels(tiff)[0, :, 0].tolist() == [0, 100]
-
-
-def test_sixteen_bit_rgb():
-    raw = struct.pack(">6H", 65535, 0, 25700, 0, 65535, 257)
-    assert pixels(png(2, 1, 16, 2, raw)).tolist() == [[[255, 0, 100], [0, 255, 1]]]
-
-
-@pytest.mark.parametrize(
-    "values, wanted",
-    [
-        ([0.0, 0.5, 1.0], [0, 128, 255]),
-        ([0.0, 100.0, 255.0], [0, 100, 255]),
-        ([0.0, 25700.0, 65535.0], [0, 100, 255]),
-        ([-2.0, 0.0, 2.0], [0, 128, 255]),
-        ([0.0, np.nan, 1.0], [0, 0, 255]),
-    ],
-)
-def test_floats_are_scaled_from_the_range_that_holds_them(values, wanted):
-    array = pixels(encode(Image.fromarray(np.array([values], dtype=np.float32)), "TIFF"))
-    assert array[0, :, 0].tolist() == wanted
-
-
-def test_wide_integers_are_scaled_from_least_to_greatest():
-    array = pixels(encode(Image.fromarray(np.array([[0, 500_000, 1_000_000]], dtype=np.int32)), "TIFF"))
-    assert array[0, :, 0].tolist() == [0, 128, 255]
-    constant = pixels(encode(Image.fromarray(np.full((1, 2), 70_000, dtype=np.int32)), "TIFF"))
-    assert constant[0, :, 0].tolist() == [0, 0]
-
-
-def test_alpha_is_composited_on_white():
-    rgba = Image.fromarray(np.array([[[255, 0, 0, 255], [255, 0, 0, 0], [255, 0, 0, 128]]], dtype=np.uint8), "RGBA")
-    assert pixels(encode(rgba)).tolist() == [[RED, WHITE, [255, 127, 127]]]
-    la = Image.merge("LA", [Image.new("L", (2, 1), 10), Image.fromarray(np.array([[255, 0]], dtype=np.uint8))])
-    assert pixels(encode(la)).tolist() == [[[10, 10, 10], WHITE]]
+@pytest.mark.parametrize("name", GREYS)
+def test_grey_is_scaled_from_the_range_that_holds_it_and_not_clipped(name):
+    file, wanted = GREYS[name]
+    array = pixels(file())
+    assert array[:, :, 0].tolist() == wanted and (array == array[:, :, :1]).all()
 
 
 def palette_image():
-    image = Image.new("P", (3, 1))
-    image.putpalette([255, 0, 0, 0, 0, 255, 0, 255, 0])
+    made = Image.new("P", (3, 1))
+    made.putpalette([255, 0, 0, 0, 0, 255, 0, 255, 0])
     for x in range(3):
-        image.putpixel((x, 0), x)
-    return image
+        made.putpixel((x, 0), x)
+    return made
 
 
-def test_palette_with_and_without_transparency():
-    assert pixels(encode(palette_image())).tolist() == [[RED, [0, 0, 255], [0, 255, 0]]]
-    one = encode(palette_image(), transparency=1)
-    assert pixels(one).tolist() == [[RED, WHITE, [0, 255, 0]]]
-    several = encode(palette_image(), transparency=bytes([255, 0, 128]))
-    assert pixels(several).tolist() == [[RED, WHITE, [127, 255, 127]]]
-    gif = encode(palette_image(), "GIF", transparency=0)
-    assert pixels(gif).tolist() == [[WHITE, [0, 0, 255], [0, 255, 0]]]
+def palette_with_alpha(mode):
+    made = palette_image() if mode == "RGBA" else palette_image().convert("PA")
+    if mode == "RGBA":
+        made.putpalette([255, 0, 0, 255, 0, 0, 255, 0, 0, 255, 0, 255], "RGBA")
+    else:
+        made.putalpha(image([[255, 0, 255]]))
+    return made
 
 
-def test_palette_with_alpha_channel():
-    alpha = Image.fromarray(np.array([[255, 0, 255]], dtype=np.uint8))
-    image = palette_image().convert("PA")
-    image.putalpha(alpha)
-    with_channel = pixels_of_mode(image)
-    assert with_channel.tolist() == [[RED, WHITE, [0, 255, 0]]]
+BLUE, GREEN = [0, 0, 255], [0, 255, 0]
+DEEP_RGB = struct.pack(">6H", 65535, 0, 25700, 0, 65535, 257)
+ALPHA = [[[255, 0, 0, 255], [255, 0, 0, 0], [255, 0, 0, 128]]]
+COLOURS = {  # a file (or an image of a mode that no format of ours writes), and its pixels
+    "16 bits": (lambda: png(2, 1, 16, 2, DEEP_RGB), [[[255, 0, 100], [0, 255, 1]]]),
+    "alpha": (lambda: encode(image(ALPHA, "RGBA")), [[RED, WHITE, [255, 127, 127]]]),
+    "grey with alpha": (lambda: encode(Image.merge("LA", [Image.new("L", (2, 1), 10), image([[255, 0]])])),
+                        [[[10] * 3, WHITE]]),
+    "palette": (lambda: encode(palette_image()), [[RED, BLUE, GREEN]]),
+    "one transparent": (lambda: encode(palette_image(), transparency=1), [[RED, WHITE, GREEN]]),
+    "some transparent": (lambda: encode(palette_image(), transparency=bytes([255, 0, 128])),
+                         [[RED, WHITE, [127, 255, 127]]]),
+    "transparent GIF": (lambda: encode(palette_image(), "GIF", transparency=0), [[WHITE, BLUE, GREEN]]),
+    "palette, alpha channel": (lambda: palette_with_alpha("PA"), [[RED, WHITE, GREEN]]),
+    "palette of RGBA": (lambda: palette_with_alpha("RGBA"), [[RED, WHITE, GREEN]]),
+    "premultiplied": (lambda: image([[[255, 0, 0, 255], [0] * 4]], "RGBA").convert("RGBa"), [[RED, WHITE]]),
+    "premultiplied grey": (lambda: image([[[255, 0, 0, 255], [0] * 4]], "RGBA").convert("LA").convert("La"),
+                           [[[76, 76, 76], WHITE]]),
+    "transparent colour": (lambda: encode(image([[RED, BLUE]]), transparency=(0, 0, 255)), [[RED, WHITE]]),
+    "transparent grey": (lambda: encode(image([[10, 20]]), transparency=20), [[[10] * 3, WHITE]]),
+    "transparent colour, 16 bits": (
+        lambda: png(2, 1, 16, 2, struct.pack(">6H", 65535, 0, 0, 0, 0, 65535), trns=struct.pack(">3H", 0, 0, 65535)),
+        [[RED, WHITE]]),
+}  # fmt: skip
 
 
-def pixels_of_mode(image):
-    """For modes that no file format of ours writes."""
-    from idmm.data.images import _rgb
-
-    return _rgb(image)
-
-
-def test_premultiplied_alpha_and_palette_of_rgba():
-    rgba = Image.fromarray(np.array([[[255, 0, 0, 255], [0, 0, 0, 0]]], dtype=np.uint8), "RGBA")
-    assert pixels_of_mode(rgba.convert("RGBa")).tolist() == [[RED, WHITE]]
-    assert pixels_of_mode(rgba.convert("LA").convert("La")).tolist() == [[[76, 76, 76], WHITE]]
-    image = palette_image()
-    image.putpalette([255, 0, 0, 255, 0, 0, 255, 0, 0, 255, 0, 255], "RGBA")
-    assert pixels_of_mode(image).tolist() == [[RED, WHITE, [0, 255, 0]]]
-
-
-def test_transparent_colour_of_rgb_and_grey():
-    rgb = Image.fromarray(np.array([[RED, [0, 0, 255]]], dtype=np.uint8))
-    assert pixels(encode(rgb, transparency=(0, 0, 255))).tolist() == [[RED, WHITE]]
-    grey = Image.fromarray(np.array([[10, 20]], dtype=np.uint8))
-    assert pixels(encode(grey, transparency=20)).tolist() == [[[10] * 3, WHITE]]
-    deep = png(2, 1, 16, 2, struct.pack(">6H", 65535, 0, 0, 0, 0, 65535), trns=struct.pack(">3H", 0, 0, 65535))
-    assert pixels(deep).tolist() == [[RED, WHITE]]
+@pytest.mark.parametrize("name", COLOURS)
+def test_colours_and_transparency_on_white(name):
+    given, wanted = COLOURS[name][0](), COLOURS[name][1]
+    assert (pixels(given) if isinstance(given, bytes) else _rgb(given)).tolist() == wanted
 
 
 def test_cmyk_jpeg_plain_and_adobe():
@@ -235,18 +209,14 @@ def test_bad_files_say_why(tmp_path):
 
 def test_bombs_are_refused_by_their_header():
     huge = png(60_000, 50_000, 8, 2, b"")  # 9 GB, if it were decoded
-    with pytest.raises(BadImage, match=r"^60000 x 50000 = 3000000000 pixels, more than data.max_pixels 100000000$"):
-        decode(huge, MANY)
+    icon = struct.pack("<HHH", 0, 1, 1) + struct.pack("<BBBBHHII", 16, 16, 0, 0, 1, 24, 1000, 22)
+    for data in (huge, icon + huge):
+        with pytest.raises(BadImage, match=r"^60000 x 50000 = 3000000000 pixels, more than data.max_pixels 100000000$"):
+            decode(data, MANY)
     small = encode(Image.new("RGB", (10, 10)))
     assert decode(small, 100).shape == (10, 10, 3)
     with pytest.raises(BadImage, match=r"^10 x 10 = 100 pixels, more than data.max_pixels 99$"):
         decode(small, 99)
-
-
-def test_a_bomb_inside_an_icon_is_refused():
-    ico = struct.pack("<HHH", 0, 1, 1) + struct.pack("<BBBBHHII", 16, 16, 0, 0, 1, 24, 1000, 22)
-    with pytest.raises(BadImage, match=r"^60000 x 50000 = 3000000000 pixels"):
-        decode(ico + png(60_000, 50_000, 8, 2, b""), MANY)
 
 
 def test_pillows_own_limit_neither_warns_nor_refuses_and_is_left_alone(monkeypatch):
@@ -266,14 +236,12 @@ def test_pillows_own_limit_neither_warns_nor_refuses_and_is_left_alone(monkeypat
 
 
 def test_short_side_is_bounded_and_never_enlarged():
+    for given, bound, wanted in (
+        ((30, 90), 10, (10, 30)), ((90, 30), 10, (30, 10)), ((100, 151), 50, (50, 76)), ((40, 40), 7, (7, 7)),
+    ):  # fmt: skip
+        assert bound_short_side(np.zeros((*given, 3), dtype=np.uint8), bound).shape == (*wanted, 3)
     array = np.zeros((30, 90, 3), dtype=np.uint8)
-    assert bound_short_side(array, 10).shape == (10, 30, 3)
-    assert bound_short_side(array.transpose(1, 0, 2), 10).shape == (30, 10, 3)
-    assert bound_short_side(np.zeros((100, 151, 3), dtype=np.uint8), 50).shape == (50, 76, 3)
-    assert bound_short_side(array, None) is array
-    assert bound_short_side(array, 30) is array
-    assert bound_short_side(array, 400) is array
-    assert bound_short_side(np.zeros((40, 40, 3), dtype=np.uint8), 7).shape == (7, 7, 3)
+    assert all(bound_short_side(array, bound) is array for bound in (None, 30, 400))
 
 
 def test_shrinking_is_antialiased():

@@ -3,16 +3,25 @@
 import shutil
 
 import numpy as np
-import official
 import pytest
 from folders import faults, paint, section
-from official import BUILD, GOLDFISH, TABBY, TENCH, append, squares, write
+from official_trees import (
+    BUILD,
+    TABBY,
+    TENCH,
+    advice,
+    append,
+    batch,
+    digits_mat,
+    python2_pickle,
+    squares,
+    structs,
+    write,
+)
 from scipy.io import loadmat, savemat
 
 from idmm.data.datasets import open_splits
-from idmm.data.registry import DATASETS
-
-HALF = "the archive may be half-unpacked"
+from idmm.data.readers.layout import HALF
 
 
 def change_mat(path, **values):
@@ -30,11 +39,7 @@ def change_structs(path, key, **fields):
                 del record[name]
             else:
                 record[name] = values.get(i, record[name]) if isinstance(values, dict) else values
-    savemat(path, {key: official.structs(records)})
-
-
-def relabel_cars(base, number, label):
-    change_structs(base / "devkit/cars_train_annos.mat", "annotations", **{"class": {number: label}})
+    savemat(path, {key: structs(records)})
 
 
 def pictured(base, list_name, line):
@@ -53,191 +58,192 @@ def bird(base, number, path, label=1, part=1):
     paint(base / "images" / path)
 
 
+def write_lists(base, **lists):
+    """Writes files of lines, e.g. of cub200."""
+    for name, lines in lists.items():
+        write(base / f"{name}.txt", *lines)
+
+
 META, TRUTH = (f"ILSVRC2012_devkit_t12/data/{name}" for name in ("meta.mat", "ILSVRC2012_validation_ground_truth.txt"))
-NO_IMAGE, RANGE, NO_NUMBER = "names an image that is not there", "is out of range, wanted", "wanted a whole number"
-SPOILT = [  # dataset, what is done to it, what is said after 'data.root: '
+CAR_LIST, CAR_TEST = "devkit/cars_train_annos.mat", "cars_test_annos_withlabels.mat"
+SYNSETS = "wanted synsets with ILSVRC2012_ID, WNID and num_children, those without children numbered from 1"
+UNLABELLED = "has annotations without fname and class; wanted the devkit with labels"
+EMPTY = "leaves a split without images; HALF"
+
+
+def number(low, high):
+    return f"wanted a whole number from {low} to {high}"
+
+
+def x_is(form):
+    return f"wanted uint8 [{form}] and N labels"
+
+
+SPOILT = [  # dataset, file, what is done to the base, what is said of the file
     # ---- images that are listed and not there
-    ("flowers", lambda b: (b / "jpg/image_00006.jpg").unlink(),
-     f"'BASE/setid.mat' {NO_IMAGE}: jpg/image_00006.jpg (under 'BASE'); HALF"),
-    ("flowers", lambda b: [path.unlink() for path in (b / "jpg").iterdir()],
-     "'BASE/setid.mat' names 4 images not there: jpg/image_00007.jpg, jpg/image_00002.jpg, jpg/image_00005.jpg"
-     " and 1 more (under 'BASE'); HALF"),
-    ("pets", lambda b: append(b / "annotations/test.txt", "Abyssinian_9 1 1 1"),
-     f"'BASE/annotations/test.txt' {NO_IMAGE}: images/Abyssinian_9.jpg (under 'BASE'); HALF"),
-    ("dtd", lambda b: (b / "images/blotchy/blotchy_0006.jpg").unlink(),
-     f"'BASE/labels/train1.txt' and 'BASE/labels/val1.txt' {NO_IMAGE}: images/blotchy/blotchy_0006.jpg"
+    *((name, file, lambda b, image=image: (b / image).unlink(),
+       f"names an image that is not there: {image} (under 'BASE'); HALF")
+      for name, file, image in (
+          ("flowers", "setid.mat", "jpg/image_00006.jpg"),
+          ("pets", "annotations/test.txt", "images/Abyssinian_201.jpg"),
+          ("dtd", "labels/train1.txt' and 'BASE/labels/val1.txt", "images/blotchy/blotchy_0006.jpg"),
+          ("indoor67", "EvalTransform.txt", "Images/gameroom/game_room_08.jpg"),
+          ("cub200", "images.txt", "images/002.Laysan_Albatross/Laysan_Albatross_0003_1033.jpg"),
+          ("aircraft", "images_variant_test.txt", "images/1514522.jpg"),
+          ("cars", CAR_TEST, "cars_test/00003.jpg"),
+          ("domainnet-real", "real_test.txt", "real/airplane/real_001_000005.jpg"),
+      )),
+    ("flowers", "setid.mat", lambda b: [path.unlink() for path in (b / "jpg").iterdir()],
+     "names 4 images not there: jpg/image_00007.jpg, jpg/image_00002.jpg, jpg/image_00005.jpg and 1 more"
      " (under 'BASE'); HALF"),
-    ("indoor67", lambda b: shutil.rmtree(b / "Images/gameroom"),
-     "'BASE/TrainImages.txt' names 2 images not there: Images/gameroom/bt_132294gameroom2.jpg,"
-     " Images/gameroom/g_1.jpg (under 'BASE'); HALF"),
-    ("cub200", lambda b: append(b / "images.txt", "6 002.Laysan_Albatross/x.jpg") and
-     append(b / "image_class_labels.txt", "6 2") and append(b / "train_test_split.txt", "6 0"),
-     f"'BASE/images.txt' {NO_IMAGE}: images/002.Laysan_Albatross/x.jpg (under 'BASE'); HALF"),
-    ("aircraft", lambda b: (b / "images/1514522.jpg").unlink(),
-     f"'BASE/images_variant_test.txt' {NO_IMAGE}: images/1514522.jpg (under 'BASE'); HALF"),
-    ("cars", lambda b: (b / "cars_test/00003.jpg").unlink(),
-     f"'BASE/cars_test_annos_withlabels.mat' {NO_IMAGE}: cars_test/00003.jpg (under 'BASE'); HALF"),
-    ("domainnet-real", lambda b: append(b / "real_test.txt", "real/axe/real 9.jpg 2"),
-     f"'BASE/real_test.txt' {NO_IMAGE}: real/axe/real 9.jpg (under 'BASE'); HALF"),
-    ("imagenet", lambda b: (b / "val/ILSVRC2012_val_00000002.JPEG").unlink(),
-     f"'BASE/val' has 3 images, 'BASE/{TRUTH}' labels for 4; HALF"),
-    ("imagenet", lambda b: [path.unlink() for path in (b / "train" / TENCH).iterdir()],
-     f"'BASE/train/{TENCH}' has no images; HALF"),
-    ("imagenet", lambda b: shutil.rmtree(b / "train") or (b / "train").mkdir(),
-     "'BASE/train' has no class folders; wanted train/WNID/*.JPEG"),
+    ("imagenet", f"val' and 'BASE/{TRUTH}", lambda b: (b / "val/ILSVRC2012_val_00000002.JPEG").unlink(),
+     "have 3 images and 4 labels; HALF"),
+    ("imagenet", f"train/{TENCH}", lambda b: [path.unlink() for path in (b / "train" / TENCH).iterdir()],
+     "has no images; HALF"),
+    ("imagenet", "train", lambda b: shutil.rmtree(b / "train") or (b / "train").mkdir(),
+     "has no class folders; wanted train/WNID/*.JPEG"),
     # ---- images that are named twice
-    ("flowers", lambda b: change_mat(b / "setid.mat", valid=[[5, 7]]),
-     "'BASE/setid.mat' names 1 image twice: jpg/image_00007.jpg"),
-    ("pets", lambda b: first_again(b / "annotations/test.txt"),
-     "'BASE/annotations/test.txt' names 1 image twice: images/american_pit_bull_terrier_10.jpg"),
-    ("dtd", lambda b: append(b / "labels/val1.txt", "banded/banded_0002.jpg"),
-     "'BASE/labels/train1.txt' and 'BASE/labels/val1.txt' names 1 image twice: banded/banded_0002.jpg"),
-    ("indoor67", lambda b: first_again(b / "TestImages.txt"),
-     "'BASE/TestImages.txt' names 1 image twice: airport_inside/airport_inside_0005.jpg"),
-    ("cub200", lambda b: bird(b, 6, "002.Laysan_Albatross/Laysan_Albatross_0003_1033.jpg"),
-     "'BASE/images.txt' names 1 image twice: images/002.Laysan_Albatross/Laysan_Albatross_0003_1033.jpg"),
-    ("cub200", lambda b: bird(b, 5, "002.Laysan_Albatross/another.jpg"),
-     "'BASE/images.txt' names 1 image twice: 5"),
-    ("aircraft", lambda b: append(b / "images_variant_trainval.txt", "1340192 Yak-42"),
-     "'BASE/images_variant_trainval.txt' names 1 image twice: images/1340192.jpg"),
-    ("cars", lambda b: change_structs(b / "devkit/cars_train_annos.mat", "annotations", fname={3: "00001.jpg"}),
-     "'BASE/devkit/cars_train_annos.mat' names 1 image twice: cars_train/00001.jpg"),
-    ("domainnet-real", lambda b: first_again(b / "real_train.txt"),
-     "'BASE/real_train.txt' names 1 image twice: real/the_Eiffel_Tower/real_001_000001.jpg"),
-    # ---- labels that are none
-    *(("flowers", lambda b, n=n: change_mat(b / "imagelabels.mat", labels=[[77, 1, n, 1, 5, 77, 102, 5]]),
-       f"'BASE/imagelabels.mat', entry 3: label {n} {RANGE} 1 to 102") for n in (0, 103)),
-    *(("flowers", lambda b, n=n: change_mat(b / "setid.mat", tstid=[[8, n]]),
-       f"'BASE/setid.mat', entry 2: label {n} {RANGE} 1 to 8") for n in (0, 9)),
-    *(("pets", lambda b, n=n: append(b / "annotations/test.txt", f"Sphynx_1 {n} 1 1"),
-       f"'BASE/annotations/test.txt', entry 4: label {n} {RANGE} 1 to 37") for n in (0, 38)),
-    ("pets", lambda b: append(b / "annotations/test.txt", "Sphynx_1 one 1 1"),
-     f"'BASE/annotations/test.txt', entry 4: label 'one', {NO_NUMBER}"),
-    ("pets", lambda b: append(b / "annotations/test.txt", "Sphynx_1 1 1 1"),
-     "'BASE/annotations/test.txt': 'Sphynx_1' has the class 1, as 'Abyssinian' has, wanted a number for each class"),
-    *(("cub200", lambda b, n=n: bird(b, 6, "x.jpg", label=n),
-       f"'BASE/image_class_labels.txt', entry 6: label {n} {RANGE} 1 to 2") for n in (0, 3)),
-    ("cub200", lambda b: bird(b, 6, "x.jpg", part=2),
-     f"'BASE/train_test_split.txt', entry 6: label 2 {RANGE} 0 to 1"),
-    *(("cub200", lambda b, name=name: write(b / name, "1 1", "2 1", "3 1"),
-       f"'BASE/{name}' has no line for image 4, 5 of images.txt")
-      for name in ("image_class_labels.txt", "train_test_split.txt")),
-    ("aircraft", lambda b: append(b / "images_variant_test.txt", "1514522 Zeppelin NT"),
-     "'BASE/images_variant_test.txt' has variants that variants.txt lacks: Zeppelin NT"),
-    *(("cars", lambda b, n=n: relabel_cars(b, 2, n),
-       f"'BASE/devkit/cars_train_annos.mat', entry 3: label {n} {RANGE} 1 to 3") for n in (0, 4)),
-    ("cars", lambda b: shutil.copy(b / "devkit/cars_test_annos.mat", b / "cars_test_annos_withlabels.mat"),
-     "'BASE/cars_test_annos_withlabels.mat': 'annotations' has no fname and class; wanted the devkit with labels"),
-    *(("domainnet-real", lambda b, n=n: pictured(b, "real_test.txt", f"real/x/1.jpg {n}"),
-       f"'BASE/real_test.txt', entry 3: label {n} {RANGE} 0 to 344") for n in (-1, 345)),
-    ("domainnet-real", lambda b: append(b / "real_test.txt", "real/x/1.jpg"),
-     f"'BASE/real_test.txt', entry 3: label 'real/x/1.jpg', {NO_NUMBER}"),
-    *(("domainnet-real", lambda b, line=line: append(b / "real_train.txt", line),
-       f"'BASE/real_train.txt': '{line}', wanted 'real/CLASS/FILE LABEL', a number for each class")
-      for line in ("axe/1.jpg 2", "real/hammer/1.jpg 2")),
-    ("cifar10", lambda b: official.batch(b / "data_batch_2", 0, [0, 10]),
-     f"'BASE/data_batch_2', entry 2: label 10 {RANGE} 0 to 9"),
-    ("cifar100", lambda b: official.batch(b / "test", 0, [-1, 3], key="fine_labels"),
-     f"'BASE/test', entry 1: label -1 {RANGE} 0 to 3"),
-    *(("svhn", lambda b, n=n: official.digits_mat(b / "test_32x32.mat", 0, [1, n]),
-       f"'BASE/test_32x32.mat', entry 2: label {n} {RANGE} 1 to 10") for n in (0, 11)),
-    *(("svhn", lambda b, n=n: change_mat(b / "test_32x32.mat", y=[[1.0], [n]]),
-       f"'BASE/test_32x32.mat', entry 2: label '{n}', {NO_NUMBER}") for n in (1.5, np.nan, np.inf)),
-    *(("imagenet", lambda b, n=n: write(b / TRUTH, 2, 3, n, 2),
-       f"'BASE/{TRUTH}', entry 3: label {n} {RANGE} 1 to 3") for n in (0, 4)),
+    *((name, file, spoil, f"names 1 image twice: {image}; wanted each once")
+      for name, file, spoil, image in (
+          ("flowers", "setid.mat", lambda b: change_mat(b / "setid.mat", valid=[[5, 7]]), "jpg/image_00007.jpg"),
+          ("pets", "annotations/test.txt", lambda b: first_again(b / "annotations/test.txt"),
+           "images/american_pit_bull_terrier_10.jpg"),
+          ("dtd", "labels/train1.txt' and 'BASE/labels/val1.txt",
+           lambda b: append(b / "labels/val1.txt", "banded/banded_0002.jpg"), "images/banded/banded_0002.jpg"),
+          ("indoor67", "EvalTransform.txt", lambda b: first_again(b / "EvalTransform.txt"),
+           "Images/airport_inside/airport_inside_0005.jpg"),
+          ("cub200", "images.txt", lambda b: bird(b, 6, "002.Laysan_Albatross/Laysan_Albatross_0003_1033.jpg"),
+           "images/002.Laysan_Albatross/Laysan_Albatross_0003_1033.jpg"),
+          ("cub200", "images.txt", lambda b: bird(b, 5, "002.Laysan_Albatross/another.jpg"), "5"),
+          ("aircraft", "images_variant_trainval.txt",
+           lambda b: append(b / "images_variant_trainval.txt", "1340192 Yak-42"), "images/1340192.jpg"),
+          ("cars", CAR_LIST, lambda b: change_structs(b / CAR_LIST, "annotations", fname={3: "00001.jpg"}),
+           "cars_train/00001.jpg"),
+          ("domainnet-real", "real_train.txt", lambda b: first_again(b / "real_train.txt"),
+           "real/the_Eiffel_Tower/real_001_000001.jpg"),
+      )),
+    # ---- labels and image numbers that are none
+    *((name, file, lambda b, spoil=spoil, value=value: spoil(b, value),
+       f"has '{value}' as value {place}; {number(low, high)}")
+      for name, file, values, place, (low, high), spoil in (
+          ("flowers", "imagelabels.mat", (0, 103), 3, (1, 102),
+           lambda b, n: change_mat(b / "imagelabels.mat", labels=[[77, 1, n, 1, 5, 77, 102, 5]])),
+          ("flowers", "setid.mat", (0, 9), 2, (1, 8), lambda b, n: change_mat(b / "setid.mat", tstid=[[8, n]])),
+          ("pets", "annotations/test.txt", (0, 38, "one"), 4, (1, 37),
+           lambda b, n: append(b / "annotations/test.txt", f"Sphynx_1 {n} 1 1")),
+          ("cub200", "image_class_labels.txt", (0, 3), 6, (1, 2), lambda b, n: bird(b, 6, "x.jpg", label=n)),
+          ("cub200", "train_test_split.txt", (2,), 6, (0, 1), lambda b, n: bird(b, 6, "x.jpg", part=n)),
+          ("cars", CAR_LIST, (0, 4), 3, (1, 3),
+           lambda b, n: change_structs(b / CAR_LIST, "annotations", **{"class": {2: n}})),
+          ("domainnet-real", "real_test.txt", (-1, 345, "x"), 3, (0, 344),
+           lambda b, n: pictured(b, "real_test.txt", f"real/x/1.jpg {n}")),
+          ("cifar10", "data_batch_2", (10,), 2, (0, 9), lambda b, n: batch(b / "data_batch_2", 0, [0, n])),
+          ("cifar100", "test", (-1,), 1, (0, 3), lambda b, n: batch(b / "test", 0, [n, 3], key="fine_labels")),
+          ("svhn", "test_32x32.mat", (0, 11), 2, (1, 10), lambda b, n: digits_mat(b / "test_32x32.mat", 0, [1, n])),
+          ("svhn", "test_32x32.mat", (1.5, np.nan, np.inf), 2, (1, 10),
+           lambda b, n: change_mat(b / "test_32x32.mat", y=[[1.0], [n]])),
+          ("imagenet", TRUTH, (0, 4), 3, (1, 3), lambda b, n: write(b / TRUTH, 2, 3, n, 2)),
+      )
+      for value in values),
+    # ---- classes that do not agree
+    ("pets", "annotations/test.txt", lambda b: append(b / "annotations/test.txt", "Sphynx_1 1 1 1"),
+     "has 'images/Sphynx_1.jpg' with the class 1, which is 'Abyssinian' before; wanted a number for each class"),
+    ("domainnet-real", "real_train.txt", lambda b: append(b / "real_train.txt", "real/hammer/1.jpg 2"),
+     "has 'real/hammer/1.jpg' with the class 2, which is 'axe' before; wanted a number for each class"),
+    *(("cub200", f"{name}.txt", lambda b, name=name: write_lists(b, **{name: ("1 1", "2 1", "3 1")}),
+       "has no line for image 4, 5 of images.txt; HALF") for name in ("image_class_labels", "train_test_split")),
+    ("aircraft", "images_variant_test.txt", lambda b: append(b / "images_variant_test.txt", "1514522 Zeppelin NT"),
+     "has variants that variants.txt lacks: Zeppelin NT; HALF"),
+    ("cars", CAR_TEST, lambda b: shutil.copy(b / "devkit/cars_test_annos.mat", b / CAR_TEST), UNLABELLED),
+    ("cars", CAR_LIST, lambda b: change_mat(b / CAR_LIST, annotations=[[1, 2]]), UNLABELLED),
     # ---- lines that are cut off; the number is the line's in the file
-    ("pets", lambda b: append(b / "annotations/trainval.txt", "\n\nAbyssinian_100"),
-     "'BASE/annotations/trainval.txt', line 6 is 'Abyssinian_100', wanted 'NAME CLASS ...'"),
-    ("dtd", lambda b: append(b / "labels/val1.txt", "banded_0005.jpg"),
-     "'BASE/labels/val1.txt', line 4 is 'banded_0005.jpg', wanted 'CLASS/FILE'"),
-    ("indoor67", lambda b: append(b / "TestImages.txt", "\nImages/gameroom/1.jpg"),
-     "'BASE/TestImages.txt', line 4 is 'Images/gameroom/1.jpg', wanted 'CLASS/FILE'"),
-    *(("cub200", lambda b, name=name: append(b / f"{name}.txt", "6"),
-       f"'BASE/{name}.txt', line 6 is '6', wanted 'IMAGE_NUMBER VALUE'")
-      for name in ("images", "image_class_labels", "train_test_split")),
-    ("cub200", lambda b: append(b / "classes.txt", "3"),
-     "'BASE/classes.txt', line 3 is '3', wanted 'CLASS_NUMBER NAME'"),
-    ("aircraft", lambda b: append(b / "images_variant_test.txt", "1514522"),
-     "'BASE/images_variant_test.txt', line 4 is '1514522', wanted 'NUMBER VARIANT'"),
+    *((name, file, lambda b, file=file, line=line: append(b / file, line),
+       f"has '{line.strip()}' in line {place}; wanted '{form}'")
+      for name, file, line, place, form in (
+          ("pets", "annotations/trainval.txt", "\n\nAbyssinian_100", 6, "NAME CLASS ..."),
+          ("dtd", "labels/val1.txt", "banded_0005.jpg", 4, "CLASS/FILE"),
+          ("indoor67", "EvalTransform.txt", "\nImages/gameroom/1.jpg", 4, "CLASS/FILE"),
+          ("cub200", "images.txt", "6", 6, "IMAGE_NUMBER VALUE"),
+          ("cub200", "image_class_labels.txt", "6", 6, "IMAGE_NUMBER VALUE"),
+          ("cub200", "train_test_split.txt", "6", 6, "IMAGE_NUMBER VALUE"),
+          ("cub200", "classes.txt", "3", 3, "CLASS_NUMBER NAME"),
+          ("aircraft", "images_variant_test.txt", "1514522", 4, "NUMBER VARIANT"),
+          ("domainnet-real", "real_test.txt", "real/x/1.jpg", 3, "real/CLASS/FILE LABEL"),
+          ("domainnet-real", "real_train.txt", "axe/1.jpg 2", 5, "real/CLASS/FILE LABEL"),
+      )),
     # ---- splits without images, which no flag may let pass
-    ("flowers", lambda b: change_mat(b / "setid.mat", tstid=np.zeros((1, 0))),
-     "'BASE/setid.mat' leaves a split without images; HALF"),
-    ("pets", lambda b: write(b / "annotations/trainval.txt", "#Image CLASS-ID SPECIES BREED ID"),
-     "'BASE/annotations/trainval.txt' leaves a split without images; HALF"),
-    ("cub200", lambda b: write(b / "train_test_split.txt", *(f"{i} 1" for i in range(1, 6))),
-     "'BASE/images.txt' leaves a split without images; HALF"),
+    ("flowers", "setid.mat", lambda b: change_mat(b / "setid.mat", tstid=np.zeros((1, 0))), EMPTY),
+    ("pets", "annotations/trainval.txt",
+     lambda b: write(b / "annotations/trainval.txt", "#Image CLASS-ID SPECIES BREED ID"), EMPTY),
+    ("cub200", "images.txt", lambda b: write(b / "train_test_split.txt", *(f"{i} 1" for i in range(1, 6))), EMPTY),
+    ("imagenet100", TRUTH, lambda b: write(b / TRUTH, 1, 1, 1, 1), EMPTY),
     # ---- pixels
-    ("svhn", lambda b: change_mat(b / "test_32x32.mat", X=np.zeros((32, 32, 2), np.uint8)),
-     "'BASE/test_32x32.mat': X is uint8 [32, 32, 2, 1] beside 2 labels, wanted uint8 [32, 32, 3, N] and N"),
-    ("svhn", lambda b: change_mat(b / "test_32x32.mat", X=np.zeros((2, 32, 32, 3), np.uint8)),
-     "'BASE/test_32x32.mat': X is uint8 [2, 32, 32, 3] beside 2 labels, wanted uint8 [32, 32, 3, N] and N"),
-    ("svhn", lambda b: change_mat(b / "train_32x32.mat", X=np.zeros((32, 32, 3, 4))),
-     "'BASE/train_32x32.mat': X is float64 [32, 32, 3, 4] beside 4 labels, wanted uint8 [32, 32, 3, N] and N"),
-    ("svhn", lambda b: change_mat(b / "train_32x32.mat", y=[[1], [2], [3]]),
-     "'BASE/train_32x32.mat': X is uint8 [32, 32, 3, 4] beside 3 labels, wanted uint8 [32, 32, 3, N] and N"),
-    ("svhn", lambda b: savemat(b / "test_32x32.mat", {"X": np.zeros((32, 32, 3, 0), np.uint8), "y": np.zeros((0, 1))}),
-     "'BASE/test_32x32.mat': X is uint8 [0] beside 0 labels, wanted uint8 [32, 32, 3, N] and N"),
-    *(("cifar10", lambda b, data=data: official.python2_pickle(b / "test_batch", {"data": data, "labels": [1, 2]}),
-       f"'BASE/test_batch': data is {data.dtype} {list(data.shape)} beside 2 labels, wanted uint8 [N, 3072] and N")
-      for data in (np.zeros((2, 3071), np.uint8), np.zeros((1, 3072), np.uint8), np.zeros((2, 3072), np.int64))),
-    ("cifar10", lambda b: official.batch(b / "data_batch_5", 0, []),
-     "'BASE/data_batch_5': data is uint8 [0, 3072] beside 0 labels, wanted uint8 [N, 3072] and N"),
-    ("cifar10", lambda b: official.batch(b / "test_batch", 0, 7 * [1], key="fine_labels"),
-     "'BASE/test_batch' lacks the entry 'labels'; wanted is the Python version"),
-    ("cifar100", lambda b: official.python2_pickle(b / "meta", {"label_names": ["a"]}),
-     "'BASE/meta' lacks the entry 'fine_label_names'; wanted is the Python version"),
-    ("cifar100", lambda b: official.python2_pickle(b / "meta", {"fine_label_names": 4}),
-     "cannot read 'BASE/meta' (its entry 'fine_label_names' is no list); HALF"),
-    ("cifar100", lambda b: official.python2_pickle(b / "train", {"data": squares(0, 1), "fine_labels": 3}),
-     "cannot read 'BASE/train' (its entry 'fine_labels' is no list); HALF"),
+    *(("svhn", "test_32x32.mat", lambda b, x=x: change_mat(b / "test_32x32.mat", X=x),
+       f"has X as {x.dtype} {shape} beside 2 labels; {x_is('32, 32, 3, N')}")
+      for x, shape in (
+          (np.zeros((32, 32, 2), np.uint8), [32, 32, 2, 1]),
+          (np.zeros((2, 32, 32, 3), np.uint8), [2, 32, 32, 3]),
+          (np.zeros((32, 32, 3, 2)), [32, 32, 3, 2]),
+      )),
+    ("svhn", "train_32x32.mat", lambda b: change_mat(b / "train_32x32.mat", y=[[1], [2], [3]]),
+     f"has X as uint8 [32, 32, 3, 4] beside 3 labels; {x_is('32, 32, 3, N')}"),
+    ("svhn", "test_32x32.mat",
+     lambda b: savemat(b / "test_32x32.mat", {"X": np.zeros((32, 32, 3, 0), np.uint8), "y": np.zeros((0, 1))}),
+     f"has X as uint8 [0] beside 0 labels; {x_is('32, 32, 3, N')}"),
+    *(("cifar10", "test_batch", lambda b, x=x: python2_pickle(b / "test_batch", {"data": x, "labels": [1, 2]}),
+       f"has data as {x.dtype} {list(x.shape)} beside 2 labels; {x_is('N, 3072')}")
+      for x in (np.zeros((2, 3071), np.uint8), np.zeros((1, 3072), np.uint8), np.zeros((2, 3072), np.int64))),
+    ("cifar10", "data_batch_5", lambda b: batch(b / "data_batch_5", 0, []),
+     f"has data as uint8 [0, 3072] beside 0 labels; {x_is('N, 3072')}"),
+    *((name, file, spoil, f"has no list '{key}'; wanted the Python version with {keys}")
+      for name, file, key, keys, spoil in (
+          ("cifar10", "test_batch", "labels", "data and labels",
+           lambda b: batch(b / "test_batch", 0, 7 * [1], key="fine_labels")),
+          ("cifar100", "meta", "fine_label_names", "fine_label_names",
+           lambda b: python2_pickle(b / "meta", {"label_names": ["a"]})),
+          ("cifar100", "meta", "fine_label_names", "fine_label_names",
+           lambda b: python2_pickle(b / "meta", {"fine_label_names": 4})),
+          ("cifar100", "train", "fine_labels", "data and fine_labels",
+           lambda b: python2_pickle(b / "train", {"data": squares(0, 1), "fine_labels": 3})),
+      )),
     # ---- .mat files that lack something
-    ("flowers", lambda b: change_mat(b / "imagelabels.mat", labels=None, classes=[[1]]),
-     "'BASE/imagelabels.mat' lacks the variable labels"),
-    ("flowers", lambda b: change_mat(b / "setid.mat", valid=None, tstid=None),
-     "'BASE/setid.mat' lacks the variable valid, tstid"),
-    ("cars", lambda b: change_mat(b / "devkit/cars_meta.mat", class_names=None, names=[[1]]),
-     "'BASE/devkit/cars_meta.mat' lacks the variable class_names"),
-    ("cars", lambda b: change_mat(b / "devkit/cars_train_annos.mat", annotations=[[1, 2]]),
-     "'BASE/devkit/cars_train_annos.mat': 'annotations' has no fname and class; wanted the devkit with labels"),
-    ("svhn", lambda b: change_mat(b / "train_32x32.mat", y=None),
-     "'BASE/train_32x32.mat' lacks the variable y"),
-    ("imagenet", lambda b: savemat(b / META, {"nothing": [[1]]}),
-     f"'BASE/{META}' lacks the variable synsets"),
-    *(("imagenet", lambda b, f=f: change_structs(b / META, "synsets", **{f: None}),
-       f"'BASE/{META}' has no synsets with ILSVRC2012_ID, WNID and num_children")
-      for f in ("ILSVRC2012_ID", "WNID", "num_children")),
-    ("imagenet", lambda b: change_structs(b / META, "synsets", num_children=2.0),
-     f"'BASE/{META}' does not number its synsets without children from 1"),
-    *(("imagenet", lambda b, n=n: change_structs(b / META, "synsets", ILSVRC2012_ID={1: n}),
-       f"'BASE/{META}' does not number its synsets without children from 1") for n in (7.0, np.zeros(0), "two")),
+    *((name, file, lambda b, file=file, left=left: savemat(b / file, left or {"nothing": [[1]]}),
+       f"lacks the variable {absent}; wanted a .mat file with {keys}")
+      for name, file, left, absent, keys in (
+          ("flowers", "imagelabels.mat", {}, "labels", "labels"),
+          ("flowers", "setid.mat", {"trnid": [[1]]}, "valid, tstid", "trnid, valid, tstid"),
+          ("cars", "devkit/cars_meta.mat", {}, "class_names", "class_names"),
+          ("svhn", "train_32x32.mat", {"X": [[1]]}, "y", "X, y"),
+          ("imagenet", META, {}, "synsets", "synsets"),
+      )),
+    ("imagenet", META, lambda b: (b / META).unlink(),
+     "cannot be read (no such file or directory); wanted a .mat file with synsets"),
+    *(("imagenet", META, lambda b, field=field, value=value: change_structs(b / META, "synsets", **{field: value}),
+       f"has other synsets; {SYNSETS}")
+      for field, value in (
+          ("ILSVRC2012_ID", None), ("WNID", None), ("num_children", None), ("num_children", 2.0),
+          ("ILSVRC2012_ID", {1: 7.0}), ("ILSVRC2012_ID", {1: np.zeros(0)}), ("ILSVRC2012_ID", {1: "two"}),
+      )),
     # ---- ImageNet's labels and lists
-    ("imagenet", lambda b: shutil.rmtree(b / "ILSVRC2012_devkit_t12"),
-     "'BASE/val' has no class folders and no labels; wanted val/WNID/*.JPEG, or ILSVRC2012_devkit_t12/data or"
+    ("imagenet", "val", lambda b: shutil.rmtree(b / "ILSVRC2012_devkit_t12"),
+     "has no class folders and no labels; wanted val/WNID/*.JPEG, or ILSVRC2012_devkit_t12/data or"
      " LOC_val_solution.csv beside it"),
-    ("imagenet", lambda b: (b / TRUTH).unlink(),
-     f"cannot read the list 'BASE/{TRUTH}' (no such file or directory)"),
-    ("imagenet", lambda b: (b / META).unlink(),
-     f"cannot read 'BASE/{META}' (no such file or directory)"),
-    ("imagenet", lambda b: paint(b / "val" / TENCH / "1.JPEG"),
-     f"'BASE/val' lacks the classes {GOLDFISH}, {TABBY}; HALF"),
-    ("imagenet100", lambda b: append(b / "imagenet100.txt", "n00000001 nothing"),
-     "'BASE/train' lacks classes of 'BASE/imagenet100.txt': n00000001; HALF"),
-    ("imagenet100", lambda b: append(b / "imagenet100.txt", f"{TENCH} again"),
-     "'BASE/imagenet100.txt' names a class twice"),
-    ("imagenet100", lambda b: write(b / TRUTH, 1, 1, 1, 1),
-     f"'BASE/{TRUTH}' leaves a split without images; HALF"),
+    ("imagenet", TRUTH, lambda b: (b / TRUTH).unlink(), "cannot be read (no such file or directory); wanted a list"),
+    ("imagenet", "val", lambda b: paint(b / "val" / TENCH / "1.JPEG"),
+     f"lacks classes of 'BASE/train': n01443537, {TABBY}; HALF"),
+    ("imagenet100", "train", lambda b: append(b / "imagenet100.txt", "n00000001 nothing"),
+     "lacks classes of 'BASE/imagenet100.txt': n00000001; HALF"),
+    ("imagenet100", "imagenet100.txt", lambda b: append(b / "imagenet100.txt", f"{TENCH} again"),
+     "names a class twice; wanted a WNID a line, each once"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "spoil", "text"), SPOILT, ids=[f"{i}-{row[0]}" for i, row in enumerate(SPOILT)])
-def test_what_is_wrong_is_named(name, spoil, text, tmp_path):
+@pytest.mark.parametrize(("name", "file", "spoil", "text"), SPOILT, ids=[f"{i}-{r[0]}" for i, r in enumerate(SPOILT)])
+def test_what_is_wrong_is_named(name, file, spoil, text, tmp_path):
     base = BUILD[name](tmp_path)
     spoil(base)
     data = section(tmp_path, name=name, allow_size_mismatch=True)
-    line = f"data.root: {text}".replace("BASE", str(base)).replace("HALF", HALF)
-    spec = DATASETS[name]
-    download = f"data.download: 'idmm data download {name} --root {tmp_path}' fetches {name}"
-    source = download if spec.archives else f"data.root: {name} cannot be downloaded: {spec.manual}"
-    wanted = [line, source] if "not there" in text else [line]  # a download may help
+    line = f"data.root: 'BASE/{file}' {text}".replace("BASE", str(base)).replace("HALF", HALF)
+    wanted = [line, advice(name, tmp_path)] if "not there" in text else [line]  # a download may help
     for labelled in (True, False):
         assert faults(open_splits, data, labelled) == wanted

@@ -5,10 +5,10 @@ import re
 from pathlib import Path
 
 import numpy as np
-import official
+import official_trees
 import pytest
 import torchvision
-from official import BUILD, CARS, CIFAR10, GOLDFISH, TABBY, TENCH, opened, resize
+from official_trees import BUILD, GOLDFISH, IMAGES, TABBY, TENCH, opened, resize
 
 from idmm.data.images import decode
 from idmm.data.readers import layout
@@ -39,7 +39,6 @@ FIGURES = {  # classes, train, test, as DESIGN has them (section 5)
     "folder": (None, None, None),
 }
 MEAN_PER_CLASS = {"flowers", "pets", "aircraft"}
-BIRDS = ["001.Black_footed_Albatross", "002.Laysan_Albatross"]
 IMAGENET_TRAIN = {
     f"train/{TENCH}/{TENCH}_26.JPEG": 0,
     f"train/{TENCH}/{TENCH}_27.JPEG": 0,
@@ -47,105 +46,8 @@ IMAGENET_TRAIN = {
     f"train/{TABBY}/{TABBY}_26.JPEG": 2,
 }
 FLAT_VAL = {f"val/ILSVRC2012_val_0000000{i}.JPEG": label for i, label in ((1, 2), (2, 0), (3, 1), (4, 2))}
-
-
-def domainnet(domain, suffix="jpg"):
-    def path(name, number):
-        return f"{domain}/{name}/{domain}_001_00000{number}.{suffix}"
-
-    return (
-        {
-            path("the_Eiffel_Tower", 1): 4,
-            path("aircraft_carrier", 2): 0,
-            path("axe", 3): 2,
-            path("aircraft_carrier", 4): 0,
-        },
-        {path("airplane", 5): 1, path("the_Eiffel_Tower", 6): 4},
-        ["aircraft_carrier", "airplane", "axe", "class 3", "the_Eiffel_Tower"],
-    )
-
-
-WANTED = {  # what the builders laid out: train, test (name → label), classes
-    "flowers": (
-        {"jpg/image_00007.jpg": 101, "jpg/image_00002.jpg": 0, "jpg/image_00005.jpg": 4, "jpg/image_00001.jpg": 76},
-        {"jpg/image_00008.jpg": 4, "jpg/image_00003.jpg": 101, "jpg/image_00006.jpg": 76, "jpg/image_00004.jpg": 0},
-        {0: "pink primrose", 4: "english marigold", 76: "passion flower", 101: "blackberry lily"},
-    ),
-    "pets": (
-        {
-            "images/american_bulldog_12.jpg": 1,
-            "images/Abyssinian_100.jpg": 0,
-            "images/american_pit_bull_terrier_9.jpg": 2,
-        },
-        {
-            "images/american_pit_bull_terrier_10.jpg": 2,
-            "images/Abyssinian_201.jpg": 0,
-            "images/american_bulldog_203.jpg": 1,
-        },
-        ["Abyssinian", "american_bulldog", "american_pit_bull_terrier"],
-    ),
-    "dtd": (
-        {
-            "images/zigzagged/zigzagged_0064.jpg": 2,
-            "images/banded/banded_0002.jpg": 0,
-            "images/blotchy/blotchy_0003.jpg": 1,
-            "images/banded/banded_0005.jpg": 0,
-            "images/blotchy/blotchy_0006.jpg": 1,
-            "images/zigzagged/zigzagged_0001.jpg": 2,
-        },
-        {
-            "images/blotchy/blotchy_0101.jpg": 1,
-            "images/banded/banded_0100.jpg": 0,
-            "images/zigzagged/zigzagged_0102.jpg": 2,
-        },
-        ["banded", "blotchy", "zigzagged"],
-    ),
-    "indoor67": (
-        {
-            "Images/gameroom/bt_132294gameroom2.jpg": 1,
-            "Images/airport_inside/airport_inside_0001.jpg": 0,
-            "Images/gameroom/g_1.jpg": 1,
-        },
-        {"Images/airport_inside/airport_inside_0005.jpg": 0, "Images/gameroom/game_room_08.jpg": 1},
-        ["airport_inside", "gameroom"],
-    ),
-    "cub200": (
-        {
-            f"images/{BIRDS[0]}/Black_Footed_Albatross_0009_34.jpg": 0,
-            f"images/{BIRDS[1]}/Laysan_Albatross_0002_1027.jpg": 1,
-            f"images/{BIRDS[1]}/Laysan_Albatross_0082_524.jpg": 1,
-        },
-        {
-            f"images/{BIRDS[0]}/Black_Footed_Albatross_0046_18.jpg": 0,
-            f"images/{BIRDS[1]}/Laysan_Albatross_0003_1033.jpg": 1,
-        },
-        BIRDS,
-    ),
-    "aircraft": (
-        {"images/1025794.jpg": 4, "images/0787226.jpg": 2, "images/1340192.jpg": 0, "images/0056978.jpg": 3},
-        {"images/1514522.jpg": 1, "images/0747566.jpg": 4, "images/1008575.jpg": 2},
-        ["707-320", "727-200", "F/A-18", "Yak-42", "Model B200"],
-    ),
-    "cars": (
-        {"cars_train/00001.jpg": 2, "cars_train/00002.jpg": 0, "cars_train/00003.jpg": 1, "cars_train/00004.jpg": 2},
-        {"cars_test/00001.jpg": 1, "cars_test/00002.jpg": 2, "cars_test/00003.jpg": 0},
-        CARS,
-    ),
-    "cifar10": (
-        {f"train/00000{i}": label for i, label in enumerate([6, 9, 1, 6, 8, 0, 0, 6, 1, 8])},
-        {"test/000000": 3, "test/000001": 8, "test/000002": 9},
-        CIFAR10,
-    ),
-    "cifar100": (
-        {f"train/00000{i}": label for i, label in enumerate([3, 0, 1, 0, 2])},
-        {"test/000000": 1, "test/000001": 3},
-        ["apple", "aquarium_fish", "baby", "bear"],
-    ),
-    "svhn": (
-        {f"train_32x32.mat/00000{i}": label for i, label in enumerate([1, 9, 0, 2])},
-        {"test_32x32.mat/000000": 5, "test_32x32.mat/000001": 0},
-        [str(digit) for digit in range(10)],
-    ),
+WANTED = {
+    **IMAGES,
     "imagenet": (IMAGENET_TRAIN, FLAT_VAL, [TENCH, GOLDFISH, TABBY]),
     "imagenet100": (
         {name: min(label, 1) for name, label in IMAGENET_TRAIN.items() if GOLDFISH not in name},
@@ -157,8 +59,6 @@ WANTED = {  # what the builders laid out: train, test (name → label), classes
         {"val/cat/0.png": 0, "val/dog/0.png": 1},
         ["cat", "dog"],
     ),
-    **{f"domainnet-{domain}": domainnet(domain) for domain in ("clipart", "infograph", "painting", "real", "sketch")},
-    "domainnet-quickdraw": domainnet("quickdraw", "png"),
 }
 PIXELS = {"cifar10": (0, 50), "cifar100": (0, 50), "svhn": (0, 50)}  # red of the first image of train and of test
 
@@ -219,37 +119,73 @@ def test_pixels_are_where_they_belong(name, tmp_path):
 
 
 # ------------------------------------------------------------------ forms of a layout
-@pytest.mark.parametrize("form", ["devkit", "folders", "kaggle"])
-def test_imagenet_has_three_forms_of_val(tmp_path, monkeypatch, form):
-    resize(monkeypatch, "imagenet", 4, 4, 3)
-    build = {"devkit": official.imagenet, "folders": official.imagenet_folders, "kaggle": official.imagenet_kaggle}
-    base = build[form](tmp_path)
-    val = FLAT_VAL
-    if form == "folders":
-        names = (f"{TENCH}/x_2", f"{GOLDFISH}/x_3", f"{TABBY}/x_1", f"{TABBY}/x_4")
-        val = {
-            f"val/{n}.JPEG".replace("x_", "ILSVRC2012_val_0000000"): i for n, i in zip(names, (0, 1, 2, 2), strict=True)
-        }
-    for root in (tmp_path, base):
-        matches(opened("imagenet", root), (IMAGENET_TRAIN, val, [TENCH, GOLDFISH, TABBY]), base)
+def moved(base, source, target):
+    """Moves a file or folder of a dataset; returns where the dataset is then."""
+    (base / target).parent.mkdir(exist_ok=True)
+    (base / source).rename(base / target)
+    return base
 
 
-def test_imagenet_devkit_and_val_where_the_archives_unpack(tmp_path, monkeypatch):
-    """The devkit above the images; or both in ROOT itself."""
-    resize(monkeypatch, "imagenet", 4, 4, 3)
-    base = official.imagenet(tmp_path)
-    devkit = (base / "ILSVRC2012_devkit_t12").rename(tmp_path / "ILSVRC2012_devkit_t12")
-    matches(opened("imagenet", tmp_path), WANTED["imagenet"], base)
-    root = base.rename(tmp_path / "any name")
-    devkit.rename(root / devkit.name)
-    matches(opened("imagenet", root), WANTED["imagenet"], root)
+def edited_elsewhere(root):
+    """A byte order mark, blank lines, Windows' line ends, spaces and other alphabets in names."""
+    base = official_trees.domainnet(root, "real")
+    official_trees.images(base, [ODD])
+    path = base / "real_train.txt"
+    path.write_bytes(b"\xef\xbb\xbf" + f"{path.read_text()}\n{ODD} 2\n".replace("\n", " \r\n").encode())
+    return base
 
 
-@pytest.mark.parametrize("build", [official.imagenet_folders, official.imagenet_kaggle])
+def pets_with_a_header(root):
+    base = official_trees.pets(root)
+    path = base / "annotations/trainval.txt"
+    official_trees.write(path, "#Image CLASS-ID SPECIES BREED ID", *path.read_text().splitlines())
+    return base
+
+
+def sketch_beside_real(root):
+    official_trees.domainnet(root, "real")
+    base = official_trees.domainnet(root, "sketch")
+    for part in ("train", "test"):
+        moved(base, f"sketch_{part}.txt", f"splits/sketch_{part}.txt")
+    return base
+
+
+ODD = "real/axe/eine Axt, größer (1).jpg"
+DEVKIT, IN_DEVKIT = "ILSVRC2012_devkit_t12", "devkit/cars_test_annos_withlabels.mat"
+SORTED_VAL = {
+    f"val/{wnid}/ILSVRC2012_val_0000000{i}.JPEG": label
+    for label, wnid, i in ((0, TENCH, 2), (1, GOLDFISH, 3), (2, TABBY, 1), (2, TABBY, 4))
+}
+FORMS = {  # dataset, builder, what is there if it is not as in WANTED
+    "val in folders": ("imagenet", official_trees.imagenet_folders, {1: SORTED_VAL}),
+    "kaggle": ("imagenet", official_trees.imagenet_kaggle, {}),
+    "devkit above": ("imagenet", lambda root: moved(official_trees.imagenet(root), DEVKIT, f"../{DEVKIT}"), {}),
+    "another folder": ("imagenet", lambda root: official_trees.imagenet(root).rename(root / "any name"), {}),
+    "lists above": ("indoor67", lambda root: official_trees.indoor67(root, lists=".."), {}),
+    "labels in devkit": (
+        "cars", lambda root: moved(official_trees.cars(root), "cars_test_annos_withlabels.mat", IN_DEVKIT), {}
+    ),
+    "lists in splits, beside another domain": ("domainnet-sketch", sketch_beside_real, {}),
+    "edited": ("domainnet-real", edited_elsewhere, {0: {**WANTED["domainnet-real"][0], ODD: 2}}),
+    "header": ("pets", pets_with_a_header, {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_other_forms_of_a_layout(form, tmp_path, monkeypatch):
+    name, build, other = FORMS[form]
+    wanted = [other.get(i, part) for i, part in enumerate(WANTED[name])]
+    resize(monkeypatch, name, *(len(part) for part in wanted))
+    base = build(tmp_path)
+    for root in {"devkit above": [tmp_path], "another folder": [base]}.get(form, [tmp_path, base]):
+        matches(opened(name, root), wanted, base)
+
+
+@pytest.mark.parametrize("build", [official_trees.imagenet_folders, official_trees.imagenet_kaggle])
 def test_imagenet100_takes_its_own_list_from_the_root(tmp_path, monkeypatch, build):
     resize(monkeypatch, "imagenet100", 3, 3, 2)
     base = build(tmp_path)
-    official.write(tmp_path / "imagenet100.txt", TENCH, TABBY)
+    official_trees.write(tmp_path / "imagenet100.txt", TENCH, TABBY)
     splits = opened("imagenet100", tmp_path)
     is_as(splits.train, WANTED["imagenet100"][0], [TENCH, TABBY])
     assert sorted(splits.test.labels.tolist()) == [0, 1, 1] and not any(GOLDFISH in item for item in splits.test.items)
@@ -261,75 +197,27 @@ def test_imagenet100_comes_with_the_list_of_cmc(tmp_path, monkeypatch):
     wnids = [line.split()[0] for line in (Path(layout.__file__).parent / "imagenet100.txt").read_text().splitlines()]
     assert len(set(wnids)) == 100 and all(re.fullmatch(r"n\d{8}", wnid) for wnid in wnids)
     assert wnids[:3] == ["n02869837", "n01749939", "n02488291"]  # bonnet, green mamba, langur
-    base = official.imagenet100_shipped(tmp_path, [*wnids, TENCH, GOLDFISH])
+    base = official_trees.imagenet100_shipped(tmp_path, [*wnids, TENCH, GOLDFISH])
     splits = opened("imagenet100", tmp_path)
     assert splits.train.classes == sorted(wnids) and not {TENCH, GOLDFISH} & set(wnids)
     assert splits.train.labels.tolist() == splits.test.labels.tolist() == list(range(100))
     assert splits.test.items[99] == str(base / f"val/{max(wnids)}/{max(wnids)}_1.JPEG")
 
 
-def test_indoor67_with_its_lists_above_the_images(tmp_path, monkeypatch):
-    resize(monkeypatch, "indoor67", 3, 2, 2)
-    base = official.indoor67(tmp_path, lists="..")
-    assert (tmp_path / "TrainImages.txt").exists()
-    for root in (tmp_path, base):
-        matches(opened("indoor67", root), WANTED["indoor67"], base)
-
-
-def test_cars_with_the_test_labels_in_the_devkit(tmp_path, monkeypatch):
-    resize(monkeypatch, "cars", 4, 3, 3)
-    base = official.cars(tmp_path)
-    (base / "cars_test_annos_withlabels.mat").rename(base / "devkit/cars_test_annos_withlabels.mat")
-    matches(opened("cars", tmp_path), WANTED["cars"], base)
-
-
-def test_domains_lie_beside_each_other_and_lists_may_have_a_folder(tmp_path, monkeypatch):
-    for domain in ("real", "sketch"):
-        base = official.domainnet(tmp_path, domain)
-        resize(monkeypatch, f"domainnet-{domain}", 4, 2, 5)
-    (base / "splits").mkdir()
-    for part in ("train", "test"):
-        (base / f"sketch_{part}.txt").rename(base / f"splits/sketch_{part}.txt")
-    for name in ("domainnet-real", "domainnet-sketch"):
-        matches(opened(name, tmp_path), WANTED[name], base)
-
-
 def test_a_single_image_is_a_split_too(tmp_path, monkeypatch):
     """MATLAB's arrays of one element lose their dimensions when read."""
-    cars, svhn, flowers = official.cars(tmp_path), official.svhn(tmp_path), official.flowers(tmp_path, tstid=[3])
-    official.annotations(cars / "cars_test_annos_withlabels.mat", [3])
-    official.digits_mat(svhn / "test_32x32.mat", 7, [10])
+    cars, svhn, flowers = (
+        official_trees.cars(tmp_path),
+        official_trees.svhn(tmp_path),
+        official_trees.flowers(tmp_path, tstid=[3]),
+    )
+    official_trees.annotations(cars / "cars_test_annos_withlabels.mat", [3])
+    official_trees.digits_mat(svhn / "test_32x32.mat", 7, [10])
     for name, base, label in (("cars", cars, 2), ("svhn", svhn, 0), ("flowers", flowers, 101)):
         test = opened(name, base, allow_size_mismatch=True).test
         assert test.labels.tolist() == [label] and len(test.items) == 1
         if name == "svhn":
             assert test.items.shape == (1, 32, 32, 3) and test.items[0, 0, 0].tolist() == [7, 100, 200]
-
-
-def test_lists_edited_elsewhere(tmp_path, monkeypatch):
-    """A byte order mark, blank lines, Windows' line ends, spaces and other alphabets in names."""
-    resize(monkeypatch, "domainnet-real", 5, 2, 5)
-    base = official.domainnet(tmp_path, "real")
-    odd = "real/axe/eine Axt, größer (1).jpg"
-    official.images(base, [odd])
-    path = base / "real_train.txt"
-    text = path.read_text() + f"\n{odd} 2\n"
-    path.write_bytes(b"\xef\xbb\xbf" + text.replace("\n", " \r\n").encode())
-    train, test, classes = WANTED["domainnet-real"]
-    matches(opened("domainnet-real", tmp_path), ({**train, odd: 2}, test, classes), base)
-
-
-def test_pets_lists_may_have_their_header(tmp_path, monkeypatch):
-    resize(monkeypatch, "pets", 3, 3, 3)
-    base = official.pets(tmp_path)
-    path = base / "annotations/trainval.txt"
-    official.write(path, "#Image CLASS-ID SPECIES BREED ID", *path.read_text().splitlines())
-    matches(opened("pets", tmp_path), WANTED["pets"], base)
-
-
-def test_digits_need_no_files():
-    splits = opened("digits", None)
-    assert (len(splits.train), len(splits.test), splits.size_mismatch) == (1437, 360, {})
 
 
 # ------------------------------------------------------------------ torchvision sees the same

@@ -9,9 +9,9 @@ import torchvision.transforms.v2.functional as tv
 
 from idmm.config import Augment, CropGroup, Views
 from idmm.data import views
-from idmm.data.augment import TestImages, TrainImages, centre_crop
+from idmm.data.augment import EvalTransform, TrainTransform, centre_crop
 from idmm.data.loaders import BatchPlan, evaluation_batches, training_batches, worker_count
-from idmm.data.views import ORDERS, ViewMaker, ViewPlan, draw_boxes, draw_views, recolour, short_side_bound
+from idmm.data.views import ORDERS, MultiCropTransform, ViewPlan, draw_boxes, draw_views, recolour, short_side_bound
 from idmm.errors import RunError, UserError
 from idmm.recipes import default_crops
 from idmm.seeding import derive, uniforms
@@ -97,7 +97,9 @@ def test_a_groups_own_colours_come_before_those_of_all():
     assert plan.sigma.min() >= 3 and plan.solarize.all() and not plan.flip.any() and plan.grey.all()
     assert not other.sigma.any() and not other.solarize.any() and other.flip.any() and other.grey.all()
     assert np.array_equal(plan.factors, other.factors) and 0.9 <= plan.factors[:, :3].min()
-    maker = ViewMaker(Store(), replace(config, crops=[own, CropGroup(count=1, grey_prob=0.0)], size=8), GREY, GREY, 0)
+    maker = MultiCropTransform(
+        Store(), replace(config, crops=[own, CropGroup(count=1, grey_prob=0.0)], size=8), GREY, GREY, 0
+    )
     grey, coloured = maker(0, np.arange(4))["views"]
     assert float(grey.std(2).max()) < 1e-6 < 0.1 < float(coloured.std(2).max())
 
@@ -149,14 +151,14 @@ def test_frequencies_and_strengths_are_the_configs():
 
 def test_a_view_depends_on_seed_epoch_and_image_alone():
     store, config = Store(), Views(crops=CROPS, size=12)
-    maker = ViewMaker(store, config, GREY, GREY, seed=1)
+    maker = MultiCropTransform(store, config, GREY, GREY, seed=1)
     batch = maker(3, np.arange(10))
     assert [tuple(v.shape) for v in batch["views"]] == [(10, 2, 3, 12, 12), (10, 4, 3, 12, 12)]
     alone = maker(3, np.array([7]))
     for group, one in zip(batch["views"], alone["views"], strict=True):
         torch.testing.assert_close(one[0], group[7], atol=1e-5, rtol=0)
     assert not torch.equal(maker(4, np.array([7]))["views"][0], alone["views"][0])
-    other = ViewMaker(store, config, GREY, GREY, seed=2)
+    other = MultiCropTransform(store, config, GREY, GREY, seed=2)
     assert not torch.equal(other(3, np.array([7]))["views"][0], alone["views"][0])
     assert not torch.equal(batch["views"][0][7, 0], batch["views"][0][7, 1])
 
@@ -183,19 +185,19 @@ def test_recolour_without_anything_changes_nothing():
 def test_training_images_are_a_function_of_the_image_and_strongest_posterize_works():
     store = Store(40)
     config = Augment(randaugment="rand-m10-n4-inc1")
-    maker = TrainImages(store, config, 16, GREY, GREY, key=5)
+    maker = TrainTransform(store, config, 16, GREY, GREY, key=5)
     batch = maker(0, np.arange(40))
     assert batch["images"].shape == (40, 3, 16, 16) and batch["label"].tolist() == store.labels.tolist()
     torch.testing.assert_close(maker(0, np.array([9]))["images"][0], batch["images"][9])
     assert not torch.equal(maker(1, np.array([9]))["images"][0], batch["images"][9])
-    plain = TrainImages(store, Augment(randaugment=None, jitter_prob=0, grey_prob=0), 16, (0.5,), (0.5,), key=5)
+    plain = TrainTransform(store, Augment(randaugment=None, jitter_prob=0, grey_prob=0), 16, (0.5,), (0.5,), key=5)
     assert plain(0, np.arange(3))["images"].shape == (3, 1, 16, 16)
 
 
 @pytest.mark.parametrize("text", ["foo", "rand-q3"])
 def test_a_randaugment_that_is_not_understood_is_the_users_to_mend(text):
     with pytest.raises(UserError, match=f"^augment.randaugment: '{text}' is not understood; wanted timm's form"):
-        TrainImages(Store(), Augment(randaugment=text), 16, GREY, GREY, key=5)
+        TrainTransform(Store(), Augment(randaugment=text), 16, GREY, GREY, key=5)
 
 
 def test_centre_crop_is_torchvisions_and_takes_any_shape():
@@ -210,9 +212,9 @@ def test_centre_crop_is_torchvisions_and_takes_any_shape():
 def test_workers_change_nothing(maker):
     store = Store(11)
     if maker == "views":
-        make = ViewMaker(store, Views(crops=CROPS, size=16), GREY, GREY, seed=0)
+        make = MultiCropTransform(store, Views(crops=CROPS, size=16), GREY, GREY, seed=0)
     else:
-        make = TrainImages(store, Augment(), 16, GREY, GREY, key=0)
+        make = TrainTransform(store, Augment(), 16, GREY, GREY, key=0)
     plan = BatchPlan(11, 4, 2, seed=0)
     runs = [list(training_batches(make, plan, workers)) for workers in (0, 1, 2)]
     assert [len(run) for run in runs] == [6, 6, 6]
@@ -224,7 +226,7 @@ def test_workers_change_nothing(maker):
 
 
 def test_a_stage_taken_up_in_the_middle_goes_on_with_the_same_batches():
-    make = ViewMaker(Store(11), Views(crops=CROPS, size=8), GREY, GREY, seed=0)
+    make = MultiCropTransform(Store(11), Views(crops=CROPS, size=8), GREY, GREY, seed=0)
     plan = BatchPlan(11, 4, 3, seed=0, accumulate=2)
     whole = [batch["index"].tolist() for batch in training_batches(make, plan, 0)]
     assert len(whole) == 3 * 3 * 2
@@ -253,7 +255,7 @@ def test_processes_and_passes_share_out_each_step(world, accumulate, count):
 
 
 def test_evaluation_sees_each_image_once_over_the_processes():
-    make = TestImages(Store(11), 8, 0.875, GREY, GREY)
+    make = EvalTransform(Store(11), 8, 0.875, GREY, GREY)
     seen = [b["index"].tolist() for rank in (0, 1) for b in evaluation_batches(make, np.arange(11), 4, 0, rank, 2)]
     assert sorted(sum(seen, [])) == list(range(11)) and max(map(len, seen)) == 4
 

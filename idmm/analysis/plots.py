@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 
 from idmm.analysis.palette import COLOURS, MARKERS, STYLES
 from idmm.config import Views
-from idmm.data.views import ViewMaker
+from idmm.data.views import MultiCropTransform
 from idmm.files import replacing
 from idmm.mixing import Mix, draw_cutmix, mix_images
 from idmm.seeding import derive, numpy_rng
@@ -99,7 +99,7 @@ def crop_sheet(
     enough to see; in training many boxes are smaller.
 
     Args:
-        store: Images by number, as :class:`idmm.data.views.ViewMaker` takes them.
+        store: Images by number, as :class:`idmm.data.views.MultiCropTransform` takes them.
         views: Crops and colours.
         path: PNG to write.
         mean: Of each channel.
@@ -109,7 +109,7 @@ def crop_sheet(
         images: Rows, spread evenly over the dataset.
     """
     indices = np.unique(np.linspace(0, len(store) - 1, min(images, len(store))).astype(int))
-    batch = ViewMaker(store, views, mean, std, seed)(0, indices)
+    batch = MultiCropTransform(store, views, mean, std, seed)(0, indices)
     blocks = [("original", [[store.image(i).permute(1, 2, 0).numpy()] for i in indices])]
     for number, (crops, group) in enumerate(zip(batch["views"], views.crops, strict=True)):
         low, high = group.scale

@@ -3,8 +3,7 @@
 import textwrap
 
 from idmm.data.readers.hub import PREFIX
-from idmm.data.registry import DATASETS, spec_of
-from idmm.data.spec import Spec
+from idmm.data.registry import DATASETS, Spec, spec_of
 from idmm.errors import UserError
 
 
@@ -17,15 +16,11 @@ def table() -> str:
         rows.append((spec.name, *("" if n is None else f"{n:,}" for n in figures), how, spec.title))
     rows.append(("hfds:NAME", "", "", "", "in a run", spec_of("hfds:NAME").title))
     widths = [max(len(row[i]) for row in rows) for i in range(5)]
-    right = (1, 2, 3)
-    lines = [
-        "  ".join(
-            cell.rjust(w) if i in right else cell.ljust(w)
-            for i, (cell, w) in enumerate(zip(row[:5], widths, strict=True))
-        )
-        for row in rows
-    ]
-    return "\n".join(f"{line}  {row[5]}".rstrip() for line, row in zip(lines, rows, strict=True))
+    lines = []
+    for *cells, title in rows:
+        padded = [c.rjust(w) if 1 <= i <= 3 else c.ljust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True))]
+        lines.append("  ".join([*padded, title]).rstrip())
+    return "\n".join(lines)
 
 
 def info(spec: Spec) -> str:
@@ -47,7 +42,6 @@ def info(spec: Spec) -> str:
     if spec.archives:
         lines += [f"  'idmm data download {spec.name} --root DIR' fetches:", *(f"    {a.url}" for a in spec.archives)]
     elif spec.manual:
-        lines += textwrap.wrap(
-            f"cannot be downloaded: {spec.manual}", 110, initial_indent="  ", subsequent_indent="    "
-        )
+        text = f"cannot be downloaded: {spec.manual}"
+        lines += textwrap.wrap(text, 110, initial_indent="  ", subsequent_indent="    ")
     return "\n".join(lines)

@@ -9,8 +9,8 @@ import numpy as np
 from idmm import config, features
 from idmm.config_commands import DataCheckConfig
 from idmm.data.datasets import open_splits
-from idmm.data.disk import cache_folder, clear, shelves
-from idmm.data.doctor import NEAR_BITS, NEAR_CORRELATION, SKEWED, Checkup, Pair, check
+from idmm.data.disk import cache_entries, cache_folder, clear
+from idmm.data.doctor import NEAR_BITS, NEAR_CORRELATION, SKEWED, Checkup, ImageRef, Pair, check
 from idmm.data.download import fetch
 from idmm.data.readers.hub import PREFIX
 from idmm.data.registry import spec_of
@@ -21,6 +21,7 @@ from idmm.progress import size
 
 _NAMED = 5  # images or pairs of a kind that the text names; check.json has all
 _DRAWN = 12  # pairs on the sheet
+_NO_SHEET = " that --out DIR draws"
 
 
 def download(name: str, root: str) -> str:
@@ -42,8 +43,7 @@ def download(name: str, root: str) -> str:
 
 
 def _counts(splits: Splits) -> str:
-    parts = [("train", splits.train), ("val", splits.val), ("test", splits.test)]
-    return ", ".join(f"{len(split):,} {name}" for name, split in parts if split is not None)
+    return ", ".join(f"{len(split):,} {name}" for name, split in splits.parts.items())
 
 
 def cache(folder: str | None, remove: bool) -> str:
@@ -54,12 +54,12 @@ def cache(folder: str | None, remove: bool) -> str:
         freed += features.clear(place)
         used = f"; {counted(len(left), 'part')} in use just now left: {listed(map(str, left))}" if left else ""
         return f"'{place}': {size(freed)} freed{used}"
-    found, kept = shelves(place), features.kept(place)
-    lines = [f"'{place}': {size(sum(shelf['bytes'] for shelf in found) + sum(kept.values()))}"]
-    for shelf in found:
-        what = f"{shelf['dataset'] or 'unfinished'} {shelf['split'] or ''}".strip()
-        bound = "full size" if shelf["bound"] is None else f"short side up to {shelf['bound']} px"
-        lines.append(f"  {size(shelf['bytes']):>8}  {what}, {shelf['images'] or '?'} images, {bound}: {shelf['root']}")
+    found, kept = cache_entries(place), features.kept(place)
+    lines = [f"'{place}': {size(sum(entry['bytes'] for entry in found) + sum(kept.values()))}"]
+    for entry in found:
+        what = f"{entry['dataset'] or 'unfinished'} {entry['split'] or ''}".strip()
+        bound = "full size" if entry["bound"] is None else f"short side up to {entry['bound']} px"
+        lines.append(f"  {size(entry['bytes']):>8}  {what}, {entry['images'] or '?'} images, {bound}: {entry['root']}")
     if kept:
         lines.append(f"  {size(sum(kept.values())):>8}  features of probes, {counted(len(kept), 'file')}")
     return "\n".join(lines)
@@ -104,40 +104,31 @@ def report(found: Checkup, written: bool = False) -> list[str]:
     """
     counts = ", ".join(f"{n:,} {name}" for name, n in found.images.items())
     lines = [f"{found.dataset}{f' in {found.root}' if found.root else ''}: {counts} images"]
-    for part in (_layout, _balance):
-        lines += part(found)
-    for part in (_unreadable, _tiny, _duplicates, _leakage, _conflicts):
-        lines += part(found, written)
+    lines += [*_layout(found), *_balance(found)]
+    for text, examples in (*_images(found), *_pairs(found, "look at the sheet" + ("" if written else _NO_SHEET))):
+        lines += [text, *(f"  {example}" for example in examples[:_NAMED])]
+        if len(examples) > _NAMED:
+            lines.append(f"  and {len(examples) - _NAMED} more ({'check.json' if written else '--out DIR'} lists all)")
     if found.near_skipped:
         lines.append("near-duplicates: not looked for among so many images; --near_limit allows it")
-    return [*lines, _verdict(found)]
-
-
-def _verdict(found: Checkup) -> str:
+    suspected = [pair for pair in found.pairs if not pair.exact]
     if not found.clean:
-        return "some of this should be mended, see above"
-    if suspected := [pair for pair in found.pairs if not pair.exact]:
-        return f"nothing certain was found, but {counted(len(suspected), 'suspected pair')} should be looked at"
-    return "nothing that should be mended"
+        return [*lines, "some of this should be mended, see above"]
+    if suspected:
+        what = counted(len(suspected), "suspected pair")
+        return [*lines, f"nothing certain was found, but {what} should be looked at"]
+    return [*lines, "nothing that should be mended"]
 
 
 def _layout(found: Checkup) -> Iterator[str]:
     for key, (got, wanted) in found.size_mismatch.items():
         what = "classes" if key == "classes" else f"{key} images"
         yield f"sizes: {got:,} {what}, the protocol has {wanted:,}: results cannot be compared with the literature's"
-    if found.layout:
-        yield "layout: pretraining can use these images, fine-tuning would refuse them:"
-        yield from (f"  {line}" for line in found.layout)
-    if found.remarks:
-        yield "layout: fine as it is for pretraining; fine-tuning needs more:"
-        yield from (f"  {line}" for line in found.remarks)
-
-
-def _unreadable(found: Checkup, written: bool) -> Iterator[str]:
-    if found.unreadable:
-        yield f"unreadable: {counted(len(found.unreadable), 'file')}; training stops on them, or goes on without them"
-        yield "  (--data.on_error skip):"
-        yield from _few([f"{bad['name']}: {bad['reason']}" for bad in found.unreadable], written)
+    for lines, text in (
+        (found.layout_faults, "layout: pretraining can use these images, fine-tuning would refuse them:"),
+        (found.remarks, "layout: fine as it is for pretraining; fine-tuning needs more:"),
+    ):
+        yield from [text, *(f"  {line}" for line in lines)] if lines else []
 
 
 def _balance(found: Checkup) -> Iterator[str]:
@@ -152,63 +143,49 @@ def _balance(found: Checkup) -> Iterator[str]:
         yield text
 
 
-def _tiny(found: Checkup, written: bool) -> Iterator[str]:
-    if found.tiny:
-        many = counted(len(found.tiny), "image")
-        yield f"tiny: {many} with a side under {found.tiny_below} px; small crops of them are mostly blur, and alike:"
-        yield from _few([f"{t['name']}: {t['width']} x {t['height']}" for t in found.tiny], written)
+def _images(found: Checkup) -> Iterator[tuple[str, list[str]]]:
+    """What is wrong with single images, and which they are."""
+    if bad := found.unreadable:
+        text = f"unreadable: {counted(len(bad), 'file')}; training stops on them, or goes on without them"
+        yield f"{text}\n  (--data.on_error skip):", [f"{image['name']}: {image['reason']}" for image in bad]
+    if tiny := found.tiny:
+        text = f"tiny: {counted(len(tiny), 'image')} with a side under {found.tiny_below} px"
+        sizes = [f"{image['name']}: {image['width']} x {image['height']}" for image in tiny]
+        yield f"{text}; small crops of them are mostly blur, and alike:", sizes
 
 
-def _duplicates(found: Checkup, written: bool) -> Iterator[str]:
+def _pairs(found: Checkup, look: str) -> Iterator[tuple[str, list[str]]]:
+    """What is wrong with pairs of images, and which they are; ``look``: what to do with those that may be right."""
     groups = found.sorted_pairs()
     if exact := groups["duplicates"]:
-        yield f"duplicates: {counted(len(exact), 'image')} that a split already has. In train, one picture then has two"
-        yield "  targets, and instance discrimination is punished for recognising it; in test it counts twice. Remove:"
-        yield from _few([_shown(pair) for pair in exact], written)
+        text = (
+            f"duplicates: {counted(len(exact), 'image')} that a split already has. In train, one picture then has two"
+        )
+        why = "instance discrimination is punished for recognising it; in test it counts twice. Remove:"
+        yield f"{text}\n  targets, and {why}", _shown(exact)
     if near := groups["near_duplicates"]:
         alike = f"hashes differ in up to {NEAR_BITS} of 64 bits, thumbnails correlate by {NEAR_CORRELATION['near']:g}"
-        yield f"near-duplicates within a split: {counted(len(near), 'pair')} ({alike} or more)."
-        yield f"  To be told apart by crops that look the same; harmless when few, {_sheet(written)}:"
-        yield from _few([_shown(pair) for pair in near], written)
+        text = f"near-duplicates within a split: {counted(len(near), 'pair')} ({alike} or more)."
+        yield f"{text}\n  To be told apart by crops that look the same; harmless when few, {look}:", _shown(near)
+    for kind, what, where, verdict in (
+        ("leakage", "leakage", "in two splits", "accuracies come out too high"),
+        ("conflicts", "conflicting labels", "in two classes", "one of them is wrong"),
+    ):
+        if same := [pair for pair in groups[kind] if pair.exact]:
+            yield f"{what}: {counted(len(same), 'pair')} of the same image {where}; {verdict}:", _shown(same)
+        if near := [pair for pair in groups[kind] if not pair.exact]:
+            text = f"suspected {what}: {counted(len(near), 'pair')} of nearly the same image {where}"
+            yield f"{text}; {look}:", _shown(near)
 
 
-def _leakage(found: Checkup, written: bool) -> Iterator[str]:
-    pairs = found.sorted_pairs()["leakage"]
-    return _alike(pairs, "leakage", "in two splits", "accuracies come out too high", written)
+def _shown(pairs: list[Pair]) -> list[str]:
+    return [
+        f"{_place(p.first)} and {_place(p.second)} ({p.kind if p.exact else f'{p.kind}, {p.similarity:.3f}'})"
+        for p in pairs
+    ]
 
 
-def _conflicts(found: Checkup, written: bool) -> Iterator[str]:
-    pairs = found.sorted_pairs()["conflicts"]
-    return _alike(pairs, "conflicting labels", "in two classes", "one of them is wrong", written)
-
-
-def _alike(pairs: list, what: str, where: str, verdict: str, written: bool) -> Iterator[str]:
-    """Says of equal images what is wrong, and of similar ones what may be."""
-    if same := [pair for pair in pairs if pair.exact]:
-        yield f"{what}: {counted(len(same), 'pair')} of the same image {where}; {verdict}:"
-        yield from _few([_shown(pair) for pair in same], written)
-    if near := [pair for pair in pairs if not pair.exact]:
-        yield f"suspected {what}: {counted(len(near), 'pair')} of nearly the same image {where}; {_sheet(written)}:"
-        yield from _few([_shown(pair) for pair in near], written)
-
-
-def _sheet(written: bool) -> str:
-    return "look at the sheet" if written else "look at the sheet that --out DIR draws"
-
-
-def _few(lines: list[str], written: bool) -> Iterator[str]:
-    yield from (f"  {line}" for line in lines[:_NAMED])
-    if len(lines) > _NAMED:
-        yield f"  and {len(lines) - _NAMED} more ({'check.json' if written else '--out DIR'} lists all)"
-
-
-def _shown(pair: Pair) -> str:
-    close = pair.kind if pair.exact else f"{pair.kind}, {pair.similarity:.3f}"
-    return f"{_place(pair, 0)} and {_place(pair, 1)} ({close})"
-
-
-def _place(pair: Pair, number: int) -> str:
-    image = (pair.first, pair.second)[number]
+def _place(image: ImageRef) -> str:
     return image.name if image.name.startswith(image.split) else f"{image.split} {image.name}"
 
 
@@ -225,6 +202,6 @@ def _draw(found: Checkup, splits: Splits, max_pixels: int, path: Path) -> None:
     rows = []
     for pair in order[:_DRAWN]:
         tags = [pair.kind, *(["leaks"] if pair.leaks else []), *(["labels differ"] if pair.disagrees else [])]
-        names = [f"{_place(pair, i)}\n{image.label or ''}" for i, image in enumerate((pair.first, pair.second))]
+        names = [f"{_place(image)}\n{image.label or ''}" for image in (pair.first, pair.second)]
         rows.append((", ".join(tags), names, [pixels(pair.first), pixels(pair.second)]))
     pair_sheet(rows, path, f"{found.dataset}: {len(rows)} of {counted(len(found.pairs), 'pair')} that look the same")

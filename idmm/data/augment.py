@@ -13,8 +13,8 @@ from idmm.errors import UserError
 from idmm.seeding import derive, seeded
 
 
-class TrainImages:
-    """Makes the augmented images of a batch: what the loader of stage 2 calls.
+class TrainTransform:
+    """Makes the augmented images of a batch; a :data:`idmm.data.loaders.BatchFn`.
 
     Random resized crop, colour jitter, grey, RandAugment, flip, by torchvision and timm; each image under a seed of its
     own, from (seed, stage, epoch, image).
@@ -43,7 +43,7 @@ class TrainImages:
         return {"images": normalise(torch.stack(images), self.mean, self.std), "label": label, "index": index}
 
 
-class TestImages:
+class EvalTransform:
     """Makes the test images of a batch: short side to size / crop_pct, then the centre crop.
 
     Args:
@@ -53,8 +53,6 @@ class TestImages:
         mean: Of each channel; one value makes the images grey.
         std: Likewise.
     """
-
-    __test__ = False  # not a test case, whatever pytest thinks of the name
 
     def __init__(self, store, size: int, crop_pct: float, mean, std):
         self.store, self.size, self.crop_pct, self.mean, self.std = store, size, crop_pct, mean, std

@@ -11,10 +11,9 @@ import numpy as np
 
 from idmm import config
 from idmm.data.download import fetch
-from idmm.data.readers.layout import NotThere
-from idmm.data.registry import spec_of
-from idmm.data.spec import Spec
-from idmm.data.split import ForPretraining, Split, Splits
+from idmm.data.readers.layout import FilesMissing
+from idmm.data.registry import Spec, spec_of
+from idmm.data.split import LabelsMissing, Split, Splits
 from idmm.errors import UserError, listed
 from idmm.seeding import numpy_rng
 
@@ -43,15 +42,15 @@ def open_splits(data: config.Data, labelled: bool, evaluated: bool = True) -> Sp
     splits = _read(spec, data, labelled)
     splits = replace(splits, size_mismatch=_mismatch(spec, splits))
     if splits.size_mismatch:
-        _judge(spec, splits.size_mismatch, data.allow_size_mismatch)
+        _report_mismatch(spec, splits.size_mismatch, data.allow_size_mismatch)
     splits = _hold_out(splits, data.val_fraction)
     if labelled and splits.train.labels is None:
-        raise ForPretraining(f"data.name: '{data.name}' has no labels; fine-tuning needs them")
+        raise LabelsMissing(f"data.name: '{data.name}' has no labels; fine-tuning needs them")
     if labelled and evaluated and splits.test is None:
         where = f"data.root: '{data.root}' has no 'val' or 'test' folder to evaluate on"
         if data.name != "folder":
             where = f"data.name: '{data.name}' has no split to evaluate on"
-        raise ForPretraining(f"{where}; add one, or hold out a share of train with --data.val_fraction, e.g. 0.2")
+        raise LabelsMissing(f"{where}; add one, or hold out a share of train with --data.val_fraction, e.g. 0.2")
     if data.subset is not None:
         splits = replace(splits, train=draw_subset(splits.train, data.subset))
         if labelled:
@@ -62,7 +61,7 @@ def open_splits(data: config.Data, labelled: bool, evaluated: bool = True) -> Sp
 def _read(spec: Spec, data: config.Data, labelled: bool) -> Splits:
     try:
         return spec.read(data, labelled)
-    except NotThere as error:
+    except FilesMissing as error:
         if data.download and spec.archives and data.root is not None:
             log.info("%s: fetching %s", error.faults[0], spec.name)
             fetch(spec, data.root)
@@ -85,7 +84,7 @@ def _mismatch(spec: Spec, splits: Splits) -> dict[str, list[int]]:
     return {k: [n, wanted[k]] for k, n in found.items() if wanted[k] is not None and n != wanted[k]}
 
 
-def _judge(spec: Spec, mismatch: dict[str, list[int]], allowed: bool) -> None:
+def _report_mismatch(spec: Spec, mismatch: dict[str, list[int]], allowed: bool) -> None:
     lines = []
     for key, (found, wanted) in mismatch.items():
         what = f"has {found} classes" if key == "classes" else f"the split '{key}' has {found} images"
@@ -132,11 +131,10 @@ def _hold_out(splits: Splits, fraction: float) -> Splits:
     """Moves a share of each class from train to the evaluation split that is missing."""
     if not fraction:
         return splits
-    if splits.val is not None:
-        log.warning("data.val_fraction: %g is not used, as the dataset has a 'val' split of its own", fraction)
-        return splits
-    if splits.train.labels is None:
-        log.warning("data.val_fraction: %g is not used, as the images have no labels to evaluate with", fraction)
+    if splits.val is not None or splits.train.labels is None:
+        own = "the dataset has a 'val' split of its own"
+        why = "the images have no labels to evaluate with" if splits.val is None else own
+        log.warning("data.val_fraction: %g is not used, as %s", fraction, why)
         return splits
     groups = _by_class(splits.train)
     # a class keeps one image for training; one with a single image gives none
@@ -147,9 +145,7 @@ def _hold_out(splits: Splits, fraction: float) -> Splits:
     kept = np.setdiff1d(np.arange(len(splits.train)), held)
     train = replace(splits.train.take(kept), drawn=f"but {fraction!r}")
     held = replace(splits.train.take(held), drawn=f"{fraction!r} of train")
-    if splits.test is None:
-        return replace(splits, train=train, test=held)
-    return replace(splits, train=train, val=held)
+    return replace(splits, train=train, **{"test" if splits.test is None else "val": held})
 
 
 def _share(fraction: float, n: int) -> int:

@@ -24,33 +24,26 @@ import PIL
 import torch
 
 from idmm import config
+from idmm.data.images import digest
 from idmm.data.split import LazyFiles, Split
-from idmm.errors import RunError, UserError
+from idmm.errors import RunError, UserError, reason
 from idmm.files import replacing, sweep, write_text
 
 log = logging.getLogger(__name__)
 
 _FORMAT = "1"  # of these files and of what is done to the pixels
-_NAME = re.compile(r".+-(train|val|test)-(full|[0-9]+)-[0-9a-f]{10}")  # of a shelf
+_NAME = re.compile(r".+-(train|val|test)-(full|[0-9]+)-[0-9a-f]{10}")  # of an entry
 
 
 @dataclass(frozen=True)
 class Index:
-    """What is known of decoded images beside their pixels.
+    """What is known of decoded images beside their pixels."""
 
-    Attributes:
-        sizes: Height and width of each good image, int64 [G, 2] (pixels).
-        digests: BLAKE2b of each good image's file, uint8 [G, 16].
-        good: Their numbers in the split, int64 [G].
-        bad: Numbers of the others, int64 [B].
-        reasons: What is wrong with those, text [B].
-    """
-
-    sizes: np.ndarray
-    digests: np.ndarray
-    good: np.ndarray
-    bad: np.ndarray
-    reasons: np.ndarray
+    sizes: np.ndarray  # height and width of each good image, int64 [G, 2] (pixels)
+    digests: np.ndarray  # BLAKE2b of each good image's file, uint8 [G, 16]
+    good: np.ndarray  # their numbers in the split, int64 [G]
+    bad: np.ndarray  # numbers of the others, int64 [B]
+    reasons: np.ndarray  # what is wrong with those, text [B]
 
     @property
     def count(self) -> int:
@@ -72,29 +65,28 @@ def cache_folder(given: str | None) -> Path:
         raise UserError(f"data.cache_dir: '{folder}' has no place, as there is no home folder; name another") from None
 
 
-class Shelf:
-    """The place of one split at one bound.
+class CacheEntry:
+    """The place on the disk of one split at one bound.
 
     Args:
         split: Its images.
         part: ``train``, ``val`` or ``test``.
         bound: Longest short side kept (pixels), or None.
         data: The config's section: ``cache_dir``, and which dataset it is.
+
+    Attributes:
+        path: Its folder.
+        pixels: The file of all images end to end.
     """
 
     def __init__(self, split: Split, part: str, bound: int | None, data: config.Data):
-        self.folder_of_all = cache_folder(data.cache_dir)
         root = os.path.realpath(os.path.expanduser(data.root)) if data.root else None
-        key = repr((data.name, root, part, bound, split.drawn))
+        key = repr((data.name, root, part, bound, split.drawn)).encode("utf-8", "surrogateescape")
         name = "".join(c if c.isalnum() else "-" for c in data.name)[-40:]
-        self.path = self.folder_of_all / f"{name}-{part}-{bound or 'full'}-{_hash(key)[:10]}"
+        self.path = cache_folder(data.cache_dir) / f"{name}-{part}-{bound or 'full'}-{digest(key).hex()[:10]}"
         self.signature = _signature(split, bound, data.max_pixels)
+        self.pixels = self.path / f"pixels-{self.signature}"
         self.about = {"dataset": data.name, "root": root, "split": part, "bound": bound}
-
-    @property
-    def pixels(self) -> Path:
-        """The file of pixels."""
-        return self.path / f"pixels-{self.signature}"
 
     def read(self) -> Index | None:
         """Returns the index if the images are all here and their files unchanged."""
@@ -122,29 +114,22 @@ class Shelf:
             lock = _lock(self.path.with_suffix(".lock"), wait=True)
             sweep(self.path)
         except OSError as error:
-            raise UserError(
-                f"data.cache_dir: cannot write to '{self.folder_of_all}' ({(error.strerror or str(error)).lower()});"
-                " name another folder, or --data.cache ram"
-            ) from None
+            what = f"cannot write to '{self.path.parent}' ({reason(error)})"
+            raise UserError(f"data.cache_dir: {what}; name another folder, or --data.cache ram") from None
         with lock:
             yield
 
-    def write(self, fill: Callable[[Callable[[np.ndarray], None]], Index]) -> Index:
-        """Fills the shelf, in the place of what was there; to be called under the lock.
+    def write(self, decode: Callable[[Callable[[np.ndarray], None]], Index]) -> Index:
+        """Writes the entry, in the place of what was there; to be called under the lock.
 
         Args:
-            fill: Called with a function that appends an image's pixels; returns the index.
+            decode: Called with a function that appends an image's pixels; returns the index.
 
         Raises:
             RunError: The disk is full or cannot be written; the line names the file.
         """
-
         with replacing(self.pixels) as file:
-
-            def append(pixels: np.ndarray) -> None:
-                file.write(np.ascontiguousarray(pixels).data)
-
-            index = fill(append)
+            index = decode(lambda pixels: file.write(np.ascontiguousarray(pixels).data))
         about = {**self.about, "images": len(index.good), "bytes": index.count, "made": round(time.time())}
         write_text(self.path / "about.json", json.dumps(about) + "\n")
         with replacing(self.path / "index.npz") as file:
@@ -156,10 +141,7 @@ class Shelf:
 
     def free(self) -> int:
         """Bytes free on its disk."""
-        folder = self.path
-        while not folder.exists():
-            folder = folder.parent
-        return shutil.disk_usage(folder).free
+        return shutil.disk_usage(next(folder for folder in (self.path, *self.path.parents) if folder.exists())).free
 
 
 def mapped(path: Path, count: int) -> torch.Tensor:
@@ -179,10 +161,10 @@ def mapped(path: Path, count: int) -> torch.Tensor:
         return torch.frombuffer(pages, dtype=torch.uint8)
 
 
-def shelves(folder: Path) -> list[dict]:
+def cache_entries(folder: Path) -> list[dict]:
     """Returns what lies in a cache folder: ``dataset root split bound images bytes path`` each; None where unknown."""
     found = []
-    for path in sorted(p for p in folder.glob("*") if _is_shelf(p)):
+    for path in sorted(p for p in folder.glob("*") if _is_entry(p)):
         about = dict.fromkeys(("dataset", "root", "split", "bound", "images"))
         with contextlib.suppress(OSError, ValueError, TypeError):
             about |= json.loads((path / "about.json").read_text())
@@ -195,17 +177,17 @@ def shelves(folder: Path) -> list[dict]:
 
 
 def clear(folder: Path) -> tuple[int, list[Path]]:
-    """Removes all shelves but those being filled now; running programs keep what they have opened.
+    """Removes all entries but those being written now; running programs keep what they have opened.
 
     Returns:
-        Bytes that were freed, and the shelves that were left.
+        Bytes that were freed, and the entries that were left.
 
     Raises:
         RunError: One cannot be removed.
     """
     freed, left = 0, []
-    for shelf in shelves(folder):
-        path = shelf["path"]
+    for entry in cache_entries(folder):
+        path = entry["path"]
         try:
             lock = _lock(path.with_suffix(".lock"), wait=False)
             with lock:
@@ -217,11 +199,11 @@ def clear(folder: Path) -> tuple[int, list[Path]]:
             continue
         except OSError as error:
             raise RunError(f"{error.filename or path}: cannot be removed ({error.strerror})") from None
-        freed += shelf["bytes"]
+        freed += entry["bytes"]
     return freed, left
 
 
-def _is_shelf(path: Path) -> bool:
+def _is_entry(path: Path) -> bool:
     """Nothing else in the folder is ours to remove."""
     ours = path.with_suffix(".lock").exists() or (path / "index.npz").exists()
     return ours and bool(_NAME.fullmatch(path.name)) and path.is_dir() and not path.is_symlink()
@@ -244,32 +226,25 @@ def _lock(path: Path, wait: bool):
         except BaseException:
             file.close()
             raise
-        file.close()  # the shelf was cleared meanwhile, lock and all
+        file.close()  # the entry was cleared meanwhile, lock and all
 
 
 def _signature(split: Split, bound: int | None, max_pixels: int) -> str:
     """Another one if any file was added, removed, renamed or written to, or would be decoded differently."""
-    digest = hashlib.blake2b(digest_size=16)
-    digest.update(repr((_FORMAT, PIL.__version__, bound, max_pixels, len(split))).encode())
-    digest.update("\0".join(split.names).encode("utf-8", "surrogateescape"))  # paths differ with how root is written
+    hashed = hashlib.blake2b(digest_size=16)
+    hashed.update(repr((_FORMAT, PIL.__version__, bound, max_pixels, len(split))).encode())
+    hashed.update("\0".join(split.names).encode("utf-8", "surrogateescape"))  # paths differ with how root is written
     if isinstance(split.items, LazyFiles):
-        digest.update(split.items.version.encode())
+        hashed.update(split.items.version.encode())
     elif isinstance(split.items, np.ndarray):
-        digest.update(repr(split.items.shape).encode())
-        digest.update(np.ascontiguousarray(split.items).data)
+        hashed.update(repr(split.items.shape).encode())
+        hashed.update(np.ascontiguousarray(split.items).data)
     else:
         for path in split.items:
-            digest.update(_state(path))
-    return digest.hexdigest()
-
-
-def _state(path: str) -> bytes:
-    try:
-        state = os.stat(path)
-    except OSError as error:
-        return repr(error.errno).encode()
-    return repr((state.st_size, state.st_mtime_ns, state.st_ctime_ns)).encode()  # ctime cannot be set back
-
-
-def _hash(text: str) -> str:
-    return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+            try:
+                state = os.stat(path)
+                state = (state.st_size, state.st_mtime_ns, state.st_ctime_ns)  # ctime cannot be set back
+            except OSError as error:
+                state = error.errno
+            hashed.update(repr(state).encode())
+    return hashed.hexdigest()

@@ -1,7 +1,7 @@
 """What is wrong with a dataset, found before it is trained on: unreadable files, duplicates, leakage, odd classes."""
 
-import hashlib
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
@@ -10,11 +10,10 @@ from scipy.fft import dctn
 
 from idmm import config
 from idmm.data.datasets import open_splits
-from idmm.data.images import BadImage, decode, read
-from idmm.data.parallel import in_order
+from idmm.data.images import BadImage, decode, digest, in_order, read
 from idmm.data.readers.folder import read_all
 from idmm.data.readers.layout import root_folder
-from idmm.data.split import ForPretraining, Split, Splits
+from idmm.data.split import LabelsMissing, Split, Splits
 from idmm.errors import UserError
 
 HASH_SIDE, HASH_BITS = 32, 64  # pixels that are transformed, coefficients that are kept
@@ -28,7 +27,7 @@ _BLOCK = 2048
 
 
 @dataclass(frozen=True)
-class Where:
+class ImageRef:
     """An image: its split, its number there, its name, and its class if there are labels."""
 
     split: str
@@ -48,8 +47,8 @@ class Pair:
     """
 
     kind: str
-    first: Where
-    second: Where
+    first: ImageRef
+    second: ImageRef
     similarity: float
 
     @property
@@ -75,7 +74,7 @@ class Checkup:
     Attributes:
         dataset, root: What was looked at.
         images: Number of images of each split.
-        layout: What is wrong with the folders, so that fine-tuning would refuse the dataset.
+        layout_faults: What is wrong with the folders, so that fine-tuning would refuse the dataset.
         remarks: What fine-tuning would need beside what is there; pretraining is fine without.
         size_mismatch: What is not as the protocol has it: ``{"train": [found, wanted]}``.
         unreadable: ``{"split", "name", "reason"}`` each.
@@ -88,7 +87,7 @@ class Checkup:
     dataset: str
     root: str | None
     images: dict[str, int] = field(default_factory=dict)
-    layout: list[str] = field(default_factory=list)
+    layout_faults: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     size_mismatch: dict[str, list[int]] = field(default_factory=dict)
     unreadable: list[dict] = field(default_factory=list)
@@ -102,11 +101,11 @@ class Checkup:
     def clean(self) -> bool:
         """Whether nothing was found that should be mended; near-duplicates and the like may be as they should."""
         exact = any(pair.exact for pair in self.pairs)
-        return not (self.layout or self.size_mismatch or self.unreadable or exact)
+        return not (self.layout_faults or self.size_mismatch or self.unreadable or exact)
 
     def plain(self) -> dict:
         """Returns it for JSON, the pairs sorted into ``duplicates near_duplicates leakage conflicts``."""
-        result = {key: value for key, value in asdict(self).items() if key != "pairs"}
+        result = {key.removesuffix("_faults"): value for key, value in asdict(self).items() if key != "pairs"}
         for name, pairs in self.sorted_pairs().items():
             result[name] = [asdict(pair) for pair in pairs]
         return {**result, "clean": self.clean}
@@ -123,14 +122,15 @@ class Checkup:
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _Summary:
     """What is kept of an image once it was looked at."""
 
+    ref: ImageRef
     file: bytes
     pixels: bytes
     size: tuple[int, int]
-    hashes: tuple[int, int]  # of the image and of its mirror image
-    thumb: np.ndarray  # float32 [T, T, 3]
+    hashes: np.ndarray  # of the image and of its mirror image, bool [2, HASH_BITS]
+    thumb: np.ndarray  # float32 [THUMB, THUMB, 3]
 
 
 def check(data: config.Data, tiny: int, near_limit: int, progress: bool = False) -> tuple[Checkup, Splits]:
@@ -149,18 +149,18 @@ def check(data: config.Data, tiny: int, near_limit: int, progress: bool = False)
         UserError: The dataset cannot be opened at all.
     """
     data = replace(data, allow_size_mismatch=True, val_fraction=0.0, subset=None)
-    splits, layout, remarks = _opened(data)
-    about = {"layout": layout, "remarks": remarks}
-    found = Checkup(data.name, data.root, **about, size_mismatch=splits.size_mismatch, tiny_below=tiny)
-    where, seen = [], []
-    for name, split in (("train", splits.train), ("val", splits.val), ("test", splits.test)):
-        if split is not None:
-            found.images[name] = len(split)
-            if split.labels is not None:
-                counts = np.bincount(split.labels[split.labels >= 0], minlength=len(split.classes))
-                found.classes[name] = dict(zip(split.classes, counts.tolist(), strict=True))
-            _look(found, name, split, data.max_pixels, where, seen, progress)
-    found.pairs, found.near_skipped = _pairs(where, seen, near_limit)
+    splits, faults, remarks = _opened(data)
+    found = Checkup(
+        data.name, data.root, layout_faults=faults, remarks=remarks, size_mismatch=splits.size_mismatch, tiny_below=tiny
+    )
+    seen = []
+    for name, split in splits.parts.items():
+        found.images[name] = len(split)
+        if split.labels is not None:
+            counts = np.bincount(split.labels[split.labels >= 0], minlength=len(split.classes))
+            found.classes[name] = dict(zip(split.classes, counts.tolist(), strict=True))
+        seen += _summaries(found, name, split, data.max_pixels, progress)
+    found.pairs, found.near_skipped = _pairs(seen, near_limit)
     return found, splits
 
 
@@ -172,42 +172,44 @@ def _opened(data: config.Data) -> tuple[Splits, list[str], list[str]]:
         fault = error
     splits = read_all(str(root_folder(data))) if data.name == "folder" else open_splits(data, labelled=False)
     lines = list(fault.faults)
-    return (splits, [], lines) if isinstance(fault, ForPretraining) else (splits, lines, [])
+    return (splits, [], lines) if isinstance(fault, LabelsMissing) else (splits, lines, [])
 
 
-def _look(found: Checkup, name: str, split: Split, max_pixels: int, where: list, seen: list, progress: bool) -> None:
-    """Reads a split's images; what can be used goes to ``where`` and ``seen``."""
-    looks = in_order(lambda i: _seen(split.items[i], max_pixels), len(split), f"checking {name}", progress)
+def _summaries(found: Checkup, name: str, split: Split, max_pixels: int, progress: bool) -> Iterator[_Summary]:
+    """Reads a split's images; yields those that can be used."""
+    looks = in_order(lambda i: _summary(name, split, i, max_pixels), len(split), f"checking {name}", progress)
     for i, look in enumerate(looks):
+        about = {"split": name, "name": split.names[i]}
         if isinstance(look, BadImage):
-            found.unreadable.append({"split": name, "name": split.names[i], "reason": look.reason})
+            found.unreadable.append({**about, "reason": look.reason})
             continue
         if min(look.size) < found.tiny_below:
-            size = {"height": look.size[0], "width": look.size[1]}
-            found.tiny.append({"split": name, "name": split.names[i], **size})
-        label = None if split.labels is None or split.labels[i] < 0 else split.classes[split.labels[i]]
-        where.append(Where(name, i, split.names[i], label))
-        seen.append(look)
+            found.tiny.append({**about, "height": look.size[0], "width": look.size[1]})
+        yield look
 
 
-def _seen(item, max_pixels: int) -> _Seen | BadImage:
+def _summary(name: str, split: Split, i: int, max_pixels: int) -> _Summary | BadImage:
+    label = None if split.labels is None or split.labels[i] < 0 else split.classes[split.labels[i]]
     try:
+        item = split.items[i]
         content = item.tobytes() if isinstance(item, np.ndarray) else read(item) if isinstance(item, str) else item
         image = item if isinstance(item, np.ndarray) else decode(content, max_pixels)  # [H, W, 3]
     except BadImage as error:
         return error
     pixels = repr(image.shape).encode() + image.tobytes()
     picture = Image.fromarray(image)
-    thumb = np.asarray(picture.resize((THUMB, THUMB), Image.Resampling.BOX), dtype=np.float32)
-    return _Seen(_digest(content), _digest(pixels), image.shape[:2], perceptual_hashes(picture), thumb)
+    return _Summary(
+        ref=ImageRef(name, i, split.names[i], label),
+        file=digest(content),
+        pixels=digest(pixels),
+        size=image.shape[:2],
+        hashes=perceptual_hashes(picture),
+        thumb=np.asarray(picture.resize((THUMB, THUMB), Image.Resampling.BOX), dtype=np.float32),
+    )
 
 
-def _digest(content: bytes) -> bytes:
-    return hashlib.blake2b(content, digest_size=16).digest()
-
-
-def perceptual_hashes(picture: Image.Image) -> tuple[int, int]:
-    """Returns 64-bit perceptual hashes of an image and of its mirror image.
+def perceptual_hashes(picture: Image.Image) -> np.ndarray:
+    """Returns the perceptual hashes of an image and of its mirror image, bool [2, 64].
 
     The signs, against their median, of the 8 x 8 lowest coefficients of the cosine transform of 32 x 32 grey pixels
     (Zauner, Implementation and Benchmarking of Perceptual Image Hash Functions, 2010). Mirroring changes the sign of
@@ -217,62 +219,39 @@ def perceptual_hashes(picture: Image.Image) -> tuple[int, int]:
     low = dctn(np.asarray(grey, dtype=np.float64))[:8, :8]  # [8, 8]
     low[0, 0] = 0.0  # the mean grey says nothing
     mirrored = low * np.where(np.arange(8) % 2, -1.0, 1.0)
-    return tuple(int("".join("1" if bit else "0" for bit in c.ravel() > np.median(c)), 2) for c in (low, mirrored))
+    return np.stack([c.ravel() > np.median(c) for c in (low, mirrored)])
 
 
-def _pairs(where: list[Where], seen: list[_Seen], near_limit: int) -> tuple[list[Pair], bool]:
-    """Returns all pairs, and whether the search for near ones was left out."""
-    exact, distinct = _exact_pairs(where, seen)
+def _pairs(seen: list[_Summary], near_limit: int) -> tuple[list[Pair], bool]:
+    """Returns all pairs, exact ones first, and whether the search for near ones was left out."""
+    same: dict[bytes, list[_Summary]] = defaultdict(list)
+    for look in seen:
+        same[look.pixels].append(look)
+    exact = []
+    for first, *others in same.values():
+        kinds = ["same file" if first.file == other.file else "same pixels" for other in others]
+        exact += [Pair(kind, first.ref, other.ref, 1.0) for kind, other in zip(kinds, others, strict=True)]
+    distinct = [group[0] for group in same.values()]
     if len(distinct) > near_limit:
         return exact, True
-    near = _near_pairs([where[i] for i in distinct], [seen[i] for i in distinct])
-    return exact + sorted(near, key=lambda pair: -pair.similarity), False
+    return exact + sorted(_near_pairs(distinct), key=lambda pair: -pair.similarity), False
 
 
-def _exact_pairs(where: list[Where], seen: list[_Seen]) -> tuple[list[Pair], list[int]]:
-    """Pairs the first of equal images with each of the others; returns the firsts, too."""
-    same: dict[bytes, list[int]] = defaultdict(list)
-    for i, look in enumerate(seen):
-        same[look.pixels].append(i)
-    pairs = []
-    for first, *others in same.values():
-        for other in others:
-            kind = "same file" if seen[first].file == seen[other].file else "same pixels"
-            pairs.append(Pair(kind, where[first], where[other], 1.0))
-    return pairs, [group[0] for group in same.values()]
-
-
-def _near_pairs(where: list[Where], seen: list[_Seen]) -> list[Pair]:
-    hashes = np.array([look.hashes for look in seen], dtype=np.uint64).reshape(-1, 2)  # [N, 2]
-    pairs = []
-    for start in range(0, len(seen), _BLOCK):
-        rows = hashes[start : start + _BLOCK, 0]  # [R]
-        for side, kind in enumerate(NEAR_CORRELATION):
-            others = hashes[start:, side]  # a pair is found from its earlier image
-            for i, j in np.argwhere(_bits(rows[:, None] ^ others[None, :]) <= NEAR_BITS):
-                if i < j:
-                    pair = _confirmed(kind, where, seen, start + i, start + j)
-                    pairs += [] if pair is None else [pair]
-    best: dict[tuple, Pair] = {}
-    for pair in pairs:  # a symmetric image is near and mirrored
-        key = (pair.first, pair.second)
-        if key not in best or pair.similarity > best[key].similarity:
-            best[key] = pair
-    return list(best.values())
-
-
-def _bits(numbers: np.ndarray) -> np.ndarray:
-    """Counts the bits that are set, uint64 -> uint8 of the same shape."""
-    if hasattr(np, "bitwise_count"):  # NumPy 2
-        return np.bitwise_count(numbers)
-    return np.unpackbits(numbers[..., None].view(np.uint8), axis=-1).sum(-1)
-
-
-def _confirmed(kind: str, where: list[Where], seen: list[_Seen], i: int, j: int) -> Pair | None:
+def _near_pairs(seen: list[_Summary]) -> list[Pair]:
     """A hash is coarse, above all for plain images: the thumbnails have to agree as well."""
-    one, two = seen[i].thumb, seen[j].thumb
-    likeness = similarity(one, two[:, ::-1] if kind == "mirrored" else two)
-    return Pair(kind, where[i], where[j], round(likeness, 4)) if likeness >= NEAR_CORRELATION[kind] else None
+    signs = np.array([look.hashes for look in seen], dtype=np.float32).reshape(-1, 2, HASH_BITS) * 2 - 1  # [N, 2, 64]
+    best: dict[tuple[int, int], Pair] = {}
+    for start in range(0, len(seen), _BLOCK):
+        rows = signs[start : start + _BLOCK, 0]  # [R, 64]
+        for side, (kind, least) in enumerate(NEAR_CORRELATION.items()):
+            agreeing = rows @ signs[start:, side].T  # [R, M]: bits that agree less those that differ
+            for i, j in np.argwhere(agreeing >= HASH_BITS - 2 * NEAR_BITS) + start:
+                if i >= j:  # a pair is found from its earlier image
+                    continue
+                likeness = similarity(seen[i].thumb, seen[j].thumb[:, :: -1 if kind == "mirrored" else 1])
+                if likeness >= least and ((i, j) not in best or round(likeness, 4) > best[i, j].similarity):
+                    best[i, j] = Pair(kind, seen[i].ref, seen[j].ref, round(likeness, 4))  # symmetric ones are both
+    return list(best.values())
 
 
 def similarity(one: np.ndarray, two: np.ndarray) -> float:

@@ -23,8 +23,8 @@ from typing import IO
 
 from tqdm import tqdm
 
-from idmm.data.spec import Archive, Spec
-from idmm.errors import RunError, UserError
+from idmm.data.registry import Archive, Spec
+from idmm.errors import RunError, UserError, reason
 from idmm.files import write_text
 from idmm.progress import Bar
 
@@ -61,8 +61,7 @@ def fetch(spec: Spec, root: str | os.PathLike) -> None:
         hidden.mkdir(parents=True, exist_ok=True)
         lock = _lock(hidden / "lock")
     except OSError as error:
-        why = (error.strerror or str(error)).lower()
-        raise UserError(f"data.root: cannot write to '{root}' ({why}); wanted a folder") from None
+        raise UserError(f"data.root: cannot write to '{root}' ({reason(error)}); wanted a folder") from None
     with lock:
         for archive in spec.archives:
             receipt = hidden / f"{archive.name}.done"
@@ -121,7 +120,9 @@ def _downloaded(archive: Archive, folder: Path) -> Path:
 def _get(url: str, part: Path) -> None:
     """Appends to ``part`` until it is as long as the file at ``url``."""
     fails = 0
-    with open(part, "ab") as file, _Bar(part.name.removesuffix(".part"), file.tell()) as bar:
+    often = 0.1 if sys.stderr.isatty() else 10.0  # seconds; a log keeps every state of the bar
+    style = dict(desc=part.name.removesuffix(".part"), unit="B", unit_scale=True, unit_divisor=1000, mininterval=often)
+    with open(part, "ab") as file, Bar(initial=file.tell(), **style) as bar:
         while True:
             before, why = file.tell(), "connection closed early"
             try:
@@ -142,12 +143,6 @@ def _get(url: str, part: Path) -> None:
         os.fsync(file.fileno())
 
 
-class _Bar(Bar):
-    def __init__(self, name: str, done: int):
-        often = 0.1 if sys.stderr.isatty() else 10.0  # seconds; a log keeps every state of the bar
-        super().__init__(desc=name, initial=done, unit="B", unit_scale=True, unit_divisor=1000, mininterval=often)
-
-
 def _stream(url: str, file: IO[bytes], bar: tqdm) -> bool:
     """One connection; returns whether the file is whole."""
     start = file.tell()
@@ -161,11 +156,10 @@ def _stream(url: str, file: IO[bytes], bar: tqdm) -> bool:
         if refused.code != 416 or not start:
             raise
         refused.close()
-        total = (refused.headers.get("Content-Range") or "").rpartition("/")[2]
-        if total == str(start):  # nothing is left to send
-            return True
-        _restart(file)  # longer than the file
-        return False
+        whole = (refused.headers.get("Content-Range") or "").rpartition("/")[2] == str(start)  # nothing is left to send
+        if not whole:  # longer than the file
+            _restart(file)
+        return whole
     with answer:
         if start and answer.status != 206:  # it sends the whole file, whatever was asked for
             _restart(file)
@@ -222,8 +216,8 @@ def _place(archive: Archive, path: Path, root: Path, hidden: Path) -> list[str]:
     aside.mkdir()
     try:
         unpack(path, aside)
-        files = [entry for entry in aside.rglob("*") if entry.is_symlink() or not entry.is_dir()]
-        placed = [os.path.join(archive.into, entry.relative_to(aside)) for entry in files]
+        files = [file for file in aside.rglob("*") if file.is_symlink() or not file.is_dir()]
+        placed = [os.path.join(archive.into, file.relative_to(aside)) for file in files]
         _merge(aside, target)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
@@ -235,14 +229,14 @@ def unpack(path: Path, folder: Path) -> None:
     """Unpacks a tar (of any compression) or zip archive.
 
     Raises:
-        RunError: It is damaged, or holds an entry that would leave ``folder``, or is no file, folder or link inside it.
+        RunError: It is damaged, or a member of it would leave ``folder``, or is no file, folder or link inside it.
     """
     log.info("unpacking %s", path.name)
     try:
         if path.name.endswith(".zip"):
             with zipfile.ZipFile(path) as archive:
-                for entry in archive.infolist():
-                    _refuse_outside(path, entry)
+                for member in archive.infolist():
+                    _refuse_outside(path, member)
                 archive.extractall(folder)
         else:
             with tarfile.open(path) as archive:
@@ -258,20 +252,20 @@ def unpack(path: Path, folder: Path) -> None:
         raise RunError(f"{path}: damaged archive ({why}); remove it to fetch it again") from None
 
 
-def _refuse_outside(path: Path, entry: zipfile.ZipInfo) -> None:
-    """zipfile would quietly put such an entry elsewhere."""
-    name = PurePosixPath(entry.filename.replace("\\", "/"))
+def _refuse_outside(path: Path, member: zipfile.ZipInfo) -> None:
+    """zipfile would quietly put such a member elsewhere."""
+    name = PurePosixPath(member.filename.replace("\\", "/"))
     if name.is_absolute() or ".." in name.parts or (name.parts and ":" in name.parts[0]):
-        raise RunError(f"{path}: refused, '{entry.filename}' would be unpacked outside of its folder")
-    if stat.S_ISLNK(entry.external_attr >> 16):
-        raise RunError(f"{path}: refused, '{entry.filename}' is a link")
+        raise RunError(f"{path}: refused, '{member.filename}' would be unpacked outside of its folder")
+    if stat.S_ISLNK(member.external_attr >> 16):
+        raise RunError(f"{path}: refused, '{member.filename}' is a link")
 
 
 def _merge(source: Path, target: Path) -> None:
     """Moves a tree into another, file over file of the same name; a half-unpacked one is completed by it."""
-    for entry in sorted(source.iterdir()):
-        place = target / entry.name
-        if entry.is_dir() and not entry.is_symlink() and place.is_dir():
-            _merge(entry, place)
+    for path in sorted(source.iterdir()):
+        place = target / path.name
+        if path.is_dir() and not path.is_symlink() and place.is_dir():
+            _merge(path, place)
         else:
-            os.replace(entry, place)
+            os.replace(path, place)

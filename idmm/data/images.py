@@ -2,16 +2,25 @@
 
 import contextlib
 import functools
+import hashlib
 import io
 import os
 import re
 import struct
 import threading
 import warnings
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
+
+from idmm.errors import reason
+from idmm.progress import Bar
+
+Result = TypeVar("Result")
 
 # No EPS, PDF or WMF (they run other programs), no TGA or PCX (they take nearly any bytes for an image).
 FORMATS = ("JPEG", "MPO", "PNG", "BMP", "DIB", "GIF", "TIFF", "WEBP", "PPM", "JPEG2000", "ICO", "AVIF", "QOI")
@@ -33,11 +42,7 @@ _ICO_PNG = re.compile(rb"\x89PNG\r\n\x1a\n....IHDR(.{8})", re.DOTALL)
 
 
 class BadImage(ValueError):
-    """A file that cannot be used as an image.
-
-    Args:
-        reason: A few words, without the file's name.
-    """
+    """A file that cannot be used as an image; ``reason`` says why in a few words, without the file's name."""
 
     def __init__(self, reason: str):
         super().__init__(reason)
@@ -45,19 +50,20 @@ class BadImage(ValueError):
 
 
 def read(path: str | os.PathLike) -> bytes:
-    """Returns a file's bytes.
-
-    Raises:
-        BadImage: The file is gone, may not be read, or is empty.
-    """
+    """Returns a file's bytes; BadImage where it is gone, may not be read, or is empty."""
     try:
         with open(path, "rb") as file:
             data = file.read()
     except OSError as error:
-        raise BadImage((error.strerror or str(error)).lower()) from error
+        raise BadImage(reason(error)) from error
     if not data:
         raise BadImage("empty file")
     return data
+
+
+def digest(content: bytes) -> bytes:
+    """Returns the BLAKE2b of a file's bytes or an image's pixels, 16 bytes."""
+    return hashlib.blake2b(content, digest_size=16).digest()
 
 
 def decode(data: bytes | str | os.PathLike, max_pixels: int) -> np.ndarray:
@@ -83,15 +89,7 @@ def decode(data: bytes | str | os.PathLike, max_pixels: int) -> np.ndarray:
 
 
 def probe(data: bytes | str | os.PathLike, max_pixels: int) -> tuple[int, int]:
-    """Returns an image's height and width from its header, before EXIF turns it (pixels).
-
-    Args:
-        data: A file's content, or its path.
-        max_pixels: As for :func:`decode`.
-
-    Raises:
-        BadImage: No such file, empty, not an image, or too large.
-    """
+    """Returns an image's height and width from its header, before EXIF turns it (pixels); else as :func:`decode`."""
     with _opened(data, max_pixels) as image:
         return image.height, image.width
 
@@ -126,16 +124,9 @@ def bounded_size(h: int, w: int, bound: int | None) -> tuple[int, int]:
 
 
 def bound_short_side(array: np.ndarray, bound: int | None) -> np.ndarray:
-    """Shrinks an image until its short side is at most ``bound``; never enlarges it.
+    """Shrinks an image, uint8 [H, W, 3], until its short side is at most ``bound`` (pixels); never enlarges it.
 
-    Bicubic with antialiasing; the aspect is kept to the nearest pixel.
-
-    Args:
-        array: uint8 [H, W, 3].
-        bound: Longest allowed short side (pixels); None: the image is returned as it is.
-
-    Returns:
-        uint8 [h, w, 3].
+    Bicubic with antialiasing; the aspect is kept to the nearest pixel. With None it is returned as it is.
     """
     h, w = bounded_size(*array.shape[:2], bound)
     if (h, w) == array.shape[:2]:
@@ -223,3 +214,23 @@ def _grey8(image: Image.Image) -> np.ndarray:
         low, high = (0.0, fits[0]) if fits else (values.min(), values.max())
     scale = 255.0 / (high - low) if high > low else 0.0
     return np.clip(np.rint((values - low) * scale), 0, 255).astype(np.uint8)
+
+
+def in_order(work: Callable[[int], Result], count: int, label: str, progress: bool) -> Iterator[Result]:
+    """Yields ``work(i)`` for i from 0 to ``count``; a few are under way at a time, so that memory stays bounded.
+
+    ``work`` runs in threads, not processes, as Pillow decodes without Python's lock; what it raises is raised here.
+    With ``progress`` a bar with the label is shown on standard error if this takes longer than a second.
+    """
+    threads = os.cpu_count() or 1
+    waiting = deque()
+    bar = Bar(total=count, desc=label, unit="img", delay=1, disable=not progress)
+    with quiet_pillow(), bar, ThreadPoolExecutor(threads) as pool:
+        try:
+            for i in range(count):
+                waiting.append(pool.submit(work, i))
+                while waiting and (len(waiting) >= 4 * threads or i == count - 1):
+                    yield waiting.popleft().result()
+                    bar.update()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # Ctrl-C does not wait for the queue

@@ -13,12 +13,12 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from idmm import distributed
-from idmm.data.augment import TestImages
+from idmm.data.augment import EvalTransform
 from idmm.data.cache import ImageStore
 from idmm.errors import RunError
 from idmm.seeding import permutation
 
-Maker = Callable[[int, np.ndarray], dict]  # (epoch, image numbers) -> a batch
+BatchFn = Callable[[int, np.ndarray], dict]  # (epoch, image numbers) -> a batch
 
 
 @dataclass(frozen=True)
@@ -73,14 +73,14 @@ class BatchPlan:
 class _Batches(Dataset):
     """A map-style dataset whose items are whole batches, numbered by what is in them."""
 
-    def __init__(self, maker: Maker):
-        self.maker = maker
+    def __init__(self, batch_fn: BatchFn):
+        self.batch_fn = batch_fn
 
     def __getitem__(self, request: tuple[int, np.ndarray, float]) -> dict:
         epoch, indices, weight = request
         try:
             with one_thread():  # reductions round differently on more; results must not depend on the workers
-                return {**self.maker(epoch, indices), "weight": weight}
+                return {**self.batch_fn(epoch, indices), "weight": weight}
         except RunError as error:  # a worker's exception would come wrapped in its traceback
             return {"failed": str(error)}
 
@@ -99,40 +99,29 @@ def one_thread():
         torch.set_num_threads(threads)
 
 
-class _Requests:
-    """The requests of a whole stage from a given step on, in order; sized so that the loader can count them."""
-
-    def __init__(self, plan: BatchPlan, epoch: int, step: int):
-        self.plan, self.epoch, self.step = plan, epoch, step
-
-    def __iter__(self) -> Iterator[tuple[int, np.ndarray, float]]:
-        first = self.step
-        for epoch in range(self.epoch, self.plan.epochs):
-            order = permutation(self.plan.seed, "order", self.plan.count, epoch)
-            for step in range(first, self.plan.steps_per_epoch):
-                for indices, weight in self.plan.micro_batches(self.plan.step_images(epoch, step, order)):
-                    yield epoch, indices, weight
-            first = 0
-
-    def __len__(self) -> int:
-        steps = (self.plan.epochs - self.epoch) * self.plan.steps_per_epoch - self.step
-        return max(0, steps) * self.plan.accumulate
+def _requests(plan: BatchPlan, first_epoch: int, first_step: int) -> Iterator[tuple[int, np.ndarray, float]]:
+    """What a whole stage asks for from a given step on, in order."""
+    for epoch in range(first_epoch, plan.epochs):
+        order = permutation(plan.seed, "order", plan.count, epoch)
+        for step in range(first_step if epoch == first_epoch else 0, plan.steps_per_epoch):
+            for indices, weight in plan.micro_batches(plan.step_images(epoch, step, order)):
+                yield epoch, indices, weight
 
 
-def training_batches(maker: Maker, plan: BatchPlan, workers: int, epoch: int = 0, step: int = 0) -> Iterator[dict]:
+def training_batches(batch_fn: BatchFn, plan: BatchPlan, workers: int, epoch: int = 0, step: int = 0) -> Iterator[dict]:
     """Yields the micro-batches of all steps from (epoch, step) to the stage's end.
 
     One loader serves the whole stage: workers start once, not every epoch.
     """
-    return _load(maker, _Requests(plan, epoch, step), workers)
+    return _load(batch_fn, _requests(plan, epoch, step), workers)
 
 
 def evaluation_batches(
-    maker: Maker, images: np.ndarray, batch_size: int, workers: int, rank: int = 0, world: int = 1
+    batch_fn: BatchFn, images: np.ndarray, batch_size: int, workers: int, rank: int = 0, world: int = 1
 ) -> Iterator[dict]:
     """Yields this process's share of the image numbers ``images`` [n], in order, each once."""
     mine = images[rank::world]
-    return _load(maker, [(0, mine[i : i + batch_size], 1.0) for i in range(0, len(mine), batch_size)], workers)
+    return _load(batch_fn, [(0, mine[i : i + batch_size], 1.0) for i in range(0, len(mine), batch_size)], workers)
 
 
 def centre_crops(
@@ -150,7 +139,7 @@ def centre_crops(
     rank, world = distributed.rank(), distributed.world()
     few = len(images) <= 2 * batch_size * world  # workers would take longer to start than to work
     workers = 0 if few else worker_count(workers, batch_size * len(mean) * size**2 * 4)[0]
-    return evaluation_batches(TestImages(store, size, crop_pct, mean, std), images, batch_size, workers, rank, world)
+    return evaluation_batches(EvalTransform(store, size, crop_pct, mean, std), images, batch_size, workers, rank, world)
 
 
 def cores() -> int:
@@ -172,15 +161,15 @@ def worker_count(wanted: int | None, bytes_per_batch: int) -> tuple[int, str | N
     return workers, None
 
 
-def _load(maker: Maker, requests, workers: int) -> Iterator[dict]:
+def _load(batch_fn: BatchFn, requests, workers: int) -> Iterator[dict]:
     forked = workers > 0 and sys.platform == "linux"  # the images are shared with forked workers, not copied
     loader = DataLoader(
-        _Batches(maker),
+        _Batches(batch_fn),
         sampler=requests,
         batch_size=None,
         num_workers=workers,
         multiprocessing_context="fork" if forked else None,
-        worker_init_fn=_stand_apart,
+        worker_init_fn=_own_process_group,
         pin_memory=torch.cuda.is_available(),
     )
     for batch in loader:
@@ -189,7 +178,7 @@ def _load(maker: Maker, requests, workers: int) -> Iterator[dict]:
         yield batch
 
 
-def _stand_apart(worker: int) -> None:
+def _own_process_group(worker: int) -> None:
     """Keeps Ctrl-C and what else is sent to the process group from a worker: the training process ends it."""
     with contextlib.suppress(OSError):
         os.setpgid(0, 0)

@@ -1,24 +1,13 @@
 """How much memory a process may still use."""
 
-import os
 from pathlib import Path
+
+import psutil
 
 
 def available_memory() -> int:
     """Returns the memory that can be used without swapping, within the control group's limit (bytes)."""
-    return min(_machine(Path("/proc/meminfo")), _control_group(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")))
-
-
-def _machine(meminfo: Path) -> int:
-    try:
-        fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-        return int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):  # not Linux
-        pass
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    except (AttributeError, OSError, ValueError):  # Windows
-        return 4 * 2**30
+    return min(psutil.virtual_memory().available, _control_group(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")))
 
 
 def _control_group(membership: Path, mount: Path) -> int:

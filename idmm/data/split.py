@@ -2,15 +2,15 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from idmm.errors import UserError
 
 
-class ForPretraining(UserError):
-    """What is there is as pretraining wants it, but fine-tuning needs more."""
+class LabelsMissing(UserError):
+    """The images suffice for pretraining, but fine-tuning needs labels, or labelled images to evaluate on."""
 
 
 class LazyFiles(Sequence):
@@ -49,25 +49,17 @@ class Split:
 
     def place(self, i: int) -> str:
         """Returns where image ``i`` is, for people."""
-        item = self.items[i] if isinstance(self.items, list) else None
-        return self.names[i] if item is None else item
+        return self.items[i] if isinstance(self.items, list) else self.names[i]
 
     def take(self, indices: Sequence[int] | np.ndarray) -> "Split":
         """Returns the images at ``indices``, in that order, with all classes kept."""
         indices = np.asarray(indices, dtype=np.int64)
-        if isinstance(self.items, LazyFiles):
-            items = self.items.select(indices)
-        elif isinstance(self.items, np.ndarray):
-            items = self.items[indices]
-        else:
+        if isinstance(self.items, list):
             items = [self.items[i] for i in indices]
-        return Split(
-            items=items,
-            names=[self.names[i] for i in indices],
-            labels=None if self.labels is None else self.labels[indices],
-            classes=self.classes,
-            drawn=self.drawn,
-        )
+        else:
+            items = self.items[indices] if isinstance(self.items, np.ndarray) else self.items.select(indices)
+        labels = None if self.labels is None else self.labels[indices]
+        return replace(self, items=items, names=[self.names[i] for i in indices], labels=labels)
 
 
 def counted(n: int, what: str) -> str:
@@ -86,3 +78,14 @@ class Splits:
     val: Split | None
     test: Split | None
     size_mismatch: dict[str, list[int]] = field(default_factory=dict)
+
+    @property
+    def parts(self) -> dict[str, Split]:
+        """Those of ``train``, ``val`` and ``test`` that there are."""
+        return {name: part for name in ("train", "val", "test") if (part := getattr(self, name)) is not None}
+
+
+def arranged(splits: dict[str, Split | None]) -> Splits:
+    """Returns ``train``, ``val`` and ``test`` by these names; a single one to evaluate on is ``test``."""
+    val, test = splits.get("val"), splits.get("test")
+    return Splits(splits["train"], None, val) if test is None else Splits(splits["train"], val, test)

@@ -185,7 +185,7 @@ def make_views(images, plan: ViewPlan, views_per_image: int, config: Views) -> T
     return views.clamp_(0, 1).reshape(-1, views_per_image, *views.shape[1:])
 
 
-class ViewMaker:
+class MultiCropTransform:
     """Makes the views of a batch: what the loader of stage 1 calls.
 
     Args:

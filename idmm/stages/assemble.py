@@ -15,11 +15,11 @@ import torch
 from idmm import distributed, options
 from idmm.checkpoint import RunFolder, begun
 from idmm.config import FinetuneConfig, PretrainConfig, global_groups, resolved_stages
-from idmm.data.augment import TrainImages
+from idmm.data.augment import TrainTransform
 from idmm.data.cache import ImageStore, compare, fingerprint, load_split
 from idmm.data.datasets import open_splits
-from idmm.data.loaders import BatchPlan, Maker, centre_crops
-from idmm.data.views import ViewMaker, short_side_bound
+from idmm.data.loaders import BatchFn, BatchPlan, centre_crops
+from idmm.data.views import MultiCropTransform, short_side_bound
 from idmm.engine import Evaluation, Session, StagePlan
 from idmm.errors import Interrupted, SizeError, UserError
 from idmm.methods import Method, RunInfo, create_method
@@ -74,7 +74,7 @@ class Assembly:
         """Makes what is trained."""
         raise NotImplementedError
 
-    def transform(self, phase: Phase, store: ImageStore) -> Maker:
+    def transform(self, phase: Phase, store: ImageStore) -> BatchFn:
         """Makes what turns image numbers into a batch."""
         raise NotImplementedError
 
@@ -145,7 +145,7 @@ class _Pretraining(Assembly):
             return create_method(backbone, info, self.config.method, self.localization(phase, backbone))
 
     def transform(self, phase, store):
-        return ViewMaker(store, self.config.views, self.spec.mean, self.spec.std, self.config.seed)
+        return MultiCropTransform(store, self.config.views, self.spec.mean, self.spec.std, self.config.seed)
 
 
 class _Finetuning(Assembly):
@@ -165,7 +165,7 @@ class _Finetuning(Assembly):
 
     def transform(self, phase, store):
         key = derive(self.config.seed, "stage", phase.number)
-        return TrainImages(store, self.config.augment, phase.size, self.spec.mean, self.spec.std, key)
+        return TrainTransform(store, self.config.augment, phase.size, self.spec.mean, self.spec.std, key)
 
 
 class _Probing(Assembly):

@@ -7,7 +7,7 @@ import torch
 
 from idmm import evaluate, options
 from idmm.config import PretrainConfig
-from idmm.data.split import ForPretraining
+from idmm.data.split import LabelsMissing
 from idmm.engine import Evaluation, Loop, Session
 from idmm.errors import RunError, UserError
 from idmm.features import extract_features
@@ -87,7 +87,7 @@ def _load(parts: Assembly, run: Session) -> LoadedSplits:
     """Reads the images; where labels are missing, says that it is the method which wants them."""
     try:
         return load_splits(parts, run.folder)
-    except ForPretraining as error:
+    except LabelsMissing as error:
         if not parts.stage.labelled(parts.config):
             raise
         free = ", ".join(name for name, recipe in METHODS.items() if not recipe.labelled)

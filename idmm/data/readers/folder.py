@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from idmm.data.images import SUFFIXES
-from idmm.data.split import ForPretraining, Split, Splits, counted
-from idmm.errors import UserError, listed
+from idmm.data.split import LabelsMissing, Split, Splits, arranged, counted
+from idmm.errors import UserError, listed, reason
 
 log = logging.getLogger(__name__)
 
@@ -27,31 +27,35 @@ class _Tree:
     others: Counter = field(default_factory=Counter)
     folders: list[str] = field(default_factory=list)
 
+    @property
+    def classes(self) -> list[str]:
+        """Names of the folders, composed: macOS may write the same name in another form."""
+        return sorted({_composed(name) for name in self.folders})
+
 
 def read_labelled(root: str) -> Splits:
     """Reads ROOT/train/CLASS/**, and val and test likewise where they exist.
 
     Raises:
-        ForPretraining: No train folder, or one of a single class or none, and nothing else.
+        LabelsMissing: No train folder, or one of a single class or none, and nothing else.
         UserError: Images outside of class folders, empty or differing classes, or one class only.
     """
     if not os.path.isdir(os.path.join(root, "train")):
         other = _other_case(root)
-        but, kind = (f", but '{other}'", UserError) if other else ("", ForPretraining)
+        but, kind = (f", but '{other}'", UserError) if other else ("", LabelsMissing)
         raise kind(f"data.root: '{root}' has no 'train' folder{but}; wanted {root}/train/CLASS/*")
-    names = [name for name in ("train", "val", "test") if os.path.isdir(os.path.join(root, name))]
-    trees = {name: _walk(os.path.join(root, name)) for name in names}
+    trees = _trees(root)
+    train = trees["train"]
     faults = [fault for tree in trees.values() for fault in _class_faults(tree)]
-    for name in names[1:]:
-        if trees[name].images and trees["train"].images:  # else that is the fault
-            faults += _disagreements(trees["train"], trees[name])
-    classes = sorted({_class_of(name) for name in trees["train"].folders})
-    if len(classes) == 1:
-        faults.append(f"data.root: '{trees['train'].path}' has one class only ('{classes[0]}'); wanted two or more")
+    for tree in trees.values():
+        if tree.images and train.images:  # else that is the fault
+            faults += _disagreements(train, tree)
+    if len(train.classes) == 1:
+        faults.append(f"data.root: '{train.path}' has one class only ('{train.classes[0]}'); wanted two or more")
     if faults:
-        plain = len(trees) == len(faults) == 1 and trees["train"].images and len(classes) < 2
-        raise (ForPretraining if plain else UserError)(*faults)
-    return _arrange({name: _labelled_split(root, tree, classes) for name, tree in trees.items()})
+        suffices = len(trees) == len(faults) == 1 and train.images and len(train.classes) < 2
+        raise (LabelsMissing if suffices else UserError)(*faults)
+    return arranged({name: _split(root, tree, train.classes) for name, tree in trees.items()})
 
 
 def read_any(root: str) -> Splits:
@@ -62,29 +66,18 @@ def read_any(root: str) -> Splits:
     Raises:
         UserError: No image at all.
     """
-    train_path = os.path.join(root, "train")
-    has_train = os.path.isdir(train_path)
-    tree = _walk(train_path if has_train else root)
-    if not has_train and (other := _other_case(root)):
-        log.warning("data.root: '%s' has no 'train' folder, but '%s': all images under the root are taken", root, other)
-    if not tree.images:
-        raise UserError(f"data.root: '{tree.path}' has no images{_but(tree)}; wanted at least one")
-    if not _is_class_structured(tree):
-        items = [os.path.join(tree.path, *parts) for parts in tree.images]
-        return Splits(Split(items, [_name(root, item) for item in items], None, None), None, None)
-    classes = sorted({_class_of(name) for name in tree.folders})
-    splits = {"train": _labelled_split(root, tree, classes)}
-    for name in ("val", "test"):
-        path = os.path.join(root, name)
-        if not has_train or not os.path.isdir(path):
-            continue
-        try:
-            held = _walk(path)
-        except UserError:  # pretraining can do without it
-            continue
-        if not _class_faults(held) and not _disagreements(tree, held):
-            splits[name] = _labelled_split(root, held, classes)
-    return _arrange(splits)
+    trees = _trees(root, needed=("train",))
+    if "train" not in trees:
+        trees = {"train": _walk(root)}
+        if other := _other_case(root):
+            what = "has no 'train' folder, but '%s': all images under the root are taken"
+            log.warning(f"data.root: '%s' {what}", root, other)
+    train = _not_empty(trees["train"])
+    filled = {parts[0] for parts in train.images}
+    if len(filled) < 2 or filled != set(train.folders) or any(len(parts) != 2 for parts in train.images):
+        return Splits(_split(root, train, []), None, None)
+    agree = {name: tree for name, tree in trees.items() if not _class_faults(tree) + _disagreements(train, tree)}
+    return arranged({name: _split(root, tree, train.classes) for name, tree in agree.items()})
 
 
 def read_all(root: str) -> Splits:
@@ -95,29 +88,33 @@ def read_all(root: str) -> Splits:
     Raises:
         UserError: No image to train on.
     """
-    if not os.path.isdir(os.path.join(root, "train")):
+    trees = _trees(root, needed=("train",))
+    if "train" not in trees:
         return read_any(root)
-    splits = {}
+    _not_empty(trees["train"])
+    return arranged({name: _split(root, tree, tree.classes) for name, tree in trees.items() if tree.images})
+
+
+def _trees(root: str, needed: tuple[str, ...] = ("train", "val", "test")) -> dict[str, _Tree]:
+    """The folders of splits that there are; of those that are not needed, the ones that can be read."""
+    trees = {}
     for name in ("train", "val", "test"):
-        if os.path.isdir(os.path.join(root, name)):
-            with contextlib.nullcontext() if name == "train" else contextlib.suppress(UserError):
-                tree = _walk(os.path.join(root, name))
-                if tree.images:
-                    splits[name] = _labelled_split(root, tree, sorted({_class_of(folder) for folder in tree.folders}))
-                elif name == "train":
-                    raise UserError(f"data.root: '{tree.path}' has no images{_but(tree)}; wanted at least one")
-    return _arrange(splits)
+        if os.path.isdir(path := os.path.join(root, name)) and (trees or name == "train"):
+            with contextlib.nullcontext() if name in needed else contextlib.suppress(UserError):
+                trees[name] = _walk(path)
+    return trees
+
+
+def _not_empty(tree: _Tree) -> _Tree:
+    if not tree.images:
+        raise UserError(f"data.root: '{tree.path}' has no images{_but(tree)}; wanted at least one")
+    return tree
 
 
 def _other_case(root: str) -> str | None:
     """The folder that is 'train' but for its capitals."""
     with contextlib.suppress(OSError):  # which is told when its images are listed
         return next((name for name in sorted(os.listdir(root)) if name != "train" and name.lower() == "train"), None)
-
-
-def _arrange(splits: dict[str, Split]) -> Splits:
-    val, test = splits.get("val"), splits.get("test")
-    return Splits(splits["train"], None, val) if test is None else Splits(splits["train"], val, test)
 
 
 def _walk(top: str) -> _Tree:
@@ -131,20 +128,20 @@ def _walk(top: str) -> _Tree:
         if real in outer:
             continue
         try:
-            entries = list(os.scandir(path))
+            children = list(os.scandir(path))
         except OSError as error:
-            faults.append(f"data.root: '{path}' cannot be read ({(error.strerror or str(error)).lower()})")
+            faults.append(f"data.root: '{path}' cannot be read ({reason(error)})")
             continue
-        for entry in entries:
-            inner = (*parts, entry.name)
-            if entry.name.startswith(".") or entry.name.lower() in _CLUTTER:
+        for child in children:
+            inner = (*parts, child.name)
+            if child.name.startswith(".") or child.name.lower() in _CLUTTER:
                 continue
-            if _is_dir(entry):
+            if _is_dir(child):
                 todo.append((inner, outer | {real}))
-                tree.folders += [entry.name] if not parts else []
-            elif os.path.splitext(entry.name)[1].lower() not in SUFFIXES:
-                tree.others[os.path.splitext(entry.name)[1].lower() or "no suffix"] += 1
-            elif entry.is_symlink() or entry.is_file():  # a dangling link is a bad image, a pipe is none
+                tree.folders += [child.name] if not parts else []
+            elif os.path.splitext(child.name)[1].lower() not in SUFFIXES:
+                tree.others[os.path.splitext(child.name)[1].lower() or "no suffix"] += 1
+            elif child.is_symlink() or child.is_file():  # a dangling link is a bad image, a pipe is none
                 tree.images.append(inner)
     if faults:
         raise UserError(*sorted(faults))
@@ -155,9 +152,9 @@ def _walk(top: str) -> _Tree:
     return tree
 
 
-def _is_dir(entry: os.DirEntry) -> bool:
+def _is_dir(child: os.DirEntry) -> bool:
     try:
-        return entry.is_dir()
+        return child.is_dir()
     except OSError:  # a link to itself
         return False
 
@@ -171,8 +168,8 @@ def _other_files(tree: _Tree) -> str:
     return f" {counted(sum(tree.others.values()), 'file')} of other kinds ({kinds})" if tree.others else ""
 
 
-def _class_of(folder: str) -> str:
-    return unicodedata.normalize("NFC", folder)  # macOS may write the same name in another form
+def _composed(name: str) -> str:
+    return unicodedata.normalize("NFC", name)
 
 
 def _class_faults(tree: _Tree) -> list[str]:
@@ -190,7 +187,7 @@ def _class_faults(tree: _Tree) -> list[str]:
 
 
 def _disagreements(train: _Tree, held: _Tree) -> list[str]:
-    ours, theirs = ({_class_of(name) for name in tree.folders} for tree in (train, held))
+    ours, theirs = set(train.classes), set(held.classes)
     faults = []
     if missing := sorted(ours - theirs):
         faults.append(f"data.root: '{held.path}' lacks classes of '{train.path}': {listed(missing)}")
@@ -199,20 +196,12 @@ def _disagreements(train: _Tree, held: _Tree) -> list[str]:
     return faults
 
 
-def _is_class_structured(tree: _Tree) -> bool:
-    filled = {parts[0] for parts in tree.images}
-    return all(len(parts) == 2 for parts in tree.images) and len(filled) >= 2 and filled == set(tree.folders)
-
-
-def _labelled_split(root: str, tree: _Tree, classes: list[str]) -> Split:
+def _split(root: str, tree: _Tree, classes: list[str]) -> Split:
+    """The images of a tree; without labels where there are no classes."""
     index = {name: i for i, name in enumerate(classes)}
-    labels = [index[_class_of(parts[0])] if len(parts) > 1 else -1 for parts in tree.images]
     items = [os.path.join(tree.path, *parts) for parts in tree.images]
-    names = [_name(root, item) for item in items]
+    names = [os.path.relpath(item, root).replace(os.sep, "/") for item in items]
     if not classes:
         return Split(items, names, None, None)
+    labels = [index[_composed(parts[0])] if len(parts) > 1 else -1 for parts in tree.images]
     return Split(items, names, np.array(labels, dtype=np.int64), classes)
-
-
-def _name(root: str, item: str) -> str:
-    return os.path.relpath(item, root).replace(os.sep, "/")

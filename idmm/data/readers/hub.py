@@ -10,7 +10,7 @@ import numpy as np
 
 from idmm import config
 from idmm.data.images import BadImage, read
-from idmm.data.split import LazyFiles, Split, Splits
+from idmm.data.split import LazyFiles, Split, Splits, arranged
 from idmm.errors import UserError, listed
 
 log = logging.getLogger(__name__)
@@ -21,13 +21,7 @@ _SPLITS = {"train": ("train",), "val": ("validation", "valid", "val", "dev"), "t
 
 
 class HubFiles(LazyFiles):
-    """The encoded images of a column.
-
-    Args:
-        table: A ``datasets.Dataset`` of nothing but an image column, not decoded.
-        column: Its name.
-        rows: Those that are meant, in order.
-    """
+    """The encoded images of some rows of a ``datasets.Dataset`` of nothing but an image column, not decoded."""
 
     def __init__(self, table, column: str, rows: np.ndarray):
         self.table, self.column, self.rows = table, column, rows
@@ -80,8 +74,7 @@ def _splits(data: config.Data, tables: dict, found: dict, image: str, label: str
             if part != "train" and label is not None and splits[part].labels is None:
                 log.warning("data.name: '%s': the split '%s' has no labels and is not used", data.name, name)
                 splits[part] = None
-    val, test = splits.get("val"), splits.get("test")
-    return Splits(splits["train"], None, val) if test is None else Splits(splits["train"], val, test)
+    return arranged(splits)
 
 
 def _open(data: config.Data) -> dict:
@@ -134,51 +127,40 @@ def _offline() -> Iterator[None]:
     import datasets
     import huggingface_hub
 
-    places = [(module, "HF_HUB_OFFLINE") for module in (datasets.config, huggingface_hub.constants)]
-    before = [getattr(module, name) for module, name in places]
-    try:
-        for module, name in places:
-            setattr(module, name, True)
+    with contextlib.ExitStack() as undo:
+        for module in (datasets.config, huggingface_hub.constants):
+            undo.callback(setattr, module, "HF_HUB_OFFLINE", module.HF_HUB_OFFLINE)
+            module.HF_HUB_OFFLINE = True
         yield
-    finally:
-        for (module, name), value in zip(places, before, strict=True):
-            setattr(module, name, value)
 
 
 def _image_column(data: config.Data, table) -> str:
     import datasets
 
     images = [name for name, feature in table.features.items() if isinstance(feature, datasets.Image)]
-    if data.image_column is not None:
-        if data.image_column not in images:
-            raise UserError(f"data.image_column: '{data.image_column}' is no column of images; {_are(images)}")
-        return data.image_column
-    if len(images) != 1:
-        raise UserError(f"data.image_column: '{data.name}' wants it named; {_are(images)}")
-    return images[0]
-
-
-def _are(columns: list[str]) -> str:
-    return f"there are {listed(columns)}" if columns else "there is none"
+    return _column(data, "image_column", "images", images, images, needed=True)
 
 
 def _label_column(data: config.Data, table, labelled: bool) -> str | None:
     """The column of classes; None where there is none and none is needed."""
     import datasets
 
-    plain = (datasets.ClassLabel, datasets.Value)
-    columns = [name for name, feature in table.features.items() if isinstance(feature, plain)]
-    if data.label_column is not None:
-        if data.label_column not in columns:
-            raise UserError(f"data.label_column: '{data.label_column}' is no column of classes; {_are(columns)}")
-        return data.label_column
-    named = [name for name in columns if isinstance(table.features[name], datasets.ClassLabel)]
-    named = named or [name for name in ("label", "labels") if name in columns]
-    if len(named) == 1:
-        return named[0]
-    if labelled and columns:
-        raise UserError(f"data.label_column: '{data.name}' wants it named; {_are(named or columns)}")
-    return None
+    columns = [n for n, kind in table.features.items() if isinstance(kind, (datasets.ClassLabel, datasets.Value))]
+    likely = [name for name in columns if isinstance(table.features[name], datasets.ClassLabel)]
+    likely = likely or [name for name in ("label", "labels") if name in columns]
+    return _column(data, "label_column", "classes", columns, likely, needed=labelled and bool(columns))
+
+
+def _column(data: config.Data, field: str, kind: str, columns: list, likely: list, needed: bool) -> str | None:
+    """The column that the config names, else the only likely one; None where neither is, unless one is needed."""
+    given = getattr(data, field)
+    if given in columns or (given is None and len(likely) == 1):
+        return given or likely[0]
+    if given is None and not needed:
+        return None
+    what = f"'{data.name}' wants it named" if given is None else f"'{given}' is no column of {kind}"
+    there = columns if given is not None else likely or columns
+    raise UserError(f"data.{field}: {what}; {f'there are {listed(there)}' if there else 'there is none'}")
 
 
 def _classes(table, label: str) -> list[str]:
@@ -205,16 +187,11 @@ def _labels(data: config.Data, table, name: str, label: str, classes: list[str])
     if all(value is None or value == -1 for value in values):
         return None
     own = getattr(table.features[label], "names", None)  # a split may number the classes in its own way
-    keys = {value: _class_name(value, own) for value in set(values)}
-    index = {key: i for i, key in enumerate(classes)}
-    wrong = next((i for i, value in enumerate(values) if keys[value] not in index), None)
+    named = ((value, str(value)) for value in set(values) - {None}) if own is None else enumerate(own)
+    number = {key: i for i, key in enumerate(classes)}
+    index = {value: number[key] for value, key in named if key in number}
+    wrong = next((i for i, value in enumerate(values) if value not in index), None)
     if wrong is not None:
         what = f"row {wrong} of split '{name}' has {label} {values[wrong]!r}"
         raise UserError(f"data.name: '{data.name}': {what}, wanted one of {len(classes)} classes")
-    return np.array([index[keys[value]] for value in values], dtype=np.int64)
-
-
-def _class_name(value, names: list[str] | None) -> str | None:
-    if names is None:
-        return None if value is None else str(value)
-    return names[value] if value in range(len(names)) else None
+    return np.array([index[value] for value in values], dtype=np.int64)

@@ -27,6 +27,13 @@ def opened(name, root, **fields):
     return open_splits(section(root, name=name, **fields), labelled=True)
 
 
+def advice(name, root):
+    """The line on where the files of a dataset come from."""
+    if DATASETS[name].archives:
+        return f"data.download: 'idmm data download {name} --root {root}' fetches {name}"
+    return f"data.root: {name} cannot be downloaded: {DATASETS[name].manual}"
+
+
 def images(folder, names, size=(12, 9)):
     """Paints images; JPEG or PNG, as their names say."""
     for name in names:
@@ -62,12 +69,105 @@ def cells(words):
 
 
 # ------------------------------------------------------------------ images and lists
-FLOWERS = {"labels": [77, 1, 102, 1, 5, 77, 102, 5], "trnid": [7, 2], "valid": [5, 1], "tstid": [8, 3, 6, 4]}
+BIRDS = ["001.Black_footed_Albatross", "002.Laysan_Albatross"]
+CARS = ["AM General Hummer SUV 2000", "Acura RL Sedan 2012", "Acura TL Sedan 2012"]
+CIFAR10 = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+FRUIT, DIGITS = ["apple", "aquarium_fish", "baby", "bear"], [str(digit) for digit in range(10)]
+DOMAINS = [name.removeprefix("domainnet-") for name in DATASETS if name.startswith("domainnet-")]
+
+
+def table(pattern, text):
+    """Path → label from 'NAME LABEL, ...'; in the pattern {0} is the name, {1} and {3} are its ends at the last '_'."""
+    words = (item.split() for item in text.split(", "))
+    return {pattern.format(name, *name.rpartition("_")): int(label) for name, label in words}
+
+
+def counted(pattern, labels, first=0):
+    """Path → label of images that are numbered."""
+    return {pattern.format(i): label for i, label in enumerate(labels, start=first)}
+
+
+def domain_images(domain):
+    """Numbers of classes as in the official lists; one without training images, one that no list uses."""
+    path = f"{domain}/{{1}}/{domain}_001_{{3}}.{'png' if domain == 'quickdraw' else 'jpg'}"
+    train = "the_Eiffel_Tower_000001 4, aircraft_carrier_000002 0, axe_000003 2, aircraft_carrier_000004 0"
+    classes = ["aircraft_carrier", "airplane", "axe", "class 3", "the_Eiffel_Tower"]
+    return table(path, train), table(path, "airplane_000005 1, the_Eiffel_Tower_000006 4"), classes
+
+
+IMAGES = {  # what the builders lay out: train, test (path or name → label), classes
+    "flowers": (
+        table("jpg/image_0000{}.jpg", "7 101, 2 0, 5 4, 1 76"),
+        table("jpg/image_0000{}.jpg", "8 4, 3 101, 6 76, 4 0"),
+        {0: "pink primrose", 4: "english marigold", 76: "passion flower", 101: "blackberry lily"},
+    ),
+    "pets": (
+        table("images/{}.jpg", "american_bulldog_12 1, Abyssinian_100 0, american_pit_bull_terrier_9 2"),
+        table("images/{}.jpg", "american_pit_bull_terrier_10 2, Abyssinian_201 0, american_bulldog_203 1"),
+        ["Abyssinian", "american_bulldog", "american_pit_bull_terrier"],
+    ),
+    "dtd": (
+        table(
+            "images/{1}/{0}.jpg",  # val1.txt begins in the middle
+            "zigzagged_0064 2, banded_0002 0, blotchy_0003 1, banded_0005 0, blotchy_0006 1, zigzagged_0001 2",
+        ),
+        table("images/{1}/{0}.jpg", "blotchy_0101 1, banded_0100 0, zigzagged_0102 2"),
+        ["banded", "blotchy", "zigzagged"],
+    ),
+    "indoor67": (
+        table("Images/{}.jpg", "gameroom/bt_132294gameroom2 1, airport_inside/airport_inside_0001 0, gameroom/g_1 1"),
+        table("Images/{}.jpg", "airport_inside/airport_inside_0005 0, gameroom/game_room_08 1"),
+        ["airport_inside", "gameroom"],
+    ),
+    "cub200": (
+        {
+            **table(f"images/{BIRDS[0]}/{{}}.jpg", "Black_Footed_Albatross_0009_34 0"),
+            **table(f"images/{BIRDS[1]}/{{}}.jpg", "Laysan_Albatross_0002_1027 1, Laysan_Albatross_0082_524 1"),
+        },
+        {
+            **table(f"images/{BIRDS[0]}/{{}}.jpg", "Black_Footed_Albatross_0046_18 0"),
+            **table(f"images/{BIRDS[1]}/{{}}.jpg", "Laysan_Albatross_0003_1033 1"),
+        },
+        BIRDS,
+    ),
+    "aircraft": (
+        table("images/{}.jpg", "1025794 4, 0787226 2, 1340192 0, 0056978 3"),
+        table("images/{}.jpg", "1514522 1, 0747566 4, 1008575 2"),
+        ["707-320", "727-200", "F/A-18", "Yak-42", "Model B200"],
+    ),
+    "cars": (
+        counted("cars_train/{:05d}.jpg", [2, 0, 1, 2], first=1),
+        counted("cars_test/{:05d}.jpg", [1, 2, 0], first=1),
+        CARS,
+    ),
+    "cifar10": (counted("train/{:06d}", [6, 9, 1, 6, 8, 0, 0, 6, 1, 8]), counted("test/{:06d}", [3, 8, 9]), CIFAR10),
+    "cifar100": (counted("train/{:06d}", [3, 0, 1, 0, 2]), counted("test/{:06d}", [1, 3]), FRUIT),
+    "svhn": (counted("train_32x32.mat/{:06d}", [1, 9, 0, 2]), counted("test_32x32.mat/{:06d}", [5, 0]), DIGITS),
+    **{f"domainnet-{domain}": domain_images(domain) for domain in DOMAINS},
+}  # fmt: skip
+
+
+def labels_of(name):
+    """Labels of train and of test."""
+    return [list(part.values()) for part in IMAGES[name][:2]]
+
+
+def painted_lists(base, name, folder, line, **lists):
+    """Paints a dataset's images and writes its lists; ``lists``: file → train or test, or some of the images of one.
+
+    ``line`` makes a line of a path without the folder and its label.
+    """
+    for file, part in lists.items():
+        found = list(IMAGES[name][part].items()) if isinstance(part, int) else part
+        images(base, [path for path, _ in found])
+        write(base / f"{file}.txt", *(line(path.removeprefix(folder), label) for path, label in found))
+    return base
 
 
 def flowers(root, size=(12, 9), **numbers):
     """setid.mat and imagelabels.mat, 1 x N each; other ``numbers`` may be given."""
-    base, numbers = root / "flowers-102", {**FLOWERS, **numbers}
+    known = {"labels": [77, 1, 102, 1, 5, 77, 102, 5], "trnid": [7, 2], "valid": [5, 1], "tstid": [8, 3, 6, 4]}
+    base, numbers = root / "flowers-102", {**known, **numbers}
     images(base / "jpg", [f"image_{i + 1:05d}.jpg" for i in range(len(numbers["labels"]))], size)
     savemat(base / "imagelabels.mat", {"labels": np.array([numbers["labels"]], dtype=np.uint8)})
     ids = {key: np.array([numbers[key]], dtype=np.uint16) for key in ("trnid", "valid", "tstid")}
@@ -77,81 +177,49 @@ def flowers(root, size=(12, 9), **numbers):
 
 def pets(root):
     base = root / "oxford-iiit-pet"
-    parts = {
-        "trainval": ["american_bulldog_12 2 2 1", "Abyssinian_100 1 1 1", "american_pit_bull_terrier_9 3 2 2"],
-        "test": ["american_pit_bull_terrier_10 3 2 2", "Abyssinian_201 1 1 1", "american_bulldog_203 2 2 1"],
-    }
-    for part, lines in parts.items():
-        write(base / f"annotations/{part}.txt", *lines)
-        images(base / "images", [f"{line.split()[0]}.jpg" for line in lines])
-    header = ("#Image CLASS-ID SPECIES BREED ID", "#ID: 1:37 Class ids")
-    write(base / "annotations/list.txt", *header, *parts["trainval"], *parts["test"])
+    lists = {"annotations/trainval": 0, "annotations/test": 1}
+    painted_lists(base, "pets", "images/", lambda path, label: f"{path[:-4]} {label + 1} 1 1", **lists)
+    write(
+        base / "annotations/list.txt", "#Image CLASS-ID SPECIES BREED ID", "#ID: 1:37 Class ids", "Abyssinian_100 1 1 1"
+    )
     (base / "images/Abyssinian_100.mat").touch()  # as in the archive
     return base
 
 
 def dtd(root):
-    base = root / "dtd/dtd"
-    parts = {
-        "train1": ["zigzagged/zigzagged_0064.jpg", "banded/banded_0002.jpg", "blotchy/blotchy_0003.jpg"],
-        "val1": ["banded/banded_0005.jpg", "blotchy/blotchy_0006.jpg", "zigzagged/zigzagged_0001.jpg"],
-        "test1": ["blotchy/blotchy_0101.jpg", "banded/banded_0100.jpg", "zigzagged/zigzagged_0102.jpg"],
-    }
-    for part, lines in parts.items():
-        write(base / f"labels/{part}.txt", *lines)
-        images(base / "images", lines)
-    write(base / "labels/train2.txt", *parts["test1"])
-    return base
+    train = list(IMAGES["dtd"][0].items())
+    lists = {"labels/train1": train[:3], "labels/val1": train[3:], "labels/test1": 1, "labels/train2": 1}
+    return painted_lists(root / "dtd/dtd", "dtd", "images/", lambda path, _: path, **lists)
 
 
 def indoor67(root, lists="."):
     """``lists``: their folder, relative to the base."""
     base = root / "indoorCVPR_09"
-    parts = {
-        "Train": ["gameroom/bt_132294gameroom2.jpg", "airport_inside/airport_inside_0001.jpg", "gameroom/g_1.jpg"],
-        "Test": ["airport_inside/airport_inside_0005.jpg", "gameroom/game_room_08.jpg"],
-    }
-    for part, lines in parts.items():
-        images(base / "Images", lines)
-        write(base / lists / f"{part}Images.txt", *lines)
     images(base / "Images", ["gameroom/in_no_list.jpg"])  # most of the archive
-    return base
+    files = {f"{lists}/TrainTransform": 0, f"{lists}/EvalTransform": 1}
+    return painted_lists(base, "indoor67", "Images/", lambda path, _: path, **files)
 
 
 def cub200(root):
     base = root / "CUB_200_2011"
-    paths = [
-        "001.Black_footed_Albatross/Black_Footed_Albatross_0046_18.jpg",
-        "001.Black_footed_Albatross/Black_Footed_Albatross_0009_34.jpg",
-        "002.Laysan_Albatross/Laysan_Albatross_0002_1027.jpg",
-        "002.Laysan_Albatross/Laysan_Albatross_0003_1033.jpg",
-        "002.Laysan_Albatross/Laysan_Albatross_0082_524.jpg",
-    ]
-    images(base / "images", paths)
-    for name, values in (
-        ("images", paths),
-        ("image_class_labels", [1, 1, 2, 2, 2]),
-        ("train_test_split", [0, 1, 1, 0, 1]),
-        ("classes", ["001.Black_footed_Albatross", "002.Laysan_Albatross"]),
+    train, test, _ = IMAGES["cub200"]
+    numbered = dict(enumerate(sorted({**train, **test}), start=1))
+    images(base, numbered.values())
+    for name, value in (
+        ("images", lambda path: path.removeprefix("images/")),
+        ("image_class_labels", lambda path: {**train, **test}[path] + 1),
+        ("train_test_split", lambda path: int(path in train)),
     ):
-        write(base / f"{name}.txt", *(f"{i + 1} {value}" for i, value in enumerate(values)))
+        write(base / f"{name}.txt", *(f"{i} {value(path)}" for i, path in numbered.items()))
+    write(base / "classes.txt", *(f"{i} {name}" for i, name in enumerate(BIRDS, start=1)))
     return base
 
 
 def aircraft(root):
-    base = root / "fgvc-aircraft-2013b/data"
-    write(base / "variants.txt", "707-320", "727-200", "F/A-18", "Yak-42", "Model B200")
-    parts = {
-        "trainval": ["1025794 Model B200", "0787226 F/A-18", "1340192 707-320", "0056978 Yak-42"],
-        "test": ["1514522 727-200", "0747566 Model B200", "1008575 F/A-18"],
-    }
-    for part, lines in parts.items():
-        write(base / f"images_variant_{part}.txt", *lines)
-        images(base / "images", [f"{line.split()[0]}.jpg" for line in lines])
-    return base
-
-
-CARS = ["AM General Hummer SUV 2000", "Acura RL Sedan 2012", "Acura TL Sedan 2012"]
+    base, classes = root / "fgvc-aircraft-2013b/data", IMAGES["aircraft"][2]
+    write(base / "variants.txt", *classes)
+    lists = {"images_variant_trainval": 0, "images_variant_test": 1}
+    return painted_lists(base, "aircraft", "images/", lambda path, label: f"{path[:-4]} {classes[label]}", **lists)
 
 
 def annotations(path, labels, with_labels=True):
@@ -168,30 +236,18 @@ def annotations(path, labels, with_labels=True):
 
 def cars(root):
     base = root / "stanford_cars"
-    for part, path, labels in (
-        ("train", "devkit/cars_train_annos.mat", [3, 1, 2, 3]),
-        ("test", "cars_test_annos_withlabels.mat", [2, 3, 1]),
-    ):
-        annotations(base / path, labels)
-        images(base / f"cars_{part}", [f"{i + 1:05d}.jpg" for i in range(len(labels))])
+    for path, part in (("devkit/cars_train_annos.mat", 0), ("cars_test_annos_withlabels.mat", 1)):
+        annotations(base / path, [label + 1 for label in labels_of("cars")[part]])
+        images(base, IMAGES["cars"][part])
     annotations(base / "devkit/cars_test_annos.mat", [2, 3, 1], with_labels=False)  # as in the devkit
     savemat(base / "devkit/cars_meta.mat", {"class_names": cells(CARS)})
     return base
 
 
 def domainnet(root, domain):
-    """Numbers of classes as in the official lists; one without training images, one that no list uses."""
-    base = root / "domainnet"
-    parts = {
-        "train": [("the_Eiffel_Tower", 1, 4), ("aircraft_carrier", 2, 0), ("axe", 3, 2), ("aircraft_carrier", 4, 0)],
-        "test": [("airplane", 5, 1), ("the_Eiffel_Tower", 6, 4)],
-    }
-    for part, entries in parts.items():
-        suffix = "png" if domain == "quickdraw" else "jpg"
-        lines = [f"{domain}/{name}/{domain}_001_{i:06d}.{suffix} {label}" for name, i, label in entries]
-        write(base / f"{domain}_{part}.txt", *lines)
-        images(base, [line.rpartition(" ")[0] for line in lines])
-    return base
+    lists = {f"{domain}_train": 0, f"{domain}_test": 1}
+    line = "{} {}".format
+    return painted_lists(root / "domainnet", f"domainnet-{domain}", "", line, **lists)
 
 
 # ------------------------------------------------------------------ pixels
@@ -237,24 +293,22 @@ def batch(path, first, labels, key="labels", **more):
     python2_pickle(path, {"batch_label": "a batch", key: labels, "data": rows, "filenames": names, **more})
 
 
-CIFAR10 = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
-
-
 def cifar10(root):
     base = root / "cifar-10-batches-py"
+    train, test = labels_of("cifar10")
     python2_pickle(base / "batches.meta", {"num_cases_per_batch": 2, "label_names": CIFAR10, "num_vis": 3072})
-    for i, labels in enumerate([[6, 9], [1, 6], [8, 0], [0, 6], [1, 8]]):
-        batch(base / f"data_batch_{i + 1}", 2 * i, labels)
-    batch(base / "test_batch", 50, [3, 8, 9])
+    for i in range(5):
+        batch(base / f"data_batch_{i + 1}", 2 * i, train[2 * i : 2 * i + 2])
+    batch(base / "test_batch", 50, test)
     return base
 
 
 def cifar100(root):
     base = root / "cifar-100-python"
-    names = {"fine_label_names": ["apple", "aquarium_fish", "baby", "bear"], "coarse_label_names": ["fish", "fruit"]}
-    python2_pickle(base / "meta", names)
-    batch(base / "train", 0, [3, 0, 1, 0, 2], key="fine_labels", coarse_labels=[1, 1, 0, 1, 1])
-    batch(base / "test", 50, [1, 3], key="fine_labels", coarse_labels=[0, 1])
+    train, test = labels_of("cifar100")
+    python2_pickle(base / "meta", {"fine_label_names": IMAGES["cifar100"][2], "coarse_label_names": ["fish", "fruit"]})
+    batch(base / "train", 0, train, key="fine_labels", coarse_labels=[1, 1, 0, 1, 1])
+    batch(base / "test", 50, test, key="fine_labels", coarse_labels=[0, 1])
     return base
 
 
@@ -267,8 +321,8 @@ def digits_mat(path, first, labels):
 
 def svhn(root):
     base = root / "svhn"
-    digits_mat(base / "train_32x32.mat", 0, [1, 9, 10, 2])
-    digits_mat(base / "test_32x32.mat", 50, [5, 10])
+    for first, part, labels in zip((0, 50), ("train", "test"), labels_of("svhn"), strict=True):
+        digits_mat(base / f"{part}_32x32.mat", first, [label or 10 for label in labels])
     return base
 
 
@@ -304,28 +358,27 @@ def devkit(folder, truth):
     write(folder / "data/ILSVRC2012_validation_ground_truth.txt", *truth)
 
 
+def _imagenet(base, val):
+    train_folders(base, {TABBY: 1, TENCH: 2, GOLDFISH: 1})
+    images(base / "val", val)
+    return base
+
+
 def imagenet(root):
     """val as the archive unpacks it, flat, with the devkit beside it."""
-    base = root / "imagenet"
-    train_folders(base, {TABBY: 1, TENCH: 2, GOLDFISH: 1})
-    images(base / "val", val_names())
+    base = _imagenet(root / "imagenet", val_names())
     devkit(base / "ILSVRC2012_devkit_t12", [2, 3, 1, 2])
     return base
 
 
 def imagenet_folders(root):
     """val sorted into WNID folders."""
-    base = root / "imagenet"
-    train_folders(base, {TABBY: 1, TENCH: 2, GOLDFISH: 1})
-    images(base / "val", [f"{VAL[i + 1]}/{name}" for i, name in enumerate(val_names())])
-    return base
+    return _imagenet(root / "imagenet", [f"{VAL[i + 1]}/{name}" for i, name in enumerate(val_names())])
 
 
 def imagenet_kaggle(root):
     """Kaggle's copy; its table is in an order of its own and has boxes behind the WNID."""
-    base = root / "ILSVRC/Data/CLS-LOC"
-    train_folders(base, {TABBY: 1, TENCH: 2, GOLDFISH: 1})
-    images(base / "val", val_names())
+    base = _imagenet(root / "ILSVRC/Data/CLS-LOC", val_names())
     images(base / "test", ["ILSVRC2012_test_00000001.JPEG"])
     with open(root / "LOC_val_solution.csv", "w", newline="") as file:
         table = csv.writer(file)
@@ -361,9 +414,5 @@ def folder(root):
 BUILD = {
     **{f.__name__: f for f in (flowers, pets, dtd, indoor67, cub200, aircraft, cars, cifar10, cifar100, svhn)},
     **{f.__name__: f for f in (imagenet, imagenet100, folder)},
-    **{
-        name: functools.partial(domainnet, domain=name.removeprefix("domainnet-"))
-        for name in DATASETS
-        if name.startswith("domainnet-")
-    },
+    **{f"domainnet-{domain}": functools.partial(domainnet, domain=domain) for domain in DOMAINS},
 }

@@ -1,4 +1,4 @@
-"""Stores on a disk for tests, and what is known of them."""
+"""Cache entries on a disk for tests, and what is known of them."""
 
 import json
 from pathlib import Path
@@ -31,9 +31,9 @@ def sums(store):
     return [int(store.image(i).sum()) for i in range(len(store))]
 
 
-def shelf(root):
-    """The only shelf of the cache beside a folder."""
-    (found,) = disk.shelves(root.parent / "cache")
+def entry_of(root):
+    """The only entry of the cache beside a folder."""
+    (found,) = disk.cache_entries(root.parent / "cache")
     return found["path"]
 
 
