@@ -24,6 +24,10 @@ def failed(error="it broke", log="runs/finetune/x/log.txt", **fields):
     return cell(top1=None, **{**fields, "status": "failed", "error": error, "log": log})
 
 
+def runs(values, **fields):
+    return [cell(seed=seed, top1=value, **fields) for seed, value in enumerate(values)]
+
+
 def grid(cells, protocol="finetune"):
     """The whole of it, labels in order of appearance."""
     orders = {

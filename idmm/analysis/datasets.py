@@ -214,7 +214,7 @@ def _place(pair: Pair, number: int) -> str:
 
 def _draw(found: Checkup, splits: Splits, max_pixels: int, path: Path) -> None:
     """Draws the worst pairs: labels that disagree, then leaks, then the rest, exact ones first."""
-    from idmm.analysis.plots import pair_sheet
+    from idmm.report.pictures import pair_sheet
     from idmm.data.images import decode
 
     def pixels(image):

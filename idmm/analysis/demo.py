@@ -157,11 +157,12 @@ def _summary(runs: list[_Runs], settings: dict) -> dict:
 
 def _pictures(out: Path, result: dict, stage1: PretrainConfig) -> None:
     """Draws the losses, the crops of seed 0 and the comparison."""
-    from idmm.analysis import plots
+    from idmm.analysis.crops import crop_sheet
     from idmm.data.cache import load_split
     from idmm.data.datasets import open_splits
     from idmm.data.views import short_side_bound
     from idmm.recipes import settle_method
+    from idmm.report import pictures
     from idmm.stages.common import describe_backbone
 
     def curves(name: str) -> list[list[dict]]:
@@ -174,7 +175,7 @@ def _pictures(out: Path, result: dict, stage1: PretrainConfig) -> None:
         f"pretraining: {unlabelled:,} images, no labels": {"IDMM": curves("pretrain")},
         f"fine-tuning: {labelled:,} labelled images": tuned,
     }
-    plots.loss_panels(panels, out / "loss.png")
+    pictures.loss_panels(panels, out / "loss.png")
 
     stage1, _ = settle_method(stage1)
     smallest = min(group.scale[0] for group in stage1.views.crops)
@@ -182,11 +183,11 @@ def _pictures(out: Path, result: dict, stage1: PretrainConfig) -> None:
     store = load_split(split, bound=short_side_bound(stage1.views.size, smallest), data=stage1.data)
     known = describe_backbone(stage1)
     alpha = stage1.method.cutmix_alpha
-    plots.crop_sheet(store, stage1.views, out / "crops.png", mean=known.mean, std=known.std, cutmix_alpha=alpha)
+    crop_sheet(store, stage1.views, out / "crops.png", mean=known.mean, std=known.std, cutmix_alpha=alpha)
 
     scores = {"from scratch": result["scratch_top1"], "from IDMM": result["idmm_top1"]}
     title = f"{labelled:,} labelled images"
-    plots.comparison(scores, out / "comparison.png", title, chance=100 / result["num_classes"])
+    pictures.comparison(scores, out / "comparison.png", title, chance=100 / result["num_classes"])
 
 
 def _say(out: Path, result: dict) -> None:

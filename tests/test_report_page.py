@@ -9,8 +9,10 @@ from browser import browsing
 from grids import cell, failed, full, grid
 from PIL import Image
 
-from idmm.transfer import html
-from idmm.transfer.summary import Table
+from idmm.report.page import Configs
+from idmm.report.render import render
+from idmm.report.sections import sections
+from idmm.report.table import Table
 
 HOSTILE = "</script><script>document.title='stolen'</script><img src=x onerror=\"document.title='stolen'\">"
 BACKBONES = ("pvt_v2_b0", "a_b & c%")
@@ -33,6 +35,10 @@ def cells():
         change(cell, "pets", "dtd", seed, top1=None)
     change(failed, "pets", "flowers", 1)
     return found
+
+
+def html(cells):
+    return render("grid.html", sections(grid(cells)))
 
 
 class Reader(HTMLParser):
@@ -63,26 +69,19 @@ class Reader(HTMLParser):
 
 # ------------------------------------------------------------------ the file
 def test_it_is_a_plain_table_without_scripts():
-    given = grid(cells())
-    read = Reader(html.page(given))
-    assert read.rows[0] == [
-        "readout",
-        "backbone",
-        "source",
-        "method",
-        "flowers",
-        "pets",
-        "dtd",
-        "average",
-        "average gain",
-    ]
+    read, found = Reader(html(cells())), Table(grid(cells()), "finetune")
+    heads = ["readout", "backbone", "source", "method", "flowers", "pets", "dtd", "average", "average gain"]
+    assert read.rows[0] == heads
     assert len(read.rows) == 1 + 3 * 2 * 5, "three readouts, two backbones, scratch and two by two"
-    found = Table(given, "finetune")
     texts = {tuple(row[:4]): [" ".join(text.split()) for text in row[4:]] for row in read.rows[1:]}
     row = texts["fine-tuned", BACKBONES[0], "flowers", "idmm"]
-    entry = found.entries[BACKBONES[0], ("flowers", "idmm"), "flowers"]
-    gain = found.gain(BACKBONES[0], ("flowers", "idmm"), "flowers")
-    assert row[0] == f"{entry.mean:.1f} ± {entry.std:.1f} ({gain.mean:+.1f})" and row[1:] == ["failed", row[2], "", ""]
+    one = found.cells[BACKBONES[0], ("flowers", "idmm"), "flowers"]
+    assert row[0] == f"{one.stats.mean:.1f} ± {one.stats.std:.1f} ({one.gain.mean:+.1f})" and row[1:] == [
+        "failed",
+        row[2],
+        "",
+        "",
+    ]
     assert texts["fine-tuned", BACKBONES[0], "pets", "idmm"][2] == "—"
     assert "n = 1 †" in texts["fine-tuned", BACKBONES[0], "pets", "idmm"][0]
     means = [found.mean(BACKBONES[1], ("pets", "simclr"), target) for target in found.targets]
@@ -96,7 +95,7 @@ def test_nothing_is_loaded_and_no_label_is_markup():
         cell(**names, config={HOSTILE: HOSTILE, "data": {}}, folder="javascript:alert(1)"),
         failed(HOSTILE, **names, seed=1, log='x" onclick="alert(1)'),
     ]
-    text = html.page(grid(nasty))
+    text = html(nasty)
     read = Reader(text)
     assert [tag for tag, _ in read.tags if tag in ("script", "img", "link", "iframe")] == ["script", "script"]
     assert not [a for _, attrs in read.tags for a in attrs if a.startswith("on") or a in ("src", "style")]
@@ -113,21 +112,17 @@ def test_nothing_is_loaded_and_no_label_is_markup():
 
 def test_config_is_taken_apart():
     base = {"train": {"epochs": 3, "lr": None}, "seed": 0}
-    some = [
-        cell(config={**base, "seed": n}, seed=n, pretrain_config={"seed": n, "views": {"size": 112}}) for n in (0, 1)
-    ]
-    configs = html.Configs(some)
+    views = {"views": {"size": 112}}
+    some = [cell(config={**base, "seed": n}, seed=n, pretrain_config={"seed": n, **views}) for n in (0, 1)]
+    configs = Configs(some)
     assert configs.own(tuple(some)) == [("seed", "0 / 1"), ("pretrain.seed", "0 / 1")]
-    shared = configs.shared()
-    assert (
-        "<dt>train.epochs</dt><dd>3</dd><dt>train.lr</dt><dd>null</dd><dt>pretrain.views.size</dt><dd>112</dd>"
-        in shared
-    )
+    assert configs.shared == {"train.epochs": "3", "train.lr": "null", "pretrain.views.size": "112"}
+    assert "<dt>train.epochs</dt><dd>3</dd><dt>train.lr</dt><dd>null</dd><dt>pretrain.views.size" in html(some)
 
 
 @pytest.mark.parametrize("given", [[], [failed()], [cell()], [cell(seconds=None, config=None)]], ids=str)
 def test_any_grid_has_a_page(given):
-    assert len(Reader(html.page(grid(given))).rows) == (2 if given else 0)
+    assert len(Reader(html(given)).rows) == (2 if given else 0)
 
 
 # ------------------------------------------------------------------ a browser
@@ -139,7 +134,7 @@ def page():
 
 @pytest.fixture
 def opened(page, tmp_path):
-    (tmp_path / "grid.html").write_text(html.page(grid(cells())))
+    (tmp_path / "grid.html").write_text(html(cells()))
     page.requests.clear()
     page.complaints.clear()
     page.open(tmp_path / "grid.html")
@@ -245,7 +240,7 @@ def test_a_click_keeps_a_cell(opened):
 
 
 def test_off_scripts_leave_a_table(page, tmp_path):
-    (tmp_path / "grid.html").write_text(html.page(grid(cells())))
+    (tmp_path / "grid.html").write_text(html(cells()))
     page.open(tmp_path / "grid.html", scripts=False)
     assert len(column(page, 0)) == 30 and page.run("document.getElementById('filters').hidden")
     assert page.run(f"{head(4)}.querySelector('button')") is None
@@ -255,7 +250,7 @@ def test_off_scripts_leave_a_table(page, tmp_path):
 def test_hostile_labels_run_nowhere(page, tmp_path):
     names = {"source": HOSTILE, "method": HOSTILE, "backbone": HOSTILE, "target": HOSTILE}
     nasty = [cell(**names, config={HOSTILE: HOSTILE}), failed(HOSTILE, **names, seed=1), cell("b", target=HOSTILE)]
-    (tmp_path / "grid.html").write_text(html.page(grid(nasty)))
+    (tmp_path / "grid.html").write_text(html(nasty))
     page.requests.clear()
     page.complaints.clear()
     page.open(tmp_path / "grid.html")
