@@ -15,7 +15,7 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator, NullLocator
 
 from idmm.report.sections import Ranking, SizeCurve, SourceRank
-from idmm.report.stats import Interval
+from idmm.report.stats import BootstrapMean
 from idmm.report.style import colour_and_marker, line_style, plain_axis, save
 from idmm.report.table import FAILED, MISSING, RANDOM, SCRATCH, Row, Table, TableCell, format_number
 
@@ -162,7 +162,7 @@ def source_ranks(ranking: Ranking, path: Path) -> None:
     for y, one in enumerate(ranks):
         _rank_marks(axes[0], y, one, methods)
         if one.gain is not None:
-            _mark(axes[1], y, one.gain, one.gain_interval, format_number(one.gain, sign=True), one.pretrained)
+            _mark(axes[1], y, one.gain, format_number(one.gain.value, sign=True), one.pretrained)
     axes[0].set_yticks(range(len(ranks)), [_label(one.label) for one in ranks], fontsize=9)
     axes[0].set_ylim(len(ranks) - 0.4, -0.6)
     axes[0].set_xlim(0.7, len(ranks) + 0.3)
@@ -188,12 +188,13 @@ def _rank_marks(axis, y: int, one: SourceRank, methods: list[str]) -> None:
             number = methods.index(method)
             below = y + 0.2 + 0.2 * number / len(methods)  # one under the other: equal ranks hide nothing
             axis.plot(rank, below, linestyle="", **colour_and_marker(number), markersize=5)
-    _mark(axis, y, one.rank, one.rank_interval, format_number(one.rank), one.pretrained)
+    _mark(axis, y, one.rank, format_number(one.rank.value), one.pretrained)
 
 
-def _mark(axis, y: int, value: float, interval: Interval | None, text: str, full: bool) -> None:
+def _mark(axis, y: int, mean: BootstrapMean, text: str, full: bool) -> None:
     """A dot with its interval and its number; hollow for what this grid did not pretrain."""
-    if interval is not None:
+    value, interval = mean
+    if interval:
         axis.plot(interval, (y, y), color="black", linewidth=1.4, marker="|", markersize=7)
     axis.plot(value, y, marker="o", markersize=8, color="black", markerfacecolor="black" if full else "white", zorder=4)
     axis.annotate(text, (value, y), (0, 7), textcoords="offset points", ha="center", fontsize=8)

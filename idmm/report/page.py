@@ -1,6 +1,8 @@
 """What grid.html shows beside the sections: every cell's runs, the config that they share, and what is their own."""
 
 import json
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from urllib.parse import quote
 
 from idmm.progress import duration
@@ -16,42 +18,41 @@ FIELDS = {
 
 def page(found: Sections) -> dict:
     """Returns the table's lines in order, with the details of each cell by its number, and all runs as texts."""
-    configs = Configs(found.grid["cells"])
+    configs = config_values(found.grid["cells"])
     targets = list(dict.fromkeys(target for table in found.tables for target in table.targets))
-    rows, details = [], []
-    for table in found.tables:
-        for backbone, row in ((b, row) for b in table.backbones for row in table.rows_of(b)):
+    lines, details = [], []
+    for table, backbone in ((table, backbone) for table in found.tables for backbone in table.backbones):
+        for row in table.rows_of(backbone):
             cells = []
             for target in targets:
                 cell = table.cells.get((backbone, row, target))
-                text = _sentence(table, cell) if cell else ""
-                cells.append((len(details), cell, text))
+                cells.append((cell, len(details), cell and _sentence(table, cell)))
                 if cell:
+                    own = [
+                        (key, " / ".join(v))
+                        for key, v in config_values(cell.stats.runs).items()
+                        if len(configs[key]) > 1
+                    ]
                     title = f"{row.label} → {target} ({backbone})"
-                    details.append(
-                        {"title": title, "said": text, **_runs(cell), "config": configs.own(cell.stats.runs)}
-                    )
-            rows.append(
-                {"table": table, "backbone": backbone, "row": row, "cells": cells, **_averages(table, backbone, row)}
-            )
+                    details.append({"title": title, "said": cells[-1][2], **_runs(cell), "config": own})
+            lines.append((table, backbone, row, cells, _averages(table, backbone, row)))
     return {
         "readouts": [table.label for table in found.tables],
         "backbones": list(dict.fromkeys(backbone for table in found.tables for backbone in table.backbones)),
         "targets": targets,
-        "rows": rows,
+        "lines": lines,
         "details": details,
         "runs": [(run_label(run), run_texts(run)) for run in found.grid["cells"]],
-        "shared_config": configs.shared,
+        "shared_config": {key: values[0] for key, values in configs.items() if len(values) == 1},
     }
 
 
-def _averages(table: Table, backbone: str, row: Row) -> dict[str, float | None]:
-    """Over all targets; of some alone it would be another number."""
+def _averages(table: Table, backbone: str, row: Row) -> list[float | None]:
+    """Of accuracy and of gain over all targets; over some alone it would be another number."""
     cells = table.cells_of(backbone, row)
     means = [cell and cell.stats.mean for cell in cells]
     gains = [cell and cell.gain and cell.gain.mean for cell in cells]
-    averages = [None if None in values else sum(values) / len(values) for values in (means, gains)]
-    return dict(zip(("average", "average_gain"), averages, strict=True))
+    return [None if None in values else sum(values) / len(values) for values in (means, gains)]
 
 
 def _sentence(table: Table, cell: TableCell) -> str:
@@ -92,45 +93,23 @@ def run_texts(run: dict) -> dict[str, str]:
     return out
 
 
-class Configs:
-    """The configs of all runs, taken apart into what they share and what is a run's own.
+def config_values(runs: Iterable[dict]) -> dict[str, list[str]]:
+    """Returns the dotted keys of the runs' configs, with the values that each has among them.
 
-    Args:
-        runs: All of the grid.
-
-    Attributes:
-        shared: Dotted key -> value.
+    Those of a run's pretraining stand under 'pretrain.'.
     """
-
-    def __init__(self, runs: list[dict]):
-        seen: dict[str, set[str]] = {}
-        for run in runs:
-            for key, value in _flat_config(run).items():
-                seen.setdefault(key, set()).add(value)
-        self.shared = {key: next(iter(values)) for key, values in seen.items() if len(values) == 1}
-
-    def own(self, runs: tuple[dict, ...]) -> list[tuple[str, str]]:
-        """Returns keys that differ between runs of the grid, with the values that these have."""
-        values: dict[str, dict[str, None]] = {}
-        for run in runs:
-            for key, value in _flat_config(run).items():
-                if key not in self.shared:
-                    values.setdefault(key, {})[value] = None
-        return [(key, " / ".join(found)) for key, found in values.items()]
+    found: dict[str, dict[str, None]] = {}
+    for run in runs:
+        configs = _flat(run.get("config") or {}), _flat(run.get("pretrain_config") or {}, "pretrain.")
+        for key, value in chain(*configs):
+            found.setdefault(key, {})[value] = None
+    return {key: list(values) for key, values in found.items()}
 
 
-def _flat_config(run: dict) -> dict[str, str]:
-    """Dotted keys of the run, and those of its pretraining under 'pretrain.'."""
-    return {**_flat(run.get("config") or {}), **_flat(run.get("pretrain_config") or {}, "pretrain.")}
-
-
-def _flat(tree: dict, prefix: str = "") -> dict[str, str]:
-    out = {}
+def _flat(tree: dict, prefix: str = "") -> Iterator[tuple[str, str]]:
     for key, value in tree.items():
         if isinstance(value, dict) and value:
-            out.update(_flat(value, f"{prefix}{key}."))
+            yield from _flat(value, f"{prefix}{key}.")
         else:
-            out[f"{prefix}{key}"] = (
-                value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-            )
-    return out
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+            yield f"{prefix}{key}", text

@@ -8,6 +8,7 @@ import json
 import re
 import textwrap
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -16,18 +17,9 @@ from markupsafe import Markup, escape
 from idmm.files import write_text
 from idmm.report.page import page
 from idmm.report.sections import Sections, sections
-from idmm.report.table import (
-    MISSING,
-    SOME_FAILED,
-    Table,
-    format_gain,
-    format_interval,
-    format_number,
-    run_label,
-)
+from idmm.report.table import MISSING, SOME_FAILED, Table, format_gain, format_interval, format_number, run_label
 
 COLUMNS = ("source", "method", "backbone", "target", "pretrain_seed", "seed", "top1", "top5", "seconds", "status")
-PICTURES = ("grid.png", "insight.png", "size.png")
 WIDTH = 100  # letters of a terminal's line
 MOST = 12  # lines of each part of the summary
 
@@ -45,23 +37,24 @@ def write(folder: str | Path) -> None:
     write_text(out / "grid.csv", csv_text(found.own))
     for name in ("grid.md", "grid.tex", "grid.html"):
         write_text(out / name, render(name, found))
-    drawn = _draw(found, out)
-    for name in PICTURES:
-        if name not in drawn:
+    for name, draw in _pictures(found).items():
+        if draw:
+            draw(out / name)
+        else:
             (out / name).unlink(missing_ok=True)
 
 
-def _draw(found: Sections, out: Path) -> list[str]:
+def _pictures(found: Sections) -> dict[str, Callable[[Path], None] | None]:
+    """What draws each picture; None where the grid has nothing for it."""
     if not found.own:
-        return []
-    from idmm.report import grid_pictures  # matplotlib takes a second
+        return dict.fromkeys(("grid.png", "insight.png", "size.png"))
+    from idmm.report import grid_pictures as draw  # matplotlib takes a second
 
-    grid_pictures.heat_maps(found.own, out / "grid.png")
-    if found.ranking.ranks:
-        grid_pictures.source_ranks(found.ranking, out / "insight.png")
-    if found.curves:
-        grid_pictures.size_curves(found.own, found.curves, out / "size.png")
-    return [name for name, content in zip(PICTURES, (True, found.ranking.ranks, found.curves), strict=True) if content]
+    return {
+        "grid.png": partial(draw.heat_maps, found.own),
+        "insight.png": partial(draw.source_ranks, found.ranking) if found.ranking.ranks else None,
+        "size.png": partial(draw.size_curves, found.own, found.curves) if found.curves else None,
+    }
 
 
 def csv_text(table: Table) -> str:

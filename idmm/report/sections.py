@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import rankdata
 
-from idmm.report.stats import Estimate, Interval, SeedStats, bootstrap, difference, log_slope, seed_stats, spearman
-from idmm.report.table import SCRATCH, Row, Table, TableCell, format_number, source_label, tables
+from idmm.report.stats import BootstrapMean, Estimate, SeedStats, bootstrap, difference, log_slope, seed_stats, spearman
+from idmm.report.table import RANDOM, READOUTS, SCRATCH, Row, Table, TableCell, format_number
 
 SIZES = 6  # least number of sizes that make a curve
 
@@ -18,66 +18,47 @@ SIZES = 6  # least number of sizes that make a curve
 # ------------------------------------------------------------------ sources
 @dataclass(frozen=True)
 class SourceRank:
-    """How a source does over all targets.
-
-    Attributes:
-        source: Its label.
-        pretrained: False for scratch and for weights that the user gave.
-        rank: Mean rank, 1 is best; equals share theirs.
-        rank_interval: Over targets.
-        by_method: Mean rank for each method.
-        average: Mean accuracy over targets, methods and backbones.
-        gain: Mean gain over scratch, None without it.
-        gain_interval: Over targets.
-    """
+    """How a source does over all targets, methods and backbones; intervals are over targets."""
 
     source: str
-    pretrained: bool
-    rank: float
-    rank_interval: Interval | None
-    by_method: dict[str, float]
-    average: float
-    gain: float | None
-    gain_interval: Interval | None
+    pretrained: bool  # False for scratch and for weights that the user gave
+    rank: BootstrapMean  # 1 is best; equals share theirs
+    by_method: dict[str, float]  # mean rank
+    average: float  # accuracy
+    gain: BootstrapMean | None  # over scratch, None without it
 
     @property
     def label(self) -> str:
-        return source_label(self.source)
+        return RANDOM if self.source == SCRATCH.source else self.source
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """Sources from best to worst.
+    """Sources from best to worst by their mean rank.
 
-    Attributes:
-        ranks: By mean rank.
-        used: Comparisons (a target, a method and a backbone each) in which every source has a value.
-        total: All of them; the others are left out, a rank among fewer would be another number.
-        targets: Targets among those used.
+    A comparison is a target, a method and a backbone. Only those count in which every source has a value: a rank among
+    fewer would be another number.
     """
 
     ranks: list[SourceRank]
-    used: int
+    used: int  # comparisons
     total: int
-    targets: int
+    targets: int  # among those used
 
     @property
     def caption(self) -> str:
-        """What mean ranks are the mean of."""
         left = self.total - self.used
         rest = f"; {left} of {self.total} left out, where some source has no value yet" if left else ""
-        counts = [
-            f"{n} {what}{'s' if n > 1 else ''}" for n, what in ((self.used, "comparison"), (self.targets, "target"))
-        ]
+        counts = ((self.used, "comparison"), (self.targets, "target"))
+        over = " on ".join(f"{count} {what}{'s' if count > 1 else ''}" for count, what in counts)
         spans = ", 95 % bootstrap intervals over targets" if self.targets > 1 else ""
-        return f"Mean rank (1 is best) over {' on '.join(counts)}{spans}{rest}."
+        return f"Mean rank (1 is best) over {over}{spans}{rest}."
 
 
 def ranking(table: Table) -> Ranking:
     """Ranks the sources under each target, method and backbone, scratch and given weights among them."""
-    pretrained = {
-        row for (_, row, _), cell in table.cells.items() if any(r["pretrain_seed"] is not None for r in cell.stats.runs)
-    }
+    cells = table.cells.items()
+    pretrained = {row for (_, row, _), cell in cells if any(r["pretrain_seed"] is not None for r in cell.stats.runs)}
     methods = list(dict.fromkeys(row.method for row in table.rows if row in pretrained)) or [None]
     candidates = _candidates(table, pretrained)
     comparisons = list(product(table.backbones, methods, table.targets))
@@ -89,31 +70,20 @@ def ranking(table: Table) -> Ranking:
     if not kept:
         return Ranking([], 0, len(comparisons), 0)
     values = np.array([found[n] for n in kept], dtype=float)  # [P, S]
-    ranks = rankdata(-values, axis=1)  # 1 for the largest; equals share the mean of their ranks
-    chosen = [comparisons[n] for n in kept]
-    targets = [target for _, _, target in chosen]
-    scratch = [table.mean(backbone, SCRATCH, target) for backbone, _, target in chosen]
-    gains = None if None in scratch else values - np.array(scratch)[:, None]
-    rank_intervals = bootstrap(ranks, targets)
-    gain_intervals = None if gains is None else bootstrap(gains, targets)
-    of_method = {name: [m == name for _, m, _ in chosen] for name in methods if name in {m for _, m, _ in chosen}}
-    out = []
-    for n, (source, row) in enumerate(candidates.items()):
-        gained = gains is not None and row != SCRATCH
-        out.append(
-            SourceRank(
-                source,
-                pretrained=row is None,
-                rank=float(ranks[:, n].mean()),
-                rank_interval=rank_intervals[n],
-                by_method={name: float(ranks[which, n].mean()) for name, which in of_method.items() if row is None},
-                average=float(values[:, n].mean()),
-                gain=float(gains[:, n].mean()) if gained else None,
-                gain_interval=gain_intervals[n] if gained else None,
-            )
-        )
-    out.sort(key=lambda one: (one.rank, -one.average))
-    return Ranking(out, len(kept), len(comparisons), len(set(targets)))
+    places = rankdata(-values, axis=1)  # 1 for the largest; equals share the mean of their ranks
+    _, method_of, targets = zip(*(comparisons[n] for n in kept), strict=True)
+    scratch = [table.mean(backbone, SCRATCH, target) for backbone, _, target in (comparisons[n] for n in kept)]
+    gains = [None] * len(candidates) if None in scratch else bootstrap(values - np.array(scratch)[:, None], targets)
+    ranks = []
+    for n, (rank, gain, (source, row)) in enumerate(
+        zip(bootstrap(places, targets), gains, candidates.items(), strict=True)
+    ):
+        which = {method: [m == method for m in method_of] for method in dict.fromkeys(method_of)} if row is None else {}
+        by_method = {method: float(places[mask, n].mean()) for method, mask in which.items()}
+        average = float(values[:, n].mean())
+        ranks.append(SourceRank(source, row is None, rank, by_method, average, None if row == SCRATCH else gain))
+    ranks.sort(key=lambda one: (one.rank.value, -one.average))
+    return Ranking(ranks, len(kept), len(comparisons), len(set(targets)))
 
 
 def _candidates(table: Table, pretrained: set[Row]) -> dict[str, Row | None]:
@@ -157,33 +127,25 @@ def picks(table: Table) -> list[Pick]:
 # ------------------------------------------------------------------ preview
 @dataclass(frozen=True)
 class Preview:
-    """How well probes of frozen features foretell fine-tuning.
+    """How well a probe of frozen features foretells fine-tuning, over targets and backbones.
 
-    Attributes:
-        label: The probe.
-        rho: Spearman's rank correlation over the rows of a target, mean over targets and backbones; scratch is no
-            row here, all would agree on it.
-        interval: Over targets.
-        groups: Targets and backbones that it is the mean of.
-        pooled: Over all pairs together, which also tells which targets are hard.
-        pairs: Places where both have a value.
-        loss: Points that fine-tuning of the probe's pick is below the best row, mean over targets and backbones.
+    Scratch is left out, all would agree on it.
     """
 
-    label: str
-    rho: float | None
-    interval: Interval | None
-    groups: int
-    pooled: float | None
-    pairs: int
-    loss: float | None
+    label: str  # of the probe
+    rho: BootstrapMean | None  # Spearman's rank correlation over the rows of a target; its interval is over targets
+    groups: int  # targets and backbones that it is the mean of
+    pooled: float | None  # over all pairs together, which also tells which targets are hard
+    pairs: int  # places where both have a value
+    loss: float | None  # points that fine-tuning of the probe's pick is below the best row
 
     @property
     def sentence(self) -> str:
         parts = []
         if self.rho is not None:
-            span = "" if self.interval is None else f" ({self.interval.low:.2f} to {self.interval.high:.2f})"
-            parts.append(f"Spearman's ρ within a target {self.rho:.2f}{span}")
+            value, interval = self.rho
+            span = f" ({interval.low:.2f} to {interval.high:.2f})" if interval else ""
+            parts.append(f"Spearman's ρ within a target {value:.2f}{span}")
         if self.pooled is not None:
             parts.append(f"over all {self.pairs} cells {self.pooled:.2f}")
         if self.loss is not None:
@@ -208,9 +170,9 @@ def preview(probed: Table, tuned: Table) -> Preview | None:
             targets.append(target)
     if not pairs:
         return None
-    rho, loss = (statistics.fmean(values) if values else None for values in (rhos, losses))
-    (interval,) = bootstrap(np.array(rhos)[:, None], targets) if rhos else (None,)
-    return Preview(probed.label, rho, interval, len(rhos), spearman(pairs), len(pairs), loss)
+    (rho,) = bootstrap(np.array(rhos)[:, None], targets) if rhos else (None,)
+    loss = statistics.fmean(losses) if losses else None
+    return Preview(probed.label, rho, len(rhos), spearman(pairs), len(pairs), loss)
 
 
 # ------------------------------------------------------------------ source size
@@ -221,22 +183,15 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class SizeCurve:
-    """Accuracy over the size of the source.
+    """Accuracy over the size of the source."""
 
-    Attributes:
-        dataset: What the sources are subsets of.
-        points: By size; sources of one size (draws of the subset) are put together.
-        scratch: The same backbone on the same target without pretraining.
-        slope: Points that ten times the images bring, by a straight line through the means, with half its interval.
-    """
-
-    dataset: str
+    dataset: str  # that the sources are subsets of
     backbone: str
     method: str
     target: str
-    points: list[Point]
-    scratch: SeedStats | None
-    slope: Estimate | None
+    points: list[Point]  # by size; sources of one size (draws of the subset) are put together
+    scratch: SeedStats | None  # the same backbone on the same target without pretraining
+    slope: Estimate | None  # points that ten times the images bring
 
 
 def size_curves(table: Table) -> list[SizeCurve]:
@@ -280,22 +235,11 @@ def _families(table: Table) -> list[tuple[str, dict[str, int]]]:
 # ------------------------------------------------------------------ all
 @dataclass(frozen=True)
 class Sections:
-    """What the reports of a grid say.
+    """What the reports of a grid say; from ``picks`` on it is of the first table."""
 
-    Attributes:
-        grid: What grid.json holds.
-        own: The table of the grid's own protocol, which may be empty.
-        tables: Those that have something in them, ``own`` first; what follows is of the first.
-        picks: The best source of each target.
-        ranking: Of the sources.
-        curves: Accuracy over the source's size.
-        previews: Of fine-tuning by probes.
-        failed: Runs.
-    """
-
-    grid: dict
-    own: Table
-    tables: list[Table]
+    grid: dict  # as in grid.json
+    own: Table  # of the grid's own protocol, which may be empty
+    tables: list[Table]  # those that have something in them, ``own`` first
     picks: list[Pick]
     ranking: Ranking
     curves: list[SizeCurve]
@@ -305,18 +249,10 @@ class Sections:
 
 def sections(grid: dict) -> Sections:
     """Computes everything that is told of a grid."""
-    found = tables(grid)
+    found = [Table(grid, *readout) for readout in sorted(READOUTS, key=lambda one: one[0] != grid["protocol"])]
     shown = [t for t in found if t and (t.metric == "top1" or t.usual_n)]
     first = (shown or found)[0]
     tuned = next(t for t in found if t.protocol == "finetune")
-    previews = [preview(t, tuned) for t in found if t.protocol == "probe"]
-    return Sections(
-        grid,
-        found[0],
-        shown,
-        picks(first),
-        ranking(first),
-        size_curves(first),
-        [one for one in previews if one],
-        [run for run in grid["cells"] if run["status"] == "failed"],
-    )
+    previews = [one for t in found if t.protocol == "probe" and (one := preview(t, tuned))]
+    failed = [run for run in grid["cells"] if run["status"] == "failed"]
+    return Sections(grid, found[0], shown, picks(first), ranking(first), size_curves(first), previews, failed)

@@ -20,8 +20,15 @@ class Interval(NamedTuple):
     high: float
 
 
+class BootstrapMean(NamedTuple):
+    """A mean over groups with its 95 % bootstrap interval, where there are several groups."""
+
+    value: float
+    interval: Interval | None
+
+
 class Estimate(NamedTuple):
-    """A mean difference or a slope, with half its 95 % interval where there are several independent draws."""
+    """A mean difference or a slope, with half its 95 % t-interval, where there are several independent draws."""
 
     mean: float
     half: float | None
@@ -29,26 +36,19 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True)
 class SeedStats:
-    """The runs of all seeds of one source, method, backbone and target, and their accuracy in percent.
+    """Accuracy in percent over the runs of all seeds of one source, method, backbone and target.
 
-    Attributes:
-        runs: As grid.json lists them under ``cells``.
-        values: Accuracy of those that are done.
-        mean: None where none is done.
-        std: Sample standard deviation over runs; None for less than two.
-        half: Half the 95 % t-interval of the mean. Runs that share a pretraining are no independent draws: where there
-            are several pretrainings, it is their means that count.
-        units: How many draws that interval rests on.
-        variance: Of the mean; None where ``half`` is.
+    Runs that share a pretraining are no independent draws: where there are several pretrainings, it is their means
+    that count for the interval.
     """
 
-    runs: tuple[dict, ...]
-    values: tuple[float, ...] = ()
+    runs: tuple[dict, ...]  # as grid.json lists them under ``cells``
+    values: tuple[float, ...] = ()  # of those that are done
     mean: float | None = None
-    std: float | None = None
-    half: float | None = None
-    units: int = 0
-    variance: float | None = None
+    std: float | None = None  # sample standard deviation over runs
+    half: float | None = None  # of the mean's 95 % t-interval
+    units: int = 0  # independent draws
+    variance: float | None = None  # of the mean
 
     @property
     def n(self) -> int:
@@ -64,13 +64,13 @@ class SeedStats:
 
 
 def seed_stats(runs: Iterable[dict], metric: str) -> SeedStats:
-    """Returns the statistics of runs that differ in their seeds alone."""
+    """Returns the statistics of runs that differ in their seeds alone; None stands for what too few values give."""
     runs = tuple(runs)
     groups: dict[tuple, list[float]] = {}
     for run in runs:
         if (value := accuracy(run, metric)) is not None:
             groups.setdefault((run["source"], run["pretrain_seed"]), []).append(value)
-    values = tuple(value for run in runs if (value := accuracy(run, metric)) is not None)
+    values = tuple(value for group in groups.values() for value in group)
     if not values:
         return SeedStats(runs)
     units = [statistics.fmean(group) for group in groups.values()] if len(groups) > 1 else values
@@ -105,8 +105,8 @@ def difference(one: SeedStats, other: SeedStats) -> Estimate | None:
     return Estimate(mean, t_half(total, freedom))
 
 
-def bootstrap(values: np.ndarray, groups: list) -> list[Interval | None]:
-    """95 % percentile intervals of the mean of each column, when whole groups are drawn again.
+def bootstrap(values: np.ndarray, groups: list) -> list[BootstrapMean]:
+    """Returns the mean of each column with a percentile interval, when whole groups are drawn again.
 
     Targets are what is drawn: a source that is good for one of them need not be for the next. With few of them such
     intervals are too narrow; with less than two there are none.
@@ -115,13 +115,13 @@ def bootstrap(values: np.ndarray, groups: list) -> list[Interval | None]:
         values: [R, K].
         groups: To which group a row belongs, R of them.
     """
-    kinds = list(dict.fromkeys(groups))
-    if len(kinds) < 2:
-        return [None] * values.shape[1]
-    member = np.array([[group == kind for group in groups] for kind in kinds], dtype=float)  # [G, R]
-    often = numpy_rng(0, "transfer bootstrap").multinomial(len(kinds), [1 / len(kinds)] * len(kinds), DRAWS)
-    means = (often @ (member @ values)) / (often @ member.sum(axis=1))[:, None]  # [DRAWS, K]
-    return [Interval(*map(float, bounds)) for bounds in np.quantile(means, (0.025, 0.975), axis=0).T]
+    kinds, intervals = list(dict.fromkeys(groups)), [None] * values.shape[1]
+    if len(kinds) > 1:
+        member = np.array([[group == kind for group in groups] for kind in kinds], dtype=float)  # [G, R]
+        often = numpy_rng(0, "transfer bootstrap").multinomial(len(kinds), [1 / len(kinds)] * len(kinds), DRAWS)
+        means = (often @ (member @ values)) / (often @ member.sum(axis=1))[:, None]  # [DRAWS, K]
+        intervals = [Interval(*map(float, bounds)) for bounds in np.quantile(means, (0.025, 0.975), axis=0).T]
+    return [BootstrapMean(float(column.mean()), one) for column, one in zip(values.T, intervals, strict=True)]
 
 
 def spearman(pairs: list[tuple[float, float]]) -> float | None:

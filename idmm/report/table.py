@@ -38,21 +38,13 @@ SCRATCH = Row("scratch", "none")
 
 @dataclass(frozen=True)
 class TableCell:
-    """A place of a table, with its texts free of markup.
-
-    Attributes:
-        stats: Over its runs.
-        gain: Over the same backbone from scratch on the same target; None where either is missing, and for scratch.
-        unusual_n: It has a mean of more or fewer runs than most.
-        best_of_column: Among all rows of its backbone, several where they print alike; none where nothing competes.
-        best_of_source: Likewise among the methods of its source.
-    """
+    """A place of a table; its texts are free of markup."""
 
     stats: SeedStats
-    gain: Estimate | None
-    unusual_n: bool
-    best_of_column: bool
-    best_of_source: bool
+    gain: Estimate | None  # over the same backbone from scratch on the same target; of scratch itself there is none
+    unusual_n: bool  # a mean of more or fewer runs than most
+    best_of_column: bool  # of its backbone, several where they print alike; none where nothing competes
+    best_of_source: bool  # likewise among the methods of its source
 
     @property
     def mean(self) -> str:
@@ -120,20 +112,12 @@ class Table:
 
     def _cell(self, backbone: str, row: Row, target: str) -> TableCell:
         stats, scratch = (self._stats.get((backbone, one, target)) for one in (row, SCRATCH))
-        return TableCell(
-            stats,
-            difference(stats, scratch) if scratch and not row.is_scratch else None,
-            stats.n not in (0, self.usual_n),
-            self._is_best(stats.mean, [self.mean(backbone, other, target) for other in self.rows]),
-            self._is_best(
-                stats.mean, [self.mean(backbone, other, target) for other in self.rows if other.source == row.source]
-            ),
-        )
-
-    @staticmethod
-    def _is_best(mean: float | None, rivals: list[float | None]) -> bool:
-        printed = [float(format_number(rival)) for rival in rivals if rival is not None]
-        return mean is not None and len(printed) > 1 and float(format_number(mean)) == max(printed)
+        gain = difference(stats, scratch) if scratch and not row.is_scratch else None
+        means = {other: self.mean(backbone, other, target) for other in self.rows}
+        printed = {other: float(format_number(mean)) for other, mean in means.items() if mean is not None}
+        groups = printed, {other: mean for other, mean in printed.items() if other.source == row.source}
+        best = (row in group and len(group) > 1 and group[row] == max(group.values()) for group in groups)
+        return TableCell(stats, gain, stats.n not in (0, self.usual_n), *best)
 
     def rows_of(self, backbone: str) -> list[Row]:
         """Rows that the backbone has; a file of weights is of one backbone only."""
@@ -174,21 +158,11 @@ class Table:
         return text and f"{text[0].upper()}{text[1:]}."
 
 
-def tables(grid: dict) -> list[Table]:
-    """Returns a table for each readout, empty ones too, that of the grid's own protocol first."""
-    return [Table(grid, *readout) for readout in sorted(READOUTS, key=lambda one: one[0] != grid["protocol"])]
-
-
 def run_label(run: dict) -> str:
     """Names a run for people."""
     seeds = dict.fromkeys(str(run[name]) for name in ("pretrain_seed", "seed") if run[name] is not None)
     start = Row(run["source"], run["method"]).label
     return f"{start}: {run['backbone']} on {run['target']}, seed {'/'.join(seeds)}, {run['protocol']}"
-
-
-def source_label(source: str) -> str:
-    """A source where it stands alone."""
-    return RANDOM if source == SCRATCH.source else source
 
 
 def format_number(value: float, sign: bool = False) -> str:
