@@ -9,7 +9,7 @@ from browser import browsing
 from grids import cell, failed, full, grid
 from PIL import Image
 
-from idmm.report.page import Configs
+from idmm.report.page import page_data
 from idmm.report.render import render
 from idmm.report.sections import sections
 from idmm.report.table import Table
@@ -114,9 +114,9 @@ def test_config_is_taken_apart():
     base = {"train": {"epochs": 3, "lr": None}, "seed": 0}
     views = {"views": {"size": 112}}
     some = [cell(config={**base, "seed": n}, seed=n, pretrain_config={"seed": n, **views}) for n in (0, 1)]
-    configs = Configs(some)
-    assert configs.own(tuple(some)) == [("seed", "0 / 1"), ("pretrain.seed", "0 / 1")]
-    assert configs.shared == {"train.epochs": "3", "train.lr": "null", "pretrain.views.size": "112"}
+    shown = page_data(sections(grid(some)))
+    assert shown["details"][0]["config"] == [("seed", "0 / 1"), ("pretrain.seed", "0 / 1")]
+    assert shown["shared_config"] == {"train.epochs": "3", "train.lr": "null", "pretrain.views.size": "112"}
     assert "<dt>train.epochs</dt><dd>3</dd><dt>train.lr</dt><dd>null</dd><dt>pretrain.views.size" in html(some)
 
 

@@ -113,9 +113,9 @@ def test_ranks_from_best_to_worst_with_intervals(tmp_path, drawn):
         "random init." if one.source == "scratch" else one.source for one in found.ranks
     ]
     bars = [tuple(line.get_xdata()) for line in left.lines if len(line.get_xdata()) == 2]
-    assert bars == [pytest.approx(tuple(one.rank_interval)) for one in found.ranks]
-    assert [text.get_text() for text in left.texts] == [f"{one.rank:.1f}" for one in found.ranks]
-    assert [text.get_text() for text in right.texts] == [f"{one.gain:+.1f}" for one in found.ranks[:-1]]
+    assert bars == [pytest.approx(tuple(one.rank.interval)) for one in found.ranks]
+    assert [text.get_text() for text in left.texts] == [f"{one.rank.value:.1f}" for one in found.ranks]
+    assert [text.get_text() for text in right.texts] == [f"{one.gain.value:+.1f}" for one in found.ranks[:-1]]
     assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["idmm", "simclr"]
 
 
@@ -127,9 +127,9 @@ def test_sizes_on_a_log_axis_with_intervals(tmp_path, drawn):
     assert len(drawn[0].axes) == 2 and axis.get_xscale() == "log"
     assert [label.get_text() for label in axis.get_xticklabels()] == ["100", "200", "500", "1,000", "2,000", "5,000"]
     for curve, (line, _, (bars,)) in zip(curves[::2], axis.containers, strict=True):
-        assert line.get_ydata() == pytest.approx([point.stats.mean for point in curve.points])
+        assert line.get_ydata() == pytest.approx([stats.mean for stats in curve.points.values()])
         low, high = np.array([segment[:, 1] for segment in bars.get_segments()]).T
-        assert (high - low) / 2 == pytest.approx([point.stats.half for point in curve.points])
+        assert (high - low) / 2 == pytest.approx([stats.half for stats in curve.points.values()])
     for kind in ("get_marker", "get_linestyle"):
         assert len({getattr(line, kind)() for line, *_ in axis.containers}) == 2, "not by colour alone"
 

@@ -141,7 +141,7 @@ class Made:
     def __init__(self, monkeypatch):
         self.asked, self.instead = [], {}
         monkeypatch.setattr(run, "_STAGES", dict.fromkeys(("pretrain", "finetune", "probe"), self))
-        monkeypatch.setattr(render, "_draw", lambda *_: [])
+        monkeypatch.setattr(render, "_pictures", lambda *_: {})
 
     def __call__(self, config):
         folder = Path(config["out"])

@@ -15,14 +15,12 @@ VISIBLE = 0.2  # least share of a crop that the sheet's CutMix replaces
 SHOWN_DRAWS = 100  # draws among which one as large as that is looked for
 
 
-def crop_sheet(
-    store, views: Views, path: str | Path, *, mean, std, seed: int = 0, cutmix_alpha: float = 0.0, images: int = 6
-) -> None:
+def crop_sheet(store, views: Views, path: str | Path, *, mean, std, cutmix_alpha: float = 0.0, images: int = 6) -> None:
     """Draws a row for each image, at left the original, then its crops of each group.
 
-    The crops are those of the run's first epoch, made by the loader's own code, with normalisation undone. With
-    CutMix, every group follows a second time as mixed for the network, by the first draw whose box is large
-    enough to see; in training many boxes are smaller.
+    The crops are those of the first epoch of a run of seed 0, made by the loader's own code, with normalisation
+    undone. With CutMix, every group follows a second time as mixed for the network, by the first draw whose box is
+    large enough to see; in training many boxes are smaller.
 
     Args:
         store: Images by number, as :class:`idmm.data.views.ViewMaker` takes them.
@@ -30,18 +28,17 @@ def crop_sheet(
         path: PNG to write.
         mean: Of each channel.
         std: Likewise.
-        seed: Of the run.
         cutmix_alpha: The method's; 0: no CutMix.
         images: Rows, spread evenly over the dataset.
     """
     indices = np.unique(np.linspace(0, len(store) - 1, min(images, len(store))).astype(int))
-    batch = ViewMaker(store, views, mean, std, seed)(0, indices)
+    batch = ViewMaker(store, views, mean, std, seed=0)(0, indices)
     blocks: list[Block] = [("original", [[store.image(i).permute(1, 2, 0).numpy()] for i in indices])]
     for number, (crops, group) in enumerate(zip(batch["views"], views.crops, strict=True)):
         low, high = group.scale
         blocks.append((f"crops of {low:.0%} to\n{high:.0%} of the area", _pixels(crops, mean, std)))
         if cutmix_alpha:
-            mix = _visible_mix(crops, cutmix_alpha, derive(seed, "crop sheet", number))
+            mix = _visible_mix(crops, cutmix_alpha, derive(0, "crop sheet", number))
             mixed = mix_images(crops.flatten(0, 1), mix).unflatten(0, crops.shape[:2])
             blocks.append((f"after CutMix\n({mix.lam:.0%} its own pixels)", _pixels(mixed, mean, std)))
     image_sheet(blocks, path)

@@ -137,18 +137,19 @@ def _row_labels(rows: list[Row]) -> list[str]:
 
 
 def _heat_legend(table: Table) -> list[Patch]:
-    cells = table.cells.values()
-    handles = []
-    if any(cell.best_of_column for cell in cells):
-        handles.append(Patch(fill=False, edgecolor="black", linewidth=1.4, label="framed: best of a column"))
-    for text, label in ((MISSING, "not run yet, or nothing to compare with"), (FAILED, "failed")):
-        if any(cell.mean == text for cell in cells):
-            handles.append(Patch(facecolor="white", edgecolor="0.7", hatch=HATCHES[text], label=label))
-    if any(cell.some_failed for cell in cells):
-        handles.append(Line2D([], [], linestyle="", marker="$†$", color="black", label="some runs failed, left out"))
-    if any(cell.gain and cell.gain.half is not None for cell in cells):
-        handles.append(Patch(visible=False, label="± of a gain: 95 % interval"))
-    return handles
+    cells, blank = table.cells.values(), {"facecolor": "white", "edgecolor": "0.7"}
+    frame = {"fill": False, "edgecolor": "black", "linewidth": 1.4, "label": "framed: best of a column"}
+    dagger = {"linestyle": "", "marker": "$†$", "color": "black", "label": "some runs failed, left out"}
+    not_run = "not run yet, or nothing to compare with"
+    intervals = any(cell.gain is not None and cell.gain.half is not None for cell in cells)
+    handles = (
+        (Patch(**frame), any(cell.best_of_column for cell in cells)),
+        (Patch(**blank, hatch=HATCHES[MISSING], label=not_run), any(cell.mean == MISSING for cell in cells)),
+        (Patch(**blank, hatch=HATCHES[FAILED], label="failed"), any(cell.mean == FAILED for cell in cells)),
+        (Line2D([], [], **dagger), any(cell.some_failed for cell in cells)),
+        (Patch(visible=False, label="± of a gain: 95 % interval"), intervals),
+    )
+    return [handle for handle, occurs in handles if occurs]
 
 
 # ------------------------------------------------------------------ sources
@@ -228,9 +229,9 @@ def size_curves(table: Table, curves: list[SizeCurve], path: Path) -> None:
 
 
 def _size_panel(axis, curves: list[SizeCurve], methods: list[str]) -> None:
-    sizes = sorted({point.size for curve in curves for point in curve.points})
+    sizes = sorted({size for curve in curves for size in curve.points})
     scratch = curves[0].scratch
-    means = [point.stats.mean for curve in curves for point in curve.points] + ([scratch.mean] if scratch else [])
+    means = [stats.mean for curve in curves for stats in curve.points.values()] + ([scratch.mean] if scratch else [])
     if scratch:
         axis.axhline(scratch.mean, color="0.35", linewidth=1.2, linestyle=":")
         if scratch.half is not None:
@@ -238,9 +239,8 @@ def _size_panel(axis, curves: list[SizeCurve], methods: list[str]) -> None:
     for place, curve in enumerate(curves):
         number = methods.index(curve.method)
         shift = 1.025 ** (place - (len(curves) - 1) / 2)  # so that bars of several methods do not hide each other
-        x = [point.size * shift for point in curve.points]
-        y = [point.stats.mean for point in curve.points]
-        half = [point.stats.half or 0.0 for point in curve.points]
+        x, y = [size * shift for size in curve.points], [stats.mean for stats in curve.points.values()]
+        half = [stats.half or 0.0 for stats in curve.points.values()]
         line = {"linestyle": line_style(number), "linewidth": 1.6, "capsize": 3, "elinewidth": 1, "markersize": 5}
         axis.errorbar(x, y, half if any(half) else None, **line, **colour_and_marker(number))
     axis.set_xscale("log")

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from idmm.progress import duration
 from idmm.report.sections import Sections
-from idmm.report.table import Row, Table, TableCell, run_label
+from idmm.report.table import Row, Table, TableCell
 
 FIELDS = {
     "pretrain_seed": "pretraining seed", "seed": "seed", "status": "status", "top1": "top-1", "top5": "top-5",
@@ -16,35 +16,25 @@ FIELDS = {
 }  # fmt: skip
 
 
-def page(found: Sections) -> dict:
-    """Returns the table's lines in order, with the details of each cell by its number, and all runs as texts."""
+def page_data(found: Sections) -> dict:
+    """Returns the table's lines in order, with the details of each cell by its number, and the shared config."""
     configs = config_values(found.grid["cells"])
     targets = list(dict.fromkeys(target for table in found.tables for target in table.targets))
     lines, details = [], []
-    for table, backbone in ((table, backbone) for table in found.tables for backbone in table.backbones):
-        for row in table.rows_of(backbone):
-            cells = []
-            for target in targets:
-                cell = table.cells.get((backbone, row, target))
-                cells.append((cell, len(details), cell and _sentence(table, cell)))
-                if cell:
-                    own = [
-                        (key, " / ".join(v))
-                        for key, v in config_values(cell.stats.runs).items()
-                        if len(configs[key]) > 1
-                    ]
-                    title = f"{row.label} → {target} ({backbone})"
-                    details.append({"title": title, "said": cells[-1][2], **_runs(cell), "config": own})
-            lines.append((table, backbone, row, cells, _averages(table, backbone, row)))
-    return {
-        "readouts": [table.label for table in found.tables],
-        "backbones": list(dict.fromkeys(backbone for table in found.tables for backbone in table.backbones)),
-        "targets": targets,
-        "lines": lines,
-        "details": details,
-        "runs": [(run_label(run), run_texts(run)) for run in found.grid["cells"]],
-        "shared_config": {key: values[0] for key, values in configs.items() if len(values) == 1},
-    }
+    for table, backbone, row in [(t, b, row) for t in found.tables for b in t.backbones for row in t.rows_of(b)]:
+        cells = []
+        for target in targets:
+            cell = table.cells.get((backbone, row, target))
+            sentence = cell and _sentence(table, cell)
+            cells.append((cell, len(details), sentence))
+            if cell:
+                values = config_values(cell.stats.runs).items()
+                own = [(key, " / ".join(some)) for key, some in values if len(configs[key]) > 1]
+                title = f"{row.label} → {target} ({backbone})"
+                details.append({"title": title, "said": sentence, **_runs(cell), "config": own})
+        lines.append((table, backbone, row, cells, _averages(table, backbone, row)))
+    shared = {key: values[0] for key, values in configs.items() if len(values) == 1}
+    return {"targets": targets, "lines": lines, "details": details, "shared_config": shared}
 
 
 def _averages(table: Table, backbone: str, row: Row) -> list[float | None]:

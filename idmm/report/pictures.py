@@ -88,18 +88,15 @@ def image_sheet(blocks: list[Block], path: str | Path) -> None:
     save(figure, path)
 
 
-def pair_sheet(
-    rows: list[tuple[str, list[str], list[np.ndarray]]], path: str | Path, title: str, columns: int = 3
-) -> None:
-    """Draws pairs of images side by side, several pairs a row.
+def pair_sheet(rows: list[tuple[str, list[str], list[np.ndarray]]], path: str | Path, title: str) -> None:
+    """Draws pairs of images side by side, up to three pairs a row.
 
     Args:
         rows: For each pair what is the matter, two names, and two images, uint8 [H, W, 3] of any sizes.
         path: PNG to write.
         title: Above the picture.
-        columns: Pairs a row.
     """
-    columns = min(columns, len(rows))
+    columns = min(3, len(rows))
     lines = -(-len(rows) // columns)
     figure = Figure(figsize=(4.4 * columns, 0.5 + 2.9 * lines), layout="constrained")
     figure.suptitle(title, fontsize=11)
@@ -120,11 +117,7 @@ def _shortened(name: str, most: int = 40) -> str:
 
 # ---------------------------------------------------------------------- accuracies
 def comparison(
-    scores: dict[str, Sequence[float]],
-    path: str | Path,
-    title: str = "",
-    ylabel: str = TOP1,
-    chance: float | None = None,
+    scores: dict[str, Sequence[float]], path: str | Path, title: str = "", chance: float | None = None
 ) -> None:
     """Draws a bar for each label's mean with its standard deviation, and a dot for each seed.
 
@@ -133,7 +126,6 @@ def comparison(
             have as many.
         path: PNG to write.
         title: Above the picture.
-        ylabel: Of the scores.
         chance: What guessing would reach, a dotted line.
     """
     figure = Figure(figsize=(1.6 + 1.5 * len(scores), 4.2), layout="constrained")
@@ -154,7 +146,7 @@ def comparison(
     axis.set_xticks(range(len(scores)), list(scores))
     axis.set_xlim(-0.6, len(scores) - 0.4)
     axis.set_ylim(0, 100)
-    axis.set_ylabel(ylabel)
+    axis.set_ylabel(TOP1)
     _accuracy_axis(axis, title, chance)
     save(figure, path)
 

@@ -15,7 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from idmm.files import write_text
-from idmm.report.page import page
+from idmm.report.page import page_data, run_texts
 from idmm.report.sections import Sections, sections
 from idmm.report.table import MISSING, SOME_FAILED, Table, format_gain, format_interval, format_number, run_label
 
@@ -69,10 +69,10 @@ def csv_text(table: Table) -> str:
 def render(name: str, found: Sections) -> str:
     """Returns the text of ``grid.md``, ``grid.tex``, ``grid.html`` or ``summary.txt``."""
     environment = ENVIRONMENTS[name.rpartition(".")[2]]
-    given = {field: getattr(found, field) for field in found.__dataclass_fields__}
+    given = dict(vars(found))
     if name.endswith(".html"):
         style, script = (environment.loader.get_source(environment, f"grid.{kind}")[0] for kind in ("css", "js"))
-        given |= {"page": page(found), "style": style, "script": script}
+        given |= {"page": page_data(found), "style": style, "script": script}
     return environment.get_template(f"{name}.j2").render(given)
 
 
@@ -143,8 +143,8 @@ def _environment(escaped: Callable[[str], str], **delimiters: str) -> Environmen
     )  # fmt: skip
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     environment.filters |= {
-        "number": format_number, "interval": format_interval, "gain": format_gain, "run_label": run_label, "cut": _cut,
-        "columns": _columns, "fold": _fold, "csp_hash": _csp_hash,
+        "number": format_number, "interval": format_interval, "gain": format_gain, "run_label": run_label,
+        "run_texts": run_texts, "columns": _columns, "cut": _cut, "fold": _fold, "csp_hash": _csp_hash,
     }  # fmt: skip
     return environment
 

@@ -4,7 +4,6 @@ import json
 import statistics
 from dataclasses import dataclass
 from itertools import product
-from typing import NamedTuple
 
 import numpy as np
 from scipy.stats import rankdata
@@ -176,11 +175,6 @@ def preview(probed: Table, tuned: Table) -> Preview | None:
 
 
 # ------------------------------------------------------------------ source size
-class Point(NamedTuple):
-    size: int
-    stats: SeedStats
-
-
 @dataclass(frozen=True)
 class SizeCurve:
     """Accuracy over the size of the source."""
@@ -189,7 +183,7 @@ class SizeCurve:
     backbone: str
     method: str
     target: str
-    points: list[Point]  # by size; sources of one size (draws of the subset) are put together
+    points: dict[int, SeedStats]  # by size; sources of one size (draws of the subset) are put together
     scratch: SeedStats | None  # the same backbone on the same target without pretraining
     slope: Estimate | None  # points that ten times the images bring
 
@@ -206,9 +200,9 @@ def size_curves(table: Table) -> list[SizeCurve]:
             if cell and cell.stats.n:
                 runs.setdefault(size, []).extend(cell.stats.runs)
         if runs:
-            points = [Point(size, seed_stats(runs[size], table.metric)) for size in sorted(runs)]
+            points = {size: seed_stats(runs[size], table.metric) for size in sorted(runs)}
             scratch = table.cells.get((backbone, SCRATCH, target))
-            slope = log_slope([point.size for point in points], [point.stats.mean for point in points])
+            slope = log_slope(list(points), [stats.mean for stats in points.values()])
             found.append(
                 SizeCurve(dataset, *place, points, scratch.stats if scratch and scratch.stats.n else None, slope)
             )

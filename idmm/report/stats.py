@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy.special import stdtrit
+from scipy.stats import linregress, spearmanr
 
 from idmm.seeding import numpy_rng
 
@@ -126,8 +127,6 @@ def bootstrap(values: np.ndarray, groups: list) -> list[BootstrapMean]:
 
 def spearman(pairs: list[tuple[float, float]]) -> float | None:
     """Returns the rank correlation, None where there is no order to compare."""
-    from scipy.stats import spearmanr
-
     if len(pairs) < ENOUGH or any(len(set(side)) < 2 for side in zip(*pairs, strict=True)):
         return None
     return float(spearmanr(*zip(*pairs, strict=True)).statistic)
@@ -135,8 +134,6 @@ def spearman(pairs: list[tuple[float, float]]) -> float | None:
 
 def log_slope(sizes: list[int], means: list[float]) -> Estimate | None:
     """Returns what ten times the size adds, by a straight line over log10 of the size; None for less than three."""
-    from scipy.stats import linregress
-
     if len(sizes) < ENOUGH:
         return None
     line = linregress([math.log10(size) for size in sizes], means)
