@@ -2,11 +2,12 @@
 
 import json
 import re
+from functools import partial
 from html.parser import HTMLParser
 
 import pytest
 from browser import browsing
-from grids import cell, failed, full, grid
+from grids import cell, changed, failed, full, grid, missing
 from PIL import Image
 
 from idmm.report.page import page_data
@@ -19,22 +20,13 @@ BACKBONES = ("pvt_v2_b0", "a_b & c%")
 
 
 def cells():
-    """Two backbones, two readouts; one entry failed, one is missing, one has a failed seed."""
+    """Two backbones, two readouts; one cell failed, one is missing, one has a failed seed."""
     found = full(2, targets=3, backbones=BACKBONES) + full(2, targets=3, seeds=1, backbones=BACKBONES, protocol="probe")
-    place = {
-        tuple(c[k] for k in ("protocol", "backbone", "source", "method", "target", "seed")): n
-        for n, c in enumerate(found)
-    }
-
-    def change(make, source, target, seed, **fields):
-        where = ("finetune", BACKBONES[0], source, "idmm", target, seed)
-        found[place[where]] = make(source=source, target=target, seed=seed, backbone=BACKBONES[0], **fields)
-
-    for seed in (0, 1):
-        change(failed, "flowers", "pets", seed, error="no <b>memory</b>", log="runs/x y/log.txt")
-        change(cell, "pets", "dtd", seed, top1=None)
-    change(failed, "pets", "flowers", 1)
-    return found
+    place = {"protocol": "finetune", "backbone": BACKBONES[0], "method": "idmm"}
+    broken = partial(failed, error="no <b>memory</b>", log="runs/x y/log.txt")
+    found = changed(found, broken, source="flowers", target="pets", **place)
+    found = changed(found, missing, source="pets", target="dtd", **place)
+    return changed(found, failed, source="pets", target="flowers", seed=1, **place)
 
 
 def html(cells):
@@ -89,13 +81,14 @@ def test_it_is_a_plain_table_without_scripts():
     assert ("fine-tuned", BACKBONES[0], "N/A", "random init.") in texts
 
 
+def nasty():
+    names = dict.fromkeys(("source", "method", "backbone", "target"), HOSTILE)
+    one = cell(**names, config={HOSTILE: HOSTILE, "data": {}}, folder="javascript:alert(1)")
+    return [one, failed(HOSTILE, **names, seed=1, log='x" onclick="alert(1)')]
+
+
 def test_nothing_is_loaded_and_no_label_is_markup():
-    names = {"source": HOSTILE, "method": HOSTILE, "backbone": HOSTILE, "target": HOSTILE}
-    nasty = [
-        cell(**names, config={HOSTILE: HOSTILE, "data": {}}, folder="javascript:alert(1)"),
-        failed(HOSTILE, **names, seed=1, log='x" onclick="alert(1)'),
-    ]
-    text = html(nasty)
+    text = html(nasty())
     read = Reader(text)
     assert [tag for tag, _ in read.tags if tag in ("script", "img", "link", "iframe")] == ["script", "script"]
     assert not [a for _, attrs in read.tags for a in attrs if a.startswith("on") or a in ("src", "style")]
@@ -120,33 +113,37 @@ def test_config_is_taken_apart():
     assert "<dt>train.epochs</dt><dd>3</dd><dt>train.lr</dt><dd>null</dd><dt>pretrain.views.size" in html(some)
 
 
-@pytest.mark.parametrize("given", [[], [failed()], [cell()], [cell(seconds=None, config=None)]], ids=str)
-def test_any_grid_has_a_page(given):
-    assert len(Reader(html(given)).rows) == (2 if given else 0)
-
-
 # ------------------------------------------------------------------ a browser
 @pytest.fixture(scope="module")
-def page():
-    with browsing() as opened:
-        yield opened
+def browser():
+    with browsing() as page:
+        yield page
 
 
 @pytest.fixture
-def opened(page, tmp_path):
-    (tmp_path / "grid.html").write_text(html(cells()))
-    page.requests.clear()
-    page.complaints.clear()
-    page.open(tmp_path / "grid.html")
-    yield page
-    assert page.requests == [(tmp_path / "grid.html").as_uri()] and page.complaints == []
+def opened(browser, tmp_path):
+    """Opens the page of some cells; it may load nothing else, and the console stays empty."""
+
+    def show(some, scripts=True):
+        (tmp_path / "grid.html").write_text(html(some))
+        browser.requests.clear()
+        browser.complaints.clear()
+        browser.open(tmp_path / "grid.html", scripts)
+        return browser
+
+    yield show
+    assert browser.requests == [(tmp_path / "grid.html").as_uri()] and browser.complaints == []
+
+
+ROWS = "[...document.querySelectorAll('#grid tbody tr')].filter(r => !r.hidden)"
+SHOWN = "document.getElementById('details').innerText"
+HIDDEN = "document.getElementById('details').hidden"
+STATUS = "document.getElementById('status').textContent"
+STOPS = "[...document.querySelectorAll('#grid td[tabindex=\"0\"]')].map(c => c === document.activeElement)"
 
 
 def column(page, number):
-    return page.run(
-        f"[...document.querySelectorAll('#grid tbody tr')].filter(r => !r.hidden).map(r => r.cells[{number}]"
-        f".dataset.value ?? r.cells[{number}].textContent)"
-    )
+    return page.run(f"{ROWS}.map(r => r.cells[{number}].dataset.value ?? r.cells[{number}].textContent.trim())")
 
 
 def head(number):
@@ -157,113 +154,89 @@ def sorted_as(page):
     return page.run("[...document.querySelectorAll('#grid thead th')].map(h => h.getAttribute('aria-sort'))")
 
 
-SHOWN = "document.getElementById('details').innerText"
-HIDDEN = "document.getElementById('details').hidden"
-
-
 def at(row, number):
-    return f"[...document.querySelectorAll('#grid tbody tr')].filter(r => !r.hidden)[{row}].cells[{number}]"
+    return f"{ROWS}[{row}].cells[{number}]"
 
 
 def choose(page, name, value):
-    page.run(f"(s => {{ s.value = {json.dumps(value)}; s.dispatchEvent(new Event('change')); }})"
-             f"(document.querySelector('select[name={name}]'))")  # fmt: skip
+    chosen = f"s.value = {json.dumps(value)}; s.dispatchEvent(new Event('change'));"
+    page.run(f"(s => {{ {chosen} }})(document.querySelector('select[name={name}]'))")
 
 
-def test_click_sorts_both_ways_and_nothing_goes_last(opened):
-    assert sorted_as(opened) == ["none"] * 9
-    before = column(opened, 5)
-    known = sorted(float(value) for value in before if value.strip() != "failed")
-    opened.click(f"{head(5)}.firstChild")
-    assert [float(v) for v in column(opened, 5)[:-1]] == known[::-1] and column(opened, 5)[-1].strip() == "failed"
-    assert sorted_as(opened) == ["none"] * 5 + ["descending"] + ["none"] * 3
-    opened.click(f"{head(5)}.firstChild")
-    assert [float(v) for v in column(opened, 5)[:-1]] == known and column(opened, 5)[-1].strip() == "failed"
-    assert "sorted by pets, ascending" in opened.run("document.getElementById('status').textContent")
-    opened.click(f"{head(2)}.firstChild")
-    assert sorted_as(opened)[2] == "ascending" and column(opened, 2) == sorted(column(opened, 2), key=str.lower)
-
-
-def test_keys_sort_too(opened):
-    opened.run(f"{head(4)}.firstChild.focus()")
-    opened.press("Enter")
-    assert sorted_as(opened)[4] == "descending"
-    values = [float(value) for value in column(opened, 4)]
-    assert values == sorted(values, reverse=True)
-    opened.press("Tab")
-    assert opened.run(f"document.activeElement === {head(5)}.firstChild")
+def test_clicks_and_keys_sort_both_ways_and_nothing_goes_last(opened):
+    page = opened(cells())
+    assert sorted_as(page) == ["none"] * 9
+    known = sorted(float(value) for value in column(page, 5) if value != "failed")
+    for order, values in (("descending", known[::-1]), ("ascending", known)):
+        page.click(f"{head(5)}.firstChild")
+        assert [float(value) for value in column(page, 5)[:-1]] == values and column(page, 5)[-1] == "failed"
+        assert sorted_as(page) == ["none"] * 5 + [order] + ["none"] * 3
+        assert f"sorted by pets, {order}" in page.run(STATUS)
+    page.click(f"{head(2)}.firstChild")
+    assert sorted_as(page)[2] == "ascending" and column(page, 2) == sorted(column(page, 2), key=str.lower)
+    page.run(f"{head(4)}.firstChild.focus()")
+    page.press("Enter")
+    values = [float(value) for value in column(page, 4)]
+    assert sorted_as(page)[4] == "descending" and values == sorted(values, reverse=True)
+    page.press("Tab")
+    assert page.run(f"document.activeElement === {head(5)}.firstChild")
 
 
 def test_filters(opened):
-    assert set(column(opened, 0)) == {"fine-tuned"} and len(column(opened, 0)) == 10, "the grid's own readout first"
-    choose(opened, "readout", "kNN")
-    choose(opened, "backbone", "a_b & c%")
-    assert column(opened, 0) == ["kNN"] * 5 and column(opened, 1) == ["a_b & c%"] * 5
-    assert opened.run("document.getElementById('status').textContent").startswith("5 of 30 rows")
-    choose(opened, "readout", "")
-    choose(opened, "backbone", "")
-    assert len(column(opened, 0)) == 30
+    page = opened(cells())
+    assert set(column(page, 0)) == {"fine-tuned"} and len(column(page, 0)) == 10, "the grid's own readout first"
+    choose(page, "readout", "kNN")
+    choose(page, "backbone", "a_b & c%")
+    assert column(page, 0) == ["kNN"] * 5 and column(page, 1) == ["a_b & c%"] * 5
+    assert page.run(STATUS).startswith("5 of 30 rows")
+    choose(page, "readout", "")
+    choose(page, "backbone", "")
+    assert len(column(page, 0)) == 30
 
 
-def test_hover_and_focus_show_a_cell(opened):
-    assert opened.run(HIDDEN)
-    opened.hover(at(1, 4))
-    shown = opened.run(SHOWN)
-    assert "flowers, idmm → flowers (pvt_v2_b0)" in shown and "n = 2 of 2" in shown and "95 % interval" in shown
-    assert "12 s" in shown and "data.name" in shown and "0 / 1" in shown
-    opened.hover(at(1, 5))
-    assert "2 of 2 runs failed" in opened.run(SHOWN) and "no <b>memory</b>" in opened.run(SHOWN)
-    link = opened.run("document.querySelector('#details a').href")
-    assert link.endswith("/runs/x%20y/log.txt")
-    opened.run(f"{at(0, 4)}.focus()")
-    assert "from scratch → flowers" in opened.run(SHOWN)
-    opened.press("ArrowDown")
-    assert "flowers, idmm → flowers" in opened.run(SHOWN)
-    opened.press("ArrowRight")
-    assert "flowers, idmm → pets" in opened.run(SHOWN)
-    assert opened.run(f"document.activeElement === {at(1, 5)}")
-    stops = opened.run(
-        "[...document.querySelectorAll('#grid td[tabindex=\"0\"]')].map(c => c === document.activeElement)"
-    )
-    assert stops == [True], "one stop of Tab, where the focus is"
-    opened.press("Escape")
-    assert opened.run(HIDDEN)
+def test_hover_focus_and_clicks_show_a_cell(opened):
+    page = opened(cells())
+    assert page.run(HIDDEN)
+    page.hover(at(1, 4))
+    shown = page.run(SHOWN)
+    for text in ("flowers, idmm → flowers (pvt_v2_b0)", "n = 2 of 2", "95 % interval", "12 s", "data.name", "0 / 1"):
+        assert text in shown
+    page.hover(at(1, 5))
+    assert "2 of 2 runs failed" in page.run(SHOWN) and "no <b>memory</b>" in page.run(SHOWN)
+    assert page.run("document.querySelector('#details a').href").endswith("/runs/x%20y/log.txt")
+    page.run(f"{at(0, 4)}.focus()")
+    assert "from scratch → flowers" in page.run(SHOWN)
+    page.press("ArrowDown")
+    assert "flowers, idmm → flowers" in page.run(SHOWN)
+    page.press("ArrowRight")
+    assert "flowers, idmm → pets" in page.run(SHOWN) and page.run(f"document.activeElement === {at(1, 5)}")
+    assert page.run(STOPS) == [True], "one stop of Tab, where the focus is"
+    page.press("Escape")
+    assert page.run(HIDDEN)
+    for wanted in ("flowers, idmm → flowers", "pets, idmm → flowers"):  # the first click keeps it, the next lets go
+        page.click(at(1, 4))
+        page.hover(at(3, 4))
+        assert wanted in page.run(SHOWN)
 
 
-def test_a_click_keeps_a_cell(opened):
-    opened.click(at(1, 4))
-    opened.hover(at(3, 4))
-    assert "flowers, idmm → flowers" in opened.run(SHOWN)
-    opened.click(at(1, 4))
-    opened.hover(at(3, 4))
-    assert "pets, idmm → flowers" in opened.run(SHOWN)
-
-
-def test_off_scripts_leave_a_table(page, tmp_path):
-    (tmp_path / "grid.html").write_text(html(cells()))
-    page.open(tmp_path / "grid.html", scripts=False)
+def test_off_scripts_leave_a_table(opened):
+    page = opened(cells(), scripts=False)
     assert len(column(page, 0)) == 30 and page.run("document.getElementById('filters').hidden")
     assert page.run(f"{head(4)}.querySelector('button')") is None
     assert page.run(f"{at(1, 5)}.title") == "2 of 2 runs failed"
 
 
-def test_hostile_labels_run_nowhere(page, tmp_path):
-    names = {"source": HOSTILE, "method": HOSTILE, "backbone": HOSTILE, "target": HOSTILE}
-    nasty = [cell(**names, config={HOSTILE: HOSTILE}), failed(HOSTILE, **names, seed=1), cell("b", target=HOSTILE)]
-    (tmp_path / "grid.html").write_text(html(nasty))
-    page.requests.clear()
-    page.complaints.clear()
-    page.open(tmp_path / "grid.html")
+def test_hostile_labels_run_nowhere(opened):
+    page = opened([*nasty(), cell("b", target=HOSTILE)])
     page.hover(at(0, 4))
     page.click(f"{head(4)}.firstChild")
     assert HOSTILE in page.run("document.getElementById('details').textContent")
     assert page.run("document.title") == "Transfer grid" and page.run("document.images.length") == 0
-    assert len(page.requests) == 1 and page.complaints == []
 
 
 def test_light_and_dark(opened, tmp_path):
-    corner = {}
+    corner, page = {}, opened(cells())
     for dark in (False, True):
-        opened.picture(tmp_path / "shot.png", width=900, height=600, dark=dark)
+        page.picture(tmp_path / "shot.png", width=900, height=600, dark=dark)
         corner[dark] = Image.open(tmp_path / "shot.png").convert("L").getpixel((2, 2))
     assert corner[False] > 240 and corner[True] < 40

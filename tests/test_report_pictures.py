@@ -5,7 +5,7 @@ import warnings
 import matplotlib
 import numpy as np
 import pytest
-from grids import cell, failed, full, grid, sizes
+from grids import cell, changed, failed, full, grid, missing, sizes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from PIL import Image
@@ -39,13 +39,9 @@ def panels(figure):
 
 def broken():
     """Flowers' failed on pets, dtd's is missing on flowers, and one of two seeds of scratch failed on flowers."""
-    cells = full(3, ("idmm",), 2, 2)
-    place = {(c["source"], c["target"], c["seed"]): n for n, c in enumerate(cells)}
-    for seed in (0, 1):
-        cells[place["flowers", "pets", seed]] = failed(seed=seed)
-        cells[place["dtd", "flowers", seed]] = cell("dtd", target="flowers", seed=seed, top1=None)
-    cells[place["scratch", "flowers", 1]] = failed(source="scratch", method="none", target="flowers", seed=1)
-    return cells
+    cells = changed(full(3, ("idmm",), 2, 2), failed, source="flowers", target="pets")
+    cells = changed(cells, missing, source="dtd", target="flowers")
+    return changed(cells, failed, source="scratch", target="flowers", seed=1)
 
 
 def test_heat_maps_show_numbers_marks_and_signs(tmp_path, drawn):
@@ -98,9 +94,8 @@ def test_text_is_legible_on_every_colour():
 def test_backbones_are_rows_of_panels_on_one_scale(tmp_path, drawn):
     heat_maps(table(full(2, targets=2, seeds=1, backbones=("a", "b"))), tmp_path / "grid.png")
     shown = panels(drawn[0])
-    assert [axis.get_title() for axis in shown] == [
-        f"{b}: {k}" for b in "ab" for k in ("accuracy", "gain over scratch")
-    ]
+    wanted = [f"{b}: {k}" for b in "ab" for k in ("accuracy", "gain over scratch")]
+    assert [axis.get_title() for axis in shown] == wanted
     assert shown[0].get_images()[0].norm is shown[2].get_images()[0].norm
     assert shown[0].get_yticklabels()[1].get_text() == "flowers · idmm"
 
@@ -109,9 +104,8 @@ def test_ranks_from_best_to_worst_with_intervals(tmp_path, drawn):
     found = ranking(table(full(4, targets=4)))
     source_ranks(found, tmp_path / "insight.png")
     left, right = drawn[0].axes
-    assert left.yaxis_inverted() and [one.get_text() for one in left.get_yticklabels()] == [
-        "random init." if one.source == "scratch" else one.source for one in found.ranks
-    ]
+    labels = ["random init." if one.source == "scratch" else one.source for one in found.ranks]
+    assert left.yaxis_inverted() and [one.get_text() for one in left.get_yticklabels()] == labels
     bars = [tuple(line.get_xdata()) for line in left.lines if len(line.get_xdata()) == 2]
     assert bars == [pytest.approx(tuple(one.rank.interval)) for one in found.ranks]
     assert [text.get_text() for text in left.texts] == [f"{one.rank.value:.1f}" for one in found.ranks]

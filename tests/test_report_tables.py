@@ -10,7 +10,7 @@ import subprocess
 
 import numpy as np
 import pytest
-from grids import cell, failed, full, grid, runs, sizes
+from grids import cell, changed, failed, full, grid, missing, runs, sizes
 from scipy import stats
 
 from idmm.report import render, sections
@@ -104,10 +104,8 @@ def test_best_of_column_and_source_with_ties_as_printed():
 
 # ------------------------------------------------------------------ CSV
 def test_csv_is_one_line_a_run_of_the_own_protocol():
-    cells = [
-        cell(pretrain_seed=3, seed=4, top1=91.25, top5=99.0), cell("scratch", "none", top1=None),
-        failed(target="a,b\"c"), cell(protocol="probe"),
-    ]  # fmt: skip
+    cells = [cell(pretrain_seed=3, seed=4, top1=91.25, top5=99.0), missing(**WITHOUT)]
+    cells += [failed(target='a,b"c'), cell(protocol="probe")]
     text = csv_text(cells)
     first = ["scratch,none,net,pets,,0,,,,missing", "flowers,idmm,net,pets,3,4,91.25,99.0,12.5,ok"]
     assert text.split("\n")[:3] == [HEADER, *first]
@@ -115,9 +113,7 @@ def test_csv_is_one_line_a_run_of_the_own_protocol():
     assert (last["target"], last["status"], last["top1"]) == ('a,b"c', "failed", "")
     assert len(text.splitlines()) == 4 and csv_text([]) == HEADER + "\n"
     assert len(csv_text(cells, "probe").splitlines()) == 2
-
-
-def test_order_is_the_users_with_scratch_first():
+    # in the user's order, scratch first
     cells = [cell("z"), cell("a"), cell("scratch", "none"), cell("a", target="cars")]
     rows = csv.DictReader(io.StringIO(csv_text(cells, sources=["z", "a"], targets=["cars", "pets"])))
     wanted = [("scratch", "pets"), ("z", "pets"), ("a", "cars"), ("a", "pets")]
@@ -154,9 +150,7 @@ def test_latex_marks_and_n():
     assert r"pets & idmm & \underline{\textbf{92.8}}$\,\pm\,$0.0 &  \\" in text
     assert r" & simclr & 89.9 {\scriptsize($n=1$)}$^\dagger$ &  \\" in text
     structure(text, columns=4)
-
-
-def test_a_block_a_backbone():
+    # a block a backbone
     cells = full(2, targets=2, backbones=("net", "other_net"))
     text = rendered("grid.tex", cells)
     assert text.count(r"\midrule") == 2 and r"\multicolumn{4}{l}{\itshape other\_net} \\" in text
@@ -230,9 +224,7 @@ def test_mean_ranks_by_hand():
 
 
 def test_only_complete_comparisons_are_ranked():
-    cells = full(3, targets=3, seeds=1)
-    gone = [(one["source"], one["method"], one["target"]) for one in cells].index(("dtd", "idmm", "pets"))
-    cells[gone] = failed(source="dtd", target="pets")
+    cells = changed(full(3, targets=3, seeds=1), failed, source="dtd", method="idmm", target="pets")
     found = sections.ranking(table(cells))
     assert (found.used, found.total) == (5, 6)
     alone = sections.ranking(table([cell("a"), cell("scratch", "none", top1=None)]))
@@ -315,15 +307,13 @@ def test_size_curve_by_hand():
     assert curve.slope == pytest.approx((line.slope, stats.t.ppf(0.975, 4) * line.stderr)) and curve.scratch is None
 
 
-def test_no_curve_of_few_sizes_or_of_other_datasets():
+def test_what_makes_a_curve():
+    """Six sizes of one dataset; draws of one size are one point."""
     assert sections.size_curves(table(sizes((1, 2, 3, 4, 5)))) == []
     others = full(7, targets=2, seeds=1)
     for n, one in enumerate(others):  # the targets' configs are alike, and so are not what makes a family
         one["source_size"] = 100 + n
     assert sections.size_curves(table(others)) == []
-
-
-def test_draws_of_one_size_are_one_point():
     cells = sizes()
     cells += [{**one, "source": "another draw", "top1": 0.0} for one in cells if one["source_size"] == 100]
     for one in cells[-2:]:
@@ -335,7 +325,11 @@ def test_draws_of_one_size_are_one_point():
 
 # ------------------------------------------------------------------ whole
 @pytest.mark.parametrize("protocol", ["finetune", "probe"])
-@pytest.mark.parametrize("cells", [[], [failed(), failed(seed=1)], [cell()], [cell(top1=None)], paper()], ids=len)
+@pytest.mark.parametrize(
+    "cells",
+    [[], [failed(), failed(seed=1)], [cell()], [missing()], [cell(seconds=None, config=None)], paper()],
+    ids=len,
+)
 def test_report_never_fails(tmp_path, cells, protocol):
     given = grid([{**one, "protocol": protocol} for one in cells], protocol)
     (tmp_path / "grid.json").write_text(json.dumps(given))
@@ -345,6 +339,7 @@ def test_report_never_fails(tmp_path, cells, protocol):
     found = {path.name for path in tmp_path.iterdir()}
     assert found - {"insight.png"} == wanted
     structure((tmp_path / "grid.tex").read_text(), columns=2 + len(given["targets"]))
+    assert (tmp_path / "grid.html").read_text().count('<table id="grid">') == bool(cells)
     assert f"{sum(c['status'] == 'ok' for c in cells)} of {len(cells)}" in render.text(given) or not cells
 
 
