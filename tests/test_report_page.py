@@ -79,6 +79,7 @@ def test_it_is_a_plain_table_without_scripts():
     means = [found.mean(BACKBONES[1], ("pets", "simclr"), target) for target in found.targets]
     assert texts["fine-tuned", BACKBONES[1], "pets", "simclr"][3] == f"{sum(means) / 3:.1f}"
     assert ("fine-tuned", BACKBONES[0], "N/A", "random init.") in texts
+    assert '<option value="net">' in html([cell(backbone="Net"), cell(backbone="net")])
 
 
 def nasty():

@@ -28,8 +28,8 @@ def table(cells, protocol="finetune", metric="top1"):
 
 def rendered(name, cells, protocol="finetune"):
     """The text of one of the files, or what is printed."""
-    given = grid(cells, protocol)
-    return render.text(given) if name == "text" else render.render(name, sections.sections(given))
+    found = sections.sections(grid(cells, protocol))
+    return render.text(found) if name == "text" else render.render(name, found)
 
 
 def csv_text(cells, protocol="finetune", **orders):
@@ -334,13 +334,13 @@ def test_report_never_fails(tmp_path, cells, protocol):
     given = grid([{**one, "protocol": protocol} for one in cells], protocol)
     (tmp_path / "grid.json").write_text(json.dumps(given))
     (tmp_path / "size.png").write_bytes(b"of an earlier grid")
-    render.write(tmp_path)
+    text = render.text(render.write(tmp_path))
     wanted = {"grid.json", "grid.csv", "grid.md", "grid.tex", "grid.html"} | ({"grid.png"} if cells else set())
     found = {path.name for path in tmp_path.iterdir()}
     assert found - {"insight.png"} == wanted
     structure((tmp_path / "grid.tex").read_text(), columns=2 + len(given["targets"]))
     assert (tmp_path / "grid.html").read_text().count('<table id="grid">') == bool(cells)
-    assert f"{sum(c['status'] == 'ok' for c in cells)} of {len(cells)}" in render.text(given) or not cells
+    assert f"{sum(c['status'] == 'ok' for c in cells)} of {len(cells)}" in text or not cells
 
 
 def test_text_is_a_screen():

@@ -24,10 +24,13 @@ WIDTH = 100  # letters of a terminal's line
 MOST = 12  # lines of each part of the summary
 
 
-def write(folder: str | Path) -> None:
+def write(folder: str | Path) -> Sections:
     """Reads ``grid.json`` and writes tables, page and pictures beside it, each whole or not at all.
 
     Pictures that the grid has nothing for are taken away: those of an earlier start would tell of another one.
+
+    Returns:
+        What the files say, for :func:`text`.
 
     Raises:
         RunError: The folder cannot be written to.
@@ -42,6 +45,7 @@ def write(folder: str | Path) -> None:
             draw(out / name)
         else:
             (out / name).unlink(missing_ok=True)
+    return found
 
 
 def _pictures(found: Sections) -> dict[str, Callable[[Path], None] | None]:
@@ -76,9 +80,9 @@ def render(name: str, found: Sections) -> str:
     return environment.get_template(f"{name}.j2").render(given)
 
 
-def text(grid: dict) -> str:
+def text(found: Sections) -> str:
     """Returns what a terminal shows of a grid, about a screen."""
-    parts = [part.split("\n") for part in render("summary.txt", sections(grid)).rstrip("\n").split("\n\n")]
+    parts = [part.split("\n") for part in render("summary.txt", found).rstrip("\n").split("\n\n")]
     shown = [lines[:MOST] + [f"  … and {len(lines) - MOST} more"] * (len(lines) > MOST) for lines in parts]
     return "\n\n".join("\n".join(lines) for lines in shown)
 

@@ -73,14 +73,13 @@ def ranking(table: Table) -> Ranking:
     _, method_of, targets = zip(*(comparisons[n] for n in kept), strict=True)
     scratch = [table.mean(backbone, SCRATCH, target) for backbone, _, target in (comparisons[n] for n in kept)]
     gains = [None] * len(candidates) if None in scratch else bootstrap(values - np.array(scratch)[:, None], targets)
+    masks = {method: [other == method for other in method_of] for method in method_of}
+    columns = zip(candidates.items(), bootstrap(places, targets), gains, places.T, values.T, strict=True)
     ranks = []
-    for n, (rank, gain, (source, row)) in enumerate(
-        zip(bootstrap(places, targets), gains, candidates.items(), strict=True)
-    ):
-        which = {method: [m == method for m in method_of] for method in dict.fromkeys(method_of)} if row is None else {}
-        by_method = {method: float(places[mask, n].mean()) for method, mask in which.items()}
-        average = float(values[:, n].mean())
-        ranks.append(SourceRank(source, row is None, rank, by_method, average, None if row == SCRATCH else gain))
+    for (source, row), rank, gain, place, value in columns:
+        by_method = {method: float(place[mask].mean()) for method, mask in masks.items()} if row is None else {}
+        over_scratch = None if row == SCRATCH else gain
+        ranks.append(SourceRank(source, row is None, rank, by_method, float(value.mean()), over_scratch))
     ranks.sort(key=lambda one: (one.rank.value, -one.average))
     return Ranking(ranks, len(kept), len(comparisons), len(set(targets)))
 

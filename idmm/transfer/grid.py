@@ -64,10 +64,10 @@ def _transfer(config: GridConfig) -> dict:
             # ---------------------------------------------------------- results
             results = grid.results()
             write_text(grid.out / "grid.json", json.dumps(results, indent=1) + "\n")
-            render.write(grid.out)
+            reported = render.write(grid.out)
         for record in grid.failed().values():
             log.error("failed: %s: %s (%s)", record["title"], record["error"], grid.out / record["log"])
-    print(render.text(results))
+    print(render.text(reported))
     return results
 
 
