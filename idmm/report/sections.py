@@ -142,7 +142,7 @@ class Preview:
         parts = []
         if self.rho is not None:
             value, interval = self.rho
-            span = f" ({interval.low:.2f} to {interval.high:.2f})" if interval else ""
+            span = " ({:.2f} to {:.2f})".format(*interval) if interval else ""
             parts.append(f"Spearman's ρ within a target {value:.2f}{span}")
         if self.pooled is not None:
             parts.append(f"over all {self.pairs} cells {self.pooled:.2f}")

@@ -16,16 +16,11 @@ DRAWS = 4000  # of a bootstrap
 ENOUGH = 3  # values whose order can be compared
 
 
-class Interval(NamedTuple):
-    low: float
-    high: float
-
-
 class BootstrapMean(NamedTuple):
     """A mean over groups with its 95 % bootstrap interval, where there are several groups."""
 
     value: float
-    interval: Interval | None
+    interval: tuple[float, float] | None
 
 
 class Estimate(NamedTuple):
@@ -121,7 +116,7 @@ def bootstrap(values: np.ndarray, groups: list) -> list[BootstrapMean]:
         member = np.array([[group == kind for group in groups] for kind in kinds], dtype=float)  # [G, R]
         often = numpy_rng(0, "transfer bootstrap").multinomial(len(kinds), [1 / len(kinds)] * len(kinds), DRAWS)
         means = (often @ (member @ values)) / (often @ member.sum(axis=1))[:, None]  # [DRAWS, K]
-        intervals = [Interval(*map(float, bounds)) for bounds in np.quantile(means, (0.025, 0.975), axis=0).T]
+        intervals = [tuple(map(float, bounds)) for bounds in np.quantile(means, (0.025, 0.975), axis=0).T]
     return [BootstrapMean(float(column.mean()), one) for column, one in zip(values.T, intervals, strict=True)]
 
 

@@ -76,6 +76,7 @@ class Table:
         metric: ``top1``, or ``knn`` for the protocol probe.
 
     Attributes:
+        counts: Runs by their status.
         cells: ``(backbone, row, target)`` -> TableCell, of the places that the grid has.
         usual_n: Runs of most places that have a value; of equals the larger number, 0 where there is no value.
     """
@@ -93,6 +94,7 @@ class Table:
         seen = {row for _, row, _ in groups}
         rows = [Row(source, method) for source in sources for method in methods if (source, method) in seen]
         self.rows = sorted(rows, key=lambda row: not row.is_scratch)
+        self.has_scratch, self.counts = SCRATCH in self.rows, Counter(run["status"] for run in runs)
         self._stats = {place: seed_stats(group, metric) for place, group in groups.items()}
         counts = Counter(stats.n for stats in self._stats.values() if stats.n)
         self.usual_n = max(counts, key=lambda n: (counts[n], n), default=0)
@@ -100,15 +102,6 @@ class Table:
 
     def __bool__(self) -> bool:
         return bool(self.cells)
-
-    @property
-    def has_scratch(self) -> bool:
-        return SCRATCH in self.rows
-
-    @property
-    def counts(self) -> Counter:
-        """Runs by their status."""
-        return Counter(run["status"] for run in self.runs)
 
     def _cell(self, backbone: str, row: Row, target: str) -> TableCell:
         stats, scratch = (self._stats.get((backbone, one, target)) for one in (row, SCRATCH))
