@@ -24,6 +24,23 @@ def failed(error="it broke", log="runs/finetune/x/log.txt", **fields):
     return cell(top1=None, **{**fields, "status": "failed", "error": error, "log": log})
 
 
+def missing(**fields):
+    return cell(top1=None, **fields)
+
+
+def runs(values, **fields):
+    """A cell for each value, with seeds of their own."""
+    return [cell(seed=seed, top1=value, **fields) for seed, value in enumerate(values)]
+
+
+def changed(cells, make, **where):
+    """The cells, with those that are ``where`` made anew."""
+    names = ("source", "method", "backbone", "target", "seed")
+    there = [all(one[name] == value for name, value in where.items()) for one in cells]
+    assert any(there)
+    return [make(**{n: one[n] for n in names}) if it else one for one, it in zip(cells, there, strict=True)]
+
+
 def grid(cells, protocol="finetune"):
     """The whole of it, labels in order of appearance."""
     orders = {

@@ -12,13 +12,13 @@ import yaml
 from helpers import ENVIRONMENT, ROOT, call
 from PIL import Image
 
-from idmm.analysis import plots
-from idmm.commands import demo
+from idmm.commands import crops, demo
 from idmm.config import CropGroup, Data, FinetuneConfig, PretrainConfig, Views
 from idmm.data.cache import load_split
 from idmm.data.datasets import open_splits
 from idmm.data.views import MultiCropTransform
 from idmm.options import build
+from idmm.report import pictures
 
 MODEL = {
     "name": "vit_tiny_patch16_224",
@@ -78,41 +78,41 @@ def pixels(path):
 
 
 def test_loss_curves_of_one_run_of_seeds_and_of_stages(tmp_path):
-    plots.loss_curves({"a": records(5)}, tmp_path / "one.png")
-    plots.loss_curves({"a": records(5), "b": [records(4), records(6)]}, tmp_path / "seeds.png", "title")
-    plots.loss_curves({"a": records(3, stages=2)}, tmp_path / "stages.png")
-    plots.loss_curves({"a": records(1)}, tmp_path / "epoch.png")
+    pictures.loss_panels({"": {"a": records(5)}}, tmp_path / "one.png")
+    pictures.loss_panels({"title": {"a": records(5), "b": [records(4), records(6)]}}, tmp_path / "seeds.png")
+    pictures.loss_panels({"": {"a": records(3, stages=2)}}, tmp_path / "stages.png")
+    pictures.loss_panels({"": {"a": records(1)}}, tmp_path / "epoch.png")
     arrays = [pixels(tmp_path / f"{name}.png") for name in ("one", "seeds", "stages", "epoch")]
     assert not np.array_equal(arrays[0], arrays[2])
 
 
 def test_comparison_of_any_number_of_seeds(tmp_path):
-    plots.comparison({"scratch": [60.0, 62.0, 64.0], "IDMM": [80.0, 81.0, 79.0]}, tmp_path / "three.png", chance=10)
-    plots.comparison({"scratch": [60.0], "IDMM": [80.0]}, tmp_path / "one.png", "title")
-    plots.comparison({"a": [60.0], "b": [80.0, 70.0], "c": [100.0, 0.0]}, tmp_path / "uneven.png")
+    pictures.comparison({"scratch": [60.0, 62.0, 64.0], "IDMM": [80.0, 81.0, 79.0]}, tmp_path / "three.png", chance=10)
+    pictures.comparison({"scratch": [60.0], "IDMM": [80.0]}, tmp_path / "one.png", "title")
+    pictures.comparison({"a": [60.0], "b": [80.0, 70.0], "c": [100.0, 0.0]}, tmp_path / "uneven.png")
     for name in ("three", "one", "uneven"):
         pixels(tmp_path / f"{name}.png")
 
 
 def test_pictures_are_the_same_twice_and_replace_each_other(tmp_path):
     for _ in range(2):
-        plots.comparison({"a": [60.0, 61.0]}, tmp_path / "a.png")
+        pictures.comparison({"a": [60.0, 61.0]}, tmp_path / "a.png")
     first = (tmp_path / "a.png").read_bytes()
-    plots.comparison({"a": [60.0, 61.0]}, tmp_path / "a.png")
+    pictures.comparison({"a": [60.0, 61.0]}, tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes() == first
 
 
 def test_pyplot_is_left_alone():
-    code = "import sys; import idmm.analysis.plots; sys.exit('matplotlib.pyplot' in sys.modules)"
+    code = "import sys; import idmm.report.pictures; sys.exit('matplotlib.pyplot' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=ENVIRONMENT).returncode == 0
 
 
 @pytest.mark.parametrize(("mean", "std"), [([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]), ([0.45], [0.22])])
 def test_crop_sheet_with_groups_and_cutmix(tmp_path, store, mean, std):
-    crops = [CropGroup(count=2, scale=[0.3, 1.0]), CropGroup(count=1, scale=[0.1, 0.3])]
-    views = Views(size=16, crops=crops)
-    plots.crop_sheet(store, views, tmp_path / "mixed.png", mean=mean, std=std, cutmix_alpha=0.5)
-    plots.crop_sheet(store, views, tmp_path / "plain.png", mean=mean, std=std, images=3)
+    groups = [CropGroup(count=2, scale=[0.3, 1.0]), CropGroup(count=1, scale=[0.1, 0.3])]
+    views = Views(size=16, crops=groups)
+    crops.crop_sheet(store, views, tmp_path / "mixed.png", mean=mean, std=std, cutmix_alpha=0.5)
+    crops.crop_sheet(store, views, tmp_path / "plain.png", mean=mean, std=std, images=3)
     mixed, plain = pixels(tmp_path / "mixed.png"), pixels(tmp_path / "plain.png")
     assert mixed.shape[1] > plain.shape[1] and mixed.shape[0] > plain.shape[0]
 
@@ -122,7 +122,7 @@ def test_crop_sheet_shows_what_the_loader_makes(store):
     views = Views(size=16, crops=[CropGroup(count=2, scale=[0.3, 1.0])])
     made = MultiCropTransform(store, views, mean, std, 0)(0, np.arange(3))["views"][0]  # [3, 2, 3, 16, 16]
     plain = MultiCropTransform(store, views, [0.0] * 3, [1.0] * 3, 0)(0, np.arange(3))["views"][0]
-    shown = plots._pixels(made, mean, std)
+    shown = crops._pixels(made, mean, std)
     assert len(shown) == 3 and len(shown[0]) == 2
     np.testing.assert_allclose(np.array(shown), plain.permute(0, 1, 3, 4, 2).numpy(), atol=1e-6)
 

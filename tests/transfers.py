@@ -11,7 +11,8 @@ from pathlib import Path
 import yaml
 from helpers import PATIENCE, VIT, Process, call
 
-from idmm.transfer import report, run
+from idmm.report import render
+from idmm.transfer import run
 
 GRID = {
     "sources": ["digits", {"name": "digits", "label": "few", "subset": {"total": 60}}],
@@ -30,7 +31,7 @@ GRID = {
     },
 }
 SERVER = multiprocessing.get_context("forkserver")  # has imported what takes seconds, and has run nothing
-SERVER.set_forkserver_preload(["idmm.transfer.grid", "idmm.transfer.figures", "idmm.stages.pretrain",
+SERVER.set_forkserver_preload(["idmm.transfer.grid", "idmm.report.grid_pictures", "idmm.stages.pretrain",
                                "idmm.stages.finetune", "sklearn.datasets"])  # fmt: skip
 JOBS = 2 + 3 * 2  # two pretrainings; from each of them and from scratch to two targets
 
@@ -140,7 +141,7 @@ class Made:
     def __init__(self, monkeypatch):
         self.asked, self.instead = [], {}
         monkeypatch.setattr(run, "_STAGES", dict.fromkeys(("pretrain", "finetune", "probe"), self))
-        monkeypatch.setattr(report, "_draw", lambda *_: [])
+        monkeypatch.setattr(render, "_pictures", lambda *_: {})
 
     def __call__(self, config):
         folder = Path(config["out"])

@@ -191,8 +191,8 @@ def _place(image: ImageRef) -> str:
 
 def _draw(found: Checkup, splits: Splits, max_pixels: int, path: Path) -> None:
     """Draws the worst pairs: labels that disagree, then leaks, then the rest, exact ones first."""
-    from idmm.analysis.plots import pair_sheet
     from idmm.data.images import decode
+    from idmm.report.pictures import pair_sheet
 
     def pixels(image):
         item = getattr(splits, image.split).items[image.index]

@@ -143,8 +143,9 @@ def _summary(runs: dict[str, list[dict]], settings: dict) -> dict:
 
 def _pictures(out: Path, result: dict, stage1: PretrainConfig) -> None:
     """Draws the losses, the crops of seed 0 and the comparison."""
-    from idmm.analysis import plots
+    from idmm.commands.crops import crop_sheet
     from idmm.recipes import settle_method
+    from idmm.report import pictures
     from idmm.stages.assemble import assemble, load_splits
 
     def curves(name: str) -> list[list[dict]]:
@@ -157,15 +158,15 @@ def _pictures(out: Path, result: dict, stage1: PretrainConfig) -> None:
         f"pretraining: {unlabelled:,} images, no labels": {"IDMM": curves("pretrain")},
         f"fine-tuning: {labelled:,} labelled images": tuned,
     }
-    plots.loss_panels(panels, out / "loss.png")
+    pictures.loss_panels(panels, out / "loss.png")
 
     parts = assemble(settle_method(stage1)[0])
     given = dict(mean=parts.spec.mean, std=parts.spec.std, cutmix_alpha=parts.config.method.cutmix_alpha)
-    plots.crop_sheet(load_splits(parts).train, parts.config.views, out / "crops.png", **given)
+    crop_sheet(load_splits(parts).train, parts.config.views, out / "crops.png", **given)
 
     scores = {"from scratch": result["scratch_top1"], "from IDMM": result["idmm_top1"]}
     title = f"{labelled:,} labelled images"
-    plots.comparison(scores, out / "comparison.png", title, chance=100 / result["num_classes"])
+    pictures.comparison(scores, out / "comparison.png", title, chance=100 / result["num_classes"])
 
 
 def _say(out: Path, result: dict) -> None:

@@ -282,7 +282,7 @@ def _csv(records: list[dict]) -> str:
 
 
 def _draw(result: dict, path: Path) -> None:
-    from idmm.analysis import plots
+    from idmm.report import pictures
 
     panels: dict[str, dict[str, list[tuple]]] = {}
     for row in result["summary"]:
@@ -290,7 +290,7 @@ def _draw(result: dict, path: Path) -> None:
         panel.setdefault(row["run"], []).append((row["per_class"], row["mean"], row["std"] or 0.0))
     metric = METRICS[result["metric"]]
     untaught = [name for name, about in result["runs"].items() if about["init"] is None]
-    plots.label_curves(
+    pictures.label_curves(
         panels, path, ylabel=f"{metric} on the test images of {result['dataset']} (%)",
         chance=100 / result["num_classes"], seeds=result["seeds"], untaught=untaught,
     )  # fmt: skip

@@ -1,5 +1,6 @@
 """Stage 3, read from top to bottom: check, plan, run, report."""
 
+import json
 import logging
 import os
 import subprocess
@@ -49,7 +50,7 @@ def _transfer(config: GridConfig) -> dict:
 
         print(text(grid, counts))
         return grid.results()
-    from idmm.transfer import report
+    from idmm.report import render
 
     grid.write_config()
     grid.forgive()
@@ -62,10 +63,11 @@ def _transfer(config: GridConfig) -> dict:
         finally:
             # ---------------------------------------------------------- results
             results = grid.results()
-            report.write(results, grid.out)
+            write_text(grid.out / "grid.json", json.dumps(results, indent=1) + "\n")
+            reported = render.write(grid.out)
         for record in grid.failed().values():
             log.error("failed: %s: %s (%s)", record["title"], record["error"], grid.out / record["log"])
-    print(report.text(results))
+    print(render.text(reported))
     return results
 
 

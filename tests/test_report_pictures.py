@@ -5,20 +5,23 @@ import warnings
 import matplotlib
 import numpy as np
 import pytest
-from grids import cell, failed, full, grid, sizes
+from grids import cell, changed, failed, full, grid, missing, sizes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from PIL import Image
 
-from idmm.transfer import figures, insight
-from idmm.transfer.summary import SCRATCH, Table
+from idmm.report import grid_pictures
+from idmm.report.grid_pictures import MAPS, heat_maps, size_curves, source_ranks
+from idmm.report.sections import ranking
+from idmm.report.sections import size_curves as curves_of
+from idmm.report.table import SCRATCH, Table
 
 
 @pytest.fixture
 def drawn(monkeypatch):
     """Figures that were saved, as objects."""
-    kept, save = [], figures._save
-    monkeypatch.setattr(figures, "_save", lambda figure, path: (kept.append(figure), save(figure, path)))
+    kept, save = [], grid_pictures.save
+    monkeypatch.setattr(grid_pictures, "save", lambda figure, path: (kept.append(figure), save(figure, path)))
     return kept
 
 
@@ -27,11 +30,7 @@ def table(cells, protocol="finetune"):
 
 
 def texts(axis):
-    return {
-        (round(t.get_position()[0]), round(t.get_position()[1])): t.get_text()
-        for t in axis.texts
-        if t.get_fontsize() > 7
-    }
+    return {tuple(map(round, text.get_position())): text.get_text() for text in axis.texts if text.get_fontsize() > 7}
 
 
 def panels(figure):
@@ -40,18 +39,14 @@ def panels(figure):
 
 def broken():
     """Flowers' failed on pets, dtd's is missing on flowers, and one of two seeds of scratch failed on flowers."""
-    cells = full(3, ("idmm",), 2, 2)
-    place = {(c["source"], c["target"], c["seed"]): n for n, c in enumerate(cells)}
-    for seed in (0, 1):
-        cells[place["flowers", "pets", seed]] = failed(seed=seed)
-        cells[place["dtd", "flowers", seed]] = cell("dtd", target="flowers", seed=seed, top1=None)
-    cells[place["scratch", "flowers", 1]] = failed(source="scratch", method="none", target="flowers", seed=1)
-    return cells
+    cells = changed(full(3, ("idmm",), 2, 2), failed, source="flowers", target="pets")
+    cells = changed(cells, missing, source="dtd", target="flowers")
+    return changed(cells, failed, source="scratch", target="flowers", seed=1)
 
 
 def test_heat_maps_show_numbers_marks_and_signs(tmp_path, drawn):
     found = table(broken())
-    figures.heat_maps(found, tmp_path / "grid.png")
+    heat_maps(found, tmp_path / "grid.png")
     accuracy, gain = panels(drawn[0])
     rows = [label.get_text() for label in accuracy.get_yticklabels()]
     assert rows == ["random init.", "flowers", "pets", "dtd"], "one method is not named"
@@ -59,14 +54,12 @@ def test_heat_maps_show_numbers_marks_and_signs(tmp_path, drawn):
     shown, gained = texts(accuracy), texts(gain)
     for y, row in enumerate(found.rows):
         for x, target in enumerate(found.targets):
-            mean, more = found.mean("net", row, target), found.gain("net", row, target)
+            mean, more = found.mean("net", row, target), found.cells["net", row, target].gain
             if mean is not None:
                 assert shown[x, y] == f"{mean:.1f}"
                 assert gained[x, y] == ("0.0" if row == SCRATCH else f"{more.mean:+.1f}".replace("-", "−"))
     assert (shown[1, 1], gained[1, 1], shown[0, 3]) == ("failed", "failed", "—")
-    hatched = {
-        (round(p.get_x() + 0.5), round(p.get_y() + 0.5)): p.get_hatch() for p in accuracy.patches if p.get_hatch()
-    }
+    hatched = {(p.get_x() + 0.5, p.get_y() + 0.5): p.get_hatch() for p in accuracy.patches if p.get_hatch()}
     assert hatched == {(1, 1): "xxxx", (0, 3): "////"}, "not by colour alone"
     assert [text.get_text() for text in accuracy.texts if "†" in text.get_text()] == ["n=1†"]
     frames = [p for p in accuracy.patches if isinstance(p, Rectangle) and not p.get_fill()]
@@ -77,74 +70,67 @@ def test_heat_maps_show_numbers_marks_and_signs(tmp_path, drawn):
 
 def test_gain_is_centred_at_zero_and_maps_keep_their_order_in_grey(tmp_path, drawn):
     cells = [cell("scratch", "none", top1=50.0), cell("a", top1=80.0), cell("b", top1=40.0)]
-    figures.heat_maps(table(cells), tmp_path / "grid.png")
+    heat_maps(table(cells), tmp_path / "grid.png")
     accuracy, gain = panels(drawn[0])
     norm = gain.get_images()[0].norm
     assert (norm.vmin, norm.vmax) == (-30, 30) and "−10.0" in texts(gain).values()
     assert (accuracy.get_images()[0].norm.vmin, accuracy.get_images()[0].norm.vmax) == (40, 80)
-    grey = matplotlib.colormaps[figures.ACCURACY](np.linspace(0, 1, 50))[:, :3] @ (0.2126, 0.7152, 0.0722)
+    grey = matplotlib.colormaps[MAPS["accuracy"]](np.linspace(0, 1, 50))[:, :3] @ (0.2126, 0.7152, 0.0722)
     assert (np.diff(grey) > 0).all()
-    half = matplotlib.colormaps[figures.GAIN](np.linspace(0.5, 1, 50))[:, :3] @ (0.2126, 0.7152, 0.0722)
+    half = matplotlib.colormaps[MAPS["gain"]](np.linspace(0.5, 1, 50))[:, :3] @ (0.2126, 0.7152, 0.0722)
     assert (np.diff(half) < 0).all()
 
 
 def test_text_is_legible_on_every_colour():
     """Black or white, at least 4.5 to 1 (WCAG) on any colour of both maps."""
-    for name in (figures.ACCURACY, figures.GAIN):
+    for name in (MAPS["accuracy"], MAPS["gain"]):
         for colour in matplotlib.colormaps[name](np.linspace(0, 1, 200)):
             linear = np.where(colour[:3] <= 0.04045, colour[:3] / 12.92, ((colour[:3] + 0.055) / 1.055) ** 2.4)
             light = linear @ (0.2126, 0.7152, 0.0722)
-            contrast = (light + 0.05) / 0.05 if figures._bright(colour) else 1.05 / (light + 0.05)
+            contrast = (light + 0.05) / 0.05 if grid_pictures._bright(colour) else 1.05 / (light + 0.05)
             assert contrast >= 4.5, (name, colour)
 
 
 def test_backbones_are_rows_of_panels_on_one_scale(tmp_path, drawn):
-    figures.heat_maps(table(full(2, targets=2, seeds=1, backbones=("a", "b"))), tmp_path / "grid.png")
+    heat_maps(table(full(2, targets=2, seeds=1, backbones=("a", "b"))), tmp_path / "grid.png")
     shown = panels(drawn[0])
-    assert [axis.get_title() for axis in shown] == [
-        f"{b}: {k}" for b in "ab" for k in ("accuracy", "gain over scratch")
-    ]
+    wanted = [f"{b}: {k}" for b in "ab" for k in ("accuracy", "gain over scratch")]
+    assert [axis.get_title() for axis in shown] == wanted
     assert shown[0].get_images()[0].norm is shown[2].get_images()[0].norm
     assert shown[0].get_yticklabels()[1].get_text() == "flowers · idmm"
 
 
-def test_without_scratch_there_is_no_gain(tmp_path, drawn):
-    figures.heat_maps(table([cell("a"), cell("b", top1=51.0)]), tmp_path / "grid.png")
-    assert len(panels(drawn[0])) == 1
-
-
 def test_ranks_from_best_to_worst_with_intervals(tmp_path, drawn):
-    found = insight.ranking(table(full(4, targets=4)))
-    figures.source_ranks(found, tmp_path / "insight.png")
+    found = ranking(table(full(4, targets=4)))
+    source_ranks(found, tmp_path / "insight.png")
     left, right = drawn[0].axes
-    assert left.yaxis_inverted() and [one.get_text() for one in left.get_yticklabels()] == [
-        "random init." if one.source == "scratch" else one.source for one in found.standings
-    ]
+    labels = ["random init." if one.source == "scratch" else one.source for one in found.ranks]
+    assert left.yaxis_inverted() and [one.get_text() for one in left.get_yticklabels()] == labels
     bars = [tuple(line.get_xdata()) for line in left.lines if len(line.get_xdata()) == 2]
-    assert bars == [pytest.approx(tuple(one.rank_interval)) for one in found.standings]
-    assert [text.get_text() for text in left.texts] == [f"{one.rank:.1f}" for one in found.standings]
-    assert [text.get_text() for text in right.texts] == [f"{one.gain:+.1f}" for one in found.standings[:-1]]
+    assert bars == [pytest.approx(tuple(one.rank.interval)) for one in found.ranks]
+    assert [text.get_text() for text in left.texts] == [f"{one.rank.value:.1f}" for one in found.ranks]
+    assert [text.get_text() for text in right.texts] == [f"{one.gain.value:+.1f}" for one in found.ranks[:-1]]
     assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["idmm", "simclr"]
 
 
 def test_sizes_on_a_log_axis_with_intervals(tmp_path, drawn):
     found = table(sizes(methods=("idmm", "simclr"), targets=("pets", "cars"), seeds=3))
-    curves = insight.curves(found)
-    figures.size_curves(found, curves, tmp_path / "size.png")
+    curves = curves_of(found)
+    size_curves(found, curves, tmp_path / "size.png")
     axis = drawn[0].axes[0]
     assert len(drawn[0].axes) == 2 and axis.get_xscale() == "log"
     assert [label.get_text() for label in axis.get_xticklabels()] == ["100", "200", "500", "1,000", "2,000", "5,000"]
     for curve, (line, _, (bars,)) in zip(curves[::2], axis.containers, strict=True):
-        assert line.get_ydata() == pytest.approx([point.found.mean for point in curve.points])
+        assert line.get_ydata() == pytest.approx([stats.mean for stats in curve.points.values()])
         low, high = np.array([segment[:, 1] for segment in bars.get_segments()]).T
-        assert (high - low) / 2 == pytest.approx([point.found.half for point in curve.points])
+        assert (high - low) / 2 == pytest.approx([stats.half for stats in curve.points.values()])
     for kind in ("get_marker", "get_linestyle"):
         assert len({getattr(line, kind)() for line, *_ in axis.containers}) == 2, "not by colour alone"
 
 
 def test_a_huge_interval_does_not_flatten_the_curve(tmp_path, drawn):
     cells = [{**one, "top1": one["top1"] + 30 * (one["seed"] if one["source_size"] == 100 else 0)} for one in sizes()]
-    figures.size_curves(table(cells), insight.curves(table(cells)), tmp_path / "size.png")
+    size_curves(table(cells), curves_of(table(cells)), tmp_path / "size.png")
     low, high = drawn[0].axes[0].get_ylim()
     assert high - low < 120 and low < 40.5 and high > 67.5
 
@@ -159,21 +145,23 @@ def test_any_label_can_be_drawn(tmp_path, label, monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = table(cells)
-        figures.heat_maps(found, tmp_path / "grid.png")
-        figures.size_curves(found, insight.curves(table(sizes())), tmp_path / "size.png")
-        figures.source_ranks(insight.ranking(table([cell(label), cell("b", top1=3.0)])), tmp_path / "insight.png")
+        heat_maps(found, tmp_path / "grid.png")
+        size_curves(found, curves_of(table(sizes())), tmp_path / "size.png")
+        source_ranks(ranking(table([cell(label), cell("b", top1=3.0)])), tmp_path / "insight.png")
     assert Image.open(tmp_path / "grid.png").width < 4000
 
 
-def test_all_failed_and_one_cell(tmp_path, drawn):
-    figures.heat_maps(table([failed(), failed(seed=1), cell("scratch", "none", top1=None)]), tmp_path / "a.png")
+def test_all_failed_one_cell_and_no_scratch(tmp_path, drawn):
+    heat_maps(table([failed(), failed(seed=1), cell("scratch", "none", top1=None)]), tmp_path / "a.png")
     assert set(texts(panels(drawn[0])[0]).values()) == {"failed", "—"}
-    figures.heat_maps(table([cell()]), tmp_path / "b.png")
-    assert texts(panels(drawn[1])[0]) == {(0, 0): "50.0"}
+    heat_maps(table([cell()]), tmp_path / "b.png")
+    heat_maps(table([cell("a"), cell("b", top1=51.0)]), tmp_path / "c.png")
+    assert [texts(axis) for axis in panels(drawn[1])] == [{(0, 0): "50.0"}]
+    assert [texts(axis) for axis in panels(drawn[2])] == [{(0, 0): "50.0", (0, 1): "51.0"}], "no gain without scratch"
 
 
 def test_a_picture_is_whole_or_not_there(tmp_path, monkeypatch):
-    figures.heat_maps(table([cell()]), tmp_path / "a.png")
+    heat_maps(table([cell()]), tmp_path / "a.png")
     before = (tmp_path / "a.png").read_bytes()
     assert before.startswith(b"\x89PNG")
 
@@ -183,5 +171,5 @@ def test_a_picture_is_whole_or_not_there(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Figure, "savefig", half)
     with pytest.raises(KeyboardInterrupt):
-        figures.heat_maps(table([cell(top1=1.0)]), tmp_path / "a.png")
+        heat_maps(table([cell(top1=1.0)]), tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["a.png"]

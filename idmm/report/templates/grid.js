@@ -1,46 +1,3 @@
-"""What grid.html looks like and does: its style sheet and its script, both inline there, both without any network."""
-
-STYLE = """
-:root { color-scheme: light dark; --ground: #fff; --ink: #1b1b1b; --quiet: #5c5c5c; --line: #d5d5d5; --band: #f3f4f6;
-  --mark: #0b57d0; --bad: #b3261e; }
-@media (prefers-color-scheme: dark) {
-  :root { --ground: #15171a; --ink: #e8e8e8; --quiet: #a9adb3; --line: #3b3f45; --band: #20242a; --mark: #8ab4f8;
-    --bad: #f2b8b5; }
-}
-html { scroll-padding-bottom: 30vh; }  /* what has the focus is not under the details */
-* { box-sizing: border-box; }
-body { margin: 0 auto; padding: 1.2rem 1.2rem 3rem; max-width: 90rem; background: var(--ground); color: var(--ink);
-  font: 15px/1.45 system-ui, sans-serif; }
-h1 { font-size: 1.5rem; margin: 0 0 .4rem; } h2 { font-size: 1.1rem; margin: 1.8rem 0 .4rem; }
-p { margin: .3rem 0; max-width: 60rem; } .quiet { color: var(--quiet); }
-.scroll { overflow-x: auto; margin: .6rem 0; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .28rem .6rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
-thead th { border-bottom: 2px solid var(--ink); background: var(--ground); white-space: nowrap; }
-th[scope=row] { font-weight: 500; }
-.number { text-align: right; } #grid td, #grid th { white-space: nowrap; }
-.scratch { background: var(--band); }
-small { color: var(--quiet); } td small { display: inline-block; min-width: 3.1em; text-align: left; }
-td small + small { min-width: 4.1em; } u { text-decoration-thickness: 2px; text-underline-offset: 2px; }
-.failed { color: var(--bad); font-style: italic; }
-th button { font: inherit; color: inherit; background: none; border: 0; padding: 0; cursor: pointer; }
-th button::after { content: " \\2195"; color: var(--quiet); }
-th[aria-sort=ascending] button::after { content: " \\2191"; color: var(--mark); }
-th[aria-sort=descending] button::after { content: " \\2193"; color: var(--mark); }
-#grid td[tabindex]:hover { background: var(--band); cursor: pointer; }
-:focus-visible { outline: 2px solid var(--mark); outline-offset: -2px; }
-td.shown { box-shadow: inset 0 0 0 2px var(--mark); }
-#filters { margin: .8rem 0; display: flex; flex-wrap: wrap; gap: .4rem 1.2rem; align-items: center; }
-[hidden] { display: none !important; }
-select { font: inherit; margin-left: .3rem; max-width: 20rem; }
-#details { position: sticky; bottom: 0; max-height: 45vh; overflow: auto; background: var(--ground);
-  border: 1px solid var(--line); border-top: 3px solid var(--mark); padding: .6rem .9rem; font-size: 13.5px; }
-#details h2 { margin: 0 0 .2rem; } #details dl, details dl { display: grid; grid-template-columns: max-content 1fr;
-  gap: .1rem .9rem; margin: .5rem 0; } dt { color: var(--quiet); } dd { margin: 0; overflow-wrap: anywhere; }
-details summary { cursor: pointer; } a { color: var(--mark); }
-"""
-
-SCRIPT = """
 "use strict";
 (() => {
   const cells = JSON.parse(document.getElementById("data").textContent);
@@ -167,4 +124,3 @@ SCRIPT = """
   document.addEventListener("keydown", event => { if (event.key === "Escape") close(); });
   filter();
 })();
-"""

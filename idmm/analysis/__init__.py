@@ -1,1 +1,0 @@
-"""Looking at runs: pictures, and the demo that compares pretraining with none."""

@@ -1,0 +1,59 @@
+"""A sheet of what stage 1 sees: originals, their crops, and what CutMix makes of them."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from idmm.config import Views
+from idmm.data.views import MultiCropTransform
+from idmm.mixing import Mix, draw_cutmix, mix_images
+from idmm.report.pictures import Block, image_sheet
+from idmm.seeding import derive, numpy_rng
+
+VISIBLE = 0.2  # least share of a crop that the sheet's CutMix replaces
+SHOWN_DRAWS = 100  # draws among which one as large as that is looked for
+
+
+def crop_sheet(store, views: Views, path: str | Path, *, mean, std, cutmix_alpha: float = 0.0, images: int = 6) -> None:
+    """Draws a row for each image, at left the original, then its crops of each group.
+
+    The crops are those of the first epoch of a run of seed 0, made by the loader's own code, with normalisation
+    undone. With CutMix, every group follows a second time as mixed for the network, by the first draw whose box is
+    large enough to see; in training many boxes are smaller.
+
+    Args:
+        store: Images by number, as :class:`idmm.data.views.MultiCropTransform` takes them.
+        views: Crops and colours.
+        path: PNG to write.
+        mean: Of each channel.
+        std: Likewise.
+        cutmix_alpha: The method's; 0: no CutMix.
+        images: Rows, spread evenly over the dataset.
+    """
+    indices = np.unique(np.linspace(0, len(store) - 1, min(images, len(store))).astype(int))
+    batch = MultiCropTransform(store, views, mean, std, seed=0)(0, indices)
+    blocks: list[Block] = [("original", [[store.image(i).permute(1, 2, 0).numpy()] for i in indices])]
+    for number, (crops, group) in enumerate(zip(batch["views"], views.crops, strict=True)):
+        low, high = group.scale
+        blocks.append((f"crops of {low:.0%} to\n{high:.0%} of the area", _pixels(crops, mean, std)))
+        if cutmix_alpha:
+            mix = _visible_mix(crops, cutmix_alpha, derive(0, "crop sheet", number))
+            mixed = mix_images(crops.flatten(0, 1), mix).unflatten(0, crops.shape[:2])
+            blocks.append((f"after CutMix\n({mix.lam:.0%} its own pixels)", _pixels(mixed, mean, std)))
+    image_sheet(blocks, path)
+
+
+def _visible_mix(crops: torch.Tensor, alpha: float, key: int) -> Mix:
+    """The first of the key's draws that replaces enough to be seen, or the one that replaces most."""
+    count, size = crops.shape[0] * crops.shape[1], crops.shape[-2:]
+    draws = [draw_cutmix(count, *size, alpha, numpy_rng(key, "cutmix", n)) for n in range(SHOWN_DRAWS)]
+    return next((mix for mix in draws if mix.lam <= 1 - VISIBLE), min(draws, key=lambda mix: mix.lam))
+
+
+def _pixels(views: torch.Tensor, mean, std) -> list[list[np.ndarray]]:
+    """Undoes normalisation, [B, count, C, S, S] -> rows of [S, S, 3] in [0, 1]."""
+    shape = (-1, 1, 1)
+    values = views * torch.tensor(std).reshape(shape) + torch.tensor(mean).reshape(shape)
+    values = values.clamp(0, 1).expand(-1, -1, 3, -1, -1).permute(0, 1, 3, 4, 2)  # one channel is shown as grey
+    return [list(row) for row in values.numpy()]

@@ -1,0 +1,273 @@
+"""A grid's pictures: heat maps, mean ranks of sources, accuracy over the source's size.
+
+Numbers stand in the cells, gains have signs, what is missing is hatched; colour maps keep their order in grey print.
+"""
+
+import textwrap
+from pathlib import Path
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, Rectangle
+from matplotlib.ticker import MaxNLocator, NullLocator
+
+from idmm.report.sections import Ranking, SizeCurve, SourceRank
+from idmm.report.stats import BootstrapMean
+from idmm.report.style import colour_and_marker, line_style, plain_axis, save
+from idmm.report.table import FAILED, MISSING, RANDOM, SCRATCH, Row, Table, TableCell, format_number
+
+CELL = (0.74, 0.37)  # inches
+LONGEST = 22  # letters of a label
+TITLES = {"accuracy": "accuracy", "gain": "gain over scratch"}
+UNITS = {"accuracy": "%", "gain": "points"}
+MAPS = {"accuracy": "cividis", "gain": "PuOr"}
+HATCHES = {MISSING: "////", FAILED: "xxxx"}
+BELOW = {"loc": "outside lower center", "fontsize": 8, "frameon": False}  # a legend
+
+
+# ------------------------------------------------------------------ heat maps
+def heat_maps(table: Table, path: Path) -> None:
+    """Draws accuracy and, where there is a row from scratch, gain over it, side by side; a row of panels a backbone."""
+    kinds = ("accuracy", "gain") if table.has_scratch else ("accuracy",)
+    rows = [len(table.rows_of(backbone)) for backbone in table.backbones]
+    width = 2.1 + len(kinds) * (len(table.targets) * CELL[0] + 1.0)
+    height = 1.5 + sum(count * CELL[1] + 1.0 for count in rows)
+    figure = Figure(figsize=(max(width, 6.4), height), layout="constrained")
+    figure.get_layout_engine().set(h_pad=0.08, w_pad=0.08)
+    axes = figure.subplots(len(rows), len(kinds), squeeze=False, height_ratios=rows)
+    norms = {kind: _norm(table, kind) for kind in kinds}
+    for backbone, line in zip(table.backbones, axes, strict=True):
+        for kind, axis in zip(kinds, line, strict=True):
+            image = _heat_map(axis, table, backbone, kind, norms[kind])
+            axis.set_title(f"{_label(backbone)}: {TITLES[kind]}", fontsize=10)
+            if kind != kinds[0]:
+                axis.set_yticklabels([])
+            bar = figure.colorbar(image, ax=axis, fraction=0.04, pad=0.02, aspect=25)
+            bar.set_label(UNITS[kind], fontsize=8)
+            bar.ax.tick_params(labelsize=7)
+            bar.outline.set_visible(False)
+    if handles := _heat_legend(table):
+        figure.legend(handles=handles, ncols=4 if width > 8 else 2, **BELOW)
+    _save_with_title(figure, table.caption(), path)
+
+
+def _norm(table: Table, kind: str) -> Normalize:
+    """One scale for all backbones; gains are centred at 0."""
+    estimates = [cell.gain if kind == "gain" else cell.stats for cell in table.cells.values()]
+    values = [one.mean for one in estimates if one is not None and one.mean is not None] or [0.0]
+    if kind == "gain":
+        most = max(1.0, *map(abs, values))
+        return Normalize(-most, most)
+    low, high = min(values), max(values)
+    return Normalize(low, high) if high > low else Normalize(low - 1, high + 1)
+
+
+def _heat_map(axis, table: Table, backbone: str, kind: str, norm: Normalize):
+    rows, targets, colours = table.rows_of(backbone), table.targets, colormaps[MAPS[kind]]
+    values = np.full((len(rows), len(targets)), np.nan)
+    for y, row in enumerate(rows):
+        for x, cell in enumerate(table.cells_of(backbone, row)):
+            values[y, x], text, below = _content(cell, row, kind)
+            if np.isnan(values[y, x]):
+                _hatched(axis, x, y, text)
+            else:
+                colour = "black" if _bright(colours(norm(values[y, x]))) else "white"
+                _number(axis, (x, y), text, below, colour, framed=kind == "accuracy" and cell.best_of_column)
+    image = axis.imshow(values, cmap=colours, norm=norm, aspect="auto", interpolation="nearest")
+    axis.set_xticks(range(len(targets)), [_label(t, 16) for t in targets], rotation=30, ha="right", fontsize=8)
+    axis.set_yticks(range(len(rows)), _row_labels(rows), fontsize=8)
+    axis.tick_params(length=0)
+    axis.spines[:].set_visible(False)
+    for edge in np.arange(0.5, len(targets) - 1):
+        axis.axvline(edge, color="white", linewidth=1)
+    for y in range(1, len(rows)):
+        axis.axhline(y - 0.5, color="white", linewidth=1 if rows[y].source == rows[y - 1].source else 4)
+    return image
+
+
+def _content(cell: TableCell | None, row: Row, kind: str) -> tuple[float, str, str]:
+    """A cell's value (NaN: none), its text, and the small text below."""
+    if cell is None or cell.stats.mean is None:
+        return np.nan, cell.mean if cell else "", ""
+    if kind == "accuracy":
+        spread, count = f"± {cell.std}" if cell.std else "", f"n={cell.stats.n}" if cell.unusual_n else ""
+        return cell.stats.mean, cell.mean, " ".join(filter(None, (spread, count))) + ("†" if cell.some_failed else "")
+    if row.is_scratch:
+        return 0.0, format_number(0.0), ""
+    if cell.gain is None:
+        return np.nan, MISSING, ""
+    half = "" if cell.gain.half is None else f"± {format_number(cell.gain.half)}"
+    return cell.gain.mean, format_number(cell.gain.mean, sign=True), half
+
+
+def _number(axis, place: tuple[int, int], text: str, below: str, colour: str, framed: bool) -> None:
+    x, y = place
+    centred = {"ha": "center", "va": "center", "color": colour}
+    axis.text(x, y - 0.16 * bool(below), text, fontsize=9, weight="bold" if framed else "normal", **centred)
+    axis.text(x, y + 0.25, below, fontsize=6.5, **centred)
+    if framed:
+        axis.add_patch(Rectangle((x - 0.45, y - 0.43), 0.9, 0.86, fill=False, edgecolor=colour, linewidth=1.4))
+
+
+def _hatched(axis, x: int, y: int, text: str) -> None:
+    hatch = HATCHES.get(text, "")
+    axis.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor="white", edgecolor="0.7", hatch=hatch, linewidth=0))
+    if text:
+        behind = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none"}
+        axis.text(x, y, text, ha="center", va="center", fontsize=8, color="0.25", bbox=behind)
+
+
+def _bright(colour: tuple) -> bool:
+    """Whether black reads better on it than white, by WCAG's contrast."""
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour[:3]]
+    return float(np.dot((0.2126, 0.7152, 0.0722), linear)) > 0.179
+
+
+def _row_labels(rows: list[Row]) -> list[str]:
+    """The method is named where there is more than one."""
+    several = len({row.method for row in rows} - {SCRATCH.method}) > 1
+    labels = []
+    for row in rows:
+        method = f" · {_label(row.method, 14)}" if several and row.method != SCRATCH.method else ""
+        labels.append((RANDOM if row.is_scratch else _label(row.source)) + method)
+    return labels
+
+
+def _heat_legend(table: Table) -> list[Patch]:
+    cells, blank = table.cells.values(), {"facecolor": "white", "edgecolor": "0.7"}
+    frame = {"fill": False, "edgecolor": "black", "linewidth": 1.4, "label": "framed: best of a column"}
+    dagger = {"linestyle": "", "marker": "$†$", "color": "black", "label": "some runs failed, left out"}
+    not_run = "not run yet, or nothing to compare with"
+    intervals = any(cell.gain is not None and cell.gain.half is not None for cell in cells)
+    handles = (
+        (Patch(**frame), any(cell.best_of_column for cell in cells)),
+        (Patch(**blank, hatch=HATCHES[MISSING], label=not_run), any(cell.mean == MISSING for cell in cells)),
+        (Patch(**blank, hatch=HATCHES[FAILED], label="failed"), any(cell.mean == FAILED for cell in cells)),
+        (Line2D([], [], **dagger), any(cell.some_failed for cell in cells)),
+        (Patch(visible=False, label="± of a gain: 95 % interval"), intervals),
+    )
+    return [handle for handle, occurs in handles if occurs]
+
+
+# ------------------------------------------------------------------ sources
+def source_ranks(ranking: Ranking, path: Path) -> None:
+    """Draws mean rank, and gain over scratch where there is one, for each source, best on top, with intervals."""
+    ranks = ranking.ranks
+    gains = any(one.gain is not None for one in ranks)
+    figure = Figure(figsize=(9.2 if gains else 5.6, 1.7 + 0.42 * len(ranks)), layout="constrained")
+    axes = figure.subplots(1, 1 + gains, sharey=True, squeeze=False)[0]
+    methods = list(dict.fromkeys(method for one in ranks for method in one.by_method))
+    for y, one in enumerate(ranks):
+        _rank_marks(axes[0], y, one, methods)
+        if one.gain is not None:
+            _mark(axes[1], y, one.gain, format_number(one.gain.value, sign=True), one.pretrained)
+    axes[0].set_yticks(range(len(ranks)), [_label(one.label) for one in ranks], fontsize=9)
+    axes[0].set_ylim(len(ranks) - 0.4, -0.6)
+    axes[0].set_xlim(0.7, len(ranks) + 0.3)
+    axes[0].set_xlabel("mean rank (1 is best)")
+    axes[0].xaxis.set_major_locator(MaxNLocator(integer=True))
+    if gains:
+        axes[1].set_xlabel("mean gain over scratch (points)")
+        axes[1].margins(x=0.12)
+        low, high = axes[1].get_xlim()
+        if low < 0 < high:
+            axes[1].axvline(0, color="0.4", linewidth=1, linestyle=":")
+    for axis in axes:
+        plain_axis(axis, "x")
+        axis.tick_params(labelsize=8)
+    if len(methods) > 1:
+        figure.legend(handles=[_handle(n, method) for n, method in enumerate(methods)], ncols=4, **BELOW)
+    _save_with_title(figure, ranking.caption, path)
+
+
+def _rank_marks(axis, y: int, one: SourceRank, methods: list[str]) -> None:
+    if len(methods) > 1:
+        for method, rank in one.by_method.items():
+            number = methods.index(method)
+            below = y + 0.2 + 0.2 * number / len(methods)  # one under the other: equal ranks hide nothing
+            axis.plot(rank, below, linestyle="", **colour_and_marker(number), markersize=5)
+    _mark(axis, y, one.rank, format_number(one.rank.value), one.pretrained)
+
+
+def _mark(axis, y: int, mean: BootstrapMean, text: str, full: bool) -> None:
+    """A dot with its interval and its number; hollow for what this grid did not pretrain."""
+    value, interval = mean
+    if interval:
+        axis.plot(interval, (y, y), color="black", linewidth=1.4, marker="|", markersize=7)
+    axis.plot(value, y, marker="o", markersize=8, color="black", markerfacecolor="black" if full else "white", zorder=4)
+    axis.annotate(text, (value, y), (0, 7), textcoords="offset points", ha="center", fontsize=8)
+
+
+# ------------------------------------------------------------------ source size
+def size_curves(table: Table, curves: list[SizeCurve], path: Path) -> None:
+    """Draws accuracy over the number of images pretrained on, a panel a target (and backbone), a line a method."""
+    panels: dict[tuple, list[SizeCurve]] = {}
+    for curve in curves:
+        panels.setdefault((curve.dataset, curve.backbone, curve.target), []).append(curve)
+    columns = min(3, len(panels))
+    lines = -(-len(panels) // columns)
+    figure = Figure(figsize=(0.6 + 3.9 * columns, 1.1 + 3.2 * lines), layout="constrained")
+    figure.get_layout_engine().set(h_pad=0.1, w_pad=0.1)
+    axes = np.ravel(figure.subplots(lines, columns, squeeze=False))
+    methods = list(dict.fromkeys(curve.method for curve in curves))
+    several = len({curve.backbone for curve in curves}) > 1
+    for axis, ((dataset, backbone, target), found) in zip(axes, panels.items(), strict=False):
+        _size_panel(axis, found, methods)
+        axis.set_title(_label(target) + (f", {_label(backbone)}" if several else ""), fontsize=10)
+        axis.set_xlabel(f"images of {_label(dataset)} pretrained on", fontsize=9)
+        axis.set_ylabel("accuracy (%)", fontsize=9)
+    for axis in axes[len(panels) :]:
+        axis.set_axis_off()
+    handles = [_handle(n, method, line_style(n)) for n, method in enumerate(methods)]
+    if any(curve.scratch for curve in curves):
+        handles.append(Line2D([], [], color="0.35", linestyle=":", label=RANDOM))
+    figure.legend(handles=handles, ncols=4, **BELOW)
+    _save_with_title(figure, table.caption(spread="95 % t-interval"), path)
+
+
+def _size_panel(axis, curves: list[SizeCurve], methods: list[str]) -> None:
+    sizes = sorted({size for curve in curves for size in curve.points})
+    scratch = curves[0].scratch
+    means = [stats.mean for curve in curves for stats in curve.points.values()] + ([scratch.mean] if scratch else [])
+    if scratch:
+        axis.axhline(scratch.mean, color="0.35", linewidth=1.2, linestyle=":")
+        if scratch.half is not None:
+            axis.axhspan(scratch.mean - scratch.half, scratch.mean + scratch.half, color="0.85", zorder=0)
+    for place, curve in enumerate(curves):
+        number = methods.index(curve.method)
+        shift = 1.025 ** (place - (len(curves) - 1) / 2)  # so that bars of several methods do not hide each other
+        x, y = [size * shift for size in curve.points], [stats.mean for stats in curve.points.values()]
+        half = [stats.half or 0.0 for stats in curve.points.values()]
+        line = {"linestyle": line_style(number), "linewidth": 1.6, "capsize": 3, "elinewidth": 1, "markersize": 5}
+        axis.errorbar(x, y, half if any(half) else None, **line, **colour_and_marker(number))
+    axis.set_xscale("log")
+    ticks = [f"{size:,}" if size < 10_000 else f"{size / 1000:g}k" for size in sizes]
+    axis.set_xticks(sizes, ticks, fontsize=8, rotation=30, ha="right")
+    axis.xaxis.set_minor_locator(NullLocator())
+    reach = max(2.0, 1.5 * (max(means) - min(means)))  # two seeds may have intervals of any width: cut, not shown small
+    low, high = axis.get_ylim()
+    axis.set_ylim(max(low, min(means) - reach), min(high, max(means) + reach))
+    plain_axis(axis)
+    axis.tick_params(labelsize=8)
+
+
+# ------------------------------------------------------------------ all
+def _handle(number: int, label: str, style: str = "") -> Line2D:
+    return Line2D([], [], linestyle=style, label=_label(label), markersize=6, **colour_and_marker(number))
+
+
+def _label(text: str, most: int = LONGEST) -> str:
+    """One line, its middle left out where it is long, and no formula."""
+    text = " ".join(str(text).split())
+    if len(text) > most:
+        text = f"{text[: most // 2]}…{text[-(most - most // 2 - 1) :]}"
+    return text.replace("$", r"\$")
+
+
+def _save_with_title(figure: Figure, title: str, path: Path) -> None:
+    """Breaks the title so that it fits the figure."""
+    figure.suptitle(textwrap.fill(title, max(40, int(figure.get_figwidth() * 13))), fontsize=9)
+    save(figure, path)

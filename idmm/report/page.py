@@ -1,0 +1,105 @@
+"""What grid.html shows beside the sections: every cell's runs, the config that they share, and what is their own."""
+
+import json
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from urllib.parse import quote
+
+from idmm.progress import duration
+from idmm.report.sections import Sections
+from idmm.report.table import Row, Table, TableCell
+
+FIELDS = {
+    "pretrain_seed": "pretraining seed", "seed": "seed", "status": "status", "top1": "top-1", "top5": "top-5",
+    "mean_per_class": "mean per class", "knn": "kNN", "pretrain_seconds": "pretraining time", "seconds": "time",
+    "error": "error", "log": "log", "folder": "folder",
+}  # fmt: skip
+
+
+def page_data(found: Sections) -> dict:
+    """Returns the table's lines in order, with the details of each cell by its number, and the shared config."""
+    configs = config_values(found.grid["cells"])
+    targets = list(dict.fromkeys(target for table in found.tables for target in table.targets))
+    lines, details = [], []
+    for table, backbone, row in [(t, b, row) for t in found.tables for b in t.backbones for row in t.rows_of(b)]:
+        cells = []
+        for target in targets:
+            cell = table.cells.get((backbone, row, target))
+            sentence = cell and _sentence(table, cell)
+            cells.append((cell, len(details), sentence))
+            if cell:
+                values = config_values(cell.stats.runs).items()
+                own = [(key, " / ".join(some)) for key, some in values if len(configs[key]) > 1]
+                title = f"{row.label} → {target} ({backbone})"
+                details.append({"title": title, "said": sentence, **_runs(cell), "config": own})
+        lines.append((table, backbone, row, cells, _averages(table, backbone, row)))
+    shared = {key: values[0] for key, values in configs.items() if len(values) == 1}
+    return {"targets": targets, "lines": lines, "details": details, "shared_config": shared}
+
+
+def _averages(table: Table, backbone: str, row: Row) -> list[float | None]:
+    """Of accuracy and of gain over all targets; over some alone it would be another number."""
+    cells = table.cells_of(backbone, row)
+    means = [cell and cell.stats.mean for cell in cells]
+    gains = [cell and cell.gain and cell.gain.mean for cell in cells]
+    return [None if None in values else sum(values) / len(values) for values in (means, gains)]
+
+
+def _sentence(table: Table, cell: TableCell) -> str:
+    """A cell in a line."""
+    stats, gain = cell.stats, cell.gain
+    if stats.mean is None:
+        return f"{stats.failed} of {len(stats.runs)} runs failed" if stats.failed else "not run yet"
+    parts = [f"{table.label}: mean {stats.mean:.2f}, n = {stats.n} of {len(stats.runs)}"]
+    if stats.half is not None:
+        parts.append(f"95 % interval {stats.mean - stats.half:.2f} to {stats.mean + stats.half:.2f}")
+    if gain is not None:
+        half = "" if gain.half is None else f" (95 % interval ± {gain.half:.2f})"
+        parts.append(f"gain over scratch {gain.mean:+.2f}{half}")
+    seconds = sum(run["seconds"] or 0 for run in stats.runs)
+    return "; ".join([*parts, *([f"{duration(seconds)} in all"] if seconds else [])])
+
+
+def _runs(cell: TableCell) -> dict[str, list]:
+    """A cell's runs as rows of texts under their columns; columns that are empty are left out."""
+    runs = [run_texts(run) for run in cell.stats.runs]
+    kept = [name for name in FIELDS if any(run[name] for run in runs)]
+    return {"columns": [FIELDS[name] for name in kept], "runs": [[run[name] for name in kept] for run in runs]}
+
+
+def run_texts(run: dict) -> dict[str, str]:
+    """Returns a run's fields as texts; files are links beside the page."""
+    out = {}
+    for name in FIELDS:
+        value = run.get(name)
+        if value is None or (name == "folder" and run["status"] != "ok"):
+            out[name] = ""
+        elif name in ("seconds", "pretrain_seconds"):
+            out[name] = duration(value)
+        elif name in ("log", "folder"):
+            out[name] = f"./{quote(str(value))}"  # whatever a path is called, it is no address of anything else
+        else:
+            out[name] = f"{value:.2f}" if isinstance(value, float) else str(value)
+    return out
+
+
+def config_values(runs: Iterable[dict]) -> dict[str, list[str]]:
+    """Returns the dotted keys of the runs' configs, with the values that each has among them.
+
+    Those of a run's pretraining stand under 'pretrain.'.
+    """
+    found: dict[str, dict[str, None]] = {}
+    for run in runs:
+        configs = _flat(run.get("config") or {}), _flat(run.get("pretrain_config") or {}, "pretrain.")
+        for key, value in chain(*configs):
+            found.setdefault(key, {})[value] = None
+    return {key: list(values) for key, values in found.items()}
+
+
+def _flat(tree: dict, prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+            yield f"{prefix}{key}", text

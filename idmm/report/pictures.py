@@ -1,0 +1,220 @@
+"""Pictures of runs: loss curves, sheets of images, a comparison over seeds, accuracy over labels."""
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, NullLocator
+
+from idmm.report.style import COLOURS, MARKERS, STYLES, colour_and_marker, line_style, plain_axis, save
+
+LOOKS = [(COLOURS[n % 7], STYLES[n % 4], MARKERS[n % 7]) for n in range(28)]  # no two alike
+CROWD = 4  # curves in a panel, above which bands hide them
+TOP1 = "top-1 accuracy on the test images (%)"
+
+Records = list[dict]  # of metrics.jsonl, an epoch each
+Block = tuple[str, list[list[np.ndarray]]]  # a title, and rows of images
+
+
+def loss_panels(panels: dict[str, dict[str, Records | list[Records]]], path: str | Path) -> None:
+    """Draws the loss of each epoch, and below it the learning rate; losses of different stages share no axis.
+
+    Args:
+        panels: Title -> label -> a run's records of ``metrics.jsonl``, or those of several runs (seeds): then each is a
+            thin line and their mean a thick one.
+        path: PNG to write.
+    """
+    figure = Figure(figsize=(0.6 + 4.4 * len(panels), 4.6), layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.1)
+    axes = figure.subplots(2, len(panels), sharex="col", squeeze=False, height_ratios=(3, 1))
+    for (title, runs), (top, bottom) in zip(panels.items(), axes.T, strict=True):
+        for number, (label, records) in enumerate(runs.items()):
+            several = records if records and isinstance(records[0], list) else [records]
+            _loss_curve(top, several, "loss", number, label)
+            _loss_curve(bottom, several, "lr", number, label)
+            stages = [record.get("stage", 1) for record in several[0]]
+            for epoch in (i for i in range(1, len(stages)) if stages[i] != stages[i - 1]):
+                top.axvline(epoch + 0.5, color="0.6", linewidth=0.8, linestyle=":")  # between two epochs
+        top.set_title(title, fontsize=11)
+        top.set_ylabel("loss, mean over the epoch (nats)")
+        bottom.set_ylabel("learning rate")
+        bottom.set_xlabel("epoch")
+        bottom.set_ylim(bottom=0)
+        bottom.set_xlim(left=0)
+        bottom.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
+        bottom.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+        if len(runs) > 1 or next(iter(runs), ""):
+            top.legend(frameon=False, fontsize=9)
+        for axis in (top, bottom):
+            plain_axis(axis)
+    save(figure, path)
+
+
+def _loss_curve(axis, several: list[Records], name: str, number: int, label: str) -> None:
+    colour, lines = COLOURS[number % len(COLOURS)], [[record[name] for record in records] for records in several]
+    shortest = min(map(len, lines))
+    if len(lines) > 1:
+        for line in lines:
+            axis.plot(np.arange(1, len(line) + 1), line, color=colour, linewidth=0.7, alpha=0.45)
+        label = f"{label} (mean of {len(lines)} seeds)"
+    mean = np.mean([line[:shortest] for line in lines], axis=0)
+    look = {"color": colour, "linestyle": line_style(number), "linewidth": 1.8}
+    look["marker"] = "o" if shortest == 1 else ""  # a line of one point is none
+    axis.plot(np.arange(1, shortest + 1), mean, label=label, **look)
+
+
+# ---------------------------------------------------------------------- sheets of images
+def image_sheet(blocks: list[Block], path: str | Path) -> None:
+    """Draws blocks of images side by side, each under its title; images are [S, S, 3] in [0, 1] or uint8."""
+    cell, gap, between, head, edge = 0.8, 0.05, 0.3, 0.42, 0.12  # inches
+    rows = len(blocks[0][1])
+    widths = [max(1.25, len(grid[0]) * (cell + gap) - gap) for _, grid in blocks]
+    width, height = sum(widths) + between * (len(blocks) - 1) + 2 * edge, rows * (cell + gap) - gap + head + edge
+    figure = Figure(figsize=(width, height))
+    left = edge
+    for (title, grid), block in zip(blocks, widths, strict=True):
+        middle = (left + block / 2) / width
+        figure.text(middle, 1 - head / 2 / height, title, ha="center", va="center", fontsize=8)
+        first = left + (block - len(grid[0]) * (cell + gap) + gap) / 2
+        for row, images in enumerate(grid):
+            for column, image in enumerate(images):
+                x, y = first + column * (cell + gap), height - head - (row + 1) * (cell + gap) + gap
+                axis = figure.add_axes((x / width, y / height, cell / width, cell / height))
+                axis.imshow(image, interpolation="nearest")
+                axis.set_axis_off()
+        left += block + between
+    save(figure, path)
+
+
+def pair_sheet(rows: list[tuple[str, list[str], list[np.ndarray]]], path: str | Path, title: str) -> None:
+    """Draws pairs of images side by side, up to three pairs a row.
+
+    Args:
+        rows: For each pair what is the matter, two names, and two images, uint8 [H, W, 3] of any sizes.
+        path: PNG to write.
+        title: Above the picture.
+    """
+    columns = min(3, len(rows))
+    lines = -(-len(rows) // columns)
+    figure = Figure(figsize=(4.4 * columns, 0.5 + 2.9 * lines), layout="constrained")
+    figure.suptitle(title, fontsize=11)
+    frames = np.ravel(figure.subfigures(lines, columns, squeeze=False))
+    for frame, (matter, names, images) in zip(frames, rows, strict=False):
+        frame.suptitle(matter, fontsize=9, color=COLOURS[1])
+        for axis, name, image in zip(frame.subplots(1, 2), names, images, strict=True):
+            axis.imshow(image, interpolation="nearest")
+            axis.set_title(_shortened(name), fontsize=6.5)
+            axis.set_axis_off()
+    save(figure, path)
+
+
+def _shortened(name: str, most: int = 40) -> str:
+    """Keeps the end of each line, where names differ."""
+    return "\n".join(line if len(line) <= most else f"…{line[1 - most :]}" for line in name.split("\n"))
+
+
+# ---------------------------------------------------------------------- accuracies
+def comparison(
+    scores: dict[str, Sequence[float]], path: str | Path, title: str = "", chance: float | None = None
+) -> None:
+    """Draws a bar for each label's mean with its standard deviation, and a dot for each seed.
+
+    Args:
+        scores: Label -> a score for each seed, in percent; the n-th dots of neighbours are joined where all labels
+            have as many.
+        path: PNG to write.
+        title: Above the picture.
+        chance: What guessing would reach, a dotted line.
+    """
+    figure = Figure(figsize=(1.6 + 1.5 * len(scores), 4.2), layout="constrained")
+    axis = figure.subplots()
+    table = [np.asarray(values, dtype=float) for values in scores.values()]
+    for place, values in enumerate(table):
+        colour, mean = COLOURS[place % len(COLOURS)], values.mean()
+        spread = values.std(ddof=1) if len(values) > 1 else 0.0
+        axis.bar(place, mean, width=0.62, color=colour, alpha=0.35, edgecolor=colour, linewidth=1.2)
+        axis.errorbar(place + 0.2, mean, spread, color="black", capsize=4, linewidth=1.2, marker="_", zorder=4)
+        dots = {"markeredgecolor": "white", "markersize": 7, "linestyle": "", "zorder": 3, "clip_on": False}
+        axis.plot(np.full(len(values), place - 0.1), values, **colour_and_marker(place), **dots)
+        text = f"{mean:.1f} ± {spread:.1f}" if len(values) > 1 else f"{mean:.1f}"
+        axis.annotate(text, (place, 0), (0, 6), textcoords="offset points", ha="center", fontsize=11, weight="bold")
+    if len({len(values) for values in table}) == 1:
+        for pair in np.stack(table, axis=1):  # [seeds, labels]
+            axis.plot(np.arange(len(table)) - 0.1, pair, color="0.55", linewidth=0.8, zorder=2)
+    axis.set_xticks(range(len(scores)), list(scores))
+    axis.set_xlim(-0.6, len(scores) - 0.4)
+    axis.set_ylim(0, 100)
+    axis.set_ylabel(TOP1)
+    _accuracy_axis(axis, title, chance)
+    save(figure, path)
+
+
+def label_curves(
+    panels: dict[str, dict[str, list[tuple[float, float, float]]]], path: str | Path, *, ylabel: str = TOP1,
+    chance: float | None = None, seeds: int = 1, untaught: Sequence[str] = (),
+) -> None:  # fmt: skip
+    """Draws accuracy over the labelled images a class, with a band of one standard deviation over draws.
+
+    Bars stand for bands where there are many curves or a single number of images.
+
+    Args:
+        panels: Title -> label -> points (images a class, mean, standard deviation), in percent.
+        path: PNG to write.
+        ylabel: Of the accuracies.
+        chance: What guessing would reach, a dotted line.
+        seeds: Draws that the mean is of.
+        untaught: Labels of networks with fresh weights, drawn in grey.
+    """
+    labels = list(dict.fromkeys(label for curves in panels.values() for label in curves))
+    taught = [label for label in labels if label not in untaught]
+    grey = [("0.45", style, "*") for style in STYLES[::-1]]
+    looks = {**dict(zip(taught, itertools.cycle(LOOKS))), **dict(zip(untaught, itertools.cycle(grey)))}
+    barred = len(labels) > CROWD or all(len(points) == 1 for curves in panels.values() for points in curves.values())
+    figure = Figure(figsize=(3.4 + 3.6 * len(panels), 4.2), layout="constrained")
+    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axis, (title, curves) in zip(axes, panels.items(), strict=True):
+        for place, (label, points) in enumerate(curves.items()):
+            shift = 1.02 ** (place - (len(curves) - 1) / 2) if barred else None
+            _label_curve(axis, points, looks[label], shift, label=_shortened(label))
+        ticks = sorted({x for points in curves.values() for x, _, _ in points})
+        axis.set_xscale("log")
+        axis.set_xticks(ticks, [f"{x:g}" for x in ticks])
+        axis.xaxis.set_minor_locator(NullLocator())
+        axis.set_xlim(ticks[0] / 1.2, ticks[-1] * 1.2)
+        axis.set_xlabel("labelled images a class")
+        _accuracy_axis(axis, title, chance)
+    axes[0].set_ylim(0, 100)
+    axes[0].set_ylabel(ylabel)
+    what = "bars" if barred else "band"
+    band = f"mean, {what}: ± 1 standard\ndeviation over {seeds} draws" if seeds > 1 else None
+    lines = {line.get_label(): line for axis in axes for line in axis.lines if not line.get_label().startswith("_")}
+    where = {"loc": "outside right upper", "frameon": False, "alignment": "left"}
+    figure.legend(lines.values(), lines, fontsize=9, title=band, title_fontsize=8, **where)
+    save(figure, path)
+
+
+def _label_curve(axis, points: list, look: tuple[str, str, str], shift: float | None, label: str) -> None:
+    """Draws a curve with a band, or with bars, moved aside by a factor."""
+    x, mean, std = np.array(points, dtype=float).T
+    colour, style, shape = look
+    if std.any() and shift is not None:
+        x = x * shift
+        axis.errorbar(x, mean, std, fmt="none", ecolor=colour, elinewidth=1, capsize=2)
+    elif std.any():
+        axis.fill_between(x, mean - std, mean + std, color=colour, alpha=0.18, linewidth=0)
+        for edge in (mean - std, mean + std):  # in grey print bands run into each other
+            axis.plot(x, edge, color=colour, linewidth=0.6, linestyle=style)
+    marker = {"marker": shape, "markeredgecolor": "white", "markersize": 7}
+    axis.plot(x, mean, color=colour, linestyle=style, linewidth=1.8, label=label, **marker)
+
+
+def _accuracy_axis(axis, title: str, chance: float | None) -> None:
+    """The title, and the line of a guess."""
+    axis.set_title(title, fontsize=11)
+    if chance is not None:
+        axis.axhline(chance, color="0.4", linewidth=1, linestyle=":")
+        where = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
+        axis.annotate("chance", (1, chance), (-2, 3), fontsize=8, ha="right", **where)
+    plain_axis(axis)

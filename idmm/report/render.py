@@ -1,0 +1,165 @@
+"""Everything that a grid's results are turned into, from ``grid.json`` alone: tables, a page, pictures, a summary."""
+
+import base64
+import csv
+import hashlib
+import io
+import json
+import re
+import textwrap
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from idmm.files import write_text
+from idmm.report.page import page_data, run_texts
+from idmm.report.sections import Sections, sections
+from idmm.report.table import MISSING, SOME_FAILED, Table, format_gain, format_interval, format_number, run_label
+
+COLUMNS = ("source", "method", "backbone", "target", "pretrain_seed", "seed", "top1", "top5", "seconds", "status")
+WIDTH = 100  # letters of a terminal's line
+MOST = 12  # lines of each part of the summary
+
+
+def write(folder: str | Path) -> Sections:
+    """Reads ``grid.json`` and writes tables, page and pictures beside it, each whole or not at all.
+
+    Pictures that the grid has nothing for are taken away: those of an earlier start would tell of another one.
+
+    Returns:
+        What the files say, for :func:`text`.
+
+    Raises:
+        RunError: The folder cannot be written to.
+    """
+    out = Path(folder)
+    found = sections(json.loads((out / "grid.json").read_text(encoding="utf-8")))
+    write_text(out / "grid.csv", csv_text(found.own))
+    for name in ("grid.md", "grid.tex", "grid.html"):
+        write_text(out / name, render(name, found))
+    for name, draw in _pictures(found).items():
+        if draw:
+            draw(out / name)
+        else:
+            (out / name).unlink(missing_ok=True)
+    return found
+
+
+def _pictures(found: Sections) -> dict[str, Callable[[Path], None] | None]:
+    """What draws each picture; None where the grid has nothing for it."""
+    if not found.own:
+        return dict.fromkeys(("grid.png", "insight.png", "size.png"))
+    from idmm.report import grid_pictures as draw  # matplotlib takes a second
+
+    return {
+        "grid.png": partial(draw.heat_maps, found.own),
+        "insight.png": partial(draw.source_ranks, found.ranking) if found.ranking.ranks else None,
+        "size.png": partial(draw.size_curves, found.own, found.curves) if found.curves else None,
+    }
+
+
+def csv_text(table: Table) -> str:
+    """Returns the long form: a line for each run."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(table.runs)  # None is written as nothing
+    return text.getvalue()
+
+
+def render(name: str, found: Sections) -> str:
+    """Returns the text of ``grid.md``, ``grid.tex``, ``grid.html`` or ``summary.txt``."""
+    environment = ENVIRONMENTS[name.rpartition(".")[2]]
+    given = dict(vars(found))
+    if name.endswith(".html"):
+        style, script = (environment.loader.get_source(environment, f"grid.{kind}")[0] for kind in ("css", "js"))
+        given |= {"page": page_data(found), "style": style, "script": script}
+    return environment.get_template(f"{name}.j2").render(given)
+
+
+def text(found: Sections) -> str:
+    """Returns what a terminal shows of a grid, about a screen."""
+    parts = [part.split("\n") for part in render("summary.txt", found).rstrip("\n").split("\n\n")]
+    shown = [lines[:MOST] + [f"  … and {len(lines) - MOST} more"] * (len(lines) > MOST) for lines in parts]
+    return "\n\n".join("\n".join(lines) for lines in shown)
+
+
+# ------------------------------------------------------------------ text that is not markup
+_TEX = {
+    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%", "_": r"\_",
+    "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "<": r"\textless{}", ">": r"\textgreater{}",
+    "|": r"\textbar{}", '"': "''", "`": "{`}", "[": "{[}", "]": "{]}", "*": "{*}",
+    "±": r"$\pm$", "−": "$-$", "→": r"$\to$", "…": r"\dots{}", MISSING: "---", SOME_FAILED: r"$^\dagger$",
+}  # fmt: skip
+
+
+def tex_escape(text: str) -> str:
+    """A label as text that LaTeX prints as it is; brackets and stars are kept from what stands before them."""
+    text = "".join(c for c in " ".join(text.split()) if c.isprintable())
+    return "".join(_TEX.get(c, c) for c in re.sub("-(?=-)", "-{}", text).replace("-{}", "\0")).replace("\0", "-{}")
+
+
+def md_escape(text: str) -> str:
+    """A label or an error as one line of plain text, whatever is in it."""
+    text = re.sub(r"([\\`*_\[\]|~$])", r"\\\1", " ".join(text.split()))
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _one_line(text: str) -> str:
+    """For a terminal; the mark that the templates put between columns stays theirs."""
+    return " ".join(text.replace("⇥", " ").split())
+
+
+def _cut(text: str, most: int) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _columns(text: str) -> str:
+    """Lines of cells with ⇥ between them, as cells below each other."""
+    rows = [[_cut(cell, 30) for cell in line.split("⇥")] for line in text.splitlines()]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return "".join(f"  {line}\n" for line in lines)
+
+
+def _fold(text: str) -> str:
+    return textwrap.fill(text, WIDTH, subsequent_indent="  ")
+
+
+def _csp_hash(text: str) -> str:
+    """How a Content-Security-Policy names an inline script or style that may stand in the page."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _environment(escaped: Callable[[str], str], **delimiters: str) -> Environment:
+    """Templates of a format: all that they print of the data is escaped as that format needs it."""
+
+    def finalize(value: object) -> Markup:
+        return value if hasattr(value, "__html__") else Markup(escaped(str(value)))
+
+    environment = Environment(
+        loader=PackageLoader("idmm.report"), autoescape=True, undefined=StrictUndefined, finalize=finalize,
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, **delimiters,
+    )  # fmt: skip
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
+    environment.filters |= {
+        "number": format_number, "interval": format_interval, "gain": format_gain, "run_label": run_label,
+        "run_texts": run_texts, "columns": _columns, "cut": _cut, "fold": _fold, "csp_hash": _csp_hash,
+    }  # fmt: skip
+    return environment
+
+
+_BESIDE_TEX = {
+    "block_start_string": "<%", "block_end_string": "%>", "variable_start_string": "<<", "variable_end_string": ">>",
+    "comment_start_string": "<#", "comment_end_string": "#>",
+}  # fmt: skip
+ENVIRONMENTS = {
+    "md": _environment(md_escape),
+    "tex": _environment(tex_escape, **_BESIDE_TEX),  # braces are LaTeX's own
+    "html": _environment(escape),
+    "txt": _environment(_one_line),
+}

@@ -1,0 +1,181 @@
+"""A grid's cells as tables: how each is printed, and what is best. Every format prints these same texts and marks."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from idmm.report.stats import Estimate, SeedStats, difference, seed_stats
+
+DIGITS = 1  # after the point, as the paper prints; numbers that print alike are equally good
+READOUTS = {("finetune", "top1"): "fine-tuned", ("probe", "top1"): "linear probe", ("probe", "knn"): "kNN"}
+MISSING, FAILED, SOME_FAILED = "—", "failed", "†"
+NOTHING, RANDOM = "N/A", "random init."  # how the paper's Table 5 calls the row from scratch
+
+
+class Row(NamedTuple):
+    """Where backbones start from."""
+
+    source: str
+    method: str
+
+    @property
+    def is_scratch(self) -> bool:
+        return self == SCRATCH
+
+    @property
+    def label(self) -> str:
+        return "from scratch" if self.is_scratch else f"{self.source}, {self.method}"
+
+    @property
+    def heads(self) -> tuple[str, str]:
+        """What stands in the first two columns of a table."""
+        return (NOTHING, RANDOM) if self.is_scratch else (self.source, self.method)
+
+
+SCRATCH = Row("scratch", "none")
+
+
+@dataclass(frozen=True)
+class TableCell:
+    """A place of a table; its texts are free of markup."""
+
+    stats: SeedStats
+    gain: Estimate | None  # over the same backbone from scratch on the same target; of scratch itself there is none
+    unusual_n: bool  # a mean of more or fewer runs than most
+    best_of_column: bool  # of its backbone, several where they print alike; none where nothing competes
+    best_of_source: bool  # likewise among the methods of its source
+
+    @property
+    def mean(self) -> str:
+        if self.stats.mean is None:
+            return FAILED if self.stats.status == "failed" else MISSING
+        return format_number(self.stats.mean)
+
+    @property
+    def std(self) -> str:
+        return "" if self.stats.std is None else format_number(self.stats.std)
+
+    @property
+    def some_failed(self) -> bool:
+        return self.stats.n > 0 and self.stats.failed > 0
+
+    @property
+    def notes(self) -> list[str]:
+        """What follows the mean."""
+        std, n = f"± {self.std}" if self.std else "", f"n = {self.stats.n}" if self.unusual_n else ""
+        return [note for note in (std, n, SOME_FAILED if self.some_failed else "") if note]
+
+
+class Table:
+    """The cells of one readout of a grid, in the user's order, scratch first.
+
+    Args:
+        grid: What grid.json holds.
+        protocol: ``finetune`` or ``probe``.
+        metric: ``top1``, or ``knn`` for the protocol probe.
+
+    Attributes:
+        counts: Runs by their status.
+        cells: ``(backbone, row, target)`` -> TableCell, of the places that the grid has.
+        usual_n: Runs of most places that have a value; of equals the larger number, 0 where there is no value.
+    """
+
+    def __init__(self, grid: dict, protocol: str, metric: str = "top1"):
+        self.protocol, self.metric, self.label = protocol, metric, READOUTS[protocol, metric]
+        runs = [run for run in grid["cells"] if run["protocol"] == protocol]
+        self.backbones = _ordered(grid["backbones"], (run["backbone"] for run in runs))
+        self.targets = _ordered(grid["targets"], (run["target"] for run in runs))
+        sources = _ordered(grid["sources"], (run["source"] for run in runs))
+        methods = _ordered(grid["methods"], (run["method"] for run in runs))
+        groups: dict[tuple, list[dict]] = {}
+        for run in runs:
+            groups.setdefault((run["backbone"], Row(run["source"], run["method"]), run["target"]), []).append(run)
+        seen = {row for _, row, _ in groups}
+        rows = [Row(source, method) for source in sources for method in methods if (source, method) in seen]
+        self.rows = sorted(rows, key=lambda row: not row.is_scratch)
+        self.has_scratch, self.counts = SCRATCH in self.rows, Counter(run["status"] for run in runs)
+        self._stats = {place: seed_stats(group, metric) for place, group in groups.items()}
+        counts = Counter(stats.n for stats in self._stats.values() if stats.n)
+        self.usual_n = max(counts, key=lambda n: (counts[n], n), default=0)
+        self.cells = {place: self._cell(*place) for place in self._stats}
+
+    def __bool__(self) -> bool:
+        return bool(self.cells)
+
+    def _cell(self, backbone: str, row: Row, target: str) -> TableCell:
+        stats, scratch = (self._stats.get((backbone, one, target)) for one in (row, SCRATCH))
+        gain = difference(stats, scratch) if scratch and not row.is_scratch else None
+        means = {other: self.mean(backbone, other, target) for other in self.rows}
+        printed = {other: float(format_number(mean)) for other, mean in means.items() if mean is not None}
+        groups = printed, {other: mean for other, mean in printed.items() if other.source == row.source}
+        best = (row in group and len(group) > 1 and group[row] == max(group.values()) for group in groups)
+        return TableCell(stats, gain, stats.n not in (0, self.usual_n), *best)
+
+    def rows_of(self, backbone: str) -> list[Row]:
+        """Rows that the backbone has; a file of weights is of one backbone only."""
+        return [row for row in self.rows if any((backbone, row, target) in self._stats for target in self.targets)]
+
+    def cells_of(self, backbone: str, row: Row) -> list[TableCell | None]:
+        """One for each target, None where the grid has no such place."""
+        return [self.cells.get((backbone, row, target)) for target in self.targets]
+
+    def mean(self, backbone: str, row: Row, target: str) -> float | None:
+        """None where there is no value."""
+        stats = self._stats.get((backbone, row, target))
+        return stats.mean if stats else None
+
+    @property
+    def runs(self) -> list[dict]:
+        """Scratch first, then as the user named them."""
+        places = [(b, row, target) for row in self.rows for b in self.backbones for target in self.targets]
+        return [run for place in places if place in self._stats for run in self._stats[place].runs]
+
+    def caption(self, spread: str = "standard deviation") -> str:
+        """What the numbers are, as a sentence without markup."""
+        over = f", mean ± {spread} over n = {self.usual_n} runs" if self.usual_n > 1 else ", one run each"
+        differs = any(cell.unusual_n for cell in self.cells.values())
+        how = {"fine-tuned": "after fine-tuning", "kNN": "of kNN"}.get(self.label, f"of a {self.label}")
+        return f"Top-1 accuracy {how}, in percent{over}{', another n where noted' if differs else ''}."
+
+    def legend(self) -> str:
+        """What the marks mean, those that occur."""
+        cells = self.cells.values()
+        marks = (
+            ("bold: the best of a column", any(cell.best_of_column for cell in cells)),
+            ("underlined: the best of a source's methods", any(cell.best_of_source for cell in cells)),
+            (f"{MISSING}: not run yet", any(cell.mean == MISSING for cell in cells)),
+            (f"{SOME_FAILED}: some runs failed and are left out", any(cell.some_failed for cell in cells)),
+        )
+        text = "; ".join(text for text, occurs in marks if occurs)
+        return text and f"{text[0].upper()}{text[1:]}."
+
+
+def run_label(run: dict) -> str:
+    """Names a run for people."""
+    seeds = dict.fromkeys(str(run[name]) for name in ("pretrain_seed", "seed") if run[name] is not None)
+    start = Row(run["source"], run["method"]).label
+    return f"{start}: {run['backbone']} on {run['target']}, seed {'/'.join(seeds)}, {run['protocol']}"
+
+
+def format_number(value: float, sign: bool = False) -> str:
+    """Prints a number as all tables do; zero has no sign."""
+    text = f"{value:{'+' if sign else ''}.{DIGITS}f}"
+    return f"{0:.{DIGITS}f}" if float(text) == 0 else text.replace("-", "−") if sign else text
+
+
+def format_interval(interval: tuple[float, float], sign: bool = False) -> str:
+    return " to ".join(format_number(bound, sign) for bound in interval)
+
+
+def format_gain(gain: Estimate | None) -> str:
+    """A gain over scratch, in words too where it is none; nothing where it is not known."""
+    if gain is None:
+        return ""
+    return format_number(gain.mean, sign=True) + (" (scratch is better)" if round(gain.mean, DIGITS) < 0 else "")
+
+
+def _ordered(named: Iterable[str], seen: Iterable[str]) -> list[str]:
+    """The labels that occur, first those that are named, in that order."""
+    seen = dict.fromkeys(seen)
+    return [label for label in dict.fromkeys([*named, *seen]) if label in seen]
