@@ -77,7 +77,7 @@ def stamp(path):
 
 def snapshot(out):
     """Every file of a run but the log and the lock, with its time and content."""
-    kept = [path for path in out.rglob("*") if path.is_file() and path.name not in ("log.txt", "lock")]
+    kept = [path for path in out.rglob("*") if path.is_file() and path.suffix not in (".txt", ".lock")]
     return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in kept}
 
 

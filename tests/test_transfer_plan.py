@@ -15,7 +15,7 @@ from idmm.config import FinetuneConfig, PretrainConfig
 from idmm.data.registry import DATASETS
 from idmm.recipes import METHODS
 from idmm.transfer.config import GridConfig, parse_grid
-from idmm.transfer.plan import Cell, layout, plan
+from idmm.transfer.plan import Cell, GridPlan
 
 BACKBONE = {"name": "vit_tiny_patch16_224", "label": "tiny", "kwargs": {"embed_dim": 32, "depth": 1, "num_heads": 2}}
 BASE = {
@@ -33,6 +33,15 @@ def grid(**changes):
     return options.build(GridConfig, {**BASE, **changes})
 
 
+def plan(given, finished=()):
+    return GridPlan(given).checked().remaining(finished)
+
+
+def wrong(**changes):
+    """The faults of a grid."""
+    return faults(GridPlan(grid(**changes)).checked)
+
+
 def keys(**changes):
     """The key of each job by its stage and title."""
     return {(job.stage, job.title): job.key for job in plan(grid(**changes))}
@@ -46,9 +55,9 @@ def changed(**changes):
 
 def cells(**changes):
     """Jobs by cell, and a pretraining's job by the cell that needs it."""
-    laid = layout(grid(**changes))
-    jobs = {cell: laid.jobs[key] for cell, key in laid.cells.items()}
-    return jobs, {cell: laid.jobs.get(job.needs) for cell, job in jobs.items()}
+    whole = GridPlan(grid(**changes)).checked()
+    jobs = {cell: whole.jobs[key] for cell, key in whole.cells.items()}
+    return jobs, {cell: whole.jobs.get(job.needs) for cell, job in jobs.items()}
 
 
 # ------------------------------------------------------------------ cells and jobs
@@ -277,6 +286,16 @@ def test_flags(tmp_path):
     ]
 
 
+def test_of_a_file_that_is_not_there_nothing_is_said_to_be_missing():
+    line = "--config: cannot read 'none.yaml' (No such file or directory); wanted a YAML file"
+    assert faults(parse_grid, ["--config", "none.yaml", "--seeds", "[-1]"], "t") == [
+        line,
+        "seeds[0]: got -1, wanted greater than or equal to 0",
+    ]
+    assert faults(options.build, GridConfig, "none.yaml") == [line]
+    assert sorted(faults(parse_grid, [], "t")) == [f"{key}: missing; wanted is a value" for key in ("out", "targets")]
+
+
 def test_print_config_shows_the_stages_flags(capsys):
     argv = ["--out", "x", "--targets", "[digits]", "--pretrain.train.epochs", "5", "--print_config"]
     with pytest.raises(SystemExit):
@@ -297,7 +316,7 @@ def test_all_faults_together_each_where_it_stands(tmp_path):
         "pretrain": {"config": str(tmp_path / "none.yaml")},
         "finetune": {"train": {"epoch": 3, "lr": -1}},
     }  # fmt: skip
-    found = faults(layout, grid(**bad))
+    found = wrong(**bad)
     names = f"{', '.join(DATASETS)}, or hfds:NAME"
     assert found == [
         "sources[3]: got {'label': 'x'}, wanted a name or a mapping with 'name'",
@@ -326,18 +345,27 @@ def test_faults_of_an_entrys_options_are_said_once():
         "targets": [{"name": "digits", "finetune": {"drloc": {"weight": 1}, "model": {"freeze": True}}}],
         "pretrain": {},
     }
-    assert faults(layout, grid(**bad)) == [
+    assert wrong(**bad) == [
         "sources 'digits': pretrain: train.epochs: got 0, wanted greater than or equal to 1",
         "targets 'digits': finetune: drloc.weight trains the backbone and model.freeze forbids it; give one of them",
         "methods 'mocov2': pretrain: veiws: unknown key; did you mean 'views'?",
     ]
     del bad["methods"][2]["pretrain"]["veiws"], bad["sources"][0], bad["targets"]
     crops = {"pretrain": {"views": {"crops": [{"count": 3}]}}}
-    assert faults(layout, grid(**{**bad, **crops})) == [
+    assert wrong(**{**bad, **crops}) == [
         "methods 'simclr': pretrain: views.crops: 3 crops an image, but simclr compares 2",
         "methods 'mocov2': pretrain: method.outputs: 5, but mocov2 does not read it; leave it out",
         "methods 'mocov2': pretrain: views.crops: 3 crops an image, but mocov2 compares 2",
     ]
+
+
+def test_a_fault_of_two_entries_is_said_of_both(tmp_path):
+    path, bad = str(a_run(tmp_path / "run")), {"finetune": {"train": {"epochs": 0}}}
+    weights = [{"label": "one", "path": path, **bad}, {"label": "two", "path": path, **bad}]
+    fault = "train.epochs: got 0, wanted greater than or equal to 1"
+    assert wrong(weights=weights) == [f"weights '{label}': finetune: {fault}" for label in ("one", "two")]
+    stages = {stage: {"train": {"epochs": 0}} for stage in ("pretrain", "finetune")}
+    assert wrong(**stages, weights=weights) == [f"{stage}: {fault}" for stage in stages]
 
 
 def test_what_the_grid_decides_is_not_said_elsewhere():
@@ -345,7 +373,7 @@ def test_what_the_grid_decides_is_not_said_elsewhere():
         "pretrain": {**BASE["pretrain"], "method": {"name": "dino"}, "seed": 9, "data": {"name": "pets"}},
         "finetune": {"init": "runs/a", "model": {"name": "resnet18", "kwargs": {"a": 1}}, "seed": 1},
     }
-    assert faults(layout, grid(**given)) == [
+    assert wrong(**given) == [
         "pretrain: data.name: 'pets', but the grid's 'sources' decide it; say it there",
         "pretrain: method.name: 'dino', but the grid's 'methods' decide it; say it there",
         "pretrain: seed: 9, but the grid's 'seeds' decide it; say it there",
@@ -370,11 +398,11 @@ def test_what_the_grid_decides_is_not_said_elsewhere():
     ],
 )
 def test_faults_one_by_one(change, fault):
-    assert any(said.startswith(fault) for said in faults(layout, grid(**change)))
+    assert any(said.startswith(fault) for said in wrong(**change))
 
 
 def test_seeds_that_are_there_twice_and_folders_that_the_grid_names():
-    assert faults(layout, grid(pretrain_seeds=[1, 2, 1], finetune_seeds=[0, 0], pretrain={"out": "x"})) == [
+    assert wrong(pretrain_seeds=[1, 2, 1], finetune_seeds=[0, 0], pretrain={"out": "x"}) == [
         "pretrain_seeds: 1 is there twice",
         "finetune_seeds: 0 is there twice",
         "pretrain: out: 'x', but the grid names its runs' folders; leave it out",
@@ -410,8 +438,8 @@ def test_probes_see_the_labelled_images_at_the_size_of_pretraining(tmp_path):
 def test_planning_and_status_need_no_torch():
     code = (
         "import sys, yaml; from idmm import options; from idmm.transfer.config import GridConfig;"
-        "from idmm.transfer.plan import plan; import idmm.transfer.status;"
-        f"print(len(plan(options.build(GridConfig, {BASE!r}))));"
+        "from idmm.transfer.plan import GridPlan; import idmm.transfer.status;"
+        f"print(len(GridPlan(options.build(GridConfig, {BASE!r})).remaining()));"
         "print(sorted({'torch', 'timm', 'torchvision', 'accelerate', 'ray'} & set(sys.modules)))"
     )
     said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)

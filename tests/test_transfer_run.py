@@ -20,9 +20,8 @@ import idmm
 from idmm import engine, options
 from idmm.errors import Interrupted, RunError, UserError
 from idmm.transfer import estimate, run
-from idmm.transfer.claims import Claims
 from idmm.transfer.config import GridConfig
-from idmm.transfer.run import Grid, folder_faults, take
+from idmm.transfer.run import Grid, JobLocks, folder_faults, take
 
 
 @pytest.fixture
@@ -122,7 +121,7 @@ def test_what_is_added_or_changed_reruns_what_it_touches(copied, monkeypatch):
 
 def test_a_job_that_another_runner_did_or_gave_up_in_between_is_not_done_again(copied, monkeypatch):
     made, grid = Made(monkeypatch), Grid(options.build(GridConfig, {**GRID, "out": str(copied)}))
-    one, other = list(grid.laid.jobs.values())[:2]
+    one, other = list(grid.plan.jobs.values())[:2]
     shutil.rmtree(copied / other.folder)
     grid.give_up(other, "x")
     assert take(grid, one) and take(grid, other) and not made.asked
@@ -299,7 +298,7 @@ def test_an_interrupt_ends_it_and_leaves_nothing_claimed(tmp_path, monkeypatch, 
     made.instead = {"few-idmm-tiny": fail(KeyboardInterrupt())}
     assert inside(out) == 130
     assert "interrupted; the same command goes on" in capsys.readouterr().err
-    assert set(cells(out).values()) == {("missing", None, None)} and not Claims(out / "jobs").held_by_others()
+    assert set(cells(out).values()) == {("missing", None, None)} and not JobLocks(out / "jobs").held_by_others()
     made.instead.clear()
     assert inside(out) == 0 and made.asked.count("digits-idmm-tiny-s3") == 1
 
@@ -351,6 +350,7 @@ def test_faults_are_found_before_the_first_job_all_together(tmp_path, monkeypatc
         "sources": [
             {"name": "folder", "label": "flat", "root": str(unlabelled)},
             {"name": "folder", "label": "gone", "root": "/none"},
+            {"name": "folder", "label": "gone too", "root": "/none"},
             {"name": "folder", "label": "fine", "root": str(labelled), "subset": {"total": 4}}, "flowers", "digitz",
         ],
         "targets": ["digits", {"name": "digits", "label": "big", "subset": {"per_class": 9999}}],
@@ -362,6 +362,7 @@ def test_faults_are_found_before_the_first_job_all_together(tmp_path, monkeypatc
         ],
         "weights": [
             {"label": "IN", "path": str(wrong), "backbone": "tiny"},
+            {"label": "IN again", "path": str(wrong), "backbone": "tiny"},
             {"label": "else", "path": str(alien), "backbone": "tiny"},
         ],
     }  # fmt: skip
@@ -375,12 +376,14 @@ def test_faults_are_found_before_the_first_job_all_together(tmp_path, monkeypatc
         f"out: '{out}' holds something that is no grid; name another folder",
         "sources 'flat': ",
         "sources 'gone': data.root: '/none' does not exist;",
+        "sources 'gone too': data.root: '/none' does not exist;",
         "sources 'flowers': data.root: not given;",
         "targets 'big': ",
         "backbones 'odd': ",
         "backbones 'resnet18': model.kwargs: ",
         "backbones 'resnet19': model.name: 'resnet19' is unknown",
         "weights 'IN': model.kwargs: depth is 2, but ",
+        "weights 'IN again': model.kwargs: depth is 2, but ",
         f"weights 'else': {alien}: ",
     ]
     missing = [want for want in wanted if not any(line.startswith(want) for line in lines)]
@@ -447,7 +450,7 @@ def test_status(tmp_path, monkeypatch, capsys):
     ]
     key = next(out.glob("runs/finetune/digits-idmm-s3-tiny-to-digits-*"), None)
     assert key is None, "it was interrupted before it made its folder"
-    other = Claims(out / "jobs")
+    other = JobLocks(out / "jobs")
     key = next(c["key"] for c in results(out)["cells"] if (c["source"], c["target"]) == ("digits", "other"))
     with other.held(key) as mine:
         assert mine

@@ -11,7 +11,8 @@ from pathlib import Path
 import yaml
 from helpers import PATIENCE, VIT, Process, call
 
-from idmm.transfer import report, run
+from idmm.transfer import report
+from idmm.transfer.stages import StageSpec
 
 GRID = {
     "sources": ["digits", {"name": "digits", "label": "few", "subset": {"total": 60}}],
@@ -139,7 +140,7 @@ class Made:
 
     def __init__(self, monkeypatch):
         self.asked, self.instead = [], {}
-        monkeypatch.setattr(run, "_STAGES", dict.fromkeys(("pretrain", "finetune", "probe"), self))
+        monkeypatch.setattr(StageSpec, "run", lambda stage, config: self(config))
         monkeypatch.setattr(report, "_draw", lambda *_: [])
 
     def __call__(self, config):

@@ -10,7 +10,7 @@ from idmm.config import section
 from idmm.errors import UserError
 from idmm.options import parse, read_value
 
-STAGES = ("pretrain", "finetune")
+TRAINING = ("pretrain", "finetune")
 Seed = Annotated[int, Field(ge=0)]
 
 
@@ -97,7 +97,7 @@ def parse_grid(argv: list[str], prog: str) -> GridConfig:
     while tokens:
         token = tokens.pop(0)
         stage, _, key = token.removeprefix("--").partition(".")
-        if not (token.startswith("--") and stage in STAGES and key):
+        if not (token.startswith("--") and stage in TRAINING and key):
             rest.append(token)
             continue
         key, given, text = key.partition("=")

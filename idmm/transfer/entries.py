@@ -9,15 +9,15 @@ from idmm.config import Data, PretrainConfig
 from idmm.data.registry import spec_of
 from idmm.errors import UserError, nearest
 from idmm.recipes import METHODS
-from idmm.transfer.config import STAGES, GridConfig
+from idmm.transfer.config import TRAINING, GridConfig
 
 SCRATCH, NONE = "scratch", "none"
 _DATA_KEYS = {item.name for item in fields(Data)}
 _KEYS = {
-    "sources": {"label", *_DATA_KEYS, *STAGES},
-    "targets": {"label", *_DATA_KEYS, *STAGES},
-    "methods": {"name", "label", *STAGES},
-    "backbones": {"name", "kwargs", "label", *STAGES},
+    "sources": {"label", *_DATA_KEYS, *TRAINING},
+    "targets": {"label", *_DATA_KEYS, *TRAINING},
+    "methods": {"name", "label", *TRAINING},
+    "backbones": {"name", "kwargs", "label", *TRAINING},
     "weights": {"label", "path", "backbone", "finetune"},
 }
 
@@ -62,7 +62,7 @@ def _listed(grid: GridConfig, name: str, faults: list[str]) -> list[dict]:
         where = f"{name}[{number}]"
         for key in sorted(set(entry) - _KEYS[name], key=str):
             faults.append(f"{where}.{key}: unknown key{nearest(str(key), _KEYS[name])}")
-        for stage in STAGES:
+        for stage in TRAINING:
             if not isinstance(entry.get(stage, {}), dict):
                 faults.append(f"{where}.{stage}: got {entry.pop(stage)!r}, wanted a mapping")
         wanted = "label" if name == "weights" else "name"

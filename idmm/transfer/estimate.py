@@ -7,9 +7,8 @@ import time
 import numpy as np
 import torch
 
-from idmm import options
 from idmm.calibrate import time_steps
-from idmm.config import FinetuneConfig, PretrainConfig, Stage, resolved_stages
+from idmm.config import FinetuneConfig, PretrainConfig, resolved_stages
 from idmm.data.augment import TrainImages
 from idmm.data.loaders import worker_count
 from idmm.data.views import ViewMaker, short_side_bound
@@ -18,8 +17,9 @@ from idmm.methods import Facts, create_method
 from idmm.methods.finetune import Finetune
 from idmm.progress import duration
 from idmm.stages.common import describe_backbone, localization
-from idmm.transfer.plan import Job, remaining
+from idmm.transfer.plan import Job
 from idmm.transfer.run import Grid
+from idmm.transfer.stages import STAGES
 
 BUDGET = 30.0  # seconds of timing in all
 CLASSES = 100  # of the classifier that is timed
@@ -45,17 +45,17 @@ def text(grid: Grid, counts: dict[str, int]) -> str:
         grid: The grid.
         counts: Training images of each job, by key.
     """
-    left, failed = remaining(grid.laid, grid.finished()), grid.failed()  # a start tries those again
-    seconds = estimates(left, counts)
-    names = {job.key: job.title for job in grid.laid.jobs.values()}
+    jobs, cells, failed = grid.plan.jobs, grid.plan.cells, grid.failed()
+    left = {job.key: job for job in grid.plan.remaining(grid.finished())}  # a start tries those that failed again
+    seconds = estimates(list(left.values()), counts)
     lines = []
-    for job in left:
-        waits = f"  after {names[job.needs]}" if job.needs in {j.key for j in left} else ""
-        again = ", failed before" if job.key in failed else ""
-        lines.append(f"{job.stage:9} {job.key}  about {duration(seconds[job.key]):>9}  {job.title}{waits}{again}")
-    cells = sum(key in {job.key for job in left} for key in grid.laid.cells.values())
+    for key, job in left.items():
+        waits = f"  after {jobs[job.needs].title}" if job.needs in left else ""
+        again = ", failed before" if key in failed else ""
+        lines.append(f"{job.stage:9} {key}  about {duration(seconds[key]):>9}  {job.title}{waits}{again}")
+    missing = sum(key in left for key in cells.values())
     total = duration(sum(seconds.values()) / grid.at_once())
-    lines.append(f"{len(left)} jobs for {cells} cells, {len(grid.laid.cells) - cells} cells are done; about {total}")
+    lines.append(f"{len(left)} jobs for {missing} cells, {len(cells) - missing} cells are done; about {total}")
     return "\n".join(lines)
 
 
@@ -64,7 +64,14 @@ def estimates(jobs: list[Job], counts: dict[str, int]) -> dict[str, float]:
     shapes = {_shape(job): job for job in jobs}
     share = BUDGET / max(1, len(shapes))
     rates = {shape: _rates(job, share) for shape, job in shapes.items()}
-    return {job.key: _seconds(job, counts[job.key], rates[_shape(job)]) for job in jobs}
+    found = {}
+    for job in jobs:
+        passes, stage = rates[_shape(job)], STAGES[job.stage]
+        found[job.key] = sum(
+            times * -(-counts[job.key] // batch_size) * rate
+            for (times, batch_size), rate in zip(stage.passes(stage.build(job.config)), passes, strict=True)
+        )
+    return found
 
 
 def _shape(job: Job) -> str:
@@ -77,40 +84,50 @@ def _shape(job: Job) -> str:
 
 
 def _rates(job: Job, budget: float) -> list[float]:
-    """Seconds a step of each stage of a job; a probe's are seconds an image."""
-    if job.stage == "probe":
-        return [_probe_rate(job)]
-    kind = PretrainConfig if job.stage == "pretrain" else FinetuneConfig
-    config = options.build(kind, {**job.config, "out": "-"})
-    if job.stage == "pretrain":
-        return [_pretrain_rate(config, budget)]
-    stages = resolved_stages(config)
-    return [_finetune_rate(config, stage, budget / len(stages)) for stage in stages]
+    """Seconds a step of each of a job's passes."""
+    config = STAGES[job.stage].build(job.config)
+    return _TIMED[job.stage](config, budget)
 
 
-def _pretrain_rate(config: PretrainConfig, budget: float) -> float:
+def _pretrain_rates(config: PretrainConfig, budget: float) -> list[float]:
     described, size = describe_backbone(config), config.views.size
     backbone = described.build(size, config.seed)
     facts = Facts(2048, config.train.batch_size, config.train.epochs, 1000, CLASSES)
     extra = localization(config, backbone, size, described, config.train.epochs)
     method = create_method(backbone, facts, config.method, extra)
     store = _Noise(config.train.batch_size, short_side_bound(size, min(g.scale[0] for g in config.views.crops)))
-    return _step(config, method, ViewMaker(store, config.views, described.mean, described.std, 0), budget)
+    maker = ViewMaker(store, config.views, described.mean, described.std, 0)
+    return [_step(config, method, maker, budget, config.train.batch_size)]
 
 
-def _finetune_rate(config: FinetuneConfig, stage: Stage, budget: float) -> float:
+def _finetune_rates(config: FinetuneConfig, budget: float) -> list[float]:
+    described, stages, rates = describe_backbone(config), resolved_stages(config), []
+    for stage in stages:
+        model = described.build(stage.size, config.seed, CLASSES)
+        extra = localization(config, model, stage.size, described, stage.epochs)
+        method = Finetune(model, config.augment, config.model.freeze, extra)
+        store = _Noise(stage.batch_size, short_side_bound(stage.size, config.augment.scale[0]))
+        maker = TrainImages(store, config.augment, stage.size, described.mean, described.std, key=0)
+        rates.append(_step(config, method, maker, budget / len(stages), stage.batch_size))
+    return rates
+
+
+def _probe_rates(config: FinetuneConfig, budget: float) -> list[float]:
     described = describe_backbone(config)
-    model = described.build(stage.size, config.seed, CLASSES)
-    extra = localization(config, model, stage.size, described, stage.epochs)
-    method = Finetune(model, config.augment, config.model.freeze, extra)
-    store = _Noise(stage.batch_size, short_side_bound(stage.size, config.augment.scale[0]))
-    maker = TrainImages(store, config.augment, stage.size, described.mean, described.std, key=0)
-    return _step(config, method, maker, budget, stage.batch_size)
+    model = described.build(config.size, 0).eval()
+    images = torch.zeros(16, described.in_chans, config.size, config.size)  # [16, C, H, W]
+    begun = time.monotonic()
+    with torch.no_grad():
+        model(images)
+    return [(time.monotonic() - begun) / len(images)]
 
 
-def _step(config, method, maker, budget: float, batch_size: int | None = None) -> float:
+_TIMED = {"pretrain": _pretrain_rates, "finetune": _finetune_rates, "probe": _probe_rates}
+
+
+def _step(config, method, maker, budget: float, batch_size: int) -> float:
     """Seconds of one optimizer step with its images."""
-    batch_size = (batch_size or config.train.batch_size) // config.train.accumulate or 1
+    batch_size = batch_size // config.train.accumulate or 1
     device = pick_device(config.train.device, "train.device")
     begun = time.monotonic()
     batch = maker(0, np.arange(batch_size))
@@ -123,27 +140,3 @@ def _step(config, method, maker, budget: float, batch_size: int | None = None) -
     workers = worker_count(config.data.workers, 0)[0]
     step = max(loading / workers, training) if workers else loading + training
     return step * config.train.accumulate
-
-
-def _probe_rate(job: Job) -> float:
-    config = options.build(FinetuneConfig, {k: v for k, v in job.config.items() if k != "size"})
-    described = describe_backbone(config)
-    model = described.build(job.config["size"], 0).eval()
-    images = torch.zeros(16, described.in_chans, job.config["size"], job.config["size"])
-    begun = time.monotonic()
-    with torch.no_grad():
-        model(images)
-    return (time.monotonic() - begun) / 16
-
-
-def _seconds(job: Job, images: int, rates: list[float]) -> float:
-    if job.stage == "probe":
-        return 2 * images * rates[0]
-    kind = PretrainConfig if job.stage == "pretrain" else FinetuneConfig
-    config = options.build(kind, {**job.config, "out": "-"})
-    if job.stage == "pretrain":
-        return config.train.epochs * -(-images // config.train.batch_size) * rates[0]
-    return sum(
-        stage.epochs * -(-images // stage.batch_size) * rate
-        for stage, rate in zip(resolved_stages(config), rates, strict=True)
-    )

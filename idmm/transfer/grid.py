@@ -11,9 +11,10 @@ from idmm.errors import Interrupted, RunError
 from idmm.files import write_text
 from idmm.progress import Interrupts, logging_to
 from idmm.transfer.config import GridConfig
+from idmm.transfer.plan import GridPlan
 from idmm.transfer.preflight import check
 from idmm.transfer.run import Grid, work
-from idmm.transfer.status import Standing
+from idmm.transfer.status import GridStatus
 
 log = logging.getLogger("idmm")
 PAUSE = 0.2  # seconds between looks at the workers
@@ -42,8 +43,9 @@ def transfer(config: GridConfig | dict | str) -> dict:
 
 def _transfer(config: GridConfig) -> dict:
     # ------------------------------------------------------------------ before the first job
-    counts = check(config)
-    grid = Grid(config)
+    plan = GridPlan(config)
+    counts = check(config, plan)
+    grid = Grid(config, plan)
     if config.plan:
         from idmm.transfer.estimate import text
 
@@ -55,10 +57,10 @@ def _transfer(config: GridConfig) -> dict:
     grid.forgive()
     with logging_to(grid.out):
         # -------------------------------------------------------------- jobs
-        standing = Standing(grid)
+        status = GridStatus(grid)
         try:
-            with standing.going():
-                _run(grid, standing)
+            with status.going():
+                _run(grid, status)
         finally:
             # ---------------------------------------------------------- results
             results = grid.results()
@@ -69,20 +71,20 @@ def _transfer(config: GridConfig) -> dict:
     return results
 
 
-def _run(grid: Grid, standing: Standing) -> None:
+def _run(grid: Grid, status: GridStatus) -> None:
     if not grid.remaining():
         return
     if grid.config.engine == "ray":
         from idmm.transfer.cluster import run
 
-        run(grid, standing)
+        run(grid, status)
     elif grid.config.workers > 1:
-        _several(grid, standing)
+        _several(grid, status)
     else:
-        work(grid, standing.say)
+        work(grid, status.say)
 
 
-def _several(grid: Grid, standing: Standing) -> None:
+def _several(grid: Grid, status: GridStatus) -> None:
     """Lets processes share the folder, each with a GPU of its own where there are any; ends them all with this one."""
     plan = grid.out / "jobs" / f"workers-{os.getpid()}.yaml"
     write_text(plan, options.dump(grid.config))
@@ -96,7 +98,7 @@ def _several(grid: Grid, standing: Standing) -> None:
                 workers.append(subprocess.Popen(command, env=_environment(number, grid.config.workers), **kept))
         while any(worker.poll() is None for worker in workers):
             time.sleep(PAUSE)
-            standing.say(grid)
+            status.say(grid)
     finally:
         for worker in workers:
             if worker.poll() is None:

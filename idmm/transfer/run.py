@@ -7,7 +7,8 @@ import os
 import re
 import time
 import traceback
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,45 @@ import yaml
 from idmm import options
 from idmm.errors import Interrupted, RunError, UserError
 from idmm.files import being_written, write_text
-from idmm.transfer.claims import Claims
-from idmm.transfer.config import STAGES, GridConfig
-from idmm.transfer.plan import Cell, Job, Layout, layout, remaining
+from idmm.locks import Lock, holders
+from idmm.transfer.config import TRAINING, GridConfig
+from idmm.transfer.plan import Cell, GridPlan, Job
+from idmm.transfer.stages import STAGES
 
 log = logging.getLogger("idmm")
 POLL = 1.0  # seconds between looks at what other runners do
+
+
+class JobLocks:
+    """The locks on a grid's jobs, as one runner of its folder takes them.
+
+    Args:
+        folder: Theirs; made by the first one.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder, self.runner = folder, uuid.uuid4().hex
+
+    @contextlib.contextmanager
+    def held(self, key: str) -> Iterator[bool]:
+        """Holds a job's lock for the block; yields False where another runner has it.
+
+        Raises:
+            RunError: The folder cannot be written.
+        """
+        lock = Lock(self.folder / key, self.runner)
+        try:
+            mine = lock.acquire()
+        except OSError as error:
+            raise RunError(f"{self.folder}: cannot be written ({error.strerror})") from None
+        try:
+            yield mine
+        finally:
+            lock.release()
+
+    def held_by_others(self) -> dict[str, dict]:
+        """Returns the runners of the jobs that others do, by the jobs' keys."""
+        return {key: owner for key, owner in holders(self.folder).items() if owner.get("id") != self.runner}
 
 
 class Grid:
@@ -30,30 +64,29 @@ class Grid:
 
     Args:
         config: The grid.
+        plan: Its plan, where it is made already.
 
     Attributes:
-        laid: Its jobs and cells.
+        plan: Its jobs and cells.
         out: Its folder.
+        locks: On its jobs.
 
     Raises:
         UserError: Faults of the grid, or a folder that belongs to something else.
     """
 
-    def __init__(self, config: GridConfig):
+    def __init__(self, config: GridConfig, plan: GridPlan | None = None):
         faults = folder_faults(config)
         if faults:
             raise UserError(*faults)
         self.config, self.out = _anywhere(config), Path(config.out)
-        self.laid = self._begun(layout(config))
-        self.claims = Claims(self.out / "jobs")
-        self.at_work = 0  # jobs that this process does at a time
-
-    def _begun(self, laid: Layout) -> Layout:
-        """Names the folders of jobs that an earlier start called otherwise."""
+        self.plan = (plan or GridPlan(config)).checked()
         folders = {path.name.rpartition("-")[2]: path for path in sorted((self.out / "runs").glob("*/*"))}
         begun = {key: str(path.relative_to(self.out)) for key, path in folders.items() if path.is_dir()}
-        jobs = {key: replace(job, begun=begun.get(key)) for key, job in laid.jobs.items()}
-        return Layout(jobs, laid.cells)
+        # jobs that an earlier start called otherwise keep their folders
+        self.plan.jobs = {key: replace(job, begun=begun.get(key)) for key, job in self.plan.jobs.items()}
+        self.locks = JobLocks(self.out / "jobs")
+        self.at_work = 0  # jobs that this process does at a time
 
     def write_config(self) -> None:
         """Writes ``grid.yaml``, by which the folder is known."""
@@ -64,19 +97,19 @@ class Grid:
 
     def finished(self) -> set[str]:
         """Keys of the jobs that have a result."""
-        return {key for key, job in self.laid.jobs.items() if (self.out / job.folder / "result.json").exists()}
+        return {key for key, job in self.plan.jobs.items() if (self.out / job.folder / "result.json").exists()}
 
     def at_once(self) -> int:
         """Jobs that are done side by side: by this grid's own workers, or by all who are at work now."""
         if self.config.engine == "ray" and not self.config.ray.shared:
-            return 1  # the runner claims all that wait in Ray
+            return 1  # the runner locks all that wait in Ray
         own = self.config.workers if self.config.engine == "local" else 1
-        return max(own, len(self.claims.held_by_others()) + self.at_work)
+        return max(own, len(self.locks.held_by_others()) + self.at_work)
 
     def failed(self) -> dict[str, dict]:
         """What is known of the jobs that were given up, by key."""
         found = {}
-        for key in self.laid.jobs:
+        for key in self.plan.jobs:
             with contextlib.suppress(FileNotFoundError):  # forgiven by another runner in between
                 found[key] = json.loads(self._failure(key).read_text())
         return found
@@ -84,7 +117,7 @@ class Grid:
     def remaining(self) -> list[Job]:
         """Jobs that are left and can still be done."""
         failed = self.failed()
-        left = remaining(self.laid, self.finished())
+        left = self.plan.remaining(self.finished())
         return [job for job in left if job.key not in failed and job.needs not in failed]
 
     def give_up(self, job: Job, error: str) -> None:
@@ -94,7 +127,7 @@ class Grid:
 
     def forgive(self) -> None:
         """Forgets failures, unless another runner is at work: a new start tries again."""
-        for key in self.laid.jobs if not self.claims.held_by_others() else ():
+        for key in self.plan.jobs if not self.locks.held_by_others() else ():
             self._failure(key).unlink(missing_ok=True)
 
     def results(self) -> dict:
@@ -103,21 +136,20 @@ class Grid:
 
         failed = self.failed()
         config = self.config
-        cells = [self._cell(cell, self.laid.jobs[key], failed) for cell, key in self.laid.cells.items()]
+        cells = [self._cell(cell, self.plan.jobs[key], failed) for cell, key in self.plan.cells.items()]
         cells += self._other_protocol({(c["protocol"], c["key"]) for c in cells})
-        orders = {name: list(dict.fromkeys(_labels(cells, name[:-1]))) for name in ("sources", "methods", "backbones")}
+        orders = ("sources", "methods", "backbones", "targets")
         return {
             "version": version("idmm"),
             "protocol": config.target.protocol,
-            **orders,
-            "targets": list(dict.fromkeys(_labels(cells, "target"))),
+            **{name: list(dict.fromkeys(cell[name[:-1]] for cell in cells)) for name in orders},
             "cells": cells,
         }
 
     def _cell(self, cell: Cell, job: Job, failed: dict) -> dict:
         result = self._result(job)
         blocker = job.key if job.key in failed else job.needs if job.needs in failed else None
-        start = self.laid.jobs.get(job.needs)
+        start = self.plan.jobs.get(job.needs)
         made = self._result(start) if start else {}
         return {
             **vars(cell),
@@ -195,7 +227,7 @@ def _anywhere(config: GridConfig) -> GridConfig:
         if not isinstance(tree, dict):
             return tree
         found = {key: whole(value) for key, value in tree.items()}
-        for stage in STAGES:
+        for stage in TRAINING:
             layer = found.get(stage)
             if isinstance(layer, dict) and isinstance(layer.get("config"), str):
                 found[stage] = {**layer, "config": str(Path(layer["config"]).absolute())}
@@ -204,18 +236,14 @@ def _anywhere(config: GridConfig) -> GridConfig:
     return options.build(GridConfig, whole(options.plain(config)))
 
 
-def _labels(cells: list[dict], name: str) -> list[str]:
-    return [cell[name] for cell in cells]
-
-
 def execute(job: Job, out: Path) -> dict:
     """Does a job in its folder under ``out``; returns its result. What was begun is gone on with."""
     folder = out / job.folder
     config = {**job.config, "out": str(folder)}
     if job.needs is not None:
-        config["init"] = str(next((out / "runs" / "pretrain").glob(f"*-{job.needs}")))
+        config["init"] = str(next(out.glob(f"runs/*/*-{job.needs}")))
         _follow(folder, config["init"])
-    return _STAGES[job.stage](config)
+    return STAGES[job.stage].run(config)
 
 
 def _follow(folder: Path, init: str) -> None:
@@ -227,26 +255,7 @@ def _follow(folder: Path, init: str) -> None:
             write_text(path, yaml.safe_dump({**begun, "init": init}, sort_keys=False, allow_unicode=True))
 
 
-def _pretrain(config: dict) -> dict:
-    from idmm.stages.pretrain import pretrain
-
-    return pretrain(config)
-
-
-def _finetune(config: dict) -> dict:
-    from idmm.stages.finetune import finetune
-
-    return finetune(config)
-
-
-def _probe(config: dict) -> dict:
-    from idmm.transfer.preview import probe
-
-    return probe(config)
-
-
 _SECTIONS = ("data", "model", "views", "augment", "method", "train", "drloc")
-_STAGES: dict[str, Callable[[dict], dict]] = {"pretrain": _pretrain, "finetune": _finetune, "probe": _probe}
 
 
 def attempt(grid: Grid, job: Job, do: Callable[[Job, Path], dict] = execute) -> None:
@@ -276,7 +285,7 @@ def attempt(grid: Grid, job: Job, do: Callable[[Job, Path], dict] = execute) -> 
 def _for_grids(text: str, stage: str) -> str:
     """A run's message with the flags as a grid has them; it needs no new folder, a changed option is another job."""
     text = " ".join(text.split()).removesuffix(", in a new --out")
-    return re.sub(rf"--(?=({'|'.join(_SECTIONS)})\.)", f"--{'finetune' if stage == 'probe' else stage}.", text)
+    return re.sub(rf"--(?=({'|'.join(_SECTIONS)})\.)", f"--{STAGES[stage].flags}.", text)
 
 
 def _note(path: Path, text: str) -> None:
@@ -309,7 +318,7 @@ def work(grid: Grid, said: Callable[[Grid], None]) -> None:
 
 def take(grid: Grid, job: Job) -> bool:
     """Does a job unless another runner has it or did it in between; returns whether anything was done."""
-    with grid.claims.held(job.key) as mine:
+    with grid.locks.held(job.key) as mine:
         if not mine:
             return False
         if not (grid.out / job.folder / "result.json").exists() and job.key not in grid.failed():

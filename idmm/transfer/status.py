@@ -20,7 +20,7 @@ LOOK = 1.0  # seconds between two looks at the folder
 SAY = 10.0  # seconds between two lines
 
 
-class Standing:
+class GridStatus:
     """Counts jobs and cells, and says so now and then: a bar on a terminal, a line elsewhere.
 
     Args:
@@ -65,11 +65,11 @@ class Standing:
     def counts(self) -> dict[str, int]:
         """Cells by ``done``, ``failed`` and ``left``; jobs ``running``."""
         finished, failed = self.grid.finished(), self.grid.failed()
-        cells = list(self.grid.laid.cells.values())
-        jobs = self.grid.laid.jobs
+        cells = list(self.grid.plan.cells.values())
+        jobs = self.grid.plan.jobs
         done = sum(key in finished for key in cells)
         lost = sum(key not in finished and (key in failed or jobs[key].needs in failed) for key in cells)
-        running = len(self.grid.claims.held_by_others())
+        running = len(self.grid.locks.held_by_others())
         return {"done": done, "failed": lost, "left": len(cells) - done - lost, "running": running}
 
     def line(self, counts: dict[str, int]) -> str:
@@ -82,8 +82,8 @@ class Standing:
     def text(self) -> str:
         """Returns the line, then what is at work and what failed."""
         lines = [self.line(self.counts())]
-        for key, owner in self.grid.claims.held_by_others().items():
-            job = self.grid.laid.jobs.get(key)
+        for key, owner in self.grid.locks.held_by_others().items():
+            job = self.grid.plan.jobs.get(key)
             lines.append(f"  running: {job.title if job else key} ({job.stage if job else '?'}, on {owner['host']})")
         for record in self.grid.failed().values():
             lines.append(f"  failed: {record['title']}: {record['error']} ({self.grid.out / record['log']})")
@@ -93,7 +93,7 @@ class Standing:
         """Time for the jobs that are left, at the pace of those of their stage that are done; None before any is."""
         spent: dict[str, list[float]] = {}
         for key in self.grid.finished():
-            job = self.grid.laid.jobs[key]
+            job = self.grid.plan.jobs[key]
             if key not in self._seconds:
                 result = json.loads((self.grid.out / job.folder / "result.json").read_text())
                 self._seconds[key] = result.get("seconds", 0.0)
@@ -113,4 +113,4 @@ def status(out: str) -> str:
     path = Path(out) / "grid.yaml"
     if not path.exists():
         raise UserError(f"{out}: there is no grid in it; wanted is the folder of a transfer run")
-    return Standing(Grid(options.build(GridConfig, {**options.read_file(path), "out": out}))).text()
+    return GridStatus(Grid(options.build(GridConfig, {**options.read_file(path), "out": out}))).text()
