@@ -96,7 +96,7 @@ class Said:
     def __init__(self, action=None):
         self.action, self.times = action, 0
 
-    def say(self, grid):
+    def say(self):
         self.times += 1
         if self.action:
             self.action(self.times)

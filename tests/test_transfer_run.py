@@ -85,7 +85,7 @@ def test_from_python(tmp_path, monkeypatch, capsys):
 
 def test_workers_that_end_early_are_said(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
-        "idmm.transfer.grid._environment", lambda *_: {"PATH": os.environ["PATH"], "PYTHONPATH": "/none"}
+        "idmm.transfer.workers._environment", lambda *_: {"PATH": os.environ["PATH"], "PYTHONPATH": "/none"}
     )
     monkeypatch.setattr("sys.executable", shutil.which("false"))
     assert inside(tmp_path / "out", "--workers", 2) == 1
@@ -125,7 +125,7 @@ def test_a_job_that_another_runner_did_or_gave_up_in_between_is_not_done_again(c
     shutil.rmtree(copied / other.folder)
     grid.give_up(other, "x")
     assert take(grid, one) and take(grid, other) and not made.asked
-    grid.forgive()
+    grid.forget_failures()
     assert take(grid, other) and len(made.asked) == 1
 
 

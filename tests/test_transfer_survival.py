@@ -89,7 +89,7 @@ def test_an_interrupt_ends_the_workers(tmp_path, monkeypatch):
     slow.chmod(0o755)
     monkeypatch.setattr("sys.executable", str(slow))
 
-    def say(status, grid):
+    def say(status):
         if (tmp_path / "pids").exists() and len((tmp_path / "pids").read_text().split()) == 2:
             raise KeyboardInterrupt
 

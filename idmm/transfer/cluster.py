@@ -89,7 +89,7 @@ def run(grid: Grid, status: GridStatus) -> None:
         try:
             while scheduler.send() or grid.remaining():
                 scheduler.receive()
-                status.say(grid)
+                status.say()
         except KeyboardInterrupt:
             scheduler.cancel()
             raise Interrupted("interrupted; the same command goes on") from None

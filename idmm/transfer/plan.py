@@ -219,14 +219,14 @@ class GridPlan:
         """Keys that the grid sets itself, to something else."""
         side = "sources" if stage == "pretrain" else "targets"
         decided = {"data.name": side, "method.name": "methods", "model.name": "backbones", "model.kwargs": "backbones"}
-        asked: dict = {}
-        merge(asked, copy.deepcopy(layer))
-        faults = []
+        nested: dict = {}
+        merge(nested, copy.deepcopy(layer))
+        asked, faults = options.flatten(nested), []
         for key, name in decided.items():
-            value, there = _dig(asked, key), [entry.get(key.partition(".")[2]) for entry in self.entries[name]]
+            value, there = asked.get(key), [entry.get(key.partition(".")[2]) for entry in self.entries[name]]
             if value and value not in there:
                 faults.append(f"{key}: {value!r}, but the grid's '{name}' decide it; say it there")
-        if asked.get("seed") not in (None, *(pair[stage != "pretrain"] for pair in self._pairs)):
+        if asked.get("seed") not in (None, *(pair[TRAINING.index(stage)] for pair in self._pairs)):
             faults.append(f"seed: {asked['seed']!r}, but the grid's 'seeds' decide it; say it there")
         if asked.get("out") is not None:
             faults.append(f"out: {asked['out']!r}, but the grid names its runs' folders; leave it out")
@@ -252,12 +252,6 @@ def _short(fault: str) -> str:
     return fault.replace("--config: ", "config: ", 1) if fault.startswith("--") else fault.removeprefix("config: ")
 
 
-def _dig(tree: Any, key: str) -> Any:
-    for part in key.split("."):
-        tree = tree.get(part) if isinstance(tree, dict) else None
-    return tree
-
-
 def _job(stage: str, plain: dict, title: str, needs: str | None = None) -> Job:
     if needs is not None:
         plain = {**plain, "init": None}
@@ -268,13 +262,11 @@ def _job(stage: str, plain: dict, title: str, needs: str | None = None) -> Job:
 
 def _digest(path: str | None) -> str | None:
     """Of a file of weights: another file under its name is another job."""
-    if path is None:
+    file = Path(path or "")
+    file = file / "backbone.safetensors" if file.is_dir() else file
+    if path is None or not file.is_file():
         return None
-    file = Path(path) / "backbone.safetensors" if Path(path).is_dir() else Path(path)
-    if not file.is_file():
-        return None
-    stat = file.stat()
-    return _hashed(str(file), stat.st_size, stat.st_mtime_ns)
+    return _hashed(str(file), file.stat().st_size, file.stat().st_mtime_ns)
 
 
 @functools.cache

@@ -11,7 +11,6 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -110,7 +109,7 @@ class Grid:
         """What is known of the jobs that were given up, by key."""
         found = {}
         for key in self.plan.jobs:
-            with contextlib.suppress(FileNotFoundError):  # forgiven by another runner in between
+            with contextlib.suppress(FileNotFoundError):  # forgotten by another runner in between
                 found[key] = json.loads(self._failure(key).read_text())
         return found
 
@@ -125,8 +124,8 @@ class Grid:
         record = {"title": job.title, "error": error, "log": f"{job.folder}/log.txt", "time": time.time()}
         write_text(self._failure(job.key), json.dumps(record) + "\n")
 
-    def forgive(self) -> None:
-        """Forgets failures, unless another runner is at work: a new start tries again."""
+    def forget_failures(self) -> None:
+        """Unless another runner is at work: a new start tries again."""
         for key in self.plan.jobs if not self.locks.held_by_others() else ():
             self._failure(key).unlink(missing_ok=True)
 
@@ -147,10 +146,10 @@ class Grid:
         }
 
     def _cell(self, cell: Cell, job: Job, failed: dict) -> dict:
-        result = self._result(job)
+        result = self.result(job)
         blocker = job.key if job.key in failed else job.needs if job.needs in failed else None
         start = self.plan.jobs.get(job.needs)
-        made = self._result(start) if start else {}
+        made = self.result(start) if start else {}
         return {
             **vars(cell),
             "protocol": job.stage,
@@ -176,7 +175,8 @@ class Grid:
         other = [cell for cell in before if cell["protocol"] != self.config.target.protocol]
         return [cell for cell in other if (cell["protocol"], cell["key"]) not in known and cell["status"] == "ok"]
 
-    def _result(self, job: Job) -> dict:
+    def result(self, job: Job) -> dict:
+        """What a job's result.json holds; nothing before it is done."""
         try:
             return json.loads((self.out / job.folder / "result.json").read_text())
         except FileNotFoundError:
@@ -220,45 +220,33 @@ def _related(before: dict, now: dict) -> bool:
 
 def _anywhere(config: GridConfig) -> GridConfig:
     """Names recipes by whole paths: ``grid.yaml`` is read from other working directories, too."""
-
-    def whole(tree: Any) -> Any:
-        if isinstance(tree, list):
-            return [whole(item) for item in tree]
-        if not isinstance(tree, dict):
-            return tree
-        found = {key: whole(value) for key, value in tree.items()}
-        for stage in TRAINING:
-            layer = found.get(stage)
+    plain = options.plain(config)
+    entries = [entry for given in plain.values() if isinstance(given, list) for entry in given]
+    for holder in [plain, *entries]:
+        for stage in TRAINING if isinstance(holder, dict) else ():
+            layer = holder.get(stage)
             if isinstance(layer, dict) and isinstance(layer.get("config"), str):
-                found[stage] = {**layer, "config": str(Path(layer["config"]).absolute())}
-        return found
-
-    return options.build(GridConfig, whole(options.plain(config)))
+                layer["config"] = str(Path(layer["config"]).absolute())
+    return options.build(GridConfig, plain)
 
 
-def execute(job: Job, out: Path) -> dict:
-    """Does a job in its folder under ``out``; returns its result. What was begun is gone on with."""
+def execute(job: Job, out: Path) -> None:
+    """Does a job in its folder under ``out``. What was begun is gone on with, where the grid was moved, too."""
     folder = out / job.folder
-    config = {**job.config, "out": str(folder)}
+    config, path = {**job.config, "out": str(folder)}, folder / "config.yaml"
     if job.needs is not None:
         config["init"] = str(next(out.glob(f"runs/*/*-{job.needs}")))
-        _follow(folder, config["init"])
-    return STAGES[job.stage].run(config)
-
-
-def _follow(folder: Path, init: str) -> None:
-    """Lets a run that was begun go on where the whole grid was moved, or is called by another path."""
-    path = folder / "config.yaml"
-    if path.exists():
-        begun = options.read_file(path)
-        if begun.get("init", init) != init:
-            write_text(path, yaml.safe_dump({**begun, "init": init}, sort_keys=False, allow_unicode=True))
+        begun = options.read_file(path) if path.exists() else {}
+        if begun.get("init", config["init"]) != config["init"]:
+            begun["init"] = config["init"]
+            write_text(path, yaml.safe_dump(begun, sort_keys=False, allow_unicode=True))
+    STAGES[job.stage].run(config)
 
 
 _SECTIONS = ("data", "model", "views", "augment", "method", "train", "drloc")
 
 
-def attempt(grid: Grid, job: Job, do: Callable[[Job, Path], dict] = execute) -> None:
+def attempt(grid: Grid, job: Job) -> None:
     """Does a job, again where it fails, and marks it where it fails for good: a user's mistake stays one.
 
     Raises:
@@ -267,8 +255,7 @@ def attempt(grid: Grid, job: Job, do: Callable[[Job, Path], dict] = execute) -> 
     for more in range(grid.config.retries, -1, -1):
         log.info("%s: %s", job.stage, job.title)
         try:
-            do(job, grid.out)
-            return
+            return execute(job, grid.out)
         except Interrupted:
             raise
         except Exception as error:  # one job's fault must not end the others'
@@ -298,12 +285,12 @@ def _note(path: Path, text: str) -> None:
             file.write(f"{text.rstrip()}\n")
 
 
-def work(grid: Grid, said: Callable[[Grid], None]) -> None:
+def work(grid: Grid, say: Callable[[], None] = lambda: None) -> None:
     """Does what can be done of a grid, beside other runners of the same folder, until nothing is left.
 
     Args:
         grid: The grid.
-        said: Called when something changed, to show where the grid stands.
+        say: Called when something changed, to show where the grid stands.
     """
     grid.at_work = 1
     while True:
@@ -313,7 +300,7 @@ def work(grid: Grid, said: Callable[[Grid], None]) -> None:
             return
         if not any(take(grid, job) for job in ready):
             time.sleep(POLL)  # others have them all
-        said(grid)
+        say()
 
 
 def take(grid: Grid, job: Job) -> bool:
