@@ -103,7 +103,7 @@ class Lock:
                 self._file = path
                 file.write(json.dumps(self.owner))
             others = [held for held in _held(self.path) if held.file != path]
-            if any(held.alive for held in others):
+            if any(held.alive for held in others) or not self.held:
                 self.release()
                 return False
             for held in others:

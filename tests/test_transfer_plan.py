@@ -93,11 +93,6 @@ def test_against_a_naive_enumeration():
     assert len({job.folder for job in plan(grid())}) == 28
 
 
-def test_a_cell_says_what_the_csv_wants():
-    row = list(vars(next(iter(cells()[0]))))
-    assert row == "source method backbone target pretrain_seed seed".split()
-
-
 def test_two_labels_for_one_thing_share_its_runs():
     jobs, starts = cells(sources=["digits", {"name": "digits", "label": "again"}], methods=["idmm"], targets=["digits"])
     by_source = {(cell.source, cell.seed): job.key for cell, job in jobs.items()}
@@ -196,17 +191,12 @@ def test_keys_change_exactly_with_what_a_job_computes(touched, change):
     assert {job.config.get("resume", "auto") for job in plan(grid(**change))} == {"auto"}
 
 
-def test_labels_of_entries_are_not_in_the_keys():
-    renamed = {
-        "sources": ["digits", {**BASE["sources"][1], "label": "fewer"}],
-        "backbones": [{**BACKBONE, "label": "t"}],
-    }
-    assert set(keys(**renamed).values()) == set(keys().values()) and set(keys(**renamed)) != set(keys())
-
-
-def test_another_order_is_the_same_jobs():
+def test_neither_labels_nor_their_order_are_in_the_keys():
+    renamed = {"sources": ["digits", {**FEW, "label": "fewer"}], "backbones": [{**BACKBONE, "label": "t"}]}
     reverse = {name: BASE[name][::-1] for name in ("sources", "targets", "methods", "seeds")}
-    assert set(keys(**reverse).values()) == set(keys().values())
+    for change in (renamed, reverse):
+        assert set(keys(**change).values()) == set(keys().values())
+    assert set(keys(**renamed)) != set(keys()), "they are in the titles"
 
 
 # ------------------------------------------------------------------ recipes and overrides
@@ -245,33 +235,18 @@ def test_mappings_that_are_replaced_and_merged():
     assert subsets["digits"]["total"] == 7 and subsets["few"]["fraction"] == 0.5 and subsets["few"]["total"] is None
 
 
-def test_roots(tmp_path):
-    given = {
-        "sources": [
-            "flowers",
-            {"name": "pets", "root": "/mine"},
-            {"name": "folder", "root": "/f"},
-            "hfds:a/b",
-            "digits",
-            {"name": "folder", "label": "mine"},
-        ],
-        "targets": ["dtd"],
-        "methods": ["idmm"],
-        "roots": "/data",
-        "seeds": [0],
-    }
-    jobs, starts = cells(**given)
+def test_roots():
+    own = [{"name": "pets", "root": "/mine"}, {"name": "folder", "root": "/f"}, {"name": "folder", "label": "mine"}]
+    jobs, starts = cells(
+        sources=["flowers", *own, "hfds:a/b", "digits"], targets=["dtd"], methods=["idmm"], roots="/data", seeds=[0]
+    )
     found = {cell.source: start.config["data"]["root"] for cell, start in starts.items() if start}
-    assert found == {
-        "flowers": "/data/flowers",
-        "pets": "/mine",
-        "folder": "/f",
-        **dict.fromkeys(("hfds:a/b", "digits", "mine")),
-    }
+    named = {"flowers": "/data/flowers", "pets": "/mine", "folder": "/f"}
+    assert found == {**named, **dict.fromkeys(("hfds:a/b", "digits", "mine"))}
     assert {job.config["data"]["root"] for job in jobs.values()} == {"/data/dtd"}
 
 
-def test_flags(tmp_path):
+def test_flags(tmp_path, capsys):
     file = write(tmp_path / "g.yaml", sources=["digits"], targets=["digits"], pretrain={"train": {"lr": 0.1}})
     argv = ["--config", file, "--out", "x", "--pretrain.train.epochs", "5", "--finetune.data.subset={per_class: 2}"]
     found = parse_grid([*argv, "--pretrain.config", "r.yaml", "--target.protocol", "probe"], "idmm transfer")
@@ -279,6 +254,7 @@ def test_flags(tmp_path):
     assert found.finetune == {"data": {"subset": {"per_class": 2}}} and found.target.protocol == "probe"
     with pytest.raises(SystemExit):
         parse_grid([*argv, "--print_config"], "idmm transfer")
+    assert yaml.safe_load(capsys.readouterr().out)["pretrain"] == {"train": {"lr": 0.1, "epochs": 5}}
     assert faults(parse_grid, [*argv, "--pretrain.train.lr", "--sorces", "x", "--finetune.a", "[1"], "t") == [
         "--pretrain.train.lr: wants a value",
         "--finetune.a: got '[1', which is not YAML",
@@ -294,13 +270,6 @@ def test_of_a_file_that_is_not_there_nothing_is_said_to_be_missing():
     ]
     assert faults(options.build, GridConfig, "none.yaml") == [line]
     assert sorted(faults(parse_grid, [], "t")) == [f"{key}: missing; wanted is a value" for key in ("out", "targets")]
-
-
-def test_print_config_shows_the_stages_flags(capsys):
-    argv = ["--out", "x", "--targets", "[digits]", "--pretrain.train.epochs", "5", "--print_config"]
-    with pytest.raises(SystemExit):
-        parse_grid(argv, "idmm transfer")
-    assert yaml.safe_load(capsys.readouterr().out)["pretrain"] == {"train": {"epochs": 5}}
 
 
 # ------------------------------------------------------------------ faults
@@ -390,6 +359,9 @@ def test_what_the_grid_decides_is_not_said_elsewhere():
         ({"sources": ["scratch"]}, "sources: 'scratch' is the label of the row without pretraining; name another"),
         ({"methods": [{"name": "idmm", "label": "none"}]}, "methods: 'none' is the label of rows without a method"),
         ({"weights": [{"label": "digits", "path": "."}]}, "weights: 'digits' is the label of a source, too"),
+        ({"pretrain_seeds": [1, 2, 1]}, "pretrain_seeds: 1 is there twice"),
+        ({"finetune_seeds": [0, 0]}, "finetune_seeds: 0 is there twice"),
+        ({"pretrain": {"out": "x"}}, "pretrain: out: 'x', but the grid names its runs' folders; leave it out"),
         ({"pairs": "same", "targets": ["digits"]}, "pairs: 'same', but no target is called 'few' as that source is"),
         (
             {"weights": [{"label": "a", "path": ".", "backbone": "b"}]},
@@ -399,14 +371,6 @@ def test_what_the_grid_decides_is_not_said_elsewhere():
 )
 def test_faults_one_by_one(change, fault):
     assert any(said.startswith(fault) for said in wrong(**change))
-
-
-def test_seeds_that_are_there_twice_and_folders_that_the_grid_names():
-    assert wrong(pretrain_seeds=[1, 2, 1], finetune_seeds=[0, 0], pretrain={"out": "x"}) == [
-        "pretrain_seeds: 1 is there twice",
-        "finetune_seeds: 0 is there twice",
-        "pretrain: out: 'x', but the grid names its runs' folders; leave it out",
-    ]
 
 
 def test_faults_of_the_grids_own_keys():
@@ -462,11 +426,3 @@ def test_the_shipped_grids(name, pretrainings, tunings, monkeypatch):
     given = {**options.read_file(f"configs/transfer/{name}.yaml"), "out": "x", "roots": "/r"}
     stages = [job.stage for job in plan(options.build(GridConfig, given))]
     assert (stages.count("pretrain"), stages.count("finetune")) == (pretrainings, tunings)
-
-
-def test_all_shipped_grids_can_be_planned(monkeypatch):
-    monkeypatch.chdir(ROOT)
-    paths = sorted((ROOT / "configs" / "transfer").glob("*.yaml"))
-    assert len(paths) >= 5
-    for path in paths:
-        assert plan(options.build(GridConfig, {**options.read_file(path), "out": "x", "roots": "/r"})), path

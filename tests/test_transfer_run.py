@@ -81,6 +81,9 @@ def test_from_python(tmp_path, monkeypatch, capsys):
     found = idmm.transfer({**GRID, "out": str(tmp_path / "out")})
     assert {cell["status"] for cell in found["cells"]} == {"ok"} and len(made.asked) == JOBS
     assert found == results(tmp_path / "out") and "6 of 6 cells done" in capsys.readouterr().out
+    for source in ("digits", "few"):  # in the order of their needs
+        tuned = [made.asked.index(f"{source}-idmm-s3-tiny-to-{target}-s3") for target in ("digits", "other")]
+        assert made.asked.index(f"{source}-idmm-tiny-s3") < min(tuned)
 
 
 def test_workers_that_end_early_are_said(tmp_path, monkeypatch, capsys):
@@ -135,14 +138,6 @@ def test_a_label_or_an_order_that_changed_runs_nothing(copied, monkeypatch):
     assert not made.asked and cells(copied)["sixty", "digits", 3][0] == "ok"
     assert inside(copied, targets=[{**GRID["targets"][1], "label": "2 a class"}, "digits"]) == 0
     assert not made.asked
-
-
-def test_jobs_run_in_the_order_of_their_needs(tmp_path, monkeypatch):
-    made = Made(monkeypatch)
-    assert inside(tmp_path / "out") == 0 and len(made.asked) == JOBS
-    for source in ("digits", "few"):
-        first = made.asked.index(f"{source}-idmm-tiny-s3")
-        assert first < min(made.asked.index(f"{source}-idmm-s3-tiny-to-{target}-s3") for target in ("digits", "other"))
 
 
 def test_a_pretraining_that_was_removed_is_made_only_where_it_is_needed(copied, monkeypatch):
@@ -366,7 +361,7 @@ def test_faults_are_found_before_the_first_job_all_together(tmp_path, monkeypatc
             {"label": "else", "path": str(alien), "backbone": "tiny"},
         ],
     }  # fmt: skip
-    assert inside(out, **given) == 2
+    assert inside(out, "--finetune.train.device", "mps", **given) == 2
     said = capsys.readouterr()
     lines = said.err.splitlines()
     assert said.out == "" and not made.asked and sorted(path.name for path in out.iterdir()) == ["thesis.txt"]
@@ -385,6 +380,7 @@ def test_faults_are_found_before_the_first_job_all_together(tmp_path, monkeypatc
         "weights 'IN': model.kwargs: depth is 2, but ",
         "weights 'IN again': model.kwargs: depth is 2, but ",
         f"weights 'else': {alien}: ",
+        "finetune: train.device: 'mps' is not there",
     ]
     missing = [want for want in wanted if not any(line.startswith(want) for line in lines)]
     assert not missing, "\n".join(lines)
@@ -427,11 +423,6 @@ def test_a_folder_that_another_runner_is_about_to_begin(tmp_path, monkeypatch):
 
     monkeypatch.setattr(run, "being_written", look)
     assert folder_faults(config) == []
-
-
-def test_a_device_that_is_not_there(tmp_path, capsys):
-    assert inside(tmp_path / "out", "--finetune.train.device", "mps") == 2
-    assert "finetune: train.device: 'mps' is not there" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------ status
