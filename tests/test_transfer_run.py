@@ -385,7 +385,7 @@ def test_faults_are_found_before_the_first_job_all_together(tmp_path, monkeypatc
     missing = [want for want in wanted if not any(line.startswith(want) for line in lines)]
     assert not missing, "\n".join(lines)
     assert len(lines) == len(set(lines)) and "Traceback" not in said.err
-    assert not [line for line in lines if "fine" in line.partition(":")[0]]
+    assert not [line for line in lines if "'fine'" in line.partition(":")[0]]
 
 
 def test_sources_are_read_though_no_method_is_known(tmp_path, capsys):

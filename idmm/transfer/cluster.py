@@ -177,13 +177,15 @@ class _RayScheduler:
             raise UserError(*cause.faults) from None
         if job.needs is not None and job.needs not in self.grid.finished():
             return Outcome(False)  # what failed is what it waits for
-        why, tries = " ".join(str(cause or error).split())[:300], self.grid.config.retries + 1
+        why = " ".join(str(cause or error).split())[:300]
+        if cause is not None and not isinstance(cause, self.ray.exceptions.RayError):
+            return Outcome(False, why)
         self.died[job.key] += 1
-        if cause is None and self.died[job.key] < tries:
-            left = tries - self.died[job.key]
-            log.warning("ray: the worker of %s died; tries left: %d (%s)", job.title, left, why)
-            return Outcome(False)
-        return Outcome(False, why if cause else f"its worker died, {self.died[job.key]} times: {why}")
+        left = self.grid.config.retries + 1 - self.died[job.key]
+        if left <= 0:
+            return Outcome(False, f"its worker died, {self.died[job.key]} times: {why}")
+        log.warning("ray: the worker of %s died; tries left: %d (%s)", job.title, left, why)
+        return Outcome(False)
 
     def _keep(self, job: Job, outcome: Outcome) -> None:
         """Writes a run folder, the file last by which it counts as done."""

@@ -78,7 +78,7 @@ class Grid:
         faults = folder_faults(config)
         if faults:
             raise UserError(*faults)
-        self.config, self.out = _anywhere(config), Path(config.out)
+        self.config, self.out = _absolute(config), Path(config.out)
         self.plan = (plan or GridPlan(config)).checked()
         folders = {path.name.rpartition("-")[2]: path for path in sorted((self.out / "runs").glob("*/*"))}
         begun = {key: str(path.relative_to(self.out)) for key, path in folders.items() if path.is_dir()}
@@ -195,7 +195,7 @@ def folder_faults(config: GridConfig) -> list[str]:
         things = out.is_dir() and any(not being_written(path) for path in out.iterdir())
         if known.exists():
             before = options.read_file(known)
-            if not _related(before, options.plain(_anywhere(config))):
+            if not _related(before, options.plain(_absolute(config))):
                 return [f"out: '{out}' holds a grid of other sources and targets; name another folder"]
         elif out.exists() and not out.is_dir():
             return [f"out: '{out}' is a file; name a folder"]
@@ -218,7 +218,7 @@ def _related(before: dict, now: dict) -> bool:
     return any(entry in others for mine, others in sides for entry in mine)
 
 
-def _anywhere(config: GridConfig) -> GridConfig:
+def _absolute(config: GridConfig) -> GridConfig:
     """Names recipes by whole paths: ``grid.yaml`` is read from other working directories, too."""
     plain = options.plain(config)
     entries = [entry for given in plain.values() if isinstance(given, list) for entry in given]
@@ -259,14 +259,14 @@ def attempt(grid: Grid, job: Job) -> None:
         except Interrupted:
             raise
         except Exception as error:  # one job's fault must not end the others'
-            told = isinstance(error, (UserError, RunError))
-            said = _for_grids(str(error) if told else f"{type(error).__name__}: {error}", job.stage)
-            _note(grid.out / job.folder / "log.txt", str(error) if told else traceback.format_exc())
+            expected = isinstance(error, (UserError, RunError))
+            line = _for_grids(str(error) if expected else f"{type(error).__name__}: {error}", job.stage)
+            _add_to_log(grid.out / job.folder / "log.txt", str(error) if expected else traceback.format_exc())
             more = 0 if isinstance(error, UserError) else more
-        log.warning("%s failed: %s%s", job.title, said, f"; tries left: {more}" if more else "")
+        log.warning("%s failed: %s%s", job.title, line, f"; tries left: {more}" if more else "")
         if not more:
             break
-    grid.give_up(job, said)
+    grid.give_up(job, line)
 
 
 def _for_grids(text: str, stage: str) -> str:
@@ -275,12 +275,13 @@ def _for_grids(text: str, stage: str) -> str:
     return re.sub(rf"--(?=({'|'.join(_SECTIONS)})\.)", f"--{STAGES[stage].flags}.", text)
 
 
-def _note(path: Path, text: str) -> None:
+def _add_to_log(path: Path, text: str) -> None:
+    """Says what ended a run, unless the run itself did."""
     with contextlib.suppress(OSError):  # a full disk shows where it matters
         path.parent.mkdir(parents=True, exist_ok=True)
         known = path.read_text(errors="replace") if path.exists() else ""
         if known.rstrip().endswith(text.rstrip().rpartition("\n")[2]):
-            return  # the run itself said it
+            return
         with open(path, "a") as file:
             file.write(f"{text.rstrip()}\n")
 
