@@ -26,10 +26,10 @@ POLL = (0.05, 2.0)  # seconds between a waiting process's looks, at first and af
 class Lock:
     """A lock that one owner holds at a time, over processes, machines and network file systems.
 
-    While it is held there is a file PATH.NUMBER.lock that names the owner, who touches it every ``BEAT`` seconds. To
-    acquire it is to create the next number, which succeeds for one only, and then to find no other living owner. (A
-    number is free again once its file was removed, so somebody who decided by an old look at the folder may get one;
-    the second look tells.) Files of the dead are removed by the next owner, one's own when it is released.
+    While it is held there is a file PATH.NUMBER.lock that names the owner, who touches it every ``BEAT`` seconds and
+    removes it at the end. To acquire the lock is to create the file of the next number, which succeeds for one only,
+    then to look again and withdraw if another living owner is there: numbers are used again, so whoever chose one by
+    an old look at the folder may get it though the lock is held. Files of the dead are removed by the next owner.
 
     An owner on this machine is dead when its process is gone; elsewhere, when it has not touched its file for
     ``STALE`` seconds by the clock of the folder's file system.
@@ -62,8 +62,10 @@ class Lock:
         """
         first, pause = None, POLL[0]
         while not self._created():
+            if wait == "never":
+                return False
             held = next((held for held in _held(self.path) if held.alive), None)
-            if wait == "never" or (held and wait == "silent" and (held.certain or first and held.beat != first.beat)):
+            if held and wait == "silent" and (held.certain or first and held.beat != first.beat):
                 return False
             if held and first is None:
                 first = held

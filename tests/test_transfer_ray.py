@@ -9,6 +9,8 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -148,7 +150,8 @@ def test_a_worker_is_killed_in_mid_job(address, whole_grid, tmp_path):
     assert "ray: 2 nodes, 2 cores, 0 GPUs" in process.said()
     noise = ("(raylet)", "(pid=", "Usage stats", "Connecting", "troubleshoot")
     assert not [word for word in noise if word in process.said()], process.said()
-    assert process.said().count("ray: the worker of") == 1 and " died; tries left: 1 (" in process.said()
+    assert process.said().count("ray: the worker of") == 1, process.said()
+    assert f"ray: the worker of {folder.name.rpartition('-')[0]} died; tries left: 1 (" in process.said()
 
 
 def test_by_value(joined, whole_grid, tmp_path):
@@ -260,15 +263,38 @@ def test_a_task_that_has_nothing_to_do(tmp_path):
     grid = make(tmp_path / "out")
     pretrain = next(job for job in grid.remaining() if job.stage == "pretrain")
     tune = next(job for job in grid.remaining() if job.needs == pretrain.key)
-    place = cluster._Place(shared=True, home=os.getcwd(), token="0")
+    place = os.getcwd(), "0"
     nothing = cluster.Outcome(False)
-    assert cluster._do(grid, tune, nothing, place) == nothing, "what it waits for was not done"
+    assert cluster._do(grid, tune, nothing, *place) == nothing, "what it waits for was not done"
     with JobLocks(grid.out / "jobs").held(pretrain.key):
-        assert cluster._do(grid, pretrain, None, place) == nothing, "another runner has it"
+        assert cluster._do(grid, pretrain, None, *place) == nothing, "another runner has it"
     assert not runs(grid.out)
     (grid.out / "grid.yaml").unlink()
-    (line,) = faults(cluster._do, grid, pretrain, None, place)
+    (line,) = faults(cluster._do, grid, pretrain, None, *place)
     assert line.startswith("ray.shared: node") and str(grid.out) in line and "--ray.shared false" in line
+
+
+def test_a_task_that_did_not_end_by_itself(tmp_path, caplog):
+    """Its worker's death counts; that of the job which it waits for does not, though that one was made meanwhile."""
+
+    class Lost(Exception):
+        """Of Ray, bare where the task's own worker died, else around its cause."""
+
+        def __init__(self, cause=None):
+            super().__init__("the worker died")
+            if cause is not None:
+                self.cause = cause
+
+    grid = make(tmp_path / "out", sources=[], retries=1)
+    (job,) = grid.remaining()
+    fake = SimpleNamespace(grid=grid, died=Counter(), ray=SimpleNamespace(exceptions=SimpleNamespace(RayError=Lost)))
+    lost = partial(cluster._RayScheduler._lost, fake, job)
+    again = cluster.Outcome(False)
+    assert [lost(Lost(Lost())) for _ in range(3)] == [again] * 3 and not fake.died and not caplog.messages
+    assert lost(Lost(KeyError("odd"))) == cluster.Outcome(False, "'odd'")
+    assert lost(Lost()) == again
+    assert caplog.messages == [f"ray: the worker of {job.title} died; tries left: 1 (the worker died)"]
+    assert lost(Lost()) == cluster.Outcome(False, "its worker died, 2 times: the worker died")
 
 
 def test_images_that_changed_since_a_node_read_them(tmp_path):
@@ -278,7 +304,7 @@ def test_images_that_changed_since_a_node_read_them(tmp_path):
     tuning = {**GRID["finetune"], "data": {"workers": 0}}
     grid = make(tmp_path / "out", sources=[], targets=[mine], finetune=tuning, ray={"shared": False})
     (job,) = grid.remaining()
-    outcome = cluster._do(grid, job, None, cluster._Place(shared=False, home=os.getcwd(), token="0"))
+    outcome = cluster._do(grid, job, None, os.getcwd(), "0")
     assert outcome.done and not runs(grid.out)
     (image,) = root.glob("train/a/*0.png")
     kept = image.read_bytes()

@@ -21,6 +21,7 @@ from idmm import engine, options
 from idmm.errors import Interrupted, RunError, UserError
 from idmm.transfer import estimate, run
 from idmm.transfer.config import GridConfig
+from idmm.transfer.plan import GridPlan
 from idmm.transfer.run import Grid, JobLocks, folder_faults, take
 
 
@@ -77,8 +78,10 @@ def test_a_cell_is_what_the_two_stages_give_by_hand(whole_grid, tmp_path):
 
 
 def test_from_python(tmp_path, monkeypatch, capsys):
-    made = Made(monkeypatch)
+    made, planned, plan = Made(monkeypatch), [], GridPlan.__init__
+    monkeypatch.setattr(GridPlan, "__init__", lambda self, grid: planned.append(grid) or plan(self, grid))
     found = idmm.transfer({**GRID, "out": str(tmp_path / "out")})
+    assert len(planned) == 1, "it is planned once"
     assert {cell["status"] for cell in found["cells"]} == {"ok"} and len(made.asked) == JOBS
     assert found == results(tmp_path / "out") and "6 of 6 cells done" in capsys.readouterr().out
     for source in ("digits", "few"):  # in the order of their needs

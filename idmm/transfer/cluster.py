@@ -55,17 +55,6 @@ class Outcome:
     """By value: when the run read its images (ns)."""
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Where a task works."""
-
-    shared: bool
-    home: str
-    """Directory that relative paths mean."""
-    token: str
-    """Tells this run's temporary folders from others'."""
-
-
 def require() -> None:
     """Raises UserError where Ray is not installed."""
     if importlib.util.find_spec("ray") is None:
@@ -108,7 +97,9 @@ class _RayScheduler:
         import ray
 
         self.ray, self.grid, wanted = ray, grid, grid.config.ray
-        self.place = _Place(wanted.shared, os.getcwd(), uuid.uuid4().hex[:8])
+        self.shared = wanted.shared
+        # the directory that relative paths mean, and what tells this run's temporary folders from others'
+        self.place = os.getcwd(), uuid.uuid4().hex[:8]
         self.sent: dict[Any, tuple[Job, contextlib.ExitStack]] = {}  # by future; the job's lock is on the stack
         self.backbones: dict[str, Any] = {}  # futures by the pretraining's key
         self.died: Counter[str] = Counter()  # workers, by the job's key
@@ -124,10 +115,10 @@ class _RayScheduler:
             if job.key in known or job.key in taken or not (job.needs is None or job.needs in known | done):
                 continue
             lock = contextlib.ExitStack()
-            if not self.place.shared and not lock.enter_context(self.grid.locks.held(job.key)):
+            if not self.shared and not lock.enter_context(self.grid.locks.held(job.key)):
                 continue
             start = self._backbone(job, job.needs in done)
-            future = self._task.options(name=job.title).remote(self._grid, job, start, self.place)
+            future = self._task.options(name=job.title).remote(self._grid, job, start, *self.place)
             self.sent[future], self.backbones[job.key] = (job, lock), future
             known.add(job.key)
         waited_for = {job.needs for job in left} | known
@@ -136,7 +127,7 @@ class _RayScheduler:
 
     def _backbone(self, job: Job, done: bool) -> Any:
         """What a job starts from: a future where that is being made, a value where it lies here, else nothing."""
-        if job.needs is None or (done and self.place.shared):
+        if job.needs is None or (done and self.shared):
             return None
         if job.needs not in self.backbones:
             folder = self.grid.out / self.grid.plan.jobs[job.needs].folder
@@ -160,7 +151,7 @@ class _RayScheduler:
         except self.ray.exceptions.RayError as error:
             self.backbones.pop(job.key, None)
             outcome = self._lost(job, error)
-        if outcome.done and not self.place.shared:
+        if outcome.done and not self.shared:
             self._keep(job, outcome)
             self.backbones.pop(job.key, None)  # from now on by value: a node that goes away does not take it along
         elif outcome.error:
@@ -175,10 +166,11 @@ class _RayScheduler:
         cause = getattr(error, "cause", None)
         if isinstance(cause, UserError):  # of the cluster; a job's own comes as an outcome
             raise UserError(*cause.faults) from None
-        if job.needs is not None and job.needs not in self.grid.finished():
+        unmade = isinstance(cause, self.ray.exceptions.RayError)  # an argument of the task
+        if unmade or (job.needs is not None and job.needs not in self.grid.finished()):
             return Outcome(False)  # what failed is what it waits for
         why = " ".join(str(cause or error).split())[:300]
-        if cause is not None and not isinstance(cause, self.ray.exceptions.RayError):
+        if cause is not None:
             return Outcome(False, why)
         self.died[job.key] += 1
         left = self.grid.config.retries + 1 - self.died[job.key]
@@ -216,15 +208,15 @@ class _RayScheduler:
 
 
 # ------------------------------------------------------------------ on a node
-def _do(grid: Grid, job: Job, start: Outcome | None, place: _Place) -> Outcome:
+def _do(grid: Grid, job: Job, start: Outcome | None, home: str, token: str) -> Outcome:
     """A task: does a job, or nothing where what it needs was not done."""
     if start is not None and not start.done:
         return Outcome(False)
     with contextlib.suppress(OSError):
-        os.chdir(place.home)
+        os.chdir(home)
     grid = copy.copy(grid)
-    if not place.shared:
-        return _by_value(grid, job, start, place)
+    if not grid.config.ray.shared:
+        return _by_value(grid, job, start, token)
     if not (grid.out / "grid.yaml").exists():
         host = socket.gethostname()
         raise UserError(
@@ -237,9 +229,9 @@ def _do(grid: Grid, job: Job, start: Outcome | None, place: _Place) -> Outcome:
     return Outcome((grid.out / job.folder / "result.json").exists(), failure and failure["error"])
 
 
-def _by_value(grid: Grid, job: Job, start: Outcome | None, place: _Place) -> Outcome:
+def _by_value(grid: Grid, job: Job, start: Outcome | None, token: str) -> Outcome:
     """Does a job in a temporary folder, where a task that is tried again on the same node finds what was begun."""
-    grid.out = Path(tempfile.gettempdir()) / f"idmm-ray-{place.token}-{job.key}"
+    grid.out = Path(tempfile.gettempdir()) / f"idmm-ray-{token}-{job.key}"
     grid.out.mkdir(mode=0o700, exist_ok=True)
     try:
         if start is not None:
@@ -269,24 +261,20 @@ def _connected(wanted: Ray) -> Iterator[None]:
     """Joins or starts the cluster; leaves or ends it at the end, unless this process was in it before."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_task_oom_retries", "0")  # else a job too large for memory is tried for ever
-    before = signal.getsignal(signal.SIGTERM)
-    main = threading.current_thread() is threading.main_thread()
     import ray
 
-    joined = ray.is_initialized()
+    joined, handler = ray.is_initialized(), signal.getsignal(signal.SIGTERM)
     if not joined:
         _join(ray, wanted)
     try:
-        if main:
-            signal.signal(signal.SIGTERM, _stop)  # Ray's own would exit at once
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)  # Ray's own would exit at once
         _check_room(ray, wanted)
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):  # Ray prints what is logged here
             yield
     finally:
         if not joined:
             ray.shutdown()
-        if main:
-            signal.signal(signal.SIGTERM, before)
 
 
 def _join(ray: Any, wanted: Ray) -> None:
@@ -336,7 +324,3 @@ def _check_room(ray: Any, wanted: Ray) -> None:
     if wanted.address is None:
         raise UserError(f"{line}; lower --ray.num_cpus or --ray.num_gpus")
     log.warning("%s yet; waiting for one to join", line)
-
-
-def _stop(number, frame) -> None:
-    raise KeyboardInterrupt
