@@ -1,8 +1,8 @@
 """A run's folder: its config, metrics, state and results, written so that a kill at any moment leaves them whole."""
 
 import contextlib
-import fcntl
 import json
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +15,9 @@ from idmm import distributed, options
 from idmm.config import FREE, NEW_KEYS
 from idmm.errors import RunError, UserError
 from idmm.files import replacing, sweep, write_text
+from idmm.locks import STALE, Lock
+
+log = logging.getLogger("idmm")
 
 # What a checkpoint holds.
 PARTS = ("stage", "epoch", "step", "epoch_seconds", "seconds", "sums", "precision")
@@ -47,21 +50,20 @@ class RunFolder:
     def __init__(self, path: str, config: Any, resume: str):
         self.path = Path(path)
         self.leader = distributed.rank() == 0
-        self._lock = None
+        self._lock = Lock(self.path / "last" / "run")
         faults, used = None, False
-        if self.leader:
-            try:
-                self._lock = self._locked()
-                used = self._open(config, resume)
-            except UserError as error:
-                self.close()
-                faults = error.faults
-        faults, used, self.finished = distributed.broadcast((faults, used, self._result_file.exists()))
-        if faults:
-            raise UserError(*faults)
         try:
+            if self.leader:
+                try:
+                    self._acquire()
+                    used = self._open(config, resume)
+                except UserError as error:
+                    faults = error.faults
+            faults, used, self.finished = distributed.broadcast((faults, used, self._result_file.exists()))
+            if faults:
+                raise UserError(*faults)
             self.state = self._load() if used and not self.finished else None
-        except UserError:
+        except BaseException:
             self.close()  # else the folder stays locked for this process's life
             raise
 
@@ -89,19 +91,23 @@ class RunFolder:
     def _result_file(self) -> Path:
         return self.path / "result.json"
 
-    def _locked(self):
+    def _acquire(self) -> None:
+        def waiting(owner: dict) -> None:
+            line = "out: '%s' is held by a run on %s; waiting up to %.0f s for its next sign of life"
+            log.warning(line, self.path, owner.get("host", "another machine"), STALE)
+
         try:
-            (self.path / "last").mkdir(parents=True, exist_ok=True)
-            lock = open(self.path / "last" / "lock", "a+")
+            free = self._lock.acquire("silent", waiting)
         except OSError as error:
             raise UserError(f"out: cannot write to '{self.path}' ({error.strerror}); wanted a folder") from None
-        try:
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with this process; loader workers do not inherit it
-        except OSError:
-            lock.close()
-            message = f"out: '{self.path}' is in use by another run; wait for it or name another folder"
-            raise UserError(message) from None
-        return lock
+        if not free:
+            raise UserError(f"out: '{self.path}' is in use by another run; wait for it or name another folder")
+
+    def _check_lock(self) -> None:
+        """Two runs that write one folder would mix their checkpoints."""
+        if not self._lock.held:
+            line = f"another run took the folder over while this one gave no sign of life for {STALE:.0f} s"
+            raise RunError(f"out: '{self.path}': {line}; nothing more is written")
 
     def _compare(self, config: Any) -> None:
         try:
@@ -137,6 +143,7 @@ class RunFolder:
         """
         if not self.leader:
             return
+        self._check_lock()
         try:
             with replacing(self._state_file) as file:
                 torch.save(state, file)
@@ -182,6 +189,7 @@ class RunFolder:
         """Appends an epoch's record."""
         if not self.leader:
             return
+        self._check_lock()
         try:
             with open(self.path / "metrics.jsonl", "a") as file:
                 file.write(json.dumps(record) + "\n")
@@ -193,6 +201,7 @@ class RunFolder:
     def finish(self, result: dict) -> None:
         """Writes result.json, which marks the run as finished."""
         if self.leader:
+            self._check_lock()
             write_text(self._result_file, json.dumps(result, indent=2) + "\n")
         self.finished = True
 
@@ -202,8 +211,7 @@ class RunFolder:
 
     def close(self) -> None:
         """Lets another run have the folder."""
-        if self._lock is not None:
-            self._lock.close()
+        self._lock.release()
 
 
 def _shown(value: Any) -> str:

@@ -72,15 +72,17 @@ def parse(kind: type[Config], argv: list[str], prog: str) -> Config:
     faults = _unknown_flags(unknown, parser)
     data: dict = {}
     origin: dict[str, str] = {}
+    unread: list[str] = []
     for path in known.config or []:
-        faults += ["--config: wants a FILE"] if path is _NOTHING else _merge_file(data, path, origin)
+        unread += ["--config: wants a FILE"] if path is _NOTHING else _merge_file(data, path, origin)
+    faults += unread
     for leaf in _leaves(kind):
         text = getattr(known, leaf.key, None)
         if text is _NOTHING:
             faults.append(f"--{leaf.key}: wants a value ({_metavar(leaf.kind)})")
         elif text is not None:
             faults += _set(data, leaf.key, text, leaf.kind, origin)
-    faults += _faults(kind, data, origin)
+    faults += _faults(kind, data, origin, whole=not unread)
     if faults:
         raise UserError(*faults)
     config = TypeAdapter(kind).validate_python(data)
@@ -107,7 +109,7 @@ def build(kind: type[Config], given: Any) -> Config:
     else:
         wanted = f"wanted a mapping, a {kind.__name__} or the path of a YAML file"
         raise UserError(f"config: {wanted}, got {type(given).__name__}")
-    faults += _faults(kind, data, {})
+    faults += _faults(kind, data, {}, whole=not faults)
     if faults:
         raise UserError(*faults)
     return TypeAdapter(kind).validate_python(data)
@@ -325,11 +327,13 @@ def _unknown_flags(unknown: list[str], parser: argparse.ArgumentParser) -> list[
     return faults
 
 
-def _faults(kind: type, data: dict, origin: dict[str, str]) -> list[str]:
+def _faults(kind: type, data: dict, origin: dict[str, str], whole: bool) -> list[str]:
+    """Faults of the keys; none is missing where a file could not be read that may have it."""
     try:
         TypeAdapter(kind).validate_python(data)
     except ValidationError as error:
-        return [_fault(kind, e, origin) for e in error.errors(include_url=False)]
+        found = [e for e in error.errors(include_url=False) if whole or e["type"] != "missing"]
+        return [_fault(kind, e, origin) for e in found]
     return []
 
 

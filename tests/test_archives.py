@@ -1,7 +1,6 @@
 """Fetched archives are unpacked whole, inside of the root, or not at all."""
 
 import errno
-import fcntl
 import re
 import stat
 import tarfile
@@ -54,7 +53,7 @@ def test_hostile_archives_are_refused(name, server, tmp_path):
     assert line.startswith(f"{root}/.idmm/{name}: refused, ") and "evil" in line or "evil" not in name
     assert sorted(path.name for path in tmp_path.iterdir()) == ["root", "secret"]
     assert secret.read_text() == "secret" and secret.stat().st_nlink == 1
-    assert files(root) == [] and hidden(root) == sorted(["lock", name])
+    assert files(root) == [] and hidden(root) == [name]
 
 
 def test_an_absolute_path_in_a_tar_becomes_a_relative_one(server, tmp_path):
@@ -100,11 +99,11 @@ def test_damaged_archives(name, server, tmp_path):
     kept = tmp_path / ".idmm" / name
     wanted = rf"{re.escape(str(kept))}: damaged archive \(.+\); remove it to fetch it again"
     assert re.fullmatch(wanted, fails(row, tmp_path))
-    assert files(tmp_path) == [] and hidden(tmp_path) == sorted([name, "lock"])
+    assert files(tmp_path) == [] and hidden(tmp_path) == [name]
     server.files[f"/{name}"] = zipped(("a", b"a")) if name.endswith(".zip") else tarred({"a": b"a"})
     kept.unlink()
     fetch(row, tmp_path)
-    assert files(tmp_path) == ["a"] and hidden(tmp_path) == sorted([f"{name}.done", "lock"])
+    assert files(tmp_path) == ["a"] and hidden(tmp_path) == [f"{name}.done"]
 
 
 def test_an_interrupted_unpacking_is_done_again(server, tmp_path):
@@ -118,7 +117,7 @@ def test_an_interrupted_unpacking_is_done_again(server, tmp_path):
     fetch(one(server, content, "data.tgz"), tmp_path)
     assert server.asked == []  # it had been fetched
     assert files(tmp_path) == ["data/a.txt", "data/b.txt"] and (tmp_path / "data/a.txt").read_text() == "whole"
-    assert hidden(tmp_path) == ["data.tgz.done", "lock"]
+    assert hidden(tmp_path) == ["data.tgz.done"]
 
 
 @pytest.mark.parametrize("gone", ["flowers-102/setid.mat", "flowers-102/jpg/image_00002.jpg", "flowers-102"])
@@ -141,13 +140,6 @@ def test_a_root_that_cannot_be_written(flowers, server, monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     wanted = f"data.root: cannot write to '{tmp_path}/file' (not a directory); wanted a folder"
     assert faults(open_splits, section(tmp_path / "file", name="flowers", download=True), True) == [wanted]
-
-    def refuse(*_):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "lockf", refuse)
-    wanted = f"data.root: cannot write to '{tmp_path}' (no locks available); wanted a folder"
-    assert faults(fetch, one(server), tmp_path) == [wanted] and server.asked == []
 
 
 def test_a_full_disk(server, tmp_path):

@@ -18,7 +18,7 @@ from idmm.config import FinetuneConfig, PretrainConfig
 from idmm.errors import UserError
 from idmm.options import _flow, _leaves, build, dump, parse
 from idmm.transfer.config import parse_grid
-from idmm.transfer.plan import layout
+from idmm.transfer.plan import GridPlan
 
 KINDS = {"pretrain": PretrainConfig, "finetune": FinetuneConfig}
 BOTH = pytest.mark.parametrize("stage", list(STAGES))
@@ -384,7 +384,8 @@ def test_shipped_configs_parse(monkeypatch):
     monkeypatch.chdir(ROOT)  # recipes are named from there
     for path in paths:
         if path.parent.name == "transfer":
-            assert layout(parse_grid(["--config", str(path), "--roots", "R", "--out", "o"], "transfer.py")).cells
+            plan = GridPlan(parse_grid(["--config", str(path), "--roots", "R", "--out", "o"], "transfer.py"))
+            assert plan.checked().cells
             continue
         stage = "pretrain" if {path.parent.name, path.stem} & {"pretrain", "ablations"} else "finetune"
         parsed("--config", path, kind=KINDS[stage])

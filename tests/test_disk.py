@@ -332,7 +332,7 @@ def test_clearing_touches_nothing_else(root):
     real = entry_of(root).rename(root.parent / "elsewhere")
     (folder / real.name).symlink_to(real)
     (folder / "folder-train-full-0123456789").symlink_to(real)
-    (folder / "folder-train-full-0123456789.lock").touch()
+    (folder / "folder-train-full-0123456789.1.lock").touch()
     assert disk.clear(folder) == (0, []) and all(path.exists() for path in kept)
     assert len(list(real.iterdir())) == 3
 
@@ -342,8 +342,8 @@ def test_clearing_leaves_what_is_being_filled(root):
     opened(root, 8)
     opened(root, 9)
     busy, idle = (row["path"] for row in sorted(disk.cache_entries(folder), key=lambda row: row["bound"]))
-    code = "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.lockf(f, fcntl.LOCK_EX); print(flush=True); input()"
-    command = [sys.executable, "-c", code, busy.with_suffix(".lock")]
+    code = "import sys; from idmm.locks import Lock; assert Lock(sys.argv[1]).acquire(); print(flush=True); input()"
+    command = [sys.executable, "-c", code, busy]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         process.stdout.readline()
         freed, left = disk.clear(folder)

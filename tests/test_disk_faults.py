@@ -199,20 +199,6 @@ def test_an_entry_that_is_cleared_or_replaced_while_it_is_opened(root, decoded, 
     assert same(opened(root), wanted) and len(decoded) == 2 * COUNT
 
 
-def test_a_lock_that_was_cleared_away_while_waiting_is_taken_anew(tmp_path, monkeypatch):
-    lockf, calls = disk.fcntl.lockf, []
-
-    def late(file, how):
-        if not calls:
-            (tmp_path / "x.lock").unlink()  # whoever held it has cleared the entry
-        calls.append(how)
-        return lockf(file, how)
-
-    monkeypatch.setattr(disk.fcntl, "lockf", late)
-    with disk._lock(tmp_path / "x.lock", wait=True) as file:
-        assert len(calls) == 2 and os.path.samestat(os.fstat(file.fileno()), os.stat(tmp_path / "x.lock"))
-
-
 # ---- torn files ----
 
 
@@ -284,7 +270,7 @@ def test_a_whole_entry_on_a_read_only_disk_is_used(root, decoded, monkeypatch):
     def refuse(*args, **kwargs):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr(disk, "_lock", refuse)
+    monkeypatch.setattr(disk.Lock, "acquire", refuse)
     decoded.clear()
     assert same(opened(root), store) and not decoded
     with pytest.raises(RunError, match=r"^.*: cannot be removed \(Read-only file system\)$"):

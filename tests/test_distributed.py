@@ -1,8 +1,8 @@
 """Two processes do what one does: the same images in each step, the same losses, the same weights."""
 
-import fcntl
 import re
 import signal
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from idmm.checkpoint import RunFolder
 from idmm.config import PretrainConfig
 from idmm.data.loaders import BatchPlan
 from idmm.errors import UserError
+from idmm.locks import Lock
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 # A key's bias changes nothing: its gradient is rounding noise, which Adam scales to full steps. So models have none.
@@ -133,9 +134,8 @@ def test_diverged_run_says_so_once(tmp_path):
 def test_run_in_use_is_left_alone(tmp_path):
     """Only the first process looks at the lock; the other hears of it, and one of them says so."""
     out = tmp_path / "run"
-    (out / "last").mkdir(parents=True)
-    with open(out / "last" / "lock", "w") as lock:
-        fcntl.lockf(lock, fcntl.LOCK_EX)
+    with closing(Lock(out / "last" / "run")) as lock:
+        assert lock.acquire()
         with together("pretrain", out, **PRETRAIN) as processes:
             assert processes.wait() != 0
             said = processes.said()

@@ -39,7 +39,7 @@ def test_every_dataset_that_can_be_fetched_opens_from_what_was_fetched(name, ser
             if isinstance(left, str):
                 left, right = decode(left, 10**6), decode(right, 10**6)
             np.testing.assert_array_equal(left, right)
-    assert hidden(tmp_path / "root") == sorted([f"{a.name}.done" for a in DATASETS[name].archives] + ["lock"])
+    assert hidden(tmp_path / "root") == sorted(f"{a.name}.done" for a in DATASETS[name].archives)
 
 
 def test_a_second_call_asks_for_nothing_and_the_users_own_files_stay(flowers, server, tmp_path):
@@ -127,7 +127,7 @@ def test_giving_up_and_going_on_later(server, tmp_path):
     line = f"{row.archives[0].url}: connection closed early; the same command goes on from 70000 bytes"
     assert fails(row, tmp_path) == line
     assert ranges(server) == [0] + [70_000] * download.TRIES
-    assert files(tmp_path) == [] and hidden(tmp_path) == ["file.bin.part", "lock"]
+    assert files(tmp_path) == [] and hidden(tmp_path) == ["file.bin.part"]
     server.always = {}
     fetch(row, tmp_path)
     assert ranges(server) == [70_000] and (tmp_path / "file.bin").read_bytes() == CONTENT
@@ -207,7 +207,7 @@ def test_a_wrong_checksum(server, tmp_path):
     row = one(server, checksum="md5:" + "0" * 32)
     wanted = f"{row.archives[0].url}: its md5 is {found}, wanted {'0' * 32}; nothing was kept"
     assert fails(row, tmp_path) == wanted
-    assert ranges(server) == [0] and files(tmp_path) == [] and hidden(tmp_path) == ["lock"]
+    assert ranges(server) == [0] and files(tmp_path) == [] and hidden(tmp_path) == []
     server.orders = [{"cut": 100_000}]
     assert fails(row, tmp_path) == wanted and ranges(server) == [0, 100_000]
     begun(tmp_path, b"")
@@ -231,7 +231,7 @@ def test_a_part_of_another_version_is_fetched_again_from_the_start_once(server, 
     begun(tmp_path / "b", b"old" * 1000)
     server.orders = [{"content": CONTENT}, {"content": CONTENT[:-1] + b"?"}]
     assert "nothing was kept" in fails(row, tmp_path / "b") and ranges(server) == [3000, 0]
-    assert hidden(tmp_path / "b") == ["lock"]
+    assert hidden(tmp_path / "b") == []
 
 
 def test_a_server_that_changes_the_file_in_the_middle(server, tmp_path):

@@ -17,6 +17,7 @@ FLOORS = (
         "options",
         "seeding",
         "files",
+        "locks",
         "schedule",
         "mixing",
         "distributed",

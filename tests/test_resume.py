@@ -78,7 +78,7 @@ def stamp(path):
 
 def snapshot(out):
     """Every file of a run but the log and the lock, with its time and content."""
-    kept = [path for path in out.rglob("*") if path.is_file() and path.name not in ("log.txt", "lock")]
+    kept = [path for path in out.rglob("*") if path.is_file() and path.suffix not in (".txt", ".lock")]
     return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in kept}
 
 
@@ -206,16 +206,11 @@ SPOILED += [("finetune", *item) for item in {**SPOIL, **SPOIL_FINETUNE}.items()]
 def resumed(stage, cut, tmp_path, spoil):
     """Goes on in a copy of a run that was cut, its state spoiled."""
     out = shutil.copytree(cut[stage], tmp_path / "run")
-    rehome(out)
+    assert yaml.safe_load((out / "config.yaml").read_text())["out"] != str(out), "where it lies is free to differ"
     saved = state(out)
     spoil(saved)
     torch.save(saved, state_file(out))
     return out, inside(stage, out)
-
-
-def rehome(out):
-    """Nothing in the folder may depend on where it lies; ``out`` itself is free to differ."""
-    assert yaml.safe_load((out / "config.yaml").read_text())["out"] != str(out)
 
 
 @BOTH
@@ -271,20 +266,16 @@ def test_metrics_are_mended(cut, whole, tmp_path):
 
 
 # ------------------------------------------------------------------ the folder
-@BOTH
-def test_finished_run_does_nothing(stage, whole, capsys):
-    before = snapshot(whole[stage])
-    assert inside(stage, whole[stage]) == 0
-    assert lines(capsys) == [f"{whole[stage]}: finished already, nothing to do"]
-    assert snapshot(whole[stage]) == before
-
-
-def test_finished_run_does_nothing_in_a_process_of_its_own(whole, tmp_path):
-    before = snapshot(whole["pretrain"])
-    with start("pretrain", whole["pretrain"]) as process:
-        assert process.wait() == 0
-        assert process.said().splitlines() == [f"{whole['pretrain']}: finished already, nothing to do"]
-    assert snapshot(whole["pretrain"]) == before
+@pytest.mark.parametrize(("stage", "own_process"), [("pretrain", False), ("finetune", False), ("pretrain", True)])
+def test_finished_run_does_nothing(stage, own_process, whole, capsys):
+    out, line = whole[stage], f"{whole[stage]}: finished already, nothing to do"
+    before = snapshot(out)
+    if own_process:
+        outside(stage, out)
+        assert out.with_name(f"{out.name}.err").read_text().splitlines() == [line]
+    else:
+        assert inside(stage, out) == 0 and lines(capsys) == [line]
+    assert snapshot(out) == before
 
 
 def test_resume_never_and_must(whole, cut, tmp_path, capsys):

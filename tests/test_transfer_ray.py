@@ -9,6 +9,8 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -19,10 +21,11 @@ from transfers import GRID, begun, cells, runs, start
 
 from idmm import options
 from idmm.errors import Interrupted
+from idmm.locks import holders
 from idmm.transfer import cluster
-from idmm.transfer.claims import Claims
 from idmm.transfer.config import GridConfig, Ray
-from idmm.transfer.run import Grid
+from idmm.transfer.preflight import check
+from idmm.transfer.run import Grid, JobLocks
 
 STARTING = 90  # seconds until Ray counts as unable to start here
 CHANGES = {"targets": ["digits"], "engine": "ray"}  # 2 pretrainings, 3 fine-tunings: a part of ``whole_grid``
@@ -95,7 +98,7 @@ class Said:
     def __init__(self, action=None):
         self.action, self.times = action, 0
 
-    def say(self, grid):
+    def say(self):
         self.times += 1
         if self.action:
             self.action(self.times)
@@ -113,9 +116,9 @@ def whole(out, whole_grid):
     return all(same(folder, runs(whole_grid)[key]) for key, folder in runs(out).items())
 
 
-def claimed(out):
-    """The first live claim of a job that has a checkpoint but no result: its folder, and the worker's number."""
-    for key, owner in Claims(out / "jobs").held_by_others().items():
+def at_work(out):
+    """The first lock on a job that has a checkpoint but no result: its folder, and the worker's number."""
+    for key, owner in holders(out / "jobs").items():
         folder = runs(out).get(key)
         if folder and (folder / "last" / "state.pt").exists() and not (folder / "result.json").exists():
             return folder, owner["pid"]
@@ -130,7 +133,7 @@ def test_a_worker_is_killed_in_mid_job(address, whole_grid, tmp_path):
 
         def kill():
             time.sleep(0.01)
-            found = claimed(out)
+            found = at_work(out)
             if found:
                 os.kill(found[1], signal.SIGKILL)
                 if not (found[0] / "result.json").exists():
@@ -147,7 +150,8 @@ def test_a_worker_is_killed_in_mid_job(address, whole_grid, tmp_path):
     assert "ray: 2 nodes, 2 cores, 0 GPUs" in process.said()
     noise = ("(raylet)", "(pid=", "Usage stats", "Connecting", "troubleshoot")
     assert not [word for word in noise if word in process.said()], process.said()
-    assert process.said().count("ray: A worker died or was killed while executing a task") == 1
+    assert process.said().count("ray: the worker of") == 1, process.said()
+    assert f"ray: the worker of {folder.name.rpartition('-')[0]} died; tries left: 1 (" in process.said()
 
 
 def test_by_value(joined, whole_grid, tmp_path):
@@ -160,11 +164,11 @@ def test_by_value(joined, whole_grid, tmp_path):
         wanted = cells(whole_grid)[cell["source"], cell["target"], cell["seed"]]
         assert (cell["status"], cell["top1"], cell["top5"]) == wanted
     for folder in runs(out).values():
-        assert not (folder / "last").exists() and (folder / "log.txt").exists()
+        assert [path.name for path in folder.glob("last/*")] == ["images.json"] and (folder / "log.txt").exists()
         config = yaml.safe_load((folder / "config.yaml").read_text())
         assert config["out"] == str(folder)
         assert config.get("init") is None or config["init"] in map(str, runs(out).values())
-    assert not list((out / "jobs").glob("*.failed.json")) and not Claims(out / "jobs").held_by_others()
+    assert not list((out / "jobs").glob("*.failed.json")) and not holders(out / "jobs")
     assert not [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("idmm-ray-")]
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
     cluster.run(make(out, ray={"shared": False}), said)
@@ -200,7 +204,7 @@ def test_a_worker_that_dies_every_time(joined, tmp_path):
 
     def kill():
         while not over.wait(0.01):
-            found = claimed(out)
+            found = at_work(out)
             if found and found[0].parent.name == "pretrain":
                 os.kill(found[1], signal.SIGKILL)
 
@@ -221,7 +225,7 @@ def test_what_another_runner_has_is_left_to_it(joined, tmp_path, shared):
     grid = make(tmp_path / "out", sources=[], ray={"shared": shared})
     (job,) = grid.remaining()
     with contextlib.ExitStack() as other:
-        assert other.enter_context(Claims(grid.out / "jobs").held(job.key))
+        assert other.enter_context(JobLocks(grid.out / "jobs").held(job.key))
 
         def look(times):
             assert not (grid.out / job.folder).exists()
@@ -239,17 +243,17 @@ def test_an_interrupt_leaves_what_can_be_gone_on_with(joined, tmp_path, shared):
     pretrain = {**GRID["pretrain"], "train": train}
     grid = make(tmp_path / "out", sources=GRID["sources"][1:], scratch=False, pretrain=pretrain, ray={"shared": shared})
     (made,) = (job for job in grid.remaining() if job.stage == "pretrain")
-    at_work = grid.out / made.folder / "metrics.jsonl"
+    epochs = grid.out / made.folder / "metrics.jsonl"
     base = tempfile.gettempdir()
 
     def stop(times):
         there = [name for name in os.listdir(base) if name.startswith("idmm-ray-") and name.endswith(made.key)]
-        if at_work.exists() or any(os.path.exists(f"{base}/{name}/{made.folder}/metrics.jsonl") for name in there):
+        if epochs.exists() or any(os.path.exists(f"{base}/{name}/{made.folder}/metrics.jsonl") for name in there):
             raise KeyboardInterrupt
 
     with pytest.raises(Interrupted, match="the same command goes on"):
         cluster.run(grid, Said(stop))
-    assert not Claims(grid.out / "jobs").held_by_others() and not grid.failed() and len(grid.remaining()) == 2
+    assert not holders(grid.out / "jobs") and not grid.failed() and len(grid.remaining()) == 2
     assert (grid.out / made.folder / "last" / "state.pt").exists() == shared
     assert not [name for name in os.listdir(base) if name.startswith("idmm-ray-")]
 
@@ -259,15 +263,58 @@ def test_a_task_that_has_nothing_to_do(tmp_path):
     grid = make(tmp_path / "out")
     pretrain = next(job for job in grid.remaining() if job.stage == "pretrain")
     tune = next(job for job in grid.remaining() if job.needs == pretrain.key)
-    place = cluster._Place(shared=True, home=os.getcwd(), token="0")
+    place = os.getcwd(), "0"
     nothing = cluster.Outcome(False)
-    assert cluster._do(grid, tune, nothing, place) == nothing, "what it waits for was not done"
-    with Claims(grid.out / "jobs").held(pretrain.key):
-        assert cluster._do(grid, pretrain, None, place) == nothing, "another runner has it"
+    assert cluster._do(grid, tune, nothing, *place) == nothing, "what it waits for was not done"
+    with JobLocks(grid.out / "jobs").held(pretrain.key):
+        assert cluster._do(grid, pretrain, None, *place) == nothing, "another runner has it"
     assert not runs(grid.out)
     (grid.out / "grid.yaml").unlink()
-    (line,) = faults(cluster._do, grid, pretrain, None, place)
+    (line,) = faults(cluster._do, grid, pretrain, None, *place)
     assert line.startswith("ray.shared: node") and str(grid.out) in line and "--ray.shared false" in line
+
+
+def test_a_task_that_did_not_end_by_itself(tmp_path, caplog):
+    """Its worker's death counts; that of the job which it waits for does not, though that one was made meanwhile."""
+
+    class Lost(Exception):
+        """Of Ray, bare where the task's own worker died, else around its cause."""
+
+        def __init__(self, cause=None):
+            super().__init__("the worker died")
+            if cause is not None:
+                self.cause = cause
+
+    grid = make(tmp_path / "out", sources=[], retries=1)
+    (job,) = grid.remaining()
+    fake = SimpleNamespace(grid=grid, died=Counter(), ray=SimpleNamespace(exceptions=SimpleNamespace(RayError=Lost)))
+    lost = partial(cluster._RayScheduler._lost, fake, job)
+    again = cluster.Outcome(False)
+    assert [lost(Lost(Lost())) for _ in range(3)] == [again] * 3 and not fake.died and not caplog.messages
+    assert lost(Lost(KeyError("odd"))) == cluster.Outcome(False, "'odd'")
+    assert lost(Lost()) == again
+    assert caplog.messages == [f"ray: the worker of {job.title} died; tries left: 1 (the worker died)"]
+    assert lost(Lost()) == cluster.Outcome(False, "its worker died, 2 times: the worker died")
+
+
+def test_images_that_changed_since_a_node_read_them(tmp_path):
+    """By value too; a file that was written between a run's end and its return as well."""
+    root = tree(tmp_path / "d", train={"a": 4, "b": 4}, test={"a": 2, "b": 2})
+    mine = {"name": "folder", "root": str(root), "label": "mine"}
+    tuning = {**GRID["finetune"], "data": {"workers": 0}}
+    grid = make(tmp_path / "out", sources=[], targets=[mine], finetune=tuning, ray={"shared": False})
+    (job,) = grid.remaining()
+    outcome = cluster._do(grid, job, None, os.getcwd(), "0")
+    assert outcome.done and not runs(grid.out)
+    (image,) = root.glob("train/a/*0.png")
+    kept = image.read_bytes()
+    image.write_bytes(next(root.glob("train/b/*1.png")).read_bytes())
+    cluster._RayScheduler._keep(SimpleNamespace(grid=grid), job, outcome)
+    assert faults(check, grid.config, grid.plan) == [
+        f"targets 'mine': its images changed since 1 run in '{grid.out}' began; name another out"
+    ]
+    image.write_bytes(kept)
+    assert check(grid.config, grid.plan) == {job.key: 8}
 
 
 def test_a_node_that_does_not_see_the_folder_ends_the_run(joined, tmp_path):
@@ -275,7 +322,7 @@ def test_a_node_that_does_not_see_the_folder_ends_the_run(joined, tmp_path):
     (grid.out / "grid.yaml").unlink()
     (line,) = faults(cluster.run, grid, Said())
     assert line.startswith("ray.shared: node")
-    assert not Claims(grid.out / "jobs").held_by_others()
+    assert not holders(grid.out / "jobs")
 
 
 # ------------------------------------------------------------------ mistakes

@@ -20,9 +20,9 @@ import idmm
 from idmm import engine, options
 from idmm.errors import Interrupted, RunError, UserError
 from idmm.transfer import estimate, run
-from idmm.transfer.claims import Claims
 from idmm.transfer.config import GridConfig
-from idmm.transfer.run import Grid, folder_faults, take
+from idmm.transfer.plan import GridPlan
+from idmm.transfer.run import Grid, JobLocks, folder_faults, take
 
 
 @pytest.fixture
@@ -78,15 +78,20 @@ def test_a_cell_is_what_the_two_stages_give_by_hand(whole_grid, tmp_path):
 
 
 def test_from_python(tmp_path, monkeypatch, capsys):
-    made = Made(monkeypatch)
+    made, planned, plan = Made(monkeypatch), [], GridPlan.__init__
+    monkeypatch.setattr(GridPlan, "__init__", lambda self, grid: planned.append(grid) or plan(self, grid))
     found = idmm.transfer({**GRID, "out": str(tmp_path / "out")})
+    assert len(planned) == 1, "it is planned once"
     assert {cell["status"] for cell in found["cells"]} == {"ok"} and len(made.asked) == JOBS
     assert found == results(tmp_path / "out") and "6 of 6 cells done" in capsys.readouterr().out
+    for source in ("digits", "few"):  # in the order of their needs
+        tuned = [made.asked.index(f"{source}-idmm-s3-tiny-to-{target}-s3") for target in ("digits", "other")]
+        assert made.asked.index(f"{source}-idmm-tiny-s3") < min(tuned)
 
 
 def test_workers_that_end_early_are_said(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
-        "idmm.transfer.grid._environment", lambda *_: {"PATH": os.environ["PATH"], "PYTHONPATH": "/none"}
+        "idmm.transfer.workers._environment", lambda *_: {"PATH": os.environ["PATH"], "PYTHONPATH": "/none"}
     )
     monkeypatch.setattr("sys.executable", shutil.which("false"))
     assert inside(tmp_path / "out", "--workers", 2) == 1
@@ -122,11 +127,11 @@ def test_what_is_added_or_changed_reruns_what_it_touches(copied, monkeypatch):
 
 def test_a_job_that_another_runner_did_or_gave_up_in_between_is_not_done_again(copied, monkeypatch):
     made, grid = Made(monkeypatch), Grid(options.build(GridConfig, {**GRID, "out": str(copied)}))
-    one, other = list(grid.laid.jobs.values())[:2]
+    one, other = list(grid.plan.jobs.values())[:2]
     shutil.rmtree(copied / other.folder)
     grid.give_up(other, "x")
     assert take(grid, one) and take(grid, other) and not made.asked
-    grid.forgive()
+    grid.forget_failures()
     assert take(grid, other) and len(made.asked) == 1
 
 
@@ -136,14 +141,6 @@ def test_a_label_or_an_order_that_changed_runs_nothing(copied, monkeypatch):
     assert not made.asked and cells(copied)["sixty", "digits", 3][0] == "ok"
     assert inside(copied, targets=[{**GRID["targets"][1], "label": "2 a class"}, "digits"]) == 0
     assert not made.asked
-
-
-def test_jobs_run_in_the_order_of_their_needs(tmp_path, monkeypatch):
-    made = Made(monkeypatch)
-    assert inside(tmp_path / "out") == 0 and len(made.asked) == JOBS
-    for source in ("digits", "few"):
-        first = made.asked.index(f"{source}-idmm-tiny-s3")
-        assert first < min(made.asked.index(f"{source}-idmm-s3-tiny-to-{target}-s3") for target in ("digits", "other"))
 
 
 def test_a_pretraining_that_was_removed_is_made_only_where_it_is_needed(copied, monkeypatch):
@@ -299,7 +296,7 @@ def test_an_interrupt_ends_it_and_leaves_nothing_claimed(tmp_path, monkeypatch, 
     made.instead = {"few-idmm-tiny": fail(KeyboardInterrupt())}
     assert inside(out) == 130
     assert "interrupted; the same command goes on" in capsys.readouterr().err
-    assert set(cells(out).values()) == {("missing", None, None)} and not Claims(out / "jobs").held_by_others()
+    assert set(cells(out).values()) == {("missing", None, None)} and not JobLocks(out / "jobs").held_by_others()
     made.instead.clear()
     assert inside(out) == 0 and made.asked.count("digits-idmm-tiny-s3") == 1
 
@@ -351,6 +348,7 @@ def test_faults_are_found_before_the_first_job_all_together(tmp_path, monkeypatc
         "sources": [
             {"name": "folder", "label": "flat", "root": str(unlabelled)},
             {"name": "folder", "label": "gone", "root": "/none"},
+            {"name": "folder", "label": "gone too", "root": "/none"},
             {"name": "folder", "label": "fine", "root": str(labelled), "subset": {"total": 4}}, "flowers", "digitz",
         ],
         "targets": ["digits", {"name": "digits", "label": "big", "subset": {"per_class": 9999}}],
@@ -362,10 +360,11 @@ def test_faults_are_found_before_the_first_job_all_together(tmp_path, monkeypatc
         ],
         "weights": [
             {"label": "IN", "path": str(wrong), "backbone": "tiny"},
+            {"label": "IN again", "path": str(wrong), "backbone": "tiny"},
             {"label": "else", "path": str(alien), "backbone": "tiny"},
         ],
     }  # fmt: skip
-    assert inside(out, **given) == 2
+    assert inside(out, "--finetune.train.device", "mps", **given) == 2
     said = capsys.readouterr()
     lines = said.err.splitlines()
     assert said.out == "" and not made.asked and sorted(path.name for path in out.iterdir()) == ["thesis.txt"]
@@ -375,18 +374,21 @@ def test_faults_are_found_before_the_first_job_all_together(tmp_path, monkeypatc
         f"out: '{out}' holds something that is no grid; name another folder",
         "sources 'flat': ",
         "sources 'gone': data.root: '/none' does not exist;",
+        "sources 'gone too': data.root: '/none' does not exist;",
         "sources 'flowers': data.root: not given;",
         "targets 'big': ",
         "backbones 'odd': ",
         "backbones 'resnet18': model.kwargs: ",
         "backbones 'resnet19': model.name: 'resnet19' is unknown",
         "weights 'IN': model.kwargs: depth is 2, but ",
+        "weights 'IN again': model.kwargs: depth is 2, but ",
         f"weights 'else': {alien}: ",
+        "finetune: train.device: 'mps' is not there",
     ]
     missing = [want for want in wanted if not any(line.startswith(want) for line in lines)]
     assert not missing, "\n".join(lines)
     assert len(lines) == len(set(lines)) and "Traceback" not in said.err
-    assert not [line for line in lines if "fine" in line.partition(":")[0]]
+    assert not [line for line in lines if "'fine'" in line.partition(":")[0]]
 
 
 def test_sources_are_read_though_no_method_is_known(tmp_path, capsys):
@@ -426,11 +428,6 @@ def test_a_folder_that_another_runner_is_about_to_begin(tmp_path, monkeypatch):
     assert folder_faults(config) == []
 
 
-def test_a_device_that_is_not_there(tmp_path, capsys):
-    assert inside(tmp_path / "out", "--finetune.train.device", "mps") == 2
-    assert "finetune: train.device: 'mps' is not there" in capsys.readouterr().err
-
-
 # ------------------------------------------------------------------ status
 def status(out, capsys):
     assert call(["transfer", "status", out]) == 0
@@ -447,7 +444,7 @@ def test_status(tmp_path, monkeypatch, capsys):
     ]
     key = next(out.glob("runs/finetune/digits-idmm-s3-tiny-to-digits-*"), None)
     assert key is None, "it was interrupted before it made its folder"
-    other = Claims(out / "jobs")
+    other = JobLocks(out / "jobs")
     key = next(c["key"] for c in results(out)["cells"] if (c["source"], c["target"]) == ("digits", "other"))
     with other.held(key) as mine:
         assert mine

@@ -5,7 +5,6 @@ that they were decoded from and is written last. So whatever a kill leaves, an i
 """
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import logging
@@ -28,11 +27,13 @@ from idmm.data.images import digest
 from idmm.data.split import LazyFiles, Split
 from idmm.errors import RunError, UserError, reason
 from idmm.files import replacing, sweep, write_text
+from idmm.locks import Lock
 
 log = logging.getLogger(__name__)
 
 _FORMAT = "1"  # of these files and of what is done to the pixels
 _NAME = re.compile(r".+-(train|val|test)-(full|[0-9]+)-[0-9a-f]{10}")  # of an entry
+_FILE = re.compile(r"\.?(pixels-|about\.json|index\.npz)")  # in one
 
 
 @dataclass(frozen=True)
@@ -109,14 +110,18 @@ class CacheEntry:
         Raises:
             UserError: The folder cannot be written.
         """
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            lock = _lock(self.path.with_suffix(".lock"), wait=True)
-            sweep(self.path)
-        except OSError as error:
-            what = f"cannot write to '{self.path.parent}' ({reason(error)})"
-            raise UserError(f"data.cache_dir: {what}; name another folder, or --data.cache ram") from None
-        with lock:
+
+        def waiting(owner: dict) -> None:
+            log.info("cache: waiting for another process that fills '%s'", self.path)
+
+        with contextlib.closing(Lock(self.path)) as lock:
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+                lock.acquire("always", waiting)
+                sweep(self.path)
+            except OSError as error:
+                what = f"cannot write to '{self.path.parent}' ({reason(error)})"
+                raise UserError(f"data.cache_dir: {what}; name another folder, or --data.cache ram") from None
             yield
 
     def write(self, decode: Callable[[Callable[[np.ndarray], None]], Index]) -> Index:
@@ -188,45 +193,26 @@ def clear(folder: Path) -> tuple[int, list[Path]]:
     freed, left = 0, []
     for entry in cache_entries(folder):
         path = entry["path"]
+        lock = Lock(path)
         try:
-            lock = _lock(path.with_suffix(".lock"), wait=False)
-            with lock:
-                with contextlib.suppress(FileNotFoundError):  # somebody else cleared it
-                    shutil.rmtree(path)
-                path.with_suffix(".lock").unlink(missing_ok=True)
-        except BlockingIOError:
-            left.append(path)
-            continue
+            if not lock.acquire():
+                left.append(path)
+                continue
+            with contextlib.suppress(FileNotFoundError):  # somebody else cleared it
+                shutil.rmtree(path)
         except OSError as error:
             raise RunError(f"{error.filename or path}: cannot be removed ({error.strerror})") from None
+        finally:
+            lock.release()
         freed += entry["bytes"]
     return freed, left
 
 
 def _is_entry(path: Path) -> bool:
     """Nothing else in the folder is ours to remove."""
-    ours = path.with_suffix(".lock").exists() or (path / "index.npz").exists()
-    return ours and bool(_NAME.fullmatch(path.name)) and path.is_dir() and not path.is_symlink()
-
-
-def _lock(path: Path, wait: bool):
-    """Opens and locks a file; raises BlockingIOError if another process has it and ``wait`` is False."""
-    while True:
-        file = open(path, "a")
-        try:
-            try:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except (BlockingIOError, PermissionError):
-                if not wait:
-                    raise BlockingIOError(f"{path} is in use") from None
-                log.info("cache: waiting for another process that fills '%s'", path.with_suffix(""))
-                fcntl.lockf(file, fcntl.LOCK_EX)
-            if path.exists() and os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
-                return file
-        except BaseException:
-            file.close()
-            raise
-        file.close()  # the entry was cleared meanwhile, lock and all
+    if not (_NAME.fullmatch(path.name) and path.is_dir() and not path.is_symlink()):
+        return False
+    return (path / "index.npz").exists() or all(_FILE.match(file.name) for file in path.iterdir())
 
 
 def _signature(split: Split, bound: int | None, max_pixels: int) -> str:

@@ -1,7 +1,6 @@
 """Fetching a dataset: resumed after a broken connection, checked, and put in place whole."""
 
 import contextlib
-import fcntl
 import hashlib
 import http.client
 import json
@@ -26,6 +25,7 @@ from tqdm import tqdm
 from idmm.data.registry import Archive, Spec
 from idmm.errors import RunError, UserError, reason
 from idmm.files import write_text
+from idmm.locks import Lock
 from idmm.progress import Bar
 
 log = logging.getLogger(__name__)
@@ -57,12 +57,12 @@ def fetch(spec: Spec, root: str | os.PathLike) -> None:
         raise UserError(f"data.name: {spec.name} cannot be downloaded: {how}")
     root = Path(root).expanduser()
     hidden = root / _HIDDEN
+    lock = Lock(hidden / "fetch")
     try:
-        hidden.mkdir(parents=True, exist_ok=True)
-        lock = _lock(hidden / "lock")
+        lock.acquire("always", lambda _: log.info("waiting for another process that fetches into '%s'", root))
     except OSError as error:
         raise UserError(f"data.root: cannot write to '{root}' ({reason(error)}); wanted a folder") from None
-    with lock:
+    with contextlib.closing(lock):
         for archive in spec.archives:
             receipt = hidden / f"{archive.name}.done"
             if _is_done(archive, root, receipt):
@@ -73,21 +73,6 @@ def fetch(spec: Spec, root: str | os.PathLike) -> None:
                 what = f"{error.strerror or error}: '{error.filename or root}'"
                 raise RunError(f"{archive.name}: cannot be stored ({what}); what was fetched is kept") from None
             write_text(receipt, json.dumps([archive.url, *placed]))
-
-
-def _lock(path: Path) -> IO:
-    """Opens a file that no other process holds; waits for it."""
-    file = open(path, "a")
-    try:
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
-            log.info("waiting for another process that fetches into '%s'", path.parents[1])
-            fcntl.lockf(file, fcntl.LOCK_EX)
-    except BaseException:
-        file.close()
-        raise
-    return file
 
 
 def _is_done(archive: Archive, root: Path, receipt: Path) -> bool:

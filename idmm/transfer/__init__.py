@@ -1,4 +1,8 @@
-"""The transfer grid: plan, run anywhere, table and pictures. The package is callable: ``idmm.transfer(config)``."""
+"""The transfer grid of stage 3: plan, run anywhere, table and pictures.
+
+The package is called like the other stages, ``idmm.transfer(config)``: its class is replaced, as Python's reference
+allows ("Customizing module attribute access"), since an import of any of its modules binds ``idmm.transfer`` to it.
+"""
 
 import sys
 import types

@@ -8,9 +8,9 @@ from pydantic import Field
 
 from idmm.config import section
 from idmm.errors import UserError
-from idmm.options import parse, read_value
+from idmm.options import dump, parse, read_value
 
-STAGES = ("pretrain", "finetune")
+TRAINING = ("pretrain", "finetune")
 Seed = Annotated[int, Field(ge=0)]
 
 
@@ -97,7 +97,7 @@ def parse_grid(argv: list[str], prog: str) -> GridConfig:
     while tokens:
         token = tokens.pop(0)
         stage, _, key = token.removeprefix("--").partition(".")
-        if not (token.startswith("--") and stage in STAGES and key):
+        if not (token.startswith("--") and stage in TRAINING and key):
             rest.append(token)
             continue
         key, given, text = key.partition("=")
@@ -110,18 +110,15 @@ def parse_grid(argv: list[str], prog: str) -> GridConfig:
             nested.append((stage, key, read_value(text)))
         except yaml.YAMLError:
             faults.append(f"--{stage}.{key}: got {text!r}, which is not YAML")
-    printing = [flag for flag in rest if flag == "--print_config"]
     try:
-        config = parse(GridConfig, [token for token in rest if token not in printing], prog)
+        config = parse(GridConfig, [token for token in rest if token != "--print_config"], prog)
     except UserError as error:
         raise UserError(*faults, *error.faults) from None
     if faults:
         raise UserError(*faults)
     for stage, key, value in nested:
         set_key(getattr(config, stage), key, value)
-    if printing:
-        from idmm.options import dump
-
+    if "--print_config" in rest:
         print(dump(config), end="")
         raise SystemExit(0)
     return config

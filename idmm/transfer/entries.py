@@ -1,6 +1,5 @@
 """The lists of a grid: its sources, targets, methods, backbones and files of weights, each entry checked. No torch."""
 
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
@@ -9,15 +8,15 @@ from idmm.config import Data, PretrainConfig
 from idmm.data.registry import spec_of
 from idmm.errors import UserError, nearest
 from idmm.recipes import METHODS
-from idmm.transfer.config import STAGES, GridConfig
+from idmm.transfer.config import TRAINING, GridConfig
 
 SCRATCH, NONE = "scratch", "none"
 _DATA_KEYS = {item.name for item in fields(Data)}
 _KEYS = {
-    "sources": {"label", *_DATA_KEYS, *STAGES},
-    "targets": {"label", *_DATA_KEYS, *STAGES},
-    "methods": {"name", "label", *STAGES},
-    "backbones": {"name", "kwargs", "label", *STAGES},
+    "sources": {"label", *_DATA_KEYS, *TRAINING},
+    "targets": {"label", *_DATA_KEYS, *TRAINING},
+    "methods": {"name", "label", *TRAINING},
+    "backbones": {"name", "kwargs", "label", *TRAINING},
     "weights": {"label", "path", "backbone", "finetune"},
 }
 
@@ -25,25 +24,18 @@ _KEYS = {
 def read_entries(grid: GridConfig, faults: list[str]) -> dict[str, list[dict]]:
     """Returns the entries of each list as mappings with ``label``, those that are right; adds the others' faults."""
     entries = {name: _listed(grid, name, faults) for name in _KEYS}
-    _check_labels(grid, entries, faults)
+    labels = {name: {entry["label"] for entry in found} for name, found in entries.items()}
+    _check_labels(grid, entries, labels, faults)
     for name in ("seeds", "pretrain_seeds", "finetune_seeds"):
         seeds = getattr(grid, name) or []
         faults += [f"{name}: {seed} is there twice" for seed in dict.fromkeys(seeds) if seeds.count(seed) > 1]
     if not (grid.scratch or grid.weights or (grid.sources and grid.methods)):
         faults.append("sources: none, and neither scratch nor weights: there is nothing to run; name a dataset")
-    backbones = [entry["label"] for entry in entries["backbones"]]
-    checks: dict[str, Callable[[dict], list[str]]] = {
-        "sources": lambda entry: _dataset_faults(entry, grid),
-        "targets": lambda entry: _dataset_faults(entry, grid),
-        "methods": _method_faults,
-        "backbones": _backbone_faults,
-        "weights": lambda entry: _weights_faults(entry, backbones),
-    }
-    right: dict[str, list[dict]] = {}
-    for name, check in checks.items():
-        found = [(entry, check(entry)) for entry in entries[name]]
-        faults += [f"{name} '{entry['label']}': {fault}" for entry, wrong in found for fault in wrong]
-        right[name] = [entry for entry, wrong in found if not wrong]
+    backbones, right = [entry["label"] for entry in entries["backbones"]], {}
+    for name, found in entries.items():
+        wrong = [_entry_faults(name, entry, grid, backbones) for entry in found]
+        faults += [f"{name} '{e['label']}': {line}" for e, lines in zip(found, wrong, strict=True) for line in lines]
+        right[name] = [entry for entry, lines in zip(found, wrong, strict=True) if not lines]
     return right
 
 
@@ -62,33 +54,28 @@ def _listed(grid: GridConfig, name: str, faults: list[str]) -> list[dict]:
         where = f"{name}[{number}]"
         for key in sorted(set(entry) - _KEYS[name], key=str):
             faults.append(f"{where}.{key}: unknown key{nearest(str(key), _KEYS[name])}")
-        for stage in STAGES:
+        for stage in TRAINING:
             if not isinstance(entry.get(stage, {}), dict):
                 faults.append(f"{where}.{stage}: got {entry.pop(stage)!r}, wanted a mapping")
         wanted = "label" if name == "weights" else "name"
         if not isinstance(entry.get(wanted), str):
             faults.append(f"{where}: got {given!r}, wanted a name or a mapping with '{wanted}'")
             continue
-        entry["label"] = str(entry["label"]) if "label" in entry else _label(entry)
+        subset = entry.get("subset")
+        parts = [f"{key}{value}" for key, value in subset.items()] if isinstance(subset, dict) else []
+        entry["label"] = str(entry["label"]) if "label" in entry else "-".join([entry["name"], *parts])
         found.append(entry)
     return found
 
 
-def _label(entry: dict) -> str:
-    """The name, and the subset where there is one."""
-    subset = entry.get("subset")
-    if not isinstance(subset, dict):
-        return entry["name"]
-    return f"{entry['name']}-" + "-".join(f"{key}{value}" for key, value in subset.items())
-
-
-def _check_labels(grid: GridConfig, entries: dict[str, list[dict]], faults: list[str]) -> None:
+def _check_labels(
+    grid: GridConfig, entries: dict[str, list[dict]], labels: dict[str, set[str]], faults: list[str]
+) -> None:
     for name, found in entries.items():
         # a file of weights is of one backbone: others have theirs under the same label
-        labels = [(entry["label"], entry.get("backbone") if name == "weights" else None) for entry in found]
-        for label, _ in sorted({label for label in labels if labels.count(label) > 1}, key=str):
+        given = [(entry["label"], entry.get("backbone") if name == "weights" else None) for entry in found]
+        for label, _ in sorted({label for label in given if given.count(label) > 1}, key=str):
             faults.append(f"{name}: '{label}' is there twice; give each entry a label of its own")
-    labels = {name: {entry["label"] for entry in found} for name, found in entries.items()}
     for name in ("sources", "weights"):
         if SCRATCH in labels[name]:
             faults.append(f"{name}: '{SCRATCH}' is the label of the row without pretraining; name another")
@@ -101,32 +88,22 @@ def _check_labels(grid: GridConfig, entries: dict[str, list[dict]], faults: list
         faults.append(f"methods: '{NONE}' is the label of rows without a method; name another")
 
 
-def _dataset_faults(entry: dict, grid: GridConfig) -> list[str]:
-    try:
-        spec_of(entry["name"])
-        options.build(PretrainConfig, {"data": data_of(entry, grid)})
-    except UserError as error:
-        return error.faults
-    return []
-
-
-def _method_faults(entry: dict) -> list[str]:
-    if entry["name"] in METHODS:
-        return []
-    hint = nearest(entry["name"], METHODS)
-    return [f"'{entry['name']}' is not known; wanted one of {', '.join(METHODS)}{hint}"]
-
-
-def _backbone_faults(entry: dict) -> list[str]:
-    if isinstance(entry.get("kwargs", {}), dict):
-        return []
-    return [f"kwargs: got {entry['kwargs']!r}, wanted a mapping"]
-
-
-def _weights_faults(entry: dict, backbones: list[str]) -> list[str]:
+def _entry_faults(kind: str, entry: dict, grid: GridConfig, backbones: list[str]) -> list[str]:
+    name, kwargs, path = entry.get("name"), entry.get("kwargs", {}), entry.get("path")
     faults = []
-    if not isinstance(entry.get("path"), str) or not Path(entry["path"]).expanduser().exists():
-        faults.append(f"path is {entry.get('path')!r}, wanted a run folder or a file of weights that is there")
-    if entry.get("backbone") not in backbones and not (len(backbones) == 1 and "backbone" not in entry):
-        faults.append(f"backbone is {entry.get('backbone')!r}, wanted one of {', '.join(backbones)}")
+    if kind in ("sources", "targets"):
+        try:
+            spec_of(name)
+            options.build(PretrainConfig, {"data": data_of(entry, grid)})
+        except UserError as error:
+            return error.faults
+    if kind == "methods" and name not in METHODS:
+        faults.append(f"'{name}' is not known; wanted one of {', '.join(METHODS)}{nearest(name, METHODS)}")
+    if kind == "backbones" and not isinstance(kwargs, dict):
+        faults.append(f"kwargs: got {kwargs!r}, wanted a mapping")
+    if kind == "weights":
+        if not isinstance(path, str) or not Path(path).expanduser().exists():
+            faults.append(f"path is {path!r}, wanted a run folder or a file of weights that is there")
+        if entry.get("backbone") not in backbones and not (len(backbones) == 1 and "backbone" not in entry):
+            faults.append(f"backbone is {entry.get('backbone')!r}, wanted one of {', '.join(backbones)}")
     return faults

@@ -14,7 +14,7 @@ from idmm.methods import RunInfo
 from idmm.progress import duration
 from idmm.stages import STAGES, Phase
 from idmm.stages.assemble import Assembly, assemble
-from idmm.transfer.plan import Job, remaining
+from idmm.transfer.plan import Job
 from idmm.transfer.run import Grid
 
 BUDGET = 30.0  # seconds of timing in all
@@ -41,17 +41,17 @@ def text(grid: Grid, counts: dict[str, int]) -> str:
         grid: The grid.
         counts: Training images of each job, by key.
     """
-    left, failed = remaining(grid.laid, grid.finished()), grid.failed()  # a start tries those again
-    seconds = estimates(left, counts)
-    names = {job.key: job.title for job in grid.laid.jobs.values()}
+    jobs, cells, failed = grid.plan.jobs, grid.plan.cells, grid.failed()
+    left = {job.key: job for job in grid.plan.remaining(grid.finished())}  # a start tries those that failed again
+    seconds = estimates(list(left.values()), counts)
     lines = []
-    for job in left:
-        waits = f"  after {names[job.needs]}" if job.needs in {j.key for j in left} else ""
-        again = ", failed before" if job.key in failed else ""
-        lines.append(f"{job.stage:9} {job.key}  about {duration(seconds[job.key]):>9}  {job.title}{waits}{again}")
-    cells = sum(key in {job.key for job in left} for key in grid.laid.cells.values())
+    for key, job in left.items():
+        waits = f"  after {jobs[job.needs].title}" if job.needs in left else ""
+        again = ", failed before" if key in failed else ""
+        lines.append(f"{job.stage:9} {key}  about {duration(seconds[key]):>9}  {job.title}{waits}{again}")
+    missing = sum(key in left for key in cells.values())
     total = duration(sum(seconds.values()) / grid.at_once())
-    lines.append(f"{len(left)} jobs for {cells} cells, {len(grid.laid.cells) - cells} cells are done; about {total}")
+    lines.append(f"{len(left)} jobs for {missing} cells, {len(cells) - missing} cells are done; about {total}")
     return "\n".join(lines)
 
 

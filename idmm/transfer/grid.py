@@ -2,22 +2,18 @@
 
 import json
 import logging
-import os
-import subprocess
-import sys
-import time
 
 from idmm import options
-from idmm.errors import Interrupted, RunError
+from idmm.errors import Interrupted
 from idmm.files import write_text
 from idmm.progress import Interrupts, logging_to
 from idmm.transfer.config import GridConfig
+from idmm.transfer.plan import GridPlan
 from idmm.transfer.preflight import check
 from idmm.transfer.run import Grid, work
-from idmm.transfer.status import Standing
+from idmm.transfer.status import GridStatus
 
 log = logging.getLogger("idmm")
-PAUSE = 0.2  # seconds between looks at the workers
 
 
 def transfer(config: GridConfig | dict | str) -> dict:
@@ -43,8 +39,9 @@ def transfer(config: GridConfig | dict | str) -> dict:
 
 def _transfer(config: GridConfig) -> dict:
     # ------------------------------------------------------------------ before the first job
-    counts = check(config)
-    grid = Grid(config)
+    plan = GridPlan(config)
+    counts = check(config, plan)
+    grid = Grid(config, plan)
     if config.plan:
         from idmm.transfer.estimate import text
 
@@ -53,13 +50,14 @@ def _transfer(config: GridConfig) -> dict:
     from idmm.report import render
 
     grid.write_config()
-    grid.forgive()
+    grid.forget_failures()
     with logging_to(grid.out):
         # -------------------------------------------------------------- jobs
-        standing = Standing(grid)
+        status = GridStatus(grid)
         try:
-            with standing.going():
-                _run(grid, standing)
+            with status.going():
+                if grid.remaining():
+                    _run(grid, status)
         finally:
             # ---------------------------------------------------------- results
             results = grid.results()
@@ -71,56 +69,14 @@ def _transfer(config: GridConfig) -> dict:
     return results
 
 
-def _run(grid: Grid, standing: Standing) -> None:
-    if not grid.remaining():
-        return
+def _run(grid: Grid, status: GridStatus) -> None:
     if grid.config.engine == "ray":
-        from idmm.transfer.cluster import run
+        from idmm.transfer import cluster
 
-        run(grid, standing)
+        cluster.run(grid, status)
     elif grid.config.workers > 1:
-        _several(grid, standing)
+        from idmm.transfer import workers
+
+        workers.run(grid, status)
     else:
-        work(grid, standing.say)
-
-
-def _several(grid: Grid, standing: Standing) -> None:
-    """Lets processes share the folder, each with a GPU of its own where there are any; ends them all with this one."""
-    plan = grid.out / "jobs" / f"workers-{os.getpid()}.yaml"
-    write_text(plan, options.dump(grid.config))
-    command = [sys.executable, "-m", "idmm.transfer.worker", str(plan), str(os.getpid())]
-    workers = []
-    try:
-        for number in range(grid.config.workers):
-            with open(plan.with_name(f"worker-{number}.log"), "ab") as said:
-                # in a session of its own: Ctrl-C is passed on once, by this process
-                kept = {"stdin": subprocess.DEVNULL, "stdout": said, "stderr": said, "start_new_session": True}
-                workers.append(subprocess.Popen(command, env=_environment(number, grid.config.workers), **kept))
-        while any(worker.poll() is None for worker in workers):
-            time.sleep(PAUSE)
-            standing.say(grid)
-    finally:
-        for worker in workers:
-            if worker.poll() is None:
-                worker.terminate()
-        for worker in workers:
-            worker.wait()
-        plan.unlink(missing_ok=True)
-    if grid.remaining():
-        codes = ", ".join(str(worker.returncode) for worker in workers)
-        logs = plan.with_name("worker-*.log")
-        raise RunError(f"the workers ended (codes {codes}) with jobs left, see {logs}; the same command goes on")
-
-
-def _environment(number: int, workers: int) -> dict[str, str]:
-    """Of a worker: a GPU of its own, or its share of the cores."""
-    import torch
-
-    environment = dict(os.environ)
-    if torch.cuda.is_available():
-        seen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-        devices = seen if seen != [""] else [str(i) for i in range(torch.cuda.device_count())]
-        environment["CUDA_VISIBLE_DEVICES"] = devices[number % len(devices)]
-    else:
-        environment.setdefault("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // workers)))
-    return environment
+        work(grid, status.say)

@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from idmm import options
-from idmm.config import FREE, NEW_KEYS, FinetuneConfig, PretrainConfig
+from idmm.config import FREE, NEW_KEYS
 from idmm.errors import UserError
-from idmm.recipes import settle_method
-from idmm.transfer.config import STAGES, GridConfig, merge
+from idmm.stages import STAGES
+from idmm.transfer.config import TRAINING, GridConfig, merge
 from idmm.transfer.entries import NONE, SCRATCH, data_of, read_entries
-
-KINDS = {"pretrain": PretrainConfig, "finetune": FinetuneConfig}
 
 
 @dataclass(frozen=True)
@@ -60,54 +58,6 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Layout:
-    """All of a grid."""
-
-    jobs: dict[str, Job]
-    """By key; a job stands after the one that it needs."""
-    cells: dict[Cell, str]
-    """The job that gives each cell."""
-
-
-def plan(grid: GridConfig, finished: Collection[str] = ()) -> list[Job]:
-    """Returns the jobs that are left, each after the one it needs; a pretraining that nobody needs any more is not.
-
-    Args:
-        grid: The grid.
-        finished: Keys of jobs that are done.
-
-    Raises:
-        UserError: All faults of the grid, a line each.
-    """
-    return remaining(layout(grid), finished)
-
-
-def remaining(laid: Layout, finished: Collection[str]) -> list[Job]:
-    """Returns the jobs of a layout that are left."""
-    left = {key: job for key, job in laid.jobs.items() if job.stage != "pretrain" and key not in finished}
-    needed = {job.needs for job in left.values()} - set(finished)
-    return [job for key, job in laid.jobs.items() if key in needed or key in left]
-
-
-def layout(grid: GridConfig) -> Layout:
-    """Resolves every cell's runs.
-
-    Raises:
-        UserError: All faults of the grid, a line each.
-    """
-    laid, faults = lay_out(grid)
-    if faults:
-        raise UserError(*faults)
-    return laid
-
-
-def lay_out(grid: GridConfig) -> tuple[Layout, list[str]]:
-    """Resolves the runs of those cells that can be; returns the faults of the others, too."""
-    planner = _Planner(grid)
-    return Layout(planner.jobs, planner.cells), planner.faults
-
-
-@dataclass(frozen=True)
 class _Row:
     """Where a fine-tuning starts from: a job, a file, or nothing."""
 
@@ -120,30 +70,60 @@ class _Row:
     layers: tuple[dict, ...] = ()
 
 
-class _Planner:
-    """Goes through a grid once; what it finds is in ``jobs``, ``cells`` and ``faults``."""
+class GridPlan:
+    """All of a grid: its cells, and the jobs that give them.
+
+    Args:
+        grid: The grid.
+
+    Attributes:
+        entries: Those of each list that are right, see :func:`idmm.transfer.entries.read_entries`.
+        jobs: By key; a job stands after the one that it needs.
+        cells: The key of the job that gives each cell; those alone that could be resolved.
+        faults: What is wrong with the others, a line each.
+    """
 
     def __init__(self, grid: GridConfig):
         self.grid = grid
         self.jobs: dict[str, Job] = {}
         self.cells: dict[Cell, str] = {}
         self.faults: list[str] = []
-        self._said: set[str] = set()  # faults of options that a cell need not repeat
-        self._read = functools.cache(options.read_file)
+        self._said: set[tuple[str, str]] = set()  # stages and faults of options, which a cell need not repeat
+        self._recipes: dict[str, dict] = {}
         self._pairs = _seed_pairs(grid)
-        self._entries = read_entries(grid, self.faults)
+        self.entries = read_entries(grid, self.faults)
         self._check_options()
-        for backbone in self._entries["backbones"]:
+        for backbone in self.entries["backbones"]:
             for row in self._rows(backbone):
                 own = grid.pairs == "same" and row.needs is not None
-                for target in self._entries["targets"]:
+                for target in self.entries["targets"]:
                     if not own or target["label"] == row.source:
                         self._add_cell(row, backbone, target)
+
+    def checked(self) -> "GridPlan":
+        """Returns itself.
+
+        Raises:
+            UserError: All its faults.
+        """
+        if self.faults:
+            raise UserError(*self.faults)
+        return self
+
+    def remaining(self, finished: Collection[str] = ()) -> list[Job]:
+        """Returns the jobs that are left, each after the one it needs; a job that nobody needs any more is not.
+
+        Args:
+            finished: Keys of jobs that are done.
+        """
+        left = set(self.cells.values()) - set(finished)
+        left |= {self.jobs[key].needs for key in left} - set(finished)
+        return [job for key, job in self.jobs.items() if key in left]
 
     # -------------------------------------------------------------- rows and cells
     def _rows(self, backbone: dict) -> list[_Row]:
         """The rows of a backbone; their pretrainings are added to the jobs."""
-        grid, entries = self.grid, self._entries
+        grid, entries = self.grid, self.entries
         tuned = tuple(dict.fromkeys(seed for _, seed in self._pairs))
         rows = [_Row(SCRATCH, NONE, None, tuned)] if grid.scratch else []
         for entry in entries["weights"]:
@@ -165,7 +145,7 @@ class _Planner:
         layers = [self.grid.pretrain, *(entry.get("pretrain", {}) for entry in (source, method, backbone))]
         own = {"data": data_of(source, self.grid), "method": {"name": method["name"]}}
         config, faults = self._resolved("pretrain", layers, {**own, "model": _model(backbone), "seed": seed})
-        self._tell(f"pretrain of {method['label']} on {source['label']}", faults)
+        self._say("pretrain", f"pretrain of {method['label']} on {source['label']}", faults, self._said)
         title = f"{source['label']}-{method['label']}-{backbone['label']}-s{seed}"
         return config and _job("pretrain", options.plain(config), title)
 
@@ -175,7 +155,7 @@ class _Planner:
         for seed in row.seeds:
             own = {"data": data_of(target, self.grid), "model": _model(backbone), "seed": seed, "init": row.init}
             config, faults = self._resolved("finetune", layers, own)
-            self._tell(f"finetune on {target['label']}", faults)
+            self._say("finetune", f"finetune on {target['label']}", faults, self._said)
             plain = config and options.plain(config)
             if protocol == "probe":
                 plain = plain and self._probe(plain, backbone)
@@ -192,55 +172,61 @@ class _Planner:
         """What a probe reads of a fine-tuning, at the size that the backbone is pretrained at (pixels); the same for
         fresh weights and files, too."""
         layers = [self.grid.pretrain, backbone.get("pretrain", {})]
-        config, _ = self._resolved("pretrain", layers, {"model": _model(backbone)}, settled=False)
+        config, _ = self._resolved("pretrain", layers, {"model": _model(backbone)}, resolve=False)
         kept = {name: plain[name] for name in ("init", "seed", "data", "model")}
         return config and {**kept, "device": plain["train"]["device"], "size": config.views.size}
 
     # -------------------------------------------------------------- options
-    def _resolved(self, stage: str, layers: list[dict], own: dict, settled: bool = True) -> tuple[Any, list[str]]:
+    def _resolved(self, stage: str, layers: list[dict], own: dict, resolve: bool = True) -> tuple[Any, list[str]]:
         """The recipe of the last layer that names one, the layers' keys over it, then what the grid itself decides."""
         recipe = next((layer["config"] for layer in reversed(layers) if layer.get("config")), None)
         try:
-            data = {} if recipe is None else copy.deepcopy(self._read(recipe))
+            if recipe is not None and recipe not in self._recipes:
+                self._recipes[recipe] = options.read_file(recipe)
+            data = copy.deepcopy(self._recipes.get(recipe, {}))
             for layer in layers:
                 merge(data, copy.deepcopy({key: value for key, value in layer.items() if key != "config"}))
             merge(data, {**own, "out": None, "resume": "auto"})
-            config = options.build(KINDS[stage], data)
-            return settle_method(config)[0] if stage == "pretrain" and settled else config, []
+            config = options.build(STAGES[stage].config, data)
+            return STAGES[stage].resolve(config) if resolve else config, []
         except UserError as error:
             return None, [_short(fault) for fault in error.faults]
 
-    def _tell(self, where: str, faults: list[str]) -> None:
-        """Keeps faults that were not said yet."""
-        self.faults += [f"{where}: {fault}" for fault in faults if fault not in self._said]
-        self._said.update(faults)
+    def _say(self, stage: str, where: str, faults: list[str], known: Collection[tuple[str, str]]) -> None:
+        """Keeps the faults of a stage's options that are not known yet."""
+        new = [fault for fault in faults if (stage, fault) not in known]
+        self.faults += [f"{where}: {fault}" for fault in new]
+        self._said |= {(stage, fault) for fault in new}
 
     def _check_options(self) -> None:
         """Finds faults of options where they stand, not in each cell that they reach."""
-        for stage in STAGES:
+        for stage in TRAINING:
             layer = getattr(self.grid, stage)
-            self._tell(stage, [*self._overruled(stage, layer), *self._resolved(stage, [layer], {}, settled=False)[1]])
-        for name, entries in self._entries.items():
+            faults = [*self._overruled(stage, layer), *self._resolved(stage, [layer], {}, resolve=False)[1]]
+            self._say(stage, stage, faults, known=())
+        common = frozenset(self._said)  # a fault of one entry may be another's, too
+        for name, entries in self.entries.items():
             for entry in entries:
-                for stage in STAGES:
+                for stage in TRAINING:
                     if stage in entry or (name, stage) == ("methods", "pretrain"):
                         layer = entry.get(stage, {})
                         own = {"method": {"name": entry["name"]}} if name == "methods" and stage == "pretrain" else {}
                         faults = self._resolved(stage, [getattr(self.grid, stage), layer], own, bool(own))[1]
-                        self._tell(f"{name} '{entry['label']}': {stage}", [*self._overruled(stage, layer), *faults])
+                        faults = [*self._overruled(stage, layer), *faults]
+                        self._say(stage, f"{name} '{entry['label']}': {stage}", faults, common)
 
     def _overruled(self, stage: str, layer: dict) -> list[str]:
         """Keys that the grid sets itself, to something else."""
         side = "sources" if stage == "pretrain" else "targets"
         decided = {"data.name": side, "method.name": "methods", "model.name": "backbones", "model.kwargs": "backbones"}
-        asked: dict = {}
-        merge(asked, copy.deepcopy(layer))
-        faults = []
+        nested: dict = {}
+        merge(nested, copy.deepcopy(layer))
+        asked, faults = options.flatten(nested), []
         for key, name in decided.items():
-            value, there = _dig(asked, key), [entry.get(key.partition(".")[2]) for entry in self._entries[name]]
+            value, there = asked.get(key), [entry.get(key.partition(".")[2]) for entry in self.entries[name]]
             if value and value not in there:
                 faults.append(f"{key}: {value!r}, but the grid's '{name}' decide it; say it there")
-        if asked.get("seed") not in (None, *(pair[stage != "pretrain"] for pair in self._pairs)):
+        if asked.get("seed") not in (None, *(pair[TRAINING.index(stage)] for pair in self._pairs)):
             faults.append(f"seed: {asked['seed']!r}, but the grid's 'seeds' decide it; say it there")
         if asked.get("out") is not None:
             faults.append(f"out: {asked['out']!r}, but the grid names its runs' folders; leave it out")
@@ -266,12 +252,6 @@ def _short(fault: str) -> str:
     return fault.replace("--config: ", "config: ", 1) if fault.startswith("--") else fault.removeprefix("config: ")
 
 
-def _dig(tree: Any, key: str) -> Any:
-    for part in key.split("."):
-        tree = tree.get(part) if isinstance(tree, dict) else None
-    return tree
-
-
 def _job(stage: str, plain: dict, title: str, needs: str | None = None) -> Job:
     if needs is not None:
         plain = {**plain, "init": None}
@@ -283,13 +263,11 @@ def _job(stage: str, plain: dict, title: str, needs: str | None = None) -> Job:
 
 def _digest(path: str | None) -> str | None:
     """Of a file of weights: another file under its name is another job."""
-    if path is None:
+    file = Path(path or "")
+    file = file / "backbone.safetensors" if file.is_dir() else file
+    if path is None or not file.is_file():
         return None
-    file = Path(path) / "backbone.safetensors" if Path(path).is_dir() else Path(path)
-    if not file.is_file():
-        return None
-    stat = file.stat()
-    return _hashed(str(file), stat.st_size, stat.st_mtime_ns)
+    return _hashed(str(file), file.stat().st_size, file.stat().st_mtime_ns)
 
 
 @functools.cache

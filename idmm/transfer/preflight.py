@@ -17,55 +17,103 @@ from idmm.data.split import Splits, counted
 from idmm.distributed import pick_device
 from idmm.errors import UserError
 from idmm.stages import STAGES
-from idmm.stages.assemble import assemble
+from idmm.stages.assemble import Assembly, assemble
 from idmm.transfer.config import GridConfig
-from idmm.transfer.entries import data_of, read_entries
-from idmm.transfer.plan import Job, Layout, lay_out
+from idmm.transfer.entries import data_of
+from idmm.transfer.plan import Cell, GridPlan, Job
 from idmm.transfer.run import folder_faults
 
 
-def check(grid: GridConfig) -> dict[str, int]:
-    """Plans the grid, opens every dataset and builds every backbone once.
+def check(grid: GridConfig, plan: GridPlan) -> dict[str, int]:
+    """Opens every dataset of a plan and builds every backbone once.
 
     Returns:
         Training images of each job, by key.
 
     Raises:
-        UserError: All faults, a line each.
+        UserError: All faults, those of the plan first, a line each.
     """
-    laid, faults = lay_out(grid)
-    checks = _Checks(faults + folder_faults(grid))
+    checks = _Checks(grid, plan.faults + folder_faults(grid))
     if grid.engine == "ray":
         from idmm.transfer.cluster import require
 
         checks.once("ray", "", require)
-    counts, changed = {}, {}
-    for key, (job, side, backbone) in _named(laid).items():
-        parts = assemble(STAGES[job.stage].build(job.config), init_field="")  # lines begin with the entry of weights
-        config, stage = parts.config, parts.stage
-        asked = (config.data, stage.labelled(config), stage.needs_test)
-        splits = checks.once(["data", job.config["data"], *asked[1:]], side, open_splits, *asked)
-        counts[key] = len(splits.train) if splits else 0
-        if splits and _changed(Path(grid.out), key, splits, config.data.on_error == "skip"):
-            changed.setdefault(side, []).append(key)
-        if splits:
-            checks.faults += [f"{side}: {fault}" for fault in stage.faults(config, counts[key])]
-        if grid.engine == "local":
-            checks.once(parts.device, job.stage, pick_device, parts.device, "train.device")
-        for phase in parts.phases:
-            model = [config.model.name, config.model.kwargs, config.data.in_chans, config.init, phase.size]
-            drloc = job.config.get("drloc") or {"weight": 0}
-            checks.once([*model, drloc if drloc["weight"] else 0], backbone, parts.try_model, phase, True)
-    _look_at_the_rest(grid, laid, checks)
+    for cell, key in plan.cells.items():
+        job = plan.jobs[key]
+        if job.needs is not None:
+            checks.look(plan.jobs[job.needs], f"sources '{cell.source}'", _backbone(cell, job))
+        checks.look(job, f"targets '{cell.target}'", _backbone(cell, job))
+    for name, labelled in (("sources", False), ("targets", True)):  # those that other faults keep out of every job
+        seen = {getattr(cell, name[:-1]) for cell in plan.cells}
+        for entry in plan.entries[name]:
+            if entry["label"] not in seen:
+                data = options.build(PretrainConfig, {"data": data_of(entry, grid)}).data
+                checks.once([name, entry["label"]], f"{name} '{entry['label']}'", open_splits, data, labelled)
     checks.faults += [
         f"{side}: its images changed since {counted(len(keys), 'run')} in '{grid.out}' began; name another out"
-        for side, keys in changed.items()
+        for side, keys in checks.changed.items()
     ]
     if checks.faults:
         raise UserError(*dict.fromkeys(checks.faults))
-    return counts
+    return checks.counts
 
 
+def _backbone(cell: Cell, job: Job) -> str:
+    """What decides on the backbone, as messages name it."""
+    return f"backbones '{cell.backbone}'" if job.config["init"] is None else f"weights '{cell.source}'"
+
+
+class _Checks:
+    """Does a thing once, and keeps what is wrong with it, wherever it is needed.
+
+    Attributes:
+        faults: A line each.
+        counts: Training images of each job, by key.
+        changed: Keys of jobs that were begun with other images, by the entry of the dataset.
+    """
+
+    def __init__(self, grid: GridConfig, faults: list[str]):
+        self.grid, self.faults = grid, faults
+        self.counts: dict[str, int] = {}
+        self.changed: dict[str, list[str]] = {}
+        self._found: dict[str, tuple[Any, tuple[str, ...]]] = {}
+        self._runs: dict[str, Assembly] = {}
+
+    def look(self, job: Job, side: str, backbone: str) -> None:
+        """Looks at what a job needs; ``side`` and ``backbone`` are the entries that its data and model are of."""
+        stage, new = STAGES[job.stage], job.key not in self._runs
+        if new:  # lines on a checkpoint begin with the entry of weights
+            self._runs[job.key] = assemble(stage.build(job.config), init_field="")
+        parts = self._runs[job.key]
+        config = parts.config
+        asked = (config.data, stage.labelled(config), stage.needs_test)
+        splits = self.once(["data", job.config["data"], *asked[1:]], side, open_splits, *asked)
+        self.counts[job.key] = len(splits.train) if splits else 0
+        if splits:
+            self.faults += [f"{side}: {fault}" for fault in stage.faults(config, self.counts[job.key])]
+            if new and _changed(Path(self.grid.out), job.key, splits, config.data.on_error == "skip"):
+                self.changed.setdefault(side, []).append(job.key)
+        if self.grid.engine == "local":
+            self.once(parts.device, job.stage, pick_device, parts.device, "train.device")
+        drloc = job.config.get("drloc") or {"weight": 0}
+        for phase in parts.phases:
+            model = [config.model.name, config.model.kwargs, config.data.in_chans, config.init, phase.size]
+            self.once([*model, drloc if drloc["weight"] else 0], backbone, parts.try_model, phase, True)
+
+    def once(self, what: Any, where: str, call: Callable, *args) -> Any:
+        """Returns ``call(*args)``, None where that is a user's mistake; ``where`` begins its lines."""
+        name = json.dumps(what, sort_keys=True, default=str)
+        if name not in self._found:
+            try:
+                self._found[name] = call(*args), ()
+            except UserError as error:
+                self._found[name] = None, error.faults
+        value, faults = self._found[name]
+        self.faults += [f"{where}: {fault}" if where else fault for fault in faults]
+        return value
+
+
+# ------------------------------------------------------------------ images that changed
 def _changed(out: Path, key: str, splits: Splits, skips: bool) -> bool:
     """Whether a run of this grid had other images: by their names, and by the bytes of files that are younger."""
     path = next(out.glob(f"runs/*/*-{key}/last/images.json"), None)
@@ -100,45 +148,3 @@ def _younger(file: str, since: int, digest: str) -> bool:
 @functools.lru_cache(maxsize=2**16)
 def _read_digest(file: str, time: int) -> str:
     return file_digest(file)
-
-
-def _look_at_the_rest(grid: GridConfig, laid: Layout, checks: "_Checks") -> None:
-    """Opens the datasets of entries that other faults keep out of every job."""
-    entries = read_entries(grid, [])
-    for name, labelled in (("sources", False), ("targets", True)):
-        seen = {getattr(cell, name[:-1]) for cell in laid.cells}
-        for entry in entries[name]:
-            if entry["label"] not in seen:
-                data = options.build(PretrainConfig, {"data": data_of(entry, grid)}).data
-                checks.once([name, entry["label"]], f"{name} '{entry['label']}'", open_splits, data, labelled)
-
-
-class _Checks:
-    """Does a thing once, and keeps what is wrong with it."""
-
-    def __init__(self, faults: list[str]):
-        self.faults, self._found = faults, {}
-
-    def once(self, what: Any, where: str, call: Callable, *args) -> Any:
-        """Returns ``call(*args)``, None where that is a user's mistake; ``where`` begins its lines."""
-        name = json.dumps(what, sort_keys=True, default=str)
-        if name not in self._found:
-            self._found[name] = None
-            try:
-                self._found[name] = call(*args)
-            except UserError as error:
-                self.faults += [f"{where}: {fault}" if where else fault for fault in error.faults]
-        return self._found[name]
-
-
-def _named(laid: Layout) -> dict[str, tuple[Job, str, str]]:
-    """Jobs by key, with the entries that they are of as messages name them."""
-    found: dict[str, tuple[Job, str, str]] = {}
-    for cell, key in laid.cells.items():
-        job, backbone = laid.jobs[key], f"backbones '{cell.backbone}'"
-        if job.config["init"] is not None:
-            backbone = f"weights '{cell.source}'"
-        found.setdefault(key, (job, f"targets '{cell.target}'", backbone))
-        if job.needs is not None:
-            found.setdefault(job.needs, (laid.jobs[job.needs], f"sources '{cell.source}'", backbone))
-    return found

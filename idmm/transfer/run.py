@@ -7,24 +7,55 @@ import os
 import re
 import time
 import traceback
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from idmm import options
 from idmm.errors import Interrupted, RunError, UserError
 from idmm.files import being_written, write_text
+from idmm.locks import Lock, holders
 from idmm.stages import STAGES
-from idmm.transfer.claims import Claims
-from idmm.transfer.config import STAGES as TRAINED
-from idmm.transfer.config import GridConfig
-from idmm.transfer.plan import Cell, Job, Layout, layout, remaining
+from idmm.transfer.config import TRAINING, GridConfig
+from idmm.transfer.plan import Cell, GridPlan, Job
 
 log = logging.getLogger("idmm")
 POLL = 1.0  # seconds between looks at what other runners do
+
+
+class JobLocks:
+    """The locks on a grid's jobs, as one runner of its folder takes them.
+
+    Args:
+        folder: Theirs; made by the first one.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder, self.runner = folder, uuid.uuid4().hex
+
+    @contextlib.contextmanager
+    def held(self, key: str) -> Iterator[bool]:
+        """Holds a job's lock for the block; yields False where another runner has it.
+
+        Raises:
+            RunError: The folder cannot be written.
+        """
+        lock = Lock(self.folder / key, self.runner)
+        try:
+            mine = lock.acquire()
+        except OSError as error:
+            raise RunError(f"{self.folder}: cannot be written ({error.strerror})") from None
+        try:
+            yield mine
+        finally:
+            lock.release()
+
+    def held_by_others(self) -> dict[str, dict]:
+        """Returns the runners of the jobs that others do, by the jobs' keys."""
+        return {key: owner for key, owner in holders(self.folder).items() if owner.get("id") != self.runner}
 
 
 class Grid:
@@ -32,30 +63,29 @@ class Grid:
 
     Args:
         config: The grid.
+        plan: Its plan, where it is made already.
 
     Attributes:
-        laid: Its jobs and cells.
+        plan: Its jobs and cells.
         out: Its folder.
+        locks: On its jobs.
 
     Raises:
         UserError: Faults of the grid, or a folder that belongs to something else.
     """
 
-    def __init__(self, config: GridConfig):
+    def __init__(self, config: GridConfig, plan: GridPlan | None = None):
         faults = folder_faults(config)
         if faults:
             raise UserError(*faults)
-        self.config, self.out = _anywhere(config), Path(config.out)
-        self.laid = self._begun(layout(config))
-        self.claims = Claims(self.out / "jobs")
-        self.at_work = 0  # jobs that this process does at a time
-
-    def _begun(self, laid: Layout) -> Layout:
-        """Names the folders of jobs that an earlier start called otherwise."""
+        self.config, self.out = _absolute(config), Path(config.out)
+        self.plan = (plan or GridPlan(config)).checked()
         folders = {path.name.rpartition("-")[2]: path for path in sorted((self.out / "runs").glob("*/*"))}
         begun = {key: str(path.relative_to(self.out)) for key, path in folders.items() if path.is_dir()}
-        jobs = {key: replace(job, begun=begun.get(key)) for key, job in laid.jobs.items()}
-        return Layout(jobs, laid.cells)
+        # jobs that an earlier start called otherwise keep their folders
+        self.plan.jobs = {key: replace(job, begun=begun.get(key)) for key, job in self.plan.jobs.items()}
+        self.locks = JobLocks(self.out / "jobs")
+        self.at_work = 0  # jobs that this process does at a time
 
     def write_config(self) -> None:
         """Writes ``grid.yaml``, by which the folder is known."""
@@ -66,27 +96,27 @@ class Grid:
 
     def finished(self) -> set[str]:
         """Keys of the jobs that have a result."""
-        return {key for key, job in self.laid.jobs.items() if (self.out / job.folder / "result.json").exists()}
+        return {key for key, job in self.plan.jobs.items() if (self.out / job.folder / "result.json").exists()}
 
     def at_once(self) -> int:
         """Jobs that are done side by side: by this grid's own workers, or by all who are at work now."""
         if self.config.engine == "ray" and not self.config.ray.shared:
-            return 1  # the runner claims all that wait in Ray
+            return 1  # the runner locks all that wait in Ray
         own = self.config.workers if self.config.engine == "local" else 1
-        return max(own, len(self.claims.held_by_others()) + self.at_work)
+        return max(own, len(self.locks.held_by_others()) + self.at_work)
 
     def failed(self) -> dict[str, dict]:
         """What is known of the jobs that were given up, by key."""
         found = {}
-        for key in self.laid.jobs:
-            with contextlib.suppress(FileNotFoundError):  # forgiven by another runner in between
+        for key in self.plan.jobs:
+            with contextlib.suppress(FileNotFoundError):  # forgotten by another runner in between
                 found[key] = json.loads(self._failure(key).read_text())
         return found
 
     def remaining(self) -> list[Job]:
         """Jobs that are left and can still be done."""
         failed = self.failed()
-        left = remaining(self.laid, self.finished())
+        left = self.plan.remaining(self.finished())
         return [job for job in left if job.key not in failed and job.needs not in failed]
 
     def give_up(self, job: Job, error: str) -> None:
@@ -94,9 +124,9 @@ class Grid:
         record = {"title": job.title, "error": error, "log": f"{job.folder}/log.txt", "time": time.time()}
         write_text(self._failure(job.key), json.dumps(record) + "\n")
 
-    def forgive(self) -> None:
-        """Forgets failures, unless another runner is at work: a new start tries again."""
-        for key in self.laid.jobs if not self.claims.held_by_others() else ():
+    def forget_failures(self) -> None:
+        """Unless another runner is at work: a new start tries again."""
+        for key in self.plan.jobs if not self.locks.held_by_others() else ():
             self._failure(key).unlink(missing_ok=True)
 
     def results(self) -> dict:
@@ -105,22 +135,21 @@ class Grid:
 
         failed = self.failed()
         config = self.config
-        cells = [self._cell(cell, self.laid.jobs[key], failed) for cell, key in self.laid.cells.items()]
+        cells = [self._cell(cell, self.plan.jobs[key], failed) for cell, key in self.plan.cells.items()]
         cells += self._other_protocol({(c["protocol"], c["key"]) for c in cells})
-        orders = {name: list(dict.fromkeys(_labels(cells, name[:-1]))) for name in ("sources", "methods", "backbones")}
+        orders = ("sources", "methods", "backbones", "targets")
         return {
             "version": version("idmm"),
             "protocol": config.target.protocol,
-            **orders,
-            "targets": list(dict.fromkeys(_labels(cells, "target"))),
+            **{name: list(dict.fromkeys(cell[name[:-1]] for cell in cells)) for name in orders},
             "cells": cells,
         }
 
     def _cell(self, cell: Cell, job: Job, failed: dict) -> dict:
-        result = self._result(job)
+        result = self.result(job)
         blocker = job.key if job.key in failed else job.needs if job.needs in failed else None
-        start = self.laid.jobs.get(job.needs)
-        made = self._result(start) if start else {}
+        start = self.plan.jobs.get(job.needs)
+        made = self.result(start) if start else {}
         return {
             **vars(cell),
             "protocol": job.stage,
@@ -146,7 +175,8 @@ class Grid:
         other = [cell for cell in before if cell["protocol"] != self.config.target.protocol]
         return [cell for cell in other if (cell["protocol"], cell["key"]) not in known and cell["status"] == "ok"]
 
-    def _result(self, job: Job) -> dict:
+    def result(self, job: Job) -> dict:
+        """What a job's result.json holds; nothing before it is done."""
         try:
             return json.loads((self.out / job.folder / "result.json").read_text())
         except FileNotFoundError:
@@ -165,7 +195,7 @@ def folder_faults(config: GridConfig) -> list[str]:
         things = out.is_dir() and any(not being_written(path) for path in out.iterdir())
         if known.exists():
             before = options.read_file(known)
-            if not _related(before, options.plain(_anywhere(config))):
+            if not _related(before, options.plain(_absolute(config))):
                 return [f"out: '{out}' holds a grid of other sources and targets; name another folder"]
         elif out.exists() and not out.is_dir():
             return [f"out: '{out}' is a file; name a folder"]
@@ -188,52 +218,35 @@ def _related(before: dict, now: dict) -> bool:
     return any(entry in others for mine, others in sides for entry in mine)
 
 
-def _anywhere(config: GridConfig) -> GridConfig:
+def _absolute(config: GridConfig) -> GridConfig:
     """Names recipes by whole paths: ``grid.yaml`` is read from other working directories, too."""
-
-    def whole(tree: Any) -> Any:
-        if isinstance(tree, list):
-            return [whole(item) for item in tree]
-        if not isinstance(tree, dict):
-            return tree
-        found = {key: whole(value) for key, value in tree.items()}
-        for stage in TRAINED:
-            layer = found.get(stage)
+    plain = options.plain(config)
+    entries = [entry for given in plain.values() if isinstance(given, list) for entry in given]
+    for holder in [plain, *entries]:
+        for stage in TRAINING if isinstance(holder, dict) else ():
+            layer = holder.get(stage)
             if isinstance(layer, dict) and isinstance(layer.get("config"), str):
-                found[stage] = {**layer, "config": str(Path(layer["config"]).absolute())}
-        return found
-
-    return options.build(GridConfig, whole(options.plain(config)))
+                layer["config"] = str(Path(layer["config"]).absolute())
+    return options.build(GridConfig, plain)
 
 
-def _labels(cells: list[dict], name: str) -> list[str]:
-    return [cell[name] for cell in cells]
-
-
-def execute(job: Job, out: Path) -> dict:
-    """Does a job in its folder under ``out``; returns its result. What was begun is gone on with."""
+def execute(job: Job, out: Path) -> None:
+    """Does a job in its folder under ``out``. What was begun is gone on with, where the grid was moved, too."""
     folder = out / job.folder
-    config = {**job.config, "out": str(folder)}
+    config, path = {**job.config, "out": str(folder)}, folder / "config.yaml"
     if job.needs is not None:
-        config["init"] = str(next((out / "runs" / "pretrain").glob(f"*-{job.needs}")))
-        _follow(folder, config["init"])
-    return _STAGES[job.stage](config)
-
-
-def _follow(folder: Path, init: str) -> None:
-    """Lets a run that was begun go on where the whole grid was moved, or is called by another path."""
-    path = folder / "config.yaml"
-    if path.exists():
-        begun = options.read_file(path)
-        if begun.get("init", init) != init:
-            write_text(path, yaml.safe_dump({**begun, "init": init}, sort_keys=False, allow_unicode=True))
+        config["init"] = str(next(out.glob(f"runs/*/*-{job.needs}")))
+        begun = options.read_file(path) if path.exists() else {}
+        if begun.get("init", config["init"]) != config["init"]:
+            begun["init"] = config["init"]
+            write_text(path, yaml.safe_dump(begun, sort_keys=False, allow_unicode=True))
+    STAGES[job.stage].run(config)
 
 
 _SECTIONS = ("data", "model", "views", "augment", "method", "train", "drloc")
-_STAGES: dict[str, Callable[[dict], dict]] = {name: entry.run for name, entry in STAGES.items()}
 
 
-def attempt(grid: Grid, job: Job, do: Callable[[Job, Path], dict] = execute) -> None:
+def attempt(grid: Grid, job: Job) -> None:
     """Does a job, again where it fails, and marks it where it fails for good: a user's mistake stays one.
 
     Raises:
@@ -242,19 +255,18 @@ def attempt(grid: Grid, job: Job, do: Callable[[Job, Path], dict] = execute) -> 
     for more in range(grid.config.retries, -1, -1):
         log.info("%s: %s", job.stage, job.title)
         try:
-            do(job, grid.out)
-            return
+            return execute(job, grid.out)
         except Interrupted:
             raise
         except Exception as error:  # one job's fault must not end the others'
-            told = isinstance(error, (UserError, RunError))
-            said = _for_grids(str(error) if told else f"{type(error).__name__}: {error}", job.stage)
-            _note(grid.out / job.folder / "log.txt", str(error) if told else traceback.format_exc())
+            expected = isinstance(error, (UserError, RunError))
+            line = _for_grids(str(error) if expected else f"{type(error).__name__}: {error}", job.stage)
+            _add_to_log(grid.out / job.folder / "log.txt", str(error) if expected else traceback.format_exc())
             more = 0 if isinstance(error, UserError) else more
-        log.warning("%s failed: %s%s", job.title, said, f"; tries left: {more}" if more else "")
+        log.warning("%s failed: %s%s", job.title, line, f"; tries left: {more}" if more else "")
         if not more:
             break
-    grid.give_up(job, said)
+    grid.give_up(job, line)
 
 
 def _for_grids(text: str, stage: str) -> str:
@@ -263,22 +275,23 @@ def _for_grids(text: str, stage: str) -> str:
     return re.sub(rf"--(?=({'|'.join(_SECTIONS)})\.)", f"--{STAGES[stage].flags}.", text)
 
 
-def _note(path: Path, text: str) -> None:
+def _add_to_log(path: Path, text: str) -> None:
+    """Says what ended a run, unless the run itself did."""
     with contextlib.suppress(OSError):  # a full disk shows where it matters
         path.parent.mkdir(parents=True, exist_ok=True)
         known = path.read_text(errors="replace") if path.exists() else ""
         if known.rstrip().endswith(text.rstrip().rpartition("\n")[2]):
-            return  # the run itself said it
+            return
         with open(path, "a") as file:
             file.write(f"{text.rstrip()}\n")
 
 
-def work(grid: Grid, said: Callable[[Grid], None]) -> None:
+def work(grid: Grid, say: Callable[[], None] = lambda: None) -> None:
     """Does what can be done of a grid, beside other runners of the same folder, until nothing is left.
 
     Args:
         grid: The grid.
-        said: Called when something changed, to show where the grid stands.
+        say: Called when something changed, to show where the grid stands.
     """
     grid.at_work = 1
     while True:
@@ -288,12 +301,12 @@ def work(grid: Grid, said: Callable[[Grid], None]) -> None:
             return
         if not any(take(grid, job) for job in ready):
             time.sleep(POLL)  # others have them all
-        said(grid)
+        say()
 
 
 def take(grid: Grid, job: Job) -> bool:
     """Does a job unless another runner has it or did it in between; returns whether anything was done."""
-    with grid.claims.held(job.key) as mine:
+    with grid.locks.held(job.key) as mine:
         if not mine:
             return False
         if not (grid.out / job.folder / "result.json").exists() and job.key not in grid.failed():
