@@ -39,6 +39,6 @@ def entry_of(root):
 
 def decodes(monkeypatch):
     """A list that grows by what is decoded."""
-    seen, load = [], cache._load
-    monkeypatch.setattr(cache, "_load", lambda item, *rest: (seen.append(item), load(item, *rest))[1])
+    seen, load = [], cache.load
+    monkeypatch.setattr(cache, "load", lambda item, *rest: (seen.append(item), load(item, *rest))[1])
     return seen

@@ -58,7 +58,7 @@ def hang(reached):
 
 def stop_at(moment, reached):
     """Patches this process, which is to be killed, so that it stops at a moment of the build."""
-    load, replace, done = cache._load, os.replace, []
+    load, replace, done = cache.load, os.replace, []
 
     def decode(*args):
         done.append(None)
@@ -79,7 +79,7 @@ def stop_at(moment, reached):
         file.flush()
         hang(reached)
 
-    cache._load, os.replace = decode, rename
+    cache.load, os.replace = decode, rename
     if moment == "half of the index":
         np.savez = save
 
@@ -136,7 +136,7 @@ def test_three_start_at_once_and_one_builds(root, tmp_path):
     journal, start, answers = tmp_path / "journal", processes.Barrier(3), processes.Queue()
 
     def run():
-        load = cache._load
+        load = cache.load
 
         def slowed(*args):
             with open(journal, "a") as file:
@@ -144,7 +144,7 @@ def test_three_start_at_once_and_one_builds(root, tmp_path):
             time.sleep(0.02)
             return load(*args)
 
-        cache._load = slowed
+        cache.load = slowed
         start.wait(60)
         store = opened(root)
         answers.put((store.cache, sums(store)))

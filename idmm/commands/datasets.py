@@ -12,6 +12,7 @@ from idmm.data.datasets import open_splits
 from idmm.data.disk import cache_entries, cache_folder, clear
 from idmm.data.doctor import NEAR_BITS, NEAR_CORRELATION, SKEWED, Checkup, ImageRef, Pair, check
 from idmm.data.download import fetch
+from idmm.data.images import load
 from idmm.data.readers.hub import PREFIX
 from idmm.data.registry import spec_of
 from idmm.data.split import Splits, counted
@@ -191,17 +192,13 @@ def _place(image: ImageRef) -> str:
 
 def _draw(found: Checkup, splits: Splits, max_pixels: int, path: Path) -> None:
     """Draws the worst pairs: labels that disagree, then leaks, then the rest, exact ones first."""
-    from idmm.data.images import decode
     from idmm.report.pictures import pair_sheet
-
-    def pixels(image):
-        item = getattr(splits, image.split).items[image.index]
-        return item if isinstance(item, np.ndarray) else decode(item, max_pixels)
 
     order = sorted(found.pairs, key=lambda p: (not p.disagrees, not p.leaks, not p.exact, -p.similarity))
     rows = []
     for pair in order[:_DRAWN]:
         tags = [pair.kind, *(["leaks"] if pair.leaks else []), *(["labels differ"] if pair.disagrees else [])]
         names = [f"{_place(image)}\n{image.label or ''}" for image in (pair.first, pair.second)]
-        rows.append((", ".join(tags), names, [pixels(pair.first), pixels(pair.second)]))
+        items = [getattr(splits, image.split).items[image.index] for image in (pair.first, pair.second)]
+        rows.append((", ".join(tags), names, [load(item, max_pixels)[0] for item in items]))
     pair_sheet(rows, path, f"{found.dataset}: {len(rows)} of {counted(len(found.pairs), 'pair')} that look the same")

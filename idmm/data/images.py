@@ -66,6 +66,14 @@ def digest(content: bytes) -> bytes:
     return hashlib.blake2b(content, digest_size=16).digest()
 
 
+def load(item: str | bytes | np.ndarray, max_pixels: int) -> tuple[np.ndarray, bytes]:
+    """Returns an item of a split as pixels, uint8 [H, W, 3], and the digest of its file (of the pixels without one)."""
+    if isinstance(item, np.ndarray):
+        return item, digest(item.tobytes())
+    content = read(item) if isinstance(item, str) else item
+    return decode(content, max_pixels), digest(content)
+
+
 def decode(data: bytes | str | os.PathLike, max_pixels: int) -> np.ndarray:
     """Decodes one image, its first frame if it is animated.
 
