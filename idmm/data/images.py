@@ -28,15 +28,11 @@ SUFFIXES = frozenset(
     ".jpg .jpeg .jpe .jfif .mpo .png .apng .bmp .dib .gif .tif .tiff .webp .ppm .pgm .pbm .pnm .pfm"
     " .jp2 .j2k .jpx .jpf .ico .avif .qoi".split()
 )
-_UPRIGHT = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
+_T = Image.Transpose
+_UPRIGHT = {  # by EXIF's orientation; ImageOps.exif_transpose would fail on EXIF blocks that it cannot write anew
+    2: _T.FLIP_LEFT_RIGHT, 3: _T.ROTATE_180, 4: _T.FLIP_TOP_BOTTOM,
+    5: _T.TRANSPOSE, 6: _T.ROTATE_270, 7: _T.TRANSVERSE, 8: _T.ROTATE_90,
+}  # fmt: skip
 _EXIF_ORIENTATION, _TIFF_BITS = 0x0112, 258
 _ICO_PNG = re.compile(rb"\x89PNG\r\n\x1a\n....IHDR(.{8})", re.DOTALL)
 
@@ -44,9 +40,9 @@ _ICO_PNG = re.compile(rb"\x89PNG\r\n\x1a\n....IHDR(.{8})", re.DOTALL)
 class BadImage(ValueError):
     """A file that cannot be used as an image; ``reason`` says why in a few words, without the file's name."""
 
-    def __init__(self, reason: str):
-        super().__init__(reason)
-        self.reason = reason
+    @property
+    def reason(self) -> str:
+        return self.args[0]
 
 
 def read(path: str | os.PathLike) -> bytes:
