@@ -22,10 +22,10 @@ class FilesMissing(UserError):
 
 
 class NotAsPublished(UserError):
-    """A file or folder of a dataset is not as its publishers made it.
+    """A file or folder, or files that were read together, are not as their publishers made them.
 
     Args:
-        source: The file, or the files that were read together.
+        source: Which.
         found: What it is, as the rest of a sentence: ``is empty``.
         wanted: What it should be; None: the archive may be half-unpacked.
     """
@@ -39,11 +39,7 @@ def _quoted(source: Path | Sequence[Path]) -> str:
 
 
 def root_folder(data: config.Data) -> Path:
-    """Returns ``data.root``.
-
-    Raises:
-        FilesMissing: It is not given, missing, or no folder.
-    """
+    """Returns ``data.root``; FilesMissing where it is not given, missing, or no folder."""
     if data.root is None:
         where = "a folder of images" if data.name == "folder" else f"its folder ('idmm data info {data.name}' shows it)"
         raise FilesMissing(f"data.root: not given; data.name '{data.name}' wants {where}")
@@ -61,12 +57,12 @@ def folder_with(name: str, folders: Sequence[Path], *needed: str) -> Path:
     Raises:
         FilesMissing: None does; the line names what is missing from the one that holds most.
     """
-    missing = [[item for item in needed if not (folder / item).exists()] for folder in folders]
-    fewest = min(range(len(folders)), key=lambda i: len(missing[i]))
-    if missing[fewest]:
-        what = f"'{folders[fewest]}' lacks {listed(missing[fewest])}"
+    missing = {folder: [item for item in needed if not (folder / item).exists()] for folder in folders}
+    best = min(folders, key=lambda folder: len(missing[folder]))
+    if missing[best]:
+        what = f"'{best}' lacks {listed(missing[best])}"
         raise FilesMissing(f"data.root: {what}; 'idmm data info {name}' shows what {name} looks like")
-    return folders[fewest]
+    return best
 
 
 def lines(path: Path) -> list[str]:
@@ -148,14 +144,7 @@ def listed_splits(base: Path, classes: list[str], train: tuple, test: tuple) -> 
 def listed_split(
     base: Path, classes: list[str], source: Path | Sequence[Path], paths: Sequence[str], labels: Sequence[int]
 ) -> Split:
-    """Returns a split of listed images.
-
-    Args:
-        base: Folder of the dataset.
-        classes: Name of each label.
-        source: The list file or files, for the error.
-        paths: Relative to ``base``, with '/' for separator.
-        labels: int [N].
+    """Returns a split of listed images: ``paths`` under ``base`` ('/' between), ``labels`` int [N], as ``source`` says.
 
     Raises:
         FilesMissing: Images that are listed are not there.
