@@ -99,9 +99,7 @@ def checkup(given: DataCheckConfig, progress: bool = True) -> Checkup:
 def report(found: Checkup, written: bool = False) -> list[str]:
     """Returns the findings as lines of text, each kind with what it means for training.
 
-    Args:
-        found: What was found.
-        written: Whether check.json and check.png are written, too.
+    ``written``: check.json and check.png are written, too.
     """
     counts = ", ".join(f"{n:,} {name}" for name, n in found.images.items())
     lines = [f"{found.dataset}{f' in {found.root}' if found.root else ''}: {counts} images"]
@@ -112,12 +110,11 @@ def report(found: Checkup, written: bool = False) -> list[str]:
             lines.append(f"  and {len(examples) - _NAMED} more ({'check.json' if written else '--out DIR'} lists all)")
     if found.near_skipped:
         lines.append("near-duplicates: not looked for among so many images; --near_limit allows it")
-    suspected = [pair for pair in found.pairs if not pair.exact]
+    suspected = sum(not pair.exact for pair in found.pairs)
     if not found.clean:
         return [*lines, "some of this should be mended, see above"]
     if suspected:
-        what = counted(len(suspected), "suspected pair")
-        return [*lines, f"nothing certain was found, but {what} should be looked at"]
+        return [*lines, f"nothing certain was found, but {counted(suspected, 'suspected pair')} should be looked at"]
     return [*lines, "nothing that should be mended"]
 
 
