@@ -202,42 +202,32 @@ def test_an_entry_that_is_cleared_or_replaced_while_it_is_opened(root, decoded, 
 # ---- torn files ----
 
 
-def tear(folder, what):
-    index, (pixels,) = folder / "index.npz", folder.glob("pixels-*")
-    content = index.read_bytes()
-    if what == "pixels cut":
-        os.truncate(pixels, BYTES - 1)
-    elif what == "pixels grown":
-        os.truncate(pixels, BYTES + 1)
-    elif what == "pixels gone":
-        pixels.unlink()
-    elif what == "pixels of others":
-        pixels.rename(folder / "pixels-00112233")
-    elif what == "index of others":
-        arrays = dict(np.load(index))
-        np.savez(index, **{**arrays, "signature": np.array("00112233")})
-    elif what == "array missing":
-        arrays = dict(np.load(index))
-        np.savez(index, **{name: array for name, array in arrays.items() if name != "sizes"})
-    elif what == "index half":
-        index.write_bytes(content[: len(content) // 2])
-    elif what == "index spoilt":
-        index.write_bytes(content[:200] + bytes(100) + content[300:])
-    elif what == "index empty":
-        index.write_bytes(b"")
-    else:
-        (folder / what.split()[0]).unlink()
+def with_arrays(index, **changes):
+    """Changes the index; None removes an array."""
+    arrays = {**np.load(index), **changes}
+    np.savez(index, **{name: array for name, array in arrays.items() if array is not None})
 
 
-TORN = ["pixels cut", "pixels grown", "pixels gone", "pixels of others", "index of others", "array missing"]
-TORN += ["index half", "index spoilt", "index empty", "index.npz gone", "about.json gone"]
+TORN = {
+    "pixels cut": lambda index, pixels: os.truncate(pixels, BYTES - 1),
+    "pixels grown": lambda index, pixels: os.truncate(pixels, BYTES + 1),
+    "pixels gone": lambda index, pixels: pixels.unlink(),
+    "pixels of others": lambda index, pixels: pixels.rename(pixels.with_name("pixels-00112233")),
+    "index of others": lambda index, pixels: with_arrays(index, signature=np.array("00112233")),
+    "array missing": lambda index, pixels: with_arrays(index, sizes=None),
+    "index half": lambda index, pixels: os.truncate(index, index.stat().st_size // 2),
+    "index spoilt": lambda index, pixels: index.write_bytes((b := index.read_bytes())[:200] + bytes(100) + b[300:]),
+    "index empty": lambda index, pixels: index.write_bytes(b""),
+    "index gone": lambda index, pixels: index.unlink(),
+    "about.json gone": lambda index, pixels: index.with_name("about.json").unlink(),
+}
 
 
 @pytest.mark.parametrize("what", TORN)
 def test_what_is_torn_is_built_again(root, decoded, what):
     wanted = opened(root, keep="ram")
     opened(root)
-    tear(entry_of(root), what)
+    TORN[what](entry_of(root) / "index.npz", next(entry_of(root).glob("pixels-*")))
     decoded.clear()
     assert same(opened(root), wanted) and len(decoded) == COUNT
     assert sorted(path.name.partition("-")[0] for path in entry_of(root).iterdir()) == [
