@@ -199,7 +199,7 @@ class _Loading:
 
     def _decode(self, keep: Callable[[np.ndarray], None]) -> Index:
         """Hands each good image, uint8 [H, W, 3], to ``keep``, in order."""
-        good, bad = {}, {}  # by number: size and digest, or what is wrong
+        sizes, digests, bad = {}, [], {}  # sizes and what is wrong, by number
         with closing(in_order(self._load, len(self.split), "reading images", self.progress)) as results:
             for i, result in enumerate(results):
                 if isinstance(result, BadImage):
@@ -207,23 +207,22 @@ class _Loading:
                 else:
                     array, found = result  # [H, W, 3]
                     keep(array)
-                    good[i] = array.shape[:2], found
+                    sizes[i] = array.shape[:2]
+                    digests.append(found)
         index = Index(
-            sizes=np.array([size for size, _ in good.values()], dtype=np.int64).reshape(-1, 2),
-            digests=np.frombuffer(b"".join(found for _, found in good.values()), dtype=np.uint8).reshape(-1, 16),
-            good=np.array(list(good), dtype=np.int64),
+            sizes=np.array(list(sizes.values()), dtype=np.int64).reshape(-1, 2),
+            digests=np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(-1, 16),
+            good=np.array(list(sizes), dtype=np.int64),
             bad=np.array(list(bad), dtype=np.int64),
             reasons=np.array(list(bad.values()), dtype=np.str_),
         )
         self._report(index)
         return index
 
-    def _load(self, i: int) -> tuple[np.ndarray, bytes] | BadImage:
+    def _load(self, i: int) -> tuple[np.ndarray, bytes]:
         try:
             array, found = load(self.split.items[i], self.data.max_pixels)
             return bound_short_side(array, self.bound), found
-        except BadImage as error:
-            return error
         except MemoryError as error:
             where = self.split.place(i)
             raise RunError(f"out of memory while decoding '{where}'; a lower data.max_pixels refuses it") from error

@@ -118,8 +118,7 @@ class CacheEntry:
     def write(self, decode: Callable[[Callable[[np.ndarray], None]], Index]) -> Index:
         """Writes the entry, in the place of what was there; to be called under the lock.
 
-        Args:
-            decode: Called with a function that appends an image's pixels; returns the index.
+        ``decode`` gets a function that appends an image's pixels, and returns the index.
 
         Raises:
             RunError: The disk is full or cannot be written; the line names the file.

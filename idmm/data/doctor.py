@@ -169,12 +169,9 @@ def _summaries(found: Checkup, name: str, split: Split, max_pixels: int, progres
         yield look
 
 
-def _summary(name: str, split: Split, i: int, max_pixels: int) -> _Summary | BadImage:
+def _summary(name: str, split: Split, i: int, max_pixels: int) -> _Summary:
     label = None if split.labels is None or split.labels[i] < 0 else split.classes[split.labels[i]]
-    try:
-        image, file = load(split.items[i], max_pixels)  # [H, W, 3]
-    except BadImage as error:
-        return error
+    image, file = load(split.items[i], max_pixels)  # [H, W, 3]
     picture = Image.fromarray(image)
     return _Summary(
         ref=ImageRef(name, i, split.names[i], label),

@@ -220,19 +220,26 @@ def _grey8(image: Image.Image) -> np.ndarray:
     return np.clip(np.rint((values - low) * scale), 0, 255).astype(np.uint8)
 
 
-def in_order(work: Callable[[int], Result], count: int, label: str, progress: bool) -> Iterator[Result]:
-    """Yields ``work(i)`` for i from 0 to ``count``; a few are under way at a time, so that memory stays bounded.
+def in_order(work: Callable[[int], Result], count: int, label: str, progress: bool) -> Iterator[Result | BadImage]:
+    """Yields ``work(i)`` for i from 0 to ``count``, or the BadImage that it raised; what else it raises is raised here.
 
-    ``work`` runs in threads, not processes, as Pillow decodes without Python's lock; what it raises is raised here.
-    With ``progress`` a bar with the label is shown on standard error if this takes longer than a second.
+    ``work`` runs in threads, not processes, as Pillow decodes without Python's lock; on a few images at a time, so that
+    memory stays bounded. With ``progress`` a bar is shown on standard error if this takes longer than a second.
     """
+
+    def result(i: int) -> Result | BadImage:
+        try:
+            return work(i)
+        except BadImage as error:
+            return error
+
     threads = os.cpu_count() or 1
     waiting = deque()
     bar = Bar(total=count, desc=label, unit="img", delay=1, disable=not progress)
     with quiet_pillow(), bar, ThreadPoolExecutor(threads) as pool:
         try:
             for i in range(count):
-                waiting.append(pool.submit(work, i))
+                waiting.append(pool.submit(result, i))
                 while waiting and (len(waiting) >= 4 * threads or i == count - 1):
                     yield waiting.popleft().result()
                     bar.update()
