@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-BEAT = 5.0  # seconds between an owner's signs of life
+BEAT = 5.0  # seconds between an owner's heartbeats
 STALE = 60.0  # seconds without one, after which an owner elsewhere counts as dead
-POLL = (0.05, 2.0)  # seconds between a waiting process's looks, at first and after a while
+POLL = (0.05, 2.0)  # seconds between a waiting process's attempts, at first and after a while
 
 
 class Lock:
@@ -29,15 +29,15 @@ class Lock:
 
     While it is held there is a file PATH.NUMBER.lock that names the owner, who touches it every ``BEAT`` seconds and
     removes it at the end. To acquire the lock is to create the file of the next number, which succeeds for one only,
-    then to look again and withdraw if another living owner is there: numbers are used again, so whoever chose one by
-    an old look at the folder may get it though the lock is held. Files of the dead are removed by the next owner.
+    then to list the folder again and withdraw if another living owner is there: numbers are used again, so a process
+    that chose one from an outdated listing may get it though the lock is held. The next owner removes dead ones' files.
 
     An owner on this machine is dead when its process is gone; elsewhere, when it has not touched its file for
     ``STALE`` seconds by the clock of the folder's file system.
 
     Args:
         path: Its folder, made when it is acquired, and its name.
-        owner: Identifies whoever takes several locks; None: a new one.
+        owner: Identifies an owner of several locks; None: a new one.
     """
 
     def __init__(self, path: Path, owner: str | None = None):
@@ -53,8 +53,8 @@ class Lock:
         """Takes the lock; returns whether it could.
 
         Args:
-            wait: ``never``; ``silent``: only to see whether an owner elsewhere, who may have been killed, gives a sign
-                of life; ``always``: until the lock is free.
+            wait: ``never``; ``silent``: only for a heartbeat of an owner elsewhere, who may have been killed;
+                ``always``: until the lock is free.
             waiting: Called with the owner when there is one to wait for, once.
 
         Raises:
@@ -142,7 +142,7 @@ class _Held:
 
     file: Path
     owner: dict  # empty while it is being written, or where its writer was killed before it was
-    beat: float  # when the owner last gave a sign of life; 0: the file is gone
+    beat: float  # time of the owner's last heartbeat; 0: the file is gone
 
     @property
     def certain(self) -> bool:

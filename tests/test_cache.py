@@ -9,8 +9,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from cache_entries import decodes, same
-from folders import faults, paint, section, tree
+from folders import decodes, faults, paint, same, section, tree
 from PIL import Image
 
 from idmm import progress

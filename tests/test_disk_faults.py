@@ -13,8 +13,7 @@ from collections import namedtuple
 
 import numpy as np
 import pytest
-from cache_entries import decodes, entry_of, opened, same, sums
-from folders import faults, paint, section
+from folders import decodes, entry_of, faults, opened, paint, same, section, sums
 
 from idmm.data import cache, disk
 from idmm.data.datasets import open_splits

@@ -142,7 +142,7 @@ class _Loading:
         self.reported = False  # the bad images, once
 
     def from_disk(self, entry: CacheEntry) -> ImageStore | None:
-        """Opens a cache entry, written first if need be; None where 'auto' had better keep the images elsewhere."""
+        """Opens a cache entry, written first if need be; None where it has no room, with 'auto'."""
         if store := self._found(entry):
             return store
         with entry.locked():

@@ -118,7 +118,7 @@ def check(data: config.Data, tiny: int, near_limit: int, progress: bool = False)
     """Looks at every image of a dataset.
 
     Args:
-        data: Names the dataset; sizes are reported, not insisted on.
+        data: Names the dataset; sizes other than the protocol's are reported, no error.
         tiny: Short sides under this are reported (pixels).
         near_limit: Near-duplicates are not looked for among more images than this.
         progress: Show a bar on standard error.

@@ -42,7 +42,7 @@ _HIDDEN = ".idmm"  # folder under the root: parts, receipts and the lock
 def fetch(spec: Spec, root: str | os.PathLike) -> None:
     """Downloads and unpacks all that a dataset needs into its ``root``, but what is there from an earlier call.
 
-    A part that was interrupted is gone on with. One process works at a time, the others wait and find it done.
+    An interrupted download is resumed. One process works at a time, the others wait and find it done.
 
     Raises:
         UserError: There is nothing to download it from, or ``root`` cannot be written.

@@ -118,7 +118,7 @@ def _is_saved(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def _offline() -> Iterator[None]:
-    """Nothing is fetched that nobody asked for; both libraries look at these when they are about to."""
+    """Keeps both libraries from the network inside the block."""
     import datasets
     import huggingface_hub
 
