@@ -43,14 +43,7 @@ class TrainTransform:
 
 
 class EvalTransform:
-    """Makes the test images of a batch: short side to size / crop_pct, then the centre crop.
-
-    Args:
-        store: Images by number, with ``labels`` or None.
-        size: Side of the result (pixels).
-        crop_pct: Share of the resized short side that is kept.
-        mean, std: Of each channel; one value makes the images grey.
-    """
+    """Makes the test images of a batch by :func:`centre_crop`; one ``mean`` and ``std`` make them grey."""
 
     def __init__(self, store, size: int, crop_pct: float, mean, std):
         self.store, self.size, self.crop_pct, self.mean, self.std = store, size, crop_pct, mean, std

@@ -115,16 +115,12 @@ class _Summary:
 
 
 def check(data: config.Data, tiny: int, near_limit: int, progress: bool = False) -> tuple[Checkup, Splits]:
-    """Looks at every image of a dataset.
+    """Looks at every image of a dataset; sizes other than the protocol's are reported, no error.
 
     Args:
-        data: Names the dataset; sizes other than the protocol's are reported, no error.
         tiny: Short sides under this are reported (pixels).
         near_limit: Near-duplicates are not looked for among more images than this.
         progress: Show a bar on standard error.
-
-    Returns:
-        What was found, and the dataset.
 
     Raises:
         UserError: The dataset cannot be opened at all.

@@ -73,8 +73,7 @@ def draw_views(config: Views, group: CropGroup, key: int, indices: np.ndarray, s
     """Draws ``group.count`` views of each image.
 
     Args:
-        config: Probabilities and strengths.
-        group: How many crops, of what scale, and what of the colours is its own.
+        group: How many crops, of what scale, and where its colours differ from ``config``'s.
         key: From :func:`idmm.seeding.derive`, another for each epoch and group.
         indices: Image numbers, [B].
         sizes: Height and width of these images (pixels), [B, 2].
@@ -110,15 +109,7 @@ def crop_resize(image: Tensor, box, size: int, mode: str = "bicubic") -> Tensor:
 
 
 def recolour(images: Tensor, plan: ViewPlan) -> Tensor:
-    """Flips, jitters, greys, blurs and solarizes a batch, as torchvision does one by one.
-
-    Args:
-        images: Values in [0, 1], [V, 3, H, W].
-        plan: Drawn for these V views.
-
-    Returns:
-        Values in [0, 1], [V, 3, H, W].
-    """
+    """Flips, jitters, greys, blurs and solarizes views, as torchvision does one by one: [V, 3, H, W] in [0, 1]."""
     images = torch.where(_mask(plan.flip), images.flip(-1), images)
     factors = torch.from_numpy(plan.factors).to(images)  # [V, 4]
     orders = np.array(ORDERS)[plan.order]  # [V, 4]
@@ -142,11 +133,9 @@ def luma(images: Tensor) -> Tensor:
 
 
 def gaussian_blur(images: Tensor, sigma: Tensor) -> Tensor:
-    """Blurs each image with its own sigma, borders mirrored.
+    """Blurs each image [V, C, H, W] with its own sigma (pixels, > 0, [V]), borders mirrored.
 
-    Args:
-        images: [V, C, H, W].
-        sigma: Pixels, > 0, [V]. The kernel reaches three of the largest sigma, or as far as mirroring allows.
+    The kernel reaches three of the largest sigma, or as far as mirroring allows.
     """
     count, channels, height, width = images.shape
     reach = min(int(np.ceil(3 * float(sigma.max()))), height - 1, width - 1)
