@@ -15,29 +15,15 @@ from idmm.data.readers import layout
 from idmm.data.registry import DATASETS
 
 FIGURES = {  # classes, train, test, as DESIGN has them (section 5)
-    "flowers": (102, 2040, 6149),
-    "pets": (37, 3680, 3669),
-    "dtd": (47, 3760, 1880),
-    "indoor67": (67, 5360, 1340),
-    "cub200": (200, 5994, 5794),
-    "aircraft": (100, 6667, 3333),
-    "cars": (196, 8144, 8041),
-    "cifar10": (10, 50_000, 10_000),
-    "cifar100": (100, 50_000, 10_000),
-    "svhn": (10, 73_257, 26_032),
-    "domainnet-clipart": (345, 33_525, 14_604),
-    "domainnet-infograph": (345, 36_023, 15_582),
-    "domainnet-painting": (345, 50_416, 21_850),
-    "domainnet-quickdraw": (345, 120_750, 51_750),
-    "domainnet-real": (345, 120_906, 52_041),
-    "domainnet-sketch": (345, 48_212, 20_916),
-    "imagenet100": (100, 126_689, 5_000),
-    "imagenet": (1000, 1_281_167, 50_000),
-    "photos": (16, 768, 256),
-    "faces": (2, 140, 60),
-    "digits": (10, 1437, 360),
-    "folder": (None, None, None),
-}
+    "flowers": (102, 2040, 6149), "pets": (37, 3680, 3669), "dtd": (47, 3760, 1880), "indoor67": (67, 5360, 1340),
+    "cub200": (200, 5994, 5794), "aircraft": (100, 6667, 3333), "cars": (196, 8144, 8041),
+    "cifar10": (10, 50_000, 10_000), "cifar100": (100, 50_000, 10_000), "svhn": (10, 73_257, 26_032),
+    "domainnet-clipart": (345, 33_525, 14_604), "domainnet-infograph": (345, 36_023, 15_582),
+    "domainnet-painting": (345, 50_416, 21_850), "domainnet-quickdraw": (345, 120_750, 51_750),
+    "domainnet-real": (345, 120_906, 52_041), "domainnet-sketch": (345, 48_212, 20_916),
+    "imagenet100": (100, 126_689, 5_000), "imagenet": (1000, 1_281_167, 50_000), "photos": (16, 768, 256),
+    "faces": (2, 140, 60), "digits": (10, 1437, 360), "folder": (None, None, None),
+}  # fmt: skip
 IMAGENET_TRAIN = {
     f"train/{TENCH}/{TENCH}_26.JPEG": 0,
     f"train/{TENCH}/{TENCH}_27.JPEG": 0,
@@ -194,11 +180,8 @@ def test_imagenet100_comes_with_the_list_of_cmc(tmp_path, monkeypatch):
 
 def test_a_single_image_is_a_split_too(tmp_path, monkeypatch):
     """MATLAB's arrays of one element lose their dimensions when read."""
-    cars, svhn, flowers = (
-        official_trees.cars(tmp_path),
-        official_trees.svhn(tmp_path),
-        official_trees.flowers(tmp_path, tstid=[3]),
-    )
+    cars, svhn = official_trees.cars(tmp_path), official_trees.svhn(tmp_path)
+    flowers = official_trees.flowers(tmp_path, tstid=[3])
     official_trees.annotations(cars / "cars_test_annos_withlabels.mat", [3])
     official_trees.digits_mat(svhn / "test_32x32.mat", 7, [10])
     for name, base, label in (("cars", cars, 2), ("svhn", svhn, 0), ("flowers", flowers, 101)):
