@@ -26,12 +26,7 @@ _NO_SHEET = " that --out DIR draws"
 
 
 def download(name: str, root: str) -> str:
-    """Fetches a dataset unless it is there already, and checks its sizes.
-
-    Raises:
-        UserError: It has no source, or what is there is not as it should be.
-        RunError: The network, a checksum or an archive failed.
-    """
+    """Fetches a dataset unless it is there already, and checks its sizes; errors as of `fetch` and `open_splits`."""
     spec = spec_of(name)
     data = config.Data(name=name, root=root)
     try:

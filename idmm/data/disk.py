@@ -52,11 +52,7 @@ class Index:
 
 
 def cache_folder(given: str | None) -> Path:
-    """Returns ``data.cache_dir``, else $IDMM_CACHE, else the user's cache folder.
-
-    Raises:
-        UserError: It is under '~', but this user has no home.
-    """
+    """Returns ``data.cache_dir``, else $IDMM_CACHE, else the user's cache folder; UserError: no home to expand '~'."""
     usual = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.join("~", ".cache"), "idmm")
     folder = Path(given or os.environ.get("IDMM_CACHE") or usual)
     try:
@@ -98,11 +94,7 @@ class CacheEntry:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """One process at a time; the others wait. What a kill left is removed.
-
-        Raises:
-            UserError: The folder cannot be written.
-        """
+        """One process at a time; the others wait. What a kill left is removed. UserError: it cannot be written."""
 
         said = "cache: waiting for another process that fills '%s'"
         with contextlib.closing(Lock(self.path)) as lock:
@@ -173,11 +165,7 @@ def cache_entries(folder: Path) -> list[dict]:
 def clear(folder: Path) -> tuple[int, list[Path]]:
     """Removes all entries but those being written now; running programs keep what they have opened.
 
-    Returns:
-        Bytes that were freed, and the entries that were left.
-
-    Raises:
-        RunError: One cannot be removed.
+    Returns bytes that were freed, and the entries that were left. RunError: one cannot be removed.
     """
     freed, left = 0, []
     for entry in cache_entries(folder):

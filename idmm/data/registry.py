@@ -57,11 +57,7 @@ class Spec:
 
 
 def spec_of(name: str) -> Spec:
-    """Returns the dataset of ``data.name``.
-
-    Raises:
-        UserError: Unknown, or a stream.
-    """
+    """Returns the dataset of ``data.name``; UserError where it is unknown, or a stream."""
     if name in DATASETS:
         return DATASETS[name]
     if name.startswith(PREFIX):

@@ -71,10 +71,7 @@ def read_labelled(root: str) -> Splits:
 def read_any(root: str) -> Splits:
     """Reads the images of ROOT/train where that exists, else all under ROOT; with labels if the tree has classes.
 
-    val and test come along only where their classes are those of a labelled train folder.
-
-    Raises:
-        UserError: No image at all.
+    val and test come along only where their classes are those of a labelled train folder. UserError: no image at all.
     """
     trees = _trees(root, needed=("train",))
     if "train" not in trees:
@@ -93,10 +90,7 @@ def read_any(root: str) -> Splits:
 def read_all(root: str) -> Splits:
     """Reads ROOT/train, val and test as far as they can be, each with the classes it has itself; else as read_any.
 
-    Images outside of class folders have the label -1 where others have one.
-
-    Raises:
-        UserError: No image to train on.
+    Images outside of class folders have the label -1 where others have one. UserError: no image to train on.
     """
     trees = _trees(root, needed=("train",))
     if "train" not in trees:

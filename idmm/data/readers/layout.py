@@ -52,11 +52,7 @@ def root_folder(data: config.Data) -> Path:
 
 
 def folder_with(name: str, folders: Sequence[Path], *needed: str) -> Path:
-    """Returns the first of the folders that holds all files and folders that are needed.
-
-    Raises:
-        FilesMissing: None does; the line names what is missing from the one that holds most.
-    """
+    """Returns the first of the folders that holds all that is needed; else FilesMissing: what the best one lacks."""
     missing = {folder: [item for item in needed if not (folder / item).exists()] for folder in folders}
     best = min(folders, key=lambda folder: len(missing[folder]))
     if missing[best]:
@@ -73,8 +69,7 @@ def lines(path: Path) -> list[str]:
 def rows(path: Path, pattern: str, form: str) -> list[tuple[str, ...]]:
     """Returns the groups of a regular expression for each line of a list file that is not blank.
 
-    Raises:
-        NotAsPublished: There are none, or one does not match; ``form`` says in words what is wanted.
+    NotAsPublished where there are none, or one does not match; ``form`` says in words what is wanted.
     """
     found = []
     for number, line in _numbered(path):
@@ -98,11 +93,7 @@ def _numbered(path: Path) -> list[tuple[int, str]]:
 
 
 def numbers_from(path: Path, values: Iterable, low: int, high: int) -> np.ndarray:
-    """Returns the numbers of a file (or text that should be numbers), counted from ``low``, int64 [N].
-
-    Raises:
-        NotAsPublished: One is no whole number from ``low`` to ``high``.
-    """
+    """Returns a file's values, counted from ``low``, int64 [N]; NotAsPublished: one is no integer in [low, high]."""
     result = []
     for place, value in enumerate(values, start=1):
         try:
@@ -117,11 +108,7 @@ def numbers_from(path: Path, values: Iterable, low: int, high: int) -> np.ndarra
 
 
 def mat(path: Path, *keys: str) -> list[np.ndarray]:
-    """Returns variables of a .mat file, without dimensions of size 1, but with one at least.
-
-    Raises:
-        NotAsPublished: It is missing, damaged, or lacks one.
-    """
+    """Returns variables of a .mat file, without dimensions of size 1, but with one at least; else NotAsPublished."""
     from scipy.io import loadmat
 
     wanted = f"a .mat file with {listed(keys)}"
