@@ -17,7 +17,7 @@ import pytest
 import yaml
 from folders import faults, tree
 from helpers import PATIENCE, same
-from transfers import GRID, begun, cells, runs, start
+from transfers import GRID, begun, cells, locked, runs, start
 
 from idmm import options
 from idmm.errors import Interrupted
@@ -25,7 +25,7 @@ from idmm.locks import holders
 from idmm.transfer import cluster
 from idmm.transfer.config import GridConfig, Ray
 from idmm.transfer.preflight import check
-from idmm.transfer.run import Grid, JobLocks
+from idmm.transfer.run import Grid
 
 STARTING = 90  # seconds until Ray counts as unable to start here
 CHANGES = {"targets": ["digits"], "engine": "ray"}  # 2 pretrainings, 3 fine-tunings: a part of ``whole_grid``
@@ -98,7 +98,7 @@ class Said:
     def __init__(self, action=None):
         self.action, self.times = action, 0
 
-    def say(self):
+    def __call__(self):
         self.times += 1
         if self.action:
             self.action(self.times)
@@ -225,7 +225,7 @@ def test_what_another_runner_has_is_left_to_it(joined, tmp_path, shared):
     grid = make(tmp_path / "out", sources=[], ray={"shared": shared})
     (job,) = grid.remaining()
     with contextlib.ExitStack() as other:
-        assert other.enter_context(JobLocks(grid.out / "jobs").held(job.key))
+        other.enter_context(locked(grid.out, job.key))
 
         def look(times):
             assert not (grid.out / job.folder).exists()
@@ -266,7 +266,7 @@ def test_a_task_that_has_nothing_to_do(tmp_path):
     place = os.getcwd(), "0"
     nothing = cluster.Outcome(False)
     assert cluster._do(grid, tune, nothing, *place) == nothing, "what it waits for was not done"
-    with JobLocks(grid.out / "jobs").held(pretrain.key):
+    with locked(grid.out, pretrain.key):
         assert cluster._do(grid, pretrain, None, *place) == nothing, "another runner has it"
     assert not runs(grid.out)
     (grid.out / "grid.yaml").unlink()

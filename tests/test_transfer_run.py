@@ -14,15 +14,17 @@ import transfers
 from folders import tree
 from frozen import a_run
 from helpers import VIT, call, metrics, same
-from transfers import GRID, JOBS, Made, begun, cells, inside, results, runs, stamps
+from transfers import GRID, JOBS, Made, begun, cells, inside, locked, results, runs, stamps
 
 import idmm
 from idmm import engine, options
 from idmm.errors import Interrupted, RunError, UserError
-from idmm.transfer import estimate, run
+from idmm.locks import holders
+from idmm.transfer import estimate, preflight
 from idmm.transfer.config import GridConfig
 from idmm.transfer.plan import GridPlan
-from idmm.transfer.run import Grid, JobLocks, folder_faults, take
+from idmm.transfer.preflight import folder_faults
+from idmm.transfer.run import Grid, take
 
 
 @pytest.fixture
@@ -129,7 +131,7 @@ def test_a_job_that_another_runner_did_or_gave_up_in_between_is_not_done_again(c
     made, grid = Made(monkeypatch), Grid(options.build(GridConfig, {**GRID, "out": str(copied)}))
     one, other = list(grid.plan.jobs.values())[:2]
     shutil.rmtree(copied / other.folder)
-    grid.give_up(other, "x")
+    grid.mark_failed(other, "x")
     assert take(grid, one) and take(grid, other) and not made.asked
     grid.forget_failures()
     assert take(grid, other) and len(made.asked) == 1
@@ -296,7 +298,7 @@ def test_an_interrupt_ends_it_and_leaves_nothing_claimed(tmp_path, monkeypatch, 
     made.instead = {"few-idmm-tiny": fail(KeyboardInterrupt())}
     assert inside(out) == 130
     assert "interrupted; the same command goes on" in capsys.readouterr().err
-    assert set(cells(out).values()) == {("missing", None, None)} and not JobLocks(out / "jobs").held_by_others()
+    assert set(cells(out).values()) == {("missing", None, None)} and not holders(out / "jobs")
     made.instead.clear()
     assert inside(out) == 0 and made.asked.count("digits-idmm-tiny-s3") == 1
 
@@ -424,7 +426,7 @@ def test_a_folder_that_another_runner_is_about_to_begin(tmp_path, monkeypatch):
         (tmp_path / "jobs").mkdir()
         return False
 
-    monkeypatch.setattr(run, "being_written", look)
+    monkeypatch.setattr(preflight, "being_written", look)
     assert folder_faults(config) == []
 
 
@@ -444,13 +446,11 @@ def test_status(tmp_path, monkeypatch, capsys):
     ]
     key = next(out.glob("runs/finetune/digits-idmm-s3-tiny-to-digits-*"), None)
     assert key is None, "it was interrupted before it made its folder"
-    other = JobLocks(out / "jobs")
     key = next(c["key"] for c in results(out)["cells"] if (c["source"], c["target"]) == ("digits", "other"))
-    with other.held(key) as mine:
-        assert mine
+    with locked(out, key):
         assert status(out, capsys)[0].endswith(" about 8 s left")
-        with other.held("another job") as mine:
-            assert mine and status(out, capsys)[0].endswith(" about 4 s left"), "two are at work"
+        with locked(out, "another job"):
+            assert status(out, capsys)[0].endswith(" about 4 s left"), "two are at work"
         assert status(out, capsys)[1].startswith("  running: digits-idmm-s3-tiny-to-other-s3 (finetune, on ")
     assert "running" not in "".join(status(out, capsys))
     made.instead.clear()

@@ -1,5 +1,6 @@
 """Tiny transfer grids for tests: their keys, their runs in this process, in others, or made up."""
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -11,6 +12,7 @@ from pathlib import Path
 import yaml
 from helpers import PATIENCE, VIT, Process, call
 
+from idmm.locks import Lock
 from idmm.report import render
 from idmm.stages import StageSpec
 
@@ -152,6 +154,13 @@ class Made:
                 what()
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "result.json").write_text(json.dumps({"top1": 50.0, "top5": 90.0, "seconds": 4.0, "train_size": 7}))
+
+
+def locked(out, key):
+    """Another runner's lock on a job."""
+    lock = Lock(Path(out) / "jobs" / key)
+    assert lock.acquire()
+    return contextlib.closing(lock)
 
 
 def gone(pid):
