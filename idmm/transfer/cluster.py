@@ -24,8 +24,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from idmm.data.loaders import cores
 from idmm.errors import Interrupted, UserError
 from idmm.files import write_bytes
@@ -170,14 +168,11 @@ class _RayScheduler:
     def _keep(self, job: Job, outcome: Outcome) -> None:
         """Writes a run folder, last ``result.json``, by which it counts as done."""
         folder = self.grid.out / job.folder
-        for name, data in sorted(outcome.files.items(), key=lambda item: item[0] == "result.json"):
-            if name == "config.yaml":  # it names the node's folders
-                config, start = yaml.safe_load(data), self.grid.plan.jobs.get(job.needs)
-                paths = {"out": str(folder)} | ({"init": str(self.grid.out / start.folder)} if start else {})
-                config |= {key: path for key, path in paths.items() if key in config}
-                data = yaml.safe_dump(config, sort_keys=False, allow_unicode=True).encode()
-            write_bytes(folder / name, data)
-            if name == IMAGES:  # images that are younger may have changed
+        for name in sorted(outcome.files, key=lambda name: name == "result.json"):
+            write_bytes(folder / name, outcome.files[name])
+            if name == "config.yaml":
+                self.grid.update_paths(job)
+            elif name == IMAGES:  # images that are younger may have changed
                 os.utime(folder / name, ns=(outcome.images_read, outcome.images_read))
 
     def cancel(self) -> None:

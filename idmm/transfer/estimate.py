@@ -78,12 +78,11 @@ def _shape(job: Job) -> str:
 def _rates(job: Job, budget: float) -> list[float]:
     """Seconds of an optimizer step of each phase of a job; of an image in a probe."""
     parts = assemble(STAGES[job.stage].build(job.config))
-    if job.stage == "probe":
-        return [_probe_rate(parts)]
-    return [_step(parts, phase, budget / len(parts.phases)) for phase in parts.phases]
+    timed = _probe_step if job.stage == "probe" else _training_step
+    return [timed(parts, phase, budget / len(parts.phases)) for phase in parts.phases]
 
 
-def _step(parts: Assembly, phase: Phase, budget: float) -> float:
+def _training_step(parts: Assembly, phase: Phase, budget: float) -> float:
     train = parts.config.train
     info = RunInfo(2048, phase.batch_size, phase.epochs, 1000, CLASSES)
     method = parts.method(phase, parts.backbone(phase, CLASSES), info)
@@ -102,8 +101,7 @@ def _step(parts: Assembly, phase: Phase, budget: float) -> float:
     return step * train.accumulate
 
 
-def _probe_rate(parts: Assembly) -> float:
-    (phase,) = parts.phases
+def _probe_step(parts: Assembly, phase: Phase, budget: float) -> float:
     model = parts.backbone(phase).eval()
     images = torch.zeros(16, parts.spec.in_chans, phase.size, phase.size)
     begun = time.monotonic()

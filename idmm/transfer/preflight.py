@@ -65,18 +65,12 @@ def _backbone(cell: Cell, job: Job) -> str:
 
 
 class _Checks:
-    """Does each check once, and adds its faults for every entry that needs it.
-
-    Attributes:
-        faults: A line each.
-        counts: Training images of each job, by key.
-        changed: Keys of jobs that were begun with other images, by the entry of the dataset.
-    """
+    """Does each check once, and adds its faults for every entry that needs it."""
 
     def __init__(self, grid: GridConfig, faults: list[str]):
         self.grid, self.faults = grid, faults
-        self.counts: dict[str, int] = {}
-        self.changed: dict[str, list[str]] = {}
+        self.counts: dict[str, int] = {}  # training images of each job
+        self.changed: dict[str, list[str]] = {}  # jobs that were begun with other images, by the dataset's entry
         self._found: dict[str, tuple[Any, tuple[str, ...]]] = {}
         self._runs: dict[str, Assembly] = {}
 
@@ -96,10 +90,11 @@ class _Checks:
                 self.changed.setdefault(side, []).append(job.key)
         if self.grid.engine == "local":
             self.once(parts.device, job.stage, pick_device, parts.device, "train.device")
-        drloc = job.config.get("drloc") or {"weight": 0}
+        drloc = job.config.get("drloc") or {}
+        model = [config.model.name, config.model.kwargs, config.data.in_chans, config.init]
         for phase in parts.phases:
-            model = [config.model.name, config.model.kwargs, config.data.in_chans, config.init, phase.size]
-            self.once([*model, drloc if drloc["weight"] else 0], backbone, parts.try_model, phase, True)
+            asked = [*model, phase.size, drloc if drloc.get("weight") else 0]
+            self.once(asked, backbone, parts.try_model, phase, True)
 
     def once(self, what: Any, where: str, call: Callable, *args) -> Any:
         """Returns ``call(*args)``, None where that is a user's mistake; ``where`` begins its lines."""

@@ -144,6 +144,19 @@ class Grid:
             return []
         return [cell for cell in before if cell["protocol"] != protocol and cell["status"] == "ok"]
 
+    def paths(self, job: Job) -> dict[str, str]:
+        """Returns the paths in a job's config: ``out``, and ``init`` where it needs another job."""
+        start = self.plan.jobs.get(job.needs)
+        return {"out": str(self.out / job.folder)} | ({"init": str(self.out / start.folder)} if start else {})
+
+    def update_paths(self, job: Job) -> None:
+        """Writes them into a run's config.yaml that was made on another machine, or before the grid was moved."""
+        path = self.out / job.folder / "config.yaml"
+        config = options.read_file(path) if path.exists() else {}
+        updated = config | {name: value for name, value in self.paths(job).items() if name in config}
+        if updated != config:
+            write_text(path, yaml.safe_dump(updated, sort_keys=False, allow_unicode=True))
+
     def result(self, job: Job) -> dict:
         """Returns what a job's result.json holds; nothing before it is done."""
         try:
@@ -167,19 +180,6 @@ def absolute(config: GridConfig) -> GridConfig:
     return options.build(GridConfig, plain)
 
 
-def execute(job: Job, out: Path) -> None:
-    """Runs a job in its folder under ``out``, or resumes it there, even where the grid's folder was moved."""
-    folder = out / job.folder
-    config, path = {**job.config, "out": str(folder)}, folder / "config.yaml"
-    if job.needs is not None:
-        config["init"] = str(next(out.glob(f"runs/*/*-{job.needs}")))
-        begun = options.read_file(path) if path.exists() else {}
-        if begun.get("init", config["init"]) != config["init"]:
-            begun["init"] = config["init"]
-            write_text(path, yaml.safe_dump(begun, sort_keys=False, allow_unicode=True))
-    STAGES[job.stage].run(config)
-
-
 _SECTIONS = ("data", "model", "views", "augment", "method", "train", "drloc")
 
 
@@ -192,7 +192,9 @@ def attempt(grid: Grid, job: Job) -> None:
     for more in range(grid.config.retries, -1, -1):
         log.info("%s: %s", job.stage, job.title)
         try:
-            return execute(job, grid.out)
+            grid.update_paths(job)
+            STAGES[job.stage].run({**job.config, **grid.paths(job)})
+            return
         except Interrupted:
             raise
         except Exception as error:  # the other jobs go on
