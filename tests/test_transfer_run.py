@@ -5,12 +5,10 @@ import io
 import json
 import os
 import shutil
-import time
 
 import pytest
 import safetensors.torch
 import torch
-import transfers
 from folders import paint, tree
 from frozen import a_run
 from helpers import VIT, call, metrics, same
@@ -502,6 +500,4 @@ def test_probes_of_fresh_weights_and_of_files(tmp_path):
                  "--device", "cpu", "--out", tmp_path / "p"]) == 0  # fmt: skip
     by_hand = json.loads((tmp_path / "p" / "probe.json").read_text())
     assert found["IN", 4] == (by_hand["probe"]["top1"], by_hand["knn"]["top1"]) and fresh["model"] == by_hand["model"]
-    before = time.monotonic()
-    assert inside(out, "--target.protocol", "probe", seeds=[3, 4], **given) == 0 and time.monotonic() - before < 20
-    assert transfers.results(out)["protocol"] == "probe"
+    assert results(out)["protocol"] == "probe"
