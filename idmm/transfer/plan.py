@@ -76,11 +76,9 @@ class GridPlan:
         self.entries = read_entries(grid, self.faults)
         self._check_options()
         for backbone in self.entries["backbones"]:
-            for row in self._rows(backbone):
-                own = grid.pairs == "same" and row.needs is not None
-                for target in self.entries["targets"]:
-                    if not own or target["label"] == row.source:
-                        self._add_cell(row, backbone, target)
+            for row, target in product(self._rows(backbone), self.entries["targets"]):
+                if grid.pairs == "all" or row.needs is None or target["label"] == row.source:
+                    self._add_cell(row, backbone, target)
 
     def checked(self) -> "GridPlan":
         """Returns itself; raises UserError with all its faults."""
@@ -107,15 +105,14 @@ class GridPlan:
             if entry.get("backbone", backbone["label"]) == backbone["label"]:
                 path, layers = str(Path(entry["path"]).expanduser()), (entry.get("finetune", {}),)
                 rows.append(_Row(entry["label"], NONE, None, tuned, init=path, layers=layers))
-        for source in entries["sources"]:
-            for method in entries["methods"]:
-                for seed in dict.fromkeys(first for first, _ in self._pairs):
-                    job = self._pretrain_job(source, method, backbone, seed)
-                    if job is not None:
-                        self.jobs.setdefault(job.key, job)
-                        pairs = tuple(second for first, second in self._pairs if first == seed)
-                        layers = (source.get("finetune", {}), method.get("finetune", {}))
-                        rows.append(_Row(source["label"], method["label"], seed, pairs, job.key, layers=layers))
+        pretrained = dict.fromkeys(seed for seed, _ in self._pairs)
+        for source, method, seed in product(entries["sources"], entries["methods"], pretrained):
+            job = self._pretrain_job(source, method, backbone, seed)
+            if job is not None:
+                self.jobs.setdefault(job.key, job)
+                tuned = tuple(second for first, second in self._pairs if first == seed)
+                layers = (source.get("finetune", {}), method.get("finetune", {}))
+                rows.append(_Row(source["label"], method["label"], seed, tuned, job.key, layers=layers))
         return rows
 
     def _pretrain_job(self, source: dict, method: dict, backbone: dict, seed: int) -> Job | None:
@@ -210,8 +207,7 @@ def _seed_pairs(grid: GridConfig) -> list[tuple[int, int]]:
     """Seeds of stage 1 and stage 2."""
     if grid.pretrain_seeds is None and grid.finetune_seeds is None:
         return [(seed, seed) for seed in grid.seeds]
-    first, second = grid.pretrain_seeds or grid.seeds[:1], grid.finetune_seeds or grid.seeds[:1]
-    return [(a, b) for a in first for b in second]
+    return list(product(grid.pretrain_seeds or grid.seeds[:1], grid.finetune_seeds or grid.seeds[:1]))
 
 
 def _model(backbone: dict) -> dict:

@@ -44,12 +44,11 @@ def check(grid: GridConfig, plan: GridPlan) -> dict[str, int]:
         if job.needs is not None:
             checks.look(plan.jobs[job.needs], f"sources '{cell.source}'", _backbone(cell, job))
         checks.look(job, f"targets '{cell.target}'", _backbone(cell, job))
-    for name, labelled in (("sources", False), ("targets", True)):  # entries that other faults keep out of all jobs
+    for name in ("sources", "targets"):  # entries that other faults keep out of all jobs
         seen = {getattr(cell, name[:-1]) for cell in plan.cells}
-        for entry in plan.entries[name]:
-            if entry["label"] not in seen:
-                data = options.build(PretrainConfig, {"data": data_of(entry, grid)}).data
-                checks.once([name, entry["label"]], f"{name} '{entry['label']}'", open_splits, data, labelled)
+        for entry in [entry for entry in plan.entries[name] if entry["label"] not in seen]:
+            data = options.build(PretrainConfig, {"data": data_of(entry, grid)}).data
+            checks.once([name, entry["label"]], f"{name} '{entry['label']}'", open_splits, data, name == "targets")
     checks.faults += [
         f"{side}: its images changed since {counted(len(keys), 'run')} in '{grid.out}' began; name another out"
         for side, keys in checks.changed.items()
