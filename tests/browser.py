@@ -17,10 +17,6 @@ PATIENCE = 60.0  # seconds for one answer; starting takes most
 KEYS = {"Enter": 13, "Tab": 9, "Escape": 27, "ArrowDown": 40, "ArrowUp": 38, "ArrowLeft": 37, "ArrowRight": 39}
 
 
-def executable():
-    return next(filter(None, map(shutil.which, NAMES)), None)
-
-
 class Page:
     """A tab.
 
@@ -109,7 +105,7 @@ class Page:
 @contextlib.contextmanager
 def browsing():
     """Starts a browser and yields its page; skips where there is none."""
-    program = executable()
+    program = next(filter(None, map(shutil.which, NAMES)), None)
     if program is None:
         pytest.skip(f"no browser: none of {', '.join(NAMES)} is on PATH")
     (their_in, our_out), (our_in, their_out) = os.pipe(), os.pipe()

@@ -1,6 +1,7 @@
 """The grid on a real Ray cluster of two nodes: killed workers, failing jobs, other runners, and no Ray at all."""
 
 import contextlib
+import itertools
 import os
 import shutil
 import signal
@@ -17,7 +18,7 @@ import pytest
 import yaml
 from folders import faults, tree
 from helpers import PATIENCE, same
-from transfers import GRID, begun, cells, runs, start
+from transfers import GRID, begun, cells, locked, runs, start
 
 from idmm import options
 from idmm.errors import Interrupted
@@ -25,7 +26,7 @@ from idmm.locks import holders
 from idmm.transfer import cluster
 from idmm.transfer.config import GridConfig, Ray
 from idmm.transfer.preflight import check
-from idmm.transfer.run import Grid, JobLocks
+from idmm.transfer.run import Grid
 
 STARTING = 90  # seconds until Ray counts as unable to start here
 CHANGES = {"targets": ["digits"], "engine": "ray"}  # 2 pretrainings, 3 fine-tunings: a part of ``whole_grid``
@@ -92,16 +93,8 @@ def joined(address):
     ray.shutdown()
 
 
-class Said:
-    """Stands where the grid says how far it is, and does something there."""
-
-    def __init__(self, action=None):
-        self.action, self.times = action, 0
-
-    def say(self):
-        self.times += 1
-        if self.action:
-            self.action(self.times)
+def nothing():
+    """Stands where the grid shows how far it is."""
 
 
 def make(out, **changes):
@@ -157,9 +150,9 @@ def test_a_worker_is_killed_in_mid_job(address, whole_grid, tmp_path):
 def test_by_value(joined, whole_grid, tmp_path):
     """Nothing is shared: what a run needs and makes travels; what only a resume needs does not."""
     out = tmp_path / "out"
-    grid, said = make(out, ray={"shared": False}), Said()
-    cluster.run(grid, said)
-    assert not grid.remaining() and not grid.failed() and said.times and whole(out, whole_grid)
+    grid, said = make(out, ray={"shared": False}), []
+    cluster.run(grid, lambda: said.append(1))
+    assert not grid.remaining() and not grid.failed() and said and whole(out, whole_grid)
     for cell in grid.results()["cells"]:
         wanted = cells(whole_grid)[cell["source"], cell["target"], cell["seed"]]
         assert (cell["status"], cell["top1"], cell["top5"]) == wanted
@@ -171,7 +164,7 @@ def test_by_value(joined, whole_grid, tmp_path):
     assert not list((out / "jobs").glob("*.failed.json")) and not holders(out / "jobs")
     assert not [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("idmm-ray-")]
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
-    cluster.run(make(out, ray={"shared": False}), said)
+    cluster.run(make(out, ray={"shared": False}), nothing)
     after = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.name != "grid.yaml"}
     assert {path for path, time_ in after.items() if before.get(path) != time_} <= {out}, "what is done is not sent"
 
@@ -183,10 +176,9 @@ def test_a_failing_job_is_marked_and_the_rest_goes_on(joined, whole_grid, tmp_pa
     (broken / "train" / "a" / "1.png").write_bytes(b"no image")  # seen when it is decoded, not before
     sources = [{"name": "folder", "label": "broken", "root": str(broken), "pretrain": {"data": {"subset": None}}}]
     grid = make(tmp_path / "out", sources=sources, retries=0, ray={"shared": shared})
-    cluster.run(grid, Said())
-    failed, scratch = {c["source"]: c for c in grid.results()["cells"]}.values()
-    if failed["source"] == "scratch":
-        failed, scratch = scratch, failed
+    cluster.run(grid, nothing)
+    found = {cell["source"]: cell for cell in grid.results()["cells"]}
+    scratch, failed = found["scratch"], found["broken"]
     assert (scratch["status"], scratch["top1"], scratch["top5"]) == cells(whole_grid)["scratch", "digits", 3]
     assert failed["status"] == "failed" and "1.png" in failed["error"]
     assert "1.png" in (grid.out / failed["log"]).read_text() and str(failed["log"]).startswith("runs/pretrain/")
@@ -211,7 +203,7 @@ def test_a_worker_that_dies_every_time(joined, tmp_path):
     killer = threading.Thread(target=kill)
     killer.start()
     try:
-        cluster.run(grid, Said())
+        cluster.run(grid, nothing)
     finally:
         over.set()
         killer.join()
@@ -225,14 +217,17 @@ def test_what_another_runner_has_is_left_to_it(joined, tmp_path, shared):
     grid = make(tmp_path / "out", sources=[], ray={"shared": shared})
     (job,) = grid.remaining()
     with contextlib.ExitStack() as other:
-        assert other.enter_context(JobLocks(grid.out / "jobs").held(job.key))
+        other.enter_context(locked(grid.out, job.key))
 
-        def look(times):
-            assert not (grid.out / job.folder).exists()
+        looks = itertools.count(1)
+
+        def look():
+            times = next(looks)
+            assert times > 2 or not (grid.out / job.folder).exists()
             if times == 2:
                 other.close()
 
-        cluster.run(grid, Said(lambda times: look(times) if times <= 2 else None))
+        cluster.run(grid, look)
     assert not grid.remaining() and grid.results()["cells"][0]["status"] == "ok"
 
 
@@ -246,13 +241,13 @@ def test_an_interrupt_leaves_what_can_be_gone_on_with(joined, tmp_path, shared):
     epochs = grid.out / made.folder / "metrics.jsonl"
     base = tempfile.gettempdir()
 
-    def stop(times):
+    def stop():
         there = [name for name in os.listdir(base) if name.startswith("idmm-ray-") and name.endswith(made.key)]
         if epochs.exists() or any(os.path.exists(f"{base}/{name}/{made.folder}/metrics.jsonl") for name in there):
             raise KeyboardInterrupt
 
     with pytest.raises(Interrupted, match="the same command goes on"):
-        cluster.run(grid, Said(stop))
+        cluster.run(grid, stop)
     assert not holders(grid.out / "jobs") and not grid.failed() and len(grid.remaining()) == 2
     assert (grid.out / made.folder / "last" / "state.pt").exists() == shared
     assert not [name for name in os.listdir(base) if name.startswith("idmm-ray-")]
@@ -264,14 +259,11 @@ def test_a_task_that_has_nothing_to_do(tmp_path):
     pretrain = next(job for job in grid.remaining() if job.stage == "pretrain")
     tune = next(job for job in grid.remaining() if job.needs == pretrain.key)
     place = os.getcwd(), "0"
-    nothing = cluster.Outcome(False)
-    assert cluster._do(grid, tune, nothing, *place) == nothing, "what it waits for was not done"
-    with JobLocks(grid.out / "jobs").held(pretrain.key):
-        assert cluster._do(grid, pretrain, None, *place) == nothing, "another runner has it"
+    undone = cluster.Outcome(False)
+    assert cluster._do(grid, tune, undone, *place) == undone, "what it waits for was not done"
+    with locked(grid.out, pretrain.key):
+        assert cluster._do(grid, pretrain, None, *place) == undone, "another runner has it"
     assert not runs(grid.out)
-    (grid.out / "grid.yaml").unlink()
-    (line,) = faults(cluster._do, grid, pretrain, None, *place)
-    assert line.startswith("ray.shared: node") and str(grid.out) in line and "--ray.shared false" in line
 
 
 def test_a_task_that_did_not_end_by_itself(tmp_path, caplog):
@@ -320,8 +312,8 @@ def test_images_that_changed_since_a_node_read_them(tmp_path):
 def test_a_node_that_does_not_see_the_folder_ends_the_run(joined, tmp_path):
     grid = make(tmp_path / "out")
     (grid.out / "grid.yaml").unlink()
-    (line,) = faults(cluster.run, grid, Said())
-    assert line.startswith("ray.shared: node")
+    (line,) = faults(cluster.run, grid, nothing)
+    assert line.startswith("ray.shared: node") and str(grid.out) in line and "--ray.shared false" in line
     assert not holders(grid.out / "jobs")
 
 

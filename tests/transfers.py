@@ -1,5 +1,6 @@
 """Tiny transfer grids for tests: their keys, their runs in this process, in others, or made up."""
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -9,8 +10,9 @@ import time
 from pathlib import Path
 
 import yaml
-from helpers import PATIENCE, VIT, Process, call
+from helpers import VIT, Process, call
 
+from idmm.locks import Lock
 from idmm.report import render
 from idmm.stages import StageSpec
 
@@ -55,7 +57,18 @@ def start(out, *argv, **changes):
     return Process(command, f"{out}.err{len(list(Path(out).parent.glob('*.err*')))}")
 
 
-class Forked:
+class _Child(SERVER.Process):
+    """A forked process that is asked as those of subprocess are."""
+
+    def poll(self):
+        return self.exitcode
+
+    def wait(self, timeout):
+        self.join(timeout)
+        return self.exitcode
+
+
+class Forked(Process):
     """The command line in a process that is forked, with its imports done; its output goes to a file.
 
     Args:
@@ -66,40 +79,16 @@ class Forked:
     def __init__(self, out, *argv):
         self.error = Path(f"{out}.{time.monotonic_ns()}.err")
         command = ["transfer", "--config", write(f"{out}.yaml"), "--out", out, *argv]
-        self.process = SERVER.Process(target=_main, args=(command, self.error))
-        self.process.start()
+        self.popen = _Child(target=_main, args=(command, self.error))
+        self.popen.start()
 
-    def until(self, what):
-        """Waits until ``what()`` holds; False if the process ended before."""
-        deadline = time.monotonic() + PATIENCE
-        while not what():
-            if not self.process.is_alive():
-                return False
-            assert time.monotonic() < deadline, f"stuck: {self.said()}"
-            time.sleep(0.02)
-        return True
+    def send(self, number=signal.SIGKILL):
+        os.kill(self.popen.pid, number)
 
     def kill(self, number=signal.SIGKILL):
         """Sends a signal; returns the exit code."""
-        os.kill(self.process.pid, number)
+        self.send(number)
         return self.wait()
-
-    def wait(self):
-        """Waits for the end; returns the exit code."""
-        self.process.join(PATIENCE)
-        return self.process.exitcode
-
-    def said(self):
-        """What it printed."""
-        return self.error.read_text()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        if self.process.is_alive():
-            self.kill()
-        self.process.close()
 
 
 def _main(argv, error):
@@ -152,6 +141,13 @@ class Made:
                 what()
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "result.json").write_text(json.dumps({"top1": 50.0, "top5": 90.0, "seconds": 4.0, "train_size": 7}))
+
+
+def locked(out, key):
+    """Another runner's lock on a job."""
+    lock = Lock(Path(out) / "jobs" / key)
+    assert lock.acquire()
+    return contextlib.closing(lock)
 
 
 def gone(pid):

@@ -14,9 +14,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator, NullLocator
 
+from idmm.report.pictures import look, plain_axis, save
 from idmm.report.sections import Ranking, SizeCurve, SourceRank
 from idmm.report.stats import BootstrapMean
-from idmm.report.style import colour_and_marker, line_style, plain_axis, save
 from idmm.report.table import FAILED, MISSING, RANDOM, SCRATCH, Row, Table, TableCell, format_number
 
 CELL = (0.74, 0.37)  # inches
@@ -179,7 +179,8 @@ def source_ranks(ranking: Ranking, path: Path) -> None:
         plain_axis(axis, "x")
         axis.tick_params(labelsize=8)
     if len(methods) > 1:
-        figure.legend(handles=[_handle(n, method) for n, method in enumerate(methods)], ncols=4, **BELOW)
+        handles = [_handle(n, method, linestyle="") for n, method in enumerate(methods)]
+        figure.legend(handles=handles, ncols=4, **BELOW)
     _save_with_title(figure, ranking.caption, path)
 
 
@@ -188,7 +189,7 @@ def _rank_marks(axis, y: int, one: SourceRank, methods: list[str]) -> None:
         for method, rank in one.by_method.items():
             number = methods.index(method)
             below = y + 0.2 + 0.2 * number / len(methods)  # one under the other: equal ranks hide nothing
-            axis.plot(rank, below, linestyle="", **colour_and_marker(number), markersize=5)
+            axis.plot(rank, below, **look(number, linestyle="", markersize=5))
     _mark(axis, y, one.rank, format_number(one.rank.value), one.pretrained)
 
 
@@ -221,7 +222,7 @@ def size_curves(table: Table, curves: list[SizeCurve], path: Path) -> None:
         axis.set_ylabel("accuracy (%)", fontsize=9)
     for axis in axes[len(panels) :]:
         axis.set_axis_off()
-    handles = [_handle(n, method, line_style(n)) for n, method in enumerate(methods)]
+    handles = [_handle(n, method) for n, method in enumerate(methods)]
     if any(curve.scratch for curve in curves):
         handles.append(Line2D([], [], color="0.35", linestyle=":", label=RANDOM))
     figure.legend(handles=handles, ncols=4, **BELOW)
@@ -241,8 +242,8 @@ def _size_panel(axis, curves: list[SizeCurve], methods: list[str]) -> None:
         shift = 1.025 ** (place - (len(curves) - 1) / 2)  # so that bars of several methods do not hide each other
         x, y = [size * shift for size in curve.points], [stats.mean for stats in curve.points.values()]
         half = [stats.half or 0.0 for stats in curve.points.values()]
-        line = {"linestyle": line_style(number), "linewidth": 1.6, "capsize": 3, "elinewidth": 1, "markersize": 5}
-        axis.errorbar(x, y, half if any(half) else None, **line, **colour_and_marker(number))
+        line = look(number, linewidth=1.6, capsize=3, elinewidth=1, markersize=5)
+        axis.errorbar(x, y, half if any(half) else None, **line)
     axis.set_xscale("log")
     ticks = [f"{size:,}" if size < 10_000 else f"{size / 1000:g}k" for size in sizes]
     axis.set_xticks(sizes, ticks, fontsize=8, rotation=30, ha="right")
@@ -255,8 +256,8 @@ def _size_panel(axis, curves: list[SizeCurve], methods: list[str]) -> None:
 
 
 # ------------------------------------------------------------------ all
-def _handle(number: int, label: str, style: str = "") -> Line2D:
-    return Line2D([], [], linestyle=style, label=_label(label), markersize=6, **colour_and_marker(number))
+def _handle(number: int, label: str, **changes) -> Line2D:
+    return Line2D([], [], label=_label(label), markersize=6, **look(number, **changes))
 
 
 def _label(text: str, most: int = LONGEST) -> str:

@@ -1,4 +1,4 @@
-"""What grid.html shows beside the sections: every cell's runs, the config that they share, and what is their own."""
+"""What grid.html shows beside the sections: the runs of each cell, and their configs."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -17,7 +17,7 @@ FIELDS = {
 
 
 def page_data(found: Sections) -> dict:
-    """Returns the table's lines in order, with the details of each cell by its number, and the shared config."""
+    """Returns the lines of the table, the details of each cell in the order of their numbers, and the shared config."""
     configs = config_values(found.grid["cells"])
     targets = list(dict.fromkeys(target for table in found.tables for target in table.targets))
     lines, details = [], []
@@ -38,7 +38,7 @@ def page_data(found: Sections) -> dict:
 
 
 def _averages(table: Table, backbone: str, row: Row) -> list[float | None]:
-    """Of accuracy and of gain over all targets; over some alone it would be another number."""
+    """Mean accuracy and mean gain over all targets; None where one lacks a value."""
     cells = table.cells_of(backbone, row)
     means = [cell and cell.stats.mean for cell in cells]
     gains = [cell and cell.gain and cell.gain.mean for cell in cells]
@@ -84,10 +84,7 @@ def run_texts(run: dict) -> dict[str, str]:
 
 
 def config_values(runs: Iterable[dict]) -> dict[str, list[str]]:
-    """Returns the dotted keys of the runs' configs, with the values that each has among them.
-
-    Those of a run's pretraining stand under 'pretrain.'.
-    """
+    """Returns the different values of each dotted key of the runs' configs, 'pretrain.' before those of pretraining."""
     found: dict[str, dict[str, None]] = {}
     for run in runs:
         configs = _flat(run.get("config") or {}), _flat(run.get("pretrain_config") or {}, "pretrain.")

@@ -1,6 +1,11 @@
-"""Pictures of runs: loss curves, sheets of images, a comparison over seeds, accuracy over labels."""
+"""Pictures of runs: loss curves, sheets of images, a comparison over seeds, accuracy over labels; their common style.
 
-import itertools
+There is no pyplot, so that no window opens and a user's own figures and settings stay as they are. Nothing is told by
+colour alone: colours are Okabe and Ito's, which colour-blind readers tell apart, and line styles and markers tell the
+same in grey print.
+"""
+
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,9 +13,13 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator
 
-from idmm.report.style import COLOURS, MARKERS, STYLES, colour_and_marker, line_style, plain_axis, save
+from idmm.files import replacing
 
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+STYLES = ("-", "--", "-.", ":")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LOOKS = [(COLOURS[n % 7], STYLES[n % 4], MARKERS[n % 7]) for n in range(28)]  # no two alike
+DPI = 150
 CROWD = 4  # curves in a panel, above which bands hide them
 TOP1 = "top-1 accuracy on the test images (%)"
 
@@ -18,6 +27,26 @@ Records = list[dict]  # of metrics.jsonl, an epoch each
 Block = tuple[str, list[list[np.ndarray]]]  # a title, and rows of images
 
 
+def look(number: int, **changes) -> dict:
+    """Returns matplotlib's keywords for the colour, line style and marker of the n-th curve."""
+    return dict(zip(("color", "linestyle", "marker"), LOOKS[number % len(LOOKS)], strict=True)) | changes
+
+
+def plain_axis(axis, grid: str = "y") -> None:
+    """Takes away what carries no information."""
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(axis=grid, color="0.9", linewidth=0.8)
+    axis.set_axisbelow(True)
+
+
+def save(figure: Figure, path: str | Path) -> None:
+    """Writes a PNG, whole or not at all."""
+    with replacing(Path(path)) as file, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # a label in letters that the font lacks
+        figure.savefig(file, format="png", dpi=DPI, facecolor="white")
+
+
+# ---------------------------------------------------------------------- losses
 def loss_panels(panels: dict[str, dict[str, Records | list[Records]]], path: str | Path) -> None:
     """Draws the loss of each epoch, and below it the learning rate; losses of different stages share no axis.
 
@@ -53,16 +82,16 @@ def loss_panels(panels: dict[str, dict[str, Records | list[Records]]], path: str
 
 
 def _loss_curve(axis, several: list[Records], name: str, number: int, label: str) -> None:
-    colour, lines = COLOURS[number % len(COLOURS)], [[record[name] for record in records] for records in several]
+    lines = [[record[name] for record in records] for records in several]
     shortest = min(map(len, lines))
     if len(lines) > 1:
         for line in lines:
-            axis.plot(np.arange(1, len(line) + 1), line, color=colour, linewidth=0.7, alpha=0.45)
+            thin = look(number, linestyle="-", marker="", linewidth=0.7, alpha=0.45)
+            axis.plot(np.arange(1, len(line) + 1), line, **thin)
         label = f"{label} (mean of {len(lines)} seeds)"
     mean = np.mean([line[:shortest] for line in lines], axis=0)
-    look = {"color": colour, "linestyle": line_style(number), "linewidth": 1.8}
-    look["marker"] = "o" if shortest == 1 else ""  # a line of one point is none
-    axis.plot(np.arange(1, shortest + 1), mean, label=label, **look)
+    marker = "o" if shortest == 1 else ""  # of a single point there is no line
+    axis.plot(np.arange(1, shortest + 1), mean, label=label, **look(number, marker=marker, linewidth=1.8))
 
 
 # ---------------------------------------------------------------------- sheets of images
@@ -132,12 +161,12 @@ def comparison(
     axis = figure.subplots()
     table = [np.asarray(values, dtype=float) for values in scores.values()]
     for place, values in enumerate(table):
-        colour, mean = COLOURS[place % len(COLOURS)], values.mean()
+        colour, mean = look(place)["color"], values.mean()
         spread = values.std(ddof=1) if len(values) > 1 else 0.0
         axis.bar(place, mean, width=0.62, color=colour, alpha=0.35, edgecolor=colour, linewidth=1.2)
         axis.errorbar(place + 0.2, mean, spread, color="black", capsize=4, linewidth=1.2, marker="_", zorder=4)
-        dots = {"markeredgecolor": "white", "markersize": 7, "linestyle": "", "zorder": 3, "clip_on": False}
-        axis.plot(np.full(len(values), place - 0.1), values, **colour_and_marker(place), **dots)
+        dots = look(place, linestyle="", markeredgecolor="white", markersize=7, zorder=3, clip_on=False)
+        axis.plot(np.full(len(values), place - 0.1), values, **dots)
         text = f"{mean:.1f} ± {spread:.1f}" if len(values) > 1 else f"{mean:.1f}"
         axis.annotate(text, (place, 0), (0, 6), textcoords="offset points", ha="center", fontsize=11, weight="bold")
     if len({len(values) for values in table}) == 1:
@@ -169,8 +198,9 @@ def label_curves(
     """
     labels = list(dict.fromkeys(label for curves in panels.values() for label in curves))
     taught = [label for label in labels if label not in untaught]
-    grey = [("0.45", style, "*") for style in STYLES[::-1]]
-    looks = {**dict(zip(taught, itertools.cycle(LOOKS))), **dict(zip(untaught, itertools.cycle(grey)))}
+    looks = {label: look(n) for n, label in enumerate(taught)}
+    grey = {"color": "0.45", "marker": "*"}
+    looks |= {label: {**grey, "linestyle": STYLES[3 - n % 4]} for n, label in enumerate(untaught)}
     barred = len(labels) > CROWD or all(len(points) == 1 for curves in panels.values() for points in curves.values())
     figure = Figure(figsize=(3.4 + 3.6 * len(panels), 4.2), layout="constrained")
     axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
@@ -195,19 +225,18 @@ def label_curves(
     save(figure, path)
 
 
-def _label_curve(axis, points: list, look: tuple[str, str, str], shift: float | None, label: str) -> None:
+def _label_curve(axis, points: list, line: dict, shift: float | None, label: str) -> None:
     """Draws a curve with a band, or with bars, moved aside by a factor."""
     x, mean, std = np.array(points, dtype=float).T
-    colour, style, shape = look
+    colour = line["color"]
     if std.any() and shift is not None:
         x = x * shift
         axis.errorbar(x, mean, std, fmt="none", ecolor=colour, elinewidth=1, capsize=2)
     elif std.any():
         axis.fill_between(x, mean - std, mean + std, color=colour, alpha=0.18, linewidth=0)
         for edge in (mean - std, mean + std):  # in grey print bands run into each other
-            axis.plot(x, edge, color=colour, linewidth=0.6, linestyle=style)
-    marker = {"marker": shape, "markeredgecolor": "white", "markersize": 7}
-    axis.plot(x, mean, color=colour, linestyle=style, linewidth=1.8, label=label, **marker)
+            axis.plot(x, edge, **line | {"marker": "", "linewidth": 0.6})
+    axis.plot(x, mean, linewidth=1.8, markeredgecolor="white", markersize=7, label=label, **line)
 
 
 def _accuracy_axis(axis, title: str, chance: float | None) -> None:

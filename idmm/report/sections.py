@@ -1,4 +1,4 @@
-"""What a grid tells, as plain data computed once for all formats: best sources, ranks, previews, size curves."""
+"""A grid's findings as plain data, computed once for all formats: best sources, ranks, previews, size curves."""
 
 import json
 import statistics
@@ -17,7 +17,7 @@ SIZES = 6  # least number of sizes that make a curve
 # ------------------------------------------------------------------ sources
 @dataclass(frozen=True)
 class SourceRank:
-    """How a source does over all targets, methods and backbones; intervals are over targets."""
+    """A source's rank, accuracy and gain over all targets, methods and backbones; intervals are over targets."""
 
     source: str
     pretrained: bool  # False for scratch and for weights that the user gave
@@ -33,10 +33,9 @@ class SourceRank:
 
 @dataclass(frozen=True)
 class Ranking:
-    """Sources from best to worst by their mean rank.
+    """Sources from best to worst by their mean rank over comparisons: targets, methods and backbones.
 
-    A comparison is a target, a method and a backbone. Only those count in which every source has a value: a rank among
-    fewer would be another number.
+    Only those comparisons count in which every source has a value: a rank among fewer would be another number.
     """
 
     ranks: list[SourceRank]
@@ -61,17 +60,17 @@ def ranking(table: Table) -> Ranking:
     methods = list(dict.fromkeys(row.method for row in table.rows if row in pretrained)) or [None]
     candidates = _candidates(table, pretrained)
     comparisons = list(product(table.backbones, methods, table.targets))
-    found = [
-        [table.mean(backbone, row or Row(source, method), target) for source, row in candidates.items()]
-        for backbone, method, target in comparisons
-    ]  # [comparisons][sources]
-    kept = [n for n, values in enumerate(found) if None not in values and len(candidates) > 1]
+    found = {
+        place: [table.mean(place[0], row or Row(source, place[1]), place[2]) for source, row in candidates.items()]
+        for place in comparisons
+    }
+    kept = [place for place, values in found.items() if None not in values and len(candidates) > 1]
     if not kept:
         return Ranking([], 0, len(comparisons), 0)
-    values = np.array([found[n] for n in kept], dtype=float)  # [P, S]
+    values = np.array([found[place] for place in kept], dtype=float)  # [comparisons, sources]
     places = rankdata(-values, axis=1)  # 1 for the largest; equals share the mean of their ranks
-    _, method_of, targets = zip(*(comparisons[n] for n in kept), strict=True)
-    scratch = [table.mean(backbone, SCRATCH, target) for backbone, _, target in (comparisons[n] for n in kept)]
+    _, method_of, targets = zip(*kept, strict=True)
+    scratch = [table.mean(backbone, SCRATCH, target) for backbone, _, target in kept]
     gains = [None] * len(candidates) if None in scratch else bootstrap(values - np.array(scratch)[:, None], targets)
     masks = {method: [other == method for other in method_of] for method in method_of}
     columns = zip(candidates.items(), bootstrap(places, targets), gains, places.T, values.T, strict=True)
@@ -125,10 +124,7 @@ def picks(table: Table) -> list[Pick]:
 # ------------------------------------------------------------------ preview
 @dataclass(frozen=True)
 class Preview:
-    """How well a probe of frozen features foretells fine-tuning, over targets and backbones.
-
-    Scratch is left out, all would agree on it.
-    """
+    """How well a probe of frozen features predicts fine-tuning, over targets and backbones; scratch is left out."""
 
     label: str  # of the probe
     rho: BootstrapMean | None  # Spearman's rank correlation over the rows of a target; its interval is over targets
@@ -200,16 +196,15 @@ def size_curves(table: Table) -> list[SizeCurve]:
                 runs.setdefault(size, []).extend(cell.stats.runs)
         if runs:
             points = {size: seed_stats(runs[size], table.metric) for size in sorted(runs)}
-            scratch = table.cells.get((backbone, SCRATCH, target))
+            cell = table.cells.get((backbone, SCRATCH, target))
+            scratch = cell.stats if cell and cell.stats.n else None
             slope = log_slope(list(points), [stats.mean for stats in points.values()])
-            found.append(
-                SizeCurve(dataset, *place, points, scratch.stats if scratch and scratch.stats.n else None, slope)
-            )
+            found.append(SizeCurve(dataset, *place, points, scratch, slope))
     return found
 
 
 def _families(table: Table) -> list[tuple[str, dict[str, int]]]:
-    """Dataset, source -> size; of datasets whose subsets make up six or more sources of different sizes."""
+    """Datasets whose subsets are sources of six or more sizes, each with its sources' sizes."""
     found: dict[tuple, dict[str, tuple[int, str]]] = {}
     for run in (run for cell in table.cells.values() for run in cell.stats.runs):
         # the run's own config reads the target; the images of the source are those of its pretraining
@@ -228,7 +223,7 @@ def _families(table: Table) -> list[tuple[str, dict[str, int]]]:
 # ------------------------------------------------------------------ all
 @dataclass(frozen=True)
 class Sections:
-    """What the reports of a grid say; from ``picks`` on it is of the first table."""
+    """What the reports of a grid say; ``picks``, ``ranking`` and ``curves`` are of the first table."""
 
     grid: dict  # as in grid.json
     own: Table  # of the grid's own protocol, which may be empty

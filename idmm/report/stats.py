@@ -32,10 +32,10 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True)
 class SeedStats:
-    """Accuracy in percent over the runs of all seeds of one source, method, backbone and target.
+    """Accuracy in percent over the runs of one source, method, backbone and target; None where there are too few.
 
-    Runs that share a pretraining are no independent draws: where there are several pretrainings, it is their means
-    that count for the interval.
+    Runs that share a pretraining are no independent draws: with several pretrainings the interval is that of their
+    means.
     """
 
     runs: tuple[dict, ...]  # as grid.json lists them under ``cells``
@@ -60,7 +60,7 @@ class SeedStats:
 
 
 def seed_stats(runs: Iterable[dict], metric: str) -> SeedStats:
-    """Returns the statistics of runs that differ in their seeds alone; None stands for what too few values give."""
+    """Returns the statistics of runs that differ in their seeds alone."""
     runs = tuple(runs)
     groups: dict[tuple, list[float]] = {}
     for run in runs:
@@ -102,14 +102,10 @@ def difference(one: SeedStats, other: SeedStats) -> Estimate | None:
 
 
 def bootstrap(values: np.ndarray, groups: list) -> list[BootstrapMean]:
-    """Returns the mean of each column with a percentile interval, when whole groups are drawn again.
+    """Returns the mean of each column of ``values`` [R, K] with a percentile interval over resampled ``groups`` [R].
 
-    Targets are what is drawn: a source that is good for one of them need not be for the next. With few of them such
-    intervals are too narrow; with less than two there are none.
-
-    Args:
-        values: [R, K].
-        groups: To which group a row belongs, R of them.
+    Groups are targets: a source that is good for one of them need not be for the next. With few of them such intervals
+    are too narrow; with less than two there are none.
     """
     kinds, intervals = list(dict.fromkeys(groups)), [None] * values.shape[1]
     if len(kinds) > 1:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import product, starmap
 from typing import NamedTuple
 
 from idmm.report.stats import Estimate, SeedStats, difference, seed_stats
@@ -68,12 +69,7 @@ class TableCell:
 
 
 class Table:
-    """The cells of one readout of a grid, in the user's order, scratch first.
-
-    Args:
-        grid: What grid.json holds.
-        protocol: ``finetune`` or ``probe``.
-        metric: ``top1``, or ``knn`` for the protocol probe.
+    """The cells of one readout of a grid (what grid.json holds), in the user's order, scratch first.
 
     Attributes:
         counts: Runs by their status.
@@ -84,15 +80,15 @@ class Table:
     def __init__(self, grid: dict, protocol: str, metric: str = "top1"):
         self.protocol, self.metric, self.label = protocol, metric, READOUTS[protocol, metric]
         runs = [run for run in grid["cells"] if run["protocol"] == protocol]
-        self.backbones = _ordered(grid["backbones"], (run["backbone"] for run in runs))
-        self.targets = _ordered(grid["targets"], (run["target"] for run in runs))
-        sources = _ordered(grid["sources"], (run["source"] for run in runs))
-        methods = _ordered(grid["methods"], (run["method"] for run in runs))
+        self.backbones, self.targets, sources, methods = (
+            _ordered(grid[f"{name}s"], (run[name] for run in runs))
+            for name in ("backbone", "target", "source", "method")
+        )
         groups: dict[tuple, list[dict]] = {}
         for run in runs:
             groups.setdefault((run["backbone"], Row(run["source"], run["method"]), run["target"]), []).append(run)
         seen = {row for _, row, _ in groups}
-        rows = [Row(source, method) for source in sources for method in methods if (source, method) in seen]
+        rows = [row for row in starmap(Row, product(sources, methods)) if row in seen]
         self.rows = sorted(rows, key=lambda row: not row.is_scratch)
         self.has_scratch, self.counts = SCRATCH in self.rows, Counter(run["status"] for run in runs)
         self._stats = {place: seed_stats(group, metric) for place, group in groups.items()}
@@ -113,33 +109,33 @@ class Table:
         return TableCell(stats, gain, stats.n not in (0, self.usual_n), *best)
 
     def rows_of(self, backbone: str) -> list[Row]:
-        """Rows that the backbone has; a file of weights is of one backbone only."""
+        """Returns the rows that the backbone has; a file of weights is of one backbone only."""
         return [row for row in self.rows if any((backbone, row, target) in self._stats for target in self.targets)]
 
     def cells_of(self, backbone: str, row: Row) -> list[TableCell | None]:
-        """One for each target, None where the grid has no such place."""
+        """Returns one cell for each target, None where the grid has no such place."""
         return [self.cells.get((backbone, row, target)) for target in self.targets]
 
     def mean(self, backbone: str, row: Row, target: str) -> float | None:
-        """None where there is no value."""
+        """Returns a cell's mean, None where there is no value."""
         stats = self._stats.get((backbone, row, target))
         return stats.mean if stats else None
 
     @property
     def runs(self) -> list[dict]:
-        """Scratch first, then as the user named them."""
-        places = [(b, row, target) for row in self.rows for b in self.backbones for target in self.targets]
+        """All runs, those from scratch first, then as the user named them."""
+        places = [(backbone, row, target) for row, backbone, target in product(self.rows, self.backbones, self.targets)]
         return [run for place in places if place in self._stats for run in self._stats[place].runs]
 
     def caption(self, spread: str = "standard deviation") -> str:
-        """What the numbers are, as a sentence without markup."""
+        """Returns what the numbers are, as a sentence without markup."""
         over = f", mean ± {spread} over n = {self.usual_n} runs" if self.usual_n > 1 else ", one run each"
         differs = any(cell.unusual_n for cell in self.cells.values())
         how = {"fine-tuned": "after fine-tuning", "kNN": "of kNN"}.get(self.label, f"of a {self.label}")
         return f"Top-1 accuracy {how}, in percent{over}{', another n where noted' if differs else ''}."
 
     def legend(self) -> str:
-        """What the marks mean, those that occur."""
+        """Returns what those marks mean that occur."""
         cells = self.cells.values()
         marks = (
             ("bold: the best of a column", any(cell.best_of_column for cell in cells)),

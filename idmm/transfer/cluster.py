@@ -1,7 +1,8 @@
-"""Runs a grid on a Ray cluster: a job is a task, and a backbone's future is an argument of what is tuned from it.
+"""Runs a grid on a Ray cluster: each job is a task, and the future of a pretraining is an argument of what needs it.
 
 Where all nodes see the grid's folder, a task works in it as the local engine does, under a lock of its own. Elsewhere
-a task works in a temporary folder of its node; what it made comes back by value, and the lock is this process's.
+(``ray.shared false``) a task works in a temporary folder of its node and returns the run's files, and this process
+holds the lock.
 """
 
 import contextlib
@@ -18,20 +19,17 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from idmm.data.loaders import cores
 from idmm.errors import Interrupted, UserError
 from idmm.files import write_bytes
 from idmm.transfer.config import Ray
 from idmm.transfer.plan import Job
-from idmm.transfer.run import POLL, Grid, JobLocks, attempt, take
-from idmm.transfer.status import GridStatus
+from idmm.transfer.run import POLL, Grid, attempt, take
 
 log = logging.getLogger("idmm")
 GRACE = 60.0  # seconds that interrupted jobs have to save their state
@@ -43,16 +41,12 @@ IMAGES = "last/images.json"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What comes back from a task."""
+    """What a task returns; ``files`` and ``images_read`` only where no folder is shared."""
 
-    done: bool
-    """False too where another runner has the job, or the one that it needs was not done."""
-    error: str | None = None
-    """Why it was given up."""
-    files: dict[str, bytes] = field(default_factory=dict)
-    """By value: what the run folder holds, by path in it."""
-    images_read: int | None = None
-    """By value: when the run read its images (ns)."""
+    done: bool  # False also where another runner has the job, or the one that it needs was not done
+    error: str | None = None  # why it failed for good
+    files: dict[str, bytes] = field(default_factory=dict)  # contents by path in the run folder
+    images_read: int | None = None  # when the run read its images (ns)
 
 
 def require() -> None:
@@ -61,16 +55,12 @@ def require() -> None:
         raise UserError("engine: ray needs ray; install it with: pip install 'idmm[ray]'")
 
 
-def run(grid: Grid, status: GridStatus) -> None:
-    """Does what can be done of a grid on the cluster of ``config.ray``, beside other runners of the same folder.
-
-    Args:
-        grid: The grid.
-        status: Says where it stands.
+def run(grid: Grid, say: Callable[[], None]) -> None:
+    """Runs all jobs of a grid on the cluster of ``config.ray``, beside other runners; calls ``say`` now and then.
 
     Raises:
         UserError: Ray is not installed, there is no such cluster, or it cannot run these jobs.
-        Interrupted: Ctrl-C or SIGTERM; jobs had their time to save.
+        Interrupted: Ctrl-C or SIGTERM; running jobs had time to save.
     """
     require()
     with _connected(grid.config.ray):
@@ -78,7 +68,7 @@ def run(grid: Grid, status: GridStatus) -> None:
         try:
             while scheduler.send() or grid.remaining():
                 scheduler.receive()
-                status.say()
+                say()
         except KeyboardInterrupt:
             scheduler.cancel()
             raise Interrupted("interrupted; the same command goes on") from None
@@ -87,18 +77,14 @@ def run(grid: Grid, status: GridStatus) -> None:
 
 
 class _RayScheduler:
-    """The tasks of a grid that are in the cluster.
-
-    Args:
-        grid: The grid.
-    """
+    """The tasks of a grid that are in the cluster."""
 
     def __init__(self, grid: Grid):
         import ray
 
         self.ray, self.grid, wanted = ray, grid, grid.config.ray
         self.shared = wanted.shared
-        # the directory that relative paths mean, and what tells this run's temporary folders from others'
+        # what relative paths start from, and what tells this run's temporary folders from others'
         self.place = os.getcwd(), uuid.uuid4().hex[:8]
         self.sent: dict[Any, tuple[Job, contextlib.ExitStack]] = {}  # by future; the job's lock is on the stack
         self.backbones: dict[str, Any] = {}  # futures by the pretraining's key
@@ -108,14 +94,14 @@ class _RayScheduler:
         self._task = ray.remote(max_retries=0, num_cpus=wanted.num_cpus, num_gpus=wanted.num_gpus)(_do)
 
     def send(self) -> int:
-        """Sends what is left and not another runner's; returns how many tasks there are."""
-        done, taken = self.grid.finished(), self.grid.locks.held_by_others()
+        """Sends the jobs that are ready and that no other runner has; returns how many tasks are in the cluster."""
+        done, taken = self.grid.finished(), self.grid.locked_by_others()
         left, known = self.grid.remaining(), {job.key for job, _ in self.sent.values()}
         for job in left:
             if job.key in known or job.key in taken or not (job.needs is None or job.needs in known | done):
                 continue
             lock = contextlib.ExitStack()
-            if not self.shared and not lock.enter_context(self.grid.locks.held(job.key)):
+            if not self.shared and not lock.enter_context(self.grid.lock(job)):
                 continue
             start = self._backbone(job, job.needs in done)
             future = self._task.options(name=job.title).remote(self._grid, job, start, *self.place)
@@ -126,7 +112,7 @@ class _RayScheduler:
         return len(self.sent)
 
     def _backbone(self, job: Job, done: bool) -> Any:
-        """What a job starts from: a future where that is being made, a value where it lies here, else nothing."""
+        """What a task needs to be given: its pretraining's future or files; None where it reads the shared folder."""
         if job.needs is None or (done and self.shared):
             return None
         if job.needs not in self.backbones:
@@ -136,16 +122,16 @@ class _RayScheduler:
         return self.backbones[job.needs]
 
     def receive(self) -> None:
-        """Waits a moment, and takes in what is ready."""
+        """Waits a moment for tasks that end, and keeps what they return."""
         if not self.sent:
             time.sleep(POLL)  # other runners have all that is left
             return
         for future in self.ray.wait(list(self.sent), timeout=POLL)[0]:
             job, lock = self.sent.pop(future)
             with lock:
-                self._take_in(job, future)
+                self._collect(job, future)
 
-    def _take_in(self, job: Job, future: Any) -> None:
+    def _collect(self, job: Job, future: Any) -> None:
         try:
             outcome = self.ray.get(future)
         except self.ray.exceptions.RayError as error:
@@ -153,22 +139,22 @@ class _RayScheduler:
             outcome = self._lost(job, error)
         if outcome.done and not self.shared:
             self._keep(job, outcome)
-            self.backbones.pop(job.key, None)  # from now on by value: a node that goes away does not take it along
+            self.backbones.pop(job.key, None)  # a node that goes away would take it along: now this machine has it
         elif outcome.error:
             for name, data in outcome.files.items():
                 write_bytes(self.grid.out / job.folder / name, data)
             if job.key not in self.grid.failed():
-                self.grid.give_up(job, outcome.error)
+                self.grid.mark_failed(job, outcome.error)
             log.warning("%s failed: %s", job.title, outcome.error)
 
     def _lost(self, job: Job, error: Exception) -> Outcome:
-        """What a task comes to that did not end by itself; one without error is sent again."""
+        """The outcome of a task that did not return; without an error it is sent again."""
         cause = getattr(error, "cause", None)
-        if isinstance(cause, UserError):  # of the cluster; a job's own comes as an outcome
+        if isinstance(cause, UserError):  # of the cluster; a job's own is in its outcome
             raise UserError(*cause.faults) from None
-        unmade = isinstance(cause, self.ray.exceptions.RayError)  # an argument of the task
-        if unmade or (job.needs is not None and job.needs not in self.grid.finished()):
-            return Outcome(False)  # what failed is what it waits for
+        argument = isinstance(cause, self.ray.exceptions.RayError)
+        if argument or (job.needs is not None and job.needs not in self.grid.finished()):
+            return Outcome(False)  # what it waited for was lost
         why = " ".join(str(cause or error).split())[:300]
         if cause is not None:
             return Outcome(False, why)
@@ -180,21 +166,17 @@ class _RayScheduler:
         return Outcome(False)
 
     def _keep(self, job: Job, outcome: Outcome) -> None:
-        """Writes a run folder, the file last by which it counts as done."""
+        """Writes a run folder, last ``result.json``, by which it counts as done."""
         folder = self.grid.out / job.folder
         for name in sorted(outcome.files, key=lambda name: name == "result.json"):
-            data = outcome.files[name]
-            if name == "config.yaml":  # it names the node's folders
-                config, start = yaml.safe_load(data), self.grid.plan.jobs.get(job.needs)
-                paths = {"out": str(folder)} | ({"init": str(self.grid.out / start.folder)} if start else {})
-                config |= {key: path for key, path in paths.items() if key in config}
-                data = yaml.safe_dump(config, sort_keys=False, allow_unicode=True).encode()
-            write_bytes(folder / name, data)
-            if name == IMAGES:  # files that are younger may be others
+            write_bytes(folder / name, outcome.files[name])
+            if name == "config.yaml":
+                self.grid.update_paths(job)
+            elif name == IMAGES:  # images that are younger may have changed
                 os.utime(folder / name, ns=(outcome.images_read, outcome.images_read))
 
     def cancel(self) -> None:
-        """Ends all tasks; those at work save their state first."""
+        """Ends all tasks; those that run save their state first."""
         log.info("interrupted: jobs at work save their state")
         for future in self.sent:
             self.ray.cancel(future)
@@ -202,19 +184,20 @@ class _RayScheduler:
             self.ray.wait(list(self.sent), num_returns=len(self.sent), timeout=GRACE)
 
     def release(self) -> None:
-        """Lets other runners have what was sent."""
+        """Unlocks the jobs that were sent."""
         for _, lock in self.sent.values():
             lock.close()
 
 
 # ------------------------------------------------------------------ on a node
 def _do(grid: Grid, job: Job, start: Outcome | None, home: str, token: str) -> Outcome:
-    """A task: does a job, or nothing where what it needs was not done."""
+    """A task: runs a job, unless the one that it needs was not done."""
     if start is not None and not start.done:
         return Outcome(False)
     with contextlib.suppress(OSError):
         os.chdir(home)
     grid = copy.copy(grid)
+    grid.runner = uuid.uuid4().hex  # this process's
     if not grid.config.ray.shared:
         return _by_value(grid, job, start, token)
     if not (grid.out / "grid.yaml").exists():
@@ -223,14 +206,12 @@ def _do(grid: Grid, job: Job, start: Outcome | None, home: str, token: str) -> O
             f"ray.shared: node {host} does not see '{grid.out.absolute()}'; wanted is a folder that all nodes see at "
             "the same path, or --ray.shared false"
         )
-    grid.locks = JobLocks(grid.out / "jobs")  # this process's
     take(grid, job)
-    failure = grid.failed().get(job.key)
-    return Outcome((grid.out / job.folder / "result.json").exists(), failure and failure["error"])
+    return Outcome(bool(grid.result(job)), grid.failed().get(job.key, {}).get("error"))
 
 
 def _by_value(grid: Grid, job: Job, start: Outcome | None, token: str) -> Outcome:
-    """Does a job in a temporary folder, where a task that is tried again on the same node finds what was begun."""
+    """Runs a job in a temporary folder, which outlives a worker that is killed: the next try there resumes in it."""
     grid.out = Path(tempfile.gettempdir()) / f"idmm-ray-{token}-{job.key}"
     grid.out.mkdir(mode=0o700, exist_ok=True)
     try:
@@ -238,8 +219,7 @@ def _by_value(grid: Grid, job: Job, start: Outcome | None, token: str) -> Outcom
             for name in BACKBONE:
                 write_bytes(grid.out / grid.plan.jobs[job.needs].folder / name, start.files[name])
         attempt(grid, job)
-        failure = grid.failed().get(job.key)
-        folder = grid.out / job.folder
+        folder, failure = grid.out / job.folder, grid.failed().get(job.key)
         if failure is not None:
             return Outcome(False, failure["error"], _files(folder, "log.txt"))
         images = folder / IMAGES
@@ -250,9 +230,9 @@ def _by_value(grid: Grid, job: Job, start: Outcome | None, token: str) -> Outcom
 
 
 def _files(folder: Path, pattern: str) -> dict[str, bytes]:
-    """Files of a run, without what only a resume needs."""
-    found = {path: path.relative_to(folder) for path in folder.glob(pattern) if path.is_file()}
-    return {str(n): path.read_bytes() for path, n in found.items() if n.parts[0] != "last" or str(n) == IMAGES}
+    """Contents of a run's files by their paths, without what only a resume needs."""
+    found = {str(path.relative_to(folder)): path for path in folder.glob(pattern) if path.is_file()}
+    return {name: path.read_bytes() for name, path in found.items() if name == IMAGES or not name.startswith("last/")}
 
 
 # ------------------------------------------------------------------ the cluster
@@ -308,11 +288,7 @@ def _answers(address: str) -> None:
 
 
 def _check_room(ray: Any, wanted: Ray) -> None:
-    """Says what there is.
-
-    Raises:
-        UserError: No node has what a job takes, and none can join.
-    """
+    """Logs the cluster's size; raises UserError where no node has what a job takes and none can join."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     cpus, gpus = (sum(node.get(kind, 0) for node in nodes) for kind in ("CPU", "GPU"))
     log.info("ray: %d nodes, %g cores, %g GPUs", len(nodes), cpus, gpus)

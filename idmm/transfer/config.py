@@ -1,5 +1,6 @@
 """The keys of a transfer grid, and the command line that reads them."""
 
+import copy
 from dataclasses import field
 from typing import Annotated, Any, Literal
 
@@ -82,8 +83,7 @@ class GridConfig:
     """Print the jobs, what they wait for and how long they may take, and run none."""
 
 
-# Mappings that are replaced, not merged.
-WHOLE = ("kwargs", "subset")
+WHOLE = ("kwargs", "subset")  # mappings that are replaced, not merged
 
 
 def parse_grid(argv: list[str], prog: str) -> GridConfig:
@@ -113,31 +113,33 @@ def parse_grid(argv: list[str], prog: str) -> GridConfig:
     try:
         config = parse(GridConfig, [token for token in rest if token != "--print_config"], prog)
     except UserError as error:
-        raise UserError(*faults, *error.faults) from None
+        faults += error.faults
     if faults:
         raise UserError(*faults)
     for stage, key, value in nested:
-        set_key(getattr(config, stage), key, value)
+        _merge(getattr(config, stage), {key: value})
     if "--print_config" in rest:
         print(dump(config), end="")
         raise SystemExit(0)
     return config
 
 
-def set_key(data: dict, key: str, value: Any) -> None:
-    """Sets ``a.b.c`` in nested mappings; a mapping is merged into the one that is there, but for ``WHOLE``."""
-    *parents, name = key.split(".")
-    for parent in parents:
-        if not isinstance(data.get(parent), dict):
-            data[parent] = {}
-        data = data[parent]
-    if isinstance(value, dict) and isinstance(data.get(name), dict) and name not in WHOLE:
-        merge(data[name], value)
-    else:
-        data[name] = value
+def merged(*layers: dict) -> dict:
+    """Returns mappings, whose keys may be dotted, as one nested mapping; of two values the later one stays."""
+    data: dict = {}
+    for layer in layers:
+        _merge(data, copy.deepcopy(layer))
+    return data
 
 
-def merge(data: dict, new: dict) -> None:
-    """Merges a mapping, whose keys may be dotted, into another, in place."""
+def _merge(data: dict, new: dict) -> None:
     for key, value in new.items():
-        set_key(data, key, value)
+        place, (*parents, name) = data, key.split(".")
+        for parent in parents:
+            if not isinstance(place.get(parent), dict):
+                place[parent] = {}
+            place = place[parent]
+        if isinstance(value, dict) and isinstance(place.get(name), dict) and name not in WHOLE:
+            _merge(place[name], value)
+        else:
+            place[name] = value

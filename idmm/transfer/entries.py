@@ -22,21 +22,20 @@ _KEYS = {
 
 
 def read_entries(grid: GridConfig, faults: list[str]) -> dict[str, list[dict]]:
-    """Returns the entries of each list as mappings with ``label``, those that are right; adds the others' faults."""
+    """Returns the valid entries of each list as mappings with ``label``; adds the faults of the others."""
     entries = {name: _listed(grid, name, faults) for name in _KEYS}
-    labels = {name: {entry["label"] for entry in found} for name, found in entries.items()}
-    _check_labels(grid, entries, labels, faults)
+    _check_labels(grid, entries, faults)
     for name in ("seeds", "pretrain_seeds", "finetune_seeds"):
         seeds = getattr(grid, name) or []
         faults += [f"{name}: {seed} is there twice" for seed in dict.fromkeys(seeds) if seeds.count(seed) > 1]
     if not (grid.scratch or grid.weights or (grid.sources and grid.methods)):
         faults.append("sources: none, and neither scratch nor weights: there is nothing to run; name a dataset")
-    backbones, right = [entry["label"] for entry in entries["backbones"]], {}
-    for name, found in entries.items():
-        wrong = [_entry_faults(name, entry, grid, backbones) for entry in found]
-        faults += [f"{name} '{e['label']}': {line}" for e, lines in zip(found, wrong, strict=True) for line in lines]
-        right[name] = [entry for entry, lines in zip(found, wrong, strict=True) if not lines]
-    return right
+    backbones, valid = [entry["label"] for entry in entries["backbones"]], {name: [] for name in entries}
+    for name, entry in [(name, entry) for name, found in entries.items() for entry in found]:
+        wrong = _entry_faults(name, entry, grid, backbones)
+        faults += [f"{name} '{entry['label']}': {fault}" for fault in wrong]
+        valid[name] += [entry] if not wrong else []
+    return valid
 
 
 def data_of(entry: dict, grid: GridConfig) -> dict:
@@ -68,9 +67,8 @@ def _listed(grid: GridConfig, name: str, faults: list[str]) -> list[dict]:
     return found
 
 
-def _check_labels(
-    grid: GridConfig, entries: dict[str, list[dict]], labels: dict[str, set[str]], faults: list[str]
-) -> None:
+def _check_labels(grid: GridConfig, entries: dict[str, list[dict]], faults: list[str]) -> None:
+    labels = {name: {entry["label"] for entry in found} for name, found in entries.items()}
     for name, found in entries.items():
         # a file of weights is of one backbone: others have theirs under the same label
         given = [(entry["label"], entry.get("backbone") if name == "weights" else None) for entry in found]

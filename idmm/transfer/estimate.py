@@ -22,7 +22,7 @@ CLASSES = 100  # of the classifier that is timed
 
 
 class _Noise:
-    """Images of noise, as large as the cache keeps them, all alike in cost."""
+    """Stands for an ImageStore: images of noise, as large as the cache keeps them."""
 
     def __init__(self, count: int, side: int):
         rng = np.random.default_rng(0)
@@ -37,30 +37,33 @@ class _Noise:
 def text(grid: Grid, counts: dict[str, int]) -> str:
     """Returns the jobs that are left, what each waits for and takes, and the time for all.
 
-    Args:
-        grid: The grid.
-        counts: Training images of each job, by key.
+    ``counts`` holds the training images of each job by its key.
     """
     jobs, cells, failed = grid.plan.jobs, grid.plan.cells, grid.failed()
     left = {job.key: job for job in grid.plan.remaining(grid.finished())}  # a start tries those that failed again
-    seconds = estimates(list(left.values()), counts)
+    seconds = _estimates(list(left.values()), counts)
     lines = []
     for key, job in left.items():
         waits = f"  after {jobs[job.needs].title}" if job.needs in left else ""
         again = ", failed before" if key in failed else ""
         lines.append(f"{job.stage:9} {key}  about {duration(seconds[key]):>9}  {job.title}{waits}{again}")
     missing = sum(key in left for key in cells.values())
-    total = duration(sum(seconds.values()) / grid.at_once())
+    total = duration(sum(seconds.values()) / grid.parallel())
     lines.append(f"{len(left)} jobs for {missing} cells, {len(cells) - missing} cells are done; about {total}")
     return "\n".join(lines)
 
 
-def estimates(jobs: list[Job], counts: dict[str, int]) -> dict[str, float]:
-    """Returns seconds by key, training alone; jobs of one shape are timed once, all together in about 30 s."""
+def _estimates(jobs: list[Job], counts: dict[str, int]) -> dict[str, float]:
+    """Seconds of training by the jobs' keys; jobs of one shape are timed once, all together in about 30 s."""
     shapes = {_shape(job): job for job in jobs}
     share = BUDGET / max(1, len(shapes))
     rates = {shape: _rates(job, share) for shape, job in shapes.items()}
-    return {job.key: _seconds(job, counts[job.key], rates[_shape(job)]) for job in jobs}
+    seconds = {}
+    for job in jobs:
+        stage, images = STAGES[job.stage], counts[job.key]
+        phases = zip(stage.phases(stage.build(job.config)), rates[_shape(job)], strict=True)
+        seconds[job.key] = sum(phase.epochs * -(-images // phase.batch_size) * rate for phase, rate in phases)
+    return seconds
 
 
 def _shape(job: Job) -> str:
@@ -73,16 +76,14 @@ def _shape(job: Job) -> str:
 
 
 def _rates(job: Job, budget: float) -> list[float]:
-    """Seconds a step of each phase of a job; a probe's step is an image."""
+    """Seconds of an optimizer step of each phase of a job; of an image in a probe."""
     parts = assemble(STAGES[job.stage].build(job.config))
-    if job.stage == "probe":
-        return [_probe_rate(parts)]
-    return [_step(parts, phase, budget / len(parts.phases)) for phase in parts.phases]
+    timed = _probe_step if job.stage == "probe" else _training_step
+    return [timed(parts, phase, budget / len(parts.phases)) for phase in parts.phases]
 
 
-def _step(parts: Assembly, phase: Phase, budget: float) -> float:
-    """Seconds of one optimizer step with its images."""
-    train, workers = parts.config.train, parts.config.data.workers
+def _training_step(parts: Assembly, phase: Phase, budget: float) -> float:
+    train = parts.config.train
     info = RunInfo(2048, phase.batch_size, phase.epochs, 1000, CLASSES)
     method = parts.method(phase, parts.backbone(phase, CLASSES), info)
     transform = parts.transform(phase, _Noise(phase.batch_size, parts.short_side(phase.size)))
@@ -95,22 +96,15 @@ def _step(parts: Assembly, phase: Phase, budget: float) -> float:
     if loading + 2 * training < budget:
         rounds = min(5, int(budget / (training + 1e-9)))
         training = statistics.median([training, time_steps(method, batch, device, precision, rounds)])
-    workers = worker_count(workers, 0)[0]
+    workers = worker_count(parts.config.data.workers, 0)[0]
     step = max(loading / workers, training) if workers else loading + training
     return step * train.accumulate
 
 
-def _probe_rate(parts: Assembly) -> float:
-    (phase,) = parts.phases
+def _probe_step(parts: Assembly, phase: Phase, budget: float) -> float:
     model = parts.backbone(phase).eval()
     images = torch.zeros(16, parts.spec.in_chans, phase.size, phase.size)
     begun = time.monotonic()
     with torch.no_grad():
         model(images)
     return (time.monotonic() - begun) / 16
-
-
-def _seconds(job: Job, images: int, rates: list[float]) -> float:
-    stage = STAGES[job.stage]
-    phases = stage.phases(stage.build(job.config))
-    return sum(p.epochs * -(-images // p.batch_size) * rate for p, rate in zip(phases, rates, strict=True))

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from collections.abc import Callable
 
 from idmm import options
 from idmm.errors import Interrupted
@@ -10,7 +11,7 @@ from idmm.progress import Interrupts, logging_to
 from idmm.transfer.config import GridConfig
 from idmm.transfer.plan import GridPlan
 from idmm.transfer.preflight import check
-from idmm.transfer.run import Grid, work
+from idmm.transfer.run import Grid
 from idmm.transfer.status import GridStatus
 
 log = logging.getLogger("idmm")
@@ -29,10 +30,9 @@ def transfer(config: GridConfig | dict | str) -> dict:
         UserError: Faults of the grid, all of them, before the first job starts.
         Interrupted: Ctrl-C or SIGTERM; the same call goes on.
     """
-    config = options.build(GridConfig, config)
     try:
         with Interrupts():
-            return _transfer(config)
+            return _transfer(options.build(GridConfig, config))
     except KeyboardInterrupt:
         raise Interrupted("interrupted; the same command goes on") from None
 
@@ -55,9 +55,9 @@ def _transfer(config: GridConfig) -> dict:
         # -------------------------------------------------------------- jobs
         status = GridStatus(grid)
         try:
-            with status.going():
+            with status.shown():
                 if grid.remaining():
-                    _run(grid, status)
+                    _runner(config)(grid, status.say)
         finally:
             # ---------------------------------------------------------- results
             results = grid.results()
@@ -69,14 +69,11 @@ def _transfer(config: GridConfig) -> dict:
     return results
 
 
-def _run(grid: Grid, status: GridStatus) -> None:
-    if grid.config.engine == "ray":
-        from idmm.transfer import cluster
-
-        cluster.run(grid, status)
-    elif grid.config.workers > 1:
-        from idmm.transfer import workers
-
-        workers.run(grid, status)
+def _runner(config: GridConfig) -> Callable:
+    if config.engine == "ray":
+        from idmm.transfer.cluster import run
+    elif config.workers > 1:
+        from idmm.transfer.workers import run
     else:
-        work(grid, status.say)
+        from idmm.transfer.run import work as run
+    return run

@@ -1,12 +1,12 @@
 """What has to run: from a grid to jobs, each named by a hash of what it computes. No torch; of files only recipes and
 weights are read."""
 
-import copy
 import functools
 import hashlib
 import json
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,47 +14,32 @@ from idmm import options
 from idmm.config import FREE, NEW_KEYS
 from idmm.errors import UserError
 from idmm.stages import STAGES
-from idmm.transfer.config import TRAINING, GridConfig, merge
+from idmm.transfer.config import TRAINING, GridConfig, merged
 from idmm.transfer.entries import NONE, SCRATCH, data_of, read_entries
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One number of the grid."""
+    """One number of the grid, by the labels of its entries and by its seeds."""
 
-    source: str
-    """Label of the source or of the weights; ``scratch`` without pretraining."""
-    method: str
-    """Label of the method; ``none`` where nothing was pretrained here."""
+    source: str  # or the label of weights; ``scratch`` without pretraining
+    method: str  # ``none`` where nothing was pretrained here
     backbone: str
     target: str
-    pretrain_seed: int | None
-    """None where nothing was pretrained here."""
-    seed: int
-    """Of fine-tuning."""
+    pretrain_seed: int | None  # None where nothing was pretrained here
+    seed: int  # of fine-tuning
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run: a pretraining, a fine-tuning or a probe."""
+    """One run of a stage."""
 
-    key: str
-    """Hash of what it computes."""
+    key: str  # hash of what it computes
     stage: str
-    """``pretrain``, ``finetune`` or ``probe``."""
-    config: dict = field(compare=False)
-    """Of the run, plain; without ``out``, and without ``init`` where it ``needs`` another job."""
-    title: str = field(compare=False)
-    """For people and folder names."""
-    needs: str | None = None
-    """Key of the job whose backbone it starts from."""
-    begun: str | None = field(default=None, compare=False)
-    """Its folder where it was begun under another title."""
-
-    @property
-    def folder(self) -> str:
-        """Where it runs, under the grid's folder."""
-        return self.begun or f"runs/{self.stage}/{_safe(self.title)}-{self.key}"
+    config: dict  # plain; without ``out``, and without ``init`` where it needs another job
+    title: str  # for people and folder names
+    needs: str | None  # key of the job whose backbone it starts from
+    folder: str  # under the grid's folder
 
 
 @dataclass(frozen=True)
@@ -71,15 +56,12 @@ class _Row:
 
 
 class GridPlan:
-    """All of a grid: its cells, and the jobs that give them.
-
-    Args:
-        grid: The grid.
+    """The cells of a grid, and the jobs that give them.
 
     Attributes:
-        entries: Those of each list that are right, see :func:`idmm.transfer.entries.read_entries`.
+        entries: The valid ones of each list, see :func:`idmm.transfer.entries.read_entries`.
         jobs: By key; a job stands after the one that it needs.
-        cells: The key of the job that gives each cell; those alone that could be resolved.
+        cells: The key of the job that gives each cell; only those that could be resolved.
         faults: What is wrong with the others, a line each.
     """
 
@@ -88,33 +70,26 @@ class GridPlan:
         self.jobs: dict[str, Job] = {}
         self.cells: dict[Cell, str] = {}
         self.faults: list[str] = []
-        self._said: set[tuple[str, str]] = set()  # stages and faults of options, which a cell need not repeat
+        self._known: set[tuple[str, str]] = set()  # stages and faults of options, which a cell need not repeat
         self._recipes: dict[str, dict] = {}
         self._pairs = _seed_pairs(grid)
         self.entries = read_entries(grid, self.faults)
         self._check_options()
         for backbone in self.entries["backbones"]:
-            for row in self._rows(backbone):
-                own = grid.pairs == "same" and row.needs is not None
-                for target in self.entries["targets"]:
-                    if not own or target["label"] == row.source:
-                        self._add_cell(row, backbone, target)
+            for row, target in product(self._rows(backbone), self.entries["targets"]):
+                if grid.pairs == "all" or row.needs is None or target["label"] == row.source:
+                    self._add_cell(row, backbone, target)
 
     def checked(self) -> "GridPlan":
-        """Returns itself.
-
-        Raises:
-            UserError: All its faults.
-        """
+        """Returns itself; raises UserError with all its faults."""
         if self.faults:
             raise UserError(*self.faults)
         return self
 
     def remaining(self, finished: Collection[str] = ()) -> list[Job]:
-        """Returns the jobs that are left, each after the one it needs; a job that nobody needs any more is not.
+        """Returns the jobs that are left when those with these keys are done, each after the one it needs.
 
-        Args:
-            finished: Keys of jobs that are done.
+        A job that no cell needs any more is not among them.
         """
         left = set(self.cells.values()) - set(finished)
         left |= {self.jobs[key].needs for key in left} - set(finished)
@@ -130,22 +105,21 @@ class GridPlan:
             if entry.get("backbone", backbone["label"]) == backbone["label"]:
                 path, layers = str(Path(entry["path"]).expanduser()), (entry.get("finetune", {}),)
                 rows.append(_Row(entry["label"], NONE, None, tuned, init=path, layers=layers))
-        for source in entries["sources"]:
-            for method in entries["methods"]:
-                for seed in dict.fromkeys(first for first, _ in self._pairs):
-                    job = self._pretrain_job(source, method, backbone, seed)
-                    if job is not None:
-                        self.jobs.setdefault(job.key, job)
-                        pairs = tuple(second for first, second in self._pairs if first == seed)
-                        layers = (source.get("finetune", {}), method.get("finetune", {}))
-                        rows.append(_Row(source["label"], method["label"], seed, pairs, job.key, layers=layers))
+        pretrained = dict.fromkeys(seed for seed, _ in self._pairs)
+        for source, method, seed in product(entries["sources"], entries["methods"], pretrained):
+            job = self._pretrain_job(source, method, backbone, seed)
+            if job is not None:
+                self.jobs.setdefault(job.key, job)
+                tuned = tuple(second for first, second in self._pairs if first == seed)
+                layers = (source.get("finetune", {}), method.get("finetune", {}))
+                rows.append(_Row(source["label"], method["label"], seed, tuned, job.key, layers=layers))
         return rows
 
     def _pretrain_job(self, source: dict, method: dict, backbone: dict, seed: int) -> Job | None:
         layers = [self.grid.pretrain, *(entry.get("pretrain", {}) for entry in (source, method, backbone))]
         own = {"data": data_of(source, self.grid), "method": {"name": method["name"]}}
         config, faults = self._resolved("pretrain", layers, {**own, "model": _model(backbone), "seed": seed})
-        self._say("pretrain", f"pretrain of {method['label']} on {source['label']}", faults, self._said)
+        self._add_faults("pretrain", f"pretrain of {method['label']} on {source['label']}", faults)
         title = f"{source['label']}-{method['label']}-{backbone['label']}-s{seed}"
         return config and _job("pretrain", options.plain(config), title)
 
@@ -155,7 +129,7 @@ class GridPlan:
         for seed in row.seeds:
             own = {"data": data_of(target, self.grid), "model": _model(backbone), "seed": seed, "init": row.init}
             config, faults = self._resolved("finetune", layers, own)
-            self._say("finetune", f"finetune on {target['label']}", faults, self._said)
+            self._add_faults("finetune", f"finetune on {target['label']}", faults)
             plain = config and options.plain(config)
             if protocol == "probe":
                 plain = plain and self._probe(plain, backbone)
@@ -169,8 +143,7 @@ class GridPlan:
             self.cells[cell] = job.key
 
     def _probe(self, plain: dict, backbone: dict) -> dict | None:
-        """What a probe reads of a fine-tuning, at the size that the backbone is pretrained at (pixels); the same for
-        fresh weights and files, too."""
+        """The part of a fine-tuning's config that a probe has, at the image size of pretraining (pixels)."""
         layers = [self.grid.pretrain, backbone.get("pretrain", {})]
         config, _ = self._resolved("pretrain", layers, {"model": _model(backbone)}, resolve=False)
         kept = {name: plain[name] for name in ("init", "seed", "data", "model")}
@@ -183,45 +156,40 @@ class GridPlan:
         try:
             if recipe is not None and recipe not in self._recipes:
                 self._recipes[recipe] = options.read_file(recipe)
-            data = copy.deepcopy(self._recipes.get(recipe, {}))
-            for layer in layers:
-                merge(data, copy.deepcopy({key: value for key, value in layer.items() if key != "config"}))
-            merge(data, {**own, "out": None, "resume": "auto"})
-            config = options.build(STAGES[stage].config, data)
+            layers = [{key: value for key, value in layer.items() if key != "config"} for layer in layers]
+            data = merged(self._recipes.get(recipe, {}), *layers, {**own, "out": None, "resume": "auto"})
+            config = STAGES[stage].build(data)
             return STAGES[stage].resolve(config) if resolve else config, []
         except UserError as error:
             return None, [_short(fault) for fault in error.faults]
 
-    def _say(self, stage: str, where: str, faults: list[str], known: Collection[tuple[str, str]]) -> None:
-        """Keeps the faults of a stage's options that are not known yet."""
-        new = [fault for fault in faults if (stage, fault) not in known]
+    def _add_faults(self, stage: str, where: str, faults: list[str], known: Collection | None = None) -> None:
+        """Adds the faults of a stage's options that are not known yet."""
+        new = [fault for fault in faults if (stage, fault) not in (self._known if known is None else known)]
         self.faults += [f"{where}: {fault}" for fault in new]
-        self._said |= {(stage, fault) for fault in new}
+        self._known |= {(stage, fault) for fault in new}
 
     def _check_options(self) -> None:
         """Finds faults of options where they stand, not in each cell that they reach."""
         for stage in TRAINING:
             layer = getattr(self.grid, stage)
             faults = [*self._overruled(stage, layer), *self._resolved(stage, [layer], {}, resolve=False)[1]]
-            self._say(stage, stage, faults, known=())
-        common = frozenset(self._said)  # a fault of one entry may be another's, too
+            self._add_faults(stage, stage, faults)
+        common = frozenset(self._known)  # a fault of one entry may be another's, too
         for name, entries in self.entries.items():
-            for entry in entries:
-                for stage in TRAINING:
-                    if stage in entry or (name, stage) == ("methods", "pretrain"):
-                        layer = entry.get(stage, {})
-                        own = {"method": {"name": entry["name"]}} if name == "methods" and stage == "pretrain" else {}
-                        faults = self._resolved(stage, [getattr(self.grid, stage), layer], own, bool(own))[1]
-                        faults = [*self._overruled(stage, layer), *faults]
-                        self._say(stage, f"{name} '{entry['label']}': {stage}", faults, common)
+            for entry, stage in product(entries, TRAINING):
+                own = {"method": {"name": entry["name"]}} if (name, stage) == ("methods", "pretrain") else {}
+                if stage in entry or own:
+                    layer = entry.get(stage, {})
+                    faults = self._resolved(stage, [getattr(self.grid, stage), layer], own, bool(own))[1]
+                    faults = [*self._overruled(stage, layer), *faults]
+                    self._add_faults(stage, f"{name} '{entry['label']}': {stage}", faults, common)
 
     def _overruled(self, stage: str, layer: dict) -> list[str]:
         """Keys that the grid sets itself, to something else."""
         side = "sources" if stage == "pretrain" else "targets"
         decided = {"data.name": side, "method.name": "methods", "model.name": "backbones", "model.kwargs": "backbones"}
-        nested: dict = {}
-        merge(nested, copy.deepcopy(layer))
-        asked, faults = options.flatten(nested), []
+        asked, faults = options.flatten(merged(layer)), []
         for key, name in decided.items():
             value, there = asked.get(key), [entry.get(key.partition(".")[2]) for entry in self.entries[name]]
             if value and value not in there:
@@ -239,8 +207,7 @@ def _seed_pairs(grid: GridConfig) -> list[tuple[int, int]]:
     """Seeds of stage 1 and stage 2."""
     if grid.pretrain_seeds is None and grid.finetune_seeds is None:
         return [(seed, seed) for seed in grid.seeds]
-    first, second = grid.pretrain_seeds or grid.seeds[:1], grid.finetune_seeds or grid.seeds[:1]
-    return [(a, b) for a in first for b in second]
+    return list(product(grid.pretrain_seeds or grid.seeds[:1], grid.finetune_seeds or grid.seeds[:1]))
 
 
 def _model(backbone: dict) -> dict:
@@ -253,16 +220,17 @@ def _short(fault: str) -> str:
 
 
 def _job(stage: str, plain: dict, title: str, needs: str | None = None) -> Job:
-    if needs is not None:
-        plain = {**plain, "init": None}
+    plain = plain if needs is None else {**plain, "init": None}
     flat = options.flatten(plain)
     counted = {key: value for key, value in flat.items() if key not in FREE and value != NEW_KEYS.get(key, ...)}
     text = json.dumps([stage, counted, needs, _digest(plain.get("init"))], sort_keys=True, default=str)
-    return Job(hashlib.sha256(text.encode()).hexdigest()[:12], stage, plain, title, needs)
+    key = hashlib.sha256(text.encode()).hexdigest()[:12]
+    safe = "".join(c if c.isalnum() or c in "._" else "-" for c in title)[:80]
+    return Job(key, stage, plain, title, needs, folder=f"runs/{stage}/{safe}-{key}")
 
 
 def _digest(path: str | None) -> str | None:
-    """Of a file of weights: another file under its name is another job."""
+    """Hashes the content of a file of weights: another file under the same name is another job."""
     file = Path(path or "")
     file = file / "backbone.safetensors" if file.is_dir() else file
     if path is None or not file.is_file():
@@ -274,7 +242,3 @@ def _digest(path: str | None) -> str | None:
 def _hashed(path: str, size: int, time: int) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _safe(text: str) -> str:
-    return "".join(c if c.isalnum() or c in "._" else "-" for c in text)[:80]

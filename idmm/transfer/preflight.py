@@ -1,5 +1,5 @@
-"""What can be found wrong with a grid before its first job starts: entries, options, datasets that cannot be read,
-models that cannot be built, methods without labels, a folder that is taken."""
+"""Finds what is wrong with a grid before its first job starts: entries, options, datasets that cannot be read, models
+that cannot be built, methods without labels, a folder that is taken."""
 
 import functools
 import json
@@ -16,12 +16,13 @@ from idmm.data.images import BadImage
 from idmm.data.split import Splits, counted
 from idmm.distributed import pick_device
 from idmm.errors import UserError
+from idmm.files import being_written
 from idmm.stages import STAGES
 from idmm.stages.assemble import Assembly, assemble
 from idmm.transfer.config import GridConfig
 from idmm.transfer.entries import data_of
 from idmm.transfer.plan import Cell, GridPlan, Job
-from idmm.transfer.run import folder_faults
+from idmm.transfer.run import absolute
 
 
 def check(grid: GridConfig, plan: GridPlan) -> dict[str, int]:
@@ -43,12 +44,11 @@ def check(grid: GridConfig, plan: GridPlan) -> dict[str, int]:
         if job.needs is not None:
             checks.look(plan.jobs[job.needs], f"sources '{cell.source}'", _backbone(cell, job))
         checks.look(job, f"targets '{cell.target}'", _backbone(cell, job))
-    for name, labelled in (("sources", False), ("targets", True)):  # those that other faults keep out of every job
+    for name in ("sources", "targets"):  # entries that other faults keep out of all jobs
         seen = {getattr(cell, name[:-1]) for cell in plan.cells}
-        for entry in plan.entries[name]:
-            if entry["label"] not in seen:
-                data = options.build(PretrainConfig, {"data": data_of(entry, grid)}).data
-                checks.once([name, entry["label"]], f"{name} '{entry['label']}'", open_splits, data, labelled)
+        for entry in [entry for entry in plan.entries[name] if entry["label"] not in seen]:
+            data = options.build(PretrainConfig, {"data": data_of(entry, grid)}).data
+            checks.once([name, entry["label"]], f"{name} '{entry['label']}'", open_splits, data, name == "targets")
     checks.faults += [
         f"{side}: its images changed since {counted(len(keys), 'run')} in '{grid.out}' began; name another out"
         for side, keys in checks.changed.items()
@@ -59,28 +59,22 @@ def check(grid: GridConfig, plan: GridPlan) -> dict[str, int]:
 
 
 def _backbone(cell: Cell, job: Job) -> str:
-    """What decides on the backbone, as messages name it."""
+    """The entry that decides on a job's backbone, as messages name it."""
     return f"backbones '{cell.backbone}'" if job.config["init"] is None else f"weights '{cell.source}'"
 
 
 class _Checks:
-    """Does a thing once, and keeps what is wrong with it, wherever it is needed.
-
-    Attributes:
-        faults: A line each.
-        counts: Training images of each job, by key.
-        changed: Keys of jobs that were begun with other images, by the entry of the dataset.
-    """
+    """Does each check once, and adds its faults for every entry that needs it."""
 
     def __init__(self, grid: GridConfig, faults: list[str]):
         self.grid, self.faults = grid, faults
-        self.counts: dict[str, int] = {}
-        self.changed: dict[str, list[str]] = {}
+        self.counts: dict[str, int] = {}  # training images of each job
+        self.changed: dict[str, list[str]] = {}  # jobs that were begun with other images, by the dataset's entry
         self._found: dict[str, tuple[Any, tuple[str, ...]]] = {}
         self._runs: dict[str, Assembly] = {}
 
     def look(self, job: Job, side: str, backbone: str) -> None:
-        """Looks at what a job needs; ``side`` and ``backbone`` are the entries that its data and model are of."""
+        """Checks what a job needs; ``side`` and ``backbone`` name the entries that its data and model come from."""
         stage, new = STAGES[job.stage], job.key not in self._runs
         if new:  # lines on a checkpoint begin with the entry of weights
             self._runs[job.key] = assemble(stage.build(job.config), init_field="")
@@ -95,10 +89,11 @@ class _Checks:
                 self.changed.setdefault(side, []).append(job.key)
         if self.grid.engine == "local":
             self.once(parts.device, job.stage, pick_device, parts.device, "train.device")
-        drloc = job.config.get("drloc") or {"weight": 0}
+        drloc = job.config.get("drloc") or {}
+        model = [config.model.name, config.model.kwargs, config.data.in_chans, config.init]
         for phase in parts.phases:
-            model = [config.model.name, config.model.kwargs, config.data.in_chans, config.init, phase.size]
-            self.once([*model, drloc if drloc["weight"] else 0], backbone, parts.try_model, phase, True)
+            asked = [*model, phase.size, drloc if drloc.get("weight") else 0]
+            self.once(asked, backbone, parts.try_model, phase, True)
 
     def once(self, what: Any, where: str, call: Callable, *args) -> Any:
         """Returns ``call(*args)``, None where that is a user's mistake; ``where`` begins its lines."""
@@ -113,9 +108,42 @@ class _Checks:
         return value
 
 
+# ------------------------------------------------------------------ the grid's folder
+def folder_faults(config: GridConfig) -> list[str]:
+    """Returns what keeps a grid from being written to ``out``: something else is in it, say."""
+    out = Path(config.out)
+    known = out / "grid.yaml"
+    try:
+        # before grid.yaml is looked for: another runner, which writes that file first, may be starting
+        things = out.is_dir() and any(not being_written(path) for path in out.iterdir())
+        if known.exists():
+            before = options.read_file(known)
+            if not _related(before, options.plain(absolute(config))):
+                return [f"out: '{out}' holds a grid of other sources and targets; name another folder"]
+        elif out.exists() and not out.is_dir():
+            return [f"out: '{out}' is a file; name a folder"]
+        elif things:
+            return [f"out: '{out}' holds something that is no grid; name another folder"]
+        elif not out.exists():
+            above = next(path for path in out.absolute().parents if path.exists())
+            if not (above.is_dir() and os.access(above, os.W_OK | os.X_OK)):
+                return [f"out: cannot write to '{out}'; name a folder elsewhere"]
+    except UserError as error:
+        return [f"out: '{out}': {fault.removeprefix('--config: ')}" for fault in error.faults]
+    except OSError as error:
+        return [f"out: cannot read '{out}' ({error.strerror}); name another folder"]
+    return []
+
+
+def _related(before: dict, now: dict) -> bool:
+    """Whether two grids have a source or a target in common: then they may share runs."""
+    sides = [(before.get(name) or [], now.get(name) or []) for name in ("sources", "targets")]
+    return any(entry in others for mine, others in sides for entry in mine)
+
+
 # ------------------------------------------------------------------ images that changed
 def _changed(out: Path, key: str, splits: Splits, skips: bool) -> bool:
-    """Whether a run of this grid had other images: by their names, and by the bytes of files that are younger."""
+    """Whether a run of this grid read other images, by their names, and by the bytes of files that are younger."""
     path = next(out.glob(f"runs/*/*-{key}/last/images.json"), None)
     if path is None or not (path.with_name("state.pt").exists() or (path.parent.parent / "result.json").exists()):
         return False  # what was not saved is begun anew
@@ -137,7 +165,7 @@ def _changed(out: Path, key: str, splits: Splits, skips: bool) -> bool:
 
 
 def _younger(file: str, since: int, digest: str) -> bool:
-    """Whether a file was written since (ns) and holds something else, or cannot be read."""
+    """Whether a file was written ``since`` (ns) and has another digest, or cannot be read."""
     try:
         time = os.stat(file).st_mtime_ns
         return time > since and _read_digest(file, time) != digest

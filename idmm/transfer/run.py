@@ -3,20 +3,20 @@
 import contextlib
 import json
 import logging
-import os
 import re
 import time
 import traceback
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import yaml
 
 from idmm import options
 from idmm.errors import Interrupted, RunError, UserError
-from idmm.files import being_written, write_text
+from idmm.files import write_text
 from idmm.locks import Lock, holders
 from idmm.stages import STAGES
 from idmm.transfer.config import TRAINING, GridConfig
@@ -26,87 +26,62 @@ log = logging.getLogger("idmm")
 POLL = 1.0  # seconds between looks at what other runners do
 
 
-class JobLocks:
-    """The locks on a grid's jobs, as one runner of its folder takes them.
+class Grid:
+    """A grid's folder as one of its runners sees it: which jobs are done, which failed, which are locked.
 
-    Args:
-        folder: Theirs; made by the first one.
+    Raises:
+        UserError: Faults of the grid.
     """
 
-    def __init__(self, folder: Path):
-        self.folder, self.runner = folder, uuid.uuid4().hex
+    def __init__(self, config: GridConfig, plan: GridPlan | None = None):
+        self.config, self.out = absolute(config), Path(config.out)
+        self.plan = (plan or GridPlan(config)).checked()
+        folders = {path.name.rpartition("-")[2]: path for path in sorted((self.out / "runs").glob("*/*"))}
+        begun = {key: str(path.relative_to(self.out)) for key, path in folders.items() if path.is_dir()}
+        # jobs that had another title when they were begun keep their folders
+        self.plan.jobs = {key: replace(job, folder=begun.get(key, job.folder)) for key, job in self.plan.jobs.items()}
+        self.runner = uuid.uuid4().hex  # who holds this object's locks
+        self.at_work = 0  # jobs that this process does at a time
 
     @contextlib.contextmanager
-    def held(self, key: str) -> Iterator[bool]:
+    def lock(self, job: Job) -> Iterator[bool]:
         """Holds a job's lock for the block; yields False where another runner has it.
 
         Raises:
             RunError: The folder cannot be written.
         """
-        lock = Lock(self.folder / key, self.runner)
+        lock = Lock(self.out / "jobs" / job.key, self.runner)
         try:
             mine = lock.acquire()
         except OSError as error:
-            raise RunError(f"{self.folder}: cannot be written ({error.strerror})") from None
-        try:
+            raise RunError(f"{lock.path.parent}: cannot be written ({error.strerror})") from None
+        with contextlib.closing(lock):
             yield mine
-        finally:
-            lock.release()
 
-    def held_by_others(self) -> dict[str, dict]:
-        """Returns the runners of the jobs that others do, by the jobs' keys."""
-        return {key: owner for key, owner in holders(self.folder).items() if owner.get("id") != self.runner}
-
-
-class Grid:
-    """A grid's folder: which jobs are done, which failed, who is at work.
-
-    Args:
-        config: The grid.
-        plan: Its plan, where it is made already.
-
-    Attributes:
-        plan: Its jobs and cells.
-        out: Its folder.
-        locks: On its jobs.
-
-    Raises:
-        UserError: Faults of the grid, or a folder that belongs to something else.
-    """
-
-    def __init__(self, config: GridConfig, plan: GridPlan | None = None):
-        faults = folder_faults(config)
-        if faults:
-            raise UserError(*faults)
-        self.config, self.out = _absolute(config), Path(config.out)
-        self.plan = (plan or GridPlan(config)).checked()
-        folders = {path.name.rpartition("-")[2]: path for path in sorted((self.out / "runs").glob("*/*"))}
-        begun = {key: str(path.relative_to(self.out)) for key, path in folders.items() if path.is_dir()}
-        # jobs that an earlier start called otherwise keep their folders
-        self.plan.jobs = {key: replace(job, begun=begun.get(key)) for key, job in self.plan.jobs.items()}
-        self.locks = JobLocks(self.out / "jobs")
-        self.at_work = 0  # jobs that this process does at a time
+    def locked_by_others(self) -> dict[str, dict]:
+        """Returns the owners of the locks that other runners hold, by the jobs' keys."""
+        return {key: owner for key, owner in holders(self.out / "jobs").items() if owner.get("id") != self.runner}
 
     def write_config(self) -> None:
-        """Writes ``grid.yaml``, by which the folder is known."""
+        """Writes ``grid.yaml``, which marks the folder as this grid's."""
         try:
             write_text(self.out / "grid.yaml", options.dump(self.config))
         except RunError as error:
             raise UserError(f"out: {error}") from None
 
     def finished(self) -> set[str]:
-        """Keys of the jobs that have a result."""
+        """Returns the keys of the jobs that have a result."""
         return {key for key, job in self.plan.jobs.items() if (self.out / job.folder / "result.json").exists()}
 
-    def at_once(self) -> int:
-        """Jobs that are done side by side: by this grid's own workers, or by all who are at work now."""
+    def parallel(self) -> int:
+        """Returns how many jobs run at a time: this grid's own workers, or all runners that are at work now."""
         if self.config.engine == "ray" and not self.config.ray.shared:
-            return 1  # the runner locks all that wait in Ray
+            return 1  # all jobs that wait in Ray are locked, too
         own = self.config.workers if self.config.engine == "local" else 1
-        return max(own, len(self.locks.held_by_others()) + self.at_work)
+        return max(own, len(self.locked_by_others()) + self.at_work)
 
     def failed(self) -> dict[str, dict]:
-        """What is known of the jobs that were given up, by key."""
+        """Returns title, error, log and time of the jobs that failed for good, by key."""
         found = {}
         for key in self.plan.jobs:
             with contextlib.suppress(FileNotFoundError):  # forgotten by another runner in between
@@ -114,69 +89,76 @@ class Grid:
         return found
 
     def remaining(self) -> list[Job]:
-        """Jobs that are left and can still be done."""
+        """Returns the jobs that are left and can still be done."""
         failed = self.failed()
         left = self.plan.remaining(self.finished())
         return [job for job in left if job.key not in failed and job.needs not in failed]
 
-    def give_up(self, job: Job, error: str) -> None:
-        """Marks a job as failed; its cells say so."""
+    def mark_failed(self, job: Job, error: str) -> None:
+        """Marks a job, and with it its cells, as failed for good."""
         record = {"title": job.title, "error": error, "log": f"{job.folder}/log.txt", "time": time.time()}
         write_text(self._failure(job.key), json.dumps(record) + "\n")
 
     def forget_failures(self) -> None:
-        """Unless another runner is at work: a new start tries again."""
-        for key in self.plan.jobs if not self.locks.held_by_others() else ():
+        """Lets a new start try failed jobs again, unless another runner is at work."""
+        for key in self.plan.jobs if not self.locked_by_others() else ():
             self._failure(key).unlink(missing_ok=True)
 
     def results(self) -> dict:
-        """All of the grid as data: what grid.json holds."""
-        from importlib.metadata import version
-
-        failed = self.failed()
-        config = self.config
+        """Returns what grid.json holds."""
+        failed, protocol = self.failed(), self.config.target.protocol
         cells = [self._cell(cell, self.plan.jobs[key], failed) for cell, key in self.plan.cells.items()]
-        cells += self._other_protocol({(c["protocol"], c["key"]) for c in cells})
+        cells += self._earlier_cells(protocol)
         orders = ("sources", "methods", "backbones", "targets")
         return {
             "version": version("idmm"),
-            "protocol": config.target.protocol,
+            "protocol": protocol,
             **{name: list(dict.fromkeys(cell[name[:-1]] for cell in cells)) for name in orders},
             "cells": cells,
         }
 
     def _cell(self, cell: Cell, job: Job, failed: dict) -> dict:
-        result = self.result(job)
-        blocker = job.key if job.key in failed else job.needs if job.needs in failed else None
-        start = self.plan.jobs.get(job.needs)
-        made = self.result(start) if start else {}
+        result, start = self.result(job), self.plan.jobs.get(job.needs)
+        pretraining = self.result(start) if start else {}
+        failure = {} if result else failed.get(job.key) or failed.get(job.needs) or {}
         return {
             **vars(cell),
             "protocol": job.stage,
             **{name: result.get(name) for name in ("top1", "top5", "mean_per_class", "knn", "seconds")},
-            "status": "ok" if result else "failed" if blocker else "missing",
-            "error": failed[blocker]["error"] if blocker and not result else None,
-            "log": failed[blocker]["log"] if blocker and not result else None,
+            "status": "ok" if result else "failed" if failure else "missing",
+            **{name: failure.get(name) for name in ("error", "log")},
             "folder": job.folder,
             "key": job.key,
             "pretrain_folder": start.folder if start else None,
-            "source_size": made.get("train_size"),
-            "pretrain_seconds": made.get("seconds"),
+            "source_size": pretraining.get("train_size"),
+            "pretrain_seconds": pretraining.get("seconds"),
             "config": job.config,
             "pretrain_config": start.config if start else None,
         }
 
-    def _other_protocol(self, known: set) -> list[dict]:
+    def _earlier_cells(self, protocol: str) -> list[dict]:
         """Cells that an earlier start on this folder measured by the other protocol."""
         try:
             before = json.loads((self.out / "grid.json").read_text())["cells"]
         except (OSError, ValueError, KeyError):
             return []
-        other = [cell for cell in before if cell["protocol"] != self.config.target.protocol]
-        return [cell for cell in other if (cell["protocol"], cell["key"]) not in known and cell["status"] == "ok"]
+        return [cell for cell in before if cell["protocol"] != protocol and cell["status"] == "ok"]
+
+    def paths(self, job: Job) -> dict[str, str]:
+        """Returns the paths in a job's config: ``out``, and ``init`` where it needs another job."""
+        start = self.plan.jobs.get(job.needs)
+        return {"out": str(self.out / job.folder)} | ({"init": str(self.out / start.folder)} if start else {})
+
+    def update_paths(self, job: Job) -> None:
+        """Writes them into a run's config.yaml that was made on another machine, or before the grid was moved."""
+        path = self.out / job.folder / "config.yaml"
+        config = options.read_file(path) if path.exists() else {}
+        updated = config | {name: value for name, value in self.paths(job).items() if name in config}
+        if updated != config:
+            write_text(path, yaml.safe_dump(updated, sort_keys=False, allow_unicode=True))
 
     def result(self, job: Job) -> dict:
-        """What a job's result.json holds; nothing before it is done."""
+        """Returns what a job's result.json holds; nothing before it is done."""
         try:
             return json.loads((self.out / job.folder / "result.json").read_text())
         except FileNotFoundError:
@@ -186,40 +168,8 @@ class Grid:
         return self.out / "jobs" / f"{key}.failed.json"
 
 
-def folder_faults(config: GridConfig) -> list[str]:
-    """What is wrong with ``out``: something else is in it."""
-    out = Path(config.out)
-    known = out / "grid.yaml"
-    try:
-        # looked at before grid.yaml is: another runner, which writes that first, may be starting
-        things = out.is_dir() and any(not being_written(path) for path in out.iterdir())
-        if known.exists():
-            before = options.read_file(known)
-            if not _related(before, options.plain(_absolute(config))):
-                return [f"out: '{out}' holds a grid of other sources and targets; name another folder"]
-        elif out.exists() and not out.is_dir():
-            return [f"out: '{out}' is a file; name a folder"]
-        elif things:
-            return [f"out: '{out}' holds something that is no grid; name another folder"]
-        elif not out.exists():
-            above = next(path for path in out.absolute().parents if path.exists())
-            if not (above.is_dir() and os.access(above, os.W_OK | os.X_OK)):
-                return [f"out: cannot write to '{out}'; name a folder elsewhere"]
-    except UserError as error:
-        return [f"out: '{out}': {fault.removeprefix('--config: ')}" for fault in error.faults]
-    except OSError as error:
-        return [f"out: cannot read '{out}' ({error.strerror}); name another folder"]
-    return []
-
-
-def _related(before: dict, now: dict) -> bool:
-    """Whether two grids have a source or a target in common: then one goes on with the other's runs."""
-    sides = [(before.get(name) or [], now.get(name) or []) for name in ("sources", "targets")]
-    return any(entry in others for mine, others in sides for entry in mine)
-
-
-def _absolute(config: GridConfig) -> GridConfig:
-    """Names recipes by whole paths: ``grid.yaml`` is read from other working directories, too."""
+def absolute(config: GridConfig) -> GridConfig:
+    """Makes the recipes' paths absolute: ``grid.yaml`` is read from other working directories, too."""
     plain = options.plain(config)
     entries = [entry for given in plain.values() if isinstance(given, list) for entry in given]
     for holder in [plain, *entries]:
@@ -230,24 +180,11 @@ def _absolute(config: GridConfig) -> GridConfig:
     return options.build(GridConfig, plain)
 
 
-def execute(job: Job, out: Path) -> None:
-    """Does a job in its folder under ``out``. What was begun is gone on with, where the grid was moved, too."""
-    folder = out / job.folder
-    config, path = {**job.config, "out": str(folder)}, folder / "config.yaml"
-    if job.needs is not None:
-        config["init"] = str(next(out.glob(f"runs/*/*-{job.needs}")))
-        begun = options.read_file(path) if path.exists() else {}
-        if begun.get("init", config["init"]) != config["init"]:
-            begun["init"] = config["init"]
-            write_text(path, yaml.safe_dump(begun, sort_keys=False, allow_unicode=True))
-    STAGES[job.stage].run(config)
-
-
 _SECTIONS = ("data", "model", "views", "augment", "method", "train", "drloc")
 
 
 def attempt(grid: Grid, job: Job) -> None:
-    """Does a job, again where it fails, and marks it where it fails for good: a user's mistake stays one.
+    """Runs a job, ``config.retries`` times more if it fails (a user's mistake: never), and marks it if it failed.
 
     Raises:
         Interrupted: Ctrl-C or SIGTERM.
@@ -255,10 +192,12 @@ def attempt(grid: Grid, job: Job) -> None:
     for more in range(grid.config.retries, -1, -1):
         log.info("%s: %s", job.stage, job.title)
         try:
-            return execute(job, grid.out)
+            grid.update_paths(job)
+            STAGES[job.stage].run({**job.config, **grid.paths(job)})
+            return
         except Interrupted:
             raise
-        except Exception as error:  # one job's fault must not end the others'
+        except Exception as error:  # the other jobs go on
             expected = isinstance(error, (UserError, RunError))
             line = _for_grids(str(error) if expected else f"{type(error).__name__}: {error}", job.stage)
             _add_to_log(grid.out / job.folder / "log.txt", str(error) if expected else traceback.format_exc())
@@ -266,17 +205,17 @@ def attempt(grid: Grid, job: Job) -> None:
         log.warning("%s failed: %s%s", job.title, line, f"; tries left: {more}" if more else "")
         if not more:
             break
-    grid.give_up(job, line)
+    grid.mark_failed(job, line)
 
 
 def _for_grids(text: str, stage: str) -> str:
-    """A run's message with the flags as a grid has them; it needs no new folder, a changed option is another job."""
+    """A run's message with the grid's flags; no new folder is needed, as a changed option is another job."""
     text = " ".join(text.split()).removesuffix(", in a new --out")
     return re.sub(rf"--(?=({'|'.join(_SECTIONS)})\.)", f"--{STAGES[stage].flags}.", text)
 
 
 def _add_to_log(path: Path, text: str) -> None:
-    """Says what ended a run, unless the run itself did."""
+    """Adds what ended a run to its log, unless the run itself did."""
     with contextlib.suppress(OSError):  # a full disk shows where it matters
         path.parent.mkdir(parents=True, exist_ok=True)
         known = path.read_text(errors="replace") if path.exists() else ""
@@ -287,12 +226,7 @@ def _add_to_log(path: Path, text: str) -> None:
 
 
 def work(grid: Grid, say: Callable[[], None] = lambda: None) -> None:
-    """Does what can be done of a grid, beside other runners of the same folder, until nothing is left.
-
-    Args:
-        grid: The grid.
-        say: Called when something changed, to show where the grid stands.
-    """
+    """Runs all jobs of a grid in this process, beside other runners of its folder; calls ``say`` now and then."""
     grid.at_work = 1
     while True:
         done = grid.finished()
@@ -300,15 +234,13 @@ def work(grid: Grid, say: Callable[[], None] = lambda: None) -> None:
         if not ready:
             return
         if not any(take(grid, job) for job in ready):
-            time.sleep(POLL)  # others have them all
+            time.sleep(POLL)  # other runners have them all
         say()
 
 
 def take(grid: Grid, job: Job) -> bool:
-    """Does a job unless another runner has it or did it in between; returns whether anything was done."""
-    with grid.locks.held(job.key) as mine:
-        if not mine:
-            return False
-        if not (grid.out / job.folder / "result.json").exists() and job.key not in grid.failed():
+    """Runs a job unless another runner has it now or had it since; returns False where one has it now."""
+    with grid.lock(job) as mine:
+        if mine and not grid.result(job) and job.key not in grid.failed():
             attempt(grid, job)
-        return True
+        return mine

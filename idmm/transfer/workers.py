@@ -1,4 +1,4 @@
-"""Processes that share a grid's folder: who starts them, and each one, ``python -m idmm.transfer.workers``."""
+"""Runs a grid by worker processes that share its folder; each is ``python -m idmm.transfer.workers``."""
 
 import os
 import signal
@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 from idmm import options
 from idmm.errors import Interrupted, RunError, UserError
@@ -13,15 +14,13 @@ from idmm.files import write_text
 from idmm.progress import Interrupts
 from idmm.transfer.config import GridConfig
 from idmm.transfer.run import Grid, work
-from idmm.transfer.status import GridStatus
 
 PAUSE = 0.2  # seconds between the parent's looks at the workers
 LOOK = 1.0  # seconds between a worker's looks at whether the parent is there
 
 
-def run(grid: Grid, status: GridStatus) -> None:
-    """Does what can be done of a grid by workers, each with a GPU of its own where there are any; they end with this
-    process.
+def run(grid: Grid, say: Callable[[], None]) -> None:
+    """Runs all jobs of a grid by workers, which end with this process; calls ``say`` now and then.
 
     Raises:
         RunError: They ended before all was done.
@@ -38,7 +37,7 @@ def run(grid: Grid, status: GridStatus) -> None:
                 workers.append(subprocess.Popen(command, env=_environment(number, grid.config.workers), **kept))
         while any(worker.poll() is None for worker in workers):
             time.sleep(PAUSE)
-            status.say()
+            say()
     finally:
         for worker in workers:
             if worker.poll() is None:
@@ -53,7 +52,7 @@ def run(grid: Grid, status: GridStatus) -> None:
 
 
 def _environment(number: int, workers: int) -> dict[str, str]:
-    """Of a worker: a GPU of its own, or its share of the cores."""
+    """The environment of a worker: a GPU of its own, or its share of the cores."""
     import torch
 
     environment = dict(os.environ)
@@ -68,7 +67,7 @@ def _environment(number: int, workers: int) -> dict[str, str]:
 
 # ------------------------------------------------------------------ in a worker
 def main(path: str, parent: int) -> int:
-    """Works until nothing is left, or ``parent`` is gone: then it saves what it is at, as after SIGTERM."""
+    """Works until nothing is left, or ``parent`` is gone: then its run is saved, as after SIGTERM."""
     threading.Thread(target=_watch, args=(parent,), daemon=True).start()
     try:
         with Interrupts():
