@@ -94,11 +94,7 @@ class Interrupts:
 class Progress:
     """A bar on a terminal, a line every few seconds elsewhere: loss, lr, images/s and time to go.
 
-    Args:
-        label: What is running.
-        total: Steps of the stage.
-        done: Steps done before, by a run that is taken up again.
-        shown: Whether this process shows anything.
+    It counts ``total`` steps, of which ``done`` were made before the run was resumed.
     """
 
     def __init__(self, label: str, total: int, done: int, shown: bool = True):
@@ -135,7 +131,6 @@ class Progress:
             )  # fmt: skip
 
     def close(self) -> None:
-        """Leaves the bar as it stands."""
         self.bar.close()
 
 
