@@ -10,6 +10,7 @@ import pytest
 import safetensors.torch
 import timm
 import torch
+from contract import load
 from helpers import call, inside, run_info, weights
 
 from idmm import config
@@ -17,7 +18,7 @@ from idmm.config import DrLoc
 from idmm.methods.drloc import Localization
 from idmm.methods.finetune import Finetune
 from idmm.methods.idmm import IDMM
-from idmm.models import create_backbone, feature_width, load_backbone, load_weights, logits_and_grid, save_model
+from idmm.models import create_backbone, feature_width, load_backbone, logits_and_grid, save_model
 from idmm.optim import create_optimizer
 from idmm.recipes import METHODS
 
@@ -102,15 +103,17 @@ def test_both_methods_learn_a_batch_and_weights_move_to_another_size(name):
     views = [torch.randn(4, 2, 3, 64, 64, generator=generator)]
     backbone = built(name, 64, 0)
     extra = Localization(backbone, DrLoc(weight=0.1, pairs=16), 64, 3, epochs=1)
-    method = IDMM(backbone, run_info(9), config.Method(cutmix_alpha=0), extra)
+    method = IDMM(backbone, run_info(9), config.Method(cutmix_alpha=0))
+    method.localization = extra
     found = losses(method, {"views": views, "index": torch.arange(4)})
     assert found[-1] < found[0] and all(map(math.isfinite, found)), found
 
     larger = built(name, 96, 3)
-    report = load_weights(larger, backbone.state_dict(), source="stage 1", img_size=64)
+    report = load(larger, backbone.state_dict(), 64)
     assert all("head" in key or "fc" in key for key in report.fresh), report.fresh
     extra = Localization(larger, DrLoc(weight=0.1, pairs=16), 96, 3, epochs=1)
-    method = Finetune(larger, config.Augment(mixup_alpha=0, cutmix_alpha=0), localization=extra)
+    method = Finetune(larger, config.Augment(mixup_alpha=0, cutmix_alpha=0))
+    method.localization = extra
     images = torch.randn(4, 3, 96, 96, generator=generator)
     found = losses(method, {"images": images, "label": torch.tensor([0, 1, 2, 0])})
     assert found[-1] < found[0], found
@@ -154,7 +157,8 @@ def test_drloc_reads_the_map_before_the_layers_after_the_pooling():
     model = create_backbone("mobilenetv3_small_050", 64)
     extra = Localization(model, DrLoc(weight=0.1, pairs=4), 64, 3, epochs=1)
     assert extra.loss.in_dims == (model.num_features,) != (feature_width(model),)
-    method = IDMM(model, run_info(4), config.Method(), extra)
+    method = IDMM(model, run_info(4), config.Method())
+    method.localization = extra
     method({"views": [torch.randn(2, 2, 3, 64, 64)], "index": torch.arange(2)}, 0, 0)["loss"].backward()
     assert all(p.grad is not None for p in model.parameters())
 
