@@ -11,7 +11,9 @@ from contract import NORM, load
 from timm.layers import resample_abs_pos_embed, resize_rel_pos_bias_table
 
 from idmm import files, seeding
+from idmm.config import Augment
 from idmm.errors import RunError, UserError
+from idmm.methods.finetune import Finetune
 from idmm.models import (
     Checkpoint,
     accepts,
@@ -39,6 +41,9 @@ FAMILIES = [
     ("convnext_atto", {"depths": [1, 1, 1, 1], "dims": [8, 8, 16, 16]}, False),
     ("caformer_s18", {}, False),  # its classifier is three layers
     ("levit_128s", {}, True),
+    *((name, {}, False) for name in ("mobilenetv3_small_050", "mobilenetv4_conv_small_035", "ghostnet_050")),
+    *((name, {}, False) for name in ("lcnet_035", "hgnetv2_b0", "efficientvit_b0", "test_mambaout")),
+    ("vgg11", {"mlp_ratio": 0.01}, False),
     ("t2t_vit_7", {"embed_dim": 32, "depth": 2, "num_heads": 2, "token_dim": 16}, True),
     ("cvt_13", {"embed_dims": [8, 16, 24], "depths": [1, 1, 2], "num_heads": [1, 2, 3]}, True),
 ]
@@ -83,6 +88,12 @@ def test_strict_round_trip_through_timm_alone(tmp_path, name, kwargs, sized):
         wanted = model.eval()(images)
         assert torch.equal(again.eval()(images), wanted) and torch.equal(load_backbone(tmp_path)(images), wanted)
     assert not any(k.startswith(classifier_prefixes(again)) for k in again.state_dict())
+    model = create_backbone(name, 112, num_classes=5, **kwargs)
+    report = load(model, again.state_dict())
+    assert report.kept == list(again.state_dict()) and not report.dropped
+    Finetune(model, Augment(), freeze=True)
+    trained = {key: p.requires_grad for key, p in model.named_parameters()}
+    assert trained == {key: key in report.fresh for key in trained} and any(trained.values())
 
 
 def test_grey_images_travel_with_the_arguments(tmp_path):
