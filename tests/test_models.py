@@ -14,19 +14,8 @@ from idmm import files, seeding
 from idmm.config import Augment
 from idmm.errors import RunError, UserError
 from idmm.methods.finetune import Finetune
-from idmm.models import (
-    Checkpoint,
-    accepts,
-    backbone_state,
-    check_kwargs,
-    classifier_prefixes,
-    create_backbone,
-    export_kwargs,
-    load_backbone,
-    read_checkpoint,
-    save_model,
-    weights,
-)
+from idmm.models import Checkpoint, create_backbone, load_backbone, read_checkpoint, save_model, weights
+from idmm.models.build import accepts, backbone_state, check_kwargs, classifier_prefixes, export_kwargs
 
 VIT = {"embed_dim": 32, "depth": 2, "num_heads": 2}
 SWIN = {"embed_dim": 24, "depths": [1, 1, 1, 1], "num_heads": [1, 2, 2, 4]}
