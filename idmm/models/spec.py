@@ -41,7 +41,7 @@ class ModelSpec:
 
 
 def model_spec(config, field: str = "init") -> ModelSpec:
-    """Decides the model by the run's ``model``, ``data`` and checkpoint ``init``, of which messages speak as ``field``.
+    """Decides the model by the run's ``model``, ``data`` and checkpoint ``init``, which messages call ``field``.
 
     Raises:
         UserError: ``model.name``, ``model.kwargs`` or ``data.in_chans`` contradict the checkpoint; all in one.
