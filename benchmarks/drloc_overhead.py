@@ -31,9 +31,11 @@ class Trainer:
 
         torch.manual_seed(0)
         backbone = create_backbone(name, size, num_classes=classes)
-        extra = Localization(backbone, DrLoc(weight=weight), size, 3, epochs=1) if weight else None
-        self.method = Finetune(backbone, Augment(), localization=extra).to(device).train()
-        others = {} if extra is None else {"localization": (self.method.localization, 1.0)}
+        self.method = Finetune(backbone, Augment())
+        if weight:
+            self.method.localization = Localization(backbone, DrLoc(weight=weight), size, 3, epochs=1)
+        self.method.to(device).train()
+        others = {"localization": (self.method.localization, 1.0)} if weight else {}
         self.optimizer = create_optimizer(backbone, others, FinetuneTrain(), lr=1e-4)
         images = torch.randn(batch, 3, size, size, device=device)
         self.batch = {"images": images, "label": torch.randint(classes, (batch,), device=device)}

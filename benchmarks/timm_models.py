@@ -18,7 +18,7 @@ import torch
 
 from idmm.config import Method, PretrainConfig
 from idmm.errors import UserError
-from idmm.methods import Facts, create_method
+from idmm.methods import RunInfo, create_method
 from idmm.models import create_backbone
 from idmm.recipes import METHODS, settle_method
 
@@ -42,7 +42,7 @@ def step(name: str, size: int, method: str, device: str) -> None:
     images = 2
     with torch.device(device):
         backbone = create_backbone(name, size, drop_path=0.1)
-        made = create_method(backbone, Facts(16, images, 1, 1, classes=3), config.method).train()
+        made = create_method(backbone, RunInfo(16, images, 1, 1, classes=3), config.method).train()
         views = [torch.randn(images, 2, 3, size, size)]
         batch = {"views": views, "index": torch.arange(images), "label": torch.arange(images)}
         made(batch, 0, 0)["loss"].backward()

@@ -58,13 +58,8 @@ def time_steps(method: Method, batch: dict, device, precision: str, rounds: int 
 def say_estimate(session, method: Method, plan, batch: dict, done, workers: int) -> None:
     """Logs how long the stage will take and what it will write, and warns where the disk is too small for it.
 
-    Args:
-        session: Device, precision, folder.
-        method: What is trained.
-        plan: The stage.
-        batch: Its first micro-batch on this process.
-        done: Where it starts.
-        workers: Loader processes.
+    ``session`` has device, precision and folder, ``batch`` is the first micro-batch on this process, ``done`` where the
+    stage starts.
     """
     batches = plan.batches
     steps = batches.epochs * batches.steps_per_epoch - done.epoch * batches.steps_per_epoch - done.step

@@ -34,16 +34,16 @@ def world() -> int:
 
 
 def any_process(*flags: bool) -> tuple[bool, ...]:
-    """Whether each flag is set in any process; all must ask together."""
+    """Whether each flag is set in any process; all must call together."""
     if world() == 1:
         return flags
-    said = torch.tensor(flags, dtype=torch.uint8)
-    dist.all_reduce(said, op=dist.ReduceOp.MAX, group=_control_group())
-    return tuple(bool(flag) for flag in said)
+    found = torch.tensor(flags, dtype=torch.uint8)
+    dist.all_reduce(found, op=dist.ReduceOp.MAX, group=_control_group())
+    return tuple(bool(flag) for flag in found)
 
 
 def sum_all(values: torch.Tensor) -> torch.Tensor:
-    """Adds a tensor up over the processes; all must ask together."""
+    """Adds a tensor up over the processes; all must call together."""
     if world() > 1:
         dist.all_reduce(values)
     return values
@@ -71,7 +71,7 @@ class _Gather(torch.autograd.Function):
 
 
 def gather_rows(rows: torch.Tensor) -> torch.Tensor:
-    """Returns the rows [B, ...] of all processes in order, with gradient; B may differ. All must ask together.
+    """Returns the rows [B, ...] of all processes in order, with gradient; B may differ. All must call together.
 
     Where each process computes the same loss of all rows, the mean over processes of the parameters' gradients, which
     DistributedDataParallel takes, is that of a single process with all images.

@@ -64,13 +64,9 @@ def accuracy(model: nn.Module, batches: Iterable[dict], device, autocast) -> dic
 
 # ---------------------------------------------------------------------- frozen features
 def knn_predict(train, train_labels, test, k: int = 20) -> np.ndarray:
-    """Returns the class [M] that a weighted vote of the k nearest by cosine gives to each row (Wu et al., CVPR 2018).
+    """Returns the class of each row of ``test`` [M, d] -> [M], by ``train`` [N, d] and its classes [N].
 
-    Args:
-        train: Features to look among, [N, d].
-        train_labels: Their classes, [N].
-        test: Features to classify, [M, d].
-        k: Neighbours, N at most.
+    That is the weighted vote of the k nearest by cosine, N at most (Wu et al., CVPR 2018).
     """
     from sklearn.neighbors import KNeighborsClassifier
 
@@ -87,13 +83,10 @@ def knn_accuracy(train, train_labels, test, test_labels, k: int = 20) -> float:
 
 
 def probe_predict(train, train_labels, test, strength: float = 1.0) -> np.ndarray:
-    """Returns the class [M] that a logistic regression on standardised frozen features gives to each row.
+    """Returns the class of each row of ``test`` [M, d] -> [M], by ``train`` [N, d] and its classes [N].
 
-    Args:
-        train: Features to fit on, [N, d].
-        train_labels: Their classes, [N].
-        test: Features to classify, [M, d].
-        strength: Inverse of the L2 penalty (scikit-learn's C).
+    That is what a logistic regression on standardised features says; ``strength`` is the inverse of its L2 penalty
+    (scikit-learn's C).
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
@@ -129,10 +122,7 @@ def mean_interval(hits, count) -> tuple[float, float]:
 def score(predicted, truth, metric: str = "top1") -> dict:
     """Returns ``top1`` and ``top1_interval`` in percent; with the metric ``mean_per_class`` that and its interval too.
 
-    Args:
-        predicted: Classes, [M].
-        truth: The true ones, [M]; a class that is not among them does not count in the mean over classes.
-        metric: What the literature of the dataset reports.
+    Of classes ``predicted`` [M] and the true ones [M]; a class that is not among these does not count in the mean.
     """
     truth = np.asarray(truth)
     right = np.asarray(predicted) == truth
@@ -158,13 +148,9 @@ class Choice(NamedTuple):
 def choose_strength(train, labels, seed: int = 0, val: tuple | None = None) -> Choice:
     """Chooses the probe's strength by accuracy on images that it was not fitted on.
 
-    Args:
-        train: Features, [N, d].
-        labels: Their classes, [N].
-        seed: Of the folds.
-        val: Features and classes to choose by; None: stratified folds of train are held out in turn, as many of
-            :data:`FOLDS` as it takes for :data:`ENOUGH` images. Where no class has two images, nothing can be held
-            out: then it is :data:`USUAL_STRENGTH`.
+    Those are features and classes ``val``; None: stratified folds of ``train`` [N, d] are held out in turn, as many of
+    :data:`FOLDS` as it takes for :data:`ENOUGH` images. Where no class has two images, nothing can be held out: then it
+    is :data:`USUAL_STRENGTH`.
     """
     train, labels = np.asarray(train), np.asarray(labels)
     if val is not None:
@@ -184,15 +170,15 @@ def choose_strength(train, labels, seed: int = 0, val: tuple | None = None) -> C
     return Choice(strength, by, dict(zip(STRENGTHS, accuracies.tolist(), strict=True)))
 
 
-def folds(labels, seed: int = 0, most: int = FOLDS) -> np.ndarray:
+def folds(labels, seed: int = 0) -> np.ndarray:
     """Deals each class's images out to folds, int64 [N]; an image that is alone in its class is in none (-1).
 
-    Every fold leaves at least one image of each class outside. There are ``most`` folds, or as many as the largest
-    class has images.
+    Every fold leaves at least one image of each class outside. There are :data:`FOLDS`, or as many as the largest class
+    has images.
     """
     labels = np.asarray(labels)
     fold, dealt = np.full(len(labels), -1), 0
-    number = min(most, int(np.bincount(labels).max()))
+    number = min(FOLDS, int(np.bincount(labels).max()))
     for of_class in np.unique(labels):
         members = np.flatnonzero(labels == of_class)
         if len(members) > 1:
@@ -219,19 +205,10 @@ def _held_out_hits(train, labels, held, truth) -> np.ndarray:
 
 
 def readouts(train, labels, test, truth, *, seed: int = 0, val: tuple | None = None, metric: str = "top1") -> dict:
-    """Returns the :func:`score` of both readouts of frozen features.
+    """Returns the :func:`score` of both readouts of frozen features, ``knn`` and ``probe``.
 
-    Args:
-        train: Features, [N, d].
-        labels: Their classes, [N], of two kinds at least.
-        test: Features to classify, [M, d].
-        truth: Their classes, [M].
-        seed: Of the folds by which the probe's strength is chosen.
-        val: Features and classes to choose it by instead.
-        metric: As for :func:`score`.
-
-    Returns:
-        ``knn`` with ``k``, ``probe`` with ``strength``, ``chosen_by`` and the held-out ``accuracies``.
+    Features are ``train`` [N, d], of two classes at least, and ``test`` [M, d]. ``knn`` has its ``k`` too, ``probe``
+    what :func:`choose_strength` says: ``strength``, ``chosen_by`` and the held-out ``accuracies``.
     """
     choice = choose_strength(train, labels, seed, val)
     neighbours = knn_predict(train, labels, test, NEIGHBOURS)

@@ -67,9 +67,6 @@ class FrozenBackbone:
             and whether and where features are kept.
         label: For people; None: as ``config.init`` says.
 
-    Attributes:
-        weights: 32 hexadecimal digits, others for other weights.
-
     Raises:
         UserError: The device is not there.
     """
@@ -77,7 +74,7 @@ class FrozenBackbone:
     def __init__(self, spec: ModelSpec, size: int, config: ProbeConfig, label: str | None = None):
         self.spec, self.size, self.config, self.label = spec, size, config, label or config.init or UNTRAINED
         about = {"name": spec.name, "kwargs": spec.kwargs} | ({} if spec.init else {"seed": config.seed})
-        self.weights = _digest(about, spec.init.state if spec.init else None)
+        self.weights = _digest(about, spec.init.state if spec.init else None)  # others for other weights
         self.device = distributed.pick_device(config.device)
         self.folder = cache_folder(config.data.cache_dir) if config.data.cache in ("auto", "disk") else None
         self._backbone: nn.Module | None = None
@@ -96,17 +93,8 @@ class FrozenBackbone:
         """Returns the same with fresh weights, drawn from ``config.seed`` as a stage draws them."""
         return FrozenBackbone(replace(self.spec, init=None), self.size, replace(self.config, init=None), label)
 
-    @property
-    def bound(self) -> int:
-        """Short side to which images are resized before the crop (pixels)."""
-        return max(self.size, round(self.size / self.config.crop_pct))
-
     def features(self, store: ImageStore, part: str) -> np.ndarray:
-        """Returns the pooled features of all images of a split, float32 [N, d].
-
-        Args:
-            store: The images.
-            part: train, val or test.
+        """Returns the pooled features of all images of a split (train, val or test), float32 [N, d].
 
         Raises:
             RunError: They are not finite, or there is too little memory for the batch.

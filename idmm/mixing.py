@@ -13,17 +13,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Mix:
-    """How one group of images is mixed.
+    """How one group of images is mixed."""
 
-    Attributes:
-        lam: Share of each image's own pixels, in [0, 1].
-        partner: Which image is mixed into each, a permutation, int64 [B].
-        box: Pixels taken from the partner: (top, bottom, left, right); None blends whole images (Mixup).
-    """
-
-    lam: float
-    partner: Tensor
-    box: tuple[int, int, int, int] | None
+    lam: float  # share of each image's own pixels, in [0, 1]
+    partner: Tensor  # which image is mixed into each, a permutation, int64 [B]
+    box: tuple[int, int, int, int] | None  # pixels of the partner: top, bottom, left, right; None blends all (Mixup)
 
 
 def draw_cutmix(count: int, height: int, width: int, alpha: float, rng: np.random.Generator) -> Mix:

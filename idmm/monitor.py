@@ -50,7 +50,7 @@ class Monitor:
 
     Args:
         method: What is trained.
-        extract: Gives pooled features [n, d] of its few images, of the backbone in evaluation mode, on the CPU.
+        extract: Gives pooled features [n, d] of a few images, of the backbone in evaluation mode, on the CPU.
         index: Numbers of those images, int64 [n].
         history: Gives the records of the epochs so far.
         epochs: Length of the run.
@@ -74,34 +74,22 @@ class Monitor:
         """Returns ``feature_std``, ``feature_rank``, ``embedding_std`` and the method's own; warns where they trip."""
         device = next(self.method.parameters()).device
         features = self.extract(self.method.exported)
+        values = {"feature_std": spread(features), "feature_rank": effective_rank(features)}
         with evaluating(self.method), torch.no_grad():
             on_device = features.to(device)
-            embedded = self.method.embed(on_device).float().cpu()
-            own = self.method.diagnose(on_device, self.index.to(device))
-        values = {
-            "feature_std": spread(features),
-            "feature_rank": effective_rank(features),
-            "embedding_std": spread(embedded),
-            **own,
-        }
-        self._warn(values)
-        return {name: round(value, 4) for name, value in values.items()}
-
-    def _warn(self, values: dict[str, float]) -> None:
-        for kind, said in alarms(values, self.history(), self.epochs, self.warmup).items():
+            values["embedding_std"] = spread(self.method.embed(on_device).float().cpu())
+            values |= self.method.diagnose(on_device, self.index.to(device))
+        for kind, line in alarms(values, self.history(), self.epochs, self.warmup).items():
             if kind not in self.warned:
                 self.warned.add(kind)
-                log.warning("%s", said)
+                log.warning("%s", line)
+        return {name: round(value, 4) for name, value in values.items()}
 
 
 def alarms(values: dict[str, float], history: list[dict], epochs: int, warmup: int = 0) -> dict[str, str]:
     """Returns a line for each kind of trouble: ``collapse``, ``saturation``, ``stall``.
 
-    Args:
-        values: Of now.
-        history: Of the epochs before, each with the same names and ``loss`` among others.
-        epochs: Length of the run.
-        warmup: Epochs of it in which the learning rate rises.
+    ``values`` are those of now; the epochs before, in ``history``, have the same names and ``loss`` among others.
     """
     found = {}
     for name, floor in FLOORS.items():

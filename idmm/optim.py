@@ -8,14 +8,10 @@ from torch import nn
 
 from idmm.config import Train
 
-# Peak lr and warm-up epochs by the start of the backbone's name (DESIGN: section 5).
-RECIPES = {"pvt_v2": (1e-3, 10), "t2t": (1e-3, 10)}
-DEFAULT_RECIPE = (5e-4, 2)
-
 
 def recipe(name: str) -> tuple[float, int]:
-    """Returns the papers' peak learning rate and warm-up (epochs) for a backbone's family."""
-    return next((values for start, values in RECIPES.items() if name.startswith(start)), DEFAULT_RECIPE)
+    """Returns the papers' peak learning rate and warm-up (epochs) for a backbone's family (DESIGN: section 5)."""
+    return (1e-3, 10) if name.startswith(("pvt_v2", "t2t")) else (5e-4, 2)
 
 
 def create_optimizer(

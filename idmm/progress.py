@@ -1,4 +1,4 @@
-"""What a run shows and hears: the log, the progress bar, Ctrl-C and SIGTERM."""
+"""What a run shows and listens to: the log, the progress bar, Ctrl-C and SIGTERM."""
 
 import contextlib
 import logging
@@ -21,7 +21,7 @@ LOG_SECONDS = 10.0  # between two lines of progress where there is no terminal t
 
 @contextlib.contextmanager
 def logging_to(folder: Path) -> Iterator[None]:
-    """Logs to standard error and to FOLDER/log.txt inside the block; only the first process speaks."""
+    """Logs to standard error and to FOLDER/log.txt inside the block; only of the first process."""
     first = os.environ.get("RANK", "0") == "0"
     shown = logging.StreamHandler(sys.stderr)
     shown.setFormatter(logging.Formatter("%(message)s"))
@@ -37,7 +37,7 @@ def logging_to(folder: Path) -> Iterator[None]:
     for handler in handlers:
         log.addHandler(handler)
     try:
-        with logging_redirect_tqdm([log]) if first else contextlib.nullcontext():  # it would make the others speak
+        with logging_redirect_tqdm([log]) if first else contextlib.nullcontext():  # it would give the others a handler
             yield
     except (Interrupted, RunError, UserError) as error:  # whoever catches it shows it; the file is to say it, too
         for line in str(error).splitlines() if first else ():
@@ -94,11 +94,7 @@ class Interrupts:
 class Progress:
     """A bar on a terminal, a line every few seconds elsewhere: loss, lr, images/s and time to go.
 
-    Args:
-        label: What is running.
-        total: Steps of the stage.
-        done: Steps done before, by a run that is taken up again.
-        shown: Whether this process shows anything.
+    It counts ``total`` steps, of which ``done`` were made before the run was resumed.
     """
 
     def __init__(self, label: str, total: int, done: int, shown: bool = True):
@@ -108,12 +104,12 @@ class Progress:
         )
         self.lines = shown and not on_terminal
         self.label, self.total, self.first, self.done = label, total, done, done
-        self.start = self.said = time.monotonic()
+        self.start = self.shown_at = time.monotonic()
         self.images = 0
 
     def due(self, seconds: float = 0.5) -> bool:
-        """Whether the last words are older than this."""
-        return time.monotonic() - self.said >= (LOG_SECONDS if self.lines else seconds)
+        """Whether the last line or bar is older than this (seconds)."""
+        return time.monotonic() - self.shown_at >= (LOG_SECONDS if self.lines else seconds)
 
     def step(self, images: int) -> None:
         """Counts a step of so many images."""
@@ -123,8 +119,8 @@ class Progress:
 
     def say(self, loss: float, lr: float) -> None:
         """Shows the present loss and learning rate, with the rate and the time to go."""
-        self.said = time.monotonic()
-        seconds = max(1e-9, self.said - self.start)
+        self.shown_at = time.monotonic()
+        seconds = max(1e-9, self.shown_at - self.start)
         rate = f"{self.images / seconds:.0f}"
         self.bar.set_postfix(loss=f"{loss:.4g}", lr=f"{lr:.2e}", images_per_s=rate)
         if self.lines:
@@ -135,7 +131,6 @@ class Progress:
             )  # fmt: skip
 
     def close(self) -> None:
-        """Leaves the bar as it stands."""
         self.bar.close()
 
 
@@ -147,14 +142,14 @@ class Bar(tqdm):
 
 def counting(batches: Iterable[dict], total: int, label: str) -> Iterator[dict]:
     """Yields batches of images, showing how far they are: a bar on a terminal, a line every few seconds elsewhere."""
-    on_terminal, done, said = sys.stderr.isatty(), 0, time.monotonic()
+    on_terminal, done, shown_at = sys.stderr.isatty(), 0, time.monotonic()
     with Bar(total=total, desc=label, unit="img", delay=1, disable=not on_terminal, dynamic_ncols=True) as bar:
         for batch in batches:
             yield batch
             done += len(batch["images"])
             bar.update(len(batch["images"]))
-            if not on_terminal and time.monotonic() - said >= LOG_SECONDS:
-                said = time.monotonic()
+            if not on_terminal and time.monotonic() - shown_at >= LOG_SECONDS:
+                shown_at = time.monotonic()
                 log.info("%s %d/%d images", label, done, total)
 
 

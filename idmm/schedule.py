@@ -18,11 +18,8 @@ def cosine_schedule(
     Stateless in the step: a resumed run asks for its step and gets the same rate. Step 0 runs at 1e-6 where there is a
     warm-up, ``warmup_steps`` at the peak, ``steps`` (one past the last) would be zero.
 
-    Args:
-        optimizer: Its groups' present lr is the peak.
-        steps: Length of the run (optimizer steps).
-        warmup_steps: Length of the warm-up, shorter than the run (optimizer steps).
-        released: After the warm-up as IDMM's released code has it, see :class:`Released`.
+    The groups' present lr is the peak, and the warm-up shorter than the run. ``released``: after the warm-up as IDMM's
+    released code has it, see :class:`Released`.
     """
     start = min([WARMUP_START, *(group["lr"] / 10 for group in optimizer.param_groups)])
     logger = logging.getLogger("timm.scheduler.cosine_lr")
@@ -57,12 +54,8 @@ class Released(CosineLRScheduler):
 def weight_decay_schedule(optimizer: torch.optim.Optimizer, steps: int, end: float | None) -> Callable[[int], None]:
     """Returns what sets the weight decay of a step: half a cosine from its groups' present one to ``end``.
 
-    Stateless in the step, as the learning rate. Groups that have none, biases and norms, keep none.
-
-    Args:
-        optimizer: Its groups' present weight decay is where it starts.
-        steps: Length of the run (optimizer steps); ``end`` would be reached one past the last.
-        end: At the end of the run; None: it stays as it is.
+    Stateless in the step, as the learning rate; ``end`` would be reached one past the last, None leaves it as it is.
+    Groups that have no weight decay, biases and norms, keep none.
     """
     starts = {number: group["weight_decay"] for number, group in enumerate(optimizer.param_groups)}
 

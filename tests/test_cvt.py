@@ -3,7 +3,7 @@
 import pytest
 import timm
 import torch
-from contract import Contract, picture
+from contract import Contract
 
 from idmm.models import create_backbone
 from idmm.models.cvt import ConvAttention, ConvProjection
@@ -23,6 +23,9 @@ class TestContract(Contract):
         "stages.2.blocks.1.",
         "head.",
     ]
+    official = {
+        "cvt_13": ([-0.13377, -0.20497, 0.00169, -0.12841, -0.03388, 0.02445, 0.08403, -0.07035], 262.79828),
+    }
 
     def grid_size(self, model):
         return model.grid_size
@@ -35,24 +38,6 @@ class TestContract(Contract):
 
 def tiny(size=64, **kwargs):
     return create_backbone("cvt_13", size, **{**TestContract.kwargs, **kwargs})
-
-
-def test_parameters_are_as_many_as_published():
-    with torch.device("meta"):
-        count = sum(p.numel() for p in timm.create_model("cvt_13").parameters())
-    assert abs(count / 20e6 - 1) < 0.02 and count == 19997480
-
-
-def test_numbers_are_those_of_the_public_code(tmp_path):
-    # every 125th class score, computed once by the public code (commit, file and settings in tests/data/cvt_13.json) in
-    # evaluation mode, with weights contract.filled(its names and shapes) and the image contract.picture(224)
-    some = [-0.13377, -0.20497, 0.00169, -0.12841, -0.03388, 0.02445, 0.08403, -0.07035]
-    model = timm.create_model("cvt_13").eval()
-    assert TestContract().release(tmp_path, model).kept == list(model.state_dict())
-    with torch.no_grad():
-        (scores,) = model(picture(224))
-    torch.testing.assert_close(scores[::125], torch.tensor(some), atol=2e-5, rtol=0)
-    assert scores.abs().sum() == pytest.approx(262.79828, rel=1e-5)
 
 
 def naive_projection(layer, x, stride):

@@ -20,7 +20,7 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
 # A key's bias changes nothing: its gradient is rounding noise, which Adam scales to full steps. So models have none.
 PLAIN = {"patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "qkv_bias": False}
 ALONE = dict(model__drop_path=0.0, model__kwargs=PLAIN)  # nothing may be drawn a process
-PRETRAIN = dict(  # 41 images in batches of 20: the last step has one image, for two processes with three passes
+PRETRAIN = dict(  # 41 images in batches of 20: the last step has one image, for two processes with three micro-batches
     **ALONE, data__subset={"total": 41}, train__accumulate=3, train__epochs=6, train__save_minutes=60,
     method__cutmix_alpha=0,
 )  # fmt: skip
@@ -58,19 +58,19 @@ def assert_equal(one, two):
 @pytest.mark.parametrize("world", [2, 3, 8])
 @pytest.mark.parametrize(("count", "batch_size"), [(41, 20), (40, 20), (7, 16), (9, 2), (5, 1)])
 def test_same_images_in_each_step(count, batch_size, world, accumulate):
-    """Over processes and passes, a step's images are the single process's, with factors that make up the mean."""
+    """Over processes and micro-batches, a step's images are the single process's; their factors make up the mean."""
     single = BatchPlan(count, batch_size, epochs=2, seed=3)
     plans = [BatchPlan(count, batch_size, 2, 3, rank, world, accumulate) for rank in range(world)]
     for epoch in range(2):
         seen = []
         for step in range(single.steps_per_epoch):
             wanted = single.step_images(epoch, step)
-            passes = [passed for plan in plans for passed in plan.micro_batches(plan.step_images(epoch, step))]
-            assert len(passes) == world * accumulate, "each process takes part in each pass"
-            assert all(len(images) for images, _ in passes), "a process without an image has one at factor 0"
-            used = np.concatenate([images for images, factor in passes if factor])
+            parts = [part for plan in plans for part in plan.micro_batches(plan.step_images(epoch, step))]
+            assert len(parts) == world * accumulate, "each process has each micro-batch"
+            assert all(len(images) for images, _ in parts), "a process without an image has one at factor 0"
+            used = np.concatenate([images for images, factor in parts if factor])
             assert sorted(used) == sorted(wanted) and len(wanted) == single.step_size(step)
-            shares = {i: factor / len(images) / world for images, factor in passes if factor for i in images}
+            shares = {i: factor / len(images) / world for images, factor in parts if factor for i in images}
             assert all(share == pytest.approx(1 / len(wanted)) for share in shares.values())
             seen.extend(wanted)
         assert sorted(seen) == list(range(count)), "each image once an epoch"

@@ -5,12 +5,11 @@ import json
 import pytest
 import torch
 from helpers import Process, distance, flags, inside, metrics, weights
-from test_distributed import PLAIN, TORCHRUN
+from test_distributed import ALONE, TORCHRUN
 from tiny import batch, make
 
 from idmm import distributed
 
-ALONE = dict(model__drop_path=0.0, model__kwargs=PLAIN)  # nothing may be drawn a process
 # SGD: Adam would hide a factor in the gradient. The last of an epoch's steps has one image: one process has none.
 RUN = dict(
     ALONE, method__classifier=None, method__classifier_init=None, method__classifier_lr_scale=None,
@@ -126,8 +125,8 @@ def test_one_process_has_nothing_to_gather():
 
 
 @pytest.mark.parametrize("name", ["simclr", "supcon", "mocov2", "mocov3", "dino"])
-def test_a_pass_without_an_image_is_no_nan(name):
-    """Where a step has fewer images than passes, the rest run one image at factor 0: 0 times no number is no number."""
+def test_a_micro_batch_without_an_image_is_no_nan(name):
+    """Where a step has fewer images than micro-batches, the rest run one image at factor 0, and 0 times NaN is NaN."""
     method = make(name)
     loss = method({**batch(2, images=1, double=False), "weight": 0.0}, 0, 0)["loss"]
     (loss * 0.0).backward()
@@ -135,6 +134,6 @@ def test_a_pass_without_an_image_is_no_nan(name):
     assert bool(torch.isfinite(loss)) and grads and all(float(grad.abs().max()) == 0 for grad in grads)
 
 
-def test_fewer_images_than_passes_in_a_run(tmp_path):
+def test_fewer_images_than_micro_batches_in_a_run(tmp_path):
     changes = {**RUN, "train__accumulate": 3, "train__batch_size": 21, "method__name": "mocov2", "method__queue": 9}
     assert inside("pretrain", tmp_path / "run", **changes) == 0

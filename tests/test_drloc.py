@@ -68,6 +68,21 @@ def build(mode, shapes, pairs=9, grid_size=4, units="normalized", dim=5, **rest)
     return module, grids
 
 
+def plain(mode, dim, *args, **rest):
+    """A module in single precision, and what makes its input of one grid: for l1_all a list with one head."""
+    torch.manual_seed(1)
+    if mode == "l1_all":
+        return DenseRelativeLocalization([dim], mode, *args, **rest), lambda grid: [grid]
+    return DenseRelativeLocalization(dim, mode, *args, **rest), lambda grid: grid
+
+
+def assert_close(got, wanted, parts, rtol=1e-12):
+    """Two losses and their gradients are the same."""
+    torch.testing.assert_close(got, wanted, rtol=rtol, atol=1e-12)
+    for a, b in zip(torch.autograd.grad(got, parts), torch.autograd.grad(wanted, parts), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize("pairs", [3, 16])  # either way through the first layer, fewer pairs than tokens and more
 @pytest.mark.parametrize("shape", [(4, 4), (2, 4), (8, 8), (7, 3), (4, 9)])
 @pytest.mark.parametrize(
@@ -76,26 +91,19 @@ def build(mode, shapes, pairs=9, grid_size=4, units="normalized", dim=5, **rest)
 def test_value_and_gradients_are_the_papers(mode, shape, pairs, units):
     module, (grid,) = build(mode, [shape], pairs, units=units, alpha=0.3)
     (positions,) = module.draw(grid, rng(1))
-    parts = [grid, *module.parameters()]
     ours = module(grid, positions=positions)
-    reference = naive(module.heads[0], grid, positions, mode, 4, units, alpha=0.3)
     assert ours.dtype == torch.float64 and ours.shape == ()
-    torch.testing.assert_close(ours, reference, rtol=1e-12, atol=1e-12)
-    for got, wanted in zip(torch.autograd.grad(ours, parts), torch.autograd.grad(reference, parts), strict=True):
-        torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-12)
+    wanted = naive(module.heads[0], grid, positions, mode, 4, units, alpha=0.3)
+    assert_close(ours, wanted, [grid, *module.parameters()])
 
 
 @pytest.mark.parametrize("units", ["normalized", "grid"])
 def test_every_block_has_its_own_head_and_the_losses_are_added(units):
     module, grids = build("l1_all", [(8, 6), (4, 4), (2, 3)], units=units)
     positions = module.draw(grids, rng(2))
-    ours = module(grids, positions=positions)
-    parts = [*grids, *module.parameters()]
     each = zip(module.heads, grids, positions, strict=True)
-    reference = sum(naive(head, grid, pairs, "l1_all", 4, units) for head, grid, pairs in each)
-    torch.testing.assert_close(ours, reference, rtol=1e-12, atol=1e-12)
-    for got, wanted in zip(torch.autograd.grad(ours, parts), torch.autograd.grad(reference, parts), strict=True):
-        torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-12)
+    wanted = sum(naive(head, grid, pairs, "l1_all", 4, units) for head, grid, pairs in each)
+    assert_close(module(grids, positions=positions), wanted, [*grids, *module.parameters()])
 
 
 def all_pairs(k):
@@ -222,16 +230,13 @@ def test_half_inputs_are_raised(dtype, side):
 @pytest.mark.parametrize("pairs", [8, 64])
 @pytest.mark.parametrize("mode", MODES)
 def test_autocast_changes_little(mode, pairs):
-    torch.manual_seed(1)
-    many = mode == "l1_all"
-    module = DenseRelativeLocalization([32] if many else 32, mode, pairs, 64)
+    module, given = plain(mode, 32, pairs, 64)
     grid = torch.randn(8, 32, 14, 14, requires_grad=True)
-    given = [grid] if many else grid
-    exact = module(given, rng(10))
+    exact = module(given(grid), rng(10))
     (wanted,) = torch.autograd.grad(exact, grid)
     with torch.autocast("cpu", torch.bfloat16):
-        loss = module(given, rng(10))
-        from_half = module([grid.bfloat16()] if many else grid.bfloat16(), rng(10))
+        loss = module(given(grid), rng(10))
+        from_half = module(given(grid.bfloat16()), rng(10))
     (got,) = torch.autograd.grad(loss, grid)
     assert loss.dtype == from_half.dtype == torch.float32
     torch.testing.assert_close(loss, exact, rtol=5e-3, atol=1e-4)
@@ -243,14 +248,12 @@ def test_autocast_changes_little(mode, pairs):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("scale", [0, 1, 300])  # of the last layer: even classes, random ones, one-hot ones
 def test_gradients_are_finite(mode, scale):
-    torch.manual_seed(2)
-    many = mode == "l1_all"
-    module = DenseRelativeLocalization([6] if many else 6, mode, 100, 16)
+    module, given = plain(mode, 6, 100, 16)
     with torch.no_grad():
         module.heads[0][-1].weight.mul_(scale)
         module.heads[0][-1].bias.mul_(scale)
     grid = (20 * torch.randn(4, 6, 7, 7)).requires_grad_()
-    loss = module([grid] if many else grid, rng(11))
+    loss = module(given(grid), rng(11))
     loss.backward()
     assert torch.isfinite(loss)
     assert all(torch.isfinite(x.grad).all() for x in (grid, *module.parameters()))
@@ -282,10 +285,7 @@ def test_compiled_whole_gives_the_same(mode, pairs):
     (positions,) = module.draw(grid, rng(13))
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
     loss, wanted = compiled(grid, positions=positions), module(grid, positions=positions)
-    torch.testing.assert_close(loss, wanted, rtol=1e-10, atol=1e-12)
-    parts = [grid, *module.parameters()]
-    for a, b in zip(torch.autograd.grad(loss, parts), torch.autograd.grad(wanted, parts), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+    assert_close(loss, wanted, [grid, *module.parameters()], rtol=1e-10)
 
 
 def test_compiled_with_a_generator_gives_the_same():
@@ -320,10 +320,7 @@ def test_weights_are_three_plain_layers_sized_by_the_grid_size():
         ({"alpha": math.nan}, "alpha must be at least 0, got nan"),
         ({"in_dim": [4, 5]}, r"in_dim must be one width in mode l1, got \[4, 5\]"),
         ({"mode": "l1_all"}, "in_dim must be a list of widths, one for each block in mode l1_all, got 4"),
-        (
-            {"mode": "l1_all", "in_dim": []},
-            r"in_dim must be a list of widths, one for each block in mode l1_all, got \[\]",
-        ),
+        ({"mode": "l1_all", "in_dim": []}, r"in_dim must be a list .* in mode l1_all, got \[\]"),
         ({"mode": "l1_all", "in_dim": [4, 0]}, "in_dim must be a whole number of at least 1, got 0"),
     ],
 )

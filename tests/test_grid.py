@@ -31,7 +31,7 @@ def build(name, kwargs, size=(64, 96), classes=3):
 
 
 @pytest.mark.parametrize(("name", "kwargs", "places", "blocks"), MODELS, ids=IDS)
-def test_grid_and_logits_of_one_forward(name, kwargs, places, blocks):
+def test_one_forward_gives_logits_and_the_grid_and_each_block_has_one(name, kwargs, places, blocks):
     model = build(name, kwargs)
     images = torch.randn(2, 3, 64, 96, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
@@ -39,24 +39,19 @@ def test_grid_and_logits_of_one_forward(name, kwargs, places, blocks):
         assert grid.shape == (2, model.num_features, *places)
         torch.testing.assert_close(logits, model(images))
         torch.testing.assert_close(grid, token_grid(model, images))
-
-
-@pytest.mark.parametrize(("name", "kwargs", "places", "blocks"), MODELS, ids=IDS)
-def test_each_block_has_a_grid_and_the_last_is_the_final_one(name, kwargs, places, blocks):
-    model = build(name, kwargs)
     if blocks == 0:
         with pytest.raises(UserError, match="has no transformer blocks"), block_outputs(model):
             pass
         return
     with block_outputs(model) as outputs, torch.no_grad():
-        model(torch.zeros(2, 3, 64, 96))
+        model(images)
     grids = [as_grid(model, output, (64, 96)) for output in outputs]
     assert blocks is None or len(grids) == blocks
-    assert grids[-1].shape == (2, model.num_features, *places)
-    for grid in grids:
-        assert grid.shape[0] == 2 and 64 * grid.shape[3] == 96 * grid.shape[2]
+    assert grids[-1].shape == grid.shape
+    for each in grids:
+        assert each.shape[0] == 2 and 64 * each.shape[3] == 96 * each.shape[2]
     with torch.no_grad():
-        model(torch.zeros(1, 3, 64, 96))
+        model(images)
     assert len(outputs) == len(grids), "the hooks are gone"
 
 
@@ -80,33 +75,24 @@ def test_a_change_in_a_corner_shows_in_that_corner(name, kwargs, places, blocks)
 
 def test_tokens_without_places_are_refused():
     model = timm.create_model("vit_tiny_patch16_224", num_classes=0, **SMALL_VIT)
-    with pytest.raises(UserError, match="not a grid of places"):
-        as_grid(model, torch.zeros(2, 1 + 7, 24), (64, 64))
-    with pytest.raises(UserError, match="not a grid of places"):
-        as_grid(model, torch.zeros(2, 24), (64, 64))
-    with pytest.raises(UserError, match="not a grid of places"):
-        as_grid(model, [torch.zeros(2, 5, 24)], (64, 64))
+    for features in (torch.zeros(2, 1 + 7, 24), torch.zeros(2, 24), [torch.zeros(2, 5, 24)]):
+        with pytest.raises(UserError, match="not a grid of places"):
+            as_grid(model, features, (64, 64))
 
 
 def test_prefix_tokens_are_told_apart_where_the_model_does_not_say():
-    class Bare(torch.nn.Module):
-        pass
-
     tokens = torch.arange(2 * 6 * 1.0).reshape(1, 12, 1)
     for prefix in (0, 1, 2):
         padded = torch.cat([torch.full((1, prefix, 1), -1.0), tokens], 1)
-        grid = as_grid(Bare(), padded, (40, 120))
+        grid = as_grid(torch.nn.Module(), padded, (40, 120))
         assert grid.shape == (1, 1, 2, 6) and (grid.flatten() == tokens.flatten()).all()
 
 
 def test_channels_first_and_last_maps():
-    class Bare(torch.nn.Module):
-        pass
-
     first = torch.randn(2, 7, 4, 6)
-    assert torch.equal(as_grid(Bare(), first, (64, 96)), first)
-    assert torch.equal(as_grid(Bare(), first.permute(0, 2, 3, 1), (64, 96)), first)
-    model = Bare()
+    assert torch.equal(as_grid(torch.nn.Module(), first, (64, 96)), first)
+    assert torch.equal(as_grid(torch.nn.Module(), first.permute(0, 2, 3, 1), (64, 96)), first)
+    model = torch.nn.Module()
     model.output_fmt = "NHWC"  # what the model says goes before what the shape suggests
     square = torch.randn(2, 4, 4, 4)
     assert torch.equal(as_grid(model, square, (64, 64)), square.permute(0, 3, 1, 2))

@@ -7,29 +7,19 @@ import pytest
 import safetensors.torch
 import timm
 import torch
+from contract import NORM, load
 from timm.layers import resample_abs_pos_embed, resize_rel_pos_bias_table
 
 from idmm import files, seeding
+from idmm.config import Augment
 from idmm.errors import RunError, UserError
-from idmm.models import (
-    Checkpoint,
-    backbone_state,
-    check_kwargs,
-    classifier_prefixes,
-    create_backbone,
-    export_kwargs,
-    load_backbone,
-    load_weights,
-    read_checkpoint,
-    save_model,
-    takes_img_size,
-    weights,
-)
+from idmm.methods.finetune import Finetune
+from idmm.models import Checkpoint, create_backbone, load_backbone, read_checkpoint, save_model, weights
+from idmm.models.build import accepts, backbone_state, check_kwargs, classifier_prefixes, export_kwargs
 
 VIT = {"embed_dim": 32, "depth": 2, "num_heads": 2}
 SWIN = {"embed_dim": 24, "depths": [1, 1, 1, 1], "num_heads": [1, 2, 2, 4]}
 PVT = {"depths": [1, 1, 1, 1], "embed_dims": [8, 16, 20, 32]}
-NORM = {"mean": (0.5, 0.5, 0.5), "std": (0.2, 0.2, 0.2)}
 FAMILIES = [
     ("deit_tiny_patch16_224", VIT, True),
     ("deit_tiny_distilled_patch16_224", VIT, True),
@@ -40,6 +30,11 @@ FAMILIES = [
     ("convnext_atto", {"depths": [1, 1, 1, 1], "dims": [8, 8, 16, 16]}, False),
     ("caformer_s18", {}, False),  # its classifier is three layers
     ("levit_128s", {}, True),
+    *((name, {}, False) for name in ("mobilenetv3_small_050", "mobilenetv4_conv_small_035", "ghostnet_050")),
+    *((name, {}, False) for name in ("lcnet_035", "hgnetv2_b0", "efficientvit_b0", "test_mambaout")),
+    ("vgg11", {"mlp_ratio": 0.01}, False),
+    ("t2t_vit_7", {"embed_dim": 32, "depth": 2, "num_heads": 2, "token_dim": 16}, True),
+    ("cvt_13", {"embed_dims": [8, 16, 24], "depths": [1, 1, 2], "num_heads": [1, 2, 3]}, True),
 ]
 
 
@@ -68,18 +63,26 @@ def saved(folder, model, name="deit_tiny_patch16_224", kwargs=VIT, size=112, ste
 @pytest.mark.parametrize(("name", "kwargs", "sized"), FAMILIES, ids=lambda v: v if isinstance(v, str) else "")
 def test_strict_round_trip_through_timm_alone(tmp_path, name, kwargs, sized):
     model = create_backbone(name, 112, drop_path=0.1, num_classes=5, **kwargs)
-    assert takes_img_size(name) == sized
+    assert accepts(name, "img_size") == sized
+    images = torch.randn(2, 3, 112, 112)
+    model(images)  # batch norms have seen something
     saved(tmp_path, model, name, {**kwargs, "drop_path_rate": 0.2})
     info = json.loads((tmp_path / "backbone.json").read_text())
     assert info["kwargs"]["num_classes"] == 0 and "drop_path_rate" not in info["kwargs"]
     assert info["kwargs"].get("img_size") == (112 if sized else None)
     again = timm.create_model(info["name"], **info["kwargs"])
     again.load_state_dict(safetensors.torch.load_file(tmp_path / "backbone.safetensors"), strict=True)
-    images = torch.randn(2, 3, 112, 112)
     model.reset_classifier(0)
     with torch.no_grad():
-        assert torch.equal(again.eval()(images), model.eval()(images))
+        wanted = model.eval()(images)
+        assert torch.equal(again.eval()(images), wanted) and torch.equal(load_backbone(tmp_path)(images), wanted)
     assert not any(k.startswith(classifier_prefixes(again)) for k in again.state_dict())
+    model = create_backbone(name, 112, num_classes=5, **kwargs)
+    report = load(model, again.state_dict())
+    assert report.kept == list(again.state_dict()) and not report.dropped
+    Finetune(model, Augment(), freeze=True)
+    trained = {key: p.requires_grad for key, p in model.named_parameters()}
+    assert trained == {key: key in report.fresh for key in trained} and any(trained.values())
 
 
 def test_grey_images_travel_with_the_arguments(tmp_path):
@@ -104,8 +107,8 @@ def test_weights_depend_on_the_seed_alone():
 
 
 def test_drop_path_reaches_the_models_that_have_it():
-    assert tiny(drop_path=0.3).blocks[-1].drop_path1.drop_prob == pytest.approx(0.3)
     with torch.device("meta"):
+        assert tiny(None, drop_path=0.3).blocks[-1].drop_path1.drop_prob == pytest.approx(0.3)
         assert create_backbone("vgg11", drop_path=0.3).training  # has none
 
 
@@ -150,13 +153,13 @@ def test_arguments_that_have_a_field_of_their_own():
     line = fails(create_backbone, "deit_tiny_patch16_224", pretrained=True)
     assert line == "model.kwargs: pretrained is True; weights come through --init, leave it out"
     assert tiny(32, pretrained=False) is not None
-    assert "views.size" in fails(check_kwargs, "deit_tiny_patch16_224", {"img_size": 64})
+    assert "views.size" in fails(check_kwargs, {"img_size": 64})
     with pytest.raises(UserError) as caught:
-        check_kwargs("deit_tiny_patch16_224", {"num_classes": 3, "drop_path_rate": 0.1, "depth": 2})
+        check_kwargs({"num_classes": 3, "drop_path_rate": 0.1, "depth": 2})
     assert len(caught.value.faults) == 2
-    check_kwargs("deit_tiny_patch16_224", VIT)
+    check_kwargs(VIT)
     for key, value in {"depth": -1, "num_heads": 0, "depths": [2, 0, 2]}.items():
-        assert fails(check_kwargs, "t2t_vit_7", {key: value}) == f"model.kwargs: {key} is {value!r}; wanted 1 or more"
+        assert fails(check_kwargs, {key: value}) == f"model.kwargs: {key} is {value!r}; wanted 1 or more"
 
 
 def test_sizes_that_the_model_cannot_take():
@@ -174,7 +177,7 @@ def test_arguments_that_json_cannot_hold():
 
 def test_position_embedding_grows_as_timm_resizes_it():
     small, large = tiny(112), tiny(224, num_classes=5)
-    report = load_weights(large, small.state_dict(), source="a")
+    report = load(large, small.state_dict())
     wanted = resample_abs_pos_embed(small.pos_embed, [14, 14], num_prefix_tokens=1)
     assert torch.equal(large.pos_embed, wanted)
     assert torch.equal(large.pos_embed[:, :1], small.pos_embed[:, :1])  # the class token's stays
@@ -194,27 +197,27 @@ def test_position_embedding_grows_as_timm_resizes_it():
 def test_prefix_tokens_are_the_models(kwargs, prefix):
     small = create_backbone("vit_tiny_patch16_224", 64, **VIT, **kwargs)
     large = create_backbone("vit_tiny_patch16_224", 96, **VIT, **kwargs)
-    load_weights(large, small.state_dict(), source="a")
+    load(large, small.state_dict())
     assert torch.equal(large.pos_embed, resample_abs_pos_embed(small.pos_embed, [6, 6], num_prefix_tokens=prefix))
 
 
 def test_grids_that_are_not_square():
     wide = tiny((64, 128))  # 4x8
     square = tiny(96)
-    load_weights(wide, square.state_dict(), source="a")
+    load(wide, square.state_dict())
     assert torch.equal(wide.pos_embed, resample_abs_pos_embed(square.pos_embed, [4, 8]))
     tall = tiny((128, 64))  # as many positions in another order
-    report = load_weights(tall, wide.state_dict(), source="a", img_size=(64, 128))
+    report = load(tall, wide.state_dict(), (64, 128))
     assert report.resized == ["pos_embed"]
     assert torch.equal(tall.pos_embed, resample_abs_pos_embed(wide.pos_embed, [8, 4], [4, 8]))
-    assert load_weights(tiny((64, 128)), wide.state_dict(), source="a").resized == []
-    line = fails(load_weights, square, wide.state_dict(), source="a.pth")
+    assert load(tiny((64, 128)), wide.state_dict()).resized == []
+    line = fails(load, square, wide.state_dict(), source="a.pth")
     assert line.startswith("a.pth: does not fit deit_tiny_patch16_224") and "33 positions less 1 prefix" in line
 
 
 def test_relative_tables_are_resized_as_timm_does():
     small, large = swin(112, num_classes=2), swin(224)
-    report = load_weights(large, small.state_dict(), source="a")
+    report = load(large, small.state_dict())
     key = "layers.3.blocks.0.attn.relative_position_bias_table"
     assert report.resized == [key] and report.dropped == ["head.fc.weight", "head.fc.bias"] and not report.fresh
     with warnings.catch_warnings():
@@ -238,7 +241,7 @@ def test_relative_tables_are_resized_as_timm_does():
 )
 def test_other_families_change_size(name, sizes, kwargs, leaf):
     small, large = (create_backbone(name, size, **kwargs) for size in sizes)
-    report = load_weights(large, small.state_dict(), source="a")
+    report = load(large, small.state_dict())
     assert any(k.endswith(leaf) for k in report.resized) and not report.dropped and not report.fresh
 
 
@@ -246,17 +249,17 @@ def test_index_tables_come_from_the_model():
     model = swin(64)
     state = {**swin(64).state_dict(), "layers.0.blocks.0.attn.relative_position_index": torch.zeros(3, 3)}
     state["layers.0.blocks.1.attn_mask"] = torch.zeros(2)
-    report = load_weights(model, state, source="a")
+    report = load(model, state)
     assert not report.dropped and not report.fresh
 
 
 def test_the_classifier_is_kept_on_request():
     old, new = tiny(32, num_classes=3), tiny(32, num_classes=3)
-    assert load_weights(new, old.state_dict(), source="a").dropped == ["head.weight", "head.bias"]
+    assert load(new, old.state_dict()).dropped == ["head.weight", "head.bias"]
     assert not torch.equal(new.head.weight, old.head.weight)
-    load_weights(new, old.state_dict(), source="a", drop_classifier=False)
+    load(new, old.state_dict(), drop_classifier=False)
     assert torch.equal(new.head.weight, old.head.weight)
-    line = fails(load_weights, tiny(32, num_classes=4), old.state_dict(), source="a", drop_classifier=False)
+    line = fails(load, tiny(32, num_classes=4), old.state_dict(), drop_classifier=False)
     assert "head.weight: 3x32 in the checkpoint, 4x32 in the model" in line
 
 
@@ -264,7 +267,8 @@ def test_the_report_is_short():
     model = tiny(64, num_classes=2)
     state = {k: v for k, v in tiny(32, num_classes=3).state_dict().items() if not k.startswith("norm.")}
     state.update({f"extra.{i}": torch.zeros(1) for i in range(10)})
-    lines = load_weights(model, state, source="runs/a").lines()
+    report = load(model, state, source="runs/a")
+    lines = str(report).splitlines()
     assert lines[0] == "runs/a: 27 weights kept, 1 resized, 12 dropped, 4 fresh"
     assert lines[1] == "  resized: pos_embed"
     assert lines[2].startswith("  dropped: head.weight, head.bias, extra.0,") and lines[2].endswith(" and 4 more")
@@ -273,10 +277,10 @@ def test_the_report_is_short():
 
 def test_strict_refuses_surprises_and_leaves_the_model_alone():
     model, state = tiny(64, num_classes=2), tiny(32, num_classes=3).state_dict()
-    load_weights(model, state, source="a.pth", strict=True)  # another size, another classifier: no surprise
+    load(model, state, source="a.pth", strict=True)  # another size, another classifier: no surprise
     assert torch.equal(model.norm.weight, state["norm.weight"])
     changed = {k: v + 1 for k, v in state.items() if not k.startswith("norm.")} | {"extra": torch.zeros(1)}
-    line = fails(load_weights, model, changed, source="a.pth", strict=True)
+    line = fails(load, model, changed, source="a.pth", strict=True)
     assert line == (
         "a.pth: differs from deit_tiny_patch16_224 and model.strict is true; "
         "2 missing: norm.weight, norm.bias; 1 unknown: extra"
@@ -289,10 +293,10 @@ def test_a_checkpoint_of_another_model():
     other = Checkpoint(create_backbone("pvt_v2_b0", **PVT).state_dict(), "p.pth", "init")
     line = fails(other.load_into, model)
     assert line.startswith("init: 'p.pth' is a checkpoint of another model: only 2 of 30 weights fit deit_tiny_patch16")
-    assert fails(load_weights, model, other.state, source="p.pth") == line.replace("init: 'p.pth'", "p.pth:")
+    assert fails(load, model, other.state, source="p.pth") == line.replace("init: 'p.pth'", "p.pth:")
     assert "missing: cls_token, pos_embed," in line and "unknown: " in line
     before = {k: v.clone() for k, v in model.state_dict().items()}
-    line = fails(load_weights, model, tiny(32, embed_dim=64).state_dict(), source="p.pth")
+    line = fails(load, model, tiny(32, embed_dim=64).state_dict(), source="p.pth")
     assert line.startswith("p.pth: does not fit deit_tiny_patch16_224") and "more" in line
     assert "cls_token: 1x1x64 in the checkpoint, 1x1x32 in the model" in line
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())  # nothing half-loaded
@@ -301,7 +305,7 @@ def test_a_checkpoint_of_another_model():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_raised(dtype):
     small, large = tiny(32), tiny(64)
-    load_weights(large, {k: v.to(dtype) for k, v in small.state_dict().items()}, source="a")
+    load(large, {k: v.to(dtype) for k, v in small.state_dict().items()})
     assert {p.dtype for p in large.parameters()} == {torch.float32}
     wanted = resample_abs_pos_embed(small.pos_embed.to(dtype).float(), [4, 4])
     assert torch.equal(large.pos_embed, wanted)  # interpolated after the cast

@@ -5,6 +5,8 @@ import math
 import pytest
 import torch
 
+from idmm.config import Train
+from idmm.models import create_backbone
 from idmm.optim import clip_each, create_optimizer, recipe
 from idmm.schedule import cosine_schedule, warmup_length, weight_decay_schedule
 
@@ -29,16 +31,11 @@ def test_end_points():
     assert values[100] == 0
 
 
-def test_short_runs_end_at_zero_too():
-    """The released cosine would end 20 epochs with a warm-up of 10 at 77 % of the peak."""
-    assert rates(20, 10)[-1] == 0
-    assert rates(20, 10)[19] < 0.003
-
-
 def test_the_released_cosine_leaves_short_runs_far_from_zero():
     """(1 + cos((pi t - w) / (T - w))) / 2 of the peak from step w on; t counts from the start of the run."""
-    values = rates(20, 10, released=True)
-    assert values[:10] == rates(20, 10)[:10], "the same warm-up"
+    values, right = rates(20, 10, released=True), rates(20, 10)
+    assert values[:10] == right[:10], "the same warm-up"
+    assert right[20] == 0 and right[19] < 0.003
     assert values[20] == pytest.approx(0.1 * 0.77, rel=1e-3)
     for step in range(10, 21):
         assert values[step] == pytest.approx(0.1 * (1 + math.cos((math.pi * step - 10) / 10)) / 2)
@@ -57,6 +54,7 @@ def test_warmup_is_linear_and_none_starts_at_the_peak():
     steps = [b - a for a, b in zip(values[:10], values[1:11], strict=True)]
     assert max(steps) == pytest.approx(min(steps))
     assert rates(50, 0)[0] == pytest.approx(0.1)
+    assert rates(10, 5, lr=1e-7)[0] < 1e-7, "a tiny peak is still warmed up to"
 
 
 def test_a_groups_scale_multiplies_its_rate():
@@ -64,17 +62,15 @@ def test_a_groups_scale_multiplies_its_rate():
         assert scaled == pytest.approx(10 * plain)
 
 
-def test_a_tiny_peak_is_still_warmed_up_to():
-    assert rates(10, 5, lr=1e-7)[0] < 1e-7
+def decaying(steps, end):
+    """A layer's optimizer, and what sets its weight decay."""
+    optimizer = create_optimizer(torch.nn.Linear(3, 2), {}, Train(weight_decay=0.04), 1e-3)
+    return optimizer, weight_decay_schedule(optimizer, steps, end)
 
 
-def decays(steps, end, train=None):
-    """Weight decay of each step: of the groups that have some, and of the others."""
-    from idmm.config import Train
-
-    layer = torch.nn.Linear(3, 2)
-    optimizer = create_optimizer(layer, {}, train or Train(weight_decay=0.04), 1e-3)
-    update = weight_decay_schedule(optimizer, steps, end)
+def decays(steps, end):
+    """Weight decay of each step: of the weights, and of the biases."""
+    optimizer, update = decaying(steps, end)
     values = []
     for step in range(steps + 1):
         update(step)
@@ -94,26 +90,15 @@ def test_weight_decay_follows_a_cosine_where_there_is_any():
 
 
 def test_a_resumed_run_has_the_weight_decay_of_its_step():
-    from idmm.config import Train
-
-    def one(state=None):
-        optimizer = create_optimizer(torch.nn.Linear(3, 2), {}, Train(weight_decay=0.04), 1e-3)
-        update = weight_decay_schedule(optimizer, 10, 0.4)
-        if state is not None:
-            optimizer.load_state_dict(state)
-        return optimizer, update
-
-    first, update = one()
+    (first, update), (resumed, again) = decaying(10, 0.4), decaying(10, 0.4)
     update(3)
-    resumed, again = one(first.state_dict())
+    resumed.load_state_dict(first.state_dict())
     update(7), again(7)
     one, other = ([group["weight_decay"] for group in o.param_groups] for o in (first, resumed))
     assert one == other and 0.04 < max(one) < 0.4 and min(one) == 0
 
 
 def test_weight_decay_cannot_rise_from_nothing():
-    from idmm.config import Train
-
     with pytest.raises(ValueError, match="weight_decay_end is 0.4, but weight_decay 0; wanted it > 0"):
         Train(weight_decay=0, weight_decay_end=0.4)
 
@@ -137,17 +122,12 @@ def test_warmup_not_shorter_than_the_run_is_shortened_and_said():
     assert warmup_length(10, 1, 5)[0] == 0
 
 
-@pytest.mark.parametrize(
-    ("name", "wanted"),
-    [("deit_tiny_patch16_224", (5e-4, 2)), ("pvt_v2_b0", (1e-3, 10)), ("t2t_vit_7", (1e-3, 10))],
-)
-def test_recipes_of_the_families(name, wanted):
-    assert recipe(name) == wanted
+def test_recipes_of_the_families():
+    assert recipe("deit_tiny_patch16_224") == (5e-4, 2)
+    assert recipe("pvt_v2_b0") == recipe("t2t_vit_7") == (1e-3, 10)
 
 
 def groups(train, **options):
-    from idmm.models import create_backbone
-
     kwargs = dict(patch_size=8, embed_dim=16, depth=2, num_heads=2, num_classes=3)
     model = create_backbone("vit_tiny_patch16_224", 16, **kwargs)
     layer = torch.nn.Linear(16, 5)
@@ -157,25 +137,16 @@ def groups(train, **options):
 
 
 def test_no_weight_decay_on_biases_norms_and_position_embeddings():
-    from idmm.config import Train
-
     found = groups(Train(weight_decay=0.05))
     spared = {name for name, group in found.items() if group["weight_decay"] == 0}
     assert {"pos_embed", "cls_token", "norm.weight", "blocks.0.attn.qkv.bias", "head.bias", "W.bias"} <= spared
     assert not {"head.weight", "blocks.1.mlp.fc1.weight", "patch_embed.proj.weight", "W.weight"} & spared
     assert found["W.weight"]["lr_scale"] == 10 and found["W.bias"]["lr_scale"] == 10
     assert "lr_scale" not in found["head.weight"]
-
-
-def test_decay_all_is_the_releases():
-    from idmm.config import Train
-
     assert {group["weight_decay"] for group in groups(Train(weight_decay=0.05, decay_all=True)).values()} == {0.05}
 
 
 def test_layer_decay_lowers_the_rate_from_layer_to_layer():
-    from idmm.config import Train
-
     found = groups(Train(), layer_decay=0.5)
     scales = [found[name]["lr_scale"] for name in ("patch_embed.proj.weight", "blocks.0.norm1.weight", "head.weight")]
     assert scales[0] < scales[1] < scales[2] == 1
@@ -184,8 +155,6 @@ def test_layer_decay_lowers_the_rate_from_layer_to_layer():
 
 def test_sgd_has_plain_momentum_and_decay_in_the_gradient():
     """v <- 0.9 v + g + wd p; p <- p - lr v; Nesterov's would step by g + 0.9 v."""
-    from idmm.config import Train
-
     layer = torch.nn.Linear(3, 2, bias=False)
     optimizer = create_optimizer(layer, {}, Train(optimizer="sgd", weight_decay=0.1), 0.5)
     wanted, velocity = layer.weight.detach().clone(), torch.zeros(2, 3)

@@ -28,9 +28,10 @@ def make(name, of=None, told=None, drloc=None, **fields):
     given = config.PretrainConfig(method=config.Method(name=name, **{**HEADS.get(name, {}), **fields}))
     settled, _ = settle_method(given)
     of = backbone() if of is None else of
-    extra = None if drloc is None else Localization(of, drloc, SIDE, 3, epochs=5)
     with seeded(1):
-        return create_method(of, told or run_info(11, classes=3), settled.method, extra).train()
+        method = create_method(of, told or run_info(11, classes=3), settled.method)
+        method.localization = None if drloc is None else Localization(of, drloc, SIDE, 3, epochs=5)
+    return method.train()
 
 
 def batch(*counts, images=4, double=True, seed=1):

@@ -6,20 +6,16 @@ from torch import nn
 
 from idmm.config import Method as MethodConfig
 from idmm.methods.base import Method, RunInfo
-from idmm.methods.drloc import Localization
 from idmm.recipes import METHODS
 
 
-def create_method(
-    backbone: nn.Module, info: RunInfo, config: MethodConfig, localization: Localization | None = None
-) -> Method:
+def create_method(backbone: nn.Module, info: RunInfo, config: MethodConfig) -> Method:
     """Makes the pretraining method that ``config.name`` names (seed the global generators around it).
 
     Args:
         backbone: A timm model with ``num_classes=0``.
         info: Of the run.
         config: Settled by :func:`idmm.recipes.settle_method`.
-        localization: An extra loss on the grid of embeddings, or None.
     """
     module, name = METHODS[config.name].implementation.split(":")
-    return getattr(importlib.import_module(f"idmm.methods.{module}"), name)(backbone, info, config, localization)
+    return getattr(importlib.import_module(f"idmm.methods.{module}"), name)(backbone, info, config)

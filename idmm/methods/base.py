@@ -12,36 +12,29 @@ from idmm.methods.drloc import Localization
 class RunInfo:
     """What a method may need to know of the run."""
 
-    images: int
-    """Training images N; from the data, never a flag."""
-    batch_size: int
-    """Images of an optimizer step."""
+    images: int  # N, from the data
+    batch_size: int  # images of an optimizer step
     epochs: int
-    """Length of the run."""
-    steps: int
-    """Optimizer steps of the run."""
-    classes: int | None = None
-    """Classes K, where there are labels."""
-    global_groups: int = 1
-    """Groups of crops, from the first on, that are of global crops (:func:`idmm.config.global_groups`)."""
+    steps: int  # optimizer steps of the run
+    classes: int | None = None  # K, where there are labels
+    global_groups: int = 1  # how many groups of crops, from the first on, are global (idmm.config.global_groups)
 
 
 class Method(nn.Module):
-    """A backbone with what a method adds to it. The loop knows neither.
-
-    Args:
-        backbone: A timm model: images [B, C, S, S] -> features [B, d].
-        localization: An extra loss on the grid of embeddings of all images that need gradients, or None.
+    """A backbone, a timm model that is trained and averaged (EMA), with what a method adds to it.
 
     Attributes:
-        backbone: The timm model that is trained and averaged (EMA).
+        localization: An extra loss on the grid of embeddings of all images that need gradients, or None.
         head: Between the features and the loss; nothing unless a method has one.
         lr_scales: Learning rate of a child module by name, as a multiple of the run's; 1 where not named.
     """
 
-    def __init__(self, backbone: nn.Module, localization: Localization | None = None):
+    localization: Localization | None
+
+    def __init__(self, backbone: nn.Module):
         super().__init__()
-        self.backbone, self.localization = backbone, localization
+        self.backbone = backbone
+        self.register_module("localization", None)  # set later, it still comes second in the optimizer's groups
         self.head: nn.Module = nn.Identity()
         self.lr_scales: dict[str, float] = {}
 
@@ -55,7 +48,7 @@ class Method(nn.Module):
 
         Args:
             batch: From the loader, on the device; ``weight`` 0 marks images that only keep this process in step.
-            key: Seed of this pass's own random choices, another for each step, pass and process.
+            key: Seed of this call's own random choices, another for each step, micro-batch and process.
             epoch: Counted from 0.
 
         Returns:
@@ -64,7 +57,7 @@ class Method(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} must compute a loss")
 
     def features(self, images: Tensor, key: int, epoch: int) -> tuple[Tensor, Tensor | float, dict[str, Tensor]]:
-        """Returns pooled features [B, d], the extra loss and its log, of one forward pass."""
+        """Returns the backbone's output [B, d], the extra loss and its log, of one forward pass."""
         if self.localization is None:
             return self.backbone(images), 0.0, {}
         return self.localization(self.backbone, images, key, epoch)

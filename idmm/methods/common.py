@@ -4,6 +4,7 @@ import copy
 from collections.abc import Iterator
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -20,17 +21,11 @@ def crops_of(batch: dict) -> list[Tensor]:
 
 
 def mixed_groups(batch: dict, target: Tensor, alpha: float, key: int) -> Iterator[tuple]:
-    """Mixes each group of crops on its own (CutMix, partners from the group).
-
-    Args:
-        batch: Its ``views`` are a list of [B, count, C, S, S].
-        target: Of the images, [B].
-        alpha: Of the Beta distribution; 0: nothing is mixed.
-        key: Seed of the draws.
+    """Mixes each group of crops on its own (CutMix of Beta(alpha, alpha), partners from the group; 0: none).
 
     Yields:
-        Views [B*count, C, S, S], crops of an image together; their targets [B*count]; the targets mixed into them
-        (None: none) and the share of their own pixels.
+        Views [B*count, C, S, S], crops of an image together; their targets [B*count], from the images' [B]; the targets
+        mixed into them (None: none) and the share of their own pixels.
     """
     for number, views in enumerate(batch["views"]):
         own = target.repeat_interleave(views.shape[1])  # [B] -> [B*count]
@@ -39,6 +34,14 @@ def mixed_groups(batch: dict, target: Tensor, alpha: float, key: int) -> Iterato
             mix = draw_cutmix(len(views), *views.shape[-2:], alpha, numpy_rng(key, "cutmix", number))
             views, other, lam = mix_images(views, mix), own[mix.partner.to(own.device)], mix.lam
         yield views, own, other, lam
+
+
+def mixed_cross_entropy(logits: Tensor, own: Tensor, other: Tensor | None, lam: float, smoothing: float) -> Tensor:
+    """Mean cross-entropy of logits [B, K] with classes ``own`` [B] at the share lam and ``other`` [B] at the rest."""
+    loss = F.cross_entropy(logits, own, label_smoothing=smoothing)
+    if other is None:
+        return loss
+    return lam * loss + (1 - lam) * F.cross_entropy(logits, other, label_smoothing=smoothing)
 
 
 def gather_batch(batch: dict, *rows: Tensor) -> list[Tensor]:
@@ -83,24 +86,22 @@ def projection_head(backbone: nn.Module, config: Method) -> nn.Module:
     return SimCLRProjectionHead(*width_of(backbone, config), head_dim(backbone, config), num_layers=2, batch_norm=False)
 
 
-def synchronised(head: nn.Module) -> nn.Module:
-    """Lets batch norms see the batch of all processes, where there are several GPUs."""
-    several = torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
-    return nn.SyncBatchNorm.convert_sync_batchnorm(head) if several and torch.cuda.is_available() else head
-
-
 class MomentumEncoder(nn.Module):
-    """A slowly moving average of modules that follow each other; no gradients, no dropout, no stochastic depth.
+    """A slowly moving average of a backbone and a head, from where they are now; no gradients, dropout or drop path.
 
     Batch norms see the batch in training, as those of the modules that they follow.
 
     Args:
-        modules: Followed from where they are now.
+        backbone: Followed.
+        head: Followed.
+        momentum: Share that stays at each step.
+        steps: Length of the run, over which the momentum rises to 1 along a cosine; None: it stays.
     """
 
-    def __init__(self, *modules: nn.Module):
+    def __init__(self, backbone: nn.Module, head: nn.Module, momentum: float, steps: int | None = None):
         super().__init__()
-        self.copies = nn.Sequential(*(copy.deepcopy(module) for module in modules)).requires_grad_(False)
+        self.copies = nn.Sequential(copy.deepcopy(backbone), copy.deepcopy(head)).requires_grad_(False)
+        self.momentum, self.steps = momentum, steps
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
@@ -115,10 +116,14 @@ class MomentumEncoder(nn.Module):
                 module.training = mode
         return self
 
-    def update(self, momentum: float, *modules: nn.Module) -> None:
-        """Moves to ``momentum`` times itself and the rest times the modules."""
+    def update(self, step: int, backbone: nn.Module, head: nn.Module) -> None:
+        """Moves towards the modules after an optimizer step, counted from 0."""
         from lightly.models.utils import update_momentum
+        from lightly.utils.scheduler import cosine_schedule
 
-        for module, copied in zip(modules, self.copies, strict=True):
+        momentum = self.momentum
+        if self.steps is not None:
+            momentum = float(cosine_schedule(step, self.steps, momentum, 1.0))
+        for module, copied in zip((backbone, head), self.copies, strict=True):
             if any(True for _ in module.parameters()):
                 update_momentum(module, copied, momentum)

@@ -6,13 +6,11 @@ import warnings
 import torch
 from lightly.loss import DINOLoss
 from lightly.models.modules import DINOProjectionHead
-from lightly.utils.scheduler import cosine_schedule
 from torch import Tensor, nn
 
 from idmm import config
 from idmm.methods.base import Method, RunInfo
 from idmm.methods.common import MomentumEncoder, at_least_fp32, crops_of, full_precision, width_of
-from idmm.methods.drloc import Localization
 
 log = logging.getLogger("idmm")
 OUTPUTS = 65_536  # of the paper's head
@@ -26,18 +24,16 @@ class DINO(Method):
     exported, as its authors do. All crops are of ``views.size``.
     """
 
-    def __init__(
-        self, backbone: nn.Module, info: RunInfo, config: config.Method, localization: Localization | None = None
-    ):
-        super().__init__(backbone, localization)
+    def __init__(self, backbone: nn.Module, info: RunInfo, config: config.Method):
+        super().__init__(backbone)
         outputs = config.outputs or _outputs(info)
         self.head = _head(*width_of(backbone, config), config.dim, outputs)
         self.head.freeze_last_layer = _fewer(config.freeze_epochs, "freeze_epochs", 1, info.epochs // SHORT)
-        self.teacher = MomentumEncoder(backbone, self.head)
+        self.teacher = MomentumEncoder(backbone, self.head, config.momentum, info.steps)
         self.warmup = _fewer(config.teacher_warmup_epochs, "teacher_warmup_epochs", WARMUP_EPOCHS, info.epochs // SHORT)
         self.teacher_temperature = config.teacher_temperature
         self.loss = DINOLoss(outputs, student_temp=config.temperature, center_momentum=config.center_momentum)
-        self.momentum, self.steps, self.global_groups = config.momentum, info.steps, info.global_groups
+        self.global_groups = info.global_groups
 
     @property
     def exported(self) -> nn.Module:
@@ -65,9 +61,8 @@ class DINO(Method):
         self.head.cancel_last_layer_gradients(epoch)
 
     def after_step(self, step: int) -> None:
-        """Moves the teacher, less and less: the momentum rises to 1 along a cosine."""
-        momentum = float(cosine_schedule(step, self.steps, self.momentum, 1.0))
-        self.teacher.update(momentum, self.backbone, self.head)
+        """Moves the teacher, less and less."""
+        self.teacher.update(step, self.backbone, self.head)
 
     def embed(self, features: Tensor) -> Tensor:
         """Returns the student's targets, of the teacher's features: centred, as sharp as after the warm-up, [B, K]."""

@@ -18,12 +18,7 @@ log = logging.getLogger("idmm")
 class Localization(nn.Module):
     """Runs a backbone once, for its output and for the loss on its grid of embeddings.
 
-    Args:
-        backbone: A timm model whose features are a grid.
-        config: Weight, mode and sizes.
-        size: Side of the images (pixels).
-        in_chans: Their channels.
-        epochs: Length of the stage, which the weight's decay ends with (epochs).
+    ``size`` is the images' side (pixels), ``epochs`` the length of the stage, with which the weight's decay ends.
 
     Raises:
         UserError: The model's features are no grid, or one of a single place, or mode l1_all and it has no transformer
@@ -36,10 +31,8 @@ class Localization(nn.Module):
         grids = self._probe(backbone, size, in_chans)
         if min(grids[-1].shape[2:]) < 2:
             rows, columns = grids[-1].shape[2:]
-            wanted = "drloc.weight wants larger images or a backbone of finer grids"
-            raise UserError(
-                f"drloc.weight: at {size} px the final grid is {rows}x{columns}, nothing is apart; {wanted}"
-            )
+            why = f"at {size} px the final grid is {rows}x{columns}, nothing is apart"
+            raise UserError(f"drloc.weight: {why}; drloc.weight wants larger images or a backbone of finer grids")
         if config.warmup_epochs >= epochs:
             log.warning("drloc.warmup_epochs: %d, but the stage has %d epochs", config.warmup_epochs, epochs)
         widths = [grid.shape[1] for grid in grids]
@@ -53,13 +46,9 @@ class Localization(nn.Module):
         )
 
     def forward(self, backbone: nn.Module, images: Tensor, key: int, epoch: int) -> tuple[Tensor, Tensor, dict]:
-        """Returns the backbone's output, the weighted loss on its grid, and values for the log.
+        """Returns the backbone's output for images [B, C, S, S], the weighted loss on its grid, and values for the log.
 
-        Args:
-            backbone: The one it was made for.
-            images: [B, C, S, S].
-            key: Seed of the pairs.
-            epoch: Counted from 0.
+        ``key`` seeds the pairs; ``epoch`` counts from 0.
         """
         features, grids = self._run(backbone, images)
         loss = self.loss(grids if self.config.mode == "l1_all" else grids[0], numpy_rng(key, "drloc"))
@@ -88,7 +77,7 @@ class Localization(nn.Module):
 
     @torch.no_grad()
     def _probe(self, backbone: nn.Module, size: int, in_chans: int) -> list[Tensor]:
-        """Grids of a black image: their widths."""
+        """Returns the grids of a black image."""
         training = backbone.training
         try:
             return self._run(backbone.eval(), torch.zeros(1, in_chans, size, size))[1]

@@ -10,17 +10,10 @@ from idmm import config
 from idmm.losses.instance import instance_discrimination_loss
 from idmm.methods.base import Method, RunInfo
 from idmm.methods.common import head_dim, mixed_groups, projection_head
-from idmm.methods.drloc import Localization
 
 
 class InstanceClassifier(nn.Module):
-    """The N-way layer W: a row for each image.
-
-    Args:
-        instances: Images N.
-        width: Of the pooled features, d.
-        config: ``classifier`` (linear, or cosine with a learned scale), bias, scale, smoothing, chunk size.
-    """
+    """The N-way layer W [N, d], a row for each image: linear, or cosine with a learned scale."""
 
     def __init__(self, instances: int, width: int, config: config.Method):
         super().__init__()
@@ -46,7 +39,7 @@ class InstanceClassifier(nn.Module):
     def nearest(self, features: Tensor) -> Tensor:
         """Returns the instance with the largest logit, of features [B, d] -> int64 [B]."""
         weight = self.weight if self.scale is None else F.normalize(self.weight, dim=1)
-        return F.linear(features.float(), weight, self.bias).argmax(1)  # of a length or a scale it does not depend
+        return F.linear(features.float(), weight, self.bias).argmax(1)  # cosine: norm and scale change no order
 
     @torch.no_grad()
     def start_from(self, features: Tensor) -> None:
@@ -55,19 +48,10 @@ class InstanceClassifier(nn.Module):
 
 
 class IDMM(Method):
-    """Two groups of crops, each CutMixed on its own; the loss is the sum of the groups' means (DESIGN: section 4).
+    """Groups of crops, each CutMixed on its own; the loss is the sum of the groups' means (DESIGN: section 4)."""
 
-    Args:
-        backbone: A timm model with ``num_classes=0``: images [B, C, S, S] -> features [B, d].
-        info: Of the run; the N-way layer has a row for each of its images.
-        config: The method's switches.
-        localization: An extra loss on the grid of embeddings of all crops, or None.
-    """
-
-    def __init__(
-        self, backbone: nn.Module, info: RunInfo, config: config.Method, localization: Localization | None = None
-    ):
-        super().__init__(backbone, localization)
+    def __init__(self, backbone: nn.Module, info: RunInfo, config: config.Method):
+        super().__init__(backbone)
         self.config = config
         self.head = projection_head(backbone, config)  # Table 9; the paper's recipe has none
         self.classifier = InstanceClassifier(info.images, head_dim(backbone, config), config)
@@ -91,6 +75,5 @@ class IDMM(Method):
 
     def diagnose(self, features: Tensor, index: Tensor) -> dict[str, float]:
         """Returns ``instance_accuracy``: how many of the images are told from all others (percent)."""
-        return {
-            "instance_accuracy": 100 * float((self.classifier.nearest(self.head(features)) == index).float().mean())
-        }
+        right = self.classifier.nearest(self.head(features)) == index
+        return {"instance_accuracy": 100 * float(right.float().mean())}

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from idmm import config
 from idmm.methods.base import Method, RunInfo
 from idmm.methods.common import MomentumEncoder, crops_of, full_precision, gather_batch, head_dim, projection_head
-from idmm.methods.drloc import Localization
 
 log = logging.getLogger("idmm")
 QUEUE = 2048  # Table 10 of the IDMM paper
@@ -21,16 +20,12 @@ class MoCoV2(Method):
     Keys are not shuffled between processes: heads have no batch norm to learn from it.
     """
 
-    def __init__(
-        self, backbone: nn.Module, info: RunInfo, config: config.Method, localization: Localization | None = None
-    ):
-        super().__init__(backbone, localization)
+    def __init__(self, backbone: nn.Module, info: RunInfo, config: config.Method):
+        super().__init__(backbone)
         self.head = projection_head(backbone, config)
-        self.momentum = config.momentum
-        self.teacher = MomentumEncoder(backbone, self.head)
-        self.loss = NTXentLoss(
-            config.temperature, memory_bank_size=(_queue(config.queue, info), head_dim(backbone, config))
-        )
+        self.teacher = MomentumEncoder(backbone, self.head, config.momentum)
+        queue = _queue(config.queue, info), head_dim(backbone, config)
+        self.loss = NTXentLoss(config.temperature, memory_bank_size=queue)
 
     def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
         """Computes the loss of the two crops in ``batch["views"]``, whose keys enter the queue."""
@@ -42,7 +37,7 @@ class MoCoV2(Method):
 
     def after_step(self, step: int) -> None:
         """Moves the momentum encoder."""
-        self.teacher.update(self.momentum, self.backbone, self.head)
+        self.teacher.update(step, self.backbone, self.head)
 
     def get_extra_state(self) -> dict[str, Tensor]:
         """Returns the queue, which the library does not save."""

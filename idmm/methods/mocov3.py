@@ -4,15 +4,14 @@ import logging
 
 import torch
 from lightly.models.modules import MoCoProjectionHead
-from lightly.utils.scheduler import cosine_schedule
 from torch import Tensor, nn
 
 from idmm import config
+from idmm.distributed import world
 from idmm.errors import UserError
 from idmm.losses.contrastive import info_nce
 from idmm.methods.base import Method, RunInfo
-from idmm.methods.common import MomentumEncoder, crops_of, full_precision, gather_batch, synchronised, width_of
-from idmm.methods.drloc import Localization
+from idmm.methods.common import MomentumEncoder, crops_of, full_precision, gather_batch, width_of
 from idmm.seeding import derive
 
 log = logging.getLogger("idmm")
@@ -26,16 +25,14 @@ class MoCoV3(Method):
     keeps transformers stable.
     """
 
-    def __init__(
-        self, backbone: nn.Module, info: RunInfo, config: config.Method, localization: Localization | None = None
-    ):
-        super().__init__(backbone, localization)
+    def __init__(self, backbone: nn.Module, info: RunInfo, config: config.Method):
+        super().__init__(backbone)
         _freeze_projection(backbone, config.stop_grad_conv1)
         width, hidden = width_of(backbone, config)
         self.head = _mlp(width, hidden, config.dim, layers=3)
         self.predictor = _mlp(config.dim, hidden, config.dim, layers=2)
-        self.teacher = MomentumEncoder(backbone, self.head)
-        self.temperature, self.momentum, self.steps = config.temperature, config.momentum, info.steps
+        self.teacher = MomentumEncoder(backbone, self.head, config.momentum, info.steps)
+        self.temperature = config.temperature
 
     def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
         """Computes the loss of the two crops in ``batch["views"]``."""
@@ -53,22 +50,27 @@ class MoCoV3(Method):
         return {"loss": loss + sum(extras) / len(extras), **means}
 
     def _parts(self, crops: list[Tensor]) -> list[Tensor]:
-        """What goes through at a time: a crop; where an image is alone on this process both of its crops, since batch
-        norms need two rows (synchronised ones find them elsewhere)."""
+        """Returns what goes through at a time: a crop, or both crops of an image that is alone on this process.
+
+        Batch norms need two rows; synchronised ones find them elsewhere.
+        """
         alone = len(crops[0]) == 1 and not any(isinstance(part, nn.SyncBatchNorm) for part in self.head.modules())
         return [torch.cat(crops)] if alone else crops
 
     def after_step(self, step: int) -> None:
-        """Moves the momentum encoder, less and less: the momentum rises to 1 along a cosine."""
-        momentum = float(cosine_schedule(step, self.steps, self.momentum, 1.0))
-        self.teacher.update(momentum, self.backbone, self.head)
+        """Moves the momentum encoder, less and less."""
+        self.teacher.update(step, self.backbone, self.head)
 
 
 def _mlp(width: int, hidden: int, dim: int, layers: int) -> nn.Module:
-    """An MLP whose every layer has a batch norm, the last one's without scale and shift, as in its release."""
+    """An MLP whose every layer has a batch norm, the last one's without scale and shift, as in its release.
+
+    On several GPUs batch norms see the batch of all processes.
+    """
     head = MoCoProjectionHead(width, hidden, dim, num_layers=layers, batch_norm=True)
     head.layers[-1] = nn.BatchNorm1d(dim, affine=False)
-    return synchronised(head)
+    several = world() > 1 and torch.cuda.is_available()
+    return nn.SyncBatchNorm.convert_sync_batchnorm(head) if several else head
 
 
 def _freeze_projection(backbone: nn.Module, asked: bool | None) -> None:

@@ -7,19 +7,16 @@ from torch import Tensor, nn
 from idmm import config
 from idmm.methods.base import Method, RunInfo
 from idmm.methods.common import crops_of, full_precision, gather_batch, projection_head
-from idmm.methods.drloc import Localization
 
 
 class SimCLR(Method):
     """NT-Xent (Eq. 1) between projections of two crops; the batches of all processes are one batch.
 
-    With ``accumulate`` a pass is compared with itself alone.
+    With ``accumulate`` a micro-batch is compared with itself alone.
     """
 
-    def __init__(
-        self, backbone: nn.Module, info: RunInfo, config: config.Method, localization: Localization | None = None
-    ):
-        super().__init__(backbone, localization)
+    def __init__(self, backbone: nn.Module, info: RunInfo, config: config.Method):
+        super().__init__(backbone)
         self.head = projection_head(backbone, config)
         self.loss = NTXentLoss(config.temperature)
 

@@ -7,19 +7,16 @@ from idmm import config
 from idmm.losses.contrastive import sup_con
 from idmm.methods.base import Method, RunInfo
 from idmm.methods.common import crops_of, full_precision, gather_batch, projection_head
-from idmm.methods.drloc import Localization
 
 
 class SupCon(Method):
     """The supervised contrastive loss (Eq. 2, "out") between projections of any number of crops of an image.
 
-    With ``accumulate`` a pass is compared with itself alone.
+    With ``accumulate`` a micro-batch is compared with itself alone.
     """
 
-    def __init__(
-        self, backbone: nn.Module, info: RunInfo, config: config.Method, localization: Localization | None = None
-    ):
-        super().__init__(backbone, localization)
+    def __init__(self, backbone: nn.Module, info: RunInfo, config: config.Method):
+        super().__init__(backbone)
         self.head = projection_head(backbone, config)
         self.temperature = config.temperature
 

@@ -1,23 +1,19 @@
 """Supervised pretraining on stage 1's views: what labels alone give (Table 6 of the IDMM paper)."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from idmm import config
 from idmm.methods.base import Method, RunInfo
-from idmm.methods.common import at_least_fp32, mixed_groups
-from idmm.methods.drloc import Localization
+from idmm.methods.common import at_least_fp32, mixed_cross_entropy, mixed_groups
 from idmm.models import feature_width
 
 
 class Supervised(Method):
     """Cross-entropy of all crops with the image's class, each group CutMixed on its own; groups' means are added."""
 
-    def __init__(
-        self, backbone: nn.Module, info: RunInfo, config: config.Method, localization: Localization | None = None
-    ):
-        super().__init__(backbone, localization)
+    def __init__(self, backbone: nn.Module, info: RunInfo, config: config.Method):
+        super().__init__(backbone)
         self.config = config
         self.classifier = nn.Linear(feature_width(backbone), info.classes)
 
@@ -26,12 +22,6 @@ class Supervised(Method):
         groups = list(mixed_groups(batch, batch["label"], self.config.cutmix_alpha, key))
         features, extra, logs = self.features(torch.cat([views for views, *_ in groups]), key, epoch)  # [V, d]
         logits = at_least_fp32(self.classifier(features)).split([len(views) for views, *_ in groups])  # [B*count, K]
-        losses = [self._loss(rows, *targets) for rows, (_, *targets) in zip(logits, groups, strict=True)]
-        return {"loss": sum(losses) + extra, **logs}
-
-    def _loss(self, logits: Tensor, own: Tensor, other: Tensor | None, lam: float) -> Tensor:
         smoothing = self.config.label_smoothing
-        loss = F.cross_entropy(logits, own, label_smoothing=smoothing)
-        if other is None:
-            return loss
-        return lam * loss + (1 - lam) * F.cross_entropy(logits, other, label_smoothing=smoothing)
+        losses = [mixed_cross_entropy(rows, *of, smoothing) for rows, (_, *of) in zip(logits, groups, strict=True)]
+        return {"loss": sum(losses) + extra, **logs}

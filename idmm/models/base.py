@@ -7,9 +7,13 @@ from collections.abc import Sequence
 from timm.layers import global_pool_nlc, trunc_normal_
 from torch import Tensor, nn
 
+from idmm.config import IMAGENET_MEAN, IMAGENET_STD
+
 Grid = tuple[int, int]
 POOLS = ("token", "avg", "")
 SMALLEST = 16  # pixels: both models make one token of 16x16
+# the windows of both models' three steps to tokens: kernel, stride and padding
+WINDOWS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))
 
 
 class TokenModel(nn.Module):
@@ -36,7 +40,9 @@ class TokenModel(nn.Module):
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """Gives the model a fresh classifier (0 classes: none); None leaves the pooling as it is."""
         if global_pool is not None:
-            self.global_pool = one_of("global_pool", global_pool, POOLS)
+            if global_pool not in POOLS:
+                raise ValueError(f"global_pool is {global_pool!r}; wanted is one of {', '.join(map(repr, POOLS))}")
+            self.global_pool = global_pool
         self.num_classes = num_classes
         like = next(self.parameters())
         head = nn.Linear(self.num_features, num_classes) if num_classes > 0 else nn.Identity()
@@ -67,6 +73,15 @@ def as_map(x: Tensor, grid: Grid) -> Tensor:
     return x.transpose(1, 2).unflatten(2, grid)
 
 
+def window_grids(size: Grid) -> list[Grid]:
+    """The grid of windows after each of :data:`WINDOWS`, of an image or map of (height, width)."""
+    grids = []
+    for kernel, stride, padding in WINDOWS:
+        size = tuple((n + 2 * padding - kernel) // stride + 1 for n in size)
+        grids.append(size)
+    return grids
+
+
 def drop_path_rates(rate: float, depth: int) -> list[float]:
     """Stochastic depth of each block: from 0 up to ``rate``."""
     return [rate * i / max(depth - 1, 1) for i in range(depth)]
@@ -84,13 +99,6 @@ def checked_size(img_size: int | Sequence[int]) -> Grid:
     return sides
 
 
-def one_of(name: str, value: str, known: Sequence[str]) -> str:
-    """Returns the value; ValueError unless it is known."""
-    if value not in known:
-        raise ValueError(f"{name} is {value!r}; wanted is one of {', '.join(map(repr, known))}")
-    return value
-
-
 def rename_keys(state_dict: dict[str, Tensor], rules: Sequence[tuple[str, str]]) -> dict[str, Tensor]:
     """Returns a state dict with each pattern in the names replaced, in order."""
     out = {}
@@ -99,6 +107,20 @@ def rename_keys(state_dict: dict[str, Tensor], rules: Sequence[tuple[str, str]])
             key = re.sub(old, new, key)
         out[key] = value
     return out
+
+
+def timm_cfg(**kwargs) -> dict:
+    """timm's description of a model whose weights it cannot download; ``kwargs`` are what differs."""
+    return {
+        "url": "",
+        "num_classes": 1000,
+        "input_size": (3, 224, 224),
+        "interpolation": "bicubic",
+        "mean": IMAGENET_MEAN,
+        "std": IMAGENET_STD,
+        "classifier": "head",
+        **kwargs,
+    }
 
 
 def _initialise(module: nn.Module) -> None:

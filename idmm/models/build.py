@@ -55,7 +55,7 @@ def create_backbone(name: str, img_size: Size | None = None, *, drop_path: float
     _check_keys(kwargs, _UNSUPPORTED)
     given = {"num_classes": 0, **{k: v for k, v in kwargs.items() if k not in _UNSUPPORTED}}
     optional = {"img_size": tuple(img_size) if isinstance(img_size, list) else img_size, "drop_path_rate": drop_path}
-    optional = {k: v for k, v in optional.items() if v is not None and k not in given and _accepts(name, k)}
+    optional = {k: v for k, v in optional.items() if v is not None and k not in given and accepts(name, k)}
     try:
         model = timm.create_model(name, **given, **optional)
     except _MODEL_ERRORS as error:
@@ -81,7 +81,7 @@ def check_name(name: str) -> None:
         raise UserError(f"model.name: {name!r} is unknown{hint}")
 
 
-def check_kwargs(name: str, kwargs: dict[str, Any]) -> None:
+def check_kwargs(kwargs: dict[str, Any]) -> None:
     """Raises UserError if ``model.kwargs`` holds what has a field of its own, such as ``img_size``, or no depth."""
     _check_keys(kwargs, {**_UNSUPPORTED, **_OWN_FIELDS})
     given = {key: kwargs[key] for key in _COUNTS if key in kwargs}
@@ -96,12 +96,8 @@ def export_kwargs(
 ) -> dict[str, Any]:
     """Returns the arguments with which ``timm.create_model(name, **kwargs)`` alone rebuilds the model.
 
-    Args:
-        name: Model name.
-        kwargs: The user's ``model.kwargs``.
-        img_size: Size that the model was built at (pixels); left out where the model takes none.
-        num_classes: Outputs of the classifier; 0 for a backbone.
-        in_chans: Channels; left out when 3.
+    They are the user's ``model.kwargs`` with what else the model was built with: the image size (pixels) where it takes
+    one, and channels other than 3.
 
     Raises:
         UserError: A value in ``kwargs`` cannot be written as JSON.
@@ -110,7 +106,7 @@ def export_kwargs(
     out["num_classes"] = num_classes
     if in_chans != 3:
         out["in_chans"] = in_chans
-    if img_size is not None and takes_img_size(name):
+    if img_size is not None and accepts(name, "img_size"):
         out["img_size"] = list(img_size) if isinstance(img_size, (tuple, list)) else img_size
     for key, value in out.items():
         try:
@@ -156,14 +152,12 @@ def pair(size: Size) -> tuple[int, int]:
     return int(height), int(width)
 
 
-def takes_img_size(name: str) -> bool:
-    """Says whether the model's constructor has an ``img_size`` (ViT, Swin), or takes any size as it is (ResNet)."""
-    return _accepts(name, "img_size")
-
-
 @functools.cache
-def _accepts(name, key):
-    """Whether the model's constructor has an argument ``key``; timm's entry points hide its signature, so try it."""
+def accepts(name: str, key: str) -> bool:
+    """Whether the model's constructor has an ``img_size`` (ViT, Swin; ResNet takes any as it is) or ``drop_path_rate``.
+
+    timm's entry points hide its signature, so it is tried.
+    """
     try:
         _build_on_meta(name, {"num_classes": 0, key: {"img_size": 224, "drop_path_rate": 0.1}[key]})
     except _MODEL_ERRORS as error:

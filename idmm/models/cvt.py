@@ -15,10 +15,18 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
-from idmm.models.base import Grid, TokenModel, as_map, checked_size, drop_path_rates, rename_keys, split_tokens
-
-# each stage's token embedding: kernel, stride and padding (paper: Table 2)
-EMBEDS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))
+from idmm.models.base import (
+    WINDOWS,
+    Grid,
+    TokenModel,
+    as_map,
+    checked_size,
+    drop_path_rates,
+    rename_keys,
+    split_tokens,
+    timm_cfg,
+    window_grids,
+)
 
 
 class ConvEmbed(nn.Module):
@@ -156,20 +164,13 @@ class CvT(TokenModel):
 
     Args:
         img_size: Image side, or (height, width), in pixels; at least 16.
-        in_chans: Channels of the images.
-        num_classes: Outputs of the classifier; 0 for none.
         global_pool: 'token' (the class token), 'avg' (the mean of the others) or '' (no pooling).
         embed_dims: Width of each stage's tokens; the last is D.
-        depths: Number of blocks of each stage.
-        num_heads: Heads of each stage.
-        mlp_ratio: Width of the MLPs over that of the tokens.
-        qkv_bias: Whether queries, keys and values have a bias.
         kv_stride: Stride of the convolutions of keys and values.
-        drop_rate: Dropout before the classifier.
         pos_drop_rate: Dropout after each token embedding.
-        proj_drop_rate: Dropout after the projections of the blocks.
-        attn_drop_rate: Dropout of attention weights.
         drop_path_rate: Stochastic depth of the last block; rises linearly from 0 over the last stage, as released.
+        in_chans, num_classes, depths, num_heads, mlp_ratio, qkv_bias, drop_rate, proj_drop_rate, attn_drop_rate: As in
+            timm's vision transformers; depths and heads of each stage.
 
     Raises:
         ValueError: A size, a pooling or widths that it does not take.
@@ -195,13 +196,13 @@ class CvT(TokenModel):
     ):
         super().__init__()
         for name, values in dict(embed_dims=embed_dims, depths=depths, num_heads=num_heads).items():
-            if len(values) != len(EMBEDS):
-                raise ValueError(f"{name} is {values!r}; wanted are {len(EMBEDS)}, one a stage")
+            if len(values) != len(WINDOWS):
+                raise ValueError(f"{name} is {values!r}; wanted are {len(WINDOWS)}, one a stage")
         self.set_input_size(img_size)
-        self.feature_info, stages, last = [], [], len(EMBEDS) - 1
+        self.feature_info, stages, last = [], [], len(WINDOWS) - 1
         options = dict(mlp_ratio=mlp_ratio, qkv_bias=qkv_bias, kv_stride=kv_stride)
         options |= dict(attn_drop=attn_drop_rate, proj_drop=proj_drop_rate, drop=pos_drop_rate)
-        for i, (dim, depth, heads, embed) in enumerate(zip(embed_dims, depths, num_heads, EMBEDS, strict=True)):
+        for i, (dim, depth, heads, embed) in enumerate(zip(embed_dims, depths, num_heads, WINDOWS, strict=True)):
             rates = drop_path_rates(drop_path_rate if i == last else 0.0, depth)
             chans = embed_dims[i - 1] if i else in_chans
             stages.append(ConvStage(chans, dim, embed, int(i == last), rates, num_heads=heads, **options))
@@ -211,9 +212,8 @@ class CvT(TokenModel):
 
     def set_input_size(self, img_size: int | Sequence[int]) -> None:
         """Says which size ``grid_size`` is for."""
-        self.img_size = self.grid_size = checked_size(img_size)
-        for kernel, stride, padding in EMBEDS:
-            self.grid_size = tuple((n + 2 * padding - kernel) // stride + 1 for n in self.grid_size)
+        self.img_size = checked_size(img_size)
+        self.grid_size = window_grids(self.img_size)[-1]
 
     def no_weight_decay(self) -> set[str]:
         """Names of parameters that weight decay should spare."""
@@ -246,16 +246,11 @@ class CvT(TokenModel):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ):
-        """Returns what ``forward_features`` does, and what stages put out.
+        """Returns what ``forward_features`` does, and what stages put out, [B, D, h, w] ('NLC': [B, h w, D]).
 
-        Args:
-            x: Images, [B, in_chans, H, W].
-            indices: Of stages; a number means the last so many, None all.
-            return_prefix_tokens: Give pairs with the class token, [B, 1, D]; [B, 0, D] where there is none.
-            norm: Normalise the last stage's, the only one that has a norm.
-            stop_early: Leave out the stages after the last index.
-            output_fmt: 'NCHW': [B, D, h, w]; 'NLC': [B, h w, D].
-            intermediates_only: Return the list alone.
+        The arguments are timm's. ``indices``: of stages; a number means the last so many, None all.
+        ``return_prefix_tokens`` gives pairs with the class token, [B, 1, D] ([B, 0, D] where there is none); ``norm``
+        normalises the last stage's, the only one that has a norm.
         """
         take, last = feature_take_indices(len(self.stages), indices)
         final, taken = len(self.stages) - 1, []
@@ -291,11 +286,8 @@ class CvT(TokenModel):
 
 def _checkpointed(block: nn.Module, x: Tensor, grid: Grid) -> Tensor:
     """Runs the block twice if gradients are wanted, but lets its batch norms see the batch once."""
-    contexts = (
-        {}
-        if torch.compiler.is_compiling()
-        else {"context_fn": lambda: (contextlib.nullcontext(), _frozen_statistics(block))}
-    )
+    contexts = {"context_fn": lambda: (contextlib.nullcontext(), _frozen_statistics(block))}
+    contexts = {} if torch.compiler.is_compiling() else contexts
     return torch.utils.checkpoint.checkpoint(block, x, grid, use_reentrant=False, **contexts)
 
 
@@ -322,28 +314,8 @@ RELEASE_NAMES = (
 )
 
 
-def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: CvT) -> dict[str, Tensor]:
-    """The method of this name, where timm loads weights."""
-    return model.checkpoint_filter_fn(state_dict)
-
-
-def _cfg(**kwargs) -> dict:
-    return {
-        "url": "",
-        "num_classes": 1000,
-        "input_size": (3, 224, 224),
-        "pool_size": (14, 14),
-        "crop_pct": 0.875,
-        "interpolation": "bicubic",
-        "mean": (0.485, 0.456, 0.406),
-        "std": (0.229, 0.224, 0.225),
-        "first_conv": "stages.0.patch_embed.proj",
-        "classifier": "head",
-        **kwargs,
-    }
-
-
-default_cfgs = generate_default_cfgs({"cvt_13": _cfg()})
+_cfg = timm_cfg(pool_size=(14, 14), crop_pct=0.875, first_conv="stages.0.patch_embed.proj")
+default_cfgs = generate_default_cfgs({"cvt_13": _cfg})
 
 
 @register_model
@@ -353,7 +325,7 @@ def cvt_13(pretrained: bool = False, **kwargs) -> CvT:
         CvT,
         "cvt_13",
         pretrained,
-        pretrained_filter_fn=checkpoint_filter_fn,
+        pretrained_filter_fn=lambda state_dict, model: model.checkpoint_filter_fn(state_dict),
         feature_cfg=dict(out_indices=(0, 1, 2), feature_cls="getter"),
         **kwargs,
     )

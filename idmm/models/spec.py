@@ -6,7 +6,7 @@ import torch
 
 from idmm import config
 from idmm.errors import UserError
-from idmm.models import check_kwargs, check_name, create_backbone
+from idmm.models.build import check_kwargs, check_name, create_backbone
 from idmm.models.weights import Checkpoint, Report, read_checkpoint
 from idmm.seeding import derive, seeded
 
@@ -15,27 +15,17 @@ DEFAULT_MODEL = "deit_tiny_patch16_224"
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What is known of the backbone before it is built.
+    """What is known of the backbone before it is built; ``mean`` and ``std`` have a number a channel."""
 
-    Attributes:
-        name: timm's.
-        kwargs: For its constructor.
-        mean: Of each channel.
-        std: Likewise.
-        drop_path: Stochastic depth rate.
-        init: Weights to start from, or None.
-    """
-
-    name: str
-    kwargs: dict
+    name: str  # timm's
+    kwargs: dict  # for its constructor
     mean: list[float]
     std: list[float]
-    drop_path: float
-    init: Checkpoint | None
+    drop_path: float  # stochastic depth rate
+    init: Checkpoint | None  # weights to start from
 
     @property
     def in_chans(self) -> int:
-        """Channels."""
         return len(self.mean)
 
     def build(self, size: int, seed: int, num_classes: int = 0) -> torch.nn.Module:
@@ -47,17 +37,11 @@ class ModelSpec:
 
     def load(self, model: torch.nn.Module, strict: bool = False) -> Report | None:
         """Loads the weights to start from into all but the classifier; returns what became of them, to be logged."""
-        if self.init is None:
-            return None
-        return self.init.load_into(model, strict=strict)
+        return None if self.init is None else self.init.load_into(model, strict=strict)
 
 
 def model_spec(config, field: str = "init") -> ModelSpec:
-    """Decides the model by ``model``, ``data`` and the checkpoint ``init``.
-
-    Args:
-        config: The run's.
-        field: What messages on the checkpoint begin with; empty: with the file.
+    """Decides the model by the run's ``model``, ``data`` and checkpoint ``init``, which messages call ``field``.
 
     Raises:
         UserError: ``model.name``, ``model.kwargs`` or ``data.in_chans`` contradict the checkpoint; all in one.
@@ -76,7 +60,7 @@ def model_spec(config, field: str = "init") -> ModelSpec:
             raise UserError(*faults)
         name, chans = init.name, init.in_chans
     check_name(name)
-    check_kwargs(name, model.kwargs)
+    check_kwargs(model.kwargs)
     mean, std = _statistics(data, init, chans)
     return ModelSpec(name, kwargs, mean, std, model.drop_path, init)
 

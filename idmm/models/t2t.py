@@ -16,10 +16,18 @@ from timm.models._features import feature_take_indices
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
-from idmm.models.base import Grid, TokenModel, as_map, checked_size, drop_path_rates, rename_keys, split_tokens
-
-# the three soft splits: kernel, stride and padding of the windows (paper: section 3.1)
-SPLITS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))
+from idmm.models.base import (
+    WINDOWS,
+    Grid,
+    TokenModel,
+    as_map,
+    checked_size,
+    drop_path_rates,
+    rename_keys,
+    split_tokens,
+    timm_cfg,
+    window_grids,
+)
 
 
 class TokenPerformer(nn.Module):
@@ -66,48 +74,43 @@ class TokenPerformer(nn.Module):
 
 
 class TokensToToken(nn.Module):
-    """Soft splits and token transformers: [B, in_chans, H, W] -> [B, h w, embed_dim], about a 16th of each side.
+    """Soft splits and token transformers: [B, in_chans, H, W] -> [B, h w, dim], about a 16th of each side.
 
     Every split makes tokens of overlapping windows, and every layer between two splits mixes them (paper: section
     3.1, Fig. 3). ``img_size`` and ``grid_size`` are pairs, as in timm's ``PatchEmbed``.
     """
 
     def __init__(
-        self,
-        img_size: int | Sequence[int],
-        in_chans: int,
-        embed_dim: int,
-        token_dim: int,
-        kernel_ratio: float,
-        drop: float,
+        self, img_size: int | Sequence[int], in_chans: int, dim: int, token_dim: int, kernel_ratio: float, drop: float
     ):
         super().__init__()
-        self.performer1 = TokenPerformer(in_chans * SPLITS[0][0] ** 2, token_dim, kernel_ratio, drop)
-        self.performer2 = TokenPerformer(token_dim * SPLITS[1][0] ** 2, token_dim, kernel_ratio, drop)
-        self.proj = nn.Linear(token_dim * SPLITS[2][0] ** 2, embed_dim)
+        first, second, third = (kernel**2 for kernel, _, _ in WINDOWS)  # pixels of the windows
+        self.performer1 = TokenPerformer(in_chans * first, token_dim, kernel_ratio, drop)
+        self.performer2 = TokenPerformer(token_dim * second, token_dim, kernel_ratio, drop)
+        self.proj = nn.Linear(token_dim * third, dim)
         self.grad_checkpointing = False
         self.set_input_size(img_size)
 
     def set_input_size(self, img_size: int | Sequence[int]) -> None:
         """Takes images of another size from now on."""
         self.img_size = checked_size(img_size)
-        self.grids = _split_grids(self.img_size)
+        self.grids = window_grids(self.img_size)
         self.grid_size = self.grids[-1]
         self.num_patches = math.prod(self.grid_size)
 
     def dynamic_feat_size(self, img_size: Grid) -> Grid:
         """Returns the grid of tokens that an image of (height, width) has, as timm's ``PatchEmbed`` does."""
-        return _split_grids(img_size)[-1]
+        return window_grids(img_size)[-1]
 
     def forward(self, x: Tensor) -> Tensor:
         if tuple(x.shape[-2:]) != self.img_size:
             given, built = ("x".join(map(str, size)) for size in (x.shape[-2:], self.img_size))
             raise ValueError(f"the images are {given} pixels, but the model was built with img_size {built}")
-        for performer, split, grid in zip((self.performer1, self.performer2), SPLITS, self.grids, strict=False):
+        for performer, split, grid in zip((self.performer1, self.performer2), WINDOWS, self.grids, strict=False):
             x = _soft_split(x, split)  # [B, C, H, W] -> [B, h w, kernel^2 C]
             x = checkpoint(performer, x) if self.grad_checkpointing else performer(x)  # [B, h w, token_dim]
             x = as_map(x, grid)  # [B, token_dim, h, w]
-        return self.proj(_soft_split(x, SPLITS[2]))
+        return self.proj(_soft_split(x, WINDOWS[2]))
 
 
 class T2TViT(TokenModel):
@@ -123,22 +126,15 @@ class T2TViT(TokenModel):
 
     Args:
         img_size: Image side, or (height, width), in pixels; at least 16.
-        in_chans: Channels of the images.
-        num_classes: Outputs of the classifier; 0 for none.
         global_pool: 'token' (the class token), 'avg' (the mean of the others) or '' (no pooling).
         embed_dim: Width D of the tokens.
-        depth: Number of blocks.
-        num_heads: Heads of each; attention is scaled by the head's width, as in the release.
-        mlp_ratio: Width of the MLPs over D.
-        qkv_bias: Whether queries, keys and values have a bias.
+        num_heads: Heads of each block; attention is scaled by the head's width, as in the release.
         token_dim: Width of the tokens between the soft splits.
         kernel_ratio: Random features of a performer over ``token_dim``.
         token_drop_rate: Dropout in the performers; 0.1 in the release, whatever else is set.
-        drop_rate: Dropout before the classifier.
-        pos_drop_rate: Dropout after the position embedding.
-        proj_drop_rate: Dropout after the projections of the blocks.
-        attn_drop_rate: Dropout of attention weights.
         drop_path_rate: Stochastic depth of the last block; rises linearly from 0 in the first.
+        in_chans, num_classes, depth, mlp_ratio, qkv_bias, drop_rate, pos_drop_rate, proj_drop_rate, attn_drop_rate: As
+            in timm's vision transformers.
 
     Raises:
         ValueError: A size or a pooling that it does not take.
@@ -220,16 +216,10 @@ class T2TViT(TokenModel):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ):
-        """Returns what ``forward_features`` does, and what blocks put out.
+        """Returns what ``forward_features`` does, and what blocks put out, [B, D, h, w] ('NLC': [B, h w, D]).
 
-        Args:
-            x: Images, [B, in_chans, H, W].
-            indices: Of blocks; a number means the last so many, None all.
-            return_prefix_tokens: Give pairs with the class token, [B, 1, D].
-            norm: Normalise them as the last block's are.
-            stop_early: Leave out the blocks after the last index.
-            output_fmt: 'NCHW': [B, D, h, w]; 'NLC': [B, h w, D].
-            intermediates_only: Return the list alone.
+        The arguments are timm's. ``indices``: of blocks; a number means the last so many, None all.
+        ``return_prefix_tokens`` gives pairs with the class token, [B, 1, D]; ``norm`` normalises as the last norm does.
         """
         take, last = feature_take_indices(len(self.blocks), indices)
         x, taken = self.embed(x), []
@@ -279,18 +269,9 @@ def _keep_own_positions(model: T2TViT, state_dict: dict[str, Tensor], prefix: st
     state_dict.setdefault(f"{prefix}pos_embed", model.pos_embed)
 
 
-def _split_grids(size: Grid) -> list[Grid]:
-    """The grid of windows of each soft split."""
-    grids = []
-    for kernel, stride, padding in SPLITS:
-        size = tuple((n + 2 * padding - kernel) // stride + 1 for n in size)
-        grids.append(size)
-    return grids
-
-
-def _soft_split(x: Tensor, split: tuple[int, int, int]) -> Tensor:
-    """Overlapping windows as tokens, [B, C, H, W] -> [B, h w, C kernel^2]."""
-    kernel, stride, padding = split
+def _soft_split(x: Tensor, window: tuple[int, int, int]) -> Tensor:
+    """Overlapping windows as tokens (paper: section 3.1), [B, C, H, W] -> [B, h w, C kernel^2]."""
+    kernel, stride, padding = window
     return F.unfold(x, kernel, stride=stride, padding=padding).transpose(1, 2)
 
 
@@ -303,42 +284,20 @@ RELEASE_NAMES = (
 )
 
 
-def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: T2TViT) -> dict[str, Tensor]:
-    """Makes weights fit the model where timm loads them: the method of this name, then positions of its size."""
+def _fit_weights(state_dict: dict[str, Tensor], model: T2TViT) -> dict[str, Tensor]:
+    """Makes weights fit the model where timm loads them; the positions are resized too."""
     state = model.checkpoint_filter_fn(state_dict)
     state["pos_embed"] = resample_abs_pos_embed(state["pos_embed"], model.patch_embed.grid_size)
     return state
 
 
-def _cfg(**kwargs) -> dict:
-    return {
-        "url": "",
-        "num_classes": 1000,
-        "input_size": (3, 224, 224),
-        "pool_size": None,
-        "fixed_input_size": True,
-        "crop_pct": 0.9,
-        "interpolation": "bicubic",
-        "mean": (0.485, 0.456, 0.406),
-        "std": (0.229, 0.224, 0.225),
-        "first_conv": None,
-        "classifier": "head",
-        **kwargs,
-    }
-
-
-default_cfgs = generate_default_cfgs({"t2t_vit_7": _cfg(), "t2t_vit_14": _cfg()})
+_cfg = timm_cfg(pool_size=None, fixed_input_size=True, crop_pct=0.9, first_conv=None)
+default_cfgs = generate_default_cfgs({"t2t_vit_7": _cfg, "t2t_vit_14": _cfg})
 
 
 def _create(variant: str, pretrained: bool, defaults: dict, kwargs: dict) -> nn.Module:
-    return build_model_with_cfg(
-        T2TViT,
-        variant,
-        pretrained,
-        pretrained_filter_fn=checkpoint_filter_fn,
-        feature_cfg=dict(out_indices=3, feature_cls="getter"),
-        **{**defaults, **kwargs},
-    )
+    options = dict(pretrained_filter_fn=_fit_weights, feature_cfg=dict(out_indices=3, feature_cls="getter"))
+    return build_model_with_cfg(T2TViT, variant, pretrained, **options, **{**defaults, **kwargs})
 
 
 @register_model

@@ -29,27 +29,16 @@ _INDICES = ("relative_position_index", "relative_coords_table", "attn_mask", "at
 
 @dataclasses.dataclass
 class Checkpoint:
-    """Weights from a file, and what is known about them.
-
-    Attributes:
-        state: Names and tensors, on the CPU.
-        source: The file, for messages.
-        field: Config field that names the file, for messages.
-        name: timm's name of the model; None where no JSON lies beside the file.
-        kwargs: What the model was built with.
-        mean: Of each channel, on pixel values in [0, 1].
-        std: Likewise.
-        extra: Whatever else the JSON holds, e.g. ``classes``.
-    """
+    """Weights, on the CPU where they are from a file, and what is known about them."""
 
     state: dict[str, Tensor]
-    source: str
-    field: str = ""
-    name: str | None = None
-    kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
-    mean: tuple[float, ...] = IMAGENET_MEAN
+    source: str  # the file, for messages
+    field: str = ""  # of the config, that names the file; messages begin with it
+    name: str | None = None  # timm's; None where no JSON lies beside the file
+    kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)  # what the model was built with
+    mean: tuple[float, ...] = IMAGENET_MEAN  # of each channel, on pixel values in [0, 1]
     std: tuple[float, ...] = IMAGENET_STD
-    extra: dict[str, Any] = dataclasses.field(default_factory=dict)
+    extra: dict[str, Any] = dataclasses.field(default_factory=dict)  # what else the JSON holds, e.g. classes
 
     @property
     def in_chans(self) -> int:
@@ -61,39 +50,65 @@ class Checkpoint:
         """Size that the model was built at (pixels), where the JSON says it."""
         return self.kwargs.get("img_size")
 
-    def load_into(self, model: nn.Module, **options) -> "Report":
-        """See :func:`load_weights`."""
-        known = dict(source=self.source, field=self.field, img_size=self.img_size)
-        return load_weights(model, self.state, **known, **options)
+    def load_into(self, model: nn.Module, *, drop_classifier: bool = True, strict: bool = False) -> "Report":
+        """Copies into the model what fits; resizes position embeddings and relative-position tables to its size.
+
+        Where ``img_size`` is not known, the checkpoint's grid is taken to be square.
+
+        Args:
+            model: From :func:`create_backbone`; changed in place, in its own dtype. Where it has a method
+                ``checkpoint_filter_fn(state, img_size)``, as T2T-ViT and CvT do, that converts older weights.
+            drop_classifier: Leave the model's classifier as it is.
+            strict: Refuse a checkpoint that lacks weights of the backbone, or has some that the model does not know.
+
+        Raises:
+            UserError: A checkpoint of another model: too few names in common, or shapes that cannot be converted.
+        """
+        state = self.state
+        if hasattr(model, "checkpoint_filter_fn"):
+            state = model.checkpoint_filter_fn(state, self.img_size)
+        backbone, prefixes = backbone_keys(model), classifier_prefixes(model)
+        targets = {k: t for k, t in model.state_dict().items() if not k.endswith(_INDICES)}
+
+        def in_classifier(key):
+            return key not in backbone and (key in targets or key.startswith(prefixes))
+
+        state = {k: v for k, v in state.items() if not k.endswith(_INDICES)}
+        usable = {k: v for k, v in state.items() if k in targets and not (drop_classifier and in_classifier(k))}
+        unknown = [k for k in state if k not in targets and not in_classifier(k)]
+        label = _label(self.source, self.field)
+        _check_enough(model, backbone, usable, unknown, label)
+        if strict:
+            _check_all(model, [k for k in targets if k in backbone and k not in usable], unknown, label)
+        new = _fitted(model, usable, targets, self.img_size, label)
+        model.load_state_dict({key: value for key, (value, _) in new.items()}, strict=False)
+        return Report(
+            self.source,
+            kept=[k for k, (_, resized) in new.items() if not resized],
+            resized=[k for k, (_, resized) in new.items() if resized],
+            dropped=[k for k in state if k not in new],
+            fresh=[k for k in targets if k not in new],
+        )
 
 
 @dataclasses.dataclass
 class Report:
-    """What became of each weight; every list holds names, and no name is in two lists.
+    """What became of each weight from ``source``, by name; no name is in two lists.
 
-    Attributes:
-        kept: Copied as they were.
-        resized: Position embeddings and tables, interpolated to the model's size.
-        dropped: In the checkpoint, not used: the classifier, and what the model does not have.
-        fresh: In the model, not in the checkpoint: left as they were initialised.
-        source: Where the weights came from.
+    As text: the counts, then up to 8 names of each kind but ``kept``.
     """
 
-    kept: list[str]
-    resized: list[str]
-    dropped: list[str]
-    fresh: list[str]
-    source: str = ""
-
-    def lines(self) -> list[str]:
-        """Returns a short log: the counts, then up to 8 names of each kind that is out of the ordinary."""
-        others = {kind: getattr(self, kind) for kind in ("resized", "dropped", "fresh")}
-        counts = f"{len(self.kept)} weights kept" + "".join(f", {len(n)} {kind}" for kind, n in others.items())
-        head = f"{self.source}: {counts}" if self.source else counts
-        return [head, *(f"  {kind}: {listed(names, 8)}" for kind, names in others.items() if names)]
+    source: str
+    kept: list[str]  # copied as they were
+    resized: list[str]  # position embeddings and tables, interpolated to the model's size
+    dropped: list[str]  # of the checkpoint, not used: the classifier, and what the model does not have
+    fresh: list[str]  # of the model, not in the checkpoint: left as they were initialised
 
     def __str__(self) -> str:
-        return "\n".join(self.lines())
+        others = {kind: getattr(self, kind) for kind in ("resized", "dropped", "fresh")}
+        counts = f"{len(self.kept)} weights kept" + "".join(f", {len(n)} {kind}" for kind, n in others.items())
+        names = (f"  {kind}: {listed(names, 8)}" for kind, names in others.items() if names)
+        return "\n".join([f"{self.source}: {counts}", *names])
 
 
 def read_checkpoint(path: str | os.PathLike, field: str = "") -> Checkpoint:
@@ -122,66 +137,6 @@ def read_checkpoint(path: str | os.PathLike, field: str = "") -> Checkpoint:
     return Checkpoint(state, str(path), field, **known, extra=info)
 
 
-def load_weights(
-    model: nn.Module,
-    state: dict[str, Tensor],
-    *,
-    source: str,
-    field: str = "",
-    drop_classifier: bool = True,
-    img_size: Size | None = None,
-    strict: bool = False,
-) -> Report:
-    """Copies into the model what fits; resizes position embeddings and relative-position tables to the model's size.
-
-    Args:
-        model: From :func:`create_backbone`; changed in place, in its own dtype. Where it has a method
-            ``checkpoint_filter_fn(state, img_size)``, as T2T-ViT and CvT do, that converts public and older weights.
-        state: Names and tensors, from :func:`read_checkpoint`.
-        source: Where they came from, for messages.
-        field: Config field that names the source, with which messages then begin.
-        drop_classifier: Leave the model's classifier as it is.
-        img_size: Size that ``state`` was trained at (pixels), where known; else its grid is taken to be square.
-        strict: Refuse a checkpoint that lacks weights of the backbone, or has some that the model does not know.
-
-    Raises:
-        UserError: A checkpoint of another model: too few names in common, or shapes that cannot be brought together.
-    """
-    if hasattr(model, "checkpoint_filter_fn"):
-        state = model.checkpoint_filter_fn(state, img_size)
-    backbone, prefixes = backbone_keys(model), classifier_prefixes(model)
-    targets = {k: t for k, t in model.state_dict().items() if not k.endswith(_INDICES)}
-
-    def in_classifier(key):
-        return key not in backbone and (key in targets or key.startswith(prefixes))
-
-    state = {k: v for k, v in state.items() if not k.endswith(_INDICES)}
-    usable = {k: v for k, v in state.items() if k in targets and not (drop_classifier and in_classifier(k))}
-    unknown = [k for k in state if k not in targets and not in_classifier(k)]
-    label = _label(source, field)
-    _check_enough(model, backbone, usable, unknown, label)
-    if strict:
-        _check_all(model, [k for k in targets if k in backbone and k not in usable], unknown, label)
-
-    new, faults = {}, []
-    for key, value in usable.items():
-        try:
-            new[key] = _fit(model, key, value.to(targets[key].dtype), targets[key], img_size)
-        except ValueError as error:
-            faults.append(f"{key}: {error}")
-    if faults:
-        why = "another model, other model.kwargs, or a size that cannot be converted"
-        raise UserError(f"{label} does not fit {model_name(model)} ({why}): {listed(faults, 3)}")
-    model.load_state_dict({key: value for key, (value, _) in new.items()}, strict=False)
-    return Report(
-        kept=[k for k, (_, resized) in new.items() if not resized],
-        resized=[k for k, (_, resized) in new.items() if resized],
-        dropped=[k for k in state if k not in new],
-        fresh=[k for k in targets if k not in new],
-        source=source,
-    )
-
-
 def load_backbone(run_or_file: str | os.PathLike, img_size: Size | None = None) -> nn.Module:
     """Builds the backbone that a run wrote, with its weights, without a classifier.
 
@@ -194,7 +149,7 @@ def load_backbone(run_or_file: str | os.PathLike, img_size: Size | None = None) 
         and std that its images want.
 
     Raises:
-        UserError: See :func:`read_checkpoint`, :func:`create_backbone` and :func:`load_weights`.
+        UserError: See :func:`read_checkpoint`, :func:`create_backbone` and :meth:`Checkpoint.load_into`.
     """
     saved = read_checkpoint(run_or_file)
     if saved.name is None:
@@ -226,8 +181,7 @@ def save_model(
         model_state: A state dict, on any device.
         name: timm's name of the model.
         kwargs: From :func:`export_kwargs`.
-        mean: Of each channel, on pixel values in [0, 1].
-        std: Likewise.
+        mean: Of each channel, on pixel values in [0, 1]; ``std`` likewise.
         extra: More keys for the JSON, e.g. ``classes``.
 
     Raises:
@@ -303,6 +257,20 @@ def _check_all(model, missing, unknown, label):
     faults = "; ".join(f"{len(names)} {kind}: {listed(names, 3)}" for kind, names in kinds.items() if names)
     if faults:
         raise UserError(f"{label} differs from {model_name(model)} and model.strict is true; {faults}")
+
+
+def _fitted(model, usable, targets, img_size, label):
+    """Returns each value in the model's shape, and whether it was resized; UserError where some cannot be."""
+    new, faults = {}, []
+    for key, value in usable.items():
+        try:
+            new[key] = _fit(model, key, value.to(targets[key].dtype), targets[key], img_size)
+        except ValueError as error:
+            faults.append(f"{key}: {error}")
+    if faults:
+        why = "another model, other model.kwargs, or a size that cannot be converted"
+        raise UserError(f"{label} does not fit {model_name(model)} ({why}): {listed(faults, 3)}")
+    return new
 
 
 def _fit(model, key, value, target, img_size):

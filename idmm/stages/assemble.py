@@ -142,7 +142,9 @@ class _Pretraining(Assembly):
     def method(self, phase, backbone, info):
         info = replace(info, global_groups=global_groups(self.config.views.crops))
         with seeded(derive(self.config.seed, "method")):
-            return create_method(backbone, info, self.config.method, self.localization(phase, backbone))
+            method = create_method(backbone, info, self.config.method)
+        method.localization = self.localization(phase, backbone)
+        return method
 
     def transform(self, phase, store):
         return MultiCropTransform(store, self.config.views, self.spec.mean, self.spec.std, self.config.seed)
@@ -160,8 +162,9 @@ class _Finetuning(Assembly):
         return short_side_bound(size, self.config.augment.scale[0])
 
     def method(self, phase, backbone, info):
-        extra = self.localization(phase, backbone)
-        return Finetune(backbone, self.config.augment, self.config.model.freeze, extra)
+        method = Finetune(backbone, self.config.augment, self.config.model.freeze)
+        method.localization = self.localization(phase, backbone)
+        return method
 
     def transform(self, phase, store):
         key = derive(self.config.seed, "stage", phase.number)
