@@ -11,8 +11,8 @@ from typing import Any
 import torch
 import yaml
 
-from idmm import distributed, options
-from idmm.config import FREE, NEW_KEYS
+from idmm import distributed
+from idmm.config import FREE, NEW_KEYS, parsing
 from idmm.errors import RunError, UserError
 from idmm.files import replacing, sweep, write_text
 from idmm.locks import STALE, Lock
@@ -78,7 +78,7 @@ class RunFolder:
         else:  # what a run left that died before its first checkpoint
             for name in ("metrics.jsonl", "last/images.json"):
                 (self.path / name).unlink(missing_ok=True)
-            write_text(self.path / "config.yaml", options.dump(config))
+            write_text(self.path / "config.yaml", parsing.dump(config))
         for folder in (self.path, self.path / "last"):
             sweep(folder)
         return used
@@ -114,8 +114,8 @@ class RunFolder:
             old = yaml.safe_load((self.path / "config.yaml").read_text()) or {}
         except (OSError, yaml.YAMLError):
             raise UserError(f"out: '{self.path}' holds a run without a readable config.yaml") from None
-        new = options.flatten(options.plain(config))
-        old = {**{key: value for key, value in NEW_KEYS.items() if key in new}, **options.flatten(old)}
+        new = parsing.flatten(parsing.plain(config))
+        old = {**{key: value for key, value in NEW_KEYS.items() if key in new}, **parsing.flatten(old)}
         faults = [
             f"{key}: the run in '{self.path}' has {_shown(old.get(key))}, asked for now is {_shown(new.get(key))}"
             for key in [*new, *(key for key in old if key not in new)]

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from typing import Any
 
 from idmm.config import FinetuneConfig, PretrainConfig
-from idmm.config_commands import (
+from idmm.config.commands import (
     DataCacheConfig,
     DataCheckConfig,
     DataDownloadConfig,
@@ -20,8 +20,8 @@ from idmm.config_commands import (
     FewLabelConfig,
     ProbeCommand,
 )
+from idmm.config.parsing import parse
 from idmm.errors import Interrupted, RunError, UserError, nearest
-from idmm.options import parse
 from idmm.stages import STAGES
 
 USAGE = """usage: idmm COMMAND [--config FILE] [--KEY VALUE ...]

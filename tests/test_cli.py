@@ -15,8 +15,8 @@ from helpers import ROOT, STAGES, VIT, Process, call, flags, inside, metrics, re
 
 import idmm
 from idmm.config import FinetuneConfig, PretrainConfig
+from idmm.config.parsing import _flow, _leaves, build, dump, parse
 from idmm.errors import UserError
-from idmm.options import _flow, _leaves, build, dump, parse
 from idmm.transfer.config import parse_grid
 from idmm.transfer.plan import GridPlan
 

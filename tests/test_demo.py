@@ -14,10 +14,10 @@ from PIL import Image
 
 from idmm.commands import crops, demo
 from idmm.config import CropGroup, Data, FinetuneConfig, PretrainConfig, Views
+from idmm.config.parsing import build
 from idmm.data.cache import load_split
 from idmm.data.datasets import open_splits
 from idmm.data.views import MultiCropTransform
-from idmm.options import build
 from idmm.report import pictures
 
 MODEL = {

@@ -9,10 +9,10 @@ import torch
 from helpers import ROOT, TINY, inside, metrics
 
 import idmm
-from idmm.options import build
+from idmm.config.parsing import build
 from idmm.seeding import seeded
 from idmm.transfer.config import GridConfig
-from idmm.transfer.plan import layout
+from idmm.transfer.plan import GridPlan
 
 ARCHIVE = ROOT / "tests/data/runs_0_1_0.tar.gz"  # what make() left when it ran under 0.1.0
 VIT = {"patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2}
@@ -83,7 +83,7 @@ def features(run):
 def keys():
     found = {}
     for protocol in ("finetune", "probe"):
-        jobs = layout(build(GridConfig, {**GRID, "target": {"protocol": protocol}})).jobs.values()
+        jobs = GridPlan(build(GridConfig, {**GRID, "target": {"protocol": protocol}})).checked().jobs.values()
         found[protocol] = [job.key for job in jobs if job.stage == protocol and job.needs is None]
     return found
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from idmm import config, features
-from idmm.config_commands import DataCheckConfig
+from idmm.config.commands import DataCheckConfig
 from idmm.data.datasets import open_splits
 from idmm.data.disk import cache_entries, cache_folder, clear
 from idmm.data.doctor import NEAR_BITS, NEAR_CORRELATION, SKEWED, Checkup, ImageRef, Pair, check

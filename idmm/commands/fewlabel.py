@@ -15,7 +15,7 @@ import numpy as np
 
 from idmm.commands.probe import folder
 from idmm.config import Data, FinetuneConfig, Subset
-from idmm.config_commands import FeatureConfig, FewLabelConfig, probe_config
+from idmm.config.commands import FeatureConfig, FewLabelConfig, probe_config
 from idmm.data.cache import ImageStore
 from idmm.data.datasets import draw_subset, open_splits
 from idmm.data.registry import spec_of

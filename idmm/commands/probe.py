@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from idmm.config_commands import ProbeCommand, probe_config
+from idmm.config.commands import ProbeCommand, probe_config
 from idmm.errors import UserError
 from idmm.files import write_text
 from idmm.stages.probe import measure

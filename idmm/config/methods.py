@@ -229,7 +229,7 @@ def _docstring(key: str) -> str:
 _KEYS = {key: _flag(key) for name in METHODS for key in defaults_of(name)}
 _NAME = "Pretraining method; all but idmm and supervised need the extra 'baselines', supcon and supervised labels."
 
-# The keys of all methods, for files and flags: which of them count is known when all are read (idmm.recipes).
+# The keys of all methods, for files and flags: which of them count is known when all are read (idmm.config.recipes).
 Method = section(
     type(
         "Method",

@@ -4,10 +4,10 @@ import importlib
 
 from torch import nn
 
+from idmm.config import METHODS
 from idmm.config import Method as MethodConfig
 from idmm.methods.base import Method, RunInfo
 from idmm.methods.drloc import Localization
-from idmm.recipes import METHODS
 
 
 def create_method(
@@ -18,7 +18,7 @@ def create_method(
     Args:
         backbone: A timm model with ``num_classes=0``.
         info: Of the run.
-        config: Settled by :func:`idmm.recipes.settle_method`.
+        config: Resolved by :func:`idmm.config.recipes.resolve_method`.
         localization: An extra loss on the grid of embeddings, or None.
     """
     module, name = METHODS[config.name].implementation.split(":")

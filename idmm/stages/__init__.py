@@ -5,10 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from idmm import options
-from idmm.config import FinetuneConfig, PretrainConfig, resolved_stages
-from idmm.config_commands import ProbeConfig
-from idmm.recipes import METHODS, pass_notes, settle_method
+from idmm.config import FinetuneConfig, PretrainConfig, parsing, resolved_stages
+from idmm.config.commands import ProbeConfig
+from idmm.config.recipes import METHODS, pass_notes, resolve_method
 
 
 @dataclass(frozen=True)
@@ -61,8 +60,8 @@ class StageSpec:
     faults: Callable[[Any, int], list[str]] = lambda config, images: []
 
     def build(self, given: Any) -> Any:
-        """Returns the stage's config, see :func:`idmm.options.build`."""
-        return options.build(self.config, given)
+        """Returns the stage's config, see :func:`idmm.config.parsing.build`."""
+        return parsing.build(self.config, given)
 
     def run(self, given: Any) -> dict:
         """Runs the stage; returns what ``result.json`` holds."""
@@ -94,7 +93,7 @@ STAGES = {
         labelled=lambda config: METHODS[config.method.name].labelled,
         needs_test=False,
         evaluated=lambda config: config.train.knn_every > 0,
-        resolve=lambda config: settle_method(config)[0],
+        resolve=lambda config: resolve_method(config)[0],
         faults=lambda config, images: pass_notes(config, min(config.train.batch_size, images))[0],
     ),
     "finetune": StageSpec("finetune", FinetuneConfig, flags="finetune", phases=_sizes),

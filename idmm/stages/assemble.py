@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from idmm import distributed, options
+from idmm import distributed
 from idmm.checkpoint import RunFolder, begun
-from idmm.config import FinetuneConfig, PretrainConfig, global_groups, resolved_stages
+from idmm.config import FinetuneConfig, PretrainConfig, global_groups, parsing, resolved_stages
+from idmm.config.recipes import resolve_method
 from idmm.data.augment import TrainTransform
 from idmm.data.cache import ImageStore, compare, fingerprint, load_split
 from idmm.data.datasets import open_splits
@@ -28,7 +29,6 @@ from idmm.methods.finetune import Finetune
 from idmm.models.spec import ModelSpec, model_spec
 from idmm.optim import recipe
 from idmm.progress import logging_to
-from idmm.recipes import settle_method
 from idmm.seeding import derive, seeded
 from idmm.stages import Phase, stage_of
 
@@ -195,7 +195,7 @@ def resolve(config) -> tuple[Assembly, list[str]]:
     Raises:
         UserError: The method cannot be had so, ``out`` is missing, or the model contradicts the checkpoint.
     """
-    config, notes = settle_method(config) if isinstance(config, PretrainConfig) else (config, [])
+    config, notes = resolve_method(config) if isinstance(config, PretrainConfig) else (config, [])
     if config.out is None:
         raise UserError("out: missing; name a folder for all that the run writes (--out runs/a)")
     spec = model_spec(config)
@@ -205,7 +205,7 @@ def resolve(config) -> tuple[Assembly, list[str]]:
         if getattr(train, name) is None:
             train = replace(train, **{name: value})
             notes.append(f"train.{name}: {value:g}, the recipe's for {spec.name}")
-    idle = [] if config.drloc.weight else options.changed(config.drloc)
+    idle = [] if config.drloc.weight else parsing.changed(config.drloc)
     if idle:
         notes.append(f"drloc: off, its weight is 0: {', '.join(f'drloc.{name}' for name in idle)} without effect")
     model = replace(config.model, name=spec.name, kwargs=spec.kwargs)

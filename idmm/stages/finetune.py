@@ -3,8 +3,8 @@
 import logging
 from collections.abc import Callable
 
-from idmm import evaluate, options
-from idmm.config import FinetuneConfig
+from idmm import evaluate
+from idmm.config import FinetuneConfig, parsing
 from idmm.data.cache import ImageStore
 from idmm.data.registry import spec_of
 from idmm.engine import Evaluation, Loop, Session
@@ -34,7 +34,7 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
         RunError: Training could not go on (diverged, out of memory, disk full).
         Interrupted: Ctrl-C or SIGTERM; the state is saved.
     """
-    parts, notes = resolve(options.build(FinetuneConfig, config))
+    parts, notes = resolve(parsing.build(FinetuneConfig, config))
     config = parts.config
     with session(parts, notes) as run:
         if run.folder.finished:

@@ -5,8 +5,8 @@ import logging
 import numpy as np
 import torch
 
-from idmm import evaluate, options
-from idmm.config import PretrainConfig
+from idmm import evaluate
+from idmm.config import METHODS, PretrainConfig, parsing
 from idmm.data.split import LabelsMissing
 from idmm.engine import Evaluation, Loop, Session
 from idmm.errors import RunError, UserError
@@ -15,7 +15,6 @@ from idmm.methods import Method, RunInfo
 from idmm.models.build import export_kwargs
 from idmm.models.weights import save_model
 from idmm.monitor import Monitor
-from idmm.recipes import METHODS
 from idmm.seeding import permutation
 from idmm.stages.assemble import Assembly, LoadedSplits, eval_batches, load_splits, resolve, session
 
@@ -38,7 +37,7 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
         RunError: Training could not go on (diverged, out of memory, disk full).
         Interrupted: Ctrl-C or SIGTERM; the state is saved.
     """
-    parts, notes = resolve(options.build(PretrainConfig, config))
+    parts, notes = resolve(parsing.build(PretrainConfig, config))
     config, spec, (phase,) = parts.config, parts.spec, parts.phases
     with session(parts, notes) as run:
         if run.folder.finished:

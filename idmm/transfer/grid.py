@@ -3,7 +3,7 @@
 import json
 import logging
 
-from idmm import options
+from idmm.config import parsing
 from idmm.errors import Interrupted
 from idmm.files import write_text
 from idmm.progress import Interrupts, logging_to
@@ -29,7 +29,7 @@ def transfer(config: GridConfig | dict | str) -> dict:
         UserError: Faults of the grid, all of them, before the first job starts.
         Interrupted: Ctrl-C or SIGTERM; the same call goes on.
     """
-    config = options.build(GridConfig, config)
+    config = parsing.build(GridConfig, config)
     try:
         with Interrupts():
             return _transfer(config)

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from idmm import options
-from idmm.config import FREE, NEW_KEYS
+from idmm.config import FREE, NEW_KEYS, parsing
 from idmm.errors import UserError
 from idmm.stages import STAGES
 from idmm.transfer.config import TRAINING, GridConfig, merge
@@ -147,7 +146,7 @@ class GridPlan:
         config, faults = self._resolved("pretrain", layers, {**own, "model": _model(backbone), "seed": seed})
         self._say("pretrain", f"pretrain of {method['label']} on {source['label']}", faults, self._said)
         title = f"{source['label']}-{method['label']}-{backbone['label']}-s{seed}"
-        return config and _job("pretrain", options.plain(config), title)
+        return config and _job("pretrain", parsing.plain(config), title)
 
     def _add_cell(self, row: _Row, backbone: dict, target: dict) -> None:
         layers = [self.grid.finetune, *row.layers, *(entry.get("finetune", {}) for entry in (backbone, target))]
@@ -156,7 +155,7 @@ class GridPlan:
             own = {"data": data_of(target, self.grid), "model": _model(backbone), "seed": seed, "init": row.init}
             config, faults = self._resolved("finetune", layers, own)
             self._say("finetune", f"finetune on {target['label']}", faults, self._said)
-            plain = config and options.plain(config)
+            plain = config and parsing.plain(config)
             if protocol == "probe":
                 plain = plain and self._probe(plain, backbone)
             if plain is None:
@@ -182,12 +181,12 @@ class GridPlan:
         recipe = next((layer["config"] for layer in reversed(layers) if layer.get("config")), None)
         try:
             if recipe is not None and recipe not in self._recipes:
-                self._recipes[recipe] = options.read_file(recipe)
+                self._recipes[recipe] = parsing.read_file(recipe)
             data = copy.deepcopy(self._recipes.get(recipe, {}))
             for layer in layers:
                 merge(data, copy.deepcopy({key: value for key, value in layer.items() if key != "config"}))
             merge(data, {**own, "out": None, "resume": "auto"})
-            config = options.build(STAGES[stage].config, data)
+            config = parsing.build(STAGES[stage].config, data)
             return STAGES[stage].resolve(config) if resolve else config, []
         except UserError as error:
             return None, [_short(fault) for fault in error.faults]
@@ -221,7 +220,7 @@ class GridPlan:
         decided = {"data.name": side, "method.name": "methods", "model.name": "backbones", "model.kwargs": "backbones"}
         nested: dict = {}
         merge(nested, copy.deepcopy(layer))
-        asked, faults = options.flatten(nested), []
+        asked, faults = parsing.flatten(nested), []
         for key, name in decided.items():
             value, there = asked.get(key), [entry.get(key.partition(".")[2]) for entry in self.entries[name]]
             if value and value not in there:
@@ -255,7 +254,7 @@ def _short(fault: str) -> str:
 def _job(stage: str, plain: dict, title: str, needs: str | None = None) -> Job:
     if needs is not None:
         plain = {**plain, "init": None}
-    flat = options.flatten(plain)
+    flat = parsing.flatten(plain)
     counted = {key: value for key, value in flat.items() if key not in FREE and value != NEW_KEYS.get(key, ...)}
     text = json.dumps([stage, counted, needs, _digest(plain.get("init"))], sort_keys=True, default=str)
     return Job(hashlib.sha256(text.encode()).hexdigest()[:12], stage, plain, title, needs)

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from idmm import options
-from idmm.config import PretrainConfig
+from idmm.config import PretrainConfig, parsing
 from idmm.data.cache import file_digest
 from idmm.data.datasets import open_splits
 from idmm.data.images import BadImage
@@ -47,7 +46,7 @@ def check(grid: GridConfig, plan: GridPlan) -> dict[str, int]:
         seen = {getattr(cell, name[:-1]) for cell in plan.cells}
         for entry in plan.entries[name]:
             if entry["label"] not in seen:
-                data = options.build(PretrainConfig, {"data": data_of(entry, grid)}).data
+                data = parsing.build(PretrainConfig, {"data": data_of(entry, grid)}).data
                 checks.once([name, entry["label"]], f"{name} '{entry['label']}'", open_splits, data, labelled)
     checks.faults += [
         f"{side}: its images changed since {counted(len(keys), 'run')} in '{grid.out}' began; name another out"

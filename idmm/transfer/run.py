@@ -14,7 +14,7 @@ from pathlib import Path
 
 import yaml
 
-from idmm import options
+from idmm.config import parsing
 from idmm.errors import Interrupted, RunError, UserError
 from idmm.files import being_written, write_text
 from idmm.locks import Lock, holders
@@ -90,7 +90,7 @@ class Grid:
     def write_config(self) -> None:
         """Writes ``grid.yaml``, by which the folder is known."""
         try:
-            write_text(self.out / "grid.yaml", options.dump(self.config))
+            write_text(self.out / "grid.yaml", parsing.dump(self.config))
         except RunError as error:
             raise UserError(f"out: {error}") from None
 
@@ -194,8 +194,8 @@ def folder_faults(config: GridConfig) -> list[str]:
         # looked at before grid.yaml is: another runner, which writes that first, may be starting
         things = out.is_dir() and any(not being_written(path) for path in out.iterdir())
         if known.exists():
-            before = options.read_file(known)
-            if not _related(before, options.plain(_absolute(config))):
+            before = parsing.read_file(known)
+            if not _related(before, parsing.plain(_absolute(config))):
                 return [f"out: '{out}' holds a grid of other sources and targets; name another folder"]
         elif out.exists() and not out.is_dir():
             return [f"out: '{out}' is a file; name a folder"]
@@ -220,14 +220,14 @@ def _related(before: dict, now: dict) -> bool:
 
 def _absolute(config: GridConfig) -> GridConfig:
     """Names recipes by whole paths: ``grid.yaml`` is read from other working directories, too."""
-    plain = options.plain(config)
+    plain = parsing.plain(config)
     entries = [entry for given in plain.values() if isinstance(given, list) for entry in given]
     for holder in [plain, *entries]:
         for stage in TRAINING if isinstance(holder, dict) else ():
             layer = holder.get(stage)
             if isinstance(layer, dict) and isinstance(layer.get("config"), str):
                 layer["config"] = str(Path(layer["config"]).absolute())
-    return options.build(GridConfig, plain)
+    return parsing.build(GridConfig, plain)
 
 
 def execute(job: Job, out: Path) -> None:
@@ -236,7 +236,7 @@ def execute(job: Job, out: Path) -> None:
     config, path = {**job.config, "out": str(folder)}, folder / "config.yaml"
     if job.needs is not None:
         config["init"] = str(next(out.glob(f"runs/*/*-{job.needs}")))
-        begun = options.read_file(path) if path.exists() else {}
+        begun = parsing.read_file(path) if path.exists() else {}
         if begun.get("init", config["init"]) != config["init"]:
             begun["init"] = config["init"]
             write_text(path, yaml.safe_dump(begun, sort_keys=False, allow_unicode=True))

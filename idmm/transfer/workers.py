@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 
-from idmm import options
+from idmm.config import parsing
 from idmm.errors import Interrupted, RunError, UserError
 from idmm.files import write_text
 from idmm.progress import Interrupts
@@ -27,7 +27,7 @@ def run(grid: Grid, status: GridStatus) -> None:
         RunError: They ended before all was done.
     """
     file = grid.out / "jobs" / f"workers-{os.getpid()}.yaml"
-    write_text(file, options.dump(grid.config))
+    write_text(file, parsing.dump(grid.config))
     command = [sys.executable, "-m", "idmm.transfer.workers", str(file), str(os.getpid())]
     workers = []
     try:
@@ -72,7 +72,7 @@ def main(path: str, parent: int) -> int:
     threading.Thread(target=_watch, args=(parent,), daemon=True).start()
     try:
         with Interrupts():
-            work(Grid(options.build(GridConfig, path)))
+            work(Grid(parsing.build(GridConfig, path)))
     except (Interrupted, KeyboardInterrupt):
         return Interrupted.exit_code
     except (UserError, RunError) as error:

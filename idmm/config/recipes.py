@@ -5,7 +5,9 @@ from collections.abc import Collection
 from dataclasses import fields, replace
 from typing import Any
 
-from idmm.config import COLOURS, DEFAULT_COLOURS, METHODS, CropGroup, Method, PretrainConfig, Views, defaults_of
+from idmm.config.methods import METHODS, Method, defaults_of
+from idmm.config.stages import PretrainConfig
+from idmm.config.views import COLOURS, DEFAULT_COLOURS, CropGroup, Views
 from idmm.errors import UserError
 
 
@@ -34,7 +36,7 @@ def _shown(group: CropGroup) -> str:
     return f"{group.count} of {group.scale[0]:g} to {group.scale[1]:g}" + (f" ({colours[2:]})" if own else "")
 
 
-def settle_method(config: PretrainConfig) -> tuple[PretrainConfig, list[str]]:
+def resolve_method(config: PretrainConfig) -> tuple[PretrainConfig, list[str]]:
     """Fills in what ``method``, ``views`` and ``train.warmup_epochs`` leave to the method.
 
     Returns:
