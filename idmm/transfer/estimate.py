@@ -10,7 +10,6 @@ import torch
 from idmm.calibrate import time_steps
 from idmm.data.loaders import worker_count
 from idmm.distributed import pick_device
-from idmm.methods import RunInfo
 from idmm.progress import duration
 from idmm.stages import STAGES, Phase
 from idmm.stages.assemble import Assembly, assemble
@@ -83,8 +82,7 @@ def _rates(job: Job, budget: float) -> list[float]:
 def _step(parts: Assembly, phase: Phase, budget: float) -> float:
     """Seconds of one optimizer step with its images."""
     train, workers = parts.config.train, parts.config.data.workers
-    info = RunInfo(2048, phase.batch_size, phase.epochs, 1000, CLASSES)
-    method = parts.method(phase, parts.backbone(phase, CLASSES), info)
+    method = parts.method(phase, parts.backbone(phase, CLASSES), max(2048, phase.batch_size), CLASSES)
     transform = parts.transform(phase, _Noise(phase.batch_size, parts.short_side(phase.size)))
     device = pick_device(parts.device, "train.device")
     begun = time.monotonic()
@@ -113,4 +111,4 @@ def _probe_rate(parts: Assembly) -> float:
 def _seconds(job: Job, images: int, rates: list[float]) -> float:
     stage = STAGES[job.stage]
     phases = stage.phases(stage.build(job.config))
-    return sum(p.epochs * -(-images // p.batch_size) * rate for p, rate in zip(phases, rates, strict=True))
+    return sum(phase.steps(images) * rate for phase, rate in zip(phases, rates, strict=True))
