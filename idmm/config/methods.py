@@ -11,7 +11,6 @@ from pydantic import Field
 
 from idmm.config.base import section
 
-_LIGHTLY = {"lightly": "lightly"}
 _BYOL = {"jitter": [0.4, 0.4, 0.2, 0.1]}  # BYOL's augmentations, which MoCo v3 and DINO take over
 
 
@@ -41,8 +40,8 @@ class MethodKeys:
     """Crops that it needs."""
     within_pass: ClassVar[bool] = False
     """Whether it compares the images of a pass with one another."""
-    libraries: ClassVar[dict[str, str]] = {}
-    """Modules that must be there, with the names of their packages; an MLP wants lightly beside them."""
+    libraries: ClassVar[tuple[str, ...]] = ()
+    """Modules that must be there; an MLP wants lightly beside them."""
 
 
 @section
@@ -101,7 +100,7 @@ class SimCLR(_Contrastive):
     implementation: ClassVar = "simclr:SimCLR"
     exactly: ClassVar = 2
     within_pass: ClassVar = True
-    libraries: ClassVar = _LIGHTLY
+    libraries: ClassVar = ("lightly",)
 
 
 @section
@@ -121,7 +120,7 @@ class MoCoV2(_Contrastive):
     colours: ClassVar = {"jitter": [0.4, 0.4, 0.4, 0.1]}
     warmup_epochs: ClassVar = 0
     exactly: ClassVar = 2
-    libraries: ClassVar = _LIGHTLY
+    libraries: ClassVar = ("lightly",)
 
     temperature: float = Field(0.2, gt=0)
     momentum: float = Field(0.999, ge=0, le=1)
@@ -140,7 +139,7 @@ class MoCoV3(MethodKeys):
     warmup_epochs: ClassVar = 40
     exactly: ClassVar = 2
     within_pass: ClassVar = True
-    libraries: ClassVar = _LIGHTLY
+    libraries: ClassVar = ("lightly",)
 
     hidden_dim: int = Field(4096, ge=1)
     dim: int = Field(256, ge=1)
@@ -159,7 +158,7 @@ class DINO(MethodKeys):
     colours: ClassVar = _BYOL
     warmup_epochs: ClassVar = 10
     at_least: ClassVar = 2
-    libraries: ClassVar = _LIGHTLY
+    libraries: ClassVar = ("lightly",)
 
     hidden_dim: int = Field(2048, ge=1)
     dim: int = Field(256, ge=1)
@@ -209,8 +208,9 @@ def _flag(key: str) -> tuple[Any, Any]:
     But for keys of the default method that mean the same in all methods that read them.
     """
     infos = {name: cls.__pydantic_fields__[key] for name, cls in METHODS.items() if key in cls.__pydantic_fields__}
+    described = next(info.description for info in infos.values() if info.description)
     first, defaults = next(iter(infos.values())), {name: info.default for name, info in infos.items()}
-    text, kind, default = f"{', '.join(infos)}: {_docstring(key)}", first.annotation | None, None
+    text, kind, default = f"{', '.join(infos)}: {described}", first.annotation | None, None
     if DEFAULT in infos and len(set(defaults.values())) == 1:
         kind, default = first.annotation, first.default
     elif any(value is not None for value in defaults.values()):
@@ -218,12 +218,6 @@ def _flag(key: str) -> tuple[Any, Any]:
         readers = [f"{value} ({', '.join(n for n in defaults if defaults[n] == value)})" for value in own]
         text += f" Null: {', '.join(readers).lower()}."
     return Annotated[kind, Field(), *first.metadata], Field(default, description=text)  # metadata may be empty
-
-
-def _docstring(key: str) -> str:
-    """A key's description, which pydantic keeps in the class that states it alone."""
-    sections = (getattr(base, "__pydantic_fields__", {}) for cls in METHODS.values() for base in cls.__mro__)
-    return next(keys[key].description for keys in sections if key in keys and keys[key].description)
 
 
 _KEYS = {key: _flag(key) for name in METHODS for key in defaults_of(name)}

@@ -109,8 +109,9 @@ def _unread(method: Method, reads: Collection[str]) -> list[str]:
 
 
 def _missing(method: Method, reads: dict[str, Any]) -> list[str]:
-    wanted = {**({"lightly": "lightly"} if _projects(method, reads) else {}), **METHODS[method.name].libraries}
-    missing = [package for module, package in wanted.items() if importlib.util.find_spec(module) is None]
+    wanted = dict.fromkeys([*(["lightly"] if _projects(method, reads) else []), *METHODS[method.name].libraries])
     return [
-        f"method.name: {method.name} needs {name}; install it with: pip install 'idmm[baselines]'" for name in missing
+        f"method.name: {method.name} needs {name}; install it with: pip install 'idmm[baselines]'"
+        for name in wanted
+        if importlib.util.find_spec(name) is None
     ]
