@@ -32,12 +32,8 @@ def begun(path: str | os.PathLike) -> bool:
 class RunFolder:
     """The folder ``--out``: opened by one run at a time, taken up where the last one stopped.
 
-    With several processes the first one writes; the others only read, so the folder must be one that all see.
-
-    Args:
-        path: The folder; made where it is missing.
-        config: The run's.
-        resume: auto, never or must.
+    It is made where it is missing. With several processes the first one writes; the others only read, so the folder
+    must be one that all see. ``resume`` is auto, never or must.
 
     Attributes:
         state: What the last checkpoint holds, or None for a new run.
@@ -50,6 +46,7 @@ class RunFolder:
     def __init__(self, path: str, config: Any, resume: str):
         self.path = Path(path)
         self.leader = distributed.rank() == 0
+        self._state_file, self._result_file = self.path / "last" / "state.pt", self.path / "result.json"
         self._lock = Lock(self.path / "last" / "run")
         faults, used = None, False
         try:
@@ -82,14 +79,6 @@ class RunFolder:
         for folder in (self.path, self.path / "last"):
             sweep(folder)
         return used
-
-    @property
-    def _state_file(self) -> Path:
-        return self.path / "last" / "state.pt"
-
-    @property
-    def _result_file(self) -> Path:
-        return self.path / "result.json"
 
     def _acquire(self) -> None:
         def waiting(owner: dict) -> None:

@@ -16,7 +16,7 @@ from idmm.data.readers.hub import PREFIX
 from idmm.data.registry import spec_of
 from idmm.data.split import Splits, counted
 from idmm.errors import UserError, listed
-from idmm.files import write_text
+from idmm.files import made_folder, write_text
 from idmm.progress import size
 
 _NAMED = 5  # images or pairs of a kind that the text names; check.json has all
@@ -78,12 +78,7 @@ def checkup(given: DataCheckConfig) -> int:
         name=given.name, root=given.root, max_pixels=given.max_pixels,
         image_column=given.image_column, label_column=given.label_column,
     )  # fmt: skip
-    out = None if given.out is None else Path(given.out)
-    if out is not None:
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"out: cannot write to '{out}' ({error.strerror}); wanted a folder") from None
+    out = made_folder(given.out)
     found, splits = check(data, given.tiny, given.near_limit, progress=True)
     print("\n".join(report(found, written=out is not None)))
     if out is not None:

@@ -143,7 +143,6 @@ def _summary(runs: dict[str, list[dict]], settings: dict) -> dict:
 def _pictures(out: Path, result: dict, stage1: PretrainConfig) -> None:
     """Draws the losses, the crops of seed 0 and the comparison."""
     from idmm.commands.crops import crop_sheet
-    from idmm.config.recipes import resolve_method
     from idmm.report import pictures
     from idmm.stages.assemble import assemble, load_splits
 
@@ -159,7 +158,7 @@ def _pictures(out: Path, result: dict, stage1: PretrainConfig) -> None:
     }
     pictures.loss_panels(panels, out / "loss.png")
 
-    parts = assemble(resolve_method(stage1)[0])
+    parts = assemble(STAGES["pretrain"].resolve(stage1)[0])
     given = dict(mean=parts.spec.mean, std=parts.spec.std, cutmix_alpha=parts.config.method.cutmix_alpha)
     crop_sheet(load_splits(parts).train, parts.config.views, out / "crops.png", **given)
 
