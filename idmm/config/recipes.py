@@ -2,10 +2,11 @@
 
 import importlib.util
 from collections.abc import Collection
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from idmm.config.methods import METHODS, Method, defaults_of
+from idmm.config.parsing import changed
 from idmm.config.stages import PretrainConfig
 from idmm.config.views import COLOURS, DEFAULT_COLOURS, CropGroup, Views
 from idmm.errors import UserError
@@ -98,13 +99,11 @@ def _projects(method: Method, reads: dict[str, Any]) -> bool:
 
 
 def _unread(method: Method, reads: Collection[str]) -> list[str]:
-    default, lines = Method(), []
-    for name in [item.name for item in fields(Method) if item.name not in ("name", *reads)]:
-        if getattr(method, name) != getattr(default, name):
-            where = " without method.projection" if name in defaults_of(method.name) else ""
-            lines.append(
-                f"method.{name}: {getattr(method, name)!r}, but {method.name}{where} does not read it; leave it out"
-            )
+    own, lines = defaults_of(method.name), []
+    for name in changed(method):
+        if name not in ("name", *reads):
+            where = f"{method.name} without method.projection" if name in own else method.name
+            lines.append(f"method.{name}: {getattr(method, name)!r}, but {where} does not read it; leave it out")
     return lines
 
 

@@ -50,8 +50,8 @@ class StageSpec:
     """Whether there must be images to evaluate on."""
     evaluated: Callable[[Any], bool] = lambda config: True
     """Whether those are looked at."""
-    resolve: Callable[[Any], Any] = lambda config: config
-    """Fills in what is left to the method; UserError where that cannot be."""
+    resolve: Callable[[Any], tuple[Any, list[str]]] = lambda config: (config, [])
+    """Fills in what is left to the method, with lines for the log on it; UserError where that cannot be."""
     faults: Callable[[Any, int], list[str]] = lambda config, images: []
     """What is wrong with so many training images."""
 
@@ -89,7 +89,7 @@ STAGES = {
         labelled=lambda config: METHODS[config.method.name].labelled,
         needs_test=False,
         evaluated=lambda config: config.train.knn_every > 0,
-        resolve=lambda config: resolve_method(config)[0],
+        resolve=resolve_method,
         faults=lambda config, images: pass_notes(config, min(config.train.batch_size, images))[0],
     ),
     "finetune": StageSpec("finetune", FinetuneConfig, flags="finetune", phases=_sizes),

@@ -14,8 +14,7 @@ import torch
 
 from idmm import distributed
 from idmm.checkpoint import RunFolder, begun
-from idmm.config import FinetuneConfig, PretrainConfig, global_groups, parsing, resolved_stages
-from idmm.config.recipes import resolve_method
+from idmm.config import FinetuneConfig, global_groups, parsing, resolved_stages
 from idmm.data.augment import TrainTransform
 from idmm.data.cache import ImageStore, compare, fingerprint, load_split
 from idmm.data.datasets import open_splits
@@ -190,7 +189,7 @@ def resolve(config) -> tuple[Assembly, list[str]]:
     Raises:
         UserError: The method cannot be had so, ``out`` is missing, or the model contradicts the checkpoint.
     """
-    config, notes = resolve_method(config) if isinstance(config, PretrainConfig) else (config, [])
+    config, notes = stage_of(config).resolve(config)
     if config.out is None:
         raise UserError("out: missing; name a folder for all that the run writes (--out runs/a)")
     spec = model_spec(config)

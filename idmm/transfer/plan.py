@@ -187,7 +187,7 @@ class GridPlan:
                 merge(data, copy.deepcopy({key: value for key, value in layer.items() if key != "config"}))
             merge(data, {**own, "out": None, "resume": "auto"})
             config = parsing.build(STAGES[stage].config, data)
-            return STAGES[stage].resolve(config) if resolve else config, []
+            return STAGES[stage].resolve(config)[0] if resolve else config, []
         except UserError as error:
             return None, [_short(fault) for fault in error.faults]
 
