@@ -1,7 +1,8 @@
 """A class for each pretraining method: the keys it reads, with its own defaults, and what it wants of a run.
 
-A new method is a class here, a module in ``idmm/methods`` and a ``configs/pretrain/NAME.yaml``. Widths and
-temperatures: Table 10 of the IDMM paper; what it leaves out: the methods' own papers and releases.
+A new method is a class here, one of that name in a module NAME of ``idmm/methods``, and a
+``configs/pretrain/NAME.yaml``, NAME in small letters. Widths and temperatures: Table 10 of the IDMM paper; what it
+leaves out: the methods' own papers and releases.
 """
 
 from dataclasses import fields
@@ -24,8 +25,6 @@ def _byol_crops(low: float) -> tuple[dict[str, Any], ...]:
 class MethodKeys:
     """Keys of a method. A default of None waits for the data or the model."""
 
-    implementation: ClassVar[str]
-    """Module under ``idmm.methods`` and class."""
     crops: ClassVar[tuple[dict[str, Any], ...]] = ({"count": 2, "scale": [0.2, 1.0]},)
     """Each group of crops, where ``views.crops`` is null."""
     colours: ClassVar[dict[str, Any]] = {}
@@ -74,7 +73,6 @@ class _Contrastive(_Projection):
 class IDMM(_Projection, _Smoothed):
     """Parametric instance discrimination with multi-crop and CutMix."""
 
-    implementation: ClassVar = "idmm:IDMM"
     projection: bool = False
     dim: int | None = Field(None, ge=1)
     classifier: Literal["linear", "cosine"] = "linear"
@@ -97,7 +95,6 @@ class IDMM(_Projection, _Smoothed):
 class SimCLR(_Contrastive):
     """Two crops of an image against all other crops of the batch."""
 
-    implementation: ClassVar = "simclr:SimCLR"
     exactly: ClassVar = 2
     within_pass: ClassVar = True
     libraries: ClassVar = ("lightly",)
@@ -107,7 +104,6 @@ class SimCLR(_Contrastive):
 class SupCon(_Contrastive):
     """Crops of a class against those of the others."""
 
-    implementation: ClassVar = "supcon:SupCon"
     labelled: ClassVar = True
     within_pass: ClassVar = True
 
@@ -116,7 +112,6 @@ class SupCon(_Contrastive):
 class MoCoV2(_Contrastive):
     """A queue of keys from a momentum encoder."""
 
-    implementation: ClassVar = "mocov2:MoCoV2"
     colours: ClassVar = {"jitter": [0.4, 0.4, 0.4, 0.1]}
     warmup_epochs: ClassVar = 0
     exactly: ClassVar = 2
@@ -133,7 +128,6 @@ class MoCoV2(_Contrastive):
 class MoCoV3(MethodKeys):
     """A predictor of a momentum encoder's keys, both crops in both parts."""
 
-    implementation: ClassVar = "mocov3:MoCoV3"
     crops: ClassVar = _byol_crops(0.08)
     colours: ClassVar = _BYOL
     warmup_epochs: ClassVar = 40
@@ -153,7 +147,6 @@ class MoCoV3(MethodKeys):
 class DINO(MethodKeys):
     """The student's softmax follows that of a momentum teacher, centred and sharpened."""
 
-    implementation: ClassVar = "dino:DINO"
     crops: ClassVar = (*_byol_crops(0.25), {"count": 4, "scale": [0.05, 0.25]})
     colours: ClassVar = _BYOL
     warmup_epochs: ClassVar = 10
@@ -180,19 +173,10 @@ class DINO(MethodKeys):
 class Supervised(_Smoothed):
     """Cross-entropy with classes."""
 
-    implementation: ClassVar = "supervised:Supervised"
     labelled: ClassVar = True
 
 
-METHODS: dict[str, type[MethodKeys]] = {
-    "idmm": IDMM,
-    "simclr": SimCLR,
-    "supcon": SupCon,
-    "mocov2": MoCoV2,
-    "mocov3": MoCoV3,
-    "dino": DINO,
-    "supervised": Supervised,
-}
+METHODS = {keys.__name__.lower(): keys for keys in (IDMM, SimCLR, SupCon, MoCoV2, MoCoV3, DINO, Supervised)}
 DEFAULT = next(iter(METHODS))
 
 

@@ -21,5 +21,5 @@ def create_method(
         config: Resolved by :func:`idmm.config.recipes.resolve_method`.
         localization: An extra loss on the grid of embeddings, or None.
     """
-    module, name = METHODS[config.name].implementation.split(":")
-    return getattr(importlib.import_module(f"idmm.methods.{module}"), name)(backbone, info, config, localization)
+    module = importlib.import_module(f"idmm.methods.{config.name}")
+    return getattr(module, METHODS[config.name].__name__)(backbone, info, config, localization)

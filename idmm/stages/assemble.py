@@ -217,19 +217,13 @@ def session(parts: Assembly, notes: list[str]) -> Iterator[Session]:
     are logged.
     """
     parts.check_sizes()
-    opened = Session(parts.config)
-    try:
-        with logging_to(opened.folder.path), opened.interrupts:
-            try:
-                if opened.folder.finished:
-                    notes = [f"{parts.config.out}: finished already, nothing to do"]
-                for note in notes:
-                    log.info("%s", note)
-                yield opened
-            except KeyboardInterrupt:
-                raise Interrupted("interrupted before the end of a step; the last checkpoint is kept") from None
-    finally:
-        opened.close()
+    with contextlib.closing(Session(parts.config)) as run, logging_to(run.folder.path), run.interrupts:
+        try:
+            for note in [f"{parts.config.out}: finished already, nothing to do"] if run.folder.finished else notes:
+                log.info("%s", note)
+            yield run
+        except KeyboardInterrupt:
+            raise Interrupted("interrupted before the end of a step; the last checkpoint is kept") from None
 
 
 def export(run: Session, loop: Loop, parts: Assembly, classes: list[str] | None = None) -> None:

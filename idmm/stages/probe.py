@@ -46,8 +46,7 @@ def probe(config: ProbeConfig | dict | str) -> dict:
     config = parsing.build(ProbeConfig, config)
     if config.out is None:
         raise UserError("out: missing; name a folder for all that the run writes (--out runs/a)")
-    folder = RunFolder(config.out, config, "auto")
-    try:
+    with contextlib.closing(RunFolder(config.out, config, "auto")) as folder:
         if folder.finished:
             log.info("%s: finished already, nothing to do", config.out)
             return folder.result()
@@ -64,8 +63,6 @@ def probe(config: ProbeConfig | dict | str) -> dict:
         }
         folder.finish(result)
         return result
-    finally:
-        folder.close()
 
 
 def measure(config: ProbeConfig, folder: RunFolder | None = None) -> dict:
