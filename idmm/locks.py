@@ -8,6 +8,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import socket
 import tempfile
 import threading
@@ -18,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-BEAT = 5.0  # seconds between an owner's signs of life
+BEAT = 5.0  # seconds between an owner's heartbeats
 STALE = 60.0  # seconds without one, after which an owner elsewhere counts as dead
-POLL = (0.05, 2.0)  # seconds between a waiting process's looks, at first and after a while
+POLL = (0.05, 2.0)  # seconds between a waiting process's attempts, at first and after a while
 
 
 class Lock:
@@ -28,20 +29,19 @@ class Lock:
 
     While it is held there is a file PATH.NUMBER.lock that names the owner, who touches it every ``BEAT`` seconds and
     removes it at the end. To acquire the lock is to create the file of the next number, which succeeds for one only,
-    then to look again and withdraw if another living owner is there: numbers are used again, so whoever chose one by
-    an old look at the folder may get it though the lock is held. Files of the dead are removed by the next owner.
+    then to list the folder again and withdraw if another living owner is there: numbers are used again, so a process
+    that chose one from an outdated listing may get it though the lock is held. The next owner removes dead ones' files.
 
     An owner on this machine is dead when its process is gone; elsewhere, when it has not touched its file for
     ``STALE`` seconds by the clock of the folder's file system.
 
     Args:
         path: Its folder, made when it is acquired, and its name.
-        owner: Identifies whoever takes several locks; None: a new one.
+        owner: Identifies an owner of several locks; None: a new one.
     """
 
     def __init__(self, path: Path, owner: str | None = None):
-        self.path = Path(path)
-        pid = os.getpid()
+        self.path, pid = Path(path), os.getpid()
         self.owner = {"id": owner or uuid.uuid4().hex, "host": socket.gethostname(), "pid": pid}
         self.owner |= {"place": _place(), "born": _born(pid)}
         self._file: Path | None = None
@@ -53,8 +53,8 @@ class Lock:
         """Takes the lock; returns whether it could.
 
         Args:
-            wait: ``never``; ``silent``: only to see whether an owner elsewhere, who may have been killed, gives a sign
-                of life; ``always``: until the lock is free.
+            wait: ``never``; ``silent``: only for a heartbeat of an owner elsewhere, who may have been killed;
+                ``always``: until the lock is free.
             waiting: Called with the owner when there is one to wait for, once.
 
         Raises:
@@ -64,7 +64,7 @@ class Lock:
         while not self._created():
             if wait == "never":
                 return False
-            held = next((held for held in _held(self.path) if held.alive), None)
+            held = _holder(self.path)
             if held and wait == "silent" and (held.certain or first and held.beat != first.beat):
                 return False
             if held and first is None:
@@ -99,7 +99,8 @@ class Lock:
             return False
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.owner["token"] = uuid.uuid4().hex
-        path = Path(f"{self.path}.{max((held.number for held in before), default=0) + 1}.lock")
+        last = max((int(held.file.name.split(".")[-2]) for held in before), default=0)
+        path = Path(f"{self.path}.{last + 1}.lock")
         try:
             with open(path, "x") as file:
                 self._file = path
@@ -113,6 +114,7 @@ class Lock:
             over = threading.Event()
             self._beating = threading.Thread(target=self._beat, args=(over,), daemon=True), over
             self._beating[0].start()
+            return True
         except FileExistsError:
             return False
         except BaseException:  # a full disk, Ctrl-C
@@ -120,7 +122,6 @@ class Lock:
                 self._file.unlink(missing_ok=True)
             self._file = self._beating = None
             raise
-        return True
 
     def _beat(self, over: threading.Event) -> None:
         while not over.wait(BEAT):
@@ -131,9 +132,8 @@ class Lock:
 
 def holders(folder: Path) -> dict[str, dict]:
     """Returns the living owners of the locks in a folder, by the locks' names."""
-    names = sorted({path.name.rsplit(".", 2)[0] for path in Path(folder).glob("*.*.lock")})
-    held = {name: next((held for held in _held(Path(folder) / name) if held.alive), None) for name in names}
-    return {name: found.owner for name, found in held.items() if found}
+    paths = sorted({path.with_name(path.name.rsplit(".", 2)[0]) for path in Path(folder).glob("*.*.lock")})
+    return {path.name: held.owner for path in paths if (held := _holder(path))}
 
 
 @dataclass(frozen=True)
@@ -141,11 +141,8 @@ class _Held:
     """A lock's file."""
 
     file: Path
-    number: int
-    owner: dict
-    """Empty while it is being written, or where its writer was killed before it was."""
-    beat: float
-    """When the owner last gave a sign of life; 0: the file is gone."""
+    owner: dict  # empty while it is being written, or where its writer was killed before it was
+    beat: float  # time of the owner's last heartbeat; 0: the file is gone
 
     @property
     def certain(self) -> bool:
@@ -160,16 +157,18 @@ class _Held:
 
 def _held(path: Path) -> list[_Held]:
     """What is there of a lock."""
-    name = path.name + "."
+    name = re.compile(re.escape(path.name) + r"\.\d+\.lock")
     with contextlib.suppress(FileNotFoundError):
-        found = [entry for entry in os.listdir(path.parent) if entry.startswith(name) and entry.endswith(".lock")]
-        numbers = [entry.removeprefix(name).removesuffix(".lock") for entry in found]
-        return [_read(path.with_name(f"{name}{number}.lock")) for number in numbers if number.isdigit()]
+        return [_read(path.with_name(entry)) for entry in os.listdir(path.parent) if name.fullmatch(entry)]
     return []
 
 
+def _holder(path: Path) -> _Held | None:
+    return next((held for held in _held(path) if held.alive), None)
+
+
 def _read(file: Path) -> _Held:
-    number, owner, beat = int(file.name.rsplit(".", 2)[1]), {}, 0.0
+    owner, beat = {}, 0.0
     try:
         with open(file) as opened:  # opened, a network file system looks up its time anew
             beat, text = os.fstat(opened.fileno()).st_mtime, opened.read()
@@ -180,7 +179,7 @@ def _read(file: Path) -> _Held:
         if error.errno not in (errno.ENOENT, errno.ESTALE):
             raise
         beat = 0.0
-    return _Held(file, number, owner, beat)
+    return _Held(file, owner, beat)
 
 
 def _now(folder: Path) -> float:

@@ -95,18 +95,12 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.over.wait()
 
 
-MEMBERS = {  # what the official archives hold, and in which folder of the layout it belongs
-    "102flowers.tgz": ("flowers-102", "jpg"),
-    "images.tar.gz": ("oxford-iiit-pet", "images"),
-    "annotations.tar.gz": ("oxford-iiit-pet", "annotations"),
-    "dtd-r1.0.1.tar.gz": ("dtd", "dtd"),
-    "indoorCVPR_09.tar": ("indoorCVPR_09", "Images"),
-    "CUB_200_2011.tgz": (".", "CUB_200_2011"),
-    "fgvc-aircraft-2013b.tar.gz": (".", "fgvc-aircraft-2013b"),
-    "cifar-10-python.tar.gz": (".", "cifar-10-batches-py"),
-    "cifar-100-python.tar.gz": (".", "cifar-100-python"),
-    **{f"{d}.zip": ("domainnet", d) for d in ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")},
-}
+MEMBERS = {  # what the official archives hold, which goes into the dataset's folder
+    "102flowers.tgz": "jpg", "images.tar.gz": "images", "annotations.tar.gz": "annotations", "dtd-r1.0.1.tar.gz": "dtd",
+    "indoorCVPR_09.tar": "Images", "CUB_200_2011.tgz": "CUB_200_2011",
+    "fgvc-aircraft-2013b.tar.gz": "fgvc-aircraft-2013b", "cifar-10-python.tar.gz": "cifar-10-batches-py",
+    "cifar-100-python.tar.gz": "cifar-100-python", **{f"{domain}.zip": domain for domain in official_trees.DOMAINS},
+}  # fmt: skip
 
 
 def miniature(server, name, folder, **more):
@@ -115,8 +109,7 @@ def miniature(server, name, folder, **more):
     archives = []
     for archive in DATASETS[name].archives:
         if archive.name in MEMBERS:
-            place, entry = MEMBERS[archive.name]
-            content = packed(archive.name, folder / place, entry)
+            content = packed(archive.name, folder / archive.into, MEMBERS[archive.name])
         else:
             (file,) = folder.rglob(archive.name)
             content = file.read_bytes()

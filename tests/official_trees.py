@@ -196,7 +196,7 @@ def indoor67(root, lists="."):
     """``lists``: their folder, relative to the base."""
     base = root / "indoorCVPR_09"
     images(base / "Images", ["gameroom/in_no_list.jpg"])  # most of the archive
-    files = {f"{lists}/TrainTransform": 0, f"{lists}/EvalTransform": 1}
+    files = {f"{lists}/TrainImages": 0, f"{lists}/TestImages": 1}
     return painted_lists(base, "indoor67", "Images/", lambda path, _: path, **files)
 
 

@@ -50,7 +50,7 @@ def test_hostile_archives_are_refused(name, server, tmp_path):
     root = tmp_path / "root"
     row = one(server, HOSTILE[name](tmp_path), name)
     line = fails(row, root)
-    assert line.startswith(f"{root}/.idmm/{name}: refused, ") and "evil" in line or "evil" not in name
+    assert line.startswith(f"{root}/.idmm/{name}: refused, ")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["root", "secret"]
     assert secret.read_text() == "secret" and secret.stat().st_nlink == 1
     assert files(root) == [] and hidden(root) == [name]

@@ -9,12 +9,11 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from cache_entries import decodes, same
-from folders import faults, paint, section, tree
+from folders import decodes, faults, paint, same, section, tree
 from PIL import Image
 
 from idmm import progress
-from idmm.data import cache, memory
+from idmm.data import cache
 from idmm.data.cache import compare, fingerprint, load_split
 from idmm.data.datasets import open_splits
 from idmm.data.images import bound_short_side, decode
@@ -102,17 +101,17 @@ def test_ram_without_memory_is_an_error(tmp_path, monkeypatch):
 
 
 def test_available_memory(tmp_path):
-    assert 2**20 < memory.available_memory() < 2**50
+    assert 2**20 < cache.available_memory() < 2**50
     group = tmp_path / "mount/job/step"
     group.mkdir(parents=True)
     (tmp_path / "membership").write_text("0::/job/step\n")
-    assert memory._control_group(tmp_path / "membership", tmp_path / "mount") == 2**62
+    assert cache._control_group(tmp_path / "membership", tmp_path / "mount") == 2**62
     for folder, limit in ((group, "max"), (group.parent, "1000")):
         (folder / "memory.max").write_text(f"{limit}\n")
         (folder / "memory.current").write_text("700\n")
         (folder / "memory.stat").write_text("anon 400\ninactive_file 300\n")
-    assert memory._control_group(tmp_path / "membership", tmp_path / "mount") == 600
-    assert memory._control_group(tmp_path / "missing", tmp_path / "mount") == 2**62
+    assert cache._control_group(tmp_path / "membership", tmp_path / "mount") == 600
+    assert cache._control_group(tmp_path / "missing", tmp_path / "mount") == 2**62
 
 
 def spoilt_folder(root):

@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+import sys
 import unicodedata
 
 import numpy as np
@@ -12,6 +13,7 @@ from folders import faults, paint, section, tree
 import idmm.data
 from idmm import config
 from idmm.data.datasets import draw_subset, open_splits
+from idmm.data.readers import pictures
 from idmm.data.registry import DATASETS
 from idmm.data.split import Split
 
@@ -58,15 +60,9 @@ def test_labelled_folder_with_nesting_hidden_files_and_links(tmp_path, caplog):
     splits = open_splits(section(root), labelled=True)
     assert splits.val is None and len(splits.test) == 3
     assert splits.train.classes == splits.test.classes == ["Katze 猫", "cat", "dog"]
-    assert splits.train.names == [
-        "train/Katze 猫/0.png",
-        "train/cat/0.png",
-        "train/cat/1.png",
-        "train/cat/deep/er/9.JPG",
-        "train/dog/0.png",
-        "train/dog/1.png",
-        "train/dog/linked/er/9.JPG",
-    ]
+    names = ["Katze 猫/0.png", "cat/0.png", "cat/1.png", "cat/deep/er/9.JPG"]
+    names += ["dog/0.png", "dog/1.png", "dog/linked/er/9.JPG"]
+    assert splits.train.names == [f"train/{name}" for name in names]
     assert splits.train.labels.tolist() == [0, 1, 1, 1, 2, 2, 2]
     assert splits.train.items[3] == str(root / "train/cat/deep/er/9.JPG")
     assert f"data.root: '{root}/train': passed over 2 files of other kinds (1 .txt, 1 no suffix)" in caplog.text
@@ -272,3 +268,47 @@ def test_classes_that_a_subset_leaves_empty_are_told(tmp_path, caplog):
     empty = ", ".join(sorted({"a", "b", "c"} - {train.names[0].split("/")[1]}))
     what = f"2 of 3 classes have no training image in it: {empty}"
     assert caplog.messages == [f"data.subset: {what}; per_class or fraction draws from each"]
+
+
+# ------------------------------------------------------------------ images that packages ship
+@pytest.mark.parametrize(("name", "side"), [("photos", 32), ("faces", 25)])
+def test_sizes_classes_and_balance(name, side):
+    splits, spec = open_splits(section(name=name), labelled=True), DATASETS[name]
+    for split, size in ((splits.train, spec.train_size), (splits.test, spec.test_size)):
+        assert split.items.shape == (size, side, side, 3) and split.items.dtype == np.uint8
+        assert (np.bincount(split.labels) == size // spec.num_classes).all() and len(split.classes) == spec.num_classes
+        assert len(set(split.names)) == size
+    assert not set(splits.train.names) & set(splits.test.names)
+    again = open_splits(section(name=name), labelled=True)
+    assert np.array_equal(again.train.items, splits.train.items)
+
+
+def test_tiles_of_train_and_test_lie_apart(monkeypatch):
+    """Pixels that say where they are: no column of a picture is in both splits."""
+    places = np.arange(400, dtype=np.uint16)
+    picture = np.zeros((320, 400, 3), np.uint8)
+    picture[..., 0], picture[..., 1] = places % 256, places // 256
+    monkeypatch.setattr(pictures, "_pictures", lambda: iter([("a", picture), ("b", picture)]))
+    splits = pictures.read_photos(None, True)
+
+    def columns(split):
+        return set((split.items[..., 0] + 256 * split.items[..., 1].astype(int)).ravel().tolist())
+
+    assert max(columns(splits.train)) < min(columns(splits.test))
+    assert splits.train.labels.tolist() == [0] * 48 + [1] * 48 and splits.train.classes == ["a", "b"]
+
+
+def test_faces_are_the_first_hundred():
+    splits = pictures.read_faces(None, True)
+    assert splits.train.labels.tolist() == [0] * 70 + [1] * 70 and splits.train.classes == ["face", "other"]
+    from skimage.data import lfw_subset
+
+    patches = np.rint(lfw_subset() * 255)
+    assert np.array_equal(splits.train.items[70, :, :, 0], patches[100])
+    assert np.array_equal(splits.test.items[0, :, :, 2], patches[70])
+
+
+def test_without_scikit_image(monkeypatch):
+    monkeypatch.setitem(sys.modules, "skimage", None)
+    wanted = "data.name: 'photos' and 'faces' need scikit-image: pip install 'idmm[demo]'"
+    assert faults(open_splits, section(name="photos"), True) == [wanted]

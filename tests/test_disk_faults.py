@@ -13,8 +13,7 @@ from collections import namedtuple
 
 import numpy as np
 import pytest
-from cache_entries import decodes, entry_of, opened, same, sums
-from folders import faults, paint, section
+from folders import decodes, entry_of, faults, opened, paint, same, section, sums
 
 from idmm.data import cache, disk
 from idmm.data.datasets import open_splits
@@ -58,7 +57,7 @@ def hang(reached):
 
 def stop_at(moment, reached):
     """Patches this process, which is to be killed, so that it stops at a moment of the build."""
-    load, replace, done = cache._load, os.replace, []
+    load, replace, done = cache.load, os.replace, []
 
     def decode(*args):
         done.append(None)
@@ -79,7 +78,7 @@ def stop_at(moment, reached):
         file.flush()
         hang(reached)
 
-    cache._load, os.replace = decode, rename
+    cache.load, os.replace = decode, rename
     if moment == "half of the index":
         np.savez = save
 
@@ -136,7 +135,7 @@ def test_three_start_at_once_and_one_builds(root, tmp_path):
     journal, start, answers = tmp_path / "journal", processes.Barrier(3), processes.Queue()
 
     def run():
-        load = cache._load
+        load = cache.load
 
         def slowed(*args):
             with open(journal, "a") as file:
@@ -144,7 +143,7 @@ def test_three_start_at_once_and_one_builds(root, tmp_path):
             time.sleep(0.02)
             return load(*args)
 
-        cache._load = slowed
+        cache.load = slowed
         start.wait(60)
         store = opened(root)
         answers.put((store.cache, sums(store)))
@@ -202,42 +201,32 @@ def test_an_entry_that_is_cleared_or_replaced_while_it_is_opened(root, decoded, 
 # ---- torn files ----
 
 
-def tear(folder, what):
-    index, (pixels,) = folder / "index.npz", folder.glob("pixels-*")
-    content = index.read_bytes()
-    if what == "pixels cut":
-        os.truncate(pixels, BYTES - 1)
-    elif what == "pixels grown":
-        os.truncate(pixels, BYTES + 1)
-    elif what == "pixels gone":
-        pixels.unlink()
-    elif what == "pixels of others":
-        pixels.rename(folder / "pixels-00112233")
-    elif what == "index of others":
-        arrays = dict(np.load(index))
-        np.savez(index, **{**arrays, "signature": np.array("00112233")})
-    elif what == "array missing":
-        arrays = dict(np.load(index))
-        np.savez(index, **{name: array for name, array in arrays.items() if name != "sizes"})
-    elif what == "index half":
-        index.write_bytes(content[: len(content) // 2])
-    elif what == "index spoilt":
-        index.write_bytes(content[:200] + bytes(100) + content[300:])
-    elif what == "index empty":
-        index.write_bytes(b"")
-    else:
-        (folder / what.split()[0]).unlink()
+def with_arrays(index, **changes):
+    """Changes the index; None removes an array."""
+    arrays = {**np.load(index), **changes}
+    np.savez(index, **{name: array for name, array in arrays.items() if array is not None})
 
 
-TORN = ["pixels cut", "pixels grown", "pixels gone", "pixels of others", "index of others", "array missing"]
-TORN += ["index half", "index spoilt", "index empty", "index.npz gone", "about.json gone"]
+TORN = {
+    "pixels cut": lambda index, pixels: os.truncate(pixels, BYTES - 1),
+    "pixels grown": lambda index, pixels: os.truncate(pixels, BYTES + 1),
+    "pixels gone": lambda index, pixels: pixels.unlink(),
+    "pixels of others": lambda index, pixels: pixels.rename(pixels.with_name("pixels-00112233")),
+    "index of others": lambda index, pixels: with_arrays(index, signature=np.array("00112233")),
+    "array missing": lambda index, pixels: with_arrays(index, sizes=None),
+    "index half": lambda index, pixels: os.truncate(index, index.stat().st_size // 2),
+    "index spoilt": lambda index, pixels: index.write_bytes((b := index.read_bytes())[:200] + bytes(100) + b[300:]),
+    "index empty": lambda index, pixels: index.write_bytes(b""),
+    "index gone": lambda index, pixels: index.unlink(),
+    "about.json gone": lambda index, pixels: index.with_name("about.json").unlink(),
+}
 
 
 @pytest.mark.parametrize("what", TORN)
 def test_what_is_torn_is_built_again(root, decoded, what):
     wanted = opened(root, keep="ram")
     opened(root)
-    tear(entry_of(root), what)
+    TORN[what](entry_of(root) / "index.npz", next(entry_of(root).glob("pixels-*")))
     decoded.clear()
     assert same(opened(root), wanted) and len(decoded) == COUNT
     assert sorted(path.name.partition("-")[0] for path in entry_of(root).iterdir()) == [

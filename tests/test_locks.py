@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -195,10 +196,9 @@ def test_a_folder_is_free_after_whatever_went_wrong(tmp_path, monkeypatch):
     def full(*_):
         raise RunError("config.yaml: cannot be written")
 
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, pytest.raises(RunError):
         patch.setattr("idmm.checkpoint.write_text", full)
-        with pytest.raises(RunError):
-            RunFolder(str(tmp_path / "run"), {}, "auto")
+        RunFolder(str(tmp_path / "run"), {}, "auto")
     one = RunFolder(str(tmp_path / "run"), {}, "auto")
     with pytest.raises(UserError, match="is in use by another run"):  # of this process too
         RunFolder(str(tmp_path / "run"), {}, "auto")
@@ -212,10 +212,9 @@ def test_a_disk_that_cannot_be_written(tmp_path, monkeypatch, code):
         raise OSError(code, os.strerror(code))
 
     lock = Lock(tmp_path / "k")
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, pytest.raises(OSError, match=os.strerror(code)):
         patch.setattr(locks.json, "dumps", fail)
-        with pytest.raises(OSError, match=os.strerror(code)):
-            lock.acquire()
+        lock.acquire()
     assert not lock.held and list(tmp_path.iterdir()) == [] and lock.acquire()
     lock.release()
 
@@ -259,18 +258,15 @@ def test_never_two_owners_among_threads(tmp_path):
     for turn in range(20):
         folder = tmp_path / str(turn)
         plant(folder, born="1")
-        gate, got, over = threading.Barrier(8), [], threading.Barrier(8)
+        gate = threading.Barrier(8)
 
-        def take(folder=folder, gate=gate, got=got, over=over):
+        def take(_, folder=folder, gate=gate):
             lock = Lock(folder / "k")
             gate.wait()
-            got.append(lock.acquire())
-            over.wait()
+            got = lock.acquire()
+            gate.wait()
             lock.release()
+            return got
 
-        threads = [threading.Thread(target=take) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert sorted(got) == [False] * 7 + [True]
+        with ThreadPoolExecutor(8) as pool:
+            assert sorted(pool.map(take, range(8))) == [False] * 7 + [True]

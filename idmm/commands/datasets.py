@@ -12,6 +12,7 @@ from idmm.data.datasets import open_splits
 from idmm.data.disk import cache_entries, cache_folder, clear
 from idmm.data.doctor import NEAR_BITS, NEAR_CORRELATION, SKEWED, Checkup, ImageRef, Pair, check
 from idmm.data.download import fetch
+from idmm.data.images import load
 from idmm.data.readers.hub import PREFIX
 from idmm.data.registry import spec_of
 from idmm.data.split import Splits, counted
@@ -25,12 +26,7 @@ _NO_SHEET = " that --out DIR draws"
 
 
 def download(given: DataDownloadConfig) -> str:
-    """Fetches a dataset unless it is there already, and checks its sizes.
-
-    Raises:
-        UserError: It has no source, or what is there is not as it should be.
-        RunError: The network, a checksum or an archive failed.
-    """
+    """Fetches a dataset unless it is there already, and checks its sizes; errors as of `fetch` and `open_splits`."""
     name, spec = given.name, spec_of(given.name)
     data = config.Data(name=name, root=given.root)
     try:
@@ -96,9 +92,7 @@ def checkup(given: DataCheckConfig) -> int:
 def report(found: Checkup, written: bool = False) -> list[str]:
     """Returns the findings as lines of text, each kind with what it means for training.
 
-    Args:
-        found: What was found.
-        written: Whether check.json and check.png are written, too.
+    ``written``: check.json and check.png are written, too.
     """
     counts = ", ".join(f"{n:,} {name}" for name, n in found.images.items())
     lines = [f"{found.dataset}{f' in {found.root}' if found.root else ''}: {counts} images"]
@@ -109,12 +103,11 @@ def report(found: Checkup, written: bool = False) -> list[str]:
             lines.append(f"  and {len(examples) - _NAMED} more ({'check.json' if written else '--out DIR'} lists all)")
     if found.near_skipped:
         lines.append("near-duplicates: not looked for among so many images; --near_limit allows it")
-    suspected = [pair for pair in found.pairs if not pair.exact]
+    suspected = sum(not pair.exact for pair in found.pairs)
     if not found.clean:
         return [*lines, "some of this should be mended, see above"]
     if suspected:
-        what = counted(len(suspected), "suspected pair")
-        return [*lines, f"nothing certain was found, but {what} should be looked at"]
+        return [*lines, f"nothing certain was found, but {counted(suspected, 'suspected pair')} should be looked at"]
     return [*lines, "nothing that should be mended"]
 
 
@@ -189,17 +182,13 @@ def _place(image: ImageRef) -> str:
 
 def _draw(found: Checkup, splits: Splits, max_pixels: int, path: Path) -> None:
     """Draws the worst pairs: labels that disagree, then leaks, then the rest, exact ones first."""
-    from idmm.data.images import decode
     from idmm.report.pictures import pair_sheet
-
-    def pixels(image):
-        item = getattr(splits, image.split).items[image.index]
-        return item if isinstance(item, np.ndarray) else decode(item, max_pixels)
 
     order = sorted(found.pairs, key=lambda p: (not p.disagrees, not p.leaks, not p.exact, -p.similarity))
     rows = []
     for pair in order[:_DRAWN]:
         tags = [pair.kind, *(["leaks"] if pair.leaks else []), *(["labels differ"] if pair.disagrees else [])]
         names = [f"{_place(image)}\n{image.label or ''}" for image in (pair.first, pair.second)]
-        rows.append((", ".join(tags), names, [pixels(pair.first), pixels(pair.second)]))
+        items = [getattr(splits, image.split).items[image.index] for image in (pair.first, pair.second)]
+        rows.append((", ".join(tags), names, [load(item, max_pixels)[0] for item in items]))
     pair_sheet(rows, path, f"{found.dataset}: {len(rows)} of {counted(len(found.pairs), 'pair')} that look the same")

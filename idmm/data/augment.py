@@ -1,5 +1,7 @@
 """Stage 2's images: augmented for training (DESIGN: section 5), centre-cropped for evaluation."""
 
+from functools import partial
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -8,7 +10,7 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from idmm.config import Augment
-from idmm.data.views import normalise
+from idmm.data.views import normalise, numbered
 from idmm.errors import UserError
 from idmm.seeding import derive, seeded
 
@@ -23,8 +25,7 @@ class TrainTransform:
         store: Images by number, with ``labels``.
         config: Strengths and probabilities.
         size: Side of the result (pixels).
-        mean: Of each channel; one value makes the images grey.
-        std: Likewise.
+        mean, std: Of each channel; one value makes the images grey.
         key: From :func:`idmm.seeding.derive`, another for each seed and stage.
     """
 
@@ -33,38 +34,24 @@ class TrainTransform:
         self.transform = _training_transform(config, size, mean)
 
     def __call__(self, epoch: int, indices: np.ndarray) -> dict:
-        """Returns ``images`` (float [B, C, size, size]), ``label`` and ``index`` (int64 [B])."""
+        """Returns ``images`` (float [B, C, size, size]) and what :func:`idmm.data.views.numbered` adds."""
         images = []
         for i in indices:
             with seeded(derive(self.key, "augment", epoch, i)):
                 images.append(self.transform(self.store.image(i)))  # [3, S, S]
-        index = torch.from_numpy(np.asarray(indices))
-        label = torch.from_numpy(self.store.labels[indices])
-        return {"images": normalise(torch.stack(images), self.mean, self.std), "label": label, "index": index}
+        return numbered({"images": normalise(torch.stack(images), self.mean, self.std)}, self.store, indices)
 
 
 class EvalTransform:
-    """Makes the test images of a batch: short side to size / crop_pct, then the centre crop.
-
-    Args:
-        store: Images by number, with ``labels`` or None.
-        size: Side of the result (pixels).
-        crop_pct: Share of the resized short side that is kept.
-        mean: Of each channel; one value makes the images grey.
-        std: Likewise.
-    """
+    """Makes the test images of a batch by :func:`centre_crop`; one ``mean`` and ``std`` make them grey."""
 
     def __init__(self, store, size: int, crop_pct: float, mean, std):
         self.store, self.size, self.crop_pct, self.mean, self.std = store, size, crop_pct, mean, std
 
     def __call__(self, epoch: int, indices: np.ndarray) -> dict:
-        """Returns ``images`` (float [B, C, size, size]), ``index`` and, with labels, ``label`` (int64 [B])."""
+        """Returns ``images`` (float [B, C, size, size]) and what :func:`idmm.data.views.numbered` adds."""
         images = torch.stack([centre_crop(self.store.image(i), self.size, self.crop_pct) for i in indices])
-        images = normalise(images.float().div_(255), self.mean, self.std)
-        batch = {"images": images, "index": torch.from_numpy(np.asarray(indices))}
-        if self.store.labels is not None:
-            batch["label"] = torch.from_numpy(self.store.labels[indices])
-        return batch
+        return numbered({"images": normalise(images.float().div_(255), self.mean, self.std)}, self.store, indices)
 
 
 def centre_crop(image: Tensor, size: int, crop_pct: float) -> Tensor:
@@ -103,9 +90,9 @@ def _randaugment(text: str, hparams: dict):
         raise UserError(f"augment.randaugment: '{text}' is not understood; {wanted}") from None
     for op in transform.ops:
         if op.name.startswith("Posterize"):
-            op.level_fn = _at_least_one_bit(op.level_fn)
+            op.level_fn = partial(_at_least_one_bit, op.level_fn)
     return transform
 
 
-def _at_least_one_bit(level_fn):
-    return lambda level, hparams: (max(1, level_fn(level, hparams)[0]),)
+def _at_least_one_bit(level_fn, level, hparams):
+    return (max(1, level_fn(level, hparams)[0]),)

@@ -9,12 +9,12 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 import numpy as np
+import psutil
 import torch
 
 from idmm import config
 from idmm.data.disk import CacheEntry, Index, mapped
-from idmm.data.images import BadImage, bound_short_side, bounded_size, decode, digest, in_order, probe, read
-from idmm.data.memory import available_memory
+from idmm.data.images import BadImage, bound_short_side, bounded_size, digest, in_order, load, probe, read
 from idmm.data.split import Split, counted
 from idmm.errors import RunError, UserError, listed
 from idmm.progress import size as size_of
@@ -28,7 +28,9 @@ _PROBED = 64  # images whose headers the size of a cache is estimated from
 class ImageStore:
     """The images of a split as uint8 tensors, in the split's order; made by :func:`load_split`.
 
-    Holds flat buffers only, which forked loader workers share.
+    Holds flat buffers only, which forked loader workers share. ``names``, ``labels`` and ``classes`` are the split's,
+    ``sizes`` are heights and widths after bounding (pixels, int64 [N, 2]); ``cache`` says where the decoded pixels are:
+    ``ram``, ``disk``, or ``off`` (nowhere).
 
     Args:
         split: The images.
@@ -36,13 +38,6 @@ class ImageStore:
         pixels: Of all images end to end, or the file that holds them; None: they are decoded at every use.
         bound: Longest short side (pixels), or None.
         max_pixels: Images with more pixels are refused (pixels).
-
-    Attributes:
-        sizes: Height and width after bounding, int64 [N, 2] (pixels).
-        labels: int64 [N], or None.
-        classes: Name of each label, or None.
-        names: A name for each image that stays the same wherever the dataset lies.
-        cache: Where the decoded pixels are: ``ram``, ``disk``, or ``off``: nowhere.
     """
 
     def __init__(self, split: Split, index: Index, pixels: bytearray | Path | None, bound: int | None, max_pixels: int):
@@ -95,12 +90,12 @@ class ImageStore:
         try:
             item = self._items[i]
             item = os.fsdecode(item) if isinstance(item, np.bytes_) else item
-            array, found = _load(item, self._bound, self._max_pixels)
+            array, found = load(item, self._max_pixels)
         except BadImage as error:
             raise RunError(f"data.root: '{self.names[i]}' was fine when loaded, but now: {error.reason}") from error
         if found != bytes(self._digests[i]):
             raise RunError(f"data.root: '{self.names[i]}' was changed while in use")
-        return array.reshape(-1)
+        return bound_short_side(array, self._bound).reshape(-1)
 
 
 def load_split(
@@ -132,26 +127,22 @@ def load_split(
             if store := loading.from_disk(CacheEntry(split, part, bound, data)):
                 return store
         except (UserError, RunError) as error:
-            if data.cache == "disk" or (isinstance(error, UserError) and loading.reported):
+            of_user = isinstance(error, UserError)
+            if data.cache == "disk" or (of_user and loading.reported):
                 raise
-            log.log(
-                logging.INFO if isinstance(error, UserError) else logging.WARNING, "%s: using memory instead", error
-            )
+            log.log(logging.INFO if of_user else logging.WARNING, "%s: using memory instead", error)
     return loading.in_memory()
 
 
 class _Loading:
-    """Decodes a split, once or again.
-
-    Attributes:
-        reported: Whether the bad images were.
-    """
+    """Decodes a split, once or again."""
 
     def __init__(self, split: Split, bound: int | None, data: config.Data, progress: bool):
-        self.split, self.bound, self.data, self.progress, self.reported = split, bound, data, progress, False
+        self.split, self.bound, self.data, self.progress = split, bound, data, progress
+        self.reported = False  # the bad images, once
 
     def from_disk(self, entry: CacheEntry) -> ImageStore | None:
-        """Opens a cache entry, written first if need be; None where 'auto' had better keep the images elsewhere."""
+        """Opens a cache entry, written first if need be; None where it has no room, with 'auto'."""
         if store := self._found(entry):
             return store
         with entry.locked():
@@ -208,33 +199,30 @@ class _Loading:
 
     def _decode(self, keep: Callable[[np.ndarray], None]) -> Index:
         """Hands each good image, uint8 [H, W, 3], to ``keep``, in order."""
-        digests, sizes, good, bad, reasons = [], [], [], [], []
+        sizes, digests, bad = {}, [], {}  # sizes and what is wrong, by number
         with closing(in_order(self._load, len(self.split), "reading images", self.progress)) as results:
             for i, result in enumerate(results):
                 if isinstance(result, BadImage):
-                    bad.append(i)
-                    reasons.append(result.reason)
-                    continue
-                array, file_digest = result  # [H, W, 3]
-                keep(array)
-                digests.append(file_digest)
-                sizes.append(array.shape[:2])
-                good.append(i)
+                    bad[i] = result.reason
+                else:
+                    array, found = result  # [H, W, 3]
+                    keep(array)
+                    sizes[i] = array.shape[:2]
+                    digests.append(found)
         index = Index(
-            sizes=np.array(sizes, dtype=np.int64).reshape(-1, 2),
+            sizes=np.array(list(sizes.values()), dtype=np.int64).reshape(-1, 2),
             digests=np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(-1, 16),
-            good=np.array(good, dtype=np.int64),
-            bad=np.array(bad, dtype=np.int64),
-            reasons=np.array(reasons, dtype=np.str_),
+            good=np.array(list(sizes), dtype=np.int64),
+            bad=np.array(list(bad), dtype=np.int64),
+            reasons=np.array(list(bad.values()), dtype=np.str_),
         )
         self._report(index)
         return index
 
-    def _load(self, i: int) -> tuple[np.ndarray, bytes] | BadImage:
+    def _load(self, i: int) -> tuple[np.ndarray, bytes]:
         try:
-            return _load(self.split.items[i], self.bound, self.data.max_pixels)
-        except BadImage as error:
-            return error
+            array, found = load(self.split.items[i], self.data.max_pixels)
+            return bound_short_side(array, self.bound), found
         except MemoryError as error:
             where = self.split.place(i)
             raise RunError(f"out of memory while decoding '{where}'; a lower data.max_pixels refuses it") from error
@@ -288,14 +276,30 @@ class _Loading:
                 raise UserError(f"data.root: no usable image is left of the classes {listed(empty)}")
 
 
-def _load(item: str | bytes | np.ndarray, bound: int | None, max_pixels: int) -> tuple[np.ndarray, bytes]:
-    """Returns an image, uint8 [H, W, 3], and the digest of its file or pixels."""
-    if isinstance(item, np.ndarray):
-        content, array = item.tobytes(), item
-    else:
-        content = read(item) if isinstance(item, str) else item
-        array = decode(content, max_pixels)
-    return bound_short_side(array, bound), digest(content)
+def available_memory() -> int:
+    """Returns the memory that can be used without swapping, within the control group's limit (bytes)."""
+    return min(psutil.virtual_memory().available, _control_group(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")))
+
+
+def _control_group(membership: Path, mount: Path) -> int:
+    """Returns what containers and batch systems leave of their limit (control groups v2), else a number past any."""
+    left = 2**62
+    try:
+        group = next(line[3:] for line in membership.read_text().splitlines() if line.startswith("0::"))
+    except (OSError, StopIteration):
+        return left
+    folder = mount / group.strip("/")
+    for place in (folder, *folder.parents):
+        if place == mount.parent:
+            break
+        try:
+            limit = int((place / "memory.max").read_text())  # 'max' where there is none
+            stat = dict(line.split() for line in (place / "memory.stat").read_text().splitlines())
+            used = int((place / "memory.current").read_text()) - int(stat["inactive_file"])  # file cache can go
+        except (OSError, ValueError, KeyError):
+            continue
+        left = min(left, max(0, limit - used))
+    return left
 
 
 def file_digest(path: str) -> str:
@@ -306,7 +310,7 @@ def file_digest(path: str) -> str:
 def fingerprint(store: ImageStore) -> dict:
     """Returns what identifies the images, for JSON: ``{"classes": [...] or None, "images": {name: "digest label"}}``.
 
-    Digests are cut to 16 hexadecimal digits; labels are left out where there are none. The order counts.
+    Digests are cut to 16 hexadecimal digits, labels that there are none of left out. The order counts.
     """
     labels = [""] * len(store) if store.labels is None else [f" {label}" for label in store.labels]
     images = zip(store.names, store.digests, labels, strict=True)

@@ -39,10 +39,7 @@ def open_splits(data: config.Data, labelled: bool, evaluated: bool = True) -> Sp
         RunError: ``data.download`` was asked for and failed.
     """
     spec = spec_of(data.name)
-    splits = _read(spec, data, labelled)
-    splits = replace(splits, size_mismatch=_mismatch(spec, splits))
-    if splits.size_mismatch:
-        _report_mismatch(spec, splits.size_mismatch, data.allow_size_mismatch)
+    splits = _compared(spec, _read(spec, data, labelled), data.allow_size_mismatch)
     splits = _hold_out(splits, data.val_fraction)
     if labelled and splits.train.labels is None:
         raise LabelsMissing(f"data.name: '{data.name}' has no labels; fine-tuning needs them")
@@ -66,33 +63,32 @@ def _read(spec: Spec, data: config.Data, labelled: bool) -> Splits:
             log.info("%s: fetching %s", error.faults[0], spec.name)
             fetch(spec, data.root)
             return spec.read(data, labelled)
-        raise UserError(*error.faults, *_how_to_get(spec, data)) from None
+        how = []
+        if spec.archives:
+            get = f"'idmm data download {spec.name} --root {data.root or 'DIR'}' fetches {spec.name}"
+            how = [f"data.download: {get}"]
+        elif spec.manual:
+            how = [f"data.root: {spec.name} cannot be downloaded: {spec.manual}"]
+        raise UserError(*error.faults, *how) from None
 
 
-def _how_to_get(spec: Spec, data: config.Data) -> list[str]:
-    """A line on where the files come from."""
-    if spec.archives:
-        root = data.root or "DIR"
-        return [f"data.download: 'idmm data download {spec.name} --root {root}' fetches {spec.name}"]
-    return [f"data.root: {spec.name} cannot be downloaded: {spec.manual}"] if spec.manual else []
-
-
-def _mismatch(spec: Spec, splits: Splits) -> dict[str, list[int]]:
-    """Returns what is not as the protocol has it: ``{"train": [found, wanted]}``, also of ``test`` and ``classes``."""
-    found = {"train": len(splits.train), "test": len(splits.test or ()), "classes": len(splits.train.classes or ())}
-    wanted = {"train": spec.train_size, "test": spec.test_size, "classes": spec.num_classes}
-    return {k: [n, wanted[k]] for k, n in found.items() if wanted[k] is not None and n != wanted[k]}
-
-
-def _report_mismatch(spec: Spec, mismatch: dict[str, list[int]], allowed: bool) -> None:
+def _compared(spec: Spec, splits: Splits, allowed: bool) -> Splits:
+    """Returns the splits with what is not as the dataset's protocol has it, if that is allowed."""
+    figures = {
+        "train": [len(splits.train), spec.train_size],
+        "test": [len(splits.test or ()), spec.test_size],
+        "classes": [len(splits.train.classes or ()), spec.num_classes],
+    }
+    mismatch = {key: [found, wanted] for key, (found, wanted) in figures.items() if wanted not in (None, found)}
     lines = []
     for key, (found, wanted) in mismatch.items():
         what = f"has {found} classes" if key == "classes" else f"the split '{key}' has {found} images"
         lines.append(f"data.root: {spec.name}: {what}, its protocol {wanted}")
-    if not allowed:
+    if lines and not allowed:
         raise UserError(*lines, "data.allow_size_mismatch: true goes on all the same, and result.json says so")
     for line in lines:
         log.warning("%s", line)
+    return replace(splits, size_mismatch=mismatch)
 
 
 def draw_subset(split: Split, subset: config.Subset) -> Split:

@@ -8,7 +8,6 @@ import contextlib
 import hashlib
 import json
 import logging
-import mmap
 import os
 import re
 import shutil
@@ -53,11 +52,7 @@ class Index:
 
 
 def cache_folder(given: str | None) -> Path:
-    """Returns ``data.cache_dir``, else $IDMM_CACHE, else the user's cache folder.
-
-    Raises:
-        UserError: It is under '~', but this user has no home.
-    """
+    """Returns ``data.cache_dir``, else $IDMM_CACHE, else the user's cache folder; UserError: no home to expand '~'."""
     usual = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.join("~", ".cache"), "idmm")
     folder = Path(given or os.environ.get("IDMM_CACHE") or usual)
     try:
@@ -67,17 +62,11 @@ def cache_folder(given: str | None) -> Path:
 
 
 class CacheEntry:
-    """The place on the disk of one split at one bound.
+    """The place on the disk of one split (``part``: train, val or test) at one bound: the folder ``path``.
 
     Args:
-        split: Its images.
-        part: ``train``, ``val`` or ``test``.
         bound: Longest short side kept (pixels), or None.
         data: The config's section: ``cache_dir``, and which dataset it is.
-
-    Attributes:
-        path: Its folder.
-        pixels: The file of all images end to end.
     """
 
     def __init__(self, split: Split, part: str, bound: int | None, data: config.Data):
@@ -86,7 +75,7 @@ class CacheEntry:
         name = "".join(c if c.isalnum() else "-" for c in data.name)[-40:]
         self.path = cache_folder(data.cache_dir) / f"{name}-{part}-{bound or 'full'}-{digest(key).hex()[:10]}"
         self.signature = _signature(split, bound, data.max_pixels)
-        self.pixels = self.path / f"pixels-{self.signature}"
+        self.pixels = self.path / f"pixels-{self.signature}"  # of all images end to end
         self.about = {"dataset": data.name, "root": root, "split": part, "bound": bound}
 
     def read(self) -> Index | None:
@@ -105,19 +94,13 @@ class CacheEntry:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """One process at a time; the others wait. What a kill left is removed.
+        """One process at a time; the others wait. What a kill left is removed. UserError: it cannot be written."""
 
-        Raises:
-            UserError: The folder cannot be written.
-        """
-
-        def waiting(owner: dict) -> None:
-            log.info("cache: waiting for another process that fills '%s'", self.path)
-
+        said = "cache: waiting for another process that fills '%s'"
         with contextlib.closing(Lock(self.path)) as lock:
             try:
                 self.path.mkdir(parents=True, exist_ok=True)
-                lock.acquire("always", waiting)
+                lock.acquire("always", lambda owner: log.info(said, self.path))
                 sweep(self.path)
             except OSError as error:
                 what = f"cannot write to '{self.path.parent}' ({reason(error)})"
@@ -127,8 +110,7 @@ class CacheEntry:
     def write(self, decode: Callable[[Callable[[np.ndarray], None]], Index]) -> Index:
         """Writes the entry, in the place of what was there; to be called under the lock.
 
-        Args:
-            decode: Called with a function that appends an image's pixels; returns the index.
+        ``decode`` gets a function that appends an image's pixels, and returns the index.
 
         Raises:
             RunError: The disk is full or cannot be written; the line names the file.
@@ -156,14 +138,13 @@ def mapped(path: Path, count: int) -> torch.Tensor:
         RunError: It is gone or cut short.
     """
     try:
-        with open(path, "rb") as file:  # a map that may be written to would have to fit into memory
-            pages = mmap.mmap(file.fileno(), count, access=mmap.ACCESS_READ)
+        pages = np.memmap(path, mode="r", shape=count)  # a map that may be written to would have to fit into memory
     except (OSError, ValueError) as error:  # ValueError: cut short
         why = getattr(error, "strerror", None) or error
         raise RunError(f"{path}: decoded images cannot be read ({why}); the next run decodes them again") from None
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The given buffer is not writable")
-        return torch.frombuffer(pages, dtype=torch.uint8)
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(pages)
 
 
 def cache_entries(folder: Path) -> list[dict]:
@@ -184,26 +165,20 @@ def cache_entries(folder: Path) -> list[dict]:
 def clear(folder: Path) -> tuple[int, list[Path]]:
     """Removes all entries but those being written now; running programs keep what they have opened.
 
-    Returns:
-        Bytes that were freed, and the entries that were left.
-
-    Raises:
-        RunError: One cannot be removed.
+    Returns bytes that were freed, and the entries that were left. RunError: one cannot be removed.
     """
     freed, left = 0, []
     for entry in cache_entries(folder):
         path = entry["path"]
-        lock = Lock(path)
         try:
-            if not lock.acquire():
-                left.append(path)
-                continue
-            with contextlib.suppress(FileNotFoundError):  # somebody else cleared it
-                shutil.rmtree(path)
+            with contextlib.closing(Lock(path)) as lock:
+                if not lock.acquire():
+                    left.append(path)
+                    continue
+                with contextlib.suppress(FileNotFoundError):  # somebody else cleared it
+                    shutil.rmtree(path)
         except OSError as error:
             raise RunError(f"{error.filename or path}: cannot be removed ({error.strerror})") from None
-        finally:
-            lock.release()
         freed += entry["bytes"]
     return freed, left
 
@@ -228,8 +203,8 @@ def _signature(split: Split, bound: int | None, max_pixels: int) -> str:
     else:
         for path in split.items:
             try:
-                state = os.stat(path)
-                state = (state.st_size, state.st_mtime_ns, state.st_ctime_ns)  # ctime cannot be set back
+                found = os.stat(path)
+                state = (found.st_size, found.st_mtime_ns, found.st_ctime_ns)  # ctime cannot be set back
             except OSError as error:
                 state = error.errno
             hashed.update(repr(state).encode())

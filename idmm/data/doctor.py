@@ -10,7 +10,7 @@ from scipy.fft import dctn
 
 from idmm import config
 from idmm.data.datasets import open_splits
-from idmm.data.images import BadImage, decode, digest, in_order, read
+from idmm.data.images import BadImage, digest, in_order, load
 from idmm.data.readers.folder import read_all
 from idmm.data.readers.layout import root_folder
 from idmm.data.split import LabelsMissing, Split, Splits
@@ -38,18 +38,12 @@ class ImageRef:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two images that are the same or nearly so.
+    """Two images that are the same or nearly so; across splits, the training image comes first."""
 
-    Attributes:
-        kind: ``same file``, ``same pixels``, ``near`` or ``mirrored`` (nearly the same, left and right exchanged).
-        first, second: The images; across splits, the training image comes first.
-        similarity: Correlation of their thumbnails, at most 1.
-    """
-
-    kind: str
+    kind: str  # same file, same pixels, near or mirrored (nearly the same, left and right exchanged)
     first: ImageRef
     second: ImageRef
-    similarity: float
+    similarity: float  # correlation of their thumbnails, at most 1
 
     @property
     def exact(self) -> bool:
@@ -69,33 +63,20 @@ class Pair:
 
 @dataclass
 class Checkup:
-    """What was found.
-
-    Attributes:
-        dataset, root: What was looked at.
-        images: Number of images of each split.
-        layout_faults: What is wrong with the folders, so that fine-tuning would refuse the dataset.
-        remarks: What fine-tuning would need beside what is there; pretraining is fine without.
-        size_mismatch: What is not as the protocol has it: ``{"train": [found, wanted]}``.
-        unreadable: ``{"split", "name", "reason"}`` each.
-        classes: For each split the number of images of each class.
-        tiny: ``{"split", "name", "height", "width"}`` of images whose short side is under ``tiny_below`` pixels.
-        pairs: Duplicates, exact ones first, then the most alike.
-        near_skipped: Whether there were too many images to look for near-duplicates.
-    """
+    """What was found."""
 
     dataset: str
     root: str | None
-    images: dict[str, int] = field(default_factory=dict)
-    layout_faults: list[str] = field(default_factory=list)
-    remarks: list[str] = field(default_factory=list)
-    size_mismatch: dict[str, list[int]] = field(default_factory=dict)
-    unreadable: list[dict] = field(default_factory=list)
-    classes: dict[str, dict[str, int]] = field(default_factory=dict)
+    images: dict[str, int] = field(default_factory=dict)  # of each split
+    layout_faults: list[str] = field(default_factory=list)  # of the folders; fine-tuning would refuse the dataset
+    remarks: list[str] = field(default_factory=list)  # what fine-tuning would need, too; pretraining is fine without
+    size_mismatch: dict[str, list[int]] = field(default_factory=dict)  # as in Splits
+    unreadable: list[dict] = field(default_factory=list)  # {"split", "name", "reason"} each
+    classes: dict[str, dict[str, int]] = field(default_factory=dict)  # number of images of each class of each split
     tiny_below: int = 0
-    tiny: list[dict] = field(default_factory=list)
-    pairs: list[Pair] = field(default_factory=list)
-    near_skipped: bool = False
+    tiny: list[dict] = field(default_factory=list)  # {"split", "name", "height", "width"}: short sides under tiny_below
+    pairs: list[Pair] = field(default_factory=list)  # exact ones first, then the most alike
+    near_skipped: bool = False  # too many images to look for near-duplicates
 
     @property
     def clean(self) -> bool:
@@ -123,7 +104,7 @@ class Checkup:
 
 @dataclass(frozen=True)
 class _Summary:
-    """What is kept of an image once it was looked at."""
+    """What is kept of an image for the search for pairs."""
 
     ref: ImageRef
     file: bytes
@@ -134,16 +115,12 @@ class _Summary:
 
 
 def check(data: config.Data, tiny: int, near_limit: int, progress: bool = False) -> tuple[Checkup, Splits]:
-    """Looks at every image of a dataset.
+    """Looks at every image of a dataset; sizes other than the protocol's are reported, no error.
 
     Args:
-        data: Names the dataset; sizes are reported, not insisted on.
         tiny: Short sides under this are reported (pixels).
         near_limit: Near-duplicates are not looked for among more images than this.
         progress: Show a bar on standard error.
-
-    Returns:
-        What was found, and the dataset.
 
     Raises:
         UserError: The dataset cannot be opened at all.
@@ -188,20 +165,14 @@ def _summaries(found: Checkup, name: str, split: Split, max_pixels: int, progres
         yield look
 
 
-def _summary(name: str, split: Split, i: int, max_pixels: int) -> _Summary | BadImage:
+def _summary(name: str, split: Split, i: int, max_pixels: int) -> _Summary:
     label = None if split.labels is None or split.labels[i] < 0 else split.classes[split.labels[i]]
-    try:
-        item = split.items[i]
-        content = item.tobytes() if isinstance(item, np.ndarray) else read(item) if isinstance(item, str) else item
-        image = item if isinstance(item, np.ndarray) else decode(content, max_pixels)  # [H, W, 3]
-    except BadImage as error:
-        return error
-    pixels = repr(image.shape).encode() + image.tobytes()
+    image, file = load(split.items[i], max_pixels)  # [H, W, 3]
     picture = Image.fromarray(image)
     return _Summary(
         ref=ImageRef(name, i, split.names[i], label),
-        file=digest(content),
-        pixels=digest(pixels),
+        file=file,
+        pixels=digest(repr(image.shape).encode() + image.tobytes()),
         size=image.shape[:2],
         hashes=perceptual_hashes(picture),
         thumb=np.asarray(picture.resize((THUMB, THUMB), Image.Resampling.BOX), dtype=np.float32),

@@ -40,21 +40,16 @@ _HIDDEN = ".idmm"  # folder under the root: parts, receipts and the lock
 
 
 def fetch(spec: Spec, root: str | os.PathLike) -> None:
-    """Downloads and unpacks all that a dataset needs into ``root``, but what it has put there before and is there yet.
+    """Downloads and unpacks all that a dataset needs into its ``root``, but what is there from an earlier call.
 
-    A part that was interrupted is gone on with. One process works at a time, the others wait and find it done.
-
-    Args:
-        spec: The dataset.
-        root: Its ``data.root``; made where it is missing.
+    An interrupted download is resumed. One process works at a time, the others wait and find it done.
 
     Raises:
         UserError: There is nothing to download it from, or ``root`` cannot be written.
         RunError: The network, a checksum or an archive failed; the line names it.
     """
     if not spec.archives:
-        how = spec.manual or "it needs no download"
-        raise UserError(f"data.name: {spec.name} cannot be downloaded: {how}")
+        raise UserError(f"data.name: {spec.name} cannot be downloaded: {spec.manual or 'it needs no download'}")
     root = Path(root).expanduser()
     hidden = root / _HIDDEN
     lock = Lock(hidden / "fetch")
@@ -152,7 +147,11 @@ def _stream(url: str, file: IO[bytes], bar: tqdm) -> bool:
         length = answer.headers.get("Content-Length")
         bar.total, bar.n = None if length is None else start + int(length), start
         bar.refresh()
-        while block := _block(answer):
+        while True:
+            with _network():
+                block = answer.read1(_BLOCK)  # what has come, at least a byte; a full block would be lost in a break
+            if not block:
+                break
             file.write(block)
             bar.update(len(block))
     return length is None or file.tell() == start + int(length)
@@ -161,12 +160,6 @@ def _stream(url: str, file: IO[bytes], bar: tqdm) -> bool:
 def _restart(file: IO[bytes]) -> None:
     file.seek(0)
     file.truncate()
-
-
-def _block(answer: http.client.HTTPResponse) -> bytes:
-    """Returns what has come, at least a byte; nothing at the end. (A full block would be lost where it breaks.)"""
-    with _network():
-        return answer.read1(_BLOCK)
 
 
 @contextlib.contextmanager

@@ -28,15 +28,11 @@ SUFFIXES = frozenset(
     ".jpg .jpeg .jpe .jfif .mpo .png .apng .bmp .dib .gif .tif .tiff .webp .ppm .pgm .pbm .pnm .pfm"
     " .jp2 .j2k .jpx .jpf .ico .avif .qoi".split()
 )
-_UPRIGHT = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
+_T = Image.Transpose
+_UPRIGHT = {  # by EXIF's orientation; ImageOps.exif_transpose would fail on EXIF blocks that it cannot write anew
+    2: _T.FLIP_LEFT_RIGHT, 3: _T.ROTATE_180, 4: _T.FLIP_TOP_BOTTOM,
+    5: _T.TRANSPOSE, 6: _T.ROTATE_270, 7: _T.TRANSVERSE, 8: _T.ROTATE_90,
+}  # fmt: skip
 _EXIF_ORIENTATION, _TIFF_BITS = 0x0112, 258
 _ICO_PNG = re.compile(rb"\x89PNG\r\n\x1a\n....IHDR(.{8})", re.DOTALL)
 
@@ -44,9 +40,9 @@ _ICO_PNG = re.compile(rb"\x89PNG\r\n\x1a\n....IHDR(.{8})", re.DOTALL)
 class BadImage(ValueError):
     """A file that cannot be used as an image; ``reason`` says why in a few words, without the file's name."""
 
-    def __init__(self, reason: str):
-        super().__init__(reason)
-        self.reason = reason
+    @property
+    def reason(self) -> str:
+        return self.args[0]
 
 
 def read(path: str | os.PathLike) -> bytes:
@@ -64,6 +60,14 @@ def read(path: str | os.PathLike) -> bytes:
 def digest(content: bytes) -> bytes:
     """Returns the BLAKE2b of a file's bytes or an image's pixels, 16 bytes."""
     return hashlib.blake2b(content, digest_size=16).digest()
+
+
+def load(item: str | bytes | np.ndarray, max_pixels: int) -> tuple[np.ndarray, bytes]:
+    """Returns an item of a split as pixels, uint8 [H, W, 3], and the digest of its file (of the pixels without one)."""
+    if isinstance(item, np.ndarray):
+        return item, digest(item.tobytes())
+    content = read(item) if isinstance(item, str) else item
+    return decode(content, max_pixels), digest(content)
 
 
 def decode(data: bytes | str | os.PathLike, max_pixels: int) -> np.ndarray:
@@ -216,19 +220,26 @@ def _grey8(image: Image.Image) -> np.ndarray:
     return np.clip(np.rint((values - low) * scale), 0, 255).astype(np.uint8)
 
 
-def in_order(work: Callable[[int], Result], count: int, label: str, progress: bool) -> Iterator[Result]:
-    """Yields ``work(i)`` for i from 0 to ``count``; a few are under way at a time, so that memory stays bounded.
+def in_order(work: Callable[[int], Result], count: int, label: str, progress: bool) -> Iterator[Result | BadImage]:
+    """Yields ``work(i)`` for i from 0 to ``count``, or the BadImage that it raised; what else it raises is raised here.
 
-    ``work`` runs in threads, not processes, as Pillow decodes without Python's lock; what it raises is raised here.
-    With ``progress`` a bar with the label is shown on standard error if this takes longer than a second.
+    ``work`` runs in threads, not processes, as Pillow decodes without Python's lock; on a few images at a time, so that
+    memory stays bounded. With ``progress`` a bar is shown on standard error if this takes longer than a second.
     """
+
+    def result(i: int) -> Result | BadImage:
+        try:
+            return work(i)
+        except BadImage as error:
+            return error
+
     threads = os.cpu_count() or 1
     waiting = deque()
     bar = Bar(total=count, desc=label, unit="img", delay=1, disable=not progress)
     with quiet_pillow(), bar, ThreadPoolExecutor(threads) as pool:
         try:
             for i in range(count):
-                waiting.append(pool.submit(work, i))
+                waiting.append(pool.submit(result, i))
                 while waiting and (len(waiting) >= 4 * threads or i == count - 1):
                     yield waiting.popleft().result()
                     bar.update()

@@ -23,25 +23,15 @@ BatchFn = Callable[[int, np.ndarray], dict]  # (epoch, image numbers) -> a batch
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """Which images make which step.
+    """Which images make which step."""
 
-    Attributes:
-        count: Images in all.
-        batch_size: Images a step, over all processes and micro-batches.
-        epochs: Passes over the images.
-        seed: Of the order, another for each stage.
-        rank: This process.
-        world: Processes.
-        accumulate: Micro-batches a step, a forward and backward pass each.
-    """
-
-    count: int
-    batch_size: int
+    count: int  # images in all
+    batch_size: int  # images a step, over all processes and micro-batches
     epochs: int
-    seed: int
-    rank: int = 0
-    world: int = 1
-    accumulate: int = 1
+    seed: int  # of the order, another for each stage
+    rank: int = 0  # this process
+    world: int = 1  # processes
+    accumulate: int = 1  # micro-batches a step, a forward and backward pass each
 
     @property
     def steps_per_epoch(self) -> int:
@@ -86,7 +76,7 @@ class _Batches(Dataset):
 
 
 @contextlib.contextmanager
-def one_thread():
+def one_thread() -> Iterator[None]:
     """Runs torch on one thread inside the block."""
     threads = torch.get_num_threads()
     if threads == 1:

@@ -15,36 +15,13 @@ from idmm.data.readers.layout import root_folder
 from idmm.data.split import Splits
 from idmm.errors import UserError, nearest
 
-_DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
-_AT_ROOT: dict[str, Callable[[Path], Splits]] = {  # readers of files under data.root
-    "flowers": lists.read_flowers,
-    "pets": lists.read_pets,
-    "dtd": lists.read_dtd,
-    "indoor67": lists.read_indoor67,
-    "cub200": lists.read_cub200,
-    "aircraft": lists.read_aircraft,
-    "cars": lists.read_cars,
-    "cifar10": arrays.read_cifar10,
-    "cifar100": arrays.read_cifar100,
-    "svhn": arrays.read_svhn,
-    **{f"domainnet-{domain}": partial(lists.read_domainnet, domain=domain) for domain in _DOMAINS},
-    "imagenet": imagenet.read_imagenet,
-    "imagenet100": imagenet.read_imagenet100,
-}
-
 
 @dataclass(frozen=True)
 class Archive:
-    """A file to download.
-
-    Args:
-        url: Where it is.
-        checksum: ``md5:HEX`` or ``sha256:HEX``; None where its publishers and users state none.
-        into: Folder under ``data.root`` that it is unpacked into, or put into if it is no archive.
-    """
+    """A file to download, and the folder under ``data.root`` that it is unpacked (if no archive: put) into."""
 
     url: str
-    checksum: str | None
+    checksum: str | None  # md5:HEX or sha256:HEX; None where its publishers and users state none
     into: str = ""
 
     @property
@@ -55,36 +32,23 @@ class Archive:
 
 @dataclass(frozen=True)
 class Spec:
-    """What is known of a dataset before its files are read.
-
-    Args:
-        name: Value of ``data.name``.
-        read: Called with the config's ``data`` section and whether labels are wanted; returns all that the dataset
-            has, before ``val_fraction`` and ``subset``. Raises UserError.
-        title: Its full name and what its splits are.
-        num_classes, train_size, test_size: Its protocol's figures; None where they come from the data.
-        metric: What the literature reports: ``top1``, or ``mean_per_class`` (which is then reported beside top-1).
-        citation: Authors, title, venue.
-        licence: What its publishers allow, in a few words; no legal advice.
-        source: Its page.
-        layout: Files and folders that it needs under ``data.root``, as its publishers lay them out.
-        archives: What ``idmm data download`` fetches.
-        manual: How to get it where it cannot be downloaded without a login or at all.
-    """
+    """What is known of a dataset before its files are read; figures are None where they come from the data."""
 
     name: str
     read: Callable[[config.Data, bool], Splits]
+    """Given the config's ``data`` section and whether labels are wanted, returns all that the dataset has, before
+    ``val_fraction`` and ``subset``. Raises UserError."""
     title: str
     num_classes: int | None = None
     train_size: int | None = None
     test_size: int | None = None
-    metric: str = "top1"
+    metric: str = "top1"  # what the literature reports: top1, or mean_per_class (then reported beside top-1)
     citation: str = ""
-    licence: str = ""
+    licence: str = ""  # what its publishers allow, in a few words; no legal advice
     source: str = ""
-    layout: tuple[str, ...] = ()
+    layout: tuple[str, ...] = ()  # files and folders that it needs under data.root, as published
     archives: tuple[Archive, ...] = ()
-    manual: str = ""
+    manual: str = ""  # how to get it where it cannot be downloaded without a login or at all
 
     @property
     def embedded(self) -> bool:
@@ -93,11 +57,7 @@ class Spec:
 
 
 def spec_of(name: str) -> Spec:
-    """Returns the dataset of ``data.name``.
-
-    Raises:
-        UserError: Unknown, or a stream.
-    """
+    """Returns the dataset of ``data.name``; UserError where it is unknown, or a stream."""
     if name in DATASETS:
         return DATASETS[name]
     if name.startswith(PREFIX):
@@ -114,20 +74,42 @@ def _at_root(read: Callable[[Path], Splits]) -> Callable[[config.Data, bool], Sp
 
 
 def _read_folder(data: config.Data, labelled: bool) -> Splits:
-    root = str(root_folder(data))
-    return folder.read_labelled(root) if labelled else folder.read_any(root)
+    return (folder.read_labelled if labelled else folder.read_any)(str(root_folder(data)))
+
+
+_AT_ROOT = {
+    "flowers": lists.read_flowers,
+    "pets": lists.read_pets,
+    "dtd": lists.read_dtd,
+    "indoor67": lists.read_indoor67,
+    "cub200": lists.read_cub200,
+    "aircraft": lists.read_aircraft,
+    "cars": lists.read_cars,
+    "cifar10": arrays.read_cifar10,
+    "cifar100": arrays.read_cifar100,
+    "svhn": arrays.read_svhn,
+    "imagenet": imagenet.read_imagenet,
+    "imagenet100": imagenet.read_imagenet100,
+}
+_READERS = {
+    **{name: _at_root(read) for name, read in _AT_ROOT.items()},
+    "digits": arrays.read_digits,
+    "photos": pictures.read_photos,
+    "faces": pictures.read_faces,
+    "folder": _read_folder,
+}
 
 
 def _registered() -> dict[str, Spec]:
-    readers = {name: _at_root(read) for name, read in _AT_ROOT.items()}
-    readers |= {"digits": arrays.read_digits, "photos": pictures.read_photos, "faces": pictures.read_faces}
-    readers["folder"] = _read_folder
     text = (files("idmm.data") / "datasets.yaml").read_text(encoding="utf-8")
     specs = {}
     for name, row in yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)).items():
         row["layout"] = tuple(row.get("layout", ()))
-        row["archives"] = tuple(Archive(**archive) for archive in row.get("archives", ()))
-        specs[name] = Spec(name, readers[name], **row)
+        into = row.pop("into", "")
+        row["archives"] = tuple(Archive(url, checksum, into) for url, checksum in row.get("archives", {}).items())
+        _, is_domain, domain = name.partition("domainnet-")
+        read = _at_root(partial(lists.read_domainnet, domain=domain)) if is_domain else _READERS[name]
+        specs[name] = Spec(name, read, **row)
     return specs
 
 

@@ -28,21 +28,13 @@ class LazyFiles(Sequence):
 
 @dataclass(frozen=True)
 class Split:
-    """Some images of a dataset.
+    """Some images of a dataset."""
 
-    Args:
-        items: A path for each image, or the images themselves: uint8 [N, H, W, 3], or encoded.
-        names: A name for each image that stays the same wherever the dataset lies, with '/' for separator.
-        labels: int64 [N], or None.
-        classes: Name of each label, or None.
-        drawn: How it was drawn from a whole split; empty: it is whole.
-    """
-
-    items: list[str] | np.ndarray | LazyFiles
-    names: list[str]
-    labels: np.ndarray | None
-    classes: list[str] | None
-    drawn: str = ""
+    items: list[str] | np.ndarray | LazyFiles  # paths, or the images themselves: uint8 [N, H, W, 3], or encoded
+    names: list[str]  # of the images, the same wherever the dataset lies, with '/' for separator
+    labels: np.ndarray | None  # int64 [N]
+    classes: list[str] | None  # name of each label
+    drawn: str = ""  # how it was drawn from a whole split; empty: it is whole
 
     def __len__(self) -> int:
         return len(self.names)
@@ -69,15 +61,12 @@ def counted(n: int, what: str) -> str:
 
 @dataclass(frozen=True)
 class Splits:
-    """The images of a dataset: ``val`` is evaluated while training, ``test`` at the end. A single one is ``test``.
-
-    ``size_mismatch`` holds what is not as the dataset's protocol has it: ``{"train": [found, wanted]}``.
-    """
+    """The images of a dataset: ``val`` is evaluated while training, ``test`` at the end. A single one is ``test``."""
 
     train: Split
     val: Split | None
     test: Split | None
-    size_mismatch: dict[str, list[int]] = field(default_factory=dict)
+    size_mismatch: dict[str, list[int]] = field(default_factory=dict)  # with the protocol: {"train": [found, wanted]}
 
     @property
     def parts(self) -> dict[str, Split]:

@@ -25,27 +25,16 @@ DRAWS = 2 * TRIES + 2 + 12  # numbers a view
 
 @dataclass(frozen=True)
 class ViewPlan:
-    """What was drawn for V views.
+    """What was drawn for V views."""
 
-    Attributes:
-        box: Top, left, height and width of the crop in the image (pixels), int64 [V, 4].
-        flip: Mirrored left to right, bool [V].
-        jitter: Colour-jittered, bool [V].
-        factors: Brightness, contrast, saturation (factors) and hue (turns), float64 [V, 4].
-        order: Order of the four, an index into ``ORDERS``, int64 [V].
-        grey: Made grey, bool [V].
-        sigma: Sigma of the blur (pixels), 0 for none, float64 [V].
-        solarize: Solarized, bool [V].
-    """
-
-    box: np.ndarray
-    flip: np.ndarray
-    jitter: np.ndarray
-    factors: np.ndarray
-    order: np.ndarray
-    grey: np.ndarray
-    sigma: np.ndarray
-    solarize: np.ndarray
+    box: np.ndarray  # top, left, height and width of the crop in the image (pixels), int64 [V, 4]
+    flip: np.ndarray  # bool [V]
+    jitter: np.ndarray  # bool [V]
+    factors: np.ndarray  # brightness, contrast, saturation (factors) and hue (turns), float64 [V, 4]
+    order: np.ndarray  # of the four, an index into ORDERS, int64 [V]
+    grey: np.ndarray  # bool [V]
+    sigma: np.ndarray  # of the blur (pixels), 0 for none, float64 [V]
+    solarize: np.ndarray  # bool [V]
 
 
 def short_side_bound(size: int, smallest_scale: float) -> int:
@@ -84,8 +73,7 @@ def draw_views(config: Views, group: CropGroup, key: int, indices: np.ndarray, s
     """Draws ``group.count`` views of each image.
 
     Args:
-        config: Probabilities and strengths.
-        group: How many crops, of what scale, and what of the colours is its own.
+        group: How many crops, of what scale, and where its colours differ from ``config``'s.
         key: From :func:`idmm.seeding.derive`, another for each epoch and group.
         indices: Image numbers, [B].
         sizes: Height and width of these images (pixels), [B, 2].
@@ -121,23 +109,15 @@ def crop_resize(image: Tensor, box, size: int, mode: str = "bicubic") -> Tensor:
 
 
 def recolour(images: Tensor, plan: ViewPlan) -> Tensor:
-    """Flips, jitters, greys, blurs and solarizes a batch, as torchvision does one by one.
-
-    Args:
-        images: Values in [0, 1], [V, 3, H, W].
-        plan: Drawn for these V views.
-
-    Returns:
-        Values in [0, 1], [V, 3, H, W].
-    """
+    """Flips, jitters, greys, blurs and solarizes views, as torchvision does one by one: [V, 3, H, W] in [0, 1]."""
     images = torch.where(_mask(plan.flip), images.flip(-1), images)
     factors = torch.from_numpy(plan.factors).to(images)  # [V, 4]
     orders = np.array(ORDERS)[plan.order]  # [V, 4]
     for place in range(4):
-        for number, adjust in enumerate((_brightness, _contrast, _saturation, _hue)):
+        for number in range(4):
             chosen = torch.from_numpy(np.flatnonzero(plan.jitter & (orders[:, place] == number)))
             if len(chosen):
-                images[chosen] = adjust(images[chosen], factors[chosen, number, None, None, None])
+                images[chosen] = _adjust(images[chosen], number, factors[chosen, number, None, None, None])
     images = torch.where(_mask(plan.grey), luma(images), images)
     blurred = torch.from_numpy(np.flatnonzero(plan.sigma > 0))
     if len(blurred):
@@ -153,11 +133,9 @@ def luma(images: Tensor) -> Tensor:
 
 
 def gaussian_blur(images: Tensor, sigma: Tensor) -> Tensor:
-    """Blurs each image with its own sigma, borders mirrored.
+    """Blurs each image [V, C, H, W] with its own sigma (pixels, > 0, [V]), borders mirrored.
 
-    Args:
-        images: [V, C, H, W].
-        sigma: Pixels, > 0, [V]. The kernel reaches three of the largest sigma, or as far as mirroring allows.
+    The kernel reaches three of the largest sigma, or as far as mirroring allows.
     """
     count, channels, height, width = images.shape
     reach = min(int(np.ceil(3 * float(sigma.max()))), height - 1, width - 1)
@@ -192,8 +170,7 @@ class MultiCropTransform:
         store: Images by number: ``store.image(i)`` -> uint8 [3, H, W], ``store.sizes`` [N, 2],
             ``store.labels`` int64 [N] or None.
         config: Crops and colours.
-        mean: Of each channel; one value makes the views grey.
-        std: Likewise.
+        mean, std: Of each channel; one value makes the views grey.
         seed: Of the run.
     """
 
@@ -201,10 +178,7 @@ class MultiCropTransform:
         self.store, self.config, self.mean, self.std, self.seed = store, config, mean, std, seed
 
     def __call__(self, epoch: int, indices: np.ndarray) -> dict:
-        """Returns ``views`` (a list of float [B, count, C, S, S], a crop group each) and ``index`` (int64 [B]).
-
-        With labels ``label`` too (int64 [B]).
-        """
+        """Returns ``views`` (a list of float [B, count, C, S, S], a crop group each) and what :func:`numbered` adds."""
         images = [self.store.image(i) for i in indices]
         groups = []
         for number, group in enumerate(self.config.crops):
@@ -212,30 +186,28 @@ class MultiCropTransform:
             plan = draw_views(self.config, group, key, indices, self.store.sizes[indices])
             views = make_views(images, plan, group.count, self.config)  # [B, count, 3, S, S]
             groups.append(normalise(views.flatten(0, 1), self.mean, self.std).unflatten(0, views.shape[:2]))
-        batch = {"views": groups, "index": torch.from_numpy(np.asarray(indices))}
-        if self.store.labels is not None:
-            batch["label"] = torch.from_numpy(self.store.labels[indices])
-        return batch
+        return numbered({"views": groups}, self.store, indices)
+
+
+def numbered(batch: dict, store, indices: np.ndarray) -> dict:
+    """Adds the images' numbers, ``index``, and with labels ``label`` (int64 [B])."""
+    batch["index"] = torch.from_numpy(np.asarray(indices))
+    if store.labels is not None:
+        batch["label"] = torch.from_numpy(store.labels[indices])
+    return batch
 
 
 def _mask(flags: np.ndarray) -> Tensor:
     return torch.from_numpy(flags)[:, None, None, None]  # [V] -> [V, 1, 1, 1]
 
 
-def _blend(images: Tensor, other, factor: Tensor) -> Tensor:
+def _adjust(images: Tensor, number: int, factor: Tensor) -> Tensor:
+    """Changes brightness (0), contrast (1), saturation (2) or hue (3)."""
+    if number == 3:
+        return _hue(images, factor)
+    other = luma(images) if number else 0.0
+    other = other.mean((1, 2, 3), keepdim=True) if number == 1 else other
     return (images * factor + other * (1 - factor)).clamp_(0, 1)
-
-
-def _brightness(images: Tensor, factor: Tensor) -> Tensor:
-    return _blend(images, 0.0, factor)
-
-
-def _contrast(images: Tensor, factor: Tensor) -> Tensor:
-    return _blend(images, luma(images).mean((1, 2, 3), keepdim=True), factor)
-
-
-def _saturation(images: Tensor, factor: Tensor) -> Tensor:
-    return _blend(images, luma(images), factor)
 
 
 def _hue(images: Tensor, turns: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import numpy as np
 
 from idmm import config
 from idmm.data.readers.layout import NotAsPublished, folder_with, mat, numbers_from
-from idmm.data.split import Split, Splits
+from idmm.data.split import Split, Splits, arranged
 from idmm.errors import reason
 
 
@@ -27,15 +27,15 @@ def read_digits(data: config.Data, labelled: bool) -> Splits:
 
 def read_cifar10(root: Path) -> Splits:
     """CIFAR-10's Python version: data_batch_1 to 5, test_batch, batches.meta."""
-    train = [f"data_batch_{i}" for i in range(1, 6)]
-    base = folder_with("cifar10", [root, root / "cifar-10-batches-py"], *train, "test_batch", "batches.meta")
-    return _cifar(base, train, "test_batch", "labels", "batches.meta", "label_names")
+    parts = {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batch"]}
+    base = folder_with("cifar10", [root, root / "cifar-10-batches-py"], *sum(parts.values(), []), "batches.meta")
+    return _cifar(base, parts, "labels", "batches.meta", "label_names")
 
 
 def read_cifar100(root: Path) -> Splits:
     """CIFAR-100's Python version, its 100 fine classes: train, test, meta."""
     base = folder_with("cifar100", [root, root / "cifar-100-python"], "train", "test", "meta")
-    return _cifar(base, ["train"], "test", "fine_labels", "meta", "fine_label_names")
+    return _cifar(base, {"train": ["train"], "test": ["test"]}, "fine_labels", "meta", "fine_label_names")
 
 
 def read_svhn(root: Path) -> Splits:
@@ -53,10 +53,10 @@ def read_svhn(root: Path) -> Splits:
     return Splits(splits[0], None, splits[1])
 
 
-def _cifar(base: Path, train: list[str], test: str, key: str, meta: str, names: str) -> Splits:
+def _cifar(base: Path, parts: dict[str, list[str]], key: str, meta: str, names: str) -> Splits:
     classes = [str(name) for name in _unpickled(base / meta, names)[0]]
-    splits = []
-    for part, batches in (("train", train), ("test", [test])):
+    splits = {}
+    for part, batches in parts.items():
         images, labels = [], []
         for path in (base / name for name in batches):
             pixels, numbers = _unpickled(path, "data", key)
@@ -64,8 +64,8 @@ def _cifar(base: Path, train: list[str], test: str, key: str, meta: str, names: 
             _check(path, "data", pixels, ["N", 3072], len(numbers))
             images.append(pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))  # [N, 32, 32, 3]
             labels.append(numbers_from(path, numbers, 0, len(classes) - 1))
-        splits.append(_split(np.concatenate(images), part, np.concatenate(labels), classes))
-    return Splits(splits[0], None, splits[1])
+        splits[part] = _split(np.concatenate(images), part, np.concatenate(labels), classes)
+    return arranged(splits)
 
 
 def _check(path: Path, name: str, pixels: np.ndarray, form: list, count: int) -> None:

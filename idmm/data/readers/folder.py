@@ -32,6 +32,16 @@ class _Tree:
         """Names of the folders, composed: macOS may write the same name in another form."""
         return sorted({_composed(name) for name in self.folders})
 
+    @property
+    def other_files(self) -> str:
+        kinds = sorted(self.others.items(), key=lambda kind: (-kind[1], kind[0]))
+        what = listed(f"{n} {suffix}" for suffix, n in kinds)
+        return f"{counted(self.others.total(), 'file')} of other kinds ({what})"
+
+    @property
+    def no_images(self) -> str:
+        return f"data.root: '{self.path}' has no images{f', but {self.other_files}' if self.others else ''}"
+
 
 def read_labelled(root: str) -> Splits:
     """Reads ROOT/train/CLASS/**, and val and test likewise where they exist.
@@ -61,10 +71,7 @@ def read_labelled(root: str) -> Splits:
 def read_any(root: str) -> Splits:
     """Reads the images of ROOT/train where that exists, else all under ROOT; with labels if the tree has classes.
 
-    val and test come along only where their classes are those of a labelled train folder.
-
-    Raises:
-        UserError: No image at all.
+    val and test come along only where their classes are those of a labelled train folder. UserError: no image at all.
     """
     trees = _trees(root, needed=("train",))
     if "train" not in trees:
@@ -83,10 +90,7 @@ def read_any(root: str) -> Splits:
 def read_all(root: str) -> Splits:
     """Reads ROOT/train, val and test as far as they can be, each with the classes it has itself; else as read_any.
 
-    Images outside of class folders have the label -1 where others have one.
-
-    Raises:
-        UserError: No image to train on.
+    Images outside of class folders have the label -1 where others have one. UserError: no image to train on.
     """
     trees = _trees(root, needed=("train",))
     if "train" not in trees:
@@ -107,7 +111,7 @@ def _trees(root: str, needed: tuple[str, ...] = ("train", "val", "test")) -> dic
 
 def _not_empty(tree: _Tree) -> _Tree:
     if not tree.images:
-        raise UserError(f"data.root: '{tree.path}' has no images{_but(tree)}; wanted at least one")
+        raise UserError(f"{tree.no_images}; wanted at least one")
     return tree
 
 
@@ -146,7 +150,7 @@ def _walk(top: str) -> _Tree:
     if faults:
         raise UserError(*sorted(faults))
     if tree.others and tree.images:
-        log.warning("data.root: '%s': passed over%s", top, _other_files(tree))
+        log.warning("data.root: '%s': passed over %s", top, tree.other_files)
     tree.images.sort()
     tree.folders.sort()
     return tree
@@ -159,26 +163,15 @@ def _is_dir(child: os.DirEntry) -> bool:
         return False
 
 
-def _but(tree: _Tree) -> str:
-    return f", but{_other_files(tree)}" if tree.others else ""
-
-
-def _other_files(tree: _Tree) -> str:
-    kinds = listed(f"{n} {suffix}" for suffix, n in sorted(tree.others.items(), key=lambda kind: (-kind[1], kind[0])))
-    return f" {counted(sum(tree.others.values()), 'file')} of other kinds ({kinds})" if tree.others else ""
-
-
 def _composed(name: str) -> str:
     return unicodedata.normalize("NFC", name)
 
 
 def _class_faults(tree: _Tree) -> list[str]:
-    loose = [parts[0] for parts in tree.images if len(parts) == 1]
-    filled = {parts[0] for parts in tree.images if len(parts) > 1}
-    faults = []
     if not tree.images:
-        return [f"data.root: '{tree.path}' has no images{_but(tree)}; wanted {tree.path}/CLASS/*"]
-    if loose:
+        return [f"{tree.no_images}; wanted {tree.path}/CLASS/*"]
+    filled, faults = {parts[0] for parts in tree.images if len(parts) > 1}, []
+    if loose := [parts[0] for parts in tree.images if len(parts) == 1]:
         what = f"{counted(len(loose), 'image')} outside of class folders ({listed(loose)})"
         faults.append(f"data.root: '{tree.path}' has {what}; wanted {tree.path}/CLASS/*")
     if empty := [name for name in tree.folders if name not in filled]:
@@ -187,8 +180,7 @@ def _class_faults(tree: _Tree) -> list[str]:
 
 
 def _disagreements(train: _Tree, held: _Tree) -> list[str]:
-    ours, theirs = set(train.classes), set(held.classes)
-    faults = []
+    ours, theirs, faults = set(train.classes), set(held.classes), []
     if missing := sorted(ours - theirs):
         faults.append(f"data.root: '{held.path}' lacks classes of '{train.path}': {listed(missing)}")
     if extra := sorted(theirs - ours):

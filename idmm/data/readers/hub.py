@@ -17,6 +17,10 @@ log = logging.getLogger(__name__)
 
 PREFIX = "hfds:"
 STREAMS = ("hfids:", "wds:", "tfds:")  # timm's names of sources that are read from front to back
+STREAMING = (
+    "is a stream, which has no index: instance discrimination needs image i to be the same image in every epoch;"
+    " wanted hfds:NAME or a folder"
+)
 _SPLITS = {"train": ("train",), "val": ("validation", "valid", "val", "dev"), "test": ("test",)}
 
 
@@ -40,7 +44,6 @@ class HubFiles(LazyFiles):
 
     @property
     def version(self) -> str:
-        """Another where the table is another."""
         return f"{self.table._fingerprint} {self.column}"
 
 
@@ -54,8 +57,7 @@ def read_hub(data: config.Data, labelled: bool) -> Splits:
     found = {part: next((n for n in names if n in tables), None) for part, names in _SPLITS.items()}
     if found["train"] is None:
         raise UserError(f"data.name: '{data.name}' has no split 'train', only {listed(sorted(tables))}")
-    image = _image_column(data, tables[found["train"]])
-    label = _label_column(data, tables[found["train"]], labelled)
+    image, label = _columns(data, tables[found["train"]], labelled)
     try:
         return _splits(data, tables, found, image, label)
     except UserError as error:
@@ -78,9 +80,8 @@ def _splits(data: config.Data, tables: dict, found: dict, image: str, label: str
 
 
 def _open(data: config.Data) -> dict:
-    name = data.name.removeprefix(PREFIX).strip()
-    bare = not name
-    name = name or data.root
+    given = data.name.removeprefix(PREFIX).strip()
+    name = given or data.root
     if not name:
         raise UserError(f"data.name: '{data.name}' names nothing; wanted hfds:NAME, hfds:FOLDER, or a data.root")
     try:
@@ -89,8 +90,8 @@ def _open(data: config.Data) -> dict:
         raise UserError(f"data.name: '{data.name}' needs the library datasets: pip install 'idmm[hf]'") from None
     folder = Path(name).expanduser()
     local, saved = folder.is_dir(), _is_saved(folder)
-    if not local and (bare or name.startswith(("/", ".", "~")) or name.count("/") > 1):
-        what = f"data.root: '{name}'" if bare else f"data.name: '{data.name}'"
+    if not local and (not given or name.startswith(("/", ".", "~")) or name.count("/") > 1):
+        what = f"data.name: '{data.name}'" if given else f"data.root: '{name}'"
         raise UserError(f"{what}: there is no such folder; wanted hfds:OWNER/NAME (of the hub) or hfds:FOLDER")
     if local and not saved and (inner := sorted(path.name for path in folder.glob("*") if _is_saved(path))):
         one = f"wanted one of them, e.g. hfds:{folder / inner[0]}"
@@ -115,15 +116,9 @@ def _is_saved(folder: Path) -> bool:
     return any(os.path.exists(folder / mark) for mark in ("dataset_dict.json", "state.json"))
 
 
-STREAMING = (
-    "is a stream, which has no index: instance discrimination needs image i to be the same image in every epoch;"
-    " wanted hfds:NAME or a folder"
-)
-
-
 @contextlib.contextmanager
 def _offline() -> Iterator[None]:
-    """Nothing is fetched that nobody asked for; both libraries look at these when they are about to."""
+    """Keeps both libraries from the network inside the block."""
     import datasets
     import huggingface_hub
 
@@ -134,21 +129,19 @@ def _offline() -> Iterator[None]:
         yield
 
 
-def _image_column(data: config.Data, table) -> str:
+def _columns(data: config.Data, table, labelled: bool) -> tuple[str, str | None]:
+    """The columns of images and of classes; no second one where there is none and none is needed."""
     import datasets
 
-    images = [name for name, feature in table.features.items() if isinstance(feature, datasets.Image)]
-    return _column(data, "image_column", "images", images, images, needed=True)
+    def of(*kinds) -> list[str]:
+        return [name for name, feature in table.features.items() if isinstance(feature, kinds)]
 
-
-def _label_column(data: config.Data, table, labelled: bool) -> str | None:
-    """The column of classes; None where there is none and none is needed."""
-    import datasets
-
-    columns = [n for n, kind in table.features.items() if isinstance(kind, (datasets.ClassLabel, datasets.Value))]
-    likely = [name for name in columns if isinstance(table.features[name], datasets.ClassLabel)]
-    likely = likely or [name for name in ("label", "labels") if name in columns]
-    return _column(data, "label_column", "classes", columns, likely, needed=labelled and bool(columns))
+    images, classes = of(datasets.Image), of(datasets.ClassLabel, datasets.Value)
+    likely = of(datasets.ClassLabel) or [name for name in ("label", "labels") if name in classes]
+    return (
+        _column(data, "image_column", "images", images, images, needed=True),
+        _column(data, "label_column", "classes", classes, likely, needed=labelled and bool(classes)),
+    )
 
 
 def _column(data: config.Data, field: str, kind: str, columns: list, likely: list, needed: bool) -> str | None:

@@ -45,9 +45,8 @@ def _read(root: Path, base: Path, wnids: list[str], source: Path) -> Splits:
     """``source``: where the classes come from, for errors."""
     train = _from_folders(base, "train", wnids, source)
     folders, images = _content(base / "val")
-    if folders:
-        return Splits(train, None, _from_folders(base, "val", wnids, source))
-    return Splits(train, None, _flat_val(root, base, wnids, images))
+    val = _from_folders(base, "val", wnids, source) if folders else _flat_val(root, base, wnids, images)
+    return Splits(train, None, val)
 
 
 def _from_folders(base: Path, part: str, wnids: list[str], source: Path) -> Split:

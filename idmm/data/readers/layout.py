@@ -22,10 +22,10 @@ class FilesMissing(UserError):
 
 
 class NotAsPublished(UserError):
-    """A file or folder of a dataset is not as its publishers made it.
+    """A file or folder, or files that were read together, are not as their publishers made them.
 
     Args:
-        source: The file, or the files that were read together.
+        source: Which.
         found: What it is, as the rest of a sentence: ``is empty``.
         wanted: What it should be; None: the archive may be half-unpacked.
     """
@@ -39,11 +39,7 @@ def _quoted(source: Path | Sequence[Path]) -> str:
 
 
 def root_folder(data: config.Data) -> Path:
-    """Returns ``data.root``.
-
-    Raises:
-        FilesMissing: It is not given, missing, or no folder.
-    """
+    """Returns ``data.root``; FilesMissing where it is not given, missing, or no folder."""
     if data.root is None:
         where = "a folder of images" if data.name == "folder" else f"its folder ('idmm data info {data.name}' shows it)"
         raise FilesMissing(f"data.root: not given; data.name '{data.name}' wants {where}")
@@ -56,17 +52,13 @@ def root_folder(data: config.Data) -> Path:
 
 
 def folder_with(name: str, folders: Sequence[Path], *needed: str) -> Path:
-    """Returns the first of the folders that holds all files and folders that are needed.
-
-    Raises:
-        FilesMissing: None does; the line names what is missing from the one that holds most.
-    """
-    missing = [[item for item in needed if not (folder / item).exists()] for folder in folders]
-    fewest = min(range(len(folders)), key=lambda i: len(missing[i]))
-    if missing[fewest]:
-        what = f"'{folders[fewest]}' lacks {listed(missing[fewest])}"
+    """Returns the first of the folders that holds all that is needed; else FilesMissing: what the best one lacks."""
+    missing = {folder: [item for item in needed if not (folder / item).exists()] for folder in folders}
+    best = min(folders, key=lambda folder: len(missing[folder]))
+    if missing[best]:
+        what = f"'{best}' lacks {listed(missing[best])}"
         raise FilesMissing(f"data.root: {what}; 'idmm data info {name}' shows what {name} looks like")
-    return folders[fewest]
+    return best
 
 
 def lines(path: Path) -> list[str]:
@@ -77,8 +69,7 @@ def lines(path: Path) -> list[str]:
 def rows(path: Path, pattern: str, form: str) -> list[tuple[str, ...]]:
     """Returns the groups of a regular expression for each line of a list file that is not blank.
 
-    Raises:
-        NotAsPublished: There are none, or one does not match; ``form`` says in words what is wanted.
+    NotAsPublished where there are none, or one does not match; ``form`` says in words what is wanted.
     """
     found = []
     for number, line in _numbered(path):
@@ -102,11 +93,7 @@ def _numbered(path: Path) -> list[tuple[int, str]]:
 
 
 def numbers_from(path: Path, values: Iterable, low: int, high: int) -> np.ndarray:
-    """Returns the numbers of a file (or text that should be numbers), counted from ``low``, int64 [N].
-
-    Raises:
-        NotAsPublished: One is no whole number from ``low`` to ``high``.
-    """
+    """Returns a file's values, counted from ``low``, int64 [N]; NotAsPublished: one is no integer in [low, high]."""
     result = []
     for place, value in enumerate(values, start=1):
         try:
@@ -121,11 +108,7 @@ def numbers_from(path: Path, values: Iterable, low: int, high: int) -> np.ndarra
 
 
 def mat(path: Path, *keys: str) -> list[np.ndarray]:
-    """Returns variables of a .mat file, without dimensions of size 1, but with one at least.
-
-    Raises:
-        NotAsPublished: It is missing, damaged, or lacks one.
-    """
+    """Returns variables of a .mat file, without dimensions of size 1, but with one at least; else NotAsPublished."""
     from scipy.io import loadmat
 
     wanted = f"a .mat file with {listed(keys)}"
@@ -148,14 +131,7 @@ def listed_splits(base: Path, classes: list[str], train: tuple, test: tuple) -> 
 def listed_split(
     base: Path, classes: list[str], source: Path | Sequence[Path], paths: Sequence[str], labels: Sequence[int]
 ) -> Split:
-    """Returns a split of listed images.
-
-    Args:
-        base: Folder of the dataset.
-        classes: Name of each label.
-        source: The list file or files, for the error.
-        paths: Relative to ``base``, with '/' for separator.
-        labels: int [N].
+    """Returns a split of listed images: ``paths`` under ``base`` ('/' between), ``labels`` int [N], as ``source`` says.
 
     Raises:
         FilesMissing: Images that are listed are not there.

@@ -57,10 +57,10 @@ def read_dtd(root: Path) -> Splits:
 
 
 def read_indoor67(root: Path) -> Splits:
-    """MIT Indoor-67: Images/CLASS/, TrainTransform.txt and EvalTransform.txt, in one folder or the lists above it."""
+    """MIT Indoor-67: Images/CLASS/, TrainImages.txt and TestImages.txt, in one folder or the lists above it."""
     folders = [root / name for name in ("", "indoorCVPR_09", "indoorCVPR_09/indoorCVPR_09", "indoor67")]
     base = folder_with("indoor67", folders, "Images")
-    names, places = ("TrainTransform.txt", "EvalTransform.txt"), [base, base.parent, root]
+    names, places = ("TrainImages.txt", "TestImages.txt"), [base, base.parent, root]
     train, test = (folder_with("indoor67", places, name) / name for name in names)
     return _by_class_folder(base, "Images", [train], [test])
 
