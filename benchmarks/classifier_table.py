@@ -57,7 +57,7 @@ def cell(method: dict | None, seed: int, epochs: int, out: Path) -> dict:
     }
     if method is None:
         from idmm.config import PretrainConfig
-        from idmm.options import build
+        from idmm.config.parsing import build
         from idmm.stages.assemble import resolve
 
         backbone = resolve(build(PretrainConfig, config))[0].spec.build(SIZE, seed).eval()

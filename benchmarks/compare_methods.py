@@ -121,10 +121,11 @@ class Comparison:
         return {**result, "held_out": records[-1]["top1"]}
 
     def _labelled(self, labels: int | None) -> int:
-        from idmm import config, options
+        from idmm import config
+        from idmm.config import parsing
         from idmm.data.datasets import open_splits
 
-        splits = open_splits(options.build(config.PretrainConfig, {"data": self.data}).data, labelled=True)
+        splits = open_splits(parsing.build(config.PretrainConfig, {"data": self.data}).data, labelled=True)
         return labels * len(splits.train.classes) if labels else len(splits.train)
 
     def choose(self, row: str) -> float:

@@ -59,9 +59,9 @@ def epoch(maker, count: int, workers: int) -> float:
 def measure(root: Path, folder: Path, rounds: int, workers: int) -> list[str]:
     """Returns the table's lines."""
     from idmm.config import IMAGENET_MEAN, IMAGENET_STD, Augment, Views
+    from idmm.config.recipes import default_crops
     from idmm.data.augment import TrainTransform
     from idmm.data.views import MultiCropTransform, short_side_bound
-    from idmm.recipes import default_crops
 
     crops = default_crops("idmm")
     views, augment = Views(crops=crops), Augment()

@@ -17,10 +17,10 @@ import timm
 import torch
 
 from idmm.config import Method, PretrainConfig
+from idmm.config.recipes import METHODS, resolve_method
 from idmm.errors import UserError
 from idmm.methods import RunInfo, create_method
 from idmm.models import create_backbone
-from idmm.recipes import METHODS, settle_method
 
 SIZES = (32, 64, 96, 112, 128, 160, 192, 224, 240, 256, 288, 320, 384, 448, 512)
 
@@ -38,7 +38,7 @@ def millions(name: str) -> float:
 
 def step(name: str, size: int, method: str, device: str) -> None:
     """Builds a model and a method at an image size, and runs forward and backward; raises what fails."""
-    config, _ = settle_method(PretrainConfig(method=Method(name=method)))
+    config, _ = resolve_method(PretrainConfig(method=Method(name=method)))
     images = 2
     with torch.device(device):
         backbone = create_backbone(name, size, drop_path=0.1)

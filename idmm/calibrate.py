@@ -65,7 +65,7 @@ def say_estimate(session, method: Method, plan, batch: dict, done, workers: int)
     steps = batches.epochs * batches.steps_per_epoch - done.epoch * batches.steps_per_epoch - done.step
     images = len(batch["index"])
     begun = time.monotonic()
-    plan.maker(0, batch["index"].numpy())
+    plan.transform(0, batch["index"].numpy())
     loading = (time.monotonic() - begun) * batches.accumulate / max(1, workers)
     training = time_steps(method, batch, session.accelerator.device, session.precision, rounds=1) * batches.accumulate
     step = max(loading, training) if workers else loading + training

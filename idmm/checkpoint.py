@@ -11,8 +11,8 @@ from typing import Any
 import torch
 import yaml
 
-from idmm import distributed, options
-from idmm.config import FREE, NEW_KEYS
+from idmm import distributed
+from idmm.config import FREE, NEW_KEYS, parsing
 from idmm.errors import RunError, UserError
 from idmm.files import replacing, sweep, write_text
 from idmm.locks import STALE, Lock
@@ -32,12 +32,8 @@ def begun(path: str | os.PathLike) -> bool:
 class RunFolder:
     """The folder ``--out``: opened by one run at a time, taken up where the last one stopped.
 
-    With several processes the first one writes; the others only read, so the folder must be one that all see.
-
-    Args:
-        path: The folder; made where it is missing.
-        config: The run's.
-        resume: auto, never or must.
+    It is made where it is missing. With several processes the first one writes; the others only read, so the folder
+    must be one that all see. ``resume`` is auto, never or must.
 
     Attributes:
         state: What the last checkpoint holds, or None for a new run.
@@ -50,6 +46,7 @@ class RunFolder:
     def __init__(self, path: str, config: Any, resume: str):
         self.path = Path(path)
         self.leader = distributed.rank() == 0
+        self._state_file, self._result_file = self.path / "last" / "state.pt", self.path / "result.json"
         self._lock = Lock(self.path / "last" / "run")
         faults, used = None, False
         try:
@@ -78,18 +75,10 @@ class RunFolder:
         else:  # what a run left that died before its first checkpoint
             for name in ("metrics.jsonl", "last/images.json"):
                 (self.path / name).unlink(missing_ok=True)
-            write_text(self.path / "config.yaml", options.dump(config))
+            write_text(self.path / "config.yaml", parsing.dump(config))
         for folder in (self.path, self.path / "last"):
             sweep(folder)
         return used
-
-    @property
-    def _state_file(self) -> Path:
-        return self.path / "last" / "state.pt"
-
-    @property
-    def _result_file(self) -> Path:
-        return self.path / "result.json"
 
     def _acquire(self) -> None:
         def waiting(owner: dict) -> None:
@@ -114,8 +103,8 @@ class RunFolder:
             old = yaml.safe_load((self.path / "config.yaml").read_text()) or {}
         except (OSError, yaml.YAMLError):
             raise UserError(f"out: '{self.path}' holds a run without a readable config.yaml") from None
-        new = options.flatten(options.plain(config))
-        old = {**{key: value for key, value in NEW_KEYS.items() if key in new}, **options.flatten(old)}
+        new = parsing.flatten(parsing.plain(config))
+        old = {**{key: value for key, value in NEW_KEYS.items() if key in new}, **parsing.flatten(old)}
         faults = [
             f"{key}: the run in '{self.path}' has {_shown(old.get(key))}, asked for now is {_shown(new.get(key))}"
             for key in [*new, *(key for key in old if key not in new)]

@@ -6,51 +6,106 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
 from importlib.metadata import version
 from typing import Any
 
 from idmm.config import FinetuneConfig, PretrainConfig
-from idmm.config_commands import (
-    DataCacheConfig,
-    DataCheckConfig,
-    DataDownloadConfig,
-    DataInfoConfig,
-    DataListConfig,
-    DemoConfig,
-    FewLabelConfig,
-    ProbeCommand,
-)
+from idmm.config import commands as keys
+from idmm.config.parsing import parse
 from idmm.errors import Interrupted, RunError, UserError, nearest
-from idmm.options import parse
-from idmm.stages import STAGES
-
-USAGE = """usage: idmm COMMAND [--config FILE] [--KEY VALUE ...]
-
-commands:
-  pretrain   stage 1: learn a backbone from images alone
-  finetune   stage 2: train a classifier on labels, from a backbone or from scratch
-  transfer   stage 3: a grid of sources, methods, backbones and targets; 'transfer status OUT' tells where it stands
-  probe      how good the frozen features of a run are: kNN and a linear probe, in minutes
-  fewlabel   accuracy over the labelled images a class, of several runs, as a table and a picture
-  data       datasets: list them, show, download or check one, show and clear the cache
-  demo       both on scikit-learn's digits, against training from scratch, with pictures
-
-'idmm COMMAND --help' explains every flag; 'idmm --version' tells the version."""
+from idmm.transfer.config import GridConfig, parse_grid
 
 
-DATA_USAGE = """usage: idmm data list
+@dataclass(frozen=True)
+class Command:
+    """What people may type after ``idmm``, or after ``idmm data``."""
+
+    config: type
+    run: str
+    """Module and function, imported when it is called: torch takes seconds, ``--help`` must not. It is given the
+    config; a text that it returns is printed, a number is the exit code."""
+    help: str
+    logged: bool = True
+    """Whether the log is shown from here; training shows its own."""
+    parse: Callable[[list[str], str], Any] | None = None
+    """Reads what else than the config's flags may be typed."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Commands, and what is shown of them."""
+
+    help: str
+    commands: "dict[str, Command | Group]"
+    usage: str
+    """With a place for a line on each command."""
+
+    def __str__(self) -> str:
+        lines = [f"  {name:<10} {command.help}" for name, command in self.commands.items()]
+        return self.usage.format(commands="\n".join(lines))
+
+
+DATA = {
+    "list": Command(keys.DataListConfig, "commands.catalogue:table", "all datasets with their sizes"),
+    "info": Command(keys.DataInfoConfig, "commands.catalogue:info", "figures, licence, citation and files of one"),
+    "check": Command(
+        keys.DataCheckConfig, "commands.datasets:checkup",
+        "look at every image: unreadable, tiny, duplicates, leakage; exits 1 if something should be mended",
+    ),
+    "download": Command(
+        keys.DataDownloadConfig, "commands.datasets:download", "fetch one, checked; goes on where it was interrupted",
+    ),
+    "cache": Command(keys.DataCacheConfig, "commands.datasets:cache", "the decoded images that are kept on the disk"),
+}  # fmt: skip
+COMMANDS = {
+    "pretrain": Command(
+        PretrainConfig, "stages.pretrain:pretrain", "stage 1: learn a backbone from images alone", logged=False,
+    ),
+    "finetune": Command(
+        FinetuneConfig, "stages.finetune:finetune",
+        "stage 2: train a classifier on labels, from a backbone or from scratch", logged=False,
+    ),
+    "transfer": Command(
+        GridConfig, "commands.grid:grid",
+        "stage 3: a grid of sources, methods, backbones and targets; 'transfer status OUT' tells where it stands",
+        logged=False, parse=parse_grid,
+    ),
+    "probe": Command(
+        keys.ProbeCommand, "commands.probe:probe",
+        "how good the frozen features of a run are: kNN and a linear probe, in minutes",
+    ),
+    "fewlabel": Command(
+        keys.FewLabelConfig, "commands.fewlabel:fewlabel",
+        "accuracy over the labelled images a class, of several runs, as a table and a picture",
+    ),
+    "data": Group(
+        "datasets: list them, show, download or check one, show and clear the cache", DATA,
+        """usage: idmm data list
        idmm data info NAME
        idmm data check NAME --root DIR [--out DIR]
        idmm data download NAME --root DIR
        idmm data cache [--clear]
 
-  list       all datasets with their sizes
-  info       figures, licence, citation and files of one
-  check      look at every image: unreadable, tiny, duplicates, leakage; exits 1 if something should be mended
-  download   fetch one, checked; goes on where it was interrupted
-  cache      the decoded images that are kept on the disk
+{commands}
 
-'idmm data COMMAND --help' explains every flag."""
+'idmm data COMMAND --help' explains every flag.""",
+    ),
+    "demo": Command(
+        keys.DemoConfig, "commands.demo:demo",
+        "both on scikit-learn's digits, against training from scratch, with pictures", logged=False,
+    ),
+}  # fmt: skip
+IDMM = Group(
+    "",
+    COMMANDS,
+    """usage: idmm COMMAND [--config FILE] [--KEY VALUE ...]
+
+commands:
+{commands}
+
+'idmm COMMAND --help' explains every flag; 'idmm --version' tells the version.""",
+)
 
 
 def main(argv: list[str] | None = None, prog: str | None = None) -> int:
@@ -62,7 +117,7 @@ def main(argv: list[str] | None = None, prog: str | None = None) -> int:
     """
     argv = sys.argv[1:] if argv is None else argv
     try:
-        return _run(argv, prog)
+        return _run(IDMM, "", argv, prog)
     except (UserError, RunError, Interrupted) as error:
         if os.environ.get("RANK", "0") == "0" or not getattr(error, "shared", True):
             print(error, file=sys.stderr)
@@ -75,80 +130,44 @@ def main(argv: list[str] | None = None, prog: str | None = None) -> int:
         return 0
 
 
-def _run(argv: list[str], prog: str | None) -> int:
-    name = argv[0] if argv else "--help"
+def _run(group: Group, typed: str, argv: list[str], prog: str | None = None) -> int:
+    """Runs a command of a group; ``typed``: the words before it."""
+    name, *rest = argv or ["--help"]
     if name in ("-h", "--help"):
-        print(USAGE)
+        print(group)
         return 0
-    if name == "--version":
+    if name == "--version" and group is IDMM:
         print(f"idmm {version('idmm')}")
         return 0
-    if name not in COMMANDS:
-        raise UserError(f"{name}: unknown command{nearest(name, COMMANDS)}; wanted one of {', '.join(COMMANDS)}")
-    return COMMANDS[name](argv[1:], prog or f"idmm {name}")
+    if name not in group.commands:
+        known = ", ".join(group.commands)
+        raise UserError(f"{typed}{name}: unknown command{nearest(name, group.commands)}; wanted one of {known}")
+    command = group.commands[name]
+    if isinstance(command, Group):
+        return _run(command, f"{name} ", rest)
+    if command.config is GridConfig and rest and not rest[0].startswith("-"):
+        from idmm.commands.grid import status
 
-
-def _command(kind: type, run: Callable[[Any], Any], logged: bool = True) -> Callable[[list[str], str], int]:
-    """Returns a command: reads flags, calls ``run`` with them, returns its exit code where it gives one, else 0.
-
-    What ``run`` needs it imports when it is called: torch takes seconds, ``--help`` must not.
-    """
-
-    def command(argv: list[str], prog: str) -> int:
-        given = parse(kind, argv, prog)
-        with _log_on_stderr() if logged else contextlib.nullcontext():
-            code = run(given)
-        return code if type(code) is int else 0
-
-    return command
-
-
-def _in(name: str) -> Any:
-    """A module of ``idmm.commands``."""
-    return importlib.import_module(f"idmm.commands.{name}")
-
-
-def _transfer(argv: list[str], prog: str) -> int:
-    if argv[:1] == ["status"]:
-        return _transfer_status(argv[1:])
-    if argv and not argv[0].startswith("-"):
-        raise UserError(f"transfer: got {argv[0]!r}, wanted 'status' or flags{nearest(argv[0], ['status'])}")
-    from idmm.transfer.config import parse_grid
-
-    config = parse_grid(argv, prog)
-    from idmm.transfer.grid import transfer
-
-    cells = transfer(config)["cells"]
-    return 1 if not config.plan and any(cell["status"] == "failed" for cell in cells) else 0
-
-
-def _transfer_status(argv: list[str]) -> int:
-    if argv in (["--help"], ["-h"]):
-        print("usage: idmm transfer status OUT\n\nTells of the grid in OUT: cells done, running, failed, time left.")
+        print(status(rest))
         return 0
-    if len(argv) != 1 or argv[0].startswith("-"):
-        raise UserError(f"transfer status: got {' '.join(argv) or 'nothing'}, wanted the folder of a grid")
-    from idmm.transfer.status import status
+    given = _parsed(command, rest, prog or f"idmm {typed}{name}")
+    module, function = command.run.split(":")
+    with _log_on_stderr() if command.logged else contextlib.nullcontext():
+        found = getattr(importlib.import_module(f"idmm.{module}"), function)(given)
+    if isinstance(found, str):
+        print(found)
+    return found if isinstance(found, int) else 0
 
-    print(status(argv[0]))
-    return 0
 
-
-def _data(argv: list[str], prog: str) -> int:
-    name, rest = (argv[0], argv[1:]) if argv else ("--help", [])
-    if name in ("-h", "--help"):
-        print(DATA_USAGE)
-        return 0
-    if name not in DATA_COMMANDS:
-        wanted = ", ".join(DATA_COMMANDS)
-        raise UserError(f"data {name}: unknown command{nearest(name, DATA_COMMANDS)}; wanted one of {wanted}")
-    kind, run = DATA_COMMANDS[name]
-    prog = f"{prog} {name}"
-    if "name" in kind.__dataclass_fields__:
+def _parsed(command: Command, argv: list[str], prog: str) -> Any:
+    """Reads a command's flags; a dataset's name, where it has one, may stand before them on its own."""
+    if command.parse is not None:
+        return command.parse(argv, prog)
+    if "name" in {item.name for item in fields(command.config)}:
         prog += " NAME"
-        rest = ["--name", *rest] if rest and not rest[0].startswith("-") else rest
+        argv = ["--name", *argv] if argv and not argv[0].startswith("-") else argv
     try:
-        return _command(kind, run)(rest, prog)
+        return parse(command.config, argv, prog)
     except UserError as error:
         missing = "NAME: missing; wanted is a dataset, 'idmm data list' shows them"
         raise UserError(*(missing if fault.startswith("name: missing") else fault for fault in error.faults)) from None
@@ -166,21 +185,3 @@ def _log_on_stderr() -> Iterator[None]:
     finally:
         log.removeHandler(shown)
         log.setLevel(level)
-
-
-DATA_COMMANDS = {
-    "list": (DataListConfig, lambda given: print(_in("catalogue").table())),
-    "info": (DataInfoConfig, lambda given: print((at := _in("catalogue")).info(at.spec_of(given.name)))),
-    "check": (DataCheckConfig, lambda given: int(not _in("datasets").checkup(given).clean)),
-    "download": (DataDownloadConfig, lambda given: print(_in("datasets").download(given.name, given.root))),
-    "cache": (DataCacheConfig, lambda given: print(_in("datasets").cache(given.dir, given.clear))),
-}
-COMMANDS = {
-    "pretrain": _command(PretrainConfig, STAGES["pretrain"].run, logged=False),  # stages have logs of their own
-    "finetune": _command(FinetuneConfig, STAGES["finetune"].run, logged=False),
-    "transfer": _transfer,
-    "probe": _command(ProbeCommand, lambda given: _in("probe").probe(given)),
-    "fewlabel": _command(FewLabelConfig, lambda given: _in("fewlabel").fewlabel(given)),
-    "data": _data,
-    "demo": _command(DemoConfig, lambda given: _in("demo").demo(given), logged=False),
-}

@@ -28,11 +28,7 @@ log = logging.getLogger("idmm")
 
 
 class Session:
-    """What the stages of one run share: folder, device, processes, precision, interrupts, time spent.
-
-    Args:
-        config: Of the run; its ``train`` section names device and precision.
-    """
+    """What the stages of one run share: folder, device, processes, precision, interrupts, time spent."""
 
     def __init__(self, config):
         self.train: Train = config.train
@@ -40,7 +36,7 @@ class Session:
         self.workers: int | None = config.data.workers
         AcceleratorState._reset_state(reset_partial_state=True)  # left by an earlier run in this process
         distributed.forget()
-        self.device = _device(self.train)
+        self.device: str | torch.device = _device(self.train)
         self.processes = PartialState(cpu=self.device == "cpu")
         self.folder = RunFolder(config.out, config, config.resume)
         self.accelerator: Accelerator | None = None
@@ -63,7 +59,8 @@ class Session:
 
             self.tracker = SummaryWriter(self.folder.path / "tensorboard")
         where = f"{distributed.world()} processes, " if distributed.world() > 1 else ""
-        log.info("training on %s, %s%s", self.accelerator.device, where, self.precision)
+        self.device = self.accelerator.device
+        log.info("training on %s, %s%s", self.device, where, self.precision)
 
     @property
     def seconds(self) -> float:
@@ -91,43 +88,32 @@ class Session:
 
 
 @dataclass
-class StagePlan:
-    """What the loop needs to know of a stage.
+class Evaluation:
+    """A measurement at the end of every ``every`` epochs, and of the stage."""
 
-    Attributes:
-        number: From 1.
-        label: For people.
-        batches: Which images make which step.
-        maker: Makes a batch of image numbers.
-        lr: Peak learning rate.
-        warmup_epochs: Length of the warm-up.
-        layer_decay: Factor of the lr from layer to layer, or None.
-        evaluations: What is measured between epochs, in this order.
-    """
-
-    number: int
-    label: str
-    batches: BatchPlan
-    maker: BatchFn
-    lr: float
-    warmup_epochs: float
-    layer_decay: float | None = None
-    evaluations: list["Evaluation"] = field(default_factory=list)
+    measure: Callable[[torch.nn.Module], dict]
+    """Called with the backbone to evaluate (averaged, if EMA is on); returns values for metrics.jsonl."""
+    every: int
+    images: int
+    """Images that it looks at, for the estimate of time."""
 
 
 @dataclass
-class Evaluation:
-    """A measurement at the end of every so many epochs, and of the stage.
+class StagePlan:
+    """What the loop needs to know of a stage."""
 
-    Attributes:
-        measure: Called with the backbone to evaluate (averaged, if EMA is on); returns values for metrics.jsonl.
-        every: Epochs.
-        images: Images that it looks at, for the estimate of time.
-    """
-
-    measure: Callable[[torch.nn.Module], dict]
-    every: int
-    images: int
+    number: int
+    """From 1."""
+    label: str
+    """For people."""
+    batches: BatchPlan
+    """Which images make which step."""
+    transform: BatchFn
+    """Makes a batch of image numbers."""
+    lr: float
+    """Peak learning rate."""
+    evaluations: list[Evaluation]
+    """What is measured between epochs, in this order."""
 
 
 @dataclass
@@ -141,26 +127,18 @@ class Position:
 
 
 class Loop:
-    """Trains one method through one stage, from wherever the session's checkpoint left it.
-
-    Args:
-        session: Folder, device, precision.
-        method: What is trained.
-        plan: The stage.
-
-    Attributes:
-        averaged: The backbone to evaluate and export: the EMA's, else the one that the method names.
-    """
+    """Trains one method through one stage, from wherever the session's checkpoint left it."""
 
     def __init__(self, session: Session, method: Method, plan: StagePlan):
         self.session, self.method, self.plan, self.train = session, method, plan, session.train
         self.batches = plan.batches
-        first = plan.maker(0, self.batches.micro_batches(self.batches.step_images(0, 0))[0][0])
+        self.steps = self.batches.epochs * self.batches.steps_per_epoch
+        first = plan.transform(0, self.batches.micro_batches(self.batches.step_images(0, 0))[0][0])
         with self._memory():
             session.start(method, first)
         self.accelerator = session.accelerator
-        bytes_per_batch = sum(t.nbytes for t in _tensors(first))
-        self.workers, why = worker_count(session.workers, bytes_per_batch)
+        tensors = [tensor for part in first.values() for tensor in (part if isinstance(part, list) else [part])]
+        self.workers, why = worker_count(session.workers, sum(getattr(tensor, "nbytes", 0) for tensor in tensors))
         if why:
             log.warning("%s", why)
         with self._memory():
@@ -176,9 +154,14 @@ class Loop:
         try:
             yield
         except (RuntimeError, MemoryError) as error:
-            if _out_of_memory(error):
-                raise RunError(_memory_advice(self.batches.batch_size, self.train.accumulate)) from error
-            raise
+            known = isinstance(error, (torch.OutOfMemoryError, MemoryError))
+            if not known and "DefaultCPUAllocator" not in str(error):
+                raise
+            raise RunError(
+                f"out of memory with a batch of {self.batches.batch_size} images: try --train.accumulate "
+                f"{2 * self.train.accumulate} (the same step in smaller passes), a smaller --train.batch_size or "
+                "--train.precision bf16, in a new --out"
+            ) from error
 
     def _build(self) -> None:
         plan, method = self.plan, self.method.to(self.accelerator.device)
@@ -188,13 +171,13 @@ class Loop:
             for name, child in method.named_children()
             if name != "backbone" and any(p.requires_grad for p in child.parameters())
         }
-        optimizer = create_optimizer(method.backbone, others, self.train, plan.lr, plan.layer_decay)
-        steps = self.batches.epochs * self.batches.steps_per_epoch
-        warmup, shortened = warmup_length(plan.warmup_epochs, self.batches.steps_per_epoch, steps)
+        layer_decay = getattr(self.train, "layer_decay", None)  # of fine-tuning alone
+        optimizer = create_optimizer(method.backbone, others, self.train, plan.lr, layer_decay)
+        warmup, shortened = warmup_length(self.train.warmup_epochs, self.batches.steps_per_epoch, self.steps)
         if shortened:
             log.info("%s", shortened)
-        self.schedule = cosine_schedule(optimizer, steps, warmup, self.train.schedule == "released")
-        self.set_weight_decay = weight_decay_schedule(optimizer, steps, self.train.weight_decay_end)
+        self.schedule = cosine_schedule(optimizer, self.steps, warmup, self.train.schedule == "released")
+        self.set_weight_decay = weight_decay_schedule(optimizer, self.steps, self.train.weight_decay_end)
         self.ema = ModelEmaV3(method.backbone, self.train.ema, use_warmup=True) if self.train.ema else None
         if self.train.compile:
             backbone = method.backbone  # methods call its features and its head one by one
@@ -203,7 +186,7 @@ class Loop:
 
     @property
     def averaged(self) -> torch.nn.Module:
-        """The backbone to evaluate and export."""
+        """The backbone to evaluate and export: the EMA's, else the one that the method names."""
         return self.method.exported if self.ema is None else self.ema.module
 
     def fit(self) -> None:
@@ -213,12 +196,12 @@ class Loop:
             Interrupted: Ctrl-C or SIGTERM; the state is saved.
             RunError: The loss is no longer finite, memory or disk ran out; the last checkpoint is kept.
         """
-        at, total = self.position, self.batches.epochs * self.batches.steps_per_epoch
+        at = self.position
         done = at.epoch * self.batches.steps_per_epoch + at.step
         self.bad_step = torch.full((), -1, device=self.accelerator.device)
         self.saved = time.monotonic()
-        self.progress = Progress(self.plan.label, total, done, self.session.folder.leader)
-        batches = training_batches(self.plan.maker, self.batches, self.workers, at.epoch, at.step)
+        self.progress = Progress(self.plan.label, self.steps, done, self.session.folder.leader)
+        batches = training_batches(self.plan.transform, self.batches, self.workers, at.epoch, at.step)
         self.session.interrupts.patient = True
         try:
             with self._memory():
@@ -229,7 +212,7 @@ class Loop:
             self.session.interrupts.patient = False
             self.progress.close()
         self._save(self.batches.epochs, 0)
-        self.session.steps += total
+        self.session.steps += self.steps
 
     def _epoch(self, epoch: int, batches) -> None:
         started = time.monotonic() - self.position.seconds
@@ -400,19 +383,3 @@ def _device(train: Train) -> str:
     if faults:
         raise UserError(*faults)
     return device
-
-
-def _tensors(batch: dict) -> list[torch.Tensor]:
-    values = [v for value in batch.values() for v in (value if isinstance(value, list) else [value])]
-    return [v for v in values if isinstance(v, torch.Tensor)]
-
-
-def _out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "DefaultCPUAllocator" in str(error)
-
-
-def _memory_advice(batch_size: int, accumulate: int) -> str:
-    return (
-        f"out of memory with a batch of {batch_size} images: try --train.accumulate {2 * accumulate} (the same step in "
-        "smaller passes), a smaller --train.batch_size or --train.precision bf16, in a new --out"
-    )

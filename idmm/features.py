@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from idmm import distributed
-from idmm.config_commands import ProbeConfig
+from idmm.config.commands import ProbeConfig
 from idmm.data.cache import ImageStore, fingerprint
 from idmm.data.disk import cache_folder
 from idmm.data.loaders import centre_crops

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from idmm.errors import RunError
+from idmm.errors import RunError, UserError
 
 _MARK = "part-"
 
@@ -47,6 +47,17 @@ def write_bytes(path: Path, data) -> None:
 def write_text(path: Path, text: str) -> None:
     """Replaces a text file in one step."""
     write_bytes(path, text.encode())
+
+
+def made_folder(out: str | None) -> Path | None:
+    """Makes the folder for a command's results, before the work; UserError where it cannot be made."""
+    if out is None:
+        return None
+    try:
+        Path(out).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"out: cannot write to '{out}' ({error.strerror}); wanted a folder") from None
+    return Path(out)
 
 
 def sweep(folder: Path) -> None:

@@ -14,13 +14,12 @@ from contract import load
 from helpers import call, inside, run_info, weights
 
 from idmm import config
-from idmm.config import DrLoc
+from idmm.config import METHODS, DrLoc
 from idmm.methods.drloc import Localization
 from idmm.methods.finetune import Finetune
 from idmm.methods.idmm import IDMM
 from idmm.models import create_backbone, feature_width, load_backbone, logits_and_grid, save_model
 from idmm.optim import create_optimizer
-from idmm.recipes import METHODS
 
 # Parameters with 1,000 classes: published (millions), exact here. Tables that are not trained do not count.
 SIZES = {

@@ -7,11 +7,11 @@ from helpers import run_info
 from tiny import SIDE, assert_same_loss, batch, make
 
 from idmm.config import CropGroup, global_groups
+from idmm.config.recipes import METHODS, default_crops
 from idmm.losses import instance_discrimination_loss
 from idmm.losses.contrastive import info_nce, sup_con
 from idmm.mixing import draw_cutmix, mix_images
 from idmm.models import create_backbone
-from idmm.recipes import METHODS, default_crops
 from idmm.seeding import numpy_rng, seeded
 
 SINGLE = dict(rtol=2e-5, atol=2e-6)  # losses that are computed in single precision

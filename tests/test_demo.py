@@ -9,32 +9,22 @@ import time
 import numpy as np
 import pytest
 import yaml
-from helpers import ENVIRONMENT, ROOT, call
+from helpers import ENVIRONMENT, ROOT, call, refused
 from PIL import Image
 
 from idmm.commands import crops, demo
 from idmm.config import CropGroup, Data, FinetuneConfig, PretrainConfig, Views
+from idmm.config.parsing import build
 from idmm.data.cache import load_split
 from idmm.data.datasets import open_splits
 from idmm.data.views import MultiCropTransform
-from idmm.options import build
 from idmm.report import pictures
 
-MODEL = {
-    "name": "vit_tiny_patch16_224",
-    "kwargs": {
-        "patch_size": 8,
-        "embed_dim": 16,
-        "depth": 1,
-        "num_heads": 1,
-        "global_pool": "avg",
-        "class_token": False,
-    },
-}
+VIT = {"patch_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 1, "global_pool": "avg", "class_token": False}
 QUICK = {"epochs": 1, "precision": "fp32", "device": "cpu", "warmup_epochs": 0}
 PRETRAIN = {
     "data": {"workers": 0, "subset": {"total": 64}},
-    "model": MODEL,
+    "model": {"name": "vit_tiny_patch16_224", "kwargs": VIT},
     "train": QUICK,
     "views": {"size": 16, "crops": [{"count": 2, "scale": [0.4, 1.0]}]},
 }
@@ -92,14 +82,9 @@ def test_comparison_of_any_number_of_seeds(tmp_path):
     pictures.comparison({"a": [60.0], "b": [80.0, 70.0], "c": [100.0, 0.0]}, tmp_path / "uneven.png")
     for name in ("three", "one", "uneven"):
         pixels(tmp_path / f"{name}.png")
-
-
-def test_pictures_are_the_same_twice_and_replace_each_other(tmp_path):
-    for _ in range(2):
-        pictures.comparison({"a": [60.0, 61.0]}, tmp_path / "a.png")
-    first = (tmp_path / "a.png").read_bytes()
-    pictures.comparison({"a": [60.0, 61.0]}, tmp_path / "a.png")
-    assert (tmp_path / "a.png").read_bytes() == first
+    first = (tmp_path / "uneven.png").read_bytes()
+    pictures.comparison({"a": [60.0], "b": [80.0, 70.0], "c": [100.0, 0.0]}, tmp_path / "uneven.png")
+    assert (tmp_path / "uneven.png").read_bytes() == first, "the same twice, the second in place of the first"
 
 
 def test_pyplot_is_left_alone():
@@ -185,8 +170,7 @@ def test_too_small_a_gain_is_a_failure_with_its_result_kept(tmp_path, files):
 def test_missing_and_faulty_files_are_named_together(tmp_path, capsys):
     (tmp_path / "f.yaml").write_text("train: {epoch: 3, batch_size: none}\n")
     argv = ["demo", "--out", tmp_path / "o", "--pretrain", tmp_path / "p.yaml", "--finetune", tmp_path / "f.yaml"]
-    assert call(argv) == 2
-    lines = capsys.readouterr().err.splitlines()
+    lines = refused(capsys, argv)
     assert len(lines) == 3 and not (tmp_path / "o").exists()
     assert lines[0] == f"pretrain: '{tmp_path}/p.yaml' is not there; wanted a YAML file of pretrain's keys"
     assert all(line.startswith("finetune: train.") for line in lines[1:])
@@ -202,8 +186,7 @@ def test_fine_tuning_another_model_is_refused(tmp_path, files, capsys):
 
 def test_a_packages_demo_without_its_configs_says_so(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(demo, "CONFIGS", tmp_path / "configs")
-    assert call(["demo", "--out", tmp_path / "o"]) == 2
-    lines = capsys.readouterr().err.splitlines()
+    lines = refused(capsys, ["demo", "--out", tmp_path / "o"])
     assert len(lines) == 2 and all("a checkout of the repository has it" in line for line in lines)
 
 

@@ -9,21 +9,7 @@ import idmm
 
 HOUSE = Path(idmm.__file__).parent
 FLOORS = (
-    (
-        "errors",
-        "config",
-        "config_commands",
-        "recipes",
-        "options",
-        "seeding",
-        "files",
-        "locks",
-        "schedule",
-        "mixing",
-        "distributed",
-        "progress",
-        "losses",
-    ),
+    ("errors", "config", "seeding", "files", "locks", "schedule", "mixing", "distributed", "progress", "losses"),
     ("data", "models", "optim", "checkpoint"),
     ("methods",),
     ("evaluate", "calibrate", "features", "monitor", "engine"),
@@ -160,7 +146,7 @@ def test_nobody_compares_a_methods_name():
 def test_plan_imports_no_torch():
     """The grid's plan is made, and reports are drawn, where no torch may be (a cluster's front end, a laptop)."""
     heavy = {"torch", "torchvision", "timm", "accelerate"}
-    rooms = ("idmm.transfer.plan", "idmm.cli", "idmm.options", "idmm.errors", "idmm.stages")
+    rooms = ("idmm.transfer.plan", "idmm.cli", "idmm.errors", "idmm.stages")
     for module in MODULES:
         if module in rooms or room(module) in ("config", "report"):
             body = ast.parse(MODULES[module].read_text(encoding="utf-8")).body

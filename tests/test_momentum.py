@@ -9,10 +9,10 @@ from tiny import SIDE, backbone, batch, make
 from torch import nn
 
 from idmm import config
+from idmm.config import METHODS
 from idmm.errors import UserError
 from idmm.evaluate import evaluating
 from idmm.models import create_backbone
-from idmm.recipes import METHODS
 from idmm.seeding import seeded
 
 

@@ -9,8 +9,8 @@ from helpers import inside, metrics, same
 from test_resume import lines, stop_at
 from tiny import make
 
+from idmm.config import METHODS
 from idmm.monitor import FLOORS, SATURATED, SHARE, Monitor, alarms, effective_rank, spread
-from idmm.recipes import METHODS
 from idmm.stages import pretrain as stage
 
 # A ViT that starts with features of some size, digits as large as they bear, nothing that hides a stroke.

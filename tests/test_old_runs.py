@@ -6,13 +6,15 @@ import tarfile
 
 import pytest
 import torch
+import yaml
 from helpers import ROOT, TINY, inside, metrics
 
 import idmm
-from idmm.options import build
+from idmm.config import NEW_KEYS
+from idmm.config.parsing import build, flatten
 from idmm.seeding import seeded
 from idmm.transfer.config import GridConfig
-from idmm.transfer.plan import layout
+from idmm.transfer.plan import GridPlan
 
 ARCHIVE = ROOT / "tests/data/runs_0_1_0.tar.gz"  # what make() left when it ran under 0.1.0
 VIT = {"patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2}
@@ -83,7 +85,7 @@ def features(run):
 def keys():
     found = {}
     for protocol in ("finetune", "probe"):
-        jobs = layout(build(GridConfig, {**GRID, "target": {"protocol": protocol}})).jobs.values()
+        jobs = GridPlan(build(GridConfig, {**GRID, "target": {"protocol": protocol}})).checked().jobs.values()
         found[protocol] = [job.key for job in jobs if job.stage == protocol and job.needs is None]
     return found
 
@@ -92,6 +94,7 @@ def keys():
 def test_an_interrupted_run_goes_on(stage, changes, old, tmp_path):
     run = shutil.copytree(old / stage, tmp_path / "run")
     assert (run / "last/state.pt").exists() and not (run / "result.json").exists()
+    assert not NEW_KEYS.keys() & flatten(yaml.safe_load((run / "config.yaml").read_text())).keys()
     assert inside(stage, run, **changes, resume="must") == 0
     assert [record["loss"] for record in metrics(run)] == pytest.approx(LOSSES[stage], rel=1e-6)
     assert json.loads((run / "result.json").read_text())["train_size"] == 96

@@ -12,10 +12,10 @@ from helpers import ROOT, call, flags, inside, run_info, state
 from tiny import make
 
 from idmm.config import CropGroup, Method, PretrainConfig, PretrainTrain, Views, colours_of, global_groups
-from idmm.options import flatten, parse, plain
-from idmm.recipes import METHODS, pass_notes, settle_method
+from idmm.config.parsing import flatten, parse, plain
+from idmm.config.recipes import METHODS, pass_notes, resolve_method
 from idmm.transfer.config import parse_grid
-from idmm.transfer.plan import layout
+from idmm.transfer.plan import GridPlan
 
 CONFIGS = ROOT / "configs"
 TABLE_10 = {  # optimizer, batch, lr, weight decay, width, temperature, queue
@@ -50,18 +50,18 @@ TABLE_8 = [  # label smoothing, size, crops, CutMix
 
 
 def shipped(*paths):
-    """A config from files under ``configs``, one over the other, settled."""
+    """A config from files under ``configs``, one over the other, resolved."""
     argv = [word for path in paths for word in ("--config", str(CONFIGS / f"{path}.yaml"))]
-    return settle_method(parse(PretrainConfig, argv, "test"))[0]
+    return resolve_method(parse(PretrainConfig, argv, "test"))[0]
 
 
-def settled(crops=None, **method):
+def resolved(crops=None, **method):
     views = Views(crops=None if crops is None else [CropGroup(count=n) for n in crops])
-    return settle_method(PretrainConfig(method=Method(**method), views=views))
+    return resolve_method(PretrainConfig(method=Method(**method), views=views))
 
 
 def refused(**given):
-    return faults(settled, **given)
+    return faults(resolved, **given)
 
 
 def differences(a, b):
@@ -76,7 +76,7 @@ def test_each_method_has_its_config(name):
     config = shipped(f"pretrain/{name}")
     assert config.method.name == name and (config.train.epochs, config.views.size) == (800, 112)
     assert config.train.schedule == "cosine" and config.model.name == "deit_tiny_patch16_224"
-    plainly, _ = settled(name=name)
+    plainly, _ = resolved(name=name)
     assert config.views == plainly.views and config.train.warmup_epochs == plainly.train.warmup_epochs
     assert config.method == replace(plainly.method, dim=config.method.dim)
     assert plainly.method.dim == (256 if name in TABLE_10 else None) == config.method.dim
@@ -164,35 +164,35 @@ def test_no_config_is_left_out():
 
 # ------------------------------------------------------------------ what null means, what is refused
 def test_null_is_filled_in_and_said():
-    config, notes = settled(name="mocov2", momentum=0.9)
+    config, notes = resolved(name="mocov2", momentum=0.9)
     method = config.method
     assert (method.projection, method.temperature, method.momentum, method.queue) == (True, 0.2, 0.9, None)
     assert "method.temperature: 0.2, mocov2's" in notes and not [line for line in notes if "momentum" in line]
     assert "views.crops: 2 of 0.2 to 1 of the area, mocov2's" in notes
     assert "views.jitter: [0.4, 0.4, 0.4, 0.1], mocov2's" in notes
     assert "train.warmup_epochs: 0, mocov2's" in notes
-    assert settle_method(config) == (config, []), "once is enough"
-    config, notes = settled(name="idmm")
+    assert resolve_method(config) == (config, []), "once is enough"
+    config, notes = resolved(name="idmm")
     assert config.method.projection is False and [g.count for g in config.views.crops] == [2, 4]
     assert notes == ["views.crops: 2 of 0.14 to 1, 4 of 0.05 to 0.4 of the area, idmm's"]
-    assert settled(name="dino", momentum=0.0, crops=[2])[0].method.momentum == 0, "0 is not null"
+    assert resolved(name="dino", momentum=0.0, crops=[2])[0].method.momentum == 0, "0 is not null"
 
 
 def test_views_that_are_given_come_before_the_methods():
-    config, notes = settle_method(PretrainConfig(method=Method(name="mocov3")))
+    config, notes = resolve_method(PretrainConfig(method=Method(name="mocov3")))
     pair = "1 of 0.08 to 1 (blur_prob 1.0), 1 of 0.08 to 1 (blur_prob 0.1, solarize_prob 0.2)"
     assert f"views.crops: {pair} of the area, mocov3's" in notes and config.train.warmup_epochs == 40
     assert {"views.jitter: [0.4, 0.4, 0.2, 0.1], mocov3's", "train.warmup_epochs: 40, mocov3's"} <= {*notes}
 
     given = Views(blur_prob=0.3, jitter=[0.1, 0.1, 0.1, 0.0])
     config = PretrainConfig(method=Method(name="mocov3"), views=given, train=PretrainTrain(warmup_epochs=3))
-    config, notes = settle_method(config)
+    config, notes = resolve_method(config)
     assert [colours_of(config.views, group).blur_prob for group in config.views.crops] == [0.3, 0.3], "for all crops"
     assert [colours_of(config.views, group).solarize_prob for group in config.views.crops] == [0.0, 0.2]
     assert (config.views.jitter, config.train.warmup_epochs) == ([0.1, 0.1, 0.1, 0.0], 3)
     assert not [note for note in notes if "jitter" in note or "warmup" in note]
 
-    config, notes = settled(name="mocov3", crops=[1, 1])
+    config, notes = resolved(name="mocov3", crops=[1, 1])
     assert config.views.jitter == BYOL
     assert [colours_of(config.views, group).blur_prob for group in config.views.crops] == [0.5, 0.5]
     assert not [note for note in notes if note.startswith("views.crops")]
@@ -215,7 +215,7 @@ def test_groups_carry_any_colour_and_are_checked(tmp_path):
 def test_grids_of_the_first_version_keep_their_jobs():
     """Their names are hashes of their configs; later keys that change nothing are not in them."""
     grid = parse_grid(["--config", str(CONFIGS / "transfer" / "demo.yaml"), "--out", "x"], "test")
-    jobs = {job.title: key for key, job in layout(grid).jobs.items()}
+    jobs = {job.title: key for key, job in GridPlan(grid).checked().jobs.items()}
     assert jobs["digits-idmm-vit-64x3-s0"] == "95229b076ea0" and jobs["faces-simclr-vit-64x3-s1"] == "617727552847"
 
 
@@ -234,28 +234,23 @@ def test_widths_of_an_mlp_that_is_not_there_are_refused():
     wanted = "without method.projection does not read it; leave it out"
     assert refused(name="idmm", dim=64) == [f"method.dim: 64, but idmm {wanted}"]
     assert refused(name="simclr", projection=False, hidden_dim=9) == [f"method.hidden_dim: 9, but simclr {wanted}"]
-    config, notes = settled(name="simclr", projection=False)
+    config, notes = resolved(name="simclr", projection=False)
     assert config.method.dim is None and not [line for line in notes if "dim" in line]
-    assert settled(name="idmm", projection=True, dim=64, hidden_dim=9)[0].method.dim == 64
+    assert resolved(name="idmm", projection=True, dim=64, hidden_dim=9)[0].method.dim == 64
 
 
-@pytest.mark.parametrize("name", ["simclr", "mocov2", "mocov3"])
-@pytest.mark.parametrize("crops", [[1], [2, 1], [3]])
-def test_methods_of_pairs_take_two_crops(name, crops):
-    assert refused(name=name, crops=crops) == [f"views.crops: {sum(crops)} crops an image, but {name} compares 2"]
-    settled(name=name, crops=[1, 1])
-
-
-def test_methods_of_several_crops():
+def test_crops_that_a_method_compares():
+    for name in ("simclr", "mocov2", "mocov3"):
+        for crops in ([1], [2, 1], [3]):
+            line = f"views.crops: {sum(crops)} crops an image, but {name} compares 2"
+            assert refused(name=name, crops=crops) == [line]
+        resolved(name=name, crops=[1, 1])
     assert refused(name="dino", crops=[1]) == ["views.crops: 1 crops an image, but dino compares at least 2"]
-    for name in ("dino", "supcon", "supervised", "idmm"):
-        settled(name=name, crops=[1, 4])
+    resolved(name="dino", crops=[1, 4])
     for name in ("supcon", "supervised", "idmm"):
-        settled(name=name, crops=[1])
-
-
-def test_faults_come_together():
-    assert len(refused(name="simclr", crops=[3], queue=5)) == 2
+        resolved(name=name, crops=[1, 4])
+        resolved(name=name, crops=[1])
+    assert len(refused(name="simclr", crops=[3], queue=5)) == 2, "faults come together"
 
 
 # ------------------------------------------------------------------ through the command line
@@ -280,7 +275,7 @@ def test_a_missing_library(name, tmp_path, monkeypatch, capsys):
 def test_an_mlp_needs_its_library_and_the_rest_none(tmp_path, monkeypatch, capsys):
     without(monkeypatch, "lightly")
     for name in ("idmm", "supervised"):
-        settled(name=name)
+        resolved(name=name)
     assert inside("pretrain", tmp_path / "run", **BARE, method__projection=True) == 2
     assert capsys.readouterr().err.splitlines() == [f"method.name: idmm {LIGHTLY}"]
 
@@ -306,9 +301,8 @@ def test_methods_that_compare_the_images_of_a_pass(name, tmp_path, capsys):
     assert inside("pretrain", tmp_path / "a", **{**given, **alone}) == 2 * compares
     assert capsys.readouterr().err.splitlines().count(wanted) == compares
     few = {"data__subset": {"total": 3}, "train__batch_size": 40, "train__accumulate": 2}
-    assert inside("pretrain", tmp_path / "b", **{**given, **few}) == 2 * compares, (
-        "a pass has an image, whatever is asked"
-    )
+    code = inside("pretrain", tmp_path / "b", **{**given, **few})
+    assert code == 2 * compares, "a pass has an image, whatever is asked"
 
 
 @pytest.mark.parametrize("name", ["supcon", "supervised"])

@@ -12,21 +12,9 @@ import pytest
 import torch
 import yaml
 from folders import paint, tree
-from helpers import (
-    STAGES,
-    distance,
-    inside,
-    metrics,
-    outside,
-    same,
-    start,
-    state,
-    state_file,
-    temporary,
-)
+from helpers import STAGES, distance, inside, metrics, outside, same, start, state, state_file, temporary
 
 from idmm import engine
-from idmm.config import NEW_KEYS
 from idmm.errors import Interrupted
 from idmm.methods.finetune import Finetune
 from idmm.methods.idmm import IDMM
@@ -309,17 +297,9 @@ def test_another_config_lists_every_field(whole, cut, capsys):
         assert sorted(faults) == sorted(wanted)
         assert last == f"out: '{run}' belongs to another config; name a new folder or mend the above"
         assert snapshot(run) == before
-
-
-def test_a_run_of_the_first_version_goes_on(cut, whole, tmp_path):
-    """Its config lacks the keys that came later; what they mean where they are not given is what it did."""
-    out = shutil.copytree(cut["pretrain"], tmp_path / "run")
-    config = yaml.safe_load((out / "config.yaml").read_text())
-    for key in NEW_KEYS:
-        section, name = key.split(".")
-        config[section].pop(name)
-    (out / "config.yaml").write_text(yaml.safe_dump(config))
-    assert inside("pretrain", out) == 0 and same(out, whole["pretrain"])
+    assert inside("finetune", whole["finetune"], data__subset=None, stages=[{"size": 16}]) == 2
+    faults = "\n".join(lines(capsys))
+    assert "data.subset" in faults and "stages: the run in" in faults
 
 
 def test_a_checkpoint_that_does_not_fit_is_one_line(cut, tmp_path, capsys):
@@ -330,13 +310,6 @@ def test_a_checkpoint_that_does_not_fit_is_one_line(cut, tmp_path, capsys):
     assert inside("pretrain", out) == 2
     why = "the checkpoint does not fit IDMM as this version builds it; name a new folder"
     assert lines(capsys)[-1] == f"out: '{out}': {why}"
-
-
-def test_subset_and_stages_of_another_config(whole, capsys):
-    run = whole["finetune"]
-    assert inside("finetune", run, data__subset=None, stages=[{"size": 16}]) == 2
-    faults = "\n".join(lines(capsys))
-    assert "data.subset" in faults and "stages: the run in" in faults
 
 
 def test_workers_device_and_cache_may_differ(cut, whole, tmp_path):

@@ -10,10 +10,8 @@ from folders import faults
 from frozen import a_run
 from helpers import ENVIRONMENT, ROOT
 
-from idmm import options
-from idmm.config import FinetuneConfig, PretrainConfig
+from idmm.config import METHODS, FinetuneConfig, PretrainConfig, parsing
 from idmm.data.registry import DATASETS
-from idmm.recipes import METHODS
 from idmm.transfer.config import GridConfig, parse_grid
 from idmm.transfer.plan import Cell, GridPlan
 
@@ -30,7 +28,7 @@ BASE = {
 
 
 def grid(**changes):
-    return options.build(GridConfig, {**BASE, **changes})
+    return parsing.build(GridConfig, {**BASE, **changes})
 
 
 def plan(given, finished=()):
@@ -76,13 +74,13 @@ def test_against_a_naive_enumeration():
     made = [start for start in starts.values() if start is not None]
     assert len(made) == 16 and len({start.key for start in made}) == 8, "both targets share a pretraining"
     for cell, job in jobs.items():
-        start, config, model = starts[cell], options.build(FinetuneConfig, job.config), job.config["model"]
+        start, config, model = starts[cell], parsing.build(FinetuneConfig, job.config), job.config["model"]
         assert (job.stage, config.seed, config.init) == ("finetune", cell.seed, None)
         assert (config.data.subset and config.data.subset.per_class) == (5 if cell.target != "digits" else None)
         assert (model["name"], model["kwargs"]) == (BACKBONE["name"], BACKBONE["kwargs"])
         assert (start is None) == (cell.source == "scratch")
         if start is not None:
-            config = options.build(PretrainConfig, start.config)
+            config = parsing.build(PretrainConfig, start.config)
             assert (config.seed, config.method.name) == (cell.pretrain_seed, cell.method)
             assert (config.data.subset and config.data.subset.total) == (60 if cell.source == "few" else None)
     every = plan(grid())
@@ -256,7 +254,7 @@ def test_of_a_file_that_is_not_there_nothing_is_said_to_be_missing():
         line,
         "seeds[0]: got -1, wanted greater than or equal to 0",
     ]
-    assert faults(options.build, GridConfig, "none.yaml") == [line]
+    assert faults(parsing.build, GridConfig, "none.yaml") == [line]
     assert sorted(faults(parse_grid, [], "t")) == [f"{key}: missing; wanted is a value" for key in ("out", "targets")]
 
 
@@ -389,9 +387,9 @@ def test_probes_see_the_labelled_images_at_the_size_of_pretraining(tmp_path):
 # ------------------------------------------------------------------ no torch
 def test_planning_and_status_need_no_torch():
     code = (
-        "import sys, yaml; from idmm import options; from idmm.transfer.config import GridConfig;"
+        "import sys, yaml; from idmm.config import parsing; from idmm.transfer.config import GridConfig;"
         "from idmm.transfer.plan import GridPlan; import idmm.transfer.status;"
-        f"print(len(GridPlan(options.build(GridConfig, {BASE!r})).remaining()));"
+        f"print(len(GridPlan(parsing.build(GridConfig, {BASE!r})).remaining()));"
         "print(sorted({'torch', 'timm', 'torchvision', 'accelerate', 'ray'} & set(sys.modules)))"
     )
     said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
@@ -411,6 +409,6 @@ def test_planning_and_status_need_no_torch():
 )
 def test_the_shipped_grids(name, pretrainings, tunings, monkeypatch):
     monkeypatch.chdir(ROOT)
-    given = {**options.read_file(f"configs/transfer/{name}.yaml"), "out": "x", "roots": "/r"}
-    stages = [job.stage for job in plan(options.build(GridConfig, given))]
+    given = {**parsing.read_file(f"configs/transfer/{name}.yaml"), "out": "x", "roots": "/r"}
+    stages = [job.stage for job in plan(parsing.build(GridConfig, given))]
     assert (stages.count("pretrain"), stages.count("finetune")) == (pretrainings, tunings)

@@ -20,7 +20,7 @@ from folders import faults, tree
 from helpers import PATIENCE, same
 from transfers import GRID, begun, cells, locked, runs, start
 
-from idmm import options
+from idmm.config import parsing
 from idmm.errors import Interrupted
 from idmm.locks import holders
 from idmm.transfer import cluster
@@ -98,7 +98,7 @@ def nothing():
 
 
 def make(out, **changes):
-    grid = Grid(options.build(GridConfig, {**GRID, **CHANGES, **changes, "out": str(out)}))
+    grid = Grid(parsing.build(GridConfig, {**GRID, **CHANGES, **changes, "out": str(out)}))
     grid.write_config()
     return grid
 

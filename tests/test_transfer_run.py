@@ -15,7 +15,8 @@ from helpers import VIT, call, metrics, same
 from transfers import GRID, JOBS, Made, begun, cells, inside, locked, results, runs, stamps
 
 import idmm
-from idmm import engine, options
+from idmm import engine
+from idmm.config import parsing
 from idmm.errors import Interrupted, RunError, UserError
 from idmm.locks import holders
 from idmm.transfer import estimate, preflight
@@ -125,7 +126,7 @@ def test_what_is_added_or_changed_reruns_what_it_touches(copied, monkeypatch):
 
 
 def test_a_job_that_another_runner_did_or_gave_up_in_between_is_not_done_again(copied, monkeypatch):
-    made, grid = Made(monkeypatch), Grid(options.build(GridConfig, {**GRID, "out": str(copied)}))
+    made, grid = Made(monkeypatch), Grid(parsing.build(GridConfig, {**GRID, "out": str(copied)}))
     one, other = list(grid.plan.jobs.values())[:2]
     shutil.rmtree(copied / other.folder)
     grid.mark_failed(other, "x")
@@ -393,13 +394,13 @@ def test_a_folder_of_another_grid_or_of_something_else(copied, whole_grid, tmp_p
 
 
 def test_a_folder_that_another_runner_is_about_to_begin(tmp_path, monkeypatch):
-    config = options.build(GridConfig, {**GRID, "out": str(tmp_path)})
+    config = parsing.build(GridConfig, {**GRID, "out": str(tmp_path)})
     aside = tmp_path / ".grid.yaml.part-x1"
     aside.touch()
     assert folder_faults(config) == []
 
     def look(path):
-        aside.rename(tmp_path / "grid.yaml").write_text(options.dump(config))  # in between, by the other
+        aside.rename(tmp_path / "grid.yaml").write_text(parsing.dump(config))  # in between, by the other
         (tmp_path / "jobs").mkdir()
         return False
 

@@ -8,12 +8,12 @@ import torch
 import torchvision.transforms.v2.functional as tv
 
 from idmm.config import Augment, CropGroup, Views
+from idmm.config.recipes import default_crops
 from idmm.data import views
 from idmm.data.augment import EvalTransform, TrainTransform, centre_crop
 from idmm.data.loaders import BatchPlan, evaluation_batches, training_batches, worker_count
 from idmm.data.views import ORDERS, MultiCropTransform, ViewPlan, draw_boxes, draw_views, recolour, short_side_bound
 from idmm.errors import RunError, UserError
-from idmm.recipes import default_crops
 from idmm.seeding import derive, uniforms
 
 GREY = (0.5, 0.5, 0.5)

@@ -4,10 +4,10 @@ import torch
 from helpers import run_info
 
 from idmm import config
+from idmm.config.recipes import resolve_method
 from idmm.methods import create_method
 from idmm.methods.drloc import Localization
 from idmm.models import create_backbone
-from idmm.recipes import settle_method
 from idmm.seeding import seeded
 
 SIDE = 16
@@ -24,12 +24,12 @@ def backbone(**kwargs):
 
 
 def make(name, of=None, told=None, drloc=None, **fields):
-    """A method by name, settled as the command line would; ``of`` is its backbone, ``told`` its RunInfo."""
+    """A method by name, resolved as the command line would; ``of`` is its backbone, ``told`` its RunInfo."""
     given = config.PretrainConfig(method=config.Method(name=name, **{**HEADS.get(name, {}), **fields}))
-    settled, _ = settle_method(given)
+    resolved, _ = resolve_method(given)
     of = backbone() if of is None else of
     with seeded(1):
-        method = create_method(of, told or run_info(11, classes=3), settled.method)
+        method = create_method(of, told or run_info(11, classes=3), resolved.method)
         method.localization = None if drloc is None else Localization(of, drloc, SIDE, 3, epochs=5)
     return method.train()
 

@@ -2,12 +2,13 @@
 
 import textwrap
 
+from idmm.config.commands import DataInfoConfig, DataListConfig
 from idmm.data.readers.hub import PREFIX
-from idmm.data.registry import DATASETS, Spec, spec_of
+from idmm.data.registry import DATASETS, spec_of
 from idmm.errors import UserError
 
 
-def table() -> str:
+def table(_: DataListConfig) -> str:
     """Returns the datasets, a line each."""
     rows = [("name", "classes", "train", "test", "download", "what it is")]
     for spec in DATASETS.values():
@@ -23,12 +24,13 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def info(spec: Spec) -> str:
+def info(given: DataInfoConfig) -> str:
     """Returns all that is known of a dataset before it is opened.
 
     Raises:
         UserError: A prefix without a name.
     """
+    spec = spec_of(given.name)
     if spec.name.strip() == PREFIX:
         raise UserError(f"name: '{spec.name}' names nothing; wanted hfds:NAME or hfds:FOLDER")
     figures = [("classes", spec.num_classes), ("training images", spec.train_size), ("test images", spec.test_size)]

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from idmm import config, features
-from idmm.config_commands import DataCheckConfig
+from idmm.config.commands import DataCacheConfig, DataCheckConfig, DataDownloadConfig
 from idmm.data.datasets import open_splits
 from idmm.data.disk import cache_entries, cache_folder, clear
 from idmm.data.doctor import NEAR_BITS, NEAR_CORRELATION, SKEWED, Checkup, ImageRef, Pair, check
@@ -17,7 +17,7 @@ from idmm.data.readers.hub import PREFIX
 from idmm.data.registry import spec_of
 from idmm.data.split import Splits, counted
 from idmm.errors import UserError, listed
-from idmm.files import write_text
+from idmm.files import made_folder, write_text
 from idmm.progress import size
 
 _NAMED = 5  # images or pairs of a kind that the text names; check.json has all
@@ -25,16 +25,16 @@ _DRAWN = 12  # pairs on the sheet
 _NO_SHEET = " that --out DIR draws"
 
 
-def download(name: str, root: str) -> str:
+def download(given: DataDownloadConfig) -> str:
     """Fetches a dataset unless it is there already, and checks its sizes; errors as of `fetch` and `open_splits`."""
-    spec = spec_of(name)
-    data = config.Data(name=name, root=root)
+    name, spec = given.name, spec_of(given.name)
+    data = config.Data(name=name, root=given.root)
     try:
         return f"{name} is there already: {_counts(open_splits(data, labelled=True))}"
     except UserError:
         if name.startswith(PREFIX):
             raise UserError(f"name: {name} is fetched through --data.download true of a run, not by this") from None
-        fetch(spec, root)
+        fetch(spec, given.root)
     return f"{name}: {_counts(open_splits(data, labelled=True))}, all as the protocol has it"
 
 
@@ -42,10 +42,10 @@ def _counts(splits: Splits) -> str:
     return ", ".join(f"{len(split):,} {name}" for name, split in splits.parts.items())
 
 
-def cache(folder: str | None, remove: bool) -> str:
+def cache(given: DataCacheConfig) -> str:
     """Lists what the cache on the disk holds, decoded images and features, or clears it."""
-    place = cache_folder(folder)
-    if remove:
+    place = cache_folder(given.dir)
+    if given.clear:
         freed, left = clear(place)
         freed += features.clear(place)
         used = f"; {counted(len(left), 'part')} in use just now left: {listed(map(str, left))}" if left else ""
@@ -61,8 +61,11 @@ def cache(folder: str | None, remove: bool) -> str:
     return "\n".join(lines)
 
 
-def checkup(given: DataCheckConfig, progress: bool = True) -> Checkup:
+def checkup(given: DataCheckConfig) -> int:
     """Looks at every image of a dataset, prints what was found, and writes check.json and check.png to ``given.out``.
+
+    Returns:
+        The exit code, 1 where something should be mended.
 
     Raises:
         UserError: The dataset cannot be opened at all, or ``given.out`` cannot be written.
@@ -71,13 +74,8 @@ def checkup(given: DataCheckConfig, progress: bool = True) -> Checkup:
         name=given.name, root=given.root, max_pixels=given.max_pixels,
         image_column=given.image_column, label_column=given.label_column,
     )  # fmt: skip
-    out = None if given.out is None else Path(given.out)
-    if out is not None:
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"out: cannot write to '{out}' ({error.strerror}); wanted a folder") from None
-    found, splits = check(data, given.tiny, given.near_limit, progress)
+    out = made_folder(given.out)
+    found, splits = check(data, given.tiny, given.near_limit, progress=True)
     print("\n".join(report(found, written=out is not None)))
     if out is not None:
         write_text(out / "check.json", json.dumps(found.plain(), indent=2) + "\n")
@@ -88,7 +86,7 @@ def checkup(given: DataCheckConfig, progress: bool = True) -> Checkup:
         else:
             (out / "check.png").unlink(missing_ok=True)  # of an earlier check
         print()
-    return found
+    return int(not found.clean)
 
 
 def report(found: Checkup, written: bool = False) -> list[str]:

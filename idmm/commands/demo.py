@@ -6,9 +6,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from idmm import options
-from idmm.config import FinetuneConfig, PretrainConfig
-from idmm.config_commands import DemoConfig
+from idmm.config import FinetuneConfig, PretrainConfig, parsing
+from idmm.config.commands import DemoConfig
 from idmm.errors import RunError, UserError
 from idmm.files import write_text
 from idmm.stages import STAGES
@@ -81,7 +80,7 @@ def _same_model(stage1: PretrainConfig, stage2: FinetuneConfig) -> FinetuneConfi
 
 def _plain(config) -> dict:
     """A config without what the demo sets itself."""
-    return {key: value for key, value in options.plain(config).items() if key not in ("out", "seed", "init", "resume")}
+    return {key: value for key, value in parsing.plain(config).items() if key not in ("out", "seed", "init", "resume")}
 
 
 def _finished(out: Path, settings: dict) -> dict | None:
@@ -144,7 +143,6 @@ def _summary(runs: dict[str, list[dict]], settings: dict) -> dict:
 def _pictures(out: Path, result: dict, stage1: PretrainConfig) -> None:
     """Draws the losses, the crops of seed 0 and the comparison."""
     from idmm.commands.crops import crop_sheet
-    from idmm.recipes import settle_method
     from idmm.report import pictures
     from idmm.stages.assemble import assemble, load_splits
 
@@ -160,7 +158,7 @@ def _pictures(out: Path, result: dict, stage1: PretrainConfig) -> None:
     }
     pictures.loss_panels(panels, out / "loss.png")
 
-    parts = assemble(settle_method(stage1)[0])
+    parts = assemble(STAGES["pretrain"].resolve(stage1)[0])
     given = dict(mean=parts.spec.mean, std=parts.spec.std, cutmix_alpha=parts.config.method.cutmix_alpha)
     crop_sheet(load_splits(parts).train, parts.config.views, out / "crops.png", **given)
 

@@ -8,14 +8,13 @@ import logging
 import os
 import statistics
 from collections.abc import Callable, Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from idmm.commands.probe import folder
-from idmm.config import Data, FinetuneConfig, Subset
-from idmm.config_commands import FeatureConfig, FewLabelConfig, probe_config
+from idmm.config import FinetuneConfig, Subset, parsing
+from idmm.config.commands import FeatureConfig, FewLabelConfig, probe_config
 from idmm.data.cache import ImageStore
 from idmm.data.datasets import draw_subset, open_splits
 from idmm.data.registry import spec_of
@@ -23,7 +22,7 @@ from idmm.data.split import Split
 from idmm.errors import UserError, listed
 from idmm.evaluate import readouts
 from idmm.features import FrozenBackbone
-from idmm.files import write_text
+from idmm.files import made_folder, write_text
 from idmm.stages import STAGES
 from idmm.stages.probe import frozen_backbone, labelled_images, labels_needed
 
@@ -50,7 +49,7 @@ def fewlabel(given: FewLabelConfig) -> dict:
         RunError: A fine-tuning could not go on; the same command takes it up again.
     """
     tuning = _tuning(given)
-    out = folder(given.out)
+    out = made_folder(given.out)
     backbones = _backbones(given)
     with labels_needed(given.data):
         splits = open_splits(given.data, labelled=True)
@@ -98,20 +97,19 @@ def _backbones(given: FewLabelConfig) -> list[FrozenBackbone]:
 
 
 def _about(given: FewLabelConfig, backbone: FrozenBackbone) -> dict:
-    sizes = () if given.protocol == "probe" else ("size",)  # fine-tuning's are in FILE
-    return {name: value for name, value in backbone.about.items() if name not in sizes}
+    about = dict(backbone.about)
+    if given.protocol == "finetune":  # its sizes are in FILE
+        about.pop("size")
+    return about
 
 
 def _enough(train: Split, numbers: list[int]) -> None:
     """Refuses numbers that some class cannot give, as ``data.subset`` does: the curve would not be of what it says."""
     counts = np.bincount(train.labels, minlength=len(train.classes))
-    if numbers[-1] > counts.min():
-        few = [
-            f"'{train.classes[c]}' ({counts[c]})" for c in np.argsort(counts, kind="stable") if counts[c] < numbers[-1]
-        ]
-        raise UserError(
-            f"per_class: {numbers[-1]} is more than the training images of {listed(few)}; wanted up to {counts.min()}"
-        )
+    most, ordered = numbers[-1], np.argsort(counts, kind="stable")
+    if few := [f"'{train.classes[c]}' ({counts[c]})" for c in ordered if counts[c] < most]:
+        wanted = f"wanted up to {counts.min()}"
+        raise UserError(f"per_class: {most} is more than the training images of {listed(few)}; {wanted}")
 
 
 def _not_another(given: FewLabelConfig, path: Path, backbones: list[FrozenBackbone]) -> None:
@@ -200,38 +198,30 @@ def _tuning(given: FewLabelConfig) -> FinetuneConfig | None:
         faults.append("data.subset: leave it out; per_class and seeds draw the labelled images")
     if given.protocol == "probe":
         if given.finetune is not None:
-            faults.append(
-                f"finetune: '{given.finetune}' is for --protocol finetune; leave it out, or name the protocol"
-            )
+            wanted = "is for --protocol finetune; leave it out, or name the protocol"
+            faults.append(f"finetune: '{given.finetune}' {wanted}")
         if faults:
             raise UserError(*faults)
         return None
-    frozen = [
-        name for name in ("seed", "size", "crop_pct", "batch_size", "device") if _differs(given, FeatureConfig(), name)
-    ]
-    faults += [f"{name}: is for --protocol probe; fine-tuning has its own in --finetune FILE" for name in frozen]
+    frozen, usual = ("seed", "size", "crop_pct", "batch_size", "device"), FeatureConfig()
+    named = [name for name in frozen if getattr(given, name) != getattr(usual, name)]
+    faults += [f"{name}: is for --protocol probe; fine-tuning has its own in --finetune FILE" for name in named]
     if given.finetune is None:
         raise UserError(*faults, "finetune: missing; --protocol finetune wants a YAML file of fine-tuning's keys")
     try:
         tuning = STAGES["finetune"].build(Path(given.finetune))
     except UserError as error:
         raise UserError(*faults, *(f"finetune: {line.removeprefix('--config: ')}" for line in error.faults)) from None
-    usual = FinetuneConfig()
-    named = [name for name in ("out", "init", "seed", "resume") if _differs(tuning, usual, name)]
+    named = [name for name in ("out", "init", "seed", "resume") if name in parsing.changed(tuning)]
     faults += [f"finetune: '{given.finetune}' has {name}, which this command names; leave it out" for name in named]
     faults += [
-        f"finetune: '{given.finetune}' has data.{item.name}; give --data.{item.name} to this command instead"
-        for item in fields(Data)
-        if item.name != "subset" and _differs(tuning.data, usual.data, item.name)
-        and _differs(tuning.data, given.data, item.name)
-    ]  # fmt: skip
+        f"finetune: '{given.finetune}' has data.{name}; give --data.{name} to this command instead"
+        for name in parsing.changed(tuning.data)
+        if name != "subset" and getattr(tuning.data, name) != getattr(given.data, name)
+    ]
     if faults:
         raise UserError(*faults)
     return tuning
-
-
-def _differs(one, other, name: str) -> bool:
-    return getattr(one, name) != getattr(other, name)
 
 
 # ---------------------------------------------------------------------- results
@@ -273,9 +263,9 @@ def _cell(row: dict) -> str:
 
 
 def _csv(records: list[dict]) -> str:
-    columns = list(dict.fromkeys(name for record in records for name in record))
     text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    columns = dict.fromkeys(name for record in records for name in record)
+    writer = csv.DictWriter(text, list(columns), lineterminator="\n")
     writer.writeheader()
     writer.writerows(records)
     return text.getvalue()

@@ -1,11 +1,9 @@
 """``idmm probe``: how good the frozen features of a run are, in minutes instead of a fine-tuning."""
 
 import json
-from pathlib import Path
 
-from idmm.config_commands import ProbeCommand, probe_config
-from idmm.errors import UserError
-from idmm.files import write_text
+from idmm.config.commands import ProbeCommand, probe_config
+from idmm.files import made_folder, write_text
 from idmm.stages.probe import measure
 
 
@@ -19,7 +17,7 @@ def probe(given: ProbeCommand) -> dict:
         UserError: No such run, no labels, a size that the model cannot take, or ``out`` cannot be written.
         RunError: The features are not finite, or memory ran out.
     """
-    out = folder(given.out)
+    out = made_folder(given.out)
     result = measure(probe_config(given, given.init))
     print("\n".join(table(result)))
     if out is not None:
@@ -44,14 +42,3 @@ def table(result: dict) -> list[str]:
         shown = "".join(f"{value:<16}{f'{low:.1f} to {high:.1f}':<16}" for value, (low, high) in cells)
         lines.append(f"  {label:<14}{shown}{remarks[name]}")
     return lines
-
-
-def folder(out: str | None) -> Path | None:
-    """Makes the folder for a command's results, before the work; UserError where it cannot be made."""
-    if out is None:
-        return None
-    try:
-        Path(out).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"out: cannot write to '{out}' ({error.strerror}); wanted a folder") from None
-    return Path(out)

@@ -1,12 +1,25 @@
 """What the sections of a config have in common."""
 
+from typing import dataclass_transform
+
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
-section = dataclass(
+_checked = dataclass(
     config=ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False, coerce_numbers_to_str=True),
     kw_only=True,
 )
+
+
+@dataclass_transform(kw_only_default=True)
+def section(cls: type) -> type:
+    """Makes a class of keys with their checks; a key without a docstring here has its base class's."""
+    made = _checked(cls)
+    for name, info in made.__pydantic_fields__.items():
+        bases = [getattr(base, "__pydantic_fields__", {}).get(name) for base in made.__mro__]
+        info.description = next((base.description for base in bases if base and base.description), None)
+    return made
+
 
 # What may differ when a run is taken up again: results do not depend on it.
 FREE = ("out", "resume", "data.workers", "data.cache", "data.cache_dir", "data.download", "data.allow_size_mismatch")

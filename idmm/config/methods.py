@@ -1,7 +1,8 @@
 """A class for each pretraining method: the keys it reads, with its own defaults, and what it wants of a run.
 
-A new method is a class here, a module in ``idmm/methods`` and a ``configs/pretrain/NAME.yaml``. Widths and
-temperatures: Table 10 of the IDMM paper; what it leaves out: the methods' own papers and releases.
+A new method is a class here, one of that name in a module NAME of ``idmm/methods``, and a
+``configs/pretrain/NAME.yaml``, NAME in small letters. Widths and temperatures: Table 10 of the IDMM paper; what it
+leaves out: the methods' own papers and releases.
 """
 
 from dataclasses import fields
@@ -11,7 +12,6 @@ from pydantic import Field
 
 from idmm.config.base import section
 
-_LIGHTLY = {"lightly": "lightly"}
 _BYOL = {"jitter": [0.4, 0.4, 0.2, 0.1]}  # BYOL's augmentations, which MoCo v3 and DINO take over
 
 
@@ -25,8 +25,6 @@ def _byol_crops(low: float) -> tuple[dict[str, Any], ...]:
 class MethodKeys:
     """Keys of a method. A default of None waits for the data or the model."""
 
-    implementation: ClassVar[str]
-    """Module under ``idmm.methods`` and class."""
     crops: ClassVar[tuple[dict[str, Any], ...]] = ({"count": 2, "scale": [0.2, 1.0]},)
     """Each group of crops, where ``views.crops`` is null."""
     colours: ClassVar[dict[str, Any]] = {}
@@ -41,8 +39,8 @@ class MethodKeys:
     """Crops that it needs."""
     within_pass: ClassVar[bool] = False
     """Whether it compares the images of a pass with one another."""
-    libraries: ClassVar[dict[str, str]] = {}
-    """Modules that must be there, with the names of their packages; an MLP wants lightly beside them."""
+    libraries: ClassVar[tuple[str, ...]] = ()
+    """Modules that must be there; an MLP wants lightly beside them."""
 
 
 @section
@@ -75,7 +73,6 @@ class _Contrastive(_Projection):
 class IDMM(_Projection, _Smoothed):
     """Parametric instance discrimination with multi-crop and CutMix."""
 
-    implementation: ClassVar = "idmm:IDMM"
     projection: bool = False
     dim: int | None = Field(None, ge=1)
     classifier: Literal["linear", "cosine"] = "linear"
@@ -98,17 +95,15 @@ class IDMM(_Projection, _Smoothed):
 class SimCLR(_Contrastive):
     """Two crops of an image against all other crops of the batch."""
 
-    implementation: ClassVar = "simclr:SimCLR"
     exactly: ClassVar = 2
     within_pass: ClassVar = True
-    libraries: ClassVar = _LIGHTLY
+    libraries: ClassVar = ("lightly",)
 
 
 @section
 class SupCon(_Contrastive):
     """Crops of a class against those of the others."""
 
-    implementation: ClassVar = "supcon:SupCon"
     labelled: ClassVar = True
     within_pass: ClassVar = True
 
@@ -117,11 +112,10 @@ class SupCon(_Contrastive):
 class MoCoV2(_Contrastive):
     """A queue of keys from a momentum encoder."""
 
-    implementation: ClassVar = "mocov2:MoCoV2"
     colours: ClassVar = {"jitter": [0.4, 0.4, 0.4, 0.1]}
     warmup_epochs: ClassVar = 0
     exactly: ClassVar = 2
-    libraries: ClassVar = _LIGHTLY
+    libraries: ClassVar = ("lightly",)
 
     temperature: float = Field(0.2, gt=0)
     momentum: float = Field(0.999, ge=0, le=1)
@@ -134,13 +128,12 @@ class MoCoV2(_Contrastive):
 class MoCoV3(MethodKeys):
     """A predictor of a momentum encoder's keys, both crops in both parts."""
 
-    implementation: ClassVar = "mocov3:MoCoV3"
     crops: ClassVar = _byol_crops(0.08)
     colours: ClassVar = _BYOL
     warmup_epochs: ClassVar = 40
     exactly: ClassVar = 2
     within_pass: ClassVar = True
-    libraries: ClassVar = _LIGHTLY
+    libraries: ClassVar = ("lightly",)
 
     hidden_dim: int = Field(4096, ge=1)
     dim: int = Field(256, ge=1)
@@ -154,12 +147,11 @@ class MoCoV3(MethodKeys):
 class DINO(MethodKeys):
     """The student's softmax follows that of a momentum teacher, centred and sharpened."""
 
-    implementation: ClassVar = "dino:DINO"
     crops: ClassVar = (*_byol_crops(0.25), {"count": 4, "scale": [0.05, 0.25]})
     colours: ClassVar = _BYOL
     warmup_epochs: ClassVar = 10
     at_least: ClassVar = 2
-    libraries: ClassVar = _LIGHTLY
+    libraries: ClassVar = ("lightly",)
 
     hidden_dim: int = Field(2048, ge=1)
     dim: int = Field(256, ge=1)
@@ -181,19 +173,10 @@ class DINO(MethodKeys):
 class Supervised(_Smoothed):
     """Cross-entropy with classes."""
 
-    implementation: ClassVar = "supervised:Supervised"
     labelled: ClassVar = True
 
 
-METHODS: dict[str, type[MethodKeys]] = {
-    "idmm": IDMM,
-    "simclr": SimCLR,
-    "supcon": SupCon,
-    "mocov2": MoCoV2,
-    "mocov3": MoCoV3,
-    "dino": DINO,
-    "supervised": Supervised,
-}
+METHODS = {keys.__name__.lower(): keys for keys in (IDMM, SimCLR, SupCon, MoCoV2, MoCoV3, DINO, Supervised)}
 DEFAULT = next(iter(METHODS))
 
 
@@ -209,8 +192,9 @@ def _flag(key: str) -> tuple[Any, Any]:
     But for keys of the default method that mean the same in all methods that read them.
     """
     infos = {name: cls.__pydantic_fields__[key] for name, cls in METHODS.items() if key in cls.__pydantic_fields__}
+    described = next(info.description for info in infos.values() if info.description)
     first, defaults = next(iter(infos.values())), {name: info.default for name, info in infos.items()}
-    text, kind, default = f"{', '.join(infos)}: {_docstring(key)}", first.annotation | None, None
+    text, kind, default = f"{', '.join(infos)}: {described}", first.annotation | None, None
     if DEFAULT in infos and len(set(defaults.values())) == 1:
         kind, default = first.annotation, first.default
     elif any(value is not None for value in defaults.values()):
@@ -220,16 +204,10 @@ def _flag(key: str) -> tuple[Any, Any]:
     return Annotated[kind, Field(), *first.metadata], Field(default, description=text)  # metadata may be empty
 
 
-def _docstring(key: str) -> str:
-    """A key's description, which pydantic keeps in the class that states it alone."""
-    sections = (getattr(base, "__pydantic_fields__", {}) for cls in METHODS.values() for base in cls.__mro__)
-    return next(keys[key].description for keys in sections if key in keys and keys[key].description)
-
-
 _KEYS = {key: _flag(key) for name in METHODS for key in defaults_of(name)}
 _NAME = "Pretraining method; all but idmm and supervised need the extra 'baselines', supcon and supervised labels."
 
-# The keys of all methods, for files and flags: which of them count is known when all are read (idmm.recipes).
+# The keys of all methods, for files and flags: which of them count is known when all are read (idmm.config.recipes).
 Method = section(
     type(
         "Method",

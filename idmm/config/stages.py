@@ -1,6 +1,6 @@
 """The configs of whole runs."""
 
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -71,6 +71,9 @@ class Stage:
     """Images per optimizer step."""
 
 
+INHERITED = ("epochs", "lr", "batch_size")
+
+
 @section
 class Common:
     """What both stages take."""
@@ -117,14 +120,7 @@ class FinetuneConfig(Common):
 
 def resolved_stages(config: FinetuneConfig) -> list[Stage]:
     """Returns the stages with everything that they inherit from ``train`` filled in."""
-    train = config.train
-
-    def filled(stage: Stage) -> Stage:
-        return Stage(
-            size=stage.size,
-            epochs=stage.epochs or train.epochs,
-            lr=stage.lr or train.lr,
-            batch_size=stage.batch_size or train.batch_size,
-        )
-
-    return [filled(stage) for stage in config.stages or [Stage(size=train.size)]]
+    return [
+        replace(stage, **{name: getattr(stage, name) or getattr(config.train, name) for name in INHERITED})
+        for stage in config.stages or [Stage(size=config.train.size)]
+    ]

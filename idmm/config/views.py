@@ -40,16 +40,9 @@ class Colours:
 
 # Of IDMM's release, and SimCLR's own: what null means in the end. Nothing is solarized.
 DEFAULT_COLOURS = Colours(
-    flip=0.5,
-    jitter=[0.8, 0.8, 0.8, 0.2],
-    jitter_prob=0.8,
-    grey_prob=0.2,
-    blur_prob=0.5,
-    blur_sigma=[0.1, 2.0],
+    flip=0.5, jitter=[0.8, 0.8, 0.8, 0.2], jitter_prob=0.8, grey_prob=0.2, blur_prob=0.5, blur_sigma=[0.1, 2.0],
     solarize_prob=0.0,
-)
-
-
+)  # fmt: skip
 COLOURS = tuple(item.name for item in fields(Colours))
 
 

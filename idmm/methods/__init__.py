@@ -4,9 +4,9 @@ import importlib
 
 from torch import nn
 
+from idmm.config import METHODS
 from idmm.config import Method as MethodConfig
 from idmm.methods.base import Method, RunInfo
-from idmm.recipes import METHODS
 
 
 def create_method(backbone: nn.Module, info: RunInfo, config: MethodConfig) -> Method:
@@ -15,7 +15,7 @@ def create_method(backbone: nn.Module, info: RunInfo, config: MethodConfig) -> M
     Args:
         backbone: A timm model with ``num_classes=0``.
         info: Of the run.
-        config: Settled by :func:`idmm.recipes.settle_method`.
+        config: Resolved by :func:`idmm.config.recipes.resolve_method`.
     """
-    module, name = METHODS[config.name].implementation.split(":")
-    return getattr(importlib.import_module(f"idmm.methods.{module}"), name)(backbone, info, config)
+    module = importlib.import_module(f"idmm.methods.{config.name}")
+    return getattr(module, METHODS[config.name].__name__)(backbone, info, config)

@@ -5,64 +5,59 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from idmm import options
-from idmm.config import FinetuneConfig, PretrainConfig, resolved_stages
-from idmm.config_commands import ProbeConfig
-from idmm.recipes import METHODS, pass_notes, settle_method
+from idmm.config import FinetuneConfig, PretrainConfig, parsing, resolved_stages
+from idmm.config.commands import ProbeConfig
+from idmm.config.recipes import METHODS, pass_notes, resolve_method
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A run's images at one size: what the loop is called once for.
-
-    Attributes:
-        number: From 1.
-        field: Of the config, that names the size.
-        label: For people.
-        size: Side of the images (pixels).
-        epochs: Passes over the training images.
-        batch_size: Images of an optimizer step.
-        lr: Peak learning rate; None while the recipe's was not looked up.
-    """
+    """A run's images at one size: what the loop is called once for."""
 
     number: int
+    """From 1."""
     field: str
+    """Of the config, that names the size."""
     label: str
+    """For people."""
     size: int
+    """Side of the images (pixels)."""
     epochs: int
     batch_size: int
+    """Images of an optimizer step."""
     lr: float | None = None
+    """Peak learning rate; None while the recipe's was not looked up."""
+
+    def steps(self, images: int) -> int:
+        """Returns the optimizer steps on so many training images; an epoch's last, smaller batch is one."""
+        return self.epochs * -(-images // self.batch_size)
 
 
 @dataclass(frozen=True)
 class StageSpec:
-    """A stage as far as its config tells; functions take that.
-
-    Attributes:
-        name: Of the module here, and of the function in it that runs the stage.
-        config: Class of its config.
-        flags: The grid's key that holds its options.
-        phases: What it goes through; a probe sees training and test images, one at a time.
-        labelled: Whether its training images need labels.
-        needs_test: Whether there must be images to evaluate on.
-        evaluated: Whether those are looked at.
-        resolve: Fills in what is left to the method; UserError where that cannot be.
-        faults: What is wrong with so many training images.
-    """
+    """A stage as far as its config tells; functions take that."""
 
     name: str
+    """Of the module here, and of the function in it that runs the stage."""
     config: type
     flags: str
+    """The grid's key that holds its options."""
     phases: Callable[[Any], list[Phase]]
+    """What it goes through; a probe sees training and test images, one at a time."""
     labelled: Callable[[Any], bool] = lambda config: True
+    """Whether its training images need labels."""
     needs_test: bool = True
+    """Whether there must be images to evaluate on."""
     evaluated: Callable[[Any], bool] = lambda config: True
-    resolve: Callable[[Any], Any] = lambda config: config
+    """Whether those are looked at."""
+    resolve: Callable[[Any], tuple[Any, list[str]]] = lambda config: (config, [])
+    """Fills in what is left to the method, with lines for the log on it; UserError where that cannot be."""
     faults: Callable[[Any, int], list[str]] = lambda config, images: []
+    """What is wrong with so many training images."""
 
     def build(self, given: Any) -> Any:
-        """Returns the stage's config, see :func:`idmm.options.build`."""
-        return options.build(self.config, given)
+        """Returns the stage's config, see :func:`idmm.config.parsing.build`."""
+        return parsing.build(self.config, given)
 
     def run(self, given: Any) -> dict:
         """Runs the stage; returns what ``result.json`` holds."""
@@ -94,7 +89,7 @@ STAGES = {
         labelled=lambda config: METHODS[config.method.name].labelled,
         needs_test=False,
         evaluated=lambda config: config.train.knn_every > 0,
-        resolve=lambda config: settle_method(config)[0],
+        resolve=resolve_method,
         faults=lambda config, images: pass_notes(config, min(config.train.batch_size, images))[0],
     ),
     "finetune": StageSpec("finetune", FinetuneConfig, flags="finetune", phases=_sizes),

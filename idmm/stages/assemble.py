@@ -12,23 +12,24 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from idmm import distributed, options
+from idmm import distributed
 from idmm.checkpoint import RunFolder, begun
-from idmm.config import FinetuneConfig, PretrainConfig, global_groups, resolved_stages
+from idmm.config import FinetuneConfig, global_groups, parsing, resolved_stages
 from idmm.data.augment import TrainTransform
 from idmm.data.cache import ImageStore, compare, fingerprint, load_split
 from idmm.data.datasets import open_splits
 from idmm.data.loaders import BatchFn, BatchPlan, centre_crops
 from idmm.data.views import MultiCropTransform, short_side_bound
-from idmm.engine import Evaluation, Session, StagePlan
+from idmm.engine import Evaluation, Loop, Session, StagePlan
 from idmm.errors import Interrupted, SizeError, UserError
 from idmm.methods import Method, RunInfo, create_method
 from idmm.methods.drloc import Localization
 from idmm.methods.finetune import Finetune
+from idmm.models.build import backbone_state, export_kwargs
 from idmm.models.spec import ModelSpec, model_spec
+from idmm.models.weights import save_model
 from idmm.optim import recipe
 from idmm.progress import logging_to
-from idmm.recipes import settle_method
 from idmm.seeding import derive, seeded
 from idmm.stages import Phase, stage_of
 
@@ -41,11 +42,8 @@ _KEPT = {"ram": "decoded in memory", "disk": "decoded on the disk", "off": "deco
 class Assembly:
     """The parts of a run by its config; nothing is read or built before it is asked for.
 
-    Attributes:
-        config: Of the run.
-        stage: Which it is.
-        phases: What it goes through.
-        device: As the config names it.
+    Args:
+        config: Of the run, which may be resolved or not.
         init_field: What messages on the checkpoint to start from begin with; empty: with the file.
     """
 
@@ -55,6 +53,7 @@ class Assembly:
 
     @property
     def device(self) -> str:
+        """As the config names it."""
         return self.config.train.device
 
     @functools.cached_property
@@ -70,8 +69,8 @@ class Assembly:
         """Longest short side that images need for views of ``size`` (pixels)."""
         raise NotImplementedError
 
-    def method(self, phase: Phase, backbone: torch.nn.Module, info: RunInfo) -> Method:
-        """Makes what is trained."""
+    def method(self, phase: Phase, backbone: torch.nn.Module, images: int, classes: int | None) -> Method:
+        """Makes what is trained on so many images; no ``classes``: they have no labels."""
         raise NotImplementedError
 
     def transform(self, phase: Phase, store: ImageStore) -> BatchFn:
@@ -86,20 +85,15 @@ class Assembly:
             number=phase.number,
             label=phase.label,
             batches=BatchPlan(len(store), phase.batch_size, phase.epochs, order, *ranks, train.accumulate),
-            maker=self.transform(phase, store),
+            transform=self.transform(phase, store),
             lr=phase.lr,
-            warmup_epochs=train.warmup_epochs,
-            layer_decay=getattr(train, "layer_decay", None),
             evaluations=evaluations,
         )
 
     def localization(self, phase: Phase, backbone: torch.nn.Module, trial: bool = False) -> Localization | None:
         """Makes the head of ``drloc``, its fresh weights from the run's seed; None where its weight is 0.
 
-        Args:
-            phase: Where it is used.
-            backbone: What it reads.
-            trial: Whether only the size matters, not the phase's length.
+        For a ``trial`` only the size matters, not the phase's length.
         """
         drloc = getattr(self.config, "drloc", None)
         if drloc is None or not drloc.weight:
@@ -139,8 +133,9 @@ class _Pretraining(Assembly):
     def short_side(self, size):
         return short_side_bound(size, min(group.scale[0] for group in self.config.views.crops))
 
-    def method(self, phase, backbone, info):
-        info = replace(info, global_groups=global_groups(self.config.views.crops))
+    def method(self, phase, backbone, images, classes):
+        sizes = (images, min(phase.batch_size, images), phase.epochs, phase.steps(images))
+        info = RunInfo(*sizes, classes, global_groups(self.config.views.crops))
         with seeded(derive(self.config.seed, "method")):
             method = create_method(backbone, info, self.config.method)
         method.localization = self.localization(phase, backbone)
@@ -161,7 +156,7 @@ class _Finetuning(Assembly):
     def short_side(self, size):
         return short_side_bound(size, self.config.augment.scale[0])
 
-    def method(self, phase, backbone, info):
+    def method(self, phase, backbone, images, classes):
         method = Finetune(backbone, self.config.augment, self.config.model.freeze)
         method.localization = self.localization(phase, backbone)
         return method
@@ -184,7 +179,7 @@ _ASSEMBLIES = {"pretrain": _Pretraining, "finetune": _Finetuning, "probe": _Prob
 
 
 def assemble(config, init_field: str = "init") -> Assembly:
-    """Returns the parts of a run by its config, which may be resolved or not."""
+    """Returns the parts of a run, see :class:`Assembly`."""
     return _ASSEMBLIES[stage_of(config).name](config, init_field)
 
 
@@ -198,7 +193,7 @@ def resolve(config) -> tuple[Assembly, list[str]]:
     Raises:
         UserError: The method cannot be had so, ``out`` is missing, or the model contradicts the checkpoint.
     """
-    config, notes = settle_method(config) if isinstance(config, PretrainConfig) else (config, [])
+    config, notes = stage_of(config).resolve(config)
     if config.out is None:
         raise UserError("out: missing; name a folder for all that the run writes (--out runs/a)")
     spec = model_spec(config)
@@ -208,7 +203,7 @@ def resolve(config) -> tuple[Assembly, list[str]]:
         if getattr(train, name) is None:
             train = replace(train, **{name: value})
             notes.append(f"train.{name}: {value:g}, the recipe's for {spec.name}")
-    idle = [] if config.drloc.weight else options.changed(config.drloc)
+    idle = [] if config.drloc.weight else parsing.changed(config.drloc)
     if idle:
         notes.append(f"drloc: off, its weight is 0: {', '.join(f'drloc.{name}' for name in idle)} without effect")
     model = replace(config.model, name=spec.name, kwargs=spec.kwargs)
@@ -226,19 +221,27 @@ def session(parts: Assembly, notes: list[str]) -> Iterator[Session]:
     are logged.
     """
     parts.check_sizes()
-    opened = Session(parts.config)
-    try:
-        with logging_to(opened.folder.path), opened.interrupts:
-            try:
-                if opened.folder.finished:
-                    notes = [f"{parts.config.out}: finished already, nothing to do"]
-                for note in notes:
-                    log.info("%s", note)
-                yield opened
-            except KeyboardInterrupt:
-                raise Interrupted("interrupted before the end of a step; the last checkpoint is kept") from None
-    finally:
-        opened.close()
+    with contextlib.closing(Session(parts.config)) as run, logging_to(run.folder.path), run.interrupts:
+        try:
+            for note in [f"{parts.config.out}: finished already, nothing to do"] if run.folder.finished else notes:
+                log.info("%s", note)
+            yield run
+        except KeyboardInterrupt:
+            raise Interrupted("interrupted before the end of a step; the last checkpoint is kept") from None
+
+
+def export(run: Session, loop: Loop, parts: Assembly, classes: list[str] | None = None) -> None:
+    """Writes the backbone, and where there are ``classes`` the model with its classifier."""
+    if not run.folder.leader:
+        return
+    spec, size, state = parts.spec, parts.phases[-1].size, loop.averaged.state_dict()
+    files = [("backbone", state if classes is None else backbone_state(loop.averaged), {})]
+    if classes is not None:
+        files.append(("model", state, {"classes": classes}))
+    for stem, tensors, extra in files:
+        kwargs = export_kwargs(spec.name, spec.kwargs, size, len(extra.get("classes", ())), spec.in_chans)
+        about = dict(name=spec.name, kwargs=kwargs, mean=spec.mean, std=spec.std)
+        save_model(run.folder.path, stem, tensors, **about, extra={"ema": loop.ema is not None, **extra})
 
 
 # ---------------------------------------------------------------------- the images

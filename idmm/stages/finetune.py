@@ -3,16 +3,14 @@
 import logging
 from collections.abc import Callable
 
-from idmm import evaluate, options
-from idmm.config import FinetuneConfig
+from idmm import evaluate
+from idmm.config import FinetuneConfig, parsing
 from idmm.data.cache import ImageStore
 from idmm.data.registry import spec_of
 from idmm.engine import Evaluation, Loop, Session
-from idmm.methods import RunInfo
-from idmm.models.build import backbone_state, export_kwargs
-from idmm.models.weights import Checkpoint, save_model
+from idmm.models.weights import Checkpoint
 from idmm.stages import Phase
-from idmm.stages.assemble import Assembly, eval_batches, load_splits, resolve, session
+from idmm.stages.assemble import Assembly, eval_batches, export, load_splits, resolve, session
 
 log = logging.getLogger("idmm")
 
@@ -34,7 +32,7 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
         RunError: Training could not go on (diverged, out of memory, disk full).
         Interrupted: Ctrl-C or SIGTERM; the state is saved.
     """
-    parts, notes = resolve(options.build(FinetuneConfig, config))
+    parts, notes = resolve(parsing.build(FinetuneConfig, config))
     config = parts.config
     with session(parts, notes) as run:
         if run.folder.finished:
@@ -48,26 +46,23 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
         # ------------------------------------------------------------------ stages
         loop = None
         for phase in parts.phases:
-            steps = phase.epochs * -(-len(splits.train) // phase.batch_size)
             if phase.number < first:  # done before the run was taken up again
-                run.steps += steps
+                run.steps += phase.steps(len(splits.train))
                 continue
             model = parts.backbone(phase, classes)
             if run.folder.state is None:
                 _start_from(loop, model, parts, phase)
             held = splits.val or splits.test
             look = Evaluation(_accuracy(run, held, phase, parts), config.train.eval_every, len(held))
-            info = RunInfo(len(splits.train), phase.batch_size, phase.epochs, steps, classes)
-            plan = parts.plan(phase, splits.train, [look])
-            loop = Loop(run, parts.method(phase, model, info), plan)
+            method = parts.method(phase, model, len(splits.train), classes)
+            loop = Loop(run, method, parts.plan(phase, splits.train, [look]))
             loop.fit()
 
         # ------------------------------------------------------------------ results
         last = run.folder.last_metrics()
         if splits.val is not None:  # what was evaluated between epochs was val
             last = _accuracy(run, splits.test, phase, parts)(loop.averaged)
-        if run.folder.leader:
-            _export(run, loop, parts, splits.train.classes)
+        export(run, loop, parts, splits.train.classes)
         result = {
             **{name: last[name] for name in ("top1", "top5", "mean_per_class") if name in last},
             "num_classes": classes,
@@ -102,19 +97,7 @@ def _accuracy(run: Session, store: ImageStore, phase: Phase, parts: Assembly) ->
     def measure(model) -> dict:
         crop = parts.config.augment.crop_pct
         batches = eval_batches(run, store, phase.size, crop, parts.spec, phase.batch_size)
-        scores = evaluate.accuracy(model, batches, run.accelerator.device, run.autocast)
+        scores = evaluate.accuracy(model, batches, run.device, run.autocast)
         return {name: score for name, score in scores.items() if name in wanted}
 
     return measure
-
-
-def _export(run: Session, loop: Loop, parts: Assembly, classes: list[str]) -> None:
-    """Writes the model with its classifier, and the backbone without."""
-    spec, size = parts.spec, parts.phases[-1].size
-    for stem, state, outputs, extra in (
-        ("backbone", backbone_state(loop.averaged), 0, {}),
-        ("model", loop.averaged.state_dict(), len(classes), {"classes": classes}),
-    ):
-        kwargs = export_kwargs(spec.name, spec.kwargs, size, outputs, spec.in_chans)
-        about = dict(name=spec.name, kwargs=kwargs, mean=spec.mean, std=spec.std)
-        save_model(run.folder.path, stem, state, **about, extra={"ema": loop.ema is not None, **extra})

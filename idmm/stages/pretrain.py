@@ -5,19 +5,16 @@ import logging
 import numpy as np
 import torch
 
-from idmm import evaluate, options
-from idmm.config import PretrainConfig
+from idmm import evaluate
+from idmm.config import METHODS, PretrainConfig, parsing
 from idmm.data.split import LabelsMissing
 from idmm.engine import Evaluation, Loop, Session
 from idmm.errors import RunError, UserError
 from idmm.features import extract_features
-from idmm.methods import Method, RunInfo
-from idmm.models.build import export_kwargs
-from idmm.models.weights import save_model
+from idmm.methods import Method
 from idmm.monitor import Monitor
-from idmm.recipes import METHODS
 from idmm.seeding import permutation
-from idmm.stages.assemble import Assembly, LoadedSplits, eval_batches, load_splits, resolve, session
+from idmm.stages.assemble import Assembly, LoadedSplits, eval_batches, export, load_splits, resolve, session
 
 log = logging.getLogger("idmm")
 EVAL_CROP = 0.875  # features are measured on the centre crop
@@ -38,7 +35,7 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
         RunError: Training could not go on (diverged, out of memory, disk full).
         Interrupted: Ctrl-C or SIGTERM; the state is saved.
     """
-    parts, notes = resolve(options.build(PretrainConfig, config))
+    parts, notes = resolve(parsing.build(PretrainConfig, config))
     config, spec, (phase,) = parts.config, parts.spec, parts.phases
     with session(parts, notes) as run:
         if run.folder.finished:
@@ -46,14 +43,14 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
 
         # ------------------------------------------------------------------ images
         splits = _load(parts, run)
-        if len(splits.train) < 2:
-            raise UserError("data.root: 1 image to train on; telling images apart needs at least 2")
+        _check_count(parts, len(splits.train))
+        classes = None if splits.train.classes is None else len(splits.train.classes)
 
         # ------------------------------------------------------------------ model
         backbone = parts.backbone(phase)
         if run.folder.state is None and spec.init is not None:
             log.info("%s", spec.load(backbone, config.model.strict))
-        method = parts.method(phase, backbone, _run_info(parts, splits))
+        method = parts.method(phase, backbone, len(splits.train), classes)
         if run.folder.state is None:
             method.prepare(lambda: _features(run, parts, backbone, splits.train))
 
@@ -63,11 +60,7 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
         loop.fit()
 
         # ------------------------------------------------------------------ results
-        if run.folder.leader:
-            kwargs = export_kwargs(spec.name, spec.kwargs, phase.size, 0, spec.in_chans)
-            about = dict(name=spec.name, kwargs=kwargs, mean=spec.mean, std=spec.std)
-            extra = {"ema": loop.ema is not None}
-            save_model(run.folder.path, "backbone", loop.averaged.state_dict(), **about, extra=extra)
+        export(run, loop, parts)
         last = run.folder.last_metrics()
         result = {
             "loss": last["loss"],
@@ -95,24 +88,21 @@ def _load(parts: Assembly, run: Session) -> LoadedSplits:
         raise UserError(*error.faults, why) from None
 
 
-def _run_info(parts: Assembly, splits: LoadedSplits) -> RunInfo:
-    """What methods may need to know; a batch larger than the data is said."""
-    images, (phase,) = len(splits.train), parts.phases
+def _check_count(parts: Assembly, images: int) -> None:
+    """Raises UserError where there are too few images; says so where they are fewer than a batch."""
+    if images < 2:
+        raise UserError("data.root: 1 image to train on; telling images apart needs at least 2")
+    (phase,) = parts.phases
     if phase.batch_size > images:
         log.warning("train.batch_size: %d, but there are %d images: an epoch is one step", phase.batch_size, images)
-        small = parts.stage.faults(parts.config, images)
-        if small:
+        if small := parts.stage.faults(parts.config, images):
             raise UserError(*small)
-    classes = None if splits.train.classes is None else len(splits.train.classes)
-    steps = phase.epochs * -(-images // phase.batch_size)
-    return RunInfo(images, min(phase.batch_size, images), phase.epochs, steps, classes)
 
 
 def _features(run: Session, parts: Assembly, backbone, store, images=None) -> torch.Tensor:
     """Features of a split's images, all or those of the given numbers, [N, d]."""
     batches = eval_batches(run, store, parts.phases[0].size, EVAL_CROP, parts.spec, EVAL_BATCH, images)
-    device = run.device if run.accelerator is None else run.accelerator.device
-    features = extract_features(backbone.to(device), batches, device, run.autocast)
+    features = extract_features(backbone.to(run.device), batches, run.device, run.autocast)
     if not bool(torch.isfinite(features).all()):
         raise RunError(
             "the images' features are not finite; the last checkpoint is kept: lower --train.lr, "

@@ -10,10 +10,9 @@ from pathlib import Path
 import numpy as np
 from timm.models import get_pretrained_cfg_value
 
-from idmm import options
 from idmm.checkpoint import RunFolder
-from idmm.config import Data
-from idmm.config_commands import ProbeConfig
+from idmm.config import Data, parsing
+from idmm.config.commands import ProbeConfig
 from idmm.data.datasets import open_splits
 from idmm.data.registry import spec_of
 from idmm.errors import UserError
@@ -44,11 +43,10 @@ def probe(config: ProbeConfig | dict | str) -> dict:
         UserError: No such run, no labels, or a size that the model cannot take.
         RunError: The features are not finite, or memory ran out.
     """
-    config = options.build(ProbeConfig, config)
+    config = parsing.build(ProbeConfig, config)
     if config.out is None:
         raise UserError("out: missing; name a folder for all that the run writes (--out runs/a)")
-    folder = RunFolder(config.out, config, "auto")
-    try:
+    with contextlib.closing(RunFolder(config.out, config, "auto")) as folder:
         if folder.finished:
             log.info("%s: finished already, nothing to do", config.out)
             return folder.result()
@@ -65,8 +63,6 @@ def probe(config: ProbeConfig | dict | str) -> dict:
         }
         folder.finish(result)
         return result
-    finally:
-        folder.close()
 
 
 def measure(config: ProbeConfig, folder: RunFolder | None = None) -> dict:

@@ -8,8 +8,8 @@ import yaml
 from pydantic import Field
 
 from idmm.config import section
+from idmm.config.parsing import dump, parse, read_value
 from idmm.errors import UserError
-from idmm.options import dump, parse, read_value
 
 TRAINING = ("pretrain", "finetune")
 Seed = Annotated[int, Field(ge=0)]

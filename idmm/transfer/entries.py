@@ -3,11 +3,9 @@
 from dataclasses import fields
 from pathlib import Path
 
-from idmm import options
-from idmm.config import Data, PretrainConfig
+from idmm.config import METHODS, Data, PretrainConfig, parsing
 from idmm.data.registry import spec_of
 from idmm.errors import UserError, nearest
-from idmm.recipes import METHODS
 from idmm.transfer.config import TRAINING, GridConfig
 
 SCRATCH, NONE = "scratch", "none"
@@ -92,7 +90,7 @@ def _entry_faults(kind: str, entry: dict, grid: GridConfig, backbones: list[str]
     if kind in ("sources", "targets"):
         try:
             spec_of(name)
-            options.build(PretrainConfig, {"data": data_of(entry, grid)})
+            parsing.build(PretrainConfig, {"data": data_of(entry, grid)})
         except UserError as error:
             return error.faults
     if kind == "methods" and name not in METHODS:

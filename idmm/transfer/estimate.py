@@ -10,7 +10,6 @@ import torch
 from idmm.calibrate import time_steps
 from idmm.data.loaders import worker_count
 from idmm.distributed import pick_device
-from idmm.methods import RunInfo
 from idmm.progress import duration
 from idmm.stages import STAGES, Phase
 from idmm.stages.assemble import Assembly, assemble
@@ -62,7 +61,7 @@ def _estimates(jobs: list[Job], counts: dict[str, int]) -> dict[str, float]:
     for job in jobs:
         stage, images = STAGES[job.stage], counts[job.key]
         phases = zip(stage.phases(stage.build(job.config)), rates[_shape(job)], strict=True)
-        seconds[job.key] = sum(phase.epochs * -(-images // phase.batch_size) * rate for phase, rate in phases)
+        seconds[job.key] = sum(phase.steps(images) * rate for phase, rate in phases)
     return seconds
 
 
@@ -84,8 +83,7 @@ def _rates(job: Job, budget: float) -> list[float]:
 
 def _training_step(parts: Assembly, phase: Phase, budget: float) -> float:
     train = parts.config.train
-    info = RunInfo(2048, phase.batch_size, phase.epochs, 1000, CLASSES)
-    method = parts.method(phase, parts.backbone(phase, CLASSES), info)
+    method = parts.method(phase, parts.backbone(phase, CLASSES), max(2048, phase.batch_size), CLASSES)
     transform = parts.transform(phase, _Noise(phase.batch_size, parts.short_side(phase.size)))
     device = pick_device(parts.device, "train.device")
     begun = time.monotonic()

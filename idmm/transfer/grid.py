@@ -4,7 +4,7 @@ import json
 import logging
 from collections.abc import Callable
 
-from idmm import options
+from idmm.config import parsing
 from idmm.errors import Interrupted
 from idmm.files import write_text
 from idmm.progress import Interrupts, logging_to
@@ -32,7 +32,7 @@ def transfer(config: GridConfig | dict | str) -> dict:
     """
     try:
         with Interrupts():
-            return _transfer(options.build(GridConfig, config))
+            return _transfer(parsing.build(GridConfig, config))
     except KeyboardInterrupt:
         raise Interrupted("interrupted; the same command goes on") from None
 

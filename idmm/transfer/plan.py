@@ -10,8 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from idmm import options
-from idmm.config import FREE, NEW_KEYS
+from idmm.config import FREE, NEW_KEYS, parsing
 from idmm.errors import UserError
 from idmm.stages import STAGES
 from idmm.transfer.config import TRAINING, GridConfig, merged
@@ -121,7 +120,7 @@ class GridPlan:
         config, faults = self._resolved("pretrain", layers, {**own, "model": _model(backbone), "seed": seed})
         self._add_faults("pretrain", f"pretrain of {method['label']} on {source['label']}", faults)
         title = f"{source['label']}-{method['label']}-{backbone['label']}-s{seed}"
-        return config and _job("pretrain", options.plain(config), title)
+        return config and _job("pretrain", parsing.plain(config), title)
 
     def _add_cell(self, row: _Row, backbone: dict, target: dict) -> None:
         layers = [self.grid.finetune, *row.layers, *(entry.get("finetune", {}) for entry in (backbone, target))]
@@ -130,7 +129,7 @@ class GridPlan:
             own = {"data": data_of(target, self.grid), "model": _model(backbone), "seed": seed, "init": row.init}
             config, faults = self._resolved("finetune", layers, own)
             self._add_faults("finetune", f"finetune on {target['label']}", faults)
-            plain = config and options.plain(config)
+            plain = config and parsing.plain(config)
             if protocol == "probe":
                 plain = plain and self._probe(plain, backbone)
             if plain is None:
@@ -155,11 +154,11 @@ class GridPlan:
         recipe = next((layer["config"] for layer in reversed(layers) if layer.get("config")), None)
         try:
             if recipe is not None and recipe not in self._recipes:
-                self._recipes[recipe] = options.read_file(recipe)
+                self._recipes[recipe] = parsing.read_file(recipe)
             layers = [{key: value for key, value in layer.items() if key != "config"} for layer in layers]
             data = merged(self._recipes.get(recipe, {}), *layers, {**own, "out": None, "resume": "auto"})
             config = STAGES[stage].build(data)
-            return STAGES[stage].resolve(config) if resolve else config, []
+            return STAGES[stage].resolve(config)[0] if resolve else config, []
         except UserError as error:
             return None, [_short(fault) for fault in error.faults]
 
@@ -189,7 +188,7 @@ class GridPlan:
         """Keys that the grid sets itself, to something else."""
         side = "sources" if stage == "pretrain" else "targets"
         decided = {"data.name": side, "method.name": "methods", "model.name": "backbones", "model.kwargs": "backbones"}
-        asked, faults = options.flatten(merged(layer)), []
+        asked, faults = parsing.flatten(merged(layer)), []
         for key, name in decided.items():
             value, there = asked.get(key), [entry.get(key.partition(".")[2]) for entry in self.entries[name]]
             if value and value not in there:
@@ -221,7 +220,7 @@ def _short(fault: str) -> str:
 
 def _job(stage: str, plain: dict, title: str, needs: str | None = None) -> Job:
     plain = plain if needs is None else {**plain, "init": None}
-    flat = options.flatten(plain)
+    flat = parsing.flatten(plain)
     counted = {key: value for key, value in flat.items() if key not in FREE and value != NEW_KEYS.get(key, ...)}
     text = json.dumps([stage, counted, needs, _digest(plain.get("init"))], sort_keys=True, default=str)
     key = hashlib.sha256(text.encode()).hexdigest()[:12]

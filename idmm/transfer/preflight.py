@@ -8,8 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from idmm import options
-from idmm.config import PretrainConfig
+from idmm.config import PretrainConfig, parsing
 from idmm.data.cache import file_digest
 from idmm.data.datasets import open_splits
 from idmm.data.images import BadImage
@@ -47,7 +46,7 @@ def check(grid: GridConfig, plan: GridPlan) -> dict[str, int]:
     for name in ("sources", "targets"):  # entries that other faults keep out of all jobs
         seen = {getattr(cell, name[:-1]) for cell in plan.cells}
         for entry in [entry for entry in plan.entries[name] if entry["label"] not in seen]:
-            data = options.build(PretrainConfig, {"data": data_of(entry, grid)}).data
+            data = parsing.build(PretrainConfig, {"data": data_of(entry, grid)}).data
             checks.once([name, entry["label"]], f"{name} '{entry['label']}'", open_splits, data, name == "targets")
     checks.faults += [
         f"{side}: its images changed since {counted(len(keys), 'run')} in '{grid.out}' began; name another out"
@@ -117,8 +116,8 @@ def folder_faults(config: GridConfig) -> list[str]:
         # before grid.yaml is looked for: another runner, which writes that file first, may be starting
         things = out.is_dir() and any(not being_written(path) for path in out.iterdir())
         if known.exists():
-            before = options.read_file(known)
-            if not _related(before, options.plain(absolute(config))):
+            before = parsing.read_file(known)
+            if not _related(before, parsing.plain(absolute(config))):
                 return [f"out: '{out}' holds a grid of other sources and targets; name another folder"]
         elif out.exists() and not out.is_dir():
             return [f"out: '{out}' is a file; name a folder"]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import yaml
 
-from idmm import options
+from idmm.config import parsing
 from idmm.errors import Interrupted, RunError, UserError
 from idmm.files import write_text
 from idmm.locks import Lock, holders
@@ -65,7 +65,7 @@ class Grid:
     def write_config(self) -> None:
         """Writes ``grid.yaml``, which marks the folder as this grid's."""
         try:
-            write_text(self.out / "grid.yaml", options.dump(self.config))
+            write_text(self.out / "grid.yaml", parsing.dump(self.config))
         except RunError as error:
             raise UserError(f"out: {error}") from None
 
@@ -152,7 +152,7 @@ class Grid:
     def update_paths(self, job: Job) -> None:
         """Writes them into a run's config.yaml that was made on another machine, or before the grid was moved."""
         path = self.out / job.folder / "config.yaml"
-        config = options.read_file(path) if path.exists() else {}
+        config = parsing.read_file(path) if path.exists() else {}
         updated = config | {name: value for name, value in self.paths(job).items() if name in config}
         if updated != config:
             write_text(path, yaml.safe_dump(updated, sort_keys=False, allow_unicode=True))
@@ -170,14 +170,14 @@ class Grid:
 
 def absolute(config: GridConfig) -> GridConfig:
     """Makes the recipes' paths absolute: ``grid.yaml`` is read from other working directories, too."""
-    plain = options.plain(config)
+    plain = parsing.plain(config)
     entries = [entry for given in plain.values() if isinstance(given, list) for entry in given]
     for holder in [plain, *entries]:
         for stage in TRAINING if isinstance(holder, dict) else ():
             layer = holder.get(stage)
             if isinstance(layer, dict) and isinstance(layer.get("config"), str):
                 layer["config"] = str(Path(layer["config"]).absolute())
-    return options.build(GridConfig, plain)
+    return parsing.build(GridConfig, plain)
 
 
 _SECTIONS = ("data", "model", "views", "augment", "method", "train", "drloc")

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from idmm import options
+from idmm.config import parsing
 from idmm.errors import UserError
 from idmm.progress import Bar, duration
 from idmm.transfer.config import GridConfig
@@ -100,4 +100,4 @@ def status(out: str) -> str:
     path = Path(out) / "grid.yaml"
     if not path.exists():
         raise UserError(f"{out}: there is no grid in it; wanted is the folder of a transfer run")
-    return GridStatus(Grid(options.build(GridConfig, {**options.read_file(path), "out": out}))).text()
+    return GridStatus(Grid(parsing.build(GridConfig, {**parsing.read_file(path), "out": out}))).text()

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from idmm import options
+from idmm.config import parsing
 from idmm.errors import Interrupted, RunError, UserError
 from idmm.files import write_text
 from idmm.progress import Interrupts
@@ -26,7 +26,7 @@ def run(grid: Grid, say: Callable[[], None]) -> None:
         RunError: They ended before all was done.
     """
     file = grid.out / "jobs" / f"workers-{os.getpid()}.yaml"
-    write_text(file, options.dump(grid.config))
+    write_text(file, parsing.dump(grid.config))
     command = [sys.executable, "-m", "idmm.transfer.workers", str(file), str(os.getpid())]
     workers = []
     try:
@@ -71,7 +71,7 @@ def main(path: str, parent: int) -> int:
     threading.Thread(target=_watch, args=(parent,), daemon=True).start()
     try:
         with Interrupts():
-            work(Grid(options.build(GridConfig, path)))
+            work(Grid(parsing.build(GridConfig, path)))
     except (Interrupted, KeyboardInterrupt):
         return Interrupted.exit_code
     except (UserError, RunError) as error:

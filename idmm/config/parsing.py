@@ -1,7 +1,7 @@
 """From YAML files and flags to a checked config; all faults are found before the first is reported.
 
 argparse splits the command line and prints the help, pydantic checks the result: between them every flag, type, range
-and help text is read from ``idmm.config`` and stated nowhere else.
+and help text is read from the classes of this package and stated nowhere else.
 """
 
 import argparse
@@ -10,7 +10,7 @@ import re
 import types
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
@@ -43,23 +43,18 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:bool", _BOOLEAN, list("tTfF"))
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(f"^(?:{_NUMBER.pattern})$"), list("-+0123456789."))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Field:
+class _Field(NamedTuple):
     """A leaf of the config: one flag."""
 
     key: str
     kind: Any
     help: str
     default: Any
+    section: type
 
 
 def parse(kind: type[Config], argv: list[str], prog: str) -> Config:
-    """Reads ``--config`` files, then flags over them.
-
-    Args:
-        kind: A config class.
-        argv: The command line without the program.
-        prog: The program, for the help.
+    """Reads ``--config`` files, then flags over them; ``prog`` is the program, for the help.
 
     Returns:
         The config. ``--help``, ``--version`` and ``--print_config`` print and raise SystemExit(0).
@@ -74,7 +69,13 @@ def parse(kind: type[Config], argv: list[str], prog: str) -> Config:
     origin: dict[str, str] = {}
     unread: list[str] = []
     for path in known.config or []:
-        unread += ["--config: wants a FILE"] if path is _NOTHING else _merge_file(data, path, origin)
+        if path is _NOTHING:
+            unread.append("--config: wants a FILE")
+            continue
+        try:
+            _merge(data, read_file(path), origin, path)
+        except UserError as error:
+            unread += error.faults
     faults += unread
     for leaf in _leaves(kind):
         text = getattr(known, leaf.key, None)
@@ -82,10 +83,7 @@ def parse(kind: type[Config], argv: list[str], prog: str) -> Config:
             faults.append(f"--{leaf.key}: wants a value ({_metavar(leaf.kind)})")
         elif text is not None:
             faults += _set(data, leaf.key, text, leaf.kind, origin)
-    faults += _faults(kind, data, origin, whole=not unread)
-    if faults:
-        raise UserError(*faults)
-    config = TypeAdapter(kind).validate_python(data)
+    config = _checked(kind, data, origin, faults, whole=not unread)
     if known.print_config:
         print(dump(config), end="")
         raise SystemExit(0)
@@ -100,19 +98,10 @@ def build(kind: type[Config], given: Any) -> Config:
     """
     if isinstance(given, kind):
         return given
-    data: dict = {}
-    faults = []
-    if isinstance(given, (str, Path)):
-        faults = _merge_file(data, given, {})
-    elif isinstance(given, dict):
-        data = given
-    else:
+    if not isinstance(given, (str, Path, dict)):
         wanted = f"wanted a mapping, a {kind.__name__} or the path of a YAML file"
         raise UserError(f"config: {wanted}, got {type(given).__name__}")
-    faults += _faults(kind, data, {}, whole=not faults)
-    if faults:
-        raise UserError(*faults)
-    return TypeAdapter(kind).validate_python(data)
+    return _checked(kind, given if isinstance(given, dict) else read_file(given), {}, [])
 
 
 def read_file(path: str | Path) -> dict:
@@ -121,11 +110,16 @@ def read_file(path: str | Path) -> dict:
     Raises:
         UserError: It cannot be read, is not YAML or holds no mapping.
     """
-    data: dict = {}
-    faults = _merge_file(data, path, {})
-    if faults:
-        raise UserError(*faults)
-    return data
+    try:
+        loaded = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise UserError(f"--config: cannot read '{path}' ({why}); wanted a YAML file") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"--config: '{path}' is not YAML: {_yaml_problem(error)}") from None
+    if loaded is not None and not isinstance(loaded, dict):
+        raise UserError(f"--config: '{path}' holds {type(loaded).__name__}; wanted a mapping of keys")
+    return loaded or {}
 
 
 def read_value(text: str) -> Any:
@@ -173,17 +167,10 @@ def _leaves(kind: type, prefix: str = "") -> list[_Field]:
         section = next((t for t in _options(info.annotation) if dataclasses.is_dataclass(t)), None)
         default = info.get_default(call_default_factory=True)
         if section is None or default is None:
-            leaves.append(_Field(prefix + item.name, info.annotation, _description(kind, item.name), default))
+            leaves.append(_Field(prefix + item.name, info.annotation, info.description or "", default, kind))
         if section is not None:
             leaves += _leaves(section, f"{prefix}{item.name}.")
     return leaves
-
-
-def _description(kind: type, name: str) -> str:
-    """A field's docstring, which pydantic reads only in the class that states it."""
-    sections = (getattr(base, "__pydantic_fields__", {}) for base in kind.__mro__)
-    texts = (fields[name].description for fields in sections if name in fields)
-    return next((text for text in texts if text), "")
 
 
 def _options(kind: Any) -> tuple:
@@ -217,22 +204,17 @@ def _parser(kind: type, prog: str) -> argparse.ArgumentParser:
     for leaf in _leaves(kind):
         name = leaf.key.rpartition(".")[0]
         if name not in groups:
-            groups[name] = parser.add_argument_group(name, _section(kind, name).__doc__)
+            groups[name] = parser.add_argument_group(name, leaf.section.__doc__)
+        default = "required" if leaf.default is PydanticUndefined else f"default: {_flow(leaf.default)}"
         groups[name].add_argument(
             f"--{leaf.key}",
             dest=leaf.key,
             default=argparse.SUPPRESS,
             metavar=_metavar(leaf.kind),
-            help=f"{leaf.help} ({_default(leaf.default)})".replace("%", "%%"),
+            help=f"{leaf.help} ({default})".replace("%", "%%"),
             **({"nargs": "?", "const": "true"} if leaf.kind is bool else value),
         )
     return parser
-
-
-def _section(kind: type, name: str) -> type:
-    for part in name.split("."):
-        kind = next(t for t in _options(kind.__pydantic_fields__[part].annotation) if dataclasses.is_dataclass(t))
-    return kind
 
 
 def _metavar(kind: Any) -> str:
@@ -241,37 +223,14 @@ def _metavar(kind: Any) -> str:
         if get_origin(option) is Literal:
             names.append("{" + ",".join(str(value) for value in get_args(option)) + "}")
         elif option is not type(None):
-            names.append({int: "INT", float: "FLOAT", bool: "BOOL", str: "TEXT"}.get(option) or _nested(option))
+            words = {int: "INT", float: "FLOAT", bool: "BOOL", str: "TEXT", list: "LIST"}
+            names.append(words.get(get_origin(option) or option, "MAPPING"))
     return "|".join(names)
-
-
-def _nested(kind: Any) -> str:
-    return "LIST" if get_origin(kind) is list else "MAPPING"
-
-
-def _default(value: Any) -> str:
-    return "required" if value is PydanticUndefined else f"default: {_flow(value)}"
 
 
 def _flow(value: Any) -> str:
     value = TypeAdapter(type(value)).dump_python(value) if value is not None else None
     return yaml.safe_dump(value, default_flow_style=True, width=1000).strip().removesuffix("...").strip()
-
-
-def _merge_file(data: dict, path: str | Path, origin: dict[str, str]) -> list[str]:
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        return [f"--config: cannot read '{path}' ({why}); wanted a YAML file"]
-    try:
-        loaded = yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
-        return [f"--config: '{path}' is not YAML: {_yaml_problem(error)}"]
-    if loaded is not None and not isinstance(loaded, dict):
-        return [f"--config: '{path}' holds {type(loaded).__name__}; wanted a mapping of keys"]
-    _merge(data, loaded or {}, origin, str(path))
-    return []
 
 
 def _merge(data: dict, new: dict, origin: dict[str, str], where: str, prefix: str = "") -> None:
@@ -327,14 +286,19 @@ def _unknown_flags(unknown: list[str], parser: argparse.ArgumentParser) -> list[
     return faults
 
 
-def _faults(kind: type, data: dict, origin: dict[str, str], whole: bool) -> list[str]:
-    """Faults of the keys; none is missing where a file could not be read that may have it."""
+def _checked(kind: type[Config], data: dict, origin: dict[str, str], faults: list[str], whole: bool = True) -> Config:
+    """Makes the config, or raises UserError with the faults so far and those of the keys.
+
+    Where the data is not ``whole``, as a file could not be read, no key is said to be missing.
+    """
     try:
-        TypeAdapter(kind).validate_python(data)
+        config = TypeAdapter(kind).validate_python(data)
     except ValidationError as error:
         found = [e for e in error.errors(include_url=False) if whole or e["type"] != "missing"]
-        return [_fault(kind, e, origin) for e in found]
-    return []
+        faults = faults + [_fault(kind, e, origin) for e in found]
+    if faults:
+        raise UserError(*faults)
+    return config
 
 
 def _fault(kind: type, error: dict, origin: dict[str, str]) -> str:

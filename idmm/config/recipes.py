@@ -2,10 +2,13 @@
 
 import importlib.util
 from collections.abc import Collection
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
-from idmm.config import COLOURS, DEFAULT_COLOURS, METHODS, CropGroup, Method, PretrainConfig, Views, defaults_of
+from idmm.config.methods import METHODS, Method, defaults_of
+from idmm.config.parsing import changed
+from idmm.config.stages import PretrainConfig
+from idmm.config.views import COLOURS, DEFAULT_COLOURS, CropGroup, Views
 from idmm.errors import UserError
 
 
@@ -34,7 +37,7 @@ def _shown(group: CropGroup) -> str:
     return f"{group.count} of {group.scale[0]:g} to {group.scale[1]:g}" + (f" ({colours[2:]})" if own else "")
 
 
-def settle_method(config: PretrainConfig) -> tuple[PretrainConfig, list[str]]:
+def resolve_method(config: PretrainConfig) -> tuple[PretrainConfig, list[str]]:
     """Fills in what ``method``, ``views`` and ``train.warmup_epochs`` leave to the method.
 
     Returns:
@@ -96,19 +99,18 @@ def _projects(method: Method, reads: dict[str, Any]) -> bool:
 
 
 def _unread(method: Method, reads: Collection[str]) -> list[str]:
-    default, lines = Method(), []
-    for name in [item.name for item in fields(Method) if item.name not in ("name", *reads)]:
-        if getattr(method, name) != getattr(default, name):
-            where = " without method.projection" if name in defaults_of(method.name) else ""
-            lines.append(
-                f"method.{name}: {getattr(method, name)!r}, but {method.name}{where} does not read it; leave it out"
-            )
+    own, lines = defaults_of(method.name), []
+    for name in changed(method):
+        if name not in ("name", *reads):
+            where = f"{method.name} without method.projection" if name in own else method.name
+            lines.append(f"method.{name}: {getattr(method, name)!r}, but {where} does not read it; leave it out")
     return lines
 
 
 def _missing(method: Method, reads: dict[str, Any]) -> list[str]:
-    wanted = {**({"lightly": "lightly"} if _projects(method, reads) else {}), **METHODS[method.name].libraries}
-    missing = [package for module, package in wanted.items() if importlib.util.find_spec(module) is None]
+    wanted = dict.fromkeys([*(["lightly"] if _projects(method, reads) else []), *METHODS[method.name].libraries])
     return [
-        f"method.name: {method.name} needs {name}; install it with: pip install 'idmm[baselines]'" for name in missing
+        f"method.name: {method.name} needs {name}; install it with: pip install 'idmm[baselines]'"
+        for name in wanted
+        if importlib.util.find_spec(name) is None
     ]
