@@ -12,6 +12,7 @@ import timm
 import torch
 from contract import load
 from helpers import call, inside, run_info, weights
+from tiny import make
 
 from idmm import config
 from idmm.config import METHODS, DrLoc
@@ -46,6 +47,11 @@ SMALL = {  # one of each class, small enough for two cores; the forward pass sta
 WIDER = """mobilenetv3_small_050 mobilenetv4_conv_small_035 vgg11 vgg16 ghostnet_050 lcnet_035 hgnetv2_b0 test_mambaout
     efficientvit_b0 efficientvit_l1 repghostnet_050 fasternet_t0 lcnetv2_small inception_next_atto cpubone_nano
     lowformer_b0 resnet50_mlp"""  # features of another width than num_features
+FAMILIES = {  # one of each, small
+    **dict.fromkeys(("mobilenetv4_conv_small_035", "ghostnet_050", "lcnet_035", "hgnetv2_b0", "efficientvit_b0"), {}),
+    "test_mambaout": {},
+    "vgg11": {"mlp_ratio": 0.01},
+}
 ONE_EPOCH = {
     "data__subset": {"total": 24}, "model__kwargs": {}, "model__drop_path": 0.0, "train__epochs": 1,
     "train__batch_size": 8, "train__save_minutes": 60, "train__warmup_epochs": 0,
@@ -179,6 +185,16 @@ def test_every_method_trains_a_model_with_layers_after_its_pooling(tmp_path, met
     (record,) = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
     assert math.isfinite(record["loss"]) and {"knn", "feature_std", "embedding_std"} <= set(record)
     assert load_backbone(tmp_path)(torch.zeros(1, 3, 32, 32)).shape == (1, 1024)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_method_sizes_its_heads_for_each_family(name, method):
+    made = make(method, of=create_backbone(name, 32, **FAMILIES[name]))
+    views = [torch.randn(2, 2, 3, 32, 32)]
+    made({"views": views, "index": torch.arange(2), "label": torch.tensor([0, 1])}, 0, 0)["loss"].backward()
+    grads = [p.grad for p in made.backbone.parameters() if p.grad is not None]
+    assert grads and all(bool(torch.isfinite(grad).all()) for grad in grads)
 
 
 def test_runs_of_a_model_with_layers_after_its_pooling(tmp_path, capsys):
