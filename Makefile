@@ -1,16 +1,19 @@
 # make demo: pretrain on digits, fine-tune, compare with training from scratch, draw pictures
-# make test: the whole suite
+# make test: the whole suite; make test-fast: without whole runs and clusters
 # Both make .venv and install what they need the first time (about 6 GB, mostly PyTorch).
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint format clean
+.PHONY: demo test test-fast lint format clean
 
 demo: .venv/installed
 	$(BIN)/idmm demo --out runs/demo
 
 test: .venv/installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -rs
+
+test-fast: .venv/installed-test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow'
 
 lint: .venv/installed-test
 	$(BIN)/ruff check .

@@ -8,6 +8,16 @@ from loopback import Server, miniature
 from idmm.data import download
 from idmm.data.registry import DATASETS
 
+# files of whole runs, several processes and clusters, which 'make test-fast' leaves out
+SLOW = """test_backbones test_demo test_distributed test_distributed_methods test_fewlabel test_monitor test_resume
+    test_resume_methods test_transfer_ray test_transfer_run test_transfer_survival""".split()
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.path.stem in SLOW or {"whole", "whole_grid"} & set(item.fixturenames):
+            item.add_marker("slow")
+
 
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory):

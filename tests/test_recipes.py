@@ -296,7 +296,7 @@ def test_methods_that_compare_the_images_of_a_pass(name, tmp_path, capsys):
     assert not faults and [note.startswith(line) for note in notes] == [True] * compares
     assert len(told(1, 1)[0]) == len(told(7, 4)[0]) == compares
     given = dict(BARE, method__name=name, train__epochs=1)
-    alone = {"train__batch_size": 1, "train__accumulate": 1}
+    alone = {"train__batch_size": 1, "train__accumulate": 1, "data__subset": {"total": 8}}
     wanted = f"train.batch_size: 1: {name} compares the images of a pass with one another; wanted at least 2 of them"
     assert inside("pretrain", tmp_path / "a", **{**given, **alone}) == 2 * compares
     assert capsys.readouterr().err.splitlines().count(wanted) == compares
