@@ -280,6 +280,17 @@ def test_an_mlp_needs_its_library_and_the_rest_none(tmp_path, monkeypatch, capsy
     assert capsys.readouterr().err.splitlines() == [f"method.name: idmm {LIGHTLY}"]
 
 
+@pytest.mark.parametrize("stage", ["pretrain", "finetune"])
+def test_tensorboard_is_asked_for_before_the_work(stage, tmp_path, monkeypatch, capsys):
+    there = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *more: None if name == "tensorboard" else there(name, *more)
+    )
+    assert inside(stage, tmp_path / "run", train__tensorboard=True) == 2 and not (tmp_path / "run").exists()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == "train.tensorboard: needs tensorboard; install it with: pip install 'idmm[tensorboard]'"
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_methods_that_compare_the_images_of_a_pass(name, tmp_path, capsys):
     """Passes of a batch are smaller batches to them: said, and refused where an image is alone."""

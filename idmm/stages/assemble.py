@@ -5,6 +5,7 @@ Stages, the check of a grid and its estimate all ask here, so that what is check
 
 import contextlib
 import functools
+import importlib.util
 import logging
 import math
 from collections.abc import Iterator
@@ -191,11 +192,13 @@ def resolve(config) -> tuple[Assembly, list[str]]:
         in.
 
     Raises:
-        UserError: The method cannot be had so, ``out`` is missing, or the model contradicts the checkpoint.
+        UserError: The method cannot be had so, ``out`` or a library is missing, the model contradicts the checkpoint.
     """
     config, notes = stage_of(config).resolve(config)
     if config.out is None:
         raise UserError("out: missing; name a folder for all that the run writes (--out runs/a)")
+    if config.train.tensorboard and importlib.util.find_spec("tensorboard") is None:
+        raise UserError("train.tensorboard: needs tensorboard; install it with: pip install 'idmm[tensorboard]'")
     spec = model_spec(config)
     lr, warmup = recipe(spec.name)
     train = config.train

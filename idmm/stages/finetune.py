@@ -85,7 +85,8 @@ def _start_from(before: Loop | None, model, parts: Assembly, phase: Phase) -> No
         report = parts.spec.load(model, strict)
     else:
         last = parts.phases[phase.number - 2]
-        made = Checkpoint(before.averaged.state_dict(), f"stage {last.number}", kwargs={"img_size": last.size})
+        source = f"weights of stage {last.number}"
+        made = Checkpoint(before.averaged.state_dict(), source, kwargs={"img_size": last.size})
         report = made.load_into(model, strict=strict, drop_classifier=False)
     if report is not None:
         log.info("%s", report)
