@@ -10,7 +10,7 @@ from idmm.config import Train
 
 
 def recipe(name: str) -> tuple[float, int]:
-    """Returns the papers' peak learning rate and warm-up (epochs) for a backbone's family (DESIGN: section 5)."""
+    """Returns the papers' peak learning rate and warm-up (epochs) for a backbone's family."""
     return (1e-3, 10) if name.startswith(("pvt_v2", "t2t")) else (5e-4, 2)
 
 

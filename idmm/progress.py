@@ -160,7 +160,8 @@ def duration(seconds: float) -> str:
     if seconds < 90 * 60:
         return f"{seconds / 60:.0f} min"
     if seconds < 48 * 3600:
-        return f"{seconds // 3600:.0f} h {seconds % 3600 / 60:.0f} min"
+        hours, minutes = divmod(round(seconds / 60), 60)
+        return f"{hours} h {minutes} min"
     return f"{seconds / 86400:.1f} days"
 
 

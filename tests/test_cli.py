@@ -24,7 +24,7 @@ KINDS = {"pretrain": PretrainConfig, "finetune": FinetuneConfig}
 BOTH = pytest.mark.parametrize("stage", list(STAGES))
 COMMON = """config out seed init resume data.name data.root data.workers model.name model.kwargs train.epochs
     train.batch_size train.lr train.weight_decay train.warmup_epochs train.precision train.device""".split()
-CONTRACT = {  # DESIGN, section 3, as far as it is built
+CONTRACT = {  # flags that must exist under exactly these names
     "pretrain": """method.name method.label_smoothing method.cutmix_alpha method.classifier method.classifier_lr_scale
         method.classifier_init views.size views.crops""".split(),
     "finetune": ["stages", "model.freeze", "train.size"],

@@ -1,4 +1,4 @@
-"""The house of DESIGN, section 2: a file imports from its own floor or lower ones, and never in a circle."""
+"""The floors of CONTRIBUTING: a file imports from its own floor or lower ones, and never in a circle."""
 
 import ast
 from pathlib import Path
@@ -84,7 +84,7 @@ def later():
 @pytest.mark.parametrize("module", sorted(set(MODULES) - {"idmm"}))
 def test_floor(module):
     """Each module has a floor and imports nothing from above; the front door imports as it is asked."""
-    assert room(module) in FLOOR, f"{module} has no floor: add it to DESIGN, section 2, and to this test"
+    assert room(module) in FLOOR, f"{module} has no floor: add it to CONTRIBUTING and to this test"
     for other in GRAPH[module] - {"idmm"}:
         assert FLOOR[room(other)] <= FLOOR[room(module)], f"{module} imports {other}, which is a floor above it"
     assert "idmm" not in GRAPH[module] or room(module) in FLOORS[-1], f"{module} imports the front door"

@@ -14,7 +14,7 @@ from idmm.data.images import decode
 from idmm.data.readers import layout
 from idmm.data.registry import DATASETS
 
-FIGURES = {  # classes, train, test, as DESIGN has them (section 5)
+FIGURES = {  # classes, train, test, of the official splits
     "flowers": (102, 2040, 6149), "pets": (37, 3680, 3669), "dtd": (47, 3760, 1880), "indoor67": (67, 5360, 1340),
     "cub200": (200, 5994, 5794), "aircraft": (100, 6667, 3333), "cars": (196, 8144, 8041),
     "cifar10": (10, 50_000, 10_000), "cifar100": (100, 50_000, 10_000), "svhn": (10, 73_257, 26_032),

@@ -9,7 +9,7 @@ from idmm.losses import instance, instance_discrimination_loss
 
 
 def naive(z, w, target, mixed, lam, smoothing, bias=None):
-    """Eqs. 17-19 view by view and class by class, with the corrected C of every other class (DESIGN: section 4)."""
+    """Eqs. 17-19 view by view and class by class, with the corrected C of every other class."""
     n = len(w)
     total = 0.0
     for view in range(len(z)):

@@ -293,6 +293,11 @@ def test_all_faults_together_each_where_it_stands(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("given", [["a.yaml", "b.yaml"], 3])
+def test_a_recipe_is_one_file(given):
+    assert wrong(pretrain={"config": given}) == [f"pretrain: config: got {given!r}, wanted the path of one YAML file"]
+
+
 def test_faults_of_an_entrys_options_are_said_once():
     bad = {
         "methods": ["idmm", "simclr", {"name": "mocov2", "pretrain": {"method": {"outputs": 5}, "veiws": {}}}],

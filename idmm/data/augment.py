@@ -1,4 +1,4 @@
-"""Stage 2's images: augmented for training (DESIGN: section 5), centre-cropped for evaluation."""
+"""Stage 2's images: augmented for training, centre-cropped for evaluation."""
 
 from functools import partial
 

@@ -48,7 +48,7 @@ class InstanceClassifier(nn.Module):
 
 
 class IDMM(Method):
-    """Groups of crops, each CutMixed on its own; the loss is the sum of the groups' means (DESIGN: section 4)."""
+    """Groups of crops, each CutMixed on its own; the loss is the sum of the groups' means."""
 
     def __init__(self, backbone: nn.Module, info: RunInfo, config: config.Method):
         super().__init__(backbone)

@@ -153,6 +153,8 @@ class GridPlan:
         """The recipe of the last layer that names one, the layers' keys over it, then what the grid itself decides."""
         recipe = next((layer["config"] for layer in reversed(layers) if layer.get("config")), None)
         try:
+            if not isinstance(recipe, str | None):
+                raise UserError(f"--config: got {recipe!r}, wanted the path of one YAML file")
             if recipe is not None and recipe not in self._recipes:
                 self._recipes[recipe] = parsing.read_file(recipe)
             layers = [{key: value for key, value in layer.items() if key != "config"} for layer in layers]
