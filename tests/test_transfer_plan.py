@@ -293,6 +293,13 @@ def test_all_faults_together_each_where_it_stands(tmp_path):
     ]
 
 
+def test_a_probe_is_of_the_size_that_its_backbone_was_pretrained_at():
+    methods = ["idmm", {"name": "simclr", "pretrain": {"views": {"size": 32}}}]
+    found = GridPlan(grid(methods=methods, target={"protocol": "probe"}, pretrain={"views": {"size": 16}}))
+    sizes = {(cell.method, found.jobs[key].config["size"]) for cell, key in found.cells.items()}
+    assert sizes == {("none", 16), ("idmm", 16), ("simclr", 32)}
+
+
 @pytest.mark.parametrize("given", [["a.yaml", "b.yaml"], 3])
 def test_a_recipe_is_one_file(given):
     assert wrong(pretrain={"config": given}) == [f"pretrain: config: got {given!r}, wanted the path of one YAML file"]

@@ -131,7 +131,7 @@ class GridPlan:
             self._add_faults("finetune", f"finetune on {target['label']}", faults)
             plain = config and parsing.plain(config)
             if protocol == "probe":
-                plain = plain and self._probe(plain, backbone)
+                plain = plain and self._probe(plain, row.needs, backbone)
             if plain is None:
                 return
             start = "" if row.pretrain_seed is None else f"{row.method}-s{row.pretrain_seed}-"
@@ -141,12 +141,19 @@ class GridPlan:
             cell = Cell(row.source, row.method, backbone["label"], target["label"], row.pretrain_seed, seed)
             self.cells[cell] = job.key
 
-    def _probe(self, plain: dict, backbone: dict) -> dict | None:
-        """The part of a fine-tuning's config that a probe has, at the image size of pretraining (pixels)."""
-        layers = [self.grid.pretrain, backbone.get("pretrain", {})]
-        config, _ = self._resolved("pretrain", layers, {"model": _model(backbone)}, resolve=False)
+    def _probe(self, plain: dict, needs: str | None, backbone: dict) -> dict | None:
+        """The part of a fine-tuning's config that a probe has, at the image size of pretraining (pixels); without one,
+        at that of the backbone's."""
+        if needs is not None:
+            size = self.jobs[needs].config["views"]["size"]
+        else:
+            layers = [self.grid.pretrain, backbone.get("pretrain", {})]
+            config, _ = self._resolved("pretrain", layers, {"model": _model(backbone)}, resolve=False)
+            if config is None:
+                return None
+            size = config.views.size
         kept = {name: plain[name] for name in ("init", "seed", "data", "model")}
-        return config and {**kept, "device": plain["train"]["device"], "size": config.views.size}
+        return {**kept, "device": plain["train"]["device"], "size": size}
 
     # -------------------------------------------------------------- options
     def _resolved(self, stage: str, layers: list[dict], own: dict, resolve: bool = True) -> tuple[Any, list[str]]:
