@@ -2,13 +2,14 @@
 
 import torch
 from helpers import VIT
+from PIL import Image
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from timm.data import create_transform, resolve_model_data_config
 
 import idmm
 from idmm import config
-from idmm.data.augment import centre_crop
 from idmm.data.datasets import open_splits
 from idmm.models import create_backbone, save_model
 from idmm.seeding import seeded
@@ -32,10 +33,9 @@ def linear(train, labels, c):
 
 
 def by_hand(run, size=16, crop_pct=0.875, part="train"):
-    """Features of digits by the public interface, one image at a time."""
+    """Features of digits by the public interface and timm's transform."""
     backbone = idmm.load_backbone(run, img_size=size)
     split = getattr(open_splits(config.Data(), labelled=True), part)
-    images = torch.stack([centre_crop(torch.from_numpy(i).permute(2, 0, 1), size, crop_pct) for i in split.items])
-    mean, std = (torch.tensor(backbone.pretrained_cfg[n]).view(3, 1, 1) for n in ("mean", "std"))
+    transform = create_transform(**{**resolve_model_data_config(backbone), "crop_pct": crop_pct})
     with torch.no_grad():
-        return backbone((images / 255 - mean) / std).numpy(), split.labels
+        return backbone(torch.stack([transform(Image.fromarray(i)) for i in split.items])).numpy(), split.labels

@@ -29,7 +29,7 @@ class Store:
         rng = np.random.default_rng(seed)
         self.sizes = rng.integers(20, 60, (count, 2))
         self.images = [torch.from_numpy(rng.integers(0, 256, (3, *size), dtype=np.uint8)) for size in self.sizes]
-        self.labels = np.arange(count) % 3
+        self.labels, self.bound = np.arange(count) % 3, None
 
     def image(self, i):
         return self.images[i]

@@ -55,6 +55,8 @@ def cache(given: DataCacheConfig) -> str:
     for entry in found:
         what = f"{entry['dataset'] or 'unfinished'} {entry['split'] or ''}".strip()
         bound = "full size" if entry["bound"] is None else f"short side up to {entry['bound']} px"
+        if isinstance(entry["bound"], list):
+            bound = "centre crops of {} px, crop_pct {:g}".format(*entry["bound"])
         lines.append(f"  {size(entry['bytes']):>8}  {what}, {entry['images'] or '?'} images, {bound}: {entry['root']}")
     if kept:
         lines.append(f"  {size(sum(kept.values())):>8}  features of probes, {counted(len(kept), 'file')}")

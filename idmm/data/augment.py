@@ -10,6 +10,7 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from idmm.config import Augment
+from idmm.data.images import CentreCrop
 from idmm.data.views import normalise, numbered
 from idmm.errors import UserError
 from idmm.seeding import derive, seeded
@@ -43,19 +44,30 @@ class TrainTransform:
 
 
 class EvalTransform:
-    """Makes the test images of a batch by :func:`centre_crop`; one ``mean`` and ``std`` make them grey."""
+    """Makes the centre crops of a batch; one ``mean`` and ``std`` make them grey.
+
+    Images to evaluate on are stored as such crops; of training images, which are stored larger, :func:`centre_crop`
+    makes them.
+    """
 
     def __init__(self, store, size: int, crop_pct: float, mean, std):
         self.store, self.size, self.crop_pct, self.mean, self.std = store, size, crop_pct, mean, std
+        self.finished = store.bound == CentreCrop(size, crop_pct)
 
     def __call__(self, epoch: int, indices: np.ndarray) -> dict:
         """Returns ``images`` (float [B, C, size, size]) and what :func:`idmm.data.views.numbered` adds."""
-        images = torch.stack([centre_crop(self.store.image(i), self.size, self.crop_pct) for i in indices])
+        images = [self.store.image(i) for i in indices]
+        if not self.finished:
+            images = [centre_crop(image, self.size, self.crop_pct) for image in images]
+        images = torch.stack(images)  # uint8 [B, 3, size, size]
         return numbered({"images": normalise(images.float().div_(255), self.mean, self.std)}, self.store, indices)
 
 
 def centre_crop(image: Tensor, size: int, crop_pct: float) -> Tensor:
-    """Resizes the short side of uint8 [3, H, W] to size / crop_pct (bicubic, antialiased) and keeps the centre."""
+    """Resizes the short side of uint8 [3, H, W] to size / crop_pct (bicubic, antialiased) and keeps the centre.
+
+    For training images: :class:`idmm.data.images.CentreCrop` is that of evaluation, which rounds as timm does.
+    """
     short = max(size, round(size / crop_pct))
     height, width = image.shape[1:]
     ratio = short / min(height, width)

@@ -14,7 +14,7 @@ import torch
 
 from idmm import config
 from idmm.data.disk import CacheEntry, Index, mapped
-from idmm.data.images import BadImage, bound_short_side, bounded_size, digest, in_order, load, probe, read
+from idmm.data.images import BadImage, Bound, CentreCrop, digest, fitted, fitted_size, in_order, load, probe, read
 from idmm.data.split import Split, counted
 from idmm.errors import RunError, UserError, listed
 from idmm.progress import size as size_of
@@ -29,23 +29,23 @@ class ImageStore:
     """The images of a split as uint8 tensors, in the split's order; made by :func:`load_split`.
 
     Holds flat buffers only, which forked loader workers share. ``names``, ``labels`` and ``classes`` are the split's,
-    ``sizes`` are heights and widths after bounding (pixels, int64 [N, 2]); ``cache`` says where the decoded pixels are:
-    ``ram``, ``disk``, or ``off`` (nowhere).
+    ``bound`` says what is kept of each image and ``sizes`` its height and width (pixels, int64 [N, 2]); ``cache`` says
+    where the decoded pixels are: ``ram``, ``disk``, or ``off`` (nowhere).
 
     Args:
         split: The images.
         index: What is known of them.
         pixels: Of all images end to end, or the file that holds them; None: they are decoded at every use.
-        bound: Longest short side (pixels), or None.
+        bound: Longest short side (pixels), or the centre crop that images are finished to; None: all of them is kept.
         max_pixels: Images with more pixels are refused (pixels).
     """
 
-    def __init__(self, split: Split, index: Index, pixels: bytearray | Path | None, bound: int | None, max_pixels: int):
+    def __init__(self, split: Split, index: Index, pixels: bytearray | Path | None, bound: Bound, max_pixels: int):
         self.names, self.labels, self.classes, self.sizes = split.names, split.labels, split.classes, index.sizes
         self.cache = "off" if pixels is None else "disk" if isinstance(pixels, Path) else "ram"
         self._digests = index.digests  # uint8 [N, 16]
         self._ends = np.cumsum(index.sizes.prod(axis=1) * 3)  # [N]
-        self._source, self._bound, self._max_pixels = pixels, bound, max_pixels
+        self._source, self.bound, self._max_pixels = pixels, bound, max_pixels
         self._items = split.items if pixels is None else None
         if isinstance(self._items, list):  # workers would copy the shared pages of strings to count references
             self._items = np.array([os.fsencode(path) for path in self._items])
@@ -74,6 +74,8 @@ class ImageStore:
     def image(self, i: int) -> torch.Tensor:
         """Returns image ``i``, uint8 [3, H, W]: a view of [H, W, 3] that must not be written to.
 
+        Where ``bound`` is a centre crop it is that, uint8 [3, size, size].
+
         Raises:
             RunError: Its file is gone or was changed since it was loaded (only where pixels are not kept).
         """
@@ -84,7 +86,10 @@ class ImageStore:
             flat = self._pixels[end - 3 * h * w : end]
         else:
             flat = torch.from_numpy(self._decode_again(i))
-        return flat.view(h, w, 3).permute(2, 0, 1)  # [3, H, W]
+        image = flat.view(h, w, 3)
+        if isinstance(self.bound, CentreCrop) and (h, w) != (self.bound.size, self.bound.size):  # kept as it was
+            image = torch.from_numpy(self.bound(image.numpy()))
+        return image.permute(2, 0, 1)  # [3, H, W]
 
     def _decode_again(self, i: int) -> np.ndarray:
         try:
@@ -95,17 +100,17 @@ class ImageStore:
             raise RunError(f"data.root: '{self.names[i]}' was fine when loaded, but now: {error.reason}") from error
         if found != bytes(self._digests[i]):
             raise RunError(f"data.root: '{self.names[i]}' was changed while in use")
-        return bound_short_side(array, self._bound).reshape(-1)
+        return fitted(array, self.bound).reshape(-1)
 
 
 def load_split(
-    split: Split, *, bound: int | None, data: config.Data, part: str = "train", progress: bool = False
+    split: Split, *, bound: Bound, data: config.Data, part: str = "train", progress: bool = False
 ) -> ImageStore:
     """Reads, checks, hashes and decodes all images of a split, in parallel; or finds that done on the disk.
 
     Args:
         split: From :func:`idmm.data.datasets.open_splits`.
-        bound: Longest short side kept (pixels); None keeps all pixels.
+        bound: What is kept of each image: up to so long a short side (pixels), its centre crop, or with None all.
         data: Says where to keep pixels (``cache``, ``cache_dir``), what to do with bad files (``on_error``) and
             ``max_pixels``.
         part: Which split this is: train, val or test.
@@ -137,7 +142,7 @@ def load_split(
 class _Loading:
     """Decodes a split, once or again."""
 
-    def __init__(self, split: Split, bound: int | None, data: config.Data, progress: bool):
+    def __init__(self, split: Split, bound: Bound, data: config.Data, progress: bool):
         self.split, self.bound, self.data, self.progress = split, bound, data, progress
         self.reported = False  # the bad images, once
 
@@ -222,7 +227,7 @@ class _Loading:
     def _load(self, i: int) -> tuple[np.ndarray, bytes]:
         try:
             array, found = load(self.split.items[i], self.data.max_pixels)
-            return bound_short_side(array, self.bound), found
+            return fitted(array, self.bound), found
         except MemoryError as error:
             where = self.split.place(i)
             raise RunError(f"out of memory while decoding '{where}'; a lower data.max_pixels refuses it") from error
@@ -244,13 +249,13 @@ class _Loading:
         """Bytes of all decoded images, from the headers of a few."""
         items = self.split.items
         if isinstance(items, np.ndarray):
-            h, w = bounded_size(*items.shape[1:3], self.bound)
+            h, w = fitted_size(*items.shape[1:3], self.bound)
             return len(items) * h * w * 3
         chosen = np.unique(np.linspace(0, len(items) - 1, _PROBED).astype(int))
         total = 0  # bad images take no room
         for i in chosen:
             with suppress(BadImage):
-                h, w = bounded_size(*probe(items[i], self.data.max_pixels), self.bound)
+                h, w = fitted_size(*probe(items[i], self.data.max_pixels), self.bound)
                 total += h * w * 3
         return round(total * len(items) / len(chosen))
 

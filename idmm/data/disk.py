@@ -22,7 +22,7 @@ import PIL
 import torch
 
 from idmm import config
-from idmm.data.images import digest
+from idmm.data.images import Bound, CentreCrop, digest
 from idmm.data.split import LazyFiles, Split
 from idmm.errors import RunError, UserError, reason
 from idmm.files import replacing, sweep, write_text
@@ -65,15 +65,16 @@ class CacheEntry:
     """The place on the disk of one split (``part``: train, val or test) at one bound: the folder ``path``.
 
     Args:
-        bound: Longest short side kept (pixels), or None.
+        bound: What is kept of each image, as for :func:`idmm.data.cache.load_split`.
         data: The config's section: ``cache_dir``, and which dataset it is.
     """
 
-    def __init__(self, split: Split, part: str, bound: int | None, data: config.Data):
+    def __init__(self, split: Split, part: str, bound: Bound, data: config.Data):
         root = os.path.realpath(os.path.expanduser(data.root)) if data.root else None
         key = repr((data.name, root, part, bound, split.drawn)).encode("utf-8", "surrogateescape")
         name = "".join(c if c.isalnum() else "-" for c in data.name)[-40:]
-        self.path = cache_folder(data.cache_dir) / f"{name}-{part}-{bound or 'full'}-{digest(key).hex()[:10]}"
+        pixels = bound.size if isinstance(bound, CentreCrop) else bound or "full"
+        self.path = cache_folder(data.cache_dir) / f"{name}-{part}-{pixels}-{digest(key).hex()[:10]}"
         self.signature = _signature(split, bound, data.max_pixels)
         self.pixels = self.path / f"pixels-{self.signature}"  # of all images end to end
         self.about = {"dataset": data.name, "root": root, "split": part, "bound": bound}
@@ -190,7 +191,7 @@ def _is_entry(path: Path) -> bool:
     return (path / "index.npz").exists() or all(_FILE.match(file.name) for file in path.iterdir())
 
 
-def _signature(split: Split, bound: int | None, max_pixels: int) -> str:
+def _signature(split: Split, bound: Bound, max_pixels: int) -> str:
     """Another one if any file was added, removed, renamed or written to, or would be decoded differently."""
     hashed = hashlib.blake2b(digest_size=16)
     hashed.update(repr((_FORMAT, PIL.__version__, bound, max_pixels, len(split))).encode())

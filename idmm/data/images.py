@@ -4,6 +4,7 @@ import contextlib
 import functools
 import hashlib
 import io
+import math
 import os
 import re
 import struct
@@ -12,7 +13,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
@@ -136,6 +137,44 @@ def bound_short_side(array: np.ndarray, bound: int | None) -> np.ndarray:
     if (h, w) == array.shape[:2]:
         return array
     return np.array(Image.fromarray(array).resize((w, h), Image.Resampling.BICUBIC))
+
+
+class CentreCrop(NamedTuple):
+    """How an image is evaluated: its short side is resized to size / crop_pct, then the centre is cut out."""
+
+    size: int
+    """Side of the result (pixels)."""
+    crop_pct: float
+    """Share of the resized short side that the result covers, in (0, 1]."""
+
+    def __call__(self, array: np.ndarray) -> np.ndarray:
+        """Returns the centre crop of an image, uint8 [H, W, 3] -> [size, size, 3].
+
+        It is, to the last bit, what timm's ``create_transform(size, crop_pct=crop_pct, interpolation="bicubic")`` makes
+        a tensor of: sides are rounded down, and margins of half a pixel to the even number.
+        """
+        (h, w), size, short = array.shape[:2], self.size, math.floor(self.size / self.crop_pct)
+        h, w = (short, int(short * w / h)) if h <= w else (int(short * h / w), short)
+        top, left = round((h - size) / 2), round((w - size) / 2)
+        image = Image.fromarray(array).resize((w, h), Image.Resampling.BICUBIC)
+        return np.array(image.crop((left, top, left + size, top + size)))
+
+
+Bound = int | CentreCrop | None  # what is kept of an image: a short side up to so many pixels, its centre crop, or all
+
+
+def fitted(array: np.ndarray, bound: Bound) -> np.ndarray:
+    """Returns what is kept of an image, uint8 [H, W, 3]; one of fewer pixels than its centre crop is kept as it is."""
+    if not isinstance(bound, CentreCrop):
+        return bound_short_side(array, bound)
+    return bound(array) if array.shape[0] * array.shape[1] >= bound.size**2 else array
+
+
+def fitted_size(h: int, w: int, bound: Bound) -> tuple[int, int]:
+    """Returns what :func:`fitted` makes of an image's height and width (pixels)."""
+    if not isinstance(bound, CentreCrop):
+        return bounded_size(h, w, bound)
+    return (bound.size, bound.size) if h * w >= bound.size**2 else (h, w)
 
 
 _lock, _depth, _undo = threading.Lock(), 0, contextlib.ExitStack()

@@ -23,6 +23,8 @@ from idmm.models.build import Size, backbone_keys, classifier_prefixes, create_b
 
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".tar")
 _WANTED = f"give a run folder, or a {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]} file in timm's format"
+# of evaluation, where a JSON of 0.1.0 does not say it
+CROP_PCT, INTERPOLATION = 0.875, "bicubic"
 # tables that follow from the model's shape: never read from a checkpoint
 _INDICES = ("relative_position_index", "relative_coords_table", "attn_mask", "attention_bias_idxs")
 
@@ -38,6 +40,9 @@ class Checkpoint:
     kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)  # what the model was built with
     mean: tuple[float, ...] = IMAGENET_MEAN  # of each channel, on pixel values in [0, 1]
     std: tuple[float, ...] = IMAGENET_STD
+    size: Size | None = None  # of the images that it was evaluated on (pixels)
+    crop_pct: float = CROP_PCT  # share of the resized short side that they covered
+    interpolation: str = INTERPOLATION  # by which they were resized
     extra: dict[str, Any] = dataclasses.field(default_factory=dict)  # what else the JSON holds, e.g. classes
 
     @property
@@ -134,6 +139,7 @@ def read_checkpoint(path: str | os.PathLike, field: str = "") -> Checkpoint:
     state, info = _read_state(path, field), _read_info(path.with_suffix(".json"), field)
     known = {key: info.pop(key) for key in ("name", "kwargs") if key in info}
     known |= {key: tuple(info.pop(key)) for key in ("mean", "std") if key in info}
+    known |= {key: info.pop(key) for key in ("size", "crop_pct", "interpolation") if key in info}
     return Checkpoint(state, str(path), field, **known, extra=info)
 
 
@@ -145,8 +151,11 @@ def load_backbone(run_or_file: str | os.PathLike, img_size: Size | None = None) 
         img_size: Image side, or (height, width), in pixels; None: as saved.
 
     Returns:
-        A timm model in evaluation mode, [B, in_chans, H, W] -> [B, num_features]; ``pretrained_cfg`` holds the mean
-        and std that its images want.
+        A timm model in evaluation mode, [B, in_chans, H, W] -> [B, num_features]. Its ``pretrained_cfg`` says how the
+        run evaluated images, in timm's terms: ``input_size`` (channels, height, width; at ``img_size`` where that is
+        given), ``crop_pct``, ``crop_mode`` ("center"), ``interpolation``, ``mean`` and ``std`` (a number a channel, on
+        pixel values in [0, 1]). So ``timm.data.create_transform(**timm.data.resolve_model_data_config(model))`` makes
+        of a PIL image, RGB or for one channel "L", what the model wants.
 
     Raises:
         UserError: See :func:`read_checkpoint`, :func:`create_backbone` and :meth:`Checkpoint.load_into`.
@@ -158,7 +167,10 @@ def load_backbone(run_or_file: str | os.PathLike, img_size: Size | None = None) 
     kwargs = {k: v for k, v in saved.kwargs.items() if k not in ("img_size", "num_classes")}
     model = create_backbone(saved.name, img_size or saved.img_size, **kwargs)
     saved.load_into(model)
-    model.pretrained_cfg = {**model.pretrained_cfg, "mean": saved.mean, "std": saved.std}
+    size = img_size or saved.size or saved.img_size or (model.pretrained_cfg.get("input_size") or (3, 224, 224))[-2:]
+    looks = dict(input_size=(saved.in_chans, *pair(size)), test_input_size=None, test_crop_pct=None)
+    looks |= {name: getattr(saved, name) for name in ("crop_pct", "interpolation", "mean", "std")}
+    model.pretrained_cfg = model.default_cfg = {**model.pretrained_cfg, **looks, "crop_mode": "center"}
     return model.eval()
 
 
@@ -171,6 +183,8 @@ def save_model(
     kwargs: dict[str, Any],
     mean: tuple[float, ...],
     std: tuple[float, ...],
+    size: Size | None = None,
+    crop_pct: float = CROP_PCT,
     extra: dict[str, Any] | None = None,
 ) -> None:
     """Writes ``<stem>.safetensors``, then ``<stem>.json``; each is the old file or the new one, never half of one.
@@ -182,13 +196,17 @@ def save_model(
         name: timm's name of the model.
         kwargs: From :func:`export_kwargs`.
         mean: Of each channel, on pixel values in [0, 1]; ``std`` likewise.
+        size: Side of the images that it was evaluated on, or (height, width) (pixels); None: ``img_size`` of kwargs.
+        crop_pct: Share of the resized short side that they covered.
         extra: More keys for the JSON, e.g. ``classes``.
 
     Raises:
         RunError: The disk is full or the folder cannot be written; the old files are kept.
     """
     folder = Path(folder)
-    info = {"name": name, "kwargs": kwargs, "mean": list(mean), "std": list(std), **(extra or {})}
+    looks = {"size": size or kwargs.get("img_size"), "crop_pct": crop_pct, "interpolation": INTERPOLATION}
+    looks |= {"channels": len(mean), "mean": list(mean), "std": list(std)}
+    info = {"name": name, "kwargs": kwargs, **looks, **(extra or {})}
     # tied weights are written twice: safetensors takes no two tensors of one memory
     copies = {k: v.detach().cpu().clone(memory_format=torch.contiguous_format) for k, v in model_state.items()}
     with replacing(folder / f"{stem}.json") as info_file, replacing(folder / f"{stem}.safetensors") as weights_file:

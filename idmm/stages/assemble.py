@@ -19,6 +19,7 @@ from idmm.config import FinetuneConfig, global_groups, parsing, resolved_stages
 from idmm.data.augment import TrainTransform
 from idmm.data.cache import ImageStore, compare, fingerprint, load_split
 from idmm.data.datasets import open_splits
+from idmm.data.images import Bound, CentreCrop
 from idmm.data.loaders import BatchFn, BatchPlan, centre_crops
 from idmm.data.views import MultiCropTransform, short_side_bound
 from idmm.engine import Evaluation, Loop, Session, StagePlan
@@ -36,6 +37,7 @@ from idmm.stages import Phase, stage_of
 
 log = logging.getLogger("idmm")
 PARTS = ("train", "val", "test")
+EVAL_CROP = 0.875  # of pretraining's features
 _KEPT = {"ram": "decoded in memory", "disk": "decoded on the disk", "off": "decoded at every use"}
 
 
@@ -66,8 +68,13 @@ class Assembly:
         """Builds the backbone of a phase with fresh weights; ``classes`` counts where a classifier belongs to it."""
         return self.spec.build(phase.size, self.config.seed)
 
-    def short_side(self, size: int) -> int:
-        """Longest short side that images need for views of ``size`` (pixels)."""
+    def bound(self, size: int) -> Bound:
+        """What is kept of training images for views of ``size`` (pixels): a short side that is long enough."""
+        raise NotImplementedError
+
+    @property
+    def crop_pct(self) -> float:
+        """Share of the resized short side that the centre crop of evaluation covers."""
         raise NotImplementedError
 
     def method(self, phase: Phase, backbone: torch.nn.Module, images: int, classes: int | None) -> Method:
@@ -131,7 +138,9 @@ class Assembly:
 
 
 class _Pretraining(Assembly):
-    def short_side(self, size):
+    crop_pct = EVAL_CROP
+
+    def bound(self, size):
         return short_side_bound(size, min(group.scale[0] for group in self.config.views.crops))
 
     def method(self, phase, backbone, images, classes):
@@ -154,8 +163,12 @@ class _Finetuning(Assembly):
     def backbone(self, phase, classes=None):
         return self.spec.build(phase.size, self.config.seed, classes)
 
-    def short_side(self, size):
+    def bound(self, size):
         return short_side_bound(size, self.config.augment.scale[0])
+
+    @property
+    def crop_pct(self):
+        return self.config.augment.crop_pct
 
     def method(self, phase, backbone, images, classes):
         method = Finetune(backbone, self.config.augment, self.config.model.freeze)
@@ -172,8 +185,12 @@ class _Probing(Assembly):
     def device(self) -> str:
         return self.config.device
 
-    def short_side(self, size):
-        return max(size, round(size / self.config.crop_pct))
+    @property
+    def crop_pct(self):
+        return self.config.crop_pct
+
+    def bound(self, size):
+        return CentreCrop(size, self.crop_pct)  # nothing else is seen of an image
 
 
 _ASSEMBLIES = {"pretrain": _Pretraining, "finetune": _Finetuning, "probe": _Probing}
@@ -243,19 +260,28 @@ def export(run: Session, loop: Loop, parts: Assembly, classes: list[str] | None 
         files.append(("model", state, {"classes": classes}))
     for stem, tensors, extra in files:
         kwargs = export_kwargs(spec.name, spec.kwargs, size, len(extra.get("classes", ())), spec.in_chans)
-        about = dict(name=spec.name, kwargs=kwargs, mean=spec.mean, std=spec.std)
+        about = dict(name=spec.name, kwargs=kwargs, mean=spec.mean, std=spec.std, size=size, crop_pct=parts.crop_pct)
         save_model(run.folder.path, stem, tensors, **about, extra={"ema": loop.ema is not None, **extra})
 
 
 # ---------------------------------------------------------------------- the images
 @dataclass(frozen=True)
 class LoadedSplits:
-    """The images, decoded: to train on, to look at between epochs, to report at the end."""
+    """The images, decoded: to train on, to look at between epochs, to report at the end.
+
+    ``val`` and ``test`` hold centre crops, of the last phase's size unless :meth:`at` is asked for another.
+    """
 
     train: ImageStore
     val: ImageStore | None
     test: ImageStore | None
     size_mismatch: dict[str, list[int]]
+    crops: dict[int, dict[str, ImageStore]]
+    """Of each phase's size (pixels), ``val`` and ``test`` where there are any."""
+
+    def at(self, size: int) -> "LoadedSplits":
+        """Returns the same with the images to evaluate on at the size of another phase (pixels)."""
+        return replace(self, **self.crops[size])
 
     @property
     def stores(self) -> dict[str, ImageStore]:
@@ -269,24 +295,27 @@ class LoadedSplits:
 
 
 def load_splits(parts: Assembly, folder: RunFolder | None = None, wanted: tuple[str, ...] = PARTS) -> LoadedSplits:
-    """Opens the dataset and reads every image of the splits ``wanted`` once.
+    """Opens the dataset and reads every image of the splits ``wanted``, to evaluate on at each phase's size.
 
     A run that is resumed in ``folder`` is held to the images that it began with.
     """
-    data, bound = parts.config.data, parts.short_side(max(phase.size for phase in parts.phases))
+    data, sizes = parts.config.data, dict.fromkeys(phase.size for phase in parts.phases)
     splits = open_splits(data, parts.stage.labelled(parts.config), parts.stage.needs_test)
     shown = folder is None or folder.leader
-    stores = {
-        part: load_split(split, bound=bound, data=data, part=part, progress=shown)
-        for part in (wanted if parts.stage.evaluated(parts.config) else ("train",))
-        if (split := getattr(splits, part)) is not None
-    }
+
+    def load(part: str, bound: Bound) -> ImageStore:
+        return load_split(splits.parts[part], bound=bound, data=data, part=part, progress=shown)
+
+    held = [part for part in splits.parts if part in wanted and part != "train" and parts.stage.evaluated(parts.config)]
+    stores = {"train": load("train", parts.bound(max(sizes)))}
+    crops = {size: {part: load(part, CentreCrop(size, parts.crop_pct)) for part in held} for size in sizes}
+    stores |= crops[parts.phases[-1].size]
     if folder is not None:
         prints = dict.fromkeys(PARTS) | {part: fingerprint(store) for part, store in stores.items()}
         folder.check_images(prints, _differences)
         counts = ", ".join(f"{len(store)} {part}" for part, store in stores.items())
         log.info("images: %s of %s (%s)", counts, data.name, _KEPT[stores["train"].cache])
-    return LoadedSplits(**{**dict.fromkeys(PARTS), **stores}, size_mismatch=splits.size_mismatch)
+    return LoadedSplits(**{**dict.fromkeys(PARTS), **stores}, size_mismatch=splits.size_mismatch, crops=crops)
 
 
 def _differences(old: dict, new: dict) -> list[str]:

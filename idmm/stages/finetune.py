@@ -23,7 +23,8 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
 
     Returns:
         What ``result.json`` holds: ``top1`` and ``top5`` (percent, of the last epoch, on the test split),
-        ``num_classes``, ``train_size``, ``test_size``, ``seed``, ``seconds`` over all resumes; ``mean_per_class``
+        ``num_classes``, ``train_size``, ``test_size``, ``seed``, ``seconds`` over all resumes, ``precision`` (fp32,
+        bf16 or fp16: what training and evaluation ran in); ``mean_per_class``
         (percent) where the dataset's literature reports that; ``size_mismatch`` where a split has not as many images
         as its protocol: ``{"train": [found, wanted]}``.
 
@@ -52,6 +53,7 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
             model = parts.backbone(phase, classes)
             if run.folder.state is None:
                 _start_from(loop, model, parts, phase)
+            splits = splits.at(phase.size)
             held = splits.val or splits.test
             look = Evaluation(_accuracy(run, held, phase, parts), config.train.eval_every, len(held))
             method = parts.method(phase, model, len(splits.train), classes)
@@ -70,6 +72,7 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
             "test_size": len(splits.test),
             "seed": config.seed,
             "seconds": round(run.seconds, 1),
+            "precision": run.precision,
             **splits.remarks,
         }
         run.folder.finish(result)
@@ -96,8 +99,7 @@ def _accuracy(run: Session, store: ImageStore, phase: Phase, parts: Assembly) ->
     wanted = ("top1", "top5", spec_of(parts.config.data.name).metric)
 
     def measure(model) -> dict:
-        crop = parts.config.augment.crop_pct
-        batches = eval_batches(run, store, phase.size, crop, parts.spec, phase.batch_size)
+        batches = eval_batches(run, store, phase.size, parts.crop_pct, parts.spec, phase.batch_size)
         scores = evaluate.accuracy(model, batches, run.device, run.autocast)
         return {name: score for name, score in scores.items() if name in wanted}
 

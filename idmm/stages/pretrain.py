@@ -17,7 +17,6 @@ from idmm.seeding import permutation
 from idmm.stages.assemble import Assembly, LoadedSplits, eval_batches, export, load_splits, resolve, session
 
 log = logging.getLogger("idmm")
-EVAL_CROP = 0.875  # features are measured on the centre crop
 EVAL_BATCH = 256
 
 
@@ -28,7 +27,8 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
         config: A PretrainConfig, a mapping of its keys, or the path of a YAML file.
 
     Returns:
-        What ``result.json`` holds: ``loss`` of the last epoch, ``train_size``, ``epochs``, ``seed``, ``seconds``.
+        What ``result.json`` holds: ``loss`` of the last epoch, ``train_size``, ``epochs``, ``seed``, ``seconds``,
+        ``precision`` (fp32, bf16 or fp16: what was used).
 
     Raises:
         UserError: A mistake in the config or the data.
@@ -69,6 +69,7 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
             "epochs": phase.epochs,
             "seed": config.seed,
             "seconds": round(run.seconds, 1),
+            "precision": run.precision,
             **splits.remarks,
         }
         run.folder.finish(result)
@@ -101,7 +102,7 @@ def _check_count(parts: Assembly, images: int) -> None:
 
 def _features(run: Session, parts: Assembly, backbone, store, images=None) -> torch.Tensor:
     """Features of a split's images, all or those of the given numbers, [N, d]."""
-    batches = eval_batches(run, store, parts.phases[0].size, EVAL_CROP, parts.spec, EVAL_BATCH, images)
+    batches = eval_batches(run, store, parts.phases[0].size, parts.crop_pct, parts.spec, EVAL_BATCH, images)
     features = extract_features(backbone.to(run.device), batches, run.device, run.autocast)
     if not bool(torch.isfinite(features).all()):
         raise RunError(

@@ -72,7 +72,7 @@ def measure(config: ProbeConfig, folder: RunFolder | None = None) -> dict:
         What ``probe.json`` holds: ``knn`` and ``probe``, each with ``top1`` and ``top1_interval`` (percent) and, where
         the dataset's literature reports it, ``mean_per_class`` and its interval; ``knn`` has ``k``, ``probe`` the
         ``strength`` (scikit-learn's C), ``chosen_by`` and held-out ``accuracies``; ``init``, ``model``, ``size``,
-        ``crop_pct``, ``dataset``, image counts, ``seed``, ``seconds`` and what ``interval`` means.
+        ``precision``, ``crop_pct``, ``dataset``, image counts, ``seed``, ``seconds`` and what ``interval`` means.
     """
     began, backbone = time.monotonic(), frozen_backbone(config)
     splits = labelled_images(backbone, folder)
@@ -83,6 +83,7 @@ def measure(config: ProbeConfig, folder: RunFolder | None = None) -> dict:
     return {
         **readouts(*taken["train"], *taken["test"], seed=config.seed, val=taken.get("val"), metric=metric),
         **backbone.about,
+        "precision": "fp32",
         "crop_pct": config.crop_pct,
         "dataset": config.data.name,
         "num_classes": len(splits.train.classes),
@@ -96,7 +97,7 @@ def measure(config: ProbeConfig, folder: RunFolder | None = None) -> dict:
 
 # ---------------------------------------------------------------------- images
 def labelled_images(backbone: FrozenBackbone, *args) -> LoadedSplits:
-    """Reads the images of a probe, as large as the backbone's crop needs them; ``args`` as for :func:`load_splits`."""
+    """Reads the images of a probe, centre-cropped to the backbone's size; ``args`` as for :func:`load_splits`."""
     with labels_needed(backbone.config.data):
         return load_splits(assemble(replace(backbone.config, size=backbone.size)), *args)
 
@@ -149,7 +150,7 @@ def _spec(config: ProbeConfig) -> ModelSpec:
 
 def _usual_size(spec: ModelSpec) -> int:
     """The size that it was built at; timm's for its name where any size would do, or the JSON does not say."""
-    built = spec.init and spec.init.img_size
+    built = spec.init and (spec.init.img_size or spec.init.size)
     if built is None:
         size = (get_pretrained_cfg_value(spec.name, "input_size") or (3, 224, 224))[-1]
         log.info("size: %d px, timm's for %s; --size takes another", size, spec.name)

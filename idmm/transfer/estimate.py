@@ -84,7 +84,7 @@ def _rates(job: Job, budget: float) -> list[float]:
 def _training_step(parts: Assembly, phase: Phase, budget: float) -> float:
     train = parts.config.train
     method = parts.method(phase, parts.backbone(phase, CLASSES), max(2048, phase.batch_size), CLASSES)
-    transform = parts.transform(phase, _Noise(phase.batch_size, parts.short_side(phase.size)))
+    transform = parts.transform(phase, _Noise(phase.batch_size, parts.bound(phase.size)))
     device = pick_device(parts.device, "train.device")
     begun = time.monotonic()
     batch = transform(0, np.arange(phase.batch_size // train.accumulate or 1))

@@ -1,0 +1,271 @@
+"""What a run's JSON says of its images: timm's own transform from it gives the run's own predictions."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import timm
+import torch
+from folders import decodes, opened, paint, section
+from frozen import a_run
+from helpers import VIT, call, inside
+from PIL import Image
+from safetensors.torch import load_file
+from skimage import data as pictures
+from timm.data import create_transform, resolve_data_config, resolve_model_data_config
+
+import idmm
+from idmm.data.augment import EvalTransform
+from idmm.data.cache import load_split
+from idmm.data.datasets import open_splits
+from idmm.data.images import CentreCrop
+
+# README's, to the letter but for the names of files.
+SNIPPET = """
+import json, timm, torch
+import idmm.models  # T2T-ViT and CvT; not needed for timm's own models
+from PIL import Image
+from safetensors.torch import load_file
+
+info = json.load(open("runs/b/model.json"))
+model = timm.create_model(info["name"], **info["kwargs"]).eval()
+model.load_state_dict(load_file("runs/b/model.safetensors"), strict=True)
+
+looks = {name: info[name] for name in ("crop_pct", "interpolation", "mean", "std")}
+transform = timm.data.create_transform(info["size"], **looks)
+image = transform(Image.open("photo.jpg").convert("RGB"))  # [3, size, size]; where info["channels"] is 1: "L"
+with torch.inference_mode():
+    shares = model(image[None])[0].softmax(0)  # [classes]
+for i in shares.argsort(descending=True)[:5]:
+    print(f"{shares[i]:6.1%}  {info['classes'][i]}")
+"""
+SIZES = [(40, 40), (24, 31), (250, 300), (90, 61), (45, 45), (33, 200), (199, 260), (41, 39), (120, 180), (64, 47)]
+NAMES = ("astronaut", "chelsea", "coffee")
+COMMON = {
+    "data__subset": None, "data__name": "folder", "model__drop_path": 0.0, "train__epochs": 12, "train__ema": None,
+    "train__batch_size": 8, "train__save_minutes": 60, "train__eval_every": 12, "augment__randaugment": None,
+    "augment__mixup_alpha": 0.0, "augment__cutmix_alpha": 0.0, "augment__jitter_prob": 0.0, "augment__grey_prob": 0.0,
+}  # fmt: skip
+RUNS = {
+    "vit": {"stages": [{"size": 24}, {"size": 40}]},  # 40 / 0.875 is rounded down
+    "cnn": {"stages": [{"size": 40}], "augment__crop_pct": 0.9, "model__name": "test_resnet", "model__kwargs": {}},
+    "bf16": {"stages": [{"size": 40}], "train__precision": "bf16"},
+    "grey": {"stages": [{"size": 40}], "data__in_chans": 1, "augment__crop_pct": 1.0},
+}
+
+
+def cut(name, count, rng):
+    """Parts of one of scikit-image's photographs, of every size and shape, uint8 [H, W, 3] each."""
+    whole = getattr(pictures, name)()
+    for h, w in (SIZES * 2)[:count]:
+        top, left = rng.integers(whole.shape[0] - h + 1), rng.integers(whole.shape[1] - w + 1)
+        yield whole[top : top + h, left : left + w]
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """JPEG and PNG photographs by what they show."""
+    root, rng = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
+    for part, count in (("train", 8), ("test", 13)):
+        for name in NAMES:
+            (root / part / name).mkdir(parents=True)
+            for i, pixels in enumerate(cut(name, count, rng)):
+                Image.fromarray(pixels).save(root / part / name / f"{i:02d}.{('jpg', 'png')[i % 2]}")
+    return root
+
+
+@pytest.fixture(scope="module")
+def runs(photos, tmp_path_factory):
+    """Fine-tuned on them; not to be written to."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, changes in RUNS.items():
+        assert inside("finetune", folder / name, **{**COMMON, **changes, "data__root": str(photos)}) == 0
+    return folder
+
+
+def exported(run):
+    """A run's classifier, and what its JSON says."""
+    info = json.loads((run / "model.json").read_text())
+    model = timm.create_model(info["name"], **info["kwargs"])
+    model.load_state_dict(load_file(run / "model.safetensors"), strict=True)
+    return model.eval(), info
+
+
+def timms(info):
+    """timm's transform from a run's JSON."""
+    return create_transform(info["size"], **{k: info[k] for k in ("crop_pct", "interpolation", "mean", "std")})
+
+
+def test_images(photos, info, transform=None):
+    """The test images by timm's transform, [N, C, S, S], and their labels [N]."""
+    split = open_splits(section(photos), labelled=True).test
+    mode = "RGB" if info["channels"] == 3 else "L"
+    images = [(transform or timms(info))(Image.open(path).convert(mode)) for path in split.items]
+    return torch.stack(images), split.labels
+
+
+test_images.__test__ = False
+
+
+def result(run):
+    return json.loads((run / "result.json").read_text())
+
+
+def top1(logits, labels):
+    """In percent."""
+    return 100 * int((logits.argmax(1).numpy() == labels).sum()) / len(labels)
+
+
+# ------------------------------------------------------------------ from the JSON to predictions
+@pytest.mark.parametrize("name", ["vit", "cnn"])
+def test_timm_gives_the_runs_own_predictions(name, runs, photos):
+    model, info = exported(runs / name)
+    images, labels = test_images(photos, info)
+    with torch.inference_mode():
+        logits = torch.cat([model(image[None]) for image in images])  # one by one
+    assert top1(logits, labels) == pytest.approx(result(runs / name)["top1"], abs=1e-9)
+    assert len(logits.argmax(1).unique()) == 3 and result(runs / name)["precision"] == "fp32"
+
+    store = opened(photos, CentreCrop(info["size"], info["crop_pct"]), "test", keep="ram", labelled=True)
+    crop = (info["size"], info["crop_pct"], info["mean"], info["std"])
+    seen = EvalTransform(store, *crop)(0, np.arange(len(store)))["images"]  # as the run saw them
+    assert torch.equal(images, seen)
+    with torch.inference_mode():
+        torch.testing.assert_close(model(seen), logits, rtol=1e-4, atol=1e-5)
+
+
+def test_in_the_runs_recorded_precision(runs, photos):
+    model, info = exported(runs / "bf16")
+    assert result(runs / "bf16")["precision"] == "bf16"
+    images, labels = test_images(photos, info)
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        logits = torch.cat([model(batch) for batch in images.split(8)])
+    assert top1(logits, labels) == pytest.approx(result(runs / "bf16")["top1"], abs=1e-9)
+
+
+def test_grey(runs, photos):
+    """Photographs as "L": the same but for Pillow's rounding of brightness to whole numbers."""
+    model, info = exported(runs / "grey")
+    assert (info["channels"], len(info["mean"]), info["crop_pct"]) == (1, 1, 1.0)
+    images, labels = test_images(photos, info)
+    assert images.shape[1:] == (1, 40, 40)
+    store = opened(photos, CentreCrop(40, 1.0), "test", keep="ram", labelled=True)
+    seen = EvalTransform(store, 40, 1.0, info["mean"], info["std"])(0, np.arange(len(store)))["images"]
+    assert float((images - seen).abs().max()) * info["std"][0] * 255 < 4
+    with torch.inference_mode():
+        found, wanted = model(images), model(seen)
+    assert float((found.argmax(1) == wanted.argmax(1)).float().mean()) > 0.9
+    assert top1(wanted, labels) == pytest.approx(result(runs / "grey")["top1"], abs=1e-9)
+    backbone = idmm.load_backbone(runs / "grey")
+    assert repr(create_transform(**resolve_model_data_config(backbone))) == repr(timms(info))
+    assert backbone(images).shape == (39, VIT["embed_dim"])
+
+
+def test_readmes_snippet(runs, photos, capsys):
+    photo = photos / "test/coffee/02.jpg"
+    text = SNIPPET.replace("runs/b/", f"{runs / 'vit'}/").replace("photo.jpg", str(photo))
+    exec(text, {})
+    lines = capsys.readouterr().out.splitlines()
+    shown = [re.fullmatch(r" *([\d.]+)%  (\w+)", line).groups() for line in lines]
+    assert sorted(name for _, name in shown) == sorted(NAMES)
+    shares = [float(share) for share, _ in shown]
+    assert shares == sorted(shares, reverse=True) and sum(shares) == pytest.approx(100, abs=0.2)
+    model, info = exported(runs / "vit")
+    with torch.inference_mode():
+        best = model(timms(info)(Image.open(photo).convert("RGB"))[None]).argmax()
+    assert shown[0][1] == info["classes"][best]
+
+
+# ------------------------------------------------------------------ the JSON, and timm's terms
+@pytest.mark.parametrize(("name", "crop_pct"), [("vit", 0.875), ("cnn", 0.9)])
+def test_both_files_and_the_loaded_backbone_say_the_same(name, crop_pct, runs, photos):
+    infos = [json.loads((runs / name / f"{stem}.json").read_text()) for stem in ("model", "backbone")]
+    wanted = {"size": 40, "crop_pct": crop_pct, "interpolation": "bicubic", "channels": 3}
+    for info in infos:
+        assert {key: info[key] for key in wanted} == wanted and len(info["mean"]) == len(info["std"]) == 3
+    backbone = idmm.load_backbone(runs / name)
+    for given in (resolve_model_data_config(backbone), resolve_data_config(backbone.pretrained_cfg, model=backbone)):
+        assert given["input_size"] == (3, 40, 40) and given["crop_mode"] == "center"
+        transform = create_transform(**given, is_training=False)
+        assert repr(transform) == repr(timms(infos[0]))
+        assert torch.equal(test_images(photos, info, transform)[0], test_images(photos, info)[0])
+    assert resolve_model_data_config(backbone, use_test_size=True) == given
+    assert backbone.default_cfg is backbone.pretrained_cfg
+
+
+def test_a_pretrained_run_says_it_too(tmp_path, photos, capsys):
+    """A CNN takes any size: its probe is of the size that it was pretrained at."""
+    given = {"train__epochs": 1, "data__root": str(photos), "data__name": "folder", "data__subset": None}
+    given |= {"model__name": "test_resnet", "model__kwargs": {}, "views__size": 32, "data__mean": [0.4, 0.5, 0.6]}
+    assert inside("pretrain", tmp_path / "a", **given, train__knn_every=1) == 0
+    info = json.loads((tmp_path / "a/backbone.json").read_text())
+    assert "img_size" not in info["kwargs"]
+    wanted = {"size": 32, "crop_pct": 0.875, "interpolation": "bicubic", "channels": 3, "mean": [0.4, 0.5, 0.6]}
+    assert {key: info[key] for key in wanted} == wanted and result(tmp_path / "a")["precision"] == "fp32"
+    flags = ["--data.name", "folder", "--data.root", photos, "--data.workers", 0, "--out", tmp_path / "p"]
+    assert call(["probe", "--init", tmp_path / "a", *flags]) == 0
+    found = json.loads((tmp_path / "p/probe.json").read_text())
+    assert (found["size"], found["precision"]) == (32, "fp32")
+
+
+def test_another_size_and_what_an_older_json_does_not_say(tmp_path):
+    run = a_run(tmp_path / "run", crop_pct=0.95)
+    square, flat = idmm.load_backbone(run), idmm.load_backbone(run, img_size=(16, 32))
+    assert square.pretrained_cfg["input_size"] == (3, 16, 16) and square.pretrained_cfg["crop_pct"] == 0.95
+    given = resolve_model_data_config(flat)
+    assert given["input_size"] == (3, 16, 32)
+    assert create_transform(**given)(Image.new("RGB", (50, 70))).shape == (3, 16, 32)
+
+    info = json.loads((run / "backbone.json").read_text())
+    old = {key: info[key] for key in ("name", "kwargs", "mean", "std")}
+    (run / "backbone.json").write_text(json.dumps(old))
+    cfg = idmm.load_backbone(run).pretrained_cfg
+    assert (cfg["input_size"], cfg["crop_pct"], cfg["interpolation"]) == ((3, 16, 16), 0.875, "bicubic")
+
+
+# ------------------------------------------------------------------ the crops
+def test_the_centre_crop_is_timms_to_the_last_bit():
+    rng = np.random.default_rng(1)
+    for number in range(150):
+        height, width = rng.integers(8, 160, 2)
+        size, crop_pct = int(rng.integers(8, 64)), (1.0, 0.875, 0.9, rng.uniform(0.4, 1))[number % 4]
+        pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
+        transform = create_transform(size, crop_pct=crop_pct, interpolation="bicubic", normalize=False)
+        wanted = transform(Image.fromarray(pixels)).permute(1, 2, 0).numpy()
+        np.testing.assert_array_equal(CentreCrop(size, crop_pct)(pixels), wanted)
+
+
+@pytest.mark.parametrize("crop", [CentreCrop(20, 0.875), CentreCrop(20, 1.0)])
+def test_every_cache_gives_the_finished_crop_and_keeps_small_images_small(crop, tmp_path, monkeypatch):
+    for i, size in enumerate([(40, 30), (9, 50), (20, 20), (19, 20), (5, 7), (33, 12)]):
+        paint(tmp_path / "d/train/a" / f"{i}.png", i, size)
+    decoded = decodes(monkeypatch)
+    split = open_splits(section(tmp_path / "d"), labelled=False).train
+    wanted = [torch.from_numpy(crop(np.array(Image.open(path)))).permute(2, 0, 1) for path in split.items]
+    for keep in ("ram", "off", "disk", "disk"):
+        store = opened(tmp_path / "d", crop, keep=keep)
+        assert all(torch.equal(store.image(i), image) for i, image in enumerate(wanted))
+        assert store.sizes.tolist() == [[20, 20], [20, 20], [20, 20], [20, 19], [7, 5], [12, 33]]
+    assert len(decoded) == 4 * 6 and opened(tmp_path / "d", 16, keep="disk").image(0).shape == (3, 16, 21)
+
+
+def test_each_size_of_a_run_stays_in_the_cache(tmp_path, photos, monkeypatch, own_cache, capsys):
+    given = {**COMMON, "train__epochs": 1, "data__root": str(photos), "data__cache": "disk"}
+    assert inside("finetune", tmp_path / "a", **given, stages=[{"size": 24}, {"size": 40}]) == 0
+    decoded = decodes(monkeypatch)
+    for size in (24, 40):
+        bounds = {"train__size": size, "stages": None, "data__subset": {"total": 20}}
+        assert inside("finetune", tmp_path / str(size), **{**given, **bounds}) == 0
+    assert len(decoded) == 2 * 20, "the training images are others, the test images are found"
+    capsys.readouterr()
+    assert call(["data", "cache"]) == 0
+    said = capsys.readouterr().out
+    assert said.count("39 images, centre crops of") == 2 and "centre crops of 40 px, crop_pct 0.875" in said
+
+
+def test_digits_are_kept_as_they_are():
+    """A crop that is larger than the image would be kept many times over."""
+    split = open_splits(section(name="digits"), labelled=True).test
+    store = load_split(split, bound=CentreCrop(32, 0.875), data=section(name="digits", cache="ram"))
+    assert (store.sizes == 8).all() and store.image(0).shape == (3, 32, 32)
