@@ -144,8 +144,8 @@ def test_in_the_runs_recorded_precision(runs, photos):
     assert top1(logits, labels) == pytest.approx(result(runs / "bf16")["top1"], abs=1e-9)
 
 
-def test_grey(runs, photos):
-    """Photographs as "L": the same but for Pillow's rounding of brightness to whole numbers."""
+def test_grey(runs, photos, tmp_path):
+    """Grey files are the same as "L"; photographs in colour, but for Pillow's rounding of brightness."""
     model, info = exported(runs / "grey")
     assert (info["channels"], len(info["mean"]), info["crop_pct"]) == (1, 1, 1.0)
     images, labels = test_images(photos, info)
@@ -153,6 +153,10 @@ def test_grey(runs, photos):
     store = opened(photos, CentreCrop(40, 1.0), "test", keep="ram", labelled=True)
     seen = EvalTransform(store, 40, 1.0, info["mean"], info["std"])(0, np.arange(len(store)))["images"]
     assert float((images - seen).abs().max()) * info["std"][0] * 255 < 4
+    Image.open(photos / "test/coffee/03.png").convert("L").save(tmp_path / "grey.png")
+    store = opened(tmp_path, CentreCrop(40, 1.0), keep="ram")
+    grey = EvalTransform(store, 40, 1.0, info["mean"], info["std"])(0, np.arange(1))["images"][0]
+    torch.testing.assert_close(timms(info)(Image.open(tmp_path / "grey.png")), grey, rtol=0, atol=1e-5)
     with torch.inference_mode():
         found, wanted = model(images), model(seen)
     assert float((found.argmax(1) == wanted.argmax(1)).float().mean()) > 0.9

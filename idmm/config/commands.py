@@ -27,7 +27,7 @@ class FeatureConfig:
     seed: int = Field(0, ge=0)
     """Seed of the images held out to choose the probe's strength by, and of an untrained backbone's weights."""
     size: int | None = Field(None, ge=8)
-    """Side of the images; null: the one that the model was built at, else timm's for its name (pixels)."""
+    """Side of the images; null: the one that the model was trained at last, else timm's for its name (pixels)."""
     crop_pct: float = Field(0.875, gt=0, le=1)
     """The short side is resized to size / crop_pct, then the centre is cropped."""
     batch_size: int = Field(64, ge=1)

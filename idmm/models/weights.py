@@ -140,6 +140,7 @@ def read_checkpoint(path: str | os.PathLike, field: str = "") -> Checkpoint:
     known = {key: info.pop(key) for key in ("name", "kwargs") if key in info}
     known |= {key: tuple(info.pop(key)) for key in ("mean", "std") if key in info}
     known |= {key: info.pop(key) for key in ("size", "crop_pct", "interpolation") if key in info}
+    info.pop("channels", None)  # as in kwargs
     return Checkpoint(state, str(path), field, **known, extra=info)
 
 
