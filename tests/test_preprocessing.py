@@ -9,7 +9,7 @@ import timm
 import torch
 from folders import decodes, opened, paint, section
 from frozen import a_run
-from helpers import VIT, call, inside
+from helpers import ROOT, VIT, call, inside
 from PIL import Image
 from safetensors.torch import load_file
 from skimage import data as pictures
@@ -21,7 +21,7 @@ from idmm.data.cache import load_split
 from idmm.data.datasets import open_splits
 from idmm.data.images import CentreCrop
 
-# README's, to the letter but for the names of files.
+# What README shows, with these names of files.
 SNIPPET = """
 import json, timm, torch
 import idmm.models  # T2T-ViT and CvT; not needed for timm's own models
@@ -32,9 +32,9 @@ info = json.load(open("runs/b/model.json"))
 model = timm.create_model(info["name"], **info["kwargs"]).eval()
 model.load_state_dict(load_file("runs/b/model.safetensors"), strict=True)
 
-looks = {name: info[name] for name in ("crop_pct", "interpolation", "mean", "std")}
-transform = timm.data.create_transform(info["size"], **looks)
-image = transform(Image.open("photo.jpg").convert("RGB"))  # [3, size, size]; where info["channels"] is 1: "L"
+prepare = {key: info[key] for key in ("crop_pct", "interpolation", "mean", "std")}
+transform = timm.data.create_transform(info["size"], **prepare)
+image = transform(Image.open("photo.jpg").convert("RGB"))  # [3, H, W]; "L" where info["channels"] is 1
 with torch.inference_mode():
     shares = model(image[None])[0].softmax(0)  # [classes]
 for i in shares.argsort(descending=True)[:5]:
@@ -166,9 +166,15 @@ def test_grey(runs, photos, tmp_path):
     assert backbone(images).shape == (39, VIT["embed_dim"])
 
 
+def snippet():
+    """README's lines from a run to a prediction."""
+    blocks = re.findall(r"(?s)```python\n(.*?)```", (ROOT / "README.md").read_text())
+    return next((block for block in blocks if "create_transform" in block), SNIPPET)
+
+
 def test_readmes_snippet(runs, photos, capsys):
     photo = photos / "test/coffee/02.jpg"
-    text = SNIPPET.replace("runs/b/", f"{runs / 'vit'}/").replace("photo.jpg", str(photo))
+    text = snippet().replace("runs/b/", f"{runs / 'vit'}/").replace("photo.jpg", str(photo))
     exec(text, {})
     lines = capsys.readouterr().out.splitlines()
     shown = [re.fullmatch(r" *([\d.]+)%  (\w+)", line).groups() for line in lines]
