@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 from idmm import config
-from idmm.data.readers import arrays, folder, imagenet, lists, pictures
+from idmm.data.readers import arrays, folder, imagenet, labels, lists, pictures
 from idmm.data.readers.hub import PREFIX, STREAMING, STREAMS, read_hub
 from idmm.data.readers.layout import root_folder
 from idmm.data.split import Splits
@@ -74,7 +74,10 @@ def _at_root(read: Callable[[Path], Splits]) -> Callable[[config.Data, bool], Sp
 
 
 def _read_folder(data: config.Data, labelled: bool) -> Splits:
-    return (folder.read_labelled if labelled else folder.read_any)(str(root_folder(data)))
+    root = str(root_folder(data))
+    if data.labels is not None:
+        return labels.read_with_labels(root, data.labels, labelled)
+    return (folder.read_labelled if labelled else folder.read_any)(root)
 
 
 _AT_ROOT = {

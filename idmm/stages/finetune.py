@@ -11,10 +11,12 @@ from idmm.engine import Evaluation, Loop, Session
 from idmm.models.weights import Checkpoint
 from idmm.stages import Phase
 from idmm.stages.assemble import Assembly, eval_batches, export, load_splits, resolve, session
+from idmm.stages.folds import by_folds
 
 log = logging.getLogger("idmm")
 
 
+@by_folds
 def finetune(config: FinetuneConfig | dict | str) -> dict:
     """Fine-tunes on labels, one size after the other, and writes the classifier and its accuracy to ``config.out``.
 
@@ -25,7 +27,8 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
         What ``result.json`` holds: ``top1`` and ``top5`` (percent, of the last epoch, on the test split),
         ``num_classes``, ``train_size``, ``test_size``, ``seed``, ``seconds`` over all resumes; ``mean_per_class``
         (percent) where the dataset's literature reports that; ``size_mismatch`` where a split has not as many images
-        as its protocol: ``{"train": [found, wanted]}``.
+        as its protocol: ``{"train": [found, wanted]}``; ``excluded`` where ``data.exclude`` left images out. Of
+        ``data.folds`` what :func:`idmm.stages.folds.pooled` returns.
 
     Raises:
         UserError: A mistake in the config or the data.

@@ -23,11 +23,13 @@ from idmm.models.spec import ModelSpec, model_spec
 from idmm.models.weights import read_checkpoint
 from idmm.progress import logging_to
 from idmm.stages.assemble import LoadedSplits, assemble, load_splits
+from idmm.stages.folds import by_folds
 
 log = logging.getLogger("idmm")
 INTERVAL = "95 %, over the test images: Wilson's for top1, combined over classes for mean_per_class"
 
 
+@by_folds
 def probe(config: ProbeConfig | dict | str) -> dict:
     """Measures a frozen backbone and writes ``result.json`` to ``config.out``, a folder like any other run's.
 

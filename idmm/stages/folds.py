@@ -1,0 +1,128 @@
+"""k-fold results: a labelled stage run once a fold, each in a folder of its own, and what that comes to."""
+
+import functools
+import logging
+import statistics
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from idmm.checkpoint import RunFolder, begun
+from idmm.config import METHODS, parsing
+from idmm.data.datasets import open_splits
+from idmm.errors import UserError
+from idmm.evaluate import wilson
+from idmm.progress import logging_to
+from idmm.stages import STAGES
+
+log = logging.getLogger("idmm")
+ACCURACIES = ("top1", "top5", "knn", "mean_per_class", "largest_class", "pixel_knn")
+SAME = ("top5", "num_classes", "seed", "size_mismatch", "excluded", "precision")  # in the results of all folds
+
+
+def by_folds(stage: Callable[[Any], dict]) -> Callable[[Any], dict]:
+    """Makes a stage that, where its config has ``data.folds`` and no ``data.fold``, runs itself once a fold.
+
+    The runs are ordinary ones, in ``out``/fold-1 and so on: what a kill left is taken up again, a finished fold is not
+    repeated. ``out``/result.json then holds what :func:`pooled` returns.
+    """
+
+    @functools.wraps(stage)
+    def run(config):
+        config = STAGES[stage.__name__].build(config)
+        if config.out is None or not several(config.data):
+            return stage(config)
+        out, folds = Path(config.out), [replace(one, resume="auto") for one in each_fold(config)]
+        _check_folder(config, [one.out for one in folds])
+        try:
+            results = [stage(one) for one in folds]
+        except UserError:
+            with suppress(OSError):  # a refused run leaves no folder
+                out.rmdir()
+            raise
+        with closing(RunFolder(config.out, config, "auto")) as folder:
+            if not folder.finished:
+                with logging_to(folder.path):
+                    folder.finish(result := pooled(results))
+                    _say(config, result)
+            return folder.result()
+
+    return run
+
+
+def several(data) -> bool:
+    """Whether all folds are asked for."""
+    return data.folds is not None and data.fold is None
+
+
+def each_fold(config) -> Iterator:
+    """Yields the config of each fold's run, its folder under ``config.out`` where there is one."""
+    for fold in range(1, config.data.folds + 1):
+        out = config.out and str(Path(config.out) / f"fold-{fold}")
+        yield replace(config, out=out, data=replace(config.data, fold=fold))
+
+
+def _check_folder(config, folders: list[str]) -> None:
+    """Refuses images that cannot be dealt out, before there is a folder, and a folder that holds something else."""
+    used = [folder for folder in folders if begun(folder)]
+    if not used:
+        open_splits(config.data, labelled=True)
+    if begun(config.out) and not used:
+        raise UserError(f"out: '{config.out}' holds a run without folds; name a new folder")
+    if used and config.resume == "never":
+        raise UserError(f"out: '{config.out}' holds a run already; --resume never wants a new folder")
+    if not used and config.resume == "must":
+        raise UserError(f"out: '{config.out}' holds no run to go on with; --resume must wants one")
+
+
+def pooled(results: list[dict]) -> dict:
+    """Returns what ``result.json`` of all folds holds, from those of each.
+
+    ``top1``, ``top5`` and other shares (percent) are over all images, each tested once: the folds' mean by their images.
+    For ``mean_per_class`` that is near to what all images together would give, as folds have equal shares of the
+    classes. ``top1_interval`` is Wilson's, 95 %; ``mean`` and ``std`` are over folds; ``train_size`` is a fold's.
+    """
+    names = [name for name in ACCURACIES if all(result.get(name) is not None for result in results)]
+    sizes, values = [result["test_size"] for result in results], {n: [r[n] for r in results] for n in names}
+    total = sum(sizes)
+    shares = {n: sum(v * size for v, size in zip(of, sizes, strict=True)) / total for n, of in values.items()}
+    low, high = wilson(round(shares["top1"] * total / 100), total)
+    return {
+        **{name: results[0][name] for name in SAME if name in results[0]},
+        **shares,
+        "top1_interval": [100 * float(low), 100 * float(high)],
+        "mean": {name: statistics.mean(of) for name, of in values.items()},
+        "std": {name: statistics.stdev(of) for name, of in values.items()},
+        "train_size": round(statistics.mean(result["train_size"] for result in results)),
+        "test_size": total,
+        "seconds": round(sum(result["seconds"] for result in results), 1),
+        "folds": [{"fold": fold, **result} for fold, result in enumerate(results, start=1)],
+    }
+
+
+def _say(config, result: dict) -> None:
+    low, high = result["top1_interval"]
+    log.info(
+        "%s: top-1 %.2f on %d images, each tested once in %d folds (95 %% interval %.1f to %.1f; over folds %.2f ± %.2f)",
+        config.out, result["top1"], result["test_size"], len(result["folds"]), low, high,
+        result["mean"]["top1"], result["std"]["top1"],
+    )  # fmt: skip
+    if seen := _seen_by_init(config):
+        log.log(*seen)
+
+
+def _seen_by_init(config) -> tuple[int, str] | None:
+    """Says, with its level for the log, that the backbone was trained on the images that the folds were tested on."""
+    try:
+        before = parsing.flatten(parsing.read_file(Path(config.init) / "config.yaml"))
+    except (TypeError, UserError):
+        return None
+    if any(before.get(f"data.{key}") != getattr(config.data, key) for key in ("name", "root")):
+        return None
+    method = METHODS.get(before.get("method.name"))
+    line = f"init: '{config.init}' was trained on the same images, so it has seen those of each test fold"
+    if method is not None and not method.labelled:
+        return logging.INFO, f"{line}, without their labels"
+    return logging.WARNING, f"{line} with their labels: accuracies come out too high"
