@@ -48,6 +48,7 @@ class Spec:
     source: str = ""
     layout: tuple[str, ...] = ()  # files and folders that it needs under data.root, as published
     archives: tuple[Archive, ...] = ()
+    notes: tuple[str, ...] = ()  # options that are for it above all
     manual: str = ""  # how to get it where it cannot be downloaded without a login or at all
 
     @property
@@ -107,7 +108,7 @@ def _registered() -> dict[str, Spec]:
     text = (files("idmm.data") / "datasets.yaml").read_text(encoding="utf-8")
     specs = {}
     for name, row in yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)).items():
-        row["layout"] = tuple(row.get("layout", ()))
+        row |= {key: tuple(row.get(key, ())) for key in ("layout", "notes")}
         into = row.pop("into", "")
         row["archives"] = tuple(Archive(url, checksum, into) for url, checksum in row.get("archives", {}).items())
         _, is_domain, domain = name.partition("domainnet-")

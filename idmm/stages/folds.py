@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import os
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
@@ -34,7 +35,7 @@ def by_folds(stage: Callable[[Any], dict]) -> Callable[[Any], dict]:
         config = STAGES[stage.__name__].build(config)
         if config.out is None or not several(config.data):
             return stage(config)
-        out, folds = Path(config.out), [replace(one, resume="auto") for one in each_fold(config)]
+        out, folds = Path(config.out), list(each_fold(config))
         _check_folder(config, [one.out for one in folds])
         try:
             results = [stage(one) for one in folds]
@@ -59,9 +60,10 @@ def several(data) -> bool:
 
 def each_fold(config) -> Iterator:
     """Yields the config of each fold's run, its folder under ``config.out`` where there is one."""
+    resume = {"resume": "auto"} if hasattr(config, "resume") else {}
     for fold in range(1, config.data.folds + 1):
         out = config.out and str(Path(config.out) / f"fold-{fold}")
-        yield replace(config, out=out, data=replace(config.data, fold=fold))
+        yield replace(config, out=out, data=replace(config.data, fold=fold), **resume)
 
 
 def _check_folder(config, folders: list[str]) -> None:
@@ -71,44 +73,50 @@ def _check_folder(config, folders: list[str]) -> None:
         open_splits(config.data, labelled=True)
     if begun(config.out) and not used:
         raise UserError(f"out: '{config.out}' holds a run without folds; name a new folder")
-    if used and config.resume == "never":
+    resume = getattr(config, "resume", "auto")
+    if used and resume == "never":
         raise UserError(f"out: '{config.out}' holds a run already; --resume never wants a new folder")
-    if not used and config.resume == "must":
+    if not used and resume == "must":
         raise UserError(f"out: '{config.out}' holds no run to go on with; --resume must wants one")
 
 
 def pooled(results: list[dict]) -> dict:
     """Returns what ``result.json`` of all folds holds, from those of each.
 
-    ``top1``, ``top5`` and other shares (percent) are over all images, each tested once: the folds' mean by their images.
-    For ``mean_per_class`` that is near to what all images together would give, as folds have equal shares of the
-    classes. ``top1_interval`` is Wilson's, 95 %; ``mean`` and ``std`` are over folds; ``train_size`` is a fold's.
+    ``top1``, ``top5`` and other shares (percent) are over all images, each tested once: the mean over folds, weighted
+    by their images. For ``mean_per_class`` that is near to what all images together would give, as folds have equal
+    shares of the classes. ``top1_interval`` is Wilson's, 95 %; ``mean`` and ``std`` are over folds; ``train_size`` is a
+    fold's.
     """
-    names = [name for name in ACCURACIES if all(result.get(name) is not None for result in results)]
-    sizes, values = [result["test_size"] for result in results], {n: [r[n] for r in results] for n in names}
-    total = sum(sizes)
-    shares = {n: sum(v * size for v, size in zip(of, sizes, strict=True)) / total for n, of in values.items()}
-    low, high = wilson(round(shares["top1"] * total / 100), total)
+    sizes = [result["test_size"] for result in results]
     return {
         **{name: results[0][name] for name in SAME if name in results[0]},
-        **shares,
-        "top1_interval": [100 * float(low), 100 * float(high)],
-        "mean": {name: statistics.mean(of) for name, of in values.items()},
-        "std": {name: statistics.stdev(of) for name, of in values.items()},
+        **over_folds(results, sizes),
         "train_size": round(statistics.mean(result["train_size"] for result in results)),
-        "test_size": total,
+        "test_size": sum(sizes),
         "seconds": round(sum(result["seconds"] for result in results), 1),
         "folds": [{"fold": fold, **result} for fold, result in enumerate(results, start=1)],
     }
 
 
+def over_folds(scores: list[dict], sizes: list[int]) -> dict:
+    """Returns the accuracies of :func:`pooled` from those of each fold (percent) and the folds' test images."""
+    total, found = sum(sizes), {"mean": {}, "std": {}}
+    for name in ACCURACIES:
+        values = [score.get(name) for score in scores]
+        if None not in values:
+            found[name] = sum(value * size for value, size in zip(values, sizes, strict=True)) / total
+            found["mean"][name], found["std"][name] = statistics.mean(values), statistics.stdev(values)
+    low, high = wilson(round(found["top1"] * total / 100), total)
+    return {**found, "top1_interval": [100 * float(low), 100 * float(high)]}
+
+
 def _say(config, result: dict) -> None:
     low, high = result["top1_interval"]
-    log.info(
-        "%s: top-1 %.2f on %d images, each tested once in %d folds (95 %% interval %.1f to %.1f; over folds %.2f ± %.2f)",
-        config.out, result["top1"], result["test_size"], len(result["folds"]), low, high,
-        result["mean"]["top1"], result["std"]["top1"],
-    )  # fmt: skip
+    images = f"{result['test_size']} images, each tested once in {len(result['folds'])} folds"
+    spread = f"{result['mean']['top1']:.2f} ± {result['std']['top1']:.2f}"
+    what = f"on {images} (95 % interval {low:.1f} to {high:.1f}; over folds {spread})"
+    log.info("%s: top-1 %.2f %s", config.out, result["top1"], what)
     if seen := _seen_by_init(config):
         log.log(*seen)
 
@@ -119,7 +127,9 @@ def _seen_by_init(config) -> tuple[int, str] | None:
         before = parsing.flatten(parsing.read_file(Path(config.init) / "config.yaml"))
     except (TypeError, UserError):
         return None
-    if any(before.get(f"data.{key}") != getattr(config.data, key) for key in ("name", "root")):
+    root = config.data.root and os.path.realpath(config.data.root)
+    seen = before.get("data.root") and os.path.realpath(before["data.root"])
+    if seen != root or (root is None and before.get("data.name") != config.data.name):
         return None
     method = METHODS.get(before.get("method.name"))
     line = f"init: '{config.init}' was trained on the same images, so it has seen those of each test fold"

@@ -118,7 +118,7 @@ def labels_needed(data: Data) -> Iterator[None]:
 
 def _unlabelled(data: Data) -> bool:
     try:
-        return open_splits(replace(data, subset=None), labelled=False).train.labels is None
+        return open_splits(replace(data, subset=None, folds=None, fold=None), labelled=False).train.labels is None
     except UserError:
         return False
 
