@@ -139,7 +139,7 @@ def _text(field: str, file: str, wanted: str) -> str:
 def no_image(field: str, file: str, line: int, text: str, names: Names) -> str:
     """Returns the fault of a line that names no image."""
     where = f" under '{names.root}'" if names.root else " of the dataset"
-    hint = "; a header would be path,..." if line == 1 and file.lower().endswith((".csv", ".tsv")) else ""
+    hint = "; a header calls the column path" if line == 1 and file.lower().endswith((".csv", ".tsv")) else ""
     return f"{field}: {file}:{line}: '{text}' is no image{where}{names.near(text) or hint}"
 
 
