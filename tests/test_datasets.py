@@ -126,7 +126,8 @@ def test_all_faults_of_a_folder_come_together(tmp_path):
 
 def test_labelled_folder_without_train_images_or_a_second_class(tmp_path):
     assert faults(open_splits, section(tmp_path), True) == [
-        f"data.root: '{tmp_path}' has no 'train' folder; wanted {tmp_path}/train/CLASS/*"
+        f"data.root: '{tmp_path}' has no 'train' folder; wanted {tmp_path}/train/CLASS/*,"
+        " or the classes in a CSV file (--data.labels)"
     ]
     train = tmp_path / "train"
     (train / "a").mkdir(parents=True)

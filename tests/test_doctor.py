@@ -176,7 +176,8 @@ def test_split_folders_in_capitals_are_a_fault(tmp_path, caplog):
     checkup, _ = check(section(root), tiny=0, near_limit=0)
     assert not checkup.clean
     assert checkup.layout_faults == [
-        f"data.root: '{root}' has no 'train' folder, but 'Train'; wanted {root}/train/CLASS/*"
+        f"data.root: '{root}' has no 'train' folder, but 'Train'; wanted {root}/train/CLASS/*,"
+        " or the classes in a CSV file (--data.labels)"
     ]
     assert f"data.root: '{root}' has no 'train' folder, but 'Train': all images under the root are taken" in caplog.text
 

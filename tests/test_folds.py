@@ -10,7 +10,7 @@ import transfers
 import yaml
 from folders import TINY, faults, section, tree, tuned
 from frozen import a_run
-from helpers import VIT, call, inside, refused, same
+from helpers import call, inside, refused, same
 
 from idmm.data.datasets import open_splits
 from idmm.evaluate import wilson
@@ -71,13 +71,17 @@ def test_the_log_tells_the_result_and_what_the_backbone_has_seen(done, pretraine
     low, high = result["top1_interval"]
     assert f"top-1 {result['top1']:.2f} on 15 images, each tested once in 3 folds" in text
     assert f"(95 % interval {low:.1f} to {high:.1f}; over folds {result['mean']['top1']:.2f} ± " in text
-    assert f"'{pretrained}' was trained on the same images, so it has seen those of each test fold, without" in text
-    assert "data.folds: fold 2 of 3 is tested on 5 of 15 training images" in (done / "fold-2/log.txt").read_text()
+    text = (done / "fold-2/log.txt").read_text()
+    assert f"init: '{pretrained}' was trained on the same images, so it has seen those held out here, without" in text
+    assert "data.folds: fold 2 of 3 is tested on 5 of 15 training images" in text
 
 
-def test_what_was_trained_on_labels_is_a_warning(done, images, tmp_path):
-    assert tuned(tmp_path / "c", images, data__folds=2, init=str(done / "fold-1"), model__kwargs=None) == 0
-    assert "with their labels: accuracies come out too high" in (tmp_path / "c/log.txt").read_text()
+def test_what_was_trained_on_their_labels_is_told(done, images, tmp_path):
+    out, line = tmp_path / "c", "with their labels: accuracies come out too high"
+    for folder, fold in (("fold-1", 2), ("fold-2", 2)):  # only the second of them has not seen fold 2
+        seen = {"data__folds": 3, "data__fold": fold, "init": str(done / folder)}
+        assert tuned(out / folder, images, model__kwargs=None, **seen) == 0
+        assert (line in (out / folder / "log.txt").read_text()) == (folder == "fold-1")
 
 
 def test_taken_up_again(done, images, pretrained, tmp_path, capsys):
@@ -158,11 +162,13 @@ def test_a_probe(images, tmp_path, capsys):
 
 
 def test_a_grid(images, tmp_path):
-    target = {"name": "folder", "root": str(images), "folds": 3, "subset": None}
+    (tmp_path / "exclude.txt").write_text("cat/0.png\n")
+    target = {"name": "folder", "root": str(images), "folds": 3, "exclude": str(tmp_path / "exclude.txt")}
+    target["subset"] = None
     kept = {"sources": [], "methods": [], "targets": [target], "scratch": True, "target": {"protocol": "probe"}}
     assert transfers.inside(tmp_path / "g", **kept) == 0
     (cell,) = read(tmp_path / "g/grid.json")["cells"]
     found = read(tmp_path / "g" / cell["folder"] / "result.json")
     assert cell["status"] == "ok" and cell["top1"] == found["top1"] and len(found["folds"]) == 3
     assert cell["knn"] == found["knn"] and (tmp_path / "g" / cell["folder"] / "fold-3/result.json").exists()
-    assert VIT == cell["config"]["model"]["kwargs"]
+    assert (found["test_size"], found["excluded"]) == (14, 1)

@@ -4,6 +4,7 @@ An image is named by its path under ``data.root`` with '/' between (as in ``chec
 """
 
 import csv
+import io
 import logging
 import os
 import posixpath
@@ -47,6 +48,7 @@ class Names:
     def __init__(self, names: Iterable[str], root: str | None):
         self.root = None if root is None else os.path.abspath(os.path.expanduser(root))
         self._known = {composed(name): name for name in names}
+        self._hints = _MOST_LISTED  # each is a look at all names
 
     def find(self, text: str) -> str | None:
         """Returns the image's name; None where there is none of that name."""
@@ -59,6 +61,9 @@ class Names:
 
     def near(self, text: str) -> str:
         """Returns ``; did you mean 'x'?`` for the image in another folder, or of another name in that folder."""
+        if not self._hints:
+            return ""
+        self._hints -= 1
         folder, name = posixpath.split(self._relative(text.strip().replace("\\", "/")))
         if same := [known for form, known in self._known.items() if posixpath.basename(form) == name]:
             return f"; did you mean '{same[0]}'?"
@@ -98,7 +103,7 @@ def read_table(field: str, file: str, wanted: tuple[str, ...], optional: tuple[s
     text = _text(field, file, f"a CSV file of {form}")
     first = text.lstrip().partition("\n")[0]
     try:
-        reader = csv.reader(text.splitlines(keepends=True), delimiter=max(",;\t", key=first.count), strict=True)
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=first.count), strict=True)
         rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(map(str.strip, row))]
     except csv.Error as error:
         raise BadList(f"{field}: {file}:{reader.line_num}: is not CSV ({error}); wanted {form}") from None
@@ -126,9 +131,9 @@ def _header(cells: list[str], wanted: tuple[str, ...], optional: tuple[str, ...]
     return {name: place for name, place in places.items() if place is not None}
 
 
-def _text(field: str, file: str, wanted: str) -> str:
+def _text(field: str, file: str, wanted: str, errors: str = "strict") -> str:
     try:
-        return Path(file).expanduser().read_bytes().decode("utf-8-sig", errors="strict")
+        return Path(file).expanduser().read_bytes().decode("utf-8-sig", errors)
     except OSError as error:
         why = reason(error)
     except UnicodeDecodeError:
@@ -156,7 +161,8 @@ def leave_out(splits: Splits, file: str, root: str | None) -> Splits:
     field = "data.exclude"
     names = Names([name for part in splits.parts.values() for name in part.names], root)
     gone, faults = set(), []
-    for number, line in enumerate(_text(field, file, "a file with the name of an image a line").splitlines(), start=1):
+    text = _text(field, file, "a file with the name of an image a line", "surrogateescape")  # file names are bytes
+    for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), start=1):
         if not line.strip() or line.startswith("#"):
             continue
         if found := names.find(line):

@@ -11,7 +11,7 @@ from idmm.engine import Evaluation, Loop, Session
 from idmm.models.weights import Checkpoint
 from idmm.stages import Phase
 from idmm.stages.assemble import Assembly, eval_batches, export, load_splits, resolve, session
-from idmm.stages.folds import by_folds
+from idmm.stages.folds import by_folds, seen_by_init
 
 log = logging.getLogger("idmm")
 
@@ -37,7 +37,7 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
     """
     parts, notes = resolve(parsing.build(FinetuneConfig, config))
     config = parts.config
-    with session(parts, notes) as run:
+    with session(parts, notes + seen_by_init(config)) as run:
         if run.folder.finished:
             return run.folder.result()
         first = 1 if run.folder.state is None else run.folder.state["stage"]

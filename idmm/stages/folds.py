@@ -19,6 +19,7 @@ from idmm.progress import logging_to
 from idmm.stages import STAGES
 
 log = logging.getLogger("idmm")
+HELD_OUT_BY = ("val_fraction", "folds", "fold", "groups", "labels", "exclude")
 ACCURACIES = ("top1", "top5", "knn", "mean_per_class", "largest_class", "pixel_knn")
 SAME = ("top5", "num_classes", "seed", "size_mismatch", "excluded", "precision")  # in the results of all folds
 
@@ -44,11 +45,13 @@ def by_folds(stage: Callable[[Any], dict]) -> Callable[[Any], dict]:
                 out.rmdir()
             raise
         with closing(RunFolder(config.out, config, "auto")) as folder:
-            if not folder.finished:
-                with logging_to(folder.path):
-                    folder.finish(result := pooled(results))
-                    _say(config, result)
-            return folder.result()
+            if folder.finished:
+                return folder.result()
+            with logging_to(folder.path):
+                result = pooled(results)
+                folder.finish(result)
+                _say(config, result)
+            return result
 
     return run
 
@@ -117,22 +120,22 @@ def _say(config, result: dict) -> None:
     spread = f"{result['mean']['top1']:.2f} ± {result['std']['top1']:.2f}"
     what = f"on {images} (95 % interval {low:.1f} to {high:.1f}; over folds {spread})"
     log.info("%s: top-1 %.2f %s", config.out, result["top1"], what)
-    if seen := _seen_by_init(config):
-        log.log(*seen)
 
 
-def _seen_by_init(config) -> tuple[int, str] | None:
-    """Says, with its level for the log, that the backbone was trained on the images that the folds were tested on."""
+def seen_by_init(config) -> list[str]:
+    """Returns a line for the log where ``init`` was trained on images that are held out here, by its config.yaml."""
+    data = config.data
+    if config.init is None or not (data.val_fraction or data.folds):
+        return []
     try:
         before = parsing.flatten(parsing.read_file(Path(config.init) / "config.yaml"))
-    except (TypeError, UserError):
-        return None
-    root = config.data.root and os.path.realpath(config.data.root)
-    seen = before.get("data.root") and os.path.realpath(before["data.root"])
-    if seen != root or (root is None and before.get("data.name") != config.data.name):
-        return None
+    except UserError:  # a file of weights
+        return []
+    roots = [path and os.path.realpath(os.path.expanduser(path)) for path in (data.root, before.get("data.root"))]
+    if roots[0] != roots[1] or (data.root is None and before.get("data.name") != data.name):
+        return []
+    if all(before.get(f"data.{name}") == getattr(data, name) for name in HELD_OUT_BY):
+        return []
     method = METHODS.get(before.get("method.name"))
-    line = f"init: '{config.init}' was trained on the same images, so it has seen those of each test fold"
-    if method is not None and not method.labelled:
-        return logging.INFO, f"{line}, without their labels"
-    return logging.WARNING, f"{line} with their labels: accuracies come out too high"
+    how = "with their labels: accuracies come out too high" if method is None or method.labelled else "without labels"
+    return [f"init: '{config.init}' was trained on the same images, so it has seen those held out here, {how}"]

@@ -23,7 +23,7 @@ from idmm.models.spec import ModelSpec, model_spec
 from idmm.models.weights import read_checkpoint
 from idmm.progress import logging_to
 from idmm.stages.assemble import LoadedSplits, assemble, load_splits
-from idmm.stages.folds import by_folds
+from idmm.stages.folds import by_folds, seen_by_init
 
 log = logging.getLogger("idmm")
 INTERVAL = "95 %, over the test images: Wilson's for top1, combined over classes for mean_per_class"
@@ -77,6 +77,8 @@ def measure(config: ProbeConfig, folder: RunFolder | None = None) -> dict:
         ``crop_pct``, ``dataset``, image counts, ``seed``, ``seconds`` and what ``interval`` means.
     """
     began, backbone = time.monotonic(), frozen_backbone(config)
+    for note in seen_by_init(config):
+        log.info("%s", note)
     splits = labelled_images(backbone, folder)
     if len(np.unique(splits.train.labels)) < 2:
         raise UserError("data.subset: the training images are all of one class; a probe wants two or more")

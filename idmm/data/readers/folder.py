@@ -85,7 +85,8 @@ def _class_folders(root: str) -> dict[str, _Tree]:
         log.info("data.root: '%s' has no 'train' folder: %s", root, what)
         return {"train": tree}
     but, kind = (f", but '{other}'", UserError) if other else ("", LabelsMissing)
-    raise kind(f"data.root: '{root}' has no 'train' folder{but}; wanted {root}/train/CLASS/*")
+    wanted = f"{root}/train/CLASS/*, or the classes in a CSV file (--data.labels)"
+    raise kind(f"data.root: '{root}' has no 'train' folder{but}; wanted {wanted}")
 
 
 def read_any(root: str) -> Splits:
