@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers import VIT, inside
 from PIL import Image
 
 from idmm import config
@@ -14,6 +15,16 @@ from idmm.data import cache, disk
 from idmm.data.cache import fingerprint, load_split
 from idmm.data.datasets import open_splits
 from idmm.errors import UserError
+
+TINY = {  # flags of runs on such folders
+    "data__name": "folder", "data__subset": None, "model__kwargs": VIT, "train__epochs": 1, "train__warmup_epochs": 0,
+    "train__ema": None, "train__batch_size": 8,
+}  # fmt: skip
+
+
+def tuned(out, root, **changes):
+    """Runs fine-tuning of a tiny network; returns the exit code."""
+    return inside("finetune", out, **{**TINY, "stages": [{"size": 16}], "data__root": str(root), **changes})
 
 
 def paint(path, seed=0, size=(12, 9)):

@@ -82,7 +82,7 @@ def test_val_fraction_is_stratified_and_the_same_each_time(tmp_path):
     root = tree(tmp_path, train={"many": 10, "one": 1, "two": 2})
     assert faults(open_splits, section(root), True) == [
         f"data.root: '{root}' has no 'val' or 'test' folder to evaluate on; "
-        "add one, or hold out a share of train with --data.val_fraction, e.g. 0.2"
+        "add one, or hold out a share of train with --data.val_fraction, e.g. 0.2, or give --data.folds 5"
     ]
     splits = open_splits(section(root, val_fraction=0.2), labelled=True)
     assert splits.val is None
@@ -126,7 +126,8 @@ def test_all_faults_of_a_folder_come_together(tmp_path):
 
 def test_labelled_folder_without_train_images_or_a_second_class(tmp_path):
     assert faults(open_splits, section(tmp_path), True) == [
-        f"data.root: '{tmp_path}' has no 'train' folder; wanted {tmp_path}/train/CLASS/*"
+        f"data.root: '{tmp_path}' has no 'train' folder; wanted {tmp_path}/train/CLASS/*,"
+        " or the classes in a CSV file (--data.labels)"
     ]
     train = tmp_path / "train"
     (train / "a").mkdir(parents=True)
@@ -240,8 +241,7 @@ def test_subset_depends_on_its_seed_alone_and_grows_by_adding():
 def test_subset_faults():
     split = labelled_split([5, 10, 4])
     assert faults(draw_subset, split, config.Subset(per_class=6)) == [
-        "data.subset.per_class: 6 is more than the 5 training images of class 'class0'",
-        "data.subset.per_class: 6 is more than the 4 training images of class 'class2'",
+        "data.subset.per_class: 6 is more than the 4 training images of class 'class2' and of 1 more; wanted up to 4"
     ]
     assert faults(draw_subset, split, config.Subset(total=20)) == [
         "data.subset.total: 20 is more than the 19 training images"

@@ -118,10 +118,10 @@ def test_the_command_says_it_writes_it_and_draws_it(planted, tmp_path, capsys):
 def test_a_clean_check_exits_0_and_writes_no_sheet(healthy, tmp_path, capsys):
     assert main(["data", "check", "folder", "--root", str(healthy), "--out", str(tmp_path / "c")]) == 0
     assert "nothing that should be mended" in capsys.readouterr().out
-    assert sorted(path.name for path in (tmp_path / "c").iterdir()) == ["check.json"]
+    assert sorted(path.name for path in (tmp_path / "c").iterdir()) == ["check.json", "exclude.txt"]
     found = json.loads((tmp_path / "c/check.json").read_text())
     empty = {"layout": [], "remarks": [], "size_mismatch": {}, "unreadable": [], "tiny": [], "near_skipped": False}
-    empty |= dict.fromkeys(("duplicates", "near_duplicates", "leakage", "conflicts"), [])
+    empty |= dict.fromkeys(("shared_groups", "duplicates", "near_duplicates", "leakage", "conflicts"), [])
     assert found == {
         **empty, "dataset": "folder", "root": str(healthy), "clean": True, "tiny_below": 64,
         "images": {"train": 32, "test": 8},
@@ -176,7 +176,8 @@ def test_split_folders_in_capitals_are_a_fault(tmp_path, caplog):
     checkup, _ = check(section(root), tiny=0, near_limit=0)
     assert not checkup.clean
     assert checkup.layout_faults == [
-        f"data.root: '{root}' has no 'train' folder, but 'Train'; wanted {root}/train/CLASS/*"
+        f"data.root: '{root}' has no 'train' folder, but 'Train'; wanted {root}/train/CLASS/*,"
+        " or the classes in a CSV file (--data.labels)"
     ]
     assert f"data.root: '{root}' has no 'train' folder, but 'Train': all images under the root are taken" in caplog.text
 

@@ -200,7 +200,7 @@ FAULTY = {  # how it is saved, fields of the config, what is said
                   "data.name: 'NAME' has no labels; fine-tuning needs them"),
     "one split": (lambda root: saved(root, train=table(9)), {},
                   "data.name: 'NAME' has no split to evaluate on; add one, or hold out a share of train with"
-                  " --data.val_fraction, e.g. 0.2"),
+                  " --data.val_fraction, e.g. 0.2, or give --data.folds 5"),
     "no train": (lambda root: saved(root, holdout=table(), extra=table()), {},
                  "data.name: 'NAME' has no split 'train', only extra, holdout"),
     "new class": (lambda root: saved(root, train=table(), test=table(

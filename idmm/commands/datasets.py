@@ -10,14 +10,14 @@ from idmm import config, features
 from idmm.config.commands import DataCacheConfig, DataCheckConfig, DataDownloadConfig
 from idmm.data.datasets import open_splits
 from idmm.data.disk import cache_entries, cache_folder, clear
-from idmm.data.doctor import NEAR_BITS, NEAR_CORRELATION, SKEWED, Checkup, ImageRef, Pair, check
+from idmm.data.doctor import NEAR_BITS, NEAR_CORRELATION, SKEWED, Checkup, ImageRef, Pair, check, exclusions
 from idmm.data.download import fetch
 from idmm.data.images import load
 from idmm.data.readers.hub import PREFIX
 from idmm.data.registry import spec_of
 from idmm.data.split import Splits, counted
 from idmm.errors import UserError, listed
-from idmm.files import made_folder, write_text
+from idmm.files import made_folder, write_bytes, write_text
 from idmm.progress import size
 
 _NAMED = 5  # images or pairs of a kind that the text names; check.json has all
@@ -64,7 +64,8 @@ def cache(given: DataCacheConfig) -> str:
 
 
 def checkup(given: DataCheckConfig) -> int:
-    """Looks at every image of a dataset, prints what was found, and writes check.json and check.png to ``given.out``.
+    """Looks at every image of a dataset, prints what was found, and writes check.json, check.png and exclude.txt to
+    ``given.out``.
 
     Returns:
         The exit code, 1 where something should be mended.
@@ -75,6 +76,7 @@ def checkup(given: DataCheckConfig) -> int:
     data = config.Data(
         name=given.name, root=given.root, max_pixels=given.max_pixels,
         image_column=given.image_column, label_column=given.label_column,
+        exclude=given.exclude, labels=given.labels, groups=given.groups,
     )  # fmt: skip
     out = made_folder(given.out)
     found, splits = check(data, given.tiny, given.near_limit, progress=True)
@@ -87,8 +89,24 @@ def checkup(given: DataCheckConfig) -> int:
             print(f", {out / 'check.png'}", end="")
         else:
             (out / "check.png").unlink(missing_ok=True)  # of an earlier check
-        print()
+        print(f", {_write_exclusions(given, exclusions(found), out / 'exclude.txt')}")
     return int(not found.clean)
+
+
+def _write_exclusions(given: DataCheckConfig, lines: list[str], path: Path) -> str:
+    """Writes a file for ``data.exclude``, after what was left out already; returns what is to be said of it."""
+    if given.exclude is not None:
+        head = Path(given.exclude).expanduser().read_bytes().rstrip(b"\n")
+    else:
+        where = f" --root {given.root}" if given.root else ""
+        head = f"# for --data.exclude: what 'idmm data check {given.name}{where}' would leave out".encode()
+    content = b"\n".join([head, *(line.encode("utf-8", "surrogateescape") for line in lines), b""])
+    kept = ""
+    if path.exists() and path.read_bytes() != content:  # it may have been edited
+        path.replace(path.with_suffix(".old.txt"))
+        kept = f" (the one before is {path.with_suffix('.old.txt').name})"
+    write_bytes(path, content)
+    return f"{path}{kept}; leave out what it names with --data.exclude {path}"
 
 
 def report(found: Checkup, written: bool = False) -> list[str]:
@@ -103,6 +121,9 @@ def report(found: Checkup, written: bool = False) -> list[str]:
         lines += [text, *(f"  {example}" for example in examples[:_NAMED])]
         if len(examples) > _NAMED:
             lines.append(f"  and {len(examples) - _NAMED} more ({'check.json' if written else '--out DIR'} lists all)")
+    if shared := found.shared_groups:
+        text = f"groups: {counted(len(shared), 'group')} with images both in train and in val or test"
+        lines += [f"{text}; accuracies come out too high:", f"  {listed(shared)}"]
     if found.near_skipped:
         lines.append("near-duplicates: not looked for among so many images; --near_limit allows it")
     suspected = sum(not pair.exact for pair in found.pairs)

@@ -68,7 +68,7 @@ def fewlabel(given: FewLabelConfig) -> dict:
         "seeds": given.seeds,
         "num_classes": len(splits.train.classes),
         "test_size": len(splits.test),
-        **({"size_mismatch": splits.size_mismatch} if splits.size_mismatch else {}),
+        **splits.remarks,
         "runs": {backbone.label: _about(given, backbone) for backbone in backbones},
         "summary": summary(records, metric),
         "records": records,
@@ -196,6 +196,8 @@ def _tuning(given: FewLabelConfig) -> FinetuneConfig | None:
     faults = []
     if given.data.subset is not None:
         faults.append("data.subset: leave it out; per_class and seeds draw the labelled images")
+    if given.data.folds is not None and given.data.fold is None:
+        faults.append("data.folds: this command measures on one test split; name a fold with --data.fold, too")
     if given.protocol == "probe":
         if given.finetune is not None:
             wanted = "is for --protocol finetune; leave it out, or name the protocol"

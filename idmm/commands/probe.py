@@ -2,8 +2,9 @@
 
 import json
 
-from idmm.config.commands import ProbeCommand, probe_config
+from idmm.config.commands import ProbeCommand, ProbeConfig, probe_config
 from idmm.files import made_folder, write_text
+from idmm.stages.folds import each_fold, over_folds, several
 from idmm.stages.probe import measure
 
 
@@ -11,14 +12,15 @@ def probe(given: ProbeCommand) -> dict:
     """Measures frozen features, prints the table and writes ``probe.json`` to ``given.out``.
 
     Returns:
-        What ``probe.json`` holds, see :func:`idmm.stages.probe.measure`.
+        What ``probe.json`` holds, see :func:`idmm.stages.probe.measure`; of ``data.folds`` the accuracies of both
+        readouts over all images, each tested once, and ``folds``: what each fold's measurement gave.
 
     Raises:
         UserError: No such run, no labels, a size that the model cannot take, or ``out`` cannot be written.
         RunError: The features are not finite, or memory ran out.
     """
-    out = made_folder(given.out)
-    result = measure(probe_config(given, given.init))
+    out, config = made_folder(given.out), probe_config(given, given.init)
+    result = _all_folds(config) if several(config.data) else measure(config)
     print("\n".join(table(result)))
     if out is not None:
         write_text(out / "probe.json", json.dumps(result, indent=2) + "\n")
@@ -26,17 +28,33 @@ def probe(given: ProbeCommand) -> dict:
     return result
 
 
+def _all_folds(config: ProbeConfig) -> dict:
+    found = [measure(one) for one in each_fold(config)]
+    sizes = [one["test_size"] for one in found]
+    return {
+        **{name: value for name, value in found[0].items() if name != "val_size"},
+        "knn": {**over_folds([one["knn"] for one in found], sizes), "k": found[0]["knn"]["k"]},
+        "probe": over_folds([one["probe"] for one in found], sizes),
+        "test_size": sum(sizes),
+        "seconds": round(sum(one["seconds"] for one in found), 1),
+        "folds": found,
+    }
+
+
 def table(result: dict) -> list[str]:
     """Returns ``probe.json`` as lines of text."""
-    counts = f"{result['train_size']:,} training and {result['test_size']:,} test images"
+    if folds := result.get("folds"):
+        counts = f"{result['test_size']:,} images, each tested once in {len(folds)} folds"
+        spread = {name: (result[name]["mean"]["top1"], result[name]["std"]["top1"]) for name in ("knn", "probe")}
+        remarks = {name: f"over folds {mean:.1f} ± {std:.1f}" for name, (mean, std) in spread.items()}
+    else:
+        counts = f"{result['train_size']:,} training and {result['test_size']:,} test images"
+        chosen = f"C = {result['probe']['strength']:g}, chosen by {result['probe']['chosen_by']}"
+        remarks = {"knn": f"k = {result['knn']['k']}", "probe": chosen}
     where = f"{result['init']} ({result['model']}, {result['size']} px) on {result['dataset']}"
     lines = [f"{where}: {counts}, {result['num_classes']} classes"]
-    metrics = [name for name in ("top1", "mean_per_class") if name in result["probe"]]
+    metrics = [name for name in ("top1", "mean_per_class") if f"{name}_interval" in result["probe"]]
     lines.append(" " * 16 + "".join(f"{name:<16}{'95 % interval':<16}" for name in metrics))
-    remarks = {
-        "knn": f"k = {result['knn']['k']}",
-        "probe": f"C = {result['probe']['strength']:g}, chosen by {result['probe']['chosen_by']}",
-    }
     for name, label in (("knn", "kNN"), ("probe", "linear probe")):
         cells = [(f"{result[name][m]:.1f}", result[name][f"{m}_interval"]) for m in metrics]
         shown = "".join(f"{value:<16}{f'{low:.1f} to {high:.1f}':<16}" for value, (low, high) in cells)

@@ -34,6 +34,7 @@ NEW_KEYS = {
     "method.stop_grad_conv1": None,
     "views.solarize_prob": 0.0,
     "views.interpolation": "bicubic",
+    **dict.fromkeys(f"data.{name}" for name in ("exclude", "labels", "groups", "folds", "fold")),
 }
 
 

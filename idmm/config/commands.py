@@ -135,7 +135,14 @@ class DataCheckConfig:
     root: str | None = None
     """Folder of the dataset."""
     out: str | None = None
-    """Folder for check.json and check.png, the sheet of the worst pairs; null: text only."""
+    """Folder for check.json, check.png (the sheet of the worst pairs) and exclude.txt (images that should be left out,
+    for --data.exclude); null: text only."""
+    exclude: str | None = None
+    """As data.exclude: images that are left out already, a path under root a line; exclude.txt goes on from it."""
+    labels: str | None = None
+    """As data.labels: a CSV file of path,class for images that are not sorted into class folders."""
+    groups: str | None = None
+    """As data.groups: groups with images both in train and in val or test are reported."""
     tiny: int = Field(64, ge=0)
     """Images with a shorter side than this are reported (pixels)."""
     near_limit: int = Field(50_000, ge=0)

@@ -50,8 +50,25 @@ class Data:
     """Loader processes; 0 loads in the training process, null means one a core but one, 8 at most."""
     subset: Subset | None = None
     """Train on a part only, e.g. '{per_class: 10}', '{total: 10000}' or '{fraction: 0.1}'."""
+    labels: str | None = None
+    """folder: CSV file of path,class for images that are not sorted into class folders, paths under data.root; a header
+    may name a column split (train, val or test) and a column group, too. Images without a row are left out of
+    fine-tuning and used by pretraining; null: the folders are the classes."""
+    exclude: str | None = None
+    """File of images to leave out of all splits, a path under data.root a line; 'idmm data check' writes one
+    (exclude.txt); null: none."""
+    groups: str | None = None
+    """Images that belong together (of a patient, plate or video): val_fraction and folds hold out all of them or none.
+    A CSV file of path,group, 'folder' (the name of the folder that an image lies in), or a regular expression whose
+    bracket finds the group in the path, e.g. '(patient[0-9]+)_'; null: the column group of data.labels, if any."""
     val_fraction: float = Field(0.0, ge=0, lt=1)
     """Share of the training images held out to evaluate on, in [0, 1); 0 holds out none."""
+    folds: int | None = Field(None, ge=2)
+    """k-fold cross-validation for sets too small for one split: the training images are dealt out to so many folds of
+    equal shares of each class, and as many runs in OUT/fold-1, OUT/fold-2 ... are each tested on one of them; null: one
+    run, on the dataset's own test split."""
+    fold: int | None = Field(None, ge=1)
+    """Run this fold alone, from 1; null: all."""
     on_error: Literal["fail", "skip"] = "fail"
     """Unreadable, empty or bomb-sized files: 'fail' lists them and stops before training; 'skip' goes on without."""
     max_pixels: int = Field(100_000_000, ge=1)
@@ -75,4 +92,7 @@ class Data:
                 raise ValueError(f"{name} has {len(values)} values for in_chans {self.in_chans}, wanted one a channel")
         if self.std is not None and min(self.std) <= 0:
             raise ValueError(f"std is {self.std}, wanted numbers > 0")
+        if self.fold is not None and self.fold > (self.folds or 0):
+            of = "folds is not given" if self.folds is None else f"there are {self.folds} folds"
+            raise ValueError(f"fold is {self.fold}, but {of}; wanted folds, and one of them")
         return self

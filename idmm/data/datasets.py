@@ -1,4 +1,5 @@
-"""Which images a config means: a dataset's splits, checked against its protocol, held out, and drawn from.
+"""Which images a config means: a dataset's splits, checked against its protocol, less those excluded, held out, and
+drawn from.
 
 Nothing is decoded here. The datasets themselves are rows of :data:`idmm.data.registry.DATASETS`.
 """
@@ -11,51 +12,88 @@ import numpy as np
 
 from idmm import config
 from idmm.data.download import fetch
+from idmm.data.readers.folder import parent_of_split
 from idmm.data.readers.layout import FilesMissing
 from idmm.data.registry import Spec, spec_of
-from idmm.data.split import LabelsMissing, Split, Splits
+from idmm.data.split import LabelsMissing, Split, Splits, counted
+from idmm.data.user_lists import groups_of, leave_out, shared_groups, with_groups
 from idmm.errors import UserError, listed
-from idmm.seeding import numpy_rng
+from idmm.seeding import derive, numpy_rng
 
 log = logging.getLogger(__name__)
 
+_DRAWS = 200  # random draws of groups, of which the one with the best shares of the classes is held out
+
 
 def open_splits(data: config.Data, labelled: bool, evaluated: bool = True) -> Splits:
-    """Lists a dataset's images, holds out ``data.val_fraction`` and draws ``data.subset`` from the training images.
+    """Lists a dataset's images, less those of ``data.exclude``; holds out ``data.fold`` and ``data.val_fraction`` and
+    draws ``data.subset`` from the training images.
 
     Args:
         data: The ``data`` section of a config.
         labelled: True: every split has labels. False (pretraining): any images will do; labels, val and test come
             along where the dataset happens to have them.
-        evaluated: Whether labelled images to evaluate on are needed, too.
+        evaluated: Whether labelled images to evaluate on are needed, too. Then ``data.folds`` makes one fold ``test``
+            (the first where ``data.fold`` is None), in the place of what the dataset has.
 
     Returns:
         ``train``, and ``val`` and ``test`` or None. A single evaluation split is ``test``.
 
     Raises:
         UserError: Unknown dataset, missing or damaged files, sizes that are not the protocol's (unless
-            ``data.allow_size_mismatch``), classes that do not agree, nothing to evaluate on, or a subset that cannot
-            be drawn; all faults of a folder in one.
+            ``data.allow_size_mismatch``), classes that do not agree, nothing to evaluate on, a subset or folds that
+            cannot be drawn; all faults of a folder in one. BadList: one of the user's lists is bad.
         RunError: ``data.download`` was asked for and failed.
     """
     spec = spec_of(data.name)
     splits = _compared(spec, _read(spec, data, labelled), data.allow_size_mismatch)
+    splits = narrowed(splits, data, labelled)
+    if data.folds is not None:
+        splits = _hold_out_fold(splits, data.folds, data.fold or 1, labelled and evaluated)
     splits = _hold_out(splits, data.val_fraction)
     if labelled and splits.train.labels is None:
         raise LabelsMissing(f"data.name: '{data.name}' has no labels; fine-tuning needs them")
     if labelled and evaluated and splits.test is None:
-        where = f"data.root: '{data.root}' has no 'val' or 'test' folder to evaluate on"
-        if data.name != "folder":
-            where = f"data.name: '{data.name}' has no split to evaluate on"
-        raise LabelsMissing(f"{where}; add one, or hold out a share of train with --data.val_fraction, e.g. 0.2")
+        raise LabelsMissing(_nothing_to_evaluate_on(spec, data))
     if data.subset is not None:
         splits = replace(splits, train=draw_subset(splits.train, data.subset))
         if labelled:
-            _warn_of_empty_classes(splits.train)
+            _warn_of_empty_classes(splits.train, "data.subset", "; per_class or fraction draws from each")
     return splits
 
 
+def narrowed(splits: Splits, data: config.Data, labelled: bool) -> Splits:
+    """Returns the splits without the images of ``data.exclude``, each with its group where ``data.groups`` says it.
+
+    Raises:
+        BadList: One of them is bad, or a class is left without images to train on.
+    """
+    if data.exclude is not None:
+        splits = leave_out(splits, data.exclude, data.root)
+        if labelled and splits.train.labels is not None and (empty := _empty_classes(splits.train)):
+            raise UserError(f"data.exclude: '{data.exclude}' leaves no training image of {listed(empty)}; wanted some")
+    if data.groups is not None and (labelled or data.val_fraction):
+        splits = with_groups(splits, data.groups, data.root)
+    if splits.train.groups is not None and (shared := shared_groups(splits)):
+        what = f"{counted(len(shared), 'group')} with images both in train and in val or test"
+        log.warning("data.groups: %s, so accuracies come out too high: %s", what, listed(shared))
+    return splits
+
+
+def _nothing_to_evaluate_on(spec: Spec, data: config.Data) -> str:
+    hold_out = "hold out a share of train with --data.val_fraction, e.g. 0.2, or give --data.folds 5"
+    if spec.name != "folder":
+        return f"data.name: '{spec.name}' has no split to evaluate on; add one, or {hold_out}"
+    if data.labels is not None:
+        return f"data.labels: '{data.labels}' has no image of the split test; add some, or {hold_out}"
+    if parent := parent_of_split(str(data.root)):
+        return f"data.root: '{data.root}' is itself a split; wanted the folder that it is in, '{parent}', or {hold_out}"
+    return f"data.root: '{data.root}' has no 'val' or 'test' folder to evaluate on; add one, or {hold_out}"
+
+
 def _read(spec: Spec, data: config.Data, labelled: bool) -> Splits:
+    if data.labels is not None and spec.name != "folder":
+        raise UserError(f"data.labels: '{data.labels}' is for data.name folder; {spec.name} has classes of its own")
     try:
         return spec.read(data, labelled)
     except FilesMissing as error:
@@ -104,23 +142,25 @@ def draw_subset(split: Split, subset: config.Subset) -> Split:
     whole = subset.total is not None or split.labels is None
     groups = [np.arange(len(split))] if whole else _by_class(split)
     if subset.per_class is not None:
-        faults = [
-            f"data.subset.per_class: {subset.per_class} is more than the {len(group)} training images of class '{name}'"
-            for name, group in zip(split.classes, groups, strict=True)
-            if len(group) < subset.per_class
-        ]
-        if faults:
-            raise UserError(*faults)
+        few = [(len(of), name) for of, name in zip(groups, split.classes, strict=True) if len(of) < subset.per_class]
+        if few:
+            (least, name), others = min(few), f" and of {len(few) - 1} more" if len(few) > 1 else ""
+            what = f"{subset.per_class} is more than the {least} training images of class '{name}'{others}"
+            raise UserError(f"data.subset.per_class: {what}; wanted up to {least}")
     counts = [subset.total or subset.per_class or max(1, _share(subset.fraction, len(g))) for g in groups]
     drawn = split.take(_draw(groups, counts, numpy_rng(subset.seed, "subset")))
     return replace(drawn, drawn=f"{split.drawn} {subset!r}")
 
 
-def _warn_of_empty_classes(train: Split) -> None:
-    left = np.bincount(train.labels, minlength=len(train.classes))
-    if empty := [name for name, count in zip(train.classes, left, strict=True) if not count]:
+def _empty_classes(split: Split) -> list[str]:
+    counts = np.bincount(split.labels, minlength=len(split.classes))
+    return [name for name, count in zip(split.classes, counts, strict=True) if not count]
+
+
+def _warn_of_empty_classes(train: Split, field: str, advice: str = "") -> None:
+    if empty := _empty_classes(train):
         what = f"{len(empty)} of {len(train.classes)} classes have no training image in it: {listed(empty)}"
-        log.warning("data.subset: %s; per_class or fraction draws from each", what)
+        log.warning("%s: %s%s", field, what, advice)
 
 
 def _hold_out(splits: Splits, fraction: float) -> Splits:
@@ -132,16 +172,82 @@ def _hold_out(splits: Splits, fraction: float) -> Splits:
         why = "the images have no labels to evaluate with" if splits.val is None else own
         log.warning("data.val_fraction: %g is not used, as %s", fraction, why)
         return splits
-    groups = _by_class(splits.train)
+    held = (_whole_groups if splits.train.groups is not None else _of_each_class)(splits.train, fraction)
+    train, held = _parted(splits.train, held, repr(fraction))
+    if train.groups is not None:
+        share = f"{groups_of(held)} of {groups_of(splits.train)}, {len(held)} of {len(splits.train)} images"
+        log.info("data.val_fraction: held out are %s", share)
+        _warn_of_empty_classes(train, "data.val_fraction")
+    return replace(splits, train=train, **{"test" if splits.test is None else "val": held})
+
+
+def _parted(train: Split, held: np.ndarray, how: str) -> tuple[Split, Split]:
+    """Takes the images ``held`` (numbers) out of a split; returns what is left, and them."""
+    kept = np.setdiff1d(np.arange(len(train)), held)
+    drawn = (f"{train.drawn} but {how}", f"{train.drawn} {how} of train")
+    left, out = (replace(train.take(i), drawn=d.strip()) for i, d in zip((kept, held), drawn, strict=True))
+    return left, out
+
+
+def _of_each_class(train: Split, fraction: float) -> np.ndarray:
+    """Draws a share of each class, which keeps one image at least."""
+    classes = _by_class(train)
     # a class keeps one image for training; one with a single image gives none
-    counts = [min(len(g) - 1, max(1, _share(fraction, len(g)))) if len(g) > 1 else 0 for g in groups]
-    held = _draw(groups, counts, numpy_rng(0, "val_fraction"))
+    counts = [min(len(g) - 1, max(1, _share(fraction, len(g)))) if len(g) > 1 else 0 for g in classes]
+    held = _draw(classes, counts, numpy_rng(0, "val_fraction"))
     if not len(held):
         raise UserError(f"data.val_fraction: {fraction:g} holds out no image, as every class has one only")
-    kept = np.setdiff1d(np.arange(len(splits.train)), held)
-    train = replace(splits.train.take(kept), drawn=f"but {fraction!r}")
-    held = replace(splits.train.take(held), drawn=f"{fraction!r} of train")
-    return replace(splits, train=train, **{"test" if splits.test is None else "val": held})
+    return held
+
+
+def _whole_groups(train: Split, fraction: float) -> np.ndarray:
+    """Draws groups, of many draws the one with the share of each class nearest to what is wanted."""
+    from sklearn.model_selection import GroupShuffleSplit
+
+    number, counts = len(np.unique(train.groups)), np.bincount(train.labels, minlength=len(train.classes))
+    if number < 2:
+        only = f"all images are of one group ('{train.groups[0]}')"
+        raise UserError(f"data.val_fraction: {fraction:g} holds out no image, as {only}")
+
+    def distance(held: np.ndarray) -> tuple:
+        found = np.bincount(train.labels[held], minlength=len(counts))
+        there = counts > 0
+        return (found[there] == counts[there]).sum(), (found[there] == 0).sum(), np.abs(found - fraction * counts).sum()
+
+    size, seed = min(max(1, _share(fraction, number)), number - 1), derive(0, "val_fraction") % 2**32
+    draws = GroupShuffleSplit(_DRAWS, test_size=size, random_state=seed).split(train.labels, groups=train.groups)
+    return np.sort(min((held for _, held in draws), key=distance))
+
+
+def _hold_out_fold(splits: Splits, folds: int, fold: int, wanted: bool) -> Splits:
+    """Makes a fold of the training images ``test``; a test split that the dataset has stays aside."""
+    train = splits.train
+    if train.labels is None or not wanted:
+        log.warning("data.folds: %d is not used, as pretraining takes all training images and is not tested", folds)
+        return splits
+    unit = "images" if train.groups is None else "groups"
+    counts = [len(of) if train.groups is None else len(set(train.groups[of])) for of in _by_class(train)]
+    few = sorted((count, name) for count, name in zip(counts, train.classes, strict=True) if count < folds)
+    if few:
+        what = listed(f"'{name}' has {count}" for count, name in few)
+        raise UserError(f"data.folds: {folds} folds want {folds} training {unit} of each class; {what}")
+    held = _folds(train, folds)[fold - 1]
+    left, held = _parted(train, held, f"fold {fold} of {folds}")
+    groups = "" if train.groups is None else f" ({groups_of(held)} of {groups_of(train)})"
+    aside = "" if splits.test is None else f"; the {len(splits.test)} test images of the dataset stay aside"
+    what = f"tested on {len(held)} of {len(train)} training images{groups}{aside}"
+    log.info("data.folds: fold %d of %d is %s", fold, folds, what)
+    _warn_of_empty_classes(left, "data.folds")
+    return replace(splits, train=left, test=held)
+
+
+def _folds(train: Split, folds: int) -> list[np.ndarray]:
+    """Returns the numbers of each fold's images: equal shares of each class, whole groups where there are some."""
+    from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
+
+    kind = StratifiedKFold if train.groups is None else StratifiedGroupKFold
+    dealt = kind(folds, shuffle=True, random_state=derive(0, "folds") % 2**32)
+    return [held for _, held in dealt.split(train.labels, train.labels, train.groups)]
 
 
 def _share(fraction: float, n: int) -> int:

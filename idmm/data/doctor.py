@@ -9,11 +9,12 @@ from PIL import Image
 from scipy.fft import dctn
 
 from idmm import config
-from idmm.data.datasets import open_splits
+from idmm.data.datasets import narrowed, open_splits
 from idmm.data.images import BadImage, digest, in_order, load
 from idmm.data.readers.folder import read_all
 from idmm.data.readers.layout import root_folder
 from idmm.data.split import LabelsMissing, Split, Splits
+from idmm.data.user_lists import BadList, shared_groups
 from idmm.errors import UserError
 
 HASH_SIDE, HASH_BITS = 32, 64  # pixels that are transformed, coefficients that are kept
@@ -24,6 +25,8 @@ THUMB = 16  # their side (pixels)
 FLAT = 4.0  # a thumbnail of a smaller standard deviation has nothing to correlate (grey levels)
 SKEWED = 10.0  # largest class over smallest from which the balance is remarked on
 _BLOCK = 2048
+_COMMENT = "#"
+_STAYS = ("train", "val", "test")  # of equal images the last one's stays
 
 
 @dataclass(frozen=True)
@@ -77,12 +80,13 @@ class Checkup:
     tiny: list[dict] = field(default_factory=list)  # {"split", "name", "height", "width"}: short sides under tiny_below
     pairs: list[Pair] = field(default_factory=list)  # exact ones first, then the most alike
     near_skipped: bool = False  # too many images to look for near-duplicates
+    shared_groups: list[str] = field(default_factory=list)  # with images both in train and in val or test
 
     @property
     def clean(self) -> bool:
         """Whether nothing was found that should be mended; near-duplicates and the like may be as they should."""
         exact = any(pair.exact for pair in self.pairs)
-        return not (self.layout_faults or self.size_mismatch or self.unreadable or exact)
+        return not (self.layout_faults or self.size_mismatch or self.unreadable or exact or self.shared_groups)
 
     def plain(self) -> dict:
         """Returns it for JSON, the pairs sorted into ``duplicates near_duplicates leakage conflicts``."""
@@ -123,13 +127,14 @@ def check(data: config.Data, tiny: int, near_limit: int, progress: bool = False)
         progress: Show a bar on standard error.
 
     Raises:
-        UserError: The dataset cannot be opened at all.
+        UserError: The dataset cannot be opened at all, or a list of the user's is bad.
     """
-    data = replace(data, allow_size_mismatch=True, val_fraction=0.0, subset=None)
+    data = replace(data, allow_size_mismatch=True, val_fraction=0.0, subset=None, folds=None, fold=None)
     splits, faults, remarks = _opened(data)
     found = Checkup(
         data.name, data.root, layout_faults=faults, remarks=remarks, size_mismatch=splits.size_mismatch, tiny_below=tiny
     )
+    found.shared_groups = shared_groups(splits)
     seen = []
     for name, split in splits.parts.items():
         found.images[name] = len(split)
@@ -145,9 +150,14 @@ def _opened(data: config.Data) -> tuple[Splits, list[str], list[str]]:
     """Opens the dataset as fine-tuning does; where that fails, all that is there, with faults or remarks on it."""
     try:
         return open_splits(data, labelled=True), [], []
+    except BadList:
+        raise
     except UserError as error:
         fault = error
-    splits = read_all(str(root_folder(data))) if data.name == "folder" else open_splits(data, labelled=False)
+    if data.name == "folder" and data.labels is None:
+        splits = narrowed(read_all(str(root_folder(data))), data, labelled=True)
+    else:  # with labels, and groups, where all that is missing is something to evaluate on
+        splits = open_splits(data, isinstance(fault, LabelsMissing) and data.labels is not None, evaluated=False)
     lines = list(fault.faults)
     return (splits, [], lines) if isinstance(fault, LabelsMissing) else (splits, lines, [])
 
@@ -177,6 +187,39 @@ def _summary(name: str, split: Split, i: int, max_pixels: int) -> _Summary:
         hashes=perceptual_hashes(picture),
         thumb=np.asarray(picture.resize((THUMB, THUMB), Image.Resampling.BOX), dtype=np.float32),
     )
+
+
+def exclusions(found: Checkup) -> list[str]:
+    """Returns the lines of a file for ``data.exclude``: what should be left out, each with the reason in a comment.
+
+    Of images that are the same one stays: the first of the test split, else of val, else of train. Where those of that
+    split are of different classes none stays, as one of them is wrong. Nearly equal ones are there, commented out.
+    """
+    lines = [f"{_COMMENT} unreadable ({bad['reason']})\n{_line(bad['name'])}" for bad in found.unreadable]
+    same: dict[ImageRef, list[ImageRef]] = {}
+    for pair in found.pairs:
+        if pair.exact:
+            same.setdefault(pair.first, [pair.first]).append(pair.second)
+    for images in same.values():
+        kept = [image for image in images if image.split == max(images, key=lambda i: _STAYS.index(i.split)).split]
+        wrong = len({image.label for image in kept}) > 1
+        for image in images:
+            if wrong and image in kept:
+                other = next(other for other in kept if other.label != image.label)
+                why = f"the same as {other.name}, but of class '{image.label}', not '{other.label}': one is wrong"
+            else:
+                why = f"the same as {kept[0].name}"
+            lines += [f"{_COMMENT} {why}\n{_line(image.name)}"] if wrong or image != kept[0] else []
+    for pair in found.pairs:
+        if not pair.exact:  # across splits the first is the training image
+            out, other = (pair.first, pair.second) if pair.leaks else (pair.second, pair.first)
+            why = f"nearly the same as {other.name} ({pair.similarity:.3f}); to leave it out, remove the # before it"
+            lines.append(f"{_COMMENT} {why}\n{_COMMENT}{_line(out.name)}")
+    return lines
+
+
+def _line(name: str) -> str:
+    return f"./{name}" if name.startswith(_COMMENT) else name
 
 
 def perceptual_hashes(picture: Image.Image) -> np.ndarray:

@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 from idmm import config
-from idmm.data.readers import arrays, folder, imagenet, lists, pictures
+from idmm.data.readers import arrays, folder, imagenet, labels, lists, pictures
 from idmm.data.readers.hub import PREFIX, STREAMING, STREAMS, read_hub
 from idmm.data.readers.layout import root_folder
 from idmm.data.split import Splits
@@ -48,6 +48,7 @@ class Spec:
     source: str = ""
     layout: tuple[str, ...] = ()  # files and folders that it needs under data.root, as published
     archives: tuple[Archive, ...] = ()
+    notes: tuple[str, ...] = ()  # options that are for it above all
     manual: str = ""  # how to get it where it cannot be downloaded without a login or at all
 
     @property
@@ -74,7 +75,10 @@ def _at_root(read: Callable[[Path], Splits]) -> Callable[[config.Data, bool], Sp
 
 
 def _read_folder(data: config.Data, labelled: bool) -> Splits:
-    return (folder.read_labelled if labelled else folder.read_any)(str(root_folder(data)))
+    root = str(root_folder(data))
+    if data.labels is not None:
+        return labels.read_with_labels(root, data.labels, labelled)
+    return (folder.read_labelled if labelled else folder.read_any)(root)
 
 
 _AT_ROOT = {
@@ -104,7 +108,7 @@ def _registered() -> dict[str, Spec]:
     text = (files("idmm.data") / "datasets.yaml").read_text(encoding="utf-8")
     specs = {}
     for name, row in yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)).items():
-        row["layout"] = tuple(row.get("layout", ()))
+        row |= {key: tuple(row.get(key, ())) for key in ("layout", "notes")}
         into = row.pop("into", "")
         row["archives"] = tuple(Archive(url, checksum, into) for url, checksum in row.get("archives", {}).items())
         _, is_domain, domain = name.partition("domainnet-")

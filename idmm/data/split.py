@@ -35,6 +35,7 @@ class Split:
     labels: np.ndarray | None  # int64 [N]
     classes: list[str] | None  # name of each label
     drawn: str = ""  # how it was drawn from a whole split; empty: it is whole
+    groups: np.ndarray | None = None  # name of each image's group, [N]: groups are held out whole
 
     def __len__(self) -> int:
         return len(self.names)
@@ -50,8 +51,8 @@ class Split:
             items = [self.items[i] for i in indices]
         else:
             items = self.items[indices] if isinstance(self.items, np.ndarray) else self.items.select(indices)
-        labels = None if self.labels is None else self.labels[indices]
-        return replace(self, items=items, names=[self.names[i] for i in indices], labels=labels)
+        labels, groups = (None if of is None else of[indices] for of in (self.labels, self.groups))
+        return replace(self, items=items, names=[self.names[i] for i in indices], labels=labels, groups=groups)
 
 
 def counted(n: int, what: str) -> str:
@@ -67,6 +68,13 @@ class Splits:
     val: Split | None
     test: Split | None
     size_mismatch: dict[str, list[int]] = field(default_factory=dict)  # with the protocol: {"train": [found, wanted]}
+    excluded: int = 0  # images that data.exclude left out
+
+    @property
+    def remarks(self) -> dict:
+        """What ``result.json`` says of the data beyond its sizes; nothing where all is as the protocol has it."""
+        found = {"size_mismatch": self.size_mismatch, "excluded": self.excluded}
+        return {name: value for name, value in found.items() if value}
 
     @property
     def parts(self) -> dict[str, Split]:

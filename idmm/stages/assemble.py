@@ -275,7 +275,8 @@ class LoadedSplits:
     train: ImageStore
     val: ImageStore | None
     test: ImageStore | None
-    size_mismatch: dict[str, list[int]]
+    remarks: dict
+    """What ``result.json`` says of the data beyond its sizes."""
     crops: dict[int, dict[str, ImageStore]]
     """Of each phase's size (pixels), ``val`` and ``test`` where there are any."""
 
@@ -287,11 +288,6 @@ class LoadedSplits:
     def stores(self) -> dict[str, ImageStore]:
         """Those that there are."""
         return {part: store for part in PARTS if (store := getattr(self, part)) is not None}
-
-    @property
-    def remarks(self) -> dict:
-        """What ``result.json`` says of the data beyond its sizes; nothing where all is as the protocol has it."""
-        return {"size_mismatch": self.size_mismatch} if self.size_mismatch else {}
 
 
 def load_splits(parts: Assembly, folder: RunFolder | None = None, wanted: tuple[str, ...] = PARTS) -> LoadedSplits:
@@ -315,7 +311,7 @@ def load_splits(parts: Assembly, folder: RunFolder | None = None, wanted: tuple[
         folder.check_images(prints, _differences)
         counts = ", ".join(f"{len(store)} {part}" for part, store in stores.items())
         log.info("images: %s of %s (%s)", counts, data.name, _KEPT[stores["train"].cache])
-    return LoadedSplits(**{**dict.fromkeys(PARTS), **stores}, size_mismatch=splits.size_mismatch, crops=crops)
+    return LoadedSplits(**{**dict.fromkeys(PARTS), **stores}, remarks=splits.remarks, crops=crops)
 
 
 def _differences(old: dict, new: dict) -> list[str]:

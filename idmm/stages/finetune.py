@@ -11,10 +11,12 @@ from idmm.engine import Evaluation, Loop, Session
 from idmm.models.weights import Checkpoint
 from idmm.stages import Phase
 from idmm.stages.assemble import Assembly, eval_batches, export, load_splits, resolve, session
+from idmm.stages.folds import by_folds, seen_by_init
 
 log = logging.getLogger("idmm")
 
 
+@by_folds
 def finetune(config: FinetuneConfig | dict | str) -> dict:
     """Fine-tunes on labels, one size after the other, and writes the classifier and its accuracy to ``config.out``.
 
@@ -26,7 +28,8 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
         ``num_classes``, ``train_size``, ``test_size``, ``seed``, ``seconds`` over all resumes, ``precision`` (fp32,
         bf16 or fp16: what training and evaluation ran in); ``mean_per_class``
         (percent) where the dataset's literature reports that; ``size_mismatch`` where a split has not as many images
-        as its protocol: ``{"train": [found, wanted]}``.
+        as its protocol: ``{"train": [found, wanted]}``; ``excluded`` where ``data.exclude`` left images out. Of
+        ``data.folds`` what :func:`idmm.stages.folds.pooled` returns.
 
     Raises:
         UserError: A mistake in the config or the data.
@@ -35,7 +38,7 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
     """
     parts, notes = resolve(parsing.build(FinetuneConfig, config))
     config = parts.config
-    with session(parts, notes) as run:
+    with session(parts, notes + seen_by_init(config)) as run:
         if run.folder.finished:
             return run.folder.result()
         first = 1 if run.folder.state is None else run.folder.state["stage"]

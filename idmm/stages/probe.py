@@ -23,11 +23,13 @@ from idmm.models.spec import ModelSpec, model_spec
 from idmm.models.weights import read_checkpoint
 from idmm.progress import logging_to
 from idmm.stages.assemble import LoadedSplits, assemble, load_splits
+from idmm.stages.folds import by_folds, seen_by_init
 
 log = logging.getLogger("idmm")
 INTERVAL = "95 %, over the test images: Wilson's for top1, combined over classes for mean_per_class"
 
 
+@by_folds
 def probe(config: ProbeConfig | dict | str) -> dict:
     """Measures a frozen backbone and writes ``result.json`` to ``config.out``, a folder like any other run's.
 
@@ -75,6 +77,8 @@ def measure(config: ProbeConfig, folder: RunFolder | None = None) -> dict:
         ``precision``, ``crop_pct``, ``dataset``, image counts, ``seed``, ``seconds`` and what ``interval`` means.
     """
     began, backbone = time.monotonic(), frozen_backbone(config)
+    for note in seen_by_init(config):
+        log.info("%s", note)
     splits = labelled_images(backbone, folder)
     if len(np.unique(splits.train.labels)) < 2:
         raise UserError("data.subset: the training images are all of one class; a probe wants two or more")
@@ -117,7 +121,7 @@ def labels_needed(data: Data) -> Iterator[None]:
 
 def _unlabelled(data: Data) -> bool:
     try:
-        return open_splits(replace(data, subset=None), labelled=False).train.labels is None
+        return open_splits(replace(data, subset=None, folds=None, fold=None), labelled=False).train.labels is None
     except UserError:
         return False
 

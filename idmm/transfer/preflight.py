@@ -18,6 +18,7 @@ from idmm.errors import UserError
 from idmm.files import being_written
 from idmm.stages import STAGES
 from idmm.stages.assemble import Assembly, assemble
+from idmm.stages.folds import several
 from idmm.transfer.config import GridConfig
 from idmm.transfer.entries import data_of
 from idmm.transfer.plan import Cell, GridPlan, Job
@@ -28,7 +29,7 @@ def check(grid: GridConfig, plan: GridPlan) -> dict[str, int]:
     """Opens every dataset of a plan and builds every backbone once.
 
     Returns:
-        Training images of each job, by key.
+        Training images of each job, of all its folds, by key.
 
     Raises:
         UserError: All faults, those of the plan first, a line each.
@@ -81,7 +82,8 @@ class _Checks:
         config = parts.config
         asked = (config.data, stage.labelled(config), stage.needs_test)
         splits = self.once(["data", job.config["data"], *asked[1:]], side, open_splits, *asked)
-        self.counts[job.key] = len(splits.train) if splits else 0
+        runs = config.data.folds if several(config.data) else 1
+        self.counts[job.key] = runs * len(splits.train) if splits else 0
         if splits:
             self.faults += [f"{side}: {fault}" for fault in stage.faults(config, self.counts[job.key])]
             if new and _changed(Path(self.grid.out), job.key, splits, config.data.on_error == "skip"):

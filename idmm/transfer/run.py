@@ -151,11 +151,13 @@ class Grid:
 
     def update_paths(self, job: Job) -> None:
         """Writes them into a run's config.yaml that was made on another machine, or before the grid was moved."""
-        path = self.out / job.folder / "config.yaml"
-        config = parsing.read_file(path) if path.exists() else {}
-        updated = config | {name: value for name, value in self.paths(job).items() if name in config}
-        if updated != config:
-            write_text(path, yaml.safe_dump(updated, sort_keys=False, allow_unicode=True))
+        run = self.out / job.folder
+        for path in [run / "config.yaml", *run.glob("fold-*/config.yaml")]:
+            config = parsing.read_file(path) if path.exists() else {}
+            paths = self.paths(job) | {"out": str(path.parent)}
+            updated = config | {name: value for name, value in paths.items() if name in config}
+            if updated != config:
+                write_text(path, yaml.safe_dump(updated, sort_keys=False, allow_unicode=True))
 
     def result(self, job: Job) -> dict:
         """Returns what a job's result.json holds; nothing before it is done."""

@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import os
-import unicodedata
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -11,10 +10,12 @@ import numpy as np
 
 from idmm.data.images import SUFFIXES
 from idmm.data.split import LabelsMissing, Split, Splits, arranged, counted
+from idmm.data.user_lists import composed
 from idmm.errors import UserError, listed, reason
 
 log = logging.getLogger(__name__)
 
+PARTS = ("train", "val", "test")
 _CLUTTER = {"thumbs.db", "ehthumbs.db", "desktop.ini"}
 
 
@@ -30,7 +31,7 @@ class _Tree:
     @property
     def classes(self) -> list[str]:
         """Names of the folders, composed: macOS may write the same name in another form."""
-        return sorted({_composed(name) for name in self.folders})
+        return sorted({composed(name) for name in self.folders})
 
     @property
     def other_files(self) -> str:
@@ -44,17 +45,13 @@ class _Tree:
 
 
 def read_labelled(root: str) -> Splits:
-    """Reads ROOT/train/CLASS/**, and val and test likewise where they exist.
+    """Reads ROOT/train/CLASS/**, and val and test likewise where they exist; without these folders, ROOT/CLASS/**.
 
     Raises:
         LabelsMissing: No train folder, or one of a single class or none, and nothing else.
         UserError: Images outside of class folders, empty or differing classes, or one class only.
     """
-    if not os.path.isdir(os.path.join(root, "train")):
-        other = _other_case(root)
-        but, kind = (f", but '{other}'", UserError) if other else ("", LabelsMissing)
-        raise kind(f"data.root: '{root}' has no 'train' folder{but}; wanted {root}/train/CLASS/*")
-    trees = _trees(root)
+    trees = _trees(root) if os.path.isdir(os.path.join(root, "train")) else _class_folders(root)
     train = trees["train"]
     faults = [fault for tree in trees.values() for fault in _class_faults(tree)]
     for tree in trees.values():
@@ -66,6 +63,30 @@ def read_labelled(root: str) -> Splits:
         suffices = len(trees) == len(faults) == 1 and train.images and len(train.classes) < 2
         raise (LabelsMissing if suffices else UserError)(*faults)
     return arranged({name: _split(root, tree, train.classes) for name, tree in trees.items()})
+
+
+def images_under(root: str) -> list[str]:
+    """Returns the names of all images under ROOT, '/' between; UserError where there is none."""
+    return ["/".join(parts) for parts in _not_empty(_walk(root)).images]
+
+
+def parent_of_split(root: str) -> str | None:
+    """Returns the folder that ROOT is the ``train``, ``val`` or ``test`` folder of; None where it is none of these."""
+    above, name = os.path.split(os.path.abspath(root))
+    return above if name in PARTS and os.path.isdir(os.path.join(above, "train")) else None
+
+
+def _class_folders(root: str) -> dict[str, _Tree]:
+    """ROOT itself as what to train on, where its folders can be classes; LabelsMissing or UserError where not."""
+    other, tree = _other_case(root), _walk(root)
+    nested = all(len(parts) > 1 for parts in tree.images) and len({parts[0] for parts in tree.images}) > 1
+    if nested and not {name.lower() for name in tree.folders} & set(PARTS):
+        what = f"its {len(tree.classes)} folders are taken for classes ({listed(tree.classes)})"
+        log.info("data.root: '%s' has no 'train' folder: %s", root, what)
+        return {"train": tree}
+    but, kind = (f", but '{other}'", UserError) if other else ("", LabelsMissing)
+    wanted = f"{root}/train/CLASS/*, or the classes in a CSV file (--data.labels)"
+    raise kind(f"data.root: '{root}' has no 'train' folder{but}; wanted {wanted}")
 
 
 def read_any(root: str) -> Splits:
@@ -99,10 +120,10 @@ def read_all(root: str) -> Splits:
     return arranged({name: _split(root, tree, tree.classes) for name, tree in trees.items() if tree.images})
 
 
-def _trees(root: str, needed: tuple[str, ...] = ("train", "val", "test")) -> dict[str, _Tree]:
+def _trees(root: str, needed: tuple[str, ...] = PARTS) -> dict[str, _Tree]:
     """The folders of splits that there are; of those that are not needed, the ones that can be read."""
     trees = {}
-    for name in ("train", "val", "test"):
+    for name in PARTS:
         if os.path.isdir(path := os.path.join(root, name)) and (trees or name == "train"):
             with contextlib.nullcontext() if name in needed else contextlib.suppress(UserError):
                 trees[name] = _walk(path)
@@ -163,10 +184,6 @@ def _is_dir(child: os.DirEntry) -> bool:
         return False
 
 
-def _composed(name: str) -> str:
-    return unicodedata.normalize("NFC", name)
-
-
 def _class_faults(tree: _Tree) -> list[str]:
     if not tree.images:
         return [f"{tree.no_images}; wanted {tree.path}/CLASS/*"]
@@ -195,5 +212,5 @@ def _split(root: str, tree: _Tree, classes: list[str]) -> Split:
     names = [os.path.relpath(item, root).replace(os.sep, "/") for item in items]
     if not classes:
         return Split(items, names, None, None)
-    labels = [index[_composed(parts[0])] if len(parts) > 1 else -1 for parts in tree.images]
+    labels = [index[composed(parts[0])] if len(parts) > 1 else -1 for parts in tree.images]
     return Split(items, names, np.array(labels, dtype=np.int64), classes)

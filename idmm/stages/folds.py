@@ -1,0 +1,141 @@
+"""k-fold results: a labelled stage run once a fold, each in a folder of its own, and what that comes to."""
+
+import functools
+import logging
+import os
+import statistics
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from idmm.checkpoint import RunFolder, begun
+from idmm.config import METHODS, parsing
+from idmm.data.datasets import open_splits
+from idmm.errors import UserError
+from idmm.evaluate import wilson
+from idmm.progress import logging_to
+from idmm.stages import STAGES
+
+log = logging.getLogger("idmm")
+HELD_OUT_BY = ("val_fraction", "folds", "fold", "groups", "labels", "exclude")
+ACCURACIES = ("top1", "top5", "knn", "mean_per_class", "largest_class", "pixel_knn")
+SAME = ("top5", "num_classes", "seed", "size_mismatch", "excluded", "precision")  # in the results of all folds
+
+
+def by_folds(stage: Callable[[Any], dict]) -> Callable[[Any], dict]:
+    """Makes a stage that, where its config has ``data.folds`` and no ``data.fold``, runs itself once a fold.
+
+    The runs are ordinary ones, in ``out``/fold-1 and so on: what a kill left is taken up again, a finished fold is not
+    repeated. ``out``/result.json then holds what :func:`pooled` returns.
+    """
+
+    @functools.wraps(stage)
+    def run(config):
+        config = STAGES[stage.__name__].build(config)
+        if config.out is None or not several(config.data):
+            return stage(config)
+        out, folds = Path(config.out), list(each_fold(config))
+        _check_folder(config, [one.out for one in folds])
+        try:
+            results = [stage(one) for one in folds]
+        except UserError:
+            with suppress(OSError):  # a refused run leaves no folder
+                out.rmdir()
+            raise
+        with closing(RunFolder(config.out, config, "auto")) as folder:
+            if folder.finished:
+                return folder.result()
+            with logging_to(folder.path):
+                result = pooled(results)
+                folder.finish(result)
+                _say(config, result)
+            return result
+
+    return run
+
+
+def several(data) -> bool:
+    """Whether all folds are asked for."""
+    return data.folds is not None and data.fold is None
+
+
+def each_fold(config) -> Iterator:
+    """Yields the config of each fold's run, its folder under ``config.out`` where there is one."""
+    resume = {"resume": "auto"} if hasattr(config, "resume") else {}
+    for fold in range(1, config.data.folds + 1):
+        out = config.out and str(Path(config.out) / f"fold-{fold}")
+        yield replace(config, out=out, data=replace(config.data, fold=fold), **resume)
+
+
+def _check_folder(config, folders: list[str]) -> None:
+    """Refuses images that cannot be dealt out, before there is a folder, and a folder that holds something else."""
+    used = [folder for folder in folders if begun(folder)]
+    if not used:
+        open_splits(config.data, labelled=True)
+    if begun(config.out) and not used:
+        raise UserError(f"out: '{config.out}' holds a run without folds; name a new folder")
+    resume = getattr(config, "resume", "auto")
+    if used and resume == "never":
+        raise UserError(f"out: '{config.out}' holds a run already; --resume never wants a new folder")
+    if not used and resume == "must":
+        raise UserError(f"out: '{config.out}' holds no run to go on with; --resume must wants one")
+
+
+def pooled(results: list[dict]) -> dict:
+    """Returns what ``result.json`` of all folds holds, from those of each.
+
+    ``top1``, ``top5`` and other shares (percent) are over all images, each tested once: the mean over folds, weighted
+    by their images. For ``mean_per_class`` that is near to what all images together would give, as folds have equal
+    shares of the classes. ``top1_interval`` is Wilson's, 95 %; ``mean`` and ``std`` are over folds; ``train_size`` is a
+    fold's.
+    """
+    sizes = [result["test_size"] for result in results]
+    return {
+        **{name: results[0][name] for name in SAME if name in results[0]},
+        **over_folds(results, sizes),
+        "train_size": round(statistics.mean(result["train_size"] for result in results)),
+        "test_size": sum(sizes),
+        "seconds": round(sum(result["seconds"] for result in results), 1),
+        "folds": [{"fold": fold, **result} for fold, result in enumerate(results, start=1)],
+    }
+
+
+def over_folds(scores: list[dict], sizes: list[int]) -> dict:
+    """Returns the accuracies of :func:`pooled` from those of each fold (percent) and the folds' test images."""
+    total, found = sum(sizes), {"mean": {}, "std": {}}
+    for name in ACCURACIES:
+        values = [score.get(name) for score in scores]
+        if None not in values:
+            found[name] = sum(value * size for value, size in zip(values, sizes, strict=True)) / total
+            found["mean"][name], found["std"][name] = statistics.mean(values), statistics.stdev(values)
+    low, high = wilson(round(found["top1"] * total / 100), total)
+    return {**found, "top1_interval": [100 * float(low), 100 * float(high)]}
+
+
+def _say(config, result: dict) -> None:
+    low, high = result["top1_interval"]
+    images = f"{result['test_size']} images, each tested once in {len(result['folds'])} folds"
+    spread = f"{result['mean']['top1']:.2f} ± {result['std']['top1']:.2f}"
+    what = f"on {images} (95 % interval {low:.1f} to {high:.1f}; over folds {spread})"
+    log.info("%s: top-1 %.2f %s", config.out, result["top1"], what)
+
+
+def seen_by_init(config) -> list[str]:
+    """Returns a line for the log where ``init`` was trained on images that are held out here, by its config.yaml."""
+    data = config.data
+    if config.init is None or not (data.val_fraction or data.folds):
+        return []
+    try:
+        before = parsing.flatten(parsing.read_file(Path(config.init) / "config.yaml"))
+    except UserError:  # a file of weights
+        return []
+    roots = [path and os.path.realpath(os.path.expanduser(path)) for path in (data.root, before.get("data.root"))]
+    if roots[0] != roots[1] or (data.root is None and before.get("data.name") != data.name):
+        return []
+    if all(before.get(f"data.{name}") == getattr(data, name) for name in HELD_OUT_BY):
+        return []
+    method = METHODS.get(before.get("method.name"))
+    how = "with their labels: accuracies come out too high" if method is None or method.labelled else "without labels"
+    return [f"init: '{config.init}' was trained on the same images, so it has seen those held out here, {how}"]

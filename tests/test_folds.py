@@ -1,0 +1,174 @@
+"""k-fold results: by the real command line, taken up again, by groups, in probes and grids."""
+
+import json
+import shutil
+import statistics
+from pathlib import Path
+
+import pytest
+import transfers
+import yaml
+from folders import TINY, faults, section, tree, tuned
+from frozen import a_run
+from helpers import call, inside, refused, same
+
+from idmm.data.datasets import open_splits
+from idmm.evaluate import wilson
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+COUNTS = {"cat": 7, "dog": 8}
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    """Class folders alone, as people have them."""
+    return tree(tmp_path_factory.mktemp("images") / "d", **{name: {"": count} for name, count in COUNTS.items()})
+
+
+@pytest.fixture(scope="module")
+def pretrained(images, tmp_path_factory):
+    out = tmp_path_factory.mktemp("pretrained") / "a"
+    assert inside("pretrain", out, **TINY, data__root=str(images)) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def done(images, pretrained, tmp_path_factory):
+    """Three folds from a pretrained backbone; nothing may be written to them."""
+    out = tmp_path_factory.mktemp("folds") / "b"
+    assert tuned(out, images, data__folds=3, init=str(pretrained)) == 0
+    return out
+
+
+def read(path):
+    return json.loads(Path(path).read_text())
+
+
+def held(out):
+    return [read(run / "last/images.json")["test"]["images"] for run in sorted(out.glob("fold-*"))]
+
+
+def test_each_image_is_tested_once(done, images):
+    folds, result = [read(done / f"fold-{k}/result.json") for k in (1, 2, 3)], read(done / "result.json")
+    names = [name for fold in held(done) for name in fold]
+    assert sorted(names) == open_splits(section(images), labelled=False).train.names and len(set(names)) == 15
+    shares = [[sum(name.startswith(of) for name in fold) for of in COUNTS] for fold in held(done)]
+    assert all(cats in (2, 3) and dogs in (2, 3) for cats, dogs in shares), "equal shares of each class"
+    hits = sum(round(fold["top1"] * fold["test_size"] / 100) for fold in folds)
+    low, high = wilson(hits, 15)
+    assert result["top1"] == pytest.approx(100 * hits / 15)
+    assert result["top1_interval"] == pytest.approx([100 * low, 100 * high])
+    assert result["mean"]["top1"] == pytest.approx(statistics.mean(fold["top1"] for fold in folds))
+    assert result["std"]["top1"] == pytest.approx(statistics.stdev(fold["top1"] for fold in folds))
+    assert [{"fold": k, **fold} for k, fold in enumerate(folds, start=1)] == result["folds"]
+    assert (result["test_size"], result["train_size"], result["num_classes"], result["seed"]) == (15, 10, 2, 0)
+    configs = [yaml.safe_load((path / "config.yaml").read_text())["data"] for path in sorted(done.glob("fold-*"))]
+    assert [config["fold"] for config in configs] == [1, 2, 3] and (done / "fold-2/model.safetensors").exists()
+
+
+def test_the_log_tells_the_result_and_what_the_backbone_has_seen(done, pretrained):
+    text, result = (done / "log.txt").read_text(), read(done / "result.json")
+    low, high = result["top1_interval"]
+    assert f"top-1 {result['top1']:.2f} on 15 images, each tested once in 3 folds" in text
+    assert f"(95 % interval {low:.1f} to {high:.1f}; over folds {result['mean']['top1']:.2f} ± " in text
+    text = (done / "fold-2/log.txt").read_text()
+    assert f"init: '{pretrained}' was trained on the same images, so it has seen those held out here, without" in text
+    assert "data.folds: fold 2 of 3 is tested on 5 of 15 training images" in text
+
+
+def test_what_was_trained_on_their_labels_is_told(done, images, tmp_path):
+    out, line = tmp_path / "c", "with their labels: accuracies come out too high"
+    for folder, fold in (("fold-1", 2), ("fold-2", 2)):  # only the second of them has not seen fold 2
+        seen = {"data__folds": 3, "data__fold": fold, "init": str(done / folder)}
+        assert tuned(out / folder, images, model__kwargs=None, **seen) == 0
+        assert (line in (out / folder / "log.txt").read_text()) == (folder == "fold-1")
+
+
+def test_taken_up_again(done, images, pretrained, tmp_path, capsys):
+    out = shutil.copytree(done, tmp_path / "b")
+    for name in ("result.json", "fold-3", "fold-2/result.json"):  # as a kill in the second fold left it
+        shutil.rmtree(out / name) if name == "fold-3" else (out / name).unlink()
+    first = (out / "fold-1/result.json").stat().st_mtime_ns
+    assert tuned(out, images, data__folds=3, init=str(pretrained), resume="must") == 0
+    said = capsys.readouterr().err
+    assert f"{out}/fold-1: finished already" in said and f"{out}/fold-2: finished already" not in said
+    assert (out / "fold-1/result.json").stat().st_mtime_ns == first and same(out / "fold-3", done / "fold-3")
+    assert read(out / "result.json")["top1_interval"] == read(done / "result.json")["top1_interval"]
+    before = (out / "result.json").read_text()
+    assert tuned(out, images, data__folds=3, init=str(pretrained)) == 0
+    assert (out / "result.json").read_text() == before
+    capsys.readouterr()
+    assert tuned(out, images, data__folds=4, init=str(pretrained)) == 2
+    assert "data.folds: the run in " in capsys.readouterr().err
+    assert tuned(out, images, data__folds=3, init=str(pretrained), resume="never") == 2
+    assert "--resume never wants a new folder" in capsys.readouterr().err
+
+
+def test_what_cannot_be_dealt_out_is_one_line_and_leaves_no_folder(images, done, tmp_path, capsys):
+    argv = ["finetune", "--data.name", "folder", "--data.root", images, "--data.folds", 8, "--out", tmp_path / "r"]
+    line = "data.folds: 8 folds want 8 training images of each class; 'cat' has 7"
+    assert refused(capsys, argv) == [line] and not (tmp_path / "r").exists()
+    assert refused(capsys, [*argv[:-3], 3, *argv[-2:], "--resume", "must"])[-1].startswith("out: ")
+    plain = shutil.copytree(done / "fold-1", tmp_path / "plain")
+    assert refused(capsys, [*argv[:-3], 3, "--out", plain]) == [
+        f"out: '{plain}' holds a run without folds; name a new folder"
+    ]
+    wanted = "data: fold is 4, but there are 3 folds; wanted folds, and one of them"
+    assert refused(capsys, [*argv[:-3], 3, "--data.fold", 4, *argv[-2:]]) == [wanted]
+    wanted = "data: fold is 1, but folds is not given; wanted folds, and one of them"
+    assert refused(capsys, [*argv[:-4], "--data.fold", 1, *argv[-2:]]) == [wanted]
+
+
+def test_folds_beside_splits_of_the_dataset(tmp_path, caplog):
+    caplog.set_level("INFO")
+    root = tree(tmp_path / "d", train={"a": 6, "b": 6}, val={"a": 1, "b": 1}, test={"a": 2, "b": 2})
+    splits = open_splits(section(root, folds=3, fold=2), labelled=True)
+    assert {name.split("/")[0] for name in splits.train.names + splits.test.names} == {"train"}
+    assert splits.val.names == ["val/a/0.png", "val/b/0.png"] and len(splits.test) == 4
+    assert (
+        "fold 2 of 3 is tested on 4 of 12 training images; the 4 test images of the dataset stay aside" in caplog.text
+    )
+    splits = open_splits(section(root, folds=3, fold=2), labelled=False)
+    assert len(splits.train) == 12 and "data.folds: 3 is not used, as pretraining takes all" in caplog.text
+    shutil.rmtree(root / "val")
+    splits = open_splits(section(root, folds=3, fold=1, val_fraction=0.25), labelled=True)
+    assert [len(part) for part in splits.parts.values()] == [6, 2, 4], "a share of the rest, to look at while training"
+
+
+def test_a_group_is_in_one_fold(tmp_path):
+    root = tree(tmp_path / "d", **{f"{of}/p{p}{of}": {"": 2 + p % 2} for of in "ab" for p in range(4)})
+    data = {"folds": 4, "groups": "folder"}
+    folds = [open_splits(section(root, fold=k, **data), labelled=True) for k in (1, 2, 3, 4)]
+    for fold in folds:
+        held, left = ({name.split("/")[1] for name in part.names} for part in (fold.test, fold.train))
+        assert len(held) == 2 and not held & left and len(set(fold.test.labels)) == 2
+    assert sum(len(fold.test) for fold in folds) == 20
+    line = "data.folds: 5 folds want 5 training groups of each class; 'a' has 4, 'b' has 4"
+    assert faults(open_splits, section(root, **{**data, "folds": 5}), True) == [line]
+
+
+def test_a_probe(images, tmp_path, capsys):
+    run = a_run(tmp_path / "run")
+    argv = ["--init", run, "--data.name", "folder", "--data.root", images, "--data.workers", 0, "--data.folds", 3]
+    assert call(["probe", *argv, "--out", tmp_path / "p"]) == 0
+    found, out = read(tmp_path / "p/probe.json"), capsys.readouterr().out
+    assert "15 images, each tested once in 3 folds, 2 classes" in out and f"{found['probe']['top1']:.1f}  " in out
+    assert len(found["folds"]) == 3 and found["test_size"] == 15
+    for readout in ("knn", "probe"):
+        hits = sum(round(fold[readout]["top1"] * fold["test_size"] / 100) for fold in found["folds"])
+        assert found[readout]["top1"] == pytest.approx(100 * hits / 15)
+    flags = ["--per_class", 1, "--seeds", 1, "--out", tmp_path / "f"]
+    assert refused(capsys, ["fewlabel", *argv, *flags])[-1].startswith("data.folds: this command")
+
+
+def test_a_grid(images, tmp_path):
+    (tmp_path / "exclude.txt").write_text("cat/0.png\n")
+    target = {"name": "folder", "root": str(images), "folds": 3, "exclude": str(tmp_path / "exclude.txt")}
+    target["subset"] = None
+    kept = {"sources": [], "methods": [], "targets": [target], "scratch": True, "target": {"protocol": "probe"}}
+    assert transfers.inside(tmp_path / "g", **kept) == 0
+    (cell,) = read(tmp_path / "g/grid.json")["cells"]
+    found = read(tmp_path / "g" / cell["folder"] / "result.json")
+    assert cell["status"] == "ok" and cell["top1"] == found["top1"] and len(found["folds"]) == 3
+    assert cell["knn"] == found["knn"] and (tmp_path / "g" / cell["folder"] / "fold-3/result.json").exists()
+    assert (found["test_size"], found["excluded"]) == (14, 1)

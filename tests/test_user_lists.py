@@ -1,0 +1,304 @@
+"""What people keep in lists beside their images: images to leave out, classes, groups. By the real command line."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from folders import TINY, faults, paint, section, tree, tuned
+from helpers import call, inside, refused
+
+from idmm.data.datasets import open_splits
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+
+def result(out):
+    return json.loads((Path(out) / "result.json").read_text())
+
+
+def written(path, text, encoding="utf-8"):
+    path.write_bytes(text.encode(encoding))
+    return str(path)
+
+
+# ------------------------------------------------------------------ images to leave out
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory):
+    """Images with one fault of each kind."""
+    root = tree(tmp_path_factory.mktemp("faulty") / "d", train={"cat": 5, "dog": 5}, test={"cat": 2, "dog": 2})
+    train, test = root / "train", root / "test"
+    (train / "dog/broken.png").write_text("no image")
+    shutil.copy(train / "cat/0.png", train / "cat/copy.png")
+    shutil.copy(train / "cat/1.png", test / "cat/leak.png")
+    shutil.copy(train / "cat/2.png", train / "dog/wrong.png")
+    shutil.copy(test / "dog/0.png", test / "dog/copy.png")
+    return root
+
+
+@pytest.fixture(scope="module")
+def checked(faulty, tmp_path_factory):
+    out = tmp_path_factory.mktemp("check") / "out"
+    assert call(["data", "check", "folder", "--root", faulty, "--out", out, "--tiny", 0]) == 1
+    return out / "exclude.txt"
+
+
+def test_the_check_writes_what_to_leave_out_and_why(faulty, checked):
+    lines = checked.read_text().splitlines()
+    reasons = {line: lines[i - 1].removeprefix("# ") for i, line in enumerate(lines) if not line.startswith("#")}
+    assert reasons == {
+        "train/dog/broken.png": "unreadable (not an image)",
+        "train/cat/copy.png": "the same as train/cat/0.png",
+        "train/cat/1.png": "the same as test/cat/leak.png",
+        "train/cat/2.png": "the same as train/dog/wrong.png, but of class 'cat', not 'dog': one is wrong",
+        "train/dog/wrong.png": "the same as train/cat/2.png, but of class 'dog', not 'cat': one is wrong",
+        "test/dog/copy.png": "the same as test/dog/0.png",
+    }
+    assert f"idmm data check folder --root {faulty}" in lines[0]
+
+
+def test_a_run_leaves_them_out_and_says_so(faulty, checked, tmp_path, capsys):
+    out, mine = tmp_path / "run", shutil.copy(checked, tmp_path / "mine.txt")
+    assert tuned(out, faulty, data__exclude=str(mine)) == 0
+    assert f"data.exclude: '{mine}' leaves out 6 images (5 train, 1 test)" in capsys.readouterr().err
+    found = result(out)
+    assert (found["excluded"], found["train_size"], found["test_size"]) == (6, 8, 5)
+    assert yaml.safe_load((out / "config.yaml").read_text())["data"]["exclude"] == str(mine)
+    names = json.loads((out / "last/images.json").read_text())["train"]["images"]
+    assert "train/cat/copy.png" not in names and "train/cat/0.png" in names
+    # a list that is another one by now does not go unseen when the run is taken up again
+    (out / "result.json").unlink()
+    Path(mine).write_text(Path(mine).read_text() + "train/dog/0.png\n")
+    assert tuned(out, faulty, data__exclude=str(mine)) == 2
+    assert "train: 1 image removed: train/dog/0.png\n" in capsys.readouterr().err
+
+
+def test_pretraining_takes_the_same_list(faulty, checked, tmp_path):
+    out = tmp_path / "run"
+    assert (
+        inside("pretrain", out, **{**TINY, "train__ema": 0.9}, data__root=str(faulty), data__exclude=str(checked)) == 0
+    )
+    assert result(out)["train_size"] == 8 and result(out)["excluded"] >= 5
+
+
+def test_a_check_after_the_list_finds_nothing_and_goes_on_from_it(faulty, checked, tmp_path, capsys):
+    mine = shutil.copy(checked, tmp_path / "exclude.txt")
+    argv = ["data", "check", "folder", "--root", faulty, "--tiny", 0, "--exclude", mine]
+    assert call(argv) == 0
+    assert call([*argv, "--out", tmp_path]) == 0
+    assert Path(mine).read_text() == checked.read_text() and not (tmp_path / "exclude.old.txt").exists()
+    Path(mine).write_text("train/cat/4.png\n")
+    assert call([*argv[:-2], "--out", tmp_path]) == 1
+    assert Path(mine).read_text() == checked.read_text()
+    assert (tmp_path / "exclude.old.txt").read_text() == "train/cat/4.png\n", "what was edited by hand is kept"
+
+
+def test_nearly_equal_images_are_there_to_be_taken_in(tmp_path):
+    from PIL import Image
+    from sklearn.datasets import load_sample_image
+
+    photo = Image.fromarray(load_sample_image("china.jpg")).resize((160, 107))
+    root = tree(tmp_path / "d", train={"a": 1, "b": 1})
+    for name in ("train/a/photo.png", "train/a/#photo.jpg"):
+        photo.save(root / name)
+    assert call(["data", "check", "folder", "--root", root, "--out", tmp_path / "c", "--tiny", 0]) == 0
+    text = (tmp_path / "c/exclude.txt").read_text()
+    line = "#train/a/photo.png\n"
+    assert "# nearly the same as train/a/#photo.jpg (" in text and line in text
+    mine = written(tmp_path / "mine.txt", text.replace(line, line[1:]) + "./train/a/#photo.jpg\r\n")
+    assert open_splits(section(root, exclude=mine), labelled=False).train.names == ["train/a/0.png", "train/b/0.png"]
+
+
+def test_lines_that_name_no_image(tmp_path, capsys):
+    root = tree(tmp_path / "d", train={"cat": 3, "dog": 3}, val={"cat": 1, "dog": 1})
+    mine = written(tmp_path / "out.txt", "# why\n\ntrain/cat/7.png\nimages/cat/1.png\ntrain/dog/1.png\n")
+    lines = refused(capsys, ["pretrain", "--data.name", "folder", "--data.root", root, "--data.exclude", mine,
+                             "--out", tmp_path / "run"])[-2:]  # fmt: skip
+    assert lines == [
+        f"data.exclude: {mine}:3: 'train/cat/7.png' is no image under '{root}'; did you mean 'train/cat/2.png'?",
+        f"data.exclude: {mine}:4: 'images/cat/1.png' is no image under '{root}'; did you mean 'train/cat/1.png'?",
+    ]
+    gone = str(tmp_path / "gone.txt")
+    wanted = "wanted a file with the name of an image a line"
+    line = f"data.exclude: cannot read '{gone}' (no such file or directory); {wanted}"
+    assert faults(open_splits, section(root, exclude=gone), True) == [line]
+    everything = written(tmp_path / "all.txt", "".join(f"train/cat/{i}.png\n" for i in range(3)))
+    line = f"data.exclude: '{everything}' leaves no training image of cat; wanted some"
+    assert faults(open_splits, section(root, exclude=everything), True) == [line]
+    many = written(tmp_path / "many.txt", "".join(f"{i}\n" for i in range(50)))
+    found = faults(open_splits, section(root, exclude=many), True)
+    assert len(found) == 21 and found[-1] == "data.exclude: and 30 lines more"
+
+
+# ------------------------------------------------------------------ classes
+@pytest.fixture(scope="module")
+def flat(tmp_path_factory):
+    """Two classes of three patients each, two images a patient; and two images that nobody labelled."""
+    root = tmp_path_factory.mktemp("flat") / "d"
+    for patient in range(6):
+        for i in range(2):
+            paint(root / f"scans/p{patient}_{i}.png", seed=10 * patient + i)
+    for i in range(2):
+        paint(root / f"new/{i}.png", seed=90 + i)
+    return root
+
+
+ROWS = [(f"scans/p{p}_{i}.png", "ill" if p % 2 else "well", f"patient {p}") for p in range(6) for i in range(2)]
+
+
+def table(*columns, header=None, by=",", end="\n"):
+    rows = ([header] if header else []) + [[str(cell) for cell in row] for row in zip(*columns, strict=True)]
+    return end.join(by.join(row) for row in rows) + end
+
+
+PATHS, CLASSES, PATIENTS = (list(column) for column in zip(*ROWS, strict=True))
+
+
+@pytest.mark.parametrize("form", ["plain", "header", "excel", "tabs", "absolute", "order"])
+def test_classes_from_a_csv(form, flat, tmp_path):
+    """As people's programs write it: with a header, a byte order mark and semicolons, tabs, whole paths."""
+    text = {
+        "plain": table(PATHS, CLASSES),
+        "header": table(PATHS, CLASSES, header=["Filename", "label"]),
+        "excel": "\ufeff" + table([path.replace("/", "\\") for path in PATHS], CLASSES, by=";", end="\r\n"),
+        "tabs": table([f"./{path}" for path in PATHS], CLASSES, by="\t", header=["path", "class"]),
+        "absolute": table([str(flat / path) for path in PATHS], CLASSES),
+        "order": table(range(12), CLASSES, [f'"{path}"' for path in PATHS], header=["age", "class", "path"]),
+    }[form]
+    data = section(flat, labels=written(tmp_path / "labels.csv", text), val_fraction=0.5)
+    splits = open_splits(data, labelled=True)
+    assert splits.train.classes == ["ill", "well"]
+    seen = {}
+    for part in splits.parts.values():
+        seen |= {name: part.classes[label] for name, label in zip(part.names, part.labels, strict=True)}
+    assert seen == dict(zip(PATHS, CLASSES, strict=True))
+    assert len(open_splits(data, labelled=False).train) == 14, "pretraining takes those without a row, too"
+
+
+def test_a_run_by_a_csv_with_splits_and_groups(flat, tmp_path, capsys):
+    part = ["test" if patient in ("patient 0", "patient 1") else "train" for patient in PATIENTS]
+    text = table(PATHS, CLASSES, part, PATIENTS, header=["path", "class", "split", "group"])
+    labels = written(tmp_path / "labels.csv", text)
+    out = tmp_path / "run"
+    assert tuned(out, flat, data__labels=labels) == 0
+    said = capsys.readouterr().err
+    assert f"data.labels: '{labels}' has no row for 2 of 14 images, which are left out" in said
+    assert "data.groups" not in said, "no group is on both sides"
+    assert (result(out)["train_size"], result(out)["test_size"], result(out)["num_classes"]) == (8, 4, 2)
+    splits = open_splits(section(flat, labels=labels), labelled=False)
+    assert len(splits.train) == 10 and not {name for name in splits.train.names if "p0" in name or "p1" in name}
+    # a patient on both sides is told, by training and by the check
+    mixed = written(tmp_path / "mixed.csv", text.replace("scans/p0_0.png,well,test", "scans/p0_0.png,well,train"))
+    assert tuned(tmp_path / "mixed", flat, data__labels=mixed) == 0
+    shared = "1 group with images both in train and in val or test"
+    line = f"data.groups: {shared}, so accuracies come out too high: patient 0"
+    assert line in capsys.readouterr().err
+    assert call(["data", "check", "folder", "--root", flat, "--labels", mixed, "--tiny", 0]) == 1
+    assert f"groups: {shared}" in capsys.readouterr().out
+
+
+def test_bad_lines_of_a_csv(flat, tmp_path, capsys):
+    text = "path,class,split\nscans/p0_0.png,ill,train\nscans/p9_0.png,ill,train\nscans/p0_0.png,well,train\n"
+    text += "scans/p1_0.png,,train\n"
+    labels = written(tmp_path / "labels.csv", text)
+    argv = ["finetune", "--data.name", "folder", "--data.root", flat, "--data.labels", labels, "--out", tmp_path / "r"]
+    assert refused(capsys, argv)[-1] == f"data.labels: {labels}:5: has no class; wanted path,class,split"
+    written(tmp_path / "labels.csv", text.replace("p1_0.png,,train", "p1_0.png,ill,trian"))
+    assert refused(capsys, argv)[-3:] == [
+        f"data.labels: {labels}:3: 'scans/p9_0.png' is no image under '{flat}'; did you mean 'scans/p5_0.png'?",
+        f"data.labels: {labels}:4: 'scans/p0_0.png' is in line 2, too; wanted one row an image",
+        f"data.labels: {labels}:5: the split is 'trian'; wanted train, val or test",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("", "'FILE' has no rows; wanted path,class"),
+        ("path,class\n", "'FILE' has no rows; wanted path,class"),
+        ("id,kind\nx,y\n", "FILE:1: 'id' is no image under 'ROOT'; a header calls the column path"),
+        ("scans/p0_0.png,a\n", "'FILE' has one class to train on ('a'); wanted two or more"),
+        (
+            "path,class,split\nscans/p0_0.png,a,test\n",
+            "'FILE' has no image to train on; wanted rows of the split train",
+        ),
+        ("Gr\xfc\xdfe,x\n", "cannot read 'FILE' (not UTF-8 text); wanted a CSV file of path,class"),
+        ('scans/p0_0.png,"a\n', "FILE:1: is not CSV (unexpected end of data); wanted path,class"),
+    ],
+)
+def test_files_of_labels_that_cannot_be_used(text, line, flat, tmp_path):
+    file = written(tmp_path / "labels.csv", text, "latin-1")
+    found = faults(open_splits, section(flat, labels=file), True)
+    assert found[0] == f"data.labels: {line.replace('FILE', file).replace('ROOT', str(flat))}"
+
+
+def test_labels_are_for_folders(tmp_path):
+    line = "data.labels: 'x.csv' is for data.name folder; digits has classes of its own"
+    assert faults(open_splits, section(name="digits", labels="x.csv"), True) == [line]
+
+
+def test_nothing_to_evaluate_on_is_one_line_with_what_to_do(flat, tmp_path):
+    labels = written(tmp_path / "labels.csv", table(PATHS, CLASSES))
+    advice = "hold out a share of train with --data.val_fraction, e.g. 0.2, or give --data.folds 5"
+    line = f"data.labels: '{labels}' has no image of the split test; add some, or {advice}"
+    assert faults(open_splits, section(flat, labels=labels), True) == [line]
+    root = tree(tmp_path / "d", train={"a": 2, "b": 2}, test={"a": 1, "b": 1})
+    line = f"data.root: '{root}/train' is itself a split; wanted the folder that it is in, '{root}', or {advice}"
+    assert faults(open_splits, section(root / "train"), True) == [line]
+    bare = tree(tmp_path / "bare", a={"": 2}, b={"": 2})
+    line = f"data.root: '{bare}' has no 'val' or 'test' folder to evaluate on; add one, or {advice}"
+    assert faults(open_splits, section(bare), True) == [line]
+    assert len(open_splits(section(bare, val_fraction=0.5), True).test) == 2, "class folders alone will do"
+
+
+# ------------------------------------------------------------------ groups
+@pytest.mark.parametrize("how", ["file", "column", "pattern", "folder"])
+def test_groups_are_held_out_whole(how, flat, tmp_path, caplog):
+    caplog.set_level("INFO")
+    root, paths, fields = flat, PATHS, {"groups": r"/(p\d)_"}
+    if how == "folder":  # a folder a patient
+        root = tmp_path / "d"
+        paths = [path.replace("_", "/") for path in PATHS]
+        for old, new in zip(PATHS, paths, strict=True):
+            (root / new).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(flat / old, root / new)
+        fields["groups"] = "folder"
+    if how == "file":
+        fields["groups"] = written(tmp_path / "groups.csv", table(PATHS, PATIENTS, header=["path", "group"]))
+    labels = table(paths, CLASSES)
+    if how == "column":
+        fields, labels = {}, table(paths, CLASSES, PATIENTS, header=["path", "class", "group"])
+    fields["labels"] = written(tmp_path / "labels.csv", labels)
+    splits = open_splits(section(root, val_fraction=0.3, **fields), labelled=True)
+    held, left = ({name.split("/")[1][:2] for name in part.names} for part in (splits.test, splits.train))
+    assert len(held) == 2 and not held & left
+    assert np.bincount(splits.test.labels).tolist() == [2, 2], "as much of each class"
+    again = open_splits(section(root, val_fraction=0.3, **fields), labelled=True)
+    assert again.test.names == splits.test.names
+    assert "data.val_fraction: held out are 2 groups of 6 groups, 4 of 12 images" in caplog.text
+
+
+WANTED = r"wanted 'folder', a CSV file of path,group, or a pattern with one bracket, e.g. '(patient\d+)_'"
+
+
+@pytest.mark.parametrize(
+    ("how", "line"),
+    [
+        ("(p", f"'(p' is no file and no pattern (missing ), unterminated subpattern at position 0); {WANTED}"),
+        ("(p)(q)", f"'(p)(q)' has 2 brackets that count; {WANTED}"),
+        ("(p0)", "'(p0)' says of 10 images no group: scans/p1_0.png, scans/p1_1.png, scans/p2_0.png and 7 more;"
+                 " wanted one for each image"),
+        ("gone.csv", "cannot read 'gone.csv' (no such file or directory); wanted a CSV file of path,group"),
+        ("twice.csv", "twice.csv:2: 'scans/p0_0.png' is of 'a' already; wanted one group an image"),
+        ("(scans)", "0.3 holds out no image, as all images are of one group ('scans')"),
+    ],
+)  # fmt: skip
+def test_groups_that_cannot_be_used(how, line, flat, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path / "twice.csv", "scans/p0_0.png,a\nscans/p0_0.png,b\n")
+    labels = written(tmp_path / "labels.csv", table(PATHS, CLASSES))
+    field = "data.val_fraction" if "holds out" in line else "data.groups"
+    data = section(flat, labels=labels, groups=how, val_fraction=0.3)
+    assert faults(open_splits, data, True) == [f"{field}: {line}"]
