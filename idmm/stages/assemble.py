@@ -20,6 +20,7 @@ from idmm.data.augment import TrainTransform
 from idmm.data.cache import ImageStore, compare, fingerprint, load_split
 from idmm.data.datasets import open_splits
 from idmm.data.loaders import BatchFn, BatchPlan, centre_crops
+from idmm.data.split import Splits
 from idmm.data.views import MultiCropTransform, short_side_bound
 from idmm.engine import Evaluation, Loop, Session, StagePlan
 from idmm.errors import Interrupted, SizeError, UserError
@@ -275,6 +276,7 @@ def load_splits(parts: Assembly, folder: RunFolder | None = None, wanted: tuple[
     """
     data, bound = parts.config.data, parts.short_side(max(phase.size for phase in parts.phases))
     splits = open_splits(data, parts.stage.labelled(parts.config), parts.stage.needs_test)
+    check_val(parts, splits)
     shown = folder is None or folder.leader
     stores = {
         part: load_split(split, bound=bound, data=data, part=part, progress=shown)
@@ -287,6 +289,13 @@ def load_splits(parts: Assembly, folder: RunFolder | None = None, wanted: tuple[
         counts = ", ".join(f"{len(store)} {part}" for part, store in stores.items())
         log.info("images: %s of %s (%s)", counts, data.name, _KEPT[stores["train"].cache])
     return LoadedSplits(**{**dict.fromkeys(PARTS), **stores}, size_mismatch=splits.size_mismatch)
+
+
+def check_val(parts: Assembly, splits: Splits) -> None:
+    """Raises UserError where a run would choose by the images that it reports."""
+    if parts.stage.needs_val(parts.config) and splits.val is None:
+        how = "wanted last, or a val split beside test, e.g. by --data.val_fraction 0.2"
+        raise UserError(f"train.keep: best chooses by val, and there is no split but the one that is reported; {how}")
 
 
 def _differences(old: dict, new: dict) -> list[str]:
