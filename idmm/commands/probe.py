@@ -30,7 +30,8 @@ def table(result: dict) -> list[str]:
     """Returns ``probe.json`` as lines of text."""
     counts = f"{result['train_size']:,} training and {result['test_size']:,} test images"
     where = f"{result['init']} ({result['model']}, {result['size']} px) on {result['dataset']}"
-    lines = [f"{where}: {counts}, {result['num_classes']} classes"]
+    largest = f"the largest {result['largest_class']:.1f} % of the test images"
+    lines = [f"{where}: {counts}, {result['num_classes']} classes, {largest}"]
     metrics = [name for name in ("top1", "mean_per_class") if name in result["probe"]]
     lines.append(" " * 16 + "".join(f"{name:<16}{'95 % interval':<16}" for name in metrics))
     remarks = {
