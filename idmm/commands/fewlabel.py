@@ -41,7 +41,7 @@ def fewlabel(given: FewLabelConfig) -> dict:
 
     Returns:
         What ``fewlabel.json`` holds: ``records``, one a backbone, readout, number and draw, with ``top1`` (percent;
-        ``mean_per_class`` too where the literature reports it); ``summary``, ``mean`` and ``std`` of the ``metric``
+        ``mean_per_class`` too where the literature reports it or it was fine-tuned); ``summary``, ``mean`` and ``std`` of the ``metric``
         over draws; ``runs``: what was measured under which name; and the dataset's figures.
 
     Raises:

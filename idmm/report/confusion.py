@@ -58,8 +58,7 @@ def _matrix(axis, truth: np.ndarray, predicted: np.ndarray, classes: int) -> Non
     np.add.at(counts, (truth * places // classes, predicted * places // classes), 1)
     shares = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
     diagonal = np.eye(places, dtype=bool)
-    # many classes: a single image in ten is to be seen
-    shown = shares if classes <= LABELLED else np.sqrt(shares)
+    shown = shares if classes <= LABELLED else np.sqrt(shares)  # small cells would be too pale to see
     axis.imshow(np.where(diagonal[..., None], RIGHT(shown), WRONG(shown)), interpolation="nearest")
     if classes <= LABELLED:
         for row, column in np.argwhere(counts):
