@@ -79,7 +79,8 @@ def say_estimate(session, method: Method, plan, batch: dict, done, workers: int)
     trained = sum(p.nbytes for p in method.parameters() if p.requires_grad)
     weights = sum(p.nbytes for p in method.backbone.parameters())
     still = sum(p.nbytes for p in method.parameters()) - trained
-    kept = 3 * trained + still + (weights if session.train.ema else 0)  # Adam keeps two more of each
+    copies = bool(session.train.ema) + (plan.keep is not None)
+    kept = 3 * trained + still + copies * weights  # Adam keeps two more of each
     free = shutil.disk_usage(session.folder.path).free
     log.info(
         "%s: %d steps of about %.2g s, %s in all; checkpoint %s, exported weights %s, %s free",

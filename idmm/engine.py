@@ -114,6 +114,8 @@ class StagePlan:
     """Peak learning rate."""
     evaluations: list[Evaluation]
     """What is measured between epochs, in this order."""
+    keep: str | None = None
+    """Name of a measured value: the weights are kept that had its highest (the earlier of equals); None: the last."""
 
 
 @dataclass
@@ -144,6 +146,7 @@ class Loop:
         with self._memory():
             self._build()
             self.position = Position()
+            self.kept: dict | None = None  # epoch (from 1), value and weights of the best so far, where there is one
             self._restore()
             if self.position.epoch < self.batches.epochs:
                 say_estimate(session, method, plan, first, self.position, self.workers)
@@ -188,6 +191,11 @@ class Loop:
     def averaged(self) -> torch.nn.Module:
         """The backbone to evaluate and export: the EMA's, else the one that the method names."""
         return self.method.exported if self.ema is None else self.ema.module
+
+    def load_kept(self) -> tuple[int, float]:
+        """Puts the kept weights into the backbone that is exported; returns their epoch (from 1) and value."""
+        self.averaged.load_state_dict(self.kept["weights"])
+        return self.kept["epoch"], self.kept["value"]
 
     def fit(self) -> None:
         """Runs the stage to its end.
@@ -281,12 +289,20 @@ class Loop:
             **values,
         }
         record.update(self._evaluated(epoch))
+        self._keep(record)
         scores = "  ".join(f"{name} {record[name]:.2f}" for name in ("top1", "top5", "knn") if name in record)
         if scores:
             done = f"{self.plan.label} epoch {epoch + 1}/{self.batches.epochs}"
             log.info("%s  loss %.4f  %s", done, record["loss"], scores)
         self.session.record(record)
         self.position = Position(epoch + 1)
+
+    def _keep(self, record: dict) -> None:
+        """Copies the weights of the best epoch so far; they go into the state, as a resumed run needs them."""
+        value = record.get(self.plan.keep)
+        if value is not None and (self.kept is None or value > self.kept["value"]):
+            weights = {name: tensor.to("cpu", copy=True) for name, tensor in self.averaged.state_dict().items()}
+            self.kept = {"epoch": record["epoch"], "value": value, "weights": weights}
 
     def _evaluated(self, epoch: int) -> dict:
         """What is due to be measured after an epoch."""
@@ -347,6 +363,7 @@ class Loop:
                 "optimizer": self.optimizer.state_dict(),
                 "ema": None if self.ema is None else self.ema.module.state_dict(),
                 "scaler": None if scaler is None else scaler.state_dict(),
+                "kept": self.kept,
             }
         )
 
@@ -364,6 +381,7 @@ class Loop:
             self.ema.module.load_state_dict(state["ema"])
         if self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
+        self.kept = state.get("kept")  # 0.1.0 kept none
         share = float(self.session.folder.leader)  # the sums are added up over processes
         sums = {n: torch.tensor(v * share, device=self.accelerator.device) for n, v in state["sums"].items()}
         self.position = Position(state["epoch"], state["step"], state["epoch_seconds"], sums)

@@ -1,8 +1,11 @@
 """How good is it: accuracy of a classifier, or of frozen features by nearest neighbours and by a linear probe."""
 
 import contextlib
+import logging
+import math
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -12,13 +15,16 @@ from torch import nn
 from idmm import distributed
 from idmm.seeding import numpy_rng
 
+log = logging.getLogger("idmm")
 KNN_TEMPERATURE = 0.07  # of the neighbours' votes (Wu et al., CVPR 2018)
 NEIGHBOURS = 20
 STRENGTHS = tuple(10.0**n for n in range(-4, 3))  # of the probe, scikit-learn's C
 USUAL_STRENGTH = 1.0  # where nothing can be held out to choose by, and of equals the nearest to it
+PROBE_STEPS = 2000  # of its fit, at most
 FOLDS = 5
 ENOUGH = 1000  # held-out images that settle the choice; fewer: more folds are held out in turn
 Z95 = 1.959963984540054  # the normal distribution's
+FEW = 100  # test images under which results say what difference they can show
 
 
 @contextlib.contextmanager
@@ -34,35 +40,80 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 
 # ---------------------------------------------------------------------- classifiers
-@torch.no_grad()
-def accuracy(model: nn.Module, batches: Iterable[dict], device, autocast) -> dict[str, float]:
-    """Returns ``top1``, ``top5`` and ``mean_per_class`` in percent over all processes' batches of images and labels.
+@dataclass(frozen=True)
+class Predictions:
+    """What a classifier says of a split's images, in the split's order; every figure of a result follows from it."""
 
-    Where there are fewer than five classes, top-5 is 100. The mean over classes is that of their top-1 accuracies; a
-    class without an image does not count.
-    """
-    hits = None  # float64 [3, K]: top-1, top-5 and images of each class
+    truth: np.ndarray  # int64 [N], the true classes
+    ranked: np.ndarray  # int64 [N, min(5, K)], the likeliest classes, best first
+    num_classes: int  # K
+
+    @property
+    def predicted(self) -> np.ndarray:
+        """The likeliest class of each image, int64 [N]."""
+        return self.ranked[:, 0]
+
+    def scores(self) -> dict[str, float]:
+        """Returns ``top1``, ``top5`` and ``mean_per_class`` in percent.
+
+        Where there are fewer than five classes, top-5 is 100. The mean over classes is that of their top-1 accuracies;
+        a class without an image does not count.
+        """
+        right = self.ranked == self.truth[:, None]  # [N, min(5, K)]
+        images, hits = self.per_class()
+        seen = images > 0
+        return {
+            "top1": float(100 * hits.sum() / len(right)),
+            "top5": float(100 * right.any(1).sum() / len(right)),
+            "mean_per_class": float(100 * (hits[seen] / images[seen]).mean()),
+        }
+
+    def per_class(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the images of each class and those that are named right, int64 [K] each."""
+        right = self.truth[self.predicted == self.truth]
+        return tuple(np.bincount(of, minlength=self.num_classes) for of in (self.truth, right))
+
+    def confusions(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the pairs of a true class and another one named instead, int64 [P, 2], and how often each, [P].
+
+        The most frequent of a class comes first, among equals the one of the lower number.
+        """
+        wrong = self.predicted != self.truth
+        pairs, often = np.unique(np.stack([self.truth, self.predicted], 1)[wrong], axis=0, return_counts=True)
+        order = np.lexsort((pairs[:, 1], -often, pairs[:, 0]))
+        return pairs[order], often[order]
+
+
+@torch.no_grad()
+def predict(model: nn.Module, batches: Iterable[dict], device, autocast) -> Predictions:
+    """Runs a classifier over all processes' batches of ``images``, ``label`` and ``index``; all must call together."""
+    parts = []  # each batch's index [B], label [B] and likeliest classes [B, min(5, K)]
+    classes = 0
     with evaluating(model):
         for batch in batches:
             with autocast():
                 logits = model(batch["images"].to(device, non_blocking=True))  # [B, K]
-            ranked = logits.float().topk(min(5, logits.shape[1]), dim=1).indices.cpu()  # [B, 5]
-            label = batch["label"]
-            right = ranked == label[:, None]
-            each = (right[:, 0], right.any(1), torch.ones(len(label)))
-            found = torch.stack([torch.bincount(label, of.double(), logits.shape[1]) for of in each])
-            hits = found if hits is None else hits + found
-    parts = [part for part in distributed.gather(None if hits is None else hits.numpy()) if part is not None]
-    top1, top5, count = sum(parts)  # [K] each
-    seen = count > 0
-    return {
-        "top1": float(100 * top1.sum() / count.sum()),
-        "top5": float(100 * top5.sum() / count.sum()),
-        "mean_per_class": float(100 * (top1[seen] / count[seen]).mean()),
-    }
+            classes = logits.shape[1]
+            ranked = logits.float().topk(min(5, classes), dim=1).indices.cpu()  # [B, min(5, K)]
+            parts.append((batch["index"].numpy(), batch["label"].numpy(), ranked.numpy()))
+    gathered = distributed.gather((classes, parts))
+    index, truth, ranked = (np.concatenate(of) for of in zip(*(p for _, parts in gathered for p in parts), strict=True))
+    order = np.argsort(index)
+    return Predictions(truth[order], ranked[order], max(classes for classes, _ in gathered))
 
 
 # ---------------------------------------------------------------------- frozen features
+@contextlib.contextmanager
+def _warnings_kept() -> Iterator[list[warnings.WarningMessage]]:
+    """Keeps scikit-learn's warnings from the terminal; yields the list that they go to.
+
+    With an image or two a class it suspects a regression at every fit.
+    """
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield caught
+
+
 def knn_predict(train, train_labels, test, k: int = 20) -> np.ndarray:
     """Returns the class of each row of ``test`` [M, d] -> [M], by ``train`` [N, d] and its classes [N].
 
@@ -74,7 +125,8 @@ def knn_predict(train, train_labels, test, k: int = 20) -> np.ndarray:
         return np.exp((1 - distance) / KNN_TEMPERATURE)
 
     model = KNeighborsClassifier(min(k, len(train)), metric="cosine", weights=votes)
-    return model.fit(train, train_labels).predict(test)
+    with _warnings_kept():
+        return model.fit(train, train_labels).predict(test)
 
 
 def knn_accuracy(train, train_labels, test, test_labels, k: int = 20) -> float:
@@ -86,14 +138,20 @@ def probe_predict(train, train_labels, test, strength: float = 1.0) -> np.ndarra
     """Returns the class of each row of ``test`` [M, d] -> [M], by ``train`` [N, d] and its classes [N].
 
     That is what a logistic regression on standardised features says; ``strength`` is the inverse of its L2 penalty
-    (scikit-learn's C).
+    (scikit-learn's C). Where the fit is stopped before it converged, the log says so.
     """
+    from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    model = make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=2000))
-    return model.fit(train, train_labels).predict(test)
+    model = make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=PROBE_STEPS))
+    with _warnings_kept() as caught:
+        predicted = model.fit(train, train_labels).predict(test)
+    if any(issubclass(warning.category, ConvergenceWarning) for warning in caught):
+        where = f"C = {strength:g}, {len(train)} training images"
+        log.warning("the linear probe (%s) was stopped after %d steps, before it converged", where, PROBE_STEPS)
+    return predicted
 
 
 def wilson(hits, count, z: float = Z95) -> tuple[np.ndarray, np.ndarray]:
@@ -135,6 +193,52 @@ def score(predicted, truth, metric: str = "top1") -> dict:
     for name, (share, interval) in found.items():
         percents |= {name: 100 * float(share), f"{name}_interval": [100 * float(bound) for bound in interval]}
     return percents
+
+
+def largest_class(truth) -> tuple[int, float]:
+    """Returns the class of most images among ``truth`` [M], and its share in percent: what naming it always scores."""
+    count = np.bincount(truth)
+    return int(count.argmax()), float(100 * count.max() / count.sum())
+
+
+def least_difference(hits: int, count: int) -> float:
+    """Returns by how many points a result on as many images must differ from this one to be told from chance.
+
+    That is half the 95 % interval of the difference of two shares alike, with a hit and a miss added to each (Agresti
+    and Caffo, The American Statistician 54, 2000). Results on the same images can tell smaller differences if they are
+    compared image by image (McNemar's test).
+    """
+    share = (hits + 1) / (count + 2)
+    return 100 * Z95 * math.sqrt(2 * share * (1 - share) / (count + 2))
+
+
+def remarks(scores: dict, truth, classes: Sequence[str], predicted=(), pixel_knn: float | None = None) -> list[str]:
+    """Returns what a top-1 accuracy must not be read without, a line each; nothing where there is no such thing.
+
+    That is, that it is no better than naming the largest class every time (its 95 % interval reaches down to that), or
+    no better than ``pixel_knn`` (percent); and what differences a small test set can show.
+
+    Args:
+        scores: With ``top1`` and ``top1_interval`` (percent).
+        truth: True classes [M].
+        classes: Their names.
+        predicted: What the images were taken for [M], where that is known: a single class for all is said.
+        pixel_knn: Accuracy without a network (percent), where it is known.
+    """
+    top1, (low, high) = scores["top1"], scores["top1_interval"]
+    (largest, share), count, lines = largest_class(truth), len(truth), []
+    if low <= share:
+        line = f"top-1 {top1:.1f} % is no better, within its 95 % interval ({low:.1f} to {high:.1f}), than naming one "
+        line += f"class every time: '{classes[largest]}' is {share:.1f} % of the {count} test images"
+        named = np.unique(predicted)
+        lines.append(line + (f"; all of them are taken for '{classes[named[0]]}'" if len(named) == 1 else ""))
+    if pixel_knn is not None and top1 <= pixel_knn:
+        near = f"comparing raw pixels with those of the training images (kNN, {pixel_knn:.1f} %)"
+        lines.append(f"top-1 {top1:.1f} % is no better than {near}")
+    if count < FEW:
+        points = least_difference(round(top1 * count / 100), count)
+        lines.append(f"{count} test images: differences under about {points:.0f} points cannot be told from chance")
+    return lines
 
 
 class Choice(NamedTuple):
@@ -189,7 +293,6 @@ def folds(labels, seed: int = 0) -> np.ndarray:
 
 def _held_out_hits(train, labels, held, truth) -> np.ndarray:
     """Right answers on held-out images for each strength, weakest first, each fit started from the one before."""
-    from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
     from sklearn.preprocessing import StandardScaler
 
@@ -197,8 +300,7 @@ def _held_out_hits(train, labels, held, truth) -> np.ndarray:
     train, held = scaler.transform(train), scaler.transform(held)
     model = LogisticRegression(max_iter=500, warm_start=True)
     hits = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # near enough to compare
+    with _warnings_kept():  # also of fits that did not converge: they are near enough to compare
         for strength in STRENGTHS:
             hits.append((model.set_params(C=strength).fit(train, labels).predict(held) == truth).sum())
     return np.array(hits)

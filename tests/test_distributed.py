@@ -1,5 +1,6 @@
 """Two processes do what one does: the same images in each step, the same losses, the same weights."""
 
+import json
 import re
 import signal
 from contextlib import closing
@@ -100,6 +101,9 @@ def test_finetune_on_two_processes(tmp_path):
     )  # fmt: skip
     assert_equal(one, two)
     assert len(metrics(two)) == 2
+    results = [json.loads((out / "result.json").read_text()) for out in (one, two)]
+    assert [{**result, "seconds": 0} for result in results] == [{**results[0], "seconds": 0}] * 2
+    assert (one / "per_class.csv").read_text() == (two / "per_class.csv").read_text()
 
 
 def test_stopped_and_taken_up_on_two_processes(pretrained, tmp_path):

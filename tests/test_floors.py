@@ -10,11 +10,11 @@ import idmm
 HOUSE = Path(idmm.__file__).parent
 FLOORS = (
     ("errors", "config", "seeding", "files", "locks", "schedule", "mixing", "distributed", "progress", "losses"),
-    ("data", "models", "optim", "checkpoint"),
+    ("data", "models", "optim", "checkpoint", "report"),
     ("methods",),
     ("evaluate", "calibrate", "features", "monitor", "engine"),
     ("stages",),
-    ("transfer", "report", "commands", "cli"),
+    ("transfer", "commands", "cli"),
 )
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 FORBIDDEN = [("data", "models"), ("models", "data"), ("methods", "data")]  # (importer, imported)

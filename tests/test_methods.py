@@ -131,17 +131,20 @@ def test_a_frozen_backbone_trains_its_classifier_alone(name):
 def test_accuracy_counts_over_uneven_batches():
     generator = torch.Generator().manual_seed(0)
     logits, label = torch.randn(23, 8, generator=generator), torch.randint(8, (23,), generator=generator)
-    batches = [{"images": logits[i : i + 5], "label": label[i : i + 5]} for i in range(0, 23, 5)]
+    order = torch.randperm(23, generator=generator)  # of several processes, images come in no order
+    batches = [{"images": logits[i], "label": label[i], "index": i} for i in order.split(5)]
     model = torch.nn.Identity().train()  # a classifier whose answers are known
-    found = evaluate.accuracy(model, batches, "cpu", contextlib.nullcontext)
+    predictions = evaluate.predict(model, batches, "cpu", contextlib.nullcontext)
+    assert predictions.truth.tolist() == label.tolist() and predictions.predicted.tolist() == logits.argmax(1).tolist()
+    found = predictions.scores()
     top1 = np.mean([int(row.argmax()) == int(y) for row, y in zip(logits, label, strict=True)])
     top5 = np.mean([int(y) in row.argsort(descending=True)[:5] for row, y in zip(logits, label, strict=True)])
     each = [(logits[label == k].argmax(1) == k).double().mean() for k in label.unique()]
     assert found == pytest.approx({"top1": 100 * top1, "top5": 100 * top5, "mean_per_class": 100 * np.mean(each)})
     assert found["mean_per_class"] != pytest.approx(found["top1"])
     assert model.training
-    few = [{"images": torch.eye(3), "label": torch.arange(3)}]
-    three = evaluate.accuracy(model, few, "cpu", contextlib.nullcontext)
+    few = [{"images": torch.eye(3), "label": torch.arange(3), "index": torch.arange(3)}]
+    three = evaluate.predict(model, few, "cpu", contextlib.nullcontext).scores()
     assert three == {"top1": 100, "top5": 100, "mean_per_class": 100}
 
 

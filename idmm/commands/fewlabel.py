@@ -41,8 +41,8 @@ def fewlabel(given: FewLabelConfig) -> dict:
 
     Returns:
         What ``fewlabel.json`` holds: ``records``, one a backbone, readout, number and draw, with ``top1`` (percent;
-        ``mean_per_class`` too where the literature reports it); ``summary``, ``mean`` and ``std`` of the ``metric``
-        over draws; ``runs``: what was measured under which name; and the dataset's figures.
+        ``mean_per_class`` too where the literature reports it, and of fine-tuning); ``summary``, ``mean`` and ``std``
+        of the ``metric`` over draws; ``runs``: what was measured under which name; and the dataset's figures.
 
     Raises:
         UserError: A mistake in the flags or in ``given.finetune``, no labels, or a class with fewer images than asked.

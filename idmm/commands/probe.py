@@ -52,7 +52,8 @@ def table(result: dict) -> list[str]:
         chosen = f"C = {result['probe']['strength']:g}, chosen by {result['probe']['chosen_by']}"
         remarks = {"knn": f"k = {result['knn']['k']}", "probe": chosen}
     where = f"{result['init']} ({result['model']}, {result['size']} px) on {result['dataset']}"
-    lines = [f"{where}: {counts}, {result['num_classes']} classes"]
+    largest = f"the largest {result['largest_class']:.1f} % of the test images"
+    lines = [f"{where}: {counts}, {result['num_classes']} classes, {largest}"]
     metrics = [name for name in ("top1", "mean_per_class") if f"{name}_interval" in result["probe"]]
     lines.append(" " * 16 + "".join(f"{name:<16}{'95 % interval':<16}" for name in metrics))
     for name, label in (("knn", "kNN"), ("probe", "linear probe")):

@@ -30,6 +30,8 @@ FREE += ("device",)  # of a probe
 NEW_KEYS = {
     "train.clip_grad_mode": "norm",
     "train.weight_decay_end": None,
+    "train.keep": "last",
+    "train.class_weights": "none",
     "method.classifier_init_std": None,
     "method.stop_grad_conv1": None,
     "views.solarize_prob": 0.0,

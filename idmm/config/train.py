@@ -82,3 +82,9 @@ class FinetuneTrain(Train):
     """Each layer's lr is this factor times that of the layer above; null: one lr for all."""
     eval_every: int = Field(10, ge=1)
     """Evaluate every so many epochs, and always after a stage's last (epochs)."""
+    keep: Literal["last", "best"] = "last"
+    """Weights to report and export: the last epoch's, or those of the evaluated epoch with the best top-1 on 'val' in
+    the last stage (the earlier of equals). Best needs a val split beside the split that is reported."""
+    class_weights: Literal["none", "balanced"] = "none"
+    """Weight of each training image in the loss; 'balanced': images / (classes * images of its class), so that small
+    classes count as much as large ones."""

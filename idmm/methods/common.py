@@ -36,12 +36,23 @@ def mixed_groups(batch: dict, target: Tensor, alpha: float, key: int) -> Iterato
         yield views, own, other, lam
 
 
-def mixed_cross_entropy(logits: Tensor, own: Tensor, other: Tensor | None, lam: float, smoothing: float) -> Tensor:
-    """Mean cross-entropy of logits [B, K] with classes ``own`` [B] at the share lam and ``other`` [B] at the rest."""
-    loss = F.cross_entropy(logits, own, label_smoothing=smoothing)
-    if other is None:
-        return loss
-    return lam * loss + (1 - lam) * F.cross_entropy(logits, other, label_smoothing=smoothing)
+def mixed_cross_entropy(
+    logits: Tensor, own: Tensor, other: Tensor | None, lam: float, smoothing: float, class_weight: Tensor | None = None
+) -> Tensor:
+    """Mean cross-entropy of logits [B, K] with classes ``own`` [B] at the share lam and ``other`` [B] at the rest.
+
+    With weights ``class_weight`` [K] it is (1/B) sum_i lam w(own_i) CE_i(own_i) + (1 - lam) w(other_i) CE_i(other_i),
+    where CE_i(c) is image i's cross-entropy with the smoothed label of class c. This is not torch's ``weight``, which
+    weighs the smoothing's terms by their own classes: a rare class's large weight would then pull on every image.
+    """
+
+    def part(label: Tensor) -> Tensor:
+        if class_weight is None:
+            return F.cross_entropy(logits, label, label_smoothing=smoothing)
+        each = F.cross_entropy(logits, label, label_smoothing=smoothing, reduction="none")  # [B]
+        return (class_weight[label] * each).mean()
+
+    return part(own) if other is None else lam * part(own) + (1 - lam) * part(other)
 
 
 def gather_batch(batch: dict, *rows: Tensor) -> list[Tensor]:

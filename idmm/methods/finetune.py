@@ -1,6 +1,7 @@
 """Stage 2: supervised training of a classifier, with Mixup and CutMix through the same sparse mixing as stage 1."""
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from idmm.config import Augment
@@ -17,11 +18,17 @@ class Finetune(Method):
         backbone: A timm model with a classifier: images [B, C, S, S] -> logits [B, K].
         config: Mixing and label smoothing.
         freeze: Train the classifier alone; the rest stays in evaluation mode (no dropout, fixed batch statistics).
+
+    Attributes:
+        class_weight: Of each class in the loss, float32 [K], see :func:`balanced_weights`; None: all are 1.
     """
+
+    class_weight: Tensor | None
 
     def __init__(self, backbone: nn.Module, config: Augment, freeze: bool = False):
         super().__init__(backbone)
         self.config, self.freeze = config, freeze
+        self.register_buffer("class_weight", None, persistent=False)  # set once the images are known
         if freeze:
             classifier = backbone.get_classifier()
             parts = classifier if isinstance(classifier, tuple) else (classifier,)  # distilled DeiT has two
@@ -44,7 +51,8 @@ class Finetune(Method):
         if mix is not None:
             images, other, lam = mix_images(images, mix), label[mix.partner.to(label.device)], mix.lam
         logits, extra, logs = self.features(images, key, epoch)  # [B, K]
-        loss = mixed_cross_entropy(logits.float(), label, other, lam, self.config.label_smoothing)
+        smoothing = self.config.label_smoothing
+        loss = mixed_cross_entropy(logits.float(), label, other, lam, smoothing, self.class_weight)
         return {"loss": loss + extra, **logs}
 
     def _draw(self, images: Tensor, epoch: int, rng: np.random.Generator) -> Mix | None:
@@ -54,3 +62,14 @@ class Finetune(Method):
         if cutmix:
             return draw_cutmix(len(images), *images.shape[-2:], cutmix, rng)
         return None
+
+
+def balanced_weights(labels: np.ndarray, classes: int) -> Tensor:
+    """Returns a weight for each of K classes by the training images' labels [n], float32 [K].
+
+    w_c = n / (K n_c), n_c images of class c (King and Zeng, Political Analysis 9, 2001; scikit-learn's 'balanced'). K
+    counts the classes that have an image, so that the mean weight of an image is 1; of the others w_c is 0.
+    """
+    count = np.bincount(labels, minlength=classes)
+    weights = np.divide(len(labels), (count > 0).sum() * count, out=np.zeros(classes), where=count > 0)
+    return torch.from_numpy(weights).float()

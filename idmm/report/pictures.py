@@ -134,12 +134,12 @@ def pair_sheet(rows: list[tuple[str, list[str], list[np.ndarray]]], path: str | 
         frame.suptitle(matter, fontsize=9, color=COLOURS[1])
         for axis, name, image in zip(frame.subplots(1, 2), names, images, strict=True):
             axis.imshow(image, interpolation="nearest")
-            axis.set_title(_shortened(name), fontsize=6.5)
+            axis.set_title(shortened(name), fontsize=6.5)
             axis.set_axis_off()
     save(figure, path)
 
 
-def _shortened(name: str, most: int = 40) -> str:
+def shortened(name: str, most: int = 40) -> str:
     """Keeps the end of each line, where names differ."""
     return "\n".join(line if len(line) <= most else f"…{line[1 - most :]}" for line in name.split("\n"))
 
@@ -207,7 +207,7 @@ def label_curves(
     for axis, (title, curves) in zip(axes, panels.items(), strict=True):
         for place, (label, points) in enumerate(curves.items()):
             shift = 1.02 ** (place - (len(curves) - 1) / 2) if barred else None
-            _label_curve(axis, points, looks[label], shift, label=_shortened(label))
+            _label_curve(axis, points, looks[label], shift, label=shortened(label))
         ticks = sorted({x for points in curves.values() for x, _, _ in points})
         axis.set_xscale("log")
         axis.set_xticks(ticks, [f"{x:g}" for x in ticks])

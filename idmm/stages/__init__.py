@@ -50,6 +50,8 @@ class StageSpec:
     """Whether there must be images to evaluate on."""
     evaluated: Callable[[Any], bool] = lambda config: True
     """Whether those are looked at."""
+    needs_val: Callable[[Any], bool] = lambda config: False
+    """Whether there must be images to choose by, beside those that are reported."""
     resolve: Callable[[Any], tuple[Any, list[str]]] = lambda config: (config, [])
     """Fills in what is left to the method, with lines for the log on it; UserError where that cannot be."""
     faults: Callable[[Any, int], list[str]] = lambda config, images: []
@@ -92,7 +94,13 @@ STAGES = {
         resolve=resolve_method,
         faults=lambda config, images: pass_notes(config, min(config.train.batch_size, images))[0],
     ),
-    "finetune": StageSpec("finetune", FinetuneConfig, flags="finetune", phases=_sizes),
+    "finetune": StageSpec(
+        "finetune",
+        FinetuneConfig,
+        flags="finetune",
+        phases=_sizes,
+        needs_val=lambda config: config.train.keep == "best",
+    ),
     "probe": StageSpec(
         "probe", ProbeConfig, flags="finetune", phases=lambda config: [Phase(1, "size", "probe", config.size, 2, 1)]
     ),

@@ -21,6 +21,7 @@ from idmm.data.cache import ImageStore, compare, fingerprint, load_split
 from idmm.data.datasets import open_splits
 from idmm.data.images import Bound, CentreCrop
 from idmm.data.loaders import BatchFn, BatchPlan, centre_crops
+from idmm.data.split import Splits
 from idmm.data.views import MultiCropTransform, short_side_bound
 from idmm.engine import Evaluation, Loop, Session, StagePlan
 from idmm.errors import Interrupted, SizeError, UserError
@@ -297,6 +298,7 @@ def load_splits(parts: Assembly, folder: RunFolder | None = None, wanted: tuple[
     """
     data, sizes = parts.config.data, dict.fromkeys(phase.size for phase in parts.phases)
     splits = open_splits(data, parts.stage.labelled(parts.config), parts.stage.needs_test)
+    check_val(parts, splits)
     shown = folder is None or folder.leader
 
     def load(part: str, bound: Bound) -> ImageStore:
@@ -312,6 +314,13 @@ def load_splits(parts: Assembly, folder: RunFolder | None = None, wanted: tuple[
         counts = ", ".join(f"{len(store)} {part}" for part, store in stores.items())
         log.info("images: %s of %s (%s)", counts, data.name, _KEPT[stores["train"].cache])
     return LoadedSplits(**{**dict.fromkeys(PARTS), **stores}, remarks=splits.remarks, crops=crops)
+
+
+def check_val(parts: Assembly, splits: Splits) -> None:
+    """Raises UserError where a run would choose by the images that it reports."""
+    if parts.stage.needs_val(parts.config) and splits.val is None:
+        how = "wanted last, or a val split beside test, e.g. by --data.val_fraction 0.2"
+        raise UserError(f"train.keep: best chooses by val, and there is no split but the one that is reported; {how}")
 
 
 def _differences(old: dict, new: dict) -> list[str]:

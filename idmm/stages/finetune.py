@@ -1,17 +1,18 @@
 """Stage 2: from labels, and a backbone or none, to a classifier."""
 
 import logging
-from collections.abc import Callable
 
 from idmm import evaluate
 from idmm.config import FinetuneConfig, parsing
 from idmm.data.cache import ImageStore
 from idmm.data.registry import spec_of
 from idmm.engine import Evaluation, Loop, Session
+from idmm.methods.finetune import balanced_weights
 from idmm.models.weights import Checkpoint
 from idmm.stages import Phase
 from idmm.stages.assemble import Assembly, eval_batches, export, load_splits, resolve, session
 from idmm.stages.folds import by_folds, seen_by_init
+from idmm.stages.results import classifier_result, say_balance
 
 log = logging.getLogger("idmm")
 
@@ -24,12 +25,14 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
         config: A FinetuneConfig, a mapping of its keys, or the path of a YAML file.
 
     Returns:
-        What ``result.json`` holds: ``top1`` and ``top5`` (percent, of the last epoch, on the test split),
-        ``num_classes``, ``train_size``, ``test_size``, ``seed``, ``seconds`` over all resumes, ``precision`` (fp32,
-        bf16 or fp16: what training and evaluation ran in); ``mean_per_class``
-        (percent) where the dataset's literature reports that; ``size_mismatch`` where a split has not as many images
-        as its protocol: ``{"train": [found, wanted]}``; ``excluded`` where ``data.exclude`` left images out. Of
-        ``data.folds`` what :func:`idmm.stages.folds.pooled` returns.
+        What ``result.json`` holds: ``top1``, ``top5`` and ``mean_per_class`` (percent, on the test split, of the last
+        epoch or, with ``train.keep`` best, of ``kept_epoch`` of the last stage); ``top1_interval`` (Wilson's, 95 %);
+        ``largest_class`` (percent: what naming the largest class every time would score); where it is cheap
+        ``pixel_knn`` (percent, see :func:`idmm.stages.results.pixel_knn`); ``num_classes``, ``train_size``,
+        ``test_size``, ``seed``, ``seconds`` over all resumes; ``precision`` (fp32, bf16 or fp16: what training and
+        evaluation ran in); ``size_mismatch`` where a split has not as many images as its protocol: ``{"train": [found,
+        wanted]}``; ``excluded`` where ``data.exclude`` left images out. ``per_class.csv`` and ``confusion.png`` show
+        it class by class. Of ``data.folds`` what :func:`idmm.stages.folds.pooled` returns.
 
     Raises:
         UserError: A mistake in the config or the data.
@@ -46,6 +49,7 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
         # ------------------------------------------------------------------ images
         splits = load_splits(parts, run.folder)
         classes = len(splits.train.classes)
+        say_balance(splits.train, config.train.class_weights)
 
         # ------------------------------------------------------------------ stages
         loop = None
@@ -57,19 +61,26 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
             if run.folder.state is None:
                 _start_from(loop, model, parts, phase)
             splits = splits.at(phase.size)
-            held = splits.val or splits.test
-            look = Evaluation(_accuracy(run, held, phase, parts), config.train.eval_every, len(held))
+            held = _Evaluator(run, splits.val or splits.test, phase, parts)
             method = parts.method(phase, model, len(splits.train), classes)
-            loop = Loop(run, method, parts.plan(phase, splits.train, [look]))
+            if config.train.class_weights == "balanced":
+                method.class_weight = balanced_weights(splits.train.labels, classes)
+            look = Evaluation(held.measure, config.train.eval_every, len(held.store))
+            plan = parts.plan(phase, splits.train, [look])
+            if config.train.keep == "best" and phase is parts.phases[-1]:
+                plan.keep = "top1"
+            loop = Loop(run, method, plan)
             loop.fit()
 
         # ------------------------------------------------------------------ results
-        last = run.folder.last_metrics()
-        if splits.val is not None:  # what was evaluated between epochs was val
-            last = _accuracy(run, splits.test, phase, parts)(loop.averaged)
+        kept = {"kept_epoch": _load_best(loop)} if plan.keep else {}
+        found = held.latest  # what was evaluated between epochs was val, and nothing was where the run ended before
+        if splits.val is not None or found is None:
+            found = _Evaluator(run, splits.test, phase, parts).predict(loop.averaged)
         export(run, loop, parts, splits.train.classes)
         result = {
-            **{name: last[name] for name in ("top1", "top5", "mean_per_class") if name in last},
+            **classifier_result(run, parts, splits, found),
+            **kept,
             "num_classes": classes,
             "train_size": len(splits.train),
             "test_size": len(splits.test),
@@ -79,8 +90,6 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
             **splits.remarks,
         }
         run.folder.finish(result)
-        scores = f"top-1 {last['top1']:.2f}, top-5 {last['top5']:.2f}"
-        log.info("%s: %s on %d test images", config.out, scores, len(splits.test))
         return result
 
 
@@ -98,12 +107,27 @@ def _start_from(before: Loop | None, model, parts: Assembly, phase: Phase) -> No
         log.info("%s", report)
 
 
-def _accuracy(run: Session, store: ImageStore, phase: Phase, parts: Assembly) -> Callable[..., dict]:
-    wanted = ("top1", "top5", spec_of(parts.config.data.name).metric)
+def _load_best(loop: Loop) -> int:
+    """Takes the weights that scored best on val for the rest of the run; returns their epoch."""
+    epoch, best = loop.load_kept()
+    log.info("train.keep: the weights of epoch %d of %d, top-1 %.2f on val", epoch, loop.batches.epochs, best)
+    return epoch
 
-    def measure(model) -> dict:
-        batches = eval_batches(run, store, phase.size, parts.crop_pct, parts.spec, phase.batch_size)
-        scores = evaluate.accuracy(model, batches, run.device, run.autocast)
-        return {name: score for name, score in scores.items() if name in wanted}
 
-    return measure
+class _Evaluator:
+    """Evaluates the classifier of a phase on a split, and keeps the latest predictions."""
+
+    def __init__(self, run: Session, store: ImageStore, phase: Phase, parts: Assembly):
+        self.run, self.store, self.phase, self.parts = run, store, phase, parts
+        self.latest: evaluate.Predictions | None = None
+
+    def predict(self, model) -> evaluate.Predictions:
+        run, crop = self.run, self.parts.crop_pct
+        batches = eval_batches(run, self.store, self.phase.size, crop, self.parts.spec, self.phase.batch_size)
+        self.latest = evaluate.predict(model, batches, run.device, run.autocast)
+        return self.latest
+
+    def measure(self, model) -> dict:
+        """Returns the values for metrics.jsonl: the mean over classes where the dataset's literature reports it."""
+        wanted = ("top1", "top5", spec_of(self.parts.config.data.name).metric)
+        return {name: score for name, score in self.predict(model).scores().items() if name in wanted}

@@ -16,7 +16,7 @@ from idmm.config.commands import ProbeConfig
 from idmm.data.datasets import open_splits
 from idmm.data.registry import spec_of
 from idmm.errors import UserError
-from idmm.evaluate import readouts
+from idmm.evaluate import largest_class, readouts, remarks
 from idmm.features import FrozenBackbone
 from idmm.models.build import pair
 from idmm.models.spec import ModelSpec, model_spec
@@ -38,8 +38,8 @@ def probe(config: ProbeConfig | dict | str) -> dict:
 
     Returns:
         What ``result.json`` holds: ``top1`` (the linear probe's) and ``knn`` in percent, ``top5`` None,
-        ``mean_per_class`` (the probe's) where the dataset's literature reports that, image counts, ``seed``,
-        ``seconds``, and both ``readouts`` with intervals.
+        ``mean_per_class`` (the probe's) where the dataset's literature reports that, ``largest_class``, image counts,
+        ``seed``, ``seconds``, and both ``readouts`` with intervals.
 
     Raises:
         UserError: No such run, no labels, or a size that the model cannot take.
@@ -73,8 +73,9 @@ def measure(config: ProbeConfig, folder: RunFolder | None = None) -> dict:
     Returns:
         What ``probe.json`` holds: ``knn`` and ``probe``, each with ``top1`` and ``top1_interval`` (percent) and, where
         the dataset's literature reports it, ``mean_per_class`` and its interval; ``knn`` has ``k``, ``probe`` the
-        ``strength`` (scikit-learn's C), ``chosen_by`` and held-out ``accuracies``; ``init``, ``model``, ``size``,
-        ``precision``, ``crop_pct``, ``dataset``, image counts, ``seed``, ``seconds`` and what ``interval`` means.
+        ``strength`` (scikit-learn's C), ``chosen_by`` and held-out ``accuracies``; ``largest_class`` (percent: what
+        naming the largest class every time would score); ``init``, ``model``, ``size``, ``precision``, ``crop_pct``,
+        ``dataset``, image counts, ``seed``, ``seconds`` and what ``interval`` means.
     """
     began, backbone = time.monotonic(), frozen_backbone(config)
     for note in seen_by_init(config):
@@ -83,9 +84,13 @@ def measure(config: ProbeConfig, folder: RunFolder | None = None) -> dict:
     if len(np.unique(splits.train.labels)) < 2:
         raise UserError("data.subset: the training images are all of one class; a probe wants two or more")
     taken = {part: (backbone.features(store, part), store.labels) for part, store in splits.stores.items()}
-    metric = spec_of(config.data.name).metric
+    metric, truth = spec_of(config.data.name).metric, splits.test.labels
+    found = readouts(*taken["train"], *taken["test"], seed=config.seed, val=taken.get("val"), metric=metric)
+    for line in remarks(found["probe"], truth, splits.train.classes):
+        log.warning("linear probe: %s", line)
     return {
-        **readouts(*taken["train"], *taken["test"], seed=config.seed, val=taken.get("val"), metric=metric),
+        **found,
+        "largest_class": largest_class(truth)[1],
         **backbone.about,
         "precision": "fp32",
         "crop_pct": config.crop_pct,

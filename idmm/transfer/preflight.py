@@ -17,7 +17,7 @@ from idmm.distributed import pick_device
 from idmm.errors import UserError
 from idmm.files import being_written
 from idmm.stages import STAGES
-from idmm.stages.assemble import Assembly, assemble
+from idmm.stages.assemble import Assembly, assemble, check_val
 from idmm.stages.folds import several
 from idmm.transfer.config import GridConfig
 from idmm.transfer.entries import data_of
@@ -86,6 +86,7 @@ class _Checks:
         self.counts[job.key] = runs * len(splits.train) if splits else 0
         if splits:
             self.faults += [f"{side}: {fault}" for fault in stage.faults(config, self.counts[job.key])]
+            self.once(["val", job.config["data"], stage.needs_val(config)], side, check_val, parts, splits)
             if new and _changed(Path(self.grid.out), job.key, splits, config.data.on_error == "skip"):
                 self.changed.setdefault(side, []).append(job.key)
         if self.grid.engine == "local":

@@ -1,0 +1,129 @@
+"""The picture of what a classifier takes for what: every cell of a few classes; of many, the whole and the worst."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib import font_manager, rcParams
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+
+from idmm.report.pictures import COLOURS, plain_axis, save, shortened
+
+LABELLED = 24  # classes up to which every one has its name, and every cell its number
+CELL, LETTER = 0.34, 0.062  # inches
+WORST = 20  # classes that are listed where there are more than that
+PLACES = 400  # rows and columns that the whole is drawn in, at most
+RIGHT, WRONG = (LinearSegmentedColormap.from_list("", ("white", colour)) for colour in COLOURS[:2])
+
+
+def confusion_picture(truth: np.ndarray, predicted: np.ndarray, classes: Sequence[str], path: str | Path) -> None:
+    """Draws the confusion matrix: a row for each true class, coloured by the share of its images.
+
+    What is right is blue, what is wrong orange. Of more than :data:`LABELLED` classes the matrix has no names:
+    those of the lowest accuracy are listed beside it, with what they are most often taken for.
+
+    Args:
+        truth: True classes, int64 [N].
+        predicted: Predicted classes, int64 [N].
+        classes: Their names, in any letters; names that no font here has are drawn as the class's number.
+        path: PNG to write.
+    """
+    names, fonts = _drawable(classes)
+    right = int((truth == predicted).sum())
+    title = f"{right:,} of {len(truth):,} test images right ({100 * right / len(truth):.1f} %)"
+    if len(classes) > LABELLED:
+        figure = Figure(figsize=(12.0, 6.2), layout="constrained")
+        axis, beside = figure.subplots(1, 2, width_ratios=(6, 5))
+        axis.set_xticks([])
+        axis.set_yticks([])
+        order = f", 1 to {len(classes)} as in per_class.csv"
+        _worst(beside, truth, predicted, names, fonts)
+    else:
+        side = 0.9 + max(6, len(classes)) * CELL + max(map(len, names)) * LETTER
+        figure = Figure(figsize=(side, side + 0.2), layout="constrained")
+        axis, order = figure.subplots(), ""
+        _names(axis, names, fonts)
+    figure.suptitle(title, fontsize=11)
+    _matrix(axis, truth, predicted, len(classes))
+    axis.set_xlabel(f"predicted class{order}")
+    axis.set_ylabel(f"true class{order}")
+    save(figure, path)
+
+
+def _matrix(axis, truth: np.ndarray, predicted: np.ndarray, classes: int) -> None:
+    """Draws the cells, of many classes in blocks of some."""
+    places = min(classes, PLACES)
+    counts = np.zeros((places, places), dtype=np.int64)
+    np.add.at(counts, (truth * places // classes, predicted * places // classes), 1)
+    shares = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
+    diagonal = np.eye(places, dtype=bool)
+    shown = shares if classes <= LABELLED else np.sqrt(shares)  # small cells would be too pale to see
+    axis.imshow(np.where(diagonal[..., None], RIGHT(shown), WRONG(shown)), interpolation="nearest")
+    if classes <= LABELLED:
+        for row, column in np.argwhere(counts):
+            colour = "white" if shares[row, column] > 0.6 else "0.15"
+            axis.text(column, row, counts[row, column], ha="center", va="center", fontsize=7, color=colour)
+    axis.spines[:].set_color("0.7")
+    axis.tick_params(length=0)
+
+
+def _names(axis, names: list[str], fonts: list[str]) -> None:
+    """Writes the classes' names beside the rows and under the columns, and thin lines between the cells."""
+    text = {"fontsize": 8, "family": fonts, "parse_math": False}
+    axis.set_xticks(range(len(names)), names, rotation=90 if max(map(len, names)) * LETTER > CELL else 0, **text)
+    axis.set_yticks(range(len(names)), names, **text)
+    edges = np.arange(len(names) + 1) - 0.5
+    axis.set_xticks(edges, minor=True)
+    axis.set_yticks(edges, minor=True)
+    axis.grid(which="minor", color="0.9", linewidth=0.6)
+    axis.tick_params(which="minor", length=0)
+
+
+def _worst(axis, truth: np.ndarray, predicted: np.ndarray, names: list[str], fonts: list[str]) -> None:
+    """Draws the accuracies of the worst classes as bars, with what each is most often taken for."""
+    images = np.bincount(truth, minlength=len(names))
+    hits = np.bincount(truth[truth == predicted], minlength=len(names))
+    seen = np.flatnonzero(images)
+    worst = seen[np.lexsort((-images[seen], hits[seen] / images[seen]))][:WORST]
+    accuracy = 100 * hits[worst] / images[worst]
+    axis.barh(range(len(worst)), accuracy, color=COLOURS[0], height=0.62)
+    text = {"family": fonts, "parse_math": False}
+    for place, (c, value) in enumerate(zip(worst, accuracy, strict=True)):
+        wrong = predicted[(truth == c) & (predicted != c)]
+        note = f"{hits[c]} of {images[c]}"
+        if len(wrong):
+            most = np.bincount(wrong).argmax()
+            note += f", {(wrong == most).sum()} taken for {names[most]}"
+        axis.annotate(note, (value, place), (4, 0), textcoords="offset points", va="center", fontsize=7, **text)
+    axis.set_yticks(range(len(worst)), [names[c] for c in worst], fontsize=8, **text)
+    axis.tick_params(axis="y", length=0)
+    axis.invert_yaxis()
+    axis.set_xlim(0, 100)
+    axis.set_xlabel("accuracy of the worst classes (%)")
+    plain_axis(axis, "x")
+
+
+def _drawable(classes: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Returns the names as they can be drawn, and the fonts that have their letters, in order of preference.
+
+    Where letters are in no font of this machine, the name is the class's number (its row in per_class.csv, from 1).
+    """
+    families = list(rcParams["font.sans-serif"][:1])
+    missing = set("".join(classes)) - _letters(font_manager.findfont(families[0]))
+    for font in font_manager.fontManager.ttflist if any(map(str.isprintable, missing)) else ():
+        found = set() if font.name.startswith("Last Resort") else missing & _letters(font.fname)  # that draws boxes
+        if found:
+            families.append(font.name)
+            missing -= found
+        if not missing:
+            break
+    shown = [shortened(" ".join(name.split()), 30) for name in classes]
+    return [f"class {n}" if missing & set(name) else name for n, name in enumerate(shown, start=1)], families
+
+
+def _letters(file: str) -> set[str]:
+    try:
+        return set(map(chr, font_manager.get_font(file).get_charmap()))
+    except (OSError, RuntimeError, ValueError):  # a font that cannot be read
+        return set()

@@ -1,0 +1,125 @@
+"""What a classifier's figures are read beside: intervals, what needs no network, the classes one by one."""
+
+import csv
+import io
+import logging
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from idmm import distributed, evaluate
+from idmm.data.cache import ImageStore
+from idmm.data.doctor import SKEWED
+from idmm.engine import Session
+from idmm.files import write_text
+from idmm.stages.assemble import Assembly, LoadedSplits
+
+log = logging.getLogger("idmm")
+SIDE = 32  # pixels of the small images that are compared as they are
+NEIGHBOURS = 5
+PAIRS = 25_000_000  # of a training and a test image: 3,072 multiplications each, seconds in all
+READINGS = 10  # times that the network saw the images, from which on reading them once more is a trifle
+COLUMNS = ("class", "images", "correct", "accuracy", "most_confused_with", "times")
+
+
+def classifier_result(run: Session, parts: Assembly, splits: LoadedSplits, found: evaluate.Predictions) -> dict:
+    """Writes ``per_class.csv`` and ``confusion.png``, logs the accuracy and what it must not be read without.
+
+    All processes must call together; the first one writes.
+
+    Returns:
+        The part of ``result.json`` that is about accuracy, in percent: ``top1``, ``top5``, ``mean_per_class``,
+        ``top1_interval``, ``largest_class`` and, where it is cheap, ``pixel_knn``.
+    """
+    folder, classes = run.folder, splits.train.classes
+    pixels = {}
+    if is_cheap(parts, splits):
+        knn = pixel_knn(splits.train, splits.test) if folder.leader else None
+        pixels = {"pixel_knn": distributed.broadcast(knn)}
+    if folder.leader:
+        from idmm.report.confusion import confusion_picture  # matplotlib takes a while
+
+        write_per_class(found, classes, folder.path / "per_class.csv")
+        confusion_picture(found.truth, found.predicted, classes, folder.path / "confusion.png")
+    scores = found.scores() | {
+        "top1_interval": evaluate.score(found.predicted, found.truth)["top1_interval"],
+        "largest_class": evaluate.largest_class(found.truth)[1],
+        **pixels,
+    }
+    top1, top5 = scores["top1"], scores["top5"]
+    log.info("%s: top-1 %.2f, top-5 %.2f on %d test images", parts.config.out, top1, top5, len(splits.test))
+    beside = "top-1's 95 % interval {0:.2f} to {1:.2f}, mean over classes {mean_per_class:.2f}, "
+    beside += "largest class {largest_class:.2f}" + (", kNN of raw pixels {pixel_knn:.2f}" if pixels else "")
+    log.info("%s", beside.format(*scores["top1_interval"], **scores))
+    for line in evaluate.remarks(scores, found.truth, classes, found.predicted, **pixels):
+        log.warning("%s", line)
+    return scores
+
+
+# ---------------------------------------------------------------------- what needs no network
+def is_cheap(parts: Assembly, splits: LoadedSplits) -> bool:
+    """Whether :func:`pixel_knn` costs next to nothing beside the run: a few percent of it and some seconds, at most.
+
+    It reads every training and test image once, 0.3 ms each where augmenting one of 256 x 340 pixels takes 5 and
+    preparing it for evaluation 1; and the run must have shown the network :data:`READINGS` times as many images. It
+    compares each training with each test image, :data:`PAIRS` at most, which take 2 s (all measured on one x86 core).
+    Images that are decoded at every use are not read once more.
+    """
+    train, test = splits.train, splits.test
+    every = parts.config.train.eval_every
+    held = len(splits.val or test)
+    shown = sum(phase.epochs * len(train) + -(-phase.epochs // every) * held for phase in parts.phases)
+    kept = "off" not in (train.cache, test.cache)
+    return kept and len(train) * len(test) <= PAIRS and shown >= READINGS * (len(train) + len(test))
+
+
+def pixel_knn(train: ImageStore, test: ImageStore) -> float:
+    """Returns the accuracy (percent) of comparing raw pixels: what a network has to beat to be worth its while.
+
+    Whole images are averaged down to 32 x 32 RGB and taken less the training images' mean; the 5 nearest training
+    images vote as in :func:`idmm.evaluate.knn_predict`.
+    """
+    rows, held = _pixels(train), _pixels(test)  # [N, 3072], [M, 3072]
+    mean = rows.mean(axis=0)
+    return evaluate.knn_accuracy(rows - mean, train.labels, held - mean, test.labels, NEIGHBOURS)
+
+
+def _pixels(store: ImageStore) -> np.ndarray:
+    """Returns all images as rows of their small versions' pixels, float32 [N, 3072]."""
+    rows = np.empty((len(store), SIDE * SIDE * 3), dtype=np.float32)
+    for i, row in enumerate(rows):
+        image = Image.fromarray(store.image(i).permute(1, 2, 0).numpy())  # [H, W, 3]
+        row[:] = np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BOX)).ravel()
+    return rows
+
+
+def say_balance(train: ImageStore, weights: str) -> None:
+    """Logs what ``train.class_weights`` does, or would do where the training images' classes are of unequal size."""
+    count = np.bincount(train.labels, minlength=len(train.classes))
+    seen = np.flatnonzero(count)
+    small, large = seen[count[seen].argmin()], seen[count[seen].argmax()]
+    least, most = (f"'{train.classes[c]}' ({count[c]})" for c in (small, large))
+    if weights == "balanced":
+        line = "train.class_weights: balanced, an image of %s weighs %.3g times as much as one of %s"
+        log.info(line, least, count[large] / count[small], most)
+    elif count[large] > SKEWED * count[small]:
+        line = "classes have from %s to %s training images: the network will favour the large ones, as top-1 does; "
+        line += "mean_per_class counts all alike, and so does the loss with --train.class_weights balanced"
+        log.info(line, least, most)
+
+
+# ---------------------------------------------------------------------- class by class
+def write_per_class(found: evaluate.Predictions, classes: list[str], path: Path) -> None:
+    """Writes a row for each class: test images, those named right, their share (percent; empty where there is none),
+    the class most often named instead, and how often."""
+    images, right = found.per_class()
+    instead = {}
+    for (true, named), often in zip(*found.confusions(), strict=True):
+        instead.setdefault(true, (classes[named], often))  # the first is the most frequent
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for c, (name, n, hits) in enumerate(zip(classes, images, right, strict=True)):
+        writer.writerow([name, n, hits, round(100 * hits / n, 2) if n else "", *instead.get(c, ("", ""))])
+    write_text(path, text.getvalue())

@@ -1,0 +1,383 @@
+"""What fine-tuning reports beside its accuracy, the weights that it keeps, and classes of unequal size."""
+
+import csv
+import json
+import signal
+import warnings
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import safetensors.torch
+import timm
+import torch
+import transfers
+from folders import opened, tree
+from frozen import a_run
+from helpers import call, flags, inside, metrics, refused, same, start, state, state_file
+from PIL import Image
+from sklearn.utils.class_weight import compute_class_weight
+from test_resume import stop_at
+from tiny import assert_same_loss, backbone
+
+from idmm import config, engine, evaluate
+from idmm.data.augment import centre_crop
+from idmm.data.datasets import open_splits
+from idmm.methods.finetune import Finetune, balanced_weights
+from idmm.report import confusion
+from idmm.seeding import numpy_rng
+from idmm.stages import results
+
+EPOCHS = 6  # of the second stage
+BEST = dict(
+    data__val_fraction=0.2, train__keep="best", stages=[{"size": 16, "epochs": 1}, {"size": 24, "epochs": EPOCHS}],
+    train__lr=0.03, train__warmup_epochs=0,
+)  # fmt: skip
+UNEQUAL = dict(
+    data__name="folder", data__subset=None, stages=None, train__size=16, train__epochs=12, train__batch_size=24
+)
+
+
+def result(out):
+    return json.loads((out / "result.json").read_text())
+
+
+def outcome(out):
+    """result.json without what the clock says."""
+    return {name: value for name, value in result(out).items() if name != "seconds"}
+
+
+def of_classes(out):
+    with open(out / "per_class.csv", encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def logged(out):
+    return (out / "log.txt").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def best(tmp_path_factory):
+    """A run that keeps its best weights, and the averaged weights after each epoch of its second stage."""
+    out, after, end = tmp_path_factory.mktemp("best") / "run", [], engine.Loop._end_epoch
+
+    def watched(loop, epoch):
+        end(loop, epoch)
+        if loop.plan.number == 2:
+            after.append({name: tensor.clone() for name, tensor in loop.averaged.state_dict().items()})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine.Loop, "_end_epoch", watched)
+        assert inside("finetune", out, **BEST) == 0
+    return out, after
+
+
+@pytest.fixture(scope="module")
+def unequal(tmp_path_factory):
+    """A run on 22 images of one class and 2 of another, its name in other letters; 4 test images."""
+    folder = tmp_path_factory.mktemp("unequal")
+    root = tree(folder / "images", train={"dog, big": 22, "кот": 2}, test={"dog, big": 3, "кот": 1})
+    assert inside("finetune", folder / "run", **UNEQUAL, data__root=str(root)) == 0
+    return root, folder / "run"
+
+
+# ------------------------------------------------------------------ result.json, the log, the files
+def test_the_result_has_what_its_accuracy_is_read_beside(unequal):
+    _, out = unequal
+    found, rows = result(out), of_classes(out)
+    assert [row["class"] for row in rows] == ["dog, big", "кот"] and [row["images"] for row in rows] == ["3", "1"]
+    hits = [int(row["correct"]) for row in rows]
+    assert found["top1"] == pytest.approx(25 * sum(hits))
+    assert found["mean_per_class"] == pytest.approx(100 * (hits[0] / 3 + hits[1]) / 2)
+    assert found["top1_interval"] == pytest.approx([100 * float(bound) for bound in evaluate.wilson(sum(hits), 4)])
+    assert found["largest_class"] == 75 and 0 <= found["pixel_knn"] <= 100 and "kept_epoch" not in found
+    for row, right, images, other in zip(rows, hits, (3, 1), ("кот", "dog, big"), strict=True):
+        wrong = images - right
+        assert float(row["accuracy"]) == pytest.approx(100 * right / images, abs=0.01)
+        assert (row["most_confused_with"], row["times"]) == ((other, str(wrong)) if wrong else ("", ""))
+    text = logged(out)
+    low, high = found["top1_interval"]
+    assert f"top-1's 95 % interval {low:.2f} to {high:.2f}, mean over classes {found['mean_per_class']:.2f}, " in text
+    assert f"largest class 75.00, kNN of raw pixels {found['pixel_knn']:.2f}" in text
+    assert "than naming one class every time: 'dog, big' is 75.0 % of the 4 test images" in text
+    assert "4 test images: differences under about" in text
+    with Image.open(out / "confusion.png") as picture:
+        assert picture.format == "PNG" and min(picture.size) > 200
+
+
+def test_classes_of_unequal_size_are_said_and_can_weigh_the_same(unequal, tmp_path):
+    root, plain = unequal
+    line = "classes have from 'кот' (2) to 'dog, big' (22) training images: the network will favour the large ones"
+    assert line in logged(plain) and "--train.class_weights balanced" in logged(plain)
+    weighed = dict(UNEQUAL, data__root=str(root), train__epochs=1, train__class_weights="balanced")
+    assert inside("finetune", tmp_path / "run", **weighed) == 0
+    text = logged(tmp_path / "run")
+    assert "balanced, an image of 'кот' (2) weighs 11 times as much as one of 'dog, big' (22)" in text
+    assert line not in text
+    losses = [metrics(out)[0]["loss"] for out in (plain, tmp_path / "run")]
+    assert losses[0] != pytest.approx(losses[1], rel=1e-3)
+
+
+def test_remarks():
+    truth, names = np.repeat([0, 1, 2], [30, 20, 10]), ["a", "b", "c"]
+
+    def said(hits, of=truth, **more):
+        interval = [100 * float(bound) for bound in evaluate.wilson(hits, len(of))]
+        return evaluate.remarks({"top1": 100 * hits / len(of), "top1_interval": interval}, of, names, **more)
+
+    small = "60 test images: differences under about 18 points cannot be told from chance"
+    named = "top-1 50.0 % is no better, within its 95 % interval (37.7 to 62.3), than naming one class every time: "
+    named += "'a' is 50.0 % of the 60 test images"
+    assert said(30) == [named, small]
+    assert said(30, predicted=np.zeros(60, int))[0] == named + "; all of them are taken for 'a'"
+    assert said(30, predicted=truth)[0] == named
+    assert len(said(37)) == 2 and len(said(38)) == 1, "49.0 and 50.7 are the lower bounds"
+    near = "top-1 80.0 % is no better than comparing raw pixels with those of the training images (kNN, 80.0 %)"
+    assert said(48, pixel_knn=80.0)[0] == near and len(said(48, pixel_knn=79.0)) == 1
+    assert said(96, of=np.repeat(truth, 2)) == [], "120 test images say what they have to say"
+
+
+def test_least_difference_by_hand():
+    share = 31 / 62
+    assert evaluate.least_difference(30, 60) == pytest.approx(196 * np.sqrt(2 * share * (1 - share) / 62), rel=1e-3)
+    perfect = evaluate.least_difference(60, 60)
+    assert perfect == pytest.approx(evaluate.least_difference(0, 60)) and perfect > 0, "no error is no proof"
+    rng = np.random.default_rng(0)  # two results alike differ by more in about one case of twenty
+    one, other = rng.binomial(60, 0.7, (2, 4000))
+    beyond = [abs(a - b) / 0.6 > evaluate.least_difference(a, 60) for a, b in zip(one, other, strict=True)]
+    assert 0.02 < np.mean(beyond) < 0.08
+
+
+def test_confusions_against_a_naive_count():
+    rng = np.random.default_rng(0)
+    truth, named = rng.integers(0, 5, 60), rng.integers(0, 5, 60)
+    found = evaluate.Predictions(truth, named[:, None], 6)  # nothing is of the last class
+    pairs, often = found.confusions()
+    counts = {(a, b): ((truth == a) & (named == b)).sum() for a in range(5) for b in range(5) if a != b}
+    by_pair = {tuple(pair): n for pair, n in zip(pairs.tolist(), often, strict=True)}
+    assert by_pair == {pair: n for pair, n in counts.items() if n}
+    for a in range(5):
+        mine = [(n, -b) for (t, b), n in zip(pairs.tolist(), often, strict=True) if t == a]
+        assert mine == sorted(mine, reverse=True)
+    images, right = found.per_class()
+    assert images.tolist() == [(truth == k).sum() for k in range(6)] and right.sum() == (truth == named).sum()
+
+
+def test_raw_pixels_against_a_naive_vote(tmp_path):
+    root = tree(tmp_path / "images", train={"a": 4, "b": 4, "c": 4}, test={"a": 3, "b": 3, "c": 3})
+    train, test = (opened(root, part=part, keep="ram", labelled=True) for part in ("train", "test"))
+
+    def pixels(store):
+        images = [Image.fromarray(store.image(i).permute(1, 2, 0).numpy()) for i in range(len(store))]
+        return np.stack([np.asarray(image.resize((32, 32), Image.Resampling.BOX), float).ravel() for image in images])
+
+    mean, hits = pixels(train).mean(0), 0
+    for row, label in zip(pixels(test) - mean, test.labels, strict=True):
+        likeness = [row @ other / np.linalg.norm(row) / np.linalg.norm(other) for other in pixels(train) - mean]
+        votes = np.zeros(3)
+        for i in np.argsort(likeness)[-5:]:
+            votes[train.labels[i]] += np.exp(likeness[i] / 0.07)
+        hits += votes.argmax() == label
+    assert results.pixel_knn(train, test) == pytest.approx(100 * hits / 9)
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "epochs", "cache", "cheap"),
+    [
+        (100, 40, 20, "ram", True),
+        (100, 40, 9, "ram", False),
+        (9000, 9000, 90, "ram", False),
+        (100, 40, 20, "off", False),
+    ],
+)
+def test_raw_pixels_are_compared_where_it_is_cheap(train, test, epochs, cache, cheap):
+    """20 epochs show 20 x 100 and twice 40 images, more than 10 x 140."""
+
+    class Store(SimpleNamespace):
+        def __len__(self):
+            return self.n
+
+    splits = SimpleNamespace(train=Store(n=train, cache="ram"), val=None, test=Store(n=test, cache=cache))
+    every = SimpleNamespace(train=SimpleNamespace(eval_every=10))
+    assert results.is_cheap(SimpleNamespace(config=every, phases=[SimpleNamespace(epochs=epochs)]), splits) is cheap
+
+
+def test_probes_say_it_too(tmp_path, capsys, own_cache):
+    run = a_run(tmp_path / "run")
+    root = tree(tmp_path / "images", train={"a": 8, "b": 6}, test={"a": 4, "b": 2})  # noise: nothing to learn
+    argv = ["--init", run, "--data.name", "folder", "--data.root", root, "--data.workers", 0, "--out", tmp_path / "o"]
+    assert call(["probe", *argv]) == 0
+    said = capsys.readouterr()
+    found = json.loads((tmp_path / "o/probe.json").read_text())
+    assert found["largest_class"] == pytest.approx(400 / 6) and "the largest 66.7 % of the test images" in said.out
+    assert "linear probe: top-1" in said.err and "naming one class every time: 'a' is 66.7 %" in said.err
+    assert "linear probe: 6 test images: differences under about" in said.err
+
+
+# ------------------------------------------------------------------ the picture
+@pytest.fixture
+def drawn(monkeypatch):
+    """Figures that were saved, as objects."""
+    kept, save = [], confusion.save
+    monkeypatch.setattr(confusion, "save", lambda figure, path: (kept.append(figure), save(figure, path)))
+    return kept
+
+
+def made(classes, images=600):
+    rng = np.random.default_rng(0)
+    truth = rng.integers(0, classes, images)
+    return truth, np.where(rng.random(images) < 0.6, truth, rng.integers(0, classes, images))
+
+
+def test_few_classes_have_their_names_and_numbers(tmp_path, drawn):
+    truth, named = made(3)
+    confusion.confusion_picture(truth, named, ["собака", "$x_1$ a_b", "猫\n\U0001f408"], tmp_path / "a.png")
+    (axis,) = drawn[0].axes
+    rows = [label.get_text() for label in axis.get_yticklabels()]
+    assert rows[:2] == ["собака", "$x_1$ a_b"] and rows[2] in ("class 3", "猫 \U0001f408")
+    assert not any(label.get_parse_math() for label in axis.get_yticklabels() + axis.get_xticklabels())
+    shown = {text.get_position(): int(text.get_text()) for text in axis.texts}
+    assert shown == {(b, a): ((truth == a) & (named == b)).sum() for a in range(3) for b in range(3)}
+    right = (truth == named).sum()
+    assert drawn[0].get_suptitle() == f"{right} of 600 test images right ({100 * right / 600:.1f} %)"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # also of letters that no font has
+        drawn[0].savefig(tmp_path / "b.png")
+
+
+def test_of_many_classes_the_worst_are_listed(tmp_path, drawn):
+    truth, named = made(200, 4000)
+    confusion.confusion_picture(truth, named, [f"bird {n}" for n in range(200)], tmp_path / "a.png")
+    matrix, worst = drawn[0].axes
+    assert not matrix.texts and matrix.get_images()[0].get_array().shape[:2] == (200, 200)
+    accuracy = [(named[truth == c] == c).mean() for c in range(200)]
+    listed = [int(label.get_text().removeprefix("bird ")) for label in worst.get_yticklabels()]
+    assert [accuracy[c] for c in listed] == sorted(accuracy)[:20]
+    first, images = listed[0], (truth == listed[0]).sum()
+    assert worst.texts[0].get_text().startswith(f"{round(accuracy[first] * images)} of {images}, ")
+    confusion.confusion_picture(*made(3000), [str(n) for n in range(3000)], tmp_path / "b.png")
+    assert drawn[1].axes[0].get_images()[0].get_array().shape[:2] == (400, 400)
+
+
+# ------------------------------------------------------------------ --train.keep best
+def test_the_best_on_val_is_what_is_exported_and_reported(best):
+    out, after = best
+    scores = [record["top1"] for record in metrics(out) if record["stage"] == 2]
+    kept = result(out)["kept_epoch"]
+    assert len(scores) == EPOCHS and kept == scores.index(max(scores)) + 1 != EPOCHS
+    exported = safetensors.torch.load_file(out / "model.safetensors")
+    assert exported.keys() == after[kept - 1].keys()
+    assert all(torch.equal(exported[name], tensor) for name, tensor in after[kept - 1].items())
+    assert any(not torch.equal(exported[name], tensor) for name, tensor in after[-1].items())
+    line = f"train.keep: the weights of epoch {kept} of {EPOCHS}, top-1 {max(scores):.2f} on val"
+    assert line in logged(out)
+    info = json.loads((out / "model.json").read_text())
+    model = timm.create_model(info["name"], **info["kwargs"]).eval()
+    model.load_state_dict(exported)
+    test = open_splits(config.Data(val_fraction=0.2), labelled=True).test
+    images = torch.stack([centre_crop(torch.from_numpy(i).permute(2, 0, 1), 24, 0.875) for i in test.items])
+    mean, std = (torch.tensor(info[name]).view(3, 1, 1) for name in ("mean", "std"))
+    with torch.no_grad():
+        right = model((images / 255 - mean) / std).argmax(1).numpy() == test.labels
+    assert result(out)["top1"] == pytest.approx(100 * right.mean(), abs=0.3)  # an image of 360
+
+
+@pytest.mark.parametrize("place", ["before the best", "after the best", "at the end"])
+def test_a_stopped_run_keeps_the_same(place, best, tmp_path, monkeypatch):
+    whole, kept = best[0], result(best[0])["kept_epoch"]
+    at = {"before the best": (2, 0, 2), "after the best": (2, kept, 1), "at the end": (2, EPOCHS, 0)}[place]
+    stop_at(monkeypatch, *at)
+    assert inside("finetune", tmp_path / "run", **BEST) == 130
+    monkeypatch.undo()
+    assert (state(tmp_path / "run")["kept"] is None) == (place == "before the best")
+    assert inside("finetune", tmp_path / "run", **BEST) == 0
+    assert same(tmp_path / "run", whole) and outcome(tmp_path / "run") == outcome(whole)
+
+
+def test_a_killed_run_keeps_the_same(best, tmp_path):
+    whole, kept, out = best[0], result(best[0])["kept_epoch"], tmp_path / "run"
+    with start("finetune", out, **BEST) as process:
+        assert process.until(lambda: (out / "metrics.jsonl").exists() and len(metrics(out)) > kept), process.said()
+        process.send(signal.SIGKILL)
+        process.wait()
+    assert state_file(out).exists() and not (out / "result.json").exists()
+    assert inside("finetune", out, **BEST) == 0
+    assert same(out, whole) and outcome(out) == outcome(whole) and metrics(out) == metrics(whole)
+
+
+def test_best_by_what_is_reported_is_refused(tmp_path, capsys):
+    argv = flags("finetune", tmp_path / "run", train__keep="best")  # digits have no val split
+    line = "train.keep: best chooses by val, and there is no split but the one that is reported; "
+    line += "wanted last, or a val split beside test, e.g. by --data.val_fraction 0.2"
+    assert refused(capsys, ["finetune", *argv])[-1] == line
+    assert not (tmp_path / "run/last/state.pt").exists()
+    tuning = {**transfers.GRID["finetune"], "train": {**transfers.GRID["finetune"]["train"], "keep": "best"}}
+    grid = transfers.write(tmp_path / "grid.yaml", finetune=tuning)
+    wanted = [f"targets '{target}': {line}" for target in ("digits", "other")]
+    assert refused(capsys, ["transfer", "--config", grid, "--out", tmp_path / "grid"]) == wanted
+
+
+# ------------------------------------------------------------------ --train.class_weights balanced
+def test_balanced_weights_against_a_naive_count():
+    labels = np.random.default_rng(0).integers(0, 5, 40)
+    wanted = [40 / (5 * sum(label == k for label in labels)) for k in range(5)]
+    assert balanced_weights(labels, 5).tolist() == pytest.approx(wanted)
+    wanted = compute_class_weight("balanced", classes=np.arange(5), y=labels)
+    assert balanced_weights(labels, 5).tolist() == pytest.approx(wanted.tolist())
+    wanted = [*wanted, 0.0]  # a class without an image
+    assert balanced_weights(labels, 6).tolist() == pytest.approx(wanted)
+    assert float(balanced_weights(labels, 6)[torch.from_numpy(labels)].mean()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(("epoch", "alpha"), [(0, 0.5), (1, 0.5), (0, 0.0)], ids=["Mixup", "CutMix", "no mixing"])
+def test_weighted_loss_against_a_naive_loop(epoch, alpha):
+    model = backbone(num_classes=3)
+    method = Finetune(model, config.Augment(mixup_alpha=alpha, cutmix_alpha=alpha, label_smoothing=0.1)).eval()
+    method.class_weight = balanced_weights(np.array([0, 0, 0, 0, 0, 1, 1, 2]), 3)
+    generator = torch.Generator().manual_seed(0)
+    given = {"images": torch.randn(5, 3, 16, 16, generator=generator), "label": torch.tensor([0, 2, 1, 0, 2])}
+
+    def naive(method, given):
+        images, label = given["images"], given["label"]
+        mix = method._draw(images, epoch, numpy_rng(5, "mixing"))
+        mixed, loss = images.clone(), 0.0
+        for i in range(5) if mix else ():
+            other = images[mix.partner[i]]
+            if mix.box is None:
+                mixed[i] = mix.lam * images[i] + (1 - mix.lam) * other
+            else:
+                top, bottom, left, right = mix.box
+                mixed[i, :, top:bottom, left:right] = other[:, top:bottom, left:right]
+        log_p = model(mixed).log_softmax(1)
+        for i in range(5):
+            shares = [(1.0, label[i])] if mix is None else [(mix.lam, label[i]), (1 - mix.lam, label[mix.partner[i]])]
+            for share, of in shares:
+                target = [0.9 * (k == of) + 0.1 / 3 for k in range(3)]
+                weight = 8 / (3 * [5, 2, 1][of])
+                loss = loss - share * weight * sum(t * log_p[i, k] for k, t in enumerate(target)) / 5
+        return loss
+
+    assert_same_loss(method, given, naive, epoch=epoch, rtol=1e-4, atol=1e-6)
+    assert "class_weight" not in method.state_dict(), "checkpoints of runs without it still fit"
+
+
+# ------------------------------------------------------------------ scikit-learn's warnings
+def test_one_image_a_class_warns_of_nothing(tmp_path, capsys, own_cache):
+    """scikit-learn takes as many classes as images for a regression, and says so at every fit."""
+    classes = [f"c{n:02d}" for n in range(24)]
+    root = tree(tmp_path / "images", train=dict.fromkeys(classes, 2), test=dict.fromkeys(classes, 1))
+    argv = ["--init", a_run(tmp_path / "run"), "--data.name", "folder", "--data.root", root, "--data.workers", 0]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", module="sklearn")
+        assert call(["fewlabel", *argv, "--per_class", "[1, 2]", "--seeds", 2, "--out", tmp_path / "o"]) == 0
+    assert "Warning" not in capsys.readouterr().err
+
+
+def test_a_probe_that_did_not_converge_is_said_once(monkeypatch, caplog):
+    monkeypatch.setattr(evaluate, "PROBE_STEPS", 1)
+    rng = np.random.default_rng(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        evaluate.readouts(rng.normal(size=(30, 4)), np.arange(30) % 3, rng.normal(size=(9, 4)), np.arange(9) % 3)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith("the linear probe (C = ") and line.endswith("after 1 steps, before it converged")
