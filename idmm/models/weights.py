@@ -146,7 +146,7 @@ def load_backbone(run_or_file: str | os.PathLike, img_size: Size | None = None) 
 
     Returns:
         A timm model in evaluation mode, [B, in_chans, H, W] -> [B, num_features]; ``pretrained_cfg`` holds the mean
-        and std that its images want.
+        and std that its images want, and ``range`` where grey images of more than 8 bits were scaled by one.
 
     Raises:
         UserError: See :func:`read_checkpoint`, :func:`create_backbone` and :meth:`Checkpoint.load_into`.
@@ -159,6 +159,7 @@ def load_backbone(run_or_file: str | os.PathLike, img_size: Size | None = None) 
     model = create_backbone(saved.name, img_size or saved.img_size, **kwargs)
     saved.load_into(model)
     model.pretrained_cfg = {**model.pretrained_cfg, "mean": saved.mean, "std": saved.std}
+    model.pretrained_cfg |= {key: saved.extra[key] for key in ("range",) if key in saved.extra}
     return model.eval()
 
 

@@ -19,6 +19,7 @@ from idmm.config import FinetuneConfig, global_groups, parsing, resolved_stages
 from idmm.data.augment import TrainTransform
 from idmm.data.cache import ImageStore, compare, fingerprint, load_split
 from idmm.data.datasets import open_splits
+from idmm.data.depth import AUTO, Scale, described, tidy
 from idmm.data.loaders import BatchFn, BatchPlan, centre_crops
 from idmm.data.views import MultiCropTransform, short_side_bound
 from idmm.engine import Evaluation, Loop, Session, StagePlan
@@ -233,10 +234,11 @@ def session(parts: Assembly, notes: list[str]) -> Iterator[Session]:
             raise Interrupted("interrupted before the end of a step; the last checkpoint is kept") from None
 
 
-def export(run: Session, loop: Loop, parts: Assembly, classes: list[str] | None = None) -> None:
+def export(run: Session, loop: Loop, parts: Assembly, splits: "LoadedSplits", classes: list[str] | None = None) -> None:
     """Writes the backbone, and where there are ``classes`` the model with its classifier."""
     if not run.folder.leader:
         return
+    common = {"ema": loop.ema is not None, "size": parts.phases[-1].size, **splits.range}
     spec, size, state = parts.spec, parts.phases[-1].size, loop.averaged.state_dict()
     files = [("backbone", state if classes is None else backbone_state(loop.averaged), {})]
     if classes is not None:
@@ -244,7 +246,7 @@ def export(run: Session, loop: Loop, parts: Assembly, classes: list[str] | None 
     for stem, tensors, extra in files:
         kwargs = export_kwargs(spec.name, spec.kwargs, size, len(extra.get("classes", ())), spec.in_chans)
         about = dict(name=spec.name, kwargs=kwargs, mean=spec.mean, std=spec.std)
-        save_model(run.folder.path, stem, tensors, **about, extra={"ema": loop.ema is not None, **extra})
+        save_model(run.folder.path, stem, tensors, **about, extra={**common, **extra})
 
 
 # ---------------------------------------------------------------------- the images
@@ -256,6 +258,12 @@ class LoadedSplits:
     val: ImageStore | None
     test: ImageStore | None
     size_mismatch: dict[str, list[int]]
+    scale: Scale | None = None  # of grey of more than 8 bits; None where there is none and the run was told nothing
+
+    @property
+    def range(self) -> dict:
+        """What a checkpoint's JSON says of grey of more than 8 bits; nothing where there is none."""
+        return {} if self.scale is None else {"range": self.scale}
 
     @property
     def stores(self) -> dict[str, ImageStore]:
@@ -276,22 +284,48 @@ def load_splits(parts: Assembly, folder: RunFolder | None = None, wanted: tuple[
     data, bound = parts.config.data, parts.short_side(max(phase.size for phase in parts.phases))
     splits = open_splits(data, parts.stage.labelled(parts.config), parts.stage.needs_test)
     shown = folder is None or folder.leader
-    stores = {
-        part: load_split(split, bound=bound, data=data, part=part, progress=shown)
-        for part in (wanted if parts.stage.evaluated(parts.config) else ("train",))
-        if (split := getattr(splits, part)) is not None
-    }
+    asked = parts.spec.range if folder is None else folder.scale(parts.spec.range)
+    stores, scale = {}, tidy(asked)
+    for part in wanted if parts.stage.evaluated(parts.config) else ("train",):
+        if (split := getattr(splits, part)) is not None:
+            stores[part] = load_split(split, bound=bound, data=data, part=part, progress=shown, scale=scale)
+            scale = stores["train"].scale or scale  # of the training images, for all
+            own = stores["train"].scale is None and scale == AUTO
+            _describe(part, stores[part], f"from the {part} images" if own else _origin(parts, asked))
+    loaded = LoadedSplits(
+        **{**dict.fromkeys(PARTS), **stores},
+        size_mismatch=splits.size_mismatch,
+        scale=stores["train"].scale or (None if isinstance(scale, str) else scale),
+    )
     if folder is not None:
         prints = dict.fromkeys(PARTS) | {part: fingerprint(store) for part, store in stores.items()}
-        folder.check_images(prints, _differences)
+        folder.check_images({**prints, "range": loaded.scale}, _differences)
         counts = ", ".join(f"{len(store)} {part}" for part, store in stores.items())
         log.info("images: %s of %s (%s)", counts, data.name, _KEPT[stores["train"].cache])
-    return LoadedSplits(**{**dict.fromkeys(PARTS), **stores}, size_mismatch=splits.size_mismatch)
+    return loaded
+
+
+def _describe(part: str, store: ImageStore, origin: str) -> None:
+    """Logs what images of more than 8 bits there are, and what becomes of them."""
+    lines, warnings = described(part, store.kinds, store.extremes, store.scale, origin)
+    if part == "train" and store.scale is None and origin == "data.range":
+        lines.append("data.range changes nothing: no training image is grey of more than 8 bits")
+    for level, text in [*((logging.INFO, line) for line in lines), *((logging.WARNING, line) for line in warnings)]:
+        log.log(level, "images: %s", text)
+
+
+def _origin(parts: Assembly, asked: str | list[float]) -> str:
+    """Says where the range of grey of more than 8 bits comes from."""
+    if parts.config.data.range != AUTO:
+        return "data.range"
+    if parts.spec.range != AUTO:
+        return f"as in '{parts.spec.init.source}'" if parts.spec.init else "as in the checkpoint"
+    return "from the training images" if asked != "full" else "as the run began"
 
 
 def _differences(old: dict, new: dict) -> list[str]:
     lines = []
-    for name in new:
+    for name in PARTS:
         if (old[name] is None) != (new[name] is None):
             lines.append(f"{name}: the split {'is gone' if new[name] is None else 'is new'}")
         elif new[name] is not None:

@@ -62,7 +62,7 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
         last = run.folder.last_metrics()
         if splits.val is not None:  # what was evaluated between epochs was val
             last = _accuracy(run, splits.test, phase, parts)(loop.averaged)
-        export(run, loop, parts, splits.train.classes)
+        export(run, loop, parts, splits, splits.train.classes)
         result = {
             **{name: last[name] for name in ("top1", "top5", "mean_per_class") if name in last},
             "num_classes": classes,
