@@ -47,8 +47,7 @@ def each_scaled(
 ) -> Iterator[Result | BadImage]:
     """Yields ``work(i, scale)`` of each image of a split like :func:`idmm.data.images.in_order`, with AUTO resolved.
 
-    The range is measured when the first deep grey image turns up, so that others cost nothing; those of ``split`` set
-    it.
+    The range is measured from ``split`` when its first deep grey image turns up, so that others cost nothing.
 
     Raises:
         RunError: An image does not fit into memory.

@@ -129,8 +129,8 @@ def decode_deep(data: bytes | str | os.PathLike, max_pixels: int, scale: Scale) 
         if scale == AUTO:
             raise ScaleUnknown
         image.load()
-        depth = Depth(kind, *_extremes(np.asarray(image)))
-        return Decoded(_rgb(_upright(image), scale), depth)
+        extremes = _extremes(np.asarray(image))
+        return Decoded(_rgb(_upright(image), scale), Depth(kind, *extremes))
 
 
 def depth(item: str | bytes | np.ndarray, max_pixels: int) -> Depth:
@@ -148,9 +148,8 @@ def frames(item: str | bytes | np.ndarray, max_pixels: int) -> int:
     """Returns how many pictures a file holds, of which the first is read; 1 where that cannot be known."""
     if not isinstance(item, np.ndarray):
         with contextlib.suppress(BadImage), _opened(item, max_pixels) as image:
-            return (
-                1 if image.format == "TIFF" else getattr(image, "n_frames", None) or 1
-            )  # a TIFF's others are previews
+            if image.format != "TIFF":  # whose others are previews
+                return getattr(image, "n_frames", None) or 1
     return 1
 
 
@@ -171,14 +170,15 @@ def _opened(data: bytes | str | os.PathLike, max_pixels: int) -> Iterator[Image.
             if data.startswith(b"\0\0\1\0"):  # Pillow decodes an icon as it opens it
                 _check_pixels([struct.unpack(">II", match[1]) for match in _ICO_PNG.finditer(data)], max_pixels)
             with Image.open(io.BytesIO(data), formats=_formats()) as image:
-                if image.format == "TIFF":
-                    _check_tiff(image, data)
+                if image.format == "TIFF" and (first := _first_page(data, image.mode)):
+                    image.seek(first)
                 _check_pixels([image.size], max_pixels)
                 yield image
         except (BadImage, MemoryError, ScaleUnknown):  # out of memory is the machine's fault, not the file's
             raise
         except UnidentifiedImageError:
-            raise BadImage(*(tiff.fault(data, None) or ("not an image",))) from None
+            _first_page(data, None)
+            raise BadImage("not an image") from None
         except Exception as error:  # Pillow raises a dozen types on broken files
             text = " ".join(str(error).split())[:100] or type(error).__name__
             raise BadImage(f"unreadable or truncated ({text})") from error
@@ -240,12 +240,15 @@ def _check_pixels(sizes: list[tuple[int, int]], max_pixels: int) -> None:
             raise BadImage(f"{w} x {h} = {w * h} pixels, more than data.max_pixels {max_pixels}")
 
 
-def _check_tiff(image: Image.Image, data: bytes) -> None:
-    """Raises BadImage for pages or samples that would be passed over; previews before the picture are skipped."""
-    if wrong := tiff.fault(data, image.mode):
-        raise BadImage(*wrong)
-    if first := tiff.first_picture(data):
-        image.seek(first)
+def _first_page(data: bytes, mode: str | None) -> int:
+    """Returns the number of a TIFF's picture, previews before it counted; BadImage: it has more pages, or odd samples.
+
+    ``mode`` is Pillow's, None where Pillow cannot tell.
+    """
+    found = tiff.pages(data)
+    if found and (why := tiff.fault(found, mode)):
+        raise BadImage(why, found.count)
+    return found.first if found else 0
 
 
 def _deep_grey(image: Image.Image) -> bool:
@@ -259,7 +262,8 @@ def _kind(image: Image.Image) -> str:
     raw = str(raw[0] if isinstance(raw, tuple) and raw else raw)
     if _deep_grey(image):
         whole = bits if bits > 8 else 32 if image.mode == "I" and image.format not in ("PNG", "PPM") else 16
-        return "float grey" if image.mode == "F" else f"{whole}-bit grey"
+        signed = "signed " if image.mode == "I" and bits == 16 else ""
+        return "float grey" if image.mode == "F" else f"{signed}{whole}-bit grey"
     return f"{max(bits, 16)}-bit colour" if bits > 8 or ";16" in raw else ""
 
 

@@ -2,57 +2,61 @@
 
 import io
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
-MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the last two: BigTIFF
 BITS = 258
+_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the last two: BigTIFF
 _NEW_SUBFILE, _SUBFILE, _WIDTH, _SAMPLES, _PLANAR, _FORMAT = 254, 255, 256, 277, 284, 339
 _NUMBERS = {1: "integers", 2: "signed integers", 3: "floats"}
 
 
-def first_picture(data: bytes) -> int | None:
-    """Returns the number of the page that is read: the first, or the first that is no preview or mask of another.
+class Pages(NamedTuple):
+    """What a TIFF holds."""
 
-    None where the file's tags cannot be read, which is for Pillow to say.
-    """
-    found = list(_pages(data))
-    return next((number for number, page in enumerate(found) if not _beside(page)), 0) if found else None
+    count: int
+    """Pictures, less previews and masks of them."""
+    first: int
+    """Number of the page to read: the first that is neither."""
+    tags: dict
+    """Of that page, None where it lacks one."""
 
 
-def fault(data: bytes, mode: str | None) -> tuple[str, int] | None:
-    """Says why a TIFF is not read, and how many pages it has; None where nothing speaks against it.
-
-    ``mode`` is Pillow's for it, or None where Pillow does not know what it is.
-    """
-    found = list(_pages(data))
-    if not found:
+def pages(data: bytes) -> Pages | None:
+    """Reads the tags of a file; None where they cannot be read, or it is no TIFF."""
+    if not (found := list(_directories(data))):
         return None
-    count = sum(not _beside(page) for page in found)
-    if count > 1:
-        return f"a TIFF of {count} pages; wanted one picture a file", count
-    page = next((page for page in found if not _beside(page)), found[0])
-    samples, bits = page[_SAMPLES] or 1, max(page[BITS] or (1,))
+    whole = [number for number, tags in enumerate(found) if not _beside(tags)] or [0]
+    return Pages(len(whole), whole[0], found[whole[0]])
+
+
+def fault(found: Pages, mode: str | None) -> str | None:
+    """Says why a TIFF is not read; ``mode`` is Pillow's for it, or None where Pillow does not know what it is."""
+    if found.count > 1:
+        return f"a TIFF of {found.count} pages; wanted one picture a file"
+    tags = found.tags
+    samples, bits = tags[_SAMPLES] or 1, max(tags[BITS] or (1,))
     dropped = samples == 2 and mode is not None and mode not in ("LA", "La", "PA")  # the second, by Pillow
     if samples > 4 or dropped:
-        return f"a TIFF of {samples} samples per pixel; wanted 1 (grey), 3 (RGB) or 4 (RGBA or CMYK)", 1
-    numbers = f"{bits}-bit {_NUMBERS.get((page[_FORMAT] or (1,))[0], 'values of another kind')}"
+        return f"a TIFF of {samples} samples per pixel; wanted 1 (grey), 3 (RGB) or 4 (RGBA or CMYK)"
+    numbers = f"{bits}-bit {_NUMBERS.get((tags[_FORMAT] or (1,))[0], 'values of another kind')}"
     what = f"a TIFF of {numbers}, {samples} sample{'s' if samples > 1 else ''} per pixel"
-    if mode is None and page[BITS]:
-        return f"{what}, is not supported; wanted grey, RGB or RGBA of 8 bits, or grey of 16 or 32", 1
-    if samples > 1 and page[_PLANAR] == 2 and bits > 8:  # Pillow takes the bytes for 8-bit samples
-        return f"{what} in separate planes, is not supported; wanted the samples of a pixel side by side", 1
+    if mode is None and tags[BITS]:
+        return f"{what}, is not supported; wanted grey, RGB or RGBA of 8 bits, or grey of 16 or 32"
+    if samples > 1 and tags[_PLANAR] == 2 and bits > 8:  # Pillow takes the bytes for 8-bit samples
+        return f"{what} in separate planes, is not supported; wanted the samples of a pixel side by side"
     return None
 
 
-def _beside(page: dict) -> bool:
+def _beside(tags: dict) -> bool:
     """Whether a page is a smaller copy or a mask of another."""
-    return bool((page[_NEW_SUBFILE] or 0) & 0b101) or page[_SUBFILE] == 2
+    return bool((tags[_NEW_SUBFILE] or 0) & 0b101) or tags[_SUBFILE] == 2
 
 
-def _pages(data: bytes) -> Iterator[dict]:
-    """Yields some tags of each page, None where it has none of them, as far as they can be read."""
-    if not data.startswith(MAGIC):
+def _directories(data: bytes) -> Iterator[dict]:
+    """Yields some tags of each page, as far as they can be read."""
+    if not data.startswith(_MAGIC):
         return
     header = data[: 16 if data[2:3] == b"+" or data[3:4] == b"+" else 8]
     file, seen = io.BytesIO(data), set()
@@ -65,8 +69,7 @@ def _pages(data: bytes) -> Iterator[dict]:
             tags.load(file)
             if tags.get(_WIDTH) is None:
                 return
-            wanted = (_NEW_SUBFILE, _SUBFILE, BITS, _SAMPLES, _PLANAR, _FORMAT)
-            yield {tag: tags.get(tag) for tag in wanted}
+            yield {tag: tags.get(tag) for tag in (_NEW_SUBFILE, _SUBFILE, BITS, _SAMPLES, _PLANAR, _FORMAT)}
             place = tags.next
     except Exception:  # a broken chain; Pillow raises a dozen types
         return
