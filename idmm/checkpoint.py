@@ -1,6 +1,7 @@
 """A run's folder: its config, metrics, state and results, written so that a kill at any moment leaves them whole."""
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -104,7 +105,10 @@ class RunFolder:
         except (OSError, yaml.YAMLError):
             raise UserError(f"out: '{self.path}' holds a run without a readable config.yaml") from None
         new = parsing.flatten(parsing.plain(config))
-        old = {**{key: value for key, value in NEW_KEYS.items() if key in new}, **parsing.flatten(old)}
+        old = parsing.flatten(old)
+        if new.get("data.range") == "full":  # 0.1.0 knew no other
+            old.setdefault("data.range", "full")
+        old = {**{key: value for key, value in NEW_KEYS.items() if key in new}, **old}
         faults = [
             f"{key}: the run in '{self.path}' has {_shown(old.get(key))}, asked for now is {_shown(new.get(key))}"
             for key in [*new, *(key for key in old if key not in new)]
@@ -147,13 +151,25 @@ class RunFolder:
         Raises:
             UserError: Image i is no longer image i; the lines of ``compare(old, new)`` say how.
         """
-        path = self.path / "last" / "images.json"
-        lines = compare(json.loads(path.read_text()), fingerprint) if self.leader and path.exists() else []
+        lines = compare(self._images, fingerprint) if self._images else []
         lines = distributed.broadcast(lines)
         if lines:
             raise UserError(*lines, f"data.root: the images changed since the run in '{self.path}' began")
-        if self.leader and not path.exists():
-            write_text(path, json.dumps(fingerprint))
+        if self.leader and not self._images:
+            write_text(self.path / "last" / "images.json", json.dumps(fingerprint))
+
+    @functools.cached_property
+    def _images(self) -> dict | None:
+        """The fingerprint that the run began with; None where it begins now, and in processes but the first."""
+        path = self.path / "last" / "images.json"
+        return json.loads(path.read_text()) if self.leader and path.exists() else None
+
+    def scale(self, asked: Any) -> Any:
+        """Returns what grey deeper than 8 bits is scaled by: what the run began with, or ``asked`` where it begins now.
+
+        Runs of 0.1.0 did not write it: theirs is 'full'. It is None where no image was deep; ``asked`` serves then too.
+        """
+        return distributed.broadcast((self._images.get("range", "full") if self._images else None) or asked)
 
     def take_back(self, stage: int, epoch: int) -> None:
         """Removes metrics from (stage, epoch) on, and a torn last line: they will be written again."""

@@ -118,6 +118,7 @@ class FrozenBackbone:
         """Another one where the weights, the crop, the bytes of an image, the device or a library's version are."""
         spec = self.spec
         looks = [self.weights, self.size, self.config.crop_pct, list(spec.mean), list(spec.std), self.device]
+        looks += [] if store.scale is None else [store.scale]
         return _digest({"look": looks, "versions": _VERSIONS, "images": fingerprint(store)})
 
     def _build(self) -> nn.Module:

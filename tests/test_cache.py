@@ -34,7 +34,7 @@ def test_every_cache_holds_the_same_pixels_and_the_disk_is_found_again(tmp_path,
     split, decoded = mixed_folder(tmp_path / "images"), decodes(monkeypatch)
 
     def load(cache):
-        data = section(tmp_path / "images", cache=cache, cache_dir=str(tmp_path / "cache"))
+        data = section(tmp_path / "images", cache=cache, cache_dir=str(tmp_path / "cache"), range="full")
         return load_split(split, bound=bound, data=data)
 
     stores = [load(cache) for cache in ("ram", "off", "disk")]

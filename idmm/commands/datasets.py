@@ -12,7 +12,7 @@ from idmm.data.datasets import open_splits
 from idmm.data.disk import cache_entries, cache_folder, clear
 from idmm.data.doctor import NEAR_BITS, NEAR_CORRELATION, SKEWED, Checkup, ImageRef, Pair, check, exclusions
 from idmm.data.download import fetch
-from idmm.data.images import load
+from idmm.data.images import FULL, load
 from idmm.data.readers.hub import PREFIX
 from idmm.data.registry import spec_of
 from idmm.data.split import Splits, counted
@@ -116,7 +116,7 @@ def report(found: Checkup, written: bool = False) -> list[str]:
     """
     counts = ", ".join(f"{n:,} {name}" for name, n in found.images.items())
     lines = [f"{found.dataset}{f' in {found.root}' if found.root else ''}: {counts} images"]
-    lines += [*_layout(found), *_balance(found)]
+    lines += [*_layout(found), *_balance(found), *(f"depth: {line}" for line in found.depth_lines)]
     for text, examples in (*_images(found), *_pairs(found, "look at the sheet" + ("" if written else _NO_SHEET))):
         lines += [text, *(f"  {example}" for example in examples[:_NAMED])]
         if len(examples) > _NAMED:
@@ -162,6 +162,10 @@ def _images(found: Checkup) -> Iterator[tuple[str, list[str]]]:
     if bad := found.unreadable:
         text = f"unreadable: {counted(len(bad), 'file')}; training stops on them, or goes on without them"
         yield f"{text}\n  (--data.on_error skip):", [f"{image['name']}: {image['reason']}" for image in bad]
+    unread = {(image["split"], image["name"]) for image in found.unreadable}
+    if several := [image for image in found.several if (image["split"], image["name"]) not in unread]:
+        text = f"several pictures: {counted(len(several), 'file')} with more than one; the first is used:"
+        yield text, [f"{image['name']}: {image['pictures']}" for image in several]
     if tiny := found.tiny:
         text = f"tiny: {counted(len(tiny), 'image')} with a side under {found.tiny_below} px"
         sizes = [f"{image['name']}: {image['width']} x {image['height']}" for image in tiny]
@@ -213,5 +217,5 @@ def _draw(found: Checkup, splits: Splits, max_pixels: int, path: Path) -> None:
         tags = [pair.kind, *(["leaks"] if pair.leaks else []), *(["labels differ"] if pair.disagrees else [])]
         names = [f"{_place(image)}\n{image.label or ''}" for image in (pair.first, pair.second)]
         items = [getattr(splits, image.split).items[image.index] for image in (pair.first, pair.second)]
-        rows.append((", ".join(tags), names, [load(item, max_pixels)[0] for item in items]))
+        rows.append((", ".join(tags), names, [load(item, max_pixels, found.range or FULL)[0].pixels for item in items]))
     pair_sheet(rows, path, f"{found.dataset}: {len(rows)} of {counted(len(found.pairs), 'pair')} that look the same")

@@ -151,13 +151,14 @@ def _records(given: FewLabelConfig, backbones: list[FrozenBackbone], measure: Ca
 def _probing(split: Split, metric: str) -> Callable[..., Iterator[tuple]]:
     """Returns what yields readout, count of images and scores of frozen features; they are taken once a backbone."""
 
-    loaded: dict[int, dict[str, ImageStore]] = {}
+    loaded: dict[tuple, dict[str, ImageStore]] = {}
 
     @functools.lru_cache(maxsize=1)
     def taken(backbone: FrozenBackbone) -> list[tuple[ImageStore, np.ndarray]]:
-        if backbone.size not in loaded:
-            loaded[backbone.size] = labelled_images(backbone, None, ("train", "test")).stores
-        return [(store, backbone.features(store, part)) for part, store in loaded[backbone.size].items()]
+        look = (backbone.size, str(backbone.spec.range))
+        if look not in loaded:
+            loaded[look] = labelled_images(backbone, None, ("train", "test")).stores
+        return [(store, backbone.features(store, part)) for part, store in loaded[look].items()]
 
     def measure(backbone: FrozenBackbone, subset: Subset, _: str) -> Iterator[tuple]:
         (train, seen), (test, held) = taken(backbone)
@@ -180,7 +181,7 @@ def _tuned(
     log.info("fine-tuning %s: %s, %d labels a class, seed %d", place, backbone.label, number, seed)
     data, model, spec = replace(given.data, subset=subset), tuning.model, backbone.spec
     if backbone.init is None:  # the same network, seeing the same values
-        data = replace(data, mean=spec.mean, std=spec.std, in_chans=spec.in_chans)
+        data = replace(data, mean=spec.mean, std=spec.std, in_chans=spec.in_chans, range=spec.range)
         model = replace(model, name=spec.name, kwargs=spec.kwargs)
     # where the weights came from, and a few digits of theirs, as runs are made again
     source = backbone.label if backbone.init is None else os.path.normpath(backbone.init)

@@ -28,6 +28,7 @@ FREE += ("device",)  # of a probe
 
 # Keys added after 0.1.0, with the values that mean what it did: its runs and grids lack them and still compare.
 NEW_KEYS = {
+    "data.range": "auto",  # where a run says nothing of its range, as those of 0.1.0, auto goes on with full
     "train.clip_grad_mode": "norm",
     "train.weight_decay_end": None,
     "train.keep": "last",

@@ -1,8 +1,9 @@
 """The images."""
 
-from typing import Literal
+import math
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from idmm.config.base import section
 
@@ -27,6 +28,15 @@ class Subset:
         if sum(value is not None for value in (self.per_class, self.total, self.fraction)) != 1:
             raise ValueError("give exactly one of per_class, total and fraction")
         return self
+
+
+def _grey_range(value: Any) -> Any:
+    """Raises ValueError unless it is a word or a range that :class:`Data` knows."""
+    numbers = value if isinstance(value, (list, tuple)) and len(value) == 2 else [None]
+    real = all(isinstance(n, (int, float)) and not isinstance(n, bool) and math.isfinite(n) for n in numbers)
+    if value not in ("auto", "full") and not (real and numbers[0] < numbers[1]):
+        raise ValueError(f"got {value!r}, wanted auto, full or [low, high] with low < high")
+    return value
 
 
 @section
@@ -69,6 +79,10 @@ class Data:
     run, on the dataset's own test split."""
     fold: int | None = Field(None, ge=1)
     """Run this fold alone, from 1; null: all."""
+    range: Annotated[Literal["auto", "full"] | list[float], BeforeValidator(_grey_range)] = "auto"
+    """Values of grey images of more than 8 bits that black and white stand for, the same for all images: [low, high];
+    'auto' (the init checkpoint's, else the smallest and largest value of the training images); 'full' (all values of
+    16 bits; each image's own where it has floats or 32 bits). 8-bit images stay as they are."""
     on_error: Literal["fail", "skip"] = "fail"
     """Unreadable, empty or bomb-sized files: 'fail' lists them and stops before training; 'skip' goes on without."""
     max_pixels: int = Field(100_000_000, ge=1)

@@ -13,8 +13,9 @@ import psutil
 import torch
 
 from idmm import config
+from idmm.data.depth import AUTO, FULL, Scale, each_scaled, range_of, tidy
 from idmm.data.disk import CacheEntry, Index, mapped
-from idmm.data.images import BadImage, Bound, CentreCrop, digest, fitted, fitted_size, in_order, load, probe, read
+from idmm.data.images import BadImage, Bound, CentreCrop, Depth, digest, fitted, fitted_size, load, probe, read
 from idmm.data.split import Split, counted
 from idmm.errors import RunError, UserError, listed
 from idmm.progress import size as size_of
@@ -30,7 +31,8 @@ class ImageStore:
 
     Holds flat buffers only, which forked loader workers share. ``names``, ``labels`` and ``classes`` are the split's,
     ``bound`` says what is kept of each image and ``sizes`` its height and width (pixels, int64 [N, 2]); ``cache`` says
-    where the decoded pixels are: ``ram``, ``disk``, or ``off`` (nowhere).
+    where the decoded pixels are: ``ram``, ``disk``, or ``off`` (nowhere). ``kinds`` and ``extremes`` are the index's;
+    ``scale`` is what grey of more than 8 bits was scaled by, a range or FULL, None where there is none.
 
     Args:
         split: The images.
@@ -38,12 +40,24 @@ class ImageStore:
         pixels: Of all images end to end, or the file that holds them; None: they are decoded at every use.
         bound: Longest short side (pixels), or the centre crop that images are finished to; None: all of them is kept.
         max_pixels: Images with more pixels are refused (pixels).
+        scale: Of grey deeper than 8 bits; AUTO: by the range of these images.
     """
 
-    def __init__(self, split: Split, index: Index, pixels: bytearray | Path | None, bound: Bound, max_pixels: int):
+    def __init__(
+        self,
+        split: Split,
+        index: Index,
+        pixels: bytearray | Path | None,
+        bound: Bound,
+        max_pixels: int,
+        scale: Scale,
+    ):
         self.names, self.labels, self.classes, self.sizes = split.names, split.labels, split.classes, index.sizes
         self.cache = "off" if pixels is None else "disk" if isinstance(pixels, Path) else "ram"
+        self.kinds, self.extremes = index.kinds, index.extremes
         self._digests = index.digests  # uint8 [N, 16]
+        found = range_of(index.extremes)
+        self.scale = found if found is None or scale == AUTO else scale
         self._ends = np.cumsum(index.sizes.prod(axis=1) * 3)  # [N]
         self._source, self.bound, self._max_pixels = pixels, bound, max_pixels
         self._items = split.items if pixels is None else None
@@ -95,16 +109,22 @@ class ImageStore:
         try:
             item = self._items[i]
             item = os.fsdecode(item) if isinstance(item, np.bytes_) else item
-            array, found = load(item, self._max_pixels)
+            decoded, found = load(item, self._max_pixels, self.scale or FULL)
         except BadImage as error:
             raise RunError(f"data.root: '{self.names[i]}' was fine when loaded, but now: {error.reason}") from error
         if found != bytes(self._digests[i]):
             raise RunError(f"data.root: '{self.names[i]}' was changed while in use")
-        return fitted(array, self.bound).reshape(-1)
+        return fitted(decoded.pixels, self.bound).reshape(-1)
 
 
 def load_split(
-    split: Split, *, bound: Bound, data: config.Data, part: str = "train", progress: bool = False
+    split: Split,
+    *,
+    bound: Bound,
+    data: config.Data,
+    part: str = "train",
+    progress: bool = False,
+    scale: Scale | None = None,
 ) -> ImageStore:
     """Reads, checks, hashes and decodes all images of a split, in parallel; or finds that done on the disk.
 
@@ -115,6 +135,7 @@ def load_split(
             ``max_pixels``.
         part: Which split this is: train, val or test.
         progress: Show a bar on standard error if this takes longer than a second.
+        scale: Of grey deeper than 8 bits; None: ``data.range``.
 
     Returns:
         The store; without the bad images where ``data.on_error`` is 'skip'.
@@ -126,7 +147,7 @@ def load_split(
     """
     if not len(split):
         raise UserError("data.root: there is no image to load")
-    loading = _Loading(split, bound, data, progress)
+    loading = _Loading(split, bound, data, progress, tidy(scale or data.range))
     if data.cache == "disk" or (data.cache == "auto" and not isinstance(split.items, np.ndarray)):
         try:
             if store := loading.from_disk(CacheEntry(split, part, bound, data)):
@@ -142,13 +163,16 @@ def load_split(
 class _Loading:
     """Decodes a split, once or again."""
 
-    def __init__(self, split: Split, bound: Bound, data: config.Data, progress: bool):
-        self.split, self.bound, self.data, self.progress = split, bound, data, progress
+    def __init__(self, split: Split, bound: Bound, data: config.Data, progress: bool, scale: Scale):
+        self.split, self.bound, self.data, self.progress, self.scale = split, bound, data, progress, scale
         self.reported = False  # the bad images, once
 
     def from_disk(self, entry: CacheEntry) -> ImageStore | None:
         """Opens a cache entry, written first if need be; None where it has no room, with 'auto'."""
         if store := self._found(entry):
+            return store
+        entry = entry.scaled(self.scale)
+        if entry.scale != AUTO and (store := self._found(entry)):
             return store
         with entry.locked():
             store = self._found(entry)  # another process may have filled it
@@ -188,7 +212,7 @@ class _Loading:
     def _found(self, entry: CacheEntry) -> ImageStore | None:
         """Returns the images of a cache entry; None unless it is whole."""
         index = entry.read()
-        if index is None:
+        if index is None or not entry.serves(index, self.scale):
             return None
         self._report(index)
         try:
@@ -200,37 +224,37 @@ class _Loading:
     def _store(self, index: Index, pixels: bytearray | Path | None) -> ImageStore:
         """Returns the good images."""
         split = self.split.take(index.good) if len(index.bad) else self.split
-        return ImageStore(split, index, pixels, self.bound, self.data.max_pixels)
+        return ImageStore(split, index, pixels, self.bound, self.data.max_pixels, self.scale)
 
     def _decode(self, keep: Callable[[np.ndarray], None]) -> Index:
         """Hands each good image, uint8 [H, W, 3], to ``keep``, in order."""
-        sizes, digests, bad = {}, [], {}  # sizes and what is wrong, by number
-        with closing(in_order(self._load, len(self.split), "reading images", self.progress)) as results:
+        sizes, digests, depths, bad = {}, [], [], {}  # sizes and what is wrong, by number
+        given = (self.split, self.scale, self.data.max_pixels, "reading images", self.progress)
+        with closing(each_scaled(self._load, *given)) as results:
             for i, result in enumerate(results):
                 if isinstance(result, BadImage):
                     bad[i] = result.reason
                 else:
-                    array, found = result  # [H, W, 3]
+                    array, depth, found = result  # [H, W, 3]
                     keep(array)
                     sizes[i] = array.shape[:2]
                     digests.append(found)
+                    depths.append(depth)
         index = Index(
             sizes=np.array(list(sizes.values()), dtype=np.int64).reshape(-1, 2),
             digests=np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(-1, 16),
             good=np.array(list(sizes), dtype=np.int64),
             bad=np.array(list(bad), dtype=np.int64),
             reasons=np.array(list(bad.values()), dtype=np.str_),
+            kinds=np.array([depth.kind for depth in depths], dtype=np.str_),
+            extremes=np.array([depth[1:] for depth in depths], dtype=np.float64).reshape(-1, 2),
         )
         self._report(index)
         return index
 
-    def _load(self, i: int) -> tuple[np.ndarray, bytes]:
-        try:
-            array, found = load(self.split.items[i], self.data.max_pixels)
-            return fitted(array, self.bound), found
-        except MemoryError as error:
-            where = self.split.place(i)
-            raise RunError(f"out of memory while decoding '{where}'; a lower data.max_pixels refuses it") from error
+    def _load(self, i: int, scale: Scale) -> tuple[np.ndarray, Depth, bytes]:
+        decoded, found = load(self.split.items[i], self.data.max_pixels, scale)
+        return fitted(decoded.pixels, self.bound), decoded.depth, found
 
     def _fits(self, entry: CacheEntry) -> bool:
         """Whether the decoded images have room on the disk, and may have it."""

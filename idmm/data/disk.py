@@ -5,6 +5,7 @@ that they were decoded from and is written last. So whatever a kill leaves, an i
 """
 
 import contextlib
+import copy
 import hashlib
 import json
 import logging
@@ -22,6 +23,7 @@ import PIL
 import torch
 
 from idmm import config
+from idmm.data.depth import AUTO, Scale, range_of
 from idmm.data.images import Bound, CentreCrop, digest
 from idmm.data.split import LazyFiles, Split
 from idmm.errors import RunError, UserError, reason
@@ -30,7 +32,7 @@ from idmm.locks import Lock
 
 log = logging.getLogger(__name__)
 
-_FORMAT = "1"  # of these files and of what is done to the pixels
+_FORMAT = "2"  # of these files and of what is done to the pixels
 _NAME = re.compile(r".+-(train|val|test)-(full|[0-9]+)-[0-9a-f]{10}")  # of an entry
 _FILE = re.compile(r"\.?(pixels-|about\.json|index\.npz)")  # in one
 
@@ -44,6 +46,8 @@ class Index:
     good: np.ndarray  # their numbers in the split, int64 [G]
     bad: np.ndarray  # numbers of the others, int64 [B]
     reasons: np.ndarray  # what is wrong with those, text [B]
+    kinds: np.ndarray  # what each good image of more than 8 bits is, empty for others, text [G]
+    extremes: np.ndarray  # smallest and largest value where it is grey of more than 8 bits, else NaN, float64 [G, 2]
 
     @property
     def count(self) -> int:
@@ -78,6 +82,21 @@ class CacheEntry:
         self.signature = _signature(split, bound, data.max_pixels)
         self.pixels = self.path / f"pixels-{self.signature}"  # of all images end to end
         self.about = {"dataset": data.name, "root": root, "split": part, "bound": bound}
+        self.scale: Scale = AUTO
+
+    def scaled(self, scale: Scale) -> "CacheEntry":
+        """Returns the place of the same split with deep grey scaled otherwise than its own values ask for."""
+        if scale == AUTO:
+            return self
+        other, key = copy.copy(self), digest(repr((self.path.name, scale)).encode()).hex()[:10]
+        other.path = self.path.with_name(self.path.name[:-10] + key)
+        other.signature, other.scale = self.signature + key, scale
+        other.pixels = other.path / f"pixels-{other.signature}"
+        return other
+
+    def serves(self, index: Index, scale: Scale) -> bool:
+        """Whether the pixels here are what ``scale`` makes of them; of images of 8 bits it makes nothing else."""
+        return scale == self.scale or range_of(index.extremes) in (None, scale)
 
     def read(self) -> Index | None:
         """Returns the index if the images are all here and their files unchanged."""

@@ -10,7 +10,8 @@ from scipy.fft import dctn
 
 from idmm import config
 from idmm.data.datasets import narrowed, open_splits
-from idmm.data.images import BadImage, digest, in_order, load
+from idmm.data.depth import AUTO, Scale, described, each_scaled, range_of, tidy
+from idmm.data.images import BadImage, Depth, digest, frames, load
 from idmm.data.readers.folder import read_all
 from idmm.data.readers.layout import root_folder
 from idmm.data.split import LabelsMissing, Split, Splits
@@ -75,6 +76,10 @@ class Checkup:
     remarks: list[str] = field(default_factory=list)  # what fine-tuning would need, too; pretraining is fine without
     size_mismatch: dict[str, list[int]] = field(default_factory=dict)  # as in Splits
     unreadable: list[dict] = field(default_factory=list)  # {"split", "name", "reason"} each
+    depths: dict[str, dict[str, dict]] = field(default_factory=dict)  # of each split: {kind: {"images", "low", "high"}}
+    range: Scale | None = None  # of grey of more than 8 bits under data.range auto; None: there is none in train
+    depth_lines: list[str] = field(default_factory=list)  # the same in words
+    several: list[dict] = field(default_factory=list)  # {"split", "name", "pictures"}: files of more than one
     classes: dict[str, dict[str, int]] = field(default_factory=dict)  # number of images of each class of each split
     tiny_below: int = 0
     tiny: list[dict] = field(default_factory=list)  # {"split", "name", "height", "width"}: short sides under tiny_below
@@ -90,7 +95,8 @@ class Checkup:
 
     def plain(self) -> dict:
         """Returns it for JSON, the pairs sorted into ``duplicates near_duplicates leakage conflicts``."""
-        result = {key.removesuffix("_faults"): value for key, value in asdict(self).items() if key != "pairs"}
+        result = {key.removesuffix("_faults"): value for key, value in asdict(self).items()}
+        del result["pairs"], result["depth_lines"]
         for name, pairs in self.sorted_pairs().items():
             result[name] = [asdict(pair) for pair in pairs]
         return {**result, "clean": self.clean}
@@ -114,6 +120,8 @@ class _Summary:
     file: bytes
     pixels: bytes
     size: tuple[int, int]
+    depth: Depth
+    frames: int  # pictures in the file
     hashes: np.ndarray  # of the image and of its mirror image, bool [2, HASH_BITS]
     thumb: np.ndarray  # float32 [THUMB, THUMB, 3]
 
@@ -141,7 +149,9 @@ def check(data: config.Data, tiny: int, near_limit: int, progress: bool = False)
         if split.labels is not None:
             counts = np.bincount(split.labels[split.labels >= 0], minlength=len(split.classes))
             found.classes[name] = dict(zip(split.classes, counts.tolist(), strict=True))
-        seen += _summaries(found, name, split, data.max_pixels, progress)
+        looks = list(_summaries(found, name, split, data.max_pixels, progress))
+        _count_depths(found, name, [look.depth for look in looks])
+        seen += looks
     found.pairs, found.near_skipped = _pairs(seen, near_limit)
     return found, splits
 
@@ -164,9 +174,16 @@ def _opened(data: config.Data) -> tuple[Splits, list[str], list[str]]:
 
 def _summaries(found: Checkup, name: str, split: Split, max_pixels: int, progress: bool) -> Iterator[_Summary]:
     """Reads a split's images; yields those that can be used."""
-    looks = in_order(lambda i: _summary(name, split, i, max_pixels), len(split), f"checking {name}", progress)
+
+    def work(i: int, scale: Scale) -> _Summary:
+        return _summary(name, split, i, max_pixels, scale)
+
+    looks = each_scaled(work, split, found.range or AUTO, max_pixels, f"checking {name}", progress)
     for i, look in enumerate(looks):
         about = {"split": name, "name": split.names[i]}
+        count = look.pages if isinstance(look, BadImage) else look.frames
+        if count > 1:
+            found.several.append({**about, "pictures": count})
         if isinstance(look, BadImage):
             found.unreadable.append({**about, "reason": look.reason})
             continue
@@ -175,15 +192,31 @@ def _summaries(found: Checkup, name: str, split: Split, max_pixels: int, progres
         yield look
 
 
-def _summary(name: str, split: Split, i: int, max_pixels: int) -> _Summary:
+def _count_depths(found: Checkup, name: str, depths: list[Depth]) -> None:
+    """Notes how many bits the images of a split have, and of the training images the range that auto takes."""
+    kinds = np.array([depth.kind for depth in depths], dtype=np.str_)
+    extremes = np.array([depth[1:] for depth in depths], dtype=np.float64).reshape(-1, 2)
+    own = range_of(extremes)
+    found.range = own if name == "train" else found.range
+    for kind in np.unique(kinds).tolist():
+        ends = extremes[kinds == kind]
+        about = {} if np.isnan(ends).any() else {"low": tidy(ends[:, 0].min()), "high": tidy(ends[:, 1].max())}
+        found.depths.setdefault(name, {})[kind or "8 bits"] = {"images": len(ends), **about}
+    for lines in described(name, kinds, extremes, found.range or own, "data.range auto"):
+        found.depth_lines += lines
+
+
+def _summary(name: str, split: Split, i: int, max_pixels: int, scale: Scale) -> _Summary:
     label = None if split.labels is None or split.labels[i] < 0 else split.classes[split.labels[i]]
-    image, file = load(split.items[i], max_pixels)  # [H, W, 3]
+    (image, depth), file = load(split.items[i], max_pixels, scale)  # [H, W, 3]
     picture = Image.fromarray(image)
     return _Summary(
         ref=ImageRef(name, i, split.names[i], label),
         file=file,
         pixels=digest(repr(image.shape).encode() + image.tobytes()),
         size=image.shape[:2],
+        depth=depth,
+        frames=frames(split.items[i], max_pixels),
         hashes=perceptual_hashes(picture),
         thumb=np.asarray(picture.resize((THUMB, THUMB), Image.Resampling.BOX), dtype=np.float32),
     )

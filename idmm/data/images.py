@@ -18,10 +18,13 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
+from idmm.data import tiff
 from idmm.errors import reason
 from idmm.progress import Bar
 
 Result = TypeVar("Result")
+Scale = str | tuple[float, float]  # of grey deeper than 8 bits: AUTO, FULL, or the values that 0 and 255 stand for
+AUTO, FULL = "auto", "full"
 
 # No EPS, PDF or WMF (they run other programs), no TGA or PCX (they take nearly any bytes for an image).
 FORMATS = ("JPEG", "MPO", "PNG", "BMP", "DIB", "GIF", "TIFF", "WEBP", "PPM", "JPEG2000", "ICO", "AVIF", "QOI")
@@ -34,16 +37,43 @@ _UPRIGHT = {  # by EXIF's orientation; ImageOps.exif_transpose would fail on EXI
     2: _T.FLIP_LEFT_RIGHT, 3: _T.ROTATE_180, 4: _T.FLIP_TOP_BOTTOM,
     5: _T.TRANSPOSE, 6: _T.ROTATE_270, 7: _T.TRANSVERSE, 8: _T.ROTATE_90,
 }  # fmt: skip
-_EXIF_ORIENTATION, _TIFF_BITS = 0x0112, 258
+_EXIF_ORIENTATION = 0x0112
+_TRIMMED = 1e-4  # share of an image's pixels at either end that its extremes leave out: hot and dead ones
 _ICO_PNG = re.compile(rb"\x89PNG\r\n\x1a\n....IHDR(.{8})", re.DOTALL)
 
 
 class BadImage(ValueError):
-    """A file that cannot be used as an image; ``reason`` says why in a few words, without the file's name."""
+    """A file that cannot be used as an image; ``reason`` says why in a few words, without the file's name.
 
-    @property
-    def reason(self) -> str:
-        return self.args[0]
+    ``pages`` counts the pictures in it where these are too many.
+    """
+
+    def __init__(self, reason: str, pages: int = 1):
+        super().__init__(reason)
+        self.reason, self.pages = reason, pages
+
+
+class ScaleUnknown(Exception):
+    """Grey deeper than 8 bits is to be scaled by AUTO, but by which range is not known yet."""
+
+
+class Depth(NamedTuple):
+    """What an image of more than 8 bits is; by default it is none."""
+
+    kind: str = ""
+    """For people, e.g. 16-bit grey."""
+    low: float = np.nan
+    """Smallest value of grey but for the 1 in 10,000 most extreme pixels; NaN for colours, which Pillow cuts to 8."""
+    high: float = np.nan
+    """Largest, likewise."""
+
+
+class Decoded(NamedTuple):
+    """An image."""
+
+    pixels: np.ndarray
+    """uint8 [H, W, 3], contiguous."""
+    depth: Depth
 
 
 def read(path: str | os.PathLike) -> bytes:
@@ -63,34 +93,65 @@ def digest(content: bytes) -> bytes:
     return hashlib.blake2b(content, digest_size=16).digest()
 
 
-def load(item: str | bytes | np.ndarray, max_pixels: int) -> tuple[np.ndarray, bytes]:
-    """Returns an item of a split as pixels, uint8 [H, W, 3], and the digest of its file (of the pixels without one)."""
+def load(item: str | bytes | np.ndarray, max_pixels: int, scale: Scale = FULL) -> tuple[Decoded, bytes]:
+    """Returns an item of a split, and the digest of its file (of the pixels without one)."""
     if isinstance(item, np.ndarray):
-        return item, digest(item.tobytes())
+        return Decoded(item, Depth()), digest(item.tobytes())
     content = read(item) if isinstance(item, str) else item
-    return decode(content, max_pixels), digest(content)
+    return decode_deep(content, max_pixels, scale), digest(content)
 
 
 def decode(data: bytes | str | os.PathLike, max_pixels: int) -> np.ndarray:
+    """Decodes one image as :func:`decode_deep` does under FULL: uint8 [H, W, 3]."""
+    return decode_deep(data, max_pixels, FULL).pixels
+
+
+def decode_deep(data: bytes | str | os.PathLike, max_pixels: int, scale: Scale) -> Decoded:
     """Decodes one image, its first frame if it is animated.
 
-    Transparent pixels come out white, EXIF orientation is applied, grey images have three equal channels. 16-bit grey
-    is scaled by 255/65535; grey of no fixed range (32-bit integers, floats) is scaled from the range that holds its
-    values: [0, 1] (floats), [0, 255] (floats), [0, 65535], else from its smallest value to its largest.
+    Transparent pixels come out white, EXIF orientation is applied, grey images have three equal channels.
 
     Args:
         data: A file's content, or its path.
         max_pixels: Images with more pixels than this are refused, by their header (pixels).
-
-    Returns:
-        uint8 [H, W, 3], writable and contiguous.
+        scale: Of grey deeper than 8 bits. FULL: 16-bit grey is scaled by 255/65535; grey of no fixed range (32-bit
+            integers, floats) from the range that holds its values: [0, 1] (floats), [0, 255] (floats), [0, 65535],
+            else from its smallest value to its largest. A pair: that range, values outside of it are clipped.
 
     Raises:
-        BadImage: No such file, empty, not an image, truncated, or too large.
+        BadImage: No such file, empty, not an image, truncated, too large, or several pages.
+        ScaleUnknown: Grey deeper than 8 bits, and ``scale`` is AUTO.
     """
     with _opened(data, max_pixels) as image:
+        kind = _kind(image)
+        if not _deep_grey(image):
+            image.load()
+            return Decoded(_rgb(_upright(image)), Depth(kind))
+        if scale == AUTO:
+            raise ScaleUnknown
         image.load()
-        return _rgb(_upright(image))
+        extremes = _extremes(np.asarray(image))
+        return Decoded(_rgb(_upright(image), scale), Depth(kind, *extremes))
+
+
+def depth(item: str | bytes | np.ndarray, max_pixels: int) -> Depth:
+    """Returns the depth of an item of a split; of one of 8 bits only the header is read. BadImage: as decoding has."""
+    if isinstance(item, np.ndarray):
+        return Depth()
+    with _opened(item, max_pixels) as image:
+        if not _deep_grey(image):
+            return Depth(_kind(image))
+        image.load()
+        return Depth(_kind(image), *_extremes(np.asarray(image)))
+
+
+def frames(item: str | bytes | np.ndarray, max_pixels: int) -> int:
+    """Returns how many pictures a file holds, of which the first is read; 1 where that cannot be known."""
+    if not isinstance(item, np.ndarray):
+        with contextlib.suppress(BadImage), _opened(item, max_pixels) as image:
+            if image.format != "TIFF":  # whose others are previews
+                return getattr(image, "n_frames", None) or 1
+    return 1
 
 
 def probe(data: bytes | str | os.PathLike, max_pixels: int) -> tuple[int, int]:
@@ -110,11 +171,14 @@ def _opened(data: bytes | str | os.PathLike, max_pixels: int) -> Iterator[Image.
             if data.startswith(b"\0\0\1\0"):  # Pillow decodes an icon as it opens it
                 _check_pixels([struct.unpack(">II", match[1]) for match in _ICO_PNG.finditer(data)], max_pixels)
             with Image.open(io.BytesIO(data), formats=_formats()) as image:
+                if image.format == "TIFF" and (first := _first_page(data, image.mode)):
+                    image.seek(first)
                 _check_pixels([image.size], max_pixels)
                 yield image
-        except (BadImage, MemoryError):  # out of memory is the machine's fault, not the file's
+        except (BadImage, MemoryError, ScaleUnknown):  # out of memory is the machine's fault, not the file's
             raise
         except UnidentifiedImageError:
+            _first_page(data, None)
             raise BadImage("not an image") from None
         except Exception as error:  # Pillow raises a dozen types on broken files
             text = " ".join(str(error).split())[:100] or type(error).__name__
@@ -215,6 +279,44 @@ def _check_pixels(sizes: list[tuple[int, int]], max_pixels: int) -> None:
             raise BadImage(f"{w} x {h} = {w * h} pixels, more than data.max_pixels {max_pixels}")
 
 
+def _first_page(data: bytes, mode: str | None) -> int:
+    """Returns the number of a TIFF's picture, previews before it counted; BadImage: it has more pages, or odd samples.
+
+    ``mode`` is Pillow's, None where Pillow cannot tell.
+    """
+    found = tiff.pages(data)
+    if found and (why := tiff.fault(found, mode)):
+        raise BadImage(why, found.count)
+    return found.first if found else 0
+
+
+def _deep_grey(image: Image.Image) -> bool:
+    return image.mode.startswith("I;16") or image.mode in ("I", "F")
+
+
+def _kind(image: Image.Image) -> str:
+    """Says what an image of more than 8 bits is, by its header; empty for the others."""
+    bits = max(getattr(image, "tag_v2", {}).get(tiff.BITS) or (8,))  # of a TIFF
+    raw = image.tile[0].args if image.tile else ""
+    raw = str(raw[0] if isinstance(raw, tuple) and raw else raw)
+    if _deep_grey(image):
+        whole = bits if bits > 8 else 32 if image.mode == "I" and image.format not in ("PNG", "PPM") else 16
+        signed = "signed " if image.mode == "I" and bits == 16 else ""
+        return "float grey" if image.mode == "F" else f"{signed}{whole}-bit grey"
+    return f"{max(bits, 16)}-bit colour" if bits > 8 or ";16" in raw else ""
+
+
+def _extremes(values: np.ndarray) -> tuple[float, float]:
+    """Returns the smallest and the largest of finite values [H, W], less :data:`_TRIMMED` of them at either end."""
+    values = values[np.isfinite(values)]
+    if not len(values):
+        return 0.0, 0.0
+    cut = int(len(values) * _TRIMMED)
+    ends = (cut, len(values) - 1 - cut)
+    low, high = np.partition(values, ends)[list(ends)] if cut else (values.min(), values.max())
+    return float(low), float(high)
+
+
 def _upright(image: Image.Image) -> Image.Image:
     try:
         method = _UPRIGHT.get(image.getexif().get(_EXIF_ORIENTATION))
@@ -223,10 +325,10 @@ def _upright(image: Image.Image) -> Image.Image:
     return image if method is None else image.transpose(method)
 
 
-def _rgb(image: Image.Image) -> np.ndarray:
+def _rgb(image: Image.Image, scale: Scale = FULL) -> np.ndarray:
     """Returns any loaded image as uint8 [H, W, 3]."""
-    if image.mode.startswith("I;16") or image.mode in ("I", "F"):
-        grey = _grey8(image)  # [H, W]
+    if _deep_grey(image):
+        grey = _grey8(image, scale)  # [H, W]
         return np.repeat(grey[:, :, None], 3, axis=2)  # [H, W, 3]
     palette_alpha = image.mode == "P" and image.palette is not None and image.palette.mode.endswith("A")
     if image.mode in ("RGBA", "RGBa", "LA", "La", "PA") or palette_alpha or "transparency" in image.info:
@@ -244,19 +346,26 @@ def _on_white(image: Image.Image) -> Image.Image:
     return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
 
 
-def _grey8(image: Image.Image) -> np.ndarray:
+def _grey8(image: Image.Image, scale: Scale) -> np.ndarray:
     """Scales deep grey to 8 bits: uint8 [H, W]."""
-    values = np.nan_to_num(np.asarray(image).astype(np.float64), posinf=0.0, neginf=0.0)  # [H, W]
-    low, high = 0.0, 65535.0
-    if image.mode.startswith("I;16"):
-        bits = getattr(image, "tag_v2", {}).get(_TIFF_BITS, (16,))[0]
-        high = 4095.0 if bits == 12 else high
+    values = np.asarray(image).astype(np.float64)  # [H, W]
+    if scale == FULL:
+        values = np.nan_to_num(values, posinf=0.0, neginf=0.0)
+        low, high = _full_range(image, values)
     else:
-        ceilings = (1.0, 255.0, 65535.0) if image.mode == "F" else (65535.0,)
-        fits = [c for c in ceilings if values.min() >= 0 and values.max() <= c]
-        low, high = (0.0, fits[0]) if fits else (values.min(), values.max())
-    scale = 255.0 / (high - low) if high > low else 0.0
-    return np.clip(np.rint((values - low) * scale), 0, 255).astype(np.uint8)
+        low, high = scale
+        values = np.nan_to_num(values, nan=low, posinf=high, neginf=low)
+    factor = 255.0 / (high - low) if high > low else 0.0
+    return np.clip(np.rint((values - low) * factor), 0, 255).astype(np.uint8)
+
+
+def _full_range(image: Image.Image, values: np.ndarray) -> tuple[float, float]:
+    if image.mode.startswith("I;16"):
+        bits = getattr(image, "tag_v2", {}).get(tiff.BITS, (16,))[0]
+        return 0.0, 4095.0 if bits == 12 else 65535.0
+    ceilings = (1.0, 255.0, 65535.0) if image.mode == "F" else (65535.0,)
+    fits = [c for c in ceilings if values.min() >= 0 and values.max() <= c]
+    return (0.0, fits[0]) if fits else (values.min(), values.max())
 
 
 def in_order(work: Callable[[int], Result], count: int, label: str, progress: bool) -> Iterator[Result | BadImage]:

@@ -23,6 +23,7 @@ class ModelSpec:
     std: list[float]
     drop_path: float  # stochastic depth rate
     init: Checkpoint | None  # weights to start from
+    range: str | list[float] = "auto"  # of grey images of more than 8 bits, see config.Data
 
     @property
     def in_chans(self) -> int:
@@ -62,7 +63,7 @@ def model_spec(config, field: str = "init") -> ModelSpec:
     check_name(name)
     check_kwargs(model.kwargs)
     mean, std = _statistics(data, init, chans)
-    return ModelSpec(name, kwargs, mean, std, model.drop_path, init)
+    return ModelSpec(name, kwargs, mean, std, model.drop_path, init, _range(data, init))
 
 
 def _contradictions(config, init: Checkpoint, kwargs: dict) -> list[str]:
@@ -90,3 +91,11 @@ def _statistics(data: config.Data, init: Checkpoint | None, chans: int) -> tuple
             raise UserError(f"data.{name}: {len(values)} values for a model of {chans} channels, wanted one a channel")
         found.append(values)
     return found[0], found[1]
+
+
+def _range(data: config.Data, init: Checkpoint | None) -> str | list[float]:
+    """The config's, else the checkpoint's, else left to the training images; runs of 0.1.0 knew ``full`` alone."""
+    if data.range != "auto" or init is None:
+        return data.range
+    before = "ema" in init.extra and "size" not in init.extra  # as 0.1.0 wrote it
+    return init.extra.get("range", "full" if before else "auto")

@@ -156,7 +156,8 @@ def load_backbone(run_or_file: str | os.PathLike, img_size: Size | None = None) 
         run evaluated images, in timm's terms: ``input_size`` (channels, height, width; at ``img_size`` where that is
         given), ``crop_pct``, ``crop_mode`` ("center"), ``interpolation``, ``mean`` and ``std`` (a number a channel, on
         pixel values in [0, 1]). So ``timm.data.create_transform(**timm.data.resolve_model_data_config(model))`` makes
-        of a PIL image, RGB or for one channel "L", what the model wants.
+        of a PIL image, RGB or for one channel "L", what the model wants. ``range`` [low, high] is there where
+        grey images of more than 8 bits were scaled by it before.
 
     Raises:
         UserError: See :func:`read_checkpoint`, :func:`create_backbone` and :meth:`Checkpoint.load_into`.
@@ -172,6 +173,7 @@ def load_backbone(run_or_file: str | os.PathLike, img_size: Size | None = None) 
     looks = dict(input_size=(saved.in_chans, *pair(size)), test_input_size=None, test_crop_pct=None)
     looks |= {name: getattr(saved, name) for name in ("crop_pct", "interpolation", "mean", "std")}
     model.pretrained_cfg = model.default_cfg = {**model.pretrained_cfg, **looks, "crop_mode": "center"}
+    model.pretrained_cfg |= {key: saved.extra[key] for key in ("range",) if key in saved.extra}
     return model.eval()
 
 

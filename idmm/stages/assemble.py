@@ -19,6 +19,7 @@ from idmm.config import FinetuneConfig, global_groups, parsing, resolved_stages
 from idmm.data.augment import TrainTransform
 from idmm.data.cache import ImageStore, compare, fingerprint, load_split
 from idmm.data.datasets import open_splits
+from idmm.data.depth import AUTO, Scale, described, tidy
 from idmm.data.images import Bound, CentreCrop
 from idmm.data.loaders import BatchFn, BatchPlan, centre_crops
 from idmm.data.split import Splits
@@ -251,10 +252,11 @@ def session(parts: Assembly, notes: list[str]) -> Iterator[Session]:
             raise Interrupted("interrupted before the end of a step; the last checkpoint is kept") from None
 
 
-def export(run: Session, loop: Loop, parts: Assembly, classes: list[str] | None = None) -> None:
+def export(run: Session, loop: Loop, parts: Assembly, splits: "LoadedSplits", classes: list[str] | None = None) -> None:
     """Writes the backbone, and where there are ``classes`` the model with its classifier."""
     if not run.folder.leader:
         return
+    common = {"ema": loop.ema is not None, "size": parts.phases[-1].size, **splits.range}
     spec, size, state = parts.spec, parts.phases[-1].size, loop.averaged.state_dict()
     files = [("backbone", state if classes is None else backbone_state(loop.averaged), {})]
     if classes is not None:
@@ -262,7 +264,7 @@ def export(run: Session, loop: Loop, parts: Assembly, classes: list[str] | None 
     for stem, tensors, extra in files:
         kwargs = export_kwargs(spec.name, spec.kwargs, size, len(extra.get("classes", ())), spec.in_chans)
         about = dict(name=spec.name, kwargs=kwargs, mean=spec.mean, std=spec.std, size=size, crop_pct=parts.crop_pct)
-        save_model(run.folder.path, stem, tensors, **about, extra={"ema": loop.ema is not None, **extra})
+        save_model(run.folder.path, stem, tensors, **about, extra={**common, **extra})
 
 
 # ---------------------------------------------------------------------- the images
@@ -280,10 +282,16 @@ class LoadedSplits:
     """What ``result.json`` says of the data beyond its sizes."""
     crops: dict[int, dict[str, ImageStore]]
     """Of each phase's size (pixels), ``val`` and ``test`` where there are any."""
+    scale: Scale | None = None  # of grey of more than 8 bits; None where there is none and the run was told nothing
 
     def at(self, size: int) -> "LoadedSplits":
         """Returns the same with the images to evaluate on at the size of another phase (pixels)."""
         return replace(self, **self.crops[size])
+
+    @property
+    def range(self) -> dict:
+        """What a checkpoint's JSON says of grey of more than 8 bits; nothing where there is none."""
+        return {} if self.scale is None else {"range": self.scale}
 
     @property
     def stores(self) -> dict[str, ImageStore]:
@@ -302,18 +310,26 @@ def load_splits(parts: Assembly, folder: RunFolder | None = None, wanted: tuple[
     shown = folder is None or folder.leader
 
     def load(part: str, bound: Bound) -> ImageStore:
-        return load_split(splits.parts[part], bound=bound, data=data, part=part, progress=shown)
+        return load_split(splits.parts[part], bound=bound, data=data, part=part, progress=shown, scale=scale)
 
+    asked = parts.spec.range if folder is None else folder.scale(parts.spec.range)
+    scale = tidy(asked)
     held = [part for part in splits.parts if part in wanted and part != "train" and parts.stage.evaluated(parts.config)]
     stores = {"train": load("train", parts.bound(max(sizes)))}
+    scale = stores["train"].scale or scale  # of the training images, for all
     crops = {size: {part: load(part, CentreCrop(size, parts.crop_pct)) for part in held} for size in sizes}
     stores |= crops[parts.phases[-1].size]
+    for part, store in stores.items():
+        own = stores["train"].scale is None and scale == AUTO
+        _describe(part, store, f"from the {part} images" if own else _origin(parts, asked))
+    known = stores["train"].scale or (None if isinstance(scale, str) else scale)
+    loaded = LoadedSplits(**{**dict.fromkeys(PARTS), **stores}, remarks=splits.remarks, crops=crops, scale=known)
     if folder is not None:
         prints = dict.fromkeys(PARTS) | {part: fingerprint(store) for part, store in stores.items()}
-        folder.check_images(prints, _differences)
+        folder.check_images({**prints, "range": loaded.scale}, _differences)
         counts = ", ".join(f"{len(store)} {part}" for part, store in stores.items())
         log.info("images: %s of %s (%s)", counts, data.name, _KEPT[stores["train"].cache])
-    return LoadedSplits(**{**dict.fromkeys(PARTS), **stores}, remarks=splits.remarks, crops=crops)
+    return loaded
 
 
 def check_val(parts: Assembly, splits: Splits) -> None:
@@ -323,9 +339,27 @@ def check_val(parts: Assembly, splits: Splits) -> None:
         raise UserError(f"train.keep: best chooses by val, and there is no split but the one that is reported; {how}")
 
 
+def _describe(part: str, store: ImageStore, origin: str) -> None:
+    """Logs what images of more than 8 bits there are, and what becomes of them."""
+    lines, warnings = described(part, store.kinds, store.extremes, store.scale, origin)
+    if part == "train" and store.scale is None and origin == "data.range":
+        lines.append("data.range changes nothing: no training image is grey of more than 8 bits")
+    for level, text in [*((logging.INFO, line) for line in lines), *((logging.WARNING, line) for line in warnings)]:
+        log.log(level, "images: %s", text)
+
+
+def _origin(parts: Assembly, asked: str | list[float]) -> str:
+    """Says where the range of grey of more than 8 bits comes from."""
+    if parts.config.data.range != AUTO:
+        return "data.range"
+    if parts.spec.range != AUTO:
+        return f"as in '{parts.spec.init.source}'" if parts.spec.init else "as in the checkpoint"
+    return "from the training images" if asked != "full" else "as the run began"
+
+
 def _differences(old: dict, new: dict) -> list[str]:
     lines = []
-    for name in new:
+    for name in PARTS:
         if (old[name] is None) != (new[name] is None):
             lines.append(f"{name}: the split {'is gone' if new[name] is None else 'is new'}")
         elif new[name] is not None:

@@ -77,7 +77,7 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
         found = held.latest  # what was evaluated between epochs was val, and nothing was where the run ended before
         if splits.val is not None or found is None:
             found = _Evaluator(run, splits.test, phase, parts).predict(loop.averaged)
-        export(run, loop, parts, splits.train.classes)
+        export(run, loop, parts, splits, splits.train.classes)
         result = {
             **classifier_result(run, parts, splits, found),
             **kept,

@@ -60,7 +60,7 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
         loop.fit()
 
         # ------------------------------------------------------------------ results
-        export(run, loop, parts)
+        export(run, loop, parts, splits)
         last = run.folder.last_metrics()
         result = {
             "loss": last["loss"],

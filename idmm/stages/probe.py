@@ -108,7 +108,9 @@ def measure(config: ProbeConfig, folder: RunFolder | None = None) -> dict:
 def labelled_images(backbone: FrozenBackbone, *args) -> LoadedSplits:
     """Reads the images of a probe, centre-cropped to the backbone's size; ``args`` as for :func:`load_splits`."""
     with labels_needed(backbone.config.data):
-        return load_splits(assemble(replace(backbone.config, size=backbone.size)), *args)
+        parts = assemble(replace(backbone.config, size=backbone.size))
+        parts.spec = backbone.spec  # the checkpoint is read once
+        return load_splits(parts, *args)
 
 
 @contextlib.contextmanager

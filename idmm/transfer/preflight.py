@@ -153,9 +153,9 @@ def _changed(out: Path, key: str, splits: Splits, skips: bool) -> bool:
         then, since = json.loads(path.read_text()), path.stat().st_mtime_ns
     except OSError:
         return False  # another runner is beginning it anew
-    for part, kept in then.items():
-        split = getattr(splits, part)
-        if kept is None or split is None:
+    for part, split in splits.parts.items():
+        kept = then.get(part)
+        if kept is None:
             continue
         before, now = kept["images"], set(split.names)
         if before.keys() - now or (now - before.keys() and not skips):

@@ -1,0 +1,115 @@
+"""Grey deeper than 8 bits: the one range of a data set that 0 to 255 stand for, from its training images.
+
+The range goes from the smallest to the largest value of all training images, each without its 1 in 10,000 most extreme
+pixels at either end. So hot and dead pixels of a sensor do not set it, but whatever covers more of a single image than
+that does: small bright objects are kept, which percentiles over all pixels would clip. It depends on no order and on no
+sample, hence not on the number of threads or processes.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import TypeVar
+
+import numpy as np
+
+from idmm.data.images import AUTO, FULL, BadImage, Scale, ScaleUnknown, depth, in_order
+from idmm.data.split import Split, counted
+from idmm.errors import RunError
+
+Result = TypeVar("Result")
+FEW = 32  # grey levels of a typical image from which on they are not remarked on
+_CEILINGS = {"16-bit grey": 65535.0, "12-bit grey": 4095.0}  # of FULL, where it is no image's own
+
+
+def tidy(scale):
+    """Returns a number, or a range, in one form: whole numbers as such; words as they are."""
+    if isinstance(scale, str):
+        return scale
+    if isinstance(scale, (list, tuple)):
+        return tuple(tidy(value) for value in scale)
+    return int(scale) if float(scale).is_integer() else float(scale)
+
+
+def range_of(extremes: np.ndarray) -> Scale | None:
+    """Returns the range that the smallest and largest values of images [N, 2] span; NaN stands for no deep grey.
+
+    FULL where there is one value only, None where no image is deep grey.
+    """
+    ends = extremes[~np.isnan(extremes[:, 0])]
+    if not len(ends):
+        return None
+    low, high = ends[:, 0].min(), ends[:, 1].max()
+    return tidy((low, high)) if low < high else FULL
+
+
+def each_scaled(
+    work: Callable[[int, Scale], Result], split: Split, scale: Scale, max_pixels: int, label: str, progress: bool
+) -> Iterator[Result | BadImage]:
+    """Yields ``work(i, scale)`` of each image of a split like :func:`idmm.data.images.in_order`, with AUTO resolved.
+
+    The range is measured from ``split`` when its first deep grey image turns up, so that others cost nothing.
+
+    Raises:
+        RunError: An image does not fit into memory.
+    """
+
+    def attempt(i: int) -> Result | None:
+        try:
+            return work(i, scale)
+        except ScaleUnknown:
+            return None
+        except MemoryError as error:
+            why = f"out of memory while decoding '{split.place(i)}'; a lower data.max_pixels refuses it"
+            raise RunError(why) from error
+
+    with closing(in_order(attempt, len(split), label, progress)) as results:
+        for i, result in enumerate(results):
+            if result is None:  # begun before the range was known
+                scale = _measured(split, max_pixels, progress) if scale == AUTO else scale
+                (result,) = in_order(lambda _, i=i: attempt(i), 1, label, progress=False)
+            yield result
+
+
+def _measured(split: Split, max_pixels: int, progress: bool) -> Scale:
+    looks = in_order(lambda i: depth(split.items[i], max_pixels), len(split), "measuring grey values", progress)
+    ends = [look[1:] for look in looks if not isinstance(look, BadImage)]
+    return range_of(np.array(ends)) or FULL
+
+
+def described(
+    part: str, kinds: np.ndarray, extremes: np.ndarray, scale: Scale | None, origin: str
+) -> tuple[list[str], list[str]]:
+    """Says what images of more than 8 bits there are, and what becomes of them; then what of that is worth a warning.
+
+    Args:
+        part: The split's name.
+        kinds: Of each image, empty for 8 bits; text [N].
+        extremes: Its smallest and largest value, NaN where it is not deep grey; [N, 2].
+        scale: What they are scaled by; None: there is no deep grey.
+        origin: Where that comes from.
+    """
+    lines, warnings = [], []
+    for kind in np.unique(kinds[kinds != ""]).tolist():
+        ends = extremes[kinds == kind]  # [n, 2]
+        text = f"{len(ends):,} of {counted(len(kinds), f'{part} image')} {'is' if len(ends) == 1 else 'are'} {kind}"
+        if np.isnan(ends).any():
+            lines.append(f"{text}: only the upper 8 bits of each sample are read")
+            continue
+        values = f"values {_shown(ends[:, 0].min())} to {_shown(ends[:, 1].max())}"
+        low, high = (0, _CEILINGS.get(kind)) if scale == FULL else scale
+        if high is None:
+            lines.append(f"{text}; {values}; each is scaled by a range of its own ({origin})")
+            continue
+        lines.append(f"{text}; {values}; [{_shown(low)}, {_shown(high)}] becomes 0 to 255 ({origin})")
+        spread = np.median(np.clip(ends[:, 1], low, high) - np.clip(ends[:, 0], low, high))
+        if (levels := spread / max(high - low, 1e-300) * 255 + 1) < FEW:
+            better = ", ".join(map(_shown, np.median(ends, axis=0)))
+            why = f"half of them use {levels:.0f} of 256 grey levels or fewer"
+            warnings.append(f"{text}: {why}; --data.range '[{better}]' would suit a typical one")
+    if lines and (others := int((kinds == "").sum())):
+        lines.append(f"the other {counted(others, f'{part} image')} of 8 bits stay as they are")
+    return lines, warnings
+
+
+def _shown(value: float) -> str:
+    return str(int(value)) if float(value).is_integer() else f"{value:.6g}"
