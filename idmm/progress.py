@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from logging.handlers import MemoryHandler
 from pathlib import Path
 
 from tqdm.auto import tqdm
@@ -20,8 +21,24 @@ LOG_SECONDS = 10.0  # between two lines of progress where there is no terminal t
 
 
 @contextlib.contextmanager
+def keeping_log() -> Iterator[None]:
+    """Keeps what is logged inside the block until :func:`logging_to` opens a log, where it then stands first."""
+    kept, level = MemoryHandler(sys.maxsize, flushLevel=sys.maxsize, flushOnClose=False), log.level
+    log.addHandler(kept)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(kept)
+        log.setLevel(level)
+
+
+@contextlib.contextmanager
 def logging_to(folder: Path) -> Iterator[None]:
-    """Logs to standard error and to FOLDER/log.txt inside the block; only of the first process."""
+    """Logs to standard error and to FOLDER/log.txt inside the block; only of the first process.
+
+    What :func:`keeping_log` kept comes first.
+    """
     first = os.environ.get("RANK", "0") == "0"
     shown = logging.StreamHandler(sys.stderr)
     shown.setFormatter(logging.Formatter("%(message)s"))
@@ -34,6 +51,11 @@ def logging_to(folder: Path) -> Iterator[None]:
     level, propagate = log.level, log.propagate
     log.setLevel(logging.INFO)
     log.propagate = False
+    for early in [handler for handler in log.handlers if isinstance(handler, MemoryHandler)]:
+        log.removeHandler(early)
+        for record in early.buffer:
+            for handler in handlers:
+                handler.handle(record)
     for handler in handlers:
         log.addHandler(handler)
     try:

@@ -1,10 +1,10 @@
 """The images."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from idmm.config.base import section
+from idmm.config.base import FieldError, section
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -33,8 +33,11 @@ class Subset:
 class Data:
     """The images."""
 
-    name: str = "digits"
-    """Dataset: 'folder' (your own images under data.root), one of 'idmm data list', or 'hfds:NAME' (Hugging Face)."""
+    MAIN: ClassVar[str] = "root"
+
+    name: str | None = None
+    """Dataset: 'folder' (your own images under data.root), one of 'idmm data list', or 'hfds:NAME' (Hugging Face).
+    Null: 'folder' where there is a data.root, else 'digits', which scikit-learn ships."""
     root: str | None = None
     """Folder of the dataset ('idmm data info NAME' shows how it is laid out). folder: ROOT/train/CLASS/* and
     ROOT/val/CLASS/* (or test); pretraining takes any tree."""
@@ -72,7 +75,8 @@ class Data:
     def _check(self):
         for name, values in (("mean", self.mean), ("std", self.std)):
             if values is not None and self.in_chans is not None and len(values) != self.in_chans:
-                raise ValueError(f"{name} has {len(values)} values for in_chans {self.in_chans}, wanted one a channel")
+                text = f"got {len(values)} values for in_chans {self.in_chans}, wanted one a channel"
+                raise FieldError(name, text)
         if self.std is not None and min(self.std) <= 0:
-            raise ValueError(f"std is {self.std}, wanted numbers > 0")
+            raise FieldError("std", f"got {self.std}, wanted numbers > 0")
         return self

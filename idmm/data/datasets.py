@@ -12,7 +12,7 @@ import numpy as np
 from idmm import config
 from idmm.data.download import fetch
 from idmm.data.readers.layout import FilesMissing
-from idmm.data.registry import Spec, spec_of
+from idmm.data.registry import Spec, resolve_name, spec_of
 from idmm.data.split import LabelsMissing, Split, Splits
 from idmm.errors import UserError, listed
 from idmm.seeding import numpy_rng
@@ -38,6 +38,7 @@ def open_splits(data: config.Data, labelled: bool, evaluated: bool = True) -> Sp
             be drawn; all faults of a folder in one.
         RunError: ``data.download`` was asked for and failed.
     """
+    data = resolve_name(data)[0]
     spec = spec_of(data.name)
     splits = _compared(spec, _read(spec, data, labelled), data.allow_size_mismatch)
     splits = _hold_out(splits, data.val_fraction)

@@ -22,6 +22,7 @@ from idmm.models.build import pair
 from idmm.models.spec import ModelSpec, model_spec
 from idmm.models.weights import read_checkpoint
 from idmm.progress import logging_to
+from idmm.stages import prepare
 from idmm.stages.assemble import LoadedSplits, assemble, load_splits
 
 log = logging.getLogger("idmm")
@@ -43,14 +44,14 @@ def probe(config: ProbeConfig | dict | str) -> dict:
         UserError: No such run, no labels, or a size that the model cannot take.
         RunError: The features are not finite, or memory ran out.
     """
-    config = parsing.build(ProbeConfig, config)
-    if config.out is None:
-        raise UserError("out: missing; name a folder for all that the run writes (--out runs/a)")
+    config, notes = prepare(parsing.build(ProbeConfig, config))
     with contextlib.closing(RunFolder(config.out, config, "auto")) as folder:
         if folder.finished:
             log.info("%s: finished already, nothing to do", config.out)
             return folder.result()
         with logging_to(folder.path):
+            for note in notes:
+                log.info("%s", note)
             found = measure(config, folder)
         linear, knn = found.pop("probe"), found.pop("knn")
         result = {
