@@ -28,7 +28,7 @@ class Command:
     config; a text that it returns is printed, a number is the exit code."""
     help: str
     logged: bool = True
-    """Whether the log is shown from here; training shows its own."""
+    """Whether the log is shown from here; training shows its own, once its folder is there."""
     parse: Callable[[list[str], str], Any] | None = None
     """Reads what else than the config's flags may be typed."""
 
@@ -147,7 +147,7 @@ def _run(group: Group, typed: str, argv: list[str], prog: str | None = None) -> 
     command = group.commands[name]
     if isinstance(command, Group):
         return _run(command, f"{name} ", rest)
-    with keeping_log():  # until a run's folder is there
+    with _log_on_stderr() if command.logged else keeping_log():
         return _call(command, f"{typed}{name}", rest, prog)
 
 
@@ -160,8 +160,7 @@ def _call(command: Command, typed: str, rest: list[str], prog: str | None) -> in
     given = _parsed(command, rest, prog or f"idmm {typed}")
     module, function = command.run.split(":")
     _check(given)
-    with _log_on_stderr() if command.logged else contextlib.nullcontext():
-        found = getattr(importlib.import_module(f"idmm.{module}"), function)(given)
+    found = getattr(importlib.import_module(f"idmm.{module}"), function)(given)
     if isinstance(found, str):
         print(found)
     return found if isinstance(found, int) else 0

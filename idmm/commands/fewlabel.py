@@ -51,10 +51,10 @@ def fewlabel(given: FewLabelConfig) -> dict:
     data, notes = resolve_name(given.data)
     given = replace(given, data=data)
     tuning = _tuning(given)
-    for note in notes:
-        log.info("%s", note)
     out = made_folder(given.out)
     backbones = _backbones(given)
+    for note in notes:
+        log.info("%s", note)
     with labels_needed(given.data):
         splits = open_splits(given.data, labelled=True)
     numbers = sorted(given.per_class)

@@ -1,15 +1,10 @@
 """``idmm probe``: how good the frozen features of a run are, in minutes instead of a fine-tuning."""
 
 import json
-import logging
-from dataclasses import replace
 
 from idmm.config.commands import ProbeCommand, probe_config
-from idmm.data.registry import resolve_name
 from idmm.files import made_folder, write_text
 from idmm.stages.probe import measure
-
-log = logging.getLogger("idmm")
 
 
 def probe(given: ProbeCommand) -> dict:
@@ -22,11 +17,8 @@ def probe(given: ProbeCommand) -> dict:
         UserError: No such run, no labels, a size that the model cannot take, or ``out`` cannot be written.
         RunError: The features are not finite, or memory ran out.
     """
-    data, notes = resolve_name(given.data)
-    for note in notes:
-        log.info("%s", note)
     out = made_folder(given.out)
-    result = measure(probe_config(replace(given, data=data), given.init))
+    result = measure(probe_config(given, given.init))
     print("\n".join(table(result)))
     if out is not None:
         write_text(out / "probe.json", json.dumps(result, indent=2) + "\n")

@@ -91,7 +91,7 @@ def located(name: str | Path, stage: str | None = None) -> Path:
     plain = str(name).removesuffix(".yaml")
     own = [stage, *STAGES] if stage else []
     found = next((known[key] for key in (plain, *(f"{folder}/{plain}" for folder in own)) if key in known), None)
-    if found or path.exists() or path.suffix in (".yaml", ".yml"):
+    if found or path.exists() or path.is_absolute() or path.suffix in (".yaml", ".yml"):
         return found or path
     names = [*(key.removeprefix(f"{stage}/") for key in known), *known]
     what = "is no file and no recipe's name"

@@ -14,7 +14,7 @@ from idmm.checkpoint import RunFolder
 from idmm.config import Data, parsing
 from idmm.config.commands import ProbeConfig
 from idmm.data.datasets import open_splits
-from idmm.data.registry import spec_of
+from idmm.data.registry import resolve_name, spec_of
 from idmm.errors import UserError
 from idmm.evaluate import readouts
 from idmm.features import FrozenBackbone
@@ -44,14 +44,12 @@ def probe(config: ProbeConfig | dict | str) -> dict:
         UserError: No such run, no labels, or a size that the model cannot take.
         RunError: The features are not finite, or memory ran out.
     """
-    config, notes = prepare(parsing.build(ProbeConfig, config))
+    config, _ = prepare(parsing.build(ProbeConfig, config))
     with contextlib.closing(RunFolder(config.out, config, "auto")) as folder:
         if folder.finished:
             log.info("%s: finished already, nothing to do", config.out)
             return folder.result()
         with logging_to(folder.path):
-            for note in notes:
-                log.info("%s", note)
             found = measure(config, folder)
         linear, knn = found.pop("probe"), found.pop("knn")
         result = {
@@ -75,7 +73,11 @@ def measure(config: ProbeConfig, folder: RunFolder | None = None) -> dict:
         ``strength`` (scikit-learn's C), ``chosen_by`` and held-out ``accuracies``; ``init``, ``model``, ``size``,
         ``crop_pct``, ``dataset``, image counts, ``seed``, ``seconds`` and what ``interval`` means.
     """
-    began, backbone = time.monotonic(), frozen_backbone(config)
+    began, (data, notes) = time.monotonic(), resolve_name(config.data)
+    config = replace(config, data=data)
+    backbone = frozen_backbone(config)
+    for note in notes:
+        log.info("%s", note)
     splits = labelled_images(backbone, folder)
     if len(np.unique(splits.train.labels)) < 2:
         raise UserError("data.subset: the training images are all of one class; a probe wants two or more")
