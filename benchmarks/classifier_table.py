@@ -75,10 +75,10 @@ def measure(backbone) -> dict:
     from idmm.data.loaders import centre_crops
     from idmm.features import extract_features
 
-    splits = open_splits(config.Data(), labelled=True)
+    splits = open_splits(config.Data(name="digits"), labelled=True)
     features = []
     for split in (splits.train, splits.test):
-        store = load_split(split, bound=None, data=config.Data())
+        store = load_split(split, bound=None, data=config.Data(name="digits"))
         batches = centre_crops(store, SIZE, 0.875, config.IMAGENET_MEAN, config.IMAGENET_STD, 256, workers=0)
         features.append(extract_features(backbone, batches, "cpu", contextlib.nullcontext).numpy())
     (train, test), labels, truth = features, splits.train.labels, splits.test.labels

@@ -14,6 +14,7 @@ from idmm.config import FinetuneConfig, PretrainConfig
 from idmm.config import commands as keys
 from idmm.config.parsing import parse
 from idmm.errors import Interrupted, RunError, UserError, nearest
+from idmm.progress import keeping_log
 from idmm.transfer.config import GridConfig, parse_grid
 
 
@@ -27,7 +28,7 @@ class Command:
     config; a text that it returns is printed, a number is the exit code."""
     help: str
     logged: bool = True
-    """Whether the log is shown from here; training shows its own."""
+    """Whether the log is shown from here; training shows its own, once its folder is there."""
     parse: Callable[[list[str], str], Any] | None = None
     """Reads what else than the config's flags may be typed."""
 
@@ -91,6 +92,7 @@ COMMANDS = {
 
 'idmm data COMMAND --help' explains every flag.""",
     ),
+    "configs": Command(keys.ConfigsConfig, "commands.catalogue:recipe_list", "the recipes that --config takes by name"),
     "demo": Command(
         keys.DemoConfig, "commands.demo:demo",
         "both on scikit-learn's digits, against training from scratch, with pictures", logged=False,
@@ -145,18 +147,35 @@ def _run(group: Group, typed: str, argv: list[str], prog: str | None = None) -> 
     command = group.commands[name]
     if isinstance(command, Group):
         return _run(command, f"{name} ", rest)
+    with _log_on_stderr() if command.logged else keeping_log():
+        return _call(command, f"{typed}{name}", rest, prog)
+
+
+def _call(command: Command, typed: str, rest: list[str], prog: str | None) -> int:
     if command.config is GridConfig and rest and not rest[0].startswith("-"):
         from idmm.commands.grid import status
 
         print(status(rest))
         return 0
-    given = _parsed(command, rest, prog or f"idmm {typed}{name}")
+    given = _parsed(command, rest, prog or f"idmm {typed}")
     module, function = command.run.split(":")
-    with _log_on_stderr() if command.logged else contextlib.nullcontext():
-        found = getattr(importlib.import_module(f"idmm.{module}"), function)(given)
+    _check(given)
+    found = getattr(importlib.import_module(f"idmm.{module}"), function)(given)
     if isinstance(found, str):
         print(found)
     return found if isinstance(found, int) else 0
+
+
+def _check(given: Any) -> None:
+    """Finds the mistakes that can be found before torch is imported."""
+    if isinstance(given, PretrainConfig | FinetuneConfig):
+        from idmm.stages import prepare
+
+        prepare(given)
+    elif isinstance(given, keys.FeatureConfig):
+        from idmm.data.registry import resolve_name
+
+        resolve_name(given.data)
 
 
 def _parsed(command: Command, argv: list[str], prog: str) -> Any:

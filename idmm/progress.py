@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from logging.handlers import MemoryHandler
 from pathlib import Path
 
 from tqdm.auto import tqdm
@@ -19,9 +20,46 @@ log = logging.getLogger("idmm")
 LOG_SECONDS = 10.0  # between two lines of progress where there is no terminal to draw a bar on
 
 
+class _Kept(MemoryHandler):
+    """Keeps records, and shows warnings at once, as Python does where nobody listens."""
+
+    def __init__(self):
+        super().__init__(sys.maxsize, flushLevel=sys.maxsize, flushOnClose=False)
+
+    def emit(self, record):
+        super().emit(record)
+        if record.levelno >= logging.WARNING:
+            logging.lastResort.handle(record)
+
+    def pass_on(self, shown: logging.Handler, *others: logging.Handler) -> None:
+        """Gives the records to handlers, to the first of them those that were not shown yet."""
+        for record in self.buffer:
+            for handler in others if record.levelno >= logging.WARNING else (shown, *others):
+                handler.handle(record)
+
+
+@contextlib.contextmanager
+def keeping_log() -> Iterator[None]:
+    """Keeps what is logged inside the block until :func:`logging_to` opens a log, where it then stands first.
+
+    Where none is opened, as what was asked for is refused, warnings alone were shown.
+    """
+    kept, level = _Kept(), log.level
+    log.addHandler(kept)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(kept)
+        log.setLevel(level)
+
+
 @contextlib.contextmanager
 def logging_to(folder: Path) -> Iterator[None]:
-    """Logs to standard error and to FOLDER/log.txt inside the block; only of the first process."""
+    """Logs to standard error and to FOLDER/log.txt inside the block; only of the first process.
+
+    What :func:`keeping_log` kept comes first.
+    """
     first = os.environ.get("RANK", "0") == "0"
     shown = logging.StreamHandler(sys.stderr)
     shown.setFormatter(logging.Formatter("%(message)s"))
@@ -34,6 +72,9 @@ def logging_to(folder: Path) -> Iterator[None]:
     level, propagate = log.level, log.propagate
     log.setLevel(logging.INFO)
     log.propagate = False
+    for early in [handler for handler in log.handlers if isinstance(handler, _Kept)]:
+        log.removeHandler(early)
+        early.pass_on(*handlers)
     for handler in handlers:
         log.addHandler(handler)
     try:

@@ -15,7 +15,8 @@ from helpers import ROOT, STAGES, VIT, Process, call, flags, inside, metrics, re
 
 import idmm
 from idmm.config import FinetuneConfig, PretrainConfig
-from idmm.config.parsing import _flow, _leaves, build, dump, parse
+from idmm.config.parsing import _flow, build, dump, parse
+from idmm.config.schema import flags_of
 from idmm.errors import UserError
 from idmm.transfer.config import parse_grid
 from idmm.transfer.plan import GridPlan
@@ -100,7 +101,7 @@ FAULTS = {
     ),
     "range": (
         ["--views.crops", "[{scale: [0.5, 0.1]}]"],
-        "views.crops[0]: scale is [0.5, 0.1], wanted [min, max] with 0 < min <= max <= 1",
+        "views.crops[0].scale: got [0.5, 0.1], wanted [min, max] with 0 < min <= max <= 1",
     ),
     "two of three": (
         ["--data.subset", "{per_class: 1, total: 2}"],
@@ -332,7 +333,7 @@ def test_help_names_every_field_with_its_default_and_those_of_the_contract(stage
     words = capsys.readouterr().out.split()
     assert not {f"--{name}" for name in COMMON + CONTRACT[stage]} - {*words}
     text = "".join(words)  # lines are wrapped anywhere
-    leaves = _leaves(KINDS[stage])
+    leaves = flags_of(KINDS[stage])
     assert len(leaves) > 40
     for leaf in leaves:
         assert leaf.help, f"{leaf.key} has no help"

@@ -79,7 +79,7 @@ def test_help_of_a_command_shows_the_name_and_the_flags(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["data", "check", "--help"])
     out = capsys.readouterr().out
-    assert ended.value.code == 0 and "idmm data check NAME" in out and "--near_limit" in out and "(required)" in out
+    assert ended.value.code == 0 and "idmm data check NAME" in out and "--near_limit" in out and "under --root" in out
 
 
 def test_download_of_what_is_there_already(capsys):

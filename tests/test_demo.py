@@ -14,6 +14,7 @@ from PIL import Image
 
 from idmm.commands import crops, demo
 from idmm.config import CropGroup, Data, FinetuneConfig, PretrainConfig, Views
+from idmm.config.commands import DemoConfig
 from idmm.config.parsing import build
 from idmm.data.cache import load_split
 from idmm.data.datasets import open_splits
@@ -33,7 +34,7 @@ FINETUNE = {"data": {"workers": 0, "subset": {"per_class": 2}}, "train": {**QUIC
 
 @pytest.fixture(scope="module")
 def store():
-    data = Data(subset={"total": 20})
+    data = Data(name="digits", subset={"total": 20})
     return load_split(open_splits(data, labelled=False).train, bound=None, data=data)
 
 
@@ -172,7 +173,7 @@ def test_missing_and_faulty_files_are_named_together(tmp_path, capsys):
     argv = ["demo", "--out", tmp_path / "o", "--pretrain", tmp_path / "p.yaml", "--finetune", tmp_path / "f.yaml"]
     lines = refused(capsys, argv)
     assert len(lines) == 3 and not (tmp_path / "o").exists()
-    assert lines[0] == f"pretrain: '{tmp_path}/p.yaml' is not there; wanted a YAML file of pretrain's keys"
+    assert lines[0] == f"pretrain: cannot read '{tmp_path}/p.yaml' (No such file or directory); wanted a YAML file"
     assert all(line.startswith("finetune: train.") for line in lines[1:])
 
 
@@ -184,15 +185,8 @@ def test_fine_tuning_another_model_is_refused(tmp_path, files, capsys):
     assert not (tmp_path / "o").exists()
 
 
-def test_a_packages_demo_without_its_configs_says_so(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(demo, "CONFIGS", tmp_path / "configs")
-    lines = refused(capsys, ["demo", "--out", tmp_path / "o"])
-    assert len(lines) == 2 and all("a checkout of the repository has it" in line for line in lines)
-
-
 def test_the_configs_that_ship_are_sound():
-    pretrain = build(PretrainConfig, demo.CONFIGS / "pretrain.yaml")
-    finetune = build(FinetuneConfig, demo.CONFIGS / "finetune.yaml")
+    pretrain, finetune = build(PretrainConfig, DemoConfig().pretrain), build(FinetuneConfig, DemoConfig().finetune)
     assert pretrain.data.name == finetune.data.name == "digits"
     assert pretrain.data.subset is None and pretrain.data.val_fraction == finetune.data.val_fraction == 0
     assert finetune.data.subset.per_class == 10

@@ -113,9 +113,9 @@ def test_what_cannot_be_dealt_out_is_one_line_and_leaves_no_folder(images, done,
     assert refused(capsys, [*argv[:-3], 3, "--out", plain]) == [
         f"out: '{plain}' holds a run without folds; name a new folder"
     ]
-    wanted = "data: fold is 4, but there are 3 folds; wanted folds, and one of them"
+    wanted = "data.fold: got 4, but there are 3 folds; wanted folds, and one of them"
     assert refused(capsys, [*argv[:-3], 3, "--data.fold", 4, *argv[-2:]]) == [wanted]
-    wanted = "data: fold is 1, but folds is not given; wanted folds, and one of them"
+    wanted = "data.fold: got 1, but folds is not given; wanted folds, and one of them"
     assert refused(capsys, [*argv[:-4], "--data.fold", 1, *argv[-2:]]) == [wanted]
 
 

@@ -104,7 +104,7 @@ def test_dinos_configs():
     assert [global_groups(config.views.crops) for config in (own, theirs)] == [2, 2]
     grid = yaml.safe_load((CONFIGS / "transfer" / "table6.yaml").read_text())
     files = {m["name"]: m["pretrain"]["config"] for m in grid["methods"] if m != "idmm"}
-    assert files["dino"] == "configs/pretrain/dino_idmm.yaml" and files["mocov3"] == "configs/pretrain/mocov3.yaml"
+    assert files["dino"] == "dino_idmm" and files["mocov3"] == "mocov3"
 
 
 @pytest.mark.parametrize("name", TABLE_10)
@@ -201,9 +201,9 @@ def test_views_that_are_given_come_before_the_methods():
 def test_groups_carry_any_colour_and_are_checked(tmp_path):
     argv = ["--views.crops", "[{count: 1, jitter: [0.1, 0.1, 0.1, 0.9]}, {flip: 2}, {blur_sigma: [2, 1]}, {sigma: 1}]"]
     assert faults(parse, PretrainConfig, argv, "test") == [
-        "views.crops[0]: jitter is [0.1, 0.1, 0.1, 0.9], wanted four numbers >= 0, the last (hue) <= 0.5",
+        "views.crops[0].jitter: got [0.1, 0.1, 0.1, 0.9], wanted four numbers >= 0, the last (hue) <= 0.5",
         "views.crops[1].flip: got 2, wanted less than or equal to 1",
-        "views.crops[2]: blur_sigma is [2.0, 1.0], wanted [min, max] with 0 < min <= max",
+        "views.crops[2].blur_sigma: got [2.0, 1.0], wanted [min, max] with 0 < min <= max",
         "views.crops[3].sigma: unknown key; did you mean 'views.crops[3].blur_sigma'?",
     ]
     crops = [{"count": 1, "scale": [0.2, 1.0], "grey_prob": 0.0}]

@@ -99,7 +99,7 @@ def test_a_resumed_run_has_the_weight_decay_of_its_step():
 
 
 def test_weight_decay_cannot_rise_from_nothing():
-    with pytest.raises(ValueError, match="weight_decay_end is 0.4, but weight_decay 0; wanted it > 0"):
+    with pytest.raises(ValueError, match="weight_decay_end: got 0.4, but weight_decay is 0; wanted it > 0"):
         Train(weight_decay=0, weight_decay_end=0.4)
 
 

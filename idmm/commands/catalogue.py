@@ -1,8 +1,9 @@
-"""What datasets there are, as text; quick to print, as nothing but the registry is imported."""
+"""What datasets and recipes there are, as text; quick to print, as nothing but the registry is imported."""
 
 import textwrap
 
-from idmm.config.commands import DataInfoConfig, DataListConfig
+from idmm.config.commands import ConfigsConfig, DataInfoConfig, DataListConfig
+from idmm.config.reading import STAGES, about, recipes
 from idmm.data.readers.hub import PREFIX
 from idmm.data.registry import DATASETS, spec_of
 from idmm.errors import UserError
@@ -49,3 +50,14 @@ def info(given: DataInfoConfig) -> str:
         text = f"cannot be downloaded: {spec.manual}"
         lines += textwrap.wrap(text, 110, initial_indent="  ", subsequent_indent="    ")
     return "\n".join(lines)
+
+
+def recipe_list(_: ConfigsConfig) -> str:
+    """Returns the recipes that ship, a line each, those of a stage by the names that its command takes."""
+    groups = {stage: [f"idmm {stage} --config NAME:"] for stage in STAGES}
+    groups["others"] = ["--config FOLDER/NAME, most of them after one of the above:"]
+    for key, path in recipes().items():
+        folder, _, name = key.partition("/")
+        group, shown = (folder, name) if folder in STAGES else ("others", key)
+        groups[group].append(f"  {shown:<37}{about(path)}")
+    return "\n".join(line for lines in groups.values() for line in lines)

@@ -14,7 +14,7 @@ from idmm.data.doctor import NEAR_BITS, NEAR_CORRELATION, SKEWED, Checkup, Image
 from idmm.data.download import fetch
 from idmm.data.images import FULL, load
 from idmm.data.readers.hub import PREFIX
-from idmm.data.registry import spec_of
+from idmm.data.registry import resolve_name, spec_of
 from idmm.data.split import Splits, counted
 from idmm.errors import UserError, listed
 from idmm.files import made_folder, write_bytes, write_text
@@ -28,7 +28,7 @@ _NO_SHEET = " that --out DIR draws"
 def download(given: DataDownloadConfig) -> str:
     """Fetches a dataset unless it is there already, and checks its sizes; errors as of `fetch` and `open_splits`."""
     name, spec = given.name, spec_of(given.name)
-    data = config.Data(name=name, root=given.root)
+    data = config.Data(name=name, root=None if spec.embedded else given.root)
     try:
         return f"{name} is there already: {_counts(open_splits(data, labelled=True))}"
     except UserError:
@@ -73,11 +73,12 @@ def checkup(given: DataCheckConfig) -> int:
     Raises:
         UserError: The dataset cannot be opened at all, or ``given.out`` cannot be written.
     """
-    data = config.Data(
+    asked = config.Data(
         name=given.name, root=given.root, max_pixels=given.max_pixels,
         image_column=given.image_column, label_column=given.label_column,
         exclude=given.exclude, labels=given.labels, groups=given.groups,
     )  # fmt: skip
+    data, _ = resolve_name(asked)
     out = made_folder(given.out)
     found, splits = check(data, given.tiny, given.near_limit, progress=True)
     print("\n".join(report(found, written=out is not None)))

@@ -12,7 +12,6 @@ from idmm.errors import RunError, UserError
 from idmm.files import write_text
 from idmm.stages import STAGES
 
-CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "demo"  # of the repository, not of the package
 PICTURES = ("loss.png", "crops.png", "comparison.png")
 LEAST_GAIN = 5.0  # points
 
@@ -51,15 +50,10 @@ def demo(given: DemoConfig) -> dict:
 def _configs(demo: DemoConfig) -> tuple[PretrainConfig, FinetuneConfig]:
     built, faults = [], []
     for flag, given in (("pretrain", demo.pretrain), ("finetune", demo.finetune)):
-        file = CONFIGS / f"{flag}.yaml" if given is None else Path(given)
-        if not file.is_file():
-            hint = "; a checkout of the repository has it, or name your own" if given is None else ""
-            faults.append(f"{flag}: '{file}' is not there; wanted a YAML file of {flag}'s keys{hint}")
-            continue
         try:
-            built.append(STAGES[flag].build(file))
+            built.append(STAGES[flag].build(given))
         except UserError as error:
-            faults += [f"{flag}: {line}" for line in error.faults]
+            faults += [f"{flag}: {line.removeprefix('--config: ')}" for line in error.faults]
     if faults:
         raise UserError(*faults)
     return built[0], _same_model(*built)

@@ -17,7 +17,7 @@ from idmm.config import FinetuneConfig, Subset, parsing
 from idmm.config.commands import FeatureConfig, FewLabelConfig, probe_config
 from idmm.data.cache import ImageStore
 from idmm.data.datasets import draw_subset, open_splits
-from idmm.data.registry import spec_of
+from idmm.data.registry import resolve_name, spec_of
 from idmm.data.split import Split
 from idmm.errors import UserError, listed
 from idmm.evaluate import readouts
@@ -48,9 +48,13 @@ def fewlabel(given: FewLabelConfig) -> dict:
         UserError: A mistake in the flags or in ``given.finetune``, no labels, or a class with fewer images than asked.
         RunError: A fine-tuning could not go on; the same command takes it up again.
     """
+    data, notes = resolve_name(given.data)
+    given = replace(given, data=data)
     tuning = _tuning(given)
     out = made_folder(given.out)
     backbones = _backbones(given)
+    for note in notes:
+        log.info("%s", note)
     with labels_needed(given.data):
         splits = open_splits(given.data, labelled=True)
     numbers = sorted(given.per_class)
@@ -212,7 +216,7 @@ def _tuning(given: FewLabelConfig) -> FinetuneConfig | None:
     if given.finetune is None:
         raise UserError(*faults, "finetune: missing; --protocol finetune wants a YAML file of fine-tuning's keys")
     try:
-        tuning = STAGES["finetune"].build(Path(given.finetune))
+        tuning = STAGES["finetune"].build(given.finetune)
     except UserError as error:
         raise UserError(*faults, *(f"finetune: {line.removeprefix('--config: ')}" for line in error.faults)) from None
     named = [name for name in ("out", "init", "seed", "resume") if name in parsing.changed(tuning)]

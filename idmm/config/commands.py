@@ -3,9 +3,10 @@
 from dataclasses import field, fields
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from idmm.config import Data, FinetuneModel, section
+from idmm.config.base import FieldError
 
 
 def _several(given: Any) -> Any:
@@ -84,7 +85,8 @@ class FewLabelConfig(FeatureConfig):
     protocol: Literal["probe", "finetune"] = "probe"
     """What is measured: 'probe', kNN and a linear probe on frozen features; 'finetune', fine-tuning by FILE."""
     finetune: str | None = None
-    """YAML file of fine-tuning's keys, for --protocol finetune; images, out, init and seeds are named here."""
+    """YAML file of fine-tuning's keys, or a name of 'idmm configs', for --protocol finetune; images, out, init and
+    seeds are named here."""
 
 
 @section
@@ -96,10 +98,16 @@ class DemoConfig:
     """Folder for the runs, demo.json and the pictures."""
     seeds: int = Field(3, ge=1)
     """Seeds to average over, from 0; each drives both stages and the draw of the labelled images (runs)."""
-    pretrain: str | None = None
-    """YAML file of stage 1's keys; null: the repository's configs/demo/pretrain.yaml."""
-    finetune: str | None = None
-    """YAML file of stage 2's keys; null: the repository's configs/demo/finetune.yaml."""
+    pretrain: str = "demo/pretrain"
+    """YAML file of stage 1's keys, or a name of 'idmm configs'."""
+    finetune: str = "demo/finetune"
+    """YAML file of stage 2's keys, likewise."""
+
+
+@section
+class ConfigsConfig:
+    """The recipes that ship, which --config takes by their names from any folder: NAME for those of the command's own
+    stage, FOLDER/NAME for all."""
 
 
 @section
@@ -130,8 +138,8 @@ class DataCheckConfig:
     """Look at every image of a dataset before training on it: unreadable files, class balance, tiny images, duplicates,
     and duplicates across train and test. Exits 1 if anything was found that should be mended."""
 
-    name: str
-    """Dataset, one of 'idmm data list'."""
+    name: str | None = None
+    """Dataset, one of 'idmm data list'; null: 'folder', your own images under --root."""
     root: str | None = None
     """Folder of the dataset."""
     out: str | None = None
@@ -153,6 +161,12 @@ class DataCheckConfig:
     """hfds: the column of images; null: the only one."""
     label_column: str | None = None
     """hfds: the column of classes; null: the only one."""
+
+    @model_validator(mode="after")
+    def _check(self):
+        if self.name is None and self.root is None:
+            raise FieldError("name", "missing")
+        return self
 
 
 @section

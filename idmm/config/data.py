@@ -1,11 +1,11 @@
 """The images."""
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from idmm.config.base import section
+from idmm.config.base import FieldError, section
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -43,8 +43,11 @@ def _grey_range(value: Any) -> Any:
 class Data:
     """The images."""
 
-    name: str = "digits"
-    """Dataset: 'folder' (your own images under data.root), one of 'idmm data list', or 'hfds:NAME' (Hugging Face)."""
+    MAIN: ClassVar[str] = "root"
+
+    name: str | None = None
+    """Dataset: 'folder' (your own images under data.root), one of 'idmm data list', or 'hfds:NAME' (Hugging Face).
+    Null: 'folder' where there is a data.root, else 'digits', which scikit-learn ships."""
     root: str | None = None
     """Folder of the dataset ('idmm data info NAME' shows how it is laid out). folder: ROOT/train/CLASS/* and
     ROOT/val/CLASS/* (or test); pretraining takes any tree."""
@@ -103,10 +106,11 @@ class Data:
     def _check(self):
         for name, values in (("mean", self.mean), ("std", self.std)):
             if values is not None and self.in_chans is not None and len(values) != self.in_chans:
-                raise ValueError(f"{name} has {len(values)} values for in_chans {self.in_chans}, wanted one a channel")
+                text = f"got {len(values)} values for in_chans {self.in_chans}, wanted one a channel"
+                raise FieldError(name, text)
         if self.std is not None and min(self.std) <= 0:
-            raise ValueError(f"std is {self.std}, wanted numbers > 0")
+            raise FieldError("std", f"got {self.std}, wanted numbers > 0")
         if self.fold is not None and self.fold > (self.folds or 0):
             of = "folds is not given" if self.folds is None else f"there are {self.folds} folds"
-            raise ValueError(f"fold is {self.fold}, but {of}; wanted folds, and one of them")
+            raise FieldError("fold", f"got {self.fold}, but {of}; wanted folds, and one of them")
         return self

@@ -5,6 +5,7 @@ A new method is a class here, one of that name in a module NAME of ``idmm/method
 leaves out: the methods' own papers and releases.
 """
 
+from collections.abc import Collection
 from dataclasses import fields
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -216,8 +217,32 @@ Method = section(
             "__doc__": "What is learned in stage 1; a method refuses fields that it does not read.",
             "__module__": __name__,
             "__annotations__": {"name": Literal[*METHODS], **{key: kind for key, (kind, _) in _KEYS.items()}},
+            "MAIN": "name",
             "name": Field(DEFAULT, description=_NAME),
             **{key: default for key, (_, default) in _KEYS.items()},
         },
     )
 )
+
+
+def keys_read(method: Method) -> dict[str, Any]:
+    """Returns the keys that a method reads, with its defaults; without its MLP there are no widths."""
+    reads = defaults_of(method.name)
+    if "projection" in reads and not projects(method, reads):
+        return {name: value for name, value in reads.items() if name not in ("hidden_dim", "dim")}
+    return reads
+
+
+def projects(method: Method, reads: dict[str, Any]) -> bool:
+    """Whether there is an MLP between the features and the loss."""
+    return bool(reads.get("projection") if method.projection is None else method.projection)
+
+
+def unread(method: Method, given: Collection[str]) -> list[str]:
+    """Returns a line for each of the given keys that the method does not read."""
+    own, reads, lines = defaults_of(method.name), keys_read(method), []
+    for name in given:
+        if name not in ("name", *reads):
+            where = f"{method.name} without method.projection" if name in own else method.name
+            lines.append(f"method.{name}: {getattr(method, name)!r}, but {where} does not read it; leave it out")
+    return lines

@@ -6,51 +6,24 @@ and help text is read from the classes of this package and stated nowhere else.
 
 import argparse
 import dataclasses
+import logging
 import re
-import types
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticUndefined
 
+from idmm.config.base import FieldError
+from idmm.config.reading import of_one_method, read_recipes, read_value, recipe, yaml_problem
+from idmm.config.reading import read_file as read_file
+from idmm.config.schema import flags_of, keys_of, main_key, odd_keys, options
 from idmm.errors import UserError, nearest
 
+log = logging.getLogger("idmm")
 Config = TypeVar("Config")
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML as people expect it: ``off`` and ``no`` are words, ``1e-3`` is a number, a key given twice is a fault."""
-
-    def construct_mapping(self, node, deep=False):
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        twice = [i for i, key in enumerate(keys) if key in keys[:i]]
-        if twice:
-            mark = node.value[twice[0]][0].start_mark
-            raise yaml.constructor.ConstructorError(None, None, f"'{keys[twice[0]]}' is given twice", mark)
-        return super().construct_mapping(node, deep)
-
-
-_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, regex) for tag, regex in rules if tag != "tag:yaml.org,2002:bool"]
-    for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_BOOLEAN = re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$")
-_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", _BOOLEAN, list("tTfF"))
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(f"^(?:{_NUMBER.pattern})$"), list("-+0123456789."))
-
-
-class _Field(NamedTuple):
-    """A leaf of the config: one flag."""
-
-    key: str
-    kind: Any
-    help: str
-    default: Any
-    section: type
 
 
 def parse(kind: type[Config], argv: list[str], prog: str) -> Config:
@@ -63,27 +36,25 @@ def parse(kind: type[Config], argv: list[str], prog: str) -> Config:
         UserError: A line for each unknown key (with the nearest known one), wrong type and value out of range.
     """
     parser = _parser(kind, prog)
-    known, unknown = parser.parse_known_args(argv)
-    faults = _unknown_flags(unknown, parser)
+    known, unknown = parser.parse_known_args(_with_negative_numbers(argv))
+    faults = _unknown_flags(unknown, parser, kind)
     data: dict = {}
     origin: dict[str, str] = {}
-    unread: list[str] = []
-    for path in known.config or []:
-        if path is _NOTHING:
-            unread.append("--config: wants a FILE")
-            continue
-        try:
-            _merge(data, read_file(path), origin, path)
-        except UserError as error:
-            unread += error.faults
+    files, unread = read_recipes(kind, ["" if name is _NOTHING else name for name in known.config or []])
     faults += unread
-    for leaf in _leaves(kind):
+    for where, file, note in of_one_method(files, getattr(known, "method.name", None)):
+        _merge(data, file, origin, where)
+        if note:
+            log.info("%s", note)
+    for leaf in flags_of(kind):
         text = getattr(known, leaf.key, None)
         if text is _NOTHING:
             faults.append(f"--{leaf.key}: wants a value ({_metavar(leaf.kind)})")
         elif text is not None:
             faults += _set(data, leaf.key, text, leaf.kind, origin)
     config = _checked(kind, data, origin, faults, whole=not unread)
+    if idle := getattr(config, "flag_faults", lambda flags: [])([key for key, where in origin.items() if not where]):
+        raise UserError(*idle)
     if known.print_config:
         print(dump(config), end="")
         raise SystemExit(0)
@@ -91,7 +62,7 @@ def parse(kind: type[Config], argv: list[str], prog: str) -> Config:
 
 
 def build(kind: type[Config], given: Any) -> Config:
-    """Makes a config from Python: an instance as it is, a mapping checked, a path read as YAML.
+    """Makes a config from Python: an instance as it is, a mapping checked, a path or a recipe's name read as YAML.
 
     Raises:
         UserError: As :func:`parse`.
@@ -101,30 +72,7 @@ def build(kind: type[Config], given: Any) -> Config:
     if not isinstance(given, (str, Path, dict)):
         wanted = f"wanted a mapping, a {kind.__name__} or the path of a YAML file"
         raise UserError(f"config: {wanted}, got {type(given).__name__}")
-    return _checked(kind, given if isinstance(given, dict) else read_file(given), {}, [])
-
-
-def read_file(path: str | Path) -> dict:
-    """Returns the keys of a YAML file.
-
-    Raises:
-        UserError: It cannot be read, is not YAML or holds no mapping.
-    """
-    try:
-        loaded = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise UserError(f"--config: cannot read '{path}' ({why}); wanted a YAML file") from None
-    except yaml.YAMLError as error:
-        raise UserError(f"--config: '{path}' is not YAML: {_yaml_problem(error)}") from None
-    if loaded is not None and not isinstance(loaded, dict):
-        raise UserError(f"--config: '{path}' holds {type(loaded).__name__}; wanted a mapping of keys")
-    return loaded or {}
-
-
-def read_value(text: str) -> Any:
-    """Returns a flag's text as YAML."""
-    return yaml.load(text, _Loader)
+    return _checked(kind, given if isinstance(given, dict) else recipe(kind, given), {}, [])
 
 
 def plain(config: Any) -> Any:
@@ -160,24 +108,6 @@ def dump(config: Any) -> str:
     return yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True)
 
 
-def _leaves(kind: type, prefix: str = "") -> list[_Field]:
-    leaves = []
-    for item in dataclasses.fields(kind):
-        info = kind.__pydantic_fields__[item.name]
-        section = next((t for t in _options(info.annotation) if dataclasses.is_dataclass(t)), None)
-        default = info.get_default(call_default_factory=True)
-        if section is None or default is None:
-            leaves.append(_Field(prefix + item.name, info.annotation, info.description or "", default, kind))
-        if section is not None:
-            leaves += _leaves(section, f"{prefix}{item.name}.")
-    return leaves
-
-
-def _options(kind: Any) -> tuple:
-    """The members of a union, or the type itself."""
-    return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
-
-
 _NOTHING = object()  # a flag at the end of the line, or followed by another flag
 
 
@@ -197,11 +127,11 @@ def _parser(kind: type, prog: str) -> argparse.ArgumentParser:
     )
     value = {"nargs": "?", "const": _NOTHING}
     parser.add_argument("--version", action="version", version=f"idmm {version('idmm')}")
-    text = "YAML file of the keys below; flags override it"
+    text = "YAML file of the keys below, or a name of 'idmm configs'; flags override it"
     parser.add_argument("--config", action="append", metavar="FILE", help=text, **value)
     parser.add_argument("--print_config", action="store_true", help="print the resulting config as YAML and exit")
     groups = {"": parser.add_argument_group("run")}
-    for leaf in _leaves(kind):
+    for leaf in flags_of(kind):
         name = leaf.key.rpartition(".")[0]
         if name not in groups:
             groups[name] = parser.add_argument_group(name, leaf.section.__doc__)
@@ -219,7 +149,7 @@ def _parser(kind: type, prog: str) -> argparse.ArgumentParser:
 
 def _metavar(kind: Any) -> str:
     names = []
-    for option in _options(kind):
+    for option in options(kind):
         if get_origin(option) is Literal:
             names.append("{" + ",".join(str(value) for value in get_args(option)) + "}")
         elif option is not type(None):
@@ -244,17 +174,11 @@ def _merge(data: dict, new: dict, origin: dict[str, str], where: str, prefix: st
                 origin.update({f"{prefix}{key}.{name}": where for name in value})
 
 
-def _yaml_problem(error: yaml.YAMLError) -> str:
-    mark = getattr(error, "problem_mark", None)
-    problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-    return f"{problem}, line {mark.line + 1}" if mark else problem
-
-
 def _set(data: dict, key: str, text: str, kind: Any, origin: dict[str, str]) -> list[str]:
     try:
         value = _value(text, kind)
     except yaml.YAMLError as error:
-        return [f"{key}: got {text!r}, which is not YAML ({_yaml_problem(error)})"]
+        return [f"{key}: got {text!r}, which is not YAML ({yaml_problem(error)})"]
     *sections, name = key.split(".")
     for section in sections:
         if not isinstance(data.get(section), dict):
@@ -267,19 +191,31 @@ def _set(data: dict, key: str, text: str, kind: Any, origin: dict[str, str]) -> 
 
 def _value(text: str, kind: Any) -> Any:
     """A flag's text as YAML, but taken to the letter where only text is wanted."""
-    texts = [t for t in _options(kind) if t is not type(None)]
+    texts = [t for t in options(kind) if t is not type(None)]
     if all(t is str or get_origin(t) is Literal and all(isinstance(v, str) for v in get_args(t)) for t in texts):
-        return None if text == "null" and type(None) in _options(kind) else text
-    return yaml.load(text, _Loader)
+        return None if text == "null" and type(None) in options(kind) else text
+    return read_value(text)
 
 
-def _unknown_flags(unknown: list[str], parser: argparse.ArgumentParser) -> list[str]:
+def _with_negative_numbers(argv: list[str]) -> list[str]:
+    """Joins a flag and the negative number after it, which argparse would take for a flag where it is ``-1e-3``."""
+    joined: list[str] = []
+    for word in argv:
+        if re.match(r"-[\d.]", word) and joined and re.match(r"--[^=]+$", joined[-1]):
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return joined
+
+
+def _unknown_flags(unknown: list[str], parser: argparse.ArgumentParser, kind: type) -> list[str]:
     faults, follows = [], False
     known = [option for action in parser._actions for option in action.option_strings]
     for token in unknown:
         if token.startswith("-"):
             flag = token.partition("=")[0]
-            faults.append(f"{flag}: unknown flag{nearest(flag, known)}")
+            main = main_key(kind, flag.removeprefix("--"))
+            faults.append(f"{flag}: unknown flag{nearest(f'--{main}' if main else flag, known)}")
         elif not follows:
             faults.append(f"{token}: unexpected argument; values follow their --flag")
         follows = token.startswith("-") and "=" not in token
@@ -291,50 +227,59 @@ def _checked(kind: type[Config], data: dict, origin: dict[str, str], faults: lis
 
     Where the data is not ``whole``, as a file could not be read, no key is said to be missing.
     """
+    if odd := odd_keys(data):
+        raise UserError(*faults, *(f"{key}: unknown key{_place(key, origin)}" for key in odd))
     try:
         config = TypeAdapter(kind).validate_python(data)
     except ValidationError as error:
-        found = [e for e in error.errors(include_url=False) if whole or e["type"] != "missing"]
-        faults = faults + [_fault(kind, e, origin) for e in found]
+        errors = error.errors(include_url=False)
+        found = [(e, _fault(kind, e, origin)) for e in errors]
+        # a key that was misspelled is not missing as well
+        meant = [fault.partition("did you mean '")[2].removesuffix("'?") for _, fault in found]
+        shown = [f for e, f in found if e["type"] != "missing" or (whole and _dotted(e["loc"]) not in meant)]
+        faults = faults + shown
     if faults:
         raise UserError(*faults)
     return config
 
 
-def _fault(kind: type, error: dict, origin: dict[str, str]) -> str:
+def _dotted(parts: tuple) -> str:
     key = ""
-    for part in error["loc"]:
+    for part in parts:
         key += f"[{part}]" if isinstance(part, int) else f".{part}" if key else str(part)
+    return key
+
+
+def _place(key: str, origin: dict[str, str]) -> str:
+    """`` (in FILE)`` where a key, or all of a section that was checked as one, is from a file."""
+    if any(not where and name.startswith(f"{key}.") for name, where in origin.items()):
+        return ""
     source = next((origin[k] for k in _prefixes(key) if k in origin), "")
-    where = f" (in {source})" if source else ""
+    return f" (in {source})" if source else ""
+
+
+def _fault(kind: type, error: dict, origin: dict[str, str]) -> str:
+    reason = error.get("ctx", {}).get("error")
+    checked = reason if isinstance(reason, FieldError) else None
+    key = _dotted((*error["loc"], *([checked.field] if checked else [])))
+    where = _place(key, origin)
     if error["type"] == "unexpected_keyword_argument":
         shape = re.sub(r"\[\d+\]", "[]", key)
-        hint = nearest(shape, _keys(kind)).replace("[]", key[key.find("[") : key.find("]") + 1] if "[" in key else "")
+        hint = nearest(shape, keys_of(kind)).replace("[]", key[key.find("[") : key.find("]") + 1] if "[" in key else "")
         return f"{key}: unknown key{where}{hint}"
     if error["type"] == "missing":
         return f"{key}: missing{where}; wanted is a value"
     if error["type"] == "value_error":
-        return f"{key or 'config'}: {error['ctx']['error']}{where}"
+        return f"{key or 'config'}: {checked.text if checked else reason}{where}"
     message = error["msg"].removeprefix("Input should be ").partition(", unable")[0].partition(", got")[0]
     message = re.sub(r"a (valid )?dictionary( or an instance of \w+)?", "a mapping", message)
     message = re.sub(r"(List|Dictionary|String) should have at least (\d+) items?.*", r"\2 or more of them", message)
     message = message.replace("a valid integer", "an integer").replace("a valid ", "a ")
     got = "null" if error["input"] is None else repr(error["input"])
-    return f"{key}: got {got}, wanted {message}{where}"
+    main = main_key(kind, key) if isinstance(error["input"], str) else None
+    return f"{key}: got {got}, wanted {message}{where}{nearest(main, [main]) if main else ''}"
 
 
 def _prefixes(key: str) -> list[str]:
     parts = re.split(r"\.|\[", key)
     return [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
-
-
-def _keys(kind: type, prefix: str = "") -> list[str]:
-    """All keys that may stand in a config, sections and list items included."""
-    keys = []
-    for name, info in kind.__pydantic_fields__.items():
-        keys.append(prefix + name)
-        for option in _options(info.annotation):
-            inner = get_args(option)[0] if get_origin(option) is list else option
-            if dataclasses.is_dataclass(inner):
-                keys += _keys(inner, prefix + name + ("[]." if inner is not option else "."))
-    return keys

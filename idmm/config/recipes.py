@@ -1,11 +1,10 @@
 """What null in the config means to a pretraining method, and what it refuses. No torch: plans ask too."""
 
 import importlib.util
-from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-from idmm.config.methods import METHODS, Method, defaults_of
+from idmm.config.methods import METHODS, Method, keys_read, projects, unread
 from idmm.config.parsing import changed
 from idmm.config.stages import PretrainConfig
 from idmm.config.views import COLOURS, DEFAULT_COLOURS, CropGroup, Views
@@ -46,8 +45,8 @@ def resolve_method(config: PretrainConfig) -> tuple[PretrainConfig, list[str]]:
     Raises:
         UserError: Fields that the method does not read, crops that it cannot take, a library that is missing.
     """
-    method, recipe, reads = config.method, METHODS[config.method.name], _reads(config.method)
-    faults = [*_unread(method, reads), *_missing(method, reads)]
+    method, recipe, reads = config.method, METHODS[config.method.name], keys_read(config.method)
+    faults = [*unread(method, changed(method)), *_missing(method, reads)]
     views, view_notes = _filled_views(config.views, method.name)
     given, wanted = sum(group.count for group in views.crops), recipe.exactly or recipe.at_least
     if given < wanted or (recipe.exactly and given > wanted):
@@ -86,29 +85,8 @@ def pass_notes(config: PretrainConfig, batch_size: int) -> tuple[list[str], list
     return [], [f"{shown}: {name} compares the {images} images of a pass with one another, not those of the batch"]
 
 
-def _reads(method: Method) -> dict[str, Any]:
-    """Returns the keys that a method reads, with its defaults; without its MLP there are no widths."""
-    reads = defaults_of(method.name)
-    if "projection" in reads and not _projects(method, reads):
-        return {name: value for name, value in reads.items() if name not in ("hidden_dim", "dim")}
-    return reads
-
-
-def _projects(method: Method, reads: dict[str, Any]) -> bool:
-    return bool(reads.get("projection") if method.projection is None else method.projection)
-
-
-def _unread(method: Method, reads: Collection[str]) -> list[str]:
-    own, lines = defaults_of(method.name), []
-    for name in changed(method):
-        if name not in ("name", *reads):
-            where = f"{method.name} without method.projection" if name in own else method.name
-            lines.append(f"method.{name}: {getattr(method, name)!r}, but {where} does not read it; leave it out")
-    return lines
-
-
 def _missing(method: Method, reads: dict[str, Any]) -> list[str]:
-    wanted = dict.fromkeys([*(["lightly"] if _projects(method, reads) else []), *METHODS[method.name].libraries])
+    wanted = dict.fromkeys([*(["lightly"] if projects(method, reads) else []), *METHODS[method.name].libraries])
     return [
         f"method.name: {method.name} needs {name}; install it with: pip install 'idmm[baselines]'"
         for name in wanted

@@ -1,13 +1,14 @@
 """The configs of whole runs."""
 
+from collections.abc import Collection
 from dataclasses import field, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from idmm.config.base import section
 from idmm.config.data import Data
-from idmm.config.methods import Method
+from idmm.config.methods import Method, unread
 from idmm.config.train import FinetuneTrain, PretrainTrain
 from idmm.config.views import Augment, Views
 
@@ -15,6 +16,8 @@ from idmm.config.views import Augment, Views
 @section
 class Model:
     """The backbone."""
+
+    MAIN: ClassVar[str] = "name"
 
     name: str | None = None
     """Any timm model; null: the init checkpoint's, else deit_tiny_patch16_224."""
@@ -93,16 +96,24 @@ class Common:
 class PretrainConfig(Common):
     """Stage 1: learn a backbone from images alone, by parametric instance discrimination (IDMM) or another method."""
 
+    STAGE: ClassVar[str] = "pretrain"
+
     model: Model = field(default_factory=Model)
     train: PretrainTrain = field(default_factory=PretrainTrain)
     method: Method = field(default_factory=Method)
     views: Views = field(default_factory=Views)
     drloc: DrLoc = field(default_factory=DrLoc)
 
+    def flag_faults(self, flags: Collection[str]) -> list[str]:
+        """Returns what is wrong with keys being given as flags: the method does not read them, say."""
+        return unread(self.method, [key.removeprefix("method.") for key in flags if key.startswith("method.")])
+
 
 @section
 class FinetuneConfig(Common):
     """Stage 2: train a classifier on labels, from a pretrained backbone or from scratch."""
+
+    STAGE: ClassVar[str] = "finetune"
 
     stages: list[Stage] | None = Field(None, min_length=1)
     """Sizes one after the other, e.g. '[{size: 224}, {size: 448, epochs: 100, lr: 5e-5}]'; null: one, at train.size."""

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from idmm.config.base import section
+from idmm.config.base import FieldError, section
 
 
 @section
@@ -54,7 +54,7 @@ class Train:
     @model_validator(mode="after")
     def _check(self):
         if self.weight_decay_end is not None and self.weight_decay == 0:
-            raise ValueError(f"weight_decay_end is {self.weight_decay_end:g}, but weight_decay 0; wanted it > 0")
+            raise FieldError("weight_decay_end", f"got {self.weight_decay_end:g}, but weight_decay is 0; wanted it > 0")
         return self
 
 

@@ -14,7 +14,7 @@ from idmm import config
 from idmm.data.download import fetch
 from idmm.data.readers.folder import parent_of_split
 from idmm.data.readers.layout import FilesMissing
-from idmm.data.registry import Spec, spec_of
+from idmm.data.registry import Spec, resolve_name, spec_of
 from idmm.data.split import LabelsMissing, Split, Splits, counted
 from idmm.data.user_lists import groups_of, leave_out, shared_groups, with_groups
 from idmm.errors import UserError, listed
@@ -45,6 +45,7 @@ def open_splits(data: config.Data, labelled: bool, evaluated: bool = True) -> Sp
             cannot be drawn; all faults of a folder in one. BadList: one of the user's lists is bad.
         RunError: ``data.download`` was asked for and failed.
     """
+    data = resolve_name(data)[0]
     spec = spec_of(data.name)
     splits = _compared(spec, _read(spec, data, labelled), data.allow_size_mismatch)
     splits = narrowed(splits, data, labelled)

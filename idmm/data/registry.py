@@ -1,7 +1,7 @@
 """The datasets by name: the rows of ``datasets.yaml``, each with the function that reads its files."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -54,7 +54,7 @@ class Spec:
     @property
     def embedded(self) -> bool:
         """Whether a package ships it: it has no files and no ``data.root``."""
-        return not self.layout
+        return not self.layout and not self.name.startswith(PREFIX)
 
 
 def spec_of(name: str) -> Spec:
@@ -68,6 +68,25 @@ def spec_of(name: str) -> Spec:
         raise UserError(f"data.name: '{name}' {STREAMING}")
     known = f"{', '.join(DATASETS)}, or hfds:NAME"
     raise UserError(f"data.name: '{name}' is not known; wanted one of {known}{nearest(name, DATASETS)}")
+
+
+def resolve_name(data: config.Data) -> tuple[config.Data, list[str]]:
+    """Fills in ``data.name``: ``folder`` where there is a root, else ``digits``.
+
+    Returns:
+        The section, and lines for the log.
+
+    Raises:
+        UserError: The name is unknown, or has no files and is given a root.
+    """
+    if data.name is None and data.root is None:
+        why = "neither --data.name nor --data.root was given; --data.root DIR takes your own images"
+        return replace(data, name="digits"), [f"data.name: scikit-learn's digits, as {why}"]
+    data = replace(data, name=data.name or "folder")
+    if spec_of(data.name).embedded and data.root is not None:
+        what = f"'{data.root}', but data.name '{data.name}' comes with a package and takes none"
+        raise UserError(f"data.root: {what}; leave it out, or the name, which is then 'folder'")
+    return data, []
 
 
 def _at_root(read: Callable[[Path], Splits]) -> Callable[[config.Data, bool], Splits]:

@@ -1,13 +1,16 @@
 """Whole runs, read from top to bottom, and the table of them. No torch before one starts, as planners ask here too."""
 
-import importlib
+import importlib.util
+import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from idmm.config import FinetuneConfig, PretrainConfig, parsing, resolved_stages
 from idmm.config.commands import ProbeConfig
 from idmm.config.recipes import METHODS, pass_notes, resolve_method
+from idmm.data.registry import resolve_name
+from idmm.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class StageSpec:
     """Whether those are looked at."""
     needs_val: Callable[[Any], bool] = lambda config: False
     """Whether there must be images to choose by, beside those that are reported."""
-    resolve: Callable[[Any], tuple[Any, list[str]]] = lambda config: (config, [])
+    by_method: Callable[[Any], tuple[Any, list[str]]] = lambda config: (config, [])
     """Fills in what is left to the method, with lines for the log on it; UserError where that cannot be."""
     faults: Callable[[Any, int], list[str]] = lambda config, images: []
     """What is wrong with so many training images."""
@@ -60,6 +63,16 @@ class StageSpec:
     def build(self, given: Any) -> Any:
         """Returns the stage's config, see :func:`idmm.config.parsing.build`."""
         return parsing.build(self.config, given)
+
+    def resolve(self, config: Any) -> tuple[Any, list[str]]:
+        """Fills in what is left to the dataset's name and the method, with lines for the log on it.
+
+        Raises:
+            UserError: No such dataset, or a method that cannot be had so.
+        """
+        data, notes = resolve_name(config.data)
+        config, more = self.by_method(replace(config, data=data))
+        return config, notes + more
 
     def run(self, given: Any) -> dict:
         """Runs the stage; returns what ``result.json`` holds."""
@@ -91,7 +104,7 @@ STAGES = {
         labelled=lambda config: METHODS[config.method.name].labelled,
         needs_test=False,
         evaluated=lambda config: config.train.knn_every > 0,
-        resolve=resolve_method,
+        by_method=resolve_method,
         faults=lambda config, images: pass_notes(config, min(config.train.batch_size, images))[0],
     ),
     "finetune": StageSpec(
@@ -110,3 +123,33 @@ STAGES = {
 def stage_of(config: Any) -> StageSpec:
     """Returns the stage that a config is of."""
     return next(stage for stage in STAGES.values() if isinstance(config, stage.config))
+
+
+_WEIGHTS = ("backbone.safetensors", "model.safetensors")  # of a run
+
+
+def prepare(config: Any) -> tuple[Any, list[str]]:
+    """Fills in what needs no torch, and finds what is wrong as far as that goes: mistakes are told at once.
+
+    Returns:
+        The config, and lines for the log.
+
+    Raises:
+        UserError: A line a fault.
+    """
+    faults, notes = [], []
+    written = [os.path.realpath(os.path.join(config.out or "", name)) for name in ("", *_WEIGHTS)]
+    try:
+        config, notes = stage_of(config).resolve(config)
+    except UserError as error:
+        faults += error.faults
+    if config.out is None:
+        faults.append("out: missing; name a folder for all that the run writes (--out runs/a)")
+    elif config.init is not None and os.path.realpath(config.init) in written:
+        faults.append(f"out: '{config.out}' is where init is; name a new folder for all that this run writes")
+    train = getattr(config, "train", None)  # a probe has none
+    if train and train.tensorboard and importlib.util.find_spec("tensorboard") is None:
+        faults.append("train.tensorboard: needs tensorboard; install it with: pip install 'idmm[tensorboard]'")
+    if faults:
+        raise UserError(*faults)
+    return config, notes

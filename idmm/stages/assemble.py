@@ -5,7 +5,6 @@ Stages, the check of a grid and its estimate all ask here, so that what is check
 
 import contextlib
 import functools
-import importlib.util
 import logging
 import math
 from collections.abc import Iterator
@@ -35,7 +34,7 @@ from idmm.models.weights import save_model
 from idmm.optim import recipe
 from idmm.progress import logging_to
 from idmm.seeding import derive, seeded
-from idmm.stages import Phase, stage_of
+from idmm.stages import Phase, prepare, stage_of
 
 log = logging.getLogger("idmm")
 PARTS = ("train", "val", "test")
@@ -213,11 +212,7 @@ def resolve(config) -> tuple[Assembly, list[str]]:
     Raises:
         UserError: The method cannot be had so, ``out`` or a library is missing, the model contradicts the checkpoint.
     """
-    config, notes = stage_of(config).resolve(config)
-    if config.out is None:
-        raise UserError("out: missing; name a folder for all that the run writes (--out runs/a)")
-    if config.train.tensorboard and importlib.util.find_spec("tensorboard") is None:
-        raise UserError("train.tensorboard: needs tensorboard; install it with: pip install 'idmm[tensorboard]'")
+    config, notes = prepare(config)
     spec = model_spec(config)
     lr, warmup = recipe(spec.name)
     train = config.train

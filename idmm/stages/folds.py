@@ -13,6 +13,7 @@ from typing import Any
 from idmm.checkpoint import RunFolder, begun
 from idmm.config import METHODS, parsing
 from idmm.data.datasets import open_splits
+from idmm.data.registry import resolve_name
 from idmm.errors import UserError
 from idmm.evaluate import wilson
 from idmm.progress import logging_to
@@ -34,6 +35,7 @@ def by_folds(stage: Callable[[Any], dict]) -> Callable[[Any], dict]:
     @functools.wraps(stage)
     def run(config):
         config = STAGES[stage.__name__].build(config)
+        config = replace(config, data=resolve_name(config.data)[0])
         if config.out is None or not several(config.data):
             return stage(config)
         out, folds = Path(config.out), list(each_fold(config))

@@ -14,7 +14,7 @@ from idmm.checkpoint import RunFolder
 from idmm.config import Data, parsing
 from idmm.config.commands import ProbeConfig
 from idmm.data.datasets import open_splits
-from idmm.data.registry import spec_of
+from idmm.data.registry import resolve_name, spec_of
 from idmm.errors import UserError
 from idmm.evaluate import largest_class, readouts, remarks
 from idmm.features import FrozenBackbone
@@ -22,6 +22,7 @@ from idmm.models.build import pair
 from idmm.models.spec import ModelSpec, model_spec
 from idmm.models.weights import read_checkpoint
 from idmm.progress import logging_to
+from idmm.stages import prepare
 from idmm.stages.assemble import LoadedSplits, assemble, load_splits
 from idmm.stages.folds import by_folds, seen_by_init
 
@@ -45,9 +46,7 @@ def probe(config: ProbeConfig | dict | str) -> dict:
         UserError: No such run, no labels, or a size that the model cannot take.
         RunError: The features are not finite, or memory ran out.
     """
-    config = parsing.build(ProbeConfig, config)
-    if config.out is None:
-        raise UserError("out: missing; name a folder for all that the run writes (--out runs/a)")
+    config, _ = prepare(parsing.build(ProbeConfig, config))
     with contextlib.closing(RunFolder(config.out, config, "auto")) as folder:
         if folder.finished:
             log.info("%s: finished already, nothing to do", config.out)
@@ -77,8 +76,10 @@ def measure(config: ProbeConfig, folder: RunFolder | None = None) -> dict:
         naming the largest class every time would score); ``init``, ``model``, ``size``, ``precision``, ``crop_pct``,
         ``dataset``, image counts, ``seed``, ``seconds`` and what ``interval`` means.
     """
-    began, backbone = time.monotonic(), frozen_backbone(config)
-    for note in seen_by_init(config):
+    began, (data, notes) = time.monotonic(), resolve_name(config.data)
+    config = replace(config, data=data)
+    backbone = frozen_backbone(config)
+    for note in notes + seen_by_init(config):
         log.info("%s", note)
     splits = labelled_images(backbone, folder)
     if len(np.unique(splits.train.labels)) < 2:

@@ -2,16 +2,19 @@
 
 import copy
 from dataclasses import field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
 from pydantic import Field
 
-from idmm.config import section
-from idmm.config.parsing import dump, parse, read_value
+from idmm.config import FinetuneConfig, PretrainConfig, section
+from idmm.config.parsing import dump, parse
+from idmm.config.reading import read_value
+from idmm.config.schema import odd_keys, switches
 from idmm.errors import UserError
 
-TRAINING = ("pretrain", "finetune")
+KINDS = {"pretrain": PretrainConfig, "finetune": FinetuneConfig}
+TRAINING = tuple(KINDS)
 Seed = Annotated[int, Field(ge=0)]
 
 
@@ -42,6 +45,8 @@ class GridConfig:
     """Stage 3: pretrain on every source, fine-tune on every target, and put the accuracies into a grid. A job that is
     done is never done again: the same command goes on, a changed option reruns what it touches."""
 
+    STAGE: ClassVar[str] = "transfer"
+
     out: str
     """Folder for all runs and the grid (required)."""
     sources: list[str | dict[str, Any]] = Field(default_factory=list)
@@ -67,8 +72,8 @@ class GridConfig:
     roots: str | None = None
     """Folder that holds a folder for each dataset that has no root of its own: ROOTS/NAME."""
     pretrain: dict[str, Any] = field(default_factory=dict)
-    """Stage 1: 'config' names the recipe, every other key overrides it: '{config: FILE, train: {epochs: 100}}', or
-    --pretrain.train.epochs 100."""
+    """Stage 1: 'config' names the recipe (a file, or one of 'idmm configs'), every other key overrides it:
+    '{config: idmm_fast, train: {epochs: 100}}', or --pretrain.train.epochs 100."""
     finetune: dict[str, Any] = field(default_factory=dict)
     """Stage 2, likewise."""
     target: Target = field(default_factory=Target)
@@ -102,14 +107,17 @@ def parse_grid(argv: list[str], prog: str) -> GridConfig:
             continue
         key, given, text = key.partition("=")
         if not given:
-            if not tokens or tokens[0].startswith("--"):
+            alone = not tokens or tokens[0].startswith("--")
+            if alone and key not in switches(KINDS[stage]):
                 faults.append(f"--{stage}.{key}: wants a value")
                 continue
-            text = tokens.pop(0)
+            text = "true" if alone else tokens.pop(0)
         try:
             nested.append((stage, key, read_value(text)))
         except yaml.YAMLError:
             faults.append(f"--{stage}.{key}: got {text!r}, which is not YAML")
+            continue
+        faults += [f"{place}: unknown key" for place in odd_keys(nested[-1][2], f"{stage}.{key}")]
     try:
         config = parse(GridConfig, [token for token in rest if token != "--print_config"], prog)
     except UserError as error:

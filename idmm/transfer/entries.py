@@ -4,7 +4,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from idmm.config import METHODS, Data, PretrainConfig, parsing
-from idmm.data.registry import spec_of
+from idmm.data.registry import resolve_name, spec_of
 from idmm.errors import UserError, nearest
 from idmm.transfer.config import TRAINING, GridConfig
 
@@ -54,6 +54,8 @@ def _listed(grid: GridConfig, name: str, faults: list[str]) -> list[dict]:
         for stage in TRAINING:
             if not isinstance(entry.get(stage, {}), dict):
                 faults.append(f"{where}.{stage}: got {entry.pop(stage)!r}, wanted a mapping")
+        if name in ("sources", "targets") and "root" in entry:
+            entry.setdefault("name", "folder")
         wanted = "label" if name == "weights" else "name"
         if not isinstance(entry.get(wanted), str):
             faults.append(f"{where}: got {given!r}, wanted a name or a mapping with '{wanted}'")
@@ -89,8 +91,7 @@ def _entry_faults(kind: str, entry: dict, grid: GridConfig, backbones: list[str]
     faults = []
     if kind in ("sources", "targets"):
         try:
-            spec_of(name)
-            parsing.build(PretrainConfig, {"data": data_of(entry, grid)})
+            resolve_name(parsing.build(PretrainConfig, {"data": data_of(entry, grid)}).data)
         except UserError as error:
             return error.faults
     if kind == "methods" and name not in METHODS:

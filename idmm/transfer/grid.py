@@ -45,13 +45,15 @@ def _transfer(config: GridConfig) -> dict:
     if config.plan:
         from idmm.transfer.estimate import text
 
-        print(text(grid, counts))
+        print("\n".join([*plan.notes, text(grid, counts)]))
         return grid.results()
     from idmm.report import render
 
     grid.write_config()
     grid.forget_failures()
     with logging_to(grid.out):
+        for note in plan.notes:
+            log.info("%s", note)
         # -------------------------------------------------------------- jobs
         status = GridStatus(grid)
         try:

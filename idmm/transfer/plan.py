@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from idmm.config import FREE, NEW_KEYS, parsing
+from idmm.config import FREE, NEW_KEYS, parsing, reading
 from idmm.errors import UserError
 from idmm.stages import STAGES
 from idmm.transfer.config import TRAINING, GridConfig, merged
@@ -62,6 +62,7 @@ class GridPlan:
         jobs: By key; a job stands after the one that it needs.
         cells: The key of the job that gives each cell; only those that could be resolved.
         faults: What is wrong with the others, a line each.
+        notes: Lines for the log, as keys.
     """
 
     def __init__(self, grid: GridConfig):
@@ -70,7 +71,8 @@ class GridPlan:
         self.cells: dict[Cell, str] = {}
         self.faults: list[str] = []
         self._known: set[tuple[str, str]] = set()  # stages and faults of options, which a cell need not repeat
-        self._recipes: dict[str, dict] = {}
+        self.notes: dict[str, None] = {}
+        self._recipes: dict[tuple[str, str], dict] = {}
         self._pairs = _seed_pairs(grid)
         self.entries = read_entries(grid, self.faults)
         self._check_options()
@@ -162,10 +164,14 @@ class GridPlan:
         try:
             if not isinstance(recipe, str | None):
                 raise UserError(f"--config: got {recipe!r}, wanted the path of one YAML file")
-            if recipe is not None and recipe not in self._recipes:
-                self._recipes[recipe] = parsing.read_file(recipe)
+            if recipe is not None and (stage, recipe) not in self._recipes:
+                self._recipes[stage, recipe] = reading.recipe(STAGES[stage].config, recipe)
+            found = self._recipes.get((stage, recipe), {})
+            if method := own.get("method"):
+                found, note = reading.of_method(found, method["name"], recipe)
+                self.notes |= {note: None} if note else {}
             layers = [{key: value for key, value in layer.items() if key != "config"} for layer in layers]
-            data = merged(self._recipes.get(recipe, {}), *layers, {**own, "out": None, "resume": "auto"})
+            data = merged(found, *layers, {**own, "out": None, "resume": "auto"})
             config = STAGES[stage].build(data)
             return STAGES[stage].resolve(config)[0] if resolve else config, []
         except UserError as error:

@@ -177,8 +177,9 @@ def absolute(config: GridConfig) -> GridConfig:
     for holder in [plain, *entries]:
         for stage in TRAINING if isinstance(holder, dict) else ():
             layer = holder.get(stage)
-            if isinstance(layer, dict) and isinstance(layer.get("config"), str):
-                layer["config"] = str(Path(layer["config"]).absolute())
+            named = layer.get("config") if isinstance(layer, dict) else None
+            if isinstance(named, str) and Path(named).is_file():  # else it is the name of one that ships
+                layer["config"] = str(Path(named).absolute())
     return parsing.build(GridConfig, plain)
 
 

@@ -1,0 +1,186 @@
+"""YAML files, and the recipes that ship with the package and go by their names."""
+
+import functools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from idmm.config.base import STAGED
+from idmm.config.schema import keys_of, odd_keys, section_of
+from idmm.errors import UserError, listed, nearest
+
+# setup.cfg maps the repository's folder into the package as idmm/configs; a checkout has it beside the package
+_PLACES = [Path(__file__).resolve().parents[level] / "configs" for level in (1, 2)]
+CONFIGS = next((place for place in _PLACES if place.is_dir()), _PLACES[0])
+STAGES = ("pretrain", "finetune", "transfer")  # folders of recipes that are called without their folder
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as people expect it: ``off`` and ``no`` are words, ``1e-3`` is a number, a key given twice is a fault."""
+
+    def construct_mapping(self, node, deep=False):
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        twice = [i for i, key in enumerate(keys) if key in keys[:i]]
+        if twice:
+            mark = node.value[twice[0]][0].start_mark
+            raise yaml.constructor.ConstructorError(None, None, f"'{keys[twice[0]]}' is given twice", mark)
+        return super().construct_mapping(node, deep)
+
+
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, regex) for tag, regex in rules if tag != "tag:yaml.org,2002:bool"]
+    for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_BOOLEAN = re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$")
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", _BOOLEAN, list("tTfF"))
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(f"^(?:{_NUMBER.pattern})$"), list("-+0123456789."))
+
+
+def read_value(text: str) -> Any:
+    """Returns a flag's text as YAML."""
+    return yaml.load(text, _Loader)
+
+
+def read_file(path: str | Path) -> dict:
+    """Returns the keys of a YAML file.
+
+    Raises:
+        UserError: It cannot be read, is not YAML or holds no mapping.
+    """
+    try:
+        loaded = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise UserError(f"--config: cannot read '{path}' ({why}); wanted a YAML file") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"--config: '{path}' is not YAML: {yaml_problem(error)}") from None
+    if loaded is not None and not isinstance(loaded, dict):
+        raise UserError(f"--config: '{path}' holds {type(loaded).__name__}; wanted a mapping of keys")
+    return loaded or {}
+
+
+def yaml_problem(error: yaml.YAMLError) -> str:
+    """Returns what is wrong with a text, with the line."""
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+    return f"{problem}, line {mark.line + 1}" if mark else problem
+
+
+# ------------------------------------------------------------------ recipes
+@functools.cache
+def recipes() -> dict[str, Path]:
+    """Returns the recipes that ship, by FOLDER/NAME."""
+    return {f"{path.parent.name}/{path.stem}": path for path in sorted(CONFIGS.glob("*/*.yaml"))}
+
+
+def located(name: str | Path, stage: str | None = None) -> Path:
+    """Returns the file of that path, else the recipe of that name: NAME in the folder of the stage, or FOLDER/NAME.
+
+    A name that only another stage has is that stage's recipe.
+
+    Raises:
+        UserError: Neither a file nor a recipe.
+    """
+    path, known = Path(name), recipes()
+    if path.exists() and not path.is_dir():
+        return path
+    plain = str(name).removesuffix(".yaml")
+    own = [stage, *STAGES] if stage else []
+    found = next((known[key] for key in (plain, *(f"{folder}/{plain}" for folder in own)) if key in known), None)
+    if found or path.exists() or path.is_absolute() or path.suffix in (".yaml", ".yml"):
+        return found or path
+    names = [*(key.removeprefix(f"{stage}/") for key in known), *known]
+    what = "is no file and no recipe's name"
+    raise UserError(f"--config: '{name}' {what}{nearest(plain, names)}; 'idmm configs' lists them")
+
+
+def recipe(kind: type, name: str | Path) -> dict:
+    """Returns the keys of a recipe for a config of this kind: a YAML file, or one that ships, by its name.
+
+    Raises:
+        UserError: There is none, it cannot be read, or it is another stage's.
+    """
+    stage = getattr(kind, "STAGE", None)
+    data = read_file(located(name, stage))
+    if odd := odd_keys(data):
+        raise UserError(*(f"{key}: unknown key (in {name})" for key in odd))
+    strange = _unknown_keys(kind, data)
+    for other, its in STAGED.items():
+        if strange and stage not in (None, other) and not _unknown_keys(its, data):
+            raise UserError(f"--config: '{name}' is a recipe of {other}, not of {stage}: it has {listed(strange)}")
+    return data
+
+
+def of_method(data: dict, name: str | None, where: str, own: str | None = None) -> tuple[dict, str]:
+    """Leaves out a recipe's ``method`` section where that is of another method than ``name``.
+
+    Args:
+        data: Of the file.
+        name: The run's method.
+        where: The file, for the log.
+        own: The method that the section belongs to where it names none; None: any.
+
+    Returns:
+        The keys that are left, and a line for the log where some are not.
+    """
+    section = data.get("method")
+    own = section.get("name", own) if isinstance(section, dict) else None
+    if own in (None, name):
+        return data, ""
+    keys = listed([f"method.{key}" for key in section if key != "name"], most=99) or "method.name"
+    note = f"{keys}: left out of '{where}', where they are for {own}; this is {name}"
+    return {key: value for key, value in data.items() if key != "method"}, note
+
+
+def read_recipes(kind: type, names: list) -> tuple[list[tuple[str, dict]], list[str]]:
+    """Reads what ``--config`` names; returns the keys of each file, and the faults of those that cannot be read."""
+    files, faults = [], []
+    for name in names:
+        try:
+            if not name:
+                raise UserError("--config: wants a FILE")
+            files.append((name, recipe(kind, name)))
+        except UserError as error:
+            faults += error.faults
+    return files, faults
+
+
+def of_one_method(files: list[tuple[str, dict]], flag: str | None) -> Iterator[tuple[str, dict, str]]:
+    """Yields name, keys and a line for the log of each file, without a ``method`` section that is not of the run's
+    method, which the flag or the last file names.
+
+    A section that names no method adds to the one that was named before it, if any.
+    """
+    owners: list[str | None] = [None]
+    for _, file in files:
+        section = file.get("method")
+        owners.append(section.get("name", owners[-1]) if isinstance(section, dict) else owners[-1])
+    name = flag if isinstance(flag, str) else owners[-1]
+    for (where, file), own in zip(files, owners[1:], strict=True):
+        yield where, *of_method(file, name, where, own)
+
+
+def _unknown_keys(kind: type, data: dict) -> list[str]:
+    """Keys of a file and of its sections that a config of this kind does not have."""
+    known, strange = keys_of(kind), []
+    for key, value in data.items():
+        if key not in known:
+            strange.append(key)
+        elif isinstance(value, dict) and section_of(kind, key):
+            strange += [f"{key}.{name}" for name in value if f"{key}.{name}" not in known]
+    return strange
+
+
+def about(path: Path) -> str:
+    """Returns the first sentence of the comment that a recipe begins with."""
+    lines = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        text = line.removeprefix("#")
+        if text == line or not text.strip() or text.startswith("  "):  # the comment's end, or a command in it
+            break
+        lines.append(text.strip())
+    return " ".join(lines).partition(". ")[0].rstrip(".:")
