@@ -14,6 +14,7 @@ from idmm.config import FinetuneConfig, PretrainConfig
 from idmm.config import commands as keys
 from idmm.config.parsing import parse
 from idmm.errors import Interrupted, RunError, UserError, nearest
+from idmm.files import weights_file
 from idmm.progress import keeping_log
 from idmm.transfer.config import GridConfig, parse_grid
 
@@ -176,6 +177,8 @@ def _check(given: Any) -> None:
         from idmm.data.registry import resolve_name
 
         resolve_name(given.data)
+        for init in [given.init] if isinstance(given.init, str) else given.init:
+            weights_file(init, "init")
 
 
 def _parsed(command: Command, argv: list[str], prog: str) -> Any:

@@ -10,6 +10,8 @@ from typing import IO
 from idmm.errors import RunError, UserError
 
 _MARK = "part-"
+WEIGHTS = (".safetensors", ".pth", ".pt", ".bin", ".tar")
+WEIGHTS_WANTED = f"give a run folder, or a {', '.join(WEIGHTS[:-1])} or {WEIGHTS[-1]} file in timm's format"
 
 
 @contextlib.contextmanager
@@ -58,6 +60,37 @@ def made_folder(out: str | None) -> Path | None:
     except OSError as error:
         raise UserError(f"out: cannot write to '{out}' ({error.strerror}); wanted a folder") from None
     return Path(out)
+
+
+def weights_file(path: str | os.PathLike, field: str = "") -> Path:
+    """Returns the file of weights that is meant: that of a run's backbone where the path is a folder.
+
+    Args:
+        path: Of the folder or file.
+        field: Config field that names it, with which messages then begin.
+
+    Raises:
+        UserError: Nothing there, no backbone in the folder, or a file that is no checkpoint by its name.
+    """
+    path = Path(path).expanduser()
+    if path.is_dir():
+        missing = [name for name in ("backbone.safetensors", "backbone.json") if not (path / name).is_file()]
+        why = f"has no {' and no '.join(missing)} in it; {WEIGHTS_WANTED}"
+        if missing and (path / "last").is_dir():
+            why = f"is a run that has not written its {missing[0]} yet; let it finish, or {WEIGHTS_WANTED}"
+        if missing:
+            raise UserError(f"{weights_label(path, field)} {why}")
+        return path / "backbone.safetensors"
+    if not path.exists():
+        raise UserError(f"{weights_label(path, field)} does not exist; {WEIGHTS_WANTED}")
+    if path.suffix.lower() not in WEIGHTS:
+        raise UserError(f"{weights_label(path, field)} is not a checkpoint; {WEIGHTS_WANTED}")
+    return path
+
+
+def weights_label(source: str | os.PathLike, field: str) -> str:
+    """Returns how a message on weights begins: with the field and the file, or with the file alone."""
+    return f"{field}: '{source}'" if field else f"{source}:"
 
 
 def sweep(folder: Path) -> None:

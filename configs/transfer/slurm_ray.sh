@@ -2,7 +2,7 @@
 # A transfer grid on Slurm: a Ray cluster inside one allocation, one Ray node a machine, one job a GPU.
 #
 #   sbatch --nodes=4 --gpus-per-node=8 configs/transfer/slurm_ray.sh \
-#       --config configs/transfer/table5.yaml --out /shared/runs/grid
+#       --config table5 --out /shared/runs/grid
 #
 # Arguments are transfer.py's; --out is on a file system that all nodes see. Submit the same line again to go on: what
 # is done is not done again, and half-done jobs continue from their last checkpoint. Slurm's warning two minutes before

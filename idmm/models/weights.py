@@ -18,11 +18,9 @@ from torch.nn.functional import interpolate
 
 from idmm.config import IMAGENET_MEAN, IMAGENET_STD
 from idmm.errors import UserError, listed
-from idmm.files import replacing
+from idmm.files import WEIGHTS_WANTED, replacing, weights_file, weights_label
 from idmm.models.build import Size, backbone_keys, classifier_prefixes, create_backbone, model_name, pair
 
-SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".tar")
-_WANTED = f"give a run folder, or a {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]} file in timm's format"
 # of evaluation, where a JSON of 0.1.0 does not say it
 CROP_PCT, INTERPOLATION = 0.875, "bicubic"
 # tables that follow from the model's shape: never read from a checkpoint
@@ -81,7 +79,7 @@ class Checkpoint:
         state = {k: v for k, v in state.items() if not k.endswith(_INDICES)}
         usable = {k: v for k, v in state.items() if k in targets and not (drop_classifier and in_classifier(k))}
         unknown = [k for k in state if k not in targets and not in_classifier(k)]
-        label = _label(self.source, self.field)
+        label = weights_label(self.source, self.field)
         _check_enough(model, backbone, usable, unknown, label)
         if strict:
             _check_all(model, [k for k in targets if k in backbone and k not in usable], unknown, label)
@@ -129,13 +127,7 @@ def read_checkpoint(path: str | os.PathLike, field: str = "") -> Checkpoint:
     Raises:
         UserError: Nothing there, no backbone in the folder, or a file that is no checkpoint.
     """
-    path = Path(path).expanduser()
-    if path.is_dir():
-        path = _backbone_of(path, field)
-    if not path.exists():
-        raise UserError(f"{_label(path, field)} does not exist; {_WANTED}")
-    if path.suffix.lower() not in SUFFIXES:
-        raise UserError(f"{_label(path, field)} is not a checkpoint; {_WANTED}")
+    path = weights_file(path, field)
     state, info = _read_state(path, field), _read_info(path.with_suffix(".json"), field)
     known = {key: info.pop(key) for key in ("name", "kwargs") if key in info}
     known |= {key: tuple(info.pop(key)) for key in ("mean", "std") if key in info}
@@ -217,33 +209,17 @@ def save_model(
         weights_file.write(save(copies, metadata={"format": "pt"}))
 
 
-def _label(source, field):
-    """How a message begins: with the field and the file, or with the file alone."""
-    return f"{field}: '{source}'" if field else f"{source}:"
-
-
-def _backbone_of(folder, field):
-    missing = [n for n in ("backbone.safetensors", "backbone.json") if not (folder / n).is_file()]
-    if not missing:
-        return folder / "backbone.safetensors"
-    if (folder / "last").is_dir():
-        why = f"is a run that has not written its {missing[0]} yet; let it finish, or {_WANTED}"
-    else:
-        why = f"has no {' and no '.join(missing)} in it; {_WANTED}"
-    raise UserError(f"{_label(folder, field)} {why}")
-
-
 def _read_state(path, field):
-    why = f"holds no weights; {_WANTED}"
+    why = f"holds no weights; {WEIGHTS_WANTED}"
     try:
         state = load_state_dict(str(path), weights_only=True)
         state = {k: v for k, v in state.items() if isinstance(k, str) and isinstance(v, Tensor)}
     except Exception as error:  # a damaged file fails in any way it likes
-        state, why = None, f"cannot be read as a checkpoint ({type(error).__name__}); {_WANTED}"
+        state, why = None, f"cannot be read as a checkpoint ({type(error).__name__}); {WEIGHTS_WANTED}"
         if "nsupported global" in f"{error} {error.__cause__ or ''}":
             why = "holds Python objects, which are never run; save weights alone: torch.save(model.state_dict(), path)"
     if not state:
-        raise UserError(f"{_label(path, field)} {why}")
+        raise UserError(f"{weights_label(path, field)} {why}")
     return state
 
 
@@ -255,7 +231,7 @@ def _read_info(path, field):
         info = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         why = " ".join(str(error).split())
-        raise UserError(f"{_label(path, field)} cannot be read as JSON ({why})") from error
+        raise UserError(f"{weights_label(path, field)} cannot be read as JSON ({why})") from error
     known = isinstance(info, dict) and isinstance(info.get("name"), str) and isinstance(info.get("kwargs"), dict)
     return info if known else {}
 

@@ -11,6 +11,7 @@ from idmm.config.commands import ProbeConfig
 from idmm.config.recipes import METHODS, pass_notes, resolve_method
 from idmm.data.registry import resolve_name
 from idmm.errors import UserError
+from idmm.files import weights_file
 
 
 @dataclass(frozen=True)
@@ -125,9 +126,6 @@ def stage_of(config: Any) -> StageSpec:
     return next(stage for stage in STAGES.values() if isinstance(config, stage.config))
 
 
-_WEIGHTS = ("backbone.safetensors", "model.safetensors")  # of a run
-
-
 def prepare(config: Any) -> tuple[Any, list[str]]:
     """Fills in what needs no torch, and finds what is wrong as far as that goes: mistakes are told at once.
 
@@ -137,19 +135,32 @@ def prepare(config: Any) -> tuple[Any, list[str]]:
     Raises:
         UserError: A line a fault.
     """
-    faults, notes = [], []
-    written = [os.path.realpath(os.path.join(config.out or "", name)) for name in ("", *_WEIGHTS)]
+    faults: list[str] = []
+    notes: list[str] = []
     try:
         config, notes = stage_of(config).resolve(config)
     except UserError as error:
         faults += error.faults
     if config.out is None:
         faults.append("out: missing; name a folder for all that the run writes (--out runs/a)")
-    elif config.init is not None and os.path.realpath(config.init) in written:
-        faults.append(f"out: '{config.out}' is where init is; name a new folder for all that this run writes")
+    if config.init is not None:
+        faults += _init_faults(config)
     train = getattr(config, "train", None)  # a probe has none
     if train and train.tensorboard and importlib.util.find_spec("tensorboard") is None:
         faults.append("train.tensorboard: needs tensorboard; install it with: pip install 'idmm[tensorboard]'")
     if faults:
         raise UserError(*faults)
     return config, notes
+
+
+def _init_faults(config: Any) -> list[str]:
+    """What can be said of ``init`` before it is read: that it is not there, or where the run is to write."""
+    if config.out is not None:
+        written = [os.path.join(config.out, name) for name in ("", "backbone.safetensors", "model.safetensors")]
+        if os.path.realpath(config.init) in map(os.path.realpath, written):
+            return [f"out: '{config.out}' is where init is; name a new folder for all that this run writes"]
+    try:
+        weights_file(config.init, "init")
+    except UserError as error:
+        return error.faults
+    return []

@@ -1,0 +1,211 @@
+"""What is said at once to mistakes: data that would be the wrong one, values of another type, folders that clash."""
+
+import logging
+import subprocess
+import sys
+
+import pytest
+import yaml
+from folders import faults, tree
+from helpers import ENVIRONMENT, ROOT, STAGES, call, flags, inside, refused
+
+import idmm
+from idmm.config import Data, PretrainConfig
+from idmm.config.parsing import build, dump, parse
+from idmm.transfer.config import GridConfig, parse_grid
+from idmm.transfer.plan import GridPlan
+
+NO_OUT = "out: missing; name a folder for all that the run writes (--out runs/a)"
+BOTH = pytest.mark.parametrize("stage", list(STAGES))
+LITTLE = dict(data__subset=None, train__epochs=1, train__save_minutes=60)
+DIGITS = "data.name: scikit-learn's digits, as neither --data.name nor --data.root was given"
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    return tree(tmp_path_factory.mktemp("own") / "d", train={"a": 3, "b": 3}, val={"a": 1, "b": 1})
+
+
+# ------------------------------------------------------------------ which images
+@BOTH
+def test_a_root_without_a_name_is_a_folder(stage, pictures, tmp_path, capsys):
+    assert inside(stage, tmp_path / "run", **LITTLE, data__root=str(pictures)) == 0
+    assert "images: 6 train" in capsys.readouterr().err
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["data"]["name"] == "folder"
+    assert inside(stage, tmp_path / "run", **LITTLE, data__root=str(pictures), data__name="folder") == 0
+    assert "finished already" in capsys.readouterr().err, "the same run"
+
+
+@BOTH
+def test_digits_are_said_to_be_digits_in_the_first_line(stage, tmp_path, capsys):
+    assert inside(stage, tmp_path / "run", train__epochs=1, data__subset={"total": 20}) == 0
+    assert capsys.readouterr().err.splitlines()[0].startswith(DIGITS)
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["data"]["name"] == "digits"
+    assert inside(stage, tmp_path / "run", train__epochs=1, data__subset={"total": 20}, data__name="digits") == 0
+    assert DIGITS not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["digits", "photos", "faces"])
+def test_a_root_of_images_that_a_package_ships_is_an_error(name, pictures, tmp_path, capsys):
+    line = f"data.root: '{pictures}', but data.name '{name}' comes with a package and takes none; "
+    line += "leave it out, or the name, which is then 'folder'"
+    where = ["--data.name", name, "--data.root", pictures]
+    for stage in STAGES:
+        assert refused(capsys, [stage, *where, "--out", tmp_path / "o"]) == [line]
+    assert refused(capsys, ["probe", "--init", "a", *where]) == [line]
+    assert refused(capsys, ["fewlabel", "--init", "a", "--out", tmp_path / "o", *where]) == [line]
+    assert refused(capsys, ["data", "check", name, "--root", pictures])[-1] == line
+    assert faults(idmm.pretrain, {"out": "o", "data": {"name": name, "root": str(pictures)}}) == [line]
+    grid = {"out": "o", "sources": [{"name": name, "root": str(pictures)}], "targets": ["digits"]}
+    assert GridPlan(build(GridConfig, grid)).faults == [f"sources '{name}': {line}"]
+    assert not (tmp_path / "o").exists()
+
+
+def test_a_root_alone_in_a_check_and_a_grid(pictures, capsys):
+    assert call(["data", "check", "--root", pictures]) == 0
+    assert f"folder in {pictures}: 6 train, 2 test images" in capsys.readouterr().out
+    assert refused(capsys, ["data", "check"]) == ["NAME: missing; wanted is a dataset, 'idmm data list' shows them"]
+    grid = {"out": "o", "sources": [{"root": str(pictures)}], "targets": [{"root": str(pictures), "label": "mine"}]}
+    jobs = GridPlan(build(GridConfig, grid)).checked().jobs.values()
+    assert {job.config["data"]["name"] for job in jobs} == {"folder"}
+
+
+def test_a_folder_where_a_section_is_meant(tmp_path, capsys):
+    assert refused(capsys, ["pretrain", "--data", "DIR"]) == ["--data: unknown flag; did you mean '--data.root'?"]
+    assert refused(capsys, ["finetune", "--model=vit"]) == ["--model: unknown flag; did you mean '--model.name'?"]
+    (tmp_path / "f.yaml").write_text("data: DIR\n")
+    line = f"data: got 'DIR', wanted a mapping (in {tmp_path}/f.yaml); did you mean 'data.root'?"
+    assert refused(capsys, ["pretrain", "--config", tmp_path / "f.yaml"]) == [line]
+    assert faults(idmm.finetune, {"data": "DIR"}) == ["data: got 'DIR', wanted a mapping; did you mean 'data.root'?"]
+
+
+# ------------------------------------------------------------------ before torch
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (["pretrain"], NO_OUT),
+        (["finetune", "--config", "paper"], NO_OUT),
+        (["pretrain", "--method.name", "simclr", "--method.queue", "3", "--out", "o"], "method.queue: 3, but simclr"),
+        (["pretrain", "--data.name", "flower", "--out", "o"], "data.name: 'flower' is not known"),
+        (["finetune", "--init", "runs/a", "--out", "runs/../runs/a"], "out: 'runs/../runs/a' is where init is; name"),
+        (["finetune", "--init", "runs/a", "--out", "o"], "init: 'runs/a' does not exist; give a run folder, or a "),
+        (["probe", "--init", "a", "--data.name", "flower"], "data.name: 'flower' is not known"),
+        (["fewlabel", "--init", "[a, b]", "--out", "o"], "init: 'a' does not exist; give a run folder, or a "),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)  # fmt: skip
+def test_what_needs_no_torch_is_told_without_it(argv, line, tmp_path):
+    (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')\n")
+    code = "import sys; from idmm.cli import main; sys.exit(main())"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *argv], cwd=tmp_path, capture_output=True, text=True,
+        env={**ENVIRONMENT, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "") and done.stderr.startswith(line) and done.stderr.count("\n") == 1
+
+
+def test_faults_of_all_kinds_come_together(capsys):
+    said = refused(capsys, ["pretrain", "--data.name", "digits", "--data.root", "d"])
+    assert len(said) == 2 and said[0].startswith("data.root: 'd', but") and said[1] == NO_OUT
+
+
+# ------------------------------------------------------------------ values
+SMALL = {
+    "true is no whole number": (["--train.knn_every", "true"], "train.knn_every: got True, wanted an integer"),
+    "true is no number": (["--train.lr", "true"], "train.lr: got True, wanted a number"),
+    "true in a list": (["--views.jitter", "[true, 0, 0, 0]"], "views.jitter: got [True, 0, 0, 0], wanted a number"),
+    "true is no choice": (["--data.in_chans", "true"], "data.in_chans: got True, wanted an integer"),
+    "false in a crop": (["--views.crops", "[{count: false}]"], "views.crops[0].count: got False, wanted an integer"),
+    "a negative number": (["--train.lr", "-1e-3"], "train.lr: got -0.001, wanted greater than 0"),
+    "a key that is no text": (["--views.crops", "[{1: 2}]"], "views.crops[0].1: unknown key"),
+    "a default that is not read": (
+        ["--method.name", "simclr", "--method.cutmix_alpha", "0.5"],
+        "method.cutmix_alpha: 0.5, but simclr does not read it; leave it out",
+    ),
+    "one value of two": (
+        ["--data.mean", "[0, 0, 0]", "--data.in_chans", "1"],
+        "data.mean: got 3 values for in_chans 1, wanted one a channel",
+    ),
+}
+
+
+@pytest.mark.parametrize(("argv", "line"), SMALL.values(), ids=SMALL)
+def test_a_value_is_one_line(argv, line, capsys):
+    assert refused(capsys, ["pretrain", *argv, "--out", "o"]) == [line]
+
+
+def test_a_misspelled_key_is_not_missing_too(capsys):
+    line = "stages[0].sise: unknown key; did you mean 'stages[0].size'?"
+    assert refused(capsys, ["finetune", "--stages", "[{sise: 224}]"]) == [line]
+    said = refused(capsys, ["finetune", "--stages", "[{epochs: 2}]"])
+    assert said == ["stages[0].size: missing; wanted is a value"]
+
+
+def test_a_file_is_blamed_for_its_own_values(tmp_path, capsys):
+    path = tmp_path / "f.yaml"
+    path.write_text("augment: {scale: [0.5, 0.1], flip: 0.5}\n")
+    line = "augment.scale: got [0.5, 0.1], wanted [min, max] with 0 < min <= max <= 1"
+    assert refused(capsys, ["finetune", "--config", path]) == [f"{line} (in {path})"]
+    path.write_text("augment: {flip: 0.5}\ndata: {subset: {total: 3}}\n")
+    assert refused(capsys, ["finetune", "--config", path, "--augment.scale", "[0.5, 0.1]"]) == [line]
+    said = refused(capsys, ["finetune", "--config", path, "--data.subset.per_class", "1"])
+    assert said == ["data.subset: give exactly one of per_class, total and fraction"]
+
+
+def test_keys_that_are_no_text(tmp_path, capsys):
+    path = tmp_path / "f.yaml"
+    path.write_text("train: {1: 2}\n")
+    assert refused(capsys, ["pretrain", "--config", path]) == [f"train.1: unknown key (in {path})"]
+    grid = {"out": "o", "targets": ["digits"], "pretrain": {"config": str(path)}, "finetune": {"train": {1: 2}}}
+    assert faults(idmm.transfer, grid) == ["finetune.train.1: unknown key"]
+    del grid["finetune"]
+    assert GridPlan(build(GridConfig, grid)).faults == [f"pretrain: train.1: unknown key (in {path})"]
+    said = refused(capsys, ["transfer", "--targets", "[digits]", "--out", "o", "--finetune.train", "{1: 2}"])
+    assert said == ["finetune.train.1: unknown key"]
+    given = parse(PretrainConfig, ["--model.kwargs", "{act: {1: 2}}"], "test")
+    assert given.model.kwargs == {"act": {1: 2}}, "a model's arguments may be anything"
+
+
+def test_a_switch_in_a_grids_command_line():
+    argv = ["--targets", "[digits]", "--out", "o", "--pretrain.train.compile", "--finetune.model.freeze"]
+    grid = parse_grid([*argv, "--finetune.train.compile", "false"], "test")
+    assert grid.pretrain == {"train": {"compile": True}}
+    assert grid.finetune == {"model": {"freeze": True}, "train": {"compile": False}}
+    assert faults(parse_grid, [*argv, "--pretrain.train.lr"], "test") == ["--pretrain.train.lr: wants a value"]
+
+
+def test_what_a_run_wrote_is_read_again(tmp_path):
+    """Its config.yaml has the keys of all methods, those that its own does not read with their defaults."""
+    config = parse(PretrainConfig, ["--method.name", "simclr", "--out", "o"], "test")
+    (tmp_path / "config.yaml").write_text(dump(config))
+    assert config.method.cutmix_alpha == 0.5 and config.data == Data()
+    assert parse(PretrainConfig, ["--config", str(tmp_path / "config.yaml")], "test") == config
+    assert build(PretrainConfig, tmp_path / "config.yaml") == build(PretrainConfig, config) == config
+
+
+@BOTH
+def test_out_may_not_be_init(stage, tmp_path, capsys):
+    assert inside("pretrain", tmp_path / "run", train__epochs=1, data__subset={"total": 20}) == 0
+    before = (tmp_path / "run" / "config.yaml").read_text()
+    capsys.readouterr()
+    line = f"out: '{tmp_path}/run' is where init is; name a new folder for all that this run writes"
+    for init in (tmp_path / "run", tmp_path / "run" / "backbone.safetensors"):
+        assert refused(capsys, [stage, *flags(stage, tmp_path / "run", init=str(init))]) == [line]
+    assert (tmp_path / "run" / "config.yaml").read_text() == before
+
+
+# ------------------------------------------------------------------ warnings before there is a folder
+def test_a_warning_is_shown_at_once_and_kept(tmp_path, capsys):
+    from idmm.progress import keeping_log, logging_to
+
+    log = logging.getLogger("idmm")
+    with keeping_log():
+        log.info("a note")
+        log.warning("a warning")
+        assert capsys.readouterr().err == "a warning\n"
+        with logging_to(tmp_path):
+            log.info("in the run")
+    assert capsys.readouterr().err == "a note\nin the run\n"
+    assert [line.split(" ", 3)[3] for line in (tmp_path / "log.txt").read_text().splitlines()] == [
+        "a note", "a warning", "in the run",
+    ]  # fmt: skip

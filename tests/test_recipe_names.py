@@ -1,0 +1,168 @@
+"""Recipes by their names, from any folder; whose method section counts; what is logged before there is a folder."""
+
+import json
+import logging
+
+import pytest
+import yaml
+from folders import faults
+from helpers import ROOT, call, flags, inside, refused
+
+import idmm
+from idmm.config import FinetuneConfig, PretrainConfig
+from idmm.config.parsing import build, parse
+from idmm.config.reading import recipes
+from idmm.transfer.config import GridConfig, parse_grid
+from idmm.transfer.plan import GridPlan
+
+CONFIGS = ROOT / "configs"
+BARE = dict(method__classifier=None, method__classifier_init=None, method__classifier_lr_scale=None)
+NONE, LISTS = "is no file and no recipe's name", "'idmm configs' lists them"
+NO_OUT = "out: missing; name a folder for all that the run writes (--out runs/a)"
+OF_IDMM = "method.label_smoothing, method.cutmix_alpha, method.classifier, method.classifier_lr_scale, "
+OF_IDMM += "method.classifier_init: left out of 'idmm_fast', where they are for idmm; this is"
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """Every test here runs in a folder that is no checkout."""
+    monkeypatch.chdir(tmp_path)
+
+
+def parsed(kind, *names):
+    return parse(kind, [word for name in names for word in ("--config", str(name))], "test")
+
+
+# ------------------------------------------------------------------ names
+@pytest.mark.parametrize("key", recipes())
+def test_every_recipe_is_found_by_its_name(key):
+    folder, _, name = key.partition("/")
+    kinds = {"pretrain": PretrainConfig, "finetune": FinetuneConfig, "drloc": FinetuneConfig}
+    kind = kinds.get(name if folder == "demo" else folder, PretrainConfig)
+    if folder == "transfer":
+        path = CONFIGS / f"{key}.yaml"
+        assert parse_grid(["--config", name, "--out", "o"], "test") == parse_grid(
+            ["--config", str(path), "--out", "o"], "test"
+        )
+        return
+    wanted = parsed(kind, CONFIGS / f"{key}.yaml")
+    assert parsed(kind, key) == parsed(kind, f"{key}.yaml") == build(kind, key) == wanted
+    if folder in kinds and folder != "drloc":
+        assert parsed(kind, name) == wanted
+
+
+def test_a_file_of_that_name_comes_first(tmp_path):
+    (tmp_path / "paper").write_text("train: {epochs: 3}\n")
+    (tmp_path / "idmm").mkdir()  # a folder is none
+    assert parsed(FinetuneConfig, "paper").train.epochs == 3
+    assert parsed(PretrainConfig, "idmm").train.epochs == 800
+
+
+@pytest.mark.parametrize(
+    ("stage", "name", "line"),
+    [
+        ("pretrain", "idm_fast", f"'idm_fast' {NONE}; did you mean 'idmm_fast'?; {LISTS}"),
+        ("finetune", "drloc/swin", f"'drloc/swin' {NONE}; did you mean 'drloc/swin_tiny'?; {LISTS}"),
+        ("finetune", "xyzzy", f"'xyzzy' {NONE}; {LISTS}"),
+        ("pretrain", "paper", "'paper' is a recipe of finetune, not of pretrain: it has train.size, augment"),
+        ("finetune", "idmm", "'idmm' is a recipe of pretrain, not of finetune: it has method, views"),
+        ("pretrain", "FILE", "'FILE' is a recipe of finetune, not of pretrain: it has stages, augment"),
+        ("transfer", "idmm", "'idmm' is a recipe of pretrain, not of transfer: it has model, train, method, views"),
+        ("finetune", "table4", "'table4' is a recipe of transfer, not of finetune: it has sources, targets, pairs, "
+         "methods, backbones and 5 more"),
+    ],
+)  # fmt: skip
+def test_no_such_recipe_and_those_of_another_stage_are_a_line(stage, name, line, capsys):
+    path = str(CONFIGS / "finetune" / "paper_448.yaml")
+    name, line = (path, line.replace("FILE", path)) if name == "FILE" else (name, line)
+    out = ["--out", "o"] if stage == "transfer" else []
+    assert refused(capsys, [stage, "--config", name, *out]) == [f"--config: {line}"]
+
+
+def test_names_in_grids_and_from_python(tmp_path):
+    given = {
+        "out": "o", "sources": ["digits"], "targets": ["digits"], "methods": ["idmm", {"name": "simclr", "pretrain":
+        {"config": "simclr"}}], "pretrain": {"config": "idmm_fast"}, "finetune": {"config": "paper"},
+    }  # fmt: skip
+    files = json.loads(json.dumps(given).replace('"idmm_fast"', f'"{CONFIGS}/pretrain/idmm_fast.yaml"'))
+    plan, same = (GridPlan(build(GridConfig, config)).checked() for config in (given, files))
+    assert plan.jobs.keys() == same.jobs.keys() and not plan.notes
+    assert {job.config["train"]["epochs"] for job in plan.jobs.values()} == {100, 800, 200}
+    wrong = GridPlan(build(GridConfig, {**given, "pretrain": {"config": "paper"}})).faults
+    line = "config: 'paper' is a recipe of finetune, not of pretrain: it has train.size, augment"
+    assert f"pretrain: {line}" in wrong
+    assert faults(idmm.pretrain, "idmm_fast") == [
+        "out: missing; name a folder for all that the run writes (--out runs/a)"
+    ]
+
+
+def test_a_list_of_all(capsys):
+    assert call(["configs"]) == 0
+    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    assert len(lines) == len(recipes()) == len(list(CONFIGS.glob("*/*.yaml"))) and all(len(line) == 2 for line in lines)
+    shown = dict(lines)
+    assert shown["paper"] == "Fine-tuning of the paper's Table 2: 200 epochs at 224 px"
+    assert shown["drloc/resnet50"] == "ResNet-50 with drloc"
+
+
+# ------------------------------------------------------------------ the method section of a recipe
+def methods_of(*argv):
+    return parse(PretrainConfig, list(argv), "test").method
+
+
+def test_a_section_applies_to_its_own_method(caplog):
+    caplog.set_level(logging.INFO, "idmm")
+    simclr = parsed(PretrainConfig, "simclr").method
+    assert methods_of("--config", "idmm_fast", "--config", "simclr") == simclr
+    assert [record.getMessage() for record in caplog.records] == [f"{OF_IDMM} simclr"]
+    caplog.clear()
+    found = parse(PretrainConfig, ["--config", "idmm_fast", "--method.name", "simclr"], "test")
+    assert found.method == PretrainConfig(method=type(simclr)(name="simclr")).method
+    assert (found.train.epochs, found.train.batch_size) == (100, 64), "the rest of the recipe stays"
+    assert len(caplog.records) == 1
+    caplog.clear()
+    assert methods_of("--config", "idmm_fast", "--method.name", "idmm").classifier == "cosine"
+    assert methods_of("--config", "dino", "--config", "dino_idmm").teacher_temperature == 0.04
+    assert not caplog.records
+
+
+def test_a_section_without_a_name_adds_to_the_one_before(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "idmm")
+    assert methods_of("--config", "idmm", "--config", "ablations/table8_1_insdis").label_smoothing == 0
+    bare = methods_of("--config", "simclr", "--config", "ablations/table9_simclr_without_mlp")
+    assert (bare.name, bare.projection, bare.dim) == ("simclr", False, None)
+    (tmp_path / "mine.yaml").write_text("method: {temperature: 0.3}\n")
+    assert methods_of("--config", "mine.yaml", "--method.name", "simclr").temperature == 0.3, "added to nothing"
+    assert not caplog.records
+    found = methods_of("--config", "idmm", "--config", "ablations/table8_1_insdis", "--config", "simclr")
+    assert found == parsed(PretrainConfig, "simclr").method and len(caplog.records) == 2
+
+
+def test_in_a_grid_with_one_recipe(tmp_path):
+    """Two methods, a recipe of one of them: no fault, the key is told once, and the other is as by default."""
+    config = {"sources": ["digits"], "targets": ["digits"], "methods": ["idmm", "simclr"], "seeds": [0, 1]}
+    (tmp_path / "grid.yaml").write_text(yaml.safe_dump({**config, "pretrain": {"config": "idmm_fast"}}))
+    plan = GridPlan(parse_grid(["--config", "grid.yaml", "--out", "o"], "test")).checked()
+    assert list(plan.notes) == [f"{OF_IDMM} simclr"]
+    configs = {job.config["method"]["name"]: job.config for job in plan.jobs.values() if job.stage == "pretrain"}
+    found = {name: (config["method"]["classifier"], len(config["views"]["crops"])) for name, config in configs.items()}
+    assert found == {"idmm": ("cosine", 2), "simclr": ("linear", 1)}, "each with its own crops"
+    own = GridPlan(build(GridConfig, {**config, "out": "o", "pretrain": {"method": {"classifier": "cosine"}}})).faults
+    line = "method.classifier: 'cosine', but simclr does not read it; leave it out"
+    assert own == [f"methods 'simclr': pretrain: {line}"], "what the user wrote is still one"
+
+
+# ------------------------------------------------------------------ the log before there is a folder
+def test_what_is_logged_before_the_folder_is_there_stands_in_its_log_once(tmp_path, capsys):
+    given = {**BARE, "train__epochs": 1, "train__accumulate": None}
+    argv = flags("pretrain", tmp_path / "run", **given, method__name="supervised")
+    assert call(["pretrain", "--config", "idmm_fast", *argv]) == 0
+    for text in (capsys.readouterr().err, (tmp_path / "run" / "log.txt").read_text()):
+        assert text.count(f"{OF_IDMM} supervised") == 1
+    assert inside("pretrain", tmp_path / "other", **given) == 0
+    assert "left out of" not in (tmp_path / "other" / "log.txt").read_text()
+
+
+def test_a_refused_run_says_its_faults_alone(capsys):
+    argv = ["pretrain", "--config", "idmm_fast", "--method.name", "supervised", "--seed", "0"]
+    assert refused(capsys, argv) == [NO_OUT]
