@@ -169,7 +169,8 @@ def test_figures_are_those_of_the_features(run, tmp_path, capsys):
     wanted = {"model": NAME, "size": 16, "dataset": "digits", "num_classes": 10, "train_size": 1437, "test_size": 360}
     assert wanted.items() <= found.items() and found["init"] == str(run) and "mean_per_class" not in found["probe"]
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"{run} ({NAME}, 16 px) on digits: 1,437 training and 360 test images, 10 classes"
+    where = f"{run} ({NAME}, 16 px) on digits: 1,437 training and 360 test images, 10 classes"
+    assert lines[0] == f"{where}, the largest 10.3 % of the test images"
     assert f"{found['knn']['top1']:.1f}" in lines[2] and f"{low:.1f} to {high:.1f}" in lines[3]
     assert f"C = {found['probe']['strength']:g}, chosen by 4 of 5 stratified folds of train" in lines[3]
 
