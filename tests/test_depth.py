@@ -227,6 +227,15 @@ def test_hot_and_dead_pixels_do_not_set_it(tmp_path):
     assert store.image(0)[0, 3, 5] == 255 and store.image(0)[0, 7, 9] == 0
 
 
+def test_an_image_that_leaves_the_others_few_levels_is_named(tmp_path):
+    root = twelve_bits(tmp_path / "d", {"train": (3, 4012)})
+    deep(root / "train/b/odd.png", 65000, 65100)
+    assert inside("pretrain", tmp_path / "a", **PRETRAIN, data__root=str(root)) == 0
+    what = "9 of 9 train images are 16-bit grey: half of them use 17 of 256 grey levels or fewer"
+    why = "as 'train/b/odd.png' goes up to 65100; --data.range '[5, 4012]' would suit a typical one"
+    assert f"{what}, {why}" in said(tmp_path / "a")
+
+
 def test_floats_and_32_bits_take_one_range_for_all_images(tmp_path):
     for kind in (np.float32, np.int32):
         folder = tmp_path / kind.__name__

@@ -77,12 +77,13 @@ def _measured(split: Split, max_pixels: int, progress: bool) -> Scale:
 
 
 def described(
-    part: str, kinds: np.ndarray, extremes: np.ndarray, scale: Scale | None, origin: str
+    part: str, names: list[str], kinds: np.ndarray, extremes: np.ndarray, scale: Scale | None, origin: str
 ) -> tuple[list[str], list[str]]:
     """Says what images of more than 8 bits there are, and what becomes of them; then what of that is worth a warning.
 
     Args:
         part: The split's name.
+        names: Of its images.
         kinds: Of each image, empty for 8 bits; text [N].
         extremes: Its smallest and largest value, NaN where it is not deep grey; [N, 2].
         scale: What they are scaled by; None: there is no deep grey.
@@ -105,6 +106,8 @@ def described(
         if (levels := spread / max(high - low, 1e-300) * 255 + 1) < FEW:
             better = ", ".join(map(_shown, np.median(ends, axis=0)))
             why = f"half of them use {levels:.0f} of 256 grey levels or fewer"
+            if high == ends[:, 1].max():
+                why += f", as '{names[np.flatnonzero(kinds == kind)[ends[:, 1].argmax()]]}' goes up to {_shown(high)}"
             warnings.append(f"{text}: {why}; --data.range '[{better}]' would suit a typical one")
     if lines and (others := int((kinds == "").sum())):
         lines.append(f"the other {counted(others, f'{part} image')} of 8 bits stay as they are")

@@ -150,7 +150,7 @@ def check(data: config.Data, tiny: int, near_limit: int, progress: bool = False)
             counts = np.bincount(split.labels[split.labels >= 0], minlength=len(split.classes))
             found.classes[name] = dict(zip(split.classes, counts.tolist(), strict=True))
         looks = list(_summaries(found, name, split, data.max_pixels, progress))
-        _count_depths(found, name, [look.depth for look in looks])
+        _count_depths(found, name, looks)
         seen += looks
     found.pairs, found.near_skipped = _pairs(seen, near_limit)
     return found, splits
@@ -192,17 +192,18 @@ def _summaries(found: Checkup, name: str, split: Split, max_pixels: int, progres
         yield look
 
 
-def _count_depths(found: Checkup, name: str, depths: list[Depth]) -> None:
+def _count_depths(found: Checkup, name: str, looks: list[_Summary]) -> None:
     """Notes how many bits the images of a split have, and of the training images the range that auto takes."""
-    kinds = np.array([depth.kind for depth in depths], dtype=np.str_)
-    extremes = np.array([depth[1:] for depth in depths], dtype=np.float64).reshape(-1, 2)
+    kinds = np.array([look.depth.kind for look in looks], dtype=np.str_)
+    extremes = np.array([look.depth[1:] for look in looks], dtype=np.float64).reshape(-1, 2)
     own = range_of(extremes)
     found.range = own if name == "train" else found.range
     for kind in np.unique(kinds).tolist():
         ends = extremes[kinds == kind]
         about = {} if np.isnan(ends).any() else {"low": tidy(ends[:, 0].min()), "high": tidy(ends[:, 1].max())}
         found.depths.setdefault(name, {})[kind or "8 bits"] = {"images": len(ends), **about}
-    for lines in described(name, kinds, extremes, found.range or own, "data.range auto"):
+    names = [look.ref.name for look in looks]
+    for lines in described(name, names, kinds, extremes, found.range or own, "data.range auto"):
         found.depth_lines += lines
 
 

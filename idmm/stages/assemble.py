@@ -336,7 +336,7 @@ def check_val(parts: Assembly, splits: Splits) -> None:
 
 def _describe(part: str, store: ImageStore, origin: str) -> None:
     """Logs what images of more than 8 bits there are, and what becomes of them."""
-    lines, warnings = described(part, store.kinds, store.extremes, store.scale, origin)
+    lines, warnings = described(part, store.names, store.kinds, store.extremes, store.scale, origin)
     if part == "train" and store.scale is None and origin == "data.range":
         lines.append("data.range changes nothing: no training image is grey of more than 8 bits")
     for level, text in [*((logging.INFO, line) for line in lines), *((logging.WARNING, line) for line in warnings)]:
