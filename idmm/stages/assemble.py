@@ -251,7 +251,7 @@ def export(run: Session, loop: Loop, parts: Assembly, splits: "LoadedSplits", cl
     """Writes the backbone, and where there are ``classes`` the model with its classifier."""
     if not run.folder.leader:
         return
-    common = {"ema": loop.ema is not None, "size": parts.phases[-1].size, **splits.range}
+    common = {"ema": loop.ema is not None, **splits.range}
     spec, size, state = parts.spec, parts.phases[-1].size, loop.averaged.state_dict()
     files = [("backbone", state if classes is None else backbone_state(loop.averaged), {})]
     if classes is not None:
