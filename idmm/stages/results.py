@@ -77,20 +77,26 @@ def is_cheap(parts: Assembly, splits: LoadedSplits) -> bool:
 def pixel_knn(train: ImageStore, test: ImageStore) -> float:
     """Returns the accuracy (percent) of comparing raw pixels: what a network has to beat to be worth its while.
 
-    Whole images are averaged down to 32 x 32 RGB and taken less the training images' mean; the 5 nearest training
-    images vote as in :func:`idmm.evaluate.knn_predict`.
+    Centre crops, as the network is evaluated on, are averaged down to 32 x 32 RGB and taken less the training images'
+    mean; the 5 nearest training images vote as in :func:`idmm.evaluate.knn_predict`.
+
+    Args:
+        train: Of any size.
+        test: Finished to centre crops.
     """
-    rows, held = _pixels(train), _pixels(test)  # [N, 3072], [M, 3072]
+    rows, held = _pixels(train, test.bound.crop_pct), _pixels(test)  # [N, 3072], [M, 3072]
     mean = rows.mean(axis=0)
     return evaluate.knn_accuracy(rows - mean, train.labels, held - mean, test.labels, NEIGHBOURS)
 
 
-def _pixels(store: ImageStore) -> np.ndarray:
-    """Returns all images as rows of their small versions' pixels, float32 [N, 3072]."""
+def _pixels(store: ImageStore, crop_pct: float = 1.0) -> np.ndarray:
+    """Returns the middle of each image, ``crop_pct`` of its short side, as a row of pixels, float32 [N, 3072]."""
     rows = np.empty((len(store), SIDE * SIDE * 3), dtype=np.float32)
     for i, row in enumerate(rows):
         image = Image.fromarray(store.image(i).permute(1, 2, 0).numpy())  # [H, W, 3]
-        row[:] = np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BOX)).ravel()
+        (w, h), side = image.size, crop_pct * min(image.size)
+        box = ((w - side) / 2, (h - side) / 2, (w + side) / 2, (h + side) / 2)
+        row[:] = np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BOX, box=box)).ravel()
     return rows
 
 
