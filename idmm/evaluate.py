@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from idmm import distributed
+from idmm.intervals import wilson
 from idmm.seeding import numpy_rng
 
 KNN_TEMPERATURE = 0.07  # of the neighbours' votes (Wu et al., CVPR 2018)
@@ -18,7 +19,6 @@ STRENGTHS = tuple(10.0**n for n in range(-4, 3))  # of the probe, scikit-learn's
 USUAL_STRENGTH = 1.0  # where nothing can be held out to choose by, and of equals the nearest to it
 FOLDS = 5
 ENOUGH = 1000  # held-out images that settle the choice; fewer: more folds are held out in turn
-Z95 = 1.959963984540054  # the normal distribution's
 
 
 @contextlib.contextmanager
@@ -94,17 +94,6 @@ def probe_predict(train, train_labels, test, strength: float = 1.0) -> np.ndarra
 
     model = make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=2000))
     return model.fit(train, train_labels).predict(test)
-
-
-def wilson(hits, count, z: float = Z95) -> tuple[np.ndarray, np.ndarray]:
-    """Returns Wilson's score interval for a share of ``hits`` in ``count``, as shares (JASA 22, 1927)."""
-    hits, count = np.asarray(hits, dtype=float), np.asarray(count, dtype=float)
-    share, spread = hits / count, z**2 / count
-    middle = (share + spread / 2) / (1 + spread)
-    half = np.sqrt(share * (1 - share) * spread + spread**2 / 4) / (1 + spread)
-    # where all or none hit, rounding would leave the bound a hair off
-    low, high = np.where(hits == 0, 0.0, middle - half), np.where(hits == count, 1.0, middle + half)
-    return low, high
 
 
 def mean_interval(hits, count) -> tuple[float, float]:

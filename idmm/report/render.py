@@ -15,9 +15,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from idmm.files import write_text
-from idmm.report.page import page_data, run_texts
+from idmm.report.page import page_data, run_texts, tone
 from idmm.report.sections import Sections, sections
-from idmm.report.table import MISSING, SOME_FAILED, Table, format_gain, format_interval, format_number, run_label
+from idmm.report.stats import Estimate
+from idmm.report.table import MISSING, NO_BETTER, SOME_FAILED, Table, format_gain, format_number, run_label
 
 COLUMNS = ("source", "method", "backbone", "target", "pretrain_seed", "seed", "top1", "top5", "seconds", "status")
 WIDTH = 100  # letters of a terminal's line
@@ -93,6 +94,7 @@ _TEX = {
     "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "<": r"\textless{}", ">": r"\textgreater{}",
     "|": r"\textbar{}", '"': "''", "`": "{`}", "[": "{[}", "]": "{]}", "*": "{*}",
     "±": r"$\pm$", "−": "$-$", "→": r"$\to$", "…": r"\dots{}", MISSING: "---", SOME_FAILED: r"$^\dagger$",
+    NO_BETTER: r"$^\ddagger$",
 }  # fmt: skip
 
 
@@ -120,7 +122,7 @@ def _cut(text: str, most: int) -> str:
 
 def _columns(text: str) -> str:
     """Lines of cells with ⇥ between them, as cells below each other."""
-    rows = [[_cut(cell, 30) for cell in line.split("⇥")] for line in text.splitlines()]
+    rows = [[_cut(cell, 60) for cell in line.split("⇥")] for line in text.splitlines()]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
     return "".join(f"  {line}\n" for line in lines)
@@ -139,7 +141,9 @@ def _environment(escaped: Callable[[str], str], **delimiters: str) -> Environmen
     """Templates of a format: all that they print of the data is escaped as that format needs it."""
 
     def finalize(value: object) -> Markup:
-        return value if hasattr(value, "__html__") else Markup(escaped(str(value)))
+        if hasattr(value, "__html__"):
+            return value
+        return Markup(escaped(format_gain(value) if isinstance(value, Estimate) else str(value)))
 
     environment = Environment(
         loader=PackageLoader("idmm.report"), autoescape=True, undefined=StrictUndefined, finalize=finalize,
@@ -147,8 +151,8 @@ def _environment(escaped: Callable[[str], str], **delimiters: str) -> Environmen
     )  # fmt: skip
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     environment.filters |= {
-        "number": format_number, "interval": format_interval, "gain": format_gain, "run_label": run_label,
-        "run_texts": run_texts, "columns": _columns, "cut": _cut, "fold": _fold, "csp_hash": _csp_hash,
+        "number": format_number, "tone": tone, "run_label": run_label, "run_texts": run_texts,
+        "columns": _columns, "cut": _cut, "fold": _fold, "csp_hash": _csp_hash,
     }  # fmt: skip
     return environment
 
