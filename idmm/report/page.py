@@ -65,7 +65,7 @@ def _sentence(table: Table, cell: TableCell) -> str:
     if gain is not None:
         said = "" if gain.shown else ", no difference that these runs can show"
         parts.append(f"gain over scratch {format_gain(gain)}{said}")
-    seconds = sum(run["seconds"] or 0 for run in stats.runs)
+    seconds = sum(run.get("seconds") or 0 for run in stats.runs)
     return "; ".join([*parts, *([f"{duration(seconds)} in all"] if seconds else [])])
 
 

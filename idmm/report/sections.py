@@ -130,7 +130,7 @@ class Ranking:
 
 def _too_few(what: str, differ: str, sources: int, targets: int) -> str:
     wanted = f"{ENOUGH} sources, and {ENOUGH} targets on which they {differ} by more than their intervals"
-    return f"No {what}: it takes {wanted}; there are {sources} and {targets}."
+    return f"No {what}: it takes {wanted}; here are {sources} sources and {targets} such targets."
 
 
 def ranking(table: Table) -> Ranking:
