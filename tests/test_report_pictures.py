@@ -49,7 +49,7 @@ def test_heat_maps_show_numbers_marks_and_signs(tmp_path, drawn):
     heat_maps(found, tmp_path / "grid.png")
     accuracy, gain = panels(drawn[0])
     rows = [label.get_text() for label in accuracy.get_yticklabels()]
-    assert rows == ["random init.", "flowers", "pets", "dtd"], "one method is not named"
+    assert rows == ["from scratch", "flowers", "pets", "dtd"], "one method is not named"
     assert [label.get_text() for label in accuracy.get_xticklabels()] == ["flowers", "pets"]
     shown, gained = texts(accuracy), texts(gain)
     for y, row in enumerate(found.rows):
@@ -57,7 +57,7 @@ def test_heat_maps_show_numbers_marks_and_signs(tmp_path, drawn):
             mean, more = found.mean("net", row, target), found.cells["net", row, target].gain
             if mean is not None:
                 assert shown[x, y] == f"{mean:.1f}"
-                assert gained[x, y] == ("0.0" if row == SCRATCH else f"{more.mean:+.1f}".replace("-", "−"))
+                assert gained[x, y] == ("0.0" if row == SCRATCH else f"{more.value:+.1f}".replace("-", "−"))
     assert (shown[1, 1], gained[1, 1], shown[0, 3]) == ("failed", "failed", "—")
     hatched = {(p.get_x() + 0.5, p.get_y() + 0.5): p.get_hatch() for p in accuracy.patches if p.get_hatch()}
     assert hatched == {(1, 1): "xxxx", (0, 3): "////"}, "not by colour alone"
@@ -104,7 +104,7 @@ def test_ranks_from_best_to_worst_with_intervals(tmp_path, drawn):
     found = ranking(table(full(4, targets=4)))
     source_ranks(found, tmp_path / "insight.png")
     left, right = drawn[0].axes
-    labels = ["random init." if one.source == "scratch" else one.source for one in found.ranks]
+    labels = ["from scratch" if one.source == "scratch" else one.source for one in found.ranks]
     assert left.yaxis_inverted() and [one.get_text() for one in left.get_yticklabels()] == labels
     bars = [tuple(line.get_xdata()) for line in left.lines if len(line.get_xdata()) == 2]
     assert bars == [pytest.approx(tuple(one.rank.interval)) for one in found.ranks]

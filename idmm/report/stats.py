@@ -179,5 +179,5 @@ def log_slope(sizes: list[int], means: list[float]) -> Estimate | None:
     if len(sizes) < ENOUGH:
         return None
     line = linregress([math.log10(size) for size in sizes], means)
-    half = t_half(float(line.stderr) ** 2, len(sizes) - 2)
-    return Estimate(float(line.slope), (line.slope - half, line.slope + half))
+    slope, half = float(line.slope), t_half(float(line.stderr) ** 2, len(sizes) - 2)
+    return Estimate(slope, (slope - half, slope + half))
