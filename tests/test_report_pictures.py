@@ -110,7 +110,6 @@ def test_ranks_from_best_to_worst_with_intervals(tmp_path, drawn):
     assert bars == [pytest.approx(tuple(one.rank.interval)) for one in found.ranks]
     assert [text.get_text() for text in left.texts] == [f"{one.rank.value:.1f}" for one in found.ranks]
     assert [text.get_text() for text in right.texts] == [f"{one.gain.value:+.1f}" for one in found.ranks[:-1]]
-    assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["idmm", "simclr"]
 
 
 def test_sizes_on_a_log_axis_with_intervals(tmp_path, drawn):

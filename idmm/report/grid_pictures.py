@@ -15,7 +15,7 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator, NullLocator
 
 from idmm.report.pictures import look, plain_axis, save
-from idmm.report.sections import Ranking, SizeCurve, SourceRank
+from idmm.report.sections import Ranking, SizeCurve
 from idmm.report.stats import Estimate
 from idmm.report.table import (
     FAILED,
@@ -174,9 +174,8 @@ def source_ranks(ranking: Ranking, path: Path) -> None:
     gains = any(one.gain is not None for one in ranks)
     figure = Figure(figsize=(9.2 if gains else 5.6, 1.7 + 0.42 * len(ranks)), layout="constrained")
     axes = figure.subplots(1, 1 + gains, sharey=True, squeeze=False)[0]
-    methods = list(dict.fromkeys(method for one in ranks for method in one.by_method))
     for y, one in enumerate(ranks):
-        _rank_marks(axes[0], y, one, methods)
+        _mark(axes[0], y, one.rank, format_number(one.rank.value), one.pretrained)
         if one.gain is not None:
             _mark(axes[1], y, one.gain, format_number(one.gain.value, sign=True), one.pretrained)
     axes[0].set_yticks(range(len(ranks)), [_label(one.label) for one in ranks], fontsize=9)
@@ -193,19 +192,7 @@ def source_ranks(ranking: Ranking, path: Path) -> None:
     for axis in axes:
         plain_axis(axis, "x")
         axis.tick_params(labelsize=8)
-    if len(methods) > 1:
-        handles = [_handle(n, method, linestyle="") for n, method in enumerate(methods)]
-        figure.legend(handles=handles, ncols=4, **BELOW)
     _save_with_title(figure, ranking.caption, path)
-
-
-def _rank_marks(axis, y: int, one: SourceRank, methods: list[str]) -> None:
-    if len(methods) > 1:
-        for method, rank in one.by_method.items():
-            number = methods.index(method)
-            below = y + 0.2 + 0.2 * number / len(methods)  # one under the other: equal ranks hide nothing
-            axis.plot(rank, below, **look(number, linestyle="", markersize=5))
-    _mark(axis, y, one.rank, format_number(one.rank.value), one.pretrained)
 
 
 def _mark(axis, y: int, mean: Estimate, text: str, full: bool) -> None:
@@ -237,7 +224,7 @@ def size_curves(table: Table, curves: list[SizeCurve], path: Path) -> None:
         axis.set_ylabel("accuracy (%)", fontsize=9)
     for axis in axes[len(panels) :]:
         axis.set_axis_off()
-    handles = [_handle(n, method) for n, method in enumerate(methods)]
+    handles = [Line2D([], [], label=_label(name), markersize=6, **look(n)) for n, name in enumerate(methods)]
     if any(curve.scratch for curve in curves):
         handles.append(Line2D([], [], color="0.35", linestyle=":", label=FROM_SCRATCH))
     figure.legend(handles=handles, ncols=4, **BELOW)
@@ -271,10 +258,6 @@ def _size_panel(axis, curves: list[SizeCurve], methods: list[str]) -> None:
 
 
 # ------------------------------------------------------------------ all
-def _handle(number: int, label: str, **changes) -> Line2D:
-    return Line2D([], [], label=_label(label), markersize=6, **look(number, **changes))
-
-
 def _label(text: str, most: int = LONGEST) -> str:
     """One line, its middle left out where it is long, and no formula."""
     text = " ".join(str(text).split())

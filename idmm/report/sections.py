@@ -96,7 +96,6 @@ class SourceRank:
     source: str
     pretrained: bool  # False for scratch and for weights that the user gave
     rank: Estimate  # 1 is best
-    by_method: dict[str, float]  # mean rank
     average: float  # accuracy
     gain: Estimate | None  # over scratch, None without it
 
@@ -178,21 +177,18 @@ def differ(table: Table, backbone: str, target: str, rows: Iterable[Row]) -> boo
 
 
 def _source_rank(table: Table, source: str, fixed: Row | None, kept: dict, targets: list[str]) -> SourceRank:
-    places, by_method, values, gains = [], {}, [], []
-    for (backbone, method, target), rows in kept.items():
+    places, values, gains = [], [], []
+    for (backbone, _, target), rows in kept.items():
         mine, others = rows[source], [row for name, row in rows.items() if name != source]
         behind = sum(table.ahead(backbone, target, row, mine) for row in others)
         before = sum(table.ahead(backbone, target, mine, row) for row in others)
         places.append(1 + behind + (len(others) - behind - before) / 2)
-        by_method.setdefault(method, []).append(places[-1])
         values.append(table.mean(backbone, mine, target))
         gains.append(table.lead(backbone, target, mine, SCRATCH))
-    gain = None
-    if fixed != SCRATCH and None not in gains:
-        gain = over_targets([one.value for one in gains], targets)
-    means = {} if fixed else {method: statistics.fmean(some) for method, some in by_method.items()}
+    known = fixed != SCRATCH and None not in gains
+    gain = over_targets([one.value for one in gains], targets) if known else None
     rank = over_targets(places, targets, 1, len(rows))
-    return SourceRank(source, fixed is None, rank, means, statistics.fmean(values), gain)
+    return SourceRank(source, fixed is None, rank, statistics.fmean(values), gain)
 
 
 def _ranking_block(found: Ranking) -> Block:

@@ -76,15 +76,15 @@ def seed_stats(runs: Iterable[dict], metric: str) -> SeedStats:
     return SeedStats(runs, values, statistics.fmean(values), std, half, len(units), variance, len(units) - 1, images)
 
 
-def pooled(column: dict[Hashable, SeedStats]) -> dict[Hashable, SeedStats]:
-    """Returns the cells of a column with the variance over seeds that they have in common.
+def pooled(column: dict[Hashable, SeedStats], moved: Iterable[SeedStats]) -> dict[Hashable, SeedStats]:
+    """Returns the cells of a column with the variance over seeds that those which seeds ``moved`` have in common.
 
-    Two or three seeds a cell tell little of how far seeds move a number, those of all cells of a column together tell
-    more: their squared deviations are put together as in a one-way analysis of variance (Fisher, Statistical Methods
+    Two or three seeds a cell tell little of how far seeds move a number, all cells of a column together tell more:
+    their squared deviations are put together as in a one-way analysis of variance (Fisher, Statistical Methods
     for Research Workers, 1925). Independent draws that are single runs are kept apart from those that are means.
     """
     groups: dict[int, list[SeedStats]] = {}
-    for stats in column.values():
+    for stats in moved:
         if stats.variance is not None:
             groups.setdefault(stats.n // stats.units, []).append(stats)
     found = {}

@@ -102,8 +102,9 @@ class Table:
         self._stats = {place: seed_stats(group, metric) for place, group in groups.items()}
         for column in product(self.backbones, self.targets):
             here = {place: stats for place, stats in self._stats.items() if (place[0], place[2]) == column}
-            moving = {place: stats for place, stats in here.items() if not self._no_better(stats, column[1])}
-            self._stats |= pooled(moving or here)  # seeds of a run that says one class move nothing
+            # seeds move nothing where a run names one class, which says nothing of the others
+            moved = [stats for stats in here.values() if not self._no_better(stats, column[1])]
+            self._stats |= pooled(here, moved or here.values())
         counts = Counter(stats.n for stats in self._stats.values() if stats.n)
         self.usual_n = max(counts, key=lambda n: (counts[n], n), default=0)
         self.cells = {place: self._cell(*place) for place in self._stats}

@@ -136,8 +136,10 @@ def folder_faults(config: GridConfig) -> list[str]:
 
 def _related(before: dict, now: dict) -> bool:
     """Whether two grids have a source or a target in common: then they may share runs."""
-    sides = [([_dataset(entry) for entry in grid.get(name) or []] for grid in (before, now)) for name in SIDES]
-    return any(entry in others for mine, others in sides for entry in mine)
+    mine, others = (
+        [(name, _dataset(entry)) for name in SIDES for entry in grid.get(name) or []] for grid in (before, now)
+    )
+    return any(entry in others for entry in mine)
 
 
 def _dataset(entry: str | dict) -> dict:
