@@ -78,6 +78,21 @@ def test_it_is_a_plain_table_without_scripts():
     assert '<option value="net">' in html([cell(backbone="Net"), cell(backbone="net")])
 
 
+def test_gains_have_their_interval_and_a_colour_where_they_are_shown():
+    values = {("scratch", "none"): 50.0, ("a", "idmm"): 80.0, ("b", "idmm"): 30.0, ("c", "idmm"): 51.0}
+    some = [cell(*row, top1=value, test_size=200, target=t) for row, value in values.items() for t in "xy"]
+    text, found = html(some), Table(grid(some), "finetune")
+    tones = dict(zip("abc", ("up", "down", "level"), strict=True))
+    for source, tone in tones.items():
+        said = format_gain(found.cells["net", (source, "idmm"), "x"].gain)
+        assert re.fullmatch(r"[+−]\d+\.\d \([+−]\d+\.\d to [+−]\d+\.\d\)", said)
+        assert text.count(f'<span class="gain {tone}">{said}</span>') >= 2
+    means = re.findall(r'data-value="[-\d.]+"><span class="gain (\w+)">([^<]+)</span>', text)
+    assert [tone for tone, _ in means] == list(tones.values()) and means[0][1].startswith("+30.0 (+2")
+    assert Reader(text).rows[0] == ["source", "method", "x", "y", "mean", "mean gain"], "one measure and one backbone"
+    assert "N/A" not in text and "readout" not in text.lower()
+
+
 def nasty():
     names = dict.fromkeys(("source", "method", "backbone", "target"), HOSTILE)
     one = cell(**names, config={HOSTILE: HOSTILE, "data": {}}, folder="javascript:alert(1)")
@@ -229,6 +244,13 @@ def test_hostile_labels_run_nowhere(opened):
     page.click(f"{head(3)}.firstChild")
     assert HOSTILE in page.run("document.getElementById('details').textContent")
     assert page.run("document.title") == "Transfer grid" and page.run("document.images.length") == 0
+
+
+def test_no_half_of_the_page_is_blank(opened):
+    page = opened([cell("scratch", "none", test_size=96), cell(test_size=96)])
+    page.call("Emulation.setDeviceMetricsOverride", width=1280, height=800, deviceScaleFactor=1, mobile=False)
+    widths = page.run("[...document.querySelectorAll('table')].map(t => t.offsetWidth).filter(w => w)")
+    assert len(widths) >= 2 and min(widths) > 1100
 
 
 def test_light_and_dark(opened, tmp_path):
