@@ -18,7 +18,7 @@ _KEYS = {
     "targets": {"label", *_DATA_KEYS, *TRAINING},
     "methods": {"name", "label", *TRAINING},
     "backbones": {"name", "kwargs", "label", *TRAINING},
-    "weights": {"label", "path", "given", "backbone", "finetune"},
+    "weights": {"label", "path", "given", "backbone", "finetune"},  # grid.yaml has the path as it was given
 }
 
 
