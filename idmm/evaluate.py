@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from idmm import distributed
+from idmm.intervals import Z95, wilson
 from idmm.seeding import numpy_rng
 
 log = logging.getLogger("idmm")
@@ -23,7 +24,6 @@ USUAL_STRENGTH = 1.0  # where nothing can be held out to choose by, and of equal
 PROBE_STEPS = 2000  # of its fit, at most
 FOLDS = 5
 ENOUGH = 1000  # held-out images that settle the choice; fewer: more folds are held out in turn
-Z95 = 1.959963984540054  # the normal distribution's
 FEW = 100  # test images under which results say what difference they can show
 
 
@@ -152,17 +152,6 @@ def probe_predict(train, train_labels, test, strength: float = 1.0) -> np.ndarra
         where = f"C = {strength:g}, {len(train)} training images"
         log.warning("the linear probe (%s) was stopped after %d steps, before it converged", where, PROBE_STEPS)
     return predicted
-
-
-def wilson(hits, count, z: float = Z95) -> tuple[np.ndarray, np.ndarray]:
-    """Returns Wilson's score interval for a share of ``hits`` in ``count``, as shares (JASA 22, 1927)."""
-    hits, count = np.asarray(hits, dtype=float), np.asarray(count, dtype=float)
-    share, spread = hits / count, z**2 / count
-    middle = (share + spread / 2) / (1 + spread)
-    half = np.sqrt(share * (1 - share) * spread + spread**2 / 4) / (1 + spread)
-    # where all or none hit, rounding would leave the bound a hair off
-    low, high = np.where(hits == 0, 0.0, middle - half), np.where(hits == count, 1.0, middle + half)
-    return low, high
 
 
 def mean_interval(hits, count) -> tuple[float, float]:

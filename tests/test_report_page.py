@@ -13,7 +13,7 @@ from PIL import Image
 from idmm.report.page import page_data
 from idmm.report.render import render
 from idmm.report.sections import sections
-from idmm.report.table import Table
+from idmm.report.table import Table, format_gain
 
 HOSTILE = "</script><script>document.title='stolen'</script><img src=x onerror=\"document.title='stolen'\">"
 BACKBONES = ("pvt_v2_b0", "a_b & c%")
@@ -62,20 +62,35 @@ class Reader(HTMLParser):
 # ------------------------------------------------------------------ the file
 def test_it_is_a_plain_table_without_scripts():
     read, found = Reader(html(cells())), Table(grid(cells()), "finetune")
-    heads = ["readout", "backbone", "source", "method", "flowers", "pets", "dtd", "average", "average gain"]
+    heads = ["accuracy of", "backbone", "source", "method", "flowers", "pets", "dtd", "mean", "mean gain"]
     assert read.rows[0] == heads
     assert len(read.rows) == 1 + 3 * 2 * 5, "three readouts, two backbones, scratch and two by two"
     texts = {tuple(row[:4]): [" ".join(text.split()) for text in row[4:]] for row in read.rows[1:]}
-    row = texts["fine-tuned", BACKBONES[0], "flowers", "idmm"]
+    row = texts["fine-tuning", BACKBONES[0], "flowers", "idmm"]
     one = found.cells[BACKBONES[0], ("flowers", "idmm"), "flowers"]
-    assert row[0] == f"{one.stats.mean:.1f} ± {one.stats.std:.1f} ({one.gain.mean:+.1f})"
+    assert row[0] == f"{one.stats.mean:.1f} ± {one.stats.std:.1f} {format_gain(one.gain)}"
     assert [row[1], *row[3:]] == ["failed", "", ""]
-    assert texts["fine-tuned", BACKBONES[0], "pets", "idmm"][2] == "—"
-    assert "n = 1 †" in texts["fine-tuned", BACKBONES[0], "pets", "idmm"][0]
+    assert texts["fine-tuning", BACKBONES[0], "pets", "idmm"][2] == "—"
+    assert "n = 1 †" in texts["fine-tuning", BACKBONES[0], "pets", "idmm"][0]
     means = [found.mean(BACKBONES[1], ("pets", "simclr"), target) for target in found.targets]
-    assert texts["fine-tuned", BACKBONES[1], "pets", "simclr"][3] == f"{sum(means) / 3:.1f}"
-    assert ("fine-tuned", BACKBONES[0], "N/A", "random init.") in texts
+    assert texts["fine-tuning", BACKBONES[1], "pets", "simclr"][3] == f"{sum(means) / 3:.1f}"
+    assert ("fine-tuning", BACKBONES[0], "from scratch", "no pretraining") in texts
     assert '<option value="net">' in html([cell(backbone="Net"), cell(backbone="net")])
+
+
+def test_gains_have_their_interval_and_a_colour_where_they_are_shown():
+    values = {("scratch", "none"): 50.0, ("a", "idmm"): 80.0, ("b", "idmm"): 30.0, ("c", "idmm"): 51.0}
+    some = [cell(*row, top1=value, test_size=200, target=t) for row, value in values.items() for t in "xy"]
+    text, found = html(some), Table(grid(some), "finetune")
+    tones = dict(zip("abc", ("up", "down", "level"), strict=True))
+    for source, tone in tones.items():
+        said = format_gain(found.cells["net", (source, "idmm"), "x"].gain)
+        assert re.fullmatch(r"[+−]\d+\.\d \([+−]\d+\.\d to [+−]\d+\.\d\)", said)
+        assert text.count(f'<span class="gain {tone}">{said}</span>') >= 2
+    means = re.findall(r'data-value="[-\d.]+"><span class="gain (\w+)">([^<]+)</span>', text)
+    assert [tone for tone, _ in means] == list(tones.values()) and means[0][1].startswith("+30.0 (+2")
+    assert Reader(text).rows[0] == ["source", "method", "x", "y", "mean", "mean gain"], "one measure and one backbone"
+    assert "N/A" not in text and "readout" not in text.lower()
 
 
 def nasty():
@@ -181,12 +196,12 @@ def test_clicks_and_keys_sort_both_ways_and_nothing_goes_last(opened):
 
 def test_filters(opened):
     page = opened(cells())
-    assert set(column(page, 0)) == {"fine-tuned"} and len(column(page, 0)) == 10, "the grid's own readout first"
-    choose(page, "readout", "kNN")
+    assert set(column(page, 0)) == {"fine-tuning"} and len(column(page, 0)) == 10, "the grid's own readout first"
+    choose(page, "measure", "kNN")
     choose(page, "backbone", "a_b & c%")
     assert column(page, 0) == ["kNN"] * 5 and column(page, 1) == ["a_b & c%"] * 5
     assert page.run(STATUS).startswith("5 of 30 rows")
-    choose(page, "readout", "")
+    choose(page, "measure", "")
     choose(page, "backbone", "")
     assert len(column(page, 0)) == 30
 
@@ -225,10 +240,17 @@ def test_off_scripts_leave_a_table(opened):
 
 def test_hostile_labels_run_nowhere(opened):
     page = opened([*nasty(), cell("b", target=HOSTILE)])
-    page.hover(at(0, 4))
-    page.click(f"{head(4)}.firstChild")
+    page.hover(at(0, 3))
+    page.click(f"{head(3)}.firstChild")
     assert HOSTILE in page.run("document.getElementById('details').textContent")
     assert page.run("document.title") == "Transfer grid" and page.run("document.images.length") == 0
+
+
+def test_no_half_of_the_page_is_blank(opened):
+    page = opened([cell("scratch", "none", test_size=96), cell(test_size=96)])
+    page.call("Emulation.setDeviceMetricsOverride", width=1280, height=800, deviceScaleFactor=1, mobile=False)
+    widths = page.run("[...document.querySelectorAll('table')].map(t => t.offsetWidth).filter(w => w)")
+    assert len(widths) >= 2 and min(widths) > 1100
 
 
 def test_light_and_dark(opened, tmp_path):

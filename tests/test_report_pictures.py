@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from PIL import Image
 
-from idmm.report import grid_pictures
+from idmm.report import grid_pictures, pictures
 from idmm.report.grid_pictures import MAPS, heat_maps, size_curves, source_ranks
 from idmm.report.sections import ranking
 from idmm.report.sections import size_curves as curves_of
@@ -49,7 +49,7 @@ def test_heat_maps_show_numbers_marks_and_signs(tmp_path, drawn):
     heat_maps(found, tmp_path / "grid.png")
     accuracy, gain = panels(drawn[0])
     rows = [label.get_text() for label in accuracy.get_yticklabels()]
-    assert rows == ["random init.", "flowers", "pets", "dtd"], "one method is not named"
+    assert rows == ["from scratch", "flowers", "pets", "dtd"], "one method is not named"
     assert [label.get_text() for label in accuracy.get_xticklabels()] == ["flowers", "pets"]
     shown, gained = texts(accuracy), texts(gain)
     for y, row in enumerate(found.rows):
@@ -57,7 +57,7 @@ def test_heat_maps_show_numbers_marks_and_signs(tmp_path, drawn):
             mean, more = found.mean("net", row, target), found.cells["net", row, target].gain
             if mean is not None:
                 assert shown[x, y] == f"{mean:.1f}"
-                assert gained[x, y] == ("0.0" if row == SCRATCH else f"{more.mean:+.1f}".replace("-", "−"))
+                assert gained[x, y] == ("0.0" if row == SCRATCH else f"{more.value:+.1f}".replace("-", "−"))
     assert (shown[1, 1], gained[1, 1], shown[0, 3]) == ("failed", "failed", "—")
     hatched = {(p.get_x() + 0.5, p.get_y() + 0.5): p.get_hatch() for p in accuracy.patches if p.get_hatch()}
     assert hatched == {(1, 1): "xxxx", (0, 3): "////"}, "not by colour alone"
@@ -104,13 +104,12 @@ def test_ranks_from_best_to_worst_with_intervals(tmp_path, drawn):
     found = ranking(table(full(4, targets=4)))
     source_ranks(found, tmp_path / "insight.png")
     left, right = drawn[0].axes
-    labels = ["random init." if one.source == "scratch" else one.source for one in found.ranks]
+    labels = ["from scratch" if one.source == "scratch" else one.source for one in found.ranks]
     assert left.yaxis_inverted() and [one.get_text() for one in left.get_yticklabels()] == labels
     bars = [tuple(line.get_xdata()) for line in left.lines if len(line.get_xdata()) == 2]
     assert bars == [pytest.approx(tuple(one.rank.interval)) for one in found.ranks]
     assert [text.get_text() for text in left.texts] == [f"{one.rank.value:.1f}" for one in found.ranks]
     assert [text.get_text() for text in right.texts] == [f"{one.gain.value:+.1f}" for one in found.ranks[:-1]]
-    assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["idmm", "simclr"]
 
 
 def test_sizes_on_a_log_axis_with_intervals(tmp_path, drawn):
@@ -158,6 +157,15 @@ def test_all_failed_one_cell_and_no_scratch(tmp_path, drawn):
     heat_maps(table([cell("a"), cell("b", top1=51.0)]), tmp_path / "c.png")
     assert [texts(axis) for axis in panels(drawn[1])] == [{(0, 0): "50.0"}]
     assert [texts(axis) for axis in panels(drawn[2])] == [{(0, 0): "50.0", (0, 1): "51.0"}], "no gain without scratch"
+
+
+def test_the_comparison_says_what_dots_and_whiskers_are(tmp_path, monkeypatch):
+    kept = []
+    monkeypatch.setattr(pictures, "save", lambda figure, path: kept.append(figure))
+    pictures.comparison({"from scratch": [71.7, 79.7], "from IDMM": [86.4, 88.3]}, tmp_path / "comparison.png")
+    pictures.comparison({"from scratch": [71.7], "from IDMM": [86.4]}, tmp_path / "comparison.png")
+    said = [[text.get_text() for text in figure.legends[0].get_texts()] for figure in kept]
+    assert said == [["mean", "one seed", "± 1 standard deviation over seeds"], ["mean", "one seed"]]
 
 
 def test_a_picture_is_whole_or_not_there(tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ from grids import cell, changed, failed, full, grid, missing, runs, sizes
 from scipy import stats
 
 from idmm.report import render, sections
-from idmm.report.stats import accuracy, bootstrap, seed_stats
+from idmm.report.stats import Estimate, accuracy, average, difference, over_targets, pooled, seed_stats
 from idmm.report.table import SCRATCH, Row, Table
 
 HOSTILE = ["<script>alert(1)</script>", "a_b & c%", "$x^2$ {~} \\end{tabular} #1", "[2] *|--`\n\"'"]
@@ -73,33 +73,114 @@ def test_gain_over_scratch_is_of_the_same_backbone_and_target():
     elsewhere = runs([10.0], **WITHOUT, target="cars") + runs([20.0], **WITHOUT, backbone="other")
     found = table(runs(with_it) + runs(without, **WITHOUT) + elsewhere)
     gain = found.cells["net", Row(**WITH), "pets"].gain
-    assert gain.mean == pytest.approx(statistics.mean(with_it) - 60.5)
-    interval = stats.ttest_ind(with_it, without, equal_var=False).confidence_interval()
-    assert (gain.mean - gain.half, gain.mean + gain.half) == pytest.approx(tuple(interval))
+    assert gain.value == pytest.approx(statistics.mean(with_it) - 60.5)
+    interval = stats.ttest_ind(with_it, without).confidence_interval()
+    assert gain.interval == pytest.approx(tuple(interval)) and gain.shown
     assert found.cells["net", SCRATCH, "pets"].gain is None and ("other", Row(**WITH), "pets") not in found.cells
-    for values, scratch, wanted in (([80.0, 80.0], [60.0, 60.0], (20.0, 0.0)), ([80.0], without, (19.5, None))):
+    for values, scratch, wanted in (([80.0] * 2, [60.0] * 2, (20.0, (20.0, 20.0))), ([80.0], [60.0], (20.0, None))):
         same = table(runs(values) + runs(scratch, **WITHOUT))
         assert same.cells["net", Row(**WITH), "pets"].gain == wanted
 
 
+def together(column):
+    return pooled(column, column.values())
+
+
+def test_seeds_of_a_column_tell_together_how_far_they_move_a_number():
+    """The error mean square of a one-way analysis of variance; a cell of one run has it, too."""
+    values = {"a": [80.0, 82.0], "b": [70.0, 71.0, 75.0], "c": [60.0]}
+    column = together({name: seed_stats(runs(some, source=name), "top1") for name, some in values.items()})
+    square = sum(np.var(some) * len(some) for some in values.values()) / 3
+    for name, some in values.items():
+        assert (column[name].variance, column[name].freedom) == (pytest.approx(square / len(some)), 3)
+    half = stats.t.ppf(0.975, 3) * np.sqrt(square * (1 / 2 + 1))
+    assert difference(column["a"], column["c"]) == (21.0, pytest.approx((21 - half, 21 + half)))
+    # means of three fine-tunings do not move as single ones do
+    means = [cell("a", pretrain_seed=p, seed=s, top1=80.0 + p) for p in (0, 1) for s in range(3)]
+    column = together({"a": seed_stats(means, "top1"), "b": seed_stats(runs([1.0, 9.0]), "top1")})
+    assert [one.variance for one in column.values()] == [0.25, 16.0]
+
+
+def test_test_images_are_in_the_interval_also_of_a_single_run():
+    """Newcombe's paper has this example: 56 of 70 against 48 of 80, 0.2000 (0.0524 to 0.3339)."""
+    one, other = (seed_stats([cell(top1=100 * h / n, test_size=n)], "top1") for h, n in ((56, 70), (48, 80)))
+    found = difference(one, other)
+    assert found.value == pytest.approx(20.0) and found.interval == pytest.approx((5.24, 33.39), abs=0.005)
+    own = seed_stats([cell(top1=80.0, test_size=70, top1_interval=[70.0, 85.0])], "top1")
+    assert own.images == (10.0, 5.0), "what the run says itself goes first"
+    # with seeds beside, lengths add up as standard errors do
+    both = [[{**run, "test_size": 100} for run in runs(some)] for some in ((50.0, 54.0), (40.0, 44.0))]
+    found = difference(*together({n: seed_stats(some, "top1") for n, some in enumerate(both)}).values())
+    seeds = stats.t.ppf(0.975, 2) * np.sqrt(8.0)
+    images = [difference(*(seed_stats([cell(top1=m, test_size=100)], "top1") for m in (52.0, 42.0))).interval]
+    assert found.interval[0] == pytest.approx(10 - np.hypot(seeds, 10 - images[0][0]), abs=0.05)
+    assert average([Estimate(3.0, (0.0, 7.0)), Estimate(5.0, (1.0, 8.0))]) == (4.0, (1.5, 6.5))
+    assert average([Estimate(3.0), Estimate(5.0, (1.0, 8.0))]) == (4.0, None) and average([None]) is None
+
+
 # ------------------------------------------------------------------ marks
-def test_best_of_column_and_source_with_ties_as_printed():
-    values = {
-        ("scratch", "none"): 50.0, ("a", "idmm"): 90.04, ("a", "simclr"): 89.99,
-        ("b", "idmm"): 90.0, ("b", "simclr"): 70.0, ("c", "idmm"): 60.0,
-    }  # fmt: skip
-    elsewhere = [cell("a", backbone="x"), cell("b", backbone="x", top1=99.0)]
-    found = table([cell(*row, top1=value) for row, value in values.items()] + elsewhere)
+def best(found, mark, backbone="net"):
+    return [row for (b, row, _), one in found.cells.items() if b == backbone and getattr(one, mark)]
 
-    def best(mark, backbone):
-        return [row for (b, row, _), one in found.cells.items() if b == backbone and getattr(one, mark)]
 
-    assert best("best_of_column", "net") == [("a", "idmm"), ("a", "simclr"), ("b", "idmm")], "90.0 in print"
-    assert best("best_of_source", "net") == [("a", "idmm"), ("a", "simclr"), ("b", "idmm")], "nothing competes in c"
-    assert best("best_of_column", "x") == [("b", "idmm")], "columns are marked within their backbone"
+def test_best_of_column_and_source_only_where_the_runs_show_it():
+    values = {("scratch", "none"): 50.0, ("a", "idmm"): 90.0, ("a", "simclr"): 70.0, ("b", "idmm"): 87.0}
+    cells = [cell(*row, top1=value, test_size=2000) for row, value in values.items()]
+    found = table(cells)
+    assert best(found, "best_of_column") == [("a", "idmm")] == best(found, "best_of_source"), "nothing competes in b"
     assert found.rows[0] == SCRATCH and found.rows_of("net") == found.rows
-    found = table([cell()])
-    assert best("best_of_column", "net") == []
+    few = table([{**one, "test_size": 200} for one in cells])
+    assert best(few, "best_of_column") == [] and best(few, "best_of_source") == [("a", "idmm")]
+    assert best(table([{**one, "test_size": None} for one in cells]), "best_of_column") == [], "nothing is known"
+    assert best(table([cell()]), "best_of_column") == []
+
+
+def collapsed(**fields):
+    """Ten runs of two sources by two methods: nearly all say one class, as 15.6 % of 96 test images are."""
+    draw = np.random.default_rng(0)
+    rows = [("scratch", "none"), *((s, m) for s in ("stamps", "coins") for m in ("idmm", "simclr"))]
+    return [
+        cell(*row, target=target, seed=seed, top1=float(draw.normal(14, 2)), test_size=96, largest_class=15.6, **fields)
+        for row in rows for target in ("stamps", "digits") for seed in (0, 1)
+    ]  # fmt: skip
+
+
+FOOTNOTE = "‡: no better than naming the largest class for every image"
+
+
+def test_runs_that_say_one_class_crown_nothing():
+    """In every format: a sign with a footnote, no best source, no bold, no gain without interval, no ranking."""
+    found = table(collapsed())
+    assert all(one.no_better for one in found.cells.values()) and not best(found, "best_of_column")
+    for name in ("grid.md", "text", "grid.html"):
+        said = " ".join(rendered(name, collapsed()).split())
+        assert said.count("none better than the largest class ‡") == 2 and "No ranking of sources: it takes 3" in said
+        assert "here are 2 sources and 0 such targets" in said and "mean rank" not in said and "tie:" not in said
+        assert "stamps: 96 test images; they can show differences from about" in said
+        assert "the largest class is 15.6 % of them" in said
+    assert FOOTNOTE in rendered("grid.md", collapsed()) and "**1" not in rendered("grid.md", collapsed())
+    assert FOOTNOTE in rendered("grid.html", collapsed()) and " no-better" in rendered("grid.html", collapsed())
+    tex = rendered("grid.tex", collapsed())
+    assert tex.count(r"$^\ddagger$") == 10 + 1 and "no better than naming the largest class" in tex
+    structure(tex, columns=4)
+    better = [{**one, "top1": 60.0} for one in collapsed()]
+    assert "‡" not in rendered("grid.md", better) and "tie: stamps, coins" in rendered("text", better)
+
+
+def test_runs_that_name_one_class_do_not_tell_how_far_seeds_move_the_others():
+    cells = runs([12.0, 12.0], **WITHOUT) + runs([60.0, 64.0]) + runs([70.0, 74.0], source="b")
+    found = table([{**one, "test_size": 100, "largest_class": 12.0} for one in cells])
+    assert {(one.stats.variance, one.stats.freedom) for one in found.cells.values()} == {(4.0, 2)}
+    gain = found.cells["net", Row(**WITH), "pets"].gain
+    assert gain.value - gain.interval[0] > stats.t.ppf(0.975, 2) * np.sqrt(8)
+
+
+def test_the_share_of_the_largest_class_is_the_targets():
+    """Old runs and probes lack it; another run of the target says it."""
+    old, new = cell("a", top1=20.0, test_size=50), cell("b", top1=20.0, test_size=50, largest_class=18.0)
+    assert [one.no_better for one in table([old, new]).cells.values()] == [True, True]
+    assert [one.no_better for one in table([old]).cells.values()] == [False]
+    assert not table([cell(top1=0.0, largest_class=18.0)]).cells["net", Row(**WITH), "pets"].no_better, "no interval"
 
 
 # ------------------------------------------------------------------ CSV
@@ -125,7 +206,7 @@ def paper():
     """A corner of Table 5, with what may go wrong."""
     cells = runs([76.0, 76.6], source="scratch", method="none", target="flowers")
     cells += runs([92.2, 92.6], target="flowers") + runs([90.0, 90.2], method="simclr", target="flowers")
-    cells += runs([92.8, 92.8], source="pets", target="flowers") + [cell("pets", "simclr", target="flowers", top1=89.9)]
+    cells += runs([94.0, 94.0], source="pets", target="flowers") + [cell("pets", "simclr", target="flowers", top1=89.9)]
     cells += [failed(source="pets", method="simclr", target="flowers", seed=1), cell(target="cub", top1=None)]
     cells += [failed(method="simclr", target="cub", seed=seed) for seed in (0, 1)]
     return cells
@@ -133,10 +214,10 @@ def paper():
 
 def test_markdown_marks_and_n():
     text = rendered("grid.md", paper())
-    assert "| N/A | random init. | 76.3 ± 0.4 |  |" in text
+    assert "| from scratch | no pretraining | 76.3 ± 0.4 |  |" in text
     assert "| flowers | idmm | <ins>92.4</ins> ± 0.3 | — |" in text
     assert "| flowers | simclr | 90.1 ± 0.1 | failed |" in text
-    assert "| pets | idmm | <ins>**92.8**</ins> ± 0.0 |  |" in text
+    assert "| pets | idmm | <ins>**94.0**</ins> ± 0.0 |  |" in text
     assert "| pets | simclr | 89.9 (n = 1)† |  |" in text
     assert "mean ± standard deviation over n = 2 runs, another n where noted" in text
     assert text.count("it broke (log: runs/finetune/x/log.txt)") == 3
@@ -144,10 +225,10 @@ def test_markdown_marks_and_n():
 
 def test_latex_marks_and_n():
     text = rendered("grid.tex", paper())
-    assert r"N/A & random init. & 76.3$\,\pm\,$0.4 &  \\" in text
+    assert r"from scratch & no pretraining & 76.3$\,\pm\,$0.4 &  \\" in text
     assert r"flowers & idmm & \underline{92.4}$\,\pm\,$0.3 & --- \\" in text
     assert r" & simclr & 90.1$\,\pm\,$0.1 & \textit{failed} \\" in text
-    assert r"pets & idmm & \underline{\textbf{92.8}}$\,\pm\,$0.0 &  \\" in text
+    assert r"pets & idmm & \underline{\textbf{94.0}}$\,\pm\,$0.0 &  \\" in text
     assert r" & simclr & 89.9 {\scriptsize($n=1$)}$^\dagger$ &  \\" in text
     structure(text, columns=4)
     # a block a backbone
@@ -210,21 +291,48 @@ def compiles(text, folder):
 
 
 # ------------------------------------------------------------------ sources
+def sure(cells):
+    """Of so many test images that the smallest difference is one."""
+    return [{**one, "test_size": 10**7} for one in cells]
+
+
 def test_mean_ranks_by_hand():
-    values = {"a": (90, 80), "b": (85, 85), "c": (85, 70)}  # ranks 1 2, 2.5 1, 2.5 3
-    cells = [cell(s, target=t, top1=float(v)) for s, both in values.items() for t, v in zip("xy", both, strict=True)]
-    found = sections.ranking(table(cells + [cell("scratch", "none", target=t, top1=50.0) for t in "xy"]))
+    values = {"a": (90, 80, 70), "b": (85, 85, 60), "c": (85, 70, 50)}  # ranks 1 2 1, 2.5 1 2, 2.5 3 3
+    cells = [cell(s, target=t, top1=float(v)) for s, some in values.items() for t, v in zip("xyz", some, strict=True)]
+    cells = sure(cells + [cell("scratch", "none", target=t, top1=50.0) for t in "xyz"])
+    cells[8]["top1"] = 50.5
+    found = sections.ranking(table(cells))
     wanted = [
-        ("a", 1.5, 85, 35, True), ("b", 1.75, 85, 35, True), ("c", 2.75, 77.5, 27.5, True),
+        ("a", 4 / 3, 80, 30, True), ("b", 5.5 / 3, 230 / 3, 80 / 3, True), ("c", 8.5 / 3, 205.5 / 3, 55.5 / 3, True),
         ("scratch", 4.0, 50, None, False),
     ]  # fmt: skip
-    assert [(r.source, r.rank.value, r.average, r.gain and r.gain.value, r.pretrained) for r in found.ranks] == wanted
-    assert found.ranks[0].rank.interval == (1.0, 2.0) and (found.used, found.total, found.targets) == (2, 2, 2)
-    assert found.ranks[0].by_method == {"idmm": 1.5}
+    for rank, (source, place, mean, gain, pretrained) in zip(found.ranks, wanted, strict=True):
+        assert (rank.source, rank.pretrained) == (source, pretrained) and rank.rank.value == pytest.approx(place)
+        assert (rank.average, rank.gain and rank.gain.value) == pytest.approx((mean, gain))
+    low, high = stats.t.interval(0.95, 2, 4 / 3, stats.sem([1, 2, 1]))
+    assert low < 1 and found.ranks[0].rank.interval == pytest.approx((1, high))
+    assert (found.used, found.total, found.sources, found.targets) == (3, 3, 3, 3)
+
+
+def test_what_does_not_differ_is_not_ranked():
+    """A comparison without a difference is left out, fewer than three sources or targets are no order."""
+    cells = sure(full(3, ("idmm",), targets=4, seeds=1))
+    assert len(sections.ranking(table(cells)).ranks) == 4
+    level = [{**one, "top1": 50.0} if one["target"] == "dtd" else one for one in cells]
+    found = sections.ranking(table(level))
+    assert (found.used, found.total, found.targets) == (3, 4, 3) and "1 of 4 left out" in found.caption
+    for few in (
+        [{**one, "top1": 50.0} if one["target"] in ("dtd", "indoor67") else one for one in cells],
+        [one for one in cells if one["source"] != "dtd"],
+        [{**one, "test_size": 20} for one in cells],
+    ):
+        assert sections.ranking(table(few)).ranks == []
+        assert "No ranking of sources" in rendered("text", few) and "No ranking" in rendered("grid.md", few)
+    assert "ranking" not in rendered("text", [one for one in cells if one["source"] in ("scratch", "pets")])
 
 
 def test_only_complete_comparisons_are_ranked():
-    cells = changed(full(3, targets=3, seeds=1), failed, source="dtd", method="idmm", target="pets")
+    cells = changed(sure(full(3, targets=3, seeds=1)), failed, source="dtd", method="idmm", target="pets")
     found = sections.ranking(table(cells))
     assert (found.used, found.total) == (5, 6)
     alone = sections.ranking(table([cell("a"), cell("scratch", "none", top1=None)]))
@@ -232,66 +340,82 @@ def test_only_complete_comparisons_are_ranked():
 
 
 def test_weights_are_ranked_as_themselves_under_every_method():
-    weights = [cell("IN", "none", target=target, top1=99.0, pretrain_seed=None) for target in ("flowers", "pets")]
-    cells = full(2, targets=2, seeds=1) + weights
+    names = ("flowers", "pets", "dtd")
+    weights = [cell("IN", "none", target=target, top1=99.0, pretrain_seed=None) for target in names]
+    cells = sure(full(2, targets=3, seeds=1) + weights)
     first = sections.ranking(table(cells)).ranks[0]
-    assert (first.source, first.rank.value, first.pretrained, first.by_method) == ("IN", 1.0, False, {})
-    many = sections.ranking(table(cells + full(2, targets=2, seeds=1, backbones=("other",))))
+    assert (first.source, first.rank.value, first.pretrained) == ("IN", 1.0, False)
+    more = sure(full(3, targets=3, seeds=1, backbones=("net", "other")) + weights)
+    many = sections.ranking(table(more))
     assert "IN" not in [one.source for one in many.ranks] and many.used == many.total, "no rank where it is not"
 
 
-def test_bootstrap_draws_targets_not_rows():
+def test_intervals_over_targets_are_of_their_means():
     """Rows of a target go together: three of each are no more than one."""
-    draws = np.random.default_rng(0).normal(size=(12, 2))
-    one = bootstrap(draws, list(range(12)))
-    three = bootstrap(np.repeat(draws, 3, axis=0), [n for n in range(12) for _ in range(3)])
-    for n in range(2):
-        np.testing.assert_allclose(one[n].interval, three[n].interval)
-        assert one[n].value == pytest.approx(draws[:, n].mean())
-    theirs = stats.bootstrap((draws[:, 0],), np.mean, method="percentile", n_resamples=9999).confidence_interval
-    np.testing.assert_allclose(one[0].interval, theirs, atol=0.06)
-    assert [one.interval for one in bootstrap(draws, ["same"] * 12)] == [None, None]
+    values = [1.0, 2.0, 4.0, 9.0]
+    one, three = (
+        over_targets(values, list("wxyz")),
+        over_targets(np.repeat(values, 3), list(np.repeat(list("wxyz"), 3))),
+    )
+    assert one == three and one.value == 4.0
+    assert one.interval == pytest.approx(stats.t.interval(0.95, 3, 4.0, stats.sem(values)))
+    assert over_targets(values, list("wxyz"), 1, 5).interval == (1, 5), "no rank below 1"
+    assert over_targets(values, list("wxwx")).interval is None, "two targets say nothing of others"
 
 
-def test_best_source_and_its_lead_over_another_source():
-    values = {("a", "idmm"): 90.0, ("a", "simclr"): 89.0, ("b", "idmm"): 85.0}
-    better = [cell(*row, top1=value) for row, value in values.items()]
-    worse = [*better, cell("scratch", "none", top1=95.0)]
+def test_a_best_source_has_its_lead_and_a_tie_is_a_tie():
+    values = {("a", "idmm"): 90.0, ("a", "simclr"): 89.0, ("b", "idmm"): 80.0, ("c", "idmm"): 85.0}
+    cells = [cell(*row, top1=value, test_size=2000) for row, value in values.items()]
+    worse = [*cells, cell("scratch", "none", top1=95.0, test_size=2000)]
     (pick,) = sections.picks(table(worse))
-    assert (pick.row, pick.second) == (("a", "idmm"), ("b", "idmm")) and pick.lead == (5.0, None)
-    assert pick.cell.gain == (-5.0, None)
-    better.append(cell("scratch", "none", top1=80.0))
-    for name in ("grid.md", "text", "grid.html"):
-        assert "−5.0 (scratch is better)" in rendered(name, worse)
-        assert "scratch is better" not in rendered(name, better)
+    assert (pick.row, pick.second, pick.tied) == (("a", "idmm"), ("c", "idmm"), []) and pick.lead.value == 5.0
+    for name in ("text", "grid.md", "grid.html"):
+        said = rendered(name, worse)
+        assert "a, idmm: +5.0 (+3.0 to +7.0) over c" in said and "−5.0 (−6.6 to −3.4)" in said
+        tied = " ".join(rendered(name, [{**one, "test_size": 200} for one in worse]).split())
+        assert "tie: a, c" in tied and "no difference that these runs can show" in tied
+    assert "Tie:" not in rendered("text", worse)
     assert sections.picks(table([failed(), cell("scratch", "none")])) == []
+    assert "no interval" in rendered("text", [cell(), cell("scratch", "none")])
 
 
 # ------------------------------------------------------------------ preview
 def previews(cells):
-    return sections.sections(grid(cells)).previews
+    tuned = table(cells)
+    return [sections.preview(Table(grid(cells), "probe", metric), tuned) for metric in ("top1", "knn")]
 
 
-def test_preview_is_spearmans_within_targets():
+def both(targets, sources="abcde", **fields):
+    """A grid with its probes, of values at random; kNN's are all alike."""
     draw = np.random.default_rng(1)
-    tuned, probed = draw.normal(70, 5, (2, 5)), draw.normal(50, 5, (2, 5))
+    tuned, probed = draw.normal(70, 5, (2, len(targets), len(sources)))
     cells = []
-    for t, target in enumerate("xy"):
-        for s, source in enumerate("abcde"):
+    for t, target in enumerate(targets):
+        for s, source in enumerate(sources):
             cells.append(cell(source, target=target, top1=float(tuned[t, s])))
             cells.append(cell(source, target=target, top1=float(probed[t, s]), knn=1.0, protocol="probe"))
         cells += [cell("scratch", "none", target=target, top1=1.0, protocol=p, knn=0.0) for p in ("finetune", "probe")]
-    cells += [cell("f", target="x"), cell("g", target="x", top1=None, protocol="probe")]
-    probe, knn = previews(cells)
-    rhos = [stats.spearmanr(tuned[t], probed[t]).statistic for t in range(2)]
-    assert probe.rho.value == pytest.approx(np.mean(rhos)) and (probe.groups, probe.pairs) == (2, 10)
-    assert probe.rho.interval == pytest.approx((min(rhos), max(rhos)))
-    assert probe.pooled == pytest.approx(stats.spearmanr(tuned.ravel(), probed.ravel()).statistic)
-    assert probe.loss == pytest.approx(np.mean([tuned[t].max() - tuned[t, probed[t].argmax()] for t in range(2)]))
-    assert (knn.label, knn.rho, knn.pooled) == ("kNN", None, None), "all alike have no order"
-    assert knn.loss == pytest.approx(np.mean([tuned[t].max() - tuned[t].mean() for t in range(2)])), "any may be picked"
-    assert previews([cell()]) == []
-    assert "too few" in previews([cell(), cell(protocol="probe")])[0].sentence
+    return tuned, probed, [{**one, "test_size": 10**7} for one in cells]
+
+
+def test_preview_is_spearmans_within_targets():
+    tuned, probed, cells = both("xyz")
+    probe, knn = previews([*cells, cell("f", target="x"), cell("g", target="x", top1=None, protocol="probe")])
+    rhos = [stats.spearmanr(tuned[t], probed[t]).statistic for t in range(3)]
+    assert probe.rho == over_targets(rhos, "xyz", -1, 1) and (probe.sources, probe.targets) == (5, 3)
+    losses = [tuned[t].max() - tuned[t, probed[t].argmax()] for t in range(3)]
+    assert probe.loss.value == pytest.approx(np.mean(losses))
+    assert f"Spearman's ρ within a target {np.mean(rhos):.2f} (" in probe.sentence
+    assert (knn.label, knn.rho, knn.targets) == ("kNN", None, 0), "all alike have no order"
+    assert previews([cell()]) == [None, None]
+
+
+def test_no_rank_correlation_of_noise_or_of_few():
+    cells = both("xyz")[2]
+    for few in (both("xy")[2], both("xyz", "ab")[2], [{**one, "test_size": 30} for one in cells]):
+        probe, _ = previews(few)
+        assert probe.rho is None and probe.sentence.startswith("linear probe: No rank correlation: it takes 3 sources")
+        assert "ρ" not in rendered("text", few) and "No rank correlation" in rendered("grid.md", few)
 
 
 # ------------------------------------------------------------------ source size
@@ -299,12 +423,14 @@ def test_size_curve_by_hand():
     (curve,) = sections.size_curves(table(sizes()))
     assert list(curve.points) == [100, 200, 500, 1000, 2000, 5000] and curve.dataset == "flowers"
     assert curve.points[1000].mean == pytest.approx(60.5) and curve.points[1000].n == 2
-    assert curve.slope == (pytest.approx(10), pytest.approx(0, abs=1e-6)) and curve.scratch.mean == 40.5
+    assert curve.slope == (pytest.approx(10), pytest.approx((10, 10))) and curve.scratch.mean == 40.5
     noisy = [30.0, 45.0, 41.0, 60.0, 52.0, 66.0]
     cells = [{**one, "top1": noisy[n]} for n, one in enumerate(sizes(seeds=1)[1:])]
     (curve,) = sections.size_curves(table(cells))
     line = stats.linregress(np.log10([100, 200, 500, 1000, 2000, 5000]), noisy)
-    assert curve.slope == pytest.approx((line.slope, stats.t.ppf(0.975, 4) * line.stderr)) and curve.scratch is None
+    half = stats.t.ppf(0.975, 4) * line.stderr
+    assert curve.slope == (pytest.approx(line.slope), pytest.approx((line.slope - half, line.slope + half)))
+    assert curve.scratch is None
 
 
 def test_what_makes_a_curve():
@@ -348,6 +474,6 @@ def test_text_is_a_screen():
     cells += [failed("very long " * 50, target="pets", seed=n) for n in range(2, 40)]
     cells += full(7, ("idmm",), 7, 1, ("pvt",), protocol="probe")
     text = rendered("text", cells)
-    assert len(text.splitlines()) <= 50 and "… and 26 more" in text
-    assert "transfer grid, finetune: 308 of 346 cells done, 38 failed" in text and "kNN: Spearman's ρ" in text
-    assert "+10.0 ± 0.0 points" in rendered("text", sizes())
+    assert len(text.splitlines()) <= 50 and "… and 27 more" in text
+    assert "transfer grid, finetune: 308 of 346 cells done, 38 failed" in text and "kNN: No rank correlation" in text
+    assert "+10.0 (+10.0 to +10.0)" in rendered("text", sizes())

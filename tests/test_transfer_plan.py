@@ -227,7 +227,7 @@ def test_roots():
         sources=["flowers", *own, "hfds:a/b", "digits"], targets=["dtd"], methods=["idmm"], roots="/data", seeds=[0]
     )
     found = {cell.source: start.config["data"]["root"] for cell, start in starts.items() if start}
-    named = {"flowers": "/data/flowers", "pets": "/mine", "folder": "/f"}
+    named = {"flowers": "/data/flowers", "pets": "/mine", "f": "/f"}
     assert found == {**named, **dict.fromkeys(("hfds:a/b", "digits", "mine"))}
     assert {job.config["data"]["root"] for job in jobs.values()} == {"/data/dtd"}
 
@@ -278,8 +278,8 @@ def test_all_faults_together_each_where_it_stands(tmp_path):
         "targets[1].lable: unknown key; did you mean 'label'?",
         "backbones[2].pretrain: got 3, wanted a mapping",
         "weights[1]: got {'path': 'z'}, wanted a name or a mapping with 'label'",
-        "targets: 'digits' is there twice; give each entry a label of its own",
-        "backbones: 'resnet18' is there twice; give each entry a label of its own",
+        "targets[0] and targets[1]: each is called 'digits'; give each entry a label of its own",
+        "backbones[1] and backbones[2]: each is called 'resnet18'; give each entry a label of its own",
         "weights: 'scratch' is the label of the row without pretraining; name another",
         f"sources 'flovers': data.name: 'flovers' is not known; wanted one of {names}; did you mean 'flowers'?",
         "sources 'digits-total3-fraction0.5': data.subset: give exactly one of per_class, total and fraction",

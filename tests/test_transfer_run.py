@@ -78,7 +78,7 @@ def test_from_python(tmp_path, monkeypatch, capsys):
     made, planned, plan = Made(monkeypatch), [], GridPlan.__init__
     monkeypatch.setattr(GridPlan, "__init__", lambda self, grid: planned.append(grid) or plan(self, grid))
     found = idmm.transfer({**GRID, "out": str(tmp_path / "out")})
-    assert len(planned) == 1, "it is planned once"
+    assert [grid.target.protocol for grid in planned] == ["finetune", "probe"], "once for either protocol"
     assert {cell["status"] for cell in found["cells"]} == {"ok"} and len(made.asked) == JOBS
     assert found == results(tmp_path / "out") and "6 of 6 cells done" in capsys.readouterr().out
     for source in ("digits", "few"):  # in the order of their needs
@@ -376,7 +376,8 @@ def test_sources_are_read_though_no_method_is_known(tmp_path, capsys):
 
 
 def test_a_folder_of_another_grid_or_of_something_else(copied, whole_grid, tmp_path, capsys):
-    other = {"sources": [{"name": "digits", "label": "x"}], "targets": [{"name": "digits", "label": "y"}]}
+    few = {"name": "digits", "subset": {"total": 50}}
+    other = {"sources": [{**few, "label": "x"}], "targets": [{**few, "label": "y"}]}
     (run_folder,) = whole_grid.glob("runs/pretrain/few-*")
     a_run, file = shutil.copytree(run_folder, tmp_path / "run"), tmp_path / "file"
     file.touch()

@@ -15,11 +15,23 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator, NullLocator
 
 from idmm.report.pictures import look, plain_axis, save
-from idmm.report.sections import Ranking, SizeCurve, SourceRank
-from idmm.report.stats import BootstrapMean
-from idmm.report.table import FAILED, MISSING, RANDOM, SCRATCH, Row, Table, TableCell, format_number
+from idmm.report.sections import Ranking, SizeCurve
+from idmm.report.stats import Estimate
+from idmm.report.table import (
+    FAILED,
+    FROM_SCRATCH,
+    MISSING,
+    NO_BETTER,
+    SCRATCH,
+    SOME_FAILED,
+    Row,
+    Table,
+    TableCell,
+    format_interval,
+    format_number,
+)
 
-CELL = (0.74, 0.37)  # inches
+CELL = (0.9, 0.37)  # inches
 LONGEST = 22  # letters of a label
 TITLES = {"accuracy": "accuracy", "gain": "gain over scratch"}
 UNITS = {"accuracy": "%", "gain": "points"}
@@ -56,8 +68,9 @@ def heat_maps(table: Table, path: Path) -> None:
 
 def _norm(table: Table, kind: str) -> Normalize:
     """One scale for all backbones; gains are centred at 0."""
-    estimates = [cell.gain if kind == "gain" else cell.stats for cell in table.cells.values()]
-    values = [one.mean for one in estimates if one is not None and one.mean is not None] or [0.0]
+    cells = table.cells.values()
+    values = [cell.gain and cell.gain.value if kind == "gain" else cell.stats.mean for cell in cells]
+    values = [value for value in values if value is not None] or [0.0]
     if kind == "gain":
         most = max(1.0, *map(abs, values))
         return Normalize(-most, most)
@@ -94,13 +107,13 @@ def _content(cell: TableCell | None, row: Row, kind: str) -> tuple[float, str, s
         return np.nan, cell.mean if cell else "", ""
     if kind == "accuracy":
         spread, count = f"± {cell.std}" if cell.std else "", f"n={cell.stats.n}" if cell.unusual_n else ""
-        return cell.stats.mean, cell.mean, " ".join(filter(None, (spread, count))) + ("†" if cell.some_failed else "")
+        return cell.stats.mean, cell.mean, " ".join(filter(None, (spread, count))) + cell.signs
     if row.is_scratch:
         return 0.0, format_number(0.0), ""
     if cell.gain is None:
         return np.nan, MISSING, ""
-    half = "" if cell.gain.half is None else f"± {format_number(cell.gain.half)}"
-    return cell.gain.mean, format_number(cell.gain.mean, sign=True), half
+    interval = format_interval(cell.gain.interval, sign=True) if cell.gain.interval else ""
+    return cell.gain.value, format_number(cell.gain.value, sign=True), interval
 
 
 def _number(axis, place: tuple[int, int], text: str, below: str, colour: str, framed: bool) -> None:
@@ -132,22 +145,24 @@ def _row_labels(rows: list[Row]) -> list[str]:
     labels = []
     for row in rows:
         method = f" · {_label(row.method, 14)}" if several and row.method != SCRATCH.method else ""
-        labels.append((RANDOM if row.is_scratch else _label(row.source)) + method)
+        labels.append((FROM_SCRATCH if row.is_scratch else _label(row.source)) + method)
     return labels
 
 
 def _heat_legend(table: Table) -> list[Patch]:
     cells, blank = table.cells.values(), {"facecolor": "white", "edgecolor": "0.7"}
     frame = {"fill": False, "edgecolor": "black", "linewidth": 1.4, "label": "framed: best of a column"}
-    dagger = {"linestyle": "", "marker": "$†$", "color": "black", "label": "some runs failed, left out"}
+    plain = {"linestyle": "", "color": "black"}
     not_run = "not run yet, or nothing to compare with"
-    intervals = any(cell.gain is not None and cell.gain.half is not None for cell in cells)
+    intervals = any(cell.gain is not None and cell.gain.interval is not None for cell in cells)
+    failed, no_better = "some runs failed, left out", "no better than the largest class"
     handles = (
         (Patch(**frame), any(cell.best_of_column for cell in cells)),
         (Patch(**blank, hatch=HATCHES[MISSING], label=not_run), any(cell.mean == MISSING for cell in cells)),
         (Patch(**blank, hatch=HATCHES[FAILED], label="failed"), any(cell.mean == FAILED for cell in cells)),
-        (Line2D([], [], **dagger), any(cell.some_failed for cell in cells)),
-        (Patch(visible=False, label="± of a gain: 95 % interval"), intervals),
+        (Line2D([], [], marker=f"${SOME_FAILED}$", label=failed, **plain), any(cell.some_failed for cell in cells)),
+        (Line2D([], [], marker=f"${NO_BETTER}$", label=no_better, **plain), any(cell.no_better for cell in cells)),
+        (Patch(visible=False, label="below a gain: its 95 % interval"), intervals),
     )
     return [handle for handle, occurs in handles if occurs]
 
@@ -159,9 +174,8 @@ def source_ranks(ranking: Ranking, path: Path) -> None:
     gains = any(one.gain is not None for one in ranks)
     figure = Figure(figsize=(9.2 if gains else 5.6, 1.7 + 0.42 * len(ranks)), layout="constrained")
     axes = figure.subplots(1, 1 + gains, sharey=True, squeeze=False)[0]
-    methods = list(dict.fromkeys(method for one in ranks for method in one.by_method))
     for y, one in enumerate(ranks):
-        _rank_marks(axes[0], y, one, methods)
+        _mark(axes[0], y, one.rank, format_number(one.rank.value), one.pretrained)
         if one.gain is not None:
             _mark(axes[1], y, one.gain, format_number(one.gain.value, sign=True), one.pretrained)
     axes[0].set_yticks(range(len(ranks)), [_label(one.label) for one in ranks], fontsize=9)
@@ -178,22 +192,10 @@ def source_ranks(ranking: Ranking, path: Path) -> None:
     for axis in axes:
         plain_axis(axis, "x")
         axis.tick_params(labelsize=8)
-    if len(methods) > 1:
-        handles = [_handle(n, method, linestyle="") for n, method in enumerate(methods)]
-        figure.legend(handles=handles, ncols=4, **BELOW)
     _save_with_title(figure, ranking.caption, path)
 
 
-def _rank_marks(axis, y: int, one: SourceRank, methods: list[str]) -> None:
-    if len(methods) > 1:
-        for method, rank in one.by_method.items():
-            number = methods.index(method)
-            below = y + 0.2 + 0.2 * number / len(methods)  # one under the other: equal ranks hide nothing
-            axis.plot(rank, below, **look(number, linestyle="", markersize=5))
-    _mark(axis, y, one.rank, format_number(one.rank.value), one.pretrained)
-
-
-def _mark(axis, y: int, mean: BootstrapMean, text: str, full: bool) -> None:
+def _mark(axis, y: int, mean: Estimate, text: str, full: bool) -> None:
     """A dot with its interval and its number; hollow for what this grid did not pretrain."""
     value, interval = mean
     if interval:
@@ -222,9 +224,9 @@ def size_curves(table: Table, curves: list[SizeCurve], path: Path) -> None:
         axis.set_ylabel("accuracy (%)", fontsize=9)
     for axis in axes[len(panels) :]:
         axis.set_axis_off()
-    handles = [_handle(n, method) for n, method in enumerate(methods)]
+    handles = [Line2D([], [], label=_label(name), markersize=6, **look(n)) for n, name in enumerate(methods)]
     if any(curve.scratch for curve in curves):
-        handles.append(Line2D([], [], color="0.35", linestyle=":", label=RANDOM))
+        handles.append(Line2D([], [], color="0.35", linestyle=":", label=FROM_SCRATCH))
     figure.legend(handles=handles, ncols=4, **BELOW)
     _save_with_title(figure, table.caption(spread="95 % t-interval"), path)
 
@@ -256,10 +258,6 @@ def _size_panel(axis, curves: list[SizeCurve], methods: list[str]) -> None:
 
 
 # ------------------------------------------------------------------ all
-def _handle(number: int, label: str, **changes) -> Line2D:
-    return Line2D([], [], label=_label(label), markersize=6, **look(number, **changes))
-
-
 def _label(text: str, most: int = LONGEST) -> str:
     """One line, its middle left out where it is long, and no formula."""
     text = " ".join(str(text).split())

@@ -7,11 +7,13 @@ from urllib.parse import quote
 
 from idmm.progress import duration
 from idmm.report.sections import Sections
-from idmm.report.table import Row, Table, TableCell
+from idmm.report.stats import Estimate, average
+from idmm.report.table import Table, TableCell, format_gain
 
 FIELDS = {
     "pretrain_seed": "pretraining seed", "seed": "seed", "status": "status", "top1": "top-1", "top5": "top-5",
-    "mean_per_class": "mean per class", "knn": "kNN", "pretrain_seconds": "pretraining time", "seconds": "time",
+    "mean_per_class": "mean per class", "knn": "kNN", "largest_class": "largest class", "pixel_knn": "kNN on pixels",
+    "test_size": "test images", "pretrain_seconds": "pretraining time", "seconds": "time",
     "error": "error", "log": "log", "folder": "folder",
 }  # fmt: skip
 
@@ -32,17 +34,19 @@ def page_data(found: Sections) -> dict:
                 own = [(key, " / ".join(some)) for key, some in values if len(configs[key]) > 1]
                 title = f"{row.label} → {target} ({backbone})"
                 details.append({"title": title, "said": sentence, **_runs(cell), "config": own})
-        lines.append((table, backbone, row, cells, _averages(table, backbone, row)))
+        here = table.cells_of(backbone, row)
+        means, gains = ([cell and getattr(cell, name) for cell in here] for name in ("stats", "gain"))
+        mean = None if None in (means := [one and one.mean for one in means]) else sum(means) / len(means)
+        lines.append((table, backbone, row, cells, mean, average(gains)))
     shared = {key: values[0] for key, values in configs.items() if len(values) == 1}
     return {"targets": targets, "lines": lines, "details": details, "shared_config": shared}
 
 
-def _averages(table: Table, backbone: str, row: Row) -> list[float | None]:
-    """Mean accuracy and mean gain over all targets; None where one lacks a value."""
-    cells = table.cells_of(backbone, row)
-    means = [cell and cell.stats.mean for cell in cells]
-    gains = [cell and cell.gain and cell.gain.mean for cell in cells]
-    return [None if None in values else sum(values) / len(values) for values in (means, gains)]
+def tone(value: object) -> str:
+    """The classes of a difference: up or down where the runs show it, level where they do not."""
+    if not isinstance(value, Estimate):
+        return ""
+    return f"gain {('up' if value.value > 0 else 'down') if value.shown else 'level'}"
 
 
 def _sentence(table: Table, cell: TableCell) -> str:
@@ -52,11 +56,16 @@ def _sentence(table: Table, cell: TableCell) -> str:
         return f"{stats.failed} of {len(stats.runs)} runs failed" if stats.failed else "not run yet"
     parts = [f"{table.label}: mean {stats.mean:.2f}, n = {stats.n} of {len(stats.runs)}"]
     if stats.half is not None:
-        parts.append(f"95 % interval {stats.mean - stats.half:.2f} to {stats.mean + stats.half:.2f}")
+        parts.append(f"95 % interval over seeds {stats.mean - stats.half:.2f} to {stats.mean + stats.half:.2f}")
+    if stats.images is not None:
+        below, above = stats.images
+        parts.append(f"over test images {stats.mean - below:.2f} to {stats.mean + above:.2f}")
+    if cell.no_better:
+        parts.append("no better than naming the largest class for every image")
     if gain is not None:
-        half = "" if gain.half is None else f" (95 % interval ± {gain.half:.2f})"
-        parts.append(f"gain over scratch {gain.mean:+.2f}{half}")
-    seconds = sum(run["seconds"] or 0 for run in stats.runs)
+        said = "" if gain.shown else ", no difference that these runs can show"
+        parts.append(f"gain over scratch {format_gain(gain)}{said}")
+    seconds = sum(run.get("seconds") or 0 for run in stats.runs)
     return "; ".join([*parts, *([f"{duration(seconds)} in all"] if seconds else [])])
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, NullLocator
 
 from idmm.files import replacing
@@ -177,6 +179,11 @@ def comparison(
     axis.set_ylim(0, 100)
     axis.set_ylabel(TOP1)
     _accuracy_axis(axis, title, chance)
+    key = [Patch(color="0.8", label="mean"), Line2D([], [], label="one seed", **look(6, linestyle="", marker="o"))]
+    if any(len(values) > 1 for values in table):
+        lines = {"color": "black", "linestyle": "", "marker": "|", "markersize": 12}
+        key.append(Line2D([], [], label="± 1 standard deviation over seeds", **lines))
+    figure.legend(handles=key, ncols=len(key), loc="outside lower center", fontsize=8, frameon=False)
     save(figure, path)
 
 

@@ -14,12 +14,15 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from idmm.errors import UserError, reason
 from idmm.files import write_text
-from idmm.report.page import page_data, run_texts
+from idmm.report.page import page_data, run_texts, tone
 from idmm.report.sections import Sections, sections
-from idmm.report.table import MISSING, SOME_FAILED, Table, format_gain, format_interval, format_number, run_label
+from idmm.report.stats import Estimate
+from idmm.report.table import MISSING, NO_BETTER, SOME_FAILED, Table, format_gain, format_number, run_label
 
 COLUMNS = ("source", "method", "backbone", "target", "pretrain_seed", "seed", "top1", "top5", "seconds", "status")
+NEEDED = ("source", "method", "backbone", "target", "pretrain_seed", "seed", "protocol", "status")  # of a cell
 WIDTH = 100  # letters of a terminal's line
 MOST = 12  # lines of each part of the summary
 
@@ -33,10 +36,11 @@ def write(folder: str | Path) -> Sections:
         What the files say, for :func:`text`.
 
     Raises:
+        UserError: grid.json is not what a grid wrote.
         RunError: The folder cannot be written to.
     """
     out = Path(folder)
-    found = sections(json.loads((out / "grid.json").read_text(encoding="utf-8")))
+    found = sections(_read(out / "grid.json"))
     write_text(out / "grid.csv", csv_text(found.own))
     for name in ("grid.md", "grid.tex", "grid.html"):
         write_text(out / name, render(name, found))
@@ -46,6 +50,24 @@ def write(folder: str | Path) -> Sections:
         else:
             (out / name).unlink(missing_ok=True)
     return found
+
+
+def _read(path: Path) -> dict:
+    """Returns what a grid.json holds, with all that reports need of each cell."""
+    wanted = "wanted is what 'idmm transfer' wrote; the same command writes it again"
+    try:
+        grid = json.loads(path.read_text(encoding="utf-8"))
+        cells, protocol = list(grid["cells"]), grid["protocol"]
+        orders = {name: list(map(str, grid[name])) for name in ("sources", "methods", "backbones", "targets")}
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({reason(error)}); {wanted}") from None
+    except (ValueError, TypeError, KeyError):
+        raise UserError(f"{path}: is damaged: not JSON with protocol, labels and cells; {wanted}") from None
+    for number, cell in enumerate(cells):
+        lacking = [key for key in NEEDED if key not in cell] if isinstance(cell, dict) else NEEDED
+        if lacking:
+            raise UserError(f"{path}: is damaged: cells[{number}] lacks {', '.join(lacking)}; {wanted}")
+    return {"version": "", **grid, **orders, "protocol": protocol}
 
 
 def _pictures(found: Sections) -> dict[str, Callable[[Path], None] | None]:
@@ -93,6 +115,7 @@ _TEX = {
     "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "<": r"\textless{}", ">": r"\textgreater{}",
     "|": r"\textbar{}", '"': "''", "`": "{`}", "[": "{[}", "]": "{]}", "*": "{*}",
     "±": r"$\pm$", "−": "$-$", "→": r"$\to$", "…": r"\dots{}", MISSING: "---", SOME_FAILED: r"$^\dagger$",
+    NO_BETTER: r"$^\ddagger$",
 }  # fmt: skip
 
 
@@ -120,7 +143,7 @@ def _cut(text: str, most: int) -> str:
 
 def _columns(text: str) -> str:
     """Lines of cells with ⇥ between them, as cells below each other."""
-    rows = [[_cut(cell, 30) for cell in line.split("⇥")] for line in text.splitlines()]
+    rows = [[_cut(cell, 60) for cell in line.split("⇥")] for line in text.splitlines()]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
     return "".join(f"  {line}\n" for line in lines)
@@ -139,7 +162,9 @@ def _environment(escaped: Callable[[str], str], **delimiters: str) -> Environmen
     """Templates of a format: all that they print of the data is escaped as that format needs it."""
 
     def finalize(value: object) -> Markup:
-        return value if hasattr(value, "__html__") else Markup(escaped(str(value)))
+        if hasattr(value, "__html__"):
+            return value
+        return Markup(escaped(format_gain(value) if isinstance(value, Estimate) else str(value)))
 
     environment = Environment(
         loader=PackageLoader("idmm.report"), autoescape=True, undefined=StrictUndefined, finalize=finalize,
@@ -147,8 +172,8 @@ def _environment(escaped: Callable[[str], str], **delimiters: str) -> Environmen
     )  # fmt: skip
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     environment.filters |= {
-        "number": format_number, "interval": format_interval, "gain": format_gain, "run_label": run_label,
-        "run_texts": run_texts, "columns": _columns, "cut": _cut, "fold": _fold, "csp_hash": _csp_hash,
+        "number": format_number, "tone": tone, "run_label": run_label, "run_texts": run_texts,
+        "columns": _columns, "cut": _cut, "fold": _fold, "csp_hash": _csp_hash,
     }  # fmt: skip
     return environment
 

@@ -1,86 +1,161 @@
 """A grid's findings as plain data, computed once for all formats: best sources, ranks, previews, size curves."""
 
 import json
+import math
 import statistics
-from dataclasses import dataclass
-from itertools import product
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import permutations, product
 
-import numpy as np
-from scipy.stats import rankdata
-
-from idmm.report.stats import BootstrapMean, Estimate, SeedStats, bootstrap, difference, log_slope, seed_stats, spearman
-from idmm.report.table import RANDOM, READOUTS, SCRATCH, Row, Table, TableCell, format_number
+from idmm.report.stats import ENOUGH, Estimate, SeedStats, log_slope, over_targets, seed_stats, spearman
+from idmm.report.table import (
+    FROM_SCRATCH,
+    NO_BETTER,
+    READOUTS,
+    SCRATCH,
+    Row,
+    Table,
+    TableCell,
+    format_gain,
+    format_interval,
+    format_number,
+    run_label,
+)
 
 SIZES = 6  # least number of sizes that make a curve
 
 
+@dataclass(frozen=True)
+class Block:
+    """A part of the report after the tables, which every format prints in its own way; texts are free of markup."""
+
+    title: str
+    lines: list[str]  # said above the table
+    heads: tuple[str, ...] = ()
+    rows: list[tuple[str | Estimate, ...]] = field(default_factory=list)
+    items: list[str] = field(default_factory=list)  # a list below it
+
+
 # ------------------------------------------------------------------ sources
+@dataclass(frozen=True)
+class Pick:
+    """The best row for a target among the pretrained ones, and the sources that it cannot be told from."""
+
+    backbone: str
+    target: str
+    row: Row
+    cell: TableCell
+    second: Row | None  # the best of another source
+    lead: Estimate | None  # over that
+    tied: list[str]  # sources whose best row is no worse, as far as the runs show
+
+    @property
+    def verdict(self) -> str:
+        if self.cell.no_better:
+            return f"none better than the largest class {NO_BETTER}"
+        if self.tied:
+            return f"tie: {', '.join([self.row.source, *self.tied])}"
+        return f"{self.row.label}{f': {format_gain(self.lead)} over {self.second.source}' if self.lead else ''}"
+
+
+def picks(table: Table) -> list[Pick]:
+    """Returns the best source of each target under each backbone."""
+    found = []
+    for backbone, target in product(table.backbones, table.targets):
+        known = [row for row in table.rows if not row.is_scratch and table.mean(backbone, row, target) is not None]
+        known.sort(key=lambda row: -table.mean(backbone, row, target))
+        if known:
+            best, cell = known[0], table.cells[backbone, known[0], target]
+            leads: dict[Row, Estimate] = {}  # over the best row of each other source
+            for row in known:
+                if row.source not in {best.source, *(other.source for other in leads)}:
+                    leads[row] = table.lead(backbone, target, best, row)
+            tied = [row.source for row, lead in leads.items() if not lead.shown]
+            second = next(iter(leads), None)
+            found.append(Pick(backbone, target, best, cell, second, leads.get(second), tied))
+    return found
+
+
+def _picks_block(table: Table, found: list[Pick]) -> Block:
+    heads, rows = ("target", "best source", "accuracy", "gain over scratch"), []
+    for pick in found:
+        accuracy = " ".join([pick.cell.mean, *pick.cell.notes])
+        rows.append((pick.target, pick.verdict, accuracy, pick.cell.gain or ""))
+    if len(table.backbones) > 1:
+        heads, rows = ("backbone", *heads), [(pick.backbone, *row) for pick, row in zip(found, rows, strict=True)]
+    lines = [table.intervals()]
+    if any(pick.tied for pick in found):
+        lines.append("Tie: no difference that these runs can show between these sources; the numbers are the first's.")
+    return Block("Which source to pretrain on", lines, heads, rows)
+
+
 @dataclass(frozen=True)
 class SourceRank:
     """A source's rank, accuracy and gain over all targets, methods and backbones; intervals are over targets."""
 
     source: str
     pretrained: bool  # False for scratch and for weights that the user gave
-    rank: BootstrapMean  # 1 is best; equals share theirs
-    by_method: dict[str, float]  # mean rank
+    rank: Estimate  # 1 is best
     average: float  # accuracy
-    gain: BootstrapMean | None  # over scratch, None without it
+    gain: Estimate | None  # over scratch, None without it
 
     @property
     def label(self) -> str:
-        return RANDOM if self.source == SCRATCH.source else self.source
+        return FROM_SCRATCH if self.source == SCRATCH.source else self.source
 
 
 @dataclass(frozen=True)
 class Ranking:
     """Sources from best to worst by their mean rank over comparisons: targets, methods and backbones.
 
-    Only those comparisons count in which every source has a value: a rank among fewer would be another number.
+    Only those comparisons count in which every source has a value, and the runs show a difference between two of them.
     """
 
-    ranks: list[SourceRank]
+    ranks: list[SourceRank]  # none for fewer than three sources, or targets among the comparisons used
     used: int  # comparisons
     total: int
+    sources: int  # pretrained on, or given as weights
     targets: int  # among those used
 
     @property
     def caption(self) -> str:
+        if not self.ranks:
+            return _too_few("ranking of sources", "differ", self.sources, self.targets)
         left = self.total - self.used
-        rest = f"; {left} of {self.total} left out, where some source has no value yet" if left else ""
-        counts = ((self.used, "comparison"), (self.targets, "target"))
-        over = " on ".join(f"{count} {what}{'s' if count > 1 else ''}" for count, what in counts)
-        spans = ", 95 % bootstrap intervals over targets" if self.targets > 1 else ""
-        return f"Mean rank (1 is best) over {over}{spans}{rest}."
+        rest = f"; {left} of {self.total} left out, where a source has no value or none differ" if left else ""
+        over = f"{self.used} comparisons on {self.targets} targets, with 95 % t-intervals over targets"
+        return f"Mean rank (1 is best; sources that do not differ share theirs) over {over}{rest}."
+
+
+def _too_few(what: str, differ: str, sources: int, targets: int) -> str:
+    wanted = f"{ENOUGH} sources, and {ENOUGH} targets on which they {differ} by more than their intervals"
+    return f"No {what}: it takes {wanted}; here are {sources} sources and {targets} such targets."
 
 
 def ranking(table: Table) -> Ranking:
-    """Ranks the sources under each target, method and backbone, scratch and given weights among them."""
+    """Ranks the sources under each target, method and backbone, scratch and given weights among them.
+
+    A rank is 1, and 1 more for each source that is shown to be better, and a half more for each that is not told apart:
+    where all differ these are the usual ranks.
+    """
     cells = table.cells.items()
     pretrained = {row for (_, row, _), cell in cells if any(r["pretrain_seed"] is not None for r in cell.stats.runs)}
     methods = list(dict.fromkeys(row.method for row in table.rows if row in pretrained)) or [None]
     candidates = _candidates(table, pretrained)
+    sources = len(candidates.keys() - {SCRATCH.source})
     comparisons = list(product(table.backbones, methods, table.targets))
-    found = {
-        place: [table.mean(place[0], row or Row(source, place[1]), place[2]) for source, row in candidates.items()]
-        for place in comparisons
-    }
-    kept = [place for place, values in found.items() if None not in values and len(candidates) > 1]
-    if not kept:
-        return Ranking([], 0, len(comparisons), 0)
-    values = np.array([found[place] for place in kept], dtype=float)  # [comparisons, sources]
-    places = rankdata(-values, axis=1)  # 1 for the largest; equals share the mean of their ranks
-    _, method_of, targets = zip(*kept, strict=True)
-    scratch = [table.mean(backbone, SCRATCH, target) for backbone, _, target in kept]
-    gains = [None] * len(candidates) if None in scratch else bootstrap(values - np.array(scratch)[:, None], targets)
-    masks = {method: [other == method for other in method_of] for method in method_of}
-    columns = zip(candidates.items(), bootstrap(places, targets), gains, places.T, values.T, strict=True)
-    ranks = []
-    for (source, row), rank, gain, place, value in columns:
-        by_method = {method: float(place[mask].mean()) for method, mask in masks.items()} if row is None else {}
-        over_scratch = None if row == SCRATCH else gain
-        ranks.append(SourceRank(source, row is None, rank, by_method, float(value.mean()), over_scratch))
+    kept: dict[tuple, dict[str, Row]] = {}
+    for backbone, method, target in comparisons:
+        rows = {source: row or Row(source, method) for source, row in candidates.items()}
+        known = all(table.mean(backbone, row, target) is not None for row in rows.values())
+        if known and differ(table, backbone, target, rows.values()):
+            kept[backbone, method, target] = rows
+    targets = [target for *_, target in kept]
+    if min(sources, len(set(targets))) < ENOUGH:
+        return Ranking([], len(kept), len(comparisons), sources, len(set(targets)))
+    ranks = [_source_rank(table, source, row, kept, targets) for source, row in candidates.items()]
     ranks.sort(key=lambda one: (one.rank.value, -one.average))
-    return Ranking(ranks, len(kept), len(comparisons), len(set(targets)))
+    return Ranking(ranks, len(kept), len(comparisons), sources, len(set(targets)))
 
 
 def _candidates(table: Table, pretrained: set[Row]) -> dict[str, Row | None]:
@@ -95,78 +170,98 @@ def _candidates(table: Table, pretrained: set[Row]) -> dict[str, Row | None]:
     return found
 
 
-@dataclass(frozen=True)
-class Pick:
-    """The best row for a target among the pretrained ones, and how far it is ahead of the best of another source."""
-
-    backbone: str
-    target: str
-    row: Row
-    cell: TableCell
-    second: Row | None
-    lead: Estimate | None
+def differ(table: Table, backbone: str, target: str, rows: Iterable[Row]) -> bool:
+    """Whether the runs show a difference between two rows of a column, scratch left out."""
+    rows = [row for row in rows if not row.is_scratch]
+    return any(table.ahead(backbone, target, *pair) for pair in permutations(rows, 2))
 
 
-def picks(table: Table) -> list[Pick]:
-    """Returns the best source of each target under each backbone."""
-    found = []
-    for backbone, target in product(table.backbones, table.targets):
-        known = [row for row in table.rows if not row.is_scratch and table.mean(backbone, row, target) is not None]
-        if known:
-            known.sort(key=lambda row: -table.mean(backbone, row, target))
-            best, second = known[0], next((row for row in known if row.source != known[0].source), None)
-            cell = table.cells[backbone, best, target]
-            lead = difference(cell.stats, table.cells[backbone, second, target].stats) if second else None
-            found.append(Pick(backbone, target, best, cell, second, lead))
-    return found
+def _source_rank(table: Table, source: str, fixed: Row | None, kept: dict, targets: list[str]) -> SourceRank:
+    places, values, gains = [], [], []
+    for (backbone, _, target), rows in kept.items():
+        mine, others = rows[source], [row for name, row in rows.items() if name != source]
+        behind = sum(table.ahead(backbone, target, row, mine) for row in others)
+        before = sum(table.ahead(backbone, target, mine, row) for row in others)
+        places.append(1 + behind + (len(others) - behind - before) / 2)
+        values.append(table.mean(backbone, mine, target))
+        gains.append(table.lead(backbone, target, mine, SCRATCH))
+    known = fixed != SCRATCH and None not in gains
+    gain = over_targets([one.value for one in gains], targets) if known else None
+    rank = over_targets(places, targets, 1, len(rows))
+    return SourceRank(source, fixed is None, rank, statistics.fmean(values), gain)
+
+
+def _ranking_block(found: Ranking) -> Block:
+    rows = []
+    for one in found.ranks:
+        rank = f"{format_number(one.rank.value)} ({format_interval(one.rank.interval)})"
+        rows.append((one.label, rank, format_number(one.average), one.gain or ""))
+    heads = ("source", "mean rank", "mean accuracy", "mean gain over scratch")
+    return Block("Sources over all targets", [found.caption], heads, rows)
 
 
 # ------------------------------------------------------------------ preview
 @dataclass(frozen=True)
 class Preview:
-    """How well a probe of frozen features predicts fine-tuning, over targets and backbones; scratch is left out."""
+    """How well a probe of frozen features predicts fine-tuning within a target, over targets; scratch is left out."""
 
     label: str  # of the probe
-    rho: BootstrapMean | None  # Spearman's rank correlation over the rows of a target; its interval is over targets
-    groups: int  # targets and backbones that it is the mean of
-    pooled: float | None  # over all pairs together, which also tells which targets are hard
-    pairs: int  # places where both have a value
-    loss: float | None  # points that fine-tuning of the probe's pick is below the best row
+    sources: int  # measured by both
+    targets: int  # on which both show differences
+    rho: Estimate | None = None  # Spearman's rank correlation over the rows of a target; its interval is over targets
+    loss: Estimate | None = None  # points that fine-tuning of the probe's pick is below the best row
 
     @property
     def sentence(self) -> str:
-        parts = []
-        if self.rho is not None:
-            value, interval = self.rho
-            span = " ({:.2f} to {:.2f})".format(*interval) if interval else ""
-            parts.append(f"Spearman's ρ within a target {value:.2f}{span}")
-        if self.pooled is not None:
-            parts.append(f"over all {self.pairs} cells {self.pooled:.2f}")
-        if self.loss is not None:
-            parts.append(f"its pick is {format_number(self.loss)} points below the best")
-        return f"{self.label}: {'; '.join(parts) or f'too few cells to compare ({self.pairs})'}"
+        if self.rho is None:
+            return f"{self.label}: {_too_few('rank correlation', 'differ under both', self.sources, self.targets)}"
+        low, high = self.rho.interval
+        rho = f"Spearman's ρ within a target {self.rho.value:.2f} ({low:.2f} to {high:.2f})"
+        loss = f"its pick is {format_number(self.loss.value)} points below the best"
+        return f"{self.label}: {rho} over {self.targets} targets; {loss}"
 
 
 def preview(probed: Table, tuned: Table) -> Preview | None:
     """Compares a probe with fine-tuning where both exist, None where that is nowhere."""
-    rhos, targets, losses, pairs = [], [], [], []
+    rhos, losses, targets, sources = [], [], [], set()
     for backbone, target in product(tuned.backbones, tuned.targets):
-        rows = [row for row in tuned.rows if not row.is_scratch]
-        means = [(probed.mean(backbone, row, target), tuned.mean(backbone, row, target)) for row in rows]
-        both = [pair for pair in means if None not in pair]
-        pairs += both
-        if len(both) >= 2:
-            top = max(before for before, _ in both)  # of rows that it cannot tell apart any may be picked
-            picked = statistics.fmean(after for before, after in both if before == top)
-            losses.append(max(after for _, after in both) - picked)
-        if (rho := spearman(both)) is not None:
-            rhos.append(rho)
+        means = {row: (probed.mean(backbone, row, target), tuned.mean(backbone, row, target)) for row in tuned.rows}
+        both = {row: pair for row, pair in means.items() if None not in pair and not row.is_scratch}
+        here = {row.source for row in both}
+        sources |= here
+        if len(here) >= ENOUGH and all(differ(table, backbone, target, both) for table in (probed, tuned)):
+            top = max(before for before, _ in both.values())  # of rows that it cannot tell apart any may be picked
+            picked = statistics.fmean(after for before, after in both.values() if before == top)
+            losses.append(max(after for _, after in both.values()) - picked)
+            rhos.append(spearman(list(both.values())))
             targets.append(target)
-    if not pairs:
+    if not sources:
         return None
-    (rho,) = bootstrap(np.array(rhos)[:, None], targets) if rhos else (None,)
-    loss = statistics.fmean(losses) if losses else None
-    return Preview(probed.label, rho, len(rhos), spearman(pairs), len(pairs), loss)
+    counts = probed.label, len(sources), len(set(targets))
+    if counts[-1] < ENOUGH:
+        return Preview(*counts)
+    return Preview(*counts, over_targets(rhos, targets, -1, 1), over_targets(losses, targets))
+
+
+# ------------------------------------------------------------------ test images
+def test_sets(table: Table) -> list[str]:
+    """Returns for each target in a sentence what its test images can show."""
+    found = []
+    for target in table.targets:
+        cells = [cell for (_, _, name), cell in table.cells.items() if name == target and cell.stats.images]
+        runs = [run for cell in cells for run in cell.stats.runs]
+        parts = [f"{size} test images" for size in {run["test_size"]: 0 for run in runs if run.get("test_size")}]
+        if cells:  # two rows as good as the one in the middle
+            cells.sort(key=lambda cell: cell.stats.mean)
+            least = math.hypot(*cells[len(cells) // 2].stats.images)
+            parts.append(f"they can show differences from about {format_number(least)} points on")
+        if target in table.largest:
+            parts.append(f"the largest class is {format_number(table.largest[target])} % of them")
+        pixels = [run["pixel_knn"] for run in runs if run.get("pixel_knn") is not None]
+        if pixels:
+            parts.append(f"kNN on raw pixels gets {format_number(statistics.fmean(pixels))} %")
+        found += [f"{target}: {'; '.join(parts)}"] if parts else []
+    return found
 
 
 # ------------------------------------------------------------------ source size
@@ -220,19 +315,23 @@ def _families(table: Table) -> list[tuple[str, dict[str, int]]]:
     ]
 
 
+def _slopes_block(curves: list[SizeCurve]) -> Block:
+    rows = [(c.dataset, c.backbone, c.method, c.target, c.slope) for c in curves if c.slope]
+    lines = ["What ten times the images to pretrain on add (95 % interval of a straight line)."] if rows else []
+    return Block("Size of the source", lines, ("dataset", "backbone", "method", "target", "points"), rows)
+
+
 # ------------------------------------------------------------------ all
 @dataclass(frozen=True)
 class Sections:
-    """What the reports of a grid say; ``picks``, ``ranking`` and ``curves`` are of the first table."""
+    """What the reports of a grid say; ``ranking`` and ``curves`` are of the first table."""
 
     grid: dict  # as in grid.json
     own: Table  # of the grid's own protocol, which may be empty
     tables: list[Table]  # those that have something in them, ``own`` first
-    picks: list[Pick]
     ranking: Ranking
     curves: list[SizeCurve]
-    previews: list[Preview]
-    failed: list[dict]
+    blocks: list[Block]  # those that have something in them, in the order that every format prints
 
 
 def sections(grid: dict) -> Sections:
@@ -243,4 +342,19 @@ def sections(grid: dict) -> Sections:
     tuned = next(t for t in found if t.protocol == "finetune")
     previews = [one for t in found if t.protocol == "probe" and (one := preview(t, tuned))]
     failed = [run for run in grid["cells"] if run["status"] == "failed"]
-    return Sections(grid, found[0], shown, picks(first), ranking(first), size_curves(first), previews, failed)
+    best, order, curves = picks(first), ranking(first), size_curves(first)
+    blocks = [
+        _picks_block(first, best) if best else None,
+        _ranking_block(order) if order.sources > 1 else None,
+        _slopes_block(curves),
+        Block("Preview against fine-tuning", [], items=[one.sentence for one in previews]),
+        Block("What the test images can show", [], items=test_sets(first)),
+        Block("Failed", [], items=[_failure(run) for run in failed]),
+    ]
+    blocks = [block for block in blocks if block and (block.lines or block.items)]
+    return Sections(grid, found[0], shown, order, curves, blocks)
+
+
+def _failure(run: dict) -> str:
+    log = f" (log: {run['log']})" if run.get("log") else ""
+    return f"{run_label(run)}: {run.get('error') or 'no reason kept'}{log}"

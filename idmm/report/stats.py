@@ -1,33 +1,29 @@
-"""Statistics of a grid's runs: mean and interval over seeds, differences of means, bootstrap over targets."""
+"""Statistics of a grid's runs: means and their differences with 95 % intervals over seeds and test images."""
 
 import math
 import statistics
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-import numpy as np
 from scipy.special import stdtrit
 from scipy.stats import linregress, spearmanr
 
-from idmm.seeding import numpy_rng
+from idmm.intervals import wilson
 
-DRAWS = 4000  # of a bootstrap
-ENOUGH = 3  # values whose order can be compared
-
-
-class BootstrapMean(NamedTuple):
-    """A mean over groups with its 95 % bootstrap interval, where there are several groups."""
-
-    value: float
-    interval: tuple[float, float] | None
+ENOUGH = 3  # sources, targets or sizes that can be put in an order
 
 
 class Estimate(NamedTuple):
-    """A mean difference or a slope, with half its 95 % t-interval, where there are several independent draws."""
+    """A number with its 95 % interval, None where nothing tells how far it may be off."""
 
-    mean: float
-    half: float | None
+    value: float
+    interval: tuple[float, float] | None = None
+
+    @property
+    def shown(self) -> bool:
+        """Whether the interval leaves 0 out: the runs show that it is more, or less."""
+        return self.interval is not None and not self.interval[0] <= 0 <= self.interval[1]
 
 
 @dataclass(frozen=True)
@@ -45,6 +41,8 @@ class SeedStats:
     half: float | None = None  # of the mean's 95 % t-interval
     units: int = 0  # independent draws
     variance: float | None = None  # of the mean
+    freedom: int = 0  # degrees of freedom that the variance is known with
+    images: tuple[float, float] | None = None  # from the mean down and up to the Wilson interval of the test images
 
     @property
     def n(self) -> int:
@@ -73,7 +71,30 @@ def seed_stats(runs: Iterable[dict], metric: str) -> SeedStats:
     variance = statistics.variance(units) / len(units) if len(units) > 1 else None
     std = statistics.stdev(values) if len(values) > 1 else None
     half = None if variance is None else t_half(variance, len(units) - 1)
-    return SeedStats(runs, values, statistics.fmean(values), std, half, len(units), variance)
+    reaches = [image_reach(run, metric) for run in runs if accuracy(run, metric) is not None]
+    images = None if None in reaches else tuple(map(statistics.fmean, zip(*reaches, strict=True)))
+    return SeedStats(runs, values, statistics.fmean(values), std, half, len(units), variance, len(units) - 1, images)
+
+
+def pooled(column: dict[Hashable, SeedStats], moved: Iterable[SeedStats]) -> dict[Hashable, SeedStats]:
+    """Returns the cells of a column with the variance over seeds that those which seeds ``moved`` have in common.
+
+    Two or three seeds a cell tell little of how far seeds move a number, all cells of a column together tell more:
+    their squared deviations are put together as in a one-way analysis of variance (Fisher, Statistical Methods
+    for Research Workers, 1925). Independent draws that are single runs are kept apart from those that are means.
+    """
+    groups: dict[int, list[SeedStats]] = {}
+    for stats in moved:
+        if stats.variance is not None:
+            groups.setdefault(stats.n // stats.units, []).append(stats)
+    found = {}
+    for place, stats in column.items():
+        group = groups.get(stats.n // stats.units, []) if stats.units else []
+        if freedom := sum(one.freedom for one in group):
+            of_one = sum(one.variance * one.units * one.freedom for one in group) / freedom
+            stats = replace(stats, variance=of_one / stats.units, freedom=freedom)
+        found[place] = stats
+    return found
 
 
 def accuracy(run: dict, metric: str) -> float | None:
@@ -82,44 +103,74 @@ def accuracy(run: dict, metric: str) -> float | None:
     return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
+def image_reach(run: dict, metric: str) -> tuple[float, float] | None:
+    """Returns how far (points) a run's interval over test images reaches below its accuracy and above it.
+
+    It is the run's own, else Wilson's for the number of test images; None where neither is known.
+    """
+    value, bounds, count = accuracy(run, metric), run.get(f"{metric}_interval"), run.get("test_size")
+    if not bounds and count:
+        bounds = [100 * float(bound) for bound in wilson(value / 100 * count, count)]
+    return (value - bounds[0], bounds[1] - value) if bounds else None
+
+
 def t_half(variance: float, freedom: float) -> float:
     """Returns half of a 95 % t-interval."""
     return float(stdtrit(freedom, 0.975)) * math.sqrt(variance)
 
 
 def difference(one: SeedStats, other: SeedStats) -> Estimate | None:
-    """Returns the mean of ``one`` less that of ``other`` with Welch's interval; None where one has no value."""
+    """Returns the mean of ``one`` less that of ``other`` with its interval; None where one has no value.
+
+    Over seeds that is a t-interval (the variance is :func:`pooled`), over test images Newcombe's, put together from the
+    Wilson intervals of both (Statistics in Medicine 17, 1998, method 10). The two are independent, so their lengths
+    add up as standard errors do (Zou and Donner, Statistics in Medicine 27, 2008). Where no cell of a column has two
+    runs, the seeds' part is not known, and the test images' stands alone. Both sides see the same images and mostly err
+    on the same ones: without each image's answers this cannot be counted, so the interval is rather too wide. It is
+    that of a single comparison; who leads many others has to be ahead of each of them.
+    """
     if one.mean is None or other.mean is None:
         return None
-    mean = one.mean - other.mean
-    if one.variance is None or other.variance is None:
-        return Estimate(mean, None)
-    total = one.variance + other.variance
-    if total == 0:
-        return Estimate(mean, 0.0)
-    freedom = total**2 / (one.variance**2 / (one.units - 1) + other.variance**2 / (other.units - 1))
-    return Estimate(mean, t_half(total, freedom))
+    value, below, above = one.mean - other.mean, [], []
+    if one.variance is not None and other.variance is not None:
+        half = t_half(one.variance + other.variance, min(one.freedom, other.freedom))
+        below, above = [half], [half]
+    if one.images and other.images:
+        below += [one.images[0], other.images[1]]
+        above += [one.images[1], other.images[0]]
+    return Estimate(value, (value - math.hypot(*below), value + math.hypot(*above)) if below else None)
 
 
-def bootstrap(values: np.ndarray, groups: list) -> list[BootstrapMean]:
-    """Returns the mean of each column of ``values`` [R, K] with a percentile interval over resampled ``groups`` [R].
-
-    Groups are targets: a source that is good for one of them need not be for the next. With few of them such intervals
-    are too narrow; with less than two there are none.
-    """
-    kinds, intervals = list(dict.fromkeys(groups)), [None] * values.shape[1]
-    if len(kinds) > 1:
-        member = np.array([[group == kind for group in groups] for kind in kinds], dtype=float)  # [G, R]
-        often = numpy_rng(0, "transfer bootstrap").multinomial(len(kinds), [1 / len(kinds)] * len(kinds), DRAWS)
-        means = (often @ (member @ values)) / (often @ member.sum(axis=1))[:, None]  # [DRAWS, K]
-        intervals = [tuple(map(float, bounds)) for bounds in np.quantile(means, (0.025, 0.975), axis=0).T]
-    return [BootstrapMean(float(column.mean()), one) for column, one in zip(values.T, intervals, strict=True)]
-
-
-def spearman(pairs: list[tuple[float, float]]) -> float | None:
-    """Returns the rank correlation, None where there is no order to compare."""
-    if len(pairs) < ENOUGH or any(len(set(side)) < 2 for side in zip(*pairs, strict=True)):
+def average(gains: list[Estimate | None]) -> Estimate | None:
+    """Returns the mean of independent differences, for these very targets; None where one is not known."""
+    if None in gains:
         return None
+    value, bounds = statistics.fmean(gain.value for gain in gains), [gain.interval for gain in gains]
+    if None in bounds:
+        return Estimate(value)
+    below, above = (math.dist([g.value for g in gains], side) / len(gains) for side in zip(*bounds, strict=True))
+    return Estimate(value, (value - below, value + above))
+
+
+def over_targets(values: Iterable[float], targets: list, low: float = -math.inf, high: float = math.inf) -> Estimate:
+    """Returns the mean over targets of ``values`` [R] with its t-interval, cut to what is possible.
+
+    Targets [R] are the independent draws: a source that is good for one need not be for the next, and the rows of a
+    target go together. There is no interval for fewer than three.
+    """
+    groups: dict = {}
+    for value, target in zip(values, targets, strict=True):
+        groups.setdefault(target, []).append(float(value))
+    means = [statistics.fmean(group) for group in groups.values()]
+    mean = statistics.fmean(means)
+    if len(means) < ENOUGH:
+        return Estimate(mean)
+    half = t_half(statistics.variance(means) / len(means), len(means) - 1)
+    return Estimate(mean, (max(low, mean - half), min(high, mean + half)))
+
+
+def spearman(pairs: list[tuple[float, float]]) -> float:
+    """Returns the rank correlation of pairs whose sides are not all alike."""
     return float(spearmanr(*zip(*pairs, strict=True)).statistic)
 
 
@@ -128,4 +179,5 @@ def log_slope(sizes: list[int], means: list[float]) -> Estimate | None:
     if len(sizes) < ENOUGH:
         return None
     line = linregress([math.log10(size) for size in sizes], means)
-    return Estimate(float(line.slope), t_half(float(line.stderr) ** 2, len(sizes) - 2))
+    slope, half = float(line.slope), t_half(float(line.stderr) ** 2, len(sizes) - 2)
+    return Estimate(slope, (slope - half, slope + half))

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from itertools import product, starmap
 from typing import NamedTuple
 
-from idmm.report.stats import Estimate, SeedStats, difference, seed_stats
+from idmm.report.stats import Estimate, SeedStats, difference, pooled, seed_stats
 
-DIGITS = 1  # after the point, as the paper prints; numbers that print alike are equally good
-READOUTS = {("finetune", "top1"): "fine-tuned", ("probe", "top1"): "linear probe", ("probe", "knn"): "kNN"}
-MISSING, FAILED, SOME_FAILED = "—", "failed", "†"
-NOTHING, RANDOM = "N/A", "random init."  # how the paper's Table 5 calls the row from scratch
+DIGITS = 1  # after the point, as the paper prints
+READOUTS = {("finetune", "top1"): "fine-tuning", ("probe", "top1"): "linear probe", ("probe", "knn"): "kNN"}
+MISSING, FAILED, SOME_FAILED, NO_BETTER = "—", "failed", "†", "‡"
+FROM_SCRATCH = "from scratch"
 
 
 class Row(NamedTuple):
@@ -26,12 +26,12 @@ class Row(NamedTuple):
 
     @property
     def label(self) -> str:
-        return "from scratch" if self.is_scratch else f"{self.source}, {self.method}"
+        return FROM_SCRATCH if self.is_scratch else f"{self.source}, {self.method}"
 
     @property
     def heads(self) -> tuple[str, str]:
         """What stands in the first two columns of a table."""
-        return (NOTHING, RANDOM) if self.is_scratch else (self.source, self.method)
+        return (FROM_SCRATCH, "no pretraining") if self.is_scratch else (self.source, self.method)
 
 
 SCRATCH = Row("scratch", "none")
@@ -44,7 +44,8 @@ class TableCell:
     stats: SeedStats
     gain: Estimate | None  # over the same backbone from scratch on the same target; of scratch itself there is none
     unusual_n: bool  # a mean of more or fewer runs than most
-    best_of_column: bool  # of its backbone, several where they print alike; none where nothing competes
+    no_better: bool  # than naming the largest class for every test image, as far as these images can show
+    best_of_column: bool  # of its backbone: ahead of each other row by a difference that the runs show
     best_of_source: bool  # likewise among the methods of its source
 
     @property
@@ -65,7 +66,12 @@ class TableCell:
     def notes(self) -> list[str]:
         """What follows the mean."""
         std, n = f"± {self.std}" if self.std else "", f"n = {self.stats.n}" if self.unusual_n else ""
-        return [note for note in (std, n, SOME_FAILED if self.some_failed else "") if note]
+        return [note for note in (std, n, self.signs) if note]
+
+    @property
+    def signs(self) -> str:
+        """The signs that the legend explains."""
+        return SOME_FAILED * self.some_failed + NO_BETTER * self.no_better
 
 
 class Table:
@@ -74,6 +80,7 @@ class Table:
     Attributes:
         counts: Runs by their status.
         cells: ``(backbone, row, target)`` -> TableCell, of the places that the grid has.
+        largest: Share of a target's largest class among its test images (percent), where a run of it tells.
         usual_n: Runs of most places that have a value; of equals the larger number, 0 where there is no value.
     """
 
@@ -91,7 +98,13 @@ class Table:
         rows = [row for row in starmap(Row, product(sources, methods)) if row in seen]
         self.rows = sorted(rows, key=lambda row: not row.is_scratch)
         self.has_scratch, self.counts = SCRATCH in self.rows, Counter(run["status"] for run in runs)
+        self.largest = {run["target"]: run["largest_class"] for run in grid["cells"] if run.get("largest_class")}
         self._stats = {place: seed_stats(group, metric) for place, group in groups.items()}
+        for column in product(self.backbones, self.targets):
+            here = {place: stats for place, stats in self._stats.items() if (place[0], place[2]) == column}
+            # seeds move nothing where a run names one class, which says nothing of the others
+            moved = [stats for stats in here.values() if not self._no_better(stats, column[1])]
+            self._stats |= pooled(here, moved or here.values())
         counts = Counter(stats.n for stats in self._stats.values() if stats.n)
         self.usual_n = max(counts, key=lambda n: (counts[n], n), default=0)
         self.cells = {place: self._cell(*place) for place in self._stats}
@@ -100,13 +113,29 @@ class Table:
         return bool(self.cells)
 
     def _cell(self, backbone: str, row: Row, target: str) -> TableCell:
-        stats, scratch = (self._stats.get((backbone, one, target)) for one in (row, SCRATCH))
-        gain = difference(stats, scratch) if scratch and not row.is_scratch else None
-        means = {other: self.mean(backbone, other, target) for other in self.rows}
-        printed = {other: float(format_number(mean)) for other, mean in means.items() if mean is not None}
-        groups = printed, {other: mean for other, mean in printed.items() if other.source == row.source}
-        best = (row in group and len(group) > 1 and group[row] == max(group.values()) for group in groups)
-        return TableCell(stats, gain, stats.n not in (0, self.usual_n), *best)
+        stats = self._stats[backbone, row, target]
+        gain = None if row.is_scratch else self.lead(backbone, target, row, SCRATCH)
+        no_better = self._no_better(stats, target)
+        others = [other for other in self.rows if other != row and self.mean(backbone, other, target) is not None]
+        groups = others, [other for other in others if other.source == row.source]
+        best = (
+            bool(group) and stats.n > 0 and not no_better and all(self.ahead(backbone, target, row, o) for o in group)
+            for group in groups
+        )
+        return TableCell(stats, gain, stats.n not in (0, self.usual_n), no_better, *best)
+
+    def _no_better(self, stats: SeedStats, target: str) -> bool:
+        return stats.images is not None and stats.mean - stats.images[0] <= self.largest.get(target, -1)
+
+    def lead(self, backbone: str, target: str, row: Row, other: Row) -> Estimate | None:
+        """Returns how far a row is ahead of another; None where one has no value."""
+        one, two = (self._stats.get((backbone, each, target)) for each in (row, other))
+        return difference(one, two) if one and two else None
+
+    def ahead(self, backbone: str, target: str, row: Row, other: Row) -> bool:
+        """Whether the runs show that a row is better than another."""
+        lead = self.lead(backbone, target, row, other)
+        return lead is not None and lead.shown and lead.value > 0
 
     def rows_of(self, backbone: str) -> list[Row]:
         """Returns the rows that the backbone has; a file of weights is of one backbone only."""
@@ -131,20 +160,36 @@ class Table:
         """Returns what the numbers are, as a sentence without markup."""
         over = f", mean ± {spread} over n = {self.usual_n} runs" if self.usual_n > 1 else ", one run each"
         differs = any(cell.unusual_n for cell in self.cells.values())
-        how = {"fine-tuned": "after fine-tuning", "kNN": "of kNN"}.get(self.label, f"of a {self.label}")
+        how = {"fine-tuning": "after fine-tuning", "kNN": "of kNN"}.get(self.label, f"of a {self.label}")
         return f"Top-1 accuracy {how}, in percent{over}{', another n where noted' if differs else ''}."
 
     def legend(self) -> str:
         """Returns what those marks mean that occur."""
         cells = self.cells.values()
         marks = (
-            ("bold: the best of a column", any(cell.best_of_column for cell in cells)),
-            ("underlined: the best of a source's methods", any(cell.best_of_source for cell in cells)),
+            ("bold: better than each other row of its column", any(cell.best_of_column for cell in cells)),
+            ("underlined: better than its source's other methods", any(cell.best_of_source for cell in cells)),
             (f"{MISSING}: not run yet", any(cell.mean == MISSING for cell in cells)),
             (f"{SOME_FAILED}: some runs failed and are left out", any(cell.some_failed for cell in cells)),
+            (f"{NO_BETTER}: no better than naming the largest class for every image", any(c.no_better for c in cells)),
         )
         text = "; ".join(text for text, occurs in marks if occurs)
         return text and f"{text[0].upper()}{text[1:]}."
+
+    def intervals(self) -> str:
+        """Returns what the intervals are, as a sentence without markup."""
+        parts = [
+            (
+                "seeds (whose spread is taken from a column as a whole)",
+                any(cell.stats.half is not None for cell in self.cells.values()),
+            ),
+            ("test images", any(cell.stats.images for cell in self.cells.values())),
+        ]
+        over = " and ".join(text for text, there in parts if there)
+        if not over:
+            return "One run each and no number of test images: there are no intervals."
+        seeds = "" if parts[0][1] else "; another seed may move a number by more"
+        return f"Intervals: 95 % over {over}{seeds}. A difference whose interval holds 0 is none that these runs show."
 
 
 def run_label(run: dict) -> str:
@@ -165,10 +210,11 @@ def format_interval(interval: tuple[float, float], sign: bool = False) -> str:
 
 
 def format_gain(gain: Estimate | None) -> str:
-    """A gain over scratch, in words too where it is none; nothing where it is not known."""
+    """A difference with its interval; nothing where it is not known."""
     if gain is None:
         return ""
-    return format_number(gain.mean, sign=True) + (" (scratch is better)" if round(gain.mean, DIGITS) < 0 else "")
+    interval = format_interval(gain.interval, sign=True) if gain.interval else "no interval"
+    return f"{format_number(gain.value, sign=True)} ({interval})"
 
 
 def _ordered(named: Iterable[str], seen: Iterable[str]) -> list[str]:

@@ -15,7 +15,7 @@ from idmm.config import METHODS, parsing
 from idmm.data.datasets import open_splits
 from idmm.data.registry import resolve_name
 from idmm.errors import UserError
-from idmm.evaluate import wilson
+from idmm.intervals import wilson
 from idmm.progress import logging_to
 from idmm.stages import STAGES
 

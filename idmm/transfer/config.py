@@ -50,7 +50,8 @@ class GridConfig:
     out: str
     """Folder for all runs and the grid (required)."""
     sources: list[str | dict[str, Any]] = Field(default_factory=list)
-    """Datasets to pretrain on: names, or mappings with name, root, label, subset, pretrain, finetune."""
+    """Datasets to pretrain on: names, or mappings with name, root, label, subset, pretrain, finetune. A root without a
+    name is a folder; without a label it is called by the end of its path."""
     targets: list[str | dict[str, Any]] = Field(min_length=1)
     """Datasets to fine-tune on, likewise."""
     methods: list[str | dict[str, Any]] = Field(default_factory=lambda: ["idmm"])

@@ -1,6 +1,8 @@
 """The lists of a grid: its sources, targets, methods, backbones and files of weights, each entry checked. No torch."""
 
+import os
 from dataclasses import fields
+from itertools import product
 from pathlib import Path
 
 from idmm.config import METHODS, Data, PretrainConfig, parsing
@@ -9,19 +11,25 @@ from idmm.errors import UserError, nearest
 from idmm.transfer.config import TRAINING, GridConfig
 
 SCRATCH, NONE = "scratch", "none"
+SIDES = ("sources", "targets")
 _DATA_KEYS = {item.name for item in fields(Data)}
 _KEYS = {
     "sources": {"label", *_DATA_KEYS, *TRAINING},
     "targets": {"label", *_DATA_KEYS, *TRAINING},
     "methods": {"name", "label", *TRAINING},
     "backbones": {"name", "kwargs", "label", *TRAINING},
-    "weights": {"label", "path", "backbone", "finetune"},
+    "weights": {"label", "path", "given", "backbone", "finetune"},  # grid.yaml has the path as it was given
 }
 
 
 def read_entries(grid: GridConfig, faults: list[str]) -> dict[str, list[dict]]:
-    """Returns the valid entries of each list as mappings with ``label``; adds the faults of the others."""
+    """Returns the valid entries of each list as mappings with ``label``; adds the faults of the others.
+
+    An entry without a label is called by its name, a folder by the end of its path, as much of it as tells it from the
+    others; labels are in no job's key.
+    """
     entries = {name: _listed(grid, name, faults) for name in _KEYS}
+    _add_labels(entries)
     _check_labels(grid, entries, faults)
     for name in ("seeds", "pretrain_seeds", "finetune_seeds"):
         seeds = getattr(grid, name) or []
@@ -54,26 +62,65 @@ def _listed(grid: GridConfig, name: str, faults: list[str]) -> list[dict]:
         for stage in TRAINING:
             if not isinstance(entry.get(stage, {}), dict):
                 faults.append(f"{where}.{stage}: got {entry.pop(stage)!r}, wanted a mapping")
-        if name in ("sources", "targets") and "root" in entry:
-            entry.setdefault("name", "folder")
+        if name in SIDES and entry.get("name") is None and entry.get("root") is not None:
+            entry["name"] = "folder"
         wanted = "label" if name == "weights" else "name"
         if not isinstance(entry.get(wanted), str):
             faults.append(f"{where}: got {given!r}, wanted a name or a mapping with '{wanted}'")
             continue
-        subset = entry.get("subset")
-        parts = [f"{key}{value}" for key, value in subset.items()] if isinstance(subset, dict) else []
-        entry["label"] = str(entry["label"]) if "label" in entry else "-".join([entry["name"], *parts])
-        found.append(entry)
+        found.append({**entry, "where": where})
     return found
+
+
+def _add_labels(entries: dict[str, list[dict]]) -> None:
+    everyone = [entry for found in entries.values() for entry in found]
+    datasets = [entry for name in SIDES for entry in entries[name]]
+    taken = {str(e["label"]): _images(e) for e in datasets if e.get("label") is not None}
+    taken |= {SCRATCH: (SCRATCH,)} | {entry["name"]: _images(entry) for entry in datasets if entry["name"] != "folder"}
+    folders = {_images(entry) for entry in datasets if entry["name"] == "folder"}
+    for entry in everyone:
+        if entry.get("label") is not None:
+            entry["label"] = str(entry["label"])
+            continue
+        name, subset = entry["name"], entry.get("subset")
+        if name == "folder" and entry.get("root") is not None:
+            path = _images(entry)
+            ends = ["/".join(path[-length:]) for length in range(1, len(path))]
+            name = next((end for end in ends if _is_own(end, path, folders, taken)), str(Path(*path)))
+        parts = [f"{key}{value}" for key, value in subset.items()] if isinstance(subset, dict) else []
+        entry["label"] = "-".join([name, *parts])
+
+
+def _is_own(end: str, path: tuple, folders: set[tuple], taken: dict[str, tuple]) -> bool:
+    """Whether nothing else is called by the end of this path."""
+    count = end.count("/") + 1
+    return taken.get(end, path) == path and not any(o != path and o[-count:] == path[-count:] for o in folders)
+
+
+def _images(entry: dict) -> tuple[str, ...]:
+    """What tells an entry's images from another's: the parts of a folder's path, or the dataset's name."""
+    if entry["name"] == "folder" and entry.get("root") is not None:
+        return Path(os.path.abspath(Path(str(entry["root"])).expanduser())).parts
+    return (entry["name"],)
 
 
 def _check_labels(grid: GridConfig, entries: dict[str, list[dict]], faults: list[str]) -> None:
     labels = {name: {entry["label"] for entry in found} for name, found in entries.items()}
     for name, found in entries.items():
         # a file of weights is of one backbone: others have theirs under the same label
-        given = [(entry["label"], entry.get("backbone") if name == "weights" else None) for entry in found]
-        for label, _ in sorted({label for label in given if given.count(label) > 1}, key=str):
-            faults.append(f"{name}: '{label}' is there twice; give each entry a label of its own")
+        twins: dict[tuple, list[str]] = {}
+        for entry in found:
+            own = entry["label"], entry.get("backbone") if name == "weights" else None
+            twins.setdefault(own, []).append(entry["where"])
+        for (label, _), places in twins.items():
+            if len(places) > 1:
+                faults.append(f"{' and '.join(places)}: each is called '{label}'; give each entry a label of its own")
+    for source, target in product(entries["sources"], entries["targets"] if grid.pairs == "all" else ()):
+        if source["label"] == target["label"] and _images(source) != _images(target):
+            where = f"{source['where']} and {target['where']}"
+            faults.append(
+                f"{where}: each is called '{source['label']}', but their images differ; give them other labels"
+            )
     for name in ("sources", "weights"):
         if SCRATCH in labels[name]:
             faults.append(f"{name}: '{SCRATCH}' is the label of the row without pretraining; name another")
@@ -89,7 +136,7 @@ def _check_labels(grid: GridConfig, entries: dict[str, list[dict]], faults: list
 def _entry_faults(kind: str, entry: dict, grid: GridConfig, backbones: list[str]) -> list[str]:
     name, kwargs, path = entry.get("name"), entry.get("kwargs", {}), entry.get("path")
     faults = []
-    if kind in ("sources", "targets"):
+    if kind in SIDES:
         try:
             resolve_name(parsing.build(PretrainConfig, {"data": data_of(entry, grid)}).data)
         except UserError as error:

@@ -51,6 +51,7 @@ class _Row:
     seeds: tuple[int, ...]
     needs: str | None = None
     init: str | None = None
+    given: str | None = None  # the file as the user wrote it
     layers: tuple[dict, ...] = ()
 
 
@@ -104,8 +105,11 @@ class GridPlan:
         rows = [_Row(SCRATCH, NONE, None, tuned)] if grid.scratch else []
         for entry in entries["weights"]:
             if entry.get("backbone", backbone["label"]) == backbone["label"]:
-                path, layers = str(Path(entry["path"]).expanduser()), (entry.get("finetune", {}),)
-                rows.append(_Row(entry["label"], NONE, None, tuned, init=path, layers=layers))
+                path, layers = Path(entry["path"]).expanduser(), (entry.get("finetune", {}),)
+                given = entry.get("given", str(path))
+                rows.append(
+                    _Row(entry["label"], NONE, None, tuned, init=str(path.absolute()), given=given, layers=layers)
+                )
         pretrained = dict.fromkeys(seed for seed, _ in self._pairs)
         for source, method, seed in product(entries["sources"], entries["methods"], pretrained):
             job = self._pretrain_job(source, method, backbone, seed)
@@ -138,7 +142,7 @@ class GridPlan:
                 return
             start = "" if row.pretrain_seed is None else f"{row.method}-s{row.pretrain_seed}-"
             title = f"{row.source}-{start}{backbone['label']}-to-{target['label']}-s{seed}"
-            job = _job(protocol, plain, title, row.needs)
+            job = _job(protocol, plain, title, row.needs, row.given)
             self.jobs.setdefault(job.key, job)
             cell = Cell(row.source, row.method, backbone["label"], target["label"], row.pretrain_seed, seed)
             self.cells[cell] = job.key
@@ -233,9 +237,9 @@ def _short(fault: str) -> str:
     return fault.replace("--config: ", "config: ", 1) if fault.startswith("--") else fault.removeprefix("config: ")
 
 
-def _job(stage: str, plain: dict, title: str, needs: str | None = None) -> Job:
+def _job(stage: str, plain: dict, title: str, needs: str | None = None, given: str | None = None) -> Job:
     plain = plain if needs is None else {**plain, "init": None}
-    flat = parsing.flatten(plain)
+    flat = parsing.flatten(plain if given is None else {**plain, "init": given})
     counted = {key: value for key, value in flat.items() if key not in FREE and value != NEW_KEYS.get(key, ...)}
     text = json.dumps([stage, counted, needs, _digest(plain.get("init"))], sort_keys=True, default=str)
     key = hashlib.sha256(text.encode()).hexdigest()[:12]

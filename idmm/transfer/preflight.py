@@ -19,8 +19,8 @@ from idmm.files import being_written
 from idmm.stages import STAGES
 from idmm.stages.assemble import Assembly, assemble, check_val
 from idmm.stages.folds import several
-from idmm.transfer.config import GridConfig
-from idmm.transfer.entries import data_of
+from idmm.transfer.config import TRAINING, GridConfig
+from idmm.transfer.entries import SIDES, data_of
 from idmm.transfer.plan import Cell, GridPlan, Job
 from idmm.transfer.run import absolute
 
@@ -44,7 +44,7 @@ def check(grid: GridConfig, plan: GridPlan) -> dict[str, int]:
         if job.needs is not None:
             checks.look(plan.jobs[job.needs], f"sources '{cell.source}'", _backbone(cell, job))
         checks.look(job, f"targets '{cell.target}'", _backbone(cell, job))
-    for name in ("sources", "targets"):  # entries that other faults keep out of all jobs
+    for name in SIDES:  # entries that other faults keep out of all jobs
         seen = {getattr(cell, name[:-1]) for cell in plan.cells}
         for entry in [entry for entry in plan.entries[name] if entry["label"] not in seen]:
             data = parsing.build(PretrainConfig, {"data": data_of(entry, grid)}).data
@@ -139,8 +139,17 @@ def folder_faults(config: GridConfig) -> list[str]:
 
 def _related(before: dict, now: dict) -> bool:
     """Whether two grids have a source or a target in common: then they may share runs."""
-    sides = [(before.get(name) or [], now.get(name) or []) for name in ("sources", "targets")]
-    return any(entry in others for mine, others in sides for entry in mine)
+    mine, others = (
+        [(name, _dataset(entry)) for name in SIDES for entry in grid.get(name) or []] for grid in (before, now)
+    )
+    return any(entry in others for entry in mine)
+
+
+def _dataset(entry: str | dict) -> dict:
+    """What an entry says of its images, whichever way it is written."""
+    entry = dict(entry) if isinstance(entry, dict) else {"name": entry}
+    kept = {key: value for key, value in entry.items() if key not in ("label", *TRAINING) and value is not None}
+    return {"name": "folder", **kept}  # a root alone is a folder
 
 
 # ------------------------------------------------------------------ images that changed

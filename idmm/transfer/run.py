@@ -19,11 +19,22 @@ from idmm.errors import Interrupted, RunError, UserError
 from idmm.files import write_text
 from idmm.locks import Lock, holders
 from idmm.stages import STAGES
-from idmm.transfer.config import TRAINING, GridConfig
+from idmm.transfer.config import TRAINING, GridConfig, Target
 from idmm.transfer.plan import Cell, GridPlan, Job
 
 log = logging.getLogger("idmm")
 POLL = 1.0  # seconds between looks at what other runners do
+MEASURED = (
+    "top1",
+    "top1_interval",
+    "top5",
+    "mean_per_class",
+    "knn",
+    "largest_class",
+    "pixel_knn",
+    "test_size",
+    "seconds",
+)
 
 
 class Grid:
@@ -36,10 +47,7 @@ class Grid:
     def __init__(self, config: GridConfig, plan: GridPlan | None = None):
         self.config, self.out = absolute(config), Path(config.out)
         self.plan = (plan or GridPlan(config)).checked()
-        folders = {path.name.rpartition("-")[2]: path for path in sorted((self.out / "runs").glob("*/*"))}
-        begun = {key: str(path.relative_to(self.out)) for key, path in folders.items() if path.is_dir()}
-        # jobs that had another title when they were begun keep their folders
-        self.plan.jobs = {key: replace(job, folder=begun.get(key, job.folder)) for key, job in self.plan.jobs.items()}
+        self.plan.jobs = self._begun(self.plan.jobs)
         self.runner = uuid.uuid4().hex  # who holds this object's locks
         self.at_work = 0  # jobs that this process does at a time
 
@@ -107,8 +115,8 @@ class Grid:
     def results(self) -> dict:
         """Returns what grid.json holds."""
         failed, protocol = self.failed(), self.config.target.protocol
-        cells = [self._cell(cell, self.plan.jobs[key], failed) for cell, key in self.plan.cells.items()]
-        cells += self._earlier_cells(protocol)
+        cells = [self._cell(self.plan, cell, failed) for cell in self.plan.cells]
+        cells += self._other_cells(protocol)
         orders = ("sources", "methods", "backbones", "targets")
         return {
             "version": version("idmm"),
@@ -117,14 +125,15 @@ class Grid:
             "cells": cells,
         }
 
-    def _cell(self, cell: Cell, job: Job, failed: dict) -> dict:
-        result, start = self.result(job), self.plan.jobs.get(job.needs)
+    def _cell(self, plan: GridPlan, cell: Cell, failed: dict) -> dict:
+        job = plan.jobs[plan.cells[cell]]
+        result, start = self.result(job), plan.jobs.get(job.needs)
         pretraining = self.result(start) if start else {}
         failure = {} if result else failed.get(job.key) or failed.get(job.needs) or {}
         return {
             **vars(cell),
             "protocol": job.stage,
-            **{name: result.get(name) for name in ("top1", "top5", "mean_per_class", "knn", "seconds")},
+            **{name: result.get(name) for name in MEASURED},
             "status": "ok" if result else "failed" if failure else "missing",
             **{name: failure.get(name) for name in ("error", "log")},
             "folder": job.folder,
@@ -136,18 +145,24 @@ class Grid:
             "pretrain_config": start.config if start else None,
         }
 
-    def _earlier_cells(self, protocol: str) -> list[dict]:
-        """Cells that an earlier start on this folder measured by the other protocol."""
-        try:
-            before = json.loads((self.out / "grid.json").read_text())["cells"]
-        except (OSError, ValueError, KeyError):
-            return []
-        return [cell for cell in before if cell["protocol"] != protocol and cell["status"] == "ok"]
+    def _other_cells(self, protocol: str) -> list[dict]:
+        """Cells that an earlier start on this folder measured by the other protocol, of the grid as it is now."""
+        (other,) = {"finetune", "probe"} - {protocol}
+        plan = GridPlan(replace(self.config, target=Target(protocol=other)))
+        plan.jobs = self._begun(plan.jobs)
+        return [found for cell in plan.cells if (found := self._cell(plan, cell, {}))["status"] == "ok"]
+
+    def _begun(self, jobs: dict[str, Job]) -> dict[str, Job]:
+        """Jobs in the folders where they were begun, with another title maybe."""
+        folders = {path.name.rpartition("-")[2]: path for path in sorted((self.out / "runs").glob("*/*"))}
+        begun = {key: str(path.relative_to(self.out)) for key, path in folders.items() if path.is_dir()}
+        return {key: replace(job, folder=begun.get(key, job.folder)) for key, job in jobs.items()}
 
     def paths(self, job: Job) -> dict[str, str]:
-        """Returns the paths in a job's config: ``out``, and ``init`` where it needs another job."""
+        """Returns the paths in a job's config: ``out``, and ``init`` where it starts from another job or a file."""
         start = self.plan.jobs.get(job.needs)
-        return {"out": str(self.out / job.folder)} | ({"init": str(self.out / start.folder)} if start else {})
+        init = str(self.out / start.folder) if start else job.config.get("init")
+        return {"out": str(self.out / job.folder)} | ({"init": init} if init else {})
 
     def update_paths(self, job: Job) -> None:
         """Writes them into a run's config.yaml that was made on another machine, or before the grid was moved."""
@@ -171,7 +186,10 @@ class Grid:
 
 
 def absolute(config: GridConfig) -> GridConfig:
-    """Makes the recipes' paths absolute: ``grid.yaml`` is read from other working directories, too."""
+    """Makes the paths of recipes and weights absolute: ``grid.yaml`` is read from other working directories, too.
+
+    Names of shipped recipes stay names. Weights keep the path that was given beside, as their jobs' keys hold it.
+    """
     plain = parsing.plain(config)
     entries = [entry for given in plain.values() if isinstance(given, list) for entry in given]
     for holder in [plain, *entries]:
@@ -180,6 +198,10 @@ def absolute(config: GridConfig) -> GridConfig:
             named = layer.get("config") if isinstance(layer, dict) else None
             if isinstance(named, str) and Path(named).is_file():  # else it is the name of one that ships
                 layer["config"] = str(Path(named).absolute())
+    for entry in plain["weights"]:
+        if isinstance(entry.get("path"), str) and not Path(entry["path"]).is_absolute():
+            given = Path(entry["path"]).expanduser()
+            entry |= {"path": str(given.absolute()), "given": entry.get("given", str(given))}
     return parsing.build(GridConfig, plain)
 
 
