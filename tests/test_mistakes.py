@@ -34,6 +34,11 @@ def test_a_root_without_a_name_is_a_folder(stage, pictures, tmp_path, capsys):
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["data"]["name"] == "folder"
     assert inside(stage, tmp_path / "run", **LITTLE, data__root=str(pictures), data__name="folder") == 0
     assert "finished already" in capsys.readouterr().err, "the same run"
+    argv = ["--init", tmp_path / "run", "--data.root", pictures, "--data.workers", 0]
+    assert call(["probe", *argv]) == 0
+    assert "on folder: 6 training and 2 test images" in capsys.readouterr().out
+    assert call(["fewlabel", *argv, "--out", tmp_path / "few", "--per_class", 2, "--seeds", 1]) == 0
+    assert "the 2 test images of folder" in capsys.readouterr().out
 
 
 @BOTH
