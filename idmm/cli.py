@@ -14,6 +14,7 @@ from idmm.config import FinetuneConfig, PretrainConfig
 from idmm.config import commands as keys
 from idmm.config.parsing import parse
 from idmm.errors import Interrupted, RunError, UserError, nearest
+from idmm.files import emptied_if_refused
 from idmm.transfer.config import GridConfig, parse_grid
 
 
@@ -152,7 +153,8 @@ def _run(group: Group, typed: str, argv: list[str], prog: str | None = None) -> 
         return 0
     given = _parsed(command, rest, prog or f"idmm {typed}{name}")
     module, function = command.run.split(":")
-    with _log_on_stderr() if command.logged else contextlib.nullcontext():
+    logged = _log_on_stderr() if command.logged else contextlib.nullcontext()
+    with logged, emptied_if_refused(getattr(given, "out", None)):
         found = getattr(importlib.import_module(f"idmm.{module}"), function)(given)
     if isinstance(found, str):
         print(found)

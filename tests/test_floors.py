@@ -9,7 +9,8 @@ import idmm
 
 HOUSE = Path(idmm.__file__).parent
 FLOORS = (
-    ("errors", "config", "seeding", "files", "locks", "schedule", "mixing", "distributed", "progress", "losses"),
+    ("errors", "config", "seeding", "files", "locks", "schedule", "mixing", "distributed", "progress", "losses")
+    + ("pictures",),
     ("data", "models", "optim", "checkpoint"),
     ("methods",),
     ("evaluate", "calibrate", "features", "monitor", "engine"),

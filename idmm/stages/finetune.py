@@ -10,7 +10,7 @@ from idmm.data.registry import spec_of
 from idmm.engine import Evaluation, Loop, Session
 from idmm.models.weights import Checkpoint
 from idmm.stages import Phase
-from idmm.stages.assemble import Assembly, eval_batches, export, load_splits, resolve, session
+from idmm.stages.assemble import Assembly, eval_batches, export, load_splits, resolve, say_length, session
 
 log = logging.getLogger("idmm")
 
@@ -42,6 +42,7 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
         # ------------------------------------------------------------------ images
         splits = load_splits(parts, run.folder)
         classes = len(splits.train.classes)
+        say_length(run, parts, len(splits.train))
 
         # ------------------------------------------------------------------ stages
         loop = None

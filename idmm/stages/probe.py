@@ -46,7 +46,7 @@ def probe(config: ProbeConfig | dict | str) -> dict:
     config = parsing.build(ProbeConfig, config)
     if config.out is None:
         raise UserError("out: missing; name a folder for all that the run writes (--out runs/a)")
-    with contextlib.closing(RunFolder(config.out, config, "auto")) as folder:
+    with contextlib.closing(RunFolder(config.out, config, "auto")) as folder, folder.gone_if_refused():
         if folder.finished:
             log.info("%s: finished already, nothing to do", config.out)
             return folder.result()
