@@ -81,6 +81,12 @@ def time_steps(
     return statistics.median(seconds[1:])
 
 
+def timing_seconds(step: float, precisions: bool) -> float:
+    """Returns how long a run times steps before its first one, by what a forward and backward pass takes (seconds)."""
+    budgets = [BUDGET / 2] + ([BUDGET, BUDGET] if precisions else [])
+    return sum(max(2 * step, min(4 * step, budget)) for budget in budgets)
+
+
 def evaluation_seconds(step: float, loading: float, batch: dict) -> float:
     """Returns what evaluating an image costs, by what a micro-batch costs in training (seconds).
 

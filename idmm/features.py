@@ -120,6 +120,14 @@ class FrozenBackbone:
         looks = [self.weights, self.size, self.config.crop_pct, list(spec.mean), list(spec.std), self.device]
         return _digest({"look": looks, "versions": _VERSIONS, "images": fingerprint(store)})
 
+    def build(self) -> None:
+        """Builds the model now, not at the first image.
+
+        Raises:
+            UserError: It cannot be built at this size, or the weights do not fit.
+        """
+        self._backbone = self._build().to(self.device)
+
     def _build(self) -> nn.Module:
         try:
             model = self.spec.build(self.size, self.config.seed)
@@ -133,7 +141,7 @@ class FrozenBackbone:
     def _extract(self, store: ImageStore, label: str) -> np.ndarray:
         spec, given = self.spec, self.config
         if self._backbone is None:
-            self._backbone = self._build().to(self.device)
+            self.build()
         crop = (self.size, given.crop_pct, spec.mean, spec.std)
         batches = centre_crops(store, *crop, given.batch_size, given.data.workers)
         try:

@@ -5,7 +5,7 @@ from typing import Any
 
 from idmm.config.recipes import METHODS
 from idmm.data.split import counted
-from idmm.stages import Phase, stage_of
+from idmm.stages import Phase
 
 FEW_STEPS, ENOUGH_STEPS = 200, 500  # in all; enough to begin with, a good run has thousands
 LARGE = 0.26  # a batch is large above this share of the images (the paper's 512 of 2,040 is not) ...
@@ -13,10 +13,10 @@ SMALLEST, SMALLEST_COMPARED = 8, 32  # ... and advised as small as this; as that
 USUAL = 64  # images a batch, with which short runs do well
 
 
-def advice(config: Any, images: int) -> list[str]:
+def advice(config: Any, phases: list[Phase], images: int) -> list[str]:
     """Returns what is unwise about a run on so many training images; ``init`` is as it will be."""
-    lines = of_length(config, images)
-    for phase in stage_of(config).phases(config):
+    lines = of_length(config, phases, images)
+    for phase in phases:
         filled, passes = min(phase.batch_size, images), config.train.accumulate
         if passes > filled:
             lines.append(f"train.accumulate: {passes} passes, but a step has {filled} images; wanted at most {filled}")
@@ -25,9 +25,8 @@ def advice(config: Any, images: int) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-def of_length(config: Any, images: int) -> list[str]:
+def of_length(config: Any, phases: list[Phase], images: int) -> list[str]:
     """Returns a line for each phase with a batch too large for so many images, or where the run has few steps."""
-    phases = stage_of(config).phases(config)
     few = sum(phase.steps(images) for phase in phases) < FEW_STEPS
     sgd = "; SGD wants far more steps than AdamW: --train.optimizer adamw" if config.train.optimizer == "sgd" else ""
     lines = []

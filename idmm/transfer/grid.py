@@ -2,6 +2,7 @@
 
 import json
 import logging
+import sys
 from collections.abc import Callable
 
 from idmm.config import parsing
@@ -10,7 +11,7 @@ from idmm.files import write_text
 from idmm.progress import Interrupts, logging_to
 from idmm.transfer.config import GridConfig
 from idmm.transfer.plan import GridPlan
-from idmm.transfer.preflight import check
+from idmm.transfer.preflight import check, length_notes
 from idmm.transfer.run import Grid
 from idmm.transfer.status import GridStatus
 
@@ -45,6 +46,8 @@ def _transfer(config: GridConfig) -> dict:
     if config.plan:
         from idmm.transfer.estimate import text
 
+        for line in length_notes(grid, counts):
+            print(line, file=sys.stderr)
         print(text(grid, counts))
         return grid.results()
     from idmm.report import render
@@ -52,6 +55,8 @@ def _transfer(config: GridConfig) -> dict:
     grid.write_config()
     grid.forget_failures()
     with logging_to(grid.out):
+        for line in length_notes(grid, counts):
+            log.warning("%s", line)
         # -------------------------------------------------------------- jobs
         status = GridStatus(grid)
         try:
