@@ -62,7 +62,7 @@ class Session:
             self.tracker = SummaryWriter(self.folder.path / "tensorboard")
         where = f"{distributed.world()} processes, " if distributed.world() > 1 else ""
         self.device = self.accelerator.device
-        log.info("training on %s, %s%s", self.device, where, self.precision)
+        log.info("training on %s, %s%s; a few steps are timed first", self.device, where, self.precision)
 
     @property
     def seconds(self) -> float:

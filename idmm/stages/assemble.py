@@ -233,9 +233,8 @@ def session(parts: Assembly, notes: list[str]) -> Iterator[Session]:
                     log.info("%s", note)
                 yield run
             except KeyboardInterrupt:
-                raise Interrupted(
-                    f"interrupted before the end of a step{run.folder.kept or '; there is no checkpoint yet'}"
-                ) from None
+                kept = run.folder.kept or "; there is no checkpoint yet"
+                raise Interrupted(f"interrupted before the end of a step{kept}") from None
 
 
 def say_length(run: Session, parts: Assembly, images: int) -> None:

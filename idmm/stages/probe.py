@@ -75,7 +75,9 @@ def measure(config: ProbeConfig, folder: RunFolder | None = None) -> dict:
         ``crop_pct``, ``dataset``, image counts, ``seed``, ``seconds`` and what ``interval`` means.
     """
     began, backbone = time.monotonic(), frozen_backbone(config)
-    backbone.build()  # what does not fit is said before the images are read
+    built = backbone.spec.init and backbone.spec.init.img_size
+    if built is None or pair(built)[0] != backbone.size:  # what may not fit is tried before the images are read
+        backbone.build()
     splits = labelled_images(backbone, folder)
     if len(np.unique(splits.train.labels)) < 2:
         raise UserError("data.subset: the training images are all of one class; a probe wants two or more")
