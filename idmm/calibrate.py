@@ -1,22 +1,41 @@
 """A few timed steps before the first real one: which precision is faster here, how long the run will take."""
 
 import copy
+import itertools
 import logging
 import shutil
 import statistics
 import time
+from collections.abc import Iterator
 
 import torch
 from accelerate.utils import send_to_device
 
 from idmm import distributed
+from idmm.config import Train
+from idmm.data.loaders import one_thread
+from idmm.errors import UserError
 from idmm.methods.base import Method
 from idmm.progress import duration, size
 from idmm.seeding import seeded
 
 log = logging.getLogger("idmm")
 DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-BUDGET = 20.0  # seconds of timing at most, once each precision has had two steps
+BUDGET = 6.0  # seconds of timing at most, once each precision has had two steps
+
+
+def choose_device(train: Train) -> str:
+    """Resolves ``train.device`` to cuda, mps or cpu; UserError where it is not there, or not for the precision."""
+    device, faults = train.device, []
+    try:
+        device = distributed.pick_device(train.device, "train.device")
+    except UserError as error:
+        faults += error.faults
+    if train.precision == "fp16" and device != "cuda":
+        faults.append(f"train.precision: fp16 needs a CUDA device, this run is on {device}; wanted bf16, fp32 or auto")
+    if faults:
+        raise UserError(*faults)
+    return device
 
 
 def choose_precision(wanted: str, method: Method, batch: dict, device: str) -> str:
@@ -32,50 +51,81 @@ def choose_precision(wanted: str, method: Method, batch: dict, device: str) -> s
     if device == "mps":
         return "fp32"
     log.info("train.precision auto: timing a few steps of fp32 and of bf16; --train.precision fp32 saves the wait")
-    seconds = {precision: time_steps(method, batch, device, precision) for precision in ("fp32", "bf16")}
+    again = itertools.repeat(batch)
+    seconds = {precision: time_steps(method, again, device, precision) for precision in ("fp32", "bf16")}
     best = min(seconds, key=seconds.get)
     log.info("train.precision auto: %s (%.3g s a step in fp32, %.3g in bf16)", best, seconds["fp32"], seconds["bf16"])
     return best
 
 
-def time_steps(method: Method, batch: dict, device, precision: str, rounds: int = 3) -> float:
-    """Returns the median seconds of a forward and backward pass, after one that warms up; the method stays as it is."""
+def time_steps(
+    method: Method, batches: Iterator[dict], device, precision: str, rounds: int = 3, budget: float = BUDGET
+) -> float:
+    """Returns the median seconds of a forward and backward pass on a copy, waiting for its batch included.
+
+    One step warms up, then come ``rounds``, or as few as one where they take longer than ``budget`` (seconds).
+    """
     copied = copy.deepcopy(method).to(device).train()
-    batch = send_to_device({k: v for k, v in batch.items() if k != "weight"}, device)
     seconds, start = [], time.monotonic()
     for _ in range(rounds + 1):
         begun = time.monotonic()
+        batch = send_to_device({k: v for k, v in next(batches).items() if k != "weight"}, device)
         with seeded(0), torch.autocast(torch.device(device).type, DTYPES[precision], enabled=precision != "fp32"):
             loss = copied(batch, 0, 0)["loss"]
         loss.backward()
         float(loss.detach())  # waits for the device
         seconds.append(time.monotonic() - begun)
-        late = len(seconds) > 1 and time.monotonic() - start > BUDGET
+        late = len(seconds) > 1 and time.monotonic() - start > budget
         if distributed.any_process(late)[0]:  # methods may talk to each other in a step: all do as many
             break
     return statistics.median(seconds[1:])
 
 
-def say_estimate(session, method: Method, plan, batch: dict, done, workers: int) -> None:
+def timing_seconds(step: float, precisions: bool) -> float:
+    """Returns how long a run times steps before its first one, by what a forward and backward pass takes (seconds)."""
+    budgets = [BUDGET / 2] + ([BUDGET, BUDGET] if precisions else [])
+    return sum(max(2 * step, min(4 * step, budget)) for budget in budgets)
+
+
+def evaluation_seconds(step: float, loading: float, batch: dict) -> float:
+    """Returns what evaluating an image costs, by what a micro-batch costs in training (seconds).
+
+    A forward pass is a third of a step, and evaluation sees one view of an image.
+    """
+    views = sum(v.shape[1] for v in batch["views"]) if "views" in batch else 1
+    return (step / 3 + loading) / (len(batch["index"]) * views)
+
+
+def say_estimate(session, method: Method, plan, loader: Iterator[dict], done, workers: int) -> list[dict]:
     """Logs how long the stage will take and what it will write, and warns where the disk is too small for it.
 
-    ``session`` has device, precision and folder, ``batch`` is the first micro-batch on this process, ``done`` where the
-    stage starts.
+    Steps are timed on what the ``loader`` gives, while its workers make the next batches as they will all the time:
+    on a CPU both want the same cores.
+
+    Args:
+        session: Has device, precision and folder.
+        method: What is trained; stays as it is.
+        plan: The stage's.
+        loader: Of the steps from ``done`` on, by ``workers`` processes.
+        done: Where the stage starts.
+        workers: See there.
+
+    Returns:
+        The batches that were taken from the loader.
     """
-    batches = plan.batches
+    batches, drawn = plan.batches, []
     steps = batches.epochs * batches.steps_per_epoch - done.epoch * batches.steps_per_epoch - done.step
-    images = len(batch["index"])
+    device, precision = session.accelerator.device, session.precision
+    waited = time_steps(method, _remembered(loader, drawn), device, precision, budget=BUDGET / 2)
     begun = time.monotonic()
-    plan.transform(0, batch["index"].numpy())
-    loading = (time.monotonic() - begun) * batches.accumulate / max(1, workers)
-    training = time_steps(method, batch, session.accelerator.device, session.precision, rounds=1) * batches.accumulate
-    step = max(loading, training) if workers else loading + training
-    looked_at = sum(
-        item.images * (-(-batches.epochs // item.every) - done.epoch // item.every) for item in plan.evaluations
+    with one_thread():  # as workers load
+        plan.transform(0, drawn[0]["index"].numpy())
+    loading = time.monotonic() - begun
+    step = max(loading / max(1, workers), waited) * batches.accumulate  # what is loaded beforehand is gone in time
+    each = evaluation_seconds(waited if workers else max(0.0, waited - loading), loading, drawn[0])
+    evaluating = sum(
+        item.images * (-(-batches.epochs // item.every) - done.epoch // item.every) * each for item in plan.evaluations
     )
-    # A forward pass costs a third of a step; evaluation sees one view of an image.
-    views = sum(v.shape[1] for v in batch["views"]) if "views" in batch else 1
-    evaluating = looked_at * training / (3 * images * batches.accumulate * views)
     trained = sum(p.nbytes for p in method.parameters() if p.requires_grad)
     weights = sum(p.nbytes for p in method.backbone.parameters())
     still = sum(p.nbytes for p in method.parameters()) - trained
@@ -89,3 +139,12 @@ def say_estimate(session, method: Method, plan, batch: dict, done, workers: int)
     if 2 * kept + weights > free:
         need = size(2 * kept + weights)
         log.warning("out: %s free, but the old and the new checkpoint need %s for a moment", size(free), need)
+    return drawn
+
+
+def _remembered(loader: Iterator[dict], drawn: list[dict]) -> Iterator[dict]:
+    """Yields what the loader gives, kept in ``drawn``, too; after its end the last one again."""
+    for batch in loader:
+        drawn.append(batch)
+        yield batch
+    yield from itertools.repeat(drawn[-1])

@@ -5,7 +5,8 @@ import functools
 import json
 import logging
 import os
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import yaml
 from idmm import distributed
 from idmm.config import FREE, NEW_KEYS, parsing
 from idmm.errors import RunError, UserError
-from idmm.files import replacing, sweep, write_text
+from idmm.files import missing_folders, remove_empty, replacing, sweep, write_text
 from idmm.locks import STALE, Lock
 
 log = logging.getLogger("idmm")
@@ -49,12 +50,14 @@ class RunFolder:
         self.leader = distributed.rank() == 0
         self._state_file, self._result_file = self.path / "last" / "state.pt", self.path / "result.json"
         self._lock = Lock(self.path / "last" / "run")
-        faults, used = None, False
+        faults, used, self._made = None, False, []
         try:
             if self.leader:
                 try:
+                    self._made = missing_folders(self.path)
                     self._acquire()
-                    used = self._open(config, resume)
+                    with self.gone_if_refused():
+                        used = self._open(config, resume)
                 except UserError as error:
                     faults = error.faults
             faults, used, self.finished = distributed.broadcast((faults, used, self._result_file.exists()))
@@ -213,6 +216,29 @@ class RunFolder:
     def result(self) -> dict:
         """Returns the finished run's result."""
         return json.loads(self._result_file.read_text())
+
+    @property
+    def kept(self) -> str:
+        """What messages on the end of a run say of its checkpoint; nothing where there is none."""
+        return "; the last checkpoint is kept" if self._state_file.exists() else ""
+
+    @contextlib.contextmanager
+    def gone_if_refused(self) -> Iterator[None]:
+        """Removes the folder if the block ends with a user's mistake, where this start made it and nothing was trained.
+
+        What was there before stays, and so do folders above it that others use by now.
+        """
+        try:
+            yield
+        except UserError:
+            self._remove()
+            raise
+
+    def _remove(self) -> None:
+        if self.path not in self._made or not self._lock.held or begun(self.path) or self.metrics():
+            return
+        shutil.rmtree(self.path, ignore_errors=True)
+        remove_empty(self._made[1:])
 
     def close(self) -> None:
         """Lets another run have the folder."""

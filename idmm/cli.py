@@ -14,7 +14,7 @@ from idmm.config import FinetuneConfig, PretrainConfig
 from idmm.config import commands as keys
 from idmm.config.parsing import parse
 from idmm.errors import Interrupted, RunError, UserError, nearest
-from idmm.files import weights_file
+from idmm.files import emptied_if_refused, weights_file
 from idmm.progress import keeping_log
 from idmm.transfer.config import GridConfig, parse_grid
 
@@ -161,7 +161,8 @@ def _call(command: Command, typed: str, rest: list[str], prog: str | None) -> in
     given = _parsed(command, rest, prog or f"idmm {typed}")
     module, function = command.run.split(":")
     _check(given)
-    found = getattr(importlib.import_module(f"idmm.{module}"), function)(given)
+    with emptied_if_refused(getattr(given, "out", None)):
+        found = getattr(importlib.import_module(f"idmm.{module}"), function)(given)
     if isinstance(found, str):
         print(found)
     return found if isinstance(found, int) else 0

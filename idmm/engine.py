@@ -1,6 +1,7 @@
 """The one training loop, on accelerate. It knows no method and no dataset: a method gives a loss for a batch."""
 
 import contextlib
+import itertools
 import logging
 import time
 from collections.abc import Callable
@@ -13,14 +14,15 @@ from accelerate.utils import send_to_device
 from timm.utils import ModelEmaV3
 
 from idmm import distributed
-from idmm.calibrate import choose_precision, say_estimate
+from idmm.calibrate import choose_device, choose_precision, say_estimate
 from idmm.checkpoint import RunFolder
 from idmm.config import Train
 from idmm.data.loaders import BatchFn, BatchPlan, training_batches, worker_count
 from idmm.errors import Interrupted, RunError, UserError
 from idmm.methods.base import Method
+from idmm.monitor import exploded, without_drloc
 from idmm.optim import clip_each, create_optimizer
-from idmm.progress import Interrupts, Progress
+from idmm.progress import Interrupts, Progress, epoch_line
 from idmm.schedule import cosine_schedule, warmup_length, weight_decay_schedule
 from idmm.seeding import derive, seeded
 
@@ -36,7 +38,7 @@ class Session:
         self.workers: int | None = config.data.workers
         AcceleratorState._reset_state(reset_partial_state=True)  # left by an earlier run in this process
         distributed.forget()
-        self.device: str | torch.device = _device(self.train)
+        self.device: str | torch.device = choose_device(self.train)
         self.processes = PartialState(cpu=self.device == "cpu")
         self.folder = RunFolder(config.out, config, config.resume)
         self.accelerator: Accelerator | None = None
@@ -60,7 +62,7 @@ class Session:
             self.tracker = SummaryWriter(self.folder.path / "tensorboard")
         where = f"{distributed.world()} processes, " if distributed.world() > 1 else ""
         self.device = self.accelerator.device
-        log.info("training on %s, %s%s", self.device, where, self.precision)
+        log.info("training on %s, %s%s; a few steps are timed first", self.device, where, self.precision)
 
     @property
     def seconds(self) -> float:
@@ -126,6 +128,8 @@ class Position:
     step: int = 0
     seconds: float = 0.0
     sums: dict[str, torch.Tensor] = field(default_factory=dict)
+    first: torch.Tensor | None = None
+    """Loss of the stage's first step; None in runs that 0.1.0 began."""
 
 
 class Loop:
@@ -148,8 +152,11 @@ class Loop:
             self.position = Position()
             self.kept: dict | None = None  # epoch (from 1), value and weights of the best so far, where there is one
             self._restore()
-            if self.position.epoch < self.batches.epochs:
-                say_estimate(session, method, plan, first, self.position, self.workers)
+            at = self.position
+            self.loader = training_batches(plan.transform, self.batches, self.workers, at.epoch, at.step)
+            if at.epoch < self.batches.epochs:
+                drawn = say_estimate(session, method, plan, self.loader, at, self.workers)
+                self.loader = itertools.chain(drawn, self.loader)
 
     @contextlib.contextmanager
     def _memory(self):
@@ -209,12 +216,11 @@ class Loop:
         self.bad_step = torch.full((), -1, device=self.accelerator.device)
         self.saved = time.monotonic()
         self.progress = Progress(self.plan.label, self.steps, done, self.session.folder.leader)
-        batches = training_batches(self.plan.transform, self.batches, self.workers, at.epoch, at.step)
         self.session.interrupts.patient = True
         try:
             with self._memory():
                 for epoch in range(at.epoch, self.batches.epochs):
-                    self._epoch(epoch, batches)
+                    self._epoch(epoch, self.loader)
                     self._end_epoch(epoch)
         finally:
             self.session.interrupts.patient = False
@@ -267,7 +273,9 @@ class Loop:
         return out["loss"].detach()
 
     def _count(self, out: dict, images: float, number: int) -> None:
-        """Adds to the epoch's sums, and remembers the first bad step, without waiting for the device."""
+        """Adds to the epoch's sums, and remembers the first bad step and loss, without waiting for the device."""
+        if number == 0 and self.position.first is None:
+            self.position.first = without_drloc(out).detach().float()
         for name, value in out.items():
             value = value.detach().float() * images
             self.position.sums[name] = self.position.sums[name] + value if name in self.position.sums else value
@@ -277,6 +285,7 @@ class Loop:
     def _end_epoch(self, epoch: int) -> None:
         self._check_finite()
         values = {name: value / self.batches.count for name, value in self._sums().items()}
+        self._check_exploded(epoch, without_drloc(values))
         seconds = self.position.seconds
         record = {
             "epoch": epoch + 1,
@@ -290,12 +299,10 @@ class Loop:
         }
         record.update(self._evaluated(epoch))
         self._keep(record)
-        scores = "  ".join(f"{name} {record[name]:.2f}" for name in ("top1", "top5", "knn") if name in record)
-        if scores:
-            done = f"{self.plan.label} epoch {epoch + 1}/{self.batches.epochs}"
-            log.info("%s  loss %.4f  %s", done, record["loss"], scores)
+        if line := epoch_line(record, self.batches.epochs):
+            log.info("%s %s", self.plan.label, line)
         self.session.record(record)
-        self.position = Position(epoch + 1)
+        self.position = Position(epoch + 1, first=self.position.first)
 
     def _keep(self, record: dict) -> None:
         """Copies the weights of the best epoch so far; they go into the state, as a resumed run needs them."""
@@ -330,12 +337,27 @@ class Loop:
         """Raises RunError if any process had a loss that is not finite; all must ask together."""
         bad = [step for step in distributed.gather(int(self.bad_step)) if step >= 0]
         if bad:
-            raise self._diverged("the loss is", min(bad))
+            raise self._diverged("the loss is not finite", min(bad))
+
+    def _first_loss(self) -> float | None:
+        """Loss of the stage's first step, the largest of all processes; all must ask together."""
+        return None if self.position.first is None else max(distributed.gather(float(self.position.first)))
+
+    def _check_exploded(self, epoch: int, loss: float) -> None:
+        """Raises RunError if an epoch's loss is of ruined weights; by nothing but what a resumed run knows, too."""
+        first, last = self._first_loss(), epoch + 1 == self.batches.epochs
+        if first is None:
+            return
+        before = [r for r in self.session.folder.metrics() if r["stage"] == self.plan.number]
+        found = exploded(loss, first, [] if last else before, 0 if last else self.batches.steps_per_epoch)
+        if distributed.broadcast(found):
+            what = f"the loss has exploded, from {first:.3g} to {loss:.3g} as the epoch's mean,"
+            raise self._diverged(what, (epoch + 1) * self.batches.steps_per_epoch - 1)
 
     def _diverged(self, what: str, step: int) -> RunError:
         epoch, lr = step // self.batches.steps_per_epoch, self.schedule._get_lr(step)[0]
         return RunError(
-            f"{what} not finite at step {step + 1} (epoch {epoch + 1}, lr {lr:.3g}); the last checkpoint is kept: "
+            f"{what} at step {step + 1} (epoch {epoch + 1}, lr {lr:.3g}){self.session.folder.kept}: "
             "lower --train.lr, set --train.clip_grad 1 or --train.precision fp32, in a new --out",
             shared=True,
         )
@@ -344,9 +366,9 @@ class Loop:
         """Writes the checkpoint: all that the rest of the run depends on and that its seed does not give."""
         self._check_finite()
         if not all(bool(torch.isfinite(p).all()) for p in self.method.parameters()):  # the step after a finite loss
-            raise self._diverged("the weights are", epoch * self.batches.steps_per_epoch + step - 1)
+            raise self._diverged("the weights are not finite", epoch * self.batches.steps_per_epoch + step - 1)
         self.saved = time.monotonic()
-        sums = self._sums()
+        sums, first = self._sums(), self._first_loss()
         if not self.session.folder.leader:
             return
         scaler = self.accelerator.scaler
@@ -358,6 +380,7 @@ class Loop:
                 "epoch_seconds": self.position.seconds,
                 "seconds": self.session.seconds,
                 "sums": sums,
+                "first": first,
                 "precision": self.session.precision,
                 "method": self.method.state_dict(),
                 "optimizer": self.optimizer.state_dict(),
@@ -384,20 +407,8 @@ class Loop:
         self.kept = state.get("kept")  # 0.1.0 kept none
         share = float(self.session.folder.leader)  # the sums are added up over processes
         sums = {n: torch.tensor(v * share, device=self.accelerator.device) for n, v in state["sums"].items()}
-        self.position = Position(state["epoch"], state["step"], state["epoch_seconds"], sums)
+        first = state.get("first")
+        first = None if first is None else torch.tensor(first)
+        self.position = Position(state["epoch"], state["step"], state["epoch_seconds"], sums, first)
         self.session.folder.take_back(self.plan.number, state["epoch"] + 1)
         log.info("going on from stage %d, epoch %d, step %d", state["stage"], state["epoch"] + 1, state["step"])
-
-
-def _device(train: Train) -> str:
-    """Resolves ``train.device`` to cuda, mps or cpu."""
-    device, faults = train.device, []
-    try:
-        device = distributed.pick_device(train.device, "train.device")
-    except UserError as error:
-        faults += error.faults
-    if train.precision == "fp16" and device != "cuda":
-        faults.append(f"train.precision: fp16 needs a CUDA device, this run is on {device}; wanted bf16, fp32 or auto")
-    if faults:
-        raise UserError(*faults)
-    return device

@@ -121,6 +121,14 @@ class FrozenBackbone:
         looks += [] if store.scale is None else [store.scale]
         return _digest({"look": looks, "versions": _VERSIONS, "images": fingerprint(store)})
 
+    def build(self) -> None:
+        """Builds the model now, not at the first image.
+
+        Raises:
+            UserError: It cannot be built at this size, or the weights do not fit.
+        """
+        self._backbone = self._build().to(self.device)
+
     def _build(self) -> nn.Module:
         try:
             model = self.spec.build(self.size, self.config.seed)
@@ -134,7 +142,7 @@ class FrozenBackbone:
     def _extract(self, store: ImageStore, label: str) -> np.ndarray:
         spec, given = self.spec, self.config
         if self._backbone is None:
-            self._backbone = self._build().to(self.device)
+            self.build()
         crop = (self.size, given.crop_pct, spec.mean, spec.std)
         batches = centre_crops(store, *crop, given.batch_size, given.data.workers)
         try:

@@ -93,6 +93,29 @@ def weights_label(source: str | os.PathLike, field: str) -> str:
     return f"{field}: '{source}'" if field else f"{source}:"
 
 
+def missing_folders(path: Path) -> list[Path]:
+    """Returns those of a path and the folders above it that are not there, the path first."""
+    return [folder for folder in (path, *path.parents) if not folder.exists()]
+
+
+def remove_empty(folders: list[Path]) -> None:
+    """Removes folders in order, as long as they are empty."""
+    with contextlib.suppress(OSError):
+        for folder in folders:
+            folder.rmdir()
+
+
+@contextlib.contextmanager
+def emptied_if_refused(out: str | None) -> Iterator[None]:
+    """Removes the folder ``out`` if the block made it, ends with a user's mistake and left nothing in it."""
+    missing = missing_folders(Path(out)) if out else []
+    try:
+        yield
+    except UserError:
+        remove_empty(missing)
+        raise
+
+
 def sweep(folder: Path) -> None:
     """Removes what a kill left of files that were being written; nobody else may be writing there."""
     for path in folder.glob(f".*.{_MARK}*"):

@@ -1,4 +1,4 @@
-"""Is the method still learning to tell images apart? Measures of collapse and saturation on a few training images."""
+"""Is the run still learning? Measures of collapse and saturation on a few training images, and losses that explode."""
 
 import logging
 import math
@@ -20,6 +20,19 @@ SHARE = 0.1
 SATURATED = 99.5  # percent of the images told from all others
 STALLED = 0.01  # share by which the loss of a run that learns falls, and more, ...
 PATIENCE = 5, 0.25  # ... in so many epochs, or in this share of the run if that is longer
+
+# A loss has exploded where its mean is above so many nats, and above so many times that of the first step. The one is
+# more than certainty of a wrong answer costs a network that learns, the other spares methods with units of their own.
+# Tiny runs at an lr of 1 (AdamW) had 84 nats at most and came back; those at 10 or more had 180 to 7 million, and ended
+# far from where they began.
+EXPLODED = 100.0, 10.0
+EXPLODED_STEPS = 10  # that are looked at, or an epoch where it is longer
+VALUES = {
+    "instance_accuracy": "share of the images told from all others (%)",
+    "feature_std": "spread of the features (0: all images look alike, 1: even)",
+    "feature_rank": "directions that the features use",
+    "embedding_std": "spread of what the loss compares",
+}
 
 
 def spread(rows: Tensor) -> float:
@@ -69,6 +82,8 @@ class Monitor:
         self.method, self.extract, self.index, self.history = method, extract, index, history
         self.epochs, self.warmup = epochs, math.ceil(warmup)
         self.warned: set[str] = set()
+        names = [name for name in VALUES if name != "instance_accuracy" or type(method).diagnose is not Method.diagnose]
+        log.info("logged beside the loss: %s", "; ".join(f"{name}: {VALUES[name]}" for name in names))
 
     def measure(self, _: torch.nn.Module) -> dict[str, float]:
         """Returns ``feature_std``, ``feature_rank``, ``embedding_std`` and the method's own; warns where they trip."""
@@ -84,6 +99,22 @@ class Monitor:
                 self.warned.add(kind)
                 log.warning("%s", line)
         return {name: round(value, 4) for name, value in values.items()}
+
+
+def without_drloc(values: dict) -> float | Tensor:
+    """Returns the loss of a step or an epoch without drloc's share, which may grow with its weight."""
+    return values["loss"] - values.get("drloc", 0.0) * values.get("drloc_weight", 0.0)
+
+
+def exploded(loss: float, first: float, before: list[dict], steps: int) -> bool:
+    """Whether an epoch's mean ``loss``, without drloc's share, is that of ruined weights.
+
+    ``first`` is the first step's. Where an epoch has few ``steps``, those of some records ``before`` must be so too.
+    """
+    bound = max(EXPLODED[0], EXPLODED[1] * first)
+    others = -(-EXPLODED_STEPS // steps) - 1 if steps else 0
+    looked_at = before[len(before) - others :]
+    return loss > bound and len(before) >= others and all(without_drloc(record) > bound for record in looked_at)
 
 
 def alarms(values: dict[str, float], history: list[dict], epochs: int, warmup: int = 0) -> dict[str, str]:
@@ -107,8 +138,7 @@ def alarms(values: dict[str, float], history: list[dict], epochs: int, warmup: i
             "more epochs teach little, stronger views or CutMix may"
         )
     window = max(PATIENCE[0], math.ceil(PATIENCE[1] * epochs))
-    # drloc's share may grow with its weight
-    losses = [r["loss"] - r.get("drloc", 0.0) * r.get("drloc_weight", 0.0) for r in history[warmup:]]
+    losses = [without_drloc(record) for record in history[warmup:]]
     early = window <= len(losses) < 2 * window  # later a loss may well have reached its end
     losses = losses[-window:]
     if early and max(losses) - losses[-1] < STALLED * abs(max(losses)):

@@ -18,6 +18,9 @@ from idmm.errors import Interrupted, RunError, UserError
 
 log = logging.getLogger("idmm")
 LOG_SECONDS = 10.0  # between two lines of progress where there is no terminal to draw a bar on
+EPOCH_LINES = 10  # a stage logs, and one wherever it measured an accuracy
+SCORES = ("top1", "top5", "knn")
+BOOKKEEPING = ("epoch", "stage", "step", "loss", "lr", "seconds", "images_per_s")  # the rest of a record is measured
 
 
 class _Kept(MemoryHandler):
@@ -192,6 +195,16 @@ def counting(batches: Iterable[dict], total: int, label: str) -> Iterator[dict]:
             if not on_terminal and time.monotonic() - shown_at >= LOG_SECONDS:
                 shown_at = time.monotonic()
                 log.info("%s %d/%d images", label, done, total)
+
+
+def epoch_line(record: dict, epochs: int) -> str | None:
+    """Returns what the log says of one of a stage's epochs, with all that was measured; None: it says nothing."""
+    tenths = [n * EPOCH_LINES // epochs for n in (record["epoch"] - 1, record["epoch"])]
+    scores = [f"{name} {record[name]:.2f}" for name in SCORES if name in record]
+    if not scores and tenths[0] == tenths[1]:
+        return None
+    others = [f"{name} {value:.4g}" for name, value in record.items() if name not in (*BOOKKEEPING, *SCORES)]
+    return "  ".join([f"epoch {record['epoch']}/{epochs}", f"loss {record['loss']:.4f}", *scores, *others])
 
 
 def duration(seconds: float) -> str:

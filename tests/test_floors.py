@@ -10,12 +10,12 @@ import idmm
 HOUSE = Path(idmm.__file__).parent
 FLOORS = (
     ("errors", "config", "seeding", "files", "locks", "intervals", "schedule", "mixing", "distributed", "progress")
-    + ("losses",),
-    ("data", "models", "optim", "checkpoint", "report"),
+    + ("losses", "pictures", "confusion"),
+    ("data", "models", "optim", "checkpoint"),
     ("methods",),
     ("evaluate", "calibrate", "features", "monitor", "engine"),
     ("stages",),
-    ("transfer", "commands", "cli"),
+    ("transfer", "report", "commands", "cli"),
 )
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 FORBIDDEN = [("data", "models"), ("models", "data"), ("methods", "data")]  # (importer, imported)

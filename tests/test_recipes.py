@@ -401,7 +401,7 @@ def test_a_batch_larger_than_the_data_in_a_run(tmp_path, capsys):
         out = tmp_path / f"{name}{asked}"
         assert inside("pretrain", out, **given, method__name=name, method__queue=asked) == 0
         log = (out / "log.txt").read_text()
-        assert "WARNING train.batch_size: 20, but there are 12 images: an epoch is one step" in log
+        assert "WARNING pretrain: 1 step an epoch, 1 in all: few to learn from" in log
         assert ("method.queue: 6, not 2048: the 12 images are few: about half" in log) == (length == 6)
         assert f"method.temperature: {0.1 if name == 'simclr' else 0.2}, {name}'s" in log
         if length is not None:

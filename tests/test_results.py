@@ -20,12 +20,11 @@ from sklearn.utils.class_weight import compute_class_weight
 from test_resume import stop_at
 from tiny import assert_same_loss, backbone
 
-from idmm import config, engine, evaluate
+from idmm import config, confusion, engine, evaluate
 from idmm.data.augment import centre_crop
 from idmm.data.datasets import open_splits
 from idmm.data.images import CentreCrop
 from idmm.methods.finetune import Finetune, balanced_weights
-from idmm.report import confusion
 from idmm.seeding import numpy_rng
 from idmm.stages import results
 

@@ -412,9 +412,9 @@ def spoiled_forward(monkeypatch, stage, at, act):
     monkeypatch.setattr(engine.Loop, "_step", step)
 
 
-def not_finite(step, epoch, lr):
+def not_finite(step, epoch, lr, kept=True):
     return (
-        f"the loss is not finite at step {step} (epoch {epoch}, lr {lr}); the last checkpoint is kept: "
+        f"the loss is not finite at step {step} (epoch {epoch}, lr {lr}){'; the last checkpoint is kept' * kept}: "
         "lower --train.lr, set --train.clip_grad 1 or --train.precision fp32, in a new --out"
     )
 
@@ -431,7 +431,7 @@ def test_loss_not_finite(minutes, kept, tmp_path, monkeypatch, capsys):
     spoiled_forward(monkeypatch, "pretrain", 7, lambda found: {**found, "loss": found["loss"] * float("nan")})
     assert inside("pretrain", out, train__save_minutes=minutes) == 1
     said = lines(capsys)
-    assert said[-1] == not_finite(7, 2, "0.00293") and said.count(said[-1]) == 1
+    assert said[-1] == not_finite(7, 2, "0.00293", kept is not None) and said.count(said[-1]) == 1
     assert said[-1] in (out / "log.txt").read_text()
     assert [record["epoch"] for record in metrics(out)] == [1]
     assert kept is None and not state_file(out).exists() or where(out) == kept and finite(state(out))

@@ -169,7 +169,7 @@ def test_a_grid_that_was_moved_goes_on_in_mid_run(copied, whole_grid, tmp_path, 
 def test_a_cell_that_fails_is_tried_again_and_marked_and_the_rest_goes_on(tmp_path, monkeypatch, capsys):
     out = tmp_path / "out"
     made = Made(monkeypatch)
-    monkeypatch.setattr(estimate, "_rates", lambda job, budget: [2.0])
+    monkeypatch.setattr(estimate, "_rates", lambda job, budget: [estimate.Rates(2.0)])
     made.instead = {"few-idmm-tiny": fail(RunError("the loss is nan")), "scratch-tiny-to-other": fail(KeyError("odd"))}
     assert inside(out) == 1
     titles = ["few-idmm-tiny-s3", "scratch-tiny-to-other-s3"]
@@ -300,17 +300,18 @@ def test_plan_prints_and_runs_nothing(copied, tmp_path, monkeypatch, capsys):
 
 
 def test_the_estimate_by_hand(tmp_path, monkeypatch, capsys):
-    timed = []
-    monkeypatch.setattr(estimate, "_rates", lambda job, budget: timed.append((job.stage, budget)) or [2.0])
+    timed, rates = [], estimate.Rates(step=2.0, image=0.01, start=3.0)
+    monkeypatch.setattr(estimate, "_rates", lambda job, budget: timed.append((job.stage, budget)) or [rates])
     assert inside(tmp_path / "out", "--plan", "--pretrain.train.epochs", 90, workers=2) == 0
     out = capsys.readouterr().out
     assert sorted(timed) == [("finetune", 15.0), ("pretrain", 15.0)], "jobs of one shape are timed once"
     said = {line.split("  ")[-2 if "  after " in line else -1].strip(): line for line in out.splitlines()}
-    # epochs x steps x seconds
-    assert " about     9 min  digits-idmm-tiny-s3" in out and 90 * 3 * 2 == 540
-    assert " about     6 min  few-idmm-tiny-s3" in out and 90 * 2 * 2 == 360
-    assert "8 s" in said["scratch-tiny-to-digits-s3"] and "4 s" in said["scratch-tiny-to-other-s3"]
-    assert out.endswith("about 8 min\n") and (540 + 360 + 3 * 8 + 3 * 4) / 2 == 468
+    # epochs x steps x seconds, images that the monitor looks at, the start, what is around
+    assert " about    10 min  digits-idmm-tiny-s3" in out and 90 * 3 * 2 + 90 * 80 * 0.01 + 3 + 0.4 == 615.4
+    assert " about     7 min  few-idmm-tiny-s3" in out and 90 * 2 * 2 + 90 * 60 * 0.01 + 3 + 0.4 == 417.4
+    # 360 test images once
+    assert " 15 s" in said["scratch-tiny-to-digits-s3"] and " 11 s" in said["scratch-tiny-to-other-s3"]
+    assert out.endswith("about 9 min\n") and 5 + (615.4 + 417.4 + 3 * 15 + 3 * 11) / 2 == pytest.approx(560.4)
 
 
 def test_faults_are_found_before_the_first_job_all_together(tmp_path, monkeypatch, capsys):

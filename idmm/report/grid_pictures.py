@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator, NullLocator
 
-from idmm.report.pictures import look, plain_axis, save
+from idmm.pictures import look, plain_axis, save
 from idmm.report.sections import Ranking, SizeCurve
 from idmm.report.stats import Estimate
 from idmm.report.table import (

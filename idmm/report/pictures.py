@@ -1,11 +1,5 @@
-"""Pictures of runs: loss curves, sheets of images, a comparison over seeds, accuracy over labels; their common style.
+"""Pictures of several runs: loss curves, sheets of images, a comparison over seeds, accuracy over labels."""
 
-There is no pyplot, so that no window opens and a user's own figures and settings stay as they are. Nothing is told by
-colour alone: colours are Okabe and Ito's, which colour-blind readers tell apart, and line styles and markers tell the
-same in grey print.
-"""
-
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,39 +7,15 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator, NullLocator
+from matplotlib.ticker import NullLocator
 
-from idmm.files import replacing
+from idmm.pictures import COLOURS, STYLES, epochs_axis, look, plain_axis, save, shortened, stage_ends
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-STYLES = ("-", "--", "-.", ":")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-LOOKS = [(COLOURS[n % 7], STYLES[n % 4], MARKERS[n % 7]) for n in range(28)]  # no two alike
-DPI = 150
 CROWD = 4  # curves in a panel, above which bands hide them
 TOP1 = "top-1 accuracy on the test images (%)"
 
 Records = list[dict]  # of metrics.jsonl, an epoch each
 Block = tuple[str, list[list[np.ndarray]]]  # a title, and rows of images
-
-
-def look(number: int, **changes) -> dict:
-    """Returns matplotlib's keywords for the colour, line style and marker of the n-th curve."""
-    return dict(zip(("color", "linestyle", "marker"), LOOKS[number % len(LOOKS)], strict=True)) | changes
-
-
-def plain_axis(axis, grid: str = "y") -> None:
-    """Takes away what carries no information."""
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.grid(axis=grid, color="0.9", linewidth=0.8)
-    axis.set_axisbelow(True)
-
-
-def save(figure: Figure, path: str | Path) -> None:
-    """Writes a PNG, whole or not at all."""
-    with replacing(Path(path)) as file, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing")  # a label in letters that the font lacks
-        figure.savefig(file, format="png", dpi=DPI, facecolor="white")
 
 
 # ---------------------------------------------------------------------- losses
@@ -65,17 +35,13 @@ def loss_panels(panels: dict[str, dict[str, Records | list[Records]]], path: str
             several = records if records and isinstance(records[0], list) else [records]
             _loss_curve(top, several, "loss", number, label)
             _loss_curve(bottom, several, "lr", number, label)
-            stages = [record.get("stage", 1) for record in several[0]]
-            for epoch in (i for i in range(1, len(stages)) if stages[i] != stages[i - 1]):
-                top.axvline(epoch + 0.5, color="0.6", linewidth=0.8, linestyle=":")  # between two epochs
+            stage_ends(top, several[0])
         top.set_title(title, fontsize=11)
         top.set_ylabel("loss, mean over the epoch (nats)")
         bottom.set_ylabel("learning rate")
-        bottom.set_xlabel("epoch")
         bottom.set_ylim(bottom=0)
-        bottom.set_xlim(left=0)
         bottom.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
-        bottom.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+        epochs_axis(bottom)
         if len(runs) > 1 or next(iter(runs), ""):
             top.legend(frameon=False, fontsize=9)
         for axis in (top, bottom):
@@ -139,11 +105,6 @@ def pair_sheet(rows: list[tuple[str, list[str], list[np.ndarray]]], path: str | 
             axis.set_title(shortened(name), fontsize=6.5)
             axis.set_axis_off()
     save(figure, path)
-
-
-def shortened(name: str, most: int = 40) -> str:
-    """Keeps the end of each line, where names differ."""
-    return "\n".join(line if len(line) <= most else f"…{line[1 - most :]}" for line in name.split("\n"))
 
 
 # ---------------------------------------------------------------------- accuracies

@@ -32,6 +32,10 @@ class Phase:
     lr: float | None = None
     """Peak learning rate; None while the recipe's was not looked up."""
 
+    def times(self, every: int) -> int:
+        """Returns how often something is done every so many epochs, and after the last; 0 is never."""
+        return -(-self.epochs // every) if every else 0
+
     def steps(self, images: int) -> int:
         """Returns the optimizer steps on so many training images; an epoch's last, smaller batch is one."""
         return self.epochs * -(-images // self.batch_size)
@@ -60,6 +64,8 @@ class StageSpec:
     """Fills in what is left to the method, with lines for the log on it; UserError where that cannot be."""
     faults: Callable[[Any, int], list[str]] = lambda config, images: []
     """What is wrong with so many training images."""
+    looks: Callable[[Any, Phase, int, int], int] = lambda config, phase, train, held: 0
+    """How many images a phase looks at between its epochs, of so many to train on and so many held out."""
 
     def build(self, given: Any) -> Any:
         """Returns the stage's config, see :func:`idmm.config.parsing.build`."""
@@ -96,6 +102,11 @@ def _one_size(config: PretrainConfig) -> list[Phase]:
     return [Phase(1, "views.size", "pretrain", config.views.size, train.epochs, train.batch_size, train.lr)]
 
 
+def _pretraining_looks(config: PretrainConfig, phase: Phase, train: int, held: int) -> int:
+    monitored = phase.times(config.train.monitor_every) * min(config.train.monitor_images, train)
+    return monitored + (phase.times(config.train.knn_every) * (train + held) if held else 0)
+
+
 STAGES = {
     "pretrain": StageSpec(
         "pretrain",
@@ -107,12 +118,14 @@ STAGES = {
         evaluated=lambda config: config.train.knn_every > 0,
         by_method=resolve_method,
         faults=lambda config, images: pass_notes(config, min(config.train.batch_size, images))[0],
+        looks=_pretraining_looks,
     ),
     "finetune": StageSpec(
         "finetune",
         FinetuneConfig,
         flags="finetune",
         phases=_sizes,
+        looks=lambda config, phase, train, held: phase.times(config.train.eval_every) * held,
         needs_val=lambda config: config.train.keep == "best",
     ),
     "probe": StageSpec(

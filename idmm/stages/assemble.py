@@ -21,10 +21,10 @@ from idmm.data.datasets import open_splits
 from idmm.data.depth import AUTO, Scale, described, tidy
 from idmm.data.images import Bound, CentreCrop
 from idmm.data.loaders import BatchFn, BatchPlan, centre_crops
-from idmm.data.split import Splits
+from idmm.data.split import Splits, counted
 from idmm.data.views import MultiCropTransform, short_side_bound
 from idmm.engine import Evaluation, Loop, Session, StagePlan
-from idmm.errors import Interrupted, SizeError, UserError
+from idmm.errors import Interrupted, RunError, SizeError, UserError
 from idmm.methods import Method, RunInfo, create_method
 from idmm.methods.drloc import Localization
 from idmm.methods.finetune import Finetune
@@ -35,6 +35,7 @@ from idmm.optim import recipe
 from idmm.progress import logging_to
 from idmm.seeding import derive, seeded
 from idmm.stages import Phase, prepare, stage_of
+from idmm.stages.advice import advice
 
 log = logging.getLogger("idmm")
 PARTS = ("train", "val", "test")
@@ -234,21 +235,33 @@ def resolve(config) -> tuple[Assembly, list[str]]:
 def session(parts: Assembly, notes: list[str]) -> Iterator[Session]:
     """Opens the run's folder, log and interrupts, and closes them however the block ends.
 
-    A new run's model is tried at every size before there is a folder. A finished run is said to be so, else ``notes``
-    are logged.
+    A new run's model is tried at every size before there is a folder, and one that is refused leaves none. A finished
+    run is said to be so, else ``notes`` are logged.
     """
     parts.check_sizes()
-    with contextlib.closing(Session(parts.config)) as run, logging_to(run.folder.path), run.interrupts:
-        try:
-            for note in [f"{parts.config.out}: finished already, nothing to do"] if run.folder.finished else notes:
-                log.info("%s", note)
-            yield run
-        except KeyboardInterrupt:
-            raise Interrupted("interrupted before the end of a step; the last checkpoint is kept") from None
+    with contextlib.closing(Session(parts.config)) as run, run.folder.gone_if_refused():
+        with logging_to(run.folder.path), run.interrupts:
+            try:
+                for note in [f"{parts.config.out}: finished already, nothing to do"] if run.folder.finished else notes:
+                    log.info("%s", note)
+                yield run
+            except KeyboardInterrupt:
+                kept = run.folder.kept or "; there is no checkpoint yet"
+                raise Interrupted(f"interrupted before the end of a step{kept}") from None
+
+
+def say_length(run: Session, parts: Assembly, images: int) -> None:
+    """Logs how many steps a run on so many training images has, and at its start what is unwise about that."""
+    for phase in parts.phases:
+        total, filled = phase.steps(images), min(phase.batch_size, images)
+        each = counted(total // phase.epochs, "step")
+        log.info("%s: %s of %d images an epoch, %d in %d epochs", phase.label, each, filled, total, phase.epochs)
+    for line in advice(parts.config, parts.phases, images) if run.folder.state is None else ():
+        log.warning("%s", line)
 
 
 def export(run: Session, loop: Loop, parts: Assembly, splits: "LoadedSplits", classes: list[str] | None = None) -> None:
-    """Writes the backbone, and where there are ``classes`` the model with its classifier."""
+    """Writes the backbone, where there are ``classes`` the model with its classifier, and the curves of the run."""
     if not run.folder.leader:
         return
     common = {"ema": loop.ema is not None, **splits.range}
@@ -260,6 +273,20 @@ def export(run: Session, loop: Loop, parts: Assembly, splits: "LoadedSplits", cl
         kwargs = export_kwargs(spec.name, spec.kwargs, size, len(extra.get("classes", ())), spec.in_chans)
         about = dict(name=spec.name, kwargs=kwargs, mean=spec.mean, std=spec.std, size=size, crop_pct=parts.crop_pct)
         save_model(run.folder.path, stem, tensors, **about, extra={**common, **extra})
+    _draw_curves(run, parts)
+
+
+def _draw_curves(run: Session, parts: Assembly) -> None:
+    from idmm.pictures import run_curves  # matplotlib takes a second
+
+    what = getattr(parts.config, "method", None)
+    title = f"{run.folder.path.name}: {parts.stage.name}{f' by {what.name}' if what else ''}, {parts.spec.name}"
+    try:
+        run_curves(run.folder.metrics(), run.folder.path / "curves.png", title)
+    except RunError:  # the disk is full
+        raise
+    except Exception as error:  # a font that matplotlib cannot read, say: the run has its results without a picture
+        log.warning("curves.png is not drawn: %s: %s", type(error).__name__, error)
 
 
 # ---------------------------------------------------------------------- the images

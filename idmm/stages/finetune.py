@@ -10,7 +10,7 @@ from idmm.engine import Evaluation, Loop, Session
 from idmm.methods.finetune import balanced_weights
 from idmm.models.weights import Checkpoint
 from idmm.stages import Phase
-from idmm.stages.assemble import Assembly, eval_batches, export, load_splits, resolve, session
+from idmm.stages.assemble import Assembly, eval_batches, export, load_splits, resolve, say_length, session
 from idmm.stages.folds import by_folds, seen_by_init
 from idmm.stages.results import classifier_result, say_balance
 
@@ -49,6 +49,7 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
         # ------------------------------------------------------------------ images
         splits = load_splits(parts, run.folder)
         classes = len(splits.train.classes)
+        say_length(run, parts, len(splits.train))
         say_balance(splits.train, config.train.class_weights)
 
         # ------------------------------------------------------------------ stages

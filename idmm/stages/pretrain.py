@@ -13,8 +13,9 @@ from idmm.errors import RunError, UserError
 from idmm.features import extract_features
 from idmm.methods import Method
 from idmm.monitor import Monitor
+from idmm.progress import counting
 from idmm.seeding import permutation
-from idmm.stages.assemble import Assembly, LoadedSplits, eval_batches, export, load_splits, resolve, session
+from idmm.stages.assemble import Assembly, LoadedSplits, eval_batches, export, load_splits, resolve, say_length, session
 
 log = logging.getLogger("idmm")
 EVAL_BATCH = 256
@@ -44,6 +45,7 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
         # ------------------------------------------------------------------ images
         splits = _load(parts, run)
         _check_count(parts, len(splits.train))
+        say_length(run, parts, len(splits.train))
         classes = None if splits.train.classes is None else len(splits.train.classes)
 
         # ------------------------------------------------------------------ model
@@ -52,7 +54,7 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
             log.info("%s", spec.load(backbone, config.model.strict))
         method = parts.method(phase, backbone, len(splits.train), classes)
         if run.folder.state is None:
-            method.prepare(lambda: _features(run, parts, backbone, splits.train))
+            method.prepare(lambda: _features(run, parts, backbone, splits.train, label="features before training"))
 
         # ------------------------------------------------------------------ training
         evaluations = [*_knn(run, parts, splits), *_monitor(run, parts, method, splits)]
@@ -90,23 +92,23 @@ def _load(parts: Assembly, run: Session) -> LoadedSplits:
 
 
 def _check_count(parts: Assembly, images: int) -> None:
-    """Raises UserError where there are too few images; says so where they are fewer than a batch."""
+    """Raises UserError where there are too few images."""
     if images < 2:
         raise UserError("data.root: 1 image to train on; telling images apart needs at least 2")
-    (phase,) = parts.phases
-    if phase.batch_size > images:
-        log.warning("train.batch_size: %d, but there are %d images: an epoch is one step", phase.batch_size, images)
-        if small := parts.stage.faults(parts.config, images):
-            raise UserError(*small)
+    if parts.phases[0].batch_size > images and (small := parts.stage.faults(parts.config, images)):
+        raise UserError(*small)
 
 
-def _features(run: Session, parts: Assembly, backbone, store, images=None) -> torch.Tensor:
-    """Features of a split's images, all or those of the given numbers, [N, d]."""
+def _features(run: Session, parts: Assembly, backbone, store, images=None, label: str | None = None) -> torch.Tensor:
+    """Features of a split's images, all or those of the given numbers, [N, d]; with a ``label`` it shows how far."""
     batches = eval_batches(run, store, parts.phases[0].size, parts.crop_pct, parts.spec, EVAL_BATCH, images)
+    if label is not None and run.folder.leader:
+        log.info("%s: of %d images, by the untrained network", label, len(store))
+        batches = counting(batches, len(store), label)
     features = extract_features(backbone.to(run.device), batches, run.device, run.autocast)
     if not bool(torch.isfinite(features).all()):
         raise RunError(
-            "the images' features are not finite; the last checkpoint is kept: lower --train.lr, "
+            f"the images' features are not finite{run.folder.kept}: lower --train.lr, "
             "set --train.clip_grad 1 or --train.precision fp32, in a new --out",
             shared=True,
         )

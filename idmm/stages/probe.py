@@ -47,7 +47,7 @@ def probe(config: ProbeConfig | dict | str) -> dict:
         RunError: The features are not finite, or memory ran out.
     """
     config, _ = prepare(parsing.build(ProbeConfig, config))
-    with contextlib.closing(RunFolder(config.out, config, "auto")) as folder:
+    with contextlib.closing(RunFolder(config.out, config, "auto")) as folder, folder.gone_if_refused():
         if folder.finished:
             log.info("%s: finished already, nothing to do", config.out)
             return folder.result()
@@ -81,6 +81,9 @@ def measure(config: ProbeConfig, folder: RunFolder | None = None) -> dict:
     backbone = frozen_backbone(config)
     for note in notes + seen_by_init(config):
         log.info("%s", note)
+    built = backbone.spec.init and backbone.spec.init.img_size
+    if built is None or pair(built)[0] != backbone.size:  # what may not fit is tried before the images are read
+        backbone.build()
     splits = labelled_images(backbone, folder)
     if len(np.unique(splits.train.labels)) < 2:
         raise UserError("data.subset: the training images are all of one class; a probe wants two or more")

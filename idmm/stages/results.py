@@ -38,7 +38,7 @@ def classifier_result(run: Session, parts: Assembly, splits: LoadedSplits, found
         knn = pixel_knn(splits.train, splits.test) if folder.leader else None
         pixels = {"pixel_knn": distributed.broadcast(knn)}
     if folder.leader:
-        from idmm.report.confusion import confusion_picture  # matplotlib takes a while
+        from idmm.confusion import confusion_picture  # matplotlib takes a while
 
         write_per_class(found, classes, folder.path / "per_class.csv")
         confusion_picture(found.truth, found.predicted, classes, folder.path / "confusion.png")

@@ -1,23 +1,28 @@
 """How long a grid may take: a few steps of each kind of job are timed before anything starts."""
 
+import itertools
 import json
 import statistics
 import time
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from idmm.calibrate import time_steps
-from idmm.data.loaders import worker_count
+from idmm.calibrate import evaluation_seconds, time_steps, timing_seconds
+from idmm.data.loaders import cores, one_thread, worker_count
 from idmm.distributed import pick_device
 from idmm.progress import duration
 from idmm.stages import STAGES, Phase
 from idmm.stages.assemble import Assembly, assemble
 from idmm.transfer.plan import Job
+from idmm.transfer.preflight import Counts
 from idmm.transfer.run import Grid
 
 BUDGET = 30.0  # seconds of timing in all
 CLASSES = 100  # of the classifier that is timed
+# Seconds of a core of a 2.x GHz server: the first job's imports and first calls; what else a job does beside its steps.
+STARTING, AROUND = 5.0, 0.4
 
 
 class _Noise:
@@ -33,10 +38,18 @@ class _Noise:
         return self._image
 
 
-def text(grid: Grid, counts: dict[str, int]) -> str:
+class Rates(NamedTuple):
+    """What a phase of a job takes (seconds)."""
+
+    step: float  # an optimizer step; an image in a probe
+    image: float = 0.0  # looked at between epochs
+    start: float = 0.0  # until the first step: the model, and the steps that a run times before it
+
+
+def text(grid: Grid, counts: dict[str, Counts]) -> str:
     """Returns the jobs that are left, what each waits for and takes, and the time for all.
 
-    ``counts`` holds the training images of each job by its key.
+    ``counts`` holds the images of each job by its key.
     """
     jobs, cells, failed = grid.plan.jobs, grid.plan.cells, grid.failed()
     left = {job.key: job for job in grid.plan.remaining(grid.finished())}  # a start tries those that failed again
@@ -47,21 +60,24 @@ def text(grid: Grid, counts: dict[str, int]) -> str:
         again = ", failed before" if key in failed else ""
         lines.append(f"{job.stage:9} {key}  about {duration(seconds[key]):>9}  {job.title}{waits}{again}")
     missing = sum(key in left for key in cells.values())
-    total = duration(sum(seconds.values()) / grid.parallel())
+    total = duration((STARTING if left else 0) + sum(seconds.values()) / grid.parallel())
     lines.append(f"{len(left)} jobs for {missing} cells, {len(cells) - missing} cells are done; about {total}")
     return "\n".join(lines)
 
 
-def _estimates(jobs: list[Job], counts: dict[str, int]) -> dict[str, float]:
-    """Seconds of training by the jobs' keys; jobs of one shape are timed once, all together in about 30 s."""
+def _estimates(jobs: list[Job], counts: dict[str, Counts]) -> dict[str, float]:
+    """Seconds by the jobs' keys, reading images left out; jobs of one shape are timed once, all in about 30 s."""
     shapes = {_shape(job): job for job in jobs}
     share = BUDGET / max(1, len(shapes))
     rates = {shape: _rates(job, share) for shape, job in shapes.items()}
     seconds = {}
     for job in jobs:
         stage, images = STAGES[job.stage], counts[job.key]
-        phases = zip(stage.phases(stage.build(job.config)), rates[_shape(job)], strict=True)
-        seconds[job.key] = sum(phase.steps(images) * rate for phase, rate in phases)
+        config = stage.build(job.config)
+        seconds[job.key] = AROUND
+        for phase, rate in zip(stage.phases(config), rates[_shape(job)], strict=True):
+            looks = stage.looks(config, phase, images.train, images.held) * rate.image
+            seconds[job.key] += images.runs * (rate.start + phase.steps(images.train) * rate.step + looks)
     return seconds
 
 
@@ -74,35 +90,42 @@ def _shape(job: Job) -> str:
     return json.dumps([job.stage, parts], sort_keys=True)
 
 
-def _rates(job: Job, budget: float) -> list[float]:
-    """Seconds of an optimizer step of each phase of a job; of an image in a probe."""
+def _rates(job: Job, budget: float) -> list[Rates]:
+    """What each phase of a job takes."""
     parts = assemble(STAGES[job.stage].build(job.config))
     timed = _probe_step if job.stage == "probe" else _training_step
     return [timed(parts, phase, budget / len(parts.phases)) for phase in parts.phases]
 
 
-def _training_step(parts: Assembly, phase: Phase, budget: float) -> float:
-    train = parts.config.train
+def _training_step(parts: Assembly, phase: Phase, budget: float) -> Rates:
+    train, began = parts.config.train, time.monotonic()
     method = parts.method(phase, parts.backbone(phase, CLASSES), max(2048, phase.batch_size), CLASSES)
     transform = parts.transform(phase, _Noise(phase.batch_size, parts.bound(phase.size)))
+    built = time.monotonic() - began
     device = pick_device(parts.device, "train.device")
-    begun = time.monotonic()
-    batch = transform(0, np.arange(phase.batch_size // train.accumulate or 1))
-    loading = time.monotonic() - begun
+    images = np.arange(phase.batch_size // train.accumulate or 1)
+    with one_thread():
+        batch = transform(0, images)  # the first is slower
+        began = time.monotonic()
+        transform(0, images)
+        loading = time.monotonic() - began
     precision = "fp32" if train.precision == "auto" else train.precision
-    training = time_steps(method, batch, device, precision, rounds=1)
+    again = itertools.repeat(batch)
+    training = time_steps(method, again, device, precision, rounds=1)
     if loading + 2 * training < budget:
         rounds = min(5, int(budget / (training + 1e-9)))
-        training = statistics.median([training, time_steps(method, batch, device, precision, rounds)])
+        training = statistics.median([training, time_steps(method, again, device, precision, rounds)])
     workers = worker_count(parts.config.data.workers, 0)[0]
-    step = max(loading / workers, training) if workers else loading + training
-    return step * train.accumulate
+    shared = loading / cores() if device == "cpu" else 0.0  # loaders take their time from the cores that train
+    step = max(loading / workers, training + shared) if workers else loading + training
+    timed = timing_seconds(training, train.precision == "auto" and device == "cpu")
+    return Rates(step * train.accumulate, evaluation_seconds(training, loading, batch), 2 * built + timed)
 
 
-def _probe_step(parts: Assembly, phase: Phase, budget: float) -> float:
+def _probe_step(parts: Assembly, phase: Phase, budget: float) -> Rates:
     model = parts.backbone(phase).eval()
     images = torch.zeros(16, parts.spec.in_chans, phase.size, phase.size)
     begun = time.monotonic()
     with torch.no_grad():
         model(images)
-    return (time.monotonic() - begun) / 16
+    return Rates((time.monotonic() - begun) / 16)

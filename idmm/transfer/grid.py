@@ -2,6 +2,7 @@
 
 import json
 import logging
+import sys
 from collections.abc import Callable
 
 from idmm.config import parsing
@@ -10,7 +11,7 @@ from idmm.files import write_text
 from idmm.progress import Interrupts, logging_to
 from idmm.transfer.config import GridConfig
 from idmm.transfer.plan import GridPlan
-from idmm.transfer.preflight import check
+from idmm.transfer.preflight import check, length_notes
 from idmm.transfer.run import Grid
 from idmm.transfer.status import GridStatus
 
@@ -45,6 +46,8 @@ def _transfer(config: GridConfig) -> dict:
     if config.plan:
         from idmm.transfer.estimate import text
 
+        for line in length_notes(grid, counts):
+            print(line, file=sys.stderr)
         print("\n".join([*plan.notes, text(grid, counts)]))
         return grid.results()
     from idmm.report import render
@@ -54,6 +57,8 @@ def _transfer(config: GridConfig) -> dict:
     with logging_to(grid.out):
         for note in plan.notes:
             log.info("%s", note)
+        for line in length_notes(grid, counts):
+            log.warning("%s", line)
         # -------------------------------------------------------------- jobs
         status = GridStatus(grid)
         try:

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from idmm.config import PretrainConfig, parsing
 from idmm.data.cache import file_digest
@@ -17,19 +17,30 @@ from idmm.distributed import pick_device
 from idmm.errors import UserError
 from idmm.files import being_written
 from idmm.stages import STAGES
+from idmm.stages.advice import of_length
 from idmm.stages.assemble import Assembly, assemble, check_val
 from idmm.stages.folds import several
 from idmm.transfer.config import TRAINING, GridConfig
 from idmm.transfer.entries import SIDES, data_of
 from idmm.transfer.plan import Cell, GridPlan, Job
-from idmm.transfer.run import absolute
+from idmm.transfer.run import Grid, absolute, for_grids
 
 
-def check(grid: GridConfig, plan: GridPlan) -> dict[str, int]:
+class Counts(NamedTuple):
+    """Images of a job."""
+
+    train: int
+    held: int
+    """That are looked at between epochs, or measured by a probe."""
+    runs: int = 1
+    """Folds that are run one after the other."""
+
+
+def check(grid: GridConfig, plan: GridPlan) -> dict[str, Counts]:
     """Opens every dataset of a plan and builds every backbone once.
 
     Returns:
-        Training images of each job, of all its folds, by key.
+        Images of each job, of one of its folds, by key.
 
     Raises:
         UserError: All faults, those of the plan first, a line each.
@@ -58,6 +69,27 @@ def check(grid: GridConfig, plan: GridPlan) -> dict[str, int]:
     return checks.counts
 
 
+def length_notes(grid: Grid, counts: dict[str, Counts]) -> list[str]:
+    """Returns what is unwise about the jobs that are left: a line for each kind of length, for its shortest job."""
+    kinds: dict[str, list[tuple[int, str, str]]] = {}
+    for job in grid.plan.remaining(grid.finished()):
+        stage = STAGES[job.stage]
+        if job.stage == "probe":
+            continue
+        config, images = stage.build(job.config), counts[job.key].train
+        phases = stage.phases(config)
+        kind = [job.stage, config.train.optimizer, [(phase.batch_size, phase.epochs) for phase in phases]]
+        for line in of_length(config, phases, images)[:1]:
+            steps = sum(phase.steps(images) for phase in phases)
+            kinds.setdefault(json.dumps(kind), []).append((steps, job.title, for_grids(line, job.stage)))
+    lines = []
+    for jobs in kinds.values():
+        _, title, line = min(jobs)
+        more = f" and {counted(len(jobs) - 1, 'other job')}" if len(jobs) > 1 else ""
+        lines.append(f"{title}{more}: {line}")
+    return lines
+
+
 def _backbone(cell: Cell, job: Job) -> str:
     """The entry that decides on a job's backbone, as messages name it."""
     return f"backbones '{cell.backbone}'" if job.config["init"] is None else f"weights '{cell.source}'"
@@ -68,7 +100,7 @@ class _Checks:
 
     def __init__(self, grid: GridConfig, faults: list[str]):
         self.grid, self.faults = grid, faults
-        self.counts: dict[str, int] = {}  # training images of each job
+        self.counts: dict[str, Counts] = {}
         self.changed: dict[str, list[str]] = {}  # jobs that were begun with other images, by the dataset's entry
         self._found: dict[str, tuple[Any, tuple[str, ...]]] = {}
         self._runs: dict[str, Assembly] = {}
@@ -82,10 +114,10 @@ class _Checks:
         config = parts.config
         asked = (config.data, stage.labelled(config), stage.needs_test)
         splits = self.once(["data", job.config["data"], *asked[1:]], side, open_splits, *asked)
-        runs = config.data.folds if several(config.data) else 1
-        self.counts[job.key] = runs * len(splits.train) if splits else 0
         if splits:
-            self.faults += [f"{side}: {fault}" for fault in stage.faults(config, self.counts[job.key])]
+            runs = config.data.folds if several(config.data) else 1
+            self.counts[job.key] = Counts(len(splits.train), len(splits.val or splits.test or ()), runs)
+            self.faults += [f"{side}: {fault}" for fault in stage.faults(config, len(splits.train))]
             self.once(["val", job.config["data"], stage.needs_val(config)], side, check_val, parts, splits)
             if new and _changed(Path(self.grid.out), job.key, splits, config.data.on_error == "skip"):
                 self.changed.setdefault(side, []).append(job.key)

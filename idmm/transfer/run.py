@@ -224,7 +224,7 @@ def attempt(grid: Grid, job: Job) -> None:
             raise
         except Exception as error:  # the other jobs go on
             expected = isinstance(error, (UserError, RunError))
-            line = _for_grids(str(error) if expected else f"{type(error).__name__}: {error}", job.stage)
+            line = for_grids(str(error) if expected else f"{type(error).__name__}: {error}", job.stage)
             _add_to_log(grid.out / job.folder / "log.txt", str(error) if expected else traceback.format_exc())
             more = 0 if isinstance(error, UserError) else more
         log.warning("%s failed: %s%s", job.title, line, f"; tries left: {more}" if more else "")
@@ -233,7 +233,7 @@ def attempt(grid: Grid, job: Job) -> None:
     grid.mark_failed(job, line)
 
 
-def _for_grids(text: str, stage: str) -> str:
+def for_grids(text: str, stage: str) -> str:
     """A run's message with the grid's flags; no new folder is needed, as a changed option is another job."""
     text = " ".join(text.split()).removesuffix(", in a new --out")
     return re.sub(rf"--(?=({'|'.join(_SECTIONS)})\.)", f"--{STAGES[stage].flags}.", text)

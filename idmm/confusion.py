@@ -8,7 +8,7 @@ from matplotlib import font_manager, rcParams
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
-from idmm.report.pictures import COLOURS, plain_axis, save, shortened
+from idmm.pictures import COLOURS, plain_axis, save, shortened
 
 LABELLED = 24  # classes up to which every one has its name, and every cell its number
 CELL, LETTER = 0.34, 0.062  # inches

@@ -1,0 +1,148 @@
+"""The style of all pictures, and the curves of one run.
+
+There is no pyplot, so that no window opens and a user's own figures and settings stay as they are. Nothing is told by
+colour alone: colours are Okabe and Ito's, which colour-blind readers tell apart, and line styles and markers tell the
+same in grey print.
+"""
+
+import math
+import warnings
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from idmm.files import replacing
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+STYLES = ("-", "--", "-.", ":")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+LOOKS = [(COLOURS[n % 7], STYLES[n % 4], MARKERS[n % 7]) for n in range(28)]  # no two alike
+DPI = 150
+BOOKKEEPING = ("epoch", "stage", "step", "seconds", "images_per_s")  # of a record, not drawn
+TOLD, SCORES = "training images told from all others (%)", "accuracy on images not trained on (%)"
+PERCENTS = (TOLD, SCORES)
+PANELS = {  # title -> what of a record is drawn there, by label; None: no legend
+    "loss, mean over the epoch": {"loss": None},
+    "learning rate": {"lr": None},
+    SCORES: {
+        "top1": "top-1",
+        "top5": "top-5",
+        "mean_per_class": "mean over classes",
+        "knn": "kNN",
+    },
+    TOLD: {"instance_accuracy": None},
+    "spread (0: all alike, 1: even)": {"feature_std": "features", "embedding_std": "what the loss compares"},
+    "directions that the features use": {"feature_rank": None},
+    "scale of the cosine classifier": {"scale": None},
+    "localization": {"drloc": "loss", "drloc_weight": "its weight"},
+}
+COLUMNS = (3, 4)
+
+Records = list[dict]  # of metrics.jsonl, an epoch each
+
+
+def look(number: int, **changes) -> dict:
+    """Returns matplotlib's keywords for the colour, line style and marker of the n-th curve."""
+    return dict(zip(("color", "linestyle", "marker"), LOOKS[number % len(LOOKS)], strict=True)) | changes
+
+
+def plain_axis(axis, grid: str = "y") -> None:
+    """Takes away what carries no information."""
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(axis=grid, color="0.9", linewidth=0.8)
+    axis.set_axisbelow(True)
+
+
+def shortened(name: str, most: int = 40) -> str:
+    """Keeps the end of each line, where names differ."""
+    return "\n".join(line if len(line) <= most else f"…{line[1 - most :]}" for line in name.split("\n"))
+
+
+def save(figure: Figure, path: str | Path) -> None:
+    """Writes a PNG, whole or not at all."""
+    with replacing(Path(path)) as file, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # a label in letters that the font lacks
+        figure.savefig(file, format="png", dpi=DPI, facecolor="white")
+
+
+def epochs_axis(axis) -> None:
+    """Labels an axis over epochs, with whole numbers."""
+    axis.set_xlabel("epoch")
+    axis.set_xlim(left=0)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10], nbins=6))
+
+
+def stage_ends(axis, records: Records) -> None:
+    """Draws a line between the epochs of one stage and the next."""
+    stages = [record.get("stage", 1) for record in records]
+    for epoch in (i for i in range(1, len(stages)) if stages[i] != stages[i - 1]):
+        axis.axvline(epoch + 0.5, color="0.6", linewidth=0.8, linestyle=":")
+
+
+# ---------------------------------------------------------------------- the curves of a run
+def run_curves(records: Records, path: str | Path, title: str = "") -> None:
+    """Draws a panel each of what a run logged, over its epochs: loss, learning rate, accuracies, the monitor's values.
+
+    Args:
+        records: Of ``metrics.jsonl``, stages one after the other; values that few epochs have are joined by lines.
+        path: PNG to write.
+        title: Above the panels.
+    """
+    panels = _panels(records)
+    columns = min(len(panels), min(COLUMNS, key=lambda n: -len(panels) % n))  # with which the fewest places stay empty
+    rows = math.ceil(len(panels) / columns)
+    width, height, head, gap = 3.7 * columns, 2.65 * rows + 0.45, 0.45, 0.66  # inches
+    figure = Figure(figsize=(width, height))
+    # by hand: matplotlib's own layouts take as long as all the rest
+    figure.subplots_adjust(
+        left=0.62 / width, right=1 - 0.42 / width, bottom=0.5 / height, top=1 - (head + 0.4) / height,
+        wspace=0.3, hspace=gap / 1.8,
+    )  # fmt: skip
+    figure.text(0.2 / width, 1 - 0.24 / height, title, fontsize=11, weight="bold", va="center")
+    for number, (name, values) in enumerate(panels.items()):
+        axis = figure.add_subplot(rows, columns, number + 1)
+        for place, (key, label) in enumerate(values.items()):
+            _curve(axis, records, key, label, place)
+        _finish(axis, name, percent=name in PERCENTS)
+        stage_ends(axis, records)
+        if any(values.values()):
+            axis.legend(frameon=False, fontsize=7.5, handlelength=2.2)
+    save(figure, path)
+
+
+def _panels(records: Records) -> dict[str, dict[str, str | None]]:
+    """What there is of PANELS, and a panel for each value that belongs to none of them."""
+    known = list(dict.fromkeys(key for record in records for key in record if key not in BOOKKEEPING))
+    panels = {
+        title: present for title, values in PANELS.items()
+        if (present := {key: label for key, label in values.items() if key in known})
+    }  # fmt: skip
+    placed = {key for values in panels.values() for key in values}
+    return panels | {key: {key: None} for key in known if key not in placed}
+
+
+def _curve(axis, records: Records, key: str, label: str | None, place: int) -> None:
+    points = [(epoch, record[key]) for epoch, record in enumerate(records, start=1) if key in record]
+    x, y = np.array(points, dtype=float).T
+    marker = {} if len(points) < len(records) or len(points) == 1 else {"marker": ""}
+    axis.plot(x, y, label=label, linewidth=1.7, markersize=4, **look(place, **marker))
+    if key == "lr":  # it ends at zero
+        return
+    axis.annotate(
+        f"{y[-1]:.3g}", (x[-1], y[-1]), (4, 0), textcoords="offset points", fontsize=8, va="center",
+        color=look(place)["color"], annotation_clip=False,
+    )  # fmt: skip
+
+
+def _finish(axis, title: str, percent: bool) -> None:
+    axis.set_title(title, fontsize=9.5, loc="left")
+    axis.tick_params(labelsize=8)
+    axis.margins(x=0.02, y=0.1)
+    if percent:
+        axis.set_ylim(0, 102)
+    epochs_axis(axis)
+    axis.xaxis.label.set_size(8)
+    axis.yaxis.set_major_formatter(lambda value, _: f"{value:.6g}")
+    plain_axis(axis)

@@ -1,0 +1,298 @@
+"""What a run says on the way and leaves behind: its length, advice, curves, losses that explode, refused starts."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import transfers
+import yaml
+from folders import paint, tree
+from helpers import ROOT, VIT, call, flags, inside, metrics, refused, same, state_file
+from PIL import Image
+from test_resume import lines, stop_at
+
+from idmm import calibrate, pictures
+from idmm.errors import Interrupted
+from idmm.monitor import EXPLODED, exploded, without_drloc
+from idmm.progress import epoch_line
+from idmm.stages import STAGES
+from idmm.stages.advice import advice
+
+SHORT = {"data__subset": {"total": 40}, "train__save_minutes": 60}
+ONE = {**SHORT, "stages": [{"size": 16}], "data__subset": {"per_class": 4}}
+
+
+def log_of(out):
+    return (out / "log.txt").read_text()
+
+
+def advised(stage, config, images, **changes):
+    """Advice for a recipe, or for flags, on so many images."""
+    given = yaml.safe_load((ROOT / "configs" / config).read_text()) if config else {}
+    for key, value in changes.items():
+        section, name = key.split("__")
+        given[section] = {**given.get(section, {}), name: value}
+    built = STAGES[stage].build(given)
+    return advice(built, STAGES[stage].phases(built), images)
+
+
+# ------------------------------------------------------------------ the length of a run
+@pytest.mark.parametrize("name", ["idmm", "idmm_fast", "simclr", "mocov3", "dino", "supervised"])
+def test_shipped_recipes_on_2040_images_are_fine(name):
+    assert advised("pretrain", f"pretrain/{name}.yaml", 2040) == []
+    assert (
+        advised("finetune", "finetune/paper.yaml", 2040) == advised("finetune", "finetune/paper_448.yaml", 2040) == []
+    )
+    assert advised("pretrain", "demo/pretrain.yaml", 1437) == advised("finetune", "demo/finetune.yaml", 100) == []
+
+
+def test_a_batch_too_large_and_steps_too_few_come_with_what_to_set():
+    assert advised("finetune", "finetune/paper.yaml", 368) == [
+        "finetune 224 px: 2 steps an epoch, 400 in all: a batch of 256 is more than a quarter of the 368 images; "
+        "try --train.batch_size 32 (2400 steps in all)"
+    ]
+    (line,) = advised("pretrain", "pretrain/simclr.yaml", 368, train__epochs=3)
+    assert line == (
+        "pretrain: 1 step an epoch, 3 in all: few to learn from, and a batch of 512 is more than a quarter of the 368 "
+        "images; try --train.batch_size 32 --train.epochs 42 (504 steps in all); "
+        "SGD wants far more steps than AdamW: --train.optimizer adamw"
+    )
+    first, second = advised("finetune", "finetune/paper_448.yaml", 368)
+    assert "try batch_size: 32 in stages[0] of --stages" in first and "in stages[1]" in second
+    better = {"train__batch_size": 32, "train__epochs": 42}
+    assert advised("pretrain", "pretrain/simclr.yaml", 368, train__optimizer="adamw", **better) == [], "it suffices"
+
+
+@pytest.mark.parametrize("images", [10, 60, 150, 368, 1000, 5000])
+@pytest.mark.parametrize("stage", ["pretrain", "finetune"])
+def test_who_follows_the_advice_is_not_advised_again(images, stage):
+    for batch, epochs in ((1, 1), (16, 3), (256, 3), (512, 20)):
+        said = advised(stage, None, images, train__batch_size=batch, train__epochs=epochs)
+        for line in said:
+            found = {f"train__{key}": int(value) for key, value in re.findall(r"--train\.(\w+) (\d+)", line)}
+            asked = {"train__batch_size": batch, "train__epochs": epochs, **found}
+            assert advised(stage, None, images, **asked) == []
+
+
+def test_options_that_do_nothing_are_named(tmp_path):
+    assert inside("finetune", tmp_path / "run", **ONE, model__freeze=True, train__accumulate=24) == 0
+    said = log_of(tmp_path / "run")
+    assert (
+        "WARNING model.freeze: true without --init: the classifier alone learns, on a backbone of random weights"
+        in said
+    )
+    assert "WARNING train.accumulate: 24 passes, but a step has 20 images; wanted at most 20" in said
+    assert "INFO finetune 16 px: 2 steps of 20 images an epoch, 4 in 2 epochs" in said
+    assert "try batch_size: 8, epochs: 100 in stages[0] of --stages (500 steps in all)" in said
+
+
+def test_a_grid_says_it_once_a_kind_before_its_first_job(tmp_path, capsys):
+    sgd = {"name": "simclr", "pretrain": {"train": {"optimizer": "sgd"}}}
+    out, grid = tmp_path / "out", {"methods": [sgd], "scratch": True}
+    assert transfers.inside(out, "--plan", **grid) == 0
+    shown = capsys.readouterr()
+    said = [line for line in shown.err.splitlines() if "few to learn from" in line]
+    assert len(said) == 2 and "few to learn from" not in shown.out and not out.exists()
+    assert said[0].startswith("few-simclr-tiny-s3 and 1 other job: pretrain: 2 steps an epoch, 4 in all: few to learn")
+    assert "try --pretrain.train.epochs 250 (500 steps in all)" in said[0], "simclr compares the images of a batch"
+    assert said[0].endswith("SGD wants far more steps than AdamW: --pretrain.train.optimizer adamw")
+    assert " and 5 other jobs: finetune 16 px: 1 step an epoch, 2 in all: few to learn from, " in said[1]
+
+
+# ------------------------------------------------------------------ what a run says and draws
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A tiny run of each stage, and the same interrupted in the second epoch and taken up."""
+    folder = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch:
+        for stage, more in (("pretrain", SHORT), ("finetune", ONE)):
+            assert inside(stage, folder / stage, **more) == 0
+            stop_at(patch, 1, 1, 1)
+            assert inside(stage, folder / f"{stage}-2", **{**more, "train__save_minutes": 0}) == 130
+            patch.undo()
+            assert inside(stage, folder / f"{stage}-2", **more) == 0
+    return folder
+
+
+def test_pretraining_logs_what_the_monitor_saw(runs):
+    said = log_of(runs / "pretrain")
+    assert said.count("logged beside the loss: instance_accuracy: share of the images told from all others (%); ") == 1
+    for record in metrics(runs / "pretrain"):
+        (line,) = [line for line in said.splitlines() if f"pretrain epoch {record['epoch']}/3  loss" in line]
+        for name in ("instance_accuracy", "feature_std", "feature_rank", "embedding_std", "scale"):
+            assert f"  {name} {record[name]:.4g}" in line
+
+
+def test_a_line_wherever_an_accuracy_was_measured_and_each_tenth_of_a_run():
+    def shown(epochs, **values):
+        records = [{"epoch": n, "stage": 1, "step": n, "loss": 1.0, "lr": 1.0, **values} for n in range(1, epochs + 1)]
+        return [n for n, record in enumerate(records, start=1) if epoch_line(record, epochs)]
+
+    assert shown(3) == [1, 2, 3] and shown(800) == list(range(80, 801, 80)) and len(shown(25)) == 10
+    assert shown(25, top1=5.0) == list(range(1, 26))
+    record = {
+        "epoch": 9,
+        "stage": 2,
+        "step": 18,
+        "loss": 1.25,
+        "lr": 0.1,
+        "seconds": 3,
+        "images_per_s": 2,
+        "top1": 50.0,
+    }
+    assert epoch_line({**record, "scale": 16.1234}, 10) == "epoch 9/10  loss 1.2500  top1 50.00  scale 16.12"
+
+
+@pytest.mark.parametrize("stage", ["pretrain", "finetune"])
+def test_each_stage_draws_its_curves_the_whole_history(stage, runs):
+    assert same(runs / stage, runs / f"{stage}-2")
+    with Image.open(runs / stage / "curves.png") as whole, Image.open(runs / f"{stage}-2" / "curves.png") as resumed:
+        assert whole.format == "PNG" and np.asarray(whole).std() > 5
+        a, b = (np.asarray(image.convert("L"))[80:] for image in (whole, resumed))  # without the folder's name
+        assert np.array_equal(a, b)
+
+
+def test_panels_of_what_there_is(tmp_path, monkeypatch):
+    shown = []
+    monkeypatch.setattr(pictures, "_finish", lambda axis, title, percent: shown.append(title))
+    records = [{"epoch": 1, "stage": 1, "step": 1, "loss": 2.0, "lr": 0.1, "seconds": 1.0, "entropy": 3.0, "top1": 5.0}]
+    pictures.run_curves(records, tmp_path / "curves.png", "a run")
+    assert shown == ["loss, mean over the epoch", "learning rate", pictures.SCORES, "entropy"], "a method's own, too"
+
+
+def test_a_picture_that_cannot_be_drawn_costs_no_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(pictures, "run_curves", lambda *_: 1 / 0)
+    assert inside("pretrain", tmp_path / "run", **SHORT, train__epochs=1) == 0
+    assert "WARNING curves.png is not drawn: ZeroDivisionError: division by zero" in log_of(tmp_path / "run")
+    assert (tmp_path / "run" / "result.json").exists()
+
+
+# ------------------------------------------------------------------ losses that explode
+LINEAR = {"method__classifier": None, "method__classifier_init": None, "method__classifier_lr_scale": None}
+
+
+@pytest.mark.parametrize("lr", [100, 1000])
+@pytest.mark.parametrize(("stage", "more"), [("pretrain", {**SHORT, **LINEAR}), ("finetune", ONE)])
+def test_a_loss_that_explodes_ends_the_run(stage, more, lr, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert inside(stage, out, **{**more, "train__lr": lr, "train__warmup_epochs": 0, "train__epochs": 20}) == 1
+    said = lines(capsys)[-1]
+    assert re.fullmatch(
+        r"the loss has exploded, from [\d.]+ to [\d.e+]+ as the epoch's mean, at step \d+ \(epoch \d+, lr [\d.e+]+\): "
+        r"lower --train\.lr, set --train\.clip_grad 1 or --train\.precision fp32, in a new --out", said,
+    ), said  # fmt: skip
+    assert said in log_of(out) and len(metrics(out)) < 20 and not (out / "result.json").exists()
+
+
+def test_a_resumed_run_explodes_at_the_same_step(tmp_path, monkeypatch, capsys):
+    hot = {**ONE, "train__lr": 100, "train__warmup_epochs": 0, "train__epochs": 20}
+    assert inside("finetune", tmp_path / "whole", **hot) == 1
+    said = lines(capsys)[-1]
+    stop_at(monkeypatch, 1, 1, 1)
+    assert inside("finetune", tmp_path / "cut", **{**hot, "train__save_minutes": 0}) == 130
+    monkeypatch.undo()
+    capsys.readouterr()
+    assert inside("finetune", tmp_path / "cut", **hot) == 1
+    assert lines(capsys)[-1] == said.replace("): lower", "); the last checkpoint is kept: lower")
+    assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")
+
+
+def test_what_counts_as_exploded():
+    floor, times = EXPLODED
+    assert not exploded(floor, 2.0, [], 100) and exploded(floor + 1, 2.0, [], 100)
+    assert not exploded(times * 50, 50.0, [], 100) and exploded(times * 50 + 1, 50.0, [], 100)
+    high, fine = {"loss": 1e6}, {"loss": 7.0}
+    assert not exploded(1e6, 2.0, [high, fine, high, high], 2), "4 of 5 epochs of two steps"
+    assert exploded(1e6, 2.0, [fine, *[high] * 4], 2) and not exploded(1e6, 2.0, [high] * 3, 2)
+    assert exploded(1e6, 2.0, [], 0), "the run is over"
+    assert without_drloc({"loss": 50.0, "drloc": 40.0, "drloc_weight": 1.0}) == 10
+    assert not exploded(float("nan"), 2.0, [], 100), "that is said to be not finite"
+
+
+def test_a_growing_weight_of_drloc_is_no_explosion(tmp_path):
+    """Its share is hundreds of nats in the end, the rest of the loss what it was."""
+    drloc = {"drloc__weight": 300.0, "drloc__warmup_epochs": 2, "drloc__units": "grid", "drloc__hidden_dim": 8}
+    assert inside("pretrain", tmp_path / "run", **SHORT, **drloc, views__size=32, train__lr=1e-5) == 0
+    assert metrics(tmp_path / "run")[-1]["loss"] > EXPLODED[0]
+
+
+# ------------------------------------------------------------------ refused starts
+def refusals(tmp_path):
+    """What a run notices once its folder is there: flags, and a word of what it says."""
+    one, flat, bad = tmp_path / "one", tmp_path / "flat", tmp_path / "bad"
+    paint(one / "a.png", 0)
+    for n in range(4):
+        paint(flat / f"{n}.png", n)
+    tree(bad, train={"a": 2, "b": 2}, test={"a": 1, "b": 1})
+    (bad / "train/a/broken.png").write_bytes(b"no image")
+    root = {"data__name": "folder", "data__subset": None}
+    return [
+        ("pretrain", {**root, "data__root": str(tmp_path / "none")}, "none"),
+        ("pretrain", {**root, "data__root": str(one)}, "1 image to train on"),
+        ("pretrain", {**root, "data__root": str(bad)}, "broken.png"),
+        ("pretrain", {**root, "data__root": str(flat), **LINEAR, "method__name": "supcon"}, "learns from labels"),
+        ("finetune", {**root, "data__root": str(flat)}, "flat"),
+        ("finetune", {"resume": "must"}, "holds no run to go on with"),
+    ]
+
+
+def test_a_refused_run_leaves_no_folder(tmp_path, capsys):
+    for number, (stage, changes, word) in enumerate(refusals(tmp_path)):
+        out = tmp_path / f"runs-{number}" / "deep" / "run"
+        assert word in "\n".join(refused(capsys, [stage, *flags(stage, out, **changes)])[-2:]), (stage, changes)
+        assert not out.parent.parent.exists(), (stage, changes)
+
+
+def test_what_was_there_before_stays(tmp_path, capsys):
+    stage, changes, _ = refusals(tmp_path)[0]
+    out = tmp_path / "runs" / "run"
+    out.mkdir(parents=True)
+    (out / "notes.txt").write_text("mine")
+    refused(capsys, [stage, *flags(stage, out, **changes)])
+    assert (out / "notes.txt").read_text() == "mine"
+    (tmp_path / "shelf").mkdir()
+    refused(capsys, [stage, *flags(stage, tmp_path / "shelf" / "run", **changes)])
+    assert list((tmp_path / "shelf").iterdir()) == []
+
+
+def test_a_probe_that_is_refused_leaves_no_folder_and_reads_no_images(tmp_path, runs, monkeypatch, capsys):
+    from idmm.stages import probe
+
+    monkeypatch.setattr(probe, "load_splits", lambda *_: pytest.fail("images were read"))
+    out = tmp_path / "probes" / "a"
+    argv = ["probe", "--init", runs / "pretrain", "--data.workers", 0, "--size", 20, "--out", out]
+    assert refused(capsys, argv)[-1].startswith("size: ")
+    assert not out.parent.exists()
+
+
+def test_interrupted_before_there_is_a_checkpoint(tmp_path, monkeypatch, capsys):
+    from idmm.stages import pretrain as stage
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(stage, "load_splits", interrupted)
+    assert inside("pretrain", tmp_path / "run", **SHORT) == Interrupted.exit_code
+    assert lines(capsys)[-1] == "interrupted before the end of a step; there is no checkpoint yet"
+    assert not state_file(tmp_path / "run").exists()
+
+
+# ------------------------------------------------------------------ the estimate
+def test_the_estimate_counts_evaluations(tmp_path, monkeypatch):
+    """An image is a view in evaluation and three in a step, and its forward pass a third of the step."""
+    monkeypatch.setattr(calibrate, "time_steps", lambda method, batches, *_, **__: next(batches) and 60.0)
+    assert inside("pretrain", tmp_path / "run", **SHORT, train__epochs=2, train__accumulate=1, data__workers=1) == 0
+    # 2 x 2 steps of a minute; after each epoch 40 images of a view, when a step has 20 images of 3 views
+    each = 60 / 3 / (20 * 3)
+    assert f"pretrain: 4 steps of about 60 s, {calibrate.duration(4 * 60 + 2 * 40 * each)} in all" in log_of(
+        tmp_path / "run"
+    )
+    assert json.loads((tmp_path / "run/result.json").read_text())["epochs"] == 2
+
+
+def test_help_for_the_wait(tmp_path):
+    changes = {**SHORT, "train__epochs": 1, "model__kwargs": VIT}
+    assert inside("pretrain", tmp_path / "run", **changes) == 0
+    assert "features before training: of 40 images, by the untrained network" in log_of(tmp_path / "run")
+    assert call(["pretrain", *flags("pretrain", tmp_path / "run", **changes)]) == 0
