@@ -46,6 +46,7 @@ def test_more_of_the_path_where_that_is_not_enough(tmp_path, monkeypatch):
     # what another entry is called is taken
     assert labels([{"root": "x/digits"}, "digits"], ["digits"])[0] == ["x/digits", "digits"]
     assert labels([{"root": "x/moss"}], [{"root": "y", "label": "moss"}]) == (["x/moss"], ["moss"])
+    assert labels([{"root": "x/moss", "label": "mine"}, {"root": "y/moss"}], ["digits"])[0] == ["mine", "moss"]
     assert labels([{"root": "x/scratch"}], ["digits"])[0] == ["x/scratch"]
 
 

@@ -19,7 +19,6 @@ from idmm.report.sections import Ranking, SizeCurve
 from idmm.report.stats import Estimate
 from idmm.report.table import (
     FAILED,
-    FROM_SCRATCH,
     MISSING,
     NO_BETTER,
     SCRATCH,
@@ -145,7 +144,7 @@ def _row_labels(rows: list[Row]) -> list[str]:
     labels = []
     for row in rows:
         method = f" · {_label(row.method, 14)}" if several and row.method != SCRATCH.method else ""
-        labels.append((FROM_SCRATCH if row.is_scratch else _label(row.source)) + method)
+        labels.append((SCRATCH.label if row.is_scratch else _label(row.source)) + method)
     return labels
 
 
@@ -226,7 +225,7 @@ def size_curves(table: Table, curves: list[SizeCurve], path: Path) -> None:
         axis.set_axis_off()
     handles = [Line2D([], [], label=_label(name), markersize=6, **look(n)) for n, name in enumerate(methods)]
     if any(curve.scratch for curve in curves):
-        handles.append(Line2D([], [], color="0.35", linestyle=":", label=FROM_SCRATCH))
+        handles.append(Line2D([], [], color="0.35", linestyle=":", label=SCRATCH.label))
     figure.legend(handles=handles, ncols=4, **BELOW)
     _save_with_title(figure, table.caption(spread="95 % t-interval"), path)
 

@@ -9,7 +9,6 @@ from itertools import permutations, product
 
 from idmm.report.stats import ENOUGH, Estimate, SeedStats, log_slope, over_targets, seed_stats, spearman
 from idmm.report.table import (
-    FROM_SCRATCH,
     NO_BETTER,
     READOUTS,
     SCRATCH,
@@ -101,7 +100,7 @@ class SourceRank:
 
     @property
     def label(self) -> str:
-        return FROM_SCRATCH if self.source == SCRATCH.source else self.source
+        return SCRATCH.label if self.source == SCRATCH.source else self.source
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from idmm.report.stats import Estimate, SeedStats, difference, pooled, seed_stat
 DIGITS = 1  # after the point, as the paper prints
 READOUTS = {("finetune", "top1"): "fine-tuning", ("probe", "top1"): "linear probe", ("probe", "knn"): "kNN"}
 MISSING, FAILED, SOME_FAILED, NO_BETTER = "—", "failed", "†", "‡"
-FROM_SCRATCH = "from scratch"
 
 
 class Row(NamedTuple):
@@ -26,12 +25,12 @@ class Row(NamedTuple):
 
     @property
     def label(self) -> str:
-        return FROM_SCRATCH if self.is_scratch else f"{self.source}, {self.method}"
+        return "from scratch" if self.is_scratch else f"{self.source}, {self.method}"
 
     @property
     def heads(self) -> tuple[str, str]:
         """What stands in the first two columns of a table."""
-        return (FROM_SCRATCH, "no pretraining") if self.is_scratch else (self.source, self.method)
+        return (self.label, "no pretraining") if self.is_scratch else (self.source, self.method)
 
 
 SCRATCH = Row("scratch", "none")

@@ -73,12 +73,12 @@ def _listed(grid: GridConfig, name: str, faults: list[str]) -> list[dict]:
 
 
 def _add_labels(entries: dict[str, list[dict]]) -> None:
-    everyone = [entry for found in entries.values() for entry in found]
     datasets = [entry for name in SIDES for entry in entries[name]]
-    taken = {str(e["label"]): _images(e) for e in datasets if e.get("label") is not None}
-    taken |= {SCRATCH: (SCRATCH,)} | {entry["name"]: _images(entry) for entry in datasets if entry["name"] != "folder"}
-    folders = {_images(entry) for entry in datasets if entry["name"] == "folder"}
-    for entry in everyone:
+    named = [entry for entry in datasets if entry.get("label") is not None]
+    folders = {_images(entry) for entry in datasets if entry not in named and entry["name"] == "folder"}
+    taken = {SCRATCH: (SCRATCH,)} | {str(entry["label"]): _images(entry) for entry in named}
+    taken |= {entry["name"]: _images(entry) for entry in datasets if entry not in named and entry["name"] != "folder"}
+    for entry in [entry for found in entries.values() for entry in found]:
         if entry.get("label") is not None:
             entry["label"] = str(entry["label"])
             continue
@@ -117,10 +117,8 @@ def _check_labels(grid: GridConfig, entries: dict[str, list[dict]], faults: list
                 faults.append(f"{' and '.join(places)}: each is called '{label}'; give each entry a label of its own")
     for source, target in product(entries["sources"], entries["targets"] if grid.pairs == "all" else ()):
         if source["label"] == target["label"] and _images(source) != _images(target):
-            where = f"{source['where']} and {target['where']}"
-            faults.append(
-                f"{where}: each is called '{source['label']}', but their images differ; give them other labels"
-            )
+            where, label = f"{source['where']} and {target['where']}", source["label"]
+            faults.append(f"{where}: each is called '{label}', but their images differ; give them other labels")
     for name in ("sources", "weights"):
         if SCRATCH in labels[name]:
             faults.append(f"{name}: '{SCRATCH}' is the label of the row without pretraining; name another")

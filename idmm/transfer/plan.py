@@ -106,10 +106,8 @@ class GridPlan:
         for entry in entries["weights"]:
             if entry.get("backbone", backbone["label"]) == backbone["label"]:
                 path, layers = Path(entry["path"]).expanduser(), (entry.get("finetune", {}),)
-                given = entry.get("given", str(path))
-                rows.append(
-                    _Row(entry["label"], NONE, None, tuned, init=str(path.absolute()), given=given, layers=layers)
-                )
+                files = {"init": str(path.absolute()), "given": entry.get("given", str(path))}
+                rows.append(_Row(entry["label"], NONE, None, tuned, **files, layers=layers))
         pretrained = dict.fromkeys(seed for seed, _ in self._pairs)
         for source, method, seed in product(entries["sources"], entries["methods"], pretrained):
             job = self._pretrain_job(source, method, backbone, seed)

@@ -171,10 +171,8 @@ def folder_faults(config: GridConfig) -> list[str]:
 
 def _related(before: dict, now: dict) -> bool:
     """Whether two grids have a source or a target in common: then they may share runs."""
-    mine, others = (
-        [(name, _dataset(entry)) for name in SIDES for entry in grid.get(name) or []] for grid in (before, now)
-    )
-    return any(entry in others for entry in mine)
+    then, new = ([(side, _dataset(one)) for side in SIDES for one in grid.get(side) or []] for grid in (before, now))
+    return any(dataset in new for dataset in then)
 
 
 def _dataset(entry: str | dict) -> dict:
