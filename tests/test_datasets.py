@@ -22,7 +22,7 @@ def test_digits():
     from sklearn.datasets import load_digits
 
     assert idmm.data.DATASETS is DATASETS
-    splits = open_splits(section("/nowhere", name="digits"), labelled=True)
+    splits = open_splits(section(name="digits"), labelled=True)
     train, test = splits.train, splits.test
     assert (len(train), splits.val, len(test), splits.size_mismatch) == (1437, None, 360, {})
     assert train.items.shape == (1437, 8, 8, 3) and train.items.dtype == np.uint8 and train.items.max() == 255
