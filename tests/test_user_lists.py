@@ -95,6 +95,19 @@ def test_a_check_after_the_list_finds_nothing_and_goes_on_from_it(faulty, checke
     assert (tmp_path / "exclude.old.txt").read_text() == "train/cat/4.png\n", "what was edited by hand is kept"
 
 
+def test_a_list_for_folders_that_fine_tuning_would_refuse(tmp_path, capsys):
+    root = tree(tmp_path / "d", train={"a": 2, "b": 2}, test={"a": 1, "b": 1})
+    paint(root / "train/loose.png", 7)
+    (root / "train/empty").mkdir()
+    shutil.copy(root / "train/loose.png", root / "train/a/same.png")
+    mine = written(tmp_path / "mine.txt", "train/a/0.png\n")
+    argv = ["data", "check", "folder", "--root", root, "--tiny", 0, "--exclude", mine, "--out", tmp_path / "c"]
+    assert call(argv) == 1 and "6 train, 2 test images" not in (out := capsys.readouterr().out) and "5 train" in out
+    assert (tmp_path / "c/exclude.txt").read_text().splitlines() == [
+        "train/a/0.png", "# the same as train/a/same.png", "train/loose.png",
+    ]  # fmt: skip
+
+
 def test_nearly_equal_images_are_there_to_be_taken_in(tmp_path):
     from PIL import Image
     from sklearn.datasets import load_sample_image

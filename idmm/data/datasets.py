@@ -49,6 +49,9 @@ def open_splits(data: config.Data, labelled: bool, evaluated: bool = True) -> Sp
     spec = spec_of(data.name)
     splits = _compared(spec, _read(spec, data, labelled), data.allow_size_mismatch)
     splits = narrowed(splits, data, labelled)
+    if data.exclude is not None and labelled and splits.train.labels is not None:
+        if empty := _empty_classes(splits.train):
+            raise UserError(f"data.exclude: '{data.exclude}' leaves no training image of {listed(empty)}; wanted some")
     if data.folds is not None:
         splits = _hold_out_fold(splits, data.folds, data.fold or 1, labelled and evaluated)
     splits = _hold_out(splits, data.val_fraction)
@@ -67,12 +70,10 @@ def narrowed(splits: Splits, data: config.Data, labelled: bool) -> Splits:
     """Returns the splits without the images of ``data.exclude``, each with its group where ``data.groups`` says it.
 
     Raises:
-        BadList: One of them is bad, or a class is left without images to train on.
+        BadList: One of them is bad.
     """
     if data.exclude is not None:
         splits = leave_out(splits, data.exclude, data.root)
-        if labelled and splits.train.labels is not None and (empty := _empty_classes(splits.train)):
-            raise UserError(f"data.exclude: '{data.exclude}' leaves no training image of {listed(empty)}; wanted some")
     if data.groups is not None and (labelled or data.val_fraction):
         splits = with_groups(splits, data.groups, data.root)
     if splits.train.groups is not None and (shared := shared_groups(splits)):

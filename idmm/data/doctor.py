@@ -236,7 +236,7 @@ def exclusions(found: Checkup) -> list[str]:
             same.setdefault(pair.first, [pair.first]).append(pair.second)
     for images in same.values():
         kept = [image for image in images if image.split == max(images, key=lambda i: _STAYS.index(i.split)).split]
-        wrong = len({image.label for image in kept}) > 1
+        wrong = len({image.label for image in kept} - {None}) > 1
         for image in images:
             if wrong and image in kept:
                 other = next(other for other in kept if other.label != image.label)
