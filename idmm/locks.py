@@ -22,6 +22,7 @@ from typing import Literal
 BEAT = 5.0  # seconds between an owner's heartbeats
 STALE = 60.0  # seconds without one, after which an owner elsewhere counts as dead
 POLL = (0.05, 2.0)  # seconds between a waiting process's attempts, at first and after a while
+_OWNER = {"id": str, "host": str, "pid": int, "place": str, "born": str | None, "token": str}  # what a file says of it
 
 
 class Lock:
@@ -141,7 +142,7 @@ class _Held:
     """A lock's file."""
 
     file: Path
-    owner: dict  # empty while it is being written, or where its writer was killed before it was
+    owner: dict  # empty while it is being written, where its writer was killed before it was, or of a foreign file
     beat: float  # time of the owner's last heartbeat; 0: the file is gone
 
     @property
@@ -172,8 +173,10 @@ def _read(file: Path) -> _Held:
     try:
         with open(file) as opened:  # opened, a network file system looks up its time anew
             beat, text = os.fstat(opened.fileno()).st_mtime, opened.read()
-        owner = json.loads(text)
-    except ValueError:
+        found = json.loads(text)
+        if isinstance(found, dict) and all(key in found and isinstance(found[key], _OWNER[key]) for key in _OWNER):
+            owner = found
+    except (ValueError, RecursionError):
         pass
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.ESTALE):
@@ -214,7 +217,7 @@ def _lives(owner: dict) -> bool | None:
         return None
     try:
         os.kill(owner["pid"], 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
         pass

@@ -11,10 +11,12 @@ import yaml
 from folders import tree
 from frozen import MEAN, NAME, STD, a_run, by_hand, linear
 from helpers import ENVIRONMENT, ROOT, VIT, call, refused
+from matplotlib.figure import Figure
 from PIL import Image
 
 from idmm import config, evaluate, features
 from idmm.commands import fewlabel
+from idmm.config import parsing
 from idmm.data.datasets import open_splits
 from idmm.errors import RunError
 from idmm.models.spec import ModelSpec
@@ -150,6 +152,75 @@ def test_unreadable_images_are_left_out_of_the_draw(run, tmp_path):
     assert [record["images"] for record in found["records"]] == [5, 5]
 
 
+def test_the_usual_numbers_are_those_that_every_class_has(run, tmp_path, capsys):
+    root = tree(tmp_path / "d", train={"a": 3, "b": 9}, test={"a": 1, "b": 1})
+    argv = ["--data.name", "folder", "--data.root", root, "--seeds", 1]
+    found = measured(run, *argv, out=tmp_path / "o")
+    assert found["per_class"] == [1, 2, 3] and [r["per_class"] for r in found["records"]] == [1, 1, 2, 2, 3, 3]
+    assert "per_class: 1, 2, 3, as 'a' has 3 training images\n" in capsys.readouterr().err
+    assert found == measured(run, *argv, "--per_class", "[1, 2, 3]", out=tmp_path / "o")
+    assert measured(run, "--seeds", 1, out=tmp_path / "digits")["per_class"] == [1, 2, 5, 10, 20]
+    assert "per_class:" not in capsys.readouterr().err
+
+
+def test_many_classes_with_an_image_each_are_no_reason_to_warn(run, tmp_path, recwarn):
+    root = tree(tmp_path / "d", **{part: {f"c{n:02}": 1 for n in range(24)} for part in ("train", "test")})
+    measured(run, "--data.name", "folder", "--data.root", root, "--seeds", 2, out=tmp_path / "o")
+    assert [str(warning.message) for warning in recwarn if issubclass(warning.category, UserWarning)] == []
+
+
+# ------------------------------------------------------------------ labels that a backbone has seen before
+NOT_FEW = "before, so these are not its accuracies with few labels"
+
+
+def captions(monkeypatch):
+    """A list that grows by what stands below a picture."""
+    seen, draw = [], Figure.supxlabel
+    monkeypatch.setattr(
+        Figure, "supxlabel", lambda self, text, **look: (seen.append(text), draw(self, text, **look))[1]
+    )
+    return seen
+
+
+def test_labels_that_a_run_has_learned_from_are_named(whole, run, tmp_path, monkeypatch, capsys):
+    below, tuned = captions(monkeypatch), whole["finetune"]
+    argv = ["--untrained", "--per_class", 1, "--seeds", 1]
+    found = measured(f"[{run}, {tuned / 'backbone.safetensors'}]", *argv, out=tmp_path / "o")
+    label, seen = str(tuned / "backbone.safetensors"), "fine-tuned on labels of digits"
+    assert {name: about.get("labels_seen") for name, about in found["runs"].items()} == {
+        str(run): None, label: seen, f"untrained, as {run}": None, f"untrained, as {label}": None
+    }  # fmt: skip
+    assert f"{label}: {seen} {NOT_FEW}\n" in capsys.readouterr().err
+    table = (tmp_path / "o/fewlabel.md").read_text()
+    assert f"| {label} \\*, kNN |" in table and f"| {run}, kNN |" in table
+    assert table.endswith(f" |\n\n\\* {label}: {seen} {NOT_FEW}.\n")
+    assert " ".join(below[0].split()) == f"{label}: {seen} {NOT_FEW}"
+    measured(whole["pretrain"], *argv, out=tmp_path / "p")
+    assert NOT_FEW not in capsys.readouterr().err and NOT_FEW not in (tmp_path / "p/fewlabel.md").read_text()
+    assert len(below) == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "of", "seen"),
+    [
+        ("supcon", "d", "pretrained by supcon on all labels of {}"),
+        ("supervised", "gone", "pretrained by supervised on all labels of {}"),  # it may have been moved
+        ("supcon", "other", None),
+        ("supcon", None, None),  # digits
+        ("idmm", "d", None),
+        (None, None, None),  # a file that is not ours
+    ],
+)
+def test_labels_seen_are_those_of_the_same_images(run, tmp_path, method, of, seen):
+    root, _ = (tree(tmp_path / name, train={"a": 2, "b": 2}, test={"a": 1, "b": 1}) for name in ("d", "other"))
+    data = config.Data() if of is None else config.Data(name="folder", root=str(tmp_path / of))
+    made = None if method is None else config.PretrainConfig(method=config.Method(name=method), data=data)
+    (run / "config.yaml").write_text("method: 7\n" if made is None else parsing.dump(made))
+    argv = ["--data.name", "folder", "--data.root", f"{root}/../d", "--per_class", 1, "--seeds", 1]
+    (about,) = measured(run, *argv, out=tmp_path / "o")["runs"].values()
+    assert about.get("labels_seen") == (seen and seen.format(tmp_path / of))
+
+
 # ------------------------------------------------------------------ fine-tuning
 def tuned(monkeypatch, fails_at=None):
     """A list that grows by the folder of each fine-tuning that is asked for; one of them may fail."""
@@ -226,7 +297,7 @@ def test_a_class_with_too_few_images_is_refused(run, tmp_path, capsys):
     argv = ["--init", run, "--out", tmp_path / "o", "--data.name", "folder", "--data.root", root]
     wanted = "per_class: 5 is more than the training images of 'c' (2), 'a' (3); wanted up to 2"
     assert mistake(capsys, *argv, "--per_class", "[1, 5]") == [wanted]
-    assert not (tmp_path / "cache/features").exists(), "before any work"
+    assert not (tmp_path / "cache/features").exists() and not (tmp_path / "o").exists(), "before any work"
 
 
 def test_mistakes_are_a_line_each(run, tmp_path, tiny, capsys):
@@ -255,7 +326,7 @@ def test_mistakes_are_a_line_each(run, tmp_path, tiny, capsys):
         f"finetune: '{file}' has seed, which this command names; leave it out",
         f"finetune: '{file}' has data.name; give --data.name to this command instead",
     ]
-    assert not (tmp_path / "o").exists() or not any((tmp_path / "o").iterdir())
+    assert not (tmp_path / "o").exists()
 
 
 # ------------------------------------------------------------------ the real command line

@@ -19,12 +19,14 @@ from idmm.checkpoint import RunFolder
 from idmm.errors import RunError, UserError
 from idmm.locks import Lock, holders
 
+OWNER = {**Lock("k").owner, "token": "another"}  # what a file of a lock says
+
 
 def plant(folder, number=1, name="k", **owner):
     """Leaves the file of an owner of the lock 'k' and returns it."""
     path = folder / f"{name}.{number}.lock"
     folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({**Lock(folder / name).owner, "token": "another", **owner}))
+    path.write_text(json.dumps({**OWNER, **owner}))
     return path
 
 
@@ -70,14 +72,28 @@ def test_held_by_one_and_let_go(tmp_path):
         ({"place": "another", "pid": 1}, 1.2, True),
         ({"born": None}, 0.8, False),
         ({"born": None}, 1.2, True),
-        (None, 0.8, False),  # killed before it was written
-        (None, 1.2, True),
+        ({"pid": 1 << 80}, 0, True),
+        *[
+            (text, silent, silent > 1)
+            for silent in (0.8, 1.2)
+            for text in (
+                '{"id": "ab',  # killed before it was written
+                "",
+                "[]",
+                "7",
+                "null",
+                "{}",
+                '{"user": "else"}',  # of another program
+                *(json.dumps({**OWNER, key: [9]}) for key in OWNER),
+                *(json.dumps({k: v for k, v in OWNER.items() if k != key}) for key in OWNER),
+            )
+        ],
     ],
 )
 def test_who_is_dead(tmp_path, owner, silent, free):
-    path = plant(tmp_path, 7, **(owner or {}))
-    if owner is None:
-        path.write_text('{"id": "ab')
+    path = plant(tmp_path, 7, **(owner if isinstance(owner, dict) else {}))
+    if isinstance(owner, str):
+        path.write_text(owner)
     age(path, silent * locks.STALE)
     assert list(holders(tmp_path)) == ([] if free else ["k"]) and taken(tmp_path) == free
     assert list(tmp_path.iterdir()) == ([] if free else [path]), "a dead one's file is removed"

@@ -1,24 +1,25 @@
 """``idmm fewlabel``: accuracy as a function of the labelled images a class, of frozen features or of fine-tuning."""
 
+import contextlib
 import csv
-import functools
 import io
+import itertools
 import json
 import logging
 import os
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from idmm.config import FinetuneConfig, Subset, parsing
+from idmm.config import Data, FinetuneConfig, Subset, parsing
 from idmm.config.commands import FeatureConfig, FewLabelConfig, probe_config
 from idmm.data.cache import ImageStore
 from idmm.data.datasets import draw_subset, open_splits
 from idmm.data.registry import resolve_name, spec_of
-from idmm.data.split import Split
+from idmm.data.split import Split, counted
 from idmm.errors import UserError, listed
 from idmm.evaluate import readouts
 from idmm.features import FrozenBackbone
@@ -29,6 +30,7 @@ from idmm.stages.probe import frozen_backbone, labelled_images, labels_needed
 log = logging.getLogger("idmm")
 READOUTS = {"knn": "kNN", "probe": "linear probe", "finetune": "fine-tuned"}
 METRICS = {"top1": "top-1", "mean_per_class": "mean over classes"}
+USUAL = (1, 2, 5, 10, 20)
 FILES = ("fewlabel.json", "fewlabel.csv", "fewlabel.md", "fewlabel.png")
 
 
@@ -42,7 +44,8 @@ def fewlabel(given: FewLabelConfig) -> dict:
     Returns:
         What ``fewlabel.json`` holds: ``records``, one a backbone, readout, number and draw, with ``top1`` (percent;
         ``mean_per_class`` too where the literature reports it, and of fine-tuning); ``summary``, ``mean`` and ``std``
-        of the ``metric`` over draws; ``runs``: what was measured under which name; and the dataset's figures.
+        of the ``metric`` over draws; ``runs``: what was measured under which name, and as ``labels_seen`` how it had
+        learned from labels of these images before, if it had; and the dataset's figures.
 
     Raises:
         UserError: A mistake in the flags or in ``given.finetune``, no labels, or a class with fewer images than asked.
@@ -51,18 +54,24 @@ def fewlabel(given: FewLabelConfig) -> dict:
     data, notes = resolve_name(given.data)
     given = replace(given, data=data)
     tuning = _tuning(given)
-    out = made_folder(given.out)
     backbones = _backbones(given)
     for note in notes:
         log.info("%s", note)
     with labels_needed(given.data):
         splits = open_splits(given.data, labelled=True)
-    numbers = sorted(given.per_class)
-    _enough(splits.train, numbers)
-    _not_another(given, out / "fewlabel.json", backbones)
+    numbers = _numbers(given.per_class, splits.train)
+    _not_another(given, numbers, backbones)
+    out = made_folder(given.out)
+    runs = {backbone.label: _about(given, backbone) for backbone in backbones}
     metric = spec_of(given.data.name).metric
-    measure = _probing(splits.train, metric) if tuning is None else functools.partial(_tuned, given, tuning, out)
-    records = _records(given, backbones, measure)
+    draws = [Subset(per_class=number, seed=seed) for number in numbers for seed in range(given.seeds)]
+    measured = _tuned(given, tuning, backbones, draws) if tuning else _probed(splits.train, metric, backbones, draws)
+    records = [
+        {"run": label, "readout": readout, "per_class": draw.per_class, "seed": draw.seed, "images": images}
+        | {name: scores[name] for name in ("top1", "mean_per_class", "strength") if name in scores}
+        for label, draw, images, found in measured
+        for readout, scores in found.items()
+    ]
     result = {
         "dataset": given.data.name,
         "root": _place(given.data.root),
@@ -73,7 +82,7 @@ def fewlabel(given: FewLabelConfig) -> dict:
         "num_classes": len(splits.train.classes),
         "test_size": len(splits.test),
         **splits.remarks,
-        "runs": {backbone.label: _about(given, backbone) for backbone in backbones},
+        "runs": runs,
         "summary": summary(records, metric),
         "records": records,
     }
@@ -101,25 +110,61 @@ def _backbones(given: FewLabelConfig) -> list[FrozenBackbone]:
 
 
 def _about(given: FewLabelConfig, backbone: FrozenBackbone) -> dict:
+    """What results say of a backbone; warns where it has learned from labels before."""
     about = dict(backbone.about)
     if given.protocol == "finetune":  # its sizes are in FILE
         about.pop("size")
+    if seen := _labels_seen(backbone, given.data):
+        about["labels_seen"] = seen
+        log.warning("%s: %s", backbone.label, _remark(seen))
     return about
 
 
-def _enough(train: Split, numbers: list[int]) -> None:
-    """Refuses numbers that some class cannot give, as ``data.subset`` does: the curve would not be of what it says."""
+def _labels_seen(backbone: FrozenBackbone, data: Data) -> str | None:
+    """How a backbone's run learned from labels of these images; None: it did not, or what it did is not known."""
+    if backbone.spec.init is None:
+        return None
+    for stage in (STAGES["pretrain"], STAGES["finetune"]):
+        with contextlib.suppress(UserError):  # of the other stage, or not ours
+            config = stage.build(Path(backbone.spec.init.source).with_name("config.yaml"))
+            name, root, subset = config.data.name, config.data.root, config.data.subset
+            if name != data.name or not stage.labelled(config):
+                return None
+            # a folder that is gone may be this one, moved
+            if name == "folder" and os.path.exists(root) and _place(root) != _place(data.root):
+                return None
+            how = "fine-tuned" if stage.name == "finetune" else f"pretrained by {config.method.name}"
+            return f"{how} on {'all labels' if subset is None else 'labels'} of {root or name}"
+    return None
+
+
+def _remark(seen: str) -> str:
+    return f"{seen} before, so these are not its accuracies with few labels"
+
+
+def _numbers(given: list[int] | None, train: Split) -> list[int]:
+    """The labels a class, in order: as given, else the usual ones, as far as each class has them, with a note.
+
+    Numbers given that some class does not have are refused, as ``data.subset`` does: the curve would not be of what it
+    says.
+    """
     counts = np.bincount(train.labels, minlength=len(train.classes))
-    most, ordered = numbers[-1], np.argsort(counts, kind="stable")
-    if few := [f"'{train.classes[c]}' ({counts[c]})" for c in ordered if counts[c] < most]:
+    ordered = np.argsort(counts, kind="stable")
+    fewest = max(1, int(counts.min()))
+    numbers = sorted(given or {min(number, fewest) for number in USUAL})
+    if few := [f"'{train.classes[c]}' ({counts[c]})" for c in ordered if counts[c] < numbers[-1]]:
         wanted = f"wanted up to {counts.min()}"
-        raise UserError(f"per_class: {most} is more than the training images of {listed(few)}; {wanted}")
+        raise UserError(f"per_class: {numbers[-1]} is more than the training images of {listed(few)}; {wanted}")
+    if given is None and fewest < USUAL[-1]:
+        shown, smallest = ", ".join(map(str, numbers)), train.classes[ordered[0]]
+        log.info("per_class: %s, as '%s' has %s", shown, smallest, counted(fewest, "training image"))
+    return numbers
 
 
-def _not_another(given: FewLabelConfig, path: Path, backbones: list[FrozenBackbone]) -> None:
+def _not_another(given: FewLabelConfig, numbers: list[int], backbones: list[FrozenBackbone]) -> None:
     """Refuses a folder whose results this call would lose: of another dataset or protocol, or with more in them."""
     try:
-        before = json.loads(path.read_text())
+        before = json.loads(Path(given.out, "fewlabel.json").read_text())
         names = ("dataset", "root", "protocol", "seeds", "per_class")
         old, inits = {name: before[name] for name in names}, {about["init"] for about in before["runs"].values()}
     except (OSError, ValueError, KeyError):
@@ -127,12 +172,12 @@ def _not_another(given: FewLabelConfig, path: Path, backbones: list[FrozenBackbo
     asked = {"dataset": given.data.name, "root": _place(given.data.root), "protocol": given.protocol}
     lost = [f"{name} {old[name]}, not {now}" for name, now in asked.items() if old[name] != now]
     kept = {backbone.init and _place(backbone.init) for backbone in backbones}
-    more = {"per_class": [n for n in old["per_class"] if n not in given.per_class]}
+    more = {"per_class": [n for n in old["per_class"] if n not in numbers]}
     more["runs"] = [init or "untrained" for init in inits if (init and _place(init)) not in kept]
     lost += [f"{name} {listed(map(str, left))} as well" for name, left in more.items() if left]
     lost += [f"{old['seeds']} seeds, not {given.seeds}"] if old["seeds"] > given.seeds else []
     if lost:
-        raise UserError(f"out: '{path.parent}' holds a comparison of {', '.join(lost)}; name another folder")
+        raise UserError(f"out: '{Path(given.out)}' holds a comparison of {', '.join(lost)}; name another folder")
 
 
 def _place(path: str | None) -> str | None:
@@ -140,60 +185,44 @@ def _place(path: str | None) -> str | None:
 
 
 # ---------------------------------------------------------------------- measuring
-def _records(given: FewLabelConfig, backbones: list[FrozenBackbone], measure: Callable[..., Iterator]) -> list[dict]:
-    """Returns what ``measure`` finds of every backbone at every number of labels and every draw."""
-    cells = [(b, k, seed) for b in backbones for k in sorted(given.per_class) for seed in range(given.seeds)]
-    records = []
-    for count, (backbone, number, seed) in enumerate(cells, start=1):
-        place = {"per_class": number, "seed": seed}
-        for readout, images, scores in measure(backbone, Subset(**place), f"{count} of {len(cells)}"):
-            kept = {name: scores[name] for name in ("top1", "mean_per_class", "strength") if name in scores}
-            records.append({"run": backbone.label, "readout": readout, **place, "images": images, **kept})
-    return records
-
-
-def _probing(split: Split, metric: str) -> Callable[..., Iterator[tuple]]:
-    """Returns what yields readout, count of images and scores of frozen features; they are taken once a backbone."""
-
+def _probed(split: Split, metric: str, backbones: list[FrozenBackbone], draws: list[Subset]) -> Iterator[tuple]:
+    """Yields label, draw, count of images, and each readout's scores of features that are taken once a backbone."""
     loaded: dict[tuple, dict[str, ImageStore]] = {}
-
-    @functools.lru_cache(maxsize=1)
-    def taken(backbone: FrozenBackbone) -> list[tuple[ImageStore, np.ndarray]]:
+    for backbone in backbones:
         look = (backbone.size, str(backbone.spec.range))
         if look not in loaded:
             loaded[look] = labelled_images(backbone, None, ("train", "test")).stores
-        return [(store, backbone.features(store, part)) for part, store in loaded[look].items()]
-
-    def measure(backbone: FrozenBackbone, subset: Subset, _: str) -> Iterator[tuple]:
-        (train, seen), (test, held) = taken(backbone)
-        if subset.seed == 0:
-            log.info("%s: %d labels a class", backbone.label, subset.per_class)
+        train, test = (loaded[look][part] for part in ("train", "test"))
+        seen, held = backbone.features(train, "train"), backbone.features(test, "test")
         rows = {name: row for row, name in enumerate(train.names)}
-        drawn = draw_subset(split, subset)
-        some = [rows[name] for name in drawn.names if name in rows]  # data.on_error skip leaves files out
-        found = readouts(seen[some], train.labels[some], held, test.labels, seed=subset.seed, metric=metric)
-        yield from ((readout, len(some), scores) for readout, scores in found.items())
-
-    return measure
+        for draw in draws:
+            if draw.seed == 0:
+                log.info("%s: %d labels a class", backbone.label, draw.per_class)
+            # data.on_error skip leaves files out
+            some = [rows[name] for name in draw_subset(split, draw).names if name in rows]
+            found = readouts(seen[some], train.labels[some], held, test.labels, seed=draw.seed, metric=metric)
+            yield backbone.label, draw, len(some), found
 
 
 def _tuned(
-    given: FewLabelConfig, tuning: FinetuneConfig, out: Path, backbone: FrozenBackbone, subset: Subset, place: str
+    given: FewLabelConfig, tuning: FinetuneConfig, backbones: list[FrozenBackbone], draws: list[Subset]
 ) -> Iterator[tuple]:
-    """Yields the same of one fine-tuning; a finished one is read, one that was stopped is taken up again."""
-    number, seed = subset.per_class, subset.seed
-    log.info("fine-tuning %s: %s, %d labels a class, seed %d", place, backbone.label, number, seed)
-    data, model, spec = replace(given.data, subset=subset), tuning.model, backbone.spec
-    if backbone.init is None:  # the same network, seeing the same values
-        data = replace(data, mean=spec.mean, std=spec.std, in_chans=spec.in_chans, range=spec.range)
-        model = replace(model, name=spec.name, kwargs=spec.kwargs)
-    # where the weights came from, and a few digits of theirs, as runs are made again
-    source = backbone.label if backbone.init is None else os.path.normpath(backbone.init)
-    name = "".join(c if c.isalnum() else "-" for c in source).strip("-")[-40:]
-    run = out / "runs" / f"{name}-{backbone.weights[:8]}-{number}-{seed}"
-    config = replace(tuning, out=str(run), init=backbone.init, seed=seed, data=data, model=model)
-    result = STAGES["finetune"].run(config)
-    yield "finetune", result["train_size"], result
+    """Yields the same of fine-tunings; a finished one is read, one that was stopped is taken up again."""
+    cells = list(itertools.product(backbones, draws))
+    for count, (backbone, draw) in enumerate(cells, start=1):
+        place = f"{count} of {len(cells)}"
+        log.info("fine-tuning %s: %s, %d labels a class, seed %d", place, backbone.label, draw.per_class, draw.seed)
+        data, model, spec = replace(given.data, subset=draw), tuning.model, backbone.spec
+        if backbone.init is None:  # the same network, seeing the same values
+            data = replace(data, mean=spec.mean, std=spec.std, in_chans=spec.in_chans, range=spec.range)
+            model = replace(model, name=spec.name, kwargs=spec.kwargs)
+        # where the weights came from, and a few digits of theirs, as runs are made again
+        source = backbone.label if backbone.init is None else os.path.normpath(backbone.init)
+        name = "".join(c if c.isalnum() else "-" for c in source).strip("-")[-40:]
+        run = Path(given.out, "runs", f"{name}-{backbone.weights[:8]}-{draw.per_class}-{draw.seed}")
+        config = replace(tuning, out=str(run), init=backbone.init, seed=draw.seed, data=data, model=model)
+        result = STAGES["finetune"].run(config)
+        yield backbone.label, draw, result["train_size"], {"finetune": result}
 
 
 def _tuning(given: FewLabelConfig) -> FinetuneConfig | None:
@@ -259,10 +288,16 @@ def table(result: dict) -> str:
         f"| labelled images a class | {' | '.join(map(str, numbers))} |",
         "|---" * (len(numbers) + 1) + "|",
     ]
+    seen = labels_seen(result)
     for run, readout in dict.fromkeys(key[:2] for key in cells):
-        shown = [_cell(cells[run, readout, number]) for number in numbers]
-        lines.append(f"| {run}, {READOUTS[readout]} | {' | '.join(shown)} |")
-    return "\n".join(lines)
+        shown, mark = [_cell(cells[run, readout, number]) for number in numbers], " \\*" if run in seen else ""
+        lines.append(f"| {run}{mark}, {READOUTS[readout]} | {' | '.join(shown)} |")
+    return "\n".join([*lines, *(f"\n\\* {run}: {_remark(how)}." for run, how in seen.items())])
+
+
+def labels_seen(result: dict) -> dict[str, str]:
+    """Returns how each of the runs that had learned from labels before had done so."""
+    return {run: about["labels_seen"] for run, about in result["runs"].items() if "labels_seen" in about}
 
 
 def _cell(row: dict) -> str:
@@ -290,4 +325,5 @@ def _draw(result: dict, path: Path) -> None:
     pictures.label_curves(
         panels, path, ylabel=f"{metric} on the test images of {result['dataset']} (%)",
         chance=100 / result["num_classes"], seeds=result["seeds"], untaught=untaught,
+        note="\n".join(f"{run}: {_remark(how)}" for run, how in labels_seen(result).items()),
     )  # fmt: skip

@@ -11,11 +11,11 @@ from idmm.config.base import FieldError
 
 def _several(given: Any) -> Any:
     """One is a list of one."""
-    return given if isinstance(given, (list, dict)) else [given]
+    return given if given is None or isinstance(given, (list, dict)) else [given]
 
 
-def _once(given: list) -> list:
-    twice = sorted({repr(value) for value in given if given.count(value) > 1})
+def _once(given: list | None) -> list | None:
+    twice = sorted({repr(value) for value in given or () if given.count(value) > 1})
     if twice:
         raise ValueError(f"{', '.join(twice)} is given twice")
     return given
@@ -74,10 +74,10 @@ class FewLabelConfig(FeatureConfig):
     """Backbones, e.g. runs/a or '[runs/a, runs/b]': run folders, or files in timm's format with their JSON."""
     out: str
     """Folder for fewlabel.json, fewlabel.csv, fewlabel.md, fewlabel.png, and the runs of fine-tuning."""
-    per_class: Annotated[list[Annotated[int, Field(ge=1)]], BeforeValidator(_several), AfterValidator(_once)] = Field(
-        default_factory=lambda: [1, 2, 5, 10, 20], min_length=1
+    per_class: Annotated[list[Annotated[int, Field(ge=1)]] | None, BeforeValidator(_several), AfterValidator(_once)] = (
+        Field(None, min_length=1)
     )
-    """Labelled images of each class (images)."""
+    """Labelled images of each class (images); null: 1, 2, 5, 10 and 20, or as many as the smallest class has."""
     seeds: int = Field(5, ge=1)
     """Draws of them, by data.subset's seeds from 0; fine-tuning takes the same seed for everything else."""
     untrained: bool = False

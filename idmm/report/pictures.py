@@ -1,5 +1,6 @@
 """Pictures of several runs: loss curves, sheets of images, a comparison over seeds, accuracy over labels."""
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -150,7 +151,7 @@ def comparison(
 
 def label_curves(
     panels: dict[str, dict[str, list[tuple[float, float, float]]]], path: str | Path, *, ylabel: str = TOP1,
-    chance: float | None = None, seeds: int = 1, untaught: Sequence[str] = (),
+    chance: float | None = None, seeds: int = 1, untaught: Sequence[str] = (), note: str = "",
 ) -> None:  # fmt: skip
     """Draws accuracy over the labelled images a class, with a band of one standard deviation over draws.
 
@@ -163,6 +164,7 @@ def label_curves(
         chance: What guessing would reach, a dotted line.
         seeds: Draws that the mean is of.
         untaught: Labels of networks with fresh weights, drawn in grey.
+        note: For below the panels.
     """
     labels = list(dict.fromkeys(label for curves in panels.values() for label in curves))
     taught = [label for label in labels if label not in untaught]
@@ -190,6 +192,8 @@ def label_curves(
     lines = {line.get_label(): line for axis in axes for line in axis.lines if not line.get_label().startswith("_")}
     where = {"loc": "outside right upper", "frameon": False, "alignment": "left"}
     figure.legend(lines.values(), lines, fontsize=9, title=band, title_fontsize=8, **where)
+    if note:
+        figure.supxlabel(textwrap.fill(note, 100, replace_whitespace=False), fontsize=8)
     save(figure, path)
 
 
