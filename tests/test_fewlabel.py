@@ -20,7 +20,8 @@ from idmm.config import parsing
 from idmm.data.datasets import open_splits
 from idmm.errors import RunError
 from idmm.models.spec import ModelSpec
-from idmm.report.pictures import LOOKS, label_curves
+from idmm.pictures import LOOKS
+from idmm.report.pictures import label_curves
 from idmm.stages import finetune
 
 pytestmark = pytest.mark.usefixtures("own_cache")
