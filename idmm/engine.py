@@ -154,7 +154,7 @@ class Loop:
             self._restore()
             at = self.position
             self.loader = training_batches(plan.transform, self.batches, self.workers, at.epoch, at.step)
-            if at.epoch < self.batches.epochs:
+            if at.epoch * self.batches.steps_per_epoch + at.step < self.steps:
                 drawn = say_estimate(session, method, plan, self.loader, at, self.workers)
                 self.loader = itertools.chain(drawn, self.loader)
 

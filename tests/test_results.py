@@ -21,7 +21,6 @@ from test_resume import stop_at
 from tiny import assert_same_loss, backbone
 
 from idmm import config, confusion, engine, evaluate
-from idmm.data.augment import centre_crop
 from idmm.data.datasets import open_splits
 from idmm.data.images import CentreCrop
 from idmm.methods.finetune import Finetune, balanced_weights
@@ -279,7 +278,7 @@ def test_the_best_on_val_is_what_is_exported_and_reported(best):
     model = timm.create_model(info["name"], **info["kwargs"]).eval()
     model.load_state_dict(exported)
     test = open_splits(config.Data(val_fraction=0.2), labelled=True).test
-    images = torch.stack([centre_crop(torch.from_numpy(i).permute(2, 0, 1), 24, 0.875) for i in test.items])
+    images = torch.stack([torch.from_numpy(CentreCrop(24, 0.875)(i)).permute(2, 0, 1) for i in test.items])
     mean, std = (torch.tensor(info[name]).view(3, 1, 1) for name in ("mean", "std"))
     with torch.no_grad():
         right = model((images / 255 - mean) / std).argmax(1).numpy() == test.labels

@@ -35,9 +35,9 @@ def by_folds(stage: Callable[[Any], dict]) -> Callable[[Any], dict]:
     @functools.wraps(stage)
     def run(config):
         config = STAGES[stage.__name__].build(config)
-        config = replace(config, data=resolve_name(config.data)[0])
         if config.out is None or not several(config.data):
             return stage(config)
+        config = replace(config, data=resolve_name(config.data)[0])
         out, folds = Path(config.out), list(each_fold(config))
         _check_folder(config, [one.out for one in folds])
         try:
