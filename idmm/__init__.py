@@ -1,7 +1,15 @@
 """Train vision transformers from scratch on a few thousand images.
 
-``pretrain``, ``finetune``, ``transfer`` and ``load_backbone`` are the Python interface; ``losses``, ``models`` and
-``data`` hold the parts. All are imported when first used: torch takes seconds, ``--help`` must not.
+    idmm.pretrain({"data": {"root": "DIR"}, "out": "runs/a"})                    # from images alone
+    idmm.finetune({"init": "runs/a", "data": {"root": "DIR"}, "out": "runs/b"})  # from labels
+    idmm.probe({"init": "runs/a", "data": {"root": "DIR"}, "out": "runs/c"})     # how good are the features?
+    idmm.transfer("grid.yaml")                                                   # which data to pretrain on?
+    backbone = idmm.load_backbone("runs/a", img_size=224)  # a timm model: images [B, 3, H, W] -> features [B, d]
+
+``help(idmm.pretrain)`` and its like list the keys of a config, and what is returned. Parts to build with:
+``idmm.losses.instance_discrimination_loss``, ``idmm.losses.DenseRelativeLocalization``,
+``idmm.models.create_backbone``, ``idmm.models.token_grid``, ``idmm.data.DATASETS``. All are imported when first used:
+torch takes seconds, ``--help`` must not.
 """
 
 import importlib
@@ -10,6 +18,7 @@ from typing import Any
 _WHERE = {
     "pretrain": "idmm.stages.pretrain",
     "finetune": "idmm.stages.finetune",
+    "probe": "idmm.stages.probe",
     "load_backbone": "idmm.models.weights",
 }
 _PARTS = ("data", "losses", "models", "transfer")  # the last is called like a function

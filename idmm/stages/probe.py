@@ -37,6 +37,21 @@ def probe(config: ProbeConfig | dict | str) -> dict:
     Args:
         config: A ProbeConfig, a mapping of its keys, or the path of a YAML file.
 
+    A key ``data.root`` is ``{"data": {"root": "DIR"}}``. These are used most; ``idmm probe --help`` explains all, with
+    defaults and what None means::
+
+        out: folder for all that the run writes (required)
+        init: the backbone: a run folder, or a .safetensors or .pth file in timm's format; None: fresh weights
+        seed: of the images held out to choose the probe's strength by, and of fresh weights
+        size, crop_pct: side of the images (pixels); the short side is resized to size / crop_pct, then cropped
+        batch_size, device: images at a time; auto, cuda, mps or cpu
+        data.root, data.name: folder of your own images, or of a dataset; its name in ``idmm data list``
+        data.subset: part of the training images: {per_class: 10}, {total: 500} or {fraction: 0.1}
+        data.val_fraction, data.folds: share of the training images held out, 0 to 1; parts to hold out in turn
+        data.labels, data.groups, data.exclude: CSV files of path,class and of path,group; paths to leave out
+        data.workers, data.cache: loader processes; where decoded images are kept: auto, disk, ram or off
+        model.name, model.kwargs: a timm model and its constructor's arguments, where init does not say
+
     Returns:
         What ``result.json`` holds: ``top1`` (the linear probe's) and ``knn`` in percent, ``top5`` None,
         ``mean_per_class`` (the probe's) where the dataset's literature reports that, ``largest_class``, image counts,
