@@ -20,6 +20,9 @@ from idmm.errors import RunError, UserError
 from idmm.locks import Lock, holders
 
 OWNER = {**Lock("k").owner, "token": "another"}  # what a file of a lock says
+UNREADABLE = ['{"id": "ab', "", "[]", "7", "null", "{}", '{"user": "else"}']  # killed in mid-write; another program's
+UNREADABLE += [json.dumps({**OWNER, key: [9]}) for key in OWNER]
+UNREADABLE += [json.dumps({k: v for k, v in OWNER.items() if k != key}) for key in OWNER]
 
 
 def plant(folder, number=1, name="k", **owner):
@@ -73,21 +76,7 @@ def test_held_by_one_and_let_go(tmp_path):
         ({"born": None}, 0.8, False),
         ({"born": None}, 1.2, True),
         ({"pid": 1 << 80}, 0, True),
-        *[
-            (text, silent, silent > 1)
-            for silent in (0.8, 1.2)
-            for text in (
-                '{"id": "ab',  # killed before it was written
-                "",
-                "[]",
-                "7",
-                "null",
-                "{}",
-                '{"user": "else"}',  # of another program
-                *(json.dumps({**OWNER, key: [9]}) for key in OWNER),
-                *(json.dumps({k: v for k, v in OWNER.items() if k != key}) for key in OWNER),
-            )
-        ],
+        *((text, silent, silent > 1) for text in UNREADABLE for silent in (0.8, 1.2)),
     ],
 )
 def test_who_is_dead(tmp_path, owner, silent, free):

@@ -193,7 +193,8 @@ def label_curves(
     where = {"loc": "outside right upper", "frameon": False, "alignment": "left"}
     figure.legend(lines.values(), lines, fontsize=9, title=band, title_fontsize=8, **where)
     if note:
-        figure.supxlabel(textwrap.fill(note, 100, replace_whitespace=False), fontsize=8)
+        wrapping = textwrap.TextWrapper(50 * (1 + len(panels)), break_on_hyphens=False, break_long_words=False)
+        figure.supxlabel("\n".join(map(wrapping.fill, note.split("\n"))), x=0.01, ha="left", fontsize=8)
     save(figure, path)
 
 
