@@ -97,5 +97,5 @@ def _range(data: config.Data, init: Checkpoint | None) -> str | list[float]:
     """The config's, else the checkpoint's, else left to the training images; runs of 0.1.0 knew ``full`` alone."""
     if data.range != "auto" or init is None:
         return data.range
-    before = "ema" in init.extra and "size" not in init.extra  # as 0.1.0 wrote it
+    before = "ema" in init.extra and init.size is None  # as 0.1.0 wrote it
     return init.extra.get("range", "full" if before else "auto")
