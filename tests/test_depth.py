@@ -19,7 +19,7 @@ import idmm
 from idmm.data import depth
 from idmm.data.cache import load_split
 from idmm.data.datasets import open_splits
-from idmm.data.images import BadImage, decode, decode_deep, frames
+from idmm.data.images import BadImage, decode, frames, load
 from idmm.models.spec import model_spec
 
 VIT = {"patch_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 2}
@@ -252,7 +252,7 @@ def test_floats_and_32_bits_take_one_range_for_all_images(tmp_path):
 def test_values_that_are_no_numbers_are_black(tmp_path):
     file = io.BytesIO()
     Image.fromarray(np.array([[np.nan, 1.0, 3.0, np.inf, -np.inf]], dtype=np.float32)).save(file, "TIFF")
-    found = decode_deep(file.getvalue(), 100, (1, 3))
+    found = load(file.getvalue(), 100, (1, 3))
     assert found.pixels[0, :, 0].tolist() == [0, 0, 255, 255, 0] and found.depth == ("float grey", 1.0, 3.0)
 
 

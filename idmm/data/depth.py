@@ -21,13 +21,11 @@ FEW = 32  # grey levels of a typical image from which on they are not remarked o
 _CEILINGS = {"16-bit grey": 65535.0, "12-bit grey": 4095.0}  # of FULL, where it is no image's own
 
 
-def tidy(scale):
-    """Returns a number, or a range, in one form: whole numbers as such; words as they are."""
+def tidy(scale: Scale | list[float]) -> Scale:
+    """Returns a range in one form, whole numbers as such; words as they are."""
     if isinstance(scale, str):
         return scale
-    if isinstance(scale, (list, tuple)):
-        return tuple(tidy(value) for value in scale)
-    return int(scale) if float(scale).is_integer() else float(scale)
+    return tuple(int(value) if float(value).is_integer() else float(value) for value in scale)
 
 
 def range_of(extremes: np.ndarray) -> Scale | None:
