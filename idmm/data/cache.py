@@ -152,7 +152,7 @@ def load_split(
     loading = _Loading(split, bound, data, progress, tidy(scale or data.range), again)
     if data.cache == "disk" or (data.cache == "auto" and not isinstance(split.items, np.ndarray)):
         try:
-            if store := loading.from_disk(CacheEntry(split, part, bound, data)):
+            if store := loading.from_disk(part):
                 return store
         except (UserError, RunError) as error:
             of_user = isinstance(error, UserError)
@@ -170,13 +170,12 @@ class _Loading:
         self.again = again
         self.reported = False  # the bad images, once
 
-    def from_disk(self, entry: CacheEntry) -> ImageStore | None:
+    def from_disk(self, part: str) -> ImageStore | None:
         """Opens a cache entry, written first if need be; None where it has no room, with 'auto'."""
-        if store := self._found(entry):
-            return store
-        entry = entry.scaled(self.scale)
-        if entry.scale != AUTO and (store := self._found(entry)):
-            return store
+        for scale in dict.fromkeys((AUTO, self.scale)):  # images of 8 bits are the same by any
+            entry = CacheEntry(self.split, part, self.bound, self.data, scale)
+            if store := self._found(entry):
+                return store
         with entry.locked():
             store = self._found(entry)  # another process may have filled it
             if store is None and self._fits(entry):

@@ -145,10 +145,9 @@ def composed(name: str) -> str:
 def _header(cells: list[str], wanted: tuple[str, ...], optional: tuple[str, ...]) -> dict[str, int] | None:
     """Returns the places of the columns by name; None where this is no header."""
     named = [cell.lower() for cell in cells]
-    places = {name: next((i for i, c in enumerate(named) if c in _HEADERS[name]), None) for name in wanted + optional}
-    if any(places[name] is None for name in wanted):
-        return None
-    return {name: place for name, place in places.items() if place is not None}
+    places = {n: next((i for i, c in enumerate(named) if c in _HEADERS[n]), None) for n in (*wanted, *optional)}
+    known = {name: place for name, place in places.items() if place is not None}
+    return known if known.keys() >= set(wanted) else None
 
 
 # ---------------------------------------------------------------------- images to leave out
