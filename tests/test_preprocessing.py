@@ -21,25 +21,6 @@ from idmm.data.cache import load_split
 from idmm.data.datasets import open_splits
 from idmm.data.images import CentreCrop
 
-# What README shows, with these names of files.
-SNIPPET = """
-import json, timm, torch
-import idmm.models  # T2T-ViT and CvT; not needed for timm's own models
-from PIL import Image
-from safetensors.torch import load_file
-
-info = json.load(open("runs/b/model.json"))
-model = timm.create_model(info["name"], **info["kwargs"]).eval()
-model.load_state_dict(load_file("runs/b/model.safetensors"), strict=True)
-
-prepare = {key: info[key] for key in ("crop_pct", "interpolation", "mean", "std")}
-transform = timm.data.create_transform(info["size"], **prepare)
-image = transform(Image.open("photo.jpg").convert("RGB"))  # [3, H, W]; "L" where info["channels"] is 1
-with torch.inference_mode():
-    shares = model(image[None])[0].softmax(0)  # [classes]
-for i in shares.argsort(descending=True)[:5]:
-    print(f"{shares[i]:6.1%}  {info['classes'][i]}")
-"""
 SIZES = [(40, 40), (24, 31), (250, 300), (90, 61), (45, 45), (33, 200), (199, 260), (41, 39), (120, 180), (64, 47)]
 NAMES = ("astronaut", "chelsea", "coffee")
 COMMON = {
@@ -166,16 +147,11 @@ def test_grey(runs, photos, tmp_path):
     assert backbone(images).shape == (39, VIT["embed_dim"])
 
 
-def snippet():
-    """README's lines from a run to a prediction."""
-    blocks = re.findall(r"(?s)```python\n(.*?)```", (ROOT / "README.md").read_text())
-    return next((block for block in blocks if "create_transform" in block), SNIPPET)
-
-
 def test_readmes_snippet(runs, photos, capsys):
     photo = photos / "test/coffee/02.jpg"
-    text = snippet().replace("runs/b/", f"{runs / 'vit'}/").replace("photo.jpg", str(photo))
-    exec(text, {})
+    blocks = re.findall(r"(?s)```python\n(.*?)```", (ROOT / "README.md").read_text())
+    (text,) = (block for block in blocks if "create_transform" in block)
+    exec(text.replace("runs/b/", f"{runs / 'vit'}/").replace("photo.jpg", str(photo)), {})
     lines = capsys.readouterr().out.splitlines()
     shown = [re.fullmatch(r" *([\d.]+)%  (\w+)", line).groups() for line in lines]
     assert sorted(name for _, name in shown) == sorted(NAMES)
