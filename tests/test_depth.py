@@ -16,10 +16,11 @@ from PIL import Image
 from test_resume import stop_at
 
 import idmm
-from idmm.data import depth
+from idmm.data import cache, depth
 from idmm.data.cache import load_split
 from idmm.data.datasets import open_splits
 from idmm.data.images import BadImage, decode, frames, load
+from idmm.errors import RunError
 from idmm.models.spec import model_spec
 
 
@@ -203,6 +204,18 @@ def test_any_number_of_threads_finds_the_same(tmp_path, monkeypatch, keep, cores
     for i, item in enumerate(open_splits(section(tmp_path / "d"), labelled=False).train.items):
         wanted = np.rint((np.asarray(Image.open(item)).astype(float) - 390) * 255 / (2100 - 390))
         np.testing.assert_array_equal(store.image(i)[0].numpy(), wanted)
+
+
+@pytest.mark.parametrize(("module", "name"), [(cache, "load"), (depth, "depth")])
+def test_the_image_that_memory_does_not_hold_is_named(module, name, tmp_path, monkeypatch):
+    def full(*_):
+        raise MemoryError
+
+    deep(tmp_path / "d/train/0.png", 0, 100)
+    monkeypatch.setattr(module, name, full)
+    line = f"out of memory while decoding '{tmp_path}/d/train/0.png'; a lower data.max_pixels refuses it"
+    with pytest.raises(RunError, match=f"^{line}$"):
+        opened(tmp_path / "d")
 
 
 def test_hot_and_dead_pixels_do_not_set_it(tmp_path):

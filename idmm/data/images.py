@@ -10,19 +10,15 @@ import re
 import struct
 import threading
 import warnings
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, TypeVar
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from idmm.data import tiff
 from idmm.errors import reason
-from idmm.progress import Bar
 
-Result = TypeVar("Result")
 Scale = str | tuple[float, float]  # of grey deeper than 8 bits: AUTO, FULL, or the values that 0 and 255 stand for
 AUTO, FULL = "auto", "full"
 
@@ -353,30 +349,3 @@ def _full_range(image: Image.Image, values: np.ndarray) -> tuple[float, float]:
     ceilings = (1.0, 255.0, 65535.0) if image.mode == "F" else (65535.0,)
     fits = [c for c in ceilings if values.min() >= 0 and values.max() <= c]
     return (0.0, fits[0]) if fits else (values.min(), values.max())
-
-
-def in_order(work: Callable[[int], Result], count: int, label: str, progress: bool) -> Iterator[Result | BadImage]:
-    """Yields ``work(i)`` for i from 0 to ``count``, or the BadImage that it raised; what else it raises is raised here.
-
-    ``work`` runs in threads, not processes, as Pillow decodes without Python's lock; on a few images at a time, so that
-    memory stays bounded. With ``progress`` a bar is shown on standard error if this takes longer than a second.
-    """
-
-    def result(i: int) -> Result | BadImage:
-        try:
-            return work(i)
-        except BadImage as error:
-            return error
-
-    threads = os.cpu_count() or 1
-    waiting = deque()
-    bar = Bar(total=count, desc=label, unit="img", delay=1, disable=not progress)
-    with quiet_pillow(), bar, ThreadPoolExecutor(threads) as pool:
-        try:
-            for i in range(count):
-                waiting.append(pool.submit(result, i))
-                while waiting and (len(waiting) >= 4 * threads or i == count - 1):
-                    yield waiting.popleft().result()
-                    bar.update()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # Ctrl-C does not wait for the queue
