@@ -9,7 +9,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from folders import decodes, faults, paint, same, section, tree, tuned
+from folders import faults, paint, same, section, tree, tuned
 from PIL import Image
 
 from idmm import progress
@@ -30,8 +30,8 @@ def mixed_folder(root):
 
 
 @pytest.mark.parametrize("bound", [None, 16])
-def test_every_cache_holds_the_same_pixels_and_the_disk_is_found_again(tmp_path, monkeypatch, bound):
-    split, decoded = mixed_folder(tmp_path / "images"), decodes(monkeypatch)
+def test_every_cache_holds_the_same_pixels_and_the_disk_is_found_again(tmp_path, decoded, bound):
+    split = mixed_folder(tmp_path / "images")
 
     def load(cache):
         data = section(tmp_path / "images", cache=cache, cache_dir=str(tmp_path / "cache"), range="full")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from folders import decodes, opened, paint, section
+from folders import opened, paint, result, section
 from frozen import a_run
 from helpers import ROOT, VIT, call, inside
 from PIL import Image
@@ -87,10 +87,6 @@ def test_images(photos, info, transform=None):
 
 
 test_images.__test__ = False
-
-
-def result(run):
-    return json.loads((run / "result.json").read_text())
 
 
 def top1(logits, labels):
@@ -223,10 +219,9 @@ def test_the_centre_crop_is_timms_to_the_last_bit():
 
 
 @pytest.mark.parametrize("crop", [CentreCrop(20, 0.875), CentreCrop(20, 1.0)])
-def test_every_cache_gives_the_finished_crop_and_keeps_small_images_small(crop, tmp_path, monkeypatch):
+def test_every_cache_gives_the_finished_crop_and_keeps_small_images_small(crop, tmp_path, decoded):
     for i, size in enumerate([(40, 30), (9, 50), (20, 20), (19, 20), (5, 7), (33, 12)]):
         paint(tmp_path / "d/train/a" / f"{i}.png", i, size)
-    decoded = decodes(monkeypatch)
     split = open_splits(section(tmp_path / "d"), labelled=False).train
     wanted = [torch.from_numpy(crop(np.array(Image.open(path)))).permute(2, 0, 1) for path in split.items]
     for keep in ("ram", "off", "disk", "disk"):
@@ -236,10 +231,10 @@ def test_every_cache_gives_the_finished_crop_and_keeps_small_images_small(crop, 
     assert len(decoded) == 4 * 6 and opened(tmp_path / "d", 16, keep="disk").image(0).shape == (3, 16, 21)
 
 
-def test_each_size_of_a_run_stays_in_the_cache(tmp_path, photos, monkeypatch, own_cache, capsys):
+def test_each_size_of_a_run_stays_in_the_cache(tmp_path, photos, decoded, own_cache, capsys):
     given = {**COMMON, "train__epochs": 1, "data__root": str(photos), "data__cache": "disk"}
     assert inside("finetune", tmp_path / "a", **given, stages=[{"size": 24}, {"size": 40}]) == 0
-    decoded = decodes(monkeypatch)
+    decoded.clear()
     for size in (24, 40):
         bounds = {"train__size": size, "stages": None, "data__subset": {"total": 20}}
         assert inside("finetune", tmp_path / str(size), **{**given, **bounds}) == 0

@@ -64,6 +64,11 @@ def cache_folder(given: str | None) -> Path:
         raise UserError(f"data.cache_dir: '{folder}' has no place, as there is no home folder; name another") from None
 
 
+def plain(name: str) -> str:
+    """Returns a dataset's name as names of files in the cache begin with it."""
+    return "".join(c if c.isalnum() else "-" for c in name)[-40:]
+
+
 class CacheEntry:
     """The place on the disk of one split (``part``: train, val or test) at one bound: the folder ``path``.
 
@@ -77,9 +82,8 @@ class CacheEntry:
         root = os.path.realpath(os.path.expanduser(data.root)) if data.root else None
         scaled = () if scale == AUTO else (scale,)
         key = repr((data.name, root, part, bound, split.drawn, *scaled)).encode("utf-8", "surrogateescape")
-        name = "".join(c if c.isalnum() else "-" for c in data.name)[-40:]
         pixels = bound.size if isinstance(bound, CentreCrop) else bound or "full"
-        self.path = cache_folder(data.cache_dir) / f"{name}-{part}-{pixels}-{digest(key).hex()[:10]}"
+        self.path = cache_folder(data.cache_dir) / f"{plain(data.name)}-{part}-{pixels}-{digest(key).hex()[:10]}"
         self.signature = _signature(split, bound, data.max_pixels)
         self.pixels = self.path / f"pixels-{self.signature}"  # of all images end to end
         self.about = {"dataset": data.name, "root": root, "split": part, "bound": bound}

@@ -137,8 +137,7 @@ def check(data: config.Data, tiny: int, near_limit: int, progress: bool = False)
     Raises:
         UserError: The dataset cannot be opened at all, or a list of the user's is bad.
     """
-    data = replace(data, allow_size_mismatch=True, val_fraction=0.0, subset=None, folds=None, fold=None)
-    splits, faults, remarks = _opened(data)
+    splits, faults, remarks = _opened(replace(data, allow_size_mismatch=True))
     found = Checkup(
         data.name, data.root, layout_faults=faults, remarks=remarks, size_mismatch=splits.size_mismatch, tiny_below=tiny
     )
