@@ -261,10 +261,10 @@ def _first_page(data: bytes, mode: str | None) -> int:
 
     ``mode`` is Pillow's, None where Pillow cannot tell.
     """
-    found = tiff.pages(data)
-    if found and (why := tiff.fault(found, mode)):
-        raise BadImage(why, found.count)
-    return found.first if found else 0
+    count, first, tags = tiff.pages(data) or (0, 0, None)
+    if tags and (why := tiff.fault(count, tags, mode)):
+        raise BadImage(why, count)
+    return first
 
 
 def _deep_grey(image: Image.Image) -> bool:
