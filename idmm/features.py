@@ -23,7 +23,7 @@ from torch import nn
 from idmm import distributed
 from idmm.config.commands import ProbeConfig
 from idmm.data.cache import ImageStore, fingerprint
-from idmm.data.disk import cache_folder
+from idmm.data.disk import cache_folder, plain
 from idmm.data.loaders import centre_crops
 from idmm.data.split import counted
 from idmm.errors import RunError, SizeError, UserError
@@ -100,8 +100,8 @@ class FrozenBackbone:
             RunError: They are not finite, or there is too little memory for the batch.
         """
         key = self._key(store)
-        name = "".join(c if c.isalnum() else "-" for c in self.config.data.name)[-40:]
-        path = None if self.folder is None else self.folder / _FOLDER / f"{name}-{part}-{key}.npz"
+        name = f"{plain(self.config.data.name)}-{part}-{key}.npz"
+        path = None if self.folder is None else self.folder / _FOLDER / name
         found = None if path is None else _read(path, key, len(store))
         if found is None:
             began = time.monotonic()

@@ -2,6 +2,7 @@
 
 import pytest
 import transfers
+from folders import decoded  # noqa: F401 (a fixture)
 from helpers import STAGES, outside
 from loopback import Server, miniature
 

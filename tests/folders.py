@@ -27,6 +27,10 @@ def tuned(out, root, **changes):
     return inside("finetune", out, **{**TINY, "stages": [{"size": 16}], "data__root": str(root), **changes})
 
 
+def result(out):
+    return json.loads((out / "result.json").read_text())
+
+
 def paint(path, seed=0, size=(12, 9)):
     """Writes an image of random pixels; its size is (width, height)."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,7 +84,8 @@ def entry_of(root):
     return found["path"]
 
 
-def decodes(monkeypatch):
+@pytest.fixture
+def decoded(monkeypatch):
     """A list that grows by what is decoded."""
     seen, load = [], cache.load
     monkeypatch.setattr(cache, "load", lambda item, *rest: (seen.append(item), load(item, *rest))[1])

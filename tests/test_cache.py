@@ -9,14 +9,14 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from folders import decodes, faults, paint, same, section, tree
+from folders import faults, paint, same, section, tree, tuned
 from PIL import Image
 
 from idmm import progress
 from idmm.data import cache
 from idmm.data.cache import compare, fingerprint, load_split
 from idmm.data.datasets import open_splits
-from idmm.data.images import bound_short_side, decode
+from idmm.data.images import decode, fitted
 from idmm.errors import RunError
 
 
@@ -30,8 +30,8 @@ def mixed_folder(root):
 
 
 @pytest.mark.parametrize("bound", [None, 16])
-def test_every_cache_holds_the_same_pixels_and_the_disk_is_found_again(tmp_path, monkeypatch, bound):
-    split, decoded = mixed_folder(tmp_path / "images"), decodes(monkeypatch)
+def test_every_cache_holds_the_same_pixels_and_the_disk_is_found_again(tmp_path, decoded, bound):
+    split = mixed_folder(tmp_path / "images")
 
     def load(cache):
         data = section(tmp_path / "images", cache=cache, cache_dir=str(tmp_path / "cache"), range="full")
@@ -48,7 +48,7 @@ def test_every_cache_holds_the_same_pixels_and_the_disk_is_found_again(tmp_path,
         assert ram.sizes.min(axis=1).max() == 16 and ram.sizes.min() == 1
     for store in stores:
         for i, path in enumerate(split.items):
-            wanted = torch.from_numpy(bound_short_side(decode(path, 10**8), bound)).permute(2, 0, 1)
+            wanted = torch.from_numpy(fitted(decode(path, 10**8), bound)).permute(2, 0, 1)
             image = store.image(i)
             assert torch.equal(image, wanted) and image.dtype == torch.uint8 and image.stride() == wanted.stride()
             assert image.shape[1:] == tuple(ram.sizes[i])
@@ -151,6 +151,13 @@ def test_bad_images_are_skipped_aloud(tmp_path, caplog, mode):
     np.testing.assert_array_equal(store.image(2).permute(1, 2, 0).numpy(), wanted)
     assert caplog.text.count("data.root: left out 4 of 7 images that cannot be used:\n") == 1
     assert f"  {train}/a/0.png: empty file\n" in caplog.text
+
+
+def test_bad_images_to_evaluate_on_are_told_once_for_all_sizes_of_a_run(tmp_path):
+    root = tree(tmp_path / "d", train={"a": 4, "b": 4}, val={"a": 2, "b": 2})
+    (root / "val/a/bad.png").touch()
+    assert tuned(tmp_path / "r", root, stages=[{"size": 16}, {"size": 24}], data__on_error="skip") == 0
+    assert (tmp_path / "r/log.txt").read_text().count("left out 1 of 5 images") == 1
 
 
 def test_many_bad_images_are_cut_short(tmp_path):

@@ -9,29 +9,19 @@ import pytest
 import tifffile
 import torch
 import yaml
-from folders import faults, opened, section, tree
+from folders import TINY, faults, opened, section, tree, tuned
 from folders import same as same_images
-from helpers import TINY, call, inside, metrics, refused, same
+from helpers import call, inside, metrics, refused, same
 from PIL import Image
 from test_resume import stop_at
 
 import idmm
-from idmm.data import depth
+from idmm.data import cache, depth
 from idmm.data.cache import load_split
 from idmm.data.datasets import open_splits
-from idmm.data.images import BadImage, decode, decode_deep, frames
+from idmm.data.images import BadImage, decode, frames, load
+from idmm.errors import RunError
 from idmm.models.spec import model_spec
-
-VIT = {"patch_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 2}
-COMMON = {key.replace(".", "__"): value for key, value in TINY.items()}
-COMMON |= {
-    "data__subset": None, "data__name": "folder", "model__kwargs": VIT, "train__epochs": 1, "train__batch_size": 8,
-    "method__classifier": None, "method__classifier_init": None, "method__classifier_lr_scale": None,
-}  # fmt: skip
-PRETRAIN = {**COMMON, "views__size": 16}
-NOT_OF_FINETUNE = dict.fromkeys(("method__classifier", "method__classifier_init", "method__classifier_lr_scale"))
-FINETUNE = {**COMMON, **NOT_OF_FINETUNE, "stages": None, "train__size": 16, "train__ema": None}
-FINETUNE |= {"model__name": None, "model__kwargs": None}
 
 
 def deep(path, low, high, seed=0, kind=np.uint16, shape=(24, 30)):
@@ -63,7 +53,7 @@ def runs(root, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     for given in ("auto", "full"):
         own = {"data__root": str(root), "data__cache_dir": str(folder / f"cache-{given}")}
-        assert inside("pretrain", folder / given, **PRETRAIN, **own, data__range=given) == 0
+        assert inside("pretrain", folder / given, **TINY, **own, data__range=given) == 0
     return folder
 
 
@@ -103,15 +93,15 @@ def test_full_is_the_rule_of_0_1_0_and_is_warned_of(runs):
 
 def test_fine_tuning_takes_the_checkpoints_range(runs, root, tmp_path):
     other = twelve_bits(tmp_path / "other", {"train": (100, 2000), "val": (0, 5000)})
-    given = {**FINETUNE, "data__root": str(other), "init": str(runs / "auto")}
-    assert inside("finetune", tmp_path / "b", **given) == 0
+    given = {"model__name": None, "model__kwargs": None, "init": str(runs / "auto")}
+    assert tuned(tmp_path / "b", other, **given) == 0
     assert info(tmp_path / "b")["range"] == info(tmp_path / "b", "model")["range"] == [3, 4012]
     text = said(tmp_path / "b")
     assert "8 of 8 train images are 16-bit grey; values 100 to 2000; [3, 4012] becomes 0 to 255 (as in" in text
     assert "8 of 8 test images are 16-bit grey; values 0 to 5000; [3, 4012] becomes 0 to 255 (as in" in text
-    assert inside("finetune", tmp_path / "c", **given, data__range=[50, 3000]) == 0
+    assert tuned(tmp_path / "c", other, **given, data__range=[50, 3000]) == 0
     assert info(tmp_path / "c", "model")["range"] == [50, 3000]
-    assert inside("finetune", tmp_path / "d", **{**given, "init": str(runs / "full")}) == 0
+    assert tuned(tmp_path / "d", other, **{**given, "init": str(runs / "full")}) == 0
     assert info(tmp_path / "d", "model")["range"] == "full"
 
 
@@ -132,7 +122,7 @@ def test_a_probe_and_fewlabel_take_it_too(runs, root, tmp_path, capsys):
 def cut(root, tmp_path_factory):
     """Runs by auto and by full that stopped in their second epoch, and what their ends are; to be copied."""
     folder = tmp_path_factory.mktemp("cut")
-    given = {**PRETRAIN, "train__epochs": 2, "data__root": str(root)}
+    given = {**TINY, "train__epochs": 2, "data__root": str(root)}
     for name in ("auto", "full"):
         assert inside("pretrain", folder / f"whole-{name}", **given, data__range=name) == 0
         with pytest.MonkeyPatch.context() as patch:
@@ -199,7 +189,7 @@ def test_8_bit_images_cost_nothing_and_stay_as_they_are(tmp_path, monkeypatch):
 
 def test_a_run_of_8_bits_says_nothing_of_a_range(tmp_path):
     root = tree(tmp_path / "d", train={"a": 4, "b": 4})
-    assert inside("pretrain", tmp_path / "a", **PRETRAIN, data__root=str(root)) == 0
+    assert inside("pretrain", tmp_path / "a", **TINY, data__root=str(root)) == 0
     assert "range" not in info(tmp_path / "a") and "images are" not in said(tmp_path / "a")
 
 
@@ -216,6 +206,18 @@ def test_any_number_of_threads_finds_the_same(tmp_path, monkeypatch, keep, cores
         np.testing.assert_array_equal(store.image(i)[0].numpy(), wanted)
 
 
+@pytest.mark.parametrize(("module", "name"), [(cache, "load"), (depth, "depth")])
+def test_the_image_that_memory_does_not_hold_is_named(module, name, tmp_path, monkeypatch):
+    def full(*_):
+        raise MemoryError
+
+    deep(tmp_path / "d/train/0.png", 0, 100)
+    monkeypatch.setattr(module, name, full)
+    line = f"out of memory while decoding '{tmp_path}/d/train/0.png'; a lower data.max_pixels refuses it"
+    with pytest.raises(RunError, match=f"^{line}$"):
+        opened(tmp_path / "d")
+
+
 def test_hot_and_dead_pixels_do_not_set_it(tmp_path):
     path = deep(tmp_path / "d/train/0.png", 100, 4000, shape=(128, 128))
     pixels = np.array(Image.open(path))
@@ -230,7 +232,7 @@ def test_hot_and_dead_pixels_do_not_set_it(tmp_path):
 def test_an_image_that_leaves_the_others_few_levels_is_named(tmp_path):
     root = twelve_bits(tmp_path / "d", {"train": (3, 4012)})
     deep(root / "train/b/odd.png", 65000, 65100)
-    assert inside("pretrain", tmp_path / "a", **PRETRAIN, data__root=str(root)) == 0
+    assert inside("pretrain", tmp_path / "a", **TINY, data__root=str(root)) == 0
     what = "9 of 9 train images are 16-bit grey: half of them use 17 of 256 grey levels or fewer"
     why = "as 'train/b/odd.png' goes up to 65100; --data.range '[5, 4012]' would suit a typical one"
     assert f"{what}, {why}" in said(tmp_path / "a")
@@ -252,7 +254,7 @@ def test_floats_and_32_bits_take_one_range_for_all_images(tmp_path):
 def test_values_that_are_no_numbers_are_black(tmp_path):
     file = io.BytesIO()
     Image.fromarray(np.array([[np.nan, 1.0, 3.0, np.inf, -np.inf]], dtype=np.float32)).save(file, "TIFF")
-    found = decode_deep(file.getvalue(), 100, (1, 3))
+    found = load(file.getvalue(), 100, (1, 3))
     assert found.pixels[0, :, 0].tolist() == [0, 0, 255, 255, 0] and found.depth == ("float grey", 1.0, 3.0)
 
 
@@ -260,7 +262,7 @@ def test_images_of_8_bits_beside_deep_ones_stay_as_they_are(tmp_path, capsys):
     root = twelve_bits(tmp_path / "d", {"train": (3, 4012)})
     for name in "ab":
         Image.fromarray(np.full((16, 16), 77, dtype=np.uint8)).save(root / "train" / name / "flat.png")
-    assert inside("pretrain", tmp_path / "a", **PRETRAIN, data__root=str(root)) == 0
+    assert inside("pretrain", tmp_path / "a", **TINY, data__root=str(root)) == 0
     text = said(tmp_path / "a")
     assert "8 of 10 train images are 16-bit grey" in text and "the other 2 train images of 8 bits stay as they" in text
     store = opened(root)

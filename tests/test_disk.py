@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from folders import decodes, entry_of, faults, opened, paint, same, section, sums, tree
+from folders import entry_of, faults, opened, paint, same, section, sums, tree
 
 from idmm import checkpoint, config
 from idmm.data import disk
@@ -29,11 +29,6 @@ def root(tmp_path):
     for i, size in enumerate(SIZES):
         paint(tmp_path / "images/train" / "ab"[i % 2] / f"{i}.png", i, size)
     return tmp_path / "images"
-
-
-@pytest.fixture
-def decoded(monkeypatch):
-    return decodes(monkeypatch)
 
 
 def test_a_run_may_go_on_with_another_cache():

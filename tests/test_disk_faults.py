@@ -13,7 +13,8 @@ from collections import namedtuple
 
 import numpy as np
 import pytest
-from folders import decodes, entry_of, faults, opened, paint, same, section, sums
+from folders import entry_of, faults, opened, paint, same, section, sums
+from helpers import temporary
 
 from idmm.data import cache, disk
 from idmm.data.datasets import open_splits
@@ -30,15 +31,6 @@ def root(tmp_path):
     for i in range(COUNT):
         paint(tmp_path / f"images/{i:02d}.png", i, SIZE)
     return tmp_path / "images"
-
-
-@pytest.fixture
-def decoded(monkeypatch):
-    return decodes(monkeypatch)
-
-
-def temporary(folder):
-    return [path for path in folder.rglob(".*") if path.is_file()]
 
 
 def pretend_free(monkeypatch, free):
@@ -276,7 +268,7 @@ def test_a_whole_entry_on_a_read_only_disk_is_used(root, decoded, monkeypatch):
 
 def loading(root, bound, **fields):
     data = section(root, **fields)
-    return cache._Loading(open_splits(data, labelled=False).train, bound, data, progress=False, scale="auto")
+    return cache._Loading(open_splits(data, labelled=False).train, bound, data, False, "auto", again=False)
 
 
 @pytest.mark.parametrize("bound", [None, 16])

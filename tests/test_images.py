@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from idmm.data.images import BadImage, _rgb, bound_short_side, decode, probe, quiet_pillow, read
+from idmm.data.images import FULL, BadImage, _rgb, decode, fitted, probe, quiet_pillow, read
 
 MANY = 100_000_000
 RED, WHITE = [255, 0, 0], [255, 255, 255]
@@ -134,7 +134,7 @@ COLOURS = {  # a file (or an image of a mode that no format of ours writes), and
 @pytest.mark.parametrize("name", COLOURS)
 def test_colours_and_transparency_on_white(name):
     given, wanted = COLOURS[name][0](), COLOURS[name][1]
-    assert (pixels(given) if isinstance(given, bytes) else _rgb(given)).tolist() == wanted
+    assert (pixels(given) if isinstance(given, bytes) else _rgb(given, FULL)).tolist() == wanted
 
 
 def test_cmyk_jpeg_plain_and_adobe():
@@ -239,15 +239,15 @@ def test_short_side_is_bounded_and_never_enlarged():
     for given, bound, wanted in (
         ((30, 90), 10, (10, 30)), ((90, 30), 10, (30, 10)), ((100, 151), 50, (50, 76)), ((40, 40), 7, (7, 7)),
     ):  # fmt: skip
-        assert bound_short_side(np.zeros((*given, 3), dtype=np.uint8), bound).shape == (*wanted, 3)
+        assert fitted(np.zeros((*given, 3), dtype=np.uint8), bound).shape == (*wanted, 3)
     array = np.zeros((30, 90, 3), dtype=np.uint8)
-    assert all(bound_short_side(array, bound) is array for bound in (None, 30, 400))
+    assert all(fitted(array, bound) is array for bound in (None, 30, 400))
 
 
 def test_shrinking_is_antialiased():
     stripes = np.zeros((64, 64, 3), dtype=np.uint8)
     stripes[:, ::2] = 255
-    small = bound_short_side(stripes, 16)
+    small = fitted(stripes, 16)
     assert np.abs(small[:, 2:-2].astype(int) - 127).max() <= 8  # without it: black or white
     assert small.flags.writeable and small.dtype == np.uint8
 

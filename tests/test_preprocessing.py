@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from folders import decodes, opened, paint, section
+from folders import opened, paint, result, section
 from frozen import a_run
 from helpers import ROOT, VIT, call, inside
 from PIL import Image
@@ -21,25 +21,6 @@ from idmm.data.cache import load_split
 from idmm.data.datasets import open_splits
 from idmm.data.images import CentreCrop
 
-# What README shows, with these names of files.
-SNIPPET = """
-import json, timm, torch
-import idmm.models  # T2T-ViT and CvT; not needed for timm's own models
-from PIL import Image
-from safetensors.torch import load_file
-
-info = json.load(open("runs/b/model.json"))
-model = timm.create_model(info["name"], **info["kwargs"]).eval()
-model.load_state_dict(load_file("runs/b/model.safetensors"), strict=True)
-
-prepare = {key: info[key] for key in ("crop_pct", "interpolation", "mean", "std")}
-transform = timm.data.create_transform(info["size"], **prepare)
-image = transform(Image.open("photo.jpg").convert("RGB"))  # [3, H, W]; "L" where info["channels"] is 1
-with torch.inference_mode():
-    shares = model(image[None])[0].softmax(0)  # [classes]
-for i in shares.argsort(descending=True)[:5]:
-    print(f"{shares[i]:6.1%}  {info['classes'][i]}")
-"""
 SIZES = [(40, 40), (24, 31), (250, 300), (90, 61), (45, 45), (33, 200), (199, 260), (41, 39), (120, 180), (64, 47)]
 NAMES = ("astronaut", "chelsea", "coffee")
 COMMON = {
@@ -108,10 +89,6 @@ def test_images(photos, info, transform=None):
 test_images.__test__ = False
 
 
-def result(run):
-    return json.loads((run / "result.json").read_text())
-
-
 def top1(logits, labels):
     """In percent."""
     return 100 * int((logits.argmax(1).numpy() == labels).sum()) / len(labels)
@@ -166,16 +143,11 @@ def test_grey(runs, photos, tmp_path):
     assert backbone(images).shape == (39, VIT["embed_dim"])
 
 
-def snippet():
-    """README's lines from a run to a prediction."""
-    blocks = re.findall(r"(?s)```python\n(.*?)```", (ROOT / "README.md").read_text())
-    return next((block for block in blocks if "create_transform" in block), SNIPPET)
-
-
 def test_readmes_snippet(runs, photos, capsys):
     photo = photos / "test/coffee/02.jpg"
-    text = snippet().replace("runs/b/", f"{runs / 'vit'}/").replace("photo.jpg", str(photo))
-    exec(text, {})
+    blocks = re.findall(r"(?s)```python\n(.*?)```", (ROOT / "README.md").read_text())
+    (text,) = (block for block in blocks if "create_transform" in block)
+    exec(text.replace("runs/b/", f"{runs / 'vit'}/").replace("photo.jpg", str(photo)), {})
     lines = capsys.readouterr().out.splitlines()
     shown = [re.fullmatch(r" *([\d.]+)%  (\w+)", line).groups() for line in lines]
     assert sorted(name for _, name in shown) == sorted(NAMES)
@@ -247,10 +219,9 @@ def test_the_centre_crop_is_timms_to_the_last_bit():
 
 
 @pytest.mark.parametrize("crop", [CentreCrop(20, 0.875), CentreCrop(20, 1.0)])
-def test_every_cache_gives_the_finished_crop_and_keeps_small_images_small(crop, tmp_path, monkeypatch):
+def test_every_cache_gives_the_finished_crop_and_keeps_small_images_small(crop, tmp_path, decoded):
     for i, size in enumerate([(40, 30), (9, 50), (20, 20), (19, 20), (5, 7), (33, 12)]):
         paint(tmp_path / "d/train/a" / f"{i}.png", i, size)
-    decoded = decodes(monkeypatch)
     split = open_splits(section(tmp_path / "d"), labelled=False).train
     wanted = [torch.from_numpy(crop(np.array(Image.open(path)))).permute(2, 0, 1) for path in split.items]
     for keep in ("ram", "off", "disk", "disk"):
@@ -260,10 +231,10 @@ def test_every_cache_gives_the_finished_crop_and_keeps_small_images_small(crop, 
     assert len(decoded) == 4 * 6 and opened(tmp_path / "d", 16, keep="disk").image(0).shape == (3, 16, 21)
 
 
-def test_each_size_of_a_run_stays_in_the_cache(tmp_path, photos, monkeypatch, own_cache, capsys):
+def test_each_size_of_a_run_stays_in_the_cache(tmp_path, photos, decoded, own_cache, capsys):
     given = {**COMMON, "train__epochs": 1, "data__root": str(photos), "data__cache": "disk"}
     assert inside("finetune", tmp_path / "a", **given, stages=[{"size": 24}, {"size": 40}]) == 0
-    decoded = decodes(monkeypatch)
+    decoded.clear()
     for size in (24, 40):
         bounds = {"train__size": size, "stages": None, "data__subset": {"total": 20}}
         assert inside("finetune", tmp_path / str(size), **{**given, **bounds}) == 0

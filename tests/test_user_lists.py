@@ -7,16 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from folders import TINY, faults, paint, section, tree, tuned
+from folders import TINY, faults, paint, result, section, tree, tuned
 from helpers import call, inside, refused
 
 from idmm.data.datasets import open_splits
 
 pytestmark = pytest.mark.usefixtures("own_cache")
-
-
-def result(out):
-    return json.loads((Path(out) / "result.json").read_text())
 
 
 def written(path, text, encoding="utf-8"):

@@ -218,5 +218,5 @@ def _draw(found: Checkup, splits: Splits, max_pixels: int, path: Path) -> None:
         tags = [pair.kind, *(["leaks"] if pair.leaks else []), *(["labels differ"] if pair.disagrees else [])]
         names = [f"{_place(image)}\n{image.label or ''}" for image in (pair.first, pair.second)]
         items = [getattr(splits, image.split).items[image.index] for image in (pair.first, pair.second)]
-        rows.append((", ".join(tags), names, [load(item, max_pixels, found.range or FULL)[0].pixels for item in items]))
+        rows.append((", ".join(tags), names, [load(item, max_pixels, found.range or FULL).pixels for item in items]))
     pair_sheet(rows, path, f"{found.dataset}: {len(rows)} of {counted(len(found.pairs), 'pair')} that look the same")

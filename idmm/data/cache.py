@@ -15,7 +15,7 @@ import torch
 from idmm import config
 from idmm.data.depth import AUTO, FULL, Scale, each_scaled, range_of, tidy
 from idmm.data.disk import CacheEntry, Index, mapped
-from idmm.data.images import BadImage, Bound, CentreCrop, Depth, digest, fitted, fitted_size, load, probe, read
+from idmm.data.images import BadImage, Bound, CentreCrop, Decoded, digest, fitted, fitted_size, load, probe, read
 from idmm.data.split import Split, counted
 from idmm.errors import RunError, UserError, listed
 from idmm.progress import size as size_of
@@ -109,12 +109,12 @@ class ImageStore:
         try:
             item = self._items[i]
             item = os.fsdecode(item) if isinstance(item, np.bytes_) else item
-            decoded, found = load(item, self._max_pixels, self.scale or FULL)
+            pixels, _, found = load(item, self._max_pixels, self.scale or FULL)
         except BadImage as error:
             raise RunError(f"data.root: '{self.names[i]}' was fine when loaded, but now: {error.reason}") from error
         if found != bytes(self._digests[i]):
             raise RunError(f"data.root: '{self.names[i]}' was changed while in use")
-        return fitted(decoded.pixels, self.bound).reshape(-1)
+        return fitted(pixels, self.bound).reshape(-1)
 
 
 def load_split(
@@ -125,6 +125,7 @@ def load_split(
     part: str = "train",
     progress: bool = False,
     scale: Scale | None = None,
+    again: bool = False,
 ) -> ImageStore:
     """Reads, checks, hashes and decodes all images of a split, in parallel; or finds that done on the disk.
 
@@ -136,6 +137,7 @@ def load_split(
         part: Which split this is: train, val or test.
         progress: Show a bar on standard error if this takes longer than a second.
         scale: Of grey deeper than 8 bits; None: ``data.range``.
+        again: They were loaded before at another bound, so the bad ones that are left out have been logged.
 
     Returns:
         The store; without the bad images where ``data.on_error`` is 'skip'.
@@ -147,10 +149,10 @@ def load_split(
     """
     if not len(split):
         raise UserError("data.root: there is no image to load")
-    loading = _Loading(split, bound, data, progress, tidy(scale or data.range))
+    loading = _Loading(split, bound, data, progress, tidy(scale or data.range), again)
     if data.cache == "disk" or (data.cache == "auto" and not isinstance(split.items, np.ndarray)):
         try:
-            if store := loading.from_disk(CacheEntry(split, part, bound, data)):
+            if store := loading.from_disk(part):
                 return store
         except (UserError, RunError) as error:
             of_user = isinstance(error, UserError)
@@ -163,17 +165,17 @@ def load_split(
 class _Loading:
     """Decodes a split, once or again."""
 
-    def __init__(self, split: Split, bound: Bound, data: config.Data, progress: bool, scale: Scale):
+    def __init__(self, split: Split, bound: Bound, data: config.Data, progress: bool, scale: Scale, again: bool):
         self.split, self.bound, self.data, self.progress, self.scale = split, bound, data, progress, scale
+        self.again = again
         self.reported = False  # the bad images, once
 
-    def from_disk(self, entry: CacheEntry) -> ImageStore | None:
+    def from_disk(self, part: str) -> ImageStore | None:
         """Opens a cache entry, written first if need be; None where it has no room, with 'auto'."""
-        if store := self._found(entry):
-            return store
-        entry = entry.scaled(self.scale)
-        if entry.scale != AUTO and (store := self._found(entry)):
-            return store
+        for scale in dict.fromkeys((AUTO, self.scale)):  # images of 8 bits are the same by any
+            entry = CacheEntry(self.split, part, self.bound, self.data, scale)
+            if store := self._found(entry):
+                return store
         with entry.locked():
             store = self._found(entry)  # another process may have filled it
             if store is None and self._fits(entry):
@@ -235,11 +237,10 @@ class _Loading:
                 if isinstance(result, BadImage):
                     bad[i] = result.reason
                 else:
-                    array, depth, found = result  # [H, W, 3]
-                    keep(array)
-                    sizes[i] = array.shape[:2]
-                    digests.append(found)
-                    depths.append(depth)
+                    keep(result.pixels)
+                    sizes[i] = result.pixels.shape[:2]
+                    digests.append(result.digest)
+                    depths.append(result.depth)
         index = Index(
             sizes=np.array(list(sizes.values()), dtype=np.int64).reshape(-1, 2),
             digests=np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(-1, 16),
@@ -252,9 +253,9 @@ class _Loading:
         self._report(index)
         return index
 
-    def _load(self, i: int, scale: Scale) -> tuple[np.ndarray, Depth, bytes]:
-        decoded, found = load(self.split.items[i], self.data.max_pixels, scale)
-        return fitted(decoded.pixels, self.bound), decoded.depth, found
+    def _load(self, i: int, scale: Scale) -> Decoded:
+        decoded = load(self.split.items[i], self.data.max_pixels, scale)
+        return decoded._replace(pixels=fitted(decoded.pixels, self.bound))
 
     def _fits(self, entry: CacheEntry) -> bool:
         """Whether the decoded images have room on the disk, and may have it."""
@@ -295,7 +296,8 @@ class _Loading:
         count = f"{len(index.bad)} of {counted(len(split), 'image')}"
         if self.data.on_error == "fail":
             raise UserError(f"data.root: {count} cannot be used (--data.on_error skip leaves them out):", *lines)
-        log.warning("data.root: left out %s that cannot be used:\n%s", count, "\n".join(lines))
+        level = logging.DEBUG if self.again else logging.WARNING
+        log.log(level, "data.root: left out %s that cannot be used:\n%s", count, "\n".join(lines))
         if not len(index.good):
             raise UserError(f"data.root: none of the {len(split)} images can be used:", *lines)
         if split.labels is not None:

@@ -186,9 +186,8 @@ def _hold_out(splits: Splits, fraction: float) -> Splits:
 def _parted(train: Split, held: np.ndarray, how: str) -> tuple[Split, Split]:
     """Takes the images ``held`` (numbers) out of a split; returns what is left, and them."""
     kept = np.setdiff1d(np.arange(len(train)), held)
-    drawn = (f"{train.drawn} but {how}", f"{train.drawn} {how} of train")
-    left, out = (replace(train.take(i), drawn=d.strip()) for i, d in zip((kept, held), drawn, strict=True))
-    return left, out
+    left = replace(train.take(kept), drawn=f"{train.drawn} but {how}".strip())
+    return left, replace(train.take(held), drawn=f"{train.drawn} {how} of train".strip())
 
 
 def _of_each_class(train: Split, fraction: float) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Grey deeper than 8 bits: the one range of a data set that 0 to 255 stand for, from its training images.
+"""All images of a split side by side, and the one range of grey deeper than 8 bits that 0 to 255 stand for.
 
 The range goes from the smallest to the largest value of all training images, each without its 1 in 10,000 most extreme
 pixels at either end. So hot and dead pixels of a sensor do not set it, but whatever covers more of a single image than
@@ -6,28 +6,30 @@ that does: small bright objects are kept, which percentiles over all pixels woul
 sample, hence not on the number of threads or processes.
 """
 
+import os
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import TypeVar
 
 import numpy as np
 
-from idmm.data.images import AUTO, FULL, BadImage, Scale, ScaleUnknown, depth, in_order
+from idmm.data.images import AUTO, FULL, BadImage, Scale, ScaleUnknown, depth, quiet_pillow
 from idmm.data.split import Split, counted
 from idmm.errors import RunError
+from idmm.progress import Bar
 
 Result = TypeVar("Result")
 FEW = 32  # grey levels of a typical image from which on they are not remarked on
 _CEILINGS = {"16-bit grey": 65535.0, "12-bit grey": 4095.0}  # of FULL, where it is no image's own
 
 
-def tidy(scale):
-    """Returns a number, or a range, in one form: whole numbers as such; words as they are."""
+def tidy(scale: Scale | list[float]) -> Scale:
+    """Returns a range in one form, whole numbers as such; words as they are."""
     if isinstance(scale, str):
         return scale
-    if isinstance(scale, (list, tuple)):
-        return tuple(tidy(value) for value in scale)
-    return int(scale) if float(scale).is_integer() else float(scale)
+    return tuple(int(value) if float(value).is_integer() else float(value) for value in scale)
 
 
 def range_of(extremes: np.ndarray) -> Scale | None:
@@ -45,9 +47,10 @@ def range_of(extremes: np.ndarray) -> Scale | None:
 def each_scaled(
     work: Callable[[int, Scale], Result], split: Split, scale: Scale, max_pixels: int, label: str, progress: bool
 ) -> Iterator[Result | BadImage]:
-    """Yields ``work(i, scale)`` of each image of a split like :func:`idmm.data.images.in_order`, with AUTO resolved.
+    """Yields ``work(i, scale)`` of each image of a split in order, or the BadImage that it raised, with AUTO resolved.
 
-    The range is measured from ``split`` when its first deep grey image turns up, so that others cost nothing.
+    The range is measured from ``split`` when its first deep grey image turns up, so that others cost nothing. With
+    ``progress`` a bar is shown on standard error.
 
     Raises:
         RunError: An image does not fit into memory.
@@ -58,22 +61,49 @@ def each_scaled(
             return work(i, scale)
         except ScaleUnknown:
             return None
-        except MemoryError as error:
-            why = f"out of memory while decoding '{split.place(i)}'; a lower data.max_pixels refuses it"
-            raise RunError(why) from error
 
-    with closing(in_order(attempt, len(split), label, progress)) as results:
+    with closing(_in_order(attempt, split, label, progress)) as results:
         for i, result in enumerate(results):
             if result is None:  # begun before the range was known
                 scale = _measured(split, max_pixels, progress) if scale == AUTO else scale
-                (result,) = in_order(lambda _, i=i: attempt(i), 1, label, progress=False)
+                result = _outcome(attempt, split, i)
             yield result
 
 
 def _measured(split: Split, max_pixels: int, progress: bool) -> Scale:
-    looks = in_order(lambda i: depth(split.items[i], max_pixels), len(split), "measuring grey values", progress)
+    looks = _in_order(lambda i: depth(split.items[i], max_pixels), split, "measuring grey values", progress)
     ends = [look[1:] for look in looks if not isinstance(look, BadImage)]
     return range_of(np.array(ends)) or FULL
+
+
+def _in_order(work: Callable[[int], Result], split: Split, label: str, progress: bool) -> Iterator[Result | BadImage]:
+    """Yields the :func:`_outcome` for each image; threads work on a few at a time, so that memory stays bounded.
+
+    Threads, not processes, as Pillow decodes without Python's lock. A bar is shown if this takes longer than a second.
+    """
+    threads, count = os.cpu_count() or 1, len(split)
+    waiting = deque()
+    bar = Bar(total=count, desc=label, unit="img", delay=1, disable=not progress)
+    with quiet_pillow(), bar, ThreadPoolExecutor(threads) as pool:
+        try:
+            for i in range(count):
+                waiting.append(pool.submit(_outcome, work, split, i))
+                while waiting and (len(waiting) >= 4 * threads or i == count - 1):
+                    yield waiting.popleft().result()
+                    bar.update()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # Ctrl-C does not wait for the queue
+
+
+def _outcome(work: Callable[[int], Result], split: Split, i: int) -> Result | BadImage:
+    """Returns ``work(i)``, or the BadImage that it raised; RunError: memory runs out."""
+    try:
+        return work(i)
+    except BadImage as error:
+        return error
+    except MemoryError as error:
+        why = f"out of memory while decoding '{split.place(i)}'; a lower data.max_pixels refuses it"
+        raise RunError(why) from error
 
 
 def described(

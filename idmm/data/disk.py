@@ -5,7 +5,6 @@ that they were decoded from and is written last. So whatever a kill leaves, an i
 """
 
 import contextlib
-import copy
 import hashlib
 import json
 import logging
@@ -65,34 +64,30 @@ def cache_folder(given: str | None) -> Path:
         raise UserError(f"data.cache_dir: '{folder}' has no place, as there is no home folder; name another") from None
 
 
+def plain(name: str) -> str:
+    """Returns a dataset's name as names of files in the cache begin with it."""
+    return "".join(c if c.isalnum() else "-" for c in name)[-40:]
+
+
 class CacheEntry:
     """The place on the disk of one split (``part``: train, val or test) at one bound: the folder ``path``.
 
     Args:
         bound: What is kept of each image, as for :func:`idmm.data.cache.load_split`.
         data: The config's section: ``cache_dir``, and which dataset it is.
+        scale: Of grey deeper than 8 bits; AUTO: the range of these images.
     """
 
-    def __init__(self, split: Split, part: str, bound: Bound, data: config.Data):
+    def __init__(self, split: Split, part: str, bound: Bound, data: config.Data, scale: Scale = AUTO):
         root = os.path.realpath(os.path.expanduser(data.root)) if data.root else None
-        key = repr((data.name, root, part, bound, split.drawn)).encode("utf-8", "surrogateescape")
-        name = "".join(c if c.isalnum() else "-" for c in data.name)[-40:]
+        scaled = () if scale == AUTO else (scale,)
+        key = repr((data.name, root, part, bound, split.drawn, *scaled)).encode("utf-8", "surrogateescape")
         pixels = bound.size if isinstance(bound, CentreCrop) else bound or "full"
-        self.path = cache_folder(data.cache_dir) / f"{name}-{part}-{pixels}-{digest(key).hex()[:10]}"
+        self.path = cache_folder(data.cache_dir) / f"{plain(data.name)}-{part}-{pixels}-{digest(key).hex()[:10]}"
         self.signature = _signature(split, bound, data.max_pixels)
         self.pixels = self.path / f"pixels-{self.signature}"  # of all images end to end
         self.about = {"dataset": data.name, "root": root, "split": part, "bound": bound}
-        self.scale: Scale = AUTO
-
-    def scaled(self, scale: Scale) -> "CacheEntry":
-        """Returns the place of the same split with deep grey scaled otherwise than its own values ask for."""
-        if scale == AUTO:
-            return self
-        other, key = copy.copy(self), digest(repr((self.path.name, scale)).encode()).hex()[:10]
-        other.path = self.path.with_name(self.path.name[:-10] + key)
-        other.signature, other.scale = self.signature + key, scale
-        other.pixels = other.path / f"pixels-{other.signature}"
-        return other
+        self.scale = scale
 
     def serves(self, index: Index, scale: Scale) -> bool:
         """Whether the pixels here are what ``scale`` makes of them; of images of 8 bits it makes nothing else."""

@@ -137,8 +137,7 @@ def check(data: config.Data, tiny: int, near_limit: int, progress: bool = False)
     Raises:
         UserError: The dataset cannot be opened at all, or a list of the user's is bad.
     """
-    data = replace(data, allow_size_mismatch=True, val_fraction=0.0, subset=None, folds=None, fold=None)
-    splits, faults, remarks = _opened(data)
+    splits, faults, remarks = _opened(replace(data, allow_size_mismatch=True))
     found = Checkup(
         data.name, data.root, layout_faults=faults, remarks=remarks, size_mismatch=splits.size_mismatch, tiny_below=tiny
     )
@@ -200,8 +199,9 @@ def _count_depths(found: Checkup, name: str, looks: list[_Summary]) -> None:
     found.range = own if name == "train" else found.range
     for kind in np.unique(kinds).tolist():
         ends = extremes[kinds == kind]
-        about = {} if np.isnan(ends).any() else {"low": tidy(ends[:, 0].min()), "high": tidy(ends[:, 1].max())}
-        found.depths.setdefault(name, {})[kind or "8 bits"] = {"images": len(ends), **about}
+        span = () if np.isnan(ends).any() else tidy((ends[:, 0].min(), ends[:, 1].max()))
+        about = {"images": len(ends), **dict(zip(("low", "high"), span, strict=False))}
+        found.depths.setdefault(name, {})[kind or "8 bits"] = about
     names = [look.ref.name for look in looks]
     for lines in described(name, names, kinds, extremes, found.range or own, "data.range auto"):
         found.depth_lines += lines
@@ -209,7 +209,7 @@ def _count_depths(found: Checkup, name: str, looks: list[_Summary]) -> None:
 
 def _summary(name: str, split: Split, i: int, max_pixels: int, scale: Scale) -> _Summary:
     label = None if split.labels is None or split.labels[i] < 0 else split.classes[split.labels[i]]
-    (image, depth), file = load(split.items[i], max_pixels, scale)  # [H, W, 3]
+    image, depth, file = load(split.items[i], max_pixels, scale)  # [H, W, 3]
     picture = Image.fromarray(image)
     return _Summary(
         ref=ImageRef(name, i, split.names[i], label),

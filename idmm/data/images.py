@@ -10,19 +10,15 @@ import re
 import struct
 import threading
 import warnings
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, TypeVar
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from idmm.data import tiff
 from idmm.errors import reason
-from idmm.progress import Bar
 
-Result = TypeVar("Result")
 Scale = str | tuple[float, float]  # of grey deeper than 8 bits: AUTO, FULL, or the values that 0 and 255 stand for
 AUTO, FULL = "auto", "full"
 
@@ -74,6 +70,8 @@ class Decoded(NamedTuple):
     pixels: np.ndarray
     """uint8 [H, W, 3], contiguous."""
     depth: Depth
+    digest: bytes
+    """Of its file, or of the pixels where it has none."""
 
 
 def read(path: str | os.PathLike) -> bytes:
@@ -93,26 +91,18 @@ def digest(content: bytes) -> bytes:
     return hashlib.blake2b(content, digest_size=16).digest()
 
 
-def load(item: str | bytes | np.ndarray, max_pixels: int, scale: Scale = FULL) -> tuple[Decoded, bytes]:
-    """Returns an item of a split, and the digest of its file (of the pixels without one)."""
-    if isinstance(item, np.ndarray):
-        return Decoded(item, Depth()), digest(item.tobytes())
-    content = read(item) if isinstance(item, str) else item
-    return decode_deep(content, max_pixels, scale), digest(content)
-
-
 def decode(data: bytes | str | os.PathLike, max_pixels: int) -> np.ndarray:
-    """Decodes one image as :func:`decode_deep` does under FULL: uint8 [H, W, 3]."""
-    return decode_deep(data, max_pixels, FULL).pixels
+    """Decodes a file's content, or the file at a path, as :func:`load` does under FULL: uint8 [H, W, 3]."""
+    return load(data, max_pixels).pixels
 
 
-def decode_deep(data: bytes | str | os.PathLike, max_pixels: int, scale: Scale) -> Decoded:
-    """Decodes one image, its first frame if it is animated.
+def load(item: bytes | str | os.PathLike | np.ndarray, max_pixels: int, scale: Scale = FULL) -> Decoded:
+    """Decodes an item of a split, its first frame if it is animated.
 
     Transparent pixels come out white, EXIF orientation is applied, grey images have three equal channels.
 
     Args:
-        data: A file's content, or its path.
+        item: A file's content, its path, or pixels, which stay as they are.
         max_pixels: Images with more pixels than this are refused, by their header (pixels).
         scale: Of grey deeper than 8 bits. FULL: 16-bit grey is scaled by 255/65535; grey of no fixed range (32-bit
             integers, floats) from the range that holds its values: [0, 1] (floats), [0, 255] (floats), [0, 65535],
@@ -122,27 +112,23 @@ def decode_deep(data: bytes | str | os.PathLike, max_pixels: int, scale: Scale) 
         BadImage: No such file, empty, not an image, truncated, too large, or several pages.
         ScaleUnknown: Grey deeper than 8 bits, and ``scale`` is AUTO.
     """
-    with _opened(data, max_pixels) as image:
-        kind = _kind(image)
-        if not _deep_grey(image):
-            image.load()
-            return Decoded(_rgb(_upright(image)), Depth(kind))
-        if scale == AUTO:
+    if isinstance(item, np.ndarray):
+        return Decoded(item, Depth(), digest(item.tobytes()))
+    content = item if isinstance(item, bytes) else read(item)
+    with _opened(content, max_pixels) as image:
+        if scale == AUTO and _deep_grey(image):
             raise ScaleUnknown
+        depth = _depth_of(image)
         image.load()
-        extremes = _extremes(np.asarray(image))
-        return Decoded(_rgb(_upright(image), scale), Depth(kind, *extremes))
+        return Decoded(_rgb(_upright(image), scale), depth, digest(content))
 
 
 def depth(item: str | bytes | np.ndarray, max_pixels: int) -> Depth:
-    """Returns the depth of an item of a split; of one of 8 bits only the header is read. BadImage: as decoding has."""
+    """Returns the depth of an item of a split; of one of 8 bits only the header is read. BadImage: as :func:`load`."""
     if isinstance(item, np.ndarray):
         return Depth()
     with _opened(item, max_pixels) as image:
-        if not _deep_grey(image):
-            return Depth(_kind(image))
-        image.load()
-        return Depth(_kind(image), *_extremes(np.asarray(image)))
+        return _depth_of(image)
 
 
 def frames(item: str | bytes | np.ndarray, max_pixels: int) -> int:
@@ -185,24 +171,6 @@ def _opened(data: bytes | str | os.PathLike, max_pixels: int) -> Iterator[Image.
             raise BadImage(f"unreadable or truncated ({text})") from error
 
 
-def bounded_size(h: int, w: int, bound: int | None) -> tuple[int, int]:
-    """Returns what :func:`bound_short_side` makes of an image's height and width (pixels)."""
-    if bound is None or min(h, w) <= bound:
-        return h, w
-    return (round(h * bound / w), bound) if w <= h else (bound, round(w * bound / h))
-
-
-def bound_short_side(array: np.ndarray, bound: int | None) -> np.ndarray:
-    """Shrinks an image, uint8 [H, W, 3], until its short side is at most ``bound`` (pixels); never enlarges it.
-
-    Bicubic with antialiasing; the aspect is kept to the nearest pixel. With None it is returned as it is.
-    """
-    h, w = bounded_size(*array.shape[:2], bound)
-    if (h, w) == array.shape[:2]:
-        return array
-    return np.array(Image.fromarray(array).resize((w, h), Image.Resampling.BICUBIC))
-
-
 class CentreCrop(NamedTuple):
     """How an image is evaluated: its short side is resized to size / crop_pct, then the centre is cut out."""
 
@@ -228,17 +196,26 @@ Bound = int | CentreCrop | None  # what is kept of an image: a short side up to 
 
 
 def fitted(array: np.ndarray, bound: Bound) -> np.ndarray:
-    """Returns what is kept of an image, uint8 [H, W, 3]; one of fewer pixels than its centre crop is kept as it is."""
-    if not isinstance(bound, CentreCrop):
-        return bound_short_side(array, bound)
-    return bound(array) if array.shape[0] * array.shape[1] >= bound.size**2 else array
+    """Returns what is kept of an image, uint8 [H, W, 3]; it is never enlarged.
+
+    A longer short side is shrunk to the bound, bicubic with antialiasing, the aspect kept to the nearest pixel; an
+    image of fewer pixels than its centre crop stays as it is.
+    """
+    size = fitted_size(*array.shape[:2], bound)
+    if isinstance(bound, CentreCrop):
+        return bound(array) if size == (bound.size, bound.size) else array
+    if size == array.shape[:2]:
+        return array
+    return np.array(Image.fromarray(array).resize(size[::-1], Image.Resampling.BICUBIC))
 
 
 def fitted_size(h: int, w: int, bound: Bound) -> tuple[int, int]:
     """Returns what :func:`fitted` makes of an image's height and width (pixels)."""
-    if not isinstance(bound, CentreCrop):
-        return bounded_size(h, w, bound)
-    return (bound.size, bound.size) if h * w >= bound.size**2 else (h, w)
+    if isinstance(bound, CentreCrop):
+        return (bound.size, bound.size) if h * w >= bound.size**2 else (h, w)
+    if bound is None or min(h, w) <= bound:
+        return h, w
+    return (round(h * bound / w), bound) if w <= h else (bound, round(w * bound / h))
 
 
 _lock, _depth, _undo = threading.Lock(), 0, contextlib.ExitStack()
@@ -284,14 +261,20 @@ def _first_page(data: bytes, mode: str | None) -> int:
 
     ``mode`` is Pillow's, None where Pillow cannot tell.
     """
-    found = tiff.pages(data)
-    if found and (why := tiff.fault(found, mode)):
-        raise BadImage(why, found.count)
-    return found.first if found else 0
+    count, first, tags = tiff.pages(data) or (0, 0, None)
+    if tags and (why := tiff.fault(count, tags, mode)):
+        raise BadImage(why, count)
+    return first
 
 
 def _deep_grey(image: Image.Image) -> bool:
     return image.mode.startswith("I;16") or image.mode in ("I", "F")
+
+
+def _depth_of(image: Image.Image) -> Depth:
+    """Reads the pixels of deep grey only, and the header before them, as Pillow forgets how they were stored."""
+    kind = _kind(image)
+    return Depth(kind, *_extremes(np.asarray(image))) if _deep_grey(image) else Depth(kind)
 
 
 def _kind(image: Image.Image) -> str:
@@ -325,7 +308,7 @@ def _upright(image: Image.Image) -> Image.Image:
     return image if method is None else image.transpose(method)
 
 
-def _rgb(image: Image.Image, scale: Scale = FULL) -> np.ndarray:
+def _rgb(image: Image.Image, scale: Scale) -> np.ndarray:
     """Returns any loaded image as uint8 [H, W, 3]."""
     if _deep_grey(image):
         grey = _grey8(image, scale)  # [H, W]
@@ -366,30 +349,3 @@ def _full_range(image: Image.Image, values: np.ndarray) -> tuple[float, float]:
     ceilings = (1.0, 255.0, 65535.0) if image.mode == "F" else (65535.0,)
     fits = [c for c in ceilings if values.min() >= 0 and values.max() <= c]
     return (0.0, fits[0]) if fits else (values.min(), values.max())
-
-
-def in_order(work: Callable[[int], Result], count: int, label: str, progress: bool) -> Iterator[Result | BadImage]:
-    """Yields ``work(i)`` for i from 0 to ``count``, or the BadImage that it raised; what else it raises is raised here.
-
-    ``work`` runs in threads, not processes, as Pillow decodes without Python's lock; on a few images at a time, so that
-    memory stays bounded. With ``progress`` a bar is shown on standard error if this takes longer than a second.
-    """
-
-    def result(i: int) -> Result | BadImage:
-        try:
-            return work(i)
-        except BadImage as error:
-            return error
-
-    threads = os.cpu_count() or 1
-    waiting = deque()
-    bar = Bar(total=count, desc=label, unit="img", delay=1, disable=not progress)
-    with quiet_pillow(), bar, ThreadPoolExecutor(threads) as pool:
-        try:
-            for i in range(count):
-                waiting.append(pool.submit(result, i))
-                while waiting and (len(waiting) >= 4 * threads or i == count - 1):
-                    yield waiting.popleft().result()
-                    bar.update()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # Ctrl-C does not wait for the queue

@@ -2,7 +2,6 @@
 
 import io
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
@@ -12,30 +11,23 @@ _NEW_SUBFILE, _SUBFILE, _WIDTH, _SAMPLES, _PLANAR, _FORMAT = 254, 255, 256, 277,
 _NUMBERS = {1: "integers", 2: "signed integers", 3: "floats"}
 
 
-class Pages(NamedTuple):
-    """What a TIFF holds."""
+def pages(data: bytes) -> tuple[int, int, dict] | None:
+    """Reads the tags of a file; None where they cannot be read, or it is no TIFF.
 
-    count: int
-    """Pictures, less previews and masks of them."""
-    first: int
-    """Number of the page to read: the first that is neither."""
-    tags: dict
-    """Of that page, None where it lacks one."""
-
-
-def pages(data: bytes) -> Pages | None:
-    """Reads the tags of a file; None where they cannot be read, or it is no TIFF."""
+    Returns:
+        How many pictures it holds, less previews and masks of them; the number of the page to read, the first that is
+        neither; and the tags of that page, None where it lacks one.
+    """
     if not (found := list(_directories(data))):
         return None
     whole = [number for number, tags in enumerate(found) if not _beside(tags)] or [0]
-    return Pages(len(whole), whole[0], found[whole[0]])
+    return len(whole), whole[0], found[whole[0]]
 
 
-def fault(found: Pages, mode: str | None) -> str | None:
-    """Says why a TIFF is not read; ``mode`` is Pillow's for it, or None where Pillow does not know what it is."""
-    if found.count > 1:
-        return f"a TIFF of {found.count} pages; wanted one picture a file"
-    tags = found.tags
+def fault(count: int, tags: dict, mode: str | None) -> str | None:
+    """Says why a TIFF of so many pictures is not read; ``mode`` is Pillow's, None where Pillow does not know it."""
+    if count > 1:
+        return f"a TIFF of {count} pages; wanted one picture a file"
     samples, bits = tags[_SAMPLES] or 1, max(tags[BITS] or (1,))
     dropped = samples == 2 and mode is not None and mode not in ("LA", "La", "PA")  # the second, by Pillow
     if samples > 4 or dropped:

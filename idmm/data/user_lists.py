@@ -13,7 +13,6 @@ import unicodedata
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -32,44 +31,105 @@ _HEADERS = {  # names that a header may give a column
 
 
 class BadList(UserError):
-    """A list that cannot be read, or has bad lines; :func:`refuse` makes one of many faults."""
+    """A list that cannot be read, or has bad lines."""
 
 
-class Row(NamedTuple):
-    """A line of a CSV: its number, and what stands in the columns that are known."""
+class UserList:
+    """A file whose lines name images; what is wrong with lines is collected, to be refused together.
 
-    line: int
-    cells: dict[str, str]
+    Args:
+        field: Of the config, that names the file.
+        file: Its path.
+        images: Names of the dataset's images.
+        root: Where they lie, if it is a dataset of files.
+    """
 
-
-class Names:
-    """The images that a line may mean: ``names`` of a dataset, which lies in ``root`` if it is one of files."""
-
-    def __init__(self, names: Iterable[str], root: str | None):
+    def __init__(self, field: str, file: str, images: Iterable[str], root: str | None):
+        self.field, self.file = field, file
         self.root = None if root is None else os.path.abspath(os.path.expanduser(root))
-        self._known = {composed(name): name for name in names}
-        self._hints = _MOST_LISTED  # each is a look at all names
+        self._known = {composed(name): name for name in images}
+        self._faults, self._hints = [], _MOST_LISTED  # each hint is a look at all names
 
-    def find(self, text: str) -> str | None:
-        """Returns the image's name; None where there is none of that name."""
-        forms = (self._relative(form) for form in (text, text.strip(), text.strip().replace("\\", "/")))
-        return next((self._known[form] for form in forms if form in self._known), None)
+    def text(self, wanted: str, errors: str = "strict") -> str:
+        """Returns the whole file; BadList: it cannot be read."""
+        try:
+            return Path(self.file).expanduser().read_bytes().decode("utf-8-sig", errors)
+        except OSError as error:
+            why = reason(error)
+        except UnicodeDecodeError:
+            why = "not UTF-8 text"
+        raise BadList(f"{self.field}: cannot read '{self.file}' ({why}); wanted {wanted}")
 
-    def elsewhere(self, text: str) -> bool:
-        """Whether a file of that name lies in the root, though no image of the dataset: another split's, say."""
-        return self.root is not None and os.path.lexists(os.path.join(self.root, text.strip()))
+    def table(self, wanted: tuple[str, ...], optional: tuple[str, ...] = ()) -> list[tuple[int, dict[str, str]]]:
+        """Reads a CSV with the columns ``wanted``, and ``optional`` ones where its header names them.
 
-    def near(self, text: str) -> str:
+        Separated by commas, semicolons or tabs, as its first line is. Without a header the columns are the wanted ones
+        in their order, and after them the first optional one.
+
+        Returns:
+            Each row's number of the line and its cells by column.
+
+        Raises:
+            BadList: It cannot be read, is empty, or has rows with cells missing or empty.
+        """
+        form = ",".join(wanted)
+        text = self.text(f"a CSV file of {form}")
+        first = text.lstrip().partition("\n")[0]
+        try:
+            reader = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=first.count), strict=True)
+            rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(map(str.strip, row))]
+        except csv.Error as error:
+            self.fault(reader.line_num, f"is not CSV ({error}); wanted {form}")
+            self.refuse()
+        columns = {name: i for i, name in enumerate((*wanted, *optional[:1]))}
+        if rows and (header := _header(rows[0][1], wanted, optional)):
+            columns, rows = header, rows[1:]
+        elif rows and len(rows[0][1]) <= len(wanted):
+            columns = {name: columns[name] for name in wanted}
+        if not rows:
+            raise BadList(f"{self.field}: '{self.file}' has no rows; wanted {form}")
+        for line, cells in rows:
+            if lacking := [name for name, i in columns.items() if not "".join(cells[i : i + 1])]:
+                self.fault(line, f"has no {' and no '.join(lacking)}; wanted {','.join(columns)}")
+        self.refuse()
+        return [(line, {name: cells[i] for name, i in columns.items()}) for line, cells in rows]
+
+    def find(self, line: int, text: str, elsewhere: bool = False) -> str | None:
+        """Returns the name of the image that a line means; None, and that is a fault, where there is none.
+
+        It is no fault where ``elsewhere`` allows files in the root that are no image of the dataset: another split's.
+        """
+        plain = text.strip()
+        forms = (self._relative(form) for form in (text, plain, plain.replace("\\", "/")))
+        if (found := next((self._known[form] for form in forms if form in self._known), None)) is not None:
+            return found
+        if not (elsewhere and self.root is not None and os.path.lexists(os.path.join(self.root, plain))):
+            where = f" under '{self.root}'" if self.root else " of the dataset"
+            header = line == 1 and self.file.lower().endswith((".csv", ".tsv"))
+            hint = self._near(plain) or ("; a header calls the column path" if header else "")
+            self.fault(line, f"'{plain}' is no image{where}{hint}")
+        return None
+
+    def fault(self, line: int, what: str) -> None:
+        """Notes what is wrong with a line."""
+        self._faults.append(f"{self.field}: {self.file}:{line}: {what}")
+
+    def refuse(self) -> None:
+        """Raises BadList with a line a fault, of which the first are named; nothing without faults."""
+        if faults := self._faults:
+            more = len(faults) - _MOST_LISTED
+            rest = [f"{self.field}: and {counted(more, 'line')} more"] if more > 0 else []
+            raise BadList(*faults[:_MOST_LISTED], *rest)
+
+    def _near(self, text: str) -> str:
         """Returns ``; did you mean 'x'?`` for the image in another folder, or of another name in that folder."""
-        if not self._hints:
-            return ""
         self._hints -= 1
-        folder, name = posixpath.split(self._relative(text.strip().replace("\\", "/")))
+        if self._hints < 0:
+            return ""
+        folder, name = posixpath.split(self._relative(text.replace("\\", "/")))
         if same := [known for form, known in self._known.items() if posixpath.basename(form) == name]:
             return f"; did you mean '{same[0]}'?"
-        return nearest(
-            text.strip(), [known for form, known in self._known.items() if posixpath.dirname(form) == folder]
-        )
+        return nearest(text, [known for form, known in self._known.items() if posixpath.dirname(form) == folder])
 
     def _relative(self, text: str) -> str:
         if self.root is not None and os.path.isabs(text):
@@ -82,70 +142,12 @@ def composed(name: str) -> str:
     return unicodedata.normalize("NFC", name)
 
 
-def refuse(field: str, faults: list[str]) -> None:
-    """Raises BadList with a line a fault, of which the first are named; nothing without faults."""
-    if faults:
-        more = len(faults) - _MOST_LISTED
-        raise BadList(*faults[:_MOST_LISTED], *([f"{field}: and {counted(more, 'line')} more"] if more > 0 else []))
-
-
-# ---------------------------------------------------------------------- CSV files
-def read_table(field: str, file: str, wanted: tuple[str, ...], optional: tuple[str, ...] = ()) -> list[Row]:
-    """Reads a CSV with the columns ``wanted``, and ``optional`` ones where its header names them.
-
-    Separated by commas, semicolons or tabs, as its first line is. Without a header the columns are the wanted ones in
-    their order, and after them the first optional one.
-
-    Raises:
-        BadList: It cannot be read, is empty, or has rows with cells missing or empty.
-    """
-    form = ",".join(wanted)
-    text = _text(field, file, f"a CSV file of {form}")
-    first = text.lstrip().partition("\n")[0]
-    try:
-        reader = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=first.count), strict=True)
-        rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(map(str.strip, row))]
-    except csv.Error as error:
-        raise BadList(f"{field}: {file}:{reader.line_num}: is not CSV ({error}); wanted {form}") from None
-    columns = {name: i for i, name in enumerate((*wanted, *optional[:1]))}
-    if rows and (header := _header(rows[0][1], wanted, optional)):
-        columns, rows = header, rows[1:]
-    elif rows and len(rows[0][1]) <= len(wanted):
-        columns = {name: columns[name] for name in wanted}
-    if not rows:
-        raise BadList(f"{field}: '{file}' has no rows; wanted {form}")
-    faults = []
-    for line, cells in rows:
-        if lacking := [name for name, i in columns.items() if not "".join(cells[i : i + 1])]:
-            faults.append(f"{field}: {file}:{line}: has no {' and no '.join(lacking)}; wanted {','.join(columns)}")
-    refuse(field, faults)
-    return [Row(line, {name: cells[i] for name, i in columns.items()}) for line, cells in rows]
-
-
 def _header(cells: list[str], wanted: tuple[str, ...], optional: tuple[str, ...]) -> dict[str, int] | None:
     """Returns the places of the columns by name; None where this is no header."""
     named = [cell.lower() for cell in cells]
-    places = {name: next((i for i, c in enumerate(named) if c in _HEADERS[name]), None) for name in wanted + optional}
-    if any(places[name] is None for name in wanted):
-        return None
-    return {name: place for name, place in places.items() if place is not None}
-
-
-def _text(field: str, file: str, wanted: str, errors: str = "strict") -> str:
-    try:
-        return Path(file).expanduser().read_bytes().decode("utf-8-sig", errors)
-    except OSError as error:
-        why = reason(error)
-    except UnicodeDecodeError:
-        why = "not UTF-8 text"
-    raise BadList(f"{field}: cannot read '{file}' ({why}); wanted {wanted}")
-
-
-def no_image(field: str, file: str, line: int, text: str, names: Names) -> str:
-    """Returns the fault of a line that names no image."""
-    where = f" under '{names.root}'" if names.root else " of the dataset"
-    hint = "; a header calls the column path" if line == 1 and file.lower().endswith((".csv", ".tsv")) else ""
-    return f"{field}: {file}:{line}: '{text}' is no image{where}{names.near(text) or hint}"
+    places = {n: next((i for i, c in enumerate(named) if c in _HEADERS[n]), None) for n in (*wanted, *optional)}
+    known = {name: place for name, place in places.items() if place is not None}
+    return known if known.keys() >= set(wanted) else None
 
 
 # ---------------------------------------------------------------------- images to leave out
@@ -158,30 +160,27 @@ def leave_out(splits: Splits, file: str, root: str | None) -> Splits:
     Raises:
         BadList: It cannot be read, names what is not there, or leaves a split without images.
     """
-    field = "data.exclude"
-    names = Names([name for part in splits.parts.values() for name in part.names], root)
-    gone, faults = set(), []
-    text = _text(field, file, "a file with the name of an image a line", "surrogateescape")  # file names are bytes
-    for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), start=1):
-        if not line.strip() or line.startswith("#"):
-            continue
-        if found := names.find(line):
-            gone.add(found)
-        elif not names.elsewhere(line):
-            faults.append(no_image(field, file, number, line.strip(), names))
-    refuse(field, faults)
+    given = UserList("data.exclude", file, _names(splits), root)
+    text = given.text("a file with the name of an image a line", "surrogateescape")  # file names are bytes
+    lines = enumerate(text.replace("\r\n", "\n").split("\n"), start=1)
+    found = {given.find(i, line, elsewhere=True) for i, line in lines if line.strip() and not line.startswith("#")}
+    given.refuse()
     kept, counts = {}, {}
     for key, part in splits.parts.items():
-        left = [i for i, name in enumerate(part.names) if name not in gone]
+        left = [i for i, name in enumerate(part.names) if name not in found]
         if not left:
-            raise BadList(f"{field}: '{file}' leaves no image of {key}; wanted one at least")
-        out = sorted(set(part.names) & gone)
+            raise BadList(f"data.exclude: '{file}' leaves no image of {key}; wanted one at least")
+        out = sorted(found.intersection(part.names))
         drawn = f"{part.drawn} without {out!r}" if out else part.drawn
         kept[key], counts[key] = replace(part.take(left), drawn=drawn), len(out)
     total = sum(counts.values())
     where = ", ".join(f"{n} {key}" for key, n in counts.items() if n)
-    log.info("%s: '%s' leaves out %s%s", field, file, counted(total, "image"), f" ({where})" if where else "")
+    log.info("data.exclude: '%s' leaves out %s%s", file, counted(total, "image"), f" ({where})" if where else "")
     return replace(splits, **kept, excluded=total)
+
+
+def _names(splits: Splits) -> list[str]:
+    return [name for part in splits.parts.values() for name in part.names]
 
 
 # ---------------------------------------------------------------------- groups
@@ -191,13 +190,13 @@ def with_groups(splits: Splits, how: str, root: str | None) -> Splits:
     Raises:
         BadList: The file or the pattern is bad, or images are in no group.
     """
-    names = [name for part in splits.parts.values() for name in part.names]
+    names = _names(splits)
     if how == "folder":
         group = {name: posixpath.basename(posixpath.dirname(name)) for name in names}
     elif "(" in how and not os.path.exists(how):
         group = _by_pattern(how, names)
     else:
-        group = _by_table(how, Names(names, root))
+        group = _by_table(UserList("data.groups", how, names, root))
     if missing := [name for name in names if not group.get(name)]:
         what = f"'{how}' says of {counted(len(missing), 'image')} no group: {listed(missing, 3)}"
         raise BadList(f"data.groups: {what}; wanted one for each image")
@@ -216,14 +215,13 @@ def _by_pattern(how: str, names: list[str]) -> dict[str, str]:
     return {name: match[1] for name in names if (match := pattern.search(name))}
 
 
-def _by_table(file: str, names: Names) -> dict[str, str]:
-    field, group, faults = "data.groups", {}, []
-    for line, cells in read_table(field, file, ("path", "group")):
-        if (name := names.find(cells["path"])) is None:
-            faults += [] if names.elsewhere(cells["path"]) else [no_image(field, file, line, cells["path"], names)]
-        elif group.setdefault(name, cells["group"]) != cells["group"]:
-            faults.append(f"{field}: {file}:{line}: '{name}' is of '{group[name]}' already; wanted one group an image")
-    refuse(field, faults)
+def _by_table(given: UserList) -> dict[str, str]:
+    group = {}
+    for line, cells in given.table(("path", "group")):
+        name = given.find(line, cells["path"], elsewhere=True)
+        if name is not None and group.setdefault(name, cells["group"]) != cells["group"]:
+            given.fault(line, f"'{name}' is of '{group[name]}' already; wanted one group an image")
+    given.refuse()
     return group
 
 

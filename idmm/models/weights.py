@@ -129,9 +129,8 @@ def read_checkpoint(path: str | os.PathLike, field: str = "") -> Checkpoint:
     """
     path = weights_file(path, field)
     state, info = _read_state(path, field), _read_info(path.with_suffix(".json"), field)
-    known = {key: info.pop(key) for key in ("name", "kwargs") if key in info}
+    known = {key: info.pop(key) for key in ("name", "kwargs", "size", "crop_pct", "interpolation") if key in info}
     known |= {key: tuple(info.pop(key)) for key in ("mean", "std") if key in info}
-    known |= {key: info.pop(key) for key in ("size", "crop_pct", "interpolation") if key in info}
     info.pop("channels", None)  # as in kwargs
     return Checkpoint(state, str(path), field, **known, extra=info)
 
@@ -164,8 +163,8 @@ def load_backbone(run_or_file: str | os.PathLike, img_size: Size | None = None) 
     size = img_size or saved.size or saved.img_size or (model.pretrained_cfg.get("input_size") or (3, 224, 224))[-2:]
     looks = dict(input_size=(saved.in_chans, *pair(size)), test_input_size=None, test_crop_pct=None)
     looks |= {name: getattr(saved, name) for name in ("crop_pct", "interpolation", "mean", "std")}
+    looks |= {"range": saved.extra["range"]} if "range" in saved.extra else {}
     model.pretrained_cfg = model.default_cfg = {**model.pretrained_cfg, **looks, "crop_mode": "center"}
-    model.pretrained_cfg |= {key: saved.extra[key] for key in ("range",) if key in saved.extra}
     return model.eval()
 
 

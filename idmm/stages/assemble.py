@@ -331,15 +331,18 @@ def load_splits(parts: Assembly, folder: RunFolder | None = None, wanted: tuple[
     check_val(parts, splits)
     shown = folder is None or folder.leader
 
-    def load(part: str, bound: Bound) -> ImageStore:
-        return load_split(splits.parts[part], bound=bound, data=data, part=part, progress=shown, scale=scale)
+    def load(part: str, bound: Bound, again: bool = False) -> ImageStore:
+        given = {"data": data, "part": part, "progress": shown, "scale": scale, "again": again}
+        return load_split(splits.parts[part], bound=bound, **given)
 
     asked = parts.spec.range if folder is None else folder.scale(parts.spec.range)
     scale = tidy(asked)
     held = [part for part in splits.parts if part in wanted and part != "train" and parts.stage.evaluated(parts.config)]
     stores = {"train": load("train", parts.bound(max(sizes)))}
     scale = stores["train"].scale or scale  # of the training images, for all
-    crops = {size: {part: load(part, CentreCrop(size, parts.crop_pct)) for part in held} for size in sizes}
+    crops = {}
+    for size in sizes:
+        crops[size] = {part: load(part, CentreCrop(size, parts.crop_pct), again=bool(crops)) for part in held}
     stores |= crops[parts.phases[-1].size]
     for part, store in stores.items():
         own = stores["train"].scale is None and scale == AUTO

@@ -2,39 +2,17 @@
 
 import logging
 import os
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 
 from idmm.data.readers.folder import PARTS, images_under
 from idmm.data.split import Split, Splits, arranged, counted
-from idmm.data.user_lists import BadList, Names, Row, composed, no_image, read_table, refuse
+from idmm.data.user_lists import BadList, UserList, composed
 from idmm.errors import listed
 
 log = logging.getLogger(__name__)
 FIELD = "data.labels"
-
-
-@dataclass(frozen=True)
-class _Labels:
-    """What the file says of the images, by their names under the root."""
-
-    root: str
-    images: list[str]  # all there are, in order
-    rows: dict[str, Row]
-    part: dict[str, str]  # train, val or test of the images with a row
-
-    def split(self, names: list[str], classes: list[str] | None) -> Split:
-        """Some images; without labels where there are no classes."""
-        items = [os.path.join(self.root, *name.split("/")) for name in names]
-        drawn = "" if len(names) == len(self.images) else FIELD
-        if classes is None:
-            return Split(items, names, None, None, drawn)
-        index = {name: i for i, name in enumerate(classes)}
-        cells = [self.rows[name].cells for name in names]
-        labels = np.array([index[composed(cell["class"])] for cell in cells], dtype=np.int64)
-        groups = np.array([cell["group"] for cell in cells]) if all("group" in cell for cell in cells) else None
-        return Split(items, names, labels, classes, drawn, groups)
 
 
 def read_with_labels(root: str, file: str, labelled: bool) -> Splits:
@@ -48,44 +26,54 @@ def read_with_labels(root: str, file: str, labelled: bool) -> Splits:
         BadList: The file has bad lines, or no class, or no image to train on; or classes to evaluate on that are not
             trained on.
     """
-    found = _read(root, file)
-    of_part = {part: [n for n in found.images if found.part.get(n) == part] for part in PARTS}
-    classes = {part: {composed(found.rows[n].cells["class"]) for n in names} for part, names in of_part.items()}
-    wrong = _class_faults(file, classes)
+    images = images_under(root)
     inside = "train/" if os.path.isdir(os.path.join(root, "train")) else ""
-    train = [n for n in found.images if found.part.get(n, "train" if n.startswith(inside) else "") == "train"]
+    rows = _rows(root, file, images, folders=bool(inside))
+
+    def split(names: list[str], classes: list[str] | None) -> Split:
+        items = [os.path.join(root, *name.split("/")) for name in names]
+        whole = Split(items, names, None, None, "" if len(names) == len(images) else FIELD)
+        if classes is None:
+            return whole
+        labels = np.searchsorted(classes, [rows[name]["class"] for name in names])
+        groups = np.array([rows[name]["group"] for name in names]) if "group" in rows[names[0]] else None
+        return replace(whole, labels=labels, classes=classes, groups=groups)
+
+    of_part = {part: [name for name in images if name in rows and rows[name]["split"] == part] for part in PARTS}
+    classes = {part: {rows[name]["class"] for name in names} for part, names in of_part.items()}
+    wrong = _class_faults(file, classes)
+    unnamed = {name for name in images if name not in rows}
+    train = [n for n in images if (n.startswith(inside) if n in unnamed else rows[n]["split"] == "train")]
     if not labelled and train and (wrong or len(train) > len(of_part["train"])):
-        return Splits(found.split(train, None), None, None)
+        return Splits(split(train, None), None, None)
     if wrong:
         raise BadList(*wrong)
-    if left := len(found.images) - len(found.rows):
-        what = f"{left} of {counted(len(found.images), 'image')}"
+    if unnamed:
+        what = f"{len(unnamed)} of {counted(len(images), 'image')}"
         log.info("%s: '%s' has no row for %s, which are left out", FIELD, file, what)
     ordered = sorted(classes["train"])
-    return arranged({part: found.split(names, ordered) for part, names in of_part.items() if names})
+    return arranged({part: split(names, ordered) for part, names in of_part.items() if names})
 
 
-def _read(root: str, file: str) -> _Labels:
-    images = images_under(root)
-    names, faults, rows, part = Names(images, root), [], {}, {}
-    has_train = os.path.isdir(os.path.join(root, "train"))
-    for row in read_table(FIELD, file, ("path", "class"), ("split", "group")):
-        text, where = row.cells["path"], f"{FIELD}: {file}:{row.line}:"
-        name = names.find(text)
-        if name is None:
-            faults.append(no_image(FIELD, file, row.line, text, names))
-            continue
+def _rows(root: str, file: str, images: list[str], folders: bool) -> dict[str, dict[str, str]]:
+    """Returns what the file says of images, by name: class, split and, where it has that column, group.
+
+    ``folders``: Where it has no column split, the folders train, val and test say that.
+    """
+    given, rows, line_of = UserList(FIELD, file, images, root), {}, {}
+    for line, cells in given.table(("path", "class"), ("split", "group")):
+        name = given.find(line, cells["path"])
         if name in rows:
-            faults.append(f"{where} '{name}' is in line {rows[name].line}, too; wanted one row an image")
-            continue
-        rows[name] = row
-        part[name] = row.cells.get("split", name.partition("/")[0] if has_train else "train").lower()
-        if part[name] not in PARTS and "split" in row.cells:
-            faults.append(f"{where} the split is '{row.cells['split']}'; wanted train, val or test")
-        elif part[name] not in PARTS:
-            faults.append(f"{where} '{name}' lies outside of train, val and test; wanted a column split")
-    refuse(FIELD, faults)
-    return _Labels(root, images, rows, part)
+            given.fault(line, f"'{name}' is in line {line_of[name]}, too; wanted one row an image")
+        elif name is not None:
+            part = cells.get("split", name.partition("/")[0] if folders else "train").lower()
+            if part not in PARTS and "split" in cells:
+                given.fault(line, f"the split is '{cells['split']}'; wanted train, val or test")
+            elif part not in PARTS:
+                given.fault(line, f"'{name}' lies outside of train, val and test; wanted a column split")
+            rows[name], line_of[name] = {**cells, "class": composed(cells["class"]), "split": part}, line
+    given.refuse()
+    return rows
 
 
 def _class_faults(file: str, classes: dict[str, set[str]]) -> list[str]:
