@@ -1,12 +1,15 @@
 """What T2T-ViT and CvT must both do, as tests that their files inherit, and weights computed from names."""
 
+import copy
 import json
+import re
 from pathlib import Path
 
 import pytest
 import timm
 import torch
 from timm.layers import DropPath
+from timm.optim import param_groups_layer_decay
 from torch import nn
 
 from idmm import seeding
@@ -58,9 +61,11 @@ class Contract:
 
     name: str
     kwargs: dict  # of a small model without dropout
+    dropout: dict
     dim: int
     resized: list[str] = []  # weights that depend on the image size
     levels: int  # how many intermediates
+    layers: list[str]  # how the names of each layer begin
     # every 125th class score and the sum of all magnitudes, computed once by the public code (commit, file and settings
     # in tests/data/*.json) in evaluation mode, with weights filled(its names and shapes) and the image picture(224)
     official: dict[str, tuple[list[float], float]]
@@ -112,8 +117,7 @@ class Contract:
             assert module.bias is None or not module.bias.any()
         norms = [m for m in model.modules() if isinstance(m, (nn.LayerNorm, nn.BatchNorm2d))]
         assert all((m.weight == 1).all() and not m.bias.any() and m.eps == 1e-5 for m in norms)
-        ((name, token),) = ((n, p) for n, p in model.named_parameters() if n.endswith("cls_token"))
-        assert model.no_weight_decay() == {name}
+        (token,) = (p for n, p in model.named_parameters() if n.endswith("cls_token"))
         assert token.std().item() == pytest.approx(0.02, rel=0.5)
         first = {n: p for n, p in self.build().state_dict().items()}
         assert all(torch.equal(p, first[n]) for n, p in self.build().state_dict().items())  # the seed alone
@@ -195,6 +199,32 @@ class Contract:
         assert [m.shape for m in getter(images)] == [m.shape for m in taken[:2]] and getter.feature_info[1]["num_chs"]
         assert not any(k.startswith(("model.norm.", "model.head.")) for k in getter.state_dict())
 
+    def test_checkpointing_changes_nothing(self):
+        images = torch.randn(3, 3, 64, 64)
+        plain = self.build(drop_path=0.3, num_classes=4, proj_drop_rate=0.1, **self.dropout).train()
+        saving = copy.deepcopy(plain)
+        saving.set_grad_checkpointing()
+        runs = []
+        for model in (plain, saving):
+            torch.manual_seed(3)
+            tokens, taken = model.forward_intermediates(images)
+            runs.append(model.forward_head(tokens) + model(images))
+            (runs[-1].square().sum() + sum(t.square().sum() for t in taken)).backward()
+        assert torch.equal(*runs)
+        wanted, got = gradients(plain), gradients(saving)
+        assert all(torch.equal(wanted[k], got[k]) for k in wanted) and all(g.abs().max() > 0 for g in got.values())
+        assert all(torch.equal(a, b) for a, b in zip(plain.buffers(), saving.buffers(), strict=True))
+        saving.zero_grad()
+        ran = []
+        blocks = [m for n, m in saving.named_modules() if re.search(r"(blocks\.|performer)\d+$", n)]
+        for block in blocks:
+            block.register_forward_pre_hook(lambda *_: ran.append(1))
+        saving(images).sum().backward()
+        assert len(ran) == 2 * len(blocks)  # each ran again in the backward pass
+        saving.set_grad_checkpointing(False)
+        saving(images).sum().backward()
+        assert len(ran) == 3 * len(blocks)
+
     def test_drop_path_rises_over_the_blocks(self):
         model = self.build(drop_path=0.6, img_size=32)
         rates = [m.drop_prob for m in model.modules() if isinstance(m, DropPath)]
@@ -222,3 +252,15 @@ class Contract:
         assert report.kept == [k for k in model.state_dict() if k not in self.resized]
         with pytest.raises(UserError, match="release.pth.tar: is a checkpoint of another model|does not fit"):
             self.release(tmp_path, self.build(64))
+
+    def test_layer_decay(self):
+        model = self.build(num_classes=2)
+        groups = param_groups_layer_decay(model, 0.05, model.no_weight_decay(), layer_decay=0.5)
+        scale = {id(p): g["lr_scale"] for g in groups for p in g["params"]}
+        decay = {id(p): g["weight_decay"] for g in groups for p in g["params"]}
+        names = {n: id(p) for n, p in model.named_parameters()}
+        assert set(scale) == set(names.values()) and len(scale) == sum(len(g["params"]) for g in groups)
+        layers = [{scale[i] for n, i in names.items() if n.startswith(start)} for start in self.layers]
+        assert layers == [{0.5**i} for i in reversed(range(len(layers)))]
+        tokens = [n for n in names if n.endswith("cls_token")]
+        assert len(tokens) == 1 and all(decay[names[n]] == 0 for n in tokens) and decay[names["head.weight"]] == 0.05

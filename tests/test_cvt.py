@@ -12,8 +12,17 @@ from idmm.models.cvt import ConvAttention, ConvProjection
 class TestContract(Contract):
     name = "cvt_13"
     kwargs = {"embed_dims": [8, 16, 24], "depths": [1, 1, 2], "num_heads": [1, 2, 3]}
+    dropout = {"attn_drop_rate": 0.1}
     dim = 24
     levels = 3
+    layers = [
+        "stages.0.patch_embed.",
+        "stages.0.blocks.",
+        ("stages.1.patch_embed.", "stages.1.blocks."),
+        ("stages.2.patch_embed.", "stages.2.cls_token", "stages.2.blocks.0."),
+        "stages.2.blocks.1.",
+        "head.",
+    ]
     official = {
         "cvt_13": ([-0.13377, -0.20497, 0.00169, -0.12841, -0.03388, 0.02445, 0.08403, -0.07035], 262.79828),
     }
@@ -119,3 +128,12 @@ def test_arguments_that_it_refuses():
         timm.create_model("cvt_13", depths=(1, 2))
     with pytest.raises(ValueError, match="num_heads is 3, by which the width 8 is not divisible"):
         timm.create_model("cvt_13", embed_dims=(8, 16, 24), num_heads=(3, 2, 3))
+
+
+def test_checkpointed_batch_norms_see_a_batch_once():
+    model = tiny(32).train()
+    model.set_grad_checkpointing()
+    norm = model.stages[2].blocks[1].attn.conv_k.bn
+    for _ in range(2):
+        model(torch.randn(4, 3, 32, 32)).sum().backward()
+    assert norm.num_batches_tracked == 2 and norm.momentum == 0.1 and norm.running_mean.abs().max() > 0

@@ -26,9 +26,11 @@ from idmm.optim import create_optimizer
 class TestContract(Contract):
     name = "t2t_vit_7"
     kwargs = {"embed_dim": 32, "depth": 2, "num_heads": 2, "token_dim": 16, "token_drop_rate": 0.0}
+    dropout = {"token_drop_rate": 0.1}
     dim = 32
     resized = ["pos_embed"]
     levels = 2
+    layers = ["cls_token", "blocks.0.", "blocks.1.", "head."]
     official = {  # of both sizes; the positions are the public code's own
         "t2t_vit_7": ([0.35596, -0.18962, 0.51601, 0.10589, 0.45958, -0.2189, 0.01722, -0.57], 264.08688),
         "t2t_vit_14": ([0.24853, 0.05627, 0.27634, -0.22709, -0.33049, -0.04573, -0.57052, 0.07796], 249.2973),

@@ -4,10 +4,12 @@ Wu et al., "CvT: Introducing Convolutions to Vision Transformers", ICCV 2021. Wr
 of the public release, https://github.com/microsoft/CvT.
 """
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 from timm.layers import DropPath, Mlp, get_act_layer, trunc_normal_
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from timm.models._features import feature_take_indices
@@ -136,6 +138,7 @@ class ConvStage(nn.Module):
         self.patch_embed = ConvEmbed(in_chans, dim, *embed)
         self.pos_drop = nn.Dropout(drop)
         self.blocks = nn.ModuleList(ConvBlock(dim, prefix=prefix, drop_path=rate, **options) for rate in rates)
+        self.grad_checkpointing = False
 
     def forward(self, x: Tensor) -> tuple[Tensor, Grid]:
         x = self.patch_embed(x)
@@ -145,7 +148,7 @@ class ConvStage(nn.Module):
             x = torch.cat([self.cls_token.expand(len(x), -1, -1).to(x.dtype), x], dim=1)
         x = self.pos_drop(x)
         for block in self.blocks:
-            x = block(x, grid)
+            x = _checkpointed(block, x, grid) if self.grad_checkpointing else block(x, grid)
         return x, grid
 
 
@@ -216,6 +219,19 @@ class CvT(TokenModel):
         """Names of parameters that weight decay should spare."""
         return {name for name, _ in self.named_parameters() if name.endswith("cls_token")}
 
+    def group_matcher(self, coarse: bool = False) -> dict:
+        """Patterns that sort parameters into layers, for layer-wise learning rates."""
+        blocks = [(r"^stages\.(\d+)\.(?:patch_embed|cls_token)", (0,)), (r"^stages\.(\d+)\.blocks\.(\d+)", None)]
+        return dict(
+            stem=r"^stages\.0\.patch_embed",
+            blocks=r"^stages\.(\d+)" if coarse else [*blocks, (r"^norm", (99999,))],
+        )
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Computes the blocks' activations again in the backward pass instead of keeping them."""
+        for stage in self.stages:
+            stage.grad_checkpointing = enable
+
     def forward_features(self, x: Tensor) -> Tensor:
         """[B, in_chans, H, W] -> [B, 1 + h w, D], the class token first."""
         return self.forward_intermediates(x, [len(self.stages) - 1], output_fmt="NLC")[0]
@@ -266,6 +282,28 @@ class CvT(TokenModel):
     def checkpoint_filter_fn(self, state_dict: dict[str, Tensor], img_size=None) -> dict[str, Tensor]:
         """Renames the weights of the public release, whatever their size (pixels); our own names stay."""
         return rename_keys(state_dict, RELEASE_NAMES)
+
+
+def _checkpointed(block: nn.Module, x: Tensor, grid: Grid) -> Tensor:
+    """Runs the block twice if gradients are wanted, but lets its batch norms see the batch once."""
+    contexts = {"context_fn": lambda: (contextlib.nullcontext(), _frozen_statistics(block))}
+    contexts = {} if torch.compiler.is_compiling() else contexts
+    return torch.utils.checkpoint.checkpoint(block, x, grid, use_reentrant=False, **contexts)
+
+
+@contextlib.contextmanager
+def _frozen_statistics(block: nn.Module) -> Iterator[None]:
+    """Batch norms inside keep their running statistics (not taken away: checkpointing counts what is saved)."""
+    norms = [m for m in block.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    before = [(m, m.momentum, m.num_batches_tracked.clone()) for m in norms]
+    for m in norms:
+        m.momentum = 0.0
+    try:
+        yield
+    finally:
+        for m, momentum, count in before:
+            m.momentum = momentum
+            m.num_batches_tracked.copy_(count)
 
 
 # names in the public release -> ours

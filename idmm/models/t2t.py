@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 from timm.layers import Mlp, resample_abs_pos_embed, trunc_normal_
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models import build_model_with_cfg, checkpoint, checkpoint_seq, generate_default_cfgs, register_model
 from timm.models._features import feature_take_indices
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
@@ -88,6 +88,7 @@ class TokensToToken(nn.Module):
         self.performer1 = TokenPerformer(in_chans * first, token_dim, kernel_ratio, drop)
         self.performer2 = TokenPerformer(token_dim * second, token_dim, kernel_ratio, drop)
         self.proj = nn.Linear(token_dim * third, dim)
+        self.grad_checkpointing = False
         self.set_input_size(img_size)
 
     def set_input_size(self, img_size: int | Sequence[int]) -> None:
@@ -107,7 +108,7 @@ class TokensToToken(nn.Module):
             raise ValueError(f"the images are {given} pixels, but the model was built with img_size {built}")
         for performer, split, grid in zip((self.performer1, self.performer2), WINDOWS, self.grids, strict=False):
             x = _soft_split(x, split)  # [B, C, H, W] -> [B, h w, kernel^2 C]
-            x = performer(x)  # [B, h w, token_dim]
+            x = checkpoint(performer, x) if self.grad_checkpointing else performer(x)  # [B, h w, token_dim]
             x = as_map(x, grid)  # [B, token_dim, h, w]
         return self.proj(_soft_split(x, WINDOWS[2]))
 
@@ -171,6 +172,7 @@ class T2TViT(TokenModel):
             )
         )
         self.feature_info = [dict(num_chs=embed_dim, reduction=16, module=f"blocks.{i}") for i in range(depth)]
+        self.grad_checkpointing = False
         self.register_buffer("pos_embed", sinusoids(1 + self.patch_embed.num_patches, embed_dim).to(self.cls_token))
         self.register_load_state_dict_pre_hook(_keep_own_positions)
         self.add_head(embed_dim, num_classes, global_pool, drop_rate, nn.LayerNorm(embed_dim))
@@ -185,6 +187,14 @@ class T2TViT(TokenModel):
         """Names of parameters that weight decay should spare."""
         return {"cls_token"}
 
+    def group_matcher(self, coarse: bool = False) -> dict:
+        """Patterns that sort parameters into layers, for layer-wise learning rates."""
+        return dict(stem=r"^cls_token|patch_embed", blocks=[(r"^blocks\.(\d+)", None), (r"^norm", (99999,))])
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Computes activations again in the backward pass instead of keeping them, in performers and blocks."""
+        self.grad_checkpointing = self.patch_embed.grad_checkpointing = enable
+
     def embed(self, x: Tensor) -> Tensor:
         """[B, in_chans, H, W] -> [B, 1 + h w, D], the class token first, with positions."""
         x = self.patch_embed(x)
@@ -193,7 +203,8 @@ class T2TViT(TokenModel):
 
     def forward_features(self, x: Tensor) -> Tensor:
         """[B, in_chans, H, W] -> [B, 1 + h w, D], the class token first."""
-        return self.norm(self.blocks(self.embed(x)))
+        x = self.embed(x)
+        return self.norm(checkpoint_seq(self.blocks, x) if self.grad_checkpointing else self.blocks(x))
 
     def forward_intermediates(
         self,
@@ -213,7 +224,7 @@ class T2TViT(TokenModel):
         take, last = feature_take_indices(len(self.blocks), indices)
         x, taken = self.embed(x), []
         for i, block in enumerate(self.blocks[: last + 1] if stop_early else self.blocks):
-            x = block(x)
+            x = checkpoint(block, x) if self.grad_checkpointing else block(x)
             if i in take:
                 taken.append(split_tokens(self.norm(x) if norm else x, 1, self.patch_embed.grid_size, output_fmt))
         taken = taken if return_prefix_tokens else [rest for rest, _ in taken]
