@@ -115,7 +115,7 @@ def say_estimate(session, method: Method, plan, loader: Iterator[dict], done, wo
     """
     batches, drawn = plan.batches, []
     steps = batches.epochs * batches.steps_per_epoch - done.epoch * batches.steps_per_epoch - done.step
-    if not steps:  # stopped after its last step, before what comes at the end of an epoch
+    if not steps:  # stopped after its last step, or its last epoch
         return []
     device, precision = session.accelerator.device, session.precision
     waited = time_steps(method, _remembered(loader, drawn), device, precision, budget=BUDGET / 2)

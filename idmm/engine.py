@@ -153,10 +153,8 @@ class Loop:
             self.kept: dict | None = None  # epoch (from 1), value and weights of the best so far, where there is one
             self._restore()
             at = self.position
-            self.loader = training_batches(plan.transform, self.batches, self.workers, at.epoch, at.step)
-            if at.epoch * self.batches.steps_per_epoch + at.step < self.steps:
-                drawn = say_estimate(session, method, plan, self.loader, at, self.workers)
-                self.loader = itertools.chain(drawn, self.loader)
+            loader = training_batches(plan.transform, self.batches, self.workers, at.epoch, at.step)
+            self.loader = itertools.chain(say_estimate(session, method, plan, loader, at, self.workers), loader)
 
     @contextlib.contextmanager
     def _memory(self):
