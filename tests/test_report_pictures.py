@@ -75,6 +75,9 @@ def test_gain_is_centred_at_zero_and_maps_keep_their_order_in_grey(tmp_path, dra
     norm = gain.get_images()[0].norm
     assert (norm.vmin, norm.vmax) == (-30, 30) and "−10.0" in texts(gain).values()
     assert (accuracy.get_images()[0].norm.vmin, accuracy.get_images()[0].norm.vmax) == (40, 80)
+    heat_maps(table([{**one, "test_size": 20} for one in cells]), tmp_path / "grid.png")
+    gain = panels(drawn[1])[1]
+    assert gain.get_images()[0].get_array().flatten().tolist() == [0, 30, 0] and "−10.0" in texts(gain).values(), "chance"
     grey = matplotlib.colormaps[MAPS["accuracy"]](np.linspace(0, 1, 50))[:, :3] @ (0.2126, 0.7152, 0.0722)
     assert (np.diff(grey) > 0).all()
     half = matplotlib.colormaps[MAPS["gain"]](np.linspace(0.5, 1, 50))[:, :3] @ (0.2126, 0.7152, 0.0722)

@@ -32,8 +32,7 @@ from idmm.report.table import (
 
 CELL = (0.9, 0.37)  # inches
 LONGEST = 22  # letters of a label
-TITLES = {"accuracy": "accuracy", "gain": "gain over scratch"}
-UNITS = {"accuracy": "%", "gain": "points"}
+KINDS = {"accuracy": ("accuracy", "%"), "gain": ("gain over scratch", "points")}  # title and unit of a heat map
 MAPS = {"accuracy": "cividis", "gain": "PuOr"}
 HATCHES = {MISSING: "////", FAILED: "xxxx"}
 BELOW = {"loc": "outside lower center", "fontsize": 8, "frameon": False}  # a legend
@@ -42,7 +41,7 @@ BELOW = {"loc": "outside lower center", "fontsize": 8, "frameon": False}  # a le
 # ------------------------------------------------------------------ heat maps
 def heat_maps(table: Table, path: Path) -> None:
     """Draws accuracy and, where there is a row from scratch, gain over it, side by side; a row of panels a backbone."""
-    kinds = ("accuracy", "gain") if table.has_scratch else ("accuracy",)
+    kinds = list(KINDS)[: 1 + table.has_scratch]
     rows = [len(table.rows_of(backbone)) for backbone in table.backbones]
     width = 2.1 + len(kinds) * (len(table.targets) * CELL[0] + 1.0)
     height = 1.5 + sum(count * CELL[1] + 1.0 for count in rows)
@@ -53,11 +52,12 @@ def heat_maps(table: Table, path: Path) -> None:
     for backbone, line in zip(table.backbones, axes, strict=True):
         for kind, axis in zip(kinds, line, strict=True):
             image = _heat_map(axis, table, backbone, kind, norms[kind])
-            axis.set_title(f"{_label(backbone)}: {TITLES[kind]}", fontsize=10)
+            title, unit = KINDS[kind]
+            axis.set_title(f"{_label(backbone)}: {title}", fontsize=10)
             if kind != kinds[0]:
                 axis.set_yticklabels([])
             bar = figure.colorbar(image, ax=axis, fraction=0.04, pad=0.02, aspect=25)
-            bar.set_label(UNITS[kind], fontsize=8)
+            bar.set_label(unit, fontsize=8)
             bar.ax.tick_params(labelsize=7)
             bar.outline.set_visible(False)
     if handles := _heat_legend(table):
@@ -68,11 +68,10 @@ def heat_maps(table: Table, path: Path) -> None:
 def _norm(table: Table, kind: str) -> Normalize:
     """One scale for all backbones; gains are centred at 0."""
     cells = table.cells.values()
-    values = [cell.gain and cell.gain.value if kind == "gain" else cell.stats.mean for cell in cells]
-    values = [value for value in values if value is not None] or [0.0]
     if kind == "gain":
-        most = max(1.0, *map(abs, values))
+        most = max([1.0, *(abs(cell.gain.value) for cell in cells if cell.gain)])
         return Normalize(-most, most)
+    values = [cell.stats.mean for cell in cells if cell.stats.n] or [0.0]
     low, high = min(values), max(values)
     return Normalize(low, high) if high > low else Normalize(low - 1, high + 1)
 
@@ -101,7 +100,7 @@ def _heat_map(axis, table: Table, backbone: str, kind: str, norm: Normalize):
 
 
 def _content(cell: TableCell | None, row: Row, kind: str) -> tuple[float, str, str]:
-    """A cell's value (NaN: none), its text, and the small text below."""
+    """A cell's value for its colour (NaN: none), its text, and the small text below."""
     if cell is None or cell.stats.mean is None:
         return np.nan, cell.mean if cell else "", ""
     if kind == "accuracy":
@@ -112,7 +111,8 @@ def _content(cell: TableCell | None, row: Row, kind: str) -> tuple[float, str, s
     if cell.gain is None:
         return np.nan, MISSING, ""
     interval = format_interval(cell.gain.interval, sign=True) if cell.gain.interval else ""
-    return cell.gain.value, format_number(cell.gain.value, sign=True), interval
+    coloured = cell.gain.interval is None or cell.gain.shown  # what may be chance has no colour
+    return cell.gain.value * coloured, format_number(cell.gain.value, sign=True), interval
 
 
 def _number(axis, place: tuple[int, int], text: str, below: str, colour: str, framed: bool) -> None:
@@ -153,15 +153,16 @@ def _heat_legend(table: Table) -> list[Patch]:
     frame = {"fill": False, "edgecolor": "black", "linewidth": 1.4, "label": "framed: best of a column"}
     plain = {"linestyle": "", "color": "black"}
     not_run = "not run yet, or nothing to compare with"
-    intervals = any(cell.gain is not None and cell.gain.interval is not None for cell in cells)
-    failed, no_better = "some runs failed, left out", "no better than the largest class"
+    intervals = any(cell.gain and cell.gain.interval for cell in cells)
+    failed, no_better = "some runs failed, left out", "no better than naming the largest class"
+    below = "below a gain: its 95 % interval; without colour where that contains 0"
     handles = (
         (Patch(**frame), any(cell.best_of_column for cell in cells)),
         (Patch(**blank, hatch=HATCHES[MISSING], label=not_run), any(cell.mean == MISSING for cell in cells)),
         (Patch(**blank, hatch=HATCHES[FAILED], label="failed"), any(cell.mean == FAILED for cell in cells)),
         (Line2D([], [], marker=f"${SOME_FAILED}$", label=failed, **plain), any(cell.some_failed for cell in cells)),
         (Line2D([], [], marker=f"${NO_BETTER}$", label=no_better, **plain), any(cell.no_better for cell in cells)),
-        (Patch(visible=False, label="below a gain: its 95 % interval"), intervals),
+        (Patch(visible=False, label=below), intervals),
     )
     return [handle for handle, occurs in handles if occurs]
 

@@ -177,18 +177,15 @@ class Table:
 
     def intervals(self) -> str:
         """Returns what the intervals are, as a sentence without markup."""
-        parts = [
-            (
-                "seeds (whose spread is taken from a column as a whole)",
-                any(cell.stats.half is not None for cell in self.cells.values()),
-            ),
-            ("test images", any(cell.stats.images for cell in self.cells.values())),
-        ]
-        over = " and ".join(text for text, there in parts if there)
-        if not over:
+        seeds, images = (
+            any(getattr(cell.stats, name) is not None for cell in self.cells.values()) for name in ("half", "images")
+        )
+        if not (seeds or images):
             return "One run each and no number of test images: there are no intervals."
-        seeds = "" if parts[0][1] else "; another seed may move a number by more"
-        return f"Intervals: 95 % over {over}{seeds}. A difference whose interval holds 0 is none that these runs show."
+        parts = ["seeds (their spread is taken from all cells of a column together)"] * seeds + ["test images"] * images
+        more = "" if seeds else "; another seed may move a number by more"
+        over = f"Intervals are 95 % intervals over {' and '.join(parts)}{more}."
+        return f"{over} A difference whose interval contains 0 may be chance."
 
 
 def run_label(run: dict) -> str:
