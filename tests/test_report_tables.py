@@ -117,7 +117,7 @@ def test_test_images_are_in_the_interval_also_of_a_single_run():
 
 
 def test_the_mean_gain_counts_that_targets_share_pretrainings():
-    """Where gains move as one, their mean is known no better than each of them; it had an interval as if they did not."""
+    """Where gains move as one, their mean is known no better than each of them."""
     draw, one = np.random.default_rng(0), Estimate(3.0, (0.0, 7.0))
     assert average([one, Estimate(5.0, (1.0, 8.0))]) == (4.0, (0.5, 7.5)) and average([one] * 7) == one
     assert average([Estimate(3.0), one]) == (3.0, None) and average([None]) is None

@@ -104,8 +104,7 @@ def _content(cell: TableCell | None, row: Row, kind: str) -> tuple[float, str, s
     if cell is None or cell.stats.mean is None:
         return np.nan, cell.mean if cell else "", ""
     if kind == "accuracy":
-        spread, count = f"± {cell.std}" if cell.std else "", f"n={cell.stats.n}" if cell.unusual_n else ""
-        return cell.stats.mean, cell.mean, " ".join(filter(None, (spread, count))) + cell.signs
+        return cell.stats.mean, cell.mean, " ".join(cell.notes)
     if row.is_scratch:
         return 0.0, format_number(0.0), ""
     if cell.gain is None:
@@ -141,11 +140,8 @@ def _bright(colour: tuple) -> bool:
 def _row_labels(rows: list[Row]) -> list[str]:
     """The method is named where there is more than one."""
     several = len({row.method for row in rows} - {SCRATCH.method}) > 1
-    labels = []
-    for row in rows:
-        method = f" · {_label(row.method, 14)}" if several and row.method != SCRATCH.method else ""
-        labels.append((SCRATCH.label if row.is_scratch else _label(row.source)) + method)
-    return labels
+    methods = [f" · {_label(row.method, 14)}" if several and row.method != SCRATCH.method else "" for row in rows]
+    return [_label(row.heads[0]) + method for row, method in zip(rows, methods, strict=True)]
 
 
 def _heat_legend(table: Table) -> list[Patch]:
@@ -175,9 +171,9 @@ def source_ranks(ranking: Ranking, path: Path) -> None:
     figure = Figure(figsize=(9.2 if gains else 5.6, 1.7 + 0.42 * len(ranks)), layout="constrained")
     axes = figure.subplots(1, 1 + gains, sharey=True, squeeze=False)[0]
     for y, one in enumerate(ranks):
-        _mark(axes[0], y, one.rank, format_number(one.rank.value), one.pretrained)
+        _mark(axes[0], y, one.rank, one.pretrained)
         if one.gain is not None:
-            _mark(axes[1], y, one.gain, format_number(one.gain.value, sign=True), one.pretrained)
+            _mark(axes[1], y, one.gain, one.pretrained, sign=True)
     axes[0].set_yticks(range(len(ranks)), [_label(one.label) for one in ranks], fontsize=9)
     axes[0].set_ylim(len(ranks) - 0.4, -0.6)
     axes[0].set_xlim(0.7, len(ranks) + 0.3)
@@ -195,12 +191,13 @@ def source_ranks(ranking: Ranking, path: Path) -> None:
     _save_with_title(figure, ranking.caption, path)
 
 
-def _mark(axis, y: int, mean: Estimate, text: str, full: bool) -> None:
+def _mark(axis, y: int, mean: Estimate, full: bool, sign: bool = False) -> None:
     """A dot with its interval and its number; hollow for what this grid did not pretrain."""
     value, interval = mean
     if interval:
         axis.plot(interval, (y, y), color="black", linewidth=1.4, marker="|", markersize=7)
     axis.plot(value, y, marker="o", markersize=8, color="black", markerfacecolor="black" if full else "white", zorder=4)
+    text = format_number(value, sign)
     axis.annotate(text, (value, y), (0, 7), textcoords="offset points", ha="center", fontsize=8)
 
 

@@ -34,10 +34,10 @@ def page_data(found: Sections) -> dict:
                 own = [(key, " / ".join(some)) for key, some in values if len(configs[key]) > 1]
                 title = f"{row.label} → {target} ({backbone})"
                 details.append({"title": title, "said": sentence, **_runs(cell), "config": own})
-        here = table.cells_of(backbone, row)
-        means, gains = ([cell and getattr(cell, name) for cell in here] for name in ("stats", "gain"))
-        mean = None if None in (means := [one and one.mean for one in means]) else sum(means) / len(means)
-        lines.append((table, backbone, row, cells, mean, average(gains)))
+        means = [table.mean(backbone, row, target) for target in table.targets]
+        mean = None if None in means else sum(means) / len(means)
+        gains = average([cell and cell.gain for cell in table.cells_of(backbone, row)])
+        lines.append((table, backbone, row, cells, mean, gains))
     shared = {key: values[0] for key, values in configs.items() if len(values) == 1}
     return {"targets": targets, "lines": lines, "details": details, "shared_config": shared}
 
