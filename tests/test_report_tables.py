@@ -463,10 +463,9 @@ def test_what_makes_a_curve():
 )
 def test_report_never_fails(tmp_path, cells, protocol):
     given = grid([{**one, "protocol": protocol} for one in cells], protocol)
-    (tmp_path / "grid.json").write_text(json.dumps(given))
     (tmp_path / "size.png").write_bytes(b"of an earlier grid")
-    text = render.text(render.write(tmp_path))
-    wanted = {"grid.json", "grid.csv", "grid.md", "grid.tex", "grid.html"} | ({"grid.png"} if cells else set())
+    text = render.text(render.write(tmp_path, json.loads(json.dumps(given))))
+    wanted = {"grid.csv", "grid.md", "grid.tex", "grid.html"} | ({"grid.png"} if cells else set())
     found = {path.name for path in tmp_path.iterdir()}
     assert found - {"insight.png"} == wanted
     structure((tmp_path / "grid.tex").read_text(), columns=2 + len(given["targets"]))

@@ -11,8 +11,6 @@ from test_transfer_plan import keys
 from transfers import GRID, Made, cells, inside, results, runs
 
 from idmm.config import parsing
-from idmm.errors import UserError
-from idmm.report import render
 from idmm.transfer.config import GridConfig
 from idmm.transfer.plan import GridPlan
 
@@ -162,22 +160,9 @@ def test_cells_have_what_results_tell_of_the_test_images(tmp_path, monkeypatch):
     assert "largest class is 10.3 % of them; kNN on raw pixels gets 33.3 %" in (tmp_path / "out/grid.md").read_text()
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"protocol": "finetune", "cells": 3}', '{"cells": [{"source": 1}]}'])
-def test_a_damaged_grid_json_is_written_again(tmp_path, monkeypatch, text):
+def test_a_damaged_grid_json_is_written_again(tmp_path, monkeypatch):
     Made(monkeypatch)
     out = tmp_path / "out"
     assert inside(out, "--target.protocol", "probe") == 0
-    (out / "grid.json").write_text(text)
-    with pytest.raises(UserError, match=r"grid\.json: is damaged: .*; wanted is what 'idmm transfer' wrote"):
-        render.write(out)
+    (out / "grid.json").write_text("{")
     assert inside(out) == 0 and len(cells(out)) == len(cells(out, "probe")) == 6 and len(runs(out)) == 14
-
-
-def test_cells_that_lack_keys_are_named(tmp_path):
-    cell = dict.fromkeys(render.NEEDED, "x")
-    grid = {"protocol": "finetune", **dict.fromkeys(("sources", "methods", "backbones", "targets"), ["x"])}
-    for cells_, said in (([cell, {}], "cells[1] lacks source, method"), ([{**cell}, 3], "cells[1] lacks source")):
-        (tmp_path / "grid.json").write_text(json.dumps({**grid, "cells": cells_}))
-        assert said in faults(render.write, tmp_path)[0]
-    (tmp_path / "grid.json").unlink()
-    assert "cannot be read (no such file or directory)" in faults(render.write, tmp_path)[0]
