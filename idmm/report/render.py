@@ -1,4 +1,4 @@
-"""Everything that a grid's results are turned into, from what ``grid.json`` holds: tables, a page, pictures, a summary."""
+"""Everything that a grid's results (what grid.json holds) are turned into: tables, a page, pictures, a summary."""
 
 import base64
 import csv
