@@ -108,6 +108,7 @@ def test_ranks_from_best_to_worst_with_intervals(tmp_path, drawn):
     found = ranking(table(full(4, targets=4)))
     source_ranks(found, tmp_path / "insight.png")
     left, right = drawn[0].axes
+    assert "Hollow dots: not pretrained by this grid" in " ".join(drawn[0].get_suptitle().split())
     labels = ["from scratch" if one.source == "scratch" else one.source for one in found.ranks]
     assert left.yaxis_inverted() and [one.get_text() for one in left.get_yticklabels()] == labels
     bars = [tuple(line.get_xdata()) for line in left.lines if len(line.get_xdata()) == 2]

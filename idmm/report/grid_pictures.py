@@ -188,7 +188,8 @@ def source_ranks(ranking: Ranking, path: Path) -> None:
     for axis in axes:
         plain_axis(axis, "x")
         axis.tick_params(labelsize=8)
-    _save_with_title(figure, ranking.caption, path)
+    hollow = "" if all(one.pretrained for one in ranks) else " Hollow dots: not pretrained by this grid."
+    _save_with_title(figure, ranking.caption + hollow, path)
 
 
 def _mark(axis, y: int, mean: Estimate, full: bool, sign: bool = False) -> None:

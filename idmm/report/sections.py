@@ -130,7 +130,7 @@ def ranking(table: Table) -> Ranking:
     ranks = [_source_rank(table, source, row, kept) for source, row in candidates.items()]
     ranks.sort(key=lambda one: (one.rank.value, -one.average))
     left = len(comparisons) - len(kept)
-    rest = f"; {left} of {len(comparisons)} left out, where a source has no value or none differ" if left else ""
+    rest = f"; {left} of {len(comparisons)} left out: a source has no value there, or no two differ" if left else ""
     over = f"{len(kept)} comparisons on {targets} targets, with 95 % t-intervals over targets"
     caption = f"Mean rank (1 is best; sources that do not differ share theirs) over {over}{rest}."
     return Ranking(ranks, sources, caption)
