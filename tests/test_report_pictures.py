@@ -61,6 +61,8 @@ def test_heat_maps_show_numbers_marks_and_signs(tmp_path, drawn):
     assert (shown[1, 1], gained[1, 1], shown[0, 3]) == ("failed", "failed", "—")
     hatched = {(p.get_x() + 0.5, p.get_y() + 0.5): p.get_hatch() for p in accuracy.patches if p.get_hatch()}
     assert hatched == {(1, 1): "xxxx", (0, 3): "////"}, "not by colour alone"
+    said = " ".join(drawn[0].get_supxlabel().split())
+    assert "Framed: better than each other row" in said and "†: some runs failed" in said and "Underlined" not in said
     assert [text.get_text() for text in accuracy.texts if "†" in text.get_text()] == ["n = 1 †"]
     frames = [p for p in accuracy.patches if isinstance(p, Rectangle) and not p.get_fill()]
     assert len(frames) == 2 and {t.get_text() for t in accuracy.texts if t.get_weight() == "bold"} == {

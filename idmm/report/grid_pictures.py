@@ -11,7 +11,7 @@ from matplotlib import colormaps
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, NullLocator
 
 from idmm.pictures import look, plain_axis, save
@@ -20,9 +20,7 @@ from idmm.report.stats import Estimate
 from idmm.report.table import (
     FAILED,
     MISSING,
-    NO_BETTER,
     SCRATCH,
-    SOME_FAILED,
     Row,
     Table,
     TableCell,
@@ -60,8 +58,7 @@ def heat_maps(table: Table, path: Path) -> None:
             bar.set_label(unit, fontsize=8)
             bar.ax.tick_params(labelsize=7)
             bar.outline.set_visible(False)
-    if handles := _heat_legend(table):
-        figure.legend(handles=handles, ncols=4 if width > 8 else 2, **BELOW)
+    figure.supxlabel(_filled(table.legend(picture=True), figure), fontsize=8)
     _save_with_title(figure, table.caption(), path)
 
 
@@ -142,25 +139,6 @@ def _row_labels(rows: list[Row]) -> list[str]:
     several = len({row.method for row in rows} - {SCRATCH.method}) > 1
     methods = [f" · {_label(row.method, 14)}" if several and row.method != SCRATCH.method else "" for row in rows]
     return [_label(row.heads[0]) + method for row, method in zip(rows, methods, strict=True)]
-
-
-def _heat_legend(table: Table) -> list[Patch]:
-    cells, blank = table.cells.values(), {"facecolor": "white", "edgecolor": "0.7"}
-    frame = {"fill": False, "edgecolor": "black", "linewidth": 1.4, "label": "framed: best of a column"}
-    plain = {"linestyle": "", "color": "black"}
-    not_run = "not run yet, or nothing to compare with"
-    intervals = any(cell.gain and cell.gain.interval for cell in cells)
-    failed, no_better = "some runs failed, left out", "no better than naming the largest class"
-    below = "below a gain: its 95 % interval; without colour where that contains 0"
-    handles = (
-        (Patch(**frame), any(cell.best_of_column for cell in cells)),
-        (Patch(**blank, hatch=HATCHES[MISSING], label=not_run), any(cell.mean == MISSING for cell in cells)),
-        (Patch(**blank, hatch=HATCHES[FAILED], label="failed"), any(cell.mean == FAILED for cell in cells)),
-        (Line2D([], [], marker=f"${SOME_FAILED}$", label=failed, **plain), any(cell.some_failed for cell in cells)),
-        (Line2D([], [], marker=f"${NO_BETTER}$", label=no_better, **plain), any(cell.no_better for cell in cells)),
-        (Patch(visible=False, label=below), intervals),
-    )
-    return [handle for handle, occurs in handles if occurs]
 
 
 # ------------------------------------------------------------------ sources
@@ -265,6 +243,10 @@ def _label(text: str, most: int = LONGEST) -> str:
 
 
 def _save_with_title(figure: Figure, title: str, path: Path) -> None:
-    """Breaks the title so that it fits the figure."""
-    figure.suptitle(textwrap.fill(title, max(40, int(figure.get_figwidth() * 13))), fontsize=9)
+    figure.suptitle(_filled(title, figure), fontsize=9)
     save(figure, path)
+
+
+def _filled(text: str, figure: Figure) -> str:
+    """Breaks a text so that it fits the figure."""
+    return textwrap.fill(text, max(40, int(figure.get_figwidth() * 13)))
