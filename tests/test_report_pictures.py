@@ -169,10 +169,8 @@ def test_all_failed_one_cell_and_no_scratch(tmp_path, drawn):
 def test_the_comparison_says_what_dots_and_whiskers_are(tmp_path, monkeypatch):
     kept = []
     monkeypatch.setattr(pictures, "save", lambda figure, path: kept.append(figure))
-    pictures.comparison(
-        {"from scratch": [71.7, 79.7], "from IDMM": [86.4, 88.3]}, tmp_path / "comparison.png", "", 10.0
-    )
-    pictures.comparison({"from scratch": [71.7], "from IDMM": [86.4]}, tmp_path / "comparison.png", "", 10.0)
+    for scratch, ours in (([71.7, 79.7], [86.4, 88.3]), ([71.7], [86.4])):
+        pictures.comparison({"from scratch": scratch, "from IDMM": ours}, tmp_path / "comparison.png", "", 10.0)
     said = [[text.get_text() for text in figure.legends[0].get_texts()] for figure in kept]
     assert said == [["mean", "one seed", "± 1 standard deviation over seeds"], ["mean", "one seed"]]
 
