@@ -99,6 +99,8 @@ def test_seeds_of_a_column_tell_together_how_far_they_move_a_number():
     means = [cell("a", pretrain_seed=p, seed=s, top1=80.0 + p) for p in (0, 1) for s in range(3)]
     column = together({"a": seed_stats(means, "top1"), "b": seed_stats(runs([1.0, 9.0]), "top1")})
     assert [one.variance for one in column.values()] == [0.25, 16.0]
+    column = together({"a": seed_stats(means, "top1"), "b": seed_stats(runs([1.0]), "top1")})
+    assert [(one.variance, one.freedom) for one in column.values()] == [(0.25, 1), (0.5, 1)], "better than nothing"
 
 
 def test_test_images_are_in_the_interval_also_of_a_single_run():

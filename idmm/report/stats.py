@@ -94,7 +94,8 @@ def pooled(column: dict[Hashable, SeedStats], moved: Iterable[SeedStats]) -> dic
 
     Two or three seeds a cell tell little of how far seeds move a number, all cells of a column together tell more:
     their squared deviations are put together as in a one-way analysis of variance (Fisher, Statistical Methods
-    for Research Workers, 1925). Independent draws that are single runs are kept apart from those that are means.
+    for Research Workers, 1925). Independent draws that are single runs are kept apart from those that are means, unless
+    only others tell anything.
     """
     groups: dict[int, list[SeedStats]] = {}
     for stats in moved:
@@ -102,8 +103,9 @@ def pooled(column: dict[Hashable, SeedStats], moved: Iterable[SeedStats]) -> dic
             groups.setdefault(stats.n // stats.units, []).append(stats)
     found = {}
     for place, stats in column.items():
-        group = groups.get(stats.n // stats.units, []) if stats.units else []
-        if freedom := sum(one.freedom for one in group):
+        others = [one for kind in groups.values() for one in kind]
+        group = stats.units and (groups.get(stats.n // stats.units) or others)
+        if freedom := sum(one.freedom for one in group or ()):
             of_one = sum(one.variance * one.units * one.freedom for one in group) / freedom
             stats = replace(stats, variance=of_one / stats.units, freedom=freedom)
         found[place] = stats
