@@ -61,7 +61,9 @@ def test_heat_maps_show_numbers_marks_and_signs(tmp_path, drawn):
     assert (shown[1, 1], gained[1, 1], shown[0, 3]) == ("failed", "failed", "—")
     hatched = {(p.get_x() + 0.5, p.get_y() + 0.5): p.get_hatch() for p in accuracy.patches if p.get_hatch()}
     assert hatched == {(1, 1): "xxxx", (0, 3): "////"}, "not by colour alone"
-    assert [text.get_text() for text in accuracy.texts if "†" in text.get_text()] == ["n=1†"]
+    said = " ".join(drawn[0].get_supxlabel().split())
+    assert "Framed: better than each other row" in said and "†: some runs failed" in said and "Underlined" not in said
+    assert [text.get_text() for text in accuracy.texts if "†" in text.get_text()] == ["n = 1 †"]
     frames = [p for p in accuracy.patches if isinstance(p, Rectangle) and not p.get_fill()]
     assert len(frames) == 2 and {t.get_text() for t in accuracy.texts if t.get_weight() == "bold"} == {
         f"{max(found.mean('net', row, target) or 0 for row in found.rows):.1f}" for target in found.targets
@@ -75,6 +77,10 @@ def test_gain_is_centred_at_zero_and_maps_keep_their_order_in_grey(tmp_path, dra
     norm = gain.get_images()[0].norm
     assert (norm.vmin, norm.vmax) == (-30, 30) and "−10.0" in texts(gain).values()
     assert (accuracy.get_images()[0].norm.vmin, accuracy.get_images()[0].norm.vmax) == (40, 80)
+    heat_maps(table([{**one, "test_size": 20} for one in cells]), tmp_path / "grid.png")
+    gain = panels(drawn[1])[1]
+    assert "−10.0" in texts(gain).values()
+    assert gain.get_images()[0].get_array().flatten().tolist() == [0, 30, 0], "what may be chance has no colour"
     grey = matplotlib.colormaps[MAPS["accuracy"]](np.linspace(0, 1, 50))[:, :3] @ (0.2126, 0.7152, 0.0722)
     assert (np.diff(grey) > 0).all()
     half = matplotlib.colormaps[MAPS["gain"]](np.linspace(0.5, 1, 50))[:, :3] @ (0.2126, 0.7152, 0.0722)
@@ -104,6 +110,7 @@ def test_ranks_from_best_to_worst_with_intervals(tmp_path, drawn):
     found = ranking(table(full(4, targets=4)))
     source_ranks(found, tmp_path / "insight.png")
     left, right = drawn[0].axes
+    assert "Hollow dots: not pretrained by this grid" in " ".join(drawn[0].get_suptitle().split())
     labels = ["from scratch" if one.source == "scratch" else one.source for one in found.ranks]
     assert left.yaxis_inverted() and [one.get_text() for one in left.get_yticklabels()] == labels
     bars = [tuple(line.get_xdata()) for line in left.lines if len(line.get_xdata()) == 2]
@@ -162,8 +169,8 @@ def test_all_failed_one_cell_and_no_scratch(tmp_path, drawn):
 def test_the_comparison_says_what_dots_and_whiskers_are(tmp_path, monkeypatch):
     kept = []
     monkeypatch.setattr(pictures, "save", lambda figure, path: kept.append(figure))
-    pictures.comparison({"from scratch": [71.7, 79.7], "from IDMM": [86.4, 88.3]}, tmp_path / "comparison.png")
-    pictures.comparison({"from scratch": [71.7], "from IDMM": [86.4]}, tmp_path / "comparison.png")
+    for scratch, ours in (([71.7, 79.7], [86.4, 88.3]), ([71.7], [86.4])):
+        pictures.comparison({"from scratch": scratch, "from IDMM": ours}, tmp_path / "comparison.png", "", 10.0)
     said = [[text.get_text() for text in figure.legends[0].get_texts()] for figure in kept]
     assert said == [["mean", "one seed", "± 1 standard deviation over seeds"], ["mean", "one seed"]]
 

@@ -1,6 +1,5 @@
 """How a grid calls its folders, which twins it refuses, and that its folder goes on from other places."""
 
-import json
 import shutil
 
 import pytest
@@ -11,8 +10,6 @@ from test_transfer_plan import keys
 from transfers import GRID, Made, cells, inside, results, runs
 
 from idmm.config import parsing
-from idmm.errors import UserError
-from idmm.report import render
 from idmm.transfer.config import GridConfig
 from idmm.transfer.plan import GridPlan
 
@@ -146,38 +143,17 @@ def test_probes_of_other_pretrainings_are_not_kept(tmp_path, monkeypatch):
 
 # ------------------------------------------------------------------ grid.json
 def test_cells_have_what_results_tell_of_the_test_images(tmp_path, monkeypatch):
-    made = Made(monkeypatch)
     told = {"top1_interval": [40.0, 60.0], "largest_class": 10.3, "test_size": 96, "pixel_knn": 33.3}
-    one = made.__call__
-
-    def more(self, config):
-        one(config)
-        path = next((tmp_path / "out").glob(f"runs/*/{config['out'].rpartition('/')[2]}")) / "result.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | told))
-
-    monkeypatch.setattr(Made, "__call__", more)
+    Made(monkeypatch, **told)
     assert inside(tmp_path / "out") == 0
     for cell in results(tmp_path / "out")["cells"]:
         assert {name: cell[name] for name in told} == told
     assert "largest class is 10.3 % of them; kNN on raw pixels gets 33.3 %" in (tmp_path / "out/grid.md").read_text()
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"protocol": "finetune", "cells": 3}', '{"cells": [{"source": 1}]}'])
-def test_a_damaged_grid_json_is_written_again(tmp_path, monkeypatch, text):
+def test_a_damaged_grid_json_is_written_again(tmp_path, monkeypatch):
     Made(monkeypatch)
     out = tmp_path / "out"
     assert inside(out, "--target.protocol", "probe") == 0
-    (out / "grid.json").write_text(text)
-    with pytest.raises(UserError, match=r"grid\.json: is damaged: .*; wanted is what 'idmm transfer' wrote"):
-        render.write(out)
+    (out / "grid.json").write_text("{")
     assert inside(out) == 0 and len(cells(out)) == len(cells(out, "probe")) == 6 and len(runs(out)) == 14
-
-
-def test_cells_that_lack_keys_are_named(tmp_path):
-    cell = dict.fromkeys(render.NEEDED, "x")
-    grid = {"protocol": "finetune", **dict.fromkeys(("sources", "methods", "backbones", "targets"), ["x"])}
-    for cells_, said in (([cell, {}], "cells[1] lacks source, method"), ([{**cell}, 3], "cells[1] lacks source")):
-        (tmp_path / "grid.json").write_text(json.dumps({**grid, "cells": cells_}))
-        assert said in faults(render.write, tmp_path)[0]
-    (tmp_path / "grid.json").unlink()
-    assert "cannot be read (no such file or directory)" in faults(render.write, tmp_path)[0]

@@ -125,10 +125,14 @@ def begun(out):
 
 
 class Made:
-    """Jobs that are not run but made up, and no pictures: lists titles in ``asked``, does what ``instead`` says."""
+    """Jobs that are not run but made up, and no pictures: lists titles in ``asked``, does what ``instead`` says.
 
-    def __init__(self, monkeypatch):
+    Their results hold what is ``told``, too.
+    """
+
+    def __init__(self, monkeypatch, **told):
         self.asked, self.instead = [], {}
+        self.result = {"top1": 50.0, "top5": 90.0, "seconds": 4.0, "train_size": 7, **told}
         monkeypatch.setattr(StageSpec, "run", lambda stage, config: self(config))
         monkeypatch.setattr(render, "_pictures", lambda *_: {})
 
@@ -140,7 +144,7 @@ class Made:
             if word in title:
                 what()
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "result.json").write_text(json.dumps({"top1": 50.0, "top5": 90.0, "seconds": 4.0, "train_size": 7}))
+        (folder / "result.json").write_text(json.dumps(self.result))
 
 
 def locked(out, key):

@@ -11,7 +11,7 @@ from matplotlib import colormaps
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, NullLocator
 
 from idmm.pictures import look, plain_axis, save
@@ -20,9 +20,7 @@ from idmm.report.stats import Estimate
 from idmm.report.table import (
     FAILED,
     MISSING,
-    NO_BETTER,
     SCRATCH,
-    SOME_FAILED,
     Row,
     Table,
     TableCell,
@@ -32,8 +30,7 @@ from idmm.report.table import (
 
 CELL = (0.9, 0.37)  # inches
 LONGEST = 22  # letters of a label
-TITLES = {"accuracy": "accuracy", "gain": "gain over scratch"}
-UNITS = {"accuracy": "%", "gain": "points"}
+KINDS = {"accuracy": ("accuracy", "%"), "gain": ("gain over scratch", "points")}  # title and unit of a heat map
 MAPS = {"accuracy": "cividis", "gain": "PuOr"}
 HATCHES = {MISSING: "////", FAILED: "xxxx"}
 BELOW = {"loc": "outside lower center", "fontsize": 8, "frameon": False}  # a legend
@@ -42,7 +39,7 @@ BELOW = {"loc": "outside lower center", "fontsize": 8, "frameon": False}  # a le
 # ------------------------------------------------------------------ heat maps
 def heat_maps(table: Table, path: Path) -> None:
     """Draws accuracy and, where there is a row from scratch, gain over it, side by side; a row of panels a backbone."""
-    kinds = ("accuracy", "gain") if table.has_scratch else ("accuracy",)
+    kinds = list(KINDS)[: 1 + table.has_scratch]
     rows = [len(table.rows_of(backbone)) for backbone in table.backbones]
     width = 2.1 + len(kinds) * (len(table.targets) * CELL[0] + 1.0)
     height = 1.5 + sum(count * CELL[1] + 1.0 for count in rows)
@@ -53,26 +50,25 @@ def heat_maps(table: Table, path: Path) -> None:
     for backbone, line in zip(table.backbones, axes, strict=True):
         for kind, axis in zip(kinds, line, strict=True):
             image = _heat_map(axis, table, backbone, kind, norms[kind])
-            axis.set_title(f"{_label(backbone)}: {TITLES[kind]}", fontsize=10)
+            title, unit = KINDS[kind]
+            axis.set_title(f"{_label(backbone)}: {title}", fontsize=10)
             if kind != kinds[0]:
                 axis.set_yticklabels([])
             bar = figure.colorbar(image, ax=axis, fraction=0.04, pad=0.02, aspect=25)
-            bar.set_label(UNITS[kind], fontsize=8)
+            bar.set_label(unit, fontsize=8)
             bar.ax.tick_params(labelsize=7)
             bar.outline.set_visible(False)
-    if handles := _heat_legend(table):
-        figure.legend(handles=handles, ncols=4 if width > 8 else 2, **BELOW)
+    figure.supxlabel(_filled(table.legend(picture=True), figure), fontsize=8)
     _save_with_title(figure, table.caption(), path)
 
 
 def _norm(table: Table, kind: str) -> Normalize:
     """One scale for all backbones; gains are centred at 0."""
     cells = table.cells.values()
-    values = [cell.gain and cell.gain.value if kind == "gain" else cell.stats.mean for cell in cells]
-    values = [value for value in values if value is not None] or [0.0]
     if kind == "gain":
-        most = max(1.0, *map(abs, values))
+        most = max([1.0, *(abs(cell.gain.value) for cell in cells if cell.gain)])
         return Normalize(-most, most)
+    values = [cell.stats.mean for cell in cells if cell.stats.n] or [0.0]
     low, high = min(values), max(values)
     return Normalize(low, high) if high > low else Normalize(low - 1, high + 1)
 
@@ -101,18 +97,18 @@ def _heat_map(axis, table: Table, backbone: str, kind: str, norm: Normalize):
 
 
 def _content(cell: TableCell | None, row: Row, kind: str) -> tuple[float, str, str]:
-    """A cell's value (NaN: none), its text, and the small text below."""
+    """A cell's value for its colour (NaN: none), its text, and the small text below."""
     if cell is None or cell.stats.mean is None:
         return np.nan, cell.mean if cell else "", ""
     if kind == "accuracy":
-        spread, count = f"± {cell.std}" if cell.std else "", f"n={cell.stats.n}" if cell.unusual_n else ""
-        return cell.stats.mean, cell.mean, " ".join(filter(None, (spread, count))) + cell.signs
+        return cell.stats.mean, cell.mean, " ".join(cell.notes)
     if row.is_scratch:
         return 0.0, format_number(0.0), ""
     if cell.gain is None:
         return np.nan, MISSING, ""
     interval = format_interval(cell.gain.interval, sign=True) if cell.gain.interval else ""
-    return cell.gain.value, format_number(cell.gain.value, sign=True), interval
+    coloured = cell.gain.interval is None or cell.gain.shown  # what may be chance has no colour
+    return cell.gain.value * coloured, format_number(cell.gain.value, sign=True), interval
 
 
 def _number(axis, place: tuple[int, int], text: str, below: str, colour: str, framed: bool) -> None:
@@ -141,29 +137,8 @@ def _bright(colour: tuple) -> bool:
 def _row_labels(rows: list[Row]) -> list[str]:
     """The method is named where there is more than one."""
     several = len({row.method for row in rows} - {SCRATCH.method}) > 1
-    labels = []
-    for row in rows:
-        method = f" · {_label(row.method, 14)}" if several and row.method != SCRATCH.method else ""
-        labels.append((SCRATCH.label if row.is_scratch else _label(row.source)) + method)
-    return labels
-
-
-def _heat_legend(table: Table) -> list[Patch]:
-    cells, blank = table.cells.values(), {"facecolor": "white", "edgecolor": "0.7"}
-    frame = {"fill": False, "edgecolor": "black", "linewidth": 1.4, "label": "framed: best of a column"}
-    plain = {"linestyle": "", "color": "black"}
-    not_run = "not run yet, or nothing to compare with"
-    intervals = any(cell.gain is not None and cell.gain.interval is not None for cell in cells)
-    failed, no_better = "some runs failed, left out", "no better than the largest class"
-    handles = (
-        (Patch(**frame), any(cell.best_of_column for cell in cells)),
-        (Patch(**blank, hatch=HATCHES[MISSING], label=not_run), any(cell.mean == MISSING for cell in cells)),
-        (Patch(**blank, hatch=HATCHES[FAILED], label="failed"), any(cell.mean == FAILED for cell in cells)),
-        (Line2D([], [], marker=f"${SOME_FAILED}$", label=failed, **plain), any(cell.some_failed for cell in cells)),
-        (Line2D([], [], marker=f"${NO_BETTER}$", label=no_better, **plain), any(cell.no_better for cell in cells)),
-        (Patch(visible=False, label="below a gain: its 95 % interval"), intervals),
-    )
-    return [handle for handle, occurs in handles if occurs]
+    methods = [f" · {_label(row.method, 14)}" if several and row.method != SCRATCH.method else "" for row in rows]
+    return [_label(row.heads[0]) + method for row, method in zip(rows, methods, strict=True)]
 
 
 # ------------------------------------------------------------------ sources
@@ -174,9 +149,9 @@ def source_ranks(ranking: Ranking, path: Path) -> None:
     figure = Figure(figsize=(9.2 if gains else 5.6, 1.7 + 0.42 * len(ranks)), layout="constrained")
     axes = figure.subplots(1, 1 + gains, sharey=True, squeeze=False)[0]
     for y, one in enumerate(ranks):
-        _mark(axes[0], y, one.rank, format_number(one.rank.value), one.pretrained)
+        _mark(axes[0], y, one.rank, one.pretrained)
         if one.gain is not None:
-            _mark(axes[1], y, one.gain, format_number(one.gain.value, sign=True), one.pretrained)
+            _mark(axes[1], y, one.gain, one.pretrained, sign=True)
     axes[0].set_yticks(range(len(ranks)), [_label(one.label) for one in ranks], fontsize=9)
     axes[0].set_ylim(len(ranks) - 0.4, -0.6)
     axes[0].set_xlim(0.7, len(ranks) + 0.3)
@@ -191,15 +166,17 @@ def source_ranks(ranking: Ranking, path: Path) -> None:
     for axis in axes:
         plain_axis(axis, "x")
         axis.tick_params(labelsize=8)
-    _save_with_title(figure, ranking.caption, path)
+    hollow = "" if all(one.pretrained for one in ranks) else " Hollow dots: not pretrained by this grid."
+    _save_with_title(figure, ranking.caption + hollow, path)
 
 
-def _mark(axis, y: int, mean: Estimate, text: str, full: bool) -> None:
+def _mark(axis, y: int, mean: Estimate, full: bool, sign: bool = False) -> None:
     """A dot with its interval and its number; hollow for what this grid did not pretrain."""
     value, interval = mean
     if interval:
         axis.plot(interval, (y, y), color="black", linewidth=1.4, marker="|", markersize=7)
     axis.plot(value, y, marker="o", markersize=8, color="black", markerfacecolor="black" if full else "white", zorder=4)
+    text = format_number(value, sign)
     axis.annotate(text, (value, y), (0, 7), textcoords="offset points", ha="center", fontsize=8)
 
 
@@ -266,6 +243,10 @@ def _label(text: str, most: int = LONGEST) -> str:
 
 
 def _save_with_title(figure: Figure, title: str, path: Path) -> None:
-    """Breaks the title so that it fits the figure."""
-    figure.suptitle(textwrap.fill(title, max(40, int(figure.get_figwidth() * 13))), fontsize=9)
+    figure.suptitle(_filled(title, figure), fontsize=9)
     save(figure, path)
+
+
+def _filled(text: str, figure: Figure) -> str:
+    """Breaks a text so that it fits the figure."""
+    return textwrap.fill(text, max(40, int(figure.get_figwidth() * 13)))

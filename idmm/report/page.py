@@ -1,10 +1,10 @@
 """What grid.html shows beside the sections: the runs of each cell, and their configs."""
 
 import json
-from collections.abc import Iterable, Iterator
-from itertools import chain
+from collections.abc import Iterable
 from urllib.parse import quote
 
+from idmm.config.parsing import flatten
 from idmm.progress import duration
 from idmm.report.sections import Sections
 from idmm.report.stats import Estimate, average
@@ -34,10 +34,10 @@ def page_data(found: Sections) -> dict:
                 own = [(key, " / ".join(some)) for key, some in values if len(configs[key]) > 1]
                 title = f"{row.label} → {target} ({backbone})"
                 details.append({"title": title, "said": sentence, **_runs(cell), "config": own})
-        here = table.cells_of(backbone, row)
-        means, gains = ([cell and getattr(cell, name) for cell in here] for name in ("stats", "gain"))
-        mean = None if None in (means := [one and one.mean for one in means]) else sum(means) / len(means)
-        lines.append((table, backbone, row, cells, mean, average(gains)))
+        means = [table.mean(backbone, row, target) for target in table.targets]
+        mean = None if None in means else sum(means) / len(means)
+        gains = average([cell and cell.gain for cell in table.cells_of(backbone, row)])
+        lines.append((table, backbone, row, cells, mean, gains))
     shared = {key: values[0] for key, values in configs.items() if len(values) == 1}
     return {"targets": targets, "lines": lines, "details": details, "shared_config": shared}
 
@@ -96,16 +96,8 @@ def config_values(runs: Iterable[dict]) -> dict[str, list[str]]:
     """Returns the different values of each dotted key of the runs' configs, 'pretrain.' before those of pretraining."""
     found: dict[str, dict[str, None]] = {}
     for run in runs:
-        configs = _flat(run.get("config") or {}), _flat(run.get("pretrain_config") or {}, "pretrain.")
-        for key, value in chain(*configs):
-            found.setdefault(key, {})[value] = None
-    return {key: list(values) for key, values in found.items()}
-
-
-def _flat(tree: dict, prefix: str = "") -> Iterator[tuple[str, str]]:
-    for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
+        pretraining = flatten(run.get("pretrain_config") or {}, "pretrain.")
+        for key, value in {**flatten(run.get("config") or {}), **pretraining}.items():
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-            yield f"{prefix}{key}", text
+            found.setdefault(key, {})[text] = None
+    return {key: list(values) for key, values in found.items()}

@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import NullLocator
 
-from idmm.pictures import COLOURS, STYLES, epochs_axis, look, plain_axis, save, shortened, stage_ends
+from idmm.pictures import COLOURS, STYLES, epochs_axis, look, plain_axis, save, shortened
 
 CROWD = 4  # curves in a panel, above which bands hide them
 TOP1 = "top-1 accuracy on the test images (%)"
@@ -20,31 +20,28 @@ Block = tuple[str, list[list[np.ndarray]]]  # a title, and rows of images
 
 
 # ---------------------------------------------------------------------- losses
-def loss_panels(panels: dict[str, dict[str, Records | list[Records]]], path: str | Path) -> None:
+def loss_panels(panels: dict[str, dict[str, list[Records]]], path: str | Path) -> None:
     """Draws the loss of each epoch, and below it the learning rate; losses of different stages share no axis.
 
     Args:
-        panels: Title -> label -> a run's records of ``metrics.jsonl``, or those of several runs (seeds): then each is a
-            thin line and their mean a thick one.
+        panels: Title -> label -> records of ``metrics.jsonl`` of each seed; of several, each is a thin line and their
+            mean a thick one.
         path: PNG to write.
     """
     figure = Figure(figsize=(0.6 + 4.4 * len(panels), 4.6), layout="constrained")
     figure.get_layout_engine().set(w_pad=0.1)
     axes = figure.subplots(2, len(panels), sharex="col", squeeze=False, height_ratios=(3, 1))
     for (title, runs), (top, bottom) in zip(panels.items(), axes.T, strict=True):
-        for number, (label, records) in enumerate(runs.items()):
-            several = records if records and isinstance(records[0], list) else [records]
+        for number, (label, several) in enumerate(runs.items()):
             _loss_curve(top, several, "loss", number, label)
             _loss_curve(bottom, several, "lr", number, label)
-            stage_ends(top, several[0])
         top.set_title(title, fontsize=11)
         top.set_ylabel("loss, mean over the epoch (nats)")
         bottom.set_ylabel("learning rate")
         bottom.set_ylim(bottom=0)
         bottom.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
         epochs_axis(bottom)
-        if len(runs) > 1 or next(iter(runs), ""):
-            top.legend(frameon=False, fontsize=9)
+        top.legend(frameon=False, fontsize=9)
         for axis in (top, bottom):
             plain_axis(axis)
     save(figure, path)
@@ -109,17 +106,14 @@ def pair_sheet(rows: list[tuple[str, list[str], list[np.ndarray]]], path: str | 
 
 
 # ---------------------------------------------------------------------- accuracies
-def comparison(
-    scores: dict[str, Sequence[float]], path: str | Path, title: str = "", chance: float | None = None
-) -> None:
+def comparison(scores: dict[str, Sequence[float]], path: str | Path, title: str, chance: float) -> None:
     """Draws a bar for each label's mean with its standard deviation, and a dot for each seed.
 
     Args:
-        scores: Label -> a score for each seed, in percent; the n-th dots of neighbours are joined where all labels
-            have as many.
+        scores: Label -> a score for each seed, in percent; the n-th dots of neighbours are joined.
         path: PNG to write.
         title: Above the picture.
-        chance: What guessing would reach, a dotted line.
+        chance: What guessing would reach (percent), a dotted line.
     """
     figure = Figure(figsize=(1.6 + 1.5 * len(scores), 4.2), layout="constrained")
     axis = figure.subplots()
@@ -133,9 +127,8 @@ def comparison(
         axis.plot(np.full(len(values), place - 0.1), values, **dots)
         text = f"{mean:.1f} ± {spread:.1f}" if len(values) > 1 else f"{mean:.1f}"
         axis.annotate(text, (place, 0), (0, 6), textcoords="offset points", ha="center", fontsize=11, weight="bold")
-    if len({len(values) for values in table}) == 1:
-        for pair in np.stack(table, axis=1):  # [seeds, labels]
-            axis.plot(np.arange(len(table)) - 0.1, pair, color="0.55", linewidth=0.8, zorder=2)
+    for pair in np.stack(table, axis=1):  # [seeds, labels]
+        axis.plot(np.arange(len(table)) - 0.1, pair, color="0.55", linewidth=0.8, zorder=2)
     axis.set_xticks(range(len(scores)), list(scores))
     axis.set_xlim(-0.6, len(scores) - 0.4)
     axis.set_ylim(0, 100)
@@ -150,8 +143,8 @@ def comparison(
 
 
 def label_curves(
-    panels: dict[str, dict[str, list[tuple[float, float, float]]]], path: str | Path, *, ylabel: str = TOP1,
-    chance: float | None = None, seeds: int = 1, untaught: Sequence[str] = (), note: str = "",
+    panels: dict[str, dict[str, list[tuple[float, float, float]]]], path: str | Path, *, chance: float,
+    ylabel: str = TOP1, seeds: int = 1, untaught: Sequence[str] = (), note: str = "",
 ) -> None:  # fmt: skip
     """Draws accuracy over the labelled images a class, with a band of one standard deviation over draws.
 
@@ -160,8 +153,8 @@ def label_curves(
     Args:
         panels: Title -> label -> points (images a class, mean, standard deviation), in percent.
         path: PNG to write.
+        chance: What guessing would reach (percent), a dotted line.
         ylabel: Of the accuracies.
-        chance: What guessing would reach, a dotted line.
         seeds: Draws that the mean is of.
         untaught: Labels of networks with fresh weights, drawn in grey.
         note: For below the panels.
@@ -212,11 +205,10 @@ def _label_curve(axis, points: list, line: dict, shift: float | None, label: str
     axis.plot(x, mean, linewidth=1.8, markeredgecolor="white", markersize=7, label=label, **line)
 
 
-def _accuracy_axis(axis, title: str, chance: float | None) -> None:
+def _accuracy_axis(axis, title: str, chance: float) -> None:
     """The title, and the line of a guess."""
     axis.set_title(title, fontsize=11)
-    if chance is not None:
-        axis.axhline(chance, color="0.4", linewidth=1, linestyle=":")
-        where = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
-        axis.annotate("chance", (1, chance), (-2, 3), fontsize=8, ha="right", **where)
+    axis.axhline(chance, color="0.4", linewidth=1, linestyle=":")
+    where = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
+    axis.annotate("chance", (1, chance), (-2, 3), fontsize=8, ha="right", **where)
     plain_axis(axis)

@@ -1,10 +1,9 @@
-"""Everything that a grid's results are turned into, from ``grid.json`` alone: tables, a page, pictures, a summary."""
+"""Everything that a grid's results (what grid.json holds) are turned into: tables, a page, pictures, a summary."""
 
 import base64
 import csv
 import hashlib
 import io
-import json
 import re
 import textwrap
 from collections.abc import Callable
@@ -14,7 +13,6 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from idmm.errors import UserError, reason
 from idmm.files import write_text
 from idmm.report.page import page_data, run_texts, tone
 from idmm.report.sections import Sections, sections
@@ -22,25 +20,26 @@ from idmm.report.stats import Estimate
 from idmm.report.table import MISSING, NO_BETTER, SOME_FAILED, Table, format_gain, format_number, run_label
 
 COLUMNS = ("source", "method", "backbone", "target", "pretrain_seed", "seed", "top1", "top5", "seconds", "status")
-NEEDED = ("source", "method", "backbone", "target", "pretrain_seed", "seed", "protocol", "status")  # of a cell
 WIDTH = 100  # letters of a terminal's line
 MOST = 12  # lines of each part of the summary
 
 
-def write(folder: str | Path) -> Sections:
-    """Reads ``grid.json`` and writes tables, page and pictures beside it, each whole or not at all.
+def write(out: Path, grid: dict) -> Sections:
+    """Writes a grid's tables, page and pictures into its folder, each whole or not at all.
 
     Pictures that the grid has nothing for are taken away: those of an earlier start would tell of another one.
+
+    Args:
+        out: The folder.
+        grid: What ``grid.json`` holds.
 
     Returns:
         What the files say, for :func:`text`.
 
     Raises:
-        UserError: grid.json is not what a grid wrote.
         RunError: The folder cannot be written to.
     """
-    out = Path(folder)
-    found = sections(_read(out / "grid.json"))
+    found = sections(grid)
     write_text(out / "grid.csv", csv_text(found.own))
     for name in ("grid.md", "grid.tex", "grid.html"):
         write_text(out / name, render(name, found))
@@ -50,24 +49,6 @@ def write(folder: str | Path) -> Sections:
         else:
             (out / name).unlink(missing_ok=True)
     return found
-
-
-def _read(path: Path) -> dict:
-    """Returns what a grid.json holds, with all that reports need of each cell."""
-    wanted = "wanted is what 'idmm transfer' wrote; the same command writes it again"
-    try:
-        grid = json.loads(path.read_text(encoding="utf-8"))
-        cells, protocol = list(grid["cells"]), grid["protocol"]
-        orders = {name: list(map(str, grid[name])) for name in ("sources", "methods", "backbones", "targets")}
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({reason(error)}); {wanted}") from None
-    except (ValueError, TypeError, KeyError):
-        raise UserError(f"{path}: is damaged: not JSON with protocol, labels and cells; {wanted}") from None
-    for number, cell in enumerate(cells):
-        lacking = [key for key in NEEDED if key not in cell] if isinstance(cell, dict) else NEEDED
-        if lacking:
-            raise UserError(f"{path}: is damaged: cells[{number}] lacks {', '.join(lacking)}; {wanted}")
-    return {"version": "", **grid, **orders, "protocol": protocol}
 
 
 def _pictures(found: Sections) -> dict[str, Callable[[Path], None] | None]:

@@ -1,20 +1,22 @@
 """A grid's findings as plain data, computed once for all formats: best sources, ranks, previews, size curves."""
 
-import json
 import math
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import permutations, product
+from pathlib import Path
+from typing import NamedTuple
 
-from idmm.report.stats import ENOUGH, Estimate, SeedStats, log_slope, over_targets, seed_stats, spearman
+from scipy.stats import spearmanr
+
+from idmm.report.stats import ENOUGH, Estimate, SeedStats, log_slope, over_targets, seed_stats
 from idmm.report.table import (
     NO_BETTER,
     READOUTS,
     SCRATCH,
     Row,
     Table,
-    TableCell,
     format_gain,
     format_interval,
     format_number,
@@ -36,60 +38,35 @@ class Block:
 
 
 # ------------------------------------------------------------------ sources
-@dataclass(frozen=True)
-class Pick:
-    """The best row for a target among the pretrained ones, and the sources that it cannot be told from."""
-
-    backbone: str
-    target: str
-    row: Row
-    cell: TableCell
-    second: Row | None  # the best of another source
-    lead: Estimate | None  # over that
-    tied: list[str]  # sources whose best row is no worse, as far as the runs show
-
-    @property
-    def verdict(self) -> str:
-        if self.cell.no_better:
-            return f"none better than the largest class {NO_BETTER}"
-        if self.tied:
-            return f"tie: {', '.join([self.row.source, *self.tied])}"
-        return f"{self.row.label}{f': {format_gain(self.lead)} over {self.second.source}' if self.lead else ''}"
-
-
-def picks(table: Table) -> list[Pick]:
-    """Returns the best source of each target under each backbone."""
-    found = []
+def best_sources(table: Table) -> Block | None:
+    """Returns for each target under each backbone the best source, or those that cannot be told from it."""
+    heads, rows, ties = ("target", "best source", "accuracy", "gain over scratch"), [], False
     for backbone, target in product(table.backbones, table.targets):
         known = [row for row in table.rows if not row.is_scratch and table.mean(backbone, row, target) is not None]
-        known.sort(key=lambda row: -table.mean(backbone, row, target))
-        if known:
-            best, cell = known[0], table.cells[backbone, known[0], target]
-            leads: dict[Row, Estimate] = {}  # over the best row of each other source
-            for row in known:
-                if row.source not in {best.source, *(other.source for other in leads)}:
-                    leads[row] = table.lead(backbone, target, best, row)
-            tied = [row.source for row, lead in leads.items() if not lead.shown]
-            second = next(iter(leads), None)
-            found.append(Pick(backbone, target, best, cell, second, leads.get(second), tied))
-    return found
+        if not known:
+            continue
+        others: dict[str, Row] = {}  # the best row of each source
+        for row in sorted(known, key=lambda row: -table.mean(backbone, row, target)):
+            others.setdefault(row.source, row)
+        best = others.pop(next(iter(others)))
+        leads = {source: table.lead(backbone, target, best, row) for source, row in others.items()}
+        tied = [source for source, lead in leads.items() if not lead.shown]
+        cell = table.cells[backbone, best, target]
+        if cell.no_better:
+            verdict = f"none better than the largest class {NO_BETTER}"
+        elif tied:
+            verdict, ties = f"tie: {', '.join([best.source, *tied])}", True
+        else:
+            verdict = best.label + "".join(f": {format_gain(leads[name])} over {name}" for name in list(leads)[:1])
+        rows.append((backbone, target, verdict, " ".join([cell.mean, *cell.notes]), cell.gain or ""))
+    if not rows:
+        return None
+    heads, rows = (("backbone", *heads), rows) if len(table.backbones) > 1 else (heads, [row[1:] for row in rows])
+    said = "Tie: no difference that these runs can show between these sources; the numbers are those of the first."
+    return Block("Which source to pretrain on", [table.intervals(), *([said] if ties else [])], heads, rows)
 
 
-def _picks_block(table: Table, found: list[Pick]) -> Block:
-    heads, rows = ("target", "best source", "accuracy", "gain over scratch"), []
-    for pick in found:
-        accuracy = " ".join([pick.cell.mean, *pick.cell.notes])
-        rows.append((pick.target, pick.verdict, accuracy, pick.cell.gain or ""))
-    if len(table.backbones) > 1:
-        heads, rows = ("backbone", *heads), [(pick.backbone, *row) for pick, row in zip(found, rows, strict=True)]
-    lines = [table.intervals()]
-    if any(pick.tied for pick in found):
-        lines.append("Tie: no difference that these runs can show between these sources; the numbers are the first's.")
-    return Block("Which source to pretrain on", lines, heads, rows)
-
-
-@dataclass(frozen=True)
-class SourceRank:
+class SourceRank(NamedTuple):
     """A source's rank, accuracy and gain over all targets, methods and backbones; intervals are over targets."""
 
     source: str
@@ -103,31 +80,29 @@ class SourceRank:
         return SCRATCH.label if self.source == SCRATCH.source else self.source
 
 
-@dataclass(frozen=True)
-class Ranking:
+class Ranking(NamedTuple):
     """Sources from best to worst by their mean rank over comparisons: targets, methods and backbones.
 
     Only those comparisons count in which every source has a value, and the runs show a difference between two of them.
     """
 
     ranks: list[SourceRank]  # none for fewer than three sources, or targets among the comparisons used
-    used: int  # comparisons
-    total: int
     sources: int  # pretrained on, or given as weights
-    targets: int  # among those used
+    caption: str
 
     @property
-    def caption(self) -> str:
-        if not self.ranks:
-            return _too_few("ranking of sources", "differ", self.sources, self.targets)
-        left = self.total - self.used
-        rest = f"; {left} of {self.total} left out, where a source has no value or none differ" if left else ""
-        over = f"{self.used} comparisons on {self.targets} targets, with 95 % t-intervals over targets"
-        return f"Mean rank (1 is best; sources that do not differ share theirs) over {over}{rest}."
+    def block(self) -> Block:
+        rows = [
+            (one.label, f"{format_number(one.rank.value)} ({format_interval(one.rank.interval)})",
+             format_number(one.average), one.gain or "")
+            for one in self.ranks
+        ]  # fmt: skip
+        heads = ("source", "mean rank", "mean accuracy", "mean gain over scratch")
+        return Block("Sources over all targets", [self.caption], heads, rows)
 
 
-def _too_few(what: str, differ: str, sources: int, targets: int) -> str:
-    wanted = f"{ENOUGH} sources, and {ENOUGH} targets on which they {differ} by more than their intervals"
+def _too_few(what: str, show: str, sources: int, targets: int) -> str:
+    wanted = f"{ENOUGH} sources, and {ENOUGH} targets on which {show} a difference between them"
     return f"No {what}: it takes {wanted}; here are {sources} sources and {targets} such targets."
 
 
@@ -149,12 +124,16 @@ def ranking(table: Table) -> Ranking:
         known = all(table.mean(backbone, row, target) is not None for row in rows.values())
         if known and differ(table, backbone, target, rows.values()):
             kept[backbone, method, target] = rows
-    targets = [target for *_, target in kept]
-    if min(sources, len(set(targets))) < ENOUGH:
-        return Ranking([], len(kept), len(comparisons), sources, len(set(targets)))
-    ranks = [_source_rank(table, source, row, kept, targets) for source, row in candidates.items()]
+    targets = len({target for *_, target in kept})
+    if min(sources, targets) < ENOUGH:
+        return Ranking([], sources, _too_few("ranking of sources", "the runs show", sources, targets))
+    ranks = [_source_rank(table, source, row, kept) for source, row in candidates.items()]
     ranks.sort(key=lambda one: (one.rank.value, -one.average))
-    return Ranking(ranks, len(kept), len(comparisons), sources, len(set(targets)))
+    left = len(comparisons) - len(kept)
+    rest = f"; {left} of {len(comparisons)} left out: a source has no value there, or no two differ" if left else ""
+    over = f"{len(kept)} comparisons on {targets} targets, with 95 % t-intervals over targets"
+    caption = f"Mean rank (1 is best; sources that do not differ share theirs) over {over}{rest}."
+    return Ranking(ranks, sources, caption)
 
 
 def _candidates(table: Table, pretrained: set[Row]) -> dict[str, Row | None]:
@@ -175,8 +154,8 @@ def differ(table: Table, backbone: str, target: str, rows: Iterable[Row]) -> boo
     return any(table.ahead(backbone, target, *pair) for pair in permutations(rows, 2))
 
 
-def _source_rank(table: Table, source: str, fixed: Row | None, kept: dict, targets: list[str]) -> SourceRank:
-    places, values, gains = [], [], []
+def _source_rank(table: Table, source: str, fixed: Row | None, kept: dict) -> SourceRank:
+    places, values, gains, targets = [], [], [], [target for *_, target in kept]
     for (backbone, _, target), rows in kept.items():
         mine, others = rows[source], [row for name, row in rows.items() if name != source]
         behind = sum(table.ahead(backbone, target, row, mine) for row in others)
@@ -186,42 +165,17 @@ def _source_rank(table: Table, source: str, fixed: Row | None, kept: dict, targe
         gains.append(table.lead(backbone, target, mine, SCRATCH))
     known = fixed != SCRATCH and None not in gains
     gain = over_targets([one.value for one in gains], targets) if known else None
-    rank = over_targets(places, targets, 1, len(rows))
+    rank = over_targets(places, targets, 1, 1 + len(others))
     return SourceRank(source, fixed is None, rank, statistics.fmean(values), gain)
 
 
-def _ranking_block(found: Ranking) -> Block:
-    rows = []
-    for one in found.ranks:
-        rank = f"{format_number(one.rank.value)} ({format_interval(one.rank.interval)})"
-        rows.append((one.label, rank, format_number(one.average), one.gain or ""))
-    heads = ("source", "mean rank", "mean accuracy", "mean gain over scratch")
-    return Block("Sources over all targets", [found.caption], heads, rows)
-
-
 # ------------------------------------------------------------------ preview
-@dataclass(frozen=True)
-class Preview:
-    """How well a probe of frozen features predicts fine-tuning within a target, over targets; scratch is left out."""
+def preview(probed: Table, tuned: Table) -> str | None:
+    """Returns in a sentence how well a probe of frozen features predicts fine-tuning; None where both are nowhere.
 
-    label: str  # of the probe
-    sources: int  # measured by both
-    targets: int  # on which both show differences
-    rho: Estimate | None = None  # Spearman's rank correlation over the rows of a target; its interval is over targets
-    loss: Estimate | None = None  # points that fine-tuning of the probe's pick is below the best row
-
-    @property
-    def sentence(self) -> str:
-        if self.rho is None:
-            return f"{self.label}: {_too_few('rank correlation', 'differ under both', self.sources, self.targets)}"
-        low, high = self.rho.interval
-        rho = f"Spearman's ρ within a target {self.rho.value:.2f} ({low:.2f} to {high:.2f})"
-        loss = f"its pick is {format_number(self.loss.value)} points below the best"
-        return f"{self.label}: {rho} over {self.targets} targets; {loss}"
-
-
-def preview(probed: Table, tuned: Table) -> Preview | None:
-    """Compares a probe with fine-tuning where both exist, None where that is nowhere."""
+    That is Spearman's rank correlation over the rows of a target, scratch left out, and how many points the best row is
+    above the one that the probe would pick; both are means over targets, on which both show differences.
+    """
     rhos, losses, targets, sources = [], [], [], set()
     for backbone, target in product(tuned.backbones, tuned.targets):
         means = {row: (probed.mean(backbone, row, target), tuned.mean(backbone, row, target)) for row in tuned.rows}
@@ -232,14 +186,17 @@ def preview(probed: Table, tuned: Table) -> Preview | None:
             top = max(before for before, _ in both.values())  # of rows that it cannot tell apart any may be picked
             picked = statistics.fmean(after for before, after in both.values() if before == top)
             losses.append(max(after for _, after in both.values()) - picked)
-            rhos.append(spearman(list(both.values())))
+            rhos.append(spearmanr(list(both.values())).statistic)  # [rows, 2]
             targets.append(target)
     if not sources:
         return None
-    counts = probed.label, len(sources), len(set(targets))
-    if counts[-1] < ENOUGH:
-        return Preview(*counts)
-    return Preview(*counts, over_targets(rhos, targets, -1, 1), over_targets(losses, targets))
+    count = len(set(targets))
+    if count < ENOUGH:
+        return f"{probed.label}: {_too_few('rank correlation', 'both show', len(sources), count)}"
+    mean, (low, high) = over_targets(rhos, targets, -1, 1)
+    rho = f"Spearman's ρ within a target {mean:.2f} ({low:.2f} to {high:.2f})"
+    loss = f"its pick is {format_number(over_targets(losses, targets).value)} points below the best"
+    return f"{probed.label}: {rho} over {count} targets; {loss}"
 
 
 # ------------------------------------------------------------------ test images
@@ -253,7 +210,7 @@ def test_sets(table: Table) -> list[str]:
         if cells:  # two rows as good as the one in the middle
             cells.sort(key=lambda cell: cell.stats.mean)
             least = math.hypot(*cells[len(cells) // 2].stats.images)
-            parts.append(f"they can show differences from about {format_number(least)} points on")
+            parts.append(f"differences under about {format_number(least)} points cannot be told from chance")
         if target in table.largest:
             parts.append(f"the largest class is {format_number(table.largest[target])} % of them")
         pixels = [run["pixel_knn"] for run in runs if run.get("pixel_knn") is not None]
@@ -299,19 +256,14 @@ def size_curves(table: Table) -> list[SizeCurve]:
 
 def _families(table: Table) -> list[tuple[str, dict[str, int]]]:
     """Datasets whose subsets are sources of six or more sizes, each with its sources' sizes."""
-    found: dict[tuple, dict[str, tuple[int, str]]] = {}
+    found: dict[tuple[str, str], dict[str, int]] = {}
     for run in (run for cell in table.cells.values() for run in cell.stats.runs):
-        # the run's own config reads the target; the images of the source are those of its pretraining
-        data = (run.get("pretrain_config") or run.get("config") or {}).get("data") or {}
-        if run["pretrain_seed"] is not None and run.get("source_size"):
-            subset = json.dumps(data.get("subset"), sort_keys=True, default=str)
-            whole = (str(data.get("name")), str(data.get("root")))
-            found.setdefault(whole, {})[run["source"]] = (int(run["source_size"]), subset)
-    return [
-        (name, {source: size for source, (size, _) in sources.items()})
-        for (name, _), sources in found.items()
-        if all(len({known[part] for known in sources.values()}) >= SIZES for part in (0, 1))
-    ]
+        if run.get("pretrain_config") and run.get("source_size"):
+            data = run["pretrain_config"].get("data") or {}
+            whole = str(data.get("name")), str(data.get("root"))
+            found.setdefault(whole, {})[run["source"]] = int(run["source_size"])
+    kept = {whole: sizes for whole, sizes in found.items() if len(set(sizes.values())) >= SIZES}
+    return [(Path(root).name if name == "folder" else name, sizes) for (name, root), sizes in kept.items()]
 
 
 def _slopes_block(curves: list[SizeCurve]) -> Block:
@@ -341,12 +293,12 @@ def sections(grid: dict) -> Sections:
     tuned = next(t for t in found if t.protocol == "finetune")
     previews = [one for t in found if t.protocol == "probe" and (one := preview(t, tuned))]
     failed = [run for run in grid["cells"] if run["status"] == "failed"]
-    best, order, curves = picks(first), ranking(first), size_curves(first)
+    order, curves = ranking(first), size_curves(first)
     blocks = [
-        _picks_block(first, best) if best else None,
-        _ranking_block(order) if order.sources > 1 else None,
+        best_sources(first),
+        order.block if order.sources > 1 else None,
         _slopes_block(curves),
-        Block("Preview against fine-tuning", [], items=[one.sentence for one in previews]),
+        Block("Preview against fine-tuning", [], items=previews),
         Block("What the test images can show", [], items=test_sets(first)),
         Block("Failed", [], items=[_failure(run) for run in failed]),
     ]

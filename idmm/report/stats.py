@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from scipy.special import stdtrit
-from scipy.stats import linregress, spearmanr
+from scipy.stats import linregress
 
 from idmm.intervals import wilson
 
@@ -35,7 +35,7 @@ class SeedStats:
     """
 
     runs: tuple[dict, ...]  # as grid.json lists them under ``cells``
-    values: tuple[float, ...] = ()  # of those that are done
+    n: int = 0  # runs that are done
     mean: float | None = None
     std: float | None = None  # sample standard deviation over runs
     half: float | None = None  # of the mean's 95 % t-interval
@@ -45,35 +45,48 @@ class SeedStats:
     images: tuple[float, float] | None = None  # from the mean down and up to the Wilson interval of the test images
 
     @property
-    def n(self) -> int:
-        return len(self.values)
-
-    @property
     def failed(self) -> int:
         return sum(run["status"] == "failed" for run in self.runs)
 
     @property
     def status(self) -> str:
-        return "ok" if self.values else "failed" if self.failed else "missing"
+        return "ok" if self.n else "failed" if self.failed else "missing"
 
 
 def seed_stats(runs: Iterable[dict], metric: str) -> SeedStats:
     """Returns the statistics of runs that differ in their seeds alone."""
     runs = tuple(runs)
     groups: dict[tuple, list[float]] = {}
+    reaches = []
     for run in runs:
-        if (value := accuracy(run, metric)) is not None:
-            groups.setdefault((run["source"], run["pretrain_seed"]), []).append(value)
-    values = tuple(value for group in groups.values() for value in group)
-    if not values:
+        value = run.get(metric) if run["status"] == "ok" else None
+        if isinstance(value, (int, float)) and math.isfinite(value):
+            groups.setdefault((run["source"], run["pretrain_seed"]), []).append(float(value))
+            reaches.append(_image_reach(run, metric))
+    if not groups:
         return SeedStats(runs)
+    values = [value for group in groups.values() for value in group]
     units = [statistics.fmean(group) for group in groups.values()] if len(groups) > 1 else values
     variance = statistics.variance(units) / len(units) if len(units) > 1 else None
-    std = statistics.stdev(values) if len(values) > 1 else None
-    half = None if variance is None else t_half(variance, len(units) - 1)
-    reaches = [image_reach(run, metric) for run in runs if accuracy(run, metric) is not None]
-    images = None if None in reaches else tuple(map(statistics.fmean, zip(*reaches, strict=True)))
-    return SeedStats(runs, values, statistics.fmean(values), std, half, len(units), variance, len(units) - 1, images)
+    return SeedStats(
+        runs,
+        n=len(values),
+        mean=statistics.fmean(values),
+        std=statistics.stdev(values) if len(values) > 1 else None,
+        half=None if variance is None else t_half(variance, len(units) - 1),
+        units=len(units),
+        variance=variance,
+        freedom=len(units) - 1,
+        images=None if None in reaches else tuple(map(statistics.fmean, zip(*reaches, strict=True))),
+    )
+
+
+def _image_reach(run: dict, metric: str) -> tuple[float, float] | None:
+    """How far (points) a run's interval over test images, else Wilson's, reaches below its accuracy and above it."""
+    value, bounds, count = run[metric], run.get(f"{metric}_interval"), run.get("test_size")
+    if not bounds and count:
+        bounds = [100 * float(bound) for bound in wilson(value / 100 * count, count)]
+    return (value - bounds[0], bounds[1] - value) if bounds else None
 
 
 def pooled(column: dict[Hashable, SeedStats], moved: Iterable[SeedStats]) -> dict[Hashable, SeedStats]:
@@ -81,7 +94,8 @@ def pooled(column: dict[Hashable, SeedStats], moved: Iterable[SeedStats]) -> dic
 
     Two or three seeds a cell tell little of how far seeds move a number, all cells of a column together tell more:
     their squared deviations are put together as in a one-way analysis of variance (Fisher, Statistical Methods
-    for Research Workers, 1925). Independent draws that are single runs are kept apart from those that are means.
+    for Research Workers, 1925). Independent draws that are single runs are kept apart from those that are means, unless
+    only others tell anything.
     """
     groups: dict[int, list[SeedStats]] = {}
     for stats in moved:
@@ -89,29 +103,13 @@ def pooled(column: dict[Hashable, SeedStats], moved: Iterable[SeedStats]) -> dic
             groups.setdefault(stats.n // stats.units, []).append(stats)
     found = {}
     for place, stats in column.items():
-        group = groups.get(stats.n // stats.units, []) if stats.units else []
-        if freedom := sum(one.freedom for one in group):
+        others = [one for kind in groups.values() for one in kind]
+        group = stats.units and (groups.get(stats.n // stats.units) or others)
+        if freedom := sum(one.freedom for one in group or ()):
             of_one = sum(one.variance * one.units * one.freedom for one in group) / freedom
             stats = replace(stats, variance=of_one / stats.units, freedom=freedom)
         found[place] = stats
     return found
-
-
-def accuracy(run: dict, metric: str) -> float | None:
-    """Returns a run's accuracy in percent, None where there is none."""
-    value = run.get(metric) if run["status"] == "ok" else None
-    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
-
-
-def image_reach(run: dict, metric: str) -> tuple[float, float] | None:
-    """Returns how far (points) a run's interval over test images reaches below its accuracy and above it.
-
-    It is the run's own, else Wilson's for the number of test images; None where neither is known.
-    """
-    value, bounds, count = accuracy(run, metric), run.get(f"{metric}_interval"), run.get("test_size")
-    if not bounds and count:
-        bounds = [100 * float(bound) for bound in wilson(value / 100 * count, count)]
-    return (value - bounds[0], bounds[1] - value) if bounds else None
 
 
 def t_half(variance: float, freedom: float) -> float:
@@ -122,12 +120,13 @@ def t_half(variance: float, freedom: float) -> float:
 def difference(one: SeedStats, other: SeedStats) -> Estimate | None:
     """Returns the mean of ``one`` less that of ``other`` with its interval; None where one has no value.
 
-    Over seeds that is a t-interval (the variance is :func:`pooled`), over test images Newcombe's, put together from the
-    Wilson intervals of both (Statistics in Medicine 17, 1998, method 10). The two are independent, so their lengths
-    add up as standard errors do (Zou and Donner, Statistics in Medicine 27, 2008). Where no cell of a column has two
-    runs, the seeds' part is not known, and the test images' stands alone. Both sides see the same images and mostly err
-    on the same ones: without each image's answers this cannot be counted, so the interval is rather too wide. It is
-    that of a single comparison; who leads many others has to be ahead of each of them.
+    Over seeds that is a t-interval (the variance is :func:`pooled`; where it comes from different runs, with the fewer
+    degrees of freedom of the two), over test images Newcombe's, put together from the Wilson intervals of both
+    (Statistics in Medicine 17, 1998, method 10). The two are independent, so their lengths add up as standard errors
+    do (Zou and Donner, Statistics in Medicine 27, 2008). Where no cell of a column has two runs, the seeds' part is not
+    known, and the test images' stands alone. Both sides see the same images and mostly err on the same ones: without
+    each image's answers this cannot be counted, so the interval is rather too wide. It is that of a single comparison;
+    who leads many others has to be ahead of each of them.
     """
     if one.mean is None or other.mean is None:
         return None
@@ -142,14 +141,16 @@ def difference(one: SeedStats, other: SeedStats) -> Estimate | None:
 
 
 def average(gains: list[Estimate | None]) -> Estimate | None:
-    """Returns the mean of independent differences, for these very targets; None where one is not known."""
+    """Returns the mean of differences, for these very targets; None where one is not known.
+
+    They share pretrainings and maybe test images, by which they may go together to any degree: the interval is the mean
+    of theirs, which holds even where they move as one.
+    """
     if None in gains:
         return None
-    value, bounds = statistics.fmean(gain.value for gain in gains), [gain.interval for gain in gains]
-    if None in bounds:
-        return Estimate(value)
-    below, above = (math.dist([g.value for g in gains], side) / len(gains) for side in zip(*bounds, strict=True))
-    return Estimate(value, (value - below, value + above))
+    bounds = [gain.interval for gain in gains]
+    mean = statistics.fmean(gain.value for gain in gains)
+    return Estimate(mean, None if None in bounds else tuple(map(statistics.fmean, zip(*bounds, strict=True))))
 
 
 def over_targets(values: Iterable[float], targets: list, low: float = -math.inf, high: float = math.inf) -> Estimate:
@@ -169,15 +170,10 @@ def over_targets(values: Iterable[float], targets: list, low: float = -math.inf,
     return Estimate(mean, (max(low, mean - half), min(high, mean + half)))
 
 
-def spearman(pairs: list[tuple[float, float]]) -> float:
-    """Returns the rank correlation of pairs whose sides are not all alike."""
-    return float(spearmanr(*zip(*pairs, strict=True)).statistic)
-
-
 def log_slope(sizes: list[int], means: list[float]) -> Estimate | None:
     """Returns what ten times the size adds, by a straight line over log10 of the size; None for less than three."""
     if len(sizes) < ENOUGH:
         return None
     line = linregress([math.log10(size) for size in sizes], means)
-    slope, half = float(line.slope), t_half(float(line.stderr) ** 2, len(sizes) - 2)
-    return Estimate(slope, (slope - half, slope + half))
+    half = t_half(float(line.stderr) ** 2, len(sizes) - 2)
+    return Estimate(float(line.slope), (float(line.slope) - half, float(line.slope) + half))

@@ -162,33 +162,34 @@ class Table:
         how = {"fine-tuning": "after fine-tuning", "kNN": "of kNN"}.get(self.label, f"of a {self.label}")
         return f"Top-1 accuracy {how}, in percent{over}{', another n where noted' if differs else ''}."
 
-    def legend(self) -> str:
-        """Returns what those marks mean that occur."""
-        cells = self.cells.values()
+    def legend(self, picture: bool = False) -> str:
+        """Returns what those marks mean that occur; a picture has frames instead of bold, and no underlines."""
+        cells, best, missing = self.cells.values(), "framed" if picture else "bold", "not run yet"
+        missing += ", or nothing to compare with" if picture else ""
         marks = (
-            ("bold: better than each other row of its column", any(cell.best_of_column for cell in cells)),
-            ("underlined: better than its source's other methods", any(cell.best_of_source for cell in cells)),
-            (f"{MISSING}: not run yet", any(cell.mean == MISSING for cell in cells)),
+            (f"{best}: better than each other row of its column", any(cell.best_of_column for cell in cells)),
+            ("underlined: better than its source's other methods",
+             not picture and any(cell.best_of_source for cell in cells)),
+            (f"{MISSING}: {missing}", any(cell.mean == MISSING for cell in cells)),
             (f"{SOME_FAILED}: some runs failed and are left out", any(cell.some_failed for cell in cells)),
             (f"{NO_BETTER}: no better than naming the largest class for every image", any(c.no_better for c in cells)),
-        )
+            ("below a gain: its 95 % interval, without colour where that contains 0",
+             picture and any(cell.gain and cell.gain.interval for cell in cells)),
+        )  # fmt: skip
         text = "; ".join(text for text, occurs in marks if occurs)
         return text and f"{text[0].upper()}{text[1:]}."
 
     def intervals(self) -> str:
         """Returns what the intervals are, as a sentence without markup."""
-        parts = [
-            (
-                "seeds (whose spread is taken from a column as a whole)",
-                any(cell.stats.half is not None for cell in self.cells.values()),
-            ),
-            ("test images", any(cell.stats.images for cell in self.cells.values())),
-        ]
-        over = " and ".join(text for text, there in parts if there)
-        if not over:
+        seeds, images = (
+            any(getattr(cell.stats, name) is not None for cell in self.cells.values()) for name in ("half", "images")
+        )
+        if not (seeds or images):
             return "One run each and no number of test images: there are no intervals."
-        seeds = "" if parts[0][1] else "; another seed may move a number by more"
-        return f"Intervals: 95 % over {over}{seeds}. A difference whose interval holds 0 is none that these runs show."
+        parts = ["seeds (their spread is taken from all cells of a column together)"] * seeds + ["test images"] * images
+        more = "" if seeds else "; another seed may move a number by more"
+        over = f"Intervals are 95 % intervals over {' and '.join(parts)}{more}."
+        return f"{over} A difference whose interval contains 0 may be chance."
 
 
 def run_label(run: dict) -> str:

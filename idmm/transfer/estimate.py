@@ -39,7 +39,7 @@ class _Noise:
 
 
 class Rates(NamedTuple):
-    """What a phase of a job takes (seconds)."""
+    """Seconds that a phase of a job takes."""
 
     step: float  # an optimizer step; an image in a probe
     image: float = 0.0  # looked at between epochs

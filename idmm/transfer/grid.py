@@ -69,7 +69,7 @@ def _transfer(config: GridConfig) -> dict:
             # ---------------------------------------------------------- results
             results = grid.results()
             write_text(grid.out / "grid.json", json.dumps(results, indent=1) + "\n")
-            reported = render.write(grid.out)
+            reported = render.write(grid.out, results)
         for record in grid.failed().values():
             log.error("failed: %s: %s (%s)", record["title"], record["error"], grid.out / record["log"])
     print(render.text(reported))

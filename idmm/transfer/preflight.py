@@ -27,20 +27,18 @@ from idmm.transfer.run import Grid, absolute, for_grids
 
 
 class Counts(NamedTuple):
-    """Images of a job."""
+    """Images of a job, of one of its folds."""
 
     train: int
-    held: int
-    """That are looked at between epochs, or measured by a probe."""
-    runs: int = 1
-    """Folds that are run one after the other."""
+    held: int  # looked at between epochs, or measured by a probe
+    runs: int = 1  # folds that are run one after the other
 
 
 def check(grid: GridConfig, plan: GridPlan) -> dict[str, Counts]:
     """Opens every dataset of a plan and builds every backbone once.
 
     Returns:
-        Images of each job, of one of its folds, by key.
+        Images of each job, by key.
 
     Raises:
         UserError: All faults, those of the plan first, a line each.
@@ -151,8 +149,7 @@ def folder_faults(config: GridConfig) -> list[str]:
         # before grid.yaml is looked for: another runner, which writes that file first, may be starting
         things = out.is_dir() and any(not being_written(path) for path in out.iterdir())
         if known.exists():
-            before = parsing.read_file(known)
-            if not _related(before, parsing.plain(absolute(config))):
+            if not _related(parsing.read_file(known), parsing.plain(absolute(config))):
                 return [f"out: '{out}' holds a grid of other sources and targets; name another folder"]
         elif out.exists() and not out.is_dir():
             return [f"out: '{out}' is a file; name a folder"]

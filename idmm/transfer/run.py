@@ -196,9 +196,6 @@ def absolute(config: GridConfig) -> GridConfig:
     return parsing.build(GridConfig, plain)
 
 
-_SECTIONS = ("data", "model", "views", "augment", "method", "train", "drloc")
-
-
 def attempt(grid: Grid, job: Job) -> None:
     """Runs a job, ``config.retries`` times more if it fails (a user's mistake: never), and marks it if it failed.
 
@@ -227,7 +224,7 @@ def attempt(grid: Grid, job: Job) -> None:
 def for_grids(text: str, stage: str) -> str:
     """A run's message with the grid's flags; no new folder is needed, as a changed option is another job."""
     text = " ".join(text.split()).removesuffix(", in a new --out")
-    return re.sub(rf"--(?=({'|'.join(_SECTIONS)})\.)", f"--{STAGES[stage].flags}.", text)
+    return re.sub(r"--(?=[a-z]+\.)", f"--{STAGES[stage].flags}.", text)
 
 
 def _add_to_log(path: Path, text: str) -> None:
