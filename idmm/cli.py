@@ -1,11 +1,10 @@
 """The command line: ``idmm COMMAND``, and the three scripts, which are one subcommand each."""
 
-import contextlib
 import importlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from importlib.metadata import version
 from typing import Any
@@ -15,7 +14,7 @@ from idmm.config import commands as keys
 from idmm.config.parsing import parse
 from idmm.errors import Interrupted, RunError, UserError, nearest
 from idmm.files import emptied_if_refused, weights_file
-from idmm.progress import keeping_log
+from idmm.progress import KeptLog, logging_by
 from idmm.transfer.config import GridConfig, parse_grid
 
 
@@ -148,7 +147,7 @@ def _run(group: Group, typed: str, argv: list[str], prog: str | None = None) -> 
     command = group.commands[name]
     if isinstance(command, Group):
         return _run(command, f"{name} ", rest)
-    with _log_on_stderr() if command.logged else keeping_log():
+    with logging_by(logging.StreamHandler(sys.stderr) if command.logged else KeptLog()):
         return _call(command, f"{typed}{name}", rest, prog)
 
 
@@ -194,17 +193,3 @@ def _parsed(command: Command, argv: list[str], prog: str) -> Any:
     except UserError as error:
         missing = "NAME: missing; wanted is a dataset, 'idmm data list' shows them"
         raise UserError(*(missing if fault.startswith("name: missing") else fault for fault in error.faults)) from None
-
-
-@contextlib.contextmanager
-def _log_on_stderr() -> Iterator[None]:
-    """Shows what is logged inside the block."""
-    log, shown = logging.getLogger("idmm"), logging.StreamHandler(sys.stderr)
-    level = log.level
-    log.addHandler(shown)
-    log.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        log.removeHandler(shown)
-        log.setLevel(level)

@@ -201,10 +201,10 @@ def test_out_may_not_be_init(stage, tmp_path, capsys):
 
 # ------------------------------------------------------------------ warnings before there is a folder
 def test_a_warning_is_shown_at_once_and_kept(tmp_path, capsys):
-    from idmm.progress import keeping_log, logging_to
+    from idmm.progress import KeptLog, logging_by, logging_to
 
     log = logging.getLogger("idmm")
-    with keeping_log():
+    with logging_by(KeptLog()):
         log.info("a note")
         log.warning("a warning")
         assert capsys.readouterr().err == "a warning\n"
