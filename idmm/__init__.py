@@ -1,7 +1,13 @@
 """Train vision transformers from scratch on a few thousand images.
 
-``pretrain``, ``finetune``, ``transfer`` and ``load_backbone`` are the Python interface; ``losses``, ``models`` and
-``data`` hold the parts. All are imported when first used: torch takes seconds, ``--help`` must not.
+    idmm.pretrain({"out": "runs/a", "data": {"root": "photos"}, "train": {"epochs": 100}})  # images alone: a backbone
+    idmm.finetune({"out": "runs/b", "init": "runs/a", "data": {"root": "photos"}})  # labels: a classifier
+    idmm.probe({"out": "runs/c", "init": "runs/a", "data": {"root": "photos"}})  # how good frozen features are
+    idmm.transfer({"out": "runs/d", "sources": [...], "targets": [...]})  # which images to pretrain on: a grid of runs
+    backbone = idmm.load_backbone("runs/a")  # [B, 3, H, W] -> [B, num_features], a timm model
+
+``help(idmm.pretrain)`` lists the keys of a config and what is returned. ``losses``, ``models`` and ``data`` hold the
+parts. All are imported when first used: torch takes seconds, ``--help`` must not.
 """
 
 import importlib
@@ -10,6 +16,7 @@ from typing import Any
 _WHERE = {
     "pretrain": "idmm.stages.pretrain",
     "finetune": "idmm.stages.finetune",
+    "probe": "idmm.stages.probe",
     "load_backbone": "idmm.models.weights",
 }
 _PARTS = ("data", "losses", "models", "transfer")  # the last is called like a function

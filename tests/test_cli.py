@@ -1,6 +1,7 @@
 """The command line and the Python interface: what is said, in which words, and what is understood."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import yaml
 from helpers import ROOT, STAGES, VIT, Process, call, flags, inside, metrics, refused, weights
 
 import idmm
+from idmm import stages as runs
 from idmm.config import FinetuneConfig, PretrainConfig
 from idmm.config.parsing import _flow, build, dump, parse
 from idmm.config.schema import flags_of
@@ -60,7 +62,8 @@ def test_files_of_a_run(stage, whole):
     """The contract's outputs; timm alone rebuilds the backbone."""
     out = whole[stage]
     names = {path.name for path in out.iterdir()}
-    wanted = {"config.yaml", "metrics.jsonl", "result.json", "log.txt", "backbone.safetensors", "backbone.json", "last"}
+    wanted = {"config.yaml", "metrics.jsonl", "result.json", "log.txt", "last"}
+    wanted |= {"backbone.safetensors", "backbone.json", "curves.png"}
     of_classes = {"model.safetensors", "model.json", "per_class.csv", "confusion.png"}
     assert names == wanted | (of_classes if stage == "finetune" else set())
     info = json.loads((out / "backbone.json").read_text())
@@ -432,8 +435,35 @@ def test_load_backbone(stage, whole):
         assert larger.eval()(torch.zeros(1, 3, 48, 48)).shape == (1, VIT["embed_dim"])
 
 
+@pytest.mark.parametrize("stage", runs.STAGES)
+def test_the_docstring_of_a_stage_lists_its_keys(stage):
+    """Each within its section, the usual ones with their help."""
+    doc, flags = getattr(idmm, stage).__doc__, flags_of(runs.STAGES[stage].config)
+    assert "Args:" in doc and {*runs.USUAL} <= {
+        key.key for spec in runs.STAGES.values() for key in flags_of(spec.config)
+    }
+    sections = dict(zip(*[iter(re.split(r"\n {4}(\w+):\n", f"\n    {stage}:\n{doc}")[1:])] * 2, strict=True))
+    for flag in flags:
+        section, _, name = flag.key.rpartition(".") if flag.key.count(".") < 2 else flag.key.partition(".")
+        said = " ".join(sections[section or stage].split())
+        wanted = f"{name}: {' '.join(flag.help.split())}" if flag.key in runs.USUAL else rf"also: .*\b{name}\b"
+        assert re.search(re.escape(wanted) if flag.key in runs.USUAL else wanted, said), flag.key
+
+
 def test_front_door_knows_its_names():
-    assert set(idmm.__all__) >= {"pretrain", "finetune", "load_backbone", "data", "losses", "models"}
+    assert set(idmm.__all__) >= {
+        "pretrain",
+        "finetune",
+        "probe",
+        "transfer",
+        "load_backbone",
+        "data",
+        "losses",
+        "models",
+    }
+    assert all(
+        f"idmm.{name}(" in idmm.__doc__ for name in ("pretrain", "finetune", "probe", "transfer", "load_backbone")
+    )
     for name in idmm.__all__:
         assert getattr(idmm, name) is not None
     with pytest.raises(AttributeError, match="module 'idmm' has no attribute 'pretrian'"):

@@ -4,14 +4,26 @@ import importlib.util
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from inspect import cleandoc
+from textwrap import wrap
 from typing import Any
 
 from idmm.config import FinetuneConfig, PretrainConfig, parsing, resolved_stages
 from idmm.config.commands import ProbeConfig
 from idmm.config.recipes import METHODS, pass_notes, resolve_method
+from idmm.config.schema import flags_of
 from idmm.data.registry import resolve_name
 from idmm.errors import UserError
 from idmm.files import weights_file
+
+# Keys that the stages' docstrings explain; the others they name.
+USUAL = (
+    "out", "seed", "init", "resume", "stages", "size", "device", "data.name", "data.root", "data.subset", "data.labels",
+    "data.val_fraction", "data.folds", "model.name", "model.kwargs", "model.freeze", "train.epochs", "train.size",
+    "train.batch_size", "train.lr", "train.weight_decay", "train.warmup_epochs", "train.precision", "train.device",
+    "train.knn_every", "train.keep", "train.class_weights", "method.name", "method.classifier", "views.size",
+    "views.crops", "augment.mixup_alpha", "augment.cutmix_alpha", "drloc.weight",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -137,6 +149,24 @@ STAGES = {
 def stage_of(config: Any) -> StageSpec:
     """Returns the stage that a config is of."""
     return next(stage for stage in STAGES.values() if isinstance(config, stage.config))
+
+
+def documented(stage: Callable) -> Callable:
+    """Adds to the docstring of a stage's function the keys of its config: the usual with their help, all by name."""
+    sections: dict[str, list] = {}
+    for flag in flags_of(STAGES[stage.__name__].config):
+        section = flag.key.partition(".")[0] if "." in flag.key else ""
+        sections.setdefault(section, []).append((flag.key.removeprefix(f"{section}."), flag))
+    lines = [f"Keys of the config ('idmm {stage.__name__} --help' explains all of them, with defaults):"]
+    for section, flags in sections.items():
+        lines += [f"    {section}:"] if section else []
+        explained = [f"{name}: {flag.help}" for name, flag in flags if flag.key in USUAL]
+        others = [name for name, flag in flags if flag.key not in USUAL]
+        for text in explained + ([f"also: {', '.join(others)}"] if others else []):
+            indent = " " * (8 if section else 4)
+            lines += wrap(text, 112, initial_indent=indent, subsequent_indent=f"{indent}    ", break_on_hyphens=False)
+    stage.__doc__ = "\n".join([cleandoc(stage.__doc__ or ""), "", *lines])
+    return stage
 
 
 def prepare(config: Any) -> tuple[Any, list[str]]:

@@ -9,7 +9,7 @@ from idmm.data.registry import spec_of
 from idmm.engine import Evaluation, Loop, Session
 from idmm.methods.finetune import balanced_weights
 from idmm.models.weights import Checkpoint
-from idmm.stages import Phase
+from idmm.stages import Phase, documented
 from idmm.stages.assemble import Assembly, eval_batches, export, load_splits, resolve, say_length, session
 from idmm.stages.folds import by_folds, seen_by_init
 from idmm.stages.results import classifier_result, say_balance
@@ -17,12 +17,13 @@ from idmm.stages.results import classifier_result, say_balance
 log = logging.getLogger("idmm")
 
 
+@documented
 @by_folds
 def finetune(config: FinetuneConfig | dict | str) -> dict:
     """Fine-tunes on labels, one size after the other, and writes the classifier and its accuracy to ``config.out``.
 
     Args:
-        config: A FinetuneConfig, a mapping of its keys, or the path of a YAML file.
+        config: A FinetuneConfig, a mapping of its keys (see below), or the name of a YAML file or a recipe.
 
     Returns:
         What ``result.json`` holds: ``top1``, ``top5`` and ``mean_per_class`` (percent, on the test split, of the last

@@ -5,7 +5,7 @@ import logging
 import os
 import statistics
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,17 +35,12 @@ def by_folds(stage: Callable[[Any], dict]) -> Callable[[Any], dict]:
     @functools.wraps(stage)
     def run(config):
         config = STAGES[stage.__name__].build(config)
-        config = replace(config, data=resolve_name(config.data)[0])
         if config.out is None or not several(config.data):
             return stage(config)
-        out, folds = Path(config.out), list(each_fold(config))
+        folds = list(each_fold(config))
         _check_folder(config, [one.out for one in folds])
-        try:
-            results = [stage(one) for one in folds]
-        except UserError:
-            with suppress(OSError):  # a refused run leaves no folder
-                out.rmdir()
-            raise
+        results = [stage(one) for one in folds]
+        config = replace(config, data=resolve_name(config.data)[0])
         with closing(RunFolder(config.out, config, "auto")) as folder:
             if folder.finished:
                 return folder.result()

@@ -15,17 +15,19 @@ from idmm.methods import Method
 from idmm.monitor import Monitor
 from idmm.progress import counting
 from idmm.seeding import permutation
+from idmm.stages import documented
 from idmm.stages.assemble import Assembly, LoadedSplits, eval_batches, export, load_splits, resolve, say_length, session
 
 log = logging.getLogger("idmm")
 EVAL_BATCH = 256
 
 
+@documented
 def pretrain(config: PretrainConfig | dict | str) -> dict:
     """Pretrains a backbone by ``config.method.name`` and writes it to ``config.out``.
 
     Args:
-        config: A PretrainConfig, a mapping of its keys, or the path of a YAML file.
+        config: A PretrainConfig, a mapping of its keys (see below), or the name of a YAML file or a recipe.
 
     Returns:
         What ``result.json`` holds: ``loss`` of the last epoch, ``train_size``, ``epochs``, ``seed``, ``seconds``,

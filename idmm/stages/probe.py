@@ -22,7 +22,7 @@ from idmm.models.build import pair
 from idmm.models.spec import ModelSpec, model_spec
 from idmm.models.weights import read_checkpoint
 from idmm.progress import logging_to
-from idmm.stages import prepare
+from idmm.stages import documented, prepare
 from idmm.stages.assemble import LoadedSplits, assemble, load_splits
 from idmm.stages.folds import by_folds, seen_by_init
 
@@ -30,12 +30,13 @@ log = logging.getLogger("idmm")
 INTERVAL = "95 %, over the test images: Wilson's for top1, combined over classes for mean_per_class"
 
 
+@documented
 @by_folds
 def probe(config: ProbeConfig | dict | str) -> dict:
     """Measures a frozen backbone and writes ``result.json`` to ``config.out``, a folder like any other run's.
 
     Args:
-        config: A ProbeConfig, a mapping of its keys, or the path of a YAML file.
+        config: A ProbeConfig, a mapping of its keys (see below), or the name of a YAML file or a recipe.
 
     Returns:
         What ``result.json`` holds: ``top1`` (the linear probe's) and ``knn`` in percent, ``top5`` None,
