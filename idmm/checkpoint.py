@@ -32,10 +32,9 @@ def begun(path: str | os.PathLike) -> bool:
 
 
 class RunFolder:
-    """The folder ``--out``: opened by one run at a time, taken up where the last one stopped.
+    """The folder ``--out``: made where it is missing, opened by one run at a time, taken up where the last one stopped.
 
-    It is made where it is missing. With several processes the first one writes; the others only read, so the folder
-    must be one that all see. ``resume`` is auto, never or must.
+    With several processes the first one writes; the others only read, so the folder must be one that all see.
 
     Attributes:
         state: What the last checkpoint holds, or None for a new run.

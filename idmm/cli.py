@@ -4,8 +4,7 @@ import importlib
 import logging
 import os
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
@@ -27,10 +26,7 @@ class Command:
     """Module and function, imported when it is called: torch takes seconds, ``--help`` must not. It is given the
     config; a text that it returns is printed, a number is the exit code."""
     help: str
-    logged: bool = True
-    """Whether the log is shown from here; training shows its own, once its folder is there."""
-    parse: Callable[[list[str], str], Any] | None = None
-    """Reads what else than the config's flags may be typed."""
+    logged: bool = True  # whether the log is shown from here; training shows its own, once its folder is there
 
 
 @dataclass(frozen=True)
@@ -39,12 +35,7 @@ class Group:
 
     help: str
     commands: "dict[str, Command | Group]"
-    usage: str
-    """With a place for a line on each command."""
-
-    def __str__(self) -> str:
-        lines = [f"  {name:<10} {command.help}" for name, command in self.commands.items()]
-        return self.usage.format(commands="\n".join(lines))
+    usage: str  # with a place for a line on each command
 
 
 DATA = {
@@ -70,7 +61,7 @@ COMMANDS = {
     "transfer": Command(
         GridConfig, "commands.grid:grid",
         "stage 3: a grid of sources, methods, backbones and targets; 'transfer status OUT' tells where it stands",
-        logged=False, parse=parse_grid,
+        logged=False,
     ),
     "probe": Command(
         keys.ProbeCommand, "commands.probe:probe",
@@ -136,7 +127,8 @@ def _run(group: Group, typed: str, argv: list[str], prog: str | None = None) -> 
     """Runs a command of a group; ``typed``: the words before it."""
     name, *rest = argv or ["--help"]
     if name in ("-h", "--help"):
-        print(group)
+        lines = [f"  {name:<10} {command.help}" for name, command in group.commands.items()]
+        print(group.usage.format(commands="\n".join(lines)))
         return 0
     if name == "--version" and group is IDMM:
         print(f"idmm {version('idmm')}")
@@ -183,9 +175,9 @@ def _check(given: Any) -> None:
 
 def _parsed(command: Command, argv: list[str], prog: str) -> Any:
     """Reads a command's flags; a dataset's name, where it has one, may stand before them on its own."""
-    if command.parse is not None:
-        return command.parse(argv, prog)
-    if "name" in {item.name for item in fields(command.config)}:
+    if command.config is GridConfig:
+        return parse_grid(argv, prog)
+    if "name" in command.config.__pydantic_fields__:
         prog += " NAME"
         argv = ["--name", *argv] if argv and not argv[0].startswith("-") else argv
     try:

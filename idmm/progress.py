@@ -169,7 +169,7 @@ class Bar(tqdm):
 
 
 def counting(batches: Iterable[dict], total: int, label: str) -> Iterator[dict]:
-    """Yields batches of images, showing how far they are: a bar on a terminal, a line every few seconds elsewhere."""
+    """Yields batches of images, showing how far they are, as :class:`Progress` does."""
     on_terminal, done, shown_at = sys.stderr.isatty(), 0, time.monotonic()
     with Bar(total=total, desc=label, unit="img", delay=1, disable=not on_terminal, dynamic_ncols=True) as bar:
         for batch in batches:

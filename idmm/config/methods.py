@@ -188,10 +188,8 @@ def defaults_of(name: str) -> dict[str, Any]:
 
 
 def _flag(key: str) -> tuple[Any, Any]:
-    """Type and default of a key where the method is not known yet: null means the method's, and is the default.
-
-    But for keys of the default method that mean the same in all methods that read them.
-    """
+    """Type and default of a key where the method is not known yet: null, the method's own, unless all that read it, the
+    default method among them, have the same."""
     infos = {name: cls.__pydantic_fields__[key] for name, cls in METHODS.items() if key in cls.__pydantic_fields__}
     described = next(info.description for info in infos.values() if info.description)
     first, defaults = next(iter(infos.values())), {name: info.default for name, info in infos.items()}

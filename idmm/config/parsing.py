@@ -217,10 +217,8 @@ def _unknown_flags(unknown: list[str], parser: argparse.ArgumentParser, kind: ty
 
 
 def _checked(kind: type[Config], data: dict, origin: dict[str, str], faults: list[str], whole: bool = True) -> Config:
-    """Makes the config, or raises UserError with the faults so far and those of the keys.
-
-    Where the data is not ``whole``, as a file could not be read, no key is said to be missing.
-    """
+    """Makes the config, or raises UserError with the faults so far and those of the keys; where the data is not
+    ``whole``, as a file could not be read, no key is said to be missing."""
     if odd := odd_keys(data):
         raise UserError(*faults, *(f"{key}: unknown key{_place(key, origin)}" for key in odd))
     try:

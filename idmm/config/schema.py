@@ -9,15 +9,12 @@ from typing import Any, NamedTuple, Union, get_args, get_origin
 class Key(NamedTuple):
     """A key of a config."""
 
-    key: str
-    """With dots between; within the items of a list e.g. ``stages[].size``."""
+    key: str  # with dots between; within the items of a list e.g. ``stages[].size``.
     kind: Any
     help: str
     default: Any
-    owner: type
-    """The class that it is a field of."""
-    section: type | None
-    """The class of the keys within it."""
+    owner: type  # the class that it is a field of
+    section: type | None  # the class of the keys within it
 
 
 @functools.cache

@@ -30,19 +30,13 @@ USUAL = (
 class Phase:
     """A run's images at one size: what the loop is called once for."""
 
-    number: int
-    """From 1."""
-    field: str
-    """Of the config, that names the size."""
-    label: str
-    """For people."""
-    size: int
-    """Side of the images (pixels)."""
+    number: int  # from 1
+    field: str  # of the config, that names the size
+    label: str  # for people
+    size: int  # side of the images (pixels)
     epochs: int
-    batch_size: int
-    """Images of an optimizer step."""
-    lr: float | None = None
-    """Peak learning rate; None while the recipe's was not looked up."""
+    batch_size: int  # images of an optimizer step
+    lr: float | None = None  # peak learning rate; None while the recipe's was not looked up
 
     def times(self, every: int) -> int:
         """Returns how often something is done every so many epochs, and after the last; 0 is never."""
@@ -57,25 +51,18 @@ class Phase:
 class StageSpec:
     """A stage as far as its config tells; functions take that."""
 
-    name: str
-    """Of the module here, and of the function in it that runs the stage."""
+    name: str  # of the module here, and of the function in it that runs the stage
     config: type
-    flags: str
-    """The grid's key that holds its options."""
-    phases: Callable[[Any], list[Phase]]
-    """What it goes through; a probe sees training and test images, one at a time."""
-    labelled: Callable[[Any], bool] = lambda config: True
-    """Whether its training images need labels."""
-    needs_test: bool = True
-    """Whether there must be images to evaluate on."""
-    evaluated: Callable[[Any], bool] = lambda config: True
-    """Whether those are looked at."""
+    flags: str  # the grid's key that holds its options
+    phases: Callable[[Any], list[Phase]]  # what it goes through; a probe sees training and test images, one at a time
+    labelled: Callable[[Any], bool] = lambda config: True  # whether its training images need labels
+    needs_test: bool = True  # whether there must be images to evaluate on
+    evaluated: Callable[[Any], bool] = lambda config: True  # whether those are looked at
     needs_val: Callable[[Any], bool] = lambda config: False
     """Whether there must be images to choose by, beside those that are reported."""
     by_method: Callable[[Any], tuple[Any, list[str]]] = lambda config: (config, [])
     """Fills in what is left to the method, with lines for the log on it; UserError where that cannot be."""
-    faults: Callable[[Any, int], list[str]] = lambda config, images: []
-    """What is wrong with so many training images."""
+    faults: Callable[[Any, int], list[str]] = lambda config, images: []  # what is wrong with so many training images
     looks: Callable[[Any, Phase, int, int], int] = lambda config, phase, train, held: 0
     """How many images a phase looks at between its epochs, of so many to train on and so many held out."""
 

@@ -75,7 +75,12 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
             loop.fit()
 
         # ------------------------------------------------------------------ results
-        kept = {"kept_epoch": _load_best(loop)} if plan.keep else {}
+        kept = {}
+        if plan.keep:  # the weights that scored best on val
+            kept["kept_epoch"], best = loop.kept["epoch"], loop.kept["value"]
+            loop.averaged.load_state_dict(loop.kept["weights"])
+            line = "train.keep: the weights of epoch %d of %d, top-1 %.2f on val"
+            log.info(line, kept["kept_epoch"], phase.epochs, best)
         found = held.latest  # what was evaluated between epochs was val, and nothing was where the run ended before
         if splits.val is not None or found is None:
             found = _Evaluator(run, splits.test, phase, parts).predict(loop.averaged)
@@ -107,13 +112,6 @@ def _start_from(before: Loop | None, model, parts: Assembly, phase: Phase) -> No
         report = made.load_into(model, strict=strict, drop_classifier=False)
     if report is not None:
         log.info("%s", report)
-
-
-def _load_best(loop: Loop) -> int:
-    """Takes the weights that scored best on val for the rest of the run; returns their epoch."""
-    epoch, best = loop.load_kept()
-    log.info("train.keep: the weights of epoch %d of %d, top-1 %.2f on val", epoch, loop.batches.epochs, best)
-    return epoch
 
 
 class _Evaluator:
