@@ -26,22 +26,16 @@ def _byol_crops(low: float) -> tuple[dict[str, Any], ...]:
 class MethodKeys:
     """Keys of a method. A default of None waits for the data or the model."""
 
+    # Each group of crops, where ``views.crops`` is null
     crops: ClassVar[tuple[dict[str, Any], ...]] = ({"count": 2, "scale": [0.2, 1.0]},)
-    """Each group of crops, where ``views.crops`` is null."""
-    colours: ClassVar[dict[str, Any]] = {}
-    """Colours of ``views`` that are not IDMM's, where they are null."""
+    colours: ClassVar[dict[str, Any]] = {}  # colours of ``views`` that are not IDMM's, where they are null
+    # Length of the warm-up, where ``train.warmup_epochs`` is null; None: that of the backbone's family
     warmup_epochs: ClassVar[float | None] = None
-    """Length of the warm-up, where ``train.warmup_epochs`` is null; None: that of the backbone's family."""
-    labelled: ClassVar[bool] = False
-    """Whether it learns from labels."""
-    exactly: ClassVar[int | None] = None
-    """Crops of an image that it compares; None: any number."""
-    at_least: ClassVar[int] = 1
-    """Crops that it needs."""
-    within_pass: ClassVar[bool] = False
-    """Whether it compares the images of a pass with one another."""
-    libraries: ClassVar[tuple[str, ...]] = ()
-    """Modules that must be there; an MLP wants lightly beside them."""
+    labelled: ClassVar[bool] = False  # whether it learns from labels
+    exactly: ClassVar[int | None] = None  # crops of an image that it compares; None: any number
+    at_least: ClassVar[int] = 1  # crops that it needs
+    within_pass: ClassVar[bool] = False  # whether it compares the images of a pass with one another
+    libraries: ClassVar[tuple[str, ...]] = ()  # modules that must be there; an MLP wants lightly beside them
 
 
 @section
