@@ -83,10 +83,9 @@ class Session:
             self.tracker.flush()
 
     def close(self) -> None:
-        """Lets the folder go and ends what accelerate keeps."""
+        """Ends the log for TensorBoard."""
         if self.tracker is not None:
             self.tracker.close()
-        self.folder.close()
 
 
 @dataclass

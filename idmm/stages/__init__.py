@@ -185,10 +185,9 @@ def prepare(config: Any) -> tuple[Any, list[str]]:
 
 def _init_faults(config: Any) -> list[str]:
     """What can be said of ``init`` before it is read: that it is not there, or where the run is to write."""
-    if config.out is not None:
-        written = [os.path.join(config.out, name) for name in ("", "backbone.safetensors", "model.safetensors")]
-        if os.path.realpath(config.init) in map(os.path.realpath, written):
-            return [f"out: '{config.out}' is where init is; name a new folder for all that this run writes"]
+    written = [os.path.join(config.out or ".", name) for name in ("", "backbone.safetensors", "model.safetensors")]
+    if config.out and os.path.realpath(config.init) in map(os.path.realpath, written):
+        return [f"out: '{config.out}' is where init is; name a new folder for all that this run writes"]
     try:
         weights_file(config.init, "init")
     except UserError as error:

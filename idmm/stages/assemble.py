@@ -230,7 +230,7 @@ def session(parts: Assembly, notes: list[str]) -> Iterator[Session]:
     run is said to be so, else ``notes`` are logged.
     """
     parts.check_sizes()
-    with contextlib.closing(Session(parts.config)) as run, run.folder.gone_if_refused():
+    with contextlib.closing(Session(parts.config)) as run, run.folder:
         with logging_to(run.folder.path), run.interrupts:
             try:
                 for note in [f"{parts.config.out}: finished already, nothing to do"] if run.folder.finished else notes:

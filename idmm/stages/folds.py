@@ -5,12 +5,12 @@ import logging
 import os
 import statistics
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from idmm.checkpoint import RunFolder, begun
+from idmm.checkpoint import RunFolder, begun, check_resume
 from idmm.config import Data
 from idmm.data.datasets import open_splits
 from idmm.data.registry import resolve_name
@@ -41,7 +41,7 @@ def by_folds(stage: Callable[[Any], dict]) -> Callable[[Any], dict]:
         _check_folder(config, [one.out for one in folds])
         results = [stage(one) for one in folds]
         config = replace(config, data=resolve_name(config.data)[0])
-        with closing(RunFolder(config.out, config, "auto")) as folder:
+        with RunFolder(config.out, config, "auto") as folder:
             if folder.finished:
                 return folder.result()
             with logging_to(folder.path):
@@ -73,11 +73,7 @@ def _check_folder(config, folders: list[str]) -> None:
         open_splits(config.data, labelled=True)
     if begun(config.out) and not used:
         raise UserError(f"out: '{config.out}' holds a run without folds; name a new folder")
-    resume = getattr(config, "resume", "auto")
-    if used and resume == "never":
-        raise UserError(f"out: '{config.out}' holds a run already; --resume never wants a new folder")
-    if not used and resume == "must":
-        raise UserError(f"out: '{config.out}' holds no run to go on with; --resume must wants one")
+    check_resume(config.out, bool(used), getattr(config, "resume", "auto"))
 
 
 def pooled(results: list[dict]) -> dict:

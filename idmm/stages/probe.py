@@ -48,7 +48,7 @@ def probe(config: ProbeConfig | dict | str) -> dict:
         RunError: The features are not finite, or memory ran out.
     """
     config, _ = prepare(parsing.build(ProbeConfig, config))
-    with contextlib.closing(RunFolder(config.out, config, "auto")) as folder, folder.gone_if_refused():
+    with RunFolder(config.out, config, "auto") as folder:
         if folder.finished:
             log.info("%s: finished already, nothing to do", config.out)
             return folder.result()
@@ -124,18 +124,15 @@ def labels_needed(data: Data) -> Iterator[None]:
     try:
         yield
     except UserError:
-        if not _unlabelled(data):
+        try:
+            labels = open_splits(replace(data, subset=None, folds=None, fold=None), labelled=False).train.labels
+        except UserError:
+            labels = ()
+        if labels is not None:
             raise
         where = f"data.root: '{data.root}'" if data.root else f"data.name: '{data.name}'"
         wanted = f"; wanted {data.root}/train/CLASS/* and {data.root}/test/CLASS/*" if data.name == "folder" else ""
         raise UserError(f"{where} has no labels; kNN and a linear probe need them{wanted}") from None
-
-
-def _unlabelled(data: Data) -> bool:
-    try:
-        return open_splits(replace(data, subset=None, folds=None, fold=None), labelled=False).train.labels is None
-    except UserError:
-        return False
 
 
 # ---------------------------------------------------------------------- backbones
