@@ -26,15 +26,10 @@ BUDGET = 6.0  # seconds of timing at most, once each precision has had two steps
 
 def choose_device(train: Train) -> str:
     """Resolves ``train.device`` to cuda, mps or cpu; UserError where it is not there, or not for the precision."""
-    device, faults = train.device, []
-    try:
-        device = distributed.pick_device(train.device, "train.device")
-    except UserError as error:
-        faults += error.faults
+    device = distributed.pick_device(train.device, "train.device")
     if train.precision == "fp16" and device != "cuda":
-        faults.append(f"train.precision: fp16 needs a CUDA device, this run is on {device}; wanted bf16, fp32 or auto")
-    if faults:
-        raise UserError(*faults)
+        wanted = "wanted bf16, fp32 or auto"
+        raise UserError(f"train.precision: fp16 needs a CUDA device, this run is on {device}; {wanted}")
     return device
 
 
@@ -97,28 +92,24 @@ def evaluation_seconds(step: float, loading: float, batch: dict) -> float:
 
 
 def say_estimate(session, method: Method, plan, loader: Iterator[dict], done, workers: int) -> list[dict]:
-    """Logs how long the stage will take and what it will write, and warns where the disk is too small for it.
+    """Logs how long a stage will take from ``done`` on and what it will write; warns where the disk is too small.
 
     Steps are timed on what the ``loader`` gives, while its workers make the next batches as they will all the time:
-    on a CPU both want the same cores.
-
-    Args:
-        session: Has device, precision and folder.
-        method: What is trained; stays as it is.
-        plan: The stage's.
-        loader: Of the steps from ``done`` on, by ``workers`` processes.
-        done: Where the stage starts.
-        workers: See there.
-
-    Returns:
-        The batches that were taken from the loader.
+    on a CPU both want the same cores. Returns the batches that were taken from it.
     """
     batches, drawn = plan.batches, []
-    steps = batches.epochs * batches.steps_per_epoch - done.epoch * batches.steps_per_epoch - done.step
+    steps = (batches.epochs - done.epoch) * batches.steps_per_epoch - done.step
     if not steps:  # stopped after its last step, or its last epoch
         return []
+
+    def remembered() -> Iterator[dict]:
+        for batch in loader:
+            drawn.append(batch)
+            yield batch
+        yield from itertools.repeat(drawn[-1])
+
     device, precision = session.accelerator.device, session.precision
-    waited = time_steps(method, _remembered(loader, drawn), device, precision, budget=BUDGET / 2)
+    waited = time_steps(method, remembered(), device, precision, budget=BUDGET / 2)
     begun = time.monotonic()
     with one_thread():  # as workers load
         plan.transform(0, drawn[0]["index"].numpy())
@@ -142,11 +133,3 @@ def say_estimate(session, method: Method, plan, loader: Iterator[dict], done, wo
         need = size(2 * kept + weights)
         log.warning("out: %s free, but the old and the new checkpoint need %s for a moment", size(free), need)
     return drawn
-
-
-def _remembered(loader: Iterator[dict], drawn: list[dict]) -> Iterator[dict]:
-    """Yields what the loader gives, kept in ``drawn``, too; after its end the last one again."""
-    for batch in loader:
-        drawn.append(batch)
-        yield batch
-    yield from itertools.repeat(drawn[-1])

@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +31,18 @@ def begun(path: str | os.PathLike) -> bool:
     return any((Path(path) / name).exists() for name in ("last/state.pt", "result.json"))
 
 
-class RunFolder:
-    """The folder ``--out``: opened by one run at a time, taken up where the last one stopped.
+def check_resume(path: str | os.PathLike, used: bool, resume: str) -> None:
+    """Raises UserError where ``--resume`` forbids a folder that is used, or one that is not."""
+    if used and resume == "never":
+        raise UserError(f"out: '{path}' holds a run already; --resume never wants a new folder")
+    if not used and resume == "must":
+        raise UserError(f"out: '{path}' holds no run to go on with; --resume must wants one")
 
-    It is made where it is missing. With several processes the first one writes; the others only read, so the folder
-    must be one that all see. ``resume`` is auto, never or must.
+
+class RunFolder:
+    """The folder ``--out``: made where it is missing, opened by one run at a time, taken up where the last one stopped.
+
+    With several processes the first one writes; the others only read, so the folder must be one that all see.
 
     Attributes:
         state: What the last checkpoint holds, or None for a new run.
@@ -56,10 +63,10 @@ class RunFolder:
                 try:
                     self._made = missing_folders(self.path)
                     self._acquire()
-                    with self.gone_if_refused():
-                        used = self._open(config, resume)
+                    used = self._open(config, resume)
                 except UserError as error:
                     faults = error.faults
+                    self._remove()
             faults, used, self.finished = distributed.broadcast((faults, used, self._result_file.exists()))
             if faults:
                 raise UserError(*faults)
@@ -70,10 +77,7 @@ class RunFolder:
 
     def _open(self, config: Any, resume: str) -> bool:
         used = begun(self.path)
-        if used and resume == "never":
-            raise UserError(f"out: '{self.path}' holds a run already; --resume never wants a new folder")
-        if not used and resume == "must":
-            raise UserError(f"out: '{self.path}' holds no run to go on with; --resume must wants one")
+        check_resume(self.path, used, resume)
         if used:
             self._compare(config)
         else:  # what a run left that died before its first checkpoint
@@ -222,26 +226,23 @@ class RunFolder:
         """What messages on the end of a run say of its checkpoint; nothing where there is none."""
         return "; the last checkpoint is kept" if self._state_file.exists() else ""
 
-    @contextlib.contextmanager
-    def gone_if_refused(self) -> Iterator[None]:
-        """Removes the folder if the block ends with a user's mistake, where this start made it and nothing was trained.
+    def __enter__(self) -> "RunFolder":
+        return self
 
-        What was there before stays, and so do folders above it that others use by now.
-        """
-        try:
-            yield
-        except UserError:
+    def __exit__(self, kind: type | None, *_) -> None:
+        if kind is not None and issubclass(kind, UserError):
             self._remove()
-            raise
+        self.close()
 
     def _remove(self) -> None:
+        """Removes what this start made, where nothing was trained; not folders above that others use by now."""
         if self.path not in self._made or not self._lock.held or begun(self.path) or self.metrics():
             return
         shutil.rmtree(self.path, ignore_errors=True)
         remove_empty(self._made[1:])
 
     def close(self) -> None:
-        """Lets another run have the folder."""
+        """Lets another run have the folder, as the end of a block does, which removes it after a user's mistake."""
         self._lock.release()
 
 

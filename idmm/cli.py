@@ -1,12 +1,10 @@
 """The command line: ``idmm COMMAND``, and the three scripts, which are one subcommand each."""
 
-import contextlib
 import importlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
@@ -15,7 +13,7 @@ from idmm.config import commands as keys
 from idmm.config.parsing import parse
 from idmm.errors import Interrupted, RunError, UserError, nearest
 from idmm.files import emptied_if_refused, weights_file
-from idmm.progress import keeping_log
+from idmm.progress import KeptLog, logging_by
 from idmm.transfer.config import GridConfig, parse_grid
 
 
@@ -28,10 +26,7 @@ class Command:
     """Module and function, imported when it is called: torch takes seconds, ``--help`` must not. It is given the
     config; a text that it returns is printed, a number is the exit code."""
     help: str
-    logged: bool = True
-    """Whether the log is shown from here; training shows its own, once its folder is there."""
-    parse: Callable[[list[str], str], Any] | None = None
-    """Reads what else than the config's flags may be typed."""
+    logged: bool = True  # whether the log is shown from here; training shows its own, once its folder is there
 
 
 @dataclass(frozen=True)
@@ -40,12 +35,7 @@ class Group:
 
     help: str
     commands: "dict[str, Command | Group]"
-    usage: str
-    """With a place for a line on each command."""
-
-    def __str__(self) -> str:
-        lines = [f"  {name:<10} {command.help}" for name, command in self.commands.items()]
-        return self.usage.format(commands="\n".join(lines))
+    usage: str  # with a place for a line on each command
 
 
 DATA = {
@@ -71,7 +61,7 @@ COMMANDS = {
     "transfer": Command(
         GridConfig, "commands.grid:grid",
         "stage 3: a grid of sources, methods, backbones and targets; 'transfer status OUT' tells where it stands",
-        logged=False, parse=parse_grid,
+        logged=False,
     ),
     "probe": Command(
         keys.ProbeCommand, "commands.probe:probe",
@@ -137,7 +127,8 @@ def _run(group: Group, typed: str, argv: list[str], prog: str | None = None) -> 
     """Runs a command of a group; ``typed``: the words before it."""
     name, *rest = argv or ["--help"]
     if name in ("-h", "--help"):
-        print(group)
+        lines = [f"  {name:<10} {command.help}" for name, command in group.commands.items()]
+        print(group.usage.format(commands="\n".join(lines)))
         return 0
     if name == "--version" and group is IDMM:
         print(f"idmm {version('idmm')}")
@@ -148,7 +139,7 @@ def _run(group: Group, typed: str, argv: list[str], prog: str | None = None) -> 
     command = group.commands[name]
     if isinstance(command, Group):
         return _run(command, f"{name} ", rest)
-    with _log_on_stderr() if command.logged else keeping_log():
+    with logging_by(logging.StreamHandler(sys.stderr) if command.logged else KeptLog()):
         return _call(command, f"{typed}{name}", rest, prog)
 
 
@@ -184,9 +175,9 @@ def _check(given: Any) -> None:
 
 def _parsed(command: Command, argv: list[str], prog: str) -> Any:
     """Reads a command's flags; a dataset's name, where it has one, may stand before them on its own."""
-    if command.parse is not None:
-        return command.parse(argv, prog)
-    if "name" in {item.name for item in fields(command.config)}:
+    if command.config is GridConfig:
+        return parse_grid(argv, prog)
+    if "name" in command.config.__pydantic_fields__:
         prog += " NAME"
         argv = ["--name", *argv] if argv and not argv[0].startswith("-") else argv
     try:
@@ -194,17 +185,3 @@ def _parsed(command: Command, argv: list[str], prog: str) -> Any:
     except UserError as error:
         missing = "NAME: missing; wanted is a dataset, 'idmm data list' shows them"
         raise UserError(*(missing if fault.startswith("name: missing") else fault for fault in error.faults)) from None
-
-
-@contextlib.contextmanager
-def _log_on_stderr() -> Iterator[None]:
-    """Shows what is logged inside the block."""
-    log, shown = logging.getLogger("idmm"), logging.StreamHandler(sys.stderr)
-    level = log.level
-    log.addHandler(shown)
-    log.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        log.removeHandler(shown)
-        log.setLevel(level)

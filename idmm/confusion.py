@@ -17,19 +17,18 @@ PLACES = 400  # rows and columns that the whole is drawn in, at most
 RIGHT, WRONG = (LinearSegmentedColormap.from_list("", ("white", colour)) for colour in COLOURS[:2])
 
 
-def confusion_picture(truth: np.ndarray, predicted: np.ndarray, classes: Sequence[str], path: str | Path) -> None:
+def confusion_picture(found, classes: Sequence[str], path: str | Path) -> None:
     """Draws the confusion matrix: a row for each true class, coloured by the share of its images.
 
     What is right is blue, what is wrong orange. Of more than :data:`LABELLED` classes the matrix has no names:
     those of the lowest accuracy are listed beside it, with what they are most often taken for.
 
     Args:
-        truth: True classes, int64 [N].
-        predicted: Predicted classes, int64 [N].
+        found: :class:`idmm.evaluate.Predictions`.
         classes: Their names, in any letters; names that no font here has are drawn as the class's number.
         path: PNG to write.
     """
-    names, fonts = _drawable(classes)
+    (names, fonts), truth, predicted = _drawable(classes), found.truth, found.predicted
     right = int((truth == predicted).sum())
     title = f"{right:,} of {len(truth):,} test images right ({100 * right / len(truth):.1f} %)"
     if len(classes) > LABELLED:
@@ -38,7 +37,7 @@ def confusion_picture(truth: np.ndarray, predicted: np.ndarray, classes: Sequenc
         axis.set_xticks([])
         axis.set_yticks([])
         order = f", 1 to {len(classes)} as in per_class.csv"
-        _worst(beside, truth, predicted, names, fonts)
+        _worst(beside, found, names, fonts)
     else:
         side = 0.9 + max(6, len(classes)) * CELL + max(map(len, names)) * LETTER
         figure = Figure(figsize=(side, side + 0.2), layout="constrained")
@@ -80,21 +79,19 @@ def _names(axis, names: list[str], fonts: list[str]) -> None:
     axis.tick_params(which="minor", length=0)
 
 
-def _worst(axis, truth: np.ndarray, predicted: np.ndarray, names: list[str], fonts: list[str]) -> None:
+def _worst(axis, found, names: list[str], fonts: list[str]) -> None:
     """Draws the accuracies of the worst classes as bars, with what each is most often taken for."""
-    images = np.bincount(truth, minlength=len(names))
-    hits = np.bincount(truth[truth == predicted], minlength=len(names))
+    (images, hits), instead = found.per_class(), found.confusions()
     seen = np.flatnonzero(images)
     worst = seen[np.lexsort((-images[seen], hits[seen] / images[seen]))][:WORST]
     accuracy = 100 * hits[worst] / images[worst]
     axis.barh(range(len(worst)), accuracy, color=COLOURS[0], height=0.62)
     text = {"family": fonts, "parse_math": False}
     for place, (c, value) in enumerate(zip(worst, accuracy, strict=True)):
-        wrong = predicted[(truth == c) & (predicted != c)]
         note = f"{hits[c]} of {images[c]}"
-        if len(wrong):
-            most = np.bincount(wrong).argmax()
-            note += f", {(wrong == most).sum()} taken for {names[most]}"
+        if c in instead:
+            most, often = instead[c]
+            note += f", {often} taken for {names[most]}"
         axis.annotate(note, (value, place), (4, 0), textcoords="offset points", va="center", fontsize=7, **text)
     axis.set_yticks(range(len(worst)), [names[c] for c in worst], fontsize=8, **text)
     axis.tick_params(axis="y", length=0)
@@ -105,10 +102,8 @@ def _worst(axis, truth: np.ndarray, predicted: np.ndarray, names: list[str], fon
 
 
 def _drawable(classes: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Returns the names as they can be drawn, and the fonts that have their letters, in order of preference.
-
-    Where letters are in no font of this machine, the name is the class's number (its row in per_class.csv, from 1).
-    """
+    """The names as they can be drawn, and the fonts that have their letters; where there are none, the name is the
+    class's number (its row in per_class.csv, from 1)."""
     families = list(rcParams["font.sans-serif"][:1])
     missing = set("".join(classes)) - _letters(font_manager.findfont(families[0]))
     for font in font_manager.fontManager.ttflist if any(map(str.isprintable, missing)) else ():

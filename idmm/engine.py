@@ -60,9 +60,9 @@ class Session:
             from torch.utils.tensorboard import SummaryWriter
 
             self.tracker = SummaryWriter(self.folder.path / "tensorboard")
-        where = f"{distributed.world()} processes, " if distributed.world() > 1 else ""
         self.device = self.accelerator.device
-        log.info("training on %s, %s%s; a few steps are timed first", self.device, where, self.precision)
+        where = f"{self.device}, " + (f"{distributed.world()} processes, " if distributed.world() > 1 else "")
+        log.info("training on %s%s; a few steps are timed first", where, self.precision)
 
     @property
     def seconds(self) -> float:
@@ -83,10 +83,9 @@ class Session:
             self.tracker.flush()
 
     def close(self) -> None:
-        """Lets the folder go and ends what accelerate keeps."""
+        """Ends the log for TensorBoard."""
         if self.tracker is not None:
             self.tracker.close()
-        self.folder.close()
 
 
 @dataclass
@@ -96,26 +95,19 @@ class Evaluation:
     measure: Callable[[torch.nn.Module], dict]
     """Called with the backbone to evaluate (averaged, if EMA is on); returns values for metrics.jsonl."""
     every: int
-    images: int
-    """Images that it looks at, for the estimate of time."""
+    images: int  # images that it looks at, for the estimate of time
 
 
 @dataclass
 class StagePlan:
     """What the loop needs to know of a stage."""
 
-    number: int
-    """From 1."""
-    label: str
-    """For people."""
-    batches: BatchPlan
-    """Which images make which step."""
-    transform: BatchFn
-    """Makes a batch of image numbers."""
-    lr: float
-    """Peak learning rate."""
-    evaluations: list[Evaluation]
-    """What is measured between epochs, in this order."""
+    number: int  # from 1
+    label: str  # for people
+    batches: BatchPlan  # which images make which step
+    transform: BatchFn  # makes a batch of image numbers
+    lr: float  # peak learning rate
+    evaluations: list[Evaluation]  # what is measured between epochs, in this order
     keep: str | None = None
     """Name of a measured value: the weights are kept that had its highest (the earlier of equals); None: the last."""
 
@@ -128,8 +120,7 @@ class Position:
     step: int = 0
     seconds: float = 0.0
     sums: dict[str, torch.Tensor] = field(default_factory=dict)
-    first: torch.Tensor | None = None
-    """Loss of the stage's first step; None in runs that 0.1.0 began."""
+    first: torch.Tensor | None = None  # loss of the stage's first step; None in runs that 0.1.0 began
 
 
 class Loop:
@@ -196,11 +187,6 @@ class Loop:
     def averaged(self) -> torch.nn.Module:
         """The backbone to evaluate and export: the EMA's, else the one that the method names."""
         return self.method.exported if self.ema is None else self.ema.module
-
-    def load_kept(self) -> tuple[int, float]:
-        """Puts the kept weights into the backbone that is exported; returns their epoch (from 1) and value."""
-        self.averaged.load_state_dict(self.kept["weights"])
-        return self.kept["epoch"], self.kept["value"]
 
     def fit(self) -> None:
         """Runs the stage to its end.
@@ -294,8 +280,8 @@ class Loop:
             "seconds": round(seconds, 3),
             "images_per_s": round(self.batches.count / max(1e-9, seconds), 2),
             **values,
+            **self._evaluated(epoch),
         }
-        record.update(self._evaluated(epoch))
         self._keep(record)
         if line := epoch_line(record, self.batches.epochs):
             log.info("%s %s", self.plan.label, line)
@@ -405,8 +391,7 @@ class Loop:
         self.kept = state.get("kept")  # 0.1.0 kept none
         share = float(self.session.folder.leader)  # the sums are added up over processes
         sums = {n: torch.tensor(v * share, device=self.accelerator.device) for n, v in state["sums"].items()}
-        first = state.get("first")
-        first = None if first is None else torch.tensor(first)
+        first = None if state.get("first") is None else torch.tensor(state["first"])
         self.position = Position(state["epoch"], state["step"], state["epoch_seconds"], sums, first)
         self.session.folder.take_back(self.plan.number, state["epoch"] + 1)
         log.info("going on from stage %d, epoch %d, step %d", state["stage"], state["epoch"] + 1, state["step"])

@@ -73,15 +73,12 @@ class Predictions:
         right = self.truth[self.predicted == self.truth]
         return tuple(np.bincount(of, minlength=self.num_classes) for of in (self.truth, right))
 
-    def confusions(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the pairs of a true class and another one named instead, int64 [P, 2], and how often each, [P].
-
-        The most frequent of a class comes first, among equals the one of the lower number.
-        """
+    def confusions(self) -> dict[int, tuple[int, int]]:
+        """Returns for each class with errors the one named most often instead, of equals the first, and how often."""
         wrong = self.predicted != self.truth
         pairs, often = np.unique(np.stack([self.truth, self.predicted], 1)[wrong], axis=0, return_counts=True)
-        order = np.lexsort((pairs[:, 1], -often, pairs[:, 0]))
-        return pairs[order], often[order]
+        order = np.lexsort((-pairs[:, 1], often))  # the last of a class stays
+        return {true: (named, n) for (true, named), n in zip(pairs[order].tolist(), often[order].tolist(), strict=True)}
 
 
 @torch.no_grad()
@@ -105,20 +102,15 @@ def predict(model: nn.Module, batches: Iterable[dict], device, autocast) -> Pred
 # ---------------------------------------------------------------------- frozen features
 @contextlib.contextmanager
 def _warnings_kept() -> Iterator[list[warnings.WarningMessage]]:
-    """Keeps scikit-learn's warnings from the terminal; yields the list that they go to.
-
-    With an image or two a class it suspects a regression at every fit.
-    """
+    """Yields a list that scikit-learn's warnings go to: it suspects a regression of few images a class."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield caught
 
 
 def knn_predict(train, train_labels, test, k: int = 20) -> np.ndarray:
-    """Returns the class of each row of ``test`` [M, d] -> [M], by ``train`` [N, d] and its classes [N].
-
-    That is the weighted vote of the k nearest by cosine, N at most (Wu et al., CVPR 2018).
-    """
+    """Returns the class of each row of ``test`` [M, d] -> [M], by ``train`` [N, d] and its classes [N]: the weighted
+    vote of the k nearest by cosine, N at most (Wu et al., CVPR 2018)."""
     from sklearn.neighbors import KNeighborsClassifier
 
     def votes(distance):  # cosine distance is 1 - similarity
@@ -135,11 +127,8 @@ def knn_accuracy(train, train_labels, test, test_labels, k: int = 20) -> float:
 
 
 def probe_predict(train, train_labels, test, strength: float = 1.0) -> np.ndarray:
-    """Returns the class of each row of ``test`` [M, d] -> [M], by ``train`` [N, d] and its classes [N].
-
-    That is what a logistic regression on standardised features says; ``strength`` is the inverse of its L2 penalty
-    (scikit-learn's C). Where the fit is stopped before it converged, the log says so.
-    """
+    """Returns the same by a logistic regression on standardised features; ``strength`` is the inverse of its L2 penalty
+    (scikit-learn's C). Where the fit is stopped before it converged, the log says so."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
@@ -239,12 +228,8 @@ class Choice(NamedTuple):
 
 
 def choose_strength(train, labels, seed: int = 0, val: tuple | None = None) -> Choice:
-    """Chooses the probe's strength by accuracy on images that it was not fitted on.
-
-    Those are features and classes ``val``; None: stratified folds of ``train`` [N, d] are held out in turn, as many of
-    :data:`FOLDS` as it takes for :data:`ENOUGH` images. Where no class has two images, nothing can be held out: then it
-    is :data:`USUAL_STRENGTH`.
-    """
+    """Chooses the probe's strength by accuracy on features and classes ``val``; None: on stratified folds of ``train``
+    [N, d], held out in turn until they come to :data:`ENOUGH` images; :data:`USUAL_STRENGTH` where there are none."""
     train, labels = np.asarray(train), np.asarray(labels)
     if val is not None:
         splits, by = [(train, labels, np.asarray(val[0]), np.asarray(val[1]))], "val"
@@ -264,10 +249,9 @@ def choose_strength(train, labels, seed: int = 0, val: tuple | None = None) -> C
 
 
 def folds(labels, seed: int = 0) -> np.ndarray:
-    """Deals each class's images out to folds, int64 [N]; an image that is alone in its class is in none (-1).
+    """Deals each class's images out to :data:`FOLDS`, or as many as the largest class has images, int64 [N].
 
-    Every fold leaves at least one image of each class outside. There are :data:`FOLDS`, or as many as the largest class
-    has images.
+    Every fold leaves an image of each class outside: one that is alone in its class is in none (-1).
     """
     labels = np.asarray(labels)
     fold, dealt = np.full(len(labels), -1), 0

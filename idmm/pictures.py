@@ -26,12 +26,7 @@ PERCENTS = (TOLD, SCORES)
 PANELS = {  # title -> what of a record is drawn there, by label; None: no legend
     "loss, mean over the epoch": {"loss": None},
     "learning rate": {"lr": None},
-    SCORES: {
-        "top1": "top-1",
-        "top5": "top-5",
-        "mean_per_class": "mean over classes",
-        "knn": "kNN",
-    },
+    SCORES: {"top1": "top-1", "top5": "top-5", "mean_per_class": "mean over classes", "knn": "kNN"},
     TOLD: {"instance_accuracy": None},
     "spread (0: all alike, 1: even)": {"feature_std": "features", "embedding_std": "what the loss compares"},
     "directions that the features use": {"feature_rank": None},

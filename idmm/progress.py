@@ -23,8 +23,8 @@ SCORES = ("top1", "top5", "knn")
 BOOKKEEPING = ("epoch", "stage", "step", "loss", "lr", "seconds", "images_per_s")  # the rest of a record is measured
 
 
-class _Kept(MemoryHandler):
-    """Keeps records, and shows warnings at once, as Python does where nobody listens."""
+class KeptLog(MemoryHandler):
+    """Keeps records until :func:`logging_to` opens a log, where they then stand first; shows warnings at once."""
 
     def __init__(self):
         super().__init__(sys.maxsize, flushLevel=sys.maxsize, flushOnClose=False)
@@ -34,64 +34,48 @@ class _Kept(MemoryHandler):
         if record.levelno >= logging.WARNING:
             logging.lastResort.handle(record)
 
-    def pass_on(self, shown: logging.Handler, *others: logging.Handler) -> None:
-        """Gives the records to handlers, to the first of them those that were not shown yet."""
-        for record in self.buffer:
-            for handler in others if record.levelno >= logging.WARNING else (shown, *others):
-                handler.handle(record)
-
 
 @contextlib.contextmanager
-def keeping_log() -> Iterator[None]:
-    """Keeps what is logged inside the block until :func:`logging_to` opens a log, where it then stands first.
-
-    Where none is opened, as what was asked for is refused, warnings alone were shown.
-    """
-    kept, level = _Kept(), log.level
-    log.addHandler(kept)
+def logging_by(*handlers: logging.Handler) -> Iterator[None]:
+    """Gives handlers what is logged inside the block, from INFO on, and closes them after it."""
+    level = log.level
     log.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        log.removeHandler(kept)
-        log.setLevel(level)
-
-
-@contextlib.contextmanager
-def logging_to(folder: Path) -> Iterator[None]:
-    """Logs to standard error and to FOLDER/log.txt inside the block; only of the first process.
-
-    What :func:`keeping_log` kept comes first.
-    """
-    first = os.environ.get("RANK", "0") == "0"
-    shown = logging.StreamHandler(sys.stderr)
-    shown.setFormatter(logging.Formatter("%(message)s"))
-    handlers: list[logging.Handler] = [shown] if first else [logging.NullHandler()]
-    if first:
-        kept = logging.FileHandler(folder / "log.txt", encoding="utf-8")
-        kept.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-        kept.handleError = lambda record: None  # a full disk shows where it matters
-        handlers.append(kept)
-    level, propagate = log.level, log.propagate
-    log.setLevel(logging.INFO)
-    log.propagate = False
-    for early in [handler for handler in log.handlers if isinstance(handler, _Kept)]:
-        log.removeHandler(early)
-        early.pass_on(*handlers)
     for handler in handlers:
         log.addHandler(handler)
     try:
-        with logging_redirect_tqdm([log]) if first else contextlib.nullcontext():  # it would give the others a handler
-            yield
-    except (Interrupted, RunError, UserError) as error:  # whoever catches it shows it; the file is to say it, too
-        for line in str(error).splitlines() if first else ():
-            kept.handle(log.makeRecord(log.name, logging.ERROR, __file__, 0, line, None, None))
-        raise
+        yield
     finally:
         for handler in handlers:
             log.removeHandler(handler)
             handler.close()
         log.setLevel(level)
+
+
+@contextlib.contextmanager
+def logging_to(folder: Path) -> Iterator[None]:
+    """Logs to standard error and to FOLDER/log.txt inside the block; only of the first process."""
+    if os.environ.get("RANK", "0") != "0":
+        with logging_by(logging.NullHandler()):
+            yield
+        return
+    shown, kept = logging.StreamHandler(sys.stderr), logging.FileHandler(folder / "log.txt", encoding="utf-8")
+    kept.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    kept.handleError = lambda record: None  # a full disk shows where it matters
+    for early in [handler for handler in log.handlers if isinstance(handler, KeptLog)]:
+        log.removeHandler(early)
+        for record in early.buffer:
+            for handler in (kept,) if record.levelno >= logging.WARNING else (shown, kept):
+                handler.handle(record)
+    propagate, log.propagate = log.propagate, False
+    try:
+        with logging_by(shown, kept), logging_redirect_tqdm([log]):
+            try:
+                yield
+            except (Interrupted, RunError, UserError) as error:  # whoever catches it shows it; the file is to say it
+                for line in str(error).splitlines():
+                    kept.handle(log.makeRecord(log.name, logging.ERROR, __file__, 0, line, None, None))
+                raise
+    finally:
         log.propagate = propagate
 
 
@@ -185,7 +169,7 @@ class Bar(tqdm):
 
 
 def counting(batches: Iterable[dict], total: int, label: str) -> Iterator[dict]:
-    """Yields batches of images, showing how far they are: a bar on a terminal, a line every few seconds elsewhere."""
+    """Yields batches of images, showing how far they are, as :class:`Progress` does."""
     on_terminal, done, shown_at = sys.stderr.isatty(), 0, time.monotonic()
     with Bar(total=total, desc=label, unit="img", delay=1, disable=not on_terminal, dynamic_ncols=True) as bar:
         for batch in batches:

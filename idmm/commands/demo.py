@@ -88,11 +88,8 @@ def _finished(out: Path, settings: dict) -> dict | None:
 
 
 def _runs(out: Path, seeds: int, stage1: PretrainConfig, stage2: FinetuneConfig) -> tuple[dict[str, list], float]:
-    """Makes the three runs of each seed, or goes on with them, or finds them finished.
-
-    Returns:
-        What each run's result.json holds, a list over seeds by name; time spent on them before this call (seconds).
-    """
+    """Makes the three runs of each seed, or goes on with them, or finds them finished; returns their results, a list
+    over seeds by name, and the time spent on them before this call (seconds)."""
     from idmm.data.loaders import one_thread  # torch is imported when there is something to train
 
     results, earlier = {"pretrain": [], "idmm": [], "scratch": []}, 0.0

@@ -1,6 +1,5 @@
 """``idmm fewlabel``: accuracy as a function of the labelled images a class, of frozen features or of fine-tuning."""
 
-import contextlib
 import csv
 import io
 import itertools
@@ -24,7 +23,8 @@ from idmm.errors import UserError, listed
 from idmm.evaluate import readouts
 from idmm.features import FrozenBackbone
 from idmm.files import made_folder, write_text
-from idmm.stages import STAGES
+from idmm.stages import STAGES, stage_of
+from idmm.stages.folds import learned_from, place, several
 from idmm.stages.probe import frozen_backbone, labelled_images, labels_needed
 
 log = logging.getLogger("idmm")
@@ -74,7 +74,7 @@ def fewlabel(given: FewLabelConfig) -> dict:
     ]
     result = {
         "dataset": given.data.name,
-        "root": _place(given.data.root),
+        "root": place(given.data.root),
         "protocol": given.protocol,
         "metric": metric,
         "per_class": numbers,
@@ -122,20 +122,12 @@ def _about(given: FewLabelConfig, backbone: FrozenBackbone) -> dict:
 
 def _labels_seen(backbone: FrozenBackbone, data: Data) -> str | None:
     """How a backbone's run learned from labels of these images; None: it did not, or what it did is not known."""
-    if backbone.spec.init is None:
+    before = learned_from(backbone.init, data)
+    if before is None or not (stage := stage_of(before)).labelled(before):
         return None
-    for stage in (STAGES["pretrain"], STAGES["finetune"]):
-        with contextlib.suppress(UserError):  # of the other stage, or not ours
-            config = stage.build(Path(backbone.spec.init.source).with_name("config.yaml"))
-            name, root, subset = config.data.name, config.data.root, config.data.subset
-            if name != data.name or not stage.labelled(config):
-                return None
-            # a folder that is gone may be this one, moved
-            if name == "folder" and os.path.exists(root) and _place(root) != _place(data.root):
-                return None
-            how = "fine-tuned" if stage.name == "finetune" else f"pretrained by {config.method.name}"
-            return f"{how} on {'all labels' if subset is None else 'labels'} of {root or name}"
-    return None
+    how = "fine-tuned" if stage.name == "finetune" else f"pretrained by {before.method.name}"
+    labels = "all labels" if before.data.subset is None else "labels"
+    return f"{how} on {labels} of {before.data.root or before.data.name}"
 
 
 def _remark(seen: str) -> str:
@@ -143,11 +135,7 @@ def _remark(seen: str) -> str:
 
 
 def _numbers(given: list[int] | None, train: Split) -> list[int]:
-    """The labels a class, in order: as given, else the usual ones, as far as each class has them, with a note.
-
-    Numbers given that some class does not have are refused, as ``data.subset`` does: the curve would not be of what it
-    says.
-    """
+    """The labels a class, in order: as given, which every class must have, else the usual ones that it has."""
     counts = np.bincount(train.labels, minlength=len(train.classes))
     ordered = np.argsort(counts, kind="stable")
     fewest = max(1, int(counts.min()))
@@ -169,19 +157,15 @@ def _not_another(given: FewLabelConfig, numbers: list[int], backbones: list[Froz
         old, inits = {name: before[name] for name in names}, {about["init"] for about in before["runs"].values()}
     except (OSError, ValueError, KeyError):
         return
-    asked = {"dataset": given.data.name, "root": _place(given.data.root), "protocol": given.protocol}
+    asked = {"dataset": given.data.name, "root": place(given.data.root), "protocol": given.protocol}
     lost = [f"{name} {old[name]}, not {now}" for name, now in asked.items() if old[name] != now]
-    kept = {backbone.init and _place(backbone.init) for backbone in backbones}
+    kept = {backbone.init and place(backbone.init) for backbone in backbones}
     more = {"per_class": [n for n in old["per_class"] if n not in numbers]}
-    more["runs"] = [init or "untrained" for init in inits if (init and _place(init)) not in kept]
+    more["runs"] = [init or "untrained" for init in inits if (init and place(init)) not in kept]
     lost += [f"{name} {listed(map(str, left))} as well" for name, left in more.items() if left]
     lost += [f"{old['seeds']} seeds, not {given.seeds}"] if old["seeds"] > given.seeds else []
     if lost:
         raise UserError(f"out: '{Path(given.out)}' holds a comparison of {', '.join(lost)}; name another folder")
-
-
-def _place(path: str | None) -> str | None:
-    return None if path is None else os.path.realpath(os.path.expanduser(path))
 
 
 # ---------------------------------------------------------------------- measuring
@@ -210,8 +194,8 @@ def _tuned(
     """Yields the same of fine-tunings; a finished one is read, one that was stopped is taken up again."""
     cells = list(itertools.product(backbones, draws))
     for count, (backbone, draw) in enumerate(cells, start=1):
-        place = f"{count} of {len(cells)}"
-        log.info("fine-tuning %s: %s, %d labels a class, seed %d", place, backbone.label, draw.per_class, draw.seed)
+        at = f"{count} of {len(cells)}"
+        log.info("fine-tuning %s: %s, %d labels a class, seed %d", at, backbone.label, draw.per_class, draw.seed)
         data, model, spec = replace(given.data, subset=draw), tuning.model, backbone.spec
         if backbone.init is None:  # the same network, seeing the same values
             data = replace(data, mean=spec.mean, std=spec.std, in_chans=spec.in_chans, range=spec.range)
@@ -230,7 +214,7 @@ def _tuning(given: FewLabelConfig) -> FinetuneConfig | None:
     faults = []
     if given.data.subset is not None:
         faults.append("data.subset: leave it out; per_class and seeds draw the labelled images")
-    if given.data.folds is not None and given.data.fold is None:
+    if several(given.data):
         faults.append("data.folds: this command measures on one test split; name a fold with --data.fold, too")
     if given.protocol == "probe":
         if given.finetune is not None:

@@ -26,22 +26,16 @@ def _byol_crops(low: float) -> tuple[dict[str, Any], ...]:
 class MethodKeys:
     """Keys of a method. A default of None waits for the data or the model."""
 
+    # Each group of crops, where ``views.crops`` is null
     crops: ClassVar[tuple[dict[str, Any], ...]] = ({"count": 2, "scale": [0.2, 1.0]},)
-    """Each group of crops, where ``views.crops`` is null."""
-    colours: ClassVar[dict[str, Any]] = {}
-    """Colours of ``views`` that are not IDMM's, where they are null."""
+    colours: ClassVar[dict[str, Any]] = {}  # colours of ``views`` that are not IDMM's, where they are null
+    # Length of the warm-up, where ``train.warmup_epochs`` is null; None: that of the backbone's family
     warmup_epochs: ClassVar[float | None] = None
-    """Length of the warm-up, where ``train.warmup_epochs`` is null; None: that of the backbone's family."""
-    labelled: ClassVar[bool] = False
-    """Whether it learns from labels."""
-    exactly: ClassVar[int | None] = None
-    """Crops of an image that it compares; None: any number."""
-    at_least: ClassVar[int] = 1
-    """Crops that it needs."""
-    within_pass: ClassVar[bool] = False
-    """Whether it compares the images of a pass with one another."""
-    libraries: ClassVar[tuple[str, ...]] = ()
-    """Modules that must be there; an MLP wants lightly beside them."""
+    labelled: ClassVar[bool] = False  # whether it learns from labels
+    exactly: ClassVar[int | None] = None  # crops of an image that it compares; None: any number
+    at_least: ClassVar[int] = 1  # crops that it needs
+    within_pass: ClassVar[bool] = False  # whether it compares the images of a pass with one another
+    libraries: ClassVar[tuple[str, ...]] = ()  # modules that must be there; an MLP wants lightly beside them
 
 
 @section
@@ -188,10 +182,8 @@ def defaults_of(name: str) -> dict[str, Any]:
 
 
 def _flag(key: str) -> tuple[Any, Any]:
-    """Type and default of a key where the method is not known yet: null means the method's, and is the default.
-
-    But for keys of the default method that mean the same in all methods that read them.
-    """
+    """Type and default of a key where the method is not known yet: null, the method's own, unless all that read it, the
+    default method among them, have the same."""
     infos = {name: cls.__pydantic_fields__[key] for name, cls in METHODS.items() if key in cls.__pydantic_fields__}
     described = next(info.description for info in infos.values() if info.description)
     first, defaults = next(iter(infos.values())), {name: info.default for name, info in infos.items()}

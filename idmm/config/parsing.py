@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticUndefined
 
 from idmm.config.base import FieldError
-from idmm.config.reading import of_one_method, read_recipes, read_value, recipe, yaml_problem
+from idmm.config.reading import of_one_method, read_value, recipe, yaml_problem
 from idmm.config.reading import read_file as read_file
 from idmm.config.schema import flags_of, keys_of, main_key, odd_keys, options
 from idmm.errors import UserError, nearest
@@ -36,12 +36,16 @@ def parse(kind: type[Config], argv: list[str], prog: str) -> Config:
         UserError: A line for each unknown key (with the nearest known one), wrong type and value out of range.
     """
     parser = _parser(kind, prog)
-    known, unknown = parser.parse_known_args(_with_negative_numbers(argv))
+    known, unknown = parser.parse_known_args(argv)
     faults = _unknown_flags(unknown, parser, kind)
     data: dict = {}
-    origin: dict[str, str] = {}
-    files, unread = read_recipes(kind, ["" if name is _NOTHING else name for name in known.config or []])
-    faults += unread
+    origin: dict[str, str] = {}  # of each key: its file; empty: a flag
+    names, files = ["" if name is _NOTHING else name for name in known.config or []], []
+    for name in names:
+        try:
+            files.append((name, recipe(kind, name)))
+        except UserError as error:
+            faults += error.faults
     for where, file, note in of_one_method(files, getattr(known, "method.name", None)):
         _merge(data, file, origin, where)
         if note:
@@ -52,7 +56,7 @@ def parse(kind: type[Config], argv: list[str], prog: str) -> Config:
             faults.append(f"--{leaf.key}: wants a value ({_metavar(leaf.kind)})")
         elif text is not None:
             faults += _set(data, leaf.key, text, leaf.kind, origin)
-    config = _checked(kind, data, origin, faults, whole=not unread)
+    config = _checked(kind, data, origin, faults, whole=len(files) == len(names))
     if idle := getattr(config, "flag_faults", lambda flags: [])([key for key, where in origin.items() if not where]):
         raise UserError(*idle)
     if known.print_config:
@@ -125,6 +129,7 @@ def _parser(kind: type, prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=prog, description=kind.__doc__, usage=usage, allow_abbrev=False, formatter_class=_Formatter
     )
+    parser._negative_number_matcher = re.compile(r"-[\d.]")  # of values such as -1e-3, too
     value = {"nargs": "?", "const": _NOTHING}
     parser.add_argument("--version", action="version", version=f"idmm {version('idmm')}")
     text = "YAML file of the keys below, or a name of 'idmm configs'; flags override it"
@@ -134,7 +139,7 @@ def _parser(kind: type, prog: str) -> argparse.ArgumentParser:
     for leaf in flags_of(kind):
         name = leaf.key.rpartition(".")[0]
         if name not in groups:
-            groups[name] = parser.add_argument_group(name, leaf.section.__doc__)
+            groups[name] = parser.add_argument_group(name, leaf.owner.__doc__)
         default = "required" if leaf.default is PydanticUndefined else f"default: {_flow(leaf.default)}"
         groups[name].add_argument(
             f"--{leaf.key}",
@@ -197,17 +202,6 @@ def _value(text: str, kind: Any) -> Any:
     return read_value(text)
 
 
-def _with_negative_numbers(argv: list[str]) -> list[str]:
-    """Joins a flag and the negative number after it, which argparse would take for a flag where it is ``-1e-3``."""
-    joined: list[str] = []
-    for word in argv:
-        if re.match(r"-[\d.]", word) and joined and re.match(r"--[^=]+$", joined[-1]):
-            joined[-1] += f"={word}"
-        else:
-            joined.append(word)
-    return joined
-
-
 def _unknown_flags(unknown: list[str], parser: argparse.ArgumentParser, kind: type) -> list[str]:
     faults, follows = [], False
     known = [option for action in parser._actions for option in action.option_strings]
@@ -223,10 +217,8 @@ def _unknown_flags(unknown: list[str], parser: argparse.ArgumentParser, kind: ty
 
 
 def _checked(kind: type[Config], data: dict, origin: dict[str, str], faults: list[str], whole: bool = True) -> Config:
-    """Makes the config, or raises UserError with the faults so far and those of the keys.
-
-    Where the data is not ``whole``, as a file could not be read, no key is said to be missing.
-    """
+    """Makes the config, or raises UserError with the faults so far and those of the keys; where the data is not
+    ``whole``, as a file could not be read, no key is said to be missing."""
     if odd := odd_keys(data):
         raise UserError(*faults, *(f"{key}: unknown key{_place(key, origin)}" for key in odd))
     try:
@@ -265,8 +257,9 @@ def _fault(kind: type, error: dict, origin: dict[str, str]) -> str:
     where = _place(key, origin)
     if error["type"] == "unexpected_keyword_argument":
         shape = re.sub(r"\[\d+\]", "[]", key)
-        hint = nearest(shape, keys_of(kind)).replace("[]", key[key.find("[") : key.find("]") + 1] if "[" in key else "")
-        return f"{key}: unknown key{where}{hint}"
+        place = key[key.find("[") : key.find("]") + 1] if "[" in key else ""
+        hint = nearest(shape, [known.key for known in keys_of(kind)])
+        return f"{key}: unknown key{where}{hint.replace('[]', place)}"
     if error["type"] == "missing":
         return f"{key}: missing{where}; wanted is a value"
     if error["type"] == "value_error":

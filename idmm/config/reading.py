@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from idmm.config.base import STAGED
-from idmm.config.schema import keys_of, odd_keys, section_of
+from idmm.config.schema import odd_keys, unknown_keys
 from idmm.errors import UserError, listed, nearest
 
 # setup.cfg maps the repository's folder into the package as idmm/configs; a checkout has it beside the package
@@ -30,14 +30,15 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, regex) for tag, regex in rules if tag != "tag:yaml.org,2002:bool"]
     for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_BOOLEAN = re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$")
-_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", _BOOLEAN, list("tTfF"))
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(f"^(?:{_NUMBER.pattern})$"), list("-+0123456789."))
+for tag, words, first in (
+    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("float", r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+", "-+0123456789."),
+):
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(f"^(?:{words})$"), list(first))
 
 
 def read_value(text: str) -> Any:
@@ -85,6 +86,8 @@ def located(name: str | Path, stage: str | None = None) -> Path:
     Raises:
         UserError: Neither a file nor a recipe.
     """
+    if not name:
+        raise UserError("--config: wants a FILE")
     path, known = Path(name), recipes()
     if path.exists() and not path.is_dir():
         return path
@@ -108,25 +111,16 @@ def recipe(kind: type, name: str | Path) -> dict:
     data = read_file(located(name, stage))
     if odd := odd_keys(data):
         raise UserError(*(f"{key}: unknown key (in {name})" for key in odd))
-    strange = _unknown_keys(kind, data)
+    strange = unknown_keys(kind, data)
     for other, its in STAGED.items():
-        if strange and stage not in (None, other) and not _unknown_keys(its, data):
+        if strange and stage not in (None, other) and not unknown_keys(its, data):
             raise UserError(f"--config: '{name}' is a recipe of {other}, not of {stage}: it has {listed(strange)}")
     return data
 
 
 def of_method(data: dict, name: str | None, where: str, own: str | None = None) -> tuple[dict, str]:
-    """Leaves out a recipe's ``method`` section where that is of another method than ``name``.
-
-    Args:
-        data: Of the file.
-        name: The run's method.
-        where: The file, for the log.
-        own: The method that the section belongs to where it names none; None: any.
-
-    Returns:
-        The keys that are left, and a line for the log where some are not.
-    """
+    """Returns the keys of the file ``where`` without a ``method`` section of another method than ``name``, and then a
+    line for the log; ``own``: the method of a section that names none, None where that may be any."""
     section = data.get("method")
     own = section.get("name", own) if isinstance(section, dict) else None
     if own in (None, name):
@@ -136,22 +130,8 @@ def of_method(data: dict, name: str | None, where: str, own: str | None = None) 
     return {key: value for key, value in data.items() if key != "method"}, note
 
 
-def read_recipes(kind: type, names: list) -> tuple[list[tuple[str, dict]], list[str]]:
-    """Reads what ``--config`` names; returns the keys of each file, and the faults of those that cannot be read."""
-    files, faults = [], []
-    for name in names:
-        try:
-            if not name:
-                raise UserError("--config: wants a FILE")
-            files.append((name, recipe(kind, name)))
-        except UserError as error:
-            faults += error.faults
-    return files, faults
-
-
 def of_one_method(files: list[tuple[str, dict]], flag: str | None) -> Iterator[tuple[str, dict, str]]:
-    """Yields name, keys and a line for the log of each file, without a ``method`` section that is not of the run's
-    method, which the flag or the last file names.
+    """Yields the name of each file and what :func:`of_method` makes of it: the flag or the last file names the method.
 
     A section that names no method adds to the one that was named before it, if any.
     """
@@ -162,17 +142,6 @@ def of_one_method(files: list[tuple[str, dict]], flag: str | None) -> Iterator[t
     name = flag if isinstance(flag, str) else owners[-1]
     for (where, file), own in zip(files, owners[1:], strict=True):
         yield where, *of_method(file, name, where, own)
-
-
-def _unknown_keys(kind: type, data: dict) -> list[str]:
-    """Keys of a file and of its sections that a config of this kind does not have."""
-    known, strange = keys_of(kind), []
-    for key, value in data.items():
-        if key not in known:
-            strange.append(key)
-        elif isinstance(value, dict) and section_of(kind, key):
-            strange += [f"{key}.{name}" for name in value if f"{key}.{name}" not in known]
-    return strange
 
 
 def about(path: Path) -> str:

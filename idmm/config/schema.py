@@ -1,36 +1,39 @@
-"""What the classes of a config say: their flags, their sections, the keys that may stand in a file."""
+"""What the classes of a config say: the keys that may stand in a file, and which of them are flags."""
 
 import dataclasses
+import functools
 import types
 from typing import Any, NamedTuple, Union, get_args, get_origin
 
 
-class Flag(NamedTuple):
-    """A leaf of the config: one flag."""
+class Key(NamedTuple):
+    """A key of a config."""
 
-    key: str
+    key: str  # with dots between; within the items of a list e.g. ``stages[].size``.
     kind: Any
     help: str
     default: Any
-    section: type
+    owner: type  # the class that it is a field of
+    section: type | None  # the class of the keys within it
 
 
-def flags_of(kind: type, prefix: str = "") -> list[Flag]:
-    """Returns the leaves of a config and of its sections."""
-    leaves = []
-    for item in dataclasses.fields(kind):
-        info = kind.__pydantic_fields__[item.name]
-        section = _dataclass(info.annotation)
+@functools.cache
+def keys_of(kind: type, prefix: str = "") -> tuple[Key, ...]:
+    """Returns all keys that may stand in a config, sections and list items included."""
+    keys = []
+    for name, info in kind.__pydantic_fields__.items():
+        section = next((option for option in options(info.annotation) if dataclasses.is_dataclass(option)), None)
         default = info.get_default(call_default_factory=True)
-        if section is None or default is None:
-            leaves.append(Flag(prefix + item.name, info.annotation, info.description or "", default, kind))
-        if section is not None:
-            leaves += flags_of(section, f"{prefix}{item.name}.")
-    return leaves
+        keys.append(Key(prefix + name, info.annotation, info.description or "", default, kind, section))
+        items = (get_args(option)[0] for option in options(info.annotation) if get_origin(option) is list)
+        for inner, mark in [(section, "."), *((item, "[].") for item in items)]:
+            keys += keys_of(inner, f"{prefix}{name}{mark}") if dataclasses.is_dataclass(inner) else ()
+    return tuple(keys)
 
 
-def _dataclass(kind: Any) -> type | None:
-    return next((option for option in options(kind) if dataclasses.is_dataclass(option)), None)
+def flags_of(kind: type) -> list[Key]:
+    """Returns the keys that are flags: those of no list item, and no sections but such as may be null."""
+    return [key for key in keys_of(kind) if "[]" not in key.key and (key.section is None or key.default is None)]
 
 
 def options(kind: Any) -> tuple:
@@ -43,31 +46,19 @@ def switches(kind: type) -> list[str]:
     return [leaf.key for leaf in flags_of(kind) if leaf.kind is bool]
 
 
-def section_of(kind: type, key: str) -> type | None:
-    """Returns the class of a section by its dotted name; None where there is no such section."""
-    found: type | None = kind
-    for name in key.split("."):
-        info = getattr(found, "__pydantic_fields__", {}).get(name)
-        found = info and _dataclass(info.annotation)
-    return found
-
-
 def main_key(kind: type, key: str) -> str | None:
     """Returns the key that is meant where a section is given as one word: ``data DIR`` is ``data.root``."""
-    main = getattr(section_of(kind, key), "MAIN", None)
+    main = next((getattr(known.section, "MAIN", None) for known in keys_of(kind) if known.key == key), None)
     return main and f"{key}.{main}"
 
 
-def keys_of(kind: type, prefix: str = "") -> list[str]:
-    """Returns all keys that may stand in a config, sections and list items included."""
-    keys = []
-    for name, info in kind.__pydantic_fields__.items():
-        keys.append(prefix + name)
-        for option in options(info.annotation):
-            inner = get_args(option)[0] if get_origin(option) is list else option
-            if dataclasses.is_dataclass(inner):
-                keys += keys_of(inner, prefix + name + ("[]." if inner is not option else "."))
-    return keys
+def unknown_keys(kind: type, data: dict) -> list[str]:
+    """Returns the keys of a file and of its sections that a config of this kind does not have."""
+    known, strange = {key.key: key.section for key in keys_of(kind)}, []
+    for key, value in data.items():
+        within = value if isinstance(value, dict) and known.get(key) else ()
+        strange += [name for name in (key, *(f"{key}.{name}" for name in within)) if name not in known]
+    return strange
 
 
 def odd_keys(data: Any, prefix: str = "") -> list[str]:

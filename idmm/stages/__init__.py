@@ -4,33 +4,39 @@ import importlib.util
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from inspect import cleandoc
+from textwrap import wrap
 from typing import Any
 
 from idmm.config import FinetuneConfig, PretrainConfig, parsing, resolved_stages
 from idmm.config.commands import ProbeConfig
 from idmm.config.recipes import METHODS, pass_notes, resolve_method
+from idmm.config.schema import flags_of
 from idmm.data.registry import resolve_name
 from idmm.errors import UserError
 from idmm.files import weights_file
+
+# Keys that the stages' docstrings explain; the others they name.
+USUAL = (
+    "out", "seed", "init", "resume", "stages", "size", "device", "data.name", "data.root", "data.subset", "data.labels",
+    "data.val_fraction", "data.folds", "model.name", "model.kwargs", "model.freeze", "train.epochs", "train.size",
+    "train.batch_size", "train.lr", "train.weight_decay", "train.warmup_epochs", "train.precision", "train.device",
+    "train.knn_every", "train.keep", "train.class_weights", "method.name", "method.classifier", "views.size",
+    "views.crops", "augment.mixup_alpha", "augment.cutmix_alpha", "drloc.weight",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Phase:
     """A run's images at one size: what the loop is called once for."""
 
-    number: int
-    """From 1."""
-    field: str
-    """Of the config, that names the size."""
-    label: str
-    """For people."""
-    size: int
-    """Side of the images (pixels)."""
+    number: int  # from 1
+    field: str  # of the config, that names the size
+    label: str  # for people
+    size: int  # side of the images (pixels)
     epochs: int
-    batch_size: int
-    """Images of an optimizer step."""
-    lr: float | None = None
-    """Peak learning rate; None while the recipe's was not looked up."""
+    batch_size: int  # images of an optimizer step
+    lr: float | None = None  # peak learning rate; None while the recipe's was not looked up
 
     def times(self, every: int) -> int:
         """Returns how often something is done every so many epochs, and after the last; 0 is never."""
@@ -45,25 +51,18 @@ class Phase:
 class StageSpec:
     """A stage as far as its config tells; functions take that."""
 
-    name: str
-    """Of the module here, and of the function in it that runs the stage."""
+    name: str  # of the module here, and of the function in it that runs the stage
     config: type
-    flags: str
-    """The grid's key that holds its options."""
-    phases: Callable[[Any], list[Phase]]
-    """What it goes through; a probe sees training and test images, one at a time."""
-    labelled: Callable[[Any], bool] = lambda config: True
-    """Whether its training images need labels."""
-    needs_test: bool = True
-    """Whether there must be images to evaluate on."""
-    evaluated: Callable[[Any], bool] = lambda config: True
-    """Whether those are looked at."""
+    flags: str  # the grid's key that holds its options
+    phases: Callable[[Any], list[Phase]]  # what it goes through; a probe sees training and test images, one at a time
+    labelled: Callable[[Any], bool] = lambda config: True  # whether its training images need labels
+    needs_test: bool = True  # whether there must be images to evaluate on
+    evaluated: Callable[[Any], bool] = lambda config: True  # whether those are looked at
     needs_val: Callable[[Any], bool] = lambda config: False
     """Whether there must be images to choose by, beside those that are reported."""
     by_method: Callable[[Any], tuple[Any, list[str]]] = lambda config: (config, [])
     """Fills in what is left to the method, with lines for the log on it; UserError where that cannot be."""
-    faults: Callable[[Any, int], list[str]] = lambda config, images: []
-    """What is wrong with so many training images."""
+    faults: Callable[[Any, int], list[str]] = lambda config, images: []  # what is wrong with so many training images
     looks: Callable[[Any, Phase, int, int], int] = lambda config, phase, train, held: 0
     """How many images a phase looks at between its epochs, of so many to train on and so many held out."""
 
@@ -139,6 +138,24 @@ def stage_of(config: Any) -> StageSpec:
     return next(stage for stage in STAGES.values() if isinstance(config, stage.config))
 
 
+def documented(stage: Callable) -> Callable:
+    """Adds to the docstring of a stage's function the keys of its config: the usual with their help, all by name."""
+    sections: dict[str, list] = {}
+    for flag in flags_of(STAGES[stage.__name__].config):
+        section = flag.key.partition(".")[0] if "." in flag.key else ""
+        sections.setdefault(section, []).append((flag.key.removeprefix(f"{section}."), flag))
+    lines = [f"Keys of the config ('idmm {stage.__name__} --help' explains all of them, with defaults):"]
+    for section, flags in sections.items():
+        lines += [f"    {section}:"] if section else []
+        explained = [f"{name}: {flag.help}" for name, flag in flags if flag.key in USUAL]
+        others = [name for name, flag in flags if flag.key not in USUAL]
+        for text in explained + ([f"also: {', '.join(others)}"] if others else []):
+            indent = " " * (8 if section else 4)
+            lines += wrap(text, 112, initial_indent=indent, subsequent_indent=f"{indent}    ", break_on_hyphens=False)
+    stage.__doc__ = "\n".join([cleandoc(stage.__doc__ or ""), "", *lines])
+    return stage
+
+
 def prepare(config: Any) -> tuple[Any, list[str]]:
     """Fills in what needs no torch, and finds what is wrong as far as that goes: mistakes are told at once.
 
@@ -168,10 +185,9 @@ def prepare(config: Any) -> tuple[Any, list[str]]:
 
 def _init_faults(config: Any) -> list[str]:
     """What can be said of ``init`` before it is read: that it is not there, or where the run is to write."""
-    if config.out is not None:
-        written = [os.path.join(config.out, name) for name in ("", "backbone.safetensors", "model.safetensors")]
-        if os.path.realpath(config.init) in map(os.path.realpath, written):
-            return [f"out: '{config.out}' is where init is; name a new folder for all that this run writes"]
+    written = [os.path.join(config.out or ".", name) for name in ("", "backbone.safetensors", "model.safetensors")]
+    if config.out and os.path.realpath(config.init) in map(os.path.realpath, written):
+        return [f"out: '{config.out}' is where init is; name a new folder for all that this run writes"]
     try:
         weights_file(config.init, "init")
     except UserError as error:

@@ -7,7 +7,7 @@ import contextlib
 import functools
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -52,6 +52,14 @@ class Assembly:
         init_field: What messages on the checkpoint to start from begin with; empty: with the file.
     """
 
+    # Of each stage's own class; a probe has no method and no transform.
+    crop_pct: float  # share of the resized short side that the centre crop of evaluation covers
+    bound: Callable[[int], Bound]  # what is kept of training images for views of so many pixels
+    method: Callable[
+        [Phase, torch.nn.Module, int, int | None], Method
+    ]  # for so many images and classes (None: no labels)
+    transform: Callable[[Phase, ImageStore], BatchFn]  # turns image numbers into a batch
+
     def __init__(self, config, init_field: str = "init"):
         self.config, self.stage, self.init_field = config, stage_of(config), init_field
         self.phases = self.stage.phases(config)
@@ -69,23 +77,6 @@ class Assembly:
     def backbone(self, phase: Phase, classes: int | None = None) -> torch.nn.Module:
         """Builds the backbone of a phase with fresh weights; ``classes`` counts where a classifier belongs to it."""
         return self.spec.build(phase.size, self.config.seed)
-
-    def bound(self, size: int) -> Bound:
-        """What is kept of training images for views of ``size`` (pixels): a short side that is long enough."""
-        raise NotImplementedError
-
-    @property
-    def crop_pct(self) -> float:
-        """Share of the resized short side that the centre crop of evaluation covers."""
-        raise NotImplementedError
-
-    def method(self, phase: Phase, backbone: torch.nn.Module, images: int, classes: int | None) -> Method:
-        """Makes what is trained on so many images; no ``classes``: they have no labels."""
-        raise NotImplementedError
-
-    def transform(self, phase: Phase, store: ImageStore) -> BatchFn:
-        """Makes what turns image numbers into a batch."""
-        raise NotImplementedError
 
     def plan(self, phase: Phase, store: ImageStore, evaluations: list[Evaluation]) -> StagePlan:
         """Returns what the loop needs to know of a phase."""
@@ -239,7 +230,7 @@ def session(parts: Assembly, notes: list[str]) -> Iterator[Session]:
     run is said to be so, else ``notes`` are logged.
     """
     parts.check_sizes()
-    with contextlib.closing(Session(parts.config)) as run, run.folder.gone_if_refused():
+    with contextlib.closing(Session(parts.config)) as run, run.folder:
         with logging_to(run.folder.path), run.interrupts:
             try:
                 for note in [f"{parts.config.out}: finished already, nothing to do"] if run.folder.finished else notes:
@@ -264,15 +255,15 @@ def export(run: Session, loop: Loop, parts: Assembly, splits: "LoadedSplits", cl
     """Writes the backbone, where there are ``classes`` the model with its classifier, and the curves of the run."""
     if not run.folder.leader:
         return
-    common = {"ema": loop.ema is not None, **splits.range}
     spec, size, state = parts.spec, parts.phases[-1].size, loop.averaged.state_dict()
-    files = [("backbone", state if classes is None else backbone_state(loop.averaged), {})]
+    about = dict(name=spec.name, mean=spec.mean, std=spec.std, size=size, crop_pct=parts.crop_pct)
+    extra = {"ema": loop.ema is not None, **({} if splits.scale is None else {"range": splits.scale})}
+    files = {"backbone": (state if classes is None else backbone_state(loop.averaged), [], extra)}
     if classes is not None:
-        files.append(("model", state, {"classes": classes}))
-    for stem, tensors, extra in files:
-        kwargs = export_kwargs(spec.name, spec.kwargs, size, len(extra.get("classes", ())), spec.in_chans)
-        about = dict(name=spec.name, kwargs=kwargs, mean=spec.mean, std=spec.std, size=size, crop_pct=parts.crop_pct)
-        save_model(run.folder.path, stem, tensors, **about, extra={**common, **extra})
+        files["model"] = state, classes, {**extra, "classes": classes}
+    for stem, (tensors, named, extra) in files.items():
+        kwargs = export_kwargs(spec.name, spec.kwargs, size, len(named), spec.in_chans)
+        save_model(run.folder.path, stem, tensors, kwargs=kwargs, extra=extra, **about)
     _draw_curves(run, parts)
 
 
@@ -300,20 +291,13 @@ class LoadedSplits:
     train: ImageStore
     val: ImageStore | None
     test: ImageStore | None
-    remarks: dict
-    """What ``result.json`` says of the data beyond its sizes."""
-    crops: dict[int, dict[str, ImageStore]]
-    """Of each phase's size (pixels), ``val`` and ``test`` where there are any."""
+    remarks: dict  # what ``result.json`` says of the data beyond its sizes
+    crops: dict[int, dict[str, ImageStore]]  # of each phase's size (pixels), ``val`` and ``test`` where there are any
     scale: Scale | None = None  # of grey of more than 8 bits; None where there is none and the run was told nothing
 
     def at(self, size: int) -> "LoadedSplits":
         """Returns the same with the images to evaluate on at the size of another phase (pixels)."""
         return replace(self, **self.crops[size])
-
-    @property
-    def range(self) -> dict:
-        """What a checkpoint's JSON says of grey of more than 8 bits; nothing where there is none."""
-        return {} if self.scale is None else {"range": self.scale}
 
     @property
     def stores(self) -> dict[str, ImageStore]:
@@ -369,8 +353,9 @@ def _describe(part: str, store: ImageStore, origin: str) -> None:
     lines, warnings = described(part, store.names, store.kinds, store.extremes, store.scale, origin)
     if part == "train" and store.scale is None and origin == "data.range":
         lines.append("data.range changes nothing: no training image is grey of more than 8 bits")
-    for level, text in [*((logging.INFO, line) for line in lines), *((logging.WARNING, line) for line in warnings)]:
-        log.log(level, "images: %s", text)
+    for say, texts in ((log.info, lines), (log.warning, warnings)):
+        for text in texts:
+            say("images: %s", text)
 
 
 def _origin(parts: Assembly, asked: str | list[float]) -> str:

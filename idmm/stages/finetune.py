@@ -9,7 +9,7 @@ from idmm.data.registry import spec_of
 from idmm.engine import Evaluation, Loop, Session
 from idmm.methods.finetune import balanced_weights
 from idmm.models.weights import Checkpoint
-from idmm.stages import Phase
+from idmm.stages import Phase, documented
 from idmm.stages.assemble import Assembly, eval_batches, export, load_splits, resolve, say_length, session
 from idmm.stages.folds import by_folds, seen_by_init
 from idmm.stages.results import classifier_result, say_balance
@@ -17,46 +17,13 @@ from idmm.stages.results import classifier_result, say_balance
 log = logging.getLogger("idmm")
 
 
+@documented
 @by_folds
 def finetune(config: FinetuneConfig | dict | str) -> dict:
     """Fine-tunes on labels, one size after the other, and writes the classifier and its accuracy to ``config.out``.
 
     Args:
-        config: A FinetuneConfig, a mapping of its keys, or the path of a YAML file.
-
-    A key ``train.lr`` is ``{"train": {"lr": 1e-3}}``. These are used most; ``idmm finetune --help`` explains all, with
-    defaults and what None means::
-
-        out: folder for all that the run writes (required)
-        seed: of every random choice
-        init: weights to start from: a run folder, or a .safetensors or .pth file in timm's format
-        resume: a used out: auto goes on where it stopped, never refuses it, must refuses a new one
-        data.root, data.name: folder of your own images, or of a dataset; its name in ``idmm data list``
-        data.subset: part of the training images: {per_class: 10}, {total: 500} or {fraction: 0.1}
-        data.val_fraction, data.folds: share of the training images held out, 0 to 1; parts to hold out in turn
-        data.labels, data.groups, data.exclude: CSV files of path,class and of path,group; paths to leave out
-        data.workers, data.cache: loader processes; where decoded images are kept: auto, disk, ram or off
-        data.mean, data.std, data.in_chans: a number a channel, on values in [0, 1]; 3 channels or 1 (grey)
-        data.range: what black and white stand for in grey images of more than 8 bits: auto, full or [low, high]
-        model.name, model.kwargs: a timm model; for its constructor, {embed_dim: 96, depth: 6, num_heads: 3}
-        model.drop_path: stochastic depth rate, 0 to 1
-        model.freeze: train the classifier alone
-        train.epochs, train.batch_size, train.accumulate: epochs; images a step; parts that a batch is split into
-        train.lr, train.weight_decay, train.warmup_epochs: peak learning rate; decay; linear warm-up (epochs)
-        train.optimizer, train.clip_grad, train.ema: adamw or sgd; norm of the gradient; decay of a mean of weights
-        train.precision, train.device: auto, fp32, bf16 or fp16; auto, cuda, mps or cpu
-        train.save_minutes: minutes between checkpoints
-        train.size: side of the images (pixels), where there are no stages
-        train.eval_every, train.keep: epochs between evaluations; weights to report: last, or best on a val split
-        train.class_weights: of the loss: none, or balanced where classes are unequal
-        train.layer_decay: each layer's learning rate is this times that of the layer above
-        stages: sizes one after the other, [{size: 224, epochs: 200}, {size: 448, epochs: 100, lr: 5e-5}]
-        augment.scale, augment.flip: shares of the area that the random crop covers; probability
-        augment.randaugment, augment.jitter: timm's string or None; strengths of colour jitter
-        augment.mixup_alpha, augment.cutmix_alpha: lambda is drawn from Beta(alpha, alpha); 0: none
-        augment.label_smoothing: share of the target spread over the classes, 0 to 1
-        augment.crop_pct: to evaluate, the short side is resized to size / crop_pct, then the centre is cropped
-        drloc.weight, drloc.mode: of dense relative localization, an extra loss, 0: none; l1, ce, reg ...
+        config: A FinetuneConfig, a mapping of its keys (see below), or the name of a YAML file or a recipe.
 
     Returns:
         What ``result.json`` holds: ``top1``, ``top5`` and ``mean_per_class`` (percent, on the test split, of the last
@@ -108,7 +75,12 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
             loop.fit()
 
         # ------------------------------------------------------------------ results
-        kept = {"kept_epoch": _load_best(loop)} if plan.keep else {}
+        kept = {}
+        if plan.keep:  # the weights that scored best on val
+            kept["kept_epoch"], best = loop.kept["epoch"], loop.kept["value"]
+            loop.averaged.load_state_dict(loop.kept["weights"])
+            line = "train.keep: the weights of epoch %d of %d, top-1 %.2f on val"
+            log.info(line, kept["kept_epoch"], phase.epochs, best)
         found = held.latest  # what was evaluated between epochs was val, and nothing was where the run ended before
         if splits.val is not None or found is None:
             found = _Evaluator(run, splits.test, phase, parts).predict(loop.averaged)
@@ -140,13 +112,6 @@ def _start_from(before: Loop | None, model, parts: Assembly, phase: Phase) -> No
         report = made.load_into(model, strict=strict, drop_classifier=False)
     if report is not None:
         log.info("%s", report)
-
-
-def _load_best(loop: Loop) -> int:
-    """Takes the weights that scored best on val for the rest of the run; returns their epoch."""
-    epoch, best = loop.load_kept()
-    log.info("train.keep: the weights of epoch %d of %d, top-1 %.2f on val", epoch, loop.batches.epochs, best)
-    return epoch
 
 
 class _Evaluator:

@@ -5,19 +5,19 @@ import logging
 import os
 import statistics
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from idmm.checkpoint import RunFolder, begun
-from idmm.config import METHODS, parsing
+from idmm.checkpoint import RunFolder, begun, check_resume
+from idmm.config import Data
 from idmm.data.datasets import open_splits
 from idmm.data.registry import resolve_name
 from idmm.errors import UserError
 from idmm.intervals import wilson
 from idmm.progress import logging_to
-from idmm.stages import STAGES
+from idmm.stages import STAGES, stage_of
 
 log = logging.getLogger("idmm")
 HELD_OUT_BY = ("val_fraction", "folds", "fold", "groups", "labels", "exclude")
@@ -37,16 +37,11 @@ def by_folds(stage: Callable[[Any], dict]) -> Callable[[Any], dict]:
         config = STAGES[stage.__name__].build(config)
         if config.out is None or not several(config.data):
             return stage(config)
-        config = replace(config, data=resolve_name(config.data)[0])
-        out, folds = Path(config.out), list(each_fold(config))
+        folds = list(each_fold(config))
         _check_folder(config, [one.out for one in folds])
-        try:
-            results = [stage(one) for one in folds]
-        except UserError:
-            with suppress(OSError):  # a refused run leaves no folder
-                out.rmdir()
-            raise
-        with closing(RunFolder(config.out, config, "auto")) as folder:
+        results = [stage(one) for one in folds]
+        config = replace(config, data=resolve_name(config.data)[0])
+        with RunFolder(config.out, config, "auto") as folder:
             if folder.finished:
                 return folder.result()
             with logging_to(folder.path):
@@ -78,11 +73,7 @@ def _check_folder(config, folders: list[str]) -> None:
         open_splits(config.data, labelled=True)
     if begun(config.out) and not used:
         raise UserError(f"out: '{config.out}' holds a run without folds; name a new folder")
-    resume = getattr(config, "resume", "auto")
-    if used and resume == "never":
-        raise UserError(f"out: '{config.out}' holds a run already; --resume never wants a new folder")
-    if not used and resume == "must":
-        raise UserError(f"out: '{config.out}' holds no run to go on with; --resume must wants one")
+    check_resume(config.out, bool(used), getattr(config, "resume", "auto"))
 
 
 def pooled(results: list[dict]) -> dict:
@@ -124,20 +115,31 @@ def _say(config, result: dict) -> None:
     log.info("%s: top-1 %.2f %s", config.out, result["top1"], what)
 
 
+def place(path: str | None) -> str | None:
+    """Returns the one name of a folder, however it is written."""
+    return None if path is None else os.path.realpath(os.path.expanduser(path))
+
+
+def learned_from(init: str | None, data: Data) -> Any:
+    """Returns the config of the run that wrote the weights ``init`` where it was trained on these images, else None."""
+    path = Path(init or "").expanduser()
+    for name in ("pretrain", "finetune") if init else ():
+        with suppress(UserError):  # of the other stage, or not ours
+            before = STAGES[name].build((path if path.is_dir() else path.parent) / "config.yaml")
+            root = before.data.root
+            # a folder that is gone may be this one, moved
+            other = data.name == "folder" and root and os.path.exists(root) and place(root) != place(data.root)
+            return None if other or before.data.name != data.name else before
+    return None
+
+
 def seen_by_init(config) -> list[str]:
     """Returns a line for the log where ``init`` was trained on images that are held out here, by its config.yaml."""
-    data = config.data
-    if config.init is None or not (data.val_fraction or data.folds):
+    data, before = config.data, learned_from(config.init, config.data)
+    if before is None or not (data.val_fraction or data.folds):
         return []
-    try:
-        before = parsing.flatten(parsing.read_file(Path(config.init) / "config.yaml"))
-    except UserError:  # a file of weights
+    if all(getattr(before.data, name) == getattr(data, name) for name in HELD_OUT_BY):
         return []
-    roots = [path and os.path.realpath(os.path.expanduser(path)) for path in (data.root, before.get("data.root"))]
-    if roots[0] != roots[1] or (data.root is None and before.get("data.name") != data.name):
-        return []
-    if all(before.get(f"data.{name}") == getattr(data, name) for name in HELD_OUT_BY):
-        return []
-    method = METHODS.get(before.get("method.name"))
-    how = "with their labels: accuracies come out too high" if method is None or method.labelled else "without labels"
+    labelled = stage_of(before).labelled(before)
+    how = "with their labels: accuracies come out too high" if labelled else "without labels"
     return [f"init: '{config.init}' was trained on the same images, so it has seen those held out here, {how}"]

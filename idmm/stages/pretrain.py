@@ -15,49 +15,19 @@ from idmm.methods import Method
 from idmm.monitor import Monitor
 from idmm.progress import counting
 from idmm.seeding import permutation
+from idmm.stages import documented
 from idmm.stages.assemble import Assembly, LoadedSplits, eval_batches, export, load_splits, resolve, say_length, session
 
 log = logging.getLogger("idmm")
 EVAL_BATCH = 256
 
 
+@documented
 def pretrain(config: PretrainConfig | dict | str) -> dict:
     """Pretrains a backbone by ``config.method.name`` and writes it to ``config.out``.
 
     Args:
-        config: A PretrainConfig, a mapping of its keys, or the path of a YAML file.
-
-    A key ``train.lr`` is ``{"train": {"lr": 1e-3}}``. These are used most; ``idmm pretrain --help`` explains all, with
-    defaults and what None means::
-
-        out: folder for all that the run writes (required)
-        seed: of every random choice
-        init: weights to start from: a run folder, or a .safetensors or .pth file in timm's format
-        resume: a used out: auto goes on where it stopped, never refuses it, must refuses a new one
-        data.root, data.name: folder of your own images, or of a dataset; its name in ``idmm data list``
-        data.subset: part of the training images: {per_class: 10}, {total: 500} or {fraction: 0.1}
-        data.val_fraction, data.folds: share of the training images held out, 0 to 1; parts to hold out in turn
-        data.labels, data.groups, data.exclude: CSV files of path,class and of path,group; paths to leave out
-        data.workers, data.cache: loader processes; where decoded images are kept: auto, disk, ram or off
-        data.mean, data.std, data.in_chans: a number a channel, on values in [0, 1]; 3 channels or 1 (grey)
-        data.range: what black and white stand for in grey images of more than 8 bits: auto, full or [low, high]
-        model.name, model.kwargs: a timm model; for its constructor, {embed_dim: 96, depth: 6, num_heads: 3}
-        model.drop_path: stochastic depth rate, 0 to 1
-        train.epochs, train.batch_size, train.accumulate: epochs; images a step; parts that a batch is split into
-        train.lr, train.weight_decay, train.warmup_epochs: peak learning rate; decay; linear warm-up (epochs)
-        train.optimizer, train.clip_grad, train.ema: adamw or sgd; norm of the gradient; decay of a mean of weights
-        train.precision, train.device: auto, fp32, bf16 or fp16; auto, cuda, mps or cpu
-        train.save_minutes: minutes between checkpoints
-        train.knn_every: epochs between measurements of kNN accuracy, where there are labels; 0: never
-        method.name: idmm, simclr, supcon, mocov2, mocov3, dino or supervised
-        method.classifier, method.classifier_init: idmm's N-way layer: linear or cosine; from random or features
-        method.classifier_lr_scale: its learning rate as a multiple of train.lr
-        method.label_smoothing: share of the target that goes to the other classes, 0 to 1
-        method.cutmix_alpha: CutMix's lambda is drawn from Beta(alpha, alpha); 0: no CutMix
-        views.size: side of the crops (pixels)
-        views.crops: groups of random crops, [{count: 2, scale: [0.14, 1.0]}]; scale: shares of the image's area
-        views.jitter, views.blur_prob, views.grey_prob, views.flip: strengths of colour jitter; probabilities
-        drloc.weight, drloc.mode: of dense relative localization, an extra loss, 0: none; l1, ce, reg ...
+        config: A PretrainConfig, a mapping of its keys (see below), or the name of a YAML file or a recipe.
 
     Returns:
         What ``result.json`` holds: ``loss`` of the last epoch, ``train_size``, ``epochs``, ``seed``, ``seconds``,

@@ -22,7 +22,7 @@ from idmm.models.build import pair
 from idmm.models.spec import ModelSpec, model_spec
 from idmm.models.weights import read_checkpoint
 from idmm.progress import logging_to
-from idmm.stages import prepare
+from idmm.stages import documented, prepare
 from idmm.stages.assemble import LoadedSplits, assemble, load_splits
 from idmm.stages.folds import by_folds, seen_by_init
 
@@ -30,27 +30,13 @@ log = logging.getLogger("idmm")
 INTERVAL = "95 %, over the test images: Wilson's for top1, combined over classes for mean_per_class"
 
 
+@documented
 @by_folds
 def probe(config: ProbeConfig | dict | str) -> dict:
     """Measures a frozen backbone and writes ``result.json`` to ``config.out``, a folder like any other run's.
 
     Args:
-        config: A ProbeConfig, a mapping of its keys, or the path of a YAML file.
-
-    A key ``data.root`` is ``{"data": {"root": "DIR"}}``. These are used most; ``idmm probe --help`` explains all, with
-    defaults and what None means::
-
-        out: folder for all that the run writes (required)
-        init: the backbone: a run folder, or a .safetensors or .pth file in timm's format; None: fresh weights
-        seed: of the images held out to choose the probe's strength by, and of fresh weights
-        size, crop_pct: side of the images (pixels); the short side is resized to size / crop_pct, then cropped
-        batch_size, device: images at a time; auto, cuda, mps or cpu
-        data.root, data.name: folder of your own images, or of a dataset; its name in ``idmm data list``
-        data.subset: part of the training images: {per_class: 10}, {total: 500} or {fraction: 0.1}
-        data.val_fraction, data.folds: share of the training images held out, 0 to 1; parts to hold out in turn
-        data.labels, data.groups, data.exclude: CSV files of path,class and of path,group; paths to leave out
-        data.workers, data.cache: loader processes; where decoded images are kept: auto, disk, ram or off
-        model.name, model.kwargs: a timm model and its constructor's arguments, where init does not say
+        config: A ProbeConfig, a mapping of its keys (see below), or the name of a YAML file or a recipe.
 
     Returns:
         What ``result.json`` holds: ``top1`` (the linear probe's) and ``knn`` in percent, ``top5`` None,
@@ -62,7 +48,7 @@ def probe(config: ProbeConfig | dict | str) -> dict:
         RunError: The features are not finite, or memory ran out.
     """
     config, _ = prepare(parsing.build(ProbeConfig, config))
-    with contextlib.closing(RunFolder(config.out, config, "auto")) as folder, folder.gone_if_refused():
+    with RunFolder(config.out, config, "auto") as folder:
         if folder.finished:
             log.info("%s: finished already, nothing to do", config.out)
             return folder.result()
@@ -138,18 +124,15 @@ def labels_needed(data: Data) -> Iterator[None]:
     try:
         yield
     except UserError:
-        if not _unlabelled(data):
+        try:
+            labels = open_splits(replace(data, subset=None, folds=None, fold=None), labelled=False).train.labels
+        except UserError:
+            labels = ()
+        if labels is not None:
             raise
         where = f"data.root: '{data.root}'" if data.root else f"data.name: '{data.name}'"
         wanted = f"; wanted {data.root}/train/CLASS/* and {data.root}/test/CLASS/*" if data.name == "folder" else ""
         raise UserError(f"{where} has no labels; kNN and a linear probe need them{wanted}") from None
-
-
-def _unlabelled(data: Data) -> bool:
-    try:
-        return open_splits(replace(data, subset=None, folds=None, fold=None), labelled=False).train.labels is None
-    except UserError:
-        return False
 
 
 # ---------------------------------------------------------------------- backbones
