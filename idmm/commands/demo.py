@@ -13,6 +13,7 @@ from idmm.files import write_text
 from idmm.stages import STAGES
 
 PICTURES = ("loss.png", "crops.png", "comparison.png")
+ROWS = {"raw pixels": "pixel_knn", "from scratch": "scratch_top1", "from IDMM": "idmm_top1"}
 LEAST_GAIN = 5.0  # points
 
 
@@ -121,6 +122,7 @@ def _summary(runs: dict[str, list[dict]], settings: dict) -> dict:
     return {
         "idmm_top1": tuned,
         "scratch_top1": scratch,
+        "pixel_knn": [result["pixel_knn"] for result in runs["idmm"] if "pixel_knn" in result],
         "gain": statistics.mean(tuned) - statistics.mean(scratch),
         "seconds": 0.0,
         "unlabelled_images": runs["pretrain"][0]["train_size"],
@@ -153,7 +155,7 @@ def _pictures(out: Path, result: dict, stage1: PretrainConfig) -> None:
     given = dict(mean=parts.spec.mean, std=parts.spec.std, cutmix_alpha=parts.config.method.cutmix_alpha)
     crop_sheet(load_splits(parts).train, parts.config.views, out / "crops.png", **given)
 
-    scores = {"from scratch": result["scratch_top1"], "from IDMM": result["idmm_top1"]}
+    scores = {label: result[name] for label, name in ROWS.items() if result.get(name)}
     title = f"{labelled:,} labelled images"
     pictures.comparison(scores, out / "comparison.png", title, chance=100 / result["num_classes"])
 
@@ -164,8 +166,9 @@ def _say(out: Path, result: dict) -> None:
         f"{result['unlabelled_images']} images without labels, {result['labelled_images']} with; "
         f"top-1 on {result['test_images']} test images, {seeds} seed{'' if seeds == 1 else 's'}:"
     )
-    for label, name in (("from scratch", "scratch_top1"), ("from IDMM", "idmm_top1")):
-        values = result[name]
+    for label, name in ROWS.items():
+        if not (values := result.get(name)):  # pixels are compared where that is cheap
+            continue
         spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
         each = ", ".join(f"{value:.1f}" for value in values)
         print(f"  {label:<13} {statistics.mean(values):5.1f}{spread} %   ({each})")
