@@ -21,6 +21,7 @@ from idmm.seeding import seeded
 
 log = logging.getLogger("idmm")
 DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+TIMED = 32  # images of a batch that precisions are compared on
 BUDGET = 6.0  # seconds of timing at most, once each precision has had two steps
 
 
@@ -46,10 +47,12 @@ def choose_precision(wanted: str, method: Method, batch: dict, device: str) -> s
     if device == "mps":
         return "fp32"
     log.info("train.precision auto: timing a few steps of fp32 and of bf16; --train.precision fp32 saves the wait")
-    again = itertools.repeat(batch)
+    few = {name: [v[:TIMED] for v in part] if isinstance(part, list) else part[:TIMED] for name, part in batch.items()}
+    again = itertools.repeat(few)
     seconds = {precision: time_steps(method, again, device, precision) for precision in ("fp32", "bf16")}
     best = min(seconds, key=seconds.get)
-    log.info("train.precision auto: %s (%.3g s a step in fp32, %.3g in bf16)", best, seconds["fp32"], seconds["bf16"])
+    found = (best, len(few["index"]), seconds["fp32"], seconds["bf16"])
+    log.info("train.precision auto: %s (%d images take %.3g s in fp32, %.3g in bf16)", *found)
     return best
 
 

@@ -340,11 +340,13 @@ class Loop:
 
     def _diverged(self, what: str, step: int) -> RunError:
         epoch, lr = step // self.batches.steps_per_epoch, self.schedule._get_lr(step)[0]
-        return RunError(
-            f"{what} at step {step + 1} (epoch {epoch + 1}, lr {lr:.3g}){self.session.folder.kept}: "
-            "lower --train.lr, set --train.clip_grad 1 or --train.precision fp32, in a new --out",
-            shared=True,
-        )
+        given = {
+            "--train.clip_grad 1": self.train.clip_grad,
+            "--train.precision fp32": self.session.precision == "fp32",
+        }
+        mend = " or ".join(["lower --train.lr", *(f"set {flag}" for flag, already in given.items() if not already)])
+        where = f"at step {step + 1} (epoch {epoch + 1}, lr {lr:.3g}){self.session.folder.kept}"
+        return RunError(f"{what} {where}: {mend}, in a new --out", shared=True)
 
     def _save(self, epoch: int, step: int) -> None:
         """Writes the checkpoint: all that the rest of the run depends on and that its seed does not give."""

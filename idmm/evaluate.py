@@ -213,10 +213,14 @@ def remarks(scores: dict, truth, classes: Sequence[str], predicted=(), pixel_knn
     if pixel_knn is not None and top1 <= pixel_knn:
         near = f"comparing raw pixels with those of the training images (kNN, {pixel_knn:.1f} %)"
         lines.append(f"top-1 {top1:.1f} % is no better than {near}")
-    if count < FEW:
-        points = least_difference(round(top1 * count / 100), count)
-        lines.append(f"{count} test images: differences under about {points:.0f} points cannot be told from chance")
-    return lines
+    return lines + of_few(top1, count)
+
+
+def of_few(top1: float, count: int) -> list[str]:
+    """Returns a line on what differences results like this one (percent) can show, where there are few test images."""
+    points = least_difference(round(top1 * count / 100), count)
+    line = f"{count} test images: differences under about {points:.0f} points cannot be told from chance"
+    return [line] if count < FEW else []
 
 
 class Choice(NamedTuple):

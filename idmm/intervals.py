@@ -14,3 +14,9 @@ def wilson(hits, count, z: float = Z95) -> tuple[np.ndarray, np.ndarray]:
     # where all or none hit, rounding would leave the bound a hair off
     low, high = np.where(hits == 0, 0.0, middle - half), np.where(hits == count, 1.0, middle + half)
     return low, high
+
+
+def too_narrow(images: int, groups: int) -> str:
+    """Returns what is to be said of an interval over test images that come in groups."""
+    how = "images of one group are alike, so top-1's interval, which counts each image for itself, is too narrow"
+    return f"the {images} test images are of {groups} group{'' if groups == 1 else 's'}: {how}"

@@ -20,6 +20,8 @@ TINY = {  # flags of runs on such folders
     "data__name": "folder", "data__subset": None, "model__kwargs": VIT, "train__epochs": 1, "train__warmup_epochs": 0,
     "train__ema": None, "train__batch_size": 8,
 }  # fmt: skip
+# what to do about images that cannot be used
+HOW = "(--data.on_error skip leaves them out, --data.exclude all that 'idmm data check' lists)"
 
 
 def tuned(out, root, **changes):

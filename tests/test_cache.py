@@ -9,7 +9,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from folders import faults, paint, same, section, tree, tuned
+from folders import HOW, faults, paint, same, section, tree, tuned
 from PIL import Image
 
 from idmm import progress
@@ -127,7 +127,7 @@ def spoilt_folder(root):
 def test_bad_images_fail_together(tmp_path):
     split, train = spoilt_folder(tmp_path), tmp_path / "train"
     assert faults(load_split, split, bound=None, data=section()) == [
-        "data.root: 4 of 7 images cannot be used (--data.on_error skip leaves them out):",
+        f"data.root: 4 of 7 images cannot be used {HOW}:",
         f"  {train}/a/0.png: empty file",
         f"  {train}/a/text.png: not an image",
         f"  {train}/b/gone.png: no such file or directory",

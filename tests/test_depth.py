@@ -9,7 +9,7 @@ import pytest
 import tifffile
 import torch
 import yaml
-from folders import TINY, faults, opened, section, tree, tuned
+from folders import HOW, TINY, faults, opened, section, tree, tuned
 from folders import same as same_images
 from helpers import call, inside, metrics, refused, same
 from PIL import Image
@@ -354,7 +354,7 @@ def test_training_names_the_files(tmp_path, capsys):
     for name in ("pages", "five samples"):
         (root / "train/a" / f"{name}.tif").write_bytes(REFUSED[name][0])
     lines = faults(load_split, open_splits(section(root), labelled=False).train, bound=None, data=section())
-    assert lines[0].startswith("data.root: 2 of 6 images cannot be used (--data.on_error skip leaves them out)")
+    assert lines[0].startswith(f"data.root: 2 of 6 images cannot be used {HOW}")
     assert lines[1:] == [f"  {root}/train/a/{name}.tif: {REFUSED[name][1]}" for name in ("five samples", "pages")]
 
 

@@ -123,6 +123,7 @@ def test_a_clean_check_exits_0_and_writes_no_sheet(healthy, tmp_path, capsys):
     empty = {"layout": [], "remarks": [], "size_mismatch": {}, "unreadable": [], "tiny": [], "near_skipped": False}
     empty |= {"depths": {"train": {"8 bits": {"images": 32}}, "test": {"8 bits": {"images": 8}}}, "range": None}
     empty |= dict.fromkeys(("several", "shared_groups", "duplicates", "near_duplicates", "leakage", "conflicts"), [])
+    empty["groups"] = {}
     assert found == {
         **empty, "dataset": "folder", "root": str(healthy), "clean": True, "tiny_below": 64,
         "images": {"train": 32, "test": 8},

@@ -336,7 +336,7 @@ def test_summary_and_picture_of_one_draw(tmp_path):
     rows = fewlabel.summary(records, "top1")
     assert [(row["per_class"], row["mean"], row["std"]) for row in rows] == [(1, 10.0, None), (2, 20.0, None)]
     many = {f"runs/{'x' * 50}-{n}": [(k, 10.0 * n + k, 2.0) for k in (1, 5, 20)] for n in range(8)}
-    label_curves({"one": {"a": [(1, 10, 0), (2, 20, 0)]}, "many": many}, tmp_path / "p.png", chance=10, seeds=3)
+    label_curves({"one": {"a": [(1, 10, 0), (2, 20, 0)]}, "many": many}, tmp_path / "p.png", one_class=10, seeds=3)
     assert len(set(LOOKS)) == 28 and "0.45" not in {colour for colour, _, _ in LOOKS}
     with Image.open(tmp_path / "p.png") as image:
         assert image.format == "PNG" and image.size[0] > image.size[1] > 300

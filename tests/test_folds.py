@@ -14,6 +14,7 @@ from helpers import call, inside, refused, same
 
 from idmm.data.datasets import open_splits
 from idmm.evaluate import wilson
+from idmm.stages.folds import pooled
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 COUNTS = {"cat": 7, "dog": 8}
@@ -143,6 +144,8 @@ def test_a_group_is_in_one_fold(tmp_path):
         held, left = ({name.split("/")[1] for name in part.names} for part in (fold.test, fold.train))
         assert len(held) == 2 and not held & left and len(set(fold.test.labels)) == 2
     assert sum(len(fold.test) for fold in folds) == 20
+    fold = {"top1": 50.0, "test_size": 4, "train_size": 8, "seconds": 1.0, "test_groups": 2}
+    assert pooled([fold, fold])["test_groups"] == 4
     line = "data.folds: 5 folds want 5 training groups of each class; 'a' has 4, 'b' has 4"
     assert faults(open_splits, section(root, **{**data, "folds": 5}), True) == [line]
 

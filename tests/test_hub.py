@@ -12,7 +12,7 @@ import time
 
 import numpy as np
 import pytest
-from folders import faults, section
+from folders import HOW, faults, section
 from helpers import ENVIRONMENT, ROOT, inside, metrics
 from PIL import Image
 
@@ -338,7 +338,7 @@ def test_bad_rows_are_told_by_name(tmp_path, caplog):
     split = open_splits(hub(saved(tmp_path / "data", train=rows)), labelled=False).train
     for cache in ("ram", "disk"):
         assert faults(load_split, split, bound=None, data=section(cache=cache, cache_dir=str(tmp_path / "c"))) == [
-            "data.root: 3 of 6 images cannot be used (--data.on_error skip leaves them out):",
+            f"data.root: 3 of 6 images cannot be used {HOW}:",
             "  train/000001: not an image",
             "  train/000003: no image in this row",
             "  train/000004: unreadable or truncated (image file is truncated)",

@@ -413,7 +413,7 @@ def spoiled_forward(monkeypatch, stage, at, act):
 def not_finite(step, epoch, lr, kept=True):
     return (
         f"the loss is not finite at step {step} (epoch {epoch}, lr {lr}){'; the last checkpoint is kept' * kept}: "
-        "lower --train.lr, set --train.clip_grad 1 or --train.precision fp32, in a new --out"
+        "lower --train.lr or set --train.clip_grad 1, in a new --out"
     )
 
 

@@ -170,7 +170,7 @@ def test_a_loss_that_explodes_ends_the_run(stage, more, lr, tmp_path, capsys):
     said = lines(capsys)[-1]
     assert re.fullmatch(
         r"the loss has exploded, from [\d.]+ to [\d.e+]+ as the epoch's mean, at step \d+ \(epoch \d+, lr [\d.e+]+\): "
-        r"lower --train\.lr, set --train\.clip_grad 1 or --train\.precision fp32, in a new --out", said,
+        r"lower --train\.lr or set --train\.clip_grad 1, in a new --out", said,
     ), said  # fmt: skip
     assert said in log_of(out) and len(metrics(out)) < 20 and not (out / "result.json").exists()
 

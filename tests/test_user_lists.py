@@ -129,6 +129,10 @@ def test_lines_that_name_no_image(tmp_path, capsys):
         f"data.exclude: {mine}:3: 'train/cat/7.png' is no image under '{root}'; did you mean 'train/cat/2.png'?",
         f"data.exclude: {mine}:4: 'images/cat/1.png' is no image under '{root}'; did you mean 'train/cat/1.png'?",
     ]
+    # of the images of that name the one whose folders agree is meant
+    mine = written(tmp_path / "out.txt", "train/dog/1.png\n")
+    (line,) = faults(open_splits, section(root / "train", exclude=mine), False)
+    assert line.endswith("; did you mean 'dog/1.png'?")
     gone = str(tmp_path / "gone.txt")
     wanted = "wanted a file with the name of an image a line"
     line = f"data.exclude: cannot read '{gone}' (no such file or directory); {wanted}"
@@ -196,6 +200,7 @@ def test_a_run_by_a_csv_with_splits_and_groups(flat, tmp_path, capsys):
     assert f"data.labels: '{labels}' has no row for 2 of 14 images, which are left out" in said
     assert "data.groups" not in said, "no group is on both sides"
     assert (result(out)["train_size"], result(out)["test_size"], result(out)["num_classes"]) == (8, 4, 2)
+    assert result(out)["test_groups"] == 2 and "the 4 test images are of 2 groups: images of one group are" in said
     splits = open_splits(section(flat, labels=labels), labelled=False)
     assert len(splits.train) == 10 and not {name for name in splits.train.names if "p0" in name or "p1" in name}
     # a patient on both sides is told, by training and by the check
@@ -205,7 +210,22 @@ def test_a_run_by_a_csv_with_splits_and_groups(flat, tmp_path, capsys):
     line = f"data.groups: {shared}, so accuracies come out too high: patient 0"
     assert line in capsys.readouterr().err
     assert call(["data", "check", "folder", "--root", flat, "--labels", mixed, "--tiny", 0]) == 1
-    assert f"groups: {shared}" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"groups: {shared}" in said and "groups: 5 in train, 2 in test" in said
+
+
+def test_the_check_looks_at_images_without_a_row_too(flat, tmp_path, capsys):
+    """Pretraining reads them: what is wrong with them would stop it."""
+    root = shutil.copytree(flat, tmp_path / "d")
+    (root / "new/broken.png").write_text("no image")
+    argv = ["data", "check", "--root", root, "--labels", written(tmp_path / "labels.csv", table(PATHS, CLASSES))]
+    assert call([*argv, "--groups", r"/(p?\d)[_.]", "--tiny", 0, "--out", tmp_path / "out"]) == 1
+    said = capsys.readouterr().out
+    assert "15 train images" in said and "\n3 images of train without a class: for pretraining alone\n" in said
+    assert "classes of train: 2, with 6 images each\n" in said and "\ngroups: 6 in train\n" in said
+    left_out = (tmp_path / "out/exclude.txt").read_text()
+    assert left_out.startswith(f"# for --data.exclude: what 'idmm data check --root {root}' would")
+    assert left_out.splitlines()[-1] == "new/broken.png"
 
 
 def test_bad_lines_of_a_csv(flat, tmp_path, capsys):
@@ -297,6 +317,7 @@ WANTED = r"wanted 'folder', a CSV file of path,group, or a pattern with one brac
     [
         ("(p", f"'(p' is no file and no pattern (missing ), unterminated subpattern at position 0); {WANTED}"),
         ("(p)(q)", f"'(p)(q)' has 2 brackets that count; {WANTED}"),
+        ("p[0-9]_", f"'p[0-9]_' has 0 brackets that count; {WANTED}"),
         ("(p0)", "'(p0)' says of 10 images no group: scans/p1_0.png, scans/p1_1.png, scans/p2_0.png and 7 more;"
                  " wanted one for each image"),
         ("gone.csv", "cannot read 'gone.csv' (no such file or directory); wanted a CSV file of path,group"),

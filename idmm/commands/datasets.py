@@ -1,6 +1,7 @@
 """``idmm data``: getting a dataset, what is wrong with one, what is kept of them."""
 
 import json
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from idmm.errors import UserError, listed
 from idmm.files import made_folder, write_bytes, write_text
 from idmm.progress import size
 
+log = logging.getLogger("idmm")
 _NAMED = 5  # images or pairs of a kind that the text names; check.json has all
 _DRAWN = 12  # pairs on the sheet
 _NO_SHEET = " that --out DIR draws"
@@ -78,7 +80,9 @@ def checkup(given: DataCheckConfig) -> int:
         image_column=given.image_column, label_column=given.label_column,
         exclude=given.exclude, labels=given.labels, groups=given.groups,
     )  # fmt: skip
-    data, _ = resolve_name(asked)
+    data, notes = resolve_name(asked)
+    for note in notes:
+        log.info("%s", note)
     out = made_folder(given.out)
     found, splits = check(data, given.tiny, given.near_limit, progress=True)
     print("\n".join(report(found, written=out is not None)))
@@ -99,8 +103,8 @@ def _write_exclusions(given: DataCheckConfig, lines: list[str], path: Path) -> s
     if given.exclude is not None:
         head = Path(given.exclude).expanduser().read_bytes().rstrip(b"\n")
     else:
-        where = f" --root {given.root}" if given.root else ""
-        head = f"# for --data.exclude: what 'idmm data check {given.name}{where}' would leave out".encode()
+        asked = " ".join(filter(None, [given.name, given.root and f"--root {given.root}"]))
+        head = f"# for --data.exclude: what 'idmm data check {asked}' would leave out".encode()
     content = b"\n".join([head, *(line.encode("utf-8", "surrogateescape") for line in lines), b""])
     kept = ""
     if path.exists() and path.read_bytes() != content:  # it may have been edited
@@ -122,6 +126,8 @@ def report(found: Checkup, written: bool = False) -> list[str]:
         lines += [text, *(f"  {example}" for example in examples[:_NAMED])]
         if len(examples) > _NAMED:
             lines.append(f"  and {len(examples) - _NAMED} more ({'check.json' if written else '--out DIR'} lists all)")
+    if found.groups:
+        lines.append(f"groups: {', '.join(f'{count} in {name}' for name, count in found.groups.items())}")
     if shared := found.shared_groups:
         text = f"groups: {counted(len(shared), 'group')} with images both in train and in val or test"
         lines += [f"{text}; accuracies come out too high:", f"  {listed(shared)}"]
@@ -151,11 +157,17 @@ def _balance(found: Checkup) -> Iterator[str]:
         ordered = sorted(classes.items(), key=lambda item: item[1])
         (small, least), (large, most) = ordered[0], ordered[-1]
         middle = int(np.median(list(classes.values())))
-        span = f"{least} ('{small}') to {most} ('{large}')"
-        text = f"classes of {split}: {len(classes)}, with {span} images, median {middle}"
+        span = (
+            f"{least} ('{small}') to {most} ('{large}') images, median {middle}"
+            if least < most
+            else f"{most} images each"
+        )
+        text = f"classes of {split}: {len(classes)}, with {span}"
         if most > SKEWED * max(1, least):
             text += "; instance discrimination does not mind, fine-tuning will favour the large ones"
         yield text
+        if unlabelled := found.images[split] - sum(classes.values()):
+            yield f"{counted(unlabelled, 'image')} of {split} without a class: for pretraining alone"
 
 
 def _images(found: Checkup) -> Iterator[tuple[str, list[str]]]:

@@ -129,6 +129,7 @@ def _summary(runs: dict[str, list[dict]], settings: dict) -> dict:
         "labelled_images": first["train_size"],
         "test_images": first["test_size"],
         "num_classes": first["num_classes"],
+        "largest_class": first["largest_class"],
         "settings": settings,
     }
 
@@ -157,7 +158,7 @@ def _pictures(out: Path, result: dict, stage1: PretrainConfig) -> None:
 
     scores = {label: result[name] for label, name in ROWS.items() if result.get(name)}
     title = f"{labelled:,} labelled images"
-    pictures.comparison(scores, out / "comparison.png", title, chance=100 / result["num_classes"])
+    pictures.comparison(scores, out / "comparison.png", title, one_class=result["largest_class"])
 
 
 def _say(out: Path, result: dict) -> None:

@@ -20,7 +20,7 @@ from idmm.data.datasets import draw_subset, open_splits
 from idmm.data.registry import resolve_name, spec_of
 from idmm.data.split import Split, counted
 from idmm.errors import UserError, listed
-from idmm.evaluate import readouts
+from idmm.evaluate import largest_class, of_few, readouts
 from idmm.features import FrozenBackbone
 from idmm.files import made_folder, write_text
 from idmm.stages import STAGES, stage_of
@@ -81,12 +81,15 @@ def fewlabel(given: FewLabelConfig) -> dict:
         "seeds": given.seeds,
         "num_classes": len(splits.train.classes),
         "test_size": len(splits.test),
+        "largest_class": largest_class(splits.test.labels)[1],
         **splits.remarks,
         "runs": runs,
         "summary": summary(records, metric),
         "records": records,
     }
     text = table(result)
+    for line in of_few(max(record["top1"] for record in records), len(splits.test)):
+        log.warning("%s", line)
     write_text(out / "fewlabel.json", json.dumps(result, indent=2) + "\n")
     write_text(out / "fewlabel.csv", _csv(records))
     write_text(out / "fewlabel.md", text + "\n")
@@ -308,6 +311,6 @@ def _draw(result: dict, path: Path) -> None:
     untaught = [name for name, about in result["runs"].items() if about["init"] is None]
     pictures.label_curves(
         panels, path, ylabel=f"{metric} on the test images of {result['dataset']} (%)",
-        chance=100 / result["num_classes"], seeds=result["seeds"], untaught=untaught,
+        one_class=result["largest_class"], seeds=result["seeds"], untaught=untaught,
         note="\n".join(f"{run}: {_remark(how)}" for run, how in labels_seen(result).items()),
     )  # fmt: skip

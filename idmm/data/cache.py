@@ -29,10 +29,10 @@ _PROBED = 64  # images whose headers the size of a cache is estimated from
 class ImageStore:
     """The images of a split as uint8 tensors, in the split's order; made by :func:`load_split`.
 
-    Holds flat buffers only, which forked loader workers share. ``names``, ``labels`` and ``classes`` are the split's,
-    ``bound`` says what is kept of each image and ``sizes`` its height and width (pixels, int64 [N, 2]); ``cache`` says
-    where the decoded pixels are: ``ram``, ``disk``, or ``off`` (nowhere). ``kinds`` and ``extremes`` are the index's;
-    ``scale`` is what grey of more than 8 bits was scaled by, a range or FULL, None where there is none.
+    Holds flat buffers only, which forked loader workers share. ``names``, ``labels``, ``classes`` and ``groups`` are
+    the split's, ``bound`` says what is kept of each image and ``sizes`` its height and width (pixels, int64 [N, 2]);
+    ``cache`` says where the decoded pixels are: ``ram``, ``disk``, or ``off`` (nowhere). ``kinds`` and ``extremes`` are
+    the index's; ``scale`` is what grey of more than 8 bits was scaled by, a range or FULL, None where there is none.
 
     Args:
         split: The images.
@@ -53,6 +53,7 @@ class ImageStore:
         scale: Scale,
     ):
         self.names, self.labels, self.classes, self.sizes = split.names, split.labels, split.classes, index.sizes
+        self.groups = split.groups
         self.cache = "off" if pixels is None else "disk" if isinstance(pixels, Path) else "ram"
         self.kinds, self.extremes = index.kinds, index.extremes
         self._digests = index.digests  # uint8 [N, 16]
@@ -295,7 +296,8 @@ class _Loading:
             lines[_MOST_LISTED:] = [f"  and {len(lines) - _MOST_LISTED} more"]
         count = f"{len(index.bad)} of {counted(len(split), 'image')}"
         if self.data.on_error == "fail":
-            raise UserError(f"data.root: {count} cannot be used (--data.on_error skip leaves them out):", *lines)
+            how = "--data.on_error skip leaves them out, --data.exclude all that 'idmm data check' lists"
+            raise UserError(f"data.root: {count} cannot be used ({how}):", *lines)
         level = logging.DEBUG if self.again else logging.WARNING
         log.log(level, "data.root: left out %s that cannot be used:\n%s", count, "\n".join(lines))
         if not len(index.good):

@@ -85,6 +85,7 @@ class Checkup:
     tiny: list[dict] = field(default_factory=list)  # {"split", "name", "height", "width"}: short sides under tiny_below
     pairs: list[Pair] = field(default_factory=list)  # exact ones first, then the most alike
     near_skipped: bool = False  # too many images to look for near-duplicates
+    groups: dict[str, int] = field(default_factory=dict)  # number of groups of each split, where there are any
     shared_groups: list[str] = field(default_factory=list)  # with images both in train and in val or test
 
     @property
@@ -145,6 +146,8 @@ def check(data: config.Data, tiny: int, near_limit: int, progress: bool = False)
     seen = []
     for name, split in splits.parts.items():
         found.images[name] = len(split)
+        if split.groups is not None:
+            found.groups[name] = len(set(split.groups[split.groups != ""]))
         if split.labels is not None:
             counts = np.bincount(split.labels[split.labels >= 0], minlength=len(split.classes))
             found.classes[name] = dict(zip(split.classes, counts.tolist(), strict=True))
@@ -158,7 +161,7 @@ def check(data: config.Data, tiny: int, near_limit: int, progress: bool = False)
 def _opened(data: config.Data) -> tuple[Splits, list[str], list[str]]:
     """Opens the dataset as fine-tuning does; where that fails, all that is there, with faults or remarks on it."""
     try:
-        return open_splits(data, labelled=True), [], []
+        return _with_unlabelled(open_splits(data, labelled=True), data), [], []
     except BadList:
         raise
     except UserError as error:
@@ -167,8 +170,23 @@ def _opened(data: config.Data) -> tuple[Splits, list[str], list[str]]:
         splits = narrowed(read_all(str(root_folder(data))), data, labelled=True)
     else:  # with labels, and groups, where all that is missing is something to evaluate on
         splits = open_splits(data, isinstance(fault, LabelsMissing) and data.labels is not None, evaluated=False)
+        splits = _with_unlabelled(splits, data)
     lines = list(fault.faults)
     return (splits, [], lines) if isinstance(fault, LabelsMissing) else (splits, lines, [])
+
+
+def _with_unlabelled(splits: Splits, data: config.Data) -> Splits:
+    """Returns the splits with the images without a row in ``data.labels``, which pretraining uses, in train as well."""
+    train = splits.train
+    if data.labels is None or train.labels is None:
+        return splits
+    whole = open_splits(data, labelled=False).train
+    named = {name for split in splits.parts.values() for name in split.names}
+    more = whole.take([i for i, name in enumerate(whole.names) if name not in named])
+    labels = np.append(train.labels, np.full(len(more), -1))
+    groups = None if train.groups is None else np.append(train.groups, [""] * len(more))
+    both = replace(train, items=train.items + more.items, names=train.names + more.names, labels=labels, groups=groups)
+    return replace(splits, train=both)
 
 
 def _summaries(found: Checkup, name: str, split: Split, max_pixels: int, progress: bool) -> Iterator[_Summary]:

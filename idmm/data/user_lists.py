@@ -128,7 +128,8 @@ class UserList:
             return ""
         folder, name = posixpath.split(self._relative(text.replace("\\", "/")))
         if same := [known for form, known in self._known.items() if posixpath.basename(form) == name]:
-            return f"; did you mean '{same[0]}'?"
+            ends = [posixpath.commonprefix([composed(known)[::-1], text[::-1]]) for known in same]
+            return f"; did you mean '{same[ends.index(max(ends, key=len))]}'?"
         return nearest(text, [known for form, known in self._known.items() if posixpath.dirname(form) == folder])
 
     def _relative(self, text: str) -> str:
@@ -193,7 +194,7 @@ def with_groups(splits: Splits, how: str, root: str | None) -> Splits:
     names = _names(splits)
     if how == "folder":
         group = {name: posixpath.basename(posixpath.dirname(name)) for name in names}
-    elif "(" in how and not os.path.exists(how):
+    elif not os.path.exists(how) and set(how) & set("()[]\\+*?^$|"):
         group = _by_pattern(how, names)
     else:
         group = _by_table(UserList("data.groups", how, names, root))

@@ -106,14 +106,14 @@ def pair_sheet(rows: list[tuple[str, list[str], list[np.ndarray]]], path: str | 
 
 
 # ---------------------------------------------------------------------- accuracies
-def comparison(scores: dict[str, Sequence[float]], path: str | Path, title: str, chance: float) -> None:
+def comparison(scores: dict[str, Sequence[float]], path: str | Path, title: str, one_class: float) -> None:
     """Draws a bar for each label's mean with its standard deviation, and a dot for each seed.
 
     Args:
         scores: Label -> a score for each seed, in percent; the n-th dots of neighbours are joined.
         path: PNG to write.
         title: Above the picture.
-        chance: What guessing would reach (percent), a dotted line.
+        one_class: What naming the largest class every time would reach (percent), a dotted line.
     """
     figure = Figure(figsize=(1.6 + 1.5 * len(scores), 4.2), layout="constrained")
     axis = figure.subplots()
@@ -133,7 +133,7 @@ def comparison(scores: dict[str, Sequence[float]], path: str | Path, title: str,
     axis.set_xlim(-0.6, len(scores) - 0.4)
     axis.set_ylim(0, 100)
     axis.set_ylabel(TOP1)
-    _accuracy_axis(axis, title, chance)
+    _accuracy_axis(axis, title, one_class)
     key = [Patch(color="0.8", label="mean"), Line2D([], [], label="one seed", **look(6, linestyle="", marker="o"))]
     if any(len(values) > 1 for values in table):
         lines = {"color": "black", "linestyle": "", "marker": "|", "markersize": 12}
@@ -143,7 +143,7 @@ def comparison(scores: dict[str, Sequence[float]], path: str | Path, title: str,
 
 
 def label_curves(
-    panels: dict[str, dict[str, list[tuple[float, float, float]]]], path: str | Path, *, chance: float,
+    panels: dict[str, dict[str, list[tuple[float, float, float]]]], path: str | Path, *, one_class: float,
     ylabel: str = TOP1, seeds: int = 1, untaught: Sequence[str] = (), note: str = "",
 ) -> None:  # fmt: skip
     """Draws accuracy over the labelled images a class, with a band of one standard deviation over draws.
@@ -153,7 +153,7 @@ def label_curves(
     Args:
         panels: Title -> label -> points (images a class, mean, standard deviation), in percent.
         path: PNG to write.
-        chance: What guessing would reach (percent), a dotted line.
+        one_class: What naming the largest class every time would reach (percent), a dotted line.
         ylabel: Of the accuracies.
         seeds: Draws that the mean is of.
         untaught: Labels of networks with fresh weights, drawn in grey.
@@ -177,7 +177,7 @@ def label_curves(
         axis.xaxis.set_minor_locator(NullLocator())
         axis.set_xlim(ticks[0] / 1.2, ticks[-1] * 1.2)
         axis.set_xlabel("labelled images a class")
-        _accuracy_axis(axis, title, chance)
+        _accuracy_axis(axis, title, one_class)
     axes[0].set_ylim(0, 100)
     axes[0].set_ylabel(ylabel)
     what = "bars" if barred else "band"
@@ -205,10 +205,10 @@ def _label_curve(axis, points: list, line: dict, shift: float | None, label: str
     axis.plot(x, mean, linewidth=1.8, markeredgecolor="white", markersize=7, label=label, **line)
 
 
-def _accuracy_axis(axis, title: str, chance: float) -> None:
-    """The title, and the line of a guess."""
+def _accuracy_axis(axis, title: str, one_class: float) -> None:
+    """The title, and the line of the largest class."""
     axis.set_title(title, fontsize=11)
-    axis.axhline(chance, color="0.4", linewidth=1, linestyle=":")
+    axis.axhline(one_class, color="0.4", linewidth=1, linestyle=":")
     where = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
-    axis.annotate("chance", (1, chance), (-2, 3), fontsize=8, ha="right", **where)
+    axis.annotate("largest class", (1, one_class), (-2, 3), fontsize=8, ha="right", **where)
     plain_axis(axis)

@@ -15,7 +15,7 @@ from idmm.config import Data
 from idmm.data.datasets import open_splits
 from idmm.data.registry import resolve_name
 from idmm.errors import UserError
-from idmm.intervals import wilson
+from idmm.intervals import too_narrow, wilson
 from idmm.progress import logging_to
 from idmm.stages import STAGES, stage_of
 
@@ -90,6 +90,7 @@ def pooled(results: list[dict]) -> dict:
         **over_folds(results, sizes),
         "train_size": round(statistics.mean(result["train_size"] for result in results)),
         "test_size": sum(sizes),
+        **({"test_groups": sum(r["test_groups"] for r in results)} if "test_groups" in results[0] else {}),
         "seconds": round(sum(result["seconds"] for result in results), 1),
         "folds": [{"fold": fold, **result} for fold, result in enumerate(results, start=1)],
     }
@@ -113,6 +114,8 @@ def _say(config, result: dict) -> None:
     spread = f"{result['mean']['top1']:.2f} ± {result['std']['top1']:.2f}"
     what = f"on {images} (95 % interval {low:.1f} to {high:.1f}; over folds {spread})"
     log.info("%s: top-1 %.2f %s", config.out, result["top1"], what)
+    if "test_groups" in result:
+        log.warning("%s", too_narrow(result["test_size"], result["test_groups"]))
 
 
 def place(path: str | None) -> str | None:

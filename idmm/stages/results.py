@@ -13,6 +13,7 @@ from idmm.data.cache import ImageStore
 from idmm.data.doctor import SKEWED
 from idmm.engine import Session
 from idmm.files import write_text
+from idmm.intervals import too_narrow
 from idmm.stages.assemble import Assembly, LoadedSplits
 
 log = logging.getLogger("idmm")
@@ -30,7 +31,7 @@ def classifier_result(run: Session, parts: Assembly, splits: LoadedSplits, found
 
     Returns:
         The part of ``result.json`` that is about accuracy, in percent: ``top1``, ``top5``, ``mean_per_class``,
-        ``top1_interval``, ``largest_class`` and, where it is cheap, ``pixel_knn``.
+        ``top1_interval``, ``largest_class``, ``pixel_knn`` where it is cheap, and the count ``test_groups``.
     """
     folder, classes = run.folder, splits.train.classes
     pixels = {}
@@ -54,6 +55,9 @@ def classifier_result(run: Session, parts: Assembly, splits: LoadedSplits, found
     log.info("%s", beside.format(*scores["top1_interval"], **scores))
     for line in evaluate.remarks(scores, found.truth, classes, found.predicted, **pixels):
         log.warning("%s", line)
+    if splits.test.groups is not None:
+        scores["test_groups"] = len(set(splits.test.groups))
+        log.warning("%s", too_narrow(len(splits.test), scores["test_groups"]))
     return scores
 
 
