@@ -235,11 +235,16 @@ class RunFolder:
         self.close()
 
     def _remove(self) -> None:
-        """Removes what this start made, where nothing was trained; not folders above that others use by now."""
+        """Removes what this start wrote into a folder that it made, where nothing was trained; what others put there by
+        now stays, and so do folders that are not empty then."""
         if self.path not in self._made or not self._lock.held or begun(self.path) or self.metrics():
             return
-        shutil.rmtree(self.path, ignore_errors=True)
-        remove_empty(self._made[1:])
+        for name in ("last", "tensorboard"):
+            shutil.rmtree(self.path / name, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            for name in ("config.yaml", "metrics.jsonl", "log.txt"):
+                (self.path / name).unlink(missing_ok=True)
+        remove_empty(self._made)
 
     def close(self) -> None:
         """Lets another run have the folder, as the end of a block does, which removes it after a user's mistake."""

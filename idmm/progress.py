@@ -24,15 +24,20 @@ BOOKKEEPING = ("epoch", "stage", "step", "loss", "lr", "seconds", "images_per_s"
 
 
 class KeptLog(MemoryHandler):
-    """Keeps records until :func:`logging_to` opens a log, where they then stand first; shows warnings at once."""
+    """Keeps records until :func:`logging_to` opens a log, where they then stand first; shows warnings at once, those
+    of the first process."""
 
     def __init__(self):
         super().__init__(sys.maxsize, flushLevel=sys.maxsize, flushOnClose=False)
 
     def emit(self, record):
         super().emit(record)
-        if record.levelno >= logging.WARNING:
+        if record.levelno >= logging.WARNING and _first_process():
             logging.lastResort.handle(record)
+
+
+def _first_process() -> bool:
+    return os.environ.get("RANK", "0") == "0"
 
 
 @contextlib.contextmanager
@@ -54,7 +59,7 @@ def logging_by(*handlers: logging.Handler) -> Iterator[None]:
 @contextlib.contextmanager
 def logging_to(folder: Path) -> Iterator[None]:
     """Logs to standard error and to FOLDER/log.txt inside the block; only of the first process."""
-    if os.environ.get("RANK", "0") != "0":
+    if not _first_process():
         with logging_by(logging.NullHandler()):
             yield
         return

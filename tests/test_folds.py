@@ -85,6 +85,26 @@ def test_what_was_trained_on_their_labels_is_told(done, images, tmp_path):
         assert (line in (out / folder / "log.txt").read_text()) == (folder == "fold-1")
 
 
+@pytest.mark.parametrize(
+    ("depth", "changes", "seen"),
+    [
+        ("", {"data__folds": 3, "data__fold": 1}, True),
+        ("", {"data__val_fraction": 0.3}, False),
+        ("deeper", {"data__val_fraction": 0.3}, True),  # no labels for pretraining, which so holds out nothing
+    ],
+)
+def test_what_pretraining_was_told_of_but_did_not_hold_out(depth, changes, seen, tmp_path):
+    root = tree(tmp_path / "d", **{name: {depth: count} for name, count in COUNTS.items()})
+    assert inside("pretrain", tmp_path / "a", **TINY, data__root=str(root), **changes) == 0
+    assert tuned(tmp_path / "b", root, init=str(tmp_path / "a"), **changes) == 0
+    line = "it has seen those held out here, without labels"
+    assert (line in (tmp_path / "b/log.txt").read_text()) is seen
+
+
+def test_the_whole_is_compared_with_the_largest_class_too(done):
+    assert "no better, within its 95 % interval" in (done / "log.txt").read_text()
+
+
 def test_taken_up_again(done, images, pretrained, tmp_path, capsys):
     out = shutil.copytree(done, tmp_path / "b")
     for name in ("result.json", "fold-3", "fold-2/result.json"):  # as a kill in the second fold left it

@@ -2,6 +2,7 @@
 
 import pytest
 
+from idmm import progress
 from idmm.progress import duration
 
 
@@ -11,3 +12,14 @@ from idmm.progress import duration
 )
 def test_duration(seconds, text):
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_only_the_first_process_shows_what_it_warns_of(rank, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("RANK", str(rank))
+    with progress.logging_by(progress.KeptLog()):
+        progress.log.warning("before the log is there")
+        with progress.logging_to(tmp_path):
+            progress.log.warning("in the run")
+    said = capsys.readouterr().err
+    assert [said.count("before the log"), said.count("in the run")] == ([1, 1] if rank == 0 else [0, 0])

@@ -199,6 +199,33 @@ def test_raw_pixels_are_compared_where_it_is_cheap(train, test, epochs, cache, c
     assert results.is_cheap(SimpleNamespace(config=every, phases=[SimpleNamespace(epochs=epochs)]), splits) is cheap
 
 
+def test_the_first_process_alone_says_if_pixels_are_compared(tmp_path, monkeypatch):
+    """Another one may keep no images, for want of memory: it waits for the figure all the same."""
+    asked = []
+    monkeypatch.setattr(results.distributed, "broadcast", lambda value: asked.append(value) or 40.0)
+    monkeypatch.setattr(results, "is_cheap", lambda *_: pytest.fail("asked by a process that does not decide"))
+    run = SimpleNamespace(folder=SimpleNamespace(leader=False, path=tmp_path))
+    found = evaluate.Predictions(np.array([0, 1]), np.array([[0, 1], [1, 0]]), 2)
+
+    class Test(SimpleNamespace):
+        def __len__(self):
+            return 2
+
+    splits = SimpleNamespace(train=SimpleNamespace(classes=["a", "b"]), test=Test(groups=None))
+    parts = SimpleNamespace(config=SimpleNamespace(out="a"))
+    assert results.classifier_result(run, parts, splits, found)["pixel_knn"] == 40 and asked == [None]
+
+
+def test_a_picture_that_cannot_be_drawn_does_not_cost_the_result(tmp_path, monkeypatch):
+    def broken(*_):
+        raise ValueError("no such font")
+
+    monkeypatch.setattr(confusion, "confusion_picture", broken)
+    assert inside("finetune", tmp_path / "a", stages=None, train__size=16, train__epochs=1) == 0
+    assert "confusion.png is not drawn: ValueError: no such font" in logged(tmp_path / "a")
+    assert "top1" in result(tmp_path / "a")
+
+
 def test_probes_say_it_too(tmp_path, capsys, own_cache):
     run = a_run(tmp_path / "run")
     root = tree(tmp_path / "images", train={"a": 8, "b": 6}, test={"a": 4, "b": 2})  # noise: nothing to learn

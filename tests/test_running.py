@@ -12,8 +12,9 @@ from helpers import ROOT, VIT, call, flags, inside, metrics, refused, same, stat
 from PIL import Image
 from test_resume import lines, stop_at
 
-from idmm import calibrate, pictures
-from idmm.errors import Interrupted
+from idmm import calibrate, config, pictures
+from idmm.checkpoint import RunFolder
+from idmm.errors import Interrupted, UserError
 from idmm.monitor import EXPLODED, exploded, without_drloc
 from idmm.progress import epoch_line
 from idmm.stages import STAGES
@@ -244,6 +245,16 @@ def test_what_was_there_before_stays(folds, tmp_path, capsys):
         refused(capsys, ["finetune", *flags("finetune", tmp_path / out, **changes)])
     assert (tmp_path / "runs/run/notes.txt").read_text() == "mine"
     assert list((tmp_path / "shelf").iterdir()) == [] and (tmp_path / "runs/empty").is_dir()
+
+
+def test_what_others_put_beside_a_refused_run_stays(tmp_path):
+    out = tmp_path / "runs" / "a"
+    with pytest.raises(UserError), RunFolder(out, config.PretrainConfig(out=str(out)), "auto"):
+        (out / "b").mkdir()
+        (out / "b" / "result.json").write_text("{}")  # of a run that was started inside meanwhile
+        (out / "log.txt").write_text("refused")
+        raise UserError("data.root: no image")
+    assert [str(path.relative_to(out)) for path in sorted(out.rglob("*"))] == ["b", "b/result.json"]
 
 
 def test_a_probe_that_is_refused_leaves_no_folder_and_reads_no_images(tmp_path, runs, monkeypatch, capsys):

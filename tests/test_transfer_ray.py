@@ -309,6 +309,14 @@ def test_images_that_changed_since_a_node_read_them(tmp_path):
     assert check(grid.config, grid.plan) == {job.key: (8, 4, 1)}
 
 
+def test_states_stay_on_the_node(tmp_path):
+    wanted = {"result.json", "last/images.json", "fold-1/model.json", "fold-1/last/images.json"}
+    for name in (*wanted, "last/state.pt", "fold-1/last/state.pt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    assert cluster._files(tmp_path, "**/*") == {name: name.encode() for name in wanted}
+
+
 def test_a_node_that_does_not_see_the_folder_ends_the_run(joined, tmp_path):
     grid = make(tmp_path / "out")
     (grid.out / "grid.yaml").unlink()

@@ -89,6 +89,10 @@ def test_a_check_after_the_list_finds_nothing_and_goes_on_from_it(faulty, checke
     assert call([*argv[:-2], "--out", tmp_path]) == 1
     assert Path(mine).read_text() == checked.read_text()
     assert (tmp_path / "exclude.old.txt").read_text() == "train/cat/4.png\n", "what was edited by hand is kept"
+    Path(mine).write_text("train/cat/3.png\n")
+    assert call([*argv[:-2], "--out", tmp_path]) == 1
+    assert (tmp_path / "exclude.old.txt").read_text() == "train/cat/4.png\n", "and stays so"
+    assert (tmp_path / "exclude.old2.txt").read_text() == "train/cat/3.png\n"
 
 
 def test_a_list_for_folders_that_fine_tuning_would_refuse(tmp_path, capsys):
@@ -133,6 +137,15 @@ def test_lines_that_name_no_image(tmp_path, capsys):
     mine = written(tmp_path / "out.txt", "train/dog/1.png\n")
     (line,) = faults(open_splits, section(root / "train", exclude=mine), False)
     assert line.endswith("; did you mean 'dog/1.png'?")
+    # folders leave nothing out, nor do images of another root
+    other = tree(tmp_path / "copy", train={"cat": 1}) / "train/cat/0.png"
+    mine = written(tmp_path / "out.txt", f"train/cat\n{other}\n../copy/train/cat/0.png\n")
+    found = faults(open_splits, section(root, exclude=mine), False)
+    assert [line.partition(f" is no image under '{root}'")[0] for line in found] == [
+        f"data.exclude: {mine}:1: 'train/cat'",
+        f"data.exclude: {mine}:2: '{other}'",
+        f"data.exclude: {mine}:3: '../copy/train/cat/0.png'",
+    ]
     gone = str(tmp_path / "gone.txt")
     wanted = "wanted a file with the name of an image a line"
     line = f"data.exclude: cannot read '{gone}' (no such file or directory); {wanted}"

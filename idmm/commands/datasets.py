@@ -1,5 +1,6 @@
 """``idmm data``: getting a dataset, what is wrong with one, what is kept of them."""
 
+import itertools
 import json
 import logging
 from collections.abc import Iterator
@@ -108,8 +109,10 @@ def _write_exclusions(given: DataCheckConfig, lines: list[str], path: Path) -> s
     content = b"\n".join([head, *(line.encode("utf-8", "surrogateescape") for line in lines), b""])
     kept = ""
     if path.exists() and path.read_bytes() != content:  # it may have been edited
-        path.replace(path.with_suffix(".old.txt"))
-        kept = f" (the one before is {path.with_suffix('.old.txt').name})"
+        names = itertools.chain([".old.txt"], (f".old{number}.txt" for number in itertools.count(2)))
+        old = next(place for place in map(path.with_suffix, names) if not place.exists())
+        path.replace(old)
+        kept = f" (the one before is {old.name})"
     write_bytes(path, content)
     return f"{path}{kept}; leave out what it names with --data.exclude {path}"
 

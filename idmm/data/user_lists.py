@@ -103,7 +103,7 @@ class UserList:
         forms = (self._relative(form) for form in (text, plain, plain.replace("\\", "/")))
         if (found := next((self._known[form] for form in forms if form in self._known), None)) is not None:
             return found
-        if not (elsewhere and self.root is not None and os.path.lexists(os.path.join(self.root, plain))):
+        if not (elsewhere and self._is_file(plain)):
             where = f" under '{self.root}'" if self.root else " of the dataset"
             header = line == 1 and self.file.lower().endswith((".csv", ".tsv"))
             hint = self._near(plain) or ("; a header calls the column path" if header else "")
@@ -131,6 +131,13 @@ class UserList:
             ends = [posixpath.commonprefix([composed(known)[::-1], text[::-1]]) for known in same]
             return f"; did you mean '{same[ends.index(max(ends, key=len))]}'?"
         return nearest(text, [known for form, known in self._known.items() if posixpath.dirname(form) == folder])
+
+    def _is_file(self, text: str) -> bool:
+        """Whether there is such a file under the root: a folder is no image, nor is what lies in another root."""
+        if self.root is None:
+            return False
+        path = os.path.normpath(os.path.join(self.root, text))
+        return path.startswith(os.path.join(self.root, "")) and os.path.lexists(path) and not os.path.isdir(path)
 
     def _relative(self, text: str) -> str:
         if self.root is not None and os.path.isabs(text):

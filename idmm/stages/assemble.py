@@ -272,12 +272,19 @@ def _draw_curves(run: Session, parts: Assembly) -> None:
 
     what = getattr(parts.config, "method", None)
     title = f"{run.folder.path.name}: {parts.stage.name}{f' by {what.name}' if what else ''}, {parts.spec.name}"
-    try:
+    with drawing("curves.png"):
         run_curves(run.folder.metrics(), run.folder.path / "curves.png", title)
+
+
+@contextlib.contextmanager
+def drawing(name: str) -> Iterator[None]:
+    """Only warns where the block cannot draw a picture: the run has its results without it."""
+    try:
+        yield
     except RunError:  # the disk is full
         raise
-    except Exception as error:  # a font that matplotlib cannot read, say: the run has its results without a picture
-        log.warning("curves.png is not drawn: %s: %s", type(error).__name__, error)
+    except Exception as error:  # a font that matplotlib cannot read, say
+        log.warning("%s is not drawn: %s: %s", name, type(error).__name__, error)
 
 
 # ---------------------------------------------------------------------- the images

@@ -1,6 +1,7 @@
 """k-fold results: a labelled stage run once a fold, each in a folder of its own, and what that comes to."""
 
 import functools
+import json
 import logging
 import os
 import statistics
@@ -114,6 +115,9 @@ def _say(config, result: dict) -> None:
     spread = f"{result['mean']['top1']:.2f} ± {result['std']['top1']:.2f}"
     what = f"on {images} (95 % interval {low:.1f} to {high:.1f}; over folds {spread})"
     log.info("%s: top-1 %.2f %s", config.out, result["top1"], what)
+    if low <= result.get("largest_class", -1):
+        line = "top-1 %.1f %% is no better, within its 95 %% interval, than the %.1f of naming the largest class"
+        log.warning(line, result["top1"], result["largest_class"])
     if "test_groups" in result:
         log.warning("%s", too_narrow(result["test_size"], result["test_groups"]))
 
@@ -136,12 +140,24 @@ def learned_from(init: str | None, data: Data) -> Any:
     return None
 
 
+def _held_out(before, init: str) -> bool:
+    """Whether a run did hold out what its config says: pretraining has no folds, and keeps images without labels."""
+    if stage_of(before).needs_test:
+        return True
+    path = Path(init).expanduser()
+    with suppress(OSError, ValueError, KeyError):  # its state was removed, say
+        images = json.loads(((path if path.is_dir() else path.parent) / "last" / "images.json").read_text())
+        return not before.data.folds and images["train"]["classes"] is not None
+    return not before.data.folds
+
+
 def seen_by_init(config) -> list[str]:
     """Returns a line for the log where ``init`` was trained on images that are held out here, by its config.yaml."""
     data, before = config.data, learned_from(config.init, config.data)
     if before is None or not (data.val_fraction or data.folds):
         return []
-    if all(getattr(before.data, name) == getattr(data, name) for name in HELD_OUT_BY):
+    same = all(getattr(before.data, name) == getattr(data, name) for name in HELD_OUT_BY)
+    if same and _held_out(before, config.init):
         return []
     labelled = stage_of(before).labelled(before)
     how = "with their labels: accuracies come out too high" if labelled else "without labels"

@@ -14,7 +14,7 @@ from idmm.data.doctor import SKEWED
 from idmm.engine import Session
 from idmm.files import write_text
 from idmm.intervals import too_narrow
-from idmm.stages.assemble import Assembly, LoadedSplits
+from idmm.stages.assemble import Assembly, LoadedSplits, drawing
 
 log = logging.getLogger("idmm")
 SIDE = 32  # pixels of the small images that are compared as they are
@@ -34,15 +34,16 @@ def classifier_result(run: Session, parts: Assembly, splits: LoadedSplits, found
         ``top1_interval``, ``largest_class``, ``pixel_knn`` where it is cheap, and the count ``test_groups``.
     """
     folder, classes = run.folder, splits.train.classes
-    pixels = {}
-    if is_cheap(parts, splits):
-        knn = pixel_knn(splits.train, splits.test) if folder.leader else None
-        pixels = {"pixel_knn": distributed.broadcast(knn)}
+    # whether it is cheap is the first process's to say: others may have had no memory for their images
+    cheap = folder.leader and is_cheap(parts, splits)
+    knn = distributed.broadcast(pixel_knn(splits.train, splits.test) if cheap else None)
+    pixels = {} if knn is None else {"pixel_knn": knn}
     if folder.leader:
         from idmm.confusion import confusion_picture  # matplotlib takes a while
 
         write_per_class(found, classes, folder.path / "per_class.csv")
-        confusion_picture(found, classes, folder.path / "confusion.png")
+        with drawing("confusion.png"):
+            confusion_picture(found, classes, folder.path / "confusion.png")
     scores = found.scores() | {
         "top1_interval": evaluate.score(found.predicted, found.truth)["top1_interval"],
         "largest_class": evaluate.largest_class(found.truth)[1],

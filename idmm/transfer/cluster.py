@@ -232,7 +232,9 @@ def _by_value(grid: Grid, job: Job, start: Outcome | None, token: str) -> Outcom
 def _files(folder: Path, pattern: str) -> dict[str, bytes]:
     """Contents of a run's files by their paths, without what only a resume needs."""
     found = {str(path.relative_to(folder)): path for path in folder.glob(pattern) if path.is_file()}
-    return {name: path.read_bytes() for name, path in found.items() if name == IMAGES or not name.startswith("last/")}
+    # a run of folds has a folder ``last`` in each of them
+    kept = [name for name in found if name.endswith(IMAGES) or "last" not in name.split("/")[:-1]]
+    return {name: found[name].read_bytes() for name in kept}
 
 
 # ------------------------------------------------------------------ the cluster
