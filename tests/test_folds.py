@@ -173,8 +173,9 @@ def test_a_group_is_in_one_fold(tmp_path):
 def test_a_probe(images, tmp_path, capsys):
     run = a_run(tmp_path / "run")
     argv = ["--init", run, "--data.name", "folder", "--data.root", images, "--data.workers", 0, "--data.folds", 3]
-    assert call(["probe", *argv, "--out", tmp_path / "p"]) == 0
-    found, out = read(tmp_path / "p/probe.json"), capsys.readouterr().out
+    assert call(["probe", *argv, "--data.groups", r"(\w+/\d)", "--out", tmp_path / "p"]) == 0
+    found, (out, said) = read(tmp_path / "p/probe.json"), capsys.readouterr()
+    assert said.count(" groups: images of one group are alike, so top-1's interval") == 3
     assert "15 images, each tested once in 3 folds, 2 classes" in out and f"{found['probe']['top1']:.1f}  " in out
     assert len(found["folds"]) == 3 and found["test_size"] == 15
     for readout in ("knn", "probe"):

@@ -18,6 +18,7 @@ from idmm.data.registry import resolve_name, spec_of
 from idmm.errors import UserError
 from idmm.evaluate import largest_class, readouts, remarks
 from idmm.features import FrozenBackbone
+from idmm.intervals import too_narrow
 from idmm.models.build import pair
 from idmm.models.spec import ModelSpec, model_spec
 from idmm.models.weights import read_checkpoint
@@ -93,6 +94,8 @@ def measure(config: ProbeConfig, folder: RunFolder | None = None) -> dict:
     found = readouts(*taken["train"], *taken["test"], seed=config.seed, val=taken.get("val"), metric=metric)
     for line in remarks(found["probe"], truth, splits.train.classes):
         log.warning("linear probe: %s", line)
+    if splits.test.groups is not None:
+        log.warning("%s", too_narrow(len(truth), len(set(splits.test.groups))))
     return {
         **found,
         "largest_class": largest_class(truth)[1],
