@@ -78,6 +78,8 @@ def weights_file(path: str | os.PathLike, field: str = "") -> Path:
         why = f"has no {' and no '.join(missing)} in it; {WEIGHTS_WANTED}"
         if missing and (path / "last").is_dir():
             why = f"is a run that has not written its {missing[0]} yet; let it finish, or {WEIGHTS_WANTED}"
+        if missing and (path / "fold-1").is_dir():
+            why = f"holds k-fold runs; give one of them ('{path / 'fold-1'}'), or a run on all images"
         if missing:
             raise UserError(f"{weights_label(path, field)} {why}")
         return path / "backbone.safetensors"

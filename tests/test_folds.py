@@ -105,6 +105,11 @@ def test_the_whole_is_compared_with_the_largest_class_too(done):
     assert "no better, within its 95 % interval" in (done / "log.txt").read_text()
 
 
+def test_all_folds_are_no_backbone(done, tmp_path, capsys):
+    line = f"init: '{done}' holds k-fold runs; give one of them ('{done / 'fold-1'}'), or a run on all images"
+    assert refused(capsys, ["finetune", "--init", done, "--out", tmp_path / "o"]) == [line]
+
+
 def test_taken_up_again(done, images, pretrained, tmp_path, capsys):
     out = shutil.copytree(done, tmp_path / "b")
     for name in ("result.json", "fold-3", "fold-2/result.json"):  # as a kill in the second fold left it

@@ -181,6 +181,20 @@ def test_out_may_not_be_init(stage, tmp_path, capsys):
 
 
 # ------------------------------------------------------------------ warnings before there is a folder
+@pytest.mark.parametrize(("below", "allowed"), [("runs/a", True), ("train/runs/a", False), ("train", False)])
+def test_out_may_not_be_among_the_images(below, allowed, pictures, capsys):
+    """A later run would take its pictures for a class."""
+    argv = ["pretrain", "--data.root", pictures, "--out", pictures / below]
+    line = f"out: '{pictures / below}' lies among the images of '{pictures / 'train'}' and would become one of their"
+    said = refused(capsys, [*argv, "--init", pictures / "none"])
+    assert (f"{line} classes" in said) != allowed and any("does not exist" in one for one in said)
+
+
+def test_out_may_not_be_among_class_folders(tmp_path, capsys):
+    line = f"out: '{tmp_path}/out' lies among the images of '{tmp_path}' and would become one of their classes"
+    assert refused(capsys, ["pretrain", "--data.root", tmp_path, "--out", tmp_path / "out"]) == [line]
+
+
 def test_a_warning_is_shown_at_once_and_kept(tmp_path, capsys):
     from idmm.progress import KeptLog, logging_by, logging_to
 

@@ -168,6 +168,8 @@ def test_runs_that_say_one_class_crown_nothing():
         assert "here are 2 sources and 0 such targets" in said and "mean rank" not in said and "tie:" not in said
         assert "stamps: 96 test images; differences under about" in said
         assert "the largest class is 15.6 % of them" in said
+    grouped = rendered("grid.md", [{**one, "test_groups": 4} for one in collapsed()])
+    assert "stamps: 96 test images; of 4 groups, whose images are alike: intervals are too narrow; diff" in grouped
     assert FOOTNOTE in rendered("grid.md", collapsed()) and "**1" not in rendered("grid.md", collapsed())
     assert FOOTNOTE in rendered("grid.html", collapsed()) and " no-better" in rendered("grid.html", collapsed())
     tex = rendered("grid.tex", collapsed())
@@ -378,9 +380,14 @@ def test_a_best_source_has_its_lead_and_a_tie_is_a_tie():
     worse = [*cells, cell("scratch", "none", top1=95.0, test_size=2000)]
     for name in ("text", "grid.md", "grid.html"):
         said = rendered(name, worse)
-        assert "a, idmm: +5.0 (+3.0 to +7.0) over c" in said and "−5.0 (−6.6 to −3.4)" in said
-        tied = " ".join(rendered(name, [{**one, "test_size": 200} for one in worse]).split())
-        assert "tie: a, c" in tied and "no difference that these runs can show" in tied
+        assert "none shown above scratch; highest: a, idmm" in said
+        assert "−5.0 (−6.6 to −3.4)" in said
+        few = [{**one, "test_size": 200} for one in worse]
+        assert "tie:" not in rendered(name, few), "what is shown to be worse than from scratch is no candidate"
+        tied = " ".join(rendered(name, [*few[:-1], {**few[-1], "top1": 88.0}]).split())
+        assert "none shown above scratch; tie: a, c" in tied and "no difference that these runs can show" in tied
+        above = rendered(name, [*cells, {**worse[-1], "top1": 60.0}])
+        assert "none shown" not in above and "a, idmm: +5.0 (+3.0 to +7.0) over c" in above
     assert "Tie:" not in rendered("text", worse)
     assert sections.best_sources(table([failed(), cell("scratch", "none")])) is None
     assert "no interval" in rendered("text", [cell(), cell("scratch", "none")])

@@ -50,14 +50,21 @@ def best_sources(table: Table) -> Block | None:
             others.setdefault(row.source, row)
         best = others.pop(next(iter(others)))
         leads = {source: table.lead(backbone, target, best, row) for source, row in others.items()}
-        tied = [source for source, lead in leads.items() if not lead.shown]
+        gains = {source: table.cells[backbone, row, target].gain for source, row in others.items()}
+        worse = {source for source, gain in gains.items() if gain and gain.shown and gain.value < 0}
+        tied = [source for source, lead in leads.items() if not lead.shown and source not in worse]
         cell = table.cells[backbone, best, target]
+        gained = cell.gain is None or (cell.gain.shown and cell.gain.value > 0)
         if cell.no_better:
             verdict = f"none better than the largest class {NO_BETTER}"
         elif tied:
             verdict, ties = f"tie: {', '.join([best.source, *tied])}", True
+        elif not gained:
+            verdict = f"highest: {best.label}"
         else:
             verdict = best.label + "".join(f": {format_gain(leads[name])} over {name}" for name in list(leads)[:1])
+        if not gained and not cell.no_better:
+            verdict = f"none shown above scratch; {verdict}"
         rows.append((backbone, target, verdict, " ".join([cell.mean, *cell.notes]), cell.gain or ""))
     if not rows:
         return None
@@ -207,6 +214,8 @@ def test_sets(table: Table) -> list[str]:
         cells = [cell for (_, _, name), cell in table.cells.items() if name == target and cell.stats.images]
         runs = [run for cell in cells for run in cell.stats.runs]
         parts = [f"{size} test images" for size in {run["test_size"]: 0 for run in runs if run.get("test_size")}]
+        if groups := [run["test_groups"] for run in runs if run.get("test_groups")]:
+            parts.append(f"of {max(groups)} groups, whose images are alike: intervals are too narrow")
         if cells:  # two rows as good as the one in the middle
             cells.sort(key=lambda cell: cell.stats.mean)
             least = math.hypot(*cells[len(cells) // 2].stats.images)

@@ -173,6 +173,8 @@ def prepare(config: Any) -> tuple[Any, list[str]]:
         faults += error.faults
     if config.out is None:
         faults.append("out: missing; name a folder for all that the run writes (--out runs/a)")
+    elif inside := _inside_images(config):
+        faults.append(f"out: '{config.out}' lies among the images of '{inside}' and would become one of their classes")
     if config.init is not None:
         faults += _init_faults(config)
     train = getattr(config, "train", None)  # a probe has none
@@ -181,6 +183,16 @@ def prepare(config: Any) -> tuple[Any, list[str]]:
     if faults:
         raise UserError(*faults)
     return config, notes
+
+
+def _inside_images(config: Any) -> str | None:
+    """Returns the folder of images that ``out`` lies in, if any: a later run would take its pictures for images."""
+    if config.data.root is None or config.data.name not in (None, "folder"):
+        return None
+    root, out = (os.path.realpath(os.path.expanduser(path)) for path in (config.data.root, config.out))
+    split = os.path.join(root, "train")
+    images = [os.path.join(root, part) for part in ("train", "val", "test")] if os.path.isdir(split) else [root]
+    return next((place for place in images if os.path.commonpath([place, out]) == place), None)
 
 
 def _init_faults(config: Any) -> list[str]:

@@ -30,10 +30,11 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
         epoch or, with ``train.keep`` best, of ``kept_epoch`` of the last stage); ``top1_interval`` (Wilson's, 95 %);
         ``largest_class`` (percent: what naming the largest class every time would score); where it is cheap
         ``pixel_knn`` (percent, see :func:`idmm.stages.results.pixel_knn`); ``num_classes``, ``train_size``,
-        ``test_size``, ``seed``, ``seconds`` over all resumes; ``precision`` (fp32, bf16 or fp16: what training and
-        evaluation ran in); ``size_mismatch`` where a split has not as many images as its protocol: ``{"train": [found,
-        wanted]}``; ``excluded`` where ``data.exclude`` left images out. ``per_class.csv`` and ``confusion.png`` show
-        it class by class. Of ``data.folds`` what :func:`idmm.stages.folds.pooled` returns.
+        ``test_size``, ``test_groups`` where images come in groups, ``seed``, ``seconds`` over all resumes;
+        ``precision`` (fp32, bf16 or fp16: what training and evaluation ran in); ``size_mismatch`` where a split has not
+        as many images as its protocol: ``{"train": [found, wanted]}``; ``excluded`` where ``data.exclude`` left images
+        out. ``per_class.csv`` and ``confusion.png`` show it class by class. Of ``data.folds`` what
+        :func:`idmm.stages.folds.pooled` returns.
 
     Raises:
         UserError: A mistake in the config or the data.
