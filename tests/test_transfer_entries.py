@@ -58,7 +58,7 @@ def test_the_picture_of_two_folders_without_labels(tmp_path, monkeypatch, capsys
     assert inside(tmp_path / "out", **given) == 0
     assert {cell[:2] for cell in cells(tmp_path / "out")} == {("scratch", "stamps"), ("moss", "stamps")}
     said = capsys.readouterr().out
-    assert "folder" not in said and "stamps  moss, idmm" in said
+    assert "folder" not in said and "stamps  none shown above scratch; highest: moss, idmm" in said
 
 
 @pytest.mark.parametrize(
