@@ -192,7 +192,11 @@ def test_out_may_not_be_among_the_images(below, allowed, pictures, capsys):
 
 def test_out_may_not_be_among_class_folders(tmp_path, capsys):
     line = f"out: '{tmp_path}/out' lies among the images of '{tmp_path}' and would become one of their classes"
-    assert refused(capsys, ["pretrain", "--data.root", tmp_path, "--out", tmp_path / "out"]) == [line]
+    argv = ["pretrain", "--data.root", tmp_path, "--out", tmp_path / "out"]
+    assert refused(capsys, argv) == [line]
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/config.yaml").touch()  # a run that began there before this was looked at
+    assert line not in refused(capsys, [*argv, "--init", tmp_path / "none"])
 
 
 def test_a_warning_is_shown_at_once_and_kept(tmp_path, capsys):

@@ -25,8 +25,9 @@ def demo(given: DemoConfig) -> dict:
     a demo that was stopped goes on, one that is finished prints its result again.
 
     Returns:
-        What ``demo.json`` holds: ``idmm_top1`` and ``scratch_top1`` (percent of the test images, one a seed), ``gain``
-        (of the means, in points), ``seconds`` over all calls, image counts and both configs.
+        What ``demo.json`` holds: ``idmm_top1``, ``scratch_top1`` and ``pixel_knn`` (percent of the test images, one a
+        seed), ``largest_class`` (its share of them), ``gain`` (of the means, in points), ``seconds`` over all calls,
+        image counts and both configs.
 
     Raises:
         UserError: A mistake in the configs.

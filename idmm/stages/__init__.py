@@ -186,8 +186,12 @@ def prepare(config: Any) -> tuple[Any, list[str]]:
 
 
 def _inside_images(config: Any) -> str | None:
-    """Returns the folder of images that ``out`` lies in, if any: a later run would take its pictures for images."""
-    if config.data.root is None or config.data.name not in (None, "folder"):
+    """Returns the folder of images that a new ``out`` lies in, if any: a later run would take its pictures for images.
+
+    A run that began there before goes on.
+    """
+    begun = os.path.exists(os.path.join(config.out, "config.yaml"))
+    if begun or config.data.root is None or config.data.name not in (None, "folder"):
         return None
     root, out = (os.path.realpath(os.path.expanduser(path)) for path in (config.data.root, config.out))
     split = os.path.join(root, "train")
