@@ -1,5 +1,6 @@
 """A few timed steps before the first real one: which precision is faster here, how long the run will take."""
 
+import contextlib
 import copy
 import itertools
 import logging
@@ -13,8 +14,8 @@ from accelerate.utils import send_to_device
 
 from idmm import distributed
 from idmm.config import Train
-from idmm.data.loaders import one_thread
-from idmm.errors import UserError
+from idmm.data.loaders import BatchPlan, one_thread
+from idmm.errors import RunError, UserError
 from idmm.methods.base import Method
 from idmm.progress import duration, size
 from idmm.seeding import seeded
@@ -23,6 +24,22 @@ log = logging.getLogger("idmm")
 DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 TIMED = 32  # images of a batch that precisions are compared on
 BUDGET = 6.0  # seconds of timing at most, once each precision has had two steps
+
+
+@contextlib.contextmanager
+def memory_named(train: Train, batches: BatchPlan) -> Iterator[None]:
+    """Turns running out of memory inside the block into a line that names the batch size."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        known = isinstance(error, (torch.OutOfMemoryError, MemoryError))
+        if not known and "DefaultCPUAllocator" not in str(error):
+            raise
+        raise RunError(
+            f"out of memory with a batch of {batches.batch_size} images: try --train.accumulate "
+            f"{2 * train.accumulate} (the same step in smaller passes), a smaller --train.batch_size or "
+            "--train.precision bf16, in a new --out"
+        ) from error
 
 
 def choose_device(train: Train) -> str:
@@ -97,13 +114,42 @@ def evaluation_seconds(step: float, loading: float, batch: dict) -> float:
 def say_estimate(session, method: Method, plan, loader: Iterator[dict], done, workers: int) -> list[dict]:
     """Logs how long a stage will take from ``done`` on and what it will write; warns where the disk is too small.
 
-    Steps are timed on what the ``loader`` gives, while its workers make the next batches as they will all the time:
-    on a CPU both want the same cores. Returns the batches that were taken from it.
+    Returns the batches that were taken from the ``loader`` to time steps; none where ``train.minutes`` says how long.
     """
-    batches, drawn = plan.batches, []
+    batches, drawn, time_for = plan.batches, [], ""
     steps = (batches.epochs - done.epoch) * batches.steps_per_epoch - done.step
     if not steps:  # stopped after its last step, or its last epoch
         return []
+    if session.train.minutes is None:
+        step, evaluating, drawn = _expected(session, method, plan, loader, done, workers)
+        time_for = f" of about {step:.2g} s, {duration(steps * step + evaluating)} in all"
+    kept, weights = written_bytes(method, bool(session.train.ema) + (plan.keep is not None))
+    free = shutil.disk_usage(session.folder.path).free
+    log.info(
+        "%s: %d steps%s; checkpoint %s, exported weights %s, %s free",
+        plan.label, steps, time_for, size(kept), size(weights), size(free),
+    )  # fmt: skip
+    if 2 * kept + weights > free:
+        need = size(2 * kept + weights)
+        log.warning("out: %s free, but the old and the new checkpoint need %s for a moment", size(free), need)
+    return drawn
+
+
+def written_bytes(method: Method, copies: int) -> tuple[int, int]:
+    """Returns the bytes of a checkpoint, with so many more ``copies`` of the backbone, and of the exported weights."""
+    trained = sum(p.nbytes for p in method.parameters() if p.requires_grad)
+    weights = sum(p.nbytes for p in method.backbone.parameters())
+    still = sum(p.nbytes for p in method.parameters()) - trained
+    return 3 * trained + still + copies * weights, weights  # Adam keeps two more of each
+
+
+def _expected(session, method, plan, loader, done, workers) -> tuple[float, float, list[dict]]:
+    """Returns the seconds of a step and of the stage's evaluations from ``done`` on, and what it took of the loader.
+
+    Steps are timed on what the ``loader`` gives, while its workers make the next batches as they will all the time:
+    on a CPU both want the same cores.
+    """
+    batches, drawn = plan.batches, []
 
     def remembered() -> Iterator[dict]:
         for batch in loader:
@@ -122,17 +168,4 @@ def say_estimate(session, method: Method, plan, loader: Iterator[dict], done, wo
     evaluating = sum(
         item.images * (-(-batches.epochs // item.every) - done.epoch // item.every) * each for item in plan.evaluations
     )
-    trained = sum(p.nbytes for p in method.parameters() if p.requires_grad)
-    weights = sum(p.nbytes for p in method.backbone.parameters())
-    still = sum(p.nbytes for p in method.parameters()) - trained
-    copies = bool(session.train.ema) + (plan.keep is not None)
-    kept = 3 * trained + still + copies * weights  # Adam keeps two more of each
-    free = shutil.disk_usage(session.folder.path).free
-    log.info(
-        "%s: %d steps of about %.2g s, %s in all; checkpoint %s, exported weights %s, %s free",
-        plan.label, steps, step, duration(steps * step + evaluating), size(kept), size(weights), size(free),
-    )  # fmt: skip
-    if 2 * kept + weights > free:
-        need = size(2 * kept + weights)
-        log.warning("out: %s free, but the old and the new checkpoint need %s for a moment", size(free), need)
-    return drawn
+    return step, evaluating, drawn

@@ -83,10 +83,15 @@ class RunFolder:
         else:  # what a run left that died before its first checkpoint
             for name in ("metrics.jsonl", "last/images.json"):
                 (self.path / name).unlink(missing_ok=True)
-            write_text(self.path / "config.yaml", parsing.dump(config))
+            self.write_config(config)
         for folder in (self.path, self.path / "last"):
             sweep(folder)
         return used
+
+    def write_config(self, config: Any) -> None:
+        """Writes config.yaml, to which the run is held when it is taken up again."""
+        if self.leader:
+            write_text(self.path / "config.yaml", parsing.dump(config))
 
     def _acquire(self) -> None:
         def waiting(owner: dict) -> None:

@@ -1,9 +1,11 @@
 """The command line: ``idmm COMMAND``, and the three scripts, which are one subcommand each."""
 
+import contextlib
 import importlib
 import logging
 import os
 import sys
+import time
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -38,6 +40,7 @@ class Group:
     usage: str  # with a place for a line on each command
 
 
+STAGED = PretrainConfig | FinetuneConfig
 DATA = {
     "list": Command(keys.DataListConfig, "commands.catalogue:table", "all datasets with their sizes"),
     "info": Command(keys.DataInfoConfig, "commands.catalogue:info", "figures, licence, citation and files of one"),
@@ -108,9 +111,11 @@ def main(argv: list[str] | None = None, prog: str | None = None) -> int:
         argv: Subcommand and flags; None takes the process's.
         prog: What the user typed, for the help of the scripts.
     """
+    own = argv is None or prog is not None  # else this process did other things before
+    began = time.monotonic() - (time.process_time() if own else 0.0)
     argv = sys.argv[1:] if argv is None else argv
     try:
-        return _run(IDMM, "", argv, prog)
+        return _run(IDMM, "", argv, began, prog)
     except (UserError, RunError, Interrupted) as error:
         if os.environ.get("RANK", "0") == "0" or not getattr(error, "shared", True):
             print(error, file=sys.stderr)
@@ -123,8 +128,8 @@ def main(argv: list[str] | None = None, prog: str | None = None) -> int:
         return 0
 
 
-def _run(group: Group, typed: str, argv: list[str], prog: str | None = None) -> int:
-    """Runs a command of a group; ``typed``: the words before it."""
+def _run(group: Group, typed: str, argv: list[str], began: float, prog: str | None = None) -> int:
+    """Runs a command of a group, called at ``began`` (``time.monotonic()``); ``typed``: the words before it."""
     name, *rest = argv or ["--help"]
     if name in ("-h", "--help"):
         lines = [f"  {name:<10} {command.help}" for name, command in group.commands.items()]
@@ -138,12 +143,12 @@ def _run(group: Group, typed: str, argv: list[str], prog: str | None = None) -> 
         raise UserError(f"{typed}{name}: unknown command{nearest(name, group.commands)}; wanted one of {known}")
     command = group.commands[name]
     if isinstance(command, Group):
-        return _run(command, f"{name} ", rest)
+        return _run(command, f"{name} ", rest, began)
     with logging_by(logging.StreamHandler(sys.stderr) if command.logged else KeptLog()):
-        return _call(command, f"{typed}{name}", rest, prog)
+        return _call(command, f"{typed}{name}", rest, began, prog)
 
 
-def _call(command: Command, typed: str, rest: list[str], prog: str | None) -> int:
+def _call(command: Command, typed: str, rest: list[str], began: float, prog: str | None) -> int:
     if command.config is GridConfig and rest and not rest[0].startswith("-"):
         from idmm.commands.grid import status
 
@@ -152,16 +157,25 @@ def _call(command: Command, typed: str, rest: list[str], prog: str | None) -> in
     given = _parsed(command, rest, prog or f"idmm {typed}")
     module, function = command.run.split(":")
     _check(given)
-    with emptied_if_refused(getattr(given, "out", None)):
+    with emptied_if_refused(getattr(given, "out", None)), _counted_from(began, given):
         found = getattr(importlib.import_module(f"idmm.{module}"), function)(given)
     if isinstance(found, str):
         print(found)
     return found if isinstance(found, int) else 0
 
 
+def _counted_from(began: float, given: Any) -> contextlib.AbstractContextManager:
+    """Has the time of a run, where the command is one, counted from the command's beginning."""
+    if not isinstance(given, STAGED):
+        return contextlib.nullcontext()
+    from idmm.stages import counted_from
+
+    return counted_from(began)
+
+
 def _check(given: Any) -> None:
     """Finds the mistakes that can be found before torch is imported."""
-    if isinstance(given, PretrainConfig | FinetuneConfig):
+    if isinstance(given, STAGED):
         from idmm.stages import prepare
 
         prepare(given)

@@ -4,8 +4,8 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 
 import torch
 from accelerate import Accelerator, PartialState
@@ -14,7 +14,7 @@ from accelerate.utils import send_to_device
 from timm.utils import ModelEmaV3
 
 from idmm import distributed
-from idmm.calibrate import choose_device, choose_precision, say_estimate
+from idmm.calibrate import choose_device, choose_precision, memory_named, say_estimate
 from idmm.checkpoint import RunFolder
 from idmm.config import Train
 from idmm.data.loaders import BatchFn, BatchPlan, training_batches, worker_count
@@ -27,12 +27,13 @@ from idmm.schedule import cosine_schedule, warmup_length, weight_decay_schedule
 from idmm.seeding import derive, seeded
 
 log = logging.getLogger("idmm")
+ENDLESS = 10**9  # epochs
 
 
 class Session:
     """What the stages of one run share: folder, device, processes, precision, interrupts, time spent."""
 
-    def __init__(self, config):
+    def __init__(self, config, began: float | None = None):
         self.train: Train = config.train
         self.seed: int = config.seed
         self.workers: int | None = config.data.workers
@@ -44,16 +45,20 @@ class Session:
         self.accelerator: Accelerator | None = None
         self.interrupts = Interrupts()
         self.precision = self.folder.state["precision"] if self.folder.state else None
-        self.started = time.monotonic() - (self.folder.state["seconds"] if self.folder.state else 0.0)
+        spent = self.folder.state["seconds"] if self.folder.state else 0.0
+        self.started = (time.monotonic() if began is None else began) - spent
         self.steps = 0  # of the stages before this one
         self.tracker = None
 
-    def start(self, method: Method, batch: dict) -> None:
-        """Decides the precision, once in a run's life, and starts accelerate with it."""
+    def start(self, method: Method, plan: "StagePlan") -> dict:
+        """Decides the precision, once in a run's life, and starts accelerate with it; returns the first micro-batch."""
+        batch = plan.transform(0, plan.batches.micro_batches(plan.batches.step_images(0, 0))[0][0])
         if self.accelerator is not None:
-            return
+            return batch
         if self.precision is None:
-            self.precision = distributed.broadcast(choose_precision(self.train.precision, method, batch, self.device))
+            with memory_named(self.train, plan.batches):
+                chosen = choose_precision(self.train.precision, method, batch, self.device)
+            self.precision = distributed.broadcast(chosen)
         mixed = "no" if self.precision == "fp32" else self.precision
         self.accelerator = Accelerator(mixed_precision=mixed, cpu=self.device == "cpu")
         if self.train.tensorboard and self.folder.leader:
@@ -63,6 +68,7 @@ class Session:
         self.device = self.accelerator.device
         where = f"{self.device}, " + (f"{distributed.world()} processes, " if distributed.world() > 1 else "")
         log.info("training on %s%s; a few steps are timed first", where, self.precision)
+        return batch
 
     @property
     def seconds(self) -> float:
@@ -128,39 +134,20 @@ class Loop:
 
     def __init__(self, session: Session, method: Method, plan: StagePlan):
         self.session, self.method, self.plan, self.train = session, method, plan, session.train
-        self.batches = plan.batches
+        self.batches: BatchPlan = plan.batches
         self.steps = self.batches.epochs * self.batches.steps_per_epoch
-        first = plan.transform(0, self.batches.micro_batches(self.batches.step_images(0, 0))[0][0])
-        with self._memory():
-            session.start(method, first)
+        first = session.start(method, plan)
         self.accelerator = session.accelerator
         tensors = [tensor for part in first.values() for tensor in (part if isinstance(part, list) else [part])]
         self.workers, why = worker_count(session.workers, sum(getattr(tensor, "nbytes", 0) for tensor in tensors))
         if why:
             log.warning("%s", why)
-        with self._memory():
+        with memory_named(self.train, self.batches):
             self._build()
             self.position = Position()
+            self.bad_step = torch.full((), -1, device=self.accelerator.device)
             self.kept: dict | None = None  # epoch (from 1), value and weights of the best so far, where there is one
             self._restore()
-            at = self.position
-            loader = training_batches(plan.transform, self.batches, self.workers, at.epoch, at.step)
-            self.loader = itertools.chain(say_estimate(session, method, plan, loader, at, self.workers), loader)
-
-    @contextlib.contextmanager
-    def _memory(self):
-        """Turns running out of memory into a line that names the batch size."""
-        try:
-            yield
-        except (RuntimeError, MemoryError) as error:
-            known = isinstance(error, (torch.OutOfMemoryError, MemoryError))
-            if not known and "DefaultCPUAllocator" not in str(error):
-                raise
-            raise RunError(
-                f"out of memory with a batch of {self.batches.batch_size} images: try --train.accumulate "
-                f"{2 * self.train.accumulate} (the same step in smaller passes), a smaller --train.batch_size or "
-                "--train.precision bf16, in a new --out"
-            ) from error
 
     def _build(self) -> None:
         plan, method = self.plan, self.method.to(self.accelerator.device)
@@ -195,22 +182,35 @@ class Loop:
             Interrupted: Ctrl-C or SIGTERM; the state is saved.
             RunError: The loss is no longer finite, memory or disk ran out; the last checkpoint is kept.
         """
-        at = self.position
+        at, plan = self.position, self.plan
+        with memory_named(self.train, self.batches):
+            loader = training_batches(plan.transform, self.batches, self.workers, at.epoch, at.step)
+            loader = itertools.chain(say_estimate(self.session, self.method, plan, loader, at, self.workers), loader)
         done = at.epoch * self.batches.steps_per_epoch + at.step
-        self.bad_step = torch.full((), -1, device=self.accelerator.device)
         self.saved = time.monotonic()
-        self.progress = Progress(self.plan.label, self.steps, done, self.session.folder.leader)
+        self.progress = Progress(plan.label, self.steps, done, self.session.folder.leader)
         self.session.interrupts.patient = True
         try:
-            with self._memory():
+            with memory_named(self.train, self.batches):
+                if self.train.minutes is not None and not done:
+                    self._save(0, 0)  # a run that is killed goes on with the same number of epochs
                 for epoch in range(at.epoch, self.batches.epochs):
-                    self._epoch(epoch, self.loader)
+                    self._epoch(epoch, loader)
                     self._end_epoch(epoch)
         finally:
             self.session.interrupts.patient = False
             self.progress.close()
         self._save(self.batches.epochs, 0)
         self.session.steps += self.steps
+
+    def trial(self) -> Iterator[tuple[torch.Tensor, int]]:
+        """Makes steps as :meth:`fit` does, from the stage's first on and without an end, to be timed: yields the loss
+        and the images of each. Nothing else is of use afterwards."""
+        batches = training_batches(self.plan.transform, replace(self.batches, epochs=ENDLESS), self.workers)
+        with memory_named(self.train, self.batches), contextlib.closing(batches):
+            for number in itertools.count():
+                epoch, step = divmod(number, self.batches.steps_per_epoch)
+                yield self._step(epoch, step, batches), self.batches.step_size(step)
 
     def _epoch(self, epoch: int, batches) -> None:
         started = time.monotonic() - self.position.seconds

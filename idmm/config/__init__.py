@@ -16,6 +16,7 @@ from idmm.config.stages import (
     PretrainConfig,
     Stage,
     resolved_stages,
+    with_epochs,
 )
 from idmm.config.train import FinetuneTrain, PretrainTrain, Train
 from idmm.config.views import COLOURS, DEFAULT_COLOURS, Augment, Colours, CropGroup, Views, colours_of, global_groups
@@ -24,5 +25,5 @@ __all__ = [
     "COLOURS", "DEFAULT_COLOURS", "FREE", "IMAGENET_MEAN", "IMAGENET_STD", "METHODS", "NEW_KEYS",
     "Augment", "Colours", "Common", "CropGroup", "Data", "DrLoc", "FinetuneConfig", "FinetuneModel", "FinetuneTrain",
     "Method", "Model", "PretrainConfig", "PretrainTrain", "Stage", "Subset", "Train", "Views",
-    "colours_of", "defaults_of", "global_groups", "resolved_stages", "section",
+    "colours_of", "defaults_of", "global_groups", "resolved_stages", "section", "with_epochs",
 ]  # fmt: skip

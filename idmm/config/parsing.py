@@ -17,6 +17,8 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticUndefined
 
 from idmm.config.base import FieldError
+from idmm.config.length import flatten as flatten
+from idmm.config.length import overrule_minutes
 from idmm.config.reading import of_one_method, read_value, recipe, yaml_problem
 from idmm.config.reading import read_file as read_file
 from idmm.config.schema import flags_of, keys_of, main_key, odd_keys, options
@@ -47,6 +49,7 @@ def parse(kind: type[Config], argv: list[str], prog: str) -> Config:
         except UserError as error:
             faults += error.faults
     for where, file, note in of_one_method(files, getattr(known, "method.name", None)):
+        overrule_minutes(data, file)
         _merge(data, file, origin, where)
         if note:
             log.info("%s", note)
@@ -56,9 +59,12 @@ def parse(kind: type[Config], argv: list[str], prog: str) -> Config:
             faults.append(f"--{leaf.key}: wants a value ({_metavar(leaf.kind)})")
         elif text is not None:
             faults += _set(data, leaf.key, text, leaf.kind, origin)
+    values = flatten(data)
+    flags = {key: values.get(key) for key, where in origin.items() if not where}
+    overrule_minutes(data, flags)
     config = _checked(kind, data, origin, faults, whole=len(files) == len(names))
-    if idle := getattr(config, "flag_faults", lambda flags: [])([key for key, where in origin.items() if not where]):
-        raise UserError(*idle)
+    if wrong := getattr(config, "flag_faults", lambda flags: [])(flags):
+        raise UserError(*wrong)
     if known.print_config:
         print(dump(config), end="")
         raise SystemExit(0)
@@ -90,15 +96,6 @@ def plain(config: Any) -> Any:
     values = {item.name: plain(getattr(config, item.name)) for item in dataclasses.fields(config)}
     sparse = getattr(config, "SPARSE", False)
     return {name: value for name, value in values.items() if not (sparse and value is None)}
-
-
-def flatten(config: dict, prefix: str = "") -> dict[str, Any]:
-    """Turns nested sections into dotted keys, ``{"train": {"lr": 1}}`` -> ``{"train.lr": 1}``."""
-    flat = {}
-    for key, value in config.items():
-        inner = isinstance(value, dict) and value and key != "kwargs"
-        flat.update(flatten(value, f"{prefix}{key}.") if inner else {prefix + key: value})
-    return flat
 
 
 def changed(config: Any) -> list[str]:

@@ -1,6 +1,5 @@
 """The configs of whole runs."""
 
-from collections.abc import Collection
 from dataclasses import field, replace
 from typing import Any, ClassVar, Literal
 
@@ -8,6 +7,7 @@ from pydantic import Field, model_validator
 
 from idmm.config.base import section
 from idmm.config.data import Data
+from idmm.config.length import TWO_LENGTHS, says_two_lengths
 from idmm.config.methods import Method, unread
 from idmm.config.train import FinetuneTrain, PretrainTrain
 from idmm.config.views import Augment, Views
@@ -91,6 +91,10 @@ class Common:
     """A used OUT: 'auto' goes on where it stopped, 'never' refuses it, 'must' refuses a new one."""
     data: Data = field(default_factory=Data)
 
+    def flag_faults(self, flags: dict[str, Any]) -> list[str]:
+        """Returns what is wrong with keys, and their values, being given as flags."""
+        return [TWO_LENGTHS] if says_two_lengths(flags) else []
+
 
 @section
 class PretrainConfig(Common):
@@ -104,9 +108,10 @@ class PretrainConfig(Common):
     views: Views = field(default_factory=Views)
     drloc: DrLoc = field(default_factory=DrLoc)
 
-    def flag_faults(self, flags: Collection[str]) -> list[str]:
+    def flag_faults(self, flags: dict[str, Any]) -> list[str]:
         """Returns what is wrong with keys being given as flags: the method does not read them, say."""
-        return unread(self.method, [key.removeprefix("method.") for key in flags if key.startswith("method.")])
+        own = [key.removeprefix("method.") for key in flags if key.startswith("method.")]
+        return [*super().flag_faults(flags), *unread(self.method, own)]
 
 
 @section
@@ -135,3 +140,12 @@ def resolved_stages(config: FinetuneConfig) -> list[Stage]:
         replace(stage, **{name: getattr(stage, name) or getattr(config.train, name) for name in INHERITED})
         for stage in config.stages or [Stage(size=config.train.size)]
     ]
+
+
+def with_epochs(config: PretrainConfig | FinetuneConfig, epochs: list[int]) -> PretrainConfig | FinetuneConfig:
+    """Returns the config with so many epochs at each of its sizes."""
+    train = replace(config.train, epochs=epochs[0]) if len(epochs) == 1 else config.train
+    if isinstance(config, PretrainConfig):
+        return replace(config, train=train)
+    stages = [replace(stage, epochs=n) for stage, n in zip(resolved_stages(config), epochs, strict=True)]
+    return replace(config, train=train, stages=stages)

@@ -13,6 +13,9 @@ class Train:
 
     epochs: int = Field(800, ge=1)
     """Passes over the training images (epochs)."""
+    minutes: float | None = Field(None, gt=0)
+    """Time for the whole run, from the command's start to result.json, in place of epochs, which then are as many as
+    fit by the rate of a few timed steps; those of stages keep their ratio (minutes); null: epochs count."""
     batch_size: int = Field(256, ge=1)
     """Images per optimizer step, over all processes; the last, smaller batch is kept (images)."""
     lr: float | None = Field(None, gt=0)

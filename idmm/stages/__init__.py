@@ -1,8 +1,10 @@
 """Whole runs, read from top to bottom, and the table of them. No torch before one starts, as planners ask here too."""
 
+import contextlib
 import importlib.util
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from inspect import cleandoc
 from textwrap import wrap
@@ -19,10 +21,10 @@ from idmm.files import weights_file
 # Keys that the stages' docstrings explain; the others they name.
 USUAL = (
     "out", "seed", "init", "resume", "stages", "size", "device", "data.name", "data.root", "data.subset", "data.labels",
-    "data.val_fraction", "data.folds", "model.name", "model.kwargs", "model.freeze", "train.epochs", "train.size",
-    "train.batch_size", "train.lr", "train.weight_decay", "train.warmup_epochs", "train.precision", "train.device",
-    "train.knn_every", "train.keep", "train.class_weights", "method.name", "method.classifier", "views.size",
-    "views.crops", "augment.mixup_alpha", "augment.cutmix_alpha", "drloc.weight",
+    "data.val_fraction", "data.folds", "model.name", "model.kwargs", "model.freeze", "train.epochs", "train.minutes",
+    "train.size", "train.batch_size", "train.lr", "train.weight_decay", "train.warmup_epochs", "train.precision",
+    "train.device", "train.knn_every", "train.keep", "train.class_weights", "method.name", "method.classifier",
+    "views.size", "views.crops", "augment.mixup_alpha", "augment.cutmix_alpha", "drloc.weight",
 )  # fmt: skip
 
 
@@ -154,6 +156,24 @@ def documented(stage: Callable) -> Callable:
             lines += wrap(text, 112, initial_indent=indent, subsequent_indent=f"{indent}    ", break_on_hyphens=False)
     stage.__doc__ = "\n".join([cleandoc(stage.__doc__ or ""), "", *lines])
     return stage
+
+
+_command: list[float] = []  # when the command began whose first run is still to come
+
+
+@contextlib.contextmanager
+def counted_from(began: float) -> Iterator[None]:
+    """Makes the first run of the block one that began then (``time.monotonic()``): its time is all of the command's."""
+    _command.append(began)
+    try:
+        yield
+    finally:
+        _command.clear()
+
+
+def beginning() -> float:
+    """Returns when the run that is called now began: with its command, or just now (``time.monotonic()``)."""
+    return _command.pop() if _command else time.monotonic()
 
 
 def prepare(config: Any) -> tuple[Any, list[str]]:

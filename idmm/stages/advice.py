@@ -38,10 +38,14 @@ def of_length(config: Any, phases: list[Phase], images: int) -> list[str]:
             faults.append(f"a batch of {phase.batch_size} is more than a quarter of the {images} images")
         if faults:
             changes = {"batch_size": batch} if batch != phase.batch_size else {}
-            changes |= {"epochs": epochs} if epochs != phase.epochs else {}
-            steps = -(-images // batch) * epochs
+            if config.train.minutes is None:
+                changes |= {"epochs": epochs} if epochs != phase.epochs else {}
+                tried, steps = _flags(phase, changes), -(-images // batch) * epochs
+                tried += f" ({steps} steps in all)"
+            else:
+                tried = " and ".join([*([_flags(phase, changes)] if changes else []), "more of --train.minutes"])
             shown = f"{phase.label}: {counted(each, 'step')} an epoch, {total} in all: {', and '.join(faults)}"
-            lines.append(f"{shown}; try {_flags(phase, changes)} ({steps} steps in all){sgd}")
+            lines.append(f"{shown}; try {tried}{sgd}")
     return lines
 
 

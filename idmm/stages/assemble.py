@@ -4,17 +4,19 @@ Stages, the check of a grid and its estimate all ask here, so that what is check
 """
 
 import contextlib
+import copy
 import functools
 import logging
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
 from idmm import distributed
 from idmm.checkpoint import RunFolder, begun
-from idmm.config import FinetuneConfig, global_groups, parsing, resolved_stages
+from idmm.config import FinetuneConfig, global_groups, parsing, resolved_stages, with_epochs
 from idmm.data.augment import TrainTransform
 from idmm.data.cache import ImageStore, compare, fingerprint, load_split
 from idmm.data.datasets import open_splits
@@ -34,12 +36,13 @@ from idmm.models.weights import save_model
 from idmm.optim import recipe
 from idmm.progress import logging_to
 from idmm.seeding import derive, seeded
-from idmm.stages import Phase, prepare, stage_of
+from idmm.stages import Phase, beginning, prepare, stage_of
 from idmm.stages.advice import advice
 
 log = logging.getLogger("idmm")
 PARTS = ("train", "val", "test")
 EVAL_CROP = 0.875  # of pretraining's features
+DRAWN = 1.5  # seconds until the curves are drawn and the weights exported, of a core of a 2.x GHz server
 _KEPT = {"ram": "decoded in memory", "disk": "decoded on the disk", "off": "decoded at every use"}
 
 
@@ -52,6 +55,7 @@ class Assembly:
         init_field: What messages on the checkpoint to start from begin with; empty: with the file.
     """
 
+    began: float | None = None  # when the run was called (time.monotonic()); None: when its session starts
     # Of each stage's own class; a probe has no method and no transform.
     crop_pct: float  # share of the resized short side that the centre crop of evaluation covers
     bound: Callable[[int], Bound]  # what is kept of training images for views of so many pixels
@@ -63,6 +67,13 @@ class Assembly:
     def __init__(self, config, init_field: str = "init"):
         self.config, self.stage, self.init_field = config, stage_of(config), init_field
         self.phases = self.stage.phases(config)
+
+    def with_epochs(self, epochs: list[int]) -> "Assembly":
+        """Returns the same with so many epochs in each phase."""
+        made = copy.copy(self)
+        made.config = with_epochs(self.config, epochs)
+        made.phases = [replace(phase, epochs=n) for phase, n in zip(self.phases, epochs, strict=True)]
+        return made
 
     @property
     def device(self) -> str:
@@ -204,6 +215,7 @@ def resolve(config) -> tuple[Assembly, list[str]]:
     Raises:
         UserError: The method cannot be had so, ``out`` or a library is missing, the model contradicts the checkpoint.
     """
+    began = beginning()
     config, notes = prepare(config)
     spec = model_spec(config)
     lr, warmup = recipe(spec.name)
@@ -218,8 +230,19 @@ def resolve(config) -> tuple[Assembly, list[str]]:
     model = replace(config.model, name=spec.name, kwargs=spec.kwargs)
     data = replace(config.data, mean=spec.mean, std=spec.std, in_chans=spec.in_chans)
     parts = assemble(replace(config, train=train, model=model, data=data))
-    parts.spec = spec  # the checkpoint is read once
-    return parts, notes
+    parts.spec, parts.began = spec, began  # the checkpoint is read once
+    return _taken_up(parts), notes
+
+
+def _taken_up(parts: Assembly) -> Assembly:
+    """Returns the parts with the epochs that a begun run has, where those came from ``train.minutes``."""
+    config = parts.config
+    if config.train.minutes is not None and begun(config.out):
+        with contextlib.suppress(UserError):  # the run's folder says what is wrong with it
+            before = parts.stage.phases(parts.stage.build(Path(config.out) / "config.yaml"))
+            if len(before) == len(parts.phases):
+                return parts.with_epochs([phase.epochs for phase in before])
+    return parts
 
 
 @contextlib.contextmanager
@@ -230,7 +253,7 @@ def session(parts: Assembly, notes: list[str]) -> Iterator[Session]:
     run is said to be so, else ``notes`` are logged.
     """
     parts.check_sizes()
-    with contextlib.closing(Session(parts.config)) as run, run.folder:
+    with contextlib.closing(Session(parts.config, parts.began)) as run, run.folder:
         with logging_to(run.folder.path), run.interrupts:
             try:
                 for note in [f"{parts.config.out}: finished already, nothing to do"] if run.folder.finished else notes:

@@ -1,6 +1,8 @@
 """Stage 2: from labels, and a backbone or none, to a classifier."""
 
+import functools
 import logging
+from collections.abc import Iterator
 
 from idmm import evaluate
 from idmm.config import FinetuneConfig, parsing
@@ -10,9 +12,10 @@ from idmm.engine import Evaluation, Loop, Session
 from idmm.methods.finetune import balanced_weights
 from idmm.models.weights import Checkpoint
 from idmm.stages import Phase, documented
-from idmm.stages.assemble import Assembly, eval_batches, export, load_splits, resolve, say_length, session
+from idmm.stages.assemble import Assembly, LoadedSplits, eval_batches, export, load_splits, resolve, say_length, session
+from idmm.stages.budget import length_result, within_minutes
 from idmm.stages.folds import by_folds, seen_by_init
-from idmm.stages.results import classifier_result, say_balance
+from idmm.stages.results import classifier_result, ending_seconds, say_balance
 
 log = logging.getLogger("idmm")
 
@@ -30,11 +33,11 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
         epoch or, with ``train.keep`` best, of ``kept_epoch`` of the last stage); ``top1_interval`` (Wilson's, 95 %);
         ``largest_class`` (percent: what naming the largest class every time would score); where it is cheap
         ``pixel_knn`` (percent, see :func:`idmm.stages.results.pixel_knn`); ``num_classes``, ``train_size``,
-        ``test_size``, ``test_groups`` where images come in groups, ``seed``, ``seconds`` over all resumes;
-        ``precision`` (fp32, bf16 or fp16: what training and evaluation ran in); ``size_mismatch`` where a split has not
-        as many images as its protocol: ``{"train": [found, wanted]}``; ``excluded`` where ``data.exclude`` left images
-        out. ``per_class.csv`` and ``confusion.png`` show it class by class. Of ``data.folds`` what
-        :func:`idmm.stages.folds.pooled` returns.
+        ``test_size``, ``test_groups`` where images come in groups, ``seed``, ``seconds`` over all resumes; where
+        ``train.minutes`` is given ``minutes`` and the ``epochs`` of all stages; ``precision`` (fp32, bf16 or fp16: what
+        training and evaluation ran in); ``size_mismatch`` where a split has not as many images as its protocol:
+        ``{"train": [found, wanted]}``; ``excluded`` where ``data.exclude`` left images out. ``per_class.csv`` and
+        ``confusion.png`` show it class by class. Of ``data.folds`` what :func:`idmm.stages.folds.pooled` returns.
 
     Raises:
         UserError: A mistake in the config or the data.
@@ -51,6 +54,7 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
         # ------------------------------------------------------------------ images
         splits = load_splits(parts, run.folder)
         classes = len(splits.train.classes)
+        parts = within_minutes(run, parts, splits, functools.partial(_looked_at, run, parts), ending_seconds)
         say_length(run, parts, len(splits.train))
         say_balance(splits.train, config.train.class_weights)
 
@@ -89,6 +93,7 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
         result = {
             **classifier_result(run, parts, splits, found),
             **kept,
+            **length_result(parts),
             "num_classes": classes,
             "train_size": len(splits.train),
             "test_size": len(splits.test),
@@ -113,6 +118,12 @@ def _start_from(before: Loop | None, model, parts: Assembly, phase: Phase) -> No
         report = made.load_into(model, strict=strict, drop_classifier=False)
     if report is not None:
         log.info("%s", report)
+
+
+def _looked_at(run: Session, parts: Assembly, phase: Phase, splits: LoadedSplits) -> Iterator[dict]:
+    """Yields what is evaluated between the epochs of a phase."""
+    store = splits.val or splits.test
+    return eval_batches(run, store, phase.size, parts.crop_pct, parts.spec, phase.batch_size)
 
 
 class _Evaluator:

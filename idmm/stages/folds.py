@@ -60,7 +60,10 @@ def several(data) -> bool:
 
 
 def each_fold(config) -> Iterator:
-    """Yields the config of each fold's run, its folder under ``config.out`` where there is one."""
+    """Yields the config of each fold's run, its folder under ``config.out`` where there is one; all share the time."""
+    minutes = getattr(getattr(config, "train", None), "minutes", None)  # a probe has none
+    if minutes is not None:
+        config = replace(config, train=replace(config.train, minutes=minutes / config.data.folds))
     resume = {"resume": "auto"} if hasattr(config, "resume") else {}
     for fold in range(1, config.data.folds + 1):
         out = config.out and str(Path(config.out) / f"fold-{fold}")

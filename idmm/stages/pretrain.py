@@ -1,6 +1,8 @@
 """Stage 1: from images alone to a backbone."""
 
+import functools
 import logging
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -15,8 +17,19 @@ from idmm.methods import Method
 from idmm.monitor import Monitor
 from idmm.progress import counting
 from idmm.seeding import permutation
-from idmm.stages import documented
-from idmm.stages.assemble import Assembly, LoadedSplits, eval_batches, export, load_splits, resolve, say_length, session
+from idmm.stages import Phase, documented
+from idmm.stages.assemble import (
+    DRAWN,
+    Assembly,
+    LoadedSplits,
+    eval_batches,
+    export,
+    load_splits,
+    resolve,
+    say_length,
+    session,
+)
+from idmm.stages.budget import length_result, within_minutes
 
 log = logging.getLogger("idmm")
 EVAL_BATCH = 256
@@ -30,8 +43,8 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
         config: A PretrainConfig, a mapping of its keys (see below), or the name of a YAML file or a recipe.
 
     Returns:
-        What ``result.json`` holds: ``loss`` of the last epoch, ``train_size``, ``epochs``, ``seed``, ``seconds``,
-        ``precision`` (fp32, bf16 or fp16: what was used).
+        What ``result.json`` holds: ``loss`` of the last epoch, ``train_size``, ``epochs``, ``minutes`` where given,
+        ``seed``, ``seconds``, ``precision`` (fp32, bf16 or fp16: what was used).
 
     Raises:
         UserError: A mistake in the config or the data.
@@ -47,16 +60,24 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
         # ------------------------------------------------------------------ images
         splits = _load(parts, run)
         _check_count(parts, len(splits.train))
-        say_length(run, parts, len(splits.train))
         classes = None if splits.train.classes is None else len(splits.train.classes)
 
         # ------------------------------------------------------------------ model
         backbone = parts.backbone(phase)
         if run.folder.state is None and spec.init is not None:
             log.info("%s", spec.load(backbone, config.model.strict))
+
+        @functools.cache
+        def features() -> torch.Tensor:
+            return _features(run, parts, backbone, splits.train, label="features before training")
+
+        batches = functools.partial(_looked_at, run, parts)
+        parts = within_minutes(run, parts, splits, batches, lambda *_: DRAWN, lambda trial: trial.prepare(features))
+        config, (phase,) = parts.config, parts.phases
+        say_length(run, parts, len(splits.train))
         method = parts.method(phase, backbone, len(splits.train), classes)
         if run.folder.state is None:
-            method.prepare(lambda: _features(run, parts, backbone, splits.train, label="features before training"))
+            method.prepare(features)
 
         # ------------------------------------------------------------------ training
         evaluations = [*_knn(run, parts, splits), *_monitor(run, parts, method, splits)]
@@ -71,6 +92,7 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
             **{name: last[name] for name in ("knn",) if name in last},
             "train_size": len(splits.train),
             "epochs": phase.epochs,
+            **length_result(parts),
             "seed": config.seed,
             "seconds": round(run.seconds, 1),
             "precision": run.precision,
@@ -115,6 +137,11 @@ def _features(run: Session, parts: Assembly, backbone, store, images=None, label
             shared=True,
         )
     return features
+
+
+def _looked_at(run: Session, parts: Assembly, phase: Phase, splits: LoadedSplits) -> Iterator[dict]:
+    """Yields images as they are looked at between epochs, all to train on."""
+    return eval_batches(run, splits.train, phase.size, parts.crop_pct, parts.spec, EVAL_BATCH)
 
 
 def _monitor(run: Session, parts: Assembly, method: Method, splits: LoadedSplits) -> list[Evaluation]:

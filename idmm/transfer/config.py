@@ -8,6 +8,7 @@ import yaml
 from pydantic import Field
 
 from idmm.config import FinetuneConfig, PretrainConfig, section
+from idmm.config.length import TWO_LENGTHS, flatten, overrule_minutes, says_two_lengths
 from idmm.config.parsing import dump, parse
 from idmm.config.reading import read_value
 from idmm.config.schema import odd_keys, switches
@@ -123,9 +124,14 @@ def parse_grid(argv: list[str], prog: str) -> GridConfig:
         config = parse(GridConfig, [token for token in rest if token != "--print_config"], prog)
     except UserError as error:
         faults += error.faults
+    for stage in TRAINING:
+        flags = {key: value for name, key, value in nested if name == stage}
+        if not faults and says_two_lengths(flatten(flags)):
+            faults.append(f"--{stage}.{TWO_LENGTHS}")
     if faults:
         raise UserError(*faults)
     for stage, key, value in nested:
+        overrule_minutes(getattr(config, stage), {key: value})
         _merge(getattr(config, stage), {key: value})
     if "--print_config" in rest:
         print(dump(config), end="")
@@ -137,6 +143,7 @@ def merged(*layers: dict) -> dict:
     """Returns mappings, whose keys may be dotted, as one nested mapping; of two values the later one stays."""
     data: dict = {}
     for layer in layers:
+        overrule_minutes(data, layer)
         _merge(data, copy.deepcopy(layer))
     return data
 

@@ -75,6 +75,8 @@ def length_notes(grid: Grid, counts: dict[str, Counts]) -> list[str]:
         if job.stage == "probe":
             continue
         config, images = stage.build(job.config), counts[job.key].train
+        if config.train.minutes is not None:  # its epochs are not known yet
+            continue
         phases = stage.phases(config)
         kind = [job.stage, config.train.optimizer, [(phase.batch_size, phase.epochs) for phase in phases]]
         for line in of_length(config, phases, images)[:1]:

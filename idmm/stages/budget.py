@@ -1,0 +1,228 @@
+"""``train.minutes``: how many epochs fit into the time that a run is given, found once, before its first step.
+
+Steps and evaluations are timed on a copy of the run that is thrown away: its weights start anew afterwards.
+"""
+
+import bisect
+import contextlib
+import functools
+import logging
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from idmm import distributed
+from idmm.calibrate import written_bytes
+from idmm.engine import Loop, Session
+from idmm.errors import UserError
+from idmm.evaluate import evaluating
+from idmm.methods import Method
+from idmm.progress import duration
+from idmm.stages import Phase
+from idmm.stages.assemble import Assembly, LoadedSplits
+
+log = logging.getLogger("idmm")
+AIM = 0.95  # of the minutes: what is left makes up for a machine that slows down
+SHORT = 0.85  # of the minutes: a run that ends before this says why
+TRIAL = 0.03, 2.0, 0.1, 60.0  # seconds of timing: this share of the run, at least so many, within this share and bound
+BLOCKS = 5  # that the timed steps are split into; their median forgets what else the machine did for a moment
+LOOKING = 0.2  # of the trial, at most, for evaluation
+EPOCH, SAVE, SPEED = 0.01, 0.02, 100e6  # seconds around an epoch and a checkpoint, bytes a second of the latter
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a phase costs (seconds)."""
+
+    start: float  # until the first step is done: the model, the workers, what compiles
+    image: float  # an image in training
+    look: float  # an image in evaluation
+    save: float  # a checkpoint
+
+
+def within_minutes(
+    run: Session,
+    parts: Assembly,
+    splits: LoadedSplits,
+    batches: Callable[[Phase, LoadedSplits], Iterable[dict]],
+    ending: Callable[[Assembly, LoadedSplits, float], float],
+    prepare: Callable[[Method], None] = lambda method: None,
+) -> Assembly:
+    """Returns the parts with as many epochs as fit into ``train.minutes``, in the ratio of the recipe's, and writes
+    them to config.yaml; the parts as they are where there are no minutes, or the run is taken up again.
+
+    All processes must call together.
+
+    Args:
+        run: Its time so far, reading the images included, is spent.
+        parts: The epochs of their phases give the ratio.
+        splits: The images.
+        batches: Makes what is evaluated between epochs, of a phase and the images at its size.
+        ending: Seconds from the last step to ``result.json``, by the parts, the images and the seconds to evaluate one.
+        prepare: What is done with a method before its first step, and costs nothing when it is done again.
+
+    Raises:
+        UserError: Not even one epoch fits.
+    """
+    minutes = parts.config.train.minutes
+    if minutes is None or run.folder.state is not None:
+        return parts
+    least, share, bound = TRIAL[1], TRIAL[0] * 60 * minutes, TRIAL[2] * 60 * minutes
+    trial = min(max(least, share), bound, TRIAL[3]) / len(parts.phases)
+    log.info("train.minutes %g: steps are timed for some %s, then the epochs are known", minutes, duration(trial))
+    rates = []
+    for phase in parts.phases:
+        at = splits.at(phase.size)
+        rates.append(_rates(run, parts, phase, at, functools.partial(batches, phase, at), prepare, trial))
+
+    def seconds(epochs: list[int]) -> float:
+        return forecast(parts.with_epochs(epochs), rates, splits, ending)
+
+    spent = run.seconds
+    found = fitting([phase.epochs for phase in parts.phases], seconds, 60 * minutes * AIM - spent, 60 * minutes - spent)
+    found, spent, takes = distributed.broadcast((found, spent, seconds(found or [1] * len(rates))))
+    each = [f"{len(splits.train) * rate.image:.2g} s" for rate in rates]
+    each = [f"{text} at {phase.size} px" for text, phase in zip(each, parts.phases, strict=True)] if each[1:] else each
+    if found is None:
+        wanted = 1.1 * (spent + takes) / 60 / AIM
+        digits = 1 - math.floor(math.log10(wanted))
+        wanted = math.ceil(wanted * 10**digits) / 10**digits
+        around = takes - sum(len(splits.train) * rate.image for rate in rates) + spent
+        line = f"an epoch takes {' and '.join(each)}, and the run around it {duration(around)}"
+        raise UserError(f"train.minutes: got {minutes:g}, but {line}; wanted at least {wanted:g}")
+    parts = parts.with_epochs(found)
+    run.folder.write_config(parts.config)
+    _say(minutes, found, each, spent + takes, takes)
+    return parts
+
+
+def length_result(parts: Assembly) -> dict:
+    """Returns what ``result.json`` says of a run with ``train.minutes``: those, and the epochs of all phases."""
+    minutes = parts.config.train.minutes
+    return {} if minutes is None else {"minutes": minutes, "epochs": sum(phase.epochs for phase in parts.phases)}
+
+
+def _say(minutes: float, epochs: list[int], each: list[str], whole: float, left: float) -> None:
+    counts = ", ".join(f"{n} epochs of about {text}" for n, text in zip(epochs, each, strict=True))
+    ends = time.strftime("%H:%M", time.localtime(time.time() + left))
+    log.info("train.minutes %g: %s; ends at about %s, after %s", minutes, counts, ends, duration(whole))
+    if whole < SHORT * 60 * minutes:
+        log.info("train.minutes %g: another epoch would take too long, so the run ends early", minutes)
+
+
+def fitting(shares: list[int], seconds: Callable[[list[int]], float], aim: float, most: float) -> list[int] | None:
+    """Returns epochs in the ratio of ``shares``, at least one each, whose ``seconds`` are nearest to ``aim`` and at
+    ``most`` so many; None where there are none. ``seconds`` must not fall with the epochs."""
+
+    def epochs(total: int) -> list[int]:
+        return [max(1, round(total * share / sum(shares))) for share in shares]
+
+    high = 1
+    while seconds(epochs(high)) <= aim:
+        high *= 2
+    fits = bisect.bisect_right(range(1, high), aim, key=lambda total: seconds(epochs(total)))
+    near = [epochs(total) for total in (max(1, fits), fits + 1)]
+    near = [found for found in near if seconds(found) <= most]
+    return min(near, key=lambda found: abs(seconds(found) - aim), default=None)
+
+
+def forecast(
+    parts: Assembly, rates: list[Rates], splits: LoadedSplits, ending: Callable[[Assembly, LoadedSplits, float], float]
+) -> float:
+    """Returns the seconds from the first phase to ``result.json``, at the ``rates`` of the phases."""
+    train, images = parts.config.train, len(splits.train)
+    held, total = splits.val or splits.test or (), ending(parts, splits, rates[-1].look)
+    for phase, rate in zip(parts.phases, rates, strict=True):
+        training = phase.epochs * (images * rate.image + EPOCH)
+        looking = parts.stage.looks(parts.config, phase, images, len(held)) * rate.look
+        saved = min(phase.steps(images), (training + looking) / max(1e-9, 60 * train.save_minutes))
+        total += rate.start + training + looking + (2 + saved) * rate.save
+    return total
+
+
+# ---------------------------------------------------------------------- timing
+def _rates(
+    run: Session, parts: Assembly, phase: Phase, splits: LoadedSplits, evaluated, prepare, seconds: float
+) -> Rates:
+    """Times a phase for about so many seconds, on a run of its own that ends here."""
+    began, train = time.monotonic(), splits.train
+    classes = None if train.classes is None else len(train.classes)
+    with _quiet():
+        method = parts.method(phase, parts.backbone(phase, classes), len(train), classes)
+        plan = parts.plan(phase, train, [])
+    start = time.monotonic() - began
+    prepare(method)
+    run.start(method, plan)
+    scaler = None if run.accelerator.scaler is None else run.accelerator.scaler.state_dict()
+    began = time.monotonic()
+    with _quiet():
+        loop = Loop(run, method, plan)
+    with contextlib.closing(loop.trial()) as steps:
+        float(next(steps)[0])
+        start += time.monotonic() - began
+        image = _image_seconds(steps, seconds, -(-2 * loop.workers // plan.batches.accumulate))
+    look = _look_seconds(run, evaluated, loop.averaged, LOOKING * seconds)
+    kept, _ = written_bytes(method, bool(parts.config.train.ema))
+    run.accelerator.free_memory()  # else it holds the trial's model and optimizer to the end
+    if scaler is not None:
+        run.accelerator.scaler.load_state_dict(scaler)
+    return Rates(start, image, look, SAVE + kept / SPEED)
+
+
+def _image_seconds(steps: Iterator[tuple[torch.Tensor, int]], seconds: float, ahead: int) -> float:
+    """Returns the seconds of an image in training: the median over :data:`BLOCKS` of steps, for about so many seconds.
+
+    The first steps are not counted, whose ``ahead`` batches the workers had made before.
+    """
+    late = time.monotonic() + 2 * seconds
+    for _ in range(ahead):
+        float(next(steps)[0])
+        if distributed.any_process(time.monotonic() > late)[0]:
+            break
+    rates, over = [], False
+    while len(rates) < BLOCKS and not over:
+        began, images, done = time.monotonic(), 0, False
+        while not done:
+            loss, count = next(steps)
+            images += count
+            done = distributed.any_process(time.monotonic() - began >= seconds / BLOCKS)[0]
+        float(loss)  # waits for the device
+        rates.append((time.monotonic() - began) / images)
+        over = distributed.any_process(time.monotonic() > late)[0]
+    return statistics.median(rates)
+
+
+@torch.no_grad()
+def _look_seconds(run: Session, evaluated: Callable[[], Iterable[dict]], model, seconds: float) -> float:
+    """Returns the seconds of an image in evaluation, the first batch left out, which is slower."""
+    late, spent = time.monotonic() + seconds, []
+    with evaluating(model):
+        for _ in range(2):  # few images make a single batch
+            began = time.monotonic()
+            for batch in evaluated():
+                with run.autocast():
+                    out = model(batch["images"].to(run.device))
+                float(out.flatten()[0])  # waits for the device
+                now = time.monotonic()
+                spent.append((now - began, len(batch["images"])))
+                began = now
+                if now > late and len(spent) > 1:
+                    break
+            if len(spent) > 1:
+                break
+    taken, images = zip(*(spent[1:] or spent), strict=True)
+    return sum(taken) / sum(images) / distributed.world()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps what is said of a trial's parts from the log: the run's own say it again."""
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
