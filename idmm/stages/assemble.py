@@ -8,6 +8,7 @@ import copy
 import functools
 import logging
 import math
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,7 +43,7 @@ from idmm.stages.advice import advice
 log = logging.getLogger("idmm")
 PARTS = ("train", "val", "test")
 EVAL_CROP = 0.875  # of pretraining's features
-DRAWN = 1.5  # seconds until the curves are drawn and the weights exported, of a core of a 2.x GHz server
+CURVES = 3  # times what drawing those of a single epoch takes
 _KEPT = {"ram": "decoded in memory", "disk": "decoded on the disk", "off": "decoded at every use"}
 
 
@@ -288,6 +289,17 @@ def export(run: Session, loop: Loop, parts: Assembly, splits: "LoadedSplits", cl
         kwargs = export_kwargs(spec.name, spec.kwargs, size, len(named), spec.in_chans)
         save_model(run.folder.path, stem, tensors, kwargs=kwargs, extra=extra, **about)
     _draw_curves(run, parts)
+
+
+def drawing_seconds(run: Session) -> float:
+    """Returns what drawing the curves of a single epoch takes, the import of matplotlib left out."""
+    from idmm.pictures import run_curves
+
+    began, picture = time.monotonic(), run.folder.path / "last" / "trial.png"
+    with contextlib.suppress(Exception):  # what cannot be drawn costs no time in the end
+        run_curves([{"epoch": 1, "stage": 1, "step": 1, "loss": 1.0, "lr": 1.0, "seconds": 1.0}], picture, "")
+    picture.unlink(missing_ok=True)
+    return time.monotonic() - began
 
 
 def _draw_curves(run: Session, parts: Assembly) -> None:

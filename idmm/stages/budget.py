@@ -23,7 +23,7 @@ from idmm.evaluate import evaluating
 from idmm.methods import Method
 from idmm.progress import duration
 from idmm.stages import Phase
-from idmm.stages.assemble import Assembly, LoadedSplits
+from idmm.stages.assemble import Assembly, LoadedSplits, drawing_seconds
 
 log = logging.getLogger("idmm")
 AIM = 0.95  # of the minutes: what is left makes up for a machine that slows down
@@ -49,7 +49,7 @@ def within_minutes(
     parts: Assembly,
     splits: LoadedSplits,
     batches: Callable[[Phase, LoadedSplits], Iterable[dict]],
-    ending: Callable[[Assembly, LoadedSplits, float], float],
+    ending: Callable[[Assembly, LoadedSplits, float, float], float],
     prepare: Callable[[Method], None] = lambda method: None,
 ) -> Assembly:
     """Returns the parts with as many epochs as fit into ``train.minutes``, in the ratio of the recipe's, and writes
@@ -62,7 +62,8 @@ def within_minutes(
         parts: The epochs of their phases give the ratio.
         splits: The images.
         batches: Makes what is evaluated between epochs, of a phase and the images at its size.
-        ending: Seconds from the last step to ``result.json``, by the parts, the images and the seconds to evaluate one.
+        ending: Seconds from the last step to ``result.json``, by the parts, the images, the seconds to evaluate one,
+            and those to draw the curves of a single epoch.
         prepare: What is done with a method before its first step, and costs nothing when it is done again.
 
     Raises:
@@ -71,33 +72,35 @@ def within_minutes(
     minutes = parts.config.train.minutes
     if minutes is None or run.folder.state is not None:
         return parts
-    least, share, bound = TRIAL[1], TRIAL[0] * 60 * minutes, TRIAL[2] * 60 * minutes
-    trial = min(max(least, share), bound, TRIAL[3]) / len(parts.phases)
+    trial = _trial_seconds(minutes)
     log.info("train.minutes %g: steps are timed for some %s, then the epochs are known", minutes, duration(trial))
     rates = []
     for phase in parts.phases:
         at = splits.at(phase.size)
-        rates.append(_rates(run, parts, phase, at, functools.partial(batches, phase, at), prepare, trial))
+        evaluated = functools.partial(batches, phase, at)
+        rates.append(_rates(run, parts, phase, at, evaluated, prepare, trial / len(parts.phases)))
+    drawn = drawing_seconds(run) if run.folder.leader else 0.0
 
     def seconds(epochs: list[int]) -> float:
-        return forecast(parts.with_epochs(epochs), rates, splits, ending)
+        whole = parts.with_epochs(epochs)
+        return forecast(whole, rates, splits) + ending(whole, splits, rates[-1].look, drawn)
 
-    spent = run.seconds
-    found = fitting([phase.epochs for phase in parts.phases], seconds, 60 * minutes * AIM - spent, 60 * minutes - spent)
-    found, spent, takes = distributed.broadcast((found, spent, seconds(found or [1] * len(rates))))
-    each = [f"{len(splits.train) * rate.image:.2g} s" for rate in rates]
-    each = [f"{text} at {phase.size} px" for text, phase in zip(each, parts.phases, strict=True)] if each[1:] else each
+    left = 60 * minutes - run.seconds
+    found = fitting([phase.epochs for phase in parts.phases], seconds, left - (1 - AIM) * 60 * minutes, left)
+    # the first process's, as each has its own clock
+    found, takes, left = distributed.broadcast((found, seconds(found or [1] * len(rates)), left))
+    each = [len(splits.train) * rate.image for rate in rates]
     if found is None:
-        wanted = 1.1 * (spent + takes) / 60 / AIM
-        digits = 1 - math.floor(math.log10(wanted))
-        wanted = math.ceil(wanted * 10**digits) / 10**digits
-        around = takes - sum(len(splits.train) * rate.image for rate in rates) + spent
-        line = f"an epoch takes {' and '.join(each)}, and the run around it {duration(around)}"
-        raise UserError(f"train.minutes: got {minutes:g}, but {line}; wanted at least {wanted:g}")
+        raise _too_short(parts, each, 60 * minutes - left, takes)
     parts = parts.with_epochs(found)
     run.folder.write_config(parts.config)
-    _say(minutes, found, each, spent + takes, takes)
+    _say(parts, each, 60 * minutes - left, takes)
     return parts
+
+
+def _trial_seconds(minutes: float) -> float:
+    share, least, bound, most = TRIAL
+    return min(max(share * 60 * minutes, least), bound * 60 * minutes, most)
 
 
 def length_result(parts: Assembly) -> dict:
@@ -106,12 +109,29 @@ def length_result(parts: Assembly) -> dict:
     return {} if minutes is None else {"minutes": minutes, "epochs": sum(phase.epochs for phase in parts.phases)}
 
 
-def _say(minutes: float, epochs: list[int], each: list[str], whole: float, left: float) -> None:
-    counts = ", ".join(f"{n} epochs of about {text}" for n, text in zip(epochs, each, strict=True))
-    ends = time.strftime("%H:%M", time.localtime(time.time() + left))
-    log.info("train.minutes %g: %s; ends at about %s, after %s", minutes, counts, ends, duration(whole))
-    if whole < SHORT * 60 * minutes:
-        log.info("train.minutes %g: another epoch would take too long, so the run ends early", minutes)
+def _sizes(parts: Assembly, each: list[float]) -> list[str]:
+    """Returns what an epoch of each phase takes (seconds), as people say it."""
+    several = len(parts.phases) > 1
+    return [f"{t:.2g} s" + f" at {phase.size} px" * several for t, phase in zip(each, parts.phases, strict=True)]
+
+
+def _say(parts: Assembly, each: list[float], spent: float, takes: float) -> None:
+    minutes, sizes = parts.config.train.minutes, _sizes(parts, each)
+    counts = ", ".join(f"{phase.epochs} epochs of about {t}" for phase, t in zip(parts.phases, sizes, strict=True))
+    ends = time.strftime("%H:%M", time.localtime(time.time() + takes))
+    log.info("train.minutes %g: %s; ends at about %s, after %s", minutes, counts, ends, duration(spent + takes))
+    if spent + takes < SHORT * 60 * minutes:
+        log.info("train.minutes %g: one epoch more would not fit, so the run ends early", minutes)
+
+
+def _too_short(parts: Assembly, each: list[float], spent: float, takes: float) -> UserError:
+    """Says what a run of one epoch a phase takes, of which ``spent`` seconds are gone and ``takes`` are to come."""
+    wanted = 1.1 * (spent + takes) / 60 / AIM
+    digits = 1 - math.floor(math.log10(wanted))
+    wanted = math.ceil(wanted * 10**digits) / 10**digits
+    line = f"an epoch takes {' and '.join(_sizes(parts, each))}, and the run around it"
+    line += f" {duration(spent + takes - sum(each))}; wanted at least {wanted:g}"
+    return UserError(f"train.minutes: got {parts.config.train.minutes:g}, but {line}")
 
 
 def fitting(shares: list[int], seconds: Callable[[list[int]], float], aim: float, most: float) -> list[int] | None:
@@ -130,15 +150,13 @@ def fitting(shares: list[int], seconds: Callable[[list[int]], float], aim: float
     return min(near, key=lambda found: abs(seconds(found) - aim), default=None)
 
 
-def forecast(
-    parts: Assembly, rates: list[Rates], splits: LoadedSplits, ending: Callable[[Assembly, LoadedSplits, float], float]
-) -> float:
-    """Returns the seconds from the first phase to ``result.json``, at the ``rates`` of the phases."""
-    train, images = parts.config.train, len(splits.train)
-    held, total = splits.val or splits.test or (), ending(parts, splits, rates[-1].look)
+def forecast(parts: Assembly, rates: list[Rates], splits: LoadedSplits) -> float:
+    """Returns the seconds of all phases at their ``rates``, evaluations between epochs and checkpoints included."""
+    train, images, held = parts.config.train, len(splits.train), len(splits.val or splits.test or ())
+    total = 0.0
     for phase, rate in zip(parts.phases, rates, strict=True):
         training = phase.epochs * (images * rate.image + EPOCH)
-        looking = parts.stage.looks(parts.config, phase, images, len(held)) * rate.look
+        looking = parts.stage.looks(parts.config, phase, images, held) * rate.look
         saved = min(phase.steps(images), (training + looking) / max(1e-9, 60 * train.save_minutes))
         total += rate.start + training + looking + (2 + saved) * rate.save
     return total

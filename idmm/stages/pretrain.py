@@ -19,7 +19,7 @@ from idmm.progress import counting
 from idmm.seeding import permutation
 from idmm.stages import Phase, documented
 from idmm.stages.assemble import (
-    DRAWN,
+    CURVES,
     Assembly,
     LoadedSplits,
     eval_batches,
@@ -72,7 +72,7 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
             return _features(run, parts, backbone, splits.train, label="features before training")
 
         batches = functools.partial(_looked_at, run, parts)
-        parts = within_minutes(run, parts, splits, batches, lambda *_: DRAWN, lambda trial: trial.prepare(features))
+        parts = within_minutes(run, parts, splits, batches, _ending_seconds, lambda trial: trial.prepare(features))
         config, (phase,) = parts.config, parts.phases
         say_length(run, parts, len(splits.train))
         method = parts.method(phase, backbone, len(splits.train), classes)
@@ -142,6 +142,10 @@ def _features(run: Session, parts: Assembly, backbone, store, images=None, label
 def _looked_at(run: Session, parts: Assembly, phase: Phase, splits: LoadedSplits) -> Iterator[dict]:
     """Yields images as they are looked at between epochs, all to train on."""
     return eval_batches(run, splits.train, phase.size, parts.crop_pct, parts.spec, EVAL_BATCH)
+
+
+def _ending_seconds(parts: Assembly, splits: LoadedSplits, look: float, drawn: float) -> float:
+    return CURVES * drawn
 
 
 def _monitor(run: Session, parts: Assembly, method: Method, splits: LoadedSplits) -> list[Evaluation]:

@@ -14,14 +14,14 @@ from idmm.data.doctor import SKEWED
 from idmm.engine import Session
 from idmm.files import write_text
 from idmm.intervals import too_narrow
-from idmm.stages.assemble import DRAWN, Assembly, LoadedSplits, drawing
+from idmm.stages.assemble import CURVES, Assembly, LoadedSplits, drawing
 
 log = logging.getLogger("idmm")
 SIDE = 32  # pixels of the small images that are compared as they are
 NEIGHBOURS = 5
 PAIRS = 25_000_000  # of a training and a test image: 3,072 multiplications each, seconds in all
 READ, COMPARED = 0.0003, 2.0  # seconds to read an image, and for so many pairs
-CONFUSION = 0.7  # seconds to draw that picture
+CONFUSION = 4  # times what drawing the curves of a single epoch takes
 READINGS = 10  # times that the network saw the images, from which on reading them once more is a trifle
 COLUMNS = ("class", "images", "correct", "accuracy", "most_confused_with", "times")
 
@@ -79,11 +79,12 @@ def is_cheap(parts: Assembly, splits: LoadedSplits) -> bool:
     return kept and len(train) * len(test) <= PAIRS and shown >= READINGS * (len(train) + len(test))
 
 
-def ending_seconds(parts: Assembly, splits: LoadedSplits, look: float) -> float:
-    """Returns about what comes after a classifier's last step (seconds), where evaluating an image takes ``look``."""
+def ending_seconds(parts: Assembly, splits: LoadedSplits, look: float, drawn: float) -> float:
+    """Returns about what comes after a classifier's last step (seconds), where evaluating an image takes ``look`` and
+    drawing the curves of a single epoch ``drawn``."""
     train, test = len(splits.train), len(splits.test)
     pixels = READ * (train + test) + COMPARED * train * test / PAIRS if is_cheap(parts, splits) else 0.0
-    return DRAWN + CONFUSION + pixels + (look * test if splits.val is not None else 0.0)
+    return (CURVES + CONFUSION) * drawn + pixels + (look * test if splits.val is not None else 0.0)
 
 
 def pixel_knn(train: ImageStore, test: ImageStore) -> float:

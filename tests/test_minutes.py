@@ -1,0 +1,245 @@
+"""``train.minutes``: as many epochs as fit into a time, found once by timed steps and kept with the run."""
+
+import json
+import time
+
+import pytest
+import transfers
+import yaml
+from helpers import flags, inside, metrics, refused, same
+from test_distributed import together
+from test_resume import stop_at
+
+from idmm import stages
+from idmm.config import FinetuneConfig, PretrainConfig, parsing
+from idmm.engine import Session
+from idmm.stages import budget, folds
+from idmm.stages.budget import Rates, fitting
+from idmm.transfer import estimate
+from idmm.transfer.config import merged, parse_grid
+
+SMALL = {"data__subset": {"per_class": 4}, "train__epochs": None, "train__save_minutes": 60}
+RATE = Rates(start=1.0, image=0.05, look=0.001, save=0.0)
+
+
+# ------------------------------------------------------------------ how many epochs
+def test_epochs_whose_time_is_nearest_to_the_aim():
+    def linear(epochs):
+        return 10 + 3 * epochs[0]
+
+    assert fitting([800], linear, 57, 60) == [16], "58 s are nearer than 55"
+    assert fitting([800], linear, 56.4, 60) == [15]
+    assert fitting([800], linear, 57, 57.5) == [15], "58 s would be too long"
+    assert fitting([1], linear, 10, 13) == [1] and fitting([1], linear, 10, 12.9) is None
+    assert fitting([1], linear, -5, -1) is None, "the time is over"
+    assert fitting([200], lambda epochs: 1e-4 * epochs[0], 3600, 3700) == [36_000_000]
+
+
+@pytest.mark.parametrize("aim", [40, 77.7, 300, 5000])
+def test_the_epochs_of_several_sizes_keep_their_ratio(aim):
+    def seconds(epochs):
+        return 2 * epochs[0] + 7 * epochs[1]
+
+    first, second = fitting([200, 100], seconds, aim, 1.05 * aim)
+    assert abs(first - 2 * second) <= 2 and abs(seconds([first, second]) - aim) <= 8 / 2 + 0.5
+    assert fitting([800, 1], seconds, 30, 32)[1] == 1, "no size goes without"
+
+
+def fake(patch, spent=10.0, rates=(RATE, RATE), drawn=0.1):
+    """Makes what a run measures known: seconds before its first step, and rates one phase after the other."""
+    rates = iter(rates)
+    patch.setattr(Session, "seconds", property(lambda self: spent))
+    patch.setattr(budget, "_rates", lambda *_: next(rates))
+    patch.setattr(budget, "drawing_seconds", lambda run: drawn)
+
+
+def sizes(*epochs):
+    """The stages of tiny fine-tuning, with epochs."""
+    return [{"size": 16, "epochs": epochs[0]}, {"size": 32, "lr": 0.001, "batch_size": 24, "epochs": epochs[1]}]
+
+
+# 40 images. Pretraining: an epoch takes 2.05 s (2 to train, 0.01 around it, 0.04 to look at 40 images), and beside 10 s
+# before the first step 1 to start and 3 * 0.1 to draw: 3 epochs end after 17.45 s, next to 0.95 * 18. Fine-tuning: 2.37
+# (360 images are looked at) and 2.7: 4 epochs end after 22.18, next to 0.95 * 24.
+ASKED = {"pretrain": {**SMALL, "train__minutes": 0.3}, "finetune": {**SMALL, "train__minutes": 0.4}}
+FOUND = {"pretrain": {**SMALL, "train__epochs": 3}, "finetune": {**SMALL, "stages": sizes(2, 2)}}
+BOTH = pytest.mark.parametrize("stage", list(ASKED))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Runs whose epochs can be found by hand, and others that are asked for as many."""
+    folder = tmp_path_factory.mktemp("minutes")
+    for stage, asked in ASKED.items():
+        with pytest.MonkeyPatch.context() as patch:
+            fake(patch)
+            assert inside(stage, folder / stage, **asked) == 0
+        assert inside(stage, folder / f"{stage}-epochs", **FOUND[stage]) == 0
+    return folder
+
+
+def no_timing(patch):
+    patch.setattr(budget, "_rates", lambda *_: pytest.fail("timed again"))
+
+
+def said(out):
+    return (out / "log.txt").read_text()
+
+
+@BOTH
+def test_the_epochs_by_hand(stage, runs):
+    result = json.loads((runs / stage / "result.json").read_text())
+    config = yaml.safe_load((runs / stage / "config.yaml").read_text())
+    assert (result["minutes"], config["train"]["minutes"]) == (ASKED[stage]["train__minutes"],) * 2
+    if stage == "pretrain":
+        assert result["epochs"] == config["train"]["epochs"] == 3
+        assert "train.minutes 0.3: 3 epochs of about 2 s; ends at about " in said(runs / stage)
+    else:
+        assert result["epochs"] == 4 and [one["epochs"] for one in config["stages"]] == [2, 2]
+        assert "2 epochs of about 2 s at 16 px, 2 epochs of about 2 s at 32 px; ends" in said(runs / stage)
+    assert "of about" not in said(runs / stage).partition("ends at about")[2], "nothing is timed twice"
+    assert "epochs" not in json.loads((runs / "finetune-epochs/result.json").read_text())
+
+
+@BOTH
+def test_weights_are_those_of_as_many_epochs(stage, runs):
+    """The schedule, too, has that length."""
+    assert same(runs / stage, runs / f"{stage}-epochs")
+    assert metrics(runs / stage) == metrics(runs / f"{stage}-epochs")
+
+
+@BOTH
+@pytest.mark.parametrize("place", [(1, 0, 0), (1, 1, 1)])
+def test_a_resumed_run_keeps_its_epochs(stage, place, runs, tmp_path, monkeypatch):
+    """From before the first step on, so that a kill does not change them."""
+    with pytest.MonkeyPatch.context() as patch:
+        fake(patch)
+        stop_at(patch, *place)
+        assert inside(stage, tmp_path / "run", **{**ASKED[stage], "train__save_minutes": 0}) == 130
+    no_timing(monkeypatch)
+    assert inside(stage, tmp_path / "run", **ASKED[stage]) == 0
+    assert same(tmp_path / "run", runs / stage)
+    assert json.loads((tmp_path / "run/result.json").read_text())["seconds"] >= 10, "those before the stop count"
+
+
+@BOTH
+def test_a_finished_run_does_nothing_and_is_held_to_its_minutes(stage, runs, monkeypatch, capsys):
+    no_timing(monkeypatch)
+    assert inside(stage, runs / stage, **ASKED[stage]) == 0
+    assert "finished already, nothing to do" in capsys.readouterr().err
+    other = {**ASKED[stage], "train__minutes": 7.0}
+    asked = ASKED[stage]["train__minutes"]
+    first, second = refused(capsys, [stage, *flags(stage, runs / stage, **other)])
+    assert first == f"train.minutes: the run in '{runs / stage}' has {asked}, asked for now is 7.0"
+    assert second.endswith("belongs to another config; name a new folder or mend the above")
+
+
+@BOTH
+def test_too_short_for_an_epoch(stage, tmp_path, monkeypatch, capsys):
+    fake(monkeypatch)
+    out = tmp_path / "deep" / "run"
+    (line,) = refused(capsys, [stage, *flags(stage, out, **ASKED[stage] | {"train__minutes": 0.15})])[-1:]
+    each, wanted = ("2 s", 0.26) if stage == "pretrain" else ("2 s at 16 px and 2 s at 32 px", 0.34)
+    around = "11 s" if stage == "pretrain" else "13 s"
+    said = f"an epoch takes {each}, and the run around it {around}; wanted at least {wanted}"
+    assert line == f"train.minutes: got 0.15, but {said}"
+    assert not out.parent.exists()
+    fake(monkeypatch)
+    assert inside(stage, out, **ASKED[stage] | {"train__minutes": wanted}) == 0, "the advice is good"
+
+
+def test_a_long_epoch_leaves_a_gap(tmp_path, monkeypatch):
+    fake(monkeypatch, rates=[Rates(1.0, 0.5, 0.001, 0.0)])
+    assert inside("pretrain", tmp_path / "run", **SMALL, train__minutes=0.75) == 0
+    assert "train.minutes 0.75: one epoch more would not fit, so the run ends early" in said(tmp_path / "run")
+
+
+# ------------------------------------------------------------------ by the real clock
+@BOTH
+def test_it_ends_in_time(stage, tmp_path):
+    """Bounds for a machine that does other things, too."""
+    began = time.monotonic()
+    assert inside(stage, tmp_path / "run", **SMALL, train__minutes=0.15) == 0
+    taken, result = time.monotonic() - began, json.loads((tmp_path / "run/result.json").read_text())
+    assert abs(result["seconds"] - taken) < 1 and 3 < taken < 27
+    epochs = {"train__epochs": result["epochs"]}
+    if stage == "finetune":
+        config = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
+        epochs = {"stages": config["stages"]}
+    assert inside(stage, tmp_path / "epochs", **{**SMALL, **epochs}) == 0
+    assert same(tmp_path / "run", tmp_path / "epochs"), "timing leaves no trace"
+
+
+def test_processes_agree(tmp_path):
+    changes = {**SMALL, "data__subset": {"total": 41}, "train__minutes": 0.3, "train__accumulate": 1}
+    with together("pretrain", tmp_path / "run", **changes) as processes:
+        assert processes.wait() == 0, processes.said()
+    assert json.loads((tmp_path / "run/result.json").read_text())["epochs"] == len(metrics(tmp_path / "run"))
+
+
+def test_a_command_counts_from_its_start():
+    with stages.counted_from(5.0):
+        assert stages.beginning() == 5.0, "its first run"
+        assert abs(stages.beginning() - time.monotonic()) < 1, "a later one, the next fold"
+    assert abs(stages.beginning() - time.monotonic()) < 1
+
+
+def test_folds_share_the_time():
+    config = FinetuneConfig(out="a", data={"folds": 4}, train={"minutes": 2.0})
+    assert [one.train.minutes for one in folds.each_fold(config)] == [0.5] * 4
+
+
+# ------------------------------------------------------------------ epochs or minutes: what is said last
+def parsed(tmp_path, *argv, kind=FinetuneConfig, **files):
+    names = []
+    for name, content in files.items():
+        (tmp_path / name).write_text(yaml.safe_dump(content))
+        names += ["--config", str(tmp_path / name)]
+    return parsing.parse(kind, [*names, *argv], "idmm").train
+
+
+def test_the_later_one_counts(tmp_path):
+    minutes, epochs = {"train": {"minutes": 3}}, {"train": {"epochs": 7}}
+    staged = {"stages": [{"size": 32, "epochs": 2}]}
+    assert parsed(tmp_path, "--train.minutes", "2", a=epochs).minutes == 2
+    assert parsed(tmp_path, "--train.epochs", "7", a=minutes).minutes is None
+    assert parsed(tmp_path, "--stages", "[{size: 32, epochs: 2}]", a=minutes).minutes is None
+    assert parsed(tmp_path, "--stages", "[{size: 32}]", a=minutes).minutes == 3
+    assert (
+        parsed(tmp_path, a=minutes, b=epochs).minutes is None and parsed(tmp_path, a=minutes, b=staged).minutes is None
+    )
+    assert parsed(tmp_path, a=epochs, b=minutes).minutes == 3
+    assert parsed(tmp_path, a={"train": {"minutes": 3, "epochs": 7}}).minutes == 3, "a run's config.yaml"
+
+
+@pytest.mark.parametrize("kind", [PretrainConfig, FinetuneConfig])
+def test_both_as_flags_are_a_mistake(kind, tmp_path, capsys):
+    line = "train.minutes: given beside epochs, which it replaces; give one of the two"
+    argv = [kind.STAGE, "--train.minutes", "3", "--out", tmp_path / "run"]
+    assert refused(capsys, [*argv, "--train.epochs", "4"]) == [line]
+    if kind is FinetuneConfig:
+        assert refused(capsys, [*argv, "--stages", "[{size: 32, epochs: 4}]"]) == [line]
+    grid = ["transfer", "--targets", "[digits]", "--out", tmp_path / "run"]
+    asked = [f"--{kind.STAGE}.train.minutes", "3", f"--{kind.STAGE}.train.epochs", "3"]
+    assert refused(capsys, [*grid, *asked]) == [f"--{kind.STAGE}.{line}"]
+    assert refused(capsys, [*argv, "--train.minutes", "0"]) == ["train.minutes: got 0, wanted greater than 0"]
+    assert not (tmp_path / "run").exists()
+
+
+def test_in_a_grid_too(tmp_path):
+    """An entry's epochs over the grid's minutes, a flag's over the file's."""
+    assert merged({"train.minutes": 3}, {"train": {"epochs": 4}}) == {"train": {"epochs": 4}}
+    assert merged({"train": {"epochs": 4}}, {"train.minutes": 3}) == {"train": {"epochs": 4, "minutes": 3}}
+    (tmp_path / "grid.yaml").write_text(yaml.safe_dump({"targets": ["digits"], "finetune": {"train": {"minutes": 3}}}))
+    argv = ["--config", str(tmp_path / "grid.yaml"), "--out", "out", "--finetune.train.epochs", "4"]
+    assert parse_grid(argv, "idmm").finetune == {"train": {"epochs": 4}}
+
+
+def test_a_grids_plan_knows_the_time(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(estimate, "_rates", lambda *_: pytest.fail("timed"))
+    timed = [f"--{stage}.train.{key}" for stage, key in (("pretrain", "minutes"), ("finetune", "minutes"))]
+    assert transfers.inside(tmp_path / "out", "--plan", timed[0], 3, timed[1], 2) == 0
+    shown = capsys.readouterr()
+    assert shown.out.count("about     3 min") == 2 and shown.out.count("about     2 min") == 6
+    assert "8 jobs for 6 cells, 0 cells are done; about 18 min" in shown.out
+    assert "few to learn from" not in shown.err, "how many steps there will be is not known yet"
