@@ -8,6 +8,7 @@ import sys
 import time
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from idmm.config import FinetuneConfig, PretrainConfig
@@ -40,6 +41,7 @@ class Group:
     usage: str  # with a place for a line on each command
 
 
+IMPORTS = 60.0  # seconds that they take at most: sandboxes may not tell when a process began
 STAGED = PretrainConfig | FinetuneConfig
 DATA = {
     "list": Command(keys.DataListConfig, "commands.catalogue:table", "all datasets with their sizes"),
@@ -112,7 +114,7 @@ def main(argv: list[str] | None = None, prog: str | None = None) -> int:
         prog: What the user typed, for the help of the scripts.
     """
     own = argv is None or prog is not None  # else this process did other things before
-    began = time.monotonic() - (time.process_time() if own else 0.0)
+    began = time.monotonic() - (_age() if own else 0.0)
     argv = sys.argv[1:] if argv is None else argv
     try:
         return _run(IDMM, "", argv, began, prog)
@@ -126,6 +128,16 @@ def main(argv: list[str] | None = None, prog: str | None = None) -> int:
     except BrokenPipeError:  # 'idmm pretrain --help | head'
         sys.stdout = open(os.devnull, "w")
         return 0
+
+
+def _age() -> float:
+    """Returns the seconds since this process began; where that is not known, those that it computed."""
+    computed = time.process_time()
+    with contextlib.suppress(OSError, ValueError, IndexError, AttributeError):  # there is /proc on Linux alone
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])  # from the system's start
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+        return age if computed <= age + 0.1 and age < IMPORTS else computed
+    return computed
 
 
 def _run(group: Group, typed: str, argv: list[str], began: float, prog: str | None = None) -> int:

@@ -14,6 +14,7 @@ from idmm import stages
 from idmm.config import FinetuneConfig, PretrainConfig, parsing
 from idmm.engine import Session
 from idmm.stages import budget, folds
+from idmm.stages.advice import advice
 from idmm.stages.budget import Rates, fitting
 from idmm.transfer import estimate
 from idmm.transfer.config import merged, parse_grid
@@ -152,6 +153,12 @@ def test_a_long_epoch_leaves_a_gap(tmp_path, monkeypatch):
     fake(monkeypatch, rates=[Rates(1.0, 0.5, 0.001, 0.0)])
     assert inside("pretrain", tmp_path / "run", **SMALL, train__minutes=0.75) == 0
     assert "train.minutes 0.75: one epoch more would not fit, so the run ends early" in said(tmp_path / "run")
+
+
+def test_advice_does_not_name_epochs():
+    config = FinetuneConfig(out="a", train={"minutes": 1.0, "epochs": 2, "batch_size": 16})
+    (line,) = advice(config, stages.STAGES["finetune"].phases(config), 64)
+    assert line.endswith("few to learn from; try --train.batch_size 8 and a larger --train.minutes")
 
 
 # ------------------------------------------------------------------ timed

@@ -43,7 +43,7 @@ def of_length(config: Any, phases: list[Phase], images: int) -> list[str]:
                 tried, steps = _flags(phase, changes), -(-images // batch) * epochs
                 tried += f" ({steps} steps in all)"
             else:
-                tried = " and ".join([*([_flags(phase, changes)] if changes else []), "more of --train.minutes"])
+                tried = " and ".join([*([_flags(phase, changes)] if changes else []), "a larger --train.minutes"])
             shown = f"{phase.label}: {counted(each, 'step')} an epoch, {total} in all: {', and '.join(faults)}"
             lines.append(f"{shown}; try {tried}{sgd}")
     return lines

@@ -17,6 +17,7 @@ import torch
 
 from idmm import distributed
 from idmm.calibrate import written_bytes
+from idmm.data.split import counted
 from idmm.engine import Loop, Session
 from idmm.errors import UserError
 from idmm.evaluate import evaluating
@@ -117,7 +118,8 @@ def _sizes(parts: Assembly, each: list[float]) -> list[str]:
 
 def _say(parts: Assembly, each: list[float], spent: float, takes: float) -> None:
     minutes, sizes = parts.config.train.minutes, _sizes(parts, each)
-    counts = ", ".join(f"{phase.epochs} epochs of about {t}" for phase, t in zip(parts.phases, sizes, strict=True))
+    epochs = [counted(phase.epochs, "epoch") for phase in parts.phases]
+    counts = ", ".join(f"{n} of about {t}" for n, t in zip(epochs, sizes, strict=True))
     ends = time.strftime("%H:%M", time.localtime(time.time() + takes))
     log.info("train.minutes %g: %s; ends at about %s, after %s", minutes, counts, ends, duration(spent + takes))
     if spent + takes < SHORT * 60 * minutes:
