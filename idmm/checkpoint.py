@@ -16,7 +16,7 @@ import yaml
 from idmm import distributed
 from idmm.config import FREE, NEW_KEYS, parsing
 from idmm.errors import RunError, UserError
-from idmm.files import missing_folders, remove_empty, replacing, sweep, write_text
+from idmm.files import begun, missing_folders, remove_empty, replacing, sweep, write_text
 from idmm.locks import STALE, Lock
 
 log = logging.getLogger("idmm")
@@ -24,11 +24,6 @@ log = logging.getLogger("idmm")
 # What a checkpoint holds.
 PARTS = ("stage", "epoch", "step", "epoch_seconds", "seconds", "sums", "precision")
 PARTS += ("method", "optimizer", "ema", "scaler")
-
-
-def begun(path: str | os.PathLike) -> bool:
-    """Says whether a folder holds a run with a state to resume from or a result."""
-    return any((Path(path) / name).exists() for name in ("last/state.pt", "result.json"))
 
 
 def check_resume(path: str | os.PathLike, used: bool, resume: str) -> None:

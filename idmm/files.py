@@ -95,6 +95,11 @@ def weights_label(source: str | os.PathLike, field: str) -> str:
     return f"{field}: '{source}'" if field else f"{source}:"
 
 
+def begun(path: str | os.PathLike) -> bool:
+    """Says whether a folder holds a run with a state to resume from or a result."""
+    return any((Path(path) / name).exists() for name in ("last/state.pt", "result.json"))
+
+
 def missing_folders(path: Path) -> list[Path]:
     """Returns those of a path and the folders above it that are not there, the path first."""
     return [folder for folder in (path, *path.parents) if not folder.exists()]

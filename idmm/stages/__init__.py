@@ -7,16 +7,17 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from inspect import cleandoc
+from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
-from idmm.config import FinetuneConfig, PretrainConfig, parsing, resolved_stages
+from idmm.config import FinetuneConfig, PretrainConfig, parsing, resolved_stages, with_epochs
 from idmm.config.commands import ProbeConfig
 from idmm.config.recipes import METHODS, pass_notes, resolve_method
 from idmm.config.schema import flags_of
 from idmm.data.registry import resolve_name
 from idmm.errors import UserError
-from idmm.files import weights_file
+from idmm.files import begun, weights_file
 
 # Keys that the stages' docstrings explain; the others they name.
 USUAL = (
@@ -202,7 +203,18 @@ def prepare(config: Any) -> tuple[Any, list[str]]:
         faults.append("train.tensorboard: needs tensorboard; install it with: pip install 'idmm[tensorboard]'")
     if faults:
         raise UserError(*faults)
-    return config, notes
+    return _taken_up(config), notes
+
+
+def _taken_up(config: Any) -> Any:
+    """Returns the config with the epochs that its run has where that was begun and ``train.minutes`` set them."""
+    train, stage = getattr(config, "train", None), stage_of(config)
+    if train and train.minutes is not None and begun(config.out):
+        with contextlib.suppress(UserError):  # the run's folder says what is wrong with it
+            epochs = [phase.epochs for phase in stage.phases(stage.build(Path(config.out) / "config.yaml"))]
+            if len(epochs) == len(stage.phases(config)):
+                return with_epochs(config, epochs)
+    return config
 
 
 def _inside_images(config: Any) -> str | None:

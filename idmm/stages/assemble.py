@@ -8,15 +8,13 @@ import copy
 import functools
 import logging
 import math
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 
 from idmm import distributed
-from idmm.checkpoint import RunFolder, begun
+from idmm.checkpoint import RunFolder
 from idmm.config import FinetuneConfig, global_groups, parsing, resolved_stages, with_epochs
 from idmm.data.augment import TrainTransform
 from idmm.data.cache import ImageStore, compare, fingerprint, load_split
@@ -28,6 +26,7 @@ from idmm.data.split import Splits, counted
 from idmm.data.views import MultiCropTransform, short_side_bound
 from idmm.engine import Evaluation, Loop, Session, StagePlan
 from idmm.errors import Interrupted, RunError, SizeError, UserError
+from idmm.files import begun
 from idmm.methods import Method, RunInfo, create_method
 from idmm.methods.drloc import Localization
 from idmm.methods.finetune import Finetune
@@ -43,7 +42,6 @@ from idmm.stages.advice import advice
 log = logging.getLogger("idmm")
 PARTS = ("train", "val", "test")
 EVAL_CROP = 0.875  # of pretraining's features
-CURVES = 3  # times what drawing those of a single epoch takes
 _KEPT = {"ram": "decoded in memory", "disk": "decoded on the disk", "off": "decoded at every use"}
 
 
@@ -60,9 +58,7 @@ class Assembly:
     # Of each stage's own class; a probe has no method and no transform.
     crop_pct: float  # share of the resized short side that the centre crop of evaluation covers
     bound: Callable[[int], Bound]  # what is kept of training images for views of so many pixels
-    method: Callable[
-        [Phase, torch.nn.Module, int, int | None], Method
-    ]  # for so many images and classes (None: no labels)
+    method: Callable[[Phase, torch.nn.Module, int, int | None], Method]  # for so many images and classes (or None)
     transform: Callable[[Phase, ImageStore], BatchFn]  # turns image numbers into a batch
 
     def __init__(self, config, init_field: str = "init"):
@@ -232,18 +228,7 @@ def resolve(config) -> tuple[Assembly, list[str]]:
     data = replace(config.data, mean=spec.mean, std=spec.std, in_chans=spec.in_chans)
     parts = assemble(replace(config, train=train, model=model, data=data))
     parts.spec, parts.began = spec, began  # the checkpoint is read once
-    return _taken_up(parts), notes
-
-
-def _taken_up(parts: Assembly) -> Assembly:
-    """Returns the parts with the epochs that a begun run has, where those came from ``train.minutes``."""
-    config = parts.config
-    if config.train.minutes is not None and begun(config.out):
-        with contextlib.suppress(UserError):  # the run's folder says what is wrong with it
-            before = parts.stage.phases(parts.stage.build(Path(config.out) / "config.yaml"))
-            if len(before) == len(parts.phases):
-                return parts.with_epochs([phase.epochs for phase in before])
-    return parts
+    return parts, notes
 
 
 @contextlib.contextmanager
@@ -289,17 +274,6 @@ def export(run: Session, loop: Loop, parts: Assembly, splits: "LoadedSplits", cl
         kwargs = export_kwargs(spec.name, spec.kwargs, size, len(named), spec.in_chans)
         save_model(run.folder.path, stem, tensors, kwargs=kwargs, extra=extra, **about)
     _draw_curves(run, parts)
-
-
-def drawing_seconds(run: Session) -> float:
-    """Returns what drawing the curves of a single epoch takes, the import of matplotlib left out."""
-    from idmm.pictures import run_curves
-
-    began, picture = time.monotonic(), run.folder.path / "last" / "trial.png"
-    with contextlib.suppress(Exception):  # what cannot be drawn costs no time in the end
-        run_curves([{"epoch": 1, "stage": 1, "step": 1, "loss": 1.0, "lr": 1.0, "seconds": 1.0}], picture, "")
-    picture.unlink(missing_ok=True)
-    return time.monotonic() - began
 
 
 def _draw_curves(run: Session, parts: Assembly) -> None:

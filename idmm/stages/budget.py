@@ -24,7 +24,7 @@ from idmm.evaluate import evaluating
 from idmm.methods import Method
 from idmm.progress import duration
 from idmm.stages import Phase
-from idmm.stages.assemble import Assembly, LoadedSplits, drawing_seconds
+from idmm.stages.assemble import Assembly, LoadedSplits
 
 log = logging.getLogger("idmm")
 AIM = 0.95  # of the minutes: what is left makes up for a machine that slows down
@@ -32,6 +32,7 @@ SHORT = 0.85  # of the minutes: a run that ends before this says why
 TRIAL = 0.03, 2.0, 0.1, 60.0  # seconds of timing: this share of the run, at least so many, within this share and bound
 BLOCKS = 5  # that the timed steps are split into; their median forgets what else the machine did for a moment
 LOOKING = 0.2  # of the trial, at most, for evaluation
+CURVES = 3  # times what drawing those of a single epoch takes
 EPOCH, SAVE, SPEED = 0.01, 0.02, 100e6  # seconds around an epoch and a checkpoint, bytes a second of the latter
 
 
@@ -56,7 +57,7 @@ def within_minutes(
     """Returns the parts with as many epochs as fit into ``train.minutes``, in the ratio of the recipe's, and writes
     them to config.yaml; the parts as they are where there are no minutes, or the run is taken up again.
 
-    All processes must call together.
+    All processes must call together, and go by the first one's clock.
 
     Args:
         run: Its time so far, reading the images included, is spent.
@@ -77,9 +78,8 @@ def within_minutes(
     log.info("train.minutes %g: steps are timed for some %s, then the epochs are known", minutes, duration(trial))
     rates = []
     for phase in parts.phases:
-        at = splits.at(phase.size)
-        evaluated = functools.partial(batches, phase, at)
-        rates.append(_rates(run, parts, phase, at, evaluated, prepare, trial / len(parts.phases)))
+        evaluated = functools.partial(batches, phase, splits.at(phase.size))
+        rates.append(_rates(run, parts, phase, splits, evaluated, prepare, trial / len(parts.phases)))
     drawn = drawing_seconds(run) if run.folder.leader else 0.0
 
     def seconds(epochs: list[int]) -> float:
@@ -88,7 +88,6 @@ def within_minutes(
 
     left = 60 * minutes - run.seconds
     found = fitting([phase.epochs for phase in parts.phases], seconds, left - (1 - AIM) * 60 * minutes, left)
-    # the first process's, as each has its own clock
     found, takes, left = distributed.broadcast((found, seconds(found or [1] * len(rates)), left))
     each = [len(splits.train) * rate.image for rate in rates]
     if found is None:
@@ -165,6 +164,17 @@ def forecast(parts: Assembly, rates: list[Rates], splits: LoadedSplits) -> float
 
 
 # ---------------------------------------------------------------------- timing
+def drawing_seconds(run: Session) -> float:
+    """Returns what drawing the curves of a single epoch takes, the import of matplotlib left out."""
+    from idmm.pictures import run_curves
+
+    began, picture = time.monotonic(), run.folder.path / "last" / "trial.png"
+    with contextlib.suppress(Exception):  # what cannot be drawn costs no time in the end
+        run_curves([{"epoch": 1, "stage": 1, "step": 1, "loss": 1.0, "lr": 1.0, "seconds": 1.0}], picture, "")
+    picture.unlink(missing_ok=True)
+    return time.monotonic() - began
+
+
 def _rates(
     run: Session, parts: Assembly, phase: Phase, splits: LoadedSplits, evaluated, prepare, seconds: float
 ) -> Rates:

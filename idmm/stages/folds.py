@@ -11,11 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from idmm.checkpoint import RunFolder, begun, check_resume
+from idmm.checkpoint import RunFolder, check_resume
 from idmm.config import Data
 from idmm.data.datasets import open_splits
 from idmm.data.registry import resolve_name
 from idmm.errors import UserError
+from idmm.files import begun
 from idmm.intervals import too_narrow, wilson
 from idmm.progress import logging_to
 from idmm.stages import STAGES, stage_of

@@ -19,7 +19,6 @@ from idmm.progress import counting
 from idmm.seeding import permutation
 from idmm.stages import Phase, documented
 from idmm.stages.assemble import (
-    CURVES,
     Assembly,
     LoadedSplits,
     eval_batches,
@@ -29,7 +28,7 @@ from idmm.stages.assemble import (
     say_length,
     session,
 )
-from idmm.stages.budget import length_result, within_minutes
+from idmm.stages.budget import CURVES, length_result, within_minutes
 
 log = logging.getLogger("idmm")
 EVAL_BATCH = 256

@@ -14,7 +14,8 @@ from idmm.data.doctor import SKEWED
 from idmm.engine import Session
 from idmm.files import write_text
 from idmm.intervals import too_narrow
-from idmm.stages.assemble import CURVES, Assembly, LoadedSplits, drawing
+from idmm.stages.assemble import Assembly, LoadedSplits, drawing
+from idmm.stages.budget import CURVES
 
 log = logging.getLogger("idmm")
 SIDE = 32  # pixels of the small images that are compared as they are
