@@ -22,7 +22,8 @@ USUAL = (
     "data.labelled", "data.val_fraction", "data.folds", "model.name", "model.kwargs", "model.freeze", "train.epochs",
     "train.size", "train.batch_size", "train.lr", "train.weight_decay", "train.warmup_epochs", "train.precision",
     "train.device", "train.knn_every", "train.keep", "train.class_weights", "method.name", "method.classifier",
-    "method.label_weight", "method.instance_decay", "views.size", "views.crops", "augment.mixup_alpha", "augment.cutmix_alpha", "drloc.weight",
+    "method.label_weight", "method.instance_decay", "views.size", "views.crops", "augment.mixup_alpha",
+    "augment.cutmix_alpha", "drloc.weight",
 )  # fmt: skip
 
 
