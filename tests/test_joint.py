@@ -8,8 +8,23 @@ import numpy as np
 import pytest
 import torch
 from folders import TINY, paint, result, section, tree, tuned
-from helpers import VIT, call, flags, inside, metrics, refused, run_info, same, start, state, state_file, weights
+from helpers import (
+    VIT,
+    call,
+    distance,
+    flags,
+    inside,
+    metrics,
+    refused,
+    run_info,
+    same,
+    start,
+    state,
+    state_file,
+    weights,
+)
 from PIL import Image
+from test_distributed import ALONE, both
 from test_losses import naive as naive_instance
 from tiny import SIDE, assert_same_loss, backbone, batch, make
 
@@ -450,3 +465,15 @@ def test_settings_of_a_joint_run_are_a_grids_too(root, tmp_path):
     grid = parse_grid([*argv, "--pretrain.method.label_weight", "3"], "test")
     job = next(job for job in GridPlan(grid).checked().jobs.values() if job.stage == "pretrain")
     assert job.config["data"]["labelled"]["per_class"] == 2 and job.config["method"]["label_weight"] == 3
+
+
+def test_two_processes_are_one(root, tmp_path):
+    """Few labels: most batches have none. Weights and both parts of the loss are those of one process."""
+    given = {**SMALL, **ALONE, "method__cutmix_alpha": 0, "data__labelled": {"total": 3}, "data__root": str(root)}
+    given |= {"train__optimizer": "sgd", "train__lr": 0.05, "train__batch_size": 5}
+    one, two, _ = both("pretrain", tmp_path, **given)
+    assert distance(one, two) < 1e-5
+    for a, b in zip(metrics(one), metrics(two), strict=True):
+        for name in ("loss", "label_loss", "instance_loss"):
+            assert b[name] == pytest.approx(a[name], rel=1e-4, abs=1e-6)
+    assert result(one)["top1"] == result(two)["top1"]
