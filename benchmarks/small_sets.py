@@ -108,7 +108,9 @@ def _spectrogram(path: Path) -> Image.Image:
     start = max(0, min(int(loud[0]), len(sound) - length))
     sound = sound[start : start + length]
     sound = np.pad(sound, (0, length - len(sound)))
-    spectrum = np.abs(stft(sound, RATE, nperseg=512, noverlap=512 - length // FRAMES, boundary=None)[2]) ** 2  # [257, T]
+    spectrum = (
+        np.abs(stft(sound, RATE, nperseg=512, noverlap=512 - length // FRAMES, boundary=None)[2]) ** 2
+    )  # [257, T]
     bands = np.log10(_mel_filters() @ spectrum + 1e-10)  # [64, T]
     grey = np.clip((bands - bands.max()) / 8 + 1, 0, 1)  # 80 dB
     return Image.fromarray(np.uint8(np.rint(255 * grey[::-1]))).resize((FRAMES, MELS), Image.Resampling.BOX)
@@ -131,7 +133,10 @@ def write(images, folder: Path) -> None:
         (folder / part / name).mkdir(parents=True, exist_ok=True)
         image.save(folder / part / name / f"{number:04d}.png")
     total = {part: sum(n for (of, _), n in count.items() if of == part) for part in ("train", "test")}
-    print(f"{folder}: {total['train']} train, {total['test']} test, {len({name for _, name in count})} classes", flush=True)
+    print(
+        f"{folder}: {total['train']} train, {total['test']} test, {len({name for _, name in count})} classes",
+        flush=True,
+    )
 
 
 def main() -> None:

@@ -1,4 +1,5 @@
-"""What changes with the step: the learning rate (linear warm-up, then half a cosine to zero, timm's), weight decay."""
+"""What changes with the step: the learning rate (linear warm-up, then half a cosine to zero, timm's), weight decay,
+the weight of a loss."""
 
 import logging
 import math
@@ -66,6 +67,12 @@ def weight_decay_schedule(optimizer: torch.optim.Optimizer, steps: int, end: flo
                 optimizer.param_groups[number]["weight_decay"] = value
 
     return update
+
+
+def left_of(decay: str, gone: float) -> float:
+    """Returns what is left of the weight of a loss after the share ``gone`` of the run: all of it (``none``), or what a
+    straight line (``linear``) or half a ``cosine`` from 1 to 0 leaves."""
+    return {"none": 1.0, "linear": 1 - gone, "cosine": (1 + math.cos(math.pi * gone)) / 2}[decay]
 
 
 def warmup_length(epochs: float, steps_per_epoch: int, steps: int) -> tuple[int, str | None]:

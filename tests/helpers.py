@@ -198,6 +198,6 @@ def temporary(out):
     return [path for path in Path(out).rglob(".*") if path.is_file()]
 
 
-def run_info(images, classes=None, batch_size=4, epochs=2, steps=10, global_groups=1):
+def run_info(images, classes=None, batch_size=4, epochs=2, steps=10, global_groups=1, labelled=None):
     """What a method is told of a small run."""
-    return RunInfo(images, batch_size, epochs, steps, classes, global_groups)
+    return RunInfo(images, batch_size, epochs, steps, classes, global_groups, labelled)

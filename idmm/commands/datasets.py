@@ -136,7 +136,7 @@ def report(found: Checkup, written: bool = False) -> list[str]:
         lines += [f"{text}; accuracies come out too high:", f"  {listed(shared)}"]
     if found.near_skipped:
         lines.append("near-duplicates: not looked for among so many images; --near_limit allows it")
-    suspected = sum(not pair.exact for pair in found.pairs)
+    suspected = sum(not pair.certain for pair in found.pairs)
     if not found.clean:
         return [*lines, "some of this should be mended, see above"]
     if suspected:
@@ -191,7 +191,10 @@ def _images(found: Checkup) -> Iterator[tuple[str, list[str]]]:
 def _pairs(found: Checkup, look: str) -> Iterator[tuple[str, list[str]]]:
     """What is wrong with pairs of images, and which they are; ``look``: what to do with those that may be right."""
     groups = found.sorted_pairs()
-    if exact := groups["duplicates"]:
+    if again := [pair for pair in groups["duplicates"] if pair.first.split != pair.second.split]:
+        text = f"repeated: {counted(len(again), 'unlabelled image')} that train already has; pretraining refuses them"
+        yield f"{text}. Remove:", _shown(again)
+    if exact := [pair for pair in groups["duplicates"] if pair.first.split == pair.second.split]:
         text = (
             f"duplicates: {counted(len(exact), 'image')} that a split already has. In train, one picture then has two"
         )
@@ -205,8 +208,11 @@ def _pairs(found: Checkup, look: str) -> Iterator[tuple[str, list[str]]]:
         ("leakage", "leakage", "in two splits", "accuracies come out too high"),
         ("conflicts", "conflicting labels", "in two classes", "one of them is wrong"),
     ):
-        if same := [pair for pair in groups[kind] if pair.exact]:
+        if same := [pair for pair in groups[kind] if pair.certain]:
             yield f"{what}: {counted(len(same), 'pair')} of the same image {where}; {verdict}:", _shown(same)
+        if seen := [pair for pair in groups[kind] if pair.exact and not pair.certain]:
+            text = f"suspected {what}: {counted(len(seen), 'image')} to evaluate on among the unlabelled ones"
+            yield f"{text}; pretraining would see their pixels, without labels:", _shown(seen)
         if near := [pair for pair in groups[kind] if not pair.exact]:
             text = f"suspected {what}: {counted(len(near), 'pair')} of nearly the same image {where}"
             yield f"{text}; {look}:", _shown(near)

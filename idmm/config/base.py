@@ -82,9 +82,11 @@ NEW_KEYS = {
     "train.class_weights": "none",
     "method.classifier_init_std": None,
     "method.stop_grad_conv1": None,
+    "method.label_weight": 0.0,
+    "method.instance_decay": "none",
     "views.solarize_prob": 0.0,
     "views.interpolation": "bicubic",
-    **dict.fromkeys(f"data.{name}" for name in ("exclude", "labels", "groups", "folds", "fold")),
+    **dict.fromkeys(f"data.{name}" for name in ("exclude", "labels", "labelled", "groups", "folds", "fold")),
 }
 
 

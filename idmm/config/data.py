@@ -50,7 +50,7 @@ class Data:
     Null: 'folder' where there is a data.root, else 'digits', which scikit-learn ships."""
     root: str | None = None
     """Folder of the dataset ('idmm data info NAME' shows how it is laid out). folder: ROOT/train/CLASS/* and
-    ROOT/val/CLASS/* (or test); pretraining takes any tree."""
+    ROOT/val/CLASS/* (or test); pretraining takes any tree, and with ROOT/train the images of ROOT/unlabelled too."""
     download: bool = False
     """Fetch the dataset into data.root where it is not there yet and its source allows."""
     allow_size_mismatch: bool = False
@@ -62,11 +62,16 @@ class Data:
     workers: int | None = Field(None, ge=0)
     """Loader processes; 0 loads in the training process, null means one a core but one, 8 at most."""
     subset: Subset | None = None
-    """Train on a part only, e.g. '{per_class: 10}', '{total: 10000}' or '{fraction: 0.1}'."""
+    """Train on a part only, e.g. '{per_class: 10}', '{total: 10000}' or '{fraction: 0.1}'. Images of ROOT/unlabelled,
+    which pretraining takes all, do not count."""
+    labelled: Subset | None = None
+    """Pretraining with method.label_weight: whose labels are used, e.g. '{per_class: 5}', drawn as data.subset draws,
+    from what that leaves, so that fine-tuning with this as its data.subset trains on the same images; the others count
+    as images without labels; null: all that there are."""
     labels: str | None = None
     """folder: CSV file of path,class for images that are not sorted into class folders, paths under data.root; a header
     may name a column split (train, val or test) and a column group, too. Images without a row are left out of
-    fine-tuning and used by pretraining; null: the folders are the classes."""
+    fine-tuning and used by pretraining as images without labels; null: the folders are the classes."""
     exclude: str | None = None
     """File of images to leave out of all splits, a path under data.root a line; 'idmm data check' writes one
     (exclude.txt); null: none."""

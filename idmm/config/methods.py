@@ -82,6 +82,13 @@ class IDMM(_Projection, _Smoothed):
     """Start of the N-way layer's rows: 'random', or each image's own 'features', untrained, centred, normalised."""
     classifier_init_std: float | None = Field(None, gt=0)
     """Standard deviation of random rows, normally distributed; null: uniform within 1/sqrt(d), as PyTorch's layers."""
+    label_weight: float = Field(0.0, ge=0)
+    """Joint training with what labels there are (data.labelled): weight of the cross-entropy of a classifier, beside
+    the N-way loss that runs on all images. On the global crops (the groups of the first one's scale), with
+    method.label_smoothing and method.cutmix_alpha as the N-way loss has them. The run then needs images to test on, and
+    exports the classifier, too; 0: no labels."""
+    instance_decay: Literal["none", "linear", "cosine"] = "none"
+    """With label_weight: the weight of the N-way loss stays 1, or falls to zero by the end of the run."""
     chunk_size: int | None = Field(None, ge=1)
     """Views whose N logits are held at a time; null: chosen from N and the batch (views)."""
 

@@ -46,7 +46,7 @@ def resolve_method(config: PretrainConfig) -> tuple[PretrainConfig, list[str]]:
         UserError: Fields that the method does not read, crops that it cannot take, a library that is missing.
     """
     method, recipe, reads = config.method, METHODS[config.method.name], keys_read(config.method)
-    faults = [*unread(method, changed(method)), *_missing(method, reads)]
+    faults = [*unread(method, changed(method)), *_missing(method, reads), *_label_faults(config)]
     views, view_notes = _filled_views(config.views, method.name)
     given, wanted = sum(group.count for group in views.crops), recipe.exactly or recipe.at_least
     if given < wanted or (recipe.exactly and given > wanted):
@@ -83,6 +83,31 @@ def pass_notes(config: PretrainConfig, batch_size: int) -> tuple[list[str], list
     if images < 2:
         return [f"{shown}: {name} compares the images of a pass with one another; wanted at least 2 of them"], []
     return [], [f"{shown}: {name} compares the {images} images of a pass with one another, not those of the batch"]
+
+
+def learns_labels(config: PretrainConfig) -> bool:
+    """Whether a run trains a classifier beside its backbone, on what labels there are."""
+    return bool(config.method.label_weight)
+
+
+def needs_labels(config: PretrainConfig) -> bool:
+    """Whether a run's method is of use on labelled images alone."""
+    return METHODS[config.method.name].labelled
+
+
+def _label_faults(config: PretrainConfig) -> list[str]:
+    """What is wrong with keys that say whose labels are used, and how."""
+    method, faults = config.method, []
+    if method.instance_decay != Method().instance_decay and not learns_labels(config):
+        why = "the N-way loss is all there is to learn from; wanted none, or a label_weight > 0"
+        faults.append(f"method.instance_decay: {method.instance_decay!r}, but method.label_weight is 0: {why}")
+    if config.data.labelled is not None and needs_labels(config):
+        why = f"{method.name} cannot use images without labels; --data.subset draws the images to train on"
+        faults.append(f"data.labelled: {why}")
+    elif config.data.labelled is not None and not learns_labels(config):
+        wanted = "wanted a weight > 0, or no labelled"
+        faults.append(f"data.labelled: no label is used, as method.label_weight is 0; {wanted}")
+    return faults
 
 
 def _missing(method: Method, reads: dict[str, Any]) -> list[str]:

@@ -304,7 +304,8 @@ class _Loading:
             raise UserError(f"data.root: none of the {len(split)} images can be used:", *lines)
         if split.labels is not None:
             left = Counter(split.labels[index.good].tolist())
-            empty = [split.classes[label] for label in np.unique(split.labels) if not left[int(label)]]
+            there = np.unique(split.labels[split.labels >= 0])
+            empty = [split.classes[label] for label in there if not left[int(label)]]
             if empty:
                 raise UserError(f"data.root: no usable image is left of the classes {listed(empty)}")
 
@@ -345,7 +346,8 @@ def fingerprint(store: ImageStore) -> dict:
 
     Digests are cut to 16 hexadecimal digits, labels that there are none of left out. The order counts.
     """
-    labels = [""] * len(store) if store.labels is None else [f" {label}" for label in store.labels]
+    known = [-1] * len(store) if store.labels is None else store.labels
+    labels = ["" if label < 0 else f" {label}" for label in known]
     images = zip(store.names, store.digests, labels, strict=True)
     return {"classes": store.classes, "images": {name: found[:16] + label for name, found, label in images}}
 

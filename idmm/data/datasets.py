@@ -12,22 +12,36 @@ import numpy as np
 
 from idmm import config
 from idmm.data.download import fetch
-from idmm.data.readers.folder import parent_of_split
-from idmm.data.readers.layout import FilesMissing
+from idmm.data.readers.folder import parent_of_split, read_unlabelled
+from idmm.data.readers.layout import FilesMissing, root_folder
 from idmm.data.registry import Spec, resolve_name, spec_of
-from idmm.data.split import LabelsMissing, Split, Splits, counted
+from idmm.data.split import LabelsMissing, Split, Splits, counted, together
 from idmm.data.user_lists import groups_of, leave_out, shared_groups, with_groups
 from idmm.errors import UserError, listed
 from idmm.seeding import derive, numpy_rng
 
 log = logging.getLogger(__name__)
 
+_EACH = "; per_class or fraction draws from each"
 _DRAWS = 200  # random draws of groups, of which the one with the best shares of the classes is held out
 
 
-def open_splits(data: config.Data, labelled: bool, evaluated: bool = True) -> Splits:
+def open_splits(data: config.Data, labelled: bool, evaluated: bool = True, unlabelled: bool | None = None) -> Splits:
+    """Returns what :func:`read_splits` does, images without labels among those to train on.
+
+    Args:
+        data: The ``data`` section of a config.
+        labelled: See :func:`read_splits`.
+        evaluated: Likewise.
+        unlabelled: Whether images without labels come along, too; None: where labels are not needed.
+    """
+    unlabelled = not labelled if unlabelled is None else unlabelled
+    return together(read_splits(data, labelled, evaluated, unlabelled))
+
+
+def read_splits(data: config.Data, labelled: bool, evaluated: bool, unlabelled: bool) -> Splits:
     """Lists a dataset's images, less those of ``data.exclude``; holds out ``data.fold`` and ``data.val_fraction`` and
-    draws ``data.subset`` from the training images.
+    draws ``data.subset`` from the training images and, from what that leaves, ``data.labelled``, whose labels are kept.
 
     Args:
         data: The ``data`` section of a config.
@@ -35,9 +49,12 @@ def open_splits(data: config.Data, labelled: bool, evaluated: bool = True) -> Sp
             along where the dataset happens to have them.
         evaluated: Whether labelled images to evaluate on are needed, too. Then ``data.folds`` makes one fold ``test``
             (the first where ``data.fold`` is None), in the place of what the dataset has.
+        unlabelled: Whether images for pretraining alone are listed, too: those of the folder ``unlabelled`` beside
+            ``train``, and where ``labelled`` those without a row in ``data.labels``. Nothing is held out or drawn of
+            them.
 
     Returns:
-        ``train``, and ``val`` and ``test`` or None. A single evaluation split is ``test``.
+        ``train``, ``val`` and ``test`` or None, and ``unlabelled`` or None. A single evaluation split is ``test``.
 
     Raises:
         UserError: Unknown dataset, missing or damaged files, sizes that are not the protocol's (unless
@@ -48,7 +65,7 @@ def open_splits(data: config.Data, labelled: bool, evaluated: bool = True) -> Sp
     data = resolve_name(data)[0]
     spec = spec_of(data.name)
     splits = _compared(spec, _read(spec, data, labelled), data.allow_size_mismatch)
-    splits = narrowed(splits, data, labelled)
+    splits = narrowed(_with_unlabelled(splits, data, unlabelled), data, labelled)
     if data.exclude is not None and labelled and splits.train.labels is not None:
         if empty := _empty_classes(splits.train):
             raise UserError(f"data.exclude: '{data.exclude}' leaves no training image of {listed(empty)}; wanted some")
@@ -62,8 +79,34 @@ def open_splits(data: config.Data, labelled: bool, evaluated: bool = True) -> Sp
     if data.subset is not None:
         splits = replace(splits, train=draw_subset(splits.train, data.subset))
         if labelled:
-            _warn_of_empty_classes(splits.train, "data.subset", "; per_class or fraction draws from each")
+            _warn_of_empty_classes(splits.train, "data.subset", _EACH)
+    if data.labelled is not None:
+        splits = replace(splits, train=_with_labels_of(splits.train, data.labelled))
     return splits
+
+
+def _with_unlabelled(splits: Splits, data: config.Data, wanted: bool) -> Splits:
+    """Lists the images without labels that are for pretraining alone, where they are wanted."""
+    if not wanted or data.name != "folder":
+        return replace(splits, unlabelled=None)
+    if data.labels is None:  # whose reader lists them with the others
+        splits = replace(splits, unlabelled=read_unlabelled(str(root_folder(data))))
+    if splits.unlabelled is not None:
+        images = f"{len(splits.train)} images, and {len(splits.unlabelled)} more without labels"
+        log.info("data.root: '%s' has %s, for pretraining alone", data.root, images)
+    return splits
+
+
+def _with_labels_of(train: Split, drawn: config.Subset) -> Split:
+    """Returns training images with the labels of those alone that a draw names; the others' are -1."""
+    numbers = drawn_from(train, drawn, "data.labelled")
+    _warn_of_empty_classes(train.take(numbers), "data.labelled", _EACH)
+    if len(found := np.unique(train.labels[numbers])) < 2:
+        only = f"the images that are drawn are all of class '{train.classes[found[0]]}'"
+        raise UserError(f"data.labelled: {only}; a classifier wants two or more")
+    labels = np.full(len(train), -1)
+    labels[numbers] = train.labels[numbers]
+    return replace(train, labels=labels)
 
 
 def narrowed(splits: Splits, data: config.Data, labelled: bool) -> Splits:
@@ -137,10 +180,17 @@ def draw_subset(split: Split, subset: config.Subset) -> Split:
     Raises:
         UserError: More than there is, or per_class without labels.
     """
+    drawn = split.take(drawn_from(split, subset, "data.subset"))
+    return replace(drawn, drawn=f"{split.drawn} {subset!r}")
+
+
+def drawn_from(split: Split, subset: config.Subset, field: str) -> np.ndarray:
+    """Returns the numbers of the images that a subset is of, in order; errors as of :func:`draw_subset`, with ``field``
+    for the config's key."""
     if subset.per_class is not None and split.labels is None:
-        raise UserError("data.subset.per_class: these images have no labels; wanted total or fraction")
+        raise UserError(f"{field}.per_class: these images have no labels; wanted total or fraction")
     if subset.total is not None and subset.total > len(split):
-        raise UserError(f"data.subset.total: {subset.total} is more than the {len(split)} training images")
+        raise UserError(f"{field}.total: {subset.total} is more than the {len(split)} training images")
     whole = subset.total is not None or split.labels is None
     groups = [np.arange(len(split))] if whole else _by_class(split)
     if subset.per_class is not None:
@@ -148,10 +198,9 @@ def draw_subset(split: Split, subset: config.Subset) -> Split:
         if few:
             (least, name), others = min(few), f" and of {len(few) - 1} more" if len(few) > 1 else ""
             what = f"{subset.per_class} is more than the {least} training images of class '{name}'{others}"
-            raise UserError(f"data.subset.per_class: {what}; wanted up to {least}")
+            raise UserError(f"{field}.per_class: {what}; wanted up to {least}")
     counts = [subset.total or subset.per_class or max(1, _share(subset.fraction, len(g))) for g in groups]
-    drawn = split.take(_draw(groups, counts, numpy_rng(subset.seed, "subset")))
-    return replace(drawn, drawn=f"{split.drawn} {subset!r}")
+    return _draw(groups, counts, numpy_rng(subset.seed, "subset"))
 
 
 def _empty_classes(split: Split) -> list[str]:

@@ -9,12 +9,12 @@ from PIL import Image
 from scipy.fft import dctn
 
 from idmm import config
-from idmm.data.datasets import narrowed, open_splits
+from idmm.data.datasets import narrowed, read_splits
 from idmm.data.depth import AUTO, Scale, described, each_scaled, range_of, tidy
 from idmm.data.images import BadImage, Depth, digest, frames, load
-from idmm.data.readers.folder import read_all
+from idmm.data.readers.folder import UNLABELLED, read_all
 from idmm.data.readers.layout import root_folder
-from idmm.data.split import LabelsMissing, Split, Splits
+from idmm.data.split import LabelsMissing, Split, Splits, together
 from idmm.data.user_lists import BadList, shared_groups
 from idmm.errors import UserError
 
@@ -27,7 +27,7 @@ FLAT = 4.0  # a thumbnail of a smaller standard deviation has nothing to correla
 SKEWED = 10.0  # largest class over smallest from which the balance is remarked on
 _BLOCK = 2048
 _COMMENT = "#"
-_STAYS = ("train", "val", "test")  # of equal images the last one's stays
+_STAYS = ("unlabelled", "train", "val", "test")  # of equal images the last one's stays
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,14 @@ class Pair:
     @property
     def leaks(self) -> bool:
         """Whether one is trained on and the other evaluated on."""
-        return self.first.split != self.second.split
+        splits = {self.first.split, self.second.split}
+        return len(splits) > 1 and splits != {"train", "unlabelled"}
+
+    @property
+    def certain(self) -> bool:
+        """Whether something is wrong for sure: they are the same, unless pretraining would see the pixels of an image
+        to evaluate on, without its label."""
+        return self.exact and not (self.leaks and "unlabelled" in (self.first.split, self.second.split))
 
     @property
     def disagrees(self) -> bool:
@@ -91,8 +98,8 @@ class Checkup:
     @property
     def clean(self) -> bool:
         """Whether nothing was found that should be mended; near-duplicates and the like may be as they should."""
-        exact = any(pair.exact for pair in self.pairs)
-        return not (self.layout_faults or self.size_mismatch or self.unreadable or exact or self.shared_groups)
+        wrong = any(pair.certain for pair in self.pairs)
+        return not (self.layout_faults or self.size_mismatch or self.unreadable or wrong or self.shared_groups)
 
     def plain(self) -> dict:
         """Returns it for JSON, the pairs sorted into ``duplicates near_duplicates leakage conflicts``."""
@@ -161,7 +168,7 @@ def check(data: config.Data, tiny: int, near_limit: int, progress: bool = False)
 def _opened(data: config.Data) -> tuple[Splits, list[str], list[str]]:
     """Opens the dataset as fine-tuning does; where that fails, all that is there, with faults or remarks on it."""
     try:
-        return _with_unlabelled(open_splits(data, labelled=True), data), [], []
+        return _by_folder(read_splits(data, labelled=True, evaluated=True, unlabelled=True)), [], []
     except BadList:
         raise
     except UserError as error:
@@ -169,24 +176,21 @@ def _opened(data: config.Data) -> tuple[Splits, list[str], list[str]]:
     if data.name == "folder" and data.labels is None:
         splits = narrowed(read_all(str(root_folder(data))), data, labelled=True)
     else:  # with labels, and groups, where all that is missing is something to evaluate on
-        splits = open_splits(data, isinstance(fault, LabelsMissing) and data.labels is not None, evaluated=False)
-        splits = _with_unlabelled(splits, data)
+        labelled = isinstance(fault, LabelsMissing) and data.labels is not None
+        splits = _by_folder(read_splits(data, labelled, evaluated=False, unlabelled=True))
     lines = list(fault.faults)
     return (splits, [], lines) if isinstance(fault, LabelsMissing) else (splits, lines, [])
 
 
-def _with_unlabelled(splits: Splits, data: config.Data) -> Splits:
-    """Returns the splits with the images without a row in ``data.labels``, which pretraining uses, in train as well."""
-    train = splits.train
-    if data.labels is None or train.labels is None:
+def _by_folder(splits: Splits) -> Splits:
+    """Returns the splits with the images without a row in ``data.labels`` in train, but for those of the folder
+    ``unlabelled``."""
+    more = splits.unlabelled
+    if more is None:
         return splits
-    whole = open_splits(data, labelled=False).train
-    named = {name for split in splits.parts.values() for name in split.names}
-    more = whole.take([i for i, name in enumerate(whole.names) if name not in named])
-    labels = np.append(train.labels, np.full(len(more), -1))
-    groups = None if train.groups is None else np.append(train.groups, [""] * len(more))
-    both = replace(train, items=train.items + more.items, names=train.names + more.names, labels=labels, groups=groups)
-    return replace(splits, train=both)
+    beside = np.array([name.startswith(f"{UNLABELLED}/") for name in more.names])
+    splits = together(replace(splits, unlabelled=more.take(np.flatnonzero(~beside))))
+    return replace(splits, unlabelled=more.take(np.flatnonzero(beside)) if beside.any() else None)
 
 
 def _summaries(found: Checkup, name: str, split: Split, max_pixels: int, progress: bool) -> Iterator[_Summary]:

@@ -32,7 +32,7 @@ class Split:
 
     items: list[str] | np.ndarray | LazyFiles  # paths, or the images themselves: uint8 [N, H, W, 3], or encoded
     names: list[str]  # of the images, the same wherever the dataset lies, with '/' for separator
-    labels: np.ndarray | None  # int64 [N]
+    labels: np.ndarray | None  # int64 [N]; in training images of stage 1, -1 where there is none
     classes: list[str] | None  # name of each label
     drawn: str = ""  # how it was drawn from a whole split; empty: it is whole
     groups: np.ndarray | None = None  # name of each image's group, [N]: groups are held out whole
@@ -69,6 +69,7 @@ class Splits:
     test: Split | None
     size_mismatch: dict[str, list[int]] = field(default_factory=dict)  # with the protocol: {"train": [found, wanted]}
     excluded: int = 0  # images that data.exclude left out
+    unlabelled: Split | None = None  # images without labels, for pretraining, that are not in train (yet)
 
     @property
     def remarks(self) -> dict:
@@ -78,11 +79,24 @@ class Splits:
 
     @property
     def parts(self) -> dict[str, Split]:
-        """Those of ``train``, ``val`` and ``test`` that there are."""
-        return {name: part for name in ("train", "val", "test") if (part := getattr(self, name)) is not None}
+        """Those of ``train``, ``unlabelled``, ``val`` and ``test`` that there are."""
+        names = ("train", "unlabelled", "val", "test")
+        return {name: part for name in names if (part := getattr(self, name)) is not None}
 
 
 def arranged(splits: dict[str, Split | None]) -> Splits:
     """Returns ``train``, ``val`` and ``test`` by these names; a single one to evaluate on is ``test``."""
     val, test = splits.get("val"), splits.get("test")
     return Splits(splits["train"], None, val) if test is None else Splits(splits["train"], val, test)
+
+
+def together(splits: Splits) -> Splits:
+    """Returns the splits with the images without labels among those to train on, behind them and with the label -1."""
+    more, train = splits.unlabelled, splits.train
+    if more is None:
+        return splits
+    labels = None if train.labels is None else np.append(train.labels, np.full(len(more), -1))
+    groups = None if train.groups is None else np.append(train.groups, [""] * len(more))
+    both = {"items": [*train.items, *more.items], "names": train.names + more.names, "labels": labels, "groups": groups}
+    drawn = f"{train.drawn} and unlabelled {more.drawn}".strip()
+    return replace(splits, train=replace(train, **both, drawn=drawn), unlabelled=None)

@@ -176,11 +176,11 @@ def leave_out(splits: Splits, file: str, root: str | None) -> Splits:
     kept, counts = {}, {}
     for key, part in splits.parts.items():
         left = [i for i, name in enumerate(part.names) if name not in found]
-        if not left:
+        if not left and key != "unlabelled":
             raise BadList(f"data.exclude: '{file}' leaves no image of {key}; wanted one at least")
         out = sorted(found.intersection(part.names))
         drawn = f"{part.drawn} without {out!r}" if out else part.drawn
-        kept[key], counts[key] = replace(part.take(left), drawn=drawn), len(out)
+        kept[key], counts[key] = replace(part.take(left), drawn=drawn) if left else None, len(out)
     total = sum(counts.values())
     where = ", ".join(f"{n} {key}" for key, n in counts.items() if n)
     log.info("data.exclude: '%s' leaves out %s%s", file, counted(total, "image"), f" ({where})" if where else "")
@@ -198,6 +198,7 @@ def with_groups(splits: Splits, how: str, root: str | None) -> Splits:
     Raises:
         BadList: The file or the pattern is bad, or images are in no group.
     """
+    splits, unlabelled = replace(splits, unlabelled=None), splits.unlabelled  # these are never held out
     names = _names(splits)
     if how == "folder":
         group = {name: posixpath.basename(posixpath.dirname(name)) for name in names}
@@ -209,7 +210,7 @@ def with_groups(splits: Splits, how: str, root: str | None) -> Splits:
         what = f"'{how}' says of {counted(len(missing), 'image')} no group: {listed(missing, 3)}"
         raise BadList(f"data.groups: {what}; wanted one for each image")
     parts = {key: replace(part, groups=np.array([group[n] for n in part.names])) for key, part in splits.parts.items()}
-    return replace(splits, **parts)
+    return replace(splits, **parts, unlabelled=unlabelled)
 
 
 def _by_pattern(how: str, names: list[str]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -18,6 +19,7 @@ class RunInfo:
     steps: int  # optimizer steps of the run
     classes: int | None = None  # K, where there are labels
     global_groups: int = 1  # how many groups of crops, from the first on, are global (idmm.config.global_groups)
+    labelled: int | None = None  # images with a label; None: all
 
 
 class Method(nn.Module):
@@ -56,11 +58,16 @@ class Method(nn.Module):
         """
         raise NotImplementedError(f"{type(self).__name__} must compute a loss")
 
-    def features(self, images: Tensor, key: int, epoch: int) -> tuple[Tensor, Tensor | float, dict[str, Tensor]]:
-        """Returns the backbone's output [B, d], the extra loss and its log, of one forward pass."""
-        if self.localization is None:
-            return self.backbone(images), 0.0, {}
-        return self.localization(self.backbone, images, key, epoch)
+    def features(
+        self, images: Tensor, key: int, epoch: int, head: Callable[[Tensor], Any] | None = None
+    ) -> tuple[Any, Tensor | float, dict[str, Tensor]]:
+        """Returns the backbone's output [B, d], the extra loss and its log, of one forward pass.
+
+        Where a ``head`` is given, the output is what that makes of ``backbone.forward_features``.
+        """
+        if self.localization is not None:
+            return self.localization(self.backbone, images, key, epoch, head)
+        return self.backbone(images) if head is None else head(self.backbone.forward_features(images)), 0.0, {}
 
     def prepare(self, extract: Callable[[], Tensor]) -> None:
         """Acts before the first step of a new run; ``extract`` gives all images' features [N, d] on the CPU."""

@@ -24,11 +24,12 @@ def mixed_groups(batch: dict, target: Tensor, alpha: float, key: int) -> Iterato
     """Mixes each group of crops on its own (CutMix of Beta(alpha, alpha), partners from the group; 0: none).
 
     Yields:
-        Views [B*count, C, S, S], crops of an image together; their targets [B*count], from the images' [B]; the targets
-        mixed into them (None: none) and the share of their own pixels.
+        Views [B*count, C, S, S], crops of an image together; their targets [B*count], from the images' [B], or rows of
+        several targets from the images' [B, T]; the targets mixed into them (None: none) and the share of their own
+        pixels.
     """
     for number, views in enumerate(batch["views"]):
-        own = target.repeat_interleave(views.shape[1])  # [B] -> [B*count]
+        own = target.repeat_interleave(views.shape[1], dim=0)  # [B] -> [B*count]
         views, other, lam = views.flatten(0, 1), None, 1.0
         if alpha:
             mix = draw_cutmix(len(views), *views.shape[-2:], alpha, numpy_rng(key, "cutmix", number))
@@ -51,6 +52,19 @@ def mixed_cross_entropy(
             return F.cross_entropy(logits, label, label_smoothing=smoothing)
         each = F.cross_entropy(logits, label, label_smoothing=smoothing, reduction="none")  # [B]
         return (class_weight[label] * each).mean()
+
+    return part(own) if other is None else lam * part(own) + (1 - lam) * part(other)
+
+
+def labelled_cross_entropy(logits: Tensor, own: Tensor, other: Tensor | None, lam: float, smoothing: float) -> Tensor:
+    """Summed cross-entropy of logits [B, K] with the classes that are known; label -1 is none and adds nothing.
+
+    sum_i lam [own_i >= 0] CE_i(own_i) + (1 - lam) [other_i >= 0] CE_i(other_i), where CE_i(c) is image i's
+    cross-entropy with the smoothed label of class c. Where no class is known it is 0, with gradients of 0.
+    """
+
+    def part(label: Tensor) -> Tensor:
+        return F.cross_entropy(logits, label, ignore_index=-1, label_smoothing=smoothing, reduction="sum")
 
     return part(own) if other is None else lam * part(own) + (1 - lam) * part(other)
 

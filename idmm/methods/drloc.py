@@ -1,7 +1,8 @@
 """Dense relative localization as an extra term of a method's loss; its head lives here, never in the backbone."""
 
 import logging
-import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from idmm.config import DrLoc
 from idmm.errors import UserError
 from idmm.losses.drloc import DenseRelativeLocalization
 from idmm.models.grid import as_grid, block_outputs
+from idmm.schedule import left_of
 from idmm.seeding import numpy_rng
 
 log = logging.getLogger("idmm")
@@ -45,16 +47,18 @@ class Localization(nn.Module):
             units=config.units,
         )
 
-    def forward(self, backbone: nn.Module, images: Tensor, key: int, epoch: int) -> tuple[Tensor, Tensor, dict]:
+    def forward(
+        self, backbone: nn.Module, images: Tensor, key: int, epoch: int, head: Callable | None = None
+    ) -> tuple[Any, Tensor, dict]:
         """Returns the backbone's output for images [B, C, S, S], the weighted loss on its grid, and values for the log.
 
-        ``key`` seeds the pairs; ``epoch`` counts from 0.
+        ``key`` seeds the pairs; ``epoch`` counts from 0; ``head`` takes the place of ``backbone.forward_head``.
         """
         features, grids = self._run(backbone, images)
         loss = self.loss(grids if self.config.mode == "l1_all" else grids[0], numpy_rng(key, "drloc"))
         weight = self.weight(epoch)
         logs = {"drloc": loss.detach(), "drloc_weight": torch.tensor(weight, device=loss.device)}
-        return backbone.forward_head(features), weight * loss, logs
+        return (head or backbone.forward_head)(features), weight * loss, logs
 
     def weight(self, epoch: int) -> float:
         """Weight of the loss in an epoch, counted from 0: linear warm-up, then constant or falling to zero."""
@@ -62,8 +66,7 @@ class Localization(nn.Module):
         if epoch < config.warmup_epochs:
             return config.weight * (epoch + 1) / (config.warmup_epochs + 1)
         gone = (epoch - config.warmup_epochs) / max(1, self.epochs - config.warmup_epochs)
-        left = {"none": 1.0, "linear": 1 - gone, "cosine": (1 + math.cos(math.pi * gone)) / 2}
-        return config.weight * left[config.decay]
+        return config.weight * left_of(config.decay, gone)
 
     def _run(self, backbone: nn.Module, images: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Returns features and the grids that the loss is for, the final one or one for each block."""

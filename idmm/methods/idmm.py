@@ -1,6 +1,7 @@
 """IDMM: instance discrimination with multi-crop and CutMix (Cao, Yu, Wu, ECCV 2022)."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -9,7 +10,9 @@ from torch import Tensor, nn
 from idmm import config
 from idmm.losses.instance import instance_discrimination_loss
 from idmm.methods.base import Method, RunInfo
-from idmm.methods.common import head_dim, mixed_groups, projection_head
+from idmm.methods.common import at_least_fp32, head_dim, labelled_cross_entropy, mixed_groups, projection_head
+from idmm.models.build import pooled_and_logits
+from idmm.schedule import left_of
 
 
 class InstanceClassifier(nn.Module):
@@ -48,24 +51,63 @@ class InstanceClassifier(nn.Module):
 
 
 class IDMM(Method):
-    """Groups of crops, each CutMixed on its own; the loss is the sum of the groups' means."""
+    """Groups of crops, each CutMixed on its own; the loss is the sum of the groups' means.
+
+    With ``label_weight`` w the backbone has a classifier (joint training, as SSAT has it: Das et al., WACV 2024), and
+
+        loss = w label + left instance + drloc
+
+    where instance is the loss above, over all images, and left what ``instance_decay`` leaves of it. label is the
+    cross-entropy of the global crops whose class is known (label >= 0), mixed as their instances are. It is divided by
+    the number of such crops that a batch of this size has on average, not by those that it happens to have: so every
+    labelled image weighs the same in every batch, micro-batch and process, and over an epoch label is the mean over the
+    labelled images' crops. A batch without labels has 0.
+    """
 
     def __init__(self, backbone: nn.Module, info: RunInfo, config: config.Method):
         super().__init__(backbone)
-        self.config = config
+        self.config, self.epochs, self.global_groups = config, info.epochs, info.global_groups
+        self.labelled_share = 1.0 if info.labelled is None else info.labelled / info.images
         self.head = projection_head(backbone, config)  # Table 9; the paper's recipe has none
         self.classifier = InstanceClassifier(info.images, head_dim(backbone, config), config)
         self.lr_scales["classifier"] = config.classifier_lr_scale
 
     def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
-        """Computes the loss of ``batch["views"]`` (a list of [B, count, C, S, S]) of images ``batch["index"]`` [B]."""
+        """Computes the loss of ``batch["views"]`` (a list of [B, count, C, S, S]) of images ``batch["index"]`` [B].
+
+        With ``label_weight`` of classes ``batch["label"]`` [B] too, -1 where there is none.
+        """
+        if self.config.label_weight:
+            return self._joint(batch, key, epoch)
         groups = list(mixed_groups(batch, batch["index"], self.config.cutmix_alpha, key))
         features, extra, logs = self.features(torch.cat([views for views, *_ in groups]), key, epoch)  # [V, d]
+        return {"loss": self._instance(features, groups, logs) + extra, **logs}
+
+    def _joint(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
+        targets = torch.stack([batch["index"], batch["label"]], dim=1)  # [B, 2]
+        groups = list(mixed_groups(batch, targets, self.config.cutmix_alpha, key))
+        views, head = torch.cat([views for views, *_ in groups]), partial(pooled_and_logits, self.backbone)
+        (features, logits), extra, logs = self.features(views, key, epoch, head)  # [V, d], [V, K]
+        instances, labels = ([_column(group, n) for group in groups] for n in (0, 1))
+        instance = self._instance(features, instances, logs)
+        sizes = [len(views) for views, *_ in labels]
+        rows = zip(at_least_fp32(logits).split(sizes), labels, strict=True)
+        few, smoothing = list(rows)[: self.global_groups], self.config.label_smoothing
+        label = sum(labelled_cross_entropy(z, *targets, smoothing) for z, (_, *targets) in few)
+        label = label / (self.labelled_share * sum(sizes[: self.global_groups]))
+        left = left_of(self.config.instance_decay, epoch / self.epochs)
+        parts = {"label_loss": label.detach(), "instance_loss": instance.detach()}
+        weight = torch.tensor(left, device=label.device)
+        loss = self.config.label_weight * label + left * instance + extra
+        return {"loss": loss, **parts, "instance_weight": weight, **logs}
+
+    def _instance(self, features: Tensor, groups: list[tuple], logs: dict[str, Tensor]) -> Tensor:
+        """The N-way loss of features [V, d] of the groups' crops; a cosine layer's scale goes to the log."""
         rows = self.head(features).split([len(views) for views, *_ in groups])
         losses = [self.classifier(z, *targets) for z, (_, *targets) in zip(rows, groups, strict=True)]
         if self.classifier.scale is not None:
             logs["scale"] = self.classifier.scale.detach()
-        return {"loss": sum(losses) + extra, **logs}
+        return sum(losses)
 
     @torch.no_grad()
     def prepare(self, extract: Callable[[], Tensor]) -> None:
@@ -77,3 +119,9 @@ class IDMM(Method):
         """Returns ``instance_accuracy``: how many of the images are told from all others (percent)."""
         right = self.classifier.nearest(self.head(features)) == index
         return {"instance_accuracy": 100 * float(right.float().mean())}
+
+
+def _column(group: tuple, n: int) -> tuple:
+    """A group of crops with the ``n``-th of its targets alone."""
+    views, own, other, lam = group
+    return views, own[:, n], None if other is None else other[:, n], lam

@@ -74,6 +74,16 @@ def feature_width(model: nn.Module) -> int:
     return getattr(model, "feature_width", None) or getattr(model, "head_hidden_size", None) or model.num_features
 
 
+def pooled_and_logits(model: nn.Module, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns pooled features [B, d] and logits [B, K] of what ``forward_features`` of a model with a classifier gave.
+
+    The classifier reads the pooled features; only where it is no single layer (two heads of distilled models, say) does
+    the model's own head run again for the logits.
+    """
+    pooled, classifier = model.forward_head(features, pre_logits=True), model.get_classifier()
+    return pooled, classifier(pooled) if isinstance(classifier, nn.Linear) else model.forward_head(features)
+
+
 def check_name(name: str) -> None:
     """Raises UserError, with the nearest name, unless timm (with ours registered) knows ``name``."""
     if not (isinstance(name, str) and name and timm.is_model(name)):

@@ -11,9 +11,9 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
-from idmm.config import FinetuneConfig, PretrainConfig, parsing, resolved_stages, with_epochs
+from idmm.config import Data, FinetuneConfig, PretrainConfig, parsing, resolved_stages, with_epochs
 from idmm.config.commands import ProbeConfig
-from idmm.config.recipes import METHODS, pass_notes, resolve_method
+from idmm.config.recipes import learns_labels, needs_labels, pass_notes, resolve_method
 from idmm.config.schema import flags_of
 from idmm.data.registry import resolve_name
 from idmm.errors import UserError
@@ -22,10 +22,11 @@ from idmm.files import begun, weights_file
 # Keys that the stages' docstrings explain; the others they name.
 USUAL = (
     "out", "seed", "init", "resume", "stages", "size", "device", "data.name", "data.root", "data.subset", "data.labels",
-    "data.val_fraction", "data.folds", "model.name", "model.kwargs", "model.freeze", "train.epochs", "train.minutes",
-    "train.size", "train.batch_size", "train.lr", "train.weight_decay", "train.warmup_epochs", "train.precision",
-    "train.device", "train.knn_every", "train.keep", "train.class_weights", "method.name", "method.classifier",
-    "views.size", "views.crops", "augment.mixup_alpha", "augment.cutmix_alpha", "drloc.weight",
+    "data.labelled", "data.val_fraction", "data.folds", "model.name", "model.kwargs", "model.freeze", "train.epochs",
+    "train.minutes", "train.size", "train.batch_size", "train.lr", "train.weight_decay", "train.warmup_epochs",
+    "train.precision", "train.device", "train.knn_every", "train.keep", "train.class_weights", "method.name",
+    "method.classifier", "method.label_weight", "method.instance_decay", "views.size", "views.crops",
+    "augment.mixup_alpha", "augment.cutmix_alpha", "drloc.weight",
 )  # fmt: skip
 
 
@@ -59,7 +60,8 @@ class StageSpec:
     flags: str  # the grid's key that holds its options
     phases: Callable[[Any], list[Phase]]  # what it goes through; a probe sees training and test images, one at a time
     labelled: Callable[[Any], bool] = lambda config: True  # whether its training images need labels
-    needs_test: bool = True  # whether there must be images to evaluate on
+    needs_test: Callable[[Any], bool] = lambda config: True  # whether there must be images to evaluate on
+    unlabelled: Callable[[Any], bool] = lambda config: False  # whether it trains on images without labels, too
     evaluated: Callable[[Any], bool] = lambda config: True  # whether those are looked at
     needs_val: Callable[[Any], bool] = lambda config: False
     """Whether there must be images to choose by, beside those that are reported."""
@@ -80,8 +82,14 @@ class StageSpec:
             UserError: No such dataset, or a method that cannot be had so.
         """
         data, notes = resolve_name(config.data)
+        if data.labelled is not None and self.config is not PretrainConfig:
+            raise UserError(f"data.labelled: is for pretraining; data.subset draws the images of a {self.name}")
         config, more = self.by_method(replace(config, data=data))
         return config, notes + more
+
+    def images(self, config: Any) -> tuple[Data, bool, bool, bool]:
+        """Returns what :func:`idmm.data.datasets.open_splits` is asked for."""
+        return config.data, self.labelled(config), self.needs_test(config), self.unlabelled(config)
 
     def run(self, given: Any) -> dict:
         """Runs the stage; returns what ``result.json`` holds."""
@@ -106,7 +114,8 @@ def _one_size(config: PretrainConfig) -> list[Phase]:
 
 def _pretraining_looks(config: PretrainConfig, phase: Phase, train: int, held: int) -> int:
     monitored = phase.times(config.train.monitor_every) * min(config.train.monitor_images, train)
-    return monitored + (phase.times(config.train.knn_every) * (train + held) if held else 0)
+    tested = held if learns_labels(config) else 0
+    return monitored + tested + (phase.times(config.train.knn_every) * (train + held) if held else 0)
 
 
 STAGES = {
@@ -115,9 +124,10 @@ STAGES = {
         PretrainConfig,
         flags="pretrain",
         phases=_one_size,
-        labelled=lambda config: METHODS[config.method.name].labelled,
-        needs_test=False,
-        evaluated=lambda config: config.train.knn_every > 0,
+        labelled=lambda config: needs_labels(config) or learns_labels(config),
+        needs_test=learns_labels,
+        unlabelled=lambda config: not needs_labels(config),
+        evaluated=lambda config: config.train.knn_every > 0 or learns_labels(config),
         by_method=resolve_method,
         faults=lambda config, images: pass_notes(config, min(config.train.batch_size, images))[0],
         looks=_pretraining_looks,
@@ -227,7 +237,8 @@ def _inside_images(config: Any) -> str | None:
         return None
     root, out = (os.path.realpath(os.path.expanduser(path)) for path in (config.data.root, config.out))
     split = os.path.join(root, "train")
-    images = [os.path.join(root, part) for part in ("train", "val", "test")] if os.path.isdir(split) else [root]
+    parts = ("train", "unlabelled", "val", "test")
+    images = [os.path.join(root, part) for part in parts] if os.path.isdir(split) else [root]
     return next((place for place in images if os.path.commonpath([place, out]) == place), None)
 
 

@@ -16,13 +16,15 @@ import torch
 from idmm import distributed
 from idmm.checkpoint import RunFolder
 from idmm.config import FinetuneConfig, global_groups, parsing, resolved_stages, with_epochs
+from idmm.config.recipes import learns_labels
 from idmm.data.augment import TrainTransform
 from idmm.data.cache import ImageStore, compare, fingerprint, load_split
-from idmm.data.datasets import open_splits
+from idmm.data.datasets import read_splits
 from idmm.data.depth import AUTO, Scale, described, tidy
 from idmm.data.images import Bound, CentreCrop
 from idmm.data.loaders import BatchFn, BatchPlan, centre_crops
-from idmm.data.split import Splits, counted
+from idmm.data.repeats import refuse_repeats
+from idmm.data.split import Splits, counted, together
 from idmm.data.views import MultiCropTransform, short_side_bound
 from idmm.engine import Evaluation, Loop, Session, StagePlan
 from idmm.errors import Interrupted, RunError, SizeError, UserError
@@ -144,9 +146,12 @@ class _Pretraining(Assembly):
     def bound(self, size):
         return short_side_bound(size, min(group.scale[0] for group in self.config.views.crops))
 
-    def method(self, phase, backbone, images, classes):
+    def backbone(self, phase, classes=None):
+        return self.spec.build(phase.size, self.config.seed, classes if learns_labels(self.config) else 0)
+
+    def method(self, phase, backbone, images, classes, labelled=None):
         sizes = (images, min(phase.batch_size, images), phase.epochs, phase.steps(images))
-        info = RunInfo(*sizes, classes, global_groups(self.config.views.crops))
+        info = RunInfo(*sizes, classes, global_groups(self.config.views.crops), labelled)
         with seeded(derive(self.config.seed, "method")):
             method = create_method(backbone, info, self.config.method)
         method.localization = self.localization(phase, backbone)
@@ -327,7 +332,8 @@ def load_splits(parts: Assembly, folder: RunFolder | None = None, wanted: tuple[
     A run that is resumed in ``folder`` is held to the images that it began with.
     """
     data, sizes = parts.config.data, dict.fromkeys(phase.size for phase in parts.phases)
-    splits = open_splits(data, parts.stage.labelled(parts.config), parts.stage.needs_test)
+    listed = read_splits(*parts.stage.images(parts.config))
+    splits = together(listed)
     check_val(parts, splits)
     shown = folder is None or folder.leader
 
@@ -339,6 +345,8 @@ def load_splits(parts: Assembly, folder: RunFolder | None = None, wanted: tuple[
     scale = tidy(asked)
     held = [part for part in splits.parts if part in wanted and part != "train" and parts.stage.evaluated(parts.config)]
     stores = {"train": load("train", parts.bound(max(sizes)))}
+    if listed.unlabelled is not None:
+        refuse_repeats(stores["train"], listed.unlabelled)
     scale = stores["train"].scale or scale  # of the training images, for all
     crops = {}
     for size in sizes:

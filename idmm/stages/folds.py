@@ -37,7 +37,7 @@ def by_folds(stage: Callable[[Any], dict]) -> Callable[[Any], dict]:
     @functools.wraps(stage)
     def run(config):
         config = STAGES[stage.__name__].build(config)
-        if config.out is None or not several(config.data):
+        if config.out is None or not several(config.data) or not stage_of(config).needs_test(config):
             return stage(config)
         folds = list(each_fold(config))
         _check_folder(config, [one.out for one in folds])
@@ -146,7 +146,7 @@ def learned_from(init: str | None, data: Data) -> Any:
 
 def _held_out(before, init: str) -> bool:
     """Whether a run did hold out what its config says: pretraining has no folds, and keeps images without labels."""
-    if stage_of(before).needs_test:
+    if stage_of(before).needs_test(before):
         return True
     path = Path(init).expanduser()
     with suppress(OSError, ValueError, KeyError):  # its state was removed, say

@@ -3,12 +3,16 @@
 import functools
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from idmm import evaluate
 from idmm.config import METHODS, PretrainConfig, parsing
+from idmm.config.recipes import learns_labels
+from idmm.data.cache import ImageStore
+from idmm.data.readers.folder import UNLABELLED
 from idmm.data.split import LabelsMissing
 from idmm.engine import Evaluation, Loop, Session
 from idmm.errors import RunError, UserError
@@ -29,12 +33,15 @@ from idmm.stages.assemble import (
     session,
 )
 from idmm.stages.budget import CURVES, length_result, within_minutes
+from idmm.stages.folds import by_folds
+from idmm.stages.results import classifier_result, ending_seconds
 
 log = logging.getLogger("idmm")
 EVAL_BATCH = 256
 
 
 @documented
+@by_folds
 def pretrain(config: PretrainConfig | dict | str) -> dict:
     """Pretrains a backbone by ``config.method.name`` and writes it to ``config.out``.
 
@@ -43,7 +50,9 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
 
     Returns:
         What ``result.json`` holds: ``loss`` of the last epoch, ``train_size``, ``epochs``, ``minutes`` where given,
-        ``seed``, ``seconds``, ``precision`` (fp32, bf16 or fp16: what was used).
+        ``seed``, ``seconds``, ``precision`` (fp32, bf16 or fp16: what was used). With ``method.label_weight`` also what
+        a result of :func:`idmm.finetune` says of accuracy, on the test split, and ``labelled_size``, the training
+        images whose labels were used; of ``data.folds`` then what :func:`idmm.stages.folds.pooled` returns.
 
     Raises:
         UserError: A mistake in the config or the data.
@@ -62,9 +71,11 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
         classes = None if splits.train.classes is None else len(splits.train.classes)
 
         # ------------------------------------------------------------------ model
-        backbone = parts.backbone(phase)
+        backbone = parts.backbone(phase, classes)
         if run.folder.state is None and spec.init is not None:
             log.info("%s", spec.load(backbone, config.model.strict))
+
+        labelled = _labelled(splits.train)
 
         @functools.cache
         def features() -> torch.Tensor:
@@ -74,7 +85,7 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
         parts = within_minutes(run, parts, splits, batches, _ending_seconds, lambda trial: trial.prepare(features))
         config, (phase,) = parts.config, parts.phases
         say_length(run, parts, len(splits.train))
-        method = parts.method(phase, backbone, len(splits.train), classes)
+        method = parts.method(phase, backbone, len(splits.train), classes, labelled)
         if run.folder.state is None:
             method.prepare(features)
 
@@ -84,9 +95,16 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
         loop.fit()
 
         # ------------------------------------------------------------------ results
-        export(run, loop, parts, splits)
+        tested = {}
+        if learns_labels(config):
+            held = eval_batches(run, splits.test, phase.size, parts.crop_pct, spec, EVAL_BATCH)
+            found = evaluate.predict(loop.averaged, held, run.device, run.autocast)
+            tested = classifier_result(run, parts, splits, found)
+            tested |= {"num_classes": classes, "labelled_size": labelled, "test_size": len(splits.test)}
+        export(run, loop, parts, splits, splits.train.classes if tested else None)
         last = run.folder.last_metrics()
         result = {
+            **tested,
             "loss": last["loss"],
             **{name: last[name] for name in ("knn",) if name in last},
             "train_size": len(splits.train),
@@ -103,15 +121,31 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
 
 
 def _load(parts: Assembly, run: Session) -> LoadedSplits:
-    """Reads the images; where labels are missing, says that it is the method which wants them."""
+    """Reads the images; where labels are missing, says what wants them."""
+    config = parts.config
+    beside = Path(config.data.root or "", UNLABELLED)
+    if not parts.stage.unlabelled(config) and config.data.name == "folder" and beside.is_dir():
+        log.info("data.root: the images of '%s' are left out: %s learns from labels alone", beside, config.method.name)
     try:
-        return load_splits(parts, run.folder)
+        splits = load_splits(parts, run.folder)
     except LabelsMissing as error:
-        if not parts.stage.labelled(parts.config):
+        if learns_labels(config):
+            what = f"{config.method.label_weight:g} trains a classifier, which wants labels, and images to test it on"
+            raise UserError(*(f"method.label_weight: {what}: {fault}" for fault in error.faults)) from None
+        if not parts.stage.labelled(config):
             raise
         free = ", ".join(name for name, recipe in METHODS.items() if not recipe.labelled)
-        why = f"method.name: {parts.config.method.name} learns from labels; {free} need none"
+        why = f"method.name: {config.method.name} learns from labels; {free} need none"
         raise UserError(*error.faults, why) from None
+    if learns_labels(config):
+        labelled, images = _labelled(splits.train), len(splits.train)
+        log.info("method.label_weight: %d of %d training images are used with their labels", labelled, images)
+    return splits
+
+
+def _labelled(train: ImageStore) -> int | None:
+    """Returns how many training images have a label; None where there are no labels at all."""
+    return None if train.labels is None else int((train.labels >= 0).sum())
 
 
 def _check_count(parts: Assembly, images: int) -> None:
@@ -144,7 +178,10 @@ def _looked_at(run: Session, parts: Assembly, phase: Phase, splits: LoadedSplits
 
 
 def _ending_seconds(parts: Assembly, splits: LoadedSplits, look: float, drawn: float) -> float:
-    return CURVES * drawn
+    if not learns_labels(parts.config):
+        return CURVES * drawn
+    tested = len(splits.test) if splits.val is None else 0  # else it is counted already
+    return ending_seconds(parts, splits, look, drawn) + look * tested
 
 
 def _monitor(run: Session, parts: Assembly, method: Method, splits: LoadedSplits) -> list[Evaluation]:
@@ -168,12 +205,14 @@ def _knn(run: Session, parts: Assembly, splits: LoadedSplits) -> list[Evaluation
     if not every:
         return []
     train, test = splits.train, splits.val or splits.test
-    if train.labels is None or test is None:
+    if not _labelled(train) or test is None:
         log.warning("train.knn_every: no kNN accuracy, it needs labels and a val or test split")
         return []
 
-    def measure(backbone) -> dict:
-        seen, held = (_features(run, parts, backbone, store) for store in (train, test))
-        return {"knn": evaluate.knn_accuracy(seen, train.labels, held, test.labels)}
+    known = np.flatnonzero(train.labels >= 0)
 
-    return [Evaluation(measure, every, len(train) + len(test))]
+    def measure(backbone) -> dict:
+        seen, held = _features(run, parts, backbone, train, known), _features(run, parts, backbone, test)
+        return {"knn": evaluate.knn_accuracy(seen, train.labels[known], held, test.labels)}
+
+    return [Evaluation(measure, every, len(known) + len(test))]

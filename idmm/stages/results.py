@@ -73,9 +73,9 @@ def is_cheap(parts: Assembly, splits: LoadedSplits) -> bool:
     compares :data:`PAIRS` in 2 s (measured on one x86 core). Images that are decoded at every use are not read again.
     """
     train, test = splits.train, splits.test
-    every = parts.config.train.eval_every
-    held = len(splits.val or test)
-    shown = sum(phase.epochs * len(train) + -(-phase.epochs // every) * held for phase in parts.phases)
+    every = getattr(parts.config.train, "eval_every", None)  # pretraining evaluates at its end alone
+    held, looks = len(splits.val or test), [-(-phase.epochs // every) if every else 1 for phase in parts.phases]
+    shown = sum(phase.epochs for phase in parts.phases) * len(train) + sum(looks) * held
     kept = "off" not in (train.cache, test.cache)
     return kept and len(train) * len(test) <= PAIRS and shown >= READINGS * (len(train) + len(test))
 
@@ -95,18 +95,19 @@ def pixel_knn(train: ImageStore, test: ImageStore) -> float:
     mean; the 5 nearest training images vote as in :func:`idmm.evaluate.knn_predict`.
 
     Args:
-        train: Of any size.
+        train: Of any size; those without a label (-1) are passed over.
         test: Finished to centre crops.
     """
-    rows, held = _pixels(train, test.bound.crop_pct), _pixels(test)  # [N, 3072], [M, 3072]
+    seen = np.flatnonzero(train.labels >= 0)
+    rows, held = _pixels(train, seen, test.bound.crop_pct), _pixels(test, np.arange(len(test)))  # [N, 3072], [M, 3072]
     mean = rows.mean(axis=0)
-    return evaluate.knn_accuracy(rows - mean, train.labels, held - mean, test.labels, NEIGHBOURS)
+    return evaluate.knn_accuracy(rows - mean, train.labels[seen], held - mean, test.labels, NEIGHBOURS)
 
 
-def _pixels(store: ImageStore, crop_pct: float = 1.0) -> np.ndarray:
+def _pixels(store: ImageStore, numbers: np.ndarray, crop_pct: float = 1.0) -> np.ndarray:
     """Returns the middle of each image, ``crop_pct`` of its short side, as a row of pixels, float32 [N, 3072]."""
-    rows = np.empty((len(store), SIDE * SIDE * 3), dtype=np.float32)
-    for i, row in enumerate(rows):
+    rows = np.empty((len(numbers), SIDE * SIDE * 3), dtype=np.float32)
+    for i, row in zip(numbers, rows, strict=True):
         image = Image.fromarray(store.image(i).permute(1, 2, 0).numpy())  # [H, W, 3]
         (w, h), side = image.size, crop_pct * min(image.size)
         box = ((w - side) / 2, (h - side) / 2, (w + side) / 2, (h + side) / 2)

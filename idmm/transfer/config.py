@@ -90,7 +90,7 @@ class GridConfig:
     """Print the jobs, what they wait for and how long they may take, and run none."""
 
 
-WHOLE = ("kwargs", "subset")  # mappings that are replaced, not merged
+WHOLE = ("kwargs", "subset", "labelled")  # mappings that are replaced, not merged
 
 
 def parse_grid(argv: list[str], prog: str) -> GridConfig:

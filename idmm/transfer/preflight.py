@@ -112,7 +112,7 @@ class _Checks:
             self._runs[job.key] = assemble(stage.build(job.config), init_field="")
         parts = self._runs[job.key]
         config = parts.config
-        asked = (config.data, stage.labelled(config), stage.needs_test)
+        asked = stage.images(config)
         splits = self.once(["data", job.config["data"], *asked[1:]], side, open_splits, *asked)
         if splits:
             runs = config.data.folds if several(config.data) else 1

@@ -4,7 +4,7 @@ import contextlib
 import logging
 import os
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from idmm.errors import UserError, listed, reason
 log = logging.getLogger(__name__)
 
 PARTS = ("train", "val", "test")
+UNLABELLED = "unlabelled"  # the folder beside train, of more images for pretraining
 _CLUTTER = {"thumbs.db", "ehthumbs.db", "desktop.ini"}
 
 
@@ -65,6 +66,15 @@ def read_labelled(root: str) -> Splits:
     return arranged({name: _split(root, tree, train.classes) for name, tree in trees.items()})
 
 
+def read_unlabelled(root: str) -> Split | None:
+    """Reads the images of ROOT/unlabelled/**, where that stands beside ROOT/train and has any."""
+    top = os.path.join(root, UNLABELLED)
+    if not (os.path.isdir(top) and os.path.isdir(os.path.join(root, "train"))):
+        return None
+    tree = _walk(top)
+    return _split(root, tree, []) if tree.images else None
+
+
 def images_under(root: str) -> list[str]:
     """Returns the names of all images under ROOT, '/' between; UserError where there is none."""
     return ["/".join(parts) for parts in _not_empty(_walk(root)).images]
@@ -109,7 +119,8 @@ def read_any(root: str) -> Splits:
 
 
 def read_all(root: str) -> Splits:
-    """Reads ROOT/train, val and test as far as they can be, each with the classes it has itself; else as read_any.
+    """Reads ROOT/train, val and test as far as they can be, each with the classes it has itself, and ROOT/unlabelled;
+    without ROOT/train as read_any.
 
     Images outside of class folders have the label -1 where others have one. UserError: no image to train on.
     """
@@ -117,7 +128,8 @@ def read_all(root: str) -> Splits:
     if "train" not in trees:
         return read_any(root)
     _not_empty(trees["train"])
-    return arranged({name: _split(root, tree, tree.classes) for name, tree in trees.items() if tree.images})
+    splits = arranged({name: _split(root, tree, tree.classes) for name, tree in trees.items() if tree.images})
+    return replace(splits, unlabelled=read_unlabelled(root))
 
 
 def _trees(root: str, needed: tuple[str, ...] = PARTS) -> dict[str, _Tree]:

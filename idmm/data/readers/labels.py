@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from idmm.data.readers.folder import PARTS, images_under
+from idmm.data.readers.folder import PARTS, UNLABELLED, images_under
 from idmm.data.split import Split, Splits, arranged, counted
 from idmm.data.user_lists import BadList, UserList, composed
 from idmm.errors import listed
@@ -19,8 +19,9 @@ def read_with_labels(root: str, file: str, labelled: bool) -> Splits:
     """Reads the images under ROOT with the classes of a CSV file of path,class.
 
     Its column ``split`` (train, val or test) says what an image is for; without one the folders of these names do,
-    where ROOT has a ``train`` folder, else all images are to train on. Images without a row are left out, or come
-    along without labels where labels are not wanted (never those of val and test).
+    where ROOT has a ``train`` folder, else all images are to train on. Images without a row (never those of the folders
+    val and test) are ``unlabelled``, or in train without labels where labels are not wanted; those of the folder
+    ``unlabelled`` beside train are always ``unlabelled``.
 
     Raises:
         BadList: The file has bad lines, or no class, or no image to train on; or classes to evaluate on that are not
@@ -42,17 +43,21 @@ def read_with_labels(root: str, file: str, labelled: bool) -> Splits:
     of_part = {part: [name for name in images if name in rows and rows[name]["split"] == part] for part in PARTS}
     classes = {part: {rows[name]["class"] for name in names} for part, names in of_part.items()}
     wrong = _class_faults(file, classes)
-    unnamed = {name for name in images if name not in rows}
-    train = [n for n in images if (n.startswith(inside) if n in unnamed else rows[n]["split"] == "train")]
-    if not labelled and train and (wrong or len(train) > len(of_part["train"])):
-        return Splits(split(train, None), None, None)
+    unnamed = [name for name in images if name not in rows]
+    more = [name for name in unnamed if inside and name.startswith(f"{UNLABELLED}/")]
+    free = {name for name in unnamed if name.startswith(inside)}
+    train = [name for name in images if name in free or (name in rows and rows[name]["split"] == "train")]
+    if not labelled and train and (wrong or free):
+        return Splits(split(train, None), None, None, unlabelled=split(more, None) if more else None)
     if wrong:
         raise BadList(*wrong)
     if unnamed:
         what = f"{len(unnamed)} of {counted(len(images), 'image')}"
-        log.info("%s: '%s' has no row for %s, which are left out", FIELD, file, what)
+        log.info("%s: '%s' has no row for %s, which are left out where labels are needed", FIELD, file, what)
+    more = sorted([*free, *more])
     ordered = sorted(classes["train"])
-    return arranged({part: split(names, ordered) for part, names in of_part.items() if names})
+    splits = arranged({part: split(names, ordered) for part, names in of_part.items() if names})
+    return replace(splits, unlabelled=split(more, None) if more else None)
 
 
 def _rows(root: str, file: str, images: list[str], folders: bool) -> dict[str, dict[str, str]]:

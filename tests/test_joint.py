@@ -1,0 +1,479 @@
+"""One run with labels and without: the joint loss against a naive loop, whose labels are used, runs, and mistakes."""
+
+import json
+import math
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from folders import TINY, paint, result, section, tree, tuned
+from helpers import (
+    VIT,
+    call,
+    distance,
+    flags,
+    inside,
+    metrics,
+    refused,
+    run_info,
+    same,
+    start,
+    state,
+    state_file,
+    weights,
+)
+from PIL import Image
+from test_distributed import ALONE, both
+from test_losses import naive as naive_instance
+from tiny import SIDE, assert_same_loss, backbone, batch, make
+
+from idmm import load_backbone
+from idmm.config import DrLoc, Subset
+from idmm.data.datasets import open_splits
+from idmm.methods.drloc import Localization
+from idmm.mixing import draw_cutmix, mix_images
+from idmm.models import create_backbone
+from idmm.models.build import pooled_and_logits
+from idmm.seeding import numpy_rng
+
+SHARE = 0.5  # of the images that have labels
+
+
+def joint(decay="none", groups=1, weight=3.0, classes=3, **fields):
+    told = run_info(12, classes=classes, epochs=8, global_groups=groups, labelled=6)
+    fields = {"cutmix_alpha": 0.0, "label_smoothing": 0.1, **fields}
+    of = backbone(num_classes=classes).double()
+    return make("idmm", of, told, label_weight=weight, instance_decay=decay, **fields).double()
+
+
+def given(labels=(2, -1, 0, -1), counts=(2, 1)):
+    return {**batch(*counts), "label": torch.tensor(labels)}
+
+
+def smoothed(logits, label, smoothing):
+    """Cross-entropy with torch's smoothing, over all K, class by class."""
+    norm = torch.logsumexp(logits, 0)
+    shares = [smoothing / len(logits) + (1 - smoothing) * (c == label) for c in range(len(logits))]
+    return -sum(share * (o - norm) for share, o in zip(shares, logits, strict=True))
+
+
+def naive(method, given, key=5, left=1.0):
+    """The joint loss, crop by crop; what a crop is mixed with is drawn as the method draws it."""
+    alpha, smoothing, scale = method.config.cutmix_alpha, method.config.label_smoothing, method.classifier.scale
+    instance, label, crops = 0.0, 0.0, 0
+    for number, views in enumerate(given["views"]):
+        count = views.shape[1]
+        views, rows = views.flatten(0, 1), [i for i in range(len(views)) for _ in range(count)]
+        partner, lam = list(range(len(views))), 1.0
+        if alpha:
+            mix = draw_cutmix(len(views), SIDE, SIDE, alpha, numpy_rng(key, "cutmix", number))
+            views, partner, lam = mix_images(views, mix), mix.partner.tolist(), mix.lam
+        tokens = method.backbone.forward_features(views)
+        pooled, logits = method.backbone.forward_head(tokens, pre_logits=True), method.backbone.forward_head(tokens)
+        w, own = method.classifier.weight, given["index"][rows]
+        if scale is not None:
+            pooled = torch.nn.functional.normalize(pooled) * scale
+            w = torch.nn.functional.normalize(w)
+        instance = instance + naive_instance(pooled, w, own, own[partner], lam, smoothing)
+        if number >= method.global_groups:
+            continue
+        crops += len(views)
+        for crop, row in enumerate(rows):
+            for of, share in ((row, lam), (rows[partner[crop]], 1 - lam)):
+                if given["label"][of] >= 0:
+                    label = label + share * smoothed(logits[crop], given["label"][of], smoothing)
+    return method.config.label_weight * label / (SHARE * crops) + left * instance
+
+
+# ------------------------------------------------------------------ the loss
+@pytest.mark.parametrize("alpha", [0.0, 0.5])
+@pytest.mark.parametrize("classifier", ["linear", "cosine"])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_the_loss_and_its_gradients_are_those_of_a_naive_loop(alpha, classifier, groups):
+    method = joint(groups=groups, cutmix_alpha=alpha, classifier=classifier)
+    assert_same_loss(method, given(), naive, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("decay", ["none", "linear", "cosine"])
+def test_the_instance_part_fades(decay):
+    method = joint(decay)
+    for epoch in range(8):
+        left = {"none": 1.0, "linear": 1 - epoch / 8, "cosine": (1 + math.cos(math.pi * epoch / 8)) / 2}[decay]
+        out = method(given(), 5, epoch)
+        assert float(out["instance_weight"]) == pytest.approx(left)
+        parts = 3 * out["label_loss"] + left * out["instance_loss"]
+        torch.testing.assert_close(out["loss"].detach(), parts, rtol=1e-6, atol=1e-6)
+    assert_same_loss(method, given(), lambda m, b: naive(m, b, left=left), epoch=7, rtol=1e-5, atol=1e-6)
+
+
+def test_a_batch_without_labels_has_no_label_loss_and_uses_the_classifier():
+    method, bare = joint(), given(labels=(-1,) * 4)
+    assert_same_loss(method, bare, lambda m, b: naive(m, b) + 0 * m.backbone.head(torch.zeros(1, 16).double()).sum(),
+                     rtol=1e-5, atol=1e-6)  # fmt: skip
+    out = method(bare, 5, 0)
+    assert out["label_loss"] == 0 and out["loss"] == out["instance_loss"]
+    out["loss"].backward()
+    assert all(p.grad is not None for p in method.parameters()), "or several processes would wait for each other"
+    assert method.backbone.head.weight.grad.abs().sum() == 0
+
+
+def test_parts_of_a_batch_add_up():
+    """Every labelled image weighs the same, however they fall into micro-batches and processes."""
+    method, whole = joint(), given()
+    parts = [{key: [v[at] for v in value] if key == "views" else value[at] for key, value in whole.items()}
+             for at in (slice(0, 1), slice(1, 4))]  # fmt: skip
+    added = sum(method(part, 5, 0)["loss"] * len(part["index"]) / 4 for part in parts)
+    torch.testing.assert_close(added, method(whole, 5, 0)["loss"], rtol=1e-6, atol=1e-6)
+
+
+def test_one_forward_pass_with_drloc_as_a_third_term():
+    plain, calls = joint(), []
+    method = joint()
+    method.backbone.float(), method.float(), plain.float()
+    method.localization = Localization(method.backbone, DrLoc(weight=0.3, pairs=8), SIDE, 3, epochs=8)
+    method.backbone.patch_embed.register_forward_hook(lambda *_: calls.append(1))
+    small = {**given(), "views": [views.float() for views in given()["views"]]}
+    out, alone = method(small, 5, 0), plain(small, 5, 0)
+    assert len(calls) == 1 and out["drloc"] > 0
+    torch.testing.assert_close(out["loss"], alone["loss"] + 0.3 * out["drloc"])
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "kwargs"),
+    [
+        ("vit_tiny_patch16_224", 32, VIT),
+        ("deit_tiny_distilled_patch16_224", 32, VIT),
+        ("pvt_v2_b0", 64, {}),
+        ("resnet10t", 32, {}),
+        ("mobilenetv3_small_050", 32, {}),
+        ("convnext_atto", 32, {}),
+        ("levit_128s", 224, {}),
+    ],
+)
+def test_logits_are_the_models_own(name, size, kwargs):
+    """What is trained is what the exported model computes."""
+    torch.manual_seed(0)
+    model = create_backbone(name, size, num_classes=3, **kwargs).eval()
+    images = torch.randn(2, 3, size, size)
+    with torch.no_grad():
+        tokens = model.forward_features(images)
+        pooled, logits = pooled_and_logits(model, tokens)
+        torch.testing.assert_close(logits, model(images))
+        torch.testing.assert_close(pooled, model.forward_head(tokens, pre_logits=True))
+
+
+# ------------------------------------------------------------------ whose labels, which images
+@pytest.mark.parametrize("asked", [{"per_class": 2, "seed": 3}, {"total": 5}, {"fraction": 0.5}])
+def test_labels_are_drawn_as_a_subset_is(asked, tmp_path):
+    root = tree(tmp_path / "d", train={"a": 6, "b": 8}, test={"a": 1, "b": 1})
+    paint(root / "unlabelled/deep/er/x.png", 1)
+    held = {"val_fraction": 0.25}
+    drawn = open_splits(section(root, subset=Subset(**asked), **held), labelled=True).train
+    train = open_splits(section(root, labelled=Subset(**asked), **held), labelled=True, unlabelled=True).train
+    known = train.labels >= 0
+    assert [name for name, is_known in zip(train.names, known, strict=True) if is_known] == drawn.names
+    assert train.labels[known].tolist() == drawn.labels.tolist()
+    assert train.names[-1] == "unlabelled/deep/er/x.png" and train.labels[-1] == -1 and not known.all()
+
+
+def test_what_unlabelled_is_for(tmp_path, caplog):
+    root = tree(tmp_path / "d", train={"a": 4, "b": 4}, test={"a": 1, "b": 1})
+    for i in range(3):
+        paint(root / f"unlabelled/{i}.png", 50 + i)
+    (root / "unlabelled/notes.txt").write_text("")
+    with caplog.at_level("INFO"):
+        splits = open_splits(section(root), labelled=False)
+    assert f"data.root: '{root}' has 8 images, and 3 more without labels, for pretraining alone" in caplog.messages
+    assert len(splits.train) == 11 and splits.train.labels.tolist() == [0] * 4 + [1] * 4 + [-1] * 3
+    assert splits.train.classes == ["a", "b"] and len(splits.test) == 2 and splits.unlabelled is None
+    assert len(open_splits(section(root), labelled=True).train) == 8, "fine-tuning and probes"
+    fields = {"subset": Subset(per_class=2), "val_fraction": 0.25, "groups": "([0-9])"}
+    some = open_splits(section(root, **fields), labelled=False).train
+    assert [name.split("/")[0] for name in some.names] == ["train"] * (len(some) - 3) + ["unlabelled"] * 3
+    shutil.rmtree(root / "train/b")
+    (root / "train/a").rename(root / "train/flat")
+    assert open_splits(section(root), labelled=False).train.labels is None, "no classes, no labels"
+    (root / "train").rename(root / "pictures")
+    assert len(open_splits(section(root), labelled=False).train) == 9, "any tree: all that there is"
+
+
+def test_leaving_unlabelled_images_out(tmp_path):
+    root = tree(tmp_path / "d", train={"a": 2, "b": 2}, test={"a": 1, "b": 1})
+    paint(root / "unlabelled/x.png", 1)
+    mine = tmp_path / "out.txt"
+    mine.write_text("unlabelled/x.png\ntrain/a/0.png\n")
+    splits = open_splits(section(root, exclude=str(mine)), labelled=False)
+    assert (len(splits.train), splits.excluded) == (3, 2)
+    assert len(open_splits(section(root, exclude=str(mine)), labelled=True).train) == 3
+
+
+def test_labels_in_a_csv_for_some(tmp_path):
+    root = tmp_path / "d"
+    for i in range(6):
+        paint(root / f"train/{i}.png", i)
+    paint(root / "test/0.png", 10)
+    paint(root / "unlabelled/0.png", 11)
+    labels = tmp_path / "labels.csv"
+    labels.write_text("".join(f"train/{i}.png,{'ab'[i % 2]}\n" for i in range(4)) + "test/0.png,a\n")
+    data = section(root, labels=str(labels))
+    train = open_splits(data, labelled=True, unlabelled=True).train
+    assert train.names == [f"train/{i}.png" for i in range(6)] + ["unlabelled/0.png"]
+    assert train.labels.tolist() == [0, 1, 0, 1, -1, -1, -1]
+    assert len(open_splits(data, labelled=True).train) == 4
+    plain = open_splits(data, labelled=False).train
+    assert sorted(plain.names) == sorted(train.names) and plain.labels is None
+
+
+# ------------------------------------------------------------------ runs
+SMALL = {
+    **TINY, "train__epochs": 2, "train__accumulate": 1, "method__label_weight": 3.0, "train__lr": 0.003,
+    "views__crops": [{"count": 2, "scale": [0.35, 1.0]}], "train__save_minutes": 60,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    root = tree(tmp_path_factory.mktemp("joint") / "d", train={"a": 8, "b": 8}, test={"a": 3, "b": 3})
+    for i in range(4):
+        paint(root / f"unlabelled/{i}.png", 70 + i)
+    return root
+
+
+@pytest.fixture(scope="module")
+def ran(root, tmp_path_factory):
+    """A joint run: half of the labels, averaged weights, kNN, a fading N-way part."""
+    out = tmp_path_factory.mktemp("ran") / "run"
+    given = dict(SMALL, data__root=str(root), data__labelled={"per_class": 4}, method__instance_decay="linear",
+                 train__ema=0.9, train__knn_every=1)  # fmt: skip
+    assert inside("pretrain", out, **given) == 0
+    return out, given
+
+
+def test_a_run_is_tested_and_exports_its_classifier(ran, root):
+    out, _ = ran
+    found, info = result(out), json.loads((out / "model.json").read_text())
+    assert (found["train_size"], found["labelled_size"], found["test_size"], found["num_classes"]) == (20, 8, 6, 2)
+    assert {"top1", "top1_interval", "top5", "mean_per_class", "largest_class", "loss", "knn", "epochs"} <= {*found}
+    assert info["classes"] == ["a", "b"] and info["kwargs"]["num_classes"] == 2 and info["ema"] is True
+    assert (out / "per_class.csv").exists() and (out / "confusion.png").exists() and (out / "curves.png").exists()
+    import timm
+    from safetensors.torch import load_file
+
+    model = timm.create_model(info["name"], **info["kwargs"]).eval()
+    model.load_state_dict(load_file(out / "model.safetensors"), strict=True)
+    prepare = {key: info[key] for key in ("crop_pct", "interpolation", "mean", "std")}
+    transform = timm.data.create_transform(info["size"], **prepare)
+    names = sorted((root / "test").glob("*/*"))
+    images = torch.stack([transform(Image.open(name)) for name in names])
+    with torch.inference_mode():
+        right = [info["classes"][k] == name.parent.name for k, name in zip(model(images).argmax(1), names, strict=True)]
+    assert found["top1"] == pytest.approx(100 * np.mean(right))
+    assert load_backbone(out).num_classes == 0
+    shared = weights(out)
+    assert all(torch.equal(t, shared[f"model/{n[9:]}"]) for n, t in shared.items() if n.startswith("backbone/"))
+    assert torch.equal(shared["model/head.weight"], state(out)["ema"]["head.weight"])
+    log = (out / "log.txt").read_text()
+    assert "method.label_weight: 8 of 20 training images are used with their labels" in log
+    assert "has 16 images, and 4 more without labels, for pretraining alone" in log
+
+
+def test_the_log_holds_both_parts(ran):
+    out, _ = ran
+    for epoch, record in enumerate(metrics(out)):
+        assert record["instance_weight"] == pytest.approx(1 - epoch / 2)
+        parts = 3 * record["label_loss"] + record["instance_weight"] * record["instance_loss"]
+        assert record["loss"] == pytest.approx(parts, rel=1e-4) and 0 < record["label_loss"] < 5
+        assert 0 <= record["knn"] <= 100 and "instance_accuracy" in record
+
+
+def test_a_run_that_was_stopped_is_the_run_that_was_not(ran, root, tmp_path):
+    out, given = ran
+    given = {**given, "train__save_minutes": 0}
+    with start("pretrain", tmp_path / "run", **given) as process:
+        process.until(lambda: state_file(tmp_path / "run").exists())
+        process.send()
+        process.popen.wait()
+    assert not (tmp_path / "run/result.json").exists()
+    assert inside("pretrain", tmp_path / "run", **given) == 0
+    assert same(out, tmp_path / "run")
+    again = metrics(tmp_path / "run")
+    assert [r["label_loss"] for r in again] == [r["label_loss"] for r in metrics(out)]
+
+
+def test_fine_tuning_and_probes_go_on_from_it(ran, root, tmp_path, capsys):
+    out, _ = ran
+    small = dict(model__name=None, model__kwargs=None, init=str(out), data__subset={"per_class": 4})
+    assert tuned(tmp_path / "tuned", root, **small) == 0
+    assert (result(tmp_path / "tuned")["train_size"], result(tmp_path / "tuned")["num_classes"]) == (8, 2)
+    argv = ["probe", "--init", out, "--data.root", root, "--out", tmp_path / "probe", "--device", "cpu"]
+    assert call(argv) == 0 and json.loads((tmp_path / "probe/probe.json").read_text())["train_size"] == 16
+    capsys.readouterr()
+    held = dict(small, data__subset=None, data__val_fraction=0.25)
+    assert tuned(tmp_path / "held", root, **held) == 0
+    line = f"init: '{out}' was trained on the same images, so it has seen those held out here, with their labels"
+    assert line in capsys.readouterr().err
+
+
+def test_k_folds_of_a_joint_run(root, tmp_path):
+    out = tmp_path / "run"
+    assert inside("pretrain", out, **{**SMALL, "train__epochs": 1}, data__root=str(root), data__folds=2) == 0
+    assert [fold["test_size"] for fold in result(out)["folds"]] == [8, 8] and result(out)["test_size"] == 16
+    assert [fold["train_size"] for fold in result(out)["folds"]] == [12, 12], "the unlabelled ones in each"
+
+
+@pytest.mark.parametrize("name", ["idmm", "supervised"])
+def test_other_runs_and_unlabelled(name, root, tmp_path, capsys):
+    """Every method that needs no labels reads the folder; the others say that they do not."""
+    own = {**SMALL, "method__label_weight": None, "method__name": name, "train__epochs": 1, "train__knn_every": 1}
+    own |= {f"method__{key}": None for key in ("classifier", "classifier_init", "classifier_lr_scale")}
+    assert inside("pretrain", tmp_path / "run", **own, data__root=str(root)) == 0
+    said = capsys.readouterr().err
+    left_out = f"data.root: the images of '{root}/unlabelled' are left out: supervised learns from labels alone"
+    assert (left_out in said) == (name == "supervised")
+    found = result(tmp_path / "run")
+    assert found["train_size"] == (16 if name == "supervised" else 20) and 0 <= found["knn"] <= 100
+    assert "top1" not in found and not (tmp_path / "run/model.json").exists()
+
+
+def test_a_joint_run_learns_the_labels(tmp_path):
+    """Dark and light squares, four labels a class: half of the test images would be luck."""
+    root = tmp_path / "d"
+    for split, count in (("train", 24), ("test", 10)):
+        for i in range(count):
+            for shade, low in (("dark", 0), ("light", 120)):
+                path = root / split / shade / f"{i}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                rng = np.random.default_rng([i, low, count])
+                Image.fromarray(rng.integers(low, low + 135, (16, 16, 3), dtype=np.uint8)).save(path)
+    light = dict(views__jitter_prob=0, views__grey_prob=0, views__blur_prob=0)
+    given = {**SMALL, **light, "train__epochs": 8, "data__labelled": {"per_class": 4}, "data__root": str(root)}
+    assert inside("pretrain", tmp_path / "run", **given) == 0
+    assert result(tmp_path / "run")["top1"] >= 90
+
+
+# ------------------------------------------------------------------ mistakes
+def mistake(capsys, out, root, **given):
+    argv = ["pretrain", *flags("pretrain", out, **{**SMALL, "data__root": str(root), **given})]
+    lines = refused(capsys, argv)
+    assert not out.exists(), "a run that was refused leaves no folder"
+    return [line for line in lines if not line.startswith("images: ")]
+
+
+def test_labels_are_missing_for_a_label_weight(tmp_path, capsys):
+    bare = tmp_path / "bare"
+    for i in range(4):
+        paint(bare / f"{i}.png", i)
+    what = "method.label_weight: 3 trains a classifier, which wants labels, and images to test it on: data.root: "
+    *_, line = mistake(capsys, tmp_path / "run", bare)
+    wanted = f"wanted {bare}/train/CLASS/*, or the classes in a CSV file (--data.labels)"
+    assert line == f"{what}'{bare}' has no 'train' folder; {wanted}"
+    untested = tree(tmp_path / "untested", train={"a": 2, "b": 2})
+    *_, line = mistake(capsys, tmp_path / "run", untested)
+    assert line.startswith(f"{what}'{untested}' has no 'val' or 'test' folder to evaluate on; add one, or hold out")
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"method__instance_decay": "linear", "method__label_weight": 0.0},
+         "method.instance_decay: 'linear', but method.label_weight is 0: the N-way loss is all there is to learn from; "
+         "wanted none, or a label_weight > 0"),
+        ({"data__labelled": {"per_class": 2}, "method__label_weight": None},
+         "data.labelled: no label is used, as method.label_weight is 0; wanted a weight > 0, or no labelled"),
+        ({"data__labelled": {"per_class": 9}},
+         "data.labelled.per_class: 9 is more than the 8 training images of class 'a' and of 1 more; wanted up to 8"),
+        ({"data__labelled": {"total": 17}}, "data.labelled.total: 17 is more than the 16 training images"),
+        ({"data__labelled": {"total": 1}}, "data.labelled: the images that are drawn are all of class "),
+        ({"data__labelled": {}}, "data.labelled: give exactly one of per_class, total and fraction"),
+        ({"method__label_weight": -1}, "method.label_weight: got -1, wanted greater than or equal to 0"),
+    ],
+)  # fmt: skip
+def test_keys_that_cannot_be_had(given, line, root, tmp_path, capsys):
+    *_, found = mistake(capsys, tmp_path / "run", root, **given)
+    assert found.startswith(line)
+
+
+def test_other_methods_refuse_the_keys(root, tmp_path, capsys):
+    own = {f"method__{key}": None for key in ("classifier", "classifier_init", "classifier_lr_scale", "label_weight")}
+    given = {**own, "method__name": "supcon", "data__labelled": {"per_class": 2}}
+    *_, line = mistake(capsys, tmp_path / "run", root, **given)
+    assert line == (
+        "data.labelled: supcon cannot use images without labels; --data.subset draws the images to train on"
+    )
+    *_, line = mistake(capsys, tmp_path / "run", root, **{**own, "method__name": "simclr", "method__label_weight": 1})
+    assert line == "method.label_weight: 1.0, but simclr does not read it; leave it out"
+    argv = ["finetune", "--data.root", root, "--out", tmp_path / "run", "--data.labelled", "{per_class: 2}"]
+    assert refused(capsys, argv) == ["data.labelled: is for pretraining; data.subset draws the images of a finetune"]
+
+
+@pytest.mark.parametrize("weight", [None, 3.0])
+@pytest.mark.parametrize("how", ["copied", "as another format"])
+def test_an_unlabelled_folder_that_repeats_training_images(how, weight, root, tmp_path, capsys):
+    mine = shutil.copytree(root, tmp_path / "d")
+    if how == "copied":
+        shutil.copy(mine / "train/b/3.png", mine / "unlabelled/deep.png")
+    else:
+        Image.open(mine / "train/b/3.png").save(mine / "unlabelled/deep.bmp")
+    twin = "deep.png" if how == "copied" else "deep.bmp"
+    *_, line = mistake(capsys, tmp_path / "run", mine, method__label_weight=weight)
+    assert line == (
+        f"data.root: 1 image without labels repeats other training images ('unlabelled/{twin}' is 'train/b/3.png'); an "
+        "image cannot be told from its copy: leave them out with --data.exclude ('idmm data check' lists them)"
+    )
+    # the check's list mends it
+    argv = ["data", "check", "--root", mine, "--tiny", 0, "--out", tmp_path / "check"]
+    assert call(argv) == 1
+    said = capsys.readouterr().out
+    assert "16 train, 5 unlabelled, 6 test images" in said
+    line = "repeated: 1 unlabelled image that train already has; pretraining refuses them. Remove:\n  train/b/3.png"
+    assert line in said
+    listed = tmp_path / "check/exclude.txt"
+    assert listed.read_text().splitlines()[-2:] == ["# the same as train/b/3.png", f"unlabelled/{twin}"]
+    given = {**SMALL, "method__label_weight": weight, "train__epochs": 1}
+    assert inside("pretrain", tmp_path / "run", **given, data__root=str(mine), data__exclude=str(listed)) == 0
+    assert result(tmp_path / "run")["train_size"] == 20 and result(tmp_path / "run")["excluded"] == 1
+
+
+def test_the_check_suspects_test_images_among_the_unlabelled(root, tmp_path, capsys):
+    mine = shutil.copytree(root, tmp_path / "d")
+    shutil.copy(mine / "test/a/1.png", mine / "unlabelled/seen.png")
+    assert call(["data", "check", "--root", mine, "--tiny", 0, "--out", tmp_path / "check"]) == 0
+    said = capsys.readouterr().out
+    line = "suspected leakage: 1 image to evaluate on among the unlabelled ones; pretraining would see their pixels"
+    assert line in said
+    assert said.count("unlabelled/seen.png and test/a/1.png (same file)") == 1
+    assert "nothing certain was found, but 1 suspected pair should be looked at" in said
+    report = json.loads((tmp_path / "check/check.json").read_text())
+    assert report["clean"] and report["images"] == {"train": 16, "unlabelled": 5, "test": 6}
+    assert inside("pretrain", tmp_path / "run", **{**SMALL, "train__epochs": 1}, data__root=str(mine)) == 0
+
+
+def test_a_run_may_not_lie_among_the_unlabelled(root, capsys):
+    out = root / "unlabelled/run"
+    assert mistake(capsys, out, root) == [
+        f"out: '{out}' lies among the images of '{root}/unlabelled' and would become one of their classes"
+    ]
+
+
+def test_settings_of_a_joint_run_are_a_grids_too(root, tmp_path):
+    from idmm.transfer.config import parse_grid
+    from idmm.transfer.plan import GridPlan
+
+    sources = f"[{{root: {root}, label: mine, labelled: {{per_class: 2}}}}]"
+    argv = ["--out", str(tmp_path), "--sources", sources, "--targets", f"[{{root: {root}, label: mine}}]"]
+    grid = parse_grid([*argv, "--pretrain.method.label_weight", "3"], "test")
+    job = next(job for job in GridPlan(grid).checked().jobs.values() if job.stage == "pretrain")
+    assert job.config["data"]["labelled"]["per_class"] == 2 and job.config["method"]["label_weight"] == 3
+
+
+def test_two_processes_are_one(root, tmp_path):
+    """Few labels: most batches have none. Weights and both parts of the loss are those of one process."""
+    given = {**SMALL, **ALONE, "method__cutmix_alpha": 0, "data__labelled": {"total": 3}, "data__root": str(root)}
+    given |= {"train__optimizer": "sgd", "train__lr": 0.05, "train__batch_size": 5}
+    one, two, _ = both("pretrain", tmp_path, **given)
+    assert distance(one, two) < 1e-5
+    for a, b in zip(metrics(one), metrics(two), strict=True):
+        for name in ("loss", "label_loss", "instance_loss"):
+            assert b[name] == pytest.approx(a[name], rel=1e-4, abs=1e-6)
+    assert result(one)["top1"] == result(two)["top1"]
