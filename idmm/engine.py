@@ -147,20 +147,8 @@ class Loop:
             loader = training_batches(plan.transform, self.batches, self.workers, at.epoch, at.step)
             self.loader = itertools.chain(say_estimate(session, method, plan, loader, at, self.workers), loader)
 
-    @contextlib.contextmanager
-    def _memory(self):
-        """Turns running out of memory into a line that names the batch size."""
-        try:
-            yield
-        except (RuntimeError, MemoryError) as error:
-            known = isinstance(error, (torch.OutOfMemoryError, MemoryError))
-            if not known and "DefaultCPUAllocator" not in str(error):
-                raise
-            raise RunError(
-                f"out of memory with a batch of {self.batches.batch_size} images: try --train.accumulate "
-                f"{2 * self.train.accumulate} (the same step in smaller passes), a smaller --train.batch_size or "
-                "--train.precision bf16, in a new --out"
-            ) from error
+    def _memory(self) -> contextlib.AbstractContextManager:
+        return distributed.enough_memory(self.batches.batch_size, self.train.accumulate)
 
     def _build(self) -> None:
         plan, method = self.plan, self.method.to(self.accelerator.device)

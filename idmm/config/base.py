@@ -79,6 +79,7 @@ NEW_KEYS = {
     "train.weight_decay_end": None,
     "train.keep": "last",
     "train.class_weights": "none",
+    "train.classifier_init": "random",
     "method.classifier_init_std": None,
     "method.stop_grad_conv1": None,
     "views.solarize_prob": 0.0,

@@ -2,16 +2,22 @@
 
 import logging
 
-from idmm import evaluate
+import torch
+
+from idmm import distributed, evaluate
 from idmm.config import FinetuneConfig, parsing
 from idmm.data.cache import ImageStore
 from idmm.data.registry import spec_of
 from idmm.engine import Evaluation, Loop, Session
+from idmm.errors import RunError
+from idmm.features import extract_features
 from idmm.methods.finetune import balanced_weights
 from idmm.models.weights import Checkpoint
+from idmm.progress import counting
 from idmm.stages import Phase, documented
-from idmm.stages.assemble import Assembly, eval_batches, export, load_splits, resolve, say_length, session
+from idmm.stages.assemble import Assembly, LoadedSplits, eval_batches, export, load_splits, resolve, say_length, session
 from idmm.stages.folds import by_folds, seen_by_init
+from idmm.stages.handover import below_start, check_classes, fit_classifier
 from idmm.stages.results import classifier_result, say_balance
 
 log = logging.getLogger("idmm")
@@ -33,8 +39,9 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
         ``test_size``, ``test_groups`` where images come in groups, ``seed``, ``seconds`` over all resumes;
         ``precision`` (fp32, bf16 or fp16: what training and evaluation ran in); ``size_mismatch`` where a split has not
         as many images as its protocol: ``{"train": [found, wanted]}``; ``excluded`` where ``data.exclude`` left images
-        out. ``per_class.csv`` and ``confusion.png`` show it class by class. Of ``data.folds`` what
-        :func:`idmm.stages.folds.pooled` returns.
+        out; ``start_top1`` (percent: top-1 on the test split before the first step) where the classifier started from a
+        fit on features (``train.classifier_init``). ``per_class.csv`` and ``confusion.png`` show it class by class. Of
+        ``data.folds`` what :func:`idmm.stages.folds.pooled` returns.
 
     Raises:
         UserError: A mistake in the config or the data.
@@ -64,6 +71,8 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
             if run.folder.state is None:
                 _start_from(loop, model, parts, phase)
             splits = splits.at(phase.size)
+            if loop is None and run.folder.state is None and config.train.classifier_init == "features":
+                _start_from_features(run, parts, phase, model, splits)
             held = _Evaluator(run, splits.val or splits.test, phase, parts)
             method = parts.method(phase, model, len(splits.train), classes)
             if config.train.class_weights == "balanced":
@@ -86,8 +95,10 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
         if splits.val is not None or found is None:
             found = _Evaluator(run, splits.test, phase, parts).predict(loop.averaged)
         export(run, loop, parts, splits, splits.train.classes)
+        start = run.folder.remembered("start") or {}
         result = {
             **classifier_result(run, parts, splits, found),
+            **start,
             **kept,
             "num_classes": classes,
             "train_size": len(splits.train),
@@ -97,6 +108,8 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
             "precision": run.precision,
             **splits.remarks,
         }
+        if start and result["top1"] < start["start_top1"]:
+            log.warning("%s", below_start(config, result["top1"], start["start_top1"]))
         run.folder.finish(result)
         return result
 
@@ -115,6 +128,33 @@ def _start_from(before: Loop | None, model, parts: Assembly, phase: Phase) -> No
         log.info("%s", report)
 
 
+def _start_from_features(run: Session, parts: Assembly, phase: Phase, model, splits: LoadedSplits) -> None:
+    """Fits the classifier of a new run to the training images' features, and keeps what it scores on the test split."""
+    train, config = splits.train, parts.config
+    check_classes(train.labels, train.classes)
+    batches = _centre_crops(run, train, phase, parts, "features for the classifier, of train")
+    with distributed.enough_memory(phase.batch_size, config.train.accumulate):
+        features = extract_features(model.to(run.device), batches, run.device, run.autocast)  # [N, d]
+        if not bool(torch.isfinite(features).all()):
+            source = "" if parts.spec.init is None else f"; the run that wrote '{config.init}' has diverged"
+            raise RunError(f"the images' features are not finite{source}", shared=True)
+        fit_classifier(model, features.numpy(), train.labels, config)
+        found = _Evaluator(run, splits.test, phase, parts).predict(model, "accuracy before the first step, on test")
+    top1 = found.scores()["top1"]
+    run.folder.remember("start", {"start_top1": top1})
+    log.info("before the first step: top-1 %.2f on %d test images", top1, len(splits.test))
+
+
+def _centre_crops(run: Session, store: ImageStore, phase: Phase, parts: Assembly, label: str | None = None):
+    """Yields a split's images as evaluation sees them, a phase's batch size at a time; with a ``label`` the log has how
+    many there are, and how far it is."""
+    batches = eval_batches(run, store, phase.size, parts.crop_pct, parts.spec, phase.batch_size)
+    if label is None or not run.folder.leader:
+        return batches
+    log.info("%s: %d images", label, len(store))
+    return counting(batches, len(store), label)
+
+
 class _Evaluator:
     """Evaluates the classifier of a phase on a split, and keeps the latest predictions."""
 
@@ -122,10 +162,9 @@ class _Evaluator:
         self.run, self.store, self.phase, self.parts = run, store, phase, parts
         self.latest: evaluate.Predictions | None = None
 
-    def predict(self, model) -> evaluate.Predictions:
-        run, crop = self.run, self.parts.crop_pct
-        batches = eval_batches(run, self.store, self.phase.size, crop, self.parts.spec, self.phase.batch_size)
-        self.latest = evaluate.predict(model, batches, run.device, run.autocast)
+    def predict(self, model, label: str | None = None) -> evaluate.Predictions:
+        batches = _centre_crops(self.run, self.store, self.phase, self.parts, label)
+        self.latest = evaluate.predict(model, batches, self.run.device, self.run.autocast)
         return self.latest
 
     def measure(self, model) -> dict:
