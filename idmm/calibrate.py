@@ -1,6 +1,5 @@
 """A few timed steps before the first real one: which precision is faster here, how long the run will take."""
 
-import contextlib
 import copy
 import itertools
 import logging
@@ -14,8 +13,8 @@ from accelerate.utils import send_to_device
 
 from idmm import distributed
 from idmm.config import Train
-from idmm.data.loaders import BatchPlan, one_thread
-from idmm.errors import RunError, UserError
+from idmm.data.loaders import one_thread
+from idmm.errors import UserError
 from idmm.methods.base import Method
 from idmm.progress import duration, size
 from idmm.seeding import seeded
@@ -24,22 +23,6 @@ log = logging.getLogger("idmm")
 DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 TIMED = 32  # images of a batch that precisions are compared on
 BUDGET = 6.0  # seconds of timing at most, once each precision has had two steps
-
-
-@contextlib.contextmanager
-def memory_named(train: Train, batches: BatchPlan) -> Iterator[None]:
-    """Turns running out of memory inside the block into a line that names the batch size."""
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        known = isinstance(error, (torch.OutOfMemoryError, MemoryError))
-        if not known and "DefaultCPUAllocator" not in str(error):
-            raise
-        raise RunError(
-            f"out of memory with a batch of {batches.batch_size} images: try --train.accumulate "
-            f"{2 * train.accumulate} (the same step in smaller passes), a smaller --train.batch_size or "
-            "--train.precision bf16, in a new --out"
-        ) from error
 
 
 def choose_device(train: Train) -> str:

@@ -26,6 +26,20 @@ PARTS = ("stage", "epoch", "step", "epoch_seconds", "seconds", "sums", "precisio
 PARTS += ("method", "optimizer", "ema", "scaler")
 
 
+def began_with(path: str | os.PathLike) -> dict[str, Any] | None:
+    """Returns the flat config of the run in a folder; None where there is none that could be gone on with.
+
+    Raises:
+        UserError: There is one, without a readable config.
+    """
+    if not begun(path):
+        return None
+    try:
+        return parsing.flatten(yaml.safe_load((Path(path) / "config.yaml").read_text()) or {})
+    except (OSError, yaml.YAMLError):
+        raise UserError(f"out: '{Path(path)}' holds a run without a readable config.yaml") from None
+
+
 def check_resume(path: str | os.PathLike, used: bool, resume: str) -> None:
     """Raises UserError where ``--resume`` forbids a folder that is used, or one that is not."""
     if used and resume == "never":
@@ -76,7 +90,7 @@ class RunFolder:
         if used:
             self._compare(config)
         else:  # what a run left that died before its first checkpoint
-            for name in ("metrics.jsonl", "last/images.json"):
+            for name in ("metrics.jsonl", "last/images.json", "last/start.json"):
                 (self.path / name).unlink(missing_ok=True)
             self.write_config(config)
         for folder in (self.path, self.path / "last"):
@@ -107,14 +121,11 @@ class RunFolder:
             raise RunError(f"out: '{self.path}': {line}; nothing more is written")
 
     def _compare(self, config: Any) -> None:
-        try:
-            old = yaml.safe_load((self.path / "config.yaml").read_text()) or {}
-        except (OSError, yaml.YAMLError):
-            raise UserError(f"out: '{self.path}' holds a run without a readable config.yaml") from None
-        new = parsing.flatten(parsing.plain(config))
-        old = parsing.flatten(old)
+        old, new = began_with(self.path), parsing.flatten(parsing.plain(config))
         if new.get("data.range") == "full":  # 0.1.0 knew no other
             old.setdefault("data.range", "full")
+        if new.get("train.classifier_init") is None:  # of folds: each run decides for itself
+            old.setdefault("train.classifier_init", None)
         old = {**{key: value for key, value in NEW_KEYS.items() if key in new}, **old}
         faults = [
             f"{key}: the run in '{self.path}' has {_shown(old.get(key))}, asked for now is {_shown(new.get(key))}"
@@ -162,13 +173,25 @@ class RunFolder:
         lines = distributed.broadcast(lines)
         if lines:
             raise UserError(*lines, f"data.root: the images changed since the run in '{self.path}' began")
-        if self.leader and not self._images:
-            write_text(self.path / "last" / "images.json", json.dumps(fingerprint))
+        if not self._images:
+            self.remember("images", fingerprint)
 
     @functools.cached_property
     def _images(self) -> dict | None:
         """The fingerprint that the run began with; None where it begins now, and in processes but the first."""
-        path = self.path / "last" / "images.json"
+        return self._remembered("images")
+
+    def remember(self, name: str, value: Any) -> None:
+        """Keeps a value for when the run is taken up again, in ``last/NAME.json``."""
+        if self.leader:
+            write_text(self.path / "last" / f"{name}.json", json.dumps(value))
+
+    def remembered(self, name: str) -> Any:
+        """Returns what was kept by that name or None, in every process; all must ask together."""
+        return distributed.broadcast(self._remembered(name))
+
+    def _remembered(self, name: str) -> Any:
+        path = self.path / "last" / f"{name}.json"
         return json.loads(path.read_text()) if self.leader and path.exists() else None
 
     def scale(self, asked: Any) -> Any:

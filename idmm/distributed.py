@@ -1,11 +1,13 @@
 """Where a run computes, and what its processes tell each other; with one process, nothing."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from idmm.errors import UserError
+from idmm.errors import RunError, UserError
 
 _control = None  # a gloo group, so that a flag costs no device sync
 
@@ -21,6 +23,22 @@ def pick_device(wanted: str, flag: str = "device") -> str:
     if wanted != "auto" and wanted not in there:
         raise UserError(f"{flag}: '{wanted}' is not there; wanted one of {', '.join(there)}")
     return there[0] if wanted == "auto" else wanted
+
+
+@contextlib.contextmanager
+def enough_memory(batch_size: int, accumulate: int) -> Iterator[None]:
+    """Turns running out of memory inside the block into a RunError that names the batch size (images of a step) and
+    what to try beside so many passes a step."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        known = isinstance(error, (torch.OutOfMemoryError, MemoryError))
+        if not known and "DefaultCPUAllocator" not in str(error):
+            raise
+        raise RunError(
+            f"out of memory with a batch of {batch_size} images: try --train.accumulate {2 * accumulate} "
+            "(the same step in smaller passes), a smaller --train.batch_size or --train.precision bf16, in a new --out"
+        ) from error
 
 
 def rank() -> int:

@@ -14,7 +14,7 @@ from accelerate.utils import send_to_device
 from timm.utils import ModelEmaV3
 
 from idmm import distributed
-from idmm.calibrate import choose_device, choose_precision, memory_named, say_estimate
+from idmm.calibrate import choose_device, choose_precision, say_estimate
 from idmm.checkpoint import RunFolder
 from idmm.config import Train
 from idmm.data.loaders import BatchFn, BatchPlan, training_batches, worker_count
@@ -56,7 +56,7 @@ class Session:
         if self.accelerator is not None:
             return batch
         if self.precision is None:
-            with memory_named(self.train, plan.batches):
+            with distributed.enough_memory(plan.batches.batch_size, self.train.accumulate):
                 chosen = choose_precision(self.train.precision, method, batch, self.device)
             self.precision = distributed.broadcast(chosen)
         mixed = "no" if self.precision == "fp32" else self.precision
@@ -142,12 +142,15 @@ class Loop:
         self.workers, why = worker_count(session.workers, sum(getattr(tensor, "nbytes", 0) for tensor in tensors))
         if why:
             log.warning("%s", why)
-        with memory_named(self.train, self.batches):
+        with self._memory():
             self._build()
             self.position = Position()
             self.bad_step = torch.full((), -1, device=self.accelerator.device)
             self.kept: dict | None = None  # epoch (from 1), value and weights of the best so far, where there is one
             self._restore()
+
+    def _memory(self) -> contextlib.AbstractContextManager:
+        return distributed.enough_memory(self.batches.batch_size, self.train.accumulate)
 
     def _build(self) -> None:
         plan, method = self.plan, self.method.to(self.accelerator.device)
@@ -183,7 +186,7 @@ class Loop:
             RunError: The loss is no longer finite, memory or disk ran out; the last checkpoint is kept.
         """
         at, plan = self.position, self.plan
-        with memory_named(self.train, self.batches):
+        with self._memory():
             loader = training_batches(plan.transform, self.batches, self.workers, at.epoch, at.step)
             loader = itertools.chain(say_estimate(self.session, self.method, plan, loader, at, self.workers), loader)
         done = at.epoch * self.batches.steps_per_epoch + at.step
@@ -191,7 +194,7 @@ class Loop:
         self.progress = Progress(plan.label, self.steps, done, self.session.folder.leader)
         self.session.interrupts.patient = True
         try:
-            with memory_named(self.train, self.batches):
+            with self._memory():
                 if self.train.minutes is not None and not done:
                     self._save(0, 0)  # a run that is killed goes on with the same number of epochs
                 for epoch in range(at.epoch, self.batches.epochs):
@@ -207,7 +210,7 @@ class Loop:
         """Makes steps as :meth:`fit` does, from the stage's first on and without an end, to be timed: yields the loss
         and the images of each. Nothing else is of use afterwards."""
         batches = training_batches(self.plan.transform, replace(self.batches, epochs=ENDLESS), self.workers)
-        with memory_named(self.train, self.batches), contextlib.closing(batches):
+        with self._memory(), contextlib.closing(batches):
             for number in itertools.count():
                 epoch, step = divmod(number, self.batches.steps_per_epoch)
                 yield self._step(epoch, step, batches), self.batches.step_size(step)

@@ -129,18 +129,48 @@ def knn_accuracy(train, train_labels, test, test_labels, k: int = 20) -> float:
 def probe_predict(train, train_labels, test, strength: float = 1.0) -> np.ndarray:
     """Returns the same by a logistic regression on standardised features; ``strength`` is the inverse of its L2 penalty
     (scikit-learn's C). Where the fit is stopped before it converged, the log says so."""
+    with _warnings_kept():
+        return _fitted(train, train_labels, strength).predict(test)
+
+
+def fit_linear(train, labels, classes: int, strength: float = 1.0, class_weight: str | None = None) -> tuple:
+    """Returns the same regression as a classifier of raw features: logits = features @ weight.T + bias.
+
+    Args:
+        train: Features [N, d].
+        labels: Their classes [N], two different ones at least.
+        classes: K; one without an image gets weight zero and the lowest bias, so that no image is taken for it.
+        strength: As for :func:`probe_predict`.
+        class_weight: Of scikit-learn's regression; 'balanced': classes count alike, whatever their size.
+
+    Returns:
+        weight [K, d] and bias [K], float64.
+    """
+    scaler, linear = (step for _, step in _fitted(train, labels, strength, class_weight).steps)
+    rows, shift = linear.coef_.astype(np.float64), linear.intercept_.astype(np.float64)
+    if len(rows) == 1:  # of two classes there is the difference of the logits alone
+        rows, shift = np.concatenate([-rows, rows]) / 2, np.concatenate([-shift, shift]) / 2
+    rows = rows / scaler.scale_
+    shift = shift - rows @ scaler.mean_
+    weight, bias = np.zeros((classes, rows.shape[1])), np.full(classes, shift.min())
+    weight[linear.classes_], bias[linear.classes_] = rows, shift
+    return weight, bias
+
+
+def _fitted(train, labels, strength: float, class_weight: str | None = None):
+    """The regression on standardised features, as a scikit-learn pipeline of both."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    model = make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=PROBE_STEPS))
+    model = LogisticRegression(C=strength, max_iter=PROBE_STEPS, class_weight=class_weight)
     with _warnings_kept() as caught:
-        predicted = model.fit(train, train_labels).predict(test)
+        fitted = make_pipeline(StandardScaler(), model).fit(train, labels)
     if any(issubclass(warning.category, ConvergenceWarning) for warning in caught):
         where = f"C = {strength:g}, {len(train)} training images"
         log.warning("the linear probe (%s) was stopped after %d steps, before it converged", where, PROBE_STEPS)
-    return predicted
+    return fitted
 
 
 def mean_interval(hits, count) -> tuple[float, float]:
@@ -231,9 +261,10 @@ class Choice(NamedTuple):
     accuracies: dict[float, float]
 
 
-def choose_strength(train, labels, seed: int = 0, val: tuple | None = None) -> Choice:
+def choose_strength(train, labels, seed: int = 0, val: tuple | None = None, class_weight: str | None = None) -> Choice:
     """Chooses the probe's strength by accuracy on features and classes ``val``; None: on stratified folds of ``train``
-    [N, d], held out in turn until they come to :data:`ENOUGH` images; :data:`USUAL_STRENGTH` where there are none."""
+    [N, d], held out in turn until they come to :data:`ENOUGH` images; :data:`USUAL_STRENGTH` where there are none.
+    ``class_weight`` is as for :func:`fit_linear`."""
     train, labels = np.asarray(train), np.asarray(labels)
     if val is not None:
         splits, by = [(train, labels, np.asarray(val[0]), np.asarray(val[1]))], "val"
@@ -245,7 +276,7 @@ def choose_strength(train, labels, seed: int = 0, val: tuple | None = None) -> C
         by = f"{used} of {len(held)} stratified folds of train"
     if not splits:
         return Choice(USUAL_STRENGTH, "nothing: there are too few images to hold any out", {})
-    hits = sum(_held_out_hits(*split) for split in splits)
+    hits = sum(_held_out_hits(*split, class_weight) for split in splits)
     accuracies = 100 * hits / sum(len(split[3]) for split in splits)
     best = [c for c, hit in zip(STRENGTHS, hits, strict=True) if hit == hits.max()]
     strength = min(best, key=lambda c: (abs(np.log(c / USUAL_STRENGTH)), c))
@@ -268,14 +299,14 @@ def folds(labels, seed: int = 0) -> np.ndarray:
     return fold
 
 
-def _held_out_hits(train, labels, held, truth) -> np.ndarray:
+def _held_out_hits(train, labels, held, truth, class_weight: str | None = None) -> np.ndarray:
     """Right answers on held-out images for each strength, weakest first, each fit started from the one before."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.preprocessing import StandardScaler
 
     scaler = StandardScaler().fit(train)
     train, held = scaler.transform(train), scaler.transform(held)
-    model = LogisticRegression(max_iter=500, warm_start=True)
+    model = LogisticRegression(max_iter=500, warm_start=True, class_weight=class_weight)
     hits = []
     with _warnings_kept():  # also of fits that did not converge: they are near enough to compare
         for strength in STRENGTHS:

@@ -8,6 +8,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 from folders import tree
+from frozen import NAME, a_run
 from helpers import Process, distance, flags, inside, metrics, same, state, state_file, weights
 
 from idmm import distributed
@@ -16,6 +17,8 @@ from idmm.config import PretrainConfig
 from idmm.data.loaders import BatchPlan
 from idmm.errors import UserError
 from idmm.locks import Lock
+from idmm.models import create_backbone
+from idmm.seeding import seeded
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 # A key's bias changes nothing: its gradient is rounding noise, which Adam scales to full steps. So models have none.
@@ -95,14 +98,17 @@ def test_pretrain_on_two_processes(pretrained):
 def test_finetune_on_two_processes(tmp_path):
     """23 images in batches of 20, then of 8; 7 test images, so that the processes have 4 and 3; one epoch a stage."""
     root = tree(tmp_path / "images", train={"a": 12, "b": 11}, val={"a": 3, "b": 4})
+    with seeded(0):
+        init = a_run(tmp_path / "init", model=create_backbone(NAME, 16, **PLAIN), kwargs={**PLAIN, "img_size": 16})
     one, two, _ = both(
         "finetune", tmp_path, **ALONE, data__name="folder", data__root=str(root), data__subset=None, stages=SIDES,
-        train__epochs=1, train__save_minutes=60, augment__mixup_alpha=0, augment__cutmix_alpha=0,
+        init=str(init), train__epochs=1, train__save_minutes=60, augment__mixup_alpha=0, augment__cutmix_alpha=0,
     )  # fmt: skip
     assert_equal(one, two)
     assert len(metrics(two)) == 2
     results = [json.loads((out / "result.json").read_text()) for out in (one, two)]
     assert [{**result, "seconds": 0} for result in results] == [{**results[0], "seconds": 0}] * 2
+    assert results[0]["start_top1"] > 0, "the classifier starts from features"
     assert (one / "per_class.csv").read_text() == (two / "per_class.csv").read_text()
 
 

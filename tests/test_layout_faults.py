@@ -252,7 +252,7 @@ def test_flowers_through_both_stages(tmp_path, capsys):
     first = result("pretrain", "a")
     assert first["size_mismatch"] == mismatch and first["train_size"] == 12
 
-    common |= dict(init=str(tmp_path / "a"), stages=[{"size": 24}])
+    common |= dict(init=str(tmp_path / "a"), stages=[{"size": 24}], train__classifier_init="random")
     capsys.readouterr()
     assert helpers.refused(capsys, ["finetune", *flags("finetune", tmp_path / "b", **common)]) == [
         "data.root: flowers: the split 'train' has 12 images, its protocol 2040",

@@ -30,6 +30,7 @@ FINETUNE = {
     "stages": [{"size": 16}, {"size": 20, "lr": 0.001, "batch_size": 24}],
 }  # fmt: skip
 FROM_WEIGHTS = {**FINETUNE, "model__name": None, "model__kwargs": None, "train__epochs": 1, "drloc__weight": 0}
+FRESH = {"train__classifier_init": "random"}  # 0.1.0 knew no other, and no such key
 STEPS = {"pretrain": (1, 1, 2), "finetune": (2, 0, 2)}  # stage, epoch and step at which the archive's runs stopped
 # Of the same commands under 0.1.0, never stopped: the loss of every epoch, then what the images came to.
 LOSSES = {
@@ -102,7 +103,7 @@ def test_an_interrupted_run_goes_on(stage, changes, old, tmp_path):
 
 def test_a_finished_run_loads_and_is_fine_tuned(old, tmp_path):
     assert features(old / "finished") == pytest.approx(FEATURES, rel=1e-5)
-    assert inside("finetune", tmp_path / "run", **FROM_WEIGHTS, init=str(old / "finished")) == 0
+    assert inside("finetune", tmp_path / "run", **FROM_WEIGHTS, **FRESH, init=str(old / "finished")) == 0
     losses = [record["loss"] for record in metrics(tmp_path / "run")]
     assert losses == pytest.approx(LOSSES["from weights"], rel=1e-6)
 

@@ -17,6 +17,7 @@ from idmm.transfer.plan import GridPlan
 
 CONFIGS = ROOT / "configs"
 BARE = dict(method__classifier=None, method__classifier_init=None, method__classifier_lr_scale=None)
+TUNES = "is a recipe of finetune, not of pretrain: it has"
 NONE, LISTS = "is no file and no recipe's name", "'idmm configs' lists them"
 NO_OUT = "out: missing; name a folder for all that the run writes (--out runs/a)"
 OF_IDMM = "method.label_smoothing, method.cutmix_alpha, method.classifier, method.classifier_lr_scale, "
@@ -62,9 +63,9 @@ def test_a_file_of_that_name_comes_first(tmp_path):
         ("pretrain", "idm_fast", f"'idm_fast' {NONE}; did you mean 'idmm_fast'?; {LISTS}"),
         ("finetune", "drloc/swin", f"'drloc/swin' {NONE}; did you mean 'drloc/swin_tiny'?; {LISTS}"),
         ("finetune", "xyzzy", f"'xyzzy' {NONE}; {LISTS}"),
-        ("pretrain", "paper", "'paper' is a recipe of finetune, not of pretrain: it has train.size, augment"),
+        ("pretrain", "paper", f"'paper' {TUNES} train.size, train.classifier_init, augment"),
         ("finetune", "idmm", "'idmm' is a recipe of pretrain, not of finetune: it has method, views"),
-        ("pretrain", "FILE", "'FILE' is a recipe of finetune, not of pretrain: it has stages, augment"),
+        ("pretrain", "FILE", f"'FILE' {TUNES} stages, train.classifier_init, augment"),
         ("transfer", "idmm", "'idmm' is a recipe of pretrain, not of transfer: it has model, train, method, views"),
         ("finetune", "table4", "'table4' is a recipe of transfer, not of finetune: it has sources, targets, pairs, "
          "methods, backbones and 5 more"),
@@ -87,7 +88,7 @@ def test_names_in_grids_and_from_python(tmp_path):
     assert plan.jobs.keys() == same.jobs.keys() and not plan.notes
     assert {job.config["train"]["epochs"] for job in plan.jobs.values()} == {100, 800, 200}
     wrong = GridPlan(build(GridConfig, {**given, "pretrain": {"config": "paper"}})).faults
-    line = "config: 'paper' is a recipe of finetune, not of pretrain: it has train.size, augment"
+    line = "config: 'paper' is a recipe of finetune, not of pretrain: it has train.size, train.classifier_init, augment"
     assert f"pretrain: {line}" in wrong
     assert faults(idmm.pretrain, "idmm_fast") == [NO_OUT]
 

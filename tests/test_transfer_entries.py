@@ -93,6 +93,7 @@ def test_labels_and_where_weights_lie_are_in_no_key(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in.safetensors").write_bytes(b"weights")
     bare = {"pretrain": {}, "methods": ["idmm"], "backbones": ["resnet18"], "seeds": [0]}
+    bare["finetune"] = {"train": {"classifier_init": "random"}}  # as 0.1.0 did
     for label in ({}, {"label": "folder"}, {"label": "else"}):
         mine = [{**FOLDER, "root": "/data/mine", **label}]
         found = set(keys(**bare, sources=mine, targets=mine).values())

@@ -80,6 +80,7 @@ NEW_KEYS = {
     "train.weight_decay_end": None,
     "train.keep": "last",
     "train.class_weights": "none",
+    "train.classifier_init": "random",
     "method.classifier_init_std": None,
     "method.stop_grad_conv1": None,
     "method.label_weight": 0.0,

@@ -83,6 +83,10 @@ class FinetuneTrain(Train):
     """Image side, when no stages are given (pixels)."""
     layer_decay: float | None = Field(None, gt=0, le=1)
     """Each layer's lr is this factor times that of the layer above; null: one lr for all."""
+    classifier_init: Literal["random", "features"] | None = None
+    """Classifier to start from: random, or a logistic regression on the features of the training images before the
+    first step, its strength chosen on some that are held out; null: 'features' where there is an init, else 'random'.
+    With 'features' result.json has start_top1, the accuracy before the first step."""
     eval_every: int = Field(10, ge=1)
     """Evaluate every so many epochs, and always after a stage's last (epochs)."""
     keep: Literal["last", "best"] = "last"

@@ -8,6 +8,7 @@ from idmm.config import Augment
 from idmm.methods.base import Method
 from idmm.methods.common import mixed_cross_entropy
 from idmm.mixing import Mix, draw_cutmix, draw_mixup, mix_images
+from idmm.models.build import classifiers
 from idmm.seeding import numpy_rng
 
 
@@ -30,10 +31,8 @@ class Finetune(Method):
         self.config, self.freeze = config, freeze
         self.register_buffer("class_weight", None, persistent=False)  # set once the images are known
         if freeze:
-            classifier = backbone.get_classifier()
-            parts = classifier if isinstance(classifier, tuple) else (classifier,)  # distilled DeiT has two
             backbone.requires_grad_(False)
-            for part in parts:
+            for part in classifiers(backbone):
                 part.requires_grad_(True)
 
     def train(self, mode: bool = True) -> "Finetune":

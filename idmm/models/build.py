@@ -127,12 +127,40 @@ def export_kwargs(
     return out
 
 
+def classifiers(model: nn.Module) -> list[nn.Module]:
+    """Returns the model's classifiers: one, or as many as it averages the logits of (distilled DeiT has two)."""
+    found = model.get_classifier()
+    return list(found) if isinstance(found, (tuple, list, nn.ModuleList)) else [found]
+
+
+def linear_classifiers(model: nn.Module) -> list[nn.Linear | nn.Conv2d]:
+    """Returns the same where each is linear in the features [B, d] of ``forward_head(..., pre_logits=True)``, else [].
+
+    It may be a 1x1 convolution on [B, d, 1, 1]. What sees features of another width (CrossViT), or has layers of its
+    own before it (LeViT's norm) or beside it (VOLO's tokens), is not.
+    """
+    found, width = classifiers(model), feature_width(model)
+    for part in found:
+        linear = isinstance(part, nn.Linear) or (isinstance(part, nn.Conv2d) and part.kernel_size == (1, 1))
+        if not linear or part.bias is None or part.weight.shape[1] != width:
+            return []
+    own, backbone = {id(p) for part in found for p in part.parameters()}, backbone_keys(model)
+    return found if all(id(p) in own or name in backbone for name, p in model.named_parameters()) else []
+
+
+def has_linear_classifier(name: str, kwargs: dict[str, Any]) -> bool:
+    """Whether a model has :func:`linear_classifiers`; one that cannot be built so says why when it is."""
+    try:
+        return bool(linear_classifiers(_build_on_meta(name, {**kwargs, "num_classes": 2})))
+    except _MODEL_ERRORS:
+        return True
+
+
 def classifier_prefixes(model: nn.Module) -> tuple[str, ...]:
     """Returns how the names of the classifier's weights begin, e.g. ``('head.', 'head_dist.')``."""
     names = (getattr(model, "pretrained_cfg", None) or {}).get("classifier")
     if not names:
-        heads = model.get_classifier()
-        heads = list(heads) if isinstance(heads, (tuple, list, nn.ModuleList)) else [heads]
+        heads = classifiers(model)
         names = [n for n, module in model.named_modules() if n and any(module is h for h in heads)]
     return tuple(f"{n}." for n in ([names] if isinstance(names, str) else names))
 

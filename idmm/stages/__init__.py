@@ -24,8 +24,8 @@ USUAL = (
     "out", "seed", "init", "resume", "stages", "size", "device", "data.name", "data.root", "data.subset", "data.labels",
     "data.labelled", "data.val_fraction", "data.folds", "model.name", "model.kwargs", "model.freeze", "train.epochs",
     "train.minutes", "train.size", "train.batch_size", "train.lr", "train.weight_decay", "train.warmup_epochs",
-    "train.precision", "train.device", "train.knn_every", "train.keep", "train.class_weights", "method.name",
-    "method.classifier", "method.label_weight", "method.instance_decay", "views.size", "views.crops",
+    "train.precision", "train.device", "train.knn_every", "train.keep", "train.class_weights", "train.classifier_init",
+    "method.name", "method.classifier", "method.label_weight", "method.instance_decay", "views.size", "views.crops",
     "augment.mixup_alpha", "augment.cutmix_alpha", "drloc.weight",
 )  # fmt: skip
 
@@ -66,7 +66,8 @@ class StageSpec:
     needs_val: Callable[[Any], bool] = lambda config: False
     """Whether there must be images to choose by, beside those that are reported."""
     by_method: Callable[[Any], tuple[Any, list[str]]] = lambda config: (config, [])
-    """Fills in what is left to the method, with lines for the log on it; UserError where that cannot be."""
+    """Fills in what is left to the method, or to there being no init, with lines for the log on it; UserError where
+    that cannot be."""
     faults: Callable[[Any, int], list[str]] = lambda config, images: []  # what is wrong with so many training images
     looks: Callable[[Any, Phase, int, int], int] = lambda config, phase, train, held: 0
     """How many images a phase looks at between its epochs, of so many to train on and so many held out."""
@@ -107,6 +108,17 @@ def _sizes(config: FinetuneConfig) -> list[Phase]:
     ]  # fmt: skip
 
 
+def _without_init(config: FinetuneConfig) -> tuple[FinetuneConfig, list[str]]:
+    if config.init is not None or config.train.classifier_init is not None:
+        return config, []
+    return replace(config, train=replace(config.train, classifier_init="random")), []
+
+
+def _finetuning_looks(config: FinetuneConfig, phase: Phase, train: int, held: int) -> int:
+    fitted = phase.number == 1 and config.train.classifier_init != "random"  # before the first step
+    return phase.times(config.train.eval_every) * held + (train + held if fitted else 0)
+
+
 def _one_size(config: PretrainConfig) -> list[Phase]:
     train = config.train
     return [Phase(1, "views.size", "pretrain", config.views.size, train.epochs, train.batch_size, train.lr)]
@@ -137,7 +149,8 @@ STAGES = {
         FinetuneConfig,
         flags="finetune",
         phases=_sizes,
-        looks=lambda config, phase, train, held: phase.times(config.train.eval_every) * held,
+        by_method=_without_init,
+        looks=_finetuning_looks,
         needs_val=lambda config: config.train.keep == "best",
     ),
     "probe": StageSpec(

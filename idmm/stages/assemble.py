@@ -40,6 +40,7 @@ from idmm.progress import logging_to
 from idmm.seeding import derive, seeded
 from idmm.stages import Phase, beginning, prepare, stage_of
 from idmm.stages.advice import advice
+from idmm.stages.handover import decide
 
 log = logging.getLogger("idmm")
 PARTS = ("train", "val", "test")
@@ -220,6 +221,9 @@ def resolve(config) -> tuple[Assembly, list[str]]:
     began = beginning()
     config, notes = prepare(config)
     spec = model_spec(config)
+    if isinstance(config, FinetuneConfig):
+        config, more = decide(config, spec)
+        notes += more
     lr, warmup = recipe(spec.name)
     train = config.train
     for name, value in (("lr", lr), ("warmup_epochs", warmup)):

@@ -4,17 +4,23 @@ import functools
 import logging
 from collections.abc import Iterator
 
-from idmm import evaluate
+import torch
+
+from idmm import distributed, evaluate
 from idmm.config import FinetuneConfig, parsing
 from idmm.data.cache import ImageStore
 from idmm.data.registry import spec_of
 from idmm.engine import Evaluation, Loop, Session
+from idmm.errors import RunError
+from idmm.features import extract_features
 from idmm.methods.finetune import balanced_weights
 from idmm.models.weights import Checkpoint
+from idmm.progress import counting
 from idmm.stages import Phase, documented
 from idmm.stages.assemble import Assembly, LoadedSplits, eval_batches, export, load_splits, resolve, say_length, session
 from idmm.stages.budget import length_result, within_minutes
 from idmm.stages.folds import by_folds, seen_by_init
+from idmm.stages.handover import below_start, check_classes, fit_classifier
 from idmm.stages.results import classifier_result, ending_seconds, say_balance
 
 log = logging.getLogger("idmm")
@@ -36,8 +42,10 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
         ``test_size``, ``test_groups`` where images come in groups, ``seed``, ``seconds`` over all resumes; where
         ``train.minutes`` is given ``minutes`` and the ``epochs`` of all stages; ``precision`` (fp32, bf16 or fp16: what
         training and evaluation ran in); ``size_mismatch`` where a split has not as many images as its protocol:
-        ``{"train": [found, wanted]}``; ``excluded`` where ``data.exclude`` left images out. ``per_class.csv`` and
-        ``confusion.png`` show it class by class. Of ``data.folds`` what :func:`idmm.stages.folds.pooled` returns.
+        ``{"train": [found, wanted]}``; ``excluded`` where ``data.exclude`` left images out; ``start_top1`` (percent:
+        top-1 on the test split before the first step) where the classifier started from a fit on features
+        (``train.classifier_init``). ``per_class.csv`` and ``confusion.png`` show it class by class. Of ``data.folds``
+        what :func:`idmm.stages.folds.pooled` returns.
 
     Raises:
         UserError: A mistake in the config or the data.
@@ -54,6 +62,8 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
         # ------------------------------------------------------------------ images
         splits = load_splits(parts, run.folder)
         classes = len(splits.train.classes)
+        begun = run.folder.state is not None
+        model = None if begun else _first_model(run, parts, splits.at(parts.phases[0].size), classes)
         parts = within_minutes(run, parts, splits, functools.partial(_looked_at, run, parts), ending_seconds)
         say_length(run, parts, len(splits.train))
         say_balance(splits.train, config.train.class_weights)
@@ -64,9 +74,10 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
             if phase.number < first:  # done before the run was taken up again
                 run.steps += phase.steps(len(splits.train))
                 continue
-            model = parts.backbone(phase, classes)
-            if run.folder.state is None:
-                _start_from(loop, model, parts, phase)
+            if loop is not None or begun:
+                model = parts.backbone(phase, classes)
+            if loop is not None:
+                _carry_over(loop, model, parts, phase)
             splits = splits.at(phase.size)
             held = _Evaluator(run, splits.val or splits.test, phase, parts)
             method = parts.method(phase, model, len(splits.train), classes)
@@ -90,8 +101,10 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
         if splits.val is not None or found is None:
             found = _Evaluator(run, splits.test, phase, parts).predict(loop.averaged)
         export(run, loop, parts, splits, splits.train.classes)
+        start = run.folder.remembered("start") or {}
         result = {
             **classifier_result(run, parts, splits, found),
+            **start,
             **kept,
             **length_result(parts),
             "num_classes": classes,
@@ -102,28 +115,61 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
             "precision": run.precision,
             **splits.remarks,
         }
+        if start and result["top1"] < start["start_top1"]:
+            log.warning("%s", below_start(config, result["top1"], start["start_top1"]))
         run.folder.finish(result)
         return result
 
 
-def _start_from(before: Loop | None, model, parts: Assembly, phase: Phase) -> None:
-    """Loads the weights of the phase before, else those of ``init``, if there are any."""
-    strict = parts.config.model.strict
-    if before is None:
-        report = parts.spec.load(model, strict)
-    else:
-        last = parts.phases[phase.number - 2]
-        source = f"weights of stage {last.number}"
-        made = Checkpoint(before.averaged.state_dict(), source, kwargs={"img_size": last.size})
-        report = made.load_into(model, strict=strict, drop_classifier=False)
-    if report is not None:
+def _first_model(run: Session, parts: Assembly, splits: LoadedSplits, classes: int):
+    """Builds what a new run starts from: the weights of ``init``, if there are any, with the classifier that is
+    wanted."""
+    phase = parts.phases[0]
+    model = parts.backbone(phase, classes)
+    if report := parts.spec.load(model, parts.config.model.strict):
         log.info("%s", report)
+    if parts.config.train.classifier_init == "features":
+        _start_from_features(run, parts, phase, model, splits)
+    return model
+
+
+def _carry_over(before: Loop, model, parts: Assembly, phase: Phase) -> None:
+    """Loads the weights of the phase before."""
+    last = parts.phases[phase.number - 2]
+    made = Checkpoint(before.averaged.state_dict(), f"weights of stage {last.number}", kwargs={"img_size": last.size})
+    log.info("%s", made.load_into(model, strict=parts.config.model.strict, drop_classifier=False))
 
 
 def _looked_at(run: Session, parts: Assembly, phase: Phase, splits: LoadedSplits) -> Iterator[dict]:
     """Yields what is evaluated between the epochs of a phase."""
-    store = splits.val or splits.test
-    return eval_batches(run, store, phase.size, parts.crop_pct, parts.spec, phase.batch_size)
+    return _centre_crops(run, splits.val or splits.test, phase, parts)
+
+
+def _start_from_features(run: Session, parts: Assembly, phase: Phase, model, splits: LoadedSplits) -> None:
+    """Fits the classifier of a new run to the training images' features, and keeps what it scores on the test split."""
+    train, config = splits.train, parts.config
+    check_classes(train.labels, train.classes)
+    batches = _centre_crops(run, train, phase, parts, "features for the classifier, of train")
+    with distributed.enough_memory(phase.batch_size, config.train.accumulate):
+        features = extract_features(model.to(run.device), batches, run.device, run.autocast)  # [N, d]
+        if not bool(torch.isfinite(features).all()):
+            source = "" if parts.spec.init is None else f"; the run that wrote '{config.init}' has diverged"
+            raise RunError(f"the images' features are not finite{source}", shared=True)
+        fit_classifier(model, features.numpy(), train.labels, config)
+        found = _Evaluator(run, splits.test, phase, parts).predict(model, "accuracy before the first step, on test")
+    top1 = found.scores()["top1"]
+    run.folder.remember("start", {"start_top1": top1})
+    log.info("before the first step: top-1 %.2f on %d test images", top1, len(splits.test))
+
+
+def _centre_crops(run: Session, store: ImageStore, phase: Phase, parts: Assembly, label: str | None = None):
+    """Yields a split's images as evaluation sees them, a phase's batch size at a time; with a ``label`` the log has how
+    many there are, and how far it is."""
+    batches = eval_batches(run, store, phase.size, parts.crop_pct, parts.spec, phase.batch_size)
+    if label is None or not run.folder.leader:
+        return batches
+    log.info("%s: %d images", label, len(store))
+    return counting(batches, len(store), label)
 
 
 class _Evaluator:
@@ -133,10 +179,9 @@ class _Evaluator:
         self.run, self.store, self.phase, self.parts = run, store, phase, parts
         self.latest: evaluate.Predictions | None = None
 
-    def predict(self, model) -> evaluate.Predictions:
-        run, crop = self.run, self.parts.crop_pct
-        batches = eval_batches(run, self.store, self.phase.size, crop, self.parts.spec, self.phase.batch_size)
-        self.latest = evaluate.predict(model, batches, run.device, run.autocast)
+    def predict(self, model, label: str | None = None) -> evaluate.Predictions:
+        batches = _centre_crops(self.run, self.store, self.phase, self.parts, label)
+        self.latest = evaluate.predict(model, batches, self.run.device, self.run.autocast)
         return self.latest
 
     def measure(self, model) -> dict:

@@ -130,7 +130,8 @@ class GridPlan:
         layers = [self.grid.finetune, *row.layers, *(entry.get("finetune", {}) for entry in (backbone, target))]
         protocol = self.grid.target.protocol
         for seed in row.seeds:
-            own = {"data": data_of(target, self.grid), "model": _model(backbone), "seed": seed, "init": row.init}
+            own = {"data": data_of(target, self.grid), "model": _model(backbone), "seed": seed}
+            own["init"] = row.init or row.needs  # a job's key stands for its folder, which only its runner knows
             config, faults = self._resolved("finetune", layers, own)
             self._add_faults("finetune", f"finetune on {target['label']}", faults)
             plain = config and parsing.plain(config)

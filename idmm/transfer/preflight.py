@@ -20,6 +20,7 @@ from idmm.stages import STAGES
 from idmm.stages.advice import of_length
 from idmm.stages.assemble import Assembly, assemble, check_val
 from idmm.stages.folds import several
+from idmm.stages.handover import decide
 from idmm.transfer.config import TRAINING, GridConfig
 from idmm.transfer.entries import SIDES, data_of
 from idmm.transfer.plan import Cell, GridPlan, Job
@@ -125,6 +126,9 @@ class _Checks:
             self.once(parts.device, job.stage, pick_device, parts.device, "train.device")
         drloc = job.config.get("drloc") or {}
         model = [config.model.name, config.model.kwargs, config.data.in_chans, config.init]
+        if job.stage == "finetune":
+            asked = [*model, "classifier", config.train.classifier_init]
+            self.once(asked, backbone, lambda: decide(config, parts.spec))
         for phase in parts.phases:
             asked = [*model, phase.size, drloc if drloc.get("weight") else 0]
             self.once(asked, backbone, parts.try_model, phase, True)

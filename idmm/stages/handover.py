@@ -1,0 +1,84 @@
+"""What the classifier of fine-tuning starts from: fresh weights, or a linear fit on the features of the backbone."""
+
+import logging
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import nn
+
+from idmm import distributed
+from idmm.checkpoint import began_with
+from idmm.config import FinetuneConfig
+from idmm.errors import UserError
+from idmm.evaluate import choose_strength, fit_linear
+from idmm.models.build import has_linear_classifier, linear_classifiers
+from idmm.models.spec import ModelSpec
+
+log = logging.getLogger("idmm")
+KEY = "train.classifier_init"
+LIGHTER = "--augment.scale '[0.35, 1]' --augment.mixup_alpha 0 --augment.cutmix_alpha 0"
+
+
+def decide(config: FinetuneConfig, spec: ModelSpec) -> tuple[FinetuneConfig, list[str]]:
+    """Fills in ``train.classifier_init`` where it is null and there is an init, with lines for the log on it.
+
+    Raises:
+        UserError: Features are asked for, and the model's classifier is not linear in them.
+    """
+    asked = config.train.classifier_init
+    if asked == "random":
+        return config, []
+    linear = has_linear_classifier(spec.name, spec.kwargs)
+    if asked == "features":
+        if not linear:
+            raise UserError(f"{KEY}: features, but the classifier of {spec.name} is not linear in them; wanted random")
+        return config, []
+    began = began_with(config.out) if config.out else None
+    if began is not None and KEY not in began:
+        found, why = "random", "as the run began"
+    elif linear:
+        found, why = "features", "the default with an init; --train.classifier_init random starts from fresh weights"
+    else:
+        found, why = "random", f"as the classifier of {spec.name} is not linear in its features"
+    return replace(config, train=replace(config.train, classifier_init=found)), [f"{KEY}: {found}, {why}"]
+
+
+def check_classes(labels: np.ndarray, classes: list[str]) -> None:
+    """Raises UserError where all training images are of one class, by their ``labels`` [N] and the classes' names."""
+    if len(seen := np.unique(labels)) < 2:
+        what = f"the training images are all of one class, '{classes[seen[0]]}'"
+        raise UserError(f"{KEY}: features, but {what}; wanted two classes or more, or random")
+
+
+def fit_classifier(model: nn.Module, features: np.ndarray, labels: np.ndarray, config: FinetuneConfig) -> None:
+    """Sets the model's classifier to a logistic regression on the features of the training images.
+
+    Its strength is chosen on stratified folds of them. The first process fits; all must call together.
+
+    Args:
+        model: With :func:`idmm.models.build.linear_classifiers`, all of which are set alike.
+        features: Of the frozen backbone [N, d].
+        labels: Classes of the images [N].
+        config: Says whether classes weigh the same, and the seed of the folds.
+    """
+    layers, fitted = linear_classifiers(model), None
+    if distributed.rank() == 0:
+        balanced = "balanced" if config.train.class_weights == "balanced" else None
+        choice = choose_strength(features, labels, config.seed, class_weight=balanced)
+        fitted = fit_linear(features, labels, model.num_classes, choice.strength, balanced)
+        line = "classifier: logistic regression on the features of %d training images, C = %g, chosen by %s"
+        log.info(line, len(labels), choice.strength, choice.by)
+    weight, bias = (torch.from_numpy(values) for values in distributed.broadcast(fitted))  # [K, d], [K]
+    with torch.no_grad():
+        for layer in layers:
+            layer.weight.copy_(weight.view_as(layer.weight))
+            layer.bias.copy_(bias)
+
+
+def below_start(config: FinetuneConfig, top1: float, start: float) -> str:
+    """Returns what to try where fine-tuning ended with less (percent) than the fitted classifier started from."""
+    slower = config.train.layer_decay is None and not config.model.freeze
+    tries = ["fewer epochs", "a lower lr", *(["--train.layer_decay 0.7"] if slower else [])]
+    line = f"top-1 {top1:.1f} % is below the {start:.1f} that the classifier had before the first step; try"
+    return f"{line} {', '.join(tries)}, or lighter augmentation ({LIGHTER})"

@@ -1,0 +1,256 @@
+"""Fine-tuning's classifier starts from a linear fit on frozen features: ``train.classifier_init``, ``start_top1``."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import transfers
+import yaml
+from folders import tree
+from frozen import a_run, by_hand, linear
+from helpers import flags, inside, refused, same
+from test_resume import stop_at
+
+from idmm import config, evaluate
+from idmm.config import reading
+from idmm.config.parsing import build
+from idmm.data.datasets import open_splits
+from idmm.errors import UserError
+from idmm.models import create_backbone
+from idmm.models.build import has_linear_classifier
+from idmm.models.spec import ModelSpec
+from idmm.seeding import seeded
+from idmm.stages import STAGES
+from idmm.stages.folds import over_folds
+from idmm.stages.handover import below_start, decide, fit_classifier
+from idmm.transfer.config import GridConfig
+from idmm.transfer.plan import GridPlan
+
+RUN = dict(model__name=None, model__kwargs=None, stages=[{"size": 16}, {"size": 24, "epochs": 1}])
+KEY = "train.classifier_init"
+
+
+@pytest.fixture(scope="module")
+def init(tmp_path_factory):
+    return a_run(tmp_path_factory.mktemp("init"))
+
+
+@pytest.fixture(scope="module")
+def tuned(init, tmp_path_factory):
+    """A run that was asked to start from features."""
+    out = tmp_path_factory.mktemp("tuned") / "run"
+    assert inside("finetune", out, **RUN, init=str(init), train__classifier_init="features") == 0
+    return out
+
+
+def result(out):
+    return json.loads((out / "result.json").read_text())
+
+
+def logged(out):
+    return (out / "log.txt").read_text(encoding="utf-8")
+
+
+def blobs(classes, images=60, width=7):
+    """Features of unlike scales around a centre for each class, one of them constant, and their classes."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(images) % classes
+    rows = rng.normal(size=(classes, width))[labels] + rng.normal(size=(images, width))
+    rows = rows * 10.0 ** np.arange(-3, width - 3) + 5
+    rows[:, 0] = 2.5
+    return rows.astype(np.float32), labels
+
+
+# ------------------------------------------------------------------ the fit
+@pytest.mark.parametrize("classes", [2, 3, 5])
+@pytest.mark.parametrize("balanced", [None, "balanced"])
+def test_raw_features_get_the_logits_of_the_probe(classes, balanced):
+    """Its probabilities, and so its answers; both classes of two have a row."""
+    rows, labels = blobs(classes)
+    seen, truth = rows[: len(rows) // 2 + 3], labels[: len(rows) // 2 + 3]  # of unequal size
+    weight, bias = evaluate.fit_linear(seen, truth, classes, 0.1, balanced)
+    assert weight.shape == (classes, rows.shape[1]) and bias.shape == (classes,)
+    by_hand = linear(seen, truth, 0.1)
+    by_hand.set_params(logisticregression__class_weight=balanced).fit(seen, truth)
+    shares = torch.from_numpy(rows @ weight.T + bias).softmax(1).numpy()
+    np.testing.assert_allclose(shares, by_hand.predict_proba(rows), atol=1e-4)
+    if balanced is None:
+        assert (shares.argmax(1) == evaluate.probe_predict(seen, truth, rows, 0.1)).all()
+
+
+def test_a_class_without_an_image_is_never_named():
+    rows, labels = blobs(3)
+    weight, bias = evaluate.fit_linear(rows, 2 * labels, 6)  # 1, 3 and 5 have none
+    assert not weight[1::2].any() and (bias[1::2] == bias[::2].min()).all()
+    rng = np.random.default_rng(1)
+    anywhere = rows[rng.integers(0, 60, 500)] + 10 * rows.std(0) * rng.normal(size=(500, 7))
+    assert not ((anywhere @ weight.T + bias).argmax(1) % 2).any()
+
+
+TWO_STAGES = dict(depths=(1, 1), dims=(8, 16))
+HEADS = [  # a norm or a pool before the classifier, two classifiers, a 1x1 convolution
+    ("vit_tiny_patch16_224", dict(patch_size=16, embed_dim=16, depth=1, num_heads=2, global_pool="avg"), 32),
+    ("deit_tiny_distilled_patch16_224", dict(patch_size=16, embed_dim=16, depth=1, num_heads=2), 32),
+    ("convnext_atto", dict(depths=(1, 1, 1, 1), dims=(8, 8, 8, 16)), 32),
+    ("convnext_atto", dict(depths=(1, 1, 1, 1), dims=(8, 8, 8, 16), head_hidden_size=12), 32),
+    ("resnetv2_18", dict(layers=(1, 1, 1, 1), channels=(8, 8, 8, 16)), 32),
+    ("mobilenetv3_small_050", {}, 32),
+    ("pvt_v2_b0", dict(depths=(1, 1, 1, 1), embed_dims=(8, 8, 8, 16), num_heads=(1, 1, 1, 2)), 32),
+]
+
+
+@pytest.mark.parametrize(("name", "kwargs", "size"), HEADS)
+def test_the_model_says_what_the_fit_says(name, kwargs, size):
+    with seeded(0):
+        model = create_backbone(name, size, num_classes=4, **kwargs).eval()
+        images = torch.randn(24, 3, size, size)
+    assert has_linear_classifier(name, kwargs)
+    labels = np.arange(24) % 3  # the fourth class has none
+    with torch.no_grad():
+        features = model.forward_head(model.forward_features(images), pre_logits=True).numpy()
+        fit_classifier(model, features, labels, config.FinetuneConfig())
+        choice = evaluate.choose_strength(features, labels)
+        weight, bias = evaluate.fit_linear(features, labels, 4, choice.strength)
+        np.testing.assert_allclose(model(images).numpy(), features @ weight.T + bias, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["levit_128s", "volo_d1_224", "crossvit_9_240", "caformer_s18", "efficientvit_m0"])
+def test_classifiers_that_are_more_than_linear(name):
+    """A norm, a network, several widths, tokens beside the pooled features: an error if asked for, else a line."""
+    spec = ModelSpec(name, {}, [0.5] * 3, [0.5] * 3, 0.0, None)
+    given = config.FinetuneConfig(init="a", train=config.FinetuneTrain())
+    found, (note,) = decide(given, spec)
+    assert found.train.classifier_init == "random"
+    assert note == f"{KEY}: random, as the classifier of {name} is not linear in its features"
+    with pytest.raises(UserError, match=f"{KEY}: features, but the classifier of {name} is not linear in them"):
+        decide(replace(given, train=config.FinetuneTrain(classifier_init="features")), spec)
+
+
+# ------------------------------------------------------------------ runs
+def test_the_start_is_the_probes_accuracy(init, tuned):
+    features, labels = by_hand(init)
+    held, truth = by_hand(init, part="test")
+    names = open_splits(config.Data(), labelled=True).train.names
+    subset = config.Data(subset=config.data.Subset(total=96))
+    rows = [names.index(name) for name in open_splits(subset, labelled=True).train.names]
+    seen, classes = features[rows], labels[rows]
+    strength = evaluate.choose_strength(seen, classes).strength
+    wanted = 100 * np.mean(linear(seen, classes, strength).predict(held) == truth)
+    found, text = result(tuned), logged(tuned)
+    assert found["start_top1"] == pytest.approx(wanted, abs=1.2), "images of train are decoded for larger crops"
+    assert f"features of 96 training images, C = {strength:g}, chosen by 5 of 5 stratified folds of train" in text
+    assert f"before the first step: top-1 {found['start_top1']:.2f} on 360 test images" in text
+    assert "features for the classifier, of train: 96 images" in text
+
+
+def test_null_with_an_init_means_features_and_a_stopped_run_goes_on(init, tuned, tmp_path, monkeypatch):
+    """To the last bit, in the phase that was fitted and in the next; the first accuracy is not measured again."""
+    for place in ((1, 0, 2), (2, 0, 1)):
+        out = tmp_path / f"cut-{place[0]}"
+        with monkeypatch.context() as patch:
+            stop_at(patch, *place)
+            assert inside("finetune", out, **RUN, init=str(init)) == 130
+            patch.setattr("idmm.stages.finetune.fit_classifier", None)
+            assert inside("finetune", out, **RUN, init=str(init), resume="must") == 0
+        assert same(out, tuned)
+        assert result(out)["start_top1"] == result(tuned)["start_top1"]
+        assert yaml.safe_load((out / "config.yaml").read_text())["train"]["classifier_init"] == "features"
+        assert f"{KEY}: features, the default with an init" in logged(out)
+
+
+def test_a_run_from_before_the_key_goes_on_with_fresh_weights(init, tuned, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        stop_at(patch, 1, 0, 2)
+        assert inside("finetune", out, **RUN, init=str(init), train__classifier_init="random") == 130
+    line = f"{KEY}: the run in '{out}' has random, asked for now is features"
+    assert line in refused(capsys, ["finetune", *flags("finetune", out, **RUN, init=str(init))])
+    kept = yaml.safe_load((out / "config.yaml").read_text())
+    del kept["train"]["classifier_init"]
+    (out / "config.yaml").write_text(yaml.safe_dump(kept))
+    given = {**RUN, "init": str(init), "train__classifier_init": "features"}
+    assert line in refused(capsys, ["finetune", *flags("finetune", out, **given)])
+    assert inside("finetune", out, **RUN, init=str(init)) == 0
+    assert f"{KEY}: random, as the run began" in logged(out)
+    assert "start_top1" not in result(out) and not same(out, tuned)
+    assert inside("finetune", out, **RUN, init=str(init)) == 0, "finished already"
+
+
+def test_the_start_is_measured_as_the_end_is(init, tmp_path):
+    """With a frozen backbone and next to no learning they are one; and no weights of the fit are left behind."""
+    still = dict(model__freeze=True, train__lr=1e-12, train__weight_decay=0, data__subset={"per_class": 1})
+    changes = {**RUN, **still, "stages": [{"size": 16, "epochs": 1}], "init": str(init)}
+    assert inside("finetune", tmp_path / "run", **changes) == 0
+    found = result(tmp_path / "run")
+    assert found["top1"] == found["start_top1"] > 10
+    assert "C = 1, chosen by nothing: there are too few images to hold any out" in logged(tmp_path / "run")
+    assert "is below" not in logged(tmp_path / "run")
+
+
+def test_training_that_loses_what_the_features_held_says_so(init, tmp_path):
+    changes = {**RUN, "stages": [{"size": 16, "epochs": 2}], "train__lr": 0.3, "train__ema": None, "init": str(init)}
+    assert inside("finetune", tmp_path / "run", **changes) == 0
+    found = result(tmp_path / "run")
+    assert found["top1"] < found["start_top1"]
+    (line,) = [line for line in logged(tmp_path / "run").splitlines() if "is below the" in line]
+    assert f"top-1 {found['top1']:.1f} % is below the {found['start_top1']:.1f} that the classifier had before" in line
+    assert "--train.layer_decay 0.7, or lighter augmentation" in line
+    slow = config.FinetuneConfig(train=config.FinetuneTrain(layer_decay=0.65))
+    assert "layer_decay" not in below_start(slow, 1.0, 2.0)
+
+
+def test_without_an_init_null_means_random(tmp_path):
+    out = tmp_path / "run"
+    assert inside("finetune", out, stages=[{"size": 16, "epochs": 1}]) == 0
+    assert yaml.safe_load((out / "config.yaml").read_text())["train"]["classifier_init"] == "random"
+    assert "start_top1" not in result(out) and not (out / "last/start.json").exists()
+
+
+def test_one_class_is_a_line(init, tmp_path, capsys):
+    root = tree(tmp_path / "images", train={"cat": 9, "dog": 1}, test={"cat": 2, "dog": 1})
+    drawn = {"data__subset": {"total": 2}, "data__name": "folder", "data__root": str(root)}  # without regard to labels
+    given = {**RUN, **drawn, "init": str(init)}
+    *_, line = refused(capsys, ["finetune", *flags("finetune", tmp_path / "run", **given)])
+    assert line.startswith(f"{KEY}: features, but the training images are all of one class, 'cat'; wanted two")
+    assert not (tmp_path / "run").exists()
+    assert inside("finetune", tmp_path / "run", **given, train__classifier_init="random") == 0
+
+
+def test_features_that_are_not_finite_are_a_line(init, tmp_path, capsys):
+    with seeded(0):
+        model = create_backbone("vit_tiny_patch16_224", 16, patch_size=8, embed_dim=32, depth=2, num_heads=2)
+    torch.nn.init.constant_(model.norm.bias, float("nan"))
+    bad = a_run(tmp_path / "bad", model=model)
+    *_, line = refused(capsys, ["finetune", *flags("finetune", tmp_path / "run", **RUN, init=str(bad))], code=1)
+    assert line == f"the images' features are not finite; the run that wrote '{bad}' has diverged"
+
+
+# ------------------------------------------------------------------ grids, folds, recipes
+def test_jobs_of_a_grid_have_the_keys_that_their_results_want():
+    """Those from scratch, and those told to start at random, have 0.1.0's; those that start from features have not."""
+    keys = {}
+    for asked in (None, "random", "features"):
+        train = {"epochs": 1, "size": 16, **({"classifier_init": asked} if asked else {})}
+        given = {**transfers.GRID, "out": "grid", "scratch": True, "finetune": {"train": train}}
+        jobs = GridPlan(build(GridConfig, given)).checked().jobs.values()
+        tuned = [job for job in jobs if job.stage == "finetune"]
+        keys[asked] = [{job.key for job in tuned if (job.needs is None) == scratch} for scratch in (True, False)]
+        assert all(job.config["init"] is None for job in tuned) and all(keys[asked])
+    assert keys[None][0] == keys["random"][0] and not keys[None][0] & keys["features"][0]
+    assert not keys[None][1] & (keys["random"][1] | keys["features"][1])
+
+
+def test_folds_are_pooled():
+    scores = [{"top1": 50.0, "start_top1": 40.0}, {"top1": 60.0, "start_top1": 50.0}]
+    assert over_folds(scores, [10, 30])["start_top1"] == 47.5
+    assert "start_top1" not in over_folds([scores[0], {"top1": 1.0}], [1, 1])
+
+
+@pytest.mark.parametrize(
+    "name", ["paper", "paper_448", "drloc/finetune", "drloc/scratch_100", "drloc/scratch_300", "demo/finetune"]
+)
+def test_recipes_of_the_papers_start_as_the_papers_do(name):
+    kind = STAGES["finetune"].config
+    assert reading.recipe(kind, name)["train"]["classifier_init"] == "random"
