@@ -40,13 +40,13 @@ MODELS = {  # label: timm's name and kwargs
 class Trainer:
     """A backbone with a linear classifier on a fixed batch."""
 
-    def __init__(self, label: str, size: int, batch: int, classes: int, device: str):
+    def __init__(self, label: str, size: int, batch: int, classes: int, device: str, layout: torch.memory_format):
         model = yaml.safe_load(DEMO.read_text())["model"]
         name, kwargs = MODELS[label] or (model["name"], model["kwargs"])
         torch.manual_seed(0)
-        self.backbone = create_backbone(name, size, drop_path=0.0, **kwargs).to(device)
+        self.backbone = create_backbone(name, size, drop_path=0.0, **kwargs).to(device, memory_format=layout)
         self.head = torch.nn.Linear(feature_width(self.backbone), classes).to(device)
-        self.images = torch.randn(batch, 3, size, size, device=device)
+        self.images = torch.randn(batch, 3, size, size, device=device).contiguous(memory_format=layout)
         self.label, self.device = torch.randint(classes, (batch,), device=device), device
         self.millions = sum(p.numel() for p in self.backbone.parameters()) / 1e6
         with torch.no_grad():
@@ -71,7 +71,8 @@ class Trainer:
 
 def measure(labels: list[str], size: int, given) -> list[dict]:
     """Rows of the table for images of one size (pixels)."""
-    trainers = {label: Trainer(label, size, given.batch, given.classes, given.device) for label in labels}
+    layout = torch.channels_last if given.channels_last else torch.contiguous_format
+    trainers = {label: Trainer(label, size, given.batch, given.classes, given.device, layout) for label in labels}
     spent = {label: trainer.step() for label, trainer in trainers.items()}  # a first one, not counted
     for number in range(given.rounds):
         turned = labels[number % len(labels) :] + labels[: number % len(labels)]
@@ -102,12 +103,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=15.0, help="of steps, after which a model sits out")
     parser.add_argument("--classes", type=int, default=10)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--channels_last", action="store_true", help="weights and images with the channels last")
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--out", type=Path, help="a JSON file of all rows")
     given = parser.parse_args()
     torch.set_num_threads(1)
     where = torch.cuda.get_device_name() if given.device == "cuda" else f"{platform.machine()} CPU, one thread"
     where = f"{where}, torch {torch.__version__}, timm {timm.__version__}"
+    where += ", channels last" if given.channels_last else ""
     print(f"batch {given.batch}, fp32, {where}")
     rows = []
     for size in given.sizes:

@@ -198,6 +198,15 @@ def test_every_method_sizes_its_heads_for_each_family(name, method):
     assert grads and all(bool(torch.isfinite(grad).all()) for grad in grads)
 
 
+@pytest.mark.parametrize("size", [32, 64])
+def test_a_last_batch_of_one_image_passes_batch_norms(tmp_path, size):
+    """17 images in batches of 8; at 32 pixels the last map is 1x1, of which batch norm in training has no variance."""
+    changes = {"data__subset": {"total": 17}, "stages": [{"size": size}], "train__ema": None}
+    assert inside("finetune", tmp_path, **{**ONE_EPOCH, **changes, "model__name": "test_resnet"}) == 0
+    counts = {int(value) for key, value in weights(tmp_path).items() if key.endswith("num_batches_tracked")}
+    assert counts == ({2, 3} if size == 32 else {3})  # those of one value sat out the third batch alone
+
+
 def test_runs_of_a_model_with_layers_after_its_pooling(tmp_path, capsys):
     """Pretrained, probed, and under a classifier, where no weight gets lost."""
     name, first, second = "mobilenetv3_small_050", tmp_path / "a", tmp_path / "b"

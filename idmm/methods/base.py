@@ -1,11 +1,13 @@
 """What the training loop asks of a method: a loss for a batch, and no more."""
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
 from idmm.methods.drloc import Localization
+from idmm.models.build import one_image_norms
 
 
 @dataclass(frozen=True)
@@ -58,9 +60,10 @@ class Method(nn.Module):
 
     def features(self, images: Tensor, key: int, epoch: int) -> tuple[Tensor, Tensor | float, dict[str, Tensor]]:
         """Returns the backbone's output [B, d], the extra loss and its log, of one forward pass."""
-        if self.localization is None:
-            return self.backbone(images), 0.0, {}
-        return self.localization(self.backbone, images, key, epoch)
+        with one_image_norms(self.backbone) if len(images) == 1 else contextlib.nullcontext():
+            if self.localization is None:
+                return self.backbone(images), 0.0, {}
+            return self.localization(self.backbone, images, key, epoch)
 
     def prepare(self, extract: Callable[[], Tensor]) -> None:
         """Acts before the first step of a new run; ``extract`` gives all images' features [N, d] on the CPU."""
