@@ -18,8 +18,9 @@ from idmm import engine
 from idmm.config import Train
 from idmm.errors import Interrupted
 from idmm.models import create_backbone, load_backbone, read_checkpoint, save_model
+from idmm.models.base import sinusoids
 from idmm.models.build import export_kwargs
-from idmm.models.t2t import TokenPerformer, TokensToToken, sinusoids
+from idmm.models.t2t import TokenPerformer, TokensToToken
 from idmm.optim import create_optimizer
 
 

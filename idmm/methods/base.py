@@ -1,5 +1,6 @@
 """What the training loop asks of a method: a loss for a batch, and no more."""
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from idmm.methods.drloc import Localization
+from idmm.models.build import one_image_norms
 
 
 @dataclass(frozen=True)
@@ -65,9 +67,10 @@ class Method(nn.Module):
 
         Where a ``head`` is given, the output is what that makes of ``backbone.forward_features``.
         """
-        if self.localization is not None:
-            return self.localization(self.backbone, images, key, epoch, head)
-        return self.backbone(images) if head is None else head(self.backbone.forward_features(images)), 0.0, {}
+        with one_image_norms(self.backbone) if len(images) == 1 else contextlib.nullcontext():
+            if self.localization is not None:
+                return self.localization(self.backbone, images, key, epoch, head)
+            return self.backbone(images) if head is None else head(self.backbone.forward_features(images)), 0.0, {}
 
     def prepare(self, extract: Callable[[], Tensor]) -> None:
         """Acts before the first step of a new run; ``extract`` gives all images' features [N, d] on the CPU."""

@@ -1,29 +1,32 @@
-"""What T2T-ViT and CvT share: timm's interface for a class token before the patch tokens of one grid."""
+"""What T2T-ViT, CvT and CCT share: timm's interface for patch tokens of one grid, after a class token or without."""
 
+import math
 import operator
 import re
 from collections.abc import Sequence
 
-from timm.layers import global_pool_nlc, trunc_normal_
+import torch
+from timm.layers import global_pool_nlc, resample_abs_pos_embed, trunc_normal_
+from timm.models import checkpoint, checkpoint_seq
+from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from idmm.config import IMAGENET_MEAN, IMAGENET_STD
 
 Grid = tuple[int, int]
-POOLS = ("token", "avg", "")
-SMALLEST = 16  # pixels: both models make one token of 16x16
-# the windows of both models' three steps to tokens: kernel, stride and padding
-WINDOWS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))
+Windows = Sequence[tuple[int, int, int]]  # kernel, stride and padding of each step from pixels to tokens
+WINDOWS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))  # T2T-ViT's and CvT's
 
 
 class TokenModel(nn.Module):
-    """Pooling and classifier over [B, 1 + h w, D], the class token first.
+    """Pooling and classifier over [B, P + h w, D], a class token (P = 1) first where there is one.
 
     ``forward_features`` gives those tokens, normalised; ``forward_intermediates(images, indices=1, norm=True)`` gives
     them and the grid [B, D, h, w], from one forward. The second is how a grid that is not square is told.
     """
 
     num_prefix_tokens = 1
+    pools = ("token", "avg", "")  # what global_pool may be
 
     def add_head(self, dim: int, num_classes: int, global_pool: str, drop_rate: float, norm: nn.Module) -> None:
         """Adds the last norm and the classifier, and initialises all linear layers and norms."""
@@ -40,26 +43,150 @@ class TokenModel(nn.Module):
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """Gives the model a fresh classifier (0 classes: none); None leaves the pooling as it is."""
         if global_pool is not None:
-            if global_pool not in POOLS:
-                raise ValueError(f"global_pool is {global_pool!r}; wanted is one of {', '.join(map(repr, POOLS))}")
+            if global_pool not in self.pools:
+                raise ValueError(f"global_pool is {global_pool!r}; wanted is one of {', '.join(map(repr, self.pools))}")
             self.global_pool = global_pool
         self.num_classes = num_classes
+        self.head = self.new_linear(num_classes) if num_classes > 0 else nn.Identity()
+
+    def new_linear(self, width: int) -> nn.Module:
+        """Returns a fresh linear layer from D to ``width``, where and in the precision that the model is."""
         like = next(self.parameters())
-        head = nn.Linear(self.num_features, num_classes) if num_classes > 0 else nn.Identity()
-        self.head = head.apply(_initialise).to(like.device, like.dtype).train(self.training)
+        layer = nn.Linear(self.num_features, width).apply(_initialise)
+        return layer.to(like.device, like.dtype).train(self.training)
 
     def pool(self, x: Tensor) -> Tensor:
-        """[B, 1 + N, D] -> [B, D]: the class token, or the mean of the others; as it is for ''."""
+        """[B, P + N, D] -> [B, D]: the class token, or the mean of the others; as it is for ''."""
         return global_pool_nlc(x, pool_type=self.global_pool, num_prefix_tokens=self.num_prefix_tokens)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """[B, 1 + N, D] -> [B, num_classes], or the pooled features [B, D]."""
+        """[B, P + N, D] -> [B, num_classes], or the pooled features [B, D]."""
         x = self.head_drop(self.pool(x))
         return x if pre_logits else self.head(x)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, in_chans, H, W] -> [B, num_classes]; [B, D] without a classifier."""
         return self.forward_head(self.forward_features(x))
+
+
+class Tokenizer(nn.Module):
+    """What makes tokens of overlapping windows of an image; sizes and grids are told as timm's ``PatchEmbed`` does.
+
+    Args:
+        windows: Of each step.
+        img_size: Image side, or (height, width), in pixels.
+        dynamic_img_size: Take images of other sizes, too.
+    """
+
+    def __init__(self, windows: Windows, img_size: int | Sequence[int], dynamic_img_size: bool = False):
+        super().__init__()
+        self.windows, self.dynamic_img_size = tuple(windows), dynamic_img_size
+        self.reduction = math.prod(stride for _, stride, _ in self.windows)  # pixels from a token to the next
+        self.grad_checkpointing = False
+        self.set_input_size(img_size)
+
+    def set_input_size(self, img_size: int | Sequence[int]) -> None:
+        """Takes images of another size from now on."""
+        self.img_size = checked_size(img_size, self.reduction)
+        self.grid_size = self.dynamic_feat_size(self.img_size)
+        self.num_patches = math.prod(self.grid_size)
+
+    def dynamic_feat_size(self, img_size: Grid) -> Grid:
+        """Returns the grid of tokens that an image of (height, width) has."""
+        return window_grids(img_size, self.windows)[-1]
+
+    def grids(self, images: Tensor) -> list[Grid]:
+        """Returns the grid after each step, of images [B, C, H, W]; ValueError for a size that is not the model's."""
+        size = tuple(images.shape[-2:])
+        if size != self.img_size and not self.dynamic_img_size:
+            given, built = ("x".join(map(str, sides)) for sides in (size, self.img_size))
+            raise ValueError(f"the images are {given} pixels, but the model was built with img_size {built}")
+        return window_grids(size, self.windows)
+
+
+class BlockModel(TokenModel):
+    """A model of one grid: ``patch_embed`` makes its tokens, then come ``blocks`` and ``norm``.
+
+    ``pos_embed`` [1, P + h w, D] is what :meth:`add_positions` adds, a parameter or a buffer; None: nothing.
+    """
+
+    patch_embed: Tokenizer
+    pos_embed: Tensor | None
+
+    def add_blocks(self, blocks: Sequence[nn.Module]) -> None:
+        """Adds the transformer blocks, and says what their outputs are."""
+        self.blocks = nn.Sequential(*blocks)
+        told = dict(num_chs=self.embed_dim, reduction=self.patch_embed.reduction)
+        self.feature_info = [dict(told, module=f"blocks.{i}") for i in range(len(blocks))]
+        self.grad_checkpointing = False
+
+    def set_input_size(self, img_size: int | Sequence[int]) -> None:
+        """Takes images of another size from now on; the positions are interpolated from the present one."""
+        old = self.patch_embed.grid_size
+        self.patch_embed.set_input_size(img_size)
+        if self.pos_embed is not None:
+            new = self._resampled(self.patch_embed.grid_size, old).detach()
+            self.pos_embed = nn.Parameter(new) if isinstance(self.pos_embed, nn.Parameter) else new
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Computes activations again in the backward pass instead of keeping them, in tokenizer and blocks."""
+        self.grad_checkpointing = self.patch_embed.grad_checkpointing = enable
+
+    def add_positions(self, x: Tensor, images: Tensor) -> Tensor:
+        """Adds the positions to tokens [B, P + h w, D] of images, interpolated where those have another size."""
+        if self.pos_embed is None:
+            return x
+        grid = self.patch_embed.dynamic_feat_size(tuple(images.shape[-2:]))
+        return x + self._resampled(grid, self.patch_embed.grid_size)
+
+    def _resampled(self, new: Grid, old: Grid) -> Tensor:
+        return resample_abs_pos_embed(self.pos_embed, list(new), list(old), self.num_prefix_tokens)
+
+    def embed(self, x: Tensor) -> Tensor:
+        """[B, in_chans, H, W] -> [B, P + h w, D], with positions: what the blocks are given."""
+        raise NotImplementedError
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """[B, in_chans, H, W] -> [B, P + h w, D]."""
+        x = self.embed(x)
+        return self.norm(checkpoint_seq(self.blocks, x) if self.grad_checkpointing else self.blocks(x))
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        return_prefix_tokens: bool = False,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ):
+        """Returns what ``forward_features`` does, and what blocks put out, [B, D, h, w] ('NLC': [B, h w, D]).
+
+        The arguments are timm's. ``indices``: of blocks; a number means the last so many, None all.
+        ``return_prefix_tokens`` gives pairs with the class token, [B, P, D]; ``norm`` normalises as the last norm does.
+        """
+        take, last = feature_take_indices(len(self.blocks), indices)
+        grid = self.patch_embed.dynamic_feat_size(tuple(x.shape[-2:]))
+        x, taken = self.embed(x), []
+        for i, block in enumerate(self.blocks[: last + 1] if stop_early else self.blocks):
+            x = checkpoint(block, x) if self.grad_checkpointing else block(x)
+            if i in take:
+                taken.append(split_tokens(self.norm(x) if norm else x, self.num_prefix_tokens, grid, output_fmt))
+        taken = taken if return_prefix_tokens else [rest for rest, _ in taken]
+        return taken if intermediates_only else (self.norm(x), taken)
+
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Drops the blocks after the last index, the last norm and the classifier; returns the indices."""
+        take, last = feature_take_indices(len(self.blocks), indices)
+        self.blocks = self.blocks[: last + 1]
+        if prune_norm:
+            self.norm = nn.Identity()
+        if prune_head:
+            self.reset_classifier(0, "")
+        return take
 
 
 def split_tokens(x: Tensor, prefix: int, grid: Grid, output_fmt: str) -> tuple[Tensor, Tensor]:
@@ -73,10 +200,10 @@ def as_map(x: Tensor, grid: Grid) -> Tensor:
     return x.transpose(1, 2).unflatten(2, grid)
 
 
-def window_grids(size: Grid) -> list[Grid]:
-    """The grid of windows after each of :data:`WINDOWS`, of an image or map of (height, width)."""
+def window_grids(size: Grid, windows: Windows = WINDOWS) -> list[Grid]:
+    """The grid of windows after each step, of an image or map of (height, width)."""
     grids = []
-    for kernel, stride, padding in WINDOWS:
+    for kernel, stride, padding in windows:
         size = tuple((n + 2 * padding - kernel) // stride + 1 for n in size)
         grids.append(size)
     return grids
@@ -87,16 +214,23 @@ def drop_path_rates(rate: float, depth: int) -> list[float]:
     return [rate * i / max(depth - 1, 1) for i in range(depth)]
 
 
-def checked_size(img_size: int | Sequence[int]) -> Grid:
-    """Returns a size as (height, width); ValueError where it is none, or smaller than one token."""
+def checked_size(img_size: int | Sequence[int], smallest: int = 16) -> Grid:
+    """Returns a size as (height, width); ValueError where it is none, or smaller than one token (pixels)."""
     try:
         sides = tuple(map(operator.index, img_size if isinstance(img_size, Sequence) else [img_size] * 2))
     except TypeError:
         sides = ()
-    if len(sides) != 2 or min(sides) < SMALLEST:
-        wanted = f"wanted is a side or (height, width), of at least {SMALLEST} pixels"
+    if len(sides) != 2 or min(sides) < smallest:
+        wanted = f"wanted is a side or (height, width), of at least {smallest} pixels"
         raise ValueError(f"img_size is {img_size!r}; {wanted}")
     return sides
+
+
+def sinusoids(positions: int, dim: int) -> Tensor:
+    """Position embedding of Vaswani et al. (2017, section 3.5): sines in even columns, [1, positions, dim]."""
+    column = torch.arange(dim)
+    angle = torch.arange(positions, dtype=torch.float64)[:, None] / 10000 ** (column // 2 * 2 / dim)
+    return torch.where(column % 2 == 0, angle.sin(), angle.cos()).float()[None]
 
 
 def rename_keys(state_dict: dict[str, Tensor], rules: Sequence[tuple[str, str]]) -> dict[str, Tensor]:
@@ -124,7 +258,7 @@ def timm_cfg(**kwargs) -> dict:
 
 
 def _initialise(module: nn.Module) -> None:
-    """Linear layers: a normal of 0.02, biases 0, as both releases have it. Convolutions and norms keep torch's."""
+    """Linear layers: a normal of 0.02, biases 0, as the releases have it. Convolutions and norms keep torch's."""
     if isinstance(module, nn.Linear):
         trunc_normal_(module.weight, std=0.02)
         if module.bias is not None:

@@ -1,8 +1,10 @@
 """Backbones over timm: any model that timm names, at any image size that the model can take."""
 
+import contextlib
 import copy
 import functools
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import timm
@@ -182,6 +184,30 @@ def backbone_state(model: nn.Module) -> dict[str, torch.Tensor]:
 def model_name(model: nn.Module) -> str:
     """Returns the name by which timm built the model, for messages."""
     return (getattr(model, "pretrained_cfg", None) or {}).get("architecture") or type(model).__name__
+
+
+@contextlib.contextmanager
+def one_image_norms(model: nn.Module) -> Iterator[None]:
+    """Lets one image alone through a model in training, as a run's last batch may be.
+
+    A batch norm that would see one value a channel, which torch refuses (a map of 1x1, which most ConvNets make of 32
+    pixels), uses its running statistics and leaves them alone. Those with larger maps work as ever.
+    """
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
+    norms = [m for m in norms if not isinstance(m, nn.SyncBatchNorm)]  # they see the images of other processes
+
+    def spare(norm, args):
+        if args[0].numel() == args[0].shape[1]:
+            norm.eval()
+
+    hooks = [norm.register_forward_pre_hook(spare) for norm in norms]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for norm in norms:
+            norm.train()
 
 
 def pair(size: Size) -> tuple[int, int]:

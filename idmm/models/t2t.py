@@ -11,22 +11,20 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 from timm.layers import Mlp, resample_abs_pos_embed, trunc_normal_
-from timm.models import build_model_with_cfg, checkpoint, checkpoint_seq, generate_default_cfgs, register_model
-from timm.models._features import feature_take_indices
+from timm.models import build_model_with_cfg, checkpoint, generate_default_cfgs, register_model
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from idmm.models.base import (
     WINDOWS,
-    Grid,
-    TokenModel,
+    BlockModel,
+    Tokenizer,
     as_map,
     checked_size,
     drop_path_rates,
     rename_keys,
-    split_tokens,
+    sinusoids,
     timm_cfg,
-    window_grids,
 )
 
 
@@ -73,7 +71,7 @@ class TokenPerformer(nn.Module):
         return x + self.mlp(self.norm2(x))
 
 
-class TokensToToken(nn.Module):
+class TokensToToken(Tokenizer):
     """Soft splits and token transformers: [B, in_chans, H, W] -> [B, h w, dim], about a 16th of each side.
 
     Every split makes tokens of overlapping windows, and every layer between two splits mixes them (paper: section
@@ -81,44 +79,35 @@ class TokensToToken(nn.Module):
     """
 
     def __init__(
-        self, img_size: int | Sequence[int], in_chans: int, dim: int, token_dim: int, kernel_ratio: float, drop: float
+        self,
+        img_size: int | Sequence[int],
+        in_chans: int,
+        dim: int,
+        token_dim: int,
+        kernel_ratio: float,
+        drop: float,
+        dynamic_img_size: bool = False,
     ):
-        super().__init__()
+        super().__init__(WINDOWS, img_size, dynamic_img_size)
         first, second, third = (kernel**2 for kernel, _, _ in WINDOWS)  # pixels of the windows
         self.performer1 = TokenPerformer(in_chans * first, token_dim, kernel_ratio, drop)
         self.performer2 = TokenPerformer(token_dim * second, token_dim, kernel_ratio, drop)
         self.proj = nn.Linear(token_dim * third, dim)
-        self.grad_checkpointing = False
-        self.set_input_size(img_size)
-
-    def set_input_size(self, img_size: int | Sequence[int]) -> None:
-        """Takes images of another size from now on."""
-        self.img_size = checked_size(img_size)
-        self.grids = window_grids(self.img_size)
-        self.grid_size = self.grids[-1]
-        self.num_patches = math.prod(self.grid_size)
-
-    def dynamic_feat_size(self, img_size: Grid) -> Grid:
-        """Returns the grid of tokens that an image of (height, width) has, as timm's ``PatchEmbed`` does."""
-        return window_grids(img_size)[-1]
 
     def forward(self, x: Tensor) -> Tensor:
-        if tuple(x.shape[-2:]) != self.img_size:
-            given, built = ("x".join(map(str, size)) for size in (x.shape[-2:], self.img_size))
-            raise ValueError(f"the images are {given} pixels, but the model was built with img_size {built}")
-        for performer, split, grid in zip((self.performer1, self.performer2), WINDOWS, self.grids, strict=False):
+        for performer, split, grid in zip((self.performer1, self.performer2), WINDOWS, self.grids(x), strict=False):
             x = _soft_split(x, split)  # [B, C, H, W] -> [B, h w, kernel^2 C]
             x = checkpoint(performer, x) if self.grad_checkpointing else performer(x)  # [B, h w, token_dim]
             x = as_map(x, grid)  # [B, token_dim, h, w]
         return self.proj(_soft_split(x, WINDOWS[2]))
 
 
-class T2TViT(TokenModel):
+class T2TViT(BlockModel):
     """T2T-ViT: :class:`TokensToToken`, then a class token, fixed positions and ViT's blocks (paper: section 3.2).
 
     An image side of n pixels gives ceil(ceil(((n - 3) // 4 + 1) / 2) / 2) rows or columns of tokens, n/16 where 16
     divides n. ``forward_features`` gives [B, 1 + h w, D], the class token first; ``patch_embed.grid_size`` is (h, w),
-    row by row. Images of another size than ``img_size`` are refused.
+    row by row.
 
     ``pos_embed``, [1, 1 + h w, D], starts as sinusoids over the tokens row by row, is never trained, and is saved with
     the weights: at another size it is interpolated on its grid, as in the release, so that a place keeps its code.
@@ -126,6 +115,7 @@ class T2TViT(TokenModel):
 
     Args:
         img_size: Image side, or (height, width), in pixels; at least 16.
+        dynamic_img_size: Take images of other sizes too, with the positions interpolated; else they are refused.
         global_pool: 'token' (the class token), 'avg' (the mean of the others) or '' (no pooling).
         embed_dim: Width D of the tokens.
         num_heads: Heads of each block; attention is scaled by the head's width, as in the release.
@@ -159,29 +149,20 @@ class T2TViT(TokenModel):
         proj_drop_rate: float = 0.0,
         attn_drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
+        dynamic_img_size: bool = False,
     ):
         super().__init__()
+        self.embed_dim = embed_dim
         self.cls_token = nn.Parameter(trunc_normal_(torch.zeros(1, 1, embed_dim), std=0.02))
-        self.patch_embed = TokensToToken(img_size, in_chans, embed_dim, token_dim, kernel_ratio, token_drop_rate)
+        splits = (token_dim, kernel_ratio, token_drop_rate, dynamic_img_size)
+        self.patch_embed = TokensToToken(img_size, in_chans, embed_dim, *splits)
         self.pos_drop = nn.Dropout(pos_drop_rate)
         options = dict(qkv_bias=qkv_bias, proj_drop=proj_drop_rate, attn_drop=attn_drop_rate, norm_layer=nn.LayerNorm)
-        self.blocks = nn.Sequential(
-            *(
-                Block(embed_dim, num_heads, mlp_ratio, drop_path=rate, **options)
-                for rate in drop_path_rates(drop_path_rate, depth)
-            )
-        )
-        self.feature_info = [dict(num_chs=embed_dim, reduction=16, module=f"blocks.{i}") for i in range(depth)]
-        self.grad_checkpointing = False
+        rates = drop_path_rates(drop_path_rate, depth)
+        self.add_blocks([Block(embed_dim, num_heads, mlp_ratio, drop_path=rate, **options) for rate in rates])
         self.register_buffer("pos_embed", sinusoids(1 + self.patch_embed.num_patches, embed_dim).to(self.cls_token))
         self.register_load_state_dict_pre_hook(_keep_own_positions)
         self.add_head(embed_dim, num_classes, global_pool, drop_rate, nn.LayerNorm(embed_dim))
-
-    def set_input_size(self, img_size: int | Sequence[int]) -> None:
-        """Takes images of another size from now on; the positions are interpolated from the present one."""
-        old = self.patch_embed.grid_size
-        self.patch_embed.set_input_size(img_size)
-        self.pos_embed = resample_abs_pos_embed(self.pos_embed, self.patch_embed.grid_size, old)
 
     def no_weight_decay(self) -> set[str]:
         """Names of parameters that weight decay should spare."""
@@ -191,56 +172,11 @@ class T2TViT(TokenModel):
         """Patterns that sort parameters into layers, for layer-wise learning rates."""
         return dict(stem=r"^cls_token|patch_embed", blocks=[(r"^blocks\.(\d+)", None), (r"^norm", (99999,))])
 
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Computes activations again in the backward pass instead of keeping them, in performers and blocks."""
-        self.grad_checkpointing = self.patch_embed.grad_checkpointing = enable
-
     def embed(self, x: Tensor) -> Tensor:
         """[B, in_chans, H, W] -> [B, 1 + h w, D], the class token first, with positions."""
-        x = self.patch_embed(x)
-        x = torch.cat([self.cls_token.expand(len(x), -1, -1).to(x.dtype), x], dim=1)
-        return self.pos_drop(x + self.pos_embed)
-
-    def forward_features(self, x: Tensor) -> Tensor:
-        """[B, in_chans, H, W] -> [B, 1 + h w, D], the class token first."""
-        x = self.embed(x)
-        return self.norm(checkpoint_seq(self.blocks, x) if self.grad_checkpointing else self.blocks(x))
-
-    def forward_intermediates(
-        self,
-        x: Tensor,
-        indices: int | list[int] | None = None,
-        return_prefix_tokens: bool = False,
-        norm: bool = False,
-        stop_early: bool = False,
-        output_fmt: str = "NCHW",
-        intermediates_only: bool = False,
-    ):
-        """Returns what ``forward_features`` does, and what blocks put out, [B, D, h, w] ('NLC': [B, h w, D]).
-
-        The arguments are timm's. ``indices``: of blocks; a number means the last so many, None all.
-        ``return_prefix_tokens`` gives pairs with the class token, [B, 1, D]; ``norm`` normalises as the last norm does.
-        """
-        take, last = feature_take_indices(len(self.blocks), indices)
-        x, taken = self.embed(x), []
-        for i, block in enumerate(self.blocks[: last + 1] if stop_early else self.blocks):
-            x = checkpoint(block, x) if self.grad_checkpointing else block(x)
-            if i in take:
-                taken.append(split_tokens(self.norm(x) if norm else x, 1, self.patch_embed.grid_size, output_fmt))
-        taken = taken if return_prefix_tokens else [rest for rest, _ in taken]
-        return taken if intermediates_only else (self.norm(x), taken)
-
-    def prune_intermediate_layers(
-        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
-    ) -> list[int]:
-        """Drops the blocks after the last index, the last norm and the classifier; returns the indices."""
-        take, last = feature_take_indices(len(self.blocks), indices)
-        self.blocks = self.blocks[: last + 1]
-        if prune_norm:
-            self.norm = nn.Identity()
-        if prune_head:
-            self.reset_classifier(0, "")
-        return take
+        tokens = self.patch_embed(x)
+        tokens = torch.cat([self.cls_token.expand(len(x), -1, -1).to(tokens.dtype), tokens], dim=1)
+        return self.pos_drop(self.add_positions(tokens, x))
 
     def checkpoint_filter_fn(
         self, state_dict: dict[str, Tensor], img_size: int | Sequence[int] | None = None
@@ -255,13 +191,6 @@ class T2TViT(TokenModel):
             grid = self.patch_embed.dynamic_feat_size(checked_size(img_size or 224))
             state["pos_embed"] = sinusoids(1 + math.prod(grid), self.embed_dim)
         return state
-
-
-def sinusoids(positions: int, dim: int) -> Tensor:
-    """Position embedding of Vaswani et al. (2017, section 3.5): sines in even columns, [1, positions, dim]."""
-    column = torch.arange(dim)
-    angle = torch.arange(positions, dtype=torch.float64)[:, None] / 10000 ** (column // 2 * 2 / dim)
-    return torch.where(column % 2 == 0, angle.sin(), angle.cos()).float()[None]
 
 
 def _keep_own_positions(model: T2TViT, state_dict: dict[str, Tensor], prefix: str, *_) -> None:
