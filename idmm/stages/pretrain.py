@@ -1,12 +1,14 @@
 """Stage 1: from images alone to a backbone."""
 
 import logging
+from collections.abc import Callable
 
 import numpy as np
 import torch
 
 from idmm import evaluate
 from idmm.config import METHODS, PretrainConfig, parsing
+from idmm.data.cache import ImageStore
 from idmm.data.split import LabelsMissing
 from idmm.engine import Evaluation, Loop, Session
 from idmm.errors import RunError, UserError
@@ -20,14 +22,22 @@ from idmm.stages.assemble import Assembly, LoadedSplits, eval_batches, export, l
 
 log = logging.getLogger("idmm")
 EVAL_BATCH = 256
+Judge = Callable[[torch.Tensor, ImageStore, torch.Tensor, ImageStore], dict]
+
+
+def _by_knn(seen: torch.Tensor, train: ImageStore, held: torch.Tensor, test: ImageStore) -> dict:
+    return {"knn": evaluate.knn_accuracy(seen, train.labels, held, test.labels)}
 
 
 @documented
-def pretrain(config: PretrainConfig | dict | str) -> dict:
+def pretrain(config: PretrainConfig | dict | str, judge: Judge = _by_knn) -> dict:
     """Pretrains a backbone by ``config.method.name`` and writes it to ``config.out``.
 
     Args:
         config: A PretrainConfig, a mapping of its keys (see below), or the name of a YAML file or a recipe.
+        judge: What measures the frozen features every ``train.knn_every`` epochs and after the last: called with those
+            of the training images [N, d] and of the held-out ones [M, d], each with its images, it returns values for
+            ``metrics.jsonl``; what it raises ends the run.
 
     Returns:
         What ``result.json`` holds: ``loss`` of the last epoch, ``train_size``, ``epochs``, ``seed``, ``seconds``,
@@ -59,7 +69,7 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
             method.prepare(lambda: _features(run, parts, backbone, splits.train, label="features before training"))
 
         # ------------------------------------------------------------------ training
-        evaluations = [*_knn(run, parts, splits), *_monitor(run, parts, method, splits)]
+        evaluations = [*_knn(run, parts, splits, judge), *_monitor(run, parts, method, splits)]
         loop = Loop(run, method, parts.plan(phase, splits.train, evaluations))
         loop.fit()
 
@@ -132,8 +142,8 @@ def _monitor(run: Session, parts: Assembly, method: Method, splits: LoadedSplits
     return [Evaluation(watch.measure, train.monitor_every, count)]
 
 
-def _knn(run: Session, parts: Assembly, splits: LoadedSplits) -> list[Evaluation]:
-    """Measures kNN accuracy; nothing where it is off or there are no labels."""
+def _knn(run: Session, parts: Assembly, splits: LoadedSplits, judge: Judge) -> list[Evaluation]:
+    """Measures the features; nothing where it is off or there are no labels."""
     every = parts.config.train.knn_every
     if not every:
         return []
@@ -144,6 +154,6 @@ def _knn(run: Session, parts: Assembly, splits: LoadedSplits) -> list[Evaluation
 
     def measure(backbone) -> dict:
         seen, held = (_features(run, parts, backbone, store) for store in (train, test))
-        return {"knn": evaluate.knn_accuracy(seen, train.labels, held, test.labels)}
+        return judge(seen, train, held, test)
 
     return [Evaluation(measure, every, len(train) + len(test))]
