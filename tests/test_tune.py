@@ -123,8 +123,8 @@ def test_a_finished_one_does_nothing_and_another_is_refused(tuned, capsys):
 def test_killed_and_taken_up(tmp_path):
     """What was measured stays, what was in the middle is done again."""
     out = tmp_path / "o"
-    argv = ["-c", MAIN, *TINY, "--trials", 3, "--epochs", 3, "--out", out]
-    with Process(argv, tmp_path / "first") as process:
+    asked = [*TINY, "--trials", 3, "--epochs", 3, "--measure", "fewlabel", "--out", out]
+    with Process(["-c", MAIN, *asked], tmp_path / "first") as process:
         assert process.until(lambda: (out / "trials/1/metrics.jsonl").exists())
         process.send()
         process.wait()
@@ -132,7 +132,7 @@ def test_killed_and_taken_up(tmp_path):
     assert before[0].value is not None and not before[1].state.is_finished()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(search, "ROUNDS", 0)
-        assert call([*TINY, "--trials", 3, "--epochs", 3, "--out", out]) == 0
+        assert call(asked) == 0
     found = rows(out)
     assert len(found) == 3 and float(found[0]["accuracy"]) == before[0].value
     assert str(before[1].params["lr"]) in [row["lr"] for row in found[1:]]
@@ -159,6 +159,20 @@ def test_the_time_is_kept(tuned, tmp_path):
     assert plan.next([]).config.seed == 2
     plan.until = time.time() + 0.9 * full
     assert plan.next([]) is None
+
+
+def test_on_a_ray_cluster(tmp_path, monkeypatch):
+    """Workers report to the study in OUT; results are the same as one after the other, but for the order."""
+    monkeypatch.setattr(search, "ROUNDS", 0)
+    asked = [*TINY, "--trials", 2, "--epochs", 1]
+    assert call([*asked, "--engine", "ray", "--out", tmp_path / "ray"]) == 0
+    assert call([*asked, "--out", tmp_path / "here"]) == 0
+    found, wanted = (
+        {tuple(row[name] for name in OPTIONS): float(row["accuracy"]) for row in rows(tmp_path / name)}
+        for name in ("ray", "here")
+    )
+    first = tuple(rows(tmp_path / "here")[0][name] for name in OPTIONS)
+    assert len(found) == len(wanted) == 2 and found[first] == pytest.approx(wanted[first], abs=0.8)  # two images
 
 
 # ---------------------------------------------------------------------- options
