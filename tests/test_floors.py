@@ -15,7 +15,7 @@ FLOORS = (
     ("methods",),
     ("evaluate", "calibrate", "features", "monitor", "engine"),
     ("stages",),
-    ("transfer", "report", "commands", "cli"),
+    ("transfer", "report", "tuning", "commands", "cli"),
 )
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 FORBIDDEN = [("data", "models"), ("models", "data"), ("methods", "data")]  # (importer, imported)

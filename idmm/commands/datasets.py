@@ -4,6 +4,7 @@ import itertools
 import json
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,10 @@ from idmm.data.disk import cache_entries, cache_folder, clear
 from idmm.data.doctor import NEAR_BITS, NEAR_CORRELATION, SKEWED, Checkup, ImageRef, Pair, check, exclusions
 from idmm.data.download import fetch
 from idmm.data.images import FULL, load
+from idmm.data.looks import suggestions
 from idmm.data.readers.hub import PREFIX
 from idmm.data.registry import resolve_name, spec_of
-from idmm.data.split import Splits, counted
+from idmm.data.split import Split, Splits, counted
 from idmm.errors import UserError, listed
 from idmm.files import made_folder, write_bytes, write_text
 from idmm.progress import size
@@ -25,6 +27,7 @@ from idmm.progress import size
 log = logging.getLogger("idmm")
 _NAMED = 5  # images or pairs of a kind that the text names; check.json has all
 _DRAWN = 12  # pairs on the sheet
+HELD_OUT = 0.2  # share of the training images that raw pixels are tried on, where there are no others
 _NO_SHEET = " that --out DIR draws"
 
 
@@ -86,6 +89,7 @@ def checkup(given: DataCheckConfig) -> int:
         log.info("%s", note)
     out = made_folder(given.out)
     found, splits = check(data, given.tiny, given.near_limit, progress=True)
+    found.floor = _floor(found, splits, data)
     print("\n".join(report(found, written=out is not None)))
     if out is not None:
         write_text(out / "check.json", json.dumps(found.plain(), indent=2) + "\n")
@@ -97,6 +101,44 @@ def checkup(given: DataCheckConfig) -> int:
             (out / "check.png").unlink(missing_ok=True)  # of an earlier check
         print(f", {_write_exclusions(given, exclusions(found), out / 'exclude.txt')}")
     return int(not found.clean)
+
+
+def _floor(found: Checkup, splits: Splits, data: config.Data) -> dict | None:
+    """What raw pixels reach, and what naming the largest class would, on the split that results would be reported on;
+    where there is none, on a fifth of the training images. None where there are no labels for that.
+
+    Of many images only so many are compared that it takes seconds.
+    """
+    from idmm.stages.results import PAIRS, rows_knn
+
+    of = next(
+        (name for name in ("test", "val") if (split := splits.parts.get(name)) and split.labels is not None), None
+    )
+    train, held = splits.train, splits.parts.get(of)
+    if train.labels is None:
+        return None
+    if held is None:
+        try:
+            parted = open_splits(replace(data, val_fraction=HELD_OUT, allow_size_mismatch=True), labelled=True)
+        except UserError:  # of one class, or what the layout's faults say
+            return None
+        train, held, of = parted.train, parted.test, "train"
+    rows, labels = _rows(found, train, "train")
+    queries, truth = _rows(found, held, of)
+    if len(np.unique(labels)) < 2 or not len(truth):
+        return None
+    few = np.unique(np.linspace(0, len(truth) - 1, max(1, min(len(truth), 4 * PAIRS // len(labels)))).astype(int))
+    reached = rows_knn(rows, labels, queries[few], truth[few])
+    largest = float(100 * max(np.mean(truth[few] == name) for name in set(truth[few])))
+    return {"pixel_knn": reached, "largest_class": largest, "images": len(few), "of": of}
+
+
+def _rows(found: Checkup, split: Split, part: str) -> tuple[np.ndarray, np.ndarray]:
+    """The small images of a split that could be read and have a class, float32 [N, 3072], and their classes' names."""
+    seen = found.seen[part]
+    used = [i for i, name in enumerate(split.names) if name in seen and split.labels[i] >= 0]
+    rows = np.array([seen[split.names[i]].pixels.ravel() for i in used], dtype=np.float32)
+    return rows, np.array([split.classes[split.labels[i]] for i in used])
 
 
 def _write_exclusions(given: DataCheckConfig, lines: list[str], path: Path) -> str:
@@ -136,12 +178,26 @@ def report(found: Checkup, written: bool = False) -> list[str]:
         lines += [f"{text}; accuracies come out too high:", f"  {listed(shared)}"]
     if found.near_skipped:
         lines.append("near-duplicates: not looked for among so many images; --near_limit allows it")
+    lines += _suited(found)
     suspected = sum(not pair.certain for pair in found.pairs)
     if not found.clean:
         return [*lines, "some of this should be mended, see above"]
     if suspected:
         return [*lines, f"nothing certain was found, but {counted(suspected, 'suspected pair')} should be looked at"]
     return [*lines, "nothing that should be mended"]
+
+
+def _suited(found: Checkup) -> Iterator[str]:
+    """What the images suggest, and what a network has to beat on them."""
+    for hint in suggestions(found.looks):
+        yield f"{hint['about']}: {hint['why']}"
+        yield f"  pretraining may want: {hint['flags']}"
+    if suggestions(found.looks):
+        yield "  'idmm tune' measures on held-out images of yours whether that is so"
+    if found.floor:
+        of = "held-out training" if found.floor["of"] == "train" else found.floor["of"]
+        floor = "the floor to beat: kNN of raw pixels {pixel_knn:.1f} % (largest class {largest_class:.1f} %)"
+        yield f"{floor.format(**found.floor)}, on {found.floor['images']:,} {of} images"
 
 
 def _layout(found: Checkup) -> Iterator[str]:

@@ -12,6 +12,7 @@ from idmm import config
 from idmm.data.datasets import narrowed, read_splits
 from idmm.data.depth import AUTO, Scale, described, each_scaled, range_of, tidy
 from idmm.data.images import BadImage, Depth, digest, frames, load
+from idmm.data.looks import Look, look_at, suggestions, summary
 from idmm.data.readers.folder import UNLABELLED, read_all
 from idmm.data.readers.layout import root_folder
 from idmm.data.split import LabelsMissing, Split, Splits, together
@@ -24,6 +25,7 @@ NEAR_BITS = 12  # perceptual hashes that differ in so few bits are looked at mor
 NEAR_CORRELATION = {"near": 0.9, "mirrored": 0.95}
 THUMB = 16  # their side (pixels)
 FLAT = 4.0  # a thumbnail of a smaller standard deviation has nothing to correlate (grey levels)
+MIDDLE = 0.875  # share of the short side that is compared as raw pixels, as of evaluation's centre crops
 SKEWED = 10.0  # largest class over smallest from which the balance is remarked on
 _BLOCK = 2048
 _COMMENT = "#"
@@ -94,6 +96,13 @@ class Checkup:
     near_skipped: bool = False  # too many images to look for near-duplicates
     groups: dict[str, int] = field(default_factory=dict)  # number of groups of each split, where there are any
     shared_groups: list[str] = field(default_factory=list)  # with images both in train and in val or test
+    seen: dict[str, dict[str, Look]] = field(default_factory=dict)  # those that can be used, by split and name
+    floor: dict | None = None  # what needs no network: {"pixel_knn", "largest_class", "images", "of"}; None: no labels
+
+    @property
+    def looks(self) -> dict:
+        """What the training images look like, see :func:`idmm.data.looks.summary`."""
+        return summary(list(self.seen.get("train", {}).values()))
 
     @property
     def clean(self) -> bool:
@@ -103,11 +112,11 @@ class Checkup:
 
     def plain(self) -> dict:
         """Returns it for JSON, the pairs sorted into ``duplicates near_duplicates leakage conflicts``."""
-        result = {key.removesuffix("_faults"): value for key, value in asdict(self).items()}
-        del result["pairs"], result["depth_lines"]
+        result = {key.removesuffix("_faults"): value for key, value in asdict(replace(self, seen={})).items()}
+        del result["pairs"], result["depth_lines"], result["seen"]
         for name, pairs in self.sorted_pairs().items():
             result[name] = [asdict(pair) for pair in pairs]
-        return {**result, "clean": self.clean}
+        return {**result, "looks": self.looks, "suggestions": suggestions(self.looks), "clean": self.clean}
 
     def sorted_pairs(self) -> dict[str, list[Pair]]:
         """Returns pairs within a split, pairs across splits, and, of both, those whose classes differ."""
@@ -132,6 +141,7 @@ class _Summary:
     frames: int  # pictures in the file
     hashes: np.ndarray  # of the image and of its mirror image, bool [2, HASH_BITS]
     thumb: np.ndarray  # float32 [THUMB, THUMB, 3]
+    look: Look
 
 
 def check(data: config.Data, tiny: int, near_limit: int, progress: bool = False) -> tuple[Checkup, Splits]:
@@ -160,6 +170,7 @@ def check(data: config.Data, tiny: int, near_limit: int, progress: bool = False)
             found.classes[name] = dict(zip(split.classes, counts.tolist(), strict=True))
         looks = list(_summaries(found, name, split, data.max_pixels, progress))
         _count_depths(found, name, looks)
+        found.seen[name] = {look.ref.name: look.look for look in looks}
         seen += looks
     found.pairs, found.near_skipped = _pairs(seen, near_limit)
     return found, splits
@@ -242,6 +253,7 @@ def _summary(name: str, split: Split, i: int, max_pixels: int, scale: Scale) -> 
         frames=frames(split.items[i], max_pixels),
         hashes=perceptual_hashes(picture),
         thumb=np.asarray(picture.resize((THUMB, THUMB), Image.Resampling.BOX), dtype=np.float32),
+        look=look_at(image, MIDDLE),
     )
 
 

@@ -212,3 +212,42 @@ def _accuracy_axis(axis, title: str, one_class: float) -> None:
     where = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
     axis.annotate("largest class", (1, one_class), (-2, 3), fontsize=8, ha="right", **where)
     plain_axis(axis)
+
+
+# ---------------------------------------------------------------------- what a search found
+def option_panels(panels: dict[str, tuple[str, dict[str, list]]], path: str | Path, ylabel: str, usual: float) -> None:
+    """Draws a panel each of the accuracies that trials with an option's values reached, and the median of each value.
+
+    Args:
+        panels: Title -> text below the axis, and for each value its trials: accuracy (percent), and whether the trial
+            was finished. Those that were ended early, with the accuracy that is expected of them, are hollow.
+        path: PNG to write.
+        ylabel: Beside the first panel.
+        usual: The recipe's accuracy (percent), a dashed line.
+    """
+    figure = Figure(figsize=(0.6 + 2.6 * len(panels), 3.6), layout="constrained")
+    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axis, (title, (text, values)) in zip(axes, panels.items(), strict=True):
+        medians = {}
+        for place, trials in enumerate(values.values()):
+            for finished, fill in ((True, COLOURS[0]), (False, "none")):
+                points = [accuracy for accuracy, whole in trials if whole == finished]
+                axis.scatter([place] * len(points), points, s=22, facecolors=fill, edgecolors=COLOURS[0], zorder=3)
+            if trials:
+                medians[place] = float(np.median([accuracy for accuracy, _ in trials]))
+        axis.plot(list(medians), list(medians.values()), color=COLOURS[1], linewidth=1.4)
+        axis.axhline(usual, color="0.4", linestyle="--", linewidth=0.9)
+        axis.set_xticks(range(len(values)), list(values))
+        axis.set_xlim(-0.5, len(values) - 0.5)
+        axis.set_title(title, fontsize=10)
+        axis.set_xlabel(textwrap.fill(text, 30), fontsize=8)
+        plain_axis(axis)
+    axes[0].set_ylabel(ylabel)
+    point, hollow = ({"marker": "o", "linestyle": "", "markeredgecolor": COLOURS[0]} for _ in range(2))
+    handles = [
+        Line2D([], [], color=COLOURS[0], **point), Line2D([], [], color="none", **hollow),
+        Line2D([], [], color=COLOURS[1]), Line2D([], [], color="0.4", linestyle="--", linewidth=0.9),
+    ]  # fmt: skip
+    labels = ["a finished trial", "one ended early, as the others went on", "median", "the recipe"]
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    save(figure, path)

@@ -35,13 +35,13 @@ def by_folds(stage: Callable[[Any], dict]) -> Callable[[Any], dict]:
     """
 
     @functools.wraps(stage)
-    def run(config):
+    def run(config, *args):
         config = STAGES[stage.__name__].build(config)
         if config.out is None or not several(config.data) or not stage_of(config).needs_test(config):
-            return stage(config)
+            return stage(config, *args)
         folds = list(each_fold(config))
         _check_folder(config, [one.out for one in folds])
-        results = [stage(one) for one in folds]
+        results = [stage(one, *args) for one in folds]
         config = replace(config, data=resolve_name(config.data)[0])
         with RunFolder(config.out, config, "auto") as folder:
             if folder.finished:

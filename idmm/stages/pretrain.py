@@ -2,7 +2,7 @@
 
 import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -38,15 +38,23 @@ from idmm.stages.results import classifier_result, ending_seconds
 
 log = logging.getLogger("idmm")
 EVAL_BATCH = 256
+Judge = Callable[[torch.Tensor, np.ndarray, torch.Tensor, np.ndarray], dict]
+
+
+def _by_knn(seen: torch.Tensor, labels: np.ndarray, held: torch.Tensor, truth: np.ndarray) -> dict:
+    return {"knn": evaluate.knn_accuracy(seen, labels, held, truth)}
 
 
 @documented
 @by_folds
-def pretrain(config: PretrainConfig | dict | str) -> dict:
+def pretrain(config: PretrainConfig | dict | str, judge: Judge = _by_knn) -> dict:
     """Pretrains a backbone by ``config.method.name`` and writes it to ``config.out``.
 
     Args:
         config: A PretrainConfig, a mapping of its keys (see below), or the name of a YAML file or a recipe.
+        judge: What measures the frozen features every ``train.knn_every`` epochs and after the last: called with those
+            of the labelled training images [N, d] and of the held-out ones [M, d], each with their classes, it returns
+            values for ``metrics.jsonl``; what it raises ends the run.
 
     Returns:
         What ``result.json`` holds: ``loss`` of the last epoch, ``train_size``, ``epochs``, ``minutes`` where given,
@@ -90,7 +98,7 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
             method.prepare(features)
 
         # ------------------------------------------------------------------ training
-        evaluations = [*_knn(run, parts, splits), *_monitor(run, parts, method, splits)]
+        evaluations = [*_knn(run, parts, splits, judge), *_monitor(run, parts, method, splits)]
         loop = Loop(run, method, parts.plan(phase, splits.train, evaluations))
         loop.fit()
 
@@ -199,8 +207,8 @@ def _monitor(run: Session, parts: Assembly, method: Method, splits: LoadedSplits
     return [Evaluation(watch.measure, train.monitor_every, count)]
 
 
-def _knn(run: Session, parts: Assembly, splits: LoadedSplits) -> list[Evaluation]:
-    """Measures kNN accuracy; nothing where it is off or there are no labels."""
+def _knn(run: Session, parts: Assembly, splits: LoadedSplits, judge: Judge) -> list[Evaluation]:
+    """Measures the features; nothing where it is off or there are no labels."""
     every = parts.config.train.knn_every
     if not every:
         return []
@@ -213,6 +221,6 @@ def _knn(run: Session, parts: Assembly, splits: LoadedSplits) -> list[Evaluation
 
     def measure(backbone) -> dict:
         seen, held = _features(run, parts, backbone, train, known), _features(run, parts, backbone, test)
-        return {"knn": evaluate.knn_accuracy(seen, train.labels[known], held, test.labels)}
+        return judge(seen, train.labels[known], held, test.labels)
 
     return [Evaluation(measure, every, len(known) + len(test))]

@@ -11,6 +11,7 @@ from PIL import Image
 from idmm import distributed, evaluate
 from idmm.data.cache import ImageStore
 from idmm.data.doctor import SKEWED
+from idmm.data.looks import SIDE, small
 from idmm.engine import Session
 from idmm.files import write_text
 from idmm.intervals import too_narrow
@@ -18,7 +19,6 @@ from idmm.stages.assemble import Assembly, LoadedSplits, drawing
 from idmm.stages.budget import CURVES
 
 log = logging.getLogger("idmm")
-SIDE = 32  # pixels of the small images that are compared as they are
 NEIGHBOURS = 5
 PAIRS = 25_000_000  # of a training and a test image: 3,072 multiplications each, seconds in all
 READ, COMPARED = 0.0003, 2.0  # seconds to read an image, and for so many pairs
@@ -100,8 +100,13 @@ def pixel_knn(train: ImageStore, test: ImageStore) -> float:
     """
     seen = np.flatnonzero(train.labels >= 0)
     rows, held = _pixels(train, seen, test.bound.crop_pct), _pixels(test, np.arange(len(test)))  # [N, 3072], [M, 3072]
+    return rows_knn(rows, train.labels[seen], held, test.labels)
+
+
+def rows_knn(rows: np.ndarray, labels: np.ndarray, held: np.ndarray, truth: np.ndarray) -> float:
+    """Returns the same accuracy of small images as rows, float32 [N, 3072] to compare with and [M, 3072]."""
     mean = rows.mean(axis=0)
-    return evaluate.knn_accuracy(rows - mean, train.labels[seen], held - mean, test.labels, NEIGHBOURS)
+    return evaluate.knn_accuracy(rows - mean, labels, held - mean, truth, NEIGHBOURS)
 
 
 def _pixels(store: ImageStore, numbers: np.ndarray, crop_pct: float = 1.0) -> np.ndarray:
@@ -109,9 +114,7 @@ def _pixels(store: ImageStore, numbers: np.ndarray, crop_pct: float = 1.0) -> np
     rows = np.empty((len(numbers), SIDE * SIDE * 3), dtype=np.float32)
     for i, row in zip(numbers, rows, strict=True):
         image = Image.fromarray(store.image(i).permute(1, 2, 0).numpy())  # [H, W, 3]
-        (w, h), side = image.size, crop_pct * min(image.size)
-        box = ((w - side) / 2, (h - side) / 2, (w + side) / 2, (h + side) / 2)
-        row[:] = np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BOX, box=box)).ravel()
+        row[:] = small(image, crop_pct).ravel()
     return rows
 
 

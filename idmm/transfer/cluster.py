@@ -63,7 +63,7 @@ def run(grid: Grid, say: Callable[[], None]) -> None:
         Interrupted: Ctrl-C or SIGTERM; running jobs had time to save.
     """
     require()
-    with _connected(grid.config.ray):
+    with connected(grid.config.ray):
         scheduler = _RayScheduler(grid)
         try:
             while scheduler.send() or grid.remaining():
@@ -239,7 +239,7 @@ def _files(folder: Path, pattern: str) -> dict[str, bytes]:
 
 # ------------------------------------------------------------------ the cluster
 @contextlib.contextmanager
-def _connected(wanted: Ray) -> Iterator[None]:
+def connected(wanted: Ray) -> Iterator[None]:
     """Joins or starts the cluster; leaves or ends it at the end, unless this process was in it before."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_task_oom_retries", "0")  # else a job too large for memory is tried for ever

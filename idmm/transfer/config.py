@@ -8,6 +8,7 @@ import yaml
 from pydantic import Field
 
 from idmm.config import FinetuneConfig, PretrainConfig, section
+from idmm.config.commands import Ray
 from idmm.config.length import TWO_LENGTHS, flatten, overrule_minutes, says_two_lengths
 from idmm.config.parsing import dump, parse
 from idmm.config.reading import read_value
@@ -25,20 +26,6 @@ class Target:
 
     protocol: Literal["finetune", "probe"] = "finetune"
     """'finetune': stage 2, whole; 'probe': kNN and a linear probe of the frozen backbone, minutes instead of hours."""
-
-
-@section
-class Ray:
-    """The Ray cluster of ``engine ray``."""
-
-    address: str | None = None
-    """Address of a running cluster, or 'auto'; null: start one on this machine."""
-    num_cpus: float = Field(1.0, gt=0)
-    """Cores that a job takes."""
-    num_gpus: float = Field(0.0, ge=0)
-    """GPUs that a job takes; a fraction lets jobs share one."""
-    shared: bool = True
-    """All nodes see OUT at the same path; false: what a job makes travels through Ray."""
 
 
 @section

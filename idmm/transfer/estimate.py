@@ -98,11 +98,12 @@ def _shape(job: Job) -> str:
 def _rates(job: Job, budget: float) -> list[Rates]:
     """What each phase of a job takes."""
     parts = assemble(STAGES[job.stage].build(job.config))
-    timed = _probe_step if job.stage == "probe" else _training_step
+    timed = _probe_step if job.stage == "probe" else training_rates
     return [timed(parts, phase, budget / len(parts.phases)) for phase in parts.phases]
 
 
-def _training_step(parts: Assembly, phase: Phase, budget: float) -> Rates:
+def training_rates(parts: Assembly, phase: Phase, budget: float) -> Rates:
+    """Times a few steps of a phase, on noise as large as its images, for about ``budget`` seconds."""
     train, began = parts.config.train, time.monotonic()
     method = parts.method(phase, parts.backbone(phase, CLASSES), max(2048, phase.batch_size), CLASSES)
     transform = parts.transform(phase, _Noise(phase.batch_size, parts.bound(phase.size)))

@@ -1,0 +1,87 @@
+"""What images look like, as far as views depend on it: their colours, their backgrounds, their size."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image
+
+SIDE = 32  # pixels of the small images that are compared as they are
+LINES = 256  # of an image that are looked at
+UNCOLOURED = 4  # most levels between a pixel's channels that are no colour
+PLAIN = 0.5  # share of an image's border of one colour, or of neighbours alike, from which it is drawn or cut out
+LARGE = "[{count: 2, scale: [0.35, 1.0]}]"  # crops that hold enough of a small or plain image
+SMALL = 64  # short side (pixels) under which images are tiny
+
+
+@dataclass(frozen=True)
+class Look:
+    """Of one image."""
+
+    short: int  # side (pixels)
+    grey: bool  # no pixel has a colour
+    border: float  # share of the border that has its most frequent colour
+    flat: float  # share of neighbouring pixels that are the same
+    pixels: np.ndarray  # its middle, uint8 [SIDE, SIDE, 3]
+
+
+def look_at(image: np.ndarray, crop_pct: float) -> Look:
+    """Returns the look of an image, uint8 [H, W, 3]; ``crop_pct``: share of its short side that is its middle."""
+    lines = image[:: max(1, len(image) // LINES)]  # [R, W, 3]
+    edges = np.concatenate([image[0], image[-1], image[:, 0], image[:, -1]])  # [2 H + 2 W, 3]
+    _, count = np.unique(edges, axis=0, return_counts=True)
+    alike = (lines[:, 1:] == lines[:, :-1]).all(-1)
+    return Look(
+        short=min(image.shape[:2]),
+        grey=bool(np.all(lines.max(-1) - lines.min(-1) <= UNCOLOURED)),
+        border=float(count.max() / len(edges)),
+        flat=float(alike.mean()) if alike.size else 1.0,
+        pixels=small(Image.fromarray(image), crop_pct),
+    )
+
+
+def small(image: Image.Image, crop_pct: float) -> np.ndarray:
+    """Returns the middle of an image, ``crop_pct`` of its short side, averaged down to uint8 [SIDE, SIDE, 3]."""
+    (w, h), side = image.size, crop_pct * min(image.size)
+    box = ((w - side) / 2, (h - side) / 2, (w + side) / 2, (h + side) / 2)
+    return np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BOX, box=box))
+
+
+def summary(looks: Sequence[Look]) -> dict:
+    """Returns of several images the share that is grey, and the medians of ``border``, ``flat`` and ``short``."""
+    if not looks:
+        return {}
+    middle = {name: float(np.median([getattr(look, name) for look in looks])) for name in ("border", "flat", "short")}
+    return {"images": len(looks), "grey": float(np.mean([look.grey for look in looks])), **middle}
+
+
+def suggestions(found: dict) -> list[dict]:
+    """Returns what views such images suggest in stage 1: ``about``, ``why`` (measured on them) and ``flags``.
+
+    Args:
+        found: Their :func:`summary`.
+    """
+    if not found:
+        return []
+    lines, grey = [], found["grey"] == 1
+    if grey:
+        why = f"all {found['images']:,} training images are grey: hue, saturation and grey change nothing in them"
+        lines.append({"about": "grey", "why": why, "flags": "--views.grey_prob 0"})
+    if found["short"] < SMALL:
+        size = int(min(112, max(32, -(-found["short"] // 16) * 16)))
+        why = (
+            f"half of the training images have a short side of {found['short']:.0f} px or less: small crops are a few "
+        )
+        why += "pixels that look alike, and blur takes away the rest"
+        flags = f"--views.size {size} --views.crops '{LARGE}' --views.blur_prob 0"
+        lines.append({"about": "tiny", "why": why, "flags": flags})
+    if max(found["border"], found["flat"]) >= PLAIN:
+        border, flat = (f"{100 * found[name]:.0f} %" for name in ("border", "flat"))
+        why = (
+            f"in the median training image {border} of the border has one colour and {flat} of neighbouring pixels are "
+        )
+        why += "the same, as in drawings and cut-outs: small crops may show the background alone"
+        why += "" if grey else ", and strong colours may change what tells such images apart"
+        weaker = "" if grey else " --views.jitter '[0.4, 0.4, 0.4, 0.1]' --views.grey_prob 0.1"
+        lines.append({"about": "plain", "why": why, "flags": f"--views.crops '{LARGE}'{weaker}"})
+    return lines
