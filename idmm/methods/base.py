@@ -1,8 +1,9 @@
 """What the training loop asks of a method: a loss for a batch, and no more."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from idmm.methods.drloc import Localization
@@ -56,10 +57,16 @@ class Method(nn.Module):
         """
         raise NotImplementedError(f"{type(self).__name__} must compute a loss")
 
-    def features(self, images: Tensor, key: int, epoch: int) -> tuple[Tensor, Tensor | float, dict[str, Tensor]]:
-        """Returns the backbone's output [B, d], the extra loss and its log, of one forward pass."""
+    def features(
+        self, images: Tensor | Sequence[Tensor], key: int, epoch: int
+    ) -> tuple[Tensor, Tensor | float, dict[str, Tensor]]:
+        """Returns the backbone's output [B, d], the extra loss and its log, of a forward pass for each size.
+
+        ``images`` are [B, C, S, S], or several such, as :func:`run_by_size` takes them.
+        """
         if self.localization is None:
-            return self.backbone(images), 0.0, {}
+            return run_by_size(self.backbone, images), 0.0, {}
+        images = images if isinstance(images, Tensor) else torch.cat(images)  # with drloc all are of one size
         return self.localization(self.backbone, images, key, epoch)
 
     def prepare(self, extract: Callable[[], Tensor]) -> None:
@@ -78,3 +85,18 @@ class Method(nn.Module):
     def diagnose(self, features: Tensor, index: Tensor) -> dict[str, float]:
         """Returns measures of its own, of training images' pooled features [B, d] (``exported``'s) and numbers [B]."""
         return {}
+
+
+def run_by_size(network: nn.Module, images: Tensor | Sequence[Tensor]) -> Tensor:
+    """Runs images [B, C, S, S], or several such, all of one size in one pass; returns a row each, in their order."""
+    if isinstance(images, Tensor):
+        return network(images)
+    sizes = dict.fromkeys(part.shape[-2:] for part in images)
+    if len(sizes) == 1:
+        return network(torch.cat(images))
+    rows: dict[int, Tensor] = {}  # by the part's number
+    for size in sizes:
+        same = {number: part for number, part in enumerate(images) if part.shape[-2:] == size}
+        output = network(torch.cat(list(same.values()))).split([len(part) for part in same.values()])
+        rows |= zip(same, output, strict=True)
+    return torch.cat([rows[number] for number in range(len(images))])

@@ -60,7 +60,7 @@ class IDMM(Method):
     def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
         """Computes the loss of ``batch["views"]`` (a list of [B, count, C, S, S]) of images ``batch["index"]`` [B]."""
         groups = list(mixed_groups(batch, batch["index"], self.config.cutmix_alpha, key))
-        features, extra, logs = self.features(torch.cat([views for views, *_ in groups]), key, epoch)  # [V, d]
+        features, extra, logs = self.features([views for views, *_ in groups], key, epoch)  # [V, d]
         rows = self.head(features).split([len(views) for views, *_ in groups])
         losses = [self.classifier(z, *targets) for z, (_, *targets) in zip(rows, groups, strict=True)]
         if self.classifier.scale is not None:

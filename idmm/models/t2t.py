@@ -81,21 +81,27 @@ class TokensToToken(nn.Module):
     """
 
     def __init__(
-        self, img_size: int | Sequence[int], in_chans: int, dim: int, token_dim: int, kernel_ratio: float, drop: float
+        self,
+        img_size: int | Sequence[int],
+        in_chans: int,
+        dim: int,
+        token_dim: int,
+        kernel_ratio: float,
+        drop: float,
+        dynamic_img_size: bool = False,
     ):
         super().__init__()
         first, second, third = (kernel**2 for kernel, _, _ in WINDOWS)  # pixels of the windows
         self.performer1 = TokenPerformer(in_chans * first, token_dim, kernel_ratio, drop)
         self.performer2 = TokenPerformer(token_dim * second, token_dim, kernel_ratio, drop)
         self.proj = nn.Linear(token_dim * third, dim)
-        self.grad_checkpointing = False
+        self.grad_checkpointing, self.dynamic_img_size = False, dynamic_img_size
         self.set_input_size(img_size)
 
     def set_input_size(self, img_size: int | Sequence[int]) -> None:
         """Takes images of another size from now on."""
         self.img_size = checked_size(img_size)
-        self.grids = window_grids(self.img_size)
-        self.grid_size = self.grids[-1]
+        self.grid_size = window_grids(self.img_size)[-1]
         self.num_patches = math.prod(self.grid_size)
 
     def dynamic_feat_size(self, img_size: Grid) -> Grid:
@@ -103,10 +109,13 @@ class TokensToToken(nn.Module):
         return window_grids(img_size)[-1]
 
     def forward(self, x: Tensor) -> Tensor:
-        if tuple(x.shape[-2:]) != self.img_size:
-            given, built = ("x".join(map(str, size)) for size in (x.shape[-2:], self.img_size))
+        size = checked_size(tuple(x.shape[-2:]))
+        if size != self.img_size and not self.dynamic_img_size:
+            given, built = ("x".join(map(str, sides)) for sides in (size, self.img_size))
             raise ValueError(f"the images are {given} pixels, but the model was built with img_size {built}")
-        for performer, split, grid in zip((self.performer1, self.performer2), WINDOWS, self.grids, strict=False):
+        for performer, split, grid in zip(
+            (self.performer1, self.performer2), WINDOWS, window_grids(size), strict=False
+        ):
             x = _soft_split(x, split)  # [B, C, H, W] -> [B, h w, kernel^2 C]
             x = checkpoint(performer, x) if self.grad_checkpointing else performer(x)  # [B, h w, token_dim]
             x = as_map(x, grid)  # [B, token_dim, h, w]
@@ -118,7 +127,7 @@ class T2TViT(TokenModel):
 
     An image side of n pixels gives ceil(ceil(((n - 3) // 4 + 1) / 2) / 2) rows or columns of tokens, n/16 where 16
     divides n. ``forward_features`` gives [B, 1 + h w, D], the class token first; ``patch_embed.grid_size`` is (h, w),
-    row by row. Images of another size than ``img_size`` are refused.
+    row by row. Images of another size than ``img_size`` are refused unless it is dynamic.
 
     ``pos_embed``, [1, 1 + h w, D], starts as sinusoids over the tokens row by row, is never trained, and is saved with
     the weights: at another size it is interpolated on its grid, as in the release, so that a place keeps its code.
@@ -133,6 +142,7 @@ class T2TViT(TokenModel):
         kernel_ratio: Random features of a performer over ``token_dim``.
         token_drop_rate: Dropout in the performers; 0.1 in the release, whatever else is set.
         drop_path_rate: Stochastic depth of the last block; rises linearly from 0 in the first.
+        dynamic_img_size: Whether images of other sizes are taken too, with interpolated positions.
         in_chans, num_classes, depth, mlp_ratio, qkv_bias, drop_rate, pos_drop_rate, proj_drop_rate, attn_drop_rate: As
             in timm's vision transformers.
 
@@ -159,10 +169,13 @@ class T2TViT(TokenModel):
         proj_drop_rate: float = 0.0,
         attn_drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
+        dynamic_img_size: bool = False,
     ):
         super().__init__()
         self.cls_token = nn.Parameter(trunc_normal_(torch.zeros(1, 1, embed_dim), std=0.02))
-        self.patch_embed = TokensToToken(img_size, in_chans, embed_dim, token_dim, kernel_ratio, token_drop_rate)
+        self.patch_embed = TokensToToken(
+            img_size, in_chans, embed_dim, token_dim, kernel_ratio, token_drop_rate, dynamic_img_size
+        )
         self.pos_drop = nn.Dropout(pos_drop_rate)
         options = dict(qkv_bias=qkv_bias, proj_drop=proj_drop_rate, attn_drop=attn_drop_rate, norm_layer=nn.LayerNorm)
         self.blocks = nn.Sequential(
@@ -197,9 +210,11 @@ class T2TViT(TokenModel):
 
     def embed(self, x: Tensor) -> Tensor:
         """[B, in_chans, H, W] -> [B, 1 + h w, D], the class token first, with positions."""
+        built, grid = self.patch_embed.grid_size, self.patch_embed.dynamic_feat_size(x.shape[-2:])
         x = self.patch_embed(x)
         x = torch.cat([self.cls_token.expand(len(x), -1, -1).to(x.dtype), x], dim=1)
-        return self.pos_drop(x + self.pos_embed)
+        positions = self.pos_embed if grid == built else resample_abs_pos_embed(self.pos_embed, grid, built)
+        return self.pos_drop(x + positions)
 
     def forward_features(self, x: Tensor) -> Tensor:
         """[B, in_chans, H, W] -> [B, 1 + h w, D], the class token first."""
@@ -222,11 +237,12 @@ class T2TViT(TokenModel):
         ``return_prefix_tokens`` gives pairs with the class token, [B, 1, D]; ``norm`` normalises as the last norm does.
         """
         take, last = feature_take_indices(len(self.blocks), indices)
+        grid = self.patch_embed.dynamic_feat_size(x.shape[-2:])
         x, taken = self.embed(x), []
         for i, block in enumerate(self.blocks[: last + 1] if stop_early else self.blocks):
             x = checkpoint(block, x) if self.grad_checkpointing else block(x)
             if i in take:
-                taken.append(split_tokens(self.norm(x) if norm else x, 1, self.patch_embed.grid_size, output_fmt))
+                taken.append(split_tokens(self.norm(x) if norm else x, 1, grid, output_fmt))
         taken = taken if return_prefix_tokens else [rest for rest, _ in taken]
         return taken if intermediates_only else (self.norm(x), taken)
 

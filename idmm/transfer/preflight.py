@@ -124,7 +124,7 @@ class _Checks:
         drloc = job.config.get("drloc") or {}
         model = [config.model.name, config.model.kwargs, config.data.in_chans, config.init]
         for phase in parts.phases:
-            asked = [*model, phase.size, drloc if drloc.get("weight") else 0]
+            asked = [*model, phase.size, phase.others, drloc if drloc.get("weight") else 0]
             self.once(asked, backbone, parts.try_model, phase, True)
 
     def once(self, what: Any, where: str, call: Callable, *args) -> Any:
