@@ -14,7 +14,7 @@ from test_views import GREY, Store
 from tiny import VIT, assert_same_loss, batch, make
 
 from idmm.calibrate import evaluation_seconds
-from idmm.config import CropGroup, PretrainConfig, Views
+from idmm.config import CropGroup, PretrainConfig, Views, global_groups
 from idmm.config.parsing import build
 from idmm.data.views import MultiCropTransform, short_side_bound
 from idmm.losses import instance_discrimination_loss
@@ -105,12 +105,17 @@ def test_losses_of_crops_of_two_sizes(name, counts, naive, tolerance):
 
 @pytest.mark.parametrize("name", ["mocov2", "mocov3", "supervised", "dino"])
 def test_the_other_methods_learn_from_crops_of_two_sizes(name):
-    """DINO's teacher too, where the global crops are of two sizes."""
     method = make(name, of=dynamic(**VIT))
     given = sized((16, 24), (1, 1), double=False)
     loss = method(given, 0, 0)["loss"]
     loss.backward()
     assert bool(torch.isfinite(loss)) and float(method.backbone.blocks[0].mlp.fc1.weight.grad.abs().sum()) > 0
+
+
+def test_dinos_global_crops_are_of_one_size():
+    scale = [0.25, 1.0]
+    for sizes, wanted in ((None, None), 2), ((None, 8), 1), ((8, 8, None), 2):
+        assert global_groups([CropGroup(count=1, scale=scale, size=size) for size in sizes]) == wanted
 
 
 # ------------------------------------------------------------------ backbones

@@ -74,7 +74,7 @@ class Views(Colours):
     crops: list[CropGroup] | None = Field(None, min_length=1)
     """Groups of crops, e.g. '[{count: 2, scale: [0.14, 1.0]}, {count: 4, scale: [0.05, 0.4]}]'; null: the method's.
     A group may have colours and a size (pixels) of its own, e.g. '{count: 4, scale: [0.05, 0.4], size: 64}'; dino's
-    teacher sees the groups of the first one's scale."""
+    teacher sees the groups of the first one's scale and size."""
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"
     """How crops are resized, antialiased in both cases."""
 
@@ -92,8 +92,9 @@ def group_sizes(views: Views) -> list[int]:
 
 
 def global_groups(crops: list[CropGroup]) -> int:
-    """Returns how many groups, from the first on, are of the first one's scale: those of global crops."""
-    return next((n for n, group in enumerate(crops) if group.scale != crops[0].scale), len(crops))
+    """Returns how many groups, from the first on, are of the first one's scale and size: those of global crops."""
+    kinds = [(group.scale, group.size) for group in crops]
+    return next((n for n, kind in enumerate(kinds) if kind != kinds[0]), len(crops))
 
 
 @section

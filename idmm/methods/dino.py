@@ -19,8 +19,8 @@ WARMUP_TEMPERATURE, WARMUP_EPOCHS, SHORT = 0.04, 30, 10
 class DINO(Method):
     """Cross-entropy (Eq. 2) of every crop's softmax with the teacher's of the other global crops.
 
-    Global are the crops of the first group and of those after it that have its scale. The teacher's backbone is
-    exported, as its authors do.
+    Global are the crops of the first group and of those after it that have its scale and size. The teacher's backbone
+    is exported, as its authors do.
     """
 
     def __init__(self, backbone: nn.Module, info: RunInfo, config: config.Method):
