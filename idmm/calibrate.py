@@ -88,9 +88,10 @@ def timing_seconds(step: float, precisions: bool) -> float:
 def evaluation_seconds(step: float, loading: float, batch: dict) -> float:
     """Returns what evaluating an image costs, by what a micro-batch costs in training (seconds).
 
-    A forward pass is a third of a step, and evaluation sees one view of an image.
+    A forward pass is a third of a step, and evaluation sees one view of an image, as large as the largest crops.
     """
-    views = sum(v.shape[1] for v in batch["views"]) if "views" in batch else 1
+    pixels = [(v.shape[1], v.shape[-2] * v.shape[-1]) for v in batch.get("views", [])]
+    views = sum(count * area for count, area in pixels) / max(area for _, area in pixels) if pixels else 1
     return (step / 3 + loading) / (len(batch["index"]) * views)
 
 

@@ -65,7 +65,7 @@ def test_views_are_torchvisions_with_the_same_parameters(interpolation, solarize
     group = CropGroup(count=4, scale=[0.05, 0.4])
     plan = draw_views(config, group, derive(0, "t"), indices, store.sizes)
     assert (0 < plan.solarize.sum() < 40) == (solarized > 0)
-    ours = views.make_views([store.image(i) for i in indices], plan, 4, config)
+    ours = views.make_views([store.image(i) for i in indices], plan, 4, 16, interpolation)
     assert ours.shape == (10, 4, 3, 16, 16)
     for v in range(40):
         wanted = one_view(store.image(v // 4), plan, v, 16, interpolation)

@@ -36,7 +36,8 @@ def crop_sheet(store, views: Views, path: str | Path, *, mean, std, cutmix_alpha
     blocks: list[Block] = [("original", [[store.image(i).permute(1, 2, 0).numpy()] for i in indices])]
     for number, (crops, group) in enumerate(zip(batch["views"], views.crops, strict=True)):
         low, high = group.scale
-        blocks.append((f"crops of {low:.0%} to\n{high:.0%} of the area", _pixels(crops, mean, std)))
+        side = "" if group.size is None else f", {group.size} px"
+        blocks.append((f"crops of {low:.0%} to\n{high:.0%} of the area{side}", _pixels(crops, mean, std)))
         if cutmix_alpha:
             mix = _visible_mix(crops, cutmix_alpha, derive(0, "crop sheet", number))
             mixed = mix_images(crops.flatten(0, 1), mix).unflatten(0, crops.shape[:2])

@@ -19,11 +19,21 @@ from idmm.config.stages import (
     with_epochs,
 )
 from idmm.config.train import FinetuneTrain, PretrainTrain, Train
-from idmm.config.views import COLOURS, DEFAULT_COLOURS, Augment, Colours, CropGroup, Views, colours_of, global_groups
+from idmm.config.views import (
+    COLOURS,
+    DEFAULT_COLOURS,
+    Augment,
+    Colours,
+    CropGroup,
+    Views,
+    colours_of,
+    global_groups,
+    group_sizes,
+)
 
 __all__ = [
     "COLOURS", "DEFAULT_COLOURS", "FREE", "IMAGENET_MEAN", "IMAGENET_STD", "METHODS", "NEW_KEYS",
     "Augment", "Colours", "Common", "CropGroup", "Data", "DrLoc", "FinetuneConfig", "FinetuneModel", "FinetuneTrain",
     "Method", "Model", "PretrainConfig", "PretrainTrain", "Stage", "Subset", "Train", "Views",
-    "colours_of", "defaults_of", "global_groups", "resolved_stages", "section", "with_epochs",
+    "colours_of", "defaults_of", "global_groups", "group_sizes", "resolved_stages", "section", "with_epochs",
 ]  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 from idmm.config.methods import METHODS, Method, keys_read, projects, unread
 from idmm.config.parsing import changed
 from idmm.config.stages import PretrainConfig
-from idmm.config.views import COLOURS, DEFAULT_COLOURS, CropGroup, Views
+from idmm.config.views import COLOURS, DEFAULT_COLOURS, CropGroup, Views, group_sizes
 from idmm.errors import UserError
 
 
@@ -52,6 +52,7 @@ def resolve_method(config: PretrainConfig) -> tuple[PretrainConfig, list[str]]:
     if given < wanted or (recipe.exactly and given > wanted):
         exactness = "" if recipe.exactly else "at least "
         faults.append(f"views.crops: {given} crops an image, but {method.name} compares {exactness}{wanted}")
+    faults += _without_drloc(config, views)
     small, few = pass_notes(config, config.train.batch_size)
     if faults + small:
         raise UserError(*faults, *small)
@@ -108,6 +109,13 @@ def _label_faults(config: PretrainConfig) -> list[str]:
         wanted = "wanted a weight > 0, or no labelled"
         faults.append(f"data.labelled: no label is used, as method.label_weight is 0; {wanted}")
     return faults
+
+
+def _without_drloc(config: PretrainConfig, views: Views) -> list[str]:
+    """A line for each group of crops whose size ``drloc`` does not take: its head knows one grid."""
+    sizes = enumerate(group_sizes(views)) if config.drloc.weight else ()
+    wanted = f"drloc.weight is {config.drloc.weight:g}, whose loss takes crops of views.size ({views.size}) alone"
+    return [f"views.crops[{n}].size: {size}, but {wanted}" for n, size in sizes if size != views.size]
 
 
 def _missing(method: Method, reads: dict[str, Any]) -> list[str]:

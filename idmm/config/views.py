@@ -56,6 +56,8 @@ class CropGroup(Colours):
     """Crops an image."""
     scale: list[float] = Field(default_factory=lambda: [0.14, 1.0], min_length=2, max_length=2)
     """Smallest and largest share of the image's area that a crop covers, in (0, 1]."""
+    size: int | None = Field(None, ge=8)
+    """Side of these crops (pixels); null: views.size."""
 
     @model_validator(mode="after")
     def _check(self):
@@ -68,11 +70,11 @@ class Views(Colours):
     """Random crops and colours of stage 1. Null colours are the method's own, or those of IDMM's released code."""
 
     size: int = Field(112, ge=8)
-    """Side of every crop (pixels)."""
+    """Side of the crops (pixels), but for groups with a size of their own, and of the images that are evaluated."""
     crops: list[CropGroup] | None = Field(None, min_length=1)
     """Groups of crops, e.g. '[{count: 2, scale: [0.14, 1.0]}, {count: 4, scale: [0.05, 0.4]}]'; null: the method's.
-    A group may have colours of its own, e.g. '{count: 1, blur_prob: 1.0}'; dino's teacher sees the groups of the first
-    one's scale."""
+    A group may have colours and a size (pixels) of its own, e.g. '{count: 4, scale: [0.05, 0.4], size: 64}'; dino's
+    teacher sees the groups of the first one's scale and size."""
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"
     """How crops are resized, antialiased in both cases."""
 
@@ -84,9 +86,15 @@ def colours_of(views: Views, group: CropGroup) -> Colours:
     return Colours(**{name: next(v for v in values if v is not None) for name, values in found.items()})
 
 
+def group_sizes(views: Views) -> list[int]:
+    """Returns the side of each group's crops (pixels)."""
+    return [views.size if group.size is None else group.size for group in views.crops]
+
+
 def global_groups(crops: list[CropGroup]) -> int:
-    """Returns how many groups, from the first on, are of the first one's scale: those of global crops."""
-    return next((n for n, group in enumerate(crops) if group.scale != crops[0].scale), len(crops))
+    """Returns how many groups, from the first on, are of the first one's scale and size: those of global crops."""
+    kinds = [(group.scale, group.size) for group in crops]
+    return next((n for n, kind in enumerate(kinds) if kind != kinds[0]), len(crops))
 
 
 @section

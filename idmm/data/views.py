@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from idmm.config import CropGroup, Views, colours_of
+from idmm.config import CropGroup, Views, colours_of, group_sizes
 from idmm.seeding import derive, uniforms
 
 RATIO = (3 / 4, 4 / 3)  # aspect ratios of a crop, as torchvision's RandomResizedCrop
@@ -155,9 +155,8 @@ def normalise(images: Tensor, mean, std) -> Tensor:
     return (images - torch.tensor(mean).reshape(shape)) / torch.tensor(std).reshape(shape)
 
 
-def make_views(images, plan: ViewPlan, views_per_image: int, config: Views) -> Tensor:
+def make_views(images, plan: ViewPlan, views_per_image: int, size: int, mode: str) -> Tensor:
     """Turns uint8 images and a plan for them into coloured views in [0, 1], [B, views_per_image, 3, size, size]."""
-    size, mode = config.size, config.interpolation
     crops = [crop_resize(images[v // views_per_image], box, size, mode) for v, box in enumerate(plan.box)]
     views = recolour(torch.stack(crops).float().div_(255), plan)  # [V, 3, S, S]
     return views.clamp_(0, 1).reshape(-1, views_per_image, *views.shape[1:])
@@ -178,13 +177,13 @@ class MultiCropTransform:
         self.store, self.config, self.mean, self.std, self.seed = store, config, mean, std, seed
 
     def __call__(self, epoch: int, indices: np.ndarray) -> dict:
-        """Returns ``views`` (a list of float [B, count, C, S, S], a crop group each) and what :func:`numbered` adds."""
+        """Returns ``views`` (a list of float [B, count, C, S, S], a group each) and what :func:`numbered` adds."""
         images = [self.store.image(i) for i in indices]
-        groups = []
-        for number, group in enumerate(self.config.crops):
+        groups, mode = [], self.config.interpolation
+        for number, (group, size) in enumerate(zip(self.config.crops, group_sizes(self.config), strict=True)):
             key = derive(self.seed, "views", epoch, number)
             plan = draw_views(self.config, group, key, indices, self.store.sizes[indices])
-            views = make_views(images, plan, group.count, self.config)  # [B, count, 3, S, S]
+            views = make_views(images, plan, group.count, size, mode)  # [B, count, 3, S, S]
             groups.append(normalise(views.flatten(0, 1), self.mean, self.std).unflatten(0, views.shape[:2]))
         return numbered({"views": groups}, self.store, indices)
 

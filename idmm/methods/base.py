@@ -1,10 +1,10 @@
 """What the training loop asks of a method: a loss for a batch, and no more."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from idmm.methods.drloc import Localization
@@ -61,16 +61,27 @@ class Method(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} must compute a loss")
 
     def features(
-        self, images: Tensor, key: int, epoch: int, head: Callable[[Tensor], Any] | None = None
-    ) -> tuple[Any, Tensor | float, dict[str, Tensor]]:
-        """Returns the backbone's output [B, d], the extra loss and its log, of one forward pass.
+        self,
+        images: Tensor | Sequence[Tensor],
+        key: int,
+        epoch: int,
+        head: Callable[[Tensor], Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor | float, dict[str, Tensor]]:
+        """Returns the backbone's output [B, d], the extra loss and its log, of a forward pass for each size.
 
-        Where a ``head`` is given, the output is what that makes of ``backbone.forward_features``.
+        ``images`` are [B, C, S, S], or several such, as :func:`run_by_size` takes them. Where a ``head`` is given, the
+        output is what that makes of ``backbone.forward_features``.
         """
+
+        def run(part: Tensor) -> Tensor:
+            with one_image_norms(self.backbone) if len(part) == 1 else contextlib.nullcontext():
+                return self.backbone(part) if head is None else head(self.backbone.forward_features(part))
+
+        if self.localization is None:
+            return run_by_size(run, images), 0.0, {}
+        images = images if isinstance(images, Tensor) else torch.cat(images)  # with drloc all are of one size
         with one_image_norms(self.backbone) if len(images) == 1 else contextlib.nullcontext():
-            if self.localization is not None:
-                return self.localization(self.backbone, images, key, epoch, head)
-            return self.backbone(images) if head is None else head(self.backbone.forward_features(images)), 0.0, {}
+            return self.localization(self.backbone, images, key, epoch, head)
 
     def prepare(self, extract: Callable[[], Tensor]) -> None:
         """Acts before the first step of a new run; ``extract`` gives all images' features [N, d] on the CPU."""
@@ -88,3 +99,18 @@ class Method(nn.Module):
     def diagnose(self, features: Tensor, index: Tensor) -> dict[str, float]:
         """Returns measures of its own, of training images' pooled features [B, d] (``exported``'s) and numbers [B]."""
         return {}
+
+
+def run_by_size(network: Callable[[Tensor], Tensor], images: Tensor | Sequence[Tensor]) -> Tensor:
+    """Runs images [B, C, S, S], or several such, all of one size in one pass; returns a row each, in their order."""
+    if isinstance(images, Tensor):
+        return network(images)
+    sizes = dict.fromkeys(part.shape[-2:] for part in images)
+    if len(sizes) == 1:
+        return network(torch.cat(images))
+    rows: dict[int, Tensor] = {}  # by the part's number
+    for size in sizes:
+        same = {number: part for number, part in enumerate(images) if part.shape[-2:] == size}
+        output = network(torch.cat(list(same.values()))).split([len(part) for part in same.values()])
+        rows |= zip(same, output, strict=True)
+    return torch.cat([rows[number] for number in range(len(images))])

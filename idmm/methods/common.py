@@ -1,7 +1,7 @@
 """What several methods do alike: lay out crops, mix them, gather rows, keep a momentum encoder."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -10,13 +10,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from idmm.config import Method
 from idmm.distributed import gather_rows
+from idmm.methods.base import run_by_size
 from idmm.mixing import draw_cutmix, mix_images
 from idmm.models import feature_width
 from idmm.seeding import numpy_rng
 
 
 def crops_of(batch: dict) -> list[Tensor]:
-    """Returns the crops of a batch one after the other, each [B, C, S, S]."""
+    """Returns the crops of a batch one after the other, each [B, C, S, S] of its group's size S."""
     return [crop for group in batch["views"] for crop in group.unbind(1)]
 
 
@@ -129,9 +130,9 @@ class MomentumEncoder(nn.Module):
         self.momentum, self.steps = momentum, steps
 
     @torch.no_grad()
-    def forward(self, images: Tensor) -> Tensor:
-        """Runs the copies."""
-        return self.copies(images)
+    def forward(self, images: Tensor | Sequence[Tensor]) -> Tensor:
+        """Runs the copies on images [B, C, S, S], or on several such, as :func:`run_by_size` takes them."""
+        return run_by_size(self.copies, images)
 
     def train(self, mode: bool = True) -> "MomentumEncoder":
         """Puts batch norms into training mode, and nothing else."""

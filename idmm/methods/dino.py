@@ -3,7 +3,6 @@
 import logging
 import warnings
 
-import torch
 from lightly.loss import DINOLoss
 from lightly.models.modules import DINOProjectionHead
 from torch import Tensor, nn
@@ -20,8 +19,8 @@ WARMUP_TEMPERATURE, WARMUP_EPOCHS, SHORT = 0.04, 30, 10
 class DINO(Method):
     """Cross-entropy (Eq. 2) of every crop's softmax with the teacher's of the other global crops.
 
-    Global are the crops of the first group and of those after it that have its scale. The teacher's backbone is
-    exported, as its authors do. All crops are of ``views.size``.
+    Global are the crops of the first group and of those after it that have its scale and size. The teacher's backbone
+    is exported, as its authors do.
     """
 
     def __init__(self, backbone: nn.Module, info: RunInfo, config: config.Method):
@@ -48,10 +47,10 @@ class DINO(Method):
     def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
         """Computes the loss of all crops in ``batch["views"]``; the teacher sees the global ones."""
         crops = crops_of(batch)
-        features, extra, logs = self.features(torch.cat(crops), key, epoch)  # [V*B, d]
+        features, extra, logs = self.features(crops, key, epoch)  # [V*B, d]
         student = at_least_fp32(self.head(features)).chunk(len(crops))  # [B, K] each
         seen = crops[: sum(views.shape[1] for views in batch["views"][: self.global_groups])]
-        teacher = at_least_fp32(self.teacher(torch.cat(seen))).chunk(len(seen))  # [B, K] each
+        teacher = at_least_fp32(self.teacher(seen)).chunk(len(seen))  # [B, K] each
         with full_precision(student[0]):
             loss = self.loss(list(teacher), list(student), teacher_temp=self.temperature(epoch))
         return {"loss": loss + extra, **logs}

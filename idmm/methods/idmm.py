@@ -1,7 +1,6 @@
 """IDMM: instance discrimination with multi-crop and CutMix (Cao, Yu, Wu, ECCV 2022)."""
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -80,14 +79,21 @@ class IDMM(Method):
         if self.config.label_weight:
             return self._joint(batch, key, epoch)
         groups = list(mixed_groups(batch, batch["index"], self.config.cutmix_alpha, key))
-        features, extra, logs = self.features(torch.cat([views for views, *_ in groups]), key, epoch)  # [V, d]
+        features, extra, logs = self.features([views for views, *_ in groups], key, epoch)  # [V, d]
         return {"loss": self._instance(features, groups, logs) + extra, **logs}
 
     def _joint(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
         targets = torch.stack([batch["index"], batch["label"]], dim=1)  # [B, 2]
         groups = list(mixed_groups(batch, targets, self.config.cutmix_alpha, key))
-        views, head = torch.cat([views for views, *_ in groups]), partial(pooled_and_logits, self.backbone)
-        (features, logits), extra, logs = self.features(views, key, epoch, head)  # [V, d], [V, K]
+        widths: list[int] = []
+
+        def head(tokens: Tensor) -> Tensor:
+            both = pooled_and_logits(self.backbone, tokens)  # [V, d], [V, K]
+            widths[:] = [part.shape[1] for part in both]
+            return torch.cat(both, dim=1)
+
+        both, extra, logs = self.features([views for views, *_ in groups], key, epoch, head)  # [V, d + K]
+        features, logits = both.split(widths, dim=1)
         instances, labels = ([_column(group, n) for group in groups] for n in (0, 1))
         instance = self._instance(features, instances, logs)
         sizes = [len(views) for views, *_ in labels]

@@ -1,6 +1,5 @@
 """SimCLR (Chen et al., ICML 2020): two crops of an image against all other crops of the batch."""
 
-import torch
 from lightly.loss import NTXentLoss
 from torch import Tensor, nn
 
@@ -22,7 +21,7 @@ class SimCLR(Method):
 
     def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
         """Computes the loss of the two crops in ``batch["views"]``."""
-        features, extra, logs = self.features(torch.cat(crops_of(batch)), key, epoch)  # [2B, d]
+        features, extra, logs = self.features(crops_of(batch), key, epoch)  # [2B, d]
         one, other = gather_batch(batch, *self.head(features).chunk(2))  # [B, dim] each
         with full_precision(one):
             return {"loss": self.loss(one, other) + extra, **logs}

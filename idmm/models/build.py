@@ -30,13 +30,17 @@ _OWN_FIELDS = {
     "drop_path": "give model.drop_path",
     "name": "give model.name",
 }
+# what lets models that are built for one size take others: ViTs, then Swin
+_DYNAMIC = {"dynamic_img_size": True, "strict_img_size": False}
 # with fewer than one of these, constructors make an empty model, or an error that does not name them
 _COUNTS = ("depth", "depths", "embed_dim", "embed_dims", "num_heads", "patch_size")
 # what constructors and forward passes of models raise for arguments and sizes that they cannot take
 _MODEL_ERRORS = (TypeError, AssertionError, ValueError, RuntimeError, LookupError, ArithmeticError, AttributeError)
 
 
-def create_backbone(name: str, img_size: Size | None = None, *, drop_path: float | None = None, **kwargs) -> nn.Module:
+def create_backbone(
+    name: str, img_size: Size | None = None, *, drop_path: float | None = None, dynamic_size: bool = False, **kwargs
+) -> nn.Module:
     """Builds a timm model with fresh weights (seed the global generators around it), without a classifier.
 
     Args:
@@ -44,6 +48,8 @@ def create_backbone(name: str, img_size: Size | None = None, *, drop_path: float
         img_size: Image side, or (height, width), in pixels; passed on only where the model is built for one size
             (ViT, Swin, ...), and tried with one black image. None: the model's own.
         drop_path: Stochastic depth rate in [0, 1), ignored where the model has none. None: the model's own.
+        dynamic_size: Whether it is to take images of other sizes than ``img_size`` as well, with position embeddings
+            resampled in every forward pass, where timm has that (:func:`try_size` tells). Its weights are the same.
         **kwargs: For the model's constructor; ``num_classes`` is 0 unless given.
 
     Returns:
@@ -57,13 +63,14 @@ def create_backbone(name: str, img_size: Size | None = None, *, drop_path: float
     _check_keys(kwargs, _UNSUPPORTED)
     given = {"num_classes": 0, **{k: v for k, v in kwargs.items() if k not in _UNSUPPORTED}}
     optional = {"img_size": tuple(img_size) if isinstance(img_size, list) else img_size, "drop_path_rate": drop_path}
+    optional |= _DYNAMIC if dynamic_size else {}
     optional = {k: v for k, v in optional.items() if v is not None and k not in given and accepts(name, k)}
     try:
         model = timm.create_model(name, **given, **optional)
     except _MODEL_ERRORS as error:
         raise _build_error(name, given, optional, error) from error
     if img_size is not None:
-        _try_image(model, name, img_size, given, "img_size" in optional)
+        _try_image(model, name, img_size, given)
     return model
 
 
@@ -218,12 +225,13 @@ def pair(size: Size) -> tuple[int, int]:
 
 @functools.cache
 def accepts(name: str, key: str) -> bool:
-    """Whether the model's constructor has an ``img_size`` (ViT, Swin; ResNet takes any as it is) or ``drop_path_rate``.
+    """Whether the model's constructor has an argument: ``img_size`` (ViT, Swin; ResNet takes any as it is),
+    ``drop_path_rate``, or one of those that let it take several sizes.
 
     timm's entry points hide its signature, so it is tried.
     """
     try:
-        _build_on_meta(name, {"num_classes": 0, key: {"img_size": 224, "drop_path_rate": 0.1}[key]})
+        _build_on_meta(name, {"num_classes": 0, key: {"img_size": 224, "drop_path_rate": 0.1, **_DYNAMIC}[key]})
     except _MODEL_ERRORS as error:
         return not isinstance(error, TypeError)  # others: it has the argument, and does not like the value
     return True
@@ -258,20 +266,30 @@ def _build_error(name, given, optional, error):
     return UserError(f"model.name: {name!r} cannot be built: {_one_line(error)}")
 
 
-def _try_image(model, name, img_size, given, fixed):
-    """Sends a black image through and keeps the features' width; UserError unless all of it comes out as [1, d]."""
+def try_size(model: nn.Module, name: str, img_size: Size, in_chans: int = 3) -> torch.Tensor:
+    """Sends a black image through a model in training mode, named ``name``; returns what comes out.
+
+    Raises:
+        SizeError: The model cannot take images of that size (pixels).
+    """
     height, width = pair(img_size)
     embed = getattr(model, "patch_embed", None)
-    if fixed and isinstance(embed, timm.layers.PatchEmbed) and not embed.dynamic_img_pad:
+    if isinstance(embed, timm.layers.PatchEmbed) and not embed.dynamic_img_pad and accepts(name, "img_size"):
         patch = pair(embed.patch_size)
         if height % patch[0] or width % patch[1]:  # timm would cut the border off silently
             raise _size_error(name, img_size, f"wanted are multiples of its patch, {patch[0]}x{patch[1]} pixels")
     try:
         with torch.no_grad():
-            output = model.eval()(torch.zeros(1, given.get("in_chans", 3), height, width))
+            output = model.eval()(torch.zeros(1, in_chans, height, width))
     except _MODEL_ERRORS as error:
         raise _size_error(name, img_size, error) from error
     model.train()
+    return output
+
+
+def _try_image(model, name, img_size, given):
+    """Tries a size and keeps the features' width; UserError unless all of it comes out as [1, d]."""
+    output = try_size(model, name, img_size, given.get("in_chans", 3))
     if len(shape := list(getattr(output, "shape", []))) != 2:
         own = {key: value for key, value in given.items() if key not in _OWN_FIELDS}
         source = f"model.kwargs: {name} with {own!r}" if own else f"model.name: {name!r}"

@@ -29,12 +29,12 @@ class ModelSpec:
     def in_chans(self) -> int:
         return len(self.mean)
 
-    def build(self, size: int, seed: int, num_classes: int = 0) -> torch.nn.Module:
-        """Builds the backbone at an image size, its fresh weights from the seed."""
+    def build(self, size: int, seed: int, num_classes: int = 0, dynamic: bool = False) -> torch.nn.Module:
+        """Builds the backbone at an image size, its fresh weights from the seed; ``dynamic``: for others as well."""
         chans = {} if self.in_chans == 3 else {"in_chans": self.in_chans}
         kwargs = {**self.kwargs, **chans, "num_classes": num_classes}
         with seeded(derive(seed, "model")):
-            return create_backbone(self.name, size, drop_path=self.drop_path, **kwargs)
+            return create_backbone(self.name, size, drop_path=self.drop_path, dynamic_size=dynamic, **kwargs)
 
     def load(self, model: torch.nn.Module, strict: bool = False) -> Report | None:
         """Loads the weights to start from into all but the classifier; returns what became of them, to be logged."""

@@ -123,6 +123,7 @@ class T2TViT(BlockModel):
         kernel_ratio: Random features of a performer over ``token_dim``.
         token_drop_rate: Dropout in the performers; 0.1 in the release, whatever else is set.
         drop_path_rate: Stochastic depth of the last block; rises linearly from 0 in the first.
+        dynamic_img_size: Whether images of other sizes are taken too, with interpolated positions.
         in_chans, num_classes, depth, mlp_ratio, qkv_bias, drop_rate, pos_drop_rate, proj_drop_rate, attn_drop_rate: As
             in timm's vision transformers.
 

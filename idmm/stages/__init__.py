@@ -11,7 +11,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
-from idmm.config import Data, FinetuneConfig, PretrainConfig, parsing, resolved_stages, with_epochs
+from idmm.config import Data, FinetuneConfig, PretrainConfig, group_sizes, parsing, resolved_stages, with_epochs
 from idmm.config.commands import ProbeConfig
 from idmm.config.recipes import learns_labels, needs_labels, pass_notes, resolve_method
 from idmm.config.schema import flags_of
@@ -41,6 +41,7 @@ class Phase:
     epochs: int
     batch_size: int  # images of an optimizer step
     lr: float | None = None  # peak learning rate; None while the recipe's was not looked up
+    others: tuple[tuple[str, int], ...] = ()  # crops of other sizes: the field that names each, and it (pixels)
 
     def times(self, every: int) -> int:
         """Returns how often something is done every so many epochs, and after the last; 0 is never."""
@@ -120,8 +121,10 @@ def _finetuning_looks(config: FinetuneConfig, phase: Phase, train: int, held: in
 
 
 def _one_size(config: PretrainConfig) -> list[Phase]:
-    train = config.train
-    return [Phase(1, "views.size", "pretrain", config.views.size, train.epochs, train.batch_size, train.lr)]
+    train, views = config.train, config.views
+    sizes = enumerate(group_sizes(views) if views.crops else [])  # a method's own groups have the size of views
+    others = tuple((f"views.crops[{n}].size", size) for n, size in sizes if size != views.size)
+    return [Phase(1, "views.size", "pretrain", views.size, train.epochs, train.batch_size, train.lr, others)]
 
 
 def _pretraining_looks(config: PretrainConfig, phase: Phase, train: int, held: int) -> int:

@@ -15,7 +15,7 @@ import torch
 
 from idmm import distributed
 from idmm.checkpoint import RunFolder
-from idmm.config import FinetuneConfig, global_groups, parsing, resolved_stages, with_epochs
+from idmm.config import FinetuneConfig, global_groups, group_sizes, parsing, resolved_stages, with_epochs
 from idmm.config.recipes import learns_labels
 from idmm.data.augment import TrainTransform
 from idmm.data.cache import ImageStore, compare, fingerprint, load_split
@@ -32,7 +32,7 @@ from idmm.files import begun
 from idmm.methods import Method, RunInfo, create_method
 from idmm.methods.drloc import Localization
 from idmm.methods.finetune import Finetune
-from idmm.models.build import backbone_state, export_kwargs
+from idmm.models.build import backbone_state, export_kwargs, try_size
 from idmm.models.spec import ModelSpec, model_spec
 from idmm.models.weights import save_model
 from idmm.optim import recipe
@@ -87,7 +87,7 @@ class Assembly:
 
     def backbone(self, phase: Phase, classes: int | None = None) -> torch.nn.Module:
         """Builds the backbone of a phase with fresh weights; ``classes`` counts where a classifier belongs to it."""
-        return self.spec.build(phase.size, self.config.seed)
+        return self.spec.build(phase.size, self.config.seed, dynamic=bool(phase.others))
 
     def plan(self, phase: Phase, store: ImageStore, evaluations: list[Evaluation]) -> StagePlan:
         """Returns what the loop needs to know of a phase."""
@@ -116,7 +116,15 @@ class Assembly:
 
     def try_model(self, phase: Phase, weights: bool = False) -> None:
         """Raises UserError where backbone, drloc's head or, if asked for, the weights to start from do not fit."""
-        backbone = self.spec.build(phase.size, self.config.seed)
+        backbone = self.spec.build(phase.size, self.config.seed, dynamic=bool(phase.others))
+        faults = []
+        for field, size in phase.others:
+            try:
+                try_size(backbone, self.spec.name, size, self.spec.in_chans)
+            except SizeError as error:
+                faults += [f"{field}: {fault}" for fault in error.faults]
+        if faults:
+            raise UserError(*faults)
         if weights:
             self.spec.load(backbone, self.config.model.strict)
         self.localization(phase, backbone, trial=True)
@@ -145,10 +153,14 @@ class _Pretraining(Assembly):
     crop_pct = EVAL_CROP
 
     def bound(self, size):
-        return short_side_bound(size, min(group.scale[0] for group in self.config.views.crops))
+        views = replace(self.config.views, size=size)
+        return max(
+            short_side_bound(side, group.scale[0]) for side, group in zip(group_sizes(views), views.crops, strict=True)
+        )
 
     def backbone(self, phase, classes=None):
-        return self.spec.build(phase.size, self.config.seed, classes if learns_labels(self.config) else 0)
+        classes = classes if learns_labels(self.config) else 0
+        return self.spec.build(phase.size, self.config.seed, classes, dynamic=bool(phase.others))
 
     def method(self, phase, backbone, images, classes, labelled=None):
         sizes = (images, min(phase.batch_size, images), phase.epochs, phase.steps(images))

@@ -130,7 +130,7 @@ class _Checks:
             asked = [*model, "classifier", config.train.classifier_init]
             self.once(asked, backbone, lambda: decide(config, parts.spec))
         for phase in parts.phases:
-            asked = [*model, phase.size, drloc if drloc.get("weight") else 0]
+            asked = [*model, phase.size, phase.others, drloc if drloc.get("weight") else 0]
             self.once(asked, backbone, parts.try_model, phase, True)
 
     def once(self, what: Any, where: str, call: Callable, *args) -> Any:

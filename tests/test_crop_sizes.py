@@ -1,0 +1,218 @@
+"""Groups of crops with sizes of their own (multi-crop): views, methods, backbones, runs, and what is refused."""
+
+import json
+
+import numpy as np
+import pytest
+import timm
+import torch
+import yaml
+from helpers import call, inside, refused
+from safetensors.torch import load_file
+from test_contrastive import NEARLY, dino, simclr, supcon
+from test_views import GREY, Store
+from tiny import VIT, assert_same_loss, batch, make
+
+from idmm.calibrate import evaluation_seconds
+from idmm.config import CropGroup, PretrainConfig, Views, global_groups
+from idmm.config.parsing import build
+from idmm.data.views import MultiCropTransform, short_side_bound
+from idmm.losses import instance_discrimination_loss
+from idmm.methods.base import run_by_size
+from idmm.mixing import draw_cutmix, mix_images
+from idmm.models import create_backbone
+from idmm.models.build import try_size
+from idmm.seeding import numpy_rng, seeded
+from idmm.stages.assemble import assemble
+
+LOCAL = [{"count": 2, "scale": [0.3, 1.0]}, {"count": 3, "scale": [0.1, 0.4], "size": 8}]
+
+
+def dynamic(name="vit_tiny_patch16_224", size=16, **kwargs):
+    with seeded(0):
+        return create_backbone(name, size, dynamic_size=True, **kwargs)
+
+
+def sized(sides, counts, **options):
+    """A batch whose groups have crops of these sides."""
+    given = batch(*counts, **options)
+    resize = torch.nn.functional.interpolate
+    views = [resize(v.flatten(0, 1), (side, side)) for v, side in zip(given["views"], sides, strict=True)]
+    return {**given, "views": [v.unflatten(0, old.shape[:2]) for v, old in zip(views, given["views"], strict=True)]}
+
+
+# ------------------------------------------------------------------ views
+def test_a_group_of_another_size_is_drawn_as_if_all_had_that_size():
+    store, indices = Store(), np.arange(4)
+    groups = [CropGroup(count=2), CropGroup(count=3, scale=[0.05, 0.4], size=12)]
+    own = MultiCropTransform(store, Views(size=20, crops=groups), GREY, GREY, seed=3)(1, indices)["views"]
+    assert [tuple(views.shape) for views in own] == [(4, 2, 3, 20, 20), (4, 3, 3, 12, 12)]
+    groups = [CropGroup(count=2), CropGroup(count=3, scale=[0.05, 0.4])]
+    for number, size in enumerate((20, 12)):
+        alone = MultiCropTransform(store, Views(size=size, crops=groups), GREY, GREY, seed=3)(1, indices)["views"]
+        assert torch.equal(own[number], alone[number])
+
+
+def test_images_are_kept_as_large_as_the_most_demanding_group_needs():
+    def kept(*groups):
+        return assemble(build(PretrainConfig, {"views": {"size": 64, "crops": list(groups)}})).bound(64)
+
+    wide, narrow = {"count": 2, "scale": [0.25, 1.0]}, {"count": 4, "scale": [0.04, 0.25]}
+    assert kept(wide, narrow) == short_side_bound(64, 0.04)
+    assert kept(wide, {**narrow, "size": 32}) == short_side_bound(32, 0.04) > short_side_bound(64, 0.25)
+    assert kept(wide, {**narrow, "size": 16}) == short_side_bound(64, 0.25)
+
+
+# ------------------------------------------------------------------ methods
+def test_crops_of_one_size_go_through_together_and_keep_their_places():
+    model = dynamic(**VIT).eval()
+    passes = []
+    model.register_forward_pre_hook(lambda module, args: passes.append(tuple(args[0].shape)))
+    parts = [torch.randn(n, 3, side, side) for n, side in ((2, 16), (3, 8), (1, 16), (2, 24))]
+    rows = run_by_size(model, parts)
+    assert passes == [(3, 3, 16, 16), (3, 3, 8, 8), (2, 3, 24, 24)]
+    torch.testing.assert_close(rows, torch.cat([model(part) for part in parts]))
+    passes.clear()
+    run_by_size(model, parts[::2])
+    run_by_size(model, parts[0])
+    assert passes == [(3, 3, 16, 16), (2, 3, 16, 16)]
+
+
+def idmm_loss(method, given, key=5):
+    """The sum of the groups' means, each mixed on its own (test_methods), a group at a time."""
+    total = 0.0
+    for number, views in enumerate(given["views"]):
+        flat, own = views.flatten(0, 1), given["index"].repeat_interleave(views.shape[1])
+        mix = draw_cutmix(len(flat), *flat.shape[-2:], 0.5, numpy_rng(key, "cutmix", number))
+        z, weight = method.backbone(mix_images(flat, mix)).float(), method.classifier.weight
+        total = total + instance_discrimination_loss(z, weight, own, own[mix.partner], mix.lam, 0.1)
+    return total
+
+
+@pytest.mark.parametrize(
+    ("name", "counts", "naive", "tolerance"),
+    [
+        ("idmm", (2, 3), idmm_loss, dict(rtol=1e-4, atol=1e-6)),
+        ("simclr", (1, 1), simclr, {}),
+        ("supcon", (2, 1), supcon, {}),
+        ("dino", (2, 2), lambda method, given: dino(method, given, 0.0, 0.07), NEARLY),
+    ],
+)
+def test_losses_of_crops_of_two_sizes(name, counts, naive, tolerance):
+    method = make(name, of=dynamic(**VIT)).double()
+    assert_same_loss(method, sized((16, 8), counts), naive, epoch=3, **tolerance)
+
+
+@pytest.mark.parametrize("name", ["mocov2", "mocov3", "supervised", "dino"])
+def test_the_other_methods_learn_from_crops_of_two_sizes(name):
+    method = make(name, of=dynamic(**VIT))
+    given = sized((16, 24), (1, 1), double=False)
+    loss = method(given, 0, 0)["loss"]
+    loss.backward()
+    assert bool(torch.isfinite(loss)) and float(method.backbone.blocks[0].mlp.fc1.weight.grad.abs().sum()) > 0
+
+
+def test_dinos_global_crops_are_of_one_size():
+    scale = [0.25, 1.0]
+    for sizes, wanted in ((None, None), 2), ((None, 8), 1), ((8, 8, None), 2):
+        assert global_groups([CropGroup(count=1, scale=scale, size=size) for size in sizes]) == wanted
+
+
+# ------------------------------------------------------------------ backbones
+@pytest.mark.parametrize(
+    ("name", "sizes", "kwargs"),
+    [
+        ("vit_tiny_patch16_224", (32, 16), VIT),
+        ("deit_tiny_distilled_patch16_224", (32, 16), VIT),
+        ("swin_tiny_patch4_window7_224", (64, 32), dict(embed_dim=24, depths=(1, 1), num_heads=(1, 2))),
+        ("t2t_vit_7", (64, 32), dict(depth=1)),
+        ("cvt_13", (64, 32), dict(embed_dims=(16, 24, 32), depths=(1, 1, 1), num_heads=(1, 1, 2))),
+        ("resnet10t", (64, 32), {}),
+    ],
+)
+def test_a_backbone_takes_both_sizes_with_the_weights_of_a_plain_one(name, sizes, kwargs):
+    model = dynamic(name, sizes[0], **kwargs)
+    assert try_size(model, name, sizes[1]).shape == (1, model.feature_width) and model.training
+    plain = create_backbone(name, sizes[0], **kwargs)
+    plain.load_state_dict(model.state_dict(), strict=True)
+    images = torch.randn(2, 3, sizes[0], sizes[0])
+    assert torch.equal(model.eval()(images), plain.eval()(images))
+
+
+def test_t2t_resamples_its_positions_as_a_model_of_that_size_would():
+    model, plain = dynamic("t2t_vit_7", 64, depth=1).eval(), create_backbone("t2t_vit_7", 64, depth=1).eval()
+    plain.load_state_dict(model.state_dict())
+    plain.set_input_size((32, 48))
+    images = torch.randn(2, 3, 32, 48)
+    torch.testing.assert_close(model(images), plain(images))
+    outputs = [each.forward_intermediates(images, indices=1, norm=True)[1][0] for each in (model, plain)]
+    assert outputs[0].shape == (2, 256, 2, 3)
+    torch.testing.assert_close(*outputs)
+
+
+# ------------------------------------------------------------------ runs
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    out = tmp_path_factory.mktemp("sizes") / "run"
+    assert inside("pretrain", out, views__crops=LOCAL, train__epochs=2) == 0
+    return out
+
+
+def test_a_run_with_local_crops_exports_what_fine_tuning_and_timm_take(run, tmp_path):
+    written = yaml.safe_load((run / "config.yaml").read_text())["views"]["crops"]
+    assert written == LOCAL, "a group without a size stays without"
+    about = json.loads((run / "backbone.json").read_text())
+    assert about["size"] == about["kwargs"]["img_size"] == 16 and "dynamic_img_size" not in about["kwargs"]
+    model = timm.create_model(about["name"], **about["kwargs"])
+    model.load_state_dict(load_file(run / "backbone.safetensors"), strict=True)
+    few = dict(stages=None, train__size=16, train__epochs=1, init=str(run))
+    assert inside("finetune", tmp_path / "tuned", **few) == 0
+
+
+def test_another_size_is_another_run(run, capsys):
+    other = [LOCAL[0], {**LOCAL[1], "size": 16}]
+    assert inside("pretrain", run, views__crops=other, train__epochs=2) == 2
+    assert capsys.readouterr().err.splitlines()[-2].startswith("views.crops: ")
+
+
+def test_sizes_that_cannot_be_had_are_a_line_each_and_leave_no_run(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("idmm.stages.pretrain.load_splits", None)  # nothing is decoded
+    out = tmp_path / "a"
+    crops = [*LOCAL, {"count": 1, "size": 20}, {"count": 1, "size": 9}]
+    assert inside("pretrain", out, views__crops=crops) == 2
+    tail = "vit_tiny_patch16_224 cannot take it: wanted are multiples of its patch, 8x8 pixels"
+    said = capsys.readouterr().err.splitlines()
+    assert said[-2:] == [f"views.crops[{n}].size: image size {s}x{s}: {tail}" for n, s in ((2, 20), (3, 9))]
+    fixed = dict(model__name="cait_xxs24_224", model__kwargs={**VIT, "patch_size": 16}, views__size=64)
+    assert inside("pretrain", out, views__crops=[LOCAL[0], {**LOCAL[1], "size": 32}], **fixed) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("views.crops[1].size: image size 32x32: cait_xxs24_224 cannot take it: ")
+    assert inside("pretrain", out, views__crops=LOCAL, drloc__weight=0.1) == 2
+    wanted = "drloc.weight is 0.1, whose loss takes crops of views.size (16) alone"
+    assert capsys.readouterr().err.splitlines()[-1] == f"views.crops[1].size: 8, but {wanted}"
+    assert not out.exists()
+    argv = ["pretrain", "--out", out, "--views.crops", "[{count: 2, size: 4}]"]
+    assert refused(capsys, argv) == ["views.crops[0].size: got 4, wanted greater than or equal to 8"]
+
+
+def test_a_grid_names_the_entry_whose_local_crops_do_not_fit(tmp_path, capsys):
+    backbone = {"name": "vit_tiny_patch16_224", "kwargs": VIT}
+    fits, other = ({"views": {"size": 16, "crops": [{"count": 2}, {"count": 1, "size": side}]}} for side in (8, 20))
+    grid = {
+        "sources": ["digits"], "targets": ["digits"], "out": str(tmp_path / "grid"),
+        "backbones": [{**backbone, "label": "a", "pretrain": fits}, {**backbone, "label": "b", "pretrain": other}],
+        "finetune": {"train": {"size": 16}},
+    }  # fmt: skip
+    (tmp_path / "grid.yaml").write_text(yaml.safe_dump(grid))
+    assert call(["transfer", "--config", tmp_path / "grid.yaml"]) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "20x20" in line]
+    assert line.startswith("backbones 'b': views.crops[1].size: image size 20x20: ")
+
+
+def test_small_crops_count_by_their_pixels_in_the_estimate_of_evaluation():
+    index = torch.arange(4)
+    plain = {"index": index, "views": [torch.zeros(4, 2, 3, 16, 16), torch.zeros(4, 4, 3, 16, 16)]}
+    local = {"index": index, "views": [torch.zeros(4, 2, 3, 16, 16), torch.zeros(4, 4, 3, 8, 8)]}
+    assert evaluation_seconds(9.0, 0.0, plain) == pytest.approx(3 / (4 * 6))
+    assert evaluation_seconds(9.0, 0.0, local) == pytest.approx(3 / (4 * 3))
+    assert evaluation_seconds(9.0, 0.0, {"index": index}) == pytest.approx(3 / 4)
