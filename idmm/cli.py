@@ -30,6 +30,7 @@ class Command:
     config; a text that it returns is printed, a number is the exit code."""
     help: str
     logged: bool = True  # whether the log is shown from here; training shows its own, once its folder is there
+    first: str = ""  # key of _FIRST that may stand first on its own, without its flag
 
 
 @dataclass(frozen=True)
@@ -42,16 +43,21 @@ class Group:
 
 
 IMPORTS = 60.0  # seconds that they take at most: sandboxes may not tell when a process began
+_FIRST = {"name": "NAME", "data.root": "DIR"}  # what may stand on its own, as the help calls it
 STAGED = PretrainConfig | FinetuneConfig
 DATA = {
     "list": Command(keys.DataListConfig, "commands.catalogue:table", "all datasets with their sizes"),
-    "info": Command(keys.DataInfoConfig, "commands.catalogue:info", "figures, licence, citation and files of one"),
+    "info": Command(
+        keys.DataInfoConfig, "commands.catalogue:info", "figures, licence, citation and files of one", first="name",
+    ),
     "check": Command(
         keys.DataCheckConfig, "commands.datasets:checkup",
         "look at every image: unreadable, tiny, duplicates, leakage; exits 1 if something should be mended",
+        first="name",
     ),
     "download": Command(
         keys.DataDownloadConfig, "commands.datasets:download", "fetch one, checked; goes on where it was interrupted",
+        first="name",
     ),
     "cache": Command(keys.DataCacheConfig, "commands.datasets:cache", "the decoded images that are kept on the disk"),
 }  # fmt: skip
@@ -92,6 +98,11 @@ COMMANDS = {
 {commands}
 
 'idmm data COMMAND --help' explains every flag.""",
+    ),
+    "train": Command(
+        keys.TrainCommand, "commands.train:train",
+        "from a folder of images to a classifier in a given time, by what does best for so many",
+        logged=False, first="data.root",
     ),
     "configs": Command(keys.ConfigsConfig, "commands.catalogue:recipe_list", "the recipes that --config takes by name"),
     "demo": Command(
@@ -183,7 +194,7 @@ def _call(command: Command, typed: str, rest: list[str], began: float, prog: str
 
 def _counted_from(began: float, given: Any) -> contextlib.AbstractContextManager:
     """Has the time of a run, where the command is one, counted from the command's beginning."""
-    if not isinstance(given, STAGED):
+    if not isinstance(given, STAGED | keys.TrainCommand):
         return contextlib.nullcontext()
     from idmm.stages import counted_from
 
@@ -205,12 +216,12 @@ def _check(given: Any) -> None:
 
 
 def _parsed(command: Command, argv: list[str], prog: str) -> Any:
-    """Reads a command's flags; a dataset's name, where it has one, may stand before them on its own."""
+    """Reads a command's flags; a dataset's name or folder may stand before them on its own."""
     if command.config is GridConfig:
         return parse_grid(argv, prog)
-    if "name" in command.config.__pydantic_fields__:
-        prog += " NAME"
-        argv = ["--name", *argv] if argv and not argv[0].startswith("-") else argv
+    if command.first:
+        prog += f" {_FIRST[command.first]}"
+        argv = [f"--{command.first}", *argv] if argv and not argv[0].startswith("-") else argv
     try:
         return parse(command.config, argv, prog)
     except UserError as error:

@@ -21,6 +21,7 @@ from idmm.errors import UserError
 from idmm.files import made_folder, write_text
 from idmm.locks import Lock
 from idmm.progress import duration, logging_to
+from idmm.stages import beginning
 from idmm.tuning.search import LEAST, SEARCH, Search
 
 log = logging.getLogger("idmm")
@@ -42,7 +43,8 @@ def tune(given: TuneConfig) -> str:
         RunError: The recipe's own run failed.
         Interrupted: Ctrl-C; the same command goes on.
     """
-    began, storage = time.time(), Path(given.out, "study.log")
+    began = time.time() - (time.monotonic() - beginning())  # that of the command
+    storage = Path(given.out, "study.log")
     _check(given)
     _not_another(given)
     from idmm.tuning import results, trial  # torch takes seconds, mistakes are told at once
@@ -126,14 +128,15 @@ def _prepared(given: TuneConfig, known: dict, done: bool, began: float) -> tuple
 
     config = PretrainConfig(**{item.name: getattr(given, item.name) for item in fields(PretrainConfig)})
     data = replace(config.data, val_fraction=config.data.val_fraction or HELD_OUT)
-    train = replace(config.train, knn_every=1, monitor_every=0, tensorboard=False)
+    train = replace(config.train, minutes=None, knn_every=1, monitor_every=0, tensorboard=False)
     parts, notes = resolve(replace(config, data=data, train=train, resume="auto"))
     if done:
         return parts.config, notes, {}
     splits = load_splits(parts)
     held = splits.val or splits.test
-    if splits.train.labels is None or held is None or len(np.unique(splits.train.labels)) < 2:
-        raise UserError(_no_labels(parts.config.data, splits.train.labels))
+    labels = splits.train.labels
+    if labels is None or held is None or len(np.unique(labels[labels >= 0])) < 2:
+        raise UserError(_no_labels(parts.config.data, labels))
     about = {"held": len(held), "where": _where(data), "images": _digest(splits.train, held)}
     if known.get("images", about["images"]) != about["images"]:
         raise UserError(f"data: the images are not those that '{given.out}' was begun with; name a new folder")

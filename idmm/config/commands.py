@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from idmm.config import Data, FinetuneModel, PretrainConfig, section
+from idmm.config import Data, FinetuneModel, Model, PretrainConfig, section
 from idmm.config.base import FieldError
 
 
@@ -122,6 +122,32 @@ class TuneConfig(PretrainConfig):
     """'local': one trial after the other on this machine; 'ray': several at a time on a Ray cluster (needs the extra
     'ray')."""
     ray: Ray = field(default_factory=Ray)
+
+
+@section
+class TrainCommand:
+    """From a folder of images to a classifier, in a given time: looks at the images and their labels, takes the
+    backbone, the image size and the stages that were measured to do best for so many, and says why."""
+
+    out: str
+    """Folder for the classifier and all else that is written; the same command goes on where it stopped."""
+    minutes: float = Field(20.0, gt=0)
+    """Time for everything, from the command's start to its result (minutes)."""
+    compare: bool = False
+    """Spend as long again on training from scratch, and say whether pretraining helped."""
+    way: Literal["auto", "scratch", "pretrain", "joint"] = "auto"
+    """'scratch' trains on the labelled images alone; 'pretrain' learns from all images without labels first, 'joint'
+    with the labels that there are, and both fine-tune then; 'auto': by the images and labels that there are."""
+    size: int | None = Field(None, ge=8)
+    """Image side; null: that of the images, or less where the time would not suffice for it (pixels)."""
+    flip: float = Field(0.5, ge=0, le=1)
+    """Probability of mirroring an image in training; 0 where mirrored images are others (writing, spectrograms)."""
+    seed: int = Field(0, ge=0)
+    """Seed of every random choice."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Where to train; 'auto': cuda, else mps, else cpu."""
+    data: Data = field(default_factory=Data)
+    model: Model = field(default_factory=Model)
 
 
 @section

@@ -3,6 +3,7 @@
 import csv
 import io
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from idmm.data.cache import ImageStore
 from idmm.data.doctor import SKEWED
 from idmm.data.looks import SIDE, small
 from idmm.engine import Session
-from idmm.files import write_text
+from idmm.files import write_bytes
 from idmm.intervals import too_narrow
 from idmm.stages.assemble import Assembly, LoadedSplits, drawing
 from idmm.stages.budget import CURVES
@@ -24,11 +25,13 @@ PAIRS = 25_000_000  # of a training and a test image: 3,072 multiplications each
 READ, COMPARED = 0.0003, 2.0  # seconds to read an image, and for so many pairs
 CONFUSION = 4  # times what drawing the curves of a single epoch takes
 READINGS = 10  # times that the network saw the images, from which on reading them once more is a trifle
+PREDICTIONS = "predictions.csv"
 COLUMNS = ("class", "images", "correct", "accuracy", "most_confused_with", "times")
 
 
 def classifier_result(run: Session, parts: Assembly, splits: LoadedSplits, found: evaluate.Predictions) -> dict:
-    """Writes ``per_class.csv`` and ``confusion.png``, logs the accuracy and what it must not be read without.
+    """Writes ``per_class.csv``, ``predictions.csv`` and ``confusion.png``, logs the accuracy and what it must not
+    be read without.
 
     All processes must call together; the first one writes.
 
@@ -45,6 +48,7 @@ def classifier_result(run: Session, parts: Assembly, splits: LoadedSplits, found
         from idmm.confusion import confusion_picture  # matplotlib takes a while
 
         write_per_class(found, classes, folder.path / "per_class.csv")
+        write_predictions(found, splits.test.names, classes, folder.path / PREDICTIONS)
         with drawing("confusion.png"):
             confusion_picture(found, classes, folder.path / "confusion.png")
     scores = found.scores() | {
@@ -139,9 +143,39 @@ def write_per_class(found: evaluate.Predictions, classes: list[str], path: Path)
     the class most often named instead, and how often."""
     images, right = found.per_class()
     instead = {true: (classes[named], often) for true, (named, often) in found.confusions().items()}
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    rows = [COLUMNS]
     for c, (name, n, hits) in enumerate(zip(classes, images, right, strict=True)):
-        writer.writerow([name, n, hits, round(100 * hits / n, 2) if n else "", *instead.get(c, ("", ""))])
-    write_text(path, text.getvalue())
+        rows.append([name, n, hits, round(100 * hits / n, 2) if n else "", *instead.get(c, ("", ""))])
+    _write_csv(path, rows)
+
+
+# ---------------------------------------------------------------------- image by image
+def write_predictions(found: evaluate.Predictions, names: list[str], classes: list[str], path: Path) -> None:
+    """Writes the name, the class and the likeliest class of each test image."""
+    rows = zip(names, found.truth, found.predicted, strict=True)
+    _write_csv(path, [("path", "class", "predicted"), *((name, classes[c], classes[p]) for name, c, p in rows)])
+
+
+def compared(run: Path, other: Path) -> dict[str, float]:
+    """Returns ``points``, by which the accuracy of a finished run is above another's on the same test images, and
+    ``p``, the chance of a difference as large were both as good (McNemar's exact test, Psychometrika 12, 1947)."""
+    from scipy.stats import binomtest
+
+    right = [_right(folder / PREDICTIONS) for folder in (run, other)]
+    names = right[0].keys() & right[1].keys()
+    won = sum(right[0][name] and not right[1][name] for name in names)
+    lost = sum(right[1][name] and not right[0][name] for name in names)
+    p = binomtest(won, won + lost).pvalue if won + lost else 1.0
+    return {"points": 100 * (won - lost) / len(names), "p": float(p)}
+
+
+def _right(path: Path) -> dict[str, bool]:
+    """Whether each image of a file of predictions was named right."""
+    with open(path, encoding="utf-8", newline="") as file:
+        return {row["path"]: row["class"] == row["predicted"] for row in csv.DictReader(file)}
+
+
+def _write_csv(path: Path, rows: Iterable[Iterable]) -> None:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    write_bytes(path, text.getvalue().encode("utf-8", "surrogateescape"))

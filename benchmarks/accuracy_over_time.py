@@ -1,0 +1,196 @@
+"""Accuracy over seconds: raw pixels, training from scratch, pretraining, joint training (docs/minutes.md).
+
+    python benchmarks/small_sets.py ... --out sets                         the images, see there
+    python benchmarks/accuracy_over_time.py --sets sets --out runs/over_time
+
+Every run is ``idmm train`` on one core for a budget of wall time in which everything is counted: imports, reading the
+images, features, evaluation; two run side by side. Budgets of 1 and 3 minutes on four sets and of 10 on three, with 5
+labels a class and with all, three seeds ('simclr', the same two stages with SimCLR's loss and views: one). With 5
+labels a class the seed draws the labelled images, too; all others count as images without labels. Results are kept as
+runs end: run it again to go on, or to print the table. ``--plan`` lists what is left and how long it takes.
+"""
+
+import argparse
+import concurrent.futures
+import json
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+BUDGETS = {1.0: ("fashion", "photos", "stamps", "speech"), 3.0: ("fashion", "photos", "stamps", "speech")}
+BUDGETS |= {10.0: ("fashion", "stamps", "speech")}  # minutes
+LABELS = {"5 labels a class": 5, "all labels": None}
+SEEDS = {"scratch": 3, "pretrain": 3, "joint": 3, "simclr": 1}  # of each way
+SIMCLR = 0.7  # of the time for stage 1, as idmm train has it
+COLOURS = {"scratch": "#555555", "pretrain": "#0072b2", "joint": "#d55e00", "simclr": "#009e73"}  # Okabe and Ito's
+IDMM = str(Path(sys.executable).with_name("idmm"))
+CORES = sorted(os.sched_getaffinity(0))[:2]
+FLIPPED = {"speech": 0.0}  # a mirrored spectrogram is another sound
+
+
+def jobs(sets: tuple[str, ...]) -> list[dict]:
+    """All runs, the shortest first, so that what is there when it is stopped can be compared."""
+    found = []
+    for minutes, names in BUDGETS.items():
+        for seed in range(max(SEEDS.values())):
+            for name in (name for name in names if name in sets):
+                for labels in LABELS.values():
+                    ways = [way for way, seeds in SEEDS.items() if seed < seeds]
+                    found += [dict(set=name, minutes=minutes, labels=labels, way=way, seed=seed) for way in ways]
+    return found
+
+
+def folder(job: dict) -> str:
+    """Where a run writes to."""
+    return "{set}-{labels}-{minutes:g}-{way}-{seed}".format(**{**job, "labels": job["labels"] or "all"})
+
+
+def commands(job: dict, images: Path, out: Path) -> list[list[str]]:
+    """The command lines of a run."""
+    few = json.dumps({"per_class": job["labels"], "seed": job["seed"]}) if job["labels"] else None
+    common = ["--data.root", images / job["set"], "--seed", job["seed"], "--data.workers", 0]
+    flip = FLIPPED.get(job["set"], 0.5)
+    if job["way"] != "simclr":
+        labelled = ["--data.labelled", few] if few else []
+        given = [*common, *labelled, "--way", job["way"], "--minutes", job["minutes"], "--flip", flip]
+        return [[IDMM, "train", *given, "--out", out]]
+    first, share = out / "stage1", SIMCLR * job["minutes"]
+    plan = json.loads((out.parent / folder({**job, "way": "pretrain"}) / "train.json").read_text())["plan"]
+    model = ["--model.name", plan["model"]["name"], "--model.kwargs", json.dumps(plan["model"]["kwargs"])]
+    stage1 = ["--config", "simclr", *common, *model, "--views.size", plan["size"], "--views.flip", flip]
+    stage2 = ["--config", "fast", *common, *(["--data.subset", few] if few else []), "--augment.flip", flip]
+    return [
+        [IDMM, "pretrain", *stage1, "--train.minutes", share, "--out", first],
+        [IDMM, "finetune", *stage2, "--train.size", plan["size"], "--train.minutes", job["minutes"] - share]
+        + ["--init", first, "--out", out],
+    ]
+
+
+def run(job: dict, images: Path, out: Path, core: int) -> dict:
+    """Makes a run on one core; returns it with its accuracies (percent) and wall time (seconds)."""
+    place = out / folder(job)
+    began = time.monotonic()
+    for command in commands(job, images, place):
+        with open(out / f"{place.name}.txt", "a") as log:
+            done = subprocess.run(
+                ["taskset", "-c", str(core), *map(str, command)],
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(map(str, command))}: exit code {done.returncode}, see {log.name}")
+    result = json.loads((place / "result.json").read_text())
+    names = ("top1", "start_top1", "pixel_knn", "largest_class", "test_size", "train_size")
+    return job | {name: result.get(name) for name in names} | {"seconds": round(time.monotonic() - began, 1)}
+
+
+# ---------------------------------------------------------------------- what came of it
+def table(records: list[dict]) -> str:
+    """Returns mean and spread over seeds as Markdown: a row for a set, labels and minutes, a column for each way."""
+    lines = ["| set | labels | minutes | raw pixels | " + " | ".join(SEEDS) + " |", "|---" * (4 + len(SEEDS)) + "|"]
+    cells: dict[tuple, dict[str, list[dict]]] = {}
+    for record in sorted(records, key=lambda one: (one["set"], one["labels"] or 999, one["minutes"], one["seed"])):
+        key = record["set"], record["labels"] or "all", f"{record['minutes']:g}"
+        cells.setdefault(key, {}).setdefault(record["way"], []).append(record)
+    for key, ways in cells.items():
+        pixels = {r["seed"]: r["pixel_knn"] for of in ways.values() for r in of if r["pixel_knn"] is not None}
+        shown = [_shown(list(pixels.values())), *(_shown([r["top1"] for r in ways.get(way, ())]) for way in SEEDS)]
+        lines.append(f"| {' | '.join(map(str, key))} | {' | '.join(shown)} |")
+    return "\n".join(lines)
+
+
+def _shown(values: list[float]) -> str:
+    spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.1f}{spread}" if values else ""
+
+
+def draw(records: list[dict], name: str, path: Path) -> None:
+    """Draws a set's accuracy over seconds, few labels beside all; bands reach from the worst seed to the best."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, len(LABELS), figsize=(9, 3.6), sharey=True, layout="constrained")
+    for axis, (title, labels) in zip(axes, LABELS.items(), strict=True):
+        of = [record for record in records if record["set"] == name and record["labels"] == labels]
+        for way in SEEDS:
+            groups: dict[float, list[dict]] = {}
+            for record in (record for record in of if record["way"] == way):
+                groups.setdefault(record["minutes"], []).append(record)
+            if points := [
+                (statistics.mean(r["seconds"] for r in group), [r["top1"] for r in group])
+                for _, group in sorted(groups.items())
+            ]:
+                seconds = [x for x, _ in points]
+                axis.plot(seconds, [statistics.mean(y) for _, y in points], "o-", color=COLOURS[way], label=way)
+                low, high = ([pick(y) for _, y in points] for pick in (min, max))
+                axis.fill_between(seconds, low, high, color=COLOURS[way], alpha=0.15, linewidth=0)
+        pixels = [record["pixel_knn"] for record in of if record["pixel_knn"] is not None]
+        if pixels:
+            axis.axhline(statistics.mean(pixels), color="black", linestyle=":", label="raw pixels (kNN)")
+        axis.set(title=f"{name}, {title}", xscale="log", xlabel="seconds, everything counted")
+        axis.set_xticks([60, 180, 600], ["60", "180", "600"])
+        axis.minorticks_off()
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(axis="y", alpha=0.3)
+    axes[0].set_ylabel("top-1 on test images (%)")
+    axes[0].legend(frameon=False)
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+
+
+def main() -> None:
+    """Makes the runs that are left, then writes table.md, results.json and a picture for each set."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sets", type=Path, required=True, help="folder that small_sets.py wrote")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--only", nargs="+", help="these sets alone")
+    parser.add_argument("--minutes", type=float, help="budgets up to this alone")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no run that would end later")
+    parser.add_argument("--plan", action="store_true", help="list what is left")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    kept = args.out / "results.json"
+    records = json.loads(kept.read_text()) if kept.exists() else []
+    done = {folder(record) for record in records}
+    wanted = [
+        job for job in jobs(tuple(args.only or ("fashion", "photos", "stamps", "speech"))) if folder(job) not in done
+    ]
+    wanted = [job for job in wanted if job["minutes"] <= (args.minutes or 10)]
+    left = sum(job["minutes"] for job in wanted) / len(CORES)
+    print(f"{len(records)} runs are there, {len(wanted)} are left, {left:.0f} minutes", flush=True)
+    if args.plan:
+        print("\n".join(map(folder, wanted)))
+        return
+    began, todo, lock = time.monotonic(), iter(wanted), threading.Lock()
+
+    def work(core: int) -> None:
+        while True:
+            with lock:
+                job = next(todo, None)
+            if job is None or time.monotonic() - began + 66 * job["minutes"] > args.seconds:
+                return
+            record = run(job, args.sets, args.out, core)
+            with lock:
+                records.append(record)
+                kept.write_text(json.dumps(records, indent=1) + "\n")
+            print(f"{folder(job)}: {record['top1']:.1f} in {record['seconds']:.0f} s", flush=True)
+
+    with concurrent.futures.ThreadPoolExecutor(len(CORES)) as pool:
+        for finished in [pool.submit(work, core) for core in CORES]:
+            finished.result()
+    text = table(records)
+    (args.out / "table.md").write_text(text + "\n")
+    for name in dict.fromkeys(record["set"] for record in records):
+        draw(records, name, args.out / f"{name}.png")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,258 @@
+"""``idmm train``: from a folder of images to a classifier in a given time, by what was measured to do best."""
+
+import json
+import logging
+import statistics
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from idmm.config import Data, parsing
+from idmm.config.commands import TrainCommand
+from idmm.config.reading import recipe
+from idmm.data.datasets import open_splits
+from idmm.data.images import load
+from idmm.data.registry import resolve_name
+from idmm.data.split import LabelsMissing, Splits
+from idmm.errors import UserError
+from idmm.files import write_text
+from idmm.progress import duration
+from idmm.stages import STAGES, beginning
+from idmm.stages.results import compared
+from idmm.transfer.config import merged
+
+log = logging.getLogger("idmm")
+RECIPES = {"pretrain": "idmm_fast", "joint": "joint", "finetune": "fast", "scratch": "fast_scratch"}
+BACKBONE = {"name": "resnet10t", "kwargs": {"channels": [32, 64, 128, 256]}}
+SIZES = (32, 48, 64, 80, 96, 112, 128, 160, 192, 224)
+LOOKED_AT = 64  # images, for their sizes
+PASSES = 30  # over the images, which a size must leave time for
+HELD_OUT = 0.2  # of the labelled images, where there are none to test on
+SHARE = 0.7  # of the time, for the first of two stages ...
+LEAST = 0.1  # ... and what the second one has at least, where the first took too long
+CHANCE = 0.05
+FILE = "train.json"
+# With fewer labels a class than this, and so many images a labelled one, learning from all images first pays
+FEW_LABELS, MANY_IMAGES = 20, 3
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What there is to learn from."""
+
+    images: int  # to train on, with labels or without
+    labelled: int
+    classes: int
+    side: int  # median of the short sides (pixels)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be run, and why."""
+
+    way: str
+    model: dict
+    size: int
+    why: list[str]
+
+
+def train(given: TrainCommand) -> dict:
+    """Trains a classifier on a folder of images in ``given.minutes``; ``given.out`` is the run that fine-tunes it.
+
+    Stage 1, where there is one, lies in OUT/stage1, the comparison in OUT/scratch. A command that was stopped goes on.
+
+    Returns:
+        What ``train.json`` holds: ``counts`` of the images, the ``plan`` with its reasons, ``result``, that of the
+        classifier, and with ``compare`` ``scratch``, that of training from scratch, and ``gain`` over it: ``points``,
+        and ``p``, the chance of a difference as large between equals.
+
+    Raises:
+        UserError: No labels, a mistake in the flags, or ``out`` holds something else.
+        RunError: Training could not go on.
+    """
+    began = beginning()
+    given = replace(given, data=resolve_name(given.data)[0])
+    out = Path(given.out)
+    kept = _kept(out, given)
+    if "plan" not in kept:
+        data, splits = _splits(given.data)
+        counts = count(splits, data)
+        kept |= {"data": parsing.plain(data), "counts": asdict(counts), "plan": asdict(choose(given, counts))}
+    for line in kept["plan"]["why"]:
+        log.info("%s", line)
+    if "result" not in kept:
+        try:
+            kept["result"] = _run(given, kept, out, (time.monotonic() - began) / 60)
+        except UserError:
+            if not (out / "stage1").exists():  # nothing was trained
+                (out / FILE).unlink(missing_ok=True)
+            raise
+        _write(out, kept)
+    if given.compare and "scratch" not in kept and kept["plan"]["way"] != "scratch":
+        kept["scratch"] = _stage(given, kept, "scratch", out / "scratch", given.minutes)
+        kept["gain"] = compared(out, out / "scratch")
+        _write(out, kept)
+    _say(kept)
+    print(f"{out / FILE}; the classifier is {out / 'model.safetensors'}")
+    return kept
+
+
+# ---------------------------------------------------------------------- what there is, what to do
+def _kept(out: Path, given: TrainCommand) -> dict:
+    """What an earlier call of the same command found and did; ``compare`` may be asked for later."""
+    asked = {key: value for key, value in parsing.plain(given).items() if key not in ("out", "compare")}
+    try:
+        kept = json.loads((out / FILE).read_text())
+    except FileNotFoundError:
+        return {"asked": asked}
+    except (OSError, ValueError) as error:
+        raise UserError(f"out: '{out / FILE}' cannot be read ({error}); name a new folder") from None
+    before, now = (parsing.flatten(one) for one in (kept["asked"], json.loads(json.dumps(asked))))
+    faults = [
+        f"{key}: {before.get(key)} in '{out}', asked for now is {now[key]}"
+        for key in now
+        if before.get(key) != now[key]
+    ]
+    if faults:
+        raise UserError(*faults, f"out: '{out}' belongs to another command; name a new folder or mend the above")
+    return kept
+
+
+def _splits(data: Data) -> tuple[Data, Splits]:
+    """The images as stage 1 sees them; a part of the labelled ones is held out where there are none to test on."""
+    try:
+        open_splits(data, labelled=True)
+    except LabelsMissing as error:
+        if data.val_fraction or data.folds:
+            raise
+        data = replace(data, val_fraction=HELD_OUT)
+        try:
+            open_splits(data, labelled=True)
+        except LabelsMissing:
+            raise error from None
+        log.info("data.val_fraction: %g, as there are no images to test on", HELD_OUT)
+    return data, open_splits(data, labelled=False)
+
+
+def count(splits: Splits, data: Data) -> Counts:
+    """Counts what there is to learn from."""
+    train = splits.train
+    labelled = len(open_splits(tuned_on(data), labelled=True).train)
+    some = np.linspace(0, len(train) - 1, min(LOOKED_AT, len(train))).astype(int)
+    sides = [min(load(train.items[i], data.max_pixels).pixels.shape[:2]) for i in some]
+    return Counts(len(train), labelled, len(train.classes), int(statistics.median(sides)))
+
+
+def tuned_on(data: Data) -> Data:
+    """The images with labels, of which ``data.labelled`` may say that they are fewer."""
+    return replace(data, subset=data.labelled or data.subset, labelled=None)
+
+
+def choose(given: TrainCommand, counts: Counts) -> Plan:
+    """Returns what to run on so many images, for so long (docs/minutes.md has the figures)."""
+    each, way = counts.labelled / counts.classes, given.way
+    what = f"{counts.images} images to train on, {counts.labelled} of them labelled ({each:.0f} a class)"
+    if way != "auto":
+        why = [f"{what}; --way {way}, as asked"]
+    elif each < FEW_LABELS and counts.images >= MANY_IMAGES * counts.labelled:
+        way, why = "pretrain", [f"{what}: few labels, and many images to learn from before them"]
+    else:
+        way, why = "scratch", [f"{what}: with so many labels, and few images without, pretraining gained nothing"]
+    given_model = parsing.plain(given.model)
+    model = given_model if given.model.name else {**given_model, **BACKBONE}
+    if not given.model.name:
+        why.append(f"model: {model['name']} {json.dumps(model['kwargs'])}, a small ConvNet")
+    size = given.size or _affordable(given, model, counts)
+    if not given.size:
+        why.append(f"size: {size} px; the images' short sides are {counts.side} px in the middle")
+    return Plan(way, model, size, why)
+
+
+def _affordable(given: TrainCommand, model: dict, counts: Counts) -> int:
+    """The largest side, of the images' own at most, at which the time suffices for :data:`PASSES` over the images."""
+    sides = [side for side in SIZES if side <= counts.side] or SIZES[:1]
+    seconds = 60 * given.minutes / (PASSES * counts.images)  # for an image
+    return next((side for side in reversed(sides) if _seconds(model, side, given.device) <= seconds), sides[0])
+
+
+def _seconds(model: dict, side: int, device: str) -> float:
+    """Returns how long training on an image takes, forward and backward, by a few steps on black ones (seconds)."""
+    import torch
+
+    from idmm.distributed import pick_device
+    from idmm.models.build import create_backbone
+
+    device = pick_device(device)
+    network, images = create_backbone(model["name"], side, **model["kwargs"]).to(device), 16
+    batch, taken = torch.zeros(images, 3, side, side, device=device), []
+    for _ in range(4):
+        began = time.monotonic()
+        network(batch).sum().backward()
+        float(next(network.parameters()).grad.sum())  # waits for the device
+        taken.append(time.monotonic() - began)
+    return min(taken) / images
+
+
+# ---------------------------------------------------------------------- the runs
+def _run(given: TrainCommand, kept: dict, out: Path, before: float) -> dict:
+    """Runs the plan's stages in the time that there is, of which ``before`` (minutes) is gone; returns the classifier's
+    result. How long each stage may take is written down when it begins, so that it can be taken up again."""
+    way, spent = kept["plan"]["way"], kept.setdefault("minutes", {"before": before})
+    left = given.minutes - spent["before"]
+    if left <= 0:
+        raise UserError(f"minutes: got {given.minutes:g}, but {duration(60 * before)} were gone before the first stage")
+    if way == "scratch":
+        return _stage(given, kept, "scratch", out, left)
+    first = out / "stage1"
+    spent.setdefault(way, SHARE * left)
+    _write(out, kept)
+    taken = _stage(given, kept, way, first, spent[way])["seconds"] / 60
+    spent.setdefault("finetune", max(left - taken, LEAST * left))
+    _write(out, kept)
+    return _stage(given, kept, "finetune", out, spent["finetune"], init=first)
+
+
+def _stage(given: TrainCommand, kept: dict, name: str, folder: Path, minutes: float, init: Path | None = None) -> dict:
+    """Runs a stage by its recipe, on the images and at the size of the plan."""
+    stage = STAGES["pretrain" if name in ("pretrain", "joint") else "finetune"]
+    data, size = Data(**kept["data"]), kept["plan"]["size"]
+    changes = {"out": str(folder), "seed": given.seed, "train": {"minutes": minutes, "device": given.device}}
+    if stage.name == "pretrain":
+        changes["views"], data = (
+            {"size": size, "flip": given.flip},
+            data if name == "joint" else replace(data, labelled=None),
+        )
+    else:
+        changes["train"]["size"], changes["augment"], data = size, {"flip": given.flip}, tuned_on(data)
+    changes |= {"init": str(init)} if init else {"model": kept["plan"]["model"]}
+    config = merged(recipe(stage.config, RECIPES[name]), {**changes, "data": parsing.plain(data)})
+    log.info("%s: --config %s, %s at %d px", folder, RECIPES[name], duration(60 * minutes), size)
+    try:
+        return stage.run(config)
+    except UserError as error:
+        part = f"minutes: got {given.minutes:g}, of which '{folder}' has {minutes:.2g}: "
+        raise UserError(*(fault.replace("train.minutes: ", part) for fault in error.faults)) from None
+
+
+def _write(out: Path, kept: dict) -> None:
+    write_text(out / FILE, json.dumps(kept, indent=2) + "\n")
+
+
+# ---------------------------------------------------------------------- what came of it
+def _say(kept: dict) -> None:
+    """Prints the accuracy beside what it has to be read with."""
+    result, plan = kept["result"], kept["plan"]
+    low, high = result["top1_interval"]
+    print(f"{plan['way']}: top-1 {result['top1']:.1f} % ({low:.1f} to {high:.1f}) on {result['test_size']} test images")
+    floors = {"kNN of raw pixels": result.get("pixel_knn"), "the largest class every time": result["largest_class"]}
+    for label, value in floors.items():
+        if value is not None:
+            print(f"  {label}: {value:.1f} %")
+    if "gain" in kept:
+        points, p = kept["gain"]["points"], kept["gain"]["p"]
+        said = "pretraining helped" if points > 0 else "pretraining did harm"
+        said = said if p < CHANCE else "no difference that could not be chance"
+        scratch = f"from scratch, for as long: {kept['scratch']['top1']:.1f} %"
+        print(f"  {scratch}: {points:+.1f} points, {said} (McNemar's p = {p:.2g})")

@@ -1,0 +1,147 @@
+"""From a folder to a classifier in a given time, by the real command line."""
+
+import json
+
+import pytest
+import yaml
+from folders import tree
+from helpers import VIT, call, refused
+
+from idmm.commands import train
+from idmm.config import Model
+from idmm.config.commands import TrainCommand
+from idmm.errors import Interrupted
+from idmm.stages import budget, results
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+MINUTES = 0.35  # which leaves stage 2 six seconds
+MODEL = ["--model.name", "vit_tiny_patch16_224", "--model.kwargs", yaml.safe_dump(VIT, default_flow_style=True).strip()]
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    """Two labelled images a class to train on, more without labels."""
+    root = tree(tmp_path_factory.mktemp("images") / "d", train={"cat": 4, "dog": 4}, test={"cat": 5, "dog": 6})
+    return tree(root, unlabelled={"": 8})
+
+
+def given(images, out, **flags):
+    flags = {"minutes": MINUTES, "size": 16, "data.workers": 0, "device": "cpu", **flags}
+    return ["train", images, *MODEL, "--out", out, *(w for name, value in flags.items() for w in (f"--{name}", value))]
+
+
+def read(path):
+    return json.loads(path.read_text())
+
+
+@pytest.fixture(scope="module")
+def done(images, tmp_path_factory):
+    """Pretraining, fine-tuning and the comparison; nothing may be written to it."""
+    out = tmp_path_factory.mktemp("done") / "x"
+    assert call(given(images, out, way="pretrain", compare="true")) == 0
+    return out
+
+
+def test_what_is_written(done, images, capsys):
+    kept, result = read(done / "train.json"), read(done / "result.json")
+    assert kept["result"] == result and (done / "model.safetensors").exists()
+    assert kept["counts"] == {"images": 16, "labelled": 8, "classes": 2, "side": 9}
+    assert kept["plan"]["way"] == "pretrain" and kept["plan"]["size"] == 16
+    stage1, scratch = (yaml.safe_load((done / name / "config.yaml").read_text()) for name in ("stage1", "scratch"))
+    tuned = yaml.safe_load((done / "config.yaml").read_text())
+    assert tuned["init"] == str(done / "stage1") and scratch["init"] is None
+    assert scratch["train"]["minutes"] == MINUTES, "as long again"
+    assert 0 < stage1["train"]["minutes"] < MINUTES and 0 < tuned["train"]["minutes"] < MINUTES
+    assert read(done / "stage1/result.json")["train_size"] == 16 and result["train_size"] == 8
+    spent = sum(read(done / name / "result.json")["seconds"] for name in ("stage1", ""))
+    assert spent < 60 * MINUTES * 1.3, "both stages together"
+    assert result["start_top1"] >= 0, "the classifier starts from the features"
+
+    assert call(given(images, done, way="pretrain", compare="true")) == 0
+    said = capsys.readouterr().out
+    low, high = result["top1_interval"]
+    assert f"top-1 {result['top1']:.1f} % ({low:.1f} to {high:.1f}) on 11 test images" in said
+    assert f"the largest class every time: {result['largest_class']:.1f} %" in said
+    gain = result["top1"] - read(done / "scratch/result.json")["top1"]
+    assert kept["gain"]["points"] == pytest.approx(gain) and f"{gain:+.1f} points" in said and "McNemar" in said
+
+
+def test_another_command_is_refused(done, images, capsys):
+    before = (done / "train.json").read_bytes()
+    lines = refused(capsys, given(images, done, way="pretrain", minutes=3, seed=1))
+    assert any(line.startswith(f"minutes: {MINUTES} in ") for line in lines)
+    assert any(line.startswith("seed: 0 in ") for line in lines)
+    assert lines[-1].startswith(f"out: '{done}' belongs to another command")
+    assert (done / "train.json").read_bytes() == before
+
+
+def test_taken_up_again(images, tmp_path, monkeypatch, capsys):
+    """Each stage has the minutes that it began with; what stage 1 leaves is stage 2's."""
+    ran = []
+
+    def stage(given, kept, name, folder, minutes, init=None):
+        ran.append((name, minutes, init))
+        if len(ran) == 2:
+            raise Interrupted("interrupted")
+        return {"seconds": 120, "top1": 50.0, "top1_interval": [40.0, 60.0], "test_size": 11, "largest_class": 54.5}
+
+    monkeypatch.setattr(train, "_stage", stage)
+    argv = given(images, tmp_path / "x", way="joint", minutes=10)
+    assert call(argv) == 130 and call(argv) == 0
+    assert ran[:2] == ran[2:]
+    (first, whole, _), (second, rest, init) = ran[:2]
+    assert (first, second, init) == ("joint", "finetune", tmp_path / "x/stage1")
+    assert whole == pytest.approx(train.SHARE * 10, abs=0.2) and rest == pytest.approx(10 - 2, abs=0.2)
+
+
+def test_from_scratch_with_some_of_the_labels(images, tmp_path, capsys):
+    some = {"minutes": 0.15, "data.labelled": "{per_class: 2}"}
+    argv = given(images, tmp_path / "x", way="scratch", compare="true", **some)
+    assert call(argv) == 0
+    kept = read(tmp_path / "x/train.json")
+    assert kept["result"]["train_size"] == kept["counts"]["labelled"] == 4
+    assert "gain" not in kept and not (tmp_path / "x/stage1").exists(), "there is nothing to compare"
+
+
+def test_test_images_are_held_out(tmp_path):
+    root = tree(tmp_path / "d", **{name: {"": 10} for name in ("cat", "dog")})
+    assert call(given(root, tmp_path / "x", way="scratch", minutes=0.15)) == 0
+    assert read(tmp_path / "x/result.json")["test_size"] == 4
+
+
+def test_what_is_wrong(images, tmp_path, capsys, monkeypatch):
+    plain = tree(tmp_path / "plain", **{"": {"": 4}})
+    lines = refused(capsys, given(plain, tmp_path / "x"))
+    assert lines[0].startswith("data.root: ") and not (tmp_path / "x").exists()
+    with monkeypatch.context() as patched:
+        patched.setattr(budget, "fitting", lambda *_: None)  # however fast the machine is
+        line = refused(capsys, given(images, tmp_path / "x", way="scratch"))[-1]
+    assert line.startswith(f"minutes: got {MINUTES}, of which ") and "wanted at least" in line
+    (line,) = refused(capsys, given(images, tmp_path / "x", way="scratch", minutes=1e-4))
+    assert line.startswith("minutes: got 0.0001, but ") and "before the first stage" in line
+    assert not (tmp_path / "x").exists()
+    (tmp_path / "y").mkdir()
+    (tmp_path / "y/train.json").write_text("{")
+    (line,) = refused(capsys, given(images, tmp_path / "y"))
+    assert line.startswith("out: ") and "train.json" in line
+
+
+def asked(**changes):
+    return TrainCommand(out="x", size=32, model=Model(name="resnet10t"), **changes)
+
+
+def test_what_is_chosen():
+    few, many = train.Counts(2000, 50, 10, 32), train.Counts(2000, 2000, 10, 32)
+    assert train.choose(asked(), few).way == "pretrain" and train.choose(asked(), many).way == "scratch"
+    assert train.choose(asked(way="joint"), many).way == "joint"
+    assert all(plan.why for plan in (train.choose(asked(), few), train.choose(asked(), many)))
+
+
+def test_compared(tmp_path):
+    for name, right in (("a", "1111100"), ("b", "1100010")):
+        rows = [f"{i},cat,{'cat' if hit == '1' else 'dog'}" for i, hit in enumerate(right)]
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "predictions.csv").write_text("\n".join(["path,class,predicted", *rows]))
+    found = results.compared(tmp_path / "a", tmp_path / "b")
+    # three images are named right by the first alone, one by the second: 2 * (C(4, 0) + C(4, 1)) / 2^4
+    assert found["points"] == pytest.approx(100 * 2 / 7) and found["p"] == pytest.approx(10 / 16)
