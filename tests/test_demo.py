@@ -29,7 +29,10 @@ PRETRAIN = {
     "train": QUICK,
     "views": {"size": 16, "crops": [{"count": 2, "scale": [0.4, 1.0]}]},
 }
-FINETUNE = {"data": {"workers": 0, "subset": {"per_class": 2}}, "train": {**QUICK, "size": 16}}
+FINETUNE = {
+    "data": {"workers": 0, "subset": {"per_class": 2}},
+    "train": {**QUICK, "size": 16, "classifier_init": "random"},
+}
 
 
 @pytest.fixture(scope="module")

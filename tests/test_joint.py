@@ -256,7 +256,12 @@ def test_a_run_is_tested_and_exports_its_classifier(ran, root):
     assert (found["train_size"], found["labelled_size"], found["test_size"], found["num_classes"]) == (20, 8, 6, 2)
     assert {"top1", "top1_interval", "top5", "mean_per_class", "largest_class", "loss", "knn", "epochs"} <= {*found}
     assert info["classes"] == ["a", "b"] and info["kwargs"]["num_classes"] == 2 and info["ema"] is True
-    assert (out / "per_class.csv").exists() and (out / "confusion.png").exists() and (out / "curves.png").exists()
+    assert (
+        (out / "predictions.csv").exists()
+        and (out / "per_class.csv").exists()
+        and (out / "confusion.png").exists()
+        and (out / "curves.png").exists()
+    )
     import timm
     from safetensors.torch import load_file
 
