@@ -82,6 +82,7 @@ NEW_KEYS = {
     "method.classifier_init_std": None,
     "method.stop_grad_conv1": None,
     "views.solarize_prob": 0.0,
+    "model.patch_drop": 0.0,
     "views.interpolation": "bicubic",
     **dict.fromkeys(f"data.{name}" for name in ("exclude", "labels", "groups", "folds", "fold")),
 }
