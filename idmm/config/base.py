@@ -86,6 +86,7 @@ NEW_KEYS = {
     "method.label_weight": 0.0,
     "method.instance_decay": "none",
     "views.solarize_prob": 0.0,
+    "model.patch_drop": 0.0,
     "views.interpolation": "bicubic",
     **dict.fromkeys(f"data.{name}" for name in ("exclude", "labels", "labelled", "groups", "folds", "fold")),
 }

@@ -32,6 +32,7 @@ _OWN_FIELDS = {
 }
 # what lets models that are built for one size take others: ViTs, then Swin
 _DYNAMIC = {"dynamic_img_size": True, "strict_img_size": False}
+_TRIED = {"img_size": 224, "drop_path_rate": 0.1, "patch_drop_rate": 0.1, **_DYNAMIC}
 # with fewer than one of these, constructors make an empty model, or an error that does not name them
 _COUNTS = ("depth", "depths", "embed_dim", "embed_dims", "num_heads", "patch_size")
 # what constructors and forward passes of models raise for arguments and sizes that they cannot take
@@ -39,7 +40,13 @@ _MODEL_ERRORS = (TypeError, AssertionError, ValueError, RuntimeError, LookupErro
 
 
 def create_backbone(
-    name: str, img_size: Size | None = None, *, drop_path: float | None = None, dynamic_size: bool = False, **kwargs
+    name: str,
+    img_size: Size | None = None,
+    *,
+    drop_path: float | None = None,
+    patch_drop: float = 0.0,
+    dynamic_size: bool = False,
+    **kwargs,
 ) -> nn.Module:
     """Builds a timm model with fresh weights (seed the global generators around it), without a classifier.
 
@@ -48,6 +55,7 @@ def create_backbone(
         img_size: Image side, or (height, width), in pixels; passed on only where the model is built for one size
             (ViT, Swin, ...), and tried with one black image. None: the model's own.
         drop_path: Stochastic depth rate in [0, 1), ignored where the model has none. None: the model's own.
+        patch_drop: Share of patches, in [0, 1), that a vision transformer leaves out in training mode.
         dynamic_size: Whether it is to take images of other sizes than ``img_size`` as well, with position embeddings
             resampled in every forward pass, where timm has that (:func:`try_size` tells). Its weights are the same.
         **kwargs: For the model's constructor; ``num_classes`` is 0 unless given.
@@ -56,14 +64,18 @@ def create_backbone(
         The model, in training mode; [B, in_chans, H, W] -> [B, d], d from :func:`feature_width`.
 
     Raises:
-        UserError: An unknown name, an argument that the model refuses, a model without pooled features, or (SizeError)
-            a size that it cannot take.
+        UserError: An unknown name, an argument that the model refuses, a model without pooled features or that cannot
+            leave out patches, or (SizeError) a size that it cannot take.
     """
     check_name(name)
     _check_keys(kwargs, _UNSUPPORTED)
     given = {"num_classes": 0, **{k: v for k, v in kwargs.items() if k not in _UNSUPPORTED}}
     optional = {"img_size": tuple(img_size) if isinstance(img_size, list) else img_size, "drop_path_rate": drop_path}
     optional |= _DYNAMIC if dynamic_size else {}
+    if patch_drop:
+        if not accepts(name, "patch_drop_rate"):
+            raise UserError(f"model.patch_drop: {patch_drop:g}, but {name} cannot leave out patches; wanted 0 for it")
+        optional["patch_drop_rate"] = patch_drop
     optional = {k: v for k, v in optional.items() if v is not None and k not in given and accepts(name, k)}
     try:
         model = timm.create_model(name, **given, **optional)
@@ -226,12 +238,12 @@ def pair(size: Size) -> tuple[int, int]:
 @functools.cache
 def accepts(name: str, key: str) -> bool:
     """Whether the model's constructor has an argument: ``img_size`` (ViT, Swin; ResNet takes any as it is),
-    ``drop_path_rate``, or one of those that let it take several sizes.
+    ``drop_path_rate``, ``patch_drop_rate``, or one of those that let it take several sizes.
 
     timm's entry points hide its signature, so it is tried.
     """
     try:
-        _build_on_meta(name, {"num_classes": 0, key: {"img_size": 224, "drop_path_rate": 0.1, **_DYNAMIC}[key]})
+        _build_on_meta(name, {"num_classes": 0, key: _TRIED[key]})
     except _MODEL_ERRORS as error:
         return not isinstance(error, TypeError)  # others: it has the argument, and does not like the value
     return True

@@ -24,6 +24,7 @@ class ModelSpec:
     drop_path: float  # stochastic depth rate
     init: Checkpoint | None  # weights to start from
     range: str | list[float] = "auto"  # of grey images of more than 8 bits, see config.Data
+    patch_drop: float = 0.0  # share of patches left out in training
 
     @property
     def in_chans(self) -> int:
@@ -34,7 +35,9 @@ class ModelSpec:
         chans = {} if self.in_chans == 3 else {"in_chans": self.in_chans}
         kwargs = {**self.kwargs, **chans, "num_classes": num_classes}
         with seeded(derive(seed, "model")):
-            return create_backbone(self.name, size, drop_path=self.drop_path, dynamic_size=dynamic, **kwargs)
+            return create_backbone(
+                self.name, size, drop_path=self.drop_path, patch_drop=self.patch_drop, dynamic_size=dynamic, **kwargs
+            )
 
     def load(self, model: torch.nn.Module, strict: bool = False) -> Report | None:
         """Loads the weights to start from into all but the classifier; returns what became of them, to be logged."""
@@ -63,7 +66,7 @@ def model_spec(config, field: str = "init") -> ModelSpec:
     check_name(name)
     check_kwargs(model.kwargs)
     mean, std = _statistics(data, init, chans)
-    return ModelSpec(name, kwargs, mean, std, model.drop_path, init, _range(data, init))
+    return ModelSpec(name, kwargs, mean, std, model.drop_path, init, _range(data, init), model.patch_drop)
 
 
 def _contradictions(config, init: Checkpoint, kwargs: dict) -> list[str]:

@@ -154,9 +154,7 @@ class _Pretraining(Assembly):
 
     def bound(self, size):
         views = replace(self.config.views, size=size)
-        return max(
-            short_side_bound(side, group.scale[0]) for side, group in zip(group_sizes(views), views.crops, strict=True)
-        )
+        return max(map(short_side_bound, group_sizes(views), (group.scale[0] for group in views.crops)))
 
     def backbone(self, phase, classes=None):
         classes = classes if learns_labels(self.config) else 0
