@@ -24,7 +24,7 @@ from idmm.data.datasets import open_splits
 from idmm.data.images import CentreCrop
 from idmm.methods.finetune import Finetune, balanced_weights
 from idmm.seeding import numpy_rng
-from idmm.stages import results
+from idmm.stages import Phase, results
 
 EPOCHS = 6  # of the second stage
 BEST = dict(
@@ -195,8 +195,8 @@ def test_raw_pixels_are_compared_where_it_is_cheap(train, test, epochs, cache, c
             return self.n
 
     splits = SimpleNamespace(train=Store(n=train, cache="ram"), val=None, test=Store(n=test, cache=cache))
-    every = SimpleNamespace(train=SimpleNamespace(eval_every=10))
-    assert results.is_cheap(SimpleNamespace(config=every, phases=[SimpleNamespace(epochs=epochs)]), splits) is cheap
+    every, phase = SimpleNamespace(train=SimpleNamespace(eval_every=10)), Phase(1, "size", "finetune", 16, epochs, 20)
+    assert results.is_cheap(SimpleNamespace(config=every, phases=[phase]), splits) is cheap
 
 
 def test_the_first_process_alone_says_if_pixels_are_compared(tmp_path, monkeypatch):
