@@ -1,5 +1,6 @@
 """``idmm train``: from a folder of images to a classifier in a given time, by what was measured to do best."""
 
+import itertools
 import json
 import logging
 import statistics
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from idmm.config import Data, parsing
+from idmm.config import Augment, Data, parsing
 from idmm.config.commands import TrainCommand
 from idmm.config.reading import recipe
 from idmm.data.datasets import open_splits
@@ -28,6 +29,7 @@ RECIPES = {"pretrain": "idmm_fast", "joint": "joint", "finetune": "fast", "scrat
 BACKBONE = {"name": "resnet10t", "kwargs": {"channels": [32, 64, 128, 256]}}
 SIZES = (32, 48, 64, 80, 96, 112, 128, 160, 192, 224)
 LOOKED_AT = 64  # images, for their sizes
+TIMED = 16  # images of a step, to find out how long one takes
 PASSES = 30  # over the images, which a size must leave time for
 HELD_OUT = 0.2  # of the labelled images, where there are none to test on
 SHARE = 0.7  # of the time, for the first of two stages ...
@@ -181,18 +183,14 @@ def _seconds(model: dict, side: int, device: str) -> float:
     """Returns how long training on an image takes, forward and backward, by a few steps on black ones (seconds)."""
     import torch
 
+    from idmm.calibrate import time_steps
     from idmm.distributed import pick_device
+    from idmm.methods.finetune import Finetune
     from idmm.models.build import create_backbone
 
-    device = pick_device(device)
-    network, images = create_backbone(model["name"], side, **model["kwargs"]).to(device), 16
-    batch, taken = torch.zeros(images, 3, side, side, device=device), []
-    for _ in range(4):
-        began = time.monotonic()
-        network(batch).sum().backward()
-        float(next(network.parameters()).grad.sum())  # waits for the device
-        taken.append(time.monotonic() - began)
-    return min(taken) / images
+    method = Finetune(create_backbone(model["name"], side, num_classes=2, **model["kwargs"]), Augment())
+    batch = {"images": torch.zeros(TIMED, 3, side, side), "label": torch.zeros(TIMED, dtype=torch.int64)}
+    return time_steps(method, itertools.repeat(batch), pick_device(device), "fp32") / TIMED
 
 
 # ---------------------------------------------------------------------- the runs
@@ -218,16 +216,14 @@ def _stage(given: TrainCommand, kept: dict, name: str, folder: Path, minutes: fl
     """Runs a stage by its recipe, on the images and at the size of the plan."""
     stage = STAGES["pretrain" if name in ("pretrain", "joint") else "finetune"]
     data, size = Data(**kept["data"]), kept["plan"]["size"]
-    changes = {"out": str(folder), "seed": given.seed, "train": {"minutes": minutes, "device": given.device}}
-    if stage.name == "pretrain":
-        changes["views"], data = (
-            {"size": size, "flip": given.flip},
-            data if name == "joint" else replace(data, labelled=None),
-        )
+    if stage.name == "finetune":
+        data, own = tuned_on(data), {"train.size": size, "augment.flip": given.flip}
     else:
-        changes["train"]["size"], changes["augment"], data = size, {"flip": given.flip}, tuned_on(data)
-    changes |= {"init": str(init)} if init else {"model": kept["plan"]["model"]}
-    config = merged(recipe(stage.config, RECIPES[name]), {**changes, "data": parsing.plain(data)})
+        data = data if name == "joint" else replace(data, labelled=None)
+        own = {"views.size": size, "views.flip": given.flip}
+    own |= {"out": str(folder), "seed": given.seed, "train.minutes": minutes, "train.device": given.device}
+    own |= {"init": str(init)} if init else {"model": kept["plan"]["model"]}
+    config = merged(recipe(stage.config, RECIPES[name]), {**own, "data": parsing.plain(data)})
     log.info("%s: --config %s, %s at %d px", folder, RECIPES[name], duration(60 * minutes), size)
     try:
         return stage.run(config)

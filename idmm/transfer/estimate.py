@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import statistics
 import time
 from typing import NamedTuple
 
@@ -116,11 +115,7 @@ def training_rates(parts: Assembly, phase: Phase, budget: float) -> Rates:
         transform(0, images)
         loading = time.monotonic() - began
     precision = "fp32" if train.precision == "auto" else train.precision
-    again = itertools.repeat(batch)
-    training = time_steps(method, again, device, precision, rounds=1)
-    if loading + 2 * training < budget:
-        rounds = min(5, int(budget / (training + 1e-9)))
-        training = statistics.median([training, time_steps(method, again, device, precision, rounds)])
+    training = time_steps(method, itertools.repeat(batch), device, precision, rounds=5, budget=budget - loading)
     workers = worker_count(parts.config.data.workers, 0)[0]
     shared = loading / cores() if device == "cpu" else 0.0  # loaders take their time from the cores that train
     step = max(loading / workers, training + shared) if workers else loading + training
