@@ -11,9 +11,9 @@ import safetensors.torch
 import timm
 import torch
 import transfers
-from folders import opened, paint, tree
+from folders import opened, paint, result, tree
 from frozen import a_run
-from helpers import call, flags, inside, metrics, refused, same, state
+from helpers import call, flags, inside, logged, metrics, refused, same, state
 from PIL import Image
 from sklearn.utils.class_weight import compute_class_weight
 from test_resume import stop_at
@@ -36,10 +36,6 @@ UNEQUAL = dict(
 )
 
 
-def result(out):
-    return json.loads((out / "result.json").read_text())
-
-
 def outcome(out):
     """result.json without what the clock says."""
     return {name: value for name, value in result(out).items() if name != "seconds"}
@@ -48,10 +44,6 @@ def outcome(out):
 def of_classes(out):
     with open(out / "per_class.csv", encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
-
-
-def logged(out):
-    return (out / "log.txt").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """From a folder to a classifier in a given time, by the real command line."""
 
 import json
+import re
 
 import pytest
 import yaml
@@ -94,19 +95,14 @@ def test_taken_up_again(images, tmp_path, monkeypatch, capsys):
     assert whole == pytest.approx(train.SHARE * 10, abs=0.2) and rest == pytest.approx(10 - 2, abs=0.2)
 
 
-def test_from_scratch_with_some_of_the_labels(images, tmp_path, capsys):
+def test_from_scratch_with_some_of_the_labels_and_no_test_images(tmp_path):
+    root = tree(tmp_path / "d", **{name: {"": 10} for name in ("cat", "dog")})
     some = {"minutes": 0.15, "data.labelled": "{per_class: 2}"}
-    argv = given(images, tmp_path / "x", way="scratch", compare="true", **some)
-    assert call(argv) == 0
+    assert call(given(root, tmp_path / "x", way="scratch", compare="true", **some)) == 0
     kept = read(tmp_path / "x/train.json")
     assert kept["result"]["train_size"] == kept["counts"]["labelled"] == 4
+    assert kept["result"]["test_size"] == 4, "a fifth is held out"
     assert "gain" not in kept and not (tmp_path / "x/stage1").exists(), "there is nothing to compare"
-
-
-def test_test_images_are_held_out(tmp_path):
-    root = tree(tmp_path / "d", **{name: {"": 10} for name in ("cat", "dog")})
-    assert call(given(root, tmp_path / "x", way="scratch", minutes=0.15)) == 0
-    assert read(tmp_path / "x/result.json")["test_size"] == 4
 
 
 def test_what_is_wrong(images, tmp_path, capsys, monkeypatch):
@@ -116,9 +112,11 @@ def test_what_is_wrong(images, tmp_path, capsys, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(budget, "fitting", lambda *_: None)  # however fast the machine is
         line = refused(capsys, given(images, tmp_path / "x", way="scratch"))[-1]
-    assert line.startswith(f"minutes: got {MINUTES}, of which ") and "wanted at least" in line
+    assert line.startswith(f"minutes: got {MINUTES}, of which ") and re.search(r"wanted at least [0-9.]+ there$", line)
     (line,) = refused(capsys, given(images, tmp_path / "x", way="scratch", minutes=1e-4))
     assert line.startswith("minutes: got 0.0001, but ") and "before the first stage" in line
+    (line,) = refused(capsys, given(images, tmp_path / "x", **{"data.folds": 2}))
+    assert line == "data.folds: got 2, but idmm train makes a single classifier; wanted null"
     assert not (tmp_path / "x").exists()
     (tmp_path / "y").mkdir()
     (tmp_path / "y/train.json").write_text("{")
@@ -127,7 +125,7 @@ def test_what_is_wrong(images, tmp_path, capsys, monkeypatch):
 
 
 def asked(**changes):
-    return TrainCommand(out="x", size=32, model=Model(name="resnet10t"), **changes)
+    return TrainCommand(**{"out": "x", "size": 32, "model": Model(name="resnet10t"), **changes})
 
 
 def test_what_is_chosen():
@@ -135,6 +133,14 @@ def test_what_is_chosen():
     assert train.choose(asked(), few).way == "pretrain" and train.choose(asked(), many).way == "scratch"
     assert train.choose(asked(way="joint"), many).way == "joint"
     assert all(plan.why for plan in (train.choose(asked(), few), train.choose(asked(), many)))
+
+
+def test_the_size_is_the_images_own_or_what_there_is_time_for(monkeypatch):
+    assert 0 < train._seconds({"name": "resnet10t", "kwargs": {"channels": [8, 8, 8, 8]}}, 32, "cpu") < 1
+    monkeypatch.setattr(train, "_seconds", lambda model, side, device: side**2 * 1e-6)  # an image
+    images = train.Counts(1000, 1000, 10, side=100)  # 30 passes over them: 2 ms for one where there is a minute
+    sizes = {minutes: train.choose(asked(size=None, minutes=minutes), images).size for minutes in (60, 3, 0.1)}
+    assert sizes == {60: 96, 3: 64, 0.1: 32}
 
 
 def test_compared(tmp_path):

@@ -75,6 +75,8 @@ def train(given: TrainCommand) -> dict:
         RunError: Training could not go on.
     """
     began = beginning()
+    if given.data.folds:
+        raise UserError(f"data.folds: got {given.data.folds}, but idmm train makes a single classifier; wanted null")
     given = replace(given, data=resolve_name(given.data)[0])
     out = Path(given.out)
     kept = _kept(out, given)
@@ -127,7 +129,7 @@ def _splits(data: Data) -> tuple[Data, Splits]:
     try:
         open_splits(data, labelled=True)
     except LabelsMissing as error:
-        if data.val_fraction or data.folds:
+        if data.val_fraction:
             raise
         data = replace(data, val_fraction=HELD_OUT)
         try:
@@ -228,8 +230,9 @@ def _stage(given: TrainCommand, kept: dict, name: str, folder: Path, minutes: fl
     try:
         return stage.run(config)
     except UserError as error:
-        part = f"minutes: got {given.minutes:g}, of which '{folder}' has {minutes:.2g}: "
-        raise UserError(*(fault.replace("train.minutes: ", part) for fault in error.faults)) from None
+        says, part = "train.minutes: got ", f"minutes: got {given.minutes:g}, of which '{folder}' has "
+        lines = (fault.replace(says, part) + " there" * fault.startswith(says) for fault in error.faults)
+        raise UserError(*lines) from None
 
 
 def _write(out: Path, kept: dict) -> None:
