@@ -187,7 +187,7 @@ class Loop:
         at, plan = self.position, self.plan
         with self._memory():
             loader = training_batches(plan.transform, self.batches, self.workers, at.epoch, at.step)
-            loader = itertools.chain(say_estimate(self.session, self.method, plan, loader, at, self.workers), loader)
+            loader = itertools.chain(say_estimate(self, loader), loader)
         done = at.epoch * self.batches.steps_per_epoch + at.step
         self.saved = time.monotonic()
         self.progress = Progress(plan.label, self.steps, done, self.session.folder.leader)

@@ -113,11 +113,11 @@ def _kept(out: Path, given: TrainCommand) -> dict:
         return {"asked": asked}
     except (OSError, ValueError) as error:
         raise UserError(f"out: '{out / FILE}' cannot be read ({error}); name a new folder") from None
-    before, now = (parsing.flatten(one) for one in (kept["asked"], json.loads(json.dumps(asked))))
+    before = parsing.flatten(kept["asked"])
     faults = [
-        f"{key}: {before.get(key)} in '{out}', asked for now is {now[key]}"
-        for key in now
-        if before.get(key) != now[key]
+        f"{key}: {before.get(key)} in '{out}', asked for now is {new}"
+        for key, new in parsing.flatten(asked).items()
+        if before.get(key) != new
     ]
     if faults:
         raise UserError(*faults, f"out: '{out}' belongs to another command; name a new folder or mend the above")

@@ -5,7 +5,6 @@ Steps and evaluations are timed on a copy of the run that is thrown away: its we
 
 import bisect
 import contextlib
-import functools
 import itertools
 import logging
 import math
@@ -72,12 +71,11 @@ def within_minutes(
     minutes = parts.config.train.minutes
     if minutes is None or run.folder.state is not None:
         return parts
-    trial = _trial_seconds(minutes)
+    share, least, bound, most = TRIAL
+    trial = min(max(share * 60 * minutes, least), bound * 60 * minutes, most)
     log.info("train.minutes %g: steps are timed for some %s, then the epochs are known", minutes, duration(trial))
-    rates = []
-    for phase in parts.phases:
-        evaluated = functools.partial(batches, phase, splits.at(phase.size))
-        rates.append(_rates(run, parts, phase, splits, evaluated, prepare, trial / len(parts.phases)))
+    each = trial / len(parts.phases)
+    rates = [_rates(run, parts, phase, splits.at(phase.size), batches, prepare, each) for phase in parts.phases]
     drawn = drawing_seconds(run) if run.folder.leader else 0.0
 
     def seconds(epochs: list[int]) -> float:
@@ -93,11 +91,6 @@ def within_minutes(
     run.folder.write_config(parts.config)
     _say(parts, each, 60 * minutes - left, takes)
     return parts
-
-
-def _trial_seconds(minutes: float) -> float:
-    share, least, bound, most = TRIAL
-    return min(max(share * 60 * minutes, least), bound * 60 * minutes, most)
 
 
 def length_result(parts: Assembly) -> dict:
@@ -174,7 +167,7 @@ def drawing_seconds(run: Session) -> float:
 
 
 def _rates(
-    run: Session, parts: Assembly, phase: Phase, splits: LoadedSplits, evaluated, prepare, seconds: float
+    run: Session, parts: Assembly, phase: Phase, splits: LoadedSplits, batches, prepare, seconds: float
 ) -> Rates:
     """Times a phase for about so many seconds, on a run of its own that ends here."""
     began, train = time.monotonic(), splits.train
@@ -193,7 +186,7 @@ def _rates(
         float(next(steps)[0])
         start += time.monotonic() - began
         image = _image_seconds(steps, seconds, -(-2 * loop.workers // plan.batches.accumulate))
-    look = _look_seconds(run, evaluated, loop.averaged, LOOKING * seconds)
+    look = _look_seconds(run, lambda: batches(phase, splits), loop.averaged, LOOKING * seconds)
     kept, _ = written_bytes(method, bool(parts.config.train.ema))
     run.accelerator.free_memory()  # else it holds the trial's model and optimizer to the end
     if scaler is not None:

@@ -67,15 +67,12 @@ def text(grid: Grid, counts: dict[str, Counts]) -> str:
 def _estimates(jobs: list[Job], counts: dict[str, Counts]) -> dict[str, float]:
     """Seconds by the jobs' keys, reading images left out; jobs of one shape are timed once, all in about 30 s, those
     with ``train.minutes`` not at all."""
-    given = {job.key: minutes for job in jobs if (minutes := (job.config.get("train") or {}).get("minutes"))}
-    shapes = {_shape(job): job for job in jobs if job.key not in given}
+    seconds = {job.key: 60 * minutes for job in jobs if (minutes := (job.config.get("train") or {}).get("minutes"))}
+    timed = [job for job in jobs if job.key not in seconds]
+    shapes = {_shape(job): job for job in timed}
     share = BUDGET / max(1, len(shapes))
     rates = {shape: _rates(job, share) for shape, job in shapes.items()}
-    seconds = {}
-    for job in jobs:
-        if job.key in given:
-            seconds[job.key] = 60 * given[job.key]
-            continue
+    for job in timed:
         stage, images = STAGES[job.stage], counts[job.key]
         config = stage.build(job.config)
         seconds[job.key] = AROUND
