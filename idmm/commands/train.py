@@ -3,6 +3,7 @@
 import itertools
 import json
 import logging
+import shutil
 import statistics
 import time
 from dataclasses import asdict, dataclass, replace
@@ -18,7 +19,7 @@ from idmm.data.images import load
 from idmm.data.registry import resolve_name
 from idmm.data.split import LabelsMissing, Splits
 from idmm.errors import UserError
-from idmm.files import write_text
+from idmm.files import begun, write_text
 from idmm.progress import duration
 from idmm.stages import STAGES, beginning
 from idmm.stages.results import compared
@@ -79,8 +80,8 @@ def train(given: TrainCommand) -> dict:
         raise UserError(f"data.folds: got {given.data.folds}, but idmm train makes a single classifier; wanted null")
     given = replace(given, data=resolve_name(given.data)[0])
     out = Path(given.out)
-    kept = _kept(out, given)
-    if "plan" not in kept:
+    kept, fresh = _kept(out, given), not out.exists()
+    if new := "plan" not in kept:
         data, splits = _splits(given.data)
         counts = count(splits, data)
         kept |= {"data": parsing.plain(data), "counts": asdict(counts), "plan": asdict(choose(given, counts))}
@@ -90,8 +91,10 @@ def train(given: TrainCommand) -> dict:
         try:
             kept["result"] = _run(given, kept, out, (time.monotonic() - began) / 60)
         except UserError:
-            if not (out / "stage1").exists():  # nothing was trained
+            if new and not begun(out) and not (out / "stage1").exists():  # nothing was trained
                 (out / FILE).unlink(missing_ok=True)
+                if fresh:
+                    shutil.rmtree(out, ignore_errors=True)
             raise
         _write(out, kept)
     if given.compare and "scratch" not in kept and kept["plan"]["way"] != "scratch":
@@ -204,6 +207,7 @@ def _run(given: TrainCommand, kept: dict, out: Path, before: float) -> dict:
     if left <= 0:
         raise UserError(f"minutes: got {given.minutes:g}, but {duration(60 * before)} were gone before the first stage")
     if way == "scratch":
+        _write(out, kept)
         return _stage(given, kept, "scratch", out, left)
     first = out / "stage1"
     spent.setdefault(way, SHARE * left)
