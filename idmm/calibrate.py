@@ -95,19 +95,20 @@ def evaluation_seconds(step: float, loading: float, batch: dict) -> float:
     return (step / 3 + loading) / (len(batch["index"]) * views)
 
 
-def say_estimate(session, method: Method, plan, loader: Iterator[dict], done, workers: int) -> list[dict]:
-    """Logs how long a stage will take from ``done`` on and what it will write; warns where the disk is too small.
+def say_estimate(loop, loader: Iterator[dict]) -> list[dict]:
+    """Logs how long a stage will take from where its loop stands and what it will write; warns where the disk is too
+    small.
 
     Returns the batches that were taken from the ``loader`` to time steps; none where ``train.minutes`` says how long.
     """
-    batches, drawn, time_for = plan.batches, [], ""
-    steps = (batches.epochs - done.epoch) * batches.steps_per_epoch - done.step
+    session, plan, at, drawn, time_for = loop.session, loop.plan, loop.position, [], ""
+    steps = loop.steps - at.epoch * plan.batches.steps_per_epoch - at.step
     if not steps:  # stopped after its last step, or its last epoch
         return []
     if session.train.minutes is None:
-        step, evaluating, drawn = _expected(session, method, plan, loader, done, workers)
+        step, evaluating, drawn = _expected(loop, loader)
         time_for = f" of about {step:.2g} s, {duration(steps * step + evaluating)} in all"
-    kept, weights = written_bytes(method, bool(session.train.ema) + (plan.keep is not None))
+    kept, weights = written_bytes(loop.method, bool(session.train.ema) + (plan.keep is not None))
     free = shutil.disk_usage(session.folder.path).free
     log.info(
         "%s: %d steps%s; checkpoint %s, exported weights %s, %s free",
@@ -127,13 +128,13 @@ def written_bytes(method: Method, copies: int) -> tuple[int, int]:
     return 3 * trained + still + copies * weights, weights  # Adam keeps two more of each
 
 
-def _expected(session, method, plan, loader, done, workers) -> tuple[float, float, list[dict]]:
-    """Returns the seconds of a step and of the stage's evaluations from ``done`` on, and what it took of the loader.
+def _expected(loop, loader: Iterator[dict]) -> tuple[float, float, list[dict]]:
+    """Returns the seconds of a step and of the evaluations that are to come, and what it took of the loader.
 
     Steps are timed on what the ``loader`` gives, while its workers make the next batches as they will all the time:
     on a CPU both want the same cores.
     """
-    batches, drawn = plan.batches, []
+    session, plan, batches, drawn = loop.session, loop.plan, loop.batches, []
 
     def remembered() -> Iterator[dict]:
         for batch in loader:
@@ -142,14 +143,15 @@ def _expected(session, method, plan, loader, done, workers) -> tuple[float, floa
         yield from itertools.repeat(drawn[-1])
 
     device, precision = session.accelerator.device, session.precision
-    waited = time_steps(method, remembered(), device, precision, budget=BUDGET / 2)
+    waited = time_steps(loop.method, remembered(), device, precision, budget=BUDGET / 2)
     begun = time.monotonic()
     with one_thread():  # as workers load
         plan.transform(0, drawn[0]["index"].numpy())
     loading = time.monotonic() - begun
-    step = max(loading / max(1, workers), waited) * batches.accumulate  # what is loaded beforehand is gone in time
-    each = evaluation_seconds(waited if workers else max(0.0, waited - loading), loading, drawn[0])
+    step = max(loading / max(1, loop.workers), waited) * batches.accumulate  # what is loaded beforehand is gone in time
+    each = evaluation_seconds(waited if loop.workers else max(0.0, waited - loading), loading, drawn[0])
     evaluating = sum(
-        item.images * (-(-batches.epochs // item.every) - done.epoch // item.every) * each for item in plan.evaluations
+        item.images * (-(-batches.epochs // item.every) - loop.position.epoch // item.every) * each
+        for item in plan.evaluations
     )
     return step, evaluating, drawn

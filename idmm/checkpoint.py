@@ -26,20 +26,6 @@ PARTS = ("stage", "epoch", "step", "epoch_seconds", "seconds", "sums", "precisio
 PARTS += ("method", "optimizer", "ema", "scaler")
 
 
-def began_with(path: str | os.PathLike) -> dict[str, Any] | None:
-    """Returns the flat config of the run in a folder; None where there is none that could be gone on with.
-
-    Raises:
-        UserError: There is one, without a readable config.
-    """
-    if not begun(path):
-        return None
-    try:
-        return parsing.flatten(yaml.safe_load((Path(path) / "config.yaml").read_text()) or {})
-    except (OSError, yaml.YAMLError):
-        raise UserError(f"out: '{Path(path)}' holds a run without a readable config.yaml") from None
-
-
 def check_resume(path: str | os.PathLike, used: bool, resume: str) -> None:
     """Raises UserError where ``--resume`` forbids a folder that is used, or one that is not."""
     if used and resume == "never":
@@ -121,7 +107,11 @@ class RunFolder:
             raise RunError(f"out: '{self.path}': {line}; nothing more is written")
 
     def _compare(self, config: Any) -> None:
-        old, new = began_with(self.path), parsing.flatten(parsing.plain(config))
+        try:
+            old = parsing.flatten(yaml.safe_load((self.path / "config.yaml").read_text()) or {})
+        except (OSError, yaml.YAMLError):
+            raise UserError(f"out: '{self.path}' holds a run without a readable config.yaml") from None
+        new = parsing.flatten(parsing.plain(config))
         if new.get("data.range") == "full":  # 0.1.0 knew no other
             old.setdefault("data.range", "full")
         if new.get("train.classifier_init") is None:  # of folds: each run decides for itself

@@ -27,7 +27,6 @@ from idmm.schedule import cosine_schedule, warmup_length, weight_decay_schedule
 from idmm.seeding import derive, seeded
 
 log = logging.getLogger("idmm")
-ENDLESS = 10**9  # epochs
 
 
 class Session:
@@ -188,7 +187,7 @@ class Loop:
         at, plan = self.position, self.plan
         with self._memory():
             loader = training_batches(plan.transform, self.batches, self.workers, at.epoch, at.step)
-            loader = itertools.chain(say_estimate(self.session, self.method, plan, loader, at, self.workers), loader)
+            loader = itertools.chain(say_estimate(self, loader), loader)
         done = at.epoch * self.batches.steps_per_epoch + at.step
         self.saved = time.monotonic()
         self.progress = Progress(plan.label, self.steps, done, self.session.folder.leader)
@@ -209,7 +208,7 @@ class Loop:
     def trial(self) -> Iterator[tuple[torch.Tensor, int]]:
         """Makes steps as :meth:`fit` does, from the stage's first on and without an end, to be timed: yields the loss
         and the images of each. Nothing else is of use afterwards."""
-        batches = training_batches(self.plan.transform, replace(self.batches, epochs=ENDLESS), self.workers)
+        batches = training_batches(self.plan.transform, replace(self.batches, epochs=10**9), self.workers)
         with self._memory(), contextlib.closing(batches):
             for number in itertools.count():
                 epoch, step = divmod(number, self.batches.steps_per_epoch)
@@ -343,11 +342,9 @@ class Loop:
 
     def _diverged(self, what: str, step: int) -> RunError:
         epoch, lr = step // self.batches.steps_per_epoch, self.schedule._get_lr(step)[0]
-        given = {
-            "--train.clip_grad 1": self.train.clip_grad,
-            "--train.precision fp32": self.session.precision == "fp32",
-        }
-        mend = " or ".join(["lower --train.lr", *(f"set {flag}" for flag, already in given.items() if not already)])
+        given = {"clip_grad 1": self.train.clip_grad, "precision fp32": self.session.precision == "fp32"}
+        others = [f"set --train.{flag}" for flag, already in given.items() if not already]
+        mend = " or ".join(["lower --train.lr", *others])
         where = f"at step {step + 1} (epoch {epoch + 1}, lr {lr:.3g}){self.session.folder.kept}"
         return RunError(f"{what} {where}: {mend}, in a new --out", shared=True)
 

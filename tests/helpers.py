@@ -184,6 +184,11 @@ def metrics(out):
     return [{k: v for k, v in record.items() if k not in ("seconds", "images_per_s")} for record in records]
 
 
+def logged(out):
+    """log.txt."""
+    return (Path(out) / "log.txt").read_text(encoding="utf-8")
+
+
 def state(out):
     """The checkpoint."""
     return torch.load(state_file(out), map_location="cpu", weights_only=True)

@@ -1,6 +1,5 @@
 """Fine-tuning's classifier starts from a linear fit on frozen features: ``train.classifier_init``, ``start_top1``."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -8,9 +7,9 @@ import pytest
 import torch
 import transfers
 import yaml
-from folders import tree
+from folders import result, tree
 from frozen import a_run, by_hand, linear
-from helpers import flags, inside, refused, same
+from helpers import flags, inside, logged, refused, same
 from test_resume import stop_at
 
 from idmm import config, evaluate
@@ -43,14 +42,6 @@ def tuned(init, tmp_path_factory):
     out = tmp_path_factory.mktemp("tuned") / "run"
     assert inside("finetune", out, **RUN, init=str(init), train__classifier_init="features") == 0
     return out
-
-
-def result(out):
-    return json.loads((out / "result.json").read_text())
-
-
-def logged(out):
-    return (out / "log.txt").read_text(encoding="utf-8")
 
 
 def blobs(classes, images=60, width=7):

@@ -1,12 +1,13 @@
 """``train.minutes``: as many epochs as fit into a time, found once by timed steps and kept with the run."""
 
-import json
 import time
+from types import SimpleNamespace
 
 import pytest
 import transfers
 import yaml
-from helpers import flags, inside, metrics, refused, same
+from folders import result
+from helpers import flags, inside, logged, metrics, refused, same
 from test_distributed import together
 from test_resume import stop_at
 
@@ -15,7 +16,8 @@ from idmm.config import FinetuneConfig, PretrainConfig, parsing
 from idmm.engine import Session
 from idmm.stages import budget, folds
 from idmm.stages.advice import advice
-from idmm.stages.budget import Rates, fitting
+from idmm.stages.assemble import assemble
+from idmm.stages.budget import Rates, fitting, forecast
 from idmm.transfer import estimate
 from idmm.transfer.config import merged, parse_grid
 
@@ -46,12 +48,33 @@ def test_the_epochs_of_several_sizes_keep_their_ratio(aim):
     assert fitting([800, 1], seconds, 30, 32)[1] == 1, "no size goes without"
 
 
-def fake(patch, spent=10.0, rates=(RATE, RATE), drawn=0.1):
-    """Makes what a run measures known: seconds before its first step, and rates one phase after the other."""
-    rates = iter(rates)
-    patch.setattr(Session, "seconds", property(lambda self: spent))
-    patch.setattr(budget, "_rates", lambda *_: next(rates))
-    patch.setattr(budget, "drawing_seconds", lambda run: drawn)
+@pytest.mark.parametrize(("held", "looked_at"), [(None, 30), (20, 50)])
+def test_a_joint_runs_test_images_are_counted_once(held, looked_at):
+    class Store(SimpleNamespace):
+        def __len__(self):
+            return self.n
+
+    stores = {"train": Store(n=40, cache="off"), "val": held and Store(n=held), "test": Store(n=30, cache="off")}
+    train = {"epochs": 2, "monitor_every": 0}
+    parts = assemble(PretrainConfig(out="a", method={"label_weight": 1.0}, train=train))
+    seconds = forecast(parts, [Rates(start=0.0, image=0.0, look=1.0, save=0.0)], SimpleNamespace(**stores), drawn=0.0)
+    assert seconds == pytest.approx(looked_at + 2 * budget.EPOCH)
+
+
+def fake(patch, rates=(RATE, RATE), timed=False):
+    """Makes what a run measures known: seconds before its first step, and rates one phase after the other; if ``timed``
+    it measures them all the same, for half a second."""
+    rates, measure = iter(rates), budget._rates
+
+    def known(*args):
+        if timed:
+            measure(*args)
+        return next(rates)
+
+    patch.setattr(Session, "seconds", property(lambda self: 10.0))
+    patch.setattr(budget, "TRIAL", (0.0, 0.5, 1.0, 0.5))
+    patch.setattr(budget, "_rates", known)
+    patch.setattr(budget, "drawing_seconds", lambda run: 0.1)
 
 
 def sizes(*epochs):
@@ -73,7 +96,7 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("minutes")
     for stage, asked in ASKED.items():
         with pytest.MonkeyPatch.context() as patch:
-            fake(patch)
+            fake(patch, timed=True)
             assert inside(stage, folder / stage, **asked) == 0
         assert inside(stage, folder / f"{stage}-epochs", **FOUND[stage]) == 0
     return folder
@@ -83,28 +106,24 @@ def no_timing(patch):
     patch.setattr(budget, "_rates", lambda *_: pytest.fail("timed again"))
 
 
-def said(out):
-    return (out / "log.txt").read_text()
-
-
 @BOTH
 def test_the_epochs_by_hand(stage, runs):
-    result = json.loads((runs / stage / "result.json").read_text())
+    found = result(runs / stage)
     config = yaml.safe_load((runs / stage / "config.yaml").read_text())
-    assert (result["minutes"], config["train"]["minutes"]) == (ASKED[stage]["train__minutes"],) * 2
+    assert (found["minutes"], config["train"]["minutes"]) == (ASKED[stage]["train__minutes"],) * 2
     if stage == "pretrain":
-        assert result["epochs"] == config["train"]["epochs"] == 3
-        assert "train.minutes 0.3: 3 epochs of about 2 s; ends at about " in said(runs / stage)
+        assert found["epochs"] == config["train"]["epochs"] == 3
+        assert "train.minutes 0.3: 3 epochs of about 2 s; ends at about " in logged(runs / stage)
     else:
-        assert result["epochs"] == 4 and [one["epochs"] for one in config["stages"]] == [2, 2]
-        assert "2 epochs of about 2 s at 16 px, 2 epochs of about 2 s at 32 px; ends" in said(runs / stage)
-    assert "of about" not in said(runs / stage).partition("ends at about")[2], "nothing is timed twice"
-    assert "epochs" not in json.loads((runs / "finetune-epochs/result.json").read_text())
+        assert found["epochs"] == 4 and [one["epochs"] for one in config["stages"]] == [2, 2]
+        assert "2 epochs of about 2 s at 16 px, 2 epochs of about 2 s at 32 px; ends" in logged(runs / stage)
+    assert "of about" not in logged(runs / stage).partition("ends at about")[2], "nothing is timed twice"
+    assert "epochs" not in result(runs / "finetune-epochs")
 
 
 @BOTH
 def test_weights_are_those_of_as_many_epochs(stage, runs):
-    """The schedule, too, has that length."""
+    """The schedule, too, has that length, and timing leaves no trace."""
     assert same(runs / stage, runs / f"{stage}-epochs")
     assert metrics(runs / stage) == metrics(runs / f"{stage}-epochs")
 
@@ -120,7 +139,7 @@ def test_a_resumed_run_keeps_its_epochs(stage, place, runs, tmp_path, monkeypatc
     no_timing(monkeypatch)
     assert inside(stage, tmp_path / "run", **ASKED[stage]) == 0
     assert same(tmp_path / "run", runs / stage)
-    assert json.loads((tmp_path / "run/result.json").read_text())["seconds"] >= 10, "those before the stop count"
+    assert result(tmp_path / "run")["seconds"] >= 10, "those before the stop count"
 
 
 @BOTH
@@ -152,7 +171,7 @@ def test_too_short_for_an_epoch(stage, tmp_path, monkeypatch, capsys):
 def test_a_long_epoch_leaves_a_gap(tmp_path, monkeypatch):
     fake(monkeypatch, rates=[Rates(1.0, 0.5, 0.001, 0.0)])
     assert inside("pretrain", tmp_path / "run", **SMALL, train__minutes=0.75) == 0
-    assert "train.minutes 0.75: one epoch more would not fit, so the run ends early" in said(tmp_path / "run")
+    assert "train.minutes 0.75: one epoch more would not fit, so the run ends early" in logged(tmp_path / "run")
 
 
 def test_advice_does_not_name_epochs():
@@ -168,13 +187,9 @@ def test_it_ends_in_time(stage, tmp_path, monkeypatch):
     monkeypatch.setattr(time, "monotonic", time.process_time)
     began = time.monotonic()
     assert inside(stage, tmp_path / "run", **SMALL, train__minutes=0.1) == 0
-    taken, result = time.monotonic() - began, json.loads((tmp_path / "run/result.json").read_text())
-    assert abs(result["seconds"] - taken) < 0.5 and 0.7 * 6 < taken < 1.2 * 6
-    config = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
-    epochs = {"stages": config["stages"]} if stage == "finetune" else {"train__epochs": result["epochs"]}
-    assert result["epochs"] == len(metrics(tmp_path / "run"))
-    assert inside(stage, tmp_path / "epochs", **{**SMALL, **epochs}) == 0
-    assert same(tmp_path / "run", tmp_path / "epochs"), "timing leaves no trace"
+    taken, found = time.monotonic() - began, result(tmp_path / "run")
+    assert abs(found["seconds"] - taken) < 0.5 and 0.7 * 6 < taken < 1.2 * 6
+    assert found["epochs"] == len(metrics(tmp_path / "run"))
 
 
 def test_processes_agree(tmp_path):

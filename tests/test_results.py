@@ -11,9 +11,9 @@ import safetensors.torch
 import timm
 import torch
 import transfers
-from folders import opened, paint, tree
+from folders import opened, paint, result, tree
 from frozen import a_run
-from helpers import call, flags, inside, metrics, refused, same, state
+from helpers import call, flags, inside, logged, metrics, refused, same, state
 from PIL import Image
 from sklearn.utils.class_weight import compute_class_weight
 from test_resume import stop_at
@@ -24,7 +24,7 @@ from idmm.data.datasets import open_splits
 from idmm.data.images import CentreCrop
 from idmm.methods.finetune import Finetune, balanced_weights
 from idmm.seeding import numpy_rng
-from idmm.stages import results
+from idmm.stages import Phase, results
 
 EPOCHS = 6  # of the second stage
 BEST = dict(
@@ -36,10 +36,6 @@ UNEQUAL = dict(
 )
 
 
-def result(out):
-    return json.loads((out / "result.json").read_text())
-
-
 def outcome(out):
     """result.json without what the clock says."""
     return {name: value for name, value in result(out).items() if name != "seconds"}
@@ -48,10 +44,6 @@ def outcome(out):
 def of_classes(out):
     with open(out / "per_class.csv", encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
-
-
-def logged(out):
-    return (out / "log.txt").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -195,8 +187,8 @@ def test_raw_pixels_are_compared_where_it_is_cheap(train, test, epochs, cache, c
             return self.n
 
     splits = SimpleNamespace(train=Store(n=train, cache="ram"), val=None, test=Store(n=test, cache=cache))
-    every = SimpleNamespace(train=SimpleNamespace(eval_every=10))
-    assert results.is_cheap(SimpleNamespace(config=every, phases=[SimpleNamespace(epochs=epochs)]), splits) is cheap
+    every, phase = SimpleNamespace(train=SimpleNamespace(eval_every=10)), Phase(1, "size", "finetune", 16, epochs, 20)
+    assert results.is_cheap(SimpleNamespace(config=every, phases=[phase]), splits) is cheap
 
 
 def test_the_first_process_alone_says_if_pixels_are_compared(tmp_path, monkeypatch):

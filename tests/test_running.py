@@ -295,5 +295,5 @@ def test_the_estimate_counts_evaluations(tmp_path, monkeypatch):
 def test_help_for_the_wait(tmp_path):
     changes = {**SHORT, "train__epochs": 1, "model__kwargs": VIT}
     assert inside("pretrain", tmp_path / "run", **changes) == 0
-    assert "features before training: of 40 images, by the untrained network" in log_of(tmp_path / "run")
+    assert "features before training, by the untrained network: 40 images" in log_of(tmp_path / "run")
     assert call(["pretrain", *flags("pretrain", tmp_path / "run", **changes)]) == 0

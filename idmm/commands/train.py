@@ -1,7 +1,9 @@
 """``idmm train``: from a folder of images to a classifier in a given time, by what was measured to do best."""
 
+import itertools
 import json
 import logging
+import shutil
 import statistics
 import time
 from dataclasses import asdict, dataclass, replace
@@ -9,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from idmm.config import Data, parsing
+from idmm.config import Augment, Data, parsing
 from idmm.config.commands import TrainCommand
 from idmm.config.reading import recipe
 from idmm.data.datasets import open_splits
@@ -17,7 +19,7 @@ from idmm.data.images import load
 from idmm.data.registry import resolve_name
 from idmm.data.split import LabelsMissing, Splits
 from idmm.errors import UserError
-from idmm.files import write_text
+from idmm.files import begun, write_text
 from idmm.progress import duration
 from idmm.stages import STAGES, beginning
 from idmm.stages.results import compared
@@ -28,6 +30,7 @@ RECIPES = {"pretrain": "idmm_fast", "joint": "joint", "finetune": "fast", "scrat
 BACKBONE = {"name": "resnet10t", "kwargs": {"channels": [32, 64, 128, 256]}}
 SIZES = (32, 48, 64, 80, 96, 112, 128, 160, 192, 224)
 LOOKED_AT = 64  # images, for their sizes
+TIMED = 16  # images of a step, to find out how long one takes
 PASSES = 30  # over the images, which a size must leave time for
 HELD_OUT = 0.2  # of the labelled images, where there are none to test on
 SHARE = 0.7  # of the time, for the first of two stages ...
@@ -73,10 +76,12 @@ def train(given: TrainCommand) -> dict:
         RunError: Training could not go on.
     """
     began = beginning()
+    if given.data.folds:
+        raise UserError(f"data.folds: got {given.data.folds}, but idmm train makes a single classifier; wanted null")
     given = replace(given, data=resolve_name(given.data)[0])
     out = Path(given.out)
-    kept = _kept(out, given)
-    if "plan" not in kept:
+    kept, fresh = _kept(out, given), not out.exists()
+    if new := "plan" not in kept:
         data, splits = _splits(given.data)
         counts = count(splits, data)
         kept |= {"data": parsing.plain(data), "counts": asdict(counts), "plan": asdict(choose(given, counts))}
@@ -86,8 +91,10 @@ def train(given: TrainCommand) -> dict:
         try:
             kept["result"] = _run(given, kept, out, (time.monotonic() - began) / 60)
         except UserError:
-            if not (out / "stage1").exists():  # nothing was trained
+            if new and not begun(out) and not (out / "stage1").exists():  # nothing was trained
                 (out / FILE).unlink(missing_ok=True)
+                if fresh:
+                    shutil.rmtree(out, ignore_errors=True)
             raise
         _write(out, kept)
     if given.compare and "scratch" not in kept and kept["plan"]["way"] != "scratch":
@@ -109,11 +116,11 @@ def _kept(out: Path, given: TrainCommand) -> dict:
         return {"asked": asked}
     except (OSError, ValueError) as error:
         raise UserError(f"out: '{out / FILE}' cannot be read ({error}); name a new folder") from None
-    before, now = (parsing.flatten(one) for one in (kept["asked"], json.loads(json.dumps(asked))))
+    before = parsing.flatten(kept["asked"])
     faults = [
-        f"{key}: {before.get(key)} in '{out}', asked for now is {now[key]}"
-        for key in now
-        if before.get(key) != now[key]
+        f"{key}: {before.get(key)} in '{out}', asked for now is {new}"
+        for key, new in parsing.flatten(asked).items()
+        if before.get(key) != new
     ]
     if faults:
         raise UserError(*faults, f"out: '{out}' belongs to another command; name a new folder or mend the above")
@@ -125,7 +132,7 @@ def _splits(data: Data) -> tuple[Data, Splits]:
     try:
         open_splits(data, labelled=True)
     except LabelsMissing as error:
-        if data.val_fraction or data.folds:
+        if data.val_fraction:
             raise
         data = replace(data, val_fraction=HELD_OUT)
         try:
@@ -181,18 +188,14 @@ def _seconds(model: dict, side: int, device: str) -> float:
     """Returns how long training on an image takes, forward and backward, by a few steps on black ones (seconds)."""
     import torch
 
+    from idmm.calibrate import time_steps
     from idmm.distributed import pick_device
+    from idmm.methods.finetune import Finetune
     from idmm.models.build import create_backbone
 
-    device = pick_device(device)
-    network, images = create_backbone(model["name"], side, **model["kwargs"]).to(device), 16
-    batch, taken = torch.zeros(images, 3, side, side, device=device), []
-    for _ in range(4):
-        began = time.monotonic()
-        network(batch).sum().backward()
-        float(next(network.parameters()).grad.sum())  # waits for the device
-        taken.append(time.monotonic() - began)
-    return min(taken) / images
+    method = Finetune(create_backbone(model["name"], side, num_classes=2, **model["kwargs"]), Augment())
+    batch = {"images": torch.zeros(TIMED, 3, side, side), "label": torch.zeros(TIMED, dtype=torch.int64)}
+    return time_steps(method, itertools.repeat(batch), pick_device(device), "fp32") / TIMED
 
 
 # ---------------------------------------------------------------------- the runs
@@ -204,6 +207,7 @@ def _run(given: TrainCommand, kept: dict, out: Path, before: float) -> dict:
     if left <= 0:
         raise UserError(f"minutes: got {given.minutes:g}, but {duration(60 * before)} were gone before the first stage")
     if way == "scratch":
+        _write(out, kept)
         return _stage(given, kept, "scratch", out, left)
     first = out / "stage1"
     spent.setdefault(way, SHARE * left)
@@ -218,22 +222,21 @@ def _stage(given: TrainCommand, kept: dict, name: str, folder: Path, minutes: fl
     """Runs a stage by its recipe, on the images and at the size of the plan."""
     stage = STAGES["pretrain" if name in ("pretrain", "joint") else "finetune"]
     data, size = Data(**kept["data"]), kept["plan"]["size"]
-    changes = {"out": str(folder), "seed": given.seed, "train": {"minutes": minutes, "device": given.device}}
-    if stage.name == "pretrain":
-        changes["views"], data = (
-            {"size": size, "flip": given.flip},
-            data if name == "joint" else replace(data, labelled=None),
-        )
+    if stage.name == "finetune":
+        data, own = tuned_on(data), {"train.size": size, "augment.flip": given.flip}
     else:
-        changes["train"]["size"], changes["augment"], data = size, {"flip": given.flip}, tuned_on(data)
-    changes |= {"init": str(init)} if init else {"model": kept["plan"]["model"]}
-    config = merged(recipe(stage.config, RECIPES[name]), {**changes, "data": parsing.plain(data)})
+        data = data if name == "joint" else replace(data, labelled=None)
+        own = {"views.size": size, "views.flip": given.flip}
+    own |= {"out": str(folder), "seed": given.seed, "train.minutes": minutes, "train.device": given.device}
+    own |= {"init": str(init)} if init else {"model": kept["plan"]["model"]}
+    config = merged(recipe(stage.config, RECIPES[name]), {**own, "data": parsing.plain(data)})
     log.info("%s: --config %s, %s at %d px", folder, RECIPES[name], duration(60 * minutes), size)
     try:
         return stage.run(config)
     except UserError as error:
-        part = f"minutes: got {given.minutes:g}, of which '{folder}' has {minutes:.2g}: "
-        raise UserError(*(fault.replace("train.minutes: ", part) for fault in error.faults)) from None
+        says, part = "train.minutes: got ", f"minutes: got {given.minutes:g}, of which '{folder}' has "
+        lines = (fault.replace(says, part) + " there" * fault.startswith(says) for fault in error.faults)
+        raise UserError(*lines) from None
 
 
 def _write(out: Path, kept: dict) -> None:

@@ -17,11 +17,9 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticUndefined
 
 from idmm.config.base import FieldError
-from idmm.config.length import flatten as flatten
-from idmm.config.length import overrule_minutes
 from idmm.config.reading import of_one_method, read_value, recipe, yaml_problem
 from idmm.config.reading import read_file as read_file
-from idmm.config.schema import flags_of, keys_of, main_key, odd_keys, options
+from idmm.config.schema import flags_of, flatten, keys_of, main_key, odd_keys, options, overrule_minutes
 from idmm.errors import UserError, nearest
 
 log = logging.getLogger("idmm")

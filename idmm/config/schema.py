@@ -1,4 +1,4 @@
-"""What the classes of a config say: the keys that may stand in a file, and which of them are flags."""
+"""The keys of configs: those that may stand in a file, those that are flags, and those that replace one another."""
 
 import dataclasses
 import functools
@@ -72,3 +72,39 @@ def odd_keys(data: Any, prefix: str = "") -> list[str]:
         elif key != "kwargs":
             odd += odd_keys(value, place)
     return odd
+
+
+def flatten(config: dict, prefix: str = "") -> dict[str, Any]:
+    """Turns nested sections into dotted keys, ``{"train": {"lr": 1}}`` -> ``{"train.lr": 1}``."""
+    flat = {}
+    for key, value in config.items():
+        inner = isinstance(value, dict) and value and key != "kwargs"
+        flat.update(flatten(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value})
+    return flat
+
+
+# ------------------------------------------------------------------ epochs or minutes: what is said last counts
+def two_lengths(keys: dict[str, Any]) -> list[str]:
+    """Returns what is wrong where a stage's flat keys say both how many epochs it trains and how many minutes."""
+    both = _says_epochs(keys) and keys.get("train.minutes") is not None
+    return ["train.minutes: given beside epochs, which it replaces; give one of the two"] if both else []
+
+
+def overrule_minutes(data: dict, new: dict) -> None:
+    """Removes ``train.minutes`` from nested ``data`` where what is about to be merged into it says epochs instead; in
+    the sections of a grid, too."""
+    keys = flatten(new)
+    if _says_epochs(keys) and "train.minutes" not in keys:
+        data.pop("train.minutes", None)
+        if isinstance(data.get("train"), dict):
+            data["train"].pop("minutes", None)
+    for key, value in new.items():
+        if isinstance(value, dict) and isinstance(data.get(key), dict):
+            overrule_minutes(data[key], value)
+
+
+def _says_epochs(keys: dict[str, Any]) -> bool:
+    """Whether a stage's keys, dotted, say how many epochs it trains."""
+    stages = keys.get("stages")
+    own = [stage.get("epochs") for stage in stages if isinstance(stage, dict)] if isinstance(stages, list) else []
+    return any(epochs is not None for epochs in (keys.get("train.epochs"), *own))

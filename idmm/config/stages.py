@@ -7,8 +7,8 @@ from pydantic import Field, model_validator
 
 from idmm.config.base import section
 from idmm.config.data import Data
-from idmm.config.length import TWO_LENGTHS, says_two_lengths
 from idmm.config.methods import Method, unread
+from idmm.config.schema import two_lengths
 from idmm.config.train import FinetuneTrain, PretrainTrain
 from idmm.config.views import Augment, Views
 
@@ -101,7 +101,7 @@ class Common:
 
     def flag_faults(self, flags: dict[str, Any]) -> list[str]:
         """Returns what is wrong with keys, and their values, being given as flags."""
-        return [TWO_LENGTHS] if says_two_lengths(flags) else []
+        return two_lengths(flags)
 
 
 @section

@@ -229,18 +229,27 @@ def prepare(config: Any) -> tuple[Any, list[str]]:
         faults.append("train.tensorboard: needs tensorboard; install it with: pip install 'idmm[tensorboard]'")
     if faults:
         raise UserError(*faults)
-    return _taken_up(config), notes
-
-
-def _taken_up(config: Any) -> Any:
-    """Returns the config with the epochs that its run has where that was begun and ``train.minutes`` set them."""
-    train, stage = getattr(config, "train", None), stage_of(config)
-    if train and train.minutes is not None and begun(config.out):
+    if train and begun(config.out):
         with contextlib.suppress(UserError):  # the run's folder says what is wrong with it
-            epochs = [phase.epochs for phase in stage.phases(stage.build(Path(config.out) / "config.yaml"))]
-            if len(epochs) == len(stage.phases(config)):
-                return with_epochs(config, epochs)
-    return config
+            config, more = _taken_up(config)
+            notes += more
+    return config, notes
+
+
+def _taken_up(config: Any) -> tuple[Any, list[str]]:
+    """Fills in what a begun run settled when it started, with lines for the log: the epochs of ``train.minutes``, and
+    the classifier's start of a run that is older than that key."""
+    stage = stage_of(config)
+    before = stage.build(Path(config.out) / "config.yaml")
+    if config.train.minutes is not None:
+        epochs = [phase.epochs for phase in stage.phases(before)]
+        if len(epochs) == len(stage.phases(config)):
+            config = with_epochs(config, epochs)
+    undecided = isinstance(config, FinetuneConfig) and config.train.classifier_init is None
+    if undecided and before.train.classifier_init is None:
+        train = replace(config.train, classifier_init="random")
+        return replace(config, train=train), ["train.classifier_init: random, as the run began"]
+    return config, []
 
 
 def _inside_images(config: Any) -> str | None:

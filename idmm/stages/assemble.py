@@ -26,17 +26,16 @@ from idmm.data.loaders import BatchFn, BatchPlan, centre_crops
 from idmm.data.repeats import refuse_repeats
 from idmm.data.split import Splits, counted, together
 from idmm.data.views import MultiCropTransform, short_side_bound
-from idmm.engine import Evaluation, Loop, Session, StagePlan
-from idmm.errors import Interrupted, RunError, SizeError, UserError
+from idmm.engine import Evaluation, Session, StagePlan
+from idmm.errors import Interrupted, SizeError, UserError
 from idmm.files import begun
 from idmm.methods import Method, RunInfo, create_method
 from idmm.methods.drloc import Localization
 from idmm.methods.finetune import Finetune
-from idmm.models.build import backbone_state, export_kwargs, try_size
+from idmm.models.build import try_size
 from idmm.models.spec import ModelSpec, model_spec
-from idmm.models.weights import save_model
 from idmm.optim import recipe
-from idmm.progress import logging_to
+from idmm.progress import counting, logging_to
 from idmm.seeding import derive, seeded
 from idmm.stages import Phase, beginning, prepare, stage_of
 from idmm.stages.advice import advice
@@ -72,7 +71,7 @@ class Assembly:
         """Returns the same with so many epochs in each phase."""
         made = copy.copy(self)
         made.config = with_epochs(self.config, epochs)
-        made.phases = [replace(phase, epochs=n) for phase, n in zip(self.phases, epochs, strict=True)]
+        made.phases = self.stage.phases(made.config)
         return made
 
     @property
@@ -279,42 +278,6 @@ def say_length(run: Session, parts: Assembly, images: int) -> None:
         log.warning("%s", line)
 
 
-def export(run: Session, loop: Loop, parts: Assembly, splits: "LoadedSplits", classes: list[str] | None = None) -> None:
-    """Writes the backbone, where there are ``classes`` the model with its classifier, and the curves of the run."""
-    if not run.folder.leader:
-        return
-    spec, size, state = parts.spec, parts.phases[-1].size, loop.averaged.state_dict()
-    about = dict(name=spec.name, mean=spec.mean, std=spec.std, size=size, crop_pct=parts.crop_pct)
-    extra = {"ema": loop.ema is not None, **({} if splits.scale is None else {"range": splits.scale})}
-    files = {"backbone": (state if classes is None else backbone_state(loop.averaged), [], extra)}
-    if classes is not None:
-        files["model"] = state, classes, {**extra, "classes": classes}
-    for stem, (tensors, named, extra) in files.items():
-        kwargs = export_kwargs(spec.name, spec.kwargs, size, len(named), spec.in_chans)
-        save_model(run.folder.path, stem, tensors, kwargs=kwargs, extra=extra, **about)
-    _draw_curves(run, parts)
-
-
-def _draw_curves(run: Session, parts: Assembly) -> None:
-    from idmm.pictures import run_curves  # matplotlib takes a second
-
-    what = getattr(parts.config, "method", None)
-    title = f"{run.folder.path.name}: {parts.stage.name}{f' by {what.name}' if what else ''}, {parts.spec.name}"
-    with drawing("curves.png"):
-        run_curves(run.folder.metrics(), run.folder.path / "curves.png", title)
-
-
-@contextlib.contextmanager
-def drawing(name: str) -> Iterator[None]:
-    """Only warns where the block cannot draw a picture: the run has its results without it."""
-    try:
-        yield
-    except RunError:  # the disk is full
-        raise
-    except Exception as error:  # a font that matplotlib cannot read, say
-        log.warning("%s is not drawn: %s: %s", name, type(error).__name__, error)
-
-
 # ---------------------------------------------------------------------- the images
 @dataclass(frozen=True)
 class LoadedSplits:
@@ -415,8 +378,16 @@ def _differences(old: dict, new: dict) -> list[str]:
     return lines
 
 
-def eval_batches(run: Session, store: ImageStore, size: int, crop_pct: float, spec: ModelSpec, count: int, images=None):
-    """Yields this process's share of a split, centre-cropped, ``count`` images at a time, until the run is interrupted;
-    ``images``: only those numbers."""
-    crops = centre_crops(store, size, crop_pct, spec.mean, spec.std, count, run.workers, images)
-    return run.interrupts.watch(crops)
+def eval_batches(
+    run: Session, parts: Assembly, store: ImageStore, size: int, count: int, *, images=None, label: str | None = None
+) -> Iterator[dict]:
+    """Yields this process's share of a split, centre-cropped to ``size`` (pixels), ``count`` images at a time, until
+    the run is interrupted; ``images``: only those numbers. With a ``label`` the log has how many there are, and how far
+    it is."""
+    spec = parts.spec
+    crops = centre_crops(store, size, parts.crop_pct, spec.mean, spec.std, count, run.workers, images)
+    batches = run.interrupts.watch(crops)
+    if label is None or not run.folder.leader:
+        return batches
+    log.info("%s: %d images", label, len(store))
+    return counting(batches, len(store), label)

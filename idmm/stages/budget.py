@@ -5,7 +5,7 @@ Steps and evaluations are timed on a copy of the run that is thrown away: its we
 
 import bisect
 import contextlib
-import functools
+import itertools
 import logging
 import math
 import statistics
@@ -25,6 +25,7 @@ from idmm.methods import Method
 from idmm.progress import duration
 from idmm.stages import Phase
 from idmm.stages.assemble import Assembly, LoadedSplits
+from idmm.stages.results import ending_seconds
 
 log = logging.getLogger("idmm")
 AIM = 0.95  # of the minutes: what is left makes up for a machine that slows down
@@ -32,7 +33,6 @@ SHORT = 0.85  # of the minutes: a run that ends before this says why
 TRIAL = 0.03, 2.0, 0.1, 60.0  # seconds of timing: this share of the run, at least so many, within this share and bound
 BLOCKS = 5  # that the timed steps are split into; their median forgets what else the machine did for a moment
 LOOKING = 0.2  # of the trial, at most, for evaluation
-CURVES = 3  # times what drawing those of a single epoch takes
 EPOCH, SAVE, SPEED = 0.01, 0.02, 100e6  # seconds around an epoch and a checkpoint, bytes a second of the latter
 
 
@@ -51,7 +51,6 @@ def within_minutes(
     parts: Assembly,
     splits: LoadedSplits,
     batches: Callable[[Phase, LoadedSplits], Iterable[dict]],
-    ending: Callable[[Assembly, LoadedSplits, float, float], float],
     prepare: Callable[[Method], None] = lambda method: None,
 ) -> Assembly:
     """Returns the parts with as many epochs as fit into ``train.minutes``, in the ratio of the recipe's, and writes
@@ -64,8 +63,6 @@ def within_minutes(
         parts: The epochs of their phases give the ratio.
         splits: The images.
         batches: Makes what is evaluated between epochs, of a phase and the images at its size.
-        ending: Seconds from the last step to ``result.json``, by the parts, the images, the seconds to evaluate one,
-            and those to draw the curves of a single epoch.
         prepare: What is done with a method before its first step, and costs nothing when it is done again.
 
     Raises:
@@ -74,17 +71,15 @@ def within_minutes(
     minutes = parts.config.train.minutes
     if minutes is None or run.folder.state is not None:
         return parts
-    trial = _trial_seconds(minutes)
+    share, least, bound, most = TRIAL
+    trial = min(max(share * 60 * minutes, least), bound * 60 * minutes, most)
     log.info("train.minutes %g: steps are timed for some %s, then the epochs are known", minutes, duration(trial))
-    rates = []
-    for phase in parts.phases:
-        evaluated = functools.partial(batches, phase, splits.at(phase.size))
-        rates.append(_rates(run, parts, phase, splits, evaluated, prepare, trial / len(parts.phases)))
+    each = trial / len(parts.phases)
+    rates = [_rates(run, parts, phase, splits.at(phase.size), batches, prepare, each) for phase in parts.phases]
     drawn = drawing_seconds(run) if run.folder.leader else 0.0
 
     def seconds(epochs: list[int]) -> float:
-        whole = parts.with_epochs(epochs)
-        return forecast(whole, rates, splits) + ending(whole, splits, rates[-1].look, drawn)
+        return forecast(parts.with_epochs(epochs), rates, splits, drawn)
 
     left = 60 * minutes - run.seconds
     found = fitting([phase.epochs for phase in parts.phases], seconds, left - (1 - AIM) * 60 * minutes, left)
@@ -96,11 +91,6 @@ def within_minutes(
     run.folder.write_config(parts.config)
     _say(parts, each, 60 * minutes - left, takes)
     return parts
-
-
-def _trial_seconds(minutes: float) -> float:
-    share, least, bound, most = TRIAL
-    return min(max(share * 60 * minutes, least), bound * 60 * minutes, most)
 
 
 def length_result(parts: Assembly) -> dict:
@@ -151,10 +141,11 @@ def fitting(shares: list[int], seconds: Callable[[list[int]], float], aim: float
     return min(near, key=lambda found: abs(seconds(found) - aim), default=None)
 
 
-def forecast(parts: Assembly, rates: list[Rates], splits: LoadedSplits) -> float:
-    """Returns the seconds of all phases at their ``rates``, evaluations between epochs and checkpoints included."""
+def forecast(parts: Assembly, rates: list[Rates], splits: LoadedSplits, drawn: float) -> float:
+    """Returns the seconds from the first step to ``result.json``, each phase at its rates, where drawing the curves of
+    a single epoch takes ``drawn``."""
     train, images, held = parts.config.train, len(splits.train), len(splits.val or splits.test or ())
-    total = 0.0
+    total = ending_seconds(parts, splits, rates[-1].look, drawn)
     for phase, rate in zip(parts.phases, rates, strict=True):
         training = phase.epochs * (images * rate.image + EPOCH)
         looking = parts.stage.looks(parts.config, phase, images, held) * rate.look
@@ -176,7 +167,7 @@ def drawing_seconds(run: Session) -> float:
 
 
 def _rates(
-    run: Session, parts: Assembly, phase: Phase, splits: LoadedSplits, evaluated, prepare, seconds: float
+    run: Session, parts: Assembly, phase: Phase, splits: LoadedSplits, batches, prepare, seconds: float
 ) -> Rates:
     """Times a phase for about so many seconds, on a run of its own that ends here."""
     began, train = time.monotonic(), splits.train
@@ -195,7 +186,7 @@ def _rates(
         float(next(steps)[0])
         start += time.monotonic() - began
         image = _image_seconds(steps, seconds, -(-2 * loop.workers // plan.batches.accumulate))
-    look = _look_seconds(run, evaluated, loop.averaged, LOOKING * seconds)
+    look = _look_seconds(run, lambda: batches(phase, splits), loop.averaged, LOOKING * seconds)
     kept, _ = written_bytes(method, bool(parts.config.train.ema))
     run.accelerator.free_memory()  # else it holds the trial's model and optimizer to the end
     if scaler is not None:
@@ -229,23 +220,20 @@ def _image_seconds(steps: Iterator[tuple[torch.Tensor, int]], seconds: float, ah
 @torch.no_grad()
 def _look_seconds(run: Session, evaluated: Callable[[], Iterable[dict]], model, seconds: float) -> float:
     """Returns the seconds of an image in evaluation, the first batch left out, which is slower."""
-    late, spent = time.monotonic() + seconds, []
+    began, spent = time.monotonic(), []
+    late = began + seconds
     with evaluating(model):
-        for _ in range(2):  # few images make a single batch
-            began = time.monotonic()
-            for batch in evaluated():
-                with run.autocast():
-                    out = model(batch["images"].to(run.device))
-                float(out.flatten()[0])  # waits for the device
-                now = time.monotonic()
-                spent.append((now - began, len(batch["images"])))
-                began = now
-                if now > late and len(spent) > 1:
-                    break
-            if len(spent) > 1:
+        for batch in itertools.chain.from_iterable(evaluated() for _ in range(2)):  # few images make a single batch
+            with run.autocast():
+                out = model(batch["images"].to(run.device))
+            float(out.flatten()[0])  # waits for the device
+            now = time.monotonic()
+            spent.append((now - began, len(batch["images"])))
+            began = now
+            if now > late and len(spent) > 1:
                 break
-    taken, images = zip(*(spent[1:] or spent), strict=True)
-    return sum(taken) / sum(images) / distributed.world()
+    taken, images = (sum(of[1:]) for of in (zip(*spent, strict=True) if spent else ((), ())))
+    return taken / max(1, images) / distributed.world()  # of few images a process may have none
 
 
 @contextlib.contextmanager

@@ -1,8 +1,6 @@
 """Stage 2: from labels, and a backbone or none, to a classifier."""
 
-import functools
 import logging
-from collections.abc import Iterator
 
 import torch
 
@@ -15,13 +13,12 @@ from idmm.errors import RunError
 from idmm.features import extract_features
 from idmm.methods.finetune import balanced_weights
 from idmm.models.weights import Checkpoint
-from idmm.progress import counting
 from idmm.stages import Phase, documented
-from idmm.stages.assemble import Assembly, LoadedSplits, eval_batches, export, load_splits, resolve, say_length, session
+from idmm.stages.assemble import Assembly, LoadedSplits, eval_batches, load_splits, resolve, say_length, session
 from idmm.stages.budget import length_result, within_minutes
 from idmm.stages.folds import by_folds, seen_by_init
 from idmm.stages.handover import below_start, check_classes, fit_classifier
-from idmm.stages.results import classifier_result, ending_seconds, say_balance
+from idmm.stages.results import classifier_result, export, say_balance
 
 log = logging.getLogger("idmm")
 
@@ -64,7 +61,11 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
         classes = len(splits.train.classes)
         begun = run.folder.state is not None
         model = None if begun else _first_model(run, parts, splits.at(parts.phases[0].size), classes)
-        parts = within_minutes(run, parts, splits, functools.partial(_looked_at, run, parts), ending_seconds)
+
+        def looked_at(phase, splits):
+            return eval_batches(run, parts, splits.val or splits.test, phase.size, phase.batch_size)
+
+        parts = within_minutes(run, parts, splits, looked_at)
         say_length(run, parts, len(splits.train))
         say_balance(splits.train, config.train.class_weights)
 
@@ -140,16 +141,12 @@ def _carry_over(before: Loop, model, parts: Assembly, phase: Phase) -> None:
     log.info("%s", made.load_into(model, strict=parts.config.model.strict, drop_classifier=False))
 
 
-def _looked_at(run: Session, parts: Assembly, phase: Phase, splits: LoadedSplits) -> Iterator[dict]:
-    """Yields what is evaluated between the epochs of a phase."""
-    return _centre_crops(run, splits.val or splits.test, phase, parts)
-
-
 def _start_from_features(run: Session, parts: Assembly, phase: Phase, model, splits: LoadedSplits) -> None:
     """Fits the classifier of a new run to the training images' features, and keeps what it scores on the test split."""
     train, config = splits.train, parts.config
     check_classes(train.labels, train.classes)
-    batches = _centre_crops(run, train, phase, parts, "features for the classifier, of train")
+    label = "features for the classifier, of train"
+    batches = eval_batches(run, parts, train, phase.size, phase.batch_size, label=label)
     with distributed.enough_memory(phase.batch_size, config.train.accumulate):
         features = extract_features(model.to(run.device), batches, run.device, run.autocast)  # [N, d]
         if not bool(torch.isfinite(features).all()):
@@ -162,16 +159,6 @@ def _start_from_features(run: Session, parts: Assembly, phase: Phase, model, spl
     log.info("before the first step: top-1 %.2f on %d test images", top1, len(splits.test))
 
 
-def _centre_crops(run: Session, store: ImageStore, phase: Phase, parts: Assembly, label: str | None = None):
-    """Yields a split's images as evaluation sees them, a phase's batch size at a time; with a ``label`` the log has how
-    many there are, and how far it is."""
-    batches = eval_batches(run, store, phase.size, parts.crop_pct, parts.spec, phase.batch_size)
-    if label is None or not run.folder.leader:
-        return batches
-    log.info("%s: %d images", label, len(store))
-    return counting(batches, len(store), label)
-
-
 class _Evaluator:
     """Evaluates the classifier of a phase on a split, and keeps the latest predictions."""
 
@@ -180,7 +167,8 @@ class _Evaluator:
         self.latest: evaluate.Predictions | None = None
 
     def predict(self, model, label: str | None = None) -> evaluate.Predictions:
-        batches = _centre_crops(self.run, self.store, self.phase, self.parts, label)
+        size, count = self.phase.size, self.phase.batch_size
+        batches = eval_batches(self.run, self.parts, self.store, size, count, label=label)
         self.latest = evaluate.predict(model, batches, self.run.device, self.run.autocast)
         return self.latest
 

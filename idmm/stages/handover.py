@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from idmm import distributed
-from idmm.checkpoint import began_with
 from idmm.config import FinetuneConfig
 from idmm.errors import UserError
 from idmm.evaluate import choose_strength, fit_linear
@@ -34,10 +33,7 @@ def decide(config: FinetuneConfig, spec: ModelSpec) -> tuple[FinetuneConfig, lis
         if not linear:
             raise UserError(f"{KEY}: features, but the classifier of {spec.name} is not linear in them; wanted random")
         return config, []
-    began = began_with(config.out) if config.out else None
-    if began is not None and KEY not in began:
-        found, why = "random", "as the run began"
-    elif linear:
+    if linear:
         found, why = "features", "the default with an init; --train.classifier_init random starts from fresh weights"
     else:
         found, why = "random", f"as the classifier of {spec.name} is not linear in its features"

@@ -2,7 +2,7 @@
 
 import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,25 +19,16 @@ from idmm.errors import RunError, UserError
 from idmm.features import extract_features
 from idmm.methods import Method
 from idmm.monitor import Monitor
-from idmm.progress import counting
 from idmm.seeding import permutation
-from idmm.stages import Phase, documented
-from idmm.stages.assemble import (
-    Assembly,
-    LoadedSplits,
-    eval_batches,
-    export,
-    load_splits,
-    resolve,
-    say_length,
-    session,
-)
-from idmm.stages.budget import CURVES, length_result, within_minutes
+from idmm.stages import documented
+from idmm.stages.assemble import Assembly, LoadedSplits, eval_batches, load_splits, resolve, say_length, session
+from idmm.stages.budget import length_result, within_minutes
 from idmm.stages.folds import by_folds
-from idmm.stages.results import classifier_result, ending_seconds
+from idmm.stages.results import classifier_result, export
 
 log = logging.getLogger("idmm")
 EVAL_BATCH = 256
+BEFORE = "features before training, by the untrained network"
 Judge = Callable[[torch.Tensor, np.ndarray, torch.Tensor, np.ndarray], dict]
 
 
@@ -87,10 +78,12 @@ def pretrain(config: PretrainConfig | dict | str, judge: Judge = _by_knn) -> dic
 
         @functools.cache
         def features() -> torch.Tensor:
-            return _features(run, parts, backbone, splits.train, label="features before training")
+            return _features(run, parts, backbone, splits.train, label=BEFORE)
 
-        batches = functools.partial(_looked_at, run, parts)
-        parts = within_minutes(run, parts, splits, batches, _ending_seconds, lambda trial: trial.prepare(features))
+        def looked_at(phase, splits):
+            return eval_batches(run, parts, splits.train, phase.size, EVAL_BATCH)
+
+        parts = within_minutes(run, parts, splits, looked_at, lambda trial: trial.prepare(features))
         config, (phase,) = parts.config, parts.phases
         say_length(run, parts, len(splits.train))
         method = parts.method(phase, backbone, len(splits.train), classes, labelled)
@@ -105,7 +98,7 @@ def pretrain(config: PretrainConfig | dict | str, judge: Judge = _by_knn) -> dic
         # ------------------------------------------------------------------ results
         tested = {}
         if learns_labels(config):
-            held = eval_batches(run, splits.test, phase.size, parts.crop_pct, spec, EVAL_BATCH)
+            held = eval_batches(run, parts, splits.test, phase.size, EVAL_BATCH)
             found = evaluate.predict(loop.averaged, held, run.device, run.autocast)
             tested = classifier_result(run, parts, splits, found)
             tested |= {"num_classes": classes, "labelled_size": labelled, "test_size": len(splits.test)}
@@ -166,10 +159,7 @@ def _check_count(parts: Assembly, images: int) -> None:
 
 def _features(run: Session, parts: Assembly, backbone, store, images=None, label: str | None = None) -> torch.Tensor:
     """Features of a split's images, all or those of the given numbers, [N, d]; with a ``label`` it shows how far."""
-    batches = eval_batches(run, store, parts.phases[0].size, parts.crop_pct, parts.spec, EVAL_BATCH, images)
-    if label is not None and run.folder.leader:
-        log.info("%s: of %d images, by the untrained network", label, len(store))
-        batches = counting(batches, len(store), label)
+    batches = eval_batches(run, parts, store, parts.phases[0].size, EVAL_BATCH, images=images, label=label)
     features = extract_features(backbone.to(run.device), batches, run.device, run.autocast)
     if not bool(torch.isfinite(features).all()):
         raise RunError(
@@ -178,18 +168,6 @@ def _features(run: Session, parts: Assembly, backbone, store, images=None, label
             shared=True,
         )
     return features
-
-
-def _looked_at(run: Session, parts: Assembly, phase: Phase, splits: LoadedSplits) -> Iterator[dict]:
-    """Yields images as they are looked at between epochs, all to train on."""
-    return eval_batches(run, splits.train, phase.size, parts.crop_pct, parts.spec, EVAL_BATCH)
-
-
-def _ending_seconds(parts: Assembly, splits: LoadedSplits, look: float, drawn: float) -> float:
-    if not learns_labels(parts.config):
-        return CURVES * drawn
-    tested = len(splits.test) if splits.val is None else 0  # else it is counted already
-    return ending_seconds(parts, splits, look, drawn) + look * tested
 
 
 def _monitor(run: Session, parts: Assembly, method: Method, splits: LoadedSplits) -> list[Evaluation]:

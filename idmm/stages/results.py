@@ -1,9 +1,10 @@
-"""What a classifier's figures are read beside: intervals, what needs no network, the classes one by one."""
+"""What a run leaves: weights, pictures, a classifier's figures and what they are read beside."""
 
+import contextlib
 import csv
 import io
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,22 +14,61 @@ from idmm import distributed, evaluate
 from idmm.data.cache import ImageStore
 from idmm.data.doctor import SKEWED
 from idmm.data.looks import SIDE, small
-from idmm.engine import Session
+from idmm.engine import Loop, Session
+from idmm.errors import RunError
 from idmm.files import write_bytes
 from idmm.intervals import too_narrow
-from idmm.stages.assemble import Assembly, LoadedSplits, drawing
-from idmm.stages.budget import CURVES
+from idmm.models.build import backbone_state, export_kwargs
+from idmm.models.weights import save_model
+from idmm.stages.assemble import Assembly, LoadedSplits
 
 log = logging.getLogger("idmm")
 NEIGHBOURS = 5
 PAIRS = 25_000_000  # of a training and a test image: 3,072 multiplications each, seconds in all
 READ, COMPARED = 0.0003, 2.0  # seconds to read an image, and for so many pairs
-CONFUSION = 4  # times what drawing the curves of a single epoch takes
+CURVES, CONFUSION = 3, 4  # times what drawing the curves of a single epoch takes
 READINGS = 10  # times that the network saw the images, from which on reading them once more is a trifle
 PREDICTIONS = "predictions.csv"
 COLUMNS = ("class", "images", "correct", "accuracy", "most_confused_with", "times")
 
 
+def export(run: Session, loop: Loop, parts: Assembly, splits: LoadedSplits, classes: list[str] | None = None) -> None:
+    """Writes the backbone, where there are ``classes`` the model with its classifier, and the curves of the run."""
+    if not run.folder.leader:
+        return
+    spec, size, state = parts.spec, parts.phases[-1].size, loop.averaged.state_dict()
+    about = dict(name=spec.name, mean=spec.mean, std=spec.std, size=size, crop_pct=parts.crop_pct)
+    extra = {"ema": loop.ema is not None, **({} if splits.scale is None else {"range": splits.scale})}
+    files = {"backbone": (state if classes is None else backbone_state(loop.averaged), [], extra)}
+    if classes is not None:
+        files["model"] = state, classes, {**extra, "classes": classes}
+    for stem, (tensors, named, extra) in files.items():
+        kwargs = export_kwargs(spec.name, spec.kwargs, size, len(named), spec.in_chans)
+        save_model(run.folder.path, stem, tensors, kwargs=kwargs, extra=extra, **about)
+    _draw_curves(run, parts)
+
+
+def _draw_curves(run: Session, parts: Assembly) -> None:
+    from idmm.pictures import run_curves  # matplotlib takes a second
+
+    what = getattr(parts.config, "method", None)
+    title = f"{run.folder.path.name}: {parts.stage.name}{f' by {what.name}' if what else ''}, {parts.spec.name}"
+    with drawing("curves.png"):
+        run_curves(run.folder.metrics(), run.folder.path / "curves.png", title)
+
+
+@contextlib.contextmanager
+def drawing(name: str) -> Iterator[None]:
+    """Only warns where the block cannot draw a picture: the run has its results without it."""
+    try:
+        yield
+    except RunError:  # the disk is full
+        raise
+    except Exception as error:  # a font that matplotlib cannot read, say
+        log.warning("%s is not drawn: %s: %s", name, type(error).__name__, error)
+
+
+# ---------------------------------------------------------------------- a classifier's accuracy
 def classifier_result(run: Session, parts: Assembly, splits: LoadedSplits, found: evaluate.Predictions) -> dict:
     """Writes ``per_class.csv``, ``predictions.csv`` and ``confusion.png``, logs the accuracy and what it must not
     be read without.
@@ -78,15 +118,17 @@ def is_cheap(parts: Assembly, splits: LoadedSplits) -> bool:
     """
     train, test = splits.train, splits.test
     every = getattr(parts.config.train, "eval_every", None)  # pretraining evaluates at its end alone
-    held, looks = len(splits.val or test), [-(-phase.epochs // every) if every else 1 for phase in parts.phases]
-    shown = sum(phase.epochs for phase in parts.phases) * len(train) + sum(looks) * held
+    looks = sum(phase.times(every) if every else 1 for phase in parts.phases)
+    shown = sum(phase.epochs for phase in parts.phases) * len(train) + looks * len(splits.val or test)
     kept = "off" not in (train.cache, test.cache)
     return kept and len(train) * len(test) <= PAIRS and shown >= READINGS * (len(train) + len(test))
 
 
 def ending_seconds(parts: Assembly, splits: LoadedSplits, look: float, drawn: float) -> float:
-    """Returns about what comes after a classifier's last step (seconds), where evaluating an image takes ``look`` and
-    drawing the curves of a single epoch ``drawn``."""
+    """Returns about what comes after a run's last step and the evaluation that follows it (seconds), where evaluating
+    an image takes ``look`` and drawing the curves of a single epoch ``drawn``."""
+    if not parts.stage.needs_test(parts.config):  # there is no classifier
+        return CURVES * drawn
     train, test = len(splits.train), len(splits.test)
     pixels = READ * (train + test) + COMPARED * train * test / PAIRS if is_cheap(parts, splits) else 0.0
     return (CURVES + CONFUSION) * drawn + pixels + (look * test if splits.val is not None else 0.0)

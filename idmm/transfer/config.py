@@ -9,10 +9,9 @@ from pydantic import Field
 
 from idmm.config import FinetuneConfig, PretrainConfig, section
 from idmm.config.commands import Ray
-from idmm.config.length import TWO_LENGTHS, flatten, overrule_minutes, says_two_lengths
 from idmm.config.parsing import dump, parse
 from idmm.config.reading import read_value
-from idmm.config.schema import odd_keys, switches
+from idmm.config.schema import flatten, odd_keys, overrule_minutes, switches, two_lengths
 from idmm.errors import UserError
 
 KINDS = {"pretrain": PretrainConfig, "finetune": FinetuneConfig}
@@ -111,15 +110,13 @@ def parse_grid(argv: list[str], prog: str) -> GridConfig:
         config = parse(GridConfig, [token for token in rest if token != "--print_config"], prog)
     except UserError as error:
         faults += error.faults
-    for stage in TRAINING:
-        flags = {key: value for name, key, value in nested if name == stage}
-        if not faults and says_two_lengths(flatten(flags)):
-            faults.append(f"--{stage}.{TWO_LENGTHS}")
+    flags = {stage: {key: value for name, key, value in nested if name == stage} for stage in TRAINING}
+    if not faults:
+        faults = [f"--{stage}.{line}" for stage, given in flags.items() for line in two_lengths(flatten(given))]
     if faults:
         raise UserError(*faults)
-    for stage, key, value in nested:
-        overrule_minutes(getattr(config, stage), {key: value})
-        _merge(getattr(config, stage), {key: value})
+    for stage, given in flags.items():
+        setattr(config, stage, merged(getattr(config, stage), given))
     if "--print_config" in rest:
         print(dump(config), end="")
         raise SystemExit(0)

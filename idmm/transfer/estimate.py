@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import statistics
 import time
 from typing import NamedTuple
 
@@ -68,15 +67,12 @@ def text(grid: Grid, counts: dict[str, Counts]) -> str:
 def _estimates(jobs: list[Job], counts: dict[str, Counts]) -> dict[str, float]:
     """Seconds by the jobs' keys, reading images left out; jobs of one shape are timed once, all in about 30 s, those
     with ``train.minutes`` not at all."""
-    given = {job.key: minutes for job in jobs if (minutes := (job.config.get("train") or {}).get("minutes"))}
-    shapes = {_shape(job): job for job in jobs if job.key not in given}
+    seconds = {job.key: 60 * minutes for job in jobs if (minutes := (job.config.get("train") or {}).get("minutes"))}
+    timed = [job for job in jobs if job.key not in seconds]
+    shapes = {_shape(job): job for job in timed}
     share = BUDGET / max(1, len(shapes))
     rates = {shape: _rates(job, share) for shape, job in shapes.items()}
-    seconds = {}
-    for job in jobs:
-        if job.key in given:
-            seconds[job.key] = 60 * given[job.key]
-            continue
+    for job in timed:
         stage, images = STAGES[job.stage], counts[job.key]
         config = stage.build(job.config)
         seconds[job.key] = AROUND
@@ -116,11 +112,7 @@ def training_rates(parts: Assembly, phase: Phase, budget: float) -> Rates:
         transform(0, images)
         loading = time.monotonic() - began
     precision = "fp32" if train.precision == "auto" else train.precision
-    again = itertools.repeat(batch)
-    training = time_steps(method, again, device, precision, rounds=1)
-    if loading + 2 * training < budget:
-        rounds = min(5, int(budget / (training + 1e-9)))
-        training = statistics.median([training, time_steps(method, again, device, precision, rounds)])
+    training = time_steps(method, itertools.repeat(batch), device, precision, rounds=5, budget=budget - loading)
     workers = worker_count(parts.config.data.workers, 0)[0]
     shared = loading / cores() if device == "cpu" else 0.0  # loaders take their time from the cores that train
     step = max(loading / workers, training + shared) if workers else loading + training
