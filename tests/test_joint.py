@@ -33,8 +33,7 @@ from idmm.config import DrLoc, Subset
 from idmm.data.datasets import open_splits
 from idmm.methods.drloc import Localization
 from idmm.mixing import draw_cutmix, mix_images
-from idmm.models import create_backbone
-from idmm.models.build import pooled_and_logits
+from idmm.models import create_backbone, feature_width
 from idmm.seeding import numpy_rng
 
 SHARE = 0.5  # of the images that have labels
@@ -149,18 +148,34 @@ def test_one_forward_pass_with_drloc_as_a_third_term():
         ("mobilenetv3_small_050", 32, {}),
         ("convnext_atto", 32, {}),
         ("levit_128s", 224, {}),
+        ("efficientvit_m0", 224, {}),
+        ("volo_d1_224", 224, {"layers": [1, 1, 1, 1]}),
     ],
 )
 def test_logits_are_the_models_own(name, size, kwargs):
     """What is trained is what the exported model computes."""
     torch.manual_seed(0)
     model = create_backbone(name, size, num_classes=3, **kwargs).eval()
+    for module in model.modules():  # norms whose start would hide that they were passed by
+        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+            torch.nn.init.uniform_(module.running_mean)
     images = torch.randn(2, 3, size, size)
     with torch.no_grad():
         tokens = model.forward_features(images)
-        pooled, logits = pooled_and_logits(model, tokens)
+        pooled, logits = (
+            make("idmm", model, label_weight=1.0).eval().pooled_and_logits(tokens).split([feature_width(model), 3], 1)
+        )
         torch.testing.assert_close(logits, model(images))
         torch.testing.assert_close(pooled, model.forward_head(tokens, pre_logits=True))
+
+
+def test_half_precision_keeps_the_features_as_they_are():
+    method, images = joint().float(), given()["views"][0][:, 0].float()
+    with torch.autocast("cpu", torch.bfloat16):
+        tokens = method.backbone.forward_features(images)
+        pooled, logits = method.pooled_and_logits(tokens).split([16, 3], dim=1)
+        assert torch.equal(pooled, method.backbone.forward_head(tokens, pre_logits=True))
+        assert torch.equal(logits, method.backbone.forward_head(tokens).float())
 
 
 # ------------------------------------------------------------------ whose labels, which images
