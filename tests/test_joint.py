@@ -18,14 +18,13 @@ from helpers import (
     refused,
     run_info,
     same,
-    start,
     state,
-    state_file,
     weights,
 )
 from PIL import Image
 from test_distributed import ALONE, both
 from test_losses import naive as naive_instance
+from test_resume import stop_at
 from tiny import SIDE, assert_same_loss, backbone, batch, make
 
 from idmm import load_backbone
@@ -302,13 +301,12 @@ def test_the_log_holds_both_parts(ran):
         assert 0 <= record["knn"] <= 100 and "instance_accuracy" in record
 
 
-def test_a_run_that_was_stopped_is_the_run_that_was_not(ran, root, tmp_path):
+def test_a_run_that_was_stopped_is_the_run_that_was_not(ran, tmp_path, monkeypatch):
     out, given = ran
     given = {**given, "train__save_minutes": 0}
-    with start("pretrain", tmp_path / "run", **given) as process:
-        process.until(lambda: state_file(tmp_path / "run").exists())
-        process.send()
-        process.popen.wait()
+    stop_at(monkeypatch, 1, 1, 1)
+    assert inside("pretrain", tmp_path / "run", **given) == 130
+    monkeypatch.undo()
     assert not (tmp_path / "run/result.json").exists()
     assert inside("pretrain", tmp_path / "run", **given) == 0
     assert same(out, tmp_path / "run")
@@ -422,8 +420,7 @@ def test_other_methods_refuse_the_keys(root, tmp_path, capsys):
     assert refused(capsys, argv) == ["data.labelled: is for pretraining; data.subset draws the images of a finetune"]
 
 
-@pytest.mark.parametrize("weight", [None, 3.0])
-@pytest.mark.parametrize("how", ["copied", "as another format"])
+@pytest.mark.parametrize(("how", "weight"), [("copied", None), ("as another format", 3.0)])
 def test_an_unlabelled_folder_that_repeats_training_images(how, weight, root, tmp_path, capsys):
     mine = shutil.copytree(root, tmp_path / "d")
     if how == "copied":
