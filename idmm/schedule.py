@@ -69,9 +69,9 @@ def weight_decay_schedule(optimizer: torch.optim.Optimizer, steps: int, end: flo
     return update
 
 
-def left_of(decay: str, gone: float) -> float:
-    """Returns what is left of the weight of a loss after the share ``gone`` of the run: all of it (``none``), or what a
-    straight line (``linear``) or half a ``cosine`` from 1 to 0 leaves."""
+def decay_factor(decay: str, gone: float) -> float:
+    """Returns the factor of a loss's weight after the share ``gone`` of the run: 1 (``none``), or falling to 0 along a
+    straight line (``linear``) or half a ``cosine``."""
     return {"none": 1.0, "linear": 1 - gone, "cosine": (1 + math.cos(math.pi * gone)) / 2}[decay]
 
 

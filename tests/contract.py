@@ -14,7 +14,7 @@ from torch import nn
 
 from idmm import seeding
 from idmm.errors import UserError
-from idmm.models import Checkpoint, create_backbone, read_checkpoint
+from idmm.models import Checkpoint, create_backbone, read_checkpoint, token_grid
 from idmm.models.base import sinusoids
 from idmm.models.build import classifier_prefixes
 
@@ -260,6 +260,15 @@ class Contract:
         assert sorted(report.kept) == sorted(k for k in model.state_dict() if k not in self.resized)
         with pytest.raises(UserError, match="release.pth.tar: is a checkpoint of another model|does not fit"):
             self.release(tmp_path, self.build(64))
+
+    def test_images_of_any_size_where_that_is_asked_for(self):
+        model, other = self.build(64, dynamic_size=True).eval(), self.build((32, 48)).eval()
+        load(other, model.state_dict(), 64)
+        images = torch.randn(2, 3, 32, 48)
+        torch.testing.assert_close(model(images), other(images))
+        torch.testing.assert_close(token_grid(model, images), token_grid(other, images))
+        _, (grid,) = model.forward_intermediates(images, indices=1, norm=True)
+        torch.testing.assert_close(grid, token_grid(other, images))
 
     def test_layer_decay(self):
         model = self.build(num_classes=2)

@@ -14,7 +14,7 @@ from timm.layers import resample_abs_pos_embed
 
 from idmm.config import FinetuneConfig, PretrainConfig, Train
 from idmm.config.parsing import parse
-from idmm.models import Checkpoint, create_backbone, read_checkpoint, token_grid
+from idmm.models import Checkpoint, create_backbone, read_checkpoint
 from idmm.models.base import sinusoids
 from idmm.optim import create_optimizer, recipe
 
@@ -228,19 +228,6 @@ def test_timm_itself_loads_the_release(tmp_path):
     assert torch.equal(model.pos_embed, resample_abs_pos_embed(table, [12, 12], num_prefix_tokens=0))
     assert torch.equal(model.head.weight, released["classifier.fc.weight"])
     assert timm.create_model("cct_2_3x2_32", img_size=48, pos_embed="none", **options).pos_embed is None
-
-
-@pytest.mark.parametrize("name", ["cct_2_3x2_32", "t2t_vit_7"])
-def test_images_of_any_size_where_that_is_asked_for(name):
-    kwargs = {"embed_dim": 16, "depth": 2, "num_heads": 2}
-    model = create_backbone(name, 64, dynamic_img_size=True, **kwargs).eval()
-    other = create_backbone(name, (32, 48), **kwargs).eval()
-    load(other, model.state_dict(), 64)
-    images = torch.randn(2, 3, 32, 48)
-    torch.testing.assert_close(model(images), other(images))
-    torch.testing.assert_close(token_grid(model, images), token_grid(other, images))
-    _, (grid,) = model.forward_intermediates(images, indices=1, norm=True)
-    torch.testing.assert_close(grid, token_grid(other, images))
 
 
 def test_arguments_that_it_refuses():

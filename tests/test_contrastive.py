@@ -212,6 +212,14 @@ def test_mocov3(images, backbone, temperature):
     assert_same_loss(method, given, lambda m, g: mocov3(m, g, temperature))
 
 
+def test_mocov2_takes_an_image_alone():
+    """A last batch of one image, of a ConvNet whose map is 1x1: batch norms of both encoders want two values."""
+    method = make("mocov2", of=create_backbone("resnet10t", 32))
+    alone = {"index": torch.tensor([3]), "views": [torch.randn(1, 2, 3, 32, 32)]}
+    assert torch.isfinite(method(alone, 0, 0)["loss"])
+    assert all(m.training for m in method.modules() if isinstance(m, torch.nn.BatchNorm2d)), "as for other batches"
+
+
 def test_mocov3_an_image_alone_has_both_crops_in_one_pass():
     """A last batch of one image, or a process's share: batch norms need two rows; alone its loss is 0."""
     method = apart(make("mocov3"))

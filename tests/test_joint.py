@@ -18,14 +18,13 @@ from helpers import (
     refused,
     run_info,
     same,
-    start,
     state,
-    state_file,
     weights,
 )
 from PIL import Image
 from test_distributed import ALONE, both
 from test_losses import naive as naive_instance
+from test_resume import stop_at
 from tiny import SIDE, assert_same_loss, backbone, batch, make
 
 from idmm import load_backbone
@@ -33,8 +32,7 @@ from idmm.config import DrLoc, Subset
 from idmm.data.datasets import open_splits
 from idmm.methods.drloc import Localization
 from idmm.mixing import draw_cutmix, mix_images
-from idmm.models import create_backbone
-from idmm.models.build import pooled_and_logits
+from idmm.models import create_backbone, feature_width
 from idmm.seeding import numpy_rng
 
 SHARE = 0.5  # of the images that have labels
@@ -149,18 +147,34 @@ def test_one_forward_pass_with_drloc_as_a_third_term():
         ("mobilenetv3_small_050", 32, {}),
         ("convnext_atto", 32, {}),
         ("levit_128s", 224, {}),
+        ("efficientvit_m0", 224, {}),
+        ("volo_d1_224", 224, {"layers": [1, 1, 1, 1]}),
     ],
 )
 def test_logits_are_the_models_own(name, size, kwargs):
     """What is trained is what the exported model computes."""
     torch.manual_seed(0)
     model = create_backbone(name, size, num_classes=3, **kwargs).eval()
+    for module in model.modules():  # norms whose start would hide that they were passed by
+        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+            torch.nn.init.uniform_(module.running_mean)
     images = torch.randn(2, 3, size, size)
     with torch.no_grad():
         tokens = model.forward_features(images)
-        pooled, logits = pooled_and_logits(model, tokens)
+        pooled, logits = (
+            make("idmm", model, label_weight=1.0).eval().pooled_and_logits(tokens).split([feature_width(model), 3], 1)
+        )
         torch.testing.assert_close(logits, model(images))
         torch.testing.assert_close(pooled, model.forward_head(tokens, pre_logits=True))
+
+
+def test_half_precision_keeps_the_features_as_they_are():
+    method, images = joint().float(), given()["views"][0][:, 0].float()
+    with torch.autocast("cpu", torch.bfloat16):
+        tokens = method.backbone.forward_features(images)
+        pooled, logits = method.pooled_and_logits(tokens).split([16, 3], dim=1)
+        assert torch.equal(pooled, method.backbone.forward_head(tokens, pre_logits=True))
+        assert torch.equal(logits, method.backbone.forward_head(tokens).float())
 
 
 # ------------------------------------------------------------------ whose labels, which images
@@ -292,13 +306,12 @@ def test_the_log_holds_both_parts(ran):
         assert 0 <= record["knn"] <= 100 and "instance_accuracy" in record
 
 
-def test_a_run_that_was_stopped_is_the_run_that_was_not(ran, root, tmp_path):
+def test_a_run_that_was_stopped_is_the_run_that_was_not(ran, tmp_path, monkeypatch):
     out, given = ran
     given = {**given, "train__save_minutes": 0}
-    with start("pretrain", tmp_path / "run", **given) as process:
-        process.until(lambda: state_file(tmp_path / "run").exists())
-        process.send()
-        process.popen.wait()
+    stop_at(monkeypatch, 1, 1, 1)
+    assert inside("pretrain", tmp_path / "run", **given) == 130
+    monkeypatch.undo()
     assert not (tmp_path / "run/result.json").exists()
     assert inside("pretrain", tmp_path / "run", **given) == 0
     assert same(out, tmp_path / "run")
@@ -412,8 +425,7 @@ def test_other_methods_refuse_the_keys(root, tmp_path, capsys):
     assert refused(capsys, argv) == ["data.labelled: is for pretraining; data.subset draws the images of a finetune"]
 
 
-@pytest.mark.parametrize("weight", [None, 3.0])
-@pytest.mark.parametrize("how", ["copied", "as another format"])
+@pytest.mark.parametrize(("how", "weight"), [("copied", None), ("as another format", 3.0)])
 def test_an_unlabelled_folder_that_repeats_training_images(how, weight, root, tmp_path, capsys):
     mine = shutil.copytree(root, tmp_path / "d")
     if how == "copied":

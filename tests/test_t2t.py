@@ -259,7 +259,7 @@ def test_stages_hand_the_table_on(tmp_path, monkeypatch, capsys):
     first, original = tmp_path / "pretrain", engine.Loop._save
     assert inside("pretrain", first, views__size=32, **few) == 0
     old = without_table(first, tmp_path / "pretrain-old")
-    tune = {**few, "stages": [{"size": 48}, {"size": 64}]}
+    tune = {**few, "stages": [{"size": 48}, {"size": 64}], "train__classifier_init": "random"}
     table = resample_abs_pos_embed(resample_abs_pos_embed(sinusoids(5, 32), [3, 3]), [4, 4])
     for init in (first, old):
         assert inside("finetune", tmp_path / f"whole-{init.name}", init=str(init), **tune) == 0

@@ -52,7 +52,7 @@ def resolve_method(config: PretrainConfig) -> tuple[PretrainConfig, list[str]]:
     if given < wanted or (recipe.exactly and given > wanted):
         exactness = "" if recipe.exactly else "at least "
         faults.append(f"views.crops: {given} crops an image, but {method.name} compares {exactness}{wanted}")
-    faults += _without_drloc(config, views)
+    faults += _drloc_faults(config, views)
     small, few = pass_notes(config, config.train.batch_size)
     if faults + small:
         raise UserError(*faults, *small)
@@ -111,7 +111,7 @@ def _label_faults(config: PretrainConfig) -> list[str]:
     return faults
 
 
-def _without_drloc(config: PretrainConfig, views: Views) -> list[str]:
+def _drloc_faults(config: PretrainConfig, views: Views) -> list[str]:
     """A line for each group of crops whose size ``drloc`` does not take: its head knows one grid."""
     sizes = enumerate(group_sizes(views)) if config.drloc.weight else ()
     wanted = f"drloc.weight is {config.drloc.weight:g}, whose loss takes crops of views.size ({views.size}) alone"

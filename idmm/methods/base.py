@@ -1,6 +1,6 @@
 """What the training loop asks of a method: a loss for a batch, and no more."""
 
-import contextlib
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -67,21 +67,23 @@ class Method(nn.Module):
         epoch: int,
         head: Callable[[Tensor], Tensor] | None = None,
     ) -> tuple[Tensor, Tensor | float, dict[str, Tensor]]:
-        """Returns the backbone's output [B, d], the extra loss and its log, of a forward pass for each size.
+        """Runs the backbone, once for each size of images.
 
-        ``images`` are [B, C, S, S], or several such, as :func:`run_by_size` takes them. Where a ``head`` is given, the
-        output is what that makes of ``backbone.forward_features``.
+        Args:
+            images: [B, C, S, S], or several such, each of its size; of one size with ``localization``.
+            key, epoch: As for :meth:`forward`.
+            head: Takes the place of ``backbone.forward_head``.
+
+        Returns:
+            The output, a row for each image ([B, d] without ``head``), the extra loss and its values for the log.
         """
-
-        def run(part: Tensor) -> Tensor:
-            with one_image_norms(self.backbone) if len(part) == 1 else contextlib.nullcontext():
-                return self.backbone(part) if head is None else head(self.backbone.forward_features(part))
-
-        if self.localization is None:
-            return run_by_size(run, images), 0.0, {}
-        images = images if isinstance(images, Tensor) else torch.cat(images)  # with drloc all are of one size
-        with one_image_norms(self.backbone) if len(images) == 1 else contextlib.nullcontext():
-            return self.localization(self.backbone, images, key, epoch, head)
+        backbone = self.backbone
+        with one_image_norms(backbone, images):
+            if self.localization is not None:
+                images = images if isinstance(images, Tensor) else torch.cat(images)
+                return self.localization(backbone, images, key, epoch, head)
+            network = backbone if head is None else lambda part: head(backbone.forward_features(part))
+            return run_by_size(network, images), 0.0, {}
 
     def prepare(self, extract: Callable[[], Tensor]) -> None:
         """Acts before the first step of a new run; ``extract`` gives all images' features [N, d] on the CPU."""
@@ -105,12 +107,11 @@ def run_by_size(network: Callable[[Tensor], Tensor], images: Tensor | Sequence[T
     """Runs images [B, C, S, S], or several such, all of one size in one pass; returns a row each, in their order."""
     if isinstance(images, Tensor):
         return network(images)
-    sizes = dict.fromkeys(part.shape[-2:] for part in images)
-    if len(sizes) == 1:
-        return network(torch.cat(images))
+    by_size: dict[torch.Size, list[int]] = defaultdict(list)
+    for number, part in enumerate(images):
+        by_size[part.shape[-2:]].append(number)
     rows: dict[int, Tensor] = {}  # by the part's number
-    for size in sizes:
-        same = {number: part for number, part in enumerate(images) if part.shape[-2:] == size}
-        output = network(torch.cat(list(same.values()))).split([len(part) for part in same.values()])
-        rows |= zip(same, output, strict=True)
+    for numbers in by_size.values():
+        same = [images[number] for number in numbers]
+        rows |= zip(numbers, network(torch.cat(same)).split([len(part) for part in same]), strict=True)
     return torch.cat([rows[number] for number in range(len(images))])

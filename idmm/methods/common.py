@@ -13,6 +13,7 @@ from idmm.distributed import gather_rows
 from idmm.methods.base import run_by_size
 from idmm.mixing import draw_cutmix, mix_images
 from idmm.models import feature_width
+from idmm.models.build import one_image_norms
 from idmm.seeding import numpy_rng
 
 
@@ -39,9 +40,17 @@ def mixed_groups(batch: dict, target: Tensor, alpha: float, key: int) -> Iterato
 
 
 def mixed_cross_entropy(
-    logits: Tensor, own: Tensor, other: Tensor | None, lam: float, smoothing: float, class_weight: Tensor | None = None
+    logits: Tensor,
+    own: Tensor,
+    other: Tensor | None,
+    lam: float,
+    smoothing: float,
+    class_weight: Tensor | None = None,
+    summed: bool = False,
 ) -> Tensor:
-    """Mean cross-entropy of logits [B, K] with classes ``own`` [B] at the share lam and ``other`` [B] at the rest.
+    """Cross-entropy of logits [B, K] with classes ``own`` [B] at the share lam and ``other`` [B] at the rest.
+
+    It is the mean over the rows or, with ``summed``, the sum; a class of -1 is unknown and adds nothing to the sum.
 
     With weights ``class_weight`` [K] it is (1/B) sum_i lam w(own_i) CE_i(own_i) + (1 - lam) w(other_i) CE_i(other_i),
     where CE_i(c) is image i's cross-entropy with the smoothed label of class c. This is not torch's ``weight``, which
@@ -50,22 +59,10 @@ def mixed_cross_entropy(
 
     def part(label: Tensor) -> Tensor:
         if class_weight is None:
-            return F.cross_entropy(logits, label, label_smoothing=smoothing)
+            reduction = "sum" if summed else "mean"
+            return F.cross_entropy(logits, label, ignore_index=-1, label_smoothing=smoothing, reduction=reduction)
         each = F.cross_entropy(logits, label, label_smoothing=smoothing, reduction="none")  # [B]
         return (class_weight[label] * each).mean()
-
-    return part(own) if other is None else lam * part(own) + (1 - lam) * part(other)
-
-
-def labelled_cross_entropy(logits: Tensor, own: Tensor, other: Tensor | None, lam: float, smoothing: float) -> Tensor:
-    """Summed cross-entropy of logits [B, K] with the classes that are known; label -1 is none and adds nothing.
-
-    sum_i lam [own_i >= 0] CE_i(own_i) + (1 - lam) [other_i >= 0] CE_i(other_i), where CE_i(c) is image i's
-    cross-entropy with the smoothed label of class c. Where no class is known it is 0, with gradients of 0.
-    """
-
-    def part(label: Tensor) -> Tensor:
-        return F.cross_entropy(logits, label, ignore_index=-1, label_smoothing=smoothing, reduction="sum")
 
     return part(own) if other is None else lam * part(own) + (1 - lam) * part(other)
 
@@ -132,7 +129,8 @@ class MomentumEncoder(nn.Module):
     @torch.no_grad()
     def forward(self, images: Tensor | Sequence[Tensor]) -> Tensor:
         """Runs the copies on images [B, C, S, S], or on several such, as :func:`run_by_size` takes them."""
-        return run_by_size(self.copies, images)
+        with one_image_norms(self.copies[0], images):
+            return run_by_size(self.copies, images)
 
     def train(self, mode: bool = True) -> "MomentumEncoder":
         """Puts batch norms into training mode, and nothing else."""

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +10,7 @@ from idmm.config import DrLoc
 from idmm.errors import UserError
 from idmm.losses.drloc import DenseRelativeLocalization
 from idmm.models.grid import as_grid, block_outputs
-from idmm.schedule import left_of
+from idmm.schedule import decay_factor
 from idmm.seeding import numpy_rng
 
 log = logging.getLogger("idmm")
@@ -49,7 +48,7 @@ class Localization(nn.Module):
 
     def forward(
         self, backbone: nn.Module, images: Tensor, key: int, epoch: int, head: Callable | None = None
-    ) -> tuple[Any, Tensor, dict]:
+    ) -> tuple[Tensor, Tensor, dict]:
         """Returns the backbone's output for images [B, C, S, S], the weighted loss on its grid, and values for the log.
 
         ``key`` seeds the pairs; ``epoch`` counts from 0; ``head`` takes the place of ``backbone.forward_head``.
@@ -66,7 +65,7 @@ class Localization(nn.Module):
         if epoch < config.warmup_epochs:
             return config.weight * (epoch + 1) / (config.warmup_epochs + 1)
         gone = (epoch - config.warmup_epochs) / max(1, self.epochs - config.warmup_epochs)
-        return config.weight * left_of(config.decay, gone)
+        return config.weight * decay_factor(config.decay, gone)
 
     def _run(self, backbone: nn.Module, images: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Returns features and the grids that the loss is for, the final one or one for each block."""

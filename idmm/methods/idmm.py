@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from idmm import config
 from idmm.losses.instance import instance_discrimination_loss
 from idmm.methods.base import Method, RunInfo
-from idmm.methods.common import at_least_fp32, head_dim, labelled_cross_entropy, mixed_groups, projection_head
-from idmm.models.build import pooled_and_logits
-from idmm.schedule import left_of
+from idmm.methods.common import at_least_fp32, head_dim, mixed_cross_entropy, mixed_groups, projection_head
+from idmm.models.build import feature_width, linear_classifiers
+from idmm.schedule import decay_factor
 
 
 class InstanceClassifier(nn.Module):
@@ -70,6 +70,8 @@ class IDMM(Method):
         self.head = projection_head(backbone, config)  # Table 9; the paper's recipe has none
         self.classifier = InstanceClassifier(info.images, head_dim(backbone, config), config)
         self.lr_scales["classifier"] = config.classifier_lr_scale
+        found = linear_classifiers(backbone) if config.label_weight else []
+        self.reads_pooled = len(found) == 1 and isinstance(found[0], nn.Linear)  # the backbone's own classifier
 
     def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
         """Computes the loss of ``batch["views"]`` (a list of [B, count, C, S, S]) of images ``batch["index"]`` [B].
@@ -85,27 +87,34 @@ class IDMM(Method):
     def _joint(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
         targets = torch.stack([batch["index"], batch["label"]], dim=1)  # [B, 2]
         groups = list(mixed_groups(batch, targets, self.config.cutmix_alpha, key))
-        widths: list[int] = []
-
-        def head(tokens: Tensor) -> Tensor:
-            both = pooled_and_logits(self.backbone, tokens)  # [V, d], [V, K]
-            widths[:] = [part.shape[1] for part in both]
-            return torch.cat(both, dim=1)
-
-        both, extra, logs = self.features([views for views, *_ in groups], key, epoch, head)  # [V, d + K]
-        features, logits = both.split(widths, dim=1)
-        instances, labels = ([_column(group, n) for group in groups] for n in (0, 1))
-        instance = self._instance(features, instances, logs)
-        sizes = [len(views) for views, *_ in labels]
-        rows = zip(at_least_fp32(logits).split(sizes), labels, strict=True)
-        few, smoothing = list(rows)[: self.global_groups], self.config.label_smoothing
-        label = sum(labelled_cross_entropy(z, *targets, smoothing) for z, (_, *targets) in few)
-        label = label / (self.labelled_share * sum(sizes[: self.global_groups]))
-        left = left_of(self.config.instance_decay, epoch / self.epochs)
+        views = [views for views, *_ in groups]
+        both, extra, logs = self.features(views, key, epoch, self.pooled_and_logits)  # [V, d + K]
+        features, logits = both.tensor_split([feature_width(self.backbone)], dim=1)
+        instance = self._instance(features, [_column(group, 0) for group in groups], logs)
+        label = self._label(logits, [_column(group, 1) for group in groups[: self.global_groups]])
+        left = decay_factor(self.config.instance_decay, epoch / self.epochs)
         parts = {"label_loss": label.detach(), "instance_loss": instance.detach()}
         weight = torch.tensor(left, device=label.device)
         loss = self.config.label_weight * label + left * instance + extra
         return {"loss": loss, **parts, "instance_weight": weight, **logs}
+
+    def pooled_and_logits(self, tokens: Tensor) -> Tensor:
+        """Returns pooled features and logits side by side, [V, d + K], of what ``backbone.forward_features`` gave.
+
+        A single linear layer reads the pooled features. For other classifiers (two of distilled models, one with a norm
+        before it or another beside it) the backbone's head runs again.
+        """
+        head = self.backbone.forward_head
+        pooled = head(tokens, pre_logits=True)  # [V, d]
+        logits = self.backbone.get_classifier()(pooled) if self.reads_pooled else head(tokens)  # [V, K]
+        return torch.cat([pooled, logits], dim=1)  # under autocast both as the wider of their types
+
+    def _label(self, logits: Tensor, groups: list[tuple]) -> Tensor:
+        """The labels' loss of logits [V, K], of whose rows the first are the crops of ``groups``."""
+        sizes, smoothing = [len(views) for views, *_ in groups], self.config.label_smoothing
+        rows = zip(at_least_fp32(logits[: sum(sizes)]).split(sizes), groups, strict=True)
+        loss = sum(mixed_cross_entropy(z, *targets, smoothing, summed=True) for z, (_, *targets) in rows)
+        return loss / (self.labelled_share * sum(sizes))
 
     def _instance(self, features: Tensor, groups: list[tuple], logs: dict[str, Tensor]) -> Tensor:
         """The N-way loss of features [V, d] of the groups' crops; a cosine layer's scale goes to the log."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 from timm.layers import global_pool_nlc, resample_abs_pos_embed, trunc_normal_
-from timm.models import checkpoint, checkpoint_seq
+from timm.models import build_model_with_cfg, checkpoint, checkpoint_seq
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
@@ -27,6 +27,7 @@ class TokenModel(nn.Module):
 
     num_prefix_tokens = 1
     pools = ("token", "avg", "")  # what global_pool may be
+    release_names: Sequence[tuple[str, str]] = ()  # patterns for names in the public release, and ours
 
     def add_head(self, dim: int, num_classes: int, global_pool: str, drop_rate: float, norm: nn.Module) -> None:
         """Adds the last norm and the classifier, and initialises all linear layers and norms."""
@@ -67,6 +68,15 @@ class TokenModel(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[B, in_chans, H, W] -> [B, num_classes]; [B, D] without a classifier."""
         return self.forward_head(self.forward_features(x))
+
+    def checkpoint_filter_fn(self, state_dict: dict[str, Tensor], img_size=None) -> dict[str, Tensor]:
+        """Renames the weights of the public release, whatever their size (pixels); our own names stay."""
+        out = {}
+        for key, value in state_dict.items():
+            for old, new in self.release_names:
+                key = re.sub(old, new, key)
+            out[key] = value
+        return out
 
 
 class Tokenizer(nn.Module):
@@ -233,14 +243,20 @@ def sinusoids(positions: int, dim: int) -> Tensor:
     return torch.where(column % 2 == 0, angle.sin(), angle.cos()).float()[None]
 
 
-def rename_keys(state_dict: dict[str, Tensor], rules: Sequence[tuple[str, str]]) -> dict[str, Tensor]:
-    """Returns a state dict with each pattern in the names replaced, in order."""
-    out = {}
-    for key, value in state_dict.items():
-        for old, new in rules:
-            key = re.sub(old, new, key)
-        out[key] = value
-    return out
+def build_variant(cls: type[TokenModel], variant: str, pretrained: bool, levels: int | tuple, kwargs: dict):
+    """Builds what timm's entry point ``variant`` names; ``levels`` are those that ``features_only`` gives by itself."""
+    options = dict(pretrained_filter_fn=_fit_weights, feature_cfg=dict(out_indices=levels, feature_cls="getter"))
+    return build_model_with_cfg(cls, variant, pretrained, **options, **kwargs)
+
+
+def _fit_weights(state_dict: dict[str, Tensor], model: TokenModel) -> dict[str, Tensor]:
+    """Makes weights fit the model where timm loads them; the positions are resized too."""
+    state = model.checkpoint_filter_fn(state_dict)
+    table = state.pop("pos_embed", None)
+    if table is not None and model.pos_embed is not None:
+        grid, prefix = list(model.patch_embed.grid_size), model.num_prefix_tokens
+        state["pos_embed"] = resample_abs_pos_embed(table, grid, num_prefix_tokens=prefix)
+    return state
 
 
 def timm_cfg(**kwargs) -> dict:

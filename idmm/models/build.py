@@ -4,7 +4,7 @@ import contextlib
 import copy
 import functools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import timm
@@ -93,16 +93,6 @@ def feature_width(model: nn.Module) -> int:
     ``num_features`` where layers stand between pooling and classifier (MobileNetV3, VGG, ...).
     """
     return getattr(model, "feature_width", None) or getattr(model, "head_hidden_size", None) or model.num_features
-
-
-def pooled_and_logits(model: nn.Module, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns pooled features [B, d] and logits [B, K] of what ``forward_features`` of a model with a classifier gave.
-
-    The classifier reads the pooled features; only where it is no single layer (two heads of distilled models, say) does
-    the model's own head run again for the logits.
-    """
-    pooled, classifier = model.forward_head(features, pre_logits=True), model.get_classifier()
-    return pooled, classifier(pooled) if isinstance(classifier, nn.Linear) else model.forward_head(features)
 
 
 def check_name(name: str) -> None:
@@ -206,18 +196,24 @@ def model_name(model: nn.Module) -> str:
 
 
 @contextlib.contextmanager
-def one_image_norms(model: nn.Module) -> Iterator[None]:
-    """Lets one image alone through a model in training, as a run's last batch may be.
+def one_image_norms(model: nn.Module, images: torch.Tensor | Sequence[torch.Tensor]) -> Iterator[None]:
+    """Lets one image alone through a model in training, as a run's last batch may be: ``images`` [1, C, H, W].
 
     A batch norm that would see one value a channel, which torch refuses (a map of 1x1, which most ConvNets make of 32
     pixels), uses its running statistics and leaves them alone. Those with larger maps work as ever.
+
+    Args:
+        model: Whose batch norms.
+        images: What it is given inside the block, [B, C, H, W] or several such.
     """
+    if all(len(part) > 1 for part in ([images] if isinstance(images, torch.Tensor) else images)):
+        yield
+        return
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
     norms = [m for m in norms if not isinstance(m, nn.SyncBatchNorm)]  # they see the images of other processes
 
     def spare(norm, args):
-        if args[0].numel() == args[0].shape[1]:
-            norm.eval()
+        norm.train(args[0].numel() > args[0].shape[1])
 
     hooks = [norm.register_forward_pre_hook(spare) for norm in norms]
     try:

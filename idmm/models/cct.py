@@ -7,12 +7,12 @@ from the shapes and settings of the public release, https://github.com/SHI-Labs/
 from collections.abc import Sequence
 
 import torch
-from timm.layers import resample_abs_pos_embed, trunc_normal_
-from timm.models import build_model_with_cfg, checkpoint, generate_default_cfgs, register_model
+from timm.layers import trunc_normal_
+from timm.models import checkpoint, generate_default_cfgs, register_model
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
-from idmm.models.base import BlockModel, Tokenizer, drop_path_rates, rename_keys, sinusoids, timm_cfg
+from idmm.models.base import BlockModel, Tokenizer, build_variant, drop_path_rates, sinusoids, timm_cfg
 
 POSITIONS = ("learn", "sine", "none")
 POOLING = (3, 2, 1)  # of the tokenizer: kernel, stride and padding
@@ -89,6 +89,17 @@ class CCT(BlockModel):
 
     num_prefix_tokens = 0
     pools = ("seq", "avg", "")
+    release_names = (
+        (r"^tokenizer\.conv_layers\.", r"patch_embed.convs."),
+        (r"^classifier\.positional_emb$", r"pos_embed"),
+        (r"^classifier\.attention_pool\.", r"seq_pool."),
+        (r"^classifier\.fc\.", r"head."),
+        (r"^classifier\.(blocks\.\d+)\.norm1\.", r"\1.norm2."),
+        (r"^classifier\.(blocks\.\d+)\.pre_norm\.", r"\1.norm1."),
+        (r"^classifier\.(blocks\.\d+)\.self_attn\.", r"\1.attn."),
+        (r"^classifier\.(blocks\.\d+)\.linear([12])\.", r"\1.mlp.fc\2."),
+        (r"^classifier\.norm\.", r"norm."),
+    )
 
     def __init__(
         self,
@@ -160,33 +171,6 @@ class CCT(BlockModel):
         """[B, in_chans, H, W] -> [B, h w, D], with positions."""
         return self.pos_drop(self.add_positions(self.patch_embed(x), x))
 
-    def checkpoint_filter_fn(self, state_dict: dict[str, Tensor], img_size=None) -> dict[str, Tensor]:
-        """Renames the weights of the public release, whatever their size (pixels); our own names stay."""
-        return rename_keys(state_dict, RELEASE_NAMES)
-
-
-# names in the public release -> ours
-RELEASE_NAMES = (
-    (r"^tokenizer\.conv_layers\.", r"patch_embed.convs."),
-    (r"^classifier\.positional_emb$", r"pos_embed"),
-    (r"^classifier\.attention_pool\.", r"seq_pool."),
-    (r"^classifier\.fc\.", r"head."),
-    (r"^classifier\.(blocks\.\d+)\.norm1\.", r"\1.norm2."),
-    (r"^classifier\.(blocks\.\d+)\.pre_norm\.", r"\1.norm1."),
-    (r"^classifier\.(blocks\.\d+)\.self_attn\.", r"\1.attn."),
-    (r"^classifier\.(blocks\.\d+)\.linear([12])\.", r"\1.mlp.fc\2."),
-    (r"^classifier\.norm\.", r"norm."),
-)
-
-
-def _fit_weights(state_dict: dict[str, Tensor], model: CCT) -> dict[str, Tensor]:
-    """Makes weights fit the model where timm loads them; the positions are resized too."""
-    state = model.checkpoint_filter_fn(state_dict)
-    table, grid = state.pop("pos_embed", None), list(model.patch_embed.grid_size)
-    if table is not None and model.pos_embed is not None:
-        state["pos_embed"] = resample_abs_pos_embed(table, grid, num_prefix_tokens=0)
-    return state
-
 
 _cfg = timm_cfg(pool_size=None, fixed_input_size=True, crop_pct=0.9, first_conv="patch_embed.convs.0.0")
 _cfg_32 = {**_cfg, "input_size": (3, 32, 32), "crop_pct": 1.0}
@@ -201,8 +185,7 @@ _WIDTHS = {2: (128, 2, 1.0), 4: (128, 2, 1.0), 6: (256, 4, 2.0), 7: (256, 4, 2.0
 def _create(variant: str, pretrained: bool, depth: int, kernel_size: int, conv_layers: int, kwargs: dict) -> nn.Module:
     defaults = dict(zip(("embed_dim", "num_heads", "mlp_ratio"), _WIDTHS[depth], strict=True))
     defaults |= dict(depth=depth, kernel_size=kernel_size, conv_layers=conv_layers)
-    options = dict(pretrained_filter_fn=_fit_weights, feature_cfg=dict(out_indices=3, feature_cls="getter"))
-    return build_model_with_cfg(CCT, variant, pretrained, **options, **{**defaults, **kwargs})
+    return build_variant(CCT, variant, pretrained, 3, {**defaults, **kwargs})
 
 
 @register_model

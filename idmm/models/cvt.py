@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 import torch.utils.checkpoint
 from timm.layers import DropPath, Mlp, get_act_layer, trunc_normal_
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models import generate_default_cfgs, register_model
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
@@ -20,9 +20,9 @@ from idmm.models.base import (
     Grid,
     TokenModel,
     as_map,
+    build_variant,
     checked_size,
     drop_path_rates,
-    rename_keys,
     split_tokens,
     timm_cfg,
     window_grids,
@@ -176,6 +176,13 @@ class CvT(TokenModel):
         ValueError: A size, a pooling or widths that it does not take.
     """
 
+    pos_embed = None
+    release_names = (
+        (r"^stage(\d)\.", r"stages.\1."),
+        (r"\.attn\.conv_proj_([qkv])\.", r".attn.conv_\1."),
+        (r"\.attn\.proj_([qkv])\.", r".attn.\1."),
+    )
+
     def __init__(
         self,
         img_size: int | Sequence[int] = 224,
@@ -279,10 +286,6 @@ class CvT(TokenModel):
             self.reset_classifier(0, "")
         return take
 
-    def checkpoint_filter_fn(self, state_dict: dict[str, Tensor], img_size=None) -> dict[str, Tensor]:
-        """Renames the weights of the public release, whatever their size (pixels); our own names stay."""
-        return rename_keys(state_dict, RELEASE_NAMES)
-
 
 def _checkpointed(block: nn.Module, x: Tensor, grid: Grid) -> Tensor:
     """Runs the block twice if gradients are wanted, but lets its batch norms see the batch once."""
@@ -306,14 +309,6 @@ def _frozen_statistics(block: nn.Module) -> Iterator[None]:
             m.num_batches_tracked.copy_(count)
 
 
-# names in the public release -> ours
-RELEASE_NAMES = (
-    (r"^stage(\d)\.", r"stages.\1."),
-    (r"\.attn\.conv_proj_([qkv])\.", r".attn.conv_\1."),
-    (r"\.attn\.proj_([qkv])\.", r".attn.\1."),
-)
-
-
 _cfg = timm_cfg(pool_size=(14, 14), crop_pct=0.875, first_conv="stages.0.patch_embed.proj")
 default_cfgs = generate_default_cfgs({"cvt_13": _cfg})
 
@@ -321,11 +316,4 @@ default_cfgs = generate_default_cfgs({"cvt_13": _cfg})
 @register_model
 def cvt_13(pretrained: bool = False, **kwargs) -> CvT:
     """CvT-13, 20M parameters (paper: Table 2)."""
-    return build_model_with_cfg(
-        CvT,
-        "cvt_13",
-        pretrained,
-        pretrained_filter_fn=lambda state_dict, model: model.checkpoint_filter_fn(state_dict),
-        feature_cfg=dict(out_indices=(0, 1, 2), feature_cls="getter"),
-        **kwargs,
-    )
+    return build_variant(CvT, "cvt_13", pretrained, (0, 1, 2), kwargs)

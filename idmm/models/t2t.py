@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from timm.layers import Mlp, resample_abs_pos_embed, trunc_normal_
-from timm.models import build_model_with_cfg, checkpoint, generate_default_cfgs, register_model
+from timm.layers import Mlp, trunc_normal_
+from timm.models import checkpoint, generate_default_cfgs, register_model
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
@@ -20,9 +20,9 @@ from idmm.models.base import (
     BlockModel,
     Tokenizer,
     as_map,
+    build_variant,
     checked_size,
     drop_path_rates,
-    rename_keys,
     sinusoids,
     timm_cfg,
 )
@@ -123,13 +123,19 @@ class T2TViT(BlockModel):
         kernel_ratio: Random features of a performer over ``token_dim``.
         token_drop_rate: Dropout in the performers; 0.1 in the release, whatever else is set.
         drop_path_rate: Stochastic depth of the last block; rises linearly from 0 in the first.
-        dynamic_img_size: Whether images of other sizes are taken too, with interpolated positions.
         in_chans, num_classes, depth, mlp_ratio, qkv_bias, drop_rate, pos_drop_rate, proj_drop_rate, attn_drop_rate: As
             in timm's vision transformers.
 
     Raises:
         ValueError: A size or a pooling that it does not take.
     """
+
+    release_names = (
+        (r"^tokens_to_token\.attention([12])\.mlp\.0\.", r"patch_embed.performer\1.mlp.fc1."),
+        (r"^tokens_to_token\.attention([12])\.mlp\.2\.", r"patch_embed.performer\1.mlp.fc2."),
+        (r"^tokens_to_token\.attention([12])\.", r"patch_embed.performer\1."),
+        (r"^tokens_to_token\.project\.", r"patch_embed.proj."),
+    )
 
     def __init__(
         self,
@@ -182,12 +188,12 @@ class T2TViT(BlockModel):
     def checkpoint_filter_fn(
         self, state_dict: dict[str, Tensor], img_size: int | Sequence[int] | None = None
     ) -> dict[str, Tensor]:
-        """Renames the weights of the public release by :data:`RELEASE_NAMES`; the rest is named alike, and ours stay.
+        """Renames the weights of the public release; our own names stay.
 
         Weights without ``pos_embed``, as idmm 0.1.0 wrote them, get the sinusoids that they were trained with: those
         of ``img_size``; None: of 224 pixels, the release's.
         """
-        state = rename_keys(state_dict, RELEASE_NAMES)
+        state = super().checkpoint_filter_fn(state_dict)
         if "pos_embed" not in state:
             grid = self.patch_embed.dynamic_feat_size(checked_size(img_size or 224))
             state["pos_embed"] = sinusoids(1 + math.prod(grid), self.embed_dim)
@@ -205,38 +211,19 @@ def _soft_split(x: Tensor, window: tuple[int, int, int]) -> Tensor:
     return F.unfold(x, kernel, stride=stride, padding=padding).transpose(1, 2)
 
 
-# names in the public release -> ours
-RELEASE_NAMES = (
-    (r"^tokens_to_token\.attention([12])\.mlp\.0\.", r"patch_embed.performer\1.mlp.fc1."),
-    (r"^tokens_to_token\.attention([12])\.mlp\.2\.", r"patch_embed.performer\1.mlp.fc2."),
-    (r"^tokens_to_token\.attention([12])\.", r"patch_embed.performer\1."),
-    (r"^tokens_to_token\.project\.", r"patch_embed.proj."),
-)
-
-
-def _fit_weights(state_dict: dict[str, Tensor], model: T2TViT) -> dict[str, Tensor]:
-    """Makes weights fit the model where timm loads them; the positions are resized too."""
-    state = model.checkpoint_filter_fn(state_dict)
-    state["pos_embed"] = resample_abs_pos_embed(state["pos_embed"], model.patch_embed.grid_size)
-    return state
-
-
 _cfg = timm_cfg(pool_size=None, fixed_input_size=True, crop_pct=0.9, first_conv=None)
 default_cfgs = generate_default_cfgs({"t2t_vit_7": _cfg, "t2t_vit_14": _cfg})
-
-
-def _create(variant: str, pretrained: bool, defaults: dict, kwargs: dict) -> nn.Module:
-    options = dict(pretrained_filter_fn=_fit_weights, feature_cfg=dict(out_indices=3, feature_cls="getter"))
-    return build_model_with_cfg(T2TViT, variant, pretrained, **options, **{**defaults, **kwargs})
 
 
 @register_model
 def t2t_vit_7(pretrained: bool = False, **kwargs) -> T2TViT:
     """T2T-ViT-7, 4.3M parameters (paper: Table 1)."""
-    return _create("t2t_vit_7", pretrained, dict(embed_dim=256, depth=7, num_heads=4, mlp_ratio=2.0), kwargs)
+    defaults = dict(embed_dim=256, depth=7, num_heads=4, mlp_ratio=2.0)
+    return build_variant(T2TViT, "t2t_vit_7", pretrained, 3, {**defaults, **kwargs})
 
 
 @register_model
 def t2t_vit_14(pretrained: bool = False, **kwargs) -> T2TViT:
     """T2T-ViT-14, 21.5M parameters (paper: Table 1)."""
-    return _create("t2t_vit_14", pretrained, dict(embed_dim=384, depth=14, num_heads=6, mlp_ratio=3.0), kwargs)
+    defaults = dict(embed_dim=384, depth=14, num_heads=6, mlp_ratio=3.0)
+    return build_variant(T2TViT, "t2t_vit_14", pretrained, 3, {**defaults, **kwargs})
