@@ -1,6 +1,7 @@
 """From a folder to a classifier in a given time, by the real command line."""
 
 import json
+import time
 
 import pytest
 import yaml
@@ -10,8 +11,9 @@ from helpers import VIT, call, refused
 from idmm.commands import train
 from idmm.config import Model
 from idmm.config.commands import TrainCommand
+from idmm.data.datasets import open_splits
 from idmm.errors import Interrupted
-from idmm.stages import budget, results
+from idmm.stages import StageSpec, budget, results
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 MINUTES = 0.35  # which leaves stage 2 six seconds
@@ -23,6 +25,14 @@ def images(tmp_path_factory):
     """Two labelled images a class to train on, more without labels."""
     root = tree(tmp_path_factory.mktemp("images") / "d", train={"cat": 4, "dog": 4}, test={"cat": 5, "dog": 6})
     return tree(root, unlabelled={"": 8})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_clock():
+    """The processor's, which does not count what else the machine does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "monotonic", time.process_time)
+        yield
 
 
 def given(images, out, **flags):
@@ -94,6 +104,61 @@ def test_taken_up_again(images, tmp_path, monkeypatch, capsys):
     assert whole == pytest.approx(train.SHARE * 10, abs=0.2) and rest == pytest.approx(10 - 2, abs=0.2)
 
 
+def stages_run(monkeypatch, argv):
+    """Runs a command whose stages do nothing; returns the images that each would have had, and its config."""
+    ran = []
+
+    def run(self, given):
+        config, _ = self.resolve(self.build(given))
+        ran.append((open_splits(*self.images(config)), config))
+        return {"seconds": 1, "top1": 50.0, "top1_interval": [40.0, 60.0], "test_size": 1, "largest_class": 50.0}
+
+    with monkeypatch.context() as patched:
+        patched.setattr(StageSpec, "run", run)
+        patched.setattr(train, "compared", lambda *_: {"points": 0.0, "p": 1.0})
+        assert call(argv) == 0
+    return ran
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("way", ["pretrain", "joint"])
+def test_stage_1_sees_no_test_image(way, nested, tmp_path, monkeypatch):
+    """Nor where training without labels has no classes to hold images out by."""
+    more = {}
+    if nested:
+        root = tree(tmp_path / "d", **{f"{name}/a": {"": 10} for name in ("cat", "dog")})
+    else:
+        root = tree(tmp_path / "d", **{"": {"": 30}})
+        rows = [f"{i}.png,{'cat' if i % 2 else 'dog'}" for i in range(20)]
+        (tmp_path / "l.csv").write_text("\n".join(["path,class", *rows]))
+        more = {"data.labels": tmp_path / "l.csv"}
+    argv = given(root, tmp_path / "x", way=way, minutes=10, compare="true", **more)
+    (first, _), (tuned, _), (scratch, _) = stages_run(monkeypatch, argv)
+    assert len(tuned.test) == 4 and tuned.test.names == scratch.test.names
+    assert sorted(tuned.train.names) == sorted(scratch.train.names) and len(tuned.train) == 16
+    assert len(first.train) == (16 if nested else 26) and not {*first.train.names} & {*tuned.test.names}
+    assert {*tuned.train.names} <= {*first.train.names}
+    assert read(tmp_path / "x/train.json")["counts"]["images"] == len(first.train)
+
+
+def test_from_scratch_taken_up_again(images, tmp_path, monkeypatch):
+    """With the minutes that it began with, on other workers, too."""
+    ran = []
+
+    def stage(given, kept, name, folder, minutes, init=None):
+        ran.append(minutes)
+        raise Interrupted("interrupted")
+
+    monkeypatch.setattr(train, "_stage", stage)
+    for workers in (0, 2):
+        assert call(given(images, tmp_path / "x", way="scratch", minutes=10, **{"data.workers": workers})) == 130
+    assert ran[0] == ran[1]
+    monkeypatch.undo()
+    argv = given(images, tmp_path / "x", way="scratch", minutes=10, **{"data.workers": 2})
+    ((_, config),) = stages_run(monkeypatch, argv)
+    assert config.train.minutes == ran[0] and config.data.workers == 2
+
+
 def test_from_scratch_with_some_of_the_labels(images, tmp_path, capsys):
     some = {"minutes": 0.15, "data.labelled": "{per_class: 2}"}
     argv = given(images, tmp_path / "x", way="scratch", compare="true", **some)
@@ -121,9 +186,18 @@ def test_what_is_wrong(images, tmp_path, capsys, monkeypatch):
     assert line.startswith("minutes: got 0.0001, but ") and "before the first stage" in line
     assert not (tmp_path / "x").exists()
     (tmp_path / "y").mkdir()
-    (tmp_path / "y/train.json").write_text("{")
-    (line,) = refused(capsys, given(images, tmp_path / "y"))
-    assert line.startswith("out: ") and "train.json" in line
+    for text in ("{", "{}", "[]"):
+        (tmp_path / "y/train.json").write_text(text)
+        (line,) = refused(capsys, given(images, tmp_path / "y"))
+        assert line.startswith("out: ") and "train.json" in line
+    (line,) = refused(capsys, given(images, tmp_path / "x", **{"data.folds": 2}))
+    assert line.startswith("data.folds: ")
+    some = {"data.subset": "{per_class: 3}", "data.labelled": "{per_class: 2}"}
+    (line,) = refused(capsys, given(images, tmp_path / "x", **some))
+    assert line.startswith("data.labelled: ")
+    nested = tree(tmp_path / "nested", **{f"{name}/a": {"": 4} for name in ("cat", "dog")})
+    refused(capsys, given(nested, tmp_path / "x", minutes=1e-4))
+    assert not (tmp_path / "x").exists()
 
 
 def asked(**changes):
