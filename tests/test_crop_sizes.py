@@ -116,6 +116,8 @@ def test_dinos_global_crops_are_of_one_size():
     scale = [0.25, 1.0]
     for sizes, wanted in ((None, None), 2), ((None, 8), 1), ((8, 8, None), 2):
         assert global_groups([CropGroup(count=1, scale=scale, size=size) for size in sizes]) == wanted
+    same = [CropGroup(count=1, size=size) for size in (None, 16)]
+    assert global_groups(same, 16) == 2, "the views' own size, said again"
 
 
 # ------------------------------------------------------------------ backbones

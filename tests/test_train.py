@@ -12,12 +12,20 @@ from helpers import VIT, call, refused
 from idmm.commands import train
 from idmm.config import Model
 from idmm.config.commands import TrainCommand
+from idmm.data.datasets import open_splits
 from idmm.errors import Interrupted
-from idmm.stages import budget, results
+from idmm.stages import StageSpec, budget, results
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 MINUTES = 0.25  # which leaves stage 2 four seconds
 MODEL = ["--model.name", "vit_tiny_patch16_224", "--model.kwargs", yaml.safe_dump(VIT, default_flow_style=True).strip()]
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    """Two labelled images a class to train on, more without labels."""
+    root = tree(tmp_path_factory.mktemp("images") / "d", train={"cat": 4, "dog": 4}, test={"cat": 5, "dog": 6})
+    return tree(root, unlabelled={"": 8})
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -26,13 +34,6 @@ def own_clock():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "monotonic", time.process_time)
         yield
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    """Two labelled images a class to train on, more without labels."""
-    root = tree(tmp_path_factory.mktemp("images") / "d", train={"cat": 4, "dog": 4}, test={"cat": 5, "dog": 6})
-    return tree(root, unlabelled={"": 8})
 
 
 def given(images, out, **flags):
@@ -107,6 +108,61 @@ def test_taken_up_again(way, images, tmp_path, monkeypatch, capsys):
     assert whole == pytest.approx(train.SHARE * 10, abs=0.2) and rest == pytest.approx(10 - 2, abs=0.2)
 
 
+def stages_run(monkeypatch, argv):
+    """Runs a command whose stages do nothing; returns the images that each would have had, and its config."""
+    ran = []
+
+    def run(self, given):
+        config, _ = self.resolve(self.build(given))
+        ran.append((open_splits(*self.images(config)), config))
+        return {"seconds": 1, "top1": 50.0, "top1_interval": [40.0, 60.0], "test_size": 1, "largest_class": 50.0}
+
+    with monkeypatch.context() as patched:
+        patched.setattr(StageSpec, "run", run)
+        patched.setattr(train, "compared", lambda *_: {"points": 0.0, "p": 1.0})
+        assert call(argv) == 0
+    return ran
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("way", ["pretrain", "joint"])
+def test_stage_1_sees_no_test_image(way, nested, tmp_path, monkeypatch):
+    """Nor where training without labels has no classes to hold images out by."""
+    more = {}
+    if nested:
+        root = tree(tmp_path / "d", **{f"{name}/a": {"": 10} for name in ("cat", "dog")})
+    else:
+        root = tree(tmp_path / "d", **{"": {"": 30}})
+        rows = [f"{i}.png,{'cat' if i % 2 else 'dog'}" for i in range(20)]
+        (tmp_path / "l.csv").write_text("\n".join(["path,class", *rows]))
+        more = {"data.labels": tmp_path / "l.csv"}
+    argv = given(root, tmp_path / "x", way=way, minutes=10, compare="true", **more)
+    (first, _), (tuned, _), (scratch, _) = stages_run(monkeypatch, argv)
+    assert len(tuned.test) == 4 and tuned.test.names == scratch.test.names
+    assert sorted(tuned.train.names) == sorted(scratch.train.names) and len(tuned.train) == 16
+    assert len(first.train) == (16 if nested else 26) and not {*first.train.names} & {*tuned.test.names}
+    assert {*tuned.train.names} <= {*first.train.names}
+    assert read(tmp_path / "x/train.json")["counts"]["images"] == len(first.train)
+
+
+def test_from_scratch_taken_up_again(images, tmp_path, monkeypatch):
+    """With the minutes that it began with, on other workers, too."""
+    ran = []
+
+    def stage(given, kept, name, folder, minutes, init=None):
+        ran.append(minutes)
+        raise Interrupted("interrupted")
+
+    monkeypatch.setattr(train, "_stage", stage)
+    for workers in (0, 2):
+        assert call(given(images, tmp_path / "x", way="scratch", minutes=10, **{"data.workers": workers})) == 130
+    assert ran[0] == ran[1]
+    monkeypatch.undo()
+    argv = given(images, tmp_path / "x", way="scratch", minutes=10, **{"data.workers": 2})
+    ((_, config),) = stages_run(monkeypatch, argv)
+    assert config.train.minutes == ran[0] and config.data.workers == 2
+
+
 def test_from_scratch_with_some_of_the_labels_and_no_test_images(tmp_path):
     root = tree(tmp_path / "d", **{name: {"": 10} for name in ("cat", "dog")})
     some = {"minutes": 0.15, "data.labelled": "{per_class: 2}"}
@@ -131,9 +187,16 @@ def test_what_is_wrong(images, tmp_path, capsys, monkeypatch):
     assert line == "data.folds: got 2, but idmm train makes a single classifier; wanted null"
     assert not (tmp_path / "x").exists()
     (tmp_path / "y").mkdir()
-    (tmp_path / "y/train.json").write_text("{")
-    (line,) = refused(capsys, given(images, tmp_path / "y"))
-    assert line.startswith("out: ") and "train.json" in line
+    for text in ("{", "{}", "[]"):
+        (tmp_path / "y/train.json").write_text(text)
+        (line,) = refused(capsys, given(images, tmp_path / "y"))
+        assert line.startswith("out: ") and "train.json" in line
+    some = {"data.subset": "{per_class: 3}", "data.labelled": "{per_class: 2}"}
+    (line,) = refused(capsys, given(images, tmp_path / "x", **some))
+    assert line.startswith("data.labelled: ")
+    nested = tree(tmp_path / "nested", **{f"{name}/a": {"": 4} for name in ("cat", "dog")})
+    refused(capsys, given(nested, tmp_path / "x", minutes=1e-4))
+    assert not (tmp_path / "x").exists()
 
 
 def asked(**changes):
@@ -142,9 +205,12 @@ def asked(**changes):
 
 def test_what_is_chosen():
     few, many = train.Counts(2000, 50, 10, 32), train.Counts(2000, 2000, 10, 32)
-    assert train.choose(asked(), few).way == "pretrain" and train.choose(asked(), many).way == "scratch"
+    assert [train.choose(asked(), counts).way for counts in (few, many)] == ["scratch"] * 2
     assert train.choose(asked(way="joint"), many).way == "joint"
-    assert all(plan.why for plan in (train.choose(asked(), few), train.choose(asked(), many)))
+    says = [
+        any("--way pretrain --compare" in line for line in train.choose(asked(), counts).why) for counts in (few, many)
+    ]
+    assert says == [True, False]
 
 
 def test_the_size_is_the_images_own_or_what_there_is_time_for(monkeypatch):

@@ -1,5 +1,7 @@
 """``idmm train``: from a folder of images to a classifier in a given time, by what was measured to do best."""
 
+import csv
+import io
 import itertools
 import json
 import logging
@@ -11,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from idmm.config import Augment, Data, parsing
+from idmm.config import FREE, Augment, Data, parsing
 from idmm.config.commands import TrainCommand
 from idmm.config.reading import recipe
 from idmm.data.datasets import open_splits
@@ -19,7 +21,7 @@ from idmm.data.images import load
 from idmm.data.registry import resolve_name
 from idmm.data.split import LabelsMissing, Splits
 from idmm.errors import UserError
-from idmm.files import begun, write_text
+from idmm.files import begun, write_bytes, write_text
 from idmm.progress import duration
 from idmm.stages import STAGES, beginning
 from idmm.stages.results import compared
@@ -29,16 +31,15 @@ log = logging.getLogger("idmm")
 RECIPES = {"pretrain": "idmm_fast", "joint": "joint", "finetune": "fast", "scratch": "fast_scratch"}
 BACKBONE = {"name": "resnet10t", "kwargs": {"channels": [32, 64, 128, 256]}}
 SIZES = (32, 48, 64, 80, 96, 112, 128, 160, 192, 224)
-LOOKED_AT = 64  # images, for their sizes
 TIMED = 16  # images of a step, to find out how long one takes
+LOOKED_AT = 64  # images, for their sizes
 PASSES = 30  # over the images, which a size must leave time for
 HELD_OUT = 0.2  # of the labelled images, where there are none to test on
 SHARE = 0.7  # of the time, for the first of two stages ...
 LEAST = 0.1  # ... and what the second one has at least, where the first took too long
 CHANCE = 0.05
-FILE = "train.json"
-# With fewer labels a class than this, and so many images a labelled one, learning from all images first pays
-FEW_LABELS, MANY_IMAGES = 20, 3
+FILE, LABELS = "train.json", "labels.csv"
+MANY_IMAGES = 3  # times the labelled ones, from which on it is worth saying what could be done with them
 
 
 @dataclass(frozen=True)
@@ -80,23 +81,20 @@ def train(given: TrainCommand) -> dict:
         raise UserError(f"data.folds: got {given.data.folds}, but idmm train makes a single classifier; wanted null")
     given = replace(given, data=resolve_name(given.data)[0])
     out = Path(given.out)
-    kept, fresh = _kept(out, given), not out.exists()
-    if new := "plan" not in kept:
-        data, splits = _splits(given.data)
-        counts = count(splits, data)
-        kept |= {"data": parsing.plain(data), "counts": asdict(counts), "plan": asdict(choose(given, counts))}
-    for line in kept["plan"]["why"]:
-        log.info("%s", line)
-    if "result" not in kept:
-        try:
+    kept, new = _kept(out, given), not out.exists()
+    try:
+        if "plan" not in kept:
+            data, splits = _splits(given.data, out)
+            counts = count(splits, data)
+            kept |= {"data": parsing.plain(data), "counts": asdict(counts), "plan": asdict(choose(given, counts))}
+        for line in kept["plan"]["why"]:
+            log.info("%s", line)
+        if "result" not in kept:
             kept["result"] = _run(given, kept, out, (time.monotonic() - began) / 60)
-        except UserError:
-            if new and not begun(out) and not (out / "stage1").exists():  # nothing was trained
-                (out / FILE).unlink(missing_ok=True)
-                if fresh:
-                    shutil.rmtree(out, ignore_errors=True)
-            raise
-        _write(out, kept)
+            _write(out, kept)
+    except UserError:
+        _cleared(out, new)
+        raise
     if given.compare and "scratch" not in kept and kept["plan"]["way"] != "scratch":
         kept["scratch"] = _stage(given, kept, "scratch", out / "scratch", given.minutes)
         kept["gain"] = compared(out, out / "scratch")
@@ -106,29 +104,41 @@ def train(given: TrainCommand) -> dict:
     return kept
 
 
+def _cleared(out: Path, new: bool) -> None:
+    """Removes what a refused command wrote where nothing was trained; ``new``: there was no such folder before."""
+    if begun(out) or (out / "stage1").exists() or any((out / "last").glob("*.lock")):  # locked by another run
+        return
+    for name in (FILE, LABELS, *(("config.yaml", "log.txt") if new else ())):
+        (out / name).unlink(missing_ok=True)
+    if new:
+        shutil.rmtree(out / "last", ignore_errors=True)
+
+
 # ---------------------------------------------------------------------- what there is, what to do
 def _kept(out: Path, given: TrainCommand) -> dict:
     """What an earlier call of the same command found and did; ``compare`` may be asked for later."""
     asked = {key: value for key, value in parsing.plain(given).items() if key not in ("out", "compare")}
     try:
         kept = json.loads((out / FILE).read_text())
+        before = parsing.flatten(kept["asked"])
     except FileNotFoundError:
         return {"asked": asked}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"out: '{out / FILE}' cannot be read ({error}); name a new folder") from None
-    before = parsing.flatten(kept["asked"])
     faults = [
         f"{key}: {before.get(key)} in '{out}', asked for now is {new}"
         for key, new in parsing.flatten(asked).items()
-        if before.get(key) != new
+        if before.get(key) != new and key not in FREE
     ]
     if faults:
         raise UserError(*faults, f"out: '{out}' belongs to another command; name a new folder or mend the above")
     return kept
 
 
-def _splits(data: Data) -> tuple[Data, Splits]:
-    """The images as stage 1 sees them; a part of the labelled ones is held out where there are none to test on."""
+def _splits(data: Data, out: Path) -> tuple[Data, Splits]:
+    """All images to learn from; a part of the labelled ones is held out where there are none to test on."""
+    if data.subset is not None and data.labelled is not None:
+        raise UserError("data.labelled: given beside data.subset, from which fine-tuning cannot draw; give one of them")
     try:
         open_splits(data, labelled=True)
     except LabelsMissing as error:
@@ -140,7 +150,29 @@ def _splits(data: Data) -> tuple[Data, Splits]:
         except LabelsMissing:
             raise error from None
         log.info("data.val_fraction: %g, as there are no images to test on", HELD_OUT)
-    return data, open_splits(data, labelled=False)
+    data = _written_out(data, out)
+    return data, open_splits(data, labelled=True, unlabelled=True)
+
+
+def _written_out(data: Data, out: Path) -> Data:
+    """Returns the data with a list of classes and splits, OUT/labels.csv, where training without labels cannot tell
+    classes (some images have none, say): without it that would not leave out the images that are held out."""
+    whole = replace(data, subset=None, labelled=None)
+    if data.name != "folder" or not data.val_fraction:
+        return data
+    plain = open_splits(replace(whole, val_fraction=0.0), labelled=False, unlabelled=False)
+    if plain.train.labels is not None:
+        return data
+    rows = [("path", "class", "split", "group")]
+    for part, split in open_splits(whole, labelled=True).parts.items():
+        groups = [""] * len(split) if split.groups is None else split.groups
+        named = zip(split.names, split.labels, groups, strict=True)
+        rows += [(name, split.classes[label], part, group) for name, label, group in named]
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(row if rows[1][3] else row[:3] for row in rows)
+    out.mkdir(parents=True, exist_ok=True)
+    write_bytes(out / LABELS, text.getvalue().encode("utf-8", "surrogateescape"))
+    return replace(data, labels=str(out / LABELS), val_fraction=0.0)
 
 
 def count(splits: Splits, data: Data) -> Counts:
@@ -163,10 +195,12 @@ def choose(given: TrainCommand, counts: Counts) -> Plan:
     what = f"{counts.images} images to train on, {counts.labelled} of them labelled ({each:.0f} a class)"
     if way != "auto":
         why = [f"{what}; --way {way}, as asked"]
-    elif each < FEW_LABELS and counts.images >= MANY_IMAGES * counts.labelled:
-        way, why = "pretrain", [f"{what}: few labels, and many images to learn from before them"]
     else:
-        way, why = "scratch", [f"{what}: with so many labels, and few images without, pretraining gained nothing"]
+        way, why = "scratch", [f"{what}; from scratch, which was never behind pretraining in runs of minutes"]
+        if counts.images >= MANY_IMAGES * counts.labelled:
+            why.append(
+                "--way pretrain --compare, in another --out, measures whether learning from all images helps here"
+            )
     given_model = parsing.plain(given.model)
     model = given_model if given.model.name else {**given_model, **BACKBONE}
     if not given.model.name:
@@ -206,12 +240,11 @@ def _run(given: TrainCommand, kept: dict, out: Path, before: float) -> dict:
     left = given.minutes - spent["before"]
     if left <= 0:
         raise UserError(f"minutes: got {given.minutes:g}, but {duration(60 * before)} were gone before the first stage")
-    if way == "scratch":
-        _write(out, kept)
-        return _stage(given, kept, "scratch", out, left)
-    first = out / "stage1"
-    spent.setdefault(way, SHARE * left)
+    spent.setdefault(way, left if way == "scratch" else SHARE * left)
     _write(out, kept)
+    if way == "scratch":
+        return _stage(given, kept, way, out, left)
+    first = out / "stage1"
     taken = _stage(given, kept, way, first, spent[way])["seconds"] / 60
     spent.setdefault("finetune", max(left - taken, LEAST * left))
     _write(out, kept)
@@ -222,6 +255,8 @@ def _stage(given: TrainCommand, kept: dict, name: str, folder: Path, minutes: fl
     """Runs a stage by its recipe, on the images and at the size of the plan."""
     stage = STAGES["pretrain" if name in ("pretrain", "joint") else "finetune"]
     data, size = Data(**kept["data"]), kept["plan"]["size"]
+    free = [key.removeprefix("data.") for key in FREE if key.startswith("data.")]
+    data = replace(data, **{name: getattr(given.data, name) for name in free})
     if stage.name == "finetune":
         data, own = tuned_on(data), {"train.size": size, "augment.flip": given.flip}
     else:

@@ -91,9 +91,12 @@ def group_sizes(views: Views) -> list[int]:
     return [views.size if group.size is None else group.size for group in views.crops]
 
 
-def global_groups(crops: list[CropGroup]) -> int:
-    """Returns how many groups, from the first on, are of the first one's scale and size: those of global crops."""
-    kinds = [(group.scale, group.size) for group in crops]
+def global_groups(crops: list[CropGroup], size: int | None = None) -> int:
+    """Returns how many groups, from the first on, are of the first one's scale and size: those of global crops.
+
+    ``size``: of groups without one of their own, that of the views (pixels).
+    """
+    kinds = [(group.scale, size if group.size is None else group.size) for group in crops]
     return next((n for n, kind in enumerate(kinds) if kind != kinds[0]), len(crops))
 
 

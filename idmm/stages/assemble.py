@@ -161,7 +161,8 @@ class _Pretraining(Assembly):
 
     def method(self, phase, backbone, images, classes, labelled=None):
         sizes = (images, min(phase.batch_size, images), phase.epochs, phase.steps(images))
-        info = RunInfo(*sizes, classes, global_groups(self.config.views.crops), labelled)
+        whole = global_groups(self.config.views.crops, self.config.views.size)
+        info = RunInfo(*sizes, classes, whole, labelled)
         with seeded(derive(self.config.seed, "method")):
             method = create_method(backbone, info, self.config.method)
         method.localization = self.localization(phase, backbone)

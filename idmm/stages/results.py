@@ -213,7 +213,7 @@ def compared(run: Path, other: Path) -> dict[str, float]:
 
 def _right(path: Path) -> dict[str, bool]:
     """Whether each image of a file of predictions was named right."""
-    with open(path, encoding="utf-8", newline="") as file:
+    with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
         return {row["path"]: row["class"] == row["predicted"] for row in csv.DictReader(file)}
 
 

@@ -35,7 +35,7 @@ def options_of(base: PretrainConfig) -> list[Option]:
     crops, method, reads = base.views.crops, base.method, keys_read(base.method)
     low, high = crops[0].scale
     found = [Option("crop_scale", "smallest global crop, share of the area", low, tuple(n for n in LOWS if n < high))]
-    if global_groups(crops) < len(crops):
+    if global_groups(crops, base.views.size) < len(crops):
         found.append(Option("local_crops", "small crops beside the global ones", True, (False,)))
     found.append(Option("colour_strength", "colours, grey and blur, times the recipe's", 1.0, STRENGTHS))
     rates = tuple(float(f"{base.train.lr * times:.2g}") for times in RATES)
@@ -54,7 +54,7 @@ def applied(base: PretrainConfig, choice: dict[str, Any], epochs: int) -> Pretra
     choices cost alike.
     """
     crops, strength = base.views.crops, choice["colour_strength"]
-    whole, before = global_groups(crops), sum(group.count for group in crops)
+    whole, before = global_groups(crops, base.views.size), sum(group.count for group in crops)
     low = choice["crop_scale"]
     crops = [replace(group, scale=[low, group.scale[1]]) for group in crops[:whole]] + crops[whole:]
     if not choice.get("local_crops", True):
