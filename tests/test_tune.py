@@ -22,7 +22,7 @@ from idmm.config.commands import TuneConfig
 from idmm.config.parsing import build, parse
 from idmm.config.recipes import resolve_method
 from idmm.stages import assemble
-from idmm.tuning import results, search, trial
+from idmm.tuning import results, search
 from idmm.tuning.options import applied, differences, options_of
 
 MAIN = "import sys; from idmm.cli import main; raise SystemExit(main(sys.argv[1:]))"
@@ -128,7 +128,7 @@ def test_killed_and_taken_up(tmp_path):
         assert process.until(lambda: (out / "trials/1/metrics.jsonl").exists())
         process.send()
         process.wait()
-    before = trial.opened(str(out / "study.log")).trials
+    before = search.opened(out).trials
     assert before[0].value is not None and not before[1].state.is_finished()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(search, "ROUNDS", 0)
@@ -136,7 +136,7 @@ def test_killed_and_taken_up(tmp_path):
     found = rows(out)
     assert len(found) == 3 and float(found[0]["accuracy"]) == before[0].value
     assert str(before[1].params["lr"]) in [row["lr"] for row in found[1:]]
-    again = [t for t in trial.opened(str(out / "study.log")).trials if t.params == before[1].params]
+    again = [t for t in search.opened(out).trials if t.params == before[1].params]
     assert len(again) == 2 and again[1].state.is_finished()
 
 
@@ -146,19 +146,34 @@ def test_the_time_is_kept(tuned, tmp_path):
     shutil.copytree(tuned[0], out)
     given = build(TuneConfig, {**yaml.safe_load((out / "tune.yaml").read_text()), "out": str(out), "trials": None})
     base = assemble.resolve(replace(build(PretrainConfig, str(out / "trials/0/config.yaml")), out=str(out)))[0].config
-    study = trial.opened(str(out / "study.log"))
+    study = search.opened(out)
     plan = search.Search(given, base, study, time.time())
-    full = max(t.user_attrs["seconds"] for t in plan.trials("finished"))
+    full = max(t.user_attrs["seconds"] for t in plan.trials() if t.user_attrs["ended"] == search.FINISHED)
     assert abs(plan.until - time.time() - (60 * 30 - study.user_attrs["seconds"] - search.REST)) < 5
-    job = plan.next([])
+    job = plan.next()
     assert job.config.seed == 0 and job.prunable and job.until == plan.until
-    late = trial.run(replace(job, until=time.time()))
-    assert late.ended == trial.LATE and late.value is not None
-    plan.tell(job, late)
+    search.run(replace(job, until=time.time()))
+    plan.tell(job)
+    late = plan.trials()[-1]
+    assert late.user_attrs["ended"] == search.LATE and late.value is not None
     plan.until = time.time() + (1 - search.SEARCH) * 60 * given.minutes - 1  # of the time left for repeats
-    assert plan.next([]).config.seed == 2
+    assert plan.next().config.seed == 2
     plan.until = time.time() + 0.9 * full
-    assert plan.next([]) is None
+    assert plan.next() is None
+
+
+def test_a_recipe_that_had_no_time_is_tried_again(tuned, tmp_path):
+    """Else the same command with more minutes would have nothing to compare with."""
+    given = build(TuneConfig, {**yaml.safe_load((tuned[0] / "tune.yaml").read_text()), "out": str(tmp_path)})
+    study = search.opened(tmp_path)
+    for name, value in (("epochs", 2), ("estimate", 1.0)):
+        study.set_user_attr(name, value)
+    plan = search.Search(given, recipe(), study, time.time())
+    job = plan.next()
+    job.trial.set_user_attr("ended", search.LATE)
+    plan.tell(job)
+    again = search.Search(given, recipe(), search.opened(tmp_path), time.time()).next()
+    assert again.trial.params == job.trial.params == plan.usual and again.config.seed == job.config.seed
 
 
 def test_on_a_ray_cluster(tmp_path, monkeypatch):
@@ -234,9 +249,9 @@ def test_fewlabel_is_a_probe_on_five_labels_a_class():
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(3), 20)
     features = rng.normal(size=(60, 8)).astype(np.float32) + 4 * np.eye(8, dtype=np.float32)[labels]
-    assert trial.fewlabel(features, labels, features, labels) > 95
+    assert search.fewlabel(features, labels, features, labels) > 95
     few = np.concatenate([features[labels == c][:2] for c in range(3)])
-    assert 0 <= trial.fewlabel(few, np.repeat(np.arange(3), 2), features, labels) <= 100
+    assert 0 <= search.fewlabel(few, np.repeat(np.arange(3), 2), features, labels) <= 100
 
 
 # ---------------------------------------------------------------------- mistakes
