@@ -176,18 +176,14 @@ def test_a_recipe_that_had_no_time_is_tried_again(tuned, tmp_path):
     assert again.trial.params == job.trial.params == plan.usual and again.config.seed == job.config.seed
 
 
-def test_on_a_ray_cluster(tmp_path, monkeypatch):
+def test_on_a_ray_cluster(tuned, tmp_path, monkeypatch):
     """Workers report to the study in OUT; results are the same as one after the other, but for the order."""
     monkeypatch.setattr(search, "ROUNDS", 0)
-    asked = [*TINY, "--trials", 2, "--epochs", 1]
-    assert call([*asked, "--engine", "ray", "--out", tmp_path / "ray"]) == 0
-    assert call([*asked, "--out", tmp_path / "here"]) == 0
-    found, wanted = (
-        {tuple(row[name] for name in OPTIONS): float(row["accuracy"]) for row in rows(tmp_path / name)}
-        for name in ("ray", "here")
-    )
-    first = tuple(rows(tmp_path / "here")[0][name] for name in OPTIONS)
-    assert len(found) == len(wanted) == 2 and found[first] == pytest.approx(wanted[first], abs=0.8)  # two images
+    assert call([*TINY, "--trials", 2, "--engine", "ray", "--out", tmp_path / "ray"]) == 0
+    found = {tuple(row[name] for name in OPTIONS): float(row["accuracy"]) for row in rows(tmp_path / "ray")}
+    wanted = rows(tuned[0])[0]
+    first = tuple(wanted[name] for name in OPTIONS)
+    assert len(found) == 2 and found[first] == pytest.approx(float(wanted["accuracy"]), abs=0.8)  # two images
 
 
 # ---------------------------------------------------------------------- options
