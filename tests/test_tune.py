@@ -120,6 +120,16 @@ def test_a_finished_one_does_nothing_and_another_is_refused(tuned, capsys):
     assert "--resume never wants a new folder" in line
 
 
+def test_more_trials_of_a_finished_one(tuned, tmp_path, monkeypatch):
+    monkeypatch.setattr(search, "ROUNDS", 0)
+    out = tmp_path / "o"
+    shutil.copytree(tuned[0], out)
+    before = rows(out)
+    assert call([*TINY, "--trials", 4, "--out", out]) == 0
+    assert rows(out)[: len(before)] == before
+    assert len({tuple(row[name] for name in OPTIONS) for row in rows(out)}) == 4
+
+
 def test_killed_and_taken_up(tmp_path):
     """What was measured stays, what was in the middle is done again."""
     out = tmp_path / "o"
