@@ -22,7 +22,7 @@ from idmm.config.commands import TuneConfig
 from idmm.config.parsing import build, parse
 from idmm.config.recipes import resolve_method
 from idmm.stages import assemble
-from idmm.tuning import results, search, trial
+from idmm.tuning import results, search
 from idmm.tuning.options import applied, differences, options_of
 
 MAIN = "import sys; from idmm.cli import main; raise SystemExit(main(sys.argv[1:]))"
@@ -120,6 +120,16 @@ def test_a_finished_one_does_nothing_and_another_is_refused(tuned, capsys):
     assert "--resume never wants a new folder" in line
 
 
+def test_more_trials_of_a_finished_one(tuned, tmp_path, monkeypatch):
+    monkeypatch.setattr(search, "ROUNDS", 0)
+    out = tmp_path / "o"
+    shutil.copytree(tuned[0], out)
+    before = rows(out)
+    assert call([*TINY, "--trials", 4, "--out", out]) == 0
+    assert rows(out)[: len(before)] == before
+    assert len({tuple(row[name] for name in OPTIONS) for row in rows(out)}) == 4
+
+
 def test_killed_and_taken_up(tmp_path):
     """What was measured stays, what was in the middle is done again."""
     out = tmp_path / "o"
@@ -128,7 +138,7 @@ def test_killed_and_taken_up(tmp_path):
         assert process.until(lambda: (out / "trials/1/metrics.jsonl").exists())
         process.send()
         process.wait()
-    before = trial.opened(str(out / "study.log")).trials
+    before = search.opened(out).trials
     assert before[0].value is not None and not before[1].state.is_finished()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(search, "ROUNDS", 0)
@@ -136,7 +146,7 @@ def test_killed_and_taken_up(tmp_path):
     found = rows(out)
     assert len(found) == 3 and float(found[0]["accuracy"]) == before[0].value
     assert str(before[1].params["lr"]) in [row["lr"] for row in found[1:]]
-    again = [t for t in trial.opened(str(out / "study.log")).trials if t.params == before[1].params]
+    again = [t for t in search.opened(out).trials if t.params == before[1].params]
     assert len(again) == 2 and again[1].state.is_finished()
 
 
@@ -146,33 +156,44 @@ def test_the_time_is_kept(tuned, tmp_path):
     shutil.copytree(tuned[0], out)
     given = build(TuneConfig, {**yaml.safe_load((out / "tune.yaml").read_text()), "out": str(out), "trials": None})
     base = assemble.resolve(replace(build(PretrainConfig, str(out / "trials/0/config.yaml")), out=str(out)))[0].config
-    study = trial.opened(str(out / "study.log"))
+    study = search.opened(out)
     plan = search.Search(given, base, study, time.time())
-    full = max(t.user_attrs["seconds"] for t in plan.trials("finished"))
+    full = max(t.user_attrs["seconds"] for t in plan.trials() if t.user_attrs["ended"] == search.FINISHED)
     assert abs(plan.until - time.time() - (60 * 30 - study.user_attrs["seconds"] - search.REST)) < 5
-    job = plan.next([])
+    job = plan.next()
     assert job.config.seed == 0 and job.prunable and job.until == plan.until
-    late = trial.run(replace(job, until=time.time()))
-    assert late.ended == trial.LATE and late.value is not None
-    plan.tell(job, late)
+    search.run(replace(job, until=time.time()))
+    plan.tell(job)
+    late = plan.trials()[-1]
+    assert late.user_attrs["ended"] == search.LATE and late.value is not None
     plan.until = time.time() + (1 - search.SEARCH) * 60 * given.minutes - 1  # of the time left for repeats
-    assert plan.next([]).config.seed == 2
+    assert plan.next().config.seed == 2
     plan.until = time.time() + 0.9 * full
-    assert plan.next([]) is None
+    assert plan.next() is None
 
 
-def test_on_a_ray_cluster(tmp_path, monkeypatch):
+def test_a_recipe_that_had_no_time_is_tried_again(tuned, tmp_path):
+    """Else the same command with more minutes would have nothing to compare with."""
+    given = build(TuneConfig, {**yaml.safe_load((tuned[0] / "tune.yaml").read_text()), "out": str(tmp_path)})
+    study = search.opened(tmp_path)
+    for name, value in (("epochs", 2), ("estimate", 1.0)):
+        study.set_user_attr(name, value)
+    plan = search.Search(given, recipe(), study, time.time())
+    job = plan.next()
+    job.trial.set_user_attr("ended", search.LATE)
+    plan.tell(job)
+    again = search.Search(given, recipe(), search.opened(tmp_path), time.time()).next()
+    assert again.trial.params == job.trial.params == plan.usual and again.config.seed == job.config.seed
+
+
+def test_on_a_ray_cluster(tuned, tmp_path, monkeypatch):
     """Workers report to the study in OUT; results are the same as one after the other, but for the order."""
     monkeypatch.setattr(search, "ROUNDS", 0)
-    asked = [*TINY, "--trials", 2, "--epochs", 1]
-    assert call([*asked, "--engine", "ray", "--out", tmp_path / "ray"]) == 0
-    assert call([*asked, "--out", tmp_path / "here"]) == 0
-    found, wanted = (
-        {tuple(row[name] for name in OPTIONS): float(row["accuracy"]) for row in rows(tmp_path / name)}
-        for name in ("ray", "here")
-    )
-    first = tuple(rows(tmp_path / "here")[0][name] for name in OPTIONS)
-    assert len(found) == len(wanted) == 2 and found[first] == pytest.approx(wanted[first], abs=0.8)  # two images
+    assert call([*TINY, "--trials", 2, "--engine", "ray", "--out", tmp_path / "ray"]) == 0
+    found = {tuple(row[name] for name in OPTIONS): float(row["accuracy"]) for row in rows(tmp_path / "ray")}
+    wanted = rows(tuned[0])[0]
+    first = tuple(wanted[name] for name in OPTIONS)
+    assert len(found) == 2 and found[first] == pytest.approx(float(wanted["accuracy"]), abs=0.8)  # two images
 
 
 # ---------------------------------------------------------------------- options
@@ -234,9 +255,9 @@ def test_fewlabel_is_a_probe_on_five_labels_a_class():
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(3), 20)
     features = rng.normal(size=(60, 8)).astype(np.float32) + 4 * np.eye(8, dtype=np.float32)[labels]
-    assert trial.fewlabel(features, labels, features, labels) > 95
+    assert search.fewlabel(features, labels, features, labels) > 95
     few = np.concatenate([features[labels == c][:2] for c in range(3)])
-    assert 0 <= trial.fewlabel(few, np.repeat(np.arange(3), 2), features, labels) <= 100
+    assert 0 <= search.fewlabel(few, np.repeat(np.arange(3), 2), features, labels) <= 100
 
 
 # ---------------------------------------------------------------------- mistakes

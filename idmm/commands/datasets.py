@@ -111,25 +111,24 @@ def _floor(found: Checkup, splits: Splits, data: config.Data) -> dict | None:
     """
     from idmm.stages.results import PAIRS, rows_knn
 
-    of = next(
-        (name for name in ("test", "val") if (split := splits.parts.get(name)) and split.labels is not None), None
-    )
-    train, held = splits.train, splits.parts.get(of)
-    if train.labels is None:
+    if splits.train.labels is None:
         return None
-    if held is None:
+    there = (name for name in ("test", "val") if (split := splits.parts.get(name)) and split.labels is not None)
+    of = next(there, "train")
+    train, held = splits.train, splits.parts[of]
+    if of == "train":
         try:
             parted = open_splits(replace(data, val_fraction=HELD_OUT, allow_size_mismatch=True), labelled=True)
         except UserError:  # of one class, or what the layout's faults say
             return None
-        train, held, of = parted.train, parted.test, "train"
+        train, held = parted.train, parted.test
     rows, labels = _rows(found, train, "train")
     queries, truth = _rows(found, held, of)
     if len(np.unique(labels)) < 2 or not len(truth):
         return None
     few = np.unique(np.linspace(0, len(truth) - 1, max(1, min(len(truth), 4 * PAIRS // len(labels)))).astype(int))
     reached = rows_knn(rows, labels, queries[few], truth[few])
-    largest = float(100 * max(np.mean(truth[few] == name) for name in set(truth[few])))
+    largest = 100 * float(np.unique(truth[few], return_counts=True)[1].max() / len(few))
     return {"pixel_knn": reached, "largest_class": largest, "images": len(few), "of": of}
 
 
@@ -189,10 +188,11 @@ def report(found: Checkup, written: bool = False) -> list[str]:
 
 def _suited(found: Checkup) -> Iterator[str]:
     """What the images suggest, and what a network has to beat on them."""
-    for hint in suggestions(found.looks):
+    hints = suggestions(found.looks)
+    for hint in hints:
         yield f"{hint['about']}: {hint['why']}"
         yield f"  pretraining may want: {hint['flags']}"
-    if suggestions(found.looks):
+    if hints:
         yield "  'idmm tune' measures on held-out images of yours whether that is so"
     if found.floor:
         of = "held-out training" if found.floor["of"] == "train" else found.floor["of"]
@@ -216,11 +216,8 @@ def _balance(found: Checkup) -> Iterator[str]:
         ordered = sorted(classes.items(), key=lambda item: item[1])
         (small, least), (large, most) = ordered[0], ordered[-1]
         middle = int(np.median(list(classes.values())))
-        span = (
-            f"{least} ('{small}') to {most} ('{large}') images, median {middle}"
-            if least < most
-            else f"{most} images each"
-        )
+        span = f"{least} ('{small}') to {most} ('{large}') images, median {middle}"
+        span = span if least < most else f"{most} images each"
         text = f"classes of {split}: {len(classes)}, with {span}"
         if most > SKEWED * max(1, least):
             text += "; instance discrimination does not mind, fine-tuning will favour the large ones"
@@ -251,11 +248,9 @@ def _pairs(found: Checkup, look: str) -> Iterator[tuple[str, list[str]]]:
         text = f"repeated: {counted(len(again), 'unlabelled image')} that train already has; pretraining refuses them"
         yield f"{text}. Remove:", _shown(again)
     if exact := [pair for pair in groups["duplicates"] if pair.first.split == pair.second.split]:
-        text = (
-            f"duplicates: {counted(len(exact), 'image')} that a split already has. In train, one picture then has two"
-        )
+        text = f"duplicates: {counted(len(exact), 'image')} that a split already has. In train, one picture then has"
         why = "instance discrimination is punished for recognising it; in test it counts twice. Remove:"
-        yield f"{text}\n  targets, and {why}", _shown(exact)
+        yield f"{text} two\n  targets, and {why}", _shown(exact)
     if near := groups["near_duplicates"]:
         alike = f"hashes differ in up to {NEAR_BITS} of 64 bits, thumbnails correlate by {NEAR_CORRELATION['near']:g}"
         text = f"near-duplicates within a split: {counted(len(near), 'pair')} ({alike} or more)."

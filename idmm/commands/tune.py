@@ -1,13 +1,11 @@
 """``idmm tune``: which views, learning rate and N-way scale suit these images, by short runs on held-out ones."""
 
 import contextlib
-import hashlib
 import importlib.util
 import json
 import logging
 import os
 import time
-from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -15,21 +13,20 @@ from typing import Any
 import numpy as np
 import yaml
 
-from idmm.config import PretrainConfig, parsing
+from idmm.config import FREE, PretrainConfig, parsing
 from idmm.config.commands import TuneConfig
 from idmm.errors import UserError
 from idmm.files import made_folder, write_text
 from idmm.locks import Lock
 from idmm.progress import duration, logging_to
 from idmm.stages import beginning
-from idmm.tuning.search import LEAST, SEARCH, Search
 
 log = logging.getLogger("idmm")
 HELD_OUT = 0.2  # share of the training images that trials are judged on, where data.val_fraction does not say
 TRIALS = 20  # that fit into the time, if none is ended early
+LEAST = 4  # trials that must fit
 SHORTEST = 3  # epochs of a trial that are worth looking at
 TIMING = 8.0  # seconds for the steps that are timed before the first trial
-FREE = ("out", "resume", "minutes", "trials", "engine")  # what may differ when a study goes on
 
 
 def tune(given: TuneConfig) -> str:
@@ -44,31 +41,34 @@ def tune(given: TuneConfig) -> str:
         Interrupted: Ctrl-C; the same command goes on.
     """
     began = time.time() - (time.monotonic() - beginning())  # that of the command
-    storage = Path(given.out, "study.log")
     _check(given)
-    _not_another(given)
-    from idmm.tuning import results, trial  # torch takes seconds, mistakes are told at once
+    from idmm.tuning import results, search  # torch takes seconds, mistakes in the flags are told at once
 
-    study = trial.opened(str(storage)) if storage.exists() else None
+    out, asked = Path(given.out), [given.minutes, given.trials]
+    _same_as_before(given)
+    study = search.opened(out) if (out / search.STUDY).exists() else None
     known = study.user_attrs if study else {}
-    done = known.get("done", 0) >= given.minutes
-    base, notes, about = _prepared(given, known, done, began)
-    out = made_folder(given.out)
-    with _alone(out), logging_to(out):
-        for line in [f"{out}: finished already, nothing to do"] if done else notes:
+    if known.get("done") == asked:
+        with logging_to(out):
+            log.info("%s: finished already, nothing to do", out)
+        return known["said"]
+    base, notes, about = _prepared(given, known, began)
+    lock = Lock(made_folder(given.out) / "tune")
+    if not lock.acquire("silent"):
+        raise UserError(f"out: '{out}' is in use by another run; wait for it or name another folder")
+    with contextlib.closing(lock), logging_to(out):
+        for line in notes:
             log.info("%s", line)
         write_text(out / "tune.yaml", parsing.dump(given))
-        study = study or trial.opened(str(storage))
+        study = study or search.opened(out)
         for name, value in about.items():
             study.set_user_attr(name, value)
-        search = Search(given, base, study, began)
-        if not done:
-            search.begin()
-            (_on_ray if given.engine == "ray" else _here)(search)
-        text = results.written(search, out)
-        if not done:
-            study.set_user_attr("done", given.minutes)
-        return text
+        plan = search.Search(given, base, study, began)
+        (_on_ray if given.engine == "ray" else _here)(plan)
+        said = results.written(plan)
+        study.set_user_attr("said", said)
+        study.set_user_attr("done", asked)
+        return said
 
 
 def _check(given: TuneConfig) -> None:
@@ -79,72 +79,64 @@ def _check(given: TuneConfig) -> None:
         faults.append("data.folds: leave it out; trials are judged on held-out training images (--data.val_fraction)")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         faults.append("tune: runs in one process; --engine ray has several trials at a time")
-    if given.engine == "ray":
-        if importlib.util.find_spec("ray") is None:
-            faults.append("engine: ray needs ray; install it with: pip install 'idmm[ray]'")
-        if not given.ray.shared:
-            faults.append(
-                "ray.shared: got False, but trials share the study in OUT; wanted a folder that all nodes see"
-            )
+    if given.engine == "ray" and not given.ray.shared:
+        faults.append("ray.shared: got False, but trials share the study in OUT; wanted a folder that all nodes see")
     if faults:
         raise UserError(*faults)
+    if given.engine == "ray":
+        from idmm.transfer import cluster
+
+        cluster.require()
 
 
-def _not_another(given: TuneConfig) -> None:
-    """Refuses a folder that holds another comparison, and what --resume forbids."""
+def _same_as_before(given: TuneConfig) -> None:
+    """Refuses a folder that holds a comparison by other settings, and what --resume forbids."""
+    from idmm.checkpoint import check_resume
+
     path = Path(given.out, "tune.yaml")
-    if given.resume == "never" and path.exists():
-        raise UserError(f"out: '{given.out}' holds a comparison already; --resume never wants a new folder")
-    if given.resume == "must" and not path.exists():
-        raise UserError(f"out: '{given.out}' holds no comparison to go on with; --resume must wants one")
+    check_resume(given.out, path.exists(), given.resume)
     if not path.exists():
         return
     old, new = (parsing.flatten(config) for config in (yaml.safe_load(path.read_text()), parsing.plain(given)))
-    free = (*FREE, *(key for key in {*old, *new} if key.startswith(("ray.", "data.cache", "data.workers"))))
+    free = {*FREE, "minutes", "trials", "engine", *(key for key in new if key.startswith("ray."))}
     differ = [key for key in new if key not in free and old.get(key, new[key]) != new[key]]
     if differ:
         lines = [f"{key}: is {new[key]!r}, but '{given.out}' was begun with {old[key]!r}" for key in differ]
         raise UserError(*lines, f"out: '{given.out}' goes on with the settings that it began with; name a new folder")
 
 
-@contextlib.contextmanager
-def _alone(out: Path) -> Iterator[None]:
-    lock = Lock(out / "tune")
-    if not lock.acquire("silent"):
-        raise UserError(f"out: '{out}' is in use by another run; wait for it or name another folder")
-    with contextlib.closing(lock):
-        yield
-
-
 # ---------------------------------------------------------------------- before the first trial
-def _prepared(given: TuneConfig, known: dict, done: bool, began: float) -> tuple[PretrainConfig, list[str], dict]:
-    """Returns the recipe, resolved, lines for the log, and what the study is to remember: how many images are held
-    out, and how long a trial is. Of what is ``known`` from an earlier call the length stays.
+def _prepared(given: TuneConfig, known: dict, began: float) -> tuple[PretrainConfig, list[str], dict]:
+    """Returns the recipe, resolved, lines for the log, and what the study is to remember: the images, and how long a
+    trial is. Of what is ``known`` from an earlier call the length stays.
 
     Raises:
         UserError: The images have no labels, are others than before, or there is too little time.
     """
+    from idmm.data.cache import fingerprint
+    from idmm.data.datasets import open_splits
+    from idmm.data.images import digest
     from idmm.stages.assemble import load_splits, resolve
 
     config = PretrainConfig(**{item.name: getattr(given, item.name) for item in fields(PretrainConfig)})
     data = replace(config.data, val_fraction=config.data.val_fraction or HELD_OUT)
     train = replace(config.train, minutes=None, knn_every=1, monitor_every=0, tensorboard=False)
     parts, notes = resolve(replace(config, data=data, train=train, resume="auto"))
-    if done:
-        return parts.config, notes, {}
     splits = load_splits(parts)
-    held = splits.val or splits.test
-    labels = splits.train.labels
+    held, labels = splits.val or splits.test, splits.train.labels
     if labels is None or held is None or len(np.unique(labels[labels >= 0])) < 2:
         raise UserError(_no_labels(parts.config.data, labels))
-    about = {"held": len(held), "where": _where(data), "images": _digest(splits.train, held)}
-    if known.get("images", about["images"]) != about["images"]:
+    own = open_splits(replace(data, val_fraction=0.0), labelled=False).val is not None
+    images = digest(json.dumps([fingerprint(splits.train), fingerprint(held)]).encode()).hex()
+    if known.get("images", images) != images:
         raise UserError(f"data: the images are not those that '{given.out}' was begun with; name a new folder")
-    length = {} if "epochs" in known else _length(given, parts, len(splits.train), len(held), began)
-    epochs = {**known, **length}["epochs"]
+    about = {"images": images, "held": len(held)}
+    about["where"] = "images of the val split" if own else "held-out training images"
+    if "epochs" not in known:
+        about |= _length(given, parts, len(splits.train), len(held), began)
     line = "trials of %d epochs on %d training images, judged by %d %s"
-    notes.append(line % (epochs, len(splits.train), len(held), about["where"]))
-    return parts.config, notes, about | length
+    notes.append(line % ({**known, **about}["epochs"], len(splits.train), len(held), about["where"]))
+    return parts.config, notes, about
 
 
 def _no_labels(data: Any, labels: Any) -> str:
@@ -154,23 +146,10 @@ def _no_labels(data: Any, labels: Any) -> str:
     return f"data.{key}: '{getattr(data, key)}' {lack}; tune compares by accuracy on held-out ones, {wanted}"
 
 
-def _where(data: Any) -> str:
-    from idmm.data.datasets import open_splits
-
-    own = open_splits(replace(data, val_fraction=0.0), labelled=False).val is not None
-    return "images of the val split" if own else "held-out training images"
-
-
-def _digest(*stores: Any) -> str:
-    from idmm.data.cache import fingerprint
-
-    return hashlib.blake2b(json.dumps([fingerprint(s) for s in stores]).encode(), digest_size=16).hexdigest()
-
-
 def _length(given: TuneConfig, parts: Any, train: int, held: int, began: float) -> dict:
     """Chooses the epochs of a trial by a few timed steps; returns them, and the seconds that a trial should take."""
     from idmm.transfer.estimate import AROUND, training_rates
-    from idmm.tuning.trial import RUNGS
+    from idmm.tuning.search import RUNGS, SEARCH
 
     (phase,) = parts.phases
     rate = training_rates(parts, phase, TIMING)
@@ -190,18 +169,19 @@ def _length(given: TuneConfig, parts: Any, train: int, held: int, began: float) 
 
 
 # ---------------------------------------------------------------------- engines
-def _here(search: Search) -> None:
-    from idmm.tuning import trial
+def _here(plan) -> None:
+    from idmm.tuning.search import run
 
-    while job := search.next([]):
-        search.tell(job, trial.run(job))
+    while job := plan.next():
+        run(job)
+        plan.tell(job)
 
 
-def _on_ray(search: Search) -> None:
+def _on_ray(plan) -> None:
     """Several trials at a time; each worker reports to the study in OUT, which all nodes see."""
     from idmm.transfer import cluster
 
-    wanted, home = search.given.ray, os.getcwd()
+    wanted, home = plan.given.ray, os.getcwd()
     with cluster.connected(wanted):
         import ray
 
@@ -212,31 +192,32 @@ def _on_ray(search: Search) -> None:
         running: dict[Any, Any] = {}
         try:
             while True:
-                while len(running) < max(1, slots) and (job := search.next(list(running.values()))):
+                while len(running) < max(1, slots) and (job := plan.next()):
                     running[send.remote(job, home)] = job
                 if not running:
                     return
                 for future in ray.wait(list(running), timeout=1.0)[0]:
-                    search.tell(running.pop(future), _collected(ray, future))
+                    job = running.pop(future)
+                    plan.tell(job, _failure(ray, future))
         finally:
             for future in running:
                 ray.cancel(future, force=True)
 
 
-def _on_a_node(job, home: str):
-    from idmm.tuning import trial
+def _on_a_node(job, home: str) -> None:
+    from idmm.tuning.search import run
 
     os.chdir(home)  # what relative paths start from
-    return trial.run(job)
+    run(job)
 
 
-def _collected(ray, future):
-    from idmm.tuning.trial import FAILED, Outcome
-
+def _failure(ray, future) -> str:
+    """Returns why a worker did not finish its trial, empty where it did; UserError where the cluster is wrong."""
     try:
-        return ray.get(future)
+        ray.get(future)
     except ray.exceptions.RayError as error:
         cause = getattr(error, "cause", None)
         if isinstance(cause, UserError):
             raise UserError(*cause.faults) from None
-        return Outcome(FAILED, None, 0.0, why=" ".join(str(cause or error).split())[:300])
+        return " ".join(str(cause or error).split())[:300]
+    return ""

@@ -63,25 +63,27 @@ def suggestions(found: dict) -> list[dict]:
     """
     if not found:
         return []
-    lines, grey = [], found["grey"] == 1
-    if grey:
+    grey, border, flat, short = (found[name] for name in ("grey", "border", "flat", "short"))
+    lines = []
+
+    def add(about: str, why: str, flags: str) -> None:
+        lines.append({"about": about, "why": why, "flags": flags})
+
+    if grey == 1:
         why = f"all {found['images']:,} training images are grey: hue, saturation and grey change nothing in them"
-        lines.append({"about": "grey", "why": why, "flags": "--views.grey_prob 0"})
-    if found["short"] < SMALL:
-        size = int(min(112, max(32, -(-found["short"] // 16) * 16)))
-        why = (
-            f"half of the training images have a short side of {found['short']:.0f} px or less: small crops are a few "
-        )
-        why += "pixels that look alike, and blur takes away the rest"
+        add("grey", why, "--views.grey_prob 0")
+    if short < SMALL:
+        size = int(max(32, -(-short // 16) * 16))
+        why = f"half of the training images have a short side of {short:.0f} px or less: small crops are a few pixels"
         flags = f"--views.size {size} --views.crops '{LARGE}' --views.blur_prob 0"
-        lines.append({"about": "tiny", "why": why, "flags": flags})
-    if max(found["border"], found["flat"]) >= PLAIN:
-        border, flat = (f"{100 * found[name]:.0f} %" for name in ("border", "flat"))
-        why = (
-            f"in the median training image {border} of the border has one colour and {flat} of neighbouring pixels are "
-        )
-        why += "the same, as in drawings and cut-outs: small crops may show the background alone"
-        why += "" if grey else ", and strong colours may change what tells such images apart"
-        weaker = "" if grey else " --views.jitter '[0.4, 0.4, 0.4, 0.1]' --views.grey_prob 0.1"
-        lines.append({"about": "plain", "why": why, "flags": f"--views.crops '{LARGE}'{weaker}"})
+        add("tiny", f"{why} that look alike, and blur takes away the rest", flags)
+    if max(border, flat) >= PLAIN:
+        why = f"in the median training image {100 * border:.0f} % of the border has one colour and {100 * flat:.0f} %"
+        why += " of neighbouring pixels are the same, as in drawings and cut-outs: small crops may show the background"
+        why += " alone"
+        flags = f"--views.crops '{LARGE}'"
+        if grey < 1:
+            why += ", and strong colours may change what tells such images apart"
+            flags += " --views.jitter '[0.4, 0.4, 0.4, 0.1]' --views.grey_prob 0.1"
+        add("plain", why, flags)
     return lines

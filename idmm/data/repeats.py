@@ -1,7 +1,7 @@
 """Images to train on that are there twice, as one of the labelled images and as one of those without labels."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -19,17 +19,11 @@ def refuse_repeats(train: ImageStore, unlabelled: Split) -> None:
     pixels (where they are kept) in a few places and, where those agree, whole.
     """
     names = set(unlabelled.names)
-    more = [i for i, name in enumerate(train.names) if name in names]
-    others = [i for i, name in enumerate(train.names) if name not in names]
-    twins = {}
-    for look in [_files, *([_pixels] if train.cache != "off" else [])]:
-        seen = defaultdict(list)
-        for i, key in look(train, others):
-            seen[key].append(i)
-        for i, key in look(train, more):
-            other = next((j for j in seen.get(key, ()) if look is _files or _same(train, i, j)), None)
-            if other is not None:
-                twins.setdefault(i, other)
+    first = sum(name not in names for name in train.names)  # they stand behind the others
+    twins = _alike(train.digests, first, lambda i, j: True)
+    if train.cache != "off":
+        places = [_places(train.image(i)) for i in range(len(train))]
+        twins = _alike(places, first, lambda i, j: torch.equal(train.image(i), train.image(j))) | twins
     if twins:
         shown = listed((f"'{train.names[i]}' is '{train.names[j]}'" for i, j in sorted(twins.items())), 3)
         what = f"{counted(len(twins), 'image')} without labels repeat{'s' * (len(twins) == 1)} other training images"
@@ -37,18 +31,16 @@ def refuse_repeats(train: ImageStore, unlabelled: Split) -> None:
         raise UserError(f"data.root: {what} ({shown}); {how}")
 
 
-def _files(store: ImageStore, numbers: list[int]) -> Iterator[tuple[int, str]]:
-    digests = store.digests
-    return ((i, digests[i]) for i in numbers)
+def _alike(keys: Sequence, first: int, same: Callable[[int, int], bool]) -> dict[int, int]:
+    """Returns for images from the number ``first`` on one before that with the same key that is the same, if any."""
+    known = defaultdict(list)
+    for i in range(first):
+        known[keys[i]].append(i)
+    found = {i: next((j for j in known.get(keys[i], ()) if same(i, j)), None) for i in range(first, len(keys))}
+    return {i: j for i, j in found.items() if j is not None}
 
 
-def _pixels(store: ImageStore, numbers: list[int]) -> Iterator[tuple[int, bytes]]:
-    """The pixels of a few places of each image, with its size."""
-    for i in numbers:
-        image = store.image(i)  # [3, H, W]
-        rows, columns = (torch.linspace(0, side - 1, _PLACES).long() for side in image.shape[1:])
-        yield i, repr(image.shape).encode() + image[:, rows[:, None], columns].numpy().tobytes()
-
-
-def _same(store: ImageStore, i: int, j: int) -> bool:
-    return torch.equal(store.image(i), store.image(j))
+def _places(image: torch.Tensor) -> bytes:
+    """The pixels of a few places of an image [3, H, W], with its size."""
+    rows, columns = (torch.linspace(0, side - 1, _PLACES).long() for side in image.shape[1:])
+    return repr(image.shape).encode() + image[:, rows[:, None], columns].numpy().tobytes()

@@ -13,6 +13,7 @@ from idmm.errors import RunError
 from idmm.features import extract_features
 from idmm.methods.finetune import balanced_weights
 from idmm.models.weights import Checkpoint
+from idmm.monitor import FLOORS, spread
 from idmm.stages import Phase, documented
 from idmm.stages.assemble import Assembly, LoadedSplits, eval_batches, load_splits, resolve, say_length, session
 from idmm.stages.budget import length_result, within_minutes
@@ -152,6 +153,11 @@ def _start_from_features(run: Session, parts: Assembly, phase: Phase, model, spl
         if not bool(torch.isfinite(features).all()):
             source = "" if parts.spec.init is None else f"; the run that wrote '{config.init}' has diverged"
             raise RunError(f"the images' features are not finite{source}", shared=True)
+        if (alike := spread(features)) < FLOORS["feature_std"] and not config.model.freeze:
+            # the weights that tell them apart are so large that the first steps would tear the backbone's apart
+            what = f"the features of the training images hardly differ (feature_std {alike:.2g})"
+            log.warning("train.classifier_init: %s, so the classifier starts from fresh weights", what)
+            return
         fit_classifier(model, features.numpy(), train.labels, config)
         found = _Evaluator(run, splits.test, phase, parts).predict(model, "accuracy before the first step, on test")
     top1 = found.scores()["top1"]

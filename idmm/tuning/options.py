@@ -1,5 +1,6 @@
 """What ``idmm tune`` compares: a few values of each option that a method reads, the recipe's own among them."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,29 +23,32 @@ class Option:
     name: str
     title: str  # for people
     usual: Any  # the recipe's value
-    others: tuple  # values to compare it with
-
-    @property
-    def values(self) -> list:
-        """All of them, in order."""
-        return sorted({self.usual, *self.others})
+    values: list  # to compare, in order, the recipe's among them
 
 
 def options_of(base: PretrainConfig) -> list[Option]:
     """Returns the options of a recipe whose method's own values are filled in."""
-    crops, method, reads = base.views.crops, base.method, keys_read(base.method)
+    crops, method, reads, found = base.views.crops, base.method, keys_read(base.method), []
+
+    def add(name: str, title: str, usual: Any, others: Iterable) -> None:
+        found.append(Option(name, title, usual, sorted({usual, *others})))
+
     low, high = crops[0].scale
-    found = [Option("crop_scale", "smallest global crop, share of the area", low, tuple(n for n in LOWS if n < high))]
+    add("crop_scale", "smallest global crop, share of the area", low, (n for n in LOWS if n < high))
     if global_groups(crops, base.views.size) < len(crops):
-        found.append(Option("local_crops", "small crops beside the global ones", True, (False,)))
-    found.append(Option("colour_strength", "colours, grey and blur, times the recipe's", 1.0, STRENGTHS))
-    rates = tuple(float(f"{base.train.lr * times:.2g}") for times in RATES)
-    found.append(Option("lr", "peak learning rate", base.train.lr, rates))
+        add("local_crops", "small crops beside the global ones", True, [False])
+    add("colour_strength", "colours, grey and blur, times the recipe's", 1.0, STRENGTHS)
+    add("lr", "peak learning rate", base.train.lr, (float(f"{base.train.lr * times:.2g}") for times in RATES))
     if "classifier_scale" in reads and method.classifier == "cosine":
-        found.append(Option("classifier_scale", "start of the N-way layer's scale", method.classifier_scale, SCALES))
+        add("classifier_scale", "start of the N-way layer's scale", method.classifier_scale, SCALES)
     if "cutmix_alpha" in reads:
-        found.append(Option("cutmix_alpha", "CutMix's alpha, 0 for none", method.cutmix_alpha, CUTMIX))
+        add("cutmix_alpha", "CutMix's alpha, 0 for none", method.cutmix_alpha, CUTMIX)
     return found
+
+
+def shown(value: Any) -> str:
+    """Returns a value of an option for people."""
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else f"{value:g}"
 
 
 def applied(base: PretrainConfig, choice: dict[str, Any], epochs: int) -> PretrainConfig:

@@ -2,43 +2,46 @@
 
 import csv
 import io
+import textwrap
 from pathlib import Path
 from statistics import median
 
 import optuna
 import yaml
+from matplotlib.figure import Figure
 
 from idmm.evaluate import least_difference
 from idmm.files import write_text
-from idmm.report.pictures import option_panels
-from idmm.tuning.options import Option, applied, differences
-from idmm.tuning.search import LEAST, Search, shown
-from idmm.tuning.trial import FINISHED
+from idmm.pictures import COLOURS, plain_axis, save
+from idmm.tuning.options import Option, applied, differences, shown
+from idmm.tuning.search import FINISHED, Search
 
 WHAT = {"knn": "kNN accuracy", "fewlabel": "accuracy of a linear probe on 5 labels a class"}
 PICTURE = "options.png"
+FEWEST = 4  # trials, with which something can be said of what matters
 
 
-def written(search: Search, out: Path) -> str:
+def written(search: Search) -> str:
     """Writes tuned.yaml, trials.csv and the picture; returns what is to be printed."""
-    summary, options = _summary(search), search.best()[0]
-    searched = [t for t in search.trials() if t.user_attrs["seed"] == search.base.seed]
-    weights, table = importances(searched), option_table(search.options, searched)
+    out, trials = search.out, search.trials()
+    summary, options = _summary(search, trials)
+    searched = [t for t in trials if t.user_attrs["seed"] == search.base.seed]
+    weights = importances(searched)
     found = differences(search.base, applied(search.base, options, search.base.train.epochs))
     write_text(out / "tuned.yaml", _yaml(found, summary, weights))
-    write_text(out / "trials.csv", _csv(search))
+    write_text(out / "trials.csv", _csv(search, trials))
     _draw(search, out / PICTURE, searched, weights)
     matter = ["which options matter (share of the differences between trials, fANOVA):"]
     matter += [f"  {name:<18}{100 * share:3.0f} %" for name, share in weights.items()]
-    files = ", ".join(str(out / name) for name in ("tuned.yaml", "trials.csv", PICTURE))
     said = matter if weights else ["too few trials to say which options matter"]
-    return "\n".join([*table, "", *said, "", *summary, f"written: {files}"])
+    files = ", ".join(str(out / name) for name in ("tuned.yaml", "trials.csv", PICTURE))
+    return "\n".join([*option_table(search.options, searched), "", *said, "", *summary, f"written: {files}"])
 
 
-def _summary(search: Search) -> list[str]:
+def _summary(search: Search, trials: list) -> tuple[list[str], dict]:
+    """Says what the best settings reach; returns that, and them."""
     options, value, recipe, seeds = search.best()
-    about, trials = search.study.user_attrs, search.trials()
-    ended = len(trials) - len(search.trials(FINISHED))
+    about, ended = search.study.user_attrs, sum(t.user_attrs["ended"] != FINISHED for t in trials)
     over = f"mean of {seeds} seeds" if seeds > 1 else "one seed"
     count, epochs = about["held"], about["epochs"]
     lines = [
@@ -47,14 +50,12 @@ def _summary(search: Search) -> list[str]:
         f"the recipe {recipe:.1f} %, the best {value:.1f} % ({over})",
     ]
     if options == search.usual:
-        return [*lines, "nothing that was tried is better than the recipe as it is"]
+        return [*lines, "nothing that was tried is better than the recipe as it is"], options
     points = least_difference(round(value * count / 100), count)
     verdict = "larger than chance" if value - recipe > points else "which may be chance"
     lines.append(f"a difference of {value - recipe:+.1f} points, {verdict}: with {count} images, differences under")
-    return [
-        *lines,
-        f"about {points:.1f} points cannot be told from it, and the best of many is flattered by the choice",
-    ]
+    flattered = f"about {points:.1f} points cannot be told from it, and the best of many is flattered by the choice"
+    return [*lines, flattered], options
 
 
 def _yaml(found: dict, summary: list[str], weights: dict[str, float]) -> str:
@@ -68,12 +69,17 @@ def _yaml(found: dict, summary: list[str], weights: dict[str, float]) -> str:
     return comment + (yaml.safe_dump(found, sort_keys=False, default_flow_style=None) if found else "")
 
 
-def last(trial: optuna.trial.FrozenTrial) -> float | None:
-    """Returns the accuracy that was measured last (percent); None: the trial ended before."""
-    values = trial.intermediate_values
-    return values[max(values)] if values else None
+def _csv(search: Search, trials: list) -> str:
+    text, names = io.StringIO(), list(search.usual)
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["trial", "seed", *names, "accuracy", "ended", "seconds"])
+    for t in trials:
+        about, cells = t.user_attrs, search.key(t.params)
+        writer.writerow([t.number, about["seed"], *cells, t.value, about["ended"], round(about["seconds"], 1)])
+    return text.getvalue()
 
 
+# ---------------------------------------------------------------------- what the trials show
 def expected(trials: list) -> dict[int, float]:
     """Returns the accuracy of each trial at its end, by number (percent); of one that was ended early what it would be
     with the finished trials' median gain from there on. Those that were never judged are left out.
@@ -82,41 +88,18 @@ def expected(trials: list) -> dict[int, float]:
     """
     finished, found = [t for t in trials if t.user_attrs["ended"] == FINISHED], {}
     for t in trials:
-        if (value := last(t)) is not None:
+        if t.value is not None:
             rung = max(t.intermediate_values)
             gains = [f.value - f.intermediate_values[rung] for f in finished if rung in f.intermediate_values]
-            found[t.number] = value + (median(gains) if gains and t not in finished else 0.0)
+            found[t.number] = t.value + (median(gains) if gains and t not in finished else 0.0)
     return found
-
-
-def _csv(search: Search) -> str:
-    text, names = io.StringIO(), [option.name for option in search.options]
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["trial", "seed", *names, "accuracy", "ended", "seconds"])
-    for t in search.trials():
-        about, cells = t.user_attrs, [t.params[name] for name in names]
-        writer.writerow([t.number, about["seed"], *cells, last(t), about["ended"], round(about["seconds"], 1)])
-    return text.getvalue()
-
-
-def _draw(search: Search, path: Path, trials: list, weights: dict[str, float]) -> None:
-    panels, values = {}, expected(trials)
-    recipe = next(t for t in trials if t.params == search.usual and t.number in values)
-    for option in search.options:
-        share = f" ({100 * weights[option.name]:.0f} %)" if option.name in weights else ""
-        points = {shown(value): [] for value in option.values}
-        for t in trials:
-            if t.number in values:
-                points[shown(t.params[option.name])].append((values[t.number], t.user_attrs["ended"] == FINISHED))
-        panels[f"{option.name}{share}"] = option.title, points
-    option_panels(panels, path, f"{WHAT[search.given.measure]} (%)", values[recipe.number])
 
 
 def importances(trials: list) -> dict[str, float]:
     """Returns each option's share in the variance of the trials' :func:`expected` accuracies, largest first, by
     functional ANOVA of a random forest (Hutter, Hoos, Leyton-Brown, ICML 2014); nothing where there are too few."""
     values = expected(trials)
-    if len(values) < LEAST or len(set(values.values())) < 2:
+    if len(values) < FEWEST or len(set(values.values())) < 2:
         return {}
     study = optuna.create_study(direction="maximize")
     for t in trials:
@@ -140,7 +123,34 @@ def option_table(options: list[Option], trials: list) -> list[str]:
             name = shown(value) + ("*" if value == option.usual else " ")
             ended = len(those) - len(done)
             lines.append(f"{option.name:<18}{name:>10}{len(those):>8}{ended:>13}{cells[0]:>7}{cells[1]:>8}")
-    lines.append(
-        "* the recipe's; a trial that was ended early counts in the median with what the finished ones gained in"
-    )
-    return [*lines, "  the median from there to the end"]
+    note = "* the recipe's; a trial that was ended early counts in the median with what the finished ones gained in"
+    return [*lines, note, "  the median from there to the end"]
+
+
+def _draw(search: Search, path: Path, trials: list, weights: dict[str, float]) -> None:
+    """Draws a panel for each option: what trials with its values reached, as :func:`expected`, and the medians."""
+    values = expected(trials)
+    judged = [t for t in trials if t.number in values]
+    recipe = next(values[t.number] for t in judged if t.params == search.usual)
+    groups = {"a finished trial": (COLOURS[0], [t for t in judged if t.user_attrs["ended"] == FINISHED])}
+    groups["one ended early, as the others went on"] = "none", [t for t in judged if t.user_attrs["ended"] != FINISHED]
+    figure = Figure(figsize=(0.6 + 2.6 * len(search.options), 3.6), layout="constrained")
+    axes = figure.subplots(1, len(search.options), sharey=True, squeeze=False)[0]
+    for axis, option in zip(axes, search.options, strict=True):
+        place = {t.number: option.values.index(t.params[option.name]) for t in judged}
+        for label, (fill, those) in groups.items():
+            points = [place[t.number] for t in those], [values[t.number] for t in those]
+            axis.scatter(*points, s=22, facecolors=fill, edgecolors=COLOURS[0], zorder=3, label=label)
+        tried = sorted(set(place.values()))
+        medians = [median(values[number] for number in place if place[number] == p) for p in tried]
+        axis.plot(tried, medians, color=COLOURS[1], linewidth=1.4, label="median")
+        axis.axhline(recipe, color="0.4", linestyle="--", linewidth=0.9, label="the recipe")
+        axis.set_xticks(range(len(option.values)), map(shown, option.values))
+        axis.set_xlim(-0.5, len(option.values) - 0.5)
+        share = f" ({100 * weights[option.name]:.0f} %)" if option.name in weights else ""
+        axis.set_title(f"{option.name}{share}", fontsize=10)
+        axis.set_xlabel(textwrap.fill(option.title, 30), fontsize=8)
+        plain_axis(axis)
+    axes[0].set_ylabel(f"{WHAT[search.given.measure]} (%)")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    save(figure, path)

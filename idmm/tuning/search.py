@@ -1,30 +1,68 @@
-"""The search of ``idmm tune``: which trial comes next, and what the trials have shown.
+"""The search of ``idmm tune``: which trial comes next, how one is run and judged, and what all have shown.
 
-Optuna's study is all that is remembered. Trials with the seed of the config are the search. Then the recipe and the two
-best settings are repeated with further seeds, in rounds, so that the best is not merely the luckiest.
+Optuna's study is all that is remembered. Trials of the same settings differ in their seeds. At the end the recipe and
+the two best settings are repeated, so that the best is not merely the luckiest.
 """
 
-import json
+import contextlib
 import logging
+import math
+import os
+import shutil
 import time
-from dataclasses import replace
+import warnings
+from collections import Counter
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
+import numpy as np
+import optuna
+from optuna.distributions import CategoricalDistribution
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import TrialState
+
+from idmm import evaluate
 from idmm.config import PretrainConfig
 from idmm.config.commands import TuneConfig
 from idmm.errors import RunError
 from idmm.progress import duration
-from idmm.seeding import derive
-from idmm.tuning.options import applied, options_of
+from idmm.seeding import derive, permutation
+from idmm.stages.pretrain import pretrain
+from idmm.tuning.options import applied, options_of, shown
 
 log = logging.getLogger("idmm")
-LEAST = 4  # trials that must fit, to compare anything
+STUDY = "study.log"  # of OUT
 SEARCH = 0.75  # share of the time after which no new settings are tried, but the best ones repeated
 ROUNDS = 4  # of repeats, at most
 REST = 4.0  # seconds for the picture and the importances, at most a twentieth of the time
-TRIES = 30  # draws of settings until one is new
+RUNGS = 4  # times that a trial is judged, the last at its end
+KEPT = ("config.yaml", "metrics.jsonl", "log.txt")  # of a trial's folder
+LABELS, DRAWS = 5, 5  # labels a class, and draws of them, of the measure fewlabel
+FINISHED, WORSE, LATE, FAILED = "finished", "worse than the others", "out of time", "failed"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a trial needs to be told, wherever it runs."""
+
+    trial: optuna.Trial
+    config: PretrainConfig
+    measure: str
+    until: float  # when it must have ended (seconds, as time.time())
+    prunable: bool  # whether it may be ended for being worse than the others
+
+
+def opened(out: Path) -> optuna.Study:
+    """Opens the study in a folder, or begins it; trials in the worse half at a time are ended, after the first few."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some of Optuna's parts call themselves experimental
+        return optuna.create_study(
+            storage=optuna.storages.JournalStorage(JournalFileBackend(str((out / STUDY).absolute()))),
+            pruner=optuna.pruners.MedianPruner(n_startup_trials=4),
+            study_name="tune", direction="maximize", load_if_exists=True,
+        )  # fmt: skip
 
 
 class Search:
@@ -33,173 +71,198 @@ class Search:
     Args:
         given: The command's config.
         base: The recipe, resolved.
-        study: With what the command found in its ``user_attrs``.
+        study: With what the command found in its ``user_attrs``. A trial's have ``seed`` and, when it has ended,
+            ``ended`` (FINISHED, WORSE, LATE or FAILED) and ``seconds``; its value is the accuracy measured last.
         began: When the command was called (seconds, as time.time()).
     """
 
-    def __init__(self, given: TuneConfig, base: PretrainConfig, study, began: float):
-        from optuna.distributions import CategoricalDistribution
-        from optuna.samplers import TPESampler
-
+    def __init__(self, given: TuneConfig, base: PretrainConfig, study: optuna.Study, began: float):
         self.given, self.base, self.study, self.out = given, base, study, Path(given.out)
         self.options = options_of(base)
         self.usual = {option.name: option.usual for option in self.options}
         self._spaces = {option.name: CategoricalDistribution(option.values) for option in self.options}
-        self.spent = study.user_attrs.get("seconds", 0.0)  # before this call
-        self.began, whole = began, 60 * given.minutes
+        self.began, self.spent, whole = began, study.user_attrs.get("seconds", 0.0), 60 * given.minutes
         self.until = began + whole - self.spent - min(REST, whole / 20)
         # another seed after each start: the first draws would be those of the start before
-        study.sampler = TPESampler(n_startup_trials=8, seed=derive(base.seed, "tune", len(study.trials)) % 2**32)
-        self.precision = study.user_attrs.get("precision", base.train.precision)
+        seed = derive(base.seed, "tune", len(study.trials)) % 2**32
+        study.sampler = optuna.samplers.TPESampler(n_startup_trials=8, seed=seed)
+        again = [t for t in self._all() if t.state == TrialState.RUNNING]  # killed in the middle
+        for t in again:
+            study.tell(t.number, state=TrialState.FAIL)
+        if self.key(self.usual) not in self.finished():
+            study.enqueue_trial(self.usual)
+        for t in again:
+            if t.params != self.usual:
+                study.enqueue_trial(t.params)
+
+    def _all(self) -> list[optuna.trial.FrozenTrial]:
+        return self.study.get_trials(deepcopy=False)
+
+    def key(self, params: dict) -> tuple:
+        """Returns the values of settings, in order of the options."""
+        return tuple(params[name] for name in self.usual)
 
     # ------------------------------------------------------------------ what there is
-    def trials(self, *ended: str) -> list:
-        """Returns the trials that have ended, in one of these ways if any are given."""
-        found = [t for t in self.study.get_trials(deepcopy=False) if "ended" in t.user_attrs]
-        return [t for t in found if not ended or t.user_attrs["ended"] in ended]
+    def trials(self) -> list[optuna.trial.FrozenTrial]:
+        """Returns the trials that have ended."""
+        return [t for t in self._all() if t.state in (TrialState.COMPLETE, TrialState.PRUNED)]
 
-    def settings(self) -> dict[str, tuple[dict, list[float]]]:
-        """Returns options and accuracies, in order of the seeds from the config's on, of those that were finished; the
-        recipe's come first."""
-        found: dict[str, dict] = {}
-        for t in self.trials("finished"):
-            found.setdefault(key_of(t.params), {"options": t.params})[t.user_attrs["seed"]] = t.value
-        ordered = {}
-        for key, of in sorted(found.items(), key=lambda item: item[0] != key_of(self.usual)):
-            seeds = list(range(self.base.seed, self.base.seed + ROUNDS + 1))
-            values = [of[s] for s in seeds[: next((n for n, s in enumerate(seeds) if s not in of), len(seeds))]]
-            if values:
-                ordered[key] = of["options"], values
-        return ordered
+    def finished(self) -> dict[tuple, dict[int, float]]:
+        """Returns the accuracies of those that were finished, by settings and seed."""
+        found: dict[tuple, dict[int, float]] = {}
+        for t in self.trials():
+            if t.state == TrialState.COMPLETE:
+                found.setdefault(self.key(t.params), {})[t.user_attrs["seed"]] = t.value
+        return found
 
     def best(self) -> tuple[dict, float, float, int]:
         """Returns the best options, their accuracy, the recipe's, and over how many seeds both are means.
 
-        Over as many as the recipe and another setting have; the recipe is one of those compared.
+        The recipe is one of those compared; the others must have as many seeds in common with it as any.
         """
-        found = self.settings()
-        recipe = found.get(key_of(self.usual), (None, []))[1]
-        if not recipe:
+        found = self.finished()
+        recipe = found.pop(self.key(self.usual), None)
+        if recipe is None:
             raise RunError("minutes: there was not even time for the recipe's own trial; give more of them")
-        others = [len(values) for key, (_, values) in found.items() if key != key_of(self.usual)]
-        depth = min(len(recipe), max(others, default=1))
-        means = [(options, mean(values[:depth])) for options, values in found.values() if len(values) >= depth]
-        options, value = max(means, key=lambda item: item[1])  # of equals the first, which is the recipe
-        return options, value, mean(recipe[:depth]), depth
+        shared = {key: recipe.keys() & values.keys() for key, values in found.items()}
+        most = max(map(len, shared.values()), default=0)
+        if not most:
+            value = next(iter(recipe.values()))
+            return self.usual, value, value, 1
+        deep = [key for key, seeds in shared.items() if len(seeds) == most]
+        best = max(deep, key=lambda key: mean(found[key][s] - recipe[s] for s in shared[key]))
+        value, usual = (mean(values[s] for s in shared[best]) for values in (found[best], recipe))
+        if value <= usual:
+            return self.usual, usual, usual, most
+        return dict(zip(self.usual, best, strict=True)), value, usual, most
 
     # ------------------------------------------------------------------ one after the other
-    def begin(self) -> None:
-        """Puts the recipe first, and what was killed in the middle."""
-        for t in self.study.get_trials(deepcopy=False):
-            if not t.state.is_finished() and "seed" in t.user_attrs:  # killed in the middle
-                self.study.tell(t.number, state=state("FAIL"))
-                self.study.enqueue_trial(t.params, user_attrs={"seed": t.user_attrs["seed"]})
-        if not self.study.trials:
-            self.study.enqueue_trial(self.usual, user_attrs={"seed": self.base.seed})
+    def next(self) -> Job | None:
+        """Returns the next job; None where there is none, or none while others are running."""
+        left, full, tried = self.until - time.time(), self._full(), self._tried()
+        if any(t.state == TrialState.WAITING for t in self._all()):
+            if left <= 0:
+                return None
+        elif len(tried) >= (self.given.trials or math.inf) or left <= max(full, (1 - SEARCH) * 60 * self.given.minutes):
+            again = self._to_repeat(tried)
+            if again is None or left < 1.05 * full:
+                return None
+            self.study.enqueue_trial(dict(zip(self.usual, again, strict=True)))
+        return self._job(self.study.ask(self._spaces), tried)
 
-    def next(self, running: list):
-        """Returns the next job beside those that are ``running``; None where there is none, or none yet."""
-        waiting = [t for t in self.study.get_trials(deepcopy=False) if t.state == state("WAITING")]
-        left, full = self.until - time.time(), self._full()
-        if waiting:
-            return self._job(self.study.ask(self._spaces)) if left > 0 else None
-        tried = [t for t in self.study.get_trials(deepcopy=False) if t.user_attrs.get("seed") == self.base.seed]
-        tried = [t for t in tried if t.state != state("FAIL") or "ended" in t.user_attrs]
-        wanted = self.given.trials is None or len(tried) < self.given.trials
-        if wanted and left > (1 - SEARCH) * 60 * self.given.minutes and left > full:
-            if found := self._another({key_of(t.params) for t in tried}):
-                return self._job(found)
-        if left < 1.05 * full:
-            return None
-        return self._repeat(running)
+    def _tried(self) -> Counter:
+        """How often settings were tried; what was killed or had no time does not count."""
+        apart = TrialState.FAIL, TrialState.WAITING
+        trials = [t for t in self._all() if t.state not in apart and t.user_attrs.get("ended") != LATE]
+        return Counter(self.key(t.params) for t in trials)
 
     def _full(self) -> float:
         """Seconds that a whole trial takes, the longest so far; before the first as was estimated."""
-        seen = [t.user_attrs["seconds"] for t in self.trials("finished")]
+        seen = [t.user_attrs["seconds"] for t in self.trials() if t.state == TrialState.COMPLETE]
         return max(seen, default=self.study.user_attrs["estimate"])
 
-    def _another(self, tried: set[str]):
-        """A trial of new settings, as Optuna chooses them."""
-        for _ in range(TRIES):
-            found = self.study.ask(self._spaces)
-            if key_of(found.params) not in tried:
-                found.set_user_attr("seed", self.base.seed)
-                return found
-            self.study.tell(found, state=state("FAIL"))
-        return None
+    def _to_repeat(self, tried: Counter) -> tuple | None:
+        """The recipe or one of the two best settings, which should have another seed."""
+        usual, seed = self.key(self.usual), self.base.seed
+        first = {key: seeds[seed] for key, seeds in self.finished().items() if key != usual and seed in seeds}
+        best = sorted(first, key=first.get, reverse=True)[:2]
+        some = [key for key in [*best[:1], usual, *best[1:]] if tried[key] <= ROUNDS]
+        return min(some, key=lambda key: tried[key], default=None) if best else None
 
-    def _repeat(self, running: list):
-        """A trial of the recipe or one of the two best settings with a seed that it has not had."""
-        asked = {(key_of(t.params), t.user_attrs.get("seed")) for t in self.study.get_trials(deepcopy=False)}
-        found = self.settings()
-        for depth in range(1, ROUNDS + 1):
-            seed = self.base.seed + depth
-            if any(job.config.seed < seed for job in running):
-                return None  # which settings are the best is not known yet
-            ranked = sorted((k for k in found if len(found[k][1]) >= depth), key=lambda k: -mean(found[k][1][:depth]))
-            contenders = [key for key in ranked if key != key_of(self.usual)][:2]
-            contenders.insert(1, key_of(self.usual))
-            for key in contenders:
-                if key in found and (key, seed) not in asked:
-                    self.study.enqueue_trial(found[key][0], user_attrs={"seed": seed})
-                    return self._job(self.study.ask(self._spaces))
-        return None
+    def _job(self, trial: optuna.Trial, tried: Counter) -> Job:
+        """What is to be run, by a seed that its settings have not had."""
+        seed = self.base.seed + tried[self.key(trial.params)]
+        trial.set_user_attr("seed", seed)
+        config = applied(self.base, trial.params, self.study.user_attrs["epochs"])
+        # what the first run has found to be the fastest, all others take
+        precisions = [t.user_attrs["precision"] for t in self.trials() if t.state == TrialState.COMPLETE]
+        precision = next(iter(precisions), config.train.precision)
+        train = replace(config.train, knn_every=-(-config.train.epochs // RUNGS), precision=precision)
+        config = replace(config, train=train, seed=seed, out=str(self.out / "trials" / str(trial.number)))
+        searched = seed == self.base.seed and trial.params != self.usual
+        return Job(trial, config, self.given.measure, self.until, searched)
 
-    def _job(self, asked):
-        from idmm.tuning.trial import RUNGS, Job
-
-        seed = asked.user_attrs["seed"]
-        config = applied(self.base, asked.params, self.study.user_attrs["epochs"])
-        every = max(1, -(-config.train.epochs // RUNGS))
-        train = replace(config.train, knn_every=every, precision=self.precision)
-        config = replace(config, train=train, seed=seed, out=str(self.out / "trials" / str(asked.number)))
-        searched = seed == self.base.seed and asked.params != self.usual
-        storage = str(self.out / "study.log")
-        return Job(storage, asked.number, asked._trial_id, config, self.given.measure, self.until, searched)
-
-    def tell(self, job, outcome) -> None:
-        """Notes how a trial ended, and says so."""
-        from optuna.trial import Trial
-
-        asked = Trial(self.study, job.identity)
-        for name in ("ended", "seconds"):
-            asked.set_user_attr(name, getattr(outcome, name))
-        finished = outcome.ended == "finished"
+    def tell(self, job: Job, why: str = "") -> None:
+        """Notes that a trial has ended, and says so; ``why`` its worker died, where it did."""
+        if why:
+            _note(job.trial, ended=FAILED, seconds=0.0, why=why)
+        found = self._all()[job.trial.number]
         # a run that diverged is as bad as one that was ended early, and no gap in what Optuna knows
-        self.study.tell(asked, outcome.value if finished else None, state("COMPLETE" if finished else "PRUNED"))
-        if finished and self.precision == "auto":
-            self.precision = outcome.precision
-            self.study.set_user_attr("precision", self.precision)
+        finished = found.user_attrs["ended"] == FINISHED
+        value = found.intermediate_values[RUNGS] if finished else None
+        self.study.tell(job.trial, value, TrialState.COMPLETE if finished else TrialState.PRUNED)
         self.study.set_user_attr("seconds", self.spent + time.time() - self.began)
-        if outcome.ended == "failed" and asked.params == self.usual and job.config.seed == self.base.seed:
-            raise RunError(f"the recipe's own trial failed: {outcome.why}")
-        self._say(job, asked.params, outcome)
+        self._say(self._all()[job.trial.number])
 
-    def _say(self, job, params: dict, outcome) -> None:
-        what = ", ".join(f"{n} {shown(v)}" for n, v in params.items() if v != self.usual[n]) or "the recipe as it is"
-        again = f", again with seed {job.config.seed}" if job.config.seed != self.base.seed else ""
-        how = "" if outcome.value is None else f"{outcome.value:.1f} %"
-        if outcome.ended != "finished":
-            how = f"{how}{', ' if how else ''}{outcome.ended}{f' ({outcome.why})' if outcome.why else ''}"
-        found = {key: mean(values) for key, (_, values) in self.settings().items()}
-        recipe = found.get(key_of(self.usual))
-        beside = "" if recipe is None else f"; best {max(found.values()):.1f} %, the recipe {recipe:.1f} %"
+    def _say(self, t: optuna.trial.FrozenTrial) -> None:
+        seed, why, found = t.user_attrs["seed"], t.user_attrs.get("why", ""), self.key(self.usual) in self.finished()
+        if why and t.params == self.usual and not found:
+            raise RunError(f"the recipe's own trial failed: {why}")
+        what = ", ".join(f"{n} {shown(v)}" for n, v in t.params.items() if v != self.usual[n]) or "the recipe as it is"
+        what += f", again with seed {seed}" if seed != self.base.seed else ""
+        how = [] if t.value is None else [f"{t.value:.1f} %"]
+        how += [] if t.state == TrialState.COMPLETE else [f"{t.user_attrs['ended']}{f' ({why})' if why else ''}"]
+        beside = "; best {1:.1f} %, the recipe {2:.1f} %".format(*self.best()) if found else ""
         left = duration(max(0.0, self.until - time.time()))
-        log.info("trial %d (%s%s): %s%s; %s left", job.number, what, again, how, beside, left)
+        log.info("trial %d (%s): %s%s; %s left", t.number, what, ", ".join(how), beside, left)
 
 
-def shown(value: Any) -> str:
-    """Returns a value of an option for people."""
-    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else f"{value:g}"
+# ---------------------------------------------------------------------- a trial
+def fewlabel(seen, labels, held, truth) -> float:
+    """Returns the accuracy of a linear probe on :data:`LABELS` of each class, the mean of :data:`DRAWS` (percent)."""
+    shares = []
+    for draw in range(DRAWS):
+        order = permutation(0, "tune", len(labels), draw)
+        some = np.concatenate([order[labels[order] == c][:LABELS] for c in np.unique(labels)])
+        shares.append(np.mean(evaluate.probe_predict(seen[some], labels[some], held) == truth))
+    return 100 * float(np.mean(shares))
 
 
-def key_of(params: dict) -> str:
-    """Returns what tells settings apart."""
-    return json.dumps(params, sort_keys=True)
+MEASURES = {"knn": evaluate.knn_accuracy, "fewlabel": fewlabel}
 
 
-def state(name: str):
-    """Returns Optuna's state of a trial by its name."""
-    from optuna.trial import TrialState
+def run(job: Job) -> None:
+    """Runs a trial and notes how it ended; of its folder what it logged is kept, the weights are not."""
+    trial, train, out, times = job.trial, job.config.train, Path(job.config.out), [time.time()]
 
-    return TrialState[name]
+    def judge(seen, labels, held, truth) -> dict:
+        value = MEASURES[job.measure](seen.numpy(), labels, held.numpy(), truth)
+        times.append(time.time())
+        epoch = min(train.epochs, (len(times) - 1) * train.knn_every)
+        trial.report(value, RUNGS * epoch // train.epochs)
+        if epoch < train.epochs:
+            if 2 * times[-1] - times[-2] > job.until:  # the next part would be late
+                raise optuna.TrialPruned(LATE)
+            if job.prunable and trial.should_prune():
+                raise optuna.TrialPruned(WORSE)
+        return {job.measure: value}
+
+    shutil.rmtree(out, ignore_errors=True)  # of a trial that was killed
+    try:
+        with _quietly():
+            found = {"ended": FINISHED, "precision": pretrain(job.config, judge)["precision"]}
+    except optuna.TrialPruned as reason:
+        found = {"ended": str(reason)}
+    except RunError as error:
+        found = {"ended": FAILED, "why": str(error)}
+    _note(trial, **found, seconds=time.time() - times[0])
+    shutil.rmtree(out / "last", ignore_errors=True)
+    for path in out.glob("*"):  # nothing that looks like a backbone
+        if path.name not in KEPT:
+            path.unlink()
+
+
+def _note(trial: optuna.Trial, **about) -> None:
+    for name, value in about.items():
+        trial.set_user_attr(name, value)
+
+
+@contextlib.contextmanager
+def _quietly():
+    """Keeps what a run logs to its own log.txt."""
+    handlers, log.handlers = log.handlers, []
+    try:
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):
+            yield
+    finally:
+        log.handlers = handlers
