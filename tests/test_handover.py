@@ -245,3 +245,11 @@ def test_folds_are_pooled():
 def test_recipes_of_the_papers_start_as_the_papers_do(name):
     kind = STAGES["finetune"].config
     assert reading.recipe(kind, name)["train"]["classifier_init"] == "random"
+
+
+def test_features_that_are_all_alike_give_no_start(init, tmp_path, monkeypatch, capsys):
+    """A collapsed backbone: weights that tell its features apart would be so large that the loss explodes."""
+    monkeypatch.setattr("idmm.stages.finetune.spread", lambda features: 0.001)
+    assert inside("finetune", tmp_path / "x", **RUN, init=str(init), train__classifier_init="features") == 0
+    assert "hardly differ (feature_std 0.001), so the classifier starts from fresh weights" in capsys.readouterr().err
+    assert "start_top1" not in result(tmp_path / "x")
