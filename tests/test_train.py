@@ -61,6 +61,7 @@ def test_what_is_written(done, images, capsys):
     stage1, scratch = (yaml.safe_load((done / name / "config.yaml").read_text()) for name in ("stage1", "scratch"))
     tuned = yaml.safe_load((done / "config.yaml").read_text())
     assert tuned["init"] == str(done / "stage1") and scratch["init"] is None
+    assert stage1["views"]["crops"] == [{"count": 2, "scale": [0.35, 1.0]}] and stage1["views"]["jitter_prob"] == 0
     assert scratch["train"]["minutes"] == MINUTES, "as long again"
     assert 0 < stage1["train"]["minutes"] < MINUTES and 0 < tuned["train"]["minutes"] < MINUTES
     assert read(done / "stage1/result.json")["train_size"] == 16 and result["train_size"] == 8

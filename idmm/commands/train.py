@@ -30,6 +30,9 @@ from idmm.transfer.config import merged
 log = logging.getLogger("idmm")
 RECIPES = {"pretrain": "idmm_fast", "joint": "joint", "finetune": "fast", "scratch": "fast_scratch"}
 BACKBONE = {"name": "resnet10t", "kwargs": {"channels": [32, 64, 128, 256]}}
+# Two crops without colours: kNN 83 on small photographs, where the recipe's six with colours have 74 (docs/minutes.md)
+LIGHT = {"views.crops": [{"count": 2, "scale": [0.35, 1.0]}]}
+LIGHT |= dict.fromkeys(("views.jitter_prob", "views.grey_prob", "views.blur_prob"), 0.0)
 SIZES = (32, 48, 64, 80, 96, 112, 128, 160, 192, 224)
 TIMED = 16  # images of a step, to find out how long one takes
 LOOKED_AT = 64  # images, for their sizes
@@ -261,7 +264,7 @@ def _stage(given: TrainCommand, kept: dict, name: str, folder: Path, minutes: fl
         data, own = tuned_on(data), {"train.size": size, "augment.flip": given.flip}
     else:
         data = data if name == "joint" else replace(data, labelled=None)
-        own = {"views.size": size, "views.flip": given.flip}
+        own = {"views.size": size, "views.flip": given.flip, **LIGHT}
     own |= {"out": str(folder), "seed": given.seed, "train.minutes": minutes, "train.device": given.device}
     own |= {"init": str(init)} if init else {"model": kept["plan"]["model"]}
     config = merged(recipe(stage.config, RECIPES[name]), {**own, "data": parsing.plain(data)})
