@@ -76,6 +76,7 @@ def test_what_is_written(done, images, capsys):
     assert f"the largest class every time: {result['largest_class']:.1f} %" in said
     gain = result["top1"] - read(done / "scratch/result.json")["top1"]
     assert kept["gain"]["points"] == pytest.approx(gain) and f"{gain:+.1f} points" in said and "McNemar" in said
+    assert f"from scratch, in {kept['scratch']['seconds']:.0f} s" in said and "finished already" in said
 
 
 def test_another_command_is_refused(done, images, capsys):
@@ -167,11 +168,12 @@ def test_from_scratch_taken_up_again(images, tmp_path, monkeypatch):
 def test_from_scratch_with_some_of_the_labels_and_no_test_images(tmp_path):
     root = tree(tmp_path / "d", **{name: {"": 10} for name in ("cat", "dog")})
     some = {"minutes": 0.15, "data.labelled": "{per_class: 2}"}
-    assert call(given(root, tmp_path / "x", way="scratch", compare="true", **some)) == 0
+    assert call(given(root, tmp_path / "x", way="scratch", **some)) == 0
     kept = read(tmp_path / "x/train.json")
     assert kept["result"]["train_size"] == kept["counts"]["labelled"] == 4
     assert kept["result"]["test_size"] == 4, "a fifth is held out"
-    assert "gain" not in kept and not (tmp_path / "x/stage1").exists(), "there is nothing to compare"
+    assert "gain" not in kept and not (tmp_path / "x/stage1").exists()
+    assert yaml.safe_load((tmp_path / "x/config.yaml").read_text())["stages"][0]["batch_size"] == 8, "for so few images"
 
 
 def test_what_is_wrong(images, tmp_path, capsys, monkeypatch):
@@ -181,7 +183,12 @@ def test_what_is_wrong(images, tmp_path, capsys, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(budget, "fitting", lambda *_: None)  # however fast the machine is
         line = refused(capsys, given(images, tmp_path / "x", way="scratch"))[-1]
-    assert line.startswith(f"minutes: got {MINUTES}, of which ") and re.search(r"wanted at least [0-9.]+ there$", line)
+    asked_for = re.fullmatch(rf"minutes: got {MINUTES}, but an epoch takes .*; wanted at least ([0-9.]+)", line)
+    assert float(asked_for[1]) > MINUTES, "in minutes of the command"
+    (line,) = refused(capsys, given(images, tmp_path / "x", compare="true"))
+    assert line.startswith("compare: there is no pretraining")
+    (line,) = refused(capsys, ["train", "--out", tmp_path / "x"])
+    assert line.startswith("DIR: missing")
     (line,) = refused(capsys, given(images, tmp_path / "x", way="scratch", minutes=1e-4))
     assert line.startswith("minutes: got 0.0001, but ") and "before the first stage" in line
     (line,) = refused(capsys, given(images, tmp_path / "x", **{"data.folds": 2}))

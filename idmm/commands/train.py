@@ -5,6 +5,8 @@ import io
 import itertools
 import json
 import logging
+import math
+import re
 import shutil
 import statistics
 import time
@@ -31,16 +33,20 @@ log = logging.getLogger("idmm")
 RECIPES = {"pretrain": "idmm_fast", "joint": "joint", "finetune": "fast", "scratch": "fast_scratch"}
 BACKBONE = {"name": "resnet10t", "kwargs": {"channels": [32, 64, 128, 256]}}
 # Two crops without colours: kNN 83 on small photographs, where the recipe's six with colours have 74 (docs/minutes.md)
-LIGHT = {"views.crops": [{"count": 2, "scale": [0.35, 1.0]}]}
+CROPS = 2
+LIGHT = {"views.crops": [{"count": CROPS, "scale": [0.35, 1.0]}]}
 LIGHT |= dict.fromkeys(("views.jitter_prob", "views.grey_prob", "views.blur_prob"), 0.0)
 SIZES = (32, 48, 64, 80, 96, 112, 128, 160, 192, 224)
 TIMED = 16  # images of a step, to find out how long one takes
 LOOKED_AT = 64  # images, for their sizes
 PASSES = 30  # over the images, which a size must leave time for
+AROUND = 20.0  # seconds of imports, reading images, timing and the end
 HELD_OUT = 0.2  # of the labelled images, where there are none to test on
 SHARE = 0.7  # of the time, for the first of two stages ...
 LEAST = 0.1  # ... and what the second one has at least, where the first took too long
 CHANCE = 0.05
+UNEQUAL = 1.2  # times its minutes, from which on a comparison is not over equal time
+BATCH, SMALLEST = {"pretrain": 64, "finetune": 32}, 8  # images of a step; an eighth of the images where that is less
 FILE, LABELS = "train.json", "labels.csv"
 MANY_IMAGES = 3  # times the labelled ones, from which on it is worth saying what could be done with them
 
@@ -82,6 +88,10 @@ def train(given: TrainCommand) -> dict:
     began = beginning()
     if given.data.folds:
         raise UserError(f"data.folds: got {given.data.folds}, but idmm train makes a single classifier; wanted null")
+    if given.data.root is None and given.data.name is None:
+        raise UserError("DIR: missing; wanted is the folder of your images, or the name of a dataset (--data.name)")
+    if given.compare and given.way in ("auto", "scratch"):
+        raise UserError("compare: there is no pretraining to compare; wanted beside it --way pretrain or --way joint")
     given = replace(given, data=resolve_name(given.data)[0])
     out = Path(given.out)
     kept, new = _kept(out, given), not out.exists()
@@ -92,17 +102,19 @@ def train(given: TrainCommand) -> dict:
             kept |= {"data": parsing.plain(data), "counts": asdict(counts), "plan": asdict(choose(given, counts))}
         for line in kept["plan"]["why"]:
             log.info("%s", line)
-        if "result" not in kept:
+        if "result" in kept:
+            print(f"{out}: finished already, nothing to do")
+        else:
             kept["result"] = _run(given, kept, out, (time.monotonic() - began) / 60)
             _write(out, kept)
     except UserError:
         _cleared(out, new)
         raise
-    if given.compare and "scratch" not in kept and kept["plan"]["way"] != "scratch":
+    if given.compare and "scratch" not in kept:
         kept["scratch"] = _stage(given, kept, "scratch", out / "scratch", given.minutes)
         kept["gain"] = compared(out, out / "scratch")
         _write(out, kept)
-    _say(kept)
+    _say(given, kept)
     print(f"{out / FILE}; the classifier is {out / 'model.safetensors'}")
     return kept
 
@@ -208,17 +220,28 @@ def choose(given: TrainCommand, counts: Counts) -> Plan:
     model = given_model if given.model.name else {**given_model, **BACKBONE}
     if not given.model.name:
         why.append(f"model: {model['name']} {json.dumps(model['kwargs'])}, a small ConvNet")
-    size = given.size or _affordable(given, model, counts)
+    size = given.size or _affordable(given, way, model, counts)
     if not given.size:
-        why.append(f"size: {size} px; the images' short sides are {counts.side} px in the middle")
+        own = f"the images' short side is {counts.side} px (median)"
+        enough = f"; more would leave time for less than {PASSES} passes over them" if size < _sides(counts)[-1] else ""
+        why.append(f"size: {size} px; {own}{enough}")
     return Plan(way, model, size, why)
 
 
-def _affordable(given: TrainCommand, model: dict, counts: Counts) -> int:
-    """The largest side, of the images' own at most, at which the time suffices for :data:`PASSES` over the images."""
-    sides = [side for side in SIZES if side <= counts.side] or SIZES[:1]
-    seconds = 60 * given.minutes / (PASSES * counts.images)  # for an image
-    return next((side for side in reversed(sides) if _seconds(model, side, given.device) <= seconds), sides[0])
+def _sides(counts: Counts) -> list[int]:
+    """The sizes that the images have pixels for; the smallest in any case."""
+    return [side for side in SIZES if side <= counts.side] or [SIZES[0]]
+
+
+def _affordable(given: TrainCommand, way: str, model: dict, counts: Counts) -> int:
+    """The largest side, of the images' own at most, at which the first stage has time for :data:`PASSES` passes."""
+    seconds = max(1.0, 60 * given.minutes - AROUND)
+    if way == "scratch":
+        each = seconds / (PASSES * counts.labelled)
+    else:
+        each = SHARE * seconds / (PASSES * counts.images * CROPS)
+    sides = _sides(counts)
+    return next((side for side in reversed(sides) if _seconds(model, side, given.device) <= each), sides[0])
 
 
 def _seconds(model: dict, side: int, device: str) -> float:
@@ -265,6 +288,8 @@ def _stage(given: TrainCommand, kept: dict, name: str, folder: Path, minutes: fl
     else:
         data = data if name == "joint" else replace(data, labelled=None)
         own = {"views.size": size, "views.flip": given.flip, **LIGHT}
+    images = kept["counts"]["labelled" if stage.name == "finetune" else "images"]
+    own["train.batch_size"] = max(SMALLEST, min(BATCH[stage.name], 2 ** int(math.log2(max(1, images / 8)))))
     own |= {"out": str(folder), "seed": given.seed, "train.minutes": minutes, "train.device": given.device}
     own |= {"init": str(init)} if init else {"model": kept["plan"]["model"]}
     config = merged(recipe(stage.config, RECIPES[name]), {**own, "data": parsing.plain(data)})
@@ -272,9 +297,16 @@ def _stage(given: TrainCommand, kept: dict, name: str, folder: Path, minutes: fl
     try:
         return stage.run(config)
     except UserError as error:
-        says, part = "train.minutes: got ", f"minutes: got {given.minutes:g}, of which '{folder}' has "
-        lines = (fault.replace(says, part) + " there" * fault.startswith(says) for fault in error.faults)
-        raise UserError(*lines) from None
+        raise UserError(*(_of_all(fault, given, kept, name) for fault in error.faults)) from None
+
+
+def _of_all(fault: str, given: TrainCommand, kept: dict, name: str) -> str:
+    """What is wrong with a stage, in the command's own minutes."""
+    if not (found := re.fullmatch(r"train.minutes: got [\d.]+, (but .*; wanted at least )([\d.]+)", fault)):
+        return fault
+    share = {"scratch": 1.0, "finetune": 1 - SHARE}.get(name, SHARE)
+    whole = kept["minutes"]["before"] + float(found[2]) / share
+    return f"minutes: got {given.minutes:g}, {found[1]}{math.ceil(100 * max(whole, given.minutes + 0.01)) / 100:g}"
 
 
 def _write(out: Path, kept: dict) -> None:
@@ -282,7 +314,7 @@ def _write(out: Path, kept: dict) -> None:
 
 
 # ---------------------------------------------------------------------- what came of it
-def _say(kept: dict) -> None:
+def _say(given: TrainCommand, kept: dict) -> None:
     """Prints the accuracy beside what it has to be read with."""
     result, plan = kept["result"], kept["plan"]
     low, high = result["top1_interval"]
@@ -295,5 +327,8 @@ def _say(kept: dict) -> None:
         points, p = kept["gain"]["points"], kept["gain"]["p"]
         said = "pretraining helped" if points > 0 else "pretraining did harm"
         said = said if p < CHANCE else "no difference that could not be chance"
-        scratch = f"from scratch, for as long: {kept['scratch']['top1']:.1f} %"
-        print(f"  {scratch}: {points:+.1f} points, {said} (McNemar's p = {p:.2g})")
+        seconds = kept["scratch"]["seconds"]
+        print(f"  from scratch, in {seconds:.0f} s: {kept['scratch']['top1']:.1f} %")
+        print(f"  the difference: {points:+.1f} points, {said} (McNemar's p = {p:.2g})")
+        if seconds > UNEQUAL * 60 * given.minutes:
+            print(f"  but that is more than its {given.minutes:g} minutes, on a busy machine: compare again later")

@@ -77,4 +77,5 @@ def below_start(config: FinetuneConfig, top1: float, start: float) -> str:
     slower = config.train.layer_decay is None and not config.model.freeze
     tries = ["fewer epochs", "a lower lr", *(["--train.layer_decay 0.7"] if slower else [])]
     line = f"top-1 {top1:.1f} % is below the {start:.1f} that the classifier had before the first step; try"
-    return f"{line} {', '.join(tries)}, or lighter augmentation ({LIGHTER})"
+    light = config.augment.scale[0] >= 0.35 and not (config.augment.mixup_alpha or config.augment.cutmix_alpha)
+    return f"{line} {' or '.join(tries)}" + ("" if light else f", or lighter augmentation ({LIGHTER})")

@@ -10,7 +10,7 @@ import optuna
 import yaml
 from matplotlib.figure import Figure
 
-from idmm.evaluate import least_difference
+from idmm.evaluate import least_difference, of_few
 from idmm.files import write_text
 from idmm.pictures import COLOURS, plain_axis, save
 from idmm.tuning.options import Option, applied, differences, shown
@@ -50,7 +50,8 @@ def _summary(search: Search, trials: list) -> tuple[list[str], dict]:
         f"the recipe {recipe:.1f} %, the best {value:.1f} % ({over})",
     ]
     if options == search.usual:
-        return [*lines, "nothing that was tried is better than the recipe as it is"], options
+        few = [line.replace("test images", "images", 1) for line in of_few(value, count)]
+        return [*lines, *few, "nothing that was tried is better than the recipe as it is: nothing to set"], options
     points = least_difference(round(value * count / 100), count)
     verdict = "larger than chance" if value - recipe > points else "which may be chance"
     lines.append(f"a difference of {value - recipe:+.1f} points, {verdict}: with {count} images, differences under")
