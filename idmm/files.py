@@ -1,9 +1,11 @@
 """Files that are whole or not there: written aside, flushed to the disk, renamed."""
 
 import contextlib
+import csv
+import io
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -49,6 +51,13 @@ def write_bytes(path: Path, data) -> None:
 def write_text(path: Path, text: str) -> None:
     """Replaces a text file in one step."""
     write_bytes(path, text.encode())
+
+
+def write_csv(path: Path, rows: Iterable[Iterable]) -> None:
+    """Replaces a CSV file in one step; names of files that are no UTF-8 go through."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    write_bytes(path, text.getvalue().encode("utf-8", "surrogateescape"))
 
 
 def made_folder(out: str | None) -> Path | None:

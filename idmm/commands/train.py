@@ -1,12 +1,9 @@
 """``idmm train``: from a folder of images to a classifier in a given time, by what was measured to do best."""
 
-import csv
-import io
 import itertools
 import json
 import logging
 import math
-import re
 import shutil
 import statistics
 import time
@@ -23,9 +20,11 @@ from idmm.data.images import load
 from idmm.data.registry import resolve_name
 from idmm.data.split import LabelsMissing, Splits
 from idmm.errors import UserError
-from idmm.files import begun, write_bytes, write_text
+from idmm.files import begun, write_csv, write_text
 from idmm.progress import duration
 from idmm.stages import STAGES, beginning
+from idmm.stages.advice import suited_batch
+from idmm.stages.budget import TooShort
 from idmm.stages.results import compared
 from idmm.transfer.config import merged
 
@@ -46,7 +45,6 @@ SHARE = 0.7  # of the time, for the first of two stages ...
 LEAST = 0.1  # ... and what the second one has at least, where the first took too long
 CHANCE = 0.05
 UNEQUAL = 1.2  # times its minutes, from which on a comparison is not over equal time
-BATCH, SMALLEST = {"pretrain": 64, "finetune": 32}, 8  # images of a step; an eighth of the images where that is less
 FILE, LABELS = "train.json", "labels.csv"
 MANY_IMAGES = 3  # times the labelled ones, from which on it is worth saying what could be done with them
 
@@ -183,10 +181,7 @@ def _written_out(data: Data, out: Path) -> Data:
         groups = [""] * len(split) if split.groups is None else split.groups
         named = zip(split.names, split.labels, groups, strict=True)
         rows += [(name, split.classes[label], part, group) for name, label, group in named]
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(row if rows[1][3] else row[:3] for row in rows)
-    out.mkdir(parents=True, exist_ok=True)
-    write_bytes(out / LABELS, text.getvalue().encode("utf-8", "surrogateescape"))
+    write_csv(out / LABELS, (row if rows[1][3] else row[:3] for row in rows))
     return replace(data, labels=str(out / LABELS), val_fraction=0.0)
 
 
@@ -289,24 +284,19 @@ def _stage(given: TrainCommand, kept: dict, name: str, folder: Path, minutes: fl
         data = data if name == "joint" else replace(data, labelled=None)
         own = {"views.size": size, "views.flip": given.flip, **LIGHT}
     images = kept["counts"]["labelled" if stage.name == "finetune" else "images"]
-    own["train.batch_size"] = max(SMALLEST, min(BATCH[stage.name], 2 ** int(math.log2(max(1, images / 8)))))
+    shipped = recipe(stage.config, RECIPES[name])
+    own["train.batch_size"] = suited_batch(shipped["train"]["batch_size"], images)
     own |= {"out": str(folder), "seed": given.seed, "train.minutes": minutes, "train.device": given.device}
     own |= {"init": str(init)} if init else {"model": kept["plan"]["model"]}
-    config = merged(recipe(stage.config, RECIPES[name]), {**own, "data": parsing.plain(data)})
+    config = merged(shipped, {**own, "data": parsing.plain(data)})
     log.info("%s: --config %s, %s at %d px", folder, RECIPES[name], duration(60 * minutes), size)
     try:
         return stage.run(config)
-    except UserError as error:
-        raise UserError(*(_of_all(fault, given, kept, name) for fault in error.faults)) from None
-
-
-def _of_all(fault: str, given: TrainCommand, kept: dict, name: str) -> str:
-    """What is wrong with a stage, in the command's own minutes."""
-    if not (found := re.fullmatch(r"train.minutes: got [\d.]+, (but .*; wanted at least )([\d.]+)", fault)):
-        return fault
-    share = {"scratch": 1.0, "finetune": 1 - SHARE}.get(name, SHARE)
-    whole = kept["minutes"]["before"] + float(found[2]) / share
-    return f"minutes: got {given.minutes:g}, {found[1]}{math.ceil(100 * max(whole, given.minutes + 0.01)) / 100:g}"
+    except TooShort as error:  # said in the command's own minutes
+        share = {"scratch": 1.0, "finetune": 1 - SHARE}.get(name, SHARE)
+        whole = max(kept["minutes"]["before"] + error.wanted / share, given.minutes + 0.01)
+        wanted = f"wanted at least {math.ceil(100 * whole) / 100:g}"
+        raise UserError(f"minutes: got {given.minutes:g}, but {error.why}; {wanted}") from None
 
 
 def _write(out: Path, kept: dict) -> None:

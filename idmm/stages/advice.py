@@ -62,9 +62,13 @@ def _better(config: Any, phase: Phase, images: int, steps: float) -> tuple[int, 
     """Returns a batch size that suits so many images, and the epochs with which it makes so many steps or more."""
     batch = phase.batch_size
     if steps or _large(config, phase, images):
-        eighth = 2 ** int(math.log2(max(1, images / 8)))
-        batch = min(batch, USUAL, max(_smallest(config), eighth))
+        batch = suited_batch(min(batch, USUAL), images, _smallest(config))
     return batch, max(phase.epochs, math.ceil(steps / -(-images // batch)))
+
+
+def suited_batch(most: int, images: int, least: int = SMALLEST) -> int:
+    """Returns the images of a step that suit so many in all: an eighth of them, a power of two, within bounds."""
+    return min(most, max(least, 2 ** int(math.log2(max(1, images / 8)))))
 
 
 def _flags(phase: Phase, changes: dict[str, int]) -> str:

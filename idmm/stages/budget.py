@@ -36,6 +36,14 @@ LOOKING = 0.2  # of the trial, at most, for evaluation
 EPOCH, SAVE, SPEED = 0.01, 0.02, 100e6  # seconds around an epoch and a checkpoint, bytes a second of the latter
 
 
+class TooShort(UserError):
+    """Not even one epoch fits into the minutes that a run was given; ``wanted`` are enough."""
+
+    def __init__(self, minutes: float, why: str, wanted: float):
+        super().__init__(f"train.minutes: got {minutes:g}, but {why}; wanted at least {wanted:g}")
+        self.why, self.wanted = why, wanted
+
+
 @dataclass(frozen=True)
 class Rates:
     """What a phase costs (seconds)."""
@@ -115,14 +123,14 @@ def _say(parts: Assembly, each: list[float], spent: float, takes: float) -> None
         log.info("train.minutes %g: one epoch more would not fit, so the run ends early", minutes)
 
 
-def _too_short(parts: Assembly, each: list[float], spent: float, takes: float) -> UserError:
+def _too_short(parts: Assembly, each: list[float], spent: float, takes: float) -> "TooShort":
     """Says what a run of one epoch a phase takes, of which ``spent`` seconds are gone and ``takes`` are to come."""
     wanted = 1.1 * (spent + takes) / 60 / AIM
     digits = 1 - math.floor(math.log10(wanted))
     wanted = math.ceil(wanted * 10**digits) / 10**digits
     line = f"an epoch takes {' and '.join(_sizes(parts, each))}, and the run around it"
-    line += f" {duration(spent + takes - sum(each))}; wanted at least {wanted:g}"
-    return UserError(f"train.minutes: got {parts.config.train.minutes:g}, but {line}")
+    line += f" {duration(spent + takes - sum(each))}"
+    return TooShort(parts.config.train.minutes, line, wanted)
 
 
 def fitting(shares: list[int], seconds: Callable[[list[int]], float], aim: float, most: float) -> list[int] | None:

@@ -2,9 +2,8 @@
 
 import contextlib
 import csv
-import io
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ from idmm.data.doctor import SKEWED
 from idmm.data.looks import SIDE, small
 from idmm.engine import Loop, Session
 from idmm.errors import RunError
-from idmm.files import write_bytes
+from idmm.files import write_csv
 from idmm.intervals import too_narrow
 from idmm.models.build import backbone_state, export_kwargs
 from idmm.models.weights import save_model
@@ -188,14 +187,14 @@ def write_per_class(found: evaluate.Predictions, classes: list[str], path: Path)
     rows = [COLUMNS]
     for c, (name, n, hits) in enumerate(zip(classes, images, right, strict=True)):
         rows.append([name, n, hits, round(100 * hits / n, 2) if n else "", *instead.get(c, ("", ""))])
-    _write_csv(path, rows)
+    write_csv(path, rows)
 
 
 # ---------------------------------------------------------------------- image by image
 def write_predictions(found: evaluate.Predictions, names: list[str], classes: list[str], path: Path) -> None:
     """Writes the name, the class and the likeliest class of each test image."""
     rows = zip(names, found.truth, found.predicted, strict=True)
-    _write_csv(path, [("path", "class", "predicted"), *((name, classes[c], classes[p]) for name, c, p in rows)])
+    write_csv(path, [("path", "class", "predicted"), *((name, classes[c], classes[p]) for name, c, p in rows)])
 
 
 def compared(run: Path, other: Path) -> dict[str, float]:
@@ -215,9 +214,3 @@ def _right(path: Path) -> dict[str, bool]:
     """Whether each image of a file of predictions was named right."""
     with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
         return {row["path"]: row["class"] == row["predicted"] for row in csv.DictReader(file)}
-
-
-def _write_csv(path: Path, rows: Iterable[Iterable]) -> None:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    write_bytes(path, text.getvalue().encode("utf-8", "surrogateescape"))
