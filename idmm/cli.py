@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from idmm.config import FinetuneConfig, PretrainConfig
+from idmm.config import FinetuneConfig, PretrainConfig, usage
 from idmm.config import commands as keys
 from idmm.config.parsing import parse
 from idmm.errors import Interrupted, RunError, UserError, nearest
@@ -30,7 +30,7 @@ class Command:
     config; a text that it returns is printed, a number is the exit code."""
     help: str
     logged: bool = True  # whether the log is shown from here; training shows its own, once its folder is there
-    first: str = ""  # key of _FIRST that may stand first on its own, without its flag
+    words: tuple[str, ...] = ()  # keys of _WORDS that may stand without their flags, in this order
 
 
 @dataclass(frozen=True)
@@ -43,21 +43,24 @@ class Group:
 
 
 IMPORTS = 60.0  # seconds that they take at most: sandboxes may not tell when a process began
-_FIRST = {"name": "NAME", "data.root": "DIR"}  # what may stand on its own, as the help calls it
+_WORDS = {  # what may stand without its flag, as the help calls it
+    "name": "NAME", "data.root": "DIR", "run": "RUN", "runs": "RUN [RUN ...]", "query": "QUERY",
+    "paths": "PATH [PATH ...]",
+}  # fmt: skip
 STAGED = PretrainConfig | FinetuneConfig
 DATA = {
     "list": Command(keys.DataListConfig, "commands.catalogue:table", "all datasets with their sizes"),
     "info": Command(
-        keys.DataInfoConfig, "commands.catalogue:info", "figures, licence, citation and files of one", first="name",
+        keys.DataInfoConfig, "commands.catalogue:info", "figures, licence, citation and files of one", words=("name",),
     ),
     "check": Command(
         keys.DataCheckConfig, "commands.datasets:checkup",
         "look at every image: unreadable, tiny, duplicates, leakage; exits 1 if something should be mended",
-        first="name",
+        words=("name",),
     ),
     "download": Command(
         keys.DataDownloadConfig, "commands.datasets:download", "fetch one, checked; goes on where it was interrupted",
-        first="name",
+        words=("name",),
     ),
     "cache": Command(keys.DataCacheConfig, "commands.datasets:cache", "the decoded images that are kept on the disk"),
 }  # fmt: skip
@@ -87,6 +90,25 @@ COMMANDS = {
         keys.FewLabelConfig, "commands.fewlabel:fewlabel",
         "accuracy over the labelled images a class, of several runs, as a table and a picture",
     ),
+    "predict": Command(
+        usage.PredictConfig, "commands.predict:predict", "the classes of images, with probabilities", words=("paths",),
+    ),
+    "embed": Command(
+        usage.EmbedConfig, "commands.embed:embed", "the features of images, for a vector index", words=("paths",),
+    ),
+    "similar": Command(
+        usage.SimilarConfig, "commands.similar:similar", "the images that are most like one", words=("query", "paths"),
+    ),
+    "explore": Command(
+        usage.ExploreConfig, "commands.explore:explore",
+        "which training images are alike: neighbours, clusters, likely duplicates and wrong labels", words=("run",),
+    ),
+    "report": Command(
+        usage.ReportConfig, "commands.report:report", "a page on finished runs, with pictures", words=("runs",),
+    ),
+    "export": Command(
+        usage.ExportConfig, "commands.export:export", "the model for other programs: ONNX, TorchScript, timm, hf",
+    ),
     "data": Group(
         "datasets: list them, show, download or check one, show and clear the cache", DATA,
         """usage: idmm data list
@@ -102,7 +124,7 @@ COMMANDS = {
     "train": Command(
         keys.TrainCommand, "commands.train:train",
         "from a folder of images to a classifier in a given time, by what does best for so many",
-        logged=False, first="data.root",
+        logged=False, words=("data.root",),
     ),
     "configs": Command(keys.ConfigsConfig, "commands.catalogue:recipe_list", "the recipes that --config takes by name"),
     "demo": Command(
@@ -216,14 +238,11 @@ def _check(given: Any) -> None:
 
 
 def _parsed(command: Command, argv: list[str], prog: str) -> Any:
-    """Reads a command's flags; a dataset's name or folder may stand before them on its own."""
+    """Reads a command's flags, and the words that may stand without one."""
     if command.config is GridConfig:
         return parse_grid(argv, prog)
-    if command.first:
-        prog += f" {_FIRST[command.first]}"
-        argv = [f"--{command.first}", *argv] if argv and not argv[0].startswith("-") else argv
     try:
-        return parse(command.config, argv, prog)
+        return parse(command.config, argv, " ".join([prog, *map(_WORDS.get, command.words)]), command.words)
     except UserError as error:
         missing = "NAME: missing; wanted is a dataset, 'idmm data list' shows them"
         raise UserError(*(missing if fault.startswith("name: missing") else fault for fault in error.faults)) from None

@@ -313,6 +313,34 @@ def test_flags_as_people_expect_them():
     assert config.model.kwargs == {"embed_dim": 96, "act": "off"} and config.data.subset.fraction == 0.5
 
 
+WORDS = {
+    "one": (["similar", "--init", "a", "q.png", "x"], {"query": "q.png", "paths": ["x"]}),
+    "all that are left": (["similar", "q", "x", "--init", "a", "y"], {"query": "q", "paths": ["x", "y"]}),
+    "behind a switch": (
+        ["predict", "--init", "a", "--tta", "true.png", "x"],
+        {"paths": ["true.png", "x"], "tta": True},
+    ),
+    "behind its value": (["predict", "--init", "a", "--tta", "false", "x"], {"paths": ["x"], "tta": False}),
+    "in YAML's letters": (["predict", "--init", "a", "null", "[x]"], {"paths": ["null", "[x]"]}),
+    "behind the flags": (["data", "check", "--tiny", "3", "digits"], {"name": "digits", "tiny": 3}),
+}
+
+
+@pytest.mark.parametrize("argv, wanted", WORDS.values(), ids=WORDS)
+def test_words_without_a_flag(argv, wanted, capsys):
+    with pytest.raises(SystemExit):
+        call([*argv, "--print_config"])
+    found = yaml.safe_load(capsys.readouterr().out)
+    assert {key: found[key] for key in wanted} == wanted
+
+
+def test_words_that_are_too_many(capsys):
+    assert call(["predict", "--init", "a", "--paths", "[y]", "x"]) == 2
+    assert capsys.readouterr().err == "paths: given twice, as 'x' and by --paths; wanted once\n"
+    assert call(["data", "info", "digits", "svhn"]) == 2
+    assert capsys.readouterr().err == "svhn: unexpected argument; values follow their --flag\n"
+
+
 def test_flags_over_files_over_earlier_files(tmp_path):
     first = written(tmp_path, "seed: 1\ntrain: {lr: 0.1, epochs: 5}\nmodel: {kwargs: {a: 1, b: 2}}\n", "first.yaml")
     second = written(tmp_path, "train: {lr: 0.2, batch_size: 8}\nmodel: {kwargs: {c: 3}}\n", "second.yaml")

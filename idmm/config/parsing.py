@@ -26,8 +26,15 @@ log = logging.getLogger("idmm")
 Config = TypeVar("Config")
 
 
-def parse(kind: type[Config], argv: list[str], prog: str) -> Config:
-    """Reads ``--config`` files, then flags over them; ``prog`` is the program, for the help.
+def parse(kind: type[Config], argv: list[str], prog: str, words: tuple[str, ...] = ()) -> Config:
+    """Reads ``--config`` files, then flags over them.
+
+    Args:
+        kind: Class of the config.
+        argv: What was typed.
+        prog: The program, for the help.
+        words: Keys of the words that may stand without a flag, in their order; the last takes all that are left where
+            it is a list.
 
     Returns:
         The config. ``--help``, ``--version`` and ``--print_config`` print and raise SystemExit(0).
@@ -36,8 +43,8 @@ def parse(kind: type[Config], argv: list[str], prog: str) -> Config:
         UserError: A line for each unknown key (with the nearest known one), wrong type and value out of range.
     """
     parser = _parser(kind, prog)
-    known, unknown = parser.parse_known_args(argv)
-    faults = _unknown_flags(unknown, parser, kind)
+    known, unknown = parser.parse_known_args(_with_values(kind, argv) if words else argv)
+    faults, loose = _unknown_flags(unknown, parser, kind)
     data: dict = {}
     origin: dict[str, str] = {}  # of each key: its file; empty: a flag
     names, files = ["" if name is _NOTHING else name for name in known.config or []], []
@@ -57,6 +64,7 @@ def parse(kind: type[Config], argv: list[str], prog: str) -> Config:
             faults.append(f"--{leaf.key}: wants a value ({_metavar(leaf.kind)})")
         elif text is not None:
             faults += _set(data, leaf.key, text, leaf.kind, origin)
+    faults += _place_words(data, loose, words, kind, origin)
     values = flatten(data)
     flags = {key: values.get(key) for key, where in origin.items() if not where}
     overrule_minutes(data, flags)
@@ -197,8 +205,31 @@ def _value(text: str, kind: Any) -> Any:
     return read_value(text)
 
 
-def _unknown_flags(unknown: list[str], parser: argparse.ArgumentParser, kind: type) -> list[str]:
-    faults, follows = [], False
+def _with_values(kind: type, argv: list[str]) -> list[str]:
+    """Gives a switch without a value its own, lest it takes the word behind it."""
+    switches = {f"--{leaf.key}" for leaf in flags_of(kind) if leaf.kind is bool}
+    pairs = zip(argv, [*argv[1:], ""], strict=False)
+    return [f"{word}=true" if word in switches and after not in ("true", "false") else word for word, after in pairs]
+
+
+def _place_words(data: dict, loose: list[str], words: tuple[str, ...], kind: type, origin: dict[str, str]) -> list[str]:
+    """Sets the keys that words without a flag stand for; returns the faults."""
+    kinds, faults = {leaf.key: leaf.kind for leaf in flags_of(kind)}, []
+    for key in words:
+        several = any(get_origin(option) is list for option in options(kinds[key]))
+        here, loose = (loose, []) if several else (loose[:1], loose[1:])
+        if here and origin.get(key) == "":
+            faults.append(f"{key}: given twice, as '{here[0]}' and by --{key}; wanted once")
+        elif here and several:
+            data[key], origin[key] = here, ""
+        elif here:
+            faults += _set(data, key, here[0], kinds[key], origin)
+    return faults + [f"{word}: unexpected argument; values follow their --flag" for word in loose]
+
+
+def _unknown_flags(unknown: list[str], parser: argparse.ArgumentParser, kind: type) -> tuple[list[str], list[str]]:
+    """Returns the faults of unknown flags, and the words that follow no flag."""
+    faults, loose, follows = [], [], False
     known = [option for action in parser._actions for option in action.option_strings]
     for token in unknown:
         if token.startswith("-"):
@@ -206,9 +237,9 @@ def _unknown_flags(unknown: list[str], parser: argparse.ArgumentParser, kind: ty
             main = main_key(kind, flag.removeprefix("--"))
             faults.append(f"{flag}: unknown flag{nearest(f'--{main}' if main else flag, known)}")
         elif not follows:
-            faults.append(f"{token}: unexpected argument; values follow their --flag")
+            loose.append(token)
         follows = token.startswith("-") and "=" not in token
-    return faults
+    return faults, loose
 
 
 def _checked(kind: type[Config], data: dict, origin: dict[str, str], faults: list[str], whole: bool = True) -> Config:

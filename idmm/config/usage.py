@@ -1,0 +1,94 @@
+"""The flags of the commands that look at finished runs and use them: report, explore, predict, embed and the like."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from idmm.config.base import section
+
+
+@section
+class ReportConfig:
+    """A page on one or several finished runs: curves, crops, features, confusions, calibration, settings; opens offline
+    and prints."""
+
+    runs: list[str] = Field(min_length=1)
+    """Run folders, e.g. runs/a or '[runs/a, runs/b]'."""
+    out: str | None = None
+    """Folder for report.html and its pictures; null: RUN/report of the first run."""
+
+
+@section
+class ExploreConfig:
+    """Which training images are alike, as the run's N-way layer has learned it: nearest images, clusters, likely
+    duplicates and wrong labels, outliers; as tables and sheets of thumbnails."""
+
+    run: str
+    """A run folder of pretraining."""
+    out: str | None = None
+    """Folder for the tables and sheets; null: RUN/explore."""
+
+
+@section
+class UseConfig:
+    """How a run's model is used on files."""
+
+    init: str
+    """A run folder, or a .safetensors or .pth file in timm's format with its JSON beside it."""
+    batch_size: int = Field(64, ge=1)
+    """Images that go through the network at a time (images)."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Where the network runs, in fp32; 'auto': cuda, else mps, else cpu."""
+    max_pixels: int = Field(100_000_000, ge=1)
+    """Images with more pixels than this are refused as bombs (pixels)."""
+
+
+@section
+class PredictConfig(UseConfig):
+    """The classes of images, by a run that has a classifier: a row for each image and rank, with its probability."""
+
+    paths: list[str] = Field(min_length=1)
+    """Images, and folders of images at any depth."""
+    out: str | None = None
+    """File to write, .csv or .jsonl by its ending; null: CSV on standard output."""
+    top_k: int = Field(1, ge=1)
+    """Likeliest classes of each image (ranks)."""
+    tta: bool = False
+    """Mean of the probabilities of each image and its mirror image: test-time augmentation, at twice the time."""
+
+
+@section
+class EmbedConfig(UseConfig):
+    """The features of images, a vector each, ready for a vector index."""
+
+    paths: list[str] = Field(min_length=1)
+    """Images, and folders of images at any depth."""
+    out: str
+    """File to write, .npz (arrays paths [N] and features [N, d]) or .parquet (columns path and features) by its
+    ending."""
+
+
+@section
+class SimilarConfig(UseConfig):
+    """The images that are most like one: by the cosine of their features."""
+
+    query: str
+    """The image to compare with."""
+    paths: list[str] = Field(min_length=1)
+    """Images, and folders of images at any depth, to look in."""
+    top_k: int = Field(8, ge=1)
+    """Images to show (images)."""
+    out: str = "similar.png"
+    """Picture of the query and what is nearest to it."""
+
+
+@section
+class ExportConfig:
+    """The model in a form that other programs run: ONNX, TorchScript, or a folder for timm or Hugging Face."""
+
+    init: str
+    """A run folder."""
+    format: Literal["onnx", "torchscript", "timm", "hf"]
+    """'onnx' and 'torchscript' are a file; 'timm' and 'hf' a folder with config.json, model.safetensors and a card."""
+    out: str
+    """File or folder to write."""
