@@ -64,7 +64,10 @@ def seeded(key: int):
     python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
     random.seed(key)
     np.random.seed(key & 0xFFFFFFFF)
-    torch.manual_seed(key)
+    if torch.cuda.is_initialized() or torch.backends.mps.is_available():
+        torch.manual_seed(key)
+    else:  # that formats a stack trace for each kind of device that is not there yet: half a millisecond
+        torch.default_generator.manual_seed(key)
     try:
         yield
     finally:

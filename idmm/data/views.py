@@ -1,12 +1,14 @@
 """Stage 1's views: random crops in groups, then colour, each a function of (seed, epoch, image).
 
 All that is random about a view is drawn first, for a batch at once, into a :class:`ViewPlan`; the pixels follow from
-it. Crops are cut and resized one by one (images differ in size), colours run on the whole batch with a factor a view.
+it, one view after the other: it stays in the processor's cache from its crop to its normalised channels.
 """
 
+import math
 from dataclasses import dataclass
 from itertools import permutations
 
+import cv2
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -21,6 +23,8 @@ LUMA = (0.299, 0.587, 0.114)  # ITU-R 601, as Pillow's and torchvision's grey
 ORDERS = tuple(permutations(range(4)))  # of brightness, contrast, saturation, hue
 SOLARIZE_FROM = 0.5  # values below stay, as those under 128 of 255
 DRAWS = 2 * TRIES + 2 + 12  # numbers a view
+
+cv2.setNumThreads(0)  # loader workers are the parallel part, and OpenCV's own threads do not survive a fork
 
 
 @dataclass(frozen=True)
@@ -108,44 +112,38 @@ def crop_resize(image: Tensor, box, size: int, mode: str = "bicubic") -> Tensor:
     return F.interpolate(crop, size=(size, size), mode=mode, antialias=True, align_corners=False)[0]
 
 
-def recolour(images: Tensor, plan: ViewPlan) -> Tensor:
-    """Flips, jitters, greys, blurs and solarizes views, as torchvision does one by one: [V, 3, H, W] in [0, 1]."""
-    images = torch.where(_mask(plan.flip), images.flip(-1), images)
-    factors = torch.from_numpy(plan.factors).to(images)  # [V, 4]
-    orders = np.array(ORDERS)[plan.order]  # [V, 4]
-    for place in range(4):
-        for number in range(4):
-            chosen = torch.from_numpy(np.flatnonzero(plan.jitter & (orders[:, place] == number)))
-            if len(chosen):
-                images[chosen] = _adjust(images[chosen], number, factors[chosen, number, None, None, None])
-    images = torch.where(_mask(plan.grey), luma(images), images)
-    blurred = torch.from_numpy(np.flatnonzero(plan.sigma > 0))
-    if len(blurred):
-        images[blurred] = gaussian_blur(images[blurred], torch.from_numpy(plan.sigma).to(images)[blurred])
-    if plan.solarize.any():
-        images = torch.where(_mask(plan.solarize) & (images >= SOLARIZE_FROM), 1 - images, images)
-    return images
+def recolour(view: np.ndarray, plan: ViewPlan, v: int) -> np.ndarray:
+    """Flips, jitters, greys, blurs and solarizes view ``v`` of a plan, as torchvision does.
+
+    Args:
+        view: float32 [H, W, 3] in [0, 1]; may be overwritten.
+
+    Returns:
+        The same shape and range.
+    """
+    if plan.flip[v]:
+        view = cv2.flip(view, 1)
+    if plan.jitter[v]:
+        for number in ORDERS[plan.order[v]]:
+            view = _adjust(view, number, float(plan.factors[v, number]))
+    if plan.grey[v]:
+        view = _grey(view)
+    if plan.sigma[v]:
+        view = gaussian_blur(view, float(plan.sigma[v]))
+    if plan.solarize[v]:
+        view = np.where(view >= SOLARIZE_FROM, 1 - view, view)
+    return view
+
+
+def gaussian_blur(view: np.ndarray, sigma: float) -> np.ndarray:
+    """Blurs float32 [H, W, C] by a kernel that reaches three ``sigma`` (pixels, > 0), borders mirrored."""
+    side = 2 * math.ceil(3 * sigma) + 1
+    return cv2.GaussianBlur(view, (side, side), sigma, borderType=cv2.BORDER_REFLECT_101)
 
 
 def luma(images: Tensor) -> Tensor:
     """Brightness of RGB images, [V, 3, H, W] -> [V, 1, H, W]."""
     return sum(weight * images[:, channel : channel + 1] for channel, weight in enumerate(LUMA))
-
-
-def gaussian_blur(images: Tensor, sigma: Tensor) -> Tensor:
-    """Blurs each image [V, C, H, W] with its own sigma (pixels, > 0, [V]), borders mirrored.
-
-    The kernel reaches three of the largest sigma, or as far as mirroring allows.
-    """
-    count, channels, height, width = images.shape
-    reach = min(int(np.ceil(3 * float(sigma.max()))), height - 1, width - 1)
-    offsets = torch.arange(-reach, reach + 1, dtype=images.dtype)
-    kernel = torch.exp(-0.5 * (offsets / sigma[:, None]) ** 2)  # [V, K]
-    kernel = (kernel / kernel.sum(1, keepdim=True)).repeat_interleave(channels, 0)  # [V*C, K]
-    flat = images.reshape(1, count * channels, height, width)  # every channel a group of its own
-    flat = F.conv2d(F.pad(flat, (reach, reach, 0, 0), "reflect"), kernel[:, None, None, :], groups=count * channels)
-    flat = F.conv2d(F.pad(flat, (0, 0, reach, reach), "reflect"), kernel[:, None, :, None], groups=count * channels)
-    return flat.reshape(images.shape)
 
 
 def normalise(images: Tensor, mean, std) -> Tensor:
@@ -155,11 +153,32 @@ def normalise(images: Tensor, mean, std) -> Tensor:
     return (images - torch.tensor(mean).reshape(shape)) / torch.tensor(std).reshape(shape)
 
 
-def make_views(images, plan: ViewPlan, views_per_image: int, size: int, mode: str) -> Tensor:
-    """Turns uint8 images and a plan for them into coloured views in [0, 1], [B, views_per_image, 3, size, size]."""
-    crops = [crop_resize(images[v // views_per_image], box, size, mode) for v, box in enumerate(plan.box)]
-    views = recolour(torch.stack(crops).float().div_(255), plan)  # [V, 3, S, S]
-    return views.clamp_(0, 1).reshape(-1, views_per_image, *views.shape[1:])
+def make_views(images, plan: ViewPlan, size: int, mode: str, mean, std) -> Tensor:
+    """Turns uint8 images [3, H, W] and a plan of as many views of each into normalised views.
+
+    Args:
+        mean, std: Of each channel; one value makes the views grey.
+
+    Returns:
+        float32 [B, views of an image, C, size, size].
+    """
+    count = len(plan.box) // len(images)
+    views = np.empty((len(plan.box), len(mean), size, size), dtype=np.float32)
+    affine = _affine(mean, std)
+    for v, box in enumerate(plan.box):
+        crop = crop_resize(images[v // count], box, size, mode).permute(1, 2, 0).numpy()  # uint8 [S, S, 3]
+        view = recolour(np.multiply(crop, np.float32(1 / 255), order="C"), plan, v)
+        view = cv2.transform(view, affine)  # [S, S, C], of one channel [S, S]
+        for channel, plane in enumerate(views[v]):
+            cv2.extractChannel(view, channel, dst=plane)
+    return torch.from_numpy(views).unflatten(0, (-1, count))
+
+
+def _affine(mean, std) -> np.ndarray:
+    """What :func:`normalise` does to a pixel (red, green, blue, 1), float32 [C, 4]."""
+    channels = np.array([LUMA]) if len(mean) == 1 else np.eye(3)  # [C, 3]
+    scale = 1 / np.array(std)[:, None]
+    return np.hstack([channels * scale, -np.array(mean)[:, None] * scale]).astype(np.float32)
 
 
 class MultiCropTransform:
@@ -183,8 +202,7 @@ class MultiCropTransform:
         for number, (group, size) in enumerate(zip(self.config.crops, group_sizes(self.config), strict=True)):
             key = derive(self.seed, "views", epoch, number)
             plan = draw_views(self.config, group, key, indices, self.store.sizes[indices])
-            views = make_views(images, plan, group.count, size, mode)  # [B, count, 3, S, S]
-            groups.append(normalise(views.flatten(0, 1), self.mean, self.std).unflatten(0, views.shape[:2]))
+            groups.append(make_views(images, plan, size, mode, self.mean, self.std))  # [B, count, C, S, S]
         return numbered({"views": groups}, self.store, indices)
 
 
@@ -196,31 +214,20 @@ def numbered(batch: dict, store, indices: np.ndarray) -> dict:
     return batch
 
 
-def _mask(flags: np.ndarray) -> Tensor:
-    return torch.from_numpy(flags)[:, None, None, None]  # [V] -> [V, 1, 1, 1]
-
-
-def _adjust(images: Tensor, number: int, factor: Tensor) -> Tensor:
-    """Changes brightness (0), contrast (1), saturation (2) or hue (3)."""
+def _adjust(view: np.ndarray, number: int, factor: float) -> np.ndarray:
+    """Changes brightness (0), contrast (1), saturation (2) or hue (3, by a share of the circle)."""
     if number == 3:
-        return _hue(images, factor)
-    other = luma(images) if number else 0.0
-    other = other.mean((1, 2, 3), keepdim=True) if number == 1 else other
-    return (images * factor + other * (1 - factor)).clamp_(0, 1)
+        hsv = cv2.cvtColor(view, cv2.COLOR_RGB2HSV)
+        hsv[..., 0] += 360 * (factor % 1)  # degrees; any number of turns is the same hue
+        return cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB)
+    if number == 2:
+        view = cv2.addWeighted(view, factor, _grey(view), 1 - factor, 0)
+    else:
+        mean = cv2.mean(cv2.cvtColor(view, cv2.COLOR_RGB2GRAY))[0] if number else 0.0
+        view = cv2.addWeighted(view, factor, view, 0, mean * (1 - factor))
+    return np.clip(view, 0, 1, out=view)
 
 
-def _hue(images: Tensor, turns: Tensor) -> Tensor:
-    """Turns the hue by a share of the circle, through HSV and back (Foley and van Dam)."""
-    red, green, blue = images.unbind(1)  # [V, H, W]
-    high = images.amax(1)
-    chroma = high - images.amin(1)
-    scale = torch.where(chroma > 0, chroma, 1.0).reciprocal_()
-    sector = torch.where(green == high, 2 + (blue - red) * scale, 4 + (red - green) * scale)
-    sector = torch.where(red == high, (green - blue) * scale, sector)  # [V, H, W] in [-1, 5]
-    sector = sector.add_(6 * turns[:, 0])
-    channels = []
-    for offset in (5, 3, 1):  # red, green, blue: high - chroma * clamp(min(k, 4 - k), 0, 1), k = offset + sector mod 6
-        k = sector + offset
-        k = k.sub_(torch.floor(k / 6).mul_(6))  # much faster than %
-        channels.append(high - chroma * torch.minimum(k, 4 - k).clamp_(0, 1))
-    return torch.stack(channels, 1)
+def _grey(view: np.ndarray) -> np.ndarray:
+    """Three equal channels by :data:`LUMA`, [H, W, 3]."""
+    return cv2.cvtColor(cv2.cvtColor(view, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)

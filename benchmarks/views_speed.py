@@ -1,0 +1,103 @@
+"""What stage 1's views cost a core, side by side with torchvision on Pillow images, one operation after the other.
+
+    python benchmarks/views_speed.py --out views.json
+
+Both make the crops and colours of IDMM's recipe (2 + 4 crops at 112 px) from the same decoded images, on one thread.
+Each round times one after the other in an order that turns, in seconds of this process's own processor time, so that
+other programs matter less. What counts is the median of the rounds' ratios. The images are smooth noise: their content
+costs no time.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from functools import partial
+from pathlib import Path
+
+import cv2
+import numpy as np
+import torch
+import torchvision
+from PIL import Image
+from torchvision.transforms import v2
+
+from idmm.config import IMAGENET_MEAN, IMAGENET_STD, Views
+from idmm.config.recipes import default_crops
+from idmm.data.views import MultiCropTransform
+
+
+class Images:
+    """Decoded images, as :class:`idmm.data.cache.ImageStore` gives them."""
+
+    def __init__(self, count: int, height: int, width: int):
+        rng = np.random.default_rng(0)
+        noise = (rng.integers(0, 256, (height, width, 3), dtype=np.uint8) for _ in range(count))
+        self.arrays = [
+            cv2.normalize(cv2.GaussianBlur(image, (0, 0), 3), None, 0, 255, cv2.NORM_MINMAX) for image in noise
+        ]
+        self.pillow = [Image.fromarray(array) for array in self.arrays]
+        self.sizes, self.labels = np.array([[height, width]] * count), None
+
+    def image(self, i: int) -> torch.Tensor:
+        return torch.from_numpy(self.arrays[i]).permute(2, 0, 1)
+
+
+def by_torchvision(config: Views) -> list[v2.Compose]:
+    """The same views of a Pillow image, a transform for each group of crops."""
+    steps = [
+        v2.RandomHorizontalFlip(),
+        v2.RandomApply([v2.ColorJitter(0.8, 0.8, 0.8, 0.2)], 0.8),
+        v2.RandomGrayscale(0.2),
+        v2.RandomApply([v2.GaussianBlur(13, (0.1, 2.0))], 0.5),
+        v2.ToImage(),
+        v2.ToDtype(torch.float32, scale=True),
+        v2.Normalize(IMAGENET_MEAN, IMAGENET_STD),
+    ]
+    crop = partial(v2.RandomResizedCrop, config.size, interpolation=v2.InterpolationMode.BICUBIC)
+    return [v2.Compose([crop(tuple(group.scale)), *steps]) for group in config.crops]
+
+
+def main() -> None:
+    """Prints the medians and their ratio, and writes the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", type=int, default=112, help="side of the crops (pixels)")
+    parser.add_argument(
+        "--image", type=int, nargs=2, default=[300, 340], help="height and width of the images (pixels)"
+    )
+    parser.add_argument("--images", type=int, default=32, help="images of a round")
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--out", type=Path, help="a JSON file of all rounds")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    images, config = Images(given.images, *given.image), Views(crops=default_crops("idmm"), size=given.size)
+    ours, indices = MultiCropTransform(images, config, IMAGENET_MEAN, IMAGENET_STD, seed=0), np.arange(given.images)
+    theirs = list(zip(by_torchvision(config), (group.count for group in config.crops), strict=True))
+
+    def pillow(epoch: int) -> list[torch.Tensor]:
+        return [torch.stack([make(im) for im in images.pillow for _ in range(n)]) for make, n in theirs]
+
+    makers = {"torchvision": pillow, "idmm": lambda epoch: ours(epoch, indices)}
+    seconds: dict[str, list[float]] = {name: [] for name in makers}
+    for number in range(given.rounds + 1):
+        for name in sorted(makers, reverse=bool(number % 2)):
+            start = time.process_time()
+            makers[name](number)
+            if number:  # the first round warms up
+                seconds[name].append((time.process_time() - start) / given.images)
+    ratios = [theirs / ours for theirs, ours in zip(*seconds.values(), strict=True)]
+    where = f"{platform.machine()} CPU, one thread, torch {torch.__version__}, torchvision {torchvision.__version__}, "
+    where += f"opencv {cv2.__version__}"
+    print(f"{given.image[0]} x {given.image[1]} images, 2 + 4 crops of {given.size} px, {where}")
+    for name, values in seconds.items():
+        print(f"{name:<12}{1000 * statistics.median(values):6.2f} ms an image")
+    ratio, spread = statistics.median(ratios), f"{min(ratios):.2f} to {max(ratios):.2f}"
+    print(f"ratio       {ratio:6.2f} ({spread} over {given.rounds} rounds)")
+    if given.out:
+        found = {"where": where, **{k: v for k, v in vars(given).items() if k != "out"}, "seconds": seconds}
+        given.out.write_text(json.dumps({**found, "ratio": ratio}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
