@@ -71,27 +71,31 @@ def made_folder(out: str | None) -> Path | None:
     return Path(out)
 
 
-def weights_file(path: str | os.PathLike, field: str = "") -> Path:
+def weights_file(path: str | os.PathLike, field: str = "", stem: str = "backbone") -> Path:
     """Returns the file of weights that is meant: that of a run's backbone where the path is a folder.
 
     Args:
         path: Of the folder or file.
         field: Config field that names it, with which messages then begin.
+        stem: Of the file in a folder: ``backbone``, or ``model`` for the one with the classifier.
 
     Raises:
-        UserError: Nothing there, no backbone in the folder, or a file that is no checkpoint by its name.
+        UserError: Nothing there, no such weights in the folder, or a file that is no checkpoint by its name.
     """
     path = Path(path).expanduser()
     if path.is_dir():
-        missing = [name for name in ("backbone.safetensors", "backbone.json") if not (path / name).is_file()]
+        missing = [name for name in (f"{stem}.safetensors", f"{stem}.json") if not (path / name).is_file()]
         why = f"has no {' and no '.join(missing)} in it; {WEIGHTS_WANTED}"
         if missing and (path / "last").is_dir():
             why = f"is a run that has not written its {missing[0]} yet; let it finish, or {WEIGHTS_WANTED}"
+        if missing and stem == "model" and (path / "backbone.safetensors").is_file():
+            command = f"idmm finetune --config fast --init {path} --data.root DIR --out NEW"
+            why = f"is a run without a classifier; fine-tune it on labelled images first: {command}"
         if missing and (path / "fold-1").is_dir():
             why = f"holds k-fold runs; give one of them ('{path / 'fold-1'}'), or a run on all images"
         if missing:
             raise UserError(f"{weights_label(path, field)} {why}")
-        return path / "backbone.safetensors"
+        return path / f"{stem}.safetensors"
     if not path.exists():
         raise UserError(f"{weights_label(path, field)} does not exist; {WEIGHTS_WANTED}")
     if path.suffix.lower() not in WEIGHTS:
