@@ -5,7 +5,7 @@ import csv
 import io
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -53,11 +53,34 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
-def write_csv(path: Path, rows: Iterable[Iterable]) -> None:
-    """Replaces a CSV file in one step; names of files that are no UTF-8 go through."""
+def csv_bytes(rows: Iterable[Iterable]) -> bytes:
+    """Returns the content of a CSV file; names of files that are no UTF-8 go through."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
-    write_bytes(path, text.getvalue().encode("utf-8", "surrogateescape"))
+    return text.getvalue().encode("utf-8", "surrogateescape")
+
+
+def write_csv(path: Path, rows: Iterable[Iterable]) -> None:
+    """Replaces a CSV file in one step."""
+    write_bytes(path, csv_bytes(rows))
+
+
+def out_file(out: str, endings: Sequence[str]) -> Path:
+    """Returns the file for a command's results, before the work; nothing is made yet.
+
+    Raises:
+        UserError: It has none of the endings, is a folder, or lies where nothing can be written.
+    """
+    path = Path(out)
+    if path.suffix.lower() not in endings:
+        raise UserError(f"out: '{out}' is of no kind that is known; wanted a file that ends in {' or '.join(endings)}")
+    if path.is_dir():
+        raise UserError(f"out: '{out}' is a folder; wanted a file")
+    folder = next(folder for folder in path.parents if os.path.exists(folder))
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        why = "cannot be written to" if folder.is_dir() else "is no folder"
+        raise UserError(f"out: cannot write '{out}', as '{folder}' {why}; name another place")
+    return path
 
 
 def made_folder(out: str | None) -> Path | None:
