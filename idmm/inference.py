@@ -159,12 +159,17 @@ class _Network:
             found.append(outcome)
         return numbers, np.concatenate(found), unreadable
 
+    def read(self, image: Source) -> Decoded:
+        """Decodes an image; BadImage where it cannot be read."""
+        given = (self.max_pixels, self.scale or FULL)
+        return of_pillow(image, *given) if isinstance(image, Image.Image) else load(image, *given)
+
     def _batches(self, images: Sequence[Source], names: list[str], unreadable: dict[str, str]) -> Iterator[dict]:
         """Yields ``index``, numbers of images, and ``images`` [B, C, S, S]; adds the others to ``unreadable``."""
         index, crops, deep = [], [], []
 
         def prepared(i: int) -> np.ndarray:
-            decoded = _decoded(images[i], self.max_pixels, self.scale or FULL)
+            decoded = self.read(images[i])
             if self.scale is None and not np.isnan(decoded.depth.low):
                 deep.append(names[i])
             return self.crop(decoded.pixels)  # uint8 [S, S, 3]
@@ -173,7 +178,7 @@ class _Network:
         with closing(in_order(prepared, *given)) as results:
             for i, result in enumerate(results):
                 if isinstance(result, BadImage):
-                    unreadable[names[i]] = result.reason
+                    unreadable[names[i]] = result.reason.replace("data.max_pixels", "max_pixels")
                 else:
                     index.append(i)
                     crops.append(result)
@@ -220,6 +225,7 @@ class Classifier:
         """
         if top_k < 1:
             raise UserError(f"top_k: got {top_k}; wanted 1 or more")
+        _check_on_error(on_error)
         sources, names, single = _listed(images)
         forward = functools.partial(_probabilities, self._network.model, tta=tta)
         given = (sources, names, forward, len(self.classes), progress, "predicting")
@@ -249,6 +255,10 @@ class Embedder:
     ):  # fmt: skip
         self._network = _Network(read_checkpoint(run_or_file, field), 0, device, batch_size, max_pixels)
 
+    def read(self, image: Source) -> np.ndarray:
+        """Returns the pixels of an image as the run sees them before it crops, uint8 [H, W, 3]."""
+        return self._network.read(image).pixels
+
     def embed(
         self, images: Source | Sequence[Source], *, on_error: str = "fail", progress: bool = False
     ) -> Embedding:  # fmt: skip
@@ -261,6 +271,7 @@ class Embedder:
             UserError: An image cannot be read, or is none of these; a line each.
             RunError: The network has diverged, or memory ran out.
         """
+        _check_on_error(on_error)
         sources, names, _ = _listed(images)
         model = self._network.model
         given = (sources, names, functools.partial(pooled, model), feature_width(model), progress, "taking features")
@@ -354,17 +365,15 @@ def _of_array(array: np.ndarray, name: str) -> Image.Image:
     raise UserError(f"images: {name} is an array of {array.dtype}, {list(array.shape)}; {WANTED}")
 
 
-def _decoded(source: Source, max_pixels: int, scale) -> Decoded:
-    given = (max_pixels, scale)
-    return of_pillow(source, *given) if isinstance(source, Image.Image) else load(source, *given)
-
-
 def _paths(sources: list[Source], numbers: list[int]) -> list[str | None]:
     return [None if isinstance(sources[i], Image.Image) else os.fspath(sources[i]) for i in numbers]
 
 
-def _complain(unreadable: dict[str, str], on_error: str) -> None:
+def _check_on_error(on_error: str) -> None:
     if on_error not in ("fail", "skip"):
         raise UserError(f"on_error: got '{on_error}'; wanted 'fail' or 'skip'")
+
+
+def _complain(unreadable: dict[str, str], on_error: str) -> None:
     if unreadable and on_error == "fail":
         raise UserError(*(f"images: {name}: {why}" for name, why in unreadable.items()))

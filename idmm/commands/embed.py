@@ -7,6 +7,7 @@ import numpy as np
 
 from idmm.commands.inputs import inputs, say_unreadable
 from idmm.config.usage import EmbedConfig
+from idmm.data.split import counted
 from idmm.errors import UserError
 from idmm.files import replacing
 
@@ -34,7 +35,7 @@ def embed(given: EmbedConfig) -> str:
         else:
             np.savez(file, paths=np.array(found.paths), features=found.features)
     count, width = found.features.shape
-    return f"{out}: {count} images, {width} features each"
+    return f"{out}: {counted(count, 'image')}, {width} features each"
 
 
 def _check_library(out: str) -> None:

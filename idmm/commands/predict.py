@@ -8,6 +8,7 @@ import numpy as np
 from idmm.commands.inputs import inputs, print_bytes, say_unreadable
 from idmm.config.usage import PredictConfig
 from idmm.data.readers.folder import FoundImage
+from idmm.data.split import counted
 from idmm.errors import listed
 from idmm.files import csv_bytes, write_bytes
 
@@ -48,7 +49,7 @@ def predict(given: PredictConfig) -> str | None:
         print_bytes(csv_bytes([COLUMNS, *rows]))
         return None
     write_bytes(out, csv_bytes([COLUMNS, *rows]) if out.suffix.lower() == ".csv" else _jsonl(rows))
-    return f"{out}: {len(found)} images"
+    return f"{out}: {counted(len(found), 'image')}"
 
 
 def _jsonl(rows: list[tuple]) -> bytes:
@@ -72,9 +73,10 @@ def _say_accuracy(found, images: list[FoundImage]) -> None:
     text = f"top-1 {scores['top1']:.2f} %, 95 % interval {low:.2f} to {high:.2f}"
     if 1 < ranked.shape[1] < len(found.classes):
         text += f", top-{ranked.shape[1]} {100 * (ranked == truth[:, None]).any(1).mean():.2f} %"
-    which = f"{len(known)} images" if len(known) == len(found) else f"{len(known)} of {len(found)} images"
-    log.info("accuracy: %s, on %s that lie in folders named like classes", text, which)
+    which = "" if len(known) == len(found) else f"{len(known)} of "
+    log.info("accuracy: %s, on %s%s in folders named like classes", text, which, counted(len(found), "image"))
     if absent := sorted(set(range(len(found.classes))) - set(truth.tolist())):
         log.info("accuracy: no image of %s", listed(f"'{found.classes[c]}'" for c in absent))
-    for line in remarks(scores, truth, found.classes, ranked[:, 0]):
-        log.warning("accuracy: %s", line)
+    else:  # of fewer classes it says little
+        for line in remarks(scores, truth, found.classes, ranked[:, 0]):
+            log.warning("accuracy: %s", line)

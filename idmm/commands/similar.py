@@ -9,7 +9,7 @@ import numpy as np
 
 from idmm.commands.inputs import inputs, print_bytes, say_unreadable
 from idmm.config.usage import SimilarConfig
-from idmm.data.images import fitted, load
+from idmm.data.images import fitted
 from idmm.data.readers.folder import same_place
 from idmm.errors import UserError
 
@@ -26,7 +26,7 @@ def similar(given: SimilarConfig) -> None:
         UserError: No such run or images, none but the query, or ``out`` cannot be written.
         RunError: The network has diverged, memory ran out, or the disk is full.
     """
-    out, images = inputs(given, "backbone", (".png",), lambda: _check_query(given.query))
+    _, images = inputs(given, "backbone", (".png",), lambda: _check_query(given.query))
     others = [image.path for image in images if same_place(image.path) != same_place(given.query)]
     if not others:
         raise UserError(f"paths: there is no image but the query '{given.query}'; wanted some to compare it with")
@@ -46,9 +46,9 @@ def similar(given: SimilarConfig) -> None:
     shown = [(found.paths[i], float(cosines[i])) for i in nearest]
     same = {path for path, _ in shown if filecmp.cmp(path, given.query, shallow=False)}
     lines = [f"{cosine:.4f}  {path}{'  (the same file)' if path in same else ''}" for path, cosine in shown]
-    _draw(given, shown, same, out)
     print_bytes("".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape"))
-    log.info("%s: the query and what is nearest to it", out)
+    _draw(given, shown, same, embedder.read)
+    log.info("%s: the query and what is nearest to it", given.out)
 
 
 def _check_query(query: str) -> None:
@@ -63,12 +63,10 @@ def _unit(features: np.ndarray) -> np.ndarray:
     return features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
 
 
-def _draw(given: SimilarConfig, shown: list[tuple[str, float]], same: set[str], out: Path) -> None:
+def _draw(given: SimilarConfig, shown: list[tuple[str, float]], same: set[str], read) -> None:
     from idmm.report.pictures import pair_sheet
 
     captions = [("query", given.query)]
     captions += [(f"{cosine:.3f}{', same file' if path in same else ''}", path) for path, cosine in shown]
-    rows = [
-        (caption, [Path(path).name], [fitted(load(path, given.max_pixels).pixels, DRAWN)]) for caption, path in captions
-    ]
-    pair_sheet(rows, out, f"Most like '{Path(given.query).name}' by the cosine of the features of {given.init}")
+    rows = [(caption, ["/".join(Path(path).parts[-2:])], [fitted(read(path), DRAWN)]) for caption, path in captions]
+    pair_sheet(rows, given.out, f"Most like '{Path(given.query).name}' by the cosine of the features of {given.init}")
