@@ -12,7 +12,7 @@ import pytest
 import timm
 import torch
 from folders import TINY, paint, result
-from helpers import call, inside, refused
+from helpers import ROOT, call, inside, refused
 from PIL import Image
 from safetensors.torch import load_file
 
@@ -321,6 +321,19 @@ def test_three_lines_of_python(runs, images):
     assert whole.paths == [str(path) for path in sorted((images / "test").rglob("*.*"))]
     many = clf.predict(np.stack([pixels, 255 - pixels]))
     assert len(many) == 2 and many.probabilities[0] == pytest.approx(found.probabilities[0], abs=1e-6)
+
+
+def test_the_lines_of_the_page(runs, images, monkeypatch, capsys):
+    """docs/using.md's Python on a run's files."""
+    blocks = re.findall(r"(?s)```python\n(.*?)```", (ROOT / "docs" / "using.md").read_text())
+    monkeypatch.chdir(images / "test" / "red")
+    changes = {"runs/b": runs / "rgb", "runs/a": runs / "pretrain", "a.jpg": "01.jpg", "b.png": "00.png"}
+    for name, change in changes.items():
+        blocks = [block.replace(f'"{name}"', f'"{change}"') for block in blocks]
+    exec("".join(blocks[:2]), names := {})
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 and lines[0].startswith("01.jpg ") and lines[0].count("(") == 3
+    assert names["features"].shape == (2, 32)
 
 
 def test_open_images_are_read_as_their_files_are(runs, images):
