@@ -1,7 +1,7 @@
-"""What test-time augmentation gains: accuracy of runs on images alone, and on the mean with their mirror images.
+"""What test-time augmentation gains (docs/using.md): accuracy of runs alone, and by the mean with mirror images.
 
 idmm train DIR --minutes 1.5 --seed 0 --out runs/photos-0    # and so on, a seed each
-python benchmarks/mirror_images.py --root DIR/test --runs runs/photos-*
+python benchmarks/mirror_images.py --root DIR/test --runs runs/photos-0 runs/photos-1 runs/photos-2
 """
 
 import argparse
