@@ -289,6 +289,22 @@ def test_a_card_follows_init(whole, tmp_path):
     assert "## Pretraining" not in text and "started from the weights of `first`" in text
 
 
+def test_a_run_of_0_1_0(run, tmp_path):
+    """Its result lacks most figures, its JSON how images are prepared; what it ran on was not recorded."""
+    old = tmp_path / "old"
+    shutil.copytree(run, old)
+    (old / "environment.json").unlink()
+    result, info = (json.loads((old / name).read_text()) for name in ("result.json", "model.json"))
+    known = ("top1", "top5", "num_classes", "train_size", "test_size", "seed", "seconds")
+    (old / "result.json").write_text(json.dumps({key: result[key] for key in known}))
+    known = ("name", "kwargs", "mean", "std", "ema", "classes")
+    (old / "model.json").write_text(json.dumps({key: info[key] for key in known}))
+    text = (exported(tmp_path / "b", old, "hf") / "README.md").read_text()
+    low, high = result["top1_interval"]
+    assert f"(95 % interval {low:.2f} to {high:.2f})" in text and "was not recorded" in text
+    assert "mean over classes" not in text and f"the centre {SIDE} x {SIDE}" in text
+
+
 def test_our_backbones_say_what_to_import(whole, monkeypatch):
     source = Source(whole["finetune"])
     assert "import idmm.models" not in card.card(source, hub=True)

@@ -49,6 +49,8 @@ class Source:
         self.run, self._root, self.config = run, root, config_of(run)
         stem = "model" if (run / "model.safetensors").is_file() else "backbone"
         self.saved = saved = read_checkpoint(run, "init", stem)
+        if saved.size is None:  # as 0.1.0 wrote it
+            saved.size = stage_of(self.config).phases(self.config)[-1].size
         self.classes: list[str] | None = saved.extra.get("classes")
         self.model = build_saved(saved, num_classes=len(self.classes or ()))
         height, width = self.model.pretrained_cfg["input_size"][-2:]
