@@ -12,6 +12,7 @@ from markupsafe import Markup
 from idmm.config import FinetuneConfig, PretrainConfig, parsing
 from idmm.config.base import FREE
 from idmm.config.recipes import resolve_method
+from idmm.data.split import counted
 from idmm.errors import UserError
 from idmm.evaluate import FEW, of_few
 from idmm.export.source import Source
@@ -136,7 +137,9 @@ def _trained(run: Path, config: PretrainConfig | FinetuneConfig) -> Trained:
 
 def _phase(phase, train) -> str:
     lr = phase.lr or train.lr
-    return f"{phase.epochs} epochs, batches of {phase.batch_size}" + (f", learning rate {lr:g}" if lr else "")
+    return f"{counted(phase.epochs, 'epoch')}, batches of {phase.batch_size}" + (
+        f", learning rate {lr:g}" if lr else ""
+    )
 
 
 def _machine(run: Path) -> list[tuple[str, str]]:
