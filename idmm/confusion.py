@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib import font_manager, rcParams
-from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.colors import LinearSegmentedColormap, to_rgb
 from matplotlib.figure import Figure
 
 from idmm.pictures import COLOURS, plain_axis, save, shortened
@@ -14,11 +14,17 @@ LABELLED = 24  # classes up to which every one has its name, and every cell its 
 CELL, LETTER = 0.34, 0.062  # inches
 WORST = 20  # classes that are listed where there are more than that
 PLACES = 400  # rows and columns that the whole is drawn in, at most
-RIGHT, WRONG = (LinearSegmentedColormap.from_list("", ("white", colour)) for colour in COLOURS[:2])
+# from nothing to the colour, so that the ground shows through, whichever it is
+RIGHT, WRONG = (LinearSegmentedColormap.from_list("", ((*to_rgb(of), 0.0), of)) for of in COLOURS[:2])
 
 
 def confusion_picture(found, classes: Sequence[str], path: str | Path) -> None:
-    """Draws the confusion matrix: a row for each true class, coloured by the share of its images.
+    """Writes what :func:`confusion_figure` draws as a PNG."""
+    save(confusion_figure(found, classes), path)
+
+
+def confusion_figure(found, classes: Sequence[str]) -> Figure:
+    """Returns the confusion matrix: a row for each true class, coloured by the share of its images.
 
     What is right is blue, what is wrong orange. Of more than :data:`LABELLED` classes the matrix has no names:
     those of the lowest accuracy are listed beside it, with what they are most often taken for.
@@ -26,7 +32,6 @@ def confusion_picture(found, classes: Sequence[str], path: str | Path) -> None:
     Args:
         found: :class:`idmm.evaluate.Predictions`.
         classes: Their names, in any letters; names that no font here has are drawn as the class's number.
-        path: PNG to write.
     """
     (names, fonts), truth, predicted = _drawable(classes), found.truth, found.predicted
     right = int((truth == predicted).sum())
@@ -47,7 +52,7 @@ def confusion_picture(found, classes: Sequence[str], path: str | Path) -> None:
     _matrix(axis, truth, predicted, len(classes))
     axis.set_xlabel(f"predicted class{order}")
     axis.set_ylabel(f"true class{order}")
-    save(figure, path)
+    return figure
 
 
 def _matrix(axis, truth: np.ndarray, predicted: np.ndarray, classes: int) -> None:
