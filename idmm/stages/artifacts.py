@@ -5,54 +5,33 @@ Each is read from the run's files; what an older run lacks is made from its weig
 imported only then.
 """
 
-import csv
+import contextlib
 import json
-from dataclasses import dataclass
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from idmm.config import PretrainConfig
+from idmm.environment import read as read_environment
 from idmm.errors import UserError
-from idmm.files import being_written  # noqa: F401
 from idmm.stages import STAGES
+from idmm.stages.formats import (
+    FEATURES,
+    NAMES,
+    PREDICTIONS,
+    ROWS,
+    Features,
+    Instances,
+    Predicted,
+    read_features,
+    read_instances,
+    read_predictions,
+    reading,
+)
 
-PREDICTIONS, FEATURES, ENVIRONMENT = "predictions.csv", "features.npz", "environment.json"
-ROWS, NAMES = "instances.safetensors", "instances.json"
-CLASSES, EACH = 10, 100  # of features: classes, and images of each
-
-
-@dataclass(frozen=True)
-class Predicted:
-    """What a run's classifier says of its M test images, in the split's order."""
-
-    paths: list[str]  # names as in the split, [M]
-    classes: list[str]  # names of all K classes, by number
-    truth: np.ndarray  # int64 [M], numbers of the true classes
-    predicted: np.ndarray  # int64 [M], numbers of the likeliest classes
-    probability: np.ndarray | None  # float64 [M], of the likeliest class; None where it is not known (see predictions)
-
-
-@dataclass(frozen=True)
-class Features:
-    """Pooled features of some test images, at most :data:`EACH` of each of at most :data:`CLASSES` classes."""
-
-    paths: list[str]  # names as in the split, [M]
-    labels: np.ndarray  # int64 [M], numbers of the classes
-    classes: list[str]  # names of all K classes, by number
-    before: np.ndarray  # float32 [M, d], of the backbone as the run started: init's weights, or fresh ones
-    after: np.ndarray  # float32 [M, d2], of the backbone as it was exported
-
-
-@dataclass(frozen=True)
-class Instances:
-    """The rows of the N-way layer of pretraining, one for each training image, and those images."""
-
-    weight: np.ndarray  # float32 [N, d], as learned: of any length, also where the layer is a cosine one
-    classifier: str  # "cosine" or "linear"
-    images: list[str]  # names as in the split, [N]
-    labels: list[str | None] | None  # name of each image's class, None where it has none; None: there are no labels
-    digests: list[str]  # BLAKE2b of each file's bytes, 32 hexadecimal digits
+log = logging.getLogger("idmm")
+WITH_CLASSIFIER = "wanted a run of fine-tuning or of joint pretraining (method.label_weight)"
 
 
 def predictions(run: str | Path, device: str = "auto") -> Predicted:
@@ -65,7 +44,20 @@ def predictions(run: str | Path, device: str = "auto") -> Predicted:
     Raises:
         UserError: No finished run, one without a classifier, or there is no file and the images cannot be read.
     """
-    raise NotImplementedError
+    run, config = Path(run), config_of(run)
+    classes, found = _classes(run), None
+    if (run / PREDICTIONS).exists():
+        found = read_predictions(run / PREDICTIONS, classes)
+        if found.probability is not None:
+            return found
+    try:
+        with _making(run, "probabilities of test images" if found else PREDICTIONS) as remake:
+            return remake.predictions(run, config, classes, device)
+    except UserError as error:
+        if found is None:
+            raise
+        log.warning("%s", error)
+        return found
 
 
 def features(run: str | Path, device: str = "auto") -> Features:
@@ -78,7 +70,12 @@ def features(run: str | Path, device: str = "auto") -> Features:
             weights that it started from, are gone or have changed.
         RunError: They are not finite.
     """
-    raise NotImplementedError
+    run, config = Path(run), config_of(run)
+    classes = _classes(run)
+    if (run / FEATURES).exists():
+        return read_features(run / FEATURES)
+    with _making(run, FEATURES) as remake:
+        return remake.features(run, config, classes, device)
 
 
 def instances(run: str | Path) -> Instances:
@@ -91,12 +88,18 @@ def instances(run: str | Path) -> Instances:
         UserError: No finished run, a method without such rows, or the run is older than the files and its images or
             ``last/state.pt`` are gone or have changed.
     """
-    raise NotImplementedError
+    run, config = Path(run), config_of(run)
+    if not isinstance(config, PretrainConfig):
+        raise UserError(f"{run}: has no rows of training images; wanted a pretraining run of idmm")
+    if (run / ROWS).exists() and (run / NAMES).exists():
+        return read_instances(run)
+    with _making(run, ROWS) as remake:
+        return remake.instances(run, config)
 
 
 def environment(run: str | Path) -> dict[str, Any]:
     """Returns what a run ran on, see :mod:`idmm.environment`; an empty dict of runs that are older than the file."""
-    raise NotImplementedError
+    return read_environment(Path(run))
 
 
 def config_of(run: str | Path) -> Any:
@@ -105,7 +108,22 @@ def config_of(run: str | Path) -> Any:
     Raises:
         UserError: No finished run, k-fold runs (one of them is wanted), or config.yaml cannot be read.
     """
-    raise NotImplementedError
+    run = Path(run)
+    if not run.is_dir():
+        raise UserError(f"{run}: does not exist; wanted a run folder" if not run.exists() else f"{run}: is no folder")
+    if (run / "fold-1").is_dir():
+        raise UserError(f"{run}: holds k-fold runs; give one of them ('{run / 'fold-1'}')")
+    if not (run / "result.json").is_file():
+        begun = (run / "last").is_dir()
+        what = "is a run that is not finished (no result.json yet)" if begun else "is no run: it has no result.json"
+        raise UserError(f"{run}: {what}; wanted a finished run's folder")
+    faults = ()
+    for stage in STAGES.values():
+        try:
+            return stage.build(run / "config.yaml")
+        except UserError as error:  # of another stage
+            faults = min(faults or error.faults, error.faults, key=len)
+    raise UserError(*(f"{run}: config.yaml cannot be read: {fault}" for fault in faults[:1]))
 
 
 def images(run: str | Path, part: str = "train"):
@@ -115,4 +133,26 @@ def images(run: str | Path, part: str = "train"):
     Raises:
         UserError: No finished run, no such split, or its images are gone or have changed since.
     """
-    raise NotImplementedError
+    run, config = Path(run), config_of(run)
+    with _making(run, f"the {part} images") as remake:
+        return remake.images(run, config, part)
+
+
+def _classes(run: Path) -> list[str]:
+    """The names of a run's classes, by number."""
+    path = run / "model.json"
+    if not path.exists():
+        raise UserError(f"{run}: has no classifier; {WITH_CLASSIFIER}")
+    with reading(path, ""):
+        return json.loads(path.read_text())["classes"]
+
+
+@contextlib.contextmanager
+def _making(run: Path, what: str) -> Iterator[Any]:
+    """Yields the module that makes what a run has no file of; where it cannot, the message says so."""
+    from idmm.stages import remake
+
+    try:
+        yield remake
+    except UserError as error:
+        raise UserError(*(f"{run}: {what}: {fault}" for fault in error.faults)) from None
