@@ -13,6 +13,7 @@ from idmm.pictures import COLOURS, plain_axis, save, shortened
 LABELLED = 24  # classes up to which every one has its name, and every cell its number
 CELL, LETTER = 0.34, 0.062  # inches
 WORST = 20  # classes that are listed where there are more than that
+WHITE = "0.99"  # on colours, so white in a dark page, too
 PLACES = 400  # rows and columns that the whole is drawn in, at most
 # from nothing to the colour, so that the ground shows through, whichever it is
 RIGHT, WRONG = (LinearSegmentedColormap.from_list("", ((*to_rgb(of), 0.0), of)) for of in COLOURS[:2])
@@ -66,7 +67,7 @@ def _matrix(axis, truth: np.ndarray, predicted: np.ndarray, classes: int) -> Non
     axis.imshow(np.where(diagonal[..., None], RIGHT(shown), WRONG(shown)), interpolation="nearest")
     if classes <= LABELLED:
         for row, column in np.argwhere(counts):
-            colour = "white" if shares[row, column] > 0.6 else "0.15"
+            colour = WHITE if shares[row, column] > 0.6 else "0.15"
             axis.text(column, row, counts[row, column], ha="center", va="center", fontsize=7, color=colour)
     axis.spines[:].set_color("0.7")
     axis.tick_params(length=0)

@@ -95,7 +95,12 @@ def run_curves(records: Records, path: str | Path, title: str = "") -> None:
     save(curves_figure({"": [records]}, title), path)
 
 
-def curves_figure(runs: dict[str, list[Records]], title: str = "", over: str = "epoch") -> Figure:
+def curves_figure(
+    runs: dict[str, list[Records]],
+    title: str = "",
+    over: str = "epoch",
+    columns: tuple[int, ...] = COLUMNS,
+) -> Figure:
     """Returns the same of one or several runs.
 
     Args:
@@ -104,16 +109,18 @@ def curves_figure(runs: dict[str, list[Records]], title: str = "", over: str = "
             as far as all have come, a thick one.
         title: Above the panels.
         over: ``epoch``, or ``seconds`` of training and evaluating.
+        columns: Of panels, to choose from.
     """
     alone = len(runs) == 1 and len(next(iter(runs.values()))) == 1
     panels = _panels([record for seeds in runs.values() for records in seeds for record in records])
     if not alone:
         panels = {name: {key: None} for panel, values in panels.items() for name, key in _apart(panel, values)}
-    columns = min(len(panels), min(COLUMNS, key=lambda n: -len(panels) % n))  # with which the fewest places stay empty
-    rows = math.ceil(len(panels) / columns)
-    keys = max(1, round(columns * 1.5))  # names of runs in a line
+    across = min(len(panels), min(columns, key=lambda n: -len(panels) % n))  # with which the fewest places stay empty
+    across = 2 if (len(panels), across) == (4, 3) else across
+    rows = math.ceil(len(panels) / across)
+    keys = max(1, round(across * 1.5))  # names of runs in a line
     head = 0.45 + (0.0 if alone else 0.24 * math.ceil(len(runs) / keys))
-    width, height, gap = 3.7 * columns, 2.65 * rows + head, 0.66  # inches
+    width, height, gap = 3.7 * across, 2.65 * rows + head, 0.66  # inches
     figure = Figure(figsize=(width, height))
     # by hand: matplotlib's own layouts take as long as all the rest
     figure.subplots_adjust(
@@ -122,7 +129,7 @@ def curves_figure(runs: dict[str, list[Records]], title: str = "", over: str = "
     )  # fmt: skip
     figure.text(0.2 / width, 1 - 0.24 / height, title, fontsize=11, weight="bold", va="center", parse_math=False)
     for number, (name, values) in enumerate(panels.items()):
-        axis = figure.add_subplot(rows, columns, number + 1)
+        axis = figure.add_subplot(rows, across, number + 1)
         if alone:
             _values(axis, next(iter(runs.values()))[0], values, over)
         else:
@@ -148,7 +155,7 @@ def _names(figure: Figure, runs: dict[str, list[Records]], corner: tuple[float, 
 
 def _label(name: str, seeds: int) -> str:
     """A run's name for a legend, which would hide names that begin with an underscore."""
-    name = shortened(name, 32) + (f" (mean of {seeds} seeds)" if seeds > 1 else "")
+    name = shortened(name, 32) + (f" (mean of {seeds})" if seeds > 1 else "")
     return f" {name}" if name.startswith("_") else name
 
 

@@ -48,8 +48,10 @@ def _settled(config: Any) -> dict:
     if not phases:
         return values
     names = ("size", "epochs", "lr", "batch_size")
-    one = len(phases) == 1 and values["stages"] is None  # of train.size alone, which is the run's own
-    values["stages"] = [{n: None if n == "size" and one else getattr(p, n) for n in names} for p in phases]
+    own = [{name: getattr(phase, name) for name in names} for phase in phases]
+    one = len(own) == 1  # told by the keys of train as well
+    values["stages"] = None if one else own
+    values["train"] |= own[0] if one else {}
     return values
 
 

@@ -1,6 +1,5 @@
 """``idmm report``: a page on finished runs; collects what their files and images tell, which ``report/`` draws."""
 
-import csv
 import json
 import logging
 import os
@@ -15,7 +14,8 @@ import numpy as np
 
 from idmm.commands.found_runs import PROBE, found_runs
 from idmm.commands.recipe_of import nearest_recipe
-from idmm.config import FREE, FinetuneConfig, ProbeConfig, parsing
+from idmm.config import FREE, FinetuneConfig, parsing
+from idmm.config.commands import ProbeConfig
 from idmm.config.reading import read_file
 from idmm.config.usage import ReportConfig
 from idmm.errors import RunError, UserError
@@ -27,6 +27,7 @@ log = logging.getLogger("idmm")
 MISTAKES = 18
 PAIRS = 10  # comparisons, at most: of more runs each is compared with the best
 PERPLEXITY = 30.0  # of t-SNE
+PROBED = "kNN and linear probe"
 NO_IMAGES = "The images cannot be read: {}"
 
 
@@ -57,12 +58,12 @@ def _facts(folder: Path) -> RunFacts:
     if not (folder / "result.json").is_file():
         result = _json(folder / PROBE)
         shown = {"readouts": {name: result[name] for name in ("knn", "probe")}, **result}
-        what = f"kNN and a linear probe on {result.get('dataset')}, features of {result.get('init')}"
-        return RunFacts("", folder, "probe", what, "", {}, shown, [], detailed=False)
+        about = {"did": PROBED, "start": str(result["init"]), "data": str(result["dataset"])}
+        return RunFacts("", folder, "probe", about, "", {}, shown, [], detailed=False)
     result, parts = _json(folder / "result.json"), _folds(folder)
     config = artifacts.config_of(parts[0])
     return RunFacts(
-        label="", path=folder, kind=stage_of(config).name, what=_what(config), group=json.dumps(_signature(config)),
+        label="", path=folder, kind=stage_of(config).name, about=_about(config), group=json.dumps(_signature(config)),
         config=parsing.flatten(read_file(folder / "config.yaml")), result=result, records=[_records(p) for p in parts],
         environment=artifacts.environment(parts[0]), parameters=_parameters(parts[0]), recipe=nearest_recipe(config),
         detailed=not isinstance(config, ProbeConfig),
@@ -101,18 +102,17 @@ def _parameters(folder: Path) -> int | None:
     return None
 
 
-def _what(config: Any) -> str:
-    """A run in a line: what it did, with which model, from where, on what."""
-    data = config.data
-    where = f"'{Path(data.root).name}'" if data.root else data.name or "digits"
+def _about(config: Any) -> dict[str, str]:
+    """What a run did, where it started, with which model, on which data."""
+    start, where = config.init or "scratch", config.data.root
     if isinstance(config, ProbeConfig):
-        return f"kNN and a linear probe on {where}, features of {config.init}"
-    start = f"from {config.init}" if config.init else "from scratch"
-    if isinstance(config, FinetuneConfig):
-        return f"fine-tuning {start}, {config.model.name}, on {where}"
-    return f"pretraining by {config.method.name}, {config.model.name}, on {where}" + (
-        f", {start}" if config.init else ""
-    )
+        did = PROBED
+    elif isinstance(config, FinetuneConfig):
+        did = "fine-tuning"
+    else:
+        did, start = f"pretraining by {config.method.name}", config.init or ""
+    data = Path(where).name if where else config.data.name or "digits"
+    return {"did": did, "start": start, "model": config.model.name or "", "data": data}
 
 
 def _signature(config: Any) -> dict:
@@ -154,6 +154,10 @@ def _name(runs: list[RunFacts]) -> None:
         for number, run in enumerate(some):
             run.group = run.label if len(some) == 1 else common or f"{some[0].label} and {len(some) - 1} more"
             run.detailed = run.detailed and number == 0
+    known = {os.path.realpath(run.path): run.label for run in runs}
+    for run in runs:
+        if os.sep in (init := run.about["start"]):
+            run.about["start"] = known.get(os.path.realpath(Path(init).expanduser()), Path(init).name)
 
 
 # ---------------------------------------------------------------------- what images tell
@@ -218,18 +222,17 @@ def _predictions(run: RunFacts, parts: list[Path]) -> None:
     truth, predicted = (np.concatenate([getattr(one, name) for one in found]) for name in ("truth", "predicted"))
     known = all(one.probability is not None for one in found)
     probability = np.concatenate([one.probability for one in found]) if known else None
-    run.classes = found[0].classes
+    run.classes, run.paths = found[0].classes, [path for one in found for path in one.paths]
     run.predicted = Predictions(truth, predicted[:, None], len(run.classes), probability)
     if not known:
         why = "predictions.csv is of an older version, without probabilities, and the images or weights are gone."
         run.missing |= {"mistakes": why, "calibration": why}
         return
     numbers = [(part, i) for part, one in zip(parts, found, strict=True) for i in range(len(one.paths))]
-    paths = [path for one in found for path in one.paths]
     wrong = np.flatnonzero(truth != predicted)
     surest = wrong[np.argsort(-probability[wrong], kind="stable")][:MISTAKES]
     run.mistakes = [
-        Mistake(paths[i], run.classes[truth[i]], run.classes[predicted[i]], float(probability[i])) for i in surest
+        Mistake(run.paths[i], run.classes[truth[i]], run.classes[predicted[i]], float(probability[i])) for i in surest
     ]
     with _or_says(run, "mistakes", NO_IMAGES):
         for part in dict.fromkeys(numbers[i][0] for i in surest):
@@ -256,25 +259,21 @@ def _explored(run: RunFacts, folder: Path) -> None:
 # ---------------------------------------------------------------------- runs against each other
 def _pairs(runs: list[RunFacts]) -> list[Pair]:
     """Compares classifiers on the same test images: all, or where these are many, each with the best."""
-    from idmm.stages.results import compared
+    from idmm.stages.results import mcnemar
 
     some = [run for run in runs if run.detailed and run.predicted is not None]
-    images = {run.label: _truths(run.path) for run in some}
+    truths = [dict(zip(run.paths, (run.classes[c] for c in run.predicted.truth), strict=True)) for run in some]
+    images = {run.label: truth for run, truth in zip(some, truths, strict=True)}
+    right = {
+        run.label: dict(zip(run.paths, run.predicted.predicted == run.predicted.truth, strict=True)) for run in some
+    }
     pairs = list(combinations(some, 2))
     if len(pairs) > PAIRS:
         best = max(some, key=lambda run: run.result["top1"])
         pairs = [(best, run) for run in some if run is not best]
     found = []
     for one, other in pairs:
-        if images[one.label] and images[one.label] == images[other.label]:
-            said = compared(one.path, other.path)
+        if images[one.label] == images[other.label]:
+            said = mcnemar(right[one.label], right[other.label])
             found.append(Pair(one.label, other.label, said["points"], said["p"]))
     return found
-
-
-def _truths(folder: Path) -> dict[str, str]:
-    """The class of each test image, as predictions.csv has it; empty where there is none."""
-    with suppress(OSError, KeyError):
-        with open(folder / "predictions.csv", encoding="utf-8", errors="surrogateescape", newline="") as file:
-            return {row["path"]: row["class"] for row in csv.DictReader(file)}
-    return {}

@@ -45,7 +45,7 @@ class RunFacts:
     label: str  # short, no two alike
     path: Path
     kind: str  # pretrain, finetune or probe
-    what: str  # in a line: method, model, start
+    about: dict[str, str]  # what it "did", its "start", "model" and "data"; empty where that says nothing
     group: str  # label of the runs that are the same but for the seed
     config: dict[str, Any]  # dotted keys
     result: dict[str, Any]
@@ -57,11 +57,18 @@ class RunFacts:
     # ---- of runs that are shown in detail
     crops: list[Block] | None = None
     predicted: Any = None  # idmm.evaluate.Predictions of the test images
-    classes: list[str] = field(default_factory=list)  # their names, by number
+    paths: list[str] = field(default_factory=list)  # names of these images
+    classes: list[str] = field(default_factory=list)  # names of the classes, by number
     mistakes: list[Mistake] | None = None
     cloud: Cloud | None = None
     explored: dict | None = None  # what explore.json holds
     missing: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def what(self) -> str:
+        """In a line."""
+        words = {"did": "", "start": "of " if self.kind == "probe" else "from ", "model": "", "data": "on "}
+        return ", ".join(word + self.about[name] for name, word in words.items() if self.about.get(name))
 
 
 @dataclass

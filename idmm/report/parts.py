@@ -1,5 +1,6 @@
 """What a section of a report's page is made of; the template has a macro for each kind."""
 
+import re
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -7,6 +8,8 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from idmm.report.svg import data_uri, size_of, themed_svg
+
+_NUMBER = r"|[+−-]?[\d.,]+(e[+-]?\d+)?( to [\d.]+| M| s| min| h \d+ min| days)?"
 
 
 @dataclass
@@ -20,7 +23,7 @@ class Text:
 
 @dataclass
 class TableOf:
-    """A table; cells that are numbers stand at the right."""
+    """A table; columns of numbers stand at the right, but for the first one, which names the rows."""
 
     heads: list[str]
     rows: list[list[Any]]
@@ -31,12 +34,12 @@ class TableOf:
     def numeric(self) -> list[bool]:
         """Whether each column's cells begin with a digit, or are empty."""
         columns = zip(*self.rows, strict=True) if self.rows else [[""]] * len(self.heads)
-        return [all(_numeric(cell) for cell in column) and any(map(str, column)) for column in columns]
+        found = [all(map(_numeric, column)) and any(map(str, column)) for column in columns]
+        return [False, *found[1:]]
 
 
 def _numeric(cell: Any) -> bool:
-    text = str(cell).lstrip("+−-")
-    return not text or text[0].isdigit() or text == "—"
+    return re.fullmatch(_NUMBER, str(cell)) is not None
 
 
 @dataclass
@@ -92,7 +95,7 @@ class Sheets:
 class Thumbs:
     """Images with a few words under each."""
 
-    items: list[tuple[str, list[str]]]  # source (empty: none) and lines
+    items: list[tuple[str, list[str], str]]  # source (empty: none), lines, and whole name
     kind: str = "thumbs"
 
 

@@ -64,12 +64,11 @@ def webp(image: np.ndarray) -> str:
     return data_uri("image/webp", content.getvalue())
 
 
-def sheet(rows: list[list[np.ndarray]]) -> np.ndarray:
+def sheet(rows: list[list[np.ndarray]], side: int) -> np.ndarray:
     """Returns images, uint8 or [0, 1] [H, W, 3] each, as one, uint8 [H, W, 4], with clear gaps between them.
 
-    All get one side: small images are enlarged by whole factors, their pixels stay squares.
+    All get a longer side of ``side`` pixels, or what of that fits a page: pixels of small images stay squares.
     """
-    side = max(max(image.shape[:2]) for row in rows for image in row)
     side = MOST if side > MOST else side * max(1, -(-LEAST // side))
     columns = max(map(len, rows))
     made = np.zeros((len(rows) * (side + GAP) - GAP, columns * (side + GAP) - GAP, 4), np.uint8)
