@@ -1,4 +1,4 @@
-"""The style of all pictures, and the curves of runs.
+"""The style of all pictures, and the curves of runs and probes.
 
 There is no pyplot, so that no window opens and a user's own figures and settings stay as they are. Nothing is told by
 colour alone: colours are Okabe and Ito's, which colour-blind readers tell apart, and line styles and markers tell the
@@ -104,8 +104,8 @@ def curves_figure(
     """Returns the same of one or several runs.
 
     Args:
-        runs: Label -> records of each seed. Of one run, values that belong together share a panel; of several, every
-            value has a panel of its own and every label a colour. Of several seeds each is a thin line and the mean,
+        runs: Label -> records of each seed or fold. Of one run, values that belong together share a panel; of several, every
+            value has a panel of its own and every label a colour. Of several seeds or folds each is a thin line and the mean,
             as far as all have come, a thick one.
         title: Above the panels.
         over: ``epoch``, or ``seconds`` of training and evaluating.
@@ -143,6 +143,37 @@ def curves_figure(
     return figure
 
 
+def probe_figure(probes: list[dict], title: str = "") -> Figure:
+    """Returns how a probe chose its strength, and what both readouts score on the test images.
+
+    Args:
+        probes: The ``readouts`` of a result of :func:`idmm.probe`, or those of several folds.
+        title: Above the panels.
+    """
+    figure = Figure(figsize=(7.4, 3.2))
+    figure.subplots_adjust(left=0.09, right=0.97, bottom=0.16, top=0.76, wspace=0.22)
+    figure.text(0.025, 0.93, title, fontsize=11, weight="bold", va="center", parse_math=False)
+    chosen, scores = figure.subplots(1, 2)
+    for found in (readouts["probe"] for readouts in probes):
+        strengths, accuracies = np.array([(float(c), value) for c, value in found["accuracies"].items()]).T
+        chosen.semilogx(strengths, accuracies, linewidth=1.7 if len(probes) == 1 else 0.9, **look(0, marker=""))
+        best = accuracies[np.isclose(strengths, found["strength"])]
+        chosen.plot([found["strength"]], best, markersize=6, **look(0, linestyle=""))
+    for place, (name, label) in enumerate({"knn": "kNN", "probe": "linear probe"}.items()):
+        for number, readouts in enumerate(probes):
+            score, x = readouts[name], place + 0.5 * ((number + 0.5) / len(probes) - 0.5)
+            below, above = (abs(bound - score["top1"]) for bound in score["top1_interval"])
+            scores.errorbar(x, score["top1"], [[below], [above]], capsize=3, **look(place, linestyle=""))
+        scores.text(place, 0, label, fontsize=8, ha="center", va="bottom")
+    _finish(chosen, "accuracy on images held out of training (%)", percent=True)
+    chosen.set_xticks(strengths, [f"{c:g}" for c in strengths], minor=False)
+    chosen.minorticks_off()
+    chosen.set_xlabel("C of the linear probe (dot: the one chosen)", fontsize=8)
+    _finish(scores, "top-1 on test images (%), 95 % interval", percent=True)
+    scores.set(xticks=[], xlim=(-0.6, 1.6))
+    return figure
+
+
 def _names(figure: Figure, runs: dict[str, list[Records]], corner: tuple[float, float], columns: int) -> None:
     """Draws the key to several runs; ``corner``: its upper left one, in shares of the figure."""
     lines = [Line2D([], [], linewidth=1.8, markersize=4, **look(place)) for place in range(len(runs))]
@@ -155,7 +186,7 @@ def _names(figure: Figure, runs: dict[str, list[Records]], corner: tuple[float, 
 
 def _label(name: str, seeds: int) -> str:
     """A run's name for a legend, which would hide names that begin with an underscore."""
-    name = shortened(name, 32) + (f" (mean of {seeds})" if seeds > 1 else "")
+    name = f"{shortened(name, 32)} (mean of {seeds})".strip() if seeds > 1 else shortened(name, 32)
     return f" {name}" if name.startswith("_") else name
 
 

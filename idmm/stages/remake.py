@@ -35,7 +35,7 @@ BATCH = 64  # images at a time
 def predictions(run: Path, config: Any, classes: list[str], device: str) -> Predicted:
     """Evaluates a run's exported classifier on its test images, see :func:`idmm.stages.artifacts.predictions`."""
     parts, device = _exported(run, config), distributed.pick_device(device)
-    store = images(run, config, "test")
+    store = _read(run, parts, "test", parts.phases[-1])
     model = _model(parts, len(classes)).to(device)
     batches = _batches(parts, parts.phases[-1], store, "predictions of test")
     found = evaluate.predict(model, batches, device, _autocast(run, device))
@@ -48,7 +48,7 @@ def features(run: Path, config: Any, classes: list[str], device: str) -> Feature
     first, last = before.phases[0], after.phases[-1]
     start = before.backbone(first, len(classes))
     before.spec.load(start, config.model.strict)
-    rows, stores = [], {phase.size: images(run, config, "test", phase) for phase in (first, last)}
+    rows, stores = [], {phase.size: _read(run, after, "test", phase) for phase in (first, last)}
     for parts, phase, model in ((before, first, start), (after, last, _model(after, len(classes)))):
         numbers = shown(stores[phase.size].labels)
         batches = _batches(parts, phase, stores[phase.size], "features of test", numbers)
@@ -77,22 +77,21 @@ def instances(run: Path, config: PretrainConfig) -> Instances:
     return Instances(weight.float().numpy(), **about_rows(config.method.classifier, store))
 
 
-def images(run: Path, config: Any, part: str, phase: Phase | None = None) -> ImageStore:
-    """Reads a split of a run as it was read then, ``val`` and ``test`` at the size of a phase (the last).
-
-    Raises:
-        UserError: There is no such split, or image i is no longer image i.
-    """
+def images(run: Path, config: Any, part: str) -> ImageStore:
+    """Reads a split of a run as it was read then, see :func:`idmm.stages.artifacts.images`."""
     parts = _exported(run, config)
-    splits = together(read_splits(*parts.stage.images(config))).parts
+    return _read(run, parts, part, parts.phases[-1])
+
+
+def _read(run: Path, parts: Assembly, part: str, phase: Phase) -> ImageStore:
+    """Reads a split, ``val`` and ``test`` at the size of a phase; UserError where image i is no longer image i."""
+    splits, data = together(read_splits(*parts.stage.images(parts.config))).parts, parts.config.data
     if part not in splits:
         raise UserError(f"the run has no {part} images")
-    size = (phase or parts.phases[-1]).size
-    bound = CentreCrop(size, parts.crop_pct)
-    if part == "train":
-        bound = parts.bound(max(phase.size for phase in parts.phases))
+    largest = max(phase.size for phase in parts.phases)
+    bound = parts.bound(largest) if part == "train" else CentreCrop(phase.size, parts.crop_pct)
     scale = tidy(parts.spec.range)
-    store = load_split(splits[part], bound=bound, data=config.data, part=part, progress=True, scale=scale)
+    store = load_split(splits[part], bound=bound, data=data, part=part, progress=True, scale=scale)
     kept = run / "last" / "images.json"
     before = json.loads(kept.read_text()).get(part) if kept.exists() else None
     if lines := compare(before, fingerprint(store)) if before else []:
