@@ -104,9 +104,9 @@ def curves_figure(
     """Returns the same of one or several runs.
 
     Args:
-        runs: Label -> records of each seed or fold. Of one run, values that belong together share a panel; of several, every
-            value has a panel of its own and every label a colour. Of several seeds or folds each is a thin line and the mean,
-            as far as all have come, a thick one.
+        runs: Label -> records of each seed or fold. Of one run, values that belong together share a panel; of several,
+            every value has a panel of its own and every label a colour. Of several seeds or folds each is a thin line
+            and the mean, as far as all have come, a thick one.
         title: Above the panels.
         over: ``epoch``, or ``seconds`` of training and evaluating.
         columns: Of panels, to choose from.

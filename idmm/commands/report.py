@@ -38,9 +38,9 @@ def report(given: ReportConfig) -> str:
         UserError: No run, one that is not finished, one that is given twice, or ``out`` cannot be written.
     """
     folders, notes = found_runs(given.runs)
-    out = made_folder(given.out or str(Path(given.runs[0]).expanduser() / "report"))
-    runs = [_facts(folder) for folder in folders]
+    runs = [_facts(folder, number) for number, folder in enumerate(folders, start=1)]
     _name(runs)
+    out = made_folder(given.out or str(Path(given.runs[0]).expanduser() / "report"))
     for run in runs:
         if run.detailed:
             log.info("%s: looking at its files and images", run.path)
@@ -53,17 +53,20 @@ def report(given: ReportConfig) -> str:
 
 
 # ---------------------------------------------------------------------- what files tell
-def _facts(folder: Path) -> RunFacts:
+def _facts(folder: Path, number: int) -> RunFacts:
     """What is in a run's small files."""
     if not (folder / "result.json").is_file():
         result = _json(folder / PROBE)
+        if not {"knn", "probe", "init", "dataset"} <= result.keys():
+            raise UserError(f"runs: '{folder / PROBE}' is not what idmm probe writes; wanted is a run's folder")
         shown = {"readouts": {name: result[name] for name in ("knn", "probe")}, **result}
         about = {"did": PROBED, "start": str(result["init"]), "data": str(result["dataset"])}
-        return RunFacts("", folder, "probe", about, "", {}, shown, [], detailed=False)
+        return RunFacts("", number, folder, "probe", about, "", {}, shown, [], detailed=False)
     result, parts = _json(folder / "result.json"), _folds(folder)
     config = artifacts.config_of(parts[0])
     return RunFacts(
-        label="", path=folder, kind=stage_of(config).name, about=_about(config), group=json.dumps(_signature(config)),
+        label="", number=number, path=folder, kind=stage_of(config).name, about=_about(config),
+        group=json.dumps(_signature(config)),
         config=parsing.flatten(read_file(folder / "config.yaml")), result=result, records=[_records(p) for p in parts],
         environment=artifacts.environment(parts[0]), parameters=_parameters(parts[0]), recipe=nearest_recipe(config),
         detailed=not isinstance(config, ProbeConfig),
@@ -116,12 +119,10 @@ def _about(config: Any) -> dict[str, str]:
 
 
 def _signature(config: Any) -> dict:
-    """A config as far as it is not the seed's, nor the folders'; the run that it started from by its own."""
+    """A config without seeds and folders; the run that it started from by its own."""
     values = parsing.flatten(parsing.plain(config))
-    for key in (*FREE, "seed"):
+    for key in (*FREE, "seed", "data.subset.seed"):
         values.pop(key, None)
-    if isinstance(subset := values.get("data.subset.seed"), int):
-        values["data.subset.seed"] = subset - config.seed  # the demo draws by its seed
     with suppress(UserError):
         if config.init is not None:
             values["init"] = _signature(artifacts.config_of(Path(config.init).expanduser()))
@@ -132,7 +133,7 @@ def _signature(config: Any) -> dict:
 def _name(runs: list[RunFacts]) -> None:
     """Gives runs short names, no two alike, and those that differ in the seed alone a name together; the first of
     these is the one that is shown in detail."""
-    depth = {id(run): 2 if run.path.name in ("stage1", "scratch", "") else 1 for run in runs}
+    depth = {id(run): 2 if re.match(r"stage1$|scratch$|fold-\d", run.path.name) else 1 for run in runs}
     paths = {id(run): Path(os.path.abspath(run.path)).parts for run in runs}
 
     def short(run: RunFacts) -> str:

@@ -43,6 +43,7 @@ class RunFacts:
     """A finished run. What is None is not there, and ``missing`` has a line on why, by the field's name."""
 
     label: str  # short, no two alike
+    number: int  # on the page, from 1
     path: Path
     kind: str  # pretrain, finetune or probe
     about: dict[str, str]  # what it "did", its "start", "model" and "data"; empty where that says nothing

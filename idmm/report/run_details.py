@@ -13,20 +13,20 @@ from idmm.report.svg import data_uri, sheet, thumbnail, webp
 WORST = 10  # classes that are listed
 
 
-def details(run: RunFacts, number: int, alone: bool) -> Iterator[Section]:
+def details(run: RunFacts, alone: bool) -> Iterator[Section]:
     """Yields what is shown of a run alone; where there are several, under its name."""
     level = 2 if alone else 3
     if not alone:
-        head = Section(f"run-{number}", run.label, 2, [Text(f"{run.what}: {run.path}", "quiet")])
+        head = Section(f"run-{run.number}", run.label, 2, [Text(f"{run.what}: {run.path}", "quiet")])
         if (others := run.group) != run.label:
             head.parts.append(Text(f"Shown for all of {others}, which are the same but for the seed.", "quiet"))
         yield head
     for name, (title, make) in SECTIONS.items():
-        parts = list(make(run, "" if alone else f"-{number}"))
+        parts = list(make(run, "" if alone else f"-{run.number}"))
         if not parts and name in run.missing:
             parts = [Text(run.missing[name], "quiet")]
         if parts:
-            yield Section(f"{name}-{number}", title, level, parts)
+            yield Section(f"{name}-{run.number}", title, level, parts)
 
 
 def _crops(run: RunFacts, mark: str) -> Iterator:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from idmm.errors import listed
 from idmm.files import write_bytes
-from idmm.pictures import curves_figure, save
+from idmm.pictures import curves_figure, probe_figure, save
 from idmm.progress import duration
 from idmm.report import run_pictures as draw
 from idmm.report.facts import Facts, RunFacts
@@ -69,8 +69,8 @@ def sections(facts: Facts) -> list[Section]:
     """Returns the page's sections in their order."""
     runs = facts.runs
     found = [_summary(facts), _curves(runs), *_sizes(runs)]
-    for number, run in enumerate([run for run in runs if run.detailed], start=1):
-        found += details(run, number, alone=len(runs) == 1)
+    for run in runs:
+        found += details(run, alone=len(runs) == 1) if run.detailed else []
     return [*found, settings(runs), environments(runs)]
 
 
@@ -222,11 +222,21 @@ def _curves(runs: list[RunFacts]) -> Section:
             alt = f"{KINDS[kind]}, {label}: loss, learning rate and what else was logged, of {listed(groups)}"
             pictures.append((label, Picture(f"curves-{kind}-{label.split()[-1]}.png", figure, alt)))
         section.parts.append(Tabs(f"curves-{kind}", pictures))
+    section.parts += [picture for run in runs if (picture := _probed(run))]
     if not section.parts:
         section.parts.append(Text("No run has metrics.jsonl: there is nothing to draw.", "quiet"))
     elif any(len(run.records) > 1 for run in runs):
         section.parts.append(Text("Of k-fold runs a thin line is a fold, and the thick one their mean.", "quiet"))
     return section
+
+
+def _probed(run: RunFacts) -> Picture | None:
+    """How a probe chose its strength, and what came of it."""
+    several = [result.get("readouts", {}) for result in run.result.get("folds", [run.result])]
+    if run.kind != "probe" or not all("accuracies" in found.get("probe", {}) for found in several):
+        return None
+    alt = "Accuracy on held-out images over the strength of the linear probe; top-1 of kNN and probe on the test images"
+    return Picture(f"probe-{run.number}.png", probe_figure(several, f"Probe: {run.label}"), alt)
 
 
 def _sizes(runs: list[RunFacts]) -> Iterator[Section]:
