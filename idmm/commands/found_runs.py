@@ -53,18 +53,14 @@ def _meant(path: Path) -> tuple[list[Path], list[str]]:
         raise UserError(f"runs: '{path}' holds a grid, whose page is '{path / 'grid.html'}'; wanted are run folders")
     if (path / "train.json").is_file():
         inner = [path / name for name in TRAIN if (path / name).is_dir()]
-    elif is_finished(path) or _begun(path):
-        inner = []
+    elif is_finished(path):
+        return [path], []
+    elif _begun(path):
+        raise UserError(f"runs: '{path}' is not finished: it has {_so_far(path)}; the command that began it goes on")
     elif (path / "demo.json").is_file():
         inner = sorted((path / name for name in os.listdir(path)), key=_by_demo)
     else:
         inner = sorted(one for one in path.iterdir() if one.is_dir())
-    if not inner:
-        if not is_finished(path):
-            raise UserError(
-                f"runs: '{path}' is not finished: it has {_so_far(path)}; the command that began it goes on"
-            )
-        return [path], []
     done = [one for one in inner if is_finished(one)]
     if not done:
         open_ = [one.name for one in inner if _begun(one)]

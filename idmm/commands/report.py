@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from idmm.commands.found_runs import PROBE, found_runs
 from idmm.commands.recipe_of import nearest_recipe
@@ -20,7 +21,7 @@ from idmm.config.reading import read_file
 from idmm.config.usage import ReportConfig
 from idmm.errors import RunError, UserError
 from idmm.files import made_folder
-from idmm.report.facts import Cloud, Facts, Mistake, Pair, RunFacts
+from idmm.report.facts import Cloud, Facts, Mistake, Pair, RunFacts, readable
 from idmm.stages import artifacts, stage_of
 
 log = logging.getLogger("idmm")
@@ -148,7 +149,7 @@ def _name(runs: list[RunFacts]) -> None:
             depth[id(run)] += 1
     together: dict[str, list[RunFacts]] = {}
     for run in runs:
-        run.label = short(run)
+        run.label = readable(short(run))
         together.setdefault(run.group or run.label, []).append(run)
     for some in together.values():
         common = re.sub(r"[\W_]*(seed)?[\W_]*$", "", os.path.commonprefix([run.label for run in some]))
@@ -212,7 +213,7 @@ def _cloud(folder: Path) -> Cloud | None:
         nearest[title] = 100 * float(np.mean(found.labels[like.argmax(1)] == found.labels))
         perplexity = min(PERPLEXITY, (len(rows) - 1) / 3)
         places[title] = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(rows)  # [M, 2]
-    return Cloud(found.labels, found.classes, places, nearest)
+    return Cloud(found.labels, [readable(name) for name in found.classes], places, nearest)
 
 
 def _predictions(run: RunFacts, parts: list[Path]) -> None:
@@ -223,7 +224,10 @@ def _predictions(run: RunFacts, parts: list[Path]) -> None:
     truth, predicted = (np.concatenate([getattr(one, name) for one in found]) for name in ("truth", "predicted"))
     known = all(one.probability is not None for one in found)
     probability = np.concatenate([one.probability for one in found]) if known else None
-    run.classes, run.paths = found[0].classes, [path for one in found for path in one.paths]
+    run.classes, run.paths = (
+        [readable(name) for name in found[0].classes],
+        [path for one in found for path in one.paths],
+    )
     run.predicted = Predictions(truth, predicted[:, None], len(run.classes), probability)
     if not known:
         why = "predictions.csv is of an older version, without probabilities, and the images or weights are gone."
@@ -253,8 +257,10 @@ def _explored(run: RunFacts, folder: Path) -> None:
     with _or_says(run, "explored"):
         run.explored = _json(place / "explore.json")
         for section in run.explored.get("sections", ()):
-            sheets = [name for name in section.get("sheets", ()) if (place / name).is_file()]
-            section["pictures"] = [(name, (place / name).read_bytes()) for name in sheets]
+            section["pictures"] = []
+            for name in section.get("sheets", ()):
+                with suppress(OSError), Image.open(place / name) as sheet:  # gone, or no picture
+                    section["pictures"].append(np.asarray(sheet.convert("RGB")))
 
 
 # ---------------------------------------------------------------------- runs against each other

@@ -1,5 +1,6 @@
 """What a report on runs is made from: plain values and arrays, collected from finished files by ``idmm report``."""
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,11 @@ from typing import Any
 import numpy as np
 
 from idmm.report.pictures import Block
+
+
+def readable(name: str) -> str:
+    """Returns a name without what no page and no font can show: control characters, bytes that are no UTF-8."""
+    return re.sub(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]", "\ufffd", name)
 
 
 @dataclass

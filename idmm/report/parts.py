@@ -67,7 +67,7 @@ class Raster:
 
     source: str
     alt: str
-    caption: str = ""
+    pixels: int  # wide, 1.6 times as many as it is shown at
     kind: str = "raster"
 
 

@@ -8,7 +8,7 @@ from idmm.report import run_pictures as draw
 from idmm.report.calibration import BINS, calibration
 from idmm.report.facts import RunFacts
 from idmm.report.parts import Picture, Raster, Section, Sheets, TableOf, Text, Thumbs
-from idmm.report.svg import data_uri, sheet, thumbnail, webp
+from idmm.report.svg import sheet, thumbnail, webp
 
 WORST = 10  # classes that are listed
 
@@ -119,8 +119,8 @@ def _explored(run: RunFacts, mark: str) -> Iterator:
         if table := section.get("table"):
             rows = [["" if cell is None else str(cell) for cell in row] for row in table["rows"]]
             yield TableOf(table["columns"], rows)
-        for name, content in section.get("pictures", ()):
-            yield Raster(data_uri("image/png", content), f"{section['title']}: {name}")
+        for image in section.get("pictures", ()):
+            yield Raster(webp(image), f"{section['title']}: thumbnails of the images in the table", image.shape[1])
         if section.get("csv"):
             yield Text(f"All of them: {section['csv']}", "quiet")
     yield from (Text(note, "quiet") for note in found.get("notes", ()))

@@ -35,8 +35,7 @@ def themed_svg(figure: Figure) -> str:
     with matplotlib.rc_context(settings), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # the reader's fonts may have it
         figure.savefig(text, format="svg", dpi=DPI, facecolor="white", metadata={"Date": None})
-    svg = re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]", "\ufffd", text.getvalue())  # no XML
-    svg = re.sub(r"#[0-9a-f]{6}\b(?=[;\"'])", lambda found: _variable(found[0]), svg)
+    svg = re.sub(r"#[0-9a-f]{6}\b(?=[;\"'])", lambda found: _variable(found[0]), text.getvalue())
     svg = re.sub(r"(font: [^;\"]*?[\d.]+px) [^;\"]*", rf"\1 {FONTS}", svg)
     light, dark = (_STYLE.format(*colours) for colours in zip(*THEMES.values(), strict=True))
     style = f":root{{{light}fill:var(--c000000)}}@media(prefers-color-scheme:dark){{:root{{{dark}}}}}"
