@@ -13,7 +13,7 @@ FLOORS = (
     + ("losses", "pictures", "confusion"),
     ("data", "models", "optim", "checkpoint", "environment"),
     ("methods",),
-    ("evaluate", "calibrate", "features", "monitor", "engine"),
+    ("evaluate", "calibrate", "features", "monitor", "similarity", "engine"),
     ("stages",),
     ("transfer", "report", "tuning", "commands", "cli"),
 )
