@@ -1,7 +1,6 @@
 """``idmm explore``: which training images of a run are alike, as tables, sheets of thumbnails and a summary."""
 
 import json
-import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,6 @@ from idmm.progress import Bar
 from idmm.stages import artifacts
 from idmm.stages.probe import frozen_backbone
 
-log = logging.getLogger("idmm")
 FOLDER, FILE = "explore", "explore.json"
 TITLE = "Which training images are alike"
 EXCLUDE = "exclude.txt"
