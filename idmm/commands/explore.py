@@ -164,7 +164,8 @@ def _exclude(seen: Explored, found: Found, given: ExploreConfig, path: Path) -> 
         once.add(j)
     config = artifacts.config_of(given.run)
     lines = exclusions(Checkup(config.data.name, config.data.root, pairs=pairs))
-    return write_exclusions(f"idmm explore {given.run}", config.data.exclude, lines, path)
+    before = config.data.exclude if Path(config.data.exclude or "").expanduser().is_file() else None
+    return write_exclusions(f"idmm explore {given.run}", before, lines, path)
 
 
 # ---------------------------------------------------------------------- what is said
