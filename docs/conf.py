@@ -13,7 +13,6 @@ version = release = installed("idmm")
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "site_parts"]
 exclude_patterns = ["_build"]
 highlight_language = "text"  # of blocks that do not say theirs: commands
-suppress_warnings = ["toc.empty_glob"]
 
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3

@@ -71,5 +71,6 @@ def test_examples_train(tmp_path):
 
 
 def run(house, *argv):
+    own = {key: value for key, value in ENVIRONMENT.items() if key != "PYTHONPATH"}  # the copy's idmm, no other
     done = subprocess.run([sys.executable, *map(str, argv)], cwd=house, env=own, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
