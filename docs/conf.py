@@ -19,6 +19,7 @@ myst_heading_anchors = 3
 html_math_renderer = "mathml"  # drawn by the browser itself: no script, no network
 
 autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 autodoc_default_options = {"exclude-members": "__init__, __new__"}
@@ -27,6 +28,8 @@ napoleon_numpy_docstring = False
 html_theme = "furo"
 html_title = f"idmm {version}"
 html_copy_source = False
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_theme_options = {
     "light_css_variables": {"color-brand-primary": "#0072b2", "color-brand-content": "#0072b2"},
     "dark_css_variables": {"color-brand-primary": "#56b4e9", "color-brand-content": "#56b4e9"},
