@@ -5,6 +5,9 @@
     idmm.probe({"init": "runs/a", "data": {"root": "DIR"}, "out": "runs/c"})     # how good are the features?
     idmm.transfer("grid.yaml")                                                   # which data to pretrain on?
     backbone = idmm.load_backbone("runs/a", img_size=224)  # a timm model: images [B, 3, H, W] -> features [B, d]
+    clf = idmm.load_classifier("runs/b")
+    clf.predict(["a.jpg", image, array])[0].label          # its class; .probability, .top
+    idmm.embed("runs/a", ["a.jpg", image, array])          # features, float32 [N, d]
 
 ``help(idmm.pretrain)`` and its like list the keys of a config, and what is returned. Parts to build with:
 ``idmm.losses.instance_discrimination_loss``, ``idmm.losses.DenseRelativeLocalization``,
@@ -20,6 +23,8 @@ _WHERE = {
     "finetune": "idmm.stages.finetune",
     "probe": "idmm.stages.probe",
     "load_backbone": "idmm.models.weights",
+    "load_classifier": "idmm.inference",
+    "embed": "idmm.inference",
 }
 _PARTS = ("data", "losses", "models", "transfer")  # the last is called like a function
 __all__ = [*_WHERE, *_PARTS]

@@ -40,6 +40,11 @@ _OURS = re.compile(r"\.?.+-(train|val|test)-[0-9a-f]{32}\.npz(\.part-.*)?")
 _VERSIONS = ["3", PIL.__version__, timm.__version__, torch.__version__]
 
 
+def pooled(backbone: nn.Module, images: torch.Tensor) -> torch.Tensor:
+    """Returns what a classifier is given of images [B, C, H, W], [B, d]."""
+    return backbone.forward_head(backbone.forward_features(images), pre_logits=True)
+
+
 @torch.no_grad()
 def extract_features(backbone: nn.Module, batches: Iterable[dict], device, autocast) -> torch.Tensor:
     """Returns the pooled features of all processes' images in the images' order, float32 [N, d] on the CPU."""
@@ -47,10 +52,8 @@ def extract_features(backbone: nn.Module, batches: Iterable[dict], device, autoc
     with evaluating(backbone):
         for batch in batches:
             with autocast():
-                pooled = backbone.forward_head(
-                    backbone.forward_features(batch["images"].to(device, non_blocking=True)), pre_logits=True
-                )  # [B, d]
-            features.append(pooled.float().cpu().numpy())
+                found = pooled(backbone, batch["images"].to(device, non_blocking=True))  # [B, d]
+            features.append(found.float().cpu().numpy())
             indices.append(batch["index"].numpy())
     parts = distributed.gather((np.concatenate(features), np.concatenate(indices)))
     order = np.argsort(np.concatenate([part[1] for part in parts]))

@@ -5,7 +5,7 @@ import csv
 import io
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -53,11 +53,34 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
-def write_csv(path: Path, rows: Iterable[Iterable]) -> None:
-    """Replaces a CSV file in one step; names of files that are no UTF-8 go through."""
+def csv_bytes(rows: Iterable[Iterable]) -> bytes:
+    """Returns the content of a CSV file; names of files that are no UTF-8 go through."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
-    write_bytes(path, text.getvalue().encode("utf-8", "surrogateescape"))
+    return text.getvalue().encode("utf-8", "surrogateescape")
+
+
+def write_csv(path: Path, rows: Iterable[Iterable]) -> None:
+    """Replaces a CSV file in one step."""
+    write_bytes(path, csv_bytes(rows))
+
+
+def out_file(out: str, endings: Sequence[str]) -> Path:
+    """Returns the file for a command's results, before the work; nothing is made yet.
+
+    Raises:
+        UserError: It has none of the endings, is a folder, or lies where nothing can be written.
+    """
+    path = Path(out)
+    if path.suffix.lower() not in endings:
+        raise UserError(f"out: '{out}' is of no kind that is known; wanted a file that ends in {' or '.join(endings)}")
+    if path.is_dir():
+        raise UserError(f"out: '{out}' is a folder; wanted a file")
+    folder = next(folder for folder in path.parents if os.path.exists(folder))
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        why = "cannot be written to" if folder.is_dir() else "is no folder"
+        raise UserError(f"out: cannot write '{out}', as '{folder}' {why}; name another place")
+    return path
 
 
 def made_folder(out: str | None) -> Path | None:
@@ -71,27 +94,31 @@ def made_folder(out: str | None) -> Path | None:
     return Path(out)
 
 
-def weights_file(path: str | os.PathLike, field: str = "") -> Path:
+def weights_file(path: str | os.PathLike, field: str = "", stem: str = "backbone") -> Path:
     """Returns the file of weights that is meant: that of a run's backbone where the path is a folder.
 
     Args:
         path: Of the folder or file.
         field: Config field that names it, with which messages then begin.
+        stem: Of the file in a folder: ``backbone``, or ``model`` for the one with the classifier.
 
     Raises:
-        UserError: Nothing there, no backbone in the folder, or a file that is no checkpoint by its name.
+        UserError: Nothing there, no such weights in the folder, or a file that is no checkpoint by its name.
     """
     path = Path(path).expanduser()
     if path.is_dir():
-        missing = [name for name in ("backbone.safetensors", "backbone.json") if not (path / name).is_file()]
+        missing = [name for name in (f"{stem}.safetensors", f"{stem}.json") if not (path / name).is_file()]
         why = f"has no {' and no '.join(missing)} in it; {WEIGHTS_WANTED}"
         if missing and (path / "last").is_dir():
             why = f"is a run that has not written its {missing[0]} yet; let it finish, or {WEIGHTS_WANTED}"
+        if missing and stem == "model" and (path / "backbone.safetensors").is_file():
+            command = f"idmm finetune --config fast --init {path} --data.root DIR --out NEW"
+            why = f"is a run without a classifier; fine-tune it on labelled images first: {command}"
         if missing and (path / "fold-1").is_dir():
             why = f"holds k-fold runs; give one of them ('{path / 'fold-1'}'), or a run on all images"
         if missing:
             raise UserError(f"{weights_label(path, field)} {why}")
-        return path / "backbone.safetensors"
+        return path / f"{stem}.safetensors"
     if not path.exists():
         raise UserError(f"{weights_label(path, field)} does not exist; {WEIGHTS_WANTED}")
     if path.suffix.lower() not in WEIGHTS:

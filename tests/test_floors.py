@@ -13,7 +13,7 @@ FLOORS = (
     + ("losses", "pictures", "confusion"),
     ("data", "models", "optim", "checkpoint"),
     ("methods",),
-    ("evaluate", "calibrate", "features", "monitor", "engine"),
+    ("evaluate", "calibrate", "features", "inference", "monitor", "engine"),
     ("stages",),
     ("transfer", "report", "tuning", "commands", "cli"),
 )

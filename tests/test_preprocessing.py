@@ -143,9 +143,9 @@ def test_grey(runs, photos, tmp_path):
     assert backbone(images).shape == (39, VIT["embed_dim"])
 
 
-def test_readmes_snippet(runs, photos, capsys):
+def test_the_snippet_without_idmm(runs, photos, capsys):
     photo = photos / "test/coffee/02.jpg"
-    blocks = re.findall(r"(?s)```python\n(.*?)```", (ROOT / "README.md").read_text())
+    blocks = re.findall(r"(?s)```python\n(.*?)```", (ROOT / "docs" / "using.md").read_text())
     (text,) = (block for block in blocks if "create_transform" in block)
     exec(text.replace("runs/b/", f"{runs / 'vit'}/").replace("photo.jpg", str(photo)), {})
     lines = capsys.readouterr().out.splitlines()

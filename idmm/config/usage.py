@@ -52,7 +52,7 @@ class PredictConfig(UseConfig):
     out: str | None = None
     """File to write, .csv or .jsonl by its ending; null: CSV on standard output."""
     top_k: int = Field(1, ge=1)
-    """Likeliest classes of each image (ranks)."""
+    """Likeliest classes of each image, a row each (ranks)."""
     tta: bool = False
     """Mean of the probabilities of each image and its mirror image: test-time augmentation, at twice the time."""
 
@@ -64,8 +64,8 @@ class EmbedConfig(UseConfig):
     paths: list[str] = Field(min_length=1)
     """Images, and folders of images at any depth."""
     out: str
-    """File to write, .npz (arrays paths [N] and features [N, d]) or .parquet (columns path and features) by its
-    ending."""
+    """File to write, by its ending: .npz (arrays paths [N] and features [N, d]) or .parquet (columns paths and
+    features; pip install 'idmm[parquet]')."""
 
 
 @section
@@ -79,7 +79,7 @@ class SimilarConfig(UseConfig):
     top_k: int = Field(8, ge=1)
     """Images to show (images)."""
     out: str = "similar.png"
-    """Picture of the query and what is nearest to it."""
+    """Picture of the query and what is nearest to it, .png."""
 
 
 @section

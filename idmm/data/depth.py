@@ -62,47 +62,63 @@ def each_scaled(
         except ScaleUnknown:
             return None
 
-    with closing(_in_order(attempt, split, label, progress)) as results:
+    with closing(in_order(attempt, len(split), split.place, label, progress)) as results:
         for i, result in enumerate(results):
             if result is None:  # begun before the range was known
                 scale = _measured(split, max_pixels, progress) if scale == AUTO else scale
-                result = _outcome(attempt, split, i)
+                result = _outcome(attempt, split.place, i)
             yield result
 
 
 def _measured(split: Split, max_pixels: int, progress: bool) -> Scale:
-    looks = _in_order(lambda i: depth(split.items[i], max_pixels), split, "measuring grey values", progress)
+    given = (len(split), split.place, "measuring grey values", progress)
+    looks = in_order(lambda i: depth(split.items[i], max_pixels), *given)
     ends = [look[1:] for look in looks if not isinstance(look, BadImage)]
     return range_of(np.array(ends)) or FULL
 
 
-def _in_order(work: Callable[[int], Result], split: Split, label: str, progress: bool) -> Iterator[Result | BadImage]:
-    """Yields the :func:`_outcome` for each image; threads work on a few at a time, so that memory stays bounded.
+def in_order(
+    work: Callable[[int], Result], count: int, place: Callable[[int], str], label: str, progress: bool, ahead: int = 0
+) -> Iterator[Result | BadImage]:
+    """Yields ``work(i)`` for each of ``count`` images in order, or the BadImage that it raised.
 
-    Threads, not processes, as Pillow decodes without Python's lock. A bar is shown if this takes longer than a second.
+    Threads work on a few images at a time, so that memory stays bounded, and go on while the caller does something
+    else. Threads, not processes, as Pillow decodes without Python's lock. With ``progress`` a bar is shown if this
+    takes longer than a second.
+
+    Args:
+        work: What is done with image ``i``.
+        count: Images.
+        place: Says where image ``i`` is, for people.
+        label: Of the bar.
+        progress: Whether there is one.
+        ahead: Results that may wait for the caller, beside four for each thread.
+
+    Raises:
+        RunError: An image does not fit into memory.
     """
-    threads, count = os.cpu_count() or 1, len(split)
+    threads = os.cpu_count() or 1
     waiting = deque()
     bar = Bar(total=count, desc=label, unit="img", delay=1, disable=not progress)
     with quiet_pillow(), bar, ThreadPoolExecutor(threads) as pool:
         try:
             for i in range(count):
-                waiting.append(pool.submit(_outcome, work, split, i))
-                while waiting and (len(waiting) >= 4 * threads or i == count - 1):
+                waiting.append(pool.submit(_outcome, work, place, i))
+                while waiting and (len(waiting) >= 4 * threads + ahead or i == count - 1):
                     yield waiting.popleft().result()
                     bar.update()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)  # Ctrl-C does not wait for the queue
 
 
-def _outcome(work: Callable[[int], Result], split: Split, i: int) -> Result | BadImage:
+def _outcome(work: Callable[[int], Result], place: Callable[[int], str], i: int) -> Result | BadImage:
     """Returns ``work(i)``, or the BadImage that it raised; RunError: memory runs out."""
     try:
         return work(i)
     except BadImage as error:
         return error
     except MemoryError as error:
-        why = f"out of memory while decoding '{split.place(i)}'; a lower data.max_pixels refuses it"
+        why = f"out of memory while decoding '{place(i)}'; a lower data.max_pixels refuses it"
         raise RunError(why) from error
 
 

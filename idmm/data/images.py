@@ -123,6 +123,25 @@ def load(item: bytes | str | os.PathLike | np.ndarray, max_pixels: int, scale: S
         return Decoded(_rgb(_upright(image), scale), depth, digest(content))
 
 
+def of_pillow(image: Image.Image, max_pixels: int, scale: Scale = FULL) -> Decoded:
+    """Makes of an open image what :func:`load` makes of its file; the image stays as it is.
+
+    Raises:
+        BadImage: As there, but for what only the file's bytes tell.
+    """
+    with quiet_pillow():
+        try:
+            _check_pixels([image.size], max_pixels)
+            deep = _depth_of(image)
+            image.load()
+            pixels = _rgb(_upright(image), scale)
+        except (BadImage, MemoryError):
+            raise
+        except Exception as error:  # a file that turns out to be truncated, a mode that cannot be converted
+            raise _unreadable(error) from error
+    return Decoded(pixels, deep, digest(pixels.tobytes()))
+
+
 def depth(item: str | bytes | np.ndarray, max_pixels: int) -> Depth:
     """Returns the depth of an item of a split; of one of 8 bits only the header is read. BadImage: as :func:`load`."""
     if isinstance(item, np.ndarray):
@@ -167,8 +186,12 @@ def _opened(data: bytes | str | os.PathLike, max_pixels: int) -> Iterator[Image.
             _first_page(data, None)
             raise BadImage("not an image") from None
         except Exception as error:  # Pillow raises a dozen types on broken files
-            text = " ".join(str(error).split())[:100] or type(error).__name__
-            raise BadImage(f"unreadable or truncated ({text})") from error
+            raise _unreadable(error) from error
+
+
+def _unreadable(error: Exception) -> BadImage:
+    text = " ".join(str(error).split())[:100] or type(error).__name__
+    return BadImage(f"unreadable or truncated ({text})")
 
 
 class CentreCrop(NamedTuple):
@@ -280,7 +303,8 @@ def _depth_of(image: Image.Image) -> Depth:
 def _kind(image: Image.Image) -> str:
     """Says what an image of more than 8 bits is, by its header; empty for the others."""
     bits = max(getattr(image, "tag_v2", {}).get(tiff.BITS) or (8,))  # of a TIFF
-    raw = image.tile[0].args if image.tile else ""
+    tile = getattr(image, "tile", None)  # of a file
+    raw = tile[0].args if tile else ""
     raw = str(raw[0] if isinstance(raw, tuple) and raw else raw)
     if _deep_grey(image):
         whole = bits if bits > 8 else 32 if image.mode == "I" and image.format not in ("PNG", "PPM") else 16
@@ -322,6 +346,7 @@ def _rgb(image: Image.Image, scale: Scale) -> np.ndarray:
 def _on_white(image: Image.Image) -> Image.Image:
     colour = image.info.get("transparency")
     if image.mode == "RGB" and isinstance(colour, tuple) and max(colour) > 255:  # 16 bits, though the pixels have 8
+        image = image.copy()  # it may be the caller's
         image.info["transparency"] = tuple(c >> 8 for c in colour)
     if image.mode == "La":
         image = image.convert("LA")  # Pillow has no shorter way

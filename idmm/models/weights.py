@@ -114,8 +114,8 @@ class Report:
         return "\n".join([f"{self.source}: {counts}", *names])
 
 
-def read_checkpoint(path: str | os.PathLike, field: str = "") -> Checkpoint:
-    """Reads weights from a run folder (its backbone), or from a file in timm's format.
+def read_checkpoint(path: str | os.PathLike, field: str = "", stem: str = "backbone") -> Checkpoint:
+    """Reads weights from a run folder, or from a file in timm's format.
 
     Wrappers (``state_dict``, ``model``, their EMA forms) and the prefixes ``module.`` and ``_orig_mod.`` are taken
     off where they are. Name and arguments come from the JSON beside the file (same stem), if there is one.
@@ -123,11 +123,12 @@ def read_checkpoint(path: str | os.PathLike, field: str = "") -> Checkpoint:
     Args:
         path: Of the folder or file.
         field: Config field that names it, with which messages then begin.
+        stem: Of a run's files: ``backbone``, or ``model`` for the one with the classifier.
 
     Raises:
-        UserError: Nothing there, no backbone in the folder, or a file that is no checkpoint.
+        UserError: Nothing there, no such weights in the folder, or a file that is no checkpoint.
     """
-    path = weights_file(path, field)
+    path = weights_file(path, field, stem)
     state, info = _read_state(path, field), _read_info(path.with_suffix(".json"), field)
     known = {key: info.pop(key) for key in ("name", "kwargs", "size", "crop_pct", "interpolation") if key in info}
     known |= {key: tuple(info.pop(key)) for key in ("mean", "std") if key in info}
@@ -153,13 +154,25 @@ def load_backbone(run_or_file: str | os.PathLike, img_size: Size | None = None) 
     Raises:
         UserError: See :func:`read_checkpoint`, :func:`create_backbone` and :meth:`Checkpoint.load_into`.
     """
-    saved = read_checkpoint(run_or_file)
+    return build_saved(read_checkpoint(run_or_file), img_size)
+
+
+def build_saved(saved: Checkpoint, img_size: Size | None = None, num_classes: int = 0) -> nn.Module:
+    """Builds the model of a checkpoint with its weights, as :func:`load_backbone` does; with ``num_classes`` that of a
+    classifier of so many classes, [B, in_chans, H, W] -> [B, num_classes].
+
+    Raises:
+        UserError: As there, or the checkpoint lacks weights of the classifier.
+    """
+    label = weights_label(saved.source, saved.field)
     if saved.name is None:
         beside = Path(saved.source).with_suffix(".json").name
-        raise UserError(f"{saved.source}: the model's name is unknown; wanted is {beside} beside it (name, kwargs)")
+        raise UserError(f"{label} the model's name is unknown; wanted is {beside} beside it (name, kwargs)")
     kwargs = {k: v for k, v in saved.kwargs.items() if k not in ("img_size", "num_classes")}
-    model = create_backbone(saved.name, img_size or saved.img_size, **kwargs)
-    saved.load_into(model)
+    model = create_backbone(saved.name, img_size or saved.img_size, num_classes=num_classes, **kwargs)
+    report = saved.load_into(model, drop_classifier=not num_classes)
+    if num_classes and report.fresh:
+        raise UserError(f"{label} lacks weights of a classifier: {listed(report.fresh, 3)}")
     size = img_size or saved.size or saved.img_size or (model.pretrained_cfg.get("input_size") or (3, 224, 224))[-2:]
     looks = dict(input_size=(saved.in_chans, *pair(size)), test_input_size=None, test_crop_pct=None)
     looks |= {name: getattr(saved, name) for name in ("crop_pct", "interpolation", "mean", "std")}

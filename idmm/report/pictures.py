@@ -84,21 +84,22 @@ def image_sheet(blocks: list[Block], path: str | Path) -> None:
 
 
 def pair_sheet(rows: list[tuple[str, list[str], list[np.ndarray]]], path: str | Path, title: str) -> None:
-    """Draws pairs of images side by side, up to three pairs a row.
+    """Draws pairs of images side by side, up to three pairs a row; or images alone, up to six.
 
     Args:
-        rows: For each pair what is the matter, two names, and two images, uint8 [H, W, 3] of any sizes.
+        rows: For each pair what is the matter, two names, and two images, uint8 [H, W, 3] of any sizes; or one each.
         path: PNG to write.
         title: Above the picture.
     """
-    columns = min(3, len(rows))
+    each = len(rows[0][1])
+    columns = min(6 // each, len(rows))
     lines = -(-len(rows) // columns)
-    figure = Figure(figsize=(4.4 * columns, 0.5 + 2.9 * lines), layout="constrained")
+    figure = Figure(figsize=(2.2 * each * columns, 0.5 + 2.9 * lines), layout="constrained")
     figure.suptitle(title, fontsize=11)
     frames = np.ravel(figure.subfigures(lines, columns, squeeze=False))
     for frame, (matter, names, images) in zip(frames, rows, strict=False):
         frame.suptitle(matter, fontsize=9, color=COLOURS[1])
-        for axis, name, image in zip(frame.subplots(1, 2), names, images, strict=True):
+        for axis, name, image in zip(np.ravel(frame.subplots(1, each, squeeze=False)), names, images, strict=True):
             axis.imshow(image, interpolation="nearest")
             axis.set_title(shortened(name), fontsize=6.5)
             axis.set_axis_off()

@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -25,6 +26,7 @@ class _Tree:
     """What lies under a folder: images as tuples of path parts, other files by suffix, and the folders at its top."""
 
     path: str
+    key: str = "data.root"  # of the config, that names it; messages begin with it
     images: list[tuple[str, ...]] = field(default_factory=list)
     others: Counter = field(default_factory=Counter)
     folders: list[str] = field(default_factory=list)
@@ -42,7 +44,7 @@ class _Tree:
 
     @property
     def no_images(self) -> str:
-        return f"data.root: '{self.path}' has no images{f', but {self.other_files}' if self.others else ''}"
+        return f"{self.key}: '{self.path}' has no images{f', but {self.other_files}' if self.others else ''}"
 
 
 def read_labelled(root: str) -> Splits:
@@ -78,6 +80,57 @@ def read_unlabelled(root: str) -> Split | None:
 def images_under(root: str) -> list[str]:
     """Returns the names of all images under ROOT, '/' between; UserError where there is none."""
     return ["/".join(parts) for parts in _not_empty(_walk(root)).images]
+
+
+@dataclass(frozen=True)
+class FoundImage:
+    """A file that somebody named, or that lies in a folder that they named."""
+
+    path: str
+    folders: tuple[str, ...]
+    """Names of the folders that may say what it shows: those below the named folder, outermost first, then that
+    itself; of a file that was named the folder that it lies in."""
+
+
+def images_at(paths: Sequence[str], key: str = "paths") -> tuple[list[FoundImage], int]:
+    """Returns named files, whatever their suffix, and the images in named folders, at any depth and sorted.
+
+    Args:
+        paths: Of files and folders, in the order that is wanted.
+        key: Of the config, that names them; messages begin with it.
+
+    Returns:
+        The images, each once, and how many were reached more than once.
+
+    Raises:
+        UserError: A line for each path where nothing is, and each folder that has no image or cannot be read.
+    """
+    found, again, faults = {}, 0, []
+    for path in map(os.path.expanduser, paths):
+        own = composed(os.path.basename(os.path.abspath(path)))
+        images = []
+        if os.path.isdir(path):
+            try:
+                names = _not_empty(_walk(path, key)).images
+            except UserError as error:
+                faults += error.faults
+                continue
+            images = [(os.path.join(path, *parts), (*map(composed, parts[:-1]), own)) for parts in names]
+        elif os.path.lexists(path):
+            images = [(path, (composed(os.path.basename(os.path.dirname(os.path.abspath(path)))),))]
+        else:
+            faults.append(f"{key}: '{path}' does not exist; wanted images, or folders of images")
+        for image, folders in images:
+            again += same_place(image) in found
+            found.setdefault(same_place(image), FoundImage(image, folders))
+    if faults:
+        raise UserError(*faults)
+    return list(found.values()), again
+
+
+def same_place(path: str) -> str:
+    """Returns one name for all ways to write a file's path; links to the file keep their own."""
+    return os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
 
 
 def parent_of_split(root: str) -> str | None:
@@ -154,9 +207,9 @@ def _other_case(root: str) -> str | None:
         return next((name for name in sorted(os.listdir(root)) if name != "train" and name.lower() == "train"), None)
 
 
-def _walk(top: str) -> _Tree:
+def _walk(top: str, key: str = "data.root") -> _Tree:
     """Lists a tree in a fixed order; follows links, but not into a folder that it is already inside of."""
-    tree, faults = _Tree(top), []
+    tree, faults = _Tree(top, key), []
     todo = [((), frozenset())]  # (parts of the folder's path, the real folders it lies in)
     while todo:
         parts, outer = todo.pop()
@@ -167,7 +220,7 @@ def _walk(top: str) -> _Tree:
         try:
             children = list(os.scandir(path))
         except OSError as error:
-            faults.append(f"data.root: '{path}' cannot be read ({reason(error)})")
+            faults.append(f"{key}: '{path}' cannot be read ({reason(error)})")
             continue
         for child in children:
             inner = (*parts, child.name)
@@ -183,7 +236,7 @@ def _walk(top: str) -> _Tree:
     if faults:
         raise UserError(*sorted(faults))
     if tree.others and tree.images:
-        log.warning("data.root: '%s': passed over %s", top, tree.other_files)
+        log.warning("%s: '%s': passed over %s", key, top, tree.other_files)
     tree.images.sort()
     tree.folders.sort()
     return tree

@@ -1,0 +1,73 @@
+"""What the commands share that use a run on files: their checks before the work, what they say of the files."""
+
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from idmm.config.usage import UseConfig
+from idmm.data.readers.folder import FoundImage, images_at
+from idmm.data.split import counted
+from idmm.errors import UserError
+from idmm.files import out_file, weights_file
+
+log = logging.getLogger("idmm")
+
+
+def inputs(
+    given: UseConfig, stem: str, endings: Sequence[str], *more: Callable[[], Any]
+) -> tuple[Path | None, list[FoundImage]]:
+    """Finds what can be wrong before the work, all of it at once.
+
+    Args:
+        given: With ``init``, ``paths`` and ``out``.
+        stem: Of the weights that are needed, ``backbone`` or ``model``.
+        endings: That ``out`` may have.
+        more: Checks of the command's own, which raise UserError.
+
+    Returns:
+        The file to write, None where the command was given none; and the images, each once.
+
+    Raises:
+        UserError: No such run or files, or a file that cannot be written; a line each.
+    """
+    checks = (
+        lambda: weights_file(given.init, "init", stem),
+        lambda: given.out and out_file(given.out, endings),
+        lambda: images_at(given.paths),
+        *more,
+    )
+    found, faults = [], []
+    for check in checks:
+        try:
+            found.append(check())
+        except UserError as error:
+            faults += error.faults
+    if faults:
+        raise UserError(*faults)
+    _, out, (images, again) = found[:3]
+    if again:
+        log.info("paths: %s reached more than once and taken once", counted(again, "file"))
+    return out, images
+
+
+def say_unreadable(unreadable: dict[str, str], count: int) -> None:
+    """Lists the images that could not be read, of so many.
+
+    Raises:
+        UserError: All of them.
+    """
+    lines = [f"  {path}: {why}" for path, why in unreadable.items()]
+    if lines and len(lines) == count:
+        raise UserError(f"paths: none of {counted(count, 'image')} can be read:", *lines)
+    if lines:
+        log.warning("paths: left out %d of %s that cannot be read:\n%s", len(lines), counted(count, "image"),
+                    "\n".join(lines))  # fmt: skip
+
+
+def print_bytes(data: bytes) -> None:
+    """Writes to standard output; names of files may be no UTF-8, which ``print`` refuses."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write(data)
+    sys.stdout.flush()

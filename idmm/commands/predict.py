@@ -1,0 +1,82 @@
+"""``idmm predict``: the classes of images, with probabilities."""
+
+import json
+import logging
+
+import numpy as np
+
+from idmm.commands.inputs import inputs, print_bytes, say_unreadable
+from idmm.config.usage import PredictConfig
+from idmm.data.readers.folder import FoundImage
+from idmm.data.split import counted
+from idmm.errors import listed
+from idmm.files import csv_bytes, write_bytes
+
+log = logging.getLogger("idmm")
+COLUMNS = ("path", "rank", "class", "probability")
+
+
+def predict(given: PredictConfig) -> str | None:
+    """Writes a row for each image and rank to ``given.out``, or CSV to standard output.
+
+    Where images lie in folders named like the run's classes, their accuracy is logged.
+
+    Returns:
+        What was written, for people; None: the rows went to standard output.
+
+    Raises:
+        UserError: No run with a classifier, no images, none that can be read, or ``out`` cannot be written.
+        RunError: The network has diverged, memory ran out, or the disk is full.
+    """
+    out, images = inputs(given, "model", (".csv", ".jsonl"))
+    from idmm.inference import load_classifier  # torch takes seconds, a mistake is told at once
+
+    how = {"device": given.device, "batch_size": given.batch_size, "max_pixels": given.max_pixels}
+    classifier = load_classifier(given.init, **how, field="init")
+    if given.top_k > len(classifier.classes):
+        line = "top_k: %d, but the run knows %d classes: so many ranks an image"
+        log.info(line, given.top_k, len(classifier.classes))
+    paths = [image.path for image in images]
+    found = classifier.predict(paths, given.top_k, tta=given.tta, on_error="skip", progress=True)
+    say_unreadable(found.unreadable, len(images))
+    _say_accuracy(found, images)
+    rows = [
+        (one.path, rank, label, f"{share:.6g}")
+        for one in found
+        for rank, (label, share) in enumerate(one.top, start=1)
+    ]  # fmt: skip
+    if out is None:
+        print_bytes(csv_bytes([COLUMNS, *rows]))
+        return None
+    write_bytes(out, csv_bytes([COLUMNS, *rows]) if out.suffix.lower() == ".csv" else _jsonl(rows))
+    return f"{out}: {counted(len(found), 'image')}"
+
+
+def _jsonl(rows: list[tuple]) -> bytes:
+    named = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
+    return "".join(json.dumps(row | {"probability": float(row["probability"])}) + "\n" for row in named).encode()
+
+
+def _say_accuracy(found, images: list[FoundImage]) -> None:
+    """Logs top-1, with its interval, of the images whose folders are named like classes."""
+    from idmm.evaluate import remarks, score
+
+    numbers, folders = {name: n for n, name in enumerate(found.classes)}, {one.path: one.folders for one in images}
+    known = [next((numbers[name] for name in folders[path] if name in numbers), -1) for path in found.paths]
+    truth, known = np.array(known), np.flatnonzero(np.array(known) >= 0)
+    if not len(known):
+        return
+    truth, shares = truth[known], found.probabilities[known]  # [M], [M, K]
+    ranked = np.argsort(-shares, axis=1, kind="stable")[:, : found.top_k]  # [M, top_k]
+    scores = score(ranked[:, 0], truth)
+    low, high = scores["top1_interval"]
+    text = f"top-1 {scores['top1']:.2f} %, 95 % interval {low:.2f} to {high:.2f}"
+    if 1 < ranked.shape[1] < len(found.classes):
+        text += f", top-{ranked.shape[1]} {100 * (ranked == truth[:, None]).any(1).mean():.2f} %"
+    which = "" if len(known) == len(found) else f"{len(known)} of "
+    log.info("accuracy: %s, on %s%s in folders named like classes", text, which, counted(len(found), "image"))
+    if absent := sorted(set(range(len(found.classes))) - set(truth.tolist())):
+        log.info("accuracy: no image of %s", listed(f"'{found.classes[c]}'" for c in absent))
+    else:  # of fewer classes it says little
+        for line in remarks(scores, truth, found.classes, ranked[:, 0]):
+            log.warning("accuracy: %s", line)

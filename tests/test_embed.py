@@ -1,0 +1,172 @@
+"""Features of any files by a run's backbone: idmm embed, idmm similar, idmm.embed."""
+
+import importlib.util
+import json
+import os
+import shutil
+import sys
+
+import numpy as np
+import pytest
+import timm
+import torch
+from folders import paint
+from frozen import a_run
+from helpers import call, refused
+from PIL import Image
+
+import idmm
+from idmm import inference
+from idmm.data.images import decode
+
+SIZES = [(40, 31), (24, 24), (31, 60), (90, 33), (18, 18), (25, 47)]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return a_run(tmp_path_factory.mktemp("run"), size=24)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    root = tmp_path_factory.mktemp("images")
+    for i, size in enumerate(SIZES):
+        paint(root / f"{'ab'[i % 2]}" / f"{i}.png", seed=i, size=size)
+    return root
+
+
+def paths(images):
+    return [str(path) for path in sorted(images.rglob("*.png"))]
+
+
+def by_timm(run, files):
+    """Features by the public backbone and timm's transform."""
+    backbone = idmm.load_backbone(run)
+    transform = timm.data.create_transform(**timm.data.resolve_model_data_config(backbone))
+    with torch.inference_mode():
+        return backbone(torch.stack([transform(Image.open(file)) for file in files])).numpy()
+
+
+# ---------------------------------------------------------------------- embed
+def test_arrays(run, images, tmp_path, capsys):
+    assert call(["embed", "--init", run, images, "--out", tmp_path / "f.npz", "--batch_size", 4]) == 0
+    with np.load(tmp_path / "f.npz", allow_pickle=False) as found:
+        assert sorted(found) == ["features", "paths"]
+        assert found["paths"].tolist() == paths(images)
+        features = found["features"]
+    assert features.dtype == np.float32 and features.shape == (6, 32)
+    assert features == pytest.approx(by_timm(run, paths(images)), abs=1e-5)
+    assert capsys.readouterr().out == f"{tmp_path}/f.npz: 6 images, 32 features each\n"
+
+
+def test_a_table_for_vector_indexes(run, images, tmp_path):
+    parquet, pyarrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+    assert call(["embed", "--init", run, images, "--out", tmp_path / "f.parquet"]) == 0
+    table = parquet.read_table(tmp_path / "f.parquet")
+    assert table.column_names == ["paths", "features"]
+    assert table.schema.field("features").type == pyarrow.list_(pyarrow.float32(), 32)
+    assert table["paths"].to_pylist() == paths(images)
+    features = np.array(table["features"].to_pylist(), dtype=np.float32)
+    assert features == pytest.approx(by_timm(run, paths(images)), abs=1e-5)
+
+
+def test_from_python(run, images):
+    files = paths(images)
+    found = idmm.embed(run, [files[0], Image.open(files[1]), np.array(Image.open(files[2]))])
+    assert found.dtype == np.float32 and found == pytest.approx(by_timm(run, files[:3]), abs=1e-5)
+    assert idmm.embed(run, files[0]) == pytest.approx(found[:1], abs=1e-5)
+    assert idmm.embed(run / "backbone.safetensors", images, batch_size=2).shape == (6, 32)
+    assert idmm.embed(run, []).shape == (0, 32)
+
+
+def test_unreadable_files_are_listed(run, tmp_path, capsys):
+    good = paint(tmp_path / "in" / "1.png")
+    (tmp_path / "in" / "2.png").write_text("no image")
+    assert call(["embed", "--init", run, tmp_path / "in", "--out", tmp_path / "f.npz"]) == 0
+    said = f"paths: left out 1 of 2 images that cannot be read:\n  {tmp_path}/in/2.png: not an image\n"
+    assert said in capsys.readouterr().err
+    assert np.load(tmp_path / "f.npz")["paths"].tolist() == [str(good)]
+    lines = refused(capsys, ["embed", "--init", run, tmp_path / "in" / "2.png", "--out", tmp_path / "g.npz"])
+    assert lines == ["paths: none of 1 image can be read:", f"  {tmp_path}/in/2.png: not an image"]
+    assert not (tmp_path / "g.npz").exists()
+
+
+def test_mistakes(run, images, tmp_path, capsys, monkeypatch):
+    (tmp_path / "begun" / "last").mkdir(parents=True)
+    lines = refused(capsys, ["embed", "--init", tmp_path / "begun", images, "--out", tmp_path / "f.csv"])
+    assert lines[0].startswith(f"init: '{tmp_path}/begun' is a run that has not written its backbone.safetensors yet; ")
+    assert lines[1:] == [
+        f"out: '{tmp_path}/f.csv' is of no kind that is known; wanted a file that ends in .npz or .parquet"
+    ]
+    assert refused(capsys, ["embed", "--init", run, images])[0].startswith("out: missing")
+    find = importlib.util.find_spec
+    monkeypatch.setattr("idmm.commands.embed.find_spec", lambda name: None if name == "pyarrow" else find(name))
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    lines = refused(capsys, ["embed", "--init", run, images, "--out", "f.parquet"])
+    assert lines == ["out: 'f.parquet' needs pyarrow; install it with: pip install 'idmm[parquet]'"]
+
+
+def test_a_size_that_is_not_square(tmp_path, images, capsys):
+    odd = a_run(tmp_path / "run")
+    info = json.loads((odd / "backbone.json").read_text())
+    (odd / "backbone.json").write_text(json.dumps({**info, "size": [24, 16]}))
+    lines = refused(capsys, ["embed", "--init", odd, images, "--out", tmp_path / "f.npz"])
+    assert lines[0].endswith("was evaluated at 24x16 pixels; wanted is a network of square images")
+
+
+# ---------------------------------------------------------------------- similar
+def similar(capsys, *argv):
+    assert call(["similar", *argv]) == 0
+    said = capsys.readouterr()
+    rows = [line.split("  ") for line in said.out.splitlines()]
+    return [(row[1], float(row[0]), *row[2:]) for row in rows], said.err
+
+
+def test_nearest_first(run, images, tmp_path, capsys):
+    files, out = paths(images), tmp_path / "s.png"
+    rows, said = similar(capsys, "--init", run, files[0], images, "--top_k", 3, "--out", out)
+    features = by_timm(run, files)
+    features /= np.linalg.norm(features, axis=1, keepdims=True)
+    cosines = features[1:] @ features[0]
+    order = np.argsort(-cosines)[:3]
+    assert [row[0] for row in rows] == [files[1 + i] for i in order], "the query is left out"
+    assert [row[1] for row in rows] == pytest.approx(cosines[order], abs=1e-4)
+    assert f"query: '{files[0]}' lies among the images and is left out of them" in said
+    assert decode(out, 10**8).shape[1] > 1000
+    assert len(similar(capsys, "--init", run, files[0], *files[1:], "--out", out)[0]) == 5
+
+
+def test_a_copy_of_the_query_is_said_to_be_one(run, images, tmp_path, capsys):
+    files = paths(images)
+    copy = tmp_path / "copy.png"
+    shutil.copy(files[0], copy)
+    rows, _ = similar(capsys, "--init", run, files[0], images, copy, "--out", tmp_path / "s.png")
+    assert rows[0] == (str(copy), 1.0, "(the same file)")
+    assert all(len(row) == 2 for row in rows[1:])
+    rows, said = similar(capsys, "--init", run, copy, images, "--out", tmp_path / "s.png")
+    assert rows[0] == (files[0], 1.0, "(the same file)") and "left out" not in said
+
+
+def test_mistakes_of_similar(run, images, tmp_path, capsys):
+    files, out = paths(images), ["--out", tmp_path / "s.png"]
+    (tmp_path / "bad.png").write_text("no image")
+    for argv, line in [
+        ([images, files[0]], f"query: '{images}' is a folder; wanted an image"),
+        ([tmp_path / "none.png", images], f"query: '{tmp_path}/none.png' does not exist; wanted an image"),
+        ([files[0], files[0]], f"paths: there is no image but the query '{files[0]}'; wanted some to compare it with"),
+        ([tmp_path / "bad.png", images], f"query: '{tmp_path}/bad.png' cannot be read (not an image)"),
+    ]:
+        assert refused(capsys, ["similar", "--init", run, *argv, *out])[-1] == line
+    line = "out: 's.jpg' is of no kind that is known; wanted a file that ends in .png"
+    assert refused(capsys, ["similar", "--init", run, files[0], images, "--out", "s.jpg"]) == [line]
+    assert not (tmp_path / "s.png").exists()
+
+
+def test_interrupted(run, images, tmp_path, monkeypatch):
+    def stop(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(inference, "pooled", stop)
+    assert call(["embed", "--init", run, images, "--out", tmp_path / "f.npz"]) == 130
+    assert call(["similar", "--init", run, paths(images)[0], images, "--out", tmp_path / "s.png"]) == 130
+    assert not os.listdir(tmp_path)

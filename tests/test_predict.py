@@ -1,0 +1,409 @@
+"""A finished run on any files: idmm predict, and the classifier in Python."""
+
+import csv
+import io
+import json
+import os
+import re
+import signal
+
+import numpy as np
+import pytest
+import timm
+import torch
+from folders import TINY, paint, result
+from helpers import ROOT, call, inside, refused
+from PIL import Image
+from safetensors.torch import load_file
+
+import idmm
+from idmm import config, inference
+from idmm.data.augment import EvalTransform
+from idmm.data.cache import load_split
+from idmm.data.datasets import open_splits
+from idmm.data.images import CentreCrop
+from idmm.errors import RunError, UserError
+
+CLASSES = ("blue", "green", "red")
+RUNS = {
+    "rgb": {"stages": [{"size": 16}, {"size": 24}]},
+    "grey": {"stages": [{"size": 16}], "data__in_chans": 1, "augment__crop_pct": 1.0},
+}
+
+
+def file(folder, c, i, rng):
+    """Writes an image mostly of a class's colour, of another kind of file for each number."""
+    h, w = 20 + 7 * i % 23, 20 + 11 * i % 31
+    pixels = rng.integers(0, 120, (h, w, 3), dtype=np.uint8)
+    pixels[:, :, 2 - c] += 120
+    image, path = Image.fromarray(pixels), folder / f"{i:02d}.png"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if i % 6 == 1:
+        exif = Image.Exif()
+        exif[0x0112] = 6
+        image.save(path := path.with_suffix(".jpg"), exif=exif)
+    elif i % 6 == 2:
+        image.putalpha(Image.fromarray(rng.integers(0, 256, (h, w), dtype=np.uint8)))
+        image.save(path)
+    elif i % 6 == 3:
+        image.convert("L").save(path)
+    elif i % 6 == 4:
+        Image.fromarray(pixels[:, :, 0].astype(np.uint16) * 4).save(path)
+    else:
+        image.save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    root, rng = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
+    for part, count in (("train", 8), ("test", 7)):
+        for c, name in enumerate(CLASSES):
+            for i in range(count):
+                file(root / part / name, c, i, rng)
+    return root
+
+
+@pytest.fixture(scope="module")
+def runs(images, tmp_path_factory):
+    """Classifiers of these images; and a pretrained backbone."""
+    folder = tmp_path_factory.mktemp("runs")
+    given = {**TINY, "data__root": str(images), "train__lr": 0.003, "train__epochs": 4, "train__eval_every": 4}
+    for name, changes in RUNS.items():
+        assert inside("finetune", folder / name, **{**given, **changes}) == 0
+    given |= {"data__in_chans": None, "train__eval_every": None, "method__classifier_init": "random"}
+    assert inside("pretrain", folder / "pretrain", **{**given, "train__epochs": 1}) == 0
+    return folder
+
+
+def predicted(text):
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert all(list(row) == ["path", "rank", "class", "probability"] for row in rows)
+    return rows
+
+
+def written(path):
+    return predicted(path.read_text())
+
+
+def by_the_run(run, images):
+    """Names, pixels [N, C, S, S] and probabilities [N, K] of test images, by the run's own transform and timm."""
+    info = json.loads((run / "model.json").read_text())
+    split = open_splits(config.Data(name="folder", root=str(images)), labelled=True).test
+    data = config.Data(name="folder", root=str(images), cache="off")
+    scale = info.get("range")
+    store = load_split(split, bound=CentreCrop(info["size"], info["crop_pct"]), data=data, scale=scale)
+    transform = EvalTransform(store, info["size"], info["crop_pct"], info["mean"], info["std"])
+    pixels = transform(0, np.arange(len(store)))["images"]
+    model = timm.create_model(info["name"], **info["kwargs"]).eval()
+    model.load_state_dict(load_file(run / "model.safetensors"), strict=True)
+    with torch.inference_mode():
+        return split.names, pixels, model(pixels).softmax(1).numpy()
+
+
+# ---------------------------------------------------------------------- the same as the run
+@pytest.mark.parametrize("name", RUNS)
+def test_what_the_run_itself_found(name, runs, images, tmp_path):
+    """``idmm predict`` on a finished run's test files: its own classes, and its probabilities."""
+    run, out = runs / name, tmp_path / "p.csv"
+    assert call(["predict", "--init", run, images / "test", "--top_k", 3, "--out", out]) == 0
+    with open(run / "predictions.csv") as said:
+        own = {str(images / row["path"]): row for row in csv.DictReader(said)}
+    rows = written(out)
+    best = {row["path"]: row for row in rows if row["rank"] == "1"}
+    assert {path: row["class"] for path, row in best.items()} == {path: row["predicted"] for path, row in own.items()}
+    for path, row in own.items():
+        if "probability" in row:
+            assert float(best[path]["probability"]) == pytest.approx(float(row["probability"]), abs=1e-5)
+    names, _, shares = by_the_run(run, images)
+    known = dict(zip((str(images / name) for name in names), shares, strict=True))
+    assert len(rows) == 3 * len(names)
+    for row in rows:
+        assert float(row["probability"]) == pytest.approx(known[row["path"]][CLASSES.index(row["class"])], abs=1e-5)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_pixels_to_the_bit(name, runs, images):
+    """Of every kind of file: upright, on white, grey, of 16 bits by the run's own range."""
+    assert "range" in json.loads((runs / name / "model.json").read_text())
+    names, pixels, _ = by_the_run(runs / name, images)
+    network = idmm.load_classifier(runs / name)._network
+    network.batch_size = 5
+    paths = [str(images / name) for name in names]
+    given = (lambda batch: batch.flatten(1), pixels[0].numel(), False, "")
+    numbers, found, unreadable = network.over(paths, paths, *given)
+    assert numbers == list(range(len(names))) and not unreadable
+    assert np.array_equal(found, pixels.flatten(1).numpy())
+
+
+# ---------------------------------------------------------------------- what is written
+def test_formats_ranks_and_order(runs, images, tmp_path):
+    given = ["predict", "--init", runs / "rgb", "--batch_size", 4, images / "test" / "red", images / "test" / "blue"]
+    assert call([*given, "--top_k", 2, "--out", tmp_path / "new" / "p.csv"]) == 0
+    assert call([*given, "--top_k", 2, "--out", tmp_path / "p.jsonl"]) == 0
+    rows = written(tmp_path / "new" / "p.csv")
+    paths = [str(path) for name in ("red", "blue") for path in sorted((images / "test" / name).iterdir())]
+    assert [(row["path"], row["rank"]) for row in rows] == [(path, rank) for path in paths for rank in ("1", "2")]
+    assert all(float(a["probability"]) >= float(b["probability"]) for a, b in zip(rows[::2], rows[1::2], strict=True))
+    objects = [json.loads(line) for line in (tmp_path / "p.jsonl").read_text().splitlines()]
+    typed = [{**row, "rank": int(row["rank"]), "probability": float(row["probability"])} for row in rows]
+    assert objects == typed
+
+
+def test_standard_output_holds_the_table_alone(runs, images, capsys):
+    assert call(["predict", images / "test", "--init", runs / "rgb", "--top_k", 9]) == 0
+    said = capsys.readouterr()
+    assert len(predicted(said.out)) == 3 * 21  # as many ranks as there are classes
+    assert "top_k: 9, but the run knows 3 classes: so many ranks an image" in said.err
+
+
+def test_accuracy_where_folders_say_the_class(runs, images, tmp_path, capsys):
+    """The run's own accuracy and interval; a folder of another name, and files outside of any, are not counted."""
+    own, out = result(runs / "rgb"), tmp_path / "p.csv"
+    low, high = own["top1_interval"]
+    score = f"accuracy: top-1 {own['top1']:.2f} %, 95 % interval {low:.2f} to {high:.2f}"
+    for paths in ([images], [images / "test" / name for name in CLASSES], sorted((images / "test").glob("*/*"))):
+        paths = [images / "test"] if paths == [images] else paths
+        assert call(["predict", "--init", runs / "rgb", *paths, "--out", out]) == 0
+        assert f"{score}, on 21 images in folders named like classes" in capsys.readouterr().err
+    paint(tmp_path / "more" / "purple" / "1.png")
+    assert call(["predict", "--init", runs / "rgb", images / "test", tmp_path / "more", "--top_k", 2]) == 0
+    said = capsys.readouterr().err
+    assert f"{score}, top-2 " in said and "on 21 of 22 images in folders" in said
+    assert call(["predict", "--init", runs / "rgb", tmp_path / "more"]) == 0
+    assert "accuracy" not in capsys.readouterr().err
+    assert call(["predict", "--init", runs / "rgb", images / "test" / "red"]) == 0
+    assert "accuracy: no image of 'blue', 'green'" in capsys.readouterr().err
+
+
+def test_mirror_images(runs, tmp_path):
+    """--tta: the mean of the probabilities of an image and its mirror image."""
+    out, one = tmp_path / "p.csv", paint(tmp_path / "1.png", size=(16, 16))  # neither resized nor cropped
+    assert call(["predict", "--init", runs / "grey", "--tta", one, "--out", out, "--top_k", 3]) == 0
+    rows = written(out)
+    pixels, classifier = np.array(Image.open(one)), idmm.load_classifier(runs / "grey")
+    wanted = classifier.predict([pixels, pixels[:, ::-1]]).probabilities
+    assert abs(wanted[0] - wanted[1]).max() > 1e-4
+    for row in rows:
+        share = wanted.mean(axis=0)[CLASSES.index(row["class"])]
+        assert float(row["probability"]) == pytest.approx(share, abs=1e-6)
+
+
+# ---------------------------------------------------------------------- files that are odd
+def test_unreadable_files_are_listed(runs, tmp_path, capsys):
+    paint(tmp_path / "in" / "deep" / "down" / "good.png")
+    (tmp_path / "in" / "broken.jpg").write_bytes(b"\xff\xd8\xff no more")
+    (tmp_path / "in" / "empty.png").touch()
+    paint(tmp_path / "in" / "huge.png", size=(40, 40))
+    paint(tmp_path / "in" / ".hidden.png")
+    (tmp_path / "in" / "notes.txt").write_text("no image")
+    given = ["predict", "--init", runs / "rgb", "--max_pixels", 1000]
+    assert call([*given, tmp_path / "in"]) == 0
+    said = capsys.readouterr()
+    assert [row["path"] for row in predicted(said.out)] == [str(tmp_path / "in/deep/down/good.png")]
+    assert "passed over 1 file of other kinds (1 .txt)" in said.err
+    lines = said.err[said.err.index("paths: left out") :].splitlines()
+    assert lines[0] == "paths: left out 3 of 4 images that cannot be read:"
+    assert lines[1].startswith(f"  {tmp_path}/in/broken.jpg: ") and lines[2] == f"  {tmp_path}/in/empty.png: empty file"
+    assert lines[3] == f"  {tmp_path}/in/huge.png: 40 x 40 = 1600 pixels, more than max_pixels 1000"
+    named = tmp_path / "in" / "notes.txt"  # a file that is named is tried, whatever it is called
+    lines = refused(capsys, [*given, named, tmp_path / "in" / "empty.png", "--out", tmp_path / "p.csv"])
+    assert lines[0] == "paths: none of 2 images can be read:"
+    assert lines[1:] == [f"  {named}: not an image", f"  {tmp_path}/in/empty.png: empty file"]
+    assert not (tmp_path / "p.csv").exists()
+
+
+def test_a_file_reached_twice_is_taken_once(runs, tmp_path, capsys, monkeypatch):
+    one = paint(tmp_path / "in" / "1.png")
+    paint(tmp_path / "in" / "2.png", seed=1)
+    monkeypatch.chdir(tmp_path)
+    assert call(["predict", "--init", runs / "rgb", "in/2.png", tmp_path / "in", "in/../in", one]) == 0
+    said = capsys.readouterr()
+    assert [row["path"] for row in predicted(said.out)] == ["in/2.png", str(one)]
+    assert "paths: 4 files reached more than once and taken once" in said.err
+
+
+def test_names_that_are_no_utf8(runs, tmp_path):
+    odd = os.fsdecode(os.fsencode(tmp_path / "in") + b"/caf\xe9.png")
+    os.rename(paint(tmp_path / "in" / "1.png"), odd)
+    assert call(["predict", "--init", runs / "rgb", tmp_path / "in", "--out", tmp_path / "p.csv"]) == 0
+    assert os.fsencode(odd) in (tmp_path / "p.csv").read_bytes()
+    assert call(["predict", "--init", runs / "rgb", tmp_path / "in", "--out", tmp_path / "p.jsonl"]) == 0
+    assert json.loads((tmp_path / "p.jsonl").read_text())["path"] == odd
+
+
+# ---------------------------------------------------------------------- mistakes
+def test_mistakes_are_told_together_before_the_work(runs, images, tmp_path, capsys):
+    (tmp_path / "none").mkdir()
+    (tmp_path / "file").touch()
+    given = ["predict", "--init", runs / "pretrain", tmp_path / "none", tmp_path / "nowhere", "--out", "p.txt"]
+    assert refused(capsys, given) == [
+        f"init: '{runs}/pretrain' is a run without a classifier; fine-tune it on labelled images first: "
+        f"idmm finetune --config fast --init {runs}/pretrain --data.root DIR --out NEW",
+        "out: 'p.txt' is of no kind that is known; wanted a file that ends in .csv or .jsonl",
+        f"paths: '{tmp_path}/none' has no images; wanted at least one",
+        f"paths: '{tmp_path}/nowhere' does not exist; wanted images, or folders of images",
+    ]
+    given = ["predict", "--init", runs / "rgb", images]
+    (tmp_path / "folder.csv").mkdir()
+    for out, why in {
+        "folder.csv": f"out: '{tmp_path}/folder.csv' is a folder; wanted a file",
+        "file/p.csv": f"out: cannot write '{tmp_path}/file/p.csv', as '{tmp_path}/file' is no folder; name another "
+        "place",
+    }.items():
+        assert refused(capsys, [*given, "--out", tmp_path / out]) == [why]
+
+
+def test_a_folder_that_is_read_only(runs, images, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda *args: False)  # root may write anywhere
+    said = refused(capsys, ["predict", "--init", runs / "rgb", images, "--out", tmp_path / "new" / "p.csv"])
+    why = f"as '{tmp_path}' cannot be written to; name another place"
+    assert said == [f"out: cannot write '{tmp_path}/new/p.csv', {why}"]
+
+
+def test_runs_that_cannot_predict(runs, images, tmp_path, capsys):
+    (tmp_path / "begun" / "last").mkdir(parents=True)
+    (tmp_path / "folds" / "fold-1").mkdir(parents=True)
+    for run, why in {
+        tmp_path / "begun": "is a run that has not written its model.safetensors yet; let it finish, or give",
+        tmp_path / "folds": f"holds k-fold runs; give one of them ('{tmp_path}/folds/fold-1')",
+        tmp_path / "nowhere": "does not exist; give a run folder",
+        runs / "rgb" / "backbone.safetensors": "has no classifier: the JSON beside it lists no classes; wanted",
+        runs / "rgb" / "model.json": "is not a checkpoint; give a run folder",
+    }.items():
+        (line,) = refused(capsys, ["predict", "--init", run, images])
+        assert line.startswith(f"init: '{run}' {why}")
+    (line,) = refused(capsys, ["predict", "--init", runs / "rgb", images, "--device", "mps"])
+    assert line.startswith("device: 'mps' is not there; wanted one of ")
+    assert refused(capsys, ["predict", "--init", runs / "rgb"])[0].startswith("paths: ")
+
+
+def test_a_network_that_diverged(runs, images, tmp_path, capsys):
+    from idmm.models.weights import save_model
+
+    info = json.loads((runs / "rgb" / "model.json").read_text())
+    state = {name: tensor * np.nan for name, tensor in load_file(runs / "rgb" / "model.safetensors").items()}
+    about = {key: info[key] for key in ("name", "kwargs", "mean", "std", "size")}
+    save_model(tmp_path, "model", state, **about, extra={"classes": info["classes"]})
+    lines = refused(capsys, ["predict", "--init", tmp_path, images / "test", "--out", tmp_path / "p.csv"], code=1)
+    assert lines[-1].endswith("what it makes of images is not finite; the run that wrote it diverged")
+    assert not (tmp_path / "p.csv").exists()
+
+
+def test_interrupted(runs, images, tmp_path, monkeypatch):
+    def stop(*args, **kwargs):
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(inference, "normalise", stop)
+    (tmp_path / "p.csv").write_text("what was there before")
+    assert call(["predict", "--init", runs / "rgb", images / "test", "--out", tmp_path / "p.csv"]) == 130
+    assert [path.name for path in tmp_path.iterdir()] == ["p.csv"]
+    assert (tmp_path / "p.csv").read_text() == "what was there before"
+
+
+# ---------------------------------------------------------------------- from Python
+def test_three_lines_of_python(runs, images):
+    clf = idmm.load_classifier(runs / "rgb")
+    path = images / "test" / "red" / "00.png"
+    image, pixels = Image.open(path), np.array(Image.open(path))
+    found = clf.predict([path, str(path), image, pixels], top_k=2)
+    assert clf.classes == list(CLASSES) and found.classes == clf.classes
+    assert len(found) == 4 and found.paths == [str(path), str(path), None, None]
+    assert found.probabilities.dtype == np.float32 and found.probabilities.shape == (4, 3)
+    assert found.probabilities == pytest.approx(np.broadcast_to(found.probabilities[:1], (4, 3)), abs=1e-6)
+    assert found.probabilities.sum(axis=1) == pytest.approx(1, abs=1e-5)
+    first, one = found[0], clf.predict(path)
+    assert (first.label, first.probability) == first.top[0] and len(first.top) == 2
+    assert one.label == first.label and one.probability == pytest.approx(first.probability) and len(one.top) == 1
+    assert found.labels == [one.label] * 4 == [p.label for p in found] == [p.label for p in found[-4:]]
+    assert clf.predict([]).probabilities.shape == (0, 3)
+    whole = clf.predict(images / "test")  # a folder
+    assert whole.paths == [str(path) for path in sorted((images / "test").rglob("*.*"))]
+    many = clf.predict(np.stack([pixels, 255 - pixels]))
+    assert len(many) == 2 and many.probabilities[0] == pytest.approx(found.probabilities[0], abs=1e-6)
+
+
+def test_the_lines_of_the_page(runs, images, monkeypatch, capsys):
+    """docs/using.md's Python on a run's files."""
+    blocks = re.findall(r"(?s)```python\n(.*?)```", (ROOT / "docs" / "using.md").read_text())
+    monkeypatch.chdir(images / "test" / "red")
+    changes = {"runs/b": runs / "rgb", "runs/a": runs / "pretrain", "a.jpg": "01.jpg", "b.png": "00.png"}
+    for name, change in changes.items():
+        blocks = [block.replace(f'"{name}"', f'"{change}"') for block in blocks]
+    exec("".join(blocks[:2]), names := {})
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 and lines[0].startswith("01.jpg ") and lines[0].count("(") == 3
+    assert names["features"].shape == (2, 32)
+
+
+def test_open_images_are_read_as_their_files_are(runs, images):
+    """EXIF, transparency, palettes, grey of 8 and 16 bits; the caller's images stay as they were."""
+    clf = idmm.load_classifier(runs / "rgb")
+    paths = sorted((images / "test").rglob("*.*"))
+    opened = [Image.open(path) for path in paths]
+    modes = {image.mode for image in opened}
+    assert {"RGB", "RGBA", "L"} < modes and any(mode.startswith("I") for mode in modes)
+    before = [(image.mode, dict(image.info)) for image in opened]
+    assert np.array_equal(clf.predict(opened).probabilities, clf.predict(paths).probabilities)
+    assert [(image.mode, dict(image.info)) for image in opened] == before
+    deep = next(path for path in paths if Image.open(path).mode.startswith("I"))
+    grey = next(path for path in paths if Image.open(path).mode == "L")
+    arrays = [
+        np.array(Image.open(deep)).astype(np.uint16),
+        np.array(Image.open(grey)),
+        np.array(Image.open(grey))[..., None],
+    ]
+    same = clf.predict([deep, grey, grey]).probabilities
+    assert clf.predict(arrays).probabilities == pytest.approx(same, abs=1e-6)
+
+
+def test_what_python_refuses(runs, images, tmp_path):
+    clf = idmm.load_classifier(runs / "rgb")
+    good, bad = images / "test" / "red" / "00.png", tmp_path / "bad.png"
+    bad.write_text("no image")
+    for given, line in {
+        (bad,): f"images: {bad}: not an image",
+        (str(tmp_path / "none.png"),): f"images: {tmp_path}/none.png: no such file or directory",
+        (3.0,): f"images: image 1 is float; {inference.WANTED}",
+    }.items():
+        with pytest.raises(UserError, match=f"^{re.escape(line)}$"):
+            clf.predict([good, *given])
+    with pytest.raises(UserError, match=r"^images: image 0 is an array of float64, \[4, 4, 3\]; wanted a path"):
+        clf.predict([np.zeros((4, 4, 3))])
+    with pytest.raises(UserError, match=r"^images: the image is an array of uint8, \[4, 4, 9\]; "):
+        clf.predict(np.zeros((4, 4, 9), np.uint8))
+    with pytest.raises(UserError, match=f"^images: {bad}: not an image$"):
+        clf.predict(bad, on_error="skip")  # there would be nothing left
+    found = clf.predict([bad, good], on_error="skip")
+    assert found.paths == [str(good)] and found.unreadable == {str(bad): "not an image"}
+    with pytest.raises(UserError, match="^on_error: got 'ignore'; wanted 'fail' or 'skip'$"):
+        clf.predict(good, on_error="ignore")
+    with pytest.raises(UserError, match="^top_k: got 0; wanted 1 or more$"):
+        clf.predict(good, top_k=0)
+    with pytest.raises(UserError, match="^.*is a run without a classifier"):
+        idmm.load_classifier(runs / "pretrain")
+
+
+def test_deep_grey_that_the_run_never_saw(runs, images, tmp_path, capsys):
+    """There is no range to scale it by, which is said."""
+    info = json.loads((runs / "grey" / "model.json").read_text())
+    del info["range"]
+    (tmp_path / "model.json").write_text(json.dumps(info))
+    os.link(runs / "grey" / "model.safetensors", tmp_path / "model.safetensors")
+    deep = next(path for path in sorted((images / "test").rglob("*.png")) if Image.open(path).mode.startswith("I"))
+    assert call(["predict", "--init", tmp_path, deep]) == 0
+    what = (
+        f"1 image of more than 8 bits grey ('{deep}'): the run saw none, so their values are scaled by the full range"
+    )
+    assert what in capsys.readouterr().err
+
+
+def test_out_of_memory_names_the_batch_size(runs, images, monkeypatch):
+    clf = idmm.load_classifier(runs / "rgb")
+
+    def full(*args):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(clf._network.model, "forward", full)
+    with pytest.raises(RunError, match="out of memory with 64 images at a time; try a smaller batch_size"):
+        clf.predict(images / "test")
