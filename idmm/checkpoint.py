@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import yaml
 
-from idmm import distributed
+from idmm import distributed, environment
 from idmm.config import FREE, NEW_KEYS, parsing
 from idmm.errors import RunError, UserError
 from idmm.files import begun, missing_folders, remove_empty, replacing, sweep, write_text
@@ -50,6 +50,7 @@ class RunFolder:
     def __init__(self, path: str, config: Any, resume: str):
         self.path = Path(path)
         self.leader = distributed.rank() == 0
+        self._opened, self._device = environment.now(), getattr(getattr(config, "train", config), "device", "auto")
         self._state_file, self._result_file = self.path / "last" / "state.pt", self.path / "result.json"
         self._lock = Lock(self.path / "last" / "run")
         faults, used, self._made = None, False, []
@@ -66,6 +67,7 @@ class RunFolder:
             if faults:
                 raise UserError(*faults)
             self.state = self._load() if used and not self.finished else None
+            self._again = used
         except BaseException:
             self.close()  # else the folder stays locked for this process's life
             raise
@@ -154,7 +156,8 @@ class RunFolder:
             raise RunError(f"{self._state_file}: cannot be written ({what}); the previous one is kept") from None
 
     def check_images(self, fingerprint: Any, compare: Callable[[Any, Any], list[str]]) -> None:
-        """Keeps the images' fingerprint with a new run, and holds a resumed one to it.
+        """Keeps the images' fingerprint with a new run, and holds a resumed one to it; ``environment.json`` then says
+        that the run has started.
 
         Raises:
             UserError: Image i is no longer image i; the lines of ``compare(old, new)`` say how.
@@ -165,6 +168,8 @@ class RunFolder:
             raise UserError(*lines, f"data.root: the images changed since the run in '{self.path}' began")
         if not self._images:
             self.remember("images", fingerprint)
+        if self.leader:
+            environment.started(self.path, self._device, self._opened, self._again)
 
     @functools.cached_property
     def _images(self) -> dict | None:
@@ -227,6 +232,7 @@ class RunFolder:
         """Writes result.json, which marks the run as finished."""
         if self.leader:
             self._check_lock()
+            environment.finished(self.path)
             write_text(self._result_file, json.dumps(result, indent=2) + "\n")
         self.finished = True
 
@@ -255,7 +261,7 @@ class RunFolder:
         for name in ("last", "tensorboard"):
             shutil.rmtree(self.path / name, ignore_errors=True)
         with contextlib.suppress(OSError):
-            for name in ("config.yaml", "metrics.jsonl", "log.txt"):
+            for name in ("config.yaml", "metrics.jsonl", "log.txt", environment.FILE):
                 (self.path / name).unlink(missing_ok=True)
         remove_empty(self._made)
 

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from idmm.errors import RunError, UserError
 
 _control = None  # a gloo group, so that a flag costs no device sync
+_alone = False
 
 
 def pick_device(wanted: str, flag: str = "device") -> str:
@@ -41,14 +42,25 @@ def enough_memory(batch_size: int, accumulate: int) -> Iterator[None]:
         ) from error
 
 
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Inside the block this process counts as the only one, and does all that it does without the others."""
+    global _alone
+    before, _alone = _alone, True
+    try:
+        yield
+    finally:
+        _alone = before
+
+
 def rank() -> int:
     """Number of this process, from 0."""
-    return dist.get_rank() if dist.is_initialized() else 0
+    return dist.get_rank() if dist.is_initialized() and not _alone else 0
 
 
 def world() -> int:
     """Number of processes."""
-    return dist.get_world_size() if dist.is_initialized() else 1
+    return dist.get_world_size() if dist.is_initialized() and not _alone else 1
 
 
 def any_process(*flags: bool) -> tuple[bool, ...]:

@@ -47,6 +47,7 @@ class Predictions:
     truth: np.ndarray  # int64 [N], the true classes
     ranked: np.ndarray  # int64 [N, min(5, K)], the likeliest classes, best first
     num_classes: int  # K
+    probability: np.ndarray | None = None  # float32 [N], the softmax's share of the likeliest class; None: not known
 
     @property
     def predicted(self) -> np.ndarray:
@@ -84,19 +85,21 @@ class Predictions:
 @torch.no_grad()
 def predict(model: nn.Module, batches: Iterable[dict], device, autocast) -> Predictions:
     """Runs a classifier over all processes' batches of ``images``, ``label`` and ``index``; all must call together."""
-    parts = []  # each batch's index [B], label [B] and likeliest classes [B, min(5, K)]
+    parts = []  # each batch's index [B], label [B], likeliest classes [B, min(5, K)] and probability of the first [B]
     classes = 0
     with evaluating(model):
         for batch in batches:
             with autocast():
                 logits = model(batch["images"].to(device, non_blocking=True))  # [B, K]
             classes = logits.shape[1]
-            ranked = logits.float().topk(min(5, classes), dim=1).indices.cpu()  # [B, min(5, K)]
-            parts.append((batch["index"].numpy(), batch["label"].numpy(), ranked.numpy()))
+            logits = logits.float()
+            ranked = logits.topk(min(5, classes), dim=1).indices  # [B, min(5, K)]
+            share = logits.softmax(1).gather(1, ranked[:, :1])[:, 0]  # [B]
+            parts.append((batch["index"].numpy(), batch["label"].numpy(), ranked.cpu().numpy(), share.cpu().numpy()))
     gathered = distributed.gather((classes, parts))
-    index, truth, ranked = (np.concatenate(of) for of in zip(*(p for _, parts in gathered for p in parts), strict=True))
-    order = np.argsort(index)
-    return Predictions(truth[order], ranked[order], max(classes for classes, _ in gathered))
+    index, *found = (np.concatenate(of) for of in zip(*(p for _, parts in gathered for p in parts), strict=True))
+    truth, ranked, share = (of[np.argsort(index)] for of in found)
+    return Predictions(truth, ranked, max(classes for classes, _ in gathered), share)
 
 
 # ---------------------------------------------------------------------- frozen features

@@ -18,7 +18,7 @@ WEIGHTS_WANTED = f"give a run folder, or a {', '.join(WEIGHTS[:-1])} or {WEIGHTS
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Yields a binary file that takes ``path``'s place when the block ends well.
+    """Yields a binary file that takes ``path``'s place when the block ends well; ``name`` is where it is until then.
 
     Raises:
         RunError: The disk is full or the folder cannot be written; what was there before is kept.
@@ -27,7 +27,8 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.{_MARK}")
-        with os.fdopen(handle, "wb") as file:
+        os.close(handle)
+        with open(aside, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

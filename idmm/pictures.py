@@ -1,4 +1,4 @@
-"""The style of all pictures, and the curves of one run.
+"""The style of all pictures, and the curves of one run, of its folds and of a probe.
 
 There is no pyplot, so that no window opens and a user's own figures and settings stay as they are. Nothing is told by
 colour alone: colours are Okabe and Ito's, which colour-blind readers tell apart, and line styles and markers tell the
@@ -85,7 +85,12 @@ def run_curves(records: Records, path: str | Path, title: str = "") -> None:
         path: PNG to write.
         title: Above the panels.
     """
-    panels = _panels(records)
+    fold_curves([records], path, title)
+
+
+def fold_curves(folds: list[Records], path: str | Path, title: str = "") -> None:
+    """Draws the same of several runs that differ by their images alone, a thin line each."""
+    panels = _panels([record for records in folds for record in records])
     columns = min(len(panels), min(COLUMNS, key=lambda n: -len(panels) % n))  # with which the fewest places stay empty
     rows = math.ceil(len(panels) / columns)
     width, height, head, gap = 3.7 * columns, 2.65 * rows + 0.45, 0.45, 0.66  # inches
@@ -99,11 +104,44 @@ def run_curves(records: Records, path: str | Path, title: str = "") -> None:
     for number, (name, values) in enumerate(panels.items()):
         axis = figure.add_subplot(rows, columns, number + 1)
         for place, (key, label) in enumerate(values.items()):
-            _curve(axis, records, key, label, place)
+            for records in folds:
+                _curve(axis, records, key, label if records is folds[0] else None, place, len(folds) == 1)
         _finish(axis, name, percent=name in PERCENTS)
-        stage_ends(axis, records)
+        stage_ends(axis, folds[0])
         if any(values.values()):
             axis.legend(frameon=False, fontsize=7.5, handlelength=2.2)
+    save(figure, path)
+
+
+def probe_curves(probes: list[dict], path: str | Path, title: str = "") -> None:
+    """Draws how a probe chose its strength, and what both readouts score on the test images.
+
+    Args:
+        probes: The ``readouts`` of a result of :func:`idmm.probe`, or those of several folds.
+        path: PNG to write.
+        title: Above the panels.
+    """
+    figure = Figure(figsize=(7.4, 3.2))
+    figure.subplots_adjust(left=0.09, right=0.97, bottom=0.16, top=0.76, wspace=0.22)
+    figure.text(0.025, 0.93, title, fontsize=11, weight="bold", va="center")
+    chosen, scores = figure.subplots(1, 2)
+    for found in (readouts["probe"] for readouts in probes):
+        strengths, accuracies = np.array([(float(c), value) for c, value in found["accuracies"].items()]).T
+        chosen.semilogx(strengths, accuracies, linewidth=1.7 if len(probes) == 1 else 0.9, **look(0, marker=""))
+        best = accuracies[np.isclose(strengths, found["strength"])]
+        chosen.plot([found["strength"]], best, markersize=6, **look(0, linestyle=""))
+    for place, (name, label) in enumerate({"knn": "kNN", "probe": "linear probe"}.items()):
+        for number, readouts in enumerate(probes):
+            score, x = readouts[name], place + 0.5 * ((number + 0.5) / len(probes) - 0.5)
+            below, above = (abs(bound - score["top1"]) for bound in score["top1_interval"])
+            scores.errorbar(x, score["top1"], [[below], [above]], capsize=3, **look(place, linestyle=""))
+        scores.text(place, 0, label, fontsize=8, ha="center", va="bottom")
+    _finish(chosen, "accuracy on images held out of training (%)", percent=True, epochs=False)
+    chosen.set_xticks(strengths, [f"{c:g}" for c in strengths], minor=False)
+    chosen.minorticks_off()
+    chosen.set_xlabel("C of the linear probe (dot: the one chosen)", fontsize=8)
+    _finish(scores, "top-1 on test images (%), 95 % interval", percent=True, epochs=False)
+    scores.set(xticks=[], xlim=(-0.6, 1.6))
     save(figure, path)
 
 
@@ -118,12 +156,14 @@ def _panels(records: Records) -> dict[str, dict[str, str | None]]:
     return panels | {key: {key: None} for key in known if key not in placed}
 
 
-def _curve(axis, records: Records, key: str, label: str | None, place: int) -> None:
+def _curve(axis, records: Records, key: str, label: str | None, place: int, alone: bool) -> None:
     points = [(epoch, record[key]) for epoch, record in enumerate(records, start=1) if key in record]
+    if not points:
+        return
     x, y = np.array(points, dtype=float).T
     marker = {} if len(points) < len(records) or len(points) == 1 else {"marker": ""}
-    axis.plot(x, y, label=label, linewidth=1.7, markersize=4, **look(place, **marker))
-    if key == "lr":  # it ends at zero
+    axis.plot(x, y, label=label, linewidth=1.7 if alone else 0.9, markersize=4, **look(place, **marker))
+    if key == "lr" or not alone:  # it ends at zero; the ends of several would lie on each other
         return
     axis.annotate(
         f"{y[-1]:.3g}", (x[-1], y[-1]), (4, 0), textcoords="offset points", fontsize=8, va="center",
@@ -131,13 +171,14 @@ def _curve(axis, records: Records, key: str, label: str | None, place: int) -> N
     )  # fmt: skip
 
 
-def _finish(axis, title: str, percent: bool) -> None:
+def _finish(axis, title: str, percent: bool, epochs: bool = True) -> None:
     axis.set_title(title, fontsize=9.5, loc="left")
     axis.tick_params(labelsize=8)
     axis.margins(x=0.02, y=0.1)
     if percent:
         axis.set_ylim(0, 102)
-    epochs_axis(axis)
-    axis.xaxis.label.set_size(8)
+    if epochs:
+        epochs_axis(axis)
+        axis.xaxis.label.set_size(8)
     axis.yaxis.set_major_formatter(lambda value, _: f"{value:.6g}")
     plain_axis(axis)

@@ -19,6 +19,7 @@ from idmm.errors import UserError
 from idmm.locks import Lock
 from idmm.models import create_backbone
 from idmm.seeding import seeded
+from idmm.stages import artifacts
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 # A key's bias changes nothing: its gradient is rounding noise, which Adam scales to full steps. So models have none.
@@ -93,6 +94,9 @@ def test_pretrain_on_two_processes(pretrained):
     assert said.count("images: 41 train of digits") == 1, "the first process speaks for both"
     assert "training on cpu:0, 2 processes, fp32" in said or "training on cpu, 2 processes, fp32" in said
     assert (two / "log.txt").read_text().count("training on") == 1
+    rows = [artifacts.instances(out) for out in (one, two)]
+    assert rows[0].images == rows[1].images and np.abs(rows[0].weight - rows[1].weight).max() < 3e-4
+    assert [artifacts.environment(out)["processes"] for out in (one, two)] == [1, 2]
 
 
 def test_finetune_on_two_processes(tmp_path):
@@ -110,6 +114,12 @@ def test_finetune_on_two_processes(tmp_path):
     assert [{**result, "seconds": 0} for result in results] == [{**results[0], "seconds": 0}] * 2
     assert results[0]["start_top1"] > 0, "the classifier starts from features"
     assert (one / "per_class.csv").read_text() == (two / "per_class.csv").read_text()
+    files = [(artifacts.predictions(out), artifacts.features(out)) for out in (one, two)]
+    for name in ("probability", "truth"):
+        np.testing.assert_allclose(*(getattr(found, name) for found, _ in files), rtol=1e-3)
+    for name in ("before", "after"):
+        np.testing.assert_allclose(*(getattr(found, name) for _, found in files), atol=1e-3)
+    assert files[0][1].paths == files[1][1].paths == files[1][0].paths, "all of them: the first process takes them"
 
 
 def test_stopped_and_taken_up_on_two_processes(pretrained, tmp_path):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from idmm import environment
 from idmm.config import FREE, Augment, Data, parsing
 from idmm.config.commands import TrainCommand
 from idmm.config.reading import recipe
@@ -121,7 +122,7 @@ def _cleared(out: Path, new: bool) -> None:
     """Removes what a refused command wrote where nothing was trained; ``new``: there was no such folder before."""
     if begun(out) or (out / "stage1").exists() or any((out / "last").glob("*.lock")):  # locked by another run
         return
-    for name in (FILE, LABELS, *(("config.yaml", "log.txt") if new else ())):
+    for name in (FILE, LABELS, *(("config.yaml", "log.txt", environment.FILE) if new else ())):
         (out / name).unlink(missing_ok=True)
     if new:
         shutil.rmtree(out / "last", ignore_errors=True)

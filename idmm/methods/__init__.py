@@ -9,6 +9,11 @@ from idmm.config import Method as MethodConfig
 from idmm.methods.base import Method, RunInfo
 
 
+def method_class(name: str) -> type[Method]:
+    """Returns the class of a method by its name."""
+    return getattr(importlib.import_module(f"idmm.methods.{name}"), METHODS[name].__name__)
+
+
 def create_method(backbone: nn.Module, info: RunInfo, config: MethodConfig) -> Method:
     """Makes the pretraining method that ``config.name`` names (seed the global generators around it).
 
@@ -17,5 +22,4 @@ def create_method(backbone: nn.Module, info: RunInfo, config: MethodConfig) -> M
         info: Of the run.
         config: Resolved by :func:`idmm.config.recipes.resolve_method`.
     """
-    module = importlib.import_module(f"idmm.methods.{config.name}")
-    return getattr(module, METHODS[config.name].__name__)(backbone, info, config)
+    return method_class(config.name)(backbone, info, config)

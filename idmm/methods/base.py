@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -31,8 +32,10 @@ class Method(nn.Module):
         localization: An extra loss on the grid of embeddings of all images that need gradients, or None.
         head: Between the features and the loss; nothing unless a method has one.
         lr_scales: Learning rate of a child module by name, as a multiple of the run's; 1 where not named.
+        instance_rows: Name of the parameter that has a row for each training image [N, d]; None: there is none.
     """
 
+    instance_rows: ClassVar[str | None] = None
     localization: Localization | None
 
     def __init__(self, backbone: nn.Module):

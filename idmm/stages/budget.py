@@ -153,7 +153,7 @@ def forecast(parts: Assembly, rates: list[Rates], splits: LoadedSplits, drawn: f
     """Returns the seconds from the first step to ``result.json``, each phase at its rates, where drawing the curves of
     a single epoch takes ``drawn``."""
     train, images, held = parts.config.train, len(splits.train), len(splits.val or splits.test or ())
-    total = ending_seconds(parts, splits, rates[-1].look, drawn)
+    total = ending_seconds(parts, splits, [rate.look for rate in rates], drawn)
     for phase, rate in zip(parts.phases, rates, strict=True):
         training = phase.epochs * (images * rate.image + EPOCH)
         looking = parts.stage.looks(parts.config, phase, images, held) * rate.look

@@ -19,7 +19,7 @@ from idmm.stages.assemble import Assembly, LoadedSplits, eval_batches, load_spli
 from idmm.stages.budget import length_result, within_minutes
 from idmm.stages.folds import by_folds, seen_by_init
 from idmm.stages.handover import below_start, check_classes, fit_classifier
-from idmm.stages.results import classifier_result, export, say_balance
+from idmm.stages.results import classifier_result, export, say_balance, write_features
 
 log = logging.getLogger("idmm")
 
@@ -103,6 +103,7 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
         if splits.val is not None or found is None:
             found = _Evaluator(run, splits.test, phase, parts).predict(loop.averaged)
         export(run, loop, parts, splits, splits.train.classes)
+        write_features(run, loop, parts, splits, phase.batch_size)
         start = run.folder.remembered("start") or {}
         result = {
             **classifier_result(run, parts, splits, found),

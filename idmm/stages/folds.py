@@ -20,6 +20,7 @@ from idmm.files import begun
 from idmm.intervals import too_narrow, wilson
 from idmm.progress import logging_to
 from idmm.stages import STAGES, stage_of
+from idmm.stages.results import drawing
 
 log = logging.getLogger("idmm")
 HELD_OUT_BY = ("val_fraction", "folds", "fold", "groups", "labels", "exclude")
@@ -48,6 +49,7 @@ def by_folds(stage: Callable[[Any], dict]) -> Callable[[Any], dict]:
                 return folder.result()
             with logging_to(folder.path):
                 result = pooled(results)
+                _draw(config, result, [Path(one.out) / "metrics.jsonl" for one in folds])
                 folder.finish(result)
                 _say(config, result)
             return result
@@ -111,6 +113,19 @@ def over_folds(scores: list[dict], sizes: list[int]) -> dict:
             found["mean"][name], found["std"][name] = statistics.mean(values), statistics.stdev(values)
     low, high = wilson(round(found["top1"] * total / 100), total)
     return {**found, "top1_interval": [100 * float(low), 100 * float(high)]}
+
+
+def _draw(config, result: dict, metrics: list[Path]) -> None:
+    """Draws the curves of all folds into one picture."""
+    from idmm.pictures import fold_curves, probe_curves  # matplotlib takes a second
+
+    path, stage = Path(config.out) / "curves.png", stage_of(config).name
+    with drawing("curves.png"):
+        title = f"{path.parent.name}: {stage}, {len(metrics)} folds"
+        if "readouts" in result["folds"][0]:
+            probe_curves([fold["readouts"] for fold in result["folds"]], path, title)
+        else:
+            fold_curves([[json.loads(line) for line in file.read_text().splitlines()] for file in metrics], path, title)
 
 
 def _say(config, result: dict) -> None:

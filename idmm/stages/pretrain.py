@@ -24,7 +24,7 @@ from idmm.stages import documented
 from idmm.stages.assemble import Assembly, LoadedSplits, eval_batches, load_splits, resolve, say_length, session
 from idmm.stages.budget import length_result, within_minutes
 from idmm.stages.folds import by_folds
-from idmm.stages.results import classifier_result, export
+from idmm.stages.results import classifier_result, export, write_features, write_instances
 
 log = logging.getLogger("idmm")
 EVAL_BATCH = 256
@@ -103,6 +103,9 @@ def pretrain(config: PretrainConfig | dict | str, judge: Judge = _by_knn) -> dic
             tested = classifier_result(run, parts, splits, found)
             tested |= {"num_classes": classes, "labelled_size": labelled, "test_size": len(splits.test)}
         export(run, loop, parts, splits, splits.train.classes if tested else None)
+        if tested:
+            write_features(run, loop, parts, splits, EVAL_BATCH)
+        write_instances(run, method, config.method.classifier, splits.train)
         last = run.folder.last_metrics()
         result = {
             **tested,

@@ -26,6 +26,7 @@ from idmm.progress import logging_to
 from idmm.stages import documented, prepare
 from idmm.stages.assemble import LoadedSplits, assemble, load_splits
 from idmm.stages.folds import by_folds, seen_by_init
+from idmm.stages.results import drawing
 
 log = logging.getLogger("idmm")
 INTERVAL = "95 %, over the test images: Wilson's for top1, combined over classes for mean_per_class"
@@ -55,6 +56,7 @@ def probe(config: ProbeConfig | dict | str) -> dict:
             return folder.result()
         with logging_to(folder.path):
             found = measure(config, folder)
+            _draw(config, found)
         linear, knn = found.pop("probe"), found.pop("knn")
         result = {
             "top1": linear["top1"],
@@ -66,6 +68,14 @@ def probe(config: ProbeConfig | dict | str) -> dict:
         }
         folder.finish(result)
         return result
+
+
+def _draw(config: ProbeConfig, found: dict) -> None:
+    from idmm.pictures import probe_curves  # matplotlib takes a second
+
+    path = Path(config.out) / "curves.png"
+    with drawing("curves.png"):
+        probe_curves([found], path, f"{path.parent.name}: probe, {found['model']}")
 
 
 def measure(config: ProbeConfig, folder: RunFolder | None = None) -> dict:

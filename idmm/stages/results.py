@@ -1,25 +1,32 @@
-"""What a run leaves: weights, pictures, a classifier's figures and what they are read beside."""
+"""What a run leaves: weights, pictures, features, rows of W, a classifier's figures and what they are read beside."""
 
 import contextlib
 import csv
+import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 
 from idmm import distributed, evaluate
 from idmm.data.cache import ImageStore
 from idmm.data.doctor import SKEWED
 from idmm.data.looks import SIDE, small
 from idmm.engine import Loop, Session
-from idmm.errors import RunError
-from idmm.files import write_csv
+from idmm.errors import Interrupted, RunError
+from idmm.features import extract_features
+from idmm.files import replacing, write_csv
 from idmm.intervals import too_narrow
+from idmm.methods import Method
 from idmm.models.build import backbone_state, export_kwargs
 from idmm.models.weights import save_model
-from idmm.stages.assemble import Assembly, LoadedSplits
+from idmm.stages.assemble import Assembly, LoadedSplits, eval_batches
+from idmm.stages.formats import FEATURES, NAMES, PREDICTIONS, ROWS, about_rows, shown
 
 log = logging.getLogger("idmm")
 NEIGHBOURS = 5
@@ -27,7 +34,6 @@ PAIRS = 25_000_000  # of a training and a test image: 3,072 multiplications each
 READ, COMPARED = 0.0003, 2.0  # seconds to read an image, and for so many pairs
 CURVES, CONFUSION = 3, 4  # times what drawing the curves of a single epoch takes
 READINGS = 10  # times that the network saw the images, from which on reading them once more is a trifle
-PREDICTIONS = "predictions.csv"
 COLUMNS = ("class", "images", "correct", "accuracy", "most_confused_with", "times")
 
 
@@ -57,14 +63,56 @@ def _draw_curves(run: Session, parts: Assembly) -> None:
 
 
 @contextlib.contextmanager
-def drawing(name: str) -> Iterator[None]:
-    """Only warns where the block cannot draw a picture: the run has its results without it."""
+def drawing(name: str, how: str = "drawn") -> Iterator[None]:
+    """Only warns where the block cannot make a file that the run has its results without, a picture above all."""
     try:
         yield
-    except RunError:  # the disk is full
+    except (RunError, Interrupted):  # the disk is full, say
         raise
-    except Exception as error:  # a font that matplotlib cannot read, say
-        log.warning("%s is not drawn: %s: %s", name, type(error).__name__, error)
+    except Exception as error:  # a font that matplotlib cannot read, say, or too little memory
+        log.warning("%s is not %s: %s: %s", name, how, type(error).__name__, error)
+
+
+# ---------------------------------------------------------------------- what others draw and search
+def write_features(run: Session, loop: Loop, parts: Assembly, splits: LoadedSplits, count: int) -> None:
+    """Writes ``features.npz``: test images as the backbone saw them when the run started, and as it is exported.
+
+    The first process does it alone, ``count`` images at a time. Where that fails, or features are not finite, a warning
+    says so: the run has its results.
+    """
+    if not run.folder.leader:
+        return
+    first, last = parts.phases[0], parts.phases[-1]
+    numbers, classes, found = shown(splits.test.labels), splits.train.classes, {}
+    with drawing(FEATURES, "written"), distributed.alone():
+        start = parts.backbone(first, len(classes))  # as it was: fresh weights follow from the seed
+        parts.spec.load(start, parts.config.model.strict)
+        for name, phase, backbone in (("before", first, start), ("after", last, loop.averaged)):
+            store = splits.at(phase.size).test
+            batches = eval_batches(run, parts, store, phase.size, count, images=numbers)
+            rows = extract_features(backbone.to(run.device), batches, run.device, run.autocast)  # [M, d]
+            if not bool(torch.isfinite(rows).all()):
+                raise ValueError(f"features {name} the run are not finite")
+            found[name] = rows.numpy()
+        about = {"paths": np.array([splits.test.names[i] for i in numbers]), "labels": splits.test.labels[numbers]}
+        with replacing(run.folder.path / FEATURES) as file:
+            np.savez(file, **about, classes=np.array(classes), **found)
+
+
+def write_instances(run: Session, method: Method, classifier: str, train: ImageStore) -> None:
+    """Writes ``instances.safetensors`` and ``.json``, where the method has a row for each training image."""
+    if method.instance_rows is None or not run.folder.leader:
+        return
+    with drawing(ROWS, "written"):
+        about = json.dumps(about_rows(classifier, train)) + "\n"
+        rows = method.get_parameter(method.instance_rows).detach().float().cpu().contiguous()  # [N, d]
+        path = run.folder.path
+        with replacing(path / NAMES) as names, replacing(path / ROWS) as file:
+            names.write(about.encode())
+            try:
+                save_file({"weight": rows}, file.name)  # by its name, no other copy is made of what may be gigabytes
+            except SafetensorError as error:
+                raise RunError(f"{path / ROWS}: cannot be written ({error})") from None
 
 
 # ---------------------------------------------------------------------- a classifier's accuracy
@@ -123,14 +171,15 @@ def is_cheap(parts: Assembly, splits: LoadedSplits) -> bool:
     return kept and len(train) * len(test) <= PAIRS and shown >= READINGS * (len(train) + len(test))
 
 
-def ending_seconds(parts: Assembly, splits: LoadedSplits, look: float, drawn: float) -> float:
+def ending_seconds(parts: Assembly, splits: LoadedSplits, looks: list[float], drawn: float) -> float:
     """Returns about what comes after a run's last step and the evaluation that follows it (seconds), where evaluating
-    an image takes ``look`` and drawing the curves of a single epoch ``drawn``."""
+    an image takes all processes ``looks`` in each phase, and drawing the curves of a single epoch ``drawn``."""
     if not parts.stage.needs_test(parts.config):  # there is no classifier
         return CURVES * drawn
     train, test = len(splits.train), len(splits.test)
     pixels = READ * (train + test) + COMPARED * train * test / PAIRS if is_cheap(parts, splits) else 0.0
-    return (CURVES + CONFUSION) * drawn + pixels + (look * test if splits.val is not None else 0.0)
+    featured = len(shown(splits.test.labels)) * (looks[0] + looks[-1]) * distributed.world()  # by the first one
+    return (CURVES + CONFUSION) * drawn + pixels + featured + (looks[-1] * test if splits.val is not None else 0.0)
 
 
 def pixel_knn(train: ImageStore, test: ImageStore) -> float:
@@ -192,9 +241,10 @@ def write_per_class(found: evaluate.Predictions, classes: list[str], path: Path)
 
 # ---------------------------------------------------------------------- image by image
 def write_predictions(found: evaluate.Predictions, names: list[str], classes: list[str], path: Path) -> None:
-    """Writes the name, the class and the likeliest class of each test image."""
-    rows = zip(names, found.truth, found.predicted, strict=True)
-    write_csv(path, [("path", "class", "predicted"), *((name, classes[c], classes[p]) for name, c, p in rows)])
+    """Writes the name, the class, the likeliest class and the probability of that of each test image."""
+    rows = zip(names, found.truth, found.predicted, found.probability, strict=True)
+    lines = ((name, classes[c], classes[p], f"{share:.6g}") for name, c, p, share in rows)
+    write_csv(path, [("path", "class", "predicted", "probability"), *lines])
 
 
 def compared(run: Path, other: Path) -> dict[str, float]:

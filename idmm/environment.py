@@ -1,0 +1,101 @@
+"""What a run ran on: its machine, its libraries, its command and its times, for ``environment.json``.
+
+torch is imported where a run starts, as it is there, and not where the file is read.
+"""
+
+import json
+import os
+import platform
+import shlex
+import sys
+from contextlib import suppress
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from idmm.files import write_text
+
+FILE = "environment.json"
+PACKAGES = ("idmm", "torch", "torchvision", "timm", "accelerate", "numpy", "pillow")
+
+
+def now() -> str:
+    """Returns the time in UTC, ISO 8601 to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def describe(device: str) -> dict[str, Any]:
+    """Returns what a run on ``device`` (auto, cpu, cuda or mps) finds here.
+
+    ``command``, ``python``, ``platform``, ``cpu`` (its model), ``cores`` (that this process may use), ``memory``
+    (bytes), ``gpus`` (names of those it can use; none on a CPU), ``processes`` and the ``versions`` of packages.
+    """
+    import torch
+
+    from idmm import distributed
+
+    on_gpu = device in ("auto", "cuda") and torch.cuda.is_available()  # else their library is not woken
+    affinity = getattr(os, "sched_getaffinity", None)
+    return {
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu": _cpu(),
+        "cores": len(affinity(0)) if affinity else os.cpu_count() or 1,
+        "memory": psutil.virtual_memory().total,
+        "gpus": [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())] if on_gpu else [],
+        "processes": distributed.world(),
+        "versions": {name: _version(name) for name in PACKAGES},
+    }
+
+
+def started(folder: Path, device: str, when: str, again: bool) -> None:
+    """Writes what a run that began at ``when`` runs on; with ``again`` it is one that was taken up.
+
+    ``starts`` then has an entry for each start: when it was, and what was not as it is now.
+    """
+    here, starts = describe(device), []
+    before = read(folder) if again else {}
+    for start in before.get("starts", ()):
+        then = {**before, **start}
+        starts.append({"started": then["started"], **{k: then[k] for k, v in here.items() if then.get(k, v) != v}})
+    starts.append({"started": when})
+    _write(folder, {"started": starts[0]["started"], "finished": None, **here, "starts": starts})
+
+
+def finished(folder: Path) -> None:
+    """Adds when the run ended."""
+    if found := read(folder):
+        _write(folder, {**found, "finished": now()})
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """Returns what the file holds; an empty dict where there is none, as in older runs."""
+    with suppress(OSError, ValueError):
+        found = json.loads((Path(folder) / FILE).read_text())
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+def _write(folder: Path, found: dict[str, Any]) -> None:
+    write_text(Path(folder) / FILE, json.dumps(found, indent=2) + "\n")
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _cpu() -> str:
+    """The processor's model as the system calls it."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,391 @@
+"""What stages leave for those who draw and search it, and the same made of runs that are older than those files."""
+
+import csv
+import hashlib
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+from folders import TINY, faults, paint, tree, tuned
+from helpers import ENVIRONMENT, ROOT, call, flags, inside, logged, refused, state
+from PIL import Image
+from safetensors.torch import load_file
+from test_old_runs import ARCHIVE, PRETRAIN
+from test_resume import stop_at
+
+import idmm
+from idmm import environment
+from idmm.config import METHODS
+from idmm.errors import RunError
+from idmm.methods import method_class
+from idmm.stages import artifacts, results
+from idmm.stages.formats import shown
+
+JOINT = {
+    **TINY, "train__epochs": 2, "train__lr": 0.003, "method__label_weight": 3.0, "train__ema": 0.9,
+    "views__crops": [{"count": 2, "scale": [0.35, 1.0]}],
+}  # fmt: skip
+ODD = os.fsdecode(b"\xff.png")  # a name that is no UTF-8
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    root = tree(tmp_path_factory.mktemp("images") / "d", train={"a": 7, "b": 8}, test={"a": 3, "b": 3})
+    paint(root / "train/a" / ODD, 5)
+    paint(root / "test/b" / ODD, 6)
+    for i in range(4):
+        paint(root / f"unlabelled/{i}.png", 70 + i)
+    return root
+
+
+@pytest.fixture(scope="module")
+def joint(root, tmp_path_factory):
+    """A joint run with images without labels and averaged weights; not to be written to."""
+    out = tmp_path_factory.mktemp("joint") / "run"
+    assert inside("pretrain", out, **JOINT, data__root=str(root)) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def fine(root, joint, tmp_path_factory):
+    """Fine-tuning at two sizes from the joint run's backbone; not to be written to."""
+    out = tmp_path_factory.mktemp("fine") / "run"
+    stages = [{"size": 16}, {"size": 24}]
+    assert tuned(out, root, init=str(joint), model__name=None, model__kwargs=None, stages=stages) == 0
+    return out
+
+
+def older(run, folder, *names):
+    """A copy of a run without some files."""
+    copy = shutil.copytree(run, folder / "older")
+    for name in names:
+        (copy / name).unlink()
+    return copy
+
+
+def prepared(run, paths):
+    """Images as a run's JSON says, by timm alone, [N, 3, S, S]."""
+    info = json.loads((run / "model.json").read_text())
+    prepare = {key: info[key] for key in ("crop_pct", "interpolation", "mean", "std")}
+    transform = timm.data.create_transform(info["size"], **prepare)
+    return torch.stack([transform(Image.open(path)) for path in paths])
+
+
+def pooled(run, paths):
+    with torch.no_grad():
+        return idmm.load_backbone(run)(prepared(run, paths)).numpy()
+
+
+# ------------------------------------------------------------------ test predictions
+@pytest.mark.parametrize("stage", ["fine", "joint"])
+def test_probabilities_are_the_models(stage, root, request):
+    run = request.getfixturevalue(stage)
+    with open(run / "predictions.csv", encoding="utf-8", errors="surrogateescape", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["path", "class", "predicted", "probability"] and len(rows) == 7
+    assert f"test/b/{ODD}" in [row["path"] for row in rows]
+    info = json.loads((run / "model.json").read_text())
+    model = timm.create_model(info["name"], **info["kwargs"]).eval()
+    model.load_state_dict(load_file(run / "model.safetensors"), strict=True)
+    with torch.no_grad():
+        wanted = model(prepared(run, [root / row["path"] for row in rows])).softmax(1)
+    assert [row["predicted"] for row in rows] == [info["classes"][k] for k in wanted.argmax(1)]
+    assert [float(row["probability"]) for row in rows] == pytest.approx(wanted.amax(1).tolist(), rel=1e-4)
+    assert all(len(row["probability"]) <= len("0.123456e-05") for row in rows)
+    found = artifacts.predictions(run)
+    assert found.paths == [row["path"] for row in rows] and found.classes == ["a", "b"]
+    assert found.probability.tolist() == [float(row["probability"]) for row in rows]
+    top1 = json.loads((run / "result.json").read_text())["top1"]
+    assert 100 * (found.truth == found.predicted).mean() == pytest.approx(top1)
+
+
+def test_runs_are_compared_image_by_image_whichever_form_their_files_have(fine, tmp_path):
+    copy = older(fine, tmp_path)
+    without_probabilities(copy)
+    assert results.compared(fine, copy) == {"points": 0.0, "p": 1.0}
+
+
+def without_probabilities(run):
+    """Writes predictions.csv as it was before."""
+    path = run / "predictions.csv"
+    with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
+        rows = [row[:3] for row in csv.reader(file)]
+    with open(path, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+        csv.writer(file).writerows(rows)
+
+
+# ------------------------------------------------------------------ features
+def test_features_before_and_after(fine, joint, root):
+    with np.load(fine / "features.npz", allow_pickle=False) as found:
+        assert {name: of.dtype.kind for name, of in found.items()} == {
+            "paths": "U", "labels": "i", "classes": "U", "before": "f", "after": "f",
+        }  # fmt: skip
+        assert found["before"].dtype == found["after"].dtype == np.float32 and found["labels"].dtype == np.int64
+    found = artifacts.features(fine)
+    paths = [root / path for path in found.paths]
+    assert [path.parent.name for path in paths] == [found.classes[label] for label in found.labels] and len(paths) == 7
+    np.testing.assert_allclose(found.before, pooled(joint, paths), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(found.after, pooled(fine, paths), rtol=1e-4, atol=1e-4)
+    assert np.abs(found.before - found.after).max() > 0.01
+
+
+def test_a_run_from_scratch_started_from_the_weights_of_its_seed(joint, root):
+    """The averaged weights are the exported ones, and fresh ones follow from the seed."""
+    from idmm.models import create_backbone
+    from idmm.seeding import derive, seeded
+
+    found, info = artifacts.features(joint), json.loads((joint / "model.json").read_text())
+    with seeded(derive(0, "model")):
+        fresh = create_backbone(info["name"], drop_path=0.3, **info["kwargs"]).eval()
+    images = prepared(joint, [root / path for path in found.paths])
+    with torch.no_grad():
+        before = fresh.forward_head(fresh.forward_features(images), pre_logits=True).numpy()
+    np.testing.assert_allclose(found.before, before, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(found.after, pooled(joint, [root / path for path in found.paths]), rtol=1e-4, atol=1e-4)
+
+
+def test_which_images_features_are_kept_of():
+    labels = np.repeat(np.arange(14), [5, 0, 250, 1, 100, 3, 3, 3, 3, 3, 3, 3, 3, 3])
+    found = shown(np.random.default_rng(0).permutation(labels))
+    assert (np.diff(found) > 0).all()
+    found = shown(labels)
+    assert np.bincount(labels[found]).tolist() == [5, 0, 100, 1, 100, 3, 3, 3, 3, 3, 3]
+    assert set(np.diff(found[labels[found] == 2])) == {2, 3}, "evenly spread"
+
+
+@pytest.mark.parametrize("fault", ["memory", "not finite"])
+def test_a_run_has_its_results_without_features(fault, root, tmp_path, monkeypatch):
+    def extract(*args):
+        if fault == "memory":
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return torch.full((7, 32), torch.nan)
+
+    monkeypatch.setattr(results, "extract_features", extract)
+    assert tuned(tmp_path / "run", root) == 0
+    assert not (tmp_path / "run/features.npz").exists() and (tmp_path / "run/result.json").exists()
+    why = {
+        "memory": "OutOfMemoryError: CUDA out of",
+        "not finite": "ValueError: features before the run are not finite",
+    }
+    assert f"WARNING features.npz is not written: {why[fault]}" in logged(tmp_path / "run")
+
+
+# ------------------------------------------------------------------ rows of W
+def test_rows_of_the_training_images(joint, root):
+    found = artifacts.instances(joint)
+    assert found.weight.shape == (20, 32) and found.weight.dtype == np.float32 and found.classifier == "cosine"
+    assert np.array_equal(found.weight, state(joint)["method"]["classifier.weight"].numpy())
+    files = [root / name for name in found.images]
+    assert f"train/a/{ODD}" in found.images
+    assert found.labels == [None if file.parent.name == "unlabelled" else file.parent.name for file in files]
+    assert found.digests == [hashlib.blake2b(file.read_bytes(), digest_size=16).hexdigest() for file in files]
+
+
+def test_methods_without_rows_write_none(root, tmp_path, capsys):
+    named = {name for name in METHODS if method_class(name).instance_rows}
+    assert named == {"idmm"}
+    flat = tmp_path / "flat"
+    for i in range(8):
+        paint(flat / f"{i}.png", i)
+    for name in ("idmm", "simclr"):
+        given = {**TINY, **PLAIN, "data__root": str(flat), "method__name": name}
+        assert inside("pretrain", tmp_path / name, **given, views__crops=[{"count": 2, "scale": [0.35, 1.0]}]) == 0
+    found = artifacts.instances(tmp_path / "idmm")
+    assert found.labels is None and found.classifier == "linear"
+    assert not list((tmp_path / "simclr").glob("instances*"))
+    line = "simclr learns no row for each training image; wanted a run of idmm"
+    run = tmp_path / "simclr"
+    assert faults(artifacts.instances, run) == [f"{run}: instances.safetensors: {line}"]
+
+
+PLAIN = dict.fromkeys(("method__classifier", "method__classifier_init", "method__classifier_lr_scale"))
+
+
+# ------------------------------------------------------------------ older runs
+def test_older_runs_make_the_same(joint, fine, tmp_path, caplog):
+    caplog.set_level(logging.INFO, "idmm")
+    for number, run in enumerate((joint, fine)):
+        copy = older(run, tmp_path / str(number), "features.npz", "predictions.csv")
+        before = sorted(copy.iterdir())
+        new, old = artifacts.features(copy), artifacts.features(run)
+        assert (new.paths, new.classes, new.labels.tolist()) == (old.paths, old.classes, old.labels.tolist())
+        np.testing.assert_allclose(new.before, old.before, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(new.after, old.after, rtol=1e-5, atol=1e-5)
+        new, old = artifacts.predictions(copy), artifacts.predictions(run)
+        assert (new.paths, new.truth.tolist(), new.predicted.tolist()) == (
+            old.paths, old.truth.tolist(), old.predicted.tolist(),
+        )  # fmt: skip
+        np.testing.assert_allclose(new.probability, old.probability, rtol=1e-5)
+        assert sorted(copy.iterdir()) == before, "nothing is written into a finished run"
+    copy = older(joint, tmp_path / "rows", "instances.json", "instances.safetensors")
+    new, old = artifacts.instances(copy), artifacts.instances(joint)
+    assert np.array_equal(new.weight, old.weight) and new.classifier == old.classifier
+    assert (new.images, new.labels, new.digests) == (old.images, old.labels, old.digests)
+
+
+def test_a_run_of_0_1_0(tmp_path):
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(tmp_path, filter="data")
+    run, half = tmp_path / "finished", tmp_path / "pretrain"
+    gone = f"{run}: instances.safetensors: the run is older than this file, and '{run}/last/state.pt'"
+    assert faults(artifacts.instances, run) == [f"{gone}, which holds the rows too, is gone"]
+    assert faults(artifacts.predictions, run) == [
+        f"{run}: has no classifier; wanted a run of fine-tuning or of joint pretraining (method.label_weight)"
+    ]
+    assert artifacts.environment(run) == {} and len(artifacts.images(run)) == 96
+    line = f"{half}: is a run that is not finished (no result.json yet); wanted a finished run's folder"
+    assert faults(artifacts.instances, half) == [line]
+    assert inside("pretrain", half, **PRETRAIN, resume="must") == 0
+    rows = artifacts.instances(half)
+    for name in ("instances.json", "instances.safetensors"):
+        (half / name).unlink()
+    again = artifacts.instances(half)
+    assert rows.weight.shape == (96, 16) and np.array_equal(again.weight, rows.weight)
+    assert (again.images, again.digests, again.labels) == (rows.images, rows.digests, rows.labels)
+
+
+def test_what_cannot_be_made_is_told_in_one_line(fine, joint, tmp_path, caplog):
+    copy, moved = older(fine, tmp_path, "features.npz"), tmp_path / "gone"
+    config = (copy / "config.yaml").read_text()
+    (copy / "config.yaml").write_text(config.replace(f"init: {joint}", f"init: {moved}"))
+    (line,) = faults(artifacts.features, copy)
+    assert line.startswith(f"{copy}: features.npz: init: '{moved}' does not exist; ")
+    root = next(line for line in config.splitlines() if line.strip().startswith("root: "))
+    (copy / "config.yaml").write_text(config.replace(root, f"  root: {moved}"))
+    (line,) = faults(artifacts.features, copy)
+    assert line.startswith(f"{copy}: features.npz: ") and f"'{moved}'" in line
+    without_probabilities(copy)
+    found = artifacts.predictions(copy)
+    assert found.probability is None and found.predicted.tolist() == artifacts.predictions(fine).predicted.tolist()
+    assert [record.message for record in caplog.records if record.levelno == logging.WARNING][0].startswith(
+        f"{copy}: probabilities of test images: "
+    )
+    (copy / "predictions.csv").unlink()
+    (line,) = faults(artifacts.predictions, copy)
+    assert line.startswith(f"{copy}: predictions.csv: ") and f"'{moved}'" in line
+
+
+def test_images_that_changed_are_not_taken_for_others(root, joint, tmp_path):
+    own = shutil.copytree(root, tmp_path / "images")
+    copy = older(joint, tmp_path, "instances.json")
+    config = (copy / "config.yaml").read_text()
+    (copy / "config.yaml").write_text(config.replace(str(root), str(own)))
+    assert artifacts.instances(copy).labels == artifacts.instances(joint).labels
+    paint(own / "train/a/0.png", 99)
+    line = "data.root: the images changed since the run: 1 image changed: train/a/0.png"
+    assert faults(artifacts.instances, copy) == [f"{copy}: instances.safetensors: {line}"]
+
+
+@pytest.mark.parametrize("name", ["features.npz", "predictions.csv", "instances.json", "instances.safetensors"])
+def test_a_damaged_file_is_named(name, joint, tmp_path):
+    copy = older(joint, tmp_path)
+    (copy / name).write_bytes((copy / name).read_bytes()[:40])
+    (line,) = faults(getattr(artifacts, name.partition(".")[0]), copy)
+    assert line.startswith(f"{copy / name}: cannot be read (") and line.endswith("; remove it to have it made again")
+
+
+def test_what_is_no_finished_run(fine, tmp_path):
+    nowhere, fold = tmp_path / "nowhere", tmp_path / "folds" / "fold-1"
+    fold.mkdir(parents=True)
+    assert faults(artifacts.features, nowhere) == [f"{nowhere}: does not exist; wanted a run folder"]
+    wanted = "wanted a finished run's folder"
+    assert faults(artifacts.features, fold) == [f"{fold}: is no run: it has no result.json; {wanted}"]
+    line = f"{fold.parent}: holds k-fold runs; give one of them ('{fold}')"
+    assert faults(artifacts.features, fold.parent) == [line]
+    assert faults(artifacts.instances, fine) == [
+        f"{fine}: has no rows of training images; wanted a pretraining run of idmm"
+    ]
+    (fold / "result.json").write_text("{}")
+    (fold / "config.yaml").write_text("{")
+    (line,) = faults(artifacts.config_of, fold)
+    assert line.startswith(f"{fold}: config.yaml cannot be read: ")
+
+
+def test_a_runs_files_are_read_without_torch(joint):
+    code = "import sys; from idmm.stages import artifacts as a; run = sys.argv[1]; a.environment(run); a.config_of(run)"
+    code += "; a.predictions(run), a.features(run), a.instances(run); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code, str(joint)], check=True, cwd=ROOT, env=ENVIRONMENT)
+
+
+# ------------------------------------------------------------------ the environment
+def test_the_environment_of_a_run(joint):
+    found = artifacts.environment(joint)
+    assert list(found) == [
+        "started", "finished", "command", "python", "platform", "cpu", "cores", "memory", "gpus", "processes",
+        "versions", "starts",
+    ]  # fmt: skip
+    assert found["started"] <= found["finished"] and found["finished"].endswith("Z")
+    assert found["starts"] == [{"started": found["started"]}] and found["processes"] == 1 and found["gpus"] == []
+    assert set(found["versions"]) == {"idmm", "torch", "torchvision", "timm", "accelerate", "numpy", "pillow"}
+    assert found["versions"]["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
+    assert found["cores"] >= 1 and found["memory"] > 2**28 and found["cpu"]
+
+
+def test_a_run_that_is_taken_up_lists_its_starts(root, tmp_path, monkeypatch, capsys):
+    out, changes = tmp_path / "run", dict(TINY, data__root=str(root), stages=[{"size": 16}], train__save_minutes=0)
+    stop_at(monkeypatch, 1, 0, 1)
+    monkeypatch.setattr(environment, "now", lambda: "2026-01-01T00:00:00Z")
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/idmm", "finetune", "--out", "a b"])
+    assert inside("finetune", out, **changes) == 130
+    monkeypatch.undo()
+    first = artifacts.environment(out)
+    assert first["command"] == "idmm finetune --out 'a b'" and first["finished"] is None
+    refused(capsys, ["finetune", *flags("finetune", out, **{**changes, "seed": 5})])
+    assert artifacts.environment(out) == first, "a start that was refused is none"
+    assert inside("finetune", out, **changes) == 0
+    second = artifacts.environment(out)
+    assert second["started"] == first["started"] == second["starts"][0]["started"] < second["finished"]
+    assert [set(start) for start in second["starts"]] == [{"started", "command"}, {"started"}]
+    assert second["starts"][0]["command"] == first["command"] != second["command"]
+    assert inside("finetune", out, **changes) == 0
+    assert artifacts.environment(out) == second, "a finished run is left as it is"
+
+
+def test_a_probe_and_folds_say_it_too(joint, root, tmp_path, monkeypatch):
+    data = {"name": "folder", "root": str(root), "workers": 0}
+    for name, more in {"one": {}, "folds": {"folds": 3}}.items():
+        config = {"init": str(joint), "device": "cpu", "data": {**data, **more}, "out": str(tmp_path / name)}
+        idmm.probe(config)
+        with Image.open(tmp_path / name / "curves.png") as picture:
+            assert picture.size == (1110, 480)
+    assert artifacts.environment(tmp_path / "one")["finished"]
+    assert artifacts.environment(tmp_path / "folds/fold-2")["finished"]
+    assert not (tmp_path / "folds/environment.json").exists(), "there each fold says it"
+    assert tuned(tmp_path / "tuned", root, data__folds=3) == 0
+    wanted = {"predictions.csv", "features.npz", "environment.json", "curves.png"}
+    for fold in (1, 2, 3):
+        assert wanted <= {path.name for path in (tmp_path / f"tuned/fold-{fold}").iterdir()}
+    assert (tmp_path / "tuned/curves.png").exists()
+
+
+def test_a_run_of_too_few_minutes_leaves_nothing(root, tmp_path):
+    """It is refused when its folder holds the environment already."""
+    out = tmp_path / "out"
+    assert call(["train", root, "--minutes", "0.01", "--out", out, "--way", "scratch"]) == 2
+    assert tuned(out, root, train__minutes=0.0001) == 2
+    assert not out.exists()
+
+
+def test_a_full_disk_is_told(joint, tmp_path, monkeypatch):
+    """The rows are written by a library, whose errors are the run's."""
+    from safetensors import SafetensorError
+
+    def full(*args):
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(results, "save_file", full)
+    method, folder = torch.nn.Module(), tmp_path
+    method.classifier, method.instance_rows = torch.nn.Linear(2, 3), "classifier.weight"
+    run = type("Run", (), {"folder": type("Folder", (), {"leader": True, "path": Path(folder)})})
+    with pytest.raises(RunError, match=r"instances.safetensors: cannot be written \(I/O error: No space left"):
+        results.write_instances(run, method, "linear", artifacts.images(joint))
+    assert list(folder.iterdir()) == []
