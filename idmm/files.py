@@ -4,6 +4,7 @@ import contextlib
 import csv
 import io
 import os
+import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -93,6 +94,42 @@ def made_folder(out: str | None) -> Path | None:
     except OSError as error:
         raise UserError(f"out: cannot write to '{out}' ({error.strerror}); wanted a folder") from None
     return Path(out)
+
+
+def free_folder(out: str) -> Path:
+    """Returns a folder that a command may fill, before the work; nothing is made yet. UserError unless it is new or
+    empty."""
+    path = Path(out)
+    if path.is_dir() and any(path.iterdir()):
+        raise UserError(f"out: '{out}' is there already and not empty; name a new folder")
+    if os.path.lexists(path) and not path.is_dir():
+        raise UserError(f"out: '{out}' is a file; wanted a new folder")
+    folder = next(folder for folder in path.absolute().parents if os.path.lexists(folder))
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise UserError(f"out: cannot write '{out}', as '{folder}' cannot be written to; name another place")
+    return path
+
+
+@contextlib.contextmanager
+def filling(path: Path) -> Iterator[Path]:
+    """Yields a folder to write into, which becomes ``path``, a new or empty one, when the block ends well.
+
+    Raises:
+        RunError: The disk is full or the place cannot be written to; nothing is left.
+    """
+    made, aside = missing_folders(path.parent), None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.{_MARK}"))
+        yield aside
+        os.chmod(aside, 0o777 & ~_umask())  # mkdtemp's are the owner's alone
+        os.replace(aside, path)
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written ({error.strerror or error}); nothing is left of it") from None
+    finally:
+        if aside is not None and aside.exists():
+            shutil.rmtree(aside, ignore_errors=True)
+            remove_empty(made)
 
 
 def weights_file(path: str | os.PathLike, field: str = "", stem: str = "backbone") -> Path:

@@ -15,7 +15,7 @@ FLOORS = (
     ("methods",),
     ("evaluate", "calibrate", "features", "inference", "monitor", "engine"),
     ("stages",),
-    ("transfer", "report", "tuning", "commands", "cli"),
+    ("transfer", "report", "tuning", "export", "commands", "cli"),
 )
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 FORBIDDEN = [("data", "models"), ("models", "data"), ("methods", "data")]  # (importer, imported)

@@ -1,5 +1,6 @@
 """The flags of the commands that look at finished runs and use them: report, explore, predict, embed and the like."""
 
+from dataclasses import field
 from typing import Literal
 
 from pydantic import Field
@@ -83,12 +84,26 @@ class SimilarConfig(UseConfig):
 
 
 @section
+class RunImages:
+    """The images of the run."""
+
+    root: str | None = None
+    """Folder of the run's images, where they lie elsewhere now; null: as in the run's config.yaml."""
+
+
+@section
 class ExportConfig:
-    """The model in a form that other programs run: ONNX, TorchScript, or a folder for timm or Hugging Face."""
+    """The model in a form that other programs run: ONNX, TorchScript, or a folder for timm or Hugging Face. What is
+    written is compared with torch on the run's own images first."""
 
     init: str
-    """A run folder."""
+    """A run folder: with its classifier where it has one, else the backbone."""
     format: Literal["onnx", "torchscript", "timm", "hf"]
-    """'onnx' and 'torchscript' are a file; 'timm' and 'hf' a folder with config.json, model.safetensors and a card."""
+    """'onnx' (needs the extra 'export') and 'torchscript' are a file; 'timm' a folder with config.json,
+    model.safetensors and README.md, the model card; 'hf' the same with what the Hugging Face Hub reads from a card."""
     out: str
-    """File or folder to write."""
+    """What to write: a file ending in .onnx, or in .pt or .ts; or a folder that is new or empty."""
+    int8: bool = False
+    """onnx: weights in 8 bits, and the accuracy, size and speed of that beside those of 32 bits, measured on the run's
+    test images."""
+    data: RunImages = field(default_factory=RunImages)

@@ -145,7 +145,7 @@ class ConvStage(nn.Module):
         grid = tuple(x.shape[-2:])
         x = x.flatten(2).transpose(1, 2)  # [B, h w, dim]
         if self.prefix:
-            x = torch.cat([self.cls_token.expand(len(x), -1, -1).to(x.dtype), x], dim=1)
+            x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1).to(x.dtype), x], dim=1)
         x = self.pos_drop(x)
         for block in self.blocks:
             x = _checkpointed(block, x, grid) if self.grad_checkpointing else block(x, grid)

@@ -182,7 +182,7 @@ class T2TViT(BlockModel):
     def embed(self, x: Tensor) -> Tensor:
         """[B, in_chans, H, W] -> [B, 1 + h w, D], the class token first, with positions."""
         tokens = self.patch_embed(x)
-        tokens = torch.cat([self.cls_token.expand(len(x), -1, -1).to(tokens.dtype), tokens], dim=1)
+        tokens = torch.cat([self.cls_token.expand(x.shape[0], -1, -1).to(tokens.dtype), tokens], dim=1)
         return self.pos_drop(self.add_positions(tokens, x))
 
     def checkpoint_filter_fn(

@@ -1,0 +1,1 @@
+"""A run's model for other programs: ONNX, TorchScript, and folders for timm and Hugging Face with a model card."""

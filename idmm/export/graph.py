@@ -1,0 +1,190 @@
+"""A model as one file: ONNX or TorchScript, checked against torch."""
+
+import contextlib
+import io
+import json
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+
+import numpy as np
+import torch
+
+from idmm.errors import RunError
+from idmm.export.source import BATCH, Sample, Source
+
+OPSET = 18  # of ONNX: the lowest that torch's exporter writes without converting, which most programs know
+TOLERANCE = 1e-3  # largest difference from torch, as a share of the largest output
+AGREEMENT = 0.99  # least share of images with torch's top class
+LARGEST = 2**31 - 2**20  # bytes that a single ONNX file can hold
+
+
+@dataclass(frozen=True)
+class Check:
+    """How near an exported network comes to torch."""
+
+    what: str  # the images, for people
+    difference: float  # the largest, of all outputs
+    reach: float  # the largest output
+    agreement: float | None  # share of images with the same top class; None where there are no classes
+
+    def __str__(self) -> str:
+        same = "" if self.agreement is None else f", the same top class on {100 * self.agreement:.1f} %"
+        return f"largest difference {self.difference:.2g} on {self.what}, where outputs reach {self.reach:.3g}{same}"
+
+
+def check(source: Source, sample: Sample, run: Callable[[torch.Tensor], np.ndarray]) -> Check:
+    """Compares a network with torch: on one image alone, then on the others.
+
+    Args:
+        source: What was exported.
+        sample: The images.
+        run: The exported network, [n, C, S, S] -> [n, width], n at most :data:`BATCH`.
+
+    Raises:
+        RunError: They differ by more than :data:`TOLERANCE`, or name other classes.
+    """
+    wanted = source.outputs(sample.images)  # [n, width]
+    parts = [sample.images[:1], *sample.images[1:].split(BATCH)]
+    found = np.concatenate([run(part) for part in parts if len(part)])
+    if not np.isfinite(wanted).all():
+        raise RunError(f"{source.saved.source}: what it makes of images is not finite; the run that wrote it diverged")
+    apart = float(np.abs(found - wanted).max()) if found.shape == wanted.shape else float("inf")
+    same = float((found.argmax(1) == wanted.argmax(1)).mean()) if source.classes else None
+    made = Check(sample.what, apart, float(np.abs(wanted).max()), same)
+    if not apart <= TOLERANCE * made.reach or (same is not None and same < AGREEMENT):
+        raise RunError(f"what was exported is not what torch computes ({made}); nothing is written")
+    return made
+
+
+# ---------------------------------------------------------------------- ONNX
+def onnx_model(source: Source, sample: Sample):
+    """Writes the model as ONNX: input ``images`` [N, C, S, S], N free, output ``logits`` or ``features`` [N, width].
+
+    By torch's current exporter, and where that fails by the older one.
+
+    Returns:
+        An onnx.ModelProto, and the check.
+
+    Raises:
+        RunError: Neither can write it, or what they write is not what torch computes.
+    """
+    if source.parameters * 4 > LARGEST:
+        raise RunError(
+            f"{source.saved.name} has {source.parameters / 1e6:,.0f} M weights; ONNX files hold 2 GB at most"
+        )
+    faults = []
+    for write in (_by_export, _by_tracing):
+        try:
+            with quiet():
+                proto = write(source)
+            _tidy(source, proto)
+            return proto, check(source, sample, runner(proto, source.output))
+        except RunError as error:
+            faults.append(str(error))
+        except Exception as error:  # exporters and onnxruntime raise dozens of types
+            faults.append(" ".join(f"{type(error).__name__}: {error}".split())[:200])
+    why = faults[-1] if faults[-1].startswith("what was exported") else faults[0]
+    raise RunError(f"format: {source.saved.name} cannot be written as ONNX by torch {torch.__version__}: {why}")
+
+
+def runner(proto, output: str) -> Callable[[torch.Tensor], np.ndarray]:
+    """Returns onnxruntime's form of a model, [n, C, S, S] -> [n, width], on the CPU."""
+    session = session_of(proto)
+    return lambda images: session.run([output], {"images": images.numpy()})[0]
+
+
+def session_of(proto, threads: int = 0):
+    """Opens a model in onnxruntime, on the CPU; ``threads``: 0 is one for each core."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3  # errors alone
+    data = proto.SerializeToString()
+    return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+
+
+def describe(proto, **values) -> None:
+    """Puts what programs need to know into a model's metadata: each value as JSON, under its name."""
+    import onnx
+
+    onnx.helper.set_model_props(proto, {name: json.dumps(value) for name, value in values.items()})
+
+
+def _example(source: Source) -> torch.Tensor:
+    return torch.zeros(2, source.saved.in_chans, source.size, source.size)  # of one image, torch would fix the batch
+
+
+def _by_export(source: Source):
+    free = torch.export.Dim("batch")
+    names = {"input_names": ["images"], "output_names": [source.output]}
+    given = {"dynamo": True, "dynamic_shapes": ({0: free},), "opset_version": OPSET, "verbose": False}
+    return torch.onnx.export(source.model, (_example(source),), **names, **given).model_proto
+
+
+def _by_tracing(source: Source):
+    import onnx
+
+    names = {"input_names": ["images"], "output_names": [source.output]}
+    free, file = dict.fromkeys(("images", source.output), {0: "batch"}), io.BytesIO()
+    given = {"dynamo": False, "dynamic_axes": free, "opset_version": OPSET}
+    torch.onnx.export(source.model, (_example(source),), file, **names, **given)
+    return onnx.load_from_string(file.getvalue())
+
+
+def _tidy(source: Source, proto) -> None:
+    """Takes out what tells of this machine (a stack trace for each node) and what quantization stumbles over."""
+    for part in (*proto.graph.node, *proto.graph.initializer, *proto.graph.input, *proto.graph.output, proto.graph):
+        part.ClearField("doc_string")
+        part.ClearField("metadata_props")
+    del proto.graph.value_info[:]
+    del proto.metadata_props[:]
+    proto.graph.name = source.saved.name
+    proto.producer_name, proto.producer_version = "idmm", version("idmm")
+
+
+# ---------------------------------------------------------------------- TorchScript
+def torchscript(source: Source, sample: Sample) -> tuple[bytes, Check]:
+    """Traces the model; ``preprocessing.json``, ``classes.json`` and ``about.json`` are among the file's extra files.
+
+    Raises:
+        RunError: It cannot be traced, or the trace is not what torch computes.
+    """
+    extra = {"preprocessing.json": source.preprocessing, "about.json": source.about}
+    extra |= {"classes.json": source.classes} if source.classes else {}
+    file = io.BytesIO()
+    try:
+        with quiet(), torch.no_grad():
+            traced = torch.jit.trace(source.model, _example(source), check_trace=False)
+            torch.jit.save(traced, file, _extra_files={name: json.dumps(value) for name, value in extra.items()})
+            loaded = torch.jit.load(io.BytesIO(file.getvalue()))
+    except Exception as error:  # as above
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise RunError(f"format: {source.saved.name} cannot be traced by torch {torch.__version__}: {why}") from None
+
+    def run(images: torch.Tensor) -> np.ndarray:
+        with quiet(), torch.inference_mode():
+            return loaded(images).numpy()
+
+    try:
+        return file.getvalue(), check(source, sample, run)
+    except RuntimeError as error:  # a size that tracing has fixed
+        why = " ".join(str(error).split())[-200:]
+        raise RunError(f"format: the trace of {source.saved.name} does not run: {why}; nothing is written") from None
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keeps warnings and notes of exporters to themselves: what they are about, the check finds."""
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            with contextlib.redirect_stderr(io.StringIO()):
+                yield
+    finally:
+        logging.disable(before)

@@ -1,0 +1,148 @@
+"""ONNX with weights in 8 bits, and what that costs and gains, measured."""
+
+import contextlib
+import logging
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from idmm.errors import RunError, UserError
+from idmm.evaluate import score
+from idmm.export.graph import quiet, session_of
+from idmm.export.source import Source
+
+log = logging.getLogger("idmm")
+CALIBRATION = 256  # training images that show the range of each layer's values
+ROUNDS = 9  # of timing, both networks in each
+MATRICES = ["MatMul", "Gemm"]
+
+
+@dataclass(frozen=True)
+class Figures:
+    """A network on the run's test images."""
+
+    top1: float  # percent
+    top1_interval: list[float]  # 95 %
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """8 bits beside 32, on the same images."""
+
+    method: str
+    images: int
+    float32: Figures
+    int8: Figures
+    agreement: float  # percent of images with the same top class
+    speed: float  # of int8, in images a second, as a multiple of float32's, on one core of this machine
+
+    def __str__(self) -> str:
+        lines = [f"int8 ({self.method}) on {self.images} test images", "         top-1    95 % interval     size"]
+        for name, one in (("float32", self.float32), ("int8", self.int8)):
+            low, high = one.top1_interval
+            interval = f"{low:.2f} to {high:.2f}"
+            lines.append(f"{name:<9}{one.top1:<9.2f}{interval:<18}{one.bytes / 1e6:.2f} MB")
+        same = f"the same top class on {self.agreement:.1f} % of the images"
+        return "\n".join([*lines, f"{same}; {self.speed:.2f} times the speed of float32 on one core of this machine"])
+
+
+def quantized(source: Source, proto):
+    """Returns a model in 8 bits, an onnx.ModelProto, and how it compares.
+
+    Networks with attention get 8-bit matrix products whose inputs are scaled as they come (dynamic): their features
+    have outliers that one fixed range would spoil. Others get 8-bit convolutions too, with ranges from training images
+    (static). Measured, see docs/export.md.
+
+    Raises:
+        UserError: The run has no classifier, or its images are not there.
+        RunError: onnxruntime cannot quantize it.
+    """
+    if not source.classes:
+        raise UserError("int8: its accuracy is measured, and the run has no classifier; wanted a fine-tuned run")
+    with _images_wanted():
+        test = list(source.batches("test"))
+        attention = any(node.op_type == "Softmax" for node in proto.graph.node)
+        train = None if attention else list(source.batches("train", CALIBRATION))
+    try:
+        with quiet(), tempfile.TemporaryDirectory() as folder:
+            made = _quantized(proto, train, Path(folder))
+    except Exception as error:  # onnxruntime raises many kinds
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise RunError(f"int8: onnxruntime cannot quantize {source.saved.name}: {why}") from None
+    method = f"static, calibrated on {sum(map(_count, train))} training images" if train else "dynamic"
+    return made, _compared(source, method, proto, made, test)
+
+
+@contextlib.contextmanager
+def _images_wanted() -> Iterator[None]:
+    try:
+        yield
+    except UserError as error:
+        why = "int8: its accuracy is measured on the run's images, which are not there"
+        raise UserError(f"{why} ({error.faults[0]}); name their folder: --data.root DIR") from None
+
+
+def _count(batch: dict) -> int:
+    return len(batch["images"])
+
+
+def _quantized(proto, train: list[dict] | None, folder: Path):
+    import onnx
+    from onnxruntime import quantization as q
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    whole, simple, small = (str(folder / f"{name}.onnx") for name in ("whole", "simple", "small"))
+    onnx.save(proto, whole)
+    quant_pre_process(whole, simple, skip_symbolic_shape=True)
+    if train is None:
+        plain = onnx.load(simple)
+        del plain.graph.value_info[:]  # of products that quantization turns around
+        onnx.save(plain, simple)
+        given = {"op_types_to_quantize": MATRICES, "weight_type": q.QuantType.QInt8, "per_channel": True}
+        q.quantize_dynamic(simple, small, **given)
+    else:
+        types = {"activation_type": q.QuantType.QUInt8, "weight_type": q.QuantType.QInt8, "per_channel": True}
+        q.quantize_static(simple, small, _Reader(train), quant_format=q.QuantFormat.QDQ, **types)
+    return onnx.load(small)
+
+
+class _Reader:
+    """What onnxruntime calls a CalibrationDataReader."""
+
+    def __init__(self, batches: list[dict]):
+        self._batches = iter(batches)
+
+    def get_next(self) -> dict | None:
+        batch = next(self._batches, None)
+        return batch and {"images": batch["images"].numpy()}
+
+
+def _compared(source: Source, method: str, proto, small, test: list[dict]) -> Comparison:
+    truth = np.concatenate([batch["label"].numpy() for batch in test])
+    sessions = [session_of(one) for one in (proto, small)]
+
+    def run(session, batch: dict) -> np.ndarray:
+        return session.run(None, {"images": batch["images"].numpy()})[0]
+
+    named = [np.concatenate([run(session, batch).argmax(1) for batch in test]) for session in sessions]
+    seconds, single = [[], []], [session_of(one, threads=1) for one in (proto, small)]
+    for _ in range(ROUNDS):  # side by side, on one core: other programs slow both
+        for times, session in zip(seconds, single, strict=True):
+            began = time.perf_counter()
+            run(session, test[0])
+            times.append(time.perf_counter() - began)
+    figures = [
+        Figures(**score(predicted, truth), bytes=one.ByteSize())
+        for predicted, one in zip(named, (proto, small), strict=True)
+    ]  # fmt: skip
+    slow, fast = map(np.median, seconds)
+    same = 100 * float((named[0] == named[1]).mean())
+    found = Comparison(method, len(truth), *figures, same, float(slow / fast))
+    if found.int8.top1 < found.float32.top1_interval[0]:
+        log.warning("int8: its accuracy is below the 95 % interval of float32's; better take float32")
+    return found

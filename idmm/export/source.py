@@ -1,0 +1,146 @@
+"""What is exported: a run's model, how its images are prepared, and some of those images to check by."""
+
+import contextlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from idmm.data.cache import load_split
+from idmm.data.datasets import open_splits
+from idmm.data.images import FULL, CentreCrop
+from idmm.data.loaders import centre_crops
+from idmm.data.split import Split, Splits
+from idmm.errors import UserError
+from idmm.models.build import feature_width
+from idmm.models.weights import build_saved, read_checkpoint
+from idmm.stages import stage_of
+from idmm.stages.artifacts import config_of
+
+BATCH = 32  # images that go through a network at a time
+CHECKED = 64  # real images that an exported file is compared with torch on
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Prepared images to compare two networks on."""
+
+    images: torch.Tensor  # float32 [n, C, S, S]
+    what: str  # for people, e.g. 64 test images
+
+
+class Source:
+    """A run's model, with its classifier where it has one.
+
+    Args:
+        run: The run's folder.
+        root: Folder of the run's images now; None: where its config says.
+
+    Raises:
+        UserError: The run is not finished, or the model cannot be built.
+    """
+
+    def __init__(self, run: Path, root: str | None = None):
+        self.run, self._root, self.config = run, root, config_of(run)
+        stem = "model" if (run / "model.safetensors").is_file() else "backbone"
+        self.saved = saved = read_checkpoint(run, "init", stem)
+        self.classes: list[str] | None = saved.extra.get("classes")
+        self.model = build_saved(saved, num_classes=len(self.classes or ()))
+        height, width = self.model.pretrained_cfg["input_size"][-2:]
+        if height != width:
+            raise UserError(f"init: '{run}' was evaluated at {height}x{width} pixels; wanted is a run on square images")
+        self.size = height
+
+    @property
+    def output(self) -> str:
+        """Name of what the model gives: logits [N, K], or features [N, d]."""
+        return "logits" if self.classes else "features"
+
+    @property
+    def width(self) -> int:
+        """Numbers that it gives for an image."""
+        return len(self.classes) if self.classes else feature_width(self.model)
+
+    @property
+    def parameters(self) -> int:
+        return sum(p.numel() for p in self.model.parameters())
+
+    @property
+    def preprocessing(self) -> dict[str, Any]:
+        """How an image file becomes the model's input, for programs that know nothing of idmm."""
+        saved, size = self.saved, self.size
+        short = math.floor(size / saved.crop_pct)
+        channels = "RGB" if saved.in_chans == 3 else "L"
+        steps = [
+            f"convert to {channels}", f"resize the short side to {short} px ({saved.interpolation}, antialiased)",
+            f"cut out the centre {size} x {size}", "divide by 255", "subtract mean", "divide by std",
+        ]  # fmt: skip
+        found = {
+            "steps": f"{', '.join(steps)}; float32 [N, {saved.in_chans}, {size}, {size}]",
+            "channels": channels, "resize": short, "size": [size, size], "crop": "center", "crop_pct": saved.crop_pct,
+            "interpolation": saved.interpolation, "mean": list(saved.mean), "std": list(saved.std), "layout": "NCHW",
+        }  # fmt: skip
+        return found | ({"grey_range": saved.extra["range"]} if "range" in saved.extra else {})
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What model this is."""
+        return {
+            "idmm": version("idmm"), "run": self.run.resolve().name, "model": self.saved.name,
+            "parameters": self.parameters, "output": self.output,
+        }  # fmt: skip
+
+    @torch.inference_mode()
+    def outputs(self, images: torch.Tensor) -> np.ndarray:
+        """Returns what torch makes of prepared images, [n, C, S, S] -> float32 [n, width]."""
+        return np.concatenate([self.model(part).numpy() for part in images.split(BATCH)])
+
+    # ------------------------------------------------------------------ images
+    @cached_property
+    def splits(self) -> Splits:
+        """The run's images, as they lie there now; UserError where they are gone."""
+        data = self.config.data
+        data = replace(data, root=self._root or data.root, download=False)
+        config = replace(self.config, data=data)
+        return open_splits(*stage_of(config).images(config))
+
+    def batches(self, part: str, most: int | None = None) -> Iterator[dict]:
+        """Yields ``images``, ``label`` and ``index`` of a split, prepared as the run evaluates; with ``most`` no more
+        images than so many, evenly spread.
+
+        Raises:
+            UserError: The images are gone or cannot be read.
+        """
+        split: Split | None = getattr(self.splits, part)
+        if split is None:
+            raise UserError(f"the run has no {part} images")
+        data = replace(self.config.data, on_error="skip")
+        if most is not None and len(split) > most:
+            split = split.take(np.linspace(0, len(split) - 1, most).round().astype(int))
+            data = replace(data, cache="ram")  # nobody asks for these again
+        saved = self.saved
+        crop, scale = CentreCrop(self.size, saved.crop_pct), saved.extra.get("range", FULL)
+        store = load_split(split, bound=crop, data=data, part=part, progress=True, scale=scale)
+        return centre_crops(store, self.size, saved.crop_pct, saved.mean, saved.std, BATCH, data.workers)
+
+    def sample(self) -> tuple[Sample, str | None]:
+        """Returns images to check by: of the run's test images, else of its training images, else noise, and then why
+        there are no others."""
+        why = ""
+        for part in ("test", "train"):
+            with contextlib.suppress(UserError):
+                if getattr(self.splits, part) is None:
+                    continue
+            try:
+                images = torch.cat([batch["images"] for batch in self.batches(part, CHECKED)])
+                return Sample(images, f"{len(images)} {'test' if part == 'test' else 'training'} images"), None
+            except UserError as error:
+                why = why or error.faults[0]
+        shape = (CHECKED // 4, self.saved.in_chans, self.size, self.size)
+        return Sample(torch.randn(shape, generator=torch.Generator().manual_seed(0)), "noise"), why
