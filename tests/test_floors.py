@@ -13,7 +13,7 @@ FLOORS = (
     + ("losses", "pictures", "confusion"),
     ("data", "models", "optim", "checkpoint", "environment"),
     ("methods",),
-    ("evaluate", "calibrate", "features", "inference", "monitor", "engine"),
+    ("evaluate", "calibrate", "features", "inference", "monitor", "similarity", "engine"),
     ("stages",),
     ("transfer", "report", "tuning", "export", "commands", "cli"),
 )

@@ -99,7 +99,8 @@ def checkup(given: DataCheckConfig) -> int:
             print(f", {out / 'check.png'}", end="")
         else:
             (out / "check.png").unlink(missing_ok=True)  # of an earlier check
-        print(f", {_write_exclusions(given, exclusions(found), out / 'exclude.txt')}")
+        asked = " ".join(filter(None, ["idmm data check", given.name, given.root and f"--root {given.root}"]))
+        print(f", {write_exclusions(asked, given.exclude, exclusions(found), out / 'exclude.txt')}")
     return int(not found.clean)
 
 
@@ -140,13 +141,13 @@ def _rows(found: Checkup, split: Split, part: str) -> tuple[np.ndarray, np.ndarr
     return rows, np.array([split.classes[split.labels[i]] for i in used])
 
 
-def _write_exclusions(given: DataCheckConfig, lines: list[str], path: Path) -> str:
-    """Writes a file for ``data.exclude``, after what was left out already; returns what is to be said of it."""
-    if given.exclude is not None:
-        head = Path(given.exclude).expanduser().read_bytes().rstrip(b"\n")
+def write_exclusions(command: str, before: str | None, lines: list[str], path: Path) -> str:
+    """Writes a file for ``data.exclude``, after what was left out already, by the file ``before``; ``command``: what
+    finds it. Returns what is to be said of it."""
+    if before is not None:
+        head = Path(before).expanduser().read_bytes().rstrip(b"\n")
     else:
-        asked = " ".join(filter(None, [given.name, given.root and f"--root {given.root}"]))
-        head = f"# for --data.exclude: what 'idmm data check {asked}' would leave out".encode()
+        head = f"# for --data.exclude: what '{command}' would leave out".encode()
     content = b"\n".join([head, *(line.encode("utf-8", "surrogateescape") for line in lines), b""])
     kept = ""
     if path.exists() and path.read_bytes() != content:  # it may have been edited

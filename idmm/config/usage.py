@@ -25,9 +25,20 @@ class ExploreConfig:
     duplicates and wrong labels, outliers; as tables and sheets of thumbnails."""
 
     run: str
-    """A run folder of pretraining."""
+    """A finished run folder, best of pretraining by idmm: other runs have no rows of images and go by features."""
     out: str | None = None
     """Folder for the tables and sheets; null: RUN/explore."""
+    by: Literal["instances", "features"] | None = None
+    """What images are compared by: 'instances', the rows of the N-way layer, one an image; 'features', what the
+    backbone makes of each image; null: rows where the run has them, and features for what rows do not show, outliers."""
+    neighbours: int = Field(5, ge=1)
+    """Nearest images that are listed for each (images)."""
+    clusters: int | None = Field(None, ge=1)
+    """Clusters; null: the square root of half the number of images, 30 at most."""
+    batch_size: int = Field(64, ge=1)
+    """Images that go through the network at a time (images)."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Where the network runs, in fp32; 'auto': cuda, else mps, else cpu."""
 
 
 @section

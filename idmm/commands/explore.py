@@ -1,0 +1,226 @@
+"""``idmm explore``: which training images of a run are alike, as tables, sheets of thumbnails and a summary."""
+
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from idmm import similarity
+from idmm.commands.datasets import write_exclusions
+from idmm.commands.explore_tables import Section, sections
+from idmm.config.commands import ProbeConfig
+from idmm.config.usage import ExploreConfig
+from idmm.data.cache import ImageStore
+from idmm.data.doctor import HASH_BITS, Checkup, ImageRef, Pair, exclusions, perceptual_hashes
+from idmm.errors import UserError
+from idmm.files import made_folder, write_csv, write_text
+from idmm.progress import Bar
+from idmm.stages import artifacts
+from idmm.stages.probe import frozen_backbone
+
+log = logging.getLogger("idmm")
+FOLDER, FILE = "explore", "explore.json"
+TITLE = "Which training images are alike"
+EXCLUDE = "exclude.txt"
+VOTED_OF = 3 * similarity.VOTERS  # neighbours that are looked at for those with a label
+THUMB = 96  # longest side of a thumbnail (pixels)
+HASHES = 2.0  # weight of the agreement of perceptual hashes beside the cosine of rows
+
+
+@dataclass
+class Explored:
+    """The training images of a run, and what was found about them."""
+
+    run: Path
+    names: list[str]  # as in the split, [N]
+    digests: list[str]  # of the files
+    labels: np.ndarray | None  # int64 [N], -1 where an image has none; None: there are no labels
+    classes: list[str]  # name of each label
+    by: str  # what was compared: instances or features
+    rows: np.ndarray  # float32 [N, d]
+    store: ImageStore | None  # the images; None: they are gone
+    features: np.ndarray | None = None  # float32 [N, d2]
+    notes: list[str] = field(default_factory=list)  # what is missing, and why
+
+    def label(self, i: int) -> str | None:
+        """Returns the name of an image's class."""
+        return None if self.labels is None or self.labels[i] < 0 else self.classes[self.labels[i]]
+
+    def thumbnail(self, i: int) -> np.ndarray:
+        """Returns a small picture of an image, uint8 [h, w, 3]."""
+        picture = Image.fromarray(self.store.image(i).permute(1, 2, 0).numpy())  # [H, W, 3]
+        picture.thumbnail((THUMB, THUMB), Image.Resampling.LANCZOS)
+        return np.asarray(picture)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the rows say of the images."""
+
+    near: similarity.Neighbours  # by cosine
+    pairs: list[tuple[int, int, float | None, float, str]]  # likely duplicates: numbers, score, cosine, kind
+    margins: np.ndarray | None  # of the votes on each label, float64 [N]
+    suggested: np.ndarray | None  # class that the neighbours have, int64 [N]
+    isolation: np.ndarray  # the larger, the more of an outlier, float64 [N]
+    cluster: np.ndarray  # int64 [N], the largest is 0
+    centrality: np.ndarray  # cosine with the cluster's centre, float32 [N]
+
+
+def explore(given: ExploreConfig) -> str:
+    """Finds images that are alike and writes tables, sheets and ``explore.json`` to ``given.out``, by default
+    RUN/explore.
+
+    Returns:
+        A summary: how much was found of each kind, the ten worst, and what to do next.
+
+    Raises:
+        UserError: No finished run, its images are gone and it has no rows for them, or ``out`` cannot be written.
+    """
+    seen = opened(given)
+    out = made_folder(given.out or str(Path(given.run) / FOLDER))
+    found = search(seen, given)
+    (out / FILE).unlink(missing_ok=True)  # it stands for all the others
+    for old in (*out.glob("*.png"), *out.glob("*.csv")):
+        old.unlink()
+    parts = sections(seen, found, given.neighbours)
+    files = []
+    for part in parts:
+        if part.rows is not None:
+            write_csv(out / f"{part.name}.csv", part.rows)
+            files.append(f"{part.name}.csv")
+        part.draw(out)
+        files += part.sheets
+    copies = next(part for part in parts if part.name == "duplicates")
+    copies.lines.append(f"written: {_exclude(seen, found, given, out / EXCLUDE)}")
+    about = {
+        "title": TITLE, "by": seen.by, "images": len(seen.names), "lines": _heading(seen),
+        "sections": [part.plain() for part in parts], "notes": seen.notes, "files": [FILE, *files, EXCLUDE],
+    }  # fmt: skip
+    write_text(out / FILE, json.dumps(about, indent=1) + "\n")
+    return "\n".join(_summary(seen, parts, out))
+
+
+# ---------------------------------------------------------------------- what there is
+def opened(given: ExploreConfig) -> Explored:
+    """Reads the rows of a run, its images where they are still there, and what is not kept but asked for."""
+    run, config = given.run, artifacts.config_of(given.run)
+    if isinstance(config, ProbeConfig):
+        raise UserError(f"run: '{run}' is a probe, which trains nothing; wanted a run of pretraining or fine-tuning")
+    rows, why = None, None
+    if given.by != "features":
+        try:
+            rows = artifacts.instances(run)
+        except UserError as error:
+            if given.by:
+                raise
+            why = error.faults[0]
+    notes, store = [], None
+    try:
+        store = artifacts.images(run)
+    except UserError as error:
+        if rows is None:
+            raise UserError(*([why] if why else []), *error.faults) from None
+        notes.append(f"{error.faults[0]}: tables without pictures, no perceptual hashes, outliers by rows alone")
+    if store is not None and rows is not None and store.names != rows.images:
+        notes.append(f"{run}: the images are others than those of the run: tables without pictures")
+        store = None
+    if rows is not None:
+        classes = sorted({label for label in rows.labels or () if label is not None})
+        number = {name: i for i, name in enumerate(classes)} | {None: -1}
+        labels = np.array([number[label] for label in rows.labels]) if classes else None
+        seen = Explored(Path(run), rows.images, rows.digests, labels, classes, "instances", rows.weight, store)
+    else:
+        labels = None if store.labels is None or not (store.labels >= 0).any() else store.labels
+        classes = list(store.classes or ())
+        seen = Explored(Path(run), store.names, store.digests, labels, classes, "features", np.empty(0), store)
+        if why:
+            notes.append(f"{why}: compared by the frozen features of the backbone")
+    if len(seen.names) < 3:
+        raise UserError(f"run: '{run}' has {len(seen.names)} training images; wanted three or more to compare")
+    if store is not None and (rows is None or given.by is None):
+        seen.features = _features(given, config, store)
+    seen.rows = seen.features if rows is None else seen.rows
+    seen.notes += notes + ([] if seen.labels is not None else ["no labels: no labels.csv"])
+    return seen
+
+
+def _features(given: ExploreConfig, config, store: ImageStore) -> np.ndarray:
+    """Takes the pooled features of whole images, float32 [N, d]; those of an earlier call are found on the disk."""
+    data = replace(config.data, workers=0)
+    asked = ProbeConfig(init=given.run, data=data, batch_size=given.batch_size, device=given.device, crop_pct=1.0)
+    return frozen_backbone(asked).features(store, "train")
+
+
+# ---------------------------------------------------------------------- what is found
+def search(seen: Explored, given: ExploreConfig) -> Found:
+    """Compares the images."""
+    unit = similarity.unit_rows(seen.rows)
+    near = similarity.nearest(
+        unit, max(given.neighbours, similarity.VOTERS, VOTED_OF if seen.labels is not None else 0)
+    )
+    margins, suggested = (None, None) if seen.labels is None else similarity.label_margins(near, seen.labels)
+    if seen.features is not None:
+        isolation = similarity.isolation(seen.features)
+    else:
+        isolation = 1.0 - near.value[:, : similarity.LOCAL].mean(axis=1, dtype=np.float64)
+    groups = similarity.clusters(unit, given.clusters)
+    return Found(near, list(_duplicates(seen, unit)), margins, suggested, isolation, *groups)
+
+
+def _duplicates(seen: Explored, unit: np.ndarray) -> Iterator[tuple[int, int, float | None, float, str]]:
+    """Yields likely duplicates: the same files first, then by score.
+
+    Where the images are there, what is compared is the cosine of two rows plus twice the agreement of their perceptual
+    hashes, in [-1, 1] both, mirrored or not.
+    """
+    hashes = None if seen.store is None else _hashes(seen.store)
+    forms = () if hashes is None else [np.hstack([unit, hashes[:, side]]) for side in (0, 1)]
+    pairs = similarity.likely_duplicates(*(forms[:1] or [unit]), *forms)
+    first: dict[str, int] = {}
+    same = [(one, i) for i, digest in enumerate(seen.digests) if (one := first.setdefault(digest, i)) != i]
+    for i, j in same:
+        yield i, j, None, float(unit[i] @ unit[j]), "same file"
+    for (i, j), score in zip(pairs.index.tolist(), pairs.score.tolist(), strict=True):
+        if score > pairs.threshold and seen.digests[i] != seen.digests[j]:
+            mirrored = hashes is not None and hashes[i, 1] @ hashes[j, 0] > hashes[i, 0] @ hashes[j, 0]
+            yield i, j, score, float(unit[i] @ unit[j]), "mirrored" if mirrored else "near"
+
+
+def _hashes(store: ImageStore) -> np.ndarray:
+    """Returns the perceptual hashes of all images and their mirror images as vectors, float32 [N, 2, 64], whose product
+    is ``HASHES`` times the share of bits that agree less that of those that differ."""
+    numbers = Bar(range(len(store)), desc="perceptual hashes", unit="img", delay=1)
+    bits = [perceptual_hashes(Image.fromarray(store.image(i).permute(1, 2, 0).numpy())) for i in numbers]
+    return (np.array(bits, dtype=np.float32) * 2 - 1) * np.float32((HASHES / HASH_BITS) ** 0.5)
+
+
+def _exclude(seen: Explored, found: Found, given: ExploreConfig, path: Path) -> str:
+    """Writes a file for ``data.exclude``: copies of the same file, and the likely ones behind a #."""
+    refs = [ImageRef("train", i, name, seen.label(i)) for i, name in enumerate(seen.names)]
+    once, pairs = set(), []
+    for i, j, _, cosine, kind in found.pairs:
+        if kind == "same file" or j not in once:
+            pairs.append(Pair(kind, refs[i], refs[j], cosine))
+        once.add(j)
+    config = artifacts.config_of(given.run)
+    lines = exclusions(Checkup(config.data.name, config.data.root, pairs=pairs))
+    return write_exclusions(f"idmm explore {given.run}", config.data.exclude, lines, path)
+
+
+# ---------------------------------------------------------------------- what is said
+def _heading(seen: Explored) -> list[str]:
+    what = {"instances": "the cosine of their rows in the N-way layer", "features": "the cosine of frozen features"}
+    lines = [f"{len(seen.names):,} training images of {seen.run}, compared by {what[seen.by]}."]
+    return [*lines, "These are suspicions, not findings: look at the sheets. 'idmm data check' finds what is certain."]
+
+
+def _summary(seen: Explored, parts: list[Section], out: Path) -> Iterator[str]:
+    yield from _heading(seen)
+    for part in parts:
+        yield from ["", f"{part.title}: {part.said}", *(f"  {line}" for line in part.shown()), *part.lines]
+    yield from ["", *(f"note: {note}" for note in seen.notes)] if seen.notes else []
+    yield from ["", f"written: {out / FILE}, with tables and sheets beside it; 'idmm report {seen.run}' shows them"]

@@ -1,0 +1,241 @@
+"""The five tables of ``idmm explore``: their rows, their sheets, and what is said of them."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from idmm import similarity
+from idmm.data.split import counted
+
+WORST = 10  # that are shown of each
+PAIRS, ROWS, GRID, QUERIES = 24, 16, (4, 8), 8  # on the sheets: pairs, labels and clusters, outliers, neighbours
+BESIDE = 6  # images beside the first of a row
+FAR_OUT = 3.0  # interquartile ranges above the third quartile (Tukey's far out values)
+
+
+@dataclass
+class Section:
+    """A table, with what is said of it."""
+
+    name: str  # of its files
+    title: str
+    said: str  # what was found, in a line
+    count: int  # of what was found
+    rows: list[Sequence] | None  # of the CSV, the header first; None: there is no such table
+    worst: list[Sequence]  # rows to be shown
+    lines: list[str]  # what it means and what to do next
+    drawn: Callable[[Path], None] | None = None  # draws the sheet; None: there is none
+    sheets: list[str] = field(default_factory=list)
+
+    def draw(self, out: Path) -> None:
+        """Draws the sheet into a folder, where there is something on it."""
+        if self.drawn is not None and self.worst:
+            self.drawn(out / f"{self.name}.png")
+            self.sheets = [f"{self.name}.png"]
+
+    def shown(self) -> Iterator[str]:
+        """Yields the worst as lines of aligned columns."""
+        if not self.worst:
+            return
+        cells = [["" if cell is None else str(cell) for cell in row] for row in (self.rows[0], *self.worst)]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        for row in cells:
+            yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+    def plain(self) -> dict:
+        """Returns it for explore.json."""
+        table = {"columns": list(self.rows[0]), "rows": [list(row) for row in self.worst]} if self.worst else None
+        csv = None if self.rows is None else f"{self.name}.csv"
+        lines = [self.said, *self.lines]
+        kept = {"name": self.name, "title": self.title, "count": self.count, "lines": lines, "table": table}
+        return {**kept, "csv": csv, "sheets": self.sheets}
+
+
+def sections(seen, found, neighbours: int) -> list[Section]:
+    """Returns the tables of what was found (:class:`idmm.commands.explore.Found`) among the images that were seen
+    (:class:`idmm.commands.explore.Explored`); ``neighbours``: listed for each image."""
+    made = [_duplicates(seen, found), _labels(seen, found), _outliers(seen, found), _clusters(seen, found)]
+    made.append(_neighbours(seen, found, neighbours))
+    for part in made if seen.store is None else ():
+        part.drawn = None
+    return made
+
+
+def _number(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.4g}")
+
+
+def _class(seen, *numbers: int) -> list[str | None]:
+    """The classes of images as cells; nothing where there are no labels."""
+    return [] if seen.labels is None else [seen.label(i) for i in numbers]
+
+
+# ---------------------------------------------------------------------- duplicates
+def _duplicates(seen, found) -> Section:
+    pairs, labelled = found.pairs, seen.labels is not None
+    rows = [["rank", "path", "duplicate", "score", "cosine", "kind", *(["class", "duplicate_class"] * labelled)]]
+    for rank, (i, j, score, cosine, kind) in enumerate(pairs, start=1):
+        values = (_number(score), _number(cosine), kind)
+        rows.append([rank, seen.names[i], seen.names[j], *values, *_class(seen, i, j)])
+    same = sum(kind == "same file" for *_, kind in pairs)
+    said = f"{counted(len(pairs), 'likely pair')}, {same} of them the same file"
+    lines = [
+        "One picture with two targets: instance discrimination is punished for recognising it. Remove copies, and train "
+        "again: exclude.txt names them for --data.exclude, all but the same files behind a #."
+    ]
+
+    def draw(path: Path) -> None:
+        from idmm.report.pictures import pair_sheet
+
+        sheet = []
+        for i, j, score, _, kind in pairs[:PAIRS]:
+            names = [f"{seen.names[n]}\n{seen.label(n) or ''}" for n in (i, j)]
+            matter = kind if score is None else f"{kind}, {score:.2f}"
+            sheet.append((matter, names, [seen.thumbnail(n) for n in (i, j)]))
+        pair_sheet(sheet, path, f"{len(sheet)} of {counted(len(pairs), 'likely pair')} of duplicates")
+
+    return Section("duplicates", "Likely duplicates", said, len(pairs), rows, rows[1 : 1 + WORST], lines, draw)
+
+
+# ---------------------------------------------------------------------- labels
+def _labels(seen, found) -> Section:
+    about = ("labels", "Likely label errors")
+    if seen.labels is None:
+        return Section(*about, "not looked for, the images have no labels", 0, None, [], [])
+    order = np.lexsort((np.arange(len(seen.names)), -found.margins))
+    order = order[found.suggested[order] >= 0]
+    rows = [["rank", "path", "class", "suggested", "score", "likely", "neighbours"]]
+    for rank, i in enumerate(order.tolist(), start=1):
+        likely = "yes" if found.margins[i] > similarity.LIKELY else "no"
+        voted = Counter(seen.classes[label] for label in _voters(seen, found, i)).most_common(3)
+        text = ", ".join(f"{name} {count}" for name, count in voted)
+        named = (seen.label(i), seen.classes[found.suggested[i]])
+        rows.append([rank, seen.names[i], *named, _number(found.margins[i]), likely, text])
+    count = int((found.margins > similarity.LIKELY).sum())
+    said = f"{counted(count, 'image')} whose nearest instances carry another label"
+    lines = ["Look at each: move the file to the class that it is of, or leave it out with --data.exclude."]
+    worst = order[:count]
+
+    def draw(path: Path) -> None:
+        from idmm.report.sheets import BLUE, ORANGE
+
+        sheet = []
+        for i in worst[:ROWS].tolist():
+            text = f"labelled {_cut(seen.label(i))}\nneighbours: {_cut(seen.classes[found.suggested[i]])}"
+            tiles = [(i, seen.label(i), ORANGE)]
+            for j in found.near.index[i, :BESIDE].tolist():
+                tiles.append((j, seen.label(j) or "no label", BLUE if seen.labels[j] == found.suggested[i] else None))
+            sheet.append((text, tiles))
+        note = "orange: the image in question; blue: neighbours of the class that they suggest"
+        _draw_rows(seen, sheet, path, f"{len(sheet)} of {counted(count, 'likely label error')}", note)
+
+    return Section(*about, said, count, rows, rows[1 : 1 + min(WORST, count)], lines, draw)
+
+
+def _voters(seen, found, i: int) -> np.ndarray:
+    labels = seen.labels[found.near.index[i]]
+    return labels[labels >= 0][: similarity.VOTERS]
+
+
+# ---------------------------------------------------------------------- outliers
+def _outliers(seen, found) -> Section:
+    far, order = found.isolation, np.lexsort((np.arange(len(seen.names)), -found.isolation))
+    first, third = np.percentile(far, [25, 75])
+    count = int((far > third + FAR_OUT * (third - first)).sum())
+    by_features = seen.features is not None
+    column = "distance" if by_features else "unlikeness"
+    rows = [["rank", "path", column, *(["class"] if seen.labels is not None else [])]]
+    for rank, i in enumerate(order.tolist(), start=1):
+        rows.append([rank, seen.names[i], _number(far[i]), *_class(seen, i)])
+    what = "distance to the 10th nearest image, by features" if by_features else "1 - mean cosine with the 10 nearest"
+    said = f"{counted(count, 'image')} far out ({what}); all are ranked"
+    lines = [
+        "Look at the first: what does not belong here can be left out with --data.exclude, what is rare may be right."
+    ]
+    if not by_features:
+        lines.append("By rows alone this finds outliers hardly better than chance (docs/explore.md).")
+
+    def draw(path: Path) -> None:
+        many, columns = GRID
+        tiles = [(i, f"{seen.names[i]}\n{far[i]:.3g}", None) for i in order[: many * columns].tolist()]
+        sheet = [("", tiles[start : start + columns]) for start in range(0, len(tiles), columns)]
+        _draw_rows(seen, sheet, path, f"The {len(tiles)} images that are furthest out", f"below each its {column}")
+
+    return Section("outliers", "Outliers", said, count, rows, rows[1 : 1 + WORST], lines, draw)
+
+
+# ---------------------------------------------------------------------- clusters and neighbours
+def _clusters(seen, found) -> Section:
+    order = np.lexsort((np.arange(len(seen.names)), -found.centrality, found.cluster))
+    groups = [order[found.cluster[order] == c] for c in range(found.cluster.max() + 1)]
+    rows = [["cluster", "size", "medoid", "path", "cosine", *(["class"] if seen.labels is not None else [])]]
+    worst, sheet = [], []
+    for number, members in enumerate(groups, start=1):
+        medoid = seen.names[members[0]]
+        for i in members.tolist():
+            shared = (number, len(members), medoid, seen.names[i], _number(found.centrality[i]))
+            rows.append([*shared, *_class(seen, i)])
+        worst.append(rows[-len(members)])
+        mostly = _mostly(seen, members)
+        text = f"cluster {number}\n{counted(len(members), 'image')}" + (f"\n{mostly}" if mostly else "")
+        sheet.append((text, [(i, seen.names[i], None) for i in members[: BESIDE + 2].tolist()]))
+    said = f"{len(groups)}, of {len(groups[-1])} to {len(groups[0])} images, each named by its medoid"
+    lines = ["What the images fall into: small clusters are often another kind of picture."]
+
+    def draw(path: Path) -> None:
+        note = "the images nearest to the centre of each; the first is its medoid"
+        _draw_rows(seen, sheet[:ROWS], path, f"{len(sheet[:ROWS])} of {counted(len(sheet), 'cluster')}", note)
+
+    return Section("clusters", "Clusters", said, len(groups), rows, worst[:WORST], lines, draw)
+
+
+def _mostly(seen, members: np.ndarray) -> str:
+    if seen.labels is None:
+        return ""
+    (label, times), *_ = Counter(seen.label(i) or "no label" for i in members.tolist()).most_common(1)
+    return f"{100 * times / len(members):.0f} % {_cut(label)}"
+
+
+def _neighbours(seen, found, many: int) -> Section:
+    near = found.near
+    many = min(many, near.index.shape[1])
+    rows = [["path", "rank", "neighbour", "cosine"]]
+    for i, name in enumerate(seen.names):
+        for rank in range(many):
+            rows.append([name, rank + 1, seen.names[near.index[i, rank]], _number(near.value[i, rank])])
+    spread = np.unique(np.linspace(0, len(seen.names) - 1, QUERIES).astype(int)).tolist()
+
+    def draw(path: Path) -> None:
+        sheet = []
+        for i in spread:
+            tiles = [(i, seen.names[i], _blue())]
+            for j, cosine in zip(near.index[i, :BESIDE].tolist(), near.value[i, :BESIDE].tolist(), strict=True):
+                tiles.append((j, f"{seen.names[j]}\n{cosine:.2f}", None))
+            sheet.append(("", tiles))
+        note = "blue: some images, evenly drawn; beside each its nearest, with the cosine"
+        _draw_rows(seen, sheet, path, "Nearest images", note)
+
+    said = f"the {many} nearest of each image"
+    return Section("neighbours", "Nearest images", said, len(rows) - 1, rows, rows[1:2], [], draw)
+
+
+# ---------------------------------------------------------------------- drawing
+def _blue() -> str:
+    from idmm.report.sheets import BLUE
+
+    return BLUE
+
+
+def _draw_rows(seen, rows: list, path: Path, title: str, note: str) -> None:
+    """Draws rows of (text, [(image, caption, frame), ...])."""
+    from idmm.report.sheets import Tile, caption_sheet
+
+    drawn = [(text, [Tile(seen.thumbnail(i), caption, frame) for i, caption, frame in tiles]) for text, tiles in rows]
+    caption_sheet(drawn, path, title, note)
+
+
+def _cut(name: str, most: int = 18) -> str:
+    return name if len(name) <= most else f"{name[: most - 1]}…"

@@ -1,0 +1,153 @@
+"""Which rows of a matrix are alike: neighbours, near-duplicates, labels that neighbours do not share, clusters.
+
+The rows are one an image: of the N-way layer, or features. Products are taken in blocks, so that the memory for a
+hundred thousand rows stays small. What was measured of these scores: docs/explore.md (benchmarks/explore_faults.py).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+LOCAL = 10  # neighbours that tell how crowded it is around a row
+VOTERS, TEMPERATURE = 10, 0.2  # neighbours that vote on an image's label, by exp(cosine / temperature)
+ABOVE = 5.0  # a duplicate's score is so many times as far above the median image's as the first quartile is below it
+LIKELY = 0.5  # margin of the vote from which on a label is likely wrong
+MOST_CLUSTERS = 30  # without being asked for more
+_BLOCK = 1 << 24  # products that are held at a time: 64 MiB
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """The nearest other rows of each row, nearest first."""
+
+    index: np.ndarray  # int64 [N, k]
+    value: np.ndarray  # float32 [N, k]: what was compared, larger is nearer
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Pairs of rows that may be the same, the likeliest first."""
+
+    index: np.ndarray  # int64 [P, 2], the earlier row first
+    score: np.ndarray  # float64 [P]
+    threshold: float  # scores above it are likely
+
+
+def unit_rows(rows) -> np.ndarray:
+    """Returns rows [N, d] less their mean and of unit length; those that are the mean stay zero: float32 [N, d]."""
+    rows = torch.as_tensor(np.asarray(rows, dtype=np.float32))
+    return F.normalize(rows - rows.mean(0), dim=1).numpy()
+
+
+def nearest(rows: np.ndarray, k: int, *queries: np.ndarray) -> Neighbours:
+    """Returns for each row the ``k`` others, N - 1 at most, of the largest product; of equal ones the earlier first.
+
+    Args:
+        rows: float32 [N, d].
+        k: How many.
+        queries: What the rows are multiplied with, float32 [N, d] each: of several forms of an image the best counts;
+            none: the rows themselves.
+    """
+    others, forms = torch.as_tensor(rows), [torch.as_tensor(form) for form in queries or (rows,)]
+    count, k = len(rows), min(k, len(rows) - 1)
+    index, value = np.empty((count, k), dtype=np.int64), np.empty((count, k), dtype=np.float32)
+    step = max(1, _BLOCK // max(1, count))
+    for start in range(0, count, step):
+        part = slice(start, min(start + step, count))
+        found = forms[0][part] @ others.T  # [R, N]
+        for form in forms[1:]:
+            torch.maximum(found, form[part] @ others.T, out=found)
+        own = torch.arange(part.start, part.stop)
+        found[own - start, own] = -torch.inf
+        values, columns = (of.numpy() for of in found.topk(k, dim=1))
+        order = np.lexsort((columns, -values), axis=1)
+        index[part], value[part] = (np.take_along_axis(of, order, 1) for of in (columns, values))
+    return Neighbours(index, value)
+
+
+def likely_duplicates(rows: np.ndarray, *queries: np.ndarray) -> Pairs:
+    """Returns pairs of rows that are nearer to each other than their neighbourhoods are crowded, arguments as of
+    :func:`nearest`.
+
+    A pair's score is its product less the mean of both rows' with their next 10 neighbours (CSLS of Conneau et al.,
+    Word translation without parallel data, ICLR 2018): in a class of much alike images, near is nothing special. The
+    threshold needs no examples: of the images' best scores, it lies as far above the median as ``ABOVE`` times the
+    first quartile below it.
+    """
+    near = nearest(rows, LOCAL + 1, *queries)
+    crowd = near.value[:, 1:].mean(axis=1) if near.value.shape[1] > 1 else np.zeros(len(rows))  # without the nearest
+    first = np.repeat(np.arange(len(rows)), near.index.shape[1])
+    second = near.index.ravel()
+    score = near.value.ravel().astype(np.float64) - (crowd[first] + crowd[second]) / 2
+    best = score.reshape(near.index.shape).max(axis=1)
+    quartile, median = np.percentile(best, [25, 50])
+    order = np.lexsort((np.maximum(first, second), np.minimum(first, second), -score))
+    pairs = np.sort(np.stack([first, second], axis=1)[order], axis=1)
+    _, once = np.unique(pairs, axis=0, return_index=True)
+    once.sort()
+    return Pairs(pairs[once], score[order][once], float(median + ABOVE * (median - quartile)))
+
+
+def label_margins(near: Neighbours, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Says whether an image's neighbours are of another class, by a weighted vote as of
+    :func:`idmm.evaluate.knn_predict`.
+
+    Args:
+        near: Neighbours by cosine; of those that have a label the first ``VOTERS`` vote.
+        labels: int64 [N], -1 where there is none.
+
+    Returns:
+        The votes' share for the best other class less that for the image's own, in [-1, 1], float64 [N], and that other
+        class, int64 [N], -1 where the neighbours have none. Images without a label, or whose neighbours have none, have
+        -1 and -1.
+    """
+    theirs = labels[near.index]  # [N, k]
+    seen = (theirs >= 0) & (np.cumsum(theirs >= 0, axis=1) <= VOTERS)
+    weight = np.exp((near.value.astype(np.float64) - 1) / TEMPERATURE) * seen  # [N, k]
+    own = (weight * (theirs == labels[:, None])).sum(axis=1)
+    most, other = np.zeros(len(labels)), np.full(len(labels), -1)
+    for column in range(theirs.shape[1]):
+        votes = (weight * (theirs == theirs[:, column, None])).sum(axis=1)
+        better = seen[:, column] & (theirs[:, column] != labels) & (votes > most)
+        most, other = np.where(better, votes, most), np.where(better, theirs[:, column], other)
+    total = weight.sum(axis=1)
+    known = (labels >= 0) & (total > 0)
+    margin = (most - own) / np.where(known, total, 1)
+    return np.where(known, margin, -1.0), np.where(known, other, -1)
+
+
+def isolation(features: np.ndarray) -> np.ndarray:
+    """Returns how far each row's ``LOCAL``-th neighbour is, Euclidean distance, float64 [N]: large for outliers
+    (Ramaswamy et al., Efficient algorithms for mining outliers, SIGMOD 2000)."""
+    rows = np.asarray(features, dtype=np.float32) - np.mean(features, axis=0, dtype=np.float32)
+    squares = (rows.astype(np.float64) ** 2).sum(axis=1)
+    ones = np.ones((len(rows), 1), dtype=np.float32)
+    target = np.hstack(
+        [rows, (-squares[:, None] / 2).astype(np.float32)]
+    )  # a · b - |b|² / 2 is largest for the nearest
+    last = nearest(target, LOCAL, np.hstack([rows, ones])).index[:, -1]
+    return np.sqrt(((rows - rows[last]).astype(np.float64) ** 2).sum(axis=1))
+
+
+def clusters(unit: np.ndarray, number: int | None = None, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Groups rows of unit length, float32 [N, d], by k-means.
+
+    Args:
+        unit: The rows.
+        number: Of clusters, N at most; None: the square root of N / 2, 30 at most.
+        seed: Of the starts.
+
+    Returns:
+        Each row's cluster, numbered from 0 by size, int64 [N], and its cosine with the cluster's centre, float32 [N].
+    """
+    from sklearn.cluster import MiniBatchKMeans
+
+    number = min(number or min(MOST_CLUSTERS, max(2, round((len(unit) / 2) ** 0.5))), len(unit))
+    found = MiniBatchKMeans(number, batch_size=2048, n_init=5, random_state=seed).fit(unit)
+    order = np.argsort(-np.bincount(found.labels_, minlength=found.n_clusters), kind="stable")
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    centres = F.normalize(torch.as_tensor(found.cluster_centers_.astype(np.float32)), dim=1).numpy()
+    return rank[found.labels_].astype(np.int64), (unit * centres[found.labels_]).sum(axis=1)
