@@ -1,7 +1,7 @@
-"""What test-time augmentation gains: accuracy of runs on images alone, and on the mean with their mirror images.
+"""What test-time augmentation gains (docs/using.md): accuracy of runs alone, and by the mean with mirror images.
 
 idmm train DIR --minutes 1.5 --seed 0 --out runs/photos-0    # and so on, a seed each
-python benchmarks/mirror_images.py --root DIR/test --runs runs/photos-*
+python benchmarks/mirror_images.py --root DIR/test --runs runs/photos-0 runs/photos-1 runs/photos-2
 """
 
 import argparse
@@ -21,14 +21,13 @@ def main() -> None:
     given = parser.parse_args()
     gains, won, lost = [], 0, 0
     for run in given.runs:
-        classifier, shares, seconds = idmm.load_classifier(run), [], []
+        classifier, answers, seconds = idmm.load_classifier(run), [], []
         for tta in (False, True):
             began = time.perf_counter()
-            found = classifier.predict(given.root, tta=tta)
+            answers.append(classifier.predict(given.root, tta=tta))
             seconds.append(time.perf_counter() - began)
-            shares.append(found)
-        truth = np.array([Path(path).relative_to(given.root).parts[0] for path in found.paths])
-        right = [np.array(found.labels) == truth for found in shares]  # [N] each
+        truth = np.array([Path(path).relative_to(given.root).parts[0] for path in answers[0].paths])
+        right = [np.array(found.labels) == truth for found in answers]  # [N] each
         plain, mirrored = (100 * hits.mean() for hits in right)
         gains.append(mirrored - plain)
         won, lost = won + (right[1] & ~right[0]).sum(), lost + (right[0] & ~right[1]).sum()

@@ -67,6 +67,6 @@ def _draw(given: SimilarConfig, shown: list[tuple[str, float]], same: set[str], 
     from idmm.report.pictures import pair_sheet
 
     captions = [("query", given.query)]
-    captions += [(f"{cosine:.3f}{', same file' if path in same else ''}", path) for path, cosine in shown]
+    captions += [(f"cosine {cosine:.3f}{', same file' if path in same else ''}", path) for path, cosine in shown]
     rows = [(caption, ["/".join(Path(path).parts[-2:])], [fitted(read(path), DRAWN)]) for caption, path in captions]
     pair_sheet(rows, given.out, f"Most like '{Path(given.query).name}' by the cosine of the features of {given.init}")
