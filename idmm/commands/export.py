@@ -30,6 +30,10 @@ def export(given: ExportConfig) -> str:
     from idmm.export.source import Source  # torch takes seconds, a mistake is told at once
 
     source = Source(Path(given.init).expanduser(), given.data.root)
+    if given.int8:
+        from idmm.export.quantize import check_measurable
+
+        check_measurable(source)
     sample, why = source.sample()
     if why:
         log.warning(

@@ -1,6 +1,5 @@
 """What is exported: a run's model, how its images are prepared, and some of those images to check by."""
 
-import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -134,10 +133,9 @@ class Source:
         there are no others."""
         why = ""
         for part in ("test", "train"):
-            with contextlib.suppress(UserError):
+            try:
                 if getattr(self.splits, part) is None:
                     continue
-            try:
                 images = torch.cat([batch["images"] for batch in self.batches(part, CHECKED)])
                 return Sample(images, f"{len(images)} {'test' if part == 'test' else 'training'} images"), None
             except UserError as error:
