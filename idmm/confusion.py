@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib import font_manager, rcParams
-from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.colors import LinearSegmentedColormap, to_rgb
 from matplotlib.figure import Figure
 
 from idmm.pictures import COLOURS, plain_axis, save, shortened
@@ -13,12 +13,19 @@ from idmm.pictures import COLOURS, plain_axis, save, shortened
 LABELLED = 24  # classes up to which every one has its name, and every cell its number
 CELL, LETTER = 0.34, 0.062  # inches
 WORST = 20  # classes that are listed where there are more than that
+WHITE = "0.99"  # on colours, so white in a dark page, too
 PLACES = 400  # rows and columns that the whole is drawn in, at most
-RIGHT, WRONG = (LinearSegmentedColormap.from_list("", ("white", colour)) for colour in COLOURS[:2])
+# from nothing to the colour, so that the ground shows through, whichever it is
+RIGHT, WRONG = (LinearSegmentedColormap.from_list("", ((*to_rgb(of), 0.0), of)) for of in COLOURS[:2])
 
 
 def confusion_picture(found, classes: Sequence[str], path: str | Path) -> None:
-    """Draws the confusion matrix: a row for each true class, coloured by the share of its images.
+    """Writes what :func:`confusion_figure` draws as a PNG."""
+    save(confusion_figure(found, classes), path)
+
+
+def confusion_figure(found, classes: Sequence[str]) -> Figure:
+    """Returns the confusion matrix: a row for each true class, coloured by the share of its images.
 
     What is right is blue, what is wrong orange. Of more than :data:`LABELLED` classes the matrix has no names:
     those of the lowest accuracy are listed beside it, with what they are most often taken for.
@@ -26,7 +33,6 @@ def confusion_picture(found, classes: Sequence[str], path: str | Path) -> None:
     Args:
         found: :class:`idmm.evaluate.Predictions`.
         classes: Their names, in any letters; names that no font here has are drawn as the class's number.
-        path: PNG to write.
     """
     (names, fonts), truth, predicted = _drawable(classes), found.truth, found.predicted
     right = int((truth == predicted).sum())
@@ -47,7 +53,7 @@ def confusion_picture(found, classes: Sequence[str], path: str | Path) -> None:
     _matrix(axis, truth, predicted, len(classes))
     axis.set_xlabel(f"predicted class{order}")
     axis.set_ylabel(f"true class{order}")
-    save(figure, path)
+    return figure
 
 
 def _matrix(axis, truth: np.ndarray, predicted: np.ndarray, classes: int) -> None:
@@ -61,7 +67,7 @@ def _matrix(axis, truth: np.ndarray, predicted: np.ndarray, classes: int) -> Non
     axis.imshow(np.where(diagonal[..., None], RIGHT(shown), WRONG(shown)), interpolation="nearest")
     if classes <= LABELLED:
         for row, column in np.argwhere(counts):
-            colour = "white" if shares[row, column] > 0.6 else "0.15"
+            colour = WHITE if shares[row, column] > 0.6 else "0.15"
             axis.text(column, row, counts[row, column], ha="center", va="center", fontsize=7, color=colour)
     axis.spines[:].set_color("0.7")
     axis.tick_params(length=0)

@@ -1,16 +1,18 @@
-"""The style of all pictures, and the curves of one run, of its folds and of a probe.
+"""The style of all pictures, and the curves of runs and probes.
 
 There is no pyplot, so that no window opens and a user's own figures and settings stay as they are. Nothing is told by
 colour alone: colours are Okabe and Ito's, which colour-blind readers tell apart, and line styles and markers tell the
 same in grey print.
 """
 
+import itertools
 import math
 import warnings
 from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from idmm.files import replacing
@@ -22,7 +24,7 @@ LOOKS = [(COLOURS[n % 7], STYLES[n % 4], MARKERS[n % 7]) for n in range(28)]  # 
 DPI = 150
 BOOKKEEPING = ("epoch", "stage", "step", "seconds", "images_per_s")  # of a record, not drawn
 TOLD, SCORES = "training images told from all others (%)", "accuracy on images not trained on (%)"
-PERCENTS = (TOLD, SCORES)
+PERCENTS = (TOLD, SCORES.partition(" (")[0])  # how the titles of panels in percent begin
 PANELS = {  # title -> what of a record is drawn there, by label; None: no legend
     "loss, mean over the epoch": {"loss": None},
     "learning rate": {"lr": None},
@@ -69,6 +71,11 @@ def epochs_axis(axis) -> None:
     axis.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10], nbins=6))
 
 
+def _seconds_axis(axis) -> None:
+    axis.set_xlabel("seconds")
+    axis.set_xlim(left=0)
+
+
 def stage_ends(axis, records: Records) -> None:
     """Draws a line between the epochs of one stage and the next."""
     stages = [record.get("stage", 1) for record in records]
@@ -76,7 +83,7 @@ def stage_ends(axis, records: Records) -> None:
         axis.axvline(epoch + 0.5, color="0.6", linewidth=0.8, linestyle=":")
 
 
-# ---------------------------------------------------------------------- the curves of a run
+# ---------------------------------------------------------------------- the curves of runs
 def run_curves(records: Records, path: str | Path, title: str = "") -> None:
     """Draws a panel each of what a run logged, over its epochs: loss, learning rate, accuracies, the monitor's values.
 
@@ -85,45 +92,67 @@ def run_curves(records: Records, path: str | Path, title: str = "") -> None:
         path: PNG to write.
         title: Above the panels.
     """
-    fold_curves([records], path, title)
+    save(curves_figure({"": [records]}, title), path)
 
 
-def fold_curves(folds: list[Records], path: str | Path, title: str = "") -> None:
-    """Draws the same of several runs that differ by their images alone, a thin line each."""
-    panels = _panels([record for records in folds for record in records])
-    columns = min(len(panels), min(COLUMNS, key=lambda n: -len(panels) % n))  # with which the fewest places stay empty
-    rows = math.ceil(len(panels) / columns)
-    width, height, head, gap = 3.7 * columns, 2.65 * rows + 0.45, 0.45, 0.66  # inches
+def curves_figure(
+    runs: dict[str, list[Records]],
+    title: str = "",
+    over: str = "epoch",
+    columns: tuple[int, ...] = COLUMNS,
+) -> Figure:
+    """Returns the same of one or several runs.
+
+    Args:
+        runs: Label -> records of each seed or fold. Of one run, values that belong together share a panel; of several,
+            every value has a panel of its own and every label a colour. Of several seeds or folds each is a thin line
+            and the mean, as far as all have come, a thick one.
+        title: Above the panels.
+        over: ``epoch``, or ``seconds`` of training and evaluating.
+        columns: Of panels, to choose from.
+    """
+    alone = len(runs) == 1 and len(next(iter(runs.values()))) == 1
+    panels = _panels([record for seeds in runs.values() for records in seeds for record in records])
+    if not alone:
+        panels = {name: {key: None} for panel, values in panels.items() for name, key in _apart(panel, values)}
+    across = min(len(panels), min(columns, key=lambda n: -len(panels) % n))  # with which the fewest places stay empty
+    across = 2 if (len(panels), across) == (4, 3) else across
+    rows = math.ceil(len(panels) / across)
+    keys = max(1, round(across * 1.5))  # names of runs in a line
+    head = 0.45 + (0.0 if alone else 0.24 * math.ceil(len(runs) / keys))
+    width, height, gap = 3.7 * across, 2.65 * rows + head, 0.66  # inches
     figure = Figure(figsize=(width, height))
     # by hand: matplotlib's own layouts take as long as all the rest
     figure.subplots_adjust(
         left=0.62 / width, right=1 - 0.42 / width, bottom=0.5 / height, top=1 - (head + 0.4) / height,
         wspace=0.3, hspace=gap / 1.8,
     )  # fmt: skip
-    figure.text(0.2 / width, 1 - 0.24 / height, title, fontsize=11, weight="bold", va="center")
+    figure.text(0.2 / width, 1 - 0.24 / height, title, fontsize=11, weight="bold", va="center", parse_math=False)
     for number, (name, values) in enumerate(panels.items()):
-        axis = figure.add_subplot(rows, columns, number + 1)
-        for place, (key, label) in enumerate(values.items()):
-            for records in folds:
-                _curve(axis, records, key, label if records is folds[0] else None, place, len(folds) == 1)
-        _finish(axis, name, percent=name in PERCENTS)
-        stage_ends(axis, folds[0])
-        if any(values.values()):
-            axis.legend(frameon=False, fontsize=7.5, handlelength=2.2)
-    save(figure, path)
+        axis = figure.add_subplot(rows, across, number + 1)
+        if alone:
+            _values(axis, next(iter(runs.values()))[0], values, over)
+        else:
+            for place, seeds in enumerate(runs.values()):
+                _seeds(axis, seeds, next(iter(values)), over, place)
+        _finish(axis, name, percent=name.startswith(PERCENTS))
+        (epochs_axis if over == "epoch" else _seconds_axis)(axis)
+        axis.xaxis.label.set_size(8)
+    if not alone:
+        _names(figure, runs, (0.12 / width, 1 - 0.4 / height), keys)
+    return figure
 
 
-def probe_curves(probes: list[dict], path: str | Path, title: str = "") -> None:
-    """Draws how a probe chose its strength, and what both readouts score on the test images.
+def probe_figure(probes: list[dict], title: str = "") -> Figure:
+    """Returns how a probe chose its strength, and what both readouts score on the test images.
 
     Args:
         probes: The ``readouts`` of a result of :func:`idmm.probe`, or those of several folds.
-        path: PNG to write.
         title: Above the panels.
     """
     figure = Figure(figsize=(7.4, 3.2))
     figure.subplots_adjust(left=0.09, right=0.97, bottom=0.16, top=0.76, wspace=0.22)
-    figure.text(0.025, 0.93, title, fontsize=11, weight="bold", va="center")
+    figure.text(0.025, 0.93, title, fontsize=11, weight="bold", va="center", parse_math=False)
     chosen, scores = figure.subplots(1, 2)
     for found in (readouts["probe"] for readouts in probes):
         strengths, accuracies = np.array([(float(c), value) for c, value in found["accuracies"].items()]).T
@@ -136,13 +165,29 @@ def probe_curves(probes: list[dict], path: str | Path, title: str = "") -> None:
             below, above = (abs(bound - score["top1"]) for bound in score["top1_interval"])
             scores.errorbar(x, score["top1"], [[below], [above]], capsize=3, **look(place, linestyle=""))
         scores.text(place, 0, label, fontsize=8, ha="center", va="bottom")
-    _finish(chosen, "accuracy on images held out of training (%)", percent=True, epochs=False)
+    _finish(chosen, "accuracy on images held out of training (%)", percent=True)
     chosen.set_xticks(strengths, [f"{c:g}" for c in strengths], minor=False)
     chosen.minorticks_off()
     chosen.set_xlabel("C of the linear probe (dot: the one chosen)", fontsize=8)
-    _finish(scores, "top-1 on test images (%), 95 % interval", percent=True, epochs=False)
+    _finish(scores, "top-1 on test images (%), 95 % interval", percent=True)
     scores.set(xticks=[], xlim=(-0.6, 1.6))
-    save(figure, path)
+    return figure
+
+
+def _names(figure: Figure, runs: dict[str, list[Records]], corner: tuple[float, float], columns: int) -> None:
+    """Draws the key to several runs; ``corner``: its upper left one, in shares of the figure."""
+    lines = [Line2D([], [], linewidth=1.8, markersize=4, **look(place)) for place in range(len(runs))]
+    labels = [_label(name, len(seeds)) for name, seeds in runs.items()]
+    where = {"loc": "upper left", "bbox_to_anchor": corner, "ncols": columns}
+    legend = figure.legend(lines, labels, frameon=False, fontsize=8.5, handlelength=2.6, **where)
+    for text in legend.texts:
+        text.set_parse_math(False)
+
+
+def _label(name: str, seeds: int) -> str:
+    """A run's name for a legend, which would hide names that begin with an underscore."""
+    name = f"{shortened(name, 32)} (mean of {seeds})".strip() if seeds > 1 else shortened(name, 32)
+    return f" {name}" if name.startswith("_") else name
 
 
 def _panels(records: Records) -> dict[str, dict[str, str | None]]:
@@ -156,14 +201,47 @@ def _panels(records: Records) -> dict[str, dict[str, str | None]]:
     return panels | {key: {key: None} for key in known if key not in placed}
 
 
-def _curve(axis, records: Records, key: str, label: str | None, place: int, alone: bool) -> None:
-    points = [(epoch, record[key]) for epoch, record in enumerate(records, start=1) if key in record]
-    if not points:
-        return
-    x, y = np.array(points, dtype=float).T
-    marker = {} if len(points) < len(records) or len(points) == 1 else {"marker": ""}
-    axis.plot(x, y, label=label, linewidth=1.7 if alone else 0.9, markersize=4, **look(place, **marker))
-    if key == "lr" or not alone:  # it ends at zero; the ends of several would lie on each other
+def _apart(title: str, values: dict[str, str | None]) -> list[tuple[str, str]]:
+    """The title of each value of a panel, and its key, where each has a panel of its own."""
+    return [(f"{title.partition(' (')[0]}: {label}" if label else title, key) for key, label in values.items()]
+
+
+def _points(records: Records, key: str, over: str) -> np.ndarray:
+    """What there is of a value, [points, 2]: epochs from 1 on, or seconds, and the value."""
+    clock = itertools.accumulate(record.get("seconds", 0.0) for record in records)
+    places = clock if over == "seconds" else itertools.count(1)
+    points = [(place, record[key]) for place, record in zip(places, records, strict=False) if key in record]
+    return np.array(points, dtype=float).reshape(-1, 2)
+
+
+def _values(axis, records: Records, values: dict[str, str | None], over: str) -> None:
+    """Draws a run's values of a panel, each with its label, if any."""
+    for place, (key, label) in enumerate(values.items()):
+        _curve(axis, _points(records, key, over), len(records), label, place, named=key != "lr")
+    if over == "epoch":
+        stage_ends(axis, records)
+    if any(values.values()):
+        axis.legend(frameon=False, fontsize=7.5, handlelength=2.2)
+
+
+def _seeds(axis, seeds: list[Records], key: str, over: str, place: int) -> None:
+    """Draws a thin line for each seed and their mean, or the one that there is."""
+    points = [found for records in seeds if len(found := _points(records, key, over))]
+    if len(points) > 1:
+        for found in points:
+            axis.plot(*found.T, **look(place, linestyle="-", marker="", linewidth=0.7, alpha=0.45))
+        shortest = min(map(len, points))
+        points = [np.mean([found[:shortest] for found in points], axis=0)]
+    for found in points:
+        _curve(axis, found, max(map(len, seeds)), None, place, named=False)
+
+
+def _curve(axis, points: np.ndarray, epochs: int, label: str | None, place: int, named: bool) -> None:
+    """Draws a curve, with markers where few epochs have a value, and its last value where it is ``named``."""
+    x, y = points.T
+    marker = {} if len(points) < epochs or len(points) == 1 else {"marker": ""}
+    axis.plot(x, y, label=label, linewidth=1.7, markersize=4, **look(place, **marker))
+    if not named:  # the learning rate ends at zero
         return
     axis.annotate(
         f"{y[-1]:.3g}", (x[-1], y[-1]), (4, 0), textcoords="offset points", fontsize=8, va="center",
@@ -171,14 +249,11 @@ def _curve(axis, records: Records, key: str, label: str | None, place: int, alon
     )  # fmt: skip
 
 
-def _finish(axis, title: str, percent: bool, epochs: bool = True) -> None:
+def _finish(axis, title: str, percent: bool) -> None:
     axis.set_title(title, fontsize=9.5, loc="left")
     axis.tick_params(labelsize=8)
     axis.margins(x=0.02, y=0.1)
     if percent:
         axis.set_ylim(0, 102)
-    if epochs:
-        epochs_axis(axis)
-        axis.xaxis.label.set_size(8)
     axis.yaxis.set_major_formatter(lambda value, _: f"{value:.6g}")
     plain_axis(axis)

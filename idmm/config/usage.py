@@ -14,7 +14,7 @@ class ReportConfig:
     and prints."""
 
     runs: list[str] = Field(min_length=1)
-    """Run folders, e.g. runs/a or '[runs/a, runs/b]'."""
+    """Run folders, e.g. runs/a or '[runs/a, runs/b]'; a folder that holds runs (of idmm train, a demo) means these."""
     out: str | None = None
     """Folder for report.html and its pictures; null: RUN/report of the first run."""
 

@@ -78,9 +78,14 @@ def render(name: str, found: Sections) -> str:
     environment = ENVIRONMENTS[name.rpartition(".")[2]]
     given = dict(vars(found))
     if name.endswith(".html"):
-        style, script = (environment.loader.get_source(environment, f"grid.{kind}")[0] for kind in ("css", "js"))
-        given |= {"page": page_data(found), "style": style, "script": script}
+        given |= {"page": page_data(found), "style": source("base.css", "grid.css"), "script": source("grid.js")}
     return environment.get_template(f"{name}.j2").render(given)
+
+
+def source(*names: str) -> str:
+    """Returns files that pages hold as they are, one after the other."""
+    environment = ENVIRONMENTS["html"]
+    return "".join(environment.loader.get_source(environment, name)[0] for name in names)
 
 
 def text(found: Sections) -> str:

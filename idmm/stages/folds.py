@@ -117,15 +117,17 @@ def over_folds(scores: list[dict], sizes: list[int]) -> dict:
 
 def _draw(config, result: dict, metrics: list[Path]) -> None:
     """Draws the curves of all folds into one picture."""
-    from idmm.pictures import fold_curves, probe_curves  # matplotlib takes a second
+    from idmm.pictures import curves_figure, probe_figure, save  # matplotlib takes a second
 
     path, stage = Path(config.out) / "curves.png", stage_of(config).name
     with drawing("curves.png"):
         title = f"{path.parent.name}: {stage}, {len(metrics)} folds"
         if "readouts" in result["folds"][0]:
-            probe_curves([fold["readouts"] for fold in result["folds"]], path, title)
+            figure = probe_figure([fold["readouts"] for fold in result["folds"]], title)
         else:
-            fold_curves([[json.loads(line) for line in file.read_text().splitlines()] for file in metrics], path, title)
+            records = [[json.loads(line) for line in file.read_text().splitlines()] for file in metrics]
+            figure = curves_figure({"": records}, title)
+        save(figure, path)
 
 
 def _say(config, result: dict) -> None:

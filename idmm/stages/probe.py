@@ -71,11 +71,11 @@ def probe(config: ProbeConfig | dict | str) -> dict:
 
 
 def _draw(config: ProbeConfig, found: dict) -> None:
-    from idmm.pictures import probe_curves  # matplotlib takes a second
+    from idmm.pictures import probe_figure, save  # matplotlib takes a second
 
     path = Path(config.out) / "curves.png"
     with drawing("curves.png"):
-        probe_curves([found], path, f"{path.parent.name}: probe, {found['model']}")
+        save(probe_figure([found], f"{path.parent.name}: probe, {found['model']}"), path)
 
 
 def measure(config: ProbeConfig, folder: RunFolder | None = None) -> dict:

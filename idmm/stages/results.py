@@ -250,12 +250,16 @@ def write_predictions(found: evaluate.Predictions, names: list[str], classes: li
 def compared(run: Path, other: Path) -> dict[str, float]:
     """Returns ``points``, by which the accuracy of a finished run is above another's on the same test images, and
     ``p``, the chance of a difference as large were both as good (McNemar's exact test, Psychometrika 12, 1947)."""
+    return mcnemar(*(_right(folder / PREDICTIONS) for folder in (run, other)))
+
+
+def mcnemar(one: dict[str, bool], other: dict[str, bool]) -> dict[str, float]:
+    """Returns what :func:`compared` does, from whether each image, by its name, was named right."""
     from scipy.stats import binomtest
 
-    right = [_right(folder / PREDICTIONS) for folder in (run, other)]
-    names = right[0].keys() & right[1].keys()
-    won = sum(right[0][name] and not right[1][name] for name in names)
-    lost = sum(right[1][name] and not right[0][name] for name in names)
+    names = one.keys() & other.keys()
+    won = sum(one[name] and not other[name] for name in names)
+    lost = sum(other[name] and not one[name] for name in names)
     p = binomtest(won, won + lost).pvalue if won + lost else 1.0
     return {"points": 100 * (won - lost) / len(names), "p": float(p)}
 

@@ -1,0 +1,92 @@
+"""The finished runs that people mean by a folder: a run's own, or one that holds some."""
+
+import json
+import os
+from pathlib import Path
+
+from idmm.errors import UserError, listed
+
+DEMO = ("pretrain", "idmm", "scratch")  # runs of 'idmm demo', a folder a seed
+TRAIN = ("stage1", ".", "scratch")  # of 'idmm train'
+PROBE = "probe.json"
+
+
+def found_runs(given: list[str]) -> tuple[list[Path], list[str]]:
+    """Returns the folders of the runs that are meant, and a line on each that was passed over as it is not finished.
+
+    A folder of ``idmm train`` means its stages and its comparison, that of a demo, or any that holds runs, these.
+
+    Raises:
+        UserError: No run, one that is not finished, or one that is given twice; a line a fault.
+    """
+    runs, notes, faults, seen = [], [], [], {}
+    for name in given:
+        path = Path(name).expanduser()
+        try:
+            meant, passed_over = _meant(path)
+        except UserError as error:
+            faults += error.faults
+            continue
+        notes += passed_over
+        for run in meant:
+            before = seen.setdefault(os.path.realpath(run), name)
+            if before is not name or run in runs:
+                faults.append(f"runs: '{run}' is given twice" + (f", by '{before}' too" if before != name else ""))
+            else:
+                runs.append(run)
+    if faults:
+        raise UserError(*faults)
+    return runs, notes
+
+
+def is_finished(path: Path) -> bool:
+    """Whether a folder holds a run that ended well, or what a probe measured."""
+    return ((path / "result.json").is_file() and (path / "config.yaml").is_file()) or (path / PROBE).is_file()
+
+
+def _meant(path: Path) -> tuple[list[Path], list[str]]:
+    if not path.is_dir():
+        raise UserError(
+            f"runs: '{path}' {'is a file' if path.exists() else 'does not exist'}; wanted is a run's folder"
+        )
+    if (path / "grid.json").is_file():
+        raise UserError(f"runs: '{path}' holds a grid, whose page is '{path / 'grid.html'}'; wanted are run folders")
+    if (path / "train.json").is_file():
+        inner = [path / name for name in TRAIN if (path / name).is_dir()]
+    elif is_finished(path):
+        return [path], []
+    elif _begun(path):
+        raise UserError(f"runs: '{path}' is not finished: it has {_so_far(path)}; the command that began it goes on")
+    elif (path / "demo.json").is_file():
+        inner = sorted((path / name for name in os.listdir(path)), key=_by_demo)
+    else:
+        inner = sorted(one for one in path.iterdir() if one.is_dir())
+    done = [one for one in inner if is_finished(one)]
+    if not done:
+        open_ = [one.name for one in inner if _begun(one)]
+        what = f"runs that are not finished ({listed(open_)})" if open_ else "no config.yaml and no result.json"
+        raise UserError(f"runs: '{path}' has {what}; wanted is the folder of a finished run, its --out")
+    return done, [f"{one}: not finished, it has {_so_far(one)}" for one in inner if _begun(one) and one not in done]
+
+
+def _by_demo(path: Path) -> tuple:
+    name, _, seed = path.name.rpartition("-")
+    known = name in DEMO and seed.isdigit()
+    return (DEMO.index(name), int(seed), "") if known else (len(DEMO), 0, path.name)
+
+
+def _begun(path: Path) -> bool:
+    return (path / "config.yaml").is_file() or (path / "last").is_dir()
+
+
+def _so_far(path: Path) -> str:
+    """What an unfinished run left."""
+    try:
+        epochs = [json.loads(line)["stage"] for line in (path / "metrics.jsonl").read_text().splitlines()]
+    except (OSError, ValueError, KeyError):
+        epochs = []
+    if not epochs:
+        return "no epoch yet"
+    stage = f" of stage {epochs[-1]}" if epochs[-1] > 1 else ""
+    count = epochs.count(epochs[-1])
+    return f"{count} epoch{'' if count == 1 else 's'}{stage} and no result.json"

@@ -1,0 +1,286 @@
+"""``idmm report``: a page on finished runs; collects what their files and images tell, which ``report/`` draws."""
+
+import json
+import logging
+import os
+import re
+from contextlib import contextmanager, suppress
+from importlib.metadata import version
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from idmm.commands.found_runs import PROBE, found_runs
+from idmm.commands.recipe_of import nearest_recipe
+from idmm.config import FREE, FinetuneConfig, parsing
+from idmm.config.commands import ProbeConfig
+from idmm.config.reading import read_file
+from idmm.config.usage import ReportConfig
+from idmm.errors import RunError, UserError
+from idmm.files import made_folder
+from idmm.report.facts import Cloud, Facts, Mistake, Pair, RunFacts, readable
+from idmm.stages import artifacts, stage_of
+
+log = logging.getLogger("idmm")
+MISTAKES = 18
+PAIRS = 10  # comparisons, at most: of more runs each is compared with the best
+PERPLEXITY = 30.0  # of t-SNE
+PROBED = "kNN and linear probe"
+NO_IMAGES = "The images cannot be read: {}"
+
+
+def report(given: ReportConfig) -> str:
+    """Writes ``report.html`` and its pictures to ``given.out``; returns what to print.
+
+    Raises:
+        UserError: No run, one that is not finished, one that is given twice, or ``out`` cannot be written.
+    """
+    folders, notes = found_runs(given.runs)
+    runs = [_facts(folder, number) for number, folder in enumerate(folders, start=1)]
+    _name(runs)
+    out = made_folder(given.out or str(Path(given.runs[0]).expanduser() / "report"))
+    for run in runs:
+        if run.detailed:
+            log.info("%s: looking at its files and images", run.path)
+            _look_closer(run)
+    facts = Facts(runs, _pairs(runs), notes, version("idmm"))
+    from idmm.report.run_page import write  # matplotlib takes a second
+
+    page = write(out, facts)
+    return f"{page}, and its pictures beside it"
+
+
+# ---------------------------------------------------------------------- what files tell
+def _facts(folder: Path, number: int) -> RunFacts:
+    """What is in a run's small files."""
+    if not (folder / "result.json").is_file():
+        result = _json(folder / PROBE)
+        if not {"knn", "probe", "init", "dataset"} <= result.keys():
+            raise UserError(f"runs: '{folder / PROBE}' is not what idmm probe writes; wanted is a run's folder")
+        shown = {"readouts": {name: result[name] for name in ("knn", "probe")}, **result}
+        about = {"did": PROBED, "start": str(result["init"]), "data": str(result["dataset"])}
+        return RunFacts("", number, folder, "probe", about, "", {}, shown, [], detailed=False)
+    result, parts = _json(folder / "result.json"), _folds(folder)
+    config = artifacts.config_of(parts[0])
+    return RunFacts(
+        label="", number=number, path=folder, kind=stage_of(config).name, about=_about(config),
+        group=json.dumps(_signature(config)),
+        config=parsing.flatten(read_file(folder / "config.yaml")), result=result, records=[_records(p) for p in parts],
+        environment=artifacts.environment(parts[0]), parameters=_parameters(parts[0]), recipe=nearest_recipe(config),
+        detailed=not isinstance(config, ProbeConfig),
+    )  # fmt: skip
+
+
+def _folds(folder: Path) -> list[Path]:
+    """The runs that a folder's result is of: its own, or those of its folds."""
+    folds = sorted(folder.glob("fold-*"), key=lambda path: int(path.name[5:]) if path.name[5:].isdigit() else 0)
+    return [fold for fold in folds if (fold / "result.json").is_file()] or [folder]
+
+
+def _json(path: Path) -> dict:
+    try:
+        return dict(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"runs: '{path}' cannot be read ({error})") from None
+
+
+def _records(folder: Path) -> list[dict]:
+    records = []
+    with suppress(OSError), open(folder / "metrics.jsonl") as file:
+        for line in file:
+            with suppress(ValueError):  # a line that a kill tore
+                records.append(json.loads(line))
+    return records
+
+
+def _parameters(folder: Path) -> int | None:
+    """Counts the numbers in the exported backbone, without what is no parameter but counted while training."""
+    from safetensors import SafetensorError, safe_open
+
+    with suppress(OSError, SafetensorError), safe_open(folder / "backbone.safetensors", "np") as file:
+        names = [name for name in file.keys() if not name.endswith(("running_mean", "running_var", "_tracked"))]
+        return sum(int(np.prod(file.get_slice(name).get_shape())) for name in names)
+    return None
+
+
+def _about(config: Any) -> dict[str, str]:
+    """What a run did, where it started, with which model, on which data."""
+    start, where = config.init or "scratch", config.data.root
+    if isinstance(config, ProbeConfig):
+        did = PROBED
+    elif isinstance(config, FinetuneConfig):
+        did = "fine-tuning"
+    else:
+        did, start = f"pretraining by {config.method.name}", config.init or ""
+    data = Path(where).name if where else config.data.name or "digits"
+    return {"did": did, "start": start, "model": config.model.name or "", "data": data}
+
+
+def _signature(config: Any) -> dict:
+    """A config without seeds and folders; the run that it started from by its own."""
+    values = parsing.flatten(parsing.plain(config))
+    for key in (*FREE, "seed", "data.subset.seed"):
+        values.pop(key, None)
+    with suppress(UserError):
+        if config.init is not None:
+            values["init"] = _signature(artifacts.config_of(Path(config.init).expanduser()))
+    return values
+
+
+# ---------------------------------------------------------------------- names
+def _name(runs: list[RunFacts]) -> None:
+    """Gives runs short names, no two alike, and those that differ in the seed alone a name together; the first of
+    these is the one that is shown in detail."""
+    depth = {id(run): 2 if re.match(r"stage1$|scratch$|fold-\d", run.path.name) else 1 for run in runs}
+    paths = {id(run): Path(os.path.abspath(run.path)).parts for run in runs}
+
+    def short(run: RunFacts) -> str:
+        return "/".join(paths[id(run)][-depth[id(run)] :])
+
+    while True:
+        labels = [short(run) for run in runs]
+        alike = [r for r in runs if labels.count(short(r)) > 1 and depth[id(r)] < len(paths[id(r)])]
+        if not alike:
+            break
+        for run in alike:
+            depth[id(run)] += 1
+    together: dict[str, list[RunFacts]] = {}
+    for run in runs:
+        run.label = readable(short(run))
+        together.setdefault(run.group or run.label, []).append(run)
+    for some in together.values():
+        common = re.sub(r"[\W_]*(seed)?[\W_]*$", "", os.path.commonprefix([run.label for run in some]))
+        for number, run in enumerate(some):
+            run.group = run.label if len(some) == 1 else common or f"{some[0].label} and {len(some) - 1} more"
+            run.detailed = run.detailed and number == 0
+    known = {os.path.realpath(run.path): run.label for run in runs}
+    for run in runs:
+        if os.sep in (init := run.about["start"]):
+            run.about["start"] = known.get(os.path.realpath(Path(init).expanduser()), Path(init).name)
+
+
+# ---------------------------------------------------------------------- what images tell
+@contextmanager
+def _or_says(run: RunFacts, name: str, line: str = "{}"):
+    """Keeps why something is missing."""
+    try:
+        yield
+    except (UserError, RunError) as error:
+        run.missing[name] = line.format(str(error).splitlines()[0])
+
+
+def _look_closer(run: RunFacts) -> None:
+    """Reads, and for older runs makes, what the page shows of a run alone."""
+    parts = _folds(run.path)
+    with _or_says(run, "crops", NO_IMAGES):
+        run.crops = _crops(parts[0], artifacts.config_of(parts[0]))
+    if "top1" in run.result and run.kind != "probe":
+        with _or_says(run, "cloud"):
+            run.cloud = _cloud(parts[0])
+        with _or_says(run, "predicted"):
+            _predictions(run, parts)
+    if run.kind == "pretrain":
+        _explored(run, parts[0])
+
+
+def _crops(folder: Path, config: Any) -> list:
+    from idmm.commands.crops import augmented_blocks, crop_blocks
+    from idmm.seeding import derive
+    from idmm.stages import STAGES
+
+    store, norm = artifacts.images(folder, "train"), {"mean": config.data.mean, "std": config.data.std}
+    if isinstance(config, FinetuneConfig):
+        last = STAGES["finetune"].phases(config)[-1]
+        return augmented_blocks(store, config.augment, last.size, key=derive(config.seed, "stage", last.number), **norm)
+    return crop_blocks(store, config.views, cutmix_alpha=config.method.cutmix_alpha, seed=config.seed, **norm)
+
+
+def _cloud(folder: Path) -> Cloud | None:
+    """Lays the features before and after a run out in a plane."""
+    from sklearn.manifold import TSNE
+    from sklearn.metrics.pairwise import cosine_similarity
+
+    found = artifacts.features(folder)
+    if len(found.labels) < 4:
+        raise UserError(f"There are {len(found.labels)} test images: too few to lay their features out.")
+    places, nearest = {}, {}
+    for title, rows in (("before", found.before), ("after", found.after)):  # [M, d]
+        like = cosine_similarity(rows)  # [M, M]
+        np.fill_diagonal(like, -np.inf)
+        nearest[title] = 100 * float(np.mean(found.labels[like.argmax(1)] == found.labels))
+        perplexity = min(PERPLEXITY, (len(rows) - 1) / 3)
+        places[title] = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(rows)  # [M, 2]
+    return Cloud(found.labels, [readable(name) for name in found.classes], places, nearest)
+
+
+def _predictions(run: RunFacts, parts: list[Path]) -> None:
+    """Reads what the test images are taken for, and looks for the surest mistakes among them."""
+    from idmm.evaluate import Predictions
+
+    found = [artifacts.predictions(part) for part in parts]
+    truth, predicted = (np.concatenate([getattr(one, name) for one in found]) for name in ("truth", "predicted"))
+    known = all(one.probability is not None for one in found)
+    probability = np.concatenate([one.probability for one in found]) if known else None
+    run.classes, run.paths = (
+        [readable(name) for name in found[0].classes],
+        [path for one in found for path in one.paths],
+    )
+    run.predicted = Predictions(truth, predicted[:, None], len(run.classes), probability)
+    if not known:
+        why = "predictions.csv is of an older version, without probabilities, and the images or weights are gone."
+        run.missing |= {"mistakes": why, "calibration": why}
+        return
+    numbers = [(part, i) for part, one in zip(parts, found, strict=True) for i in range(len(one.paths))]
+    wrong = np.flatnonzero(truth != predicted)
+    surest = wrong[np.argsort(-probability[wrong], kind="stable")][:MISTAKES]
+    run.mistakes = [
+        Mistake(run.paths[i], run.classes[truth[i]], run.classes[predicted[i]], float(probability[i])) for i in surest
+    ]
+    with _or_says(run, "mistakes", NO_IMAGES):
+        for part in dict.fromkeys(numbers[i][0] for i in surest):
+            store = artifacts.images(part, "test")
+            place = {name: i for i, name in enumerate(store.names)}
+            for one, i in zip(run.mistakes, surest, strict=True):
+                if numbers[i][0] == part and one.path in place:
+                    one.image = store.image(place[one.path]).permute(1, 2, 0).numpy()
+
+
+def _explored(run: RunFacts, folder: Path) -> None:
+    """Reads what ``idmm explore`` left, with its sheets."""
+    place = folder / "explore"
+    if not (place / "explore.json").is_file():
+        run.missing["explored"] = f"idmm explore {folder} shows which training images are alike."
+        return
+    with _or_says(run, "explored"):
+        run.explored = _json(place / "explore.json")
+        for section in run.explored.get("sections", ()):
+            section["pictures"] = []
+            for name in section.get("sheets", ()):
+                with suppress(OSError), Image.open(place / name) as sheet:  # gone, or no picture
+                    section["pictures"].append(np.asarray(sheet.convert("RGB")))
+
+
+# ---------------------------------------------------------------------- runs against each other
+def _pairs(runs: list[RunFacts]) -> list[Pair]:
+    """Compares classifiers on the same test images: all, or where these are many, each with the best."""
+    from idmm.stages.results import mcnemar
+
+    some = [run for run in runs if run.detailed and run.predicted is not None]
+    truths = [dict(zip(run.paths, (run.classes[c] for c in run.predicted.truth), strict=True)) for run in some]
+    images = {run.label: truth for run, truth in zip(some, truths, strict=True)}
+    right = {
+        run.label: dict(zip(run.paths, run.predicted.predicted == run.predicted.truth, strict=True)) for run in some
+    }
+    pairs = list(combinations(some, 2))
+    if len(pairs) > PAIRS:
+        best = max(some, key=lambda run: run.result["top1"])
+        pairs = [(best, run) for run in some if run is not best]
+    found = []
+    for one, other in pairs:
+        if images[one.label] == images[other.label]:
+            said = mcnemar(right[one.label], right[other.label])
+            found.append(Pair(one.label, other.label, said["points"], said["p"]))
+    return found

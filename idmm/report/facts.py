@@ -1,0 +1,98 @@
+"""What a report on runs is made from: plain values and arrays, collected from finished files by ``idmm report``."""
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from idmm.report.pictures import Block
+
+
+def readable(name: str) -> str:
+    """Returns a name without what no page and no font can show: control characters, bytes that are no UTF-8."""
+    return re.sub(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]", "\ufffd", name)
+
+
+@dataclass
+class Mistake:
+    """A test image that was named wrong."""
+
+    path: str
+    truth: str
+    predicted: str
+    probability: float  # of the predicted class
+    image: np.ndarray | None = None  # uint8 [H, W, 3]; None where it cannot be read
+
+
+@dataclass
+class Cloud:
+    """Features of test images, laid out in a plane so that neighbours stay neighbours (t-SNE)."""
+
+    labels: np.ndarray  # int64 [M]
+    classes: list[str]  # by number
+    places: dict[str, np.ndarray]  # title -> float [M, 2]
+    nearest: dict[str, float]  # title -> percent of the images whose nearest other one, by cosine, has their class
+
+
+@dataclass
+class Recipe:
+    """The shipped recipe that a config is nearest to."""
+
+    name: str
+    differences: list[tuple[str, Any, Any]]  # key, the recipe's value, the run's
+
+
+@dataclass
+class RunFacts:
+    """A finished run. What is None is not there, and ``missing`` has a line on why, by the field's name."""
+
+    label: str  # short, no two alike
+    number: int  # on the page, from 1
+    path: Path
+    kind: str  # pretrain, finetune or probe
+    about: dict[str, str]  # what it "did", its "start", "model" and "data"; empty where that says nothing
+    group: str  # label of the runs that are the same but for the seed
+    config: dict[str, Any]  # dotted keys
+    result: dict[str, Any]
+    records: list[list[dict]]  # of metrics.jsonl, of each fold
+    environment: dict[str, Any] = field(default_factory=dict)
+    parameters: int | None = None  # numbers in the backbone
+    recipe: Recipe | None = None
+    detailed: bool = True  # whether the page has sections of its own on it
+    # ---- of runs that are shown in detail
+    crops: list[Block] | None = None
+    predicted: Any = None  # idmm.evaluate.Predictions of the test images
+    paths: list[str] = field(default_factory=list)  # names of these images
+    classes: list[str] = field(default_factory=list)  # names of the classes, by number
+    mistakes: list[Mistake] | None = None
+    cloud: Cloud | None = None
+    explored: dict | None = None  # what explore.json holds
+    missing: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def what(self) -> str:
+        """In a line."""
+        words = {"did": "", "start": "of " if self.kind == "probe" else "from ", "model": "", "data": "on "}
+        return ", ".join(word + self.about[name] for name, word in words.items() if self.about.get(name))
+
+
+@dataclass
+class Pair:
+    """Two classifiers on the same test images."""
+
+    first: str
+    second: str
+    points: float  # accuracy of the first above the second's
+    p: float  # McNemar's
+
+
+@dataclass
+class Facts:
+    """All that the page says."""
+
+    runs: list[RunFacts]
+    pairs: list[Pair] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # on what was asked for and is not shown
+    version: str = ""

@@ -1,0 +1,254 @@
+"""``report.html`` and its pictures, from what ``idmm report`` collected of finished runs."""
+
+import statistics
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from idmm.errors import listed
+from idmm.files import write_bytes
+from idmm.pictures import curves_figure, probe_figure, save
+from idmm.progress import duration
+from idmm.report import run_pictures as draw
+from idmm.report.facts import Facts, RunFacts
+from idmm.report.parts import Picture, Section, Sheets, TableOf, Tabs, Text
+from idmm.report.pictures import image_sheet
+from idmm.report.render import ENVIRONMENTS, source
+from idmm.report.run_details import details
+from idmm.report.run_settings import KINDS, environments, settings
+
+ABOUT: dict[str, Callable[[RunFacts], str]] = {  # columns
+    "what": lambda run: run.about.get("did", ""),
+    "start": lambda run: run.about.get("start", ""),
+    "model": lambda run: run.about.get("model", ""),
+    "data": lambda run: run.about.get("data", ""),
+}
+
+
+def write(out: Path, facts: Facts) -> Path:
+    """Writes the page and its PNGs, each whole or not at all, the page last.
+
+    Args:
+        out: The folder.
+        facts: Of the runs.
+
+    Returns:
+        The page.
+
+    Raises:
+        RunError: The folder cannot be written to.
+    """
+    found = sections(facts)
+    for part in (part for section in found for part in section.parts):
+        for picture in [part] if isinstance(part, Picture) else [p for _, p in getattr(part, "pictures", ())]:
+            save(picture.figure, out / picture.name)
+        if isinstance(part, Sheets):
+            image_sheet(part.blocks, out / part.name)
+    page = out / "report.html"
+    write_bytes(page, html(facts, found).encode("utf-8", "replace"))
+    return page
+
+
+def html(facts: Facts, found: list[Section]) -> str:
+    """Returns the page; it asks for nothing beside it."""
+    environment = ENVIRONMENTS["html"]
+    runs = facts.runs
+    title = listed(dict.fromkeys(run.group for run in runs), most=4)
+    given = {
+        "title": title,
+        "runs": runs,
+        "sections": found,
+        "style": source("base.css", "report.css"),
+        "version": facts.version,
+    }
+    text = environment.get_template("report.html.j2").render(given)
+    # names of files may hold bytes that are no UTF-8
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def sections(facts: Facts) -> list[Section]:
+    """Returns the page's sections in their order."""
+    runs = facts.runs
+    found = [_summary(facts), _curves(runs), *_sizes(runs)]
+    for run in runs:
+        found += details(run, alone=len(runs) == 1) if run.detailed else []
+    return [*found, settings(runs), environments(runs)]
+
+
+# ---------------------------------------------------------------------- what came of it
+def _summary(facts: Facts) -> Section:
+    runs, section = facts.runs, Section("summary", "What came of it")
+    classifiers = [run for run in runs if "top1_interval" in run.result]
+    section.parts += [Text(line, "loud") for run in runs[:3] if (line := headline(run))] if len(runs) <= 3 else []
+    if classifiers:
+        alt = "; ".join(f"{run.label}: {run.result['top1']:.1f} %" for run in classifiers)
+        section.parts.append(Picture("accuracy.png", draw.scores_figure(classifiers), f"Top-1 accuracies. {alt}"))
+        section.parts.append(_accuracies(classifiers))
+    section.parts += [table for kind in ("pretrain", "probe") if (table := _others(runs, kind))]
+    section.parts += _over_seeds(classifiers)
+    if facts.pairs:
+        rows = [
+            [p.first, p.second, f"{p.points:+.1f}".replace("-", "−"), f"{p.p:.2g}", _verdict(p)] for p in facts.pairs
+        ]
+        caption = "Classifiers on the same test images: points of the first above the second, and McNemar's p, the "
+        caption += "chance of a difference as large were both as good"
+        if len(rows) > 1:
+            caption += f"; of {len(rows)} comparisons, one in 20 comes out below 0.05 by chance alone"
+        section.parts.append(TableOf(["first", "second", "points", "p", ""], rows, caption))
+    if any("test_groups" in run.result for run in classifiers):
+        section.parts.append(
+            Text("Test images come in groups of alike images, so their intervals are too narrow.", "quiet")
+        )
+    section.parts += [Text(note, "quiet") for note in facts.notes]
+    return section
+
+
+def _verdict(pair) -> str:
+    if pair.p >= 0.05:
+        return "no difference that could not be chance"
+    return f"{pair.first if pair.points > 0 else pair.second} is better"
+
+
+def headline(run: RunFacts) -> str:
+    """Returns what came of a run, in a sentence beside what it has to be read with."""
+    result, seconds = run.result, duration(run.result.get("seconds", 0.0))
+    if "top1_interval" in result:
+        low, high = result["top1_interval"]
+        said = f"{result['top1']:.1f} % of {result['test_size']:,} test images right"
+        floors = {"pixel_knn": "comparing raw pixels reaches", "largest_class": "naming the largest class every time"}
+        beside = [f"{label} {result[name]:.1f} %" for name, label in floors.items() if result.get(name) is not None]
+        parts = [f"{said} (95 % interval {low:.1f} to {high:.1f})", *beside, seconds]
+        return f"{run.label}: {'; '.join(parts)}."
+    if run.kind == "pretrain":
+        knn = f", kNN accuracy {result['knn']:.1f} %" if "knn" in result else ""
+        count = f"{result['train_size']:,} images, {result.get('epochs', '?')} epochs"
+        return f"{run.label}: pretrained on {count}: loss {result['loss']:.3f}{knn}; {seconds}."
+    return ""
+
+
+def _number(value, form: str = ".1f") -> str:
+    return "" if value is None else format(value, form)
+
+
+def _count(value) -> str:
+    return "" if value is None else f"{value:,}"
+
+
+def _parameters(run: RunFacts) -> str:
+    return "" if run.parameters is None else f"{run.parameters / 1e6:.3g} M"
+
+
+def _accuracies(runs: list[RunFacts]) -> TableOf:
+    columns: dict[str, Callable[[RunFacts], str]] = {
+        "run": lambda run: run.label,
+        **ABOUT,
+        "training images": lambda run: _count(run.result.get("labelled_size", run.result.get("train_size"))),
+        "test images": lambda run: _count(run.result.get("test_size")),
+        "accuracy": lambda run: _number(run.result["top1"]),
+        "95 % interval": lambda run: "{:.1f} to {:.1f}".format(*run.result["top1_interval"]),
+        "mean per class": lambda run: _number(run.result.get("mean_per_class")),
+        "kNN of pixels": lambda run: _number(run.result.get("pixel_knn")),
+        "largest class": lambda run: _number(run.result.get("largest_class")),
+        "before the first step": lambda run: _number(run.result.get("start_top1")),
+        "parameters": _parameters,
+        "time": lambda run: duration(run.result["seconds"]) if "seconds" in run.result else "",
+    }
+    caption = "Top-1 accuracy on the test images (percent), beside what it must not be read without"
+    return _table(columns, runs, caption)
+
+
+def _others(runs: list[RunFacts], kind: str) -> TableOf | None:
+    """The table of pretraining, or of probes."""
+    some = [run for run in runs if run.kind == kind and (kind == "pretrain" or "readouts" in run.result)]
+    if not some:
+        return None
+    columns: dict[str, Callable[[RunFacts], str]] = {"run": lambda run: run.label, **ABOUT}
+    if kind == "pretrain":
+        columns |= {
+            "images": lambda run: _count(run.result.get("train_size")),
+            "epochs": lambda run: _count(run.result.get("epochs")),
+            "loss": lambda run: _number(run.result.get("loss"), ".4g"),
+            "kNN (%)": lambda run: _number(run.result.get("knn")),
+            "parameters": _parameters,
+        }
+    else:
+        for name, label in (("knn", "kNN (%)"), ("probe", "linear probe (%)")):
+            columns[label] = lambda run, name=name: _number(run.result["readouts"][name].get("top1"))
+            columns[f"{label[:-4]}: 95 % interval"] = lambda run, name=name: "{:.1f} to {:.1f}".format(
+                *run.result["readouts"][name]["top1_interval"]
+            )
+        columns["largest class"] = lambda run: _number(run.result.get("largest_class"))
+    columns["time"] = lambda run: duration(run.result["seconds"]) if "seconds" in run.result else ""
+    return _table(columns, some, {"pretrain": "Pretraining", "probe": "Frozen features"}[kind])
+
+
+def _table(columns: dict[str, Callable[[RunFacts], str]], runs: list[RunFacts], caption: str) -> TableOf:
+    """A row for each run; columns that no run has anything for are left out, what is the same for all is said above."""
+    rows = [[column(run) for column in columns.values()] for run in runs]
+    same = [n for n, name in enumerate(columns) if name in ABOUT and len({row[n] for row in rows}) == 1]
+    kept = [n for n, _ in enumerate(columns) if any(row[n] for row in rows) and n not in same]
+    if shared := ", ".join(rows[0][n] for n in same if rows[0][n]):
+        caption += f"; {'all ' if len(runs) > 1 else ''}{shared}"
+    heads = list(columns)
+    return TableOf([heads[n] for n in kept], [[row[n] for n in kept] for row in rows], caption)
+
+
+def _over_seeds(runs: list[RunFacts]) -> Iterator[TableOf]:
+    """The means of classifiers that are the same but for the seed."""
+    rows = []
+    for group in dict.fromkeys(run.group for run in runs):
+        top1 = [run.result["top1"] for run in runs if run.group == group]
+        if len(top1) > 1:
+            each = ", ".join(f"{value:.1f}" for value in top1)
+            rows.append([group, str(len(top1)), f"{statistics.mean(top1):.1f}", f"{statistics.stdev(top1):.1f}", each])
+    if rows:
+        heads = ["runs", "seeds", "mean top-1 (%)", "standard deviation", "each"]
+        yield TableOf(heads, rows, "Runs that are the same but for the seed")
+
+
+# ---------------------------------------------------------------------- curves, size
+def _curves(runs: list[RunFacts]) -> Section:
+    section = Section("curves", "Curves")
+    for kind in ("pretrain", "finetune"):
+        groups: dict[str, list[list[dict]]] = {}
+        for run in runs:
+            if run.kind == kind and any(run.records):
+                groups.setdefault(run.group, []).extend(records for records in run.records if records)
+        if not groups:
+            continue
+        pictures = []
+        for over, label in (("epoch", "over epochs"), ("seconds", "over seconds")):
+            title = KINDS[kind] + (f": {next(iter(groups))}" if len(groups) == 1 else "")
+            figure = curves_figure(groups, title, over, columns=(3,))
+            alt = f"{KINDS[kind]}, {label}: loss, learning rate and what else was logged, of {listed(groups)}"
+            pictures.append((label, Picture(f"curves-{kind}-{label.split()[-1]}.png", figure, alt)))
+        section.parts.append(Tabs(f"curves-{kind}", pictures))
+    section.parts += [picture for run in runs if (picture := _probed(run))]
+    if not section.parts:
+        section.parts.append(Text("No run has metrics.jsonl: there is nothing to draw.", "quiet"))
+    elif any(len(run.records) > 1 for run in runs):
+        section.parts.append(Text("Of k-fold runs a thin line is a fold, and the thick one their mean.", "quiet"))
+    return section
+
+
+def _probed(run: RunFacts) -> Picture | None:
+    """How a probe chose its strength, and what came of it."""
+    several = [result.get("readouts", {}) for result in run.result.get("folds", [run.result])]
+    if run.kind != "probe" or not all("accuracies" in found.get("probe", {}) for found in several):
+        return None
+    alt = "Accuracy on held-out images over the strength of the linear probe; top-1 of kNN and probe on the test images"
+    return Picture(f"probe-{run.number}.png", probe_figure(several, f"Probe: {run.label}"), alt)
+
+
+def _sizes(runs: list[RunFacts]) -> Iterator[Section]:
+    some = [run for run in runs if run.parameters and "top1_interval" in run.result]
+    if len(some) < 2:
+        return
+    section = Section("size", "Accuracy over size")
+    if len({run.parameters for run in some}) > 1:
+        alt = "; ".join(f"{run.label}: {run.parameters / 1e6:.2g} M, {run.result['top1']:.1f} %" for run in some)
+        caption = "Top-1 with its 95 % interval over the parameters of the backbone."
+        section.parts.append(Picture("size.png", draw.sizes_figure(some), alt, caption))
+    else:
+        line = f"All classifiers have backbones of {some[0].parameters / 1e6:.3g} million parameters: no picture."
+        section.parts.append(Text(line, "quiet"))
+    yield section

@@ -1,0 +1,151 @@
+"""Pictures of one or several finished runs: accuracies, accuracy over size, features in a plane, calibration."""
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import NullLocator
+
+from idmm.pictures import COLOURS, MARKERS, look, plain_axis, shortened
+from idmm.report.calibration import Bin, Calibration
+from idmm.report.facts import Cloud, RunFacts
+
+TOP1 = "top-1 accuracy on the test images (%)"
+SURENESS = {"too sure": {"color": COLOURS[1], "marker": "s"}, "not sure enough": {"color": COLOURS[0], "marker": "o"}}
+FLOORS = {  # beside an accuracy, by their names in result.json
+    "pixel_knn": ("kNN of raw pixels", {"marker": "D", "color": COLOURS[1]}),
+    "largest_class": ("largest class every time", {"marker": "|", "color": "0.4"}),
+}
+POINT = 14.0  # area of a point of many (square points)
+
+
+def scores_figure(runs: list[RunFacts]) -> Figure:
+    """Returns a line for each classifier: top-1 with its 95 % interval, and what it has to beat."""
+    names = [shortened(run.label, 34) for run in runs]
+    width, height = 7.6, 1.35 + 0.42 * len(runs)  # inches
+    left = (0.35 + 0.082 * max(map(len, names))) / width
+    figure = Figure(figsize=(width, height))
+    figure.subplots_adjust(left=left, right=0.96, bottom=0.62 / height, top=1 - 0.45 / height)
+    axis = figure.subplots()
+    for place, run in enumerate(runs):
+        top1 = run.result["top1"]
+        interval = {"linewidth": 5, "alpha": 0.35, "solid_capstyle": "round"}
+        axis.plot(run.result["top1_interval"], [place, place], color=COLOURS[0], **interval)
+        axis.plot(top1, place, "o", color=COLOURS[0], markersize=8, zorder=4)
+        axis.annotate(f"{top1:.1f}", (top1, place), (0, 7), textcoords="offset points", ha="center", fontsize=8.5)
+        for name, (_, style) in FLOORS.items():
+            if (value := run.result.get(name)) is not None:
+                axis.plot(value, place, markersize=7, markeredgewidth=2, zorder=3, **style)
+    axis.set_yticks(range(len(runs)), names, fontsize=9, parse_math=False)
+    axis.set_ylim(len(runs) - 0.5, -0.6)
+    axis.set_xlim(0, 100)
+    axis.set_xlabel(TOP1)
+    axis.tick_params(axis="y", length=0)
+    key = [Line2D([], [], color=COLOURS[0], marker="o", linewidth=5, alpha=0.8, label="top-1, 95 % interval")]
+    for name, (label, style) in FLOORS.items():
+        if any(run.result.get(name) is not None for run in runs):
+            key.append(Line2D([], [], linestyle="", markeredgewidth=2, label=label, **style))
+    where = {"loc": "upper left", "bbox_to_anchor": (left - 0.02, 1)}
+    figure.legend(handles=key, ncols=len(key), fontsize=8.5, frameon=False, **where)
+    plain_axis(axis, "x")
+    axis.spines["left"].set_visible(False)
+    return figure
+
+
+def sizes_figure(runs: list[RunFacts]) -> Figure:
+    """Returns accuracy over the backbone's parameters, each run a point with its 95 % interval."""
+    figure = Figure(figsize=(7.6, 4.4), layout="constrained")
+    axis = figure.subplots()
+    groups = list(dict.fromkeys(run.group for run in runs))
+    for run in runs:
+        top1, (low, high) = run.result["top1"], run.result["top1_interval"]
+        reach = [[max(0, top1 - low)], [max(0, high - top1)]]
+        bars = {"capsize": 3, "elinewidth": 1.2, "markersize": 8}
+        axis.errorbar(run.parameters / 1e6, top1, reach, **bars, **look(groups.index(run.group), linestyle=""))
+    for number, group in enumerate(groups):
+        some = [run for run in runs if run.group == group]
+        place = np.mean([run.parameters / 1e6 for run in some]), max(run.result["top1"] for run in some)
+        axis.annotate(
+            shortened(group, 30), place, (9, 5), textcoords="offset points", fontsize=9, color=look(number)["color"],
+            parse_math=False,
+        )  # fmt: skip
+    counts = [run.parameters / 1e6 for run in runs]
+    if max(counts) > 5 * min(counts):
+        axis.set_xscale("log")
+        ticks = sorted({float(f"{count:.2g}") for count in counts})
+        axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axis.xaxis.set_minor_locator(NullLocator())
+    axis.margins(x=0.18, y=0.12)
+    axis.set_xlabel("parameters of the backbone (millions)")
+    axis.set_ylabel(TOP1)
+    plain_axis(axis)
+    return figure
+
+
+def cloud_figure(cloud: Cloud) -> Figure:
+    """Returns a panel for each layout of the same images, a colour and a marker for each class."""
+    shown = sorted(set(cloud.labels.tolist()))
+    figure = Figure(figsize=(9.6, 5.0))
+    figure.subplots_adjust(left=0.02, right=0.98, top=0.92, bottom=0.14, wspace=0.04)
+    axes = figure.subplots(1, len(cloud.places), squeeze=False)[0]
+    for axis, (title, places) in zip(axes, cloud.places.items(), strict=True):
+        for number, label in enumerate(shown):
+            style = _point(number)
+            inside = cloud.labels == label
+            axis.scatter(
+                *places[inside].T, s=POINT, color=style["color"], marker=style["marker"], linewidths=0, alpha=0.85
+            )
+        axis.set_title(title, fontsize=10.5, loc="left")
+        axis.set_xticks([])
+        axis.set_yticks([])
+        axis.spines[:].set_color("0.7")
+        axis.margins(0.04)
+    key = [Line2D([], [], markersize=6, markeredgewidth=0, **_point(n)) for n in range(len(shown))]
+    names = [shortened(cloud.classes[label], 24) for label in shown]
+    names = [f" {name}" if name.startswith("_") else name for name in names]
+    legend = figure.legend(key, names, ncols=5, loc="lower center", fontsize=8.5, frameon=False, handletextpad=0.2)
+    for text in legend.texts:
+        text.set_parse_math(False)
+    return figure
+
+
+def _point(number: int) -> dict:
+    """The colour and marker of the n-th class; no two alike, though there are more classes than colours."""
+    marker = MARKERS[(number + 3 * (number // len(COLOURS))) % len(MARKERS)]
+    return look(number, linestyle="", marker=marker)
+
+
+def reliability_figure(found: Calibration) -> Figure:
+    """Returns accuracy over confidence, with 95 % intervals, and below it how many images each bin has."""
+    figure = Figure(figsize=(5.6, 5.4), layout="constrained")
+    top, bottom = figure.subplots(2, sharex=True, height_ratios=(4, 1))
+    top.plot([0, 100], [0, 100], color="0.6", linewidth=1, linestyle=":")
+    where = {"textcoords": "offset points", "rotation": 45, "rotation_mode": "anchor", "transform_rotates_text": True}
+    top.annotate("as right as it says", (4, 4), (0, 4), fontsize=8, color="0.4", **where)
+    for one in found.bins:
+        _bin(top, bottom, one)
+    key = [Line2D([], [], linestyle="", markersize=7, label=label, **style) for label, style in SURENESS.items()]
+    figure.legend(handles=key, ncols=2, loc="outside upper left", frameon=False, fontsize=8.5)
+    top.set_ylim(0, 100)
+    top.set_xlim(0, 100)
+    top.set_ylabel("accuracy (%)")
+    bottom.set_ylabel("images")
+    bottom.set_xlabel("confidence: probability of the predicted class (%)")
+    bottom.margins(y=0.3)
+    for axis in (top, bottom):
+        plain_axis(axis)
+    return figure
+
+
+def _bin(top, bottom, one: Bin) -> None:
+    """Draws a bin's accuracy, how far that is from its confidence, and its images."""
+    x, y = 100 * one.confidence, 100 * one.accuracy
+    low, high = (100 * bound for bound in one.interval)
+    style = SURENESS["too sure" if one.confidence > one.accuracy else "not sure enough"]
+    top.plot([x, x], [x, y], color=style["color"], linewidth=6, alpha=0.25, solid_capstyle="butt")
+    reach = [[max(0, y - low)], [max(0, high - y)]]
+    top.errorbar(x, y, reach, markersize=7, capsize=3, elinewidth=1.2, clip_on=False, zorder=4, **style)
+    left, width = 100 * one.low, 100 * (one.high - one.low)
+    look = {"color": COLOURS[0], "alpha": 0.35, "edgecolor": COLOURS[0], "linewidth": 0.8}
+    bottom.bar(left, one.images, width=width, align="edge", **look)
+    middle = (left + width / 2, one.images)
+    bottom.annotate(f"{one.images}", middle, (0, 2), textcoords="offset points", ha="center", fontsize=7)

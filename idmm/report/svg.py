@@ -1,0 +1,93 @@
+"""Figures and images as they stand in a page: whole, inline, and fit for its light and its dark look."""
+
+import base64
+import io
+import re
+import warnings
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+from PIL import Image
+
+from idmm.pictures import COLOURS, DPI
+
+FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif"
+QUALITY = 88  # of WebP
+GAP = 4  # pixels between the images of a sheet
+LEAST, MOST = 48, 96  # sides that images of a sheet are shown at (pixels)
+# colours of figures -> theirs in a light page, in a dark one
+THEMES = {
+    "#ffffff": ("#ffffff", "#1d2025"), "#000000": ("#1b1b1b", "#e8e8e8"), "#262626": ("#262626", "#e8e8e8"),
+    "#e6e6e6": ("#e6e6e6", "#343941"), "#b3b3b3": ("#b3b3b3", "#5a606a"), "#999999": ("#999999", "#7d838c"),
+    "#666666": ("#666666", "#a9adb3"),
+    **{of.lower(): (of, dark) for of, dark in zip(
+        COLOURS, ("#4aa3e0", "#f07f3c", "#1fbf92", "#e39cc6", "#f3b63a", "#9bd6f8"), strict=False)},
+}  # fmt: skip
+_STYLE = "".join(f"--c{name[1:]}:{{{n}}};" for n, name in enumerate(THEMES))
+
+
+def themed_svg(figure: Figure) -> str:
+    """Returns a figure as SVG that looks right on light and on dark ground: it brings its own, and follows the reader's
+    ``prefers-color-scheme``. Letters stay letters, drawn in the reader's own font."""
+    text = io.StringIO()
+    settings = {"svg.fonttype": "none", "svg.hashsalt": "idmm"}
+    with matplotlib.rc_context(settings), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # the reader's fonts may have it
+        figure.savefig(text, format="svg", dpi=DPI, facecolor="white", metadata={"Date": None})
+    svg = re.sub(r"#[0-9a-f]{6}\b(?=[;\"'])", lambda found: _variable(found[0]), text.getvalue())
+    svg = re.sub(r"(font: [^;\"]*?[\d.]+px) [^;\"]*", rf"\1 {FONTS}", svg)
+    light, dark = (_STYLE.format(*colours) for colours in zip(*THEMES.values(), strict=True))
+    style = f":root{{{light}fill:var(--c000000)}}@media(prefers-color-scheme:dark){{:root{{{dark}}}}}"
+    return svg.replace("<defs>", f"<style>{style}</style>\n<defs>", 1)
+
+
+def _variable(colour: str) -> str:
+    return f"var(--c{colour[1:]})" if colour in THEMES else colour
+
+
+def size_of(figure: Figure) -> tuple[int, int]:
+    """Returns a figure's width and height as a page shows it (CSS pixels)."""
+    return tuple(round(96 * side) for side in figure.get_size_inches())
+
+
+def data_uri(kind: str, content: bytes) -> str:
+    """Returns a file that stands in the page itself."""
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def webp(image: np.ndarray) -> str:
+    """Returns an image, uint8 [H, W, 3 or 4], as a data URI."""
+    content = io.BytesIO()
+    Image.fromarray(image).save(content, "webp", quality=QUALITY, method=4)
+    return data_uri("image/webp", content.getvalue())
+
+
+def sheet(rows: list[list[np.ndarray]], side: int) -> np.ndarray:
+    """Returns images, uint8 or [0, 1] [H, W, 3] each, as one, uint8 [H, W, 4], with clear gaps between them.
+
+    All get a longer side of ``side`` pixels, or what of that fits a page: pixels of small images stay squares.
+    """
+    side = MOST if side > MOST else side * max(1, -(-LEAST // side))
+    columns = max(map(len, rows))
+    made = np.zeros((len(rows) * (side + GAP) - GAP, columns * (side + GAP) - GAP, 4), np.uint8)
+    for row, images in enumerate(rows):
+        for column, image in enumerate(images):
+            pixels = thumbnail(image, side)
+            top, left = row * (side + GAP), column * (side + GAP)
+            top += (side - pixels.shape[0]) // 2
+            left += (side - pixels.shape[1]) // 2
+            made[top : top + pixels.shape[0], left : left + pixels.shape[1], :3] = pixels
+            made[top : top + pixels.shape[0], left : left + pixels.shape[1], 3] = 255
+    return made
+
+
+def thumbnail(image: np.ndarray, side: int = MOST) -> np.ndarray:
+    """Returns an image, uint8 or in [0, 1], [H, W, 3], with its longer side that long, uint8."""
+    if image.dtype != np.uint8:
+        image = np.rint(255 * np.clip(image, 0, 1)).astype(np.uint8)
+    height, width = image.shape[:2]
+    factor = side / max(height, width)
+    size = max(1, round(width * factor)), max(1, round(height * factor))
+    way = Image.Resampling.NEAREST if factor > 1 else Image.Resampling.LANCZOS
+    return np.asarray(Image.fromarray(np.ascontiguousarray(image)).resize(size, way))

@@ -1,0 +1,365 @@
+"""``idmm report``: what its page says with scripts off, what a browser makes of it, and what is refused."""
+
+import base64
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+import yaml
+from browser import browsing
+from folders import tree, tuned
+from helpers import call, inside, refused
+from matplotlib.figure import Figure
+from PIL import Image
+
+from idmm.commands.found_runs import found_runs
+from idmm.commands.recipe_of import nearest_recipe
+from idmm.config import FinetuneConfig, PretrainConfig
+from idmm.config.parsing import build
+from idmm.errors import UserError
+from idmm.pictures import curves_figure
+from idmm.report.calibration import calibration
+from idmm.report.svg import themed_svg
+from idmm.stages.results import compared
+
+ODD = ("<b>& $x_1$", "_under", "עברית", "猫\U0001f408")  # names of classes
+WIDE = {"patch_size": 8, "embed_dim": 64, "depth": 1, "num_heads": 2}
+SHEET = "Likely duplicates: thumbnails of the images in the table"
+ONE = {"stages": None, "train__size": 16, "train__epochs": 2, "train__warmup_epochs": 0, "train__ema": None}
+VOID = ("img", "meta", "input", "br", "link")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Pretraining, fine-tunings of two seeds from it, one of another size from scratch, and one with odd names."""
+    root = tmp_path_factory.mktemp("runs")
+    assert inside("pretrain", root / "pre", train__epochs=2, train__accumulate=1) == 0
+    for seed in (0, 1):
+        assert inside("finetune", root / f"tuned-{seed}", **ONE, seed=seed, init=str(root / "pre")) == 0
+    assert inside("finetune", root / "wide", **ONE, model__kwargs=WIDE) == 0
+    classes = dict.fromkeys(ODD, 4)
+    assert tuned(root / 'o "<i>" $x_1$', tree(root / "images", train=classes, test=classes), train__epochs=2) == 0
+    return root
+
+
+class Reader(HTMLParser):
+    """Elements with their attributes, and the text of each section by its id."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.sections, self._open = [], {"": ""}, [""]
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag == "section":
+            self._open.append(dict(attrs)["id"])
+            self.sections[self._open[-1]] = ""
+
+    def handle_endtag(self, tag):
+        if tag == "section":
+            self._open.pop()
+
+    def handle_data(self, data):
+        self.sections[self._open[-1]] += f" {data.strip()}" if data.strip() else ""
+
+    def all(self, tag):
+        return [attrs for name, attrs in self.tags if name == tag]
+
+
+def reported(out, *given):
+    assert call(["report", *given, "--out", out]) == 0
+    return (out / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def page(runs):
+    """The folder of a report on all of them, and the text of its page."""
+    names = ["pre", "tuned-0", "tuned-1", "wide", 'o "<i>" $x_1$']
+    return runs / "out", reported(runs / "out", *(runs / name for name in names))
+
+
+def result(run):
+    return json.loads((run / "result.json").read_text())
+
+
+# ------------------------------------------------------------------ the page
+def test_it_says_what_the_runs_say(page, runs):
+    text = Reader(page[1])
+    summary = text.sections["summary"]
+    for name in ("tuned-0", "tuned-1", "wide"):
+        found = result(runs / name)
+        low, high = found["top1_interval"]
+        assert f"{name} " in summary and f"{found['top1']:.1f} {low:.1f} to {high:.1f}" in summary
+    assert f"{result(runs / 'pre')['loss']:.4g}" in summary
+    top1 = [result(runs / f"tuned-{seed}")["top1"] for seed in (0, 1)]
+    assert f"tuned 2 {np.mean(top1):.1f} {np.std(top1, ddof=1):.1f} {top1[0]:.1f}, {top1[1]:.1f}" in summary
+    said = compared(runs / "tuned-0", runs / "wide")
+    assert (
+        f"tuned-0 wide {said['points']:+.1f} {said['p']:.2g}".replace("-", "−").replace("tuned−0", "tuned-0") in summary
+    )
+    for name in ("curves", "size", "run-1", "crops-1", "explored-1", "run-2", "crops-2", "cloud-2", "predicted-2"):
+        assert name in text.sections, name
+    for name in ("mistakes-2", "calibration-2", "run-4", "run-5", "settings", "environment"):
+        assert name in text.sections, name
+    assert "run-3" not in text.sections and "the same but for the seed" in text.sections["run-2"]
+    assert f"idmm explore {runs / 'pre'} shows" in text.sections["explored-1"]
+    assert "python" in text.sections["environment"] and "torch" in text.sections["environment"]
+    assert "embed_dim" in text.sections["settings"], "where the runs differ"
+
+
+def test_pictures_lie_beside_it_too(page):
+    names = {path.name for path in page[0].iterdir()}
+    wanted = {"report.html", "accuracy.png", "size.png", "crops-1.png", "crops-2.png", "features-2.png"}
+    wanted |= {"confusion-2.png", "calibration-2.png"}
+    wanted |= {f"curves-{kind}-{over}.png" for kind in ("pretrain", "finetune") for over in ("epochs", "seconds")}
+    assert wanted <= names
+    for path in page[0].glob("*.png"):
+        with Image.open(path) as image:
+            assert image.format == "PNG" and np.asarray(image).std() > 1, path
+    assert (page[0] / "report.html").stat().st_size < 3e6
+
+
+def test_it_is_whole_and_can_be_read_aloud(page):
+    text = Reader(page[1])
+    assert {tag for tag, _ in text.tags} & {"script", "link", "iframe", "object"} == set()
+    assert not [a for _, attrs in text.tags for a in attrs if a.startswith("on") or a == "style"]
+    for image in text.all("img"):
+        assert image["src"].startswith("data:image/") and image["alt"].strip()
+    heads = text.all("th")
+    assert heads and all(head.get("scope") in ("col", "row") for head in heads)
+    linked, ids = [a["href"] for a in text.all("a")], {attrs.get("id") for _, attrs in text.tags}
+    assert linked and all(href[0] == "#" and href[1:] in ids for href in linked)
+    (policy,) = [a["content"] for a in text.all("meta") if a.get("http-equiv")]
+    assert policy.startswith("default-src 'none'") and "unsafe" not in policy and "img-src data:" in policy
+    outside = re.sub(r"data:image/[^\"]*", "", page[1])
+    assert not re.search(r"https?://|@import|url\(", outside)
+
+
+def test_names_are_text_wherever_they_stand(page):
+    text = Reader(page[1])
+    assert not text.all("b")[1:] and not text.all("i"), "no name became an element"
+    for name in ODD:
+        assert " ".join(name.split()) in text.sections["predicted-5"]
+    assert 'o "<i>" $x_1$' in text.sections["run-5"]
+    for image in text.all("img"):
+        kind, _, content = image["src"].partition(";base64,")
+        if kind.endswith("svg+xml"):
+            svg = base64.b64decode(content).decode()
+            assert "<b>" not in svg and "<i>" not in svg and not re.search(r"(?i)<script|href=.http", svg)
+
+
+def test_surrogates_and_control_characters_end_no_page():
+    figure = Figure()
+    figure.text(0, 0, "a\x07b\udce4c", parse_math=False)
+    assert "a\ufffdb\ufffdc" in themed_svg(figure)
+
+
+# ------------------------------------------------------------------ a browser
+@pytest.fixture(scope="module")
+def browser():
+    with browsing() as page:
+        yield page
+
+
+def test_nothing_leaves_it_and_every_picture_is_drawn(browser, page):
+    browser.requests.clear()
+    browser.complaints.clear()
+    browser.open(page[0] / "report.html", scripts=False)
+    drawn = browser.run("[...document.images].map(image => [image.complete, image.naturalWidth])")
+    assert len(drawn) > 20 and all(done and width > 0 for done, width in drawn)
+    assert {url.partition(":")[0] for url in browser.requests} == {"file", "data"}
+    assert sum(url.startswith("file:") for url in browser.requests) == 1 and browser.complaints == []
+
+
+SHOWN = (
+    "[...document.querySelectorAll('.tabs')].map(t => [...t.querySelectorAll('figure')].map(f => f.offsetHeight > 0))"
+)
+
+
+def test_tabs_switch_without_scripts_and_paper_shows_both(browser, page):
+    browser.open(page[0] / "report.html", scripts=False)
+    assert browser.run(SHOWN) == [[True, False], [True, False]]
+    browser.click("document.querySelectorAll('.tabs label')[1]")
+    assert browser.run(SHOWN) == [[False, True], [True, False]]
+    browser.call("Emulation.setEmulatedMedia", media="print")
+    assert browser.run(SHOWN) == [[True, True], [True, True]]
+    assert base64.b64decode(browser.call("Page.printToPDF")["data"]).startswith(b"%PDF")
+    browser.call("Emulation.setEmulatedMedia", media="")
+
+
+def test_light_dark_and_narrow(browser, page, tmp_path):
+    ground = {}
+    for dark in (False, True):
+        browser.open(page[0] / "report.html")
+        browser.picture(tmp_path / "shot.png", width=1280, height=900, dark=dark)
+        place = browser.run("(b => [b.x, b.y])(document.querySelector('.picture img').getBoundingClientRect())")
+        with Image.open(tmp_path / "shot.png") as shot:
+            grey = shot.convert("L")
+            ground[dark] = grey.getpixel((2, 2)), grey.getpixel((round(place[0]) + 20, round(place[1]) + 20))
+    assert min(ground[False]) > 240 and max(ground[True]) < 60, "the page, and its pictures"
+    browser.picture(tmp_path / "shot.png", width=400, height=800)
+    assert browser.run("document.documentElement.scrollWidth <= window.innerWidth")
+
+
+# ------------------------------------------------------------------ older runs, folders of runs, what is gone
+def test_an_older_run_whose_images_are_gone(runs, tmp_path):
+    run = shutil.copytree(runs / 'o "<i>" $x_1$', tmp_path / "old")
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["data"]["root"] = str(tmp_path / "gone")
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    rows = (run / "predictions.csv").read_text().splitlines()
+    (run / "predictions.csv").write_text("\n".join(row.rpartition(",")[0] for row in rows) + "\n")
+    for name in ("features.npz", "environment.json"):
+        (run / name).unlink()
+    text = Reader(reported(tmp_path / "out", run))
+    assert "The images cannot be read" in text.sections["crops-1"] and "gone" in text.sections["crops-1"]
+    assert "gone" in text.sections["cloud-1"]
+    assert "without probabilities" in text.sections["mistakes-1"] and "without prob" in text.sections["calibration-1"]
+    assert "No environment.json" in text.sections["environment"]
+    assert "Confusion matrix" in str(text.all("img")), "that needs no images"
+
+
+def test_an_older_run_whose_images_are_there(runs, tmp_path):
+    run = shutil.copytree(runs / "wide", tmp_path / "old")
+    rows = (run / "predictions.csv").read_text().splitlines()
+    (run / "predictions.csv").write_text("\n".join(row.rpartition(",")[0] for row in rows) + "\n")
+    (run / "features.npz").unlink()
+    before = sorted(path.name for path in run.iterdir())
+    text = Reader(reported(tmp_path / "out", run))
+    assert "Expected calibration error" in text.sections["calibration-1"]
+    assert "before" in text.sections["cloud-1"] and "right" in text.sections["predicted-1"]
+    assert sorted(path.name for path in run.iterdir()) == before, "its folder is left as it was"
+
+
+def test_what_explore_found_is_shown(runs, tmp_path):
+    run = shutil.copytree(runs / "pre", tmp_path / "pre")
+    (run / "explore").mkdir()
+    Image.new("RGB", (30, 20), "red").save(run / "explore" / "duplicates.png")
+    table = {"columns": ["rank", "image"], "rows": [[1, "<u>a.png"], [2, None]]}
+    duplicates = {"name": "duplicates", "title": "Likely duplicates", "count": 12, "lines": ["Look at them."]}
+    duplicates |= {"table": table, "csv": "duplicates.csv", "sheets": ["duplicates.png", "gone.png"]}
+    none = {"name": "labels", "title": "Likely label errors", "count": 0, "lines": [], "table": None, "csv": None}
+    found = {"title": "", "by": "instances", "images": 96, "lines": ["By the rows of W."], "notes": ["No labels."]}
+    found["sections"] = [duplicates, {**none, "sheets": []}]
+    (run / "explore" / "explore.json").write_text(json.dumps(found))
+    text = Reader(reported(tmp_path / "out", run))
+    for words in ("By the rows of W.", "Likely duplicates: 12", "<u>a.png", "Likely label errors: 0", "No labels."):
+        assert words in text.sections["explored-1"], words
+    assert [image["alt"] for image in text.all("img") if "Likely" in image["alt"]] == [SHEET]
+
+
+def test_folds_are_one_run(runs, tmp_path):
+    folder = tmp_path / "folds"
+    results = []
+    for fold in (1, 2):
+        shutil.copytree(runs / "wide", folder / f"fold-{fold}")
+        results.append({"fold": fold, **result(runs / "wide")})
+    shutil.copy(runs / "wide" / "config.yaml", folder)
+    pooled = {**results[0], "test_size": 2 * results[0]["test_size"], "folds": results}
+    (folder / "result.json").write_text(json.dumps(pooled))
+    text = Reader(reported(tmp_path / "out", folder))
+    assert f"{pooled['test_size']:,} test images right" in text.sections["summary"]
+    assert "a thin line is a fold" in text.sections["curves"] and "run-1" not in text.sections
+
+
+def test_a_probe(runs, tmp_path, capsys):
+    assert call(["probe", "--init", runs / "pre", "--data.subset", "{total: 96}", "--out", tmp_path / "probe"]) == 0
+    text = Reader(reported(tmp_path / "out", tmp_path / "probe", runs / "pre"))
+    found = json.loads((tmp_path / "probe/probe.json").read_text())
+    assert f"{found['probe']['top1']:.1f}" in text.sections["summary"]
+    assert any("strength of the linear probe" in image["alt"] for image in text.all("img"))
+
+
+def test_folders_that_hold_runs(runs, tmp_path):
+    demo = tmp_path / "demo"
+    for name in ("scratch-0", "pretrain-0", "idmm-0"):
+        shutil.copytree(runs / "wide", demo / name)
+    (demo / "demo.json").write_text("{}")
+    assert [run.name for run in found_runs([str(demo)])[0]] == ["pretrain-0", "idmm-0", "scratch-0"]
+    train = shutil.copytree(runs / "wide", tmp_path / "train")
+    shutil.copytree(runs / "pre", train / "stage1")
+    (train / "scratch").mkdir()
+    (train / "scratch" / "config.yaml").write_text("")
+    (train / "train.json").write_text("{}")
+    found, notes = found_runs([str(train)])
+    assert found == [train / "stage1", train] and notes == [f"{train / 'scratch'}: not finished, it has no epoch yet"]
+
+
+def test_what_is_refused(runs, tmp_path, capsys):
+    unfinished = shutil.copytree(runs / "wide", tmp_path / "begun")
+    (unfinished / "result.json").unlink()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "grid").mkdir()
+    (tmp_path / "grid/grid.json").write_text("{}")
+    (tmp_path / "file").write_text("")
+    wanted = {
+        tmp_path / "none": "does not exist", unfinished: "is not finished: it has 2 epochs and no result.json",
+        tmp_path / "empty": "has no config.yaml and no result.json", tmp_path / "file": "is a file",
+        tmp_path / "grid": "holds a grid, whose page is",
+    }  # fmt: skip
+    said = refused(capsys, ["report", *wanted, "--out", tmp_path / "out"])
+    assert len(said) == len(wanted)
+    for line, (path, words) in zip(said, wanted.items(), strict=True):
+        assert line.startswith(f"runs: '{path}' {words}"), line
+    twice = ["report", runs / "wide", f"{runs}/tuned-0/../wide", "--out", tmp_path / "out"]
+    (line,) = refused(capsys, twice)
+    assert "is given twice" in line and not (tmp_path / "out").exists()
+    (line,) = refused(capsys, ["report", runs / "wide", "--out", tmp_path / "file" / "out"])
+    assert line.startswith("out: cannot write to")
+    with pytest.raises(UserError, match="is given twice"):
+        found_runs([str(runs / "wide"), str(runs / "wide")])
+
+
+# ------------------------------------------------------------------ the parts
+def test_the_recipe_that_is_nearest():
+    given = {"method": {"name": "idmm"}, "train": {"epochs": 7, "lr": 1.0}, "views": {"size": 48}}
+    assert nearest_recipe(build(PretrainConfig, "idmm_fast")).differences == []
+    assert nearest_recipe(build(PretrainConfig, "simclr")).name == "simclr"
+    assert nearest_recipe(build(FinetuneConfig, "paper_448")).name == "paper_448"
+    found = nearest_recipe(build(PretrainConfig, given))
+    assert ("train.epochs", 7) in [(key, new) for key, _, new in found.differences]
+    tuned = build(FinetuneConfig, {**yaml.safe_load((_recipe("finetune/fast")).read_text()), "seed": 5})
+    tuned.train.epochs = 3
+    found = nearest_recipe(tuned)
+    assert found.name == "fast" and found.differences == [("train.epochs", 20, 3)]
+
+
+def _recipe(name):
+    from idmm.config.reading import recipes
+
+    return recipes()[name]
+
+
+def test_calibration_is_the_definition():
+    rng = np.random.default_rng(0)
+    probability, right = rng.random(500), rng.random(500) < 0.5
+    found = calibration(probability, right)
+    error = 0.0
+    for n in range(10):
+        inside = [i for i in range(500) if n / 10 < probability[i] <= (n + 1) / 10]
+        error += abs(np.mean(right[inside]) - np.mean(probability[inside])) * len(inside) / 500
+    assert found.error == pytest.approx(error) and sum(one.images for one in found.bins) == 500
+    assert calibration(np.array([1.0, 1.0]), np.array([True, True])).error == 0
+    (one,) = calibration(np.array([0.0]), np.array([False])).bins
+    assert (one.low, one.high, one.images) == (0.0, 0.1, 1)
+
+
+def records(epochs, level, **last):
+    made = [{"epoch": n, "stage": 1, "loss": level / n, "lr": 0.1, "seconds": 2.0} for n in range(1, epochs + 1)]
+    made[-1] |= last
+    return made
+
+
+def test_curves_of_several_runs():
+    seeds = {"a": [records(4, 1.0, top1=50.0), records(3, 3.0)], "_b": [records(5, 2.0)]}
+    loss, lr, top1 = curves_figure(seeds, over="seconds").axes
+    lines = [line.get_xydata().tolist() for line in loss.lines]
+    assert lines[2] == [[2, 2], [4, 1], [6, pytest.approx(2 / 3)]], "the mean as far as both have come"
+    assert len(lines) == 4 and lines[3][-1] == [10, 0.4] and len(top1.lines) == 1
+    figure = curves_figure(seeds)
+    assert [text.get_text() for text in figure.legends[0].texts] == ["a (mean of 2)", " _b"]
+    assert [line.get_xdata()[-1] for line in figure.axes[0].lines] == [4, 3, 3, 5]
