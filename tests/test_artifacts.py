@@ -274,6 +274,16 @@ def test_what_cannot_be_made_is_told_in_one_line(fine, joint, tmp_path, caplog):
     assert line.startswith(f"{copy}: predictions.csv: ") and f"'{moved}'" in line
 
 
+def test_too_little_memory_is_told(fine, tmp_path, monkeypatch):
+    def extract(*args):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    monkeypatch.setattr("idmm.stages.remake.extract_features", extract)
+    copy = older(fine, tmp_path, "features.npz")
+    with pytest.raises(RunError, match=rf"^{copy}: features.npz: out of memory with 64 images at a time$"):
+        artifacts.features(copy)
+
+
 def test_images_that_changed_are_not_taken_for_others(root, joint, tmp_path):
     own = shutil.copytree(root, tmp_path / "images")
     copy = older(joint, tmp_path, "instances.json")

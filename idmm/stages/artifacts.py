@@ -14,7 +14,7 @@ from typing import Any
 
 from idmm.config import PretrainConfig
 from idmm.environment import read as read_environment
-from idmm.errors import UserError
+from idmm.errors import RunError, UserError
 from idmm.stages import STAGES
 from idmm.stages.formats import (
     FEATURES,
@@ -43,6 +43,7 @@ def predictions(run: str | Path, device: str = "auto") -> Predicted:
 
     Raises:
         UserError: No finished run, one without a classifier, or there is no file and the images cannot be read.
+        RunError: Memory ran out.
     """
     run, config = Path(run), config_of(run)
     classes, found = _classes(run), None
@@ -68,7 +69,7 @@ def features(run: str | Path, device: str = "auto") -> Features:
     Raises:
         UserError: No finished run, one without a classifier, or it is older than the file and its images, or the
             weights that it started from, are gone or have changed.
-        RunError: They are not finite.
+        RunError: They are not finite, or memory ran out.
     """
     run, config = Path(run), config_of(run)
     classes = _classes(run)
@@ -156,3 +157,7 @@ def _making(run: Path, what: str) -> Iterator[Any]:
         yield remake
     except UserError as error:
         raise UserError(*(f"{run}: {what}: {fault}" for fault in error.faults)) from None
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, RuntimeError) and "out of memory" not in str(error):
+            raise
+        raise RunError(f"{run}: {what}: out of memory with {remake.BATCH} images at a time") from None
