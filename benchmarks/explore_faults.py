@@ -7,8 +7,8 @@ Of the training images of a set (at most --images, evenly drawn) some get a seco
 70, cropped to 80 to 90 % of each side and brought back to the old size, made brighter or darker and of other contrast,
 mirrored, or made half or one and a half times as large. Copies keep the class. Of the other images some are moved into
 the folder of another class, drawn at random, and a few images of another set are put among them. Then IDMM pretrains a
-small network without labels by `idmm train`'s recipe (idmm_fast, resnet10t with 16 to 128 channels, 32 or 64 px, two crops of
-35 to 100 %, no colours), and every score is compared with what was planted. Finished runs are kept.
+small network without labels by the recipe of `idmm train` (idmm_fast, resnet10t with 16 to 128 channels, two crops of
+35 to 100 % at 32 or 64 px, no colours), and every score is compared with what was planted. Finished runs are kept.
 
 Average precision (AP) needs no threshold; precision and recall are of the lists that the score's own threshold gives.
 """
@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageEnhance
 
+SHOWN = ("ap", "precision", "recall")
 KINDS = ("jpeg", "crop", "light", "mirror", "resize")
 COPIED, MOVED, STRANGE = 0.1, 0.08, 0.01  # shares of the images
 PRETRAIN = Path(__file__).parents[1] / "pretrain.py"
@@ -84,21 +85,109 @@ def plant(sets: Path, name: str, most: int, seed: int, out: Path) -> None:
     (out / "faults.json").write_text(json.dumps(faults, indent=1) + "\n")
 
 
-def pretrain(data: Path, out: Path, epochs: int, size: int, seed: int, flip: float, network: str) -> None:
+def pretrain(data: Path, out: Path, epochs: int, size: int, seed: int, flip: float) -> None:
     """Pretrains on the images by the recipe of ``idmm train``."""
-    model = {"resnet": ["resnet10t", "{channels: [16, 32, 64, 128]}"], "vit": [
-        "vit_tiny_patch16_224",
-        "{patch_size: 8, embed_dim: 96, depth: 4, num_heads: 3, global_pool: avg, class_token: false, weight_init: jax}",
-    ]}[network]  # fmt: skip
     flags = {
         "config": "idmm_fast", "data.root": data, "out": out, "seed": seed, "data.workers": 0, "train.epochs": epochs,
         "train.batch_size": 32, "train.lr": 2e-3, "train.precision": "fp32", "train.device": "cpu",
-        "model.name": model[0], "model.kwargs": model[1], "views.size": size, "views.flip": flip,
-        "views.crops": "[{count: 2, scale: [0.35, 1.0]}]", "views.jitter_prob": 0, "views.grey_prob": 0,
-        "views.blur_prob": 0,
+        "model.name": "resnet10t", "model.kwargs": "{channels: [16, 32, 64, 128]}", "views.size": size,
+        "views.flip": flip, "views.crops": "[{count: 2, scale: [0.35, 1.0]}]", "views.jitter_prob": 0,
+        "views.grey_prob": 0, "views.blur_prob": 0,
     }  # fmt: skip
-    words = [f"--{key}={value}" for key, value in flags.items()]
-    subprocess.run([sys.executable, PRETRAIN, *words], check=True)
+    subprocess.run([sys.executable, PRETRAIN, *(f"--{key}={value}" for key, value in flags.items())], check=True)
+
+
+# ---------------------------------------------------------------------- measuring
+def measured(data: Path, run: Path) -> dict:
+    """Returns the figures of each score for duplicates, labels and strangers."""
+    from idmm.commands.explore import HASHES, hash_vectors, opened
+    from idmm.config.usage import ExploreConfig
+    from idmm.data.looks import small
+    from idmm.similarity import isolation, label_margins, likely_duplicates, nearest, unit_rows
+
+    faults, seen = json.loads((data / "faults.json").read_text()), opened(ExploreConfig(run=str(run)))
+    place = {name: i for i, name in enumerate(seen.names)}
+    kinds = {tuple(sorted((place[one], place[two]))): kind for one, two, kind in faults["copies"]}
+    moved = np.array([name in faults["moved"] for name in seen.names])
+    strange = np.array([name in faults["strangers"] for name in seen.names])
+    hashes = hash_vectors(seen.store)
+    thumbs = [small(Image.fromarray(seen.store.image(i).permute(1, 2, 0).numpy()), 1.0) for i in range(len(place))]
+    pixels = unit_rows(np.array(thumbs, dtype=np.float32).reshape(len(place), -1))
+    forms = {"rows": unit_rows(seen.rows), "features": unit_rows(seen.features), "raw pixels": pixels}
+    pairs = {}
+    for name, unit in forms.items():
+        both = [np.hstack([unit, hashes[:, side]]) for side in (0, 1)]
+        pairs |= {f"{name}, hash": likely_duplicates(both[0], *both), name: likely_duplicates(unit)}
+    table = {name: _of_pairs(found.index, found.score, found.score > found.threshold, kinds)
+             for name, found in pairs.items()}  # fmt: skip
+    agreement = np.maximum.reduce([hashes[:, a] @ hashes[:, b].T for a, b in ((0, 0), (0, 1), (1, 0))]) / HASHES
+    every = np.stack(np.triu_indices(len(place), 1), axis=1)
+    scores = agreement[every[:, 0], every[:, 1]]
+    order = np.argsort(-scores, kind="stable")
+    table["perceptual hash, 4 bits"] = _of_pairs(every[order], scores[order], scores[order] >= 1 - 2 * 4 / 64, kinds)
+    table["idmm data check"] = _of_check(data, place, kinds)
+    labels = {}
+    for name, unit in forms.items():
+        margins, _ = label_margins(nearest(unit, 30), seen.labels)
+        labels[name] = _of_images(margins[~strange], moved[~strange])
+    far = {"features, distance": isolation(seen.features), "raw pixels, distance": isolation(pixels)}
+    far["rows, cosine"] = -nearest(forms["rows"], 10).value.mean(axis=1)
+    outliers = {name: {"ap": _average_precision(strange[np.argsort(-score, kind="stable")], strange.sum())}
+                for name, score in far.items()}  # fmt: skip
+    sizes = {"images": len(place), "copies": len(kinds), "moved": int(moved.sum()), "strangers": int(strange.sum())}
+    return {"sizes": sizes, "duplicates": table, "labels": labels, "outliers": outliers}
+
+
+def _average_precision(hits: np.ndarray, total: int) -> float:
+    """Of hits in the order of the score; those that are not in the list count as never found."""
+    return float((np.cumsum(hits) / np.arange(1, len(hits) + 1) * hits).sum() / total)
+
+
+def _of_pairs(index: np.ndarray, score, listed: np.ndarray, kinds: dict) -> dict:
+    hits = np.array([(i, j) in kinds for i, j in index.tolist()], dtype=bool)
+    found = {tuple(pair) for pair in index[listed].tolist()}
+    named = {kind: float(np.mean([pair in found for pair in kinds if kinds[pair] == kind])) for kind in KINDS}
+    precision = float(hits[listed].mean()) if listed.any() else None
+    shares = {"precision": precision, "recall": float(hits[listed].sum() / len(kinds)), "listed": int(listed.sum())}
+    return {**({} if score is None else {"ap": _average_precision(hits, len(kinds))}), **shares, "by_kind": named}
+
+
+def _of_check(data: Path, place: dict, kinds: dict) -> dict:
+    from idmm import config
+    from idmm.data.doctor import check
+
+    found, _ = check(config.Data(name="folder", root=str(data)), 1, len(place))
+    index = np.array([sorted((place[pair.first.name], place[pair.second.name])) for pair in found.pairs])
+    return _of_pairs(index, None, np.ones(len(index), dtype=bool), kinds)
+
+
+def _of_images(margins: np.ndarray, wrong: np.ndarray) -> dict:
+    from idmm.similarity import LIKELY
+
+    listed = margins > LIKELY
+    shares = {"precision": float(wrong[listed].mean()), "recall": float(listed[wrong].mean())}
+    shares["listed"] = int(listed.sum())
+    return {"ap": _average_precision(wrong[np.argsort(-margins, kind="stable")], wrong.sum()), **shares}
+
+
+def report(results: dict) -> str:
+    """Returns Markdown tables: AP, then precision / recall of what is listed (percent), each the mean over seeds."""
+    sets = sorted({key.rpartition("-")[0] for key in results})
+    lines = []
+    for kind in ("duplicates", "labels", "outliers"):
+        lines += ["", f"| {kind} | " + " | ".join(sets) + " |", "|---|" + "---|" * len(sets)]
+        for score in next(iter(results.values()))[kind]:
+            cells = []
+            for name in sets:
+                runs = [found[kind][score] for key, found in results.items() if key.rpartition("-")[0] == name]
+                cells.append(_cell({of: np.mean([run[of] or 0 for run in runs]) for of in runs[0] if of in SHOWN}))
+            lines.append(f"| {score} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _cell(values: dict) -> str:
+    shares = f"{100 * values['precision']:.0f} / {100 * values['recall']:.0f}" if "precision" in values else ""
+    return ", ".join(filter(None, [f"{values['ap']:.2f}" if "ap" in values else "", shares]))
 
 
 def main() -> None:
@@ -109,16 +198,19 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--images", type=int, default=800)
     parser.add_argument("--epochs", type=int, default=40)
-    parser.add_argument("--network", choices=["resnet", "vit"], default="resnet")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
+    results = {}
     for seed in args.seeds:
         for name in args.names:
-            data, run = args.out / f"{name}-{seed}", args.out / f"{name}-{seed}-{args.network}"
+            data, run = args.out / f"{name}-{seed}", args.out / f"{name}-{seed}-resnet"
             if not (data / "faults.json").exists():
                 plant(args.sets, name, args.images, seed, data)
             flip = 0.0 if name in ("digits", "speech") else 0.5
-            pretrain(data, run, args.epochs, SIZES[name], seed, flip, args.network)
+            pretrain(data, run, args.epochs, SIZES[name], seed, flip)
+            results[f"{name}-{seed}"] = measured(data, run)
+            (args.out / "faults.json").write_text(json.dumps(results, indent=1) + "\n")
+    print(report(results))
 
 
 if __name__ == "__main__":

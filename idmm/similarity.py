@@ -124,9 +124,8 @@ def isolation(features: np.ndarray) -> np.ndarray:
     rows = np.asarray(features, dtype=np.float32) - np.mean(features, axis=0, dtype=np.float32)
     squares = (rows.astype(np.float64) ** 2).sum(axis=1)
     ones = np.ones((len(rows), 1), dtype=np.float32)
-    target = np.hstack(
-        [rows, (-squares[:, None] / 2).astype(np.float32)]
-    )  # a · b - |b|² / 2 is largest for the nearest
+    # a · b - |b|² / 2 is largest where |a - b| is smallest
+    target = np.hstack([rows, (-squares[:, None] / 2).astype(np.float32)])
     last = nearest(target, LOCAL, np.hstack([rows, ones])).index[:, -1]
     return np.sqrt(((rows - rows[last]).astype(np.float64) ** 2).sum(axis=1))
 

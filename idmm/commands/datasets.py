@@ -179,6 +179,7 @@ def report(found: Checkup, written: bool = False) -> list[str]:
     if found.near_skipped:
         lines.append("near-duplicates: not looked for among so many images; --near_limit allows it")
     lines += _suited(found)
+    lines.append("after pretraining, 'idmm explore RUN' looks for copies, wrong labels and outliers, too")
     suspected = sum(not pair.certain for pair in found.pairs)
     if not found.clean:
         return [*lines, "some of this should be mended, see above"]

@@ -3,7 +3,7 @@
 import json
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,7 @@ from PIL import Image
 
 from idmm import similarity
 from idmm.commands.datasets import write_exclusions
-from idmm.commands.explore_tables import Section, sections
+from idmm.commands.explore_tables import Explored, Found, Section, sections
 from idmm.config.commands import ProbeConfig
 from idmm.config.usage import ExploreConfig
 from idmm.data.cache import ImageStore
@@ -27,47 +27,7 @@ FOLDER, FILE = "explore", "explore.json"
 TITLE = "Which training images are alike"
 EXCLUDE = "exclude.txt"
 VOTED_OF = 3 * similarity.VOTERS  # neighbours that are looked at for those with a label
-THUMB = 96  # longest side of a thumbnail (pixels)
 HASHES = 2.0  # weight of the agreement of perceptual hashes beside the cosine of rows
-
-
-@dataclass
-class Explored:
-    """The training images of a run, and what was found about them."""
-
-    run: Path
-    names: list[str]  # as in the split, [N]
-    digests: list[str]  # of the files
-    labels: np.ndarray | None  # int64 [N], -1 where an image has none; None: there are no labels
-    classes: list[str]  # name of each label
-    by: str  # what was compared: instances or features
-    rows: np.ndarray  # float32 [N, d]
-    store: ImageStore | None  # the images; None: they are gone
-    features: np.ndarray | None = None  # float32 [N, d2]
-    notes: list[str] = field(default_factory=list)  # what is missing, and why
-
-    def label(self, i: int) -> str | None:
-        """Returns the name of an image's class."""
-        return None if self.labels is None or self.labels[i] < 0 else self.classes[self.labels[i]]
-
-    def thumbnail(self, i: int) -> np.ndarray:
-        """Returns a small picture of an image, uint8 [h, w, 3]."""
-        picture = Image.fromarray(self.store.image(i).permute(1, 2, 0).numpy())  # [H, W, 3]
-        picture.thumbnail((THUMB, THUMB), Image.Resampling.LANCZOS)
-        return np.asarray(picture)
-
-
-@dataclass(frozen=True)
-class Found:
-    """What the rows say of the images."""
-
-    near: similarity.Neighbours  # by cosine
-    pairs: list[tuple[int, int, float | None, float, str]]  # likely duplicates: numbers, score, cosine, kind
-    margins: np.ndarray | None  # of the votes on each label, float64 [N]
-    suggested: np.ndarray | None  # class that the neighbours have, int64 [N]
-    isolation: np.ndarray  # the larger, the more of an outlier, float64 [N]
-    cluster: np.ndarray  # int64 [N], the largest is 0
-    centrality: np.ndarray  # cosine with the cluster's centre, float32 [N]
 
 
 def explore(given: ExploreConfig) -> str:
@@ -83,10 +43,9 @@ def explore(given: ExploreConfig) -> str:
     seen = opened(given)
     out = made_folder(given.out or str(Path(given.run) / FOLDER))
     found = search(seen, given)
-    (out / FILE).unlink(missing_ok=True)  # it stands for all the others
-    for old in (*out.glob("*.png"), *out.glob("*.csv")):
-        old.unlink()
     parts = sections(seen, found, given.neighbours)
+    for old in (FILE, *(f"{part.name}.{kind}" for part in parts for kind in ("png", "csv"))):  # of an earlier call
+        (out / old).unlink(missing_ok=True)
     files = []
     for part in parts:
         if part.rows is not None:
@@ -159,9 +118,8 @@ def _features(given: ExploreConfig, config, store: ImageStore) -> np.ndarray:
 def search(seen: Explored, given: ExploreConfig) -> Found:
     """Compares the images."""
     unit = similarity.unit_rows(seen.rows)
-    near = similarity.nearest(
-        unit, max(given.neighbours, similarity.VOTERS, VOTED_OF if seen.labels is not None else 0)
-    )
+    wanted = (given.neighbours, similarity.LOCAL, 0 if seen.labels is None else VOTED_OF)
+    near = similarity.nearest(unit, max(wanted))
     margins, suggested = (None, None) if seen.labels is None else similarity.label_margins(near, seen.labels)
     if seen.features is not None:
         isolation = similarity.isolation(seen.features)
@@ -177,7 +135,7 @@ def _duplicates(seen: Explored, unit: np.ndarray) -> Iterator[tuple[int, int, fl
     Where the images are there, what is compared is the cosine of two rows plus twice the agreement of their perceptual
     hashes, in [-1, 1] both, mirrored or not.
     """
-    hashes = None if seen.store is None else _hashes(seen.store)
+    hashes = None if seen.store is None else hash_vectors(seen.store)
     forms = () if hashes is None else [np.hstack([unit, hashes[:, side]]) for side in (0, 1)]
     pairs = similarity.likely_duplicates(*(forms[:1] or [unit]), *forms)
     first: dict[str, int] = {}
@@ -190,7 +148,7 @@ def _duplicates(seen: Explored, unit: np.ndarray) -> Iterator[tuple[int, int, fl
             yield i, j, score, float(unit[i] @ unit[j]), "mirrored" if mirrored else "near"
 
 
-def _hashes(store: ImageStore) -> np.ndarray:
+def hash_vectors(store: ImageStore) -> np.ndarray:
     """Returns the perceptual hashes of all images and their mirror images as vectors, float32 [N, 2, 64], whose product
     is ``HASHES`` times the share of bits that agree less that of those that differ."""
     numbers = Bar(range(len(store)), desc="perceptual hashes", unit="img", delay=1)

@@ -1,4 +1,4 @@
-"""The five tables of ``idmm explore``: their rows, their sheets, and what is said of them."""
+"""What ``idmm explore`` found, as five tables: their rows, their sheets, and what is said of them."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -6,14 +6,56 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from idmm import similarity
+from idmm.data.cache import ImageStore
 from idmm.data.split import counted
 
 WORST = 10  # that are shown of each
 PAIRS, ROWS, GRID, QUERIES = 24, 16, (4, 8), 8  # on the sheets: pairs, labels and clusters, outliers, neighbours
 BESIDE = 6  # images beside the first of a row
+THUMB = 96  # longest side of a thumbnail (pixels)
 FAR_OUT = 3.0  # interquartile ranges above the third quartile (Tukey's far out values)
+
+
+@dataclass
+class Explored:
+    """The training images of a run, and what was found about them."""
+
+    run: Path
+    names: list[str]  # as in the split, [N]
+    digests: list[str]  # of the files
+    labels: np.ndarray | None  # int64 [N], -1 where an image has none; None: there are no labels
+    classes: list[str]  # name of each label
+    by: str  # what was compared: instances or features
+    rows: np.ndarray  # float32 [N, d]
+    store: ImageStore | None  # the images; None: they are gone
+    features: np.ndarray | None = None  # float32 [N, d2]
+    notes: list[str] = field(default_factory=list)  # what is missing, and why
+
+    def label(self, i: int) -> str | None:
+        """Returns the name of an image's class."""
+        return None if self.labels is None or self.labels[i] < 0 else self.classes[self.labels[i]]
+
+    def thumbnail(self, i: int) -> np.ndarray:
+        """Returns a small picture of an image, uint8 [h, w, 3]."""
+        picture = Image.fromarray(self.store.image(i).permute(1, 2, 0).numpy())  # [H, W, 3]
+        picture.thumbnail((THUMB, THUMB), Image.Resampling.LANCZOS)
+        return np.asarray(picture)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the rows say of the images."""
+
+    near: similarity.Neighbours  # by cosine
+    pairs: list[tuple[int, int, float | None, float, str]]  # likely duplicates: numbers, score, cosine, kind
+    margins: np.ndarray | None  # of the votes on each label, float64 [N]
+    suggested: np.ndarray | None  # class that the neighbours have, int64 [N]
+    isolation: np.ndarray  # the larger, the more of an outlier, float64 [N]
+    cluster: np.ndarray  # int64 [N], the largest is 0
+    centrality: np.ndarray  # cosine with the cluster's centre, float32 [N]
 
 
 @dataclass
@@ -54,9 +96,8 @@ class Section:
         return {**kept, "csv": csv, "sheets": self.sheets}
 
 
-def sections(seen, found, neighbours: int) -> list[Section]:
-    """Returns the tables of what was found (:class:`idmm.commands.explore.Found`) among the images that were seen
-    (:class:`idmm.commands.explore.Explored`); ``neighbours``: listed for each image."""
+def sections(seen: Explored, found: Found, neighbours: int) -> list[Section]:
+    """Returns the tables of what was found among the images; ``neighbours``: listed for each."""
     made = [_duplicates(seen, found), _labels(seen, found), _outliers(seen, found), _clusters(seen, found)]
     made.append(_neighbours(seen, found, neighbours))
     for part in made if seen.store is None else ():
@@ -68,13 +109,13 @@ def _number(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.4g}")
 
 
-def _class(seen, *numbers: int) -> list[str | None]:
+def _class(seen: Explored, *numbers: int) -> list[str | None]:
     """The classes of images as cells; nothing where there are no labels."""
     return [] if seen.labels is None else [seen.label(i) for i in numbers]
 
 
 # ---------------------------------------------------------------------- duplicates
-def _duplicates(seen, found) -> Section:
+def _duplicates(seen: Explored, found: Found) -> Section:
     pairs, labelled = found.pairs, seen.labels is not None
     rows = [["rank", "path", "duplicate", "score", "cosine", "kind", *(["class", "duplicate_class"] * labelled)]]
     for rank, (i, j, score, cosine, kind) in enumerate(pairs, start=1):
@@ -83,8 +124,9 @@ def _duplicates(seen, found) -> Section:
     same = sum(kind == "same file" for *_, kind in pairs)
     said = f"{counted(len(pairs), 'likely pair')}, {same} of them the same file"
     lines = [
-        "One picture with two targets: instance discrimination is punished for recognising it. Remove copies, and train "
-        "again: exclude.txt names them for --data.exclude, all but the same files behind a #."
+        "One picture then has two targets: instance discrimination is punished for recognising it. exclude.txt names "
+        "copies for --data.exclude, all but those of the same file behind a #: remove it where you agree, and train "
+        "again."
     ]
 
     def draw(path: Path) -> None:
@@ -101,18 +143,18 @@ def _duplicates(seen, found) -> Section:
 
 
 # ---------------------------------------------------------------------- labels
-def _labels(seen, found) -> Section:
+def _labels(seen: Explored, found: Found) -> Section:
     about = ("labels", "Likely label errors")
     if seen.labels is None:
         return Section(*about, "not looked for, the images have no labels", 0, None, [], [])
     order = np.lexsort((np.arange(len(seen.names)), -found.margins))
-    order = order[found.suggested[order] >= 0]
+    order = order[seen.labels[order] >= 0]
     rows = [["rank", "path", "class", "suggested", "score", "likely", "neighbours"]]
     for rank, i in enumerate(order.tolist(), start=1):
         likely = "yes" if found.margins[i] > similarity.LIKELY else "no"
         voted = Counter(seen.classes[label] for label in _voters(seen, found, i)).most_common(3)
         text = ", ".join(f"{name} {count}" for name, count in voted)
-        named = (seen.label(i), seen.classes[found.suggested[i]])
+        named = (seen.label(i), seen.classes[found.suggested[i]] if found.suggested[i] >= 0 else None)
         rows.append([rank, seen.names[i], *named, _number(found.margins[i]), likely, text])
     count = int((found.margins > similarity.LIKELY).sum())
     said = f"{counted(count, 'image')} whose nearest instances carry another label"
@@ -135,13 +177,13 @@ def _labels(seen, found) -> Section:
     return Section(*about, said, count, rows, rows[1 : 1 + min(WORST, count)], lines, draw)
 
 
-def _voters(seen, found, i: int) -> np.ndarray:
+def _voters(seen: Explored, found: Found, i: int) -> np.ndarray:
     labels = seen.labels[found.near.index[i]]
     return labels[labels >= 0][: similarity.VOTERS]
 
 
 # ---------------------------------------------------------------------- outliers
-def _outliers(seen, found) -> Section:
+def _outliers(seen: Explored, found: Found) -> Section:
     far, order = found.isolation, np.lexsort((np.arange(len(seen.names)), -found.isolation))
     first, third = np.percentile(far, [25, 75])
     count = int((far > third + FAR_OUT * (third - first)).sum())
@@ -152,11 +194,9 @@ def _outliers(seen, found) -> Section:
         rows.append([rank, seen.names[i], _number(far[i]), *_class(seen, i)])
     what = "distance to the 10th nearest image, by features" if by_features else "1 - mean cosine with the 10 nearest"
     said = f"{counted(count, 'image')} far out ({what}); all are ranked"
-    lines = [
-        "Look at the first: what does not belong here can be left out with --data.exclude, what is rare may be right."
-    ]
+    lines = ["Look at the first: leave out what does not belong here with --data.exclude; what is rare may be right."]
     if not by_features:
-        lines.append("By rows alone this finds outliers hardly better than chance (docs/explore.md).")
+        lines.append("Rows alone find outliers less well than features do (docs/explore.md).")
 
     def draw(path: Path) -> None:
         many, columns = GRID
@@ -168,7 +208,7 @@ def _outliers(seen, found) -> Section:
 
 
 # ---------------------------------------------------------------------- clusters and neighbours
-def _clusters(seen, found) -> Section:
+def _clusters(seen: Explored, found: Found) -> Section:
     order = np.lexsort((np.arange(len(seen.names)), -found.centrality, found.cluster))
     groups = [order[found.cluster[order] == c] for c in range(found.cluster.max() + 1)]
     rows = [["cluster", "size", "medoid", "path", "cosine", *(["class"] if seen.labels is not None else [])]]
@@ -192,14 +232,14 @@ def _clusters(seen, found) -> Section:
     return Section("clusters", "Clusters", said, len(groups), rows, worst[:WORST], lines, draw)
 
 
-def _mostly(seen, members: np.ndarray) -> str:
+def _mostly(seen: Explored, members: np.ndarray) -> str:
     if seen.labels is None:
         return ""
     (label, times), *_ = Counter(seen.label(i) or "no label" for i in members.tolist()).most_common(1)
     return f"{100 * times / len(members):.0f} % {_cut(label)}"
 
 
-def _neighbours(seen, found, many: int) -> Section:
+def _neighbours(seen: Explored, found: Found, many: int) -> Section:
     near = found.near
     many = min(many, near.index.shape[1])
     rows = [["path", "rank", "neighbour", "cosine"]]
@@ -229,7 +269,7 @@ def _blue() -> str:
     return BLUE
 
 
-def _draw_rows(seen, rows: list, path: Path, title: str, note: str) -> None:
+def _draw_rows(seen: Explored, rows: list, path: Path, title: str, note: str) -> None:
     """Draws rows of (text, [(image, caption, frame), ...])."""
     from idmm.report.sheets import Tile, caption_sheet
 

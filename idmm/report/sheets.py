@@ -61,13 +61,6 @@ def _draw(figure: Figure, tile: Tile, x: float, top: float, width: float, height
     h, w = tile.image.shape[:2]
     edge = {"edgecolor": tile.frame or "0.8", "linewidth": 2.0 if tile.frame else 0.5}
     axis.add_patch(Rectangle((-0.5, -0.5), w, h, fill=False, clip_on=False, **edge))
-    caption = shortened(tile.caption, 19)
-    where = {"va": "top", "ha": "center", "linespacing": 1.2}
-    figure.text(
-        (x + CELL / 2) / width,
-        (top - CELL - 0.045) / height,
-        caption,
-        fontsize=6.3,
-        color=tile.frame or "0.25",
-        **where,
-    )
+    place = ((x + CELL / 2) / width, (top - CELL - 0.045) / height)
+    look = {"fontsize": 6.3, "color": tile.frame or "0.25", "va": "top", "ha": "center", "linespacing": 1.2}
+    figure.text(*place, shortened(tile.caption, 19), **look)

@@ -1,0 +1,243 @@
+"""``idmm explore``: planted duplicates and wrong labels are found, the maths is that of naive loops, and what happens
+where rows, images or labels are missing."""
+
+import csv
+import json
+import shutil
+
+import numpy as np
+import pytest
+from folders import TINY, section, tree, tuned
+from helpers import call, inside, refused
+from PIL import Image, ImageEnhance, ImageOps
+from sklearn.datasets import load_sample_image
+
+from idmm import similarity
+from idmm.data.datasets import open_splits
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+SHEETS = ["clusters.png", "duplicates.png", "labels.png", "neighbours.png", "outliers.png"]
+TABLES = ["clusters.csv", "duplicates.csv", "labels.csv", "neighbours.csv", "outliers.csv"]
+COPIES = {("flower/02.png", "flower/c02.jpg"), ("china/03.png", "china/c03.png"), ("flower/04.png", "flower/c04.png")}
+SAME = ("china/05.png", "china/c05.png")
+MOVED = {"flower/wrong.png", "china/wrong.png"}
+LENGTH = {"train__epochs": 6, "views__crops": [{"count": 2, "scale": [0.5, 1.0]}]}
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory):
+    """Squares cut out of two photographs, none overlapping; copies of four of them, two in the other's class."""
+    root = tmp_path_factory.mktemp("planted") / "images"
+    for name in ("china", "flower"):
+        photo = Image.fromarray(load_sample_image(f"{name}.jpg"))
+        for i in range(24):
+            left, top = 104 * (i % 6), 104 * (i // 6)
+            path = root / "train" / name / f"{i:02d}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            photo.crop((left, top, left + 104, top + 104)).resize((32, 32)).save(path)
+    train = root / "train"
+    Image.open(train / "flower/02.png").save(train / "flower/c02.jpg", quality=50)
+    ImageOps.mirror(Image.open(train / "china/03.png")).save(train / "china/c03.png")
+    ImageEnhance.Brightness(Image.open(train / "flower/04.png")).enhance(1.3).save(train / "flower/c04.png")
+    shutil.copy(train / "china/05.png", train / "china/c05.png")
+    (train / "china/20.png").rename(train / "flower/wrong.png")
+    (train / "flower/11.png").rename(train / "china/wrong.png")
+    return root
+
+
+@pytest.fixture(scope="module")
+def run(planted, tmp_path_factory):
+    out = tmp_path_factory.mktemp("run") / "a"
+    assert inside("pretrain", out, **{**TINY, **LENGTH, "data__root": str(planted)}) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def simclr(planted, tmp_path_factory):
+    """A run without rows, on images without labels."""
+    out = tmp_path_factory.mktemp("simclr") / "a"
+    flat = out.parent / "images"
+    flat.mkdir()
+    for path in (planted / "train").rglob("*.png"):
+        shutil.copy(path, flat / f"{path.parent.name}-{path.name}")
+    off = dict.fromkeys(("method__classifier", "method__classifier_init", "method__classifier_lr_scale"))
+    own = {**off, "method__name": "simclr", "views__crops": [{"count": 2}], "data__root": str(flat)}
+    assert inside("pretrain", out, **{**TINY, **own}) == 0
+    return out
+
+
+def table(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def pairs(path):
+    return {(row["path"].removeprefix("train/"), row["duplicate"].removeprefix("train/")) for row in table(path)}
+
+
+# ------------------------------------------------------------------ the command
+def test_planted_faults_are_found(run, planted, capsys):
+    assert call(["explore", run]) == 0
+    said, out = capsys.readouterr().out, run / "explore"
+    found = table(out / "duplicates.csv")
+    assert (found[0]["kind"], found[0]["score"]) == ("same file", "")
+    assert pairs(out / "duplicates.csv") >= COPIES | {SAME}
+    kinds = {row["duplicate"]: row["kind"] for row in found}
+    assert kinds["train/china/c03.png"] == "mirrored" and kinds["train/flower/c02.jpg"] == "near"
+    labels = table(out / "labels.csv")
+    assert {row["path"].removeprefix("train/") for row in labels[:5]} >= MOVED
+    assert labels[0]["likely"] == "yes" and labels[-1]["likely"] == "no"
+    assert len(labels) == len(table(out / "outliers.csv")) == len(table(out / "clusters.csv")) == 52
+    assert len(table(out / "neighbours.csv")) == 5 * 52
+    assert sorted(path.name for path in out.iterdir()) == sorted([*SHEETS, *TABLES, "explore.json", "exclude.txt"])
+    assert "likely pair" in said and "another label" in said and "train/china/c05.png" in said and "exclude.txt" in said
+    about = json.loads((out / "explore.json").read_text())
+    assert (about["by"], about["images"], about["notes"]) == ("instances", 52, [])
+    assert sorted(about["files"]) == sorted(path.name for path in out.iterdir())
+    assert [part["name"] for part in about["sections"]] == [
+        "duplicates",
+        "labels",
+        "outliers",
+        "clusters",
+        "neighbours",
+    ]
+    assert about["sections"][0]["count"] == len(found)
+
+
+def test_copies_can_be_left_out(run, planted, tmp_path):
+    assert call(["explore", run, "--out", tmp_path / "e"]) == 0
+    lines = (tmp_path / "e/exclude.txt").read_text().splitlines()
+    assert "train/china/c05.png" in lines and "#train/flower/c02.jpg" in lines
+    left = open_splits(section(planted, exclude=str(tmp_path / "e/exclude.txt")), labelled=False).train
+    assert len(left) == 51 and "train/china/c05.png" not in left.names
+
+
+def test_again_is_the_same_and_other_files_stay(run, tmp_path):
+    for name in ("a", "b"):
+        assert call(["explore", run, "--out", tmp_path / name]) == 0
+    (tmp_path / "a/mine.png").touch()
+    assert call(["explore", run, "--out", tmp_path / "a", "--clusters", 3]) == 0
+    for name in sorted({*TABLES, "exclude.txt"} - {"clusters.csv"}):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    assert (tmp_path / "a/mine.png").exists()
+    assert {row["cluster"] for row in table(tmp_path / "a/clusters.csv")} == {"1", "2", "3"}
+
+
+def test_images_that_are_gone(run, planted, tmp_path, capsys):
+    """Tables by the rows' names alone, no sheets, and it is said."""
+    moved = planted.with_name("moved")
+    planted.rename(moved)
+    try:
+        assert call(["explore", run, "--out", tmp_path / "e"]) == 0
+        refusal = refused(capsys_cleared(capsys), ["explore", run, "--by", "features", "--out", tmp_path / "f"])
+    finally:
+        moved.rename(planted)
+    assert sorted(path.name for path in (tmp_path / "e").iterdir()) == sorted([*TABLES, "explore.json", "exclude.txt"])
+    about = json.loads((tmp_path / "e/explore.json").read_text())
+    assert "tables without pictures" in about["notes"][0] and str(planted) in about["notes"][0]
+    assert pairs(tmp_path / "e/duplicates.csv") >= {SAME}
+    assert str(planted) in refusal[0] and not (tmp_path / "f").exists()
+
+
+def capsys_cleared(capsys):
+    capsys.readouterr()
+    return capsys
+
+
+def test_without_rows_and_labels(simclr, tmp_path, capsys):
+    """Another method goes by features; without labels there is no labels.csv."""
+    assert call(["explore", simclr, "--out", tmp_path / "e"]) == 0
+    said = capsys.readouterr().out
+    assert "no labels" in said and "compared by the frozen features" in said
+    assert not (tmp_path / "e/labels.csv").exists()
+    assert json.loads((tmp_path / "e/explore.json").read_text())["by"] == "features"
+    assert ("china-05.png", "china-c05.png") in pairs(tmp_path / "e/duplicates.csv")
+    (line,) = refused(capsys, ["explore", simclr, "--by", "instances", "--out", tmp_path / "f"])
+    assert "simclr" in line and not (tmp_path / "f").exists()
+
+
+def test_of_a_finetuned_run(tmp_path, capsys):
+    root = tree(tmp_path / "d", train={"cat": 6, "dog": 6}, test={"cat": 2, "dog": 2})
+    assert tuned(tmp_path / "run", root) == 0
+    assert call(["explore", tmp_path / "run"]) == 0
+    assert "frozen features" in capsys.readouterr().out
+    assert len(table(tmp_path / "run/explore/labels.csv")) == 12
+
+
+def test_what_is_no_finished_run(run, tmp_path, capsys):
+    assert "does not exist" in refused(capsys, ["explore", tmp_path / "none"])[0]
+    shutil.copytree(run, tmp_path / "begun")
+    (tmp_path / "begun/result.json").unlink()
+    assert "not finished" in refused(capsys, ["explore", tmp_path / "begun"])[0]
+    (tmp_path / "folds/fold-1").mkdir(parents=True)
+    assert "fold-1" in refused(capsys, ["explore", tmp_path / "folds"])[0]
+    assert not (tmp_path / "folds/explore").exists()
+
+
+# ------------------------------------------------------------------ the maths
+@pytest.fixture
+def rows(monkeypatch):
+    monkeypatch.setattr(similarity, "_BLOCK", 100)  # several blocks
+    return np.random.default_rng(0).normal(size=(37, 6)).astype(np.float32)
+
+
+def test_neighbours_by_a_naive_loop(rows):
+    unit = similarity.unit_rows(rows)
+    centred = rows - rows.mean(0)
+    np.testing.assert_allclose(unit, centred / np.linalg.norm(centred, axis=1, keepdims=True), rtol=1e-5, atol=1e-6)
+    found = similarity.nearest(unit, 4, unit, -unit)
+    for i in range(37):
+        cosine = {j: max(float(unit[i] @ unit[j]), float(-unit[i] @ unit[j])) for j in range(37) if j != i}
+        wanted = sorted(cosine, key=lambda j: -cosine[j])[:4]
+        assert found.index[i].tolist() == wanted
+        np.testing.assert_allclose(found.value[i], [cosine[j] for j in wanted], rtol=1e-5)
+    same = similarity.nearest(np.ones((5, 2), dtype=np.float32), 9)
+    assert same.index.shape == (5, 4) and all(i not in row for i, row in enumerate(same.index.tolist()))
+
+
+def test_duplicates_by_a_naive_loop(rows):
+    unit = similarity.unit_rows(np.vstack([rows, rows[:2] + 0.01]))
+    found = similarity.likely_duplicates(unit)
+    cosine = unit.astype(np.float64) @ unit.T
+    crowd, best = [], {}
+    for i in range(39):
+        others = sorted((cosine[i, j] for j in range(39) if j != i), reverse=True)
+        crowd.append(np.mean(others[1:11]))
+    for (i, j), score in zip(found.index.tolist(), found.score, strict=True):
+        assert i < j
+        np.testing.assert_allclose(score, cosine[i, j] - (crowd[i] + crowd[j]) / 2, rtol=1e-4, atol=1e-5)
+        for one in (i, j):
+            best[one] = max(best.get(one, -9), score)
+    assert found.index[0].tolist() == [1, 38] and [0, 37] in found.index.tolist()
+    assert (np.diff(found.score) <= 0).all() and len({*map(tuple, found.index.tolist())}) == len(found.index)
+    low, middle = np.percentile(list(best.values()), [25, 50])
+    assert found.threshold == pytest.approx(middle + similarity.ABOVE * (middle - low), rel=1e-4)
+
+
+def test_label_margins_by_a_naive_loop(rows):
+    labels = np.random.default_rng(1).integers(-1, 3, 37)
+    near = similarity.nearest(similarity.unit_rows(rows), 30)
+    margins, suggested = similarity.label_margins(near, labels)
+    for i in range(37):
+        votes, seen = {}, 0
+        for j, cosine in zip(near.index[i], near.value[i], strict=True):
+            if labels[j] >= 0 and seen < similarity.VOTERS:
+                seen += 1
+                votes[labels[j]] = votes.get(labels[j], 0) + np.exp(cosine / similarity.TEMPERATURE)
+        if labels[i] < 0:
+            assert (margins[i], suggested[i]) == (-1, -1)
+            continue
+        own = votes.pop(labels[i], 0)
+        other = max(votes, key=votes.get, default=-1)
+        wanted = (votes.get(other, 0) - own) / (own + sum(votes.values()))
+        assert suggested[i] == other and margins[i] == pytest.approx(wanted, rel=1e-4, abs=1e-5)
+
+
+def test_isolation_and_clusters(rows):
+    far = similarity.isolation(rows)
+    for i in range(37):
+        distances = sorted(np.linalg.norm(rows[i] - rows[j]) for j in range(37) if j != i)
+        assert far[i] == pytest.approx(distances[similarity.LOCAL - 1], rel=1e-4)
+    two = np.vstack([rows[:20] * 0.1 + 5, rows[20:] * 0.1 - 5])
+    cluster, centrality = similarity.clusters(similarity.unit_rows(two), 2)
+    assert cluster.tolist() == [0] * 20 + [1] * 17 and (centrality > 0.9).all()
