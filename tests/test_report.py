@@ -12,7 +12,6 @@ import yaml
 from browser import browsing
 from folders import tree, tuned
 from helpers import call, inside, refused
-from matplotlib.figure import Figure
 from PIL import Image
 
 from idmm.commands.found_runs import found_runs
@@ -22,7 +21,7 @@ from idmm.config.parsing import build
 from idmm.errors import UserError
 from idmm.pictures import curves_figure
 from idmm.report.calibration import calibration
-from idmm.report.svg import themed_svg
+from idmm.stages import STAGES
 from idmm.stages.results import compared
 
 ODD = ("<b>& $x_1$", "_under", "עברית", "猫\U0001f408")  # names of classes
@@ -152,10 +151,10 @@ def test_names_are_text_wherever_they_stand(page):
             assert "<b>" not in svg and "<i>" not in svg and not re.search(r"(?i)<script|href=.http", svg)
 
 
-def test_surrogates_and_control_characters_end_no_page():
-    figure = Figure()
-    figure.text(0, 0, "a\x07b\udce4c", parse_math=False)
-    assert "a\ufffdb\ufffdc" in themed_svg(figure)
+def test_names_that_are_no_text(runs, tmp_path):
+    run = shutil.copytree(runs / "wide", tmp_path / "a\x07\udce4")
+    text = Reader(reported(tmp_path / "out", run))
+    assert text.all("img") and "a\ufffd\ufffd" in text.sections["summary"]
 
 
 # ------------------------------------------------------------------ a browser
@@ -317,8 +316,9 @@ def test_what_is_refused(runs, tmp_path, capsys):
 # ------------------------------------------------------------------ the parts
 def test_the_recipe_that_is_nearest():
     given = {"method": {"name": "idmm"}, "train": {"epochs": 7, "lr": 1.0}, "views": {"size": 48}}
-    assert nearest_recipe(build(PretrainConfig, "idmm_fast")).differences == []
-    assert nearest_recipe(build(PretrainConfig, "simclr")).name == "simclr"
+    for name in ("idmm_fast", "simclr"):
+        found = nearest_recipe(STAGES["pretrain"].by_method(build(PretrainConfig, name))[0])
+        assert (found.name, found.differences) == (name, [])
     assert nearest_recipe(build(FinetuneConfig, "paper_448")).name == "paper_448"
     found = nearest_recipe(build(PretrainConfig, given))
     assert ("train.epochs", 7) in [(key, new) for key, _, new in found.differences]

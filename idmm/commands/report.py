@@ -21,6 +21,7 @@ from idmm.config.reading import read_file
 from idmm.config.usage import ReportConfig
 from idmm.errors import RunError, UserError
 from idmm.files import made_folder
+from idmm.intervals import wilson
 from idmm.report.facts import Cloud, Facts, Mistake, Pair, RunFacts, readable
 from idmm.stages import artifacts, stage_of
 
@@ -65,6 +66,9 @@ def _facts(folder: Path, number: int) -> RunFacts:
         return RunFacts("", number, folder, "probe", about, "", {}, shown, [], detailed=False)
     result, parts = _json(folder / "result.json"), _folds(folder)
     config = artifacts.config_of(parts[0])
+    if "top1" in result and result.get("test_size") and "top1_interval" not in result:  # of 0.1.0
+        low, high = wilson(round(result["top1"] * result["test_size"] / 100), result["test_size"])
+        result["top1_interval"] = [100 * float(low), 100 * float(high)]
     return RunFacts(
         label="", number=number, path=folder, kind=stage_of(config).name, about=_about(config),
         group=json.dumps(_signature(config)),
@@ -177,7 +181,7 @@ def _look_closer(run: RunFacts) -> None:
     parts = _folds(run.path)
     with _or_says(run, "crops", NO_IMAGES):
         run.crops = _crops(parts[0], artifacts.config_of(parts[0]))
-    if "top1" in run.result and run.kind != "probe":
+    if run.classifies:
         with _or_says(run, "cloud"):
             run.cloud = _cloud(parts[0])
         with _or_says(run, "predicted"):

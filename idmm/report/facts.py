@@ -72,6 +72,11 @@ class RunFacts:
     missing: dict[str, str] = field(default_factory=dict)
 
     @property
+    def classifies(self) -> bool:
+        """Whether it made a classifier, which was tested."""
+        return self.kind != "probe" and "top1_interval" in self.result
+
+    @property
     def what(self) -> str:
         """In a line."""
         words = {"did": "", "start": "of " if self.kind == "probe" else "from ", "model": "", "data": "on "}

@@ -6,7 +6,7 @@ from idmm.confusion import confusion_figure
 from idmm.pictures import shortened
 from idmm.report import run_pictures as draw
 from idmm.report.calibration import BINS, calibration
-from idmm.report.facts import RunFacts
+from idmm.report.facts import RunFacts, readable
 from idmm.report.parts import Picture, Raster, Section, Sheets, TableOf, Text, Thumbs
 from idmm.report.svg import sheet, thumbnail, webp
 
@@ -79,13 +79,9 @@ def _mistakes(run: RunFacts, mark: str) -> Iterator:
     items = []
     for one in run.mistakes:
         source = "" if one.image is None else webp(thumbnail(one.image))
-        items.append(
-            (
-                source,
-                [f"{one.predicted} {100 * one.probability:.0f} %", f"is {one.truth}", shortened(one.path, 22)],
-                one.path,
-            )
-        )
+        name = readable(one.path)
+        said = f"{one.predicted} {100 * one.probability:.0f} %"
+        items.append((source, [said, f"is {one.truth}", shortened(name, 22)], name))
     yield Text("What the classifier was surest of and wrong; a look at them often finds wrong labels.", "quiet")
     yield Thumbs(items)
     if "mistakes" in run.missing:

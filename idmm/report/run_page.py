@@ -60,9 +60,7 @@ def html(facts: Facts, found: list[Section]) -> str:
         "style": source("base.css", "report.css"),
         "version": facts.version,
     }
-    text = environment.get_template("report.html.j2").render(given)
-    # names of files may hold bytes that are no UTF-8
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return environment.get_template("report.html.j2").render(given)
 
 
 def sections(facts: Facts) -> list[Section]:
@@ -77,7 +75,7 @@ def sections(facts: Facts) -> list[Section]:
 # ---------------------------------------------------------------------- what came of it
 def _summary(facts: Facts) -> Section:
     runs, section = facts.runs, Section("summary", "What came of it")
-    classifiers = [run for run in runs if "top1_interval" in run.result]
+    classifiers = [run for run in runs if run.classifies]
     section.parts += [Text(line, "loud") for run in runs[:3] if (line := headline(run))] if len(runs) <= 3 else []
     if classifiers:
         alt = "; ".join(f"{run.label}: {run.result['top1']:.1f} %" for run in classifiers)
@@ -111,7 +109,7 @@ def _verdict(pair) -> str:
 def headline(run: RunFacts) -> str:
     """Returns what came of a run, in a sentence beside what it has to be read with."""
     result, seconds = run.result, duration(run.result.get("seconds", 0.0))
-    if "top1_interval" in result:
+    if run.classifies:
         low, high = result["top1_interval"]
         said = f"{result['top1']:.1f} % of {result['test_size']:,} test images right"
         floors = {"pixel_knn": "comparing raw pixels reaches", "largest_class": "naming the largest class every time"}
@@ -240,7 +238,7 @@ def _probed(run: RunFacts) -> Picture | None:
 
 
 def _sizes(runs: list[RunFacts]) -> Iterator[Section]:
-    some = [run for run in runs if run.parameters and "top1_interval" in run.result]
+    some = [run for run in runs if run.parameters and run.classifies]
     if len(some) < 2:
         return
     section = Section("size", "Accuracy over size")
