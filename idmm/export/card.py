@@ -12,10 +12,11 @@ from markupsafe import Markup
 from idmm.config import FinetuneConfig, PretrainConfig, parsing
 from idmm.config.base import FREE
 from idmm.config.recipes import resolve_method
+from idmm.data.split import counted
 from idmm.errors import UserError
 from idmm.evaluate import FEW, of_few
 from idmm.export.source import Source
-from idmm.intervals import too_narrow
+from idmm.intervals import too_narrow, wilson
 from idmm.progress import duration
 from idmm.report.render import ENVIRONMENTS
 from idmm.stages import stage_of
@@ -43,8 +44,7 @@ class Trained:
 
 def card(source: Source, hub: bool) -> str:
     """Returns ``README.md``; ``hub``: with the YAML that the Hugging Face Hub reads before it."""
-    result = json.loads((source.run / "result.json").read_text(encoding="utf-8"))
-    chain = history(source)
+    result, chain = _result(source.run), history(source)
     return ENVIRONMENTS["md"].get_template("model_card.md.j2").render(
         front=Markup(front_matter(source, result)) if hub else None,
         code=_code, percent="{:.2f}".format, interval="{0[0]:.2f} to {0[1]:.2f}".format,
@@ -75,7 +75,7 @@ def remarks(result: dict) -> list[str]:
     if "top1" not in result or "test_size" not in result:
         return []
     lines, top1 = [], result["top1"]
-    if result["top1_interval"][0] <= result["largest_class"]:
+    if result["top1_interval"][0] <= result.get("largest_class", -1):
         lines.append("Top-1 is no better, within its interval, than naming the largest class every time.")
     if result.get("pixel_knn", -1) >= top1:
         lines.append("Top-1 is no better than comparing raw pixels with those of the training images.")
@@ -84,6 +84,16 @@ def remarks(result: dict) -> list[str]:
     if "test_groups" in result:
         lines.append(f"{too_narrow(result['test_size'], result['test_groups'])}.".capitalize())
     return lines
+
+
+def _result(run: Path) -> dict:
+    """A finished run's ``result.json``; those of 0.1.0 lack the interval."""
+    found = json.loads((run / "result.json").read_text(encoding="utf-8"))
+    if "top1" in found and "top1_interval" not in found:
+        count = found["test_size"]
+        low, high = wilson(round(found["top1"] * count / 100), count)
+        found["top1_interval"] = [100 * float(low), 100 * float(high)]
+    return found
 
 
 # ---------------------------------------------------------------------- the runs behind it
@@ -110,7 +120,7 @@ def missing_init(source: Source, chain: list[Trained]) -> str | None:
 
 
 def _trained(run: Path, config: PretrainConfig | FinetuneConfig) -> Trained:
-    result = json.loads((run / "result.json").read_text(encoding="utf-8"))
+    result = _result(run)
     pretrained, phases, train = isinstance(config, PretrainConfig), stage_of(config).phases(config), config.train
     facts = [("training images", f"{result['train_size']:,}")]
     facts += [("method", config.method.name)] if pretrained else []
@@ -127,7 +137,9 @@ def _trained(run: Path, config: PretrainConfig | FinetuneConfig) -> Trained:
 
 def _phase(phase, train) -> str:
     lr = phase.lr or train.lr
-    return f"{phase.epochs} epochs, batches of {phase.batch_size}" + (f", learning rate {lr:g}" if lr else "")
+    return f"{counted(phase.epochs, 'epoch')}, batches of {phase.batch_size}" + (
+        f", learning rate {lr:g}" if lr else ""
+    )
 
 
 def _machine(run: Path) -> list[tuple[str, str]]:

@@ -4,7 +4,7 @@ import contextlib
 import logging
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,8 +51,8 @@ class Comparison:
         return "\n".join([*lines, f"{same}; {self.speed:.2f} times the speed of float32 on one core of this machine"])
 
 
-def quantized(source: Source, proto):
-    """Returns a model in 8 bits, an onnx.ModelProto, and how it compares.
+def quantized(source: Source, proto, method: str | None = None):
+    """Returns a model in 8 bits, an onnx.ModelProto, and how it compares; by ``dynamic``, ``static``, or None as suits.
 
     Networks with attention get 8-bit matrix products whose inputs are scaled as they come (dynamic): their features
     have outliers that one fixed range would spoil. Others get 8-bit convolutions too, with ranges from training images
@@ -63,16 +63,17 @@ def quantized(source: Source, proto):
         RunError: onnxruntime cannot quantize it.
     """
     with _images_wanted():
-        test = list(source.batches("test"))
+        test = source.batches("test")
         attention = any(node.op_type == "Softmax" for node in proto.graph.node)
-        train = None if attention else list(source.batches("train", CALIBRATION))
+        method = method or ("dynamic" if attention else "static")
+        train = list(source.batches("train", CALIBRATION)) if method == "static" else None
     try:
         with quiet(), tempfile.TemporaryDirectory() as folder:
             made = _quantized(proto, train, Path(folder))
     except Exception as error:  # onnxruntime raises many kinds
         why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise RunError(f"int8: onnxruntime cannot quantize {source.saved.name}: {why}") from None
-    method = f"static, calibrated on {sum(map(_count, train))} training images" if train else "dynamic"
+    method += f", calibrated on {sum(map(_count, train))} training images" if train else ""
     return made, _compared(source, method, proto, made, test)
 
 
@@ -129,19 +130,21 @@ class _Reader:
         return batch and {"images": batch["images"].numpy()}
 
 
-def _compared(source: Source, method: str, proto, small, test: list[dict]) -> Comparison:
-    truth = np.concatenate([batch["label"].numpy() for batch in test])
-    sessions = [session_of(one) for one in (proto, small)]
-
-    def run(session, batch: dict) -> np.ndarray:
-        return session.run(None, {"images": batch["images"].numpy()})[0]
-
-    named = [np.concatenate([run(session, batch).argmax(1) for batch in test]) for session in sessions]
-    seconds, single = [[], []], [session_of(one, threads=1) for one in (proto, small)]
+def _compared(source: Source, method: str, proto, small, test: Iterable[dict]) -> Comparison:
+    both, truth, named = [session_of(one) for one in (proto, small)], [], ([], [])
+    first = None  # a batch, to time them on
+    for batch in test:
+        images = batch["images"].numpy()
+        first = images if first is None else first
+        truth.append(batch["label"].numpy())
+        for labels, session in zip(named, both, strict=True):
+            labels.append(session.run(None, {"images": images})[0].argmax(1))
+    truth, named = np.concatenate(truth), [np.concatenate(labels) for labels in named]
+    seconds, single = ([], []), [session_of(one, threads=1) for one in (proto, small)]
     for _ in range(ROUNDS):  # side by side, on one core
         for times, session in zip(seconds, single, strict=True):
             began = time.perf_counter()
-            run(session, test[0])
+            session.run(None, {"images": first})
             times.append(time.perf_counter() - began)
     figures = [
         Figures(**score(predicted, truth), bytes=one.ByteSize())

@@ -16,7 +16,7 @@ from idmm.data.datasets import open_splits
 from idmm.data.images import FULL, CentreCrop
 from idmm.data.loaders import centre_crops
 from idmm.data.split import Split, Splits
-from idmm.errors import UserError
+from idmm.errors import RunError, UserError
 from idmm.models.build import feature_width
 from idmm.models.weights import build_saved, read_checkpoint
 from idmm.stages import stage_of
@@ -49,6 +49,8 @@ class Source:
         self.run, self._root, self.config = run, root, config_of(run)
         stem = "model" if (run / "model.safetensors").is_file() else "backbone"
         self.saved = saved = read_checkpoint(run, "init", stem)
+        if saved.size is None:  # as 0.1.0 wrote it
+            saved.size = stage_of(self.config).phases(self.config)[-1].size
         self.classes: list[str] | None = saved.extra.get("classes")
         self.model = build_saved(saved, num_classes=len(self.classes or ()))
         height, width = self.model.pretrained_cfg["input_size"][-2:]
@@ -138,7 +140,7 @@ class Source:
                     continue
                 images = torch.cat([batch["images"] for batch in self.batches(part, CHECKED)])
                 return Sample(images, f"{len(images)} {'test' if part == 'test' else 'training'} images"), None
-            except UserError as error:
-                why = why or error.faults[0]
+            except (UserError, RunError) as error:
+                why = why or str(error).splitlines()[0]
         shape = (CHECKED // 4, self.saved.in_chans, self.size, self.size)
         return Sample(torch.randn(shape, generator=torch.Generator().manual_seed(0)), "noise"), why
