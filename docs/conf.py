@@ -19,7 +19,6 @@ myst_heading_anchors = 3
 html_math_renderer = "mathml"  # drawn by the browser itself: no script, no network
 
 autodoc_member_order = "bysource"
-autodoc_preserve_defaults = True
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 autodoc_default_options = {"exclude-members": "__init__, __new__"}
