@@ -12,6 +12,7 @@ version = release = installed("idmm")
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "site_parts"]
 exclude_patterns = ["_build"]
+smartquotes = False  # quotes in a text may be typed
 highlight_language = "text"  # of blocks that do not say theirs: commands
 
 myst_enable_extensions = ["dollarmath"]

@@ -63,7 +63,7 @@ def _section(words: str, command: Command) -> nodes.section:
 
 
 def _table(leaves: list) -> nodes.table:
-    group = nodes.tgroup("", *(nodes.colspec(colwidth=width) for width in (30, 20, 50)), cols=3)
+    group = nodes.tgroup("", *(nodes.colspec(colwidth=width) for width in (27, 16, 57)), cols=3)
     group += nodes.thead("", _row(*(nodes.Text(title) for title in ("key, flag", "default", "what it is"))))
     body = nodes.tbody()
     for leaf in leaves:
