@@ -104,6 +104,13 @@ def test_planted_faults_are_found(run, planted, capsys):
     assert about["sections"][0]["count"] == len(found)
 
 
+def test_the_check_and_this_name_each_other(run, planted, tmp_path, capsys):
+    assert call(["explore", run, "--by", "instances", "--out", tmp_path / "e"]) == 0
+    assert "idmm data check" in capsys.readouterr().out
+    assert call(["data", "check", "--root", planted]) == 1  # the same file twice
+    assert "idmm explore RUN" in capsys.readouterr().out
+
+
 def test_copies_can_be_left_out(run, planted, tmp_path):
     assert call(["explore", run, "--out", tmp_path / "e"]) == 0
     lines = (tmp_path / "e/exclude.txt").read_text().splitlines()

@@ -1,7 +1,6 @@
 """``idmm explore``: which training images of a run are alike, as tables, sheets of thumbnails and a summary."""
 
 import json
-import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,6 @@ from idmm.progress import Bar
 from idmm.stages import artifacts
 from idmm.stages.probe import frozen_backbone
 
-log = logging.getLogger("idmm")
 FOLDER, FILE = "explore", "explore.json"
 TITLE = "Which training images are alike"
 EXCLUDE = "exclude.txt"
@@ -166,7 +164,8 @@ def _exclude(seen: Explored, found: Found, given: ExploreConfig, path: Path) -> 
         once.add(j)
     config = artifacts.config_of(given.run)
     lines = exclusions(Checkup(config.data.name, config.data.root, pairs=pairs))
-    return write_exclusions(f"idmm explore {given.run}", config.data.exclude, lines, path)
+    before = config.data.exclude if Path(config.data.exclude or "").expanduser().is_file() else None
+    return write_exclusions(f"idmm explore {given.run}", before, lines, path)
 
 
 # ---------------------------------------------------------------------- what is said

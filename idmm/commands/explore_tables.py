@@ -73,8 +73,8 @@ class Section:
     sheets: list[str] = field(default_factory=list)
 
     def draw(self, out: Path) -> None:
-        """Draws the sheet into a folder, where there is something on it."""
-        if self.drawn is not None and self.worst:
+        """Draws the sheet into a folder."""
+        if self.drawn is not None:
             self.drawn(out / f"{self.name}.png")
             self.sheets = [f"{self.name}.png"]
 
@@ -139,7 +139,8 @@ def _duplicates(seen: Explored, found: Found) -> Section:
             sheet.append((matter, names, [seen.thumbnail(n) for n in (i, j)]))
         pair_sheet(sheet, path, f"{len(sheet)} of {counted(len(pairs), 'likely pair')} of duplicates")
 
-    return Section("duplicates", "Likely duplicates", said, len(pairs), rows, rows[1 : 1 + WORST], lines, draw)
+    drawn = draw if pairs else None
+    return Section("duplicates", "Likely duplicates", said, len(pairs), rows, rows[1 : 1 + WORST], lines, drawn)
 
 
 # ---------------------------------------------------------------------- labels
@@ -174,7 +175,8 @@ def _labels(seen: Explored, found: Found) -> Section:
         note = "orange: the image in question; blue: neighbours of the class that they suggest"
         _draw_rows(seen, sheet, path, f"{len(sheet)} of {counted(count, 'likely label error')}", note)
 
-    return Section(*about, said, count, rows, rows[1 : 1 + min(WORST, count)], lines, draw)
+    worst_rows = rows[1 : 1 + min(WORST, count)]
+    return Section(*about, said, count, rows, worst_rows, lines, draw if count else None)
 
 
 def _voters(seen: Explored, found: Found, i: int) -> np.ndarray:
@@ -259,7 +261,7 @@ def _neighbours(seen: Explored, found: Found, many: int) -> Section:
         _draw_rows(seen, sheet, path, "Nearest images", note)
 
     said = f"the {many} nearest of each image"
-    return Section("neighbours", "Nearest images", said, len(rows) - 1, rows, rows[1:2], [], draw)
+    return Section("neighbours", "Nearest images", said, len(rows) - 1, rows, [], [], draw)
 
 
 # ---------------------------------------------------------------------- drawing
