@@ -18,6 +18,7 @@ from idmm.commands.found_runs import found_runs
 from idmm.commands.recipe_of import nearest_recipe
 from idmm.config import FinetuneConfig, PretrainConfig
 from idmm.config.parsing import build
+from idmm.config.reading import recipe
 from idmm.errors import UserError
 from idmm.pictures import curves_figure
 from idmm.report.calibration import calibration
@@ -322,16 +323,11 @@ def test_the_recipe_that_is_nearest():
     assert nearest_recipe(build(FinetuneConfig, "paper_448")).name == "paper_448"
     found = nearest_recipe(build(PretrainConfig, given))
     assert ("train.epochs", 7) in [(key, new) for key, _, new in found.differences]
-    tuned = build(FinetuneConfig, {**yaml.safe_load((_recipe("finetune/fast")).read_text()), "seed": 5})
+    tuned = build(FinetuneConfig, {**recipe(FinetuneConfig, "fast"), "seed": 5, "init": "runs/a"})
     tuned.train.epochs = 3
+    tuned.train.classifier_init = "features"  # as a run resolves it
     found = nearest_recipe(tuned)
     assert found.name == "fast" and found.differences == [("train.epochs", 20, 3)]
-
-
-def _recipe(name):
-    from idmm.config.reading import recipes
-
-    return recipes()[name]
 
 
 def test_calibration_is_the_definition():

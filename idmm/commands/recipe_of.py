@@ -26,7 +26,8 @@ def nearest_recipe(config: Any) -> Recipe | None:
         if name.partition("/")[0] in PARTIAL:
             continue
         with contextlib.suppress(UserError):  # of another stage, or of a method whose library is missing here
-            shipped = stage.by_method(parsing.build(stage.config, recipe(stage.config, name)))[0]
+            values = {**recipe(stage.config, name), "init": config.init}  # on which the classifier's start depends
+            shipped = stage.by_method(parsing.build(stage.config, values))[0]
             found.append(Recipe(name.removeprefix(f"{stage.name}/"), differences(shipped, config)))
     return min(found, key=lambda one: len(one.differences), default=None)
 
@@ -50,7 +51,7 @@ def _settled(config: Any) -> dict:
     names = ("size", "epochs", "lr", "batch_size")
     own = [{name: getattr(phase, name) for name in names} for phase in phases]
     one = len(own) == 1  # told by the keys of train as well
-    values["stages"] = None if one else own
+    values["stages"] = [] if one else own  # null would be left open
     values["train"] |= own[0] if one else {}
     return values
 

@@ -79,8 +79,12 @@ class RunFacts:
     @property
     def what(self) -> str:
         """In a line."""
-        words = {"did": "", "start": "of " if self.kind == "probe" else "from ", "model": "", "data": "on "}
-        return ", ".join(word + self.about[name] for name, word in words.items() if self.about.get(name))
+        return self.told(*self.about)
+
+    def told(self, *names: str) -> str:
+        """Some of ``about`` in a line."""
+        words = {"start": "of " if self.kind == "probe" else "from ", "data": "on "}
+        return ", ".join(words.get(name, "") + self.about[name] for name in names if self.about.get(name))
 
 
 @dataclass

@@ -17,7 +17,7 @@ from idmm.report.run_details import details
 from idmm.report.run_settings import KINDS, environments, settings
 
 ABOUT: dict[str, Callable[[RunFacts], str]] = {  # columns
-    "what": lambda run: run.about.get("did", ""),
+    "did": lambda run: run.about.get("did", ""),
     "start": lambda run: run.about.get("start", ""),
     "model": lambda run: run.about.get("model", ""),
     "data": lambda run: run.about.get("data", ""),
@@ -176,15 +176,17 @@ def _others(runs: list[RunFacts], kind: str) -> TableOf | None:
             )
         columns["largest class"] = lambda run: _number(run.result.get("largest_class"))
     columns["time"] = lambda run: duration(run.result["seconds"]) if "seconds" in run.result else ""
-    return _table(columns, some, {"pretrain": "Pretraining", "probe": "Frozen features"}[kind])
+    return _table(
+        columns, some, {"pretrain": "What pretraining came to", "probe": "What frozen features are worth"}[kind]
+    )
 
 
 def _table(columns: dict[str, Callable[[RunFacts], str]], runs: list[RunFacts], caption: str) -> TableOf:
     """A row for each run; columns that no run has anything for are left out, what is the same for all is said above."""
     rows = [[column(run) for column in columns.values()] for run in runs]
-    same = [n for n, name in enumerate(columns) if name in ABOUT and len({row[n] for row in rows}) == 1]
-    kept = [n for n, _ in enumerate(columns) if any(row[n] for row in rows) and n not in same]
-    if shared := ", ".join(rows[0][n] for n in same if rows[0][n]):
+    same = [name for n, name in enumerate(columns) if name in ABOUT and len({row[n] for row in rows}) == 1]
+    kept = [n for n, name in enumerate(columns) if any(row[n] for row in rows) and name not in same]
+    if shared := runs[0].told(*same):
         caption += f"; {'all ' if len(runs) > 1 else ''}{shared}"
     heads = list(columns)
     return TableOf([heads[n] for n in kept], [[row[n] for n in kept] for row in rows], caption)
