@@ -8,7 +8,7 @@ from pathlib import Path
 
 from idmm.config.usage import ExportConfig
 from idmm.errors import UserError
-from idmm.files import free_folder, out_file, write_bytes
+from idmm.files import WEIGHTS_WANTED, free_folder, out_file, weights_file, write_bytes
 
 log = logging.getLogger("idmm")
 NEEDED = ("onnx", "onnxruntime", "onnxscript")  # of the extra 'export'
@@ -36,9 +36,8 @@ def export(given: ExportConfig) -> str:
         check_measurable(source)
     sample, why = source.sample()
     if why:
-        log.warning(
-            "checked on noise, as the run's images cannot be read (%s); --data.root DIR names their folder", why
-        )
+        line = "checked on noise, as the run's images cannot be read (%s); --data.root DIR names their folder"
+        log.warning(line, why)
     return {"onnx": _onnx, "torchscript": _torchscript}.get(given.format, _folder)(given, out, source, sample)
 
 
@@ -59,11 +58,12 @@ def _checked(given: ExportConfig) -> Path:
 
 
 def _check_run(run: Path) -> None:
-    from idmm.files import weights_file
-
     if run.is_file():
         raise UserError(f"init: '{run}' is a file; wanted a run folder")
-    weights_file(run, "init")
+    try:
+        weights_file(run, "init")
+    except UserError as error:  # which would take a file, too
+        raise UserError(*(fault.replace(WEIGHTS_WANTED, "wanted a run folder") for fault in error.faults)) from None
     if not (run / "result.json").is_file():
         raise UserError(f"init: '{run}' is no finished run: it has no result.json; let it finish, or name another")
 
