@@ -1,10 +1,11 @@
 # make demo: pretrain on digits, fine-tune, compare with training from scratch, draw pictures
 # make test: the whole suite; make test-fast: without whole runs and clusters
-# Both make .venv and install what they need the first time (about 6 GB, mostly PyTorch).
+# make docs: the pages of docs/ as a site, docs/_build/index.html; needs no network once it is installed
+# All make .venv and install what they need the first time (about 6 GB, mostly PyTorch).
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-fast lint format clean
+.PHONY: demo test test-fast docs lint format clean
 
 demo: .venv/installed
 	$(BIN)/idmm demo --out runs/demo
@@ -15,6 +16,10 @@ test: .venv/installed-test
 test-fast: .venv/installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow'
 
+docs: .venv/installed-docs
+	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build
+	@echo 'open docs/_build/index.html'
+
 lint: .venv/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -24,7 +29,7 @@ format: .venv/installed-test
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv build *.egg-info
+	rm -rf .venv build docs/_build *.egg-info
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("idmm needs Python 3.11 or newer, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
@@ -37,4 +42,8 @@ clean:
 
 .venv/installed-test: setup.cfg | .venv/bin/python
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	touch .venv/installed $@
+
+.venv/installed-docs: setup.cfg | .venv/bin/python
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
 	touch .venv/installed $@

@@ -294,7 +294,7 @@ def load_classifier(
         field: Config field that names the run, with which messages then begin.
 
     Returns:
-        A :class:`Classifier`: ``clf.predict(["a.jpg", image, array])``.
+        A :class:`Classifier`, used as ``clf.predict(["a.jpg", image, array])``.
 
     Raises:
         UserError: No such run, one that is not finished or has no classifier, or a model that cannot be built.

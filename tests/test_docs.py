@@ -6,13 +6,17 @@ import shlex
 import pytest
 from helpers import ROOT, call
 
+FENCED = re.compile(r"(?ms)^```(\S*)\n(.*?)^```$")  # language, none where it is a shell's, and lines
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 OURS = re.compile(r"^(?:python (pretrain|finetune|transfer)\.py|idmm (\w+)) (.*)$")
 
 
 def lines(text):
     """Shell lines of a page's code blocks: continued ones joined, loops over words unrolled."""
-    for block in re.findall(r"(?m)^```\n(.*?)^```$", text, re.DOTALL):
+    defaults = re.findall(r"(?m)^(\w+)=\$\{\1:-(\w+)\}$", text)  # 'EPOCHS=${EPOCHS:-20}', of all blocks that follow
+    for name, value in defaults:
+        text = re.sub(rf"\${name}\b", value, text)
+    for block in (block for language, block in FENCED.findall(text) if not language):
         words = dict.fromkeys(["_"], [""])
         for line in block.replace("\\\n", " ").splitlines():
             loop = re.match(r"for (\w+) in (.*); do$", line.strip())
@@ -53,7 +57,7 @@ def test_command_parses(page, argv, monkeypatch, capsys):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_flags_and_files_in_the_text_exist(page, capsys):
     """Flags named in a sentence are flags of some command; links and paths of the repository lead somewhere."""
-    text = re.sub(r"(?ms)^```\n.*?^```$", "", page.read_text())
+    text = FENCED.sub("", page.read_text())
     for target in re.findall(r"\]\(([^)#:]+)\)", text):
         assert (page.parent / target).exists(), target
     for path in re.findall(r"`((?:configs|benchmarks|docs|idmm|tests)/[\w/.-]+)`", text):

@@ -33,7 +33,7 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
         config: A FinetuneConfig, a mapping of its keys (see below), or the name of a YAML file or a recipe.
 
     Returns:
-        What ``result.json`` holds: ``top1``, ``top5`` and ``mean_per_class`` (percent, on the test split, of the last
+        What ``result.json`` holds; ``top1``, ``top5`` and ``mean_per_class`` (percent, on the test split, of the last
         epoch or, with ``train.keep`` best, of ``kept_epoch`` of the last stage); ``top1_interval`` (Wilson's, 95 %);
         ``largest_class`` (percent: what naming the largest class every time would score); where it is cheap
         ``pixel_knn`` (percent, see :func:`idmm.stages.results.pixel_knn`); ``num_classes``, ``train_size``,

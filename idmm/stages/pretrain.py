@@ -48,7 +48,7 @@ def pretrain(config: PretrainConfig | dict | str, judge: Judge = _by_knn) -> dic
             values for ``metrics.jsonl``; what it raises ends the run.
 
     Returns:
-        What ``result.json`` holds: ``loss`` of the last epoch, ``train_size``, ``epochs``, ``minutes`` where given,
+        What ``result.json`` holds; ``loss`` of the last epoch, ``train_size``, ``epochs``, ``minutes`` where given,
         ``seed``, ``seconds``, ``precision`` (fp32, bf16 or fp16: what was used). With ``method.label_weight`` also what
         a result of :func:`idmm.finetune` says of accuracy, on the test split, and ``labelled_size``, the training
         images whose labels were used; of ``data.folds`` then what :func:`idmm.stages.folds.pooled` returns.

@@ -41,7 +41,7 @@ def probe(config: ProbeConfig | dict | str) -> dict:
         config: A ProbeConfig, a mapping of its keys (see below), or the name of a YAML file or a recipe.
 
     Returns:
-        What ``result.json`` holds: ``top1`` (the linear probe's) and ``knn`` in percent, ``top5`` None,
+        What ``result.json`` holds; ``top1`` (the linear probe's) and ``knn`` in percent, ``top5`` None,
         ``mean_per_class`` (the probe's) where the dataset's literature reports that, ``largest_class``, image counts,
         ``seed``, ``seconds``, and both ``readouts`` with intervals.
 

@@ -25,7 +25,7 @@ def transfer(config: GridConfig | dict | str) -> dict:
         config: A GridConfig, a mapping of its keys, or the path of a YAML file.
 
     Returns:
-        What ``grid.json`` holds: ``cells``, each with ``status`` ok, failed or missing.
+        What ``grid.json`` holds; ``cells``, each with ``status`` ok, failed or missing.
 
     Raises:
         UserError: Faults of the grid, all of them, before the first job starts.

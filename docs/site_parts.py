@@ -1,0 +1,97 @@
+"""What the site has beside its pages: equations as MathML, and the flags of all commands, from what '--help' reads."""
+
+from docutils import nodes
+from docutils.parsers.rst import Directive
+from docutils.utils.math import MathError, latex2mathml
+from sphinx.application import Sphinx
+from sphinx.errors import ExtensionError
+from sphinx.util import nodes as sphinx_nodes
+
+from idmm.cli import COMMANDS, Command, Group
+from idmm.config import parsing
+from idmm.config.schema import flags_of
+
+
+# ------------------------------------------------------------------ equations
+def _mathml(node: nodes.Element, block: bool) -> str:
+    try:
+        return latex2mathml.tex2mathml(node.astext(), as_block=block)
+    except MathError as error:
+        raise ExtensionError(f"{sphinx_nodes.get_node_line(node)}: {node.astext()}: {error}") from None
+
+
+def _inline(writer, node: nodes.math) -> None:
+    writer.body.append(_mathml(node, False))
+    raise nodes.SkipNode
+
+
+def _block(writer, node: nodes.math_block) -> None:
+    writer.body.append(f'<div class="math">{_mathml(node, True)}</div>\n')
+    raise nodes.SkipNode
+
+
+# ------------------------------------------------------------------ commands and their flags
+class Commands(Directive):
+    """All commands, each with a table of its flags: ``{commands}``."""
+
+    def run(self) -> list[nodes.Node]:
+        """Returns a section for each command."""
+        return [_section(words, command) for words, command in _flat("", COMMANDS)]
+
+
+def _flat(before: str, commands: dict[str, Command | Group]):
+    for name, command in commands.items():
+        if isinstance(command, Group):
+            yield from _flat(f"{before}{name} ", command.commands)
+        else:
+            yield f"{before}{name}", command
+
+
+def _section(words: str, command: Command) -> nodes.section:
+    section = nodes.section(ids=[f"idmm-{nodes.make_id(words)}"], names=[f"idmm {words}"])
+    section += nodes.title("", f"idmm {words}")
+    section += nodes.paragraph("", f"{command.help[:1].upper()}{command.help[1:]}.")
+    groups: dict[type, list] = {}
+    for leaf in flags_of(command.config):
+        groups.setdefault(leaf.owner, []).append(leaf)
+    for owner, leaves in groups.items():
+        if owner is not command.config:
+            section += nodes.paragraph("", "", nodes.strong("", f"{leaves[0].key.rpartition('.')[0]}: "),
+                                       nodes.Text(" ".join((owner.__doc__ or "").split())))  # fmt: skip
+        section += _table(leaves)
+    return section
+
+
+def _table(leaves: list) -> nodes.table:
+    group = nodes.tgroup("", *(nodes.colspec(colwidth=width) for width in (27, 16, 57)), cols=3)
+    group += nodes.thead("", _row(*(nodes.Text(title) for title in ("key, flag", "default", "what it is"))))
+    body = nodes.tbody()
+    for leaf in leaves:
+        required = leaf.default is parsing.PydanticUndefined
+        default = nodes.emphasis("", "required") if required else nodes.literal("", parsing._flow(leaf.default))
+        text = nodes.paragraph("", " ".join(leaf.help.split()))
+        body += _row(nodes.literal("", leaf.key), default, text, nodes.literal("", parsing._metavar(leaf.kind)))
+    group += body
+    return nodes.table("", group, classes=["flags"])
+
+
+def _row(*cells: nodes.Node) -> nodes.row:
+    key, default, *text = cells
+    entries = [nodes.entry("", nodes.paragraph("", "", cell)) for cell in (key, default)]
+    wrapped = [cell if isinstance(cell, nodes.paragraph) else nodes.paragraph("", "", cell) for cell in text]
+    return nodes.row("", *entries, nodes.entry("", *wrapped))
+
+
+# ------------------------------------------------------------------ docstrings
+def _without_keys(app, what, name, thing, options, lines: list[str]) -> None:
+    """Drops the list of keys that ends the docstring of a stage: the page of commands has them."""
+    start = next((n for n, line in enumerate(lines) if line.startswith("Keys of the config ('idmm")), len(lines))
+    del lines[start:]
+
+
+def setup(app: Sphinx) -> dict:
+    """Registers them."""
+    app.connect("autodoc-process-docstring", _without_keys, priority=100)  # before napoleon's
+    app.add_html_math_renderer("mathml", (_inline, None), (_block, None))
+    app.add_directive("commands", Commands)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,76 @@
+"""docs/extending.md: its blocks put where their first lines say, then a run with the method, backbone and dataset."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from helpers import ENVIRONMENT, ROOT
+from PIL import Image
+
+PLACE = re.compile(r"# (\S+?)(?:, (before|after|at the end) ?(.*))?\n")
+
+
+def put(code, folder):
+    """Puts a block of the page where its first line says."""
+    file, how, line = PLACE.match(code).groups()
+    block = code.partition("\n")[2]
+    path = folder / file
+    if how is None:
+        path.write_text(block)
+        return file
+    text = path.read_text()
+    if how == "at the end":
+        path.write_text(f"{text}\n\n{block}")
+        return file
+    lines = text.splitlines(keepends=True)
+    (found,) = [n for n, other in enumerate(lines) if other.strip().startswith(line)]
+    lines.insert(found + (how == "after"), block)
+    path.write_text("".join(lines))
+    return file
+
+
+def leaves(folder):
+    """The dataset of the page: 24 images to train on, 8 to test on."""
+    (folder / "images").mkdir(parents=True)
+    for split, count in (("train", 24), ("test", 8)):
+        rows = []
+        for i in range(count):
+            pixels = np.random.default_rng(i).integers(0, 255, (24, 24, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / "images" / f"{split}{i}.png")
+            rows.append(f"{split}{i}.png {('ash', 'oak')[i % 2]}\n")
+        (folder / f"{split}.txt").write_text("".join(rows))
+
+
+@pytest.mark.slow
+def test_examples_train(tmp_path):
+    """All three at once, as a newcomer would: a copy of the code, the page's blocks, the command line."""
+    house = tmp_path / "house"
+    for name in ("idmm", "configs"):
+        shutil.copytree(ROOT / name, house / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pretrain.py", "finetune.py"):
+        shutil.copy(ROOT / name, house)
+    blocks = re.findall(r"(?ms)^```(?:python|yaml)\n(.*?)^```$", (ROOT / "docs" / "extending.md").read_text())
+    assert len([put(block, house) for block in blocks]) == 9
+    methods = house / "idmm" / "config" / "methods.py"
+    text = methods.read_text()
+    assert text.count(", Supervised)}") == 1  # "add the class to the tuple in METHODS"
+    methods.write_text(text.replace(", Supervised)}", ", Supervised, BarlowTwins)}"))
+
+    leaves(tmp_path / "data" / "leaves")
+    data = ["--data.name", "leaves", "--data.root", tmp_path / "data", "--data.workers", "0"]
+    small = ["--train.epochs", "1", "--train.batch_size", "8", "--train.device", "cpu", "--train.precision", "fp32"]
+    model = ["--model.name", "plainnet_4", "--model.kwargs", "{width: 8}", "--views.size", "32"]
+    run(house, "pretrain.py", "--config", "barlowtwins", *data, *small, *model, "--out", tmp_path / "a")
+    run(house, "finetune.py", "--init", tmp_path / "a", *data, *small, "--train.size", "32", "--out", tmp_path / "b")
+    assert json.loads((tmp_path / "b" / "result.json").read_text())["num_classes"] == 2
+    assert json.loads((tmp_path / "b" / "model.json").read_text())["name"] == "plainnet_4"
+
+
+def run(house, *argv):
+    own = {key: value for key, value in ENVIRONMENT.items() if key != "PYTHONPATH"}  # the copy's idmm, no other
+    done = subprocess.run([sys.executable, *map(str, argv)], cwd=house, env=own, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
