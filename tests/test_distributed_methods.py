@@ -20,7 +20,7 @@ DINO = {"method__hidden_dim": 24, "method__dim": 12, "method__freeze_epochs": 0,
 RUNS = {
     "simclr": RUN,
     "supcon": RUN,
-    # an epoch fills the queue: no key is lost; with seed 0 a ReLU of the head stands so near its kink that rounding decides
+    # an epoch fills the queue: no key is lost; with seed 0 a ReLU of the head is so near its kink that rounding decides
     "mocov2": {**RUN, "method__queue": 43, "method__momentum": 0.9, "seed": 1},
     "dino": {**RUN, **DINO, "data__subset": {"total": 40}, "train__batch_size": 20},  # equal shares
 }
