@@ -1,7 +1,8 @@
 """What can go wrong for a user, and the exit code it ends with."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 
 class UserError(Exception):
@@ -41,6 +42,19 @@ class Interrupted(Exception):
     """Ctrl-C or SIGTERM: whatever could be saved was saved; exit code 130."""
 
     exit_code = 130
+
+
+def checked(*checks: Callable[[], Any]) -> list:
+    """Returns what each check returns; a single UserError with all that they find."""
+    found, faults = [], []
+    for check in checks:
+        try:
+            found.append(check())
+        except UserError as error:
+            faults += error.faults
+    if faults:
+        raise UserError(*faults)
+    return found
 
 
 def reason(error: Exception) -> str:

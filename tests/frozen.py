@@ -1,8 +1,12 @@
-"""Backbones that no run had to write, and their features taken by hand."""
+"""Backbones that no run had to write, and their features taken by hand; runs' classifiers by timm alone."""
 
+import json
+
+import timm
 import torch
 from helpers import VIT
 from PIL import Image
+from safetensors.torch import load_file
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -26,6 +30,19 @@ def a_run(folder, seed=0, size=16, model=None, **info):
     info = {"name": NAME, "kwargs": kwargs, "mean": MEAN, "std": STD, **info}
     save_model(folder, "backbone", model.state_dict(), **info)
     return folder
+
+
+def exported(run):
+    """A run's classifier by timm alone, and what its JSON says."""
+    info = json.loads((run / "model.json").read_text())
+    model = timm.create_model(info["name"], **info["kwargs"])
+    model.load_state_dict(load_file(run / "model.safetensors"), strict=True)
+    return model.eval(), info
+
+
+def timms(info):
+    """timm's transform from a run's JSON."""
+    return create_transform(info["size"], **{k: info[k] for k in ("crop_pct", "interpolation", "mean", "std")})
 
 
 def linear(train, labels, c):

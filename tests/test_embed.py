@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import os
 import shutil
 import sys
 
@@ -16,7 +15,6 @@ from helpers import call, refused
 from PIL import Image
 
 import idmm
-from idmm import inference
 from idmm.data.images import decode
 
 SIZES = [(40, 31), (24, 24), (31, 60), (90, 33), (18, 18), (25, 47)]
@@ -160,13 +158,3 @@ def test_mistakes_of_similar(run, images, tmp_path, capsys):
     line = "out: 's.jpg' is of no kind that is known; wanted a file that ends in .png"
     assert refused(capsys, ["similar", "--init", run, files[0], images, "--out", "s.jpg"]) == [line]
     assert not (tmp_path / "s.png").exists()
-
-
-def test_interrupted(run, images, tmp_path, monkeypatch):
-    def stop(*args):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(inference, "pooled", stop)
-    assert call(["embed", "--init", run, images, "--out", tmp_path / "f.npz"]) == 130
-    assert call(["similar", "--init", run, paths(images)[0], images, "--out", tmp_path / "s.png"]) == 130
-    assert not os.listdir(tmp_path)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import frozen
 import numpy as np
 import onnx
 import onnxruntime
@@ -17,7 +18,6 @@ import torch
 import yaml
 from helpers import ENVIRONMENT, ROOT, call, refused
 from PIL import Image
-from safetensors.torch import load_file
 
 from idmm.commands import export as command
 from idmm.export import card, graph
@@ -85,11 +85,8 @@ def hub(tmp_path_factory, run):
 
 
 def logits(run, images):
-    info = json.loads((run / "model.json").read_text())
-    model = timm.create_model(info["name"], **info["kwargs"]).eval()
-    model.load_state_dict(load_file(run / "model.safetensors"))
     with torch.inference_mode():
-        return model(images)
+        return frozen.exported(run)[0](images)
 
 
 def noise(count, channels=3):

@@ -12,7 +12,7 @@ import numpy as np
 
 from idmm.errors import RunError, UserError
 from idmm.evaluate import score
-from idmm.export.graph import quiet, session_of
+from idmm.export.graph import quiet, runner
 from idmm.export.source import Source
 
 log = logging.getLogger("idmm")
@@ -73,7 +73,7 @@ def quantized(source: Source, proto, method: str | None = None):
     except Exception as error:  # onnxruntime raises many kinds
         why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise RunError(f"int8: onnxruntime cannot quantize {source.saved.name}: {why}") from None
-    method += f", calibrated on {sum(map(_count, train))} training images" if train else ""
+    method += f", calibrated on {sum(len(batch['images']) for batch in train)} training images" if train else ""
     return made, _compared(source, method, proto, made, test)
 
 
@@ -93,10 +93,6 @@ def _images_wanted() -> Iterator[None]:
     except UserError as error:
         why = "int8: its accuracy is measured on the run's images, which are not there"
         raise UserError(f"{why} ({error.faults[0]}); name their folder: --data.root DIR") from None
-
-
-def _count(batch: dict) -> int:
-    return len(batch["images"])
 
 
 def _quantized(proto, train: list[dict] | None, folder: Path):
@@ -131,25 +127,22 @@ class _Reader:
 
 
 def _compared(source: Source, method: str, proto, small, test: Iterable[dict]) -> Comparison:
-    both, truth, named = [session_of(one) for one in (proto, small)], [], ([], [])
+    both, truth, named = [runner(one) for one in (proto, small)], [], ([], [])
     first = None  # a batch, to time them on
     for batch in test:
-        images = batch["images"].numpy()
-        first = images if first is None else first
+        first = batch["images"] if first is None else first
         truth.append(batch["label"].numpy())
-        for labels, session in zip(named, both, strict=True):
-            labels.append(session.run(None, {"images": images})[0].argmax(1))
+        for labels, run in zip(named, both, strict=True):
+            labels.append(run(batch["images"]).argmax(1))
     truth, named = np.concatenate(truth), [np.concatenate(labels) for labels in named]
-    seconds, single = ([], []), [session_of(one, threads=1) for one in (proto, small)]
+    seconds, single = ([], []), [runner(one, threads=1) for one in (proto, small)]
     for _ in range(ROUNDS):  # side by side, on one core
-        for times, session in zip(seconds, single, strict=True):
+        for times, run in zip(seconds, single, strict=True):
             began = time.perf_counter()
-            session.run(None, {"images": first})
+            run(first)
             times.append(time.perf_counter() - began)
-    figures = [
-        Figures(**score(predicted, truth), bytes=one.ByteSize())
-        for predicted, one in zip(named, (proto, small), strict=True)
-    ]  # fmt: skip
+    pairs = zip(named, (proto, small), strict=True)
+    figures = [Figures(**score(predicted, truth), bytes=one.ByteSize()) for predicted, one in pairs]
     slow, fast = map(min, seconds)
     same = 100 * float((named[0] == named[1]).mean())
     found = Comparison(method, len(truth), *figures, same, float(slow / fast))
