@@ -121,7 +121,7 @@ class FrozenBackbone:
     def _extract(self, store: ImageStore, label: str) -> np.ndarray:
         if self._network is None:
             self.build()
-        batches = self._network.of_split(store, workers=self.config.data.workers)
+        batches = self._network.split_batches(store, workers=self.config.data.workers)
         return self._network.outputs(counting(batches, len(store), label))
 
 

@@ -27,7 +27,7 @@ from idmm.progress import counting
 BATCH, PIXELS = UseConfig.batch_size, UseConfig.max_pixels
 WANTED = "wanted a path, a PIL image, or a uint8 array [H, W, 3] or [H, W]"
 
-Source = str | os.PathLike | Image.Image | np.ndarray
+AnyImage = str | os.PathLike | Image.Image | np.ndarray
 """An image: the path of its file, an open one of Pillow's, or its pixels, uint8 [H, W, 3] or [H, W] (grey; uint16 as
 16-bit files have it)."""
 
@@ -93,10 +93,10 @@ class _Predictor:
     """What classifiers and embedders share: a network on images of any kind."""
 
     def __init__(self, saved: Checkpoint, num_classes: int, device: str, batch_size: int, max_pixels: int):
-        self._network, self._max_pixels = Network.of(saved, num_classes, device, batch_size), max_pixels
+        self._network, self._max_pixels = Network.from_checkpoint(saved, num_classes, device, batch_size), max_pixels
 
     def _predict(
-        self, images: Source | Sequence[Source], forward: Forward, width: int, on_error: str, label: str | None
+        self, images: AnyImage | Sequence[AnyImage], forward: Forward, width: int, on_error: str, label: str | None
     ) -> tuple[list[str | None], np.ndarray, dict[str, str], bool]:  # fmt: skip
         """Returns the paths of the images that could be read (None of open ones), what ``forward`` makes of them,
         float32 [n, width], why the others could not be read, by name, and whether a single image was given.
@@ -107,7 +107,7 @@ class _Predictor:
             raise UserError(f"on_error: got '{on_error}'; wanted 'fail' or 'skip'")
         sources, names, single = _listed(images)
         unreadable: dict[str, str] = {}
-        batches = self._network.of_files(sources, names, self._max_pixels, unreadable)
+        batches = self._network.file_batches(sources, names, self._max_pixels, unreadable)
         shown = counting(batches, len(sources), label) if label else batches
         first = next(shown, None)
         found = np.zeros((0, width), np.float32)
@@ -131,7 +131,7 @@ class Classifier(_Predictor):
         self.classes = classes
 
     def predict(
-        self, images: Source | Sequence[Source], top_k: int = 1, *, tta: bool = False, on_error: str = "fail",
+        self, images: AnyImage | Sequence[AnyImage], top_k: int = 1, *, tta: bool = False, on_error: str = "fail",
         progress: bool = False,
     ) -> Prediction | PredictionList:  # fmt: skip
         """Says which classes images are of.
@@ -161,18 +161,7 @@ class Classifier(_Predictor):
 
 
 class Embedder(_Predictor):
-    """The backbone of a run, or of a checkpoint with its JSON beside it.
-
-    Args:
-        run_or_file: A run folder or file.
-        device: ``cpu``, ``cuda`` or ``mps``; ``auto``: cuda, else mps, else cpu.
-        batch_size: Images that go through it at a time.
-        max_pixels: Images with more pixels are refused (pixels).
-        field: Config field that names the run, with which messages then begin.
-
-    Raises:
-        UserError: No such run, one that is not finished, or a model that cannot be built.
-    """
+    """The backbone of a run, or of a checkpoint with its JSON beside it; arguments as of :func:`load_classifier`."""
 
     def __init__(
         self, run_or_file: str | os.PathLike, *, device: str = "auto", batch_size: int = BATCH,
@@ -180,12 +169,12 @@ class Embedder(_Predictor):
     ):  # fmt: skip
         super().__init__(read_checkpoint(run_or_file, field), 0, device, batch_size, max_pixels)
 
-    def read(self, image: Source) -> np.ndarray:
+    def read(self, image: AnyImage) -> np.ndarray:
         """Returns the pixels of an image as the run sees them before it crops, uint8 [H, W, 3]."""
         return self._network.read(image, self._max_pixels).pixels
 
     def embed(
-        self, images: Source | Sequence[Source], *, on_error: str = "fail", progress: bool = False
+        self, images: AnyImage | Sequence[AnyImage], *, on_error: str = "fail", progress: bool = False
     ) -> Embedding:  # fmt: skip
         """Takes the features of images, pooled, as the run's own readouts see them.
 
@@ -223,14 +212,11 @@ def load_classifier(
     classes, label = saved.extra.get("classes"), weights_label(saved.source, saved.field)
     if not classes:
         raise UserError(f"{label} has no classifier: the JSON beside it lists no classes; wanted a fine-tuned run")
-    if saved.kwargs.get("num_classes") != len(classes):
-        count = saved.kwargs.get("num_classes")
-        raise UserError(f"{label} has a classifier of {count} classes, but the JSON beside it lists {len(classes)}")
     return Classifier(saved, classes, device, batch_size, max_pixels)
 
 
 def embed(
-    run_or_file: str | os.PathLike, images: Source | Sequence[Source], *, device: str = "auto",
+    run_or_file: str | os.PathLike, images: AnyImage | Sequence[AnyImage], *, device: str = "auto",
     batch_size: int = BATCH, max_pixels: int = PIXELS,
 ) -> np.ndarray:  # fmt: skip
     """Returns the features of images by a run's backbone, float32 [N, d]; of a single image [1, d].
@@ -255,7 +241,7 @@ def _probabilities(model: torch.nn.Module, images: Tensor, tta: bool) -> Tensor:
 
 
 # ---------------------------------------------------------------------- images
-def _listed(images: Source | Sequence[Source]) -> tuple[list[Source], list[str], bool]:
+def _listed(images: AnyImage | Sequence[AnyImage]) -> tuple[list[AnyImage], list[str], bool]:
     """Returns all images, what messages call them, and whether a single one was meant."""
     one = isinstance(images, (str, os.PathLike, Image.Image)) or (isinstance(images, np.ndarray) and images.ndim < 4)
     sources, names = [], []

@@ -69,7 +69,7 @@ class Network:
     scale: Scale = AUTO  # of grey deeper than 8 bits; AUTO: the run saw none
 
     @classmethod
-    def of(
+    def from_checkpoint(
         cls, saved: Checkpoint, num_classes: int, device: str, batch_size: int, size: int | None = None, **kwargs
     ) -> "Network":  # fmt: skip
         """Builds what a run wrote, with a classifier of ``num_classes``, or none (0); ``size`` is that of its images
@@ -118,14 +118,16 @@ class Network:
             raise RunError(f"{self.label}: out of memory with {self.batch_size} images at a time{advice}") from None
 
     # ------------------------------------------------------------------ images
-    def of_split(
+    def split_batches(
         self, store: ImageStore, numbers: np.ndarray | None = None, workers: int | None = None
     ) -> Iterator[dict]:
         """Yields ``images`` [B, C, S, S], ``index`` and ``label`` of a split, or of those ``numbers`` of it."""
         looks = (self.size, self.crop_pct, self.mean, self.std)
         return centre_crops(store, *looks, self.batch_size, workers, numbers)
 
-    def of_files(self, images: list, names: list[str], max_pixels: int, unreadable: dict[str, str]) -> Iterator[dict]:
+    def file_batches(
+        self, images: list, names: list[str], max_pixels: int, unreadable: dict[str, str]
+    ) -> Iterator[dict]:
         """Yields ``images`` [B, C, S, S] and ``index`` of files and open images, while the next ones are decoded.
 
         Args:

@@ -49,6 +49,14 @@ def linear(train, labels, c):
     return make_pipeline(StandardScaler(), LogisticRegression(C=c, max_iter=2000)).fit(train, labels)
 
 
+def by_timm(run, files):
+    """Features of images by the public backbone and timm's transform."""
+    backbone = idmm.load_backbone(run)
+    transform = create_transform(**resolve_model_data_config(backbone))
+    with torch.inference_mode():
+        return backbone(torch.stack([transform(Image.open(file)) for file in files])).numpy()
+
+
 def by_hand(run, size=16, crop_pct=0.875, part="train"):
     """Features of digits by the public interface and timm's transform."""
     backbone = idmm.load_backbone(run, img_size=size)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from folders import TINY, faults, paint, tree, tuned
-from frozen import exported, timms
+from frozen import by_timm, exported, timms
 from helpers import ENVIRONMENT, ROOT, call, flags, inside, logged, refused, state
 from PIL import Image
 from test_old_runs import ARCHIVE, PRETRAIN
@@ -76,11 +76,6 @@ def prepared(run, paths):
     return torch.stack([transform(Image.open(path)) for path in paths])
 
 
-def pooled(run, paths):
-    with torch.no_grad():
-        return idmm.load_backbone(run)(prepared(run, paths)).numpy()
-
-
 # ------------------------------------------------------------------ test predictions
 @pytest.mark.parametrize("stage", ["fine", "joint"])
 def test_probabilities_are_the_models(stage, root, request):
@@ -127,8 +122,8 @@ def test_features_before_and_after(fine, joint, root):
     found = artifacts.features(fine)
     paths = [root / path for path in found.paths]
     assert [path.parent.name for path in paths] == [found.classes[label] for label in found.labels] and len(paths) == 7
-    np.testing.assert_allclose(found.before, pooled(joint, paths), rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(found.after, pooled(fine, paths), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(found.before, by_timm(joint, paths), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(found.after, by_timm(fine, paths), rtol=1e-4, atol=1e-4)
     assert np.abs(found.before - found.after).max() > 0.01
 
 
@@ -144,7 +139,7 @@ def test_a_run_from_scratch_started_from_the_weights_of_its_seed(joint, root):
     with torch.no_grad():
         before = fresh.forward_head(fresh.forward_features(images), pre_logits=True).numpy()
     np.testing.assert_allclose(found.before, before, rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(found.after, pooled(joint, [root / path for path in found.paths]), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(found.after, by_timm(joint, [root / path for path in found.paths]), rtol=1e-4, atol=1e-4)
 
 
 def test_which_images_features_are_kept_of():

@@ -7,10 +7,8 @@ import sys
 
 import numpy as np
 import pytest
-import timm
-import torch
 from folders import paint
-from frozen import a_run
+from frozen import a_run, by_timm
 from helpers import call, refused
 from PIL import Image
 
@@ -35,14 +33,6 @@ def images(tmp_path_factory):
 
 def paths(images):
     return [str(path) for path in sorted(images.rglob("*.png"))]
-
-
-def by_timm(run, files):
-    """Features by the public backbone and timm's transform."""
-    backbone = idmm.load_backbone(run)
-    transform = timm.data.create_transform(**timm.data.resolve_model_data_config(backbone))
-    with torch.inference_mode():
-        return backbone(torch.stack([transform(Image.open(file)) for file in files])).numpy()
 
 
 # ---------------------------------------------------------------------- embed

@@ -324,31 +324,24 @@ def test_what_is_not_torchs_is_not_written(run, tmp_path, capsys, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "kind, out, more, line",
-    [
-        ("onnx", "m.pt", [], "out: '{out}' is of no kind that is known; wanted a file that ends in .onnx"),
-        (
-            "torchscript",
-            "m.onnx",
-            [],
-            "out: '{out}' is of no kind that is known; wanted a file that ends in .pt or .ts",
-        ),
-        ("onnx", "folder.onnx", [], "out: '{out}' is a folder; wanted a file"),
-        ("timm", "full", [], "out: '{out}' is there already and not empty; name a new folder"),
-        ("hf", "file", [], "out: '{out}' is a file; wanted a new folder"),
-        ("timm", "new", ["--int8", "true"], "int8: true, but --format is timm; wanted onnx, or leave it out"),
-    ],
-)
-def test_bad_out(run, tmp_path, capsys, kind, out, more, line):
+def test_bad_out(run, tmp_path, capsys):
     (tmp_path / "folder.onnx").mkdir()
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes").write_text("mine")
     (tmp_path / "file").write_text("mine")
-    before = sorted(tmp_path.rglob("*"))
-    out = tmp_path / out
-    found = refused(capsys, ["export", "--init", run, "--format", kind, "--out", out, *more])
-    assert found == [line.format(out=out)] and sorted(tmp_path.rglob("*")) == before
+    before, ending = sorted(tmp_path.rglob("*")), "is of no kind that is known; wanted a file that ends in"
+    for kind, name, why in [
+        ("onnx", "m.pt", f"{ending} .onnx"),
+        ("torchscript", "m.onnx", f"{ending} .pt or .ts"),
+        ("onnx", "folder.onnx", "is a folder; wanted a file"),
+        ("timm", "full", "is there already and not empty; name a new folder"),
+        ("hf", "file", "is a file; wanted a new folder"),
+    ]:
+        out = tmp_path / name
+        found = refused(capsys, ["export", "--init", run, "--format", kind, "--out", out])
+        assert found == [f"out: '{out}' {why}"] and sorted(tmp_path.rglob("*")) == before
+    argv = ["export", "--init", run, "--format", "timm", "--out", tmp_path / "new", "--int8", "true"]
+    assert refused(capsys, argv) == ["int8: true, but --format is timm; wanted onnx, or leave it out"]
 
 
 def test_bad_run(run, tmp_path, capsys):

@@ -10,17 +10,15 @@ import signal
 import numpy as np
 import pytest
 import torch
-from folders import TINY, paint, result
+from folders import TINY, opened, paint, result
 from frozen import exported
 from helpers import ROOT, call, inside, refused
 from PIL import Image
 from safetensors.torch import load_file
 
 import idmm
-from idmm import config, inference, network
+from idmm import inference, network
 from idmm.data.augment import EvalTransform
-from idmm.data.cache import load_split
-from idmm.data.datasets import open_splits
 from idmm.data.images import CentreCrop
 from idmm.errors import RunError, UserError
 
@@ -89,14 +87,12 @@ def written(path):
 def by_the_run(run, images):
     """Names, pixels [N, C, S, S] and probabilities [N, K] of test images, by the run's own transform and timm."""
     model, info = exported(run)
-    split = open_splits(config.Data(name="folder", root=str(images)), labelled=True).test
-    data = config.Data(name="folder", root=str(images), cache="off")
-    scale = info.get("range")
-    store = load_split(split, bound=CentreCrop(info["size"], info["crop_pct"]), data=data, scale=scale)
+    crop = CentreCrop(info["size"], info["crop_pct"])
+    store = opened(images, crop, "test", keep="off", labelled=True, range=info["range"])
     transform = EvalTransform(store, info["size"], info["crop_pct"], info["mean"], info["std"])
     pixels = transform(0, np.arange(len(store)))["images"]
     with torch.inference_mode():
-        return split.names, pixels, model(pixels).softmax(1).numpy()
+        return store.names, pixels, model(pixels).softmax(1).numpy()
 
 
 # ---------------------------------------------------------------------- the same as the run
@@ -127,7 +123,7 @@ def test_pixels_to_the_bit(name, runs, images):
     names, pixels, _ = by_the_run(runs / name, images)
     network = idmm.load_classifier(runs / name, batch_size=5)._network
     paths, unreadable = [str(images / name) for name in names], {}
-    batches = list(network.of_files(paths, paths, 10**8, unreadable))
+    batches = list(network.file_batches(paths, paths, 10**8, unreadable))
     assert torch.cat([batch["index"] for batch in batches]).tolist() == list(range(len(names))) and not unreadable
     assert torch.equal(torch.cat([batch["images"] for batch in batches]), pixels)
 

@@ -19,7 +19,7 @@ from idmm.errors import RunError, UserError
 from idmm.models.build import feature_width
 from idmm.network import Network
 from idmm.stages import stage_of
-from idmm.stages.artifacts import config_of, exported
+from idmm.stages.artifacts import config_of, exported_weights
 
 BATCH = 32  # images that go through a network at a time
 CHECKED = 64  # real images that an exported file is compared with torch on
@@ -46,10 +46,10 @@ class Source:
 
     def __init__(self, run: Path, root: str | None = None):
         self.run, self._root, self.config = run, root, config_of(run)
-        self.saved = exported(run, "init")
+        self.saved = exported_weights(run, "init")
         self.classes: list[str] | None = self.saved.extra.get("classes")
         size = stage_of(self.config).phases(self.config)[-1].size
-        self.network = Network.of(self.saved, len(self.classes or ()), "cpu", BATCH, size)
+        self.network = Network.from_checkpoint(self.saved, len(self.classes or ()), "cpu", BATCH, size)
         self.model, self.size = self.network.model, self.network.size
 
     @property
@@ -121,7 +121,7 @@ class Source:
             data = replace(data, cache="ram")  # nobody asks for these again
         crop, scale = CentreCrop(self.size, self.saved.crop_pct), self.saved.extra.get("range", FULL)
         store = load_split(split, bound=crop, data=data, part=part, progress=True, scale=scale)
-        return self.network.of_split(store, workers=data.workers)
+        return self.network.split_batches(store, workers=data.workers)
 
     def sample(self) -> tuple[Sample, str | None]:
         """Returns images to check by: of the run's test images, else of its training images, else noise, and then why

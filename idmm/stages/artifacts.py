@@ -18,13 +18,12 @@ from typing import Any
 import numpy as np
 
 from idmm.config import PretrainConfig
-from idmm.environment import read as read_environment
+from idmm.environment import read as environment  # noqa: F401 (what a run ran on, for those who read the rest here)
 from idmm.errors import UserError
 from idmm.stages import STAGES, Phase, stage_of
 
 log = logging.getLogger("idmm")
 BATCH = 64  # images at a time
-WITH_CLASSIFIER = "wanted a run of fine-tuning or of joint pretraining (method.label_weight)"
 PREDICTIONS, FEATURES = "predictions.csv", "features.npz"
 ROWS, NAMES = "instances.safetensors", "instances.json"
 CLASSES, EACH = 10, 100  # of features: classes, and images of each
@@ -173,11 +172,6 @@ def images(run: str | Path, part: str = "train"):
         return _images(run, config, part)
 
 
-def environment(run: str | Path) -> dict[str, Any]:
-    """Returns what a run ran on, see :mod:`idmm.environment`; an empty dict of runs that are older than the file."""
-    return read_environment(Path(run))
-
-
 def config_of(run: str | Path) -> Any:
     """Returns the config of a finished run, by its ``config.yaml``: PretrainConfig, FinetuneConfig or ProbeConfig.
 
@@ -206,7 +200,8 @@ def _classes(run: Path) -> list[str]:
     """The names of a run's classes, by number."""
     path = run / "model.json"
     if not path.exists():
-        raise UserError(f"{run}: has no classifier; {WITH_CLASSIFIER}")
+        wanted = "wanted a run of fine-tuning or of joint pretraining (method.label_weight)"
+        raise UserError(f"{run}: has no classifier; {wanted}")
     with _reading(path, ""):
         return json.loads(path.read_text())["classes"]
 
@@ -241,7 +236,7 @@ def _making(what: str) -> Iterator[None]:
         raise UserError(*(f"{what}: {fault}" for fault in error.faults)) from None
 
 
-def exported(run: Path, field: str = ""):
+def exported_weights(run: Path, field: str = ""):
     """Reads the weights that a run wrote, with its classifier where it has one, an
     :class:`idmm.models.weights.Checkpoint`; see :func:`idmm.models.weights.read_checkpoint`."""
     from idmm.models.weights import read_checkpoint
@@ -264,7 +259,7 @@ def _images(run: Path, config: Any, part: str, phase: Phase | None = None):
     size = (phase or parts.phases[-1]).size
     largest = max(phase.size for phase in parts.phases)
     bound = parts.bound(largest) if part == "train" else CentreCrop(size, parts.crop_pct)
-    scale = exported(run).range if config.data.range == "auto" else config.data.range
+    scale = exported_weights(run).range if config.data.range == "auto" else config.data.range
     store = load_split(splits[part], bound=bound, data=config.data, part=part, progress=True, scale=scale)
     kept = run / "last" / "images.json"
     before = json.loads(kept.read_text()).get(part) if kept.exists() else None
@@ -279,7 +274,7 @@ def _made_predictions(run: Path, config: Any, classes: list[str], device: str, w
     from idmm.progress import counting
 
     store, network = _images(run, config, "test"), _network(run, config, classes, device, what)
-    batches = counting(network.of_split(store, workers=config.data.workers), len(store), "predictions of test")
+    batches = counting(network.split_batches(store, workers=config.data.workers), len(store), "predictions of test")
     with network.enough_memory():
         found = evaluate.predict(network.model, batches, network.device, _autocast(run, network.device))
     return Predicted(store.names, classes, found.truth, found.predicted, found.probability.astype(np.float64))
@@ -299,7 +294,7 @@ def _made_features(run: Path, config: Any, classes: list[str], device: str, what
     for network in (before, after):
         store = stores[network.size]
         numbers = shown(store.labels)
-        batches = counting(network.of_split(store, numbers, config.data.workers), len(numbers), "features of test")
+        batches = counting(network.split_batches(store, numbers, config.data.workers), len(numbers), "features of test")
         rows.append(network.outputs(batches, autocast=_autocast(run, network.device)))
     return Features([store.names[i] for i in numbers], store.labels[numbers], classes, *rows)
 
@@ -331,7 +326,7 @@ def _network(run: Path, config: Any, classes: list[str], device: str, what: str)
     from idmm.network import Network
 
     size = stage_of(config).phases(config)[-1].size
-    return Network.of(exported(run), len(classes), device, BATCH, size, label=what, option=None)
+    return Network.from_checkpoint(exported_weights(run), len(classes), device, BATCH, size, label=what, option=None)
 
 
 def _autocast(run: Path, device: str) -> Callable:
