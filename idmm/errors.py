@@ -62,6 +62,11 @@ def reason(error: Exception) -> str:
     return (getattr(error, "strerror", None) or str(error) or type(error).__name__).lower()
 
 
+def in_short(error: Exception) -> str:
+    """Returns an error of a library, which may have many lines, with its kind in 200 characters at most."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """Returns ``; did you mean 'x'?`` for the known word most like ``word``, or nothing."""
     match = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)

@@ -12,7 +12,7 @@ from importlib.metadata import version
 import numpy as np
 import torch
 
-from idmm.errors import RunError
+from idmm.errors import RunError, in_short
 from idmm.export.source import BATCH, Sample, Source
 from idmm.network import NOT_FINITE
 
@@ -86,7 +86,7 @@ def onnx_model(source: Source, sample: Sample):
         except RunError as error:
             faults.append(str(error))
         except Exception as error:  # exporters and onnxruntime raise dozens of types
-            faults.append(" ".join(f"{type(error).__name__}: {error}".split())[:200])
+            faults.append(in_short(error))
     why = faults[-1] if faults[-1].startswith("what was exported") else faults[0]
     raise RunError(f"format: {source.saved.name} cannot be written as ONNX by torch {torch.__version__}: {why}")
 
@@ -152,8 +152,8 @@ def torchscript(source: Source, sample: Sample) -> tuple[bytes, Check]:
             torch.jit.save(traced, file, _extra_files={name: json.dumps(value) for name, value in extra.items()})
             loaded = torch.jit.load(io.BytesIO(file.getvalue()))
     except Exception as error:  # as above
-        why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise RunError(f"format: {source.saved.name} cannot be traced by torch {torch.__version__}: {why}") from None
+        why = f"cannot be traced by torch {torch.__version__}: {in_short(error)}"
+        raise RunError(f"format: {source.saved.name} {why}") from None
 
     def run(images: torch.Tensor) -> np.ndarray:
         with quiet(), torch.inference_mode():

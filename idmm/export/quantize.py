@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from idmm.errors import RunError, UserError
+from idmm.errors import RunError, UserError, in_short
 from idmm.evaluate import score
 from idmm.export.graph import quiet, runner
 from idmm.export.source import Source
@@ -71,8 +71,7 @@ def quantized(source: Source, proto, method: str | None = None):
         with quiet(), tempfile.TemporaryDirectory() as folder:
             made = _quantized(proto, train, Path(folder))
     except Exception as error:  # onnxruntime raises many kinds
-        why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise RunError(f"int8: onnxruntime cannot quantize {source.saved.name}: {why}") from None
+        raise RunError(f"int8: onnxruntime cannot quantize {source.saved.name}: {in_short(error)}") from None
     method += f", calibrated on {sum(len(batch['images']) for batch in train)} training images" if train else ""
     return made, _compared(source, method, proto, made, test)
 
