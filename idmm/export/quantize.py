@@ -22,31 +22,22 @@ MATRICES = ["MatMul", "Gemm"]
 
 
 @dataclass(frozen=True)
-class Figures:
-    """A network on the run's test images."""
-
-    top1: float  # percent
-    top1_interval: list[float]  # 95 %
-    bytes: int
-
-
-@dataclass(frozen=True)
 class Comparison:
     """8 bits beside 32, on the same images."""
 
     method: str
     images: int
-    float32: Figures
-    int8: Figures
+    float32: dict  # top1 and its 95 % interval top1_interval (percent), and the bytes of the file
+    int8: dict
     agreement: float  # percent of images with the same top class
     speed: float  # of int8, in images a second, as a multiple of float32's, on one core of this machine
 
     def __str__(self) -> str:
         lines = [f"int8 ({self.method}) on {self.images} test images", "         top-1    95 % interval     size"]
         for name, one in (("float32", self.float32), ("int8", self.int8)):
-            low, high = one.top1_interval
+            low, high = one["top1_interval"]
             interval = f"{low:.2f} to {high:.2f}"
-            lines.append(f"{name:<9}{one.top1:<9.2f}{interval:<18}{one.bytes / 1e6:.2f} MB")
+            lines.append(f"{name:<9}{one['top1']:<9.2f}{interval:<18}{one['bytes'] / 1e6:.2f} MB")
         same = f"the same top class on {self.agreement:.1f} % of the images"
         return "\n".join([*lines, f"{same}; {self.speed:.2f} times the speed of float32 on one core of this machine"])
 
@@ -141,10 +132,10 @@ def _compared(source: Source, method: str, proto, small, test: Iterable[dict]) -
             run(first)
             times.append(time.perf_counter() - began)
     pairs = zip(named, (proto, small), strict=True)
-    figures = [Figures(**score(predicted, truth), bytes=one.ByteSize()) for predicted, one in pairs]
+    figures = [{**score(predicted, truth), "bytes": one.ByteSize()} for predicted, one in pairs]
     slow, fast = map(min, seconds)
     same = 100 * float((named[0] == named[1]).mean())
     found = Comparison(method, len(truth), *figures, same, float(slow / fast))
-    if found.int8.top1 < found.float32.top1_interval[0]:
+    if found.int8["top1"] < found.float32["top1_interval"][0]:
         log.warning("int8: its accuracy is below the 95 % interval of float32's; better take float32")
     return found
