@@ -73,7 +73,7 @@ def measure(backbone) -> dict:
     from idmm.data.cache import load_split
     from idmm.data.datasets import open_splits
     from idmm.data.loaders import centre_crops
-    from idmm.features import extract_features
+    from idmm.network import extract_features
 
     splits = open_splits(config.Data(name="digits"), labelled=True)
     features = []

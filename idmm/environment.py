@@ -4,7 +4,6 @@ torch is imported where a run starts, as it is there, and not where the file is 
 """
 
 import json
-import os
 import platform
 import shlex
 import sys
@@ -36,15 +35,15 @@ def describe(device: str) -> dict[str, Any]:
     import torch
 
     from idmm import distributed
+    from idmm.data.loaders import cores
 
     on_gpu = device in ("auto", "cuda") and torch.cuda.is_available()  # else their library is not woken
-    affinity = getattr(os, "sched_getaffinity", None)
     return {
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu": _cpu(),
-        "cores": len(affinity(0)) if affinity else os.cpu_count() or 1,
+        "cores": cores(),
         "memory": psutil.virtual_memory().total,
         "gpus": [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())] if on_gpu else [],
         "processes": distributed.world(),

@@ -1,7 +1,8 @@
 """What can go wrong for a user, and the exit code it ends with."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 
 class UserError(Exception):
@@ -43,9 +44,27 @@ class Interrupted(Exception):
     exit_code = 130
 
 
+def checked(*checks: Callable[[], Any]) -> list:
+    """Returns what each check returns; a single UserError with all that they find."""
+    found, faults = [], []
+    for check in checks:
+        try:
+            found.append(check())
+        except UserError as error:
+            faults += error.faults
+    if faults:
+        raise UserError(*faults)
+    return found
+
+
 def reason(error: Exception) -> str:
     """Returns in a few small letters why a file operation failed, e.g. ``no such file or directory``."""
     return (getattr(error, "strerror", None) or str(error) or type(error).__name__).lower()
+
+
+def in_short(error: Exception) -> str:
+    """Returns an error of a library, which may have many lines, with its kind in 200 characters at most."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -10,7 +10,6 @@ import json
 import logging
 import re
 import time
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,18 +17,16 @@ import numpy as np
 import PIL
 import timm
 import torch
-from torch import nn
 
 from idmm import distributed
 from idmm.config.commands import ProbeConfig
 from idmm.data.cache import ImageStore, fingerprint
 from idmm.data.disk import cache_folder, plain
-from idmm.data.loaders import centre_crops
 from idmm.data.split import counted
 from idmm.errors import RunError, SizeError, UserError
-from idmm.evaluate import evaluating
 from idmm.files import replacing
 from idmm.models.spec import ModelSpec
+from idmm.network import Network
 from idmm.progress import counting, duration
 
 log = logging.getLogger("idmm")
@@ -38,26 +35,6 @@ _FOLDER = "features"  # in the cache's folder
 _OURS = re.compile(r"\.?.+-(train|val|test)-[0-9a-f]{32}\.npz(\.part-.*)?")
 # what else decides about the numbers: this file's format and the libraries that decode, resize and compute
 _VERSIONS = ["3", PIL.__version__, timm.__version__, torch.__version__]
-
-
-def pooled(backbone: nn.Module, images: torch.Tensor) -> torch.Tensor:
-    """Returns what a classifier is given of images [B, C, H, W], [B, d]."""
-    return backbone.forward_head(backbone.forward_features(images), pre_logits=True)
-
-
-@torch.no_grad()
-def extract_features(backbone: nn.Module, batches: Iterable[dict], device, autocast) -> torch.Tensor:
-    """Returns the pooled features of all processes' images in the images' order, float32 [N, d] on the CPU."""
-    features, indices = [], []
-    with evaluating(backbone):
-        for batch in batches:
-            with autocast():
-                found = pooled(backbone, batch["images"].to(device, non_blocking=True))  # [B, d]
-            features.append(found.float().cpu().numpy())
-            indices.append(batch["index"].numpy())
-    parts = distributed.gather((np.concatenate(features), np.concatenate(indices)))
-    order = np.argsort(np.concatenate([part[1] for part in parts]))
-    return torch.from_numpy(np.concatenate([part[0] for part in parts])[order])
 
 
 class FrozenBackbone:
@@ -80,7 +57,7 @@ class FrozenBackbone:
         self.weights = _digest(about, spec.init.state if spec.init else None)  # others for other weights
         self.device = distributed.pick_device(config.device)
         self.folder = cache_folder(config.data.cache_dir) if config.data.cache in ("auto", "disk") else None
-        self._backbone: nn.Module | None = None
+        self._network: Network | None = None
 
     @property
     def init(self) -> str | None:
@@ -130,33 +107,22 @@ class FrozenBackbone:
         Raises:
             UserError: It cannot be built at this size, or the weights do not fit.
         """
-        self._backbone = self._build().to(self.device)
-
-    def _build(self) -> nn.Module:
+        spec, given = self.spec, self.config
         try:
-            model = self.spec.build(self.size, self.config.seed)
+            model = spec.build(self.size, given.seed)
         except SizeError as error:
             raise UserError(f"size: {error}") from None
-        report = self.spec.load(model)
-        if report is not None:
+        if report := spec.load(model):
             log.info("%s", report)
-        return model.eval()
+        looks = (self.size, given.crop_pct, spec.mean, spec.std)
+        model = model.eval().to(self.device)
+        self._network = Network(model, *looks, self.device, given.batch_size, self.label, "--batch_size")
 
     def _extract(self, store: ImageStore, label: str) -> np.ndarray:
-        spec, given = self.spec, self.config
-        if self._backbone is None:
+        if self._network is None:
             self.build()
-        crop = (self.size, given.crop_pct, spec.mean, spec.std)
-        batches = centre_crops(store, *crop, given.batch_size, given.data.workers)
-        try:
-            shown = counting(batches, len(store), label)
-            found = extract_features(self._backbone, shown, self.device, contextlib.nullcontext).numpy()
-        except torch.OutOfMemoryError:
-            why = f"out of memory with {given.batch_size} images at a time; try a smaller --batch_size"
-            raise RunError(f"{self.label}: {why}") from None
-        if not np.isfinite(found).all():
-            raise RunError(f"{self.label}: its features are not finite; the run that wrote it has diverged")
-        return found
+        batches = self._network.split_batches(store, workers=self.config.data.workers)
+        return self._network.outputs(counting(batches, len(store), label))
 
 
 def _digest(about: dict, state: dict[str, torch.Tensor] | None = None) -> str:

@@ -78,10 +78,7 @@ def out_file(out: str, endings: Sequence[str]) -> Path:
         raise UserError(f"out: '{out}' is of no kind that is known; wanted a file that ends in {' or '.join(endings)}")
     if path.is_dir():
         raise UserError(f"out: '{out}' is a folder; wanted a file")
-    folder = next(folder for folder in path.parents if os.path.exists(folder))
-    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        why = "cannot be written to" if folder.is_dir() else "is no folder"
-        raise UserError(f"out: cannot write '{out}', as '{folder}' {why}; name another place")
+    _check_writable(out)
     return path
 
 
@@ -104,10 +101,15 @@ def free_folder(out: str) -> Path:
         raise UserError(f"out: '{out}' is there already and not empty; name a new folder")
     if os.path.lexists(path) and not path.is_dir():
         raise UserError(f"out: '{out}' is a file; wanted a new folder")
-    folder = next(folder for folder in path.absolute().parents if os.path.lexists(folder))
-    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        raise UserError(f"out: cannot write '{out}', as '{folder}' cannot be written to; name another place")
+    _check_writable(out)
     return path
+
+
+def _check_writable(out: str) -> None:
+    folder = next(folder for folder in Path(out).absolute().parents if os.path.lexists(folder))
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        why = "cannot be written to" if folder.is_dir() else "is no folder"
+        raise UserError(f"out: cannot write '{out}', as '{folder}' {why}; name another place")
 
 
 @contextlib.contextmanager

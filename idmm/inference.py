@@ -5,10 +5,9 @@ Images are prepared as the run itself evaluates them, the same pixels to the bit
 
 import contextlib
 import functools
-import logging
+import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,25 +15,19 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from idmm import distributed
 from idmm.config.usage import UseConfig
-from idmm.data.depth import in_order, tidy
-from idmm.data.images import FULL, BadImage, CentreCrop, Decoded, load, of_pillow
 from idmm.data.readers.folder import images_at
-from idmm.data.split import counted
-from idmm.data.views import normalise
-from idmm.errors import RunError, UserError
-from idmm.features import pooled
+from idmm.errors import UserError
 from idmm.files import weights_label
-from idmm.models.build import feature_width, pair
-from idmm.models.weights import Checkpoint, build_saved, read_checkpoint
+from idmm.models.build import feature_width
+from idmm.models.weights import Checkpoint, read_checkpoint
+from idmm.network import NOT_FINITE, Forward, Network, pooled
 from idmm.progress import counting
 
-log = logging.getLogger("idmm")
 BATCH, PIXELS = UseConfig.batch_size, UseConfig.max_pixels
 WANTED = "wanted a path, a PIL image, or a uint8 array [H, W, 3] or [H, W]"
 
-Source = str | os.PathLike | Image.Image | np.ndarray
+AnyImage = str | os.PathLike | Image.Image | np.ndarray
 """An image: the path of its file, an open one of Pillow's, or its pixels, uint8 [H, W, 3] or [H, W] (grey; uint16 as
 16-bit files have it)."""
 
@@ -96,113 +89,49 @@ class Embedding:
 
 
 # ---------------------------------------------------------------------- networks
-class _Network:
-    """A network and how its images are prepared.
-
-    Args:
-        saved: The checkpoint that it comes from.
-        num_classes: Of its classifier; 0: it has none.
-        device: As the config names it.
-        batch_size: Images that go through it at a time.
-        max_pixels: Images with more pixels are refused (pixels).
-
-    Raises:
-        UserError: It cannot be built, or the device is not there.
-    """
+class _Predictor:
+    """What classifiers and embedders share: a network on images of any kind."""
 
     def __init__(self, saved: Checkpoint, num_classes: int, device: str, batch_size: int, max_pixels: int):
-        self.label, self.batch_size, self.max_pixels = saved.source, batch_size, max_pixels
-        self.device = distributed.pick_device(device)
-        self.model = build_saved(saved, num_classes=num_classes).to(self.device)
-        height, width = pair(self.model.pretrained_cfg["input_size"][-2:])
-        if height != width:
-            where = weights_label(saved.source, saved.field)
-            raise UserError(f"{where} was evaluated at {height}x{width} pixels; wanted is a network of square images")
-        self.crop = CentreCrop(height, saved.crop_pct)
-        self.mean, self.std = saved.mean, saved.std
-        before = "ema" in saved.extra and saved.size is None  # as 0.1.0 wrote it, which knew no other range
-        self.scale = tidy(saved.extra["range"]) if "range" in saved.extra else FULL if before else None
+        self._network, self._max_pixels = Network.from_checkpoint(saved, num_classes, device, batch_size), max_pixels
 
-    def over(
-        self, images: Sequence[Source], names: list[str], forward: Callable[[Tensor], Tensor], width: int,
-        progress: bool, label: str,
-    ) -> tuple[list[int], np.ndarray, dict[str, str]]:  # fmt: skip
-        """Sends images through the network, decoding the next ones meanwhile.
+    def _predict(
+        self, images: AnyImage | Sequence[AnyImage], forward: Forward, width: int, on_error: str, label: str | None
+    ) -> tuple[list[str | None], np.ndarray, dict[str, str], bool]:  # fmt: skip
+        """Returns the paths of the images that could be read (None of open ones), what ``forward`` makes of them,
+        float32 [n, width], why the others could not be read, by name, and whether a single image was given.
 
-        Args:
-            images: Images.
-            names: What messages call them.
-            forward: From a batch [B, C, S, S] to its outcome [B, k].
-            width: k.
-            progress: Show how far it is.
-            label: Of that.
-
-        Returns:
-            The numbers of the images that could be read, their outcomes (float32 [n, k]), and why the others could
-            not, by name.
-
-        Raises:
-            RunError: The outcome is not finite, or there is too little memory.
+        Progress is shown under ``label``, if there is one.
         """
-        numbers, found, unreadable = [], [np.zeros((0, width), np.float32)], {}
-        batches = self._batches(images, names, unreadable)
-        for batch in counting(batches, len(images), label) if progress else batches:
-            try:
-                with torch.inference_mode():
-                    outcome = forward(batch["images"].to(self.device)).float().cpu().numpy()  # [B, k]
-            except torch.OutOfMemoryError:
-                why = f"out of memory with {self.batch_size} images at a time; try a smaller batch_size"
-                raise RunError(f"{self.label}: {why}") from None
-            if not np.isfinite(outcome).all():
-                raise RunError(f"{self.label}: what it makes of images is not finite; the run that wrote it diverged")
-            numbers += batch["index"]
-            found.append(outcome)
-        return numbers, np.concatenate(found), unreadable
-
-    def read(self, image: Source) -> Decoded:
-        """Decodes an image; BadImage where it cannot be read."""
-        given = (self.max_pixels, self.scale or FULL)
-        return of_pillow(image, *given) if isinstance(image, Image.Image) else load(image, *given)
-
-    def _batches(self, images: Sequence[Source], names: list[str], unreadable: dict[str, str]) -> Iterator[dict]:
-        """Yields ``index``, numbers of images, and ``images`` [B, C, S, S]; adds the others to ``unreadable``."""
-        index, crops, deep = [], [], []
-
-        def prepared(i: int) -> np.ndarray:
-            decoded = self.read(images[i])
-            if self.scale is None and not np.isnan(decoded.depth.low):
-                deep.append(names[i])
-            return self.crop(decoded.pixels)  # uint8 [S, S, 3]
-
-        given = (len(images), names.__getitem__, "reading images", False, self.batch_size)
-        with closing(in_order(prepared, *given)) as results:
-            for i, result in enumerate(results):
-                if isinstance(result, BadImage):
-                    unreadable[names[i]] = result.reason.replace("data.max_pixels", "max_pixels")
-                else:
-                    index.append(i)
-                    crops.append(result)
-                if len(crops) == self.batch_size or (crops and i == len(images) - 1):
-                    pixels = torch.from_numpy(np.stack(crops)).permute(0, 3, 1, 2)  # uint8 [B, 3, S, S]
-                    yield {"index": index, "images": normalise(pixels.float().div_(255), self.mean, self.std)}
-                    index, crops = [], []
-        if deep:
-            what = f"{counted(len(deep), 'image')} of more than 8 bits grey ('{min(deep)}')"
-            log.warning("%s: the run saw none, so their values are scaled by the full range of their type", what)
+        if on_error not in ("fail", "skip"):
+            raise UserError(f"on_error: got '{on_error}'; wanted 'fail' or 'skip'")
+        sources, names, single = _listed(images)
+        unreadable: dict[str, str] = {}
+        batches = self._network.file_batches(sources, names, self._max_pixels, unreadable)
+        shown = counting(batches, len(sources), label) if label else batches
+        first = next(shown, None)
+        found = np.zeros((0, width), np.float32)
+        if first is not None:
+            found = self._network.outputs(itertools.chain([first], shown), forward, fault=NOT_FINITE)
+        if unreadable and (single or on_error == "fail"):
+            raise UserError(*(f"images: {name}: {why}" for name, why in unreadable.items()))
+        read = [source for source, name in zip(sources, names, strict=True) if name not in unreadable]
+        return [None if isinstance(one, Image.Image) else os.fspath(one) for one in read], found, unreadable, single
 
 
-class Classifier:
+class Classifier(_Predictor):
     """A run's classifier; made by :func:`load_classifier`.
 
     Attributes:
         classes: Names of the K classes.
     """
 
-    def __init__(self, network: _Network, classes: list[str]):
-        self._network, self.classes = network, classes
+    def __init__(self, saved: Checkpoint, classes: list[str], *given):
+        super().__init__(saved, len(classes), *given)
+        self.classes = classes
 
     def predict(
-        self, images: Source | Sequence[Source], top_k: int = 1, *, tta: bool = False, on_error: str = "fail",
+        self, images: AnyImage | Sequence[AnyImage], top_k: int = 1, *, tta: bool = False, on_error: str = "fail",
         progress: bool = False,
     ) -> Prediction | PredictionList:  # fmt: skip
         """Says which classes images are of.
@@ -225,42 +154,27 @@ class Classifier:
         """
         if top_k < 1:
             raise UserError(f"top_k: got {top_k}; wanted 1 or more")
-        _check_on_error(on_error)
-        sources, names, single = _listed(images)
-        forward = functools.partial(_probabilities, self._network.model, tta=tta)
-        given = (sources, names, forward, len(self.classes), progress, "predicting")
-        numbers, found, unreadable = self._network.over(*given)
-        _complain(unreadable, "fail" if single else on_error)
-        made = PredictionList(_paths(sources, numbers), found, self.classes, top_k, unreadable)
+        forward, label = functools.partial(_probabilities, tta=tta), "predicting" if progress else None
+        paths, found, unreadable, single = self._predict(images, forward, len(self.classes), on_error, label)
+        made = PredictionList(paths, found, self.classes, top_k, unreadable)
         return made[0] if single else made
 
 
-class Embedder:
-    """The backbone of a run, or of a checkpoint with its JSON beside it.
-
-    Args:
-        run_or_file: A run folder or file.
-        device: ``cpu``, ``cuda`` or ``mps``; ``auto``: cuda, else mps, else cpu.
-        batch_size: Images that go through it at a time.
-        max_pixels: Images with more pixels are refused (pixels).
-        field: Config field that names the run, with which messages then begin.
-
-    Raises:
-        UserError: No such run, one that is not finished, or a model that cannot be built.
-    """
+class Embedder(_Predictor):
+    """The backbone of a run, or of a checkpoint with its JSON beside it; arguments as of :func:`load_classifier`."""
 
     def __init__(
         self, run_or_file: str | os.PathLike, *, device: str = "auto", batch_size: int = BATCH,
         max_pixels: int = PIXELS, field: str = "",
     ):  # fmt: skip
-        self._network = _Network(read_checkpoint(run_or_file, field), 0, device, batch_size, max_pixels)
+        super().__init__(read_checkpoint(run_or_file, field), 0, device, batch_size, max_pixels)
 
-    def read(self, image: Source) -> np.ndarray:
+    def read(self, image: AnyImage) -> np.ndarray:
         """Returns the pixels of an image as the run sees them before it crops, uint8 [H, W, 3]."""
-        return self._network.read(image).pixels
+        return self._network.read(image, self._max_pixels).pixels
 
     def embed(
-        self, images: Source | Sequence[Source], *, on_error: str = "fail", progress: bool = False
+        self, images: AnyImage | Sequence[AnyImage], *, on_error: str = "fail", progress: bool = False
     ) -> Embedding:  # fmt: skip
         """Takes the features of images, pooled, as the run's own readouts see them.
 
@@ -271,13 +185,8 @@ class Embedder:
             UserError: An image cannot be read, or is none of these; a line each.
             RunError: The network has diverged, or memory ran out.
         """
-        _check_on_error(on_error)
-        sources, names, _ = _listed(images)
-        model = self._network.model
-        given = (sources, names, functools.partial(pooled, model), feature_width(model), progress, "taking features")
-        numbers, found, unreadable = self._network.over(*given)
-        _complain(unreadable, on_error)
-        return Embedding(_paths(sources, numbers), found, unreadable)
+        width, label = feature_width(self._network.model), "taking features" if progress else None
+        return Embedding(*self._predict(images, pooled, width, on_error, label)[:3])
 
 
 def load_classifier(
@@ -303,14 +212,11 @@ def load_classifier(
     classes, label = saved.extra.get("classes"), weights_label(saved.source, saved.field)
     if not classes:
         raise UserError(f"{label} has no classifier: the JSON beside it lists no classes; wanted a fine-tuned run")
-    if saved.kwargs.get("num_classes") != len(classes):
-        count = saved.kwargs.get("num_classes")
-        raise UserError(f"{label} has a classifier of {count} classes, but the JSON beside it lists {len(classes)}")
-    return Classifier(_Network(saved, len(classes), device, batch_size, max_pixels), classes)
+    return Classifier(saved, classes, device, batch_size, max_pixels)
 
 
 def embed(
-    run_or_file: str | os.PathLike, images: Source | Sequence[Source], *, device: str = "auto",
+    run_or_file: str | os.PathLike, images: AnyImage | Sequence[AnyImage], *, device: str = "auto",
     batch_size: int = BATCH, max_pixels: int = PIXELS,
 ) -> np.ndarray:  # fmt: skip
     """Returns the features of images by a run's backbone, float32 [N, d]; of a single image [1, d].
@@ -335,7 +241,7 @@ def _probabilities(model: torch.nn.Module, images: Tensor, tta: bool) -> Tensor:
 
 
 # ---------------------------------------------------------------------- images
-def _listed(images: Source | Sequence[Source]) -> tuple[list[Source], list[str], bool]:
+def _listed(images: AnyImage | Sequence[AnyImage]) -> tuple[list[AnyImage], list[str], bool]:
     """Returns all images, what messages call them, and whether a single one was meant."""
     one = isinstance(images, (str, os.PathLike, Image.Image)) or (isinstance(images, np.ndarray) and images.ndim < 4)
     sources, names = [], []
@@ -363,17 +269,3 @@ def _of_array(array: np.ndarray, name: str) -> Image.Image:
         if array.dtype == np.uint8 or (array.dtype == np.uint16 and array.ndim == 2):
             return Image.fromarray(array[..., 0] if grey else array)
     raise UserError(f"images: {name} is an array of {array.dtype}, {list(array.shape)}; {WANTED}")
-
-
-def _paths(sources: list[Source], numbers: list[int]) -> list[str | None]:
-    return [None if isinstance(sources[i], Image.Image) else os.fspath(sources[i]) for i in numbers]
-
-
-def _check_on_error(on_error: str) -> None:
-    if on_error not in ("fail", "skip"):
-        raise UserError(f"on_error: got '{on_error}'; wanted 'fail' or 'skip'")
-
-
-def _complain(unreadable: dict[str, str], on_error: str) -> None:
-    if unreadable and on_error == "fail":
-        raise UserError(*(f"images: {name}: {why}" for name, why in unreadable.items()))

@@ -1,8 +1,12 @@
-"""Backbones that no run had to write, and their features taken by hand."""
+"""Backbones that no run had to write, and their features taken by hand; runs' classifiers by timm alone."""
 
+import json
+
+import timm
 import torch
 from helpers import VIT
 from PIL import Image
+from safetensors.torch import load_file
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -28,8 +32,29 @@ def a_run(folder, seed=0, size=16, model=None, **info):
     return folder
 
 
+def exported(run):
+    """A run's classifier by timm alone, and what its JSON says."""
+    info = json.loads((run / "model.json").read_text())
+    model = timm.create_model(info["name"], **info["kwargs"])
+    model.load_state_dict(load_file(run / "model.safetensors"), strict=True)
+    return model.eval(), info
+
+
+def timms(info):
+    """timm's transform from a run's JSON."""
+    return create_transform(info["size"], **{k: info[k] for k in ("crop_pct", "interpolation", "mean", "std")})
+
+
 def linear(train, labels, c):
     return make_pipeline(StandardScaler(), LogisticRegression(C=c, max_iter=2000)).fit(train, labels)
+
+
+def by_timm(run, files):
+    """Features of images by the public backbone and timm's transform."""
+    backbone = idmm.load_backbone(run)
+    transform = create_transform(**resolve_model_data_config(backbone))
+    with torch.inference_mode():
+        return backbone(torch.stack([transform(Image.open(file)) for file in files])).numpy()
 
 
 def by_hand(run, size=16, crop_pct=0.875, part="train"):

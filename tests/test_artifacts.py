@@ -13,12 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import timm
 import torch
 from folders import TINY, faults, paint, tree, tuned
+from frozen import by_timm, exported, timms
 from helpers import ENVIRONMENT, ROOT, call, flags, inside, logged, refused, state
 from PIL import Image
-from safetensors.torch import load_file
 from test_old_runs import ARCHIVE, PRETRAIN
 from test_resume import stop_at
 
@@ -28,7 +27,6 @@ from idmm.config import METHODS
 from idmm.errors import RunError
 from idmm.methods import method_class
 from idmm.stages import artifacts, results
-from idmm.stages.formats import shown
 
 JOINT = {
     **TINY, "train__epochs": 2, "train__lr": 0.003, "method__label_weight": 3.0, "train__ema": 0.9,
@@ -74,15 +72,8 @@ def older(run, folder, *names):
 
 def prepared(run, paths):
     """Images as a run's JSON says, by timm alone, [N, 3, S, S]."""
-    info = json.loads((run / "model.json").read_text())
-    prepare = {key: info[key] for key in ("crop_pct", "interpolation", "mean", "std")}
-    transform = timm.data.create_transform(info["size"], **prepare)
+    transform = timms(json.loads((run / "model.json").read_text()))
     return torch.stack([transform(Image.open(path)) for path in paths])
-
-
-def pooled(run, paths):
-    with torch.no_grad():
-        return idmm.load_backbone(run)(prepared(run, paths)).numpy()
 
 
 # ------------------------------------------------------------------ test predictions
@@ -93,9 +84,7 @@ def test_probabilities_are_the_models(stage, root, request):
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == ["path", "class", "predicted", "probability"] and len(rows) == 7
     assert f"test/b/{ODD}" in [row["path"] for row in rows]
-    info = json.loads((run / "model.json").read_text())
-    model = timm.create_model(info["name"], **info["kwargs"]).eval()
-    model.load_state_dict(load_file(run / "model.safetensors"), strict=True)
+    model, info = exported(run)
     with torch.no_grad():
         wanted = model(prepared(run, [root / row["path"] for row in rows])).softmax(1)
     assert [row["predicted"] for row in rows] == [info["classes"][k] for k in wanted.argmax(1)]
@@ -133,8 +122,8 @@ def test_features_before_and_after(fine, joint, root):
     found = artifacts.features(fine)
     paths = [root / path for path in found.paths]
     assert [path.parent.name for path in paths] == [found.classes[label] for label in found.labels] and len(paths) == 7
-    np.testing.assert_allclose(found.before, pooled(joint, paths), rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(found.after, pooled(fine, paths), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(found.before, by_timm(joint, paths), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(found.after, by_timm(fine, paths), rtol=1e-4, atol=1e-4)
     assert np.abs(found.before - found.after).max() > 0.01
 
 
@@ -150,14 +139,14 @@ def test_a_run_from_scratch_started_from_the_weights_of_its_seed(joint, root):
     with torch.no_grad():
         before = fresh.forward_head(fresh.forward_features(images), pre_logits=True).numpy()
     np.testing.assert_allclose(found.before, before, rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(found.after, pooled(joint, [root / path for path in found.paths]), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(found.after, by_timm(joint, [root / path for path in found.paths]), rtol=1e-4, atol=1e-4)
 
 
 def test_which_images_features_are_kept_of():
     labels = np.repeat(np.arange(14), [5, 0, 250, 1, 100, 3, 3, 3, 3, 3, 3, 3, 3, 3])
-    found = shown(np.random.default_rng(0).permutation(labels))
+    found = artifacts.shown(np.random.default_rng(0).permutation(labels))
     assert (np.diff(found) > 0).all()
-    found = shown(labels)
+    found = artifacts.shown(labels)
     assert np.bincount(labels[found]).tolist() == [5, 0, 100, 1, 100, 3, 3, 3, 3, 3, 3]
     assert set(np.diff(found[labels[found] == 2])) == {2, 3}, "evenly spread"
 
@@ -278,7 +267,7 @@ def test_too_little_memory_is_told(fine, tmp_path, monkeypatch):
     def extract(*args):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
 
-    monkeypatch.setattr("idmm.stages.remake.extract_features", extract)
+    monkeypatch.setattr("idmm.network.extract_features", extract)
     copy = older(fine, tmp_path, "features.npz")
     with pytest.raises(RunError, match=rf"^{copy}: features.npz: out of memory with 64 images at a time$"):
         artifacts.features(copy)

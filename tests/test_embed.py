@@ -2,21 +2,17 @@
 
 import importlib.util
 import json
-import os
 import shutil
 import sys
 
 import numpy as np
 import pytest
-import timm
-import torch
 from folders import paint
-from frozen import a_run
+from frozen import a_run, by_timm
 from helpers import call, refused
 from PIL import Image
 
 import idmm
-from idmm import inference
 from idmm.data.images import decode
 
 SIZES = [(40, 31), (24, 24), (31, 60), (90, 33), (18, 18), (25, 47)]
@@ -37,14 +33,6 @@ def images(tmp_path_factory):
 
 def paths(images):
     return [str(path) for path in sorted(images.rglob("*.png"))]
-
-
-def by_timm(run, files):
-    """Features by the public backbone and timm's transform."""
-    backbone = idmm.load_backbone(run)
-    transform = timm.data.create_transform(**timm.data.resolve_model_data_config(backbone))
-    with torch.inference_mode():
-        return backbone(torch.stack([transform(Image.open(file)) for file in files])).numpy()
 
 
 # ---------------------------------------------------------------------- embed
@@ -86,9 +74,6 @@ def test_unreadable_files_are_listed(run, tmp_path, capsys):
     said = f"paths: left out 1 of 2 images that cannot be read:\n  {tmp_path}/in/2.png: not an image\n"
     assert said in capsys.readouterr().err
     assert np.load(tmp_path / "f.npz")["paths"].tolist() == [str(good)]
-    lines = refused(capsys, ["embed", "--init", run, tmp_path / "in" / "2.png", "--out", tmp_path / "g.npz"])
-    assert lines == ["paths: none of 1 image can be read:", f"  {tmp_path}/in/2.png: not an image"]
-    assert not (tmp_path / "g.npz").exists()
 
 
 def test_mistakes(run, images, tmp_path, capsys, monkeypatch):
@@ -160,13 +145,3 @@ def test_mistakes_of_similar(run, images, tmp_path, capsys):
     line = "out: 's.jpg' is of no kind that is known; wanted a file that ends in .png"
     assert refused(capsys, ["similar", "--init", run, files[0], images, "--out", "s.jpg"]) == [line]
     assert not (tmp_path / "s.png").exists()
-
-
-def test_interrupted(run, images, tmp_path, monkeypatch):
-    def stop(*args):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(inference, "pooled", stop)
-    assert call(["embed", "--init", run, images, "--out", tmp_path / "f.npz"]) == 130
-    assert call(["similar", "--init", run, paths(images)[0], images, "--out", tmp_path / "s.png"]) == 130
-    assert not os.listdir(tmp_path)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import frozen
 import numpy as np
 import onnx
 import onnxruntime
@@ -17,7 +18,6 @@ import torch
 import yaml
 from helpers import ENVIRONMENT, ROOT, call, refused
 from PIL import Image
-from safetensors.torch import load_file
 
 from idmm.commands import export as command
 from idmm.export import card, graph
@@ -85,11 +85,8 @@ def hub(tmp_path_factory, run):
 
 
 def logits(run, images):
-    info = json.loads((run / "model.json").read_text())
-    model = timm.create_model(info["name"], **info["kwargs"]).eval()
-    model.load_state_dict(load_file(run / "model.safetensors"))
     with torch.inference_mode():
-        return model(images)
+        return frozen.exported(run)[0](images)
 
 
 def noise(count, channels=3):
@@ -327,31 +324,24 @@ def test_what_is_not_torchs_is_not_written(run, tmp_path, capsys, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "kind, out, more, line",
-    [
-        ("onnx", "m.pt", [], "out: '{out}' is of no kind that is known; wanted a file that ends in .onnx"),
-        (
-            "torchscript",
-            "m.onnx",
-            [],
-            "out: '{out}' is of no kind that is known; wanted a file that ends in .pt or .ts",
-        ),
-        ("onnx", "folder.onnx", [], "out: '{out}' is a folder; wanted a file"),
-        ("timm", "full", [], "out: '{out}' is there already and not empty; name a new folder"),
-        ("hf", "file", [], "out: '{out}' is a file; wanted a new folder"),
-        ("timm", "new", ["--int8", "true"], "int8: true, but --format is timm; wanted onnx, or leave it out"),
-    ],
-)
-def test_bad_out(run, tmp_path, capsys, kind, out, more, line):
+def test_bad_out(run, tmp_path, capsys):
     (tmp_path / "folder.onnx").mkdir()
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes").write_text("mine")
     (tmp_path / "file").write_text("mine")
-    before = sorted(tmp_path.rglob("*"))
-    out = tmp_path / out
-    found = refused(capsys, ["export", "--init", run, "--format", kind, "--out", out, *more])
-    assert found == [line.format(out=out)] and sorted(tmp_path.rglob("*")) == before
+    before, ending = sorted(tmp_path.rglob("*")), "is of no kind that is known; wanted a file that ends in"
+    for kind, name, why in [
+        ("onnx", "m.pt", f"{ending} .onnx"),
+        ("torchscript", "m.onnx", f"{ending} .pt or .ts"),
+        ("onnx", "folder.onnx", "is a folder; wanted a file"),
+        ("timm", "full", "is there already and not empty; name a new folder"),
+        ("hf", "file", "is a file; wanted a new folder"),
+    ]:
+        out = tmp_path / name
+        found = refused(capsys, ["export", "--init", run, "--format", kind, "--out", out])
+        assert found == [f"out: '{out}' {why}"] and sorted(tmp_path.rglob("*")) == before
+    argv = ["export", "--init", run, "--format", "timm", "--out", tmp_path / "new", "--int8", "true"]
+    assert refused(capsys, argv) == ["int8: true, but --format is timm; wanted onnx, or leave it out"]
 
 
 def test_bad_run(run, tmp_path, capsys):

@@ -14,7 +14,7 @@ from helpers import ENVIRONMENT, ROOT, VIT, call, refused
 from matplotlib.figure import Figure
 from PIL import Image
 
-from idmm import config, evaluate, features
+from idmm import config, evaluate, network
 from idmm.commands import fewlabel
 from idmm.config import parsing
 from idmm.data.datasets import open_splits
@@ -112,8 +112,8 @@ def test_the_untrained_backbone_is_the_same_with_fresh_weights(run, tmp_path):
 
 
 def test_features_are_taken_once_a_backbone(run, tmp_path, monkeypatch):
-    seen, extract = [], features.extract_features
-    monkeypatch.setattr(features, "extract_features", lambda *args: (seen.append(1), extract(*args))[1])
+    seen, extract = [], network.extract_features
+    monkeypatch.setattr(network, "extract_features", lambda *args: (seen.append(1), extract(*args))[1])
     other = a_run(tmp_path / "other", seed=1)
     argv = ["--per_class", "[1, 2]", "--seeds", 2]
     first = measured(f"[{run}, {other}]", "--untrained", *argv, out=tmp_path / "o")

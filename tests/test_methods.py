@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from helpers import run_info
 
 from idmm import config, evaluate
-from idmm.features import extract_features
 from idmm.losses import instance_discrimination_loss
 from idmm.methods.finetune import Finetune
 from idmm.methods.idmm import IDMM, InstanceClassifier
 from idmm.mixing import draw_cutmix, draw_mixup, mix_images
 from idmm.models import create_backbone
+from idmm.network import extract_features
 from idmm.seeding import numpy_rng, seeded
 
 TINY = dict(patch_size=8, embed_dim=16, depth=1, num_heads=2)

@@ -8,18 +8,16 @@ import re
 
 import numpy as np
 import pytest
-import timm
 import torch
-from folders import TINY, paint, result
+from folders import TINY, opened, paint, result
+from frozen import exported
 from helpers import ROOT, call, inside, refused
 from PIL import Image
 from safetensors.torch import load_file
 
 import idmm
-from idmm import config, inference
+from idmm import inference, network
 from idmm.data.augment import EvalTransform
-from idmm.data.cache import load_split
-from idmm.data.datasets import open_splits
 from idmm.data.images import CentreCrop
 from idmm.errors import RunError, UserError
 
@@ -87,17 +85,13 @@ def written(path):
 
 def by_the_run(run, images):
     """Names, pixels [N, C, S, S] and probabilities [N, K] of test images, by the run's own transform and timm."""
-    info = json.loads((run / "model.json").read_text())
-    split = open_splits(config.Data(name="folder", root=str(images)), labelled=True).test
-    data = config.Data(name="folder", root=str(images), cache="off")
-    scale = info.get("range")
-    store = load_split(split, bound=CentreCrop(info["size"], info["crop_pct"]), data=data, scale=scale)
+    model, info = exported(run)
+    crop = CentreCrop(info["size"], info["crop_pct"])
+    store = opened(images, crop, "test", keep="off", labelled=True, range=info["range"])
     transform = EvalTransform(store, info["size"], info["crop_pct"], info["mean"], info["std"])
     pixels = transform(0, np.arange(len(store)))["images"]
-    model = timm.create_model(info["name"], **info["kwargs"]).eval()
-    model.load_state_dict(load_file(run / "model.safetensors"), strict=True)
     with torch.inference_mode():
-        return split.names, pixels, model(pixels).softmax(1).numpy()
+        return store.names, pixels, model(pixels).softmax(1).numpy()
 
 
 # ---------------------------------------------------------------------- the same as the run
@@ -126,13 +120,11 @@ def test_pixels_to_the_bit(name, runs, images):
     """Of every kind of file: upright, on white, grey, of 16 bits by the run's own range."""
     assert "range" in json.loads((runs / name / "model.json").read_text())
     names, pixels, _ = by_the_run(runs / name, images)
-    network = idmm.load_classifier(runs / name)._network
-    network.batch_size = 5
-    paths = [str(images / name) for name in names]
-    given = (lambda batch: batch.flatten(1), pixels[0].numel(), False, "")
-    numbers, found, unreadable = network.over(paths, paths, *given)
-    assert numbers == list(range(len(names))) and not unreadable
-    assert np.array_equal(found, pixels.flatten(1).numpy())
+    network = idmm.load_classifier(runs / name, batch_size=5)._network
+    paths, unreadable = [str(images / name) for name in names], {}
+    batches = list(network.file_batches(paths, paths, 10**8, unreadable))
+    assert torch.cat([batch["index"] for batch in batches]).tolist() == list(range(len(names))) and not unreadable
+    assert torch.equal(torch.cat([batch["images"] for batch in batches]), pixels)
 
 
 # ---------------------------------------------------------------------- what is written
@@ -232,7 +224,7 @@ def test_names_that_are_no_utf8(runs, tmp_path):
 
 
 # ---------------------------------------------------------------------- mistakes
-def test_mistakes_are_told_together_before_the_work(runs, images, tmp_path, capsys):
+def test_mistakes_are_told_together_before_the_work(runs, images, tmp_path, capsys, monkeypatch):
     (tmp_path / "none").mkdir()
     (tmp_path / "file").touch()
     given = ["predict", "--init", runs / "pretrain", tmp_path / "none", tmp_path / "nowhere", "--out", "p.txt"]
@@ -251,12 +243,9 @@ def test_mistakes_are_told_together_before_the_work(runs, images, tmp_path, caps
         "place",
     }.items():
         assert refused(capsys, [*given, "--out", tmp_path / out]) == [why]
-
-
-def test_a_folder_that_is_read_only(runs, images, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(os, "access", lambda *args: False)  # root may write anywhere
-    said = refused(capsys, ["predict", "--init", runs / "rgb", images, "--out", tmp_path / "new" / "p.csv"])
     why = f"as '{tmp_path}' cannot be written to; name another place"
+    said = refused(capsys, [*given, "--out", tmp_path / "new" / "p.csv"])
     assert said == [f"out: cannot write '{tmp_path}/new/p.csv', {why}"]
 
 
@@ -293,11 +282,13 @@ def test_interrupted(runs, images, tmp_path, monkeypatch):
     def stop(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(inference, "normalise", stop)
-    (tmp_path / "p.csv").write_text("what was there before")
-    assert call(["predict", "--init", runs / "rgb", images / "test", "--out", tmp_path / "p.csv"]) == 130
-    assert [path.name for path in tmp_path.iterdir()] == ["p.csv"]
-    assert (tmp_path / "p.csv").read_text() == "what was there before"
+    monkeypatch.setattr(network, "normalise", stop)
+    one, files = next(images.rglob("test/*/*.png")), ["p.csv", "f.npz", "s.png"]
+    for name, given in zip(files, (["predict"], ["embed"], ["similar", one]), strict=True):
+        (tmp_path / name).write_text("what was there before")
+        assert call([*given, images / "test", "--init", runs / "rgb", "--out", tmp_path / name]) == 130
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(files)
+    assert {(tmp_path / name).read_text() for name in files} == {"what was there before"}
 
 
 # ---------------------------------------------------------------------- from Python

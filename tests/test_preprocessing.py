@@ -5,13 +5,11 @@ import re
 
 import numpy as np
 import pytest
-import timm
 import torch
 from folders import opened, paint, result, section
-from frozen import a_run
+from frozen import a_run, exported, timms
 from helpers import ROOT, VIT, call, inside
 from PIL import Image
-from safetensors.torch import load_file
 from skimage import data as pictures
 from timm.data import create_transform, resolve_data_config, resolve_model_data_config
 
@@ -63,19 +61,6 @@ def runs(photos, tmp_path_factory):
     for name, changes in RUNS.items():
         assert inside("finetune", folder / name, **{**COMMON, **changes, "data__root": str(photos)}) == 0
     return folder
-
-
-def exported(run):
-    """A run's classifier, and what its JSON says."""
-    info = json.loads((run / "model.json").read_text())
-    model = timm.create_model(info["name"], **info["kwargs"])
-    model.load_state_dict(load_file(run / "model.safetensors"), strict=True)
-    return model.eval(), info
-
-
-def timms(info):
-    """timm's transform from a run's JSON."""
-    return create_transform(info["size"], **{k: info[k] for k in ("crop_pct", "interpolation", "mean", "std")})
 
 
 def test_images(photos, info, transform=None):

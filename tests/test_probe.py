@@ -15,7 +15,7 @@ from helpers import VIT, call, refused
 from sklearn.datasets import load_digits
 from sklearn.neighbors import KNeighborsClassifier
 
-from idmm import evaluate, features, files
+from idmm import evaluate, features, files, network
 from idmm.cli import main
 from idmm.data.registry import DATASETS
 from idmm.errors import RunError, UserError
@@ -34,14 +34,14 @@ def run(tmp_path):
 @pytest.fixture
 def looks(monkeypatch):
     """A list that grows by the number of images that went through a network."""
-    seen, extract = [], features.extract_features
+    seen, extract = [], network.extract_features
 
     def counted(*args):
         found = extract(*args)
         seen.append(len(found))
         return found
 
-    monkeypatch.setattr(features, "extract_features", counted)
+    monkeypatch.setattr(network, "extract_features", counted)
     return seen
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from idmm.commands.inputs import inputs, say_unreadable
+from idmm.commands.inputs import inputs, network_options, say_unreadable
 from idmm.config.usage import EmbedConfig
 from idmm.data.split import counted
 from idmm.errors import UserError
@@ -25,8 +25,7 @@ def embed(given: EmbedConfig) -> str:
     out, images = inputs(given, "backbone", (".npz", ".parquet"), lambda: _check_library(given.out))
     from idmm.inference import Embedder  # torch takes seconds, a mistake is told at once
 
-    how = {"device": given.device, "batch_size": given.batch_size, "max_pixels": given.max_pixels}
-    embedder = Embedder(given.init, **how, field="init")
+    embedder = Embedder(given.init, **network_options(given))
     found = embedder.embed([image.path for image in images], on_error="skip", progress=True)
     say_unreadable(found.unreadable, len(images))
     with replacing(out) as file:

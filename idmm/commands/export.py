@@ -1,13 +1,13 @@
 """``idmm export``: a run's model for other programs."""
 
 import importlib.util
+import json
 import logging
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
 from idmm.config.usage import ExportConfig
-from idmm.errors import UserError
+from idmm.errors import UserError, checked
 from idmm.files import WEIGHTS_WANTED, free_folder, out_file, weights_file, write_bytes
 
 log = logging.getLogger("idmm")
@@ -26,10 +26,15 @@ def export(given: ExportConfig) -> str:
             are not there; nothing is written.
         RunError: The model cannot be written in that form, or what is written is not what torch computes.
     """
-    out = _checked(given)
+    run, endings = Path(given.init).expanduser(), ENDINGS.get(given.format)
+    out, *_ = checked(
+        lambda: out_file(given.out, endings) if endings else free_folder(given.out),
+        lambda: _check_run(run),
+        lambda: _check_extra(given),
+    )
     from idmm.export.source import Source  # torch takes seconds, a mistake is told at once
 
-    source = Source(Path(given.init).expanduser(), given.data.root)
+    source = Source(run, given.data.root)
     if given.int8:
         from idmm.export.quantize import check_measurable
 
@@ -39,22 +44,6 @@ def export(given: ExportConfig) -> str:
         line = "checked on noise, as the run's images cannot be read (%s); --data.root DIR names their folder"
         log.warning(line, why)
     return {"onnx": _onnx, "torchscript": _torchscript}.get(given.format, _folder)(given, out, source, sample)
-
-
-def _checked(given: ExportConfig) -> Path:
-    """Finds what can be wrong before the work; returns what to write."""
-    endings = ENDINGS.get(given.format)
-    checks: list[Callable] = [lambda: out_file(given.out, endings) if endings else free_folder(given.out)]
-    checks += [lambda: _check_run(Path(given.init).expanduser()), lambda: _check_extra(given)]
-    found, faults = [], []
-    for check in checks:
-        try:
-            found.append(check())
-        except UserError as error:
-            faults += error.faults
-    if faults:
-        raise UserError(*faults)
-    return found[0]
 
 
 def _check_run(run: Path) -> None:
@@ -78,7 +67,9 @@ def _check_extra(given: ExportConfig) -> None:
 
 
 def _onnx(given: ExportConfig, out: Path, source, sample) -> str:
-    from idmm.export.graph import OPSET, describe, onnx_model
+    import onnx
+
+    from idmm.export.graph import OPSET, onnx_model
     from idmm.export.quantize import quantized
 
     proto, check = onnx_model(source, sample)
@@ -90,7 +81,7 @@ def _onnx(given: ExportConfig, out: Path, source, sample) -> str:
         proto, compared = quantized(source, proto)
         told["int8"] = asdict(compared)
         said.append(str(compared))
-    describe(proto, **told)
+    onnx.helper.set_model_props(proto, {name: json.dumps(value) for name, value in told.items()})
     data = proto.SerializeToString()
     write_bytes(out, data)
     shape = f"[N, {source.saved.in_chans}, {source.size}, {source.size}]"

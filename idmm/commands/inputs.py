@@ -9,7 +9,7 @@ from typing import Any
 from idmm.config.usage import UseConfig
 from idmm.data.readers.folder import FoundImage, images_at
 from idmm.data.split import counted
-from idmm.errors import UserError
+from idmm.errors import UserError, checked
 from idmm.files import out_file, weights_file
 
 log = logging.getLogger("idmm")
@@ -32,24 +32,20 @@ def inputs(
     Raises:
         UserError: No such run or files, or a file that cannot be written; a line each.
     """
-    checks = (
+    _, out, (images, again), *_ = checked(
         lambda: weights_file(given.init, "init", stem),
         lambda: given.out and out_file(given.out, endings),
         lambda: images_at(given.paths),
         *more,
     )
-    found, faults = [], []
-    for check in checks:
-        try:
-            found.append(check())
-        except UserError as error:
-            faults += error.faults
-    if faults:
-        raise UserError(*faults)
-    _, out, (images, again) = found[:3]
     if again:
         log.info("paths: %s reached more than once and taken once", counted(again, "file"))
     return out, images
+
+
+def network_options(given: UseConfig) -> dict[str, Any]:
+    """Returns what :func:`idmm.load_classifier` and an embedder are asked for beside the run."""
+    return {"device": given.device, "batch_size": given.batch_size, "max_pixels": given.max_pixels, "field": "init"}
 
 
 def say_unreadable(unreadable: dict[str, str], count: int) -> None:

@@ -5,7 +5,7 @@ import logging
 
 import numpy as np
 
-from idmm.commands.inputs import inputs, print_bytes, say_unreadable
+from idmm.commands.inputs import inputs, network_options, print_bytes, say_unreadable
 from idmm.config.usage import PredictConfig
 from idmm.data.readers.folder import FoundImage
 from idmm.data.split import counted
@@ -31,8 +31,7 @@ def predict(given: PredictConfig) -> str | None:
     out, images = inputs(given, "model", (".csv", ".jsonl"))
     from idmm.inference import load_classifier  # torch takes seconds, a mistake is told at once
 
-    how = {"device": given.device, "batch_size": given.batch_size, "max_pixels": given.max_pixels}
-    classifier = load_classifier(given.init, **how, field="init")
+    classifier = load_classifier(given.init, **network_options(given))
     if given.top_k > len(classifier.classes):
         line = "top_k: %d, but the run knows %d classes: so many ranks an image"
         log.info(line, given.top_k, len(classifier.classes))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from idmm.commands.inputs import inputs, print_bytes, say_unreadable
+from idmm.commands.inputs import inputs, network_options, print_bytes, say_unreadable
 from idmm.config.usage import SimilarConfig
 from idmm.data.images import fitted
 from idmm.data.readers.folder import same_place
@@ -34,8 +34,7 @@ def similar(given: SimilarConfig) -> None:
         log.info("query: '%s' lies among the images and is left out of them", given.query)
     from idmm.inference import Embedder  # torch takes seconds, a mistake is told at once
 
-    how = {"device": given.device, "batch_size": given.batch_size, "max_pixels": given.max_pixels}
-    embedder = Embedder(given.init, **how, field="init")
+    embedder = Embedder(given.init, **network_options(given))
     query = embedder.embed([given.query], on_error="skip")
     if query.unreadable:
         raise UserError(f"query: '{given.query}' cannot be read ({query.unreadable[given.query]})")

@@ -44,7 +44,7 @@ class Trained:
 
 def card(source: Source, hub: bool) -> str:
     """Returns ``README.md``; ``hub``: with the YAML that the Hugging Face Hub reads before it."""
-    result, chain = _result(source.run), history(source)
+    result, (chain, missing) = _result(source.run), history(source)
     return ENVIRONMENTS["md"].get_template("model_card.md.j2").render(
         front=Markup(front_matter(source, result)) if hub else None,
         code=_code, percent="{:.2f}".format, interval="{0[0]:.2f} to {0[1]:.2f}".format,
@@ -52,8 +52,7 @@ def card(source: Source, hub: bool) -> str:
         classes=source.classes or [], most=MOST, width=source.width, output=source.output,
         preprocessing=source.preprocessing, ours=source.saved.name.startswith(OURS), version=version("idmm"),
         result=result if source.classes and "top1" in result else None, remarks=remarks(result),
-        data=data_facts(source, result, chain), chain=chain,
-        missing_init=missing_init(source, chain),
+        data=data_facts(source, result), chain=chain, missing_init=missing,
     )  # fmt: skip
 
 
@@ -97,26 +96,20 @@ def _result(run: Path) -> dict:
 
 
 # ---------------------------------------------------------------------- the runs behind it
-def history(source: Source) -> list[Trained]:
-    """Returns the runs that led to the model, the last one first, as far as their folders are there."""
+def history(source: Source) -> tuple[list[Trained], str | None]:
+    """Returns the runs that led to the model, the last one first, as far as their folders are there, and the name of
+    what the first of them started from, where that cannot be told of."""
     run, config, found = source.run, source.config, []
     for _ in range(STAGES):
         found.append(_trained(run, config))
-        if config.init is None or not (run := Path(config.init).expanduser()).is_dir():
+        if config.init is None:
             break
+        run = Path(config.init).expanduser()
         try:
             config = config_of(run)
         except UserError:
-            break
-    return found
-
-
-def missing_init(source: Source, chain: list[Trained]) -> str | None:
-    """Returns the name of what a run started from that cannot be told of, if that is so."""
-    config = source.config
-    for _ in chain[1:]:
-        config = config_of(Path(config.init).expanduser())
-    return None if config.init is None or len(chain) == STAGES else Path(config.init).name
+            return found, run.name
+    return found, None
 
 
 def _trained(run: Path, config: PretrainConfig | FinetuneConfig) -> Trained:
@@ -183,7 +176,7 @@ def dataset_name(data) -> str:
     return Path(data.root).resolve().name if data.name == "folder" and data.root else data.name or "digits"
 
 
-def data_facts(source: Source, result: dict, chain: list[Trained]) -> list[tuple[str, str]]:
+def data_facts(source: Source, result: dict) -> list[tuple[str, str]]:
     """Returns the dataset's name, the splits and how they came to be."""
     data = source.config.data
     facts = [("dataset", dataset_name(data)), ("training images", f"{result['train_size']:,}")]

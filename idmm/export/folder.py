@@ -12,22 +12,21 @@ from idmm.export.graph import Check, check, quiet
 from idmm.export.source import Sample, Source
 from idmm.files import filling
 
-_KEPT = ("fixed_input_size", "first_conv", "classifier")  # of timm's own description of the model
+# of timm's description of the model, and of how its images are prepared
+_KEPT = ("fixed_input_size", "first_conv", "classifier")
+_KEPT += ("input_size", "crop_pct", "crop_mode", "interpolation", "mean", "std")
 
 
 def config(source: Source) -> dict:
     """Returns ``config.json`` in the format of timm's folders, which transformers' timm wrapper reads, too."""
     saved, model = source.saved, source.model
-    size = [saved.in_chans, source.size, source.size]
-    looks = {"input_size": size, "crop_pct": saved.crop_pct, "crop_mode": "center"}
-    looks |= {"interpolation": saved.interpolation, "mean": list(saved.mean), "std": list(saved.std)}
     known = {name: model.pretrained_cfg[name] for name in _KEPT if model.pretrained_cfg.get(name) is not None}
     classes = source.classes or []
     found = {
         "architecture": saved.name,
         "num_classes": len(classes),
         "num_features": model.num_features,
-        "pretrained_cfg": {**known, **looks, "num_classes": len(classes), "custom_load": False},
+        "pretrained_cfg": {**known, "num_classes": len(classes), "custom_load": False},
         "model_args": {name: value for name, value in saved.kwargs.items() if name != "num_classes"},
     }
     if "range" in saved.extra:

@@ -12,8 +12,9 @@ from importlib.metadata import version
 import numpy as np
 import torch
 
-from idmm.errors import RunError
+from idmm.errors import RunError, in_short
 from idmm.export.source import BATCH, Sample, Source
+from idmm.network import NOT_FINITE
 
 OPSET = 18  # of ONNX: the lowest that torch's exporter writes without converting, which most programs know
 TOLERANCE = 1e-3  # largest difference from torch, as a share of the largest output
@@ -50,7 +51,7 @@ def check(source: Source, sample: Sample, run: Callable[[torch.Tensor], np.ndarr
     parts = [sample.images[:1], *sample.images[1:].split(BATCH)]
     found = np.concatenate([run(part) for part in parts if len(part)])
     if not np.isfinite(wanted).all():
-        raise RunError(f"{source.saved.source}: what it makes of images is not finite; the run that wrote it diverged")
+        raise RunError(f"{source.saved.source}: {NOT_FINITE}")
     apart = float(np.abs(found - wanted).max()) if found.shape == wanted.shape else float("inf")
     same = float((found.argmax(1) == wanted.argmax(1)).mean()) if source.classes else None
     made = Check(sample.what, apart, float(np.abs(wanted).max()), same)
@@ -81,57 +82,46 @@ def onnx_model(source: Source, sample: Sample):
             with quiet():
                 proto = write(source)
             _tidy(source, proto)
-            return proto, check(source, sample, runner(proto, source.output))
+            return proto, check(source, sample, runner(proto))
         except RunError as error:
             faults.append(str(error))
         except Exception as error:  # exporters and onnxruntime raise dozens of types
-            faults.append(" ".join(f"{type(error).__name__}: {error}".split())[:200])
+            faults.append(in_short(error))
     why = faults[-1] if faults[-1].startswith("what was exported") else faults[0]
     raise RunError(f"format: {source.saved.name} cannot be written as ONNX by torch {torch.__version__}: {why}")
 
 
-def runner(proto, output: str) -> Callable[[torch.Tensor], np.ndarray]:
-    """Returns onnxruntime's form of a model, [n, C, S, S] -> [n, width], on the CPU."""
-    session = session_of(proto)
-    return lambda images: session.run([output], {"images": images.numpy()})[0]
-
-
-def session_of(proto, threads: int = 0):
-    """Opens a model in onnxruntime, on the CPU; ``threads``: 0 is one for each core."""
+def runner(proto, threads: int = 0) -> Callable[[torch.Tensor], np.ndarray]:
+    """Opens a model in onnxruntime, [n, C, S, S] -> [n, width], on the CPU; ``threads``: 0 is one for each core."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3  # errors alone
     data = proto.SerializeToString()
-    return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-
-
-def describe(proto, **values) -> None:
-    """Puts what programs need to know into a model's metadata: each value as JSON, under its name."""
-    import onnx
-
-    onnx.helper.set_model_props(proto, {name: json.dumps(value) for name, value in values.items()})
+    session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    return lambda images: session.run(None, {"images": images.numpy()})[0]
 
 
 def _example(source: Source) -> torch.Tensor:
     return torch.zeros(2, source.saved.in_chans, source.size, source.size)  # of one image, torch would fix the batch
 
 
+def _torchs_export(source: Source, **given):
+    names = {"input_names": ["images"], "output_names": [source.output]}
+    return torch.onnx.export(source.model, (_example(source),), **names, **given, opset_version=OPSET)
+
+
 def _by_export(source: Source):
     free = torch.export.Dim("batch")
-    names = {"input_names": ["images"], "output_names": [source.output]}
-    given = {"dynamo": True, "dynamic_shapes": ({0: free},), "opset_version": OPSET, "verbose": False}
-    return torch.onnx.export(source.model, (_example(source),), **names, **given).model_proto
+    return _torchs_export(source, dynamo=True, dynamic_shapes=({0: free},), verbose=False).model_proto
 
 
 def _by_tracing(source: Source):
     import onnx
 
-    names = {"input_names": ["images"], "output_names": [source.output]}
     free, file = dict.fromkeys(("images", source.output), {0: "batch"}), io.BytesIO()
-    given = {"dynamo": False, "dynamic_axes": free, "opset_version": OPSET}
-    torch.onnx.export(source.model, (_example(source),), file, **names, **given)
+    _torchs_export(source, f=file, dynamo=False, dynamic_axes=free)
     return onnx.load_from_string(file.getvalue())
 
 
@@ -162,8 +152,8 @@ def torchscript(source: Source, sample: Sample) -> tuple[bytes, Check]:
             torch.jit.save(traced, file, _extra_files={name: json.dumps(value) for name, value in extra.items()})
             loaded = torch.jit.load(io.BytesIO(file.getvalue()))
     except Exception as error:  # as above
-        why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise RunError(f"format: {source.saved.name} cannot be traced by torch {torch.__version__}: {why}") from None
+        why = f"cannot be traced by torch {torch.__version__}: {in_short(error)}"
+        raise RunError(f"format: {source.saved.name} {why}") from None
 
     def run(images: torch.Tensor) -> np.ndarray:
         with quiet(), torch.inference_mode():
@@ -182,9 +172,9 @@ def quiet() -> Iterator[None]:
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        unseen = io.StringIO()
+        with warnings.catch_warnings(), contextlib.redirect_stdout(unseen), contextlib.redirect_stderr(unseen):
             warnings.simplefilter("ignore")
-            with contextlib.redirect_stderr(io.StringIO()):
-                yield
+            yield
     finally:
         logging.disable(before)

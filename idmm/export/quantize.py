@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from idmm.errors import RunError, UserError
+from idmm.errors import RunError, UserError, in_short
 from idmm.evaluate import score
-from idmm.export.graph import quiet, session_of
+from idmm.export.graph import quiet, runner
 from idmm.export.source import Source
 
 log = logging.getLogger("idmm")
@@ -22,31 +22,22 @@ MATRICES = ["MatMul", "Gemm"]
 
 
 @dataclass(frozen=True)
-class Figures:
-    """A network on the run's test images."""
-
-    top1: float  # percent
-    top1_interval: list[float]  # 95 %
-    bytes: int
-
-
-@dataclass(frozen=True)
 class Comparison:
     """8 bits beside 32, on the same images."""
 
     method: str
     images: int
-    float32: Figures
-    int8: Figures
+    float32: dict  # top1 and its 95 % interval top1_interval (percent), and the bytes of the file
+    int8: dict
     agreement: float  # percent of images with the same top class
     speed: float  # of int8, in images a second, as a multiple of float32's, on one core of this machine
 
     def __str__(self) -> str:
         lines = [f"int8 ({self.method}) on {self.images} test images", "         top-1    95 % interval     size"]
         for name, one in (("float32", self.float32), ("int8", self.int8)):
-            low, high = one.top1_interval
+            low, high = one["top1_interval"]
             interval = f"{low:.2f} to {high:.2f}"
-            lines.append(f"{name:<9}{one.top1:<9.2f}{interval:<18}{one.bytes / 1e6:.2f} MB")
+            lines.append(f"{name:<9}{one['top1']:<9.2f}{interval:<18}{one['bytes'] / 1e6:.2f} MB")
         same = f"the same top class on {self.agreement:.1f} % of the images"
         return "\n".join([*lines, f"{same}; {self.speed:.2f} times the speed of float32 on one core of this machine"])
 
@@ -71,9 +62,8 @@ def quantized(source: Source, proto, method: str | None = None):
         with quiet(), tempfile.TemporaryDirectory() as folder:
             made = _quantized(proto, train, Path(folder))
     except Exception as error:  # onnxruntime raises many kinds
-        why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise RunError(f"int8: onnxruntime cannot quantize {source.saved.name}: {why}") from None
-    method += f", calibrated on {sum(map(_count, train))} training images" if train else ""
+        raise RunError(f"int8: onnxruntime cannot quantize {source.saved.name}: {in_short(error)}") from None
+    method += f", calibrated on {sum(len(batch['images']) for batch in train)} training images" if train else ""
     return made, _compared(source, method, proto, made, test)
 
 
@@ -93,10 +83,6 @@ def _images_wanted() -> Iterator[None]:
     except UserError as error:
         why = "int8: its accuracy is measured on the run's images, which are not there"
         raise UserError(f"{why} ({error.faults[0]}); name their folder: --data.root DIR") from None
-
-
-def _count(batch: dict) -> int:
-    return len(batch["images"])
 
 
 def _quantized(proto, train: list[dict] | None, folder: Path):
@@ -131,28 +117,25 @@ class _Reader:
 
 
 def _compared(source: Source, method: str, proto, small, test: Iterable[dict]) -> Comparison:
-    both, truth, named = [session_of(one) for one in (proto, small)], [], ([], [])
+    both, truth, named = [runner(one) for one in (proto, small)], [], ([], [])
     first = None  # a batch, to time them on
     for batch in test:
-        images = batch["images"].numpy()
-        first = images if first is None else first
+        first = batch["images"] if first is None else first
         truth.append(batch["label"].numpy())
-        for labels, session in zip(named, both, strict=True):
-            labels.append(session.run(None, {"images": images})[0].argmax(1))
+        for labels, run in zip(named, both, strict=True):
+            labels.append(run(batch["images"]).argmax(1))
     truth, named = np.concatenate(truth), [np.concatenate(labels) for labels in named]
-    seconds, single = ([], []), [session_of(one, threads=1) for one in (proto, small)]
+    seconds, single = ([], []), [runner(one, threads=1) for one in (proto, small)]
     for _ in range(ROUNDS):  # side by side, on one core
-        for times, session in zip(seconds, single, strict=True):
+        for times, run in zip(seconds, single, strict=True):
             began = time.perf_counter()
-            session.run(None, {"images": first})
+            run(first)
             times.append(time.perf_counter() - began)
-    figures = [
-        Figures(**score(predicted, truth), bytes=one.ByteSize())
-        for predicted, one in zip(named, (proto, small), strict=True)
-    ]  # fmt: skip
+    pairs = zip(named, (proto, small), strict=True)
+    figures = [{**score(predicted, truth), "bytes": one.ByteSize()} for predicted, one in pairs]
     slow, fast = map(min, seconds)
     same = 100 * float((named[0] == named[1]).mean())
     found = Comparison(method, len(truth), *figures, same, float(slow / fast))
-    if found.int8.top1 < found.float32.top1_interval[0]:
+    if found.int8["top1"] < found.float32["top1_interval"][0]:
         log.warning("int8: its accuracy is below the 95 % interval of float32's; better take float32")
     return found

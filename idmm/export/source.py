@@ -14,13 +14,12 @@ import torch
 from idmm.data.cache import load_split
 from idmm.data.datasets import open_splits
 from idmm.data.images import FULL, CentreCrop
-from idmm.data.loaders import centre_crops
 from idmm.data.split import Split, Splits
 from idmm.errors import RunError, UserError
 from idmm.models.build import feature_width
-from idmm.models.weights import build_saved, read_checkpoint
+from idmm.network import Network
 from idmm.stages import stage_of
-from idmm.stages.artifacts import config_of
+from idmm.stages.artifacts import config_of, exported_weights
 
 BATCH = 32  # images that go through a network at a time
 CHECKED = 64  # real images that an exported file is compared with torch on
@@ -47,16 +46,11 @@ class Source:
 
     def __init__(self, run: Path, root: str | None = None):
         self.run, self._root, self.config = run, root, config_of(run)
-        stem = "model" if (run / "model.safetensors").is_file() else "backbone"
-        self.saved = saved = read_checkpoint(run, "init", stem)
-        if saved.size is None:  # as 0.1.0 wrote it
-            saved.size = stage_of(self.config).phases(self.config)[-1].size
-        self.classes: list[str] | None = saved.extra.get("classes")
-        self.model = build_saved(saved, num_classes=len(self.classes or ()))
-        height, width = self.model.pretrained_cfg["input_size"][-2:]
-        if height != width:
-            raise UserError(f"init: '{run}' was evaluated at {height}x{width} pixels; wanted is a run on square images")
-        self.size = height
+        self.saved = exported_weights(run, "init")
+        self.classes: list[str] | None = self.saved.extra.get("classes")
+        size = stage_of(self.config).phases(self.config)[-1].size
+        self.network = Network.from_checkpoint(self.saved, len(self.classes or ()), "cpu", BATCH, size)
+        self.model, self.size = self.network.model, self.network.size
 
     @property
     def output(self) -> str:
@@ -125,10 +119,9 @@ class Source:
         if most is not None and len(split) > most:
             split = split.take(np.linspace(0, len(split) - 1, most).round().astype(int))
             data = replace(data, cache="ram")  # nobody asks for these again
-        saved = self.saved
-        crop, scale = CentreCrop(self.size, saved.crop_pct), saved.extra.get("range", FULL)
+        crop, scale = CentreCrop(self.size, self.saved.crop_pct), self.saved.extra.get("range", FULL)
         store = load_split(split, bound=crop, data=data, part=part, progress=True, scale=scale)
-        return centre_crops(store, self.size, saved.crop_pct, saved.mean, saved.std, BATCH, data.workers)
+        return self.network.split_batches(store, workers=data.workers)
 
     def sample(self) -> tuple[Sample, str | None]:
         """Returns images to check by: of the run's test images, else of its training images, else noise, and then why

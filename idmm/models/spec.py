@@ -66,7 +66,8 @@ def model_spec(config, field: str = "init") -> ModelSpec:
     check_name(name)
     check_kwargs(model.kwargs)
     mean, std = _statistics(data, init, chans)
-    return ModelSpec(name, kwargs, mean, std, model.drop_path, init, _range(data, init), model.patch_drop)
+    scale = data.range if data.range != "auto" or init is None else init.range
+    return ModelSpec(name, kwargs, mean, std, model.drop_path, init, scale, model.patch_drop)
 
 
 def _contradictions(config, init: Checkpoint, kwargs: dict) -> list[str]:
@@ -94,11 +95,3 @@ def _statistics(data: config.Data, init: Checkpoint | None, chans: int) -> tuple
             raise UserError(f"data.{name}: {len(values)} values for a model of {chans} channels, wanted one a channel")
         found.append(values)
     return found[0], found[1]
-
-
-def _range(data: config.Data, init: Checkpoint | None) -> str | list[float]:
-    """The config's, else the checkpoint's, else left to the training images; runs of 0.1.0 knew ``full`` alone."""
-    if data.range != "auto" or init is None:
-        return data.range
-    before = "ema" in init.extra and init.size is None  # as 0.1.0 wrote it
-    return init.extra.get("range", "full" if before else "auto")

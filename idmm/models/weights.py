@@ -53,6 +53,12 @@ class Checkpoint:
         """Size that the model was built at (pixels), where the JSON says it."""
         return self.kwargs.get("img_size")
 
+    @property
+    def range(self) -> str | list[float]:
+        """Of grey images of more than 8 bits, see :attr:`idmm.config.Data.range`; runs of 0.1.0 knew ``full`` alone."""
+        before = "ema" in self.extra and self.size is None  # as 0.1.0 wrote it
+        return self.extra.get("range", "full" if before else "auto")
+
     def load_into(self, model: nn.Module, *, drop_classifier: bool = True, strict: bool = False) -> "Report":
         """Copies into the model what fits; resizes position embeddings and relative-position tables to its size.
 

@@ -1,39 +1,93 @@
 """What a finished run says of its images, for those who draw it or search it: test predictions, features before and
 after, a row of W for each training image, and what it ran on.
 
-Each is read from the run's files; what an older run lacks is made from its weights and images, and not kept. torch is
-imported only then.
+Each is read from the run's files, whose formats are here; what an older run lacks is made from its weights and images,
+and not kept. torch is imported only then.
 """
 
 import contextlib
+import csv
+import functools
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from idmm.config import PretrainConfig
-from idmm.environment import read as read_environment
-from idmm.errors import RunError, UserError
-from idmm.stages import STAGES
-from idmm.stages.formats import (
-    FEATURES,
-    NAMES,
-    PREDICTIONS,
-    ROWS,
-    Features,
-    Instances,
-    Predicted,
-    read_features,
-    read_instances,
-    read_predictions,
-    reading,
-)
+from idmm.environment import read as environment  # noqa: F401 (what a run ran on, for those who read the rest here)
+from idmm.errors import UserError
+from idmm.stages import STAGES, Phase, stage_of
 
 log = logging.getLogger("idmm")
-WITH_CLASSIFIER = "wanted a run of fine-tuning or of joint pretraining (method.label_weight)"
+BATCH = 64  # images at a time
+PREDICTIONS, FEATURES = "predictions.csv", "features.npz"
+ROWS, NAMES = "instances.safetensors", "instances.json"
+CLASSES, EACH = 10, 100  # of features: classes, and images of each
 
 
+@dataclass(frozen=True)
+class Predicted:
+    """What a run's classifier says of its M test images, in the split's order."""
+
+    paths: list[str]  # names as in the split, [M]
+    classes: list[str]  # names of all K classes, by number
+    truth: np.ndarray  # int64 [M], numbers of the true classes
+    predicted: np.ndarray  # int64 [M], numbers of the likeliest classes
+    probability: np.ndarray | None  # float64 [M], of the likeliest class; None where it is not known (see predictions)
+
+
+@dataclass(frozen=True)
+class Features:
+    """Pooled features of some test images, at most :data:`EACH` of each of at most :data:`CLASSES` classes."""
+
+    paths: list[str]  # names as in the split, [M]
+    labels: np.ndarray  # int64 [M], numbers of the classes
+    classes: list[str]  # names of all K classes, by number
+    before: np.ndarray  # float32 [M, d], of the backbone as the run started: init's weights, or fresh ones
+    after: np.ndarray  # float32 [M, d2], of the backbone as it was exported
+
+
+@dataclass(frozen=True)
+class Instances:
+    """The rows of the N-way layer of pretraining, one for each training image, and those images."""
+
+    weight: np.ndarray  # float32 [N, d], as learned: of any length, also where the layer is a cosine one
+    classifier: str  # "cosine" or "linear"
+    images: list[str]  # names as in the split, [N]
+    labels: list[str | None] | None  # name of each image's class, None where it has none; None: there are no labels
+    digests: list[str]  # BLAKE2b of each file's bytes, 32 hexadecimal digits
+
+
+def shown(labels: np.ndarray) -> np.ndarray:
+    """Returns the numbers of the images whose features are kept, in order, by the labels [M] of a split.
+
+    They are of the first :data:`CLASSES` classes by number that have images; :data:`EACH` at most of each, evenly
+    spread over those that it has.
+    """
+    chosen = []
+    for label in np.unique(labels[labels >= 0])[:CLASSES]:
+        members = np.flatnonzero(labels == label)
+        count = min(EACH, len(members))
+        chosen.append(members[np.arange(count) * len(members) // count])
+    return np.sort(np.concatenate(chosen))
+
+
+def about_rows(classifier: str, train) -> dict:
+    """Returns what ``instances.json`` says: the kind of the layer, and of each training image name, class, digest.
+
+    Args:
+        classifier: "cosine" or "linear".
+        train: Images, an :class:`idmm.data.cache.ImageStore`.
+    """
+    labels = None if train.labels is None else [train.classes[c] if c >= 0 else None for c in train.labels]
+    return {"classifier": classifier, "images": train.names, "labels": labels, "digests": train.digests}
+
+
+# ---------------------------------------------------------------------- what a run says
 def predictions(run: str | Path, device: str = "auto") -> Predicted:
     """Returns what a finished run of fine-tuning or joint pretraining takes its test images for.
 
@@ -48,12 +102,12 @@ def predictions(run: str | Path, device: str = "auto") -> Predicted:
     run, config = Path(run), config_of(run)
     classes, found = _classes(run), None
     if (run / PREDICTIONS).exists():
-        found = read_predictions(run / PREDICTIONS, classes)
+        found = _read_predictions(run / PREDICTIONS, classes)
         if found.probability is not None:
             return found
     try:
-        with _making(run, "probabilities of test images" if found else PREDICTIONS) as remake:
-            return remake.predictions(run, config, classes, device)
+        with _making(what := f"{run}: {'probabilities of test images' if found else PREDICTIONS}"):
+            return _made_predictions(run, config, classes, device, what)
     except UserError as error:
         if found is None:
             raise
@@ -72,11 +126,13 @@ def features(run: str | Path, device: str = "auto") -> Features:
         RunError: They are not finite, or memory ran out.
     """
     run, config = Path(run), config_of(run)
-    classes = _classes(run)
-    if (run / FEATURES).exists():
-        return read_features(run / FEATURES)
-    with _making(run, FEATURES) as remake:
-        return remake.features(run, config, classes, device)
+    classes, path = _classes(run), run / FEATURES
+    if not path.exists():
+        with _making(what := f"{run}: {FEATURES}"):
+            return _made_features(run, config, classes, device, what)
+    with _reading(path), np.load(path, allow_pickle=False) as found:
+        paths, classes = found["paths"].tolist(), found["classes"].tolist()
+        return Features(paths, found["labels"], classes, found["before"], found["after"])
 
 
 def instances(run: str | Path) -> Instances:
@@ -92,15 +148,28 @@ def instances(run: str | Path) -> Instances:
     run, config = Path(run), config_of(run)
     if not isinstance(config, PretrainConfig):
         raise UserError(f"{run}: has no rows of training images; wanted a pretraining run of idmm")
-    if (run / ROWS).exists() and (run / NAMES).exists():
-        return read_instances(run)
-    with _making(run, ROWS) as remake:
-        return remake.instances(run, config)
+    if not (run / ROWS).exists() or not (run / NAMES).exists():
+        with _making(f"{run}: {ROWS}"):
+            return _made_instances(run, config)
+    from safetensors.numpy import load_file
+
+    with _reading(run / NAMES):
+        found = json.loads((run / NAMES).read_text())
+        about = {name: found[name] for name in ("classifier", "images", "labels", "digests")}
+    with _reading(run / ROWS):
+        return Instances(load_file(run / ROWS)["weight"], **about)
 
 
-def environment(run: str | Path) -> dict[str, Any]:
-    """Returns what a run ran on, see :mod:`idmm.environment`; an empty dict of runs that are older than the file."""
-    return read_environment(Path(run))
+def images(run: str | Path, part: str = "train"):
+    """Returns a run's images, an :class:`idmm.data.cache.ImageStore`: ``train`` as they were trained on, with their
+    short side bounded, ``val`` or ``test`` as centre crops of the last stage's size.
+
+    Raises:
+        UserError: No finished run, no such split, or its images are gone or have changed since.
+    """
+    run, config = Path(run), config_of(run)
+    with _making(f"{run}: the {part} images"):
+        return _images(run, config, part)
 
 
 def config_of(run: str | Path) -> Any:
@@ -127,37 +196,146 @@ def config_of(run: str | Path) -> Any:
     raise UserError(*(f"{run}: config.yaml cannot be read: {fault}" for fault in faults[:1]))
 
 
-def images(run: str | Path, part: str = "train"):
-    """Returns a run's images, an :class:`idmm.data.cache.ImageStore`: ``train`` as they were trained on, with their
-    short side bounded, ``val`` or ``test`` as centre crops of the last stage's size.
-
-    Raises:
-        UserError: No finished run, no such split, or its images are gone or have changed since.
-    """
-    run, config = Path(run), config_of(run)
-    with _making(run, f"the {part} images") as remake:
-        return remake.images(run, config, part)
-
-
 def _classes(run: Path) -> list[str]:
     """The names of a run's classes, by number."""
     path = run / "model.json"
     if not path.exists():
-        raise UserError(f"{run}: has no classifier; {WITH_CLASSIFIER}")
-    with reading(path, ""):
+        wanted = "wanted a run of fine-tuning or of joint pretraining (method.label_weight)"
+        raise UserError(f"{run}: has no classifier; {wanted}")
+    with _reading(path, ""):
         return json.loads(path.read_text())["classes"]
 
 
-@contextlib.contextmanager
-def _making(run: Path, what: str) -> Iterator[Any]:
-    """Yields the module that makes what a run has no file of; where it cannot, the message says so."""
-    from idmm.stages import remake
+def _read_predictions(path: Path, classes: list[str]) -> Predicted:
+    """Reads ``predictions.csv``, with the run's classes by number; UserError where it is damaged."""
+    numbers = {name: number for number, name in enumerate(classes)}
+    with _reading(path), open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
+        rows = list(csv.DictReader(file))
+        truth, predicted = (np.array([numbers[row[key]] for row in rows]) for key in ("class", "predicted"))
+        known = bool(rows) and all(row.get("probability") for row in rows)  # older runs have no such column
+        probability = np.array([float(row["probability"]) for row in rows]) if known else None
+        return Predicted([row["path"] for row in rows], classes, truth, predicted, probability)
 
+
+@contextlib.contextmanager
+def _reading(path: Path, wanted: str = "; remove it to have it made again") -> Iterator[None]:
+    """Says which file it is that cannot be read, and what to do."""
     try:
-        yield remake
+        yield
+    except Exception as error:  # a damaged file fails in any way it likes
+        raise UserError(f"{path}: cannot be read ({type(error).__name__}){wanted}") from None
+
+
+# ---------------------------------------------------------------------- made for older runs
+@contextlib.contextmanager
+def _making(what: str) -> Iterator[None]:
+    """Says of a fault what it is that cannot be made."""
+    try:
+        yield
     except UserError as error:
-        raise UserError(*(f"{run}: {what}: {fault}" for fault in error.faults)) from None
-    except (RuntimeError, MemoryError) as error:
-        if isinstance(error, RuntimeError) and "out of memory" not in str(error):
-            raise
-        raise RunError(f"{run}: {what}: out of memory with {remake.BATCH} images at a time") from None
+        raise UserError(*(f"{what}: {fault}" for fault in error.faults)) from None
+
+
+def exported_weights(run: Path, field: str = ""):
+    """Reads the weights that a run wrote, with its classifier where it has one, an
+    :class:`idmm.models.weights.Checkpoint`; see :func:`idmm.models.weights.read_checkpoint`."""
+    from idmm.models.weights import read_checkpoint
+
+    return read_checkpoint(run, field, "model" if (run / "model.safetensors").is_file() else "backbone")
+
+
+def _images(run: Path, config: Any, part: str, phase: Phase | None = None):
+    """Reads a split, ``val`` and ``test`` at the size of a phase (None: the last one); UserError where image i is no
+    longer image i."""
+    from idmm.data.cache import compare, fingerprint, load_split
+    from idmm.data.datasets import open_splits
+    from idmm.data.images import CentreCrop
+    from idmm.stages.assemble import assemble
+
+    parts = assemble(config)
+    splits = open_splits(*parts.stage.images(config)).parts
+    if part not in splits:
+        raise UserError(f"the run has no {part} images")
+    size = (phase or parts.phases[-1]).size
+    largest = max(phase.size for phase in parts.phases)
+    bound = parts.bound(largest) if part == "train" else CentreCrop(size, parts.crop_pct)
+    scale = exported_weights(run).range if config.data.range == "auto" else config.data.range
+    store = load_split(splits[part], bound=bound, data=config.data, part=part, progress=True, scale=scale)
+    kept = run / "last" / "images.json"
+    before = json.loads(kept.read_text()).get(part) if kept.exists() else None
+    if lines := compare(before, fingerprint(store)) if before else []:
+        raise UserError(*(f"data.root: the images changed since the run: {line}" for line in lines))
+    return store
+
+
+def _made_predictions(run: Path, config: Any, classes: list[str], device: str, what: str) -> Predicted:
+    """Evaluates a run's exported classifier on its test images."""
+    from idmm import evaluate
+    from idmm.progress import counting
+
+    store, network = _images(run, config, "test"), _network(run, config, classes, device, what)
+    batches = counting(network.split_batches(store, workers=config.data.workers), len(store), "predictions of test")
+    with network.enough_memory():
+        found = evaluate.predict(network.model, batches, network.device, _autocast(run, network.device))
+    return Predicted(store.names, classes, found.truth, found.predicted, found.probability.astype(np.float64))
+
+
+def _made_features(run: Path, config: Any, classes: list[str], device: str, what: str) -> Features:
+    """Takes features before and after a run."""
+    from idmm.progress import counting
+    from idmm.stages.assemble import assemble
+
+    parts, after, rows = assemble(config), _network(run, config, classes, device, what), []
+    first, last = parts.phases[0], parts.phases[-1]
+    start = parts.backbone(first, len(classes))
+    parts.spec.load(start, config.model.strict)
+    before = replace(after, model=start.to(after.device), size=first.size)
+    stores = {phase.size: _images(run, config, "test", phase) for phase in (first, last)}
+    for network in (before, after):
+        store = stores[network.size]
+        numbers = shown(store.labels)
+        batches = counting(network.split_batches(store, numbers, config.data.workers), len(numbers), "features of test")
+        rows.append(network.outputs(batches, autocast=_autocast(run, network.device)))
+    return Features([store.names[i] for i in numbers], store.labels[numbers], classes, *rows)
+
+
+def _made_instances(run: Path, config: PretrainConfig) -> Instances:
+    """Takes the rows of W from a run's checkpoint."""
+    import torch
+
+    from idmm.methods import method_class
+
+    name = method_class(config.method.name).instance_rows
+    if name is None:
+        raise UserError(f"{config.method.name} learns no row for each training image; wanted a run of idmm")
+    path = run / "last" / "state.pt"
+    if not path.exists():
+        raise UserError(f"the run is older than this file, and '{path}', which holds the rows too, is gone")
+    try:
+        weight = torch.load(path, map_location="cpu", weights_only=True, mmap=True)["method"][name]
+    except Exception as error:  # torch raises many kinds
+        raise UserError(f"'{path}' cannot be read ({type(error).__name__})") from None
+    store = _images(run, config, "train")
+    if len(store) != len(weight):
+        raise UserError(f"{len(store)} training images, but '{path}' has rows for {len(weight)}")
+    return Instances(weight.float().numpy(), **about_rows(config.method.classifier, store))
+
+
+def _network(run: Path, config: Any, classes: list[str], device: str, what: str):
+    """The classifier that a run exported."""
+    from idmm.network import Network
+
+    size = stage_of(config).phases(config)[-1].size
+    return Network.from_checkpoint(exported_weights(run), len(classes), device, BATCH, size, label=what, option=None)
+
+
+def _autocast(run: Path, device: str) -> Callable:
+    """The context that a forward pass ran in, as far as the device has it."""
+    import torch
+
+    from idmm.calibrate import DTYPES
+
+    precision = json.loads((run / "result.json").read_text()).get("precision", "fp32")
+    if precision == "fp32" or (precision == "fp16" and device == "cpu"):
+        return contextlib.nullcontext
+    return functools.partial(torch.autocast, device, DTYPES[precision])

@@ -10,10 +10,10 @@ from idmm.data.cache import ImageStore
 from idmm.data.registry import spec_of
 from idmm.engine import Evaluation, Loop, Session
 from idmm.errors import RunError
-from idmm.features import extract_features
 from idmm.methods.finetune import balanced_weights
 from idmm.models.weights import Checkpoint
 from idmm.monitor import FLOORS, spread
+from idmm.network import extract_features
 from idmm.stages import Phase, documented
 from idmm.stages.assemble import Assembly, LoadedSplits, eval_batches, load_splits, resolve, say_length, session
 from idmm.stages.budget import length_result, within_minutes

@@ -16,9 +16,9 @@ from idmm.data.readers.folder import UNLABELLED
 from idmm.data.split import LabelsMissing
 from idmm.engine import Evaluation, Loop, Session
 from idmm.errors import RunError, UserError
-from idmm.features import extract_features
 from idmm.methods import Method
 from idmm.monitor import Monitor
+from idmm.network import extract_features
 from idmm.seeding import permutation
 from idmm.stages import documented
 from idmm.stages.assemble import Assembly, LoadedSplits, eval_batches, load_splits, resolve, say_length, session

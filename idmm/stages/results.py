@@ -19,14 +19,14 @@ from idmm.data.doctor import SKEWED
 from idmm.data.looks import SIDE, small
 from idmm.engine import Loop, Session
 from idmm.errors import Interrupted, RunError
-from idmm.features import extract_features
 from idmm.files import replacing, write_csv
 from idmm.intervals import too_narrow
 from idmm.methods import Method
 from idmm.models.build import backbone_state, export_kwargs
 from idmm.models.weights import save_model
+from idmm.network import extract_features
+from idmm.stages.artifacts import FEATURES, NAMES, PREDICTIONS, ROWS, about_rows, shown
 from idmm.stages.assemble import Assembly, LoadedSplits, eval_batches
-from idmm.stages.formats import FEATURES, NAMES, PREDICTIONS, ROWS, about_rows, shown
 
 log = logging.getLogger("idmm")
 NEIGHBOURS = 5

@@ -1,0 +1,167 @@
+"""A finished network with its preprocessing, and images through it: files, open images, or a split of a run."""
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from idmm import distributed
+from idmm.data.cache import ImageStore
+from idmm.data.depth import in_order, tidy
+from idmm.data.images import AUTO, FULL, BadImage, CentreCrop, Decoded, Scale, load, of_pillow
+from idmm.data.loaders import centre_crops
+from idmm.data.split import counted
+from idmm.data.views import normalise
+from idmm.errors import RunError, UserError
+from idmm.evaluate import evaluating
+from idmm.files import weights_label
+from idmm.models.build import pair
+from idmm.models.weights import Checkpoint, build_saved
+
+log = logging.getLogger("idmm")
+NOT_FINITE = "what it makes of images is not finite; the run that wrote it diverged"
+Forward = Callable[[nn.Module, Tensor], Tensor]  # (model, images [B, C, S, S]) -> [B, k]
+
+
+def pooled(backbone: nn.Module, images: Tensor) -> Tensor:
+    """Returns what a classifier is given of images [B, C, H, W], [B, d]."""
+    return backbone.forward_head(backbone.forward_features(images), pre_logits=True)
+
+
+@torch.no_grad()
+def extract_features(
+    backbone: nn.Module, batches: Iterable[dict], device, autocast, forward: Forward = pooled
+) -> Tensor:
+    """Returns the pooled features of all processes' images, or what else ``forward`` makes of them, in the images'
+    order, float32 [N, d] on the CPU."""
+    features, indices = [], []
+    with evaluating(backbone):
+        for batch in batches:
+            with autocast():
+                found = forward(backbone, batch["images"].to(device, non_blocking=True))  # [B, d]
+            features.append(found.float().cpu().numpy())
+            indices.append(batch["index"].numpy())
+    parts = distributed.gather((np.concatenate(features), np.concatenate(indices)))
+    order = np.argsort(np.concatenate([part[1] for part in parts]))
+    return torch.from_numpy(np.concatenate([part[0] for part in parts])[order])
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network and how its images are prepared."""
+
+    model: nn.Module  # in evaluation mode, on the device
+    size: int  # side of its images (pixels)
+    crop_pct: float  # share of the resized short side that they cover
+    mean: Sequence[float]  # of each channel, on pixel values in [0, 1]
+    std: Sequence[float]
+    device: str
+    batch_size: int  # images that go through it at a time
+    label: str  # that messages begin with
+    option: str | None = "batch_size"  # what messages call batch_size; None: nobody can change it
+    scale: Scale = AUTO  # of grey deeper than 8 bits; AUTO: the run saw none
+
+    @classmethod
+    def from_checkpoint(
+        cls, saved: Checkpoint, num_classes: int, device: str, batch_size: int, size: int | None = None, **kwargs
+    ) -> "Network":  # fmt: skip
+        """Builds what a run wrote, with a classifier of ``num_classes``, or none (0); ``size`` is that of its images
+        where its JSON does not say it (pixels).
+
+        Raises:
+            UserError: It cannot be built, or the device is not there.
+        """
+        device = distributed.pick_device(device)
+        model = build_saved(saved, None if saved.size else size, num_classes).to(device)
+        height, width = pair(model.pretrained_cfg["input_size"][-2:])
+        if height != width:
+            where = weights_label(saved.source, saved.field)
+            raise UserError(f"{where} was evaluated at {height}x{width} pixels; wanted is a network of square images")
+        looks = (saved.crop_pct, saved.mean, saved.std)
+        kwargs = {"label": saved.source, "scale": tidy(saved.range), **kwargs}
+        return cls(model, height, *looks, device, batch_size, **kwargs)
+
+    def outputs(
+        self,
+        batches: Iterable[dict],
+        forward: Forward = pooled,
+        autocast: Callable = contextlib.nullcontext,
+        fault: str = "its features are not finite; the run that wrote it has diverged",
+    ) -> np.ndarray:
+        """Returns the pooled features of images, or what else ``forward`` makes of them, in order, float32 [N, k].
+
+        Raises:
+            RunError: They are not finite (``fault`` says so), or there is too little memory.
+        """
+        with self.enough_memory():
+            found = extract_features(self.model, batches, self.device, autocast, forward).numpy()
+        if not np.isfinite(found).all():
+            raise RunError(f"{self.label}: {fault}")
+        return found
+
+    @contextlib.contextmanager
+    def enough_memory(self) -> Iterator[None]:
+        """Turns running out of memory inside the block into a RunError."""
+        try:
+            yield
+        except (RuntimeError, MemoryError) as error:
+            if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "out of memory" not in str(error):
+                raise
+            advice = f"; try a smaller {self.option}" if self.option else ""
+            raise RunError(f"{self.label}: out of memory with {self.batch_size} images at a time{advice}") from None
+
+    # ------------------------------------------------------------------ images
+    def split_batches(
+        self, store: ImageStore, numbers: np.ndarray | None = None, workers: int | None = None
+    ) -> Iterator[dict]:
+        """Yields ``images`` [B, C, S, S], ``index`` and ``label`` of a split, or of those ``numbers`` of it."""
+        looks = (self.size, self.crop_pct, self.mean, self.std)
+        return centre_crops(store, *looks, self.batch_size, workers, numbers)
+
+    def file_batches(
+        self, images: list, names: list[str], max_pixels: int, unreadable: dict[str, str]
+    ) -> Iterator[dict]:
+        """Yields ``images`` [B, C, S, S] and ``index`` of files and open images, while the next ones are decoded.
+
+        Args:
+            images: Paths and Pillow's images.
+            names: What messages call them.
+            max_pixels: Images with more pixels are refused (pixels).
+            unreadable: Takes up those that cannot be read, with the reason, by name.
+        """
+        crop, index, crops, deep = CentreCrop(self.size, self.crop_pct), [], [], []
+
+        def prepared(i: int) -> np.ndarray:
+            decoded = self.read(images[i], max_pixels)
+            if self.scale == AUTO and not np.isnan(decoded.depth.low):
+                deep.append(names[i])
+            return crop(decoded.pixels)  # uint8 [S, S, 3]
+
+        given = (len(images), names.__getitem__, "reading images", False, self.batch_size)
+        with closing(in_order(prepared, *given)) as results:
+            for i, result in enumerate(results):
+                if isinstance(result, BadImage):
+                    unreadable[names[i]] = result.reason.replace("data.max_pixels", "max_pixels")
+                else:
+                    index.append(i)
+                    crops.append(result)
+                if len(crops) == self.batch_size or (crops and i == len(images) - 1):
+                    pixels = torch.from_numpy(np.stack(crops)).permute(0, 3, 1, 2)  # uint8 [B, 3, S, S]
+                    batch = normalise(pixels.float().div_(255), self.mean, self.std)
+                    yield {"index": torch.tensor(index), "images": batch}
+                    index, crops = [], []
+        if deep:
+            what = f"{counted(len(deep), 'image')} of more than 8 bits grey ('{min(deep)}')"
+            log.warning("%s: the run saw none, so their values are scaled by the full range of their type", what)
+
+    def read(self, image: str | os.PathLike | Image.Image, max_pixels: int) -> Decoded:
+        """Decodes an image as the run does; BadImage where it cannot be read."""
+        given = (max_pixels, FULL if self.scale == AUTO else self.scale)
+        return of_pillow(image, *given) if isinstance(image, Image.Image) else load(image, *given)
