@@ -21,6 +21,13 @@ def pytest_collection_modifyitems(items):
             item.add_marker("slow")
 
 
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport():
+    """Names of files that are no UTF-8 stand in logs; xdist cannot send them."""
+    report = (yield).get_result()
+    report.sections = [(name, text.encode("utf-8", "replace").decode()) for name, text in report.sections]
+
+
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory):
     """Uninterrupted tiny runs of both stages, a process each; nothing may be written to them."""
