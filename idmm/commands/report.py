@@ -155,10 +155,16 @@ def _name(runs: list[RunFacts]) -> None:
     for run in runs:
         run.label = readable(short(run))
         together.setdefault(run.group or run.label, []).append(run)
+    taken = {some[0].label for some in together.values() if len(some) == 1}
     for some in together.values():
-        common = re.sub(r"[\W_]*(seed)?[\W_]*$", "", os.path.commonprefix([run.label for run in some]))
+        name = re.sub(r"[\W_]*(seed)?[\W_]*$", "", os.path.commonprefix([run.label for run in some]))
+        if len(some) == 1:
+            name = some[0].label
+        elif not name or name in taken:
+            name = f"{some[0].label} and {len(some) - 1} more"
+        taken.add(name)
         for number, run in enumerate(some):
-            run.group = run.label if len(some) == 1 else common or f"{some[0].label} and {len(some) - 1} more"
+            run.group = name
             run.detailed = run.detailed and number == 0
     known = {os.path.realpath(run.path): run.label for run in runs}
     for run in runs:
@@ -186,8 +192,7 @@ def _look_closer(run: RunFacts) -> None:
             run.cloud = _cloud(parts[0])
         with _or_says(run, "predicted"):
             _predictions(run, parts)
-    if run.kind == "pretrain":
-        _explored(run, parts[0])
+    _explored(run, parts[0])
 
 
 def _crops(folder: Path, config: Any) -> list:
@@ -256,7 +261,8 @@ def _explored(run: RunFacts, folder: Path) -> None:
     """Reads what ``idmm explore`` left, with its sheets."""
     place = folder / "explore"
     if not (place / "explore.json").is_file():
-        run.missing["explored"] = f"idmm explore {folder} shows which training images are alike."
+        if run.kind == "pretrain":
+            run.missing["explored"] = f"idmm explore {folder} shows which training images are alike."
         return
     with _or_says(run, "explored"):
         run.explored = _json(place / "explore.json")
