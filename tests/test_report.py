@@ -273,6 +273,18 @@ def test_seeds_are_pooled_by_their_settings_not_by_their_names(runs, tmp_path):
     assert "run 2 " in pooled and "run-2 and 1 more 2 " in pooled
 
 
+def test_images_that_are_alone_in_their_class_have_no_nearest_of_it(runs, tmp_path):
+    run = shutil.copytree(runs / "wide", tmp_path / "wide")
+    with np.load(run / "features.npz") as file:
+        kept = {name: file[name] for name in file}
+    one = np.unique(kept["labels"], return_index=True)[1]
+    for some, said in ((one, None), (np.append(one, 1 + one[0]), " %")):  # the second image of the first class
+        few = {name: kept[name][some] for name in ("paths", "labels", "before", "after")}
+        np.savez(run / "features.npz", **{**kept, **few})
+        text = Reader(reported(tmp_path / "out", run)).sections["cloud-1"]
+        assert ("nearest other one" in text) == bool(said), text
+
+
 def test_folds_are_one_run(runs, tmp_path):
     folder = tmp_path / "folds"
     results = []

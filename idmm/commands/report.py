@@ -216,10 +216,12 @@ def _cloud(folder: Path) -> Cloud | None:
     if len(found.labels) < 4:
         raise UserError(f"There are {len(found.labels)} test images: too few to lay their features out.")
     places, nearest = {}, {}
+    paired = np.bincount(found.labels)[found.labels] > 1  # others have no image that could be the right one
     for title, rows in (("before", found.before), ("after", found.after)):  # [M, d]
         like = cosine_similarity(rows)  # [M, M]
         np.fill_diagonal(like, -np.inf)
-        nearest[title] = 100 * float(np.mean(found.labels[like.argmax(1)] == found.labels))
+        if paired.any():
+            nearest[title] = 100 * float(np.mean((found.labels[like.argmax(1)] == found.labels)[paired]))
         perplexity = min(PERPLEXITY, (len(rows) - 1) / 3)
         places[title] = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(rows)  # [M, 2]
     return Cloud(found.labels, [readable(name) for name in found.classes], places, nearest)
