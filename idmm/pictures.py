@@ -11,8 +11,10 @@ import warnings
 from pathlib import Path
 
 import numpy as np
+from matplotlib.cbook import is_math_text
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 
 from idmm.files import replacing
@@ -59,9 +61,21 @@ def shortened(name: str, most: int = 40) -> str:
 
 def save(figure: Figure, path: str | Path) -> None:
     """Writes a PNG, whole or not at all."""
+    _plain_letters(figure)
     with replacing(Path(path)) as file, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # a label in letters that the font lacks
         figure.savefig(file, format="png", dpi=DPI, facecolor="white")
+
+
+def _plain_letters(figure: Figure) -> None:
+    """Draws names of files and classes as they are: a formula that is none and bytes that are no letters, which become
+    question marks, would stop matplotlib."""
+    for text in figure.findobj(Text):
+        said = text.get_text()
+        if not said.isascii():
+            text.set_text(said.encode("utf-8", "replace").decode())
+        if is_math_text(said) and r"\mathdefault" not in said:  # which matplotlib writes numbers with
+            text.set_parse_math(False)
 
 
 def epochs_axis(axis) -> None:

@@ -323,6 +323,8 @@ WORDS = {
         {"paths": ["true.png", "x"], "tta": True},
     ),
     "behind its value": (["predict", "--init", "a", "--tta", "false", "x"], {"paths": ["x"], "tta": False}),
+    "behind YAML's other values": (["predict", "--init", "a", "--tta", "False", "x"], {"paths": ["x"], "tta": False}),
+    "behind one with its flag": (["similar", "--init", "a", "--query", "q", "x"], {"query": "q", "paths": ["x"]}),
     "in YAML's letters": (["predict", "--init", "a", "null", "[x]"], {"paths": ["null", "[x]"]}),
     "behind the flags": (["data", "check", "--tiny", "3", "digits"], {"name": "digits", "tiny": 3}),
 }

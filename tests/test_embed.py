@@ -132,6 +132,15 @@ def test_a_copy_of_the_query_is_said_to_be_one(run, images, tmp_path, capsys):
     assert rows[0] == (files[0], 1.0, "(the same file)") and "left out" not in said
 
 
+@pytest.mark.parametrize("name", [b"$x_$.png", b"caf\xe9.png"], ids=["no formula", "no UTF-8"])
+def test_names_that_cannot_be_drawn_as_they_are(run, tmp_path, capfdbinary, name):
+    for i, image in enumerate((name, b"$\\frac$.png", b"b.png")):
+        paint(tmp_path / "images" / os.fsdecode(image), seed=i)
+    query, out = tmp_path / "images" / os.fsdecode(name), tmp_path / "s.png"
+    assert call(["similar", "--init", run, "--out", out, query, tmp_path / "images"]) == 0
+    assert Image.open(out).size[0] > 300 and b"$\\frac$.png" in capfdbinary.readouterr().out
+
+
 def test_mistakes_of_similar(run, images, tmp_path, capsys):
     files, out = paths(images), ["--out", tmp_path / "s.png"]
     (tmp_path / "bad.png").write_text("no image")

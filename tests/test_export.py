@@ -272,6 +272,15 @@ def test_the_card_of_timm_has_no_front_matter(run, tmp_path):
     assert text.startswith("# pets") and "import idmm.models" not in text
 
 
+def test_a_class_whose_name_is_no_utf8(run, tmp_path):
+    bad = shutil.copytree(run, tmp_path / "bad")
+    about = json.loads((bad / "model.json").read_text())
+    (bad / "model.json").write_text(json.dumps({**about, "classes": ["caf\udce9", *about["classes"][1:]]}))
+    folder = exported(tmp_path / "hf", bad, "hf")
+    assert "`caf?`" in (folder / "README.md").read_text(encoding="utf-8")
+    assert json.loads((folder / "config.json").read_text())["label_names"][0] == "caf\udce9"
+
+
 def test_a_card_follows_init(whole, tmp_path):
     """A run from a backbone tells of both; where the first is gone, it says so."""
     pretrained = tmp_path / "first"

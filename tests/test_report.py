@@ -252,6 +252,39 @@ def test_what_explore_found_is_shown(runs, tmp_path):
     assert [image["alt"] for image in text.all("img") if "Likely" in image["alt"]] == [SHEET]
 
 
+def test_what_explore_found_of_a_classifier_is_shown_too(runs, tmp_path, capsys):
+    run = shutil.copytree(runs / "wide", tmp_path / "wide")
+    assert call(["explore", run, "--out", tmp_path / "elsewhere"]) == 0
+    assert "idmm report" not in capsys.readouterr().out, "which looks into the run's folder alone"
+    assert "explored-1" not in Reader(reported(tmp_path / "before", run)).sections
+    assert call(["explore", run]) == 0
+    assert f"'idmm report {run}' shows them" in capsys.readouterr().out
+    assert "Likely label errors" in Reader(reported(tmp_path / "after", run)).sections["explored-1"]
+
+
+def test_seeds_are_pooled_by_their_settings_not_by_their_names(runs, tmp_path):
+    for number, name in enumerate(("tuned-0", "tuned-1", "wide", "wide")):
+        run = shutil.copytree(runs / name, tmp_path / f"run-{number}")
+        if number == 3:
+            text = (run / "config.yaml").read_text()
+            (run / "config.yaml").write_text(text.replace("\nseed: 0\n", "\nseed: 1\n"))
+    text = Reader(reported(tmp_path / "out", *sorted(tmp_path.glob("run-*"))))
+    pooled = text.sections["summary"].partition("Runs that are the same but for the seed")[2]
+    assert "run 2 " in pooled and "run-2 and 1 more 2 " in pooled
+
+
+def test_images_that_are_alone_in_their_class_have_no_nearest_of_it(runs, tmp_path):
+    run = shutil.copytree(runs / "wide", tmp_path / "wide")
+    with np.load(run / "features.npz") as file:
+        kept = {name: file[name] for name in file}
+    one = np.unique(kept["labels"], return_index=True)[1]
+    for some, said in ((one, None), (np.append(one, 1 + one[0]), " %")):  # the second image of the first class
+        few = {name: kept[name][some] for name in ("paths", "labels", "before", "after")}
+        np.savez(run / "features.npz", **{**kept, **few})
+        text = Reader(reported(tmp_path / "out", run)).sections["cloud-1"]
+        assert ("nearest other one" in text) == bool(said), text
+
+
 def test_folds_are_one_run(runs, tmp_path):
     folder = tmp_path / "folds"
     results = []

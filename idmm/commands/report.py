@@ -155,10 +155,16 @@ def _name(runs: list[RunFacts]) -> None:
     for run in runs:
         run.label = readable(short(run))
         together.setdefault(run.group or run.label, []).append(run)
+    taken = {some[0].label for some in together.values() if len(some) == 1}
     for some in together.values():
-        common = re.sub(r"[\W_]*(seed)?[\W_]*$", "", os.path.commonprefix([run.label for run in some]))
+        name = re.sub(r"[\W_]*(seed)?[\W_]*$", "", os.path.commonprefix([run.label for run in some]))
+        if len(some) == 1:
+            name = some[0].label
+        elif not name or name in taken:
+            name = f"{some[0].label} and {len(some) - 1} more"
+        taken.add(name)
         for number, run in enumerate(some):
-            run.group = run.label if len(some) == 1 else common or f"{some[0].label} and {len(some) - 1} more"
+            run.group = name
             run.detailed = run.detailed and number == 0
     known = {os.path.realpath(run.path): run.label for run in runs}
     for run in runs:
@@ -186,8 +192,7 @@ def _look_closer(run: RunFacts) -> None:
             run.cloud = _cloud(parts[0])
         with _or_says(run, "predicted"):
             _predictions(run, parts)
-    if run.kind == "pretrain":
-        _explored(run, parts[0])
+    _explored(run, parts[0])
 
 
 def _crops(folder: Path, config: Any) -> list:
@@ -211,10 +216,12 @@ def _cloud(folder: Path) -> Cloud | None:
     if len(found.labels) < 4:
         raise UserError(f"There are {len(found.labels)} test images: too few to lay their features out.")
     places, nearest = {}, {}
+    paired = np.bincount(found.labels)[found.labels] > 1  # others have no image that could be the right one
     for title, rows in (("before", found.before), ("after", found.after)):  # [M, d]
         like = cosine_similarity(rows)  # [M, M]
         np.fill_diagonal(like, -np.inf)
-        nearest[title] = 100 * float(np.mean(found.labels[like.argmax(1)] == found.labels))
+        if paired.any():
+            nearest[title] = 100 * float(np.mean((found.labels[like.argmax(1)] == found.labels)[paired]))
         perplexity = min(PERPLEXITY, (len(rows) - 1) / 3)
         places[title] = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(rows)  # [M, 2]
     return Cloud(found.labels, [readable(name) for name in found.classes], places, nearest)
@@ -256,7 +263,8 @@ def _explored(run: RunFacts, folder: Path) -> None:
     """Reads what ``idmm explore`` left, with its sheets."""
     place = folder / "explore"
     if not (place / "explore.json").is_file():
-        run.missing["explored"] = f"idmm explore {folder} shows which training images are alike."
+        if run.kind == "pretrain":
+            run.missing["explored"] = f"idmm explore {folder} shows which training images are alike."
         return
     with _or_says(run, "explored"):
         run.explored = _json(place / "explore.json")

@@ -209,13 +209,14 @@ def _with_values(kind: type, argv: list[str]) -> list[str]:
     """Gives a switch without a value its own, lest it takes the word behind it."""
     switches = {f"--{leaf.key}" for leaf in flags_of(kind) if leaf.kind is bool}
     pairs = zip(argv, [*argv[1:], ""], strict=False)
-    return [f"{word}=true" if word in switches and after not in ("true", "false") else word for word, after in pairs]
+    values = {"true", "True", "TRUE", "false", "False", "FALSE"}  # YAML's
+    return [f"{word}=true" if word in switches and after not in values else word for word, after in pairs]
 
 
 def _place_words(data: dict, loose: list[str], words: tuple[str, ...], kind: type, origin: dict[str, str]) -> list[str]:
     """Sets the keys that words without a flag stand for; returns the faults."""
     kinds, faults = {leaf.key: leaf.kind for leaf in flags_of(kind)}, []
-    for key in words:
+    for key in [key for key in words if origin.get(key) != ""] or words:  # those that no flag has set
         several = any(get_origin(option) is list for option in options(kinds[key]))
         here, loose = (loose, []) if several else (loose[:1], loose[1:])
         if here and origin.get(key) == "":

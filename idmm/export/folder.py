@@ -45,7 +45,7 @@ def write_folder(source: Source, sample: Sample, out: Path, hub: bool) -> Check:
     with filling(out) as folder:
         (folder / "config.json").write_text(json.dumps(config(source), indent=2) + "\n", encoding="utf-8")
         (folder / "model.safetensors").write_bytes(save(state, metadata={"format": "pt"}))
-        (folder / "README.md").write_text(card(source, hub), encoding="utf-8")
+        (folder / "README.md").write_text(card(source, hub), encoding="utf-8", errors="replace")
         with quiet():
             loaded = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
         with torch.inference_mode():

@@ -33,7 +33,9 @@ class Cloud:
     labels: np.ndarray  # int64 [M]
     classes: list[str]  # by number
     places: dict[str, np.ndarray]  # title -> float [M, 2]
-    nearest: dict[str, float]  # title -> percent of the images whose nearest other one, by cosine, has their class
+    # title -> percent of the images, but those that are alone in their class, whose nearest other one has their class,
+    # by cosine; empty: all are alone
+    nearest: dict[str, float]
 
 
 @dataclass

@@ -43,9 +43,11 @@ def _cloud(run: RunFacts, mark: str) -> Iterator:
     if (cloud := run.cloud) is None:
         return
     said = "; ".join(f"{title} {share:.1f} %" for title, share in cloud.nearest.items())
-    yield Text(f"Test images whose nearest other one, by cosine, is of their class: {said}.")
     classes = len(set(cloud.labels.tolist()))
-    alt = f"{len(cloud.labels)} test images of {classes} classes in a plane; nearest of the same class: {said}"
+    alt = f"{len(cloud.labels)} test images of {classes} classes in a plane"
+    if said:
+        yield Text(f"Test images whose nearest other one, by cosine, is of their class: {said}.")
+        alt += f"; nearest of the same class: {said}"
     caption = (
         f"t-SNE of the pooled features of {len(cloud.labels):,} test images of {classes} classes. Groups that lie "
     )
