@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import NullLocator
 
-from idmm.pictures import COLOURS, STYLES, epochs_axis, look, plain_axis, save, shortened
+from idmm.pictures import STYLES, epochs_axis, look, plain_axis, save, shortened
 
 CROWD = 4  # curves in a panel, above which bands hide them
 TOP1 = "top-1 accuracy on the test images (%)"
@@ -80,29 +80,6 @@ def image_sheet(blocks: list[Block], path: str | Path) -> None:
                 axis.imshow(image, interpolation="nearest")
                 axis.set_axis_off()
         left += block + between
-    save(figure, path)
-
-
-def pair_sheet(rows: list[tuple[str, list[str], list[np.ndarray]]], path: str | Path, title: str) -> None:
-    """Draws pairs of images side by side, up to three pairs a row; or images alone, up to six.
-
-    Args:
-        rows: For each pair what is the matter, two names, and two images, uint8 [H, W, 3] of any sizes; or one each.
-        path: PNG to write.
-        title: Above the picture.
-    """
-    each = len(rows[0][1])
-    columns = min(6 // each, len(rows))
-    lines = -(-len(rows) // columns)
-    figure = Figure(figsize=(2.2 * each * columns, 0.5 + 2.9 * lines), layout="constrained")
-    figure.suptitle(title, fontsize=11)
-    frames = np.ravel(figure.subfigures(lines, columns, squeeze=False))
-    for frame, (matter, names, images) in zip(frames, rows, strict=False):
-        frame.suptitle(matter, fontsize=9, color=COLOURS[1])
-        for axis, name, image in zip(np.ravel(frame.subplots(1, each, squeeze=False)), names, images, strict=True):
-            axis.imshow(image, interpolation="nearest")
-            axis.set_title(shortened(name), fontsize=6.5)
-            axis.set_axis_off()
     save(figure, path)
 
 
