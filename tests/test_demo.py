@@ -51,10 +51,6 @@ def files(tmp_path):
     return argv
 
 
-def records(epochs):
-    return [{"epoch": e + 1, "stage": 1, "loss": 1 / (1 + e), "lr": 1e-3 * (epochs - e)} for e in range(epochs)]
-
-
 def pixels(path):
     """A PNG as an array, after the checks that hold for any picture."""
     with Image.open(path) as image:
@@ -65,14 +61,6 @@ def pixels(path):
     assert array.std() > 5, "blank"
     assert [p.name for p in path.parent.iterdir() if p.name.startswith(".")] == []  # nothing left aside
     return array
-
-
-def test_loss_curves_of_one_run_and_of_seeds(tmp_path):
-    pictures.loss_panels({"": {"a": [records(5)]}}, tmp_path / "one.png")
-    pictures.loss_panels({"title": {"a": [records(5)], "b": [records(4), records(6)]}}, tmp_path / "seeds.png")
-    pictures.loss_panels({"": {"a": [records(1)]}}, tmp_path / "epoch.png")
-    for name in ("one", "seeds", "epoch"):
-        pixels(tmp_path / f"{name}.png")
 
 
 def test_comparison_of_any_number_of_seeds(tmp_path):
@@ -95,10 +83,13 @@ def test_pyplot_is_left_alone():
 def test_crop_sheet_with_groups_and_cutmix(tmp_path, store, mean, std):
     groups = [CropGroup(count=2, scale=[0.3, 1.0]), CropGroup(count=1, scale=[0.1, 0.3])]
     views = Views(size=16, crops=groups)
-    crops.crop_sheet(store, views, tmp_path / "mixed.png", mean=mean, std=std, cutmix_alpha=0.5)
-    crops.crop_sheet(store, views, tmp_path / "plain.png", mean=mean, std=std, images=3)
-    mixed, plain = pixels(tmp_path / "mixed.png"), pixels(tmp_path / "plain.png")
-    assert mixed.shape[1] > plain.shape[1] and mixed.shape[0] > plain.shape[0]
+    shapes = []
+    for more in ({"cutmix_alpha": 0.5}, {"images": 3}):
+        blocks = crops.crop_blocks(store, views, mean=mean, std=std, **more)
+        pictures.image_sheet(blocks, tmp_path / "crops.png")
+        shapes.append(pixels(tmp_path / "crops.png").shape)
+    mixed, plain = shapes
+    assert mixed[0] > plain[0] and mixed[1] > plain[1]
 
 
 def test_crop_sheet_shows_what_the_loader_makes(store):

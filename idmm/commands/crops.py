@@ -1,7 +1,5 @@
 """What a stage sees of its images: originals, their crops, and what CutMix makes of them."""
 
-from pathlib import Path
-
 import numpy as np
 import torch
 
@@ -9,17 +7,12 @@ from idmm.config import Augment, Views
 from idmm.data.augment import TrainTransform
 from idmm.data.views import MultiCropTransform
 from idmm.mixing import Mix, draw_cutmix, mix_images
-from idmm.report.pictures import Block, image_sheet
+from idmm.report.pictures import Block
 from idmm.seeding import derive, numpy_rng
 
 VISIBLE = 0.2  # least share of a crop that the sheet's CutMix replaces
 EPOCHS = 5  # of fine-tuning whose images are shown
 SHOWN_DRAWS = 100  # draws among which one as large as that is looked for
-
-
-def crop_sheet(store, views: Views, path: str | Path, **given) -> None:
-    """Writes what :func:`crop_blocks` makes as a PNG."""
-    image_sheet(crop_blocks(store, views, **given), path)
 
 
 def crop_blocks(

@@ -1,4 +1,4 @@
-"""Pictures of several runs: loss curves, sheets of images, a comparison over seeds, accuracy over labels."""
+"""Pictures of several runs: sheets of crops, a comparison over seeds, accuracy over labels."""
 
 import textwrap
 from collections.abc import Sequence
@@ -10,54 +10,12 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import NullLocator
 
-from idmm.pictures import STYLES, epochs_axis, look, plain_axis, save, shortened
+from idmm.pictures import STYLES, look, plain_axis, save, shortened
 
 CROWD = 4  # curves in a panel, above which bands hide them
 TOP1 = "top-1 accuracy on the test images (%)"
 
-Records = list[dict]  # of metrics.jsonl, an epoch each
 Block = tuple[str, list[list[np.ndarray]]]  # a title, and rows of images
-
-
-# ---------------------------------------------------------------------- losses
-def loss_panels(panels: dict[str, dict[str, list[Records]]], path: str | Path) -> None:
-    """Draws the loss of each epoch, and below it the learning rate; losses of different stages share no axis.
-
-    Args:
-        panels: Title -> label -> records of ``metrics.jsonl`` of each seed; of several, each is a thin line and their
-            mean a thick one.
-        path: PNG to write.
-    """
-    figure = Figure(figsize=(0.6 + 4.4 * len(panels), 4.6), layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.1)
-    axes = figure.subplots(2, len(panels), sharex="col", squeeze=False, height_ratios=(3, 1))
-    for (title, runs), (top, bottom) in zip(panels.items(), axes.T, strict=True):
-        for number, (label, several) in enumerate(runs.items()):
-            _loss_curve(top, several, "loss", number, label)
-            _loss_curve(bottom, several, "lr", number, label)
-        top.set_title(title, fontsize=11)
-        top.set_ylabel("loss, mean over the epoch (nats)")
-        bottom.set_ylabel("learning rate")
-        bottom.set_ylim(bottom=0)
-        bottom.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
-        epochs_axis(bottom)
-        top.legend(frameon=False, fontsize=9)
-        for axis in (top, bottom):
-            plain_axis(axis)
-    save(figure, path)
-
-
-def _loss_curve(axis, several: list[Records], name: str, number: int, label: str) -> None:
-    lines = [[record[name] for record in records] for records in several]
-    shortest = min(map(len, lines))
-    if len(lines) > 1:
-        for line in lines:
-            thin = look(number, linestyle="-", marker="", linewidth=0.7, alpha=0.45)
-            axis.plot(np.arange(1, len(line) + 1), line, **thin)
-        label = f"{label} (mean of {len(lines)} seeds)"
-    mean = np.mean([line[:shortest] for line in lines], axis=0)
-    marker = "o" if shortest == 1 else ""  # of a single point there is no line
-    axis.plot(np.arange(1, shortest + 1), mean, label=label, **look(number, marker=marker, linewidth=1.8))
 
 
 # ---------------------------------------------------------------------- sheets of images

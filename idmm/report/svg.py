@@ -46,11 +46,6 @@ def _variable(colour: str) -> str:
     return f"var(--c{colour[1:]})" if colour in THEMES else colour
 
 
-def size_of(figure: Figure) -> tuple[int, int]:
-    """Returns a figure's width and height as a page shows it (CSS pixels)."""
-    return tuple(round(96 * side) for side in figure.get_size_inches())
-
-
 def data_uri(kind: str, content: bytes) -> str:
     """Returns a file that stands in the page itself."""
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
