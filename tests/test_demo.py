@@ -19,6 +19,7 @@ from idmm.config.parsing import build
 from idmm.data.cache import load_split
 from idmm.data.datasets import open_splits
 from idmm.data.views import MultiCropTransform
+from idmm.pictures import save
 from idmm.report import pictures
 
 VIT = {"patch_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 1, "global_pool": "avg", "class_token": False}
@@ -63,15 +64,21 @@ def pixels(path):
     return array
 
 
-def test_comparison_of_any_number_of_seeds(tmp_path):
-    pictures.comparison({"scratch": [60.0, 62.0, 64.0], "IDMM": [80.0, 81.0, 79.0]}, tmp_path / "three.png", "", 10.0)
-    one = {"scratch": [60.0], "IDMM": [80.0]}, tmp_path / "one.png", "title", 10.0
-    pictures.comparison(*one)
-    for name in ("three", "one"):
-        pixels(tmp_path / f"{name}.png")
-    first = (tmp_path / "one.png").read_bytes()
-    pictures.comparison(*one)
-    assert (tmp_path / "one.png").read_bytes() == first, "the same twice, the second in place of the first"
+def test_comparison_of_any_number_of_seeds(tmp_path, monkeypatch):
+    said, files = [], []
+
+    def kept(figure, path):
+        said.append([text.get_text() for text in figure.legends[0].get_texts()])
+        save(figure, path)
+
+    monkeypatch.setattr(pictures, "save", kept)
+    for some in (slice(3), slice(1), slice(1)):
+        scores = {"scratch": [60.0, 62.0, 64.0][some], "IDMM": [80.0, 81.0, 79.0][some]}
+        pictures.comparison(scores, tmp_path / "a.png", "title", 10.0)
+        pixels(tmp_path / "a.png")
+        files.append((tmp_path / "a.png").read_bytes())
+    assert files[1] == files[2] != files[0], "the same twice, the second in place of the first"
+    assert said[:2] == [["mean", "one seed", "± 1 standard deviation over seeds"], ["mean", "one seed"]]
 
 
 def test_pyplot_is_left_alone():

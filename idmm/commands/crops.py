@@ -7,7 +7,7 @@ from idmm.config import Augment, Views
 from idmm.data.augment import TrainTransform
 from idmm.data.views import MultiCropTransform
 from idmm.mixing import Mix, draw_cutmix, mix_images
-from idmm.report.pictures import Block
+from idmm.report.pictures import ImageBlock
 from idmm.seeding import derive, numpy_rng
 
 VISIBLE = 0.2  # least share of a crop that the sheet's CutMix replaces
@@ -17,7 +17,7 @@ SHOWN_DRAWS = 100  # draws among which one as large as that is looked for
 
 def crop_blocks(
     store, views: Views, *, mean, std, cutmix_alpha: float = 0.0, images: int = 6, seed: int = 0
-) -> list[Block]:
+) -> list[ImageBlock]:
     """Returns a row for each image: the original, then its crops of each group.
 
     The crops are those of the first epoch of a run of that seed, made by the loader's own code, with normalisation
@@ -45,7 +45,7 @@ def crop_blocks(
     return blocks
 
 
-def augmented_blocks(store, augment: Augment, size: int, *, mean, std, key: int, images: int = 6) -> list[Block]:
+def augmented_blocks(store, augment: Augment, size: int, *, mean, std, key: int, images: int = 6) -> list[ImageBlock]:
     """Returns a row for each image: the original, and what fine-tuning makes of it in its first epochs.
 
     With CutMix, the first epoch's follow as :func:`crop_blocks` shows crops.
@@ -73,11 +73,11 @@ def spread_out(count: int, images: int) -> np.ndarray:
     return np.unique(np.linspace(0, count - 1, min(images, count)).astype(int))
 
 
-def _originals(store, indices: np.ndarray) -> Block:
+def _originals(store, indices: np.ndarray) -> ImageBlock:
     return "original", [[store.image(i).permute(1, 2, 0).numpy()] for i in indices]
 
 
-def _mixed(crops: torch.Tensor, alpha: float, key: int, mean, std) -> Block:
+def _mixed(crops: torch.Tensor, alpha: float, key: int, mean, std) -> ImageBlock:
     mix = _visible_mix(crops, alpha, key)
     mixed = mix_images(crops.flatten(0, 1), mix).unflatten(0, crops.shape[:2])
     return f"after CutMix\n({mix.lam:.0%} its own pixels)", _pixels(mixed, mean, std)

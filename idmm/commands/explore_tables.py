@@ -11,6 +11,7 @@ from PIL import Image
 from idmm import similarity
 from idmm.data.cache import ImageStore
 from idmm.data.split import counted
+from idmm.pictures import shortened
 from idmm.report.sheets import BLUE, CELL, LARGE, ORANGE, Tile, caption_sheet, in_rows, pair_rows
 
 WORST = 10  # that are shown of each
@@ -170,7 +171,7 @@ def _labels(seen: Explored, found: Found) -> Section:
     lines = ["Look at each: move the file to the class that it is of, or leave it out with --data.exclude."]
     drawn = []
     for i in order[:count][:ROWS].tolist():
-        text = f"labelled {_cut(seen.label(i))}\nneighbours: {_cut(seen.classes[found.suggested[i]])}"
+        text = f"labelled {shortened(seen.label(i), 18)}\nneighbours: {shortened(seen.classes[found.suggested[i]], 18)}"
         tiles = [(i, seen.label(i), ORANGE)]
         for j in found.near.index[i, :BESIDE].tolist():
             tiles.append((j, seen.label(j) or "no label", BLUE if seen.labels[j] == found.suggested[i] else None))
@@ -233,7 +234,7 @@ def _mostly(seen: Explored, members: np.ndarray) -> str:
     if seen.labels is None:
         return ""
     (label, times), *_ = Counter(seen.label(i) or "no label" for i in members.tolist()).most_common(1)
-    return f"{100 * times / len(members):.0f} % {_cut(label)}"
+    return f"{100 * times / len(members):.0f} % {shortened(label, 18)}"
 
 
 def _neighbours(seen: Explored, found: Found, many: int) -> Section:
@@ -253,7 +254,3 @@ def _neighbours(seen: Explored, found: Found, many: int) -> Section:
     sheet = Sheet(drawn, "Nearest images", "blue: some images, evenly drawn; beside each its nearest, with the cosine")
     said = f"the {many} nearest of each image"
     return Section("neighbours", "Nearest images", said, len(rows) - 1, rows, [], [], sheet)
-
-
-def _cut(name: str, most: int = 18) -> str:
-    return name if len(name) <= most else f"{name[: most - 1]}…"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from idmm.report.calibration import Calibration
-from idmm.report.pictures import Block
+from idmm.report.pictures import ImageBlock
 
 
 def readable(name: str) -> str:
@@ -63,7 +63,7 @@ class RunFacts:
     recipe: Recipe | None = None
     detailed: bool = True  # whether the page has sections of its own on it
     # ---- of runs that are shown in detail
-    crops: list[Block] | None = None
+    crops: list[ImageBlock] | None = None
     predicted: Any = None  # idmm.evaluate.Predictions of the test images
     paths: list[str] = field(default_factory=list)  # names of these images
     classes: list[str] = field(default_factory=list)  # names of the classes, by number

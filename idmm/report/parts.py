@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from idmm.pictures import save
-from idmm.report.pictures import Block, image_sheet
+from idmm.report.pictures import ImageBlock, image_sheet
 from idmm.report.svg import data_uri, themed_svg
 
 _NUMBER = r"|[+−-]?[\d.,]+(e[+-]?\d+)?( to [\d.]+| M| s| min| h \d+ min| days)?"
@@ -102,7 +102,7 @@ class Sheets(Part):
     """Sheets of images side by side, each under its title; ``blocks`` also goes into a PNG of that name."""
 
     name: str
-    blocks: list[Block]
+    blocks: list[ImageBlock]
     sheets: list[tuple[str, str, int, int]]  # title, source, width and height
     caption: str = ""
 

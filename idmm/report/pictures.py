@@ -15,11 +15,11 @@ from idmm.pictures import STYLES, look, plain_axis, save, shortened
 CROWD = 4  # curves in a panel, above which bands hide them
 TOP1 = "top-1 accuracy on the test images (%)"
 
-Block = tuple[str, list[list[np.ndarray]]]  # a title, and rows of images
+ImageBlock = tuple[str, list[list[np.ndarray]]]  # a title, and rows of images
 
 
 # ---------------------------------------------------------------------- sheets of images
-def image_sheet(blocks: list[Block], path: str | Path) -> None:
+def image_sheet(blocks: list[ImageBlock], path: str | Path) -> None:
     """Draws blocks of images side by side, each under its title; images are [S, S, 3] in [0, 1] or uint8."""
     cell, gap, between, head, edge = 0.8, 0.05, 0.3, 0.42, 0.12  # inches
     rows = len(blocks[0][1])

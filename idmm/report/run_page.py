@@ -58,8 +58,11 @@ def _summary(runs: list[RunFacts], pairs: list[tuple], notes: list[str]) -> Sect
     if classifiers:
         alt = "; ".join(f"{run.label}: {run.result['top1']:.1f} %" for run in classifiers)
         section.parts.append(Picture("accuracy.png", draw.scores_figure(classifiers), f"Top-1 accuracies. {alt}"))
-        section.parts.append(_accuracies(classifiers))
-    section.parts += [table for kind in ("pretrain", "probe") if (table := _others(runs, kind))]
+    caption = "Top-1 accuracy on the test images (percent), beside what it must not be read without"
+    section.parts += _table(caption, CLASSIFIERS, classifiers)
+    section.parts += _table("What pretraining came to", PRETRAININGS, [run for run in runs if run.kind == "pretrain"])
+    probes = [run for run in runs if run.kind == "probe" and "readouts" in run.result]
+    section.parts += _table("What frozen features are worth", PROBES, probes)
     section.parts += _over_seeds(classifiers)
     if pairs:
         rows = [_compared(*pair) for pair in pairs]
@@ -99,12 +102,17 @@ def headline(run: RunFacts) -> str:
     return ""
 
 
-def _number(value, form: str = ".1f") -> str:
-    return "" if value is None else format(value, form)
+def _number(*names: str, form: str = ".1f") -> Callable[[RunFacts], str]:
+    """Returns a column of a value of the results: the first of these that there is."""
+
+    def column(run: RunFacts) -> str:
+        return next((format(run.result[name], form) for name in names if run.result.get(name) is not None), "")
+
+    return column
 
 
-def _count(value) -> str:
-    return "" if value is None else f"{value:,}"
+def _interval(found: dict) -> str:
+    return "{:.1f} to {:.1f}".format(*found["top1_interval"])
 
 
 def _time(run: RunFacts) -> str:
@@ -115,59 +123,45 @@ def _parameters(run: RunFacts) -> str:
     return "" if run.parameters is None else f"{run.parameters / 1e6:.3g} M"
 
 
-def _accuracies(runs: list[RunFacts]) -> TableOf:
-    columns: Columns = {
-        "run": lambda run: run.label,
-        **ABOUT,
-        "training images": lambda run: _count(run.result.get("labelled_size", run.result.get("train_size"))),
-        "test images": lambda run: _count(run.result.get("test_size")),
-        "accuracy": lambda run: _number(run.result["top1"]),
-        "95 % interval": lambda run: "{:.1f} to {:.1f}".format(*run.result["top1_interval"]),
-        "mean per class": lambda run: _number(run.result.get("mean_per_class")),
-        "kNN of pixels": lambda run: _number(run.result.get("pixel_knn")),
-        "largest class": lambda run: _number(run.result.get("largest_class")),
-        "before the first step": lambda run: _number(run.result.get("start_top1")),
-        "parameters": _parameters,
-        "time": _time,
-    }
-    caption = "Top-1 accuracy on the test images (percent), beside what it must not be read without"
-    return _table(columns, runs, caption)
+CLASSIFIERS: Columns = {
+    "training images": _number("labelled_size", "train_size", form=","),
+    "test images": _number("test_size", form=","),
+    "accuracy": _number("top1"),
+    "95 % interval": lambda run: _interval(run.result),
+    "mean per class": _number("mean_per_class"),
+    "kNN of pixels": _number("pixel_knn"),
+    "largest class": _number("largest_class"),
+    "before the first step": _number("start_top1"),
+    "parameters": _parameters,
+}
+PRETRAININGS: Columns = {
+    "images": _number("train_size", form=","),
+    "epochs": _number("epochs", form=","),
+    "loss": _number("loss", form=".4g"),
+    "kNN (%)": _number("knn"),
+    "parameters": _parameters,
+}
+PROBES: Columns = {
+    "kNN (%)": lambda run: f"{run.result['readouts']['knn']['top1']:.1f}",
+    "kNN: 95 % interval": lambda run: _interval(run.result["readouts"]["knn"]),
+    "linear probe (%)": lambda run: f"{run.result['readouts']['probe']['top1']:.1f}",
+    "linear probe: 95 % interval": lambda run: _interval(run.result["readouts"]["probe"]),
+    "largest class": _number("largest_class"),
+}
 
 
-def _others(runs: list[RunFacts], kind: str) -> TableOf | None:
-    """The table of pretraining, or of probes."""
-    some = [run for run in runs if run.kind == kind and (kind == "pretrain" or "readouts" in run.result)]
-    if not some:
-        return None
-    columns: Columns = {"run": lambda run: run.label, **ABOUT}
-    if kind == "pretrain":
-        columns |= {
-            "images": lambda run: _count(run.result.get("train_size")),
-            "epochs": lambda run: _count(run.result.get("epochs")),
-            "loss": lambda run: _number(run.result.get("loss"), ".4g"),
-            "kNN (%)": lambda run: _number(run.result.get("knn")),
-            "parameters": _parameters,
-        }
-    else:
-        for name, label in (("knn", "kNN (%)"), ("probe", "linear probe (%)")):
-            columns[label] = lambda run, name=name: _number(run.result["readouts"][name].get("top1"))
-            columns[f"{label[:-4]}: 95 % interval"] = lambda run, name=name: "{:.1f} to {:.1f}".format(
-                *run.result["readouts"][name]["top1_interval"]
-            )
-        columns["largest class"] = lambda run: _number(run.result.get("largest_class"))
-    columns["time"] = _time
-    return _table(columns, some, "What pretraining came to" if kind == "pretrain" else "What frozen features are worth")
-
-
-def _table(columns: Columns, runs: list[RunFacts], caption: str) -> TableOf:
+def _table(caption: str, columns: Columns, runs: list[RunFacts]) -> Iterator[TableOf]:
     """A row for each run; columns that no run has anything for are left out, what is the same for all is said above."""
+    if not runs:
+        return
+    columns = {"run": lambda run: run.label, **ABOUT, **columns, "time": _time}
     rows = [[column(run) for column in columns.values()] for run in runs]
     same = [name for n, name in enumerate(columns) if name in ABOUT and len({row[n] for row in rows}) == 1]
     kept = [n for n, name in enumerate(columns) if any(row[n] for row in rows) and name not in same]
     if shared := runs[0].told(*same):
         caption += f"; {'all ' if len(runs) > 1 else ''}{shared}"
     heads = list(columns)
-    return TableOf([heads[n] for n in kept], [[row[n] for n in kept] for row in rows], caption)
+    yield TableOf([heads[n] for n in kept], [[row[n] for n in kept] for row in rows], caption)
 
 
 def _over_seeds(runs: list[RunFacts]) -> Iterator[TableOf]:

@@ -8,8 +8,8 @@ from matplotlib.ticker import NullLocator
 from idmm.pictures import COLOURS, MARKERS, look, names_legend, plain_axis, shortened
 from idmm.report.calibration import Bin, Calibration
 from idmm.report.facts import Cloud, RunFacts
+from idmm.report.pictures import TOP1
 
-TOP1 = "top-1 accuracy on the test images (%)"
 SURENESS = {"too sure": {"color": COLOURS[1], "marker": "s"}, "not sure enough": {"color": COLOURS[0], "marker": "o"}}
 FLOORS = {  # beside an accuracy, by their names in result.json
     "pixel_knn": ("kNN of raw pixels", {"marker": "D", "color": COLOURS[1]}),
