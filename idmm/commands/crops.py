@@ -7,7 +7,7 @@ from idmm.config import Augment, Views
 from idmm.data.augment import TrainTransform
 from idmm.data.views import MultiCropTransform
 from idmm.mixing import Mix, draw_cutmix, mix_images
-from idmm.report.pictures import ImageBlock
+from idmm.report.svg import ImageBlock
 from idmm.seeding import derive, numpy_rng
 
 VISIBLE = 0.2  # least share of a crop that the sheet's CutMix replaces
@@ -54,10 +54,8 @@ def augmented_blocks(store, augment: Augment, size: int, *, mean, std, key: int,
         store: Images by number, as :class:`idmm.data.augment.TrainTransform` takes them.
         augment: How they are changed.
         size: Side of the result (pixels).
-        mean: Of each channel.
-        std: Likewise.
+        mean, std, images: As of :func:`crop_blocks`.
         key: Of the run's stage.
-        images: Rows, spread evenly over the dataset.
     """
     indices = spread_out(len(store), images)
     transform = TrainTransform(store, augment, size, mean, std, key)

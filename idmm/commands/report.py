@@ -136,22 +136,9 @@ def _signature(config: Any) -> dict:
 def _name(runs: list[RunFacts]) -> None:
     """Gives runs short names, no two alike, and those that differ in the seed alone a name together; the first of
     these is the one that is shown in detail."""
-    depth = {id(run): 2 if re.match(r"stage1$|scratch$|fold-\d", run.path.name) else 1 for run in runs}
-    paths = {id(run): Path(os.path.abspath(run.path)).parts for run in runs}
-
-    def short(run: RunFacts) -> str:
-        return "/".join(paths[id(run)][-depth[id(run)] :])
-
-    while True:
-        labels = [short(run) for run in runs]
-        alike = [r for r in runs if labels.count(short(r)) > 1 and depth[id(r)] < len(paths[id(r)])]
-        if not alike:
-            break
-        for run in alike:
-            depth[id(run)] += 1
     together: dict[str, list[RunFacts]] = {}
-    for run in runs:
-        run.label = readable(short(run))
+    for run, name in zip(runs, _short([run.path for run in runs]), strict=True):
+        run.label = readable(name)
         together.setdefault(run.group or run.label, []).append(run)
     for some in together.values():
         common = re.sub(r"[\W_]*(seed)?[\W_]*$", "", os.path.commonprefix([run.label for run in some]))
@@ -162,6 +149,19 @@ def _name(runs: list[RunFacts]) -> None:
     for run in runs:
         if os.sep in (init := run.about["start"]):
             run.about["start"] = known.get(os.path.realpath(Path(init).expanduser()), Path(init).name)
+
+
+def _short(paths: list[Path]) -> list[str]:
+    """The ends of paths, no two alike, as short as that allows."""
+    parts = [Path(os.path.abspath(path)).parts for path in paths]
+    depths = [2 if re.match(r"stage1$|scratch$|fold-\d", path.name) else 1 for path in paths]
+    while True:
+        names = ["/".join(own[-depth:]) for own, depth in zip(parts, depths, strict=True)]
+        alike = [n for n, name in enumerate(names) if names.count(name) > 1 and depths[n] < len(parts[n])]
+        if not alike:
+            return names
+        for n in alike:
+            depths[n] += 1
 
 
 # ---------------------------------------------------------------------- what images tell

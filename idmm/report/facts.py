@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from idmm.report.calibration import Calibration
-from idmm.report.pictures import ImageBlock
+from idmm.report.svg import ImageBlock
 
 
 def readable(name: str) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from idmm.pictures import save
-from idmm.report.pictures import ImageBlock, image_sheet
-from idmm.report.svg import data_uri, themed_svg
+from idmm.report.pictures import image_sheet
+from idmm.report.svg import ImageBlock, data_uri, sheets, themed_svg, webp
 
 _NUMBER = r"|[+−-]?[\d.,]+(e[+-]?\d+)?( to [\d.]+| M| s| min| h \d+ min| days)?"
 
@@ -99,12 +99,16 @@ class Tabs(Part):
 
 @dataclass
 class Sheets(Part):
-    """Sheets of images side by side, each under its title; ``blocks`` also goes into a PNG of that name."""
+    """Sheets of images side by side, each under its title; a PNG of that name beside the page."""
 
     name: str
     blocks: list[ImageBlock]
-    sheets: list[tuple[str, str, int, int]]  # title, source, width and height
     caption: str = ""
+
+    @property
+    def sheets(self) -> list[tuple[str, str, int, int]]:
+        """Title, source, width and height of each."""
+        return [(title.replace("\n", " "), webp(one), *one.shape[1::-1]) for title, one in sheets(self.blocks)]
 
     def save(self, folder: Path) -> None:
         image_sheet(self.blocks, folder / self.name)

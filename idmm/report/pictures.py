@@ -11,32 +11,28 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import NullLocator
 
 from idmm.pictures import STYLES, look, plain_axis, save, shortened
+from idmm.report.svg import GAP, ImageBlock, sheets
 
 CROWD = 4  # curves in a panel, above which bands hide them
 TOP1 = "top-1 accuracy on the test images (%)"
-
-ImageBlock = tuple[str, list[list[np.ndarray]]]  # a title, and rows of images
 
 
 # ---------------------------------------------------------------------- sheets of images
 def image_sheet(blocks: list[ImageBlock], path: str | Path) -> None:
     """Draws blocks of images side by side, each under its title; images are [S, S, 3] in [0, 1] or uint8."""
-    cell, gap, between, head, edge = 0.8, 0.05, 0.3, 0.42, 0.12  # inches
-    rows = len(blocks[0][1])
-    widths = [max(1.25, len(grid[0]) * (cell + gap) - gap) for _, grid in blocks]
-    width, height = sum(widths) + between * (len(blocks) - 1) + 2 * edge, rows * (cell + gap) - gap + head + edge
+    cell, between, head, edge = 0.85, 0.3, 0.42, 0.12  # inches; the cell with its gap
+    made = sheets(blocks)
+    pixel = cell * len(blocks[0][1]) / (made[0][1].shape[0] + GAP)
+    widths = [max(1.25, image.shape[1] * pixel) for _, image in made]
+    width = sum(widths) + between * (len(made) - 1) + 2 * edge
+    height = made[0][1].shape[0] * pixel + head + edge
     figure = Figure(figsize=(width, height))
     left = edge
-    for (title, grid), block in zip(blocks, widths, strict=True):
-        middle = (left + block / 2) / width
-        figure.text(middle, 1 - head / 2 / height, title, ha="center", va="center", fontsize=8)
-        first = left + (block - len(grid[0]) * (cell + gap) + gap) / 2
-        for row, images in enumerate(grid):
-            for column, image in enumerate(images):
-                x, y = first + column * (cell + gap), height - head - (row + 1) * (cell + gap) + gap
-                axis = figure.add_axes((x / width, y / height, cell / width, cell / height))
-                axis.imshow(image, interpolation="nearest")
-                axis.set_axis_off()
+    for (title, image), block in zip(made, widths, strict=True):
+        figure.text((left + block / 2) / width, 1 - head / 2 / height, title, ha="center", va="center", fontsize=8)
+        axis = figure.add_axes((left / width, edge / height, block / width, 1 - (head + edge) / height))
+        axis.imshow(image, interpolation="nearest")
+        axis.set_axis_off()
         left += block + between
     save(figure, path)
 

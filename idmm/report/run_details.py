@@ -8,7 +8,7 @@ from idmm.report import run_pictures as draw
 from idmm.report.calibration import BINS
 from idmm.report.facts import RunFacts, readable
 from idmm.report.parts import Picture, Raster, Section, Sheets, TableOf, Text, Thumbs
-from idmm.report.svg import sheet, thumbnail, webp
+from idmm.report.svg import thumbnail, webp
 
 WORST = 10  # classes that are listed
 
@@ -31,11 +31,7 @@ def details(run: RunFacts, alone: bool) -> Iterator[Section]:
 
 
 def _crops(run: RunFacts, mark: str) -> Iterator:
-    sheets, side = [], max(max(image.shape[:2]) for _, rows in run.crops for row in rows for image in row)
-    for title, rows in run.crops:
-        made = sheet(rows, side)
-        sheets.append((title.replace("\n", " "), webp(made), made.shape[1], made.shape[0]))
-    yield Sheets(f"crops{mark}.png", run.crops, sheets, "As drawn by the run's own seed; a row for each image.")
+    yield Sheets(f"crops{mark}.png", run.crops, "As drawn by the run's own seed; a row for each image.")
 
 
 def _cloud(run: RunFacts, mark: str) -> Iterator:
