@@ -1,14 +1,13 @@
 """The picture of what a classifier takes for what: every cell of a few classes; of many, the whole and the worst."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 from matplotlib import font_manager, rcParams
 from matplotlib.colors import LinearSegmentedColormap, to_rgb
 from matplotlib.figure import Figure
 
-from idmm.pictures import COLOURS, plain_axis, save, shortened
+from idmm.pictures import COLOURS, plain_axis, shortened
 
 LABELLED = 24  # classes up to which every one has its name, and every cell its number
 CELL, LETTER = 0.34, 0.062  # inches
@@ -17,11 +16,6 @@ WHITE = "0.99"  # on colours, so white in a dark page, too
 PLACES = 400  # rows and columns that the whole is drawn in, at most
 # from nothing to the colour, so that the ground shows through, whichever it is
 RIGHT, WRONG = (LinearSegmentedColormap.from_list("", ((*to_rgb(of), 0.0), of)) for of in COLOURS[:2])
-
-
-def confusion_picture(found, classes: Sequence[str], path: str | Path) -> None:
-    """Writes what :func:`confusion_figure` draws as a PNG."""
-    save(confusion_figure(found, classes), path)
 
 
 def confusion_figure(found, classes: Sequence[str]) -> Figure:

@@ -59,6 +59,13 @@ def shortened(name: str, most: int = 40) -> str:
     return "\n".join(line if len(line) <= most else f"…{line[1 - most :]}" for line in name.split("\n"))
 
 
+def names_legend(figure: Figure, handles: list, names: list[str], **options) -> None:
+    """Adds a key of names as they are: no formulas, and those that begin with an underscore are not hidden."""
+    names = [f" {name}" if name.startswith("_") else name for name in names]
+    for text in figure.legend(handles, names, fontsize=8.5, frameon=False, **options).texts:
+        text.set_parse_math(False)
+
+
 def save(figure: Figure, path: str | Path) -> None:
     """Writes a PNG, whole or not at all."""
     _plain_letters(figure)
@@ -78,49 +85,17 @@ def _plain_letters(figure: Figure) -> None:
             text.set_parse_math(False)
 
 
-def epochs_axis(axis) -> None:
-    """Labels an axis over epochs, with whole numbers."""
-    axis.set_xlabel("epoch")
-    axis.set_xlim(left=0)
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10], nbins=6))
-
-
-def _seconds_axis(axis) -> None:
-    axis.set_xlabel("seconds")
-    axis.set_xlim(left=0)
-
-
-def stage_ends(axis, records: Records) -> None:
-    """Draws a line between the epochs of one stage and the next."""
-    stages = [record.get("stage", 1) for record in records]
-    for epoch in (i for i in range(1, len(stages)) if stages[i] != stages[i - 1]):
-        axis.axvline(epoch + 0.5, color="0.6", linewidth=0.8, linestyle=":")
-
-
 # ---------------------------------------------------------------------- the curves of runs
-def run_curves(records: Records, path: str | Path, title: str = "") -> None:
-    """Draws a panel each of what a run logged, over its epochs: loss, learning rate, accuracies, the monitor's values.
-
-    Args:
-        records: Of ``metrics.jsonl``, stages one after the other; values that few epochs have are joined by lines.
-        path: PNG to write.
-        title: Above the panels.
-    """
-    save(curves_figure({"": [records]}, title), path)
-
-
 def curves_figure(
-    runs: dict[str, list[Records]],
-    title: str = "",
-    over: str = "epoch",
-    columns: tuple[int, ...] = COLUMNS,
+    runs: dict[str, list[Records]], title: str = "", over: str = "epoch", columns: tuple[int, ...] = COLUMNS
 ) -> Figure:
-    """Returns the same of one or several runs.
+    """Returns a panel each of what runs logged: loss, learning rate, accuracies, the monitor's values.
 
     Args:
-        runs: Label -> records of each seed or fold. Of one run, values that belong together share a panel; of several,
-            every value has a panel of its own and every label a colour. Of several seeds or folds each is a thin line
-            and the mean, as far as all have come, a thick one.
+        runs: Label -> records of each seed or fold, stages one after the other; values that few epochs have are joined
+            by lines. Of one run, values that belong together share a panel; of several, every value has a panel of its
+            own and every label a colour. Of several seeds or folds each is a thin line and the mean, as far as all have
+            come, a thick one.
         title: Above the panels.
         over: ``epoch``, or ``seconds`` of training and evaluating.
         columns: Of panels, to choose from.
@@ -150,10 +125,16 @@ def curves_figure(
             for place, seeds in enumerate(runs.values()):
                 _seeds(axis, seeds, next(iter(values)), over, place)
         _finish(axis, name, percent=name.startswith(PERCENTS))
-        (epochs_axis if over == "epoch" else _seconds_axis)(axis)
-        axis.xaxis.label.set_size(8)
+        axis.set_xlabel("epoch" if over == "epoch" else "seconds", fontsize=8)
+        axis.set_xlim(left=0)
+        if over == "epoch":
+            axis.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10], nbins=6))
     if not alone:
-        _names(figure, runs, (0.12 / width, 1 - 0.4 / height), keys)
+        lines = [Line2D([], [], linewidth=1.8, markersize=4, **look(place)) for place in range(len(runs))]
+        means = [f" (mean of {len(seeds)})" if len(seeds) > 1 else "" for seeds in runs.values()]
+        labels = [f"{shortened(name, 32)}{mean}".strip() for name, mean in zip(runs, means, strict=True)]
+        where = {"loc": "upper left", "bbox_to_anchor": (0.12 / width, 1 - 0.4 / height), "ncols": keys}
+        names_legend(figure, lines, labels, handlelength=2.6, **where)
     return figure
 
 
@@ -188,22 +169,6 @@ def probe_figure(probes: list[dict], title: str = "") -> Figure:
     return figure
 
 
-def _names(figure: Figure, runs: dict[str, list[Records]], corner: tuple[float, float], columns: int) -> None:
-    """Draws the key to several runs; ``corner``: its upper left one, in shares of the figure."""
-    lines = [Line2D([], [], linewidth=1.8, markersize=4, **look(place)) for place in range(len(runs))]
-    labels = [_label(name, len(seeds)) for name, seeds in runs.items()]
-    where = {"loc": "upper left", "bbox_to_anchor": corner, "ncols": columns}
-    legend = figure.legend(lines, labels, frameon=False, fontsize=8.5, handlelength=2.6, **where)
-    for text in legend.texts:
-        text.set_parse_math(False)
-
-
-def _label(name: str, seeds: int) -> str:
-    """A run's name for a legend, which would hide names that begin with an underscore."""
-    name = f"{shortened(name, 32)} (mean of {seeds})".strip() if seeds > 1 else shortened(name, 32)
-    return f" {name}" if name.startswith("_") else name
-
-
 def _panels(records: Records) -> dict[str, dict[str, str | None]]:
     """What there is of PANELS, and a panel for each value that belongs to none of them."""
     known = list(dict.fromkeys(key for record in records for key in record if key not in BOOKKEEPING))
@@ -232,8 +197,10 @@ def _values(axis, records: Records, values: dict[str, str | None], over: str) ->
     """Draws a run's values of a panel, each with its label, if any."""
     for place, (key, label) in enumerate(values.items()):
         _curve(axis, _points(records, key, over), len(records), label, place, named=key != "lr")
-    if over == "epoch":
-        stage_ends(axis, records)
+    stages = [record.get("stage", 1) for record in records]
+    for epoch in range(1, len(stages)) if over == "epoch" else ():
+        if stages[epoch] != stages[epoch - 1]:
+            axis.axvline(epoch + 0.5, color="0.6", linewidth=0.8, linestyle=":")
     if any(values.values()):
         axis.legend(frameon=False, fontsize=7.5, handlelength=2.2)
 

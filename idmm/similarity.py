@@ -121,13 +121,10 @@ def label_margins(near: Neighbours, labels: np.ndarray) -> tuple[np.ndarray, np.
 def isolation(features: np.ndarray) -> np.ndarray:
     """Returns how far each row's ``LOCAL``-th neighbour is, Euclidean distance, float64 [N]: large for outliers
     (Ramaswamy et al., Efficient algorithms for mining outliers, SIGMOD 2000)."""
-    rows = np.asarray(features, dtype=np.float32) - np.mean(features, axis=0, dtype=np.float32)
-    squares = (rows.astype(np.float64) ** 2).sum(axis=1)
-    ones = np.ones((len(rows), 1), dtype=np.float32)
-    # a · b - |b|² / 2 is largest where |a - b| is smallest
-    target = np.hstack([rows, (-squares[:, None] / 2).astype(np.float32)])
-    last = nearest(target, LOCAL, np.hstack([rows, ones])).index[:, -1]
-    return np.sqrt(((rows - rows[last]).astype(np.float64) ** 2).sum(axis=1))
+    from sklearn.neighbors import NearestNeighbors
+
+    found = NearestNeighbors(n_neighbors=min(LOCAL, len(features) - 1), algorithm="brute").fit(features)
+    return found.kneighbors()[0][:, -1].astype(np.float64)
 
 
 def clusters(unit: np.ndarray, number: int | None = None, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""A headless Chromium, driven through the DevTools protocol over a pipe: real clicks, keys and pictures."""
+"""What a page says, and a headless Chromium, driven through DevTools over a pipe: clicks, keys and pictures."""
 
 import base64
 import contextlib
@@ -9,12 +9,52 @@ import shutil
 import subprocess
 import tempfile
 import time
+from html.parser import HTMLParser
 
 import pytest
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 PATIENCE = 60.0  # seconds for one answer; starting takes most
 KEYS = {"Enter": 13, "Tab": 9, "Escape": 27, "ArrowDown": 40, "ArrowUp": 38, "ArrowLeft": 37, "ArrowRight": 39}
+
+
+class Reader(HTMLParser):
+    """A page with scripts off.
+
+    Attributes:
+        tags: Elements with their attributes.
+        sections: The text of each section by its id.
+        rows: Of the table ``grid``, each cell's text.
+    """
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.sections, self.rows, self._open, self._cell = [], {"": ""}, [], [""], False
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag == "section" or dict(attrs).get("id") == "grid":
+            self._open.append(dict(attrs)["id"])
+            self.sections[self._open[-1]] = ""
+        elif self._open[-1] == "grid" and tag == "tr":
+            self.rows.append([])
+        elif self._open[-1] == "grid" and tag in ("td", "th"):
+            self.rows[-1].append("")
+            self._cell = True
+
+    def handle_endtag(self, tag):
+        if tag == "section" or (tag == "table" and self._open[-1] == "grid"):
+            self._open.pop()
+        self._cell = self._cell and tag not in ("td", "th")
+
+    def handle_data(self, data):
+        self.sections[self._open[-1]] += f" {data.strip()}" if data.strip() else ""
+        if self._cell:
+            self.rows[-1][-1] += data
+
+    def all(self, tag):
+        return [attrs for name, attrs in self.tags if name == tag]
 
 
 class Page:

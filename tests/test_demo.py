@@ -19,6 +19,7 @@ from idmm.config.parsing import build
 from idmm.data.cache import load_split
 from idmm.data.datasets import open_splits
 from idmm.data.views import MultiCropTransform
+from idmm.pictures import save
 from idmm.report import pictures
 
 VIT = {"patch_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 1, "global_pool": "avg", "class_token": False}
@@ -51,10 +52,6 @@ def files(tmp_path):
     return argv
 
 
-def records(epochs):
-    return [{"epoch": e + 1, "stage": 1, "loss": 1 / (1 + e), "lr": 1e-3 * (epochs - e)} for e in range(epochs)]
-
-
 def pixels(path):
     """A PNG as an array, after the checks that hold for any picture."""
     with Image.open(path) as image:
@@ -67,23 +64,21 @@ def pixels(path):
     return array
 
 
-def test_loss_curves_of_one_run_and_of_seeds(tmp_path):
-    pictures.loss_panels({"": {"a": [records(5)]}}, tmp_path / "one.png")
-    pictures.loss_panels({"title": {"a": [records(5)], "b": [records(4), records(6)]}}, tmp_path / "seeds.png")
-    pictures.loss_panels({"": {"a": [records(1)]}}, tmp_path / "epoch.png")
-    for name in ("one", "seeds", "epoch"):
-        pixels(tmp_path / f"{name}.png")
+def test_comparison_of_any_number_of_seeds(tmp_path, monkeypatch):
+    said, files = [], []
 
+    def kept(figure, path):
+        said.append([text.get_text() for text in figure.legends[0].get_texts()])
+        save(figure, path)
 
-def test_comparison_of_any_number_of_seeds(tmp_path):
-    pictures.comparison({"scratch": [60.0, 62.0, 64.0], "IDMM": [80.0, 81.0, 79.0]}, tmp_path / "three.png", "", 10.0)
-    one = {"scratch": [60.0], "IDMM": [80.0]}, tmp_path / "one.png", "title", 10.0
-    pictures.comparison(*one)
-    for name in ("three", "one"):
-        pixels(tmp_path / f"{name}.png")
-    first = (tmp_path / "one.png").read_bytes()
-    pictures.comparison(*one)
-    assert (tmp_path / "one.png").read_bytes() == first, "the same twice, the second in place of the first"
+    monkeypatch.setattr(pictures, "save", kept)
+    for some in (slice(3), slice(1), slice(1)):
+        scores = {"scratch": [60.0, 62.0, 64.0][some], "IDMM": [80.0, 81.0, 79.0][some]}
+        pictures.comparison(scores, tmp_path / "a.png", "title", 10.0)
+        pixels(tmp_path / "a.png")
+        files.append((tmp_path / "a.png").read_bytes())
+    assert files[1] == files[2] != files[0], "the same twice, the second in place of the first"
+    assert said[:2] == [["mean", "one seed", "± 1 standard deviation over seeds"], ["mean", "one seed"]]
 
 
 def test_pyplot_is_left_alone():
@@ -95,10 +90,13 @@ def test_pyplot_is_left_alone():
 def test_crop_sheet_with_groups_and_cutmix(tmp_path, store, mean, std):
     groups = [CropGroup(count=2, scale=[0.3, 1.0]), CropGroup(count=1, scale=[0.1, 0.3])]
     views = Views(size=16, crops=groups)
-    crops.crop_sheet(store, views, tmp_path / "mixed.png", mean=mean, std=std, cutmix_alpha=0.5)
-    crops.crop_sheet(store, views, tmp_path / "plain.png", mean=mean, std=std, images=3)
-    mixed, plain = pixels(tmp_path / "mixed.png"), pixels(tmp_path / "plain.png")
-    assert mixed.shape[1] > plain.shape[1] and mixed.shape[0] > plain.shape[0]
+    shapes = []
+    for more in ({"cutmix_alpha": 0.5}, {"images": 3}):
+        blocks = crops.crop_blocks(store, views, mean=mean, std=std, **more)
+        pictures.image_sheet(blocks, tmp_path / "crops.png")
+        shapes.append(pixels(tmp_path / "crops.png").shape)
+    mixed, plain = shapes
+    assert mixed[0] > plain[0] and mixed[1] > plain[1]
 
 
 def test_crop_sheet_shows_what_the_loader_makes(store):

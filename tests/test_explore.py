@@ -94,13 +94,8 @@ def test_planted_faults_are_found(run, planted, capsys):
     about = json.loads((out / "explore.json").read_text())
     assert (about["by"], about["images"], about["notes"]) == ("instances", 52, [])
     assert sorted(about["files"]) == sorted(path.name for path in out.iterdir())
-    assert [part["name"] for part in about["sections"]] == [
-        "duplicates",
-        "labels",
-        "outliers",
-        "clusters",
-        "neighbours",
-    ]
+    names = ["duplicates", "labels", "outliers", "clusters", "neighbours"]
+    assert [part["name"] for part in about["sections"]] == names
     assert about["sections"][0]["count"] == len(found)
 
 
@@ -136,7 +131,8 @@ def test_images_that_are_gone(run, planted, tmp_path, capsys):
     planted.rename(moved)
     try:
         assert call(["explore", run, "--out", tmp_path / "e"]) == 0
-        refusal = refused(capsys_cleared(capsys), ["explore", run, "--by", "features", "--out", tmp_path / "f"])
+        capsys.readouterr()
+        refusal = refused(capsys, ["explore", run, "--by", "features", "--out", tmp_path / "f"])
     finally:
         moved.rename(planted)
     assert sorted(path.name for path in (tmp_path / "e").iterdir()) == sorted([*TABLES, "explore.json", "exclude.txt"])
@@ -144,11 +140,6 @@ def test_images_that_are_gone(run, planted, tmp_path, capsys):
     assert "tables without pictures" in about["notes"][0] and str(planted) in about["notes"][0]
     assert pairs(tmp_path / "e/duplicates.csv") >= {SAME}
     assert str(planted) in refusal[0] and not (tmp_path / "f").exists()
-
-
-def capsys_cleared(capsys):
-    capsys.readouterr()
-    return capsys
 
 
 def test_without_rows_and_labels(simclr, tmp_path, capsys):

@@ -3,10 +3,9 @@
 import json
 import re
 from functools import partial
-from html.parser import HTMLParser
 
 import pytest
-from browser import browsing
+from browser import Reader, browsing
 from grids import cell, changed, failed, full, grid, missing
 from PIL import Image
 
@@ -31,32 +30,6 @@ def cells():
 
 def html(cells):
     return render("grid.html", sections(grid(cells)))
-
-
-class Reader(HTMLParser):
-    """Elements by tag with their attributes, and the rows of the table ``grid`` as texts."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.tags, self.rows, self._inside, self._cell = [], [], False, False
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        self._inside = dict(attrs).get("id") == "grid" or (self._inside and tag != "table")
-        if self._inside and tag == "tr":
-            self.rows.append([])
-        if self._inside and tag in ("td", "th"):
-            self.rows[-1].append("")
-        self._cell = self._inside and self.rows and tag not in ("tr", "tbody", "thead")
-
-    def handle_endtag(self, tag):
-        self._inside = self._inside and tag != "table"
-        self._cell = self._cell and tag not in ("td", "th")
-
-    def handle_data(self, data):
-        if self._cell:
-            self.rows[-1][-1] += data
 
 
 # ------------------------------------------------------------------ the file

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from PIL import Image
 
-from idmm.report import grid_pictures, pictures
+from idmm.report import grid_pictures
 from idmm.report.grid_pictures import MAPS, heat_maps, size_curves, source_ranks
 from idmm.report.sections import ranking
 from idmm.report.sections import size_curves as curves_of
@@ -164,15 +164,6 @@ def test_all_failed_one_cell_and_no_scratch(tmp_path, drawn):
     heat_maps(table([cell("a"), cell("b", top1=51.0)]), tmp_path / "c.png")
     assert [texts(axis) for axis in panels(drawn[1])] == [{(0, 0): "50.0"}]
     assert [texts(axis) for axis in panels(drawn[2])] == [{(0, 0): "50.0", (0, 1): "51.0"}], "no gain without scratch"
-
-
-def test_the_comparison_says_what_dots_and_whiskers_are(tmp_path, monkeypatch):
-    kept = []
-    monkeypatch.setattr(pictures, "save", lambda figure, path: kept.append(figure))
-    for scratch, ours in (([71.7, 79.7], [86.4, 88.3]), ([71.7], [86.4])):
-        pictures.comparison({"from scratch": scratch, "from IDMM": ours}, tmp_path / "comparison.png", "", 10.0)
-    said = [[text.get_text() for text in figure.legends[0].get_texts()] for figure in kept]
-    assert said == [["mean", "one seed", "± 1 standard deviation over seeds"], ["mean", "one seed"]]
 
 
 def test_a_picture_is_whole_or_not_there(tmp_path, monkeypatch):

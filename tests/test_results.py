@@ -23,6 +23,7 @@ from idmm import config, confusion, engine, evaluate
 from idmm.data.datasets import open_splits
 from idmm.data.images import CentreCrop
 from idmm.methods.finetune import Finetune, balanced_weights
+from idmm.pictures import save
 from idmm.seeding import numpy_rng
 from idmm.stages import Phase, results
 
@@ -212,7 +213,7 @@ def test_a_picture_that_cannot_be_drawn_does_not_cost_the_result(tmp_path, monke
     def broken(*_):
         raise ValueError("no such font")
 
-    monkeypatch.setattr(confusion, "confusion_picture", broken)
+    monkeypatch.setattr(confusion, "confusion_figure", broken)
     assert inside("finetune", tmp_path / "a", stages=None, train__size=16, train__epochs=1) == 0
     assert "confusion.png is not drawn: ValueError: no such font" in logged(tmp_path / "a")
     assert "top1" in result(tmp_path / "a")
@@ -231,52 +232,40 @@ def test_probes_say_it_too(tmp_path, capsys, own_cache):
 
 
 # ------------------------------------------------------------------ the picture
-@pytest.fixture
-def drawn(monkeypatch):
-    """Figures that were saved, as objects."""
-    kept, save = [], confusion.save
-    monkeypatch.setattr(confusion, "save", lambda figure, path: (kept.append(figure), save(figure, path)))
-    return kept
-
-
-def made(classes, images=600):
-    rng = np.random.default_rng(0)
+def drawn(names, images=600):
+    """A confusion matrix, with what it was drawn of."""
+    rng, classes = np.random.default_rng(0), len(names)
     truth = rng.integers(0, classes, images)
-    return truth, np.where(rng.random(images) < 0.6, truth, rng.integers(0, classes, images))
+    named = np.where(rng.random(images) < 0.6, truth, rng.integers(0, classes, images))
+    return truth, named, confusion.confusion_figure(evaluate.Predictions(truth, named[:, None], classes), names)
 
 
-def test_few_classes_have_their_names_and_numbers(tmp_path, drawn):
-    truth, named = made(3)
-    confusion.confusion_picture(
-        evaluate.Predictions(truth, named[:, None], 3), ["собака", "$x_1$ a_b", "猫\n\U0001f408"], tmp_path / "a.png"
-    )
-    (axis,) = drawn[0].axes
+def test_few_classes_have_their_names_and_numbers(tmp_path):
+    truth, named, figure = drawn(["собака", "$x_1$ a_b", "猫\n\U0001f408"])
+    (axis,) = figure.axes
     rows = [label.get_text() for label in axis.get_yticklabels()]
     assert rows[:2] == ["собака", "$x_1$ a_b"] and rows[2] in ("class 3", "猫 \U0001f408")
     assert not any(label.get_parse_math() for label in axis.get_yticklabels() + axis.get_xticklabels())
     shown = {text.get_position(): int(text.get_text()) for text in axis.texts}
     assert shown == {(b, a): ((truth == a) & (named == b)).sum() for a in range(3) for b in range(3)}
     right = (truth == named).sum()
-    assert drawn[0].get_suptitle() == f"{right} of 600 test images right ({100 * right / 600:.1f} %)"
+    assert figure.get_suptitle() == f"{right} of 600 test images right ({100 * right / 600:.1f} %)"
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # also of letters that no font has
-        drawn[0].savefig(tmp_path / "b.png")
+        save(figure, tmp_path / "a.png")
 
 
-def test_of_many_classes_the_worst_are_listed(tmp_path, drawn):
-    (truth, named), birds = made(200, 4000), [f"bird {n}" for n in range(200)]
-    confusion.confusion_picture(evaluate.Predictions(truth, named[:, None], 200), birds, tmp_path / "a.png")
-    matrix, worst = drawn[0].axes
+def test_of_many_classes_the_worst_are_listed():
+    truth, named, figure = drawn([f"bird {n}" for n in range(200)], 4000)
+    matrix, worst = figure.axes
     assert not matrix.texts and matrix.get_images()[0].get_array().shape[:2] == (200, 200)
     accuracy = [(named[truth == c] == c).mean() for c in range(200)]
     listed = [int(label.get_text().removeprefix("bird ")) for label in worst.get_yticklabels()]
     assert [accuracy[c] for c in listed] == sorted(accuracy)[:20]
     first, images = listed[0], (truth == listed[0]).sum()
     assert worst.texts[0].get_text().startswith(f"{round(accuracy[first] * images)} of {images}, ")
-    truth, named = made(3000)
-    found = evaluate.Predictions(truth, named[:, None], 3000)
-    confusion.confusion_picture(found, [str(n) for n in range(3000)], tmp_path / "b.png")
-    assert drawn[1].axes[0].get_images()[0].get_array().shape[:2] == (400, 400)
+    *_, figure = drawn([str(n) for n in range(3000)])
+    assert figure.axes[0].get_images()[0].get_array().shape[:2] == (400, 400)
 
 
 # ------------------------------------------------------------------ --train.keep best

@@ -144,16 +144,16 @@ def test_each_stage_draws_its_curves_the_whole_history(stage, runs):
         assert np.array_equal(a, b)
 
 
-def test_panels_of_what_there_is(tmp_path, monkeypatch):
+def test_panels_of_what_there_is(monkeypatch):
     shown = []
     monkeypatch.setattr(pictures, "_finish", lambda axis, title, percent: shown.append(title))
     records = [{"epoch": 1, "stage": 1, "step": 1, "loss": 2.0, "lr": 0.1, "seconds": 1.0, "entropy": 3.0, "top1": 5.0}]
-    pictures.run_curves(records, tmp_path / "curves.png", "a run")
+    pictures.curves_figure({"": [records]}, "a run")
     assert shown == ["loss, mean over the epoch", "learning rate", pictures.SCORES, "entropy"], "a method's own, too"
 
 
 def test_a_picture_that_cannot_be_drawn_costs_no_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(pictures, "run_curves", lambda *_: 1 / 0)
+    monkeypatch.setattr(pictures, "curves_figure", lambda *_: 1 / 0)
     assert inside("pretrain", tmp_path / "run", **SHORT, train__epochs=1) == 0
     assert "WARNING curves.png is not drawn: ZeroDivisionError: division by zero" in log_of(tmp_path / "run")
     assert (tmp_path / "run" / "result.json").exists()

@@ -1,7 +1,5 @@
 """What a stage sees of its images: originals, their crops, and what CutMix makes of them."""
 
-from pathlib import Path
-
 import numpy as np
 import torch
 
@@ -9,7 +7,7 @@ from idmm.config import Augment, Views
 from idmm.data.augment import TrainTransform
 from idmm.data.views import MultiCropTransform
 from idmm.mixing import Mix, draw_cutmix, mix_images
-from idmm.report.pictures import Block, image_sheet
+from idmm.report.svg import ImageBlock
 from idmm.seeding import derive, numpy_rng
 
 VISIBLE = 0.2  # least share of a crop that the sheet's CutMix replaces
@@ -17,14 +15,9 @@ EPOCHS = 5  # of fine-tuning whose images are shown
 SHOWN_DRAWS = 100  # draws among which one as large as that is looked for
 
 
-def crop_sheet(store, views: Views, path: str | Path, **given) -> None:
-    """Writes what :func:`crop_blocks` makes as a PNG."""
-    image_sheet(crop_blocks(store, views, **given), path)
-
-
 def crop_blocks(
     store, views: Views, *, mean, std, cutmix_alpha: float = 0.0, images: int = 6, seed: int = 0
-) -> list[Block]:
+) -> list[ImageBlock]:
     """Returns a row for each image: the original, then its crops of each group.
 
     The crops are those of the first epoch of a run of that seed, made by the loader's own code, with normalisation
@@ -52,7 +45,7 @@ def crop_blocks(
     return blocks
 
 
-def augmented_blocks(store, augment: Augment, size: int, *, mean, std, key: int, images: int = 6) -> list[Block]:
+def augmented_blocks(store, augment: Augment, size: int, *, mean, std, key: int, images: int = 6) -> list[ImageBlock]:
     """Returns a row for each image: the original, and what fine-tuning makes of it in its first epochs.
 
     With CutMix, the first epoch's follow as :func:`crop_blocks` shows crops.
@@ -61,10 +54,8 @@ def augmented_blocks(store, augment: Augment, size: int, *, mean, std, key: int,
         store: Images by number, as :class:`idmm.data.augment.TrainTransform` takes them.
         augment: How they are changed.
         size: Side of the result (pixels).
-        mean: Of each channel.
-        std: Likewise.
+        mean, std, images: As of :func:`crop_blocks`.
         key: Of the run's stage.
-        images: Rows, spread evenly over the dataset.
     """
     indices = spread_out(len(store), images)
     transform = TrainTransform(store, augment, size, mean, std, key)
@@ -80,11 +71,11 @@ def spread_out(count: int, images: int) -> np.ndarray:
     return np.unique(np.linspace(0, count - 1, min(images, count)).astype(int))
 
 
-def _originals(store, indices: np.ndarray) -> Block:
+def _originals(store, indices: np.ndarray) -> ImageBlock:
     return "original", [[store.image(i).permute(1, 2, 0).numpy()] for i in indices]
 
 
-def _mixed(crops: torch.Tensor, alpha: float, key: int, mean, std) -> Block:
+def _mixed(crops: torch.Tensor, alpha: float, key: int, mean, std) -> ImageBlock:
     mix = _visible_mix(crops, alpha, key)
     mixed = mix_images(crops.flatten(0, 1), mix).unflatten(0, crops.shape[:2])
     return f"after CutMix\n({mix.lam:.0%} its own pixels)", _pixels(mixed, mean, std)

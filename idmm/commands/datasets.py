@@ -284,13 +284,17 @@ def _place(image: ImageRef) -> str:
 
 def _draw(found: Checkup, splits: Splits, max_pixels: int, path: Path) -> None:
     """Draws the worst pairs: labels that disagree, then leaks, then the rest, exact ones first."""
-    from idmm.report.pictures import pair_sheet
+    from idmm.report.sheets import LARGE, Tile, caption_sheet, pair_rows
 
     order = sorted(found.pairs, key=lambda p: (not p.disagrees, not p.leaks, not p.exact, -p.similarity))
-    rows = []
+    drawn = []
     for pair in order[:_DRAWN]:
         tags = [pair.kind, *(["leaks"] if pair.leaks else []), *(["labels differ"] if pair.disagrees else [])]
-        names = [f"{_place(image)}\n{image.label or ''}" for image in (pair.first, pair.second)]
-        items = [getattr(splits, image.split).items[image.index] for image in (pair.first, pair.second)]
-        rows.append((", ".join(tags), names, [load(item, max_pixels, found.range or FULL).pixels for item in items]))
-    pair_sheet(rows, path, f"{found.dataset}: {len(rows)} of {counted(len(found.pairs), 'pair')} that look the same")
+        both = []
+        for image, what in ((pair.first, ", ".join(tags)), (pair.second, "")):
+            item = getattr(splits, image.split).items[image.index]
+            caption = f"{what}\n{_place(image)}\n{image.label or ''}"
+            both.append(Tile(load(item, max_pixels, found.range or FULL).pixels, caption))
+        drawn.append(both)
+    title = f"{found.dataset}: {len(drawn)} of {counted(len(found.pairs), 'pair')} that look the same"
+    caption_sheet(pair_rows(drawn), path, title, cell=LARGE)

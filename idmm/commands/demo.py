@@ -137,25 +137,30 @@ def _summary(runs: dict[str, list[dict]], settings: dict) -> dict:
 
 def _pictures(out: Path, result: dict, stage1: PretrainConfig) -> None:
     """Draws the losses, the crops of seed 0 and the comparison."""
-    from idmm.commands.crops import crop_sheet
+    from idmm.commands.crops import crop_blocks
+    from idmm.pictures import curves_figure, save
     from idmm.report import pictures
     from idmm.stages.assemble import assemble, load_splits
 
-    def curves(name: str) -> list[list[dict]]:
+    def curves(name: str, stage: str) -> list[list[dict]]:
+        """Losses and learning rates of each seed; under the stage's name they share no panel with another's."""
         files = [_folder(out, name, seed) / "metrics.jsonl" for seed in range(result["settings"]["seeds"])]
-        return [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
+        lines = [file.read_text().splitlines() for file in files]
+        values = {f"{stage}: loss": "loss", f"{stage}: learning rate": "lr"}
+        return [[{title: json.loads(one)[key] for title, key in values.items()} for one in seed] for seed in lines]
 
     labelled, unlabelled = result["labelled_images"], result["unlabelled_images"]
-    tuned = {"from scratch": curves("scratch"), "from IDMM": curves("idmm")}
-    panels = {
-        f"pretraining: {unlabelled:,} images, no labels": {"IDMM": curves("pretrain")},
-        f"fine-tuning: {labelled:,} labelled images": tuned,
+    runs = {
+        "IDMM": curves("pretrain", "pretraining"),
+        "from scratch": curves("scratch", "fine-tuning"),
+        "from IDMM": curves("idmm", "fine-tuning"),
     }
-    pictures.loss_panels(panels, out / "loss.png")
+    title = f"{unlabelled:,} images without labels, {labelled:,} with"
+    save(curves_figure(runs, title, columns=(2,)), out / "loss.png")
 
     parts = assemble(STAGES["pretrain"].resolve(stage1)[0])
     given = dict(mean=parts.spec.mean, std=parts.spec.std, cutmix_alpha=parts.config.method.cutmix_alpha)
-    crop_sheet(load_splits(parts).train, parts.config.views, out / "crops.png", **given)
+    pictures.image_sheet(crop_blocks(load_splits(parts).train, parts.config.views, **given), out / "crops.png")
 
     scores = {label: result[name] for label, name in ROWS.items() if result.get(name)}
     title = f"{labelled:,} labelled images"

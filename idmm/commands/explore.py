@@ -49,7 +49,7 @@ def explore(given: ExploreConfig) -> str:
         if part.rows is not None:
             write_csv(out / f"{part.name}.csv", part.rows)
             files.append(f"{part.name}.csv")
-        part.draw(out)
+        part.draw(seen, out)
         files += part.sheets
     copies = next(part for part in parts if part.name == "duplicates")
     copies.lines.append(f"written: {_exclude(seen, found, given, out / EXCLUDE)}")

@@ -1,7 +1,7 @@
 """What ``idmm explore`` found, as five tables: their rows, their sheets, and what is said of them."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,10 +11,13 @@ from PIL import Image
 from idmm import similarity
 from idmm.data.cache import ImageStore
 from idmm.data.split import counted
+from idmm.pictures import shortened
+from idmm.report.sheets import BLUE, CELL, LARGE, ORANGE, Tile, caption_sheet, in_rows, pair_rows
 
 WORST = 10  # that are shown of each
-PAIRS, ROWS, GRID, QUERIES = 24, 16, (4, 8), 8  # on the sheets: pairs, labels and clusters, outliers, neighbours
+PAIRS, ROWS, QUERIES = 24, 16, 8  # on the sheets: pairs, labels and clusters, neighbours
 BESIDE = 6  # images beside the first of a row
+WIDE = 8  # images in a row of clusters and outliers
 THUMB = 96  # longest side of a thumbnail (pixels)
 FAR_OUT = 3.0  # interquartile ranges above the third quartile (Tukey's far out values)
 
@@ -58,6 +61,16 @@ class Found:
     centrality: np.ndarray  # cosine with the cluster's centre, float32 [N]
 
 
+@dataclass(frozen=True)
+class Sheet:
+    """What is drawn of a table; images by their numbers, which need not be there to say what would be drawn."""
+
+    rows: list[tuple[str, list]]  # text, and (number, caption, frame) of each image, None for a gap
+    title: str
+    note: str = ""
+    cell: float = CELL  # inches
+
+
 @dataclass
 class Section:
     """A table, with what is said of it."""
@@ -69,14 +82,19 @@ class Section:
     rows: list[Sequence] | None  # of the CSV, the header first; None: there is no such table
     worst: list[Sequence]  # rows to be shown
     lines: list[str]  # what it means and what to do next
-    drawn: Callable[[Path], None] | None = None  # draws the sheet; None: there is none
-    sheets: list[str] = field(default_factory=list)
+    sheet: Sheet | None = None
+    sheets: list[str] = field(default_factory=list)  # files, once they are drawn
 
-    def draw(self, out: Path) -> None:
-        """Draws the sheet into a folder."""
-        if self.drawn is not None:
-            self.drawn(out / f"{self.name}.png")
-            self.sheets = [f"{self.name}.png"]
+    def draw(self, seen: Explored, out: Path) -> None:
+        """Draws the sheet into a folder, where there is something to show and the images are there."""
+        if self.sheet is None or seen.store is None:
+            return
+        rows = [
+            (text, [None if tile is None else Tile(seen.thumbnail(tile[0]), *tile[1:]) for tile in tiles])
+            for text, tiles in self.sheet.rows
+        ]
+        caption_sheet(rows, out / f"{self.name}.png", self.sheet.title, self.sheet.note, self.sheet.cell)
+        self.sheets = [f"{self.name}.png"]
 
     def shown(self) -> Iterator[str]:
         """Yields the worst as lines of aligned columns."""
@@ -99,10 +117,7 @@ class Section:
 def sections(seen: Explored, found: Found, neighbours: int) -> list[Section]:
     """Returns the tables of what was found among the images; ``neighbours``: listed for each."""
     made = [_duplicates(seen, found), _labels(seen, found), _outliers(seen, found), _clusters(seen, found)]
-    made.append(_neighbours(seen, found, neighbours))
-    for part in made if seen.store is None else ():
-        part.drawn = None
-    return made
+    return [*made, _neighbours(seen, found, neighbours)]
 
 
 def _number(value: float | None) -> float | None:
@@ -128,19 +143,13 @@ def _duplicates(seen: Explored, found: Found) -> Section:
         "copies for --data.exclude, all but those of the same file behind a #: remove it where you agree, and train "
         "again."
     ]
-
-    def draw(path: Path) -> None:
-        from idmm.report.pictures import pair_sheet
-
-        sheet = []
-        for i, j, score, _, kind in pairs[:PAIRS]:
-            names = [f"{seen.names[n]}\n{seen.label(n) or ''}" for n in (i, j)]
-            matter = kind if score is None else f"{kind}, {score:.2f}"
-            sheet.append((matter, names, [seen.thumbnail(n) for n in (i, j)]))
-        pair_sheet(sheet, path, f"{len(sheet)} of {counted(len(pairs), 'likely pair')} of duplicates")
-
-    drawn = draw if pairs else None
-    return Section("duplicates", "Likely duplicates", said, len(pairs), rows, rows[1 : 1 + WORST], lines, drawn)
+    drawn = []
+    for i, j, score, _, kind in pairs[:PAIRS]:
+        why = kind if score is None else f"{kind}, {score:.2f}"
+        drawn.append([(n, f"{text}\n{seen.names[n]}\n{seen.label(n) or ''}", None) for n, text in ((i, why), (j, ""))])
+    title = f"{len(drawn)} of {counted(len(pairs), 'likely pair')} of duplicates"
+    sheet = Sheet(pair_rows(drawn), title, cell=LARGE) if pairs else None
+    return Section("duplicates", "Likely duplicates", said, len(pairs), rows, rows[1 : 1 + WORST], lines, sheet)
 
 
 # ---------------------------------------------------------------------- labels
@@ -160,23 +169,16 @@ def _labels(seen: Explored, found: Found) -> Section:
     count = int((found.margins > similarity.LIKELY).sum())
     said = f"{counted(count, 'image')} whose nearest instances carry another label"
     lines = ["Look at each: move the file to the class that it is of, or leave it out with --data.exclude."]
-    worst = order[:count]
-
-    def draw(path: Path) -> None:
-        from idmm.report.sheets import BLUE, ORANGE
-
-        sheet = []
-        for i in worst[:ROWS].tolist():
-            text = f"labelled {_cut(seen.label(i))}\nneighbours: {_cut(seen.classes[found.suggested[i]])}"
-            tiles = [(i, seen.label(i), ORANGE)]
-            for j in found.near.index[i, :BESIDE].tolist():
-                tiles.append((j, seen.label(j) or "no label", BLUE if seen.labels[j] == found.suggested[i] else None))
-            sheet.append((text, tiles))
-        note = "orange: the image in question; blue: neighbours of the class that they suggest"
-        _draw_rows(seen, sheet, path, f"{len(sheet)} of {counted(count, 'likely label error')}", note)
-
-    worst_rows = rows[1 : 1 + min(WORST, count)]
-    return Section(*about, said, count, rows, worst_rows, lines, draw if count else None)
+    drawn = []
+    for i in order[:count][:ROWS].tolist():
+        text = f"labelled {shortened(seen.label(i), 18)}\nneighbours: {shortened(seen.classes[found.suggested[i]], 18)}"
+        tiles = [(i, seen.label(i), ORANGE)]
+        for j in found.near.index[i, :BESIDE].tolist():
+            tiles.append((j, seen.label(j) or "no label", BLUE if seen.labels[j] == found.suggested[i] else None))
+        drawn.append((text, tiles))
+    note = "orange: the image in question; blue: neighbours of the class that they suggest"
+    sheet = Sheet(drawn, f"{len(drawn)} of {counted(count, 'likely label error')}", note) if count else None
+    return Section(*about, said, count, rows, rows[1 : 1 + min(WORST, count)], lines, sheet)
 
 
 def _voters(seen: Explored, found: Found, i: int) -> np.ndarray:
@@ -199,14 +201,10 @@ def _outliers(seen: Explored, found: Found) -> Section:
     lines = ["Look at the first: leave out what does not belong here with --data.exclude; what is rare may be right."]
     if not by_features:
         lines.append("Rows alone find outliers less well than features do (docs/explore.md).")
-
-    def draw(path: Path) -> None:
-        many, columns = GRID
-        tiles = [(i, f"{seen.names[i]}\n{far[i]:.3g}", None) for i in order[: many * columns].tolist()]
-        sheet = [("", tiles[start : start + columns]) for start in range(0, len(tiles), columns)]
-        _draw_rows(seen, sheet, path, f"The {len(tiles)} images that are furthest out", f"below each its {column}")
-
-    return Section("outliers", "Outliers", said, count, rows, rows[1 : 1 + WORST], lines, draw)
+    tiles = [(i, f"{seen.names[i]}\n{far[i]:.3g}", None) for i in order[: 4 * WIDE].tolist()]
+    title = f"The {len(tiles)} images that are furthest out"
+    sheet = Sheet(in_rows(tiles, WIDE), title, f"below each its {column}")
+    return Section("outliers", "Outliers", said, count, rows, rows[1 : 1 + WORST], lines, sheet)
 
 
 # ---------------------------------------------------------------------- clusters and neighbours
@@ -214,7 +212,7 @@ def _clusters(seen: Explored, found: Found) -> Section:
     order = np.lexsort((np.arange(len(seen.names)), -found.centrality, found.cluster))
     groups = [order[found.cluster[order] == c] for c in range(found.cluster.max() + 1)]
     rows = [["cluster", "size", "medoid", "path", "cosine", *(["class"] if seen.labels is not None else [])]]
-    worst, sheet = [], []
+    worst, drawn = [], []
     for number, members in enumerate(groups, start=1):
         medoid = seen.names[members[0]]
         for i in members.tolist():
@@ -223,22 +221,20 @@ def _clusters(seen: Explored, found: Found) -> Section:
         worst.append(rows[-len(members)])
         mostly = _mostly(seen, members)
         text = f"cluster {number}\n{counted(len(members), 'image')}" + (f"\n{mostly}" if mostly else "")
-        sheet.append((text, [(i, seen.names[i], None) for i in members[: BESIDE + 2].tolist()]))
+        drawn.append((text, [(i, seen.names[i], None) for i in members[:WIDE].tolist()]))
     said = f"{len(groups)}, of {len(groups[-1])} to {len(groups[0])} images, each named by its medoid"
     lines = ["What the images fall into: small clusters are often another kind of picture."]
-
-    def draw(path: Path) -> None:
-        note = "the images nearest to the centre of each; the first is its medoid"
-        _draw_rows(seen, sheet[:ROWS], path, f"{len(sheet[:ROWS])} of {counted(len(sheet), 'cluster')}", note)
-
-    return Section("clusters", "Clusters", said, len(groups), rows, worst[:WORST], lines, draw)
+    note = "the images nearest to the centre of each; the first is its medoid"
+    title = f"{min(ROWS, len(groups))} of {counted(len(groups), 'cluster')}"
+    sheet = Sheet(drawn[:ROWS], title, note)
+    return Section("clusters", "Clusters", said, len(groups), rows, worst[:WORST], lines, sheet)
 
 
 def _mostly(seen: Explored, members: np.ndarray) -> str:
     if seen.labels is None:
         return ""
     (label, times), *_ = Counter(seen.label(i) or "no label" for i in members.tolist()).most_common(1)
-    return f"{100 * times / len(members):.0f} % {_cut(label)}"
+    return f"{100 * times / len(members):.0f} % {shortened(label, 18)}"
 
 
 def _neighbours(seen: Explored, found: Found, many: int) -> Section:
@@ -249,35 +245,12 @@ def _neighbours(seen: Explored, found: Found, many: int) -> Section:
         for rank in range(many):
             rows.append([name, rank + 1, seen.names[near.index[i, rank]], _number(near.value[i, rank])])
     spread = np.unique(np.linspace(0, len(seen.names) - 1, QUERIES).astype(int)).tolist()
-
-    def draw(path: Path) -> None:
-        sheet = []
-        for i in spread:
-            tiles = [(i, seen.names[i], _blue())]
-            for j, cosine in zip(near.index[i, :BESIDE].tolist(), near.value[i, :BESIDE].tolist(), strict=True):
-                tiles.append((j, f"{seen.names[j]}\n{cosine:.2f}", None))
-            sheet.append(("", tiles))
-        note = "blue: some images, evenly drawn; beside each its nearest, with the cosine"
-        _draw_rows(seen, sheet, path, "Nearest images", note)
-
+    drawn = []
+    for i in spread:
+        tiles = [(i, seen.names[i], BLUE)]
+        for j, cosine in zip(near.index[i, :BESIDE].tolist(), near.value[i, :BESIDE].tolist(), strict=True):
+            tiles.append((j, f"{seen.names[j]}\n{cosine:.2f}", None))
+        drawn.append(("", tiles))
+    sheet = Sheet(drawn, "Nearest images", "blue: some images, evenly drawn; beside each its nearest, with the cosine")
     said = f"the {many} nearest of each image"
-    return Section("neighbours", "Nearest images", said, len(rows) - 1, rows, [], [], draw)
-
-
-# ---------------------------------------------------------------------- drawing
-def _blue() -> str:
-    from idmm.report.sheets import BLUE
-
-    return BLUE
-
-
-def _draw_rows(seen: Explored, rows: list, path: Path, title: str, note: str) -> None:
-    """Draws rows of (text, [(image, caption, frame), ...])."""
-    from idmm.report.sheets import Tile, caption_sheet
-
-    drawn = [(text, [Tile(seen.thumbnail(i), caption, frame) for i, caption, frame in tiles]) for text, tiles in rows]
-    caption_sheet(drawn, path, title, note)
-
-
-def _cut(name: str, most: int = 18) -> str:
-    return name if len(name) <= most else f"{name[: most - 1]}…"
+    return Section("neighbours", "Nearest images", said, len(rows) - 1, rows, [], [], sheet)

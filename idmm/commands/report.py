@@ -5,7 +5,6 @@ import logging
 import os
 import re
 from contextlib import contextmanager, suppress
-from importlib.metadata import version
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,8 @@ from idmm.config.usage import ReportConfig
 from idmm.errors import RunError, UserError
 from idmm.files import made_folder
 from idmm.intervals import wilson
-from idmm.report.facts import Cloud, Facts, Mistake, Pair, RunFacts, readable
+from idmm.report.calibration import calibration
+from idmm.report.facts import Cloud, Mistake, RunFacts, readable
 from idmm.stages import artifacts, stage_of
 
 log = logging.getLogger("idmm")
@@ -47,11 +47,9 @@ def report(given: ReportConfig) -> str:
         if run.detailed:
             log.info("%s: looking at its files and images", run.path)
             _look_closer(run)
-    facts = Facts(runs, _pairs(runs), notes, version("idmm"))
     from idmm.report.run_page import write  # matplotlib takes a second
 
-    page = write(out, facts)
-    return f"{page}, and its pictures beside it"
+    return f"{write(out, runs, _pairs(runs), notes)}, and its pictures beside it"
 
 
 # ---------------------------------------------------------------------- what files tell
@@ -138,22 +136,9 @@ def _signature(config: Any) -> dict:
 def _name(runs: list[RunFacts]) -> None:
     """Gives runs short names, no two alike, and those that differ in the seed alone a name together; the first of
     these is the one that is shown in detail."""
-    depth = {id(run): 2 if re.match(r"stage1$|scratch$|fold-\d", run.path.name) else 1 for run in runs}
-    paths = {id(run): Path(os.path.abspath(run.path)).parts for run in runs}
-
-    def short(run: RunFacts) -> str:
-        return "/".join(paths[id(run)][-depth[id(run)] :])
-
-    while True:
-        labels = [short(run) for run in runs]
-        alike = [r for r in runs if labels.count(short(r)) > 1 and depth[id(r)] < len(paths[id(r)])]
-        if not alike:
-            break
-        for run in alike:
-            depth[id(run)] += 1
     together: dict[str, list[RunFacts]] = {}
-    for run in runs:
-        run.label = readable(short(run))
+    for run, name in zip(runs, _short([run.path for run in runs]), strict=True):
+        run.label = readable(name)
         together.setdefault(run.group or run.label, []).append(run)
     taken = {some[0].label for some in together.values() if len(some) == 1}
     for some in together.values():
@@ -170,6 +155,19 @@ def _name(runs: list[RunFacts]) -> None:
     for run in runs:
         if os.sep in (init := run.about["start"]):
             run.about["start"] = known.get(os.path.realpath(Path(init).expanduser()), Path(init).name)
+
+
+def _short(paths: list[Path]) -> list[str]:
+    """The ends of paths, no two alike, as short as that allows."""
+    parts = [Path(os.path.abspath(path)).parts for path in paths]
+    depths = [2 if re.match(r"stage1$|scratch$|fold-\d", path.name) else 1 for path in paths]
+    while True:
+        names = ["/".join(own[-depth:]) for own, depth in zip(parts, depths, strict=True)]
+        alike = [n for n, name in enumerate(names) if names.count(name) > 1 and depths[n] < len(parts[n])]
+        if not alike:
+            return names
+        for n in alike:
+            depths[n] += 1
 
 
 # ---------------------------------------------------------------------- what images tell
@@ -228,35 +226,33 @@ def _cloud(folder: Path) -> Cloud | None:
 
 
 def _predictions(run: RunFacts, parts: list[Path]) -> None:
-    """Reads what the test images are taken for, and looks for the surest mistakes among them."""
+    """Reads what the test images are taken for, and how sure of it, and looks for the surest mistakes among them."""
     from idmm.evaluate import Predictions
 
     found = [artifacts.predictions(part) for part in parts]
     truth, predicted = (np.concatenate([getattr(one, name) for one in found]) for name in ("truth", "predicted"))
     known = all(one.probability is not None for one in found)
     probability = np.concatenate([one.probability for one in found]) if known else None
-    run.classes, run.paths = (
-        [readable(name) for name in found[0].classes],
-        [path for one in found for path in one.paths],
-    )
+    run.classes = [readable(name) for name in found[0].classes]
+    run.paths = [path for one in found for path in one.paths]
     run.predicted = Predictions(truth, predicted[:, None], len(run.classes), probability)
     if not known:
         why = "predictions.csv is of an older version, without probabilities, and the images or weights are gone."
         run.missing |= {"mistakes": why, "calibration": why}
         return
-    numbers = [(part, i) for part, one in zip(parts, found, strict=True) for i in range(len(one.paths))]
+    run.calibration = calibration(probability, truth == predicted)
     wrong = np.flatnonzero(truth != predicted)
     surest = wrong[np.argsort(-probability[wrong], kind="stable")][:MISTAKES]
     run.mistakes = [
         Mistake(run.paths[i], run.classes[truth[i]], run.classes[predicted[i]], float(probability[i])) for i in surest
     ]
     with _or_says(run, "mistakes", NO_IMAGES):
-        for part in dict.fromkeys(numbers[i][0] for i in surest):
-            store = artifacts.images(part, "test")
-            place = {name: i for i, name in enumerate(store.names)}
-            for one, i in zip(run.mistakes, surest, strict=True):
-                if numbers[i][0] == part and one.path in place:
-                    one.image = store.image(place[one.path]).permute(1, 2, 0).numpy()
+        for part, one in zip(parts, found, strict=True):
+            if wanted := [mistake for mistake in run.mistakes if mistake.path in one.paths]:
+                store = artifacts.images(part, "test")
+                place = {name: i for i, name in enumerate(store.names)}
+                for mistake in (one for one in wanted if one.path in place):
+                    mistake.image = store.image(place[mistake.path]).permute(1, 2, 0).numpy()
 
 
 def _explored(run: RunFacts, folder: Path) -> None:
@@ -276,23 +272,19 @@ def _explored(run: RunFacts, folder: Path) -> None:
 
 
 # ---------------------------------------------------------------------- runs against each other
-def _pairs(runs: list[RunFacts]) -> list[Pair]:
-    """Compares classifiers on the same test images: all, or where these are many, each with the best."""
+def _pairs(runs: list[RunFacts]) -> list[tuple[str, str, dict]]:
+    """Compares classifiers on the same test images, all, or of many each with the best."""
     from idmm.stages.results import mcnemar
 
     some = [run for run in runs if run.detailed and run.predicted is not None]
-    truths = [dict(zip(run.paths, (run.classes[c] for c in run.predicted.truth), strict=True)) for run in some]
-    images = {run.label: truth for run, truth in zip(some, truths, strict=True)}
-    right = {
-        run.label: dict(zip(run.paths, run.predicted.predicted == run.predicted.truth, strict=True)) for run in some
-    }
+    truth, right = {}, {}
+    for run in some:
+        found = run.predicted
+        truth[run.label] = dict(zip(run.paths, (run.classes[c] for c in found.truth), strict=True))
+        right[run.label] = dict(zip(run.paths, found.predicted == found.truth, strict=True))
     pairs = list(combinations(some, 2))
     if len(pairs) > PAIRS:
         best = max(some, key=lambda run: run.result["top1"])
         pairs = [(best, run) for run in some if run is not best]
-    found = []
-    for one, other in pairs:
-        if images[one.label] == images[other.label]:
-            said = mcnemar(right[one.label], right[other.label])
-            found.append(Pair(one.label, other.label, said["points"], said["p"]))
-    return found
+    labels = [(one.label, other.label) for one, other in pairs if truth[one.label] == truth[other.label]]
+    return [(one, other, mcnemar(right[one], right[other])) for one, other in labels]

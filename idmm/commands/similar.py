@@ -63,9 +63,10 @@ def _unit(features: np.ndarray) -> np.ndarray:
 
 
 def _draw(given: SimilarConfig, shown: list[tuple[str, float]], same: set[str], read) -> None:
-    from idmm.report.pictures import pair_sheet
+    from idmm.report.sheets import LARGE, Tile, caption_sheet, in_rows
 
     captions = [("query", given.query)]
     captions += [(f"cosine {cosine:.3f}{', same file' if path in same else ''}", path) for path, cosine in shown]
-    rows = [(caption, ["/".join(Path(path).parts[-2:])], [fitted(read(path), DRAWN)]) for caption, path in captions]
-    pair_sheet(rows, given.out, f"Most like '{Path(given.query).name}' by the cosine of the features of {given.init}")
+    tiles = [Tile(fitted(read(path), DRAWN), f"{said}\n{'/'.join(Path(path).parts[-2:])}") for said, path in captions]
+    title = f"Most like '{Path(given.query).name}' by the cosine of the features of {given.init}"
+    caption_sheet(in_rows(tiles), given.out, title, cell=LARGE)

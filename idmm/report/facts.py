@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from idmm.report.pictures import Block
+from idmm.report.calibration import Calibration
+from idmm.report.svg import ImageBlock
 
 
 def readable(name: str) -> str:
@@ -64,11 +65,12 @@ class RunFacts:
     recipe: Recipe | None = None
     detailed: bool = True  # whether the page has sections of its own on it
     # ---- of runs that are shown in detail
-    crops: list[Block] | None = None
+    crops: list[ImageBlock] | None = None
     predicted: Any = None  # idmm.evaluate.Predictions of the test images
     paths: list[str] = field(default_factory=list)  # names of these images
     classes: list[str] = field(default_factory=list)  # names of the classes, by number
     mistakes: list[Mistake] | None = None
+    calibration: Calibration | None = None
     cloud: Cloud | None = None
     explored: dict | None = None  # what explore.json holds
     missing: dict[str, str] = field(default_factory=dict)
@@ -78,32 +80,7 @@ class RunFacts:
         """Whether it made a classifier, which was tested."""
         return self.kind != "probe" and "top1_interval" in self.result
 
-    @property
-    def what(self) -> str:
-        """In a line."""
-        return self.told(*self.about)
-
     def told(self, *names: str) -> str:
-        """Some of ``about`` in a line."""
+        """Some of ``about`` in a line; none named: all."""
         words = {"start": "of " if self.kind == "probe" else "from ", "data": "on "}
-        return ", ".join(words.get(name, "") + self.about[name] for name in names if self.about.get(name))
-
-
-@dataclass
-class Pair:
-    """Two classifiers on the same test images."""
-
-    first: str
-    second: str
-    points: float  # accuracy of the first above the second's
-    p: float  # McNemar's
-
-
-@dataclass
-class Facts:
-    """All that the page says."""
-
-    runs: list[RunFacts]
-    pairs: list[Pair] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # on what was asked for and is not shown
-    version: str = ""
+        return ", ".join(words.get(name, "") + self.about[name] for name in names or self.about if self.about.get(name))

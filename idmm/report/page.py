@@ -93,12 +93,16 @@ def run_texts(run: dict) -> dict[str, str]:
     return out
 
 
+def as_text(value) -> str:
+    """Returns a value of a config as people would write it."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
 def config_values(runs: Iterable[dict]) -> dict[str, list[str]]:
     """Returns the different values of each dotted key of the runs' configs, 'pretrain.' before those of pretraining."""
     found: dict[str, dict[str, None]] = {}
     for run in runs:
         pretraining = flatten(run.get("pretrain_config") or {}, "pretrain.")
         for key, value in {**flatten(run.get("config") or {}), **pretraining}.items():
-            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-            found.setdefault(key, {})[text] = None
+            found.setdefault(key, {})[as_text(value)] = None
     return {key: list(values) for key, values in found.items()}

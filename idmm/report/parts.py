@@ -3,32 +3,44 @@
 import re
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from idmm.report.svg import data_uri, size_of, themed_svg
+from idmm.pictures import save
+from idmm.report.pictures import image_sheet
+from idmm.report.svg import ImageBlock, data_uri, sheets, themed_svg, webp
 
 _NUMBER = r"|[+−-]?[\d.,]+(e[+-]?\d+)?( to [\d.]+| M| s| min| h \d+ min| days)?"
 
 
+class Part:
+    """What the template shows by the name of its class."""
+
+    @property
+    def kind(self) -> str:
+        return type(self).__name__.lower()
+
+    def save(self, folder: Path) -> None:
+        """Writes what lies beside the page, if anything."""
+
+
 @dataclass
-class Text:
+class Text(Part):
     """A paragraph; ``quiet`` ones explain, ``loud`` ones are what to remember."""
 
     text: str
     tone: str = ""
-    kind: str = "text"
 
 
 @dataclass
-class TableOf:
+class TableOf(Part):
     """A table; columns of numbers stand at the right, but for the first one, which names the rows."""
 
     heads: list[str]
     rows: list[list[Any]]
     caption: str = ""
-    kind: str = "table"
 
     @property
     def numeric(self) -> list[bool]:
@@ -43,14 +55,13 @@ def _numeric(cell: Any) -> bool:
 
 
 @dataclass
-class Picture:
+class Picture(Part):
     """A figure: drawn into the page, and a PNG of that name beside it."""
 
     name: str
     figure: Figure
     alt: str
     caption: str = ""
-    kind: str = "picture"
 
     @cached_property
     def source(self) -> str:
@@ -58,54 +69,64 @@ class Picture:
 
     @property
     def size(self) -> tuple[int, int]:
-        return size_of(self.figure)
+        """Width and height in the page (CSS pixels)."""
+        return tuple(round(96 * side) for side in self.figure.get_size_inches())
+
+    def save(self, folder: Path) -> None:
+        save(self.figure, folder / self.name)
 
 
 @dataclass
-class Raster:
+class Raster(Part):
     """A picture that is there already."""
 
     source: str
     alt: str
     pixels: int  # wide, 1.6 times as many as it is shown at
-    kind: str = "raster"
 
 
 @dataclass
-class Tabs:
+class Tabs(Part):
     """Pictures of which one is shown at a time, on paper all."""
 
     name: str  # one word, no two of a page alike
     pictures: list[tuple[str, Picture]]  # with a label each
-    kind: str = "tabs"
+
+    def save(self, folder: Path) -> None:
+        for _, picture in self.pictures:
+            picture.save(folder)
 
 
 @dataclass
-class Sheets:
-    """Sheets of images side by side, each under its title; ``blocks`` also goes into a PNG of that name."""
+class Sheets(Part):
+    """Sheets of images side by side, each under its title; a PNG of that name beside the page."""
 
     name: str
-    blocks: list
-    sheets: list[tuple[str, str, int, int]]  # title, source, width and height
+    blocks: list[ImageBlock]
     caption: str = ""
-    kind: str = "sheets"
+
+    @property
+    def sheets(self) -> list[tuple[str, str, int, int]]:
+        """Title, source, width and height of each."""
+        return [(title.replace("\n", " "), webp(one), *one.shape[1::-1]) for title, one in sheets(self.blocks)]
+
+    def save(self, folder: Path) -> None:
+        image_sheet(self.blocks, folder / self.name)
 
 
 @dataclass
-class Thumbs:
+class Thumbs(Part):
     """Images with a few words under each."""
 
     items: list[tuple[str, list[str], str]]  # source (empty: none), lines, and whole name
-    kind: str = "thumbs"
 
 
 @dataclass
-class Folded:
+class Folded(Part):
     """A list of keys and values that is shown when asked for."""
 
     title: str
     pairs: list[tuple[str, str]]
-    kind: str = "folded"
 
 
 @dataclass
@@ -115,4 +136,4 @@ class Section:
     id: str
     title: str
     level: int = 2
-    parts: list = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)

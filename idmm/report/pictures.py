@@ -1,4 +1,4 @@
-"""Pictures of several runs: loss curves, sheets of images, a comparison over seeds, accuracy over labels."""
+"""Pictures of several runs: sheets of crops, a comparison over seeds, accuracy over labels."""
 
 import textwrap
 from collections.abc import Sequence
@@ -10,99 +10,30 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import NullLocator
 
-from idmm.pictures import COLOURS, STYLES, epochs_axis, look, plain_axis, save, shortened
+from idmm.pictures import STYLES, look, plain_axis, save, shortened
+from idmm.report.svg import GAP, ImageBlock, sheets
 
 CROWD = 4  # curves in a panel, above which bands hide them
 TOP1 = "top-1 accuracy on the test images (%)"
 
-Records = list[dict]  # of metrics.jsonl, an epoch each
-Block = tuple[str, list[list[np.ndarray]]]  # a title, and rows of images
-
-
-# ---------------------------------------------------------------------- losses
-def loss_panels(panels: dict[str, dict[str, list[Records]]], path: str | Path) -> None:
-    """Draws the loss of each epoch, and below it the learning rate; losses of different stages share no axis.
-
-    Args:
-        panels: Title -> label -> records of ``metrics.jsonl`` of each seed; of several, each is a thin line and their
-            mean a thick one.
-        path: PNG to write.
-    """
-    figure = Figure(figsize=(0.6 + 4.4 * len(panels), 4.6), layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.1)
-    axes = figure.subplots(2, len(panels), sharex="col", squeeze=False, height_ratios=(3, 1))
-    for (title, runs), (top, bottom) in zip(panels.items(), axes.T, strict=True):
-        for number, (label, several) in enumerate(runs.items()):
-            _loss_curve(top, several, "loss", number, label)
-            _loss_curve(bottom, several, "lr", number, label)
-        top.set_title(title, fontsize=11)
-        top.set_ylabel("loss, mean over the epoch (nats)")
-        bottom.set_ylabel("learning rate")
-        bottom.set_ylim(bottom=0)
-        bottom.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
-        epochs_axis(bottom)
-        top.legend(frameon=False, fontsize=9)
-        for axis in (top, bottom):
-            plain_axis(axis)
-    save(figure, path)
-
-
-def _loss_curve(axis, several: list[Records], name: str, number: int, label: str) -> None:
-    lines = [[record[name] for record in records] for records in several]
-    shortest = min(map(len, lines))
-    if len(lines) > 1:
-        for line in lines:
-            thin = look(number, linestyle="-", marker="", linewidth=0.7, alpha=0.45)
-            axis.plot(np.arange(1, len(line) + 1), line, **thin)
-        label = f"{label} (mean of {len(lines)} seeds)"
-    mean = np.mean([line[:shortest] for line in lines], axis=0)
-    marker = "o" if shortest == 1 else ""  # of a single point there is no line
-    axis.plot(np.arange(1, shortest + 1), mean, label=label, **look(number, marker=marker, linewidth=1.8))
-
 
 # ---------------------------------------------------------------------- sheets of images
-def image_sheet(blocks: list[Block], path: str | Path) -> None:
+def image_sheet(blocks: list[ImageBlock], path: str | Path) -> None:
     """Draws blocks of images side by side, each under its title; images are [S, S, 3] in [0, 1] or uint8."""
-    cell, gap, between, head, edge = 0.8, 0.05, 0.3, 0.42, 0.12  # inches
-    rows = len(blocks[0][1])
-    widths = [max(1.25, len(grid[0]) * (cell + gap) - gap) for _, grid in blocks]
-    width, height = sum(widths) + between * (len(blocks) - 1) + 2 * edge, rows * (cell + gap) - gap + head + edge
+    cell, between, head, edge = 0.85, 0.3, 0.42, 0.12  # inches; the cell with its gap
+    made = sheets(blocks)
+    pixel = cell * len(blocks[0][1]) / (made[0][1].shape[0] + GAP)
+    widths = [max(1.25, image.shape[1] * pixel) for _, image in made]
+    width = sum(widths) + between * (len(made) - 1) + 2 * edge
+    height = made[0][1].shape[0] * pixel + head + edge
     figure = Figure(figsize=(width, height))
     left = edge
-    for (title, grid), block in zip(blocks, widths, strict=True):
-        middle = (left + block / 2) / width
-        figure.text(middle, 1 - head / 2 / height, title, ha="center", va="center", fontsize=8)
-        first = left + (block - len(grid[0]) * (cell + gap) + gap) / 2
-        for row, images in enumerate(grid):
-            for column, image in enumerate(images):
-                x, y = first + column * (cell + gap), height - head - (row + 1) * (cell + gap) + gap
-                axis = figure.add_axes((x / width, y / height, cell / width, cell / height))
-                axis.imshow(image, interpolation="nearest")
-                axis.set_axis_off()
+    for (title, image), block in zip(made, widths, strict=True):
+        figure.text((left + block / 2) / width, 1 - head / 2 / height, title, ha="center", va="center", fontsize=8)
+        axis = figure.add_axes((left / width, edge / height, block / width, 1 - (head + edge) / height))
+        axis.imshow(image, interpolation="nearest")
+        axis.set_axis_off()
         left += block + between
-    save(figure, path)
-
-
-def pair_sheet(rows: list[tuple[str, list[str], list[np.ndarray]]], path: str | Path, title: str) -> None:
-    """Draws pairs of images side by side, up to three pairs a row; or images alone, up to six.
-
-    Args:
-        rows: For each pair what is the matter, two names, and two images, uint8 [H, W, 3] of any sizes; or one each.
-        path: PNG to write.
-        title: Above the picture.
-    """
-    each = len(rows[0][1])
-    columns = min(6 // each, len(rows))
-    lines = -(-len(rows) // columns)
-    figure = Figure(figsize=(2.2 * each * columns, 0.5 + 2.9 * lines), layout="constrained")
-    figure.suptitle(title, fontsize=11)
-    frames = np.ravel(figure.subfigures(lines, columns, squeeze=False))
-    for frame, (matter, names, images) in zip(frames, rows, strict=False):
-        frame.suptitle(matter, fontsize=9, color=COLOURS[1])
-        for axis, name, image in zip(np.ravel(frame.subplots(1, each, squeeze=False)), names, images, strict=True):
-            axis.imshow(image, interpolation="nearest")
-            axis.set_title(shortened(name), fontsize=6.5)
-            axis.set_axis_off()
     save(figure, path)
 
 

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from idmm.confusion import confusion_figure
 from idmm.pictures import shortened
 from idmm.report import run_pictures as draw
-from idmm.report.calibration import BINS, calibration
+from idmm.report.calibration import BINS
 from idmm.report.facts import RunFacts, readable
 from idmm.report.parts import Picture, Raster, Section, Sheets, TableOf, Text, Thumbs
-from idmm.report.svg import sheet, thumbnail, webp
+from idmm.report.svg import thumbnail, webp
 
 WORST = 10  # classes that are listed
 
@@ -17,47 +17,38 @@ def details(run: RunFacts, alone: bool) -> Iterator[Section]:
     """Yields what is shown of a run alone; where there are several, under its name."""
     level = 2 if alone else 3
     if not alone:
-        head = Section(f"run-{run.number}", run.label, 2, [Text(f"{run.what}: {run.path}", "quiet")])
+        head = Section(f"run-{run.number}", run.label, 2, [Text(f"{run.told()}: {run.path}", "quiet")])
         if (others := run.group) != run.label:
             head.parts.append(Text(f"Shown for all of {others}, which are the same but for the seed.", "quiet"))
         yield head
     for name, (title, make) in SECTIONS.items():
-        parts = list(make(run, "" if alone else f"-{run.number}"))
-        if not parts and name in run.missing:
-            parts = [Text(run.missing[name], "quiet")]
+        there = getattr(run, name) is not None
+        parts = list(make(run, "" if alone else f"-{run.number}")) if there else []
+        if name in run.missing:
+            parts.append(Text(run.missing[name], "quiet"))
         if parts:
             yield Section(f"{name}-{run.number}", title, level, parts)
 
 
 def _crops(run: RunFacts, mark: str) -> Iterator:
-    if run.crops is None:
-        return
-    sheets, side = [], max(max(image.shape[:2]) for _, rows in run.crops for row in rows for image in row)
-    for title, rows in run.crops:
-        made = sheet(rows, side)
-        sheets.append((title.replace("\n", " "), webp(made), made.shape[1], made.shape[0]))
-    yield Sheets(f"crops{mark}.png", run.crops, sheets, "As drawn by the run's own seed; a row for each image.")
+    yield Sheets(f"crops{mark}.png", run.crops, "As drawn by the run's own seed; a row for each image.")
 
 
 def _cloud(run: RunFacts, mark: str) -> Iterator:
-    if (cloud := run.cloud) is None:
-        return
+    cloud = run.cloud
     said = "; ".join(f"{title} {share:.1f} %" for title, share in cloud.nearest.items())
     classes = len(set(cloud.labels.tolist()))
     alt = f"{len(cloud.labels)} test images of {classes} classes in a plane"
     if said:
         yield Text(f"Test images whose nearest other one, by cosine, is of their class: {said}.")
         alt += f"; nearest of the same class: {said}"
-    caption = (
-        f"t-SNE of the pooled features of {len(cloud.labels):,} test images of {classes} classes. Groups that lie "
-    )
-    caption += "apart are told apart; how far apart, and how large a group is, says nothing."
+    caption = f"t-SNE of the pooled features of {len(cloud.labels):,} test images of {classes} classes. Groups that "
+    caption += "lie apart are told apart; how far apart, and how large a group is, says nothing."
     yield Picture(f"features{mark}.png", draw.cloud_figure(cloud), alt, caption)
 
 
 def _confusions(run: RunFacts, mark: str) -> Iterator:
-    if (found := run.predicted) is None:
-        return
+    found = run.predicted
     (images, hits), instead = found.per_class(), found.confusions()
     alt = f"Confusion matrix of {len(run.classes)} classes; the table below has the worst"
     caption = "A row for each true class, a column for each predicted one; blue is right, orange wrong."
@@ -73,8 +64,6 @@ def _confusions(run: RunFacts, mark: str) -> Iterator:
 
 
 def _mistakes(run: RunFacts, mark: str) -> Iterator:
-    if run.mistakes is None:
-        return
     if not run.mistakes:
         yield Text("There is none: every test image was named right.")
         return
@@ -86,30 +75,22 @@ def _mistakes(run: RunFacts, mark: str) -> Iterator:
         items.append((source, [said, f"is {one.truth}", shortened(name, 22)], name))
     yield Text("What the classifier was surest of and wrong; a look at them often finds wrong labels.", "quiet")
     yield Thumbs(items)
-    if "mistakes" in run.missing:
-        yield Text(run.missing["mistakes"], "quiet")
 
 
 def _calibrated(run: RunFacts, mark: str) -> Iterator:
-    found = run.predicted
-    if found is None or found.probability is None:
-        return
-    made = calibration(found.probability, found.predicted == found.truth)
+    made = run.calibration
     points = 100 * (made.confidence - made.accuracy)
     tone = "too sure" if points > 0 else "not sure enough"
     said = f"On average it is {100 * made.confidence:.1f} % sure and {100 * made.accuracy:.1f} % right: "
     said += f"{abs(points):.1f} points {tone}. "
     yield Text(f"{said}Expected calibration error: {100 * made.error:.1f} points.")
-    caption = (
-        f"{BINS} bins of equal width; bars are 95 % intervals of the accuracy. The error is the mean distance from "
-    )
-    caption += "the dotted line, weighted by images; with few images it is above zero by chance, too."
+    caption = f"{BINS} bins of equal width; bars are 95 % intervals of the accuracy. The error is the mean distance "
+    caption += "from the dotted line, weighted by images; with few images it is above zero by chance, too."
     yield Picture(f"calibration{mark}.png", draw.reliability_figure(made), f"Reliability diagram. {said}", caption)
 
 
 def _explored(run: RunFacts, mark: str) -> Iterator:
-    if (found := run.explored) is None:
-        return
+    found = run.explored
     yield from (Text(line) for line in found.get("lines", ()))
     for section in found.get("sections", ()):
         yield Text(f"{section['title']}: {section['count']:,}", "head")
@@ -124,7 +105,7 @@ def _explored(run: RunFacts, mark: str) -> Iterator:
     yield from (Text(note, "quiet") for note in found.get("notes", ()))
 
 
-SECTIONS = {  # title, and what makes the parts of it; run.missing says under the same name why there is none
+SECTIONS = {  # of what a run has by that name: title, and what makes its parts; run.missing says why there is none
     "crops": ("What the network saw", _crops),
     "cloud": ("Features before and after", _cloud),
     "predicted": ("What is taken for what", _confusions),

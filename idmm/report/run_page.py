@@ -2,34 +2,33 @@
 
 import statistics
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 from idmm.errors import listed
 from idmm.files import write_bytes
-from idmm.pictures import curves_figure, probe_figure, save
+from idmm.pictures import curves_figure, probe_figure
 from idmm.progress import duration
 from idmm.report import run_pictures as draw
-from idmm.report.facts import Facts, RunFacts
-from idmm.report.parts import Picture, Section, Sheets, TableOf, Tabs, Text
-from idmm.report.pictures import image_sheet
+from idmm.report.facts import RunFacts
+from idmm.report.parts import Picture, Section, TableOf, Tabs, Text
 from idmm.report.render import ENVIRONMENTS, source
 from idmm.report.run_details import details
 from idmm.report.run_settings import KINDS, environments, settings
 
-ABOUT: dict[str, Callable[[RunFacts], str]] = {  # columns
-    "did": lambda run: run.about.get("did", ""),
-    "start": lambda run: run.about.get("start", ""),
-    "model": lambda run: run.about.get("model", ""),
-    "data": lambda run: run.about.get("data", ""),
-}
+Columns = dict[str, Callable[[RunFacts], str]]
+ABOUT: Columns = {name: lambda run, name=name: run.about.get(name, "") for name in ("did", "start", "model", "data")}
 
 
-def write(out: Path, facts: Facts) -> Path:
+def write(out: Path, runs: list[RunFacts], pairs: list[tuple], notes: list[str]) -> Path:
     """Writes the page and its PNGs, each whole or not at all, the page last.
 
     Args:
         out: The folder.
-        facts: Of the runs.
+        runs: In the page's order.
+        pairs: Two classifiers on the same test images, by their labels, with ``points`` of the first above the
+            second and McNemar's ``p``.
+        notes: On what was asked for and is not shown.
 
     Returns:
         The page.
@@ -37,73 +36,53 @@ def write(out: Path, facts: Facts) -> Path:
     Raises:
         RunError: The folder cannot be written to.
     """
-    found = sections(facts)
-    for part in (part for section in found for part in section.parts):
-        for picture in [part] if isinstance(part, Picture) else [p for _, p in getattr(part, "pictures", ())]:
-            save(picture.figure, out / picture.name)
-        if isinstance(part, Sheets):
-            image_sheet(part.blocks, out / part.name)
-    page = out / "report.html"
-    write_bytes(page, html(facts, found).encode("utf-8", "replace"))
+    sections = [_summary(runs, pairs, notes), _curves(runs), *_sizes(runs)]
+    for run in runs:
+        sections += details(run, alone=len(runs) == 1) if run.detailed else []
+    sections += [settings(runs), environments(runs)]
+    for part in (part for section in sections for part in section.parts):
+        part.save(out)
+    page, style = out / "report.html", source("base.css", "report.css")
+    title = listed(dict.fromkeys(run.group for run in runs), most=4)
+    given = {"title": title, "runs": runs, "sections": sections, "style": style, "version": version("idmm")}
+    text = ENVIRONMENTS["html"].get_template("report.html.j2").render(given)
+    write_bytes(page, text.encode("utf-8", "replace"))
     return page
 
 
-def html(facts: Facts, found: list[Section]) -> str:
-    """Returns the page; it asks for nothing beside it."""
-    environment = ENVIRONMENTS["html"]
-    runs = facts.runs
-    title = listed(dict.fromkeys(run.group for run in runs), most=4)
-    given = {
-        "title": title,
-        "runs": runs,
-        "sections": found,
-        "style": source("base.css", "report.css"),
-        "version": facts.version,
-    }
-    return environment.get_template("report.html.j2").render(given)
-
-
-def sections(facts: Facts) -> list[Section]:
-    """Returns the page's sections in their order."""
-    runs = facts.runs
-    found = [_summary(facts), _curves(runs), *_sizes(runs)]
-    for run in runs:
-        found += details(run, alone=len(runs) == 1) if run.detailed else []
-    return [*found, settings(runs), environments(runs)]
-
-
 # ---------------------------------------------------------------------- what came of it
-def _summary(facts: Facts) -> Section:
-    runs, section = facts.runs, Section("summary", "What came of it")
+def _summary(runs: list[RunFacts], pairs: list[tuple], notes: list[str]) -> Section:
+    section = Section("summary", "What came of it")
     classifiers = [run for run in runs if run.classifies]
     section.parts += [Text(line, "loud") for run in runs[:3] if (line := headline(run))] if len(runs) <= 3 else []
     if classifiers:
         alt = "; ".join(f"{run.label}: {run.result['top1']:.1f} %" for run in classifiers)
         section.parts.append(Picture("accuracy.png", draw.scores_figure(classifiers), f"Top-1 accuracies. {alt}"))
-        section.parts.append(_accuracies(classifiers))
-    section.parts += [table for kind in ("pretrain", "probe") if (table := _others(runs, kind))]
+    caption = "Top-1 accuracy on the test images (percent), beside what it must not be read without"
+    section.parts += _table(caption, CLASSIFIERS, classifiers)
+    section.parts += _table("What pretraining came to", PRETRAININGS, [run for run in runs if run.kind == "pretrain"])
+    probes = [run for run in runs if run.kind == "probe" and "readouts" in run.result]
+    section.parts += _table("What frozen features are worth", PROBES, probes)
     section.parts += _over_seeds(classifiers)
-    if facts.pairs:
-        rows = [
-            [p.first, p.second, f"{p.points:+.1f}".replace("-", "−"), f"{p.p:.2g}", _verdict(p)] for p in facts.pairs
-        ]
+    if pairs:
+        rows = [_compared(*pair) for pair in pairs]
         caption = "Classifiers on the same test images: points of the first above the second, and McNemar's p, the "
         caption += "chance of a difference as large were both as good"
         if len(rows) > 1:
             caption += f"; of {len(rows)} comparisons, one in 20 comes out below 0.05 by chance alone"
         section.parts.append(TableOf(["first", "second", "points", "p", ""], rows, caption))
     if any("test_groups" in run.result for run in classifiers):
-        section.parts.append(
-            Text("Test images come in groups of alike images, so their intervals are too narrow.", "quiet")
-        )
-    section.parts += [Text(note, "quiet") for note in facts.notes]
+        line = "Test images come in groups of alike images, so their intervals are too narrow."
+        section.parts.append(Text(line, "quiet"))
+    section.parts += [Text(note, "quiet") for note in notes]
     return section
 
 
-def _verdict(pair) -> str:
-    if pair.p >= 0.05:
-        return "no difference that could not be chance"
-    return f"{pair.first if pair.points > 0 else pair.second} is better"
+def _compared(first: str, second: str, found: dict[str, float]) -> list[str]:
+    points, p = found["points"], found["p"]
+    better = f"{first if points > 0 else second} is better"
+    verdict = better if p < 0.05 else "no difference that could not be chance"
+    return [first, second, f"{points:+.1f}".replace("-", "−"), f"{p:.2g}", verdict]
 
 
 def headline(run: RunFacts) -> str:
@@ -123,73 +102,66 @@ def headline(run: RunFacts) -> str:
     return ""
 
 
-def _number(value, form: str = ".1f") -> str:
-    return "" if value is None else format(value, form)
+def _number(*names: str, form: str = ".1f") -> Callable[[RunFacts], str]:
+    """Returns a column of a value of the results: the first of these that there is."""
+
+    def column(run: RunFacts) -> str:
+        return next((format(run.result[name], form) for name in names if run.result.get(name) is not None), "")
+
+    return column
 
 
-def _count(value) -> str:
-    return "" if value is None else f"{value:,}"
+def _interval(found: dict) -> str:
+    return "{:.1f} to {:.1f}".format(*found["top1_interval"])
+
+
+def _time(run: RunFacts) -> str:
+    return duration(run.result["seconds"]) if "seconds" in run.result else ""
 
 
 def _parameters(run: RunFacts) -> str:
     return "" if run.parameters is None else f"{run.parameters / 1e6:.3g} M"
 
 
-def _accuracies(runs: list[RunFacts]) -> TableOf:
-    columns: dict[str, Callable[[RunFacts], str]] = {
-        "run": lambda run: run.label,
-        **ABOUT,
-        "training images": lambda run: _count(run.result.get("labelled_size", run.result.get("train_size"))),
-        "test images": lambda run: _count(run.result.get("test_size")),
-        "accuracy": lambda run: _number(run.result["top1"]),
-        "95 % interval": lambda run: "{:.1f} to {:.1f}".format(*run.result["top1_interval"]),
-        "mean per class": lambda run: _number(run.result.get("mean_per_class")),
-        "kNN of pixels": lambda run: _number(run.result.get("pixel_knn")),
-        "largest class": lambda run: _number(run.result.get("largest_class")),
-        "before the first step": lambda run: _number(run.result.get("start_top1")),
-        "parameters": _parameters,
-        "time": lambda run: duration(run.result["seconds"]) if "seconds" in run.result else "",
-    }
-    caption = "Top-1 accuracy on the test images (percent), beside what it must not be read without"
-    return _table(columns, runs, caption)
+CLASSIFIERS: Columns = {
+    "training images": _number("labelled_size", "train_size", form=","),
+    "test images": _number("test_size", form=","),
+    "accuracy": _number("top1"),
+    "95 % interval": lambda run: _interval(run.result),
+    "mean per class": _number("mean_per_class"),
+    "kNN of pixels": _number("pixel_knn"),
+    "largest class": _number("largest_class"),
+    "before the first step": _number("start_top1"),
+    "parameters": _parameters,
+}
+PRETRAININGS: Columns = {
+    "images": _number("train_size", form=","),
+    "epochs": _number("epochs", form=","),
+    "loss": _number("loss", form=".4g"),
+    "kNN (%)": _number("knn"),
+    "parameters": _parameters,
+}
+PROBES: Columns = {
+    "kNN (%)": lambda run: f"{run.result['readouts']['knn']['top1']:.1f}",
+    "kNN: 95 % interval": lambda run: _interval(run.result["readouts"]["knn"]),
+    "linear probe (%)": lambda run: f"{run.result['readouts']['probe']['top1']:.1f}",
+    "linear probe: 95 % interval": lambda run: _interval(run.result["readouts"]["probe"]),
+    "largest class": _number("largest_class"),
+}
 
 
-def _others(runs: list[RunFacts], kind: str) -> TableOf | None:
-    """The table of pretraining, or of probes."""
-    some = [run for run in runs if run.kind == kind and (kind == "pretrain" or "readouts" in run.result)]
-    if not some:
-        return None
-    columns: dict[str, Callable[[RunFacts], str]] = {"run": lambda run: run.label, **ABOUT}
-    if kind == "pretrain":
-        columns |= {
-            "images": lambda run: _count(run.result.get("train_size")),
-            "epochs": lambda run: _count(run.result.get("epochs")),
-            "loss": lambda run: _number(run.result.get("loss"), ".4g"),
-            "kNN (%)": lambda run: _number(run.result.get("knn")),
-            "parameters": _parameters,
-        }
-    else:
-        for name, label in (("knn", "kNN (%)"), ("probe", "linear probe (%)")):
-            columns[label] = lambda run, name=name: _number(run.result["readouts"][name].get("top1"))
-            columns[f"{label[:-4]}: 95 % interval"] = lambda run, name=name: "{:.1f} to {:.1f}".format(
-                *run.result["readouts"][name]["top1_interval"]
-            )
-        columns["largest class"] = lambda run: _number(run.result.get("largest_class"))
-    columns["time"] = lambda run: duration(run.result["seconds"]) if "seconds" in run.result else ""
-    return _table(
-        columns, some, {"pretrain": "What pretraining came to", "probe": "What frozen features are worth"}[kind]
-    )
-
-
-def _table(columns: dict[str, Callable[[RunFacts], str]], runs: list[RunFacts], caption: str) -> TableOf:
+def _table(caption: str, columns: Columns, runs: list[RunFacts]) -> Iterator[TableOf]:
     """A row for each run; columns that no run has anything for are left out, what is the same for all is said above."""
+    if not runs:
+        return
+    columns = {"run": lambda run: run.label, **ABOUT, **columns, "time": _time}
     rows = [[column(run) for column in columns.values()] for run in runs]
     same = [name for n, name in enumerate(columns) if name in ABOUT and len({row[n] for row in rows}) == 1]
     kept = [n for n, name in enumerate(columns) if any(row[n] for row in rows) and name not in same]
     if shared := runs[0].told(*same):
         caption += f"; {'all ' if len(runs) > 1 else ''}{shared}"
     heads = list(columns)
-    return TableOf([heads[n] for n in kept], [[row[n] for n in kept] for row in rows], caption)
+    yield TableOf([heads[n] for n in kept], [[row[n] for n in kept] for row in rows], caption)
 
 
 def _over_seeds(runs: list[RunFacts]) -> Iterator[TableOf]:

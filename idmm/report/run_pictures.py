@@ -5,11 +5,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
-from idmm.pictures import COLOURS, MARKERS, look, plain_axis, shortened
+from idmm.pictures import COLOURS, MARKERS, look, names_legend, plain_axis, shortened
 from idmm.report.calibration import Bin, Calibration
 from idmm.report.facts import Cloud, RunFacts
+from idmm.report.pictures import TOP1
 
-TOP1 = "top-1 accuracy on the test images (%)"
 SURENESS = {"too sure": {"color": COLOURS[1], "marker": "s"}, "not sure enough": {"color": COLOURS[0], "marker": "o"}}
 FLOORS = {  # beside an accuracy, by their names in result.json
     "pixel_knn": ("kNN of raw pixels", {"marker": "D", "color": COLOURS[1]}),
@@ -64,10 +64,8 @@ def sizes_figure(runs: list[RunFacts]) -> Figure:
     for number, group in enumerate(groups):
         some = [run for run in runs if run.group == group]
         place = np.mean([run.parameters / 1e6 for run in some]), max(run.result["top1"] for run in some)
-        axis.annotate(
-            shortened(group, 30), place, (9, 5), textcoords="offset points", fontsize=9, color=look(number)["color"],
-            parse_math=False,
-        )  # fmt: skip
+        text = {"fontsize": 9, "color": look(number)["color"], "parse_math": False}
+        axis.annotate(shortened(group, 30), place, (9, 5), textcoords="offset points", **text)
     counts = [run.parameters / 1e6 for run in runs]
     if max(counts) > 5 * min(counts):
         axis.set_xscale("log")
@@ -91,9 +89,8 @@ def cloud_figure(cloud: Cloud) -> Figure:
         for number, label in enumerate(shown):
             style = _point(number)
             inside = cloud.labels == label
-            axis.scatter(
-                *places[inside].T, s=POINT, color=style["color"], marker=style["marker"], linewidths=0, alpha=0.85
-            )
+            dots = {"s": POINT, "color": style["color"], "marker": style["marker"], "linewidths": 0, "alpha": 0.85}
+            axis.scatter(*places[inside].T, **dots)
         axis.set_title(title, fontsize=10.5, loc="left")
         axis.set_xticks([])
         axis.set_yticks([])
@@ -101,10 +98,7 @@ def cloud_figure(cloud: Cloud) -> Figure:
         axis.margins(0.04)
     key = [Line2D([], [], markersize=6, markeredgewidth=0, **_point(n)) for n in range(len(shown))]
     names = [shortened(cloud.classes[label], 24) for label in shown]
-    names = [f" {name}" if name.startswith("_") else name for name in names]
-    legend = figure.legend(key, names, ncols=5, loc="lower center", fontsize=8.5, frameon=False, handletextpad=0.2)
-    for text in legend.texts:
-        text.set_parse_math(False)
+    names_legend(figure, key, names, ncols=5, loc="lower center", handletextpad=0.2)
     return figure
 
 

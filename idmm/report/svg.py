@@ -24,6 +24,7 @@ THEMES = {
     **{of.lower(): (of, dark) for of, dark in zip(
         COLOURS, ("#4aa3e0", "#f07f3c", "#1fbf92", "#e39cc6", "#f3b63a", "#9bd6f8"), strict=False)},
 }  # fmt: skip
+ImageBlock = tuple[str, list[list[np.ndarray]]]  # a title, and rows of images
 _STYLE = "".join(f"--c{name[1:]}:{{{n}}};" for n, name in enumerate(THEMES))
 
 
@@ -46,11 +47,6 @@ def _variable(colour: str) -> str:
     return f"var(--c{colour[1:]})" if colour in THEMES else colour
 
 
-def size_of(figure: Figure) -> tuple[int, int]:
-    """Returns a figure's width and height as a page shows it (CSS pixels)."""
-    return tuple(round(96 * side) for side in figure.get_size_inches())
-
-
 def data_uri(kind: str, content: bytes) -> str:
     """Returns a file that stands in the page itself."""
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
@@ -63,12 +59,18 @@ def webp(image: np.ndarray) -> str:
     return data_uri("image/webp", content.getvalue())
 
 
-def sheet(rows: list[list[np.ndarray]], side: int) -> np.ndarray:
-    """Returns images, uint8 or [0, 1] [H, W, 3] each, as one, uint8 [H, W, 4], with clear gaps between them.
+def sheets(blocks: list[ImageBlock]) -> list[tuple[str, np.ndarray]]:
+    """Returns each block's title, and its images, uint8 or [0, 1] [H, W, 3] each, as one, uint8 [H, W, 4].
 
-    All get a longer side of ``side`` pixels, or what of that fits a page: pixels of small images stay squares.
+    All get the longest side that there is, or what of that fits a page: pixels of small images stay squares.
     """
+    side = max(max(image.shape[:2]) for _, rows in blocks for row in rows for image in row)
     side = MOST if side > MOST else side * max(1, -(-LEAST // side))
+    return [(title, _sheet(rows, side)) for title, rows in blocks]
+
+
+def _sheet(rows: list[list[np.ndarray]], side: int) -> np.ndarray:
+    """Images as one, with clear gaps between them."""
     columns = max(map(len, rows))
     made = np.zeros((len(rows) * (side + GAP) - GAP, columns * (side + GAP) - GAP, 4), np.uint8)
     for row, images in enumerate(rows):

@@ -54,12 +54,12 @@ def export(run: Session, loop: Loop, parts: Assembly, splits: LoadedSplits, clas
 
 
 def _draw_curves(run: Session, parts: Assembly) -> None:
-    from idmm.pictures import run_curves  # matplotlib takes a second
+    from idmm.pictures import curves_figure, save  # matplotlib takes a second
 
     what = getattr(parts.config, "method", None)
     title = f"{run.folder.path.name}: {parts.stage.name}{f' by {what.name}' if what else ''}, {parts.spec.name}"
     with drawing("curves.png"):
-        run_curves(run.folder.metrics(), run.folder.path / "curves.png", title)
+        save(curves_figure({"": [run.folder.metrics()]}, title), run.folder.path / "curves.png")
 
 
 @contextlib.contextmanager
@@ -132,12 +132,13 @@ def classifier_result(run: Session, parts: Assembly, splits: LoadedSplits, found
     knn = distributed.broadcast(pixel_knn(splits.train, splits.test) if cheap else None)
     pixels = {} if knn is None else {"pixel_knn": knn}
     if folder.leader:
-        from idmm.confusion import confusion_picture  # matplotlib takes a while
+        from idmm.confusion import confusion_figure  # matplotlib takes a while
+        from idmm.pictures import save
 
         write_per_class(found, classes, folder.path / "per_class.csv")
         write_predictions(found, splits.test.names, classes, folder.path / PREDICTIONS)
         with drawing("confusion.png"):
-            confusion_picture(found, classes, folder.path / "confusion.png")
+            save(confusion_figure(found, classes), folder.path / "confusion.png")
     scores = found.scores() | {
         "top1_interval": evaluate.score(found.predicted, found.truth)["top1_interval"],
         "largest_class": evaluate.largest_class(found.truth)[1],
