@@ -21,7 +21,7 @@ from idmm.errors import UserError
 from idmm.files import weights_label
 from idmm.models.build import feature_width
 from idmm.models.weights import Checkpoint, read_checkpoint
-from idmm.network import NOT_FINITE, Forward, Network, pooled
+from idmm.network import Forward, Network, pooled
 from idmm.progress import counting
 
 BATCH, PIXELS = UseConfig.batch_size, UseConfig.max_pixels
@@ -112,7 +112,7 @@ class _Predictor:
         first = next(shown, None)
         found = np.zeros((0, width), np.float32)
         if first is not None:
-            found = self._network.outputs(itertools.chain([first], shown), forward, fault=NOT_FINITE)
+            found = self._network.outputs(itertools.chain([first], shown), forward, what="outputs")
         if unreadable and (single or on_error == "fail"):
             raise UserError(*(f"images: {name}: {why}" for name, why in unreadable.items()))
         read = [source for source, name in zip(sources, names, strict=True) if name not in unreadable]

@@ -26,7 +26,6 @@ from idmm.models.build import pair
 from idmm.models.weights import Checkpoint, build_saved
 
 log = logging.getLogger("idmm")
-NOT_FINITE = "what it makes of images is not finite; the run that wrote it diverged"
 Forward = Callable[[nn.Module, Tensor], Tensor]  # (model, images [B, C, S, S]) -> [B, k]
 
 
@@ -93,17 +92,17 @@ class Network:
         batches: Iterable[dict],
         forward: Forward = pooled,
         autocast: Callable = contextlib.nullcontext,
-        fault: str = "its features are not finite; the run that wrote it has diverged",
+        what: str = "features",
     ) -> np.ndarray:
         """Returns the pooled features of images, or what else ``forward`` makes of them, in order, float32 [N, k].
 
         Raises:
-            RunError: They are not finite (``fault`` says so), or there is too little memory.
+            RunError: They are not finite (``what`` they are called then), or there is too little memory.
         """
         with self.enough_memory():
             found = extract_features(self.model, batches, self.device, autocast, forward).numpy()
         if not np.isfinite(found).all():
-            raise RunError(f"{self.label}: {fault}")
+            raise RunError(f"{self.label}: its {what} are not finite; the run that wrote it has diverged")
         return found
 
     @contextlib.contextmanager

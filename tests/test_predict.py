@@ -274,7 +274,7 @@ def test_a_network_that_diverged(runs, images, tmp_path, capsys):
     about = {key: info[key] for key in ("name", "kwargs", "mean", "std", "size")}
     save_model(tmp_path, "model", state, **about, extra={"classes": info["classes"]})
     lines = refused(capsys, ["predict", "--init", tmp_path, images / "test", "--out", tmp_path / "p.csv"], code=1)
-    assert lines[-1].endswith("what it makes of images is not finite; the run that wrote it diverged")
+    assert lines[-1].endswith("its outputs are not finite; the run that wrote it has diverged")
     assert not (tmp_path / "p.csv").exists()
 
 

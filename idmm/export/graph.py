@@ -14,7 +14,6 @@ import torch
 
 from idmm.errors import RunError, in_short
 from idmm.export.source import BATCH, Sample, Source
-from idmm.network import NOT_FINITE
 
 OPSET = 18  # of ONNX: the lowest that torch's exporter writes without converting, which most programs know
 TOLERANCE = 1e-3  # largest difference from torch, as a share of the largest output
@@ -51,7 +50,7 @@ def check(source: Source, sample: Sample, run: Callable[[torch.Tensor], np.ndarr
     parts = [sample.images[:1], *sample.images[1:].split(BATCH)]
     found = np.concatenate([run(part) for part in parts if len(part)])
     if not np.isfinite(wanted).all():
-        raise RunError(f"{source.saved.source}: {NOT_FINITE}")
+        raise RunError(f"{source.saved.source}: its outputs are not finite; the run that wrote it has diverged")
     apart = float(np.abs(found - wanted).max()) if found.shape == wanted.shape else float("inf")
     same = float((found.argmax(1) == wanted.argmax(1)).mean()) if source.classes else None
     made = Check(sample.what, apart, float(np.abs(wanted).max()), same)
