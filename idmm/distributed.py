@@ -1,5 +1,6 @@
 """Where a run computes, and what its processes tell each other; with one process, nothing."""
 
+import atexit
 import contextlib
 from collections.abc import Iterator
 from typing import Any
@@ -137,4 +138,12 @@ def _control_group():
     global _control
     if _control is None:
         _control = dist.new_group(backend="gloo")
+        atexit.unregister(_leave)
+        atexit.register(_leave)
     return _control
+
+
+def _leave() -> None:
+    """Ends the process group before the interpreter ends: its threads would abort a process that has finished."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
