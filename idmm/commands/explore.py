@@ -19,7 +19,7 @@ from idmm.data.doctor import HASH_BITS, Checkup, ImageRef, Pair, exclusions, per
 from idmm.errors import UserError
 from idmm.files import emptied_if_refused, made_folder, write_csv, write_text
 from idmm.progress import Bar
-from idmm.stages import artifacts
+from idmm.stages import artifacts, inside_images
 from idmm.stages.probe import frozen_backbone
 
 log = logging.getLogger("idmm")
@@ -43,10 +43,9 @@ def explore(given: ExploreConfig) -> str:
             lies among the images.
     """
     config = artifacts.config_of(given.run)
-    root, place = config.data.root, given.out or str(Path(given.run) / FOLDER)
-    if given.out and root and Path(given.out).resolve().is_relative_to(Path(root).expanduser().resolve()):
-        why = "where its sheets would be taken for images"
-        raise UserError(f"out: '{given.out}' lies in the folder of the images, {why}; name another place")
+    if given.out and (inside := inside_images(replace(config, out=given.out))):
+        raise UserError(f"out: '{given.out}' lies among the images of '{inside}'; name another place")
+    place = given.out or str(Path(given.run) / FOLDER)
     with emptied_if_refused(place):
         out = made_folder(place)
         seen = opened(given)
