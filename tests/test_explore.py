@@ -13,6 +13,7 @@ from PIL import Image, ImageEnhance, ImageOps
 from sklearn.datasets import load_sample_image
 
 from idmm import similarity
+from idmm.commands import explore_tables
 from idmm.data.datasets import open_splits
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -92,7 +93,7 @@ def test_planted_faults_are_found(run, planted, capsys):
     assert sorted(path.name for path in out.iterdir()) == sorted([*SHEETS, *TABLES, "explore.json", "exclude.txt"])
     assert "likely pair" in said and "another label" in said and "train/china/c05.png" in said and "exclude.txt" in said
     about = json.loads((out / "explore.json").read_text())
-    assert (about["by"], about["images"], about["notes"]) == ("instances", 52, [])
+    assert (about["by"], about["images"]) == ("instances", 52)
     assert sorted(about["files"]) == sorted(path.name for path in out.iterdir())
     names = ["duplicates", "labels", "outliers", "clusters", "neighbours"]
     assert [part["name"] for part in about["sections"]] == names
@@ -125,6 +126,38 @@ def test_again_is_the_same_and_other_files_stay(run, tmp_path):
     assert {row["cluster"] for row in table(tmp_path / "a/clusters.csv")} == {"1", "2", "3"}
 
 
+def test_steps_are_said_and_what_is_there_is_whole_when_it_is_interrupted(run, tmp_path, capsys, monkeypatch):
+    assert call(["explore", run, "--out", tmp_path / "e"]) == 0
+    said = capsys.readouterr().err
+    steps = ("reading the training images", "comparing 52 images", "outliers", "clusters", "likely duplicates, with",
+             "writing the tables", *(f"drawing {name}" for name in SHEETS))  # fmt: skip
+    assert all(f"\n{step}" in f"\n{said}" for step in steps)
+    monkeypatch.setattr(explore_tables, "caption_sheet", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert call(["explore", run, "--out", tmp_path / "e"]) not in (0, 2)
+    assert sorted(path.name for path in (tmp_path / "e").iterdir()) == sorted([*TABLES, "exclude.txt"])
+
+
+def test_rows_that_are_not_learned_yet(run, tmp_path, capsys):
+    shutil.copytree(run, tmp_path / "run")
+    for accuracy, told in ((19.94, True), (20.0, False)):
+        (tmp_path / "run/metrics.jsonl").write_text(json.dumps({"epoch": 1, "instance_accuracy": accuracy}) + "\n")
+        assert call(["explore", tmp_path / "run"]) == 0
+        line = "note: the run tells 19.9 % of its images apart (instance_accuracy): the rows are not learned yet"
+        assert (line in capsys.readouterr().out) is told
+    assert call(["explore", tmp_path / "run", "--by", "features"]) == 0
+    assert "not learned" not in capsys.readouterr().out
+
+
+def test_where_it_may_write(run, planted, tmp_path, capsys, monkeypatch):
+    """Told before any feature is taken."""
+    monkeypatch.setattr("idmm.commands.explore.frozen_backbone", None)
+    (line,) = refused(capsys, ["explore", run, "--out", planted / "train/sheets"])
+    assert line.startswith(f"out: '{planted / 'train/sheets'}' lies among the images of '")
+    (tmp_path / "file").touch()
+    assert "out: cannot write to" in refused(capsys, ["explore", run, "--out", tmp_path / "file/x"])[0]
+    assert not (planted / "train/sheets").exists()
+
+
 def test_images_that_are_gone(run, planted, tmp_path, capsys):
     """Tables by the rows' names alone, no sheets, and it is said."""
     moved = planted.with_name("moved")
@@ -137,9 +170,9 @@ def test_images_that_are_gone(run, planted, tmp_path, capsys):
         moved.rename(planted)
     assert sorted(path.name for path in (tmp_path / "e").iterdir()) == sorted([*TABLES, "explore.json", "exclude.txt"])
     about = json.loads((tmp_path / "e/explore.json").read_text())
-    assert "tables without pictures" in about["notes"][0] and str(planted) in about["notes"][0]
+    assert "tables without pictures" in about["notes"][-1] and str(planted) in about["notes"][-1]
     assert pairs(tmp_path / "e/duplicates.csv") >= {SAME}
-    assert str(planted) in refusal[0] and not (tmp_path / "f").exists()
+    assert str(planted) in refusal[-1] and not (tmp_path / "f").exists()
 
 
 def test_without_rows_and_labels(simclr, tmp_path, capsys):

@@ -5,7 +5,7 @@ import shlex
 
 import numpy as np
 import pytest
-from folders import opened
+from folders import paint, tree, tuned
 from helpers import call
 from PIL import Image, ImageDraw
 from sklearn.neighbors import KNeighborsClassifier
@@ -60,7 +60,9 @@ def test_each_kind_of_image_suggests_its_flags(kind, named, tmp_path, capsys):
 
 
 def test_a_tiny_image_is_not_blown_up():
-    tiny = summary([look_at(np.random.default_rng(0).integers(0, 256, (60, 50, 3), dtype=np.uint8), 0.875)])
+    tiny = summary(
+        [look_at(np.random.default_rng(0).integers(0, 256, (60, 50, 3), dtype=np.uint8), CentreCrop(28, 0.875))]
+    )
     (hint,) = suggestions(tiny)
     assert hint["flags"].startswith("--views.size 64 ") and "50 px" in hint["why"]
     assert suggestions(summary([])) == []
@@ -69,31 +71,36 @@ def test_a_tiny_image_is_not_blown_up():
 def test_looks_by_hand():
     image = np.full((8, 10, 3), 255, dtype=np.uint8)
     image[2:4, 2:4] = [200, 10, 10]
-    look = look_at(image, 1.0)
+    look = look_at(image, CentreCrop(8, 1.0))
     assert look.short == 8 and not look.grey and look.border == 1
     assert look.flat == pytest.approx(1 - 4 / 72)  # two lines with an edge at either side
     image[0, :5] = 0
-    assert look_at(image, 1.0).border == pytest.approx(1 - 6 / 36)  # the corner lies on two sides
-    assert look_at(np.zeros((4, 1, 3), np.uint8), 1.0).flat == 1
+    assert look_at(image, CentreCrop(8, 1.0)).border == pytest.approx(1 - 6 / 36)  # the corner lies on two sides
+    assert look_at(np.zeros((4, 1, 3), np.uint8), CentreCrop(8, 1.0)).flat == 1
 
 
-def test_the_floor_is_what_raw_pixels_reach_on_the_test_images(tmp_path, capsys):
-    root = drawn(tmp_path / "d", side=32, parts=(("train", 12), ("val", 3), ("test", 6)))
-    said, found = checked(root, tmp_path / "c", capsys)
-    floor = found["floor"]
-    assert floor["images"] == 12 and floor["of"] == "test" and floor["largest_class"] == 50
-    train = opened(root, None, "train", keep="ram", labelled=True)
-    test = opened(root, CentreCrop(28, 0.875), "test", keep="ram", labelled=True)
-    assert floor["pixel_knn"] == pytest.approx(results.pixel_knn(train, test), abs=9)  # an image of 12: other rounding
-    line = f"the floor to beat: kNN of raw pixels {floor['pixel_knn']:.1f} % (largest class 50.0 %), on 12 test images"
-    assert line in said.splitlines()
+def test_the_floor_is_the_pixel_knn_of_a_run(tmp_path, capsys):
+    """To the last digit, at the run's size, on images that are larger or smaller than what it keeps of them."""
+    train = {"a": 12, "b": 12, "c": 12}
+    for side in (24, 160):
+        root = tree(tmp_path / f"d{side}", train=train, val={"a": 2, "b": 2, "c": 2}, test={"a": 6, "b": 6, "c": 7})
+        for seed, path in enumerate(sorted(root.rglob("*.png"))):
+            paint(path, seed, (side, side + 9))
+        own = {"stages": [{"size": 32}], "augment__scale": [0.35, 1.0], "train__epochs": 30, "train__eval_every": 30}
+        assert tuned(tmp_path / f"run{side}", root, **own) == 0
+        wanted = json.loads((tmp_path / f"run{side}/result.json").read_text())["pixel_knn"]
+        said, found = checked(root, tmp_path / "c", capsys, "--size", 32)
+        floor = found["floor"]
+        assert floor["pixel_knn"] == wanted and (floor["images"], floor["of"], floor["size"]) == (19, "test", 32)
+        line = f"the floor to beat: kNN of raw pixels {wanted:.1f} % (largest class 36.8 %), on 19 test images at 32 px"
+        assert line in said.splitlines()
 
 
 def test_without_test_images_a_part_of_train_is_held_out(tmp_path, capsys):
     root = drawn(tmp_path / "d", side=32, parts=(("train", 10),))
     said, found = checked(root, tmp_path / "c", capsys)
     assert found["floor"]["images"] == 4 and found["floor"]["of"] == "train"
-    assert "(largest class 50.0 %), on 4 held-out training images" in said
+    assert "(largest class 50.0 %), on 4 held-out training images at 224 px" in said
 
 
 def test_unreadable_images_are_left_out_of_the_floor(tmp_path, capsys):

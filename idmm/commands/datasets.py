@@ -13,7 +13,7 @@ from idmm import config, features
 from idmm.config.commands import DataCacheConfig, DataCheckConfig, DataDownloadConfig
 from idmm.data.datasets import open_splits
 from idmm.data.disk import cache_entries, cache_folder, clear
-from idmm.data.doctor import NEAR_BITS, NEAR_CORRELATION, SKEWED, Checkup, ImageRef, Pair, check, exclusions
+from idmm.data.doctor import MIRRORED, NEAR_BITS, NEAR_CORRELATION, SKEWED, Checkup, ImageRef, Pair, check, exclusions
 from idmm.data.download import fetch
 from idmm.data.images import FULL, load
 from idmm.data.looks import suggestions
@@ -88,8 +88,8 @@ def checkup(given: DataCheckConfig) -> int:
     for note in notes:
         log.info("%s", note)
     out = made_folder(given.out)
-    found, splits = check(data, given.tiny, given.near_limit, progress=True)
-    found.floor = _floor(found, splits, data)
+    found, splits = check(data, given.tiny, given.near_limit, progress=True, size=given.size)
+    found.floor = _floor(found, splits, data, given.size)
     print("\n".join(report(found, written=out is not None)))
     if out is not None:
         write_text(out / "check.json", json.dumps(found.plain(), indent=2) + "\n")
@@ -104,9 +104,10 @@ def checkup(given: DataCheckConfig) -> int:
     return int(not found.clean)
 
 
-def _floor(found: Checkup, splits: Splits, data: config.Data) -> dict | None:
-    """What raw pixels reach, and what naming the largest class would, on the split that results would be reported on;
-    where there is none, on a fifth of the training images. None where there are no labels for that.
+def _floor(found: Checkup, splits: Splits, data: config.Data, size: int) -> dict | None:
+    """What raw pixels reach, as ``pixel_knn`` of a run at that size says, and what naming the largest class would, on
+    the split that results would be reported on; where there is none, on a fifth of the training images. None where
+    there are no labels for that.
 
     Of many images only so many are compared that it takes seconds.
     """
@@ -123,21 +124,22 @@ def _floor(found: Checkup, splits: Splits, data: config.Data) -> dict | None:
         except UserError:  # of one class, or what the layout's faults say
             return None
         train, held = parted.train, parted.test
-    rows, labels = _rows(found, train, "train")
-    queries, truth = _rows(found, held, of)
+    rows, labels = _rows(found, train, "train", 0)
+    queries, truth = _rows(found, held, of, 1)
     if len(np.unique(labels)) < 2 or not len(truth):
         return None
     few = np.unique(np.linspace(0, len(truth) - 1, max(1, min(len(truth), 4 * PAIRS // len(labels)))).astype(int))
     reached = rows_knn(rows, labels, queries[few], truth[few])
     largest = 100 * float(np.unique(truth[few], return_counts=True)[1].max() / len(few))
-    return {"pixel_knn": reached, "largest_class": largest, "images": len(few), "of": of}
+    return {"pixel_knn": reached, "largest_class": largest, "images": len(few), "of": of, "size": size}
 
 
-def _rows(found: Checkup, split: Split, part: str) -> tuple[np.ndarray, np.ndarray]:
-    """The small images of a split that could be read and have a class, float32 [N, 3072], and their classes' names."""
+def _rows(found: Checkup, split: Split, part: str, form: int) -> tuple[np.ndarray, np.ndarray]:
+    """The small images of a split that could be read and have a class, in one of a look's two forms, float32 [N, 3072],
+    and their classes' names."""
     seen = found.seen[part]
     used = [i for i, name in enumerate(split.names) if name in seen and split.labels[i] >= 0]
-    rows = np.array([seen[split.names[i]].pixels.ravel() for i in used], dtype=np.float32)
+    rows = np.array([seen[split.names[i]].pixels[form].ravel() for i in used], dtype=np.float32)
     return rows, np.array([split.classes[split.labels[i]] for i in used])
 
 
@@ -171,6 +173,8 @@ def report(found: Checkup, written: bool = False) -> list[str]:
         lines += [text, *(f"  {example}" for example in examples[:_NAMED])]
         if len(examples) > _NAMED:
             lines.append(f"  and {len(examples) - _NAMED} more ({'check.json' if written else '--out DIR'} lists all)")
+    if any(pair.kind == "mirrored" for pair in found.pairs):
+        lines.append(MIRRORED)
     if found.groups:
         lines.append(f"groups: {', '.join(f'{count} in {name}' for name, count in found.groups.items())}")
     if shared := found.shared_groups:
@@ -199,7 +203,7 @@ def _suited(found: Checkup) -> Iterator[str]:
     if found.floor:
         of = "held-out training" if found.floor["of"] == "train" else found.floor["of"]
         floor = "the floor to beat: kNN of raw pixels {pixel_knn:.1f} % (largest class {largest_class:.1f} %)"
-        yield f"{floor.format(**found.floor)}, on {found.floor['images']:,} {of} images"
+        yield f"{floor.format(**found.floor)}, on {found.floor['images']:,} {of} images at {found.floor['size']} px"
 
 
 def _layout(found: Checkup) -> Iterator[str]:
@@ -283,18 +287,22 @@ def _place(image: ImageRef) -> str:
 
 
 def _draw(found: Checkup, splits: Splits, max_pixels: int, path: Path) -> None:
-    """Draws the worst pairs: labels that disagree, then leaks, then the rest, exact ones first."""
-    from idmm.report.sheets import LARGE, Tile, caption_sheet, pair_rows
+    """Draws of each group of images that are alike the worst pair: labels that disagree, then leaks, then the rest,
+    exact ones first."""
+    from idmm.report.sheets import LARGE, Tile, caption_sheet, one_of_each, pair_rows
 
     order = sorted(found.pairs, key=lambda p: (not p.disagrees, not p.leaks, not p.exact, -p.similarity))
-    drawn = []
-    for pair in order[:_DRAWN]:
+    drawn, groups = [], one_of_each([(pair.first, pair.second) for pair in order])
+    for number, many in list(groups.items())[:_DRAWN]:
+        pair = order[number]
         tags = [pair.kind, *(["leaks"] if pair.leaks else []), *(["labels differ"] if pair.disagrees else [])]
+        said = ", ".join(tags) + (f"; {many} alike" if many > 2 else "")
         both = []
-        for image, what in ((pair.first, ", ".join(tags)), (pair.second, "")):
+        for image, what in ((pair.first, said), (pair.second, "")):
             item = getattr(splits, image.split).items[image.index]
             caption = f"{what}\n{_place(image)}\n{image.label or ''}"
             both.append(Tile(load(item, max_pixels, found.range or FULL).pixels, caption))
         drawn.append(both)
-    title = f"{found.dataset}: {len(drawn)} of {counted(len(found.pairs), 'pair')} that look the same"
-    caption_sheet(pair_rows(drawn), path, title, cell=LARGE)
+    title = f"{found.dataset}: a pair of {len(drawn)} of {counted(len(groups), 'group')} of images that look the same"
+    note = f"{counted(len(order), 'pair')} in all; alike: images of the group"
+    caption_sheet(pair_rows(drawn), path, title, note, cell=LARGE)

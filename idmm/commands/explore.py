@@ -1,6 +1,7 @@
 """``idmm explore``: which training images of a run are alike, as tables, sheets of thumbnails and a summary."""
 
 import json
+import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,15 +17,17 @@ from idmm.config.usage import ExploreConfig
 from idmm.data.cache import ImageStore
 from idmm.data.doctor import HASH_BITS, Checkup, ImageRef, Pair, exclusions, perceptual_hashes
 from idmm.errors import UserError
-from idmm.files import made_folder, write_csv, write_text
+from idmm.files import emptied_if_refused, made_folder, write_csv, write_text
 from idmm.progress import Bar
-from idmm.stages import artifacts
+from idmm.stages import artifacts, inside_images
 from idmm.stages.probe import frozen_backbone
 
+log = logging.getLogger("idmm")
 FOLDER, FILE = "explore", "explore.json"
 TITLE = "Which training images are alike"
 EXCLUDE = "exclude.txt"
 VOTED_OF = 3 * similarity.VOTERS  # neighbours that are looked at for those with a label
+LEARNED = 20.0  # instance accuracy under which rows say little (percent)
 HASHES = 2.0  # weight of the agreement of perceptual hashes beside the cosine of rows
 
 
@@ -36,23 +39,29 @@ def explore(given: ExploreConfig) -> str:
         A summary: how much was found of each kind, the ten worst, and what to do next.
 
     Raises:
-        UserError: No finished run, its images are gone and it has no rows for them, or ``out`` cannot be written.
+        UserError: No finished run, its images are gone and it has no rows for them, or ``out`` cannot be written, or
+            lies among the images.
     """
-    seen = opened(given)
-    out = made_folder(given.out or str(Path(given.run) / FOLDER))
+    config = artifacts.config_of(given.run)
+    if given.out and (inside := inside_images(replace(config, out=given.out))):
+        raise UserError(f"out: '{given.out}' lies among the images of '{inside}'; name another place")
+    place = given.out or str(Path(given.run) / FOLDER)
+    with emptied_if_refused(place):
+        out = made_folder(place)
+        seen = opened(given)
     found = search(seen, given)
     parts = sections(seen, found, given.neighbours)
     for old in (FILE, *(f"{part.name}.{kind}" for part in parts for kind in ("png", "csv"))):  # of an earlier call
         (out / old).unlink(missing_ok=True)
-    files = []
-    for part in parts:
-        if part.rows is not None:
-            write_csv(out / f"{part.name}.csv", part.rows)
-            files.append(f"{part.name}.csv")
-        part.draw(seen, out)
-        files += part.sheets
+    tables = [part for part in parts if part.rows is not None]
+    log.info("writing the tables")
+    for part in tables:
+        write_csv(out / f"{part.name}.csv", part.rows)
     copies = next(part for part in parts if part.name == "duplicates")
-    copies.lines.append(f"written: {_exclude(seen, found, given, out / EXCLUDE)}")
+    copies.lines.append(f"written: {_exclude(seen, found, config, out / EXCLUDE)}")
+    for part in parts:
+        part.draw(seen, out)
+    files = [*(f"{part.name}.csv" for part in tables), *(sheet for part in parts for sheet in part.sheets)]
     about = {
         "title": TITLE, "by": seen.by, "images": len(seen.names), "lines": _heading(seen),
         "sections": [part.plain() for part in parts], "notes": seen.notes, "files": [FILE, *files, EXCLUDE],
@@ -75,7 +84,8 @@ def opened(given: ExploreConfig) -> Explored:
             if given.by:
                 raise
             why = error.faults[0]
-    notes, store = [], None
+    notes, store = [] if rows is None else _learned(Path(run)), None
+    log.info("reading the training images")
     try:
         store = artifacts.images(run)
     except UserError as error:
@@ -105,6 +115,17 @@ def opened(given: ExploreConfig) -> Explored:
     return seen
 
 
+def _learned(run: Path) -> list[str]:
+    """Says where the rows are hardly learned yet."""
+    path = run / "metrics.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+    told = [record["instance_accuracy"] for record in records if "instance_accuracy" in record]
+    if not told or told[-1] >= LEARNED:
+        return []
+    line = f"the run tells {told[-1]:.1f} % of its images apart (instance_accuracy): the rows are not learned yet, and "
+    return [line + "lists by them mean little; train for more epochs"]
+
+
 def _features(given: ExploreConfig, config, store: ImageStore) -> np.ndarray:
     """Takes the pooled features of whole images, float32 [N, d]; those of an earlier call are found on the disk."""
     data = replace(config.data, workers=0)
@@ -115,15 +136,19 @@ def _features(given: ExploreConfig, config, store: ImageStore) -> np.ndarray:
 # ---------------------------------------------------------------------- what is found
 def search(seen: Explored, given: ExploreConfig) -> Found:
     """Compares the images."""
+    log.info("comparing %d images: nearest ones", len(seen.names))
     unit = similarity.unit_rows(seen.rows)
     wanted = (given.neighbours, similarity.LOCAL, 0 if seen.labels is None else VOTED_OF)
     near = similarity.nearest(unit, max(wanted))
     margins, suggested = (None, None) if seen.labels is None else similarity.label_margins(near, seen.labels)
+    log.info("outliers")
     if seen.features is not None:
         isolation = similarity.isolation(seen.features)
     else:
         isolation = 1.0 - near.value[:, : similarity.LOCAL].mean(axis=1, dtype=np.float64)
+    log.info("clusters")
     groups = similarity.clusters(unit, given.clusters)
+    log.info("likely duplicates%s", "" if seen.store is None else ", with perceptual hashes")
     return Found(near, list(_duplicates(seen, unit)), margins, suggested, isolation, *groups)
 
 
@@ -154,18 +179,13 @@ def hash_vectors(store: ImageStore) -> np.ndarray:
     return (np.array(bits, dtype=np.float32) * 2 - 1) * np.float32((HASHES / HASH_BITS) ** 0.5)
 
 
-def _exclude(seen: Explored, found: Found, given: ExploreConfig, path: Path) -> str:
+def _exclude(seen: Explored, found: Found, config, path: Path) -> str:
     """Writes a file for ``data.exclude``: copies of the same file, and the likely ones behind a #."""
     refs = [ImageRef("train", i, name, seen.label(i)) for i, name in enumerate(seen.names)]
-    once, pairs = set(), []
-    for i, j, _, cosine, kind in found.pairs:
-        if kind == "same file" or j not in once:
-            pairs.append(Pair(kind, refs[i], refs[j], cosine))
-        once.add(j)
-    config = artifacts.config_of(given.run)
+    pairs = [Pair(kind, refs[i], refs[j], cosine) for i, j, _, cosine, kind in found.pairs]
     lines = exclusions(Checkup(config.data.name, config.data.root, pairs=pairs))
     before = config.data.exclude if Path(config.data.exclude or "").expanduser().is_file() else None
-    return write_exclusions(f"idmm explore {given.run}", before, lines, path)
+    return write_exclusions(f"idmm explore {seen.run}", before, lines, path)
 
 
 # ---------------------------------------------------------------------- what is said

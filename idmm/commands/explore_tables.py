@@ -1,5 +1,6 @@
 """What ``idmm explore`` found, as five tables: their rows, their sheets, and what is said of them."""
 
+import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -10,10 +11,12 @@ from PIL import Image
 
 from idmm import similarity
 from idmm.data.cache import ImageStore
+from idmm.data.doctor import MIRRORED
 from idmm.data.split import counted
 from idmm.pictures import shortened
-from idmm.report.sheets import BLUE, CELL, LARGE, ORANGE, Tile, caption_sheet, in_rows, pair_rows
+from idmm.report.sheets import BLUE, CELL, LARGE, ORANGE, Tile, caption_sheet, in_rows, one_of_each, pair_rows
 
+log = logging.getLogger("idmm")
 WORST = 10  # that are shown of each
 PAIRS, ROWS, QUERIES = 24, 16, 8  # on the sheets: pairs, labels and clusters, neighbours
 BESIDE = 6  # images beside the first of a row
@@ -36,6 +39,7 @@ class Explored:
     store: ImageStore | None  # the images; None: they are gone
     features: np.ndarray | None = None  # float32 [N, d2]
     notes: list[str] = field(default_factory=list)  # what is missing, and why
+    small: dict[int, np.ndarray] = field(default_factory=dict)  # thumbnails that were made
 
     def label(self, i: int) -> str | None:
         """Returns the name of an image's class."""
@@ -43,9 +47,11 @@ class Explored:
 
     def thumbnail(self, i: int) -> np.ndarray:
         """Returns a small picture of an image, uint8 [h, w, 3]."""
-        picture = Image.fromarray(self.store.image(i).permute(1, 2, 0).numpy())  # [H, W, 3]
-        picture.thumbnail((THUMB, THUMB), Image.Resampling.LANCZOS)
-        return np.asarray(picture)
+        if i not in self.small:
+            picture = Image.fromarray(self.store.image(i).permute(1, 2, 0).numpy())  # [H, W, 3]
+            picture.thumbnail((THUMB, THUMB), Image.Resampling.LANCZOS)
+            self.small[i] = np.asarray(picture)
+        return self.small[i]
 
 
 @dataclass(frozen=True)
@@ -89,6 +95,7 @@ class Section:
         """Draws the sheet into a folder, where there is something to show and the images are there."""
         if self.sheet is None or seen.store is None:
             return
+        log.info("drawing %s.png", self.name)
         rows = [
             (text, [None if tile is None else Tile(seen.thumbnail(tile[0]), *tile[1:]) for tile in tiles])
             for text, tiles in self.sheet.rows
@@ -143,12 +150,14 @@ def _duplicates(seen: Explored, found: Found) -> Section:
         "copies for --data.exclude, all but those of the same file behind a #: remove it where you agree, and train "
         "again."
     ]
-    drawn = []
-    for i, j, score, _, kind in pairs[:PAIRS]:
-        why = kind if score is None else f"{kind}, {score:.2f}"
+    lines += [MIRRORED] if any(kind == "mirrored" for *_, kind in pairs) else []
+    drawn, groups = [], one_of_each([pair[:2] for pair in pairs])
+    for (i, j, score, _, kind), many in [(pairs[n], many) for n, many in groups.items()][:PAIRS]:
+        why = (kind if score is None else f"{kind}, {score:.2f}") + (f"; {many} alike" if many > 2 else "")
         drawn.append([(n, f"{text}\n{seen.names[n]}\n{seen.label(n) or ''}", None) for n, text in ((i, why), (j, ""))])
-    title = f"{len(drawn)} of {counted(len(pairs), 'likely pair')} of duplicates"
-    sheet = Sheet(pair_rows(drawn), title, cell=LARGE) if pairs else None
+    title = f"A pair of {len(drawn)} of {counted(len(groups), 'group')} of likely duplicates"
+    note = f"{counted(len(pairs), 'likely pair')} in all; alike: images of the group"
+    sheet = Sheet(pair_rows(drawn), title, note, LARGE) if pairs else None
     return Section("duplicates", "Likely duplicates", said, len(pairs), rows, rows[1 : 1 + WORST], lines, sheet)
 
 

@@ -216,6 +216,8 @@ class DataCheckConfig:
     """Images with a shorter side than this are reported (pixels)."""
     near_limit: int = Field(50_000, ge=0)
     """Near-duplicates are looked for among this many images at most: the time grows with the square (images)."""
+    size: int = Field(224, ge=8)
+    """Size of the run whose 'pixel_knn' the floor to beat is (pixels): resizing moves it by a point or three."""
     max_pixels: int = Field(100_000_000, ge=1)
     """Images with more pixels than this count as unreadable (pixels)."""
     image_column: str | None = None

@@ -11,12 +11,13 @@ from scipy.fft import dctn
 from idmm import config
 from idmm.data.datasets import narrowed, read_splits
 from idmm.data.depth import AUTO, Scale, described, each_scaled, range_of, tidy
-from idmm.data.images import BadImage, Depth, digest, frames, load
+from idmm.data.images import BadImage, CentreCrop, Depth, digest, frames, load
 from idmm.data.looks import Look, look_at, suggestions, summary
 from idmm.data.readers.folder import UNLABELLED, read_all
 from idmm.data.readers.layout import root_folder
 from idmm.data.split import LabelsMissing, Split, Splits, together
 from idmm.data.user_lists import BadList, shared_groups
+from idmm.data.views import short_side_bound
 from idmm.errors import UserError
 
 HASH_SIDE, HASH_BITS = 32, 64  # pixels that are transformed, coefficients that are kept
@@ -25,8 +26,14 @@ NEAR_BITS = 12  # perceptual hashes that differ in so few bits are looked at mor
 NEAR_CORRELATION = {"near": 0.9, "mirrored": 0.95}
 THUMB = 16  # their side (pixels)
 FLAT = 4.0  # a thumbnail of a smaller standard deviation has nothing to correlate (grey levels)
-MIDDLE = 0.875  # share of the short side that is compared as raw pixels, as of evaluation's centre crops
+SIZE = 224  # of a run, as which raw pixels are compared (pixels)
+MIDDLE, SMALLEST = 0.875, 0.35  # share of the short side that it evaluates, and of the area that its least crop has
 SKEWED = 10.0  # largest class over smallest from which the balance is remarked on
+BROKEN, LEAKS = "broken files", "in two splits"  # groups of files to leave out, beside copies in a split
+MIRRORED = (
+    "mirrored: harmless if mirror images mean the same; where they do not (writing, signs), train with --flip 0 "
+    "(idmm train) or --augment.flip 0 --views.flip 0"
+)
 _BLOCK = 2048
 _COMMENT = "#"
 _STAYS = ("unlabelled", "train", "val", "test")  # of equal images the last one's stays
@@ -144,13 +151,16 @@ class _Summary:
     look: Look
 
 
-def check(data: config.Data, tiny: int, near_limit: int, progress: bool = False) -> tuple[Checkup, Splits]:
+def check(
+    data: config.Data, tiny: int, near_limit: int, progress: bool = False, size: int = SIZE
+) -> tuple[Checkup, Splits]:
     """Looks at every image of a dataset; sizes other than the protocol's are reported, no error.
 
     Args:
         tiny: Short sides under this are reported (pixels).
         near_limit: Near-duplicates are not looked for among more images than this.
         progress: Show a bar on standard error.
+        size: Of a run, as which raw pixels are compared (pixels).
 
     Raises:
         UserError: The dataset cannot be opened at all, or a list of the user's is bad.
@@ -168,7 +178,7 @@ def check(data: config.Data, tiny: int, near_limit: int, progress: bool = False)
         if split.labels is not None:
             counts = np.bincount(split.labels[split.labels >= 0], minlength=len(split.classes))
             found.classes[name] = dict(zip(split.classes, counts.tolist(), strict=True))
-        looks = list(_summaries(found, name, split, data.max_pixels, progress))
+        looks = list(_summaries(found, name, split, data.max_pixels, progress, size))
         _count_depths(found, name, looks)
         found.seen[name] = {look.ref.name: look.look for look in looks}
         seen += looks
@@ -204,11 +214,13 @@ def _by_folder(splits: Splits) -> Splits:
     return replace(splits, unlabelled=more.take(np.flatnonzero(beside)) if beside.any() else None)
 
 
-def _summaries(found: Checkup, name: str, split: Split, max_pixels: int, progress: bool) -> Iterator[_Summary]:
+def _summaries(
+    found: Checkup, name: str, split: Split, max_pixels: int, progress: bool, size: int
+) -> Iterator[_Summary]:
     """Reads a split's images; yields those that can be used."""
 
     def work(i: int, scale: Scale) -> _Summary:
-        return _summary(name, split, i, max_pixels, scale)
+        return _summary(name, split, i, max_pixels, scale, size)
 
     looks = each_scaled(work, split, found.range or AUTO, max_pixels, f"checking {name}", progress)
     for i, look in enumerate(looks):
@@ -240,7 +252,7 @@ def _count_depths(found: Checkup, name: str, looks: list[_Summary]) -> None:
         found.depth_lines += lines
 
 
-def _summary(name: str, split: Split, i: int, max_pixels: int, scale: Scale) -> _Summary:
+def _summary(name: str, split: Split, i: int, max_pixels: int, scale: Scale, size: int) -> _Summary:
     label = None if split.labels is None or split.labels[i] < 0 else split.classes[split.labels[i]]
     image, depth, file = load(split.items[i], max_pixels, scale)  # [H, W, 3]
     picture = Image.fromarray(image)
@@ -253,17 +265,25 @@ def _summary(name: str, split: Split, i: int, max_pixels: int, scale: Scale) -> 
         frames=frames(split.items[i], max_pixels),
         hashes=perceptual_hashes(picture),
         thumb=np.asarray(picture.resize((THUMB, THUMB), Image.Resampling.BOX), dtype=np.float32),
-        look=look_at(image, MIDDLE),
+        look=look_at(image, CentreCrop(size, MIDDLE), short_side_bound(size, SMALLEST)),
     )
 
 
 def exclusions(found: Checkup) -> list[str]:
-    """Returns the lines of a file for ``data.exclude``: what should be left out, each with the reason in a comment.
+    """Returns the lines of a file for ``data.exclude``: what should be left out, a line each, under a comment with all
+    reasons; broken files first, then what lies in two splits, then copies within a split.
 
     Of images that are the same one stays: the first of the test split, else of val, else of train. Where those of that
-    split are of different classes none stays, as one of them is wrong. Nearly equal ones are there, commented out.
+    split are of different classes none stays, as one of them is wrong. Nearly equal ones are there, commented out: of a
+    pair across splits the training image, else the second.
     """
-    lines = [f"{_COMMENT} unreadable ({bad['reason']})\n{_line(bad['name'])}" for bad in found.unreadable]
+    named: dict[str, list[tuple[str, bool, str]]] = {}  # group, whether it is certain, reason
+
+    def add(name: str, group: str, certain: bool, reason: str) -> None:
+        named.setdefault(name, []).append((group, certain, reason))
+
+    for bad in found.unreadable:
+        add(bad["name"], BROKEN, True, f"unreadable ({bad['reason']})")
     same: dict[ImageRef, list[ImageRef]] = {}
     for pair in found.pairs:
         if pair.exact:
@@ -272,18 +292,42 @@ def exclusions(found: Checkup) -> list[str]:
         kept = [image for image in images if image.split == max(images, key=lambda i: _STAYS.index(i.split)).split]
         wrong = len({image.label for image in kept} - {None}) > 1
         for image in images:
+            group = f"copies in {image.split}" if image.split == kept[0].split else LEAKS
             if wrong and image in kept:
                 other = next(other for other in kept if other.label != image.label)
                 why = f"the same as {other.name}, but of class '{image.label}', not '{other.label}': one is wrong"
             else:
                 why = f"the same as {kept[0].name}"
-            lines += [f"{_COMMENT} {why}\n{_line(image.name)}"] if wrong or image != kept[0] else []
+            if wrong or image != kept[0]:
+                add(image.name, group, True, why)
     for pair in found.pairs:
-        if not pair.exact:  # across splits the first is the training image
-            out, other = (pair.first, pair.second) if pair.leaks else (pair.second, pair.first)
-            why = f"nearly the same as {other.name} ({pair.similarity:.3f}); to leave it out, remove the # before it"
-            lines.append(f"{_COMMENT} {why}\n{_COMMENT}{_line(out.name)}")
-    return lines
+        if pair.exact:
+            continue
+        out, other = (pair.first, pair.second) if pair.leaks else (pair.second, pair.first)
+        alike = "nearly the same as" if pair.kind == "near" else "mirror image of"
+        group = LEAKS if pair.leaks else f"copies in {out.split}"
+        add(out.name, group, False, f"{alike} {other.name} ({pair.similarity:.3f})")
+    return _grouped(named)
+
+
+def _grouped(named: dict[str, list[tuple[str, bool, str]]]) -> list[str]:
+    order = [BROKEN, LEAKS, *(f"copies in {split}" for split in ("train", "unlabelled", "val", "test"))]
+    lines = []
+    for group in order:
+        names = [name for name, about in named.items() if min((g for g, *_ in about), key=order.index) == group]
+        lines += [f"{_COMMENT} -- {group}"] if names else []
+        for name in names:
+            certain = any(sure for _, sure, _ in named[name])
+            reasons = "; ".join(reason for *_, reason in named[name])
+            lines.append(f"{_COMMENT} {reasons}\n{'' if certain else _COMMENT}{_line(name)}")
+    everything = [about for abouts in named.values() for about in abouts]
+    head = (
+        ["a # before a path: only suspected, left out once you remove it"]
+        if not all(sure for _, sure, _ in everything)
+        else []
+    )
+    head += [MIRRORED] if any(reason.startswith("mirror") for *_, reason in everything) else []
+    return [f"{_COMMENT} {line}" for line in head] + lines
 
 
 def _line(name: str) -> str:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
+from idmm.data.images import Bound, CentreCrop, fitted
+
 SIDE = 32  # pixels of the small images that are compared as they are
 LINES = 256  # of an image that are looked at
 UNCOLOURED = 4  # most levels between a pixel's channels that are no colour
@@ -22,11 +24,13 @@ class Look:
     grey: bool  # no pixel has a colour
     border: float  # share of the border that has its most frequent colour
     flat: float  # share of neighbouring pixels that are the same
-    pixels: np.ndarray  # its middle, uint8 [SIDE, SIDE, 3]
+    pixels: np.ndarray  # its middle as a training image and as one to evaluate on, uint8 [2, SIDE, SIDE, 3]
 
 
-def look_at(image: np.ndarray, crop_pct: float) -> Look:
-    """Returns the look of an image, uint8 [H, W, 3]; ``crop_pct``: share of its short side that is its middle."""
+def look_at(image: np.ndarray, crop: CentreCrop, bound: Bound = None) -> Look:
+    """Returns the look of an image, uint8 [H, W, 3]; ``crop``: how it would be evaluated, ``bound``: what would be kept
+    of it to train on."""
+    whole, middle = Image.fromarray(fitted(image, bound)), Image.fromarray(crop(image))
     lines = image[:: max(1, len(image) // LINES)]  # [R, W, 3]
     edges = np.concatenate([image[0], image[-1], image[:, 0], image[:, -1]])  # [2 H + 2 W, 3]
     _, count = np.unique(edges, axis=0, return_counts=True)
@@ -36,7 +40,7 @@ def look_at(image: np.ndarray, crop_pct: float) -> Look:
         grey=bool(np.all(lines.max(-1) - lines.min(-1) <= UNCOLOURED)),
         border=float(count.max() / len(edges)),
         flat=float(alike.mean()) if alike.size else 1.0,
-        pixels=small(Image.fromarray(image), crop_pct),
+        pixels=np.stack([small(whole, crop.crop_pct), small(middle, 1.0)]),
     )
 
 

@@ -220,7 +220,7 @@ def prepare(config: Any) -> tuple[Any, list[str]]:
         faults += error.faults
     if config.out is None:
         faults.append("out: missing; name a folder for all that the run writes (--out runs/a)")
-    elif inside := _inside_images(config):
+    elif inside := inside_images(config):
         faults.append(f"out: '{config.out}' lies among the images of '{inside}' and would become one of their classes")
     if config.init is not None:
         faults += _init_faults(config)
@@ -252,7 +252,7 @@ def _taken_up(config: Any) -> tuple[Any, list[str]]:
     return config, []
 
 
-def _inside_images(config: Any) -> str | None:
+def inside_images(config: Any) -> str | None:
     """Returns the folder of images that a new ``out`` lies in, if any: a later run would take its pictures for images.
 
     A run that began there before goes on.
