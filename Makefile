@@ -4,6 +4,7 @@
 # All make .venv and install what they need the first time (about 6 GB, mostly PyTorch).
 PYTHON ?= python3
 BIN := .venv/bin
+SAY := @echo 'installing into .venv; the first time about 6 GB are fetched, which takes some minutes (pip stays quiet)'
 
 .PHONY: demo test test-fast docs lint format clean
 
@@ -37,13 +38,16 @@ clean:
 	$(BIN)/python -m pip install --quiet --upgrade pip
 
 .venv/installed: setup.cfg | .venv/bin/python
+	$(SAY)
 	$(BIN)/python -m pip install --quiet --editable .
 	touch $@
 
 .venv/installed-test: setup.cfg | .venv/bin/python
+	$(SAY)
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
 	touch .venv/installed $@
 
 .venv/installed-docs: setup.cfg | .venv/bin/python
+	$(SAY)
 	$(BIN)/python -m pip install --quiet --editable '.[docs]'
 	touch .venv/installed $@

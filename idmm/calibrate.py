@@ -16,7 +16,7 @@ from idmm.config import Train
 from idmm.data.loaders import one_thread
 from idmm.errors import UserError
 from idmm.methods.base import Method
-from idmm.progress import duration, size
+from idmm.progress import brief, duration, size
 from idmm.seeding import seeded
 
 log = logging.getLogger("idmm")
@@ -107,7 +107,7 @@ def say_estimate(loop, loader: Iterator[dict]) -> list[dict]:
         return []
     if session.train.minutes is None:
         step, evaluating, drawn = _expected(loop, loader)
-        time_for = f" of about {step:.2g} s, {duration(steps * step + evaluating)} in all"
+        time_for = f" of about {brief(step)} s, {duration(steps * step + evaluating)} in all"
     kept, weights = written_bytes(loop.method, bool(session.train.ema) + (plan.keep is not None))
     free = shutil.disk_usage(session.folder.path).free
     log.info(

@@ -114,6 +114,7 @@ COMMANDS = {
         """usage: idmm data list
        idmm data info NAME
        idmm data check NAME --root DIR [--out DIR]
+       idmm data check DIR [--out DIR]
        idmm data download NAME --root DIR
        idmm data cache [--clear]
 

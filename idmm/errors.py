@@ -1,7 +1,10 @@
 """What can go wrong for a user, and the exit code it ends with."""
 
+import contextlib
 import difflib
+import json
 from collections.abc import Callable, Iterable
+from importlib.metadata import PackageNotFoundError, distribution
 from typing import Any
 
 
@@ -65,6 +68,15 @@ def reason(error: Exception) -> str:
 def in_short(error: Exception) -> str:
     """Returns an error of a library, which may have many lines, with its kind in 200 characters at most."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+
+
+def install(extra: str) -> str:
+    """Returns the command that installs an extra: in the checkout, where idmm is installed from one as editable."""
+    origin = {}
+    with contextlib.suppress(PackageNotFoundError, ValueError):
+        origin = json.loads(distribution("idmm").read_text("direct_url.json") or "{}")
+    editable = origin.get("dir_info", {}).get("editable")
+    return f"pip install -e '.[{extra}]'" if editable else f"pip install 'idmm[{extra}]'"
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

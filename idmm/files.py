@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from idmm.errors import RunError, UserError
+from idmm.errors import RunError, UserError, listed
 
 _MARK = "part-"
 WEIGHTS = (".safetensors", ".pth", ".pt", ".bin", ".tar")
@@ -150,7 +150,10 @@ def weights_file(path: str | os.PathLike, field: str = "", stem: str = "backbone
         missing = [name for name in (f"{stem}.safetensors", f"{stem}.json") if not (path / name).is_file()]
         why = f"has no {' and no '.join(missing)} in it; {WEIGHTS_WANTED}"
         if missing and (path / "last").is_dir():
-            why = f"is a run that has not written its {missing[0]} yet; let it finish, or {WEIGHTS_WANTED}"
+            how = "let it finish (the command that began it goes on with it)"
+            why = f"is a run that has not written its {missing[0]} yet; {how}, or {WEIGHTS_WANTED}"
+        elif missing and (inside := runs_inside(path, f"{stem}.safetensors")):
+            why = f"holds runs; give one of them: {inside}"
         if missing and stem == "model" and (path / "backbone.safetensors").is_file():
             command = f"idmm finetune --config fast --init {path} --data.root DIR --out NEW"
             why = f"is a run without a classifier; fine-tune it on labelled images first: {command}"
@@ -164,6 +167,11 @@ def weights_file(path: str | os.PathLike, field: str = "", stem: str = "backbone
     if path.suffix.lower() not in WEIGHTS:
         raise UserError(f"{weights_label(path, field)} is not a checkpoint; {WEIGHTS_WANTED}")
     return path
+
+
+def runs_inside(path: Path, file: str) -> str:
+    """Returns the folders in a folder that have a file, as finished runs do, for one line of text; empty: none has."""
+    return listed(f"'{found.parent}'" for found in sorted(path.glob(f"*/{file}")))
 
 
 def weights_label(source: str | os.PathLike, field: str) -> str:

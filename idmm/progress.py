@@ -66,11 +66,12 @@ def logging_to(folder: Path) -> Iterator[None]:
     shown, kept = logging.StreamHandler(sys.stderr), logging.FileHandler(folder / "log.txt", encoding="utf-8")
     kept.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     kept.handleError = lambda record: None  # a full disk shows where it matters
-    for early in [handler for handler in log.handlers if isinstance(handler, KeptLog)]:
+    for early in (before := [handler for handler in log.handlers if isinstance(handler, KeptLog)]):
         log.removeHandler(early)
         for record in early.buffer:
             for handler in (kept,) if record.levelno >= logging.WARNING else (shown, kept):
                 handler.handle(record)
+        early.buffer.clear()
     propagate, log.propagate = log.propagate, False
     try:
         with logging_by(shown, kept), logging_redirect_tqdm([log]):
@@ -82,6 +83,8 @@ def logging_to(folder: Path) -> Iterator[None]:
                 raise
     finally:
         log.propagate = propagate
+        for early in before:  # for what is said before the next log
+            log.addHandler(early)
 
 
 class Interrupts:
@@ -194,6 +197,11 @@ def epoch_line(record: dict, epochs: int) -> str | None:
         return None
     others = [f"{name} {value:.4g}" for name, value in record.items() if name not in (*BOOKKEEPING, *SCORES)]
     return "  ".join([f"epoch {record['epoch']}/{epochs}", f"loss {record['loss']:.4f}", *scores, *others])
+
+
+def brief(value: float) -> str:
+    """A number with two digits that matter, as people write it: '0.013', '1.5', '100'."""
+    return f"{float(f'{value:.2g}'):g}"
 
 
 def duration(seconds: float) -> str:

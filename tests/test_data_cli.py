@@ -99,3 +99,23 @@ def test_the_cache_is_shown_and_cleared(tmp_path, capsys, monkeypatch):
     assert say(capsys, "cache", "--dir", str(folder))[1] == f"'{folder}': 0 B\n"
     monkeypatch.setenv("IDMM_CACHE", str(tmp_path / "else"))
     assert str(tmp_path / "else") in say(capsys, "cache")[1]
+
+
+def test_a_folder_to_check_may_stand_without_its_flag(tmp_path, capsys, monkeypatch):
+    root = tree(tmp_path / "pictures", train={"a": 3, "b": 3}, val={"a": 1, "b": 1})
+    monkeypatch.chdir(tmp_path)
+    by_flag = say(capsys, "check", "--root", "pictures", "--tiny", "0")
+    assert say(capsys, "check", "pictures", "--tiny", "0") == by_flag and by_flag[0] == 0
+    (tmp_path / "flowers").mkdir()
+    assert "data.root: not given; data.name 'flowers'" in say(capsys, "check", "flowers")[2], "a dataset's name is one"
+    assert "'picturs' is not known" in say(capsys, "check", str(root.with_name("picturs")).rpartition("/")[2])[2]
+
+
+def test_a_list_of_suspicions_is_said_to_leave_out_nothing(tmp_path, capsys):
+    from idmm.commands.datasets import write_exclusions
+
+    near = ["# nearly the same as a.png\n#b.png"]
+    said = write_exclusions("idmm data check", None, near, tmp_path / "x.txt")
+    assert said.endswith("x.txt; all its lines are behind a #, suspicions to look at: it leaves out nothing as it is")
+    said = write_exclusions("idmm data check", None, [*near, "c.png"], tmp_path / "x.txt")
+    assert said.endswith(f"; leave out what it names with --data.exclude {tmp_path / 'x.txt'}")

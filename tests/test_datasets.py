@@ -16,6 +16,7 @@ from idmm.data.datasets import draw_subset, open_splits
 from idmm.data.readers import pictures
 from idmm.data.registry import DATASETS
 from idmm.data.split import Split
+from idmm.errors import install
 
 
 def test_digits():
@@ -306,5 +307,5 @@ def test_faces_are_the_first_hundred():
 
 def test_without_scikit_image(monkeypatch):
     monkeypatch.setitem(sys.modules, "skimage", None)
-    wanted = "data.name: 'photos' and 'faces' need scikit-image: pip install 'idmm[demo]'"
+    wanted = f"data.name: 'photos' and 'faces' need scikit-image: {install('demo')}"
     assert faults(open_splits, section(name="photos"), True) == [wanted]

@@ -1,6 +1,7 @@
 """The pictures, and the demo in miniature through the real command line."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -114,7 +115,7 @@ def test_a_miniature_demo_ends_with_its_result_and_goes_on(tmp_path, files, caps
     out = tmp_path / "demo"
     argv = ["demo", "--out", out, "--seeds", 2, *files]
     assert call(argv) == 0
-    said = capsys.readouterr().out
+    said, log = capsys.readouterr()
     result = json.loads((out / "demo.json").read_text())
     assert len(result["idmm_top1"]) == len(result["scratch_top1"]) == 2 and 0 < result["seconds"] < 60
     assert result["gain"] == pytest.approx(np.mean(result["idmm_top1"]) - np.mean(result["scratch_top1"]))
@@ -122,6 +123,13 @@ def test_a_miniature_demo_ends_with_its_result_and_goes_on(tmp_path, files, caps
     assert "±" in said and f"{result['gain']:+.1f} points" in said
     for name in ("loss.png", "crops.png", "comparison.png"):
         pixels(out / name)
+    begun = [re.sub(r"about \d+ s", "about T", line) for line in log.splitlines() if line.startswith("run ")]
+    assert begun == [
+        "run 1 of 6: seed 0, pretraining", "run 2 of 6: seed 0, fine-tuning from IDMM",
+        "run 3 of 6: seed 0, fine-tuning from scratch; about T left", "run 4 of 6: seed 1, pretraining; about T left",
+        "run 5 of 6: seed 1, fine-tuning from IDMM; about T left",
+        "run 6 of 6: seed 1, fine-tuning from scratch; about T left",
+    ]  # fmt: skip
     _check_runs(out)
 
     began = time.monotonic()
@@ -187,3 +195,12 @@ def test_the_configs_that_ship_are_sound():
     assert pretrain.data.subset is None and pretrain.data.val_fraction == finetune.data.val_fraction == 0
     assert finetune.data.subset.per_class == 10
     assert finetune.train.size == pretrain.views.size
+
+
+def test_the_time_to_go_is_that_of_the_runs_without_a_result(tmp_path):
+    done = {"pretrain": [{"seconds": 60}], "idmm": [{"seconds": 20}], "scratch": []}
+    assert demo._to_go(tmp_path, 2, {**done, "idmm": []}) == ""
+    for name in ("pretrain-0", "idmm-0"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "result.json").touch()
+    assert demo._to_go(tmp_path, 2, done) == "; about 2 min left"  # 60 s and three times 20

@@ -15,6 +15,7 @@ from PIL import Image
 
 import idmm
 from idmm.data.images import decode
+from idmm.errors import install
 
 SIZES = [(40, 31), (24, 24), (31, 60), (90, 33), (18, 18), (25, 47)]
 
@@ -89,7 +90,7 @@ def test_mistakes(run, images, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("idmm.commands.embed.find_spec", lambda name: None if name == "pyarrow" else find(name))
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     lines = refused(capsys, ["embed", "--init", run, images, "--out", "f.parquet"])
-    assert lines == ["out: 'f.parquet' needs pyarrow; install it with: pip install 'idmm[parquet]'"]
+    assert lines == [f"out: 'f.parquet' needs pyarrow; install it with: {install('parquet')}"]
 
 
 def test_a_size_that_is_not_square(tmp_path, images, capsys):

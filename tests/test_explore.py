@@ -180,6 +180,9 @@ def test_without_rows_and_labels(simclr, tmp_path, capsys):
     assert call(["explore", simclr, "--out", tmp_path / "e"]) == 0
     said = capsys.readouterr().out
     assert "no labels" in said and "compared by the frozen features" in said
+    why = "simclr learns no row for each training image"
+    note = f"note: the images of {simclr} are compared by the frozen features of the backbone, as {why}"
+    assert note in said.splitlines()
     assert not (tmp_path / "e/labels.csv").exists()
     assert json.loads((tmp_path / "e/explore.json").read_text())["by"] == "features"
     assert ("china-05.png", "china-c05.png") in pairs(tmp_path / "e/duplicates.csv")
@@ -191,7 +194,9 @@ def test_of_a_finetuned_run(tmp_path, capsys):
     root = tree(tmp_path / "d", train={"cat": 6, "dog": 6}, test={"cat": 2, "dog": 2})
     assert tuned(tmp_path / "run", root) == 0
     assert call(["explore", tmp_path / "run"]) == 0
-    assert "frozen features" in capsys.readouterr().out
+    why = "it has no rows of training images"
+    note = f"note: the images of {tmp_path / 'run'} are compared by the frozen features of the backbone, as {why}"
+    assert note in capsys.readouterr().out.splitlines()
     assert len(table(tmp_path / "run/explore/labels.csv")) == 12
 
 
@@ -201,6 +206,8 @@ def test_what_is_no_finished_run(run, tmp_path, capsys):
     (tmp_path / "begun/result.json").unlink()
     assert "not finished" in refused(capsys, ["explore", tmp_path / "begun"])[0]
     (tmp_path / "folds/fold-1").mkdir(parents=True)
+    line = f"{run.parent}: holds runs; give one of them: '{run}'"
+    assert refused(capsys, ["explore", run.parent]) == [line]
     assert "fold-1" in refused(capsys, ["explore", tmp_path / "folds"])[0]
     assert not (tmp_path / "folds/explore").exists()
 

@@ -20,6 +20,7 @@ from helpers import ENVIRONMENT, ROOT, call, refused
 from PIL import Image
 
 from idmm.commands import export as command
+from idmm.errors import install
 from idmm.export import card, graph
 from idmm.export.source import Sample, Source
 from idmm.models import create_backbone
@@ -384,4 +385,4 @@ def test_without_the_extra(run, tmp_path, capsys, monkeypatch):
         command.importlib.util, "find_spec", lambda name: None if name in command.NEEDED else real(name)
     )
     (line,) = refused(capsys, ["export", "--init", run, "--format", "onnx", "--out", tmp_path / "m.onnx"])
-    assert line == "format: onnx needs onnx, onnxruntime, onnxscript; install with: pip install 'idmm[export]'"
+    assert line == f"format: onnx needs onnx, onnxruntime, onnxscript; install with: {install('export')}"

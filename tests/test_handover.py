@@ -253,3 +253,10 @@ def test_features_that_are_all_alike_give_no_start(init, tmp_path, monkeypatch, 
     assert inside("finetune", tmp_path / "x", **RUN, init=str(init), train__classifier_init="features") == 0
     assert "hardly differ (feature_std 0.001), so the classifier starts from fresh weights" in capsys.readouterr().err
     assert "start_top1" not in result(tmp_path / "x")
+
+
+def test_a_missing_folder_is_all_that_is_said(init, tmp_path, capsys):
+    """Not what the classifier would have started from."""
+    refusal = f"data.root: '{tmp_path}/gone' does not exist; wanted a folder of images"
+    argv = ["finetune", "--config", "fast", "--init", init, "--data.root", tmp_path / "gone", "--out", tmp_path / "x"]
+    assert refused(capsys, argv) == [refusal] and not (tmp_path / "x").exists()

@@ -22,6 +22,7 @@ from idmm.data.datasets import open_splits
 from idmm.data.doctor import check
 from idmm.data.images import decode
 from idmm.data.loaders import BatchPlan, training_batches
+from idmm.errors import install
 
 datasets = pytest.importorskip("datasets")
 CLASSES = ["owl", "axe", "tea pot"]
@@ -283,7 +284,7 @@ def test_the_network_is_asked_where_that_was_wanted(connections, monkeypatch):
 def test_the_library_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     assert faults(open_splits, section(name="hfds:x"), True) == [
-        "data.name: 'hfds:x' needs the library datasets: pip install 'idmm[hf]'"
+        f"data.name: 'hfds:x' needs the library datasets: {install('hf')}"
     ]
 
 

@@ -3,6 +3,7 @@
 import logging
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -10,6 +11,7 @@ from folders import faults, tree
 from helpers import ENVIRONMENT, ROOT, STAGES, call, flags, inside, refused
 
 import idmm
+from idmm import errors
 from idmm.config import Data, PretrainConfig
 from idmm.config.parsing import build, dump, parse
 from idmm.transfer.config import GridConfig, parse_grid
@@ -213,3 +215,17 @@ def test_a_warning_is_shown_at_once_and_kept(tmp_path, capsys):
     assert [line.split(" ", 3)[3] for line in (tmp_path / "log.txt").read_text().splitlines()] == [
         "a note", "a warning", "in the run",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "kept, command",
+    [
+        ('{"url": "file:///a", "dir_info": {"editable": true}}', "pip install -e '.[hf]'"),
+        ('{"url": "file:///a", "dir_info": {}}', "pip install 'idmm[hf]'"),
+        (None, "pip install 'idmm[hf]'"),
+    ],
+)
+def test_an_extra_is_installed_as_idmm_was(kept, command, monkeypatch):
+    """In a checkout, 'idmm[hf]' would be looked for on the package index."""
+    monkeypatch.setattr(errors, "distribution", lambda name: SimpleNamespace(read_text=lambda file: kept))
+    assert errors.install("hf") == command

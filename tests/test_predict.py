@@ -253,7 +253,8 @@ def test_runs_that_cannot_predict(runs, images, tmp_path, capsys):
     (tmp_path / "begun" / "last").mkdir(parents=True)
     (tmp_path / "folds" / "fold-1").mkdir(parents=True)
     for run, why in {
-        tmp_path / "begun": "is a run that has not written its model.safetensors yet; let it finish, or give",
+        tmp_path / "begun": "is a run that has not written its model.safetensors yet; let it finish "
+        "(the command that began it goes on with it), or give",
         tmp_path / "folds": f"holds k-fold runs; give one of them ('{tmp_path}/folds/fold-1')",
         tmp_path / "nowhere": "does not exist; give a run folder",
         runs / "rgb" / "backbone.safetensors": "has no classifier: the JSON beside it lists no classes; wanted",
@@ -261,6 +262,8 @@ def test_runs_that_cannot_predict(runs, images, tmp_path, capsys):
     }.items():
         (line,) = refused(capsys, ["predict", "--init", run, images])
         assert line.startswith(f"init: '{run}' {why}")
+    (line,) = refused(capsys, ["predict", "--init", runs, images])
+    assert line.startswith(f"init: '{runs}' holds runs; give one of them: ") and f"'{runs / 'rgb'}'" in line
     (line,) = refused(capsys, ["predict", "--init", runs / "rgb", images, "--device", "mps"])
     assert line.startswith("device: 'mps' is not there; wanted one of ")
     assert refused(capsys, ["predict", "--init", runs / "rgb"])[0].startswith("paths: ")

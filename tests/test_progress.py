@@ -23,3 +23,19 @@ def test_only_the_first_process_shows_what_it_warns_of(rank, tmp_path, monkeypat
             progress.log.warning("in the run")
     said = capsys.readouterr().err
     assert [said.count("before the log"), said.count("in the run")] == ([1, 1] if rank == 0 else [0, 0])
+
+
+@pytest.mark.parametrize("value, text", [(0.01312, "0.013"), (1.52, "1.5"), (101.3, "100"), (3541.0, "3500")])
+def test_brief(value, text):
+    assert progress.brief(value) == text
+
+
+def test_what_is_said_between_two_runs_is_shown(tmp_path, capsys):
+    with progress.logging_by(progress.KeptLog()):
+        for name in ("a", "b"):
+            progress.log.info("run %s", name)
+            (tmp_path / name).mkdir()
+            with progress.logging_to(tmp_path / name):
+                progress.log.info("in it")
+    assert capsys.readouterr().err.splitlines() == ["run a", "in it", "run b", "in it"]
+    assert [len((tmp_path / name / "log.txt").read_text().splitlines()) for name in "ab"] == [2, 2]

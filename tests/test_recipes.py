@@ -14,6 +14,7 @@ from tiny import make
 from idmm.config import CropGroup, Method, PretrainConfig, PretrainTrain, Views, colours_of, global_groups
 from idmm.config.parsing import flatten, parse, plain
 from idmm.config.recipes import METHODS, pass_notes, resolve_method
+from idmm.errors import install
 from idmm.transfer.config import parse_grid
 from idmm.transfer.plan import GridPlan
 
@@ -259,7 +260,7 @@ def without(monkeypatch, *modules):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name in modules else original(name, *a))
 
 
-LIGHTLY = "needs lightly; install it with: pip install 'idmm[baselines]'"
+LIGHTLY = f"needs lightly; install it with: {install('baselines')}"
 BARE = dict(method__classifier=None, method__classifier_init=None, method__classifier_lr_scale=None, views__crops=None)
 
 
@@ -279,7 +280,7 @@ def test_tensorboard_is_asked_for_before_the_work(stage, tmp_path, monkeypatch, 
     without(monkeypatch, "tensorboard")
     assert inside(stage, tmp_path / "run", train__tensorboard=True) == 2 and not (tmp_path / "run").exists()
     (line,) = capsys.readouterr().err.splitlines()
-    assert line == "train.tensorboard: needs tensorboard; install it with: pip install 'idmm[tensorboard]'"
+    assert line == f"train.tensorboard: needs tensorboard; install it with: {install('tensorboard')}"
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -229,6 +229,74 @@ def test_the_size_is_the_images_own_or_what_there_is_time_for(monkeypatch):
     assert sizes == {60: 96, 3: 64, 0.1: 32}
 
 
+def test_the_first_line_says_how_long_it_takes(done):
+    line = (done / "stage1/log.txt").read_text().splitlines()[0]
+    assert re.search(rf"INFO {MINUTES} minutes, until about \d\d:\d\d, and as long again for --compare$", line)
+    at_noon = time.mktime((2026, 1, 1, 12, 0, 30, 0, 0, -1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "time", lambda: at_noon)
+        line = train._times(asked(), time.monotonic() - 60)
+    assert line == "20 minutes (the default; --minutes M), until about 12:19"
+
+
+@pytest.mark.parametrize("way", ["scratch", "pretrain"])
+def test_what_is_left_out_is_said_once(way, images, tmp_path, monkeypatch, caplog):
+    listed = tmp_path / "exclude.txt"
+    for text, said in (
+        ("train/cat/0.png\nunlabelled/1.png\n", "2 images (1 train, 1 unlabelled)"),
+        ("# nearly the same\n#train/cat/0.png\n", "0 images: all its lines are behind a #, suspicions to look at"),
+    ):
+        caplog.clear()
+        listed.write_text(text)
+        stages_run(monkeypatch, given(images, tmp_path / said[0], way=way, **{"data.exclude": listed}))
+        found = [line for line in caplog.messages if line.startswith("data.")]
+        assert [line for line in found if "exclude" in line] == [f"data.exclude: '{listed}' leaves out {said}"]
+        assert len([line for line in found if "more without labels" in line]) == 1
+
+
+def by_area(model, side, device):
+    """What an image takes (seconds): the narrow backbone a tenth of another."""
+    return side**2 * (1e-3 if model["name"] == "resnet10t" else 1e-2)
+
+
+def test_too_slow_is_refused_before_anything_is_read(images, tmp_path, monkeypatch, capsys):
+    """And what would do is named: minutes, another size, another backbone."""
+    monkeypatch.setattr(train, "_seconds", by_area)
+    monkeypatch.setattr(StageSpec, "run", None)
+    argv = given(images, tmp_path / "x", way="scratch", minutes=1, size=224)  # 8 images of 502 s each, in 40 s
+    (line,) = refused(capsys, argv)
+    assert line.startswith("minutes: got 1, but an epoch at 224 px takes about 4000 s; wanted at least 67.2")
+    assert "--size" not in line, "even 32 px would take 82 s"
+    argv = given(images, tmp_path / "x", way="scratch", minutes=3, size=224)
+    assert refused(capsys, argv)[0].endswith(" or --size 32") and not (tmp_path / "x").exists()
+
+
+def test_a_smaller_size_where_an_epoch_does_not_fit(images, tmp_path, monkeypatch, capsys):
+    """Taken where the command chose the size, else named."""
+    ran = []
+
+    def run(self, given):
+        ran.append(given["train"]["size"])
+        if ran[-1] > 48:
+            raise budget.TooShort(given["train"]["minutes"], "an epoch takes 90 s", 2.0, 90.0)
+        return {"seconds": 1, "top1": 50.0, "top1_interval": [40.0, 60.0], "test_size": 1, "largest_class": 50.0}
+
+    monkeypatch.setattr(StageSpec, "run", run)
+    monkeypatch.setattr(train, "_seconds", by_area)
+    monkeypatch.setattr(train, "_affordable", lambda given, *_: given.size or 96)
+    argv = given(images, tmp_path / "x", way="scratch", minutes=1)
+    size = argv.index("--size")
+    (line,) = refused(capsys, [*argv[:size], "--size", 96, *argv[size + 2 :]])
+    narrow = "the small ConvNet that it takes without --model.name"
+    assert line.endswith(f"an epoch takes 90 s; wanted at least 2.01 or --size 48 or {narrow}") or line.endswith(
+        f"an epoch takes 90 s; wanted at least 2.02 or --size 48 or {narrow}"
+    )
+    assert call([*argv[:size], *argv[size + 2 :]]) == 0
+    plan = read(tmp_path / "x/train.json")["plan"]
+    assert ran == [96, 96, 48] and plan["size"] == 48
+    assert plan["why"][-1] == "size: 48 px, as at 96 px an epoch takes 90 s"
+
+
 def test_compared(tmp_path):
     for name, right in (("a", "1111100"), ("b", "1100010")):
         rows = [f"{i},cat,{'cat' if hit == '1' else 'dog'}" for i, hit in enumerate(right)]

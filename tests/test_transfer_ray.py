@@ -21,7 +21,7 @@ from helpers import PATIENCE, same
 from transfers import GRID, begun, cells, locked, runs, start
 
 from idmm.config import parsing
-from idmm.errors import Interrupted
+from idmm.errors import Interrupted, install
 from idmm.locks import holders
 from idmm.transfer import cluster
 from idmm.transfer.config import GridConfig, Ray
@@ -328,7 +328,7 @@ def test_a_node_that_does_not_see_the_folder_ends_the_run(joined, tmp_path):
 # ------------------------------------------------------------------ mistakes
 def test_without_ray(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    assert faults(cluster.require) == ["engine: ray needs ray; install it with: pip install 'idmm[ray]'"]
+    assert faults(cluster.require) == [f"engine: ray needs ray; install it with: {install('ray')}"]
     assert faults(cluster.run, None, None) == faults(cluster.require)
 
 

@@ -21,6 +21,7 @@ from idmm.config import METHODS, Method, PretrainConfig
 from idmm.config.commands import TuneConfig
 from idmm.config.parsing import build, parse
 from idmm.config.recipes import resolve_method
+from idmm.errors import install
 from idmm.stages import assemble
 from idmm.tuning import results, search
 from idmm.tuning.options import applied, differences, options_of
@@ -264,7 +265,7 @@ def test_fewlabel_is_a_probe_on_five_labels_a_class():
 def test_without_optuna_it_is_one_line(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     (line,) = refused(capsys, [*TINY, "--out", tmp_path / "o"])
-    assert line == "tune: needs optuna; install it with: pip install 'idmm[tune]'"
+    assert line == f"tune: needs optuna; install it with: {install('tune')}"
     assert not (tmp_path / "o").exists()
 
 

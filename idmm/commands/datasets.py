@@ -18,8 +18,9 @@ from idmm.data.download import fetch
 from idmm.data.images import FULL, load
 from idmm.data.looks import suggestions
 from idmm.data.readers.hub import PREFIX
-from idmm.data.registry import resolve_name, spec_of
+from idmm.data.registry import DATASETS, resolve_name, spec_of
 from idmm.data.split import Split, Splits, counted
+from idmm.data.user_lists import is_named
 from idmm.errors import UserError, listed
 from idmm.files import made_folder, write_bytes, write_text
 from idmm.progress import size
@@ -79,6 +80,8 @@ def checkup(given: DataCheckConfig) -> int:
     Raises:
         UserError: The dataset cannot be opened at all, or ``given.out`` cannot be written.
     """
+    if given.root is None and given.name not in DATASETS and Path(given.name).is_dir():
+        given = replace(given, name=None, root=given.name)
     asked = config.Data(
         name=given.name, root=given.root, max_pixels=given.max_pixels,
         image_column=given.image_column, label_column=given.label_column,
@@ -158,6 +161,8 @@ def write_exclusions(command: str, before: str | None, lines: list[str], path: P
         path.replace(old)
         kept = f" (the one before is {old.name})"
     write_bytes(path, content)
+    if lines and not any(is_named(line.decode(errors="replace")) for line in content.split(b"\n")):
+        return f"{path}{kept}; all its lines are behind a #, suspicions to look at: it leaves out nothing as it is"
     return f"{path}{kept}; leave out what it names with --data.exclude {path}"
 
 

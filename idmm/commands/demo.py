@@ -1,6 +1,7 @@
 """The demo: does pretraining on unlabelled images pay? Digits, 10 labels a class, against training from scratch."""
 
 import json
+import logging
 import statistics
 import time
 from dataclasses import replace
@@ -10,10 +11,13 @@ from idmm.config import FinetuneConfig, PretrainConfig, parsing
 from idmm.config.commands import DemoConfig
 from idmm.errors import RunError, UserError
 from idmm.files import write_text
+from idmm.progress import duration
 from idmm.stages import STAGES
 
+log = logging.getLogger("idmm")
 PICTURES = ("loss.png", "crops.png", "comparison.png")
 ROWS = {"raw pixels": "pixel_knn", "from scratch": "scratch_top1", "from IDMM": "idmm_top1"}
+RUNS = {"pretrain": "pretraining", "idmm": "fine-tuning from IDMM", "scratch": "fine-tuning from scratch"}
 LEAST_GAIN = 5.0  # points
 
 
@@ -94,7 +98,7 @@ def _runs(out: Path, seeds: int, stage1: PretrainConfig, stage2: FinetuneConfig)
     over seeds by name, and the time spent on them before this call (seconds)."""
     from idmm.data.loaders import one_thread  # torch is imported when there is something to train
 
-    results, earlier = {"pretrain": [], "idmm": [], "scratch": []}, 0.0
+    results, earlier = {name: [] for name in RUNS}, 0.0
     for seed in range(seeds):
         subset = stage2.data.subset and replace(stage2.data.subset, seed=seed)
         tuning = replace(stage2, data=replace(stage2.data, subset=subset))
@@ -106,11 +110,23 @@ def _runs(out: Path, seeds: int, stage1: PretrainConfig, stage2: FinetuneConfig)
         for name, config in configs.items():
             stage = STAGES["pretrain" if name == "pretrain" else "finetune"]
             began = time.monotonic()
+            log.info("run %d of %d: seed %d, %s%s", sum(map(len, results.values())) + 1, len(RUNS) * seeds,
+                     seed, RUNS[name], _to_go(out, seeds, results))  # fmt: skip
             with one_thread():  # steps this small gain nothing from more, and lose much where others use the cores
                 result = stage.run(replace(config, out=str(_folder(out, name, seed)), seed=seed, resume="auto"))
             results[name].append(result)
             earlier += max(0.0, result["seconds"] - (time.monotonic() - began))
     return results, earlier
+
+
+def _to_go(out: Path, seeds: int, results: dict[str, list[dict]]) -> str:
+    """About how long the runs without a result take, by those that are done; empty before one of each kind is."""
+    each = {name: statistics.mean(run["seconds"] for run in done) for name, done in results.items() if done}
+    if not results["idmm"]:
+        return ""
+    each.setdefault("scratch", each["idmm"])  # the same steps
+    open_ = [name for name in RUNS for seed in range(seeds) if not (_folder(out, name, seed) / "result.json").exists()]
+    return f"; about {duration(sum(each[name] for name in open_))} left" if open_ else ""
 
 
 def _folder(out: Path, name: str, seed: int) -> Path:

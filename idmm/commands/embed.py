@@ -8,7 +8,7 @@ import numpy as np
 from idmm.commands.inputs import inputs, network_options, say_unreadable
 from idmm.config.usage import EmbedConfig
 from idmm.data.split import counted
-from idmm.errors import UserError
+from idmm.errors import UserError, install
 from idmm.files import replacing
 
 
@@ -39,7 +39,7 @@ def embed(given: EmbedConfig) -> str:
 
 def _check_library(out: str) -> None:
     if Path(out).suffix.lower() == ".parquet" and find_spec("pyarrow") is None:
-        raise UserError(f"out: '{out}' needs pyarrow; install it with: pip install 'idmm[parquet]'")
+        raise UserError(f"out: '{out}' needs pyarrow; install it with: {install('parquet')}")
 
 
 def _write_parquet(file, paths: list[str], features: np.ndarray) -> None:

@@ -105,7 +105,9 @@ def opened(given: ExploreConfig) -> Explored:
         classes = list(store.classes or ())
         seen = Explored(Path(run), store.names, store.digests, labels, classes, "features", np.empty(0), store)
         if why:
-            notes.append(f"{why}: compared by the frozen features of the backbone")
+            reason = why.partition("; wanted")[0].removeprefix(f"{run}: has").rpartition(": ")[2]
+            reason = f"it has{reason}" if reason.startswith(" ") else reason
+            notes.append(f"the images of {run} are compared by the frozen features of the backbone, as {reason}")
     if len(seen.names) < 3:
         raise UserError(f"run: '{run}' has {len(seen.names)} training images; wanted three or more to compare")
     if store is not None and (rows is None or given.by is None):

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from idmm.config.usage import ExportConfig
-from idmm.errors import UserError, checked
+from idmm.errors import UserError, checked, install
 from idmm.files import WEIGHTS_WANTED, free_folder, out_file, weights_file, write_bytes
 
 log = logging.getLogger("idmm")
@@ -63,7 +63,7 @@ def _check_extra(given: ExportConfig) -> None:
             raise UserError(f"int8: true, but --format is {given.format}; wanted onnx, or leave it out")
         return
     if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
-        raise UserError(f"format: onnx needs {', '.join(missing)}; install with: pip install 'idmm[export]'")
+        raise UserError(f"format: onnx needs {', '.join(missing)}; install with: {install('export')}")
 
 
 def _onnx(given: ExportConfig, out: Path, source, sample) -> str:

@@ -1,5 +1,6 @@
 """``idmm train``: from a folder of images to a classifier in a given time, by what was measured to do best."""
 
+import contextlib
 import itertools
 import json
 import logging
@@ -7,6 +8,7 @@ import math
 import shutil
 import statistics
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -16,13 +18,14 @@ from idmm import environment
 from idmm.config import FREE, Augment, Data, parsing
 from idmm.config.commands import TrainCommand
 from idmm.config.reading import recipe
+from idmm.data import datasets, user_lists
 from idmm.data.datasets import open_splits
 from idmm.data.images import load
 from idmm.data.registry import resolve_name
 from idmm.data.split import LabelsMissing, Splits
 from idmm.errors import UserError
 from idmm.files import begun, write_csv, write_text
-from idmm.progress import duration
+from idmm.progress import brief, duration
 from idmm.stages import STAGES, beginning
 from idmm.stages.advice import suited_batch
 from idmm.stages.budget import TooShort
@@ -40,6 +43,7 @@ SIZES = (32, 48, 64, 80, 96, 112, 128, 160, 192, 224)
 TIMED = 16  # images of a step, to find out how long one takes
 LOOKED_AT = 64  # images, for their sizes
 PASSES = 30  # over the images, which a size must leave time for
+SURE = 8.0  # times too slow for a single pass, by a few steps: larger batches and lower precision do not mend that
 AROUND = 20.0  # seconds of imports, reading images, timing and the end
 HELD_OUT = 0.2  # of the labelled images, where there are none to test on
 SHARE = 0.7  # of the time, for the first of two stages ...
@@ -70,6 +74,23 @@ class Plan:
     why: list[str]
 
 
+@contextlib.contextmanager
+def _said_once() -> Iterator[None]:
+    """Has what is said of a folder or list of images said once, though each stage reads them again."""
+    said: dict[tuple, logging.LogRecord] = {}
+
+    def first(record: logging.LogRecord) -> bool:
+        key = (record.msg, *(record.args or ())[:1])  # the words, and the folder or file
+        return record.levelno > logging.INFO or said.setdefault(key, record) is record
+
+    with contextlib.ExitStack() as stack:
+        for reader in (datasets.log, user_lists.log):
+            reader.addFilter(first)
+            stack.callback(reader.removeFilter, first)
+        yield
+
+
+@_said_once()
 def train(given: TrainCommand) -> dict:
     """Trains a classifier on a folder of images in ``given.minutes``; ``given.out`` is the run that fine-tunes it.
 
@@ -94,6 +115,8 @@ def train(given: TrainCommand) -> dict:
     given = replace(given, data=resolve_name(given.data)[0])
     out = Path(given.out)
     kept, new = _kept(out, given), not out.exists()
+    if "plan" not in kept:
+        log.info("%s", _times(given, began))
     try:
         if "plan" not in kept:
             data, splits = _splits(given.data, out)
@@ -116,6 +139,14 @@ def train(given: TrainCommand) -> dict:
     _say(given, kept)
     print(f"{out / FILE}; the classifier is {out / 'model.safetensors'}")
     return kept
+
+
+def _times(given: TrainCommand, began: float) -> str:
+    """Says how long it will take, and until when."""
+    usual = " (the default; --minutes M)" if given.minutes == TrainCommand(out="x").minutes else ""
+    ends = time.strftime("%H:%M", time.localtime(time.time() + began - time.monotonic() + 60 * given.minutes))
+    more = ", and as long again for --compare" if given.compare else ""
+    return f"{given.minutes:g} minutes{usual}, until about {ends}{more}"
 
 
 def _cleared(out: Path, new: bool) -> None:
@@ -154,13 +185,13 @@ def _splits(data: Data, out: Path) -> tuple[Data, Splits]:
     if data.subset is not None and data.labelled is not None:
         raise UserError("data.labelled: given beside data.subset, from which fine-tuning cannot draw; give one of them")
     try:
-        open_splits(data, labelled=True)
+        open_splits(data, labelled=True, unlabelled=True)
     except LabelsMissing as error:
         if data.val_fraction:
             raise
         data = replace(data, val_fraction=HELD_OUT)
         try:
-            open_splits(data, labelled=True)
+            open_splits(data, labelled=True, unlabelled=True)
         except LabelsMissing:
             raise error from None
         log.info("data.val_fraction: %g, as there are no images to test on", HELD_OUT)
@@ -216,7 +247,7 @@ def choose(given: TrainCommand, counts: Counts) -> Plan:
     model = given_model if given.model.name else {**given_model, **BACKBONE}
     if not given.model.name:
         why.append(f"model: {model['name']} {json.dumps(model['kwargs'])}, a small ConvNet")
-    size = given.size or _affordable(given, way, model, counts)
+    size = _affordable(given, way, model, counts)
     if not given.size:
         own = f"the images' short side is {counts.side} px (median)"
         enough = f"; more would leave time for less than {PASSES} passes over them" if size < _sides(counts)[-1] else ""
@@ -230,14 +261,20 @@ def _sides(counts: Counts) -> list[int]:
 
 
 def _affordable(given: TrainCommand, way: str, model: dict, counts: Counts) -> int:
-    """The largest side, of the images' own at most, at which the first stage has time for :data:`PASSES` passes."""
+    """The largest side, of the images' own at most, at which the first stage has time for :data:`PASSES` passes; where
+    one is given, this. UserError where it is sure that there is no time for a single one."""
     seconds = max(1.0, 60 * given.minutes - AROUND)
-    if way == "scratch":
-        each = seconds / (PASSES * counts.labelled)
-    else:
-        each = SHARE * seconds / (PASSES * counts.images * CROPS)
-    sides = _sides(counts)
-    return next((side for side in reversed(sides) if _seconds(model, side, given.device) <= each), sides[0])
+    views, share = (counts.labelled, 1.0) if way == "scratch" else (counts.images * CROPS, SHARE)
+    each = share * seconds / views  # for a single pass
+    sides, took = [given.size] if given.size else _sides(counts), 0.0
+    for side in reversed(sides):
+        if PASSES * (took := _seconds(model, side, given.device)) <= each:
+            return side
+    if took > SURE * each:
+        why = f"an epoch at {side} px takes about {brief(took * views)} s"
+        wanted = (AROUND + seconds * took / each) / 60
+        raise _refused(given, model, side, why, wanted, lambda *other: _seconds(*other, given.device) < each)
+    return sides[0]
 
 
 def _seconds(model: dict, side: int, device: str) -> float:
@@ -291,13 +328,42 @@ def _stage(given: TrainCommand, kept: dict, name: str, folder: Path, minutes: fl
     own |= {"init": str(init)} if init else {"model": kept["plan"]["model"]}
     config = merged(shipped, {**own, "data": parsing.plain(data)})
     log.info("%s: --config %s, %s at %d px", folder, RECIPES[name], duration(60 * minutes), size)
+    began = time.monotonic()
     try:
         return stage.run(config)
-    except TooShort as error:  # said in the command's own minutes
-        share = {"scratch": 1.0, "finetune": 1 - SHARE}.get(name, SHARE)
-        whole = max(kept["minutes"]["before"] + error.wanted / share, given.minutes + 0.01)
-        wanted = f"wanted at least {math.ceil(100 * whole) / 100:g}"
-        raise UserError(f"minutes: got {given.minutes:g}, but {error.why}; {wanted}") from None
+    except TooShort as refused:  # said in the command's own minutes
+        error = refused
+    gone, model = (time.monotonic() - began) / 60, kept["plan"]["model"]
+    own = not given.size and "result" not in kept  # else both sides of a comparison would differ in size, too
+
+    def fits(other: dict, side: int) -> bool:
+        less = 1 - _seconds(other, side, given.device) / _seconds(model, size, given.device)
+        return less > 0 and error.wanted - less * error.seconds / 60 < minutes - own * gone
+
+    if own and (smaller := _smaller(model, size, fits)):
+        kept["plan"]["why"].append(f"size: {smaller} px, as at {size} px {error.why}")
+        log.info("%s", kept["plan"]["why"][-1])
+        kept["plan"]["size"], kept["minutes"][name] = smaller, minutes - gone
+        kept["minutes"]["before"] += gone if name == "scratch" else 0.0
+        _write(Path(given.out), kept)
+        return _stage(given, kept, name, folder, minutes - gone, init)
+    share = {"scratch": 1.0, "finetune": 1 - SHARE}.get(name, SHARE)
+    whole = max(kept["minutes"]["before"] + error.wanted / share, given.minutes + 0.01)
+    raise _refused(given, model, size, error.why, whole, fits)
+
+
+def _smaller(model: dict, size: int, fits: Callable[[dict, int], bool]) -> int | None:
+    return next((side for side in reversed(SIZES) if side < size and fits(model, side)), None)
+
+
+def _refused(given: TrainCommand, model: dict, size: int, why: str, minutes: float, fits: Callable) -> UserError:
+    """Returns what is said where there is no time for one epoch; ``fits``: whether a model would, at a size."""
+    ways = [f"{math.ceil(100 * minutes) / 100:g}"]
+    if smaller := _smaller(model, size, fits):
+        ways.append(f"--size {smaller}")
+    if given.model.name and fits(BACKBONE, size):
+        ways.append("the small ConvNet that it takes without --model.name")
+    return UserError(f"minutes: got {given.minutes:g}, but {why}; wanted at least {' or '.join(ways)}")
 
 
 def _write(out: Path, kept: dict) -> None:

@@ -15,10 +15,10 @@ import yaml
 
 from idmm.config import FREE, PretrainConfig, parsing
 from idmm.config.commands import TuneConfig
-from idmm.errors import UserError
+from idmm.errors import UserError, install
 from idmm.files import made_folder, write_text
 from idmm.locks import Lock
-from idmm.progress import duration, logging_to
+from idmm.progress import brief, duration, logging_to
 from idmm.stages import beginning
 
 log = logging.getLogger("idmm")
@@ -74,7 +74,7 @@ def tune(given: TuneConfig) -> str:
 def _check(given: TuneConfig) -> None:
     faults = []
     if importlib.util.find_spec("optuna") is None:
-        faults.append("tune: needs optuna; install it with: pip install 'idmm[tune]'")
+        faults.append(f"tune: needs optuna; install it with: {install('tune')}")
     if given.data.folds is not None:
         faults.append("data.folds: leave it out; trials are judged on held-out training images (--data.val_fraction)")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -163,7 +163,7 @@ def _length(given: TuneConfig, parts: Any, train: int, held: int, began: float) 
     if least * estimate > seconds:
         spent = time.time() - began
         need = f"{least} trials of {epochs} epochs want about {duration(1.1 * (least * estimate + spent))}"
-        what = f"minutes: {given.minutes:g} is too short, an epoch takes about {epoch:.2g} s here and {need}"
+        what = f"minutes: {given.minutes:g} is too short, an epoch takes about {brief(epoch)} s here and {need}"
         raise UserError(f"{what}; give more of them, or smaller images, models or data (--data.subset)")
     return {"epochs": epochs, "estimate": estimate}
 

@@ -200,7 +200,7 @@ class DataCheckConfig:
     and duplicates across train and test. Exits 1 if anything was found that should be mended."""
 
     name: str | None = None
-    """Dataset, one of 'idmm data list'; null: 'folder', your own images under --root."""
+    """Dataset, one of 'idmm data list', or the folder of your own images; null: 'folder', those under --root."""
     root: str | None = None
     """Folder of the dataset."""
     out: str | None = None

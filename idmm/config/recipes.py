@@ -8,7 +8,7 @@ from idmm.config.methods import METHODS, Method, keys_read, projects, unread
 from idmm.config.parsing import changed
 from idmm.config.stages import PretrainConfig
 from idmm.config.views import COLOURS, DEFAULT_COLOURS, CropGroup, Views, group_sizes
-from idmm.errors import UserError
+from idmm.errors import UserError, install
 
 
 def default_crops(name: str) -> list[CropGroup]:
@@ -121,7 +121,7 @@ def _drloc_faults(config: PretrainConfig, views: Views) -> list[str]:
 def _missing(method: Method, reads: dict[str, Any]) -> list[str]:
     wanted = dict.fromkeys([*(["lightly"] if projects(method, reads) else []), *METHODS[method.name].libraries])
     return [
-        f"method.name: {method.name} needs {name}; install it with: pip install 'idmm[baselines]'"
+        f"method.name: {method.name} needs {name}; install it with: {install('baselines')}"
         for name in wanted
         if importlib.util.find_spec(name) is None
     ]

@@ -78,7 +78,7 @@ class EmbedConfig(UseConfig):
     """Images, and folders of images at any depth."""
     out: str
     """File to write, by its ending: .npz (arrays paths [N] and features [N, d]) or .parquet (columns paths and
-    features; pip install 'idmm[parquet]')."""
+    features; needs the extra 'parquet')."""
 
 
 @section

@@ -171,7 +171,7 @@ def leave_out(splits: Splits, file: str, root: str | None) -> Splits:
     given = UserList("data.exclude", file, _names(splits), root)
     text = given.text("a file with the name of an image a line", "surrogateescape")  # file names are bytes
     lines = enumerate(text.replace("\r\n", "\n").split("\n"), start=1)
-    found = {given.find(i, line, elsewhere=True) for i, line in lines if line.strip() and not line.startswith("#")}
+    found = {given.find(i, line, elsewhere=True) for i, line in lines if is_named(line)}
     given.refuse()
     kept, counts = {}, {}
     for key, part in splits.parts.items():
@@ -183,8 +183,14 @@ def leave_out(splits: Splits, file: str, root: str | None) -> Splits:
         kept[key], counts[key] = replace(part.take(left), drawn=drawn) if left else None, len(out)
     total = sum(counts.values())
     where = ", ".join(f"{n} {key}" for key, n in counts.items() if n)
-    log.info("data.exclude: '%s' leaves out %s%s", file, counted(total, "image"), f" ({where})" if where else "")
+    where = f" ({where})" if where else "" if found else ": all its lines are behind a #, suspicions to look at"
+    log.info("data.exclude: '%s' leaves out %s%s", file, counted(total, "image"), where)
     return replace(splits, **kept, excluded=total)
+
+
+def is_named(line: str) -> bool:
+    """Whether a line of such a file names an image."""
+    return bool(line.strip()) and not line.startswith("#")
 
 
 def _names(splits: Splits) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from idmm.errors import listed
 from idmm.files import write_bytes
 from idmm.pictures import curves_figure, probe_figure
-from idmm.progress import duration
+from idmm.progress import brief, duration
 from idmm.report import run_pictures as draw
 from idmm.report.facts import RunFacts
 from idmm.report.parts import Picture, Section, TableOf, Tabs, Text
@@ -217,7 +217,7 @@ def _sizes(runs: list[RunFacts]) -> Iterator[Section]:
         return
     section = Section("size", "Accuracy over size")
     if len({run.parameters for run in some}) > 1:
-        alt = "; ".join(f"{run.label}: {run.parameters / 1e6:.2g} M, {run.result['top1']:.1f} %" for run in some)
+        alt = "; ".join(f"{run.label}: {brief(run.parameters / 1e6)} M, {run.result['top1']:.1f} %" for run in some)
         caption = "Top-1 with its 95 % interval over the parameters of the backbone."
         section.parts.append(Picture("size.png", draw.sizes_figure(some), alt, caption))
     else:

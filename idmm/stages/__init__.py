@@ -16,7 +16,7 @@ from idmm.config.commands import ProbeConfig
 from idmm.config.recipes import learns_labels, needs_labels, pass_notes, resolve_method
 from idmm.config.schema import flags_of
 from idmm.data.registry import resolve_name
-from idmm.errors import UserError
+from idmm.errors import UserError, install
 from idmm.files import begun, weights_file
 
 # Keys that the stages' docstrings explain; the others they name.
@@ -226,7 +226,7 @@ def prepare(config: Any) -> tuple[Any, list[str]]:
         faults += _init_faults(config)
     train = getattr(config, "train", None)  # a probe has none
     if train and train.tensorboard and importlib.util.find_spec("tensorboard") is None:
-        faults.append("train.tensorboard: needs tensorboard; install it with: pip install 'idmm[tensorboard]'")
+        faults.append(f"train.tensorboard: needs tensorboard; install it with: {install('tensorboard')}")
     if faults:
         raise UserError(*faults)
     if train and begun(config.out):

@@ -23,6 +23,7 @@ from idmm.data.datasets import read_splits
 from idmm.data.depth import AUTO, Scale, described, tidy
 from idmm.data.images import Bound, CentreCrop
 from idmm.data.loaders import BatchFn, BatchPlan, centre_crops
+from idmm.data.readers.layout import root_folder
 from idmm.data.repeats import refuse_repeats
 from idmm.data.split import Splits, counted, together
 from idmm.data.views import MultiCropTransform, short_side_bound
@@ -261,6 +262,8 @@ def session(parts: Assembly, notes: list[str]) -> Iterator[Session]:
     with contextlib.closing(Session(parts.config, parts.began)) as run, run.folder:
         with logging_to(run.folder.path), run.interrupts:
             try:
+                if parts.config.data.name == "folder" and not run.folder.finished:
+                    root_folder(parts.config.data)  # before the notes: what is not there is no time to read them
                 for note in [f"{parts.config.out}: finished already, nothing to do"] if run.folder.finished else notes:
                     log.info("%s", note)
                 yield run

@@ -22,7 +22,7 @@ from idmm.engine import Loop, Session
 from idmm.errors import UserError
 from idmm.evaluate import evaluating
 from idmm.methods import Method
-from idmm.progress import duration
+from idmm.progress import brief, duration
 from idmm.stages import Phase
 from idmm.stages.assemble import Assembly, LoadedSplits
 from idmm.stages.results import ending_seconds
@@ -37,11 +37,11 @@ EPOCH, SAVE, SPEED = 0.01, 0.02, 100e6  # seconds around an epoch and a checkpoi
 
 
 class TooShort(UserError):
-    """Not even one epoch fits into the minutes that a run was given; ``wanted`` are enough."""
+    """Not even one epoch, of so many ``seconds``, fits into the minutes that a run was given; ``wanted`` are enough."""
 
-    def __init__(self, minutes: float, why: str, wanted: float):
+    def __init__(self, minutes: float, why: str, wanted: float, seconds: float):
         super().__init__(f"train.minutes: got {minutes:g}, but {why}; wanted at least {wanted:g}")
-        self.why, self.wanted = why, wanted
+        self.why, self.wanted, self.seconds = why, wanted, seconds
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def length_result(parts: Assembly) -> dict:
 def _sizes(parts: Assembly, each: list[float]) -> list[str]:
     """Returns what an epoch of each phase takes (seconds), as people say it."""
     several = len(parts.phases) > 1
-    return [f"{t:.2g} s" + f" at {phase.size} px" * several for t, phase in zip(each, parts.phases, strict=True)]
+    return [f"{brief(t)} s" + f" at {phase.size} px" * several for t, phase in zip(each, parts.phases, strict=True)]
 
 
 def _say(parts: Assembly, each: list[float], spent: float, takes: float) -> None:
@@ -130,7 +130,7 @@ def _too_short(parts: Assembly, each: list[float], spent: float, takes: float) -
     wanted = math.ceil(wanted * 10**digits) / 10**digits
     line = f"an epoch takes {' and '.join(_sizes(parts, each))}, and the run around it"
     line += f" {duration(spent + takes - sum(each))}"
-    return TooShort(parts.config.train.minutes, line, wanted)
+    return TooShort(parts.config.train.minutes, line, wanted, sum(each))
 
 
 def fitting(shares: list[int], seconds: Callable[[list[int]], float], aim: float, most: float) -> list[int] | None:

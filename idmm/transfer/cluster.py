@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from idmm.data.loaders import cores
-from idmm.errors import Interrupted, UserError
+from idmm.errors import Interrupted, UserError, install
 from idmm.files import write_bytes
 from idmm.transfer.config import Ray
 from idmm.transfer.plan import Job
@@ -52,7 +52,7 @@ class Outcome:
 def require() -> None:
     """Raises UserError where Ray is not installed."""
     if importlib.util.find_spec("ray") is None:
-        raise UserError("engine: ray needs ray; install it with: pip install 'idmm[ray]'")
+        raise UserError(f"engine: ray needs ray; install it with: {install('ray')}")
 
 
 def run(grid: Grid, say: Callable[[], None]) -> None:

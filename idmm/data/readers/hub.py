@@ -11,7 +11,7 @@ import numpy as np
 from idmm import config
 from idmm.data.images import BadImage, read
 from idmm.data.split import LazyFiles, Split, Splits, arranged
-from idmm.errors import UserError, listed
+from idmm.errors import UserError, install, listed
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ def _open(data: config.Data) -> dict:
     try:
         import datasets
     except ImportError:
-        raise UserError(f"data.name: '{data.name}' needs the library datasets: pip install 'idmm[hf]'") from None
+        raise UserError(f"data.name: '{data.name}' needs the library datasets: {install('hf')}") from None
     folder = Path(name).expanduser()
     local, saved = folder.is_dir(), _is_saved(folder)
     if not local and (not given or name.startswith(("/", ".", "~")) or name.count("/") > 1):

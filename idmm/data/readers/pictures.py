@@ -6,7 +6,7 @@ import numpy as np
 
 from idmm import config
 from idmm.data.split import Split, Splits
-from idmm.errors import UserError
+from idmm.errors import UserError, install
 
 TILE = 32  # pixels
 # scikit-image's pictures, and scikit-learn's two photographs
@@ -72,5 +72,5 @@ def _skimage():
     try:
         from skimage import data
     except ImportError:
-        raise UserError("data.name: 'photos' and 'faces' need scikit-image: pip install 'idmm[demo]'") from None
+        raise UserError(f"data.name: 'photos' and 'faces' need scikit-image: {install('demo')}") from None
     return data
