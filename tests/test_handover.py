@@ -1,5 +1,6 @@
 """Fine-tuning's classifier starts from a linear fit on frozen features: ``train.classifier_init``, ``start_top1``."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -23,7 +24,7 @@ from idmm.models.spec import ModelSpec
 from idmm.seeding import seeded
 from idmm.stages import STAGES
 from idmm.stages.folds import over_folds
-from idmm.stages.handover import below_start, decide, fit_classifier
+from idmm.stages.handover import below_start, decide, fit_classifier, high_loss
 from idmm.transfer.config import GridConfig
 from idmm.transfer.plan import GridPlan
 
@@ -190,6 +191,29 @@ def test_training_that_loses_what_the_features_held_says_so(init, tmp_path):
     assert "--train.layer_decay 0.7, or lighter augmentation" in line
     slow = config.FinetuneConfig(train=config.FinetuneTrain(layer_decay=0.65))
     assert "layer_decay" not in below_start(slow, 1.0, 2.0)
+
+
+def test_statistics_that_a_short_pretraining_left_do_not_spoil_the_start(tmp_path):
+    """Batch norms take each batch's own in training: the classifier is fitted to features as they are then."""
+    kwargs = dict(layers=[1, 1, 1, 1], channels=[8, 8, 16, 32])
+    with seeded(0):
+        model = create_backbone("resnet18", 64, **kwargs)
+    for name, buffer in model.named_buffers():
+        if name.endswith("running_var"):
+            buffer.fill_(20)  # far from the images' own
+    init = a_run(tmp_path / "init", model=model, name="resnet18", kwargs={**kwargs, "num_classes": 0})
+    given = {**RUN, "model__drop_path": 0, "stages": None, "train__size": 64, "train__epochs": 2, "train__lr": 1e-4}
+    assert inside("finetune", tmp_path / "run", **given, config="fast", init=str(init)) == 0
+    first, _ = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert first["loss"] < 2 * np.log(10)
+    assert "where guessing costs" not in logged(tmp_path / "run")
+
+
+def test_a_first_loss_far_above_guessing_is_a_line(init, tmp_path):
+    assert high_loss(6.9, 10) is None
+    given = {**RUN, "stages": [{"size": 16, "epochs": 1}], "train__lr": 1, "train__ema": None, "init": str(init)}
+    assert inside("finetune", tmp_path / "run", **given) == 0
+    assert "where guessing costs 2.3; try a lower --train.lr" in logged(tmp_path / "run")
 
 
 def test_without_an_init_null_means_random(tmp_path):

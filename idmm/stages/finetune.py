@@ -18,7 +18,7 @@ from idmm.stages import Phase, documented
 from idmm.stages.assemble import Assembly, LoadedSplits, eval_batches, load_splits, resolve, say_length, session
 from idmm.stages.budget import length_result, within_minutes
 from idmm.stages.folds import by_folds, seen_by_init
-from idmm.stages.handover import below_start, check_classes, fit_classifier
+from idmm.stages.handover import below_start, check_classes, fit_classifier, high_loss, norm_images, set_batch_norms
 from idmm.stages.results import classifier_result, export, say_balance, write_features
 
 log = logging.getLogger("idmm")
@@ -118,6 +118,8 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
             "precision": run.precision,
             **splits.remarks,
         }
+        if line := high_loss(run.folder.metrics()[0]["loss"], classes):
+            log.warning("%s", line)
         if start and result["top1"] < start["start_top1"]:
             log.warning("%s", below_start(config, result["top1"], start["start_top1"]))
         run.folder.finish(result)
@@ -150,7 +152,12 @@ def _start_from_features(run: Session, parts: Assembly, phase: Phase, model, spl
     label = "features for the classifier, of train"
     batches = eval_batches(run, parts, train, phase.size, phase.batch_size, label=label)
     with distributed.enough_memory(phase.batch_size, config.train.accumulate):
-        features = extract_features(model.to(run.device), batches, run.device, run.autocast)  # [N, d]
+        model.to(run.device)
+        if not config.model.freeze:  # a frozen backbone stays in evaluation mode
+            order = norm_images(len(train), phase.batch_size, config.seed)
+            seen = eval_batches(run, parts, train, phase.size, phase.batch_size, images=order)
+            set_batch_norms(model, seen, run.device, run.autocast)
+        features = extract_features(model, batches, run.device, run.autocast)  # [N, d]
         if not bool(torch.isfinite(features).all()):
             source = "" if parts.spec.init is None else f"; the run that wrote '{config.init}' has diverged"
             raise RunError(f"the images' features are not finite{source}", shared=True)

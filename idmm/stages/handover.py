@@ -1,21 +1,26 @@
 """What the classifier of fine-tuning starts from: fresh weights, or a linear fit on the features of the backbone."""
 
 import logging
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from idmm import distributed
 from idmm.config import FinetuneConfig
 from idmm.errors import UserError
-from idmm.evaluate import choose_strength, fit_linear
-from idmm.models.build import has_linear_classifier, linear_classifiers
+from idmm.evaluate import choose_strength, evaluating, fit_linear
+from idmm.models.build import has_linear_classifier, linear_classifiers, one_image_norms
 from idmm.models.spec import ModelSpec
+from idmm.seeding import numpy_rng
 
 log = logging.getLogger("idmm")
 KEY = "train.classifier_init"
+NORM_IMAGES = 4096  # are enough for the statistics of batch norms
+HIGH_LOSS = 3.0  # times the loss of guessing
 LIGHTER = "--augment.scale '[0.35, 1]' --augment.mixup_alpha 0 --augment.cutmix_alpha 0"
 
 
@@ -47,6 +52,36 @@ def check_classes(labels: np.ndarray, classes: list[str]) -> None:
         raise UserError(f"{KEY}: features, but {what}; wanted two classes or more, or random")
 
 
+def set_batch_norms(model: nn.Module, batches: Iterable[dict], device, autocast) -> None:
+    """Sets the running statistics of batch norms to the mean over batches of images, in all processes alike.
+
+    A classifier that was fitted in evaluation mode then meets such features in training, too, where batch norms take
+    each batch's own statistics. Those that a short pretraining leaves behind are still near those of fresh weights.
+    (Wu and Johnson, Rethinking "Batch" in BatchNorm, 2021, section 3.1.)
+    """
+    norms = {m: m.momentum for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None}
+    if not norms:
+        return
+    with evaluating(model), torch.no_grad():
+        for norm in norms:
+            norm.train()
+            norm.momentum = None  # the plain mean, from the first batch on
+            norm.num_batches_tracked.zero_()
+        for batch in batches:
+            with autocast(), one_image_norms(model, images := batch["images"].to(device, non_blocking=True)):
+                model.forward_features(images)
+    for norm, momentum in norms.items():
+        norm.momentum = momentum
+
+
+def norm_images(count: int, batch_size: int, seed: int) -> np.ndarray:
+    """Returns which of ``count`` images :func:`set_batch_norms` sees, the same in each process: whole batches of
+    classes mixed, as in training, where there are enough."""
+    order = numpy_rng(seed, "batch norms").permutation(count)[: max(NORM_IMAGES, batch_size)]
+    whole = len(order) // batch_size * batch_size or len(order)
+    return np.repeat(order[:whole], distributed.world())  # processes share them out in turn
+
+
 def fit_classifier(model: nn.Module, features: np.ndarray, labels: np.ndarray, config: FinetuneConfig) -> None:
     """Sets the model's classifier to a logistic regression on the features of the training images.
 
@@ -70,6 +105,15 @@ def fit_classifier(model: nn.Module, features: np.ndarray, labels: np.ndarray, c
         for layer in layers:
             layer.weight.copy_(weight.view_as(layer.weight))
             layer.bias.copy_(bias)
+
+
+def high_loss(loss: float, classes: int) -> str | None:
+    """Returns what to say of a first epoch whose mean ``loss`` is far above what guessing among ``classes`` costs."""
+    guessing = float(np.log(classes))
+    if loss <= HIGH_LOSS * guessing:
+        return None
+    tries = "try a lower --train.lr, --train.layer_decay 0.7 or --train.classifier_init random"
+    return f"the first epoch's loss was {loss:.3g}, where guessing costs {guessing:.2g}; {tries}"
 
 
 def below_start(config: FinetuneConfig, top1: float, start: float) -> str:
