@@ -164,7 +164,7 @@ def _pictures(out: Path, result: dict, stage1: PretrainConfig) -> None:
 
     scores = {label: result[name] for label, name in reversed(ROWS.items()) if result.get(name)}
     title = (
-        f"{labelled:,} labelled images: {result['gain']:+.1f} points by pretraining on {unlabelled:,} without labels"
+        f"{labelled:,} labelled images: {result['gain']:+.1f} points\nby pretraining on {unlabelled:,} without labels"
     )
     given = {"one_class": result["largest_class"], "untaught": ["raw pixels"]}
     pictures.comparison(scores, out / "comparison.png", title, **given)
