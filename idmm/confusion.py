@@ -39,14 +39,16 @@ def confusion_figure(found, classes: Sequence[str]) -> Figure:
         order = f", 1 to {len(classes)} as in per_class.csv"
         _worst(beside, found, names, fonts)
     else:
-        side = 0.9 + max(6, len(classes)) * CELL + max(map(len, names)) * LETTER
+        images = [f"{name} ({count:,})" for name, count in zip(names, found.per_class()[0], strict=True)]
+        side = 0.9 + max(6, len(classes)) * CELL + max(map(len, images)) * LETTER
         figure = Figure(figsize=(side, side + 0.2), layout="constrained")
         axis, order = figure.subplots(), ""
-        _names(axis, names, fonts)
+        _names(axis, names, images, fonts)
     figure.suptitle(title, fontsize=11)
+    figure.supxlabel("shade: share of the row's test images", fontsize=8, color="0.4")
     _matrix(axis, truth, predicted, len(classes))
     axis.set_xlabel(f"predicted class{order}")
-    axis.set_ylabel(f"true class{order}")
+    axis.set_ylabel(f"true class{order or ' (test images)'}")
     return figure
 
 
@@ -67,11 +69,11 @@ def _matrix(axis, truth: np.ndarray, predicted: np.ndarray, classes: int) -> Non
     axis.tick_params(length=0)
 
 
-def _names(axis, names: list[str], fonts: list[str]) -> None:
-    """Writes the classes' names beside the rows and under the columns, and thin lines between the cells."""
+def _names(axis, names: list[str], rows: list[str], fonts: list[str]) -> None:
+    """Writes the names of columns below and of rows beside them, and thin lines between the cells."""
     text = {"fontsize": 8, "family": fonts, "parse_math": False}
     axis.set_xticks(range(len(names)), names, rotation=90 if max(map(len, names)) * LETTER > CELL else 0, **text)
-    axis.set_yticks(range(len(names)), names, **text)
+    axis.set_yticks(range(len(names)), rows, **text)
     edges = np.arange(len(names) + 1) - 0.5
     axis.set_xticks(edges, minor=True)
     axis.set_yticks(edges, minor=True)

@@ -1,13 +1,14 @@
 """The style of all pictures, and the curves of runs and probes.
 
 There is no pyplot, so that no window opens and a user's own figures and settings stay as they are. Nothing is told by
-colour alone: colours are Okabe and Ito's, which colour-blind readers tell apart, and line styles and markers tell the
-same in grey print.
+colour alone: colours are Okabe and Ito's, which colour-blind readers tell apart, the last two Paul Tol's (wine,
+indigo); line styles and markers tell the same in grey print.
 """
 
 import itertools
 import math
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +20,10 @@ from matplotlib.ticker import MaxNLocator
 
 from idmm.files import replacing
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442", "#882255", "#332288")
 STYLES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-LOOKS = [(COLOURS[n % 7], STYLES[n % 4], MARKERS[n % 7]) for n in range(28)]  # no two alike
+LOOKS = [(COLOURS[n % 7], STYLES[n % 4], MARKERS[n % 7]) for n in range(28)]  # no two alike; yellow lines are faint
 DPI = 150
 BOOKKEEPING = ("epoch", "stage", "step", "seconds", "images_per_s")  # of a record, not drawn
 TOLD, SCORES = "training images told from all others (%)", "accuracy on images not trained on (%)"
@@ -94,8 +95,8 @@ def curves_figure(
     Args:
         runs: Label -> records of each seed or fold, stages one after the other; values that few epochs have are joined
             by lines. Of one run, values that belong together share a panel; of several, every value has a panel of its
-            own and every label a colour. Of several seeds or folds each is a thin line and the mean, as far as all have
-            come, a thick one.
+            own, but those :func:`measured_once`, and every label a colour. Of several seeds or folds each is a thin
+            line and the mean, as far as all have come, a thick one.
         title: Above the panels.
         over: ``epoch``, or ``seconds`` of training and evaluating.
         columns: Of panels, to choose from.
@@ -103,11 +104,12 @@ def curves_figure(
     alone = len(runs) == 1 and len(next(iter(runs.values()))) == 1
     panels = _panels([record for seeds in runs.values() for records in seeds for record in records])
     if not alone:
-        panels = {name: {key: None} for panel, values in panels.items() for name, key in _apart(panel, values)}
+        once = measured_once(runs)
+        panels = {name: {key: None} for name, key in _single(panels) if name not in once}
     across = min(len(panels), min(columns, key=lambda n: -len(panels) % n))  # with which the fewest places stay empty
     across = 2 if (len(panels), across) == (4, 3) else across
     rows = math.ceil(len(panels) / across)
-    keys = max(1, round(across * 1.5))  # names of runs in a line
+    keys = round(across * 1.4)  # names of runs in a line
     head = 0.45 + (0.0 if alone else 0.24 * math.ceil(len(runs) / keys))
     width, height, gap = 3.7 * across, 2.65 * rows + head, 0.66  # inches
     figure = Figure(figsize=(width, height))
@@ -180,9 +182,21 @@ def _panels(records: Records) -> dict[str, dict[str, str | None]]:
     return panels | {key: {key: None} for key in known if key not in placed}
 
 
-def _apart(title: str, values: dict[str, str | None]) -> list[tuple[str, str]]:
-    """The title of each value of a panel, and its key, where each has a panel of its own."""
-    return [(f"{title.partition(' (')[0]}: {label}" if label else title, key) for key, label in values.items()]
+def _single(panels: dict[str, dict[str, str | None]]) -> Iterator[tuple[str, str]]:
+    """The title of each value, and its key, where each has a panel of its own."""
+    for title, values in panels.items():
+        for key, label in values.items():
+            yield f"{title.partition(' (')[0]}: {label}" if label else title, key
+
+
+def measured_once(runs: dict[str, list[Records]]) -> dict[str, str]:
+    """Returns the titles and keys of values that no run has twice, though some have more epochs: no curves."""
+    every = [records for seeds in runs.values() for records in seeds]
+    if max(map(len, every), default=0) < 2:
+        return {}
+    panels = _panels([record for records in every for record in records])
+    most = {key: max(sum(key in one for one in records) for records in every) for _, key in _single(panels)}
+    return {name: key for name, key in _single(panels) if most[key] == 1}
 
 
 def _points(records: Records, key: str, over: str) -> np.ndarray:

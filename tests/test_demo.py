@@ -70,6 +70,9 @@ def test_comparison_of_any_number_of_seeds(tmp_path, monkeypatch):
 
     def kept(figure, path):
         said.append([text.get_text() for text in figure.legends[0].get_texts()])
+        places = [float(bar[0].get_xdata()[0]) for bar in figure.axes[0].containers if hasattr(bar, "has_yerr")]
+        joined = [line for line in figure.axes[0].lines if line.get_linestyle() != "None" and len(line.get_xdata()) > 2]
+        assert places == [0, 1] and not joined, "intervals at the middle of their bars; no line joins seeds"
         save(figure, path)
 
     monkeypatch.setattr(pictures, "save", kept)

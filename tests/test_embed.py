@@ -118,6 +118,7 @@ def test_nearest_first(run, images, tmp_path, capsys):
     order = np.argsort(-cosines)[:3]
     assert [row[0] for row in rows] == [files[1 + i] for i in order], "the query is left out"
     assert [row[1] for row in rows] == pytest.approx(cosines[order], abs=1e-4)
+    assert f"cosine, median of all {len(cosines)}: {np.median(cosines):.4f}" in said
     assert f"query: '{files[0]}' lies among the images and is left out of them" in said
     assert decode(out, 10**8).shape[1] > 1000
     assert len(similar(capsys, "--init", run, files[0], *files[1:], "--out", out)[0]) == 5

@@ -7,6 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
+import scipy.stats
 import yaml
 from browser import Reader, browsing
 from folders import tree, tuned
@@ -19,8 +20,10 @@ from idmm.config import FinetuneConfig, PretrainConfig
 from idmm.config.parsing import build
 from idmm.config.reading import recipe
 from idmm.errors import UserError
-from idmm.pictures import curves_figure
+from idmm.pictures import COLOURS, curves_figure
 from idmm.report.calibration import calibration
+from idmm.report.facts import Cloud
+from idmm.report.run_pictures import cloud_figure, scores_figure
 from idmm.stages import STAGES
 from idmm.stages.results import compared
 
@@ -171,8 +174,15 @@ def test_light_dark_and_narrow(browser, page, tmp_path):
             grey = shot.convert("L")
             ground[dark] = grey.getpixel((2, 2)), grey.getpixel((round(place[0]) + 20, round(place[1]) + 20))
     assert min(ground[False]) > 240 and max(ground[True]) < 60, "the page, and its pictures"
-    browser.picture(tmp_path / "shot.png", width=400, height=800)
+    browser.picture(tmp_path / "shot.png", width=390, height=800)
     assert browser.run("document.documentElement.scrollWidth <= window.innerWidth")
+    pictures = "[...document.querySelectorAll('.picture img')].filter(i => i.offsetWidth)"
+    assert browser.run(f"{pictures}.every(i => i.getBoundingClientRect().right <= 390)"), "scaled, not cut"
+    assert browser.run(f"{pictures}[0].offsetHeight > 0.7 * {pictures}[0].offsetWidth"), "the narrow figure"
+    heads = browser.run("[...document.querySelector('#summary table').rows[0].cells].map(c => c.textContent)")
+    assert heads[:3] == ["run", "accuracy", "95 % interval"]
+    cell = "document.querySelector('#summary table').rows[1].cells"
+    assert browser.run(f"{cell}[0].offsetHeight < 45 && {cell}[1].getBoundingClientRect().right < 390")
 
 
 # ------------------------------------------------------------------ older runs, folders of runs, what is gone
@@ -289,7 +299,79 @@ def test_folders_that_hold_runs(runs, tmp_path):
     (train / "scratch" / "config.yaml").write_text("")
     (train / "train.json").write_text("{}")
     found, notes = found_runs([str(train)])
-    assert found == [train / "stage1", train] and notes == [f"{train / 'scratch'}: not finished, it has no epoch yet"]
+    assert found == [train / "stage1", train] and len(notes) == 1
+    assert notes[0].startswith(f"{train / 'scratch'} is left out, it is not finished: no epoch yet; the command that")
+
+
+def test_what_is_not_finished_is_named_on_the_terminal_and_at_the_top(runs, tmp_path, capsys):
+    for name in ("tuned-0", "tuned-1", "wide"):
+        shutil.copytree(runs / name, tmp_path / "all" / name)
+    begun = tmp_path / "all" / "wide"
+    (begun / "result.json").unlink()
+    lines = (begun / "metrics.jsonl").read_text().splitlines()
+    (begun / "metrics.jsonl").write_text(f"{lines[0]}\n{lines[1][:9]}")  # torn by a kill
+    text = Reader(reported(tmp_path / "out", tmp_path / "all"))
+    loss = format(json.loads(lines[0])["loss"], ".4g")
+    said = f"not finished: 1 of 2 epochs done, loss {loss}; the command that began it goes on with it"
+    line = f"{begun} is left out, it is {said}"
+    assert (
+        line in capsys.readouterr().err and line in text.sections[""] and "not finished" not in text.sections["summary"]
+    )
+    assert refused(capsys, ["report", begun, "--out", tmp_path / "out"])[-1] == f"runs: '{begun}' is {said}"
+    shutil.rmtree(begun.parent / "tuned-0")
+    shutil.rmtree(begun.parent / "tuned-1")
+    (line,) = refused(capsys, ["report", begun.parent, "--out", tmp_path / "out"])
+    assert f"has runs that are not finished (wide: 1 of 2 epochs done, loss {loss})" in line
+
+
+def test_what_groups_of_seeds_reached(runs, tmp_path):
+    top1 = {"a": [80.0, 84.0, 88.0], "b": [70.0, 72.0, 74.0]}
+    for name, values in top1.items():
+        for seed, value in enumerate(values):
+            run = shutil.copytree(runs / ("wide" if name == "a" else "tuned-0"), tmp_path / f"{name}-{seed}")
+            config = yaml.safe_load((run / "config.yaml").read_text())
+            (run / "config.yaml").write_text(yaml.safe_dump({**config, "seed": seed}))
+            found = {**result(run), "top1": value, "top1_interval": [value - 5, value + 5]}
+            (run / "result.json").write_text(json.dumps(found))
+    page = reported(tmp_path / "out", *sorted(tmp_path.glob("[ab]-*")))
+    summary = Reader(page).sections["summary"]
+    half = scipy.stats.t.ppf(0.975, 2) * np.sqrt((16 + 4) / 3)
+    assert (
+        "a 84.0 ± 4.0 %, b 72.0 ± 2.0 % of the test images right, over 3 seeds each: a has +12.0 points (95 % "
+        in summary
+    )
+    assert f"interval over seeds {12 - half:+.1f} to {12 + half:+.1f}) over b.".replace("-", "−") in summary
+    assert "<h1>digits: a 84.0 % and b 72.0 % of test images right</h1>" in page
+    summary = Reader(reported(tmp_path / "one", tmp_path / "a-0", tmp_path / "b-0")).sections["summary"]
+    assert (
+        "a-0 80.0 %, b-0 70.0 % of the test images right, over 1 seed each: a-0 has +10.0 points over b-0." in summary
+    )
+    assert "How far another seed would move" in summary and "±" not in summary
+    some = Reader(reported(tmp_path / "same", tmp_path / "a-0", tmp_path / "a-1"))
+    assert "size" not in some.sections and "no picture" not in some.sections["summary"]
+
+
+def test_the_same_colour_wherever_a_group_is_drawn(runs):
+    class Run:
+        def __init__(self, label):
+            self.label, self.group, self.result = label, label[0], {"top1": 50.0, "top1_interval": [40.0, 60.0]}
+
+    axis = scores_figure([Run("a-0"), Run("a-1"), Run("b-0")]).axes[0]
+    colours = [line.get_color() for line in axis.lines if len(line.get_xdata()) == 1]
+    assert colours == [COLOURS[0], COLOURS[0], COLOURS[1]]
+    loss = curves_figure({"a": [records(4, 1.0)], "b": [records(4, 2.0)]}).axes[0]
+    assert [line.get_color() for line in loss.lines] == colours[1:]
+
+
+def test_ten_classes_have_ten_colours_and_their_names_at_their_medians():
+    rng = np.random.default_rng(0)
+    labels, places = np.repeat(np.arange(10), 7), rng.normal(size=(70, 2))
+    cloud = Cloud(labels, [f"c{n}" for n in range(10)], {"before": places, "after": places}, {})
+    for stacked in (False, True):
+        axis = cloud_figure(cloud, stacked).axes[1]
+        assert len({tuple(dots.get_facecolor()[0]) for dots in axis.collections}) == 10
+        names = {text.get_text(): text.get_position() for text in axis.texts}
+        assert names["c3"] == pytest.approx(np.median(places[21:28], axis=0)) and len(names) == 10
 
 
 def test_what_is_refused(runs, tmp_path, capsys):
@@ -300,7 +382,7 @@ def test_what_is_refused(runs, tmp_path, capsys):
     (tmp_path / "grid/grid.json").write_text("{}")
     (tmp_path / "file").write_text("")
     wanted = {
-        tmp_path / "none": "does not exist", unfinished: "is not finished: it has 2 epochs and no result.json",
+        tmp_path / "none": "does not exist", unfinished: "is not finished: 2 of 2 epochs done, loss",
         tmp_path / "empty": "has no config.yaml and no result.json", tmp_path / "file": "is a file",
         tmp_path / "grid": "holds a grid, whose page is",
     }  # fmt: skip
@@ -355,6 +437,8 @@ def records(epochs, level, **last):
 
 def test_curves_of_several_runs():
     seeds = {"a": [records(4, 1.0, top1=50.0), records(3, 3.0)], "_b": [records(5, 2.0)]}
+    assert [axis.get_title("left").partition(",")[0] for axis in curves_figure(seeds).axes] == ["loss", "learning rate"]
+    seeds["a"][0][0]["top1"] = 40.0
     loss, lr, top1 = curves_figure(seeds, over="seconds").axes
     lines = [line.get_xydata().tolist() for line in loss.lines]
     assert lines[2] == [[2, 2], [4, 1], [6, pytest.approx(2 / 3)]], "the mean as far as both have come"

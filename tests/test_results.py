@@ -244,7 +244,10 @@ def test_few_classes_have_their_names_and_numbers(tmp_path):
     truth, named, figure = drawn(["собака", "$x_1$ a_b", "猫\n\U0001f408"])
     (axis,) = figure.axes
     rows = [label.get_text() for label in axis.get_yticklabels()]
-    assert rows[:2] == ["собака", "$x_1$ a_b"] and rows[2] in ("class 3", "猫 \U0001f408")
+    counts = [f" ({(truth == c).sum()})" for c in range(3)]
+    assert rows[:2] == ["собака" + counts[0], "$x_1$ a_b" + counts[1]]
+    assert rows[2] in ("class 3" + counts[2], "猫 \U0001f408" + counts[2])
+    assert "share of the row" in figure.get_supxlabel() and axis.get_xticklabels()[0].get_text() == "собака"
     assert not any(label.get_parse_math() for label in axis.get_yticklabels() + axis.get_xticklabels())
     shown = {text.get_position(): int(text.get_text()) for text in axis.texts}
     assert shown == {(b, a): ((truth == a) & (named == b)).sum() for a in range(3) for b in range(3)}

@@ -167,9 +167,9 @@ def _pictures(out: Path, result: dict, stage1: PretrainConfig) -> None:
 
     labelled, unlabelled = result["labelled_images"], result["unlabelled_images"]
     runs = {
-        "IDMM": curves("pretrain", "pretraining"),
+        "from IDMM": curves("idmm", "fine-tuning"),  # the first two have their colours in comparison.png and a report
         "from scratch": curves("scratch", "fine-tuning"),
-        "from IDMM": curves("idmm", "fine-tuning"),
+        "IDMM": curves("pretrain", "pretraining"),
     }
     title = f"{unlabelled:,} images without labels, {labelled:,} with"
     save(curves_figure(runs, title, columns=(2,)), out / "loss.png")
@@ -178,9 +178,12 @@ def _pictures(out: Path, result: dict, stage1: PretrainConfig) -> None:
     given = dict(mean=parts.spec.mean, std=parts.spec.std, cutmix_alpha=parts.config.method.cutmix_alpha)
     pictures.image_sheet(crop_blocks(load_splits(parts).train, parts.config.views, **given), out / "crops.png")
 
-    scores = {label: result[name] for label, name in ROWS.items() if result.get(name)}
-    title = f"{labelled:,} labelled images"
-    pictures.comparison(scores, out / "comparison.png", title, one_class=result["largest_class"])
+    scores = {label: result[name] for label, name in reversed(ROWS.items()) if result.get(name)}
+    title = (
+        f"{labelled:,} labelled images: {result['gain']:+.1f} points\nby pretraining on {unlabelled:,} without labels"
+    )
+    given = {"one_class": result["largest_class"], "untaught": ["raw pixels"]}
+    pictures.comparison(scores, out / "comparison.png", title, **given)
 
 
 def _say(out: Path, result: dict) -> None:

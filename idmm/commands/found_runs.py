@@ -2,9 +2,11 @@
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from idmm.errors import UserError, listed
+from idmm.stages import artifacts, stage_of
 
 DEMO = ("pretrain", "idmm", "scratch")  # runs of 'idmm demo', a folder a seed
 TRAIN = ("stage1", ".", "scratch")  # of 'idmm train'
@@ -56,17 +58,19 @@ def _meant(path: Path) -> tuple[list[Path], list[str]]:
     elif is_finished(path):
         return [path], []
     elif _begun(path):
-        raise UserError(f"runs: '{path}' is not finished: it has {_so_far(path)}; the command that began it goes on")
+        raise UserError(f"runs: '{path}' is not finished: {_so_far(path)}; the command that began it goes on with it")
     elif (path / "demo.json").is_file():
         inner = sorted((path / name for name in os.listdir(path)), key=_by_demo)
     else:
         inner = sorted(one for one in path.iterdir() if one.is_dir())
     done = [one for one in inner if is_finished(one)]
     if not done:
-        open_ = [one.name for one in inner if _begun(one)]
+        open_ = [f"{one.name}: {_so_far(one)}" for one in inner if _begun(one)]
         what = f"runs that are not finished ({listed(open_)})" if open_ else "no config.yaml and no result.json"
         raise UserError(f"runs: '{path}' has {what}; wanted is the folder of a finished run, its --out")
-    return done, [f"{one}: not finished, it has {_so_far(one)}" for one in inner if _begun(one) and one not in done]
+    goes_on = "the command that began it goes on with it"
+    open_ = [one for one in inner if _begun(one) and one not in done]
+    return done, [f"{one} is left out, it is not finished: {_so_far(one)}; {goes_on}" for one in open_]
 
 
 def _by_demo(path: Path) -> tuple:
@@ -80,13 +84,23 @@ def _begun(path: Path) -> bool:
 
 
 def _so_far(path: Path) -> str:
-    """What an unfinished run left."""
-    try:
-        epochs = [json.loads(line)["stage"] for line in (path / "metrics.jsonl").read_text().splitlines()]
-    except (OSError, ValueError, KeyError):
-        epochs = []
-    if not epochs:
+    """How far an unfinished run has come."""
+    done, planned = records(path), ""
+    with suppress(UserError):
+        config = artifacts.begun_config(path)
+        if getattr(config.train, "minutes", None) is None:  # which decide on the epochs when the run begins
+            planned = f" of {sum(phase.epochs for phase in stage_of(config).phases(config))}"
+    if not done:
         return "no epoch yet"
-    stage = f" of stage {epochs[-1]}" if epochs[-1] > 1 else ""
-    count = epochs.count(epochs[-1])
-    return f"{count} epoch{'' if count == 1 else 's'}{stage} and no result.json"
+    loss = f", loss {done[-1]['loss']:.4g}" if "loss" in done[-1] else ""
+    return f"{len(done)}{planned} epoch{'' if (planned or len(done)) == 1 else 's'} done{loss}"
+
+
+def records(folder: Path) -> list[dict]:
+    """What a run logged, an epoch each."""
+    found = []
+    with suppress(OSError), open(folder / "metrics.jsonl") as file:
+        for line in file:
+            with suppress(ValueError):  # a line that a kill tore
+                found.append(json.loads(line))
+    return found

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from idmm.commands.found_runs import PROBE, found_runs
+from idmm.commands.found_runs import PROBE, found_runs, records
 from idmm.commands.recipe_of import nearest_recipe
 from idmm.config import FREE, FinetuneConfig, parsing
 from idmm.config.commands import ProbeConfig
@@ -40,6 +40,8 @@ def report(given: ReportConfig) -> str:
         UserError: No run, one that is not finished, one that is given twice, or ``out`` cannot be written.
     """
     folders, notes = found_runs(given.runs)
+    for note in notes:
+        log.warning(note)
     runs = [_facts(folder, number) for number, folder in enumerate(folders, start=1)]
     _name(runs)
     out = made_folder(given.out or str(Path(given.runs[0]).expanduser() / "report"))
@@ -70,7 +72,7 @@ def _facts(folder: Path, number: int) -> RunFacts:
     return RunFacts(
         label="", number=number, path=folder, kind=stage_of(config).name, about=_about(config),
         group=json.dumps(_signature(config)),
-        config=parsing.flatten(read_file(folder / "config.yaml")), result=result, records=[_records(p) for p in parts],
+        config=parsing.flatten(read_file(folder / "config.yaml")), result=result, records=[records(p) for p in parts],
         environment=artifacts.environment(parts[0]), parameters=_parameters(parts[0]), recipe=nearest_recipe(config),
         detailed=not isinstance(config, ProbeConfig),
     )  # fmt: skip
@@ -87,15 +89,6 @@ def _json(path: Path) -> dict:
         return dict(json.loads(path.read_text()))
     except (OSError, ValueError, TypeError) as error:
         raise UserError(f"runs: '{path}' cannot be read ({error})") from None
-
-
-def _records(folder: Path) -> list[dict]:
-    records = []
-    with suppress(OSError), open(folder / "metrics.jsonl") as file:
-        for line in file:
-            with suppress(ValueError):  # a line that a kill tore
-                records.append(json.loads(line))
-    return records
 
 
 def _parameters(folder: Path) -> int | None:

@@ -18,7 +18,8 @@ DRAWN = 256  # short side of the images in the picture (pixels)
 
 
 def similar(given: SimilarConfig) -> None:
-    """Prints the cosine and the path of the nearest images, and draws them beside the query in ``given.out``.
+    """Prints the cosine and the path of the nearest images, and the median cosine of all; draws the nearest beside the
+    query in ``given.out``.
 
     The query is not among them; another file of the same content is, and is said to be that.
 
@@ -46,7 +47,9 @@ def similar(given: SimilarConfig) -> None:
     same = {path for path, _ in shown if filecmp.cmp(path, given.query, shallow=False)}
     lines = [f"{cosine:.4f}  {path}{'  (the same file)' if path in same else ''}" for path, cosine in shown]
     print_bytes("".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape"))
-    _draw(given, shown, same, embedder.read)
+    middle = f"median of all {len(cosines):,}: {np.median(cosines):.4f}"
+    log.info("cosine, %s", middle)
+    _draw(given, shown, same, embedder.read, f"cosine: {middle}")
     log.info("%s: the query and what is nearest to it", given.out)
 
 
@@ -62,11 +65,11 @@ def _unit(features: np.ndarray) -> np.ndarray:
     return features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
 
 
-def _draw(given: SimilarConfig, shown: list[tuple[str, float]], same: set[str], read) -> None:
+def _draw(given: SimilarConfig, shown: list[tuple[str, float]], same: set[str], read, note: str) -> None:
     from idmm.report.sheets import LARGE, Tile, caption_sheet, in_rows
 
     captions = [("query", given.query)]
     captions += [(f"cosine {cosine:.3f}{', same file' if path in same else ''}", path) for path, cosine in shown]
     tiles = [Tile(fitted(read(path), DRAWN), f"{said}\n{'/'.join(Path(path).parts[-2:])}") for said, path in captions]
     title = f"Most like '{Path(given.query).name}' by the cosine of the features of {given.init}"
-    caption_sheet(in_rows(tiles), given.out, title, cell=LARGE)
+    caption_sheet(in_rows(tiles), given.out, title, note, cell=LARGE)

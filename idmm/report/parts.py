@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from idmm.pictures import save
@@ -56,21 +57,20 @@ def _numeric(cell: Any) -> bool:
 
 @dataclass
 class Picture(Part):
-    """A figure: drawn into the page, and a PNG of that name beside it."""
+    """A figure: drawn into the page, in narrow windows another one if there is one, and a PNG beside the page."""
 
     name: str
     figure: Figure
     alt: str
     caption: str = ""
+    narrow: Figure | None = None
 
     @cached_property
-    def source(self) -> str:
-        return data_uri("image/svg+xml", themed_svg(self.figure).encode("utf-8", "replace"))
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Width and height in the page (CSS pixels)."""
-        return tuple(round(96 * side) for side in self.figure.get_size_inches())
+    def sources(self) -> list[tuple[str, int, int]]:
+        """Of the figure, and of the narrow one, if any: the source, and width and height in the page (CSS pixels)."""
+        figures = [one for one in (self.figure, self.narrow) if one is not None]
+        drawn = [data_uri("image/svg+xml", themed_svg(one).encode("utf-8", "replace")) for one in figures]
+        return [(svg, *np.rint(96 * one.get_size_inches())) for svg, one in zip(drawn, figures, strict=True)]
 
     def save(self, folder: Path) -> None:
         save(self.figure, folder / self.name)

@@ -38,29 +38,31 @@ def image_sheet(blocks: list[ImageBlock], path: str | Path) -> None:
 
 
 # ---------------------------------------------------------------------- accuracies
-def comparison(scores: dict[str, Sequence[float]], path: str | Path, title: str, one_class: float) -> None:
+def comparison(
+    scores: dict[str, Sequence[float]], path: str | Path, title: str, one_class: float, untaught: Sequence[str] = ()
+) -> None:
     """Draws a bar for each label's mean with its standard deviation, and a dot for each seed.
 
     Args:
-        scores: Label -> a score for each seed, in percent; the n-th dots of neighbours are joined.
+        scores: Label -> a score for each seed, in percent.
         path: PNG to write.
         title: Above the picture.
         one_class: What naming the largest class every time would reach (percent), a dotted line.
+        untaught: Labels of what no network learned, drawn in grey.
     """
     figure = Figure(figsize=(1.6 + 1.5 * len(scores), 4.2), layout="constrained")
     axis = figure.subplots()
     table = [np.asarray(values, dtype=float) for values in scores.values()]
-    for place, values in enumerate(table):
-        colour, mean = look(place)["color"], values.mean()
+    for place, (label, values) in enumerate(zip(scores, table, strict=True)):
+        style = look(place, **({"color": "0.4"} if label in untaught else {}))
+        colour, mean = style["color"], values.mean()
         spread = values.std(ddof=1) if len(values) > 1 else 0.0
         axis.bar(place, mean, width=0.62, color=colour, alpha=0.35, edgecolor=colour, linewidth=1.2)
-        axis.errorbar(place + 0.2, mean, spread, color="black", capsize=4, linewidth=1.2, marker="_", zorder=4)
-        dots = look(place, linestyle="", markeredgecolor="white", markersize=7, zorder=3, clip_on=False)
-        axis.plot(np.full(len(values), place - 0.1), values, **dots)
+        axis.errorbar(place, mean, spread, color="black", capsize=4, linewidth=1.2, marker="_", zorder=4)
+        dots = {**style, "linestyle": "", "markeredgecolor": "white", "markersize": 7, "zorder": 3, "clip_on": False}
+        axis.plot(np.full(len(values), place - 0.18), values, **dots)
         text = f"{mean:.1f} ± {spread:.1f}" if len(values) > 1 else f"{mean:.1f}"
         axis.annotate(text, (place, 0), (0, 6), textcoords="offset points", ha="center", fontsize=11, weight="bold")
-    for pair in np.stack(table, axis=1):  # [seeds, labels]
-        axis.plot(np.arange(len(table)) - 0.1, pair, color="0.55", linewidth=0.8, zorder=2)
     axis.set_xticks(range(len(scores)), list(scores))
     axis.set_xlim(-0.6, len(scores) - 0.4)
     axis.set_ylim(0, 100)

@@ -44,14 +44,17 @@ def _cloud(run: RunFacts, mark: str) -> Iterator:
         alt += f"; nearest of the same class: {said}"
     caption = f"t-SNE of the pooled features of {len(cloud.labels):,} test images of {classes} classes. Groups that "
     caption += "lie apart are told apart; how far apart, and how large a group is, says nothing."
-    yield Picture(f"features{mark}.png", draw.cloud_figure(cloud), alt, caption)
+    caption += " A class's name stands at the median of its images."
+    stacked = draw.cloud_figure(cloud, stacked=True)
+    yield Picture(f"features{mark}.png", draw.cloud_figure(cloud), alt, caption, stacked)
 
 
 def _confusions(run: RunFacts, mark: str) -> Iterator:
     found = run.predicted
     (images, hits), instead = found.per_class(), found.confusions()
     alt = f"Confusion matrix of {len(run.classes)} classes; the table below has the worst"
-    caption = "A row for each true class, a column for each predicted one; blue is right, orange wrong."
+    caption = "A row for each true class, with its test images, a column for each predicted one; blue is right, orange "
+    caption += "wrong, and the shade is the share of the row's images."
     yield Picture(f"confusion{mark}.png", confusion_figure(found, run.classes), alt, caption)
     order = sorted((c for c in range(len(images)) if images[c]), key=lambda c: (hits[c] / images[c], -images[c]))
     rows = []
@@ -71,7 +74,7 @@ def _mistakes(run: RunFacts, mark: str) -> Iterator:
     for one in run.mistakes:
         source = "" if one.image is None else webp(thumbnail(one.image))
         name = readable(one.path)
-        said = f"{one.predicted} {100 * one.probability:.0f} %"
+        said = f"taken for {one.predicted}, {100 * one.probability:.0f} % sure"
         items.append((source, [said, f"is {one.truth}", shortened(name, 22)], name))
     yield Text("What the classifier was surest of and wrong; a look at them often finds wrong labels.", "quiet")
     yield Thumbs(items)

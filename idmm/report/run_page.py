@@ -7,7 +7,7 @@ from pathlib import Path
 
 from idmm.errors import listed
 from idmm.files import write_bytes
-from idmm.pictures import curves_figure, probe_figure
+from idmm.pictures import curves_figure, measured_once, probe_figure
 from idmm.progress import brief, duration
 from idmm.report import run_pictures as draw
 from idmm.report.facts import RunFacts
@@ -15,6 +15,7 @@ from idmm.report.parts import Picture, Section, TableOf, Tabs, Text
 from idmm.report.render import ENVIRONMENTS, source
 from idmm.report.run_details import details
 from idmm.report.run_settings import KINDS, environments, settings
+from idmm.report.stats import t_half
 
 Columns = dict[str, Callable[[RunFacts], str]]
 ABOUT: Columns = {name: lambda run, name=name: run.about.get(name, "") for name in ("did", "start", "model", "data")}
@@ -28,7 +29,7 @@ def write(out: Path, runs: list[RunFacts], pairs: list[tuple], notes: list[str])
         runs: In the page's order.
         pairs: Two classifiers on the same test images, by their labels, with ``points`` of the first above the
             second and McNemar's ``p``.
-        notes: On what was asked for and is not shown.
+        notes: On what was asked for and is not shown; at the top of the page.
 
     Returns:
         The page.
@@ -36,28 +37,82 @@ def write(out: Path, runs: list[RunFacts], pairs: list[tuple], notes: list[str])
     Raises:
         RunError: The folder cannot be written to.
     """
-    sections = [_summary(runs, pairs, notes), _curves(runs), *_sizes(runs)]
+    sections = [_summary(runs, pairs), *_curves(runs), *_sizes(runs)]
     for run in runs:
         sections += details(run, alone=len(runs) == 1) if run.detailed else []
     sections += [settings(runs), environments(runs)]
     for part in (part for section in sections for part in section.parts):
         part.save(out)
     page, style = out / "report.html", source("base.css", "report.css")
-    title = listed(dict.fromkeys(run.group for run in runs), most=4)
-    given = {"title": title, "runs": runs, "sections": sections, "style": style, "version": version("idmm")}
-    text = ENVIRONMENTS["html"].get_template("report.html.j2").render(given)
+    given = {"title": _title(runs), "runs": runs, "notes": notes, "sections": sections, "style": style}
+    text = ENVIRONMENTS["html"].get_template("report.html.j2").render(given, version=version("idmm"))
     write_bytes(page, text.encode("utf-8", "replace"))
     return page
 
 
 # ---------------------------------------------------------------------- what came of it
-def _summary(runs: list[RunFacts], pairs: list[tuple], notes: list[str]) -> Section:
+def _top1(runs: list[RunFacts]) -> dict[str, list[float]]:
+    """The accuracies of classifiers (percent), a list over seeds for each group."""
+    found: dict[str, list[float]] = {}
+    for run in runs:
+        if run.classifies:
+            found.setdefault(run.group, []).append(run.result["top1"])
+    return found
+
+
+def _title(runs: list[RunFacts]) -> str:
+    """What was run on what, and what came of it where a line has room for that."""
+    told = {name: listed(dict.fromkeys(run.about[name] for run in runs)) for name in ("did", "data")}
+    groups = _top1(runs)
+    if 0 < len(groups) <= 3:
+        scores = " and ".join(f"{group} {statistics.mean(top1):.1f} %" for group, top1 in groups.items())
+        return f"{told['data']}: {scores} of test images right"
+    return f"{told['did']} on {told['data']}: {listed(dict.fromkeys(run.group for run in runs), most=4)}"
+
+
+def _outcome(runs: list[RunFacts]) -> Iterator[Text]:
+    """What groups of classifiers of the same images reached, and how far the first is from each other one."""
+    groups = _top1(runs)
+    if len(runs) < 2 or len({(run.about["data"], run.result["test_size"]) for run in runs}) > 1:
+        return
+    said = [f"{group} {statistics.mean(top1):.1f}{_spread(top1)} %" for group, top1 in groups.items()]
+    counts = sorted({len(top1) for top1 in groups.values()})
+    over = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1])))) + f" seed{'' if counts == [1] else 's'}"
+    first, *others = groups
+    gaps = [f"{_signed(*_gap(groups[first], groups[other]))} over {other}" for other in others]
+    line = f"{listed(said)} of the test images right, over {over}{' each' if others else ''}"
+    line += f": {first} has {listed(gaps)}." if gaps else "."
+    yield Text(line + (" ± is one standard deviation over seeds." if counts[-1] > 1 else ""), "loud")
+    if others and counts[0] == 1:
+        yield Text("How far another seed would move what has a single one, these runs cannot say.", "quiet")
+
+
+def _spread(values: list[float]) -> str:
+    return f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+
+
+def _gap(one: list[float], other: list[float]) -> tuple[float, float | None]:
+    """The difference of two means, and half of its 95 % t-interval over seeds, if there are some."""
+    value, fewest = statistics.mean(one) - statistics.mean(other), min(len(one), len(other))
+    if fewest < 2:
+        return value, None
+    return value, t_half(sum(statistics.variance(values) / len(values) for values in (one, other)), fewest - 1)
+
+
+def _signed(points: float, half: float | None = None) -> str:
+    reach = "" if half is None else f" (95 % interval over seeds {points - half:+.1f} to {points + half:+.1f})"
+    return f"{points:+.1f} points{reach}".replace("-", "−")
+
+
+def _summary(runs: list[RunFacts], pairs: list[tuple]) -> Section:
     section = Section("summary", "What came of it")
     classifiers = [run for run in runs if run.classifies]
+    section.parts += _outcome(classifiers)
     section.parts += [Text(line, "loud") for run in runs[:3] if (line := headline(run))] if len(runs) <= 3 else []
     if classifiers:
         alt = "; ".join(f"{run.label}: {run.result['top1']:.1f} %" for run in classifiers)
-        section.parts.append(Picture("accuracy.png", draw.scores_figure(classifiers), f"Top-1 accuracies. {alt}"))
+        made = {"figure": draw.scores_figure(classifiers), "narrow": draw.scores_figure(classifiers, width=4.2)}
+        section.parts.append(Picture("accuracy.png", alt=f"Top-1 accuracies. {alt}", **made))
     caption = "Top-1 accuracy on the test images (percent), beside what it must not be read without"
     section.parts += _table(caption, CLASSIFIERS, classifiers)
     section.parts += _table("What pretraining came to", PRETRAININGS, [run for run in runs if run.kind == "pretrain"])
@@ -74,7 +129,6 @@ def _summary(runs: list[RunFacts], pairs: list[tuple], notes: list[str]) -> Sect
     if any("test_groups" in run.result for run in classifiers):
         line = "Test images come in groups of alike images, so their intervals are too narrow."
         section.parts.append(Text(line, "quiet"))
-    section.parts += [Text(note, "quiet") for note in notes]
     return section
 
 
@@ -124,10 +178,10 @@ def _parameters(run: RunFacts) -> str:
 
 
 CLASSIFIERS: Columns = {
-    "training images": _number("labelled_size", "train_size", form=","),
-    "test images": _number("test_size", form=","),
     "accuracy": _number("top1"),
     "95 % interval": lambda run: _interval(run.result),
+    "training images": _number("labelled_size", "train_size", form=","),
+    "test images": _number("test_size", form=","),
     "mean per class": _number("mean_per_class"),
     "kNN of pixels": _number("pixel_knn"),
     "largest class": _number("largest_class"),
@@ -135,10 +189,10 @@ CLASSIFIERS: Columns = {
     "parameters": _parameters,
 }
 PRETRAININGS: Columns = {
-    "images": _number("train_size", form=","),
-    "epochs": _number("epochs", form=","),
     "loss": _number("loss", form=".4g"),
     "kNN (%)": _number("knn"),
+    "images": _number("train_size", form=","),
+    "epochs": _number("epochs", form=","),
     "parameters": _parameters,
 }
 PROBES: Columns = {
@@ -154,7 +208,8 @@ def _table(caption: str, columns: Columns, runs: list[RunFacts]) -> Iterator[Tab
     """A row for each run; columns that no run has anything for are left out, what is the same for all is said above."""
     if not runs:
         return
-    columns = {"run": lambda run: run.label, **ABOUT, **columns, "time": _time}
+    first = dict(list(columns.items())[:2])  # what came of it, so that narrow windows show it
+    columns = {"run": lambda run: run.label, **first, **ABOUT, **columns, "time": _time}
     rows = [[column(run) for column in columns.values()] for run in runs]
     same = [name for n, name in enumerate(columns) if name in ABOUT and len({row[n] for row in rows}) == 1]
     kept = [n for n, name in enumerate(columns) if any(row[n] for row in rows) and name not in same]
@@ -178,7 +233,7 @@ def _over_seeds(runs: list[RunFacts]) -> Iterator[TableOf]:
 
 
 # ---------------------------------------------------------------------- curves, size
-def _curves(runs: list[RunFacts]) -> Section:
+def _curves(runs: list[RunFacts]) -> Iterator[Section]:
     section = Section("curves", "Curves")
     for kind in ("pretrain", "finetune"):
         groups: dict[str, list[list[dict]]] = {}
@@ -191,15 +246,27 @@ def _curves(runs: list[RunFacts]) -> Section:
         for over, label in (("epoch", "over epochs"), ("seconds", "over seconds")):
             title = KINDS[kind] + (f": {next(iter(groups))}" if len(groups) == 1 else "")
             figure = curves_figure(groups, title, over, columns=(3,))
+            narrow = curves_figure(groups, title, over, columns=(1,))
             alt = f"{KINDS[kind]}, {label}: loss, learning rate and what else was logged, of {listed(groups)}"
-            pictures.append((label, Picture(f"curves-{kind}-{label.split()[-1]}.png", figure, alt)))
+            pictures.append((label, Picture(f"curves-{kind}-{label.split()[-1]}.png", figure, alt, narrow=narrow)))
         section.parts.append(Tabs(f"curves-{kind}", pictures))
+        once = [f"{name} ({_once(groups, key)})" for name, key in measured_once(groups).items()]
+        if once:
+            section.parts.append(Text(f"Measured once, so no curve: {listed(once)}.", "quiet"))
     section.parts += [picture for run in runs if (picture := _probed(run))]
-    if not section.parts:
-        section.parts.append(Text("No run has metrics.jsonl: there is nothing to draw.", "quiet"))
-    elif any(len(run.records) > 1 for run in runs):
+    if any(len(run.records) > 1 for run in runs):
         section.parts.append(Text("Of k-fold runs a thin line is a fold, and the thick one their mean.", "quiet"))
-    return section
+    if section.parts:  # not where no run has metrics.jsonl
+        yield section
+
+
+def _once(groups: dict[str, list[list[dict]]], key: str) -> str:
+    """A value that each run logged once at most, as a mean over the runs of each group."""
+    found = {
+        name: [record[key] for records in seeds for record in records if key in record]
+        for name, seeds in groups.items()
+    }  # fmt: skip
+    return ", ".join(f"{name} {statistics.mean(values):.4g}" for name, values in found.items() if values)
 
 
 def _probed(run: RunFacts) -> Picture | None:
@@ -213,14 +280,8 @@ def _probed(run: RunFacts) -> Picture | None:
 
 def _sizes(runs: list[RunFacts]) -> Iterator[Section]:
     some = [run for run in runs if run.parameters and run.classifies]
-    if len(some) < 2:
-        return
-    section = Section("size", "Accuracy over size")
     if len({run.parameters for run in some}) > 1:
         alt = "; ".join(f"{run.label}: {brief(run.parameters / 1e6)} M, {run.result['top1']:.1f} %" for run in some)
         caption = "Top-1 with its 95 % interval over the parameters of the backbone."
-        section.parts.append(Picture("size.png", draw.sizes_figure(some), alt, caption))
-    else:
-        line = f"All classifiers have backbones of {some[0].parameters / 1e6:.3g} million parameters: no picture."
-        section.parts.append(Text(line, "quiet"))
-    yield section
+        picture = Picture("size.png", draw.sizes_figure(some), alt, caption, draw.sizes_figure(some, width=4.2))
+        yield Section("size", "Accuracy over size", parts=[picture])

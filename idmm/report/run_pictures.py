@@ -12,25 +12,26 @@ from idmm.report.pictures import TOP1
 
 SURENESS = {"too sure": {"color": COLOURS[1], "marker": "s"}, "not sure enough": {"color": COLOURS[0], "marker": "o"}}
 FLOORS = {  # beside an accuracy, by their names in result.json
-    "pixel_knn": ("kNN of raw pixels", {"marker": "D", "color": COLOURS[1]}),
+    "pixel_knn": ("kNN of raw pixels", {"marker": "D", "color": "0.4", "markerfacecolor": "white"}),
     "largest_class": ("largest class every time", {"marker": "|", "color": "0.4"}),
 }
 POINT = 14.0  # area of a point of many (square points)
 
 
-def scores_figure(runs: list[RunFacts]) -> Figure:
-    """Returns a line for each classifier: top-1 with its 95 % interval, and what it has to beat."""
-    names = [shortened(run.label, 34) for run in runs]
-    width, height = 7.6, 1.35 + 0.42 * len(runs)  # inches
+def scores_figure(runs: list[RunFacts], width: float = 7.6) -> Figure:
+    """Returns a line for each classifier: top-1 with its 95 % interval, and what it has to beat. Width in inches."""
+    names = [shortened(run.label, round(4.5 * width)) for run in runs]
+    groups, across = list(dict.fromkeys(run.group for run in runs)), 3 if width > 6 else 1  # names in a line of the key
+    height = 1.35 + 0.42 * len(runs) + 0.4 * (across == 1)
     left = (0.35 + 0.082 * max(map(len, names))) / width
     figure = Figure(figsize=(width, height))
-    figure.subplots_adjust(left=left, right=0.96, bottom=0.62 / height, top=1 - 0.45 / height)
+    figure.subplots_adjust(left=left, right=0.96, bottom=0.62 / height, top=1 - (0.45 + 0.4 * (across == 1)) / height)
     axis = figure.subplots()
     for place, run in enumerate(runs):
-        top1 = run.result["top1"]
+        top1, style = run.result["top1"], look(groups.index(run.group), linestyle="")
         interval = {"linewidth": 5, "alpha": 0.35, "solid_capstyle": "round"}
-        axis.plot(run.result["top1_interval"], [place, place], color=COLOURS[0], **interval)
-        axis.plot(top1, place, "o", color=COLOURS[0], markersize=8, zorder=4)
+        axis.plot(run.result["top1_interval"], [place, place], color=style["color"], **interval)
+        axis.plot(top1, place, markersize=8, zorder=4, **style)
         axis.annotate(f"{top1:.1f}", (top1, place), (0, 7), textcoords="offset points", ha="center", fontsize=8.5)
         for name, (_, style) in FLOORS.items():
             if (value := run.result.get(name)) is not None:
@@ -40,20 +41,21 @@ def scores_figure(runs: list[RunFacts]) -> Figure:
     axis.set_xlim(0, 100)
     axis.set_xlabel(TOP1)
     axis.tick_params(axis="y", length=0)
-    key = [Line2D([], [], color=COLOURS[0], marker="o", linewidth=5, alpha=0.8, label="top-1, 95 % interval")]
+    colour = COLOURS[0] if len(groups) == 1 else "0.6"
+    key = [Line2D([], [], color=colour, marker="o", linewidth=5, alpha=0.8, label="top-1, 95 % interval")]
     for name, (label, style) in FLOORS.items():
         if any(run.result.get(name) is not None for run in runs):
             key.append(Line2D([], [], linestyle="", markeredgewidth=2, label=label, **style))
     where = {"loc": "upper left", "bbox_to_anchor": (left - 0.02, 1)}
-    figure.legend(handles=key, ncols=len(key), fontsize=8.5, frameon=False, **where)
+    figure.legend(handles=key, ncols=across, fontsize=8.5, frameon=False, **where)
     plain_axis(axis, "x")
     axis.spines["left"].set_visible(False)
     return figure
 
 
-def sizes_figure(runs: list[RunFacts]) -> Figure:
-    """Returns accuracy over the backbone's parameters, each run a point with its 95 % interval."""
-    figure = Figure(figsize=(7.6, 4.4), layout="constrained")
+def sizes_figure(runs: list[RunFacts], width: float = 7.6) -> Figure:
+    """Returns accuracy over the backbone's parameters, each run a point with its 95 % interval; ``width`` in inches."""
+    figure = Figure(figsize=(width, 4.4), layout="constrained")
     axis = figure.subplots()
     groups = list(dict.fromkeys(run.group for run in runs))
     for run in runs:
@@ -79,33 +81,47 @@ def sizes_figure(runs: list[RunFacts]) -> Figure:
     return figure
 
 
-def cloud_figure(cloud: Cloud) -> Figure:
-    """Returns a panel for each layout of the same images, a colour and a marker for each class."""
+def cloud_figure(cloud: Cloud, stacked: bool = False) -> Figure:
+    """Returns a panel for each layout of the same images, a colour and a marker for each class, and its name where half
+    of its images are left and half right of it, half below and half above."""
     shown = sorted(set(cloud.labels.tolist()))
-    figure = Figure(figsize=(9.6, 5.0))
-    figure.subplots_adjust(left=0.02, right=0.98, top=0.92, bottom=0.14, wspace=0.04)
-    axes = figure.subplots(1, len(cloud.places), squeeze=False)[0]
+    rows, columns = (len(cloud.places), 1) if stacked else (1, len(cloud.places))
+    figure = Figure(figsize=(4.8, 9.6) if stacked else (9.6, 5.0))
+    edges = {"top": 0.96, "bottom": 0.14, "hspace": 0.08} if stacked else {"top": 0.92, "bottom": 0.14, "wspace": 0.04}
+    figure.subplots_adjust(left=0.02, right=0.98, **edges)
+    axes = figure.subplots(rows, columns, squeeze=False).flat
+    names = [shortened(cloud.classes[label], 24) for label in shown]
+    ground = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "boxstyle": "round,pad=0.15"}
     for axis, (title, places) in zip(axes, cloud.places.items(), strict=True):
         for number, label in enumerate(shown):
             style = _point(number)
             inside = cloud.labels == label
-            dots = {"s": POINT, "color": style["color"], "marker": style["marker"], "linewidths": 0, "alpha": 0.85}
-            axis.scatter(*places[inside].T, **dots)
+            dots = {"s": POINT, "color": style["color"], "marker": style["marker"], "alpha": 0.85}
+            axis.scatter(*places[inside].T, edgecolors="0.4", linewidths=0.3, **dots)
+        for label, name in zip(shown, names, strict=True):
+            middle = np.median(places[cloud.labels == label], axis=0)
+            text = {"ha": "center", "va": "center", "fontsize": 8.5, "weight": "bold", "bbox": ground}
+            axis.text(*middle, shortened(name, 14), parse_math=False, **text)
         axis.set_title(title, fontsize=10.5, loc="left")
         axis.set_xticks([])
         axis.set_yticks([])
         axis.spines[:].set_color("0.7")
         axis.margins(0.04)
     key = [Line2D([], [], markersize=6, markeredgewidth=0, **_point(n)) for n in range(len(shown))]
-    names = [shortened(cloud.classes[label], 24) for label in shown]
-    names_legend(figure, key, names, ncols=5, loc="lower center", handletextpad=0.2)
+    names_legend(
+        figure,
+        key,
+        names,
+        ncols=2 if stacked and max(map(len, names)) > 8 else 5,
+        loc="lower center",
+        handletextpad=0.2,
+    )
     return figure
 
 
 def _point(number: int) -> dict:
-    """The colour and marker of the n-th class; no two alike, though there are more classes than colours."""
-    marker = MARKERS[(number + 3 * (number // len(COLOURS))) % len(MARKERS)]
-    return look(number, linestyle="", marker=marker)
+    """The colour and marker of the n-th class: ten, as there are classes at most."""
+    return {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)], "linestyle": ""}
 
 
 def reliability_figure(found: Calibration) -> Figure:

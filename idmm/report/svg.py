@@ -18,11 +18,12 @@ GAP = 4  # pixels between the images of a sheet
 LEAST, MOST = 48, 96  # sides that images of a sheet are shown at (pixels)
 # colours of figures -> theirs in a light page, in a dark one
 THEMES = {
+    **{of.lower(): (of, dark) for of, dark in zip(
+        COLOURS, ("#4aa3e0", "#f07f3c", "#1fbf92", "#e39cc6", "#f3b63a", "#9bd6f8", "#e8e8e8", "#f7ee7a", "#a8326e",
+                  "#6f5fd0"), strict=True)},
     "#ffffff": ("#ffffff", "#1d2025"), "#000000": ("#1b1b1b", "#e8e8e8"), "#262626": ("#262626", "#e8e8e8"),
     "#e6e6e6": ("#e6e6e6", "#343941"), "#b3b3b3": ("#b3b3b3", "#5a606a"), "#999999": ("#999999", "#7d838c"),
     "#666666": ("#666666", "#a9adb3"),
-    **{of.lower(): (of, dark) for of, dark in zip(
-        COLOURS, ("#4aa3e0", "#f07f3c", "#1fbf92", "#e39cc6", "#f3b63a", "#9bd6f8"), strict=False)},
 }  # fmt: skip
 ImageBlock = tuple[str, list[list[np.ndarray]]]  # a title, and rows of images
 _STYLE = "".join(f"--c{name[1:]}:{{{n}}};" for n, name in enumerate(THEMES))

@@ -190,6 +190,11 @@ def config_of(run: str | Path) -> Any:
             raise UserError(f"{run}: holds runs; give one of them: {inside}")
         what = "is a run that is not finished (no result.json yet)" if begun else "is no run: it has no result.json"
         raise UserError(f"{run}: {what}; wanted a finished run's folder")
+    return begun_config(run)
+
+
+def begun_config(run: Path) -> Any:
+    """Returns the config of a run that may not be finished; UserError where config.yaml cannot be read."""
     faults = ()
     for stage in STAGES.values():
         try:
