@@ -155,6 +155,8 @@ def main(argv: list[str] | None = None, prog: str | None = None) -> int:
     own = argv is None or prog is not None  # else this process did other things before
     began = time.monotonic() - (_age() if own else 0.0)
     argv = sys.argv[1:] if argv is None else argv
+    if own and "OMP_WAIT_POLICY" not in os.environ:  # torch's idle threads would keep cores that others want
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     try:
         return _run(IDMM, "", argv, began, prog)
     except (UserError, RunError, Interrupted) as error:

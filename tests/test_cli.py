@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from helpers import ROOT, STAGES, VIT, Process, call, flags, inside, metrics, re
 
 import idmm
 from idmm import stages as runs
+from idmm.cli import main
 from idmm.config import FinetuneConfig, PretrainConfig
 from idmm.config.parsing import _flow, build, dump, parse
 from idmm.config.schema import flags_of
@@ -336,6 +338,17 @@ def test_words_without_a_flag(argv, wanted, capsys):
         call([*argv, "--print_config"])
     found = yaml.safe_load(capsys.readouterr().out)
     assert {key: found[key] for key in wanted} == wanted
+
+
+def test_idle_threads_give_their_cores_away_unless_the_user_says_how(monkeypatch, capsys):
+    for given, wanted in (({}, "1000"), ({"GOMP_SPINCOUNT": "5"}, "5"), ({"OMP_WAIT_POLICY": "ACTIVE"}, None)):
+        for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+            monkeypatch.setenv(name, "")  # so that what the command sets is taken back
+            monkeypatch.delenv(name)
+        for name, value in given.items():
+            monkeypatch.setenv(name, value)
+        assert main(["--version"], prog="idmm") == 0
+        assert os.environ.get("GOMP_SPINCOUNT") == wanted
 
 
 def test_words_that_are_too_many(capsys):
