@@ -30,19 +30,16 @@ from pathlib import Path
 
 ROWS = ("obvious", "idmm fp32", "idmm bf16", "step fp32", "step bf16")
 SIZE, SMOOTHING = 112, 0.1
-CROPS = ((2, (0.14, 1.0)), (4, (0.05, 0.4)))  # how many, of which share of the area
 
 
 def make_images(root: Path, count: int) -> None:
-    """Writes JPEG files of smooth noise: their content costs no time."""
+    """Writes JPEG files."""
     import cv2
-    import numpy as np
+    from views_speed import smooth_noise
 
-    rng = np.random.default_rng(0)
     root.mkdir(parents=True)
-    for n in range(count):
-        noise = cv2.GaussianBlur(rng.integers(0, 256, (300, 340, 3), dtype=np.uint8), (0, 0), 3)
-        cv2.imwrite(str(root / f"{n:05}.jpg"), cv2.normalize(noise, None, 0, 255, cv2.NORM_MINMAX))
+    for n, image in enumerate(smooth_noise(count, 300, 340)):
+        cv2.imwrite(str(root / f"{n:05}.jpg"), image)
 
 
 # ---------------------------------------------------------------------- the obvious way
@@ -51,22 +48,16 @@ def obvious(root: Path, batch: int, workers: int) -> Iterator[int]:
     import timm
     import torch
     from PIL import Image
-    from torchvision.transforms import v2
+    from views_speed import by_torchvision
 
-    files = sorted(root.iterdir())
-    colours = [
-        v2.RandomHorizontalFlip(),
-        v2.RandomApply([v2.ColorJitter(0.8, 0.8, 0.8, 0.2)], 0.8),
-        v2.RandomGrayscale(0.2),
-        v2.RandomApply([v2.GaussianBlur(13, (0.1, 2.0))], 0.5),
-        v2.ToImage(),
-        v2.ToDtype(torch.float32, scale=True),
-        v2.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
-    ]
-    bicubic = v2.InterpolationMode.BICUBIC
-    groups = [(n, v2.Compose([v2.RandomResizedCrop(SIZE, s, interpolation=bicubic), *colours])) for n, s in CROPS]
+    from idmm.config import Views
+    from idmm.config.recipes import default_crops
 
-    class Views(torch.utils.data.Dataset):
+    config = Views(crops=default_crops("idmm"), size=SIZE)
+    counts = [group.count for group in config.crops]
+    files, groups = sorted(root.iterdir()), list(zip(counts, by_torchvision(config), strict=True))
+
+    class Crops(torch.utils.data.Dataset):
         def __len__(self):
             return len(files)
 
@@ -76,7 +67,7 @@ def obvious(root: Path, batch: int, workers: int) -> Iterator[int]:
 
     model = timm.create_model("deit_tiny_patch16_224", img_size=SIZE, num_classes=len(files), drop_path_rate=0.1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4, weight_decay=1e-3)
-    loader = torch.utils.data.DataLoader(Views(), batch, shuffle=True, num_workers=workers)
+    loader = torch.utils.data.DataLoader(Crops(), batch, shuffle=True, num_workers=workers)
     beta = torch.distributions.Beta(0.5, 0.5)
     for index, views in itertools.chain.from_iterable(itertools.repeat(loader)):
         loss = 0.0

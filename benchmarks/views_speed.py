@@ -13,6 +13,7 @@ import json
 import platform
 import statistics
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -28,15 +29,19 @@ from idmm.config.recipes import default_crops
 from idmm.data.views import MultiCropTransform
 
 
+def smooth_noise(count: int, height: int, width: int) -> Iterator[np.ndarray]:
+    """Yields images, uint8 [H, W, 3], whose content costs no time."""
+    rng = np.random.default_rng(0)
+    for _ in range(count):
+        noise = cv2.GaussianBlur(rng.integers(0, 256, (height, width, 3), dtype=np.uint8), (0, 0), 3)
+        yield cv2.normalize(noise, None, 0, 255, cv2.NORM_MINMAX)
+
+
 class Images:
     """Decoded images, as :class:`idmm.data.cache.ImageStore` gives them."""
 
     def __init__(self, count: int, height: int, width: int):
-        rng = np.random.default_rng(0)
-        noise = (rng.integers(0, 256, (height, width, 3), dtype=np.uint8) for _ in range(count))
-        self.arrays = [
-            cv2.normalize(cv2.GaussianBlur(image, (0, 0), 3), None, 0, 255, cv2.NORM_MINMAX) for image in noise
-        ]
+        self.arrays = list(smooth_noise(count, height, width))
         self.pillow = [Image.fromarray(array) for array in self.arrays]
         self.sizes, self.labels = np.array([[height, width]] * count), None
 

@@ -14,6 +14,7 @@ ENVIRONMENT = ("started", "finished", "command", "python", "platform", "cpu", "c
 
 
 def settings(runs: list[RunFacts]) -> Section:
+    """What the runs were asked for: where they differ, how far each is from its nearest recipe, the whole configs."""
     section = Section("settings", "Settings")
     if len(runs) > 1:
         section.parts += _own_settings(runs)
@@ -45,6 +46,7 @@ def _own_settings(runs: list[RunFacts]) -> Iterator[TableOf]:
 
 
 def environments(runs: list[RunFacts]) -> Section:
+    """Seeds and precisions, and the machine, versions and commands as far as the runs kept them."""
     section = Section("environment", "Environment and seeds")
     seeds = [
         [run.label, as_text(run.config.get("seed", run.result.get("seed"))), run.result.get("precision", "")]
