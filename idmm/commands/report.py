@@ -242,10 +242,12 @@ def _predictions(run: RunFacts, parts: list[Path]) -> None:
     with _or_says(run, "mistakes", NO_IMAGES):
         for part, one in zip(parts, found, strict=True):
             if wanted := [mistake for mistake in run.mistakes if mistake.path in one.paths]:
+                from idmm.data.composite import picture  # torch takes seconds
+
                 store = artifacts.images(part, "test")
                 place = {name: i for i, name in enumerate(store.names)}
                 for mistake in (one for one in wanted if one.path in place):
-                    mistake.image = store.image(place[mistake.path]).permute(1, 2, 0).numpy()
+                    mistake.image = picture(store, place[mistake.path])
 
 
 def _explored(run: RunFacts, folder: Path) -> None:

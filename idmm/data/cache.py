@@ -53,7 +53,7 @@ class ImageStore:
         scale: Scale,
     ):
         self.names, self.labels, self.classes, self.sizes = split.names, split.labels, split.classes, index.sizes
-        self.groups = split.groups
+        self.groups, self.composite = split.groups, None
         self.cache = "off" if pixels is None else "disk" if isinstance(pixels, Path) else "ram"
         self.kinds, self.extremes = index.kinds, index.extremes
         self._digests = index.digests  # uint8 [N, 16]
