@@ -5,12 +5,12 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from idmm.config.base import check_jitter, check_range, section
+from idmm.config.base import check_range, check_strengths, section
 
 
 @section
 class Colours:
-    """How crops are flipped and coloured."""
+    """How crops are turned and coloured."""
 
     flip: float | None = Field(None, ge=0, le=1)
     """Probability of a horizontal flip; null: 0.5."""
@@ -28,11 +28,19 @@ class Colours:
     solarize_prob: float | None = Field(None, ge=0, le=1)
     """Probability of solarization (values of half the range and more are inverted); null: 0, in the second of mocov3's
     and dino's global crops 0.2."""
+    vflip: float | None = Field(None, ge=0, le=1)
+    """Probability of a vertical flip, for images without a right way up; null: 0."""
+    rotate90: bool | None = None
+    """Turn each crop by a random multiple of 90 degrees, for images without a right way up; null: false."""
+    channel_jitter: list[float] | None = Field(None, min_length=2, max_length=2)
+    """Strength of brightness and contrast (factors) that are drawn for each channel on its own, after the joint jitter
+    and where that is applied; null: 0, 0."""
+    channel_drop: float | None = Field(None, ge=0, le=1)
+    """Probability that a channel is replaced by its mean, each on its own, at least one stays; null: 0."""
 
     @model_validator(mode="after")
     def _check_colours(self):
-        if self.jitter is not None:
-            check_jitter(self.jitter)
+        check_strengths(self)
         if self.blur_sigma is not None:
             check_range(self.blur_sigma, 0, None, "blur_sigma")
         return self
@@ -41,7 +49,7 @@ class Colours:
 # Of IDMM's release, and SimCLR's own: what null means in the end. Nothing is solarized.
 DEFAULT_COLOURS = Colours(
     flip=0.5, jitter=[0.8, 0.8, 0.8, 0.2], jitter_prob=0.8, grey_prob=0.2, blur_prob=0.5, blur_sigma=[0.1, 2.0],
-    solarize_prob=0.0,
+    solarize_prob=0.0, vflip=0.0, rotate90=False, channel_jitter=[0.0, 0.0], channel_drop=0.0,
 )  # fmt: skip
 COLOURS = tuple(item.name for item in fields(Colours))
 
@@ -114,6 +122,14 @@ class Augment:
     """Probability of the colour jitter."""
     grey_prob: float = Field(0.2, ge=0, le=1)
     """Probability of a grey image."""
+    vflip: float = Field(0.0, ge=0, le=1)
+    """Probability of a vertical flip, for images without a right way up."""
+    rotate90: bool = False
+    """Turn each image by a random multiple of 90 degrees, for images without a right way up."""
+    channel_jitter: list[float] = Field(default_factory=lambda: [0.0, 0.0], min_length=2, max_length=2)
+    """Strength of brightness and contrast (factors) that are drawn for each channel on its own, with jitter_prob."""
+    channel_drop: float = Field(0.0, ge=0, le=1)
+    """Probability that a channel is replaced by its mean, each on its own; at least one stays."""
     randaugment: str | None = "rand-m9-mstd0.5-inc1"
     """timm's auto-augment string; null: none."""
     mixup_alpha: float = Field(0.5, ge=0)
@@ -128,5 +144,5 @@ class Augment:
     @model_validator(mode="after")
     def _check(self):
         check_range(self.scale, 0, 1, "scale")
-        check_jitter(self.jitter)
+        check_strengths(self)
         return self
