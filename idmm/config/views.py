@@ -1,7 +1,8 @@
 """What training sees of an image: stage 1's crops and colours, stage 2's augmentation."""
 
-from dataclasses import fields
-from typing import ClassVar, Literal
+from collections.abc import Collection
+from dataclasses import fields, replace
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -146,3 +147,65 @@ class Augment:
         check_range(self.scale, 0, 1, "scale")
         check_strengths(self)
         return self
+
+
+# ------------------------------------------------------------------ images that are not RGB
+_RGB_ONLY = {"jitter": "saturation and hue are", "grey_prob": "grey is", "randaugment": "RandAugment is"}
+
+
+def is_rgb(in_chans: int | None, bands: list[int] | None) -> bool:
+    """Whether channels are colours: those of pictures, also where the model sees them in grey, and three bands."""
+    return in_chans in (None, 1, 3) if bands is None else len(bands) == 3
+
+
+def without_rgb(config: Any) -> tuple[Any, list[str]]:
+    """Returns a stage's config without what only RGB images have, where its images are not RGB, and lines for the log
+    on that."""
+    data = config.data
+    plain, asked = _plain(config)
+    if is_rgb(data.in_chans, getattr(data, "bands", None)) or not asked:
+        return config, []
+    becomes = ", ".join(f"{key} becomes {_shown(wanted)}" for key, (_, wanted) in asked.items())
+    return plain, [f"{becomes}: images of {data.in_chans} channels have no saturation, hue, grey and RandAugment"]
+
+
+def rgb_faults(config: Any, flags: Collection[str], in_chans: int | None, bands: list[int] | None) -> list[str]:
+    """Returns a line for each of the keys given as ``flags`` that asks for what only RGB images have, where the images
+    are not RGB."""
+    lines = []
+    for key, (got, wanted) in {} if is_rgb(in_chans, bands) else _plain(config)[1].items():
+        if key in flags or key.partition("[")[0] in flags:  # views.crops, for one of its groups
+            what = f"{_RGB_ONLY[key.rpartition('.')[2]]} for RGB images, and these have"
+            channels = f"{what} {in_chans if bands is None else len(bands)} channels"
+            lines.append(f"{key}: got {got!r}, but {channels}; wanted {_shown(wanted)}")
+    return lines
+
+
+def _shown(value: Any) -> str:
+    return "null" if value is None else f"{value}"
+
+
+def _plain(config: Any) -> tuple[Any, dict[str, tuple[Any, Any]]]:
+    """Returns a stage's config without what only RGB images have, and by key what was there and is there now."""
+    found = {
+        name: _plain_section(getattr(config, name), name) for name in ("views", "augment") if hasattr(config, name)
+    }
+    asked = {key: values for _, changes in found.values() for key, values in changes.items()}
+    return replace(config, **{name: section for name, (section, _) in found.items()}), asked
+
+
+def _plain_section(section: Any, place: str) -> tuple[Any, dict[str, tuple[Any, Any]]]:
+    """The same of a section, or of a group of crops, whose keys begin with ``place``."""
+    new: dict[str, Any] = {}
+    if section.jitter is not None and any(section.jitter[2:]):
+        new["jitter"] = [*section.jitter[:2], 0.0, 0.0]
+    if section.grey_prob:
+        new["grey_prob"] = 0.0
+    if getattr(section, "randaugment", None):
+        new["randaugment"] = None
+    asked = {f"{place}.{key}": (getattr(section, key), value) for key, value in new.items()}
+    if getattr(section, "crops", None):
+        groups = [_plain_section(group, f"{place}.crops[{n}]") for n, group in enumerate(section.crops)]
+        new["crops"] = [group for group, _ in groups]
+        asked |= {key: values for _, changes in groups for key, values in changes.items()}
+    return replace(section, **new), asked
