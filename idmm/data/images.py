@@ -374,3 +374,8 @@ def _full_range(image: Image.Image, values: np.ndarray) -> tuple[float, float]:
     ceilings = (1.0, 255.0, 65535.0) if image.mode == "F" else (65535.0,)
     fits = [c for c in ceilings if values.min() >= 0 and values.max() <= c]
     return (0.0, fits[0]) if fits else (values.min(), values.max())
+
+
+def unit(image):
+    """Returns an image, a uint8 or uint16 tensor of any shape, as float32 in [0, 1]."""
+    return image.float().div_((1 << 8 * image.element_size()) - 1)

@@ -15,7 +15,7 @@ import torch
 
 from idmm import distributed
 from idmm.checkpoint import RunFolder
-from idmm.config import FinetuneConfig, global_groups, group_sizes, parsing, resolved_stages, with_epochs
+from idmm.config import FinetuneConfig, global_groups, group_sizes, parsing, resolved_stages, with_epochs, without_rgb
 from idmm.config.recipes import learns_labels
 from idmm.data.augment import TrainTransform
 from idmm.data.cache import ImageStore, compare, fingerprint, load_split
@@ -246,9 +246,10 @@ def resolve(config) -> tuple[Assembly, list[str]]:
         notes.append(f"drloc: off, its weight is 0: {', '.join(f'drloc.{name}' for name in idle)} without effect")
     model = replace(config.model, name=spec.name, kwargs=spec.kwargs)
     data = replace(config.data, mean=spec.mean, std=spec.std, in_chans=spec.in_chans)
-    parts = assemble(replace(config, train=train, model=model, data=data))
+    config, more = without_rgb(replace(config, train=train, model=model, data=data))
+    parts = assemble(config)
     parts.spec, parts.began = spec, began  # the checkpoint is read once
-    return parts, notes
+    return parts, notes + more
 
 
 @contextlib.contextmanager
