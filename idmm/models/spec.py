@@ -47,8 +47,8 @@ def model_spec(config, field: str = "init") -> ModelSpec:
     """Decides the model by the run's ``model``, ``data`` and checkpoint ``init``, which messages call ``field``.
 
     Raises:
-        UserError: ``model.name`` or ``model.kwargs`` contradict the checkpoint, all in one; or ``data.mean`` or ``std`` has
-            not a number a channel.
+        UserError: ``model.name`` or ``model.kwargs`` contradict the checkpoint, all in one; or ``data.mean`` or ``std``
+            has not a number a channel.
     """
     init = None if config.init is None else read_checkpoint(config.init, field)
     model, data = config.model, config.data

@@ -27,11 +27,11 @@ STARTING, AROUND = 5.0, 0.4
 class _Noise:
     """Stands for an ImageStore: images of noise, as large as the cache keeps them."""
 
-    def __init__(self, count: int, side: int):
+    def __init__(self, count: int, side: int, channels: int):
         rng = np.random.default_rng(0)
         self.sizes = np.full((count, 2), side)
         self.labels = np.arange(count) % CLASSES
-        self._image = torch.from_numpy(rng.integers(0, 256, (3, side, side), dtype=np.uint8))
+        self._image = torch.from_numpy(rng.integers(0, 256, (channels, side, side), dtype=np.uint8))
 
     def image(self, i: int) -> torch.Tensor:
         return self._image
