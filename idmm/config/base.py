@@ -88,7 +88,9 @@ NEW_KEYS = {
     "views.solarize_prob": 0.0,
     "model.patch_drop": 0.0,
     "views.interpolation": "bicubic",
-    **dict.fromkeys(f"data.{name}" for name in ("exclude", "labels", "labelled", "groups", "folds", "fold")),
+    **dict.fromkeys(
+        f"data.{name}" for name in ("exclude", "labels", "labelled", "groups", "folds", "fold", "bands", "composite")
+    ),
 }
 
 
