@@ -74,8 +74,8 @@ def test_what_is_saved(runs, root, run, stem):
     saved = read(runs / run / f"{stem}.json")
     assert saved["channels"] == saved["kwargs"]["in_chans"] == 5
     assert [len(saved[name]) for name in ("mean", "std", "range")] == [5, 5, 5]
-    images = np.stack([tifffile.imread(path).reshape(24, 28, 5) if int(path.stem) % 2 == 0 else
-                       np.moveaxis(tifffile.imread(path), 0, 2) for path in (root / "train").rglob("*.tif")])  # fmt: skip
+    images = [tifffile.imread(path) for path in (root / "train").rglob("*.tif")]  # [H, W, C], or [C, H, W] of pages
+    images = np.stack([image if image.shape[2] == 5 else np.moveaxis(image, 0, 2) for image in images])
     low, high = np.array(saved["range"]).T
     ends = images.min((0, 1, 2)), images.max((0, 1, 2))
     assert (low >= ends[0]).all() and (low <= ends[0] + 1).all() and (high <= ends[1]).all()

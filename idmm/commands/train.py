@@ -289,7 +289,7 @@ def _seconds(given: TrainCommand, model: dict, side: int) -> float:
     from idmm.methods.finetune import Finetune
     from idmm.models.build import create_backbone
 
-    chans = len(given.data.bands or ()) or given.data.in_chans or 3
+    chans = given.data.channels or 3
     backbone = create_backbone(model["name"], side, num_classes=2, in_chans=chans, **model["kwargs"])
     batch = {"images": torch.zeros(TIMED, chans, side, side), "label": torch.zeros(TIMED, dtype=torch.int64)}
     method = Finetune(backbone, Augment())

@@ -16,17 +16,20 @@ DEFAULT_MODEL = "deit_tiny_patch16_224"
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What is known of the backbone before it is built."""
+    """What is known of the backbone before it is built; ``mean`` and ``std`` have a number a channel, or are None until
+    they are measured from the training images."""
 
     name: str  # timm's
     kwargs: dict  # for its constructor
-    mean: list[float] | None  # of each channel, on pixel values in [0, 1]; None: nobody knows, it is to be measured
+    in_chans: int
+    mean: list[float] | None
     std: list[float] | None
     drop_path: float  # stochastic depth rate
     init: Checkpoint | None  # weights to start from
-    range: str | list[float] = "auto"  # of grey images of more than 8 bits, see config.Data
+    range: str | list = "auto"  # of images of more than 8 bits, see config.Data
     patch_drop: float = 0.0  # share of patches left out in training
-    in_chans: int = 3  # channels of its images
+    bands: list[int] | None = None  # which channels of the files are used, see config.Data
+    composite: list[int] | None = None  # of them, what pictures show, likewise
 
     def build(self, size: int, seed: int, num_classes: int = 0, dynamic: bool = False) -> torch.nn.Module:
         """Builds the backbone at an image size, its fresh weights from the seed; ``dynamic``: for others as well."""
@@ -47,8 +50,8 @@ def model_spec(config, field: str = "init") -> ModelSpec:
     """Decides the model by the run's ``model``, ``data`` and checkpoint ``init``, which messages call ``field``.
 
     Raises:
-        UserError: ``model.name`` or ``model.kwargs`` contradict the checkpoint, all in one; or ``data.mean`` or ``std``
-            has not a number a channel.
+        UserError: ``model.name`` or ``model.kwargs`` contradict the checkpoint, all in one; or values are not
+            as many as channels.
     """
     init = None if config.init is None else read_checkpoint(config.init, field)
     model, data = config.model, config.data
@@ -66,10 +69,25 @@ def model_spec(config, field: str = "init") -> ModelSpec:
     check_name(name)
     check_kwargs(model.kwargs)
     before = _channels(init, name, kwargs)
-    chans = data.in_chans or before
-    mean, std = _statistics(data, init, chans)
-    scale = data.range if data.range != "auto" or init is None or chans != before else init.range
-    return ModelSpec(name, kwargs, mean, std, model.drop_path, init, scale, model.patch_drop, chans)
+    chans = before if data.channels is None else data.channels
+    same = init is not None and chans == before  # what the checkpoint knows of its channels holds
+    bands, composite = (
+        init.extra.get(key) if same and getattr(data, key) is None else getattr(data, key)
+        for key in ("bands", "composite")
+    )
+    mean, std = _statistics(data, init, chans, bands is None, same)
+    scale = init.range if same and data.range == "auto" else data.range
+    _check_range(scale, chans, bands is None and chans in (1, 3))
+    more = dict(range=scale, patch_drop=model.patch_drop, bands=bands, composite=composite)
+    return ModelSpec(name, kwargs, chans, mean, std, model.drop_path, init, **more)
+
+
+def _check_range(scale: str | list, chans: int, pictures: bool) -> None:
+    """Raises UserError where there is a range for each channel, but of other channels than there are."""
+    if isinstance(scale, str) or not isinstance(scale[0], (list, tuple)) or (len(scale) == chans and not pictures):
+        return
+    wanted = "pictures have one, [low, high]" if pictures else f"wanted one for each of {chans} channels"
+    raise UserError(f"data.range: {len(scale)} ranges; {wanted}")
 
 
 def _channels(init: Checkpoint | None, name: str, kwargs: dict) -> int:
@@ -90,14 +108,23 @@ def _contradictions(config, init: Checkpoint, kwargs: dict) -> list[str]:
     return faults
 
 
-def _statistics(data: config.Data, init: Checkpoint | None, chans: int) -> list[list[float] | None]:
-    """Mean and std: the config's, else the checkpoint's, else ImageNet's of RGB; None where they are to be measured."""
+def _statistics(
+    data: config.Data, init: Checkpoint | None, chans: int, pictures: bool, same: bool
+) -> tuple[list[float] | None, list[float] | None]:
+    """Mean and std: the config's, else the checkpoint's where its channels are the ``same``, else without one ImageNet's
+    of RGB; None where they are to be measured."""
     found = []
-    for name, given in (("mean", data.mean), ("std", data.std)):
-        values = given or list(getattr(init, name) if init else getattr(config, f"IMAGENET_{name.upper()}"))
-        if given is None and init is not None and init.name is None and chans == 1:
-            values = [round(sum(values) / 3, 6)]
-        if given is not None and len(values) != chans:
+    for name in ("mean", "std"):
+        values = getattr(data, name)
+        if values is None and init is not None:
+            values = list(getattr(init, name))
+            if pictures and chans == 1 and len(values) == 3:
+                values = [round(sum(values) / 3, 6)]  # of grey images under weights that learned from RGB
+            elif not same or len(values) != chans:
+                values = None
+        elif values is None and pictures and chans == 3:
+            values = list(getattr(config, f"IMAGENET_{name.upper()}"))
+        if values is not None and len(values) != chans:
             raise UserError(f"data.{name}: {len(values)} values for a model of {chans} channels, wanted one a channel")
-        found.append(values if len(values) == chans else None)
-    return found
+        found.append(values)
+    return found[0], found[1]
