@@ -25,7 +25,7 @@ from idmm.data.datasets import open_splits
 from idmm.errors import UserError
 from idmm.stages.artifacts import config_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.torch.jit.load. is deprecated:FutureWarning")]
 SMALL = ["--model.name", "resnet10t", "--model.kwargs", "{channels: [8, 16, 16, 32]}"]
 SHORT = ["--train.batch_size", 8, "--train.device", "cpu", "--train.precision", "fp32", "--data.workers", 0]
 IN_CHANS = ["--data.in_chans", 5]
@@ -39,9 +39,8 @@ def root(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def runs(root, tmp_path_factory):
-    """Check, pretraining, fine-tuning and probe; nothing may be written to them."""
+    """Pretraining, fine-tuning and probe; nothing may be written to them."""
     folder = tmp_path_factory.mktemp("runs")
-    assert call(["data", "check", "--root", root, "--out", folder / "check"]) == 0
     data = ["--data.root", root]
     argv = ["pretrain", "--config", "idmm_fast", *SMALL, "--views.size", 32, *data, *IN_CHANS, "--out", folder / "a"]
     assert call([*argv, *SHORT, "--train.epochs", 2]) == 0
@@ -58,6 +57,11 @@ def read(path):
 def predicted(path):
     with open(path) as file:
         return {row["path"]: row for row in csv.DictReader(file)}
+
+
+def test_check(root, tmp_path, capsys):
+    assert call(["data", "check", "--root", root, "--out", tmp_path / "check"]) == 0
+    assert "5 channels" in capsys.readouterr().out
 
 
 # ---------------------------------------------------------------------- what is kept
@@ -171,7 +175,7 @@ def test_exports(runs, root, tmp_path):
     session = onnxruntime.InferenceSession(str(out["onnx"]), providers=["CPUExecutionProvider"])
     assert session.get_inputs()[0].shape[1:] == [5, 32, 32]
     found = [session.run(None, {"images": images.numpy()})[0]]
-    found.append(torch.jit.load(out["torchscript"])(images).numpy())
+    found.append(torch.jit.load(out["torchscript"])(images).detach().numpy())
     found.append(timm.create_model(f"local-dir:{out['timm']}", pretrained=True).eval()(images).detach().numpy())
     for logits in found:
         assert np.allclose(torch.from_numpy(logits).softmax(1).numpy(), wanted, atol=1e-4)

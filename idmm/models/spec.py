@@ -111,8 +111,8 @@ def _contradictions(config, init: Checkpoint, kwargs: dict) -> list[str]:
 def _statistics(
     data: config.Data, init: Checkpoint | None, chans: int, pictures: bool, same: bool
 ) -> tuple[list[float] | None, list[float] | None]:
-    """Mean and std: the config's, else the checkpoint's where its channels are the ``same``, else without one ImageNet's
-    of RGB; None where they are to be measured."""
+    """Mean and std: the config's, else the checkpoint's where its channels are the ``same``, without one ImageNet's for
+    RGB; None where they are to be measured."""
     found = []
     for name in ("mean", "std"):
         values = getattr(data, name)
