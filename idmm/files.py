@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import io
+import json
 import os
 import shutil
 import tempfile
@@ -167,6 +168,14 @@ def weights_file(path: str | os.PathLike, field: str = "", stem: str = "backbone
     if path.suffix.lower() not in WEIGHTS:
         raise UserError(f"{weights_label(path, field)} is not a checkpoint; {WEIGHTS_WANTED}")
     return path
+
+
+def saved_info(path: str | os.PathLike) -> dict:
+    """Returns what the JSON beside weights says of them; empty where there is none, or no weights."""
+    with contextlib.suppress(UserError, OSError, ValueError):
+        info = json.loads(weights_file(path).with_suffix(".json").read_text(encoding="utf-8"))
+        return info if isinstance(info, dict) else {}
+    return {}
 
 
 def runs_inside(path: Path, file: str) -> str:

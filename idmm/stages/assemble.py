@@ -15,7 +15,7 @@ import torch
 
 from idmm import distributed
 from idmm.checkpoint import RunFolder
-from idmm.config import FinetuneConfig, global_groups, group_sizes, parsing, resolved_stages, with_epochs
+from idmm.config import FinetuneConfig, global_groups, group_sizes, parsing, resolved_stages, with_epochs, without_rgb
 from idmm.config.recipes import learns_labels
 from idmm.data.augment import TrainTransform
 from idmm.data.cache import ImageStore, compare, fingerprint, load_split
@@ -247,10 +247,10 @@ def resolve(config) -> tuple[Assembly, list[str]]:
         notes.append(f"drloc: off, its weight is 0: {', '.join(f'drloc.{name}' for name in idle)} without effect")
     model = replace(config.model, name=spec.name, kwargs=spec.kwargs)
     own = {name: getattr(spec, name) for name in ("mean", "std", "in_chans", "bands", "composite")}
-    data = replace(config.data, **own)
-    parts = assemble(replace(config, train=train, model=model, data=data))
+    config, more = without_rgb(replace(config, train=train, model=model, data=replace(config.data, **own)))
+    parts = assemble(config)
     parts.spec, parts.began = spec, began  # the checkpoint is read once
-    return parts, notes
+    return parts, notes + more
 
 
 @contextlib.contextmanager
@@ -315,7 +315,8 @@ def load_splits(parts: Assembly, folder: RunFolder | None = None, wanted: tuple[
     A run that is resumed in ``folder`` is held to the images that it began with. Where mean and std are left to the
     training images, ``parts.spec`` has them from then on.
     """
-    data, sizes = parts.config.data, dict.fromkeys(phase.size for phase in parts.phases)
+    sizes = dict.fromkeys(phase.size for phase in parts.phases)
+    data = replace(parts.config.data, in_chans=parts.spec.in_chans, bands=parts.spec.bands)
     listed = read_splits(*parts.stage.images(parts.config))
     splits = together(listed)
     check_val(parts, splits)
