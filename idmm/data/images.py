@@ -145,10 +145,20 @@ def depth(item: str | bytes | np.ndarray, max_pixels: int, bands: Bands | None =
         return _depth(image, values, bands)
 
 
-def file_channels(item: str | bytes | np.ndarray, max_pixels: int) -> int:
-    """Returns how many channels a file has, by its header; BadImage: as :func:`load`."""
+class Header(NamedTuple):
+    """What a file's header says."""
+
+    channels: int
+    bits: str
+    """Of its numbers where they are no 8 bits, for people; else empty."""
+    fault: str | None
+    """Why it is no picture."""
+
+
+def header(item: str | bytes | np.ndarray, max_pixels: int) -> Header:
+    """Reads the header of an item of a split; BadImage: as :func:`load`."""
     with _opened(item, max_pixels, Bands()) as image:
-        return image.channels
+        return Header(image.channels, image.bits, image.fault)
 
 
 def frames(item: str | bytes | np.ndarray, max_pixels: int) -> int:
