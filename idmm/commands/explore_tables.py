@@ -12,7 +12,7 @@ from PIL import Image
 from idmm import similarity
 from idmm.data.cache import ImageStore
 from idmm.data.composite import picture
-from idmm.data.doctor import MIRRORED
+from idmm.data.exclusions import MIRRORED
 from idmm.data.split import counted
 from idmm.pictures import shortened
 from idmm.report.sheets import BLUE, CELL, LARGE, ORANGE, Tile, caption_sheet, in_rows, one_of_each, pair_rows

@@ -15,7 +15,8 @@ def composite(image: np.ndarray, bands: Sequence[int] | None = None, ends: np.nd
     Args:
         image: [H, W, C], uint8, uint16 or floats.
         bands: The channels that are red, green and blue (two: red and green; one: grey); None: the first three.
-        ends: The values of each of them that are black and full colour, [n, 2]; None: by :func:`ends_of`.
+        ends: The values that are black and full colour, of each of them [n, 2] or of all [1, 2]; None: by
+            :func:`ends_of`.
 
     Returns:
         uint8 [H, W, 3]

@@ -154,10 +154,20 @@ def depth(item: str | bytes | np.ndarray, max_pixels: int, bands: Bands | None =
         return _depth(image, values, bands)
 
 
-def file_channels(item: str | bytes | np.ndarray, max_pixels: int) -> int:
-    """Returns how many channels a file has, by its header; BadImage: as :func:`load`."""
+class Header(NamedTuple):
+    """What a file's header says."""
+
+    channels: int
+    bits: str
+    """Of its numbers where they are no 8 bits, for people; else empty."""
+    fault: str | None
+    """Why it is no picture."""
+
+
+def header(item: str | bytes | np.ndarray, max_pixels: int) -> Header:
+    """Reads the header of an item of a split; BadImage: as :func:`load`."""
     with _opened(item, max_pixels, Bands()) as image:
-        return image.channels
+        return Header(image.channels, image.bits, image.fault)
 
 
 def frames(item: str | bytes | np.ndarray, max_pixels: int) -> int:
@@ -362,24 +372,3 @@ def fitted_size(h: int, w: int, bound: Bound) -> tuple[int, int]:
 def unit(image):
     """Returns an image as float32 in [0, 1], a tensor uint8 or uint16 of any shape."""
     return image.float().div_(TOP if image.element_size() == 2 else 255)
-
-
-def composite(image, bands: Sequence[int] | None = None) -> np.ndarray:
-    """Makes any image visible.
-
-    Args:
-        image: uint8 or uint16, tensor or array [C, H, W].
-        bands: Its channels that are shown as red, green and blue; None: the first three (of two: red and green; of
-            one: grey).
-
-    Returns:
-        uint8 [H, W, 3].
-    """
-    planes = np.asarray(image)
-    count = len(planes)
-    bands = bands or ((0, 0, 0) if count == 1 else range(min(count, 3)))
-    shown = np.zeros((3, *planes.shape[1:]), dtype=planes.dtype)
-    shown[: len(bands)] = planes[list(bands)]
-    if shown.dtype != np.uint8:
-        shown = ((shown.astype(np.uint32) + 128) // 257).astype(np.uint8)
-    return np.ascontiguousarray(shown.transpose(1, 2, 0))

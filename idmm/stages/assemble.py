@@ -247,8 +247,7 @@ def resolve(config) -> tuple[Assembly, list[str]]:
         notes.append(f"drloc: off, its weight is 0: {', '.join(f'drloc.{name}' for name in idle)} without effect")
     model = replace(config.model, name=spec.name, kwargs=spec.kwargs)
     own = {name: getattr(spec, name) for name in ("mean", "std", "in_chans", "bands", "composite")}
-    data = replace(config.data, **own)
-    config, more = without_rgb(replace(config, train=train, model=model, data=data))
+    config, more = without_rgb(replace(config, train=train, model=model, data=replace(config.data, **own)))
     parts = assemble(config)
     parts.spec, parts.began = spec, began  # the checkpoint is read once
     return parts, notes + more
@@ -316,7 +315,8 @@ def load_splits(parts: Assembly, folder: RunFolder | None = None, wanted: tuple[
     A run that is resumed in ``folder`` is held to the images that it began with. Where mean and std are left to the
     training images, ``parts.spec`` has them from then on.
     """
-    data, sizes = parts.config.data, dict.fromkeys(phase.size for phase in parts.phases)
+    sizes = dict.fromkeys(phase.size for phase in parts.phases)
+    data = replace(parts.config.data, in_chans=parts.spec.in_chans, bands=parts.spec.bands)
     listed = read_splits(*parts.stage.images(parts.config))
     splits = together(listed)
     check_val(parts, splits)
