@@ -19,7 +19,7 @@ from idmm.config.commands import ProbeConfig
 from idmm.config.reading import read_file
 from idmm.config.usage import ReportConfig
 from idmm.errors import RunError, UserError
-from idmm.files import made_folder
+from idmm.files import made_folder, saved_info
 from idmm.intervals import wilson
 from idmm.report.calibration import calibration
 from idmm.report.facts import Cloud, Mistake, RunFacts, readable
@@ -191,7 +191,8 @@ def _crops(folder: Path, config: Any) -> list:
     from idmm.seeding import derive
     from idmm.stages import STAGES
 
-    store, norm = artifacts.images(folder, "train"), {"mean": config.data.mean, "std": config.data.std}
+    saved = saved_info(folder)  # the config may leave mean and std to the images
+    store, norm = artifacts.images(folder, "train"), {name: saved[name] for name in ("mean", "std")}
     if isinstance(config, FinetuneConfig):
         last = STAGES["finetune"].phases(config)[-1]
         return augmented_blocks(store, config.augment, last.size, key=derive(config.seed, "stage", last.number), **norm)
