@@ -5,7 +5,10 @@ The commands are those of README; what is shorter here is the network and the tr
 
 import csv
 import json
+import re
 import signal
+import subprocess
+import sys
 
 import bands
 import numpy as np
@@ -15,7 +18,7 @@ import pytest
 import tifffile
 import timm
 import torch
-from helpers import call, outside, same, start, state_file
+from helpers import ENVIRONMENT, ROOT, call, outside, same, start, state_file
 from PIL import Image
 
 import idmm
@@ -185,6 +188,36 @@ def test_exports(runs, root, tmp_path):
     assert told["channels"] == 5 and told["range"] == saved["range"] and told["mean"] == saved["mean"]
     card = (out["timm"] / "README.md").read_text()
     assert "5 channels" in card and str(saved["range"][4][1]) in card and "Image.open" not in card
+
+
+def python(path, n):
+    """The n-th block of Python in a page."""
+    return re.findall(r"(?s)```python\n(.*?)```", path.read_text())[n]
+
+
+def test_documented_lines(runs, root, tmp_path):
+    """Those of docs/export.md and of the model card, as they stand there: the run's own classes and probabilities."""
+    own = predicted(runs / "b" / "predictions.csv")
+    assert call(["export", "--init", runs / "b", "--format", "onnx", "--out", tmp_path / "m.onnx"]) == 0
+    (tmp_path / "a.py").write_text(python(ROOT / "docs" / "export.md", 1))
+    files = [root / name for name in own]
+    said = ran([tmp_path / "a.py", tmp_path / "m.onnx", *files])
+    for line, row in zip(said.splitlines(), own.values(), strict=True):
+        path, label, share = line.rsplit(",", 2)
+        assert label == row["predicted"] and float(share) == pytest.approx(float(row["probability"]), abs=2e-3)
+    assert call(["export", "--init", runs / "b", "--format", "timm", "--out", tmp_path / "t"]) == 0
+    even = next(path for path in files if int(path.stem) % 2 == 0)  # no pages
+    lines = python(tmp_path / "t" / "README.md", 0).replace("local-dir:PATH", f"local-dir:{tmp_path / 't'}")
+    (tmp_path / "b.py").write_text(lines.replace('"image.tif"', repr(str(even))))
+    label, share = ran([tmp_path / "b.py"]).split()
+    row = own[even.relative_to(root).as_posix()]
+    assert label == row["predicted"] and float(share) == pytest.approx(float(row["probability"]), abs=2e-3)
+
+
+def ran(argv):
+    done = subprocess.run([sys.executable, *argv], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 # ---------------------------------------------------------------------- stopping
