@@ -34,14 +34,14 @@ UNTRAINED = "untrained"
 _FOLDER = "features"  # in the cache's folder
 _OURS = re.compile(r"\.?.+-(train|val|test)-[0-9a-f]{32}\.npz(\.part-.*)?")
 # what else decides about the numbers: this file's format and the libraries that decode, resize and compute
-_VERSIONS = ["3", PIL.__version__, timm.__version__, torch.__version__]
+_VERSIONS = ["4", PIL.__version__, timm.__version__, torch.__version__]
 
 
 class FrozenBackbone:
     """A backbone to be measured at one size, which takes the features of splits or finds them on the disk.
 
     Args:
-        spec: What is known of it; its mean and std only where features are taken.
+        spec: What is known of it.
         size: Side of the images (pixels).
         config: Where it comes from, seed of fresh weights, crop, batch size and device; of its ``data`` the workers,
             and whether and where features are kept.
@@ -57,7 +57,7 @@ class FrozenBackbone:
         self.weights = _digest(about, spec.init.state if spec.init else None)  # others for other weights
         self.device = distributed.pick_device(config.device)
         self.folder = cache_folder(config.data.cache_dir) if config.data.cache in ("auto", "disk") else None
-        self._model: torch.nn.Module | None = None
+        self._network: Network | None = None
 
     @property
     def init(self) -> str | None:
@@ -72,6 +72,12 @@ class FrozenBackbone:
     def untrained(self, label: str) -> "FrozenBackbone":
         """Returns the same with fresh weights, drawn from ``config.seed`` as a stage draws them."""
         return FrozenBackbone(replace(self.spec, init=None), self.size, replace(self.config, init=None), label)
+
+    def know(self, spec: ModelSpec) -> None:
+        """Takes what is known of the backbone once the images were read: their mean and std."""
+        self.spec = spec
+        if self._network is not None:
+            self._network = replace(self._network, mean=spec.mean, std=spec.std)
 
     def features(self, store: ImageStore, part: str) -> np.ndarray:
         """Returns the pooled features of all images of a split (train, val or test), float32 [N, d].
@@ -98,7 +104,8 @@ class FrozenBackbone:
         """Another one where the weights, the crop, the bytes of an image, the device or a library's version are."""
         spec = self.spec
         looks = [self.weights, self.size, self.config.crop_pct, list(spec.mean), list(spec.std), self.device]
-        looks += [known for known in (store.scale, store.bands) if known is not None]
+        looks += [] if store.scale is None else [store.scale]
+        looks += [] if store.bands is None else [store.bands]
         return _digest({"look": looks, "versions": _VERSIONS, "images": fingerprint(store)})
 
     def build(self) -> None:
@@ -114,15 +121,15 @@ class FrozenBackbone:
             raise UserError(f"size: {error}") from None
         if report := spec.load(model):
             log.info("%s", report)
-        self._model = model.eval().to(self.device)
+        looks = (self.size, given.crop_pct, spec.mean, spec.std)
+        model = model.eval().to(self.device)
+        self._network = Network(model, *looks, self.device, given.batch_size, self.label, "--batch_size")
 
     def _extract(self, store: ImageStore, label: str) -> np.ndarray:
-        if self._model is None:
+        if self._network is None:
             self.build()
-        looks = (self.size, self.config.crop_pct, self.spec.mean, self.spec.std)
-        network = Network(self._model, *looks, self.device, self.config.batch_size, self.label, "--batch_size")
-        batches = network.split_batches(store, workers=self.config.data.workers)
-        return network.outputs(counting(batches, len(store), label))
+        batches = self._network.split_batches(store, workers=self.config.data.workers)
+        return self._network.outputs(counting(batches, len(store), label))
 
 
 def _digest(about: dict, state: dict[str, torch.Tensor] | None = None) -> str:

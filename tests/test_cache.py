@@ -50,7 +50,7 @@ def test_every_cache_holds_the_same_pixels_and_the_disk_is_found_again(tmp_path,
         for i, path in enumerate(split.items):
             wanted = torch.from_numpy(fitted(decode(path, 10**8), bound)).permute(2, 0, 1)
             image = store.image(i)
-            assert torch.equal(image, wanted) and image.dtype == torch.uint8 and image.stride() == wanted.stride()
+            assert torch.equal(image, wanted) and image.dtype == wanted.dtype and image.stride() == wanted.stride()
             assert image.shape[1:] == tuple(ram.sizes[i])
         assert same(store, ram) and torch.equal(store.image(-1), ram.image(6))
         with pytest.raises(IndexError):

@@ -26,7 +26,6 @@ from idmm.files import made_folder, write_text
 from idmm.stages import STAGES, stage_of
 from idmm.stages.folds import learned_from, place, several
 from idmm.stages.probe import frozen_backbone, labelled_images, labels_needed
-from idmm.stages.values import standardised
 
 log = logging.getLogger("idmm")
 READOUTS = {"knn": "kNN", "probe": "linear probe", "finetune": "fine-tuned"}
@@ -179,10 +178,9 @@ def _probed(split: Split, metric: str, backbones: list[FrozenBackbone], draws: l
     for backbone in backbones:
         spec = backbone.spec
         look = (backbone.size, str(spec.range), spec.in_chans, str(spec.bands))
-        if look not in loaded:
+        if look not in loaded or spec.mean is None or spec.std is None:
             loaded[look] = labelled_images(backbone, None, ("train", "test")).stores
         train, test = (loaded[look][part] for part in ("train", "test"))
-        backbone.spec = standardised(spec, train, None)
         seen, held = backbone.features(train, "train"), backbone.features(test, "test")
         rows = {name: row for row, name in enumerate(train.names)}
         for draw in draws:

@@ -175,7 +175,7 @@ def described(
         ends = extremes[of].reshape(len(of), -1, 2)  # [n, C, 2], of pictures [n, 1, 2]
         text = f"{len(of):,} of {counted(len(kinds), f'{part} image')} {'is' if len(of) == 1 else 'are'} {kind}"
         spans = np.stack([ends[..., 0].min(axis=0), ends[..., 1].max(axis=0)], axis=1)  # [C, 2]
-        values = f"values {' '.join(_span(span) for span in spans)}"
+        values = f"values {', '.join(f'{_shown(low)} to {_shown(high)}' for low, high in spans)}"
         top = _CEILINGS.get(kind.split(" ")[0])
         if scale == FULL and top is None:
             lines.append(f"{text}; {values}; each is scaled by a range of its own, in 65,536 levels ({origin})")
@@ -183,8 +183,13 @@ def described(
         ranges = np.array((0, top) if scale == FULL else scale, dtype=np.float64).reshape(-1, 2)  # [1 or C, 2]
         whole = kind.split(" ")[0] in _CEILINGS and (ranges[:, 1] - ranges[:, 0]).max() <= 65535
         kept = "as 16 bits" if whole else "in 65,536 levels"
-        each = " ".join(f"[{_shown(low)}, {_shown(high)}]" for low, high in ranges)
-        lines.append(f"{text}; {values}; {each} becomes 0 to 1, kept {kept} ({origin})")
+        each = ", ".join(f"[{_shown(low)}, {_shown(high)}]" for low, high in ranges)
+        if len(ranges) > 1:
+            each = f"of its channels {each}"
+            values = "" if np.array_equal(ranges, spans) else f" {values};"
+        else:
+            values = f" {values};"
+        lines.append(f"{text};{values} {each} becomes 0 to 1, kept {kept} ({origin})")
         warnings += _narrow(text, ends, ranges, [names[i] for i in of]) if extremes.ndim == 2 else []
     if lines and (others := int((kinds == "").sum())):
         lines.append(f"the other {counted(others, f'{part} image')} of 8 bits stay as they are")
@@ -202,10 +207,6 @@ def _narrow(text: str, ends: np.ndarray, ranges: np.ndarray, names: list[str]) -
         why += f", as '{names[ends[:, 1].argmax()]}' goes up to {_shown(high)}"
     better = ", ".join(map(_shown, np.median(ends, axis=0)))
     return [f"{text}: {why}; --data.range '[{better}]' would suit a typical one"]
-
-
-def _span(ends: np.ndarray) -> str:
-    return f"{_shown(ends[0])} to {_shown(ends[1])}"
 
 
 def _shown(value: float) -> str:

@@ -4,7 +4,6 @@ import copy
 import itertools
 import json
 import time
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +16,7 @@ from idmm.distributed import pick_device
 from idmm.progress import duration
 from idmm.stages import STAGES, Phase
 from idmm.stages.assemble import Assembly, assemble
+from idmm.stages.values import assumed
 from idmm.transfer.plan import Job
 from idmm.transfer.preflight import Counts
 from idmm.transfer.run import Grid
@@ -90,6 +90,8 @@ def _shape(job: Job) -> str:
     config = job.config
     parts = {name: config.get(name) for name in ("model", "views", "method", "augment", "stages", "drloc", "size")}
     train = config.get("train") or {}
+    data = config.get("data") or {}
+    parts["data"] = {name: data.get(name) for name in ("in_chans", "bands")}
     parts["train"] = {name: train.get(name) for name in ("batch_size", "accumulate", "size", "precision", "device")}
     return json.dumps([job.stage, parts], sort_keys=True)
 
@@ -104,8 +106,7 @@ def _rates(job: Job, budget: float) -> list[Rates]:
 def training_rates(parts: Assembly, phase: Phase, budget: float) -> Rates:
     """Times a few steps of a phase, on noise as large as its images, for about ``budget`` seconds."""
     parts, train, began = copy.copy(parts), parts.config.train, time.monotonic()
-    spec = parts.spec
-    parts.spec = replace(spec, mean=[0.5] * spec.in_chans, std=[0.25] * spec.in_chans)  # which may not be known yet
+    parts.spec = spec = assumed(parts.spec)
     pictures = bands_of(spec.in_chans, spec.bands) is None
     noise = _Noise(phase.batch_size, parts.bound(phase.size), 3 if pictures else spec.in_chans)
     method = parts.method(phase, parts.backbone(phase, CLASSES), max(2048, phase.batch_size), CLASSES)
