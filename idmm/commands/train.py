@@ -290,7 +290,8 @@ def _seconds(given: TrainCommand, model: dict, side: int) -> float:
     from idmm.models.build import create_backbone
 
     chans = given.data.channels or 3
-    backbone = create_backbone(model["name"], side, num_classes=2, in_chans=chans, **model["kwargs"])
+    more = {} if chans == 3 else {"in_chans": chans}
+    backbone = create_backbone(model["name"], side, num_classes=2, **more, **model["kwargs"])
     batch = {"images": torch.zeros(TIMED, chans, side, side), "label": torch.zeros(TIMED, dtype=torch.int64)}
     method = Finetune(backbone, Augment())
     return time_steps(method, itertools.repeat(batch), pick_device(given.device), "fp32") / TIMED
