@@ -5,6 +5,7 @@ import json
 import bands
 import numpy as np
 import pytest
+import skimage.data
 import transfers
 from folders import TINY, result, tuned
 from frozen import a_run
@@ -12,6 +13,9 @@ from helpers import VIT, call, inside, logged, refused
 from PIL import Image
 
 import idmm
+from idmm import inference
+from idmm.data.composite import composite
+from idmm.errors import UserError
 from idmm.models import read_checkpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_cache")]
@@ -62,7 +66,7 @@ def test_a_grid(root, tmp_path):
     pretrain = {**transfers.GRID["pretrain"], "data": data, "train": short}
     stages = {"pretrain": pretrain, "finetune": {"data": data, "train": {**short, "size": 16}}}
     given = dict(sources=[entry], targets=[entry], **stages)
-    assert transfers.inside(tmp_path / "g", "--estimate", **given) == 0
+    assert transfers.inside(tmp_path / "g", "--plan", **given) == 0
     assert transfers.inside(tmp_path / "g", **given) == 0
     rows = (tmp_path / "g" / "grid.csv").read_text().splitlines()
     assert len(rows) == 3 and all(row.endswith(",ok") for row in rows[1:])
@@ -77,16 +81,54 @@ def test_the_search(root, tmp_path):
 
 
 def test_training_in_a_time(root, tmp_path):
-    given = ["train", root, "--data.in_chans", 5, "--minutes", 2, "--size", 32, "--device", "cpu", "--data.workers", 0]
+    given = [
+        "train",
+        root,
+        "--data.in_chans",
+        5,
+        "--minutes",
+        0.4,
+        "--size",
+        16,
+        "--device",
+        "cpu",
+        "--data.workers",
+        0,
+    ]
     model = ["--model.name", "vit_tiny_patch16_224", "--model.kwargs", json.dumps(VIT)]
     assert call([*given, *model, "--out", tmp_path / "x"]) == 0
     assert read(tmp_path / "x" / "model.json")["channels"] == 5
 
 
+# ---------------------------------------------------------------------- a real image
+def test_colours_with_depth(tmp_path, capsys):
+    """The one image in scikit-image's wheel of more than 8 bits: a stereo camera's RGB with disparity, float32, as
+    tiles of four channels. Is a tile nearer or further away than most? Colours do not tell, the fourth channel does."""
+    left, _, disparity = skimage.data.stereo_motorcycle()
+    image = np.dstack([left.astype(np.float32), disparity])  # [500, 741, 4], infinite where it is not known
+    corners = [(y, x) for y in range(0, 480, 32) for x in range(0, 720, 32)]
+    tiles = [tile for y, x in corners if np.isfinite(tile := image[y : y + 32, x : x + 32]).all()]
+    near = [np.median(tile[..., 3]) for tile in tiles] > np.median([np.median(tile[..., 3]) for tile in tiles])
+    for i, (tile, is_near) in enumerate(zip(tiles, near, strict=True)):
+        split = "test" if i % 3 == 0 else "train"
+        bands.write(tmp_path / "d" / split / ("near" if is_near else "far") / f"{2 * i}.tif", tile)
+    assert len(tiles) > 60
+    given = ["data", "check", "--root", tmp_path / "d", "--in_chans", 4]  # else RGB and opacity
+    assert call(given) in (0, 1)
+    assert "4 channels of float" in capsys.readouterr().out
+    given = {**TINY, "stages": [{"size": 16}], "data__root": str(tmp_path / "d"), "data__in_chans": 4}
+    given |= {"train__epochs": 15, "augment__mixup_alpha": 0.0, "augment__cutmix_alpha": 0.0, "augment__jitter_prob": 0}
+    assert inside("finetune", tmp_path / "b", **given) == 0
+    assert result(tmp_path / "b")["top1"] > 85 and "float with 4 channels" in logged(tmp_path / "b")
+    found = idmm.load_classifier(tmp_path / "b").predict(tiles[::3])
+    names = ["near" if is_near else "far" for is_near in near[::3]]
+    assert 100 * np.mean(np.array(found.labels) == names) == pytest.approx(result(tmp_path / "b")["top1"], abs=0.01)
+
+
 # ---------------------------------------------------------------------- other channels than the weights'
 def test_weights_for_rgb(root, tmp_path, capsys):
     """Adapted where the number is given, with a line on it; mean, std and range are the images' own."""
-    init = a_run(tmp_path / "rgb", range=[0, 4095])
+    init = a_run(tmp_path / "rgb", extra={"range": [0, 4095]})
     assert tuned(tmp_path / "b", root, init=str(init), **FIVE) == 0
     line = "  patch_embed.proj.weight: weights for 3 channels repeated in turn and scaled by 3/5, for 5"
     assert line in logged(tmp_path / "b")
@@ -117,7 +159,7 @@ def test_chosen_bands_travel(root, pretrained, tmp_path, capsys):
     other[..., 1:4] = 0  # what is not used
     features = idmm.embed(run, [image, other, image[..., ::-1]])
     assert np.array_equal(features[0], features[1]) and not np.allclose(features[0], features[2])
-    with pytest.raises(idmm.inference.UserError, match="data.bands asks for channel 4"):
+    with pytest.raises(UserError, match="data.bands asks for channel 4"):
         idmm.embed(run, [image[..., :4]])
 
 
@@ -126,6 +168,7 @@ def test_the_sheets_show_the_composite(root, pretrained, tmp_path):
     assert read(run / "backbone.json")["composite"] == [4, 2, 0]
     query = root / "test" / bands.CLASSES[0] / "0.tif"
     assert call(["similar", "--init", run, query, root / "test", "--out", tmp_path / "s.png"]) == 0
-    seen = np.asarray(Image.open(tmp_path / "s.png").convert("RGB")).astype(int)
-    blue, red = seen[..., 2] - seen[..., 0], seen[..., 0] - seen[..., 2]
-    assert (blue > 150).sum() > (red > 150).sum(), "the class's own channel is the composite's blue one"
+    assert np.asarray(Image.open(tmp_path / "s.png").convert("RGB")).std() > 5
+    seen = inference.Embedder(run).picture(query, 256)
+    wanted = composite(bands.bands(0, 1000), [4, 2, 0])
+    assert np.abs(seen.astype(int) - wanted).max() <= 1, "stretched before or after it is scaled"

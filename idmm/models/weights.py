@@ -55,8 +55,8 @@ class Checkpoint:
         return self.kwargs.get("img_size")
 
     @property
-    def range(self) -> str | list[float]:
-        """Of grey images of more than 8 bits, see :attr:`idmm.config.Data.range`; runs of 0.1.0 knew ``full`` alone."""
+    def range(self) -> str | list:
+        """Of images of more than 8 bits, see :attr:`idmm.config.Data.range`; runs of 0.1.0 knew ``full`` alone."""
         before = "ema" in self.extra and self.size is None  # as 0.1.0 wrote it
         return self.extra.get("range", "full" if before else "auto")
 
@@ -162,8 +162,9 @@ def load_backbone(run_or_file: str | os.PathLike, img_size: Size | None = None) 
         run evaluated images, in timm's terms: ``input_size`` (channels, height, width; at ``img_size`` where that is
         given), ``crop_pct``, ``crop_mode`` ("center"), ``interpolation``, ``mean`` and ``std`` (a number a channel, on
         pixel values in [0, 1]). So ``timm.data.create_transform(**timm.data.resolve_model_data_config(model))`` makes
-        of a PIL image, RGB or for one channel "L", what the model wants. ``range`` [low, high] is there where
-        grey images of more than 8 bits were scaled by it before.
+        of a PIL image, RGB or for one channel "L", what the model wants. ``range`` is there where images of more than 8
+        bits were scaled by it before, [low, high] or such a pair for each channel; ``bands`` where some channels of
+        files were chosen.
 
     Raises:
         UserError: See :func:`read_checkpoint`, :func:`create_backbone` and :meth:`Checkpoint.load_into`.
@@ -190,7 +191,7 @@ def build_saved(saved: Checkpoint, img_size: Size | None = None, num_classes: in
     size = img_size or saved.size or saved.img_size or (model.pretrained_cfg.get("input_size") or (3, 224, 224))[-2:]
     looks = dict(input_size=(saved.in_chans, *pair(size)), test_input_size=None, test_crop_pct=None)
     looks |= {name: getattr(saved, name) for name in ("crop_pct", "interpolation", "mean", "std")}
-    looks |= {"range": saved.extra["range"]} if "range" in saved.extra else {}
+    looks |= {name: saved.extra[name] for name in ("range", "bands") if name in saved.extra}
     model.pretrained_cfg = model.default_cfg = {**model.pretrained_cfg, **looks, "crop_mode": "center"}
     return model.eval()
 
