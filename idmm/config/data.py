@@ -142,8 +142,8 @@ class Data:
                 lengths["range"] = self.range
             for name, values in lengths.items():
                 if values is not None and len(values) != used:
-                    of = f"in_chans {used}" if self.bands is None else f"{used} bands"
-                    raise FieldError(name, f"got {len(values)} values for {of}, wanted one a channel")
+                    key = f"in_chans {used}" if self.bands is None else f"{used} bands"
+                    raise FieldError(name, f"got {len(values)} values for {key}, wanted one a channel")
             if self.composite is not None and max(self.composite) >= used:
                 raise FieldError("composite", f"got {self.composite}, but there are {used} channels, from 0")
         if self.std is not None and min(self.std) <= 0:

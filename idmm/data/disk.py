@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import PIL
+import tifffile
 import torch
 
 from idmm import config
@@ -226,7 +227,8 @@ def _is_entry(path: Path) -> bool:
 def _signature(split: Split, bound: Bound, max_pixels: int) -> str:
     """Another one if any file was added, removed, renamed or written to, or would be decoded differently."""
     hashed = hashlib.blake2b(digest_size=16)
-    hashed.update(repr((_FORMAT, PIL.__version__, bound, max_pixels, len(split))).encode())
+    versions = (PIL.__version__, tifffile.__version__)
+    hashed.update(repr((_FORMAT, *versions, bound, max_pixels, len(split))).encode())
     hashed.update("\0".join(split.names).encode("utf-8", "surrogateescape"))  # paths differ with how root is written
     if isinstance(split.items, LazyFiles):
         hashed.update(split.items.version.encode())

@@ -36,10 +36,6 @@ from idmm.data.tiff import opened_tiff
 
 # No EPS, PDF or WMF (they run other programs), no TGA or PCX (they take nearly any bytes for an image).
 FORMATS = ("JPEG", "MPO", "PNG", "BMP", "DIB", "GIF", "TIFF", "WEBP", "PPM", "JPEG2000", "ICO", "AVIF", "QOI")
-SUFFIXES = frozenset(
-    ".jpg .jpeg .jpe .jfif .mpo .png .apng .bmp .dib .gif .tif .tiff .webp .ppm .pgm .pbm .pnm .pfm"
-    " .jp2 .j2k .jpx .jpf .ico .avif .qoi .npy .npz".split()
-)
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the last two: BigTIFF
 _NUMPY, _ZIP = b"\x93NUMPY", b"PK\3\4"
 _ICO_PNG = re.compile(rb"\x89PNG\r\n\x1a\n....IHDR(.{8})", re.DOTALL)

@@ -234,7 +234,7 @@ def _values(image: Opened, bands: Bands | None) -> tuple[np.ndarray, np.ndarray 
         raise BadImage(f"{what}; data.bands asks for channel {max(chosen)}, counted from 0")
     values = upright(image.values(), image.orientation())[:, :, list(chosen)]
     for channel, plane in zip(chosen, np.moveaxis(values, 2, 0), strict=True):
-        if odd := int(plane.size - np.isfinite(plane).sum()):
+        if values.dtype.kind == "f" and (odd := int(plane.size - np.isfinite(plane).sum())):
             raise BadImage(f"channel {channel} has {odd} values that are no finite numbers (NaN or infinite)")
     return values, None
 
@@ -301,6 +301,10 @@ def _rgb(image: Image.Image) -> np.ndarray:
 
 
 def _on_white(image: Image.Image) -> Image.Image:
+    colour = image.info.get("transparency")
+    if image.mode == "RGB" and isinstance(colour, tuple) and max(colour) > 255:  # 16 bits, though the pixels have 8
+        image = image.copy()  # it may be the caller's
+        image.info["transparency"] = tuple(c >> 8 for c in colour)
     if image.mode == "La":
         image = image.convert("LA")  # Pillow has no shorter way
     image = image.convert("RGBA")

@@ -11,6 +11,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+SUFFIXES = frozenset(
+    ".jpg .jpeg .jpe .jfif .mpo .png .apng .bmp .dib .gif .tif .tiff .webp .ppm .pgm .pbm .pnm .pfm"
+    " .jp2 .j2k .jpx .jpf .ico .avif .qoi .npy .npz".split()
+)
 ORIENTATION = 0x0112  # EXIF's tag, which TIFF has, too
 PICTURE_CHANNELS = (1, 3)  # of an array
 
