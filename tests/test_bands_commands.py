@@ -102,7 +102,7 @@ def test_training_in_a_time(root, tmp_path):
 
 # ---------------------------------------------------------------------- a real image
 def test_colours_with_depth(tmp_path, capsys):
-    """The one image in scikit-image's wheel of more than 8 bits: a stereo camera's RGB with disparity, float32, as
+    """The one in scikit-image's wheel of several channels and more than 8 bits: a stereo camera's RGB with disparity, float32, as
     tiles of four channels. Is a tile nearer or further away than most? Colours do not tell, the fourth channel does."""
     left, _, disparity = skimage.data.stereo_motorcycle()
     image = np.dstack([left.astype(np.float32), disparity])  # [500, 741, 4], infinite where it is not known

@@ -49,7 +49,7 @@ def runs(root, tmp_path_factory):
     assert call([*argv, *SHORT, "--train.epochs", 2]) == 0
     argv = ["finetune", "--config", "fast", "--init", folder / "a", "--train.size", 32, *data, "--out", folder / "b"]
     assert call([*argv, *SHORT, *IN_CHANS, "--train.epochs", 25, "--train.lr", 0.01]) == 0
-    assert call(["probe", "--init", folder / "a", *data, *IN_CHANS, "--out", folder / "p"]) == 0
+    assert call(["probe", "--init", folder / "a", *data, "--out", folder / "p"]) == 0
     return folder
 
 

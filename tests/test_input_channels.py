@@ -1,13 +1,17 @@
 """Backbones for images of any number of channels, and weights for three adapted to them."""
 
+from dataclasses import replace
+
 import pytest
 import timm
 import torch
 from test_backbones import SIZES, SMALL
 
+from idmm import config
 from idmm.errors import UserError
 from idmm.models import Checkpoint, create_backbone, feature_width, read_checkpoint
 from idmm.models.channels import input_channels, repeated
+from idmm.models.spec import model_spec
 
 OWN_SIZES = {"cct_7_7x2_224": None, **SIZES}  # with the ten of the papers
 
@@ -95,3 +99,17 @@ def test_channels_of_a_file_without_json(tmp_path, name, in_chans):
     kwargs = SMALL.get(name, {})
     torch.save(create_backbone(name, in_chans=in_chans, **kwargs).state_dict(), tmp_path / "a.pth")
     assert input_channels(name, kwargs, read_checkpoint(tmp_path / "a.pth").state) == in_chans
+
+
+def test_a_file_without_json_goes_on_with_its_channels(tmp_path):
+    """Unless another number is given; nobody knows the mean of channels that are not RGB."""
+    torch.save(create_backbone("resnet10t", in_chans=5, channels=[8, 8, 8, 8]).state_dict(), tmp_path / "a.pth")
+    model = config.Model(name="resnet10t", kwargs={"channels": [8, 8, 8, 8]})
+    given = config.PretrainConfig(init=str(tmp_path / "a.pth"), model=model)
+    for data, in_chans in ({}, 5), ({"in_chans": 2}, 2), ({"bands": [0, 1, 3, 2]}, 4):
+        spec = model_spec(replace(given, data=config.Data(**data)))
+        assert (spec.in_chans, spec.mean, spec.std) == (in_chans, None, None)
+        report = spec.load(spec.build(32, 0))
+        assert bool(report.adapted) == (in_chans != 5)
+    rgb = model_spec(replace(given, data=config.Data(in_chans=3)))
+    assert rgb.mean is None, "those of the five channels, if any, are no colours'"

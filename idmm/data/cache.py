@@ -74,8 +74,7 @@ class ImageStore:
         self.groups, self.channels = split.groups, index.channels
         self.bands, self.composite = bands and bands._replace(count=index.file_channels), composite
         self.cache = "off" if pixels is None else "disk" if isinstance(pixels, Path) else "ram"
-        self.kinds, self.extremes = index.kinds, index.extremes
-        self._digests = index.digests  # uint8 [N, 16]
+        self.kinds, self.extremes, self._digests = index.kinds, index.extremes, index.digests
         found = range_of(index.extremes)
         self.scale = found if found is None or scale == AUTO else scale
         self._ends, self._pixel_bytes = index.ends, index.pixel_bytes  # [N]
