@@ -102,8 +102,8 @@ def test_training_in_a_time(root, tmp_path):
 
 # ---------------------------------------------------------------------- a real image
 def test_colours_with_depth(tmp_path, capsys):
-    """The one in scikit-image's wheel of several channels and more than 8 bits: a stereo camera's RGB with disparity, float32, as
-    tiles of four channels. Is a tile nearer or further away than most? Colours do not tell, the fourth channel does."""
+    """The one in scikit-image's wheel of several channels and more than 8 bits: a stereo camera's RGB with disparity,
+    float32, as tiles of four channels. Is a tile nearer than most? Colours do not tell, the fourth channel does."""
     left, _, disparity = skimage.data.stereo_motorcycle()
     image = np.dstack([left.astype(np.float32), disparity])  # [500, 741, 4], infinite where it is not known
     corners = [(y, x) for y in range(0, 480, 32) for x in range(0, 720, 32)]
@@ -130,7 +130,7 @@ def test_weights_for_rgb(root, tmp_path, capsys):
     """Adapted where the number is given, with a line on it; mean, std and range are the images' own."""
     init = a_run(tmp_path / "rgb", extra={"range": [0, 4095]})
     assert tuned(tmp_path / "b", root, init=str(init), **FIVE) == 0
-    line = "  patch_embed.proj.weight: weights for 3 channels repeated in turn and scaled by 3/5, for 5"
+    line = "  patch_embed.proj.weight: from 3 channels to 5: repeated in turn, scaled by 3/5"
     assert line in logged(tmp_path / "b")
     saved = read(tmp_path / "b" / "model.json")
     assert (

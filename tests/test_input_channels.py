@@ -54,16 +54,17 @@ def test_an_image_whose_channels_repeat_gives_the_same(name):
     wide = built(name, 6, seed=1)
     report = read.load_into(wide, in_chans=6)
     assert not report.dropped and not report.fresh
-    assert "weights for 3 channels repeated in turn and scaled by 3/6, for 6" in str(report)
+    assert "from 3 channels to 6: repeated in turn, scaled by 3/6" in str(report)
     torch.testing.assert_close(outputs(wide, images.repeat(1, 2, 1, 1)), outputs(before, images), rtol=1e-3, atol=1e-4)
 
     back = built(name, 3, seed=1)
-    Checkpoint(wide.state_dict(), "b.pth", kwargs={"img_size": 64}).load_into(back, in_chans=3)
+    report = Checkpoint(wide.state_dict(), "b.pth", kwargs={"img_size": 64}).load_into(back, in_chans=3)
+    assert report.adapted.endswith("from 6 channels to 3: the first 3, scaled by 6/3")
     # half of the six, twice as strong
     torch.testing.assert_close(outputs(back, images), outputs(before, images), rtol=1e-3, atol=1e-4)
 
     grey = built(name, 1, seed=1)
-    assert "summed, for 1" in str(read.load_into(grey, in_chans=1))
+    assert "from 3 channels to 1: summed" in str(read.load_into(grey, in_chans=1))
     one = images[:, :1]
     torch.testing.assert_close(outputs(grey, one), outputs(before, one.expand(-1, 3, -1, -1)), rtol=1e-3, atol=1e-4)
 

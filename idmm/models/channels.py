@@ -81,5 +81,8 @@ def _first(cfg: dict[str, Any], state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _said(names: list[str], base: int, in_chans: int) -> str:
-    how = "summed" if in_chans == 1 else f"repeated in turn and scaled by {base}/{in_chans}"
-    return f"{', '.join(names)}: weights for {base} channels {how}, for {in_chans}"
+    if in_chans == 1:
+        how = "summed"
+    else:
+        how = f"{'repeated in turn' if in_chans > base else f'the first {in_chans}'}, scaled by {base}/{in_chans}"
+    return f"{', '.join(names)}: from {base} channels to {in_chans}: {how}"
