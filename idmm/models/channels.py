@@ -44,13 +44,13 @@ def adapt_input(model: nn.Module, state: dict[str, Tensor], in_chans: int, label
         state, base = model.adapt_input(state, in_chans) or (state, None)
         return state, "" if base is None else _said(["the first layer"], base, in_chans)
     new, base = {}, 0
-    for key, target in _first(model.pretrained_cfg, model.state_dict()).items():
+    for key, target in _first(getattr(model, "pretrained_cfg", None), model.state_dict()).items():
         value, each = state.get(key), target.shape[1] // in_chans
         if value is None or value.shape[:1] + value.shape[2:] != target.shape[:1] + target.shape[2:]:
             continue  # other weights, of which the caller tells
         if value.shape == target.shape:
             continue
-        if value.ndim != 4 or value.shape[1] % each:
+        if value.ndim != 4 or not each or value.shape[1] % each:
             why = f"{key} of {model_name(model)} is no convolution, and cannot be adapted to {in_chans} channels"
             raise UserError(f"{label} {why}; wanted the checkpoint's own number in data.in_chans, or no init")
         base = value.shape[1] // each
@@ -66,16 +66,17 @@ def input_channels(name: str, kwargs: dict[str, Any], state: dict[str, Tensor]) 
         kwargs: For its constructor.
         state: The weights.
     """
-    for key, target in _first(timm.get_pretrained_cfg(name).to_dict(), state).items():
+    cfg = timm.get_pretrained_cfg(name)
+    for key, target in _first(cfg and cfg.to_dict(), state).items():
         if target.ndim == 4:
             own = build_on_meta(name, {**kwargs, "num_classes": 0}).get_parameter(key)  # of three channels
             return target.shape[1] // max(1, own.shape[1] // 3)
     return None
 
 
-def _first(cfg: dict[str, Any], state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the weights of the convolutions that see the image, by timm's description of the model."""
-    names = cfg.get("first_conv") or ()
+def _first(cfg: dict[str, Any] | None, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the weights of the convolutions that see the image, by timm's description of the model, if any."""
+    names = (cfg or {}).get("first_conv") or ()
     keys = (f"{name}.weight" for name in ([names] if isinstance(names, str) else names))
     return {key: state[key] for key in keys if key in state}
 
