@@ -10,7 +10,7 @@ from folders import tree
 from helpers import VIT, call, refused
 
 from idmm.commands import train
-from idmm.config import Model
+from idmm.config import Data, Model
 from idmm.config.commands import TrainCommand
 from idmm.data.datasets import open_splits
 from idmm.errors import Interrupted
@@ -222,8 +222,10 @@ def test_what_is_chosen():
 
 
 def test_the_size_is_the_images_own_or_what_there_is_time_for(monkeypatch):
-    assert 0 < train._seconds({"name": "resnet10t", "kwargs": {"channels": [8, 8, 8, 8]}}, 32, "cpu") < 1
-    monkeypatch.setattr(train, "_seconds", lambda model, side, device: side**2 * 1e-6)  # an image
+    model = {"name": "resnet10t", "kwargs": {"channels": [8, 8, 8, 8]}}
+    for in_chans in (None, 5):
+        assert 0 < train._seconds(asked(device="cpu", data=Data(in_chans=in_chans)), model, 32) < 1
+    monkeypatch.setattr(train, "_seconds", lambda given, model, side: side**2 * 1e-6)  # an image
     images = train.Counts(1000, 1000, 10, side=100)  # 30 passes over them: 2 ms for one where there is a minute
     sizes = {minutes: train.choose(asked(size=None, minutes=minutes), images).size for minutes in (60, 3, 0.1)}
     assert sizes == {60: 96, 3: 64, 0.1: 32}
@@ -254,7 +256,7 @@ def test_what_is_left_out_is_said_once(way, images, tmp_path, monkeypatch, caplo
         assert len([line for line in found if "more without labels" in line]) == 1
 
 
-def by_area(model, side, device):
+def by_area(given, model, side):
     """What an image takes (seconds): the narrow backbone a tenth of another."""
     return side**2 * (1e-3 if model["name"] == "resnet10t" else 1e-2)
 
