@@ -18,7 +18,7 @@ import pytest
 import tifffile
 import timm
 import torch
-from helpers import ENVIRONMENT, ROOT, call, outside, same, start, state_file
+from helpers import ENVIRONMENT, ROOT, call, inside, same, start, state_file
 from PIL import Image
 
 import idmm
@@ -32,7 +32,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.torch.jit.lo
 SMALL = ["--model.name", "resnet10t", "--model.kwargs", "{channels: [8, 16, 16, 32]}"]
 SHORT = ["--train.batch_size", 8, "--train.device", "cpu", "--train.precision", "fp32", "--data.workers", 0]
 IN_CHANS = ["--data.in_chans", 5]
-PICTURES = ("crops.png", "curves.png")
 
 
 @pytest.fixture(scope="module")
@@ -223,13 +222,14 @@ def ran(argv):
 # ---------------------------------------------------------------------- stopping
 def test_killed_in_the_middle(root, tmp_path):
     """kill -9, then the same command: the same weights, mean and std as of the run that was never stopped."""
-    own = dict(data__root=str(root), data__in_chans=5, data__subset=None, train__epochs=4)
-    whole = outside("pretrain", tmp_path / "whole", **own)
-    with start("pretrain", tmp_path / "cut", **own) as process:
-        assert process.until(lambda: state_file(tmp_path / "cut").exists()), process.said()
+    own = dict(data__root=str(root), data__in_chans=5, data__subset=None)
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert inside("pretrain", whole, **own) == 0
+    with start("pretrain", cut, **own) as process:
+        assert process.until(lambda: state_file(cut).exists()), process.said()
         process.send(signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
-    assert not (tmp_path / "cut" / "result.json").exists()
-    cut = outside("pretrain", tmp_path / "cut", **own)
+    assert not (cut / "result.json").exists()
+    assert inside("pretrain", cut, **own) == 0
     assert same(cut, whole)
     assert read(cut / "backbone.json") == read(whole / "backbone.json")
