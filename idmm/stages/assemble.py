@@ -27,7 +27,7 @@ from idmm.data.readers.layout import root_folder
 from idmm.data.repeats import refuse_repeats
 from idmm.data.split import Splits, counted, together
 from idmm.data.views import MultiCropTransform, short_side_bound
-from idmm.engine import Evaluation, Session, StagePlan
+from idmm.engine import Evaluation, StagePlan
 from idmm.errors import Interrupted, SizeError, UserError
 from idmm.files import begun
 from idmm.methods import Method, RunInfo, create_method
@@ -38,6 +38,7 @@ from idmm.models.spec import ModelSpec, model_spec
 from idmm.optim import recipe
 from idmm.progress import counting, logging_to
 from idmm.seeding import derive, seeded
+from idmm.session import Session
 from idmm.stages import Phase, beginning, prepare, stage_of
 from idmm.stages.advice import advice
 from idmm.stages.handover import decide

@@ -18,11 +18,12 @@ import torch
 from idmm import distributed
 from idmm.calibrate import written_bytes
 from idmm.data.split import counted
-from idmm.engine import Loop, Session
+from idmm.engine import Loop
 from idmm.errors import UserError
 from idmm.evaluate import evaluating
 from idmm.methods import Method
 from idmm.progress import brief, duration
+from idmm.session import Session
 from idmm.stages import Phase
 from idmm.stages.assemble import Assembly, LoadedSplits
 from idmm.stages.results import ending_seconds
@@ -186,7 +187,7 @@ def _rates(
         plan = parts.plan(phase, train, [])
     start = time.monotonic() - began
     prepare(method)
-    run.start(method, plan)
+    run.start(method, plan.transform, plan.batches)
     scaler = None if run.accelerator.scaler is None else run.accelerator.scaler.state_dict()
     began = time.monotonic()
     with _quiet():

@@ -17,7 +17,7 @@ from idmm import distributed, evaluate
 from idmm.data.cache import ImageStore
 from idmm.data.doctor import SKEWED
 from idmm.data.looks import SIDE, small
-from idmm.engine import Loop, Session
+from idmm.engine import Loop
 from idmm.errors import Interrupted, RunError
 from idmm.files import replacing, write_csv
 from idmm.intervals import too_narrow
@@ -25,6 +25,7 @@ from idmm.methods import Method
 from idmm.models.build import backbone_state, export_kwargs
 from idmm.models.weights import save_model
 from idmm.network import extract_features
+from idmm.session import Session
 from idmm.stages.artifacts import FEATURES, NAMES, PREDICTIONS, ROWS, about_rows, shown
 from idmm.stages.assemble import Assembly, LoadedSplits, eval_batches
 
