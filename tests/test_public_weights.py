@@ -2,20 +2,26 @@
 
 import contextlib
 import hashlib
-import json
-import os
+import shutil
 import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import numpy as np
 import pytest
 import timm
 import torch
 import yaml
-from helpers import ENVIRONMENT, ROOT, flags
-from safetensors.torch import load_file, save
+from helpers import ENVIRONMENT, ROOT, call, flags, refused
+from huggingface_hub import constants
+from PIL import Image
+from safetensors.torch import load_file
 from timm.models._hub import save_for_hf
+
+from idmm.models import read_checkpoint
+from idmm.models.build import pair
+from idmm.models.hub import public_weights
 
 NAME = "test_vit.r160_in1k"  # of 0.4 M parameters, trained at 160 px
 ARCH, REPOSITORY = "test_vit", f"timm/{NAME}"
@@ -168,18 +174,38 @@ class Machine:
         _, said = process.communicate(timeout=120)
         return process.returncode, said
 
-    def refused(self, init, **more):
-        """The one line of a fine-tuning that is refused, and that leaves nothing behind."""
-        code, said = self.run("finetune", *tiny("finetune", self.folder / "refused", init), **more)
-        assert code == 2 and "Traceback" not in said and not (self.folder / "refused").exists(), said
-        fetching, *lines = said.splitlines() if "comes from" in said else ["", *said.splitlines()]
-        assert len(lines) == 1, said
-        return lines[0].replace(self.hub.endpoint, "HUB").replace(str(self.cache), "CACHE")
-
 
 @pytest.fixture
 def machine(hub, tmp_path):
     return Machine(hub, tmp_path)
+
+
+@pytest.fixture
+def here(hub, tmp_path, monkeypatch):
+    """This process with the hub and a cache of its own, which it otherwise learns when it is started."""
+    template = hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+    own = {"ENDPOINT": hub.endpoint, "HUGGINGFACE_CO_URL_TEMPLATE": template, "HF_HUB_CACHE": str(tmp_path / "cache")}
+    for name, value in {**own, "HF_HUB_OFFLINE": False}.items():
+        monkeypatch.setattr(constants, name, value)
+    for name in ("ENDPOINT", "HUB_CACHE"):  # of processes that are started
+        monkeypatch.setenv(f"HF_{name}", own.get(name, own["HF_HUB_CACHE"]))
+    public_weights.cache_clear()
+    yield tmp_path
+    public_weights.cache_clear()
+
+
+@pytest.fixture
+def said(here, hub, capsys):
+    """Returns the one line with which a fine-tuning is refused that leaves nothing behind."""
+
+    def refused_line(init, *more):
+        public_weights.cache_clear()
+        out = here / "refused"
+        *fetching, line = refused(capsys, ["finetune", *tiny("finetune", out, init), *more])
+        assert not out.exists() and all("comes from" in line for line in fetching)
+        return line.replace(hub.endpoint, "HUB").replace(str(here / "cache"), "CACHE")
+
+    return refused_line
 
 
 def tiny(stage, out, init, **changes):
@@ -188,9 +214,6 @@ def tiny(stage, out, init, **changes):
     if stage == "finetune":
         short |= {"stages": [{"size": 32}], "data__subset": {"per_class": 3}}
     return flags(stage, out, **{"init": init, "model__name": None, "model__kwargs": None, **short, **changes})
-
-
-OFFLINE = {"HF_HUB_OFFLINE": "1"}
 
 
 def config(run):
@@ -226,62 +249,62 @@ def test_finetune_from_timm(tuned, files, tmp_path):
 
 
 def test_again_without_the_hub(tuned):
-    """What is in the cache serves a new run, a resumed and a finished one where no hub answers."""
+    """What is in the cache serves another command that is told to ask no hub."""
     machine, commit, _ = tuned
-    code, said = machine.run("finetune", *tiny("finetune", machine.folder / "c", f"timm:{NAME}"))
-    assert code == 0 and "is taken from the cache" in said, said
-    assert config(machine.folder / "c")["init"] == f"timm:{NAME}@{commit}"
-    code, said = machine.run("finetune", *tiny("finetune", machine.folder / "c", f"timm:{NAME}"), **OFFLINE)
-    assert code == 0 and "finished already" in said and "cache" not in said
-    code, said = machine.run(
-        "probe", "--init", f"timm:{NAME}", "--size", 32, "--data.subset", "{per_class: 5}", **OFFLINE
-    )
-    assert code == 0 and "linear probe" in said, said
+    argv = ["--init", f"timm:{NAME}", "--size", 32, "--data.subset", "{per_class: 5}"]
+    code, said = machine.run("probe", *argv, HF_HUB_OFFLINE="1")
+    assert code == 0 and f"{commit}: 77 weights kept, 1 resized, 2 dropped, 0 fresh" in said, said
+    assert f"init: 'timm:{NAME}' is taken from the cache, as the hub cannot be asked (HF_HUB_OFFLINE is set)" in said
 
 
-def test_pretrain_goes_on_with_the_commit_that_it_began_with(hub, machine, tmp_path, files):
-    """From a repository of one's own; when that changes, a stopped run does not, and a new run starts from the new."""
+def test_pretrain_goes_on_with_the_commit_that_it_began_with(here, hub, files):
+    """From a repository of one's own; when that changes, a run that stopped does not, and a new run starts from it."""
+
+    def pretrained(name, init="hf-hub:me/net"):
+        public_weights.cache_clear()
+        hub.asked.clear()
+        assert call(["pretrain", *tiny("pretrain", here / name, init)]) == 0
+        return config(here / name)["init"].rpartition("@")[2]
+
     first = hub.push("me/net", files)
-    out, argv = machine.folder / "a", tiny("pretrain", machine.folder / "a", "hf-hub:me/net", train__epochs=4)
-    process = machine.start("pretrain", *argv)
-    for line in process.stderr:
-        if "epoch 1/4" in line:
-            process.terminate()
-    assert process.wait(60) == 130
-    assert config(out)["init"] == f"hf-hub:me/net@{first}"
-    (tmp_path / "other").mkdir()
-    second = hub.push("me/net", published(tmp_path / "other", seed=1)[1])
-    hub.asked.clear()
-    code, said = machine.run("pretrain", *argv)
-    assert code == 0 and "epoch 4/4" in said and not hub.asked, said
-    new = tiny("pretrain", machine.folder / "new", "hf-hub:me/net")
-    code, said = machine.run("pretrain", *new)
-    assert code == 0 and config(machine.folder / "new")["init"] == f"hf-hub:me/net@{second}", said
-    old = tiny("pretrain", machine.folder / "old", f"hf-hub:me/net@{first}")
-    hub.asked.clear()
-    assert machine.run("pretrain", *old)[0] == 0 and not hub.asked
+    assert pretrained("a") == first and hub.asked
+    (here / "other").mkdir()
+    second = hub.push("me/net", published(here / "other", seed=1)[1])
+    (here / "a" / "result.json").unlink()
+    assert pretrained("a") == first and not hub.asked
+    assert pretrained("b") == second
+    assert pretrained("c", f"hf-hub:me/net@{first}") == first and not hub.asked
 
 
-def test_what_idmm_exports_is_started_from(tuned, machine, hub, tmp_path):
-    """A run's own folder for the hub, of another size and of weights without safetensors."""
+def test_what_idmm_exports_is_started_from(tuned, here, hub, tmp_path):
+    """A run's own folder for the hub, its weights not as safetensors; with the commands that want a backbone."""
     run = tuned[0].folder / "b"
-    code, said = machine.run("export", "--init", run, "--format", "hf", "--out", tmp_path / "export")
-    assert code == 0, said
+    assert call(["export", "--init", run, "--format", "hf", "--out", tmp_path / "export"]) == 0
     exported = {path.name: path.read_bytes() for path in (tmp_path / "export").iterdir()}
     state = load_file(tmp_path / "export" / "model.safetensors")
     torch.save(state, tmp_path / "pytorch_model.bin")
     exported["pytorch_model.bin"] = (tmp_path / "pytorch_model.bin").read_bytes()
     del exported["model.safetensors"]
     hub.push("me/tuned", exported)
-    code, said = machine.run(
-        "embed", "--init", "hf-hub:me/tuned", ROOT / "docs" / "images", "--out", tmp_path / "f.npz"
-    )
-    assert code == 0, said
+    pictures = tmp_path / "pictures"
+    pictures.mkdir()
+    for value in range(3):
+        Image.new("RGB", (40, 40), (80 * value, 10, 10)).save(pictures / f"{value}.png")
+    found = []
+    for init in (run, "hf-hub:me/tuned"):
+        assert call(["embed", "--init", init, pictures, "--out", tmp_path / "f.npz"]) == 0
+        found.append(np.load(tmp_path / "f.npz")["features"])
+        (tmp_path / "f.npz").unlink()
+    np.testing.assert_array_equal(*found)
+    saved, ours = read_checkpoint("hf-hub:me/tuned"), read_checkpoint(run)
+    for name in ("mean", "std", "crop_pct", "interpolation"):
+        assert getattr(saved, name) == getattr(ours, name)
+    assert pair(saved.img_size) == pair(ours.img_size) == (32, 32)
 
 
 def test_two_processes_fetch_once(hub, machine):
     """As those of one run, and the workers of a grid: the second waits for the first."""
-    read = "from idmm.models import read_checkpoint; read_checkpoint('timm:%s')" % NAME
+    read = f"from idmm.models import read_checkpoint; read_checkpoint('timm:{NAME}')"
     own = [{**machine.environment(), "RANK": str(rank)} for rank in range(2)]
     both = [subprocess.Popen([sys.executable, "-c", read], env=one, cwd=machine.folder) for one in own]
     assert [process.wait(60) for process in both] == [0, 0]
@@ -300,26 +323,141 @@ def grid(path, **changes):
     return path
 
 
-def test_grid_with_public_weights(hub, machine, files, tmp_path):
-    """Fetched once for two workers; the cells stay when only the repository's texts change, not when its weights do."""
-    first = list(hub.repositories[REPOSITORY])[0]
-    argv = ["transfer", "--config", grid(tmp_path / "grid.yaml"), "--out", tmp_path / "grid"]
-    code, said = machine.run(*argv, "--workers", 2)
-    assert code == 0, said
-    assert len(hub.fetched("model.safetensors")) == 1
-    (entry,) = yaml.safe_load((tmp_path / "grid" / "grid.yaml").read_text())["weights"]
+def test_grid_with_public_weights(here, hub, files, monkeypatch):
+    """Fetched once for all workers; the cells stay when only the repository's texts change, not when its weights do."""
+    first, out = list(hub.repositories[REPOSITORY])[0], here / "grid"
+
+    def filled(*more):
+        public_weights.cache_clear()
+        hub.asked.clear()
+        assert call(["transfer", "--config", grid(here / "grid.yaml"), "--out", out, *more]) == 0
+        return {path.parent.name for path in out.glob("runs/*/*/result.json")}
+
+    before = filled("--workers", 2)
+    assert len(before) == 2 and len(hub.fetched("model.safetensors")) == 1
+    (entry,) = yaml.safe_load((out / "grid.yaml").read_text())["weights"]
     assert entry["given"] == f"timm:{NAME}" and entry["path"] == f"timm:{NAME}@{first}"
-
-    def runs():
-        return {path.parent.name for path in (tmp_path / "grid" / "runs").glob("*/*/result.json")}
-
-    before = runs()
-    assert len(before) == 2
-    hub.asked.clear()
-    assert machine.run("transfer", "status", tmp_path / "grid", **OFFLINE)[0] == 0
-    assert machine.run(*argv, **OFFLINE)[0] == 0 and not hub.asked and runs() == before
+    with monkeypatch.context() as offline:
+        offline.setattr(constants, "HF_HUB_OFFLINE", True)
+        assert filled() == before and not hub.asked
+    public_weights.cache_clear()
+    assert call(["transfer", "status", out]) == 0 and not hub.asked
     hub.push(REPOSITORY, {**files, "README.md": b"other words"})
-    assert machine.run(*argv)[0] == 0 and runs() == before, "the weights are the same"
-    (tmp_path / "other").mkdir()
-    hub.push(REPOSITORY, published(tmp_path / "other", seed=1)[1])
-    assert machine.run(*argv)[0] == 0 and runs() > before and len(runs()) == 4
+    assert filled() == before
+    (here / "other").mkdir()
+    hub.push(REPOSITORY, published(here / "other", seed=1)[1])
+    assert filled() > before and len(filled()) == 4
+
+
+# ------------------------------------------------------------------ what is refused
+NAMES = {
+    "timm:test_vitt.r160_in1k": "is unknown to timm; did you mean 'test_vit.r160_in1k'?",
+    "timm:test_vit.r161": "has no such weights in timm; wanted one of test_vit.r160_in1k",
+    "timm:cct_2_3x2_32": "has no public weights in timm",
+    "timm:gcvit_tiny.in1k": "has its weights elsewhere than on the hub; download https://github.com/",
+    "timm:": "is no name of public weights; wanted timm:NAME or hf-hub:ORG/NAME",
+    "hf-hub:net": "is no name of public weights; wanted timm:NAME or hf-hub:ORG/NAME",
+    "timm/test_vit": "did you mean 'timm:test_vit'?",
+    "hf_hub:me/net": "did you mean 'hf-hub:me/net'?",
+    "HF:me/net": "did you mean 'hf-hub:me/net'?",
+    "https://huggingface.co/me/net": "did you mean 'hf-hub:me/net'?",
+    "hf-hub:me/nothing": "is not there: no 'me/nothing' on HUB, or a private one",
+    "hf-hub:me/net@v2": "has no revision 'v2'; wanted a branch, tag or commit of 'me/net' on HUB",
+    "hf-hub:me/empty": "is not in timm's format: 'me/empty' on HUB has no model.safetensors and no pytorch_model.bin",
+    "hf-hub:me/bare": "is not in timm's format: 'me/bare' on HUB has no config.json",
+    "hf-hub:me/bert": "is not in timm's format: config.json of 'me/bert' names no architecture",
+    "hf-hub:me/torn": "is not in timm's format: config.json of 'me/torn' is no JSON",
+    "hf-hub:me/own": "is of a model that timm does not have: architecture 'mine'",
+    "hf-hub:me/other": "does not fit the model that it is said to be of: AssertionError",
+}
+
+
+def test_names_that_are_refused(said, hub, files):
+    """Each with a line that says what is wanted."""
+    weights = {"model.safetensors": files["model.safetensors"]}
+    hub.push("me/net", files)
+    hub.push("me/empty", {"README.md": b""})
+    hub.push("me/bare", weights)
+    hub.push("me/bert", {**weights, "config.json": b'{"architectures": ["BertModel"], "model_type": "bert"}'})
+    hub.push("me/torn", {**weights, "config.json": b'{"architecture": '})
+    hub.push("me/own", {**weights, "config.json": b'{"architecture": "mine"}'})
+    hub.push("me/other", {**weights, "config.json": files["config.json"].replace(b"test_vit", b"test_vit2")})
+    for init, wanted in NAMES.items():
+        line = said(init)
+        assert line.startswith(f"init: '{init.replace('//', '/')}' ") and wanted in line, line
+
+
+def test_gated_and_unreachable(said, hub, monkeypatch, here):
+    """What to do: accept the terms, or fetch it elsewhere into the folder that is named."""
+    hub.orders["model.safetensors"] = {"status": 403, "code": "GatedRepo"}
+    assert "is gated: accept the terms of 'timm/test_vit.r160_in1k' on HUB" in said(f"timm:{NAME}")
+    hub.orders["model.safetensors"] = {"status": 503}
+    line = said(f"timm:{NAME}")
+    assert "is not in the cache and cannot be fetched from HUB (HfHubHTTPError" in line
+    how = (
+        f"'hf download {REPOSITORY} model.safetensors config.json' elsewhere and copy the folder that it makes to CACHE"
+    )
+    assert f"{how}/models--timm--{NAME}, or give the path of a file of weights, with --model.name" in line
+    hub.orders["model.safetensors"] = {"stall": True}
+    monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 0.3)
+    assert "imeout" in said(f"timm:{NAME}")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    asked = len(hub.asked)
+    assert "(HF_HUB_OFFLINE is set)" in said(f"timm:{NAME}") and len(hub.asked) == asked
+
+
+def test_downloads_that_are_not_whole(said, hub, files, here):
+    """Nothing half is kept; what is whole and wrong is known by its digest."""
+    hub.orders["model.safetensors"] = {"cut": 1000}
+    assert "cannot be fetched" in said(f"timm:{NAME}")
+    hub.orders["model.safetensors"] = {"flip": True}
+    line = said(f"timm:{NAME}")
+    assert "is damaged in the cache: remove 'CACHE/models--timm" in line
+    (blob,) = (here / "cache").glob("models--timm*/blobs/*")
+    blob.unlink()
+    hub.orders.clear()
+    public_weights.cache_clear()
+    assert read_checkpoint(f"timm:{NAME}").name == ARCH
+    hub.orders["model.safetensors"] = {"status": 500}
+    public_weights.cache_clear()
+    assert read_checkpoint(f"timm:{NAME}").name == ARCH, "the cache serves where the hub does not"
+
+
+def test_no_code_is_run(said, hub, files, here):
+    """A pickle with anything but weights is refused, and what it would have run is not."""
+
+    class Bomb:
+        def __reduce__(self):
+            return (open, (str(here / "ran"), "w"))
+
+    torch.save({"weight": Bomb()}, here / "bomb.bin")
+    hub.push("me/bomb", {"pytorch_model.bin": (here / "bomb.bin").read_bytes(), "config.json": files["config.json"]})
+    assert "holds Python objects, which are never run" in said("hf-hub:me/bomb")
+    assert not (here / "ran").exists()
+
+
+def test_contradictions_and_classifiers(said, here, capsys):
+    """As with files: the weights say what the model is, and have no classifier of the user's classes."""
+    line = said(f"timm:{NAME}", "--model.name", "vit_tiny_patch16_224")
+    assert line.startswith("model.name: 'vit_tiny_patch16_224', but 'timm:test_vit.r160_in1k@")
+    Image.new("RGB", (40, 40)).save(here / "a.png")
+    (line,) = refused(capsys, ["predict", "--init", f"timm:{NAME}", here / "a.png"])
+    assert "has no classifier of your classes; fine-tune it on labelled images first: idmm finetune" in line
+    (line,) = refused(capsys, ["export", "--init", f"timm:{NAME}", "--format", "hf", "--out", here / "e"])
+    assert "is no finished run" in line
+
+
+def test_folds_and_one_channel(here, hub, tmp_path):
+    """Weights of one channel; all folds start from one commit though the repository changes in between."""
+    (tmp_path / "grey").mkdir()
+    commit = hub.push("me/grey", published(tmp_path / "grey", in_chans=1)[1])
+    out = here / "k"
+    argv = ["finetune", *tiny("finetune", out, "hf-hub:me/grey", data__folds=2, data__subset={"per_class": 4})]
+    assert call(argv) == 0 and config(out / "fold-1")["data"]["in_chans"] == 1
+    hub.push("me/grey", {"README.md": b"nothing else"})
+    shutil.rmtree(out / "fold-2")
+    (out / "result.json").unlink()
+    public_weights.cache_clear()
+    assert call(argv) == 0
+    inits = [config(run)["init"] for run in (out, out / "fold-1", out / "fold-2")]
+    assert inits == [f"hf-hub:me/grey@{commit}"] * 3

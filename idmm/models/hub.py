@@ -142,26 +142,28 @@ def _fetched(repository: str, files: tuple[str, ...], revision: str, label: str)
         return cached
     try:
         file = _first_there(repository, files, revision)
-        if cached is None:
+        if cached is None and file != "config.json":
             line = "%s: %s of '%s' comes from %s; whether its licence allows your use is yours to check"
             log.info(line, label.removesuffix(":"), file, repository, constants.ENDPOINT)
         return Path(hf_hub_download(repository, file, revision=revision))
     except Exception as error:  # by version of huggingface_hub: requests', httpx's and its own kinds
         if cached is None:
             raise _unavailable(error, repository, files, revision, label) from error
-        log.info("%s is taken from the cache, as the hub cannot be asked (%s)", label, in_short(error))
+        log.info("%s is taken from the cache, as the hub cannot be asked (%s)", label.removesuffix(":"), _reason(error))
         return cached
 
 
 def _first_there(repository: str, files: tuple[str, ...], revision: str) -> str:
-    for file in files[:-1]:
+    """Returns the first file that is there; asks once, where a download would try for minutes."""
+    for file in files:
         try:
-            get_hf_file_metadata(hf_hub_url(repository, file, revision=revision))  # unlike a download asks once
+            url = hf_hub_url(repository, file, revision=revision)
+            get_hf_file_metadata(url, timeout=constants.HF_HUB_ETAG_TIMEOUT)
             return file
         except EntryNotFoundError:
-            continue
-    get_hf_file_metadata(hf_hub_url(repository, files[-1], revision=revision))
-    return files[-1]
+            if file == files[-1]:
+                raise
+    raise AssertionError("no files")
 
 
 def _unavailable(error: Exception, repository: str, files: tuple[str, ...], revision: str, label: str) -> UserError:
@@ -175,13 +177,16 @@ def _unavailable(error: Exception, repository: str, files: tuple[str, ...], revi
         return UserError(f"{label} is gated: accept the terms of {where}, then 'hf auth login' or set HF_TOKEN")
     if isinstance(error, RepositoryNotFoundError):
         return UserError(f"{label} is not there: no {where}, or a private one ('hf auth login', or set HF_TOKEN)")
-    reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else in_short(error)
     config = () if "config.json" in files else ("config.json",)
     command = f"hf download {repository} {' '.join([files[0], *config])}"
     place = Path(constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}"
     how = f"run '{command}' elsewhere and copy the folder that it makes to {place}"
-    why = f"is not in the cache and cannot be fetched from {constants.ENDPOINT} ({reason})"
+    why = f"is not in the cache and cannot be fetched from {constants.ENDPOINT} ({_reason(error)})"
     return UserError(f"{label} {why}; {how}, or give the path of a file of weights, with --model.name")
+
+
+def _reason(error: Exception) -> str:
+    return "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else in_short(error)
 
 
 def _check_whole(file: Path, label: str) -> None:
