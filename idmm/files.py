@@ -17,7 +17,7 @@ _MARK = "part-"
 WEIGHTS = (".safetensors", ".pth", ".pt", ".bin", ".tar")
 WEIGHTS_WANTED = f"give a run folder, or a {', '.join(WEIGHTS[:-1])} or {WEIGHTS[-1]} file in timm's format"
 _FINETUNE = "idmm finetune --config fast --init {} --data.root DIR --out NEW"
-PUBLIC = "timm:NAME or hf-hub:ORG/NAME"
+_NAMES = "timm:NAME or hf-hub:ORG/NAME"
 _PUBLIC = re.compile(r"(timm:[\w.-]+|hf-hub:[\w.-]+/[\w.-]+)(@[\w./-]+)?", re.ASCII)
 _MISSPELT = {  # other ways to name them, each with what is meant
     re.compile(r"(?i:timm)[:/]+([\w.-]+)"): r"timm:\1",
@@ -175,8 +175,7 @@ def weights_file(path: str | os.PathLike, field: str = "", stem: str = "backbone
             raise UserError(f"{weights_label(path, field)} {why}")
         return path / f"{stem}.safetensors"
     if not path.exists():
-        meant = (pattern.sub(new, str(path)) for pattern, new in _MISSPELT.items() if pattern.fullmatch(str(path)))
-        hint = next((f"; did you mean '{text}'?" for text in meant), "")
+        hint = public_meant(path) or (f"; or {_NAMES}" if stem == "backbone" else "")
         raise UserError(f"{weights_label(path, field)} does not exist; {WEIGHTS_WANTED}{hint}")
     if path.suffix.lower() not in WEIGHTS:
         raise UserError(f"{weights_label(path, field)} is not a checkpoint; {WEIGHTS_WANTED}")
@@ -189,9 +188,22 @@ def is_public(init: str | os.PathLike | None) -> bool:
     return str(init).startswith(("timm:", "hf-hub:"))
 
 
+def public_meant(path: str | os.PathLike) -> str:
+    """Returns ``; did you mean '...'?`` for a path that is a misspelt name of public weights, else nothing."""
+    meant = (pattern.sub(new, str(path)) for pattern, new in _MISSPELT.items() if pattern.fullmatch(str(path)))
+    return next((f"; did you mean '{text}'?" for text in meant), "")
+
+
+def names_same(init: str | None, pinned: str | None) -> bool:
+    """Whether the name of public weights may mean those of a name with a commit; timm's may lack the tag."""
+    name = str(pinned).rpartition("@")[0]
+    tagged = str(init).startswith("timm:") and name.partition(".")[0] == init
+    return is_public(init) and (name == init or tagged)
+
+
 def _check_public(text: str, field: str, stem: str) -> None:
     if not _PUBLIC.fullmatch(text):
-        wanted = f"wanted {PUBLIC}, with a revision after @ if need be"
+        wanted = f"wanted {_NAMES}, with a revision after @ if need be"
         raise UserError(f"{weights_label(text, field)} is no name of public weights; {wanted}")
     if stem == "model":
         why = f"has no classifier of your classes; fine-tune it on labelled images first: {_FINETUNE.format(text)}"

@@ -266,6 +266,10 @@ def test_pretrain_goes_on_with_the_commit_that_it_began_with(here, hub, files):
         assert call(["pretrain", *tiny("pretrain", here / name, init)]) == 0
         return config(here / name)["init"].rpartition("@")[2]
 
+    assert pretrained("d", f"timm:{ARCH}") == list(hub.repositories[REPOSITORY])[0]
+    assert config(here / "d")["init"].startswith(f"timm:{NAME}@"), "timm's default tag may be another one tomorrow"
+    (here / "d" / "result.json").unlink()
+    assert pretrained("d", f"timm:{ARCH}") and not hub.asked
     first = hub.push("me/net", files)
     assert pretrained("a") == first and hub.asked
     (here / "other").mkdir()
@@ -347,6 +351,21 @@ def test_grid_with_public_weights(here, hub, files, monkeypatch):
     (here / "other").mkdir()
     hub.push(REPOSITORY, published(here / "other", seed=1)[1])
     assert filled() > before and len(filled()) == 4
+
+
+def test_faults_of_a_grids_weights(here, capsys):
+    """With the entry's label, beside the grid's other faults."""
+    paths = {"a": "timm:test_vitt", "b": "hf_hub:me/net", "c": "hf-hub:net"}
+    entries = [{"label": label, "path": path} for label, path in paths.items()]
+    argv = ["transfer", "--config", grid(here / "grid.yaml", weights=entries), "--out", here / "grid"]
+    assert refused(capsys, argv) == [
+        "weights 'a': path: 'timm:test_vitt' is unknown to timm; did you mean 'test_vit'?",
+        "weights 'b': path is 'hf_hub:me/net', wanted a run folder or a file of weights that is there; did you mean "
+        "'hf-hub:me/net'?",
+        "weights 'c': path: 'hf-hub:net' is no name of public weights; wanted timm:NAME or hf-hub:ORG/NAME, "
+        "with a revision after @ if need be",
+    ]
+    assert not (here / "grid").exists()
 
 
 # ------------------------------------------------------------------ what is refused

@@ -101,7 +101,7 @@ def public_weights(text: str, field: str = "") -> PublicWeights:
     name, _, revision = text.partition("@")
     kind, _, name = name.partition(":")
     if kind == "timm":
-        repository, files = _registered(name, label)
+        name, repository, files = _registered(name, label)
     else:
         repository, files = name, WEIGHTS
     if os.environ.get("RANK", "0") != "0":
@@ -116,8 +116,9 @@ def public_weights(text: str, field: str = "") -> PublicWeights:
     return PublicWeights(text, file, f"local-dir:{file.parent}", dict(about.get("model_args") or {}), about)
 
 
-def _registered(name: str, label: str) -> tuple[str, tuple[str, ...]]:
-    """The repository of weights that timm knows by name, and the files that may hold them, the best one first."""
+def _registered(name: str, label: str) -> tuple[str, str, tuple[str, ...]]:
+    """Weights that timm knows by name: their name with its tag, the repository, and the files that may hold them, the
+    best one first."""
     names = timm.list_models(pretrained=True)
     if not timm.is_model(name):
         raise UserError(f"{label} is unknown to timm{nearest(name, [*names, *timm.list_models()])}")
@@ -131,7 +132,8 @@ def _registered(name: str, label: str) -> tuple[str, tuple[str, ...]]:
     if not cfg.hf_hub_id:
         how = f"download {cfg.url} and give the file's path with --model.name {arch}"
         raise UserError(f"{label} has its weights elsewhere than on the hub; {how}")
-    return cfg.hf_hub_id, (cfg.hf_hub_filename,) if cfg.hf_hub_filename else WEIGHTS
+    files = (cfg.hf_hub_filename,) if cfg.hf_hub_filename else WEIGHTS
+    return f"{arch}.{cfg.tag}" if cfg.tag else arch, cfg.hf_hub_id, files
 
 
 def _fetched(repository: str, files: tuple[str, ...], revision: str, label: str) -> Path:
@@ -179,6 +181,7 @@ def _unavailable(error: Exception, repository: str, files: tuple[str, ...], revi
         return UserError(f"{label} is not there: no {where}, or a private one ('hf auth login', or set HF_TOKEN)")
     config = () if "config.json" in files else ("config.json",)
     command = f"hf download {repository} {' '.join([files[0], *config])}"
+    command += "" if revision == constants.DEFAULT_REVISION else f" --revision {revision}"
     place = Path(constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}"
     how = f"run '{command}' elsewhere and copy the folder that it makes to {place}"
     why = f"is not in the cache and cannot be fetched from {constants.ENDPOINT} ({_reason(error)})"

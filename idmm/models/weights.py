@@ -152,7 +152,8 @@ def load_backbone(run_or_file: str | os.PathLike, img_size: Size | None = None) 
     """Builds the backbone that a run wrote, with its weights, without a classifier.
 
     Args:
-        run_or_file: A run folder, or a checkpoint with its JSON beside it.
+        run_or_file: A run folder, a checkpoint with its JSON beside it, or public weights, as :func:`read_checkpoint`
+            takes them.
         img_size: Image side, or (height, width), in pixels; None: as saved.
 
     Returns:

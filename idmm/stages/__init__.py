@@ -17,7 +17,7 @@ from idmm.config.recipes import learns_labels, needs_labels, pass_notes, resolve
 from idmm.config.schema import flags_of
 from idmm.data.registry import resolve_name
 from idmm.errors import UserError, install
-from idmm.files import begun, is_public, weights_file
+from idmm.files import begun, names_same, weights_file
 
 # Keys that the stages' docstrings explain; the others they name.
 USUAL = (
@@ -241,7 +241,7 @@ def _taken_up(config: Any) -> tuple[Any, list[str]]:
     epochs of ``train.minutes``, and the classifier's start of a run that is older than that key."""
     stage = stage_of(config)
     before = stage.build(Path(config.out) / "config.yaml")
-    if is_public(config.init) and str(before.init).startswith(f"{config.init}@"):
+    if names_same(config.init, before.init):
         config = replace(config, init=before.init)
     if not hasattr(config, "train"):  # a probe
         return config, []
