@@ -413,10 +413,8 @@ def test_gated_and_unreachable(said, hub, monkeypatch, here):
     hub.orders["model.safetensors"] = {"status": 503}
     line = said(f"timm:{NAME}")
     assert "is not in the cache and cannot be fetched from HUB (HfHubHTTPError" in line
-    how = (
-        f"'hf download {REPOSITORY} model.safetensors config.json' elsewhere and copy the folder that it makes to CACHE"
-    )
-    assert f"{how}/models--timm--{NAME}, or give the path of a file of weights, with --model.name" in line
+    how = f"run 'hf download {REPOSITORY} model.safetensors config.json' elsewhere and copy models--timm--{NAME} from"
+    assert f"{how} the cache there to CACHE, or give the path of a file of weights, with --model.name" in line
     hub.orders["model.safetensors"] = {"stall": True}
     monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 0.3)
     assert "imeout" in said(f"timm:{NAME}")

@@ -4,6 +4,7 @@ huggingface_hub fetches (environment variables HF_HOME, HF_HUB_OFFLINE, HF_ENDPO
 fetch one file at a time; timm turns whatever format weights are published in into its own.
 """
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -157,15 +158,16 @@ def _fetched(repository: str, files: tuple[str, ...], revision: str, label: str)
 
 def _first_there(repository: str, files: tuple[str, ...], revision: str) -> str:
     """Returns the first file that is there; asks once, where a download would try for minutes."""
-    for file in files:
-        try:
-            url = hf_hub_url(repository, file, revision=revision)
-            get_hf_file_metadata(url, timeout=constants.HF_HUB_ETAG_TIMEOUT)
-            return file
-        except EntryNotFoundError:
-            if file == files[-1]:
-                raise
-    raise AssertionError("no files")
+
+    def asked(file: str) -> str:
+        url = hf_hub_url(repository, file, revision=revision)
+        get_hf_file_metadata(url, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+        return file
+
+    for file in files[:-1]:
+        with contextlib.suppress(EntryNotFoundError):
+            return asked(file)
+    return asked(files[-1])
 
 
 def _unavailable(error: Exception, repository: str, files: tuple[str, ...], revision: str, label: str) -> UserError:
@@ -182,8 +184,8 @@ def _unavailable(error: Exception, repository: str, files: tuple[str, ...], revi
     config = () if "config.json" in files else ("config.json",)
     command = f"hf download {repository} {' '.join([files[0], *config])}"
     command += "" if revision == constants.DEFAULT_REVISION else f" --revision {revision}"
-    place = Path(constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}"
-    how = f"run '{command}' elsewhere and copy the folder that it makes to {place}"
+    folder = f"models--{repository.replace('/', '--')}"
+    how = f"run '{command}' elsewhere and copy {folder} from the cache there to {constants.HF_HUB_CACHE}"
     why = f"is not in the cache and cannot be fetched from {constants.ENDPOINT} ({_reason(error)})"
     return UserError(f"{label} {why}; {how}, or give the path of a file of weights, with --model.name")
 
