@@ -204,10 +204,11 @@ def _tuned(
             data = replace(data, mean=spec.mean, std=spec.std, in_chans=spec.in_chans, range=spec.range)
             model = replace(model, name=spec.name, kwargs=spec.kwargs)
         # where the weights came from, and a few digits of theirs, as runs are made again
-        source = backbone.label if backbone.init is None else os.path.normpath(backbone.init)
+        source = os.path.normpath(backbone.label)
         name = "".join(c if c.isalnum() else "-" for c in source).strip("-")[-40:]
         run = Path(given.out, "runs", f"{name}-{backbone.weights[:8]}-{draw.per_class}-{draw.seed}")
-        config = replace(tuning, out=str(run), init=backbone.init, seed=draw.seed, data=data, model=model)
+        init = backbone.init and backbone.label  # as it was given: a run keeps the commit of public weights itself
+        config = replace(tuning, out=str(run), init=init, seed=draw.seed, data=data, model=model)
         result = STAGES["finetune"].run(config)
         yield backbone.label, draw, result["train_size"], {"finetune": result}
 

@@ -119,6 +119,7 @@ def _prepared(given: TuneConfig, known: dict, began: float) -> tuple[PretrainCon
     from idmm.stages.assemble import load_splits, resolve
 
     config = PretrainConfig(**{item.name: getattr(given, item.name) for item in fields(PretrainConfig)})
+    config = replace(config, init=known.get("init", config.init))  # public weights of the commit that it began with
     data = replace(config.data, val_fraction=config.data.val_fraction or HELD_OUT)
     train = replace(config.train, minutes=None, knn_every=1, monitor_every=0, tensorboard=False)
     parts, notes = resolve(replace(config, data=data, train=train, resume="auto"))
@@ -130,7 +131,7 @@ def _prepared(given: TuneConfig, known: dict, began: float) -> tuple[PretrainCon
     images = digest(json.dumps([fingerprint(splits.train), fingerprint(held)]).encode()).hex()
     if known.get("images", images) != images:
         raise UserError(f"data: the images are not those that '{given.out}' was begun with; name a new folder")
-    about = {"images": images, "held": len(held)}
+    about = {"images": images, "held": len(held), "init": parts.config.init}
     about["where"] = "images of the val split" if own else "held-out training images"
     if "epochs" not in known:
         about |= _length(given, parts, len(splits.train), len(held), began)

@@ -34,6 +34,7 @@ from idmm.methods import Method, RunInfo, create_method
 from idmm.methods.drloc import Localization
 from idmm.methods.finetune import Finetune
 from idmm.models.build import try_size
+from idmm.models.hub import pinned
 from idmm.models.spec import ModelSpec, model_spec
 from idmm.optim import recipe
 from idmm.progress import counting, logging_to
@@ -247,7 +248,7 @@ def resolve(config) -> tuple[Assembly, list[str]]:
         notes.append(f"drloc: off, its weight is 0: {', '.join(f'drloc.{name}' for name in idle)} without effect")
     model = replace(config.model, name=spec.name, kwargs=spec.kwargs)
     data = replace(config.data, mean=spec.mean, std=spec.std, in_chans=spec.in_chans)
-    parts = assemble(replace(config, train=train, model=model, data=data))
+    parts = assemble(replace(config, init=pinned(config.init), train=train, model=model, data=data))
     parts.spec, parts.began = spec, began  # the checkpoint is read once
     return parts, notes
 

@@ -46,7 +46,8 @@ class GridConfig:
     backbones: list[str | dict[str, Any]] = Field(default_factory=lambda: ["deit_tiny_patch16_224"], min_length=1)
     """Backbones: timm's names, or mappings with name, kwargs, label, pretrain, finetune."""
     weights: list[dict[str, Any]] = Field(default_factory=list)
-    """Rows that start from files: mappings with label (e.g. 'IN supervised'), path, and backbone (its label)."""
+    """Rows that start from given weights: mappings with label (e.g. 'IN supervised'), path (of a run or file, or
+    timm:NAME or hf-hub:ORG/NAME), and backbone (its label)."""
     seeds: list[Seed] = Field(default_factory=lambda: [0], min_length=1)
     """Seeds; each drives both stages."""
     pretrain_seeds: list[Seed] | None = Field(None, min_length=1)

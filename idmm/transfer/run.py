@@ -16,7 +16,7 @@ import yaml
 
 from idmm.config import parsing
 from idmm.errors import Interrupted, RunError, UserError
-from idmm.files import write_text
+from idmm.files import is_public, write_text
 from idmm.locks import Lock, holders
 from idmm.stages import STAGES
 from idmm.transfer.config import TRAINING, GridConfig, Target
@@ -36,8 +36,9 @@ class Grid:
     """
 
     def __init__(self, config: GridConfig, plan: GridPlan | None = None):
-        self.config, self.out = absolute(config), Path(config.out)
-        self.plan = (plan or GridPlan(config)).checked()
+        self.plan, self.out = (plan or GridPlan(config)).checked(), Path(config.out)
+        commits = {one["given"]: one["path"] for one in self.plan.entries["weights"] if is_public(one.get("given"))}
+        self.config = absolute(config, commits)
         self.plan.jobs = self._begun(self.plan.jobs)
         self.runner = uuid.uuid4().hex  # who holds this object's locks
         self.at_work = 0  # jobs that this process does at a time
@@ -176,10 +177,11 @@ class Grid:
         return self.out / "jobs" / f"{key}.failed.json"
 
 
-def absolute(config: GridConfig) -> GridConfig:
+def absolute(config: GridConfig, commits: dict[str, str] | None = None) -> GridConfig:
     """Makes the paths of recipes and weights absolute: ``grid.yaml`` is read from other working directories, too.
 
     Names of shipped recipes stay names. Weights keep the path that was given beside, as their jobs' keys hold it.
+    ``commits`` has the names of public weights with their commits, by what was given.
     """
     plain = parsing.plain(config)
     entries = [entry for given in plain.values() if isinstance(given, list) for entry in given]
@@ -190,7 +192,10 @@ def absolute(config: GridConfig) -> GridConfig:
             if isinstance(named, str) and Path(named).is_file():  # else it is the name of one that ships
                 layer["config"] = str(Path(named).absolute())
     for entry in plain["weights"]:
-        if isinstance(entry.get("path"), str) and not Path(entry["path"]).is_absolute():
+        path = entry.get("path")
+        if is_public(path):
+            entry |= {"path": (commits or {}).get(path, path), "given": entry.get("given", path)}
+        elif isinstance(path, str) and not Path(path).is_absolute():
             given = Path(entry["path"]).expanduser()
             entry |= {"path": str(given.absolute()), "given": entry.get("given", str(given))}
     return parsing.build(GridConfig, plain)
