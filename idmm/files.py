@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import io
+import json
 import os
 import shutil
 import tempfile
@@ -60,6 +61,22 @@ def csv_bytes(rows: Iterable[Iterable]) -> bytes:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue().encode("utf-8", "surrogateescape")
+
+
+def json_lines(path: Path) -> list[dict]:
+    """Returns what a file holds of an object a line, without a line that a kill tore; nothing where it is not there."""
+    found = []
+    with contextlib.suppress(FileNotFoundError), open(path) as file:
+        for line in file:
+            with contextlib.suppress(json.JSONDecodeError):
+                found.append(json.loads(line))
+    return found
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """Returns the rows of a CSV file by the names of its columns."""
+    with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def write_csv(path: Path, rows: Iterable[Iterable]) -> None:

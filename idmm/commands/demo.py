@@ -10,7 +10,7 @@ from pathlib import Path
 from idmm.config import FinetuneConfig, PretrainConfig, parsing
 from idmm.config.commands import DemoConfig
 from idmm.errors import RunError, UserError
-from idmm.files import write_text
+from idmm.files import json_lines, write_text
 from idmm.progress import duration
 from idmm.stages import STAGES
 
@@ -161,9 +161,8 @@ def _pictures(out: Path, result: dict, stage1: PretrainConfig) -> None:
     def curves(name: str, stage: str) -> list[list[dict]]:
         """Losses and learning rates of each seed; under the stage's name they share no panel with another's."""
         files = [_folder(out, name, seed) / "metrics.jsonl" for seed in range(result["settings"]["seeds"])]
-        lines = [file.read_text().splitlines() for file in files]
         values = {f"{stage}: loss": "loss", f"{stage}: learning rate": "lr"}
-        return [[{title: json.loads(one)[key] for title, key in values.items()} for one in seed] for seed in lines]
+        return [[{title: one[key] for title, key in values.items()} for one in json_lines(file)] for file in files]
 
     labelled, unlabelled = result["labelled_images"], result["unlabelled_images"]
     runs = {

@@ -17,7 +17,7 @@ from idmm.config.usage import ExploreConfig
 from idmm.data.cache import ImageStore
 from idmm.data.doctor import HASH_BITS, Checkup, ImageRef, Pair, exclusions, perceptual_hashes
 from idmm.errors import UserError
-from idmm.files import emptied_if_refused, made_folder, write_csv, write_text
+from idmm.files import emptied_if_refused, json_lines, made_folder, write_csv, write_text
 from idmm.progress import Bar
 from idmm.stages import artifacts, inside_images
 from idmm.stages.probe import frozen_backbone
@@ -119,8 +119,7 @@ def opened(given: ExploreConfig) -> Explored:
 
 def _learned(run: Path) -> list[str]:
     """Says where the rows are hardly learned yet."""
-    path = run / "metrics.jsonl"
-    records = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+    records = json_lines(run / "metrics.jsonl")
     told = [record["instance_accuracy"] for record in records if "instance_accuracy" in record]
     if not told or told[-1] >= LEARNED:
         return []

@@ -1,7 +1,5 @@
 """``idmm fewlabel``: accuracy as a function of the labelled images a class, of frozen features or of fine-tuning."""
 
-import csv
-import io
 import itertools
 import json
 import logging
@@ -22,7 +20,7 @@ from idmm.data.split import Split, counted
 from idmm.errors import UserError, listed
 from idmm.evaluate import largest_class, of_few, readouts
 from idmm.features import FrozenBackbone
-from idmm.files import made_folder, write_text
+from idmm.files import made_folder, write_csv, write_text
 from idmm.stages import STAGES, stage_of
 from idmm.stages.folds import learned_from, place, several
 from idmm.stages.probe import frozen_backbone, labelled_images, labels_needed
@@ -91,7 +89,8 @@ def fewlabel(given: FewLabelConfig) -> dict:
     for line in of_few(max(record["top1"] for record in records), len(splits.test)):
         log.warning("%s", line)
     write_text(out / "fewlabel.json", json.dumps(result, indent=2) + "\n")
-    write_text(out / "fewlabel.csv", _csv(records))
+    columns = list(dict.fromkeys(name for record in records for name in record))
+    write_csv(out / "fewlabel.csv", [columns, *([record.get(name) for name in columns] for record in records)])
     write_text(out / "fewlabel.md", text + "\n")
     _draw(result, out / "fewlabel.png")
     print(f"{text}\n\nwritten: {', '.join(str(out / name) for name in FILES)}")
@@ -289,15 +288,6 @@ def labels_seen(result: dict) -> dict[str, str]:
 
 def _cell(row: dict) -> str:
     return f"{row['mean']:.1f}" + ("" if row["std"] is None else f" ± {row['std']:.1f}")
-
-
-def _csv(records: list[dict]) -> str:
-    text = io.StringIO()
-    columns = dict.fromkeys(name for record in records for name in record)
-    writer = csv.DictWriter(text, list(columns), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(records)
-    return text.getvalue()
 
 
 def _draw(result: dict, path: Path) -> None:

@@ -1,19 +1,17 @@
 """Everything that a grid's results (what grid.json holds) are turned into: tables, a page, pictures, a summary."""
 
 import base64
-import csv
 import hashlib
-import io
 import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from idmm.files import write_text
+from idmm.files import write_csv, write_text
 from idmm.report.page import page_data, run_texts, tone
 from idmm.report.sections import Sections, sections
 from idmm.report.stats import Estimate
@@ -40,7 +38,7 @@ def write(out: Path, grid: dict) -> Sections:
         RunError: The folder cannot be written to.
     """
     found = sections(grid)
-    write_text(out / "grid.csv", csv_text(found.own))
+    write_csv(out / "grid.csv", csv_rows(found.own))
     for name in ("grid.md", "grid.tex", "grid.html"):
         write_text(out / name, render(name, found))
     for name, draw in _pictures(found).items():
@@ -64,13 +62,9 @@ def _pictures(found: Sections) -> dict[str, Callable[[Path], None] | None]:
     }
 
 
-def csv_text(table: Table) -> str:
-    """Returns the long form: a line for each run."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(table.runs)  # None is written as nothing
-    return text.getvalue()
+def csv_rows(table: Table) -> list[Iterable]:
+    """Returns the long form: a line for each run, after the header."""
+    return [COLUMNS, *([run[name] for name in COLUMNS] for run in table.runs)]
 
 
 def render(name: str, found: Sections) -> str:

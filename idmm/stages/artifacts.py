@@ -6,7 +6,6 @@ and not kept. torch is imported only then.
 """
 
 import contextlib
-import csv
 import functools
 import json
 import logging
@@ -20,7 +19,7 @@ import numpy as np
 from idmm.config import PretrainConfig
 from idmm.environment import read as environment  # noqa: F401 (what a run ran on, for those who read the rest here)
 from idmm.errors import UserError
-from idmm.files import runs_inside
+from idmm.files import read_csv, runs_inside
 from idmm.stages import STAGES, Phase, stage_of
 
 log = logging.getLogger("idmm")
@@ -217,8 +216,8 @@ def _classes(run: Path) -> list[str]:
 def _read_predictions(path: Path, classes: list[str]) -> Predicted:
     """Reads ``predictions.csv``, with the run's classes by number; UserError where it is damaged."""
     numbers = {name: number for number, name in enumerate(classes)}
-    with _reading(path), open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
-        rows = list(csv.DictReader(file))
+    with _reading(path):
+        rows = read_csv(path)
         truth, predicted = (np.array([numbers[row[key]] for row in rows]) for key in ("class", "predicted"))
         known = bool(rows) and all(row.get("probability") for row in rows)  # older runs have no such column
         probability = np.array([float(row["probability"]) for row in rows]) if known else None

@@ -16,7 +16,7 @@ from idmm.config import Data
 from idmm.data.datasets import open_splits
 from idmm.data.registry import resolve_name
 from idmm.errors import UserError
-from idmm.files import begun
+from idmm.files import begun, json_lines
 from idmm.intervals import too_narrow, wilson
 from idmm.progress import logging_to
 from idmm.stages import STAGES, stage_of
@@ -125,8 +125,7 @@ def _draw(config, result: dict, metrics: list[Path]) -> None:
         if "readouts" in result["folds"][0]:
             figure = probe_figure([fold["readouts"] for fold in result["folds"]], title)
         else:
-            records = [[json.loads(line) for line in file.read_text().splitlines()] for file in metrics]
-            figure = curves_figure({"": records}, title)
+            figure = curves_figure({"": [json_lines(file) for file in metrics]}, title)
         save(figure, path)
 
 

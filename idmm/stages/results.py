@@ -1,7 +1,6 @@
 """What a run leaves: weights, pictures, features, rows of W, a classifier's figures and what they are read beside."""
 
 import contextlib
-import csv
 import json
 import logging
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from idmm.data.doctor import SKEWED
 from idmm.data.looks import SIDE, small
 from idmm.engine import Loop, Session
 from idmm.errors import Interrupted, RunError
-from idmm.files import replacing, write_csv
+from idmm.files import read_csv, replacing, write_csv
 from idmm.intervals import too_narrow
 from idmm.methods import Method
 from idmm.models.build import backbone_state, export_kwargs
@@ -267,5 +266,4 @@ def mcnemar(one: dict[str, bool], other: dict[str, bool]) -> dict[str, float]:
 
 def _right(path: Path) -> dict[str, bool]:
     """Whether each image of a file of predictions was named right."""
-    with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
-        return {row["path"]: row["class"] == row["predicted"] for row in csv.DictReader(file)}
+    return {row["path"]: row["class"] == row["predicted"] for row in read_csv(path)}
