@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import logging
 import os
 import statistics
 from collections.abc import Iterator
@@ -20,12 +19,12 @@ from idmm.data.split import Split, counted
 from idmm.errors import UserError, listed
 from idmm.evaluate import largest_class, of_few, readouts
 from idmm.features import FrozenBackbone
-from idmm.files import made_folder, write_csv, write_text
+from idmm.files import made_folder, write_csv, write_json, write_text
+from idmm.progress import log
 from idmm.stages import STAGES, stage_of
 from idmm.stages.folds import learned_from, place, several
 from idmm.stages.probe import frozen_backbone, labelled_images, labels_needed
 
-log = logging.getLogger("idmm")
 READOUTS = {"knn": "kNN", "probe": "linear probe", "finetune": "fine-tuned"}
 METRICS = {"top1": "top-1", "mean_per_class": "mean over classes"}
 USUAL = (1, 2, 5, 10, 20)
@@ -88,7 +87,7 @@ def fewlabel(given: FewLabelConfig) -> dict:
     text = table(result)
     for line in of_few(max(record["top1"] for record in records), len(splits.test)):
         log.warning("%s", line)
-    write_text(out / "fewlabel.json", json.dumps(result, indent=2) + "\n")
+    write_json(out / "fewlabel.json", result)
     columns = list(dict.fromkeys(name for record in records for name in record))
     write_csv(out / "fewlabel.csv", [columns, *([record.get(name) for name in columns] for record in records)])
     write_text(out / "fewlabel.md", text + "\n")

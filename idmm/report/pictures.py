@@ -77,9 +77,8 @@ def label_curves(
     panels: dict[str, dict[str, list[tuple[float, float, float]]]], path: str | Path, *, one_class: float,
     ylabel: str = TOP1, seeds: int = 1, untaught: Sequence[str] = (), note: str = "",
 ) -> None:  # fmt: skip
-    """Draws accuracy over the labelled images a class, with a band of one standard deviation over draws.
-
-    Bars stand for bands where there are many curves or a single number of images.
+    """Draws accuracy over the labelled images a class, with a band of one standard deviation over draws; bars where
+    there are many curves or a single number of images.
 
     Args:
         panels: Title -> label -> points (images a class, mean, standard deviation), in percent.

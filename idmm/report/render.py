@@ -12,6 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from idmm.files import write_csv, write_text
+from idmm.progress import aligned
 from idmm.report.page import page_data, run_texts, tone
 from idmm.report.sections import Sections, sections
 from idmm.report.stats import Estimate
@@ -23,19 +24,10 @@ MOST = 12  # lines of each part of the summary
 
 
 def write(out: Path, grid: dict) -> Sections:
-    """Writes a grid's tables, page and pictures into its folder, each whole or not at all.
+    """Writes the tables, page and pictures of a grid (what ``grid.json`` holds) into its folder, each whole or not at
+    all (RunError); returns what they say, for :func:`text`.
 
     Pictures that the grid has nothing for are taken away: those of an earlier start would tell of another one.
-
-    Args:
-        out: The folder.
-        grid: What ``grid.json`` holds.
-
-    Returns:
-        What the files say, for :func:`text`.
-
-    Raises:
-        RunError: The folder cannot be written to.
     """
     found = sections(grid)
     write_csv(out / "grid.csv", csv_rows(found.own))
@@ -124,13 +116,7 @@ def _cut(text: str, most: int) -> str:
 def _columns(text: str) -> str:
     """Lines of cells with ⇥ between them, as cells below each other."""
     rows = [[_cut(cell, 60) for cell in line.split("⇥")] for line in text.splitlines()]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
-    return "".join(f"  {line}\n" for line in lines)
-
-
-def _fold(text: str) -> str:
-    return textwrap.fill(text, WIDTH, subsequent_indent="  ")
+    return "".join(f"  {line}\n" for line in aligned(rows))
 
 
 def _csp_hash(text: str) -> str:
@@ -153,7 +139,8 @@ def _environment(escaped: Callable[[str], str], **delimiters: str) -> Environmen
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     environment.filters |= {
         "number": format_number, "tone": tone, "run_label": run_label, "run_texts": run_texts,
-        "columns": _columns, "cut": _cut, "fold": _fold, "csp_hash": _csp_hash,
+        "columns": _columns, "cut": _cut, "csp_hash": _csp_hash,
+        "fold": partial(textwrap.fill, width=WIDTH, subsequent_indent="  "),
     }  # fmt: skip
     return environment
 

@@ -2,7 +2,6 @@
 
 import functools
 import json
-import logging
 import os
 import statistics
 from collections.abc import Callable, Iterator
@@ -18,11 +17,10 @@ from idmm.data.registry import resolve_name
 from idmm.errors import UserError
 from idmm.files import begun, json_lines
 from idmm.intervals import too_narrow, wilson
-from idmm.progress import logging_to
+from idmm.progress import log, logging_to
 from idmm.stages import STAGES, stage_of
 from idmm.stages.results import drawing
 
-log = logging.getLogger("idmm")
 HELD_OUT_BY = ("val_fraction", "folds", "fold", "groups", "labels", "exclude")
 ACCURACIES = ("top1", "top5", "knn", "mean_per_class", "largest_class", "pixel_knn", "start_top1")
 SAME = ("top5", "num_classes", "seed", "size_mismatch", "excluded", "precision")  # in the results of all folds

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,10 +23,10 @@ from idmm.methods import Method
 from idmm.models.build import backbone_state, export_kwargs
 from idmm.models.weights import save_model
 from idmm.network import extract_features
+from idmm.progress import log
 from idmm.stages.artifacts import FEATURES, NAMES, PREDICTIONS, ROWS, about_rows, shown
 from idmm.stages.assemble import Assembly, LoadedSplits, eval_batches
 
-log = logging.getLogger("idmm")
 NEIGHBOURS = 5
 PAIRS = 25_000_000  # of a training and a test image: 3,072 multiplications each, seconds in all
 READ, COMPARED = 0.0003, 2.0  # seconds to read an image, and for so many pairs
