@@ -3,13 +3,14 @@
 import contextlib
 import csv
 import io
+import json
 import os
 import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from idmm.errors import RunError, UserError, listed
 
@@ -63,11 +64,32 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
+def write_json(path: Path, value: Any, indent: int = 2) -> None:
+    """Replaces a JSON file in one step."""
+    write_text(path, json.dumps(value, indent=indent) + "\n")
+
+
 def csv_bytes(rows: Iterable[Iterable]) -> bytes:
     """Returns the content of a CSV file; names of files that are no UTF-8 go through."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue().encode("utf-8", "surrogateescape")
+
+
+def json_lines(path: Path) -> list[dict]:
+    """Returns what a file holds of an object a line, without a line that a kill tore; nothing where it is not there."""
+    found = []
+    with contextlib.suppress(FileNotFoundError), open(path) as file:
+        for line in file:
+            with contextlib.suppress(json.JSONDecodeError):
+                found.append(json.loads(line))
+    return found
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """Returns the rows of a CSV file by the names of its columns."""
+    with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def write_csv(path: Path, rows: Iterable[Iterable]) -> None:
@@ -76,11 +98,8 @@ def write_csv(path: Path, rows: Iterable[Iterable]) -> None:
 
 
 def out_file(out: str, endings: Sequence[str]) -> Path:
-    """Returns the file for a command's results, before the work; nothing is made yet.
-
-    Raises:
-        UserError: It has none of the endings, is a folder, or lies where nothing can be written.
-    """
+    """Returns the file for a command's results, before the work; nothing is made yet. UserError where it has none of
+    the endings, is a folder, or lies where nothing can be written."""
     path = Path(out)
     if path.suffix.lower() not in endings:
         raise UserError(f"out: '{out}' is of no kind that is known; wanted a file that ends in {' or '.join(endings)}")

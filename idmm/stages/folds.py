@@ -2,7 +2,6 @@
 
 import functools
 import json
-import logging
 import os
 import statistics
 from collections.abc import Callable, Iterator
@@ -16,14 +15,13 @@ from idmm.config import Data
 from idmm.data.datasets import open_splits
 from idmm.data.registry import resolve_name
 from idmm.errors import UserError
-from idmm.files import begun, is_public
+from idmm.files import begun, is_public, json_lines
 from idmm.intervals import too_narrow, wilson
 from idmm.models.hub import pinned
-from idmm.progress import logging_to
+from idmm.progress import log, logging_to
 from idmm.stages import STAGES, prepare, stage_of
 from idmm.stages.results import drawing
 
-log = logging.getLogger("idmm")
 HELD_OUT_BY = ("val_fraction", "folds", "fold", "groups", "labels", "exclude")
 ACCURACIES = ("top1", "top5", "knn", "mean_per_class", "largest_class", "pixel_knn", "start_top1")
 SAME = ("top5", "num_classes", "seed", "size_mismatch", "excluded", "precision")  # in the results of all folds
@@ -135,8 +133,7 @@ def _draw(config, result: dict, metrics: list[Path]) -> None:
         if "readouts" in result["folds"][0]:
             figure = probe_figure([fold["readouts"] for fold in result["folds"]], title)
         else:
-            records = [[json.loads(line) for line in file.read_text().splitlines()] for file in metrics]
-            figure = curves_figure({"": records}, title)
+            figure = curves_figure({"": [json_lines(file) for file in metrics]}, title)
         save(figure, path)
 
 

@@ -82,10 +82,7 @@ WHOLE = ("kwargs", "subset", "labelled")  # mappings that are replaced, not merg
 
 def parse_grid(argv: list[str], prog: str) -> GridConfig:
     """Reads files and flags; ``--pretrain.KEY VALUE`` and ``--finetune.KEY VALUE`` set keys of the two stages.
-
-    Raises:
-        UserError: A line a fault.
-    """
+    UserError with a line a fault."""
     rest, nested, faults = [], [], []
     tokens = list(argv)
     while tokens:

@@ -90,10 +90,8 @@ class GridPlan:
         return self
 
     def remaining(self, finished: Collection[str] = ()) -> list[Job]:
-        """Returns the jobs that are left when those with these keys are done, each after the one it needs.
-
-        A job that no cell needs any more is not among them.
-        """
+        """Returns the jobs that are left when those with these keys are done, each after the one it needs; a job that
+        no cell needs any more is not among them."""
         left = set(self.cells.values()) - set(finished)
         left |= {self.jobs[key].needs for key in left} - set(finished)
         return [job for key, job in self.jobs.items() if key in left]

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import logging
 import re
 import time
 import traceback
@@ -18,22 +17,19 @@ from idmm.config import parsing
 from idmm.errors import Interrupted, RunError, UserError
 from idmm.files import is_public, write_text
 from idmm.locks import Lock, holders
+from idmm.progress import log
 from idmm.stages import STAGES
 from idmm.transfer.config import TRAINING, GridConfig, Target
 from idmm.transfer.plan import Cell, GridPlan, Job
 
-log = logging.getLogger("idmm")
 POLL = 1.0  # seconds between looks at what other runners do
 MEASURED = ("top1", "top1_interval", "top5", "mean_per_class", "knn", "largest_class", "pixel_knn", "start_top1",
             "test_size", "test_groups", "seconds")  # fmt: skip
 
 
 class Grid:
-    """A grid's folder as one of its runners sees it: which jobs are done, which failed, which are locked.
-
-    Raises:
-        UserError: Faults of the grid.
-    """
+    """A grid's folder as one of its runners sees it: which jobs are done, which failed, which are locked; UserError
+    with the grid's faults."""
 
     def __init__(self, config: GridConfig, plan: GridPlan | None = None):
         self.plan, self.out = (plan or GridPlan(config)).checked(), Path(config.out)
@@ -45,11 +41,8 @@ class Grid:
 
     @contextlib.contextmanager
     def lock(self, job: Job) -> Iterator[bool]:
-        """Holds a job's lock for the block; yields False where another runner has it.
-
-        Raises:
-            RunError: The folder cannot be written.
-        """
+        """Holds a job's lock for the block; yields False where another runner has it. RunError where the folder cannot
+        be written."""
         lock = Lock(self.out / "jobs" / job.key, self.runner)
         try:
             mine = lock.acquire()
@@ -202,11 +195,8 @@ def absolute(config: GridConfig, commits: dict[str, str] | None = None) -> GridC
 
 
 def attempt(grid: Grid, job: Job) -> None:
-    """Runs a job, ``config.retries`` times more if it fails (a user's mistake: never), and marks it if it failed.
-
-    Raises:
-        Interrupted: Ctrl-C or SIGTERM.
-    """
+    """Runs a job, ``config.retries`` times more if it fails (a user's mistake: never), and marks it if it failed;
+    Interrupted after Ctrl-C or SIGTERM."""
     for more in range(grid.config.retries, -1, -1):
         log.info("%s: %s", job.stage, job.title)
         try:
