@@ -34,7 +34,7 @@ UNTRAINED = "untrained"
 _FOLDER = "features"  # in the cache's folder
 _OURS = re.compile(r"\.?.+-(train|val|test)-[0-9a-f]{32}\.npz(\.part-.*)?")
 # what else decides about the numbers: this file's format and the libraries that decode, resize and compute
-_VERSIONS = ["3", PIL.__version__, timm.__version__, torch.__version__]
+_VERSIONS = ["4", PIL.__version__, timm.__version__, torch.__version__]
 
 
 class FrozenBackbone:
@@ -73,6 +73,12 @@ class FrozenBackbone:
         """Returns the same with fresh weights, drawn from ``config.seed`` as a stage draws them."""
         return FrozenBackbone(replace(self.spec, init=None), self.size, replace(self.config, init=None), label)
 
+    def know(self, spec: ModelSpec) -> None:
+        """Takes what is known of the backbone once the images were read: their mean and std."""
+        self.spec = spec
+        if self._network is not None:
+            self._network = replace(self._network, mean=spec.mean, std=spec.std)
+
     def features(self, store: ImageStore, part: str) -> np.ndarray:
         """Returns the pooled features of all images of a split (train, val or test), float32 [N, d].
 
@@ -99,6 +105,7 @@ class FrozenBackbone:
         spec = self.spec
         looks = [self.weights, self.size, self.config.crop_pct, list(spec.mean), list(spec.std), self.device]
         looks += [] if store.scale is None else [store.scale]
+        looks += [] if store.bands is None else [store.bands]
         return _digest({"look": looks, "versions": _VERSIONS, "images": fingerprint(store)})
 
     def build(self) -> None:

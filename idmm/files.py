@@ -229,6 +229,14 @@ def _check_public(text: str, field: str, stem: str) -> None:
         raise UserError(f"{weights_label(text, field)} {why}")
 
 
+def saved_info(path: str | os.PathLike) -> dict:
+    """Returns what the JSON beside weights says of them; empty where there is none, or no weights."""
+    with contextlib.suppress(UserError, OSError, ValueError):
+        info = json.loads(weights_file(path).with_suffix(".json").read_text(encoding="utf-8"))
+        return info if isinstance(info, dict) else {}
+    return {}
+
+
 def runs_inside(path: Path, file: str) -> str:
     """Returns the folders in a folder that have a file, as finished runs do, for one line of text; empty: none has."""
     return listed(f"'{found.parent}'" for found in sorted(path.glob(f"*/{file}")))

@@ -1,4 +1,4 @@
-"""Grey of more than 8 bits is scaled by one range for a whole data set, which travels; pages and bands are named."""
+"""Images of more than 8 bits are scaled by one range for a whole data set, which travels; pages are named."""
 
 import io
 import json
@@ -58,9 +58,9 @@ def runs(root, tmp_path_factory):
 
 
 def levels(folder):
-    """Grey levels in the only cache entry of a folder."""
+    """Grey levels of 65,536 in the only cache entry of a folder."""
     (pixels,) = folder.glob("*/pixels-*")
-    return np.unique(np.fromfile(pixels, dtype=np.uint8))
+    return np.unique(np.fromfile(pixels, dtype=np.uint16))
 
 
 def info(run, stem="backbone"):
@@ -74,20 +74,18 @@ def said(run):
 # ------------------------------------------------------------------ one range
 def test_twelve_bits_use_all_levels_and_the_log_says_how(runs):
     found = levels(runs / "cache-auto")
-    assert len(found) > 200 and found.min() == 0 and found.max() == 255
-    text = (
-        "8 of 8 train images are 16-bit grey; values 3 to 4012; [3, 4012] becomes 0 to 255 (from the training images)"
-    )
-    assert text in said(runs / "auto") and "grey levels or fewer" not in said(runs / "auto")
+    assert len(found) > 2000 and found.min() == 0 and found.max() == 65535, "they are not cut to 8 bits"
+    text = "8 of 8 train images are 16-bit grey; values 3 to 4012; [3, 4012] becomes 0 to 1, kept as 16 bits (from the"
+    assert f"{text} training images)" in said(runs / "auto") and "of that range or less" not in said(runs / "auto")
     assert info(runs / "auto")["range"] == [3, 4012]
     assert idmm.load_backbone(runs / "auto").pretrained_cfg["range"] == [3, 4012]
 
 
 def test_full_is_the_rule_of_0_1_0_and_is_warned_of(runs):
-    assert len(levels(runs / "cache-full")) <= 17
+    assert levels(runs / "cache-full").max() == 4012
     text = said(runs / "full")
-    assert "[0, 65535] becomes 0 to 255 (data.range)" in text
-    assert "half of them use 17 of 256 grey levels or fewer; --data.range '[4.5, 4011.5]' would suit" in text
+    assert "[0, 65535] becomes 0 to 1, kept as 16 bits (data.range)" in text
+    assert "half of them span 6.1 % of that range or less; --data.range '[4.5, 4011.5]' would suit" in text
     assert info(runs / "full")["range"] == "full"
 
 
@@ -97,8 +95,13 @@ def test_fine_tuning_takes_the_checkpoints_range(runs, root, tmp_path):
     assert tuned(tmp_path / "b", other, **given) == 0
     assert info(tmp_path / "b")["range"] == info(tmp_path / "b", "model")["range"] == [3, 4012]
     text = said(tmp_path / "b")
-    assert "8 of 8 train images are 16-bit grey; values 100 to 2000; [3, 4012] becomes 0 to 255 (as in" in text
-    assert "8 of 8 test images are 16-bit grey; values 0 to 5000; [3, 4012] becomes 0 to 255 (as in" in text
+    assert (
+        "8 of 8 train images are 16-bit grey; values 100 to 2000; [3, 4012] becomes 0 to 1, kept as 16 bits (as in"
+        in text
+    )
+    assert (
+        "8 of 8 test images are 16-bit grey; values 0 to 5000; [3, 4012] becomes 0 to 1, kept as 16 bits (as in" in text
+    )
     assert tuned(tmp_path / "c", other, **given, data__range=[50, 3000]) == 0
     assert info(tmp_path / "c", "model")["range"] == [50, 3000]
     assert tuned(tmp_path / "d", other, **{**given, "init": str(runs / "full")}) == 0
@@ -109,12 +112,15 @@ def test_a_probe_and_fewlabel_take_it_too(runs, root, tmp_path, capsys):
     assert (
         call(["probe", "--init", runs / "auto", "--data.name", "folder", "--data.root", root, "--device", "cpu"]) == 0
     )
-    assert "[3, 4012] becomes 0 to 255 (as in" in capsys.readouterr().err
+    assert "[3, 4012] becomes 0 to 1, kept as 16 bits (as in" in capsys.readouterr().err
     few = ["fewlabel", "--init", f"[{runs / 'auto'}, {runs / 'full'}]", "--data.name", "folder", "--data.root", root]
     few += ["--per_class", "[2]", "--seeds", "1", "--untrained", "true", "--device", "cpu", "--out", tmp_path / "few"]
     assert call(few) == 0
     text = capsys.readouterr().err
-    assert "[3, 4012] becomes 0 to 255 (as in" in text and "[0, 65535] becomes 0 to 255 (as in" in text
+    assert (
+        "[3, 4012] becomes 0 to 1, kept as 16 bits (as in" in text
+        and "[0, 65535] becomes 0 to 1, kept as 16 bits (as in" in text
+    )
 
 
 # ------------------------------------------------------------------ resuming
@@ -202,7 +208,7 @@ def test_any_number_of_threads_finds_the_same(tmp_path, monkeypatch, keep, cores
     store = opened(tmp_path / "d", keep=keep)
     assert store.scale == (390, 2100) and store.cache == keep
     for i, item in enumerate(open_splits(section(tmp_path / "d"), labelled=False).train.items):
-        wanted = np.rint((np.asarray(Image.open(item)).astype(float) - 390) * 255 / (2100 - 390))
+        wanted = np.rint((np.asarray(Image.open(item)).astype(float) - 390) * (65535 / (2100 - 390)))
         np.testing.assert_array_equal(store.image(i)[0].numpy(), wanted)
 
 
@@ -226,14 +232,14 @@ def test_hot_and_dead_pixels_do_not_set_it(tmp_path):
     deep(tmp_path / "d/train/1.png", 100, 4000, shape=(24, 30))
     store = opened(tmp_path / "d")
     assert store.scale == (100, 4000)
-    assert store.image(0)[0, 3, 5] == 255 and store.image(0)[0, 7, 9] == 0
+    assert store.image(0)[0, 3, 5] == 65535 and store.image(0)[0, 7, 9] == 0
 
 
 def test_an_image_that_leaves_the_others_few_levels_is_named(tmp_path):
     root = twelve_bits(tmp_path / "d", {"train": (3, 4012)})
     deep(root / "train/b/odd.png", 65000, 65100)
     assert inside("pretrain", tmp_path / "a", **TINY, data__root=str(root)) == 0
-    what = "9 of 9 train images are 16-bit grey: half of them use 17 of 256 grey levels or fewer"
+    what = "9 of 9 train images are 16-bit grey: half of them span 6.2 % of that range or less"
     why = "as 'train/b/odd.png' goes up to 65100; --data.range '[5, 4012]' would suit a typical one"
     assert f"{what}, {why}" in said(tmp_path / "a")
 
@@ -245,17 +251,22 @@ def test_floats_and_32_bits_take_one_range_for_all_images(tmp_path):
         deep(folder / "d/train/1.tif", -100, 400, kind=kind)
         store = opened(folder / "d")
         assert store.scale == (-100, 400)
-        assert int(store.image(0).max()) == 102 and int(store.image(1).max()) == 255
+        assert brightest(store, 0) == 26214 and brightest(store, 1) == 65535
         each = opened(folder / "d", range="full")
-        assert each.scale == "full" and int(each.image(1).max()) == 255
-        assert int(each.image(0).max()) == (100 if kind is np.float32 else 0), "by a range of its own, as before"
+        assert each.scale == "full" and brightest(each, 1) == 65535
+        assert brightest(each, 0) == (25700 if kind is np.float32 else 100), "by a range of its own, as before"
 
 
-def test_values_that_are_no_numbers_are_black(tmp_path):
+def brightest(store, i):
+    return int(store.image(i).numpy().max())
+
+
+def test_values_that_are_no_numbers_are_black_and_said(tmp_path):
     file = io.BytesIO()
     Image.fromarray(np.array([[np.nan, 1.0, 3.0, np.inf, -np.inf]], dtype=np.float32)).save(file, "TIFF")
     found = load(file.getvalue(), 100, (1, 3))
-    assert found.pixels[0, :, 0].tolist() == [0, 0, 255, 255, 0] and found.depth == ("float grey", 1.0, 3.0)
+    assert found.pixels[0, :, 0].tolist() == [0, 0, 65535, 65535, 0] and found.depth.ends == ((1.0, 3.0),)
+    assert found.depth.kind == "float grey with NaN or infinite values, which become the lowest (of +inf the highest)"
 
 
 def test_images_of_8_bits_beside_deep_ones_stay_as_they_are(tmp_path, capsys):
@@ -272,11 +283,11 @@ def test_images_of_8_bits_beside_deep_ones_stay_as_they_are(tmp_path, capsys):
 def test_ranges_share_no_pixels_on_the_disk(tmp_path):
     root = twelve_bits(tmp_path / "d", {"train": (3, 4012)})
     stores = {str(given): opened(root, range=given) for given in ("auto", "full", [0, 8000], [3, 4012], "auto")}
-    tops = {given: int(store.image(0).max()) for given, store in stores.items()}
-    assert tops == {"auto": 255, "full": 16, "[0, 8000]": 128, "[3, 4012]": 255}
+    tops = {given: brightest(store, 0) for given, store in stores.items()}
+    assert tops == {"auto": 65535, "full": 4012, "[0, 8000]": 32866, "[3, 4012]": 65535}
     assert len(list((tmp_path / "cache").iterdir())) == 3, "[3, 4012] is what auto came to"
-    for given, top in (("full", 16), ([0, 8000], 128), ("auto", 255)):
-        assert int(opened(root, range=given).image(0).max()) == top
+    for given, top in (("full", 4012), ([0, 8000], 32866), ("auto", 65535)):
+        assert brightest(opened(root, range=given), 0) == top
 
 
 def test_what_data_range_takes(capsys):
@@ -307,24 +318,14 @@ def noise(*shape, kind=np.uint8):
 
 RGB, GREY = noise(8, 8, 3), noise(8, 8)
 BANDS = dict(photometric="minisblack", planarconfig="contig")
-WANTED = "wanted 1 (grey), 3 (RGB) or 4 (RGBA or CMYK)"
-SUPPORTED = "is not supported; wanted grey, RGB or RGBA of 8 bits, or grey of 16 or 32"
+WANTED = "wanted 1 (grey), 3 (RGB) or 4 (RGBA or CMYK), or --data.in_chans"
 REFUSED = {
-    "pages": (tif(GREY, GREY, GREY), "a TIFF of 3 pages; wanted one picture a file"),
-    "five samples": (tif(noise(8, 8, 5), **BANDS), f"a TIFF of 5 samples per pixel; {WANTED}"),
-    "BigTIFF": (tif(noise(8, 8, 5), **BANDS, bigtiff=True), f"a TIFF of 5 samples per pixel; {WANTED}"),
-    "RGB and two": (tif(noise(8, 8, 5), photometric="rgb"), f"a TIFF of 5 samples per pixel; {WANTED}"),
-    "two channels": (tif(noise(8, 8, 2), **BANDS), f"a TIFF of 2 samples per pixel; {WANTED}"),
-    "half floats": (tif(GREY.astype(np.float16)), f"a TIFF of 16-bit floats, 1 sample per pixel, {SUPPORTED}"),
-    "float colours": (
-        tif(RGB.astype(np.float32), photometric="rgb"), f"a TIFF of 32-bit floats, 3 samples per pixel, {SUPPORTED}"
-    ),
-    "planes": (
-        tif(noise(3, 8, 8, kind=np.uint16), photometric="rgb", planarconfig="separate"),
-        "a TIFF of 16-bit integers, 3 samples per pixel in separate planes, is not supported; "
-        "wanted the samples of a pixel side by side",
-    ),
-}  # fmt: skip
+    "pages": (tif(GREY, GREY, GREY), "a TIFF of 3 pages; wanted one picture a file, or --data.bands '[0, 1, 2]'"),
+    "five samples": (tif(noise(8, 8, 5), **BANDS), f"a TIFF of 5 samples per pixel; {WANTED} 5"),
+    "BigTIFF": (tif(noise(8, 8, 5), **BANDS, bigtiff=True), f"a TIFF of 5 samples per pixel; {WANTED} 5"),
+    "RGB and two": (tif(noise(8, 8, 5), photometric="rgb"), f"a TIFF of 5 samples per pixel; {WANTED} 5"),
+    "two channels": (tif(noise(8, 8, 2), **BANDS), f"a TIFF of 2 samples per pixel; {WANTED} 2"),
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -340,7 +341,20 @@ READ = {
     "a preview before it": tif((noise(4, 4, 3), {"subfiletype": 1}), RGB),
     "big": tif(RGB, bigtiff=True),
     "planes": tif(RGB.transpose(2, 0, 1), photometric="rgb", planarconfig="separate"),
+    "compressed as Pillow cannot": tif(RGB, photometric="rgb", compression="zlib", predictor=True, tile=(16, 16)),
 }
+DEEP = {  # which the reader of 0.1.0 refused, or cut to 8 bits
+    "half floats": tif(RGB.astype(np.float16), photometric="rgb"),
+    "float colours": tif(RGB.astype(np.float32), photometric="rgb"),
+    "planes": tif(RGB.transpose(2, 0, 1).astype(np.uint16), photometric="rgb", planarconfig="separate"),
+    "16-bit colours": tif(RGB.astype(np.uint16), photometric="rgb", compression="lzw"),
+}
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_deep_colours_are_read_whole(name):
+    wanted = np.rint(RGB.astype(float) * (65535 / 249)).astype(np.uint16)
+    np.testing.assert_array_equal(load(DEEP[name], 10**6, (0, 249)).pixels, wanted)
 
 
 @pytest.mark.parametrize("name", READ)
@@ -368,17 +382,18 @@ def test_the_check_reports_depths_and_pictures(tmp_path, capsys):
     assert call(["data", "check", "folder", "--root", root, "--out", tmp_path / "c"]) == 1
     text = capsys.readouterr().out
     for line in (
-        "depth: 8 of 11 train images are 16-bit grey; values 3 to 4012; [3, 4012] becomes 0 to 255 (data.range auto)",
-        "depth: 1 of 11 train images is 16-bit colour: only the upper 8 bits of each sample are read",
+        "depth: 8 of 11 train images are 16-bit grey; values 3 to 4012; [0, 4012] becomes 0 to 1, kept as 16 bits",
+        "depth: 1 of 11 train images is 16-bit colour; values 0 to 249; [0, 4012] becomes 0 to 1, kept as 16 bits",
         "depth: the other 2 train images of 8 bits stay as they are",
-        "depth: 8 of 8 test images are 16-bit grey; values 10 to 3000; [3, 4012] becomes 0 to 255 (data.range auto)",
+        "depth: 8 of 8 test images are 16-bit grey; values 10 to 3000; [0, 4012] becomes 0 to 1, kept as 16 bits",
         "several pictures: 1 file with more than one; the first is used:\n  train/a/film.gif: 2",
-        "train/b/stack.tif: a TIFF of 3 pages; wanted one picture a file",
+        "train/b/stack.tif: a TIFF of 3 pages; wanted one picture a file, or --data.bands '[0, 1, 2]'",
     ):
         assert line in text, line
     found = json.loads((tmp_path / "c/check.json").read_text())
-    assert found["range"] == [3, 4012] and found["depths"]["train"] == {
-        "8 bits": {"images": 2}, "16-bit colour": {"images": 1}, "16-bit grey": {"images": 8, "low": 3, "high": 4012},
+    assert found["range"] == [0, 4012] and found["depths"]["train"] == {
+        "8 bits": {"images": 2}, "16-bit colour": {"images": 1, "low": 0, "high": 249},
+        "16-bit grey": {"images": 8, "low": 3, "high": 4012},
     }  # fmt: skip
     assert [(image["name"], image["pictures"]) for image in found["several"]] == [
         ("train/a/film.gif", 2), ("train/b/stack.tif", 3),

@@ -13,7 +13,8 @@ from idmm.commands.explore_tables import Explored, Found, Section, sections
 from idmm.config.commands import ProbeConfig
 from idmm.config.usage import ExploreConfig
 from idmm.data.cache import ImageStore
-from idmm.data.doctor import HASH_BITS, Checkup, ImageRef, Pair, exclusions, perceptual_hashes
+from idmm.data.doctor import HASH_BITS, Checkup, ImageRef, Pair, perceptual_hashes
+from idmm.data.exclusions import exclusions
 from idmm.errors import UserError
 from idmm.files import emptied_if_refused, json_lines, made_folder, write_csv, write_json
 from idmm.progress import Bar, log

@@ -10,7 +10,7 @@ from PIL import Image
 
 from idmm import similarity
 from idmm.data.cache import ImageStore
-from idmm.data.doctor import MIRRORED
+from idmm.data.exclusions import MIRRORED
 from idmm.data.split import counted
 from idmm.pictures import shortened
 from idmm.progress import aligned, log

@@ -29,6 +29,7 @@ from idmm.config.views import (
     colours_of,
     global_groups,
     group_sizes,
+    without_rgb,
 )
 
 __all__ = [
@@ -36,4 +37,5 @@ __all__ = [
     "Augment", "Colours", "Common", "CropGroup", "Data", "DrLoc", "FinetuneConfig", "FinetuneModel", "FinetuneTrain",
     "Method", "Model", "PretrainConfig", "PretrainTrain", "Stage", "Subset", "Train", "Views",
     "colours_of", "defaults_of", "global_groups", "group_sizes", "resolved_stages", "section", "with_epochs",
+    "without_rgb",
 ]  # fmt: skip

@@ -72,6 +72,8 @@ FREE = ("out", "resume", "data.workers", "data.cache", "data.cache_dir", "data.d
 FREE += ("train.device", "train.save_minutes", "train.tensorboard", "train.monitor_every", "train.monitor_images")
 FREE += ("device",)  # of a probe
 
+TURNS_AND_CHANNELS = {"vflip": 0.0, "rotate90": False, "channel_jitter": [0.0, 0.0], "channel_drop": 0.0}  # off
+
 # Keys added after 0.1.0, with the values that mean what it did: its runs and grids lack them and still compare.
 NEW_KEYS = {
     "data.range": "auto",  # where a run says nothing of its range, as those of 0.1.0, auto goes on with full
@@ -88,7 +90,10 @@ NEW_KEYS = {
     "views.solarize_prob": 0.0,
     "model.patch_drop": 0.0,
     "views.interpolation": "bicubic",
-    **dict.fromkeys(f"data.{name}" for name in ("exclude", "labels", "labelled", "groups", "folds", "fold")),
+    **{f"{section}.{key}": value for section in ("views", "augment") for key, value in TURNS_AND_CHANNELS.items()},
+    **dict.fromkeys(
+        f"data.{name}" for name in ("exclude", "labels", "labelled", "groups", "folds", "fold", "bands", "composite")
+    ),
 }
 
 
@@ -100,7 +105,9 @@ def check_range(values: list[float], low: float, high: float | None, name: str) 
         raise FieldError(name, f"got {values}, wanted [min, max] with {low:g} < min <= max{bound}")
 
 
-def check_jitter(values: list[float]) -> None:
-    """Raises FieldError unless values are strengths of brightness, contrast, saturation and hue."""
-    if min(values) < 0 or values[3] > 0.5:
-        raise FieldError("jitter", f"got {values}, wanted four numbers >= 0, the last (hue) <= 0.5")
+def check_strengths(colours: Any) -> None:
+    """Raises FieldError unless ``jitter`` and ``channel_jitter`` are strengths of what they change."""
+    if colours.jitter is not None and (min(colours.jitter) < 0 or colours.jitter[3] > 0.5):
+        raise FieldError("jitter", f"got {colours.jitter}, wanted four numbers >= 0, the last (hue) <= 0.5")
+    if colours.channel_jitter is not None and min(colours.channel_jitter) < 0:
+        raise FieldError("channel_jitter", f"got {colours.channel_jitter}, wanted two numbers >= 0")

@@ -10,7 +10,8 @@ from idmm.config.data import Data
 from idmm.config.methods import Method, unread
 from idmm.config.schema import two_lengths
 from idmm.config.train import FinetuneTrain, PretrainTrain
-from idmm.config.views import Augment, Views
+from idmm.config.views import Augment, Views, rgb_faults
+from idmm.files import saved_info
 
 
 @section
@@ -102,7 +103,10 @@ class Common:
 
     def flag_faults(self, flags: dict[str, Any]) -> list[str]:
         """Returns what is wrong with keys, and their values, being given as flags."""
-        return two_lengths(flags)
+        channels = self.data.in_chans
+        if channels is None and self.init is not None:
+            channels = saved_info(self.init).get("kwargs", {}).get("in_chans")
+        return [*two_lengths(flags), *rgb_faults(self, flags, channels, getattr(self.data, "bands", None))]
 
 
 @section

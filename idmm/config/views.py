@@ -1,16 +1,17 @@
 """What training sees of an image: stage 1's crops and colours, stage 2's augmentation."""
 
-from dataclasses import fields
-from typing import ClassVar, Literal
+from collections.abc import Collection
+from dataclasses import fields, replace
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from idmm.config.base import check_jitter, check_range, section
+from idmm.config.base import check_range, check_strengths, section
 
 
 @section
 class Colours:
-    """How crops are flipped and coloured."""
+    """How crops are turned and coloured."""
 
     flip: float | None = Field(None, ge=0, le=1)
     """Probability of a horizontal flip; null: 0.5."""
@@ -28,11 +29,19 @@ class Colours:
     solarize_prob: float | None = Field(None, ge=0, le=1)
     """Probability of solarization (values of half the range and more are inverted); null: 0, in the second of mocov3's
     and dino's global crops 0.2."""
+    vflip: float | None = Field(None, ge=0, le=1)
+    """Probability of a vertical flip, for images without a right way up; null: 0."""
+    rotate90: bool | None = None
+    """Turn each crop by a random multiple of 90 degrees, for images without a right way up; null: false."""
+    channel_jitter: list[float] | None = Field(None, min_length=2, max_length=2)
+    """Strength of brightness and contrast (factors) that are drawn for each channel on its own, after the joint jitter
+    and where that is applied; null: 0, 0."""
+    channel_drop: float | None = Field(None, ge=0, le=1)
+    """Probability that a channel is replaced by its mean, each on its own, at least one stays; null: 0."""
 
     @model_validator(mode="after")
     def _check_colours(self):
-        if self.jitter is not None:
-            check_jitter(self.jitter)
+        check_strengths(self)
         if self.blur_sigma is not None:
             check_range(self.blur_sigma, 0, None, "blur_sigma")
         return self
@@ -41,7 +50,7 @@ class Colours:
 # Of IDMM's release, and SimCLR's own: what null means in the end. Nothing is solarized.
 DEFAULT_COLOURS = Colours(
     flip=0.5, jitter=[0.8, 0.8, 0.8, 0.2], jitter_prob=0.8, grey_prob=0.2, blur_prob=0.5, blur_sigma=[0.1, 2.0],
-    solarize_prob=0.0,
+    solarize_prob=0.0, vflip=0.0, rotate90=False, channel_jitter=[0.0, 0.0], channel_drop=0.0,
 )  # fmt: skip
 COLOURS = tuple(item.name for item in fields(Colours))
 
@@ -114,6 +123,14 @@ class Augment:
     """Probability of the colour jitter."""
     grey_prob: float = Field(0.2, ge=0, le=1)
     """Probability of a grey image."""
+    vflip: float = Field(0.0, ge=0, le=1)
+    """Probability of a vertical flip, for images without a right way up."""
+    rotate90: bool = False
+    """Turn each image by a random multiple of 90 degrees, for images without a right way up."""
+    channel_jitter: list[float] = Field(default_factory=lambda: [0.0, 0.0], min_length=2, max_length=2)
+    """Strength of brightness and contrast (factors) that are drawn for each channel on its own, with jitter_prob."""
+    channel_drop: float = Field(0.0, ge=0, le=1)
+    """Probability that a channel is replaced by its mean, each on its own; at least one stays."""
     randaugment: str | None = "rand-m9-mstd0.5-inc1"
     """timm's auto-augment string; null: none."""
     mixup_alpha: float = Field(0.5, ge=0)
@@ -128,5 +145,67 @@ class Augment:
     @model_validator(mode="after")
     def _check(self):
         check_range(self.scale, 0, 1, "scale")
-        check_jitter(self.jitter)
+        check_strengths(self)
         return self
+
+
+# ------------------------------------------------------------------ images that are not RGB
+_RGB_ONLY = {"jitter": "saturation and hue are", "grey_prob": "grey is", "randaugment": "RandAugment is"}
+
+
+def is_rgb(in_chans: int | None, bands: list[int] | None) -> bool:
+    """Whether channels are colours: those of pictures, also where the model sees them in grey, and three bands."""
+    return in_chans in (None, 1, 3) if bands is None else len(bands) == 3
+
+
+def without_rgb(config: Any) -> tuple[Any, list[str]]:
+    """Returns a stage's config without what only RGB images have, where its images are not RGB, and lines for the log
+    on that."""
+    data = config.data
+    plain, asked = _plain(config)
+    if is_rgb(data.in_chans, getattr(data, "bands", None)) or not asked:
+        return config, []
+    becomes = ", ".join(f"{key} becomes {_shown(wanted)}" for key, (_, wanted) in asked.items())
+    return plain, [f"{becomes}: images of {data.in_chans} channels have no saturation, hue, grey and RandAugment"]
+
+
+def rgb_faults(config: Any, flags: Collection[str], in_chans: int | None, bands: list[int] | None) -> list[str]:
+    """Returns a line for each of the keys given as ``flags`` that asks for what only RGB images have, where the images
+    are not RGB."""
+    lines = []
+    for key, (got, wanted) in {} if is_rgb(in_chans, bands) else _plain(config)[1].items():
+        if key in flags or key.partition("[")[0] in flags:  # views.crops, for one of its groups
+            what = f"{_RGB_ONLY[key.rpartition('.')[2]]} for RGB images, and these have"
+            channels = f"{what} {in_chans if bands is None else len(bands)} channels"
+            lines.append(f"{key}: got {got!r}, but {channels}; wanted {_shown(wanted)}")
+    return lines
+
+
+def _shown(value: Any) -> str:
+    return "null" if value is None else f"{value}"
+
+
+def _plain(config: Any) -> tuple[Any, dict[str, tuple[Any, Any]]]:
+    """Returns a stage's config without what only RGB images have, and by key what was there and is there now."""
+    found = {
+        name: _plain_section(getattr(config, name), name) for name in ("views", "augment") if hasattr(config, name)
+    }
+    asked = {key: values for _, changes in found.values() for key, values in changes.items()}
+    return replace(config, **{name: section for name, (section, _) in found.items()}), asked
+
+
+def _plain_section(section: Any, place: str) -> tuple[Any, dict[str, tuple[Any, Any]]]:
+    """The same of a section, or of a group of crops, whose keys begin with ``place``."""
+    new: dict[str, Any] = {}
+    if section.jitter is not None and any(section.jitter[2:]):
+        new["jitter"] = [*section.jitter[:2], 0.0, 0.0]
+    if section.grey_prob:
+        new["grey_prob"] = 0.0
+    if getattr(section, "randaugment", None):
+        new["randaugment"] = None
+    asked = {f"{place}.{key}": (getattr(section, key), value) for key, value in new.items()}
+    if getattr(section, "crops", None):
+        groups = [_plain_section(group, f"{place}.crops[{n}]") for n, group in enumerate(section.crops)]
+        new["crops"] = [group for group, _ in groups]
+        asked |= {key: values for _, changes in groups for key, values in changes.items()}
+    return replace(section, **new), asked

@@ -1,50 +1,70 @@
 """Stage 2's images: augmented for training, centre-cropped for evaluation."""
 
+import logging
 from functools import partial
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from timm.data.auto_augment import rand_augment_transform
 from torch import Tensor
 from torchvision.transforms import v2
 
-from idmm.config import Augment
-from idmm.data.images import CentreCrop
-from idmm.data.views import normalise, numbered
+from idmm.config import COLOURS, Augment, CropGroup, Views
+from idmm.data.images import CentreCrop, unit
+from idmm.data.views import change_channels, draw_views, is_rgb8, make_view, normalise, numbered, resize
 from idmm.errors import UserError
 from idmm.seeding import derive, seeded
+
+
+log = logging.getLogger("idmm")
 
 
 class TrainTransform:
     """Makes the augmented images of a batch; a :data:`idmm.data.loaders.BatchFn`.
 
-    Random resized crop, colour jitter, grey, RandAugment, flip, by torchvision and timm; each image under a seed of its
-    own, from (seed, stage, epoch, image).
+    Random resized crop, colour jitter, grey, RandAugment, flip: of RGB images of 8 bits by torchvision and timm, each
+    under a seed of its own, from (seed, stage, epoch, image); of others by stage 1's functions, without RandAugment,
+    which knows RGB of 8 bits alone. Then turns, and what is done to single channels.
 
     Args:
         store: Images by number, with ``labels``.
         config: Strengths and probabilities.
         size: Side of the result (pixels).
-        mean, std: Of each channel; one value makes the images grey.
+        mean, std: Of each channel; one value makes RGB images grey.
         key: From :func:`idmm.seeding.derive`, another for each seed and stage.
     """
 
     def __init__(self, store, config: Augment, size: int, mean, std, key: int):
-        self.store, self.mean, self.std, self.key = store, mean, std, key
+        self.store, self.size, self.mean, self.std, self.key = store, size, mean, std, key
         self.transform = _training_transform(config, size, mean)
+        if config.randaugment and (deep := np.count_nonzero(getattr(store, "kinds", ()))):
+            log.info(
+                "augment.randaugment: not for the %d training images of more than 8 bits, which it would cut", deep
+            )
+        shared = {name: getattr(config, name) for name in COLOURS if hasattr(config, name)}
+        self.crop = CropGroup(count=1, scale=config.scale, blur_prob=0.0, solarize_prob=0.0, **shared)
 
     def __call__(self, epoch: int, indices: np.ndarray) -> dict:
         """Returns ``images`` (float [B, C, size, size]) and what :func:`idmm.data.views.numbered` adds."""
-        images = []
-        for i in indices:
-            with seeded(derive(self.key, "augment", epoch, i)):
-                images.append(self.transform(self.store.image(i)))  # [3, S, S]
-        return numbered({"images": normalise(torch.stack(images), self.mean, self.std)}, self.store, indices)
+        images = [self.store.image(i) for i in indices]
+        sizes, key = np.array([image.shape[1:] for image in images]), derive(self.key, "views", epoch)
+        plan = draw_views(Views(), self.crop, key, indices, sizes, len(images[0]))
+        made = torch.empty(len(images), len(self.mean), self.size, self.size)
+        for v, (i, image) in enumerate(zip(indices, images, strict=True)):
+            if is_rgb8(image):
+                with seeded(derive(self.key, "augment", epoch, i)):
+                    view = self.transform(image)  # [3, S, S]
+                if plan.channels is not None:
+                    view = change_channels(view.numpy(), plan.channels, v, self.mean)
+                    view = torch.from_numpy(np.ascontiguousarray(view))
+                made[v] = normalise(view[None], self.mean, self.std)[0]
+            else:
+                make_view(made[v].numpy(), image, plan, v, "bicubic", self.mean, self.std)
+        return numbered({"images": made}, self.store, indices)
 
 
 class EvalTransform:
-    """Makes the centre crops of a batch; one ``mean`` and ``std`` make them grey.
+    """Makes the centre crops of a batch; one ``mean`` and ``std`` make RGB images grey.
 
     Images to evaluate on are stored as such crops; of training images, which are stored larger, :func:`centre_crop`
     makes them.
@@ -59,12 +79,13 @@ class EvalTransform:
         images = [self.store.image(i) for i in indices]
         if not self.finished:
             images = [centre_crop(image, self.size, self.crop_pct) for image in images]
-        images = torch.stack(images)  # uint8 [B, 3, size, size]
-        return numbered({"images": normalise(images.float().div_(255), self.mean, self.std)}, self.store, indices)
+        images = torch.stack([image if image.is_floating_point() else unit(image) for image in images])
+        return numbered({"images": normalise(images, self.mean, self.std)}, self.store, indices)
 
 
 def centre_crop(image: Tensor, size: int, crop_pct: float) -> Tensor:
-    """Resizes the short side of uint8 [3, H, W] to size / crop_pct (bicubic, antialiased) and keeps the centre.
+    """Resizes the short side of [C, H, W] to size / crop_pct, bicubic, and keeps the centre, [C, size, size] of the
+    type that :func:`idmm.data.views.resize` gives.
 
     For training images: :class:`idmm.data.images.CentreCrop` is that of evaluation, which rounds as timm does.
     """
@@ -72,7 +93,7 @@ def centre_crop(image: Tensor, size: int, crop_pct: float) -> Tensor:
     height, width = image.shape[1:]
     ratio = short / min(height, width)
     resized = [max(short, round(height * ratio)), max(short, round(width * ratio))]
-    image = F.interpolate(image[None], size=resized, mode="bicubic", antialias=True, align_corners=False)[0]
+    image = resize(image, resized)
     top, left = (resized[0] - size) // 2, (resized[1] - size) // 2
     return image[:, top : top + size, left : left + size]
 

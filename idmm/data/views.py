@@ -2,8 +2,12 @@
 
 All that is random about a view is drawn first, for a batch at once, into a :class:`ViewPlan`; the pixels follow from
 it, one view after the other: it stays in the processor's cache from its crop to its normalised channels.
+
+Images have any number of channels, of 8 or 16 bits; three are RGB. RGB of 8 bits is resized as bytes, all other images
+as floats. Hue, saturation and grey are of RGB alone: images of other channels go without.
 """
 
+import functools
 import math
 from dataclasses import dataclass
 from itertools import permutations
@@ -14,7 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from idmm.config import CropGroup, Views, colours_of, group_sizes
+from idmm.config import Colours, CropGroup, Views, colours_of, group_sizes
+from idmm.data.images import unit
 from idmm.seeding import derive, uniforms
 
 RATIO = (3 / 4, 4 / 3)  # aspect ratios of a crop, as torchvision's RandomResizedCrop
@@ -25,6 +30,16 @@ SOLARIZE_FROM = 0.5  # values below stay, as those under 128 of 255
 DRAWS = 2 * TRIES + 2 + 12  # numbers a view
 
 cv2.setNumThreads(0)  # loader workers are the parallel part, and OpenCV's own threads do not survive a fork
+
+
+@dataclass(frozen=True)
+class ChannelPlan:
+    """What was drawn for V views of the options that are off unless asked for: turns, and channels on their own."""
+
+    vflip: np.ndarray  # bool [V]
+    turns: np.ndarray  # by 90 degrees, counter-clockwise, 0 to 3, int64 [V]
+    factors: np.ndarray | None  # brightness and contrast of each channel, float64 [V, C, 2]; None: nothing to change
+    dropped: np.ndarray  # bool [V, C]
 
 
 @dataclass(frozen=True)
@@ -39,6 +54,7 @@ class ViewPlan:
     grey: np.ndarray  # bool [V]
     sigma: np.ndarray  # of the blur (pixels), 0 for none, float64 [V]
     solarize: np.ndarray  # bool [V]
+    channels: ChannelPlan | None = None  # None: nothing of it is asked for
 
 
 def short_side_bound(size: int, smallest_scale: float) -> int:
@@ -73,7 +89,9 @@ def draw_boxes(sizes: np.ndarray, scale: tuple[float, float], u: np.ndarray) -> 
     return box.astype(np.int64)
 
 
-def draw_views(config: Views, group: CropGroup, key: int, indices: np.ndarray, sizes: np.ndarray) -> ViewPlan:
+def draw_views(
+    config: Views, group: CropGroup, key: int, indices: np.ndarray, sizes: np.ndarray, channels: int = 3
+) -> ViewPlan:
     """Draws ``group.count`` views of each image.
 
     Args:
@@ -81,6 +99,7 @@ def draw_views(config: Views, group: CropGroup, key: int, indices: np.ndarray, s
         key: From :func:`idmm.seeding.derive`, another for each epoch and group.
         indices: Image numbers, [B].
         sizes: Height and width of these images (pixels), [B, 2].
+        channels: Of these images.
 
     Returns:
         The plan of V = B * count views, those of one image next to each other.
@@ -102,14 +121,55 @@ def draw_views(config: Views, group: CropGroup, key: int, indices: np.ndarray, s
         grey=grey < colours.grey_prob,
         sigma=np.where(blur < colours.blur_prob, low + (high - low) * sigma, 0.0),
         solarize=solarize < colours.solarize_prob,
+        channels=draw_channels(colours, key, indices, count, channels, jitter < colours.jitter_prob),
+    )
+
+
+def draw_channels(
+    colours: Colours, key: int, indices: np.ndarray, count: int, channels: int, jitter: np.ndarray
+) -> ChannelPlan | None:
+    """Draws turns, and what is done to single channels, for ``count`` views of each image, from numbers of their own:
+    what else is drawn for these views stays the same.
+
+    Args:
+        colours: With nothing left out; None is returned where nothing of this is asked for.
+        key, indices: As of :func:`draw_views`.
+        jitter: Which views have their colours changed, bool [V].
+    """
+    asked = (colours.vflip, colours.rotate90, colours.channel_drop, *colours.channel_jitter)
+    if not any(asked):
+        return None
+    u = uniforms(derive(key, "channels"), indices, count * (2 + 3 * channels)).reshape(-1, 2 + 3 * channels)  # [V, D]
+    drop, rest = u[:, 2 : 2 + channels], u[:, 2 + channels :].reshape(-1, channels, 2)  # [V, C], [V, C, 2]
+    factors = None
+    if any(colours.channel_jitter):
+        factors = np.maximum(1 + (2 * rest - 1) * np.array(colours.channel_jitter), 0)
+        factors = np.where(jitter[:, None, None], factors, 1.0)
+    return ChannelPlan(
+        vflip=u[:, 0] < colours.vflip,
+        turns=(u[:, 1] * 4).astype(np.int64) * colours.rotate90,
+        factors=factors,
+        dropped=(drop < colours.channel_drop) & (drop < drop.max(1, keepdims=True)),  # the last one stays
     )
 
 
 def crop_resize(image: Tensor, box, size: int, mode: str = "bicubic") -> Tensor:
-    """Cuts a box out of a uint8 image [3, H, W] and resizes it (antialiased) to [3, size, size]."""
+    """Cuts a box out of an image [C, H, W] and resizes it (antialiased) to [C, size, size], as :func:`resize` does."""
     top, left, height, width = (int(n) for n in box)
-    crop = image[None, :, top : top + height, left : left + width]  # [1, 3, h, w]
-    return F.interpolate(crop, size=(size, size), mode=mode, antialias=True, align_corners=False)[0]
+    return resize(image[:, top : top + height, left : left + width], [size, size], mode)
+
+
+def resize(image: Tensor, shape: list[int], mode: str = "bicubic") -> Tensor:
+    """Resizes an image, antialiased: uint8 [3, H, W] as such, any other to float32 [C, *shape] in [0, 1]."""
+    how = {"size": shape, "mode": mode, "antialias": True, "align_corners": False}
+    if is_rgb8(image):
+        return F.interpolate(image[None], **how)[0]
+    return F.interpolate(unit(image)[None], **how)[0].clamp_(0, 1)  # bicubic overshoots
+
+
+def is_rgb8(image: Tensor) -> bool:
+    """Whether an image is RGB of 8 bits, which everything there is can be done to."""
+    return len(image) == 3 and image.dtype == torch.uint8
 
 
 def recolour(view: np.ndarray, plan: ViewPlan, v: int) -> np.ndarray:
@@ -135,8 +195,65 @@ def recolour(view: np.ndarray, plan: ViewPlan, v: int) -> np.ndarray:
     return view
 
 
+def recolour_bands(view: np.ndarray, plan: ViewPlan, v: int) -> np.ndarray:
+    """Flips, jitters, blurs and solarizes view ``v`` of a plan where channels are no colours.
+
+    The same factor of brightness and of contrast holds for all channels, contrast around each channel's own mean.
+
+    Args:
+        view: float32 [C, H, W] in [0, 1]; may be overwritten.
+
+    Returns:
+        The same shape and range.
+    """
+    if plan.flip[v]:
+        view = np.ascontiguousarray(view[:, :, ::-1])
+    if plan.jitter[v]:
+        for number in ORDERS[plan.order[v]]:
+            factor = float(plan.factors[v, number])
+            if number < 2:  # there is no saturation and no hue
+                _scale(view, factor, view.mean((1, 2), keepdims=True) if number else 0.0)
+    if plan.sigma[v]:
+        for plane in view:
+            plane[:] = gaussian_blur(plane, float(plan.sigma[v]))
+    if plan.solarize[v]:
+        view = np.where(view >= SOLARIZE_FROM, 1 - view, view)
+    return view
+
+
+def change_channels(view: np.ndarray, plan: ChannelPlan, v: int, fill) -> np.ndarray:
+    """Turns view ``v`` of a plan, then changes and drops single channels; the last thing before normalisation.
+
+    Args:
+        view: float32 [C, H, W] in [0, 1], square; may be overwritten.
+        fill: What dropped channels hold: one value a channel, or one for all. The channels' means make them 0 in what
+            the network sees.
+
+    Returns:
+        The same shape and range, not always contiguous.
+    """
+    if plan.vflip[v]:
+        view = view[:, ::-1]
+    view = np.rot90(view, plan.turns[v], (1, 2))
+    if plan.factors is not None:
+        for plane, (brightness, contrast) in zip(view, plan.factors[v], strict=True):
+            _scale(plane, float(brightness))
+            _scale(plane, float(contrast), plane.mean())
+    for channel in np.flatnonzero(plan.dropped[v]):
+        view[channel] = fill[channel % len(fill)]
+    return view
+
+
+def _scale(values: np.ndarray, factor: float, around: np.ndarray | float = 0.0) -> None:
+    """Multiplies values' distances from a point by a factor, in place; what leaves [0, 1] is clipped."""
+    if factor != 1:
+        values *= np.float32(factor)
+        values += np.float32(1 - factor) * around
+        np.clip(values, 0, 1, out=values)
+
+
 def gaussian_blur(view: np.ndarray, sigma: float) -> np.ndarray:
-    """Blurs float32 [H, W, C] by a kernel that reaches three ``sigma`` (pixels, > 0), borders mirrored."""
+    """Blurs float32 [H, W] or [H, W, C] by a kernel that reaches three ``sigma`` (pixels, > 0), borders mirrored."""
     side = 2 * math.ceil(3 * sigma) + 1
     return cv2.GaussianBlur(view, (side, side), sigma, borderType=cv2.BORDER_REFLECT_101)
 
@@ -147,34 +264,49 @@ def luma(images: Tensor) -> Tensor:
 
 
 def normalise(images: Tensor, mean, std) -> Tensor:
-    """Subtracts the mean and divides by std, [V, 3, H, W] -> [V, C, H, W]; one mean means grey."""
-    images = luma(images) if len(mean) == 1 else images
+    """Subtracts the mean and divides by std, [V, C, H, W] of the same shape; one mean makes RGB grey, [V, 1, H, W]."""
+    images = luma(images) if len(mean) == 1 and images.shape[1] == 3 else images
     shape = (1, len(mean), 1, 1)
     return (images - torch.tensor(mean).reshape(shape)) / torch.tensor(std).reshape(shape)
 
 
 def make_views(images, plan: ViewPlan, size: int, mode: str, mean, std) -> Tensor:
-    """Turns uint8 images [3, H, W] and a plan of as many views of each into normalised views.
+    """Turns images, uint8 or uint16 [C, H, W], and a plan of as many views of each into normalised views.
 
     Args:
-        mean, std: Of each channel; one value makes the views grey.
+        mean, std: Of each channel; one value makes the views of RGB images grey.
 
     Returns:
-        float32 [B, views of an image, C, size, size].
+        float32 [B, views of an image, len(mean), size, size].
     """
     count = len(plan.box) // len(images)
     views = np.empty((len(plan.box), len(mean), size, size), dtype=np.float32)
-    affine = _affine(mean, std)
-    for v, box in enumerate(plan.box):
-        crop = crop_resize(images[v // count], box, size, mode).permute(1, 2, 0).numpy()  # uint8 [S, S, 3]
-        view = recolour(np.multiply(crop, np.float32(1 / 255), order="C"), plan, v)
-        view = cv2.transform(view, affine)  # [S, S, C], of one channel [S, S]
-        for channel, plane in enumerate(views[v]):
-            cv2.extractChannel(view, channel, dst=plane)
+    for v, view in enumerate(views):
+        make_view(view, images[v // count], plan, v, mode, mean, std)
     return torch.from_numpy(views).unflatten(0, (-1, count))
 
 
-def _affine(mean, std) -> np.ndarray:
+def make_view(out: np.ndarray, image: Tensor, plan: ViewPlan, v: int, mode: str, mean, std) -> None:
+    """Writes view ``v`` of a plan, normalised, into ``out``, float32 [len(mean), size, size]; else as
+    :func:`make_views`."""
+    crop = crop_resize(image, plan.box[v], out.shape[-1], mode)  # [C, S, S], uint8 or float32 in [0, 1]
+    if len(crop) != 3:
+        view = recolour_bands(crop.numpy(), plan, v)
+        view = view if plan.channels is None else change_channels(view, plan.channels, v, mean)
+        out[:] = normalise(torch.from_numpy(np.ascontiguousarray(view))[None], mean, std)[0]
+        return
+    scale = np.float32(1 / 255 if crop.dtype == torch.uint8 else 1)
+    view = recolour(np.multiply(crop.permute(1, 2, 0).numpy(), scale, order="C"), plan, v)  # [S, S, 3]
+    if plan.channels is not None:
+        planes = change_channels(view.transpose(2, 0, 1), plan.channels, v, mean)
+        view = np.ascontiguousarray(planes.transpose(1, 2, 0))
+    view = cv2.transform(view, _affine(tuple(mean), tuple(std)))  # [S, S, C], of one channel [S, S]
+    for channel, plane in enumerate(out):
+        cv2.extractChannel(view, channel, dst=plane)
+
+
+@functools.cache
+def _affine(mean: tuple, std: tuple) -> np.ndarray:
     """What :func:`normalise` does to a pixel (red, green, blue, 1), float32 [C, 4]."""
     channels = np.array([LUMA]) if len(mean) == 1 else np.eye(3)  # [C, 3]
     scale = 1 / np.array(std)[:, None]
@@ -185,10 +317,10 @@ class MultiCropTransform:
     """Makes the views of a batch: what the loader of stage 1 calls.
 
     Args:
-        store: Images by number: ``store.image(i)`` -> uint8 [3, H, W], ``store.sizes`` [N, 2],
+        store: Images by number: ``store.image(i)`` -> uint8 or uint16 [C, H, W], ``store.sizes`` [N, 2],
             ``store.labels`` int64 [N] or None.
         config: Crops and colours.
-        mean, std: Of each channel; one value makes the views grey.
+        mean, std: Of each channel; one value makes the views of RGB images grey.
         seed: Of the run.
     """
 
@@ -201,7 +333,7 @@ class MultiCropTransform:
         groups, mode = [], self.config.interpolation
         for number, (group, size) in enumerate(zip(self.config.crops, group_sizes(self.config), strict=True)):
             key = derive(self.seed, "views", epoch, number)
-            plan = draw_views(self.config, group, key, indices, self.store.sizes[indices])
+            plan = draw_views(self.config, group, key, indices, self.store.sizes[indices], len(images[0]))
             groups.append(make_views(images, plan, size, mode, self.mean, self.std))  # [B, count, C, S, S]
         return numbered({"views": groups}, self.store, indices)
 

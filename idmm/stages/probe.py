@@ -130,7 +130,9 @@ def labelled_images(backbone: FrozenBackbone, *args) -> LoadedSplits:
     with labels_needed(backbone.config.data):
         parts = assemble(replace(backbone.config, size=backbone.size))
         parts.spec = backbone.spec  # the checkpoint is read once
-        return load_splits(parts, *args)
+        splits = load_splits(parts, *args)
+        backbone.know(parts.spec)
+        return splits
 
 
 @contextlib.contextmanager

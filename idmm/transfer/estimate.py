@@ -14,6 +14,7 @@ from idmm.distributed import pick_device
 from idmm.progress import duration
 from idmm.stages import STAGES, Phase
 from idmm.stages.assemble import Assembly, assemble
+from idmm.stages.values import assumed
 from idmm.transfer.plan import Job
 from idmm.transfer.preflight import Counts
 from idmm.transfer.run import Grid
@@ -85,6 +86,8 @@ def _shape(job: Job) -> str:
     config = job.config
     parts = {name: config.get(name) for name in ("model", "views", "method", "augment", "stages", "drloc", "size")}
     train = config.get("train") or {}
+    data = config.get("data") or {}
+    parts["data"] = {name: data.get(name) for name in ("in_chans", "bands")}
     parts["train"] = {name: train.get(name) for name in ("batch_size", "accumulate", "size", "precision", "device")}
     return json.dumps([job.stage, parts], sort_keys=True)
 
@@ -92,6 +95,7 @@ def _shape(job: Job) -> str:
 def _rates(job: Job, budget: float) -> list[Rates]:
     """What each phase of a job takes."""
     parts = assemble(STAGES[job.stage].build(job.config))
+    parts.spec = assumed(parts.spec)
     timed = _probe_step if job.stage == "probe" else training_rates
     return [timed(parts, phase, budget / len(parts.phases)) for phase in parts.phases]
 

@@ -119,7 +119,8 @@ class _Checks:
         if self.grid.engine == "local":
             self.once(parts.device, job.stage, pick_device, parts.device, "train.device")
         drloc = job.config.get("drloc") or {}
-        model = [config.model.name, config.model.kwargs, config.data.in_chans, config.init]
+        data = config.data
+        model = [config.model.name, config.model.kwargs, data.in_chans, data.bands, data.range, config.init]
         if job.stage == "finetune":
             asked = [*model, "classifier", config.train.classifier_init]
             self.once(asked, backbone, lambda: decide(config, parts.spec))

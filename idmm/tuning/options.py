@@ -13,7 +13,8 @@ STRENGTHS = (0.0, 0.25, 0.5)  # of the recipe's colours
 RATES = (1 / 3, 3, 10)  # times the recipe's learning rate
 SCALES = (5.0, 10.0, 30.0)  # where the cosine N-way layer's scale starts
 CUTMIX = (0.0, 0.5)
-FAINTER = ("grey_prob", "blur_prob", "solarize_prob")  # probabilities that go with the jitter's strength
+STRONG = ("jitter", "channel_jitter")  # strengths of colours
+FAINTER = ("grey_prob", "blur_prob", "solarize_prob", "channel_drop")  # probabilities that go with them
 
 
 @dataclass(frozen=True)
@@ -70,10 +71,11 @@ def applied(base: PretrainConfig, choice: dict[str, Any], epochs: int) -> Pretra
 
 
 def _fainter(colours: Colours, strength: float) -> Colours:
-    """The same with colours of a part of their strength; of blur and grey it is the probability."""
+    """The same with colours of a part of their strength; of blur, grey and the like it is the probability."""
     changed = {n: round(strength * v, 4) for n in FAINTER if (v := getattr(colours, n)) is not None}
-    if colours.jitter is not None:
-        changed["jitter"] = [round(strength * v, 4) for v in colours.jitter]
+    for name in STRONG:
+        if (values := getattr(colours, name)) is not None:
+            changed[name] = [round(strength * v, 4) for v in values]
     return replace(colours, **changed) if strength != 1 else colours
 
 

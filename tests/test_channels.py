@@ -1,0 +1,446 @@
+"""Images of any number of channels and any depth: read whole, scaled as documented, kept as 16 bits, and measured."""
+
+import io
+import json
+import pickle
+import shutil
+
+import numpy as np
+import pytest
+import tifffile
+import torch
+import yaml
+from folders import HOW, TINY, faults, opened, section, tuned
+from folders import same as same_images
+from helpers import call, inside, metrics, refused, same
+from PIL import Image
+from test_resume import stop_at
+
+import idmm
+from idmm.data.cache import load_split
+from idmm.data.datasets import open_splits
+from idmm.data.images import BadImage, Bands, CentreCrop, composite, fitted, load, unit
+
+MANY = 10**6
+RUN = {**TINY, "data__in_chans": 5}
+
+
+def tif(array, **options):
+    """[H, W, C] as a TIFF of samples side by side, or as ``options`` say."""
+    file = io.BytesIO()
+    tifffile.imwrite(file, array, **{"photometric": "minisblack", "planarconfig": "contig", **options})
+    return file.getvalue()
+
+
+def pages(array, **options):
+    """[H, W, C] as a TIFF of C pages."""
+    return tif(np.moveaxis(array, 2, 0), planarconfig=None, **options)
+
+
+def npy(array):
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def npz(**arrays):
+    file = io.BytesIO()
+    np.savez_compressed(file, **arrays)
+    return file.getvalue()
+
+
+def noise(*shape, low=0, high=65536, dtype=np.uint16, seed=0):
+    return np.random.default_rng(seed).integers(low, high, shape).astype(dtype)
+
+
+FIVE = noise(20, 24, 5)
+FORMATS = {
+    "samples": tif(FIVE),
+    "planes": tif(np.moveaxis(FIVE, 2, 0), planarconfig="separate"),
+    "pages": pages(FIVE),
+    "ImageJ": pages(FIVE, imagej=True),
+    "OME": pages(FIVE, ome=True, compression="zlib"),
+    "LZW": tif(FIVE, compression="lzw", predictor=True),
+    "Zstandard, tiles": tif(FIVE, compression="zstd", tile=(16, 16)),
+    "big TIFF, big end first": tif(FIVE, bigtiff=True, byteorder=">"),
+    "npy": npy(FIVE),
+    "npy by columns": npy(np.asfortranarray(FIVE)),
+    "npy, channels first": npy(np.moveaxis(FIVE, 2, 0)),
+    "npy, big end first": npy(FIVE.astype(">u2")),
+    "npz": npz(image=FIVE),
+}
+
+
+# ------------------------------------------------------------------ reading
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_is_read_to_the_last_bit_or_not_at_all(name):
+    content = FORMATS[name]
+    found = load(content, MANY, "full", Bands(5))
+    np.testing.assert_array_equal(found.pixels, FIVE)
+    assert found.pixels.dtype == np.uint16 and found.depth.kind == "16-bit with 5 channels"
+    chosen = load(content, MANY, "full", Bands(5, (4, 0)))
+    np.testing.assert_array_equal(chosen.pixels, FIVE[:, :, [4, 0]])
+    for share in (0.1, 0.5, 0.9):  # the file was cut short
+        try:
+            cut = load(content[: int(share * len(content))], MANY, "full", Bands(5)).pixels
+        except BadImage:
+            continue
+        np.testing.assert_array_equal(cut, FIVE)  # what is missing was no pixel
+
+
+KINDS = {  # of numbers: what people are told, and what becomes of 0, 50 and 100 in the range of these
+    "uint8": ("", None), "bool": ("", None), "int8": ("signed 8-bit", 100), "uint16": ("16-bit", 100),
+    "int16": ("signed 16-bit", 100), "uint32": ("32-bit", 100), "int32": ("32-bit", 100), "int64": ("64-bit", 100),
+    "float16": ("float", 100), "float32": ("float", 100), "float64": ("float", 100),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_number(kind):
+    values = np.array([0, 50, 100] * 4, dtype=kind).reshape(3, 2, 2)
+    files = [npy(values), *([] if kind == "bool" else [tif(values)])]
+    for content in files:
+        found = load(content, MANY, (0, 100), Bands(2))
+        if KINDS[kind][0]:
+            wanted = np.array([0, 32768, 65535] * 4).reshape(3, 2, 2)
+            assert found.depth.kind == f"{KINDS[kind][0]} with 2 channels" and found.pixels.dtype == np.uint16
+        else:
+            wanted, _ = values.astype(np.uint8) * (255 if kind == "bool" else 1), found.depth.kind == ""
+            assert found.pixels.dtype == np.uint8
+        np.testing.assert_array_equal(found.pixels, wanted)
+
+
+def deep_png(array):
+    import imagecodecs
+
+    return imagecodecs.png_encode(array)
+
+
+def ppm(array):
+    return b"P6 %d %d 65535\n" % array.shape[1::-1] + array.astype(">u2").tobytes()
+
+
+def jpeg_2000(array):
+    import imagecodecs
+
+    return imagecodecs.jpeg2k_encode(array, level=0, reversible=True)
+
+
+RGB = np.ascontiguousarray(FIVE[:, :, :3])
+
+
+@pytest.mark.parametrize("write", [deep_png, ppm, jpeg_2000, tif, npy], ids=lambda write: write.__name__)
+def test_colours_of_16_bits_stay_whole(write):
+    content = write(RGB, photometric="rgb") if write is tif else write(RGB)
+    found = load(content, MANY, "full")
+    np.testing.assert_array_equal(found.pixels, RGB)
+    assert found.depth.kind == "16-bit colour" and len(found.depth.ends) == 1, "pictures have one range"
+    if write is deep_png:
+        four = load(deep_png(np.dstack([RGB, np.full((20, 24), 65535, np.uint16)])), MANY, "full", Bands(4))
+        np.testing.assert_array_equal(four.pixels[:, :, :3], RGB)
+        assert (four.pixels[:, :, 3] == 65535).all()
+
+
+def test_bands_of_pictures_are_their_channels():
+    alpha = Image.fromarray(noise(5, 6, 4, high=256, dtype=np.uint8), "RGBA")
+    file = io.BytesIO()
+    alpha.save(file, "PNG")
+    np.testing.assert_array_equal(load(file.getvalue(), MANY, bands=Bands(4)).pixels, np.asarray(alpha))
+    np.testing.assert_array_equal(
+        load(file.getvalue(), MANY, bands=Bands(4, (3,))).pixels[:, :, 0], np.asarray(alpha)[..., 3]
+    )
+
+
+def test_the_axes_of_an_array():
+    def read(*shape, bands):
+        return load(npy(np.zeros(shape, np.uint8)), MANY, bands=bands).pixels.shape
+
+    assert read(6, 7, 5, bands=Bands(5)) == (6, 7, 5)
+    assert read(5, 6, 7, bands=Bands(5)) == (6, 7, 5)
+    assert read(5, 6, 5, bands=Bands(5)) == (5, 6, 5), "where both fit, the last are the channels"
+    assert read(6, 7, bands=Bands(1, (0,))) == (6, 7, 1)
+    assert read(6, 7, bands=None) == read(6, 7, 1, bands=None) == read(3, 6, 7, bands=None) == (6, 7, 3)
+    with pytest.raises(BadImage, match=r"^6 channels \(an array of shape \[6, 8, 7\]\); wanted 5$"):
+        read(6, 8, 7, bands=Bands(5))
+
+
+class Evil:
+    def __reduce__(self):
+        return open, (Evil.path, "w")
+
+
+BAD = {
+    "a_three.tif": (pages(FIVE[:, :, :4]), "4 channels (a TIFF of 4 pages); wanted 5"),
+    "b_rgb.png": (deep_png(RGB), "3 channels; wanted 5"),
+    "c_nan.npy": (npy(np.where(FIVE == FIVE[3, 4, 2], np.nan, FIVE)[..., :5].astype(np.float32)), "finite numbers"),
+    "d_two.npz": (npz(a=FIVE, b=FIVE), "a .npz of 2 arrays; wanted one"),
+    "e_text.npy": (npy(np.full((4, 4, 5), "x")), "holds values of type <U1; wanted integers, floats or true and false"),
+    "f_cut.tif": (FORMATS["samples"][:-100], "unreadable or truncated (failed to read"),
+    "g_cut.npy": (FORMATS["npy"][:-100], "unreadable or truncated (cannot reshape"),
+    "h_huge.npy": (npy(np.zeros((1, 1, 5), np.uint8)).replace(b"(1, 1, 5)", b"(99999, 99999, 5)"), "99999 x 99999"),
+    "i_four.npy": (
+        npy(np.zeros((2, 2, 2, 5))),
+        "an array of shape [2, 2, 2, 5]; wanted [H, W], [H, W, C] or [C, H, W]",
+    ),
+}
+
+
+def five(root, train=6, test=2, seed=0, **splits):
+    """Labelled TIFFs of five channels; the third has a third of the others' values."""
+    for split, count in {"train": train, "val": test}.items():
+        for c, name in enumerate("ab"):
+            for i in range(count):
+                values = noise(5, 4, 4, low=100 + 500 * c, high=4000, seed=[seed, c, i, len(split)])
+                values[2] //= 3
+                path = root / split / name / f"{i}.tif"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                tifffile.imwrite(path, np.kron(values, np.ones((1, 5, 6), np.uint16)), photometric="minisblack")
+    return root
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return five(tmp_path_factory.mktemp("five") / "d")
+
+
+def test_what_cannot_be_used_is_named_and_nothing_is_run(tmp_path, capsys):
+    root = five(tmp_path / "d")
+    Evil.path = str(tmp_path / "ran")
+    bad = {
+        **BAD,
+        "j_objects.npy": (npy(np.array([[Evil()]], dtype=object)), "an array of Python objects, which is a pickle"),
+        "k_pickle.npy": (pickle.dumps(Evil()), "not an image"),
+    }
+    for name, (content, _) in bad.items():
+        (root / "train/a" / name).write_bytes(content)
+    lines = refused(capsys, ["pretrain", "--data.root", root, "--data.in_chans", 5, "--out", tmp_path / "run"])
+    named = [line for line in lines if line.startswith("  ")]
+    assert any(
+        line.startswith(f"data.root: {len(bad)} of {12 + len(bad)} images cannot be used {HOW}") for line in lines
+    )
+    for line, (name, (_, why)) in zip(named, bad.items(), strict=True):
+        assert line.startswith(f"  {root}/train/a/{name}: ") and why in line, line
+    assert not (tmp_path / "run").exists() and not (tmp_path / "ran").exists()
+    store = opened(root, in_chans=5, on_error="skip")
+    assert len(store) == 12 and store.channels == 5
+    assert call(["data", "check", "--root", root]) == 1, "it is told by the files' own channels"
+    text = capsys.readouterr().out
+    assert "channels: 5 channels of 16 bits: --data.in_chans 5" in text and f"unreadable: {len(bad)} files" in text
+
+
+def test_bands_that_are_not_there_and_pictures_that_are_none(root, capsys, tmp_path):
+    def said(**fields):
+        split = open_splits(section(root), labelled=False).train
+        return faults(load_split, split, bound=None, data=section(root, cache="off", **fields))[1].partition(".tif: ")[
+            2
+        ]
+
+    assert said(bands=[0, 5]) == "5 channels (a TIFF of 5 pages); data.bands asks for channel 5, counted from 0"
+    assert said(in_chans=4) == "5 channels (a TIFF of 5 pages); wanted 4"
+    assert said() == "a TIFF of 5 pages; wanted one picture a file, or --data.in_chans 5"
+    (tmp_path / "mixed").mkdir()
+    for i, count in enumerate((5, 5, 4)):
+        (tmp_path / f"mixed/{i}.npy").write_bytes(npy(np.zeros((9, 9, count), np.uint8)))
+    data = section(tmp_path / "mixed", bands=[0, 1], cache="off")
+    lines = faults(load_split, open_splits(data, labelled=False).train, bound=None, data=data)
+    assert lines[1:] == [f"  {tmp_path}/mixed/2.npy: 4 channels (an array of shape [9, 9, 4]); wanted 5"]
+    for flags, line in {
+        ("--data.in_chans", "0"): "data.in_chans: got 0, wanted greater than or equal to 1",
+        ("--data.bands", "[0, 0]"): "data.bands: got [0, 0], wanted each channel once",
+        ("--data.bands", "[-1]"): "data.bands: got [-1], wanted numbers of channels, from 0",
+        ("--data.bands", "[0, 1]", "--data.in_chans", "3"):
+            "data.in_chans: got 3 for 2 bands; wanted 2, or to leave it out",
+        ("--data.in_chans", "5", "--data.mean", "[0.5]"):
+            "data.mean: got 1 values for in_chans 5, wanted one a channel",
+        ("--data.in_chans", "5", "--data.range", "[[0, 1]]"):
+            "data.range: got 1 values for in_chans 5, wanted one a channel",
+        ("--data.in_chans", "5", "--data.composite", "[0, 1, 5]"):
+            "data.composite: got [0, 1, 5], but there are 5 channels, from 0",
+        ("--data.range", "[[0, 1], [0, 1], [0, 1]]"): "data.range: 3 ranges; pictures have one, [low, high]",
+    }.items():  # fmt: skip
+        assert refused(capsys, ["pretrain", "--out", tmp_path / "x", *flags]) == [line]
+
+
+# ------------------------------------------------------------------ kept
+def values_of(root, split="train"):
+    """[N, 5, H, W] as the files have them, in order."""
+    return np.stack([tifffile.imread(path) for path in sorted(root.glob(f"{split}/*/*.tif"))])
+
+
+def test_values_arrive_scaled_by_the_range_of_each_channel(root):
+    raw = values_of(root)
+    store = opened(root, in_chans=5)
+    ends = [(int(plane.min()), int(plane.max())) for plane in raw.swapaxes(0, 1)]
+    assert store.scale == tuple(ends) and store.channels == 5 and store.image(0).dtype == torch.uint16
+    low, high = np.array(ends, float).T[:, :, None, None]
+    for i, image in enumerate(raw):
+        np.testing.assert_array_equal(store.image(i).numpy(), np.rint((image - low) * (65535 / (high - low))))
+        np.testing.assert_array_equal(opened(root, in_chans=5, range="full").image(i).numpy(), image)
+    pair = [[0, 4000]] * 5
+    np.testing.assert_array_equal(
+        opened(root, in_chans=5, range=pair).image(3).numpy(),
+        opened(root, in_chans=5, range=[0, 4000]).image(3).numpy(),
+    )
+    two = opened(root, bands=[2, 0])
+    np.testing.assert_array_equal(two.image(5).numpy(), store.image(5).numpy()[[2, 0]])
+    assert two.scale == (ends[2], ends[0])
+
+
+@pytest.mark.parametrize("bound", [None, 7, CentreCrop(8, 0.875)], ids=str)
+def test_every_cache_holds_the_same(tmp_path, bound):
+    """Deep and 8-bit images of odd sizes in turn."""
+    for i, (h, w) in enumerate([(9, 11), (12, 9), (7, 13), (31, 9), (5, 5), (16, 21)]):
+        dtype = (np.uint8, np.uint16, np.float32)[i % 3]
+        path = tmp_path / "d" / f"{i}.npy"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(npy(noise(h, w, 5, high=200, dtype=dtype, seed=i)))
+    ram, off, disk, again = (
+        opened(tmp_path / "d", bound, keep=keep, in_chans=5) for keep in ("ram", "off", "disk", "disk")
+    )
+    assert [store.cache for store in (ram, off, disk)] == ["ram", "off", "disk"]
+    for other in (off, disk, again):
+        assert same_images(ram, other) and other.scale == ram.scale and other.channels == 5
+        assert all(other.image(i).dtype == ram.image(i).dtype for i in range(6))
+    assert [ram.image(i).dtype for i in range(3)] == [torch.uint8, torch.uint16, torch.uint16]
+
+
+def test_16_bits_are_resized_as_16_bits():
+    ramp = np.linspace(0, 65535, 64 * 64).reshape(64, 64, 1).astype(np.uint16)
+    small = fitted(ramp, 16)
+    wanted = ramp.reshape(16, 4, 16, 4).mean(axis=(1, 3))
+    assert small.dtype == np.uint16 and np.abs(small[2:-2, 2:-2, 0] - wanted[2:-2, 2:-2]).max() < 40, "8 bits: 128"
+    eight = noise(40, 50, 3, high=256, dtype=np.uint8)
+    pillow = np.asarray(Image.fromarray(eight).resize((20, 16), Image.Resampling.BICUBIC))
+    four = np.dstack([eight, eight[:, :, :1]])
+    np.testing.assert_array_equal(fitted(four, 16)[:, :, :3], pillow)
+
+
+def test_floats_of_images_and_what_people_see():
+    deep, eight = (
+        torch.tensor([[[0, 257, 65535]]], dtype=torch.uint16),
+        torch.tensor([[[0, 1, 255]]], dtype=torch.uint8),
+    )
+    assert torch.equal(unit(deep), unit(eight)) and unit(deep).dtype == torch.float32
+    assert composite(deep).tolist() == composite(eight).tolist() == [[[0] * 3, [1] * 3, [255] * 3]]
+    five = torch.arange(5, dtype=torch.uint8).reshape(5, 1, 1)
+    assert composite(five).tolist() == [[[0, 1, 2]]] and composite(five, [4, 0, 3]).tolist() == [[[4, 0, 3]]]
+    assert composite(five[:2]).tolist() == [[[0, 1, 0]]]
+
+
+# ------------------------------------------------------------------ runs
+@pytest.fixture(scope="module")
+def runs(root, tmp_path_factory):
+    """A run of two epochs, and the same stopped in its second; to be copied."""
+    folder = tmp_path_factory.mktemp("runs")
+    given = {**RUN, "train__epochs": 2, "data__root": str(root)}
+    assert inside("pretrain", folder / "whole", **given) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        stop_at(patch, 1, 1, 0 + 1)
+        assert inside("pretrain", folder / "cut", **given) == 130
+    return folder, given
+
+
+def test_mean_and_std_are_measured_and_kept(runs, root):
+    folder, _ = runs
+    store = opened(root, in_chans=5)
+    pixels = np.concatenate([store.image(i).numpy().reshape(5, -1) for i in range(len(store))], axis=1) / 65535
+    found = json.loads((folder / "whole/backbone.json").read_text())
+    np.testing.assert_allclose(found["mean"], pixels.mean(axis=1), rtol=1e-5)
+    np.testing.assert_allclose(found["std"], pixels.std(axis=1), rtol=1e-5)
+    kept = json.loads((folder / "whole/last/images.json").read_text())
+    assert (kept["mean"], kept["std"]) == (found["mean"], found["std"]) and kept["range"] == found["range"]
+    config = yaml.safe_load((folder / "whole/config.yaml").read_text())["data"]
+    assert (config["mean"], config["std"], config["in_chans"]) == (None, None, 5)
+    text = (folder / "whole/log.txt").read_text()
+    assert "of the channels, measured from the training images" in text
+    assert "12 of 12 train images are 16-bit with 5 channels; of its channels [" in text and "kept as 16 bits" in text
+
+
+def test_a_run_goes_on_with_what_it_measured(runs, tmp_path, capsys):
+    (folder, given), run = runs, tmp_path / "run"
+    shutil.copytree(folder / "cut", run)
+    assert inside("pretrain", run, **given, data__mean=[0.5] * 5) == 2
+    assert "data.mean: the run in" in capsys.readouterr().err
+    assert inside("pretrain", run, **given) == 0
+    assert metrics(run) == metrics(folder / "whole") and same(run, folder / "whole")
+
+
+def test_no_cache_gives_the_same_run(runs, tmp_path):
+    folder, given = runs
+    assert inside("pretrain", tmp_path / "run", **given, data__cache="off") == 0
+    assert same(tmp_path / "run", folder / "whole")
+
+
+def test_fine_tuning_and_a_probe_take_what_the_checkpoint_has(runs, root, tmp_path, capsys):
+    folder, _ = runs
+    init = {"model__name": None, "model__kwargs": None, "init": str(folder / "whole")}
+    assert tuned(tmp_path / "b", root, **init) == 0
+    about = [json.loads(path.read_text()) for path in (folder / "whole/backbone.json", tmp_path / "b/model.json")]
+    assert [about[0][name] for name in ("mean", "std", "range")] == [
+        about[1][name] for name in ("mean", "std", "range")
+    ]
+    argv = ["probe", "--data.root", root, "--device", "cpu", "--out", tmp_path / "p"]
+    assert call([*argv, "--init", folder / "whole"]) == 0
+    assert "becomes 0 to 1, kept as 16 bits (as in" in capsys.readouterr().err
+    fresh = {"name": "vit_tiny_patch16_224", "kwargs": TINY["model__kwargs"]}
+    idmm.probe({"model": fresh, "size": 16, "out": str(tmp_path / "q"), "data": {"root": str(root), "in_chans": 5}})
+    assert "of the channels, measured from the training images" in capsys.readouterr().err
+
+
+def test_a_constant_channel_is_refused(tmp_path, capsys):
+    root = five(tmp_path / "d")
+    for path in root.glob("*/*/*.tif"):
+        values = tifffile.imread(path)
+        values[3] = 7
+        tifffile.imwrite(path, values, photometric="minisblack")
+    assert inside("pretrain", tmp_path / "a", **RUN, data__root=str(root)) == 2
+    why = "the same value in all pixels of the training images, hence no standard deviation: channel 3 (value 0)"
+    how = "use the others by --data.bands '[0, 1, 2, 4]', or give --data.mean and --data.std"
+    assert f"data.std: {why}; {how}" in capsys.readouterr().err and not (tmp_path / "a").exists()
+    assert call(["data", "check", "--root", root]) == 1
+    assert f"  constant: {why}; {how}" in capsys.readouterr().out
+    assert inside("pretrain", tmp_path / "b", **TINY, data__root=str(root), data__bands=[0, 1, 2, 4]) == 0
+
+
+def test_grey_is_measured_but_runs_of_0_1_0_keep_imagenets_average(tmp_path):
+    path = tmp_path / "d"
+    for i in range(8):
+        (path / "train").mkdir(parents=True, exist_ok=True)
+        Image.fromarray(noise(16, 16, high=100, dtype=np.uint8, seed=i)).save(path / f"train/{i}.png")
+    given = {**TINY, "train__epochs": 2, "data__root": str(path), "data__in_chans": 1}
+    assert inside("pretrain", tmp_path / "a", **given) == 0
+    found = json.loads((tmp_path / "a/backbone.json").read_text())
+    pixels = np.stack([np.asarray(Image.open(file)) for file in path.glob("train/*")]) / 255
+    np.testing.assert_allclose([*found["mean"], *found["std"]], [pixels.mean(), pixels.std()], rtol=1e-4)
+
+    old = {**given, "data__mean": [0.449], "data__std": [0.226]}  # as 0.1.0 wrote out
+    assert inside("pretrain", tmp_path / "whole", **old) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        stop_at(patch, 1, 1, 0 + 1)
+        assert inside("pretrain", tmp_path / "old", **old) == 130
+    images = tmp_path / "old/last/images.json"
+    kept = json.loads(images.read_text())
+    images.write_text(json.dumps({key: value for key, value in kept.items() if key not in ("mean", "std")}))
+    assert inside("pretrain", tmp_path / "old", **given) == 0
+    assert same(tmp_path / "old", tmp_path / "whole")
+
+
+# ------------------------------------------------------------------ the check
+def test_the_check_takes_what_the_files_hold(root, tmp_path, capsys):
+    assert call(["data", "check", root, "--out", tmp_path / "c"]) == 0
+    text = capsys.readouterr().out
+    assert text.splitlines()[1] == "channels: 5 channels of 16 bits: --data.in_chans 5"
+    assert "depth: 12 of 12 train images are 16-bit with 5 channels; of its channels [" in text
+    found = json.loads((tmp_path / "c/check.json").read_text())
+    assert len(found["mean"]) == len(found["std"]) == len(found["range"]) == 5 and found["floor"]["pixel_knn"] > 0
+    assert found["depths"]["train"]["16-bit with 5 channels"]["images"] == 12
+    for flags in (["--in_chans", 5], ["--data.in_chans", 5]):
+        code = call(["data", "check", root, *flags])
+        said = capsys.readouterr()
+        assert code == 0 and said.out.splitlines()[1] == text.splitlines()[1] or "did you mean '--in_chans'" in said.err
+    assert call(["data", "check", root, "--bands", "[4, 0]"]) == 0
+    assert "channels: 5 channels of 16 bits, [4, 0] of them used: --data.bands '[4, 0]'" in capsys.readouterr().out
+    assert call(["data", "check", root, "--in_chans", 4]) == 1
+    assert "channels: 5 channels of 16 bits: --data.in_chans 5" in capsys.readouterr().out
+    assert call(["data", "info", "folder"]) == 0
+    assert "data.in_chans N" in capsys.readouterr().out
