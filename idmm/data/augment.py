@@ -15,7 +15,6 @@ from idmm.data.views import change_channels, draw_views, is_rgb8, make_view, nor
 from idmm.errors import UserError
 from idmm.seeding import derive, seeded
 
-
 log = logging.getLogger("idmm")
 
 
