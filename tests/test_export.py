@@ -124,7 +124,7 @@ def test_onnx_tells_what_programs_need_to_know(onnx_file, run):
 def test_the_documented_lines_run_without_torch(run, onnx_file, photos, tmp_path):
     """They stand in docs/export.md, and name the classes of predictions.csv."""
     blocks = re.findall(r"(?ms)^```python\n(.*?)^```$", (ROOT / "docs" / "export.md").read_text())
-    (lines,) = (block for block in blocks if "sys.argv[1]" in block)
+    lines = next(block for block in blocks if "sys.argv[1]" in block)
     (tmp_path / "lines.py").write_text(lines)
     with open(run / "predictions.csv", newline="") as file:
         wanted = list(csv.DictReader(file))

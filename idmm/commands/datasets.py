@@ -9,13 +9,13 @@ import numpy as np
 
 from idmm import config, features
 from idmm.config.commands import DataCacheConfig, DataCheckConfig, DataDownloadConfig
+from idmm.data.composite import composite
 from idmm.data.datasets import open_splits
 from idmm.data.disk import cache_entries, cache_folder, clear
 from idmm.data.doctor import NEAR_BITS, NEAR_CORRELATION, SKEWED, Checkup, ImageRef, Pair, check
 from idmm.data.download import fetch
 from idmm.data.exclusions import MIRRORED, exclusions
 from idmm.data.images import FULL, load
-from idmm.data.looks import visible
 from idmm.data.readers.hub import PREFIX
 from idmm.data.registry import DATASETS, resolve_name, spec_of
 from idmm.data.split import Split, Splits, counted
@@ -313,7 +313,7 @@ def _draw(found: Checkup, splits: Splits, max_pixels: int, path: Path) -> None:
             item = getattr(splits, image.split).items[image.index]
             caption = f"{what}\n{_place(image)}\n{image.label or ''}"
             pixels = load(item, max_pixels, found.range or FULL, found.bands).pixels
-            both.append(Tile(visible(pixels), caption))
+            both.append(Tile(composite(pixels), caption))
         drawn.append(both)
     title = f"{found.dataset}: a pair of {len(drawn)} of {counted(len(groups), 'group')} of images that look the same"
     note = f"{counted(len(order), 'pair')} in all; alike: images of the group"

@@ -9,10 +9,11 @@ from PIL import Image
 from scipy.fft import dctn
 
 from idmm import config
+from idmm.data.composite import composite
 from idmm.data.datasets import narrowed, read_splits
 from idmm.data.depth import AUTO, Scale, described, each_scaled, ends_of, in_order, range_of, tidy
 from idmm.data.images import Bands, CentreCrop, Depth, Header, bands_of, digest, frames, header, load
-from idmm.data.looks import Look, look_at, suggestions, summary, visible
+from idmm.data.looks import Look, look_at, suggestions, summary
 from idmm.data.raw import BadImage, as_bands
 from idmm.data.readers.folder import UNLABELLED, read_all
 from idmm.data.readers.layout import root_folder
@@ -301,7 +302,7 @@ def _summary(
 ) -> _Summary:
     label = None if split.labels is None or split.labels[i] < 0 else split.classes[split.labels[i]]
     image, depth, file = load(split.items[i], max_pixels, scale, bands)  # [H, W, C]
-    picture = Image.fromarray(visible(image))
+    picture = Image.fromarray(composite(image))
     return _Summary(
         ref=ImageRef(name, i, split.names[i], label),
         file=file,

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from idmm.data.images import Bound, CentreCrop, composite, fitted, resized
+from idmm.data.composite import composite
+from idmm.data.images import Bound, CentreCrop, fitted, resized
 
 SIDE = 32  # pixels of the small images that are compared as they are
 LINES = 256  # of an image that are looked at
@@ -30,7 +31,7 @@ class Look:
 def look_at(image: np.ndarray, crop: CentreCrop, bound: Bound = None) -> Look:
     """Returns the look of an image, uint8 or uint16 [H, W, C]; ``crop``: how it would be evaluated, ``bound``: what
     would be kept of it to train on."""
-    shown = visible(image)
+    shown = composite(image, ends=np.array([[0, np.iinfo(image.dtype).max]]))  # as it is, uint8 [H, W, 3]
     lines = shown[:: max(1, len(shown) // LINES)]  # [R, W, 3]
     edges = np.concatenate([shown[0], shown[-1], shown[:, 0], shown[:, -1]])  # [2 H + 2 W, 3]
     _, count = np.unique(edges, axis=0, return_counts=True)
@@ -42,11 +43,6 @@ def look_at(image: np.ndarray, crop: CentreCrop, bound: Bound = None) -> Look:
         flat=float(alike.mean()) if alike.size else 1.0,
         pixels=np.stack([small(fitted(image, bound), crop.crop_pct), small(crop(image), 1.0)]),
     )
-
-
-def visible(image: np.ndarray) -> np.ndarray:
-    """Returns what people see of an image, uint8 or uint16 [H, W, C] -> uint8 [H, W, 3]."""
-    return image if image.dtype == np.uint8 and image.shape[2] == 3 else composite(image.transpose(2, 0, 1))
 
 
 def small(image: np.ndarray, crop_pct: float) -> np.ndarray:

@@ -29,8 +29,8 @@ def config(source: Source) -> dict:
         "pretrained_cfg": {**known, "num_classes": len(classes), "custom_load": False},
         "model_args": {name: value for name, value in saved.kwargs.items() if name != "num_classes"},
     }
-    if "range" in saved.extra:
-        found["grey_range"] = saved.extra["range"]  # ours: timm knows 8 bits alone
+    given = source.preprocessing
+    found |= {name: given[name] for name in ("grey_range", "range", "bands") if name in given}  # ours, not timm's
     return found | ({"label_names": classes} if classes else {})
 
 

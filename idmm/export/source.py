@@ -70,18 +70,26 @@ class Source:
     def preprocessing(self) -> dict[str, Any]:
         """How an image file becomes the model's input, for programs that know nothing of idmm."""
         saved, size = self.saved, self.size
-        short = math.floor(size / saved.crop_pct)
-        channels = "RGB" if saved.in_chans == 3 else "L"
-        steps = [
-            f"convert to {channels}", f"resize the short side to {short} px ({saved.interpolation}, antialiased)",
-            f"cut out the centre {size} x {size}", "divide by 255", "subtract mean", "divide by std",
-        ]  # fmt: skip
+        short, bands, scale = math.floor(size / saved.crop_pct), self.network.bands, saved.extra.get("range")
+        resize = f"resize the short side to {short} px ({saved.interpolation}, antialiased)"
+        crop = f"cut out the centre {size} x {size}"
+        if bands is None:
+            channels = "RGB" if saved.in_chans == 3 else "L"
+            steps, known = [f"convert to {channels}", resize, crop, "divide by 255"], {"grey_range": scale}
+        else:
+            channels = saved.in_chans
+            taken = f"channels {list(bands.chosen)}, in that order, counted from 0" if bands.chosen else "channels"
+            steps = [f"take the file's {taken} as they are, [H, W, {channels}]", "divide 8 bits by 255"]
+            steps += [] if scale is None else [_scaling(scale)]
+            steps += [resize, crop]
+            known = {"range": scale, "bands": list(bands.chosen) if bands.chosen else None}
+        steps += ["subtract mean", "divide by std"]
         found = {
             "steps": f"{', '.join(steps)}; float32 [N, {saved.in_chans}, {size}, {size}]",
             "channels": channels, "resize": short, "size": [size, size], "crop": "center", "crop_pct": saved.crop_pct,
             "interpolation": saved.interpolation, "mean": list(saved.mean), "std": list(saved.std), "layout": "NCHW",
         }  # fmt: skip
-        return found | ({"grey_range": saved.extra["range"]} if "range" in saved.extra else {})
+        return found | {name: value for name, value in known.items() if value is not None}
 
     @property
     def about(self) -> dict[str, Any]:
@@ -137,3 +145,11 @@ class Source:
                 why = why or str(error).splitlines()[0]
         shape = (CHECKED // 4, self.saved.in_chans, self.size, self.size)
         return Sample(torch.randn(shape, generator=torch.Generator().manual_seed(0)), "noise"), why
+
+
+def _scaling(scale: str | list) -> str:
+    """Says how images of more than 8 bits come to be in [0, 1]."""
+    if isinstance(scale, str):
+        return "divide deeper values by the largest of their type"
+    each = "each channel's " if isinstance(scale[0], list) else ""
+    return f"of deeper values subtract {each}low and divide by high - low, by range {scale}, and cut off at 0 and 1"

@@ -41,7 +41,9 @@ def export(run: Session, loop: Loop, parts: Assembly, splits: LoadedSplits, clas
         return
     spec, size, state = parts.spec, parts.phases[-1].size, loop.averaged.state_dict()
     about = dict(name=spec.name, mean=spec.mean, std=spec.std, size=size, crop_pct=parts.crop_pct)
-    extra = {"ema": loop.ema is not None, **({} if splits.scale is None else {"range": splits.scale})}
+    extra = {"ema": loop.ema is not None}
+    known = {"range": splits.scale, "bands": spec.bands, "composite": spec.composite}
+    extra |= {name: value for name, value in known.items() if value is not None}
     files = {"backbone": (state if classes is None else backbone_state(loop.averaged), [], extra)}
     if classes is not None:
         files["model"] = state, classes, {**extra, "classes": classes}

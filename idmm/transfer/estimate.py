@@ -1,5 +1,6 @@
 """How long a grid may take: a few steps of each kind of job are timed before anything starts."""
 
+import copy
 import itertools
 import json
 import time
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 
 from idmm.calibrate import evaluation_seconds, time_steps, timing_seconds
+from idmm.data.images import bands_of
 from idmm.data.loaders import cores, one_thread, worker_count
 from idmm.distributed import pick_device
 from idmm.progress import duration
@@ -28,11 +30,11 @@ STARTING, AROUND = 5.0, 0.4
 class _Noise:
     """Stands for an ImageStore: images of noise, as large as the cache keeps them."""
 
-    def __init__(self, count: int, side: int):
+    def __init__(self, count: int, side: int, channels: int):
         rng = np.random.default_rng(0)
         self.sizes = np.full((count, 2), side)
         self.labels = np.arange(count) % CLASSES
-        self._image = torch.from_numpy(rng.integers(0, 256, (3, side, side), dtype=np.uint8))
+        self._image = torch.from_numpy(rng.integers(0, 256, (channels, side, side), dtype=np.uint8))
 
     def image(self, i: int) -> torch.Tensor:
         return self._image
@@ -95,16 +97,18 @@ def _shape(job: Job) -> str:
 def _rates(job: Job, budget: float) -> list[Rates]:
     """What each phase of a job takes."""
     parts = assemble(STAGES[job.stage].build(job.config))
-    parts.spec = assumed(parts.spec)
     timed = _probe_step if job.stage == "probe" else training_rates
     return [timed(parts, phase, budget / len(parts.phases)) for phase in parts.phases]
 
 
 def training_rates(parts: Assembly, phase: Phase, budget: float) -> Rates:
     """Times a few steps of a phase, on noise as large as its images, for about ``budget`` seconds."""
-    train, began = parts.config.train, time.monotonic()
+    parts, train, began = copy.copy(parts), parts.config.train, time.monotonic()
+    parts.spec = spec = assumed(parts.spec)
+    pictures = bands_of(spec.in_chans, spec.bands) is None
+    noise = _Noise(phase.batch_size, parts.bound(phase.size), 3 if pictures else spec.in_chans)
     method = parts.method(phase, parts.backbone(phase, CLASSES), max(2048, phase.batch_size), CLASSES)
-    transform = parts.transform(phase, _Noise(phase.batch_size, parts.bound(phase.size)))
+    transform = parts.transform(phase, noise)
     built = time.monotonic() - began
     device = pick_device(parts.device, "train.device")
     images = np.arange(phase.batch_size // train.accumulate or 1)
