@@ -15,7 +15,6 @@ from idmm.data.views import change_channels, draw_views, is_rgb8, make_view, nor
 from idmm.errors import UserError
 from idmm.seeding import derive, seeded
 
-
 log = logging.getLogger("idmm")
 
 
@@ -38,9 +37,7 @@ class TrainTransform:
         self.store, self.size, self.mean, self.std, self.key = store, size, mean, std, key
         self.transform = _training_transform(config, size, mean)
         if config.randaugment and (deep := np.count_nonzero(getattr(store, "kinds", ()))):
-            log.info(
-                "augment.randaugment: not for the %d training images of more than 8 bits, which it would cut", deep
-            )
+            log.info("augment.randaugment: left out for %d images of more than 8 bits, which it would cut to 8", deep)
         shared = {name: getattr(config, name) for name in COLOURS if hasattr(config, name)}
         self.crop = CropGroup(count=1, scale=config.scale, blur_prob=0.0, solarize_prob=0.0, **shared)
 
