@@ -14,7 +14,7 @@ import torch
 import yaml
 
 from idmm import distributed, environment
-from idmm.config import FREE, NEW_KEYS, parsing
+from idmm.config import FREE, IMAGENET_MEAN, IMAGENET_STD, NEW_KEYS, parsing
 from idmm.errors import RunError, UserError
 from idmm.files import begun, missing_folders, remove_empty, replacing, sweep, write_text
 from idmm.locks import STALE, Lock
@@ -24,6 +24,10 @@ log = logging.getLogger("idmm")
 # What a checkpoint holds.
 PARTS = ("stage", "epoch", "step", "epoch_seconds", "seconds", "sums", "precision")
 PARTS += ("method", "optimizer", "ema", "scaler")
+GREY = {  # of one channel, by ImageNet
+    "data.mean": [round(sum(IMAGENET_MEAN) / 3, 6)],
+    "data.std": [round(sum(IMAGENET_STD) / 3, 6)],
+}
 
 
 def check_resume(path: str | os.PathLike, used: bool, resume: str) -> None:
@@ -118,6 +122,9 @@ class RunFolder:
             old.setdefault("data.range", "full")
         if new.get("train.classifier_init") is None:  # of folds: each run decides for itself
             old.setdefault("train.classifier_init", None)
+        for key, value in GREY.items():  # ImageNet's average, which 0.1.0 wrote out where it was asked for nothing
+            if new.get(key) is None and old.get(key) == value:
+                old[key] = None
         old = {**{key: value for key, value in NEW_KEYS.items() if key in new}, **old}
         faults = [
             f"{key}: the run in '{self.path}' has {_shown(old.get(key))}, asked for now is {_shown(new.get(key))}"
@@ -190,11 +197,19 @@ class RunFolder:
         return json.loads(path.read_text()) if self.leader and path.exists() else None
 
     def scale(self, asked: Any) -> Any:
-        """Returns what grey deeper than 8 bits is scaled by: what the run began with, or ``asked`` where it begins now.
+        """Returns what images deeper than 8 bits are scaled by: what the run began with, or ``asked`` where it begins
+        now.
 
         Runs of 0.1.0 did not write it: theirs is 'full'. It is None where no image was deep; ``asked`` serves then too.
         """
         return distributed.broadcast((self._images.get("range", "full") if self._images else None) or asked)
+
+    def statistics(self) -> tuple[list[float], list[float]] | None:
+        """Returns the mean and std that the run began with, in every process; None where it begins now."""
+        known = self._images or {}
+        if known and "mean" not in known:  # of 0.1.0, whose config has them
+            known = yaml.safe_load((self.path / "config.yaml").read_text())["data"]
+        return distributed.broadcast((known["mean"], known["std"]) if known else None)
 
     def take_back(self, stage: int, epoch: int) -> None:
         """Removes metrics from (stage, epoch) on, and a torn last line: they will be written again."""

@@ -139,7 +139,7 @@ class Network:
 
         def prepared(i: int) -> np.ndarray:
             decoded = self.read(images[i], max_pixels)
-            if self.scale == AUTO and not np.isnan(decoded.depth.low):
+            if self.scale == AUTO and decoded.depth.ends:
                 deep.append(names[i])
             return crop(decoded.pixels)  # uint8 [S, S, 3]
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from idmm.data.images import FULL, BadImage, _rgb, decode, fitted, probe, quiet_pillow, read
+from idmm.data.images import BadImage, _rgb, decode, fitted, probe, read
+from idmm.data.raw import quiet_readers
 
 MANY = 100_000_000
 RED, WHITE = [255, 0, 0], [255, 255, 255]
@@ -35,9 +36,9 @@ def png(width, height, depth, colour_type, raw, trns=b""):
     return b"\x89PNG\r\n\x1a\n" + b"".join([*parts, chunk(b"IDAT", zlib.compress(rows)), chunk(b"IEND", b"")])
 
 
-def pixels(data):
+def pixels(data, dtype=np.uint8):
     array = decode(data, MANY)
-    assert array.dtype == np.uint8 and array.ndim == 3 and array.shape[2] == 3
+    assert array.dtype == dtype and array.ndim == 3 and array.shape[2] == 3
     assert array.flags.writeable and array.flags.c_contiguous
     return array
 
@@ -64,19 +65,19 @@ DEEP = [[0, 257, 25700], [32768, 65278, 65535]]
 GREYS = {  # a file, and its grey levels
     "8 bits": (lambda: encode(image(np.arange(256).reshape(16, 16))), np.arange(256).reshape(16, 16).tolist()),
     "1 bit": (lambda: encode(image([[0, 255], [255, 0]]).convert("1")), [[0, 255], [255, 0]]),
-    **{f"16 bits {format}": (lambda f=format: encode(image(DEEP, dtype=np.uint16), f), [[0, 1, 100], [128, 254, 255]])
+    **{f"16 bits {format}": (lambda f=format: encode(image(DEEP, dtype=np.uint16), f), DEEP)
        for format in ("PNG", "TIFF")},
-    "16 bits PGM": (lambda: b"P5 2 1 65535\n" + struct.pack(">HH", 0, 25700), [[0, 100]]),
-    "16 bits, big end first": (lambda: encode(image([[0, 25700]], dtype=">u2"), "TIFF"), [[0, 100]]),
+    "16 bits PGM": (lambda: b"P5 2 1 65535\n" + struct.pack(">HH", 0, 25700), [[0, 25700]]),
+    "16 bits, big end first": (lambda: encode(image([[0, 25700]], dtype=">u2"), "TIFF"), [[0, 25700]]),
     **{f"floats {values}": (lambda v=values: encode(image([v], dtype=np.float32), "TIFF"), [wanted])
        for values, wanted in (
-           ((0.0, 0.5, 1.0), [0, 128, 255]),
-           ((0.0, 100.0, 255.0), [0, 100, 255]),
-           ((0.0, 25700.0, 65535.0), [0, 100, 255]),
-           ((-2.0, 0.0, 2.0), [0, 128, 255]),
-           ((0.0, np.nan, 1.0), [0, 0, 255]),
+           ((0.0, 0.5, 1.0), [0, 32768, 65535]),
+           ((0.0, 100.0, 255.0), [0, 25700, 65535]),
+           ((0.0, 25700.0, 65535.0), [0, 25700, 65535]),
+           ((-2.0, 0.0, 2.0), [0, 32768, 65535]),
+           ((0.0, np.nan, 1.0), [0, 0, 65535]),
        )},
-    "32 bits": (lambda: encode(image([[0, 500_000, 1_000_000]], dtype=np.int32), "TIFF"), [[0, 128, 255]]),
+    "32 bits": (lambda: encode(image([[0, 500_000, 1_000_000]], dtype=np.int32), "TIFF"), [[0, 32767, 65535]]),
     "32 bits, all the same": (lambda: encode(image([[70_000, 70_000]], dtype=np.int32), "TIFF"), [[0, 0]]),
 }  # fmt: skip
 
@@ -84,7 +85,7 @@ GREYS = {  # a file, and its grey levels
 @pytest.mark.parametrize("name", GREYS)
 def test_grey_is_scaled_from_the_range_that_holds_it_and_not_clipped(name):
     file, wanted = GREYS[name]
-    array = pixels(file())
+    array = pixels(file(), np.uint8 if name in ("8 bits", "1 bit") else np.uint16)
     assert array[:, :, 0].tolist() == wanted and (array == array[:, :, :1]).all()
 
 
@@ -109,7 +110,7 @@ BLUE, GREEN = [0, 0, 255], [0, 255, 0]
 DEEP_RGB = struct.pack(">6H", 65535, 0, 25700, 0, 65535, 257)
 ALPHA = [[[255, 0, 0, 255], [255, 0, 0, 0], [255, 0, 0, 128]]]
 COLOURS = {  # a file (or an image of a mode that no format of ours writes), and its pixels
-    "16 bits": (lambda: png(2, 1, 16, 2, DEEP_RGB), [[[255, 0, 100], [0, 255, 1]]]),
+    "16 bits": (lambda: png(2, 1, 16, 2, DEEP_RGB), [[[65535, 0, 25700], [0, 65535, 257]]]),
     "alpha": (lambda: encode(image(ALPHA, "RGBA")), [[RED, WHITE, [255, 127, 127]]]),
     "grey with alpha": (lambda: encode(Image.merge("LA", [Image.new("L", (2, 1), 10), image([[255, 0]])])),
                         [[[10] * 3, WHITE]]),
@@ -127,14 +128,15 @@ COLOURS = {  # a file (or an image of a mode that no format of ours writes), and
     "transparent grey": (lambda: encode(image([[10, 20]]), transparency=20), [[[10] * 3, WHITE]]),
     "transparent colour, 16 bits": (
         lambda: png(2, 1, 16, 2, struct.pack(">6H", 65535, 0, 0, 0, 0, 65535), trns=struct.pack(">3H", 0, 0, 65535)),
-        [[RED, WHITE]]),
+        [[[65535, 0, 0], [65535] * 3]]),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", COLOURS)
 def test_colours_and_transparency_on_white(name):
     given, wanted = COLOURS[name][0](), COLOURS[name][1]
-    assert (pixels(given) if isinstance(given, bytes) else _rgb(given, FULL)).tolist() == wanted
+    deep = np.uint16 if "16 bits" in name else np.uint8
+    assert (pixels(given, deep) if isinstance(given, bytes) else _rgb(given)).tolist() == wanted
 
 
 def test_cmyk_jpeg_plain_and_adobe():
@@ -227,7 +229,7 @@ def test_pillows_own_limit_neither_warns_nor_refuses_and_is_left_alone(monkeypat
         before = list(warnings.filters)
         with ThreadPoolExecutor(8) as pool:
             assert all(a.shape == (10, 10, 3) for a in pool.map(lambda _: decode(data, MANY), range(200)))
-        with quiet_pillow(), pytest.raises(BadImage):
+        with quiet_readers(), pytest.raises(BadImage):
             decode(b"text", MANY)
         assert warnings.filters == before
     assert Image.MAX_IMAGE_PIXELS == 20
@@ -256,11 +258,11 @@ def test_probe_reads_the_header_and_refuses_bombs(tmp_path):
     picture = Image.new("RGB", (30, 20))
     for name in ("a.png", "a.ico", "a.jpg"):
         picture.save(tmp_path / name, **({"sizes": [(30, 20)]} if name == "a.ico" else {}))
-        assert probe(tmp_path / name, 600) == (20, 30)
-        assert probe((tmp_path / name).read_bytes(), 600) == (20, 30)
+        assert probe(tmp_path / name, 600) == (20, 30, 3)
+        assert probe((tmp_path / name).read_bytes(), 600) == (20, 30, 3)
         with pytest.raises(BadImage, match="more than data.max_pixels 599"):
             probe(tmp_path / name, 599)
     (tmp_path / "b.png").write_bytes((tmp_path / "a.png").read_bytes()[:60])
-    assert probe(tmp_path / "b.png", 600) == (20, 30), "the pixels are not looked at"
+    assert probe(tmp_path / "b.png", 600) == (20, 30, 3), "the pixels are not looked at"
     with pytest.raises(BadImage, match="not an image"):
         probe(b"nothing", 600)

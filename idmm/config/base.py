@@ -91,7 +91,9 @@ NEW_KEYS = {
     "model.patch_drop": 0.0,
     "views.interpolation": "bicubic",
     **{f"{section}.{key}": value for section in ("views", "augment") for key, value in TURNS_AND_CHANNELS.items()},
-    **dict.fromkeys(f"data.{name}" for name in ("exclude", "labels", "labelled", "groups", "folds", "fold")),
+    **dict.fromkeys(
+        f"data.{name}" for name in ("exclude", "labels", "labelled", "groups", "folds", "fold", "bands", "composite")
+    ),
 }
 
 

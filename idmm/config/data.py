@@ -30,13 +30,18 @@ class Subset:
         return self
 
 
-def _grey_range(value: Any) -> Any:
-    """Raises ValueError unless it is a word or a range that :class:`Data` knows."""
-    numbers = value if isinstance(value, (list, tuple)) and len(value) == 2 else [None]
-    real = all(isinstance(n, (int, float)) and not isinstance(n, bool) and math.isfinite(n) for n in numbers)
-    if value not in ("auto", "full") and not (real and numbers[0] < numbers[1]):
+def _range(value: Any) -> Any:
+    """Raises ValueError unless it is a word, a range or ranges that :class:`Data` knows."""
+    pairs = value if isinstance(value, (list, tuple)) and value and isinstance(value[0], (list, tuple)) else [value]
+    if value not in ("auto", "full") and not all(map(_is_range, pairs)):
         raise ValueError(f"got {value!r}, wanted auto, full or [low, high] with low < high")
     return value
+
+
+def _is_range(pair: Any) -> bool:
+    numbers = pair if isinstance(pair, (list, tuple)) and len(pair) == 2 else [None]
+    real = all(isinstance(n, (int, float)) and not isinstance(n, bool) and math.isfinite(n) for n in numbers)
+    return real and numbers[0] < numbers[1]
 
 
 @section
@@ -87,10 +92,11 @@ class Data:
     run, on the dataset's own test split."""
     fold: int | None = Field(None, ge=1)
     """Run this fold alone, from 1; null: all."""
-    range: Annotated[Literal["auto", "full"] | list[float], BeforeValidator(_grey_range)] = "auto"
-    """Values of grey images of more than 8 bits that black and white stand for, the same for all images: [low, high];
-    'auto' (the init checkpoint's, else the smallest and largest value of the training images); 'full' (all values of
-    16 bits; each image's own where it has floats or 32 bits). 8-bit images stay as they are."""
+    range: Annotated[Literal["auto", "full"] | list[float] | list[list[float]], BeforeValidator(_range)] = "auto"
+    """Values of images of more than 8 bits that 0 and 1 (black and white) stand for, the same for all images: [low,
+    high], of bands also a pair for each channel; 'auto' (the init checkpoint's, else the smallest and largest value of
+    the training images, of bands each channel's); 'full' (all values of 16 bits; each image's own where it has floats
+    or 32 bits). 8-bit images stay as they are."""
     on_error: Literal["fail", "skip"] = "fail"
     """Unreadable, empty or bomb-sized files: 'fail' lists them and stops before training; 'skip' goes on without."""
     max_pixels: int = Field(100_000_000, ge=1)
@@ -100,19 +106,41 @@ class Data:
     use), 'auto' (disk, else ram, where half of what is free holds them). Results are the same."""
     cache_dir: str | None = None
     """Folder of the cache on disk; null: $IDMM_CACHE, else ~/.cache/idmm. See 'idmm data cache' and its --clear."""
-    mean: list[float] | None = Field(None, min_length=1, max_length=3)
-    """Mean of each channel, on pixel values in [0, 1]; null: the init checkpoint's, else ImageNet's."""
-    std: list[float] | None = Field(None, min_length=1, max_length=3)
+    in_chans: int | None = Field(None, ge=1)
+    """Channels the model sees; null: the init checkpoint's, else 3. 3 and 1 are pictures, read as RGB (of 1 their
+    brightness); any other number are bands: the channels of the files as they are, all files with that many."""
+    bands: list[int] | None = Field(None, min_length=1)
+    """Which channels of the files are used, in that order, from 0, e.g. '[0, 3, 4]'; channels are then bands also where
+    they are 1 or 3. Null: all."""
+    composite: list[int] | None = Field(None, min_length=3, max_length=3)
+    """Bands: three of the used channels, from 0, that sheets of images show as red, green and blue; null: the first
+    three (of two: red and green; of one: grey)."""
+    mean: list[float] | None = Field(None, min_length=1)
+    """Mean of each channel, on pixel values in [0, 1]; null: the init checkpoint's, else of RGB ImageNet's, else
+    measured from the training images."""
+    std: list[float] | None = Field(None, min_length=1)
     """Standard deviation of each channel, likewise."""
-    in_chans: Literal[1, 3] | None = None
-    """Channels the model sees: 3 (RGB) or 1 (grey); null: the init checkpoint's, else 3."""
 
     @model_validator(mode="after")
     def _check(self):
-        for name, values in (("mean", self.mean), ("std", self.std)):
-            if values is not None and self.in_chans is not None and len(values) != self.in_chans:
-                text = f"got {len(values)} values for in_chans {self.in_chans}, wanted one a channel"
-                raise FieldError(name, text)
+        for name in ("bands", "composite"):
+            if min(getattr(self, name) or [0]) < 0:
+                raise FieldError(name, f"got {getattr(self, name)}, wanted numbers of channels, from 0")
+        if self.bands is not None and len(set(self.bands)) < len(self.bands):
+            raise FieldError("bands", f"got {self.bands}, wanted each channel once")
+        used = self.in_chans if self.bands is None else len(self.bands)
+        if self.in_chans not in (None, used):
+            raise FieldError("in_chans", f"got {self.in_chans} for {used} bands; wanted {used}, or to leave it out")
+        if used is not None:
+            lengths = {"mean": self.mean, "std": self.std}
+            if not isinstance(self.range, str) and isinstance(self.range[0], list):
+                lengths["range"] = self.range
+            for name, values in lengths.items():
+                if values is not None and len(values) != used:
+                    of = f"in_chans {used}" if self.bands is None else f"{used} bands"
+                    raise FieldError(name, f"got {len(values)} values for {of}, wanted one a channel")
+            if self.composite is not None and max(self.composite) >= used:
+                raise FieldError("composite", f"got {self.composite}, but there are {used} channels, from 0")
         if self.std is not None and min(self.std) <= 0:
             raise FieldError("std", f"got {self.std}, wanted numbers > 0")
         if self.fold is not None and self.fold > (self.folds or 0):

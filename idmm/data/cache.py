@@ -1,6 +1,7 @@
 """Every image read once: checked, hashed, bounded in size, and kept as pixels in memory or on a disk."""
 
 import logging
+import math
 import os
 import shlex
 from collections import Counter
@@ -13,9 +14,22 @@ import psutil
 import torch
 
 from idmm import config
-from idmm.data.depth import AUTO, FULL, Scale, each_scaled, range_of, tidy
+from idmm.data.depth import AUTO, FULL, Scale, common_channels, each_scaled, ends_of, range_of, tidy
 from idmm.data.disk import CacheEntry, Index, mapped
-from idmm.data.images import BadImage, Bound, CentreCrop, Decoded, digest, fitted, fitted_size, load, probe, read
+from idmm.data.images import (
+    BadImage,
+    Bands,
+    Bound,
+    CentreCrop,
+    Decoded,
+    bands_of,
+    digest,
+    fitted,
+    fitted_size,
+    load,
+    probe,
+    read,
+)
 from idmm.data.split import Split, counted
 from idmm.errors import RunError, UserError, listed
 from idmm.progress import size as size_of
@@ -27,12 +41,13 @@ _PROBED = 64  # images whose headers the size of a cache is estimated from
 
 
 class ImageStore:
-    """The images of a split as uint8 tensors, in the split's order; made by :func:`load_split`.
+    """The images of a split as uint8 or uint16 tensors, in the split's order; made by :func:`load_split`.
 
     Holds flat buffers only, which forked loader workers share. ``names``, ``labels``, ``classes`` and ``groups`` are
     the split's, ``bound`` says what is kept of each image and ``sizes`` its height and width (pixels, int64 [N, 2]);
     ``cache`` says where the decoded pixels are: ``ram``, ``disk``, or ``off`` (nowhere). ``kinds`` and ``extremes`` are
-    the index's; ``scale`` is what grey of more than 8 bits was scaled by, a range or FULL, None where there is none.
+    the index's; ``scale`` is what images of more than 8 bits were scaled by: a range, those of channels, or FULL; None
+    where there are none. ``channels`` counts those of an image: 3 of pictures.
 
     Args:
         split: The images.
@@ -40,7 +55,8 @@ class ImageStore:
         pixels: Of all images end to end, or the file that holds them; None: they are decoded at every use.
         bound: Longest short side (pixels), or the centre crop that images are finished to; None: all of them is kept.
         max_pixels: Images with more pixels are refused (pixels).
-        scale: Of grey deeper than 8 bits; AUTO: by the range of these images.
+        scale: Of images deeper than 8 bits; AUTO: by the range of these images.
+        bands: Which channels there are; None: pictures.
     """
 
     def __init__(
@@ -51,22 +67,24 @@ class ImageStore:
         bound: Bound,
         max_pixels: int,
         scale: Scale,
+        bands: Bands | None = None,
     ):
         self.names, self.labels, self.classes, self.sizes = split.names, split.labels, split.classes, index.sizes
-        self.groups = split.groups
+        self.groups, self.channels = split.groups, index.channels
+        self.bands = bands and bands._replace(count=index.file_channels)
         self.cache = "off" if pixels is None else "disk" if isinstance(pixels, Path) else "ram"
         self.kinds, self.extremes = index.kinds, index.extremes
         self._digests = index.digests  # uint8 [N, 16]
         found = range_of(index.extremes)
         self.scale = found if found is None or scale == AUTO else scale
-        self._ends = np.cumsum(index.sizes.prod(axis=1) * 3)  # [N]
+        self._ends, self._pixel_bytes = index.ends, index.pixel_bytes  # [N]
         self._source, self.bound, self._max_pixels = pixels, bound, max_pixels
         self._items = split.items if pixels is None else None
         if isinstance(self._items, list):  # workers would copy the shared pages of strings to count references
             self._items = np.array([os.fsencode(path) for path in self._items])
         self._pixels = self._open()
 
-    def _open(self) -> torch.Tensor | None:  # uint8 [sum of H*W*3]
+    def _open(self) -> torch.Tensor | None:  # uint8 [bytes of all images]
         if self.cache == "disk":
             return mapped(self._source, int(self._ends[-1]))
         return torch.frombuffer(self._source, dtype=torch.uint8) if self.cache == "ram" else None
@@ -87,35 +105,38 @@ class ImageStore:
         return [bytes(row).hex() for row in self._digests]
 
     def image(self, i: int) -> torch.Tensor:
-        """Returns image ``i``, uint8 [3, H, W]: a view of [H, W, 3] that must not be written to.
+        """Returns image ``i``, uint8 [C, H, W], or uint16 where it has more than 8 bits: a view of [H, W, C] that must
+        not be written to. :func:`idmm.data.images.unit` makes floats of it.
 
-        Where ``bound`` is a centre crop it is that, uint8 [3, size, size].
+        Where ``bound`` is a centre crop it is that, [C, size, size].
 
         Raises:
             RunError: Its file is gone or was changed since it was loaded (only where pixels are not kept).
         """
         i = range(len(self))[i]  # wraps -1, raises IndexError
-        h, w = (int(side) for side in self.sizes[i])
         if self._pixels is not None:
-            end = int(self._ends[i])
-            flat = self._pixels[end - 3 * h * w : end]
+            (h, w), each, end = self.sizes[i].tolist(), int(self._pixel_bytes[i]), int(self._ends[i])
+            start = end - h * w * each
+            flat = self._pixels[start:end]
+            if each > self.channels:
+                flat = (flat.clone() if start % 2 else flat).view(torch.uint16)
+            image = flat.view(h, w, self.channels)
         else:
-            flat = torch.from_numpy(self._decode_again(i))
-        image = flat.view(h, w, 3)
-        if isinstance(self.bound, CentreCrop) and (h, w) != (self.bound.size, self.bound.size):  # kept as it was
+            image = torch.from_numpy(self._decode_again(i))  # [H, W, C]
+        if isinstance(self.bound, CentreCrop) and image.shape[:2] != (self.bound.size, self.bound.size):  # kept whole
             image = torch.from_numpy(self.bound(image.numpy()))
-        return image.permute(2, 0, 1)  # [3, H, W]
+        return image.permute(2, 0, 1)  # [C, H, W]
 
     def _decode_again(self, i: int) -> np.ndarray:
         try:
             item = self._items[i]
             item = os.fsdecode(item) if isinstance(item, np.bytes_) else item
-            pixels, _, found = load(item, self._max_pixels, self.scale or FULL)
+            pixels, _, found = load(item, self._max_pixels, self.scale or FULL, self.bands)
         except BadImage as error:
             raise RunError(f"data.root: '{self.names[i]}' was fine when loaded, but now: {error.reason}") from error
         if found != bytes(self._digests[i]):
             raise RunError(f"data.root: '{self.names[i]}' was changed while in use")
-        return fitted(pixels, self.bound).reshape(-1)
+        return fitted(pixels, self.bound)
 
 
 def load_split(
@@ -133,11 +154,11 @@ def load_split(
     Args:
         split: From :func:`idmm.data.datasets.open_splits`.
         bound: What is kept of each image: up to so long a short side (pixels), its centre crop, or with None all.
-        data: Says where to keep pixels (``cache``, ``cache_dir``), what to do with bad files (``on_error``) and
-            ``max_pixels``.
+        data: Says which channels are used (``in_chans``, ``bands``), where to keep pixels (``cache``, ``cache_dir``),
+            what to do with bad files (``on_error``) and ``max_pixels``.
         part: Which split this is: train, val or test.
         progress: Show a bar on standard error if this takes longer than a second.
-        scale: Of grey deeper than 8 bits; None: ``data.range``.
+        scale: Of images deeper than 8 bits; None: ``data.range``.
         again: They were loaded before at another bound, so the bad ones that are left out have been logged.
 
     Returns:
@@ -168,13 +189,13 @@ class _Loading:
 
     def __init__(self, split: Split, bound: Bound, data: config.Data, progress: bool, scale: Scale, again: bool):
         self.split, self.bound, self.data, self.progress, self.scale = split, bound, data, progress, scale
-        self.again = again
+        self.again, self.bands = again, bands_of(data.in_chans, data.bands)
         self.reported = False  # the bad images, once
 
     def from_disk(self, part: str) -> ImageStore | None:
         """Opens a cache entry, written first if need be; None where it has no room, with 'auto'."""
         for scale in dict.fromkeys((AUTO, self.scale)):  # images of 8 bits are the same by any
-            entry = CacheEntry(self.split, part, self.bound, self.data, scale)
+            entry = CacheEntry(self.split, part, self.bound, self.data, scale, self.bands)
             if store := self._found(entry):
                 return store
         with entry.locked():
@@ -198,7 +219,7 @@ class _Loading:
                 return
             why = "more memory than there is"
             try:
-                if limit is None or len(kept) + array.size <= limit:
+                if limit is None or len(kept) + array.nbytes <= limit:
                     kept += np.ascontiguousarray(array).data
                     return
                 why = f"more than {limit / 2**20:.0f} MiB, half of the free memory"
@@ -227,12 +248,15 @@ class _Loading:
     def _store(self, index: Index, pixels: bytearray | Path | None) -> ImageStore:
         """Returns the good images."""
         split = self.split.take(index.good) if len(index.bad) else self.split
-        return ImageStore(split, index, pixels, self.bound, self.data.max_pixels, self.scale)
+        return ImageStore(split, index, pixels, self.bound, self.data.max_pixels, self.scale, self.bands)
 
     def _decode(self, keep: Callable[[np.ndarray], None]) -> Index:
-        """Hands each good image, uint8 [H, W, 3], to ``keep``, in order."""
-        sizes, digests, depths, bad = {}, [], [], {}  # sizes and what is wrong, by number
-        given = (self.split, self.scale, self.data.max_pixels, "reading images", self.progress)
+        """Hands each good image, [H, W, C], to ``keep``, in order."""
+        sizes, digests, depths, pixel_bytes, bad = {}, [], [], [], {}  # sizes and what is wrong, by number
+        if self.bands and self.bands.count is None:
+            count = common_channels(self.split, self.data.max_pixels, self.progress)
+            self.bands = self.bands._replace(count=count)
+        given = (self.split, self.scale, self.bands, self.data.max_pixels, "reading images", self.progress)
         with closing(each_scaled(self._load, *given)) as results:
             for i, result in enumerate(results):
                 if isinstance(result, BadImage):
@@ -242,6 +266,7 @@ class _Loading:
                     sizes[i] = result.pixels.shape[:2]
                     digests.append(result.digest)
                     depths.append(result.depth)
+                    pixel_bytes.append(result.pixels.shape[2] * result.pixels.itemsize)
         index = Index(
             sizes=np.array(list(sizes.values()), dtype=np.int64).reshape(-1, 2),
             digests=np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(-1, 16),
@@ -249,13 +274,16 @@ class _Loading:
             bad=np.array(list(bad), dtype=np.int64),
             reasons=np.array(list(bad.values()), dtype=np.str_),
             kinds=np.array([depth.kind for depth in depths], dtype=np.str_),
-            extremes=np.array([depth[1:] for depth in depths], dtype=np.float64).reshape(-1, 2),
+            extremes=ends_of(depths, self.bands),
+            pixel_bytes=np.array(pixel_bytes, dtype=np.int64),
+            channels=self.bands.used if self.bands else 3,
+            file_channels=self.bands.count if self.bands else 0,
         )
         self._report(index)
         return index
 
     def _load(self, i: int, scale: Scale) -> Decoded:
-        decoded = load(self.split.items[i], self.data.max_pixels, scale)
+        decoded = load(self.split.items[i], self.data.max_pixels, scale, self.bands)
         return decoded._replace(pixels=fitted(decoded.pixels, self.bound))
 
     def _fits(self, entry: CacheEntry) -> bool:
@@ -274,15 +302,12 @@ class _Loading:
     def estimate(self) -> int:
         """Bytes of all decoded images, from the headers of a few."""
         items = self.split.items
-        if isinstance(items, np.ndarray):
-            h, w = fitted_size(*items.shape[1:3], self.bound)
-            return len(items) * h * w * 3
         chosen = np.unique(np.linspace(0, len(items) - 1, _PROBED).astype(int))
         total = 0  # bad images take no room
         for i in chosen:
             with suppress(BadImage):
-                h, w = fitted_size(*probe(items[i], self.data.max_pixels), self.bound)
-                total += h * w * 3
+                h, w, each = probe(items[i], self.data.max_pixels, self.bands)
+                total += math.prod(fitted_size(h, w, self.bound)) * each
         return round(total * len(items) / len(chosen))
 
     def _report(self, index: Index) -> None:

@@ -1,13 +1,13 @@
-"""All images of a split side by side, and the one range of grey deeper than 8 bits that 0 to 255 stand for.
+"""All images of a split side by side, and the range of values that 0 and 1 stand for where they have more than 8 bits.
 
-The range goes from the smallest to the largest value of all training images, each without its 1 in 10,000 most extreme
-pixels at either end. So hot and dead pixels of a sensor do not set it, but whatever covers more of a single image than
-that does: small bright objects are kept, which percentiles over all pixels would clip. It depends on no order and on no
-sample, hence not on the number of threads or processes.
+Pictures have one range for all, bands one for each channel. It goes from the smallest to the largest value of all
+training images, each without its 1 in 10,000 most extreme pixels at either end. So hot and dead pixels of a sensor do
+not set it, but whatever covers more of a single image than that does: small bright objects are kept, which percentiles
+over all pixels would clip. It depends on no order and on no sample, hence not on the number of threads or processes.
 """
 
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -15,42 +15,69 @@ from typing import TypeVar
 
 import numpy as np
 
-from idmm.data.images import AUTO, FULL, BadImage, Scale, ScaleUnknown, depth, quiet_pillow
+from idmm.data.images import AUTO, FULL, BadImage, Bands, Depth, Scale, ScaleUnknown, depth, file_channels
+from idmm.data.raw import quiet_readers
 from idmm.data.split import Split, counted
 from idmm.errors import RunError
 from idmm.progress import Bar
 
 Result = TypeVar("Result")
-FEW = 32  # grey levels of a typical image from which on they are not remarked on
-_CEILINGS = {"16-bit grey": 65535.0, "12-bit grey": 4095.0}  # of FULL, where it is no image's own
+NARROW = 1 / 8  # share of the range that a typical image spans, under which that is remarked on
+_CEILINGS = {"16-bit": 65535, "12-bit": 4095}  # of FULL, where it is no image's own
 
 
-def tidy(scale: Scale | list[float]) -> Scale:
-    """Returns a range in one form, whole numbers as such; words as they are."""
+def tidy(scale: Scale | list) -> Scale:
+    """Returns a range, or those of channels, in one form, whole numbers as such; words as they are."""
     if isinstance(scale, str):
         return scale
+    if isinstance(scale[0], (list, tuple)):
+        return tuple(tidy(pair) for pair in scale)
     return tuple(int(value) if float(value).is_integer() else float(value) for value in scale)
 
 
-def range_of(extremes: np.ndarray) -> Scale | None:
-    """Returns the range that the smallest and largest values of images [N, 2] span; NaN stands for no deep grey.
+def ends_of(depths: list[Depth], bands: Bands | None) -> np.ndarray:
+    """Returns smallest and largest values of images, [N, 2] of pictures and [N, C, 2] of bands; NaN for 8 bits."""
+    shape = (2,) if bands is None else (bands.used or 0, 2)
+    ends = np.full((len(depths), *shape), np.nan)
+    for row, found in zip(ends, depths, strict=True):
+        if found.ends:
+            row[:] = found.ends[0] if bands is None else found.ends
+    return ends
 
-    FULL where there is one value only, None where no image is deep grey.
+
+def is_deep(extremes: np.ndarray) -> np.ndarray:
+    """Returns which images have more than 8 bits, bool [N], by what :func:`ends_of` returns."""
+    return ~np.isnan(extremes.reshape(len(extremes), -1)[:, :1]).any(axis=1) if extremes.size else np.zeros(0, bool)
+
+
+def range_of(extremes: np.ndarray) -> Scale | None:
+    """Returns the range that the smallest and largest values of images [N, 2] span, or those of channels [N, C, 2]; NaN
+    stands for 8 bits.
+
+    FULL where pictures have one value only, None where no image is deep.
     """
-    ends = extremes[~np.isnan(extremes[:, 0])]
+    ends = extremes[is_deep(extremes)]
     if not len(ends):
         return None
-    low, high = ends[:, 0].min(), ends[:, 1].max()
+    low, high = ends[..., 0].min(axis=0), ends[..., 1].max(axis=0)  # [] or [C]
+    if ends.ndim == 3:
+        return tidy(np.stack([low, high], axis=1).tolist())
     return tidy((low, high)) if low < high else FULL
 
 
 def each_scaled(
-    work: Callable[[int, Scale], Result], split: Split, scale: Scale, max_pixels: int, label: str, progress: bool
+    work: Callable[[int, Scale], Result],
+    split: Split,
+    scale: Scale,
+    bands: Bands | None,
+    max_pixels: int,
+    label: str,
+    progress: bool,
 ) -> Iterator[Result | BadImage]:
     """Yields ``work(i, scale)`` of each image of a split in order, or the BadImage that it raised, with AUTO resolved.
 
-    The range is measured from ``split`` when its first deep grey image turns up, so that others cost nothing. With
-    ``progress`` a bar is shown on standard error.
+    The range is measured from ``split`` when its first image of more than 8 bits turns up, so that others cost nothing.
+    With ``progress`` a bar is shown on standard error.
 
     Raises:
         RunError: An image does not fit into memory.
@@ -65,16 +92,23 @@ def each_scaled(
     with closing(in_order(attempt, len(split), split.place, label, progress)) as results:
         for i, result in enumerate(results):
             if result is None:  # begun before the range was known
-                scale = _measured(split, max_pixels, progress) if scale == AUTO else scale
+                scale = _measured(split, bands, max_pixels, progress) if scale == AUTO else scale
                 result = _outcome(attempt, split.place, i)
             yield result
 
 
-def _measured(split: Split, max_pixels: int, progress: bool) -> Scale:
-    given = (len(split), split.place, "measuring grey values", progress)
-    looks = in_order(lambda i: depth(split.items[i], max_pixels), *given)
-    ends = [look[1:] for look in looks if not isinstance(look, BadImage)]
-    return range_of(np.array(ends)) or FULL
+def _measured(split: Split, bands: Bands | None, max_pixels: int, progress: bool) -> Scale:
+    given = (len(split), split.place, "measuring values", progress)
+    looks = in_order(lambda i: depth(split.items[i], max_pixels, bands), *given)
+    return range_of(ends_of([look for look in looks if not isinstance(look, BadImage)], bands)) or FULL
+
+
+def common_channels(split: Split, max_pixels: int, progress: bool) -> int | None:
+    """Returns how many channels most files of a split have, by their headers; None: none can be read."""
+    given = (len(split), split.place, "reading headers", progress)
+    counts = in_order(lambda i: file_channels(split.items[i], max_pixels), *given)
+    found = Counter(count for count in counts if not isinstance(count, BadImage)).most_common(1)
+    return found[0][0] if found else None
 
 
 def in_order(
@@ -100,7 +134,7 @@ def in_order(
     threads = os.cpu_count() or 1
     waiting = deque()
     bar = Bar(total=count, desc=label, unit="img", delay=1, disable=not progress)
-    with quiet_pillow(), bar, ThreadPoolExecutor(threads) as pool:
+    with quiet_readers(), bar, ThreadPoolExecutor(threads) as pool:
         try:
             for i in range(count):
                 waiting.append(pool.submit(_outcome, work, place, i))
@@ -131,33 +165,47 @@ def described(
         part: The split's name.
         names: Of its images.
         kinds: Of each image, empty for 8 bits; text [N].
-        extremes: Its smallest and largest value, NaN where it is not deep grey; [N, 2].
-        scale: What they are scaled by; None: there is no deep grey.
+        extremes: Its smallest and largest value, NaN where it has 8 bits; [N, 2], of bands [N, C, 2].
+        scale: What they are scaled by; None: all have 8 bits.
         origin: Where that comes from.
     """
     lines, warnings = [], []
     for kind in np.unique(kinds[kinds != ""]).tolist():
-        ends = extremes[kinds == kind]  # [n, 2]
-        text = f"{len(ends):,} of {counted(len(kinds), f'{part} image')} {'is' if len(ends) == 1 else 'are'} {kind}"
-        if np.isnan(ends).any():
-            lines.append(f"{text}: only the upper 8 bits of each sample are read")
+        of = np.flatnonzero(kinds == kind)
+        ends = extremes[of].reshape(len(of), -1, 2)  # [n, C, 2], of pictures [n, 1, 2]
+        text = f"{len(of):,} of {counted(len(kinds), f'{part} image')} {'is' if len(of) == 1 else 'are'} {kind}"
+        spans = np.stack([ends[..., 0].min(axis=0), ends[..., 1].max(axis=0)], axis=1)  # [C, 2]
+        values = f"values {' '.join(_span(span) for span in spans)}"
+        top = _CEILINGS.get(kind.split(" ")[0])
+        if scale == FULL and top is None:
+            lines.append(f"{text}; {values}; each is scaled by a range of its own, in 65,536 levels ({origin})")
             continue
-        values = f"values {_shown(ends[:, 0].min())} to {_shown(ends[:, 1].max())}"
-        low, high = (0, _CEILINGS.get(kind)) if scale == FULL else scale
-        if high is None:
-            lines.append(f"{text}; {values}; each is scaled by a range of its own ({origin})")
-            continue
-        lines.append(f"{text}; {values}; [{_shown(low)}, {_shown(high)}] becomes 0 to 255 ({origin})")
-        spread = np.median(np.clip(ends[:, 1], low, high) - np.clip(ends[:, 0], low, high))
-        if (levels := spread / max(high - low, 1e-300) * 255 + 1) < FEW:
-            better = ", ".join(map(_shown, np.median(ends, axis=0)))
-            why = f"half of them use {levels:.0f} of 256 grey levels or fewer"
-            if high == ends[:, 1].max():
-                why += f", as '{names[np.flatnonzero(kinds == kind)[ends[:, 1].argmax()]]}' goes up to {_shown(high)}"
-            warnings.append(f"{text}: {why}; --data.range '[{better}]' would suit a typical one")
+        ranges = np.array((0, top) if scale == FULL else scale, dtype=np.float64).reshape(-1, 2)  # [1 or C, 2]
+        whole = kind.split(" ")[0] in _CEILINGS and (ranges[:, 1] - ranges[:, 0]).max() <= 65535
+        kept = "as 16 bits" if whole else "in 65,536 levels"
+        each = " ".join(f"[{_shown(low)}, {_shown(high)}]" for low, high in ranges)
+        lines.append(f"{text}; {values}; {each} becomes 0 to 1, kept {kept} ({origin})")
+        warnings += _narrow(text, ends, ranges, [names[i] for i in of]) if extremes.ndim == 2 else []
     if lines and (others := int((kinds == "").sum())):
         lines.append(f"the other {counted(others, f'{part} image')} of 8 bits stay as they are")
     return lines, warnings
+
+
+def _narrow(text: str, ends: np.ndarray, ranges: np.ndarray, names: list[str]) -> list[str]:
+    """Says so where most pictures span little of the range."""
+    ends, (low, high) = ends[:, 0], ranges[0]  # [n, 2]
+    share = np.median(np.clip(ends[:, 1], low, high) - np.clip(ends[:, 0], low, high)) / max(high - low, 1e-300)
+    if share >= NARROW:
+        return []
+    why = f"half of them span {100 * share:.2g} % of that range or less"
+    if high == ends[:, 1].max():
+        why += f", as '{names[ends[:, 1].argmax()]}' goes up to {_shown(high)}"
+    better = ", ".join(map(_shown, np.median(ends, axis=0)))
+    return [f"{text}: {why}; --data.range '[{better}]' would suit a typical one"]
+
+
+def _span(ends: np.ndarray) -> str:
+    return f"{_shown(ends[0])} to {_shown(ends[1])}"
 
 
 def _shown(value: float) -> str:

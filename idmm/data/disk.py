@@ -23,7 +23,7 @@ import torch
 
 from idmm import config
 from idmm.data.depth import AUTO, Scale, range_of
-from idmm.data.images import Bound, CentreCrop, digest
+from idmm.data.images import Bands, Bound, CentreCrop, digest
 from idmm.data.split import LazyFiles, Split
 from idmm.errors import RunError, UserError, reason
 from idmm.files import replacing, sweep, write_text
@@ -31,7 +31,7 @@ from idmm.locks import Lock
 
 log = logging.getLogger(__name__)
 
-_FORMAT = "2"  # of these files and of what is done to the pixels
+_FORMAT = "3"  # of these files and of what is done to the pixels
 _NAME = re.compile(r".+-(train|val|test)-(full|[0-9]+)-[0-9a-f]{10}")  # of an entry
 _FILE = re.compile(r"\.?(pixels-|about\.json|index\.npz)")  # in one
 
@@ -46,12 +46,21 @@ class Index:
     bad: np.ndarray  # numbers of the others, int64 [B]
     reasons: np.ndarray  # what is wrong with those, text [B]
     kinds: np.ndarray  # what each good image of more than 8 bits is, empty for others, text [G]
-    extremes: np.ndarray  # smallest and largest value where it is grey of more than 8 bits, else NaN, float64 [G, 2]
+    extremes: np.ndarray  # smallest and largest value where it has more than 8 bits, else NaN, float64 [G, 2], of bands
+    # [G, C, 2]
+    pixel_bytes: np.ndarray  # bytes of a pixel of each good image, of all its channels, int64 [G]
+    channels: int = 3  # of the pixels
+    file_channels: int = 0  # of the files, of which these are used; 0: pictures
+
+    @property
+    def ends(self) -> np.ndarray:
+        """Where the pixels of each good image end, int64 [G] (bytes)."""
+        return np.cumsum(self.sizes.prod(axis=1) * self.pixel_bytes)
 
     @property
     def count(self) -> int:
         """Bytes of the pixels."""
-        return int(self.sizes.prod(axis=1).sum()) * 3
+        return int((self.sizes.prod(axis=1) * self.pixel_bytes).sum())
 
 
 def cache_folder(given: str | None) -> Path:
@@ -75,12 +84,21 @@ class CacheEntry:
     Args:
         bound: What is kept of each image, as for :func:`idmm.data.cache.load_split`.
         data: The config's section: ``cache_dir``, and which dataset it is.
-        scale: Of grey deeper than 8 bits; AUTO: the range of these images.
+        scale: Of images deeper than 8 bits; AUTO: the range of these images.
+        bands: Which channels there are; None: pictures.
     """
 
-    def __init__(self, split: Split, part: str, bound: Bound, data: config.Data, scale: Scale = AUTO):
+    def __init__(
+        self,
+        split: Split,
+        part: str,
+        bound: Bound,
+        data: config.Data,
+        scale: Scale = AUTO,
+        bands: Bands | None = None,
+    ):
         root = os.path.realpath(os.path.expanduser(data.root)) if data.root else None
-        scaled = () if scale == AUTO else (scale,)
+        scaled = (*([] if scale == AUTO else [scale]), *([] if bands is None else [bands]))
         key = repr((data.name, root, part, bound, split.drawn, *scaled)).encode("utf-8", "surrogateescape")
         pixels = bound.size if isinstance(bound, CentreCrop) else bound or "full"
         self.path = cache_folder(data.cache_dir) / f"{plain(data.name)}-{part}-{pixels}-{digest(key).hex()[:10]}"
@@ -101,7 +119,7 @@ class CacheEntry:
                 content = {name: arrays[name] for name in arrays.files}
             if str(content.pop("signature")) != self.signature:
                 return None
-            index = Index(**content)
+            index = Index(**{name: int(value) if value.ndim == 0 else value for name, value in content.items()})
             return index if self.pixels.stat().st_size == index.count else None
         except Exception as error:  # not there, or torn: numpy and zipfile raise a dozen types
             log.debug("%s: %s", self.path, error)

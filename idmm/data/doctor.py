@@ -10,7 +10,7 @@ from scipy.fft import dctn
 
 from idmm import config
 from idmm.data.datasets import narrowed, read_splits
-from idmm.data.depth import AUTO, Scale, described, each_scaled, range_of, tidy
+from idmm.data.depth import AUTO, Scale, described, each_scaled, ends_of, range_of, tidy
 from idmm.data.images import BadImage, CentreCrop, Depth, digest, frames, load
 from idmm.data.looks import Look, look_at, suggestions, summary
 from idmm.data.readers.folder import UNLABELLED, read_all
@@ -222,7 +222,7 @@ def _summaries(
     def work(i: int, scale: Scale) -> _Summary:
         return _summary(name, split, i, max_pixels, scale, size)
 
-    looks = each_scaled(work, split, found.range or AUTO, max_pixels, f"checking {name}", progress)
+    looks = each_scaled(work, split, found.range or AUTO, None, max_pixels, f"checking {name}", progress)
     for i, look in enumerate(looks):
         about = {"split": name, "name": split.names[i]}
         count = look.pages if isinstance(look, BadImage) else look.frames
@@ -239,7 +239,7 @@ def _summaries(
 def _count_depths(found: Checkup, name: str, looks: list[_Summary]) -> None:
     """Notes how many bits the images of a split have, and of the training images the range that auto takes."""
     kinds = np.array([look.depth.kind for look in looks], dtype=np.str_)
-    extremes = np.array([look.depth[1:] for look in looks], dtype=np.float64).reshape(-1, 2)
+    extremes = ends_of([look.depth for look in looks], None)
     own = range_of(extremes)
     found.range = own if name == "train" else found.range
     for kind in np.unique(kinds).tolist():

@@ -1,67 +1,119 @@
-"""What a TIFF's tags say that Pillow passes over: pages, and samples that are neither grey, RGB nor RGBA."""
+"""TIFF, by tifffile: pages and samples are channels, in any type, order and compression; previews are passed over."""
 
+import contextlib
 import io
-from collections.abc import Iterator
+import struct
+from collections.abc import Callable
+from functools import partial
 
-from PIL.TiffImagePlugin import ImageFileDirectory_v2
+import numpy as np
+import tifffile
+from PIL import Image, UnidentifiedImageError
 
-BITS = 258
-_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the last two: BigTIFF
-_NEW_SUBFILE, _SUBFILE, _WIDTH, _SAMPLES, _PLANAR, _FORMAT = 254, 255, 256, 277, 284, 339
-_NUMBERS = {1: "integers", 2: "signed integers", 3: "floats"}
+from idmm.data.raw import ORIENTATION, BadImage, Opened, as_bands, check_pixels, numbers, plain
+
+_OLD_SUBFILE = 255
+_LAB = (8, 9, 10, 32844, 32845)  # colour spaces of brightness and two differences
 
 
-def pages(data: bytes) -> tuple[int, int, dict] | None:
-    """Reads the tags of a file; None where they cannot be read, or it is no TIFF.
+def opened_tiff(
+    stack: contextlib.ExitStack,
+    content: bytes,
+    max_pixels: int,
+    pillow: Callable[[], Image.Image],
+    of_pillow: Callable[[Image.Image], Opened],
+) -> Opened | None:
+    """Reads the header of a TIFF; ``stack`` closes it.
+
+    Args:
+        stack: Closes the file.
+        content: Of the file.
+        max_pixels: As for :func:`idmm.data.formats.opened`.
+        pillow: Opens it by Pillow, which reads pictures of 8 bits.
+        of_pillow: Makes of that what is returned, for palettes and less than 8 bits.
 
     Returns:
-        How many pictures it holds, less previews and masks of them; the number of the page to read, the first that is
-        neither; and the tags of that page, None where it lacks one.
+        None where tifffile cannot open it.
     """
-    if not (found := list(_directories(data))):
+    try:
+        tif = stack.enter_context(tifffile.TiffFile(io.BytesIO(content)))
+        pages = [(number, page) for number, page in enumerate(tif.pages)]
+    except Exception:  # which Pillow may read, or says what is wrong with it
         return None
-    whole = [number for number, tags in enumerate(found) if not _beside(tags)] or [0]
-    return len(whole), whole[0], found[whole[0]]
+    whole = [(number, page) for number, page in pages if not _beside(page)] or pages[:1]
+    number, page = whole[0]
+    bits = max(np.atleast_1d(page.bitspersample).tolist())
+    check_pixels([(page.imagewidth, page.imagelength)], max_pixels)
+    sole = len(whole) == 1
+    eight = bits <= 8 and page.sampleformat in (1, 4) and sole
+    picture = None
+    if eight:
+        with contextlib.suppress(UnidentifiedImageError):
+            picture = pillow()
+            picture.seek(number)
+        if picture is not None and (bits < 8 or page.photometric == tifffile.PHOTOMETRIC.PALETTE):
+            return of_pillow(picture)
+    if page.dtype is None:
+        raise BadImage(f"a TIFF of {bits}-bit values of a kind that is not known; wanted integers or floats")
+    text, full = numbers(page.dtype, bits if bits > 8 else None)
+    _check_chain(tif, [page.offset for _, page in pages])
+    samples = page.samplesperpixel
+    return Opened(
+        page.imagelength,
+        page.imagewidth,
+        samples * len(whole),
+        text,
+        partial(_page_values, [page for _, page in whole]),
+        (lambda: picture) if picture is not None else None,
+        full,
+        _no_picture(len(whole), page, readable=picture is not None),
+        len(whole),
+        lambda: page.tags.valueof(ORIENTATION, 1),
+        cmyk=page.photometric == tifffile.PHOTOMETRIC.SEPARATED,
+        shape=f"a TIFF of {len(whole)} pages" if len(whole) > 1 else f"a TIFF of {samples} samples per pixel",
+    )
 
 
-def fault(count: int, tags: dict, mode: str | None) -> str | None:
-    """Says why a TIFF of so many pictures is not read; ``mode`` is Pillow's, None where Pillow does not know it."""
+def _beside(page) -> bool:
+    """Whether a page is a smaller copy or a mask of another."""
+    return bool(int(page.subfiletype) & 0b101) or page.tags.valueof(_OLD_SUBFILE) == 2
+
+
+def _check_chain(tif, offsets: list[int]) -> None:
+    """Raises BadImage where the last page that could be read names another one: the file was cut short."""
+    form, file = tif.tiff, tif.filehandle
+    file.seek(offsets[-1])
+    (count,) = struct.unpack(form.tagnoformat, file.read(form.tagnosize))
+    file.seek(offsets[-1] + form.tagnosize + count * form.tagsize)
+    (after,) = struct.unpack(form.offsetformat, file.read(form.offsetsize))
+    if after and after not in offsets:
+        raise BadImage("unreadable or truncated (pages are missing)")
+
+
+def _no_picture(count: int, page, readable: bool) -> str | None:
+    """Says why a TIFF of so many pages is no picture; ``readable``: by Pillow."""
+    samples = page.samplesperpixel
     if count > 1:
-        return f"a TIFF of {count} pages; wanted one picture a file"
-    samples, bits = tags[_SAMPLES] or 1, max(tags[BITS] or (1,))
-    dropped = samples == 2 and mode is not None and mode not in ("LA", "La", "PA")  # the second, by Pillow
-    if samples > 4 or dropped:
-        return f"a TIFF of {samples} samples per pixel; wanted 1 (grey), 3 (RGB) or 4 (RGBA or CMYK)"
-    numbers = f"{bits}-bit {_NUMBERS.get((tags[_FORMAT] or (1,))[0], 'values of another kind')}"
-    what = f"a TIFF of {numbers}, {samples} sample{'s' if samples > 1 else ''} per pixel"
-    if mode is None and tags[BITS]:
-        return f"{what}, is not supported; wanted grey, RGB or RGBA of 8 bits, or grey of 16 or 32"
-    if samples > 1 and tags[_PLANAR] == 2 and bits > 8:  # Pillow takes the bytes for 8-bit samples
-        return f"{what} in separate planes, is not supported; wanted the samples of a pixel side by side"
+        return f"a TIFF of {count} pages; wanted one picture a file, or {as_bands(count * samples)}"
+    opaque = samples == 2 and not any(int(kind) in (1, 2) for kind in page.extrasamples)
+    if samples > 4 or opaque:
+        wanted = f"wanted 1 (grey), 3 (RGB) or 4 (RGBA or CMYK), or {as_bands(samples)}"
+        return f"a TIFF of {samples} samples per pixel; {wanted}"
+    if int(page.photometric) in _LAB and not readable:
+        return f"a TIFF of the colour space {page.photometric.name}; wanted grey, RGB, RGBA or CMYK"
     return None
 
 
-def _beside(tags: dict) -> bool:
-    """Whether a page is a smaller copy or a mask of another."""
-    return bool((tags[_NEW_SUBFILE] or 0) & 0b101) or tags[_SUBFILE] == 2
-
-
-def _directories(data: bytes) -> Iterator[dict]:
-    """Yields some tags of each page, as far as they can be read."""
-    if not data.startswith(_MAGIC):
-        return
-    header = data[: 16 if data[2:3] == b"+" or data[3:4] == b"+" else 8]
-    file, seen = io.BytesIO(data), set()
-    try:
-        place = ImageFileDirectory_v2(header).next
-        while place and place not in seen:
-            seen.add(place)
-            file.seek(place)
-            tags = ImageFileDirectory_v2(header)
-            tags.load(file)
-            if tags.get(_WIDTH) is None:
-                return
-            yield {tag: tags.get(tag) for tag in (_NEW_SUBFILE, _SUBFILE, BITS, _SAMPLES, _PLANAR, _FORMAT)}
-            place = tags.next
-    except Exception:  # a broken chain; Pillow raises a dozen types
-        return
+def _page_values(pages: list) -> np.ndarray:
+    """Reads the samples of all pages, [H, W, C]."""
+    first, found = pages[0], []
+    for page in pages:
+        planes, depth, height, width, samples = page.shaped
+        if depth != 1 or (height, width, page.dtype) != (first.imagelength, first.imagewidth, first.dtype):
+            raise BadImage("a TIFF whose pages are of different sizes or types")
+        values = page.asarray(squeeze=False).reshape(planes, height, width, samples)
+        values = values.transpose(1, 2, 0, 3).reshape(height, width, -1)  # [H, W, S]
+        if page.photometric == tifffile.PHOTOMETRIC.MINISWHITE and values.dtype in (bool, np.uint8):
+            values = ~values
+        found.append(plain(values))
+    return np.concatenate(found, axis=2) if len(found) > 1 else found[0]

@@ -15,20 +15,20 @@ DEFAULT_MODEL = "deit_tiny_patch16_224"
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What is known of the backbone before it is built; ``mean`` and ``std`` have a number a channel."""
+    """What is known of the backbone before it is built; ``mean`` and ``std`` have a number a channel, or are None until
+    they are measured from the training images."""
 
     name: str  # timm's
     kwargs: dict  # for its constructor
-    mean: list[float]
-    std: list[float]
+    in_chans: int
+    mean: list[float] | None
+    std: list[float] | None
     drop_path: float  # stochastic depth rate
     init: Checkpoint | None  # weights to start from
-    range: str | list[float] = "auto"  # of grey images of more than 8 bits, see config.Data
+    range: str | list = "auto"  # of images of more than 8 bits, see config.Data
     patch_drop: float = 0.0  # share of patches left out in training
-
-    @property
-    def in_chans(self) -> int:
-        return len(self.mean)
+    bands: list[int] | None = None  # which channels of the files are used, see config.Data
+    composite: list[int] | None = None  # of them, what pictures show, likewise
 
     def build(self, size: int, seed: int, num_classes: int = 0, dynamic: bool = False) -> torch.nn.Module:
         """Builds the backbone at an image size, its fresh weights from the seed; ``dynamic``: for others as well."""
@@ -52,46 +52,74 @@ def model_spec(config, field: str = "init") -> ModelSpec:
     """
     init = None if config.init is None else read_checkpoint(config.init, field)
     model, data = config.model, config.data
+    bands, composite = (_given_or_saved(data, init, name) for name in ("bands", "composite"))
+    asked = data.in_chans if bands is None else len(bands)
     if init is None or init.name is None:
         if init is not None and model.name is None:
             raise UserError(f"model.name: '{init.source}' does not say which model it is; wanted is its timm name")
-        name, kwargs, chans = model.name or DEFAULT_MODEL, model.kwargs, data.in_chans or 3
+        name, kwargs, chans = model.name or DEFAULT_MODEL, model.kwargs, asked or 3
     else:
         skip = ("num_classes", "img_size", "in_chans")
         kwargs = {key: value for key, value in init.kwargs.items() if key not in skip}
-        faults = _contradictions(config, init, kwargs)
+        faults = _contradictions(config, init, kwargs, asked)
         if faults:
             raise UserError(*faults)
         name, chans = init.name, init.in_chans
     check_name(name)
     check_kwargs(model.kwargs)
-    mean, std = _statistics(data, init, chans)
+    mean, std = _statistics(data, init, chans, bands is None)
     scale = data.range if data.range != "auto" or init is None else init.range
-    return ModelSpec(name, kwargs, mean, std, model.drop_path, init, scale, model.patch_drop)
+    _check_range(scale, chans, bands is None and chans in (1, 3))
+    more = dict(range=scale, patch_drop=model.patch_drop, bands=bands, composite=composite)
+    return ModelSpec(name, kwargs, chans, mean, std, model.drop_path, init, **more)
 
 
-def _contradictions(config, init: Checkpoint, kwargs: dict) -> list[str]:
-    model, data = config.model, config.data
-    faults = []
+def _check_range(scale: str | list, chans: int, pictures: bool) -> None:
+    """Raises UserError where there is a range for each channel, but of other channels than there are."""
+    if isinstance(scale, str) or not isinstance(scale[0], (list, tuple)) or (len(scale) == chans and not pictures):
+        return
+    wanted = "pictures have one, [low, high]" if pictures else f"wanted one for each of {chans} channels"
+    raise UserError(f"data.range: {len(scale)} ranges; {wanted}")
+
+
+def _contradictions(config, init: Checkpoint, kwargs: dict, chans: int | None) -> list[str]:
+    model, faults = config.model, []
     if model.name not in (None, init.name):
         faults.append(f"model.name: '{model.name}', but '{init.source}' is {init.name}; leave it out or make it agree")
     for key, value in model.kwargs.items():
         if kwargs.get(key) != value:
             has = f"'{init.source}' has {kwargs.get(key)!r}"
             faults.append(f"model.kwargs: {key} is {value!r}, but {has}; leave it out or make it agree")
-    if data.in_chans not in (None, init.in_chans):
-        faults.append(f"data.in_chans: {data.in_chans}, but '{init.source}' has {init.in_chans}")
+    if chans not in (None, init.in_chans):
+        field = "data.in_chans" if config.data.bands is None else "data.bands"
+        faults.append(f"{field}: {chans}, but '{init.source}' has {init.in_chans}")
     return faults
 
 
-def _statistics(data: config.Data, init: Checkpoint | None, chans: int) -> tuple[list[float], list[float]]:
-    """Mean and std: the config's, else the checkpoint's, else ImageNet's (averaged for grey images)."""
+def _given_or_saved(data: config.Data, init: Checkpoint | None, name: str) -> list[int] | None:
+    """Returns ``data.bands`` or ``data.composite``, else what the checkpoint was trained with."""
+    given = getattr(data, name)
+    if given is not None or init is None or (name == "bands" and data.in_chans not in (None, init.in_chans)):
+        return given
+    return init.extra.get(name)
+
+
+def _statistics(
+    data: config.Data, init: Checkpoint | None, chans: int, pictures: bool
+) -> tuple[list[float] | None, list[float] | None]:
+    """Mean and std: the config's, else the checkpoint's, else of RGB ImageNet's; None where they are to be measured."""
     found = []
-    for name, given in (("mean", data.mean), ("std", data.std)):
-        values = given or list(getattr(init, name) if init else getattr(config, f"IMAGENET_{name.upper()}"))
-        if given is None and chans == 1 and len(values) == 3:
-            values = [round(sum(values) / 3, 6)]
-        if len(values) != chans:
+    for name in ("mean", "std"):
+        values = getattr(data, name)
+        if values is None and init is not None:
+            values = list(getattr(init, name))
+            if pictures and chans == 1 and len(values) == 3:
+                values = [round(sum(values) / 3, 6)]  # of grey images under weights that learned from RGB
+            elif chans != init.in_chans:
+                values = None
+        elif values is None and pictures and chans == 3:
+            values = list(getattr(config, f"IMAGENET_{name.upper()}"))
+        if values is not None and len(values) != chans:
             raise UserError(f"data.{name}: {len(values)} values for a model of {chans} channels, wanted one a channel")
         found.append(values)
     return found[0], found[1]

@@ -20,7 +20,7 @@ from idmm.config.recipes import learns_labels
 from idmm.data.augment import TrainTransform
 from idmm.data.cache import ImageStore, compare, fingerprint, load_split
 from idmm.data.datasets import read_splits
-from idmm.data.depth import AUTO, Scale, described, tidy
+from idmm.data.depth import AUTO, Scale, tidy
 from idmm.data.images import Bound, CentreCrop
 from idmm.data.loaders import BatchFn, BatchPlan, centre_crops
 from idmm.data.readers.layout import root_folder
@@ -41,6 +41,7 @@ from idmm.seeding import derive, seeded
 from idmm.stages import Phase, beginning, prepare, stage_of
 from idmm.stages.advice import advice
 from idmm.stages.handover import decide
+from idmm.stages.values import describe, standardised
 
 log = logging.getLogger("idmm")
 PARTS = ("train", "val", "test")
@@ -245,8 +246,8 @@ def resolve(config) -> tuple[Assembly, list[str]]:
     if idle:
         notes.append(f"drloc: off, its weight is 0: {', '.join(f'drloc.{name}' for name in idle)} without effect")
     model = replace(config.model, name=spec.name, kwargs=spec.kwargs)
-    data = replace(config.data, mean=spec.mean, std=spec.std, in_chans=spec.in_chans)
-    config, more = without_rgb(replace(config, train=train, model=model, data=data))
+    own = {name: getattr(spec, name) for name in ("mean", "std", "in_chans", "bands", "composite")}
+    config, more = without_rgb(replace(config, train=train, model=model, data=replace(config.data, **own)))
     parts = assemble(config)
     parts.spec, parts.began = spec, began  # the checkpoint is read once
     return parts, notes + more
@@ -296,7 +297,7 @@ class LoadedSplits:
     test: ImageStore | None
     remarks: dict  # what ``result.json`` says of the data beyond its sizes
     crops: dict[int, dict[str, ImageStore]]  # of each phase's size (pixels), ``val`` and ``test`` where there are any
-    scale: Scale | None = None  # of grey of more than 8 bits; None where there is none and the run was told nothing
+    scale: Scale | None = None  # of images of more than 8 bits; None where there is none and the run was told nothing
 
     def at(self, size: int) -> "LoadedSplits":
         """Returns the same with the images to evaluate on at the size of another phase (pixels)."""
@@ -311,9 +312,11 @@ class LoadedSplits:
 def load_splits(parts: Assembly, folder: RunFolder | None = None, wanted: tuple[str, ...] = PARTS) -> LoadedSplits:
     """Opens the dataset and reads every image of the splits ``wanted``, to evaluate on at each phase's size.
 
-    A run that is resumed in ``folder`` is held to the images that it began with.
+    A run that is resumed in ``folder`` is held to the images that it began with. Where mean and std are left to the
+    training images, ``parts.spec`` has them from then on.
     """
-    data, sizes = parts.config.data, dict.fromkeys(phase.size for phase in parts.phases)
+    sizes = dict.fromkeys(phase.size for phase in parts.phases)
+    data = replace(parts.config.data, in_chans=parts.spec.in_chans, bands=parts.spec.bands)
     listed = read_splits(*parts.stage.images(parts.config))
     splits = together(listed)
     check_val(parts, splits)
@@ -336,12 +339,15 @@ def load_splits(parts: Assembly, folder: RunFolder | None = None, wanted: tuple[
     stores |= crops[parts.phases[-1].size]
     for part, store in stores.items():
         own = stores["train"].scale is None and scale == AUTO
-        _describe(part, store, f"from the {part} images" if own else _origin(parts, asked))
+        describe(parts, part, store, asked, own)
     known = stores["train"].scale or (None if isinstance(scale, str) else scale)
     loaded = LoadedSplits(**{**dict.fromkeys(PARTS), **stores}, remarks=splits.remarks, crops=crops, scale=known)
+    parts.spec = standardised(parts.spec, stores["train"], folder)
     if folder is not None:
         prints = dict.fromkeys(PARTS) | {part: fingerprint(store) for part, store in stores.items()}
-        folder.check_images({**prints, "range": loaded.scale}, _differences)
+        folder.check_images(
+            {**prints, "range": loaded.scale, "mean": parts.spec.mean, "std": parts.spec.std}, _differences
+        )
         counts = ", ".join(f"{len(store)} {part}" for part, store in stores.items())
         log.info("images: %s of %s (%s)", counts, data.name, _KEPT[stores["train"].cache])
     return loaded
@@ -352,25 +358,6 @@ def check_val(parts: Assembly, splits: Splits) -> None:
     if parts.stage.needs_val(parts.config) and splits.val is None:
         how = "wanted last, or test images beside val (a test folder, with a val folder or --data.val_fraction 0.2)"
         raise UserError(f"train.keep: best chooses by val, and there is no split but the one that is reported; {how}")
-
-
-def _describe(part: str, store: ImageStore, origin: str) -> None:
-    """Logs what images of more than 8 bits there are, and what becomes of them."""
-    lines, warnings = described(part, store.names, store.kinds, store.extremes, store.scale, origin)
-    if part == "train" and store.scale is None and origin == "data.range":
-        lines.append("data.range changes nothing: no training image is grey of more than 8 bits")
-    for say, texts in ((log.info, lines), (log.warning, warnings)):
-        for text in texts:
-            say("images: %s", text)
-
-
-def _origin(parts: Assembly, asked: str | list[float]) -> str:
-    """Says where the range of grey of more than 8 bits comes from."""
-    if parts.config.data.range != AUTO:
-        return "data.range"
-    if parts.spec.range != AUTO:
-        return f"as in '{parts.spec.init.source}'" if parts.spec.init else "as in the checkpoint"
-    return "from the training images" if asked != "full" else "as the run began"
 
 
 def _differences(old: dict, new: dict) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from idmm.data.images import SUFFIXES
+from idmm.data.formats import SUFFIXES
 from idmm.data.readers.layout import NotAsPublished, folder_with, lines, listed_split, mat, no_repeats, numbers_from
 from idmm.data.split import Split, Splits
 from idmm.errors import listed, reason

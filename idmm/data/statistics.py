@@ -1,0 +1,61 @@
+"""Mean and standard deviation of each channel of the training images, to the last digit in any order."""
+
+import math
+from collections.abc import Iterable
+from contextlib import closing
+
+import numpy as np
+
+from idmm.data.cache import ImageStore
+from idmm.data.depth import in_order
+from idmm.data.images import TOP
+from idmm.errors import UserError, listed
+
+_LUMA = np.array([0.299, 0.587, 0.114])  # ITU-R 601, as the views' grey
+
+
+def moments(pixels: np.ndarray, grey: bool = False) -> list[list[int]]:
+    """Returns of each channel of an image, uint8 or uint16 [C, H, W], how many pixels it has, their sum, and the sum of
+    their squares, in steps of 1/65535; ``grey``: of the brightness of RGB alone."""
+    if grey:
+        pixels = np.rint(np.tensordot(_LUMA, pixels, axes=1) * (TOP / np.iinfo(pixels.dtype).max))[None]  # [1, H, W]
+        values = pixels.astype(np.uint64)
+    else:
+        values = pixels.astype(np.uint64) * (TOP // np.iinfo(pixels.dtype).max)
+    squares = (values * values).sum(axis=(1, 2))
+    return [[values[0].size, int(s), int(q)] for s, q in zip(values.sum(axis=(1, 2)), squares, strict=True)]
+
+
+def mean_std(each: Iterable[list[list[int]]]) -> tuple[list[float], list[float]]:
+    """Returns mean and standard deviation of each channel over images, on [0, 1], by the :func:`moments` of each."""
+    total = sum(np.array(found, dtype=object) for found in each)  # [C, 3], integers of any size
+    mean = [float(f"{s / n / TOP:.6g}") for n, s, _ in total]
+    std = [float(f"{math.sqrt(n * q - s * s) / n / TOP:.6g}") for n, s, q in total]  # of a constant it is 0
+    return mean, std
+
+
+def measured(store: ImageStore, grey: bool, progress: bool = False) -> tuple[list[float], list[float]]:
+    """Returns mean and standard deviation of each channel of a split as it is stored; ``grey``: of the brightness."""
+
+    def work(i: int) -> list[list[int]]:
+        return moments(store.image(i).numpy(), grey)
+
+    with closing(in_order(work, len(store), store.names.__getitem__, "measuring mean and std", progress)) as found:
+        return mean_std(found)
+
+
+def constant(mean: list[float], std: list[float], numbers: list[int]) -> str | None:
+    """Says which channels, by their ``numbers``, have a standard deviation of 0, and what to do; None: none has."""
+    flat = [i for i, value in enumerate(std) if not value]
+    if not flat:
+        return None
+    named = listed([f"{numbers[i]} (value {mean[i]:g})" for i in flat])
+    kept = [number for i, number in enumerate(numbers) if i not in flat]
+    how = f"use the others by --data.bands '{kept}', or give --data.mean and --data.std" if kept else "give --data.std"
+    return f"the same value in all pixels of the training images, hence no standard deviation: channel {named}; {how}"
+
+
+def refuse_constant(mean: list[float], std: list[float], numbers: list[int]) -> None:
+    """Raises UserError where a channel has the same value in all training images."""
+    if why := constant(mean, std, numbers):
+        raise UserError(f"data.std: {why}")

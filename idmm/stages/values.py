@@ -1,0 +1,66 @@
+"""What the values of a run's images stand for: their range, mean and std, and what the log says of them."""
+
+import logging
+from dataclasses import replace
+
+from idmm import distributed
+from idmm.checkpoint import RunFolder
+from idmm.data.cache import ImageStore
+from idmm.data.depth import AUTO, described
+from idmm.data.statistics import measured, refuse_constant
+from idmm.models.spec import ModelSpec
+
+log = logging.getLogger("idmm")
+
+
+def standardised(spec: ModelSpec, train: ImageStore, folder: RunFolder | None) -> ModelSpec:
+    """Returns what is known of the backbone with the mean and std that are left to the training images.
+
+    A run that is resumed in ``folder`` keeps those that it began with; of several processes the first one measures.
+
+    Raises:
+        UserError: A channel has the same value in all training images.
+    """
+    if spec.mean is not None and spec.std is not None:
+        return spec
+    kept = folder.statistics() if folder is not None else None
+    if kept is None:
+        grey = spec.in_chans == 1 and train.bands is None
+        leads = folder is None or folder.leader
+        found = measured(train, grey, progress=leads) if leads or distributed.world() == 1 else None
+        kept = distributed.broadcast(found) if folder is not None else found
+    mean, std = spec.mean or kept[0], spec.std or kept[1]
+    if spec.std is None:
+        chosen = train.bands and train.bands.chosen
+        refuse_constant(mean, std, list(chosen or range(spec.in_chans)))
+    said = "images: mean %s, std %s of the channels, measured from the training images"
+    log.info(said, *([float(f"{value:.4g}") for value in values] for values in (mean, std)))
+    return replace(spec, mean=mean, std=std)
+
+
+def describe(parts, part: str, store: ImageStore, asked: str | list, own: bool) -> None:
+    """Logs what images of more than 8 bits there are, and what becomes of them.
+
+    Args:
+        parts: Of the run.
+        part: The split's name.
+        store: Its images.
+        asked: The range that they were to be scaled by.
+        own: By their own range, as no training image has more than 8 bits.
+    """
+    origin = f"from the {part} images" if own else _origin(parts, asked)
+    lines, warnings = described(part, store.names, store.kinds, store.extremes, store.scale, origin)
+    if part == "train" and store.scale is None and origin == "data.range":
+        lines.append("data.range changes nothing: no training image has more than 8 bits")
+    for say, texts in ((log.info, lines), (log.warning, warnings)):
+        for text in texts:
+            say("images: %s", text)
+
+
+def _origin(parts, asked: str | list) -> str:
+    """Says where the range of images of more than 8 bits comes from."""
+    if parts.config.data.range != AUTO:
+        return "data.range"
+    if parts.spec.range != AUTO:
+        return f"as in '{parts.spec.init.source}'" if parts.spec.init else "as in the checkpoint"
+    return "from the training images" if asked != "full" else "as the run began"
