@@ -1,16 +1,16 @@
 """Views and augmentation of images of any channels and of 16 bits; turns, and channels on their own."""
 
 import json
-import logging
 import math
 from dataclasses import replace
 
+import cv2
 import numpy as np
 import pytest
 import torch
 import torchvision.transforms.v2.functional as tv
 import yaml
-from helpers import run_info
+from helpers import TINY, inside, run_info
 from test_views import CROPS, Store, one_view
 from tiny import HEADS, VIT
 
@@ -273,19 +273,27 @@ def test_augmented_photographs_are_turned_after_all_else():
     assert torch.equal(flipped, usual.flip(-2))
 
 
-def test_randaugment_is_left_out_for_deep_colours_and_the_log_says_so(caplog):
-    store = Bands(3)
-    store.kinds = np.array(["16-bit colour"] * 9 + [""])
-    with caplog.at_level(logging.INFO, "idmm"):
-        makers = [
-            TrainTransform(store, Augment(randaugment=text), 16, *norms(3), 5)
-            for text in ("rand-m9-mstd0.5-inc1", None)
-        ]
-    assert caplog.messages == [
-        "augment.randaugment: left out for 9 images of more than 8 bits, which it would cut to 8"
-    ]
+def test_randaugment_is_left_out_for_deep_colours_and_the_log_says_so(tmp_path):
+    texts = ("rand-m9-mstd0.5-inc1", None)
+    makers = [TrainTransform(Bands(3), Augment(randaugment=text), 16, *norms(3), 5) for text in texts]
     with_it, without = (maker(0, np.arange(10))["images"] for maker in makers)
     assert torch.equal(with_it, without)
+
+    for i, image in enumerate(Bands(3, count=8).images):
+        path = tmp_path / "set" / ("train", "test")[i // 4] / f"class{i % 2}" / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        cv2.imwrite(str(path), image.permute(1, 2, 0).numpy())
+    given = {key.replace(".", "__"): value for key, value in {**TINY, "model.kwargs": VIT}.items()}
+    given |= {
+        "data__name": "folder",
+        "data__root": str(tmp_path / "set"),
+        "data__subset": None,
+        "train__size": 16,
+        "train__epochs": 1,
+    }
+    assert inside("finetune", tmp_path / "run", **given) == 0
+    told = (tmp_path / "run/log.txt").read_text()
+    assert told.count("augment.randaugment: left out for the 4 of more than 8 bits, which it would cut to 8") == 1
 
 
 @pytest.mark.parametrize("dtype", DEPTHS)

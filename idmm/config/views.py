@@ -163,7 +163,7 @@ def without_rgb(config: Any) -> tuple[Any, list[str]]:
     on that."""
     data = config.data
     plain, asked = _plain(config)
-    if is_rgb(data.in_chans, getattr(data, "bands", None)) or not asked:
+    if is_rgb(data.in_chans, data.bands) or not asked:
         return config, []
     becomes = ", ".join(f"{key} becomes {_shown(wanted)}" for key, (_, wanted) in asked.items())
     return plain, [f"{becomes}: images of {data.in_chans} channels have no saturation, hue, grey and RandAugment"]

@@ -3,12 +3,14 @@
 import itertools
 import json
 import time
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from idmm.calibrate import evaluation_seconds, time_steps, timing_seconds
+from idmm.config.views import is_rgb
 from idmm.data.loaders import cores, one_thread, worker_count
 from idmm.distributed import pick_device
 from idmm.progress import duration
@@ -27,11 +29,11 @@ STARTING, AROUND = 5.0, 0.4
 class _Noise:
     """Stands for an ImageStore: images of noise, as large as the cache keeps them."""
 
-    def __init__(self, count: int, side: int):
+    def __init__(self, count: int, side: int, channels: int):
         rng = np.random.default_rng(0)
         self.sizes = np.full((count, 2), side)
         self.labels = np.arange(count) % CLASSES
-        self._image = torch.from_numpy(rng.integers(0, 256, (3, side, side), dtype=np.uint8))
+        self._image = torch.from_numpy(rng.integers(0, 256, (channels, side, side), dtype=np.uint8))
 
     def image(self, i: int) -> torch.Tensor:
         return self._image
@@ -100,9 +102,12 @@ def _rates(job: Job, budget: float) -> list[Rates]:
 
 def training_rates(parts: Assembly, phase: Phase, budget: float) -> Rates:
     """Times a few steps of a phase, on noise as large as its images, for about ``budget`` seconds."""
-    train, began = parts.config.train, time.monotonic()
+    train, began, chans = parts.config.train, time.monotonic(), parts.spec.in_chans
+    if parts.spec.mean is None or parts.spec.std is None:  # to be measured when the run reads its images
+        parts.spec = replace(parts.spec, mean=[0.5] * chans, std=[0.25] * chans)
     method = parts.method(phase, parts.backbone(phase, CLASSES), max(2048, phase.batch_size), CLASSES)
-    transform = parts.transform(phase, _Noise(phase.batch_size, parts.bound(phase.size)))
+    channels = 3 if is_rgb(chans, parts.spec.bands) else chans
+    transform = parts.transform(phase, _Noise(phase.batch_size, parts.bound(phase.size), channels))
     built = time.monotonic() - began
     device = pick_device(parts.device, "train.device")
     images = np.arange(phase.batch_size // train.accumulate or 1)
