@@ -363,8 +363,8 @@ def test_what_a_recipe_says_of_colours_is_left_out_with_a_line(tmp_path):
     config, lines = without_rgb(resolve_method(config)[0])
     assert config.views.jitter == [0.4, 0.4, 0.0, 0.0] and config.views.grey_prob == 0
     assert lines == [
-        "views.jitter becomes [0.4, 0.4, 0.0, 0.0], views.grey_prob becomes 0.0: "
-        "images of 5 channels have no saturation, hue, grey and RandAugment"
+        "data.in_chans: images of 5 channels have no saturation, hue, grey and RandAugment; "
+        "views.jitter becomes [0.4, 0.4, 0.0, 0.0], views.grey_prob becomes 0.0"
     ]
     assert without_rgb(config) == (config, [])
     tuned, lines = without_rgb(FinetuneConfig(data=Data(in_chans=2)))
