@@ -41,7 +41,7 @@ class FrozenBackbone:
     """A backbone to be measured at one size, which takes the features of splits or finds them on the disk.
 
     Args:
-        spec: What is known of it.
+        spec: What is known of it; its mean and std only where features are taken.
         size: Side of the images (pixels).
         config: Where it comes from, seed of fresh weights, crop, batch size and device; of its ``data`` the workers,
             and whether and where features are kept.
@@ -57,7 +57,7 @@ class FrozenBackbone:
         self.weights = _digest(about, spec.init.state if spec.init else None)  # others for other weights
         self.device = distributed.pick_device(config.device)
         self.folder = cache_folder(config.data.cache_dir) if config.data.cache in ("auto", "disk") else None
-        self._network: Network | None = None
+        self._model: torch.nn.Module | None = None
 
     @property
     def init(self) -> str | None:
@@ -98,7 +98,7 @@ class FrozenBackbone:
         """Another one where the weights, the crop, the bytes of an image, the device or a library's version are."""
         spec = self.spec
         looks = [self.weights, self.size, self.config.crop_pct, list(spec.mean), list(spec.std), self.device]
-        looks += [] if store.scale is None else [store.scale]
+        looks += [known for known in (store.scale, store.bands) if known is not None]
         return _digest({"look": looks, "versions": _VERSIONS, "images": fingerprint(store)})
 
     def build(self) -> None:
@@ -114,15 +114,15 @@ class FrozenBackbone:
             raise UserError(f"size: {error}") from None
         if report := spec.load(model):
             log.info("%s", report)
-        looks = (self.size, given.crop_pct, spec.mean, spec.std)
-        model = model.eval().to(self.device)
-        self._network = Network(model, *looks, self.device, given.batch_size, self.label, "--batch_size")
+        self._model = model.eval().to(self.device)
 
     def _extract(self, store: ImageStore, label: str) -> np.ndarray:
-        if self._network is None:
+        if self._model is None:
             self.build()
-        batches = self._network.split_batches(store, workers=self.config.data.workers)
-        return self._network.outputs(counting(batches, len(store), label))
+        looks = (self.size, self.config.crop_pct, self.spec.mean, self.spec.std)
+        network = Network(self._model, *looks, self.device, self.config.batch_size, self.label, "--batch_size")
+        batches = network.split_batches(store, workers=self.config.data.workers)
+        return network.outputs(counting(batches, len(store), label))
 
 
 def _digest(about: dict, state: dict[str, torch.Tensor] | None = None) -> str:

@@ -3,7 +3,6 @@
 Images are prepared as the run itself evaluates them, the same pixels to the bit, and go through the network in fp32.
 """
 
-import contextlib
 import functools
 import itertools
 import os
@@ -16,6 +15,8 @@ from PIL import Image
 from torch import Tensor
 
 from idmm.config.usage import UseConfig
+from idmm.data.composite import composite
+from idmm.data.images import fitted
 from idmm.data.readers.folder import images_at
 from idmm.errors import UserError
 from idmm.files import weights_label
@@ -26,10 +27,11 @@ from idmm.progress import counting
 
 BATCH, PIXELS = UseConfig.batch_size, UseConfig.max_pixels
 WANTED = "wanted a path, a PIL image, or a uint8 array [H, W, 3] or [H, W]"
+BANDS_WANTED = "wanted a path, or an array [H, W, C] of numbers as files have them"
 
 AnyImage = str | os.PathLike | Image.Image | np.ndarray
 """An image: the path of its file, an open one of Pillow's, or its pixels, uint8 [H, W, 3] or [H, W] (grey; uint16 as
-16-bit files have it)."""
+16-bit files have it); of a run on bands [H, W, C], in numbers of any type, as files have them."""
 
 
 # ---------------------------------------------------------------------- what is found
@@ -105,7 +107,7 @@ class _Predictor:
         """
         if on_error not in ("fail", "skip"):
             raise UserError(f"on_error: got '{on_error}'; wanted 'fail' or 'skip'")
-        sources, names, single = _listed(images)
+        sources, names, single = _listed(images, self._network.bands is None)
         unreadable: dict[str, str] = {}
         batches = self._network.file_batches(sources, names, self._max_pixels, unreadable)
         shown = counting(batches, len(sources), label) if label else batches
@@ -116,7 +118,8 @@ class _Predictor:
         if unreadable and (single or on_error == "fail"):
             raise UserError(*(f"images: {name}: {why}" for name, why in unreadable.items()))
         read = [source for source, name in zip(sources, names, strict=True) if name not in unreadable]
-        return [None if isinstance(one, Image.Image) else os.fspath(one) for one in read], found, unreadable, single
+        paths = [os.fspath(one) if isinstance(one, (str, os.PathLike)) else None for one in read]
+        return paths, found, unreadable, single
 
 
 class Classifier(_Predictor):
@@ -138,7 +141,7 @@ class Classifier(_Predictor):
 
         Args:
             images: A list of paths (of a folder: all images in it, at any depth), PIL images and arrays, uint8
-                [H, W, 3] or [H, W]; or a single one. Files are read as in training: upright, opaque, 8 bits.
+                [H, W, 3] or [H, W], of bands [H, W, C] of any numbers; or a single one. All are read as in training.
             top_k: Likeliest classes that ``top`` of a prediction has; at most K.
             tta: Mean of the probabilities of each image and its mirror image, at twice the time.
             on_error: "fail", or "skip" the images that cannot be read, which ``unreadable`` then lists.
@@ -167,11 +170,14 @@ class Embedder(_Predictor):
         self, run_or_file: str | os.PathLike, *, device: str = "auto", batch_size: int = BATCH,
         max_pixels: int = PIXELS, field: str = "",
     ):  # fmt: skip
-        super().__init__(read_checkpoint(run_or_file, field), 0, device, batch_size, max_pixels)
+        saved = read_checkpoint(run_or_file, field)
+        super().__init__(saved, 0, device, batch_size, max_pixels)
+        self._composite: list[int] | None = saved.extra.get("composite")
 
-    def read(self, image: AnyImage) -> np.ndarray:
-        """Returns the pixels of an image as the run sees them before it crops, uint8 [H, W, 3]."""
-        return self._network.read(image, self._max_pixels).pixels
+    def picture(self, image: AnyImage, side: int) -> np.ndarray:
+        """Returns a picture of an image as the run sees it before it crops, its short side of ``side`` pixels at most,
+        uint8 [H, W, 3]."""
+        return composite(fitted(self._network.read(image, self._max_pixels).pixels, side), self._composite)
 
     def embed(
         self, images: AnyImage | Sequence[AnyImage], *, on_error: str = "fail", progress: bool = False
@@ -224,7 +230,7 @@ def embed(
     Args:
         run_or_file: A run folder of any stage, or a checkpoint with its JSON beside it.
         images: A list of paths (of a folder: all images in it, sorted, at any depth), PIL images and arrays, uint8
-            [H, W, 3] or [H, W]; or a single one.
+            [H, W, 3] or [H, W], of bands [H, W, C] of any numbers; or a single one.
         device, batch_size, max_pixels: As for :func:`load_classifier`.
 
     Raises:
@@ -241,8 +247,8 @@ def _probabilities(model: torch.nn.Module, images: Tensor, tta: bool) -> Tensor:
 
 
 # ---------------------------------------------------------------------- images
-def _listed(images: AnyImage | Sequence[AnyImage]) -> tuple[list[AnyImage], list[str], bool]:
-    """Returns all images, what messages call them, and whether a single one was meant."""
+def _listed(images: AnyImage | Sequence[AnyImage], pictures: bool) -> tuple[list[AnyImage], list[str], bool]:
+    """Returns all images, what messages call them, and whether a single one was meant; ``pictures``: not bands."""
     one = isinstance(images, (str, os.PathLike, Image.Image)) or (isinstance(images, np.ndarray) and images.ndim < 4)
     sources, names = [], []
     for place, image in enumerate([images] if one else images):
@@ -255,17 +261,20 @@ def _listed(images: AnyImage | Sequence[AnyImage]) -> tuple[list[AnyImage], list
             names += files
             continue
         if not isinstance(image, (Image.Image, np.ndarray)):
-            raise UserError(f"images: {name} is {type(image).__name__}; {WANTED}")
+            raise UserError(f"images: {name} is {type(image).__name__}; {WANTED if pictures else BANDS_WANTED}")
         if isinstance(image, np.ndarray):
-            image = _of_array(image, name)
+            _check_array(image, name, pictures)
         sources.append(image)
         names.append(name)
     return sources, names, one
 
 
-def _of_array(array: np.ndarray, name: str) -> Image.Image:
-    grey = array.ndim == 3 and array.shape[2] == 1
-    with contextlib.suppress(TypeError, ValueError):
-        if array.dtype == np.uint8 or (array.dtype == np.uint16 and array.ndim == 2):
-            return Image.fromarray(array[..., 0] if grey else array)
-    raise UserError(f"images: {name} is an array of {array.dtype}, {list(array.shape)}; {WANTED}")
+def _check_array(array: np.ndarray, name: str, pictures: bool) -> None:
+    """Raises UserError for an array that is no image."""
+    channels = array.shape[2] if array.ndim == 3 else 1
+    known = array.ndim in (2, 3) and array.size and array.dtype.kind in "buif"
+    if pictures and known:
+        known = (array.dtype == np.uint8 and channels <= 4) or (array.dtype == np.uint16 and channels in (1, 3))
+    if not known:
+        wanted = WANTED if pictures else BANDS_WANTED
+        raise UserError(f"images: {name} is an array of {array.dtype}, {list(array.shape)}; {wanted}")

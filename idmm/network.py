@@ -15,7 +15,20 @@ from torch import Tensor, nn
 from idmm import distributed
 from idmm.data.cache import ImageStore
 from idmm.data.depth import in_order, tidy
-from idmm.data.images import AUTO, FULL, BadImage, CentreCrop, Decoded, Scale, load, of_pillow
+from idmm.data.images import (
+    AUTO,
+    FULL,
+    BadImage,
+    Bands,
+    CentreCrop,
+    Decoded,
+    Scale,
+    bands_of,
+    load,
+    of_array,
+    of_pillow,
+    unit,
+)
 from idmm.data.loaders import centre_crops
 from idmm.data.split import counted
 from idmm.data.views import normalise
@@ -65,7 +78,8 @@ class Network:
     batch_size: int  # images that go through it at a time
     label: str  # that messages begin with
     option: str | None = "batch_size"  # what messages call batch_size; None: nobody can change it
-    scale: Scale = AUTO  # of grey deeper than 8 bits; AUTO: the run saw none
+    scale: Scale = AUTO  # of images deeper than 8 bits; AUTO: the run saw none
+    bands: Bands | None = None  # which channels of files are used; None: pictures
 
     @classmethod
     def from_checkpoint(
@@ -84,7 +98,8 @@ class Network:
             where = weights_label(saved.source, saved.field)
             raise UserError(f"{where} was evaluated at {height}x{width} pixels; wanted is a network of square images")
         looks = (saved.crop_pct, saved.mean, saved.std)
-        kwargs = {"label": saved.source, "scale": tidy(saved.range), **kwargs}
+        channels = bands_of(saved.in_chans, saved.extra.get("bands"))
+        kwargs = {"label": saved.source, "scale": tidy(saved.range), "bands": channels, **kwargs}
         return cls(model, height, *looks, device, batch_size, **kwargs)
 
     def outputs(
@@ -130,18 +145,18 @@ class Network:
         """Yields ``images`` [B, C, S, S] and ``index`` of files and open images, while the next ones are decoded.
 
         Args:
-            images: Paths and Pillow's images.
+            images: As :meth:`read` takes them.
             names: What messages call them.
             max_pixels: Images with more pixels are refused (pixels).
             unreadable: Takes up those that cannot be read, with the reason, by name.
         """
         crop, index, crops, deep = CentreCrop(self.size, self.crop_pct), [], [], []
 
-        def prepared(i: int) -> np.ndarray:
+        def prepared(i: int) -> Tensor:
             decoded = self.read(images[i], max_pixels)
             if self.scale == AUTO and decoded.depth.ends:
                 deep.append(names[i])
-            return crop(decoded.pixels)  # uint8 [S, S, 3]
+            return unit(torch.from_numpy(crop(decoded.pixels)).permute(2, 0, 1))  # float32 [C, S, S]
 
         given = (len(images), names.__getitem__, "reading images", False, self.batch_size)
         with closing(in_order(prepared, *given)) as results:
@@ -152,15 +167,16 @@ class Network:
                     index.append(i)
                     crops.append(result)
                 if len(crops) == self.batch_size or (crops and i == len(images) - 1):
-                    pixels = torch.from_numpy(np.stack(crops)).permute(0, 3, 1, 2)  # uint8 [B, 3, S, S]
-                    batch = normalise(pixels.float().div_(255), self.mean, self.std)
+                    batch = normalise(torch.stack(crops), self.mean, self.std)
                     yield {"index": torch.tensor(index), "images": batch}
                     index, crops = [], []
         if deep:
-            what = f"{counted(len(deep), 'image')} of more than 8 bits grey ('{min(deep)}')"
+            what = f"{counted(len(deep), 'image')} of more than 8 bits ('{min(deep)}')"
             log.warning("%s: the run saw none, so their values are scaled by the full range of their type", what)
 
-    def read(self, image: str | os.PathLike | Image.Image, max_pixels: int) -> Decoded:
-        """Decodes an image as the run does; BadImage where it cannot be read."""
-        given = (max_pixels, FULL if self.scale == AUTO else self.scale)
-        return of_pillow(image, *given) if isinstance(image, Image.Image) else load(image, *given)
+    def read(self, image: str | os.PathLike | Image.Image | np.ndarray, max_pixels: int) -> Decoded:
+        """Decodes a file, an open image of Pillow's or an array [H, W, C] as the run does; BadImage where it cannot be
+        read."""
+        given = (max_pixels, FULL if self.scale == AUTO else self.scale, self.bands)
+        way = of_pillow if isinstance(image, Image.Image) else of_array if isinstance(image, np.ndarray) else load
+        return way(image, *given)

@@ -231,12 +231,11 @@ def test_console_command():
 def test_init_contradicts(whole, tmp_path, capsys):
     """The model is the checkpoint's; every field that says otherwise is told, and nothing is trained."""
     init, out = whole["pretrain"], tmp_path / "run"
-    given = dict(model__name="resnet50", model__kwargs={"embed_dim": 64, "depth": 2}, data__in_chans=1)
+    given = dict(model__name="resnet50", model__kwargs={"embed_dim": 64, "depth": 2})
     source = f"{init}/backbone.safetensors"
     assert refused(capsys, ["finetune", *flags("finetune", out, init=str(init), **given)]) == [
         f"model.name: 'resnet50', but '{source}' is vit_tiny_patch16_224; leave it out or make it agree",
         f"model.kwargs: embed_dim is 64, but '{source}' has 32; leave it out or make it agree",
-        f"data.in_chans: 1, but '{source}' has 3",
     ]
     assert not (out / "last" / "state.pt").exists()
 

@@ -108,9 +108,9 @@ def test_crop_sheet_shows_what_the_loader_makes(store):
     views = Views(size=16, crops=[CropGroup(count=2, scale=[0.3, 1.0])])
     made = MultiCropTransform(store, views, mean, std, 0)(0, np.arange(3))["views"][0]  # [3, 2, 3, 16, 16]
     plain = MultiCropTransform(store, views, [0.0] * 3, [1.0] * 3, 0)(0, np.arange(3))["views"][0]
-    shown = crops._pixels(made, mean, std)
+    shown = crops._Shown(store, np.arange(3), mean, std).crops(made)
     assert len(shown) == 3 and len(shown[0]) == 2
-    np.testing.assert_allclose(np.array(shown), plain.permute(0, 1, 3, 4, 2).numpy(), atol=1e-6)
+    np.testing.assert_allclose(np.array(shown) / 255, plain.permute(0, 1, 3, 4, 2).numpy(), atol=0.51 / 255)
 
 
 def test_a_miniature_demo_ends_with_its_result_and_goes_on(tmp_path, files, capsys, monkeypatch):

@@ -103,7 +103,7 @@ def test_files_agree_with_each_other(run, tmp_path, capsys):
 def test_the_untrained_backbone_is_the_same_with_fresh_weights(run, tmp_path):
     """Its weights are those that a stage would start from."""
     found = measured(run, "--per_class", 5, "--seeds", 1, "--untrained", "--seed", 7, out=tmp_path / "o")
-    model = ModelSpec(NAME, VIT, list(MEAN), list(STD), 0.0, None).build(16, 7)
+    model = ModelSpec(NAME, VIT, 3, list(MEAN), list(STD), 0.0, None).build(16, 7)
     fresh = a_run(tmp_path / "fresh", model=model)
     (train, labels), (test, truth), some = by_hand(fresh), by_hand(fresh, part="test"), drawn(5, 0)
     wanted = evaluate.knn_accuracy(train[some], labels[some], test, truth)

@@ -111,7 +111,7 @@ def test_the_model_says_what_the_fit_says(name, kwargs, size):
 @pytest.mark.parametrize("name", ["levit_128s", "volo_d1_224", "crossvit_9_240", "caformer_s18", "efficientvit_m0"])
 def test_classifiers_that_are_more_than_linear(name):
     """A norm, a network, several widths, tokens beside the pooled features: an error if asked for, else a line."""
-    spec = ModelSpec(name, {}, [0.5] * 3, [0.5] * 3, 0.0, None)
+    spec = ModelSpec(name, {}, 3, [0.5] * 3, [0.5] * 3, 0.0, None)
     given = config.FinetuneConfig(init="a", train=config.FinetuneTrain())
     found, (note,) = decide(given, spec)
     assert found.train.classifier_init == "random"

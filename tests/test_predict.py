@@ -385,9 +385,7 @@ def test_deep_grey_that_the_run_never_saw(runs, images, tmp_path, capsys):
     os.link(runs / "grey" / "model.safetensors", tmp_path / "model.safetensors")
     deep = next(path for path in sorted((images / "test").rglob("*.png")) if Image.open(path).mode.startswith("I"))
     assert call(["predict", "--init", tmp_path, deep]) == 0
-    what = (
-        f"1 image of more than 8 bits grey ('{deep}'): the run saw none, so their values are scaled by the full range"
-    )
+    what = f"1 image of more than 8 bits ('{deep}'): the run saw none, so their values are scaled by the full range"
     assert what in capsys.readouterr().err
 
 

@@ -5,6 +5,7 @@ import torch
 
 from idmm.config import Augment, Views
 from idmm.data.augment import TrainTransform
+from idmm.data.composite import composite, ends_of, picture
 from idmm.data.views import MultiCropTransform
 from idmm.mixing import Mix, draw_cutmix, mix_images
 from idmm.report.svg import ImageBlock
@@ -35,13 +36,14 @@ def crop_blocks(
     """
     indices = spread_out(len(store), images)
     batch = MultiCropTransform(store, views, mean, std, seed)(0, indices)
-    blocks = [_originals(store, indices)]
+    shown = _Shown(store, indices, mean, std)
+    blocks = [shown.originals]
     for number, (crops, group) in enumerate(zip(batch["views"], views.crops, strict=True)):
         low, high = group.scale
         side = "" if group.size is None else f", {group.size} px"
-        blocks.append((f"crops of {low:.0%} to\n{high:.0%} of the area{side}", _pixels(crops, mean, std)))
+        blocks.append((f"crops of {low:.0%} to\n{high:.0%} of the area{side}", shown.crops(crops)))
         if cutmix_alpha:
-            blocks.append(_mixed(crops, cutmix_alpha, derive(seed, "crop sheet", number), mean, std))
+            blocks.append(_mixed(crops, cutmix_alpha, derive(seed, "crop sheet", number), shown))
     return blocks
 
 
@@ -60,9 +62,10 @@ def augmented_blocks(store, augment: Augment, size: int, *, mean, std, key: int,
     indices = spread_out(len(store), images)
     transform = TrainTransform(store, augment, size, mean, std, key)
     made = torch.stack([transform(epoch, indices)["images"] for epoch in range(EPOCHS)], 1)  # [B, EPOCHS, C, S, S]
-    blocks = [_originals(store, indices), (f"as seen in\nepochs 1 to {EPOCHS}", _pixels(made, mean, std))]
+    shown = _Shown(store, indices, mean, std)
+    blocks = [shown.originals, (f"as seen in\nepochs 1 to {EPOCHS}", shown.crops(made))]
     if augment.cutmix_alpha:
-        blocks.append(_mixed(made[:, :2], augment.cutmix_alpha, derive(key, "crop sheet"), mean, std))
+        blocks.append(_mixed(made[:, :2], augment.cutmix_alpha, derive(key, "crop sheet"), shown))
     return blocks
 
 
@@ -71,14 +74,28 @@ def spread_out(count: int, images: int) -> np.ndarray:
     return np.unique(np.linspace(0, count - 1, min(images, count)).astype(int))
 
 
-def _originals(store, indices: np.ndarray) -> ImageBlock:
-    return "original", [[store.image(i).permute(1, 2, 0).numpy()] for i in indices]
+class _Shown:
+    """How the views of some images of a store are shown: as the images themselves, which views may be darker than."""
+
+    def __init__(self, store, indices: np.ndarray, mean, std):
+        self.bands, self.mean, self.std = store.composite, mean, std
+        self.originals: ImageBlock = "original", [[picture(store, i)] for i in indices]
+        whole = [store.image(i).permute(1, 2, 0).numpy() for i in indices]
+        self.ends = [ends_of(image, self.bands) / np.iinfo(image.dtype).max for image in whole]  # as views have them
+
+    def crops(self, views: torch.Tensor) -> list[list[np.ndarray]]:
+        """Undoes normalisation, [B, count, C, S, S] -> B rows of pictures, uint8 [S, S, 3]."""
+        shape = (-1, 1, 1)
+        values = views * torch.tensor(self.std).reshape(shape) + torch.tensor(self.mean).reshape(shape)
+        values = values.clamp(0, 1).permute(0, 1, 3, 4, 2).numpy()  # [B, count, S, S, C]
+        bands = None if values.shape[-1] == 1 else self.bands
+        return [[composite(crop, bands, ends) for crop in row] for row, ends in zip(values, self.ends, strict=True)]
 
 
-def _mixed(crops: torch.Tensor, alpha: float, key: int, mean, std) -> ImageBlock:
+def _mixed(crops: torch.Tensor, alpha: float, key: int, shown: _Shown) -> ImageBlock:
     mix = _visible_mix(crops, alpha, key)
     mixed = mix_images(crops.flatten(0, 1), mix).unflatten(0, crops.shape[:2])
-    return f"after CutMix\n({mix.lam:.0%} its own pixels)", _pixels(mixed, mean, std)
+    return f"after CutMix\n({mix.lam:.0%} its own pixels)", shown.crops(mixed)
 
 
 def _visible_mix(crops: torch.Tensor, alpha: float, key: int) -> Mix:
@@ -86,11 +103,3 @@ def _visible_mix(crops: torch.Tensor, alpha: float, key: int) -> Mix:
     count, size = crops.shape[0] * crops.shape[1], crops.shape[-2:]
     draws = [draw_cutmix(count, *size, alpha, numpy_rng(key, "cutmix", n)) for n in range(SHOWN_DRAWS)]
     return next((mix for mix in draws if mix.lam <= 1 - VISIBLE), min(draws, key=lambda mix: mix.lam))
-
-
-def _pixels(views: torch.Tensor, mean, std) -> list[list[np.ndarray]]:
-    """Undoes normalisation, [B, count, C, S, S] -> rows of [S, S, 3] in [0, 1]."""
-    shape = (-1, 1, 1)
-    values = views * torch.tensor(std).reshape(shape) + torch.tensor(mean).reshape(shape)
-    values = values.clamp(0, 1).expand(-1, -1, 3, -1, -1).permute(0, 1, 3, 4, 2)  # one channel is shown as grey
-    return [list(row) for row in values.numpy()]

@@ -11,12 +11,13 @@ import numpy as np
 
 from idmm import config, features
 from idmm.config.commands import DataCacheConfig, DataCheckConfig, DataDownloadConfig
+from idmm.data.composite import composite
 from idmm.data.datasets import open_splits
 from idmm.data.disk import cache_entries, cache_folder, clear
-from idmm.data.doctor import MIRRORED, NEAR_BITS, NEAR_CORRELATION, SKEWED, Checkup, ImageRef, Pair, check, exclusions
+from idmm.data.doctor import NEAR_BITS, NEAR_CORRELATION, SKEWED, Checkup, ImageRef, Pair, check
 from idmm.data.download import fetch
+from idmm.data.exclusions import MIRRORED, exclusions
 from idmm.data.images import FULL, load
-from idmm.data.looks import suggestions
 from idmm.data.readers.hub import PREFIX
 from idmm.data.registry import DATASETS, resolve_name, spec_of
 from idmm.data.split import Split, Splits, counted
@@ -85,7 +86,7 @@ def checkup(given: DataCheckConfig) -> int:
     asked = config.Data(
         name=given.name, root=given.root, max_pixels=given.max_pixels,
         image_column=given.image_column, label_column=given.label_column,
-        exclude=given.exclude, labels=given.labels, groups=given.groups,
+        exclude=given.exclude, labels=given.labels, groups=given.groups, in_chans=given.in_chans, bands=given.bands,
     )  # fmt: skip
     data, notes = resolve_name(asked)
     for note in notes:
@@ -173,7 +174,7 @@ def report(found: Checkup, written: bool = False) -> list[str]:
     """
     counts = ", ".join(f"{n:,} {name}" for name, n in found.images.items())
     lines = [f"{found.dataset}{f' in {found.root}' if found.root else ''}: {counts} images"]
-    lines += [*_layout(found), *_balance(found), *(f"depth: {line}" for line in found.depth_lines)]
+    lines += [*_channels(found), *_layout(found), *_balance(found), *(f"depth: {line}" for line in found.depth_lines)]
     for text, examples in (*_images(found), *_pairs(found, "look at the sheet" + ("" if written else _NO_SHEET))):
         lines += [text, *(f"  {example}" for example in examples[:_NAMED])]
         if len(examples) > _NAMED:
@@ -197,9 +198,23 @@ def report(found: Checkup, written: bool = False) -> list[str]:
     return [*lines, "nothing that should be mended"]
 
 
+def _channels(found: Checkup) -> Iterator[str]:
+    """What the channels of bands are."""
+    if not found.channels:
+        return
+    yield f"channels: {found.channels}"
+    if found.mean:
+        for name in ("mean", "std"):
+            yield f"  {name} of each, on [0, 1]: {', '.join(f'{value:.4g}' for value in getattr(found, name))}"
+    if found.constant:
+        yield f"  constant: {found.constant}"
+    shown = counted(min(3, found.bands.used), "channel")
+    yield f"  what is said below of near-duplicates and of what the images suggest is by the first {shown}"
+
+
 def _suited(found: Checkup) -> Iterator[str]:
     """What the images suggest, and what a network has to beat on them."""
-    hints = suggestions(found.looks)
+    hints = found.suggestions
     for hint in hints:
         yield f"{hint['about']}: {hint['why']}"
         yield f"  pretraining may want: {hint['flags']}"
@@ -306,7 +321,8 @@ def _draw(found: Checkup, splits: Splits, max_pixels: int, path: Path) -> None:
         for image, what in ((pair.first, said), (pair.second, "")):
             item = getattr(splits, image.split).items[image.index]
             caption = f"{what}\n{_place(image)}\n{image.label or ''}"
-            both.append(Tile(load(item, max_pixels, found.range or FULL).pixels, caption))
+            pixels = load(item, max_pixels, found.range or FULL, found.bands).pixels
+            both.append(Tile(composite(pixels), caption))
         drawn.append(both)
     title = f"{found.dataset}: a pair of {len(drawn)} of {counted(len(groups), 'group')} of images that look the same"
     note = f"{counted(len(order), 'pair')} in all; alike: images of the group"

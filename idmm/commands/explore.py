@@ -15,7 +15,9 @@ from idmm.commands.explore_tables import Explored, Found, Section, sections
 from idmm.config.commands import ProbeConfig
 from idmm.config.usage import ExploreConfig
 from idmm.data.cache import ImageStore
-from idmm.data.doctor import HASH_BITS, Checkup, ImageRef, Pair, exclusions, perceptual_hashes
+from idmm.data.composite import picture
+from idmm.data.doctor import HASH_BITS, Checkup, ImageRef, Pair, perceptual_hashes
+from idmm.data.exclusions import exclusions
 from idmm.errors import UserError
 from idmm.files import emptied_if_refused, made_folder, write_csv, write_text
 from idmm.progress import Bar
@@ -177,7 +179,7 @@ def hash_vectors(store: ImageStore) -> np.ndarray:
     """Returns the perceptual hashes of all images and their mirror images as vectors, float32 [N, 2, 64], whose product
     is ``HASHES`` times the share of bits that agree less that of those that differ."""
     numbers = Bar(range(len(store)), desc="perceptual hashes", unit="img", delay=1)
-    bits = [perceptual_hashes(Image.fromarray(store.image(i).permute(1, 2, 0).numpy())) for i in numbers]
+    bits = [perceptual_hashes(Image.fromarray(picture(store, i))) for i in numbers]
     return (np.array(bits, dtype=np.float32) * 2 - 1) * np.float32((HASHES / HASH_BITS) ** 0.5)
 
 

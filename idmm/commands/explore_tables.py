@@ -11,7 +11,8 @@ from PIL import Image
 
 from idmm import similarity
 from idmm.data.cache import ImageStore
-from idmm.data.doctor import MIRRORED
+from idmm.data.composite import picture
+from idmm.data.exclusions import MIRRORED
 from idmm.data.split import counted
 from idmm.pictures import shortened
 from idmm.report.sheets import BLUE, CELL, LARGE, ORANGE, Tile, caption_sheet, in_rows, one_of_each, pair_rows
@@ -48,9 +49,9 @@ class Explored:
     def thumbnail(self, i: int) -> np.ndarray:
         """Returns a small picture of an image, uint8 [h, w, 3]."""
         if i not in self.small:
-            picture = Image.fromarray(self.store.image(i).permute(1, 2, 0).numpy())  # [H, W, 3]
-            picture.thumbnail((THUMB, THUMB), Image.Resampling.LANCZOS)
-            self.small[i] = np.asarray(picture)
+            seen = Image.fromarray(picture(self.store, i))
+            seen.thumbnail((THUMB, THUMB), Image.Resampling.LANCZOS)
+            self.small[i] = np.asarray(seen)
         return self.small[i]
 
 

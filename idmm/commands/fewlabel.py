@@ -26,6 +26,7 @@ from idmm.files import made_folder, write_text
 from idmm.stages import STAGES, stage_of
 from idmm.stages.folds import learned_from, place, several
 from idmm.stages.probe import frozen_backbone, labelled_images, labels_needed
+from idmm.stages.values import standardised
 
 log = logging.getLogger("idmm")
 READOUTS = {"knn": "kNN", "probe": "linear probe", "finetune": "fine-tuned"}
@@ -176,10 +177,12 @@ def _probed(split: Split, metric: str, backbones: list[FrozenBackbone], draws: l
     """Yields label, draw, count of images, and each readout's scores of features that are taken once a backbone."""
     loaded: dict[tuple, dict[str, ImageStore]] = {}
     for backbone in backbones:
-        look = (backbone.size, str(backbone.spec.range))
+        spec = backbone.spec
+        look = (backbone.size, str(spec.range), spec.in_chans, str(spec.bands))
         if look not in loaded:
             loaded[look] = labelled_images(backbone, None, ("train", "test")).stores
         train, test = (loaded[look][part] for part in ("train", "test"))
+        backbone.spec = standardised(spec, train, None)
         seen, held = backbone.features(train, "train"), backbone.features(test, "test")
         rows = {name: row for row, name in enumerate(train.names)}
         for draw in draws:
@@ -201,7 +204,8 @@ def _tuned(
         log.info("fine-tuning %s: %s, %d labels a class, seed %d", at, backbone.label, draw.per_class, draw.seed)
         data, model, spec = replace(given.data, subset=draw), tuning.model, backbone.spec
         if backbone.init is None:  # the same network, seeing the same values
-            data = replace(data, mean=spec.mean, std=spec.std, in_chans=spec.in_chans, range=spec.range)
+            names = ("mean", "std", "in_chans", "range", "bands", "composite")
+            data = replace(data, **{name: getattr(spec, name) for name in names})
             model = replace(model, name=spec.name, kwargs=spec.kwargs)
         # where the weights came from, and a few digits of theirs, as runs are made again
         source = backbone.label if backbone.init is None else os.path.normpath(backbone.init)

@@ -19,7 +19,7 @@ from idmm.config.commands import ProbeConfig
 from idmm.config.reading import read_file
 from idmm.config.usage import ReportConfig
 from idmm.errors import RunError, UserError
-from idmm.files import made_folder
+from idmm.files import made_folder, saved_info
 from idmm.intervals import wilson
 from idmm.report.calibration import calibration
 from idmm.report.facts import Cloud, Mistake, RunFacts, readable
@@ -191,7 +191,8 @@ def _crops(folder: Path, config: Any) -> list:
     from idmm.seeding import derive
     from idmm.stages import STAGES
 
-    store, norm = artifacts.images(folder, "train"), {"mean": config.data.mean, "std": config.data.std}
+    saved = saved_info(folder)  # the config may leave mean and std to the images
+    store, norm = artifacts.images(folder, "train"), {name: saved[name] for name in ("mean", "std")}
     if isinstance(config, FinetuneConfig):
         last = STAGES["finetune"].phases(config)[-1]
         return augmented_blocks(store, config.augment, last.size, key=derive(config.seed, "stage", last.number), **norm)
@@ -242,10 +243,12 @@ def _predictions(run: RunFacts, parts: list[Path]) -> None:
     with _or_says(run, "mistakes", NO_IMAGES):
         for part, one in zip(parts, found, strict=True):
             if wanted := [mistake for mistake in run.mistakes if mistake.path in one.paths]:
+                from idmm.data.composite import picture  # torch takes seconds
+
                 store = artifacts.images(part, "test")
                 place = {name: i for i, name in enumerate(store.names)}
                 for mistake in (one for one in wanted if one.path in place):
-                    mistake.image = store.image(place[mistake.path]).permute(1, 2, 0).numpy()
+                    mistake.image = picture(store, place[mistake.path])
 
 
 def _explored(run: RunFacts, folder: Path) -> None:

@@ -9,7 +9,6 @@ import numpy as np
 
 from idmm.commands.inputs import inputs, network_options, print_bytes, say_unreadable
 from idmm.config.usage import SimilarConfig
-from idmm.data.images import fitted
 from idmm.data.readers.folder import same_place
 from idmm.errors import UserError
 
@@ -49,7 +48,7 @@ def similar(given: SimilarConfig) -> None:
     print_bytes("".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape"))
     middle = f"median of all {len(cosines):,}: {np.median(cosines):.4f}"
     log.info("cosine, %s", middle)
-    _draw(given, shown, same, embedder.read, f"cosine: {middle}")
+    _draw(given, shown, same, embedder.picture, f"cosine: {middle}")
     log.info("%s: the query and what is nearest to it", given.out)
 
 
@@ -65,11 +64,11 @@ def _unit(features: np.ndarray) -> np.ndarray:
     return features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
 
 
-def _draw(given: SimilarConfig, shown: list[tuple[str, float]], same: set[str], read, note: str) -> None:
+def _draw(given: SimilarConfig, shown: list[tuple[str, float]], same: set[str], picture, note: str) -> None:
     from idmm.report.sheets import LARGE, Tile, caption_sheet, in_rows
 
     captions = [("query", given.query)]
     captions += [(f"cosine {cosine:.3f}{', same file' if path in same else ''}", path) for path, cosine in shown]
-    tiles = [Tile(fitted(read(path), DRAWN), f"{said}\n{'/'.join(Path(path).parts[-2:])}") for said, path in captions]
+    tiles = [Tile(picture(path, DRAWN), f"{said}\n{'/'.join(Path(path).parts[-2:])}") for said, path in captions]
     title = f"Most like '{Path(given.query).name}' by the cosine of the features of {given.init}"
     caption_sheet(in_rows(tiles), given.out, title, note, cell=LARGE)

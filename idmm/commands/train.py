@@ -20,7 +20,7 @@ from idmm.config.commands import TrainCommand
 from idmm.config.reading import recipe
 from idmm.data import datasets, user_lists
 from idmm.data.datasets import open_splits
-from idmm.data.images import load
+from idmm.data.images import BadImage, bands_of, probe
 from idmm.data.registry import resolve_name
 from idmm.data.split import LabelsMissing, Splits
 from idmm.errors import UserError
@@ -222,8 +222,11 @@ def count(splits: Splits, data: Data) -> Counts:
     train = splits.train
     labelled = len(open_splits(tuned_on(data), labelled=True).train)
     some = np.linspace(0, len(train) - 1, min(LOOKED_AT, len(train))).astype(int)
-    sides = [min(load(train.items[i], data.max_pixels).pixels.shape[:2]) for i in some]
-    return Counts(len(train), labelled, len(train.classes), int(statistics.median(sides)))
+    sides, channels = [0], bands_of(data.in_chans, data.bands)
+    for i in some:
+        with contextlib.suppress(BadImage):  # which the first stage names
+            sides.append(min(probe(train.items[i], data.max_pixels, channels)[:2]))
+    return Counts(len(train), labelled, len(train.classes), int(statistics.median(sides[1:] or sides)))
 
 
 def tuned_on(data: Data) -> Data:
@@ -268,16 +271,16 @@ def _affordable(given: TrainCommand, way: str, model: dict, counts: Counts) -> i
     each = share * seconds / views  # for a single pass
     sides, took = [given.size] if given.size else _sides(counts), 0.0
     for side in reversed(sides):
-        if PASSES * (took := _seconds(model, side, given.device)) <= each:
+        if PASSES * (took := _seconds(given, model, side)) <= each:
             return side
     if took > SURE * each:
         why = f"an epoch at {side} px takes about {brief(took * views)} s"
         wanted = (AROUND + seconds * took / each) / 60
-        raise _refused(given, model, side, why, wanted, lambda *other: _seconds(*other, given.device) < each)
+        raise _refused(given, model, side, why, wanted, lambda *other: _seconds(given, *other) < each)
     return sides[0]
 
 
-def _seconds(model: dict, side: int, device: str) -> float:
+def _seconds(given: TrainCommand, model: dict, side: int) -> float:
     """Returns how long training on an image takes, forward and backward, by a few steps on black ones (seconds)."""
     import torch
 
@@ -286,9 +289,11 @@ def _seconds(model: dict, side: int, device: str) -> float:
     from idmm.methods.finetune import Finetune
     from idmm.models.build import create_backbone
 
-    method = Finetune(create_backbone(model["name"], side, num_classes=2, **model["kwargs"]), Augment())
-    batch = {"images": torch.zeros(TIMED, 3, side, side), "label": torch.zeros(TIMED, dtype=torch.int64)}
-    return time_steps(method, itertools.repeat(batch), pick_device(device), "fp32") / TIMED
+    chans = given.data.channels or 3
+    backbone = create_backbone(model["name"], side, num_classes=2, in_chans=chans, **model["kwargs"])
+    batch = {"images": torch.zeros(TIMED, chans, side, side), "label": torch.zeros(TIMED, dtype=torch.int64)}
+    method = Finetune(backbone, Augment())
+    return time_steps(method, itertools.repeat(batch), pick_device(given.device), "fp32") / TIMED
 
 
 # ---------------------------------------------------------------------- the runs
@@ -337,7 +342,7 @@ def _stage(given: TrainCommand, kept: dict, name: str, folder: Path, minutes: fl
     own = not given.size and "result" not in kept  # else both sides of a comparison would differ in size, too
 
     def fits(other: dict, side: int) -> bool:
-        less = 1 - _seconds(other, side, given.device) / _seconds(model, size, given.device)
+        less = 1 - _seconds(given, other, side) / _seconds(given, model, size)
         return less > 0 and error.wanted - less * error.seconds / 60 < minutes - own * gone
 
     if own and (smaller := _smaller(model, size, fits)):

@@ -212,6 +212,11 @@ class DataCheckConfig:
     """As data.labels: a CSV file of path,class for images that are not sorted into class folders."""
     groups: str | None = None
     """As data.groups: groups with images both in train and in val or test are reported."""
+    in_chans: int | None = Field(None, ge=1)
+    """As data.in_chans: channels that the files have; null: pictures, or, where most files are none, as many channels
+    as those have."""
+    bands: list[int] | None = Field(None, min_length=1)
+    """As data.bands: which channels of the files are looked at, from 0; null: all."""
     tiny: int = Field(64, ge=0)
     """Images with a shorter side than this are reported (pixels)."""
     near_limit: int = Field(50_000, ge=0)

@@ -121,6 +121,11 @@ class Data:
     std: list[float] | None = Field(None, min_length=1)
     """Standard deviation of each channel, likewise."""
 
+    @property
+    def channels(self) -> int | None:
+        """Channels that are asked for; None: the init checkpoint's, else 3."""
+        return self.in_chans if self.bands is None else len(self.bands)
+
     @model_validator(mode="after")
     def _check(self):
         for name in ("bands", "composite"):
@@ -128,7 +133,7 @@ class Data:
                 raise FieldError(name, f"got {getattr(self, name)}, wanted numbers of channels, from 0")
         if self.bands is not None and len(set(self.bands)) < len(self.bands):
             raise FieldError("bands", f"got {self.bands}, wanted each channel once")
-        used = self.in_chans if self.bands is None else len(self.bands)
+        used = self.channels
         if self.in_chans not in (None, used):
             raise FieldError("in_chans", f"got {self.in_chans} for {used} bands; wanted {used}, or to leave it out")
         if used is not None:

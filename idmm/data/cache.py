@@ -56,7 +56,7 @@ class ImageStore:
         bound: Longest short side (pixels), or the centre crop that images are finished to; None: all of them is kept.
         max_pixels: Images with more pixels are refused (pixels).
         scale: Of images deeper than 8 bits; AUTO: by the range of these images.
-        bands: Which channels there are; None: pictures.
+        bands, composite: Channels that there are (None: pictures), and those of them that pictures show.
     """
 
     def __init__(
@@ -68,10 +68,11 @@ class ImageStore:
         max_pixels: int,
         scale: Scale,
         bands: Bands | None = None,
+        composite: list[int] | None = None,
     ):
         self.names, self.labels, self.classes, self.sizes = split.names, split.labels, split.classes, index.sizes
         self.groups, self.channels = split.groups, index.channels
-        self.bands = bands and bands._replace(count=index.file_channels)
+        self.bands, self.composite = bands and bands._replace(count=index.file_channels), composite
         self.cache = "off" if pixels is None else "disk" if isinstance(pixels, Path) else "ram"
         self.kinds, self.extremes = index.kinds, index.extremes
         self._digests = index.digests  # uint8 [N, 16]
@@ -248,7 +249,8 @@ class _Loading:
     def _store(self, index: Index, pixels: bytearray | Path | None) -> ImageStore:
         """Returns the good images."""
         split = self.split.take(index.good) if len(index.bad) else self.split
-        return ImageStore(split, index, pixels, self.bound, self.data.max_pixels, self.scale, self.bands)
+        given = self.bound, self.data.max_pixels, self.scale, self.bands, self.data.composite
+        return ImageStore(split, index, pixels, *given)
 
     def _decode(self, keep: Callable[[np.ndarray], None]) -> Index:
         """Hands each good image, [H, W, C], to ``keep``, in order."""

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from idmm.data.images import AUTO, FULL, BadImage, Bands, Depth, Scale, ScaleUnknown, depth, file_channels
+from idmm.data.images import AUTO, FULL, BadImage, Bands, Depth, Scale, ScaleUnknown, depth, header
 from idmm.data.raw import quiet_readers
 from idmm.data.split import Split, counted
 from idmm.errors import RunError
@@ -106,7 +106,7 @@ def _measured(split: Split, bands: Bands | None, max_pixels: int, progress: bool
 def common_channels(split: Split, max_pixels: int, progress: bool) -> int | None:
     """Returns how many channels most files of a split have, by their headers; None: none can be read."""
     given = (len(split), split.place, "reading headers", progress)
-    counts = in_order(lambda i: file_channels(split.items[i], max_pixels), *given)
+    counts = in_order(lambda i: header(split.items[i], max_pixels).channels, *given)
     found = Counter(count for count in counts if not isinstance(count, BadImage)).most_common(1)
     return found[0][0] if found else None
 

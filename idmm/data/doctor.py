@@ -9,13 +9,16 @@ from PIL import Image
 from scipy.fft import dctn
 
 from idmm import config
+from idmm.data.composite import composite
 from idmm.data.datasets import narrowed, read_splits
-from idmm.data.depth import AUTO, Scale, described, each_scaled, ends_of, range_of, tidy
-from idmm.data.images import BadImage, CentreCrop, Depth, digest, frames, load
+from idmm.data.depth import AUTO, Scale, described, each_scaled, ends_of, in_order, range_of, tidy
+from idmm.data.images import Bands, CentreCrop, Depth, Header, bands_of, digest, frames, header, load
 from idmm.data.looks import Look, look_at, suggestions, summary
+from idmm.data.raw import BadImage, as_bands
 from idmm.data.readers.folder import UNLABELLED, read_all
 from idmm.data.readers.layout import root_folder
-from idmm.data.split import LabelsMissing, Split, Splits, together
+from idmm.data.split import LabelsMissing, Split, Splits, counted, together
+from idmm.data.statistics import constant, mean_std, moments
 from idmm.data.user_lists import BadList, shared_groups
 from idmm.data.views import short_side_bound
 from idmm.errors import UserError
@@ -29,14 +32,8 @@ FLAT = 4.0  # a thumbnail of a smaller standard deviation has nothing to correla
 SIZE = 224  # of a run, as which raw pixels are compared (pixels)
 MIDDLE, SMALLEST = 0.875, 0.35  # share of the short side that it evaluates, and of the area that its least crop has
 SKEWED = 10.0  # largest class over smallest from which the balance is remarked on
-BROKEN, LEAKS = "broken files", "in two splits"  # groups of files to leave out, beside copies in a split
-MIRRORED = (
-    "mirrored: harmless if mirror images mean the same; where they do not (writing, signs), train with --flip 0 "
-    "(idmm train) or --augment.flip 0 --views.flip 0"
-)
 _BLOCK = 2048
-_COMMENT = "#"
-_STAYS = ("unlabelled", "train", "val", "test")  # of equal images the last one's stays
+_SAMPLE = 64  # files whose headers say whether the images are pictures
 
 
 @dataclass(frozen=True)
@@ -93,7 +90,12 @@ class Checkup:
     size_mismatch: dict[str, list[int]] = field(default_factory=dict)  # as in Splits
     unreadable: list[dict] = field(default_factory=list)  # {"split", "name", "reason"} each
     depths: dict[str, dict[str, dict]] = field(default_factory=dict)  # of each split: {kind: {"images", "low", "high"}}
-    range: Scale | None = None  # of grey of more than 8 bits under data.range auto; None: there is none in train
+    range: Scale | None = None  # of images of more than 8 bits under data.range auto; None: there are none in train
+    bands: Bands | None = None  # which channels are used; None: the images are pictures
+    channels: str = ""  # of bands: how many there are, of how many bits, and the flag that means them
+    mean: list[float] = field(default_factory=list)  # of bands: of each channel of the training images, on [0, 1]
+    std: list[float] = field(default_factory=list)  # likewise
+    constant: str | None = None  # which channels have one value in all training images, and what to do
     depth_lines: list[str] = field(default_factory=list)  # the same in words
     several: list[dict] = field(default_factory=list)  # {"split", "name", "pictures"}: files of more than one
     classes: dict[str, dict[str, int]] = field(default_factory=dict)  # number of images of each class of each split
@@ -112,18 +114,27 @@ class Checkup:
         return summary(list(self.seen.get("train", {}).values()))
 
     @property
+    def suggestions(self) -> list[dict]:
+        """What the training images suggest, see :func:`idmm.data.looks.suggestions`."""
+        return suggestions(self.looks, colours=self.bands is None)
+
+    @property
     def clean(self) -> bool:
         """Whether nothing was found that should be mended; near-duplicates and the like may be as they should."""
         wrong = any(pair.certain for pair in self.pairs)
-        return not (self.layout_faults or self.size_mismatch or self.unreadable or wrong or self.shared_groups)
+        faults = self.layout_faults or self.size_mismatch or self.unreadable or self.shared_groups or self.constant
+        return not (faults or wrong)
 
     def plain(self) -> dict:
         """Returns it for JSON, the pairs sorted into ``duplicates near_duplicates leakage conflicts``."""
-        result = {key.removesuffix("_faults"): value for key, value in asdict(replace(self, seen={})).items()}
-        del result["pairs"], result["depth_lines"], result["seen"]
+        result = {
+            key.removesuffix("_faults"): value for key, value in asdict(replace(self, seen={}, bands=None)).items()
+        }
+        for name in ("pairs", "depth_lines", "seen", "bands"):
+            del result[name]
         for name, pairs in self.sorted_pairs().items():
             result[name] = [asdict(pair) for pair in pairs]
-        return {**result, "looks": self.looks, "suggestions": suggestions(self.looks), "clean": self.clean}
+        return {**result, "looks": self.looks, "suggestions": self.suggestions, "clean": self.clean}
 
     def sorted_pairs(self) -> dict[str, list[Pair]]:
         """Returns pairs within a split, pairs across splits, and, of both, those whose classes differ."""
@@ -149,6 +160,7 @@ class _Summary:
     hashes: np.ndarray  # of the image and of its mirror image, bool [2, HASH_BITS]
     thumb: np.ndarray  # float32 [THUMB, THUMB, 3]
     look: Look
+    moments: list[list[int]] | None  # of each channel, of bands
 
 
 def check(
@@ -170,6 +182,7 @@ def check(
         data.name, data.root, layout_faults=faults, remarks=remarks, size_mismatch=splits.size_mismatch, tiny_below=tiny
     )
     found.shared_groups = shared_groups(splits)
+    found.bands, found.channels = _channels(splits.train, data, progress)
     seen = []
     for name, split in splits.parts.items():
         found.images[name] = len(split)
@@ -180,10 +193,40 @@ def check(
             found.classes[name] = dict(zip(split.classes, counts.tolist(), strict=True))
         looks = list(_summaries(found, name, split, data.max_pixels, progress, size))
         _count_depths(found, name, looks)
+        if name == "train" and found.bands and looks:
+            found.mean, found.std = mean_std(look.moments for look in looks)
+            numbers = list(found.bands.chosen or range(found.bands.used))
+            found.constant = constant(found.mean, found.std, numbers)
         found.seen[name] = {look.ref.name: look.look for look in looks}
         seen += looks
     found.pairs, found.near_skipped = _pairs(seen, near_limit)
     return found, splits
+
+
+def _channels(train: Split, data: config.Data, progress: bool) -> tuple[Bands | None, str]:
+    """Returns which channels are used: what was asked for, else those of the files where most are no pictures; of bands
+    with what the log says of them."""
+    numbers = np.unique(np.linspace(0, len(train) - 1, _SAMPLE).astype(int))
+    items = [train.items[i] for i in numbers]
+    given = (len(items), lambda i: train.place(numbers[i]), "reading headers", progress)
+    looks = in_order(lambda i: header(items[i], data.max_pixels), *given)
+    known = [look for look in looks if not isinstance(look, BadImage)]
+    bands = bands_of(data.in_chans, data.bands)
+    odd = [look.channels for look in known if look.fault]
+    if not known or (bands is None and (data.in_chans is not None or 2 * len(odd) <= len(known))):
+        return bands, ""
+    usual: Header = max(known, key=[look[:2] for look in known].count)  # of pictures' files the most frequent kind
+    if bands is None:
+        count = max(odd, key=odd.count)
+        bands = Bands(count, tuple(range(count)) if count in (1, 3) else None)
+        usual = next(look for look in known if look.channels == count)
+    elif bands.count is None:
+        bands = bands._replace(count=usual.channels)
+    bits = "floats" if usual.bits == "float" else (usual.bits or "8-bit").replace("-bit", " bits")
+    whole = f"{counted(usual.channels, 'channel')} of {bits}"
+    if bands.chosen and len(bands.chosen) < bands.count:
+        return bands, f"{whole}, {list(bands.chosen)} of them used: --data.bands '{list(bands.chosen)}'"
+    return bands, f"{whole}: {as_bands(usual.channels)}"
 
 
 def _opened(data: config.Data) -> tuple[Splits, list[str], list[str]]:
@@ -220,9 +263,9 @@ def _summaries(
     """Reads a split's images; yields those that can be used."""
 
     def work(i: int, scale: Scale) -> _Summary:
-        return _summary(name, split, i, max_pixels, scale, size)
+        return _summary(name, split, i, max_pixels, scale, found.bands, size)
 
-    looks = each_scaled(work, split, found.range or AUTO, None, max_pixels, f"checking {name}", progress)
+    looks = each_scaled(work, split, found.range or AUTO, found.bands, max_pixels, f"checking {name}", progress)
     for i, look in enumerate(looks):
         about = {"split": name, "name": split.names[i]}
         count = look.pages if isinstance(look, BadImage) else look.frames
@@ -239,99 +282,39 @@ def _summaries(
 def _count_depths(found: Checkup, name: str, looks: list[_Summary]) -> None:
     """Notes how many bits the images of a split have, and of the training images the range that auto takes."""
     kinds = np.array([look.depth.kind for look in looks], dtype=np.str_)
-    extremes = ends_of([look.depth for look in looks], None)
+    extremes = ends_of([look.depth for look in looks], found.bands)
     own = range_of(extremes)
     found.range = own if name == "train" else found.range
     for kind in np.unique(kinds).tolist():
         ends = extremes[kinds == kind]
-        span = () if np.isnan(ends).any() else tidy((ends[:, 0].min(), ends[:, 1].max()))
-        about = {"images": len(ends), **dict(zip(("low", "high"), span, strict=False))}
+        about = {"images": len(ends)}
+        if kind:
+            low, high = (tidy(np.atleast_1d(side)) for side in (ends[..., 0].min(axis=0), ends[..., 1].max(axis=0)))
+            about |= {"low": low, "high": high} if found.bands else {"low": low[0], "high": high[0]}
         found.depths.setdefault(name, {})[kind or "8 bits"] = about
     names = [look.ref.name for look in looks]
     for lines in described(name, names, kinds, extremes, found.range or own, "data.range auto"):
         found.depth_lines += lines
 
 
-def _summary(name: str, split: Split, i: int, max_pixels: int, scale: Scale, size: int) -> _Summary:
+def _summary(
+    name: str, split: Split, i: int, max_pixels: int, scale: Scale, bands: Bands | None, size: int
+) -> _Summary:
     label = None if split.labels is None or split.labels[i] < 0 else split.classes[split.labels[i]]
-    image, depth, file = load(split.items[i], max_pixels, scale)  # [H, W, 3]
-    picture = Image.fromarray(image)
+    image, depth, file = load(split.items[i], max_pixels, scale, bands)  # [H, W, C]
+    picture = Image.fromarray(composite(image))
     return _Summary(
         ref=ImageRef(name, i, split.names[i], label),
         file=file,
         pixels=digest(repr(image.shape).encode() + image.tobytes()),
         size=image.shape[:2],
         depth=depth,
-        frames=frames(split.items[i], max_pixels),
+        frames=1 if bands else frames(split.items[i], max_pixels),
         hashes=perceptual_hashes(picture),
         thumb=np.asarray(picture.resize((THUMB, THUMB), Image.Resampling.BOX), dtype=np.float32),
         look=look_at(image, CentreCrop(size, MIDDLE), short_side_bound(size, SMALLEST)),
+        moments=moments(image.transpose(2, 0, 1)) if bands else None,
     )
-
-
-def exclusions(found: Checkup) -> list[str]:
-    """Returns the lines of a file for ``data.exclude``: what should be left out, a line each, under a comment with all
-    reasons; broken files first, then what lies in two splits, then copies within a split.
-
-    Of images that are the same one stays: the first of the test split, else of val, else of train. Where those of that
-    split are of different classes none stays, as one of them is wrong. Nearly equal ones are there, commented out: of a
-    pair across splits the training image, else the second.
-    """
-    named: dict[str, list[tuple[str, bool, str]]] = {}  # group, whether it is certain, reason
-
-    def add(name: str, group: str, certain: bool, reason: str) -> None:
-        named.setdefault(name, []).append((group, certain, reason))
-
-    for bad in found.unreadable:
-        add(bad["name"], BROKEN, True, f"unreadable ({bad['reason']})")
-    same: dict[ImageRef, list[ImageRef]] = {}
-    for pair in found.pairs:
-        if pair.exact:
-            same.setdefault(pair.first, [pair.first]).append(pair.second)
-    for images in same.values():
-        kept = [image for image in images if image.split == max(images, key=lambda i: _STAYS.index(i.split)).split]
-        wrong = len({image.label for image in kept} - {None}) > 1
-        for image in images:
-            group = f"copies in {image.split}" if image.split == kept[0].split else LEAKS
-            if wrong and image in kept:
-                other = next(other for other in kept if other.label != image.label)
-                why = f"the same as {other.name}, but of class '{image.label}', not '{other.label}': one is wrong"
-            else:
-                why = f"the same as {kept[0].name}"
-            if wrong or image != kept[0]:
-                add(image.name, group, True, why)
-    for pair in found.pairs:
-        if pair.exact:
-            continue
-        out, other = (pair.first, pair.second) if pair.leaks else (pair.second, pair.first)
-        alike = "nearly the same as" if pair.kind == "near" else "mirror image of"
-        group = LEAKS if pair.leaks else f"copies in {out.split}"
-        add(out.name, group, False, f"{alike} {other.name} ({pair.similarity:.3f})")
-    return _grouped(named)
-
-
-def _grouped(named: dict[str, list[tuple[str, bool, str]]]) -> list[str]:
-    order = [BROKEN, LEAKS, *(f"copies in {split}" for split in ("train", "unlabelled", "val", "test"))]
-    lines = []
-    for group in order:
-        names = [name for name, about in named.items() if min((g for g, *_ in about), key=order.index) == group]
-        lines += [f"{_COMMENT} -- {group}"] if names else []
-        for name in names:
-            certain = any(sure for _, sure, _ in named[name])
-            reasons = "; ".join(reason for *_, reason in named[name])
-            lines.append(f"{_COMMENT} {reasons}\n{'' if certain else _COMMENT}{_line(name)}")
-    everything = [about for abouts in named.values() for about in abouts]
-    head = (
-        ["a # before a path: only suspected, left out once you remove it"]
-        if not all(sure for _, sure, _ in everything)
-        else []
-    )
-    head += [MIRRORED] if any(reason.startswith("mirror") for *_, reason in everything) else []
-    return [f"{_COMMENT} {line}" for line in head] + lines
-
-
-def _line(name: str) -> str:
-    return f"./{name}" if name.startswith(_COMMENT) else name
 
 
 def perceptual_hashes(picture: Image.Image) -> np.ndarray:

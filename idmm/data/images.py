@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from idmm.data.formats import of_image, opened
-from idmm.data.raw import BadImage, NeedsMore, Opened, check_pixels, quiet_readers, unreadable, upright
+from idmm.data.raw import BadImage, NeedsMore, Opened, check_pixels, numbers, plain, quiet_readers, unreadable, upright
 from idmm.errors import reason
 
 Range = tuple[float, float]
@@ -136,6 +136,15 @@ def of_pillow(image: Image.Image, max_pixels: int, scale: Scale = FULL, bands: B
     return Decoded(pixels, depth, digest(pixels.tobytes()))
 
 
+def of_array(array: np.ndarray, max_pixels: int, scale: Scale = FULL, bands: Bands | None = None) -> Decoded:
+    """Makes of an array [H, W] or [H, W, C] what :func:`load` makes of a file of these numbers; BadImage as there."""
+    array = array if array.ndim == 3 else array[:, :, None]
+    check_pixels([array.shape[1::-1]], max_pixels)
+    with _opened(array, max_pixels) as image:
+        pixels, depth = _pixels(image, scale, bands)
+    return Decoded(pixels, depth, digest(array.tobytes()))
+
+
 def depth(item: str | bytes | np.ndarray, max_pixels: int, bands: Bands | None = None) -> Depth:
     """Returns the depth of an item of a split; of one of 8 bits only the header is read. BadImage: as :func:`load`."""
     with _opened(item, max_pixels, bands) as image:
@@ -145,10 +154,20 @@ def depth(item: str | bytes | np.ndarray, max_pixels: int, bands: Bands | None =
         return _depth(image, values, bands)
 
 
-def file_channels(item: str | bytes | np.ndarray, max_pixels: int) -> int:
-    """Returns how many channels a file has, by its header; BadImage: as :func:`load`."""
+class Header(NamedTuple):
+    """What a file's header says."""
+
+    channels: int
+    bits: str
+    """Of its numbers where they are no 8 bits, for people; else empty."""
+    fault: str | None
+    """Why it is no picture."""
+
+
+def header(item: str | bytes | np.ndarray, max_pixels: int) -> Header:
+    """Reads the header of an item of a split; BadImage: as :func:`load`."""
     with _opened(item, max_pixels, Bands()) as image:
-        return image.channels
+        return Header(image.channels, image.bits, image.fault)
 
 
 def frames(item: str | bytes | np.ndarray, max_pixels: int) -> int:
@@ -170,7 +189,10 @@ def probe(
 @contextlib.contextmanager
 def _opened(item: Any, max_pixels: int, bands: Bands | None = None) -> Iterator[Opened]:
     if isinstance(item, np.ndarray):
-        yield Opened(*item.shape, "", lambda: item)
+        (bits, full), (h, w, channels) = numbers(item.dtype), item.shape
+        eight = not bits and channels <= 4  # which Pillow has
+        picture = (lambda: Image.fromarray(plain(item.squeeze(2) if channels == 1 else item))) if eight else None
+        yield Opened(h, w, channels, bits, lambda: plain(item), picture, full)
         return
     wanted = {} if bands is None else {"wanted": [] if bands.count is None else [bands.count]}
     with opened(item if isinstance(item, bytes) else read(item), max_pixels, **wanted) as image:
@@ -350,24 +372,3 @@ def fitted_size(h: int, w: int, bound: Bound) -> tuple[int, int]:
 def unit(image):
     """Returns an image as float32 in [0, 1], a tensor uint8 or uint16 of any shape."""
     return image.float().div_(TOP if image.element_size() == 2 else 255)
-
-
-def composite(image, bands: Sequence[int] | None = None) -> np.ndarray:
-    """Makes any image visible.
-
-    Args:
-        image: uint8 or uint16, tensor or array [C, H, W].
-        bands: Its channels that are shown as red, green and blue; None: the first three (of two: red and green; of
-            one: grey).
-
-    Returns:
-        uint8 [H, W, 3].
-    """
-    planes = np.asarray(image)
-    count = len(planes)
-    bands = bands or ((0, 0, 0) if count == 1 else range(min(count, 3)))
-    shown = np.zeros((3, *planes.shape[1:]), dtype=planes.dtype)
-    shown[: len(bands)] = planes[list(bands)]
-    if shown.dtype != np.uint8:
-        shown = ((shown.astype(np.uint32) + 128) // 257).astype(np.uint8)
-    return np.ascontiguousarray(shown.transpose(1, 2, 0))

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from idmm.data.images import Bound, CentreCrop, fitted
+from idmm.data.composite import composite
+from idmm.data.images import Bound, CentreCrop, fitted, resized
 
 SIDE = 32  # pixels of the small images that are compared as they are
 LINES = 256  # of an image that are looked at
@@ -24,15 +25,15 @@ class Look:
     grey: bool  # no pixel has a colour
     border: float  # share of the border that has its most frequent colour
     flat: float  # share of neighbouring pixels that are the same
-    pixels: np.ndarray  # its middle as a training image and as one to evaluate on, uint8 [2, SIDE, SIDE, 3]
+    pixels: np.ndarray  # its middle as a training image and as one to evaluate on, grey levels [2, SIDE, SIDE, C]
 
 
 def look_at(image: np.ndarray, crop: CentreCrop, bound: Bound = None) -> Look:
-    """Returns the look of an image, uint8 [H, W, 3]; ``crop``: how it would be evaluated, ``bound``: what would be kept
-    of it to train on."""
-    whole, middle = Image.fromarray(fitted(image, bound)), Image.fromarray(crop(image))
-    lines = image[:: max(1, len(image) // LINES)]  # [R, W, 3]
-    edges = np.concatenate([image[0], image[-1], image[:, 0], image[:, -1]])  # [2 H + 2 W, 3]
+    """Returns the look of an image, uint8 or uint16 [H, W, C]; ``crop``: how it would be evaluated, ``bound``: what
+    would be kept of it to train on."""
+    shown = composite(image, ends=np.array([[0, np.iinfo(image.dtype).max]]))  # as it is, uint8 [H, W, 3]
+    lines = shown[:: max(1, len(shown) // LINES)]  # [R, W, 3]
+    edges = np.concatenate([shown[0], shown[-1], shown[:, 0], shown[:, -1]])  # [2 H + 2 W, 3]
     _, count = np.unique(edges, axis=0, return_counts=True)
     alike = (lines[:, 1:] == lines[:, :-1]).all(-1)
     return Look(
@@ -40,15 +41,17 @@ def look_at(image: np.ndarray, crop: CentreCrop, bound: Bound = None) -> Look:
         grey=bool(np.all(lines.max(-1) - lines.min(-1) <= UNCOLOURED)),
         border=float(count.max() / len(edges)),
         flat=float(alike.mean()) if alike.size else 1.0,
-        pixels=np.stack([small(whole, crop.crop_pct), small(middle, 1.0)]),
+        pixels=np.stack([small(fitted(image, bound), crop.crop_pct), small(crop(image), 1.0)]),
     )
 
 
-def small(image: Image.Image, crop_pct: float) -> np.ndarray:
-    """Returns the middle of an image, ``crop_pct`` of its short side, averaged down to uint8 [SIDE, SIDE, 3]."""
-    (w, h), side = image.size, crop_pct * min(image.size)
+def small(image: np.ndarray, crop_pct: float) -> np.ndarray:
+    """Returns the middle of an image, ``crop_pct`` of its short side, averaged down: uint8 or uint16 [H, W, C] -> grey
+    levels of 0 to 255, [SIDE, SIDE, C]."""
+    (h, w), side = image.shape[:2], crop_pct * min(image.shape[:2])
     box = ((w - side) / 2, (h - side) / 2, (w + side) / 2, (h + side) / 2)
-    return np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BOX, box=box))
+    pixels = resized(image, SIDE, SIDE, Image.Resampling.BOX, box)
+    return pixels if pixels.dtype == np.uint8 else pixels / np.float32(257)
 
 
 def summary(looks: Sequence[Look]) -> dict:
@@ -59,11 +62,12 @@ def summary(looks: Sequence[Look]) -> dict:
     return {"images": len(looks), "grey": float(np.mean([look.grey for look in looks])), **middle}
 
 
-def suggestions(found: dict) -> list[dict]:
+def suggestions(found: dict, colours: bool = True) -> list[dict]:
     """Returns what views such images suggest in stage 1: ``about``, ``why`` (measured on them) and ``flags``.
 
     Args:
         found: Their :func:`summary`.
+        colours: Whether their channels are red, green and blue.
     """
     if not found:
         return []
@@ -73,7 +77,7 @@ def suggestions(found: dict) -> list[dict]:
     def add(about: str, why: str, flags: str) -> None:
         lines.append({"about": about, "why": why, "flags": flags})
 
-    if grey == 1:
+    if colours and grey == 1:
         why = f"all {found['images']:,} training images are grey: hue, saturation and grey change nothing in them"
         add("grey", why, "--views.grey_prob 0")
     if short < SMALL:
@@ -86,7 +90,7 @@ def suggestions(found: dict) -> list[dict]:
         why += " of neighbouring pixels are the same, as in drawings and cut-outs: small crops may show the background"
         why += " alone"
         flags = f"--views.crops '{LARGE}'"
-        if grey < 1:
+        if colours and grey < 1:
             why += ", and strong colours may change what tells such images apart"
             flags += " --views.jitter '[0.4, 0.4, 0.4, 0.1]' --views.grey_prob 0.1"
         add("plain", why, flags)

@@ -162,7 +162,7 @@ def linear_classifiers(model: nn.Module) -> list[nn.Linear | nn.Conv2d]:
 def has_linear_classifier(name: str, kwargs: dict[str, Any]) -> bool:
     """Whether a model has :func:`linear_classifiers`; one that cannot be built so says why when it is."""
     try:
-        return bool(linear_classifiers(_build_on_meta(name, {**kwargs, "num_classes": 2})))
+        return bool(linear_classifiers(build_on_meta(name, {**kwargs, "num_classes": 2})))
     except _MODEL_ERRORS:
         return True
 
@@ -239,13 +239,13 @@ def accepts(name: str, key: str) -> bool:
     timm's entry points hide its signature, so it is tried.
     """
     try:
-        _build_on_meta(name, {"num_classes": 0, key: _TRIED[key]})
+        build_on_meta(name, {"num_classes": 0, key: _TRIED[key]})
     except _MODEL_ERRORS as error:
         return not isinstance(error, TypeError)  # others: it has the argument, and does not like the value
     return True
 
 
-def _build_on_meta(name, kwargs):
+def build_on_meta(name, kwargs):
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
         return timm.create_model(name, **kwargs)
 
@@ -264,7 +264,7 @@ def _build_error(name, given, optional, error):
     """Returns what to raise for a failed build, by what is wrong: the size, the arguments or the model itself."""
     if "img_size" in optional:
         try:
-            _build_on_meta(name, {**given, **optional, "img_size": None})  # timm leaves None out
+            build_on_meta(name, {**given, **optional, "img_size": None})  # timm leaves None out
         except _MODEL_ERRORS as other:
             error = other
         else:

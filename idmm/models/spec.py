@@ -7,6 +7,7 @@ import torch
 from idmm import config
 from idmm.errors import UserError
 from idmm.models.build import check_kwargs, check_name, create_backbone
+from idmm.models.channels import input_channels
 from idmm.models.weights import Checkpoint, Report, read_checkpoint
 from idmm.seeding import derive, seeded
 
@@ -40,35 +41,42 @@ class ModelSpec:
             )
 
     def load(self, model: torch.nn.Module, strict: bool = False) -> Report | None:
-        """Loads the weights to start from into all but the classifier; returns what became of them, to be logged."""
-        return None if self.init is None else self.init.load_into(model, strict=strict)
+        """Loads the weights to start from into all but the classifier, the first layer adapted to other channels;
+        returns what became of them, to be logged."""
+        return None if self.init is None else self.init.load_into(model, strict=strict, in_chans=self.in_chans)
 
 
 def model_spec(config, field: str = "init") -> ModelSpec:
     """Decides the model by the run's ``model``, ``data`` and checkpoint ``init``, which messages call ``field``.
 
     Raises:
-        UserError: ``model.name``, ``model.kwargs`` or ``data.in_chans`` contradict the checkpoint; all in one.
+        UserError: ``model.name`` or ``model.kwargs`` contradict the checkpoint, all in one; or values are not
+            as many as channels.
     """
     init = None if config.init is None else read_checkpoint(config.init, field)
     model, data = config.model, config.data
-    bands, composite = (_given_or_saved(data, init, name) for name in ("bands", "composite"))
-    asked = data.in_chans if bands is None else len(bands)
     if init is None or init.name is None:
         if init is not None and model.name is None:
             raise UserError(f"model.name: '{init.source}' does not say which model it is; wanted is its timm name")
-        name, kwargs, chans = model.name or DEFAULT_MODEL, model.kwargs, asked or 3
+        name, kwargs = model.name or DEFAULT_MODEL, model.kwargs
     else:
         skip = ("num_classes", "img_size", "in_chans")
         kwargs = {key: value for key, value in init.kwargs.items() if key not in skip}
-        faults = _contradictions(config, init, kwargs, asked)
+        faults = _contradictions(config, init, kwargs)
         if faults:
             raise UserError(*faults)
-        name, chans = init.name, init.in_chans
+        name = init.name
     check_name(name)
     check_kwargs(model.kwargs)
-    mean, std = _statistics(data, init, chans, bands is None)
-    scale = data.range if data.range != "auto" or init is None else init.range
+    before = _channels(init, name, kwargs)
+    chans = before if data.channels is None else data.channels
+    same = init is not None and chans == before  # what the checkpoint knows of its channels holds
+    bands, composite = (
+        init.extra.get(key) if same and getattr(data, key) is None else getattr(data, key)
+        for key in ("bands", "composite")
+    )
+    mean, std = _statistics(data, init, chans, bands is None, same)
+    scale = init.range if same and data.range == "auto" else data.range
     _check_range(scale, chans, bands is None and chans in (1, 3))
     more = dict(range=scale, patch_drop=model.patch_drop, bands=bands, composite=composite)
     return ModelSpec(name, kwargs, chans, mean, std, model.drop_path, init, **more)
@@ -82,7 +90,14 @@ def _check_range(scale: str | list, chans: int, pictures: bool) -> None:
     raise UserError(f"data.range: {len(scale)} ranges; {wanted}")
 
 
-def _contradictions(config, init: Checkpoint, kwargs: dict, chans: int | None) -> list[str]:
+def _channels(init: Checkpoint | None, name: str, kwargs: dict) -> int:
+    """Returns the channels of a checkpoint's images, which a run without a wish goes on with; 3 without one."""
+    if init is None:
+        return 3
+    return init.in_chans if init.name is not None else input_channels(name, kwargs, init.state) or 3
+
+
+def _contradictions(config, init: Checkpoint, kwargs: dict) -> list[str]:
     model, faults = config.model, []
     if model.name not in (None, init.name):
         faults.append(f"model.name: '{model.name}', but '{init.source}' is {init.name}; leave it out or make it agree")
@@ -90,24 +105,14 @@ def _contradictions(config, init: Checkpoint, kwargs: dict, chans: int | None) -
         if kwargs.get(key) != value:
             has = f"'{init.source}' has {kwargs.get(key)!r}"
             faults.append(f"model.kwargs: {key} is {value!r}, but {has}; leave it out or make it agree")
-    if chans not in (None, init.in_chans):
-        field = "data.in_chans" if config.data.bands is None else "data.bands"
-        faults.append(f"{field}: {chans}, but '{init.source}' has {init.in_chans}")
     return faults
 
 
-def _given_or_saved(data: config.Data, init: Checkpoint | None, name: str) -> list[int] | None:
-    """Returns ``data.bands`` or ``data.composite``, else what the checkpoint was trained with."""
-    given = getattr(data, name)
-    if given is not None or init is None or (name == "bands" and data.in_chans not in (None, init.in_chans)):
-        return given
-    return init.extra.get(name)
-
-
 def _statistics(
-    data: config.Data, init: Checkpoint | None, chans: int, pictures: bool
+    data: config.Data, init: Checkpoint | None, chans: int, pictures: bool, same: bool
 ) -> tuple[list[float] | None, list[float] | None]:
-    """Mean and std: the config's, else the checkpoint's, else of RGB ImageNet's; None where they are to be measured."""
+    """Mean and std: the config's, else the checkpoint's where its channels are the ``same``, without one ImageNet's for
+    RGB; None where they are to be measured."""
     found = []
     for name in ("mean", "std"):
         values = getattr(data, name)
@@ -115,7 +120,7 @@ def _statistics(
             values = list(getattr(init, name))
             if pictures and chans == 1 and len(values) == 3:
                 values = [round(sum(values) / 3, 6)]  # of grey images under weights that learned from RGB
-            elif chans != init.in_chans:
+            elif not same or len(values) != chans:
                 values = None
         elif values is None and pictures and chans == 3:
             values = list(getattr(config, f"IMAGENET_{name.upper()}"))

@@ -26,6 +26,7 @@ from idmm.models.base import (
     sinusoids,
     timm_cfg,
 )
+from idmm.models.channels import repeated
 
 
 class TokenPerformer(nn.Module):
@@ -198,6 +199,27 @@ class T2TViT(BlockModel):
             grid = self.patch_embed.dynamic_feat_size(checked_size(img_size or 224))
             state["pos_embed"] = sinusoids(1 + math.prod(grid), self.embed_dim)
         return state
+
+    def adapt_input(self, state: dict[str, Tensor], in_chans: int) -> tuple[dict[str, Tensor], int] | None:
+        """Returns weights for images of ``in_chans`` channels, and how many they were for; None: the same.
+
+        The first layer is linear in a layer norm over all pixels of a window, channel by channel. What the norm learned
+        goes into the linear layer, w (x s + b) = (w s) x + w b, whose channels are then repeated as a convolution's.
+        """
+        names = ("norm1.weight", "norm1.bias", "kqv.weight", "kqv.bias")
+        norm, shift, weight, bias = names = [f"patch_embed.performer1.{name}" for name in names]
+        pixels = WINDOWS[0][0] ** 2
+        if any(name not in state for name in names) or len(state[norm]) == in_chans * pixels:
+            return None
+        base, wide = len(state[norm]) // pixels, in_chans * pixels
+        folded = (state[weight] * state[norm]).unflatten(1, (base, pixels))  # [3 D, C, kernel^2]
+        new = {
+            norm: state[norm].new_ones(wide),
+            shift: state[shift].new_zeros(wide),
+            weight: repeated(folded, base, in_chans).flatten(1),
+            bias: state[bias] + state[weight] @ state[shift],
+        }
+        return {**state, **new}, base
 
 
 def _keep_own_positions(model: T2TViT, state_dict: dict[str, Tensor], prefix: str, *_) -> None:

@@ -20,6 +20,7 @@ from idmm.config import IMAGENET_MEAN, IMAGENET_STD
 from idmm.errors import UserError, listed
 from idmm.files import WEIGHTS_WANTED, replacing, weights_file, weights_label
 from idmm.models.build import Size, backbone_keys, classifier_prefixes, create_backbone, model_name, pair
+from idmm.models.channels import adapt_input
 
 # of evaluation, where a JSON of 0.1.0 does not say it
 CROP_PCT, INTERPOLATION = 0.875, "bicubic"
@@ -59,7 +60,9 @@ class Checkpoint:
         before = "ema" in self.extra and self.size is None  # as 0.1.0 wrote it
         return self.extra.get("range", "full" if before else "auto")
 
-    def load_into(self, model: nn.Module, *, drop_classifier: bool = True, strict: bool = False) -> "Report":
+    def load_into(
+        self, model: nn.Module, *, drop_classifier: bool = True, strict: bool = False, in_chans: int | None = None
+    ) -> "Report":
         """Copies into the model what fits; resizes position embeddings and relative-position tables to its size.
 
         Where ``img_size`` is not known, the checkpoint's grid is taken to be square.
@@ -69,6 +72,7 @@ class Checkpoint:
                 ``checkpoint_filter_fn(state, img_size)``, as T2T-ViT, CvT and CCT do, that converts older weights.
             drop_classifier: Leave the model's classifier as it is.
             strict: Refuse a checkpoint that lacks weights of the backbone, or has some that the model does not know.
+            in_chans: Channels of the model's images, which the first layer is adapted to; None: as it is.
 
         Raises:
             UserError: A checkpoint of another model: too few names in common, or shapes that cannot be converted.
@@ -76,6 +80,9 @@ class Checkpoint:
         state = self.state
         if hasattr(model, "checkpoint_filter_fn"):
             state = model.checkpoint_filter_fn(state, self.img_size)
+        label, adapted = weights_label(self.source, self.field), ""
+        if in_chans is not None:
+            state, adapted = adapt_input(model, state, in_chans, label)
         backbone, prefixes = backbone_keys(model), classifier_prefixes(model)
         targets = {k: t for k, t in model.state_dict().items() if not k.endswith(_INDICES)}
 
@@ -85,7 +92,6 @@ class Checkpoint:
         state = {k: v for k, v in state.items() if not k.endswith(_INDICES)}
         usable = {k: v for k, v in state.items() if k in targets and not (drop_classifier and in_classifier(k))}
         unknown = [k for k in state if k not in targets and not in_classifier(k)]
-        label = weights_label(self.source, self.field)
         _check_enough(model, backbone, usable, unknown, label)
         if strict:
             _check_all(model, [k for k in targets if k in backbone and k not in usable], unknown, label)
@@ -97,6 +103,7 @@ class Checkpoint:
             resized=[k for k, (_, resized) in new.items() if resized],
             dropped=[k for k in state if k not in new],
             fresh=[k for k in targets if k not in new],
+            adapted=adapted,
         )
 
 
@@ -112,12 +119,13 @@ class Report:
     resized: list[str]  # position embeddings and tables, interpolated to the model's size
     dropped: list[str]  # of the checkpoint, not used: the classifier, and what the model does not have
     fresh: list[str]  # of the model, not in the checkpoint: left as they were initialised
+    adapted: str = ""  # what became of the first layer, where it was for other channels
 
     def __str__(self) -> str:
         others = {kind: getattr(self, kind) for kind in ("resized", "dropped", "fresh")}
         counts = f"{len(self.kept)} weights kept" + "".join(f", {len(n)} {kind}" for kind, n in others.items())
         names = (f"  {kind}: {listed(names, 8)}" for kind, names in others.items() if names)
-        return "\n".join([f"{self.source}: {counts}", *names])
+        return "\n".join([f"{self.source}: {counts}", *names, *([f"  {self.adapted}"] if self.adapted else [])])
 
 
 def read_checkpoint(path: str | os.PathLike, field: str = "", stem: str = "backbone") -> Checkpoint:

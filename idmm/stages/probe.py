@@ -124,11 +124,16 @@ def measure(config: ProbeConfig, folder: RunFolder | None = None) -> dict:
 
 # ---------------------------------------------------------------------- images
 def labelled_images(backbone: FrozenBackbone, *args) -> LoadedSplits:
-    """Reads the images of a probe, centre-cropped to the backbone's size; ``args`` as for :func:`load_splits`."""
+    """Reads the images of a probe, centre-cropped to the backbone's size; ``args`` as for :func:`load_splits`.
+
+    Where mean and std are left to the training images, the backbone has them from then on.
+    """
     with labels_needed(backbone.config.data):
         parts = assemble(replace(backbone.config, size=backbone.size))
         parts.spec = backbone.spec  # the checkpoint is read once
-        return load_splits(parts, *args)
+        splits = load_splits(parts, *args)
+        backbone.spec = parts.spec
+        return splits
 
 
 @contextlib.contextmanager

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
@@ -43,7 +42,9 @@ def export(run: Session, loop: Loop, parts: Assembly, splits: LoadedSplits, clas
         return
     spec, size, state = parts.spec, parts.phases[-1].size, loop.averaged.state_dict()
     about = dict(name=spec.name, mean=spec.mean, std=spec.std, size=size, crop_pct=parts.crop_pct)
-    extra = {"ema": loop.ema is not None, **({} if splits.scale is None else {"range": splits.scale})}
+    extra = {"ema": loop.ema is not None}
+    known = {"range": splits.scale, "bands": spec.bands, "composite": spec.composite}
+    extra |= {name: value for name, value in known.items() if value is not None}
     files = {"backbone": (state if classes is None else backbone_state(loop.averaged), [], extra)}
     if classes is not None:
         files["model"] = state, classes, {**extra, "classes": classes}
@@ -205,11 +206,10 @@ def rows_knn(rows: np.ndarray, labels: np.ndarray, held: np.ndarray, truth: np.n
 
 
 def _pixels(store: ImageStore, numbers: np.ndarray, crop_pct: float = 1.0) -> np.ndarray:
-    """Returns the middle of each image, ``crop_pct`` of its short side, as a row of pixels, float32 [N, 3072]."""
-    rows = np.empty((len(numbers), SIDE * SIDE * 3), dtype=np.float32)
+    """Returns the middle of each image, ``crop_pct`` of its short side, as a row of pixels, float32 [N, 1024 C]."""
+    rows = np.empty((len(numbers), SIDE * SIDE * store.channels), dtype=np.float32)
     for i, row in zip(numbers, rows, strict=True):
-        image = Image.fromarray(store.image(i).permute(1, 2, 0).numpy())  # [H, W, 3]
-        row[:] = small(image, crop_pct).ravel()
+        row[:] = small(store.image(i).permute(1, 2, 0).numpy(), crop_pct).ravel()  # of [H, W, C]
     return rows
 
 

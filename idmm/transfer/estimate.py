@@ -1,5 +1,6 @@
 """How long a grid may take: a few steps of each kind of job are timed before anything starts."""
 
+import copy
 import itertools
 import json
 import time
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 
 from idmm.calibrate import evaluation_seconds, time_steps, timing_seconds
-from idmm.config.views import is_rgb
+from idmm.data.images import bands_of
 from idmm.data.loaders import cores, one_thread, worker_count
 from idmm.distributed import pick_device
 from idmm.progress import duration
@@ -102,12 +103,13 @@ def _rates(job: Job, budget: float) -> list[Rates]:
 
 def training_rates(parts: Assembly, phase: Phase, budget: float) -> Rates:
     """Times a few steps of a phase, on noise as large as its images, for about ``budget`` seconds."""
-    train, began, chans = parts.config.train, time.monotonic(), parts.spec.in_chans
-    if parts.spec.mean is None or parts.spec.std is None:  # to be measured when the run reads its images
-        parts.spec = replace(parts.spec, mean=[0.5] * chans, std=[0.25] * chans)
+    parts, train, began = copy.copy(parts), parts.config.train, time.monotonic()
+    spec = parts.spec
+    parts.spec = replace(spec, mean=[0.5] * spec.in_chans, std=[0.25] * spec.in_chans)  # which may not be known yet
+    pictures = bands_of(spec.in_chans, spec.bands) is None
+    noise = _Noise(phase.batch_size, parts.bound(phase.size), 3 if pictures else spec.in_chans)
     method = parts.method(phase, parts.backbone(phase, CLASSES), max(2048, phase.batch_size), CLASSES)
-    channels = 3 if is_rgb(chans, parts.spec.bands) else chans
-    transform = parts.transform(phase, _Noise(phase.batch_size, parts.bound(phase.size), channels))
+    transform = parts.transform(phase, noise)
     built = time.monotonic() - began
     device = pick_device(parts.device, "train.device")
     images = np.arange(phase.batch_size // train.accumulate or 1)

@@ -125,7 +125,7 @@ class _Checks:
         if self.grid.engine == "local":
             self.once(parts.device, job.stage, pick_device, parts.device, "train.device")
         drloc = job.config.get("drloc") or {}
-        model = [config.model.name, config.model.kwargs, config.data.in_chans, config.init]
+        model = [config.model.name, config.model.kwargs, config.data.in_chans, config.data.bands, config.init]
         if job.stage == "finetune":
             asked = [*model, "classifier", config.train.classifier_init]
             self.once(asked, backbone, lambda: decide(config, parts.spec))

@@ -1,0 +1,47 @@
+"""Any image made visible: which of its channels are red, green and blue, and between which values."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+_ENDS = (1, 99)  # percentiles of a channel that black and full colour stand for
+
+
+def composite(image: np.ndarray, bands: Sequence[int] | None = None, ends: np.ndarray | None = None) -> np.ndarray:
+    """Returns a picture of an image, for people alone.
+
+    8-bit RGB and grey are shown as they are. All else is stretched, each channel between its 1st and 99th percentile.
+
+    Args:
+        image: [H, W, C], uint8, uint16 or floats.
+        bands: The channels that are red, green and blue (two: red and green; one: grey); None: the first three.
+        ends: The values that are black and full colour, of each of them [n, 2] or of all [1, 2]; None: by
+            :func:`ends_of`.
+
+    Returns:
+        uint8 [H, W, 3]
+    """
+    chosen = _chosen(image, bands)  # [H, W, n]
+    low, high = (ends_of(image, bands) if ends is None else ends).T  # [n]
+    factor = 255 / np.where(high > low, high - low, np.inf)  # what is the same everywhere is black
+    seen = np.clip(np.rint((chosen - low) * factor), 0, 255).astype(np.uint8)  # [H, W, n]
+    if seen.shape[2] == 2:
+        return np.dstack([seen, np.zeros_like(seen[..., :1])])
+    return np.repeat(seen, 3 // seen.shape[2], axis=2)
+
+
+def ends_of(image: np.ndarray, bands: Sequence[int] | None = None) -> np.ndarray:
+    """Returns the values of an image's shown channels that are black and full colour, float64 [n, 2]."""
+    chosen = _chosen(image, bands)
+    if image.dtype == np.uint8 and image.shape[2] in (1, 3):
+        return np.array([[0.0, 255.0]] * chosen.shape[2])
+    return np.percentile(chosen, _ENDS, axis=(0, 1)).T
+
+
+def picture(store, i: int) -> np.ndarray:
+    """Returns a picture of image ``i`` of an :class:`idmm.data.cache.ImageStore`, uint8 [H, W, 3]."""
+    return composite(store.image(i).permute(1, 2, 0).numpy(), store.composite)
+
+
+def _chosen(image: np.ndarray, bands: Sequence[int] | None) -> np.ndarray:
+    return image[..., :3] if bands is None else image[..., list(bands)]

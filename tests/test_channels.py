@@ -1,0 +1,97 @@
+"""Backbones for images of any number of channels, and weights for three adapted to them."""
+
+import pytest
+import timm
+import torch
+from test_backbones import SIZES, SMALL
+
+from idmm.errors import UserError
+from idmm.models import Checkpoint, create_backbone, feature_width, read_checkpoint
+from idmm.models.channels import input_channels, repeated
+
+OWN_SIZES = {"cct_7_7x2_224": None, **SIZES}  # with the ten of the papers
+
+
+def built(name, in_chans, seed=0):
+    torch.manual_seed(seed)
+    model = create_backbone(name, 64, in_chans=in_chans, drop_path=0.0, **SMALL[name])
+    with torch.no_grad():
+        for parameter in model.parameters():  # norms and biases that say something
+            parameter.add_(torch.randn(parameter.shape) * 0.02)
+    return model.eval()
+
+
+@torch.no_grad()
+def outputs(model, images):
+    return model(images)
+
+
+@pytest.mark.parametrize("in_chans", [2, 5, 13])
+@pytest.mark.parametrize("name", SMALL)
+def test_any_number_of_channels(name, in_chans):
+    model = create_backbone(name, 64, in_chans=in_chans, **SMALL[name])
+    features = outputs(model.eval(), torch.randn(2, in_chans, 64, 64))
+    assert features.shape == (2, feature_width(model)) and bool(torch.isfinite(features).all())
+
+
+@pytest.mark.parametrize("in_chans", [2, 5, 13])
+@pytest.mark.parametrize("name", OWN_SIZES)
+def test_all_of_the_papers_are_built(name, in_chans):
+    with torch.device("meta"):
+        sizes = [{k: p.shape for k, p in timm.create_model(name, in_chans=n).named_parameters()} for n in (3, in_chans)]
+    assert sizes[0].keys() == sizes[1].keys() and 1 <= sum(sizes[0][k] != sizes[1][k] for k in sizes[0]) <= 3
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_an_image_whose_channels_repeat_gives_the_same(name):
+    """Six channels that are two times three, and one that is three equal ones: what the weights for three give."""
+    before, images = built(name, 3), torch.randn(2, 3, 64, 64)
+    read = Checkpoint(before.state_dict(), "a.pth", kwargs={"img_size": 64})
+    wide = built(name, 6, seed=1)
+    report = read.load_into(wide, in_chans=6)
+    assert not report.dropped and not report.fresh
+    assert "weights for 3 channels repeated in turn and scaled by 3/6, for 6" in str(report)
+    torch.testing.assert_close(outputs(wide, images.repeat(1, 2, 1, 1)), outputs(before, images), rtol=1e-3, atol=1e-4)
+
+    back = built(name, 3, seed=1)
+    Checkpoint(wide.state_dict(), "b.pth", kwargs={"img_size": 64}).load_into(back, in_chans=3)
+    # half of the six, twice as strong
+    torch.testing.assert_close(outputs(back, images), outputs(before, images), rtol=1e-3, atol=1e-4)
+
+    grey = built(name, 1, seed=1)
+    assert "summed, for 1" in str(read.load_into(grey, in_chans=1))
+    one = images[:, :1]
+    torch.testing.assert_close(outputs(grey, one), outputs(before, one.expand(-1, 3, -1, -1)), rtol=1e-3, atol=1e-4)
+
+
+def test_as_timm_does_it():
+    weight = torch.randn(4, 3, 5, 5)
+    for in_chans in (1, 2, 4, 5, 13):
+        wanted = timm.models.adapt_input_conv(in_chans, weight)
+        torch.testing.assert_close(repeated(weight, 3, in_chans), wanted)
+
+
+def test_space_to_depth(tmp_path):
+    """TResNet's first convolution sees 4x4 pixels at once, the channels of each side by side."""
+    torch.manual_seed(0)
+    before, after = (create_backbone("tresnet_m", 64, in_chans=n).eval() for n in (3, 9))
+    report = Checkpoint(before.state_dict(), "a.pth").load_into(after, in_chans=9)
+    assert report.adapted.startswith("body.conv1.conv.weight: ")
+    images = torch.randn(1, 3, 64, 64)
+    torch.testing.assert_close(outputs(after, images.repeat(1, 3, 1, 1)), outputs(before, images), rtol=1e-3, atol=1e-4)
+
+
+def test_what_is_no_convolution_is_refused():
+    name, kwargs = "naflexvit_base_patch16_gap", dict(embed_dim=32, depth=1, num_heads=2)
+    before, after = (create_backbone(name, in_chans=n, **kwargs) for n in (3, 5))
+    with pytest.raises(UserError) as refused:
+        Checkpoint(before.state_dict(), "a.pth", "init").load_into(after, in_chans=5)
+    why = "embeds.proj.weight of naflexvit_base_patch16_gap is no convolution, and cannot be adapted to 5 channels"
+    assert str(refused.value) == f"init: 'a.pth' {why}; wanted the checkpoint's own number in data.in_chans, or no init"
+
+
+@pytest.mark.parametrize(("name", "in_chans"), [("resnet50", 5), ("resnet50", 3), ("tresnet_m", 6), ("cvt_13", 1)])
+def test_channels_of_a_file_without_json(tmp_path, name, in_chans):
+    kwargs = SMALL.get(name, {})
+    torch.save(create_backbone(name, in_chans=in_chans, **kwargs).state_dict(), tmp_path / "a.pth")
+    assert input_channels(name, kwargs, read_checkpoint(tmp_path / "a.pth").state) == in_chans
