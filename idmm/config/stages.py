@@ -103,10 +103,11 @@ class Common:
 
     def flag_faults(self, flags: dict[str, Any]) -> list[str]:
         """Returns what is wrong with keys, and their values, being given as flags."""
-        channels = self.data.in_chans
-        if channels is None and self.init is not None:
-            channels = saved_info(self.init).get("kwargs", {}).get("in_chans")
-        return [*two_lengths(flags), *rgb_faults(self, flags, channels, getattr(self.data, "bands", None))]
+        channels, bands = self.data.in_chans, self.data.bands
+        if channels is bands is None and self.init is not None:
+            saved = saved_info(self.init)
+            channels, bands = saved.get("kwargs", {}).get("in_chans"), saved.get("bands")
+        return [*two_lengths(flags), *rgb_faults(self, flags, channels, bands)]
 
 
 @section
