@@ -207,9 +207,8 @@ def _channels(train: Split, data: config.Data, progress: bool) -> tuple[Bands | 
     """Returns which channels are used: what was asked for, else those of the files where most are no pictures; of bands
     with what the log says of them."""
     numbers = np.unique(np.linspace(0, len(train) - 1, _SAMPLE).astype(int))
-    items = [train.items[i] for i in numbers]
-    given = (len(items), lambda i: train.place(numbers[i]), "reading headers", progress)
-    looks = in_order(lambda i: header(items[i], data.max_pixels), *given)
+    given = (len(numbers), lambda i: train.place(numbers[i]), "reading headers", progress)
+    looks = in_order(lambda i: header(train.items[numbers[i]], data.max_pixels), *given)
     known = [look for look in looks if not isinstance(look, BadImage)]
     bands = bands_of(data.in_chans, data.bands)
     odd = [look.channels for look in known if look.fault]
