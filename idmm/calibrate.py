@@ -2,7 +2,6 @@
 
 import copy
 import itertools
-import logging
 import shutil
 import statistics
 import time
@@ -16,10 +15,9 @@ from idmm.config import Train
 from idmm.data.loaders import one_thread
 from idmm.errors import UserError
 from idmm.methods.base import Method
-from idmm.progress import brief, duration, size
+from idmm.progress import brief, duration, log, size
 from idmm.seeding import seeded
 
-log = logging.getLogger("idmm")
 DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 TIMED = 32  # images of a batch that precisions are compared on
 BUDGET = 6.0  # seconds of timing at most, once each precision has had two steps

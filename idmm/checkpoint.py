@@ -16,7 +16,7 @@ import yaml
 from idmm import distributed, environment
 from idmm.config import FREE, IMAGENET_MEAN, IMAGENET_STD, NEW_KEYS, parsing
 from idmm.errors import RunError, UserError
-from idmm.files import begun, missing_folders, remove_empty, replacing, sweep, write_text
+from idmm.files import begun, json_lines, missing_folders, remove_empty, replacing, sweep, write_text
 from idmm.locks import STALE, Lock
 
 log = logging.getLogger("idmm")
@@ -219,12 +219,7 @@ class RunFolder:
 
     def metrics(self) -> list[dict]:
         """Returns the records so far, an epoch each."""
-        records = []
-        with contextlib.suppress(FileNotFoundError), open(self.path / "metrics.jsonl") as file:
-            for line in file:
-                with contextlib.suppress(json.JSONDecodeError):  # the line that a kill tore
-                    records.append(json.loads(line))
-        return records
+        return json_lines(self.path / "metrics.jsonl")
 
     def last_metrics(self) -> dict:
         """Returns the last record, in every process; all must ask together."""

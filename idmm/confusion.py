@@ -34,8 +34,7 @@ def confusion_figure(found, classes: Sequence[str]) -> Figure:
     if len(classes) > LABELLED:
         figure = Figure(figsize=(12.0, 6.2), layout="constrained")
         axis, beside = figure.subplots(1, 2, width_ratios=(6, 5))
-        axis.set_xticks([])
-        axis.set_yticks([])
+        axis.set(xticks=[], yticks=[])
         order = f", 1 to {len(classes)} as in per_class.csv"
         _worst(beside, found, names, fonts)
     else:
@@ -47,8 +46,7 @@ def confusion_figure(found, classes: Sequence[str]) -> Figure:
     figure.suptitle(title, fontsize=11)
     figure.supxlabel("shade: share of the row's test images", fontsize=8, color="0.4")
     _matrix(axis, truth, predicted, len(classes))
-    axis.set_xlabel(f"predicted class{order}")
-    axis.set_ylabel(f"true class{order or ' (test images)'}")
+    axis.set(xlabel=f"predicted class{order}", ylabel=f"true class{order or ' (test images)'}")
     return figure
 
 
@@ -98,8 +96,7 @@ def _worst(axis, found, names: list[str], fonts: list[str]) -> None:
     axis.set_yticks(range(len(worst)), [names[c] for c in worst], fontsize=8, **text)
     axis.tick_params(axis="y", length=0)
     axis.invert_yaxis()
-    axis.set_xlim(0, 100)
-    axis.set_xlabel("accuracy of the worst classes (%)")
+    axis.set(xlim=(0, 100), xlabel="accuracy of the worst classes (%)")
     plain_axis(axis, "x")
 
 

@@ -8,89 +8,22 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
-from accelerate import Accelerator, PartialState
-from accelerate.state import AcceleratorState
 from accelerate.utils import send_to_device
 from timm.utils import ModelEmaV3
 
 from idmm import distributed
-from idmm.calibrate import choose_device, choose_precision, say_estimate
-from idmm.checkpoint import RunFolder
-from idmm.config import Train
+from idmm.calibrate import say_estimate
 from idmm.data.loaders import BatchFn, BatchPlan, training_batches, worker_count
 from idmm.errors import Interrupted, RunError, UserError
 from idmm.methods.base import Method
 from idmm.monitor import exploded, without_drloc
 from idmm.optim import clip_each, create_optimizer
-from idmm.progress import Interrupts, Progress, epoch_line
+from idmm.progress import Progress, epoch_line
 from idmm.schedule import cosine_schedule, warmup_length, weight_decay_schedule
 from idmm.seeding import derive, seeded
+from idmm.session import Session
 
 log = logging.getLogger("idmm")
-
-
-class Session:
-    """What the stages of one run share: folder, device, processes, precision, interrupts, time spent."""
-
-    def __init__(self, config, began: float | None = None):
-        self.train: Train = config.train
-        self.seed: int = config.seed
-        self.workers: int | None = config.data.workers
-        AcceleratorState._reset_state(reset_partial_state=True)  # left by an earlier run in this process
-        distributed.forget()
-        self.device: str | torch.device = choose_device(self.train)
-        self.processes = PartialState(cpu=self.device == "cpu")
-        self.folder = RunFolder(config.out, config, config.resume)
-        self.accelerator: Accelerator | None = None
-        self.interrupts = Interrupts()
-        self.precision = self.folder.state["precision"] if self.folder.state else None
-        spent = self.folder.state["seconds"] if self.folder.state else 0.0
-        self.started = (time.monotonic() if began is None else began) - spent
-        self.steps = 0  # of the stages before this one
-        self.tracker = None
-
-    def start(self, method: Method, plan: "StagePlan") -> dict:
-        """Decides the precision, once in a run's life, and starts accelerate with it; returns the first micro-batch."""
-        batch = plan.transform(0, plan.batches.micro_batches(plan.batches.step_images(0, 0))[0][0])
-        if self.accelerator is not None:
-            return batch
-        if self.precision is None:
-            with distributed.enough_memory(plan.batches.batch_size, self.train.accumulate):
-                chosen = choose_precision(self.train.precision, method, batch, self.device)
-            self.precision = distributed.broadcast(chosen)
-        mixed = "no" if self.precision == "fp32" else self.precision
-        self.accelerator = Accelerator(mixed_precision=mixed, cpu=self.device == "cpu")
-        if self.train.tensorboard and self.folder.leader:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self.tracker = SummaryWriter(self.folder.path / "tensorboard")
-        self.device = self.accelerator.device
-        where = f"{self.device}, " + (f"{distributed.world()} processes, " if distributed.world() > 1 else "")
-        log.info("training on %s%s; a few steps are timed first", where, self.precision)
-        return batch
-
-    @property
-    def seconds(self) -> float:
-        """Time spent on the run, over all resumes."""
-        return time.monotonic() - self.started
-
-    def autocast(self):
-        """The context that a forward pass runs in."""
-        return contextlib.nullcontext() if self.accelerator is None else self.accelerator.autocast()
-
-    def record(self, record: dict) -> None:
-        """Writes an epoch's record to metrics.jsonl, and to TensorBoard where that is on."""
-        self.folder.add_metrics(record)
-        if self.tracker is not None:
-            for name, value in record.items():
-                if name not in ("epoch", "stage", "step"):
-                    self.tracker.add_scalar(name, value, record["step"])
-            self.tracker.flush()
-
-    def close(self) -> None:
-        """Ends the log for TensorBoard."""
-        if self.tracker is not None:
-            self.tracker.close()
 
 
 @dataclass
@@ -135,7 +68,7 @@ class Loop:
         self.session, self.method, self.plan, self.train = session, method, plan, session.train
         self.batches: BatchPlan = plan.batches
         self.steps = self.batches.epochs * self.batches.steps_per_epoch
-        first = session.start(method, plan)
+        first = session.start(method, plan.transform, plan.batches)
         self.accelerator = session.accelerator
         tensors = [tensor for part in first.values() for tensor in (part if isinstance(part, list) else [part])]
         self.workers, why = worker_count(session.workers, sum(getattr(tensor, "nbytes", 0) for tensor in tensors))
@@ -368,6 +301,7 @@ class Loop:
                 "sums": sums,
                 "first": first,
                 "precision": self.session.precision,
+                "channels_last": self.session.channels_last,
                 "method": self.method.state_dict(),
                 "optimizer": self.optimizer.state_dict(),
                 "ema": None if self.ema is None else self.ema.module.state_dict(),

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from idmm.files import write_text
+from idmm.files import write_json
 
 FILE = "environment.json"
 PACKAGES = ("idmm", "torch", "torchvision", "timm", "accelerate", "numpy", "pillow")
@@ -62,13 +62,13 @@ def started(folder: Path, device: str, when: str, again: bool) -> None:
         then = {**before, **start}
         starts.append({"started": then["started"], **{k: then[k] for k, v in here.items() if then.get(k, v) != v}})
     starts.append({"started": when})
-    _write(folder, {"started": starts[0]["started"], "finished": None, **here, "starts": starts})
+    write_json(folder / FILE, {"started": starts[0]["started"], "finished": None, **here, "starts": starts})
 
 
 def finished(folder: Path) -> None:
     """Adds when the run ended."""
     if found := read(folder):
-        _write(folder, {**found, "finished": now()})
+        write_json(folder / FILE, {**found, "finished": now()})
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -77,10 +77,6 @@ def read(folder: Path) -> dict[str, Any]:
         found = json.loads((Path(folder) / FILE).read_text())
         return found if isinstance(found, dict) else {}
     return {}
-
-
-def _write(folder: Path, found: dict[str, Any]) -> None:
-    write_text(Path(folder) / FILE, json.dumps(found, indent=2) + "\n")
 
 
 def _version(name: str) -> str | None:

@@ -3,7 +3,7 @@
 import contextlib
 import difflib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, distribution
 from typing import Any
 
@@ -45,6 +45,15 @@ class Interrupted(Exception):
     """Ctrl-C or SIGTERM: whatever could be saved was saved; exit code 130."""
 
     exit_code = 130
+
+
+@contextlib.contextmanager
+def naming(what: str) -> Iterator[None]:
+    """Has each line of a user's mistake in the block begin with what it is about."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(*(f"{what}: {fault.removeprefix('--config: ')}" for fault in error.faults)) from None
 
 
 def checked(*checks: Callable[[], Any]) -> list:

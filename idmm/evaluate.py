@@ -1,7 +1,6 @@
 """How good is it: accuracy of a classifier, or of frozen features by nearest neighbours and by a linear probe."""
 
 import contextlib
-import logging
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,9 +13,9 @@ from torch import nn
 
 from idmm import distributed
 from idmm.intervals import Z95, wilson
+from idmm.progress import log
 from idmm.seeding import numpy_rng
 
-log = logging.getLogger("idmm")
 KNN_TEMPERATURE = 0.07  # of the neighbours' votes (Wu et al., CVPR 2018)
 NEIGHBOURS = 20
 STRENGTHS = tuple(10.0**n for n in range(-4, 3))  # of the probe, scikit-learn's C

@@ -5,17 +5,25 @@ import csv
 import io
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from idmm.errors import RunError, UserError, listed
 
 _MARK = "part-"
 WEIGHTS = (".safetensors", ".pth", ".pt", ".bin", ".tar")
 WEIGHTS_WANTED = f"give a run folder, or a {', '.join(WEIGHTS[:-1])} or {WEIGHTS[-1]} file in timm's format"
+_FINETUNE = "idmm finetune --config fast --init {} --data.root DIR --out NEW"
+_NAMES = "timm:NAME or hf-hub:ORG/NAME"
+_PUBLIC = re.compile(r"(timm:[\w.-]+|hf-hub:[\w.-]+/[\w.-]+)(@[\w./-]+)?", re.ASCII)
+_MISSPELT = {  # other ways to name them, each with what is meant
+    re.compile(r"(?i:timm)[:/]+([\w.-]+)"): r"timm:\1",
+    re.compile(r"(?:https?:/+huggingface\.co/|(?i:hf|hf[-_]?hub|huggingface)[:/]+)([\w.-]+/[\w.-]+)"): r"hf-hub:\1",
+}
 
 
 @contextlib.contextmanager
@@ -56,11 +64,32 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
+def write_json(path: Path, value: Any, indent: int = 2) -> None:
+    """Replaces a JSON file in one step."""
+    write_text(path, json.dumps(value, indent=indent) + "\n")
+
+
 def csv_bytes(rows: Iterable[Iterable]) -> bytes:
     """Returns the content of a CSV file; names of files that are no UTF-8 go through."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue().encode("utf-8", "surrogateescape")
+
+
+def json_lines(path: Path) -> list[dict]:
+    """Returns what a file holds of an object a line, without a line that a kill tore; nothing where it is not there."""
+    found = []
+    with contextlib.suppress(FileNotFoundError), open(path) as file:
+        for line in file:
+            with contextlib.suppress(json.JSONDecodeError):
+                found.append(json.loads(line))
+    return found
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """Returns the rows of a CSV file by the names of its columns."""
+    with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def write_csv(path: Path, rows: Iterable[Iterable]) -> None:
@@ -69,11 +98,8 @@ def write_csv(path: Path, rows: Iterable[Iterable]) -> None:
 
 
 def out_file(out: str, endings: Sequence[str]) -> Path:
-    """Returns the file for a command's results, before the work; nothing is made yet.
-
-    Raises:
-        UserError: It has none of the endings, is a folder, or lies where nothing can be written.
-    """
+    """Returns the file for a command's results, before the work; nothing is made yet. UserError where it has none of
+    the endings, is a folder, or lies where nothing can be written."""
     path = Path(out)
     if path.suffix.lower() not in endings:
         raise UserError(f"out: '{out}' is of no kind that is known; wanted a file that ends in {' or '.join(endings)}")
@@ -136,16 +162,20 @@ def filling(path: Path) -> Iterator[Path]:
 
 
 def weights_file(path: str | os.PathLike, field: str = "", stem: str = "backbone") -> Path:
-    """Returns the file of weights that is meant: that of a run's backbone where the path is a folder.
+    """Returns the file of weights that is meant: that of a run's backbone where the path is a folder; public weights
+    as they are named.
 
     Args:
-        path: Of the folder or file.
+        path: Of the folder or file, or the name of public weights.
         field: Config field that names it, with which messages then begin.
         stem: Of the file in a folder: ``backbone``, or ``model`` for the one with the classifier.
 
     Raises:
         UserError: Nothing there, no such weights in the folder, or a file that is no checkpoint by its name.
     """
+    if is_public(path):
+        _check_public(str(path), field, stem)
+        return Path(path)
     path = Path(path).expanduser()
     if path.is_dir():
         missing = [name for name in (f"{stem}.safetensors", f"{stem}.json") if not (path / name).is_file()]
@@ -156,7 +186,7 @@ def weights_file(path: str | os.PathLike, field: str = "", stem: str = "backbone
         elif missing and (inside := runs_inside(path, f"{stem}.safetensors")):
             why = f"holds runs; give one of them: {inside}"
         if missing and stem == "model" and (path / "backbone.safetensors").is_file():
-            command = f"idmm finetune --config fast --init {path} --data.root DIR --out NEW"
+            command = _FINETUNE.format(path)
             why = f"is a run without a classifier; fine-tune it on labelled images first: {command}"
         if missing and (path / "fold-1").is_dir():
             why = f"holds k-fold runs; give one of them ('{path / 'fold-1'}'), or a run on all images"
@@ -164,10 +194,39 @@ def weights_file(path: str | os.PathLike, field: str = "", stem: str = "backbone
             raise UserError(f"{weights_label(path, field)} {why}")
         return path / f"{stem}.safetensors"
     if not path.exists():
-        raise UserError(f"{weights_label(path, field)} does not exist; {WEIGHTS_WANTED}")
+        hint = public_meant(path) or (f"; or {_NAMES}" if stem == "backbone" else "")
+        raise UserError(f"{weights_label(path, field)} does not exist; {WEIGHTS_WANTED}{hint}")
     if path.suffix.lower() not in WEIGHTS:
         raise UserError(f"{weights_label(path, field)} is not a checkpoint; {WEIGHTS_WANTED}")
     return path
+
+
+def is_public(init: str | os.PathLike | None) -> bool:
+    """Whether weights to start from are public ones, by their name: ``timm:NAME`` or ``hf-hub:ORG/NAME``, which may end
+    in ``@`` and a revision of the repository."""
+    return str(init).startswith(("timm:", "hf-hub:"))
+
+
+def public_meant(path: str | os.PathLike) -> str:
+    """Returns ``; did you mean '...'?`` for a path that is a misspelt name of public weights, else nothing."""
+    meant = (pattern.sub(new, str(path)) for pattern, new in _MISSPELT.items() if pattern.fullmatch(str(path)))
+    return next((f"; did you mean '{text}'?" for text in meant), "")
+
+
+def names_same(init: str | None, pinned: str | None) -> bool:
+    """Whether the name of public weights may mean those of a name with a commit; timm's may lack the tag."""
+    name = str(pinned).rpartition("@")[0]
+    tagged = str(init).startswith("timm:") and name.partition(".")[0] == init
+    return is_public(init) and (name == init or tagged)
+
+
+def _check_public(text: str, field: str, stem: str) -> None:
+    if not _PUBLIC.fullmatch(text):
+        wanted = f"wanted {_NAMES}, with a revision after @ if need be"
+        raise UserError(f"{weights_label(text, field)} is no name of public weights; {wanted}")
+    if stem == "model":
+        why = f"has no classifier of your classes; fine-tune it on labelled images first: {_FINETUNE.format(text)}"
+        raise UserError(f"{weights_label(text, field)} {why}")
 
 
 def saved_info(path: str | os.PathLike) -> dict:

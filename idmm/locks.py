@@ -66,7 +66,7 @@ class Lock:
             if wait == "never":
                 return False
             held = _holder(self.path)
-            if held and wait == "silent" and (held.certain or first and held.beat != first.beat):
+            if held and wait == "silent" and (_lives(held.owner) or first and held.beat != first.beat):
                 return False
             if held and first is None:
                 first = held
@@ -144,11 +144,6 @@ class _Held:
     file: Path
     owner: dict  # empty while it is being written, where its writer was killed before it was, or of a foreign file
     beat: float  # time of the owner's last heartbeat; 0: the file is gone
-
-    @property
-    def certain(self) -> bool:
-        """Whether it is known without a clock if the owner lives."""
-        return _lives(self.owner) is not None
 
     @property
     def alive(self) -> bool:

@@ -8,7 +8,7 @@ indigo); line styles and markers tell the same in grey print.
 import itertools
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ from matplotlib.cbook import is_math_text
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, NullLocator
 
 from idmm.files import replacing
 
@@ -53,6 +53,19 @@ def plain_axis(axis, grid: str = "y") -> None:
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(axis=grid, color="0.9", linewidth=0.8)
     axis.set_axisbelow(True)
+
+
+def log_axis(axis, places: Iterable[float], labels: Iterable[str], **text) -> None:
+    """Makes the axis across logarithmic, with ticks and labels at these places alone."""
+    axis.set_xscale("log")
+    axis.set_xticks(list(places), list(labels), **text)
+    axis.xaxis.set_minor_locator(NullLocator())
+
+
+def point(axis, x: float, y: float, interval: Sequence[float], **style) -> None:
+    """Draws a point with its interval, which may end in it."""
+    low, high = interval
+    axis.errorbar(x, y, [[max(0, y - low)], [max(0, high - y)]], **style)
 
 
 def shortened(name: str, most: int = 40) -> str:
@@ -159,8 +172,7 @@ def probe_figure(probes: list[dict], title: str = "") -> Figure:
     for place, (name, label) in enumerate({"knn": "kNN", "probe": "linear probe"}.items()):
         for number, readouts in enumerate(probes):
             score, x = readouts[name], place + 0.5 * ((number + 0.5) / len(probes) - 0.5)
-            below, above = (abs(bound - score["top1"]) for bound in score["top1_interval"])
-            scores.errorbar(x, score["top1"], [[below], [above]], capsize=3, **look(place, linestyle=""))
+            point(scores, x, score["top1"], score["top1_interval"], capsize=3, **look(place, linestyle=""))
         scores.text(place, 0, label, fontsize=8, ha="center", va="bottom")
     _finish(chosen, "accuracy on images held out of training (%)", percent=True)
     chosen.set_xticks(strengths, [f"{c:g}" for c in strengths], minor=False)

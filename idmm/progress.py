@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from logging.handlers import MemoryHandler
 from pathlib import Path
 
@@ -214,6 +214,13 @@ def duration(seconds: float) -> str:
         hours, minutes = divmod(round(seconds / 60), 60)
         return f"{hours} h {minutes} min"
     return f"{seconds / 86400:.1f} days"
+
+
+def aligned(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> list[str]:
+    """Returns rows of cells as lines, each column as wide as its longest cell; columns ``right`` stand at the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    ways = [str.rjust if number in right else str.ljust for number in range(len(widths))]
+    return ["  ".join(way(*of) for way, *of in zip(ways, row, widths, strict=True)).rstrip() for row in rows]
 
 
 def size(count: float) -> str:

@@ -91,12 +91,8 @@ def likely_duplicates(rows: np.ndarray, *queries: np.ndarray) -> Pairs:
 
 
 def label_margins(near: Neighbours, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Says whether an image's neighbours are of another class, by a weighted vote as of
-    :func:`idmm.evaluate.knn_predict`.
-
-    Args:
-        near: Neighbours by cosine; of those that have a label the first ``VOTERS`` vote.
-        labels: int64 [N], -1 where there is none.
+    """Says whether an image's neighbours by cosine are of another class, by a weighted vote as of
+    :func:`idmm.evaluate.knn_predict`, of the first ``VOTERS`` that have a label (``labels``: int64 [N], -1: none).
 
     Returns:
         The votes' share for the best other class less that for the image's own, in [-1, 1], float64 [N], and that other

@@ -1,7 +1,6 @@
 """What a page says, and a headless Chromium, driven through DevTools over a pipe: clicks, keys and pictures."""
 
 import base64
-import contextlib
 import json
 import os
 import select
@@ -142,8 +141,8 @@ class Page:
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))
 
 
-@contextlib.contextmanager
-def browsing():
+@pytest.fixture(scope="module")
+def browser():
     """Starts a browser and yields its page; skips where there is none."""
     program = next(filter(None, map(shutil.which, NAMES)), None)
     if program is None:

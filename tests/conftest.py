@@ -2,7 +2,8 @@
 
 import pytest
 import transfers
-from folders import decoded  # noqa: F401 (a fixture)
+from browser import browser  # noqa: F401 (a fixture)
+from folders import decoded  # noqa: F401 (another)
 from helpers import STAGES, outside
 from loopback import Server, miniature
 

@@ -95,6 +95,12 @@ def refused(capsys, argv, code=2):
     return said.err.splitlines()
 
 
+def real(*argv, **options):
+    """Runs ``idmm ARGV`` in a real process to its end, with further options of subprocess.run."""
+    command = [sys.executable, "-c", "import sys; from idmm.cli import main; sys.exit(main())", *map(str, argv)]
+    return subprocess.run(command, **{"cwd": ROOT, "env": ENVIRONMENT, "capture_output": True, "text": True, **options})
+
+
 class Process:
     """A real process in a session of its own, its standard error in a file.
 
@@ -182,6 +188,12 @@ def metrics(out):
     """metrics.jsonl without what the clock says."""
     records = [json.loads(line) for line in (Path(out) / "metrics.jsonl").read_text().splitlines()]
     return [{k: v for k, v in record.items() if k not in ("seconds", "images_per_s")} for record in records]
+
+
+def read(path):
+    """What a JSON or YAML file holds."""
+    text = Path(path).read_text()
+    return json.loads(text) if str(path).endswith(".json") else yaml.safe_load(text)
 
 
 def logged(out):

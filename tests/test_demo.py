@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 import yaml
-from helpers import ENVIRONMENT, ROOT, call, refused
+from helpers import ENVIRONMENT, ROOT, call, real, refused
 from PIL import Image
 
 from idmm.commands import crops, demo
@@ -164,14 +164,13 @@ def _check_runs(out):
 
 def test_too_small_a_gain_is_a_failure_with_its_result_kept(tmp_path, files):
     out = tmp_path / "demo"
-    code = "import sys; from idmm.cli import main; sys.exit(main())"
-    command = [sys.executable, "-c", code, "demo", "--out", str(out), "--seeds", "1", *files]
-    done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
+    argv = ["demo", "--out", out, "--seeds", 1, *files]
+    done = real(*argv)
     gain = json.loads((out / "demo.json").read_text())["gain"]
     assert gain < 5, "an epoch of 64 images taught too much for this test"
     assert done.returncode == 1, done.stderr
     assert done.stderr.splitlines()[-1] == f"demo: IDMM is {gain:+.1f} points from scratch, wanted at least +5"
-    again = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
+    again = real(*argv)
     assert (again.returncode, again.stdout) == (1, done.stdout)  # the verdict of a finished demo stays
 
 

@@ -106,6 +106,7 @@ def test_the_command_says_it_writes_it_and_draws_it(planted, tmp_path, capsys):
         "train/flower/08.png and test val/flower/leak.png (same file)",
         "conflicting labels: 1 pair",
         "some of this should be mended",
+        "'idmm explore RUN'",
     ):
         assert said in text, said
     report = json.loads((tmp_path / "c/check.json").read_text())

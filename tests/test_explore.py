@@ -1,7 +1,6 @@
 """``idmm explore``: planted duplicates and wrong labels are found, the maths is that of naive loops, and what happens
 where rows, images or labels are missing."""
 
-import csv
 import json
 import shutil
 
@@ -15,6 +14,7 @@ from sklearn.datasets import load_sample_image
 from idmm import similarity
 from idmm.commands import explore_tables
 from idmm.data.datasets import open_splits
+from idmm.files import read_csv as table
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 SHEETS = ["clusters.png", "duplicates.png", "labels.png", "neighbours.png", "outliers.png"]
@@ -67,11 +67,6 @@ def simclr(planted, tmp_path_factory):
     return out
 
 
-def table(path):
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def pairs(path):
     return {(row["path"].removeprefix("train/"), row["duplicate"].removeprefix("train/")) for row in table(path)}
 
@@ -92,19 +87,13 @@ def test_planted_faults_are_found(run, planted, capsys):
     assert len(table(out / "neighbours.csv")) == 5 * 52
     assert sorted(path.name for path in out.iterdir()) == sorted([*SHEETS, *TABLES, "explore.json", "exclude.txt"])
     assert "likely pair" in said and "another label" in said and "train/china/c05.png" in said and "exclude.txt" in said
+    assert "idmm data check" in said, "which names this command, too"
     about = json.loads((out / "explore.json").read_text())
     assert (about["by"], about["images"]) == ("instances", 52)
     assert sorted(about["files"]) == sorted(path.name for path in out.iterdir())
     names = ["duplicates", "labels", "outliers", "clusters", "neighbours"]
     assert [part["name"] for part in about["sections"]] == names
     assert about["sections"][0]["count"] == len(found)
-
-
-def test_the_check_and_this_name_each_other(run, planted, tmp_path, capsys):
-    assert call(["explore", run, "--by", "instances", "--out", tmp_path / "e"]) == 0
-    assert "idmm data check" in capsys.readouterr().out
-    assert call(["data", "check", "--root", planted]) == 1  # the same file twice
-    assert "idmm explore RUN" in capsys.readouterr().out
 
 
 def test_copies_can_be_left_out(run, planted, tmp_path):
@@ -201,10 +190,6 @@ def test_of_a_finetuned_run(tmp_path, capsys):
 
 
 def test_what_is_no_finished_run(run, tmp_path, capsys):
-    assert "does not exist" in refused(capsys, ["explore", tmp_path / "none"])[0]
-    shutil.copytree(run, tmp_path / "begun")
-    (tmp_path / "begun/result.json").unlink()
-    assert "not finished" in refused(capsys, ["explore", tmp_path / "begun"])[0]
     (tmp_path / "folds/fold-1").mkdir(parents=True)
     line = f"{run.parent}: holds runs; give one of them: '{run}'"
     assert refused(capsys, ["explore", run.parent]) == [line]

@@ -1,16 +1,13 @@
 """``idmm fewlabel``: which images are drawn, what is measured on them, and what is written."""
 
-import csv
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import yaml
 from folders import tree
 from frozen import MEAN, NAME, STD, a_run, by_hand, linear
-from helpers import ENVIRONMENT, ROOT, VIT, call, refused
+from helpers import VIT, call, read, real, refused
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -19,6 +16,7 @@ from idmm.commands import fewlabel
 from idmm.config import parsing
 from idmm.data.datasets import open_splits
 from idmm.errors import RunError
+from idmm.files import read_csv
 from idmm.models.spec import ModelSpec
 from idmm.pictures import LOOKS
 from idmm.report.pictures import label_curves
@@ -81,8 +79,7 @@ def test_records_are_those_of_the_images_that_a_subset_draws(run, tmp_path):
 def test_files_agree_with_each_other(run, tmp_path, capsys):
     out = tmp_path / "o"
     found = measured(run, "--per_class", "[1, 2, 3]", "--seeds", 3, "--untrained", out=out)
-    with open(out / "fewlabel.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_csv(out / "fewlabel.csv")
     assert [float(row["top1"]) for row in rows] == [record["top1"] for record in found["records"]]
     assert list(rows[0]) == ["run", "readout", "per_class", "seed", "images", "top1", "strength"]
     table = (out / "fewlabel.md").read_text()
@@ -237,8 +234,7 @@ def test_fine_tuning_goes_on_where_it_stopped(run, tmp_path, tiny, monkeypatch, 
     assert len(steps) == 8 and len(asked) == 4 + 8
     assert [record["readout"] for record in found["records"]] == ["finetune"] * 8
     for record, folder in zip(found["records"], asked[4:], strict=True):
-        result = json.loads((out / "runs" / folder / "result.json").read_text())
-        used = yaml.safe_load((out / "runs" / folder / "config.yaml").read_text())
+        result, used = (read(out / "runs" / folder / name) for name in ("result.json", "config.yaml"))
         assert (record["top1"], record["images"]) == (result["top1"], result["train_size"])
         assert used["data"]["subset"]["per_class"] == record["per_class"]
         assert used["data"]["subset"]["seed"] == used["seed"] == record["seed"]
@@ -320,10 +316,8 @@ def test_mistakes_are_a_line_each(run, tmp_path, tiny, capsys):
 
 # ------------------------------------------------------------------ the real command line
 def test_a_pretrained_run_through_the_real_command_line(whole, tmp_path):
-    code = "import sys; from idmm.cli import main; sys.exit(main())"
     flags = ["--init", whole["pretrain"], "--untrained", "--per_class", "[1, 3]", "--seeds", 2, "--out", tmp_path / "o"]
-    command = [str(word) for word in (sys.executable, "-c", code, "fewlabel", *flags)]
-    done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
+    done = real("fewlabel", *flags)
     assert done.returncode == 0, done.stderr
     assert {path.name for path in (tmp_path / "o").iterdir()} == set(fewlabel.FILES)
     assert (tmp_path / "o/fewlabel.md").read_text() in done.stdout

@@ -1,16 +1,13 @@
 """k-fold results: by the real command line, taken up again, by groups, in probes and grids."""
 
-import json
 import shutil
 import statistics
-from pathlib import Path
 
 import pytest
 import transfers
-import yaml
 from folders import TINY, faults, section, tree, tuned
 from frozen import a_run
-from helpers import call, inside, refused, same
+from helpers import call, inside, read, refused, same
 
 from idmm.data.datasets import open_splits
 from idmm.evaluate import wilson
@@ -41,10 +38,6 @@ def done(images, pretrained, tmp_path_factory):
     return out
 
 
-def read(path):
-    return json.loads(Path(path).read_text())
-
-
 def held(out):
     return [read(run / "last/images.json")["test"]["images"] for run in sorted(out.glob("fold-*"))]
 
@@ -63,7 +56,7 @@ def test_each_image_is_tested_once(done, images):
     assert result["std"]["top1"] == pytest.approx(statistics.stdev(fold["top1"] for fold in folds))
     assert [{"fold": k, **fold} for k, fold in enumerate(folds, start=1)] == result["folds"]
     assert (result["test_size"], result["train_size"], result["num_classes"], result["seed"]) == (15, 10, 2, 0)
-    configs = [yaml.safe_load((path / "config.yaml").read_text())["data"] for path in sorted(done.glob("fold-*"))]
+    configs = [read(path)["data"] for path in sorted(done.glob("fold-*/config.yaml"))]
     assert [config["fold"] for config in configs] == [1, 2, 3] and (done / "fold-2/model.safetensors").exists()
 
 
@@ -72,6 +65,7 @@ def test_the_log_tells_the_result_and_what_the_backbone_has_seen(done, pretraine
     low, high = result["top1_interval"]
     assert f"top-1 {result['top1']:.2f} on 15 images, each tested once in 3 folds" in text
     assert f"(95 % interval {low:.1f} to {high:.1f}; over folds {result['mean']['top1']:.2f} ± " in text
+    assert "no better, within its 95 % interval" in text, "the whole is compared with the largest class, too"
     text = (done / "fold-2/log.txt").read_text()
     assert f"init: '{pretrained}' was trained on the same images, so it has seen those held out here, without" in text
     assert "data.folds: fold 2 of 3 is tested on 5 of 15 training images" in text
@@ -99,10 +93,6 @@ def test_what_pretraining_was_told_of_but_did_not_hold_out(depth, changes, seen,
     assert tuned(tmp_path / "b", root, init=str(tmp_path / "a"), **changes) == 0
     line = "it has seen those held out here, without labels"
     assert (line in (tmp_path / "b/log.txt").read_text()) is seen
-
-
-def test_the_whole_is_compared_with_the_largest_class_too(done):
-    assert "no better, within its 95 % interval" in (done / "log.txt").read_text()
 
 
 def test_all_folds_are_no_backbone(done, tmp_path, capsys):

@@ -14,7 +14,7 @@ from test_resume import stop_at
 
 from idmm import stages
 from idmm.config import FinetuneConfig, PretrainConfig, parsing
-from idmm.engine import Session
+from idmm.session import Session
 from idmm.stages import budget, folds
 from idmm.stages.advice import advice
 from idmm.stages.assemble import assemble

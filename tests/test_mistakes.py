@@ -1,14 +1,12 @@
 """What is said at once to mistakes: data that would be the wrong one, values of another type, folders that clash."""
 
 import logging
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
 import yaml
 from folders import faults, tree
-from helpers import ENVIRONMENT, ROOT, STAGES, call, flags, inside, refused
+from helpers import ENVIRONMENT, ROOT, STAGES, call, flags, inside, real, refused
 
 import idmm
 from idmm import errors
@@ -108,11 +106,7 @@ def test_a_folder_where_a_section_is_meant(tmp_path, capsys):
 )  # fmt: skip
 def test_what_needs_no_torch_is_told_without_it(argv, line, tmp_path):
     (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')\n")
-    code = "import sys; from idmm.cli import main; sys.exit(main())"
-    done = subprocess.run(
-        [sys.executable, "-c", code, *argv], cwd=tmp_path, capture_output=True, text=True,
-        env={**ENVIRONMENT, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
-    )  # fmt: skip
+    done = real(*argv, cwd=tmp_path, env={**ENVIRONMENT, "PYTHONPATH": f"{tmp_path}:{ROOT}"})
     assert (done.returncode, done.stdout) == (2, "") and done.stderr.startswith(line) and done.stderr.count("\n") == 1
 
 

@@ -8,7 +8,7 @@ import zipfile
 
 import pytest
 import yaml
-from helpers import ROOT
+from helpers import ROOT, real
 
 SOURCES = ["setup.cfg", "pyproject.toml", "README.md", "LICENSE", "idmm", "configs"]
 
@@ -32,10 +32,7 @@ def installed(tmp_path_factory):
 
 def ran(installed, folder, *argv):
     """Runs ``idmm`` with the wheel's content first on the path, from another folder; returns its standard output."""
-    code = "import sys; from idmm.cli import main; sys.exit(main())"
-    environment = {**os.environ, "PYTHONPATH": str(installed)}
-    words = [sys.executable, "-c", code, *argv]
-    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
+    done = real(*argv, cwd=folder, env={**os.environ, "PYTHONPATH": str(installed)})
     assert done.returncode == 0, done.stderr
     return done.stdout
 

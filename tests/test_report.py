@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import yaml
-from browser import Reader, browsing
+from browser import Reader
 from folders import tree, tuned
 from helpers import call, inside, refused
 from PIL import Image
@@ -134,12 +134,6 @@ def test_names_that_are_no_text(runs, tmp_path):
 
 
 # ------------------------------------------------------------------ a browser
-@pytest.fixture(scope="module")
-def browser():
-    with browsing() as page:
-        yield page
-
-
 def test_nothing_leaves_it_and_every_picture_is_drawn(browser, page):
     browser.requests.clear()
     browser.complaints.clear()

@@ -5,7 +5,7 @@ import re
 from functools import partial
 
 import pytest
-from browser import Reader, browsing
+from browser import Reader
 from grids import cell, changed, failed, full, grid, missing
 from PIL import Image
 
@@ -99,12 +99,6 @@ def test_config_is_taken_apart():
 
 
 # ------------------------------------------------------------------ a browser
-@pytest.fixture(scope="module")
-def browser():
-    with browsing() as page:
-        yield page
-
-
 @pytest.fixture
 def opened(browser, tmp_path):
     """Opens the page of some cells; it may load nothing else, and the console stays empty."""

@@ -13,6 +13,7 @@ import pytest
 from grids import cell, changed, failed, full, grid, missing, runs, sizes
 from scipy import stats
 
+from idmm.files import csv_bytes
 from idmm.report import render, sections
 from idmm.report.stats import Estimate, average, difference, over_targets, pooled, seed_stats
 from idmm.report.table import SCRATCH, Row, Table
@@ -33,7 +34,7 @@ def rendered(name, cells, protocol="finetune"):
 
 
 def csv_text(cells, protocol="finetune", **orders):
-    return render.csv_text(Table({**grid(cells, protocol), **orders}, protocol))
+    return csv_bytes(render.csv_rows(Table({**grid(cells, protocol), **orders}, protocol))).decode()
 
 
 # ------------------------------------------------------------------ over seeds

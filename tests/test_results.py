@@ -1,6 +1,5 @@
 """What fine-tuning reports beside its accuracy, the weights that it keeps, and classes of unequal size."""
 
-import csv
 import json
 import warnings
 from types import SimpleNamespace
@@ -22,6 +21,7 @@ from tiny import assert_same_loss, backbone
 from idmm import config, confusion, engine, evaluate
 from idmm.data.datasets import open_splits
 from idmm.data.images import CentreCrop
+from idmm.files import read_csv
 from idmm.methods.finetune import Finetune, balanced_weights
 from idmm.pictures import save
 from idmm.seeding import numpy_rng
@@ -40,11 +40,6 @@ UNEQUAL = dict(
 def outcome(out):
     """result.json without what the clock says."""
     return {name: value for name, value in result(out).items() if name != "seconds"}
-
-
-def of_classes(out):
-    with open(out / "per_class.csv", encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +70,7 @@ def unequal(tmp_path_factory):
 # ------------------------------------------------------------------ result.json, the log, the files
 def test_the_result_has_what_its_accuracy_is_read_beside(unequal):
     _, out = unequal
-    found, rows = result(out), of_classes(out)
+    found, rows = result(out), read_csv(out / "per_class.csv")
     assert [row["class"] for row in rows] == ["dog, big", "кот"] and [row["images"] for row in rows] == ["3", "1"]
     hits = [int(row["correct"]) for row in rows]
     assert found["top1"] == pytest.approx(25 * sum(hits))

@@ -1,14 +1,12 @@
 """``idmm tune``: what it tries, how it is judged, what it writes, and that it goes on after a kill."""
 
 import contextlib
-import csv
 import io
 import json
 import shutil
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,6 +20,7 @@ from idmm.config.commands import TuneConfig
 from idmm.config.parsing import build, parse
 from idmm.config.recipes import resolve_method
 from idmm.errors import install
+from idmm.files import read_csv
 from idmm.stages import assemble
 from idmm.tuning import results, search
 from idmm.tuning.options import applied, differences, options_of
@@ -36,8 +35,7 @@ TINY = [
 
 
 def rows(out):
-    with open(Path(out) / "trials.csv", newline="") as file:
-        return list(csv.DictReader(file))
+    return read_csv(out / "trials.csv")
 
 
 def recipe(name="idmm"):

@@ -7,6 +7,7 @@ from idmm.config.reading import STAGES, about, recipes
 from idmm.data.readers.hub import PREFIX
 from idmm.data.registry import DATASETS, spec_of
 from idmm.errors import UserError
+from idmm.progress import aligned
 
 
 def table(_: DataListConfig) -> str:
@@ -17,20 +18,11 @@ def table(_: DataListConfig) -> str:
         how = "yes" if spec.archives else "no" if spec.manual else "not needed"
         rows.append((spec.name, *("" if n is None else f"{n:,}" for n in figures), how, spec.title))
     rows.append(("hfds:NAME", "", "", "", "in a run", spec_of("hfds:NAME").title))
-    widths = [max(len(row[i]) for row in rows) for i in range(5)]
-    lines = []
-    for *cells, title in rows:
-        padded = [c.rjust(w) if 1 <= i <= 3 else c.ljust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True))]
-        lines.append("  ".join([*padded, title]).rstrip())
-    return "\n".join(lines)
+    return "\n".join(aligned(rows, right=(1, 2, 3)))
 
 
 def info(given: DataInfoConfig) -> str:
-    """Returns all that is known of a dataset before it is opened.
-
-    Raises:
-        UserError: A prefix without a name.
-    """
+    """Returns all that is known of a dataset before it is opened; UserError for a prefix without a name."""
     spec = spec_of(given.name)
     if spec.name.strip() == PREFIX:
         raise UserError(f"name: '{spec.name}' names nothing; wanted hfds:NAME or hfds:FOLDER")

@@ -1,8 +1,6 @@
 """``idmm data``: getting a dataset, what is wrong with one, what is kept of them."""
 
 import itertools
-import json
-import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,10 +21,9 @@ from idmm.data.registry import DATASETS, resolve_name, spec_of
 from idmm.data.split import Split, Splits, counted
 from idmm.data.user_lists import is_named
 from idmm.errors import UserError, listed
-from idmm.files import made_folder, write_bytes, write_text
-from idmm.progress import size
+from idmm.files import made_folder, write_bytes, write_json
+from idmm.progress import log, size
 
-log = logging.getLogger("idmm")
 _NAMED = 5  # images or pairs of a kind that the text names; check.json has all
 _DRAWN = 12  # pairs on the sheet
 HELD_OUT = 0.2  # share of the training images that raw pixels are tried on, where there are no others
@@ -73,14 +70,8 @@ def cache(given: DataCacheConfig) -> str:
 
 def checkup(given: DataCheckConfig) -> int:
     """Looks at every image of a dataset, prints what was found, and writes check.json, check.png and exclude.txt to
-    ``given.out``.
-
-    Returns:
-        The exit code, 1 where something should be mended.
-
-    Raises:
-        UserError: The dataset cannot be opened at all, or ``given.out`` cannot be written.
-    """
+    ``given.out``; returns the exit code, 1 where something should be mended. UserError where the dataset cannot be
+    opened at all, or ``given.out`` cannot be written."""
     if given.root is None and given.name not in DATASETS and Path(given.name).is_dir():
         given = replace(given, name=None, root=given.name)
     asked = config.Data(
@@ -96,7 +87,7 @@ def checkup(given: DataCheckConfig) -> int:
     found.floor = _floor(found, splits, data, given.size)
     print("\n".join(report(found, written=out is not None)))
     if out is not None:
-        write_text(out / "check.json", json.dumps(found.plain(), indent=2) + "\n")
+        write_json(out / "check.json", found.plain())
         print(f"written: {out / 'check.json'}", end="")
         if found.pairs:
             _draw(found, splits, given.max_pixels, out / "check.png")

@@ -1,7 +1,6 @@
 """The demo: does pretraining on unlabelled images pay? Digits, 10 labels a class, against training from scratch."""
 
 import json
-import logging
 import statistics
 import time
 from dataclasses import replace
@@ -9,12 +8,11 @@ from pathlib import Path
 
 from idmm.config import FinetuneConfig, PretrainConfig, parsing
 from idmm.config.commands import DemoConfig
-from idmm.errors import RunError, UserError
-from idmm.files import write_text
-from idmm.progress import duration
+from idmm.errors import RunError, UserError, checked, naming
+from idmm.files import json_lines, write_json
+from idmm.progress import duration, log
 from idmm.stages import STAGES
 
-log = logging.getLogger("idmm")
 PICTURES = ("loss.png", "crops.png", "comparison.png")
 ROWS = {"raw pixels": "pixel_knn", "from scratch": "scratch_top1", "from IDMM": "idmm_top1"}
 RUNS = {"pretrain": "pretraining", "idmm": "fine-tuning from IDMM", "scratch": "fine-tuning from scratch"}
@@ -46,7 +44,7 @@ def demo(given: DemoConfig) -> dict:
         result = _summary(runs, settings)
         _pictures(out, result, stage1)
         result["seconds"] = round(earlier + time.monotonic() - started, 1)
-        write_text(out / "demo.json", json.dumps(result, indent=2) + "\n")
+        write_json(out / "demo.json", result)
     _say(out, result)
     if result["gain"] < LEAST_GAIN:
         raise RunError(f"demo: IDMM is {result['gain']:+.1f} points from scratch, wanted at least +{LEAST_GAIN:g}")
@@ -54,28 +52,22 @@ def demo(given: DemoConfig) -> dict:
 
 
 def _configs(demo: DemoConfig) -> tuple[PretrainConfig, FinetuneConfig]:
-    built, faults = [], []
-    for flag, given in (("pretrain", demo.pretrain), ("finetune", demo.finetune)):
-        try:
-            built.append(STAGES[flag].build(given))
-        except UserError as error:
-            faults += [f"{flag}: {line.removeprefix('--config: ')}" for line in error.faults]
-    if faults:
-        raise UserError(*faults)
-    return built[0], _same_model(*built)
+    """The stages' configs; the pretrained model is named in fine-tuning's, too, for training it from scratch."""
 
+    def built(stage: str, file: str):
+        with naming(stage):
+            return STAGES[stage].build(file)
 
-def _same_model(stage1: PretrainConfig, stage2: FinetuneConfig) -> FinetuneConfig:
-    """Fine-tuning's config with the pretrained model named in it, for training it from scratch."""
-    faults = []
-    for name in ("name", "kwargs"):
-        tuned, pretrained = getattr(stage2.model, name), getattr(stage1.model, name)
-        if tuned and tuned != pretrained:
-            faults.append(f"finetune: model.{name} is {tuned!r}, pretraining's is {pretrained!r}; leave it out")
-    if faults:
+    stage1, stage2 = checked(lambda: built("pretrain", demo.pretrain), lambda: built("finetune", demo.finetune))
+    models = [(name, getattr(stage2.model, name), getattr(stage1.model, name)) for name in ("name", "kwargs")]
+    if faults := [
+        f"finetune: model.{name} is {tuned!r}, pretraining's is {pretrained!r}; leave it out"
+        for name, tuned, pretrained in models
+        if tuned and tuned != pretrained
+    ]:
         raise UserError(*faults)
     model = replace(stage2.model, name=stage1.model.name, kwargs=stage1.model.kwargs)
-    return replace(stage2, model=model)
+    return stage1, replace(stage2, model=model)
 
 
 def _plain(config) -> dict:
@@ -161,9 +153,8 @@ def _pictures(out: Path, result: dict, stage1: PretrainConfig) -> None:
     def curves(name: str, stage: str) -> list[list[dict]]:
         """Losses and learning rates of each seed; under the stage's name they share no panel with another's."""
         files = [_folder(out, name, seed) / "metrics.jsonl" for seed in range(result["settings"]["seeds"])]
-        lines = [file.read_text().splitlines() for file in files]
         values = {f"{stage}: loss": "loss", f"{stage}: learning rate": "lr"}
-        return [[{title: json.loads(one)[key] for title, key in values.items()} for one in seed] for seed in lines]
+        return [[{title: one[key] for title, key in values.items()} for one in json_lines(file)] for file in files]
 
     labelled, unlabelled = result["labelled_images"], result["unlabelled_images"]
     runs = {

@@ -13,10 +13,7 @@ from idmm.files import replacing
 
 
 def embed(given: EmbedConfig) -> str:
-    """Writes ``paths`` [N] and ``features`` (float32 [N, d]) of images to ``given.out``.
-
-    Returns:
-        What was written, for people.
+    """Writes ``paths`` [N] and ``features`` (float32 [N, d]) of images to ``given.out``; returns a line on it.
 
     Raises:
         UserError: No such run, no images, none that can be read, no library for the file, or it cannot be written.

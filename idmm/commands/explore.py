@@ -1,7 +1,5 @@
 """``idmm explore``: which training images of a run are alike, as tables, sheets of thumbnails and a summary."""
 
-import json
-import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,12 +17,11 @@ from idmm.data.composite import picture
 from idmm.data.doctor import HASH_BITS, Checkup, ImageRef, Pair, perceptual_hashes
 from idmm.data.exclusions import exclusions
 from idmm.errors import UserError
-from idmm.files import emptied_if_refused, made_folder, write_csv, write_text
-from idmm.progress import Bar
+from idmm.files import emptied_if_refused, json_lines, made_folder, write_csv, write_json
+from idmm.progress import Bar, log
 from idmm.stages import artifacts, inside_images
 from idmm.stages.probe import frozen_backbone
 
-log = logging.getLogger("idmm")
 FOLDER, FILE = "explore", "explore.json"
 TITLE = "Which training images are alike"
 EXCLUDE = "exclude.txt"
@@ -35,10 +32,7 @@ HASHES = 2.0  # weight of the agreement of perceptual hashes beside the cosine o
 
 def explore(given: ExploreConfig) -> str:
     """Finds images that are alike and writes tables, sheets and ``explore.json`` to ``given.out``, by default
-    RUN/explore.
-
-    Returns:
-        A summary: how much was found of each kind, the ten worst, and what to do next.
+    RUN/explore; returns a summary: how much was found of each kind, the ten worst, and what to do next.
 
     Raises:
         UserError: No finished run, its images are gone and it has no rows for them, or ``out`` cannot be written, or
@@ -68,7 +62,7 @@ def explore(given: ExploreConfig) -> str:
         "title": TITLE, "by": seen.by, "images": len(seen.names), "lines": _heading(seen),
         "sections": [part.plain() for part in parts], "notes": seen.notes, "files": [FILE, *files, EXCLUDE],
     }  # fmt: skip
-    write_text(out / FILE, json.dumps(about, indent=1) + "\n")
+    write_json(out / FILE, about, indent=1)
     return "\n".join(_summary(seen, parts, out))
 
 
@@ -121,8 +115,7 @@ def opened(given: ExploreConfig) -> Explored:
 
 def _learned(run: Path) -> list[str]:
     """Says where the rows are hardly learned yet."""
-    path = run / "metrics.jsonl"
-    records = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+    records = json_lines(run / "metrics.jsonl")
     told = [record["instance_accuracy"] for record in records if "instance_accuracy" in record]
     if not told or told[-1] >= LEARNED:
         return []

@@ -1,8 +1,7 @@
 """What ``idmm explore`` found, as five tables: their rows, their sheets, and what is said of them."""
 
-import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,9 +14,9 @@ from idmm.data.composite import picture
 from idmm.data.exclusions import MIRRORED
 from idmm.data.split import counted
 from idmm.pictures import shortened
+from idmm.progress import aligned, log
 from idmm.report.sheets import BLUE, CELL, LARGE, ORANGE, Tile, caption_sheet, in_rows, one_of_each, pair_rows
 
-log = logging.getLogger("idmm")
 WORST = 10  # that are shown of each
 PAIRS, ROWS, QUERIES = 24, 16, 8  # on the sheets: pairs, labels and clusters, neighbours
 BESIDE = 6  # images beside the first of a row
@@ -104,14 +103,12 @@ class Section:
         caption_sheet(rows, out / f"{self.name}.png", self.sheet.title, self.sheet.note, self.sheet.cell)
         self.sheets = [f"{self.name}.png"]
 
-    def shown(self) -> Iterator[str]:
-        """Yields the worst as lines of aligned columns."""
+    def shown(self) -> list[str]:
+        """Returns the worst as lines of aligned columns."""
         if not self.worst:
-            return
-        cells = [["" if cell is None else str(cell) for cell in row] for row in (self.rows[0], *self.worst)]
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        for row in cells:
-            yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            return []
+        rows = (self.rows[0], *self.worst)
+        return aligned([["" if cell is None else str(cell) for cell in row] for row in rows])
 
     def plain(self) -> dict:
         """Returns it for explore.json."""
@@ -172,7 +169,8 @@ def _labels(seen: Explored, found: Found) -> Section:
     rows = [["rank", "path", "class", "suggested", "score", "likely", "neighbours"]]
     for rank, i in enumerate(order.tolist(), start=1):
         likely = "yes" if found.margins[i] > similarity.LIKELY else "no"
-        voted = Counter(seen.classes[label] for label in _voters(seen, found, i)).most_common(3)
+        voters = [label for label in seen.labels[found.near.index[i]] if label >= 0][: similarity.VOTERS]
+        voted = Counter(seen.classes[label] for label in voters).most_common(3)
         text = ", ".join(f"{name} {count}" for name, count in voted)
         named = (seen.label(i), seen.classes[found.suggested[i]] if found.suggested[i] >= 0 else None)
         rows.append([rank, seen.names[i], *named, _number(found.margins[i]), likely, text])
@@ -189,11 +187,6 @@ def _labels(seen: Explored, found: Found) -> Section:
     note = "orange: the image in question; blue: neighbours of the class that they suggest"
     sheet = Sheet(drawn, f"{len(drawn)} of {counted(count, 'likely label error')}", note) if count else None
     return Section(*about, said, count, rows, rows[1 : 1 + min(WORST, count)], lines, sheet)
-
-
-def _voters(seen: Explored, found: Found, i: int) -> np.ndarray:
-    labels = seen.labels[found.near.index[i]]
-    return labels[labels >= 0][: similarity.VOTERS]
 
 
 # ---------------------------------------------------------------------- outliers

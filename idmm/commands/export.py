@@ -2,24 +2,21 @@
 
 import importlib.util
 import json
-import logging
 from dataclasses import asdict
 from pathlib import Path
 
 from idmm.config.usage import ExportConfig
 from idmm.errors import UserError, checked, install
 from idmm.files import WEIGHTS_WANTED, free_folder, out_file, weights_file, write_bytes
+from idmm.progress import log
 
-log = logging.getLogger("idmm")
 NEEDED = ("onnx", "onnxruntime", "onnxscript")  # of the extra 'export'
 ENDINGS = {"onnx": (".onnx",), "torchscript": (".pt", ".ts")}
 
 
 def export(given: ExportConfig) -> str:
-    """Writes the model of a finished run to ``given.out``, after comparing what is written with torch.
-
-    Returns:
-        What was written and how near it is, for people.
+    """Writes the model of a finished run to ``given.out``, after comparing what is written with torch; returns what to
+    print of both.
 
     Raises:
         UserError: No finished run, a library is missing, ``out`` cannot be written, or the images that ``int8`` needs

@@ -1,10 +1,7 @@
 """``idmm fewlabel``: accuracy as a function of the labelled images a class, of frozen features or of fine-tuning."""
 
-import csv
-import io
 import itertools
 import json
-import logging
 import os
 import statistics
 from collections.abc import Iterator
@@ -22,12 +19,12 @@ from idmm.data.split import Split, counted
 from idmm.errors import UserError, listed
 from idmm.evaluate import largest_class, of_few, readouts
 from idmm.features import FrozenBackbone
-from idmm.files import made_folder, write_text
+from idmm.files import made_folder, write_csv, write_json, write_text
+from idmm.progress import log
 from idmm.stages import STAGES, stage_of
 from idmm.stages.folds import learned_from, place, several
 from idmm.stages.probe import frozen_backbone, labelled_images, labels_needed
 
-log = logging.getLogger("idmm")
 READOUTS = {"knn": "kNN", "probe": "linear probe", "finetune": "fine-tuned"}
 METRICS = {"top1": "top-1", "mean_per_class": "mean over classes"}
 USUAL = (1, 2, 5, 10, 20)
@@ -90,8 +87,9 @@ def fewlabel(given: FewLabelConfig) -> dict:
     text = table(result)
     for line in of_few(max(record["top1"] for record in records), len(splits.test)):
         log.warning("%s", line)
-    write_text(out / "fewlabel.json", json.dumps(result, indent=2) + "\n")
-    write_text(out / "fewlabel.csv", _csv(records))
+    write_json(out / "fewlabel.json", result)
+    columns = list(dict.fromkeys(name for record in records for name in record))
+    write_csv(out / "fewlabel.csv", [columns, *([record.get(name) for name in columns] for record in records)])
     write_text(out / "fewlabel.md", text + "\n")
     _draw(result, out / "fewlabel.png")
     print(f"{text}\n\nwritten: {', '.join(str(out / name) for name in FILES)}")
@@ -206,10 +204,11 @@ def _tuned(
             data = replace(data, **{name: getattr(spec, name) for name in names})
             model = replace(model, name=spec.name, kwargs=spec.kwargs)
         # where the weights came from, and a few digits of theirs, as runs are made again
-        source = backbone.label if backbone.init is None else os.path.normpath(backbone.init)
+        source = os.path.normpath(backbone.label)
         name = "".join(c if c.isalnum() else "-" for c in source).strip("-")[-40:]
         run = Path(given.out, "runs", f"{name}-{backbone.weights[:8]}-{draw.per_class}-{draw.seed}")
-        config = replace(tuning, out=str(run), init=backbone.init, seed=draw.seed, data=data, model=model)
+        init = backbone.init and backbone.label  # as it was given: a run keeps the commit of public weights itself
+        config = replace(tuning, out=str(run), init=init, seed=draw.seed, data=data, model=model)
         result = STAGES["finetune"].run(config)
         yield backbone.label, draw, result["train_size"], {"finetune": result}
 
@@ -291,15 +290,6 @@ def labels_seen(result: dict) -> dict[str, str]:
 
 def _cell(row: dict) -> str:
     return f"{row['mean']:.1f}" + ("" if row["std"] is None else f" ± {row['std']:.1f}")
-
-
-def _csv(records: list[dict]) -> str:
-    text = io.StringIO()
-    columns = dict.fromkeys(name for record in records for name in record)
-    writer = csv.DictWriter(text, list(columns), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(records)
-    return text.getvalue()
 
 
 def _draw(result: dict, path: Path) -> None:

@@ -1,11 +1,11 @@
 """The finished runs that people mean by a folder: a run's own, or one that holds some."""
 
-import json
 import os
 from contextlib import suppress
 from pathlib import Path
 
 from idmm.errors import UserError, listed
+from idmm.files import json_lines
 from idmm.stages import artifacts, stage_of
 
 DEMO = ("pretrain", "idmm", "scratch")  # runs of 'idmm demo', a folder a seed
@@ -98,9 +98,6 @@ def _so_far(path: Path) -> str:
 
 def records(folder: Path) -> list[dict]:
     """What a run logged, an epoch each."""
-    found = []
-    with suppress(OSError), open(folder / "metrics.jsonl") as file:
-        for line in file:
-            with suppress(ValueError):  # a line that a kill tore
-                found.append(json.loads(line))
-    return found
+    with suppress(OSError):
+        return json_lines(folder / "metrics.jsonl")
+    return []

@@ -1,6 +1,5 @@
 """What the commands share that use a run on files: their checks before the work, what they say of the files."""
 
-import logging
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,26 +10,23 @@ from idmm.data.readers.folder import FoundImage, images_at
 from idmm.data.split import counted
 from idmm.errors import UserError, checked
 from idmm.files import out_file, weights_file
-
-log = logging.getLogger("idmm")
+from idmm.progress import log
 
 
 def inputs(
     given: UseConfig, stem: str, endings: Sequence[str], *more: Callable[[], Any]
 ) -> tuple[Path | None, list[FoundImage]]:
-    """Finds what can be wrong before the work, all of it at once.
+    """Finds what can be wrong before the work, all of it at once: no such run or files, a file that cannot be written
+    (UserError, a line each).
 
     Args:
-        given: With ``init``, ``paths`` and ``out``.
+        given: What the command was asked for.
         stem: Of the weights that are needed, ``backbone`` or ``model``.
-        endings: That ``out`` may have.
+        endings: That ``given.out`` may have.
         more: Checks of the command's own, which raise UserError.
 
     Returns:
         The file to write, None where the command was given none; and the images, each once.
-
-    Raises:
-        UserError: No such run or files, or a file that cannot be written; a line each.
     """
     _, out, (images, again), *_ = checked(
         lambda: weights_file(given.init, "init", stem),
@@ -49,11 +45,7 @@ def network_options(given: UseConfig) -> dict[str, Any]:
 
 
 def say_unreadable(unreadable: dict[str, str], count: int) -> None:
-    """Lists the images that could not be read, of so many.
-
-    Raises:
-        UserError: All of them.
-    """
+    """Lists the images that could not be read, of so many; UserError where none could."""
     lines = [f"  {path}: {why}" for path, why in unreadable.items()]
     if lines and len(lines) == count:
         raise UserError(f"paths: none of {counted(count, 'image')} can be read:", *lines)

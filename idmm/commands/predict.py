@@ -1,7 +1,6 @@
 """``idmm predict``: the classes of images, with probabilities."""
 
 import json
-import logging
 
 import numpy as np
 
@@ -11,18 +10,15 @@ from idmm.data.readers.folder import FoundImage
 from idmm.data.split import counted
 from idmm.errors import listed
 from idmm.files import csv_bytes, write_bytes
+from idmm.progress import log
 
-log = logging.getLogger("idmm")
 COLUMNS = ("path", "rank", "class", "probability")
 
 
 def predict(given: PredictConfig) -> str | None:
-    """Writes a row for each image and rank to ``given.out``, or CSV to standard output.
+    """Writes a row for each image and rank to ``given.out``, and returns a line on it, or CSV to standard output.
 
     Where images lie in folders named like the run's classes, their accuracy is logged.
-
-    Returns:
-        What was written, for people; None: the rows went to standard output.
 
     Raises:
         UserError: No run with a classifier, no images, none that can be read, or ``out`` cannot be written.

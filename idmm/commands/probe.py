@@ -1,9 +1,7 @@
 """``idmm probe``: how good the frozen features of a run are, in minutes instead of a fine-tuning."""
 
-import json
-
 from idmm.config.commands import ProbeCommand, ProbeConfig, probe_config
-from idmm.files import made_folder, write_text
+from idmm.files import made_folder, write_json
 from idmm.stages.folds import each_fold, over_folds, several
 from idmm.stages.probe import measure
 
@@ -23,7 +21,7 @@ def probe(given: ProbeCommand) -> dict:
     result = _all_folds(config) if several(config.data) else measure(config)
     print("\n".join(table(result)))
     if out is not None:
-        write_text(out / "probe.json", json.dumps(result, indent=2) + "\n")
+        write_json(out / "probe.json", result)
         print(f"written: {out / 'probe.json'}")
     return result
 

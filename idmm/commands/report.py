@@ -1,7 +1,6 @@
 """``idmm report``: a page on finished runs; collects what their files and images tell, which ``report/`` draws."""
 
 import json
-import logging
 import os
 import re
 from contextlib import contextmanager, suppress
@@ -21,11 +20,11 @@ from idmm.config.usage import ReportConfig
 from idmm.errors import RunError, UserError
 from idmm.files import made_folder, saved_info
 from idmm.intervals import wilson
+from idmm.progress import log
 from idmm.report.calibration import calibration
 from idmm.report.facts import Cloud, Mistake, RunFacts, readable
 from idmm.stages import artifacts, stage_of
 
-log = logging.getLogger("idmm")
 MISTAKES = 18
 PAIRS = 10  # comparisons, at most: of more runs each is compared with the best
 PERPLEXITY = 30.0  # of t-SNE

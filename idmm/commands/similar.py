@@ -1,7 +1,6 @@
 """``idmm similar``: the images that are most like one."""
 
 import filecmp
-import logging
 import os
 from pathlib import Path
 
@@ -11,8 +10,8 @@ from idmm.commands.inputs import inputs, network_options, print_bytes, say_unrea
 from idmm.config.usage import SimilarConfig
 from idmm.data.readers.folder import same_place
 from idmm.errors import UserError
+from idmm.progress import log
 
-log = logging.getLogger("idmm")
 DRAWN = 256  # short side of the images in the picture (pixels)
 
 

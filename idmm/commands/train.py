@@ -24,15 +24,14 @@ from idmm.data.images import BadImage, bands_of, probe
 from idmm.data.registry import resolve_name
 from idmm.data.split import LabelsMissing, Splits
 from idmm.errors import UserError
-from idmm.files import begun, write_csv, write_text
-from idmm.progress import brief, duration
+from idmm.files import begun, write_csv, write_json
+from idmm.progress import brief, duration, log
 from idmm.stages import STAGES, beginning
 from idmm.stages.advice import suited_batch
 from idmm.stages.budget import TooShort
 from idmm.stages.results import compared
 from idmm.transfer.config import merged
 
-log = logging.getLogger("idmm")
 RECIPES = {"pretrain": "idmm_fast", "joint": "joint", "finetune": "fast", "scratch": "fast_scratch"}
 BACKBONE = {"name": "resnet10t", "kwargs": {"channels": [32, 64, 128, 256]}}
 # Two crops without colours: kNN 83 on small photographs, where the recipe's six with colours have 74 (docs/minutes.md)
@@ -128,14 +127,14 @@ def train(given: TrainCommand) -> dict:
             print(f"{out}: finished already, nothing to do")
         else:
             kept["result"] = _run(given, kept, out, (time.monotonic() - began) / 60)
-            _write(out, kept)
+            write_json(out / FILE, kept)
     except UserError:
         _cleared(out, new)
         raise
     if given.compare and "scratch" not in kept:
         kept["scratch"] = _stage(given, kept, "scratch", out / "scratch", given.minutes)
         kept["gain"] = compared(out, out / "scratch")
-        _write(out, kept)
+        write_json(out / FILE, kept)
     _say(given, kept)
     print(f"{out / FILE}; the classifier is {out / 'model.safetensors'}")
     return kept
@@ -306,13 +305,13 @@ def _run(given: TrainCommand, kept: dict, out: Path, before: float) -> dict:
     if left <= 0:
         raise UserError(f"minutes: got {given.minutes:g}, but {duration(60 * before)} were gone before the first stage")
     spent.setdefault(way, left if way == "scratch" else SHARE * left)
-    _write(out, kept)
+    write_json(out / FILE, kept)
     if way == "scratch":
         return _stage(given, kept, way, out, left)
     first = out / "stage1"
     taken = _stage(given, kept, way, first, spent[way])["seconds"] / 60
     spent.setdefault("finetune", max(left - taken, LEAST * left))
-    _write(out, kept)
+    write_json(out / FILE, kept)
     return _stage(given, kept, "finetune", out, spent["finetune"], init=first)
 
 
@@ -351,7 +350,7 @@ def _stage(given: TrainCommand, kept: dict, name: str, folder: Path, minutes: fl
         log.info("%s", kept["plan"]["why"][-1])
         kept["plan"]["size"], kept["minutes"][name] = smaller, minutes - gone
         kept["minutes"]["before"] += gone if name == "scratch" else 0.0
-        _write(Path(given.out), kept)
+        write_json(Path(given.out) / FILE, kept)
         return _stage(given, kept, name, folder, minutes - gone, init)
     share = {"scratch": 1.0, "finetune": 1 - SHARE}.get(name, SHARE)
     whole = max(kept["minutes"]["before"] + error.wanted / share, given.minutes + 0.01)
@@ -370,10 +369,6 @@ def _refused(given: TrainCommand, model: dict, size: int, why: str, minutes: flo
     if given.model.name and fits(BACKBONE, size):
         ways.append("the small ConvNet that it takes without --model.name")
     return UserError(f"minutes: got {given.minutes:g}, but {why}; wanted at least {' or '.join(ways)}")
-
-
-def _write(out: Path, kept: dict) -> None:
-    write_text(out / FILE, json.dumps(kept, indent=2) + "\n")
 
 
 # ---------------------------------------------------------------------- what came of it

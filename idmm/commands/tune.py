@@ -3,7 +3,6 @@
 import contextlib
 import importlib.util
 import json
-import logging
 import os
 import time
 from dataclasses import fields, replace
@@ -18,10 +17,9 @@ from idmm.config.commands import TuneConfig
 from idmm.errors import UserError, install
 from idmm.files import made_folder, write_text
 from idmm.locks import Lock
-from idmm.progress import brief, duration, logging_to
+from idmm.progress import brief, duration, log, logging_to
 from idmm.stages import beginning
 
-log = logging.getLogger("idmm")
 HELD_OUT = 0.2  # share of the training images that trials are judged on, where data.val_fraction does not say
 TRIALS = 20  # that fit into the time, if none is ended early
 LEAST = 4  # trials that must fit
@@ -30,10 +28,8 @@ TIMING = 8.0  # seconds for the steps that are timed before the first trial
 
 
 def tune(given: TuneConfig) -> str:
-    """Compares settings of a recipe and writes the best to OUT/tuned.yaml.
-
-    Returns:
-        What is to be printed: the table of options, and what was written.
+    """Compares settings of a recipe and writes the best to OUT/tuned.yaml; returns what to print, the table of options
+    first.
 
     Raises:
         UserError: A mistake in the flags, no labels, or too little time.
@@ -119,6 +115,7 @@ def _prepared(given: TuneConfig, known: dict, began: float) -> tuple[PretrainCon
     from idmm.stages.assemble import load_splits, resolve
 
     config = PretrainConfig(**{item.name: getattr(given, item.name) for item in fields(PretrainConfig)})
+    config = replace(config, init=known.get("init", config.init))  # public weights of the commit that it began with
     data = replace(config.data, val_fraction=config.data.val_fraction or HELD_OUT)
     train = replace(config.train, minutes=None, knn_every=1, monitor_every=0, tensorboard=False)
     parts, notes = resolve(replace(config, data=data, train=train, resume="auto"))
@@ -130,7 +127,7 @@ def _prepared(given: TuneConfig, known: dict, began: float) -> tuple[PretrainCon
     images = digest(json.dumps([fingerprint(splits.train), fingerprint(held)]).encode()).hex()
     if known.get("images", images) != images:
         raise UserError(f"data: the images are not those that '{given.out}' was begun with; name a new folder")
-    about = {"images": images, "held": len(held)}
+    about = {"images": images, "held": len(held), "init": parts.config.init}
     about["where"] = "images of the val split" if own else "held-out training images"
     if "epochs" not in known:
         about |= _length(given, parts, len(splits.train), len(held), began)
@@ -197,8 +194,12 @@ def _on_ray(plan) -> None:
                 if not running:
                     return
                 for future in ray.wait(list(running), timeout=1.0)[0]:
-                    job = running.pop(future)
-                    plan.tell(job, _failure(ray, future))
+                    job, why = running.pop(future), ""
+                    try:
+                        ray.get(future)
+                    except ray.exceptions.RayError as error:
+                        why = cluster.reason(error)
+                    plan.tell(job, why)
         finally:
             for future in running:
                 ray.cancel(future, force=True)
@@ -209,15 +210,3 @@ def _on_a_node(job, home: str) -> None:
 
     os.chdir(home)  # what relative paths start from
     run(job)
-
-
-def _failure(ray, future) -> str:
-    """Returns why a worker did not finish its trial, empty where it did; UserError where the cluster is wrong."""
-    try:
-        ray.get(future)
-    except ray.exceptions.RayError as error:
-        cause = getattr(error, "cause", None)
-        if isinstance(cause, UserError):
-            raise UserError(*cause.faults) from None
-        return " ".join(str(cause or error).split())[:300]
-    return ""

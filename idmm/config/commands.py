@@ -45,7 +45,8 @@ class ProbeConfig(FeatureConfig):
     out: str | None = None
     """Folder for all that the run writes (required)."""
     init: str | None = None
-    """Backbone: a run folder, or a file in timm's format; null: fresh weights of ``seed``."""
+    """Backbone: a run folder, a file in timm's format, or public weights, timm:NAME or hf-hub:ORG/NAME; null: fresh
+    weights of ``seed``."""
     model: FinetuneModel = field(default_factory=FinetuneModel)
 
 
@@ -60,7 +61,8 @@ class ProbeCommand(FeatureConfig):
     the test images, with 95 % intervals. Features are kept on the disk for the next time."""
 
     init: str
-    """Backbone: a run folder, or a .safetensors or .pth file in timm's format with its JSON beside it."""
+    """Backbone: a run folder, a .safetensors or .pth file in timm's format with its JSON beside it, or public weights,
+    timm:NAME or hf-hub:ORG/NAME."""
     out: str | None = None
     """Folder for probe.json; null: the table on standard output only."""
 
@@ -71,7 +73,8 @@ class FewLabelConfig(FeatureConfig):
     picture of the curves with the spread over draws."""
 
     init: Annotated[list[str], BeforeValidator(_several), AfterValidator(_once)] = Field(min_length=1)
-    """Backbones, e.g. runs/a or '[runs/a, runs/b]': run folders, or files in timm's format with their JSON."""
+    """Backbones, e.g. runs/a or '[runs/a, runs/b]': run folders, files in timm's format with their JSON, or public
+    weights, timm:NAME or hf-hub:ORG/NAME."""
     out: str
     """Folder for fewlabel.json, fewlabel.csv, fewlabel.md, fewlabel.png, and the runs of fine-tuning."""
     per_class: Annotated[list[Annotated[int, Field(ge=1)]] | None, BeforeValidator(_several), AfterValidator(_once)] = (

@@ -19,7 +19,7 @@ from pydantic_core import PydanticUndefined
 from idmm.config.base import FieldError
 from idmm.config.reading import of_one_method, read_value, recipe, yaml_problem
 from idmm.config.reading import read_file as read_file
-from idmm.config.schema import flags_of, flatten, keys_of, main_key, odd_keys, options, overrule_minutes
+from idmm.config.schema import flags_of, flatten, keys_of, main_key, odd_keys, options, overrule_minutes, switches
 from idmm.errors import UserError, nearest
 
 log = logging.getLogger("idmm")
@@ -138,7 +138,7 @@ def _parser(kind: type, prog: str) -> argparse.ArgumentParser:
     text = "YAML file of the keys below, or a name of 'idmm configs'; flags override it"
     parser.add_argument("--config", action="append", metavar="FILE", help=text, **value)
     parser.add_argument("--print_config", action="store_true", help="print the resulting config as YAML and exit")
-    groups = {"": parser.add_argument_group("run")}
+    groups, lone = {"": parser.add_argument_group("run")}, switches(kind)
     for leaf in flags_of(kind):
         name = leaf.key.rpartition(".")[0]
         if name not in groups:
@@ -150,7 +150,7 @@ def _parser(kind: type, prog: str) -> argparse.ArgumentParser:
             default=argparse.SUPPRESS,
             metavar=_metavar(leaf.kind),
             help=f"{leaf.help} ({default})".replace("%", "%%"),
-            **({"nargs": "?", "const": "true"} if leaf.kind is bool else value),
+            **({"nargs": "?", "const": "true"} if leaf.key in lone else value),
         )
     return parser
 
@@ -207,10 +207,10 @@ def _value(text: str, kind: Any) -> Any:
 
 def _with_values(kind: type, argv: list[str]) -> list[str]:
     """Gives a switch without a value its own, lest it takes the word behind it."""
-    switches = {f"--{leaf.key}" for leaf in flags_of(kind) if leaf.kind is bool}
+    lone = {f"--{key}" for key in switches(kind)}
     pairs = zip(argv, [*argv[1:], ""], strict=False)
     values = {"true", "True", "TRUE", "false", "False", "FALSE"}  # YAML's
-    return [f"{word}=true" if word in switches and after not in values else word for word, after in pairs]
+    return [f"{word}=true" if word in lone and after not in values else word for word, after in pairs]
 
 
 def _place_words(data: dict, loose: list[str], words: tuple[str, ...], kind: type, origin: dict[str, str]) -> list[str]:

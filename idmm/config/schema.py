@@ -42,8 +42,8 @@ def options(kind: Any) -> tuple:
 
 
 def switches(kind: type) -> list[str]:
-    """Returns the keys whose flags mean true where they stand without a value."""
-    return [leaf.key for leaf in flags_of(kind) if leaf.kind is bool]
+    """Returns the keys whose flags mean true where they stand without a value: those that are true, false or null."""
+    return [leaf.key for leaf in flags_of(kind) if {bool} == {*options(leaf.kind)} - {type(None)}]
 
 
 def main_key(kind: type, key: str) -> str | None:

@@ -95,17 +95,19 @@ class Common:
     seed: int = Field(0, ge=0)
     """Seed of every random choice."""
     init: str | None = None
-    """Weights to start from: a run folder, or a .safetensors or .pth file in timm's format; null: from scratch."""
+    """Weights to start from: a run folder, a .safetensors or .pth file in timm's format, or public weights, timm:NAME
+    or hf-hub:ORG/NAME, which are downloaded once; null: from scratch."""
     resume: Literal["auto", "never", "must"] = "auto"
     """A used OUT: 'auto' goes on where it stopped, 'never' refuses it, 'must' refuses a new one."""
     data: Data = field(default_factory=Data)
 
     def flag_faults(self, flags: dict[str, Any]) -> list[str]:
         """Returns what is wrong with keys, and their values, being given as flags."""
-        channels = self.data.in_chans
-        if channels is None and self.init is not None:
-            channels = saved_info(self.init).get("kwargs", {}).get("in_chans")
-        return [*two_lengths(flags), *rgb_faults(self, flags, channels, getattr(self.data, "bands", None))]
+        channels, bands = self.data.in_chans, self.data.bands
+        if channels is bands is None and self.init is not None:
+            saved = saved_info(self.init)
+            channels, bands = saved.get("kwargs", {}).get("in_chans"), saved.get("bands")
+        return [*two_lengths(flags), *rgb_faults(self, flags, channels, bands)]
 
 
 @section

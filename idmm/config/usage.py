@@ -46,7 +46,8 @@ class UseConfig:
     """How a run's model is used on files."""
 
     init: str
-    """A run folder, or a .safetensors or .pth file in timm's format with its JSON beside it."""
+    """A run folder, or a .safetensors or .pth file in timm's format with its JSON beside it; for features also public
+    weights, timm:NAME or hf-hub:ORG/NAME."""
     batch_size: int = Field(64, ge=1)
     """Images that go through the network at a time (images)."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"

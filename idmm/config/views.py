@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from idmm.config.base import check_range, check_strengths, section
+from idmm.config.base import FieldError, check_range, check_strengths, section
 
 
 @section
@@ -163,21 +163,21 @@ def without_rgb(config: Any) -> tuple[Any, list[str]]:
     on that."""
     data = config.data
     plain, asked = _plain(config)
-    if is_rgb(data.in_chans, getattr(data, "bands", None)) or not asked:
+    if is_rgb(data.in_chans, data.bands) or not asked:
         return config, []
     becomes = ", ".join(f"{key} becomes {_shown(wanted)}" for key, (_, wanted) in asked.items())
-    return plain, [f"{becomes}: images of {data.in_chans} channels have no saturation, hue, grey and RandAugment"]
+    what = f"data.in_chans: images of {data.in_chans} channels have no saturation, hue, grey and RandAugment"
+    return plain, [f"{what}; {becomes}"]
 
 
 def rgb_faults(config: Any, flags: Collection[str], in_chans: int | None, bands: list[int] | None) -> list[str]:
     """Returns a line for each of the keys given as ``flags`` that asks for what only RGB images have, where the images
     are not RGB."""
-    lines = []
+    channels, lines = in_chans if bands is None else len(bands), []
     for key, (got, wanted) in {} if is_rgb(in_chans, bands) else _plain(config)[1].items():
         if key in flags or key.partition("[")[0] in flags:  # views.crops, for one of its groups
-            what = f"{_RGB_ONLY[key.rpartition('.')[2]]} for RGB images, and these have"
-            channels = f"{what} {in_chans if bands is None else len(bands)} channels"
-            lines.append(f"{key}: got {got!r}, but {channels}; wanted {_shown(wanted)}")
+            what = f"{_RGB_ONLY[key.rpartition('.')[2]]} for RGB images, and these have {channels} channels"
+            lines.append(str(FieldError(key, f"got {got!r}, but {what}; wanted {_shown(wanted)}")))
     return lines
 
 

@@ -1,6 +1,5 @@
 """Stage 2's images: augmented for training, centre-cropped for evaluation."""
 
-import logging
 from functools import partial
 
 import numpy as np
@@ -14,8 +13,6 @@ from idmm.data.images import CentreCrop, unit
 from idmm.data.views import change_channels, draw_views, is_rgb8, make_view, normalise, numbered, resize
 from idmm.errors import UserError
 from idmm.seeding import derive, seeded
-
-log = logging.getLogger("idmm")
 
 
 class TrainTransform:
@@ -36,10 +33,6 @@ class TrainTransform:
     def __init__(self, store, config: Augment, size: int, mean, std, key: int):
         self.store, self.size, self.mean, self.std, self.key = store, size, mean, std, key
         self.transform = _training_transform(config, size, mean)
-        if config.randaugment and (deep := np.count_nonzero(getattr(store, "kinds", ()))):
-            log.info(
-                "augment.randaugment: not for the %d training images of more than 8 bits, which it would cut", deep
-            )
         shared = {name: getattr(config, name) for name in COLOURS if hasattr(config, name)}
         self.crop = CropGroup(count=1, scale=config.scale, blur_prob=0.0, solarize_prob=0.0, **shared)
 

@@ -16,6 +16,7 @@ from idmm.data.split import counted
 from idmm.errors import UserError
 from idmm.evaluate import FEW, of_few
 from idmm.export.source import Source
+from idmm.files import is_public
 from idmm.intervals import too_narrow, wilson
 from idmm.progress import duration
 from idmm.report.render import ENVIRONMENTS
@@ -124,7 +125,7 @@ def history(source: Source) -> tuple[list[Trained], str | None]:
         try:
             config = config_of(run)
         except UserError:
-            return found, run.name
+            return found, config.init if is_public(config.init) else run.name
     return found, None
 
 

@@ -18,9 +18,10 @@ from torch.nn.functional import interpolate
 
 from idmm.config import IMAGENET_MEAN, IMAGENET_STD
 from idmm.errors import UserError, listed
-from idmm.files import WEIGHTS_WANTED, replacing, weights_file, weights_label
+from idmm.files import WEIGHTS_WANTED, is_public, replacing, weights_file, weights_label
 from idmm.models.build import Size, backbone_keys, classifier_prefixes, create_backbone, model_name, pair
 from idmm.models.channels import adapt_input
+from idmm.models.hub import public_weights
 
 # of evaluation, where a JSON of 0.1.0 does not say it
 CROP_PCT, INTERPOLATION = 0.875, "bicubic"
@@ -129,20 +130,25 @@ class Report:
 
 
 def read_checkpoint(path: str | os.PathLike, field: str = "", stem: str = "backbone") -> Checkpoint:
-    """Reads weights from a run folder, or from a file in timm's format.
+    """Reads weights from a run folder, from a file in timm's format, or public ones, ``timm:NAME`` or
+    ``hf-hub:ORG/NAME``, which are fetched where they are not in the hub's cache.
 
     Wrappers (``state_dict``, ``model``, their EMA forms) and the prefixes ``module.`` and ``_orig_mod.`` are taken
     off where they are. Name and arguments come from the JSON beside the file (same stem), if there is one.
 
     Args:
-        path: Of the folder or file.
+        path: Of the folder or file, or the name of public weights.
         field: Config field that names it, with which messages then begin.
         stem: Of a run's files: ``backbone``, or ``model`` for the one with the classifier.
 
     Raises:
-        UserError: Nothing there, no such weights in the folder, or a file that is no checkpoint.
+        UserError: Nothing there, no such weights in the folder, a file that is no checkpoint, or see
+            :func:`idmm.models.hub.public_weights`.
     """
     path = weights_file(path, field, stem)
+    if is_public(path):
+        found = public_weights(str(path), field)
+        return Checkpoint(field=field, **found.read(_read_state(found.file, field), weights_label(path, field)))
     state, info = _read_state(path, field), _read_info(path.with_suffix(".json"), field)
     known = {key: info.pop(key) for key in ("name", "kwargs", "size", "crop_pct", "interpolation") if key in info}
     known |= {key: tuple(info.pop(key)) for key in ("mean", "std") if key in info}
@@ -154,7 +160,8 @@ def load_backbone(run_or_file: str | os.PathLike, img_size: Size | None = None) 
     """Builds the backbone that a run wrote, with its weights, without a classifier.
 
     Args:
-        run_or_file: A run folder, or a checkpoint with its JSON beside it.
+        run_or_file: A run folder, a checkpoint with its JSON beside it, or public weights, as :func:`read_checkpoint`
+            takes them.
         img_size: Image side, or (height, width), in pixels; None: as saved.
 
     Returns:

@@ -12,21 +12,12 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import MaxNLocator, NullLocator
+from matplotlib.ticker import MaxNLocator
 
-from idmm.pictures import look, plain_axis, save
+from idmm.pictures import log_axis, look, plain_axis, save
 from idmm.report.sections import Ranking, SizeCurve
 from idmm.report.stats import Estimate
-from idmm.report.table import (
-    FAILED,
-    MISSING,
-    SCRATCH,
-    Row,
-    Table,
-    TableCell,
-    format_interval,
-    format_number,
-)
+from idmm.report.table import FAILED, MISSING, SCRATCH, Row, Table, TableCell, format_interval, format_number
 
 CELL = (0.9, 0.37)  # inches
 LONGEST = 22  # letters of a label
@@ -153,9 +144,7 @@ def source_ranks(ranking: Ranking, path: Path) -> None:
         if one.gain is not None:
             _mark(axes[1], y, one.gain, one.pretrained, sign=True)
     axes[0].set_yticks(range(len(ranks)), [_label(one.label) for one in ranks], fontsize=9)
-    axes[0].set_ylim(len(ranks) - 0.4, -0.6)
-    axes[0].set_xlim(0.7, len(ranks) + 0.3)
-    axes[0].set_xlabel("mean rank (1 is best)")
+    axes[0].set(xlim=(0.7, len(ranks) + 0.3), ylim=(len(ranks) - 0.4, -0.6), xlabel="mean rank (1 is best)")
     axes[0].xaxis.set_major_locator(MaxNLocator(integer=True))
     if gains:
         axes[1].set_xlabel("mean gain over scratch (points)")
@@ -222,10 +211,8 @@ def _size_panel(axis, curves: list[SizeCurve], methods: list[str]) -> None:
         half = [stats.half or 0.0 for stats in curve.points.values()]
         line = look(number, linewidth=1.6, capsize=3, elinewidth=1, markersize=5)
         axis.errorbar(x, y, half if any(half) else None, **line)
-    axis.set_xscale("log")
     ticks = [f"{size:,}" if size < 10_000 else f"{size / 1000:g}k" for size in sizes]
-    axis.set_xticks(sizes, ticks, fontsize=8, rotation=30, ha="right")
-    axis.xaxis.set_minor_locator(NullLocator())
+    log_axis(axis, sizes, ticks, fontsize=8, rotation=30, ha="right")
     reach = max(2.0, 1.5 * (max(means) - min(means)))  # two seeds may have intervals of any width: cut, not shown small
     low, high = axis.get_ylim()
     axis.set_ylim(max(low, min(means) - reach), min(high, max(means) + reach))

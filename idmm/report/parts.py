@@ -47,12 +47,9 @@ class TableOf(Part):
     def numeric(self) -> list[bool]:
         """Whether each column's cells begin with a digit, or are empty."""
         columns = zip(*self.rows, strict=True) if self.rows else [[""]] * len(self.heads)
-        found = [all(map(_numeric, column)) and any(map(str, column)) for column in columns]
+        texts = [[str(cell) for cell in column] for column in columns]
+        found = [all(re.fullmatch(_NUMBER, text) for text in column) and any(column) for column in texts]
         return [False, *found[1:]]
-
-
-def _numeric(cell: Any) -> bool:
-    return re.fullmatch(_NUMBER, str(cell)) is not None
 
 
 @dataclass

@@ -8,9 +8,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import NullLocator
 
-from idmm.pictures import STYLES, look, plain_axis, save, shortened
+from idmm.pictures import STYLES, log_axis, look, plain_axis, save, shortened
 from idmm.report.svg import GAP, ImageBlock, sheets
 
 CROWD = 4  # curves in a panel, above which bands hide them
@@ -64,9 +63,7 @@ def comparison(
         text = f"{mean:.1f} ± {spread:.1f}" if len(values) > 1 else f"{mean:.1f}"
         axis.annotate(text, (place, 0), (0, 6), textcoords="offset points", ha="center", fontsize=11, weight="bold")
     axis.set_xticks(range(len(scores)), list(scores))
-    axis.set_xlim(-0.6, len(scores) - 0.4)
-    axis.set_ylim(0, 100)
-    axis.set_ylabel(TOP1)
+    axis.set(xlim=(-0.6, len(scores) - 0.4), ylim=(0, 100), ylabel=TOP1)
     _accuracy_axis(axis, title, one_class)
     key = [Patch(color="0.8", label="mean"), Line2D([], [], label="one seed", **look(6, linestyle="", marker="o"))]
     if any(len(values) > 1 for values in table):
@@ -80,9 +77,8 @@ def label_curves(
     panels: dict[str, dict[str, list[tuple[float, float, float]]]], path: str | Path, *, one_class: float,
     ylabel: str = TOP1, seeds: int = 1, untaught: Sequence[str] = (), note: str = "",
 ) -> None:  # fmt: skip
-    """Draws accuracy over the labelled images a class, with a band of one standard deviation over draws.
-
-    Bars stand for bands where there are many curves or a single number of images.
+    """Draws accuracy over the labelled images a class, with a band of one standard deviation over draws; bars where
+    there are many curves or a single number of images.
 
     Args:
         panels: Title -> label -> points (images a class, mean, standard deviation), in percent.
@@ -106,14 +102,10 @@ def label_curves(
             shift = 1.02 ** (place - (len(curves) - 1) / 2) if barred else None
             _label_curve(axis, points, looks[label], shift, label=shortened(label))
         ticks = sorted({x for points in curves.values() for x, _, _ in points})
-        axis.set_xscale("log")
-        axis.set_xticks(ticks, [f"{x:g}" for x in ticks])
-        axis.xaxis.set_minor_locator(NullLocator())
-        axis.set_xlim(ticks[0] / 1.2, ticks[-1] * 1.2)
-        axis.set_xlabel("labelled images a class")
+        log_axis(axis, ticks, [f"{x:g}" for x in ticks])
+        axis.set(xlim=(ticks[0] / 1.2, ticks[-1] * 1.2), xlabel="labelled images a class")
         _accuracy_axis(axis, title, one_class)
-    axes[0].set_ylim(0, 100)
-    axes[0].set_ylabel(ylabel)
+    axes[0].set(ylim=(0, 100), ylabel=ylabel)
     what = "bars" if barred else "band"
     band = f"mean, {what}: ± 1 standard\ndeviation over {seeds} draws" if seeds > 1 else None
     lines = {line.get_label(): line for axis in axes for line in axis.lines if not line.get_label().startswith("_")}

@@ -1,19 +1,18 @@
 """Everything that a grid's results (what grid.json holds) are turned into: tables, a page, pictures, a summary."""
 
 import base64
-import csv
 import hashlib
-import io
 import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from idmm.files import write_text
+from idmm.files import write_csv, write_text
+from idmm.progress import aligned
 from idmm.report.page import page_data, run_texts, tone
 from idmm.report.sections import Sections, sections
 from idmm.report.stats import Estimate
@@ -25,22 +24,13 @@ MOST = 12  # lines of each part of the summary
 
 
 def write(out: Path, grid: dict) -> Sections:
-    """Writes a grid's tables, page and pictures into its folder, each whole or not at all.
+    """Writes the tables, page and pictures of a grid (what ``grid.json`` holds) into its folder, each whole or not at
+    all (RunError); returns what they say, for :func:`text`.
 
     Pictures that the grid has nothing for are taken away: those of an earlier start would tell of another one.
-
-    Args:
-        out: The folder.
-        grid: What ``grid.json`` holds.
-
-    Returns:
-        What the files say, for :func:`text`.
-
-    Raises:
-        RunError: The folder cannot be written to.
     """
     found = sections(grid)
-    write_text(out / "grid.csv", csv_text(found.own))
+    write_csv(out / "grid.csv", csv_rows(found.own))
     for name in ("grid.md", "grid.tex", "grid.html"):
         write_text(out / name, render(name, found))
     for name, draw in _pictures(found).items():
@@ -64,13 +54,9 @@ def _pictures(found: Sections) -> dict[str, Callable[[Path], None] | None]:
     }
 
 
-def csv_text(table: Table) -> str:
-    """Returns the long form: a line for each run."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(table.runs)  # None is written as nothing
-    return text.getvalue()
+def csv_rows(table: Table) -> list[Iterable]:
+    """Returns the long form: a line for each run, after the header."""
+    return [COLUMNS, *([run[name] for name in COLUMNS] for run in table.runs)]
 
 
 def render(name: str, found: Sections) -> str:
@@ -130,13 +116,7 @@ def _cut(text: str, most: int) -> str:
 def _columns(text: str) -> str:
     """Lines of cells with ⇥ between them, as cells below each other."""
     rows = [[_cut(cell, 60) for cell in line.split("⇥")] for line in text.splitlines()]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
-    return "".join(f"  {line}\n" for line in lines)
-
-
-def _fold(text: str) -> str:
-    return textwrap.fill(text, WIDTH, subsequent_indent="  ")
+    return "".join(f"  {line}\n" for line in aligned(rows))
 
 
 def _csp_hash(text: str) -> str:
@@ -159,7 +139,8 @@ def _environment(escaped: Callable[[str], str], **delimiters: str) -> Environmen
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     environment.filters |= {
         "number": format_number, "tone": tone, "run_label": run_label, "run_texts": run_texts,
-        "columns": _columns, "cut": _cut, "fold": _fold, "csp_hash": _csp_hash,
+        "columns": _columns, "cut": _cut, "csp_hash": _csp_hash,
+        "fold": partial(textwrap.fill, width=WIDTH, subsequent_indent="  "),
     }  # fmt: skip
     return environment
 

@@ -22,7 +22,7 @@ ABOUT: Columns = {name: lambda run, name=name: run.about.get(name, "") for name 
 
 
 def write(out: Path, runs: list[RunFacts], pairs: list[tuple], notes: list[str]) -> Path:
-    """Writes the page and its PNGs, each whole or not at all, the page last.
+    """Writes the page and its PNGs, each whole or not at all (RunError), the page last; returns its path.
 
     Args:
         out: The folder.
@@ -30,12 +30,6 @@ def write(out: Path, runs: list[RunFacts], pairs: list[tuple], notes: list[str])
         pairs: Two classifiers on the same test images, by their labels, with ``points`` of the first above the
             second and McNemar's ``p``.
         notes: On what was asked for and is not shown; at the top of the page.
-
-    Returns:
-        The page.
-
-    Raises:
-        RunError: The folder cannot be written to.
     """
     sections = [_summary(runs, pairs), *_curves(runs), *_sizes(runs)]
     for run in runs:
@@ -75,7 +69,8 @@ def _outcome(runs: list[RunFacts]) -> Iterator[Text]:
     groups = _top1(runs)
     if len(runs) < 2 or len({(run.about["data"], run.result["test_size"]) for run in runs}) > 1:
         return
-    said = [f"{group} {statistics.mean(top1):.1f}{_spread(top1)} %" for group, top1 in groups.items()]
+    spread = {group: f" ± {statistics.stdev(top1):.1f}" for group, top1 in groups.items() if len(top1) > 1}
+    said = [f"{group} {statistics.mean(top1):.1f}{spread.get(group, '')} %" for group, top1 in groups.items()]
     counts = sorted({len(top1) for top1 in groups.values()})
     over = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1])))) + f" seed{'' if counts == [1] else 's'}"
     first, *others = groups
@@ -85,10 +80,6 @@ def _outcome(runs: list[RunFacts]) -> Iterator[Text]:
     yield Text(line + (" ± is one standard deviation over seeds." if counts[-1] > 1 else ""), "loud")
     if others and counts[0] == 1:
         yield Text("How far another seed would move what has a single one, these runs cannot say.", "quiet")
-
-
-def _spread(values: list[float]) -> str:
-    return f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
 
 
 def _gap(one: list[float], other: list[float]) -> tuple[float, float | None]:
@@ -169,10 +160,6 @@ def _interval(found: dict) -> str:
     return "{:.1f} to {:.1f}".format(*found["top1_interval"])
 
 
-def _time(run: RunFacts) -> str:
-    return duration(run.result["seconds"]) if "seconds" in run.result else ""
-
-
 def _parameters(run: RunFacts) -> str:
     return "" if run.parameters is None else f"{run.parameters / 1e6:.3g} M"
 
@@ -209,7 +196,8 @@ def _table(caption: str, columns: Columns, runs: list[RunFacts]) -> Iterator[Tab
     if not runs:
         return
     first = dict(list(columns.items())[:2])  # what came of it, so that narrow windows show it
-    columns = {"run": lambda run: run.label, **first, **ABOUT, **columns, "time": _time}
+    columns = {"run": lambda run: run.label, **first, **ABOUT, **columns}
+    columns["time"] = lambda run: duration(run.result["seconds"]) if "seconds" in run.result else ""
     rows = [[column(run) for column in columns.values()] for run in runs]
     same = [name for n, name in enumerate(columns) if name in ABOUT and len({row[n] for row in rows}) == 1]
     kept = [n for n, name in enumerate(columns) if any(row[n] for row in rows) and name not in same]
@@ -222,8 +210,7 @@ def _table(caption: str, columns: Columns, runs: list[RunFacts]) -> Iterator[Tab
 def _over_seeds(runs: list[RunFacts]) -> Iterator[TableOf]:
     """The means of classifiers that are the same but for the seed."""
     rows = []
-    for group in dict.fromkeys(run.group for run in runs):
-        top1 = [run.result["top1"] for run in runs if run.group == group]
+    for group, top1 in _top1(runs).items():
         if len(top1) > 1:
             each = ", ".join(f"{value:.1f}" for value in top1)
             rows.append([group, str(len(top1)), f"{statistics.mean(top1):.1f}", f"{statistics.stdev(top1):.1f}", each])

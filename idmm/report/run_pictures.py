@@ -3,9 +3,8 @@
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import NullLocator
 
-from idmm.pictures import COLOURS, MARKERS, look, names_legend, plain_axis, shortened
+from idmm.pictures import COLOURS, MARKERS, log_axis, look, names_legend, plain_axis, point, shortened
 from idmm.report.calibration import Bin, Calibration
 from idmm.report.facts import Cloud, RunFacts
 from idmm.report.pictures import TOP1
@@ -37,9 +36,7 @@ def scores_figure(runs: list[RunFacts], width: float = 7.6) -> Figure:
             if (value := run.result.get(name)) is not None:
                 axis.plot(value, place, markersize=7, markeredgewidth=2, zorder=3, **style)
     axis.set_yticks(range(len(runs)), names, fontsize=9, parse_math=False)
-    axis.set_ylim(len(runs) - 0.5, -0.6)
-    axis.set_xlim(0, 100)
-    axis.set_xlabel(TOP1)
+    axis.set(xlim=(0, 100), ylim=(len(runs) - 0.5, -0.6), xlabel=TOP1)
     axis.tick_params(axis="y", length=0)
     colour = COLOURS[0] if len(groups) == 1 else "0.6"
     key = [Line2D([], [], color=colour, marker="o", linewidth=5, alpha=0.8, label="top-1, 95 % interval")]
@@ -59,10 +56,8 @@ def sizes_figure(runs: list[RunFacts], width: float = 7.6) -> Figure:
     axis = figure.subplots()
     groups = list(dict.fromkeys(run.group for run in runs))
     for run in runs:
-        top1, (low, high) = run.result["top1"], run.result["top1_interval"]
-        reach = [[max(0, top1 - low)], [max(0, high - top1)]]
-        bars = {"capsize": 3, "elinewidth": 1.2, "markersize": 8}
-        axis.errorbar(run.parameters / 1e6, top1, reach, **bars, **look(groups.index(run.group), linestyle=""))
+        style = look(groups.index(run.group), linestyle="", capsize=3, elinewidth=1.2, markersize=8)
+        point(axis, run.parameters / 1e6, run.result["top1"], run.result["top1_interval"], **style)
     for number, group in enumerate(groups):
         some = [run for run in runs if run.group == group]
         place = np.mean([run.parameters / 1e6 for run in some]), max(run.result["top1"] for run in some)
@@ -70,13 +65,10 @@ def sizes_figure(runs: list[RunFacts], width: float = 7.6) -> Figure:
         axis.annotate(shortened(group, 30), place, (9, 5), textcoords="offset points", **text)
     counts = [run.parameters / 1e6 for run in runs]
     if max(counts) > 5 * min(counts):
-        axis.set_xscale("log")
         ticks = sorted({float(f"{count:.2g}") for count in counts})
-        axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-        axis.xaxis.set_minor_locator(NullLocator())
+        log_axis(axis, ticks, [f"{tick:g}" for tick in ticks])
     axis.margins(x=0.18, y=0.12)
-    axis.set_xlabel("parameters of the backbone (millions)")
-    axis.set_ylabel(TOP1)
+    axis.set(xlabel="parameters of the backbone (millions)", ylabel=TOP1)
     plain_axis(axis)
     return figure
 
@@ -103,19 +95,12 @@ def cloud_figure(cloud: Cloud, stacked: bool = False) -> Figure:
             text = {"ha": "center", "va": "center", "fontsize": 8.5, "weight": "bold", "bbox": ground}
             axis.text(*middle, shortened(name, 14), parse_math=False, **text)
         axis.set_title(title, fontsize=10.5, loc="left")
-        axis.set_xticks([])
-        axis.set_yticks([])
+        axis.set(xticks=[], yticks=[])
         axis.spines[:].set_color("0.7")
         axis.margins(0.04)
     key = [Line2D([], [], markersize=6, markeredgewidth=0, **_point(n)) for n in range(len(shown))]
-    names_legend(
-        figure,
-        key,
-        names,
-        ncols=2 if stacked and max(map(len, names)) > 8 else 5,
-        loc="lower center",
-        handletextpad=0.2,
-    )
+    across = 2 if stacked and max(map(len, names)) > 8 else 5
+    names_legend(figure, key, names, ncols=across, loc="lower center", handletextpad=0.2)
     return figure
 
 
@@ -135,11 +120,8 @@ def reliability_figure(found: Calibration) -> Figure:
         _bin(top, bottom, one)
     key = [Line2D([], [], linestyle="", markersize=7, label=label, **style) for label, style in SURENESS.items()]
     figure.legend(handles=key, ncols=2, loc="outside upper left", frameon=False, fontsize=8.5)
-    top.set_ylim(0, 100)
-    top.set_xlim(0, 100)
-    top.set_ylabel("accuracy (%)")
-    bottom.set_ylabel("images")
-    bottom.set_xlabel("confidence: probability of the predicted class (%)")
+    top.set(xlim=(0, 100), ylim=(0, 100), ylabel="accuracy (%)")
+    bottom.set(xlabel="confidence: probability of the predicted class (%)", ylabel="images")
     bottom.margins(y=0.3)
     for axis in (top, bottom):
         plain_axis(axis)
@@ -149,11 +131,10 @@ def reliability_figure(found: Calibration) -> Figure:
 def _bin(top, bottom, one: Bin) -> None:
     """Draws a bin's accuracy, how far that is from its confidence, and its images."""
     x, y = 100 * one.confidence, 100 * one.accuracy
-    low, high = (100 * bound for bound in one.interval)
     style = SURENESS["too sure" if one.confidence > one.accuracy else "not sure enough"]
     top.plot([x, x], [x, y], color=style["color"], linewidth=6, alpha=0.25, solid_capstyle="butt")
-    reach = [[max(0, y - low)], [max(0, high - y)]]
-    top.errorbar(x, y, reach, markersize=7, capsize=3, elinewidth=1.2, clip_on=False, zorder=4, **style)
+    interval = [100 * bound for bound in one.interval]
+    point(top, x, y, interval, markersize=7, capsize=3, elinewidth=1.2, clip_on=False, zorder=4, **style)
     left, width = 100 * one.low, 100 * (one.high - one.low)
     look = {"color": COLOURS[0], "alpha": 0.35, "edgecolor": COLOURS[0], "linewidth": 0.8}
     bottom.bar(left, one.images, width=width, align="edge", **look)

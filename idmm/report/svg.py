@@ -37,15 +37,12 @@ def themed_svg(figure: Figure) -> str:
     with matplotlib.rc_context(settings), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # the reader's fonts may have it
         figure.savefig(text, format="svg", dpi=DPI, facecolor="white", metadata={"Date": None})
-    svg = re.sub(r"#[0-9a-f]{6}\b(?=[;\"'])", lambda found: _variable(found[0]), text.getvalue())
+    known = "|".join(name[1:] for name in THEMES)
+    svg = re.sub(rf"#({known})\b(?=[;\"'])", r"var(--c\1)", text.getvalue())
     svg = re.sub(r"(font: [^;\"]*?[\d.]+px) [^;\"]*", rf"\1 {FONTS}", svg)
     light, dark = (_STYLE.format(*colours) for colours in zip(*THEMES.values(), strict=True))
     style = f":root{{{light}fill:var(--c000000)}}@media(prefers-color-scheme:dark){{:root{{{dark}}}}}"
     return svg.replace("<defs>", f"<style>{style}</style>\n<defs>", 1)
-
-
-def _variable(colour: str) -> str:
-    return f"var(--c{colour[1:]})" if colour in THEMES else colour
 
 
 def data_uri(kind: str, content: bytes) -> str:
@@ -72,17 +69,14 @@ def sheets(blocks: list[ImageBlock]) -> list[tuple[str, np.ndarray]]:
 
 def _sheet(rows: list[list[np.ndarray]], side: int) -> np.ndarray:
     """Images as one, with clear gaps between them."""
-    columns = max(map(len, rows))
-    made = np.zeros((len(rows) * (side + GAP) - GAP, columns * (side + GAP) - GAP, 4), np.uint8)
+    across, down = (number * (side + GAP) - GAP for number in (max(map(len, rows)), len(rows)))
+    made = Image.new("RGBA", (across, down))
     for row, images in enumerate(rows):
         for column, image in enumerate(images):
-            pixels = thumbnail(image, side)
-            top, left = row * (side + GAP), column * (side + GAP)
-            top += (side - pixels.shape[0]) // 2
-            left += (side - pixels.shape[1]) // 2
-            made[top : top + pixels.shape[0], left : left + pixels.shape[1], :3] = pixels
-            made[top : top + pixels.shape[0], left : left + pixels.shape[1], 3] = 255
-    return made
+            picture = Image.fromarray(thumbnail(image, side))
+            left, top = (side - picture.width) // 2, (side - picture.height) // 2
+            made.paste(picture, (column * (side + GAP) + left, row * (side + GAP) + top))
+    return np.asarray(made)
 
 
 def thumbnail(image: np.ndarray, side: int = MOST) -> np.ndarray:

@@ -17,7 +17,7 @@ from idmm.config.recipes import learns_labels, needs_labels, pass_notes, resolve
 from idmm.config.schema import flags_of
 from idmm.data.registry import resolve_name
 from idmm.errors import UserError, install
-from idmm.files import begun, weights_file
+from idmm.files import begun, names_same, weights_file
 
 # Keys that the stages' docstrings explain; the others they name.
 USUAL = (
@@ -229,7 +229,7 @@ def prepare(config: Any) -> tuple[Any, list[str]]:
         faults.append(f"train.tensorboard: needs tensorboard; install it with: {install('tensorboard')}")
     if faults:
         raise UserError(*faults)
-    if train and begun(config.out):
+    if begun(config.out):
         with contextlib.suppress(UserError):  # the run's folder says what is wrong with it
             config, more = _taken_up(config)
             notes += more
@@ -237,10 +237,14 @@ def prepare(config: Any) -> tuple[Any, list[str]]:
 
 
 def _taken_up(config: Any) -> tuple[Any, list[str]]:
-    """Fills in what a begun run settled when it started, with lines for the log: the epochs of ``train.minutes``, and
-    the classifier's start of a run that is older than that key."""
+    """Fills in what a begun run settled when it started, with lines for the log: the commit of public weights, the
+    epochs of ``train.minutes``, and the classifier's start of a run that is older than that key."""
     stage = stage_of(config)
     before = stage.build(Path(config.out) / "config.yaml")
+    if names_same(config.init, before.init):
+        config = replace(config, init=before.init)
+    if not hasattr(config, "train"):  # a probe
+        return config, []
     if config.train.minutes is not None:
         epochs = [phase.epochs for phase in stage.phases(before)]
         if len(epochs) == len(stage.phases(config)):

@@ -6,10 +6,8 @@ and not kept. torch is imported only then.
 """
 
 import contextlib
-import csv
 import functools
 import json
-import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,11 +17,11 @@ import numpy as np
 
 from idmm.config import PretrainConfig
 from idmm.environment import read as environment  # noqa: F401 (what a run ran on, for those who read the rest here)
-from idmm.errors import UserError
-from idmm.files import runs_inside
+from idmm.errors import UserError, naming
+from idmm.files import read_csv, runs_inside
+from idmm.progress import log
 from idmm.stages import STAGES, Phase, stage_of
 
-log = logging.getLogger("idmm")
 BATCH = 64  # images at a time
 PREDICTIONS, FEATURES = "predictions.csv", "features.npz"
 ROWS, NAMES = "instances.safetensors", "instances.json"
@@ -107,7 +105,7 @@ def predictions(run: str | Path, device: str = "auto") -> Predicted:
         if found.probability is not None:
             return found
     try:
-        with _making(what := f"{run}: {'probabilities of test images' if found else PREDICTIONS}"):
+        with naming(what := f"{run}: {'probabilities of test images' if found else PREDICTIONS}"):
             return _made_predictions(run, config, classes, device, what)
     except UserError as error:
         if found is None:
@@ -129,7 +127,7 @@ def features(run: str | Path, device: str = "auto") -> Features:
     run, config = Path(run), config_of(run)
     classes, path = _classes(run), run / FEATURES
     if not path.exists():
-        with _making(what := f"{run}: {FEATURES}"):
+        with naming(what := f"{run}: {FEATURES}"):
             return _made_features(run, config, classes, device, what)
     with _reading(path), np.load(path, allow_pickle=False) as found:
         paths, classes = found["paths"].tolist(), found["classes"].tolist()
@@ -150,7 +148,7 @@ def instances(run: str | Path) -> Instances:
     if not isinstance(config, PretrainConfig):
         raise UserError(f"{run}: has no rows of training images; wanted a pretraining run of idmm")
     if not (run / ROWS).exists() or not (run / NAMES).exists():
-        with _making(f"{run}: {ROWS}"):
+        with naming(f"{run}: {ROWS}"):
             return _made_instances(run, config)
     from safetensors.numpy import load_file
 
@@ -169,7 +167,7 @@ def images(run: str | Path, part: str = "train"):
         UserError: No finished run, no such split, or its images are gone or have changed since.
     """
     run, config = Path(run), config_of(run)
-    with _making(f"{run}: the {part} images"):
+    with naming(f"{run}: the {part} images"):
         return _images(run, config, part)
 
 
@@ -217,8 +215,8 @@ def _classes(run: Path) -> list[str]:
 def _read_predictions(path: Path, classes: list[str]) -> Predicted:
     """Reads ``predictions.csv``, with the run's classes by number; UserError where it is damaged."""
     numbers = {name: number for number, name in enumerate(classes)}
-    with _reading(path), open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
-        rows = list(csv.DictReader(file))
+    with _reading(path):
+        rows = read_csv(path)
         truth, predicted = (np.array([numbers[row[key]] for row in rows]) for key in ("class", "predicted"))
         known = bool(rows) and all(row.get("probability") for row in rows)  # older runs have no such column
         probability = np.array([float(row["probability"]) for row in rows]) if known else None
@@ -235,15 +233,6 @@ def _reading(path: Path, wanted: str = "; remove it to have it made again") -> I
 
 
 # ---------------------------------------------------------------------- made for older runs
-@contextlib.contextmanager
-def _making(what: str) -> Iterator[None]:
-    """Says of a fault what it is that cannot be made."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(*(f"{what}: {fault}" for fault in error.faults)) from None
-
-
 def exported_weights(run: Path, field: str = ""):
     """Reads the weights that a run wrote, with its classifier where it has one, an
     :class:`idmm.models.weights.Checkpoint`; see :func:`idmm.models.weights.read_checkpoint`."""

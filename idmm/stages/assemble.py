@@ -27,17 +27,19 @@ from idmm.data.readers.layout import root_folder
 from idmm.data.repeats import refuse_repeats
 from idmm.data.split import Splits, counted, together
 from idmm.data.views import MultiCropTransform, short_side_bound
-from idmm.engine import Evaluation, Session, StagePlan
+from idmm.engine import Evaluation, StagePlan
 from idmm.errors import Interrupted, SizeError, UserError
 from idmm.files import begun
 from idmm.methods import Method, RunInfo, create_method
 from idmm.methods.drloc import Localization
 from idmm.methods.finetune import Finetune
 from idmm.models.build import try_size
+from idmm.models.hub import pinned
 from idmm.models.spec import ModelSpec, model_spec
 from idmm.optim import recipe
 from idmm.progress import counting, logging_to
 from idmm.seeding import derive, seeded
+from idmm.session import Session
 from idmm.stages import Phase, beginning, prepare, stage_of
 from idmm.stages.advice import advice
 from idmm.stages.handover import decide
@@ -247,7 +249,8 @@ def resolve(config) -> tuple[Assembly, list[str]]:
         notes.append(f"drloc: off, its weight is 0: {', '.join(f'drloc.{name}' for name in idle)} without effect")
     model = replace(config.model, name=spec.name, kwargs=spec.kwargs)
     own = {name: getattr(spec, name) for name in ("mean", "std", "in_chans", "bands", "composite")}
-    config, more = without_rgb(replace(config, train=train, model=model, data=replace(config.data, **own)))
+    data = replace(config.data, **own)
+    config, more = without_rgb(replace(config, init=pinned(config.init), train=train, model=model, data=data))
     parts = assemble(config)
     parts.spec, parts.began = spec, began  # the checkpoint is read once
     return parts, notes + more

@@ -6,7 +6,6 @@ Steps and evaluations are timed on a copy of the run that is thrown away: its we
 import bisect
 import contextlib
 import itertools
-import logging
 import math
 import statistics
 import time
@@ -18,16 +17,16 @@ import torch
 from idmm import distributed
 from idmm.calibrate import written_bytes
 from idmm.data.split import counted
-from idmm.engine import Loop, Session
+from idmm.engine import Loop
 from idmm.errors import UserError
 from idmm.evaluate import evaluating
 from idmm.methods import Method
-from idmm.progress import brief, duration
+from idmm.progress import brief, duration, log
+from idmm.session import Session
 from idmm.stages import Phase
 from idmm.stages.assemble import Assembly, LoadedSplits
 from idmm.stages.results import ending_seconds
 
-log = logging.getLogger("idmm")
 AIM = 0.95  # of the minutes: what is left makes up for a machine that slows down
 SHORT = 0.85  # of the minutes: a run that ends before this says why
 TRIAL = 0.03, 2.0, 0.1, 60.0  # seconds of timing: this share of the run, at least so many, within this share and bound
@@ -186,7 +185,7 @@ def _rates(
         plan = parts.plan(phase, train, [])
     start = time.monotonic() - began
     prepare(method)
-    run.start(method, plan)
+    run.start(method, plan.transform, plan.batches)
     scaler = None if run.accelerator.scaler is None else run.accelerator.scaler.state_dict()
     began = time.monotonic()
     with _quiet():

@@ -8,12 +8,13 @@ from idmm import distributed, evaluate
 from idmm.config import FinetuneConfig, parsing
 from idmm.data.cache import ImageStore
 from idmm.data.registry import spec_of
-from idmm.engine import Evaluation, Loop, Session
+from idmm.engine import Evaluation, Loop
 from idmm.errors import RunError
 from idmm.methods.finetune import balanced_weights
 from idmm.models.weights import Checkpoint
 from idmm.monitor import FLOORS, spread
 from idmm.network import extract_features
+from idmm.session import Session
 from idmm.stages import Phase, documented
 from idmm.stages.assemble import Assembly, LoadedSplits, eval_batches, load_splits, resolve, say_length, session
 from idmm.stages.budget import length_result, within_minutes

@@ -2,7 +2,6 @@
 
 import functools
 import json
-import logging
 import os
 import statistics
 from collections.abc import Callable, Iterator
@@ -16,13 +15,13 @@ from idmm.config import Data
 from idmm.data.datasets import open_splits
 from idmm.data.registry import resolve_name
 from idmm.errors import UserError
-from idmm.files import begun
+from idmm.files import begun, is_public, json_lines
 from idmm.intervals import too_narrow, wilson
-from idmm.progress import logging_to
-from idmm.stages import STAGES, stage_of
+from idmm.models.hub import pinned
+from idmm.progress import log, logging_to
+from idmm.stages import STAGES, prepare, stage_of
 from idmm.stages.results import drawing
 
-log = logging.getLogger("idmm")
 HELD_OUT_BY = ("val_fraction", "folds", "fold", "groups", "labels", "exclude")
 ACCURACIES = ("top1", "top5", "knn", "mean_per_class", "largest_class", "pixel_knn", "start_top1")
 SAME = ("top5", "num_classes", "seed", "size_mismatch", "excluded", "precision")  # in the results of all folds
@@ -40,6 +39,7 @@ def by_folds(stage: Callable[[Any], dict]) -> Callable[[Any], dict]:
         config = STAGES[stage.__name__].build(config)
         if config.out is None or not several(config.data) or not stage_of(config).needs_test(config):
             return stage(config, *args)
+        config = _same_weights(config)
         folds = list(each_fold(config))
         _check_folder(config, [one.out for one in folds])
         results = [stage(one, *args) for one in folds]
@@ -71,6 +71,14 @@ def each_fold(config) -> Iterator:
     for fold in range(1, config.data.folds + 1):
         out = config.out and str(Path(config.out) / f"fold-{fold}")
         yield replace(config, out=out, data=replace(config.data, fold=fold), **resume)
+
+
+def _same_weights(config):
+    """Names public weights by the commit that the first fold began with, so that all folds start alike."""
+    if not is_public(config.init):
+        return config
+    first, _ = prepare(next(each_fold(config)))
+    return replace(config, init=pinned(first.init))
 
 
 def _check_folder(config, folders: list[str]) -> None:
@@ -125,8 +133,7 @@ def _draw(config, result: dict, metrics: list[Path]) -> None:
         if "readouts" in result["folds"][0]:
             figure = probe_figure([fold["readouts"] for fold in result["folds"]], title)
         else:
-            records = [[json.loads(line) for line in file.read_text().splitlines()] for file in metrics]
-            figure = curves_figure({"": records}, title)
+            figure = curves_figure({"": [json_lines(file) for file in metrics]}, title)
         save(figure, path)
 
 
@@ -144,14 +151,14 @@ def _say(config, result: dict) -> None:
 
 
 def place(path: str | None) -> str | None:
-    """Returns the one name of a folder, however it is written."""
-    return None if path is None else os.path.realpath(os.path.expanduser(path))
+    """Returns the one name of a folder, however it is written, or that of public weights."""
+    return path if path is None or is_public(path) else os.path.realpath(os.path.expanduser(path))
 
 
 def learned_from(init: str | None, data: Data) -> Any:
     """Returns the config of the run that wrote the weights ``init`` where it was trained on these images, else None."""
     path = Path(init or "").expanduser()
-    for name in ("pretrain", "finetune") if init else ():
+    for name in ("pretrain", "finetune") if init and not is_public(init) else ():
         with suppress(UserError):  # of the other stage, or not ours
             before = STAGES[name].build((path if path.is_dir() else path.parent) / "config.yaml")
             root = before.data.root

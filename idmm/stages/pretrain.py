@@ -14,12 +14,13 @@ from idmm.config.recipes import learns_labels
 from idmm.data.cache import ImageStore
 from idmm.data.readers.folder import UNLABELLED
 from idmm.data.split import LabelsMissing
-from idmm.engine import Evaluation, Loop, Session
+from idmm.engine import Evaluation, Loop
 from idmm.errors import RunError, UserError
 from idmm.methods import Method
 from idmm.monitor import Monitor
 from idmm.network import extract_features
 from idmm.seeding import permutation
+from idmm.session import Session
 from idmm.stages import documented
 from idmm.stages.assemble import Assembly, LoadedSplits, eval_batches, load_splits, resolve, say_length, session
 from idmm.stages.budget import length_result, within_minutes

@@ -20,6 +20,7 @@ from idmm.evaluate import largest_class, readouts, remarks
 from idmm.features import FrozenBackbone
 from idmm.intervals import too_narrow
 from idmm.models.build import pair
+from idmm.models.hub import pinned
 from idmm.models.spec import ModelSpec, model_spec
 from idmm.models.weights import read_checkpoint
 from idmm.progress import logging_to
@@ -50,6 +51,7 @@ def probe(config: ProbeConfig | dict | str) -> dict:
         RunError: The features are not finite, or memory ran out.
     """
     config, _ = prepare(parsing.build(ProbeConfig, config))
+    config = replace(config, init=pinned(config.init))
     with RunFolder(config.out, config, "auto") as folder:
         if folder.finished:
             log.info("%s: finished already, nothing to do", config.out)
@@ -158,7 +160,8 @@ def frozen_backbone(config: ProbeConfig) -> FrozenBackbone:
         UserError: No such checkpoint, one whose model is not known, or a size that is not one side.
     """
     spec = _spec(config)
-    return FrozenBackbone(spec, config.size or _usual_size(spec), config)
+    size, named = config.size or _usual_size(spec), replace(config, init=pinned(config.init))
+    return FrozenBackbone(spec, size, named, label=config.init)
 
 
 def _spec(config: ProbeConfig) -> ModelSpec:

@@ -1,9 +1,7 @@
 """What a run leaves: weights, pictures, features, rows of W, a classifier's figures and what they are read beside."""
 
 import contextlib
-import csv
 import json
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,18 +14,19 @@ from idmm import distributed, evaluate
 from idmm.data.cache import ImageStore
 from idmm.data.doctor import SKEWED
 from idmm.data.looks import SIDE, small
-from idmm.engine import Loop, Session
+from idmm.engine import Loop
 from idmm.errors import Interrupted, RunError
-from idmm.files import replacing, write_csv
+from idmm.files import read_csv, replacing, write_csv
 from idmm.intervals import too_narrow
 from idmm.methods import Method
 from idmm.models.build import backbone_state, export_kwargs
 from idmm.models.weights import save_model
 from idmm.network import extract_features
+from idmm.progress import log
+from idmm.session import Session
 from idmm.stages.artifacts import FEATURES, NAMES, PREDICTIONS, ROWS, about_rows, shown
 from idmm.stages.assemble import Assembly, LoadedSplits, eval_batches
 
-log = logging.getLogger("idmm")
 NEIGHBOURS = 5
 PAIRS = 25_000_000  # of a training and a test image: 3,072 multiplications each, seconds in all
 READ, COMPARED = 0.0003, 2.0  # seconds to read an image, and for so many pairs
@@ -267,5 +266,4 @@ def mcnemar(one: dict[str, bool], other: dict[str, bool]) -> dict[str, float]:
 
 def _right(path: Path) -> dict[str, bool]:
     """Whether each image of a file of predictions was named right."""
-    with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
-        return {row["path"]: row["class"] == row["predicted"] for row in csv.DictReader(file)}
+    return {row["path"]: row["class"] == row["predicted"] for row in read_csv(path)}

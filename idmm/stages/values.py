@@ -57,6 +57,9 @@ def describe(parts, part: str, store: ImageStore, asked: str | list, own: bool) 
     lines, warnings = described(part, store.names, store.kinds, store.extremes, store.scale, origin)
     if part == "train" and store.scale is None and origin == "data.range":
         lines.append("data.range changes nothing: no training image has more than 8 bits")
+    augment, deep = getattr(parts.config, "augment", None), int((store.kinds != "").sum())
+    if part == "train" and deep and augment and augment.randaugment:
+        lines.append(f"augment.randaugment: left out for the {deep:,} of more than 8 bits, which it would cut to 8")
     for say, texts in ((log.info, lines), (log.warning, warnings)):
         for text in texts:
             say("images: %s", text)

@@ -27,11 +27,11 @@ from typing import Any
 from idmm.data.loaders import cores
 from idmm.errors import Interrupted, UserError, install
 from idmm.files import write_bytes
+from idmm.progress import log
 from idmm.transfer.config import Ray
 from idmm.transfer.plan import Job
 from idmm.transfer.run import POLL, Grid, attempt, take
 
-log = logging.getLogger("idmm")
 GRACE = 60.0  # seconds that interrupted jobs have to save their state
 PATIENCE = 5.0  # seconds for a cluster to answer
 STORE = 2**27  # bytes of a local cluster's object store where nothing large travels
@@ -55,6 +55,15 @@ def require() -> None:
         raise UserError(f"engine: ray needs ray; install it with: {install('ray')}")
 
 
+def reason(error: Exception) -> str:
+    """Returns in a line why a task did not return; raises UserError where that is a mistake in the cluster's settings,
+    as a job's own is in what it returns."""
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, UserError):
+        raise UserError(*cause.faults) from None
+    return " ".join(str(cause or error).split())[:300]
+
+
 def run(grid: Grid, say: Callable[[], None]) -> None:
     """Runs all jobs of a grid on the cluster of ``config.ray``, beside other runners; calls ``say`` now and then.
 
@@ -73,7 +82,8 @@ def run(grid: Grid, say: Callable[[], None]) -> None:
             scheduler.cancel()
             raise Interrupted("interrupted; the same command goes on") from None
         finally:
-            scheduler.release()
+            for _, lock in scheduler.sent.values():
+                lock.close()
 
 
 class _RayScheduler:
@@ -149,13 +159,10 @@ class _RayScheduler:
 
     def _lost(self, job: Job, error: Exception) -> Outcome:
         """The outcome of a task that did not return; without an error it is sent again."""
-        cause = getattr(error, "cause", None)
-        if isinstance(cause, UserError):  # of the cluster; a job's own is in its outcome
-            raise UserError(*cause.faults) from None
+        why, cause = reason(error), getattr(error, "cause", None)
         argument = isinstance(cause, self.ray.exceptions.RayError)
         if argument or (job.needs is not None and job.needs not in self.grid.finished()):
             return Outcome(False)  # what it waited for was lost
-        why = " ".join(str(cause or error).split())[:300]
         if cause is not None:
             return Outcome(False, why)
         self.died[job.key] += 1
@@ -182,11 +189,6 @@ class _RayScheduler:
             self.ray.cancel(future)
         if self.sent:
             self.ray.wait(list(self.sent), num_returns=len(self.sent), timeout=GRACE)
-
-    def release(self) -> None:
-        """Unlocks the jobs that were sent."""
-        for _, lock in self.sent.values():
-            lock.close()
 
 
 # ------------------------------------------------------------------ on a node
@@ -231,10 +233,10 @@ def _by_value(grid: Grid, job: Job, start: Outcome | None, token: str) -> Outcom
 
 def _files(folder: Path, pattern: str) -> dict[str, bytes]:
     """Contents of a run's files by their paths, without what only a resume needs."""
-    found = {str(path.relative_to(folder)): path for path in folder.glob(pattern) if path.is_file()}
+    names = [str(path.relative_to(folder)) for path in folder.glob(pattern) if path.is_file()]
     # a run of folds has a folder ``last`` in each of them
-    kept = [name for name in found if name.endswith(IMAGES) or "last" not in name.split("/")[:-1]]
-    return {name: found[name].read_bytes() for name in kept}
+    kept = [name for name in names if name.endswith(IMAGES) or "last" not in name.split("/")[:-1]]
+    return {name: (folder / name).read_bytes() for name in kept}
 
 
 # ------------------------------------------------------------------ the cluster

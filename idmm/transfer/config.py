@@ -46,7 +46,8 @@ class GridConfig:
     backbones: list[str | dict[str, Any]] = Field(default_factory=lambda: ["deit_tiny_patch16_224"], min_length=1)
     """Backbones: timm's names, or mappings with name, kwargs, label, pretrain, finetune."""
     weights: list[dict[str, Any]] = Field(default_factory=list)
-    """Rows that start from files: mappings with label (e.g. 'IN supervised'), path, and backbone (its label)."""
+    """Rows that start from given weights: mappings with label (e.g. 'IN supervised'), path (of a run or file, or
+    timm:NAME or hf-hub:ORG/NAME), and backbone (its label)."""
     seeds: list[Seed] = Field(default_factory=lambda: [0], min_length=1)
     """Seeds; each drives both stages."""
     pretrain_seeds: list[Seed] | None = Field(None, min_length=1)
@@ -81,10 +82,7 @@ WHOLE = ("kwargs", "subset", "labelled")  # mappings that are replaced, not merg
 
 def parse_grid(argv: list[str], prog: str) -> GridConfig:
     """Reads files and flags; ``--pretrain.KEY VALUE`` and ``--finetune.KEY VALUE`` set keys of the two stages.
-
-    Raises:
-        UserError: A line a fault.
-    """
+    UserError with a line a fault."""
     rest, nested, faults = [], [], []
     tokens = list(argv)
     while tokens:

@@ -8,6 +8,7 @@ from pathlib import Path
 from idmm.config import METHODS, Data, PretrainConfig, parsing
 from idmm.data.registry import resolve_name, spec_of
 from idmm.errors import UserError, nearest
+from idmm.files import is_public, public_meant, weights_file
 from idmm.transfer.config import TRAINING, GridConfig
 
 SCRATCH, NONE = "scratch", "none"
@@ -144,8 +145,24 @@ def _entry_faults(kind: str, entry: dict, grid: GridConfig, backbones: list[str]
     if kind == "backbones" and not isinstance(kwargs, dict):
         faults.append(f"kwargs: got {kwargs!r}, wanted a mapping")
     if kind == "weights":
-        if not isinstance(path, str) or not Path(path).expanduser().exists():
-            faults.append(f"path is {path!r}, wanted a run folder or a file of weights that is there")
+        if isinstance(path, str) and is_public(path):
+            faults += _pin(entry)
+        elif not isinstance(path, str) or not Path(path).expanduser().exists():
+            hint = public_meant(str(path))
+            faults.append(f"path is {path!r}, wanted a run folder or a file of weights that is there{hint}")
         if entry.get("backbone") not in backbones and not (len(backbones) == 1 and "backbone" not in entry):
             faults.append(f"backbone is {entry.get('backbone')!r}, wanted one of {', '.join(backbones)}")
     return faults
+
+
+def _pin(entry: dict) -> list[str]:
+    """Names public weights of an entry by their commit, fetched where the hub's cache does not have them; returns what
+    is wrong with them."""
+    from idmm.models.hub import pinned  # torch, which other grids are planned without
+
+    try:
+        weights_file(entry["path"], "path")
+        entry |= {"given": entry.get("given", entry["path"]), "path": pinned(entry["path"], "path")}
+    except UserError as error:
+        return list(error.faults)
+    return []

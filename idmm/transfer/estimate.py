@@ -49,10 +49,8 @@ class Rates(NamedTuple):
 
 
 def text(grid: Grid, counts: dict[str, Counts]) -> str:
-    """Returns the jobs that are left, what each waits for and takes, and the time for all.
-
-    ``counts`` holds the images of each job by its key.
-    """
+    """Returns the jobs that are left, what each waits for and takes, and the time for all; ``counts``: the images of
+    each job by its key."""
     jobs, cells, failed = grid.plan.jobs, grid.plan.cells, grid.failed()
     left = {job.key: job for job in grid.plan.remaining(grid.finished())}  # a start tries those that failed again
     seconds = _estimates(list(left.values()), counts)

@@ -1,21 +1,17 @@
 """Stage 3, read from top to bottom: check, plan, run, report."""
 
-import json
-import logging
 import sys
 from collections.abc import Callable
 
 from idmm.config import parsing
 from idmm.errors import Interrupted
-from idmm.files import write_text
-from idmm.progress import Interrupts, logging_to
+from idmm.files import write_json
+from idmm.progress import Interrupts, log, logging_to
 from idmm.transfer.config import GridConfig
 from idmm.transfer.plan import GridPlan
 from idmm.transfer.preflight import check, length_notes
 from idmm.transfer.run import Grid
 from idmm.transfer.status import GridStatus
-
-log = logging.getLogger("idmm")
 
 
 def transfer(config: GridConfig | dict | str) -> dict:
@@ -68,7 +64,7 @@ def _transfer(config: GridConfig) -> dict:
         finally:
             # ---------------------------------------------------------- results
             results = grid.results()
-            write_text(grid.out / "grid.json", json.dumps(results, indent=1) + "\n")
+            write_json(grid.out / "grid.json", results, indent=1)
             reported = render.write(grid.out, results)
         for record in grid.failed().values():
             log.error("failed: %s: %s (%s)", record["title"], record["error"], grid.out / record["log"])

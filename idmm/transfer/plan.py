@@ -12,6 +12,7 @@ from typing import Any
 
 from idmm.config import FREE, NEW_KEYS, parsing, reading
 from idmm.errors import UserError
+from idmm.files import is_public
 from idmm.stages import STAGES
 from idmm.transfer.config import TRAINING, GridConfig, merged
 from idmm.transfer.entries import NONE, SCRATCH, data_of, read_entries
@@ -89,10 +90,8 @@ class GridPlan:
         return self
 
     def remaining(self, finished: Collection[str] = ()) -> list[Job]:
-        """Returns the jobs that are left when those with these keys are done, each after the one it needs.
-
-        A job that no cell needs any more is not among them.
-        """
+        """Returns the jobs that are left when those with these keys are done, each after the one it needs; a job that
+        no cell needs any more is not among them."""
         left = set(self.cells.values()) - set(finished)
         left |= {self.jobs[key].needs for key in left} - set(finished)
         return [job for key, job in self.jobs.items() if key in left]
@@ -106,7 +105,8 @@ class GridPlan:
         for entry in entries["weights"]:
             if entry.get("backbone", backbone["label"]) == backbone["label"]:
                 path, layers = Path(entry["path"]).expanduser(), (entry.get("finetune", {}),)
-                files = {"init": str(path.absolute()), "given": entry.get("given", str(path))}
+                init = entry["path"] if is_public(entry["path"]) else str(path.absolute())
+                files = {"init": init, "given": entry.get("given", str(path))}
                 rows.append(_Row(entry["label"], NONE, None, tuned, **files, layers=layers))
         pretrained = dict.fromkeys(seed for seed, _ in self._pairs)
         for source, method, seed in product(entries["sources"], entries["methods"], pretrained):
@@ -248,6 +248,10 @@ def _job(stage: str, plain: dict, title: str, needs: str | None = None, given: s
 
 def _digest(path: str | None) -> str | None:
     """Hashes the content of a file of weights: another file under the same name is another job."""
+    if is_public(path):
+        from idmm.models.hub import public_weights  # torch, which other plans do without
+
+        path = str(public_weights(path).file)
     file = Path(path or "")
     file = file / "backbone.safetensors" if file.is_dir() else file
     if path is None or not file.is_file():

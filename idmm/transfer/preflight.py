@@ -36,14 +36,8 @@ class Counts(NamedTuple):
 
 
 def check(grid: GridConfig, plan: GridPlan) -> dict[str, Counts]:
-    """Opens every dataset of a plan and builds every backbone once.
-
-    Returns:
-        Images of each job, by key.
-
-    Raises:
-        UserError: All faults, those of the plan first, a line each.
-    """
+    """Opens every dataset of a plan and builds every backbone once; returns the images of each job, by key. UserError
+    with all faults, those of the plan first, a line each."""
     checks = _Checks(grid, plan.faults + folder_faults(grid))
     if grid.engine == "ray":
         from idmm.transfer.cluster import require

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import logging
 import re
 import time
 import traceback
@@ -16,39 +15,34 @@ import yaml
 
 from idmm.config import parsing
 from idmm.errors import Interrupted, RunError, UserError
-from idmm.files import write_text
+from idmm.files import is_public, write_text
 from idmm.locks import Lock, holders
+from idmm.progress import log
 from idmm.stages import STAGES
 from idmm.transfer.config import TRAINING, GridConfig, Target
 from idmm.transfer.plan import Cell, GridPlan, Job
 
-log = logging.getLogger("idmm")
 POLL = 1.0  # seconds between looks at what other runners do
 MEASURED = ("top1", "top1_interval", "top5", "mean_per_class", "knn", "largest_class", "pixel_knn", "start_top1",
             "test_size", "test_groups", "seconds")  # fmt: skip
 
 
 class Grid:
-    """A grid's folder as one of its runners sees it: which jobs are done, which failed, which are locked.
-
-    Raises:
-        UserError: Faults of the grid.
-    """
+    """A grid's folder as one of its runners sees it: which jobs are done, which failed, which are locked; UserError
+    with the grid's faults."""
 
     def __init__(self, config: GridConfig, plan: GridPlan | None = None):
-        self.config, self.out = absolute(config), Path(config.out)
-        self.plan = (plan or GridPlan(config)).checked()
+        self.plan, self.out = (plan or GridPlan(config)).checked(), Path(config.out)
+        commits = {one["given"]: one["path"] for one in self.plan.entries["weights"] if is_public(one.get("given"))}
+        self.config = absolute(config, commits)
         self.plan.jobs = self._begun(self.plan.jobs)
         self.runner = uuid.uuid4().hex  # who holds this object's locks
         self.at_work = 0  # jobs that this process does at a time
 
     @contextlib.contextmanager
     def lock(self, job: Job) -> Iterator[bool]:
-        """Holds a job's lock for the block; yields False where another runner has it.
-
-        Raises:
-            RunError: The folder cannot be written.
-        """
+        """Holds a job's lock for the block; yields False where another runner has it. RunError where the folder cannot
+        be written."""
         lock = Lock(self.out / "jobs" / job.key, self.runner)
         try:
             mine = lock.acquire()
@@ -176,10 +170,11 @@ class Grid:
         return self.out / "jobs" / f"{key}.failed.json"
 
 
-def absolute(config: GridConfig) -> GridConfig:
+def absolute(config: GridConfig, commits: dict[str, str] | None = None) -> GridConfig:
     """Makes the paths of recipes and weights absolute: ``grid.yaml`` is read from other working directories, too.
 
     Names of shipped recipes stay names. Weights keep the path that was given beside, as their jobs' keys hold it.
+    ``commits`` has the names of public weights with their commits, by what was given.
     """
     plain = parsing.plain(config)
     entries = [entry for given in plain.values() if isinstance(given, list) for entry in given]
@@ -190,18 +185,18 @@ def absolute(config: GridConfig) -> GridConfig:
             if isinstance(named, str) and Path(named).is_file():  # else it is the name of one that ships
                 layer["config"] = str(Path(named).absolute())
     for entry in plain["weights"]:
-        if isinstance(entry.get("path"), str) and not Path(entry["path"]).is_absolute():
+        path = entry.get("path")
+        if is_public(path):
+            entry |= {"path": (commits or {}).get(path, path), "given": entry.get("given", path)}
+        elif isinstance(path, str) and not Path(path).is_absolute():
             given = Path(entry["path"]).expanduser()
             entry |= {"path": str(given.absolute()), "given": entry.get("given", str(given))}
     return parsing.build(GridConfig, plain)
 
 
 def attempt(grid: Grid, job: Job) -> None:
-    """Runs a job, ``config.retries`` times more if it fails (a user's mistake: never), and marks it if it failed.
-
-    Raises:
-        Interrupted: Ctrl-C or SIGTERM.
-    """
+    """Runs a job, ``config.retries`` times more if it fails (a user's mistake: never), and marks it if it failed;
+    Interrupted after Ctrl-C or SIGTERM."""
     for more in range(grid.config.retries, -1, -1):
         log.info("%s: %s", job.stage, job.title)
         try:

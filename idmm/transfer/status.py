@@ -1,7 +1,6 @@
 """Progress of a grid: cells done, running, failed, and how long the rest may take."""
 
 import contextlib
-import logging
 import statistics
 import sys
 import time
@@ -10,11 +9,10 @@ from pathlib import Path
 
 from idmm.config import parsing
 from idmm.errors import UserError
-from idmm.progress import Bar, duration
+from idmm.progress import Bar, duration, log
 from idmm.transfer.config import GridConfig
 from idmm.transfer.run import Grid
 
-log = logging.getLogger("idmm")
 LOOK = 1.0  # seconds between two looks at the folder
 SAY = 10.0  # seconds between two lines
 

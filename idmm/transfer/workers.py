@@ -20,11 +20,8 @@ LOOK = 1.0  # seconds between a worker's looks at whether the parent is there
 
 
 def run(grid: Grid, say: Callable[[], None]) -> None:
-    """Runs all jobs of a grid by workers, which end with this process; calls ``say`` now and then.
-
-    Raises:
-        RunError: They ended before all was done.
-    """
+    """Runs all jobs of a grid by workers, which end with this process; calls ``say`` now and then. RunError where they
+    ended before all was done."""
     file = grid.out / "jobs" / f"workers-{os.getpid()}.yaml"
     write_text(file, parsing.dump(grid.config))
     command = [sys.executable, "-m", "idmm.transfer.workers", str(file), str(os.getpid())]

@@ -1,8 +1,7 @@
 """What ``idmm tune`` writes: the file of keys, the table of trials, the picture, and what is printed."""
 
-import csv
-import io
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
@@ -11,7 +10,7 @@ import yaml
 from matplotlib.figure import Figure
 
 from idmm.evaluate import least_difference, of_few
-from idmm.files import write_text
+from idmm.files import write_csv, write_text
 from idmm.pictures import COLOURS, plain_axis, save
 from idmm.tuning.options import Option, applied, differences, shown
 from idmm.tuning.search import FINISHED, Search
@@ -29,7 +28,7 @@ def written(search: Search) -> str:
     weights = importances(searched)
     found = differences(search.base, applied(search.base, options, search.base.train.epochs))
     write_text(out / "tuned.yaml", _yaml(found, summary, weights))
-    write_text(out / "trials.csv", _csv(search, trials))
+    write_csv(out / "trials.csv", _rows(search, trials))
     _draw(search, out / PICTURE, searched, weights)
     matter = ["which options matter (share of the differences between trials, fANOVA):"]
     matter += [f"  {name:<18}{100 * share:3.0f} %" for name, share in weights.items()]
@@ -70,14 +69,12 @@ def _yaml(found: dict, summary: list[str], weights: dict[str, float]) -> str:
     return comment + (yaml.safe_dump(found, sort_keys=False, default_flow_style=None) if found else "")
 
 
-def _csv(search: Search, trials: list) -> str:
-    text, names = io.StringIO(), list(search.usual)
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["trial", "seed", *names, "accuracy", "ended", "seconds"])
+def _rows(search: Search, trials: list) -> Iterator[list]:
+    """The rows of trials.csv, the header first."""
+    yield ["trial", "seed", *search.usual, "accuracy", "ended", "seconds"]
     for t in trials:
         about, cells = t.user_attrs, search.key(t.params)
-        writer.writerow([t.number, about["seed"], *cells, t.value, about["ended"], round(about["seconds"], 1)])
-    return text.getvalue()
+        yield [t.number, about["seed"], *cells, t.value, about["ended"], round(about["seconds"], 1)]
 
 
 # ---------------------------------------------------------------------- what the trials show

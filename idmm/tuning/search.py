@@ -5,7 +5,6 @@ the two best settings are repeated, so that the best is not merely the luckiest.
 """
 
 import contextlib
-import logging
 import math
 import os
 import shutil
@@ -26,12 +25,11 @@ from idmm import evaluate
 from idmm.config import PretrainConfig
 from idmm.config.commands import TuneConfig
 from idmm.errors import RunError
-from idmm.progress import duration
+from idmm.progress import duration, log
 from idmm.seeding import derive, permutation
 from idmm.stages.pretrain import pretrain
 from idmm.tuning.options import applied, options_of, shown
 
-log = logging.getLogger("idmm")
 STUDY = "study.log"  # of OUT
 SEARCH = 0.75  # share of the time after which no new settings are tried, but the best ones repeated
 ROUNDS = 4  # of repeats, at most

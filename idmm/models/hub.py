@@ -1,0 +1,218 @@
+"""Public weights, ``timm:NAME`` and ``hf-hub:ORG/NAME``: on the Hugging Face hub, kept in its cache, read by timm.
+
+huggingface_hub fetches (environment variables HF_HOME, HF_HUB_OFFLINE, HF_ENDPOINT, HF_TOKEN) and lets no two processes
+fetch one file at a time; timm turns whatever format weights are published in into its own.
+"""
+
+import contextlib
+import functools
+import hashlib
+import json
+import logging
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from huggingface_hub import constants, get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
+from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.utils import disable_progress_bars
+from timm.models import get_pretrained_cfg
+from torch import Tensor
+
+from idmm.errors import UserError, in_short, listed, nearest
+from idmm.files import is_public, weights_label
+from idmm.models.build import accepts
+
+log = logging.getLogger("idmm")
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class PublicWeights:
+    """Public weights as they lie in the cache.
+
+    Attributes:
+        text: Their name with the commit of the repository, which names the same weights for ever.
+        file: The weights.
+        builds: What ``timm.create_model`` takes: a name with its tag, or the folder with ``config.json``.
+        kwargs: Arguments of the model's constructor, from ``config.json``.
+        about: The rest of it.
+    """
+
+    text: str
+    file: Path
+    builds: str
+    kwargs: dict[str, Any]
+    about: dict[str, Any]
+
+    def read(self, state: dict[str, Tensor], label: str) -> dict[str, Any]:
+        """Returns the fields of a :class:`idmm.models.weights.Checkpoint`, from what ``file`` holds; messages begin
+        with ``label``.
+
+        Raises:
+            UserError: The weights are not those of the model that they are said to be of.
+        """
+        overlay = {"state_dict": state, "source": None}  # in place of what it would look for
+        try:
+            with torch.random.fork_rng(devices=[]):
+                model = timm.create_model(self.builds, pretrained=True, pretrained_cfg_overlay=overlay)
+        except Exception as error:  # constructors raise any kind
+            raise UserError(f"{label} does not fit the model that it is said to be of: {in_short(error)}") from error
+        looks = model.pretrained_cfg
+        name, (chans, *size) = looks["architecture"], looks["input_size"]
+        kwargs = {**self.kwargs, **({} if chans == 3 else {"in_chans": chans})}
+        if accepts(name, "img_size"):
+            kwargs["img_size"] = size
+        extra = {"range": self.about["grey_range"]} if "grey_range" in self.about else {}  # of our own exports
+        found = {"state": model.state_dict(), "source": self.text, "name": name, "kwargs": kwargs, "size": size}
+        found |= {key: looks[key] for key in ("crop_pct", "interpolation")}
+        return found | {"mean": tuple(looks["mean"]), "std": tuple(looks["std"]), "extra": extra}
+
+
+def pinned(init: str | None, field: str = "init") -> str | None:
+    """Returns weights to start from as they are given; public ones with the commit that their name means now.
+
+    Raises:
+        UserError: See :func:`public_weights`.
+    """
+    return public_weights(init, field).text if is_public(init) else init
+
+
+@functools.cache
+def public_weights(text: str, field: str = "") -> PublicWeights:
+    """Finds public weights in the cache, or fetches them; within a process a name always means the same commit.
+
+    The first process of a run shows how far the download is. A hub that does not answer within huggingface_hub's
+    HF_HUB_ETAG_TIMEOUT (10 s unless set so in the environment) counts as out of reach; then what the cache has serves.
+
+    Args:
+        text: ``timm:NAME`` or ``hf-hub:ORG/NAME``, maybe with ``@REVISION``.
+        field: Config field that names it, with which messages then begin.
+
+    Raises:
+        UserError: No such name or repository, not in timm's format, out of reach and not in the cache, or damaged.
+    """
+    label = weights_label(text, field)
+    name, _, revision = text.partition("@")
+    kind, _, name = name.partition(":")
+    if kind == "timm":
+        name, repository, files = _registered(name, label)
+    else:
+        repository, files = name, WEIGHTS
+    if os.environ.get("RANK", "0") != "0":
+        disable_progress_bars()
+    file = _fetched(repository, files, revision or constants.DEFAULT_REVISION, label)
+    _check_whole(file, label)
+    commit = file.relative_to(constants.HF_HUB_CACHE).parts[2]  # models--ORG--NAME/snapshots/COMMIT/FILE
+    text = f"{kind}:{name}@{commit}"
+    if kind == "timm":
+        return PublicWeights(text, file, name, {}, {})
+    about = _described(_fetched(repository, ("config.json",), commit, label), repository, label)
+    return PublicWeights(text, file, f"local-dir:{file.parent}", dict(about.get("model_args") or {}), about)
+
+
+def _registered(name: str, label: str) -> tuple[str, str, tuple[str, ...]]:
+    """Weights that timm knows by name: their name with its tag, the repository, and the files that may hold them, the
+    best one first."""
+    names = timm.list_models(pretrained=True)
+    if not timm.is_model(name):
+        raise UserError(f"{label} is unknown to timm{nearest(name, [*names, *timm.list_models()])}")
+    arch, _, tag = name.partition(".")
+    there = [other for other in names if other.partition(".")[0] == arch]
+    if not there:
+        raise UserError(f"{label} has no public weights in timm{nearest(name, names)}")
+    if tag and name not in there:
+        raise UserError(f"{label} has no such weights in timm; wanted one of {listed(there, 8)}")
+    cfg = get_pretrained_cfg(name)
+    if not cfg.hf_hub_id:
+        how = f"download {cfg.url} and give the file's path with --model.name {arch}"
+        raise UserError(f"{label} has its weights elsewhere than on the hub; {how}")
+    files = (cfg.hf_hub_filename,) if cfg.hf_hub_filename else WEIGHTS
+    return f"{arch}.{cfg.tag}" if cfg.tag else arch, cfg.hf_hub_id, files
+
+
+def _fetched(repository: str, files: tuple[str, ...], revision: str, label: str) -> Path:
+    """Returns the first of the files that a repository has, in the cache; fetches it where it is not there."""
+    cached = (try_to_load_from_cache(repository, file, revision=revision) for file in files)
+    cached = next((Path(path) for path in cached if isinstance(path, str)), None)
+    if cached is not None and _COMMIT.fullmatch(revision):
+        return cached
+    try:
+        file = _first_there(repository, files, revision)
+        if cached is None and file != "config.json":
+            line = "%s: %s of '%s' comes from %s; whether its licence allows your use is yours to check"
+            log.info(line, label.removesuffix(":"), file, repository, constants.ENDPOINT)
+        return Path(hf_hub_download(repository, file, revision=revision))
+    except Exception as error:  # by version of huggingface_hub: requests', httpx's and its own kinds
+        if cached is None:
+            raise _unavailable(error, repository, files, revision, label) from error
+        log.info("%s is taken from the cache, as the hub cannot be asked (%s)", label.removesuffix(":"), _reason(error))
+        return cached
+
+
+def _first_there(repository: str, files: tuple[str, ...], revision: str) -> str:
+    """Returns the first file that is there; asks once, where a download would try for minutes."""
+
+    def asked(file: str) -> str:
+        url = hf_hub_url(repository, file, revision=revision)
+        get_hf_file_metadata(url, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+        return file
+
+    for file in files[:-1]:
+        with contextlib.suppress(EntryNotFoundError):
+            return asked(file)
+    return asked(files[-1])
+
+
+def _unavailable(error: Exception, repository: str, files: tuple[str, ...], revision: str, label: str) -> UserError:
+    """Says why a repository's file cannot be had, and what to do."""
+    where = f"'{repository}' on {constants.ENDPOINT}"
+    if isinstance(error, EntryNotFoundError):
+        return UserError(f"{label} is not in timm's format: {where} has no {' and no '.join(files)}")
+    if isinstance(error, RevisionNotFoundError):
+        return UserError(f"{label} has no revision '{revision}'; wanted a branch, tag or commit of {where}")
+    if isinstance(error, GatedRepoError):
+        return UserError(f"{label} is gated: accept the terms of {where}, then 'hf auth login' or set HF_TOKEN")
+    if isinstance(error, RepositoryNotFoundError):
+        return UserError(f"{label} is not there: no {where}, or a private one ('hf auth login', or set HF_TOKEN)")
+    config = () if "config.json" in files else ("config.json",)
+    command = f"hf download {repository} {' '.join([files[0], *config])}"
+    command += "" if revision == constants.DEFAULT_REVISION else f" --revision {revision}"
+    folder = f"models--{repository.replace('/', '--')}"
+    how = f"run '{command}' elsewhere and copy {folder} from the cache there to {constants.HF_HUB_CACHE}"
+    why = f"is not in the cache and cannot be fetched from {constants.ENDPOINT} ({_reason(error)})"
+    return UserError(f"{label} {why}; {how}, or give the path of a file of weights, with --model.name")
+
+
+def _reason(error: Exception) -> str:
+    return "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else in_short(error)
+
+
+def _check_whole(file: Path, label: str) -> None:
+    """Compares a large file of the cache with its digest, by which the cache names it; UserError where they differ."""
+    kept = file.resolve()
+    if _SHA256.fullmatch(kept.name):
+        with open(kept, "rb") as content:
+            if hashlib.file_digest(content, "sha256").hexdigest() != kept.name:
+                raise UserError(f"{label} is damaged in the cache: remove '{kept}', so that it is fetched again")
+
+
+def _described(file: Path, repository: str, label: str) -> dict[str, Any]:
+    """Reads what ``config.json`` says of a model."""
+    try:
+        about = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{label} is not in timm's format: config.json of '{repository}' is no JSON") from error
+    name = about.get("architecture") if isinstance(about, dict) else None
+    if not isinstance(name, str):
+        raise UserError(f"{label} is not in timm's format: config.json of '{repository}' names no architecture")
+    if not timm.is_model(name):
+        hint = nearest(name, timm.list_models())
+        raise UserError(f"{label} is of a model that timm does not have: architecture '{name}'{hint}")
+    return about

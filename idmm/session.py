@@ -1,0 +1,88 @@
+"""What the stages of one run share: its folder, device, processes, arithmetic and time."""
+
+import contextlib
+import logging
+import time
+
+import torch
+from accelerate import Accelerator, PartialState
+from accelerate.state import AcceleratorState
+
+from idmm import distributed
+from idmm.calibrate import choose_device, choose_precision
+from idmm.checkpoint import RunFolder
+from idmm.config import Train
+from idmm.data.loaders import BatchFn, BatchPlan
+from idmm.methods.base import Method
+from idmm.models.build import prefers_channels_last
+from idmm.progress import Interrupts
+
+log = logging.getLogger("idmm")
+
+
+class Session:
+    """What the stages of one run share: folder, device, processes, precision, interrupts, time spent."""
+
+    def __init__(self, config, began: float | None = None):
+        self.train: Train = config.train
+        self.seed: int = config.seed
+        self.workers: int | None = config.data.workers
+        AcceleratorState._reset_state(reset_partial_state=True)  # left by an earlier run in this process
+        distributed.forget()
+        self.device: str | torch.device = choose_device(self.train)
+        self.processes = PartialState(cpu=self.device == "cpu")
+        self.folder = RunFolder(config.out, config, config.resume)
+        self.accelerator: Accelerator | None = None
+        self.interrupts = Interrupts()
+        state = self.folder.state or {}
+        self.precision: str | None = state.get("precision")
+        self.channels_last: bool | None = state.get("channels_last", False if state else None)  # 0.1.0 had none
+        self.started = (time.monotonic() if began is None else began) - state.get("seconds", 0.0)
+        self.steps = 0  # of the stages before this one
+        self.tracker = None
+
+    def start(self, method: Method, transform: BatchFn, batches: BatchPlan) -> dict:
+        """Decides memory format and precision, once in a run's life, and starts accelerate; returns a micro-batch."""
+        if self.channels_last is None:
+            self.channels_last = prefers_channels_last(method.backbone)
+        method.to(memory_format=torch.channels_last if self.channels_last else torch.preserve_format)
+        batch = transform(0, batches.micro_batches(batches.step_images(0, 0))[0][0])
+        if self.accelerator is not None:
+            return batch
+        if self.precision is None:
+            with distributed.enough_memory(batches.batch_size, self.train.accumulate):
+                chosen = choose_precision(self.train.precision, method, batch, self.device)
+            self.precision = distributed.broadcast(chosen)
+        mixed = "no" if self.precision == "fp32" else self.precision
+        self.accelerator = Accelerator(mixed_precision=mixed, cpu=self.device == "cpu")
+        if self.train.tensorboard and self.folder.leader:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.tracker = SummaryWriter(self.folder.path / "tensorboard")
+        self.device = self.accelerator.device
+        where = f"{self.device}, " + (f"{distributed.world()} processes, " if distributed.world() > 1 else "")
+        log.info("training on %s%s; a few steps are timed first", where, self.precision)
+        return batch
+
+    @property
+    def seconds(self) -> float:
+        """Time spent on the run, over all resumes."""
+        return time.monotonic() - self.started
+
+    def autocast(self):
+        """The context that a forward pass runs in."""
+        return contextlib.nullcontext() if self.accelerator is None else self.accelerator.autocast()
+
+    def record(self, record: dict) -> None:
+        """Writes an epoch's record to metrics.jsonl, and to TensorBoard where that is on."""
+        self.folder.add_metrics(record)
+        if self.tracker is not None:
+            for name, value in record.items():
+                if name not in ("epoch", "stage", "step"):
+                    self.tracker.add_scalar(name, value, record["step"])
+            self.tracker.flush()
+
+    def close(self) -> None:
+        """Ends the log for TensorBoard."""
+        if self.tracker is not None:
+            self.tracker.close()

@@ -1,0 +1,429 @@
+"""Views and augmentation of images of any channels and of 16 bits; turns, and channels on their own."""
+
+import json
+import math
+from dataclasses import replace
+
+import cv2
+import numpy as np
+import pytest
+import torch
+import torchvision.transforms.v2.functional as tv
+import yaml
+from helpers import TINY, inside, run_info
+from test_views import CROPS, Store, one_view
+from tiny import HEADS, VIT
+
+from idmm.config import METHODS, NEW_KEYS, Augment, CropGroup, Data, DrLoc, FinetuneConfig, PretrainConfig, Views
+from idmm.config import Method as MethodKeys
+from idmm.config.parsing import flatten, parse, plain
+from idmm.config.recipes import default_crops, resolve_method
+from idmm.config.views import is_rgb, without_rgb
+from idmm.data import views
+from idmm.data.augment import EvalTransform, TrainTransform, centre_crop
+from idmm.data.images import unit
+from idmm.data.loaders import BatchPlan, training_batches
+from idmm.data.views import ORDERS, MultiCropTransform, draw_views
+from idmm.errors import UserError
+from idmm.methods import create_method
+from idmm.methods.drloc import Localization
+from idmm.methods.finetune import Finetune
+from idmm.models import create_backbone
+from idmm.seeding import derive, seeded
+from idmm.tuning.options import applied, options_of
+
+ALL = dict(vflip=0.5, rotate90=True, channel_jitter=[0.5, 0.4], channel_drop=0.4)
+STRONG = dict(jitter=[0.8, 0.8, 0.0, 0.0], jitter_prob=0.9, grey_prob=0.0, solarize_prob=0.3)
+DEPTHS = [np.uint8, np.uint16]
+
+
+class Bands(Store):
+    """Random images of uneven sizes, of any channels and depth."""
+
+    def __init__(self, channels, dtype=np.uint16, count=10):
+        super().__init__(count)
+        rng, top = np.random.default_rng(1), np.iinfo(dtype).max
+        shapes = [(*size, channels) for size in self.sizes]  # in memory as decoded
+        pixels = [rng.integers(0, top, shape, dtype=dtype, endpoint=True) for shape in shapes]
+        self.images = [torch.from_numpy(image).permute(2, 0, 1) for image in pixels]
+
+
+def norms(channels):
+    return [0.1 + 0.7 * c / channels for c in range(channels)], [0.2 + 0.1 * c for c in range(channels)]
+
+
+# ------------------------------------------------------------------ references: one image and one channel at a time
+def clip(values):
+    return values.clamp(0, 1)
+
+
+def naive_bands(image, plan, v, size, mode):
+    """A view of an image without colours, before what is done to single channels: float [C, S, S]."""
+    top, left, height, width = plan.box[v]
+    made = []
+    for plane in unit(image):
+        x = tv.resized_crop(plane[None], top, left, height, width, [size, size], tv.InterpolationMode(mode), True)
+        x = clip(x)
+        x = x.flip(-1) if plan.flip[v] else x
+        for number in ORDERS[plan.order[v]] if plan.jitter[v] else ():
+            factor = plan.factors[v, number]
+            if number == 0:
+                x = clip(x * factor)
+            elif number == 1:
+                x = clip(x * factor + x.mean() * (1 - factor))
+        if plan.sigma[v]:
+            side = 2 * math.ceil(3 * plan.sigma[v]) + 1
+            x = tv.gaussian_blur(x, [side, side], [float(plan.sigma[v])] * 2)
+        made.append(torch.where(x >= 0.5, 1 - x, x) if plan.solarize[v] else x)
+    return torch.cat(made)
+
+
+def naive_channels(view, plan, v, mean):
+    """What turns do, and what is done to single channels; None: nothing is asked for."""
+    if plan is None:
+        return view
+    planes = []
+    for c, x in enumerate(view):
+        x = x.flip(0) if plan.vflip[v] else x
+        for _ in range(plan.turns[v]):
+            x = x.T.flip(0)  # the right column becomes the upper row: counter-clockwise
+        if plan.factors is not None:
+            brightness, contrast = plan.factors[v, c]
+            x = clip(x * brightness)
+            x = clip(x * contrast + x.mean() * (1 - contrast))
+        planes.append(torch.full_like(x, mean[c % len(mean)]) if plan.dropped[v, c] else x)
+    return torch.stack(planes)
+
+
+def normalised(view, mean, std):
+    return (view - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
+
+
+# ------------------------------------------------------------------ stage 1
+@pytest.mark.parametrize("asked", [{}, ALL], ids=["usual", "all"])
+@pytest.mark.parametrize("dtype", DEPTHS)
+@pytest.mark.parametrize(("channels", "mode"), [(1, "bicubic"), (2, "bilinear"), (5, "bicubic"), (13, "bicubic")])
+def test_views_of_bands_are_a_naive_loops(channels, mode, dtype, asked):
+    store, (mean, std), indices = Bands(channels, dtype), norms(channels), np.arange(10)
+    group = CropGroup(count=3, scale=[0.2, 1.0], **STRONG, **asked)
+    plan = draw_views(Views(), group, 3, indices, store.sizes, channels)
+    assert 0 < plan.solarize.sum() < 30 and 0 < plan.jitter.sum() < 30 and (plan.sigma > 0).any()
+    made = views.make_views(store.images, plan, 16, mode, mean, std)
+    assert made.shape == (10, 3, channels, 16, 16) and made.dtype == torch.float32
+    for v in range(30):
+        wanted = naive_channels(naive_bands(store.image(v // 3), plan, v, 16, mode), plan.channels, v, mean)
+        found = made[v // 3, v % 3] * torch.tensor(std)[:, None, None] + torch.tensor(mean)[:, None, None]
+        close = (found - wanted).abs() < 1e-4  # a value at the edge of solarization may fall on either side
+        assert float(close.float().mean()) > 0.99 if plan.solarize[v] else close.all()
+
+
+@pytest.mark.parametrize("grey", [False, True])
+@pytest.mark.parametrize("dtype", DEPTHS)
+def test_rgb_of_both_depths_has_all_colours_and_turns(dtype, grey):
+    store, indices, group = Bands(3, dtype), np.arange(10), CropGroup(count=3, scale=[0.2, 1.0], **ALL)
+    plan = draw_views(Views(), group, 3, indices, store.sizes)
+    assert plan.grey.any() and plan.jitter.any()
+    mean, std = ([0.5], [0.2]) if grey else norms(3)
+    made = views.make_views(store.images, plan, 16, "bicubic", mean, std)
+    for v in range(30):
+        image = (
+            store.image(v // 3) if dtype == np.uint8 else unit(store.image(v // 3)) * 255
+        )  # torchvision wants floats
+        wanted = naive_channels(one_view(image, plan, v, 16, "bicubic").clamp(0, 1), plan.channels, v, mean)
+        wanted = views.normalise(wanted[None], mean, std)[0]
+        torch.testing.assert_close(made[v // 3, v % 3], wanted, atol=3e-2, rtol=0)  # torchvision's luma and bytes
+
+
+def test_sixteen_bits_are_kept():
+    ramp = (torch.arange(40 * 40) + 30_000).reshape(1, 40, 40).to(torch.uint16)  # all of it within 7 levels of 8 bits
+    for channels in (1, 3, 5):
+        image = ramp.expand(channels, -1, -1)
+        assert len(views.crop_resize(image, (0, 0, 40, 40), 40).unique()) > 1500
+        assert len(centre_crop(image, 40, 1.0).unique()) > 1500
+        store = Store(1)
+        store.images, store.bound = [image], None
+        for maker in (TrainTransform(store, Augment(jitter_prob=0), 32, *norms(channels), 0), None):
+            maker = maker or EvalTransform(store, 32, 1.0, *norms(channels))
+            assert len(maker(0, np.array([0]))["images"][0, 0].unique()) > 500
+
+
+def test_bits_of_rgb_views_are_those_before_there_were_bands():
+    """Sums of absolute values, and with weights, of what 0.1.0's functions made of the same images."""
+    wanted = {
+        ("idmm", 3): [(43145.096, -28.9527304), (95889.8456, -258.522046)],
+        ("idmm", 1): [(8821.10489, -86.9694527), (19341.3622, 93.3553246)],
+        ("dino", 3): [(17272.2366, 9.66801166), (22359.8686, 52.7480133), (85208.699, 305.788529)],
+        ("mocov3", 1): [(3432.91748, 14.0744235), (4107.52656, 18.9704517)],
+        ("train", 3): [(36289.3151, -361.425348)],
+        ("train", 1): [(5654.03497, -12.6313569)],
+        ("eval", 3): [(6117.2094, 35.8285495)],
+        ("eval", 1): [(730.242169, 0.0428793767)],
+    }
+    store, indices = Store(), np.arange(10)
+    for (name, channels), sums in wanted.items():
+        looks = ((0.5,), (0.25,)) if channels == 1 else ((0.4, 0.5, 0.6), (0.1, 0.2, 0.3))
+        if name == "train":
+            made = [TrainTransform(store, Augment(), 32, *looks, key=5)(1, indices)["images"]]
+        elif name == "eval":
+            made = [EvalTransform(store, 16, 0.875, *looks)(1, indices)["images"]]
+        else:
+            config = Views(crops=default_crops(name), size=24, solarize_prob=0.3)
+            made = MultiCropTransform(store, config, *looks, seed=3)(2, indices)["views"]
+        for group, (total, weighted) in zip(made, sums, strict=True):
+            x = group.double().flatten()
+            assert float(x.abs().sum()) == pytest.approx(total, rel=1e-6), (name, channels)
+            assert float((x * torch.arange(len(x)).double().cos()).sum()) == pytest.approx(weighted, abs=0.05)
+
+
+# ------------------------------------------------------------------ what is drawn
+def test_new_draws_leave_the_others_as_they_were():
+    indices, sizes = np.arange(50), np.full((50, 2), 64)
+    usual, more = (draw_views(Views(**asked), CROPS[1], 5, indices, sizes, 5) for asked in ({}, ALL))
+    assert usual.channels is None and more.channels is not None
+    before, after = vars(usual), vars(more)
+    assert all(np.array_equal(before[name], after[name]) for name in before if name != "channels")
+    alone = draw_views(Views(**ALL), CROPS[1], 5, indices[7:8], sizes[:1], 5)
+    for name, values in vars(alone.channels).items():
+        assert np.array_equal(values, getattr(more.channels, name)[7 * 4 : 8 * 4]), f"{name} depends on the batch"
+
+
+def test_frequencies_and_strengths_of_turns_and_channels():
+    indices, sizes, group = np.arange(8000), np.full((8000, 2), 64), CropGroup(count=1)
+    asked = {**ALL, "vflip": 0.3, "jitter_prob": 0.8}
+    plan = draw_views(Views(**asked), group, 5, indices, sizes, 4)
+    drawn = plan.channels
+    assert drawn.vflip.mean() == pytest.approx(0.3, abs=0.02)
+    assert np.bincount(drawn.turns) / 8000 == pytest.approx([0.25] * 4, abs=0.02)
+    dropped = drawn.dropped.sum(1)
+    assert dropped.max() == 3 and (dropped == 0).mean() == pytest.approx(0.6**4, abs=0.02)
+    assert drawn.dropped.mean() == pytest.approx(0.4 - 0.4**4 / 4, abs=0.01), "the last channel stays"
+    brightness, contrast = (drawn.factors[plan.jitter][..., n] for n in (0, 1))  # [n, 4]
+    assert 0.5 <= brightness.min() < 0.51 and 1.49 < brightness.max() <= 1.5
+    assert 0.6 <= contrast.min() < 0.61 and 1.39 < contrast.max() <= 1.4
+    assert abs(np.corrcoef(brightness[:, 0], brightness[:, 1])[0, 1]) < 0.05, "each channel has its own"
+    assert (drawn.factors[~plan.jitter] == 1).all() and (~plan.jitter).sum() > 1000
+    assert draw_views(Views(vflip=1.0), group, 5, indices, sizes).channels.turns.max() == 0
+    assert not draw_views(Views(channel_drop=1.0), group, 5, indices, sizes, 1).channels.dropped.any()
+    assert (draw_views(Views(channel_drop=1.0), group, 5, indices, sizes).channels.dropped.sum(1) == 2).all()
+    strong = draw_views(Views(channel_jitter=[3.0, 0.0]), group, 5, indices, sizes).channels.factors
+    assert strong.min() == 0 and (strong[..., 1] == 1).all()
+
+
+def test_groups_may_turn_on_their_own():
+    crops = [CropGroup(count=1, vflip=1.0), CropGroup(count=1, rotate90=True), CropGroup(count=1)]
+    made = MultiCropTransform(Store(), Views(crops=crops, size=12), *norms(3), seed=0)(0, np.arange(10))["views"]
+    usual = MultiCropTransform(Store(), Views(crops=[CropGroup(count=1)] * 3, size=12), *norms(3), seed=0)
+    before = usual(0, np.arange(10))["views"]
+    assert torch.equal(made[0], before[0].flip(-2)) and torch.equal(made[2], before[2])
+    turns = [
+        [n for n in range(4) if torch.equal(new[0], old[0].rot90(n, (1, 2)))]
+        for new, old in zip(*map(list, (made[1], before[1])), strict=True)
+    ]
+    assert len({tuple(n) for n in turns}) > 2 and all(len(n) == 1 for n in turns)
+
+
+@pytest.mark.parametrize(("channels", "dtype"), [(3, np.uint8), (3, np.uint16), (5, np.uint16), (2, np.uint8)])
+@pytest.mark.parametrize("stage", ["pretrain", "finetune"])
+def test_what_is_made_depends_on_seed_epoch_and_image_alone(stage, channels, dtype):
+    store, looks = Bands(channels, dtype), norms(channels)
+
+    def maker(seed):
+        if stage == "pretrain":
+            return MultiCropTransform(store, Views(crops=CROPS, size=12, **ALL), *looks, seed)
+        return TrainTransform(store, Augment(**ALL), 12, *looks, seed)
+
+    def made(batch):
+        return batch["views"][1] if stage == "pretrain" else batch["images"]
+
+    whole = made(maker(1)(3, np.arange(10)))
+    assert torch.isfinite(whole).all() and whole.shape[-3] == channels
+    assert torch.equal(made(maker(1)(3, np.array([7])))[0], whole[7])
+    for seed, epoch in ((1, 4), (2, 3)):
+        assert not torch.equal(made(maker(seed)(epoch, np.array([7])))[0], whole[7])
+    plan = BatchPlan(10, 4, 1, seed=0)
+    here, there = (list(training_batches(maker(0), plan, workers)) for workers in (0, 1))
+    assert all(torch.equal(made(a), made(b)) for a, b in zip(here, there, strict=True))
+
+
+# ------------------------------------------------------------------ stage 2
+@pytest.mark.parametrize(("channels", "dtype"), [(1, np.uint8), (2, np.uint16), (5, np.uint8)])
+def test_augmented_bands_are_a_naive_loops(channels, dtype):
+    store, (mean, std), indices = Bands(channels, dtype), norms(channels), np.arange(10)
+    config = Augment(jitter=[0.4, 0.4, 0.4, 0.1], grey_prob=0.5, **ALL)  # what bands do not have is passed over
+    transform = TrainTransform(store, config, 16, mean, std, key=5)
+    found = transform(2, indices)["images"]
+    plan = draw_views(Views(), transform.crop, derive(5, "views", 2), indices, store.sizes, channels)
+    assert not plan.sigma.any() and not plan.solarize.any() and 0 < plan.jitter.sum() < 10
+    for v in range(10):
+        wanted = naive_channels(naive_bands(store.image(v), plan, v, 16, "bicubic"), plan.channels, v, mean)
+        torch.testing.assert_close(found[v], normalised(wanted, mean, std), atol=1e-4, rtol=0)
+
+
+def test_augmented_photographs_are_turned_after_all_else():
+    store, looks, indices = Store(), norms(3), np.arange(10)
+    usual = TrainTransform(store, Augment(), 16, *looks, key=5)(2, indices)["images"]
+    transform = TrainTransform(store, Augment(**ALL), 16, *looks, key=5)
+    found = transform(2, indices)["images"]
+    plan = draw_views(Views(), transform.crop, derive(5, "views", 2), indices, store.sizes)
+    mean, std = (torch.tensor(values)[:, None, None] for values in looks)
+    for v in range(10):
+        wanted = naive_channels(usual[v] * std + mean, plan.channels, v, looks[0])
+        torch.testing.assert_close(found[v], normalised(wanted, *looks), atol=1e-4, rtol=0)
+    flipped = TrainTransform(store, Augment(vflip=1.0), 16, *looks, key=5)(2, indices)["images"]
+    assert torch.equal(flipped, usual.flip(-2))
+
+
+def test_randaugment_is_left_out_for_deep_colours_and_the_log_says_so(tmp_path):
+    texts = ("rand-m9-mstd0.5-inc1", None)
+    makers = [TrainTransform(Bands(3), Augment(randaugment=text), 16, *norms(3), 5) for text in texts]
+    with_it, without = (maker(0, np.arange(10))["images"] for maker in makers)
+    assert torch.equal(with_it, without)
+
+    for i, image in enumerate(Bands(3, count=8).images):
+        path = tmp_path / "set" / ("train", "test")[i // 4] / f"class{i % 2}" / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        cv2.imwrite(str(path), image.permute(1, 2, 0).numpy())
+    given = {key.replace(".", "__"): value for key, value in {**TINY, "model.kwargs": VIT}.items()}
+    given |= {
+        "data__name": "folder",
+        "data__root": str(tmp_path / "set"),
+        "data__subset": None,
+        "train__size": 16,
+        "train__epochs": 1,
+    }
+    assert inside("finetune", tmp_path / "run", **given) == 0
+    told = (tmp_path / "run/log.txt").read_text()
+    assert told.count("augment.randaugment: left out for the 4 of more than 8 bits, which it would cut to 8") == 1
+
+
+@pytest.mark.parametrize("dtype", DEPTHS)
+@pytest.mark.parametrize("channels", [1, 2, 3, 5])
+def test_centre_crops_of_any_image(channels, dtype):
+    store, (mean, std) = Bands(channels, dtype), norms(channels)
+    found = EvalTransform(store, 16, 0.875, mean, std)(0, np.arange(10))["images"]
+    for i, image in enumerate(store.images):
+        short, (h, w) = 18, image.shape[1:]
+        size = [18, round(w * 18 / h)] if h <= w else [round(h * 18 / w), 18]
+        image = image if channels == 3 and dtype == np.uint8 else unit(image)  # photographs are resized as bytes
+        planes = tv.resize(image, size, tv.InterpolationMode.BICUBIC, antialias=True)
+        planes = planes if planes.is_floating_point() else unit(planes)
+        top, left = ((side - 16) // 2 for side in size)
+        wanted = clip(planes)[:, top : top + 16, left : left + 16]
+        assert min(size) == short
+        torch.testing.assert_close(found[i], normalised(wanted, mean, std), atol=1e-4, rtol=0)
+
+
+# ------------------------------------------------------------------ what only RGB images have
+@pytest.mark.parametrize(("in_chans", "bands", "wanted"), [
+    (None, None, True), (1, None, True), (3, None, True), (5, None, False), (2, None, False),
+    (3, [4, 2, 0], True), (1, [3], False), (5, [0, 1, 2, 3, 4], False),
+])  # fmt: skip
+def test_which_images_have_colours(in_chans, bands, wanted):
+    assert is_rgb(in_chans, bands) == wanted
+
+
+def faults(kind, *flags):
+    with pytest.raises(UserError) as caught:
+        parse(kind, [*flags, "--out", "x"], "idmm")
+    return list(caught.value.faults)
+
+
+def test_flags_of_colours_are_refused_for_other_images(tmp_path):
+    five = ("--data.in_chans", "5")
+    for_rgb = "for RGB images, and these have 5 channels; wanted"
+    assert faults(PretrainConfig, *five, "--views.jitter", "[0.4, 0.4, 0.2, 0.1]", "--views.grey_prob", "0.2") == [
+        f"views.jitter: got [0.4, 0.4, 0.2, 0.1], but saturation and hue are {for_rgb} [0.4, 0.4, 0.0, 0.0]",
+        f"views.grey_prob: got 0.2, but grey is {for_rgb} 0.0",
+    ]
+    crops = "[{count: 1, grey_prob: 0.1}, {count: 1, jitter: [0.4, 0.4, 0, 0.1]}]"
+    assert [line.partition(":")[0] for line in faults(PretrainConfig, *five, "--views.crops", crops)] == [
+        "views.crops[0].grey_prob", "views.crops[1].jitter",
+    ]  # fmt: skip
+    given = ("--augment.randaugment", "rand-m9", "--augment.grey_prob", "0.1", "--augment.jitter", "[0, 0, 0.1, 0]")
+    assert [line.partition(":")[0] for line in faults(FinetuneConfig, *five, *given)] == [
+        "augment.jitter", "augment.grey_prob", "augment.randaugment",
+    ]  # fmt: skip
+    weights = tmp_path / "backbone.safetensors"
+    weights.write_bytes(b"")
+    (tmp_path / "backbone.json").write_text(json.dumps({"name": "x", "kwargs": {"in_chans": 5}}))
+    for init in (tmp_path, weights):  # what the checkpoint says
+        assert faults(FinetuneConfig, "--init", str(init), "--augment.grey_prob", "0.1") == [
+            f"augment.grey_prob: got 0.1, but grey is {for_rgb} 0.0"
+        ]
+    fine = ("--views.jitter", "[0.4, 0.4, 0, 0]", "--views.grey_prob", "0", "--views.vflip", "0.5")
+    assert parse(PretrainConfig, [*five, *fine, "--views.rotate90"], "idmm").views.rotate90
+    assert parse(FinetuneConfig, [*five, "--augment.randaugment", "null"], "idmm").augment.randaugment is None
+    assert parse(PretrainConfig, ["--data.in_chans", "1", "--views.grey_prob", "0.2"], "idmm").views.grey_prob == 0.2
+
+
+def test_what_a_recipe_says_of_colours_is_left_out_with_a_line(tmp_path):
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(yaml.safe_dump({"views": {"grey_prob": 0.3}, "method": {"name": "dino"}}))
+    config = parse(PretrainConfig, ["--config", str(recipe), "--data.in_chans", "5"], "idmm")
+    config, lines = without_rgb(resolve_method(config)[0])
+    assert config.views.jitter == [0.4, 0.4, 0.0, 0.0] and config.views.grey_prob == 0
+    assert lines == [
+        "data.in_chans: images of 5 channels have no saturation, hue, grey and RandAugment; "
+        "views.jitter becomes [0.4, 0.4, 0.0, 0.0], views.grey_prob becomes 0.0"
+    ]
+    assert without_rgb(config) == (config, [])
+    tuned, lines = without_rgb(FinetuneConfig(data=Data(in_chans=2)))
+    given = tuned.augment
+    assert (given.jitter, given.grey_prob, given.randaugment) == ([0.4, 0.4, 0.0, 0.0], 0.0, None) and len(lines) == 1
+    own = replace(config, views=replace(config.views, crops=[CropGroup(jitter=[0, 0, 0, 0.1])]))
+    assert without_rgb(own)[0].views.crops[0].jitter == [0, 0, 0, 0]
+    for data in (Data(), Data(in_chans=1)):
+        rgb = FinetuneConfig(data=data)
+        assert without_rgb(rgb) == (rgb, [])
+
+
+def test_new_keys_are_off_and_older_runs_lack_them():
+    values = flatten(plain(resolve_method(PretrainConfig())[0])) | flatten(plain(FinetuneConfig()))
+    for section in ("views", "augment"):
+        for name in ALL:
+            assert values[f"{section}.{name}"] == NEW_KEYS[f"{section}.{name}"] != ALL[name]
+    for given in (["--views.channel_jitter", "[-1, 0]"], ["--views.crops", "[{channel_jitter: [0, -1]}]"]):
+        assert any(
+            "channel_jitter: got" in line and "wanted two numbers >= 0" in line
+            for line in faults(PretrainConfig, *given)
+        )
+
+
+# ------------------------------------------------------------------ methods, mixing, tuning
+@pytest.mark.parametrize("channels", [2, 5])
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_learns_from_bands(name, channels):
+    given = PretrainConfig(method=MethodKeys(name=name, **HEADS.get(name, {})), data=Data(in_chans=channels))
+    config, _ = without_rgb(resolve_method(given)[0])
+    with seeded(0):
+        backbone = create_backbone("vit_tiny_patch16_224", 16, in_chans=channels, **VIT)
+        method = create_method(backbone, run_info(10, classes=3), config.method)
+        method.localization = Localization(backbone, DrLoc(weight=0.1, hidden_dim=8), 16, channels, epochs=2)
+    maker = MultiCropTransform(Bands(channels), replace(config.views, size=16, **ALL), *norms(channels), seed=0)
+    loss = method.train()(maker(0, np.arange(8)), 5, 0)["loss"]
+    loss.backward()
+    assert math.isfinite(float(loss.detach()))
+    first = next(p for name, p in backbone.named_parameters() if "patch_embed" in name)
+    assert first.shape[1] == channels and (first.grad is None or float(first.grad.abs().sum()) > 0)  # mocov3 holds it
+
+
+@pytest.mark.parametrize("channels", [2, 5])
+def test_finetuning_mixes_bands(channels):
+    config, _ = without_rgb(FinetuneConfig(data=Data(in_chans=channels), augment=Augment(**ALL)))
+    with seeded(0):
+        backbone = create_backbone("vit_tiny_patch16_224", 16, in_chans=channels, num_classes=3, **VIT)
+        method = Finetune(backbone, config.augment, False)
+        method.localization = Localization(backbone, DrLoc(weight=0.1, hidden_dim=8), 16, channels, epochs=2)
+    maker = TrainTransform(Bands(channels), config.augment, 16, *norms(channels), 0)
+    for epoch in (0, 1):  # Mixup, then CutMix
+        loss = method.train()(maker(epoch, np.arange(8)), 5, epoch)["loss"]
+        assert math.isfinite(float(loss.detach()))
+
+
+def test_tuning_scales_what_is_done_to_channels_too():
+    base, _ = resolve_method(PretrainConfig(data=Data(in_chans=5), views=Views(**ALL)))
+    base, _ = without_rgb(replace(base, train=replace(base.train, lr=1e-3)))
+    choice = {option.name: option.usual for option in options_of(base)}
+    half, none = (applied(base, {**choice, "colour_strength": s}, 10).views for s in (0.5, 0.0))
+    assert half.jitter == [0.4, 0.4, 0.0, 0.0] and half.channel_jitter == [0.25, 0.2] and half.channel_drop == 0.2
+    assert none.channel_jitter == [0.0, 0.0] and none.channel_drop == 0 and none.vflip == 0.5 and none.rotate90

@@ -1,0 +1,480 @@
+"""Public weights, timm:NAME and hf-hub:ORG/NAME, from a hub on loopback that answers as the real one does."""
+
+import contextlib
+import hashlib
+import shutil
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import pytest
+import timm
+import torch
+import yaml
+from helpers import ENVIRONMENT, ROOT, call, flags, refused
+from huggingface_hub import constants
+from PIL import Image
+from safetensors.torch import load_file
+from timm.models._hub import save_for_hf
+
+from idmm.models import read_checkpoint
+from idmm.models.build import pair
+from idmm.models.hub import public_weights
+
+NAME = "test_vit.r160_in1k"  # of 0.4 M parameters, trained at 160 px
+ARCH, REPOSITORY = "test_vit", f"timm/{NAME}"
+
+
+class Hub(ThreadingHTTPServer):
+    """Repositories by name: their commits, the last one ``main``, each with its files.
+
+    Attributes:
+        asked: Method and path of every request so far.
+        orders: What to do by the end of a path: {"status", "code"}, {"cut": n} bytes sent, {"flip": true} a wrong one,
+            {"stall": true} no answer.
+    """
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.repositories, self.asked, self.orders, self.over = {}, [], {}, threading.Event()
+        self.endpoint = f"http://127.0.0.1:{self.server_port}"
+
+    def push(self, repository, files):
+        """Adds a commit; returns its name."""
+        commits = self.repositories.setdefault(repository, {})
+        commit = hashlib.sha1(f"{repository}{len(commits)}".encode()).hexdigest()
+        commits[commit] = files
+        return commit
+
+    def fetched(self, ending):
+        return [path for method, path in self.asked if method == "GET" and path.endswith(ending)]
+
+    def handle_error(self, request, client_address):
+        pass
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_):
+        pass
+
+    def do_HEAD(self):
+        self.answer(body=False)
+
+    def do_GET(self):
+        self.answer(body=True)
+
+    def refuse(self, status, code):
+        self.send_response(status)
+        self.send_header("X-Error-Code", code)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def answer(self, body):
+        self.server.asked.append((self.command, self.path))
+        order = next((order for end, order in self.server.orders.items() if self.path.endswith(end)), {})
+        if "stall" in order:
+            self.server.over.wait()
+            return None
+        if "status" in order:
+            return self.refuse(order["status"], order.get("code", ""))
+        repository, _, place = self.path.removeprefix("/").partition("/resolve/")
+        revision, _, file = place.partition("/")
+        commits = self.server.repositories.get(repository)
+        if commits is None:
+            return self.refuse(401, "RepoNotFound")  # as the hub says to those who did not log in
+        commit = list(commits)[-1] if revision == "main" else revision
+        if commit not in commits:
+            return self.refuse(404, "RevisionNotFound")
+        content = commits[commit].get(file)
+        if content is None:
+            self.send_response(404)
+            self.send_header("X-Error-Code", "EntryNotFound")
+            self.send_header("X-Repo-Commit", commit)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return None
+        return self.serve(content, commit, order, body, large=not file.endswith(".json"))
+
+    def serve(self, content, commit, order, body, large):
+        asked = self.headers.get("Range")
+        start = int(asked.removeprefix("bytes=").partition("-")[0]) if asked else 0
+        self.send_response(206 if start else 200)
+        self.send_header("X-Repo-Commit", commit)
+        self.send_header("ETag", f'"{hashlib.sha1(content).hexdigest()}"')
+        if large:  # as files in git LFS
+            self.send_header("X-Linked-Etag", f'"{hashlib.sha256(content).hexdigest()}"')
+            self.send_header("X-Linked-Size", str(len(content)))
+        self.send_header("Content-Length", str(order.get("cut", len(content)) - start))
+        self.end_headers()
+        if body:
+            sent = content[start : order.get("cut", len(content))]
+            self.wfile.write(sent[:-1] + bytes([sent[-1] ^ 1]) if "flip" in order else sent)
+
+
+@contextlib.contextmanager
+def serving():
+    with Hub() as hub:
+        thread = threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield hub
+        finally:
+            hub.over.set()
+            hub.shutdown()
+            thread.join()
+
+
+def published(folder, seed=0, **kwargs):
+    """A model with weights of a seed as timm saves it for the hub, with a classifier of 1000 classes."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = timm.create_model(ARCH, **kwargs)
+    save_for_hf(model, str(folder), safe_serialization="both")
+    return model, {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    return published(tmp_path_factory.mktemp("published"))[1]
+
+
+@pytest.fixture
+def hub(files):
+    with serving() as one:
+        one.push(REPOSITORY, files)
+        yield one
+
+
+class Machine:
+    """Real command lines with a cache of their own and a hub on loopback."""
+
+    def __init__(self, hub, folder):
+        self.hub, self.folder = hub, folder
+        self.cache = folder / "hf" / "hub"
+
+    def environment(self, **more):
+        own = {"HF_ENDPOINT": self.hub.endpoint, "HF_HOME": str(self.folder / "hf"), "PYTHONPATH": str(ROOT)}
+        clean = {name: value for name, value in ENVIRONMENT.items() if not name.startswith(("HF_", "HUGGING"))}
+        return {**clean, **own, "HF_HUB_DISABLE_TELEMETRY": "1", "NO_PROXY": "127.0.0.1", **more}
+
+    def start(self, *argv, **more):
+        command = [sys.executable, "-c", "from idmm.cli import main; raise SystemExit(main())", *map(str, argv)]
+        given = dict(cwd=self.folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        return subprocess.Popen(command, env=self.environment(**more), text=True, **given)
+
+    def run(self, *argv, **more):
+        """Returns the exit code and what it said on standard error."""
+        process = self.start(*argv, **more)
+        _, said = process.communicate(timeout=120)
+        return process.returncode, said
+
+
+@pytest.fixture
+def machine(hub, tmp_path):
+    return Machine(hub, tmp_path)
+
+
+@pytest.fixture
+def here(hub, tmp_path, monkeypatch):
+    """This process with the hub and a cache of its own, which it otherwise learns when it is started."""
+    template = hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+    own = {"ENDPOINT": hub.endpoint, "HUGGINGFACE_CO_URL_TEMPLATE": template, "HF_HUB_CACHE": str(tmp_path / "cache")}
+    for name, value in {**own, "HF_HUB_OFFLINE": False}.items():
+        monkeypatch.setattr(constants, name, value)
+    for name in ("ENDPOINT", "HUB_CACHE"):  # of processes that are started
+        monkeypatch.setenv(f"HF_{name}", own.get(name, own["HF_HUB_CACHE"]))
+    public_weights.cache_clear()
+    yield tmp_path
+    public_weights.cache_clear()
+
+
+@pytest.fixture
+def said(here, hub, capsys):
+    """Returns the one line with which a fine-tuning is refused that leaves nothing behind."""
+
+    def refused_line(init, *more):
+        public_weights.cache_clear()
+        out = here / "refused"
+        *fetching, line = refused(capsys, ["finetune", *tiny("finetune", out, init), *more])
+        assert not out.exists() and all("comes from" in line for line in fetching)
+        return line.replace(hub.endpoint, "HUB").replace(str(here / "cache"), "CACHE")
+
+    return refused_line
+
+
+def tiny(stage, out, init, **changes):
+    """Flags of a run that starts from weights, which say what the model is."""
+    short = {"train__epochs": 1, "data__subset": {"total": 40}} if stage == "pretrain" else {"train__epochs": 1}
+    if stage == "finetune":
+        short |= {"stages": [{"size": 32}], "data__subset": {"per_class": 3}}
+    return flags(stage, out, **{"init": init, "model__name": None, "model__kwargs": None, **short, **changes})
+
+
+def config(run):
+    return yaml.safe_load((run / "config.yaml").read_text())
+
+
+# ------------------------------------------------------------------ from the hub to a run
+@pytest.fixture(scope="module")
+def tuned(files, tmp_path_factory):
+    """A run fine-tuned from timm:NAME, with its machine and what it said; the hub is gone."""
+    with serving() as hub:
+        commit = hub.push(REPOSITORY, files)
+        machine = Machine(hub, tmp_path_factory.mktemp("tuned"))
+        code, said = machine.run("finetune", *tiny("finetune", machine.folder / "b", f"timm:{NAME}"))
+        assert code == 0, said
+    return machine, commit, said
+
+
+def test_finetune_from_timm(tuned, files, tmp_path):
+    """The model, its channels' statistics and its commit come from timm and the hub; the classifier is a new one."""
+    machine, commit, said = tuned
+    run = machine.folder / "b"
+    assert config(run)["init"] == f"timm:{NAME}@{commit}"
+    assert config(run)["model"]["name"] == ARCH and config(run)["data"]["mean"] == [0.5] * 3
+    assert "77 weights kept, 1 resized, 2 dropped" in said and "licence" in said
+    assert len(machine.hub.fetched("model.safetensors")) == 1 and not machine.hub.fetched("config.json")
+    (tmp_path / "model.safetensors").write_bytes(files["model.safetensors"])
+    weights = load_file(tmp_path / "model.safetensors")
+    tuned_ones = load_file(run / "backbone.safetensors")
+    assert tuned_ones.keys() == weights.keys() - {"head.weight", "head.bias"}
+    change = (tuned_ones["blocks.0.mlp.fc1.weight"] - weights["blocks.0.mlp.fc1.weight"]).abs().max()
+    assert 0 < change < 0.05, "two steps from them"
+
+
+def test_again_without_the_hub(tuned):
+    """What is in the cache serves another command that is told to ask no hub."""
+    machine, commit, _ = tuned
+    argv = ["--init", f"timm:{NAME}", "--size", 32, "--data.subset", "{per_class: 5}"]
+    code, said = machine.run("probe", *argv, HF_HUB_OFFLINE="1")
+    assert code == 0 and f"{commit}: 77 weights kept, 1 resized, 2 dropped, 0 fresh" in said, said
+    assert f"init: 'timm:{NAME}' is taken from the cache, as the hub cannot be asked (HF_HUB_OFFLINE is set)" in said
+
+
+def test_pretrain_goes_on_with_the_commit_that_it_began_with(here, hub, files):
+    """From a repository of one's own; when that changes, a run that stopped does not, and a new run starts from it."""
+
+    def pretrained(name, init="hf-hub:me/net"):
+        public_weights.cache_clear()
+        hub.asked.clear()
+        assert call(["pretrain", *tiny("pretrain", here / name, init)]) == 0
+        return config(here / name)["init"].rpartition("@")[2]
+
+    assert pretrained("d", f"timm:{ARCH}") == list(hub.repositories[REPOSITORY])[0]
+    assert config(here / "d")["init"].startswith(f"timm:{NAME}@"), "timm's default tag may be another one tomorrow"
+    (here / "d" / "result.json").unlink()
+    assert pretrained("d", f"timm:{ARCH}") and not hub.asked
+    first = hub.push("me/net", files)
+    assert pretrained("a") == first and hub.asked
+    (here / "other").mkdir()
+    second = hub.push("me/net", published(here / "other", seed=1)[1])
+    (here / "a" / "result.json").unlink()
+    assert pretrained("a") == first and not hub.asked
+    assert pretrained("b") == second
+    assert pretrained("c", f"hf-hub:me/net@{first}") == first and not hub.asked
+
+
+def test_what_idmm_exports_is_started_from(tuned, here, hub, tmp_path):
+    """A run's own folder for the hub, its weights not as safetensors; with the commands that want a backbone."""
+    run = tuned[0].folder / "b"
+    assert call(["export", "--init", run, "--format", "hf", "--out", tmp_path / "export"]) == 0
+    exported = {path.name: path.read_bytes() for path in (tmp_path / "export").iterdir()}
+    state = load_file(tmp_path / "export" / "model.safetensors")
+    torch.save(state, tmp_path / "pytorch_model.bin")
+    exported["pytorch_model.bin"] = (tmp_path / "pytorch_model.bin").read_bytes()
+    del exported["model.safetensors"]
+    hub.push("me/tuned", exported)
+    pictures = tmp_path / "pictures"
+    pictures.mkdir()
+    for value in range(3):
+        Image.new("RGB", (40, 40), (80 * value, 10, 10)).save(pictures / f"{value}.png")
+    found = []
+    for init in (run, "hf-hub:me/tuned"):
+        assert call(["embed", "--init", init, pictures, "--out", tmp_path / "f.npz"]) == 0
+        found.append(np.load(tmp_path / "f.npz")["features"])
+        (tmp_path / "f.npz").unlink()
+    np.testing.assert_array_equal(*found)
+    saved, ours = read_checkpoint("hf-hub:me/tuned"), read_checkpoint(run)
+    for name in ("mean", "std", "crop_pct", "interpolation"):
+        assert getattr(saved, name) == getattr(ours, name)
+    assert pair(saved.img_size) == pair(ours.img_size) == (32, 32)
+
+
+def test_two_processes_fetch_once(hub, machine):
+    """As those of one run, and the workers of a grid: the second waits for the first."""
+    read = f"from idmm.models import read_checkpoint; read_checkpoint('timm:{NAME}')"
+    own = [{**machine.environment(), "RANK": str(rank)} for rank in range(2)]
+    both = [subprocess.Popen([sys.executable, "-c", read], env=one, cwd=machine.folder) for one in own]
+    assert [process.wait(60) for process in both] == [0, 0]
+    assert len(hub.fetched("model.safetensors")) == 1
+
+
+# ------------------------------------------------------------------ the grid
+def grid(path, **changes):
+    data = {"data": {"subset": {"per_class": 3}, "workers": 0}}
+    train = {"train": {"epochs": 1, "size": 32, "batch_size": 20, "lr": 1e-3, "precision": "fp32", "device": "cpu"}}
+    keys = {
+        "targets": ["digits"], "backbones": [{"name": ARCH, "label": "tiny"}], "scratch": False, "seeds": [0, 1],
+        "weights": [{"label": "public", "path": f"timm:{NAME}"}], "finetune": {**data, **train}, **changes,
+    }  # fmt: skip
+    path.write_text(yaml.safe_dump(keys))
+    return path
+
+
+def test_grid_with_public_weights(here, hub, files, monkeypatch):
+    """Fetched once for all workers; the cells stay when only the repository's texts change, not when its weights do."""
+    first, out = list(hub.repositories[REPOSITORY])[0], here / "grid"
+
+    def filled(*more):
+        public_weights.cache_clear()
+        hub.asked.clear()
+        assert call(["transfer", "--config", grid(here / "grid.yaml"), "--out", out, *more]) == 0
+        return {path.parent.name for path in out.glob("runs/*/*/result.json")}
+
+    before = filled("--workers", 2)
+    assert len(before) == 2 and len(hub.fetched("model.safetensors")) == 1
+    (entry,) = yaml.safe_load((out / "grid.yaml").read_text())["weights"]
+    assert entry["given"] == f"timm:{NAME}" and entry["path"] == f"timm:{NAME}@{first}"
+    with monkeypatch.context() as offline:
+        offline.setattr(constants, "HF_HUB_OFFLINE", True)
+        assert filled() == before and not hub.asked
+    public_weights.cache_clear()
+    assert call(["transfer", "status", out]) == 0 and not hub.asked
+    hub.push(REPOSITORY, {**files, "README.md": b"other words"})
+    assert filled() == before
+    (here / "other").mkdir()
+    hub.push(REPOSITORY, published(here / "other", seed=1)[1])
+    assert filled() > before and len(filled()) == 4
+
+
+def test_faults_of_a_grids_weights(here, capsys):
+    """With the entry's label, beside the grid's other faults."""
+    paths = {"a": "timm:test_vitt", "b": "hf_hub:me/net", "c": "hf-hub:net"}
+    entries = [{"label": label, "path": path} for label, path in paths.items()]
+    argv = ["transfer", "--config", grid(here / "grid.yaml", weights=entries), "--out", here / "grid"]
+    assert refused(capsys, argv) == [
+        "weights 'a': path: 'timm:test_vitt' is unknown to timm; did you mean 'test_vit'?",
+        "weights 'b': path is 'hf_hub:me/net', wanted a run folder or a file of weights that is there; did you mean "
+        "'hf-hub:me/net'?",
+        "weights 'c': path: 'hf-hub:net' is no name of public weights; wanted timm:NAME or hf-hub:ORG/NAME, "
+        "with a revision after @ if need be",
+    ]
+    assert not (here / "grid").exists()
+
+
+# ------------------------------------------------------------------ what is refused
+NAMES = {
+    "timm:test_vitt.r160_in1k": "is unknown to timm; did you mean 'test_vit.r160_in1k'?",
+    "timm:test_vit.r161": "has no such weights in timm; wanted one of test_vit.r160_in1k",
+    "timm:cct_2_3x2_32": "has no public weights in timm",
+    "timm:gcvit_tiny.in1k": "has its weights elsewhere than on the hub; download https://github.com/",
+    "timm:": "is no name of public weights; wanted timm:NAME or hf-hub:ORG/NAME",
+    "hf-hub:net": "is no name of public weights; wanted timm:NAME or hf-hub:ORG/NAME",
+    "timm/test_vit": "did you mean 'timm:test_vit'?",
+    "hf_hub:me/net": "did you mean 'hf-hub:me/net'?",
+    "HF:me/net": "did you mean 'hf-hub:me/net'?",
+    "https://huggingface.co/me/net": "did you mean 'hf-hub:me/net'?",
+    "hf-hub:me/nothing": "is not there: no 'me/nothing' on HUB, or a private one",
+    "hf-hub:me/net@v2": "has no revision 'v2'; wanted a branch, tag or commit of 'me/net' on HUB",
+    "hf-hub:me/empty": "is not in timm's format: 'me/empty' on HUB has no model.safetensors and no pytorch_model.bin",
+    "hf-hub:me/bare": "is not in timm's format: 'me/bare' on HUB has no config.json",
+    "hf-hub:me/bert": "is not in timm's format: config.json of 'me/bert' names no architecture",
+    "hf-hub:me/torn": "is not in timm's format: config.json of 'me/torn' is no JSON",
+    "hf-hub:me/own": "is of a model that timm does not have: architecture 'mine'",
+    "hf-hub:me/other": "does not fit the model that it is said to be of: AssertionError",
+}
+
+
+def test_names_that_are_refused(said, hub, files):
+    """Each with a line that says what is wanted."""
+    weights = {"model.safetensors": files["model.safetensors"]}
+    hub.push("me/net", files)
+    hub.push("me/empty", {"README.md": b""})
+    hub.push("me/bare", weights)
+    hub.push("me/bert", {**weights, "config.json": b'{"architectures": ["BertModel"], "model_type": "bert"}'})
+    hub.push("me/torn", {**weights, "config.json": b'{"architecture": '})
+    hub.push("me/own", {**weights, "config.json": b'{"architecture": "mine"}'})
+    hub.push("me/other", {**weights, "config.json": files["config.json"].replace(b"test_vit", b"test_vit2")})
+    for init, wanted in NAMES.items():
+        line = said(init)
+        assert line.startswith(f"init: '{init.replace('//', '/')}' ") and wanted in line, line
+
+
+def test_gated_and_unreachable(said, hub, monkeypatch, here):
+    """What to do: accept the terms, or fetch it elsewhere into the folder that is named."""
+    hub.orders["model.safetensors"] = {"status": 403, "code": "GatedRepo"}
+    assert "is gated: accept the terms of 'timm/test_vit.r160_in1k' on HUB" in said(f"timm:{NAME}")
+    hub.orders["model.safetensors"] = {"status": 503}
+    line = said(f"timm:{NAME}")
+    assert "is not in the cache and cannot be fetched from HUB (HfHubHTTPError" in line
+    how = f"run 'hf download {REPOSITORY} model.safetensors config.json' elsewhere and copy models--timm--{NAME} from"
+    assert f"{how} the cache there to CACHE, or give the path of a file of weights, with --model.name" in line
+    hub.orders["model.safetensors"] = {"stall": True}
+    monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 0.3)
+    assert "imeout" in said(f"timm:{NAME}")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    asked = len(hub.asked)
+    assert "(HF_HUB_OFFLINE is set)" in said(f"timm:{NAME}") and len(hub.asked) == asked
+
+
+def test_downloads_that_are_not_whole(said, hub, files, here):
+    """Nothing half is kept; what is whole and wrong is known by its digest."""
+    hub.orders["model.safetensors"] = {"cut": 1000}
+    assert "cannot be fetched" in said(f"timm:{NAME}")
+    hub.orders["model.safetensors"] = {"flip": True}
+    line = said(f"timm:{NAME}")
+    assert "is damaged in the cache: remove 'CACHE/models--timm" in line
+    (blob,) = (here / "cache").glob("models--timm*/blobs/*")
+    blob.unlink()
+    hub.orders.clear()
+    public_weights.cache_clear()
+    assert read_checkpoint(f"timm:{NAME}").name == ARCH
+    hub.orders["model.safetensors"] = {"status": 500}
+    public_weights.cache_clear()
+    assert read_checkpoint(f"timm:{NAME}").name == ARCH, "the cache serves where the hub does not"
+
+
+def test_no_code_is_run(said, hub, files, here):
+    """A pickle with anything but weights is refused, and what it would have run is not."""
+
+    class Bomb:
+        def __reduce__(self):
+            return (open, (str(here / "ran"), "w"))
+
+    torch.save({"weight": Bomb()}, here / "bomb.bin")
+    hub.push("me/bomb", {"pytorch_model.bin": (here / "bomb.bin").read_bytes(), "config.json": files["config.json"]})
+    assert "holds Python objects, which are never run" in said("hf-hub:me/bomb")
+    assert not (here / "ran").exists()
+
+
+def test_contradictions_and_classifiers(said, here, capsys):
+    """As with files: the weights say what the model is, and have no classifier of the user's classes."""
+    line = said(f"timm:{NAME}", "--model.name", "vit_tiny_patch16_224")
+    assert line.startswith("model.name: 'vit_tiny_patch16_224', but 'timm:test_vit.r160_in1k@")
+    Image.new("RGB", (40, 40)).save(here / "a.png")
+    (line,) = refused(capsys, ["predict", "--init", f"timm:{NAME}", here / "a.png"])
+    assert "has no classifier of your classes; fine-tune it on labelled images first: idmm finetune" in line
+    (line,) = refused(capsys, ["export", "--init", f"timm:{NAME}", "--format", "hf", "--out", here / "e"])
+    assert "is no finished run" in line
+
+
+def test_folds_and_one_channel(here, hub, tmp_path):
+    """Weights of one channel; all folds start from one commit though the repository changes in between."""
+    (tmp_path / "grey").mkdir()
+    commit = hub.push("me/grey", published(tmp_path / "grey", in_chans=1)[1])
+    out = here / "k"
+    argv = ["finetune", *tiny("finetune", out, "hf-hub:me/grey", data__folds=2, data__subset={"per_class": 4})]
+    assert call(argv) == 0 and config(out / "fold-1")["data"]["in_chans"] == 1
+    hub.push("me/grey", {"README.md": b"nothing else"})
+    shutil.rmtree(out / "fold-2")
+    (out / "result.json").unlink()
+    public_weights.cache_clear()
+    assert call(argv) == 0
+    inits = [config(run)["init"] for run in (out, out / "fold-1", out / "fold-2")]
+    assert inits == [f"hf-hub:me/grey@{commit}"] * 3
