@@ -69,7 +69,8 @@ class PublicWeights:
         kwargs = {**self.kwargs, **({} if chans == 3 else {"in_chans": chans})}
         if accepts(name, "img_size"):
             kwargs["img_size"] = size
-        extra = {"range": self.about["grey_range"]} if "grey_range" in self.about else {}  # of our own exports
+        known = {"grey_range": "range", "range": "range", "bands": "bands"}  # of our own exports
+        extra = {name: self.about[key] for key, name in known.items() if key in self.about}
         found = {"state": model.state_dict(), "source": self.text, "name": name, "kwargs": kwargs, "size": size}
         found |= {key: looks[key] for key in ("crop_pct", "interpolation")}
         return found | {"mean": tuple(looks["mean"]), "std": tuple(looks["std"]), "extra": extra}
