@@ -14,13 +14,14 @@ import torch
 import yaml
 
 from idmm import distributed, environment
-from idmm.config import FREE, NEW_KEYS, parsing
+from idmm.config import FREE, NEW_IN_PRETRAINING, NEW_KEYS, parsing
 from idmm.errors import RunError, UserError
 from idmm.files import begun, missing_folders, remove_empty, replacing, sweep, write_text
 from idmm.locks import STALE, Lock
 
 log = logging.getLogger("idmm")
 
+START = "start"  # folder of the weights that a pretraining started from
 # What a checkpoint holds.
 PARTS = ("stage", "epoch", "step", "epoch_seconds", "seconds", "sums", "precision")
 PARTS += ("method", "optimizer", "ema", "scaler")
@@ -118,7 +119,8 @@ class RunFolder:
             old.setdefault("data.range", "full")
         if new.get("train.classifier_init") is None:  # of folds: each run decides for itself
             old.setdefault("train.classifier_init", None)
-        old = {**{key: value for key, value in NEW_KEYS.items() if key in new}, **old}
+        added = NEW_KEYS | NEW_IN_PRETRAINING
+        old = {**{key: value for key, value in added.items() if key in new}, **old}
         faults = [
             f"{key}: the run in '{self.path}' has {_shown(old.get(key))}, asked for now is {_shown(new.get(key))}"
             for key in [*new, *(key for key in old if key not in new)]
@@ -196,6 +198,11 @@ class RunFolder:
         """
         return distributed.broadcast((self._images.get("range", "full") if self._images else None) or asked)
 
+    def began_with(self) -> list[str] | None:
+        """Returns the splits whose images the run began with, or None where it begins now; all must ask together."""
+        began = self._images and [part for part in ("train", "val", "test") if self._images.get(part)]
+        return distributed.broadcast(began)
+
     def take_back(self, stage: int, epoch: int) -> None:
         """Removes metrics from (stage, epoch) on, and a torn last line: they will be written again."""
         if self.leader:
@@ -258,7 +265,7 @@ class RunFolder:
         now stays, and so do folders that are not empty then."""
         if self.path not in self._made or not self._lock.held or begun(self.path) or self.metrics():
             return
-        for name in ("last", "tensorboard"):
+        for name in ("last", "tensorboard", START):
             shutil.rmtree(self.path / name, ignore_errors=True)
         with contextlib.suppress(OSError):
             for name in ("config.yaml", "metrics.jsonl", "log.txt", environment.FILE):
