@@ -29,7 +29,6 @@ from idmm.stages.results import classifier_result, export, export_start, mcnemar
 
 log = logging.getLogger("idmm")
 EVAL_BATCH = 256
-BEFORE = "features before training, by the untrained network"
 Judge = Callable[[torch.Tensor, np.ndarray, torch.Tensor, np.ndarray], dict]
 
 
@@ -76,7 +75,8 @@ def pretrain(config: PretrainConfig | dict | str, judge: Judge | None = None) ->
 
         @functools.cache
         def features() -> torch.Tensor:
-            return _features(run, parts, backbone, splits.train, label=BEFORE)
+            label = "features before training" + ("" if spec.init else ", by the untrained network")
+            return _features(run, parts, backbone, splits.train, label=label)
 
         def looked_at(phase, splits):
             return eval_batches(run, parts, splits.train, phase.size, EVAL_BATCH)
