@@ -22,8 +22,9 @@ import sys
 import time
 from pathlib import Path
 
-SCREENED = (("fashion", "digits"), ("photos", "speech"))
-PAIRS = (("fashion", "digits"), ("digits", "fashion"), ("photos", "stamps"), ("photos", "speech"))
+NEAR = ("fashion 0-4", "fashion 5-9")  # classes of one set
+SCREENED = (("fashion", "digits"), NEAR, ("photos", "speech"))
+PAIRS = (("fashion", "digits"), ("digits", "fashion"), ("photos", "stamps"), ("photos", "speech"), NEAR)
 FLIPPED = {"digits": 0.0, "speech": 0.0}  # others: 0.5
 SIDE, IMAGES, LABELS, SEEDS = 32, 500, 10, 3
 VIT = {
@@ -85,12 +86,20 @@ class Runs:
     def source(self, name: str) -> Path:
         """Learns a source's labels; returns the run's folder."""
         argv = ["finetune", "--config", "fast_scratch", *MODEL, *self.images(name, 0), "--train.size", SIDE]
-        self.run(f"source-{name}", [*argv, "--train.epochs", 20, "--train.eval_every", 20])
-        return self.out / f"source-{name}"
+        self.run(run := _slug("source", name), [*argv, "--train.epochs", 20, "--train.eval_every", 20])
+        return self.out / run
 
     def images(self, name: str, seed: int) -> list:
-        """The flags of a set and a seed."""
-        return ["--data.root", self.sets / name, "--seed", seed]
+        """The flags of a set, or of some of its classes, and of a seed."""
+        root, (whole, _, classes) = self.sets / name, name.partition(" ")
+        if classes:
+            root = self.out / "sets" / name
+            first, last = map(int, classes.split("-"))
+            for place in (Path(part, str(label)) for part in ("train", "test") for label in range(first, last + 1)):
+                (root / place).parent.mkdir(parents=True, exist_ok=True)
+                if not (root / place).exists():
+                    (root / place).symlink_to((self.sets / whole / place).resolve())
+        return ["--data.root", root, "--seed", seed]
 
     def adapted(self, source: str | None, target: str, label: str, seed: int, held=0.0, **settings) -> dict:
         """Pretrains on a target, from a source's weights or from scratch."""
@@ -172,7 +181,10 @@ def one(runs: Runs, source: str, target: str, seed: int) -> dict[str, tuple]:
 
 
 def _name(source: str | None, target: str, label: str, seed: int, held: float) -> str:
-    parts = [source or "none", target, label, str(seed), *(["held"] if held else [])]
+    return _slug(source or "none", target, label, str(seed), *(["held"] if held else []))
+
+
+def _slug(*parts: str) -> str:
     return "-".join("".join(c if c.isalnum() else "_" for c in part) for part in parts)
 
 
