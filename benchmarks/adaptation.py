@@ -24,7 +24,7 @@ from pathlib import Path
 
 NEAR = ("fashion 0-4", "fashion 5-9")  # classes of one set
 SCREENED = (("fashion", "digits"), NEAR, ("photos", "speech"))
-PAIRS = (("fashion", "digits"), ("digits", "fashion"), ("photos", "stamps"), ("photos", "speech"), NEAR)
+PAIRS = (("fashion", "digits"), NEAR, ("photos", "stamps"), ("photos", "speech"), ("digits", "fashion"))
 FLIPPED = {"digits": 0.0, "speech": 0.0}  # others: 0.5
 SIDE, IMAGES, LABELS, SEEDS = 32, 500, 10, 3
 VIT = {
@@ -51,11 +51,13 @@ CHANGES = {
     "freeze_layers 2": {"freeze_layers": 2},
     "freeze_layers 3": {"freeze_layers": 3},
 }
+ONCE = ("3 epochs", "layer_decay 0.4", "freeze_layers 1", "freeze_layers 3")  # tried on the first pair alone
 AS_IS, SCRATCH, NOTHING = "source's weights as they are", "IDMM from scratch", "no pretraining"
 ROWS = {  # of the table
-    "adapted": {},
-    "adapted, layer_decay 0.7": {"layer_decay": 0.7},
-    "adapted, freeze_layers 2": {"freeze_layers": 2},
+    "adapted, lr 5e-4": {},
+    "adapted, lr 2e-3": {"lr": 2e-3},
+    "adapted, lr 2e-3, layer_decay 0.7": {"lr": 2e-3, "layer_decay": 0.7},
+    "adapted, lr 2e-3, freeze_layers 2": {"lr": 2e-3, "freeze_layers": 2},
 }
 SCRATCH_LR = 2e-3  # the demo's, of the same model
 
@@ -130,26 +132,26 @@ class Runs:
 def screening(runs: Runs) -> str:
     """Tries one setting after the other; returns the table, accuracies on held-out training images."""
     cells: dict[str, list[str]] = {label: [] for label in [AS_IS, *CHANGES]}
-    with_means: dict[str, list[float]] = {label: [] for label in cells}
     for source, target in SCREENED:
         for label in CHANGES:
+            if label in ONCE and (source, target) != SCREENED[0]:
+                cells[label].append("–")
+                continue
             first, second = runs.both(source, target, label, 0, 0.25, **CHANGES[label])
             found = first["last"]["knn"], second["last"]["top1"]
             cells[label].append("{:.1f} / {:.1f}".format(*found))
-            with_means[label] += found
         before = first["result"]["start_knn"]
         as_is = runs.tuned(runs.source(source), target, "as-is", source, 0, 0.25)["last"]["top1"]
         cells[AS_IS].append(f"{before:.1f} / {as_is:.1f}")
-        with_means[AS_IS] += [before, as_is]
-    rows = [[label, *cells[label], f"{statistics.mean(with_means[label]):.1f}"] for label in cells]
-    return _table(["setting", *(f"{a} → {b}: kNN / fine-tuned" for a, b in SCREENED), "mean"], rows)
+    rows = [[label, *cells[label]] for label in cells]
+    return _table(["setting", *(f"{a} → {b}: kNN / fine-tuned" for a, b in SCREENED)], rows)
 
 
 def table(runs: Runs) -> str:
     """Returns the table of test accuracies, as far as there are runs."""
     found: dict[tuple, list[float]] = {}
-    for seed in range(SEEDS):
-        for source, target in PAIRS:
+    for source, target in PAIRS:
+        for seed in range(SEEDS):
             try:
                 measured = one(runs, source, target, seed)
             except TimeoutError:
