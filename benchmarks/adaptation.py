@@ -54,7 +54,6 @@ CHANGES = {
 ONCE = ("3 epochs", "layer_decay 0.4", "freeze_layers 1", "freeze_layers 3")  # tried on the first pair alone
 AS_IS, SCRATCH, NOTHING = "source's weights as they are", "IDMM from scratch", "no pretraining"
 ROWS = {  # of the table
-    "adapted, lr 5e-4": {},
     "adapted, lr 2e-3": {"lr": 2e-3},
     "adapted, lr 2e-3, layer_decay 0.7": {"lr": 2e-3, "layer_decay": 0.7},
     "adapted, lr 2e-3, freeze_layers 2": {"lr": 2e-3, "freeze_layers": 2},

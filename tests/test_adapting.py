@@ -248,6 +248,17 @@ def test_both_are_kept(source, adapted, tmp_path):
     assert inside("finetune", tmp_path / "run", **given, init=str(adapted / "start")) == 0
 
 
+def test_the_recipe_takes_the_model_of_the_weights(source, tmp_path):
+    out = tmp_path / "run"
+    few = ["--data.subset", "{total: 40}", "--data.workers", 0, "--train.epochs", 1, "--views.size", 16]
+    assert (
+        call(["pretrain", "--config", "adapt", "--init", source, *few, "--train.precision", "fp32", "--out", out]) == 0
+    )
+    settings = yaml.safe_load((out / "config.yaml").read_text())
+    assert settings["model"]["name"] == "resnet10t" and settings["train"]["lr"] == 5e-4
+    assert {"start_knn", "knn"} < result(out).keys()
+
+
 def test_what_the_line_says():
     start = "kNN 61.2 before the first step, "
     assert gained(61.2, 66.0, 0.001, 500) == f"{start}66.0 at the end: +4.8 on 500 images: pretraining helped"

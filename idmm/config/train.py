@@ -27,8 +27,8 @@ class Train:
     weight_decay_end: float | None = Field(None, ge=0)
     """Weight decay at the end of the run, reached along half a cosine from weight_decay; null: it stays."""
     layer_decay: float | None = Field(None, gt=0, le=1)
-    """Each layer of the backbone has this factor times the lr of the layer above it, the last one that of the run, as
-    have the heads on it (an N-way layer with its own factor); null: one lr for all."""
+    """Factor of the lr from each layer of the backbone to the one below it. The uppermost (the classifier, where it has
+    one) learns at the run's lr, what a method adds (heads, N-way layer) as ever; null: one lr for all."""
     decay_all: bool = False
     """Decay biases, norms and position embeddings too, as the papers' released code does."""
     warmup_epochs: float | None = Field(None, ge=0)

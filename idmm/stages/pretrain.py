@@ -111,6 +111,7 @@ def pretrain(config: PretrainConfig | dict | str, judge: Judge | None = None) ->
             write_features(run, loop, parts, splits, EVAL_BATCH)
         write_instances(run, method, config.method.classifier, splits.train)
         last, start = run.folder.last_metrics(), run.folder.remembered("start")
+        became = None if start is None else knn.compared(start, loop.averaged)
         result = {
             **tested,
             "loss": last["loss"],
@@ -126,8 +127,8 @@ def pretrain(config: PretrainConfig | dict | str, judge: Judge | None = None) ->
         }
         run.folder.finish(result)
         log.info("%s: loss %.4f after %d epochs; backbone.safetensors written", config.out, last["loss"], phase.epochs)
-        if start is not None:
-            log.info("%s", knn.compared(start, loop.averaged))
+        if became is not None:
+            log.info("%s", became)
         return result
 
 
