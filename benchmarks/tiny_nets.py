@@ -3,7 +3,7 @@
     python benchmarks/small_sets.py ... --out sets                the images, see there
     python benchmarks/tiny_nets.py --sets sets --out runs/tiny
 
-Every network is trained by ``idmm finetune --config fast_scratch`` for 30 epochs, three seeds a set. Then each one's
+Every network is trained by ``idmm finetune --config fast_scratch`` for 30 epochs, ``--seeds`` times a set. Then each one's
 first seed is exported: the ONNX file's size, latency of one image on one core by onnxruntime (every round times all
 networks, one after the other; the median of the rounds), and what 8 bits make of its accuracy, size and speed. Results
 are kept as runs end: run it again to go on, or to print the tables.
@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 SETS = {"fashion": 32, "photos": 64}  # side of the images (pixels)
-SEEDS, EPOCHS = 3, 30
+EPOCHS = 30
 ROUNDS, IMAGES = 15, 40  # of timing
 NETS = {  # what is called, timm's name, arguments at 32 and at 64 px
     "ViT, 64 wide, 4 deep": ("deit_tiny_patch16_224", {"embed_dim": 64, "depth": 4, "num_heads": 2}, {"patch_size": 8}),
@@ -97,13 +97,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sets", type=Path, required=True, help="folder that small_sets.py wrote")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, default=3)
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     kept = given.out / "results.json"
     records = json.loads(kept.read_text()) if kept.exists() else []
     done = {(record["net"], record["set"], record["seed"]) for record in records}
     places = {}
-    for seed in range(SEEDS):
+    for seed in range(given.seeds):
         for name in SETS:
             for number, net in enumerate(NETS):
                 place = given.out / f"{name}-{number}-{seed}"
