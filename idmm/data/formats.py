@@ -89,7 +89,7 @@ def _array(stack: contextlib.ExitStack, content: bytes, wanted: Collection[int])
     if dtype.hasobject:
         raise BadImage("an array of Python objects, which is a pickle and may run anything; wanted an array of numbers")
     bits, full = numbers(dtype)
-    if len(shape) not in (2, 3) or 0 in shape:
+    if len(shape) not in (2, 3) or min(shape) < 1:
         raise BadImage(f"an array of shape {list(shape)}; wanted [H, W], [H, W, C] or [C, H, W]")
     # channels are the last axis or the first
     shorter = 0 if shape[0] < shape[-1] else 2
