@@ -350,6 +350,8 @@ def test_flags_of_colours_are_refused_for_other_images(tmp_path):
         assert faults(FinetuneConfig, "--init", str(init), "--augment.grey_prob", "0.1") == [
             f"augment.grey_prob: got 0.1, but grey is {for_rgb} 0.0"
         ]
+    (tmp_path / "backbone.json").write_text('{"kwargs": null}')  # somebody else's
+    assert parse(FinetuneConfig, ["--init", str(weights), "--augment.grey_prob", "0.1", "--out", "x"], "idmm")
     fine = ("--views.jitter", "[0.4, 0.4, 0, 0]", "--views.grey_prob", "0", "--views.vflip", "0.5")
     assert parse(PretrainConfig, [*five, *fine, "--views.rotate90"], "idmm").views.rotate90
     assert parse(FinetuneConfig, [*five, "--augment.randaugment", "null"], "idmm").augment.randaugment is None
