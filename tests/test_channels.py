@@ -141,6 +141,18 @@ def test_colours_of_16_bits_stay_whole(write):
         assert (four.pixels[:, :, 3] == 65535).all()
 
 
+@pytest.mark.parametrize("kind", [np.uint16, np.int16])
+def test_12_bits_of_jpeg_2000_fill_the_range_in_grey_and_colour(kind):
+    import imagecodecs
+
+    low, high = (0, 4095) if kind == np.uint16 else (-2048, 2047)
+    colour = np.full((8, 8, 3), high, kind)
+    colour[0] = low
+    for array in (colour, np.ascontiguousarray(colour[..., 0])):
+        found = load(imagecodecs.jpeg2k_encode(array, level=0, reversible=True, bitspersample=12), MANY, "full").pixels
+        assert (found[0] == 0).all() and (found[1:] == 4095 * 16).all()
+
+
 def test_bands_of_pictures_are_their_channels():
     alpha = Image.fromarray(noise(5, 6, 4, high=256, dtype=np.uint8), "RGBA")
     file = io.BytesIO()

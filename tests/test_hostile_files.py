@@ -76,3 +76,12 @@ def test_a_tiff_is_decoded_without_threads_of_its_own(monkeypatch):
     monkeypatch.setattr(tifffile.TIFF, "MAXWORKERS", 8)
     monkeypatch.delattr(tifffile.tifffile, "ThreadPoolExecutor")
     assert (load(content, 10**6).pixels[..., 0] == deep).all()
+
+
+def test_a_truncated_ppm_is_told_once(tmp_path, capfd):
+    import cv2
+
+    cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_ERROR)
+    with pytest.raises(BadImage, match="unreadable or truncated"):
+        load(b"P6 64 64 65535\n" + bytes(100), 10**6)
+    assert capfd.readouterr() == ("", "")
