@@ -314,6 +314,17 @@ def test_centre_crops_of_any_image(channels, dtype):
 
 
 # ------------------------------------------------------------------ what only RGB images have
+def test_photographs_are_drawn_for_by_torchvision_alone(monkeypatch):
+    """And copied as bytes to be evaluated."""
+    store, looks = Store(), norms(3)
+    monkeypatch.setattr("idmm.data.augment.draw_views", None)
+    assert TrainTransform(store, Augment(), 16, *looks, key=5)(1, np.arange(4))["images"].shape == (4, 3, 16, 16)
+    transform, sizes = EvalTransform(store, 16, 0.875, *looks), []
+    monkeypatch.setattr("idmm.data.augment.unit", lambda image: sizes.append(image.shape) or unit(image))
+    transform(1, np.arange(4))
+    assert sizes == [(4, 3, 16, 16)]
+
+
 @pytest.mark.parametrize(("in_chans", "bands", "wanted"), [
     (None, None, True), (1, None, True), (3, None, True), (5, None, False), (2, None, False),
     (3, [4, 2, 0], True), (1, [3], False), (5, [0, 1, 2, 3, 4], False),
