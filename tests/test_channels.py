@@ -256,6 +256,15 @@ def test_bands_that_are_not_there_and_pictures_that_are_none(root, capsys, tmp_p
     data = section(tmp_path / "mixed", bands=[0, 1], cache="off")
     lines = faults(load_split, open_splits(data, labelled=False).train, bound=None, data=data)
     assert lines[1:] == [f"  {tmp_path}/mixed/2.npy: 4 channels (an array of shape [9, 9, 4]); wanted 5"]
+    for part, count in (("train", 5), ("val", 6)):
+        for name in "ab":
+            (tmp_path / f"two/{part}/{name}").mkdir(parents=True)
+            (tmp_path / f"two/{part}/{name}/0.npy").write_bytes(npy(noise(9, 9, count)))
+    given = ["finetune", "--data.root", tmp_path / "two", "--data.bands", "[0, 1]", "--out", tmp_path / "run"]
+    lines = refused(capsys, given)
+    assert lines[-2:] == [
+        f"  {tmp_path}/two/val/{name}/0.npy: 6 channels (an array of shape [9, 9, 6]); wanted 5" for name in "ab"
+    ]
     for flags, line in {
         ("--data.in_chans", "0"): "data.in_chans: got 0, wanted greater than or equal to 1",
         ("--data.bands", "[0, 0]"): "data.bands: got [0, 0], wanted each channel once",
