@@ -29,7 +29,7 @@ def composite(image: np.ndarray, bands: Sequence[int] | None = None, ends: np.nd
         seen = np.clip(np.rint((chosen - low) * factor), 0, 255).astype(np.uint8)  # [H, W, n]
     if seen.shape[2] == 2:
         return np.dstack([seen, np.zeros_like(seen[..., :1])])
-    return np.repeat(seen, 3 // seen.shape[2], axis=2)
+    return np.ascontiguousarray(seen) if seen.shape[2] == 3 else np.repeat(seen, 3, axis=2)
 
 
 def ends_of(image: np.ndarray, bands: Sequence[int] | None = None) -> np.ndarray:
