@@ -14,13 +14,14 @@ import torch
 import yaml
 
 from idmm import distributed, environment
-from idmm.config import FREE, IMAGENET_MEAN, IMAGENET_STD, NEW_KEYS, parsing
+from idmm.config import FREE, IMAGENET_MEAN, IMAGENET_STD, NEW_IN_PRETRAINING, NEW_KEYS, parsing
 from idmm.errors import RunError, UserError
 from idmm.files import begun, json_lines, missing_folders, remove_empty, replacing, sweep, write_text
 from idmm.locks import STALE, Lock
 
 log = logging.getLogger("idmm")
 
+START = "start"  # folder of the weights that a pretraining started from
 # What a checkpoint holds.
 PARTS = ("stage", "epoch", "step", "epoch_seconds", "seconds", "sums", "precision")
 PARTS += ("method", "optimizer", "ema", "scaler")
@@ -125,7 +126,8 @@ class RunFolder:
         for key, value in GREY.items():  # ImageNet's average, which 0.1.0 wrote out where it was asked for nothing
             if new.get(key) is None and old.get(key) == value:
                 old[key] = None
-        old = {**{key: value for key, value in NEW_KEYS.items() if key in new}, **old}
+        added = NEW_KEYS | NEW_IN_PRETRAINING
+        old = {**{key: value for key, value in added.items() if key in new}, **old}
         faults = [
             f"{key}: the run in '{self.path}' has {_shown(old.get(key))}, asked for now is {_shown(new.get(key))}"
             for key in [*new, *(key for key in old if key not in new)]
@@ -211,6 +213,11 @@ class RunFolder:
             known = yaml.safe_load((self.path / "config.yaml").read_text())["data"]
         return distributed.broadcast((known["mean"], known["std"]) if known else None)
 
+    def began_with(self) -> list[str] | None:
+        """Returns the splits whose images the run began with, or None where it begins now; all must ask together."""
+        began = self._images and [part for part in ("train", "val", "test") if self._images.get(part)]
+        return distributed.broadcast(began)
+
     def take_back(self, stage: int, epoch: int) -> None:
         """Removes metrics from (stage, epoch) on, and a torn last line: they will be written again."""
         if self.leader:
@@ -268,7 +275,7 @@ class RunFolder:
         now stays, and so do folders that are not empty then."""
         if self.path not in self._made or not self._lock.held or begun(self.path) or self.metrics():
             return
-        for name in ("last", "tensorboard"):
+        for name in ("last", "tensorboard", START):
             shutil.rmtree(self.path / name, ignore_errors=True)
         with contextlib.suppress(OSError):
             for name in ("config.yaml", "metrics.jsonl", "log.txt", environment.FILE):

@@ -92,8 +92,7 @@ class Loop:
             for name, child in method.named_children()
             if name != "backbone" and any(p.requires_grad for p in child.parameters())
         }
-        layer_decay = getattr(self.train, "layer_decay", None)  # of fine-tuning alone
-        optimizer = create_optimizer(method.backbone, others, self.train, plan.lr, layer_decay)
+        optimizer = create_optimizer(method.backbone, others, self.train, plan.lr)
         warmup, shortened = warmup_length(self.train.warmup_epochs, self.batches.steps_per_epoch, self.steps)
         if shortened:
             log.info("%s", shortened)

@@ -20,6 +20,7 @@ SHARE = 0.1
 SATURATED = 99.5  # percent of the images told from all others
 STALLED = 0.01  # share by which the loss of a run that learns falls, and more, ...
 PATIENCE = 5, 0.25  # ... in so many epochs, or in this share of the run if that is longer
+CHANCE = 0.05  # differences of this p-value and above may be chance
 
 # A loss has exploded where its mean is above so many nats, and above so many times that of the first step. The one is
 # more than certainty of a wrong answer costs a network that learns, the other spares methods with units of their own.
@@ -115,6 +116,20 @@ def exploded(loss: float, first: float, before: list[dict], steps: int) -> bool:
     others = -(-EXPLODED_STEPS // steps) - 1 if steps else 0
     looked_at = before[len(before) - others :]
     return loss > bound and len(before) >= others and all(without_drloc(record) > bound for record in looked_at)
+
+
+def gained(before: float, after: float, p: float, images: int, kept: str | None = None) -> str:
+    """Returns a line on what a run made of kNN accuracy (percent, on so many ``images``).
+
+    ``p`` is the chance of a difference as large were both as good, ``kept`` the folder of the weights that the run
+    started from; None: they were fresh.
+    """
+    line = f"kNN {before:.1f} before the first step, {after:.1f} at the end: {after - before:+.1f} on {images} images"
+    if p >= CHANCE:
+        line += f", which may be chance (p = {p:.2g})"
+    else:
+        line += ": pretraining helped" if after > before else ": the weights were better as they were"
+    return line if kept is None else f"{line}; --init {kept} takes them as they were"
 
 
 def alarms(values: dict[str, float], history: list[dict], epochs: int, warmup: int = 0) -> dict[str, str]:

@@ -21,23 +21,22 @@ def create_optimizer(
     others: dict[str, tuple[nn.Module, float]],
     train: Train,
     lr: float,
-    layer_decay: float | None = None,
 ) -> torch.optim.Optimizer:
     """Builds the optimizer; no weight decay on biases, norms and what the model itself exempts (position embeddings).
 
     Args:
         backbone: Its groups are timm's; frozen parameters are left out.
         others: A method's other modules by name, each with its learning rate as a multiple of ``lr``.
-        train: Which optimizer, weight decay, and whether that spares anything.
-        lr: Peak learning rate.
-        layer_decay: Factor of the lr from each layer to the one below, or None.
+        train: Which optimizer, weight decay, whether that spares anything, and the factor of the lr from each of the
+            backbone's layers to the one below.
+        lr: Peak learning rate, of the backbone's last layer (timm's layers) and of the others.
     """
     exempt = () if train.decay_all else _exempt(backbone)
     options = dict(weight_decay_exclude_1d=not train.decay_all, no_weight_decay_list=exempt)
-    if layer_decay is None:
+    if train.layer_decay is None:
         groups = param_groups_weight_decay(backbone, train.weight_decay, **options)
     else:
-        groups = param_groups_layer_decay(backbone, train.weight_decay, layer_decay=layer_decay, **options)
+        groups = param_groups_layer_decay(backbone, train.weight_decay, layer_decay=train.layer_decay, **options)
     for module, scale in others.values():
         extra = param_groups_weight_decay(module, train.weight_decay, weight_decay_exclude_1d=not train.decay_all)
         groups += [{**group, "lr_scale": scale} for group in extra]

@@ -127,11 +127,11 @@ def test_recipes_of_the_families():
     assert recipe("pvt_v2_b0") == recipe("t2t_vit_7") == (1e-3, 10)
 
 
-def groups(train, **options):
+def groups(train):
     kwargs = dict(patch_size=8, embed_dim=16, depth=2, num_heads=2, num_classes=3)
     model = create_backbone("vit_tiny_patch16_224", 16, **kwargs)
     layer = torch.nn.Linear(16, 5)
-    optimizer = create_optimizer(model, {"classifier": (layer, 10.0)}, train, 1e-3, **options)
+    optimizer = create_optimizer(model, {"classifier": (layer, 10.0)}, train, 1e-3)
     names = {id(p): n for n, p in [*model.named_parameters(), *(("W." + n, p) for n, p in layer.named_parameters())]}
     return {names[id(p)]: group for group in optimizer.param_groups for p in group["params"]}
 
@@ -147,7 +147,7 @@ def test_no_weight_decay_on_biases_norms_and_position_embeddings():
 
 
 def test_layer_decay_lowers_the_rate_from_layer_to_layer():
-    found = groups(Train(), layer_decay=0.5)
+    found = groups(Train(layer_decay=0.5))
     scales = [found[name]["lr_scale"] for name in ("patch_embed.proj.weight", "blocks.0.norm1.weight", "head.weight")]
     assert scales[0] < scales[1] < scales[2] == 1
     assert found["blocks.1.norm1.weight"]["lr_scale"] == pytest.approx(2 * scales[1])

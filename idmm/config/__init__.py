@@ -4,7 +4,7 @@ A YAML key is the flag without dashes (``train.lr`` is ``--train.lr``). Types, r
 classes of this package; pydantic checks all fields of a config at once, so that every fault is reported in one go.
 """
 
-from idmm.config.base import FREE, NEW_KEYS, section
+from idmm.config.base import FREE, NEW_IN_PRETRAINING, NEW_KEYS, section
 from idmm.config.data import IMAGENET_MEAN, IMAGENET_STD, Data, Subset
 from idmm.config.methods import METHODS, Method, defaults_of
 from idmm.config.stages import (
@@ -33,7 +33,7 @@ from idmm.config.views import (
 )
 
 __all__ = [
-    "COLOURS", "DEFAULT_COLOURS", "FREE", "IMAGENET_MEAN", "IMAGENET_STD", "METHODS", "NEW_KEYS",
+    "COLOURS", "DEFAULT_COLOURS", "FREE", "IMAGENET_MEAN", "IMAGENET_STD", "METHODS", "NEW_IN_PRETRAINING", "NEW_KEYS",
     "Augment", "Colours", "Common", "CropGroup", "Data", "DrLoc", "FinetuneConfig", "FinetuneModel", "FinetuneTrain",
     "Method", "Model", "PretrainConfig", "PretrainTrain", "Stage", "Subset", "Train", "Views",
     "colours_of", "defaults_of", "global_groups", "group_sizes", "resolved_stages", "section", "with_epochs",

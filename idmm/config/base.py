@@ -95,6 +95,7 @@ NEW_KEYS = {
         f"data.{name}" for name in ("exclude", "labels", "labelled", "groups", "folds", "fold", "bands", "composite")
     ),
 }
+NEW_IN_PRETRAINING = {"train.layer_decay": None, "train.freeze_layers": 0}  # keys that its configs lacked
 
 
 def check_range(values: list[float], low: float, high: float | None, name: str) -> None:

@@ -26,6 +26,9 @@ class Train:
     """Weight decay: decoupled in AdamW, added to the gradient in SGD."""
     weight_decay_end: float | None = Field(None, ge=0)
     """Weight decay at the end of the run, reached along half a cosine from weight_decay; null: it stays."""
+    layer_decay: float | None = Field(None, gt=0, le=1)
+    """Factor of the lr from each layer of the backbone to the one below it. The uppermost (the classifier, where it has
+    one) learns at the run's lr, what a method adds (heads, N-way layer) as ever; null: one lr for all."""
     decay_all: bool = False
     """Decay biases, norms and position embeddings too, as the papers' released code does."""
     warmup_epochs: float | None = Field(None, ge=0)
@@ -65,8 +68,14 @@ class Train:
 class PretrainTrain(Train):
     """The training loop."""
 
+    freeze_layers: int = Field(0, ge=0)
+    """Leave the backbone's stem and so many of its first blocks as they are (stages, where it has several sizes of map,
+    as PVTv2 and ConvNets): no gradient, no weight decay, batch norms, dropout and drop path as in evaluation. At least
+    one must be left to learn; 0: the whole backbone learns (blocks)."""
     knn_every: int = Field(0, ge=0)
-    """Measure kNN accuracy of the frozen features every so many epochs, where there are labels; 0: never (epochs)."""
+    """Measure kNN accuracy of the frozen features before the first step, every so many epochs and after the last, where
+    there are labels and a val or test split; 0: before the first step and after the last where there is an init, else
+    never (epochs)."""
     monitor_every: int = Field(1, ge=0)
     """Look for collapse and saturation every so many epochs, on a few training images; 0: never (epochs)."""
     monitor_images: int = Field(512, ge=2)
@@ -81,8 +90,6 @@ class FinetuneTrain(Train):
     """Passes over the training images (epochs)."""
     size: int = Field(224, ge=8)
     """Image side, when no stages are given (pixels)."""
-    layer_decay: float | None = Field(None, gt=0, le=1)
-    """Each layer's lr is this factor times that of the layer above; null: one lr for all."""
     classifier_init: Literal["random", "features"] | None = None
     """Classifier to start from: random, or a logistic regression on the features of the training images before the
     first step, its strength chosen on some that are held out; null: 'features' where there is an init, else 'random'.

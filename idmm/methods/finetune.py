@@ -28,19 +28,13 @@ class Finetune(Method):
 
     def __init__(self, backbone: nn.Module, config: Augment, freeze: bool = False):
         super().__init__(backbone)
-        self.config, self.freeze = config, freeze
+        self.config = config
         self.register_buffer("class_weight", None, persistent=False)  # set once the images are known
         if freeze:
             backbone.requires_grad_(False)
             for part in classifiers(backbone):
                 part.requires_grad_(True)
-
-    def train(self, mode: bool = True) -> "Finetune":
-        """Sets training mode, on a frozen backbone never."""
-        super().train(mode)
-        if self.freeze:
-            self.backbone.eval()
-        return self
+            backbone.frozen_modules = ("",)  # its classifier, too
 
     def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
         """Computes the loss of ``batch["images"]`` [B, C, S, S] with classes ``batch["label"]`` [B]."""

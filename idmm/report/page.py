@@ -13,7 +13,7 @@ from idmm.report.table import Table, TableCell, format_gain
 FIELDS = {
     "pretrain_seed": "pretraining seed", "seed": "seed", "status": "status", "top1": "top-1", "top5": "top-5",
     "mean_per_class": "mean per class", "knn": "kNN", "largest_class": "largest class", "pixel_knn": "kNN on pixels",
-    "start_top1": "top-1 before the first step",
+    "start_top1": "top-1 before the first step", "start_knn": "kNN before the first step",
     "test_size": "test images", "pretrain_seconds": "pretraining time", "seconds": "time",
     "error": "error", "log": "log", "folder": "folder",
 }  # fmt: skip

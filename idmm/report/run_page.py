@@ -178,6 +178,7 @@ CLASSIFIERS: Columns = {
 PRETRAININGS: Columns = {
     "loss": _number("loss", form=".4g"),
     "kNN (%)": _number("knn"),
+    "kNN before the first step": _number("start_knn"),
     "images": _number("train_size", form=","),
     "epochs": _number("epochs", form=","),
     "parameters": _parameters,

@@ -24,7 +24,8 @@ USUAL = (
     "out", "seed", "init", "resume", "stages", "size", "device", "data.name", "data.root", "data.subset", "data.labels",
     "data.labelled", "data.val_fraction", "data.folds", "model.name", "model.kwargs", "model.freeze", "train.epochs",
     "train.minutes", "train.size", "train.batch_size", "train.lr", "train.weight_decay", "train.warmup_epochs",
-    "train.precision", "train.device", "train.knn_every", "train.keep", "train.class_weights", "train.classifier_init",
+    "train.layer_decay", "train.freeze_layers", "train.precision", "train.device", "train.knn_every", "train.keep",
+    "train.class_weights", "train.classifier_init",
     "method.name", "method.classifier", "method.label_weight", "method.instance_decay", "views.size", "views.crops",
     "augment.mixup_alpha", "augment.cutmix_alpha", "drloc.weight",
 )  # fmt: skip
@@ -127,10 +128,16 @@ def _one_size(config: PretrainConfig) -> list[Phase]:
     return [Phase(1, "views.size", "pretrain", views.size, train.epochs, train.batch_size, train.lr, others)]
 
 
+def knn_every(config: PretrainConfig) -> int:
+    """Returns after how many epochs each kNN is measured, and before the first step: as asked, else at the end alone
+    where a run starts from weights, to tell what became of them; 0 is never."""
+    return config.train.knn_every or (config.train.epochs if config.init is not None else 0)
+
+
 def _pretraining_looks(config: PretrainConfig, phase: Phase, train: int, held: int) -> int:
     monitored = phase.times(config.train.monitor_every) * min(config.train.monitor_images, train)
-    tested = held if learns_labels(config) else 0
-    return monitored + tested + (phase.times(config.train.knn_every) * (train + held) if held else 0)
+    tested, every = held if learns_labels(config) else 0, knn_every(config)
+    return monitored + tested + ((1 + phase.times(every)) * (train + held) if held and every else 0)
 
 
 STAGES = {
@@ -142,7 +149,7 @@ STAGES = {
         labelled=lambda config: needs_labels(config) or learns_labels(config),
         needs_test=learns_labels,
         unlabelled=lambda config: not needs_labels(config),
-        evaluated=lambda config: config.train.knn_every > 0 or learns_labels(config),
+        evaluated=lambda config: knn_every(config) > 0 or learns_labels(config),
         by_method=resolve_method,
         faults=lambda config, images: pass_notes(config, min(config.train.batch_size, images))[0],
         looks=_pretraining_looks,

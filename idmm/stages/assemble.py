@@ -35,6 +35,7 @@ from idmm.methods.drloc import Localization
 from idmm.methods.finetune import Finetune
 from idmm.models.build import try_size
 from idmm.models.hub import pinned
+from idmm.models.layers import freeze_layers
 from idmm.models.spec import ModelSpec, model_spec
 from idmm.optim import recipe
 from idmm.progress import counting, logging_to
@@ -88,9 +89,9 @@ class Assembly:
         """The backbone's; UserError where it cannot be known."""
         return model_spec(self.config, self.init_field)
 
-    def backbone(self, phase: Phase, classes: int | None = None) -> torch.nn.Module:
+    def backbone(self, phase: Phase, classes: int | None = 0) -> torch.nn.Module:
         """Builds the backbone of a phase with fresh weights; ``classes`` counts where a classifier belongs to it."""
-        return self.spec.build(phase.size, self.config.seed, dynamic=bool(phase.others))
+        return self.spec.build(phase.size, self.config.seed, classes, dynamic=bool(phase.others))
 
     def plan(self, phase: Phase, store: ImageStore, evaluations: list[Evaluation]) -> StagePlan:
         """Returns what the loop needs to know of a phase."""
@@ -119,8 +120,7 @@ class Assembly:
 
     def try_model(self, phase: Phase, weights: bool = False) -> None:
         """Raises UserError where backbone, drloc's head or, if asked for, the weights to start from do not fit."""
-        backbone = self.spec.build(phase.size, self.config.seed, dynamic=bool(phase.others))
-        faults = []
+        backbone, faults = self.backbone(phase), []
         for field, size in phase.others:
             try:
                 try_size(backbone, self.spec.name, size, self.spec.in_chans)
@@ -159,9 +159,10 @@ class _Pretraining(Assembly):
         views = replace(self.config.views, size=size)
         return max(map(short_side_bound, group_sizes(views), (group.scale[0] for group in views.crops)))
 
-    def backbone(self, phase, classes=None):
-        classes = classes if learns_labels(self.config) else 0
-        return self.spec.build(phase.size, self.config.seed, classes, dynamic=bool(phase.others))
+    def backbone(self, phase, classes=0):
+        built = super().backbone(phase, classes if learns_labels(self.config) else 0)
+        freeze_layers(built, self.config.train.freeze_layers, self.spec.name)
+        return built
 
     def method(self, phase, backbone, images, classes, labelled=None):
         sizes = (images, min(phase.batch_size, images), phase.epochs, phase.steps(images))
@@ -180,9 +181,6 @@ class _Finetuning(Assembly):
     def __init__(self, config: FinetuneConfig, init_field: str = "init"):
         super().__init__(config, init_field)
         self.config = replace(config, stages=resolved_stages(config))  # as it goes into config.yaml
-
-    def backbone(self, phase, classes=None):
-        return self.spec.build(phase.size, self.config.seed, classes)
 
     def bound(self, size):
         return short_side_bound(size, self.config.augment.scale[0])

@@ -23,7 +23,7 @@ from idmm.stages import STAGES, prepare, stage_of
 from idmm.stages.results import drawing
 
 HELD_OUT_BY = ("val_fraction", "folds", "fold", "groups", "labels", "exclude")
-ACCURACIES = ("top1", "top5", "knn", "mean_per_class", "largest_class", "pixel_knn", "start_top1")
+ACCURACIES = ("top1", "top5", "knn", "mean_per_class", "largest_class", "pixel_knn", "start_top1", "start_knn")
 SAME = ("top5", "num_classes", "seed", "size_mismatch", "excluded", "precision")  # in the results of all folds
 
 

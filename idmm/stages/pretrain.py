@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from idmm import evaluate
+from idmm.checkpoint import START
 from idmm.config import METHODS, PretrainConfig, parsing
 from idmm.config.recipes import learns_labels
 from idmm.data.cache import ImageStore
@@ -17,42 +18,38 @@ from idmm.data.split import LabelsMissing
 from idmm.engine import Evaluation, Loop
 from idmm.errors import RunError, UserError
 from idmm.methods import Method
-from idmm.monitor import Monitor
+from idmm.monitor import Monitor, gained
 from idmm.network import extract_features
 from idmm.seeding import permutation
 from idmm.session import Session
-from idmm.stages import documented
+from idmm.stages import documented, knn_every
 from idmm.stages.assemble import Assembly, LoadedSplits, eval_batches, load_splits, resolve, say_length, session
 from idmm.stages.budget import length_result, within_minutes
 from idmm.stages.folds import by_folds
-from idmm.stages.results import classifier_result, export, write_features, write_instances
+from idmm.stages.results import classifier_result, export, export_start, mcnemar, write_features, write_instances
 
 log = logging.getLogger("idmm")
 EVAL_BATCH = 256
-BEFORE = "features before training, by the untrained network"
 Judge = Callable[[torch.Tensor, np.ndarray, torch.Tensor, np.ndarray], dict]
-
-
-def _by_knn(seen: torch.Tensor, labels: np.ndarray, held: torch.Tensor, truth: np.ndarray) -> dict:
-    return {"knn": evaluate.knn_accuracy(seen, labels, held, truth)}
 
 
 @documented
 @by_folds
-def pretrain(config: PretrainConfig | dict | str, judge: Judge = _by_knn) -> dict:
+def pretrain(config: PretrainConfig | dict | str, judge: Judge | None = None) -> dict:
     """Pretrains a backbone by ``config.method.name`` and writes it to ``config.out``.
 
     Args:
         config: A PretrainConfig, a mapping of its keys (see below), or the name of a YAML file or a recipe.
         judge: What measures the frozen features every ``train.knn_every`` epochs and after the last: called with those
             of the labelled training images [N, d] and of the held-out ones [M, d], each with their classes, it returns
-            values for ``metrics.jsonl``; what it raises ends the run.
+            values for ``metrics.jsonl``; what it raises ends the run. None: kNN, also before the first step.
 
     Returns:
-        What ``result.json`` holds; ``loss`` of the last epoch, ``train_size``, ``epochs``, ``minutes`` where given,
-        ``seed``, ``seconds``, ``precision`` (fp32, bf16 or fp16: what was used). With ``method.label_weight`` also what
-        a result of :func:`idmm.finetune` says of accuracy, on the test split, and ``labelled_size``, the training
-        images whose labels were used; of ``data.folds`` then what :func:`idmm.stages.folds.pooled` returns.
+        What ``result.json`` holds; ``loss`` of the last epoch, ``start_knn`` and ``knn`` (kNN accuracy in percent
+        before the first step and after the last, where that is measured), ``train_size``, ``epochs``, ``minutes`` where
+        given, ``seed``, ``seconds``, ``precision`` (fp32, bf16 or fp16: what was used). With ``method.label_weight``
+        also what a result of :func:`idmm.finetune` says of accuracy, on the test split, and ``labelled_size``, the
+        training images whose labels were used; of ``data.folds`` then what :func:`idmm.stages.folds.pooled` returns.
 
     Raises:
         UserError: A mistake in the config or the data.
@@ -71,15 +68,16 @@ def pretrain(config: PretrainConfig | dict | str, judge: Judge = _by_knn) -> dic
         classes = None if splits.train.classes is None else len(splits.train.classes)
 
         # ------------------------------------------------------------------ model
-        backbone = parts.backbone(phase, classes)
-        if run.folder.state is None and spec.init is not None:
+        backbone, begun = parts.backbone(phase, classes), run.folder.state is not None
+        if spec.init is not None and not begun:
             log.info("%s", spec.load(backbone, config.model.strict))
 
         labelled = _labelled(splits.train)
 
         @functools.cache
         def features() -> torch.Tensor:
-            return _features(run, parts, backbone, splits.train, label=BEFORE)
+            label = "features before training" + ("" if spec.init else ", by the untrained network")
+            return _features(run, parts, backbone, splits.train, label=label)
 
         def looked_at(phase, splits):
             return eval_batches(run, parts, splits.train, phase.size, EVAL_BATCH)
@@ -88,12 +86,18 @@ def pretrain(config: PretrainConfig | dict | str, judge: Judge = _by_knn) -> dic
         config, (phase,) = parts.config, parts.phases
         say_length(run, parts, len(splits.train))
         method = parts.method(phase, backbone, len(splits.train), classes, labelled)
-        if run.folder.state is None:
+        if not begun:
             method.prepare(features)
 
         # ------------------------------------------------------------------ training
-        evaluations = [*_knn(run, parts, splits, judge), *_monitor(run, parts, method, splits)]
+        knn = _knn(run, parts, splits, judge)
+        measured = [] if knn is None else [Evaluation(knn.measure, knn_every(config), knn.images)]
+        evaluations = [*measured, *_monitor(run, parts, method, splits)]
         loop = Loop(run, method, parts.plan(phase, splits.train, evaluations))
+        if spec.init is not None and not begun:
+            export_start(run, method.backbone, parts, splits)
+        if knn is not None and judge is None and not begun:
+            knn.remember_start(loop.averaged)
         loop.fit()
 
         # ------------------------------------------------------------------ results
@@ -107,10 +111,12 @@ def pretrain(config: PretrainConfig | dict | str, judge: Judge = _by_knn) -> dic
         if tested:
             write_features(run, loop, parts, splits, EVAL_BATCH)
         write_instances(run, method, config.method.classifier, splits.train)
-        last = run.folder.last_metrics()
+        last, start = run.folder.last_metrics(), run.folder.remembered("start")
+        became = None if start is None else knn.compared(start, loop.averaged)
         result = {
             **tested,
             "loss": last["loss"],
+            **({} if start is None else {"start_knn": start["start_knn"]}),
             **{name: last[name] for name in ("knn",) if name in last},
             "train_size": len(splits.train),
             "epochs": phase.epochs,
@@ -122,6 +128,8 @@ def pretrain(config: PretrainConfig | dict | str, judge: Judge = _by_knn) -> dic
         }
         run.folder.finish(result)
         log.info("%s: loss %.4f after %d epochs; backbone.safetensors written", config.out, last["loss"], phase.epochs)
+        if became is not None:
+            log.info("%s", became)
         return result
 
 
@@ -131,8 +139,9 @@ def _load(parts: Assembly, run: Session) -> LoadedSplits:
     beside = Path(config.data.root or "", UNLABELLED)
     if not parts.stage.unlabelled(config) and config.data.name == "folder" and beside.is_dir():
         log.info("data.root: the images of '%s' are left out: %s learns from labels alone", beside, config.method.name)
+    wanted = run.folder.began_with()  # earlier versions read what kNN is measured on only when asked to
     try:
-        splits = load_splits(parts, run.folder)
+        splits = load_splits(parts, run.folder, *([] if wanted is None else [tuple(wanted)]))
     except LabelsMissing as error:
         if learns_labels(config):
             what = f"{config.method.label_weight:g} trains a classifier, which wants labels, and images to test it on"
@@ -189,20 +198,49 @@ def _monitor(run: Session, parts: Assembly, method: Method, splits: LoadedSplits
     return [Evaluation(watch.measure, train.monitor_every, count)]
 
 
-def _knn(run: Session, parts: Assembly, splits: LoadedSplits, judge: Judge) -> list[Evaluation]:
-    """Measures the features; nothing where it is off or there are no labels."""
-    every = parts.config.train.knn_every
-    if not every:
-        return []
-    train, test = splits.train, splits.val or splits.test
-    if not _labelled(train) or test is None:
-        log.warning("train.knn_every: no kNN accuracy, it needs labels and a val or test split")
-        return []
+def _knn(run: Session, parts: Assembly, splits: LoadedSplits, judge: Judge | None) -> "_KNN | None":
+    """What measures the features; None where it is off or there are no labels."""
+    if not knn_every(parts.config):
+        return None
+    if not _labelled(splits.train) or (splits.val or splits.test) is None:
+        why = "no kNN accuracy, it needs labels and a val or test split"
+        if parts.config.train.knn_every:
+            log.warning("train.knn_every: %s", why)
+        else:
+            log.info("before the first step and after the last: %s", why)
+        return None
+    return _KNN(run, parts, splits, judge)
 
-    known = np.flatnonzero(train.labels >= 0)
 
-    def measure(backbone) -> dict:
-        seen, held = _features(run, parts, backbone, train, known), _features(run, parts, backbone, test)
-        return judge(seen, train.labels[known], held, test.labels)
+class _KNN:
+    """Compares features of held-out images with those of labelled training images."""
 
-    return [Evaluation(measure, every, len(known) + len(test))]
+    def __init__(self, run: Session, parts: Assembly, splits: LoadedSplits, judge: Judge | None):
+        self.run, self.parts, self.judge = run, parts, judge
+        self.train, self.held = splits.train, splits.val or splits.test
+        self.known = np.flatnonzero(self.train.labels >= 0)
+        self.images = len(self.known) + len(self.held)  # that it looks at
+        self.right: np.ndarray | None = None  # bool [M], which held-out images were named right when last measured
+
+    def measure(self, backbone) -> dict:
+        """Returns the values for metrics.jsonl: ``knn``, the accuracy in percent, or the judge's."""
+        seen = _features(self.run, self.parts, backbone, self.train, self.known)
+        held, labels = _features(self.run, self.parts, backbone, self.held), self.train.labels[self.known]
+        if self.judge is not None:
+            return self.judge(seen, labels, held, self.held.labels)
+        self.right = evaluate.knn_predict(seen, labels, held) == self.held.labels
+        return {"knn": 100 * float(self.right.mean())}
+
+    def remember_start(self, backbone) -> None:
+        """Measures the weights that a run starts from, for its end, however often it is taken up until then."""
+        found = self.measure(backbone)["knn"]
+        self.run.folder.remember("start", {"start_knn": found, "right": self.right.tolist()})
+
+    def compared(self, start: dict, backbone) -> str:
+        """Returns a line on what the run made of the weights that it started from, image by image."""
+        if self.right is None:  # it was taken up after its last measurement
+            self.measure(backbone)
+        both = [dict(zip(self.held.names, right, strict=True)) for right in (self.right, start["right"])]
+        kept = None if self.parts.spec.init is None else str(self.run.folder.path / START)
+        after, p = 100 * float(self.right.mean()), mcnemar(*both)["p"]
+        return gained(start["start_knn"], after, p, len(self.held), kept)

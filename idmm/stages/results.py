@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from idmm import distributed, evaluate
+from idmm.checkpoint import START
 from idmm.data.cache import ImageStore
 from idmm.data.doctor import SKEWED
 from idmm.data.looks import SIDE, small
@@ -39,18 +40,27 @@ def export(run: Session, loop: Loop, parts: Assembly, splits: LoadedSplits, clas
     """Writes the backbone, where there are ``classes`` the model with its classifier, and the curves of the run."""
     if not run.folder.leader:
         return
-    spec, size, state = parts.spec, parts.phases[-1].size, loop.averaged.state_dict()
-    about = dict(name=spec.name, mean=spec.mean, std=spec.std, size=size, crop_pct=parts.crop_pct)
-    extra = {"ema": loop.ema is not None}
-    known = {"range": splits.scale, "bands": spec.bands, "composite": spec.composite}
-    extra |= {name: value for name, value in known.items() if value is not None}
-    files = {"backbone": (state if classes is None else backbone_state(loop.averaged), [], extra)}
+    state, ema = loop.averaged.state_dict(), loop.ema is not None
+    bare = state if classes is None else backbone_state(loop.averaged)
+    _save(run.folder.path, "backbone", bare, parts, splits, ema)
     if classes is not None:
-        files["model"] = state, classes, {**extra, "classes": classes}
-    for stem, (tensors, named, extra) in files.items():
-        kwargs = export_kwargs(spec.name, spec.kwargs, size, len(named), spec.in_chans)
-        save_model(run.folder.path, stem, tensors, kwargs=kwargs, extra=extra, **about)
+        _save(run.folder.path, "model", state, parts, splits, ema, classes)
     _draw_curves(run, parts)
+
+
+def export_start(run: Session, backbone: torch.nn.Module, parts: Assembly, splits: LoadedSplits) -> None:
+    """Writes the backbone that pretraining starts from, in the folder ``start``, as :func:`export` writes its own."""
+    if run.folder.leader:
+        _save(run.folder.path / START, "backbone", backbone_state(backbone), parts, splits)
+
+
+def _save(folder: Path, stem: str, state: dict, parts: Assembly, splits: LoadedSplits, ema=False, classes=()) -> None:
+    spec, size = parts.spec, parts.phases[-1].size
+    about = dict(name=spec.name, mean=spec.mean, std=spec.std, size=size, crop_pct=parts.crop_pct)
+    about["kwargs"] = export_kwargs(spec.name, spec.kwargs, size, len(classes), spec.in_chans)
+    known = {"range": splits.scale, "bands": spec.bands, "composite": spec.composite, "classes": classes or None}
+    extra = {"ema": ema, **{name: value for name, value in known.items() if value is not None}}
+    save_model(folder, stem, state, extra=extra, **about)
 
 
 def _draw_curves(run: Session, parts: Assembly) -> None:

@@ -24,7 +24,7 @@ from idmm.transfer.plan import Cell, GridPlan, Job
 
 POLL = 1.0  # seconds between looks at what other runners do
 MEASURED = ("top1", "top1_interval", "top5", "mean_per_class", "knn", "largest_class", "pixel_knn", "start_top1",
-            "test_size", "test_groups", "seconds")  # fmt: skip
+            "start_knn", "test_size", "test_groups", "seconds")  # fmt: skip
 
 
 class Grid:

@@ -22,6 +22,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from idmm import evaluate
+from idmm.checkpoint import START
 from idmm.config import PretrainConfig
 from idmm.config.commands import TuneConfig
 from idmm.errors import RunError
@@ -244,7 +245,8 @@ def run(job: Job) -> None:
     except RunError as error:
         found = {"ended": FAILED, "why": str(error)}
     _note(trial, **found, seconds=time.time() - times[0])
-    shutil.rmtree(out / "last", ignore_errors=True)
+    for name in ("last", START):
+        shutil.rmtree(out / name, ignore_errors=True)
     for path in out.glob("*"):  # nothing that looks like a backbone
         if path.name not in KEPT:
             path.unlink()

@@ -1,0 +1,227 @@
+"""Weights that were trained on other images: use them as they are, adapt them by pretraining, or start from scratch?
+
+    python benchmarks/small_sets.py ... --out sets                                        the images, see there
+    python benchmarks/adaptation.py --sets sets --out runs/adaptation --part screening    settings, on held-out images
+    python benchmarks/adaptation.py --sets sets --out runs/adaptation                     the table, on test images
+
+A small ViT learns the labels of a source (20 epochs on all its training images), as public weights did. On a target,
+500 of whose training images are taken without their labels, it is adapted by IDMM (configs/pretrain/adapt.yaml's, and
+at lr 2e-3 for 10 epochs) and fine-tuned on 10 labels a class (recipe fast); beside that the weights are fine-tuned as
+they are, those of IDMM from scratch for as long, and none at all (recipe fast_scratch, three times the epochs).
+
+'screening' holds out a quarter of the targets' training images (--data.val_fraction 0.25), measures kNN and the
+fine-tuned accuracy there with one seed, and never counts a test image; the table has three seeds, which draw the
+labelled images, too. Every run is a command line of idmm's, given to its ``main``. What has ended is kept in
+OUT/results.json: run it again to go on, or to print the tables; ``--minutes`` ends it in time.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+
+NEAR, SAME = ("fashion 0-4", "fashion 5-9"), ("fashion 0-4", "fashion 0-4")  # classes of one set
+SCREENED = (("fashion", "digits"), NEAR, ("photos", "speech"))
+PAIRS = (("fashion", "digits"), NEAR, SAME, ("photos", "stamps"), ("photos", "speech"), ("digits", "fashion"))
+FLIPPED = {"digits": 0.0, "speech": 0.0}  # others: 0.5
+SIDE, IMAGES, LABELS, SEEDS = 32, 500, 10, 3
+FEWER = {"stamps": (460, 9)}  # of images in all, and of each class
+VIT = {
+    "patch_size": 8, "embed_dim": 64, "depth": 4, "num_heads": 2, "mlp_ratio": 2, "global_pool": "avg",
+    "class_token": False, "weight_init": "jax",
+}  # fmt: skip
+MODEL = ["--model.name", "vit_tiny_patch16_224", "--model.kwargs", json.dumps(VIT), "--model.drop_path", 0]
+COMMON = ["--data.workers", 0, "--train.precision", "fp32", "--train.device", "cpu"]
+VIEWS = ["--views.size", SIDE, "--views.crops", "[{count: 2, scale: [0.35, 1.0]}]", "--views.jitter", "[0, 0, 0, 0]"]
+VIEWS += ["--views.grey_prob", 0, "--views.blur_prob", 0]
+IDMM = ["--train.batch_size", 32, "--train.weight_decay", 1e-3, "--train.warmup_epochs", 1, "--train.knn_every", 1000]
+IDMM += ["--train.monitor_every", 1000, "--method.cutmix_alpha", 0, "--method.classifier", "cosine"]
+IDMM += ["--method.classifier_lr_scale", 10, "--method.classifier_init", "features", "--model.drop_path", 0]
+BASE = {"epochs": 10, "lr": 5e-4}
+CHANGES = {
+    "lr 5e-4, 10 epochs": {},
+    "lr 1e-4": {"lr": 1e-4},
+    "lr 2e-3": {"lr": 2e-3},
+    "3 epochs": {"epochs": 3},
+    "30 epochs": {"epochs": 30},
+    "layer_decay 0.7": {"layer_decay": 0.7},
+    "layer_decay 0.4": {"layer_decay": 0.4},
+    "freeze_layers 1": {"freeze_layers": 1},
+    "freeze_layers 2": {"freeze_layers": 2},
+    "freeze_layers 3": {"freeze_layers": 3},
+}
+ONCE = ("3 epochs", "layer_decay 0.4", "freeze_layers 1", "freeze_layers 3")  # tried on the first pair alone
+AS_IS, SCRATCH, NOTHING = "source's weights as they are", "IDMM from scratch", "no pretraining"
+ROWS = {  # of the table; the first is the recipe
+    "adapted: lr 5e-4, 30 epochs": {"epochs": 30},
+    "adapted, lr 2e-3": {"lr": 2e-3},
+    "adapted, lr 2e-3, layer_decay 0.7": {"lr": 2e-3, "layer_decay": 0.7},
+    "adapted, lr 2e-3, freeze_layers 2": {"lr": 2e-3, "freeze_layers": 2},
+}
+SCRATCH_LR = 2e-3  # the demo's, of the same model
+
+
+class Runs:
+    """The runs of the benchmark, each in a folder of ``out``; ``until`` is when no further one begins."""
+
+    def __init__(self, sets: Path, out: Path, until: float):
+        self.sets, self.out, self.until, self.file = sets, out, until, out / "results.json"
+        self.results = json.loads(self.file.read_text()) if self.file.exists() else {}
+
+    def run(self, name: str, argv: list) -> dict:
+        """Runs a command line, or returns what it came to before: its result, and its last epoch's record."""
+        from idmm.cli import main
+
+        if name not in self.results:
+            if time.monotonic() > self.until:
+                raise TimeoutError
+            folder = self.out / name
+            code = main([str(word) for word in [*argv, *COMMON, "--out", folder]])
+            if code:
+                raise SystemExit(f"{folder}: exit code {code}")
+            last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+            self.results[name] = {"result": json.loads((folder / "result.json").read_text()), "last": last}
+            self.file.write_text(json.dumps(self.results))
+        return self.results[name]
+
+    def source(self, name: str) -> Path:
+        """Learns a source's labels; returns the run's folder."""
+        argv = ["finetune", "--config", "fast_scratch", *MODEL, *self.images(name, 0), "--train.size", SIDE]
+        self.run(run := _slug("source", name), [*argv, "--train.epochs", 20, "--train.eval_every", 20])
+        return self.out / run
+
+    def images(self, name: str, seed: int) -> list:
+        """The flags of a set, or of some of its classes, and of a seed."""
+        root, (whole, _, classes) = self.sets / name, name.partition(" ")
+        if classes:
+            root = self.out / "sets" / name
+            first, last = map(int, classes.split("-"))
+            for place in (Path(part, str(label)) for part in ("train", "test") for label in range(first, last + 1)):
+                (root / place).parent.mkdir(parents=True, exist_ok=True)
+                if not (root / place).exists():
+                    (root / place).symlink_to((self.sets / whole / place).resolve())
+        return ["--data.root", root, "--seed", seed]
+
+    def adapted(self, source: str | None, target: str, label: str, seed: int, held=0.0, **settings) -> dict:
+        """Pretrains on a target, from a source's weights or from scratch."""
+        argv = ["pretrain", *self.images(target, seed), *VIEWS, "--views.flip", FLIPPED.get(target, 0.5), *IDMM]
+        argv += ["--data.subset", json.dumps({"total": FEWER.get(target, (IMAGES,))[0]})]
+        argv += ["--data.val_fraction", held] if held else []
+        argv += ["--init", self.source(source)] if source else MODEL
+        for key, value in {**BASE, **settings}.items():
+            argv += [f"--train.{key}", value]
+        return self.run(_name(source, target, label, seed, held), argv)
+
+    def tuned(self, init: Path | None, target: str, label: str, source: str | None, seed: int, held=0.0) -> dict:
+        """Fine-tunes on a target's few labels, from weights or from scratch."""
+        argv = ["finetune", "--config", "fast" if init else "fast_scratch", *self.images(target, seed)]
+        argv += ["--init", init] if init else MODEL
+        argv += [
+            "--data.subset",
+            json.dumps({"per_class": FEWER.get(target, (0, LABELS))[1], "seed": seed}),
+            "--train.eval_every",
+            1000,
+        ]
+        argv += ["--data.val_fraction", held] if held else []
+        argv += ["--train.size", SIDE, "--augment.flip", FLIPPED.get(target, 0.5)]
+        return self.run(f"{_name(source, target, label, seed, held)}-tuned", argv)
+
+    def both(self, source: str | None, target: str, label: str, seed: int, held=0.0, **settings) -> tuple:
+        """Adapts and fine-tunes; returns both results."""
+        first = self.adapted(source, target, label, seed, held, **settings)
+        return first, self.tuned(self.out / _name(source, target, label, seed, held), target, label, source, seed, held)
+
+
+def screening(runs: Runs) -> str:
+    """Tries one setting after the other; returns the table, accuracies on held-out training images."""
+    cells: dict[str, list[str]] = {label: [] for label in [AS_IS, *CHANGES]}
+    for source, target in SCREENED:
+        for label in CHANGES:
+            if label in ONCE and (source, target) != SCREENED[0]:
+                cells[label].append("–")
+                continue
+            first, second = runs.both(source, target, label, 0, 0.25, **CHANGES[label])
+            found = first["last"]["knn"], second["last"]["top1"]
+            cells[label].append("{:.1f} / {:.1f}".format(*found))
+        before = first["result"]["start_knn"]
+        as_is = runs.tuned(runs.source(source), target, "as-is", source, 0, 0.25)["last"]["top1"]
+        cells[AS_IS].append(f"{before:.1f} / {as_is:.1f}")
+    rows = [[label, *cells[label]] for label in cells]
+    return _table(["setting", *(f"{a} → {b}: kNN / fine-tuned" for a, b in SCREENED)], rows)
+
+
+def table(runs: Runs) -> str:
+    """Returns the table of test accuracies, as far as there are runs."""
+    found: dict[tuple, list[float]] = {}
+    for source, target in PAIRS:
+        for seed in range(SEEDS):
+            try:
+                measured = one(runs, source, target, seed)
+            except TimeoutError:
+                continue
+            for row, values in measured.items():
+                for column, value in zip(("kNN", "fine-tuned"), values, strict=True):
+                    found.setdefault((row, source, target, column), []).append(value)
+    rows = []
+    for row in [AS_IS, *ROWS, SCRATCH, NOTHING]:
+        cells = [row]
+        for pair in PAIRS:
+            cells.append(" / ".join(_mean(found.get((row, *pair, name), [])) for name in ("kNN", "fine-tuned")))
+        rows.append(cells)
+    return _table(["pretraining", *(f"{a} → {b}: kNN / fine-tuned" for a, b in PAIRS)], rows)
+
+
+def one(runs: Runs, source: str, target: str, seed: int) -> dict[str, tuple]:
+    """Returns kNN and fine-tuned accuracy (percent, test images) of each row for a seed."""
+    found = {}
+    for label, settings in ROWS.items():
+        first, second = runs.both(source, target, label, seed, **settings)
+        found[label] = first["result"]["knn"], second["result"]["top1"]
+    tuned = runs.tuned(runs.source(source), target, "as-is", source, seed)
+    found[AS_IS] = first["result"]["start_knn"], tuned["result"]["top1"]
+    first, second = runs.both(None, target, SCRATCH, seed, lr=SCRATCH_LR)
+    found[SCRATCH] = first["result"]["knn"], second["result"]["top1"]
+    found[NOTHING] = None, runs.tuned(None, target, NOTHING, None, seed)["result"]["top1"]
+    return found
+
+
+def _name(source: str | None, target: str, label: str, seed: int, held: float) -> str:
+    return _slug(source or "none", target, label, str(seed), *(["held"] if held else []))
+
+
+def _slug(*parts: str) -> str:
+    return "-".join("".join(c if c.isalnum() else "_" for c in part) for part in parts)
+
+
+def _mean(values: list) -> str:
+    if not values or None in values:
+        return "–"
+    spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.1f}{spread}"
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def main() -> None:
+    """Runs what is missing and prints a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sets", type=Path, required=True, help="folder of the image sets")
+    parser.add_argument("--out", type=Path, default=Path("runs/adaptation"), help="folder for the runs")
+    parser.add_argument("--part", choices=("screening", "table"), default="table", help="which table")
+    parser.add_argument("--minutes", type=float, default=50.0, help="no run begins after so many minutes")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    runs = Runs(args.sets, args.out, time.monotonic() + 60 * args.minutes)
+    try:
+        print({"screening": screening, "table": table}[args.part](runs))
+    except TimeoutError:
+        sys.exit("not finished; run it again to go on")
+
+
+if __name__ == "__main__":
+    main()
