@@ -233,7 +233,7 @@ def saved_info(path: str | os.PathLike) -> dict:
     """Returns what the JSON beside weights says of them; empty where there is none, or no weights."""
     with contextlib.suppress(UserError, OSError, ValueError):
         info = json.loads(weights_file(path).with_suffix(".json").read_text(encoding="utf-8"))
-        return info if isinstance(info, dict) else {}
+        return info if isinstance(info, dict) and isinstance(info.get("kwargs"), dict) else {}
     return {}
 
 

@@ -314,6 +314,17 @@ def test_centre_crops_of_any_image(channels, dtype):
 
 
 # ------------------------------------------------------------------ what only RGB images have
+def test_photographs_are_drawn_for_by_torchvision_alone(monkeypatch):
+    """And copied as bytes to be evaluated."""
+    store, looks = Store(), norms(3)
+    monkeypatch.setattr("idmm.data.augment.draw_views", None)
+    assert TrainTransform(store, Augment(), 16, *looks, key=5)(1, np.arange(4))["images"].shape == (4, 3, 16, 16)
+    transform, sizes = EvalTransform(store, 16, 0.875, *looks), []
+    monkeypatch.setattr("idmm.data.augment.unit", lambda image: sizes.append(image.shape) or unit(image))
+    transform(1, np.arange(4))
+    assert sizes == [(4, 3, 16, 16)]
+
+
 @pytest.mark.parametrize(("in_chans", "bands", "wanted"), [
     (None, None, True), (1, None, True), (3, None, True), (5, None, False), (2, None, False),
     (3, [4, 2, 0], True), (1, [3], False), (5, [0, 1, 2, 3, 4], False),
@@ -350,6 +361,8 @@ def test_flags_of_colours_are_refused_for_other_images(tmp_path):
         assert faults(FinetuneConfig, "--init", str(init), "--augment.grey_prob", "0.1") == [
             f"augment.grey_prob: got 0.1, but grey is {for_rgb} 0.0"
         ]
+    (tmp_path / "backbone.json").write_text('{"kwargs": null}')  # somebody else's
+    assert parse(FinetuneConfig, ["--init", str(weights), "--augment.grey_prob", "0.1", "--out", "x"], "idmm")
     fine = ("--views.jitter", "[0.4, 0.4, 0, 0]", "--views.grey_prob", "0", "--views.vflip", "0.5")
     assert parse(PretrainConfig, [*five, *fine, "--views.rotate90"], "idmm").views.rotate90
     assert parse(FinetuneConfig, [*five, "--augment.randaugment", "null"], "idmm").augment.randaugment is None

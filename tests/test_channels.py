@@ -141,6 +141,18 @@ def test_colours_of_16_bits_stay_whole(write):
         assert (four.pixels[:, :, 3] == 65535).all()
 
 
+@pytest.mark.parametrize("kind", [np.uint16, np.int16])
+def test_12_bits_of_jpeg_2000_fill_the_range_in_grey_and_colour(kind):
+    import imagecodecs
+
+    low, high = (0, 4095) if kind == np.uint16 else (-2048, 2047)
+    colour = np.full((8, 8, 3), high, kind)
+    colour[0] = low
+    for array in (colour, np.ascontiguousarray(colour[..., 0])):
+        found = load(imagecodecs.jpeg2k_encode(array, level=0, reversible=True, bitspersample=12), MANY, "full").pixels
+        assert (found[0] == 0).all() and (found[1:] == 4095 * 16).all()
+
+
 def test_bands_of_pictures_are_their_channels():
     alpha = Image.fromarray(noise(5, 6, 4, high=256, dtype=np.uint8), "RGBA")
     file = io.BytesIO()
@@ -244,6 +256,15 @@ def test_bands_that_are_not_there_and_pictures_that_are_none(root, capsys, tmp_p
     data = section(tmp_path / "mixed", bands=[0, 1], cache="off")
     lines = faults(load_split, open_splits(data, labelled=False).train, bound=None, data=data)
     assert lines[1:] == [f"  {tmp_path}/mixed/2.npy: 4 channels (an array of shape [9, 9, 4]); wanted 5"]
+    for part, count in (("train", 5), ("val", 6)):
+        for name in "ab":
+            (tmp_path / f"two/{part}/{name}").mkdir(parents=True)
+            (tmp_path / f"two/{part}/{name}/0.npy").write_bytes(npy(noise(9, 9, count)))
+    given = ["finetune", "--data.root", tmp_path / "two", "--data.bands", "[0, 1]", "--out", tmp_path / "run"]
+    lines = refused(capsys, given)
+    assert lines[-2:] == [
+        f"  {tmp_path}/two/val/{name}/0.npy: 6 channels (an array of shape [9, 9, 6]); wanted 5" for name in "ab"
+    ]
     for flags, line in {
         ("--data.in_chans", "0"): "data.in_chans: got 0, wanted greater than or equal to 1",
         ("--data.bands", "[0, 0]"): "data.bands: got [0, 0], wanted each channel once",

@@ -1,5 +1,7 @@
 """What pictures show of images of any number of channels and any depth."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -22,6 +24,15 @@ def test_8_bit_rgb_and_grey_stay():
     np.testing.assert_array_equal(composite(rgb), rgb)
     np.testing.assert_array_equal(composite(rgb, [2, 1, 0]), rgb[..., ::-1])
     np.testing.assert_array_equal(composite(grey), np.repeat(grey, 3, 2))
+
+
+def test_a_large_photograph_takes_little_memory():
+    photograph = np.zeros((1000, 1000, 3), np.uint8)
+    tracemalloc.start()
+    composite(photograph)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2 * photograph.nbytes
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.float32])

@@ -410,3 +410,9 @@ def test_the_check_compares_dark_images_as_training_sees_them(tmp_path, capsys):
         Image.fromarray(np.kron(field, np.ones((20, 20), dtype=np.uint16))).save(path)
     call(["data", "check", "folder", "--root", root, "--out", tmp_path / "c"])
     assert json.loads((tmp_path / "c/check.json").read_text())["near_duplicates"] == []
+
+
+@pytest.mark.parametrize("kind, top", [("10-bit grey", 1023), ("14-bit grey", 16383), ("16-bit colour", 65535)])
+def test_what_full_means_is_said_for_any_number_of_bits(kind, top):
+    (line,), _ = depth.described("train", ["a"], np.array([kind]), np.array([[0.0, 900.0]]), "full", "data.range")
+    assert line.endswith(f"values 0 to 900; [0, {top}] becomes 0 to 1, kept as 16 bits (data.range)")

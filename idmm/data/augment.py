@@ -10,7 +10,7 @@ from torchvision.transforms import v2
 
 from idmm.config import COLOURS, Augment, CropGroup, Views
 from idmm.data.images import CentreCrop, unit
-from idmm.data.views import change_channels, draw_views, is_rgb8, make_view, normalise, numbered, resize
+from idmm.data.views import ViewPlan, change_channels, draw_views, is_rgb8, make_view, normalise, numbered, resize
 from idmm.errors import UserError
 from idmm.seeding import derive, seeded
 
@@ -35,24 +35,28 @@ class TrainTransform:
         self.transform = _training_transform(config, size, mean)
         shared = {name: getattr(config, name) for name in COLOURS if hasattr(config, name)}
         self.crop = CropGroup(count=1, scale=config.scale, blur_prob=0.0, solarize_prob=0.0, **shared)
+        self.turned = config.vflip or config.rotate90 or config.channel_drop or any(config.channel_jitter)
 
     def __call__(self, epoch: int, indices: np.ndarray) -> dict:
         """Returns ``images`` (float [B, C, size, size]) and what :func:`idmm.data.views.numbered` adds."""
         images = [self.store.image(i) for i in indices]
-        sizes, key = np.array([image.shape[1:] for image in images]), derive(self.key, "views", epoch)
-        plan = draw_views(Views(), self.crop, key, indices, sizes, len(images[0]))
+        plan = self._plan(epoch, indices, images) if self.turned or not all(map(is_rgb8, images)) else None
         made = torch.empty(len(images), len(self.mean), self.size, self.size)
         for v, (i, image) in enumerate(zip(indices, images, strict=True)):
             if is_rgb8(image):
                 with seeded(derive(self.key, "augment", epoch, i)):
                     view = self.transform(image)  # [3, S, S]
-                if plan.channels is not None:
+                if self.turned:
                     view = change_channels(view.numpy(), plan.channels, v, self.mean)
                     view = torch.from_numpy(np.ascontiguousarray(view))
                 made[v] = normalise(view[None], self.mean, self.std)[0]
             else:
                 make_view(made[v].numpy(), image, plan, v, "bicubic", self.mean, self.std)
         return numbered({"images": made}, self.store, indices)
+
+    def _plan(self, epoch: int, indices: np.ndarray, images: list[Tensor]) -> ViewPlan:
+        sizes, key = np.array([image.shape[1:] for image in images]), derive(self.key, "views", epoch)
+        return draw_views(Views(), self.crop, key, indices, sizes, len(images[0]))
 
 
 class EvalTransform:
@@ -71,7 +75,10 @@ class EvalTransform:
         images = [self.store.image(i) for i in indices]
         if not self.finished:
             images = [centre_crop(image, self.size, self.crop_pct) for image in images]
-        images = torch.stack([image if image.is_floating_point() else unit(image) for image in images])
+        if all(image.dtype == torch.uint8 for image in images):  # the usual case, copied as bytes
+            images = unit(torch.stack(images))
+        else:
+            images = torch.stack([image if image.is_floating_point() else unit(image) for image in images])
         return numbered({"images": normalise(images, self.mean, self.std)}, self.store, indices)
 
 

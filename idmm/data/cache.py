@@ -116,10 +116,9 @@ class ImageStore:
         i = range(len(self))[i]  # wraps -1, raises IndexError
         if self._pixels is not None:
             (h, w), each, end = self.sizes[i].tolist(), int(self._pixel_bytes[i]), int(self._ends[i])
-            start = end - h * w * each
-            flat = self._pixels[start:end]
+            flat = self._pixels[end - h * w * each : end]
             if each > self.channels:
-                flat = (flat.clone() if start % 2 else flat).view(torch.uint16)
+                flat = (flat.clone() if flat.storage_offset() % 2 else flat).view(torch.uint16)
             image = flat.view(h, w, self.channels)
         else:
             image = torch.from_numpy(self._decode_again(i))  # [H, W, C]
@@ -147,6 +146,7 @@ def load_split(
     part: str = "train",
     progress: bool = False,
     scale: Scale | None = None,
+    bands: Bands | None = None,
     again: bool = False,
 ) -> ImageStore:
     """Reads, checks, hashes and decodes all images of a split, in parallel; or finds that done on the disk.
@@ -158,7 +158,7 @@ def load_split(
             what to do with bad files (``on_error``) and ``max_pixels``.
         part: Which split this is: train, val or test.
         progress: Show a bar on standard error if this takes longer than a second.
-        scale: Of images deeper than 8 bits; None: ``data.range``.
+        scale, bands: Of images deeper than 8 bits; which channels all files have; None: as ``data`` says.
         again: They were loaded before at another bound, so the bad ones that are left out have been logged.
 
     Returns:
@@ -172,6 +172,7 @@ def load_split(
     if not len(split):
         raise UserError("data.root: there is no image to load")
     loading = _Loading(split, bound, data, progress, tidy(scale or data.range), again)
+    loading.bands = bands or loading.bands
     if data.cache == "disk" or (data.cache == "auto" and not isinstance(split.items, np.ndarray)):
         try:
             if store := loading.from_disk(part):
@@ -203,8 +204,8 @@ class _Loading:
             if store is None and self._fits(entry):
                 store = self._store(entry.write(self._decode), entry.pixels)
                 where = f" --dir {shlex.quote(self.data.cache_dir)}" if self.data.cache_dir else ""
-                command = f"idmm data cache --clear{where}"
-                log.info("cache: kept in '%s' for later runs; clear all that is kept: %s", entry.path, command)
+                said = "cache: kept in '%s' for later runs; clear all that is kept: idmm data cache --clear%s"
+                log.info(said, entry.path, where)
         return store
 
     def in_memory(self) -> ImageStore:
@@ -230,8 +231,7 @@ class _Loading:
                 raise UserError(f"data.cache: 'ram' needs {why}; wanted 'auto', 'disk' or 'off'")
             log.info("data.cache: decoded images need %s, so they are decoded at every use", why)
 
-        index = self._decode(keep)
-        return self._store(index, kept)
+        return self._store(self._decode(keep), kept)  # kept as it is by then
 
     def _found(self, entry: CacheEntry) -> ImageStore | None:
         """Returns the images of a cache entry; None unless it is whole."""

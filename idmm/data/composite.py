@@ -23,11 +23,13 @@ def composite(image: np.ndarray, bands: Sequence[int] | None = None, ends: np.nd
     """
     chosen = _chosen(image, bands)  # [H, W, n]
     low, high = (ends_of(image, bands) if ends is None else ends).T  # [n]
-    factor = 255 / np.where(high > low, high - low, np.inf)  # what is the same everywhere is black
-    seen = np.clip(np.rint((chosen - low) * factor), 0, 255).astype(np.uint8)  # [H, W, n]
+    seen = chosen
+    if image.dtype != np.uint8 or low.any() or (high != 255).any():
+        factor = 255 / np.where(high > low, high - low, np.inf)  # what is the same everywhere is black
+        seen = np.clip(np.rint((chosen - low) * factor), 0, 255).astype(np.uint8)  # [H, W, n]
     if seen.shape[2] == 2:
         return np.dstack([seen, np.zeros_like(seen[..., :1])])
-    return np.repeat(seen, 3 // seen.shape[2], axis=2)
+    return np.ascontiguousarray(seen) if seen.shape[2] == 3 else np.repeat(seen, 3, axis=2)
 
 
 def ends_of(image: np.ndarray, bands: Sequence[int] | None = None) -> np.ndarray:

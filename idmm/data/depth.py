@@ -7,6 +7,7 @@ over all pixels would clip. It depends on no order and on no sample, hence not o
 """
 
 import os
+import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +24,6 @@ from idmm.progress import Bar
 
 Result = TypeVar("Result")
 NARROW = 1 / 8  # share of the range that a typical image spans, under which that is remarked on
-_CEILINGS = {"16-bit": 65535, "12-bit": 4095}  # of FULL, where it is no image's own
 
 
 def tidy(scale: Scale | list) -> Scale:
@@ -176,12 +176,13 @@ def described(
         text = f"{len(of):,} of {counted(len(kinds), f'{part} image')} {'is' if len(of) == 1 else 'are'} {kind}"
         spans = np.stack([ends[..., 0].min(axis=0), ends[..., 1].max(axis=0)], axis=1)  # [C, 2]
         values = f"values {', '.join(f'{_shown(low)} to {_shown(high)}' for low, high in spans)}"
-        top = _CEILINGS.get(kind.split(" ")[0])
+        bits = int(found[1]) if (found := re.match(r"(\d+)-bit", kind)) else 64
+        top = 2**bits - 1 if bits <= 16 else None  # of FULL, where it is no image's own
         if scale == FULL and top is None:
             lines.append(f"{text}; {values}; each is scaled by a range of its own, in 65,536 levels ({origin})")
             continue
         ranges = np.array((0, top) if scale == FULL else scale, dtype=np.float64).reshape(-1, 2)  # [1 or C, 2]
-        whole = kind.split(" ")[0] in _CEILINGS and (ranges[:, 1] - ranges[:, 0]).max() <= 65535
+        whole = top is not None and (ranges[:, 1] - ranges[:, 0]).max() <= 65535
         kept = "as 16 bits" if whole else "in 65,536 levels"
         each = ", ".join(f"[{_shown(low)}, {_shown(high)}]" for low, high in ranges)
         if len(ranges) > 1:

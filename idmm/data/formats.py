@@ -89,7 +89,7 @@ def _array(stack: contextlib.ExitStack, content: bytes, wanted: Collection[int])
     if dtype.hasobject:
         raise BadImage("an array of Python objects, which is a pickle and may run anything; wanted an array of numbers")
     bits, full = numbers(dtype)
-    if len(shape) not in (2, 3) or 0 in shape:
+    if len(shape) not in (2, 3) or min(shape) < 1:
         raise BadImage(f"an array of shape {list(shape)}; wanted [H, W], [H, W, C] or [C, H, W]")
     # channels are the last axis or the first
     shorter = 0 if shape[0] < shape[-1] else 2
@@ -181,7 +181,7 @@ def _deep_reader(image: Image.Image, content: bytes) -> tuple[int, Callable[[], 
         return 3, partial(_ppm, content, args[-1])
     if image.format == "JPEG2000" and (found := _J2K.search(content)) and (found[1][0] & 0x7F) > 7:
         if not image.mode.startswith("I"):
-            return bands, partial(_decoded, imagecodecs.jpeg2k_decode, content)
+            return bands, partial(_jpeg_2000, content, found[1][0])
     return None
 
 
@@ -190,9 +190,18 @@ def _decoded(decode: Callable, content: bytes) -> np.ndarray:
     return array[:, :, None] if array.ndim == 2 else array
 
 
+def _jpeg_2000(content: bytes, kind: int) -> np.ndarray:
+    """Reads whole numbers of any size as of 16 bits, as Pillow does those of grey; ``kind``: their bits less one, and
+    128 where they are signed."""
+    bits = (kind & 0x7F) + 1
+    values = _decoded(imagecodecs.jpeg2k_decode, content) + (2.0 ** (bits - 1) if kind > 127 else 0.0)
+    return (values * 2.0 ** (16 - bits)).astype(np.uint16)
+
+
 def _ppm(content: bytes, top: int) -> np.ndarray:
     import cv2
 
+    cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # what is wrong with a file is said below
     array = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_UNCHANGED)  # [H, W, 3], blue first
     if array is None:
         raise BadImage("unreadable or truncated (16-bit PPM)")

@@ -3,7 +3,7 @@
 import contextlib
 import io
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
@@ -37,13 +37,14 @@ def opened_tiff(
     """
     try:
         tif = stack.enter_context(tifffile.TiffFile(io.BytesIO(content)))
-        pages = [(number, page) for number, page in enumerate(tif.pages)]
+        pages = list(_pages(tif))
     except Exception:  # which Pillow may read, or says what is wrong with it
         return None
     whole = [(number, page) for number, page in pages if not _beside(page)] or pages[:1]
     number, page = whole[0]
     bits = max(np.atleast_1d(page.bitspersample).tolist())
     check_pixels([(page.imagewidth, page.imagelength)], max_pixels)
+    check_pixels([(each.tilewidth, each.tilelength * each.tiledepth) for _, each in whole], max_pixels)
     sole = len(whole) == 1
     eight = bits <= 8 and page.sampleformat in (1, 4) and sole
     picture = None
@@ -72,6 +73,16 @@ def opened_tiff(
         cmyk=page.photometric == tifffile.PHOTOMETRIC.SEPARATED,
         shape=f"a TIFF of {len(whole)} pages" if len(whole) > 1 else f"a TIFF of {samples} samples per pixel",
     )
+
+
+def _pages(tif) -> Iterator[tuple[int, tifffile.TiffPage]]:
+    """Yields the pages with their numbers, each once: a broken chain may lead back to one."""
+    seen = set()
+    for number, page in enumerate(tif.pages):
+        if page.offset in seen:
+            return
+        seen.add(page.offset)
+        yield number, page
 
 
 def _beside(page) -> bool:
@@ -109,11 +120,16 @@ def _page_values(pages: list) -> np.ndarray:
     first, found = pages[0], []
     for page in pages:
         planes, depth, height, width, samples = page.shaped
-        if depth != 1 or (height, width, page.dtype) != (first.imagelength, first.imagewidth, first.dtype):
-            raise BadImage("a TIFF whose pages are of different sizes or types")
-        values = page.asarray(squeeze=False).reshape(planes, height, width, samples)
+        if depth != 1 or _kind(page) != _kind(first):
+            raise BadImage("a TIFF whose pages are of different sizes, samples or types")
+        # one thread: images side by side are the parallel part
+        values = page.asarray(squeeze=False, maxworkers=1).reshape(planes, height, width, samples)
         values = values.transpose(1, 2, 0, 3).reshape(height, width, -1)  # [H, W, S]
         if page.photometric == tifffile.PHOTOMETRIC.MINISWHITE and values.dtype in (bool, np.uint8):
             values = ~values
         found.append(plain(values))
     return np.concatenate(found, axis=2) if len(found) > 1 else found[0]
+
+
+def _kind(page) -> tuple:
+    return page.imagelength, page.imagewidth, page.samplesperpixel, page.dtype

@@ -120,7 +120,7 @@ def _statistics(
         values = getattr(data, name)
         if values is None and init is not None:
             values = list(getattr(init, name))
-            if pictures and chans == 1 and len(values) == 3:
+            if pictures and chans == 1 and len(values) == 3 and "bands" not in init.extra:
                 values = [round(sum(values) / 3, 6)]  # of grey images under weights that learned from RGB
             elif not same or len(values) != chans:
                 values = None

@@ -324,16 +324,16 @@ def load_splits(parts: Assembly, folder: RunFolder | None = None, wanted: tuple[
     shown = folder is None or folder.leader
 
     def load(part: str, bound: Bound, again: bool = False) -> ImageStore:
-        given = {"data": data, "part": part, "progress": shown, "scale": scale, "again": again}
+        given = {"data": data, "part": part, "progress": shown, "scale": scale, "bands": bands, "again": again}
         return load_split(splits.parts[part], bound=bound, **given)
 
     asked = parts.spec.range if folder is None else folder.scale(parts.spec.range)
-    scale = tidy(asked)
+    scale, bands = tidy(asked), None
     held = [part for part in splits.parts if part in wanted and part != "train" and parts.stage.evaluated(parts.config)]
     stores = {"train": load("train", parts.bound(max(sizes)))}
     if listed.unlabelled is not None:
         refuse_repeats(stores["train"], listed.unlabelled)
-    scale = stores["train"].scale or scale  # of the training images, for all
+    scale, bands = stores["train"].scale or scale, stores["train"].bands  # of the training images, for all
     crops = {}
     for size in sizes:
         crops[size] = {part: load(part, CentreCrop(size, parts.crop_pct), again=bool(crops)) for part in held}
