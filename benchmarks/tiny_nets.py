@@ -3,8 +3,8 @@
     python benchmarks/small_sets.py ... --out sets                the images, see there
     python benchmarks/tiny_nets.py --sets sets --out runs/tiny
 
-Every network is trained by ``idmm finetune --config fast_scratch`` for 30 epochs, ``--seeds`` times a set. Then the
-first seed of each is exported: the ONNX file's size, latency of one image on one core by onnxruntime (every round times all
+Every network is trained by ``idmm finetune --config fast_scratch`` for 30 epochs, ``--seeds`` times a set. The first
+seed of each is exported: the ONNX file's size, latency of one image on one core by onnxruntime (every round times all
 networks, one after the other; the median of the rounds), and what 8 bits make of its accuracy, size and speed. Results
 are kept as runs end: run it again to go on, or to print the tables.
 """
