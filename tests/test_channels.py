@@ -259,6 +259,12 @@ def test_bands_that_are_not_there_and_pictures_that_are_none(root, capsys, tmp_p
         ("--data.range", "[[0, 1], [0, 1], [0, 1]]"): "data.range: 3 ranges; pictures have one, [low, high]",
     }.items():  # fmt: skip
         assert refused(capsys, ["pretrain", "--out", tmp_path / "x", *flags]) == [line]
+    flags = ["--data.in_chans", 5, "--data.mean", "[0.5]", "--data.range", "[[0, 1]]", "--data.composite", "[0, 1, 5]"]
+    assert refused(capsys, ["pretrain", "--out", tmp_path / "x", *flags]) == [
+        "data.mean: got 1 values for in_chans 5, wanted one a channel",
+        "data.range: got 1 values for in_chans 5, wanted one a channel",
+        "data.composite: got [0, 1, 5], but there are 5 channels, from 0",
+    ]
 
 
 # ------------------------------------------------------------------ kept
