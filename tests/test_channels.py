@@ -389,6 +389,21 @@ def test_fine_tuning_and_a_probe_take_what_the_checkpoint_has(runs, root, tmp_pa
     assert "of the channels, measured from the training images" in capsys.readouterr().err
 
 
+def test_fine_tuning_on_some_of_the_channels(runs, root, tmp_path, capsys):
+    """By their numbers, with what the checkpoint knows of them; for a probe, too."""
+    init = runs[0] / "whole"
+    given = {"model__name": None, "model__kwargs": None, "init": str(init), "data__bands": [3, 4]}
+    assert tuned(tmp_path / "b", root, **given) == 0
+    assert "patch_embed.proj.weight: channels 3 and 4 of 5, as they are" in (tmp_path / "b/log.txt").read_text()
+    before, after = (json.loads(path.read_text()) for path in (init / "backbone.json", tmp_path / "b/model.json"))
+    assert after["bands"] == [3, 4] and after["channels"] == 2
+    for name in ("mean", "std", "range"):
+        assert after[name] == before[name][3:]
+    argv = ["probe", "--data.root", root, "--device", "cpu", "--out", tmp_path / "p", "--init", init]
+    assert call([*argv, "--data.bands", "[3, 4]"]) == 0
+    assert "channels 3 and 4 of 5, as they are" in capsys.readouterr().err
+
+
 def test_a_constant_channel_is_refused(tmp_path, capsys):
     root = five(tmp_path / "d")
     for path in root.glob("*/*/*.tif"):
