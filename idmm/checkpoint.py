@@ -47,6 +47,7 @@ class RunFolder:
     Attributes:
         state: What the last checkpoint holds, or None for a new run.
         finished: Whether the run ended before; then there is nothing to do.
+        anew: Whether a run was begun here that saved nothing to go on from (told by the first process).
 
     Raises:
         UserError: The folder is in use, or holds a run of another config, or --resume forbids it.
@@ -72,7 +73,7 @@ class RunFolder:
             if faults:
                 raise UserError(*faults)
             self.state = self._load() if used and not self.finished else None
-            self._again = used
+            self.anew = self.leader and not used and bool(environment.read(self.path))
         except BaseException:
             self.close()  # else the folder stays locked for this process's life
             raise
@@ -178,7 +179,7 @@ class RunFolder:
         if not self._images:
             self.remember("images", fingerprint)
         if self.leader:
-            environment.started(self.path, self._device, self._opened, self._again)
+            environment.started(self.path, self._device, self._opened)
 
     @functools.cached_property
     def _images(self) -> dict | None:

@@ -51,13 +51,13 @@ def describe(device: str) -> dict[str, Any]:
     }
 
 
-def started(folder: Path, device: str, when: str, again: bool) -> None:
-    """Writes what a run that began at ``when`` runs on; with ``again`` it is one that was taken up.
+def started(folder: Path, device: str, when: str) -> None:
+    """Writes what a run that began at ``when`` runs on.
 
-    ``starts`` then has an entry for each start: when it was, and what was not as it is now.
+    ``starts`` has an entry for each start, those before it in this folder too: when it was, and what was not as it is
+    now.
     """
-    here, starts = describe(device), []
-    before = read(folder) if again else {}
+    here, starts, before = describe(device), [], read(folder)
     for start in before.get("starts", ()):
         then = {**before, **start}
         starts.append({"started": then["started"], **{k: then[k] for k, v in here.items() if then.get(k, v) != v}})

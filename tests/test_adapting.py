@@ -248,15 +248,19 @@ def test_both_are_kept(source, adapted, tmp_path):
     assert inside("finetune", tmp_path / "run", **given, init=str(adapted / "start")) == 0
 
 
-def test_the_recipe_takes_the_model_of_the_weights(source, tmp_path):
+@pytest.mark.parametrize("recipe", ["adapt", "idmm_fast"])
+def test_recipes_take_the_model_of_the_weights(source, tmp_path, capsys, recipe):
     out = tmp_path / "run"
     few = ["--data.subset", "{total: 40}", "--data.workers", 0, "--train.epochs", 1, "--views.size", 16]
-    assert (
-        call(["pretrain", "--config", "adapt", "--init", source, *few, "--train.precision", "fp32", "--out", out]) == 0
-    )
+    argv = ["pretrain", "--config", recipe, "--init", source, *few, "--train.precision", "fp32", "--out", out]
+    assert call(argv) == 0
     settings = yaml.safe_load((out / "config.yaml").read_text())
     assert settings["model"]["name"] == "resnet10t" and settings["train"]["lr"] == 5e-4
     assert {"start_knn", "knn"} < result(out).keys()
+    assert f"features before training, by the weights of '{source}': 40 images" in logged(out)
+    capsys.readouterr()
+    assert call([*argv[:-1], tmp_path / "b", "--config", "backbone/cct_7"]) == 2, "which is the user's own choice"
+    assert capsys.readouterr().err.startswith("model.name: 'cct_7_3x1_32', but ")
 
 
 def test_what_the_line_says():

@@ -280,6 +280,12 @@ def test_bands_that_are_not_there_and_pictures_that_are_none(root, capsys, tmp_p
         ("--data.range", "[[0, 1], [0, 1], [0, 1]]"): "data.range: 3 ranges; pictures have one, [low, high]",
     }.items():  # fmt: skip
         assert refused(capsys, ["pretrain", "--out", tmp_path / "x", *flags]) == [line]
+    flags = ["--data.in_chans", 5, "--data.mean", "[0.5]", "--data.range", "[[0, 1]]", "--data.composite", "[0, 1, 5]"]
+    assert refused(capsys, ["pretrain", "--out", tmp_path / "x", *flags]) == [
+        "data.mean: got 1 values for in_chans 5, wanted one a channel",
+        "data.range: got 1 values for in_chans 5, wanted one a channel",
+        "data.composite: got [0, 1, 5], but there are 5 channels, from 0",
+    ]
 
 
 # ------------------------------------------------------------------ kept
@@ -402,6 +408,21 @@ def test_fine_tuning_and_a_probe_take_what_the_checkpoint_has(runs, root, tmp_pa
     fresh = {"name": "vit_tiny_patch16_224", "kwargs": TINY["model__kwargs"]}
     idmm.probe({"model": fresh, "size": 16, "out": str(tmp_path / "q"), "data": {"root": str(root), "in_chans": 5}})
     assert "of the channels, measured from the training images" in capsys.readouterr().err
+
+
+def test_fine_tuning_on_some_of_the_channels(runs, root, tmp_path, capsys):
+    """By their numbers, with what the checkpoint knows of them; for a probe, too."""
+    init = runs[0] / "whole"
+    given = {"model__name": None, "model__kwargs": None, "init": str(init), "data__bands": [3, 4]}
+    assert tuned(tmp_path / "b", root, **given) == 0
+    assert "patch_embed.proj.weight: channels 3 and 4 of 5, as they are" in (tmp_path / "b/log.txt").read_text()
+    before, after = (json.loads(path.read_text()) for path in (init / "backbone.json", tmp_path / "b/model.json"))
+    assert after["bands"] == [3, 4] and after["channels"] == 2
+    for name in ("mean", "std", "range"):
+        assert after[name] == before[name][3:]
+    argv = ["probe", "--data.root", root, "--device", "cpu", "--out", tmp_path / "p", "--init", init]
+    assert call([*argv, "--data.bands", "[3, 4]"]) == 0
+    assert "channels 3 and 4 of 5, as they are" in capsys.readouterr().err
 
 
 def test_a_constant_channel_is_refused(tmp_path, capsys):

@@ -70,6 +70,34 @@ def test_an_image_whose_channels_repeat_gives_the_same(name):
     torch.testing.assert_close(outputs(grey, one), outputs(before, one.expand(-1, 3, -1, -1)), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize(("bands", "own", "said"), [(None, 5, "5"), ([0, 3, 4], 3, "0, 3 and 4")])
+@pytest.mark.parametrize("name", ["resnet50", "t2t_vit_7"])
+def test_some_of_a_checkpoints_own_channels(name, bands, own, said):
+    """They keep their weights, statistics and ranges by their numbers: as with the others at their mean, zero."""
+    before = built(name, own)
+    about = {"kwargs": {**SMALL[name], "in_chans": own, "img_size": 64}, "mean": (0.1, 0.2, 0.3, 0.4, 0.5)[:own]}
+    extra = {"range": [[n, n + 100] for n in range(own)], "bands": bands, "composite": [0, 1, 2]}
+    read = Checkpoint(before.state_dict(), "a.pth", name=name, std=about["mean"], extra=extra, **about)
+    places = [own - 1, own - 2]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("idmm.models.spec.read_checkpoint", lambda *_: read)
+        given = config.PretrainConfig(init="a.pth", model=config.Model(drop_path=0.0))
+        spec, asked = (
+            model_spec(replace(given, data=config.Data(bands=numbers))) for numbers in ([4, 3], [4, 2, 1, 9])
+        )
+    assert (spec.bands, spec.in_chans, spec.composite) == ([4, 3], 2, None)
+    assert spec.mean == spec.std == [about["mean"][place] for place in places]
+    assert spec.range == [extra["range"][place] for place in places]
+    after = spec.build(64, 0).eval()
+    report = spec.load(after)
+    assert report.adapted.endswith(f": channels 4 and 3 of {said}, as they are") and not report.fresh
+    if name != "t2t_vit_7":  # a layer norm is over all channels
+        images = torch.zeros(2, own, 64, 64)
+        images[:, places] = torch.randn(2, 2, 64, 64)
+        torch.testing.assert_close(outputs(after, images[:, places]), outputs(before, images), rtol=1e-3, atol=1e-4)
+    assert asked.mean is None and asked.init.picked is None, "not all are its own"
+
+
 def test_as_timm_does_it():
     weight = torch.randn(4, 3, 5, 5)
     for in_chans in (1, 2, 4, 5, 13):

@@ -14,7 +14,7 @@ import yaml
 from folders import paint, tree
 from helpers import STAGES, distance, inside, metrics, outside, same, start, state, state_file, temporary
 
-from idmm import engine
+from idmm import engine, environment
 from idmm.errors import Interrupted
 from idmm.methods.finetune import Finetune
 from idmm.methods.idmm import IDMM
@@ -143,8 +143,13 @@ def test_killed_before_the_first_checkpoint_and_in_use(whole, tmp_path, capsys):
         assert snapshot(out) == before
         process.send(signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
+    first = environment.read(out)["started"]
     assert inside("pretrain", out) == 0
     assert same(out, whole["pretrain"]) and metrics(out) == metrics(whole["pretrain"])
+    why = "a run was begun here but had saved no checkpoint yet (train.save_minutes), so it starts anew"
+    assert f"INFO {out}: {why}\n" in (out / "log.txt").read_text()
+    found = environment.read(out)
+    assert [found["started"], len(found["starts"])] == [first, 2] and found["starts"][0]["started"] == first
 
 
 # ------------------------------------------------------------------ what the result depends on

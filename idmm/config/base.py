@@ -22,11 +22,15 @@ class FieldError(ValueError):
     Args:
         field: The key, within the section that is checked.
         text: What it is and what is wanted.
+
+    Attributes:
+        each: It and others that were found with it, all of which are told.
     """
 
     def __init__(self, field: str, text: str):
         super().__init__(f"{field}: {text}")
         self.field, self.text = field, text
+        self.each = [self]
 
 
 @dataclass_transform(kw_only_default=True)

@@ -140,12 +140,18 @@ class Data:
             lengths = {"mean": self.mean, "std": self.std}
             if not isinstance(self.range, str) and isinstance(self.range[0], list):
                 lengths["range"] = self.range
-            for name, values in lengths.items():
-                if values is not None and len(values) != used:
-                    key = f"in_chans {used}" if self.bands is None else f"{used} bands"
-                    raise FieldError(name, f"got {len(values)} values for {key}, wanted one a channel")
+            key = f"in_chans {used}" if self.bands is None else f"{used} bands"
+            wrong = [
+                FieldError(name, f"got {len(values)} values for {key}, wanted one a channel")
+                for name, values in lengths.items()
+                if values is not None and len(values) != used
+            ]
             if self.composite is not None and max(self.composite) >= used:
-                raise FieldError("composite", f"got {self.composite}, but there are {used} channels, from 0")
+                what = f"got {self.composite}, but there are {used} channels, from 0"
+                wrong.append(FieldError("composite", what))
+            if wrong:
+                wrong[0].each = wrong
+                raise wrong[0]
         if self.std is not None and min(self.std) <= 0:
             raise FieldError("std", f"got {self.std}, wanted numbers > 0")
         if self.fold is not None and self.fold > (self.folds or 0):

@@ -251,7 +251,7 @@ def _checked(kind: type[Config], data: dict, origin: dict[str, str], faults: lis
     try:
         config = TypeAdapter(kind).validate_python(data)
     except ValidationError as error:
-        errors = error.errors(include_url=False)
+        errors = [each for one in error.errors(include_url=False) for each in _each(one)]
         found = [(e, _fault(kind, e, origin)) for e in errors]
         # a key that was misspelled is not missing as well
         meant = [fault.partition("did you mean '")[2].removesuffix("'?") for _, fault in found]
@@ -260,6 +260,12 @@ def _checked(kind: type[Config], data: dict, origin: dict[str, str], faults: lis
     if faults:
         raise UserError(*faults)
     return config
+
+
+def _each(error: dict) -> list[dict]:
+    """Returns an error of pydantic's, once for each of the keys that one check found wrong together."""
+    reason = error.get("ctx", {}).get("error")
+    return [{**error, "ctx": {"error": one}} for one in reason.each] if isinstance(reason, FieldError) else [error]
 
 
 def _dotted(parts: tuple) -> str:

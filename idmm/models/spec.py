@@ -1,13 +1,13 @@
 """What is known of a run's backbone before it is built: from the config and the checkpoint that it starts from."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from idmm import config
 from idmm.errors import UserError
 from idmm.models.build import check_kwargs, check_name, create_backbone
-from idmm.models.channels import input_channels
+from idmm.models.channels import Picked, input_channels
 from idmm.models.weights import Checkpoint, Report, read_checkpoint
 from idmm.seeding import derive, seeded
 
@@ -65,7 +65,7 @@ def model_spec(config, field: str = "init") -> ModelSpec:
         faults = _contradictions(config, init, kwargs)
         if faults:
             raise UserError(*faults)
-        name = init.name
+        name, init = init.name, _picked(init, data)
     check_name(name)
     check_kwargs(model.kwargs)
     before = _channels(init, name, kwargs)
@@ -82,6 +82,24 @@ def model_spec(config, field: str = "init") -> ModelSpec:
         raise UserError(f"data.composite: got {composite}, but there are {chans} channels, from 0")
     more = dict(range=scale, patch_drop=model.patch_drop, bands=bands, composite=composite)
     return ModelSpec(name, kwargs, chans, mean, std, model.drop_path, init, **more)
+
+
+def _picked(init: Checkpoint, data: config.Data) -> Checkpoint:
+    """Returns weights for bands with what they know of some of them: where fewer are wanted and all are their own."""
+    bands = init.extra.get("bands")
+    own = list(range(init.in_chans)) if bands is None else bands
+    pictures = (bands is None and len(own) in (1, 3)) or (data.bands is None and data.in_chans in (None, 1, 3))
+    wanted = data.bands or list(range(data.in_chans or 0))
+    if pictures or len(wanted) >= len(own) or not set(wanted) <= set(own):
+        return init
+    picked, scale = Picked(wanted, own), init.range
+    if isinstance(scale, list) and isinstance(scale[0], list):
+        scale = [scale[place] for place in picked.places]
+    known = len(init.mean) == len(init.std) == len(own)
+    mean, std = (tuple(values[place] for place in picked.places if known) for values in (init.mean, init.std))
+    extra = {**init.extra, "range": scale, "bands": data.bands, "composite": None}
+    kwargs = {**init.kwargs, "in_chans": len(wanted)}
+    return replace(init, kwargs=kwargs, mean=mean, std=std, extra=extra, picked=picked)
 
 
 def _check_range(scale: str | list, chans: int, pictures: bool) -> None:

@@ -26,7 +26,7 @@ from idmm.models.base import (
     sinusoids,
     timm_cfg,
 )
-from idmm.models.channels import repeated
+from idmm.models.channels import Picked, repeated
 
 
 class TokenPerformer(nn.Module):
@@ -200,7 +200,9 @@ class T2TViT(BlockModel):
             state["pos_embed"] = sinusoids(1 + math.prod(grid), self.embed_dim)
         return state
 
-    def adapt_input(self, state: dict[str, Tensor], in_chans: int) -> tuple[dict[str, Tensor], int] | None:
+    def adapt_input(
+        self, state: dict[str, Tensor], in_chans: int, picked: Picked | None = None
+    ) -> tuple[dict[str, Tensor], int] | None:
         """Returns weights for images of ``in_chans`` channels, and how many they were for; None: the same.
 
         The first layer is linear in a layer norm over all pixels of a window, channel by channel. What the norm learned
@@ -216,7 +218,7 @@ class T2TViT(BlockModel):
         new = {
             norm: state[norm].new_ones(wide),
             shift: state[shift].new_zeros(wide),
-            weight: repeated(folded, base, in_chans).flatten(1),
+            weight: repeated(folded, base, in_chans, picked).flatten(1),
             bias: state[bias] + state[weight] @ state[shift],
         }
         return {**state, **new}, base

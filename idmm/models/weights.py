@@ -20,7 +20,7 @@ from idmm.config import IMAGENET_MEAN, IMAGENET_STD
 from idmm.errors import UserError, listed
 from idmm.files import WEIGHTS_WANTED, is_public, replacing, weights_file, weights_label
 from idmm.models.build import Size, backbone_keys, classifier_prefixes, create_backbone, model_name, pair
-from idmm.models.channels import adapt_input
+from idmm.models.channels import Picked, adapt_input
 from idmm.models.hub import public_weights
 
 # of evaluation, where a JSON of 0.1.0 does not say it
@@ -44,6 +44,7 @@ class Checkpoint:
     crop_pct: float = CROP_PCT  # share of the resized short side that they covered
     interpolation: str = INTERPOLATION  # by which they were resized
     extra: dict[str, Any] = dataclasses.field(default_factory=dict)  # what else the JSON holds, e.g. classes
+    picked: Picked | None = None  # channels that are used of those that the weights are for
 
     @property
     def in_chans(self) -> int:
@@ -83,7 +84,7 @@ class Checkpoint:
             state = model.checkpoint_filter_fn(state, self.img_size)
         label, adapted = weights_label(self.source, self.field), ""
         if in_chans is not None:
-            state, adapted = adapt_input(model, state, in_chans, label)
+            state, adapted = adapt_input(model, state, in_chans, label, self.picked)
         backbone, prefixes = backbone_keys(model), classifier_prefixes(model)
         targets = {k: t for k, t in model.state_dict().items() if not k.endswith(_INDICES)}
 

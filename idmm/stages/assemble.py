@@ -267,6 +267,9 @@ def session(parts: Assembly, notes: list[str]) -> Iterator[Session]:
             try:
                 if parts.config.data.name == "folder" and not run.folder.finished:
                     root_folder(parts.config.data)  # before the notes: what is not there is no time to read them
+                if run.folder.anew:
+                    why = "a run was begun here but had saved no checkpoint yet (train.save_minutes)"
+                    notes = [f"{parts.config.out}: {why}, so it starts anew", *notes]
                 for note in [f"{parts.config.out}: finished already, nothing to do"] if run.folder.finished else notes:
                     log.info("%s", note)
                 yield run

@@ -76,8 +76,8 @@ def pretrain(config: PretrainConfig | dict | str, judge: Judge | None = None) ->
 
         @functools.cache
         def features() -> torch.Tensor:
-            label = "features before training" + ("" if spec.init else ", by the untrained network")
-            return _features(run, parts, backbone, splits.train, label=label)
+            whose = "the untrained network" if spec.init is None else f"the weights of '{config.init}'"
+            return _features(run, parts, backbone, splits.train, label=f"features before training, by {whose}")
 
         def looked_at(phase, splits):
             return eval_batches(run, parts, splits.train, phase.size, EVAL_BATCH)
