@@ -94,6 +94,18 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"; did you mean '{match[0]}'?" if match else ""
 
 
+def by_reason(names: Iterable[str], reasons: Iterable[str], most: int = 5) -> list[str]:
+    """Returns ``name: reason`` a line; more names than ``most`` with one reason in a single line, with their count."""
+    groups: dict[str, list[str]] = {}
+    for name, why in zip(names, reasons, strict=True):
+        groups.setdefault(why, []).append(name)
+    lines = []
+    for why, alike in groups.items():
+        places = alike if len(alike) <= most else [f"{len(alike)} files ({listed(alike, most)})"]
+        lines += [f"{place}: {why}" for place in places]
+    return lines
+
+
 def listed(names: Iterable[str], most: int = 5) -> str:
     """Joins names for one line of text, cutting the list after ``most`` of them."""
     names = list(names)

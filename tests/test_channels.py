@@ -243,9 +243,10 @@ def test_what_cannot_be_used_is_named_and_nothing_is_run(tmp_path, capsys):
 def test_bands_that_are_not_there_and_pictures_that_are_none(root, capsys, tmp_path):
     def said(**fields):
         split = open_splits(section(root), labelled=False).train
-        return faults(load_split, split, bound=None, data=section(root, cache="off", **fields))[1].partition(".tif: ")[
-            2
-        ]
+        given = section(root, cache="off", **fields)
+        _, line = faults(load_split, split, bound=None, data=given)  # the same of all in one line
+        assert line.startswith(f"  12 files ({split.items[0]}, ") and " and 7 more): " in line
+        return line.partition("more): ")[2]
 
     assert said(bands=[0, 5]) == "5 channels (a TIFF of 5 pages); data.bands asks for channel 5, counted from 0"
     assert said(in_chans=4) == "5 channels (a TIFF of 5 pages); wanted 4"
@@ -432,7 +433,7 @@ def test_a_constant_channel_is_refused(tmp_path, capsys):
         values[3] = 7
         tifffile.imwrite(path, values, photometric="minisblack")
     assert inside("pretrain", tmp_path / "a", **RUN, data__root=str(root)) == 2
-    why = "the same value in all pixels of the training images, hence no standard deviation: channel 3 (value 0)"
+    why = "the same value in all pixels of the training images, hence no standard deviation: channel 3 (value 7)"
     how = "use the others by --data.bands '[0, 1, 2, 4]', or give --data.mean and --data.std"
     assert f"data.std: {why}; {how}" in capsys.readouterr().err and not (tmp_path / "a").exists()
     assert call(["data", "check", "--root", root]) == 1

@@ -97,7 +97,7 @@ FAULTS = {
     "no such choice": (["--resume", "maybe"], "resume: got 'maybe', wanted 'auto', 'never' or 'must'"),
     "not a section": (["--data.subset", "10"], "data.subset: got 10, wanted a mapping"),
     "not a mapping": (["--model.kwargs", "3"], "model.kwargs: got 3, wanted a mapping"),
-    "not a list": (["--views.crops", "3"], "views.crops: got 3, wanted a list"),
+    "not a list": (["--views.crops", "3"], "views.crops: got 3, wanted a list, such as '[3]'"),
     "key of a list item": (
         ["--views.crops", "[{count: 2}, {cont: 3}]"],
         "views.crops[1].cont: unknown key; did you mean 'views.crops[1].count'?",

@@ -114,6 +114,9 @@ def test_a_folder_to_check_may_stand_without_its_flag(tmp_path, capsys, monkeypa
 def test_a_list_of_suspicions_is_said_to_leave_out_nothing(tmp_path, capsys):
     from idmm.commands.datasets import write_exclusions
 
+    assert write_exclusions("idmm data check", None, [], tmp_path / "none.txt").endswith(
+        "none.txt, which names nothing"
+    )
     near = ["# nearly the same as a.png\n#b.png"]
     said = write_exclusions("idmm data check", None, near, tmp_path / "x.txt")
     assert said.endswith("x.txt; all its lines are behind a #, suspicions to look at: it leaves out nothing as it is")

@@ -124,7 +124,7 @@ def test_a_clean_check_exits_0_and_writes_no_sheet(healthy, tmp_path, capsys):
     empty = {"layout": [], "remarks": [], "size_mismatch": {}, "unreadable": [], "tiny": [], "near_skipped": False}
     empty |= {"depths": {"train": {"8 bits": {"images": 32}}, "test": {"8 bits": {"images": 8}}}, "range": None}
     empty |= dict.fromkeys(("several", "shared_groups", "duplicates", "near_duplicates", "leakage", "conflicts"), [])
-    empty |= {"groups": {}, "channels": "", "mean": [], "std": [], "constant": None}
+    empty |= {"groups": {}, "channels": "", "mean": [], "std": [], "constant": None, "no_data": None}
     looks, floor = found.pop("looks"), found.pop("floor")
     assert looks["images"] == 32 and looks["short"] == 128 and looks["grey"] == 0 and looks["border"] < 0.5
     assert floor["images"] == 8 and floor["of"] == "test" and floor["largest_class"] == 50

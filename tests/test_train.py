@@ -237,11 +237,12 @@ def test_what_is_left_out_is_said_once(way, images, tmp_path, monkeypatch, caplo
     listed = tmp_path / "exclude.txt"
     for text, said in (
         ("train/cat/0.png\nunlabelled/1.png\n", "2 images (1 train, 1 unlabelled)"),
+        ("# for --data.exclude\n", "0 images: the list is empty"),
         ("# nearly the same\n#train/cat/0.png\n", "0 images: all its lines are behind a #, suspicions to look at"),
     ):
         caplog.clear()
         listed.write_text(text)
-        stages_run(monkeypatch, given(images, tmp_path / said[0], way=way, **{"data.exclude": listed}))
+        stages_run(monkeypatch, given(images, tmp_path / said[:12], way=way, **{"data.exclude": listed}))
         found = [line for line in caplog.messages if line.startswith("data.")]
         assert [line for line in found if "exclude" in line] == [f"data.exclude: '{listed}' leaves out {said}"]
         assert len([line for line in found if "more without labels" in line]) == 1

@@ -12,7 +12,7 @@ from idmm.report.svg import ImageBlock
 from idmm.seeding import derive, numpy_rng
 
 VISIBLE = 0.2  # least share of a crop that the sheet's CutMix replaces
-EPOCHS = 5  # of fine-tuning whose images are shown
+EPOCHS = 5  # of fine-tuning whose images are shown, at most
 SHOWN_DRAWS = 100  # draws among which one as large as that is looked for
 
 
@@ -47,7 +47,9 @@ def crop_blocks(
     return blocks
 
 
-def augmented_blocks(store, augment: Augment, size: int, *, mean, std, key: int, images: int = 6) -> list[ImageBlock]:
+def augmented_blocks(
+    store, augment: Augment, size: int, epochs: int, *, mean, std, key: int, images: int = 6
+) -> list[ImageBlock]:
     """Returns a row for each image: the original, and what fine-tuning makes of it in its first epochs.
 
     With CutMix, the first epoch's follow as :func:`crop_blocks` shows crops.
@@ -56,14 +58,18 @@ def augmented_blocks(store, augment: Augment, size: int, *, mean, std, key: int,
         store: Images by number, as :class:`idmm.data.augment.TrainTransform` takes them.
         augment: How they are changed.
         size: Side of the result (pixels).
+        epochs: Of the run's stage.
         mean, std, images: As of :func:`crop_blocks`.
         key: Of the run's stage.
     """
-    indices = spread_out(len(store), images)
+    indices, epochs = spread_out(len(store), images), min(epochs, EPOCHS)
     transform = TrainTransform(store, augment, size, mean, std, key)
-    made = torch.stack([transform(epoch, indices)["images"] for epoch in range(EPOCHS)], 1)  # [B, EPOCHS, C, S, S]
+    made = torch.stack([transform(epoch, indices)["images"] for epoch in range(epochs)], 1)  # [B, epochs, C, S, S]
     shown = _Shown(store, indices, mean, std)
-    blocks = [shown.originals, (f"as seen in\nepochs 1 to {EPOCHS}", shown.crops(made))]
+    blocks = [
+        shown.originals,
+        (f"as seen in\n{f'epochs 1 to {epochs}' if epochs > 1 else 'epoch 1'}", shown.crops(made)),
+    ]
     if augment.cutmix_alpha:
         blocks.append(_mixed(made[:, :2], augment.cutmix_alpha, derive(key, "crop sheet"), shown))
     return blocks

@@ -9,7 +9,7 @@ import numpy as np
 
 from idmm import config, features
 from idmm.config.commands import DataCacheConfig, DataCheckConfig, DataDownloadConfig
-from idmm.data.composite import composite
+from idmm.data.composite import composite, explained
 from idmm.data.datasets import open_splits
 from idmm.data.disk import cache_entries, cache_folder, clear
 from idmm.data.doctor import NEAR_BITS, NEAR_CORRELATION, SKEWED, Checkup, ImageRef, Pair, check
@@ -20,7 +20,7 @@ from idmm.data.readers.hub import PREFIX
 from idmm.data.registry import DATASETS, resolve_name, spec_of
 from idmm.data.split import Split, Splits, counted
 from idmm.data.user_lists import is_named
-from idmm.errors import UserError, listed
+from idmm.errors import UserError, by_reason, listed
 from idmm.files import made_folder, write_bytes, write_json
 from idmm.progress import log, size
 
@@ -153,8 +153,9 @@ def write_exclusions(command: str, before: str | None, lines: list[str], path: P
         path.replace(old)
         kept = f" (the one before is {old.name})"
     write_bytes(path, content)
-    if lines and not any(is_named(line.decode(errors="replace")) for line in content.split(b"\n")):
-        return f"{path}{kept}; all its lines are behind a #, suspicions to look at: it leaves out nothing as it is"
+    if not any(is_named(line.decode(errors="replace")) for line in content.split(b"\n")):
+        suspicions = "; all its lines are behind a #, suspicions to look at: it leaves out nothing as it is"
+        return f"{path}{kept}{suspicions if lines else ', which names nothing'}"
     return f"{path}{kept}; leave out what it names with --data.exclude {path}"
 
 
@@ -247,7 +248,10 @@ def _images(found: Checkup) -> Iterator[tuple[str, list[str]]]:
     """What is wrong with single images, and which they are."""
     if bad := found.unreadable:
         text = f"unreadable: {counted(len(bad), 'file')}; training stops on them, or goes on without them"
-        yield f"{text}\n  (--data.on_error skip):", [f"{image['name']}: {image['reason']}" for image in bad]
+        yield (
+            f"{text}\n  (--data.on_error skip):",
+            by_reason(*([image[key] for image in bad] for key in ("name", "reason"))),
+        )
     unread = {(image["split"], image["name"]) for image in found.unreadable}
     if several := [image for image in found.several if (image["split"], image["name"]) not in unread]:
         text = f"several pictures: {counted(len(several), 'file')} with more than one; the first is used:"
@@ -317,4 +321,5 @@ def _draw(found: Checkup, splits: Splits, max_pixels: int, path: Path) -> None:
         drawn.append(both)
     title = f"{found.dataset}: a pair of {len(drawn)} of {counted(len(groups), 'group')} of images that look the same"
     note = f"{counted(len(order), 'pair')} in all; alike: images of the group"
+    note = "; ".join(filter(None, [note, explained(found.bands, None, found.range is not None)]))
     caption_sheet(pair_rows(drawn), path, title, note, cell=LARGE)

@@ -10,7 +10,7 @@ from PIL import Image
 
 from idmm import similarity
 from idmm.data.cache import ImageStore
-from idmm.data.composite import picture
+from idmm.data.composite import picture, shown_of
 from idmm.data.exclusions import MIRRORED
 from idmm.data.split import counted
 from idmm.pictures import shortened
@@ -100,7 +100,8 @@ class Section:
             (text, [None if tile is None else Tile(seen.thumbnail(tile[0]), *tile[1:]) for tile in tiles])
             for text, tiles in self.sheet.rows
         ]
-        caption_sheet(rows, out / f"{self.name}.png", self.sheet.title, self.sheet.note, self.sheet.cell)
+        note = "; ".join(filter(None, [self.sheet.note, shown_of(seen.store)]))
+        caption_sheet(rows, out / f"{self.name}.png", self.sheet.title, note, self.sheet.cell)
         self.sheets = [f"{self.name}.png"]
 
     def shown(self) -> list[str]:

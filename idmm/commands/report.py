@@ -176,7 +176,7 @@ def _look_closer(run: RunFacts) -> None:
     """Reads, and for older runs makes, what the page shows of a run alone."""
     parts = _folds(run.path)
     with _or_says(run, "crops", NO_IMAGES):
-        run.crops = _crops(parts[0], artifacts.config_of(parts[0]))
+        run.crops, run.shown = _crops(parts[0], artifacts.config_of(parts[0]))
     if run.classifies:
         with _or_says(run, "cloud"):
             run.cloud = _cloud(parts[0])
@@ -185,8 +185,10 @@ def _look_closer(run: RunFacts) -> None:
     _explored(run, parts[0])
 
 
-def _crops(folder: Path, config: Any) -> list:
+def _crops(folder: Path, config: Any) -> tuple[list, str]:
+    """Makes the views of some training images, and says what pictures show of them."""
     from idmm.commands.crops import augmented_blocks, crop_blocks
+    from idmm.data.composite import shown_of
     from idmm.seeding import derive
     from idmm.stages import STAGES
 
@@ -194,8 +196,10 @@ def _crops(folder: Path, config: Any) -> list:
     store, norm = artifacts.images(folder, "train"), {name: saved[name] for name in ("mean", "std")}
     if isinstance(config, FinetuneConfig):
         last = STAGES["finetune"].phases(config)[-1]
-        return augmented_blocks(store, config.augment, last.size, key=derive(config.seed, "stage", last.number), **norm)
-    return crop_blocks(store, config.views, cutmix_alpha=config.method.cutmix_alpha, seed=config.seed, **norm)
+        norm["key"] = derive(config.seed, "stage", last.number)
+        return augmented_blocks(store, config.augment, last.size, last.epochs, **norm), shown_of(store)
+    norm |= {"cutmix_alpha": config.method.cutmix_alpha, "seed": config.seed}
+    return crop_blocks(store, config.views, **norm), shown_of(store)
 
 
 def _cloud(folder: Path) -> Cloud | None:
@@ -242,10 +246,10 @@ def _predictions(run: RunFacts, parts: list[Path]) -> None:
     with _or_says(run, "mistakes", NO_IMAGES):
         for part, one in zip(parts, found, strict=True):
             if wanted := [mistake for mistake in run.mistakes if mistake.path in one.paths]:
-                from idmm.data.composite import picture  # torch takes seconds
+                from idmm.data.composite import picture, shown_of  # torch takes seconds
 
                 store = artifacts.images(part, "test")
-                place = {name: i for i, name in enumerate(store.names)}
+                run.shown, place = shown_of(store), {name: i for i, name in enumerate(store.names)}
                 for mistake in (one for one in wanted if one.path in place):
                     mistake.image = picture(store, place[mistake.path])
 

@@ -47,7 +47,7 @@ def similar(given: SimilarConfig) -> None:
     print_bytes("".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape"))
     middle = f"median of all {len(cosines):,}: {np.median(cosines):.4f}"
     log.info("cosine, %s", middle)
-    _draw(given, shown, same, embedder.picture, f"cosine: {middle}")
+    _draw(given, shown, same, embedder.picture, "; ".join(filter(None, [f"cosine: {middle}", embedder.shown])))
     log.info("%s: the query and what is nearest to it", given.out)
 
 

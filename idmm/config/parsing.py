@@ -301,6 +301,8 @@ def _fault(kind: type, error: dict, origin: dict[str, str]) -> str:
     message = re.sub(r"a (valid )?dictionary( or an instance of \w+)?", "a mapping", message)
     message = re.sub(r"(List|Dictionary|String) should have at least (\d+) items?.*", r"\2 or more of them", message)
     message = message.replace("a valid integer", "an integer").replace("a valid ", "a ")
+    if error["type"] == "list_type" and isinstance(error["input"], str | int | float):
+        message += f", such as '[{error['input']}]'"
     got = "null" if error["input"] is None else repr(error["input"])
     main = main_key(kind, key) if isinstance(error["input"], str) else None
     return f"{key}: got {got}, wanted {message}{where}{nearest(main, [main]) if main else ''}"

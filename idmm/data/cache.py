@@ -14,7 +14,7 @@ import psutil
 import torch
 
 from idmm import config
-from idmm.data.depth import AUTO, FULL, Scale, common_channels, each_scaled, ends_of, range_of, tidy
+from idmm.data.depth import AUTO, FULL, Scale, common_channels, each_scaled, ends_of, no_data, range_of, tidy
 from idmm.data.disk import CacheEntry, Index, mapped
 from idmm.data.images import (
     BadImage,
@@ -31,7 +31,7 @@ from idmm.data.images import (
     read,
 )
 from idmm.data.split import Split, counted
-from idmm.errors import RunError, UserError, listed
+from idmm.errors import RunError, UserError, by_reason, listed
 from idmm.progress import size as size_of
 
 log = logging.getLogger(__name__)
@@ -281,6 +281,8 @@ class _Loading:
             file_channels=self.bands.count if self.bands else 0,
         )
         self._report(index)
+        if self.scale == AUTO and (marks := no_data(depths, self.bands)):
+            log.warning("data.range: %s", marks)
         return index
 
     def _load(self, i: int, scale: Scale) -> Decoded:
@@ -315,9 +317,8 @@ class _Loading:
         """Raises, or with 'skip' warns, about the bad images; once."""
         if self.reported or not len(index.bad):
             return
-        self.reported = True
-        split, bad = self.split, zip(index.bad.tolist(), index.reasons.tolist(), strict=True)
-        lines = [f"  {split.place(i)}: {reason}" for i, reason in bad]
+        self.reported, split = True, self.split
+        lines = [f"  {line}" for line in by_reason(map(split.place, index.bad.tolist()), index.reasons.tolist())]
         if len(lines) > _MOST_LISTED:
             lines[_MOST_LISTED:] = [f"  and {len(lines) - _MOST_LISTED} more"]
         count = f"{len(index.bad)} of {counted(len(split), 'image')}"
@@ -331,8 +332,7 @@ class _Loading:
         if split.labels is not None:
             left = Counter(split.labels[index.good].tolist())
             there = np.unique(split.labels[split.labels >= 0])
-            empty = [split.classes[label] for label in there if not left[int(label)]]
-            if empty:
+            if empty := [split.classes[label] for label in there if not left[int(label)]]:
                 raise UserError(f"data.root: no usable image is left of the classes {listed(empty)}")
 
 

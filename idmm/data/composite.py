@@ -4,13 +4,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from idmm.data.images import Bands
+
 _ENDS = (1, 99)  # percentiles of a channel that black and full colour stand for
 
 
 def composite(image: np.ndarray, bands: Sequence[int] | None = None, ends: np.ndarray | None = None) -> np.ndarray:
     """Returns a picture of an image, for people alone.
 
-    8-bit RGB and grey are shown as they are. All else is stretched, each channel between its 1st and 99th percentile.
+    8-bit RGB and grey are shown as they are. All else is stretched, each channel between its 1st and 99th percentile,
+    pixels at the low end of the range left out, as those without data are.
 
     Args:
         image: [H, W, C], uint8, uint16 or floats.
@@ -37,7 +40,30 @@ def ends_of(image: np.ndarray, bands: Sequence[int] | None = None) -> np.ndarray
     chosen = _chosen(image, bands)
     if image.dtype == np.uint8 and image.shape[2] in (1, 3):
         return np.array([[0.0, 255.0]] * chosen.shape[2])
-    return np.percentile(chosen, _ENDS, axis=(0, 1)).T
+    planes = [plane[plane > 0] if plane.any() else plane for plane in np.moveaxis(chosen, 2, 0)]
+    return np.array([np.percentile(plane, _ENDS) for plane in planes])
+
+
+def explained(bands: Bands | None, composite: Sequence[int] | None, deep: bool) -> str:
+    """Says what of an image a picture shows; nothing of 8-bit RGB and grey as they are.
+
+    Args:
+        bands: Which channels are used; None: pictures.
+        composite: Those of them that are shown; None: the first three.
+        deep: Whether the images have more than 8 bits.
+    """
+    if bands is None:
+        return "more than 8 bits, each image stretched" if deep else ""
+    used = bands.chosen or range(bands.used)
+    shown = [str(used[c]) for c in composite or range(min(3, len(used)))]
+    colours = "grey" if len(shown) == 1 else ", ".join(("red", "green", "blue")[: len(shown)])
+    stretched = ", each stretched" if deep or len(used) not in (1, 3) else ""
+    return f"channel{'s' if len(shown) > 1 else ''} {', '.join(shown)} as {colours}{stretched}"
+
+
+def shown_of(store) -> str:
+    """:func:`explained` of an :class:`idmm.data.cache.ImageStore`."""
+    return explained(store.bands, store.composite, store.scale is not None)
 
 
 def picture(store, i: int) -> np.ndarray:

@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from itertools import zip_longest
 from typing import TypeVar
 
 import numpy as np
@@ -19,10 +20,11 @@ import numpy as np
 from idmm.data.images import AUTO, FULL, BadImage, Bands, Depth, Scale, ScaleUnknown, depth, header
 from idmm.data.raw import quiet_readers
 from idmm.data.split import Split, counted
-from idmm.errors import RunError
+from idmm.errors import RunError, listed
 from idmm.progress import Bar
 
 Result = TypeVar("Result")
+FILLED, FAR, LEVELS = 0.002, 1 / 4, 16  # of a no-data value, see no_data
 NARROW = 1 / 8  # share of the range that a typical image spans, under which that is remarked on
 
 
@@ -43,6 +45,43 @@ def ends_of(depths: list[Depth], bands: Bands | None) -> np.ndarray:
         if found.ends:
             row[:] = found.ends[0] if bands is None else found.ends
     return ends
+
+
+def no_data(depths: list[Depth], bands: Bands | None) -> str | None:
+    """Says which values look like marks of pixels without data, and what range leaves them out; None: there are none.
+
+    Such a value is an end of the range, fills at least :data:`FILLED` of the pixels of the images that have it, and is
+    as far from all other values as :data:`FAR` of what these span or more. The others are at least :data:`LEVELS`, lest
+    masks have some. So neither black nor saturated pixels are meant, next to which there are others.
+    """
+    depths = [found for found in depths if found.ends]
+    if not depths:
+        return None
+    ends, edges = np.array([found.ends for found in depths]), np.array([found.edges for found in depths])  # [N, C, ...]
+    ranges = np.stack([ends[..., 0].min(axis=0), ends[..., 1].max(axis=0)], axis=1)  # [C, 2]
+    values, channels, images, share = [], set(), np.zeros(len(depths), dtype=bool), 0.0
+    for side, sign in ((0, 1), (1, -1)):
+        at = ends[..., side] == ranges[:, side]  # [N, C]
+        filled = np.where(at, edges[..., 2 * side], 0).sum(axis=0) / at.sum(axis=0)  # [C]
+        nearest = np.where(at, edges[..., 2 * side + 1], ends[..., side])
+        nearest = sign * (sign * nearest).min(axis=0)  # [C]
+        span, gap = sign * (ranges[:, 1 - side] - nearest), sign * (nearest - ranges[:, side])
+        marks = (filled >= FILLED) & (span > 0) & (gap >= FAR * span) & (edges[..., 4].max(axis=0) >= LEVELS)
+        for c in np.flatnonzero(marks).tolist():
+            values.append(_shown(ranges[c, side]))
+            channels.add((bands and bands.chosen or range(len(ranges)))[c])
+            images |= at[:, c]
+            share = max(share, filled[c])
+            ranges[c, side] = nearest[c]
+    if not values:
+        return None
+    some = len(channels) < len(ranges)
+    where = "" if bands is None else f" in channel {listed(map(str, sorted(channels)))}" if some else " in each channel"
+    pixels = f"on {100 * share:.2g} % of the pixels of {counted(int(images.sum()), 'image')}"
+    pairs = [f"[{', '.join(map(_shown, pair))}]" for pair in ranges]
+    better = pairs[0] if bands is None else f"[{', '.join(pairs)}]"
+    which = f"{listed(dict.fromkeys(values))}{where}, {pixels} and far from all other values,"
+    return f"{which} looks like a no-data value: --data.range '{better}'"
 
 
 def is_deep(extremes: np.ndarray) -> np.ndarray:
@@ -157,7 +196,13 @@ def _outcome(work: Callable[[int], Result], place: Callable[[int], str], i: int)
 
 
 def described(
-    part: str, names: list[str], kinds: np.ndarray, extremes: np.ndarray, scale: Scale | None, origin: str
+    part: str,
+    names: list[str],
+    kinds: np.ndarray,
+    extremes: np.ndarray,
+    scale: Scale | None,
+    origin: str,
+    bands: Bands | None = None,
 ) -> tuple[list[str], list[str]]:
     """Says what images of more than 8 bits there are, and what becomes of them; then what of that is worth a warning.
 
@@ -168,7 +213,9 @@ def described(
         extremes: Its smallest and largest value, NaN where it has 8 bits; [N, 2], of bands [N, C, 2].
         scale: What they are scaled by; None: all have 8 bits.
         origin: Where that comes from.
+        bands: Which channels are used; None: pictures.
     """
+    numbers = [f"{number}: " for number in (bands and bands.chosen) or ()]
     lines, warnings = [], []
     for kind in np.unique(kinds[kinds != ""]).tolist():
         of = np.flatnonzero(kinds == kind)
@@ -184,7 +231,8 @@ def described(
         ranges = np.array((0, top) if scale == FULL else scale, dtype=np.float64).reshape(-1, 2)  # [1 or C, 2]
         whole = top is not None and (ranges[:, 1] - ranges[:, 0]).max() <= 65535
         kept = "as 16 bits" if whole else "in 65,536 levels"
-        each = ", ".join(f"[{_shown(low)}, {_shown(high)}]" for low, high in ranges)
+        pairs = [f"[{_shown(low)}, {_shown(high)}]" for low, high in ranges]
+        each = ", ".join(f"{number}{pair}" for number, pair in zip_longest(numbers, pairs, fillvalue=""))
         if len(ranges) > 1:
             each = f"of its channels {each}"
             values = "" if np.array_equal(ranges, spans) else f" {values};"

@@ -11,7 +11,7 @@ from scipy.fft import dctn
 from idmm import config
 from idmm.data.composite import composite
 from idmm.data.datasets import narrowed, read_splits
-from idmm.data.depth import AUTO, Scale, described, each_scaled, ends_of, in_order, range_of, tidy
+from idmm.data.depth import AUTO, Scale, described, each_scaled, ends_of, in_order, no_data, range_of, tidy
 from idmm.data.images import Bands, CentreCrop, Depth, Header, bands_of, digest, frames, header, load
 from idmm.data.looks import Look, look_at, suggestions, summary
 from idmm.data.raw import BadImage, as_bands
@@ -91,6 +91,7 @@ class Checkup:
     unreadable: list[dict] = field(default_factory=list)  # {"split", "name", "reason"} each
     depths: dict[str, dict[str, dict]] = field(default_factory=dict)  # of each split: {kind: {"images", "low", "high"}}
     range: Scale | None = None  # of images of more than 8 bits under data.range auto; None: there are none in train
+    no_data: str | None = None  # which of their values look like marks of no data, and what to do
     bands: Bands | None = None  # which channels are used; None: the images are pictures
     channels: str = ""  # of bands: how many there are, of how many bits, and the flag that means them
     mean: list[float] = field(default_factory=list)  # of bands: of each channel of the training images, on [0, 1]
@@ -196,7 +197,8 @@ def check(
         if name == "train" and found.bands and looks:
             found.mean, found.std = mean_std(look.moments for look in looks)
             numbers = list(found.bands.chosen or range(found.bands.used))
-            found.constant = constant(found.mean, found.std, numbers)
+            extremes = ends_of([look.depth for look in looks], found.bands)
+            found.constant = constant(found.mean, found.std, numbers, extremes)
         found.seen[name] = {look.ref.name: look.look for look in looks}
         seen += looks
     found.pairs, found.near_skipped = _pairs(seen, near_limit)
@@ -283,7 +285,8 @@ def _count_depths(found: Checkup, name: str, looks: list[_Summary]) -> None:
     kinds = np.array([look.depth.kind for look in looks], dtype=np.str_)
     extremes = ends_of([look.depth for look in looks], found.bands)
     own = range_of(extremes)
-    found.range = own if name == "train" else found.range
+    if name == "train":
+        found.range, found.no_data = own, no_data([look.depth for look in looks], found.bands)
     for kind in np.unique(kinds).tolist():
         ends = extremes[kinds == kind]
         about = {"images": len(ends)}
@@ -292,8 +295,9 @@ def _count_depths(found: Checkup, name: str, looks: list[_Summary]) -> None:
             about |= {"low": low, "high": high} if found.bands else {"low": low[0], "high": high[0]}
         found.depths.setdefault(name, {})[kind or "8 bits"] = about
     names = [look.ref.name for look in looks]
-    for lines in described(name, names, kinds, extremes, found.range or own, "data.range auto"):
+    for lines in described(name, names, kinds, extremes, found.range or own, "data.range auto", found.bands):
         found.depth_lines += lines
+    found.depth_lines += [found.no_data] if name == "train" and found.no_data else []
 
 
 def _summary(

@@ -20,6 +20,7 @@ Scale = str | Range | tuple[Range, ...]
 AUTO, FULL = "auto", "full"
 TOP = 65535  # of what is kept of deeper images
 _TRIMMED = 1e-4  # share of an image's pixels at either end that its extremes leave out: hot and dead ones
+_SAMPLE = 1000  # values of an image that are counted
 _ALPHA = ("RGBA", "RGBa", "LA", "La", "PA")
 
 
@@ -56,6 +57,9 @@ class Depth(NamedTuple):
     ends: tuple[Range, ...] = ()
     """Smallest and largest value but for the 1 in 10,000 most extreme pixels: of a picture's colours together, of bands
     each."""
+    edges: tuple[tuple[float, ...], ...] = ()
+    """Likewise: share of the pixels at the smallest value, the least value above it; share at the largest, the greatest
+    value below it; how many values of a sample lie between."""
 
 
 class Decoded(NamedTuple):
@@ -235,7 +239,8 @@ def _values(image: Opened, bands: Bands | None) -> tuple[np.ndarray, np.ndarray 
     values = upright(image.values(), image.orientation())[:, :, list(chosen)]
     for channel, plane in zip(chosen, np.moveaxis(values, 2, 0), strict=True):
         if values.dtype.kind == "f" and (odd := int(plane.size - np.isfinite(plane).sum())):
-            raise BadImage(f"channel {channel} has {odd} values that are no finite numbers (NaN or infinite)")
+            share = f"{odd} of {plane.size}"
+            raise BadImage(f"channel {channel} has values that are no finite numbers (NaN or infinite), {share}")
     return values, None
 
 
@@ -254,12 +259,24 @@ def _colours(image: Opened, values: np.ndarray) -> tuple[np.ndarray, np.ndarray 
 
 def _depth(image: Opened, values: np.ndarray, bands: Bands | None) -> Depth:
     if bands is not None:
-        ends = tuple(_extremes(plane) for plane in np.moveaxis(values, 2, 0))
-        return Depth(f"{image.bits} with {image.channels} channel{'s' if image.channels > 1 else ''}", ends)
+        ends, edges = zip(*map(_ends, np.moveaxis(values, 2, 0)), strict=True)
+        return Depth(f"{image.bits} with {image.channels} channel{'s' if image.channels > 1 else ''}", ends, edges)
     kind = f"{image.bits} {'grey' if values.shape[2] == 1 else 'colour'}"
     if not np.isfinite(values).all():
         kind += " with NaN or infinite values, which become the lowest (of +inf the highest)"
-    return Depth(kind, (_extremes(values),))
+    ends, edges = _ends(values)
+    return Depth(kind, (ends,), (edges,))
+
+
+def _ends(values: np.ndarray) -> tuple[Range, tuple[float, ...]]:
+    """Returns ``ends`` and ``edges`` of a :class:`Depth`."""
+    values = values[np.isfinite(values)]
+    low, high = _extremes(values)
+    inner = values[(values > low) & (values < high)]
+    above, below = _extremes(inner) if len(inner) else (high, low) if low < high else (np.inf, -np.inf)
+    levels = len(np.unique(inner[:: max(1, len(inner) // _SAMPLE)]))
+    size = max(1, len(values))
+    return (low, high), ((values <= low).sum() / size, above, (values >= high).sum() / size, below, levels)
 
 
 def _extremes(values: np.ndarray) -> Range:

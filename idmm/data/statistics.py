@@ -7,7 +7,7 @@ from contextlib import closing
 import numpy as np
 
 from idmm.data.cache import ImageStore
-from idmm.data.depth import in_order
+from idmm.data.depth import in_order, is_deep
 from idmm.data.images import TOP
 from idmm.errors import UserError, listed
 
@@ -44,18 +44,26 @@ def measured(store: ImageStore, grey: bool, progress: bool = False) -> tuple[lis
         return mean_std(found)
 
 
-def constant(mean: list[float], std: list[float], numbers: list[int]) -> str | None:
-    """Says which channels, by their ``numbers``, have a standard deviation of 0, and what to do; None: none has."""
+def constant(mean: list[float], std: list[float], numbers: list[int], extremes: np.ndarray) -> str | None:
+    """Says which channels, by their ``numbers``, have a standard deviation of 0, and what to do; None: none has.
+
+    ``extremes``: as of :class:`idmm.data.cache.ImageStore`."""
     flat = [i for i, value in enumerate(std) if not value]
     if not flat:
         return None
-    named = listed([f"{numbers[i]} (value {mean[i]:g})" for i in flat])
+    deep = extremes[is_deep(extremes)].reshape(-1, len(mean), 2)
+    named = []
+    for i in flat:  # by the numbers that the files have
+        values = deep[:, i] if len(deep) else np.array([255 * mean[i]])
+        low, high = f"{values.min():g}", f"{values.max():g}"
+        named.append(f"{numbers[i]} (value {low if low == high else f'{low} to {high}'})")
     kept = [number for i, number in enumerate(numbers) if i not in flat]
     how = f"use the others by --data.bands '{kept}', or give --data.mean and --data.std" if kept else "give --data.std"
-    return f"the same value in all pixels of the training images, hence no standard deviation: channel {named}; {how}"
+    what = f"the same value in all pixels of the training images, hence no standard deviation: channel {listed(named)}"
+    return f"{what}; {how}"
 
 
-def refuse_constant(mean: list[float], std: list[float], numbers: list[int]) -> None:
+def refuse_constant(mean: list[float], std: list[float], numbers: list[int], extremes: np.ndarray) -> None:
     """Raises UserError where a channel has the same value in all training images."""
-    if why := constant(mean, std, numbers):
+    if why := constant(mean, std, numbers, extremes):
         raise UserError(f"data.std: {why}")

@@ -170,8 +170,8 @@ def leave_out(splits: Splits, file: str, root: str | None) -> Splits:
     """
     given = UserList("data.exclude", file, _names(splits), root)
     text = given.text("a file with the name of an image a line", "surrogateescape")  # file names are bytes
-    lines = enumerate(text.replace("\r\n", "\n").split("\n"), start=1)
-    found = {given.find(i, line, elsewhere=True) for i, line in lines if is_named(line)}
+    lines = text.replace("\r\n", "\n").split("\n")
+    found = {given.find(i, line, elsewhere=True) for i, line in enumerate(lines, start=1) if is_named(line)}
     given.refuse()
     kept, counts = {}, {}
     for key, part in splits.parts.items():
@@ -183,7 +183,9 @@ def leave_out(splits: Splits, file: str, root: str | None) -> Splits:
         kept[key], counts[key] = replace(part.take(left), drawn=drawn) if left else None, len(out)
     total = sum(counts.values())
     where = ", ".join(f"{n} {key}" for key, n in counts.items() if n)
-    where = f" ({where})" if where else "" if found else ": all its lines are behind a #, suspicions to look at"
+    suspicions = any(line.startswith("#") and not line.startswith("# ") for line in lines)  # names behind a #
+    nothing = ": all its lines are behind a #, suspicions to look at" if suspicions else ": the list is empty"
+    where = f" ({where})" if where else "" if found else nothing
     log.info("data.exclude: '%s' leaves out %s%s", file, counted(total, "image"), where)
     return replace(splits, **kept, excluded=total)
 

@@ -66,6 +66,7 @@ class RunFacts:
     detailed: bool = True  # whether the page has sections of its own on it
     # ---- of runs that are shown in detail
     crops: list[ImageBlock] | None = None
+    shown: str = ""  # what pictures of its images are, where that is not plain
     predicted: Any = None  # idmm.evaluate.Predictions of the test images
     paths: list[str] = field(default_factory=list)  # names of these images
     classes: list[str] = field(default_factory=list)  # names of the classes, by number

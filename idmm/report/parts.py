@@ -101,6 +101,7 @@ class Sheets(Part):
     name: str
     blocks: list[ImageBlock]
     caption: str = ""
+    note: str = ""  # below the images in the PNG
 
     @property
     def sheets(self) -> list[tuple[str, str, int, int]]:
@@ -108,7 +109,7 @@ class Sheets(Part):
         return [(title.replace("\n", " "), webp(one), *one.shape[1::-1]) for title, one in sheets(self.blocks)]
 
     def save(self, folder: Path) -> None:
-        image_sheet(self.blocks, folder / self.name)
+        image_sheet(self.blocks, folder / self.name, self.note)
 
 
 @dataclass

@@ -17,19 +17,22 @@ TOP1 = "top-1 accuracy on the test images (%)"
 
 
 # ---------------------------------------------------------------------- sheets of images
-def image_sheet(blocks: list[ImageBlock], path: str | Path) -> None:
-    """Draws blocks of images side by side, each under its title; images are [S, S, 3] in [0, 1] or uint8."""
+def image_sheet(blocks: list[ImageBlock], path: str | Path, note: str = "") -> None:
+    """Draws blocks of images side by side, each under its title, above a note; images are [S, S, 3] in [0, 1] or
+    uint8."""
     cell, between, head, edge = 0.85, 0.3, 0.42, 0.12  # inches; the cell with its gap
     made = sheets(blocks)
     pixel = cell * len(blocks[0][1]) / (made[0][1].shape[0] + GAP)
     widths = [max(1.25, image.shape[1] * pixel) for _, image in made]
     width = sum(widths) + between * (len(made) - 1) + 2 * edge
-    height = made[0][1].shape[0] * pixel + head + edge
+    below = edge + (0.2 if note else 0)
+    height = made[0][1].shape[0] * pixel + head + below
     figure = Figure(figsize=(width, height))
     left = edge
+    figure.text(edge / width, 0.14 / height, note, va="center", fontsize=7.5, color="0.35")
     for (title, image), block in zip(made, widths, strict=True):
         figure.text((left + block / 2) / width, 1 - head / 2 / height, title, ha="center", va="center", fontsize=8)
-        axis = figure.add_axes((left / width, edge / height, block / width, 1 - (head + edge) / height))
+        axis = figure.add_axes((left / width, below / height, block / width, 1 - (head + below) / height))
         axis.imshow(image, interpolation="nearest")
         axis.set_axis_off()
         left += block + between

@@ -31,7 +31,12 @@ def details(run: RunFacts, alone: bool) -> Iterator[Section]:
 
 
 def _crops(run: RunFacts, mark: str) -> Iterator:
-    yield Sheets(f"crops{mark}.png", run.crops, "As drawn by the run's own seed; a row for each image.")
+    caption = "As drawn by the run's own seed; a row for each image."
+    yield Sheets(f"crops{mark}.png", run.crops, f"{caption} {_shown(run)}".strip(), run.shown)
+
+
+def _shown(run: RunFacts) -> str:
+    return f"Shown: {run.shown}." if run.shown else ""
 
 
 def _cloud(run: RunFacts, mark: str) -> Iterator:
@@ -76,7 +81,9 @@ def _mistakes(run: RunFacts, mark: str) -> Iterator:
         name = readable(one.path)
         said = f"taken for {one.predicted}, {100 * one.probability:.0f} % sure"
         items.append((source, [said, f"is {one.truth}", shortened(name, 22)], name))
-    yield Text("What the classifier was surest of and wrong; a look at them often finds wrong labels.", "quiet")
+    yield Text(
+        f"What the classifier was surest of and wrong; a look at them often finds wrong labels. {_shown(run)}", "quiet"
+    )
     yield Thumbs(items)
 
 

@@ -32,7 +32,7 @@ def standardised(spec: ModelSpec, train: ImageStore, folder: RunFolder | None) -
     mean, std = spec.mean or kept[0], spec.std or kept[1]
     if spec.std is None:
         chosen = train.bands and train.bands.chosen
-        refuse_constant(mean, std, list(chosen or range(spec.in_chans)))
+        refuse_constant(mean, std, list(chosen or range(spec.in_chans)), train.extremes)
     said = "images: mean %s, std %s of the channels, measured from the training images"
     log.info(said, *([float(f"{value:.4g}") for value in values] for values in (mean, std)))
     return replace(spec, mean=mean, std=std)
@@ -54,7 +54,7 @@ def describe(parts, part: str, store: ImageStore, asked: str | list, own: bool) 
         own: By their own range, as no training image has more than 8 bits.
     """
     origin = f"from the {part} images" if own else _origin(parts, asked)
-    lines, warnings = described(part, store.names, store.kinds, store.extremes, store.scale, origin)
+    lines, warnings = described(part, store.names, store.kinds, store.extremes, store.scale, origin, store.bands)
     if part == "train" and store.scale is None and origin == "data.range":
         lines.append("data.range changes nothing: no training image has more than 8 bits")
     augment, deep = getattr(parts.config, "augment", None), int((store.kinds != "").sum())
