@@ -31,12 +31,11 @@ from idmm.data.images import (
     read,
 )
 from idmm.data.split import Split, counted
-from idmm.errors import RunError, UserError, listed
+from idmm.errors import RunError, UserError, capped, listed
 from idmm.progress import size as size_of
 
 log = logging.getLogger(__name__)
 
-_MOST_LISTED = 20  # bad images named one by one
 _PROBED = 64  # images whose headers the size of a cache is estimated from
 
 
@@ -317,9 +316,7 @@ class _Loading:
             return
         self.reported = True
         split, bad = self.split, zip(index.bad.tolist(), index.reasons.tolist(), strict=True)
-        lines = [f"  {split.place(i)}: {reason}" for i, reason in bad]
-        if len(lines) > _MOST_LISTED:
-            lines[_MOST_LISTED:] = [f"  and {len(lines) - _MOST_LISTED} more"]
+        lines = capped([f"  {split.place(i)}: {reason}" for i, reason in bad])
         count = f"{len(index.bad)} of {counted(len(split), 'image')}"
         if self.data.on_error == "fail":
             how = "--data.on_error skip leaves them out, --data.exclude all that 'idmm data check' lists"
