@@ -106,6 +106,11 @@ def by_reason(names: Iterable[str], reasons: Iterable[str], most: int = 5) -> li
     return lines
 
 
+def capped(lines: list[str], most: int = 20) -> list[str]:
+    """Cuts a list of indented lines after ``most`` of them."""
+    return lines[:most] + ([f"  and {len(lines) - most} more"] if len(lines) > most else [])
+
+
 def listed(names: Iterable[str], most: int = 5) -> str:
     """Joins names for one line of text, cutting the list after ``most`` of them."""
     names = list(names)

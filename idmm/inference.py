@@ -16,7 +16,8 @@ from torch import Tensor
 
 from idmm.config.usage import UseConfig
 from idmm.data.composite import composite, explained
-from idmm.data.images import AUTO, fitted
+from idmm.data.images import AUTO, Bands, fitted
+from idmm.data.raw import PICTURE_CHANNELS, channels_first
 from idmm.data.readers.folder import images_at
 from idmm.errors import UserError
 from idmm.files import weights_label
@@ -26,12 +27,13 @@ from idmm.network import Forward, Network, pooled
 from idmm.progress import counting
 
 BATCH, PIXELS = UseConfig.batch_size, UseConfig.max_pixels
-WANTED = "wanted a path, a PIL image, or a uint8 array [H, W, 3] or [H, W]"
-BANDS_WANTED = "wanted a path, or an array [H, W, C] of numbers as files have them"
+WANTED = "wanted a path, a PIL image, or an array [H, W, 3] or [H, W] of uint8 or uint16"
+BANDS_WANTED = "wanted a path, or an array [H, W, C] or [C, H, W] of numbers as files have them"
 
 AnyImage = str | os.PathLike | Image.Image | np.ndarray
-"""An image: the path of its file, an open one of Pillow's, or its pixels, uint8 [H, W, 3] or [H, W] (grey; uint16 as
-16-bit files have it); of a run on bands [H, W, C], in numbers of any type, as files have them."""
+"""An image: the path of its file, an open one of Pillow's, or its pixels, [H, W, 3] or [H, W] (grey), uint8, or
+uint16 as 16-bit files have it; of a run on bands [H, W, C], in numbers of any type, as files have them. [C, H, W] is
+taken where only that fits."""
 
 
 # ---------------------------------------------------------------------- what is found
@@ -107,7 +109,7 @@ class _Predictor:
         """
         if on_error not in ("fail", "skip"):
             raise UserError(f"on_error: got '{on_error}'; wanted 'fail' or 'skip'")
-        sources, names, single = _listed(images, self._network.bands is None)
+        sources, names, single = _listed(images, self._network.bands)
         unreadable: dict[str, str] = {}
         batches = self._network.file_batches(sources, names, self._max_pixels, unreadable)
         shown = counting(batches, len(sources), label) if label else batches
@@ -140,8 +142,9 @@ class Classifier(_Predictor):
         """Says which classes images are of.
 
         Args:
-            images: A list of paths (of a folder: all images in it, at any depth), PIL images and arrays, uint8
-                [H, W, 3] or [H, W], of bands [H, W, C] of any numbers; or a single one. All are read as in training.
+            images: A list of paths (of a folder: all images in it, at any depth), PIL images and arrays, uint8 or
+                uint16 [H, W, 3] or [H, W], of bands [H, W, C] of any numbers; or a single one. All are read as in
+                training.
             top_k: Likeliest classes that ``top`` of a prediction has; at most K.
             tta: Mean of the probabilities of each image and its mirror image, at twice the time.
             on_error: "fail", or "skip" the images that cannot be read, which ``unreadable`` then lists.
@@ -234,8 +237,8 @@ def embed(
 
     Args:
         run_or_file: A run folder of any stage, or a checkpoint with its JSON beside it.
-        images: A list of paths (of a folder: all images in it, sorted, at any depth), PIL images and arrays, uint8
-            [H, W, 3] or [H, W], of bands [H, W, C] of any numbers; or a single one.
+        images: A list of paths (of a folder: all images in it, sorted, at any depth), PIL images and arrays, uint8 or
+            uint16 [H, W, 3] or [H, W], of bands [H, W, C] of any numbers; or a single one.
         device, batch_size, max_pixels: As for :func:`load_classifier`.
 
     Raises:
@@ -252,8 +255,8 @@ def _probabilities(model: torch.nn.Module, images: Tensor, tta: bool) -> Tensor:
 
 
 # ---------------------------------------------------------------------- images
-def _listed(images: AnyImage | Sequence[AnyImage], pictures: bool) -> tuple[list[AnyImage], list[str], bool]:
-    """Returns all images, what messages call them, and whether a single one was meant; ``pictures``: not bands."""
+def _listed(images: AnyImage | Sequence[AnyImage], bands: Bands | None) -> tuple[list[AnyImage], list[str], bool]:
+    """Returns all images, what messages call them, and whether a single one was meant; ``bands``: the network's."""
     one = isinstance(images, (str, os.PathLike, Image.Image)) or (isinstance(images, np.ndarray) and images.ndim < 4)
     sources, names = [], []
     for place, image in enumerate([images] if one else images):
@@ -266,20 +269,25 @@ def _listed(images: AnyImage | Sequence[AnyImage], pictures: bool) -> tuple[list
             names += files
             continue
         if not isinstance(image, (Image.Image, np.ndarray)):
-            raise UserError(f"images: {name} is {type(image).__name__}; {WANTED if pictures else BANDS_WANTED}")
+            raise UserError(f"images: {name} is {type(image).__name__}; {WANTED if bands is None else BANDS_WANTED}")
         if isinstance(image, np.ndarray):
-            _check_array(image, name, pictures)
+            image = _channels_last(image, name, bands)
         sources.append(image)
         names.append(name)
     return sources, names, one
 
 
-def _check_array(array: np.ndarray, name: str, pictures: bool) -> None:
-    """Raises UserError for an array that is no image."""
+def _channels_last(given: np.ndarray, name: str, bands: Bands | None) -> np.ndarray:
+    """Returns an array as [H, W] or [H, W, C]; UserError where it is no image."""
+    array, known = given, given.ndim in (2, 3) and given.size and given.dtype.kind in "buif"
+    if known and array.ndim == 3:
+        first, _, last = array.shape
+        if first in PICTURE_CHANNELS and last > 4 if bands is None else channels_first(array.shape, [bands.count or 0]):
+            array = np.moveaxis(array, 0, 2)
     channels = array.shape[2] if array.ndim == 3 else 1
-    known = array.ndim in (2, 3) and array.size and array.dtype.kind in "buif"
-    if pictures and known:
+    if bands is None and known:
         known = (array.dtype == np.uint8 and channels <= 4) or (array.dtype == np.uint16 and channels in (1, 3))
     if not known:
-        wanted = WANTED if pictures else BANDS_WANTED
-        raise UserError(f"images: {name} is an array of {array.dtype}, {list(array.shape)}; {wanted}")
+        wanted = WANTED if bands is None else BANDS_WANTED
+        raise UserError(f"images: {name} is an array of {given.dtype}, {list(given.shape)}; {wanted}")
+    return array

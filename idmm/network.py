@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -32,13 +33,14 @@ from idmm.data.images import (
 from idmm.data.loaders import centre_crops
 from idmm.data.split import counted
 from idmm.data.views import normalise
-from idmm.errors import RunError, UserError
+from idmm.errors import RunError, UserError, listed
 from idmm.evaluate import evaluating
 from idmm.files import weights_label
 from idmm.models.build import pair
 from idmm.models.weights import Checkpoint, build_saved
 
 log = logging.getLogger("idmm")
+DARK = 0.01  # share of the range that holds all values of an image which is remarked on
 Forward = Callable[[nn.Module, Tensor], Tensor]  # (model, images [B, C, S, S]) -> [B, k]
 
 
@@ -80,6 +82,7 @@ class Network:
     option: str | None = "batch_size"  # what messages call batch_size; None: nobody can change it
     scale: Scale = AUTO  # of images deeper than 8 bits; AUTO: the run saw none
     bands: Bands | None = None  # which channels of files are used; None: pictures
+    deep: bool = False  # the run saw images of more than 8 bits alone
 
     @classmethod
     def from_checkpoint(
@@ -98,8 +101,10 @@ class Network:
             where = weights_label(saved.source, saved.field)
             raise UserError(f"{where} was evaluated at {height}x{width} pixels; wanted is a network of square images")
         looks = (saved.crop_pct, saved.mean, saved.std)
-        channels = bands_of(saved.in_chans, saved.extra.get("bands"))
-        kwargs = {"label": saved.source, "scale": tidy(saved.range), "bands": channels, **kwargs}
+        more = saved.extra
+        channels = bands_of(saved.in_chans, more.get("bands"), more.get("file_channels"))
+        known = {"scale": tidy(saved.range), "bands": channels, "deep": more.get("deep", False)}
+        kwargs = {"label": saved.source, **known, **kwargs}
         return cls(model, height, *looks, device, batch_size, **kwargs)
 
     def outputs(
@@ -150,19 +155,23 @@ class Network:
             max_pixels: Images with more pixels are refused (pixels).
             unreadable: Takes up those that cannot be read, with the reason, by name.
         """
-        crop, index, crops, deep = CentreCrop(self.size, self.crop_pct), [], [], []
+        crop, index, crops, deep, odd = CentreCrop(self.size, self.crop_pct), [], [], [], {}
 
         def prepared(i: int) -> Tensor:
             decoded = self.read(images[i], max_pixels)
             if self.scale == AUTO and decoded.depth.ends:
                 deep.append(names[i])
+            if found := self._other_scale(decoded):
+                odd[i] = found
             return unit(torch.from_numpy(crop(decoded.pixels)).permute(2, 0, 1))  # float32 [C, S, S]
 
         given = (len(images), names.__getitem__, "reading images", False, self.batch_size)
         with closing(in_order(prepared, *given)) as results:
             for i, result in enumerate(results):
                 if isinstance(result, BadImage):
-                    unreadable[names[i]] = result.reason.replace("data.max_pixels", "max_pixels")
+                    why = result.reason.replace("data.max_pixels", "max_pixels")
+                    # which channels are used is the run's to say, no longer a flag's
+                    unreadable[names[i]] = re.sub(r", or --data\..*", ", as the run is of pictures", why)
                 else:
                     index.append(i)
                     crops.append(result)
@@ -173,6 +182,23 @@ class Network:
         if deep:
             what = f"{counted(len(deep), 'image')} of more than 8 bits ('{min(deep)}')"
             log.warning("%s: the run saw none, so their values are scaled by the full range of their type", what)
+        if odd:
+            what = f"{len(odd)} of {counted(len(images), 'image')} ('{names[min(odd)]}': {odd[min(odd)]})"
+            ranges = listed(f"{low:g} to {high:g}" for low, high in np.reshape(self.scale, (-1, 2)).tolist())
+            line = "images: the values of %s are on another scale than the run's range, %s; do not trust the results"
+            log.warning(line, what, ranges)
+
+    def _other_scale(self, image: Decoded) -> str | None:
+        """Says what an image's values are where they are on another scale than those of the run's images: of 8 bits
+        where the run saw deeper ones alone, or in each channel below the first percent of the range, or above it."""
+        if isinstance(self.scale, str):
+            return None
+        if not image.depth.ends:
+            return "8 bits" if self.deep else None
+        (low, high), ends = np.reshape(self.scale, (-1, 2)).T, np.array(image.depth.ends)  # [1 or C], [1 or C, 2]
+        if not ((ends[:, 1] < low + DARK * (high - low)) | (ends[:, 0] > high)).all():
+            return None
+        return f"{ends[:, 0].min():g} to {ends[:, 1].max():g}"
 
     def read(self, image: str | os.PathLike | Image.Image | np.ndarray, max_pixels: int) -> Decoded:
         """Decodes a file, an open image of Pillow's or an array [H, W, C] as the run does; BadImage where it cannot be

@@ -159,7 +159,7 @@ def test_chosen_bands_travel(root, pretrained, tmp_path, capsys):
     other[..., 1:4] = 0  # what is not used
     features = idmm.embed(run, [image, other, image[..., ::-1]])
     assert np.array_equal(features[0], features[1]) and not np.allclose(features[0], features[2])
-    with pytest.raises(UserError, match="data.bands asks for channel 4"):
+    with pytest.raises(UserError, match="4 channels; wanted 5"):
         idmm.embed(run, [image[..., :4]])
 
 

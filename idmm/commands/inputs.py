@@ -8,7 +8,7 @@ from typing import Any
 from idmm.config.usage import UseConfig
 from idmm.data.readers.folder import FoundImage, images_at
 from idmm.data.split import counted
-from idmm.errors import UserError, checked
+from idmm.errors import UserError, capped, checked
 from idmm.files import out_file, weights_file
 from idmm.progress import log
 
@@ -46,11 +46,11 @@ def network_options(given: UseConfig) -> dict[str, Any]:
 
 def say_unreadable(unreadable: dict[str, str], count: int) -> None:
     """Lists the images that could not be read, of so many; UserError where none could."""
-    lines = [f"  {path}: {why}" for path, why in unreadable.items()]
-    if lines and len(lines) == count:
+    lines = capped([f"  {path}: {why}" for path, why in unreadable.items()])
+    if lines and len(unreadable) == count:
         raise UserError(f"paths: none of {counted(count, 'image')} can be read:", *lines)
     if lines:
-        log.warning("paths: left out %d of %s that cannot be read:\n%s", len(lines), counted(count, "image"),
+        log.warning("paths: left out %d of %s that cannot be read:\n%s", len(unreadable), counted(count, "image"),
                     "\n".join(lines))  # fmt: skip
 
 

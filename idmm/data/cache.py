@@ -31,12 +31,11 @@ from idmm.data.images import (
     read,
 )
 from idmm.data.split import Split, counted
-from idmm.errors import RunError, UserError, by_reason, listed
+from idmm.errors import RunError, UserError, by_reason, capped, listed
 from idmm.progress import size as size_of
 
 log = logging.getLogger(__name__)
 
-_MOST_LISTED = 20  # bad images named one by one
 _PROBED = 64  # images whose headers the size of a cache is estimated from
 
 
@@ -318,9 +317,8 @@ class _Loading:
         if self.reported or not len(index.bad):
             return
         self.reported, split = True, self.split
-        lines = [f"  {line}" for line in by_reason(map(split.place, index.bad.tolist()), index.reasons.tolist())]
-        if len(lines) > _MOST_LISTED:
-            lines[_MOST_LISTED:] = [f"  and {len(lines) - _MOST_LISTED} more"]
+        told = by_reason(map(split.place, index.bad.tolist()), index.reasons.tolist())
+        lines = capped([f"  {line}" for line in told])
         count = f"{len(index.bad)} of {counted(len(split), 'image')}"
         if self.data.on_error == "fail":
             how = "--data.on_error skip leaves them out, --data.exclude all that 'idmm data check' lists"

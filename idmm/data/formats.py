@@ -26,6 +26,7 @@ from idmm.data.raw import (
     NeedsMore,
     Opened,
     as_bands,
+    channels_first,
     check_pixels,
     numbers,
     plain,
@@ -91,9 +92,7 @@ def _array(stack: contextlib.ExitStack, content: bytes, wanted: Collection[int])
     bits, full = numbers(dtype)
     if len(shape) not in (2, 3) or min(shape) < 1:
         raise BadImage(f"an array of shape {list(shape)}; wanted [H, W], [H, W, C] or [C, H, W]")
-    # channels are the last axis or the first
-    shorter = 0 if shape[0] < shape[-1] else 2
-    first = len(shape) == 3 and next((axis for axis in (2, 0) if shape[axis] in wanted), shorter) == 0
+    first = len(shape) == 3 and channels_first(shape, wanted)
 
     def values() -> np.ndarray:
         data = file.read(math.prod(shape) * dtype.itemsize)

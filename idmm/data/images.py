@@ -42,10 +42,10 @@ class Bands(NamedTuple):
         return len(self.chosen) if self.chosen else self.count
 
 
-def bands_of(in_chans: int | None, bands: Sequence[int] | None) -> Bands | None:
-    """Returns what ``data.in_chans`` and ``data.bands`` ask for; None: pictures."""
+def bands_of(in_chans: int | None, bands: Sequence[int] | None, count: int | None = None) -> Bands | None:
+    """Returns what ``data.in_chans`` and ``data.bands`` ask for, of files of ``count`` channels; None: pictures."""
     if bands is not None:
-        return Bands(None, tuple(bands))
+        return Bands(count, tuple(bands))
     return None if in_chans in (None, 1, 3) else Bands(in_chans)
 
 

@@ -4,7 +4,7 @@ import contextlib
 import logging
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,6 +82,13 @@ def as_bands(channels: int) -> str:
     if channels in PICTURE_CHANNELS:
         return f"--data.bands '{list(range(channels))}'"
     return f"--data.in_chans {channels}"
+
+
+def channels_first(shape: Sequence[int], wanted: Collection[int]) -> bool:
+    """Whether an array of three axes is [C, H, W], not [H, W, C]: by which of the two, the last before the first, has a
+    number of channels that is wanted, else which is shorter."""
+    shorter = 0 if shape[0] < shape[-1] else 2
+    return next((axis for axis in (2, 0) if shape[axis] in wanted), shorter) == 0
 
 
 def upright(array: np.ndarray, orientation: int) -> np.ndarray:

@@ -51,7 +51,7 @@ def card(source: Source, hub: bool) -> str:
         code=_code, percent="{:.2f}".format, interval="{0[0]:.2f} to {0[1]:.2f}".format,
         name=source.run.resolve().name, model=source.saved.name, millions=f"{source.parameters / 1e6:.2f}",
         classes=source.classes or [], most=MOST, width=source.width, output=source.output,
-        preprocessing=source.preprocessing, bands=_bands(source.preprocessing), version=version("idmm"),
+        preprocessing=source.preprocessing, prepare=_prepare(source.preprocessing), version=version("idmm"),
         ours=source.saved.name.startswith(OURS), kind=_kind(source),
         result=result if source.classes and "top1" in result else None, remarks=remarks(result),
         data=data_facts(source, result), chain=chain, missing_init=missing,
@@ -60,16 +60,18 @@ def card(source: Source, hub: bool) -> str:
 
 def _kind(source: Source) -> str:
     """Says what images it takes where these are no pictures."""
-    return "" if source.network.bands is None else f" of {source.saved.in_chans} channels"
+    return "" if source.network.bands is None else f"of {source.saved.in_chans} channels"
 
 
-def _bands(given: dict[str, Any]) -> Markup | None:
-    """What the lines of code on images of many channels need of the preprocessing, as Python; None: pictures."""
-    if isinstance(given["channels"], str):
+def _prepare(given: dict[str, Any]) -> Markup | None:
+    """What the lines of code on deep images and on bands need of the preprocessing, as Python; None: 8-bit pictures,
+    which timm prepares."""
+    scale = given.get("range", given.get("grey_range"))
+    if isinstance(given["channels"], str) and scale is None:
         return None
-    given = given | ({"range": [0, 65535]} if given.get("range") == "full" else {})
-    named = ("bands", "range", "resize", "size", "mean", "std")
-    lines = [f'    "{name}": {given[name]},' for name in named if name in given]
+    given = given | {"range": [0, 65535] if scale == "full" else scale}
+    named = ("channels", "bands", "range", "resize", "size", "mean", "std")
+    lines = [f'    "{name}": {given[name]!r},' for name in named if given.get(name) is not None]
     return Markup("\n".join(["{", *lines, "}"]))
 
 

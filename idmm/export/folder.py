@@ -30,7 +30,8 @@ def config(source: Source) -> dict:
         "model_args": {name: value for name, value in saved.kwargs.items() if name != "num_classes"},
     }
     given = source.preprocessing
-    found |= {name: given[name] for name in ("grey_range", "range", "bands") if name in given}  # ours, not timm's
+    ours = ("grey_range", "range", "bands", "file_channels", "deep")  # not timm's
+    found |= {name: given[name] for name in ours if name in given}
     return found | ({"label_names": classes} if classes else {})
 
 

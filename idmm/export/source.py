@@ -76,6 +76,8 @@ class Source:
         if bands is None:
             channels = "RGB" if saved.in_chans == 3 else "L"
             steps, known = [f"convert to {channels}", resize, crop, "divide by 255"], {"grey_range": scale}
+            if scale is not None:
+                steps = [steps[0], "divide 8 bits by 255", _scaling(scale), resize, crop]
         else:
             channels = saved.in_chans
             taken = f"channels {list(bands.chosen)}, in that order, counted from 0" if bands.chosen else "channels"
@@ -83,6 +85,8 @@ class Source:
             steps += [] if scale is None else [_scaling(scale)]
             steps += [resize, crop]
             known = {"range": scale, "bands": list(bands.chosen) if bands.chosen else None}
+            known["file_channels"] = saved.extra.get("file_channels")
+        known["deep"] = saved.extra.get("deep")
         steps += ["subtract mean", "divide by std"]
         found = {
             "steps": f"{', '.join(steps)}; float32 [N, {saved.in_chans}, {size}, {size}]",
@@ -129,6 +133,9 @@ class Source:
             data = replace(data, cache="ram")  # nobody asks for these again
         crop, scale = CentreCrop(self.size, self.saved.crop_pct), self.saved.extra.get("range", FULL)
         store = load_split(split, bound=crop, data=data, part=part, progress=True, scale=scale)
+        wanted = self.network.bands and self.network.bands.count
+        if wanted and store.bands.count != wanted:
+            raise UserError(f"data.root: the {part} images have {store.bands.count} channels; wanted {wanted}")
         return self.network.split_batches(store, workers=data.workers)
 
     def sample(self) -> tuple[Sample, str | None]:

@@ -69,7 +69,7 @@ class PublicWeights:
         kwargs = {**self.kwargs, **({} if chans == 3 else {"in_chans": chans})}
         if accepts(name, "img_size"):
             kwargs["img_size"] = size
-        known = {"grey_range": "range", "range": "range", "bands": "bands"}  # of our own exports
+        known = {name: name for name in ("range", "bands", "file_channels", "deep")} | {"grey_range": "range"}  # ours
         extra = {name: self.about[key] for key, name in known.items() if key in self.about}
         found = {"state": model.state_dict(), "source": self.text, "name": name, "kwargs": kwargs, "size": size}
         found |= {key: looks[key] for key in ("crop_pct", "interpolation")}

@@ -59,6 +59,8 @@ def _save(folder: Path, stem: str, state: dict, parts: Assembly, splits: LoadedS
     about = dict(name=spec.name, mean=spec.mean, std=spec.std, size=size, crop_pct=parts.crop_pct)
     about["kwargs"] = export_kwargs(spec.name, spec.kwargs, size, len(classes), spec.in_chans)
     known = {"range": splits.scale, "bands": spec.bands, "composite": spec.composite, "classes": classes or None}
+    known["file_channels"] = splits.train.bands.count if spec.bands else None
+    known["deep"] = bool((splits.train.kinds != "").all()) or None  # every training image has more than 8 bits
     extra = {"ema": ema, **{name: value for name, value in known.items() if value is not None}}
     save_model(folder, stem, state, extra=extra, **about)
 

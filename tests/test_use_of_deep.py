@@ -1,0 +1,249 @@
+"""Runs on deep pictures and on chosen channels, used: what exports say of their values, which images are taken, which
+are refused, and what is said of values on another scale."""
+
+import csv
+import json
+import re
+import subprocess
+import sys
+
+import bands
+import imagecodecs
+import numpy as np
+import pytest
+import tifffile
+from folders import tuned
+from frozen import a_run
+from helpers import ENVIRONMENT, ROOT, call, refused
+from PIL import Image
+
+import idmm
+from idmm.data import images
+from idmm.data.raw import BadImage
+from idmm.errors import UserError
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_cache")]
+LONG = {"train__epochs": 12, "train__lr": 0.01, "augment__mixup_alpha": 0.0, "augment__cutmix_alpha": 0.0}
+TOP = 3000  # of the deep pictures
+SCALE = "on another scale than the run's"
+
+
+def grey(bright, seed):
+    """An X-ray, say: uint16 [H, W] of values from 400 to 3000, some of which are a bright square."""
+    image = np.random.default_rng([bright, seed]).integers(400, 900, (20, 26)).astype(np.uint16)
+    image[5:15, 4:18] += 1800 * bright
+    image[0, 0], image[-1, -1] = 400, TOP
+    return image
+
+
+@pytest.fixture(scope="module")
+def xrays(tmp_path_factory):
+    root = tmp_path_factory.mktemp("xrays") / "d"
+    for split, first, count in (("train", 0, 10), ("test", 100, 4)):
+        for bright, name in enumerate(("clear", "node")):
+            (root / split / name).mkdir(parents=True)
+            for i in range(count):
+                Image.fromarray(grey(bright, first + i)).save(root / split / name / f"{i}.png")
+    return root
+
+
+@pytest.fixture(scope="module")
+def tiles(tmp_path_factory):
+    return bands.tree(tmp_path_factory.mktemp("tiles") / "d", train=6, test=3, channels=7)
+
+
+@pytest.fixture(scope="module")
+def runs(xrays, tiles, tmp_path_factory):
+    """Of deep pictures with three channels and with one, and of three of seven bands."""
+    folder = tmp_path_factory.mktemp("runs")
+    assert tuned(folder / "rgb", xrays, **LONG) == 0
+    assert tuned(folder / "grey", xrays, **LONG, data__in_chans=1) == 0
+    assert tuned(folder / "some", tiles, **LONG, data__bands=[2, 0, 1]) == 0
+    return folder
+
+
+def rows(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def ran(*argv, code=0):
+    done = subprocess.run([sys.executable, *argv], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    return done.stdout if not code else done.stderr
+
+
+def python(path):
+    return re.findall(r"(?s)```python\n(.*?)```", path.read_text())
+
+
+# ---------------------------------------------------------------------- exports
+@pytest.mark.parametrize("name", ["rgb", "grey", "some"])
+def test_the_documented_lines(runs, xrays, tiles, tmp_path, name):
+    """Those of the model card and of docs/export.md, as they stand there, give the run's own classes."""
+    run, root = runs / name, tiles if name == "some" else xrays
+    own, files = rows(run / "predictions.csv"), []
+    for n, row in enumerate(own):  # a third of them as .npy, of bands by turns [C, H, W]
+        files.append(root / row["path"])
+        if n % 3 == 0:
+            image = np.asarray(Image.open(files[-1])) if name != "some" else tifffile.imread(files[-1])
+            files[-1] = tmp_path / f"{n}.npy"
+            np.save(files[-1], image)
+    for kind, out in (("hf", tmp_path / "hf"), ("onnx", tmp_path / "m.onnx")):
+        assert call(["export", "--init", run, "--format", kind, "--out", out]) == 0
+
+    card = python(tmp_path / "hf" / "README.md")[0].replace("local-dir:PATH", f"local-dir:{tmp_path / 'hf'}")
+    head, _, tail = card.partition('image = prepared("image.tif")\n')
+    (tmp_path / "card.py").write_text(f"import sys\n{head}for path in sys.argv[1:]:\n    image = prepared(path)\n"
+                                      + "".join(f"    {line}\n" for line in tail.splitlines()))  # fmt: skip
+    eight, deep = (block for block in python(ROOT / "docs" / "export.md") if "sys.argv[1]" in block)
+    (tmp_path / "deep.py").write_text(deep)
+    (tmp_path / "eight.py").write_text(eight)
+    shown = [line.split() for line in ran(tmp_path / "card.py", *files).splitlines()]
+    lines = [line.split(",")[1:] for line in ran(tmp_path / "deep.py", tmp_path / "m.onnx", *files).splitlines()]
+    for found in (shown, lines):
+        assert [label for label, _ in found] == [row["predicted"] for row in own]
+        assert [float(p) for _, p in found] == pytest.approx([float(row["probability"]) for row in own], abs=2e-3)
+    assert "more than 8 bits or many channels" in ran(tmp_path / "eight.py", tmp_path / "m.onnx", *files[:1], code=1)
+    text = (tmp_path / "hf" / "README.md").read_text()
+    kind = "images of 3 channels into 3" if name == "some" else "images into 2"
+    assert f"A classifier of {kind} classes" in text
+
+
+def test_they_read_other_pictures_too(runs, tmp_path):
+    """8 bits, and colours of 16 bits, by a run on deep grey ones: as idmm predict reads them."""
+    rng = np.random.default_rng(0)
+    Image.fromarray(rng.integers(0, 256, (20, 24, 3), dtype=np.uint8)).save(tmp_path / "a.png")
+    (tmp_path / "b.png").write_bytes(imagecodecs.png_encode(rng.integers(400, TOP, (20, 24, 3), dtype=np.uint16)))
+    Image.fromarray(rng.integers(0, 256, (20, 24, 4), dtype=np.uint8)[..., 0]).save(tmp_path / "c.png")
+    files = [tmp_path / f"{name}.png" for name in "abc"]
+    (tmp_path / "deep.py").write_text(python(ROOT / "docs" / "export.md")[1])
+    for name in ("rgb", "grey"):
+        assert call(["export", "--init", runs / name, "--format", "onnx", "--out", tmp_path / f"{name}.onnx"]) == 0
+        said = ran(tmp_path / "deep.py", tmp_path / f"{name}.onnx", *files).splitlines()
+        wanted = idmm.load_classifier(runs / name).predict(files)
+        for line, one in zip(said, wanted, strict=True):
+            _, label, share = line.rsplit(",", 2)
+            assert label == one.label and float(share) == pytest.approx(one.probability, abs=2e-3)
+
+
+# ---------------------------------------------------------------------- channels
+def test_files_of_other_channels_are_refused(runs, tiles, tmp_path, capsys):
+    run = runs / "some"
+    for stem in ("model", "backbone"):
+        assert json.loads((run / f"{stem}.json").read_text())["file_channels"] == 7
+    image = bands.bands(1, 5, channels=7)
+    np.save(tmp_path / "four.npy", image[..., :4])
+    np.save(tmp_path / "seven.npy", np.moveaxis(image, 2, 0))
+    said = f"  {tmp_path}/four.npy: 4 channels (an array of shape [24, 28, 4]); wanted 7"
+    for command in ("predict", "embed"):
+        out = tmp_path / {"predict": "p.csv", "embed": "f.npz"}[command]
+        assert call([command, "--init", run, tmp_path / "four.npy", tmp_path / "seven.npy", "--out", out]) == 0
+        assert said in capsys.readouterr().err.splitlines()
+    given = ["--init", run, tmp_path / "seven.npy", tmp_path / "four.npy", "--out", tmp_path / "s.png"]
+    assert refused(capsys, ["similar", *given])[-1] == said
+    clf = idmm.load_classifier(run)
+    with pytest.raises(UserError, match=r"^images: the image: 4 channels; wanted 7$"):
+        clf.predict(image[..., :4])
+    wanted = clf.predict(image).probability
+    assert clf.predict(np.moveaxis(image, 2, 0)).probability == wanted
+    found = clf.predict(np.stack([np.moveaxis(image, 2, 0)] * 2))  # [N, C, H, W]
+    assert [one.probability for one in found] == pytest.approx([wanted] * 2, abs=1e-6)
+
+    others = bands.tree(tmp_path / "others", train=1, test=1, channels=6)
+    given = ["--data.root", others, "--format", "torchscript", "--out", tmp_path / "m.pt"]
+    assert call(["export", "--init", run, *given]) == 0
+    assert "data.root: the test images have 6 channels; wanted 7" in capsys.readouterr().err
+
+
+def test_a_checkpoint_without_the_number_goes_on(runs, tmp_path):
+    for suffix in ("json", "safetensors"):
+        (tmp_path / f"model.{suffix}").write_bytes((runs / "some" / f"model.{suffix}").read_bytes())
+    about = json.loads((tmp_path / "model.json").read_text())
+    (tmp_path / "model.json").write_text(json.dumps({k: v for k, v in about.items() if k != "file_channels"}))
+    clf = idmm.load_classifier(tmp_path / "model.safetensors")
+    image = bands.bands(1, 5, channels=7)
+    assert clf.predict(image[..., :4]).probability == clf.predict(np.moveaxis(image, 2, 0)).probability
+
+
+def test_axes_of_pictures(runs):
+    clf = idmm.load_classifier(runs / "rgb")
+    eight = np.random.default_rng(0).integers(0, 256, (20, 24, 3), dtype=np.uint8)
+    for image in (eight, eight.astype(np.uint16) * 10):
+        assert clf.predict(np.moveaxis(image, 2, 0)).probability == clf.predict(image).probability
+    deep = grey(1, 0)
+    assert clf.predict(deep[None]).probability == clf.predict(deep).probability
+    wanted = r"^images: the image is an array of float32, \[20, 26\]; wanted .* or \[H, W\] of uint8 or uint16$"
+    with pytest.raises(UserError, match=wanted):
+        clf.predict(deep.astype(np.float32))
+
+
+def test_no_flag_is_named_that_the_command_lacks(runs, tmp_path, capsys):
+    bands.write(tmp_path / "0.tif", bands.bands(0, 0))
+    bands.write(tmp_path / "1.tif", bands.bands(0, 0))
+    np.save(tmp_path / "2.npy", bands.bands(0, 0))
+    for name in ("rgb", "grey"):
+        lines = refused(capsys, ["predict", "--init", runs / name, tmp_path])
+        assert [line.partition(": ")[2] for line in lines[1:]] == [
+            "a TIFF of 5 samples per pixel; wanted 1 (grey), 3 (RGB) or 4 (RGBA or CMYK), as the run is of pictures",
+            "a TIFF of 5 pages; wanted one picture a file, as the run is of pictures",
+            "an array of shape [24, 28, 5]; wanted [H, W] or [H, W, 3], as the run is of pictures",
+        ]
+    with pytest.raises(BadImage, match=r"or --data.in_chans 5$"):  # where there is such a flag
+        images.load(tmp_path / "1.tif", 10**6)
+
+
+def test_a_long_list_is_cut(runs, xrays, tmp_path, capsys):
+    for i in range(57):
+        (tmp_path / f"{i:02}.png").write_bytes(b"no image")
+    assert call(["predict", "--init", runs / "rgb", tmp_path, xrays / "test", "--out", tmp_path / "p.csv"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert any("left out 57 of 65 images that cannot be read:" in line for line in lines)
+    named = [line for line in lines if line.startswith("  ")]
+    assert len(named) == 21 and named[19].endswith("19.png: not an image") and named[20] == "  and 37 more"
+    lines = refused(capsys, ["predict", "--init", runs / "rgb", tmp_path])
+    assert lines[-22].endswith("none of 57 images can be read:") and lines[-21:] == named
+
+
+# ---------------------------------------------------------------------- values
+def warned(capsys):
+    return [line for line in capsys.readouterr().err.splitlines() if SCALE in line]
+
+
+def test_values_on_another_scale_are_told(runs, xrays, tmp_path, tmp_path_factory, capsys):
+    """In the lowest percent, outside, or 8 bits where the run saw deeper ones alone: one line a call."""
+    about = json.loads((runs / "rgb" / "model.json").read_text())
+    (low, high), out = about["range"], tmp_path_factory.mktemp("out")
+    assert about["deep"] is True
+    deep = grey(1, 0)
+    other = {"b": deep / TOP, "c": deep * 0 + low + 3, "d": deep.astype(np.float64) + 9000}
+    for name, image in other.items():
+        tifffile.imwrite(tmp_path / f"{name}.tif", image.astype(np.float32))
+    Image.fromarray((deep / 16).astype(np.uint8)).save(tmp_path / "e.png")
+    for name in ("rgb", "grey"):
+        assert call(["predict", "--init", runs / name, xrays / "test", "--out", out / "p.csv"]) == 0
+        assert not warned(capsys)
+        assert call(["predict", "--init", runs / name, xrays / "test", tmp_path, "--out", out / "p.csv"]) == 0
+        (line,) = warned(capsys)
+        assert f"images: the values of 4 of 12 images ('{tmp_path}/b.tif': 0.13" in line
+        assert f"range, {low:g} to {high:g};" in line
+        assert call(["embed", "--init", runs / name, tmp_path / "e.png", "--out", out / "f.npz"]) == 0
+        (line,) = warned(capsys)
+        assert f"1 of 1 image ('{tmp_path}/e.png': 8 bits)" in line
+
+
+def test_of_bands_all_channels_count(runs, caplog):
+    clf = idmm.load_classifier(runs / "some")
+    image = bands.bands(1, 5, channels=7)
+    dark = image.copy()
+    dark[..., 2] = 0
+    clf.predict([image, dark])
+    assert SCALE not in caplog.text
+    clf.predict([image, image / 4095])
+    (line,) = (record.getMessage() for record in caplog.records if SCALE in record.getMessage())
+    assert line.startswith("images: the values of 1 of 2 images ('image 1': ") and line.count(" to ") == 4
+
+
+def test_runs_that_saw_8_bits_too_take_them(tmp_path, caplog):
+    clf = idmm.embed(a_run(tmp_path / "a", extra={"range": [0, 4095]}), [np.zeros((20, 20, 3), np.uint8)])
+    assert clf.shape[0] == 1 and SCALE not in caplog.text
