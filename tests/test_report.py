@@ -4,6 +4,7 @@ import base64
 import json
 import re
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from idmm.config.parsing import build
 from idmm.config.reading import recipe
 from idmm.errors import UserError
 from idmm.pictures import COLOURS, curves_figure
+from idmm.report import run_page
 from idmm.report.calibration import calibration
 from idmm.report.facts import Cloud
 from idmm.report.run_pictures import cloud_figure, scores_figure
@@ -78,6 +80,8 @@ def test_it_says_what_the_runs_say(page, runs):
     assert f"tuned-0 wide {points} {said['p']:.2g}" in summary
     for name in ("curves", "size", "run-1", "crops-1", "explored-1", "run-2", "crops-2", "cloud-2", "predicted-2"):
         assert name in text.sections, name
+    assert "as seen in epochs 1 to 2" in page[1], "no more than there were"
+    assert "kNN of raw pixels left out, as it takes long beside this run" in (runs / "wide/log.txt").read_text()
     for name in ("mistakes-2", "calibration-2", "run-4", "run-5", "settings", "environment"):
         assert name in text.sections, name
     assert "run-3" not in text.sections and "the same but for the seed" in text.sections["run-2"]
@@ -337,12 +341,21 @@ def test_what_groups_of_seeds_reached(runs, tmp_path):
     assert f"interval over seeds {12 - half:+.1f} to {12 + half:+.1f}) over b.".replace("-", "−") in summary
     assert "<h1>digits: a 84.0 % and b 72.0 % of test images right</h1>" in page
     summary = Reader(reported(tmp_path / "one", tmp_path / "a-0", tmp_path / "b-0")).sections["summary"]
-    assert (
-        "a-0 80.0 %, b-0 70.0 % of the test images right, over 1 seed each: a-0 has +10.0 points over b-0." in summary
-    )
+    said = "a-0 80.0 %, b-0 70.0 % of the test images right, over 1 seed each: a-0 has +10.0 points over b-0"
+    assert f"{said}, which may be chance (p 1)." in summary, "as McNemar's test of their predictions says"
     assert "How far another seed would move" in summary and "±" not in summary
     some = Reader(reported(tmp_path / "same", tmp_path / "a-0", tmp_path / "a-1"))
     assert "size" not in some.sections and "no picture" not in some.sections["summary"]
+
+
+def test_accuracy_over_size_wants_a_real_difference(monkeypatch):
+    monkeypatch.setattr(run_page.draw, "sizes_figure", lambda *_, **__: None)
+
+    def drawn(*sizes):
+        given = dict(label="a", classifies=True, result={"top1": 50.0})
+        return bool(list(run_page._sizes([SimpleNamespace(parameters=size, **given) for size in sizes])))
+
+    assert drawn(100_000, 120_000) and not drawn(130_300, 130_800) and not drawn(100_000) and not drawn()
 
 
 def test_the_same_colour_wherever_a_group_is_drawn(runs):

@@ -17,6 +17,8 @@ from idmm.report.run_details import details
 from idmm.report.run_settings import KINDS, environments, settings
 from idmm.report.stats import t_half
 
+CHANCE = 0.05  # p of McNemar's test from which on a difference may be chance
+SIZES = 1.2  # largest backbone over smallest from which accuracy is drawn over size
 Columns = dict[str, Callable[[RunFacts], str]]
 ABOUT: Columns = {name: lambda run, name=name: run.about.get(name, "") for name in ("did", "start", "model", "data")}
 
@@ -64,7 +66,7 @@ def _title(runs: list[RunFacts]) -> str:
     return f"{told['did']} on {told['data']}: {listed(dict.fromkeys(run.group for run in runs), most=4)}"
 
 
-def _outcome(runs: list[RunFacts]) -> Iterator[Text]:
+def _outcome(runs: list[RunFacts], pairs: list[tuple]) -> Iterator[Text]:
     """What groups of classifiers of the same images reached, and how far the first is from each other one."""
     groups = _top1(runs)
     if len(runs) < 2 or len({(run.about["data"], run.result["test_size"]) for run in runs}) > 1:
@@ -74,7 +76,12 @@ def _outcome(runs: list[RunFacts]) -> Iterator[Text]:
     counts = sorted({len(top1) for top1 in groups.values()})
     over = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1])))) + f" seed{'' if counts == [1] else 's'}"
     first, *others = groups
-    gaps = [f"{_signed(*_gap(groups[first], groups[other]))} over {other}" for other in others]
+    chance = {frozenset(pair[:2]): pair[2]["p"] for pair in pairs}  # of single runs
+    gaps = []
+    for other in others:
+        p = chance.get(frozenset((first, other)), 0.0)
+        doubt = f", which may be chance (p {p:.2g})" if p >= CHANCE else ""
+        gaps.append(f"{_signed(*_gap(groups[first], groups[other]))} over {other}{doubt}")
     line = f"{listed(said)} of the test images right, over {over}{' each' if others else ''}"
     line += f": {first} has {listed(gaps)}." if gaps else "."
     yield Text(line + (" ± is one standard deviation over seeds." if counts[-1] > 1 else ""), "loud")
@@ -98,7 +105,7 @@ def _signed(points: float, half: float | None = None) -> str:
 def _summary(runs: list[RunFacts], pairs: list[tuple]) -> Section:
     section = Section("summary", "What came of it")
     classifiers = [run for run in runs if run.classifies]
-    section.parts += _outcome(classifiers)
+    section.parts += _outcome(classifiers, pairs)
     section.parts += [Text(line, "loud") for run in runs[:3] if (line := headline(run))] if len(runs) <= 3 else []
     if classifiers:
         alt = "; ".join(f"{run.label}: {run.result['top1']:.1f} %" for run in classifiers)
@@ -126,7 +133,7 @@ def _summary(runs: list[RunFacts], pairs: list[tuple]) -> Section:
 def _compared(first: str, second: str, found: dict[str, float]) -> list[str]:
     points, p = found["points"], found["p"]
     better = f"{first if points > 0 else second} is better"
-    verdict = better if p < 0.05 else "no difference that could not be chance"
+    verdict = better if p < CHANCE else "no difference that could not be chance"
     return [first, second, f"{points:+.1f}".replace("-", "−"), f"{p:.2g}", verdict]
 
 
@@ -268,7 +275,8 @@ def _probed(run: RunFacts) -> Picture | None:
 
 def _sizes(runs: list[RunFacts]) -> Iterator[Section]:
     some = [run for run in runs if run.parameters and run.classifies]
-    if len({run.parameters for run in some}) > 1:
+    sizes = [run.parameters for run in some]
+    if sizes and max(sizes) >= SIZES * min(sizes):
         alt = "; ".join(f"{run.label}: {brief(run.parameters / 1e6)} M, {run.result['top1']:.1f} %" for run in some)
         caption = "Top-1 with its 95 % interval over the parameters of the backbone."
         picture = Picture("size.png", draw.sizes_figure(some), alt, caption, draw.sizes_figure(some, width=4.2))
