@@ -171,4 +171,5 @@ def test_the_sheets_show_the_composite(root, pretrained, tmp_path):
     assert np.asarray(Image.open(tmp_path / "s.png").convert("RGB")).std() > 5
     seen = inference.Embedder(run).picture(query, 256)
     wanted = composite(bands.bands(0, 1000), [4, 2, 0])
-    assert np.abs(seen.astype(int) - wanted).max() <= 1, "stretched before or after it is scaled"
+    # 3 levels: pixels that the range clips to its low end are left out of the stretch
+    assert np.abs(seen.astype(int) - wanted).max() <= 3, "stretched before or after it is scaled"
