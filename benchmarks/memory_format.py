@@ -60,7 +60,9 @@ def main() -> None:
     )
     for name, kwargs, size in NETS:
         chosen = "yes" if prefers_channels_last(create_backbone(name, size, num_classes=0, **kwargs)) else ""
-        found = [f"{step:.3f} | {times:.2f}" for step, times in (ratio(name, kwargs, size, b, rounds) for b in (0, 1))]
+        found = [
+            f"{step:.3f} | {times:.2f}" for step, times in (ratio(name, kwargs, size, b, rounds) for b in (False, True))
+        ]
         print(f"| `{name}` | {size} | {chosen} | {' | '.join(found)} |", flush=True)
 
 
