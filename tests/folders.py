@@ -90,5 +90,5 @@ def entry_of(root):
 def decoded(monkeypatch):
     """A list that grows by what is decoded."""
     seen, load = [], cache.load
-    monkeypatch.setattr(cache, "load", lambda item, *rest: (seen.append(item), load(item, *rest))[1])
+    monkeypatch.setattr(cache, "load", lambda item, *rest, **named: (seen.append(item), load(item, *rest, **named))[1])
     return seen

@@ -34,8 +34,8 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), _Handler)
+    def __init__(self, handler=None):
+        super().__init__(("127.0.0.1", 0), handler or _Handler)
         self.files, self.asked, self.orders, self.always, self.ranges = {}, [], [], {}, True
         self.over = threading.Event()
 

@@ -1,12 +1,10 @@
 """Public weights, timm:NAME and hf-hub:ORG/NAME, from a hub on loopback that answers as the real one does."""
 
-import contextlib
 import hashlib
 import shutil
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 import numpy as np
 import pytest
@@ -15,6 +13,7 @@ import torch
 import yaml
 from helpers import ENVIRONMENT, ROOT, call, flags, refused
 from huggingface_hub import constants
+from loopback import Server
 from PIL import Image
 from safetensors.torch import load_file
 from timm.models._hub import save_for_hf
@@ -27,7 +26,7 @@ NAME = "test_vit.r160_in1k"  # of 0.4 M parameters, trained at 160 px
 ARCH, REPOSITORY = "test_vit", f"timm/{NAME}"
 
 
-class Hub(ThreadingHTTPServer):
+class Hub(Server):
     """Repositories by name: their commits, the last one ``main``, each with its files.
 
     Attributes:
@@ -36,12 +35,10 @@ class Hub(ThreadingHTTPServer):
             {"stall": true} no answer.
     """
 
-    daemon_threads = True
-
     def __init__(self):
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.repositories, self.asked, self.orders, self.over = {}, [], {}, threading.Event()
-        self.endpoint = f"http://127.0.0.1:{self.server_port}"
+        super().__init__(_Handler)
+        self.repositories, self.orders = {}, {}
+        self.endpoint = self.url("")
 
     def push(self, repository, files):
         """Adds a commit; returns its name."""
@@ -52,9 +49,6 @@ class Hub(ThreadingHTTPServer):
 
     def fetched(self, ending):
         return [path for method, path in self.asked if method == "GET" and path.endswith(ending)]
-
-    def handle_error(self, request, client_address):
-        pass
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -117,19 +111,6 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(sent[:-1] + bytes([sent[-1] ^ 1]) if "flip" in order else sent)
 
 
-@contextlib.contextmanager
-def serving():
-    with Hub() as hub:
-        thread = threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield hub
-        finally:
-            hub.over.set()
-            hub.shutdown()
-            thread.join()
-
-
 def published(folder, seed=0, **kwargs):
     """A model with weights of a seed as timm saves it for the hub, with a classifier of 1000 classes."""
     with torch.random.fork_rng():
@@ -146,7 +127,7 @@ def files(tmp_path_factory):
 
 @pytest.fixture
 def hub(files):
-    with serving() as one:
+    with Hub.running() as one:
         one.push(REPOSITORY, files)
         yield one
 
@@ -224,7 +205,7 @@ def config(run):
 @pytest.fixture(scope="module")
 def tuned(files, tmp_path_factory):
     """A run fine-tuned from timm:NAME, with its machine and what it said; the hub is gone."""
-    with serving() as hub:
+    with Hub.running() as hub:
         commit = hub.push(REPOSITORY, files)
         machine = Machine(hub, tmp_path_factory.mktemp("tuned"))
         code, said = machine.run("finetune", *tiny("finetune", machine.folder / "b", f"timm:{NAME}"))

@@ -129,7 +129,7 @@ class ImageStore:
         try:
             item = self._items[i]
             item = os.fsdecode(item) if isinstance(item, np.bytes_) else item
-            pixels, _, found = load(item, self._max_pixels, self.scale or FULL, self.bands)
+            pixels, _, found = load(item, self._max_pixels, self.scale or FULL, self.bands, measure=False)
         except BadImage as error:
             raise RunError(f"data.root: '{self.names[i]}' was fine when loaded, but now: {error.reason}") from error
         if found != bytes(self._digests[i]):
@@ -170,8 +170,8 @@ def load_split(
     """
     if not len(split):
         raise UserError("data.root: there is no image to load")
-    loading = _Loading(split, bound, data, progress, tidy(scale or data.range), again)
-    loading.bands = bands or loading.bands
+    bands = bands or bands_of(data.in_chans, data.bands)
+    loading = _Loading(split, bound, data, progress, tidy(scale or data.range), bands, again)
     if data.cache == "disk" or (data.cache == "auto" and not isinstance(split.items, np.ndarray)):
         try:
             if store := loading.from_disk(part):
@@ -187,9 +187,18 @@ def load_split(
 class _Loading:
     """Decodes a split, once or again."""
 
-    def __init__(self, split: Split, bound: Bound, data: config.Data, progress: bool, scale: Scale, again: bool):
-        self.split, self.bound, self.data, self.progress, self.scale = split, bound, data, progress, scale
-        self.again, self.bands = again, bands_of(data.in_chans, data.bands)
+    def __init__(
+        self,
+        split: Split,
+        bound: Bound,
+        data: config.Data,
+        progress: bool,
+        scale: Scale,
+        bands: Bands | None,
+        again: bool,
+    ):
+        self.split, self.bound, self.data, self.progress = split, bound, data, progress
+        self.scale, self.bands, self.again = scale, bands, again
         self.reported = False  # the bad images, once
 
     def from_disk(self, part: str) -> ImageStore | None:

@@ -11,7 +11,18 @@ import numpy as np
 from PIL import Image
 
 from idmm.data.formats import of_image, opened
-from idmm.data.raw import BadImage, NeedsMore, Opened, check_pixels, numbers, plain, quiet_readers, unreadable, upright
+from idmm.data.raw import (
+    PICTURE_CHANNELS,
+    BadImage,
+    NeedsMore,
+    Opened,
+    check_pixels,
+    numbers,
+    plain,
+    quiet_readers,
+    unreadable,
+    upright,
+)
 from idmm.errors import reason
 
 Range = tuple[float, float]
@@ -46,7 +57,7 @@ def bands_of(in_chans: int | None, bands: Sequence[int] | None, count: int | Non
     """Returns what ``data.in_chans`` and ``data.bands`` ask for, of files of ``count`` channels; None: pictures."""
     if bands is not None:
         return Bands(count, tuple(bands))
-    return None if in_chans in (None, 1, 3) else Bands(in_chans)
+    return None if in_chans in (None, *PICTURE_CHANNELS) else Bands(in_chans)
 
 
 class Depth(NamedTuple):
@@ -95,7 +106,11 @@ def decode(data: bytes | str | os.PathLike, max_pixels: int) -> np.ndarray:
 
 
 def load(
-    item: bytes | str | os.PathLike | np.ndarray, max_pixels: int, scale: Scale = FULL, bands: Bands | None = None
+    item: bytes | str | os.PathLike | np.ndarray,
+    max_pixels: int,
+    scale: Scale = FULL,
+    bands: Bands | None = None,
+    measure: bool = True,
 ) -> Decoded:
     """Decodes an item of a split, its first frame if it is animated.
 
@@ -109,6 +124,7 @@ def load(
             signed, floats) by the range that holds the image's: [0, 1] (floats), [0, 255] (floats), [0, 65535], else
             from the smallest value to the largest. Ranges: values outside of them are clipped.
         bands: Which channels are wanted; None: a picture.
+        measure: Whether the depth is wanted, too, which takes longer than the pixels; else it is that of 8 bits.
 
     Raises:
         BadImage: No such file, empty, not an image, truncated, too large, other channels than are wanted, as a picture
@@ -119,7 +135,7 @@ def load(
         return Decoded(item, Depth(), digest(item.tobytes()))
     content = item if isinstance(item, bytes | np.ndarray) else read(item)
     with _opened(content, max_pixels, bands) as image:
-        pixels, depth = _pixels(image, scale, bands)
+        pixels, depth = _pixels(image, scale, bands, measure)
     return Decoded(pixels, depth, digest(content if isinstance(content, bytes) else content.tobytes()))
 
 
@@ -204,7 +220,7 @@ def _opened(item: Any, max_pixels: int, bands: Bands | None = None) -> Iterator[
 
 
 # ---------------------------------------------------------------------- channels
-def _pixels(image: Opened, scale: Scale, bands: Bands | None) -> tuple[np.ndarray, Depth]:
+def _pixels(image: Opened, scale: Scale, bands: Bands | None, measure: bool = True) -> tuple[np.ndarray, Depth]:
     """Reads an image, uint8 or uint16 [H, W, C]."""
     if scale == AUTO and image.bits:
         raise ScaleUnknown
@@ -213,7 +229,7 @@ def _pixels(image: Opened, scale: Scale, bands: Bands | None) -> tuple[np.ndarra
     values, opacity = _values(image, bands)
     found = Depth()
     if image.bits:
-        found = _depth(image, values, bands)
+        found = _depth(image, values, bands) if measure else found
         values = scaled(values, image.full or _own_range(values) if scale == FULL else scale)
     if opacity is not None:  # on white
         top = np.iinfo(values.dtype).max
@@ -280,8 +296,7 @@ def _ends(values: np.ndarray) -> tuple[Range, tuple[float, ...]]:
 
 
 def _extremes(values: np.ndarray) -> Range:
-    """Returns the smallest and the largest of finite values, less :data:`_TRIMMED` of them at either end."""
-    values = values[np.isfinite(values)]
+    """Returns the smallest and the largest of finite values [M], less :data:`_TRIMMED` of them at either end."""
     if not len(values):
         return 0.0, 0.0
     cut = int(len(values) * _TRIMMED)

@@ -9,16 +9,15 @@ import numpy as np
 from idmm.data.cache import ImageStore
 from idmm.data.depth import in_order, is_deep
 from idmm.data.images import TOP
+from idmm.data.views import LUMA
 from idmm.errors import UserError, listed
-
-_LUMA = np.array([0.299, 0.587, 0.114])  # ITU-R 601, as the views' grey
 
 
 def moments(pixels: np.ndarray, grey: bool = False) -> list[list[int]]:
     """Returns of each channel of an image, uint8 or uint16 [C, H, W], how many pixels it has, their sum, and the sum of
     their squares, in steps of 1/65535; ``grey``: of the brightness of RGB alone."""
     if grey:
-        pixels = np.rint(np.tensordot(_LUMA, pixels, axes=1) * (TOP / np.iinfo(pixels.dtype).max))[None]  # [1, H, W]
+        pixels = np.rint(np.tensordot(LUMA, pixels, axes=1) * (TOP / np.iinfo(pixels.dtype).max))[None]  # [1, H, W]
         values = pixels.astype(np.uint64)
     else:
         values = pixels.astype(np.uint64) * (TOP // np.iinfo(pixels.dtype).max)

@@ -11,6 +11,7 @@ from idmm.export.card import card
 from idmm.export.graph import Check, check, quiet
 from idmm.export.source import Sample, Source
 from idmm.files import filling
+from idmm.models.hub import OURS
 
 # of timm's description of the model, and of how its images are prepared
 _KEPT = ("fixed_input_size", "first_conv", "classifier")
@@ -30,8 +31,7 @@ def config(source: Source) -> dict:
         "model_args": {name: value for name, value in saved.kwargs.items() if name != "num_classes"},
     }
     given = source.preprocessing
-    ours = ("grey_range", "range", "bands", "file_channels", "deep")  # not timm's
-    found |= {name: given[name] for name in ours if name in given}
+    found |= {name: given[name] for name in OURS if name in given}
     return found | ({"label_names": classes} if classes else {})
 
 

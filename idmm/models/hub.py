@@ -29,6 +29,7 @@ from idmm.models.build import accepts
 
 log = logging.getLogger("idmm")
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+OURS = ("grey_range", "range", "bands", "file_channels", "deep")  # what idmm's own exports add to config.json
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -69,8 +70,7 @@ class PublicWeights:
         kwargs = {**self.kwargs, **({} if chans == 3 else {"in_chans": chans})}
         if accepts(name, "img_size"):
             kwargs["img_size"] = size
-        known = {name: name for name in ("range", "bands", "file_channels", "deep")} | {"grey_range": "range"}  # ours
-        extra = {name: self.about[key] for key, name in known.items() if key in self.about}
+        extra = {key.removeprefix("grey_"): self.about[key] for key in OURS if key in self.about}
         found = {"state": model.state_dict(), "source": self.text, "name": name, "kwargs": kwargs, "size": size}
         found |= {key: looks[key] for key in ("crop_pct", "interpolation")}
         return found | {"mean": tuple(looks["mean"]), "std": tuple(looks["std"]), "extra": extra}
