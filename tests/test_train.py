@@ -8,7 +8,7 @@ import yaml
 from folders import tree
 from helpers import VIT, call, read, refused
 
-from idmm.commands import train
+from idmm.commands import train, train_plan
 from idmm.config import Data, Model
 from idmm.config.commands import TrainCommand
 from idmm.data.datasets import open_splits
@@ -203,22 +203,50 @@ def asked(**changes):
 
 
 def test_what_is_chosen():
-    few, many = train.Counts(2000, 50, 10, 32), train.Counts(2000, 2000, 10, 32)
-    assert [train.choose(asked(), counts).way for counts in (few, many)] == ["scratch"] * 2
-    assert train.choose(asked(way="joint"), many).way == "joint"
-    says = [
-        any("--way pretrain --compare" in line for line in train.choose(asked(), counts).why) for counts in (few, many)
-    ]
-    assert says == [True, False]
+    few, many = train_plan.Counts(2000, 50, 10, 32), train_plan.Counts(2000, 2000, 10, 32)
+    assert [train_plan.choose(asked(), counts).way for counts in (few, many)] == ["scratch"] * 2
+    assert train_plan.choose(asked(way="joint"), many).way == "joint"
+    reasons = ["\n".join(train_plan.choose(asked(), counts).why) for counts in (few, many)]
+    assert ["--way pretrain --compare" in why for why in reasons] == [True, False]
+
+
+def test_from_weights(done, images, tmp_path, monkeypatch, capsys):
+    """Fine-tuned as they are, or adapted first; the comparison has the same model without them."""
+    weights = done / "stage1"
+    plain = given(images, tmp_path / "x", minutes=10, init=weights)
+    argv = [word for word in plain if word not in MODEL]
+    (_, tuned), (_, scratch) = stages_run(monkeypatch, [*argv, "--compare", "true"])
+    assert tuned.init == str(weights) and tuned.train.layer_decay == 0.7, "by the recipe 'fast'"
+    assert scratch.init is None and scratch.model.kwargs == VIT
+    assert scratch.train.minutes == 10 > tuned.train.minutes > 9
+    kept = read(tmp_path / "x/train.json")
+    assert kept["plan"]["way"] == "finetune" and any("--way pretrain" in line for line in kept["plan"]["why"])
+    assert f"model: {MODEL[1]}, that of '{weights}'" in kept["plan"]["why"]
+
+    argv[argv.index(tmp_path / "x")] = tmp_path / "y"
+    (_, adapted), (_, tuned) = stages_run(monkeypatch, [*argv, "--way", "pretrain", "--model.drop_path", 0.05])
+    assert adapted.init == str(weights) and adapted.train.lr == 5e-4, "by the recipe 'adapt'"
+    assert adapted.model.drop_path == 0.05 and adapted.views.jitter_prob == 0
+    assert tuned.init == str(tmp_path / "y/stage1")
+
+    capsys.readouterr()
+    for more, line in (
+        (["--way", "finetune"], "way: finetune starts from weights; wanted beside it --init WEIGHTS"),
+        (["--way", "scratch", "--init", weights], "way: scratch starts from no weights; leave --init out, or take"),
+        (["--init", tmp_path / "none"], f"init: '{tmp_path / 'none'}'"),
+        (["--init", weights, "--model.name", "resnet18"], "model.name: "),
+    ):
+        said = refused(capsys, ["train", images, "--out", tmp_path / "z", "--size", 16, *more])
+        assert said[0].startswith(line) and not (tmp_path / "z").exists()
 
 
 def test_the_size_is_the_images_own_or_what_there_is_time_for(monkeypatch):
     model = {"name": "resnet10t", "kwargs": {"channels": [8, 8, 8, 8]}}
     for in_chans in (None, 5):
-        assert 0 < train._seconds(asked(device="cpu", data=Data(in_chans=in_chans)), model, 32) < 1
-    monkeypatch.setattr(train, "_seconds", lambda given, model, side: side**2 * 1e-6)  # an image
-    images = train.Counts(1000, 1000, 10, side=100)  # 30 passes over them: 2 ms for one where there is a minute
-    sizes = {minutes: train.choose(asked(size=None, minutes=minutes), images).size for minutes in (60, 3, 0.1)}
+        assert 0 < train_plan.seconds_of(asked(device="cpu", data=Data(in_chans=in_chans)), model, 32) < 1
+    monkeypatch.setattr(train_plan, "seconds_of", lambda given, model, side: side**2 * 1e-6)  # an image
+    images = train_plan.Counts(1000, 1000, 10, side=100)  # 30 passes over them: 2 ms for one where there is a minute
+    sizes = {minutes: train_plan.choose(asked(size=None, minutes=minutes), images).size for minutes in (60, 3, 0.1)}
     assert sizes == {60: 96, 3: 64, 0.1: 32}
 
 
@@ -255,7 +283,8 @@ def by_area(given, model, side):
 
 def test_too_slow_is_refused_before_anything_is_read(images, tmp_path, monkeypatch, capsys):
     """And what would do is named: minutes, another size, another backbone."""
-    monkeypatch.setattr(train, "_seconds", by_area)
+    monkeypatch.setattr(train_plan, "seconds_of", by_area)
+    monkeypatch.setattr(train, "seconds_of", by_area)
     monkeypatch.setattr(StageSpec, "run", None)
     argv = given(images, tmp_path / "x", way="scratch", minutes=1, size=224)  # 8 images of 502 s each, in 40 s
     (line,) = refused(capsys, argv)
@@ -276,8 +305,9 @@ def test_a_smaller_size_where_an_epoch_does_not_fit(images, tmp_path, monkeypatc
         return {"seconds": 1, "top1": 50.0, "top1_interval": [40.0, 60.0], "test_size": 1, "largest_class": 50.0}
 
     monkeypatch.setattr(StageSpec, "run", run)
-    monkeypatch.setattr(train, "_seconds", by_area)
-    monkeypatch.setattr(train, "_affordable", lambda given, *_: given.size or 96)
+    monkeypatch.setattr(train_plan, "seconds_of", by_area)
+    monkeypatch.setattr(train, "seconds_of", by_area)
+    monkeypatch.setattr(train_plan, "_affordable", lambda given, *_: given.size or 96)
     argv = given(images, tmp_path / "x", way="scratch", minutes=1)
     size = argv.index("--size")
     (line,) = refused(capsys, [*argv[:size], "--size", 96, *argv[size + 2 :]])

@@ -1,31 +1,39 @@
 """``idmm train``: from a folder of images to a classifier in a given time, by what was measured to do best."""
 
 import contextlib
-import itertools
 import json
 import logging
-import math
 import shutil
-import statistics
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 
-import numpy as np
-
 from idmm import environment
-from idmm.config import FREE, Augment, Data, parsing
+from idmm.commands.train_plan import (
+    CROPS,
+    FIRST,
+    LEAST,
+    SHARE,
+    choose,
+    count,
+    of_weights,
+    seconds_of,
+    smaller,
+    too_short,
+    tuned_on,
+    way_of,
+)
+from idmm.config import FREE, Data, parsing
 from idmm.config.commands import TrainCommand
 from idmm.config.reading import recipe
 from idmm.data import datasets, user_lists
 from idmm.data.datasets import open_splits
-from idmm.data.images import BadImage, bands_of, probe
 from idmm.data.registry import resolve_name
 from idmm.data.split import LabelsMissing, Splits
 from idmm.errors import UserError
 from idmm.files import begun, write_csv, write_json
-from idmm.progress import brief, duration, log
+from idmm.progress import duration, log
 from idmm.stages import STAGES, beginning
 from idmm.stages.advice import suited_batch
 from idmm.stages.budget import TooShort
@@ -33,44 +41,14 @@ from idmm.stages.results import compared
 from idmm.transfer.config import merged
 
 RECIPES = {"pretrain": "idmm_fast", "joint": "joint", "finetune": "fast", "scratch": "fast_scratch"}
-BACKBONE = {"name": "resnet10t", "kwargs": {"channels": [32, 64, 128, 256]}}
+ADAPT = "adapt"  # pretraining's recipe where there are weights to start from
 # Two crops without colours: kNN 83 on small photographs, where the recipe's six with colours have 74 (docs/minutes.md)
-CROPS = 2
 LIGHT = {"views.crops": [{"count": CROPS, "scale": [0.35, 1.0]}]}
 LIGHT |= dict.fromkeys(("views.jitter_prob", "views.grey_prob", "views.blur_prob"), 0.0)
-SIZES = (32, 48, 64, 80, 96, 112, 128, 160, 192, 224)
-TIMED = 16  # images of a step, to find out how long one takes
-LOOKED_AT = 64  # images, for their sizes
-PASSES = 30  # over the images, which a size must leave time for
-SURE = 8.0  # times too slow for a single pass, by a few steps: larger batches and lower precision do not mend that
-AROUND = 20.0  # seconds of imports, reading images, timing and the end
 HELD_OUT = 0.2  # of the labelled images, where there are none to test on
-SHARE = 0.7  # of the time, for the first of two stages ...
-LEAST = 0.1  # ... and what the second one has at least, where the first took too long
 CHANCE = 0.05
 UNEQUAL = 1.2  # times its minutes, from which on a comparison is not over equal time
 FILE, LABELS = "train.json", "labels.csv"
-MANY_IMAGES = 3  # times the labelled ones, from which on it is worth saying what could be done with them
-
-
-@dataclass(frozen=True)
-class Counts:
-    """What there is to learn from."""
-
-    images: int  # to train on, with labels or without
-    labelled: int
-    classes: int
-    side: int  # median of the short sides (pixels)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is to be run, and why."""
-
-    way: str
-    model: dict
-    size: int
-    why: list[str]
 
 
 @contextlib.contextmanager
@@ -109,8 +87,7 @@ def train(given: TrainCommand) -> dict:
         raise UserError(f"data.folds: got {given.data.folds}, but idmm train makes a single classifier; wanted null")
     if given.data.root is None and given.data.name is None:
         raise UserError("DIR: missing; wanted is the folder of your images, or the name of a dataset (--data.name)")
-    if given.compare and given.way in ("auto", "scratch"):
-        raise UserError("compare: there is no pretraining to compare; wanted beside it --way pretrain or --way joint")
+    way_of(given)  # before anything is read
     given = replace(given, data=resolve_name(given.data)[0])
     out = Path(given.out)
     kept, new = _kept(out, given), not out.exists()
@@ -118,9 +95,11 @@ def train(given: TrainCommand) -> dict:
         log.info("%s", _times(given, began))
     try:
         if "plan" not in kept:
-            data, splits = _splits(given.data, out)
+            told = of_weights(given)
+            data, splits = _splits(told.data, out)
             counts = count(splits, data)
-            kept |= {"data": parsing.plain(data), "counts": asdict(counts), "plan": asdict(choose(given, counts))}
+            plan = choose(replace(told, data=data), counts)
+            kept |= {"data": parsing.plain(data), "counts": asdict(counts), "plan": asdict(plan)}
         for line in kept["plan"]["why"]:
             log.info("%s", line)
         if "result" in kept:
@@ -216,86 +195,6 @@ def _written_out(data: Data, out: Path) -> Data:
     return replace(data, labels=str(out / LABELS), val_fraction=0.0)
 
 
-def count(splits: Splits, data: Data) -> Counts:
-    """Counts what there is to learn from."""
-    train = splits.train
-    labelled = len(open_splits(tuned_on(data), labelled=True).train)
-    some = np.linspace(0, len(train) - 1, min(LOOKED_AT, len(train))).astype(int)
-    sides, channels = [0], bands_of(data.in_chans, data.bands)
-    for i in some:
-        with contextlib.suppress(BadImage):  # which the first stage names
-            sides.append(min(probe(train.items[i], data.max_pixels, channels)[:2]))
-    return Counts(len(train), labelled, len(train.classes), int(statistics.median(sides[1:] or sides)))
-
-
-def tuned_on(data: Data) -> Data:
-    """The images with labels, of which ``data.labelled`` may say that they are fewer."""
-    return replace(data, subset=data.labelled or data.subset, labelled=None)
-
-
-def choose(given: TrainCommand, counts: Counts) -> Plan:
-    """Returns what to run on so many images, for so long (docs/minutes.md has the figures)."""
-    each, way = counts.labelled / counts.classes, given.way
-    what = f"{counts.images} images to train on, {counts.labelled} of them labelled ({each:.0f} a class)"
-    if way != "auto":
-        why = [f"{what}; --way {way}, as asked"]
-    else:
-        way, why = "scratch", [f"{what}; from scratch, which was never behind pretraining in runs of minutes"]
-        if counts.images >= MANY_IMAGES * counts.labelled:
-            why.append(
-                "--way pretrain --compare, in another --out, measures whether learning from all images helps here"
-            )
-    given_model = parsing.plain(given.model)
-    model = given_model if given.model.name else {**given_model, **BACKBONE}
-    if not given.model.name:
-        why.append(f"model: {model['name']} {json.dumps(model['kwargs'])}, a small ConvNet")
-    size = _affordable(given, way, model, counts)
-    if not given.size:
-        own = f"the images' short side is {counts.side} px (median)"
-        enough = f"; more would leave time for less than {PASSES} passes over them" if size < _sides(counts)[-1] else ""
-        why.append(f"size: {size} px; {own}{enough}")
-    return Plan(way, model, size, why)
-
-
-def _sides(counts: Counts) -> list[int]:
-    """The sizes that the images have pixels for; the smallest in any case."""
-    return [side for side in SIZES if side <= counts.side] or [SIZES[0]]
-
-
-def _affordable(given: TrainCommand, way: str, model: dict, counts: Counts) -> int:
-    """The largest side, of the images' own at most, at which the first stage has time for :data:`PASSES` passes; where
-    one is given, this. UserError where it is sure that there is no time for a single one."""
-    seconds = max(1.0, 60 * given.minutes - AROUND)
-    views, share = (counts.labelled, 1.0) if way == "scratch" else (counts.images * CROPS, SHARE)
-    each = share * seconds / views  # for a single pass
-    sides, took = [given.size] if given.size else _sides(counts), 0.0
-    for side in reversed(sides):
-        if PASSES * (took := _seconds(given, model, side)) <= each:
-            return side
-    if took > SURE * each:
-        why = f"an epoch at {side} px takes about {brief(took * views)} s"
-        wanted = (AROUND + seconds * took / each) / 60
-        raise _refused(given, model, side, why, wanted, lambda *other: _seconds(given, *other) < each)
-    return sides[0]
-
-
-def _seconds(given: TrainCommand, model: dict, side: int) -> float:
-    """Returns how long training on an image takes, forward and backward, by a few steps on black ones (seconds)."""
-    import torch
-
-    from idmm.calibrate import time_steps
-    from idmm.distributed import pick_device
-    from idmm.methods.finetune import Finetune
-    from idmm.models.build import create_backbone
-
-    chans = given.data.channels or 3
-    more = {} if chans == 3 else {"in_chans": chans}
-    backbone = create_backbone(model["name"], side, num_classes=2, **more, **model["kwargs"])
-    batch = {"images": torch.zeros(TIMED, chans, side, side), "label": torch.zeros(TIMED, dtype=torch.int64)}
-    method = Finetune(backbone, Augment())
-    return time_steps(method, itertools.repeat(batch), pick_device(given.device), "fp32") / TIMED
-
-
 # ---------------------------------------------------------------------- the runs
 def _run(given: TrainCommand, kept: dict, out: Path, before: float) -> dict:
     """Runs the plan's stages in the time that there is, of which ``before`` (minutes) is gone; returns the classifier's
@@ -304,20 +203,24 @@ def _run(given: TrainCommand, kept: dict, out: Path, before: float) -> dict:
     left = given.minutes - spent["before"]
     if left <= 0:
         raise UserError(f"minutes: got {given.minutes:g}, but {duration(60 * before)} were gone before the first stage")
-    spent.setdefault(way, left if way == "scratch" else SHARE * left)
+    spent.setdefault(way, SHARE * left if way in FIRST else left)
     write_json(out / FILE, kept)
-    if way == "scratch":
-        return _stage(given, kept, way, out, left)
+    init = kept["plan"]["init"]
+    if way not in FIRST:
+        return _stage(given, kept, way, out, left, init)
     first = out / "stage1"
-    taken = _stage(given, kept, way, first, spent[way])["seconds"] / 60
+    taken = _stage(given, kept, way, first, spent[way], init)["seconds"] / 60
     spent.setdefault("finetune", max(left - taken, LEAST * left))
     write_json(out / FILE, kept)
     return _stage(given, kept, "finetune", out, spent["finetune"], init=first)
 
 
-def _stage(given: TrainCommand, kept: dict, name: str, folder: Path, minutes: float, init: Path | None = None) -> dict:
+def _stage(
+    given: TrainCommand, kept: dict, name: str, folder: Path, minutes: float, init: Path | str | None = None
+) -> dict:
     """Runs a stage by its recipe, on the images and at the size of the plan."""
-    stage = STAGES["pretrain" if name in ("pretrain", "joint") else "finetune"]
+    stage = STAGES["pretrain" if name in FIRST else "finetune"]
+    used = ADAPT if name == "pretrain" and init else RECIPES[name]
     data, size = Data(**kept["data"]), kept["plan"]["size"]
     free = [key.removeprefix("data.") for key in FREE if key.startswith("data.")]
     data = replace(data, **{name: getattr(given.data, name) for name in free})
@@ -327,48 +230,37 @@ def _stage(given: TrainCommand, kept: dict, name: str, folder: Path, minutes: fl
         data = data if name == "joint" else replace(data, labelled=None)
         own = {"views.size": size, "views.flip": given.flip, **LIGHT}
     images = kept["counts"]["labelled" if stage.name == "finetune" else "images"]
-    shipped = recipe(stage.config, RECIPES[name])
+    shipped = recipe(stage.config, used)
     own["train.batch_size"] = suited_batch(shipped["train"]["batch_size"], images)
     own |= {"out": str(folder), "seed": given.seed, "train.minutes": minutes, "train.device": given.device}
     own |= {"init": str(init)} if init else {"model": kept["plan"]["model"]}
+    if init and name == kept["plan"]["way"]:
+        own |= {f"model.{key}": getattr(given.model, key) for key in parsing.changed(given.model)}
     config = merged(shipped, {**own, "data": parsing.plain(data)})
-    log.info("%s: --config %s, %s at %d px", folder, RECIPES[name], duration(60 * minutes), size)
+    log.info("%s: --config %s, %s at %d px", folder, used, duration(60 * minutes), size)
     began = time.monotonic()
     try:
         return stage.run(config)
     except TooShort as refused:  # said in the command's own minutes
         error = refused
-    gone, model = (time.monotonic() - began) / 60, kept["plan"]["model"]
+    gone, model, alone = (time.monotonic() - began) / 60, kept["plan"]["model"], kept["plan"]["way"] not in FIRST
     own = not given.size and "result" not in kept  # else both sides of a comparison would differ in size, too
 
     def fits(other: dict, side: int) -> bool:
-        less = 1 - _seconds(given, other, side) / _seconds(given, model, size)
+        told = replace(given, data=data)
+        less = 1 - seconds_of(told, other, side) / seconds_of(told, model, size)
         return less > 0 and error.wanted - less * error.seconds / 60 < minutes - own * gone
 
-    if own and (smaller := _smaller(model, size, fits)):
-        kept["plan"]["why"].append(f"size: {smaller} px, as at {size} px {error.why}")
+    if own and (side := smaller(model, size, fits)):
+        kept["plan"]["why"].append(f"size: {side} px, as at {size} px {error.why}")
         log.info("%s", kept["plan"]["why"][-1])
-        kept["plan"]["size"], kept["minutes"][name] = smaller, minutes - gone
-        kept["minutes"]["before"] += gone if name == "scratch" else 0.0
+        kept["plan"]["size"], kept["minutes"][name] = side, minutes - gone
+        kept["minutes"]["before"] += gone if alone else 0.0
         write_json(Path(given.out) / FILE, kept)
         return _stage(given, kept, name, folder, minutes - gone, init)
-    share = {"scratch": 1.0, "finetune": 1 - SHARE}.get(name, SHARE)
+    share = SHARE if name in FIRST else 1.0 if alone or name == "scratch" else 1 - SHARE
     whole = max(kept["minutes"]["before"] + error.wanted / share, given.minutes + 0.01)
-    raise _refused(given, model, size, error.why, whole, fits)
-
-
-def _smaller(model: dict, size: int, fits: Callable[[dict, int], bool]) -> int | None:
-    return next((side for side in reversed(SIZES) if side < size and fits(model, side)), None)
-
-
-def _refused(given: TrainCommand, model: dict, size: int, why: str, minutes: float, fits: Callable) -> UserError:
-    """Returns what is said where there is no time for one epoch; ``fits``: whether a model would, at a size."""
-    ways = [f"{math.ceil(100 * minutes) / 100:g}"]
-    if smaller := _smaller(model, size, fits):
-        ways.append(f"--size {smaller}")
-    if given.model.name and fits(BACKBONE, size):
-        ways.append("the small ConvNet that it takes without --model.name")
-    return UserError(f"minutes: got {given.minutes:g}, but {why}; wanted at least {' or '.join(ways)}")
+    raise too_short(given, model, size, error.why, whole, fits)
 
 
 # ---------------------------------------------------------------------- what came of it

@@ -138,9 +138,12 @@ class TrainCommand:
     """Time for everything, from the command's start to its result (minutes)."""
     compare: bool = False
     """Spend as long again on training from scratch, and say whether pretraining helped."""
-    way: Literal["auto", "scratch", "pretrain", "joint"] = "auto"
-    """'scratch' trains on the labelled images alone; 'pretrain' learns from all images without labels first, 'joint'
-    with the labels that there are, and both fine-tune then; 'auto': by the images and labels that there are."""
+    init: str | None = None
+    """Weights to start from: a run, a file, timm:NAME or hf-hub:ORG/NAME; null: none."""
+    way: Literal["auto", "scratch", "finetune", "pretrain", "joint"] = "auto"
+    """'scratch' trains on the labelled images alone, 'finetune' does so from the weights of --init; 'pretrain' learns
+    from all images without labels first, 'joint' with the labels that there are, and both fine-tune then; 'auto':
+    finetune where there is an --init, else scratch."""
     size: int | None = Field(None, ge=8)
     """Image side; null: that of the images, or less where the time would not suffice for it (pixels)."""
     flip: float = Field(0.5, ge=0, le=1)

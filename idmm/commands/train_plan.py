@@ -1,0 +1,179 @@
+"""What ``idmm train`` finds in a folder of images, and what it therefore runs, with the reasons."""
+
+import contextlib
+import itertools
+import json
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from idmm.config import Augment, Data, parsing
+from idmm.config.commands import TrainCommand
+from idmm.data.datasets import open_splits
+from idmm.data.images import BadImage, bands_of, probe
+from idmm.data.split import Splits
+from idmm.errors import UserError
+from idmm.progress import brief
+
+FIRST = ("pretrain", "joint")  # ways with two stages, of which this is the first
+BACKBONE = {"name": "resnet10t", "kwargs": {"channels": [32, 64, 128, 256]}}
+CROPS = 2  # of an image, in the first of two stages
+SIZES = (32, 48, 64, 80, 96, 112, 128, 160, 192, 224)
+TIMED = 16  # images of a step, to find out how long one takes
+LOOKED_AT = 64  # images, for their sizes
+PASSES = 30  # over the images, which a size must leave time for
+SURE = 8.0  # times too slow for a single pass, by a few steps: larger batches and lower precision do not mend that
+AROUND = 20.0  # seconds of imports, reading images, timing and the end
+SHARE = 0.7  # of the time, for the first of two stages ...
+LEAST = 0.1  # ... and what the second one has at least, where the first took too long
+MANY_IMAGES = 3  # times the labelled ones, from which on it is worth saying what could be done with them
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What there is to learn from."""
+
+    images: int  # to train on, with labels or without
+    labelled: int
+    classes: int
+    side: int  # median of the short sides (pixels)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be run, and why."""
+
+    way: str
+    model: dict
+    size: int
+    why: list[str]
+    init: str | None = None  # weights to start from; public ones with their commit
+
+
+def way_of(given: TrainCommand) -> str:
+    """Returns ``given.way``, or what 'auto' stands for; UserError where it contradicts other flags."""
+    way = given.way if given.way != "auto" else "finetune" if given.init else "scratch"
+    if way == "finetune" and not given.init:
+        raise UserError("way: finetune starts from weights; wanted beside it --init WEIGHTS")
+    if way == "scratch" and given.init:
+        raise UserError("way: scratch starts from no weights; leave --init out, or take finetune, pretrain or joint")
+    if way == "scratch" and given.compare:
+        wanted = "wanted beside it --init WEIGHTS, --way pretrain or --way joint"
+        raise UserError(f"compare: there is no pretraining to compare; {wanted}")
+    return way
+
+
+def count(splits: Splits, data: Data) -> Counts:
+    """Counts what there is to learn from."""
+    train = splits.train
+    labelled = len(open_splits(tuned_on(data), labelled=True).train)
+    some = np.linspace(0, len(train) - 1, min(LOOKED_AT, len(train))).astype(int)
+    sides, channels = [0], bands_of(data.in_chans, data.bands)
+    for i in some:
+        with contextlib.suppress(BadImage):  # which the first stage names
+            sides.append(min(probe(train.items[i], data.max_pixels, channels)[:2]))
+    return Counts(len(train), labelled, len(train.classes), int(statistics.median(sides[1:] or sides)))
+
+
+def of_weights(given: TrainCommand) -> TrainCommand:
+    """Returns the command with what its weights say: model, channels, and where they are public their commit."""
+    if not given.init:
+        return given
+    from idmm.models.hub import pinned
+    from idmm.models.spec import model_spec
+
+    given = replace(given, init=pinned(given.init))
+    spec = model_spec(given)
+    channels = {name: getattr(spec, name) for name in ("in_chans", "bands", "composite")}
+    model = replace(given.model, name=spec.name, kwargs=spec.kwargs)
+    return replace(given, data=replace(given.data, **channels), model=model)
+
+
+def tuned_on(data: Data) -> Data:
+    """The images with labels, of which ``data.labelled`` may say that they are fewer."""
+    return replace(data, subset=data.labelled or data.subset, labelled=None)
+
+
+def choose(given: TrainCommand, counts: Counts) -> Plan:
+    """Returns what to run on so many images, for so long (docs/minutes.md has the figures)."""
+    each, way = counts.labelled / counts.classes, way_of(given)
+    what = f"{counts.images} images to train on, {counts.labelled} of them labelled ({each:.0f} a class)"
+    if given.way != "auto":
+        why = [f"{what}; --way {way}, as asked"]
+    elif given.init:
+        why = [f"{what}; fine-tuning the weights of --init"]
+        why.append("--way pretrain, in another --out, adapts them to the images first: better where they are of others")
+    else:
+        why = [f"{what}; from scratch, which was never behind pretraining in runs of minutes"]
+        if counts.images >= MANY_IMAGES * counts.labelled:
+            why.append(
+                "--way pretrain --compare, in another --out, measures whether learning from all images helps here"
+            )
+    model = parsing.plain(given.model)
+    if given.init:
+        why.append(f"model: {given.model.name}, that of '{given.init}'")
+    elif not given.model.name:
+        model |= BACKBONE
+        why.append(f"model: {model['name']} {json.dumps(model['kwargs'])}, a small ConvNet")
+    size = _affordable(given, way, model, counts)
+    if not given.size:
+        own = f"the images' short side is {counts.side} px (median)"
+        enough = f"; more would leave time for less than {PASSES} passes over them" if size < _sides(counts)[-1] else ""
+        why.append(f"size: {size} px; {own}{enough}")
+    return Plan(way, model, size, why, given.init)
+
+
+def _sides(counts: Counts) -> list[int]:
+    """The sizes that the images have pixels for; the smallest in any case."""
+    return [side for side in SIZES if side <= counts.side] or [SIZES[0]]
+
+
+def _affordable(given: TrainCommand, way: str, model: dict, counts: Counts) -> int:
+    """The largest side, of the images' own at most, at which the first stage has time for :data:`PASSES` passes; where
+    one is given, this. UserError where it is sure that there is no time for a single one."""
+    seconds = max(1.0, 60 * given.minutes - AROUND)
+    views, share = (counts.images * CROPS, SHARE) if way in FIRST else (counts.labelled, 1.0)
+    each = share * seconds / views  # for a single pass
+    sides, took = [given.size] if given.size else _sides(counts), 0.0
+    for side in reversed(sides):
+        if PASSES * (took := seconds_of(given, model, side)) <= each:
+            return side
+    if took > SURE * each:
+        why = f"an epoch at {side} px takes about {brief(took * views)} s"
+        wanted = (AROUND + seconds * took / each) / 60
+        raise too_short(given, model, side, why, wanted, lambda *other: seconds_of(given, *other) < each)
+    return sides[0]
+
+
+def seconds_of(given: TrainCommand, model: dict, side: int) -> float:
+    """Returns how long training on an image takes, forward and backward, by a few steps on black ones (seconds)."""
+    import torch
+
+    from idmm.calibrate import time_steps
+    from idmm.distributed import pick_device
+    from idmm.methods.finetune import Finetune
+    from idmm.models.build import create_backbone
+
+    chans = given.data.channels or 3
+    more = {} if chans == 3 else {"in_chans": chans}
+    backbone = create_backbone(model["name"], side, num_classes=2, **more, **model["kwargs"])
+    batch = {"images": torch.zeros(TIMED, chans, side, side), "label": torch.zeros(TIMED, dtype=torch.int64)}
+    method = Finetune(backbone, Augment())
+    return time_steps(method, itertools.repeat(batch), pick_device(given.device), "fp32") / TIMED
+
+
+def smaller(model: dict, size: int, fits: Callable[[dict, int], bool]) -> int | None:
+    return next((side for side in reversed(SIZES) if side < size and fits(model, side)), None)
+
+
+def too_short(given: TrainCommand, model: dict, size: int, why: str, minutes: float, fits: Callable) -> UserError:
+    """Returns what is said where there is no time for one epoch; ``fits``: whether a model would, at a size."""
+    ways = [f"{math.ceil(100 * minutes) / 100:g}"]
+    if side := smaller(model, size, fits):
+        ways.append(f"--size {side}")
+    if given.model.name and not given.init and fits(BACKBONE, size):
+        ways.append("the small ConvNet that it takes without --model.name")
+    return UserError(f"minutes: got {given.minutes:g}, but {why}; wanted at least {' or '.join(ways)}")
