@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -137,10 +137,11 @@ class Loop:
         self._save(self.batches.epochs, 0)
         self.session.steps += self.steps
 
-    def trial(self) -> Iterator[tuple[torch.Tensor, int]]:
+    def trial(self, batches: Generator[dict] | None = None) -> Iterator[tuple[torch.Tensor, int]]:
         """Makes steps as :meth:`fit` does, from the stage's first on and without an end, to be timed: yields the loss
-        and the images of each. Nothing else is of use afterwards."""
-        batches = training_batches(self.plan.transform, replace(self.batches, epochs=10**9), self.workers)
+        and the images of each. Nothing else is of use afterwards. ``batches``: in place of those that are loaded."""
+        endless = replace(self.batches, epochs=10**9)
+        batches = training_batches(self.plan.transform, endless, self.workers) if batches is None else batches
         with self._memory(), contextlib.closing(batches):
             for number in itertools.count():
                 epoch, step = divmod(number, self.batches.steps_per_epoch)
