@@ -133,7 +133,7 @@ def our_loop(given, flags: dict[str, object]):
     from idmm.engine import Loop
     from idmm.stages.assemble import load_splits, resolve, session
 
-    wanted = {"data.root": given.root, "out": given.run}
+    wanted = {"data.root": given.root, "out": given.into}
     wanted |= {"train.device": given.device, "train.batch_size": given.batch, "views.size": given.size}
     wanted |= {"model.name": given.model, "model.kwargs": json.dumps(given.kwargs), **flags}
     argv = itertools.chain.from_iterable((f"--{key}", str(value)) for key, value in wanted.items())
@@ -248,7 +248,7 @@ def parsed(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a tiny model for a moment, to see that it runs")
     parser.add_argument("--measure", help=argparse.SUPPRESS)  # one row alone, on --root
     parser.add_argument("--root", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--run", type=Path, help=argparse.SUPPRESS)  # folder of this project's row
+    parser.add_argument("--into", type=Path, help=argparse.SUPPRESS)  # folder of this project's row
     parser.add_argument("--out", type=Path, help="a JSON file of all rounds")
     argv = sys.argv[1:] if argv is None else argv
     given = parser.parse_args([*QUICK, *argv] if "--quick" in argv else argv)
