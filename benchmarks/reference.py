@@ -216,7 +216,7 @@ def run(label: str, processes: int, given, folder: Path) -> float:
         given.images,
         "--root",
         folder / "images",
-        "--run",
+        "--into",
         folder / f"{time.monotonic()}",
         "--measure",
         label,
@@ -272,7 +272,9 @@ def main() -> None:
     """Prints the table, and writes the JSON."""
     given = parsed()
     if given.measure:
-        print(f"images/s {measure(given.measure, given)}" if os.environ.get("RANK", "0") == "0" else "", flush=True)
+        rate = measure(given.measure, given)
+        if os.environ.get("RANK", "0") == "0":
+            print(f"images/s {rate}", flush=True)
         os._exit(0)  # loader workers and generators need not be waited for
     labels = given.rows or (default_rows(given.device) if given.processes == 1 else ["idmm fp32"])
     rows = {label: (label, 1) for label in labels}
