@@ -9,7 +9,7 @@
     views       crops and colours, against torchvision on Pillow images
     nway        time and memory of the N-way loss
     startup     from a command to its first step
-    tests       tests/test_gpu.py
+    tests       those that want a GPU
 
 A part that fails or runs past its time is said to have done so, and the others go on; the exit code is then 1. FOLDER
 (--out) holds results.json, results.md with all tables, and NAME.log of each part. By default it is named by device and
@@ -48,17 +48,18 @@ GPU = {
     "nway": ([], 60),
     "startup": ([], 60),
 }
-GPU_ROWS = ["obvious fp32", "idmm bf16", "step bf16", "loader 16"]
+GPU_ROWS = ["obvious fp32", "idmm bf16", "idmm bf16 workers", "step bf16", "loader 16"]
 TOTAL = {"cpu": 3000.0, "cuda": 465.0}
 
 
 def command(part: str, given, out: Path) -> list[str]:
     """Returns what runs a part, its JSON going to ``out``."""
     if part == "tests":
-        return [sys.executable, "-m", "pytest", "-W", "ignore", "-p", "no:cacheprovider", "-rs", "tests/test_gpu.py"]
+        which = ["-k", "test_gpu or cuda", "tests/test_gpu.py", "tests/test_device_views.py"]
+        return [sys.executable, "-m", "pytest", "-W", "ignore", "-p", "no:cacheprovider", "-rs", *which]
     argv = [sys.executable, str(ROOT / "benchmarks" / f"{BENCHMARKS[part]}.py"), "--out", str(out)]
     flags = (GPU if given.device == "cuda" else CPU)[part][0]
-    argv += ["--device", "cuda"] if given.device == "cuda" else []
+    argv += ["--device", "cuda"] if given.device == "cuda" and part != "startup" else []  # that takes what is there
     if given.quick:
         return [*argv, "--quick", *(["--processes", "2"] if part == "scaling" else [])]
     return [*argv, *flags, *(GPU_ROWS if flags[-1:] == ["--rows"] else [])]
