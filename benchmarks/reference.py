@@ -184,7 +184,7 @@ def measure(label: str, given) -> float:
             os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as the command line does
         workers = int(what) if kind == "loader" else min(8, cores)
         flags = {"data.workers": what} if kind == "loader" else {"train.precision": what}
-        steps = ours(given, kind, flags | {"views.backend": where for where in backend})
+        steps = ours(given, kind, flags | dict(zip(["views.backend"], backend, strict=False)))
     began = time.monotonic()
     for number in range(2 * workers + 2):  # what workers made while the first step warmed up
         next(steps)
