@@ -284,16 +284,16 @@ def main() -> None:
     if given.processes > 1:
         rows = {f"{label} on {n}": (label, n) for label in labels for n in (1, given.processes)}
     rates: dict[str, list[float]] = {name: [] for name in rows}
+    where = side_by_side.where(given.device, packages=("torch", "torchvision", "timm"))
     with tempfile.TemporaryDirectory() as folder:
         make_images(Path(folder) / "images", given.images)
         for number, name in side_by_side.turns(list(rows), given.rounds):
             rates[name].append(run(*rows[name], given, Path(folder)))
             print(f"round {number + 1}: {name:<12} {rates[name][-1]:8.2f} images/s", file=sys.stderr, flush=True)
-    where = side_by_side.where(given.device, packages=("torch", "torchvision", "timm"))
+            side_by_side.write(given.out, where=where, **vars(given), rates=rates)  # also of a run that is stopped
     what = f"{given.model} at {given.size} px, batch {given.batch} of {given.images} images"
     print(f"{what}, {given.rounds} rounds of {given.seconds:g} s; {where}\n")
     print("\n".join(table(rates, given.processes)))
-    side_by_side.write(given.out, where=where, **vars(given), rates=rates)
 
 
 if __name__ == "__main__":
