@@ -8,7 +8,7 @@ DeiT-Tiny at 112 px, 2 + 4 crops, IDMM's colours, CutMix and label smoothing, on
 
     obvious PRECISION   a Dataset that opens each image with Pillow and makes its views with torchvision, one after the
                         other, on as many workers as there are cores (on a CPU one less); a forward pass for each group
-                        of crops; dense [B, N] targets
+                        of crops; dense [B, N] targets. Its workers run on from epoch to epoch, which favours it
     idmm PRECISION      this project, from its own files to its own optimizer step
     step PRECISION      the same on one batch that is on the device already: the bound that arithmetic sets
     loader N            this project's batches alone, sent to the device, by N workers
@@ -100,10 +100,13 @@ def obvious(given, precision: str, workers: int) -> Iterator[int]:
 
     model = create_backbone(given.model, size, num_classes=len(files), drop_path=0.1, **given.kwargs).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4, weight_decay=1e-3)
-    pinned = device == "cuda"
-    loader = torch.utils.data.DataLoader(Crops(), given.batch, shuffle=True, num_workers=workers, pin_memory=pinned)
+    epochs = (torch.randperm(len(files)).tolist() for _ in itertools.count())
+    order = itertools.chain.from_iterable(epochs)  # its workers need not start anew each epoch
+    loader = torch.utils.data.DataLoader(
+        Crops(), given.batch, sampler=order, num_workers=workers, pin_memory=device == "cuda"
+    )
     beta = torch.distributions.Beta(0.5, 0.5)
-    for index, views in itertools.chain.from_iterable(itertools.repeat(loader)):
+    for index, views in loader:
         index, loss = index.to(device), 0.0
         for crops in views:  # [B, n, 3, S, S]
             images, truth = crops.to(device).flatten(0, 1), index.repeat_interleave(crops.shape[1])
