@@ -1,12 +1,13 @@
 # make demo: pretrain on digits, fine-tune, compare with training from scratch, draw pictures
 # make test: the whole suite; make test-fast: without whole runs and clusters
+# make bench: what the speed is here, in tables (docs/speed.md); make bench-quick: whether all benchmarks run
 # make docs: the pages of docs/ as a site, docs/_build/index.html; needs no network once it is installed
 # All make .venv and install what they need the first time (about 6 GB, mostly PyTorch).
 PYTHON ?= python3
 BIN := .venv/bin
 SAY := @echo 'installing into .venv; the first time about 6 GB are fetched, which takes some minutes (pip stays quiet)'
 
-.PHONY: demo test test-fast docs lint format clean
+.PHONY: demo test test-fast bench bench-quick docs lint format clean
 
 demo: .venv/installed
 	$(BIN)/idmm demo --out runs/demo
@@ -16,6 +17,12 @@ test: .venv/installed-test
 
 test-fast: .venv/installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow'
+
+bench: .venv/installed
+	$(BIN)/python benchmarks/run_all.py
+
+bench-quick: .venv/installed
+	$(BIN)/python benchmarks/run_all.py --quick
 
 docs: .venv/installed-docs
 	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build

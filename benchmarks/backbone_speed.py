@@ -10,16 +10,13 @@ tokens or of the last feature map. The small ViT is that of configs/demo/pretrai
 """
 
 import argparse
-import json
-import platform
 import statistics
-import time
 from pathlib import Path
 
-import timm
 import torch
 import torch.nn.functional as F
 import yaml
+from side_by_side import head, now, row, turns, where, write
 
 from idmm.models import create_backbone, feature_width, token_grid
 
@@ -56,17 +53,11 @@ class Trainer:
 
     def step(self) -> float:
         """Seconds of one pass forward and backward."""
-        start = self._now()
+        start = now(self.device)
         F.cross_entropy(self.head(self.backbone(self.images)), self.label).backward()
-        seconds = self._now() - start
+        seconds = now(self.device) - start
         self.backbone.zero_grad()
         return seconds
-
-    def _now(self) -> float:
-        if self.device != "cuda":
-            return time.process_time()
-        torch.cuda.synchronize()
-        return time.perf_counter()
 
 
 def measure(labels: list[str], size: int, given) -> list[dict]:
@@ -74,13 +65,11 @@ def measure(labels: list[str], size: int, given) -> list[dict]:
     layout = torch.channels_last if given.channels_last else torch.contiguous_format
     trainers = {label: Trainer(label, size, given.batch, given.classes, given.device, layout) for label in labels}
     spent = {label: trainer.step() for label, trainer in trainers.items()}  # a first one, not counted
-    for number in range(given.rounds):
-        turned = labels[number % len(labels) :] + labels[: number % len(labels)]
-        for label in turned:
-            if number < 3 or spent[label] < given.seconds:
-                seconds = trainers[label].step()
-                spent[label] += seconds
-                trainers[label].rates.append(given.batch / seconds)
+    for number, label in turns(labels, given.rounds):
+        if number < 3 or spent[label] < given.seconds:
+            seconds = trainers[label].step()
+            spent[label] += seconds
+            trainers[label].rates.append(given.batch / seconds)
     return [
         {
             "model": label,
@@ -108,21 +97,18 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="a JSON file of all rows")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    where = torch.cuda.get_device_name() if given.device == "cuda" else f"{platform.machine()} CPU, one thread"
-    where = f"{where}, torch {torch.__version__}, timm {timm.__version__}"
-    where += ", channels last" if given.channels_last else ""
-    print(f"batch {given.batch}, fp32, {where}")
+    what = where(given.device, threads=1) + (", channels last" if given.channels_last else "")
+    print(f"batch {given.batch}, fp32, {what}")
     rows = []
     for size in given.sizes:
-        print(f"\n| {size} px | parameters | map | images/s | rounds |\n|---|---|---|---|---|")
-        found = sorted(measure(given.models, size, given), key=lambda row: -row["images_per_s"])
-        for row in found:
-            height, width = row["map"]
-            cells = (f"{row['millions']:.2f}M", f"{height}x{width}", f"{row['images_per_s']:.0f}", f"{row['rounds']}")
-            print("|", " | ".join([row["model"], *cells]), "|", flush=True)
+        print("\n" + head(f"{size} px", "parameters", "map", "images/s", "rounds"))
+        found = sorted(measure(given.models, size, given), key=lambda each: -each["images_per_s"])
+        for each in found:
+            height, width = each["map"]
+            cells = (f"{each['millions']:.2f}M", f"{height}x{width}", f"{each['images_per_s']:.0f}", each["rounds"])
+            print(row(each["model"], *cells), flush=True)
         rows += found
-    if given.out:
-        given.out.write_text(json.dumps({"where": where, "batch": given.batch, "rows": rows}, indent=1) + "\n")
+    write(given.out, where=what, batch=given.batch, rows=rows)
 
 
 if __name__ == "__main__":

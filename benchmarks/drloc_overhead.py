@@ -9,12 +9,12 @@ random: their content costs no time. The paper (supplement, Table 14, batches of
 """
 
 import argparse
-import platform
 import statistics
 import time
 
 import numpy as np
 import torch
+from side_by_side import head, row, turns, wait, where
 
 MODELS = {"Swin-T": ("swin_tiny_patch4_window7_224", 0.5), "T2T-ViT-14": ("t2t_vit_14", 0.1), "CvT-13": ("cvt_13", 0.1)}
 
@@ -43,7 +43,7 @@ class Trainer:
 
     def step(self) -> float:
         """Seconds of one optimizer step."""
-        self._wait()
+        wait(self.device)
         start = time.perf_counter()
         self.number += 1
         with torch.autocast(self.device, dtype=torch.bfloat16, enabled=self.device == "cuda"):
@@ -51,12 +51,8 @@ class Trainer:
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
-        self._wait()
+        wait(self.device)
         return time.perf_counter() - start
-
-    def _wait(self) -> None:
-        if self.device == "cuda":
-            torch.cuda.synchronize()
 
 
 def measure(name: str, weight: float, given) -> dict[str, list[float]]:
@@ -67,11 +63,8 @@ def measure(name: str, weight: float, given) -> dict[str, list[float]]:
     for trainer in (plain, drloc) * given.warmup:
         trainer.step()
     seconds = {job: [] for job in jobs}
-    names = list(jobs)
-    for number in range(given.rounds):
-        for i in range(3):  # each is first as often as the others
-            job = names[(number + i) % 3]
-            seconds[job].append(jobs[job].step())
+    for _, job in turns(list(jobs), given.rounds):
+        seconds[job].append(jobs[job].step())
     return seconds
 
 
@@ -94,9 +87,9 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
     given = parser.parse_args()
-    where = torch.cuda.get_device_name() if given.device == "cuda" else f"{platform.machine()} CPU"
-    print(f"batch {given.batch}, {given.size} px, {given.rounds} rounds, {where}, {torch.get_num_threads()} threads")
-    print("| model | s a step | with drloc | overhead (95 %) | plain against itself |\n|---|---|---|---|---|")
+    threads = torch.get_num_threads()
+    print(f"batch {given.batch}, {given.size} px, {given.rounds} rounds, {where(given.device, threads)}\n")
+    print(head("model", "s a step", "with drloc", "overhead (95 %)", "plain against itself"))
     for label in given.models:
         seconds = measure(*MODELS[label], given)
         with_it = [
@@ -106,7 +99,7 @@ def main() -> None:
         none = overhead(seconds["again"], seconds["plain"])
         plain, drloc = (statistics.median(seconds[job]) for job in ("plain", "drloc"))
         shown = [f"{m:+.2f} % ({low:+.2f} to {high:+.2f})" for m, low, high in (more, none)]
-        print(f"| {label} | {plain:.3f} | {drloc:.3f} | {shown[0]} | {shown[1]} |", flush=True)
+        print(row(label, f"{plain:.3f}", f"{drloc:.3f}", *shown), flush=True)
 
 
 if __name__ == "__main__":

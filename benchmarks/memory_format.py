@@ -9,9 +9,9 @@ turns, and the ratio is the median over rounds, by the process's own time. The r
 
 import argparse
 import statistics
-import time
 
 import torch
+from side_by_side import Spread, head, now, ratios, row, turns, where
 
 from idmm.models.build import create_backbone, prefers_channels_last
 
@@ -29,24 +29,26 @@ NETS = [
 
 def seconds(model: torch.nn.Module, images: torch.Tensor, optimizer: torch.optim.Optimizer, bf16: bool) -> float:
     """Makes a step; returns its time (seconds)."""
-    began = time.process_time()
+    began = now("cpu")
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
         features = model(images).float()  # [B, d]
     features.square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
-    return time.process_time() - began
+    return now("cpu") - began
 
 
-def ratio(name: str, kwargs: dict, size: int, bf16: bool, rounds: int) -> tuple[float, float]:
+def ratio(name: str, kwargs: dict, size: int, bf16: bool, rounds: int) -> tuple[float, Spread]:
     """Returns the seconds of a step with a plane a channel, and how many times as fast channels last are."""
-    ways = []
-    for memory_format in (torch.contiguous_format, torch.channels_last):
+    ways, times = {}, {"planes": [], "last": []}
+    for way, memory_format in (("planes", torch.contiguous_format), ("last", torch.channels_last)):
         torch.manual_seed(0)
         model = create_backbone(name, size, num_classes=0, **kwargs).train().to(memory_format=memory_format)
-        ways.append((model, torch.randn(64, 3, size, size), torch.optim.AdamW(model.parameters(), fused=True), bf16))
-    times = [[seconds(*way) for way in ways] for _ in range(rounds + 1)][1:]  # the first warms up
-    return statistics.median(planes for planes, _ in times), statistics.median(planes / last for planes, last in times)
+        ways[way] = (model, torch.randn(64, 3, size, size), torch.optim.AdamW(model.parameters(), fused=True), bf16)
+    for number, way in turns(list(ways), rounds + 1):
+        spent = seconds(*ways[way])
+        times[way] += [spent] if number else []  # the first round warms up
+    return statistics.median(times["planes"]), ratios(times["planes"], times["last"])
 
 
 def main() -> None:
@@ -55,15 +57,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     rounds = parser.parse_args().rounds
     torch.set_num_threads(1)
-    print(
-        "| model | px | chosen | fp32, s a step | channels last | bf16, s a step | channels last |\n" + "|---" * 7 + "|"
-    )
+    print(f"{where('cpu', threads=1)}\n")
+    print(head("model", "px", "chosen", "fp32, s a step", "channels last", "bf16, s a step", "channels last"))
     for name, kwargs, size in NETS:
         chosen = "yes" if prefers_channels_last(create_backbone(name, size, num_classes=0, **kwargs)) else ""
-        found = [
-            f"{step:.3f} | {times:.2f}" for step, times in (ratio(name, kwargs, size, b, rounds) for b in (False, True))
-        ]
-        print(f"| `{name}` | {size} | {chosen} | {' | '.join(found)} |", flush=True)
+        found = [ratio(name, kwargs, size, bf16, rounds) for bf16 in (False, True)]
+        cells = [cell for step, times in found for cell in (f"{step:.3f}", f"{times.median:.2f}")]
+        print(row(f"`{name}`", size, chosen, *cells), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,24 @@
-"""Images a second of stage 1, end to end, side by side with the obvious way to write it.
+"""Images a second of stage 1, end to end and its parts alone, side by side with the obvious way to write it.
 
     python benchmarks/reference.py --out reference.json
+    python benchmarks/reference.py --device cuda --batch 256 --images 2048 --out reference.json
+    python benchmarks/reference.py --processes 2 --rows "idmm fp32" --out scaling.json
 
 DeiT-Tiny at 112 px, 2 + 4 crops, IDMM's colours, CutMix and label smoothing, on JPEG files of 300 x 340 pixels.
 
-    obvious           a Dataset that opens each image with Pillow and makes its views with torchvision, one after the
-                      other; a forward pass for each group of crops; dense [B, N] targets; fp32
-    idmm fp32, bf16   this project, from its own files to its own optimizer step
-    step fp32, bf16   the same on one batch that is there already: the bound that arithmetic sets
+    obvious PRECISION   a Dataset that opens each image with Pillow and makes its views with torchvision, one after the
+                        other, on as many workers as there are cores (on a CPU one less); a forward pass for each group
+                        of crops; dense [B, N] targets. Its workers run on from epoch to epoch, which favours it
+    idmm PRECISION      this project, from its own files to its own optimizer step
+    step PRECISION      the same on one batch that is on the device already: the bound that arithmetic sets
+    loader N            this project's batches alone, sent to the device, by N workers
+
+PRECISION is fp32, bf16 or fp16 (autocast). A last word, 'device' or 'workers', says where views are made
+(views.backend; 'idmm bf16 workers'). --flags are given to this project's rows as they stand. With --processes 2
+each row is measured on one process and on two, of as many threads each, which share the same batches.
 
 Each measurement is a process of its own, so that none has the other's threads or memory; each round measures all rows
-one after the other, in an order that turns. What counts is the median over rounds of the ratio to 'obvious'. bf16 is
-autocast, and slow where the processor has no instructions for it.
+one after the other, in an order that turns. What counts is the median over rounds of the ratio to the first row.
 """
 
 import argparse
@@ -19,17 +26,42 @@ import contextlib
 import itertools
 import json
 import os
-import platform
+import re
+import shlex
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
-ROWS = ("obvious", "idmm fp32", "idmm bf16", "step fp32", "step bf16")
-SIZE, SMOOTHING = 112, 0.1
+import side_by_side
+
+PRECISIONS = ("fp32", "bf16", "fp16")
+SMOOTHING = 0.1
+QUICK = ["--model", "vit_tiny_patch16_224", "--kwargs", '{"embed_dim": 32, "depth": 2, "num_heads": 2}']
+QUICK += ["--size", "32", "--batch", "8", "--images", "64", "--rounds", "1", "--seconds", "0.5"]
+
+
+def default_rows(device: str) -> list[str]:
+    """Returns the rows that are measured where none are named; a line on those that make no sense here."""
+    cores = len(os.sched_getaffinity(0))
+    precisions = ["fp32", "bf16"] + ["fp16"] * (device == "cuda")
+    if device == "cpu" and "bf16" not in _cpu_flags():
+        print("without bf16: this processor has no instructions for it", file=sys.stderr)
+        precisions.remove("bf16")
+    obvious = [name for name in precisions if name != "fp16"]
+    rows = [f"{kind} {name}" for kind, names in (("obvious", obvious), ("idmm", precisions)) for name in names]
+    rows += [f"idmm {precisions[1]} workers"] if device == "cuda" else []
+    return [*rows, *(f"step {name}" for name in precisions), *(f"loader {n}" for n in dict.fromkeys((1, cores)))]
+
+
+def _cpu_flags() -> str:
+    with contextlib.suppress(OSError):
+        return Path("/proc/cpuinfo").read_text()
+    return "bf16"  # not told
 
 
 def make_images(root: Path, count: int) -> None:
@@ -43,19 +75,20 @@ def make_images(root: Path, count: int) -> None:
 
 
 # ---------------------------------------------------------------------- the obvious way
-def obvious(root: Path, batch: int, workers: int) -> Iterator[int]:
+def obvious(given, precision: str, workers: int) -> Iterator[int]:
     """Trains without end; yields the images of each step."""
-    import timm
     import torch
     from PIL import Image
     from views_speed import by_torchvision
 
     from idmm.config import Views
     from idmm.config.recipes import default_crops
+    from idmm.models import create_backbone
 
-    config = Views(crops=default_crops("idmm"), size=SIZE)
+    device, size = given.device, given.size
+    config = Views(crops=default_crops("idmm"), size=size)
     counts = [group.count for group in config.crops]
-    files, groups = sorted(root.iterdir()), list(zip(counts, by_torchvision(config), strict=True))
+    files, groups = sorted(given.root.iterdir()), list(zip(counts, by_torchvision(config), strict=True))
 
     class Crops(torch.utils.data.Dataset):
         def __len__(self):
@@ -65,120 +98,205 @@ def obvious(root: Path, batch: int, workers: int) -> Iterator[int]:
             image = Image.open(files[i]).convert("RGB")
             return i, [torch.stack([make(image) for _ in range(n)]) for n, make in groups]
 
-    model = timm.create_model("deit_tiny_patch16_224", img_size=SIZE, num_classes=len(files), drop_path_rate=0.1)
+    model = create_backbone(given.model, size, num_classes=len(files), drop_path=0.1, **given.kwargs).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4, weight_decay=1e-3)
-    loader = torch.utils.data.DataLoader(Crops(), batch, shuffle=True, num_workers=workers)
+    epochs = (torch.randperm(len(files)).tolist() for _ in itertools.count())
+    order = itertools.chain.from_iterable(epochs)  # its workers need not start anew each epoch
+    loader = torch.utils.data.DataLoader(
+        Crops(), given.batch, sampler=order, num_workers=workers, pin_memory=device == "cuda"
+    )
     beta = torch.distributions.Beta(0.5, 0.5)
-    for index, views in itertools.chain.from_iterable(itertools.repeat(loader)):
-        loss = 0.0
+    for index, views in loader:
+        index, loss = index.to(device), 0.0
         for crops in views:  # [B, n, 3, S, S]
-            images, truth = crops.flatten(0, 1), index.repeat_interleave(crops.shape[1])
-            target = torch.full((len(truth), len(files)), SMOOTHING / (len(files) - 1))
+            images, truth = crops.to(device).flatten(0, 1), index.repeat_interleave(crops.shape[1])
+            target = torch.full((len(truth), len(files)), SMOOTHING / (len(files) - 1), device=device)
             target.scatter_(1, truth[:, None], 1 - SMOOTHING)
-            other, side = torch.randperm(len(truth)), int(SIZE * (1 - beta.sample().clamp(0.5, 1)).sqrt())
-            top, left = torch.randint(SIZE - side + 1, (2,)).tolist()
+            other, side = torch.randperm(len(truth)), int(size * (1 - beta.sample().clamp(0.5, 1)).sqrt())
+            top, left = torch.randint(size - side + 1, (2,)).tolist()
             images[:, :, top : top + side, left : left + side] = images[other, :, top : top + side, left : left + side]
-            share = 1 - side**2 / SIZE**2
-            logits = model(images)
-            loss = loss + torch.nn.functional.cross_entropy(logits, share * target + (1 - share) * target[other])
+            share = 1 - side**2 / size**2
+            with torch.autocast(device, getattr(torch, _DTYPE[precision]), enabled=precision != "fp32"):
+                logits = model(images)
+            mixed = share * target + (1 - share) * target[other]
+            loss = loss + torch.nn.functional.cross_entropy(logits.float(), mixed)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         yield len(index)
 
 
+_DTYPE = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
 # ---------------------------------------------------------------------- this project
-def ours(root: Path, batch: int, precision: str, alone: bool) -> Iterator[int]:
-    """Trains by configs/pretrain/idmm.yaml without end; yields the images of each step. ``alone``: on one batch."""
+@contextlib.contextmanager
+def our_loop(given, flags: dict[str, object]):
+    """Gives the loop of a run by configs/pretrain/idmm.yaml, with further flags."""
     from idmm.config import PretrainConfig
     from idmm.config.parsing import parse
     from idmm.engine import Loop
     from idmm.stages.assemble import load_splits, resolve, session
 
-    with tempfile.TemporaryDirectory() as out:
-        flags = {"data.root": root, "out": f"{out}/run", "train.batch_size": batch, "train.precision": precision}
-        argv = itertools.chain.from_iterable((f"--{key}", str(value)) for key, value in flags.items())
-        config = parse(PretrainConfig, ["--config", "idmm", "--train.device", "cpu", *argv], "reference")
-        parts, notes = resolve(config)
-        (phase,) = parts.phases
-        with session(parts, notes) as run:
-            train = load_splits(parts, run.folder).train
-            method, plan = parts.method(phase, parts.backbone(phase), len(train), None), parts.plan(phase, train, [])
-            if alone:
-                made, run.workers = plan.transform(0, plan.batches.step_images(0, 0)), 0
-                plan.transform = lambda epoch, indices: {**made, "index": made["index"][: len(indices)]}
-            with contextlib.closing(Loop(run, method, plan).trial()) as steps:
-                yield from (count for _, count in steps)
+    wanted = {"data.root": given.root, "out": given.into}
+    wanted |= {"train.device": given.device, "train.batch_size": given.batch, "views.size": given.size}
+    wanted |= {"model.name": given.model, "model.kwargs": json.dumps(given.kwargs), **flags}
+    argv = itertools.chain.from_iterable((f"--{key}", str(value)) for key, value in wanted.items())
+    config = parse(PretrainConfig, ["--config", "idmm", *argv, *shlex.split(given.flags)], "reference")
+    parts, notes = resolve(config)
+    (phase,) = parts.phases
+    with session(parts, notes) as run:
+        train = load_splits(parts, run.folder).train
+        method = parts.method(phase, parts.backbone(phase), len(train), None)
+        yield Loop(run, method, parts.plan(phase, train, []))
 
 
-def measure(row: str, root: Path, given) -> float:
+def ours(given, kind: str, flags: dict[str, object]) -> Iterator[int]:
+    """Trains without end; yields the images of each step. ``step``: on one batch, ``loader``: without training."""
+    from accelerate.utils import send_to_device
+
+    from idmm.data.loaders import training_batches
+
+    with our_loop(given, flags) as loop:
+        plan, device = loop.plan, loop.accelerator.device
+        finish = getattr(plan, "finish", None) or (lambda batch: batch)
+        endless = replace(plan.batches, epochs=10**9)
+        if kind == "loader":
+            for batch in training_batches(plan.transform, endless, loop.workers):
+                yield len(finish(send_to_device(batch, device, non_blocking=True))["index"])
+        source = None
+        if kind == "step":
+            indices, weight = endless.micro_batches(endless.step_images(0, 0))[0]
+            plan.finish = None
+            batch = {**finish(send_to_device(plan.transform(0, indices), device)), "weight": weight}
+            source = (batch for _ in itertools.count())
+        with contextlib.closing(loop.trial(source)) as steps:
+            yield from (count for _, count in steps)
+
+
+# ---------------------------------------------------------------------- measurements
+def measure(label: str, given) -> float:
     """Returns the images a second of a row, over ``given.seconds`` after the first steps."""
-    kind, _, precision = row.partition(" ")
-    workers = max(1, len(os.sched_getaffinity(0)) - 1)
-    steps = (
-        obvious(root, given.batch, workers) if kind == "obvious" else ours(root, given.batch, precision, kind == "step")
-    )
-    for _ in range(2 * workers + 1):  # what workers made while the first step warmed up
+    kind, what, *backend = label.split()
+    cores = len(os.sched_getaffinity(0))
+    if kind == "obvious":
+        workers = cores if given.device == "cuda" else max(1, cores - 1)
+        steps = obvious(given, what, workers)
+    else:
+        if "OMP_WAIT_POLICY" not in os.environ:
+            os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as the command line does
+        workers = int(what) if kind == "loader" else min(8, cores)
+        flags = {"data.workers": what} if kind == "loader" else {"train.precision": what}
+        steps = ours(given, kind, flags | dict(zip(["views.backend"], backend, strict=False)))
+    began = time.monotonic()
+    for number in range(2 * workers + 2):  # what workers made while the first step warmed up
         next(steps)
+        if _agreed(number and time.monotonic() - began > given.seconds):
+            break
+    side_by_side.wait(given.device)
     began, images = time.monotonic(), 0
-    while time.monotonic() - began < given.seconds:
+    while not _agreed(time.monotonic() - began >= given.seconds):
         images += next(steps)
+    side_by_side.wait(given.device)
     return images / (time.monotonic() - began)
+
+
+def _agreed(done: bool) -> bool:
+    """Whether any process is done: all of them must make as many steps."""
+    from idmm import distributed
+
+    return distributed.any_process(bool(done))[0]
+
+
+def run(label: str, processes: int, given, folder: Path) -> float:
+    """Measures a row in a process of its own, or in several; returns its images a second."""
+    command = [sys.executable]
+    threads = {}
+    if given.processes > 1:
+        threads = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // given.processes))}
+    if processes > 1:
+        command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    argv = [
+        *sys.argv[1:],
+        "--images",
+        given.images,
+        "--root",
+        folder / "images",
+        "--into",
+        folder / f"{time.monotonic()}",
+        "--measure",
+        label,
+    ]
+    environment = {**os.environ, "IDMM_CACHE": str(folder / "cache"), **threads}
+    ran = subprocess.run(
+        [*command, __file__, *map(str, argv)], capture_output=True, text=True, env=environment, timeout=given.limit
+    )
+    if ran.returncode or not (found := re.findall(r"(?m)^images/s ([\d.]+)$", ran.stdout)):
+        raise RuntimeError(f"{label}, exit code {ran.returncode}:\n{ran.stderr[-4000:]}")
+    return float(found[0])
+
+
+def parsed(argv: list[str] | None = None) -> argparse.Namespace:
+    """Returns what was asked for; --quick stands before what else is given."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--model", default="deit_tiny_patch16_224", help="a name of timm's or ours")
+    parser.add_argument("--kwargs", type=json.loads, default={}, help="of its constructor, as JSON")
+    parser.add_argument("--size", type=int, default=112, help="side of the crops (pixels)")
+    parser.add_argument("--batch", type=int, default=32, help="images a step")
+    parser.add_argument("--images", type=int, default=512, help="images in all, rounded down to whole batches")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement")
+    parser.add_argument("--limit", type=float, default=900.0, help="seconds after which a measurement is stopped")
+    parser.add_argument("--rows", nargs="*", help="what to measure, the first is what the others are compared with")
+    parser.add_argument("--processes", type=int, default=1, help="compare one process with so many")
+    parser.add_argument("--flags", default="", help="further flags of this project's rows, as one text")
+    parser.add_argument("--quick", action="store_true", help="a tiny model for a moment, to see that it runs")
+    parser.add_argument("--measure", help=argparse.SUPPRESS)  # one row alone, on --root
+    parser.add_argument("--root", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--into", type=Path, help=argparse.SUPPRESS)  # folder of this project's row
+    parser.add_argument("--out", type=Path, help="a JSON file of all rounds")
+    argv = sys.argv[1:] if argv is None else argv
+    given = parser.parse_args([*QUICK, *argv] if "--quick" in argv else argv)
+    given.images = max(2, given.images // given.batch) * given.batch
+    return given
+
+
+def table(rates: dict[str, list[float]], processes: int) -> list[str]:
+    """Returns the lines of the table."""
+    first, lines = next(iter(rates)), [side_by_side.head("", "images/s", "ratio to the first row")]
+    if processes > 1:
+        lines = [side_by_side.head("", "images/s", "share of as many times one process")]
+    for name, found in rates.items():
+        alone, _, count = name.rpartition(" on ")
+        ratio = side_by_side.ratios(found, rates[f"{alone} on 1"] if alone else rates[first])
+        lines.append(side_by_side.row(name, f"{statistics.median(found):.1f}", ratio / int(count if alone else 1)))
+    return lines
 
 
 def main() -> None:
     """Prints the table, and writes the JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch", type=int, default=32, help="images a step")
-    parser.add_argument("--images", type=int, default=512, help="images in all")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement")
-    parser.add_argument("--rows", nargs="*", default=list(ROWS), choices=ROWS)
-    parser.add_argument("--measure", choices=ROWS, help="one row alone, on --root")
-    parser.add_argument("--root", type=Path)
-    parser.add_argument("--out", type=Path, help="a JSON file of all rounds")
-    given = parser.parse_args()
+    given = parsed()
     if given.measure:
-        print(measure(given.measure, given.root, given), flush=True)
+        rate = measure(given.measure, given)
+        if os.environ.get("RANK", "0") == "0":
+            print(f"images/s {rate}", flush=True)
         os._exit(0)  # loader workers and generators need not be waited for
-    rates: dict[str, list[float]] = {row: [] for row in given.rows}
+    labels = given.rows or (default_rows(given.device) if given.processes == 1 else ["idmm fp32"])
+    rows = {label: (label, 1) for label in labels}
+    if given.processes > 1:
+        rows = {f"{label} on {n}": (label, n) for label in labels for n in (1, given.processes)}
+    rates: dict[str, list[float]] = {name: [] for name in rows}
+    where = side_by_side.where(given.device, packages=("torch", "torchvision", "timm"))
     with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder) / "images"
-        make_images(root, given.images)
-        environment = {**os.environ, "IDMM_CACHE": f"{folder}/cache"}
-        command = [
-            sys.executable,
-            __file__,
-            "--root",
-            root,
-            "--batch",
-            str(given.batch),
-            "--seconds",
-            str(given.seconds),
-        ]
-        for number in range(given.rounds):
-            turn = number % len(given.rows)
-            for row in given.rows[turn:] + given.rows[:turn]:
-                ran = subprocess.run([*command, "--measure", row], capture_output=True, text=True, env=environment)
-                if ran.returncode:
-                    sys.exit(f"{row}:\n{ran.stderr}")
-                rates[row].append(float(ran.stdout))
-                print(f"round {number + 1}: {row:<10} {rates[row][-1]:7.2f} images/s", file=sys.stderr, flush=True)
-    import timm
-    import torch
-
-    where = f"{len(os.sched_getaffinity(0))} cores of a {platform.machine()} CPU, torch {torch.__version__}, "
-    where += f"timm {timm.__version__}"
-    print(f"batch {given.batch}, {given.rounds} rounds of {given.seconds:g} s, {where}\n")
-    print("| | images/s | ratio to the obvious way |\n|---|---|---|")
-    ratios = {}
-    for row, found in rates.items():
-        each = [a / b for a, b in zip(found, rates.get("obvious", found), strict=True)]
-        ratios[row] = statistics.median(each)
-        print(f"| {row} | {statistics.median(found):.1f} | {ratios[row]:.2f} ({min(each):.2f} to {max(each):.2f}) |")
-    if given.out:
-        found = {"where": where, "batch": given.batch, "seconds": given.seconds, "rates": rates, "ratios": ratios}
-        given.out.write_text(json.dumps(found, indent=1) + "\n")
+        make_images(Path(folder) / "images", given.images)
+        for number, name in side_by_side.turns(list(rows), given.rounds):
+            rates[name].append(run(*rows[name], given, Path(folder)))
+            print(f"round {number + 1}: {name:<12} {rates[name][-1]:8.2f} images/s", file=sys.stderr, flush=True)
+            side_by_side.write(given.out, where=where, **vars(given), rates=rates)  # also of a run that is stopped
+    what = f"{given.model} at {given.size} px, batch {given.batch} of {given.images} images"
+    print(f"{what}, {given.rounds} rounds of {given.seconds:g} s; {where}\n")
+    print("\n".join(table(rates, given.processes)))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,11 @@ import torch.distributed as dist
 
 from idmm.errors import RunError, UserError
 
+_NO_MEMORY = (
+    "DefaultCPUAllocator",
+    "CUDA error: out of memory",
+    "ALLOC_FAILED",
+)  # of torch, drivers, libraries
 _control = None  # a gloo group, so that a flag costs no device sync
 _alone = False
 
@@ -35,7 +40,7 @@ def enough_memory(batch_size: int, accumulate: int) -> Iterator[None]:
         yield
     except (RuntimeError, MemoryError) as error:
         known = isinstance(error, (torch.OutOfMemoryError, MemoryError))
-        if not known and "DefaultCPUAllocator" not in str(error):
+        if not known and not any(sign in str(error) for sign in _NO_MEMORY):
             raise
         raise RunError(
             f"out of memory with a batch of {batch_size} images: try --train.accumulate {2 * accumulate} "
@@ -62,6 +67,11 @@ def rank() -> int:
 def world() -> int:
     """Number of processes."""
     return dist.get_world_size() if dist.is_initialized() and not _alone else 1
+
+
+def several_gpus() -> bool:
+    """Whether there are several processes, and they compute on GPUs."""
+    return world() > 1 and "nccl" in dist.get_backend()
 
 
 def any_process(*flags: bool) -> tuple[bool, ...]:

@@ -4,8 +4,9 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
+from types import MethodType
 
 import torch
 from accelerate.utils import send_to_device
@@ -101,7 +102,8 @@ class Loop:
         self.ema = ModelEmaV3(method.backbone, self.train.ema, use_warmup=True) if self.train.ema else None
         if self.train.compile:
             backbone = method.backbone  # methods call its features and its head one by one
-            backbone.forward_features = torch.compile(backbone.forward_features)
+            compiled = torch.compile(backbone.forward_features.__func__)
+            backbone.forward_features = MethodType(compiled, backbone)  # of a copy of the backbone, the copy's own
         self.model, self.optimizer = self.accelerator.prepare(method, optimizer)
 
     @property
@@ -137,10 +139,11 @@ class Loop:
         self._save(self.batches.epochs, 0)
         self.session.steps += self.steps
 
-    def trial(self) -> Iterator[tuple[torch.Tensor, int]]:
+    def trial(self, batches: Generator[dict] | None = None) -> Iterator[tuple[torch.Tensor, int]]:
         """Makes steps as :meth:`fit` does, from the stage's first on and without an end, to be timed: yields the loss
-        and the images of each. Nothing else is of use afterwards."""
-        batches = training_batches(self.plan.transform, replace(self.batches, epochs=10**9), self.workers)
+        and the images of each. Nothing else is of use afterwards. ``batches``: in place of those that are loaded."""
+        endless = replace(self.batches, epochs=10**9)
+        batches = training_batches(self.plan.transform, endless, self.workers) if batches is None else batches
         with self._memory(), contextlib.closing(batches):
             for number in itertools.count():
                 epoch, step = divmod(number, self.batches.steps_per_epoch)
@@ -161,6 +164,8 @@ class Loop:
                 self._save(epoch, step + 1)
             if stop:
                 raise Interrupted(f"interrupted; the same command goes on from epoch {epoch + 1}, step {step + 1}")
+        self._check_finite()  # waits for the device
+        self.position.seconds = time.monotonic() - started
 
     def _step(self, epoch: int, step: int, batches) -> torch.Tensor:
         """Makes one optimizer step of ``accumulate`` micro-batches; returns the last one's loss."""
@@ -201,7 +206,6 @@ class Loop:
         self.bad_step = torch.where(bad & (self.bad_step < 0), number, self.bad_step)
 
     def _end_epoch(self, epoch: int) -> None:
-        self._check_finite()
         values = {name: value / self.batches.count for name, value in self._sums().items()}
         self._check_exploded(epoch, without_drloc(values))
         seconds = self.position.seconds

@@ -19,6 +19,11 @@ class Mix:
     partner: Tensor  # which image is mixed into each, a permutation, int64 [B]
     box: tuple[int, int, int, int] | None  # pixels of the partner: top, bottom, left, right; None blends all (Mixup)
 
+    def partner_on(self, device: torch.device) -> Tensor:
+        """Returns ``partner`` on the device, without waiting for what that has still to do."""
+        pinned = self.partner.pin_memory() if device.type == "cuda" else self.partner
+        return pinned.to(device, non_blocking=True)
+
 
 def draw_cutmix(count: int, height: int, width: int, alpha: float, rng: np.random.Generator) -> Mix:
     """Draws one box for a group: lam ~ Beta(alpha, alpha), the larger of lam and 1 - lam as released.
@@ -43,7 +48,7 @@ def draw_mixup(count: int, alpha: float, rng: np.random.Generator) -> Mix:
 
 def mix_images(images: Tensor, mix: Mix) -> Tensor:
     """Returns the mixed images, [B, C, H, W], the input left as it was."""
-    partner = mix.partner.to(images.device, non_blocking=True)
+    partner = mix.partner_on(images.device)
     if mix.box is None:
         return images * mix.lam + images[partner] * (1 - mix.lam)
     top, bottom, left, right = mix.box

@@ -160,7 +160,7 @@ def _load(batch_fn: BatchFn, requests, workers: int) -> Iterator[dict]:
         num_workers=workers,
         multiprocessing_context="fork" if forked else None,
         worker_init_fn=_own_process_group,
-        pin_memory=torch.cuda.is_available(),
+        pin_memory=torch.cuda.is_initialized(),  # a run on the CPU leaves the GPU alone
     )
     for batch in loader:
         if "failed" in batch:

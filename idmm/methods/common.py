@@ -35,7 +35,7 @@ def mixed_groups(batch: dict, target: Tensor, alpha: float, key: int) -> Iterato
         views, other, lam = views.flatten(0, 1), None, 1.0
         if alpha:
             mix = draw_cutmix(len(views), *views.shape[-2:], alpha, numpy_rng(key, "cutmix", number))
-            views, other, lam = mix_images(views, mix), own[mix.partner.to(own.device)], mix.lam
+            views, other, lam = mix_images(views, mix), own[mix.partner_on(own.device)], mix.lam
         yield views, own, other, lam
 
 

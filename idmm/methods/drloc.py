@@ -56,7 +56,7 @@ class Localization(nn.Module):
         features, grids = self._run(backbone, images)
         loss = self.loss(grids if self.config.mode == "l1_all" else grids[0], numpy_rng(key, "drloc"))
         weight = self.weight(epoch)
-        logs = {"drloc": loss.detach(), "drloc_weight": torch.tensor(weight, device=loss.device)}
+        logs = {"drloc": loss.detach(), "drloc_weight": torch.full((), weight, device=loss.device)}
         return (head or backbone.forward_head)(features), weight * loss, logs
 
     def weight(self, epoch: int) -> float:

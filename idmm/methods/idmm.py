@@ -96,7 +96,7 @@ class IDMM(Method):
         label = self._label(logits, [_column(group, 1) for group in groups[: self.global_groups]])
         left = decay_factor(self.config.instance_decay, epoch / self.epochs)
         parts = {"label_loss": label.detach(), "instance_loss": instance.detach()}
-        weight = torch.tensor(left, device=label.device)
+        weight = torch.full((), left, device=label.device)  # a copy would wait for the device
         loss = self.config.label_weight * label + left * instance + extra
         return {"loss": loss, **parts, "instance_weight": weight, **logs}
 

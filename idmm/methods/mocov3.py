@@ -7,7 +7,7 @@ from lightly.models.modules import MoCoProjectionHead
 from torch import Tensor, nn
 
 from idmm import config
-from idmm.distributed import world
+from idmm.distributed import several_gpus
 from idmm.errors import UserError
 from idmm.losses.contrastive import info_nce
 from idmm.methods.base import Method, RunInfo
@@ -69,8 +69,7 @@ def _mlp(width: int, hidden: int, dim: int, layers: int) -> nn.Module:
     """
     head = MoCoProjectionHead(width, hidden, dim, num_layers=layers, batch_norm=True)
     head.layers[-1] = nn.BatchNorm1d(dim, affine=False)
-    several = world() > 1 and torch.cuda.is_available()
-    return nn.SyncBatchNorm.convert_sync_batchnorm(head) if several else head
+    return nn.SyncBatchNorm.convert_sync_batchnorm(head) if several_gpus() else head
 
 
 def _freeze_projection(backbone: nn.Module, asked: bool | None) -> None:

@@ -1,0 +1,83 @@
+"""What the benchmarks share: measurements in turns, ratios within a round, where they were taken, tables and JSON."""
+
+import itertools
+import json
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+
+def turns(names: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:
+    """Yields the number of each round, from 0, with each name, in an order that turns: each is first as often."""
+    for number in range(rounds):
+        first = number % len(names)
+        for name in itertools.chain(names[first:], names[:first]):
+            yield number, name
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The median of some measurements, the smallest and the largest."""
+
+    median: float
+    low: float
+    high: float
+
+    def __truediv__(self, number: float) -> "Spread":
+        return Spread(self.median / number, self.low / number, self.high / number)
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f} ({self.low:.2f} to {self.high:.2f})"
+
+
+def ratios(values: Sequence[float], others: Sequence[float]) -> Spread:
+    """Returns how many times as large the values are as the others, round by round."""
+    each = [value / other for value, other in zip(values, others, strict=True)]
+    return Spread(statistics.median(each), min(each), max(each))
+
+
+def wait(device: str) -> None:
+    """Waits until a device has done what it was given."""
+    if device == "cuda":
+        import torch
+
+        torch.cuda.synchronize()
+
+
+def now(device: str) -> float:
+    """Returns a time (seconds): on a GPU the clock's, once it is done; on a CPU what this process computed, so that
+    other programs matter less."""
+    wait(device)
+    return time.process_time() if device == "cpu" else time.perf_counter()
+
+
+def where(device: str = "cpu", threads: int | None = None, packages: Sequence[str] = ("torch", "timm")) -> str:
+    """Returns what the figures were taken on: device, cores or ``threads`` of the processor, versions and date."""
+    from idmm.environment import describe
+
+    here = describe(device)
+    count = here["cores"] if threads is None else threads
+    what = f"{count} {'core' if threads is None else 'thread'}{'s' * (count > 1)} of {here['cpu']}"
+    gpus = here["gpus"][:1] if device == "cuda" else []
+    versions = [f"{name} {version(name)}" for name in packages]
+    return ", ".join([*gpus, what, *versions, datetime.now(UTC).date().isoformat()])
+
+
+def row(*cells: object) -> str:
+    """Returns a row of a Markdown table."""
+    return f"| {' | '.join(str(cell) for cell in cells)} |"
+
+
+def head(*cells: str) -> str:
+    """Returns the two lines that a Markdown table begins with."""
+    return f"{row(*cells)}\n{'|---' * len(cells)}|"
+
+
+def write(path: Path | None, **found: object) -> None:
+    """Writes what was found as JSON; nothing where there is no path."""
+    if path is not None:
+        path.write_text(json.dumps(found, indent=1, default=str) + "\n")

@@ -1,0 +1,95 @@
+"""What runs on a GPU, tried without one: shapes and devices alone (fake tensors), and what a copy of a model holds.
+
+Under FakeTensorMode a tensor has a device and no values. An operation on tensors of two devices raises, and so does
+whatever asks for a value (``.item()``, ``float``, ``bool``), which on a GPU waits for all that it has still to do.
+"""
+
+import functools
+
+import pytest
+import tiny
+import torch
+from helpers import inside, same
+from torch import nn
+from torch._subclasses import FakeTensorMode
+
+from idmm import config
+from idmm.methods.finetune import Finetune
+from idmm.models import create_backbone
+
+PRETRAINING = {
+    "idmm": dict(name="idmm"),
+    "idmm cosine": dict(name="idmm", classifier="cosine", classifier_bias=True, projection=True, chunk_size=3),
+    "joint": dict(name="idmm", label_weight=1.0, of=functools.partial(tiny.backbone, num_classes=3)),
+    "drloc": dict(name="idmm", drloc=config.DrLoc(weight=0.1)),
+    "drloc reg": dict(name="idmm", drloc=config.DrLoc(weight=0.1, mode="reg", pairs=2)),
+    "drloc l1_all": dict(name="idmm", drloc=config.DrLoc(weight=0.1, mode="l1_all")),
+    **{name: dict(name=name) for name in ("supcon", "supervised", "mocov3")},
+}
+WAIT = ("simclr", "mocov2", "dino")  # lightly's losses ask for values
+SIZES = {"t2t_vit_7": 64, "cvt_13": 64, "cct_7_3x1_32": 32, "pvt_v2_b0": 64, "resnet10t": 64}
+SIZES["swin_tiny_patch4_window7_224"] = 224
+
+
+@pytest.fixture
+def mode(monkeypatch):
+    """Fake tensors, those that are made on the CPU included; pinning, which needs a driver, does nothing."""
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self, *_: self)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        yield mode
+
+
+def sent(module, mode):
+    """The module with its tensors on a GPU that is not there."""
+    for part in module.modules():
+        for name, parameter in part._parameters.items():
+            if parameter is not None:
+                moved = mode.from_tensor(parameter.detach()).to("cuda")
+                part._parameters[name] = nn.Parameter(moved, requires_grad=parameter.requires_grad)
+        for name, buffer in part._buffers.items():
+            part._buffers[name] = None if buffer is None else mode.from_tensor(buffer).to("cuda")
+    return module
+
+
+def to_gpu(batch, mode):
+    def move(value):
+        return [move(each) for each in value] if isinstance(value, list) else mode.from_tensor(value).to("cuda")
+
+    return {name: move(value) for name, value in batch.items()}
+
+
+def step(method, batch):
+    """What the loop does with a method, but for the backward pass, which wants a driver."""
+    out = method(batch, 5, 0)
+    assert all(value.device.type == "cuda" for value in out.values()), out
+    method.before_step(0)
+    method.after_step(0)
+
+
+@pytest.mark.parametrize("name", [*PRETRAINING, *WAIT])
+def test_pretraining_stays_on_the_device(name, request):
+    given = PRETRAINING.get(name, dict(name=name))
+    of = given["of"]() if "of" in given else None
+    method = tiny.make(**{**given, "of": of})
+    if name in WAIT:
+        method.loss.forward = lambda rows, *_, **__: (rows[0] if isinstance(rows, list) else rows).sum()
+    batch = tiny.batch(*((2,) if name in ("simclr", "mocov2", "mocov3") else (2, 1)), double=False)
+    mode = request.getfixturevalue("mode")  # what is made above is real
+    step(sent(method, mode), to_gpu(batch, mode))
+
+
+@pytest.mark.parametrize("backbone", SIZES)
+def test_backbones_stay_on_the_device(backbone, request):
+    size = SIZES[backbone]
+    method = Finetune(create_backbone(backbone, size, num_classes=3), config.Augment()).train()
+    batch = {"images": torch.randn(4, 3, size, size), "label": torch.tensor([2, 0, 2, 1])}
+    mode = request.getfixturevalue("mode")
+    step(sent(method, mode), to_gpu(batch, mode))
+
+
+def test_a_compiled_run_is_the_plain_one(tmp_path, monkeypatch):
+    """Steps are timed on a copy of the compiled model, which must not leave gradients in the model itself."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    for name in ("plain", "compiled"):
+        assert inside("pretrain", tmp_path / name, train__epochs=1, train__compile=name == "compiled") == 0
+    assert same(tmp_path / "plain", tmp_path / "compiled")

@@ -1,0 +1,262 @@
+"""What only a GPU shows; benchmarks/gpu.sh runs these on one. Skipped where there is none.
+
+IDMM_TEST_DEVICE=cpu runs what can be run of them on a CPU, to see that the tests themselves work.
+"""
+
+import os
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from helpers import Process, distance, flags, inside, metrics, same, state
+from test_resume import PLACE, stop_at
+
+import idmm
+from idmm import config, distributed
+from idmm.data.loaders import BatchPlan, training_batches
+from idmm.errors import RunError
+from idmm.losses import instance_discrimination_loss
+from idmm.methods.finetune import Finetune
+from idmm.models import create_backbone
+from idmm.optim import create_optimizer
+from idmm.seeding import seeded
+
+DEVICE = os.environ.get("IDMM_TEST_DEVICE", "cuda")
+ON_GPU = DEVICE == "cuda"
+pytestmark = [
+    pytest.mark.skipif(ON_GPU and not torch.cuda.is_available(), reason="no CUDA device"),
+    pytest.mark.filterwarnings("ignore"),  # other versions of libraries warn of other things
+]
+gpu_alone = pytest.mark.skipif(not ON_GPU, reason="asks for CUDA itself")
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
+HERE = {"train__device": DEVICE}
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
+
+
+@pytest.fixture
+def deterministic():
+    """The switch that docs/running.md names."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def no_tf32(monkeypatch):
+    """Convolutions in fp32, as products are: torch lets cuDNN round their factors to 10 bits."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
+def stopped(patch, stage, out, **changes):
+    """A run that was stopped in mid-epoch."""
+    with patch.context() as inner:
+        stop_at(inner, *PLACE[stage])
+        assert inside(stage, out, **changes) == 130
+    return out
+
+
+# ---------------------------------------------------------------------- whole runs
+@pytest.mark.parametrize("stage", ["pretrain", "finetune"])
+def test_a_resumed_run_ends_with_the_same_weights(stage, tmp_path, monkeypatch, deterministic):
+    assert inside(stage, tmp_path / "whole", **HERE) == 0
+    stopped(monkeypatch, stage, tmp_path / "cut", **HERE)
+    assert inside(stage, tmp_path / "cut", **HERE) == 0
+    assert same(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_without_the_switch_the_weights_are_close(tmp_path, monkeypatch):
+    assert inside("pretrain", tmp_path / "whole", **HERE) == 0
+    stopped(monkeypatch, "pretrain", tmp_path / "cut", **HERE)
+    assert inside("pretrain", tmp_path / "cut", **HERE) == 0
+    assert distance(tmp_path / "whole", tmp_path / "cut") < 0.01
+
+
+@pytest.mark.parametrize("stage", ["pretrain", "finetune"])
+def test_fp16_goes_on_with_its_scaler(stage, tmp_path, monkeypatch):
+    half = {**HERE, "train__precision": "fp16" if ON_GPU else "bf16", "train__clip_grad": 1.0}
+    scaler = state(stopped(monkeypatch, stage, tmp_path / "a", **half))["scaler"]
+    assert not ON_GPU or scaler["scale"] > 1
+    assert inside(stage, tmp_path / "a", **half) == 0
+    assert all(np.isfinite(record["loss"]) for record in metrics(tmp_path / "a"))
+
+
+def test_bf16_with_workers_that_are_forked_beside_cuda(tmp_path):
+    changes = {**HERE, "train__precision": "bf16", "data__workers": 2, "train__ema": 0.9}
+    assert inside("pretrain", tmp_path / "a", **changes) == 0
+    assert metrics(tmp_path / "a")[-1]["loss"] < metrics(tmp_path / "a")[0]["loss"] + 0.5
+
+
+@gpu_alone
+def test_auto_takes_the_gpu_and_bf16(tmp_path):
+    auto = {"train__device": "auto", "train__precision": "auto", "train__epochs": 1}
+    assert inside("pretrain", tmp_path / "a", **auto) == 0
+    assert state(tmp_path / "a")["precision"] == ("bf16" if torch.cuda.is_bf16_supported(False) else "fp16")
+
+
+def test_losses_are_those_of_the_cpu(tmp_path, no_tf32):
+    one = {"model__drop_path": 0.0, "train__epochs": 1}  # nothing that the device draws
+    assert inside("pretrain", tmp_path / "cpu", **one, train__device="cpu") == 0
+    assert inside("pretrain", tmp_path / "gpu", **one, **HERE) == 0
+    wanted, found = (metrics(tmp_path / name)[0]["loss"] for name in ("cpu", "gpu"))
+    assert found == pytest.approx(wanted, rel=2e-3)
+
+
+@gpu_alone
+def test_compiled(tmp_path):
+    changes = {**HERE, "train__compile": True, "train__epochs": 1, "data__subset": {"total": 40}}
+    assert inside("pretrain", tmp_path / "a", **changes, train__monitor_every=0) == 0
+
+
+def test_one_process_of_torchrun(tmp_path):
+    with Process([*TORCHRUN, "pretrain.py", *flags("pretrain", tmp_path / "a", **HERE)], tmp_path / "err") as run:
+        assert run.wait() == 0, run.said()
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory):
+    out = tmp_path_factory.mktemp("gpu") / "finetuned"
+    assert inside("finetune", out, **HERE, stages=[{"size": 16}]) == 0
+    return out
+
+
+def test_predictions_are_those_of_the_cpu(classifier, no_tf32):
+    rng = np.random.default_rng(0)
+    images = [rng.integers(0, 256, (20, 24, 3), dtype=np.uint8) for _ in range(9)]
+    found, wanted = (idmm.load_classifier(classifier, device=name).predict(images) for name in (DEVICE, "cpu"))
+    np.testing.assert_allclose(found.probabilities, wanted.probabilities, atol=2e-4)
+    found, wanted = (idmm.embed(classifier, images, device=name) for name in (DEVICE, "cpu"))
+    np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-3)
+
+
+# ---------------------------------------------------------------------- steps
+def on_device(batch):
+    def move(value):
+        return [move(each) for each in value] if isinstance(value, list) else value.to(DEVICE)
+
+    return {name: move(value) for name, value in batch.items()}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", ["idmm", "simclr", "supcon", "supervised", "mocov2", "mocov3", "dino"])
+def test_a_step_of_each_method(name, precision):
+    if name not in ("idmm", "supervised"):
+        pytest.importorskip("lightly")
+    method = tiny.make(name).to(DEVICE)
+    batch = on_device(tiny.batch(*((2,) if name in ("simclr", "mocov2", "mocov3") else (2, 1)), double=False))
+    with torch.autocast(DEVICE, torch.bfloat16, enabled=precision == "bf16"):
+        out = method(batch, 5, 0)
+    out["loss"].backward()
+    method.before_step(0)
+    method.after_step(0)
+    assert all(bool(torch.isfinite(p.grad).all()) for p in method.parameters() if p.grad is not None)
+    assert torch.isfinite(method.embed(torch.randn(3, 16, device=DEVICE))).all()
+
+
+@pytest.mark.parametrize("kind", ["idmm", "drloc", "finetune"])
+def test_a_step_does_not_wait_for_the_device(kind):
+    batch = on_device(tiny.batch(2, 1, double=False))
+    if kind == "finetune":
+        method = Finetune(tiny.backbone(num_classes=3, drop_path_rate=0.1), config.Augment()).train()
+        batch = {"images": batch["views"][0][:, 0], "label": batch["label"]}
+    else:
+        method = tiny.make("idmm", drloc=config.DrLoc(weight=0.1) if kind == "drloc" else None)
+    method = method.to(DEVICE)
+    others = {name: (child, 1.0) for name, child in method.named_children() if name in ("classifier", "localization")}
+    optimizer = create_optimizer(method.backbone, others, config.PretrainTrain(weight_decay=0.1), lr=1e-3)
+
+    def step(number):
+        with seeded(number), torch.autocast(DEVICE, torch.bfloat16):
+            loss = method(batch, number, number)["loss"]
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    for number in range(2):  # the first allocates
+        step(number)
+    if ON_GPU:
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        losses = [step(number) for number in range(2, 4)]
+    finally:
+        if ON_GPU:
+            torch.cuda.set_sync_debug_mode("default")
+    assert all(np.isfinite(loss.item()) for loss in losses)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_are_pinned(workers):
+    torch.zeros(1, device=DEVICE)  # as a model that is there already
+
+    def made(epoch, indices):
+        return {"views": [torch.ones(len(indices), 2, 3)], "index": torch.from_numpy(indices)}
+
+    for batch in training_batches(made, BatchPlan(10, 4, 1, 0), workers):
+        assert batch["views"][0].is_pinned() == batch["index"].is_pinned() == ON_GPU
+        assert batch["views"][0].to(DEVICE, non_blocking=True).sum() == 6 * len(batch["index"])
+
+
+def test_synchronised_batch_norms(monkeypatch):
+    pytest.importorskip("lightly")
+    monkeypatch.setattr("idmm.methods.mocov3.several_gpus", lambda: True)
+    method = tiny.make("mocov3").to(DEVICE)
+    assert any(isinstance(part, torch.nn.SyncBatchNorm) for part in method.modules())
+    if ON_GPU:
+        method(on_device(tiny.batch(2, double=False)), 5, 0)["loss"].backward()
+
+
+# ---------------------------------------------------------------------- the N-way loss
+@pytest.mark.parametrize("chunk", [None, 17])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_the_nway_loss_is_that_of_the_cpu(chunk, mixed, deterministic):
+    generator = torch.Generator().manual_seed(0)
+    n, width, rows = 1000, 48, 120
+
+    def loss_and_gradients(device):
+        z, w = (torch.randn(*shape, generator=generator.manual_seed(1)) for shape in ((rows, width), (n, width)))
+        z, w = (x.to(device).requires_grad_() for x in (z, w))
+        target = (torch.arange(rows) % 7).to(device)  # each several times
+        other = target.flip(0) if mixed else None
+        loss = instance_discrimination_loss(z, w, target, other, 0.7, chunk_size=chunk)
+        return loss.detach().cpu(), *(grad.cpu() for grad in torch.autograd.grad(loss, (z, w)))
+
+    found, again, wanted = (loss_and_gradients(device) for device in (DEVICE, DEVICE, "cpu"))
+    for one, other, truth in zip(found, again, wanted, strict=True):
+        torch.testing.assert_close(one, truth, rtol=1e-4, atol=1e-6)
+        assert torch.equal(one, other)
+
+
+# ---------------------------------------------------------------------- memory and processes
+def test_out_of_memory_is_said_in_a_line():
+    with pytest.raises(RunError, match="^out of memory with a batch of 8 images: try --train.accumulate 4"):
+        with distributed.enough_memory(8, 2):
+            torch.empty(2**50, dtype=torch.uint8, device=DEVICE)
+
+
+def test_processes_talk_over_the_device(tmp_path):
+    """One process: rows are gathered over NCCL, flags over gloo."""
+    script = tmp_path / "talk.py"
+    script.write_text(
+        "import sys, torch\n"
+        "from accelerate import PartialState\n"
+        "from idmm import distributed\n"
+        "device = sys.argv[1]\n"
+        "PartialState(cpu=device == 'cpu')\n"
+        "assert ('nccl' in torch.distributed.get_backend()) == (device == 'cuda')\n"
+        "rows = torch.randn(3, 4, device=device, requires_grad=True)\n"
+        "found = distributed._Gather.apply(rows)\n"
+        "found.square().sum().backward()\n"
+        "assert torch.equal(found, rows) and torch.allclose(rows.grad, 2 * rows)\n"
+        "values = [None]\n"
+        "torch.distributed.all_gather_object(values, 5, group=distributed._control_group())\n"
+        "assert values == [5] and not distributed.several_gpus()\n"
+    )
+    with Process([*TORCHRUN, script, DEVICE], tmp_path / "err") as run:
+        assert run.wait() == 0, run.said()
+
+
+def test_a_model_moves_with_its_layout():
+    model = create_backbone("resnet10t", 32, channels=[8, 8, 16, 16]).to(memory_format=torch.channels_last).to(DEVICE)
+    assert model.conv1[0].weight.is_contiguous(memory_format=torch.channels_last)
+    assert torch.isfinite(model(torch.randn(2, 3, 32, 32, device=DEVICE))).all()
