@@ -9,11 +9,11 @@ from torch.autograd.function import once_differentiable
 
 from idmm import distributed
 
-# Logits that are all held at once, with what cross-entropy makes of them, in one process: 64 MiB in fp32.
-LOGITS_HELD = 2**24
+# In one process, so many logits of a layer of so few rows are all held at once, with what cross-entropy makes of them.
+LOGITS_HELD, FEW_VIEWS = 2**21, 256
 # Beyond that they are made a tile at a time: of so many logits for a thread of a CPU, which its cache holds, or for a
-# GPU; of this many views at most. A GPU keeps tiles for the backward pass up to a bound, where a CPU is faster to make
-# them again than to write them to memory.
+# GPU; of this many views at most. A GPU keeps tiles for the backward pass, up to so many logits (1 GiB); others are
+# made again, which on a CPU is as fast as to write them to memory.
 CPU_TILE, GPU_TILE, TILE_VIEWS = 2**19, 2**23, 1024
 GPU_KEPT = 2**28
 EPS = 1e-12  # as F.normalize
@@ -46,8 +46,7 @@ def instance_discrimination_loss(
         mixed_target: Instance i' that was mixed in, int64 [B]; None where nothing was.
         lam: Share of instance i, in [0, 1]: a number, or one for each view, [B].
         smoothing: Label smoothing eps, in [0, 1).
-        chunk_size: No more logits are held at a time than so many views have; None: all up to 64 MiB of them, or what
-            is fastest.
+        chunk_size: No more logits are held at a time than so many views have; None: what is fastest in bounded memory.
         bias: Bias of the N-way layer, [N].
 
     Returns:
@@ -75,8 +74,9 @@ def instance_discrimination_loss(
 
 
 def fits(views: int, instances: int, chunk_size: int | None = None) -> bool:
-    """Whether all logits of so many views may be held at once."""
-    return views * instances <= LOGITS_HELD if chunk_size is None else views <= chunk_size
+    """Whether all logits of so many views may be held at once; beside few of them the gradients of W are what is large,
+    and without tiles it has one for each term of the loss."""
+    return max(views, FEW_VIEWS) * instances <= LOGITS_HELD if chunk_size is None else views <= chunk_size
 
 
 def instance_losses(
@@ -161,7 +161,7 @@ def _tile(z: Tensor, rows: int, chunk_size: int | None) -> tuple[int, int, int]:
     if chunk_size is not None:
         return views, max(1, chunk_size * rows // views), 0
     if z.device.type == "cpu":
-        return views, max(1, CPU_TILE * max(2, torch.get_num_threads()) // views), 0
+        return views, CPU_TILE * max(2, torch.get_num_threads()) // views // 64 * 64, 0
     return views, GPU_TILE // views, GPU_KEPT
 
 
@@ -183,19 +183,18 @@ class _Logits(torch.autograd.Function):
         ctx.views, ctx.rows, ctx.cosine, ctx.processes = list(row_tiles(len(z), views)), rows, cosine, processes
         top, exps = z.new_full((len(z),), -torch.inf), z.new_zeros(len(z))  # largest logit and sum of exp(o - top), [V]
         column, ctx.kept = z.new_zeros(z.shape[1]), {}  # the rows' sum, [d]
-        buffer = None if keep else z.new_empty(views * rows)
+        buffer = z.new_empty(views * rows)
         for r in row_tiles(len(w), rows):
             part, _ = _rows(w[r], cosine)
             column += part.sum(0)
             for v in ctx.views:
-                o = _tile_logits(z[v], part, b, r, buffer)  # [views, rows]
+                keep -= (v.stop - v.start) * len(part)
+                o = _tile_logits(z[v], part, b, r, None if keep >= 0 else buffer)  # [views, rows]
                 now = torch.maximum(top[v], o.amax(1))
-                keep -= o.numel()
-                if keep >= 0:
-                    ctx.kept[r.start, v.start] = o
-                o = (o - now[:, None]) if keep >= 0 else o.sub_(now[:, None])
-                exps[v] = exps[v] * (top[v] - now).exp() + o.exp_().sum(1)
+                exps[v] = exps[v] * (top[v] - now).exp() + o.sub_(now[:, None]).exp_().sum(1)
                 top[v] = now
+                if keep >= 0:
+                    ctx.kept[r.start, v.start] = o, now
         norm = top + exps.log()
         inside = (index >= 0) & (index < len(w))
         index = torch.where(inside, index, 0)
@@ -226,8 +225,10 @@ class _Logits(torch.autograd.Function):
             for r in row_tiles(len(w), ctx.rows):
                 part, length = _rows(w[r], ctx.cosine)
                 for v in ctx.views:
-                    o = ctx.kept.pop((r.start, v.start), None)
-                    p = (_tile_logits(z[v], part, b, r, buffer) if o is None else o).sub_(norm[v, None]).exp_()
+                    if kept := ctx.kept.pop((r.start, v.start), None):
+                        p = kept[0].mul_((kept[1] - norm[v]).exp()[:, None])
+                    else:
+                        p = _tile_logits(z[v], part, b, r, buffer).sub_(norm[v, None]).exp_()
                     dz[v].addmm_(p, part)
                     dw[r].addmm_(p.T, weighted[v])
                     if b is not None:
