@@ -161,11 +161,8 @@ def main() -> None:
     widths = given.width[:1] if given.quick else given.width
     found = {"where": child("where", given.device)["where"], "rounds": rounds, "rows": []}
     print(f"{found['where']}, median of {rounds} rounds\n")
-    print(
-        "| images | width | views | way | bare products, s | ratio | MiB | of W, gradient and moments |\n"
-        + "|---" * 8
-        + "|"
-    )
+    print("| images | width | views | way | bare products, s | ratio | MiB | of W, gradient and moments |")
+    print("|---" * 8 + "|")
     for width in widths:
         for instances, count in sizes:
             for way in WAYS:

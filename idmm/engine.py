@@ -1,6 +1,7 @@
 """The one training loop, on accelerate. It knows no method and no dataset: a method gives a loss for a batch."""
 
 import contextlib
+import copy
 import itertools
 import logging
 import time
@@ -329,7 +330,7 @@ class Loop:
             self.ema.module.load_state_dict(state["ema"])
         if self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
-        self.kept = state.get("kept")  # 0.1.0 kept none
+        self.kept = copy.deepcopy(state.get("kept"))  # 0.1.0 kept none; its file will be replaced
         share = float(self.session.folder.leader)  # the sums are added up over processes
         sums = {n: torch.tensor(v * share, device=self.accelerator.device) for n, v in state["sums"].items()}
         first = None if state.get("first") is None else torch.tensor(state["first"])

@@ -86,17 +86,24 @@ def whole_states(method: dict, optimizer: torch.optim.Optimizer, named: dict[str
 def own_states(
     method: dict, state: dict, optimizer: torch.optim.Optimizer, named: dict[str, nn.Parameter], shards: dict
 ) -> tuple:
-    """Returns this process's part of whole states, of a run of any number of processes; see :func:`whole_states`."""
-    method = {name: _own(value, shards[name]) if name in shards else value for name, value in method.items()}
-    parts = dict(state["state"])
-    for number, rows in _numbers(optimizer, named, shards).items():
-        if number in parts:
-            parts[number] = {key: _own(value, rows) if value.ndim else value for key, value in parts[number].items()}
-    return method, {**state, "state": parts}
+    """Returns this process's part of whole states, of a run of any number of processes; see :func:`whole_states`.
+
+    Of several processes each has a copy, that of the optimizer's state included: the whole may be a file's.
+    """
+    if distributed.world() == 1:
+        return method, state
+    numbers = _numbers(optimizer, named, shards)
+    method = {name: _own(value, shards.get(name)) for name, value in method.items()}
+    moments = {
+        number: {key: _own(value, numbers.get(number)) for key, value in values.items()}
+        for number, values in state["state"].items()
+    }
+    return method, {**state, "state": moments}
 
 
-def _own(rows: Tensor, shard: Rows) -> Tensor:
-    return rows[shard.slice].clone() if len(rows) == shard.total else rows  # else it does not fit, which is said later
+def _own(whole: Tensor, shard: Rows | None) -> Tensor:
+    fits = shard is not None and whole.ndim and len(whole) == shard.total  # what does not is refused by its module
+    return (whole[shard.slice] if fits else whole).clone()
 
 
 def _numbers(optimizer: torch.optim.Optimizer, named: dict[str, nn.Parameter], shards: dict) -> dict[int, Rows]:
