@@ -78,7 +78,7 @@ def whole_states(method: dict, optimizer: torch.optim.Optimizer, named: dict[str
         method = {**method, **{name: distributed.whole_rows(method[name], rows.total) for name, rows in shards.items()}}
         for number, rows in _numbers(optimizer, named, shards).items():
             for key, value in state["state"].get(number, {}).items():
-                if value.ndim:  # not the count of steps
+                if isinstance(value, Tensor) and value.ndim:  # not the count of steps
                     state["state"][number] = {**state["state"][number], key: distributed.whole_rows(value, rows.total)}
     return method, state
 
@@ -101,7 +101,9 @@ def own_states(
     return method, {**state, "state": moments}
 
 
-def _own(whole: Tensor, shard: Rows | None) -> Tensor:
+def _own(whole: Any, shard: Rows | None) -> Any:
+    if not isinstance(whole, Tensor):
+        return whole
     fits = shard is not None and whole.ndim and len(whole) == shard.total  # what does not is refused by its module
     return (whole[shard.slice] if fits else whole).clone()
 
