@@ -12,10 +12,10 @@ from idmm import distributed
 # In one process, so many logits of a layer of so few rows are all held at once, with what cross-entropy makes of them.
 LOGITS_HELD, FEW_VIEWS = 2**21, 256
 # Beyond that they are made a tile at a time: of so many logits for a thread of a CPU, which its cache holds, or for a
-# GPU; of this many views at most. A GPU keeps tiles for the backward pass, up to so many logits (1 GiB); others are
-# made again, which on a CPU is as fast as to write them to memory.
+# GPU; of this many views at most. Tiles are kept for the backward pass up to so many logits (64 MiB, 1 GiB), and others
+# are made again.
 CPU_TILE, GPU_TILE, TILE_VIEWS = 2**19, 2**23, 1024
-GPU_KEPT = 2**28
+CPU_KEPT, GPU_KEPT = 2**24, 2**28
 EPS = 1e-12  # as F.normalize
 
 
@@ -161,7 +161,7 @@ def _tile(z: Tensor, rows: int, chunk_size: int | None) -> tuple[int, int, int]:
     if chunk_size is not None:
         return views, max(1, chunk_size * rows // views), 0
     if z.device.type == "cpu":
-        return views, CPU_TILE * max(2, torch.get_num_threads()) // views // 64 * 64, 0
+        return views, CPU_TILE * max(2, torch.get_num_threads()) // views // 64 * 64, CPU_KEPT
     return views, GPU_TILE // views, GPU_KEPT
 
 
