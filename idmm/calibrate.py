@@ -17,6 +17,7 @@ from idmm.errors import UserError
 from idmm.methods.base import Method
 from idmm.progress import brief, duration, log, size
 from idmm.seeding import seeded
+from idmm.shards import row_shards
 
 DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 TIMED = 32  # images of a batch that precisions are compared on
@@ -120,9 +121,11 @@ def say_estimate(loop, loader: Iterator[dict]) -> list[dict]:
 
 def written_bytes(method: Method, copies: int) -> tuple[int, int]:
     """Returns the bytes of a checkpoint, with so many more ``copies`` of the backbone, and of the exported weights."""
-    trained = sum(p.nbytes for p in method.parameters() if p.requires_grad)
+    shards, trained, still = row_shards(method), 0, 0
+    for name, p in method.named_parameters():
+        size = p.element_size() * p[:1].numel() * shards[name].total if name in shards else p.nbytes
+        trained, still = trained + size * p.requires_grad, still + size * (not p.requires_grad)
     weights = sum(p.nbytes for p in method.backbone.parameters())
-    still = sum(p.nbytes for p in method.parameters()) - trained
     return 3 * trained + still + copies * weights, weights  # Adam keeps two more of each
 
 

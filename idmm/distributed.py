@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -90,36 +91,139 @@ def sum_all(values: torch.Tensor) -> torch.Tensor:
     return values
 
 
+def max_all(values: torch.Tensor) -> torch.Tensor:
+    """Takes the largest over the processes, element by element, in place; all must call together."""
+    if world() > 1:
+        dist.all_reduce(values, op=dist.ReduceOp.MAX)
+    return values
+
+
+# ---------------------------------------------------------------------- rows of all processes
+def counts(rows: int) -> list[int]:
+    """Returns how many rows each process has; all must call together."""
+    if world() == 1:
+        return [rows]
+    found = [torch.zeros(1, dtype=torch.int64) for _ in range(world())]
+    dist.all_gather(found, torch.tensor([rows]), group=_control_group())
+    return [int(count) for count in found]
+
+
+def _all_rows(rows: torch.Tensor, each: list[int]) -> torch.Tensor:
+    padded = rows.new_zeros(max(each), *rows.shape[1:])
+    padded[: len(rows)] = rows
+    parts = [torch.empty_like(padded) for _ in each]
+    dist.all_gather(parts, padded)
+    return torch.cat([part[:count] for part, count in zip(parts, each, strict=True)])
+
+
 class _Gather(torch.autograd.Function):
     """Rows of all processes; the gradient of a process's own rows is the sum over what all made of them."""
 
     @staticmethod
-    def forward(ctx, rows):
-        counts = [torch.zeros(1, dtype=torch.int64) for _ in range(world())]
-        dist.all_gather(counts, torch.tensor([len(rows)]), group=_control_group())
-        ctx.counts, most = counts, int(max(counts))
-        padded = rows.new_zeros(most, *rows.shape[1:])
-        padded[: len(rows)] = rows
-        parts = [torch.empty_like(padded) for _ in counts]
-        dist.all_gather(parts, padded)
-        return torch.cat([part[: int(count)] for part, count in zip(parts, counts, strict=True)])
+    def forward(ctx, rows, each):
+        ctx.each = each
+        return _all_rows(rows, each)
 
     @staticmethod
     def backward(ctx, gradient):
-        gradient = gradient.contiguous()
+        gradient = gradient.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(gradient)
-        return gradient.split([int(count) for count in ctx.counts])[rank()]
+        return gradient.split(ctx.each)[rank()], None
 
 
-def gather_rows(rows: torch.Tensor) -> torch.Tensor:
+class _AddUp(torch.autograd.Function):
+    """The sum over processes, of which all make the same: each one's part has the gradient of the sum."""
+
+    @staticmethod
+    def forward(ctx, values):
+        values = values.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(values)
+        return values
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+class _OwnRows(torch.autograd.Function):
+    """A process's own of the rows that all have; the gradient of each row is its owner's."""
+
+    @staticmethod
+    def forward(ctx, rows, each):
+        ctx.each = each
+        return rows.split(each)[rank()].clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return _all_rows(gradient, ctx.each), None
+
+
+def gather_rows(rows: torch.Tensor, each: list[int] | None = None) -> torch.Tensor:
     """Returns the rows [B, ...] of all processes in order, with gradient; B may differ. All must call together.
 
     Where each process computes the same loss of all rows, the mean over processes of the parameters' gradients, which
-    DistributedDataParallel takes, is that of a single process with all images.
+    DistributedDataParallel takes, is that of a single process with all images. ``each`` are the :func:`counts`, where
+    they are known.
     """
-    return rows if world() == 1 else _Gather.apply(rows)
+    return rows if world() == 1 else _Gather.apply(rows, each or counts(len(rows)))
 
 
+def add_up(values: torch.Tensor) -> torch.Tensor:
+    """Returns the sum over processes, which all then use alike, with gradient: that of the sum, for each one's part."""
+    return values if world() == 1 else _AddUp.apply(values)
+
+
+def own_rows(rows: torch.Tensor, each: list[int]) -> torch.Tensor:
+    """Returns this process's part of rows [V, ...] that all processes have alike, with gradient: that which the owner
+    makes of a row arrives in all. All must call together, in the backward pass too; ``each`` are the :func:`counts`."""
+    return rows if world() == 1 else _OwnRows.apply(rows, each)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows ``start`` to ``stop`` of ``total``: those of a matrix that a process has where they are divided."""
+
+    total: int
+    start: int
+    stop: int
+
+    @classmethod
+    def mine(cls, total: int) -> "Rows":
+        """This process's share of so many rows; the shares differ by one row at most."""
+        return cls(total, total * rank() // world(), total * (rank() + 1) // world())
+
+    @property
+    def whole(self) -> bool:
+        """Whether these are all rows."""
+        return self.stop - self.start == self.total
+
+    @property
+    def slice(self) -> slice:
+        """To take them out of all rows."""
+        return slice(self.start, self.stop)
+
+
+def whole_rows(rows: torch.Tensor, total: int) -> torch.Tensor | None:
+    """Returns all rows [total, ...] on the first process's CPU, None in the others; all must call together.
+
+    Args:
+        rows: This process's share, as :meth:`Rows.mine` divides them; it may be on any device.
+        total: All rows.
+    """
+    mine = rows.detach().cpu().contiguous()
+    if world() == 1:
+        return mine
+    if rank():
+        dist.send(mine, 0, group=_control_group())
+        return None
+    found = torch.empty(total, *rows.shape[1:], dtype=rows.dtype)
+    found[: len(mine)] = mine
+    for source in range(1, world()):
+        dist.recv(found[total * source // world() : total * (source + 1) // world()], source, group=_control_group())
+    return found
+
+
+# ---------------------------------------------------------------------- Python objects
 def broadcast(value: Any) -> Any:
     """Returns the first process's value in every process (small Python objects)."""
     if world() == 1:

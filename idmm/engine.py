@@ -1,6 +1,7 @@
 """The one training loop, on accelerate. It knows no method and no dataset: a method gives a loss for a batch."""
 
 import contextlib
+import copy
 import itertools
 import logging
 import time
@@ -18,11 +19,12 @@ from idmm.data.loaders import BatchFn, BatchPlan, training_batches, worker_count
 from idmm.errors import Interrupted, RunError, UserError
 from idmm.methods.base import Method
 from idmm.monitor import exploded, without_drloc
-from idmm.optim import clip_each, create_optimizer
+from idmm.optim import create_optimizer
 from idmm.progress import Progress, epoch_line
 from idmm.schedule import cosine_schedule, warmup_length, weight_decay_schedule
 from idmm.seeding import derive, seeded
 from idmm.session import Session
+from idmm.shards import clip_gradients, own_states, shard_processes, whole_states
 
 log = logging.getLogger("idmm")
 
@@ -104,6 +106,7 @@ class Loop:
             backbone = method.backbone  # methods call its features and its head one by one
             compiled = torch.compile(backbone.forward_features.__func__)
             backbone.forward_features = MethodType(compiled, backbone)  # of a copy of the backbone, the copy's own
+        self.shards = shard_processes(method, self.accelerator)
         self.model, self.optimizer = self.accelerator.prepare(method, optimizer)
 
     @property
@@ -183,11 +186,10 @@ class Loop:
                 self.accelerator.backward(out["loss"] * weight)
             self._count(out, weight * self.batches.step_size(step) / distributed.world(), number)
         self.method.before_step(epoch)
-        if self.train.clip_grad and self.train.clip_grad_mode == "tensor":
+        if self.train.clip_grad or self.shards:
             self.accelerator.unscale_gradients()
-            clip_each(self.method.parameters(), self.train.clip_grad)
-        elif self.train.clip_grad:
-            self.accelerator.clip_grad_norm_(self.method.parameters(), self.train.clip_grad)
+        if self.train.clip_grad:
+            clip_gradients(self.method, self.train.clip_grad, self.train.clip_grad_mode == "tensor", self.shards)
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.method.after_step(number)
@@ -287,10 +289,13 @@ class Loop:
     def _save(self, epoch: int, step: int) -> None:
         """Writes the checkpoint: all that the rest of the run depends on and that its seed does not give."""
         self._check_finite()
-        if not all(bool(torch.isfinite(p).all()) for p in self.method.parameters()):  # the step after a finite loss
+        ruined = not all(bool(torch.isfinite(p).all()) for p in self.method.parameters())
+        if distributed.any_process(ruined)[0]:  # by the step after a finite loss
             raise self._diverged("the weights are not finite", epoch * self.batches.steps_per_epoch + step - 1)
         self.saved = time.monotonic()
         sums, first = self._sums(), self._first_loss()
+        named = dict(self.method.named_parameters())
+        method, optimizer = whole_states(self.method.state_dict(), self.optimizer, named, self.shards)
         if not self.session.folder.leader:
             return
         scaler = self.accelerator.scaler
@@ -305,8 +310,8 @@ class Loop:
                 "first": first,
                 "precision": self.session.precision,
                 "channels_last": self.session.channels_last,
-                "method": self.method.state_dict(),
-                "optimizer": self.optimizer.state_dict(),
+                "method": method,
+                "optimizer": optimizer,
                 "ema": None if self.ema is None else self.ema.module.state_dict(),
                 "scaler": None if scaler is None else scaler.state_dict(),
                 "kept": self.kept,
@@ -317,17 +322,19 @@ class Loop:
         state, self.session.folder.state = self.session.folder.state, None
         if state is None:
             return
+        named = dict(self.method.named_parameters())
+        method, optimizer = own_states(state["method"], state["optimizer"], self.optimizer, named, self.shards)
         try:
-            self.method.load_state_dict(state["method"])
+            self.method.load_state_dict(method)
         except RuntimeError:
             why = f"the checkpoint does not fit {type(self.method).__name__} as this version builds it"
             raise UserError(f"out: '{self.session.folder.path}': {why}; name a new folder") from None
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.optimizer.load_state_dict(optimizer)
         if self.ema is not None:
             self.ema.module.load_state_dict(state["ema"])
         if self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
-        self.kept = state.get("kept")  # 0.1.0 kept none
+        self.kept = copy.deepcopy(state.get("kept"))  # 0.1.0 kept none; its file will be replaced
         share = float(self.session.folder.leader)  # the sums are added up over processes
         sums = {n: torch.tensor(v * share, device=self.accelerator.device) for n, v in state["sums"].items()}
         first = None if state.get("first") is None else torch.tensor(state["first"])

@@ -1,7 +1,5 @@
 """AdamW or SGD over timm's parameter groups, and the recipes' learning rates."""
 
-from collections.abc import Iterable
-
 import torch
 from timm.optim import create_optimizer_v2, param_groups_layer_decay, param_groups_weight_decay
 from torch import nn
@@ -42,12 +40,6 @@ def create_optimizer(
         groups += [{**group, "lr_scale": scale} for group in extra]
     options = {"adamw": dict(opt="adamw"), "sgd": dict(opt="momentum", momentum=0.9)}  # timm's "sgd" is Nesterov's
     return create_optimizer_v2(groups, lr=lr, weight_decay=0.0, fused=True, **options[train.optimizer])
-
-
-def clip_each(parameters: Iterable[nn.Parameter], limit: float) -> None:
-    """Scales down each tensor's gradient whose own norm is above the limit."""
-    for parameter in parameters:
-        nn.utils.clip_grad_norm_(parameter, limit)
 
 
 def _exempt(backbone: nn.Module) -> set[str]:

@@ -11,7 +11,7 @@ HOUSE = Path(idmm.__file__).parent
 FLOORS = (
     ("errors", "config", "seeding", "files", "locks", "intervals", "schedule", "mixing", "distributed", "progress")
     + ("losses", "pictures", "confusion"),
-    ("data", "models", "optim", "checkpoint", "environment"),
+    ("data", "models", "optim", "shards", "checkpoint", "environment"),
     ("methods",),
     ("evaluate", "calibrate", "network", "features", "inference", "monitor", "similarity", "session", "engine"),
     ("stages",),

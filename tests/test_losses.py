@@ -124,30 +124,45 @@ def test_order_of_views_and_of_instances_does_not_matter(inputs):
     torch.testing.assert_close(instance_discrimination_loss(z, w[rows], place[target], place[mixed], 0.7), loss)
 
 
-@pytest.mark.skipif(
-    not hasattr(torch.nn.functional, "linear_cross_entropy"), reason="this torch lacks the chunked form"
-)
-def test_chunks_are_taken_where_the_logits_are_many(inputs, monkeypatch):
-    z, w, _, target, mixed = inputs
-    whole = instance_discrimination_loss(z, w, target, mixed, 0.7)
-    asked = []
-    library = torch.nn.functional.linear_cross_entropy
-    monkeypatch.setattr(instance, "LOGITS_HELD", 14)
-
-    def listen(*args, options, **rest):
-        asked.append(options.batch_chunk_size)
-        return library(*args, options=options, **rest)
-
-    monkeypatch.setattr(torch.nn.functional, "linear_cross_entropy", listen)
-    torch.testing.assert_close(instance_discrimination_loss(z, w, target, mixed, 0.7), whole)
-    assert asked == [2]
+@pytest.mark.parametrize("cosine", [False, True])
+@pytest.mark.parametrize("kept", [0, 13, 1000])
+@pytest.mark.parametrize("tile", [(9, 7), (4, 3), (2, 1)])
+def test_tiles_of_logits_are_all_of_them(inputs, tile, kept, cosine, monkeypatch):
+    """Of so many views and rows, some of them kept for the gradients: the loss of each view, weighed by itself."""
+    z, w, bias, target, mixed = inputs
+    rows = torch.nn.functional.normalize(w, dim=1) if cosine else w
+    weights = torch.linspace(-1, 2, len(z), dtype=torch.float64)  # what is downstream may have any sign
+    each = [naive(z[v, None], rows, target[v, None], mixed[v, None], 0.7, 0.1, bias) for v in range(len(z))]
+    monkeypatch.setattr(instance, "_tile", lambda *_: (*tile, kept))
+    ours = instance.instance_losses(z, w, target, mixed, 0.7, bias=bias, cosine=cosine)
+    torch.testing.assert_close(ours, torch.stack(each), rtol=1e-12, atol=1e-12)
+    found, wanted = (torch.autograd.grad((part * weights).sum(), [z, w, bias]) for part in (ours, torch.stack(each)))
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 
 
-def test_dense_form_serves_where_torch_lacks_the_chunked_one(inputs, monkeypatch):
-    z, w, _, target, mixed = inputs
-    whole = instance_discrimination_loss(z, w, target, mixed, 0.7, chunk_size=2)
-    monkeypatch.delattr(torch.nn.functional, "linear_cross_entropy", raising=False)
-    torch.testing.assert_close(instance_discrimination_loss(z, w, target, mixed, 0.7, chunk_size=2), whole)
+def test_tiles_are_taken_where_the_logits_are_many(inputs, monkeypatch):
+    z, w, bias, target, mixed = inputs
+    given = (z, w, target, mixed, 0.7)
+    whole = instance_discrimination_loss(*given, bias=bias)
+    monkeypatch.setattr(torch.nn.functional, "cross_entropy", None)
+    monkeypatch.setattr(instance, "LOGITS_HELD", instance.FEW_VIEWS * len(w) - 1)
+    torch.testing.assert_close(instance_discrimination_loss(*given, bias=bias), whole)
+    torch.testing.assert_close(instance_discrimination_loss(*given, chunk_size=len(z) - 1, bias=bias), whole)
+    with pytest.raises(TypeError):
+        instance_discrimination_loss(*given, chunk_size=len(z), bias=bias)
+
+
+def test_tiles_stand_large_logits_and_rows_of_no_length():
+    """In fp32: exp of the logits themselves would be infinite, and a row of zeros has no direction."""
+    z, w = 100 * torch.eye(3, 4), 100 * torch.eye(6, 4)
+    z, w = z.requires_grad_(), w.requires_grad_()
+    target = torch.tensor([0, 1, 5])
+    loss = instance.instance_losses(z, w, target, smoothing=0.0, chunk_size=1)
+    torch.testing.assert_close(loss, torch.tensor([0.0, 0.0, 1e4]))
+    cosine = instance.instance_losses(z, w, target, cosine=True)
+    for of in (loss, cosine):
+        assert all(bool(torch.isfinite(g).all()) for g in torch.autograd.grad(of.sum(), (z, w)))
 
 
 def test_what_cannot_be():

@@ -66,8 +66,8 @@ def test_cosine_layer_is_the_same_loss_on_scaled_normalised_features_and_normali
     logits = 16 * torch.stack([torch.stack([F.cosine_similarity(a, w, dim=0) for w in layer.weight]) for a in z])
     smoothed = torch.full((6, 7), 0.1 / 6).scatter_(1, target[:, None], 0.9)
     wanted = -(smoothed * logits.log_softmax(1)).sum(1).mean()
-    torch.testing.assert_close(layer(z, target, None, 1.0), wanted)
-    layer(z, target, None, 1.0).backward()
+    torch.testing.assert_close(layer((z, target, None, 1.0)), wanted)
+    layer((z, target, None, 1.0)).backward()
     assert float(layer.scale.grad) != 0
 
 

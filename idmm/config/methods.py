@@ -90,7 +90,8 @@ class IDMM(_Projection, _Smoothed):
     instance_decay: Literal["none", "linear", "cosine"] = "none"
     """With label_weight: the weight of the N-way loss stays 1, or falls to zero by the end of the run."""
     chunk_size: int | None = Field(None, ge=1)
-    """Views whose N logits are held at a time; null: chosen from N and the batch (views)."""
+    """Bound on memory: no more logits of the N-way layer are held at a time than so many views have, N each; null:
+    what is fastest, which is little memory, too."""
 
 
 @section

@@ -1,11 +1,22 @@
 """Parametric instance discrimination: N images, N classes (Cao, Yu, Wu, ECCV 2022, Eqs. 3 and 17-20)."""
 
+from collections.abc import Iterator
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-# Logits held at a time when the caller names no chunk size: 64 MiB in fp32.
-LOGITS_HELD = 2**24
+from idmm import distributed
+
+# In one process, so many logits of a layer of so few rows are all held at once, with what cross-entropy makes of them.
+LOGITS_HELD, FEW_VIEWS = 2**21, 256
+# Beyond that they are made a tile at a time: of so many logits for a thread of a CPU, which its cache holds, or for a
+# GPU; of this many views at most. Tiles are kept for the backward pass up to so many logits (64 MiB, 1 GiB), and others
+# are made again.
+CPU_TILE, GPU_TILE, TILE_VIEWS = 2**19, 2**23, 1024
+CPU_KEPT, GPU_KEPT = 2**24, 2**28
+EPS = 1e-12  # as F.normalize
 
 
 def instance_discrimination_loss(
@@ -35,8 +46,7 @@ def instance_discrimination_loss(
         mixed_target: Instance i' that was mixed in, int64 [B]; None where nothing was.
         lam: Share of instance i, in [0, 1]: a number, or one for each view, [B].
         smoothing: Label smoothing eps, in [0, 1).
-        chunk_size: Views whose N logits are held at a time; None holds up to 64 MiB of them. Where torch lacks
-            ``linear_cross_entropy`` all are held.
+        chunk_size: No more logits are held at a time than so many views have; None: what is fastest in bounded memory.
         bias: Bias of the N-way layer, [N].
 
     Returns:
@@ -46,16 +56,13 @@ def instance_discrimination_loss(
         ValueError: Fewer than two instances, or a smoothing outside [0, 1).
     """
     n = weight.shape[0]
-    if n < 2:
-        raise ValueError(f"instance discrimination needs at least 2 instances, got {n}")
-    if not 0 <= smoothing < 1:
-        raise ValueError(f"smoothing must be in [0, 1), got {smoothing}")
-    dtype = torch.promote_types(torch.promote_types(features.dtype, weight.dtype), torch.float32)
+    if not fits(len(features), n, chunk_size):
+        return instance_losses(features, weight, target, mixed_target, lam, smoothing, chunk_size, bias).mean()
+    s, c = _shares(n, smoothing)
+    dtype = _dtype(features, weight)
     with torch.autocast(features.device.type, enabled=False):
         z, w = features.to(dtype), weight.to(dtype)  # [B, d], [N, d]
         b = None if bias is None else bias.to(dtype)  # [N]
-        c = smoothing / (n - 1)
-        s = 1 - smoothing - c
         own = _logit(z, w, b, target)  # [B]
         total = z @ w.sum(0) + (0 if b is None else b.sum())  # sum_j o_j, [B]
         if mixed_target is None:
@@ -63,7 +70,83 @@ def instance_discrimination_loss(
         else:
             other = _logit(z, w, b, mixed_target)  # [B]
             rest = (1 - lam * s) * own - (1 - lam) * s * other - c * total
-        return _nll(z, w, b, target, chunk_size) + rest.mean()
+        return F.cross_entropy(F.linear(z, w, b), target) + rest.mean()  # mean of logsumexp(o) - o_i, and the rest
+
+
+def fits(views: int, instances: int, chunk_size: int | None = None) -> bool:
+    """Whether all logits of so many views may be held at once; beside few of them the gradients of W are what is large,
+    and without tiles it has one for each term of the loss."""
+    return max(views, FEW_VIEWS) * instances <= LOGITS_HELD if chunk_size is None else views <= chunk_size
+
+
+def instance_losses(
+    features: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    mixed_target: Tensor | None = None,
+    lam: float | Tensor = 1.0,
+    smoothing: float = 0.1,
+    chunk_size: int | None = None,
+    bias: Tensor | None = None,
+    cosine: bool = False,
+    shard: distributed.Rows | None = None,
+) -> Tensor:
+    """The loss above of each view, [B], with its logits made a tile at a time and once more in the backward pass.
+
+    With a ``shard``, each process has some rows of W and views of its own. It computes what its rows add to the
+    logsumexp, to the logits o_i and o_i' and to the sum of all logits of every process's views, and these are added up
+    (An et al., Partial FC, 2020, without its sampling). All processes must call together. A process's loss may then be
+    weighted by itself: the factor arrives at all rows. The gradient of the rows is the mean over processes, as
+    DistributedDataParallel makes it for what all of them have.
+
+    Args:
+        features, target, mixed_target, lam, smoothing, chunk_size: As above, of this process's views.
+        weight, bias: As above, or this process's rows.
+        cosine: Brings the rows of W to unit length; no copy of W is made.
+        shard: Which of all rows ``weight`` has; None: all.
+    """
+    shard = shard or distributed.Rows(len(weight), 0, len(weight))
+    s, c = _shares(shard.total, smoothing)
+    dtype = _dtype(features, weight)
+    if isinstance(lam, Tensor):
+        lam = lam.to(dtype)
+    index = target[:, None] if mixed_target is None else torch.stack([target, mixed_target], dim=1)  # [B, T]
+    with torch.autocast(features.device.type, enabled=False):
+        z, w = features.to(dtype), weight.to(dtype)
+        b = None if bias is None else bias.to(dtype)
+        if shard.whole:
+            norm, picked, total = _Logits.apply(z, w, b, index, _tile(z, shard.total, chunk_size), cosine, 1)
+        else:
+            norm, picked, total = _over_shards(z, w, b, index, chunk_size, cosine, shard)
+        if mixed_target is None:
+            return norm - s * picked[:, 0] - c * total
+        return norm - lam * s * picked[:, 0] - (1 - lam) * s * picked[:, 1] - c * total
+
+
+def _over_shards(z, w, b, index, chunk_size, cosine, shard) -> tuple[Tensor, Tensor, Tensor]:
+    """What :class:`_Logits` gives of this process's views and all rows."""
+    counts = distributed.counts(len(z))
+    everyone, index = distributed.gather_rows(z, counts), distributed.gather_rows(index, counts)  # [V, d], [V, T]
+    tile = _tile(everyone, len(w), chunk_size)
+    norm, picked, total = _Logits.apply(everyone, w, b, index - shard.start, tile, cosine, distributed.world())
+    top = distributed.max_all(norm.detach().clone())  # [V]
+    parts = torch.cat([(norm - top).exp()[:, None], picked, total[:, None]], dim=1)  # [V, 2 + T]
+    parts = distributed.own_rows(distributed.add_up(parts), counts)
+    return distributed.own_rows(top, counts) + parts[:, 0].log(), parts[:, 1:-1], parts[:, -1]
+
+
+def _shares(n: int, smoothing: float) -> tuple[float, float]:
+    """Returns s and c for n instances."""
+    if n < 2:
+        raise ValueError(f"instance discrimination needs at least 2 instances, got {n}")
+    if not 0 <= smoothing < 1:
+        raise ValueError(f"smoothing must be in [0, 1), got {smoothing}")
+    c = smoothing / (n - 1)
+    return 1 - smoothing - c, c
+
+
+def _dtype(features: Tensor, weight: Tensor) -> torch.dtype:
+    return torch.promote_types(torch.promote_types(features.dtype, weight.dtype), torch.float32)
 
 
 def _logit(z: Tensor, w: Tensor, b: Tensor | None, index: Tensor) -> Tensor:
@@ -72,11 +155,103 @@ def _logit(z: Tensor, w: Tensor, b: Tensor | None, index: Tensor) -> Tensor:
     return o if b is None else o + b[index]
 
 
-def _nll(z: Tensor, w: Tensor, b: Tensor | None, target: Tensor, chunk_size: int | None) -> Tensor:
-    """Mean of logsumexp(o) - o_i, the only part that needs all logits."""
-    if chunk_size is None and len(z) * len(w) > LOGITS_HELD:
-        chunk_size = max(1, LOGITS_HELD // len(w))
-    if chunk_size is None or chunk_size >= len(z) or not hasattr(F, "linear_cross_entropy"):
-        return F.cross_entropy(F.linear(z, w, b), target)
-    options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=chunk_size)
-    return F.linear_cross_entropy(z, w, target, linear_bias=b, options=options)
+def _tile(z: Tensor, rows: int, chunk_size: int | None) -> tuple[int, int, int]:
+    """Returns the views and the rows of a tile of logits, and how many logits may be kept for the backward pass."""
+    views = max(1, min(len(z), TILE_VIEWS))
+    if chunk_size is not None:
+        return views, max(1, chunk_size * rows // views), 0
+    if z.device.type == "cpu":
+        return views, CPU_TILE * max(2, torch.get_num_threads()) // views // 64 * 64, CPU_KEPT
+    return views, GPU_TILE // views, GPU_KEPT
+
+
+def row_tiles(rows: int, size: int) -> Iterator[slice]:
+    """Yields so many rows as slices of a size."""
+    return (slice(start, min(start + size, rows)) for start in range(0, rows, size))
+
+
+class _Logits(torch.autograd.Function):
+    """Of the logits o = z w^T + b, [V, n]: their logsumexp [V], those of instances ``index`` [V, T] and the sum [V].
+
+    An index outside of the rows gives 0. The logits are made by tiles (views, rows, how many logits to keep); what is
+    not kept is made again for the gradients. Those of w and b are divided by ``processes``.
+    """
+
+    @staticmethod
+    def forward(ctx, z, w, b, index, tile, cosine, processes):
+        views, rows, keep = tile
+        ctx.views, ctx.rows, ctx.cosine, ctx.processes = list(row_tiles(len(z), views)), rows, cosine, processes
+        top, exps = z.new_full((len(z),), -torch.inf), z.new_zeros(len(z))  # largest logit and sum of exp(o - top), [V]
+        column, ctx.kept = z.new_zeros(z.shape[1]), {}  # the rows' sum, [d]
+        buffer = z.new_empty(views * rows)
+        for r in row_tiles(len(w), rows):
+            part, _ = _rows(w[r], cosine)
+            column += part.sum(0)
+            for v in ctx.views:
+                keep -= (v.stop - v.start) * len(part)
+                o = _tile_logits(z[v], part, b, r, None if keep >= 0 else buffer)  # [views, rows]
+                now = torch.maximum(top[v], o.amax(1))
+                exps[v] = exps[v] * (top[v] - now).exp() + o.sub_(now[:, None]).exp_().sum(1)
+                top[v] = now
+                if keep >= 0:
+                    ctx.kept[r.start, v.start] = o, now
+        norm = top + exps.log()
+        inside = (index >= 0) & (index < len(w))
+        index = torch.where(inside, index, 0)
+        picked = z.new_zeros(index.shape)
+        if len(w):
+            picked = torch.einsum("vd,vtd->vt", z, _rows(w[index], cosine)[0]) + (0 if b is None else b[index])
+        total = z @ column + (0 if b is None else b.sum())
+        ctx.save_for_backward(z, w, b, index, inside, norm, column)
+        return norm, picked * inside, total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, d_norm, d_picked, d_total):
+        z, w, b, index, inside, norm, column = ctx.saved_tensors
+        with torch.autocast(z.device.type, enabled=False):
+            dz, dw = torch.zeros_like(z), torch.zeros_like(w)
+            db = None if b is None else torch.zeros_like(b)
+            zs = z / ctx.processes
+            if len(w):  # first the few logits by themselves
+                d_picked = d_picked * inside  # [V, T]
+                each = (d_picked[:, :, None] * zs[:, None]).flatten(0, 1)  # [V T, d]
+                dw.index_put_((index.flatten(),), each, accumulate=True)
+                if b is not None:
+                    db.index_put_((index.flatten(),), d_picked.flatten() / ctx.processes, accumulate=True)
+                    db += d_total.sum() / ctx.processes
+            weighted, constant = d_norm[:, None] * zs, d_total @ zs  # [V, d], [d]
+            buffer = z.new_empty(ctx.views[0].stop * ctx.rows)
+            for r in row_tiles(len(w), ctx.rows):
+                part, length = _rows(w[r], ctx.cosine)
+                for v in ctx.views:
+                    if kept := ctx.kept.pop((r.start, v.start), None):
+                        p = kept[0].mul_((kept[1] - norm[v]).exp()[:, None])
+                    else:
+                        p = _tile_logits(z[v], part, b, r, buffer).sub_(norm[v, None]).exp_()
+                    dz[v].addmm_(p, part)
+                    dw[r].addmm_(p.T, weighted[v])
+                    if b is not None:
+                        db[r] += d_norm[v] @ p / ctx.processes
+                dw[r] += constant
+                if ctx.cosine:
+                    dw[r] = (dw[r] - part * (part * dw[r]).sum(1, keepdim=True)) / length
+            dz = dz * d_norm[:, None] + d_total[:, None] * column
+            if len(w):
+                dz += torch.einsum("vt,vtd->vd", d_picked, _rows(w[index], ctx.cosine)[0])
+        return dz, dw, db, None, None, None, None
+
+
+def _rows(w: Tensor, cosine: bool) -> tuple[Tensor, Tensor | None]:
+    """Returns rows [..., d] as the logits see them, and the lengths that they had for cosines."""
+    if not cosine:
+        return w, None
+    length = w.norm(dim=-1, keepdim=True).clamp_min(EPS)
+    return w / length, length
+
+
+def _tile_logits(z: Tensor, w: Tensor, b: Tensor | None, rows: slice, buffer: Tensor | None) -> Tensor:
+    """The logits of views z [v, d] and rows w [r, d], [v, r], in the buffer where there is one."""
+    out = None if buffer is None else buffer[: len(z) * len(w)].view(len(z), len(w))
+    o = torch.mm(z, w.T, out=out)
+    return o if b is None else o.add_(b[rows])

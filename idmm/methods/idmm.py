@@ -6,47 +6,100 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from idmm import config
-from idmm.losses.instance import instance_discrimination_loss
+from idmm import config, distributed
+from idmm.distributed import Rows
+from idmm.losses.instance import fits, instance_discrimination_loss, instance_losses, row_tiles
 from idmm.methods.base import Method, RunInfo
 from idmm.methods.common import at_least_fp32, head_dim, mixed_cross_entropy, mixed_groups, projection_head
 from idmm.models.build import feature_width, linear_classifiers
 from idmm.schedule import decay_factor
 
+DRAWN = 2**16  # rows of W at a time
+
 
 class InstanceClassifier(nn.Module):
-    """The N-way layer W [N, d], a row for each image: linear, or cosine with a learned scale."""
+    """The N-way layer W [N, d], a row for each image: linear, or cosine with a learned scale.
+
+    With several processes each has some of the rows (:mod:`idmm.shards`).
+    """
+
+    sharded = ("weight", "bias")
 
     def __init__(self, instances: int, width: int, config: config.Method):
         super().__init__()
-        self.config = config
-        self.weight = nn.Parameter(torch.empty(instances, width))
-        if config.classifier_init_std is None:
-            nn.init.uniform_(self.weight, -(width**-0.5), width**-0.5)  # as nn.Linear
-        else:
-            nn.init.normal_(self.weight, std=config.classifier_init_std)
-        self.bias = nn.Parameter(torch.zeros(instances)) if config.classifier_bias else None
+        self.config, self.shard = config, Rows.mine(instances)
+        rows = self.shard.stop - self.shard.start
+        self.weight = nn.Parameter(torch.empty(rows, width))
+        for part in row_tiles(instances, DRAWN):  # all are drawn, a few at a time: they are those of one process
+            drawn = torch.empty(part.stop - part.start, width)
+            if config.classifier_init_std is None:
+                nn.init.uniform_(drawn, -(width**-0.5), width**-0.5)  # as nn.Linear
+            else:
+                nn.init.normal_(drawn, std=config.classifier_init_std)
+            first, last = max(part.start, self.shard.start), min(part.stop, self.shard.stop)
+            if first < last:
+                kept = drawn[first - part.start : last - part.start]
+                self.weight.data[first - self.shard.start : last - self.shard.start] = kept
+        self.bias = nn.Parameter(torch.zeros(rows)) if config.classifier_bias else None
         cosine = config.classifier == "cosine"
         self.scale = nn.Parameter(torch.tensor(config.classifier_scale)) if cosine else None
 
-    def forward(self, features: Tensor, target: Tensor, mixed_target: Tensor | None, lam: float) -> Tensor:
-        """Returns the mean loss of features [B, d] whose instances are ``target`` [B], mixed with ``mixed_target``."""
-        features, weight = features.float(), self.weight
-        if self.scale is not None:
-            features, weight = F.normalize(features, dim=1) * self.scale, F.normalize(weight, dim=1)
+    def forward(self, *groups: tuple[Tensor, Tensor, Tensor | None, float | Tensor]) -> Tensor:
+        """Returns the sum of the groups' mean losses.
+
+        Args:
+            groups: Of each its features [B, d], its instances [B], those mixed into them (None: none) and the share of
+                its own.
+        """
         smoothing, chunk = self.config.label_smoothing, self.config.chunk_size
-        return instance_discrimination_loss(features, weight, target, mixed_target, lam, smoothing, chunk, self.bias)
+        rows = [self._scaled(features.float()) for features, *_ in groups]
+        if self.shard.whole and all(fits(len(z), self.shard.total, chunk) for z in rows):
+            weight = self.weight if self.scale is None else F.normalize(self.weight, dim=1)
+            losses = [
+                instance_discrimination_loss(z, weight, *targets, smoothing, chunk, self.bias)
+                for z, (_, *targets) in zip(rows, groups, strict=True)
+            ]
+            return sum(losses)
+        # all groups at once: one gradient of W is held, not one for each
+        sizes, (_, _, mixed, _) = [len(z) for z in rows], groups[0]
+        lam = torch.cat([torch.as_tensor(lam, device=own.device).expand(len(own)) for _, own, _, lam in groups])
+        own = torch.cat([target for _, target, *_ in groups])  # [V]
+        other = None if mixed is None else torch.cat([mixed for _, _, mixed, _ in groups])
+        how = dict(bias=self.bias, cosine=self.scale is not None, shard=self.shard)
+        losses = instance_losses(torch.cat(rows), self.weight, own, other, lam, smoothing, chunk, **how)  # [V]
+        return sum(part.mean() for part in losses.split(sizes))
+
+    def _scaled(self, features: Tensor) -> Tensor:
+        return features if self.scale is None else F.normalize(features, dim=1) * self.scale
 
     @torch.no_grad()
     def nearest(self, features: Tensor) -> Tensor:
-        """Returns the instance with the largest logit, of features [B, d] -> int64 [B]."""
-        weight = self.weight if self.scale is None else F.normalize(self.weight, dim=1)
-        return F.linear(features.float(), weight, self.bias).argmax(1)  # cosine: norm and scale change no order
+        """Returns the instance with the largest logit, of features [B, d] -> int64 [B]; all processes must call
+        together, with the same features."""
+        features = features.float()
+        none = features.new_full((len(features),), -torch.inf)
+        found = [(none, torch.zeros_like(none, dtype=torch.int64))]  # a process may have no row
+        for part in row_tiles(len(self.weight), DRAWN):
+            weight = self.weight[part] if self.scale is None else F.normalize(self.weight[part], dim=1)
+            bias = None if self.bias is None else self.bias[part]
+            value, at = F.linear(features, weight, bias).max(1)  # cosine: norm and scale change no order
+            found.append((value, at + part.start + self.shard.start))
+        value, at = _largest(found)
+        if self.shard.whole:
+            return at
+        return _largest(distributed.gather((value.cpu(), at.cpu())))[1].to(features.device)
 
     @torch.no_grad()
     def start_from(self, features: Tensor) -> None:
         """Sets the rows to the images' own features [N, d], centred and brought to unit length."""
-        self.weight.copy_(F.normalize(features - features.mean(0), dim=1))
+        self.weight.copy_(F.normalize(features[self.shard.slice] - features.mean(0), dim=1))
+
+
+def _largest(found: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Returns the largest of values [B] and its number [B], of several such."""
+    values, numbers = (torch.stack(parts) for parts in zip(*found, strict=True))  # [K, B]
+    best = values.argmax(0)[None]
+    return values.gather(0, best)[0], numbers.gather(0, best)[0]
 
 
 class IDMM(Method):
@@ -121,10 +174,10 @@ class IDMM(Method):
     def _instance(self, features: Tensor, groups: list[tuple], logs: dict[str, Tensor]) -> Tensor:
         """The N-way loss of features [V, d] of the groups' crops; a cosine layer's scale goes to the log."""
         rows = self.head(features).split([len(views) for views, *_ in groups])
-        losses = [self.classifier(z, *targets) for z, (_, *targets) in zip(rows, groups, strict=True)]
+        loss = self.classifier(*((z, *targets) for z, (_, *targets) in zip(rows, groups, strict=True)))
         if self.classifier.scale is not None:
             logs["scale"] = self.classifier.scale.detach()
-        return sum(losses)
+        return loss
 
     @torch.no_grad()
     def prepare(self, extract: Callable[[], Tensor]) -> None:

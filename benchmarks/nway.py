@@ -1,0 +1,203 @@
+"""The N-way layer beside the bare matrix products, from two thousand images to ImageNet's: time and memory.
+
+    python benchmarks/nway.py --out nway.json
+    python benchmarks/nway.py --device cuda --out nway.json
+    python benchmarks/nway.py --quick
+
+A forward and a backward pass of two groups of views (a third and two thirds of them, as IDMM's crops), in fp32, takes
+turns with the three products that it cannot do without (z W^T, its gradient times W, and its transpose times z); what
+counts is the median of the rounds' ratios, by the process's own time where it has one thread and by the clock else.
+Memory is what a process of its own needs for two steps with AdamW, beyond what it has before the layer is made, over
+that of W, its gradient and AdamW's two moments: 1.00 is none but those. The last rows are of two processes, each with
+half of the rows and of the views.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROWS = [
+    (2_000, 512), (20_000, 512), (100_000, 512), (400_000, 512), (1_281_167, 1_536),
+]  # fmt: skip
+QUICK = [(2_000, 96), (60_000, 96)]
+WAYS = ("linear", "cosine", "all at once")
+ALL_AT_ONCE = 2**28  # logits, at most
+
+
+def layer(instances: int, width: int, way: str, device: str):
+    """Returns the N-way layer, as a run has it."""
+    import torch
+
+    from idmm import config
+    from idmm.losses import instance
+    from idmm.methods.idmm import InstanceClassifier
+
+    if way == "all at once":
+        instance.LOGITS_HELD = ALL_AT_ONCE
+    torch.manual_seed(0)
+    kind = "cosine" if way == "cosine" else "linear"
+    return InstanceClassifier(instances, width, config.Method(classifier=kind)).to(device)
+
+
+def views(instances: int, width: int, count: int, device: str) -> list[tuple]:
+    """Returns two groups of features with their instances, those mixed into them and the share."""
+    import torch
+
+    generator, groups = torch.Generator().manual_seed(1), []
+    for size in (count // 3, count - count // 3):
+        z = torch.randn(size, width, generator=generator).to(device).requires_grad_()
+        own, other = torch.randint(instances, (2, size), generator=generator).to(device)
+        groups.append((z, own, other, 0.7))
+    return groups
+
+
+def measured_time(instances: int, width: int, count: int, way: str, device: str, rounds: int) -> dict:
+    """Returns the seconds of the bare products, and how many times that the layer takes."""
+    import torch
+
+    module, groups = layer(instances, width, way, device), views(instances, width, count, device)
+    w, z = module.weight.detach(), torch.cat([group[0].detach() for group in groups])
+    clock = time.process_time if device == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
+
+    def bare() -> None:
+        o = z @ w.T
+        o @ w, o.T @ z
+
+    def ours() -> None:
+        module.zero_grad()
+        module(*groups).backward()
+
+    def seconds(what) -> float:
+        began = clock()
+        what()
+        if device != "cpu":
+            torch.cuda.synchronize()
+        return clock() - began
+
+    pairs = []
+    for number in range(rounds + 1):
+        order = [bare, ours] if number % 2 else [ours, bare]
+        found = {what: seconds(what) for what in order}
+        pairs.append((found[bare], found[ours]))
+    pairs = pairs[1:]  # the first warms up
+    return {"bare": statistics.median(b for b, _ in pairs), "ratio": statistics.median(o / b for b, o in pairs)}
+
+
+def measured_memory(instances: int, width: int, count: int, way: str, device: str) -> dict:
+    """Returns the bytes that two steps need, and how many times W, its gradient and its moments that is; of several
+    processes, those of the one that needs most."""
+    import torch
+
+    from idmm import distributed
+
+    if "LOCAL_RANK" in os.environ:
+        device = device if device == "cpu" else f"cuda:{os.environ['LOCAL_RANK']}"
+        if device != "cpu":
+            torch.cuda.set_device(device)
+        torch.distributed.init_process_group("gloo" if device == "cpu" else "nccl")
+        count //= distributed.world()
+
+    def two_steps(instances: int, count: int) -> None:
+        module, groups = layer(instances, width, way, device), views(instances, width, count, device)
+        optimizer = torch.optim.AdamW(module.parameters(), fused=True)
+        for _ in range(2):
+            module(*groups).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    two_steps(8, 8)  # what is loaded once
+    before = _peak(device)
+    two_steps(instances, count)
+    needed = max(distributed.gather(_peak(device) - before))
+    if distributed.rank():
+        sys.exit()
+    return {"bytes": needed, "over": needed / (16 * instances * width)}
+
+
+def _peak(device: str) -> int:
+    """Returns the most memory that this process ever had (bytes)."""
+    if device != "cpu":
+        import torch
+
+        return torch.cuda.max_memory_allocated()
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return 1024 * int(line.split()[1])
+    raise OSError("VmHWM is not in /proc/self/status")
+
+
+def child(*arguments, processes: int = 1) -> dict:
+    """Measures in a process of its own, or several; returns what the first one prints."""
+    command = [sys.executable]
+    if processes > 1:
+        command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    command += [__file__, "--child", json.dumps(arguments)]
+    found = subprocess.run(command, capture_output=True, text=True)
+    if found.returncode:
+        raise SystemExit(found.stderr)
+    return json.loads(found.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    """Prints the table as Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--width", type=int, nargs="+", default=[192, 384])
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--quick", action="store_true", help="small layers and one round, to see that it runs")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.child:
+        kind, *rest = json.loads(given.child)
+        print(json.dumps({"time": measured_time, "memory": measured_memory, "where": where}[kind](*rest)))
+        return
+    sizes, rounds = (QUICK, 1) if given.quick else (ROWS, given.rounds)
+    widths = given.width[:1] if given.quick else given.width
+    found = {"where": child("where", given.device)["where"], "rounds": rounds, "rows": []}
+    print(f"{found['where']}, median of {rounds} rounds\n")
+    print("| images | width | views | way | bare products, s | ratio | MiB | of W, gradient and moments |")
+    print("|---" * 8 + "|")
+    for width in widths:
+        for instances, count in sizes:
+            for way in WAYS:
+                if way == "all at once" and instances * count > ALL_AT_ONCE:
+                    continue
+                row = {"images": instances, "width": width, "views": count, "way": way, "processes": 1}
+                row |= child("time", instances, width, count, way, given.device, rounds)
+                row |= child("memory", instances, width, count, way, given.device)
+                show(row, found)
+        row = {"images": instances, "width": width, "views": count, "way": "linear", "processes": 2}
+        if given.device == "cpu" or child("where", given.device)["devices"] > 1:
+            show(row | child("memory", instances, width, count, "linear", given.device, processes=2), found)
+    if given.out:
+        given.out.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def where(device: str) -> dict:
+    """Returns what it runs on, and how many GPUs there are."""
+    import torch
+
+    from idmm import environment
+
+    about = environment.describe(device)
+    name = torch.cuda.get_device_name() if device != "cpu" else f"{about['cpu']}, {torch.get_num_threads()} threads"
+    return {"where": f"{name}, torch {torch.__version__}", "devices": torch.cuda.device_count()}
+
+
+def show(row: dict, found: dict) -> None:
+    """Prints a row of the table, and keeps it."""
+    found["rows"].append(row)
+    way = row["way"] if row["processes"] == 1 else f"{row['way']}, each of {row['processes']} processes"
+    times = f"{row['bare']:.4g} | {row['ratio']:.2f}" if "ratio" in row else " | "
+    size = f"{row['bytes'] / 2**20:.0f} | {row['over']:.2f}"
+    print(f"| {row['images']:,} | {row['width']} | {row['views']:,} | {way} | {times} | {size} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
