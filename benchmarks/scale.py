@@ -182,36 +182,54 @@ def adam(d: int, quick: bool) -> None:
     return found
 
 
+def cost(given, assumed: Assumed, flops: float) -> list[str]:
+    """Cells of a table: PFLOP, hours, energy, cost."""
+    hours = [flops / (given.mfu * device.bf16) / HOURS for device in (model.A100, model.H100)]
+    own = flops / (given.mfu * assumed.device.bf16) / HOURS
+    kwh = own * assumed.device.watts / 1000 * given.pue
+    days = flops / (given.cpu * 6 * 3 * model.counted(model.TINY, 112).flops) / HOURS / 24
+    cells = [flops / 1e15, *hours, days, kwh, kwh * given.gco2 / 1000]
+    return [*map(short, cells), *([short(own * given.price)] if given.price else [])]
+
+
+def cost_head(given, assumed: Assumed) -> tuple[list[str], str]:
+    """The columns of :func:`cost`, and what is assumed."""
+    head = ["PFLOP", "A100 hours", "H100 or H200 hours", "days of 2 CPU cores", "kWh", "kg CO₂"]
+    what = f"GPUs at {given.mfu:.0%} of their bf16 peak, CPU cores at {given.cpu:g} images/s of DeiT-Tiny's pretraining"
+    energy = f"energy of {assumed.device.name} at {assumed.device.watts:g} W x {given.pue:g}, {given.gco2:g} g CO₂/kWh"
+    price = f", {given.price:g} a GPU-hour" if given.price else ""
+    return head + (["cost"] if given.price else []), f"{what}, {energy}{price}"
+
+
 def paper(given, assumed: Assumed) -> list[dict]:
-    """The paper's runs: FLOPs, hours, cost."""
-    net = model.counted(model.TINY, 112)
-    cpu = given.cpu * 6 * 3 * net.flops  # FLOP/s
-    runs = model.paper()
-    kinds: dict[tuple, list[float]] = {}
+    """The paper's runs: FLOPs, hours, cost. By table, by kind of run, and what one user's images take."""
+    runs, (head, what) = model.paper(), cost_head(given, assumed)
+    tables: dict[str, list] = {}
+    kinds: dict[tuple, list] = {}
     for run in runs:
-        for key in ((run.table, run.what, run.model), (run.table, "all", ""), ("all", "", "")):
-            entry = kinds.setdefault(key, [0, 0.0])
+        for entry in (
+            tables.setdefault(run.table, [0, 0.0]),
+            tables.setdefault("all", [0, 0.0]),
+            kinds.setdefault((run.table, run.what, run.model), [0, 0.0]),
+        ):
             entry[0] += run.runs
             entry[1] += run.flops()
-    found, rows = [], []
-    for (number, what, name), (count, flops) in sorted(kinds.items()):
-        hours = {device.name: flops / (given.mfu * device.bf16) / HOURS for device in model.DEVICES}
-        kwh = hours[assumed.device.name] * assumed.device.watts / 1000 * given.pue
-        found.append({"table": number, "what": what, "model": name, "runs": count, "flops": flops, "hours": hours})
-        bold = "**" if what in ("all", "") else ""
-        cells = [number, what, name, count, short(flops / 1e15), short(hours["A100 80 GB"]), short(hours["H100"])]
-        cells += [short(flops / cpu / HOURS / 24), short(kwh), short(kwh * given.gco2 / 1000)]
-        cells += [short(hours[assumed.device.name] * given.price)] if given.price else []
-        rows.append([f"{bold}{cell}{bold}" if cell != "" else "" for cell in cells])
-    head = ["table", "what", "backbone", "runs", "PFLOP", "A100 hours", "H100 or H200 hours", "days of 2 CPU cores"]
-    head += ["kWh", "kg CO₂"] + (["cost"] if given.price else [])
-    what = f"The paper's runs; GPUs at {given.mfu:.0%} of their bf16 peak, 2 CPU cores at {given.cpu:g} images/s of the"
-    energy = (
-        f"energy of {assumed.device.name} at {assumed.device.watts:g} W times {given.pue:g}, {given.gco2:g} g CO₂/kWh"
-    )
-    price = f", {given.price:g} a GPU-hour" if given.price else ""
-    table(f"{what} pretraining of DeiT-Tiny ({cpu / 1e9:.0f} GFLOP/s), {energy}{price}", head, rows)
-    return found
+    rows = [[key, count, *cost(given, assumed, flops)] for key, (count, flops) in sorted(tables.items())]
+    table(f"The paper's tables; {what}", ["table", "runs", *head], rows)
+    rows, n = [], model.SETS["flowers"]
+    for name in model.BACKBONES:
+        first = model.Run("", "", name, n, 800, 112, "idmm", n).flops()
+        small = [first, first + model.Run("", "", name, n, 200, 224).flops()]
+        long = first + model.Run("", "", name, n, 800, 224).flops() + model.Run("", "", name, n, 100, 448).flops()
+        for label, flops in zip(
+            ("pretraining", "and 200 epochs at 224 px", "or 800, and 100 at 448 px"), [*small, long], strict=True
+        ):
+            rows.append([name, label, *cost(given, assumed, flops)])
+    table("One recipe on 2,040 images (flowers): 800 epochs of IDMM at 112 px", ["backbone", "what", *head], rows)
+    rows = [[*key, count, *cost(given, assumed, flops)] for key, (count, flops) in sorted(kinds.items())]
+    table("By kind of run", ["table", "what", "backbone", "runs", *head], rows)
+    keys = ("table", "what", "model", "runs", "flops")
+    return [dict(zip(keys, (*key, *entry), strict=True)) for key, entry in kinds.items()]
 
 
 def plain_words(given, assumed: Assumed) -> None:

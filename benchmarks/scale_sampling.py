@@ -200,7 +200,7 @@ def errors(state: State, true: Exact, rows_of: Strata, m: int, draws: int, corre
         w_cosine.append(inner / math.sqrt(norm * true_norm))
     each = torch.stack(found)  # [T, B, d]
     length = true.of_views.norm(dim=1)
-    spread = each.var(0).sum(1)  # [B]
+    spread = each.var(0, correction=min(1, draws - 1)).sum(1)  # [B]
     off = ((each.mean(0) - true.of_views).square().sum(1) - spread / draws).clamp(min=0)
     squared = (each - true.of_views).square().sum(2).mean(0)
 
