@@ -311,50 +311,6 @@ def where() -> str:
     return f"{len(os.sched_getaffinity(0))} cores of a {platform.machine()} CPU, torch {torch.__version__}"
 
 
-# ---------------------------------------------------------------------- pictures
-def draw_memory(path: Path, d: int) -> None:
-    """Memory of a rank over N."""
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(6, 4), dpi=90)
-    for ranks, colour in zip((1, 8, 64), ("C0", "C1", "C2"), strict=True):
-        steps = [Step(n, d, model.batch_of(ranks), ranks=ranks) for n in SIZES]
-        fixed = [step.backbone_states() + step.logits(held=False) for step in steps]
-        for way, style, what in ((WHOLE, "--", "whole"), (SHARDED, "-", "sharded")):
-            if (ranks, way) != (1, SHARDED) and (ranks, way) != (64, WHOLE):
-                total = [(s.states(way) + s.features(way) + f) / 1e9 for s, f in zip(steps, fixed, strict=True)]
-                label = "1 rank" if ranks == 1 else f"{what}, {ranks} ranks" + (" or more" if way == WHOLE else "")
-                axes.loglog(SIZES, total, style, color=colour, label=label)
-    for device in (model.H100, model.H200):
-        axes.axhline(device.memory / 1e9, color="grey", linewidth=0.8)
-        axes.text(SIZES[0], device.memory / 1e9 * 1.08, device.name, fontsize=8, color="grey")
-    axes.set(xlabel="images N", ylabel="GB a rank", title=f"N-way layer, AdamW and DeiT-Tiny, d = {d}, logits in tiles")
-    axes.legend(fontsize=8)
-    axes.grid(alpha=0.3)
-    figure.tight_layout()
-    figure.savefig(path)
-
-
-def draw_errors(path: Path, found: list[dict]) -> None:
-    """Gradient error over M, a panel for each trained state and one of the start."""
-    import matplotlib.pyplot as plt
-    from scale_sampling import SAMPLERS
-
-    names = [state for state in dict.fromkeys(entry["state"] for entry in found) if state != "start, cosine x 16"]
-    figure, panels = plt.subplots(1, len(names), figsize=(10, 3.2), dpi=80, sharey=True)
-    for axes, name in zip(panels, names, strict=True):
-        for kind in SAMPLERS:
-            of = [e for e in found if e["state"] == name and e["sampler"] == kind]
-            axes.loglog([e["M"] for e in of], [e["z error"] for e in of], "o-", markersize=3, label=kind)
-        axes.set_title(name, fontsize=8)
-        axes.set_xlabel("rows drawn, M")
-        axes.grid(alpha=0.3)
-    panels[0].set_ylabel("relative error of the gradient by z")
-    panels[0].legend(fontsize=7)
-    figure.tight_layout()
-    figure.savefig(path)
-
-
 def parsed() -> argparse.Namespace:
     """Reads the flags."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -404,6 +360,8 @@ def main() -> None:
         if getattr(given, name):
             found[name] = work(given)
     if given.plots:
+        from scale_plots import draw_errors, draw_memory
+
         draw_memory(given.plots / "scale_memory.png", given.width)
         if given.simulate:
             draw_errors(given.plots / "scale_errors.png", found["simulate"])
