@@ -20,6 +20,8 @@ import numpy as np
 from idmm.data.disk import Index
 from idmm.data.split import Split
 
+FOLDER = tempfile.TemporaryDirectory(prefix="idmm-scale-")  # removed when this process ends
+
 
 def split_of(n: int) -> Split:
     """A folder of N images in 1,000 classes."""
@@ -54,7 +56,7 @@ def _lists(n: int):
 def _tree(n: int):
     from idmm.data.readers import folder
 
-    top = Path(tempfile.mkdtemp(prefix="idmm-scale-"))
+    top = Path(FOLDER.name)
     for c in range(1000):
         (top / "train" / f"n{c:08}").mkdir(parents=True)
     for name in split_of(n).names:
@@ -80,7 +82,7 @@ def _fingerprint(n: int):
 def _remembered(n: int):
     from idmm.data.cache import fingerprint
 
-    kept, path = fingerprint(store_of(n)), Path(tempfile.mkdtemp(prefix="idmm-scale-")) / "images.json"
+    kept, path = fingerprint(store_of(n)), Path(FOLDER.name) / "images.json"
 
     def write_and_read() -> int:
         path.write_text(json.dumps(kept))
