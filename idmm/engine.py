@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
-from accelerate.utils import send_to_device
 from timm.utils import ModelEmaV3
 
 from idmm import distributed
-from idmm.calibrate import say_estimate
-from idmm.data.loaders import BatchFn, BatchPlan, training_batches, worker_count
+from idmm.calibrate import Finish, on_device, say_estimate
+from idmm.data.loaders import BatchFn, BatchPlan, cores, training_batches, worker_count
 from idmm.errors import Interrupted, RunError, UserError
 from idmm.methods.base import Method
 from idmm.monitor import exploded, without_drloc
@@ -46,6 +45,7 @@ class StagePlan:
     transform: BatchFn  # makes a batch of image numbers
     lr: float  # peak learning rate
     evaluations: list[Evaluation]  # what is measured between epochs, in this order
+    finish: Finish | None = None  # makes the rest of a batch on the device; None: nothing is left to it
     keep: str | None = None
     """Name of a measured value: the weights are kept that had its highest (the earlier of equals); None: the last."""
 
@@ -68,10 +68,13 @@ class Loop:
         self.session, self.method, self.plan, self.train = session, method, plan, session.train
         self.batches: BatchPlan = plan.batches
         self.steps = self.batches.epochs * self.batches.steps_per_epoch
-        first = session.start(method, plan.transform, plan.batches)
+        first = session.start(method, plan.transform, plan.batches, plan.finish)
         self.accelerator = session.accelerator
         tensors = [tensor for part in first.values() for tensor in (part if isinstance(part, list) else [part])]
-        self.workers, why = worker_count(session.workers, sum(getattr(tensor, "nbytes", 0) for tensor in tensors))
+        wanted = session.workers
+        if wanted is None and plan.finish is not None:
+            wanted = min(1, cores() - 1)  # they draw numbers alone
+        self.workers, why = worker_count(wanted, sum(getattr(tensor, "nbytes", 0) for tensor in tensors))
         if why:
             log.warning("%s", why)
         with self._memory():
@@ -170,7 +173,7 @@ class Loop:
         for micro in range(self.train.accumulate):
             batch = next(batches)
             weight = batch["weight"]
-            batch = send_to_device(batch, self.accelerator.device, non_blocking=True)
+            batch = on_device(batch, self.accelerator.device, self.plan.finish)
             last = micro == self.train.accumulate - 1
             key = derive(self.session.seed, "step", self.plan.number, number, micro, distributed.rank())
             with contextlib.nullcontext() if last else self.accelerator.no_sync(self.model), seeded(key):
@@ -301,6 +304,7 @@ class Loop:
                 "first": first,
                 "precision": self.session.precision,
                 "channels_last": self.session.channels_last,
+                "views": self.session.views,
                 "method": self.method.state_dict(),
                 "optimizer": self.optimizer.state_dict(),
                 "ema": None if self.ema is None else self.ema.module.state_dict(),

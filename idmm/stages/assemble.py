@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from idmm import distributed
+from idmm.calibrate import Finish
 from idmm.checkpoint import RunFolder
 from idmm.config import FinetuneConfig, global_groups, group_sizes, parsing, resolved_stages, with_epochs, without_rgb
 from idmm.config.recipes import learns_labels
@@ -21,6 +22,7 @@ from idmm.data.augment import TrainTransform
 from idmm.data.cache import ImageStore, compare, fingerprint, load_split
 from idmm.data.datasets import read_splits
 from idmm.data.depth import AUTO, Scale, tidy
+from idmm.data.device_views import DeviceViews, ViewDraws, images_on
 from idmm.data.images import Bound, CentreCrop
 from idmm.data.loaders import BatchFn, BatchPlan, centre_crops
 from idmm.data.readers.layout import root_folder
@@ -93,17 +95,24 @@ class Assembly:
         """Builds the backbone of a phase with fresh weights; ``classes`` counts where a classifier belongs to it."""
         return self.spec.build(phase.size, self.config.seed, classes, dynamic=bool(phase.others))
 
-    def plan(self, phase: Phase, store: ImageStore, evaluations: list[Evaluation]) -> StagePlan:
-        """Returns what the loop needs to know of a phase."""
+    def plan(
+        self, phase: Phase, store: ImageStore, evaluations: list[Evaluation], run: Session | None = None
+    ) -> StagePlan:
+        """Returns what the loop needs to know of a phase. Where its views are made is decided once in a run's life;
+        without a run loader workers make them."""
         train, order = self.config.train, derive(self.config.seed, "stage", phase.number)
         ranks = (distributed.rank(), distributed.world())
+        transform, finish = self.transform(phase, store), None
+        if run is not None:
+            transform, finish = _placed(run, transform)
         return StagePlan(
             number=phase.number,
             label=phase.label,
             batches=BatchPlan(len(store), phase.batch_size, phase.epochs, order, *ranks, train.accumulate),
-            transform=self.transform(phase, store),
+            transform=transform,
             lr=phase.lr,
             evaluations=evaluations,
+            finish=finish,
         )
 
     def localization(self, phase: Phase, backbone: torch.nn.Module, trial: bool = False) -> Localization | None:
@@ -150,6 +159,17 @@ class Assembly:
                 faults += error.faults
         if faults:
             raise UserError(*dict.fromkeys(faults))
+
+
+def _placed(run: Session, transform) -> tuple[BatchFn, Finish | None]:
+    """Returns what loader workers do for a transform, and what the device does, with the images there; None where
+    workers do all of it."""
+    if run.images is None and run.views != "workers":
+        run.images = images_on(run.processes.device, transform, kept=run.views == "device")
+    run.views = "workers" if run.images is None else "device"
+    if run.images is None:
+        return transform, None
+    return ViewDraws(transform), DeviceViews(transform, run.images)
 
 
 class _Pretraining(Assembly):
