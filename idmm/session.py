@@ -12,7 +12,8 @@ from idmm import distributed
 from idmm.calibrate import Finish, choose_device, choose_precision
 from idmm.checkpoint import RunFolder
 from idmm.config import Train
-from idmm.data.device_views import DeviceImages
+from idmm.data.device_images import DeviceImages, images_on
+from idmm.data.device_views import DeviceViews, ViewDraws
 from idmm.data.loaders import BatchFn, BatchPlan
 from idmm.methods.base import Method
 from idmm.models.build import prefers_channels_last
@@ -43,6 +44,16 @@ class Session:
         self.started = (time.monotonic() if began is None else began) - state.get("seconds", 0.0)
         self.steps = 0  # of the stages before this one
         self.tracker = None
+
+    def place(self, transform) -> tuple[BatchFn, Finish | None]:
+        """Decides, once in a run's life, where the views of a transform are made; returns what loader workers do for
+        them, and what is left to the device. UserError: the images are too large for it."""
+        if self.images is None and self.views != "workers":
+            self.images = images_on(self.processes.device, transform, kept=self.views == "device")
+        self.views = "workers" if self.images is None else "device"
+        if self.images is None:
+            return transform, None
+        return ViewDraws(transform), DeviceViews(transform, self.images)
 
     def start(self, method: Method, transform: BatchFn, batches: BatchPlan, finish: Finish | None = None) -> dict:
         """Decides memory format and precision, once in a run's life, and starts accelerate; returns a micro-batch.

@@ -9,7 +9,6 @@ pixels of a box by its columns, then by its rows. A blur is two products as well
 """
 
 import functools
-import logging
 import math
 from dataclasses import dataclass
 
@@ -17,92 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from idmm import distributed
-from idmm.data.cache import available_memory
-from idmm.data.views import ORDERS, SOLARIZE_FROM, ViewPlan, luma, numbered
-from idmm.errors import UserError
-from idmm.progress import size as size_of
-
-log = logging.getLogger(__name__)
+from idmm.data.device_images import DeviceImages, pixel_starts
+from idmm.data.views import LUMA, ORDERS, SOLARIZE_FROM, ViewPlan, numbered
 
 WORKING = 2**30  # bytes at most, about, beside the views themselves
-SHARE = 0.5  # of the device's free memory that images may take
-_PIECE = 2**26  # bytes that go to the device at once
 # Columns of what is drawn for each view; after these brightness, contrast and dropping of each channel.
 _BOX, _FLIPS, _SLOTS, _HUE, _SIGMA, _GREY, _SOLARIZE, _TURNS, _CHANNELS = 0, 2, 4, 16, 17, 18, 19, 20, 21
-
-
-# ---------------------------------------------------------------------- images
-class DeviceImages:
-    """The images of a store on a device: those of each depth end to end, uint8 [pixels, bytes of a pixel]."""
-
-    def __init__(self, store, device: torch.device):
-        self.store, self.device = store, device
-        self.pixels: dict[int, Tensor] = {}
-        spare = int(store.sizes[:, 1].max())  # lines of padded boxes may reach beyond the last image
-        for each in np.unique(store.pixel_bytes).tolist():
-            images = np.flatnonzero(store.pixel_bytes == each)
-            total = int(store.sizes[images].prod(1).sum())
-            self.pixels[each] = torch.zeros(total + spare, each, dtype=torch.uint8, device=device)
-            self._fill(self.pixels[each], images)
-
-    def _fill(self, pixels: Tensor, images: np.ndarray) -> None:
-        done, waiting, held = 0, [], 0
-        for i in images:
-            image = self.store.image(i).permute(1, 2, 0).contiguous()  # [H, W, C]
-            waiting.append(image.view(torch.uint8).reshape(-1, pixels.shape[1]))
-            held += waiting[-1].nbytes
-            if held >= _PIECE or i == images[-1]:
-                piece = torch.cat(waiting)
-                pixels[done : done + len(piece)].copy_(piece)
-                done, waiting, held = done + len(piece), [], 0
-
-
-def image_bytes(store) -> int:
-    """Returns what a store's images take on a device (bytes)."""
-    return int((store.sizes.prod(1) * store.pixel_bytes).sum())
-
-
-def free_memory(device: torch.device) -> int:
-    """Returns how much memory a device has to give (bytes)."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    if device.type == "mps":
-        return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
-    return available_memory()
-
-
-def images_on(device: torch.device, transform, kept: bool = False) -> DeviceImages | None:
-    """Brings a transform's images to a device where its ``config.backend`` says so, and logs it; None: loader workers
-    make the views. 'auto' is the device on CUDA, where images are kept decoded and take at most half of its free
-    memory.
-
-    All processes must call together; they decide alike.
-
-    Args:
-        kept: The run's views were made on the device until now, which 'auto' then means everywhere.
-
-    Raises:
-        UserError: 'device', and the images are too large for it.
-    """
-    store, wanted = transform.store, transform.config.backend
-    if wanted == "workers" or (wanted == "auto" and device.type != "cuda" and not kept):
-        return None
-    need, free = image_bytes(store), free_memory(device)
-    needs = f"the images need {size_of(need)} on {device}, at most half of the {size_of(free)} that are free there"
-    why = transform.one_by_one
-    if why is None and wanted == "auto" and store.cache == "off" and not kept:
-        why = "images are decoded at every use (data.cache)"
-    if why is None and distributed.any_process(need > SHARE * free)[0]:
-        if wanted == "device":
-            raise UserError(f"{transform.section}.backend: device, but {needs}; wanted workers, or fewer images")
-        why = needs
-    if why is not None:
-        log.info("views: made by loader workers: %s", why)
-        return None
-    images = DeviceImages(store, device)
-    log.info("views: made on %s, %s of images there", device, size_of(need))
-    return images
 
 
 # ---------------------------------------------------------------------- what is drawn
@@ -151,11 +70,7 @@ class ViewDraws:
 
     def __init__(self, transform):
         self.transform, self.store = transform, transform.store
-        self.starts = np.zeros(len(self.store.sizes), np.int64)  # of images among the pixels of their depth
-        pixels = self.store.sizes.prod(1)
-        for each in np.unique(self.store.pixel_bytes):
-            mine = self.store.pixel_bytes == each
-            self.starts[mine] = np.cumsum(pixels[mine]) - pixels[mine]
+        self.starts = pixel_starts(self.store)
 
     def __call__(self, epoch: int, indices: np.ndarray) -> dict:
         """Returns ``drawn``, a mapping for each side of crops, and what :func:`idmm.data.views.numbered` adds.
@@ -289,7 +204,7 @@ class DeviceViews:
             x = torch.cat([self._crops(chunk, numbers, places, layout.side) for chunk in part.chunks])
             x = self._coloured(x, numbers[part.views], drawn["rows"], part, layout)
             if self.colours and len(self.scale) == 1:
-                x = luma(x)
+                x = _luma(x)
             out.index_copy_(0, places[part.views, 2], torch.addcmul(self.shift, x, self.scale))
         return out
 
@@ -306,10 +221,8 @@ class DeviceViews:
             pixels = pixels.view(torch.int16).int().bitwise_and_(0xFFFF)  # not every device knows uint16
         planes = pixels.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)  # [v, C, H, W]
         rounded = self.colours and not deep  # as bytes are resized
-        down, across = (
-            interpolation_weights(box[:, n], flips[:, n], side, most, self.transform.mode)  # [v, S, H or W]
-            for n, most in enumerate((chunk.height, chunk.width))
-        )
+        weights = interpolation_weights(box, flips, side, max(chunk.height, chunk.width), self.transform.mode)
+        down, across = weights[:, 0, :, : chunk.height], weights[:, 1, :, : chunk.width]  # [v, S, H], [v, S, W]
         resized = planes.flatten(1, 2) @ across.mT  # [v, C * H, S]
         resized = resized.round_().clamp_(0, 255) if rounded else resized
         resized = down[:, None] @ resized.unflatten(1, (channels, -1))  # [v, C, S, S]
@@ -324,7 +237,7 @@ class DeviceViews:
             if len(chosen):
                 x.index_copy_(0, chosen, turn_hue(x[chosen], numbers[chosen, _HUE]))
         if layout.grey:
-            x = torch.where(_each(numbers, _GREY) > 0, luma(x), x)
+            x = torch.where(_each(numbers, _GREY) > 0, _luma(x), x)
         chosen = rows[part.blur]
         if len(chosen):
             x.index_copy_(0, chosen, blurred(x[chosen], numbers[chosen, _SIGMA], layout.reach))
@@ -341,7 +254,7 @@ class DeviceViews:
         factor, of_luma, of_mean = (part[:, None, None, None] for part in step.unbind(1))
         if not self.colours:
             return torch.addcmul(x.mean((2, 3), keepdim=True) * of_mean, x, factor).clamp_(0, 1)
-        grey = luma(x)  # [v, 1, S, S]
+        grey = _luma(x)  # [v, 1, S, S]
         around = torch.addcmul(grey.mean((2, 3), keepdim=True) * of_mean, grey, of_luma)
         return torch.addcmul(around, x, factor).clamp_(0, 1)
 
@@ -353,34 +266,43 @@ class DeviceViews:
         return torch.where(dropped[..., None, None] > 0, self.fill, x)
 
 
+def _luma(x: Tensor) -> Tensor:
+    """:func:`idmm.data.views.luma` in as few passes as can be."""
+    return (x[:, :1] * LUMA[0]).add_(x[:, 1:2], alpha=LUMA[1]).add_(x[:, 2:], alpha=LUMA[2])
+
+
 def _each(numbers: Tensor, column: int) -> Tensor:
     return numbers[:, column, None, None, None]
 
 
-def interpolation_weights(length: Tensor, flip: Tensor, size: int, padded: int, mode: str) -> Tensor:
-    """Returns the weights of pixels along one side by which ``interpolate(antialias=True)`` resizes boxes.
+def interpolation_weights(box: Tensor, flips: Tensor, size: int, padded: int, mode: str) -> Tensor:
+    """Returns the weights of the pixels along a side by which ``interpolate(antialias=True)`` resizes boxes.
 
     Args:
-        length: Pixels of each box, float [V].
-        flip: Whether the result is turned round, bool [V].
+        box: Pixels of each side, float [...].
+        flips: Whether the result is turned round, bool [...].
         size: Pixels of the result.
-        padded: Pixels that boxes are padded to; those beyond ``length`` weigh nothing.
+        padded: Pixels that sides are padded to; those beyond ``box`` weigh nothing.
         mode: bicubic (a = -0.5) or bilinear.
 
     Returns:
-        [V, size, padded], rows of sum 1.
+        [..., size, padded], rows of sum 1.
     """
-    i, j = torch.arange(size, device=length.device), torch.arange(padded, device=length.device) + 0.5
-    scale = length[:, None] / size  # [V, 1]
-    centre = scale * (torch.where(flip[:, None], size - 1 - i, i) + 0.5)  # [V, S]
-    x = ((j - centre[..., None]) / scale.clamp(min=1)[..., None]).abs_()  # [V, S, L], in widths of a tap
+    radius = 2 if mode == "bicubic" else 1
+    taps = math.ceil(2 * radius * max(1, padded / size)) + 1
+    i, scale = torch.arange(size, device=box.device), box[..., None] / size  # [S], [..., 1]
+    wide = scale.clamp(min=1)
+    centre = scale * (torch.where(flips[..., None], size - 1 - i, i) + 0.5)  # [..., S]
+    first = (centre - radius * wide + 0.5).floor_().clamp_(min=0)
+    j = first[..., None] + torch.arange(taps, device=box.device)  # [..., S, T]
+    x = ((j + 0.5 - centre[..., None]) / wide[..., None]).abs_().clamp_(max=radius)
     if mode == "bicubic":
-        x.clamp_(max=2)
-        weights = torch.where(x < 1, (1.5 * x - 2.5) * x * x + 1, ((2.5 - 0.5 * x) * x - 4) * x + 2)
+        x = torch.where(x < 1, (1.5 * x - 2.5) * x * x + 1, ((2.5 - 0.5 * x) * x - 4) * x + 2)
     else:
-        weights = x.neg_().add_(1).clamp_(min=0)
-    weights = weights * (j < length[:, None, None])
-    return weights.div_(weights.sum(2, keepdim=True))
+        x = 1 - x
+    x = x * (j < box[..., None, None])
+    weights = torch.zeros(*box.shape, size, padded + taps, device=box.device)
+    return weights.scatter_(-1, j.long(), x.div_(x.sum(-1, keepdim=True)))[..., :padded]
 
 
 def turn_hue(x: Tensor, turns: Tensor) -> Tensor:
@@ -411,7 +333,6 @@ def blurred(x: Tensor, sigma: Tensor, reach: int) -> Tensor:
 def _mirrored(side: int, reach: int, device: torch.device) -> Tensor:
     """Returns which pixel stands how far from which, borders mirrored without doubling them: 0 and 1,
     float32 [2 * reach + 1, side * side]."""
-    period = max(1, 2 * (side - 1))
-    found = (torch.arange(side) + torch.arange(-reach, reach + 1)[:, None]) % period  # [T, S]
-    found = torch.minimum(found, period - found)
-    return torch.nn.functional.one_hot(found, side).float().flatten(1).to(device)
+    period, pixels = max(1, 2 * (side - 1)), torch.arange(side, device=device)
+    found = (pixels + torch.arange(-reach, reach + 1, device=device)[:, None]) % period  # [T, S]
+    return (torch.minimum(found, period - found)[..., None] == pixels).float().flatten(1)

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 import torch
 
 from idmm import distributed
-from idmm.calibrate import Finish
 from idmm.checkpoint import RunFolder
 from idmm.config import FinetuneConfig, global_groups, group_sizes, parsing, resolved_stages, with_epochs, without_rgb
 from idmm.config.recipes import learns_labels
@@ -22,7 +21,6 @@ from idmm.data.augment import TrainTransform
 from idmm.data.cache import ImageStore, compare, fingerprint, load_split
 from idmm.data.datasets import read_splits
 from idmm.data.depth import AUTO, Scale, tidy
-from idmm.data.device_views import DeviceViews, ViewDraws, images_on
 from idmm.data.images import Bound, CentreCrop
 from idmm.data.loaders import BatchFn, BatchPlan, centre_crops
 from idmm.data.readers.layout import root_folder
@@ -98,13 +96,11 @@ class Assembly:
     def plan(
         self, phase: Phase, store: ImageStore, evaluations: list[Evaluation], run: Session | None = None
     ) -> StagePlan:
-        """Returns what the loop needs to know of a phase. Where its views are made is decided once in a run's life;
-        without a run loader workers make them."""
+        """Returns what the loop needs to know of a phase; without a run loader workers make its views."""
         train, order = self.config.train, derive(self.config.seed, "stage", phase.number)
         ranks = (distributed.rank(), distributed.world())
-        transform, finish = self.transform(phase, store), None
-        if run is not None:
-            transform, finish = _placed(run, transform)
+        transform = self.transform(phase, store)
+        transform, finish = (transform, None) if run is None else run.place(transform)
         return StagePlan(
             number=phase.number,
             label=phase.label,
@@ -159,17 +155,6 @@ class Assembly:
                 faults += error.faults
         if faults:
             raise UserError(*dict.fromkeys(faults))
-
-
-def _placed(run: Session, transform) -> tuple[BatchFn, Finish | None]:
-    """Returns what loader workers do for a transform, and what the device does, with the images there; None where
-    workers do all of it."""
-    if run.images is None and run.views != "workers":
-        run.images = images_on(run.processes.device, transform, kept=run.views == "device")
-    run.views = "workers" if run.images is None else "device"
-    if run.images is None:
-        return transform, None
-    return ViewDraws(transform), DeviceViews(transform, run.images)
 
 
 class _Pretraining(Assembly):
