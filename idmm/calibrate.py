@@ -5,20 +5,18 @@ import itertools
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
-from accelerate.utils import send_to_device
 
 from idmm import distributed
 from idmm.config import Train
-from idmm.data.loaders import one_thread
+from idmm.data.loaders import Finish, on_device, one_thread
 from idmm.errors import UserError
 from idmm.methods.base import Method
 from idmm.progress import brief, duration, log, size
 from idmm.seeding import seeded
 
-Finish = Callable[[dict], dict]  # makes on the device what a loader's batch leaves to it
 DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 TIMED = 32  # images of a batch that precisions are compared on
 BUDGET = 6.0  # seconds of timing at most, once each precision has had two steps
@@ -54,12 +52,6 @@ def choose_precision(wanted: str, method: Method, batch: dict, device: str, fini
     found = (best, len(few["index"]), seconds["fp32"], seconds["bf16"])
     log.info("train.precision auto: %s (%d images take %.3g s in fp32, %.3g in bf16)", *found)
     return best
-
-
-def on_device(batch: dict, device, finish: Finish | None = None) -> dict:
-    """Sends a loader's batch to the device and finishes it there."""
-    batch = send_to_device(batch, device, non_blocking=True)
-    return batch if finish is None else finish(batch)
 
 
 def time_steps(

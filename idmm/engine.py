@@ -11,8 +11,8 @@ import torch
 from timm.utils import ModelEmaV3
 
 from idmm import distributed
-from idmm.calibrate import Finish, on_device, say_estimate
-from idmm.data.loaders import BatchFn, BatchPlan, cores, training_batches, worker_count
+from idmm.calibrate import say_estimate
+from idmm.data.loaders import BatchFn, BatchPlan, Finish, cores, on_device, training_batches, worker_count
 from idmm.errors import Interrupted, RunError, UserError
 from idmm.methods.base import Method
 from idmm.monitor import exploded, without_drloc

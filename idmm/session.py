@@ -9,12 +9,12 @@ from accelerate import Accelerator, PartialState
 from accelerate.state import AcceleratorState
 
 from idmm import distributed
-from idmm.calibrate import Finish, choose_device, choose_precision
+from idmm.calibrate import choose_device, choose_precision
 from idmm.checkpoint import RunFolder
 from idmm.config import Train
 from idmm.data.device_images import DeviceImages, images_on
 from idmm.data.device_views import DeviceViews, ViewDraws
-from idmm.data.loaders import BatchFn, BatchPlan
+from idmm.data.loaders import BatchFn, BatchPlan, Finish
 from idmm.methods.base import Method
 from idmm.models.build import prefers_channels_last
 from idmm.progress import Interrupts
