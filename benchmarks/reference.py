@@ -148,27 +148,24 @@ def our_loop(given, flags: dict[str, object]):
     with session(parts, notes) as run:
         train = load_splits(parts, run.folder).train
         method = parts.method(phase, parts.backbone(phase), len(train), None)
-        yield Loop(run, method, parts.plan(phase, train, []))
+        yield Loop(run, method, parts.plan(phase, train, [], run))
 
 
 def ours(given, kind: str, flags: dict[str, object]) -> Iterator[int]:
     """Trains without end; yields the images of each step. ``step``: on one batch, ``loader``: without training."""
-    from accelerate.utils import send_to_device
-
-    from idmm.data.loaders import training_batches
+    from idmm.data.loaders import on_device, training_batches
 
     with our_loop(given, flags) as loop:
         plan, device = loop.plan, loop.accelerator.device
-        finish = getattr(plan, "finish", None) or (lambda batch: batch)
         endless = replace(plan.batches, epochs=10**9)
         if kind == "loader":
             for batch in training_batches(plan.transform, endless, loop.workers):
-                yield len(finish(send_to_device(batch, device, non_blocking=True))["index"])
+                yield len(on_device(batch, device, plan.finish)["index"])
         source = None
         if kind == "step":
             indices, weight = endless.micro_batches(endless.step_images(0, 0))[0]
+            batch = {**on_device(plan.transform(0, indices), device, plan.finish), "weight": weight}
             plan.finish = None
-            batch = {**finish(send_to_device(plan.transform(0, indices), device)), "weight": weight}
             source = (batch for _ in itertools.count())
         with contextlib.closing(loop.trial(source)) as steps:
             yield from (count for _, count in steps)

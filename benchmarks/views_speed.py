@@ -1,12 +1,16 @@
-"""What stage 1's views cost a core, side by side with torchvision on Pillow images, one operation after the other.
+"""What stage 1's views cost, side by side with torchvision on Pillow images, one operation after the other.
 
     python benchmarks/views_speed.py --out views.json
     python benchmarks/views_speed.py --channels 5 --bits 16
+    python benchmarks/views_speed.py --device cuda
 
-Both make the crops and colours of IDMM's recipe (2 + 4 crops at 112 px) from the same decoded images, on one thread.
-Each round times one after the other in an order that turns, in seconds of this process's own processor time, so that
-other programs matter less. What counts is the median of the rounds' ratios. The images are smooth noise: their content
-costs no time. torchvision's colours are of 8-bit RGB, so other images are timed without it.
+All make the crops and colours of IDMM's recipe (2 + 4 crops at 112 px) from the same decoded images: torchvision and
+loader workers ('workers') on one thread, and all images at once on the device ('device', its numbers drawn before:
+'draws'). Each round times one after the other in an order that turns, in seconds of this process's own processor time,
+so that other programs matter less; on a GPU in seconds of the clock until it is done, the way there included. What
+counts is the median of the rounds' ratios; a GPU is compared with torchvision on all cores of this machine, each as
+fast as one alone. The images are smooth noise: their content costs no time. torchvision's colours are of 8-bit RGB, so
+other images are timed without it.
 """
 
 import argparse
@@ -14,7 +18,7 @@ import json
 import platform
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -22,11 +26,15 @@ import cv2
 import numpy as np
 import torch
 import torchvision
+from accelerate.utils import send_to_device
 from PIL import Image
 from torchvision.transforms import v2
 
 from idmm.config import IMAGENET_MEAN, IMAGENET_STD, Views
 from idmm.config.recipes import default_crops
+from idmm.data.device_images import DeviceImages
+from idmm.data.device_views import DeviceViews, ViewDraws
+from idmm.data.loaders import cores
 from idmm.data.views import MultiCropTransform
 
 
@@ -47,7 +55,8 @@ class Images:
             self.arrays = [array.astype(np.uint16) * 257 for array in self.arrays]
         self.rgb = (channels, bits) == (3, 8)
         self.pillow = [Image.fromarray(array) for array in self.arrays] if self.rgb else []
-        self.sizes, self.labels = np.array([[height, width]] * count), None
+        self.sizes, self.labels, self.channels = np.array([[height, width]] * count), None, channels
+        self.pixel_bytes = np.full(count, channels * bits // 8)
 
     def image(self, i: int) -> torch.Tensor:
         return torch.from_numpy(self.arrays[i]).permute(2, 0, 1)
@@ -68,8 +77,44 @@ def by_torchvision(config: Views) -> list[v2.Compose]:
     return [v2.Compose([crop(tuple(group.scale)), *steps]) for group in config.crops]
 
 
+def rows(images: Images, given) -> dict[str, Callable[[int], object]]:
+    """Returns what is timed, by name, to be called with the number of a round."""
+    config, indices = Views(crops=default_crops("idmm"), size=given.size), np.arange(given.images)
+    norm = (IMAGENET_MEAN, IMAGENET_STD) if given.channels == 3 else ([0.5] * given.channels, [0.25] * given.channels)
+    ours = MultiCropTransform(images, config, *norm, seed=0)
+    theirs = list(zip(by_torchvision(config), (group.count for group in config.crops), strict=True))
+    draws, finish = ViewDraws(ours), DeviceViews(ours, DeviceImages(images, torch.device(given.device)))
+    drawn = [draws(number, indices) for number in range(given.rounds + 1)]
+
+    def device(number: int) -> None:
+        finish(send_to_device(drawn[number], given.device))
+        if given.device == "cuda":
+            torch.cuda.synchronize()
+
+    def pillow(number: int) -> list[torch.Tensor]:
+        return [torch.stack([make(im) for im in images.pillow for _ in range(n)]) for make, n in theirs]
+
+    makers = {"torchvision": pillow} if images.rgb else {}
+    return {**makers, "workers": lambda n: ours(n, indices), "draws": lambda n: draws(n, indices), "device": device}
+
+
+def compared(seconds: dict[str, list[float]], device: str) -> dict[str, float]:
+    """Prints what each row costs, and how many times faster than torchvision it is, which is returned."""
+    ratios = {}
+    print("| | ms an image | images/s | ratio to torchvision |\n|---|---|---|---|")
+    for name, values in seconds.items():
+        many = cores() if device == "cuda" and name == "device" else 1
+        each = [a / many / b for a, b in zip(seconds.get("torchvision", []), values, strict=False)]
+        cost, found = statistics.median(values), ""
+        if each and name != "draws":
+            ratios[name] = statistics.median(each)
+            found = f"{ratios[name]:.2f} ({min(each):.2f} to {max(each):.2f})" + f" of {many} cores" * (many > 1)
+        print(f"| {name} | {1000 * cost:.3f} | {1 / cost:.0f} | {found} |")
+    return ratios
+
+
 def main() -> None:
-    """Prints the medians and their ratio, and writes the JSON."""
+    """Prints the table, and writes the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", type=int, default=112, help="side of the crops (pixels)")
     parser.add_argument(
@@ -77,40 +122,35 @@ def main() -> None:
     )
     parser.add_argument("--channels", type=int, default=3)
     parser.add_argument("--bits", type=int, default=8, choices=(8, 16))
-    parser.add_argument("--images", type=int, default=32, help="images of a round")
+    parser.add_argument("--images", type=int, help="images of a round; 32, on a GPU 256")
     parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where the row 'device' runs")
+    parser.add_argument("--quick", action="store_true", help="a few images and rounds, to see that it runs")
     parser.add_argument("--out", type=Path, help="a JSON file of all rounds")
     given = parser.parse_args()
+    given.images = given.images or (256 if given.device == "cuda" else 32)
+    if given.quick:
+        given.images, given.rounds = 8, 2
     torch.set_num_threads(1)
     images = Images(given.images, *given.image, given.channels, given.bits)
-    config, indices = Views(crops=default_crops("idmm"), size=given.size), np.arange(given.images)
-    norm = (IMAGENET_MEAN, IMAGENET_STD) if given.channels == 3 else ([0.5] * given.channels, [0.25] * given.channels)
-    ours = MultiCropTransform(images, config, *norm, seed=0)
-    theirs = list(zip(by_torchvision(config), (group.count for group in config.crops), strict=True))
-
-    def pillow(epoch: int) -> list[torch.Tensor]:
-        return [torch.stack([make(im) for im in images.pillow for _ in range(n)]) for make, n in theirs]
-
-    makers = {"torchvision": pillow} if images.rgb else {}
-    makers["idmm"] = lambda epoch: ours(epoch, indices)
+    makers = rows(images, given)
     seconds: dict[str, list[float]] = {name: [] for name in makers}
     for number in range(given.rounds + 1):
         for name in sorted(makers, reverse=bool(number % 2)):
-            start = time.process_time()
+            clock = time.perf_counter if (given.device, name) == ("cuda", "device") else time.process_time
+            start = clock()
             makers[name](number)
             if number:  # the first round warms up
-                seconds[name].append((time.process_time() - start) / given.images)
+                seconds[name].append((clock() - start) / given.images)
     where = f"{platform.machine()} CPU, one thread, torch {torch.__version__}, torchvision {torchvision.__version__}, "
     where += f"opencv {cv2.__version__}"
+    if given.device == "cuda":
+        where += f"; device: {torch.cuda.get_device_name()}"
     what = f"{given.channels} channels of {given.bits} bits"
-    print(f"{given.image[0]} x {given.image[1]} images of {what}, 2 + 4 crops of {given.size} px, {where}")
-    for name, values in seconds.items():
-        print(f"{name:<12}{1000 * statistics.median(values):6.2f} ms an image")
+    print(f"{given.image[0]} x {given.image[1]} images of {what}, 2 + 4 crops of {given.size} px, {where}\n")
+    ratios = compared(seconds, given.device)
     found = {"where": where, **{k: v for k, v in vars(given).items() if k != "out"}, "seconds": seconds}
-    if images.rgb:
-        ratios = [theirs / ours for theirs, ours in zip(*seconds.values(), strict=True)]
-        found["ratio"], spread = statistics.median(ratios), f"{min(ratios):.2f} to {max(ratios):.2f}"
-        print(f"ratio       {found['ratio']:6.2f} ({spread} over {given.rounds} rounds)")
+    found |= {"ratios": ratios, "cores": cores()}
     if given.out:
         given.out.write_text(json.dumps(found, indent=1) + "\n")
 

@@ -8,11 +8,10 @@ import time
 from collections.abc import Iterator
 
 import torch
-from accelerate.utils import send_to_device
 
 from idmm import distributed
 from idmm.config import Train
-from idmm.data.loaders import one_thread
+from idmm.data.loaders import Finish, on_device, one_thread
 from idmm.errors import UserError
 from idmm.methods.base import Method
 from idmm.progress import brief, duration, log, size
@@ -33,7 +32,7 @@ def choose_device(train: Train) -> str:
     return device
 
 
-def choose_precision(wanted: str, method: Method, batch: dict, device: str) -> str:
+def choose_precision(wanted: str, method: Method, batch: dict, device: str, finish: Finish | None = None) -> str:
     """Resolves ``train.precision``: as wanted, or for 'auto' what suits the device.
 
     GPUs that have bf16 take it, other CUDA devices fp16, Apple's fp32. On CPUs bf16 can be 1.7 times faster or 2.5
@@ -46,6 +45,7 @@ def choose_precision(wanted: str, method: Method, batch: dict, device: str) -> s
     if device == "mps":
         return "fp32"
     log.info("train.precision auto: timing a few steps of fp32 and of bf16; --train.precision fp32 saves the wait")
+    batch = on_device(batch, device, finish)
     few = {name: [v[:TIMED] for v in part] if isinstance(part, list) else part[:TIMED] for name, part in batch.items()}
     again = itertools.repeat(few)
     seconds = {precision: time_steps(method, again, device, precision) for precision in ("fp32", "bf16")}
@@ -56,7 +56,13 @@ def choose_precision(wanted: str, method: Method, batch: dict, device: str) -> s
 
 
 def time_steps(
-    method: Method, batches: Iterator[dict], device, precision: str, rounds: int = 3, budget: float = BUDGET
+    method: Method,
+    batches: Iterator[dict],
+    device,
+    precision: str,
+    rounds: int = 3,
+    budget: float = BUDGET,
+    finish: Finish | None = None,
 ) -> float:
     """Returns the median seconds of a forward and backward pass on a copy, waiting for its batch included.
 
@@ -66,7 +72,7 @@ def time_steps(
     seconds, start = [], time.monotonic()
     for _ in range(rounds + 1):
         begun = time.monotonic()
-        batch = send_to_device({k: v for k, v in next(batches).items() if k != "weight"}, device)
+        batch = on_device({k: v for k, v in next(batches).items() if k != "weight"}, device, finish)
         with seeded(0), torch.autocast(torch.device(device).type, DTYPES[precision], enabled=precision != "fp32"):
             loss = copied(batch, 0, 0)["loss"]
         loss.backward()
@@ -144,13 +150,14 @@ def _expected(loop, loader: Iterator[dict]) -> tuple[float, float, list[dict]]:
         yield from itertools.repeat(drawn[-1])
 
     device, precision = session.accelerator.device, session.precision
-    waited = time_steps(loop.method, remembered(), device, precision, budget=BUDGET / 2)
+    waited = time_steps(loop.method, remembered(), device, precision, budget=BUDGET / 2, finish=plan.finish)
     begun = time.monotonic()
     with one_thread():  # as workers load
         plan.transform(0, drawn[0]["index"].numpy())
     loading = time.monotonic() - begun
     step = max(loading / max(1, loop.workers), waited) * batches.accumulate  # what is loaded beforehand is gone in time
-    each = evaluation_seconds(waited if loop.workers else max(0.0, waited - loading), loading, drawn[0])
+    seen = on_device(drawn[0], device, plan.finish)
+    each = evaluation_seconds(waited if loop.workers else max(0.0, waited - loading), loading, seen)
     evaluating = sum(
         item.images * (-(-batches.epochs // item.every) - loop.position.epoch // item.every) * each
         for item in plan.evaluations

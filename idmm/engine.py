@@ -10,12 +10,11 @@ from dataclasses import dataclass, field, replace
 from types import MethodType
 
 import torch
-from accelerate.utils import send_to_device
 from timm.utils import ModelEmaV3
 
 from idmm import distributed
 from idmm.calibrate import say_estimate
-from idmm.data.loaders import BatchFn, BatchPlan, training_batches, worker_count
+from idmm.data.loaders import BatchFn, BatchPlan, Finish, cores, on_device, training_batches, worker_count
 from idmm.errors import Interrupted, RunError, UserError
 from idmm.methods.base import Method
 from idmm.monitor import exploded, without_drloc
@@ -49,6 +48,7 @@ class StagePlan:
     transform: BatchFn  # makes a batch of image numbers
     lr: float  # peak learning rate
     evaluations: list[Evaluation]  # what is measured between epochs, in this order
+    finish: Finish | None = None  # makes the rest of a batch on the device; None: nothing is left to it
     keep: str | None = None
     """Name of a measured value: the weights are kept that had its highest (the earlier of equals); None: the last."""
 
@@ -71,10 +71,13 @@ class Loop:
         self.session, self.method, self.plan, self.train = session, method, plan, session.train
         self.batches: BatchPlan = plan.batches
         self.steps = self.batches.epochs * self.batches.steps_per_epoch
-        first = session.start(method, plan.transform, plan.batches)
+        first = session.start(method, plan.transform, plan.batches, plan.finish)
         self.accelerator = session.accelerator
         tensors = [tensor for part in first.values() for tensor in (part if isinstance(part, list) else [part])]
-        self.workers, why = worker_count(session.workers, sum(getattr(tensor, "nbytes", 0) for tensor in tensors))
+        wanted = session.workers
+        if wanted is None and plan.finish is not None:
+            wanted = min(1, cores() - 1)  # they draw numbers alone
+        self.workers, why = worker_count(wanted, sum(getattr(tensor, "nbytes", 0) for tensor in tensors))
         if why:
             log.warning("%s", why)
         with self._memory():
@@ -178,7 +181,7 @@ class Loop:
         for micro in range(self.train.accumulate):
             batch = next(batches)
             weight = batch["weight"]
-            batch = send_to_device(batch, self.accelerator.device, non_blocking=True)
+            batch = on_device(batch, self.accelerator.device, self.plan.finish)
             last = micro == self.train.accumulate - 1
             key = derive(self.session.seed, "step", self.plan.number, number, micro, distributed.rank())
             with contextlib.nullcontext() if last else self.accelerator.no_sync(self.model), seeded(key):
@@ -310,6 +313,7 @@ class Loop:
                 "first": first,
                 "precision": self.session.precision,
                 "channels_last": self.session.channels_last,
+                "views": self.session.views,
                 "method": method,
                 "optimizer": optimizer,
                 "ema": None if self.ema is None else self.ema.module.state_dict(),

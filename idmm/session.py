@@ -12,7 +12,9 @@ from idmm import distributed
 from idmm.calibrate import choose_device, choose_precision
 from idmm.checkpoint import RunFolder
 from idmm.config import Train
-from idmm.data.loaders import BatchFn, BatchPlan
+from idmm.data.device_images import DeviceImages, images_on
+from idmm.data.device_views import DeviceViews, ViewDraws
+from idmm.data.loaders import BatchFn, BatchPlan, Finish
 from idmm.methods.base import Method
 from idmm.models.build import prefers_channels_last
 from idmm.progress import Interrupts
@@ -37,12 +39,29 @@ class Session:
         state = self.folder.state or {}
         self.precision: str | None = state.get("precision")
         self.channels_last: bool | None = state.get("channels_last", False if state else None)  # 0.1.0 had none
+        self.views: str | None = state.get("views", "workers" if state else None)  # made on the device or on workers
+        self.images: DeviceImages | None = None  # those to train on, where views are made on the device
         self.started = (time.monotonic() if began is None else began) - state.get("seconds", 0.0)
         self.steps = 0  # of the stages before this one
         self.tracker = None
 
-    def start(self, method: Method, transform: BatchFn, batches: BatchPlan) -> dict:
-        """Decides memory format and precision, once in a run's life, and starts accelerate; returns a micro-batch."""
+    def place(self, transform) -> tuple[BatchFn, Finish | None]:
+        """Decides, once in a run's life, where the views of a transform are made; returns what loader workers do for
+        them, and what is left to the device. UserError: the images are too large for it."""
+        if self.images is None and self.views != "workers":
+            self.images = images_on(self.processes.device, transform, kept=self.views == "device")
+        self.views = "workers" if self.images is None else "device"
+        if self.images is None:
+            return transform, None
+        return ViewDraws(transform), DeviceViews(transform, self.images)
+
+    def start(self, method: Method, transform: BatchFn, batches: BatchPlan, finish: Finish | None = None) -> dict:
+        """Decides memory format and precision, once in a run's life, and starts accelerate; returns a micro-batch.
+
+        Args:
+            method: Will be trained.
+            transform, batches, finish: See :class:`idmm.engine.StagePlan`.
+        """
         if self.channels_last is None:
             self.channels_last = prefers_channels_last(method.backbone)
         method.to(memory_format=torch.channels_last if self.channels_last else torch.preserve_format)
@@ -51,7 +70,7 @@ class Session:
             return batch
         if self.precision is None:
             with distributed.enough_memory(batches.batch_size, self.train.accumulate):
-                chosen = choose_precision(self.train.precision, method, batch, self.device)
+                chosen = choose_precision(self.train.precision, method, batch, self.device, finish)
             self.precision = distributed.broadcast(chosen)
         mixed = "no" if self.precision == "fp32" else self.precision
         self.accelerator = Accelerator(mixed_precision=mixed, cpu=self.device == "cpu")

@@ -30,8 +30,11 @@ class TrainTransform:
         key: From :func:`idmm.seeding.derive`, another for each seed and stage.
     """
 
+    section = "augment"  # of the config
+    mode = "bicubic"  # how crops are resized
+
     def __init__(self, store, config: Augment, size: int, mean, std, key: int):
-        self.store, self.size, self.mean, self.std, self.key = store, size, mean, std, key
+        self.store, self.config, self.size, self.mean, self.std, self.key = store, config, size, mean, std, key
         self.transform = _training_transform(config, size, mean)
         shared = {name: getattr(config, name) for name in COLOURS if hasattr(config, name)}
         self.crop = CropGroup(count=1, scale=config.scale, blur_prob=0.0, solarize_prob=0.0, **shared)
@@ -40,7 +43,9 @@ class TrainTransform:
     def __call__(self, epoch: int, indices: np.ndarray) -> dict:
         """Returns ``images`` (float [B, C, size, size]) and what :func:`idmm.data.views.numbered` adds."""
         images = [self.store.image(i) for i in indices]
-        plan = self._plan(epoch, indices, images) if self.turned or not all(map(is_rgb8, images)) else None
+        plan = None
+        if self.turned or not all(map(is_rgb8, images)):
+            ((plan, _),) = self.plans(epoch, indices, len(images[0]))
         made = torch.empty(len(images), len(self.mean), self.size, self.size)
         for v, (i, image) in enumerate(zip(indices, images, strict=True)):
             if is_rgb8(image):
@@ -51,12 +56,22 @@ class TrainTransform:
                     view = torch.from_numpy(np.ascontiguousarray(view))
                 made[v] = normalise(view[None], self.mean, self.std)[0]
             else:
-                make_view(made[v].numpy(), image, plan, v, "bicubic", self.mean, self.std)
+                make_view(made[v].numpy(), image, plan, v, self.mode, self.mean, self.std)
         return numbered({"images": made}, self.store, indices)
 
-    def _plan(self, epoch: int, indices: np.ndarray, images: list[Tensor]) -> ViewPlan:
-        sizes, key = np.array([image.shape[1:] for image in images]), derive(self.key, "views", epoch)
-        return draw_views(Views(), self.crop, key, indices, sizes, len(images[0]))
+    @property
+    def one_by_one(self) -> str | None:
+        """What only this class can do to images, for people; None: nothing."""
+        return "RandAugment takes one image at a time (augment.randaugment)" if self.config.randaugment else None
+
+    def plans(self, epoch: int, indices: np.ndarray, channels: int) -> list[tuple[ViewPlan, int]]:
+        """Returns what is drawn by stage 1's functions, a view of each image, and its side (pixels)."""
+        key = derive(self.key, "views", epoch)
+        return [(draw_views(Views(), self.crop, key, indices, self.store.sizes[indices], channels), self.size)]
+
+    def batch(self, views: list[Tensor]) -> dict:
+        """Returns the batch of such views, [B, 1, C, S, S]."""
+        return {"images": views[0][:, 0]}
 
 
 class EvalTransform:

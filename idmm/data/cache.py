@@ -44,7 +44,8 @@ class ImageStore:
     """The images of a split as uint8 or uint16 tensors, in the split's order; made by :func:`load_split`.
 
     Holds flat buffers only, which forked loader workers share. ``names``, ``labels``, ``classes`` and ``groups`` are
-    the split's, ``bound`` says what is kept of each image and ``sizes`` its height and width (pixels, int64 [N, 2]);
+    the split's, ``bound`` says what is kept of each image, ``sizes`` its height and width (pixels, int64 [N, 2]) and
+    ``pixel_bytes`` what a pixel takes, all channels (bytes, [N]);
     ``cache`` says where the decoded pixels are: ``ram``, ``disk``, or ``off`` (nowhere). ``kinds`` and ``extremes`` are
     the index's; ``scale`` is what images of more than 8 bits were scaled by: a range, those of channels, or FULL; None
     where there are none. ``channels`` counts those of an image: 3 of pictures.
@@ -77,7 +78,7 @@ class ImageStore:
         self.kinds, self.extremes, self._digests = index.kinds, index.extremes, index.digests
         found = range_of(index.extremes)
         self.scale = found if found is None or scale == AUTO else scale
-        self._ends, self._pixel_bytes = index.ends, index.pixel_bytes  # [N]
+        self._ends, self.pixel_bytes = index.ends, index.pixel_bytes  # [N]
         self._source, self.bound, self._max_pixels = pixels, bound, max_pixels
         self._items = split.items if pixels is None else None
         if isinstance(self._items, list):  # workers would copy the shared pages of strings to count references
@@ -116,7 +117,7 @@ class ImageStore:
         """
         i = range(len(self))[i]  # wraps -1, raises IndexError
         if self._pixels is not None:
-            (h, w), each, end = self.sizes[i].tolist(), int(self._pixel_bytes[i]), int(self._ends[i])
+            (h, w), each, end = self.sizes[i].tolist(), int(self.pixel_bytes[i]), int(self._ends[i])
             flat = self._pixels[end - h * w * each : end]
             if each > self.channels:
                 flat = (flat.clone() if flat.storage_offset() % 2 else flat).view(torch.uint16)

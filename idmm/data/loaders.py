@@ -19,6 +19,7 @@ from idmm.errors import RunError
 from idmm.seeding import permutation
 
 BatchFn = Callable[[int, np.ndarray], dict]  # (epoch, image numbers) -> a batch
+Finish = Callable[[dict], dict]  # makes on the device what a batch leaves to it
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,14 @@ def evaluation_batches(
     """Yields this process's share of the image numbers ``images`` [n], in order, each once."""
     mine = images[rank::world]
     return _load(batch_fn, [(0, mine[i : i + batch_size], 1.0) for i in range(0, len(mine), batch_size)], workers)
+
+
+def on_device(batch: dict, device, finish: Finish | None = None) -> dict:
+    """Sends a batch to the device and finishes it there."""
+    from accelerate.utils import send_to_device  # what only evaluates need not wait for accelerate
+
+    batch = send_to_device(batch, device, non_blocking=True)
+    return batch if finish is None else finish(batch)
 
 
 def centre_crops(

@@ -182,10 +182,10 @@ def _rates(
     classes = None if train.classes is None else len(train.classes)
     with _quiet():
         method = parts.method(phase, parts.backbone(phase, classes), len(train), classes)
-        plan = parts.plan(phase, train, [])
+        plan = parts.plan(phase, train, [], run)
     start = time.monotonic() - began
     prepare(method)
-    run.start(method, plan.transform, plan.batches)
+    run.start(method, plan.transform, plan.batches, plan.finish)
     scaler = None if run.accelerator.scaler is None else run.accelerator.scaler.state_dict()
     began = time.monotonic()
     with _quiet():

@@ -87,7 +87,7 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
             if config.train.class_weights == "balanced":
                 method.class_weight = balanced_weights(splits.train.labels, classes)
             look = Evaluation(held.measure, config.train.eval_every, len(held.store))
-            plan = parts.plan(phase, splits.train, [look])
+            plan = parts.plan(phase, splits.train, [look], run)
             if config.train.keep == "best" and phase is parts.phases[-1]:
                 plan.keep = "top1"
             loop = Loop(run, method, plan)
