@@ -67,12 +67,12 @@ def train(argv: list[str], workers: int, threads: int, seconds: float, ready, ra
 def rate(argv: list[str], workers: int, threads: int, runs: int, seconds: float) -> float:
     """Returns the images a second of so many runs beside each other."""
     made = multiprocessing.get_context("fork")  # torch is imported once, and has no threads yet
-    ready, rates = made.Barrier(runs), made.Queue()
+    ready, rates = made.Barrier(runs), made.SimpleQueue()
     given = (argv, workers, threads, seconds, ready, rates)
     processes = [made.Process(target=train, args=given) for _ in range(runs)]
     for process in processes:
         process.start()
-    found = [rates.get(timeout=600) for _ in processes]
+    found = [rates.get() for _ in processes]
     for process in processes:
         process.join()
     return sum(found)

@@ -12,8 +12,8 @@ from accelerate.utils import send_to_device
 from timm.utils import ModelEmaV3
 
 from idmm import distributed
-from idmm.calibrate import say_estimate
-from idmm.data.loaders import BatchFn, BatchPlan, training_batches, worker_count
+from idmm.calibrate import choose_workers, keep_compiled, say_estimate, time_training
+from idmm.data.loaders import BatchFn, BatchPlan, training_batches
 from idmm.errors import Interrupted, RunError, UserError
 from idmm.methods.base import Method
 from idmm.monitor import exploded, without_drloc
@@ -68,18 +68,17 @@ class Loop:
         self.session, self.method, self.plan, self.train = session, method, plan, session.train
         self.batches: BatchPlan = plan.batches
         self.steps = self.batches.epochs * self.batches.steps_per_epoch
-        first = session.start(method, plan.transform, plan.batches)
+        self.sample = session.start(method, plan.transform, plan.batches)
         self.accelerator = session.accelerator
-        tensors = [tensor for part in first.values() for tensor in (part if isinstance(part, list) else [part])]
-        self.workers, why = worker_count(session.workers, sum(getattr(tensor, "nbytes", 0) for tensor in tensors))
-        if why:
-            log.warning("%s", why)
         with self._memory():
             self._build()
             self.position = Position()
             self.bad_step = torch.full((), -1, device=self.accelerator.device)
             self.kept: dict | None = None  # epoch (from 1), value and weights of the best so far, where there is one
             self._restore()
+            self.left = self.steps - self.position.epoch * self.batches.steps_per_epoch - self.position.step
+            self.timed = time_training(self)
+        self.workers = choose_workers(self)
 
     def _memory(self) -> contextlib.AbstractContextManager:
         return distributed.enough_memory(self.batches.batch_size, self.train.accumulate)
@@ -101,6 +100,7 @@ class Loop:
         self.ema = ModelEmaV3(method.backbone, self.train.ema, use_warmup=True) if self.train.ema else None
         if self.train.compile:
             backbone = method.backbone  # methods call its features and its head one by one
+            keep_compiled(self.session.config)
             backbone.forward_features = torch.compile(backbone.forward_features)
         self.model, self.optimizer = self.accelerator.prepare(method, optimizer)
 
@@ -119,7 +119,7 @@ class Loop:
         at, plan = self.position, self.plan
         with self._memory():
             loader = training_batches(plan.transform, self.batches, self.workers, at.epoch, at.step)
-            loader = itertools.chain(say_estimate(self, loader), loader)
+            say_estimate(self)
         done = at.epoch * self.batches.steps_per_epoch + at.step
         self.saved = time.monotonic()
         self.progress = Progress(plan.label, self.steps, done, self.session.folder.leader)

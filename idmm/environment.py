@@ -29,8 +29,9 @@ def now() -> str:
 def describe(device: str) -> dict[str, Any]:
     """Returns what a run on ``device`` (auto, cpu, cuda or mps) finds here.
 
-    ``command``, ``python``, ``platform``, ``cpu`` (its model), ``cores`` (that this process may use), ``memory``
-    (bytes), ``gpus`` (names of those it can use; none on a CPU), ``processes`` and the ``versions`` of packages.
+    ``command``, ``python``, ``platform``, ``cpu`` (its model), ``cores`` (that this process may use), ``threads`` (that
+    torch computes on), ``memory`` (bytes), ``gpus`` (names of those it can use; none on a CPU), ``processes`` and the
+    ``versions`` of packages.
     """
     import torch
 
@@ -42,8 +43,9 @@ def describe(device: str) -> dict[str, Any]:
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "cpu": _cpu(),
+        "cpu": processor(),
         "cores": cores(),
+        "threads": torch.get_num_threads(),
         "memory": psutil.virtual_memory().total,
         "gpus": [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())] if on_gpu else [],
         "processes": distributed.world(),
@@ -86,8 +88,8 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _cpu() -> str:
-    """The processor's model as the system calls it."""
+def processor() -> str:
+    """Returns the processor's model as the system calls it."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             key, _, value = line.partition(":")

@@ -9,9 +9,8 @@ from accelerate import Accelerator, PartialState
 from accelerate.state import AcceleratorState
 
 from idmm import distributed
-from idmm.calibrate import choose_device, choose_precision
+from idmm.calibrate import Sample, choose_device, choose_precision, draw_sample
 from idmm.checkpoint import RunFolder
-from idmm.config import Train
 from idmm.data.loaders import BatchFn, BatchPlan
 from idmm.methods.base import Method
 from idmm.models.build import prefers_channels_last
@@ -24,7 +23,7 @@ class Session:
     """What the stages of one run share: folder, device, processes, precision, interrupts, time spent."""
 
     def __init__(self, config, began: float | None = None):
-        self.train: Train = config.train
+        self.config, self.train = config, config.train
         self.seed: int = config.seed
         self.workers: int | None = config.data.workers
         AcceleratorState._reset_state(reset_partial_state=True)  # left by an earlier run in this process
@@ -41,17 +40,19 @@ class Session:
         self.steps = 0  # of the stages before this one
         self.tracker = None
 
-    def start(self, method: Method, transform: BatchFn, batches: BatchPlan) -> dict:
-        """Decides memory format and precision, once in a run's life, and starts accelerate; returns a micro-batch."""
+    def start(self, method: Method, transform: BatchFn, batches: BatchPlan) -> Sample:
+        """Decides memory format and precision, once in a run's life, and starts accelerate; returns some images of the
+        first micro-batch, to time steps on."""
         if self.channels_last is None:
             self.channels_last = prefers_channels_last(method.backbone)
         method.to(memory_format=torch.channels_last if self.channels_last else torch.preserve_format)
-        batch = transform(0, batches.micro_batches(batches.step_images(0, 0))[0][0])
+        images = batches.micro_batches(batches.step_images(0, 0))[0][0]
+        sample = draw_sample(transform, images, torch.device(self.device).type)
         if self.accelerator is not None:
-            return batch
+            return sample
         if self.precision is None:
             with distributed.enough_memory(batches.batch_size, self.train.accumulate):
-                chosen = choose_precision(self.train.precision, method, batch, self.device)
+                chosen = choose_precision(self.train.precision, method, sample, self.device, self.config)
             self.precision = distributed.broadcast(chosen)
         mixed = "no" if self.precision == "fp32" else self.precision
         self.accelerator = Accelerator(mixed_precision=mixed, cpu=self.device == "cpu")
@@ -62,7 +63,7 @@ class Session:
         self.device = self.accelerator.device
         where = f"{self.device}, " + (f"{distributed.world()} processes, " if distributed.world() > 1 else "")
         log.info("training on %s%s; a few steps are timed first", where, self.precision)
-        return batch
+        return sample
 
     @property
     def seconds(self) -> float:

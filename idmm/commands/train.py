@@ -1,7 +1,6 @@
 """``idmm train``: from a folder of images to a classifier in a given time, by what was measured to do best."""
 
 import contextlib
-import itertools
 import json
 import logging
 import math
@@ -293,7 +292,7 @@ def _seconds(given: TrainCommand, model: dict, side: int) -> float:
     backbone = create_backbone(model["name"], side, num_classes=2, **more, **model["kwargs"])
     batch = {"images": torch.zeros(TIMED, chans, side, side), "label": torch.zeros(TIMED, dtype=torch.int64)}
     method = Finetune(backbone, Augment())
-    return time_steps(method, itertools.repeat(batch), pick_device(given.device), "fp32") / TIMED
+    return time_steps(method, batch, pick_device(given.device), "fp32") / TIMED
 
 
 # ---------------------------------------------------------------------- the runs
