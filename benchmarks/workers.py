@@ -72,10 +72,13 @@ def rate(argv: list[str], workers: int, threads: int, runs: int, seconds: float)
     processes = [made.Process(target=train, args=given) for _ in range(runs)]
     for process in processes:
         process.start()
-    found = [rates.get() for _ in processes]
-    for process in processes:
-        process.join()
-    return sum(found)
+    while any(process.is_alive() for process in processes):
+        time.sleep(0.1)
+        if any(process.exitcode for process in processes):
+            ready.abort()  # the others would wait for it
+    if any(process.exitcode for process in processes):
+        sys.exit("a run failed, see above")
+    return sum(rates.get() for _ in processes)
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import shutil
+import statistics
 import time
 import types
 from collections.abc import Sequence
@@ -98,8 +99,9 @@ def choose_precision(wanted: str, method: Method, sample: Sample, device: str, c
     seconds, how = distributed.broadcast(kept and kept.read()), "as timed before"
     if seconds is None:
         log.info("train.precision auto: timing a few steps of fp32 and of bf16; --train.precision fp32 saves the wait")
-        seconds, how = time_precisions(method, sample.batch, device, ("fp32", "bf16")), ""
-        sample.training.update(seconds)
+        timed, how = time_precisions(method, sample.batch, device, ("fp32", "bf16")), ""
+        sample.training.update({precision: statistics.median(times) for precision, times in timed.items()})
+        seconds = {precision: min(times) for precision, times in timed.items()}  # other work only ever adds to them
         if kept is not None and distributed.rank() == 0:
             kept.write(seconds)
     best = min(seconds, key=seconds.get)
@@ -151,39 +153,56 @@ def keep_compiled(config: Any) -> None:
         os.environ.setdefault(COMPILED_IN, str(cache_folder(config.data.cache_dir).absolute() / COMPILED))
 
 
-def kept_timings(folder: Path) -> list[Path]:
-    """Returns what :func:`choose_precision` and ``train.compile`` keep in a cache folder, as far as it is there."""
-    return [path for path in (folder / KEPT, folder / COMPILED) if path.exists()]
+def kept(folder: Path) -> dict[Path, int]:
+    """Returns the files that precisions and ``train.compile`` keep in a cache folder, with their bytes."""
+    files = [folder / KEPT, *(folder / COMPILED).rglob("*")]
+    found = {}
+    for path in files:
+        with contextlib.suppress(OSError):  # not there, or being removed
+            if path.is_file():
+                found[path] = path.stat().st_size
+    return found
+
+
+def clear(folder: Path) -> int:
+    """Removes it; returns the bytes that were freed. RunError: it cannot be removed."""
+    found = kept(folder)
+    try:
+        (folder / KEPT).unlink(missing_ok=True)
+        if (folder / COMPILED).is_dir():
+            shutil.rmtree(folder / COMPILED)
+    except OSError as error:
+        raise RunError(f"{folder}: cannot be removed ({error.strerror})") from None
+    return sum(found.values())
 
 
 def time_precisions(
     method: Method, batch: dict, device, precisions: Sequence[str], rounds: int = 3, budget: float = BUDGET
-) -> dict[str, float]:
-    """Returns the seconds of a forward and backward pass in each precision on a copy: those of the fastest, as other
-    work on the machine only ever adds to them.
+) -> dict[str, list[float]]:
+    """Returns the seconds of forward and backward passes in each precision on a copy.
 
     The precisions take turns. One step each warms up, then come ``rounds``, or as few as two where the answer is
     :data:`CLEAR`, or one where they take longer than ``budget`` (seconds).
     """
     copied = _copied(method, device)
     found: dict[str, list[float]] = {precision: [] for precision in precisions}
-    start, seconds = time.monotonic(), {}
+    start = time.monotonic()
     for number in range(rounds + 1):
         for precision, times in found.items():
             times.append(_timed_step(copied, batch, device, precision))
         if not number:
             continue
-        seconds = {precision: min(times[1:]) for precision, times in found.items()}
-        clear = number > 1 and len(seconds) > 1 and max(seconds.values()) >= CLEAR * min(seconds.values())
+        fastest = [min(times[1:]) for times in found.values()]
+        clear = number > 1 and max(fastest) >= CLEAR * min(fastest)
         late = time.monotonic() - start > budget
         if distributed.any_process(clear or late)[0]:  # methods may talk to each other in a step: all do as many
             break
-    return seconds
+    return {precision: times[1:] for precision, times in found.items()}
 
 
 def time_steps(method: Method, batch: dict, device, precision: str, rounds: int = 3, budget: float = BUDGET) -> float:
-    """Returns what :func:`time_precisions` does, of a single precision."""
-    return time_precisions(method, batch, device, (precision,), rounds, budget)[precision]
+    """Returns the median seconds of a forward and backward pass on a copy, see :func:`time_precisions`."""
+    return statistics.median(time_precisions(method, batch, device, (precision,), rounds, budget)[precision])
 
 
 def _copied(method: Method, device) -> Method:

@@ -4,6 +4,7 @@ torch is imported where a run starts, as it is there, and not where the file is 
 """
 
 import json
+import logging
 import platform
 import shlex
 import sys
@@ -16,6 +17,8 @@ from typing import Any
 import psutil
 
 from idmm.files import write_json
+
+log = logging.getLogger("idmm")
 
 FILE = "environment.json"
 PACKAGES = ("idmm", "torch", "torchvision", "timm", "accelerate", "numpy", "pillow")
@@ -54,12 +57,16 @@ def describe(device: str) -> dict[str, Any]:
 
 
 def started(folder: Path, device: str, when: str) -> None:
-    """Writes what a run that began at ``when`` runs on.
+    """Writes what a run that began at ``when`` runs on; says in the log where a CPU's threads are others than before.
 
     ``starts`` has an entry for each start, those before it in this folder too: when it was, and what was not as it is
     now.
     """
     here, starts, before = describe(device), [], read(folder)
+    then, threads = before.get("threads"), here["threads"]
+    if then not in (None, threads) and not here["gpus"]:
+        why = "sums are rounded differently, so the last digits of the weights will be others"
+        log.info("going on with threads: %d, %d before: %s (OMP_NUM_THREADS=%d has the same)", threads, then, why, then)
     for start in before.get("starts", ()):
         then = {**before, **start}
         starts.append({"started": then["started"], **{k: then[k] for k, v in here.items() if then.get(k, v) != v}})
