@@ -98,7 +98,8 @@ def _watch(watch: Watch, module, stage: str) -> None:
     watch.wrap(assemble.Assembly, "check_sizes", "model")
     watch.wrap(assemble.Assembly, "backbone", "model")
     watch.wrap(session, "choose_precision", "precision")
-    watch.wrap(engine, "say_estimate", "estimate")
+    for name in ("time_training", "say_estimate"):
+        watch.wrap(engine, name, "estimate")
     if stage == "pretrain":
         watch.wrap(module, "_features", "features")
     made = engine.Loop._step
