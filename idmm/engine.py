@@ -13,8 +13,8 @@ import torch
 from timm.utils import ModelEmaV3
 
 from idmm import distributed
-from idmm.calibrate import say_estimate
-from idmm.data.loaders import BatchFn, BatchPlan, Finish, cores, on_device, training_batches, worker_count
+from idmm.calibrate import choose_workers, keep_compiled, say_estimate, time_training
+from idmm.data.loaders import BatchFn, BatchPlan, Finish, on_device, training_batches
 from idmm.errors import Interrupted, RunError, UserError
 from idmm.methods.base import Method
 from idmm.monitor import exploded, without_drloc
@@ -71,21 +71,17 @@ class Loop:
         self.session, self.method, self.plan, self.train = session, method, plan, session.train
         self.batches: BatchPlan = plan.batches
         self.steps = self.batches.epochs * self.batches.steps_per_epoch
-        first = session.start(method, plan.transform, plan.batches, plan.finish)
+        self.sample = session.start(method, plan.transform, plan.batches, plan.finish)
         self.accelerator = session.accelerator
-        tensors = [tensor for part in first.values() for tensor in (part if isinstance(part, list) else [part])]
-        wanted = session.workers
-        if wanted is None and plan.finish is not None:
-            wanted = min(1, cores() - 1)  # they draw numbers alone
-        self.workers, why = worker_count(wanted, sum(getattr(tensor, "nbytes", 0) for tensor in tensors))
-        if why:
-            log.warning("%s", why)
         with self._memory():
             self._build()
             self.position = Position()
             self.bad_step = torch.full((), -1, device=self.accelerator.device)
             self.kept: dict | None = None  # epoch (from 1), value and weights of the best so far, where there is one
             self._restore()
+            self.left = self.steps - self.position.epoch * self.batches.steps_per_epoch - self.position.step
+            self.timed = time_training(self)
+        self.workers = choose_workers(self)
 
     def _memory(self) -> contextlib.AbstractContextManager:
         return distributed.enough_memory(self.batches.batch_size, self.train.accumulate)
@@ -107,6 +103,7 @@ class Loop:
         self.ema = ModelEmaV3(method.backbone, self.train.ema, use_warmup=True) if self.train.ema else None
         if self.train.compile:
             backbone = method.backbone  # methods call its features and its head one by one
+            keep_compiled(self.session.config)
             compiled = torch.compile(backbone.forward_features.__func__)
             backbone.forward_features = MethodType(compiled, backbone)  # of a copy of the backbone, the copy's own
         self.shards = shard_processes(method, self.accelerator)
@@ -127,7 +124,7 @@ class Loop:
         at, plan = self.position, self.plan
         with self._memory():
             loader = training_batches(plan.transform, self.batches, self.workers, at.epoch, at.step)
-            loader = itertools.chain(say_estimate(self, loader), loader)
+            say_estimate(self)
         done = at.epoch * self.batches.steps_per_epoch + at.step
         self.saved = time.monotonic()
         self.progress = Progress(plan.label, self.steps, done, self.session.folder.leader)

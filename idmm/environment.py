@@ -4,6 +4,7 @@ torch is imported where a run starts, as it is there, and not where the file is 
 """
 
 import json
+import logging
 import platform
 import shlex
 import sys
@@ -17,6 +18,8 @@ import psutil
 
 from idmm.files import write_json
 
+log = logging.getLogger("idmm")
+
 FILE = "environment.json"
 PACKAGES = ("idmm", "torch", "torchvision", "timm", "accelerate", "numpy", "pillow")
 
@@ -29,8 +32,9 @@ def now() -> str:
 def describe(device: str) -> dict[str, Any]:
     """Returns what a run on ``device`` (auto, cpu, cuda or mps) finds here.
 
-    ``command``, ``python``, ``platform``, ``cpu`` (its model), ``cores`` (that this process may use), ``memory``
-    (bytes), ``gpus`` (names of those it can use; none on a CPU), ``processes`` and the ``versions`` of packages.
+    ``command``, ``python``, ``platform``, ``cpu`` (its model), ``cores`` (that this process may use), ``threads`` (that
+    torch computes on), ``memory`` (bytes), ``gpus`` (names of those it can use; none on a CPU), ``processes`` and the
+    ``versions`` of packages.
     """
     import torch
 
@@ -42,8 +46,9 @@ def describe(device: str) -> dict[str, Any]:
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "cpu": _cpu(),
+        "cpu": processor(),
         "cores": cores(),
+        "threads": torch.get_num_threads(),
         "memory": psutil.virtual_memory().total,
         "gpus": [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())] if on_gpu else [],
         "processes": distributed.world(),
@@ -52,12 +57,16 @@ def describe(device: str) -> dict[str, Any]:
 
 
 def started(folder: Path, device: str, when: str) -> None:
-    """Writes what a run that began at ``when`` runs on.
+    """Writes what a run that began at ``when`` runs on; says in the log where a CPU's threads are others than before.
 
     ``starts`` has an entry for each start, those before it in this folder too: when it was, and what was not as it is
     now.
     """
     here, starts, before = describe(device), [], read(folder)
+    then, threads = before.get("threads"), here["threads"]
+    if then not in (None, threads) and not here["gpus"]:
+        why = "sums are rounded differently, so the last digits of the weights will be others"
+        log.info("going on with threads: %d, %d before: %s (OMP_NUM_THREADS=%d has the same)", threads, then, why, then)
     for start in before.get("starts", ()):
         then = {**before, **start}
         starts.append({"started": then["started"], **{k: then[k] for k, v in here.items() if then.get(k, v) != v}})
@@ -86,8 +95,8 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _cpu() -> str:
-    """The processor's model as the system calls it."""
+def processor() -> str:
+    """Returns the processor's model as the system calls it."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             key, _, value = line.partition(":")

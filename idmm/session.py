@@ -9,9 +9,8 @@ from accelerate import Accelerator, PartialState
 from accelerate.state import AcceleratorState
 
 from idmm import distributed
-from idmm.calibrate import choose_device, choose_precision
+from idmm.calibrate import Sample, choose_device, choose_precision, draw_sample
 from idmm.checkpoint import RunFolder
-from idmm.config import Train
 from idmm.data.device_images import DeviceImages, images_on
 from idmm.data.device_views import DeviceViews, ViewDraws
 from idmm.data.loaders import BatchFn, BatchPlan, Finish
@@ -26,7 +25,7 @@ class Session:
     """What the stages of one run share: folder, device, processes, precision, interrupts, time spent."""
 
     def __init__(self, config, began: float | None = None):
-        self.train: Train = config.train
+        self.config, self.train = config, config.train
         self.seed: int = config.seed
         self.workers: int | None = config.data.workers
         AcceleratorState._reset_state(reset_partial_state=True)  # left by an earlier run in this process
@@ -55,8 +54,9 @@ class Session:
             return transform, None
         return ViewDraws(transform), DeviceViews(transform, self.images)
 
-    def start(self, method: Method, transform: BatchFn, batches: BatchPlan, finish: Finish | None = None) -> dict:
-        """Decides memory format and precision, once in a run's life, and starts accelerate; returns a micro-batch.
+    def start(self, method: Method, transform: BatchFn, batches: BatchPlan, finish: Finish | None = None) -> Sample:
+        """Decides memory format and precision, once in a run's life, and starts accelerate; returns some images of the
+        first micro-batch, to time steps on.
 
         Args:
             method: Will be trained.
@@ -65,12 +65,13 @@ class Session:
         if self.channels_last is None:
             self.channels_last = prefers_channels_last(method.backbone)
         method.to(memory_format=torch.channels_last if self.channels_last else torch.preserve_format)
-        batch = transform(0, batches.micro_batches(batches.step_images(0, 0))[0][0])
+        images = batches.micro_batches(batches.step_images(0, 0))[0][0]
+        sample = draw_sample(transform, images, self.processes.device, finish)
         if self.accelerator is not None:
-            return batch
+            return sample
         if self.precision is None:
             with distributed.enough_memory(batches.batch_size, self.train.accumulate):
-                chosen = choose_precision(self.train.precision, method, batch, self.device, finish)
+                chosen = choose_precision(self.train.precision, method, sample, self.device, self.config)
             self.precision = distributed.broadcast(chosen)
         mixed = "no" if self.precision == "fp32" else self.precision
         self.accelerator = Accelerator(mixed_precision=mixed, cpu=self.device == "cpu")
@@ -81,7 +82,7 @@ class Session:
         self.device = self.accelerator.device
         where = f"{self.device}, " + (f"{distributed.world()} processes, " if distributed.world() > 1 else "")
         log.info("training on %s%s; a few steps are timed first", where, self.precision)
-        return batch
+        return sample
 
     @property
     def seconds(self) -> float:

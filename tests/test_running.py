@@ -282,7 +282,7 @@ def test_interrupted_before_there_is_a_checkpoint(tmp_path, monkeypatch, capsys)
 # ------------------------------------------------------------------ the estimate
 def test_the_estimate_counts_evaluations(tmp_path, monkeypatch):
     """An image is a view in evaluation and three in a step, and its forward pass a third of the step."""
-    monkeypatch.setattr(calibrate, "time_steps", lambda method, batches, *_, **__: next(batches) and 60.0)
+    monkeypatch.setattr(calibrate, "time_steps", lambda *_, **__: 60.0)
     assert inside("pretrain", tmp_path / "run", **SHORT, train__epochs=2, train__accumulate=1, data__workers=1) == 0
     # 2 x 2 steps of a minute; after each epoch 40 images of a view, when a step has 20 images of 3 views
     each = 60 / 3 / (20 * 3)

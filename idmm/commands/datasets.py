@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from idmm import config, features
+from idmm import calibrate, config, features
 from idmm.config.commands import DataCacheConfig, DataCheckConfig, DataDownloadConfig
 from idmm.data.composite import composite, explained
 from idmm.data.datasets import open_splits
@@ -48,15 +48,15 @@ def _counts(splits: Splits) -> str:
 
 
 def cache(given: DataCacheConfig) -> str:
-    """Lists what the cache on the disk holds, decoded images and features, or clears it."""
+    """Lists what the cache on the disk holds, decoded images, features, timings and compiled code, or clears it."""
     place = cache_folder(given.dir)
     if given.clear:
         freed, left = clear(place)
-        freed += features.clear(place)
+        freed += features.clear(place) + calibrate.clear(place)
         used = f"; {counted(len(left), 'part')} in use just now left: {listed(map(str, left))}" if left else ""
         return f"'{place}': {size(freed)} freed{used}"
-    found, kept = cache_entries(place), features.kept(place)
-    lines = [f"'{place}': {size(sum(entry['bytes'] for entry in found) + sum(kept.values()))}"]
+    found, kept, timed = cache_entries(place), features.kept(place), sum(calibrate.kept(place).values())
+    lines = [f"'{place}': {size(sum(entry['bytes'] for entry in found) + sum(kept.values()) + timed)}"]
     for entry in found:
         what = f"{entry['dataset'] or 'unfinished'} {entry['split'] or ''}".strip()
         bound = "full size" if entry["bound"] is None else f"short side up to {entry['bound']} px"
@@ -65,6 +65,8 @@ def cache(given: DataCacheConfig) -> str:
         lines.append(f"  {size(entry['bytes']):>8}  {what}, {entry['images'] or '?'} images, {bound}: {entry['root']}")
     if kept:
         lines.append(f"  {size(sum(kept.values())):>8}  features of probes, {counted(len(kept), 'file')}")
+    if timed:
+        lines.append(f"  {size(timed):>8}  timings of precisions, and code that train.compile made")
     return "\n".join(lines)
 
 

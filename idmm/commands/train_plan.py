@@ -1,7 +1,6 @@
 """What ``idmm train`` finds in a folder of images, and what it therefore runs, with the reasons."""
 
 import contextlib
-import itertools
 import json
 import math
 import statistics
@@ -162,7 +161,7 @@ def seconds_of(given: TrainCommand, model: dict, side: int) -> float:
     backbone = create_backbone(model["name"], side, num_classes=2, **more, **model["kwargs"])
     batch = {"images": torch.zeros(TIMED, chans, side, side), "label": torch.zeros(TIMED, dtype=torch.int64)}
     method = Finetune(backbone, Augment())
-    return time_steps(method, itertools.repeat(batch), pick_device(given.device), "fp32") / TIMED
+    return time_steps(method, batch, pick_device(given.device), "fp32") / TIMED
 
 
 def smaller(model: dict, size: int, fits: Callable[[dict, int], bool]) -> int | None:

@@ -146,12 +146,17 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def most_workers() -> int:
+    """Returns how many loader workers ``data.workers`` null comes to at most, in each process of this machine."""
+    return max(0, min(8, cores() // int(os.environ.get("LOCAL_WORLD_SIZE", 1)) - 1))
+
+
 def worker_count(wanted: int | None, bytes_per_batch: int) -> tuple[int, str | None]:
     """Resolves ``data.workers``, and says why where it falls back to 0.
 
     Workers hand batches over in shared memory; containers often have 64 MiB of it, and a worker that runs out dies.
     """
-    workers = min(8, cores() - 1) if wanted is None else wanted
+    workers = most_workers() if wanted is None else wanted
     need = 3 * workers * bytes_per_batch  # two waiting, one in the making
     free = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else need
     if need > free:

@@ -1,7 +1,6 @@
 """How long a grid may take: a few steps of each kind of job are timed before anything starts."""
 
 import copy
-import itertools
 import json
 import time
 from typing import NamedTuple
@@ -9,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from idmm.calibrate import evaluation_seconds, time_steps, timing_seconds
+from idmm.calibrate import evaluation_seconds, step_seconds, time_steps, timing_seconds
 from idmm.data.images import bands_of
-from idmm.data.loaders import cores, one_thread, worker_count
+from idmm.data.loaders import one_thread, worker_count
 from idmm.distributed import pick_device
 from idmm.progress import duration
 from idmm.stages import STAGES, Phase
@@ -118,10 +117,9 @@ def training_rates(parts: Assembly, phase: Phase, budget: float) -> Rates:
         transform(0, images)
         loading = time.monotonic() - began
     precision = "fp32" if train.precision == "auto" else train.precision
-    training = time_steps(method, itertools.repeat(batch), device, precision, rounds=5, budget=budget - loading)
+    training = time_steps(method, batch, device, precision, rounds=5, budget=budget - loading)
     workers = worker_count(parts.config.data.workers, 0)[0]
-    shared = loading / cores() if device == "cpu" else 0.0  # loaders take their time from the cores that train
-    step = max(loading / workers, training + shared) if workers else loading + training
+    step = step_seconds(loading, training, workers, device)
     timed = timing_seconds(training, train.precision == "auto" and device == "cpu")
     return Rates(step * train.accumulate, evaluation_seconds(training, loading, batch), 2 * built + timed)
 

@@ -1,0 +1,198 @@
+"""What a run does before its first step: timing precisions once for runs alike, choosing workers, compiling."""
+
+import json
+import os
+
+import pytest
+import torch
+from helpers import ROOT, VIT, call, inside, logged, same, state
+from torch._dynamo.testing import CompileCounter
+
+from idmm import calibrate, environment
+from idmm.data import loaders
+
+TIMED = "train.precision auto: timing a few steps"
+BEFORE = "as timed before"
+AUTO = {"train__precision": "auto", "train__epochs": 1, "data__subset": {"total": 40}, "train__accumulate": 1}
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """A cache folder of its own, empty; fp32 comes out twice as fast."""
+    monkeypatch.setenv("IDMM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(calibrate, "_timed_step", lambda *given: 0.1 if given[-1] == "fp32" else 0.2)
+    return tmp_path / "cache"
+
+
+# ------------------------------------------------------------------ which precision
+def test_runs_alike_are_timed_once(cache, tmp_path):
+    for name, changes in {
+        "a": {},
+        "b": {"seed": 1, "train__lr": 0.001, "train__epochs": 2},
+        "c": {"data__subset": {"total": 41}},  # a fold more or less
+    }.items():
+        assert inside("pretrain", tmp_path / name, **{**AUTO, **changes}) == 0
+        said = logged(tmp_path / name)
+        assert (TIMED in said, BEFORE in said) == ((True, False) if name == "a" else (False, True)), name
+        assert "auto: fp32" in said and state(tmp_path / name)["precision"] == "fp32"
+    (entry,) = json.loads((cache / "timed.json").read_text()).values()
+    assert entry == {"fp32": 0.1, "bf16": 0.2}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"views__size": 24},
+        {"model__kwargs": {**VIT, "depth": 3}},
+        {"views__crops": [{"count": 3, "scale": [0.14, 1.0]}]},
+        {"train__batch_size": 10},
+        {"method__label_smoothing": 0.2},
+    ],
+)
+def test_others_are_timed_again(cache, tmp_path, change):
+    assert inside("pretrain", tmp_path / "a", **AUTO) == 0
+    assert inside("pretrain", tmp_path / "b", **{**AUTO, **change}) == 0
+    assert TIMED in logged(tmp_path / "b")
+
+
+def test_other_threads_are_timed_again(cache, tmp_path, monkeypatch):
+    assert inside("pretrain", tmp_path / "a", **AUTO) == 0
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    assert inside("pretrain", tmp_path / "b", **AUTO) == 0
+    assert TIMED in logged(tmp_path / "b")
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", '{"KEY": 3}', '{"KEY": {"fp32": "a", "bf16": 1.0}}', "\xff"])
+def test_a_damaged_file_is_none(cache, tmp_path, content):
+    assert inside("pretrain", tmp_path / "a", **AUTO) == 0
+    (key,) = json.loads((cache / "timed.json").read_text())
+    (cache / "timed.json").write_bytes(content.replace("KEY", key).encode("latin-1"))
+    assert inside("pretrain", tmp_path / "b", **AUTO) == 0
+    assert TIMED in logged(tmp_path / "b")
+    assert json.loads((cache / "timed.json").read_text())[key] == {"fp32": 0.1, "bf16": 0.2}
+
+
+def test_a_folder_that_cannot_be_written_is_none(cache, tmp_path):
+    cache.write_text("a file")
+    for name in "ab":
+        assert inside("pretrain", tmp_path / name, **AUTO) == 0
+        assert TIMED in logged(tmp_path / name)
+
+
+def test_nothing_is_kept_without_a_cache(cache, tmp_path):
+    assert inside("pretrain", tmp_path / "a", **AUTO, data__cache="ram") == 0
+    assert not cache.exists()
+
+
+def test_it_is_shown_and_cleared(cache, tmp_path, capsys):
+    assert inside("pretrain", tmp_path / "a", **AUTO) == 0
+    (cache / "compiled/fx").mkdir(parents=True)
+    (cache / "compiled/fx/code.cpp").write_text("int x;")
+    capsys.readouterr()
+    assert call(["data", "cache"]) == 0
+    assert "timings of precisions, and code that train.compile made" in capsys.readouterr().out
+    assert call(["data", "cache", "--clear"]) == 0
+    assert "freed" in capsys.readouterr().out
+    assert not (cache / "timed.json").exists() and not (cache / "compiled").exists()
+
+
+def test_a_clear_answer_ends_the_timing(monkeypatch):
+    steps, seconds = [], {}
+
+    def timed(method, batch, device, precision):
+        steps.append(precision)
+        return seconds[precision]
+
+    monkeypatch.setattr(calibrate, "_timed_step", timed)
+    monkeypatch.setattr(calibrate, "_copied", lambda method, device: method)
+    for bf16, wanted in ((2.0, 6), (1.1, 8)):
+        steps.clear()
+        seconds.update(fp32=1.0, bf16=bf16)
+        calibrate.time_precisions(None, {}, "cpu", ("fp32", "bf16"))
+        assert steps == ["fp32", "bf16"] * (wanted // 2)
+
+
+# ------------------------------------------------------------------ loader workers
+@pytest.mark.parametrize(
+    "loading, training, most, wanted",
+    [(0.01, 1.0, 7, 0), (0.1, 1.0, 7, 1), (1.0, 1.0, 7, 2), (9.0, 1.0, 7, 7), (1.0, 1.0, 0, 0)],
+)
+def test_as_few_workers_as_keep_up(loading, training, most, wanted):
+    assert calibrate.needed_workers(loading, training, most) == wanted
+
+
+def test_workers_are_chosen_and_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(calibrate, "most_workers", lambda: 3)
+    monkeypatch.setattr(calibrate, "needed_workers", lambda loading, training, most: most - 2)
+    given = {**AUTO, "train__precision": "fp32"}
+    assert inside("pretrain", tmp_path / "null", **given, data__workers="null") == 0
+    assert "data.workers: 1, as loading a batch takes " in logged(tmp_path / "null")
+    assert inside("pretrain", tmp_path / "zero", **given, data__workers=0) == 0
+    assert "data.workers" not in logged(tmp_path / "zero")
+    assert same(tmp_path / "null", tmp_path / "zero")
+
+
+def test_processes_of_a_machine_share_its_cores(monkeypatch):
+    monkeypatch.setattr(loaders, "cores", lambda: 8)
+    assert loaders.most_workers() == 7
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert loaders.most_workers() == 1
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert loaders.most_workers() == 0
+
+
+# ------------------------------------------------------------------ threads
+def test_a_run_taken_up_on_other_threads_says_so(tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO", "idmm")
+    for threads in (2, 2, 1):
+        monkeypatch.setattr(torch, "get_num_threads", lambda n=threads: n)
+        caplog.clear()
+        environment.started(tmp_path, "cpu", environment.now())
+    assert "going on with threads: 1, 2 before" in caplog.text and "OMP_NUM_THREADS=2" in caplog.text
+    found = environment.read(tmp_path)
+    assert found["threads"] == 1 and [start.get("threads") for start in found["starts"]] == [2, 2, None]
+
+
+# ------------------------------------------------------------------ compiling
+def test_compiled_before_the_first_step(tmp_path, monkeypatch):
+    """Nothing is compiled later for a smaller last batch, and timing leaves no gradients."""
+    from idmm.engine import Loop
+
+    seen, step, plain, counter = [], Loop._step, torch.compile, CompileCounter()  # makes no code, but counts
+
+    def counted(loop, *args):
+        if not seen:
+            assert all(p.grad is None for p in loop.method.parameters())
+        seen.append(counter.frame_count)
+        return step(loop, *args)
+
+    monkeypatch.setattr(torch, "compile", lambda function, **_: plain(function, backend=counter))
+    monkeypatch.setattr(Loop, "_step", counted)
+    monkeypatch.setenv("IDMM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # so that it is put back
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    torch._dynamo.reset()
+    given = {**AUTO, "train__precision": "fp32", "data__subset": {"total": 50}, "train__epochs": 2}
+    more = {"train__monitor_every": 0, "method__classifier_init": None}
+    assert inside("pretrain", tmp_path / "a", **given, **more, train__compile=True) == 0
+    torch._dynamo.reset()
+    assert len(seen) == 6 and seen[0] >= 1 and seen[-1] == seen[0], seen  # batches of 20, 20 and 10 images
+    place = tmp_path / "cache/compiled"
+    assert "train.compile: took " in logged(tmp_path / "a") and f"; kept in '{place}' for" in logged(tmp_path / "a")
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(place)
+    assert inside("pretrain", tmp_path / "b", **given, **more) == 0
+    for name, value in state(tmp_path / "b")["method"].items():
+        torch.testing.assert_close(state(tmp_path / "a")["method"][name], value, rtol=1e-3, atol=1e-4)
+
+
+# ------------------------------------------------------------------ the benchmarks
+def test_the_benchmark_runs(tmp_path):
+    import subprocess
+    import sys
+
+    command = [sys.executable, "benchmarks/startup.py", "--quick", "--out", str(tmp_path / "found.json")]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert "| imports | images | model |" in ran.stdout
+    (first, again) = json.loads((tmp_path / "found.json").read_text())["rounds"].values()
+    assert first[0]["imports"][0] > 0.1 and again[0]["first step"][0] > 0
