@@ -20,7 +20,7 @@ AUTO = {"train__precision": "auto", "train__epochs": 1, "data__subset": {"total"
 def cache(tmp_path, monkeypatch):
     """A cache folder of its own, empty; fp32 comes out twice as fast."""
     monkeypatch.setenv("IDMM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(calibrate, "_timed_step", lambda *given: 0.1 if given[-1] == "fp32" else 0.2)
+    monkeypatch.setattr(calibrate, "_timed_step", lambda *given: 0.1 if given[3] == "fp32" else 0.2)
     return tmp_path / "cache"
 
 
@@ -99,16 +99,15 @@ def test_it_is_shown_and_cleared(cache, tmp_path, capsys):
 def test_a_clear_answer_ends_the_timing(monkeypatch):
     steps, seconds = [], {}
 
-    def timed(method, batch, device, precision):
+    def timed(method, batch, device, precision, finish):
         steps.append(precision)
         return seconds[precision]
 
     monkeypatch.setattr(calibrate, "_timed_step", timed)
-    monkeypatch.setattr(calibrate, "_copied", lambda method, device: method)
     for bf16, wanted in ((2.0, 6), (1.1, 8)):
         steps.clear()
         seconds.update(fp32=1.0, bf16=bf16)
-        calibrate.time_precisions(None, {}, "cpu", ("fp32", "bf16"))
+        calibrate.time_precisions(torch.nn.Identity(), {}, "cpu", ("fp32", "bf16"))
         assert steps == ["fp32", "bf16"] * (wanted // 2)
 
 
