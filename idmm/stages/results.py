@@ -191,6 +191,8 @@ def ending_seconds(parts: Assembly, splits: LoadedSplits, looks: list[float], dr
     if not parts.stage.needs_test(parts.config):  # there is no classifier
         return CURVES * drawn
     train, test = len(splits.train), len(splits.test)
+    if splits.test.labels is None:  # boxes or masks
+        return CURVES * drawn + looks[-1] * test
     pixels = READ * (train + test) + COMPARED * train * test / PAIRS if is_cheap(parts, splits) else 0.0
     featured = len(shown(splits.test.labels)) * (looks[0] + looks[-1]) * distributed.world()  # by the first one
     return (CURVES + CONFUSION) * drawn + pixels + featured + (looks[-1] * test if splits.val is not None else 0.0)
