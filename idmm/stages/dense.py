@@ -64,6 +64,11 @@ class DenseAssembly(Assembly):
     def network(self, phase: Phase, backbone: nn.Module) -> nn.Module:
         """Puts what predicts boxes or masks on a backbone, its fresh weights from the generators."""
 
+    @property
+    def about(self) -> dict[str, Any]:
+        """What the network is built with, beyond its backbone, classes and width."""
+        return {}
+
     @abstractmethod
     def learner(self, network: nn.Module) -> Method:
         """Returns what makes the network's loss."""
@@ -216,7 +221,8 @@ def train(kind: type[DenseAssembly], config: DenseConfig) -> dict:
             "precision": run.precision,
             **splits.remarks,
         }
-        export_dense(run, loop, parts, splits)
+        about = {"task": config.STAGE, "classes": list(parts.classes), "pyramid_width": config.model.pyramid_width}
+        export_dense(run, loop, parts, splits, {**about, **parts.about})
         result["seconds"] = round(run.seconds, 1)
         run.folder.finish(result)
         return result
