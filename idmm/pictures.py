@@ -28,7 +28,7 @@ DPI = 150
 BOOKKEEPING = ("epoch", "stage", "step", "seconds", "images_per_s")  # of a record, not drawn
 TOLD, SCORES = "training images told from all others (%)", "accuracy on images not trained on (%)"
 OVERLAP = "AP and IoU on images not trained on (%)"
-PERCENTS = (TOLD, *(title.partition(" (")[0] for title in (SCORES, OVERLAP)))  # how the titles of panels in percent begin
+PERCENTS = tuple(title.partition(" (")[0] for title in (TOLD, SCORES, OVERLAP))  # their titles begin so
 PANELS = {  # title -> what of a record is drawn there, by label; None: no legend
     "loss, mean over the epoch": {"loss": None},
     "learning rate": {"lr": None},

@@ -35,7 +35,8 @@ from idmm.config.views import (
 
 __all__ = [
     "COLOURS", "DEFAULT_COLOURS", "FREE", "IMAGENET_MEAN", "IMAGENET_STD", "METHODS", "NEW_IN_PRETRAINING", "NEW_KEYS",
-    "Augment", "Colours", "Common", "CropGroup", "Data", "DenseConfig", "DetectConfig", "DrLoc", "FinetuneConfig", "FinetuneModel", "FinetuneTrain",
+    "Augment", "Colours", "Common", "CropGroup", "Data", "DenseConfig", "DetectConfig",
+    "DrLoc", "FinetuneConfig", "FinetuneModel", "FinetuneTrain",
     "Method", "Model", "PretrainConfig", "PretrainTrain", "SegmentConfig", "Stage", "Subset", "Train", "Views",
     "colours_of", "defaults_of", "global_groups", "group_sizes", "resolved_stages", "section", "with_epochs",
     "without_rgb",

@@ -21,6 +21,7 @@ from idmm.data.loaders import own_share
 from idmm.engine import Evaluation, Loop
 from idmm.errors import listed
 from idmm.methods.base import Method
+from idmm.models.spec import ModelSpec
 from idmm.progress import counting
 from idmm.seeding import derive, seeded
 from idmm.session import Session
@@ -55,9 +56,10 @@ class DenseAssembly(Assembly):
     metric: ClassVar[str]
     classes: Sequence[str] = ("",)
     targets: dict[str, Sequence[Target]]
+    categories: Sequence[int] = (1,)  # number of each class in the dataset's own files
 
     @abstractmethod
-    def read(self, data: Data) -> DenseSplits:
+    def read(self, data: Data, progress: bool) -> DenseSplits:
         """Lists the images with their targets, all checked."""
 
     @abstractmethod
@@ -82,7 +84,7 @@ class DenseAssembly(Assembly):
             return self.learner(self.network(phase, backbone))
 
     def bound(self, size):
-        return short_side(size, max(1.0, *self.config.augment.scale, *getattr(self.config, "eval_scales", ())))
+        return short_side(size, max(1.0, *self.config.augment.scale))
 
     def transform(self, phase, store):
         key, looks = derive(self.config.seed, "stage", phase.number), (self.spec.mean, self.spec.std)
@@ -95,9 +97,10 @@ class DenseAssembly(Assembly):
     def load(self, run: Session) -> LoadedSplits:
         """Reads every image and what is known of it; a run that is resumed is held to what it began with."""
         data, folder = replace(self.config.data, in_chans=self.spec.in_chans), run.folder
-        found, (phase,) = self.read(data), self.phases
+        found, (phase,) = self.read(data, folder.leader), self.phases
         check_val(self, found.splits)
         self.classes, self.targets, stores = found.classes, {}, {}
+        self.categories = getattr(found, "categories", None) or range(1, len(found.classes) + 1)
         asked = folder.scale(self.spec.range)
         for part, split in found.splits.parts.items():
             scale = (stores["train"].scale if stores else None) or tidy(asked)  # that of the training images, for all
@@ -118,20 +121,24 @@ class DenseAssembly(Assembly):
         return LoadedSplits(**every, remarks=found.splits.remarks, crops={phase.size: held}, scale=known["range"])
 
     def eval_batches(
-        self, run: Session, store: ImageStore, part: str, size: int, images: np.ndarray | None = None, label: str = ""
-    ) -> Iterator[dict]:
-        """Yields this process's share of a part's letterboxed images, until the run is interrupted; ``images``: only
-        those numbers. With a ``label`` the log has how far it is."""
-        count, targets = self.phases[0].batch_size, self.eval_targets(part)
+        self, run: Session, store: ImageStore, targets: Sequence[Target], size: int,
+        images: np.ndarray | None = None, label: str = "",
+    ) -> Iterator[dict]:  # fmt: skip
+        """Yields this process's share of letterboxed images, until the run is interrupted; ``images``: only those
+        numbers. With a ``label`` the log has how far it is."""
+        count = self.phases[0].batch_size
         made = EvalDenseTransform(store, targets, size, self.spec.mean, self.spec.std)
         images = np.arange(len(store)) if images is None else images
         batches = own_share(made, images, count, run.workers, 4 * count * (len(self.spec.mean) + 2) * size**2)
         batches = run.interrupts.watch(batches)
         return counting(batches, len(images), label) if label and run.folder.leader else batches
 
-    def eval_targets(self, part: str) -> Sequence[Target]:
-        """Returns what of the targets batches of evaluation need."""
-        return self.targets[part]
+
+def plain_picture(image: torch.Tensor, spec: ModelSpec) -> np.ndarray:
+    """Returns an image of a batch, [C, S, S], as it looked before it was normalised, uint8 [S, S, 3]."""
+    mean, std = (torch.tensor(values)[:, None, None] for values in (spec.mean, spec.std))
+    shown = (255 * (image * std + mean)).round().clamp(0, 255).byte().permute(1, 2, 0)
+    return shown.expand(-1, -1, 3).numpy()
 
 
 def _differences(old: dict, new: dict) -> list[str]:
@@ -189,7 +196,7 @@ def train(kind: type[DenseAssembly], config: DenseConfig) -> dict:
         held, begun = "test" if splits.val is None else "val", run.folder.state is not None
 
         def looked_at(phase, splits):
-            return parts.eval_batches(run, getattr(splits, held), held, phase.size)
+            return parts.eval_batches(run, getattr(splits, held), parts.targets[held], phase.size)
 
         parts = within_minutes(run, parts, splits, looked_at)
         say_length(run, parts, len(splits.train))

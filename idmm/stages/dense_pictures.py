@@ -15,7 +15,7 @@ OPACITY = 0.5  # of masks
 NAMED = 12  # classes in the key
 
 
-class Objects(NamedTuple):
+class Drawn(NamedTuple):
     """Boxes and masks on an image of H x W pixels."""
 
     boxes: np.ndarray  # float [n, 4]: x1, y1, x2, y2 (pixels)
@@ -29,8 +29,8 @@ class Scene(NamedTuple):
 
     name: str
     image: np.ndarray  # uint8 [H, W, 3]
-    truth: Objects | np.ndarray
-    predicted: Objects | np.ndarray
+    truth: Drawn | np.ndarray
+    predicted: Drawn | np.ndarray
 
 
 def colour(label: int) -> str:
@@ -58,7 +58,7 @@ def scenes_figure(scenes: Sequence[Scene], classes: Sequence[str], title: str) -
             axis = figure.add_subplot(rows, 2 * ACROSS, 2 * number + side + 1)
             axis.set(xticks=[], yticks=[])
             axis.set_title(f"{shortened(scene.name, 26)}" if side == 0 else what, fontsize=7, loc="left")
-            drawn = _objects if isinstance(of, Objects) else _areas
+            drawn = _objects if isinstance(of, Drawn) else _areas
             seen |= drawn(axis, scene.image, of, classes)
     named = sorted(seen)[:NAMED]
     if named:
@@ -68,7 +68,7 @@ def scenes_figure(scenes: Sequence[Scene], classes: Sequence[str], title: str) -
     return figure
 
 
-def _objects(axis, image: np.ndarray, of: Objects, classes: Sequence[str]) -> set[int]:
+def _objects(axis, image: np.ndarray, of: Drawn, classes: Sequence[str]) -> set[int]:
     """Draws an image with boxes and, where there are some, masks; returns which classes they are of."""
     shown = image.astype(np.float32) / 255
     for label, mask in zip(of.labels.tolist(), () if of.masks is None else of.masks, strict=False):

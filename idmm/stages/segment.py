@@ -51,8 +51,8 @@ def segment(config: SegmentConfig | dict | str) -> dict:
 class _Segmenting(DenseAssembly):
     metric = "miou"
 
-    def read(self, data):
-        return read_segmentation(data)
+    def read(self, data, progress):
+        return read_segmentation(data, progress)
 
     def network(self, phase, backbone):
         return Segmenter(backbone, phase.size, len(self.classes), self.config.model.pyramid_width)
@@ -91,7 +91,7 @@ class _Judge(Judge):
         """Yields the number of each of this process's images, and the class of each pixel of its file, int64 [H, W]."""
         (phase,), label = self.parts.phases, "masks of the test images" if final else ""
         with evaluating(network):
-            for batch in self.parts.eval_batches(self.run, self.store, self.part, phase.size, label=label):
+            for batch in self.parts.eval_batches(self.run, self.store, self.targets, phase.size, label=label):
                 logits = self._logits(network, batch["images"].to(self.run.device), final)  # [B, K, S, S]
                 for number, each in zip(batch["index"].tolist(), logits, strict=True):
                     yield number, _at_size(each, self.targets[number].size, phase.size)
@@ -115,7 +115,7 @@ class _Judge(Judge):
 
         scenes, (phase,) = [], self.parts.phases
         with evaluating(network):
-            for batch in self.parts.eval_batches(self.run, self.store, self.part, phase.size, images=numbers):
+            for batch in self.parts.eval_batches(self.run, self.store, self.targets, phase.size, images=numbers):
                 predicted = self._logits(network, batch["images"].to(self.run.device), False).argmax(1).cpu()
                 for row, number in enumerate(batch["index"].tolist()):
                     h, w = letterboxed(self.targets[number].size, phase.size)
