@@ -319,12 +319,13 @@ def inside_images(config: Any) -> str | None:
     A run that began there before goes on.
     """
     begun = os.path.exists(os.path.join(config.out, "config.yaml"))
-    if begun or config.data.root is None or config.data.name not in (None, "folder"):
+    listed = isinstance(config, DetectConfig)  # a file says which images there are
+    if begun or listed or config.data.root is None or config.data.name not in (None, "folder"):
         return None
     root, out = (os.path.realpath(os.path.expanduser(path)) for path in (config.data.root, config.out))
-    split = os.path.join(root, "train")
-    parts = ("train", "unlabelled", "val", "test")
-    images = [os.path.join(root, part) for part in parts] if os.path.isdir(split) else [root]
+    masked = isinstance(config, SegmentConfig)
+    parts = ("images", "masks", "annotations") if masked else ("train", "unlabelled", "val", "test")
+    images = [os.path.join(root, part) for part in parts] if os.path.isdir(os.path.join(root, parts[0])) else [root]
     return next((place for place in images if os.path.commonpath([place, out]) == place), None)
 
 

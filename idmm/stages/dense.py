@@ -40,6 +40,7 @@ from idmm.stages.budget import length_result, within_minutes
 from idmm.stages.results import drawing, export_dense
 
 log = logging.getLogger("idmm")
+RECORDED = ("ap", "ap50", "ap75", "mask_ap", "miou", "macc", "pixel_accuracy")  # of each evaluation
 SHOWN = 8  # test images on predictions.png
 
 
@@ -168,7 +169,7 @@ class Judge:
 
     def measure(self, network: nn.Module) -> dict[str, float]:
         """Returns the values for metrics.jsonl (percent)."""
-        return self.scores(network)
+        return {name: value for name, value in self.scores(network).items() if name in RECORDED}
 
     @abstractmethod
     def scores(self, network: nn.Module, final: bool = False) -> dict[str, float]:

@@ -77,9 +77,13 @@ class _Judge(Judge):
             pairs = truth[known].long() * classes + predicted[known]
             found += torch.bincount(pairs, minlength=classes**2).view(classes, classes)
             if final:
-                _write_mask(folder / Path(self.store.names[number]).with_suffix(".png"), predicted, self.first)
+                _write_mask(folder / self._mask_name(number), predicted, self.first)
         self.confusion = sum(torch.from_numpy(each) for each in distributed.gather(found.numpy()))
         return segmentation_scores(self.confusion)
+
+    def _mask_name(self, number: int) -> Path:
+        """Returns the path of an image below its part's folder, as a PNG."""
+        return Path(*Path(self.store.names[number]).parts[2:]).with_suffix(".png")  # images/PART/...
 
     @property
     def first(self) -> int:
