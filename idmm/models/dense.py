@@ -22,7 +22,7 @@ from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredic
 from torchvision.ops import Conv2dNormActivation, FeaturePyramidNetwork, MultiScaleRoIAlign
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
-from idmm.errors import SizeError, UserError, install
+from idmm.errors import SizeError
 from idmm.models.grid import as_grid
 
 STRIDES = (4, 8, 16, 32)  # pixels from a place of a map to the next
@@ -284,16 +284,13 @@ class Segmenter(DenseNetwork):
         width: Channels of the decoder.
 
     Raises:
-        UserError: The backbone's features have no places, or segmentation_models_pytorch is not installed.
+        UserError: The backbone's features have no places.
     """
 
     def __init__(self, backbone: nn.Module, size: int, classes: int, width: int = 256):
         super().__init__(backbone, size)
-        try:
-            from segmentation_models_pytorch.decoders.upernet.decoder import UPerNetDecoder
-        except ImportError:
-            line = "segmentation_models_pytorch is not installed; install it with: "
-            raise UserError(line + install("dense")) from None
+        from segmentation_models_pytorch.decoders.upernet.decoder import UPerNetDecoder  # of the extra 'dense'
+
         self.decoder = _layer_norms(UPerNetDecoder([0, 0, *self.maps.channels], decoder_channels=width))
         self.head = nn.Conv2d(width, classes, kernel_size=1)
 
