@@ -8,7 +8,6 @@ from idmm.methods.common import at_least_fp32
 from idmm.models.build import one_image_norms
 from idmm.models.dense import Detector, Segmenter
 
-IGNORED = 255  # class of pixels that count neither in the loss nor in a result
 _NAMES = {  # torchvision's: ours
     "loss_objectness": "rpn_objectness",
     "loss_rpn_box_reg": "rpn_box",
@@ -49,13 +48,19 @@ class Segmentation(Method):
     backbone: Segmenter
 
     def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
-        """Computes the loss of ``batch["images"]`` [B, C, S, S] with ``batch["mask"]`` int64 [B, S, S] (255: no class)."""
+        """Computes the loss of ``batch["images"]`` [B, C, S, S] with classes ``batch["mask"]`` int64 [B, S, S]."""
         with one_image_norms(self.backbone, batch["images"]):
             logits = self.backbone(batch["images"])  # [B, K, S, S]
         return {"loss": pixel_cross_entropy(logits, batch["mask"])}
 
 
-def pixel_cross_entropy(logits: Tensor, mask: Tensor) -> Tensor:
-    """Returns the loss of :class:`Segmentation` of logits [B, K, S, S] and classes [B, S, S], a scalar."""
-    each = F.cross_entropy(at_least_fp32(logits), mask, ignore_index=IGNORED, reduction="none")  # [B, S, S]
-    return (each.sum((1, 2)) / (mask != IGNORED).sum((1, 2)).clamp(min=1)).mean()
+def pixel_cross_entropy(logits: Tensor, mask: Tensor, ignored: int = 255) -> Tensor:
+    """Returns the loss of :class:`Segmentation`, a scalar.
+
+    Args:
+        logits: [B, K, S, S].
+        mask: Class of each pixel, int64 [B, S, S].
+        ignored: What stands there for no class.
+    """
+    each = F.cross_entropy(at_least_fp32(logits), mask, ignore_index=ignored, reduction="none")  # [B, S, S]
+    return (each.sum((1, 2)) / (mask != ignored).sum((1, 2)).clamp(min=1)).mean()

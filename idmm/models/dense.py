@@ -22,7 +22,7 @@ from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredic
 from torchvision.ops import Conv2dNormActivation, FeaturePyramidNetwork, MultiScaleRoIAlign
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
-from idmm.errors import SizeError, UserError, install
+from idmm.errors import SizeError
 from idmm.models.grid import as_grid
 
 STRIDES = (4, 8, 16, 32)  # pixels from a place of a map to the next
@@ -33,8 +33,9 @@ class ScaledMaps(nn.Module):
     """Makes maps of strides 4, 8, 16 and 32 of what a backbone gives.
 
     Each is made of the backbone's map with the nearest stride, of several the deepest; the last of all is what
-    ``forward_features`` gives. Where the stride differs, as three of four do in a plain transformer, the map is enlarged
-    by transposed convolutions or max-pooled: the simple feature pyramid of ViTDet (Li et al., ECCV 2022, section 3.1).
+    ``forward_features`` gives. Where the stride differs, as three of four do in a plain transformer, the map is
+    enlarged by transposed convolutions or max-pooled: the simple feature pyramid of ViTDet (Li et al., ECCV 2022,
+    section 3.1).
 
     Parameters of the backbone that no map depends on (a norm after pooling) are taken out of training: processes that
     train together wait for the gradient of every other one.
@@ -113,7 +114,7 @@ def _maps_by_stride(backbone: nn.Module, size: int) -> dict[float, tuple[int | N
 
 
 def _enlarged(width: int, steps: int) -> nn.Sequential:
-    """Doubles a map's side and halves its channels so often: [B, D, n, n] -> [B, D >> steps, n << steps, n << steps]."""
+    """Doubles a map's side and halves its channels so many times: [B, D, n, n] -> [B, D / 2^steps, n 2^steps, ...]."""
     layers = []
     for step in range(steps):
         layers += [LayerNorm2d(width >> step), nn.GELU()] if step else []
@@ -283,16 +284,13 @@ class Segmenter(DenseNetwork):
         width: Channels of the decoder.
 
     Raises:
-        UserError: The backbone's features have no places, or segmentation_models_pytorch is not installed.
+        UserError: The backbone's features have no places.
     """
 
     def __init__(self, backbone: nn.Module, size: int, classes: int, width: int = 256):
         super().__init__(backbone, size)
-        try:
-            from segmentation_models_pytorch.decoders.upernet.decoder import UPerNetDecoder
-        except ImportError:
-            line = "segmentation_models_pytorch is not installed; install it with: "
-            raise UserError(line + install("dense")) from None
+        from segmentation_models_pytorch.decoders.upernet.decoder import UPerNetDecoder  # of the extra 'dense'
+
         self.decoder = _layer_norms(UPerNetDecoder([0, 0, *self.maps.channels], decoder_channels=width))
         self.head = nn.Conv2d(width, classes, kernel_size=1)
 
