@@ -1,5 +1,6 @@
 """The configs of detection and of semantic segmentation."""
 
+from collections.abc import Sequence
 from dataclasses import field
 from typing import Annotated, ClassVar, Literal
 
@@ -9,6 +10,8 @@ from idmm.config.base import FieldError, check_range, section
 from idmm.config.data import Data
 from idmm.config.stages import Backbone, Common
 from idmm.config.train import Train
+
+STEP = 32  # pixels, which the sides of all images are multiples of
 
 
 @section
@@ -136,3 +139,9 @@ class SegmentConfig(Common):
 
 
 DenseConfig = DetectConfig | SegmentConfig
+
+
+def tested_sides(size: int, scales: Sequence[float]) -> list[int]:
+    """Returns the sides (pixels) at which images of ``size`` are predicted for each of the ``scales``: multiples of 32,
+    but ``size`` itself."""
+    return [size if scale == 1 else max(STEP, round(size * scale / STEP) * STEP) for scale in scales]

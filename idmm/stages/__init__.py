@@ -24,6 +24,7 @@ from idmm.config import (
     with_epochs,
 )
 from idmm.config.commands import ProbeConfig
+from idmm.config.dense import tested_sides
 from idmm.config.recipes import learns_labels, needs_labels, pass_notes, resolve_method
 from idmm.config.schema import flags_of
 from idmm.data.registry import resolve_name
@@ -154,8 +155,10 @@ def _pretraining_looks(config: PretrainConfig, phase: Phase, train: int, held: i
 
 def _one_square(config: DenseConfig) -> list[Phase]:
     train = config.train
+    sides = enumerate(tested_sides(train.size, getattr(config, "eval_scales", ())))
+    others = tuple((f"eval_scales[{n}]", side) for n, side in sides if side != train.size)
     label = f"{config.STAGE} {train.size} px"
-    return [Phase(1, "train.size", label, train.size, train.epochs, train.batch_size, train.lr)]
+    return [Phase(1, "train.size", label, train.size, train.epochs, train.batch_size, train.lr, others)]
 
 
 def _dense(config: DenseConfig) -> tuple[DenseConfig, list[str]]:
