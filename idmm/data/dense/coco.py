@@ -55,7 +55,14 @@ def read_coco(root: Path, data: config.Data, faults: Faults, progress: bool) -> 
     Raises:
         UserError: There is no such layout, or a file that is none of COCO's.
     """
-    found = {part: _File(path, part) for part, path in _annotation_files(root).items()}
+    files = annotation_files(root)
+    if "train" not in files:
+        wanted = (
+            f"{root}/annotations/train.json over the images of {root}/train, or COCO's own instances_train2017.json"
+        )
+        masks = "; its masks are for 'idmm segment'" if (root / "masks").is_dir() else ""
+        raise UserError(f"data.root: '{root}' has no annotations of objects to train on; wanted {wanted}{masks}")
+    found = {part: _File(path, part) for part, path in files.items()}
     for file in found.values():
         file.load(faults)
     faults.refuse()
@@ -72,8 +79,12 @@ def read_coco(root: Path, data: config.Data, faults: Faults, progress: bool) -> 
     return read, list(classes.values())
 
 
-def _annotation_files(root: Path) -> dict[str, Path]:
-    """Finds the file of each part: ``train.json`` or ``instances_train2017.json``."""
+def annotation_files(root: Path) -> dict[str, Path]:
+    """Returns the file of each part that has one: ``train.json`` or ``instances_train2017.json``.
+
+    Raises:
+        UserError: A part has several.
+    """
     folder, found = root / "annotations", {}
     files = sorted(folder.glob("*.json"))
     for part in PARTS:
@@ -82,10 +93,6 @@ def _annotation_files(root: Path) -> dict[str, Path]:
             both = listed(f"'{file.name}'" for file in named)
             raise UserError(f"data.root: '{folder}' has several files of {part}: {both}; wanted one")
         found |= {part: named[0]} if named else {}
-    if "train" not in found:
-        wanted = f"{folder}/train.json over the images of {root}/train, or COCO's own instances_train2017.json"
-        masks = "; its masks are for 'idmm segment'" if (root / "masks").is_dir() else ""
-        raise UserError(f"data.root: '{root}' has no annotations of objects to train on; wanted {wanted}{masks}")
     return found
 
 

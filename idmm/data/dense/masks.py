@@ -22,7 +22,7 @@ ADE_FOLDERS = {"train": "training", "val": "validation"}
 ADE_NAMES, ADE_CLASSES = "objectInfo150.txt", 150
 
 
-class _Layout(NamedTuple):
+class Layout(NamedTuple):
     """Where images and masks lie."""
 
     root: Path
@@ -49,7 +49,11 @@ def read_masks(root: Path, data: config.Data, faults: Faults, progress: bool) ->
     Raises:
         UserError: There is no such layout, or no image in a folder.
     """
-    layout = _layout(root)
+    layout = mask_layout(root)
+    if layout is None:
+        wanted = f"{root}/images/train and {root}/masks/train, or ADE20K's images/training and annotations/training"
+        boxes = "; its annotations are for 'idmm detect'" if any((root / "annotations").glob("*.json")) else ""
+        raise UserError(f"data.root: '{root}' has no images with masks to train on; wanted {wanted}{boxes}")
     pairs = {}
     for part, folder in layout.folders.items():
         if (layout.root / "images" / folder).is_dir():
@@ -60,19 +64,18 @@ def read_masks(root: Path, data: config.Data, faults: Faults, progress: bool) ->
     return found, classes
 
 
-def _layout(root: Path) -> _Layout:
+def mask_layout(root: Path) -> Layout | None:
+    """Returns how a folder of masks is laid out; None: it is none."""
     for base in (root, root / "ADEChallengeData2016"):
         if all((base / kind / "training").is_dir() for kind in ("images", "annotations")):
-            return _Layout(base, "annotations", ADE_FOLDERS, 1)
+            return Layout(base, "annotations", ADE_FOLDERS, 1)
     if all((root / kind / "train").is_dir() for kind in ("images", "masks")):
-        return _Layout(root, "masks", {part: part for part in PARTS}, 0)
-    wanted = f"{root}/images/train and {root}/masks/train, or ADE20K's images/training and annotations/training"
-    boxes = "; its annotations are for 'idmm detect'" if any((root / "annotations").glob("*.json")) else ""
-    raise UserError(f"data.root: '{root}' has no images with masks to train on; wanted {wanted}{boxes}")
+        return Layout(root, "masks", {part: part for part in PARTS}, 0)
+    return None
 
 
 def _pair(
-    root: Path, layout: _Layout, part: str, folder: str, data: config.Data, faults: Faults, progress: bool
+    root: Path, layout: Layout, part: str, folder: str, data: config.Data, faults: Faults, progress: bool
 ) -> _Pair:
     """Finds the mask of each image: the PNG of the same name."""
     top, below = layout.root / "images" / folder, layout.root / layout.masks / folder
@@ -106,7 +109,7 @@ def _by_stem(folder: Path, names: list[str], faults: Faults) -> dict[str, str]:
     return found
 
 
-def _classes(layout: _Layout, train: Looks, faults: Faults) -> list[str]:
+def _classes(layout: Layout, train: Looks, faults: Faults) -> list[str]:
     """Returns the names of the classes; numbers where there are none."""
     path = layout.root / (ADE_NAMES if layout.first else "classes.txt")
     if path.exists():
@@ -126,7 +129,7 @@ def _classes(layout: _Layout, train: Looks, faults: Faults) -> list[str]:
     return found
 
 
-def _targets(layout: _Layout, part: str, pair: _Pair, classes: int, faults: Faults) -> tuple[Split, list[MaskTarget]]:
+def _targets(layout: Layout, part: str, pair: _Pair, classes: int, faults: Faults) -> tuple[Split, list[MaskTarget]]:
     """Returns the images whose masks can be used, and these."""
     folder = layout.root / layout.masks / layout.folders[part]
     known = np.arange(layout.first, layout.first + classes)
@@ -150,7 +153,7 @@ def _targets(layout: _Layout, part: str, pair: _Pair, classes: int, faults: Faul
     return pair.split.take(good), targets
 
 
-def _check_values(layout: _Layout, found: dict[str, tuple], pairs: dict[str, _Pair], faults: Faults) -> None:
+def _check_values(layout: Layout, found: dict[str, tuple], pairs: dict[str, _Pair], faults: Faults) -> None:
     """Notes masks of black and white: their white would be ignored."""
     values = np.flatnonzero(np.any([pair.looks.values.any(axis=0) for pair in pairs.values()], axis=0))
     if values.tolist() == [0, IGNORED] and not layout.first:

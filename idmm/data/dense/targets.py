@@ -127,9 +127,14 @@ def rasterised(segment: list | dict, size: tuple[int, int], shape: tuple[int, in
         scaled = [(np.reshape(polygon, (-1, 2)) * scale).ravel().tolist() for polygon in segment]
         return coco.decode(coco.merge(coco.frPyObjects(scaled, *shape)))  # [h, w]
     whole = coco.decode(coco.frPyObjects(segment, *size) if isinstance(segment["counts"], list) else segment)
-    if size == shape:
-        return whole
-    return np.array(Image.fromarray(whole).resize(shape[::-1], Image.Resampling.NEAREST))
+    return nearest(whole, shape)
+
+
+def nearest(mask: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+    """Resizes a mask, uint8 [H, W], to another height and width: of each pixel the nearest to its centre."""
+    if mask.shape == shape:
+        return mask
+    return np.array(Image.fromarray(mask).resize(shape[::-1], Image.Resampling.NEAREST))
 
 
 def short_digest(content: bytes) -> str:

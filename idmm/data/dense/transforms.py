@@ -16,7 +16,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from idmm.data.cache import ImageStore
-from idmm.data.dense.targets import IGNORED, BoxTarget, Target
+from idmm.data.dense.targets import IGNORED, BoxTarget, Target, nearest
 from idmm.data.images import unit
 from idmm.data.views import normalise, numbered, resize
 from idmm.seeding import derive, seeded
@@ -112,8 +112,8 @@ class EvalDenseTransform:
         image = self.store.image(i)
         image = tv_tensors.Image(resize(image, [h, w]) if image.dtype != torch.uint8 else unit(resize(image, [h, w])))
         if not self.boxed:
-            mask = tv_tensors.Mask(torch.from_numpy(target.mask())[None])
-            return _Sample(image, None, F.resize(mask, [h, w]), None)  # of masks the nearest pixel
+            mask = nearest(target.mask(), (h, w))
+            return _Sample(image, None, tv_tensors.Mask(torch.from_numpy(mask)[None]), None)
         target = target.take(~target.crowd)
         given = {"format": "XYXY", "canvas_size": target.size}
         boxes = F.resize(tv_tensors.BoundingBoxes(torch.from_numpy(target.boxes), **given), [h, w])
