@@ -18,6 +18,7 @@ from idmm.data.cache import ImageStore, fingerprint, load_split
 from idmm.data.dense import DenseSplits, DenseTransform, EvalDenseTransform, Target, short_side
 from idmm.data.depth import tidy
 from idmm.data.loaders import own_share
+from idmm.data.split import counted
 from idmm.engine import Evaluation, Loop
 from idmm.errors import listed
 from idmm.methods.base import Method
@@ -51,13 +52,14 @@ class DenseAssembly(Assembly):
         metric: Name of the value that says how good it is, in percent.
         classes: Names of the K classes, once the images are read.
         targets: Boxes or masks of the images of each part, in the order of its images, likewise.
+        categories: Number of each class in the dataset's own files, likewise.
     """
 
     crop_pct = 1.0  # images are letterboxed, none of it is cut off
     metric: ClassVar[str]
     classes: Sequence[str] = ("",)
     targets: dict[str, Sequence[Target]]
-    categories: Sequence[int] = (1,)  # number of each class in the dataset's own files
+    categories: Sequence[int]
 
     @abstractmethod
     def read(self, data: Data, progress: bool) -> DenseSplits:
@@ -101,7 +103,7 @@ class DenseAssembly(Assembly):
         found, (phase,) = self.read(data, folder.leader), self.phases
         check_val(self, found.splits)
         self.classes, self.targets, stores = found.classes, {}, {}
-        self.categories = getattr(found, "categories", None) or range(1, len(found.classes) + 1)
+        self.categories = found.categories
         asked = folder.scale(self.spec.range)
         for part, split in found.splits.parts.items():
             scale = (stores["train"].scale if stores else None) or tidy(asked)  # that of the training images, for all
@@ -148,7 +150,7 @@ def _differences(old: dict, new: dict) -> list[str]:
     for part, now in new["targets"].items():
         before = old["targets"].get(part, {})
         if changed := [name for name in now if name in before and before[name] != now[name]]:
-            lines.append(f"{part}: other boxes or masks of {len(changed)} images: {listed(changed)}")
+            lines.append(f"{part}: other boxes or masks of {counted(len(changed), 'image')}: {listed(changed)}")
     return lines or (["the list of classes is another"] if old["classes"] != new["classes"] else [])
 
 

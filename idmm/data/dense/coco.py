@@ -46,11 +46,11 @@ class _Object(NamedTuple):
     area: float
 
 
-def read_coco(root: Path, data: config.Data, faults: Faults, progress: bool) -> tuple[dict[str, tuple], list[str]]:
+def read_coco(root: Path, data: config.Data, faults: Faults, progress: bool) -> tuple[dict[str, tuple], dict[int, str]]:
     """Reads all parts that there are.
 
     Returns:
-        The images and their targets by part, and the classes in the order of their numbers.
+        The images and their targets by part, and the classes by COCO's numbers, in order.
 
     Raises:
         UserError: There is no such layout, or a file that is none of COCO's.
@@ -76,7 +76,7 @@ def read_coco(root: Path, data: config.Data, faults: Faults, progress: bool) -> 
     for part, file in found.items():
         split, kept = file.split(root, images[part], data, faults, progress)
         read[part] = split, [_target(image, objects[part][image.id], outlined[part]) for image in kept]
-    return read, list(classes.values())
+    return read, classes
 
 
 def annotation_files(root: Path) -> dict[str, Path]:

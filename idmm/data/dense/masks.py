@@ -40,11 +40,13 @@ class _Pair(NamedTuple):
     shown: Looks
 
 
-def read_masks(root: Path, data: config.Data, faults: Faults, progress: bool) -> tuple[dict[str, tuple], list[str]]:
+def read_masks(
+    root: Path, data: config.Data, faults: Faults, progress: bool
+) -> tuple[dict[str, tuple], dict[int, str]]:
     """Reads all parts that there are.
 
     Returns:
-        The images and their targets by part, and the classes.
+        The images and their targets by part, and the classes by their values in masks.
 
     Raises:
         UserError: There is no such layout, or no image in a folder.
@@ -61,7 +63,7 @@ def read_masks(root: Path, data: config.Data, faults: Faults, progress: bool) ->
     classes = _classes(layout, pairs["train"].looks, faults)
     found = {part: _targets(layout, part, pair, len(classes), faults) for part, pair in pairs.items()}
     _check_values(layout, found, pairs, faults)
-    return found, classes
+    return found, dict(enumerate(classes, start=layout.first))
 
 
 def mask_layout(root: Path) -> Layout | None:

@@ -52,7 +52,8 @@ def _read(reader: Callable, data: config.Data, progress: bool) -> DenseSplits:
     _refuse_keys(data)
     root = root_folder(replace(data, name="folder"))
     faults = Faults(data.on_error == "skip")
-    found, classes = reader(root, data, faults, progress)
+    found, named = reader(root, data, faults, progress)
+    classes = list(named.values())
     faults.refuse()
     if empty := [part for part, (split, _) in found.items() if not len(split)]:
         raise UserError(f"data.root: '{root}' has no image of {listed(empty)} that can be used; wanted one at least")
@@ -60,7 +61,7 @@ def _read(reader: Callable, data: config.Data, progress: bool) -> DenseSplits:
     known = {name: of for split, each in found.values() for name, of in zip(split.names, each, strict=True)}
     targets = {part: [known[name] for name in of.names] for part, of in splits.parts.items()}
     _warn_of_empty_classes(targets["train"], classes)
-    return DenseSplits(splits, targets, classes)
+    return DenseSplits(splits, targets, classes, list(named))
 
 
 def _refuse_keys(data: config.Data) -> None:
