@@ -95,6 +95,7 @@ class DenseSplits:
     splits: Splits
     targets: dict[str, Sequence[Target]]
     classes: list[str]
+    categories: list[int]  # number of each class in the dataset's own files
 
     def of(self, part: str, names: Sequence[str]) -> list[Target]:
         """Returns the targets of those images of a part, in their order: a store may have left some out."""
