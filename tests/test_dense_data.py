@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from dense_trees import CLASSES, IDS, ade_tree, coco_tree, mask_tree, scenes
 from folders import faults, paint, section
+from helpers import call
 from PIL import Image
 
 from idmm.data.dense import IGNORED, looks, read_detection, read_segmentation
@@ -26,7 +27,7 @@ def of(root, **fields):
 def test_boxes_are_those_of_the_file(tmp_path, form, official):
     made = coco_tree(tmp_path, form, official, train=3, val=2)
     found = read_detection(of(tmp_path))
-    assert found.classes == CLASSES and found.outlined == (form != "boxes")
+    assert found.classes == CLASSES and found.categories == list(IDS) and found.outlined == (form != "boxes")
     assert list(found.targets) == ["train", "test"] and found.splits.val is None
     for part, wrote in (("train", "train"), ("test", "val")):
         split = getattr(found.splits, part)
@@ -132,7 +133,7 @@ def test_annotations_that_cannot_be_used(tmp_path, caplog, change, said):
     assert re.search(said, line)
     found = read_detection(of(tmp_path, on_error="skip"))
     assert sum(len(target.labels) for target in found.targets["train"]) == 15
-    assert "left out 1 of 16 annotations that cannot be used:\n  annotation 1" in caplog.text
+    assert f"left out:\ndata.root: '{file}': 1 of 16 annotations cannot be used:\n  annotation 1" in caplog.text
 
 
 def test_a_box_may_reach_over_the_edge_by_rounding(tmp_path):
@@ -222,14 +223,20 @@ def test_images_that_are_not_there_or_of_another_size(tmp_path, caplog):
     assert [target.image_id for target in found.targets["train"]] == [100, 103, 104, 105]
 
 
-def test_nothing_to_learn(tmp_path, caplog):
+@pytest.mark.parametrize("bare", ["train", "val"])
+def test_no_image_with_a_box(tmp_path, bare):
+    coco_tree(tmp_path, change=lambda part, content: content["annotations"].clear() if part == bare else None)
+    (line,) = faults(read_detection, of(tmp_path))
+    part = "test" if bare == "val" else bare
+    assert line == f"data.root: '{tmp_path}' has no image with a box in {part}; wanted one at least"
+
+
+def test_a_class_without_an_example(tmp_path, caplog):
     def change(part, content):
-        kept = [row for row in content["annotations"] if row["category_id"] != IDS[1]]
-        content["annotations"] = kept if part == "train" else []
+        content["annotations"] = [row for row in content["annotations"] if row["category_id"] != IDS[1]]
 
     coco_tree(tmp_path, change=change)
-    (line,) = faults(read_detection, of(tmp_path))
-    assert line == f"data.root: '{tmp_path}' has no image with a box in test; wanted one at least"
+    assert read_detection(of(tmp_path)).classes == CLASSES
     assert "1 of 3 classes have no example to train on: one" in caplog.text
 
 
@@ -281,7 +288,7 @@ def test_classes_without_names(tmp_path):
 def test_ade20k(tmp_path, caplog):
     made = ade_tree(tmp_path)
     found = read_segmentation(of(tmp_path))
-    assert len(found.classes) == 150 and found.classes[:3] == CLASSES
+    assert len(found.classes) == 150 and found.classes[:3] == CLASSES and found.categories == list(range(1, 151))
     target, scene = found.targets["test"][0], next(iter(made["val"].values()))
     np.testing.assert_array_equal(target.mask(), np.where(scene.mask == 0, IGNORED, scene.mask - 1))
     assert "147 of 150 classes have no example to train on: thing 4" in caplog.text
@@ -351,8 +358,8 @@ def test_folders_of_masks_that_are_wrong(tmp_path):
     (masks / "000.png").rename(masks / "000.jpg")
     Image.new("L", (4, 4)).save(tmp_path / "images" / "train" / "001.jpg")
     (tmp_path / "classes.txt").write_text("a\nb\na\nd\n")
-    lines = [line for line in faults(read_segmentation, of(tmp_path)) if not line.startswith("  ")]
-    assert any("has images whose names differ in the ending alone: 001.png" in line for line in lines)
+    lines = faults(read_segmentation, of(tmp_path))
+    assert any("has images whose names differ in the ending alone; wanted one of each:" in line for line in lines)
     assert any("has 1 file that is no PNG (000.jpg); wanted masks as PNG" in line for line in lines)
     assert any("classes.txt' names a twice; wanted each class once" in line for line in lines)
 
@@ -416,3 +423,31 @@ def test_nothing_is_logged_of_a_good_folder(tmp_path, caplog):
         coco_tree(tmp_path)
         read_detection(of(tmp_path))
     assert not caplog.records
+
+
+def test_data_check(tmp_path, capsys):
+    """It looks at boxes and masks, too, and takes no mask for an image."""
+    for name in ("boxes", "masks", "bad", "bare"):
+        (tmp_path / name).mkdir()
+    coco_tree(tmp_path / "boxes")
+    mask_tree(tmp_path / "masks")
+    coco_tree(tmp_path / "bad", change=lambda part, content: content["annotations"][0]["bbox"].__setitem__(2, 0))
+    coco_tree(tmp_path / "bare", train=3)
+    said = {}
+    for name in ("boxes", "masks", "bad", "bare"):
+        code = call(["data", "check", tmp_path / name])
+        said[name] = code, capsys.readouterr().out
+    for name in ("boxes", "masks"):
+        assert said[name][0] == 0 and f"in {tmp_path / name}: 6 train, 3 test images" in said[name][1]
+    code, text = said["bad"]
+    assert code == 1 and "layout: pretraining can use these images, fine-tuning would refuse them:" in text
+    assert "of 16 annotations cannot be used:" in text and "has no area" in text and "6 train, 3 test images" in text
+    code, text = said["bare"]
+    assert code == 0 and "fine-tuning needs more:" in text and "has no part 'val' or 'test'" in text
+
+
+def test_one_class(tmp_path):
+    mask_tree(tmp_path)
+    (tmp_path / "classes.txt").write_text("digit\n")
+    first, *_ = faults(read_segmentation, of(tmp_path))
+    assert first == f"data.root: '{tmp_path}/classes.txt' has 1 as number of classes; wanted 2 to 255"

@@ -50,7 +50,7 @@ def read_coco(root: Path, data: config.Data, faults: Faults, progress: bool) -> 
     """Reads all parts that there are.
 
     Returns:
-        The images and their targets by part, and the classes by COCO's numbers, in order.
+        The images and their targets by part, and the classes' names by their numbers, in the order of these.
 
     Raises:
         UserError: There is no such layout, or a file that is none of COCO's.
@@ -112,14 +112,14 @@ class _File:
         try:
             content = json.loads(self.path.read_bytes())
         except OSError as error:
-            return faults.add(f"'{self.path}' cannot be read ({reason(error)})")
+            return faults.add(f"data.root: '{self.path}' cannot be read ({reason(error)})")
         except (ValueError, RecursionError) as error:
-            return faults.add(f"'{self.path}' is not JSON ({error}); wanted COCO's annotations")
+            return faults.add(f"data.root: '{self.path}' is not JSON ({error}); wanted COCO's annotations")
         rows = [content.get(name) if isinstance(content, dict) else None for name in _LISTS]
         right = [isinstance(of, list) and all(isinstance(row, dict) for row in of) for of in rows]
         if not all(right):
             lacking = listed(name for name, good in zip(_LISTS, right, strict=True) if not good)
-            return faults.add(f"'{self.path}' is not in COCO's format: it has no list {lacking}")
+            return faults.add(f"data.root: '{self.path}' is not in COCO's format: it has no list {lacking}")
         self.content = content
         return None
 
@@ -137,9 +137,9 @@ class _File:
             else:
                 found[number] = name
         if wrong:
-            faults.add(f"'{self.path}' has categories that are wrong", wrong)
+            faults.add(f"data.root: '{self.path}' has categories that are wrong", wrong)
         elif not found:
-            faults.add(f"'{self.path}' has no categories; wanted one at least")
+            faults.add(f"data.root: '{self.path}' has no categories; wanted one at least")
         return dict(sorted(found.items()))
 
     def images(self, faults: Faults) -> list[_Image]:
@@ -159,9 +159,9 @@ class _File:
                 found[number] = _Image(number, name, size)
                 names.add(name)
         if wrong:
-            faults.add(f"'{self.path}' has images that are wrong", wrong)
+            faults.add(f"data.root: '{self.path}' has images that are wrong", wrong)
         elif not found:
-            faults.add(f"'{self.path}' has no images; wanted one at least")
+            faults.add(f"data.root: '{self.path}' has no images; wanted one at least")
         return list(found.values())
 
     def objects(self, images: list[_Image], labels: dict[int, int], faults: Faults) -> dict[Any, list[_Object]]:
@@ -211,7 +211,7 @@ def _agreed(found: dict[str, dict], files: dict[str, _File], faults: Faults) -> 
     for part, others in found.items():
         if odd := [f"{number} '{name}'" for number, name in others.items() if classes.get(number) != name]:
             of = f"'{files['train'].path}'"
-            faults.add(f"'{files[part].path}' has categories that are not those of {of}: {listed(odd)}")
+            faults.add(f"data.root: '{files[part].path}' has categories that are not those of {of}: {listed(odd)}")
     return classes
 
 

@@ -1,27 +1,23 @@
 """What is wrong with boxes and masks, collected so that it is told together."""
 
-import logging
 from collections.abc import Collection
 
 from idmm.errors import UserError, capped
-
-log = logging.getLogger(__name__)
 
 
 class Faults:
     """Collects faults.
 
     Args:
-        lenient: Whether single images and objects that cannot be used are left out, which is logged
-            (``data.on_error`` 'skip').
+        lenient: Whether single images and objects that cannot be used are left out; ``left_out`` then says which.
     """
 
     def __init__(self, lenient: bool):
-        self.lenient, self.lines = lenient, []
+        self.lenient, self.lines, self.left_out = lenient, [], []
 
     def add(self, line: str, details: Collection[str] = ()) -> None:
         """Notes a fault that must be mended, with details a line each."""
-        self.lines += [f"data.root: {line}{':' if details else ''}", *capped([f"  {detail}" for detail in details])]
+        self.lines += _with_details(line, details)
 
     def unusable(self, source: str, total: str, reasons: Collection[str]) -> None:
         """Notes what can be left out.
@@ -31,16 +27,16 @@ class Faults:
             total: How much there is, e.g. ``20 images``.
             reasons: What is wrong, one each.
         """
-        if not reasons:
-            return
-        count = f"{len(reasons)} of {total}"
-        if not self.lenient:
-            self.add(f"'{source}': {count} cannot be used (--data.on_error skip leaves them out)", reasons)
-            return
-        lines = "\n".join(capped([f"  {reason}" for reason in reasons]))
-        log.warning("data.root: '%s': left out %s that cannot be used:\n%s", source, count, lines)
+        if reasons:
+            how = "" if self.lenient else " (--data.on_error skip leaves them out)"
+            line = f"data.root: '{source}': {len(reasons)} of {total} cannot be used{how}"
+            (self.left_out if self.lenient else self.lines).extend(_with_details(line, reasons))
 
     def refuse(self) -> None:
         """Raises UserError with all that was noted; nothing without faults."""
         if self.lines:
             raise UserError(*self.lines)
+
+
+def _with_details(line: str, details: Collection[str]) -> list[str]:
+    return [f"{line}{':' if details else ''}", *capped([f"  {detail}" for detail in details])]

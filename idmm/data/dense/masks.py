@@ -46,7 +46,7 @@ def read_masks(
     """Reads all parts that there are.
 
     Returns:
-        The images and their targets by part, and the classes by their values in masks.
+        The images and their targets by part, and the classes' names by their values in the masks.
 
     Raises:
         UserError: There is no such layout, or no image in a folder.
@@ -85,7 +85,9 @@ def _pair(
     masks = images_under(str(below)) if below.is_dir() else []
     if others := [name for name in masks if not name.lower().endswith(".png")]:
         files = f"{counted(len(others), 'file')} that {'is' if len(others) == 1 else 'are'} no PNG"
-        faults.add(f"'{below}' has {files} ({listed(others, 3)}); wanted masks as PNG, which keeps class numbers")
+        faults.add(
+            f"data.root: '{below}' has {files} ({listed(others, 3)}); wanted masks as PNG, which keeps class numbers"
+        )
     masks = _by_stem(below, [name for name in masks if name.lower().endswith(".png")], faults)
     bare = [f"'{name}' has no mask; wanted '{below}/{stem}.png'" for stem, name in images.items() if stem not in masks]
     faults.unusable(str(top), counted(len(images), "image"), bare)
@@ -107,7 +109,9 @@ def _by_stem(folder: Path, names: list[str], faults: Faults) -> dict[str, str]:
         if found.setdefault(os.path.splitext(name)[0], name) != name:
             twice.append(name)
     if twice:
-        faults.add(f"'{folder}' has images whose names differ in the ending alone: {listed(twice)}; wanted one of each")
+        faults.add(
+            f"data.root: '{folder}' has images whose names differ in the ending alone; wanted one of each", twice
+        )
     return found
 
 
@@ -119,7 +123,7 @@ def _classes(layout: Layout, train: Looks, faults: Faults) -> list[str]:
         if layout.first:  # a row of columns each, below their heads
             found = [line.split("\t")[-1].strip() for line in found if line[0].isdigit()]
         if twice := sorted({name for name in found if found.count(name) > 1}):
-            faults.add(f"'{path}' names {listed(twice)} twice; wanted each class once, in the order of their numbers")
+            faults.add(f"data.root: '{path}' names {listed(twice)} twice; wanted each class once")
     elif layout.first:
         found = [str(number) for number in range(1, ADE_CLASSES + 1)]
     else:
@@ -127,7 +131,7 @@ def _classes(layout: Layout, train: Looks, faults: Faults) -> list[str]:
         found = [str(number) for number in range(max((v for v in values if v != IGNORED), default=0) + 1)]
     if not 2 <= len(found) <= IGNORED:
         where = path if path.exists() else layout.root / layout.masks
-        faults.add(f"'{where}' has {counted(len(found), 'class')}; wanted 2 to {IGNORED}".replace("classs", "classes"))
+        faults.add(f"data.root: '{where}' has {len(found)} as number of classes; wanted 2 to {IGNORED}")
     return found
 
 
@@ -159,5 +163,5 @@ def _check_values(layout: Layout, found: dict[str, tuple], pairs: dict[str, _Pai
     """Notes masks of black and white: their white would be ignored."""
     values = np.flatnonzero(np.any([pair.looks.values.any(axis=0) for pair in pairs.values()], axis=0))
     if values.tolist() == [0, IGNORED] and not layout.first:
-        folder = layout.root / layout.masks
-        faults.add(f"'{folder}' has masks of 0 and {IGNORED} alone, and {IGNORED} is ignored; wanted 1 for the object")
+        what = f"has masks of 0 and {IGNORED} alone, and {IGNORED} is ignored; wanted 1 for the object"
+        faults.add(f"data.root: '{layout.root / layout.masks}' {what}")

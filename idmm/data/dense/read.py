@@ -8,9 +8,9 @@ import numpy as np
 
 from idmm import config
 from idmm.data.datasets import draw_subset, hold_out, narrowed
-from idmm.data.dense.coco import read_coco
+from idmm.data.dense.coco import annotation_files, read_coco
 from idmm.data.dense.faults import Faults
-from idmm.data.dense.masks import read_masks
+from idmm.data.dense.masks import mask_layout, read_masks
 from idmm.data.dense.targets import BoxTarget, DenseSplits, Target
 from idmm.data.raw import PICTURE_CHANNELS
 from idmm.data.readers.layout import root_folder
@@ -20,6 +20,10 @@ from idmm.errors import UserError, listed
 log = logging.getLogger(__name__)
 
 _ONE_CLASS = ["image"]  # what draws that go by classes take all images for
+_NOTHING_TO_EVALUATE_ON = (
+    "data.root: '{}' has no part 'val' or 'test' to evaluate on; add one, or hold out a share of train with "
+    "--data.val_fraction, e.g. 0.2"
+)
 
 
 def read_detection(data: config.Data, progress: bool = False) -> DenseSplits:
@@ -36,11 +40,7 @@ def read_detection(data: config.Data, progress: bool = False) -> DenseSplits:
         LabelsMissing: Nothing to evaluate on.
         BadList: ``data.exclude`` or ``data.groups`` is bad.
     """
-    found = _read(read_coco, data, progress)
-    for part, targets in found.targets.items():
-        if not any(len(target.boxes) for target in targets):
-            raise UserError(f"data.root: '{data.root}' has no image with a box in {part}; wanted one at least")
-    return found
+    return _read(read_coco, data, progress)
 
 
 def read_segmentation(data: config.Data, progress: bool = False) -> DenseSplits:
@@ -48,20 +48,46 @@ def read_segmentation(data: config.Data, progress: bool = False) -> DenseSplits:
     return _read(read_masks, data, progress)
 
 
+def inspected(data: config.Data, progress: bool = False) -> tuple[Splits, list[str], list[str]] | None:
+    """Returns the images that can be used with their boxes or masks, what cannot be used, and what is missing.
+
+    None: it is no folder of either. UserError: faults that cannot be left out.
+    """
+    root = root_folder(data)
+    boxes = any((root / "annotations").glob("*.json")) and "train" in annotation_files(root)
+    if not boxes and mask_layout(root) is None:
+        return None
+    faults = Faults(lenient=True)
+    splits = _found(read_coco if boxes else read_masks, data, faults, progress).splits
+    return splits, faults.left_out, [] if splits.test else [_NOTHING_TO_EVALUATE_ON.format(root)]
+
+
 def _read(reader: Callable, data: config.Data, progress: bool) -> DenseSplits:
+    faults = Faults(lenient=data.on_error == "skip")
+    found = _found(reader, data, faults, progress)
+    if faults.left_out:
+        log.warning("left out:\n%s", "\n".join(faults.left_out))
+    if found.splits.test is None:
+        raise LabelsMissing(_NOTHING_TO_EVALUATE_ON.format(data.root))
+    return found
+
+
+def _found(reader: Callable, data: config.Data, faults: Faults, progress: bool) -> DenseSplits:
     _refuse_keys(data)
     root = root_folder(replace(data, name="folder"))
-    faults = Faults(data.on_error == "skip")
-    found, named = reader(root, data, faults, progress)
-    classes = list(named.values())
+    found, classes = reader(root, data, faults, progress)
     faults.refuse()
     if empty := [part for part, (split, _) in found.items() if not len(split)]:
         raise UserError(f"data.root: '{root}' has no image of {listed(empty)} that can be used; wanted one at least")
     splits = _drawn(arranged({part: split for part, (split, _) in found.items()}), data)
     known = {name: of for split, each in found.values() for name, of in zip(split.names, each, strict=True)}
     targets = {part: [known[name] for name in of.names] for part, of in splits.parts.items()}
-    _warn_of_empty_classes(targets["train"], classes)
-    return DenseSplits(splits, targets, classes, list(named))
+    for part, each in targets.items():
+        if isinstance(each[0], BoxTarget) and not any(len(target.boxes) for target in each):
+            raise UserError(f"data.root: '{root}' has no image with a box in {part}; wanted one at least")
+    names = list(classes.values())
+    _warn_of_empty_classes(targets["train"], names)
+    return DenseSplits(splits, targets, names, list(classes))
 
 
 def _refuse_keys(data: config.Data) -> None:
@@ -88,9 +114,6 @@ def _drawn(splits: Splits, data: config.Data) -> Splits:
     """Leaves out, holds out and draws as for class labels, with all images of one class."""
     splits = _labelled(splits, lambda part: replace(part, labels=np.zeros(len(part), int), classes=_ONE_CLASS))
     splits = hold_out(narrowed(splits, data, labelled=True), data.val_fraction)
-    if splits.test is None:
-        hint = "add one, or hold out a share of train with --data.val_fraction, e.g. 0.2"
-        raise LabelsMissing(f"data.root: '{data.root}' has no part 'val' or 'test' to evaluate on; {hint}")
     if data.subset is not None:
         splits = replace(splits, train=draw_subset(splits.train, data.subset))
     return _labelled(splits, lambda part: replace(part, labels=None, classes=None))

@@ -21,6 +21,8 @@ from idmm.data.images import unit
 from idmm.data.views import normalise, numbered, resize
 from idmm.seeding import derive, seeded
 
+# Strengths of Liu et al., ECCV 2016 (SSD), without its exchange of colours; each with a probability of a half
+COLOURS = {"brightness": (0.875, 1.125), "contrast": (0.5, 1.5), "saturation": (0.5, 1.5), "hue": (-0.05, 0.05)}
 LEAST = 1.0  # sides of a box on the canvas that is kept (pixels)
 
 
@@ -163,7 +165,7 @@ class DenseTransform(EvalDenseTransform):
     def __init__(self, store: ImageStore, targets: Sequence[Target], augment: Any, size: int, mean, std, key: int):
         super().__init__(store, targets, size, mean, std)
         self.augment, self.key = augment, key
-        self.distort = v2.RandomPhotometricDistort() if augment.photometric else None
+        self.distort = v2.Compose([v2.RandomApply([v2.ColorJitter(**{name: of})]) for name, of in COLOURS.items()])
 
     def _sample(self, epoch: int, i: int) -> _Sample:
         with seeded(derive(self.key, "augment", epoch, i)):
@@ -177,7 +179,9 @@ class DenseTransform(EvalDenseTransform):
                 sample = _sane(sample.each(lambda part: F.crop(part, *box)))
             if flip < self.augment.flip:
                 sample = sample.each(F.horizontal_flip)
-            return sample if self.distort is None else sample._replace(image=self.distort(sample.image))
+            if self.augment.photometric:
+                sample = sample._replace(image=self.distort(sample.image))
+            return sample
 
 
 def _sane(sample: _Sample) -> _Sample:
