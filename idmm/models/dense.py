@@ -1,9 +1,7 @@
 """Networks for boxes, masks and classes of pixels, on any backbone whose features have places.
 
-Detection is torchvision's Faster and Mask R-CNN; segmentation is UPerNet (Xiao et al., ECCV 2018) with the decoder of
-segmentation_models_pytorch, which works on any maps of strides 4 to 32, is what the drloc supplement used and, unlike
-that library's models, leaves the encoder to us. All that is learned here beside the backbone is normalised by layer
-norms over the channels of a place (as in ViTDet), which small batches do not hurt.
+Detection is torchvision's Faster and Mask R-CNN. Segmentation is UPerNet (Xiao et al., ECCV 2018), as in the drloc
+supplement, with the decoder of segmentation_models_pytorch: unlike that library's models it takes maps of any backbone.
 """
 
 import math
@@ -291,20 +289,10 @@ class Segmenter(DenseNetwork):
         super().__init__(backbone, size)
         from segmentation_models_pytorch.decoders.upernet.decoder import UPerNetDecoder  # of the extra 'dense'
 
-        self.decoder = _layer_norms(UPerNetDecoder([0, 0, *self.maps.channels], decoder_channels=width))
+        self.decoder = UPerNetDecoder([0, 0, *self.maps.channels], decoder_channels=width)
         self.head = nn.Conv2d(width, classes, kernel_size=1)
 
     def forward(self, images: Tensor) -> Tensor:
         """[B, C, S, S] -> logits [B, K, S, S]."""
         made = self.decoder([None, None, *self.forward_features(images)])  # [B, width, S / 4, S / 4]
         return F.interpolate(self.head(made), size=images.shape[-2:], mode="bilinear", align_corners=False)
-
-
-def _layer_norms(module: nn.Module) -> nn.Module:
-    """Puts a layer norm in the place of each batch norm: the decoder normalises maps of 1x1, and batches are small."""
-    for name, child in module.named_children():
-        if isinstance(child, nn.BatchNorm2d):
-            setattr(module, name, LayerNorm2d(child.num_features))
-        else:
-            _layer_norms(child)
-    return module
