@@ -27,6 +27,7 @@ _WHERE = {
     "probe": "idmm.stages.probe",
     "load_backbone": "idmm.models.weights",
     "load_classifier": "idmm.inference",
+    "load_network": "idmm.models.dense",
     "embed": "idmm.inference",
 }
 _PARTS = ("data", "losses", "models", "transfer")  # the last is called like a function

@@ -13,8 +13,11 @@ from helpers import VIT, Process, _flow, call, logged, metrics, read, refused, s
 from PIL import Image
 
 import idmm
+from idmm.config import Data
+from idmm.data.cache import load_split
+from idmm.data.dense import EvalDenseTransform, read_detection
 from idmm.engine import Loop
-from idmm.errors import Interrupted
+from idmm.errors import Interrupted, UserError
 
 SIDE = 64
 TINY = {
@@ -139,6 +142,26 @@ def test_its_backbone_is_a_start_for_others(whole, stage):
         assert torch.equal(network[f"backbone.{name}"], tensor), name
     about = read(whole / stage / "model.json")
     assert about["task"] == stage and about["pyramid_width"] == 16 and len(about["classes"]) in (3, 4)
+
+
+def test_its_network_is_loaded_again(whole, trees):
+    """It finds on an image what the run found."""
+    network, about = idmm.load_network(whole / "detect"), read(whole / "detect" / "model.json")
+    assert not network.training
+    store = load_split(
+        read_detection(Data(root=str(trees / "coco"))).splits.test, bound=SIDE * 2, data=Data(cache="ram")
+    )
+    batch = EvalDenseTransform(store, _targets(trees), SIDE, about["mean"], about["std"])(0, np.array([1]))
+    with torch.no_grad():
+        (found,) = network(batch["images"])
+    kept = [entry for entry in read(whole / "detect" / "predictions.json") if entry["image_id"] == 101]
+    assert kept[0]["score"] == pytest.approx(float(found["scores"][0]), abs=1e-4)
+    with pytest.raises(UserError, match="is of neither idmm detect nor idmm segment"):
+        idmm.load_network(whole / "detect" / "backbone.safetensors")
+
+
+def _targets(trees):
+    return read_detection(Data(root=str(trees / "coco"))).targets["test"]
 
 
 def test_init_is_where_it_starts(whole):

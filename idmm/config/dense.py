@@ -76,17 +76,21 @@ class DenseTrain(Train):
 
     @model_validator(mode="after")
     def _check_steps(self):
-        steps = self.lr_steps
+        steps, faults = self.lr_steps, []
         if (self.schedule == "steps") != bool(steps):
-            is_steps = "schedule is steps" if self.schedule == "steps" else f"schedule is {self.schedule}"
             wanted = "wanted epochs, e.g. [8, 11]" if self.schedule == "steps" else "wanted none, or schedule steps"
-            raise FieldError("lr_steps", f"got {steps}, but {is_steps}; {wanted}")
-        if steps and self.minutes is not None:
-            raise FieldError("lr_steps", f"got {steps}, but minutes decide on the epochs; wanted none, or epochs")
-        if steps != sorted(steps) or (steps and steps[-1] >= self.epochs):
-            raise FieldError("lr_steps", f"got {steps}, wanted rising epochs before the last ({self.epochs})")
+            faults.append(FieldError("lr_steps", f"got {steps}, but schedule is {self.schedule}; {wanted}"))
+        elif steps and self.minutes is not None:
+            what = f"got {steps}, but minutes decide on the epochs; wanted schedule cosine or linear"
+            faults.append(FieldError("lr_steps", what))
+        elif steps != sorted(steps) or (steps and steps[-1] >= self.epochs):
+            what = f"got {steps}, wanted rising epochs before the last ({self.epochs})"
+            faults.append(FieldError("lr_steps", what))
         if self.compile:
-            raise FieldError("compile", "got true, but detection and segmentation do not compile; wanted false")
+            faults.append(FieldError("compile", "got true, but boxes and masks are not compiled; wanted false"))
+        if faults:
+            faults[0].each = faults
+            raise faults[0]
         return self
 
 

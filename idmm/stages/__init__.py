@@ -190,7 +190,7 @@ def _stage_of_dense(kind: type) -> StageSpec:
     )
 
 
-DENSE_LIBRARIES = {"detect": ("pycocotools", "torchmetrics"), "segment": ("segmentation_models_pytorch",)}
+DENSE_LIBRARIES = {"detect": ("pycocotools",), "segment": ("segmentation_models_pytorch",)}
 STAGES = {
     "pretrain": StageSpec(
         "pretrain",
