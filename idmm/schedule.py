@@ -31,7 +31,8 @@ def learning_rate(
     start = min([WARMUP_START, *(group["lr"] / 10 for group in optimizer.param_groups)])
     warmup = dict(warmup_t=warmup_steps, warmup_lr_init=start, t_in_epochs=False)
     if kind == "steps":
-        return MultiStepLRScheduler(optimizer, decay_t=list(falls), decay_rate=0.1, warmup_prefix=False, **warmup)
+        falls = [step + 1 for step in falls]  # timm's fall a step before the one that is given
+        return MultiStepLRScheduler(optimizer, decay_t=falls, decay_rate=0.1, warmup_prefix=False, **warmup)
     shape = dict(t_initial=steps - warmup_steps, warmup_prefix=True, **warmup)
     if kind == "linear":
         return PolyLRScheduler(optimizer, power=1.0, **shape)

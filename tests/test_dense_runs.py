@@ -148,20 +148,15 @@ def test_its_network_is_loaded_again(whole, trees):
     """It finds on an image what the run found."""
     network, about = idmm.load_network(whole / "detect"), read(whole / "detect" / "model.json")
     assert not network.training
-    store = load_split(
-        read_detection(Data(root=str(trees / "coco"))).splits.test, bound=SIDE * 2, data=Data(cache="ram")
-    )
-    batch = EvalDenseTransform(store, _targets(trees), SIDE, about["mean"], about["std"])(0, np.array([1]))
+    there, looks = read_detection(Data(root=str(trees / "coco"))), (about["mean"], about["std"])
+    store = load_split(there.splits.test, bound=SIDE * 2, data=Data(cache="ram"))
+    batch = EvalDenseTransform(store, there.targets["test"], SIDE, *looks)(0, np.array([1]))
     with torch.no_grad():
         (found,) = network(batch["images"])
     kept = [entry for entry in read(whole / "detect" / "predictions.json") if entry["image_id"] == 101]
     assert kept[0]["score"] == pytest.approx(float(found["scores"][0]), abs=1e-4)
     with pytest.raises(UserError, match="is of neither idmm detect nor idmm segment"):
         idmm.load_network(whole / "detect" / "backbone.safetensors")
-
-
-def _targets(trees):
-    return read_detection(Data(root=str(trees / "coco"))).targets["test"]
 
 
 def test_init_is_where_it_starts(whole):
