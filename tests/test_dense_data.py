@@ -406,7 +406,7 @@ def test_keys_that_have_no_meaning(tmp_path):
 
 def test_what_was_looked_at_is_remembered(tmp_path, monkeypatch):
     mask_tree(tmp_path / "set")
-    data = section(tmp_path / "set", cache_dir=str(tmp_path / "kept"))
+    data = section(tmp_path / "set", name=None, cache_dir=str(tmp_path / "kept"))
     read_segmentation(data)
     before = looks._mask
     monkeypatch.setattr(looks, "_mask", lambda *_: pytest.fail("looked at again"))
