@@ -3,6 +3,7 @@
 import json
 import logging
 import re
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from folders import faults, paint, section
 from helpers import call
 from PIL import Image
 
+from idmm.data.datasets import open_splits
 from idmm.data.dense import IGNORED, looks, read_detection, read_segmentation
 from idmm.data.dense.targets import mask_values, rasterised
 from idmm.data.disk import cache_entries, clear
@@ -404,7 +406,7 @@ def test_keys_that_have_no_meaning(tmp_path):
 
 def test_what_was_looked_at_is_remembered(tmp_path, monkeypatch):
     mask_tree(tmp_path / "set")
-    data = section(tmp_path / "set", cache_dir=str(tmp_path / "kept"))
+    data = section(tmp_path / "set", name=None, cache_dir=str(tmp_path / "kept"))
     read_segmentation(data)
     before = looks._mask
     monkeypatch.setattr(looks, "_mask", lambda *_: pytest.fail("looked at again"))
@@ -451,3 +453,12 @@ def test_one_class(tmp_path):
     (tmp_path / "classes.txt").write_text("digit\n")
     first, *_ = faults(read_segmentation, of(tmp_path))
     assert first == f"data.root: '{tmp_path}/classes.txt' has 1 as number of classes; wanted 2 to 255"
+
+
+@pytest.mark.parametrize("make", [coco_tree, partial(coco_tree, official=True), mask_tree, ade_tree])
+def test_pretraining_takes_the_training_images_alone(tmp_path, make):
+    """Neither masks nor images to test on."""
+    make(tmp_path)
+    read = read_detection if "coco" in repr(make) else read_segmentation
+    found = open_splits(of(tmp_path), labelled=False)
+    assert found.train.names == read(of(tmp_path)).splits.train.names and found.train.labels is None

@@ -74,7 +74,8 @@ def _read(reader: Callable, data: config.Data, progress: bool) -> DenseSplits:
 
 def _found(reader: Callable, data: config.Data, faults: Faults, progress: bool) -> DenseSplits:
     _refuse_keys(data)
-    root = root_folder(replace(data, name="folder"))
+    data = replace(data, name="folder")
+    root = root_folder(data)
     found, classes = reader(root, data, faults, progress)
     faults.refuse()
     if empty := [part for part, (split, _) in found.items() if not len(split)]:
