@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -9,11 +10,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchvision.models.detection.roi_heads import paste_masks_in_image
 
 from idmm import distributed
 from idmm.config.dense import tested_sides
-from idmm.data.dense import BoxTarget, from_canvas
+from idmm.data.dense import BoxTarget, from_canvas, letterboxed
 from idmm.evaluate import evaluating
 from idmm.models.dense import Segmenter
 
@@ -77,7 +77,9 @@ def detect_objects(
 def on_file(output: dict[str, Tensor], size: tuple[int, int], side: int) -> Objects:
     """Takes what a detector found on a letterboxed canvas back to the image's file.
 
-    Masks are drawn at the file's size at once, not on the canvas.
+    Masks are drawn at the file's size at once, not on the canvas. In training torchvision samples them half a pixel of
+    the canvas too far to the upper left (its RoIAlign is not aligned), which is put right here; its own way to draw
+    them is coarser still (tests/test_evaluate_dense.py compares).
 
     Args:
         output: Of one image, see :meth:`idmm.models.dense.Detector.forward`.
@@ -87,19 +89,26 @@ def on_file(output: dict[str, Tensor], size: tuple[int, int], side: int) -> Obje
     output = {name: value.float().cpu() if value.is_floating_point() else value.cpu() for name, value in output.items()}
     boxes = from_canvas(output["boxes"], size, side)
     there = ((boxes[:, 2:] - boxes[:, :2]) > 0).all(1)  # else all of it is in the padding
-    boxes, segments = boxes[there], None
+    segments = None
     if "masks" in output:
-        segments = [_run_lengths(m, box, size) for m, box in zip(output["masks"][there], boxes, strict=True)]
-    return Objects(boxes.numpy(), output["labels"][there].numpy(), output["scores"][there].numpy(), segments)
+        height, width = letterboxed(size, side)
+        whole = (output["boxes"][there] + 0.5) * torch.tensor([size[1] / width, size[0] / height] * 2)  # not clipped
+        segments = [_run_lengths(m, box, size) for m, box in zip(output["masks"][there], whole.tolist(), strict=True)]
+    return Objects(boxes[there].numpy(), output["labels"][there].numpy(), output["scores"][there].numpy(), segments)
 
 
-def _run_lengths(mask: Tensor, box: Tensor, size: tuple[int, int]) -> dict:
-    """Draws a mask [1, 28, 28] (shares within its box) into an image of ``size``; returns it as COCO's RLE."""
+def _run_lengths(mask: Tensor, box: list[float], size: tuple[int, int]) -> dict:
+    """Draws a mask [1, 28, 28] (shares within a box) into an image of ``size``; returns it as COCO's RLE."""
     from pycocotools import mask as coco
 
-    drawn = paste_masks_in_image(mask[None], box[None], size)[0, 0] > 0.5  # [h, w]
-    encoded = coco.encode(np.asfortranarray(drawn.numpy().astype(np.uint8)))
-    return {"size": list(size), "counts": encoded["counts"].decode()}
+    (x1, y1, x2, y2), (h, w) = box, size
+    rows, columns = (range(max(0, int(a)), min(n, math.ceil(b))) for a, b, n in ((y1, y2, h), (x1, x2, w)))
+    y, x = ((torch.tensor(r) + 0.5 - a) / (b - a) * 2 - 1 for r, a, b in ((rows, y1, y2), (columns, x1, x2)))
+    places = torch.stack(torch.meshgrid(x, y, indexing="xy"), dim=-1)  # [rows, columns, 2], -1 to 1 within the box
+    drawn = np.zeros(size, dtype=np.uint8, order="F")
+    inside = F.grid_sample(mask[None], places[None], align_corners=False)[0, 0] >= 0.5
+    drawn[rows.start : rows.stop, columns.start : columns.stop] = inside.numpy()
+    return {"size": list(size), "counts": coco.encode(drawn)["counts"].decode()}
 
 
 def detection_scores(
