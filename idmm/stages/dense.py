@@ -162,7 +162,12 @@ class Judge:
         parts: Of the run.
         splits: The images.
         part: ``val`` or ``test``.
+
+    Attributes:
+        latest: What :meth:`scores` found last, where that is as it is reported; None: nothing yet.
     """
+
+    latest: dict[str, float] | None = None
 
     def __init__(self, run: Session, parts: DenseAssembly, splits: LoadedSplits, part: str):
         self.run, self.parts, self.part = run, parts, part
@@ -219,7 +224,7 @@ def train(kind: type[DenseAssembly], config: DenseConfig) -> dict:
         # ------------------------------------------------------------------ results
         kept = take_best(run, loop, parts.metric)
         result = {
-            **_judged(run, loop.averaged, parts, splits),
+            **_judged(run, loop.averaged, judge if held == "test" else parts.judge(run, splits, "test")),
             **kept,
             **length_result(parts),
             "epochs": phase.epochs,
@@ -248,10 +253,9 @@ def take_best(run: Session, loop: Loop, metric: str) -> dict[str, int]:
     return {"kept_epoch": epoch}
 
 
-def _judged(run: Session, network: nn.Module, parts: DenseAssembly, splits: LoadedSplits) -> dict[str, float]:
-    """Evaluates what is reported on the test images, and writes its files."""
-    judge, folder = parts.judge(run, splits, "test"), run.folder
-    scores = judge.scores(network, final=True)
+def _judged(run: Session, network: nn.Module, judge: Judge) -> dict[str, float]:
+    """Evaluates what is reported on the test images, unless that was just done, and writes its files."""
+    scores, folder = judge.latest or judge.scores(network, final=True), run.folder
     if folder.leader:
         judge.write(folder.path)
         with drawing("predictions.png"), distributed.alone(), torch.no_grad():
@@ -260,5 +264,5 @@ def _judged(run: Session, network: nn.Module, parts: DenseAssembly, splits: Load
             numbers = np.unique(np.linspace(0, len(judge.store) - 1, SHOWN).astype(int))
             save(judge.draw(network, numbers), folder.path / "predictions.png")
     shown = ", ".join(f"{name} {value:.2f}" for name, value in scores.items())
-    log.info("%s: %s on %d test images", parts.config.out, shown, len(splits.test))
+    log.info("%s: %s on %d test images", folder.path, shown, len(judge.store))
     return scores

@@ -83,8 +83,9 @@ class _Judge(Judge):
         # what is there is compared at the files' size: nothing of it is drawn on canvases
         batches = self.parts.eval_batches(run, self.store, self.bare, phase.size, label=label)
         self.found = detect_objects(network, batches, self.targets, run.device, run.autocast)
-        found, self.by_class = detection_scores(list(self.found.values()), self.targets, self.parts.classes)
-        return found
+        objects = list(self.found.values())
+        self.latest, self.by_class = detection_scores(objects, self.targets, self.parts.classes)
+        return self.latest
 
     @property
     def bare(self) -> Sequence[BoxTarget]:
