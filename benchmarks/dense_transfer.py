@@ -147,7 +147,8 @@ def measure(args: argparse.Namespace, root: Path, start: str, seed: int) -> dict
     scores = {}
     for task, names in TASKS.items():
         where = root / ("coco" if task == "detect" else "masks")
-        argv = [task, *TARGET, *init, "--data.root", where, "--seed", seed, "--train.epochs", args.epochs]
+        argv = [task, *TARGET, *init, "--data.root", where, "--seed", seed]
+        argv += ["--train.epochs", args.detect_epochs if task == "detect" else args.segment_epochs]
         found = run(folder / task, argv)
         scores |= {name: found[name] for name in names}
     return scores
@@ -173,13 +174,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/dense_transfer"), help="folder for images and runs")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each start")
     parser.add_argument("--images", type=int, default=160, help="training canvases")
-    parser.add_argument("--test-images", type=int, default=160, help="test canvases")
-    parser.add_argument("--epochs", type=int, default=15, help="of detection and segmentation")
+    parser.add_argument("--test-images", type=int, default=100, help="test canvases")
+    parser.add_argument("--detect-epochs", type=int, default=15, help="of detection")
+    parser.add_argument("--segment-epochs", type=int, default=30, help="of segmentation, whose steps are cheaper")
     parser.add_argument("--pretrain-epochs", type=int, default=30, help="of each pretraining")
     parser.add_argument("--quick", action="store_true", help="one seed, 24 and 16 images, 2 epochs of everything")
     args = parser.parse_args()
     if args.quick:
-        args.seeds, args.images, args.test_images, args.epochs, args.pretrain_epochs = 1, 24, 16, 2, 2
+        args.seeds, args.images, args.test_images = 1, 24, 16
+        args.detect_epochs = args.segment_epochs = args.pretrain_epochs = 2
     args.out.mkdir(parents=True, exist_ok=True)
     root, began = make_images(args.out, args.images, args.test_images), time.monotonic()
     found: dict[str, list[dict[str, float]]] = {start: [] for start in STARTS}

@@ -108,7 +108,8 @@ class DenseAssembly(Assembly):
         for part, split in found.splits.parts.items():
             scale = (stores["train"].scale if stores else None) or tidy(asked)  # that of the training images, for all
             given = {"data": data, "part": part, "progress": folder.leader, "scale": scale}
-            stores[part] = load_split(split, bound=self.bound(phase.size), **given)
+            bound = self.bound(phase.size) if part == "train" else short_side(phase.size)
+            stores[part] = load_split(split, bound=bound, **given)
             self.targets[part] = found.of(part, stores[part].names)
         prints = dict.fromkeys(PARTS) | {part: fingerprint(store) for part, store in stores.items()}
         digests = {
