@@ -462,3 +462,25 @@ def test_pretraining_takes_the_training_images_alone(tmp_path, make):
     read = read_detection if "coco" in repr(make) else read_segmentation
     found = open_splits(of(tmp_path), labelled=False)
     assert found.train.names == read(of(tmp_path)).splits.train.names and found.train.labels is None
+
+
+def test_a_test_set_without_masks(tmp_path, caplog):
+    mask_tree(tmp_path)
+    paint(tmp_path / "images" / "test" / "1.png")
+    assert list(read_segmentation(of(tmp_path)).targets) == ["train", "test"]
+    assert f"'{tmp_path}/images/test' is not used, as there are no masks of it" in caplog.text
+
+
+def test_images_in_folders(tmp_path):
+    """Of the parts and their masks alike; and ADE20K's whole folder as it is unpacked."""
+    for kind in ("images", "masks"):
+        mask_tree(tmp_path)
+        (tmp_path / kind / "train" / "a" / "b").mkdir(parents=True)
+    for kind in ("images", "masks"):
+        (tmp_path / kind / "train" / "000.png").rename(tmp_path / kind / "train" / "a" / "b" / "x.png")
+    names = read_segmentation(of(tmp_path)).splits.train.names
+    assert "images/train/a/b/x.png" in names and len(names) == 6
+    (tmp_path / "ade" / "ADEChallengeData2016").mkdir(parents=True)
+    ade_tree(tmp_path / "ade" / "ADEChallengeData2016")
+    found = read_segmentation(of(tmp_path / "ade"))
+    assert found.splits.train.names[0] == "ADEChallengeData2016/images/training/ADE_train_00000000.png"

@@ -192,7 +192,8 @@ class _File:
         kept = [image for image in images if image.name not in gone]
         paths = [os.path.join(base, *image.name.split("/")) for image in kept]
         below = [os.path.relpath(path, root).replace(os.sep, "/") for path in paths]
-        looks = look_at(paths, below, self.part, "images", data, progress)
+        split = Split(paths, below, None, None)
+        looks = look_at(split, self.part, "images", data, progress)
         wrong = [f"image '{name}' is not there (under '{base}')" for name in names if name in gone]
         good = []
         for i, (image, size, bad) in enumerate(zip(kept, looks.sizes.tolist(), looks.reasons, strict=True)):
@@ -202,7 +203,7 @@ class _File:
                 turned = " as it is shown" if tuple(size[::-1]) == image.size else ""
                 wrong.append(f"image '{image.name}' is {_pixels(size)}{turned}, by this file {_pixels(image.size)}")
         faults.unusable(str(self.path), counted(len(images), "image"), wrong)
-        return Split(paths, below, None, None).take(good), [kept[i] for i in good]
+        return split.take(good), [kept[i] for i in good]
 
 
 def _agreed(found: dict[str, dict], files: dict[str, _File], faults: Faults) -> dict[int, str]:

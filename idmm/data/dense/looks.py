@@ -5,7 +5,7 @@ import json
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -42,17 +42,17 @@ class _Look:
     digest: str = ""
 
 
-def look_at(paths: list[str], names: list[str], part: str, kind: str, data: config.Data, progress: bool) -> Looks:
+def look_at(split: Split, part: str, kind: str, data: config.Data, progress: bool) -> Looks:
     """Looks at each file, or finds that done on the disk.
 
     Args:
-        paths, names: Of the files, and as messages have them.
-        part: Which split they are of: train, val or test.
+        split: The files.
+        part: Which part of the dataset they are of: train, val or test.
         kind: ``images`` or ``masks``.
         data: The config's section: ``max_pixels``, and whether and where things are kept.
         progress: Show a bar on standard error if this takes longer than a second.
     """
-    split = Split(paths, names, None, None, drawn=f"looked at as {kind}")
+    split = replace(split, drawn=f"looked at as {kind}")  # which tells it from decoded images
     entry = CacheEntry(split, part, None, data) if data.cache in ("auto", "disk") else None
     if entry is not None and (found := _found(entry)) is not None:
         return found

@@ -3,6 +3,7 @@
 Source of the latter: http://sceneparsing.csail.mit.edu
 """
 
+import logging
 import os
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +18,8 @@ from idmm.data.readers.folder import PARTS, images_under
 from idmm.data.readers.layout import lines
 from idmm.data.split import Split, counted
 from idmm.errors import UserError, listed
+
+log = logging.getLogger(__name__)
 
 ADE_FOLDERS = {"train": "training", "val": "validation"}
 ADE_NAMES, ADE_CLASSES = "objectInfo150.txt", 150
@@ -58,8 +61,11 @@ def read_masks(
         raise UserError(f"data.root: '{root}' has no images with masks to train on; wanted {wanted}{boxes}")
     pairs = {}
     for part, folder in layout.folders.items():
-        if (layout.root / "images" / folder).is_dir():
-            pairs[part] = _pair(root, layout, part, folder, data, faults, progress)
+        top, below = layout.root / "images" / folder, layout.root / layout.masks / folder
+        if below.is_dir():
+            pairs[part] = _pair(root, top, below, part, data, faults, progress)
+        elif top.is_dir():  # a test set whose masks are kept by others
+            log.warning("data.root: '%s' is not used, as there are no masks of it ('%s')", top, below)
     classes = _classes(layout, pairs["train"].looks, faults)
     found = {part: _targets(layout, part, pair, len(classes), faults) for part, pair in pairs.items()}
     _check_values(layout, found, pairs, faults)
@@ -76,13 +82,10 @@ def mask_layout(root: Path) -> Layout | None:
     return None
 
 
-def _pair(
-    root: Path, layout: Layout, part: str, folder: str, data: config.Data, faults: Faults, progress: bool
-) -> _Pair:
-    """Finds the mask of each image: the PNG of the same name."""
-    top, below = layout.root / "images" / folder, layout.root / layout.masks / folder
-    images = _by_stem(top, images_under(str(top)), faults)
-    masks = images_under(str(below)) if below.is_dir() else []
+def _pair(root: Path, top: Path, below: Path, part: str, data: config.Data, faults: Faults, progress: bool) -> _Pair:
+    """Finds the mask, in the folder ``below``, of each image in ``top``: the PNG of the same name."""
+    images = _by_stem(top, images_under(str(top)), faults) if top.is_dir() else {}
+    masks = images_under(str(below))
     if others := [name for name in masks if not name.lower().endswith(".png")]:
         files = f"{counted(len(others), 'file')} that {'is' if len(others) == 1 else 'are'} no PNG"
         faults.add(
@@ -94,12 +97,15 @@ def _pair(
     lone = [f"'{name}' is of no image" for stem, name in masks.items() if stem not in images]
     faults.unusable(str(below), counted(len(masks), "mask"), lone)
     both = [stem for stem in images if stem in masks]
-    items, paths = ([os.path.join(of, *names[stem].split("/")) for stem in both] for of, names in
-                    ((top, images), (below, masks)))  # fmt: skip
-    names, mask_names = ([os.path.relpath(p, root).replace(os.sep, "/") for p in each] for each in (items, paths))
-    looks = look_at(paths, mask_names, part, "masks", data, progress)
-    shown = look_at(items, names, part, "images", data, progress)
-    return _Pair(Split(items, names, None, None), paths, looks, shown)
+    split = _split(root, top, [images[stem] for stem in both])
+    of_masks = _split(root, below, [masks[stem] for stem in both])
+    looks = look_at(of_masks, part, "masks", data, progress)
+    return _Pair(split, of_masks.items, looks, look_at(split, part, "images", data, progress))
+
+
+def _split(root: Path, folder: Path, names: list[str]) -> Split:
+    items = [os.path.join(folder, *name.split("/")) for name in names]
+    return Split(items, [os.path.relpath(item, root).replace(os.sep, "/") for item in items], None, None)
 
 
 def _by_stem(folder: Path, names: list[str], faults: Faults) -> dict[str, str]:
