@@ -2,6 +2,7 @@
 
     idmm.pretrain({"data": {"root": "DIR"}, "out": "runs/a"})                    # from images alone
     idmm.finetune({"init": "runs/a", "data": {"root": "DIR"}, "out": "runs/b"})  # from labels
+    idmm.detect({"init": "runs/a", "data": {"root": "COCO"}, "out": "runs/d"})   # boxes; idmm.segment: masks
     idmm.probe({"init": "runs/a", "data": {"root": "DIR"}, "out": "runs/c"})     # how good are the features?
     idmm.transfer("grid.yaml")                                                   # which data to pretrain on?
     backbone = idmm.load_backbone("runs/a", img_size=224)  # a timm model: images [B, 3, H, W] -> features [B, d]
@@ -21,9 +22,12 @@ from typing import Any
 _WHERE = {
     "pretrain": "idmm.stages.pretrain",
     "finetune": "idmm.stages.finetune",
+    "detect": "idmm.stages.detect",
+    "segment": "idmm.stages.segment",
     "probe": "idmm.stages.probe",
     "load_backbone": "idmm.models.weights",
     "load_classifier": "idmm.inference",
+    "load_network": "idmm.models.dense",
     "embed": "idmm.inference",
 }
 _PARTS = ("data", "losses", "models", "transfer")  # the last is called like a function

@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from idmm import distributed
+from idmm.config.dense import tested_sides
 from idmm.data.dense import BoxTarget, from_canvas, letterboxed
 from idmm.evaluate import evaluating
-from idmm.models.dense import STRIDES, Segmenter
+from idmm.models.dense import Segmenter
 
 
 # ---------------------------------------------------------------------- boxes
@@ -173,18 +174,11 @@ def _coco(annotations: list[dict], sizes: list[tuple[int, int]], classes: int):
 
 
 # ---------------------------------------------------------------------- classes of pixels
-def tested_sides(size: int, scales: Sequence[float]) -> list[int]:
-    """Returns the sides (pixels) at which :func:`segmented` sees images of ``size``: multiples of 32, but ``size``
-    itself."""
-    step = STRIDES[-1]
-    return [size if scale == 1 else max(step, round(size * scale / step) * step) for scale in scales]
-
-
 def segmented(network: Segmenter, images: Tensor, scales: Sequence[float] = (1.0,), flip: bool = False) -> Tensor:
     """Returns the probability of each class at each pixel, the mean over scales and mirror images.
 
     Args:
-        network: In evaluation mode; its backbone takes images of all :func:`tested_sides`.
+        network: In evaluation mode; its backbone takes images of all :func:`idmm.config.dense.tested_sides`.
         images: [B, C, S, S].
         scales: Of S.
         flip: See each image mirrored, too.

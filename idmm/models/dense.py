@@ -5,6 +5,7 @@ supplement, with the decoder of segmentation_models_pytorch: unlike that library
 """
 
 import math
+import os
 from collections import OrderedDict
 from functools import partial
 
@@ -22,7 +23,10 @@ from torchvision.ops import Conv2dNormActivation, FeaturePyramidNetwork, MultiSc
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
 from idmm.errors import SizeError, UserError
+from idmm.files import weights_label
+from idmm.models.build import create_backbone
 from idmm.models.grid import as_grid
+from idmm.models.weights import read_checkpoint
 
 STRIDES = (4, 8, 16, 32)  # pixels from a place of a map to the next
 FULL_SIZE = 640  # side of images (pixels) from which on anchors are as large as the papers'
@@ -303,3 +307,28 @@ class Segmenter(DenseNetwork):
         """[B, C, S, S] -> logits [B, K, S, S]."""
         made = self.decoder([None, None, *self.forward_features(images)])  # [B, width, S / 4, S / 4]
         return F.interpolate(self.head(made), size=images.shape[-2:], mode="bilinear", align_corners=False)
+
+
+def load_network(run_or_file: str | os.PathLike) -> Detector | Segmenter:
+    """Builds the network that ``idmm detect`` or ``idmm segment`` wrote, with its weights.
+
+    Args:
+        run_or_file: A run folder, or its ``model.safetensors`` with the JSON beside it, which also has the names of the
+            classes and how images are prepared: letterboxed to ``size``, less ``mean``, over ``std``.
+
+    Returns:
+        The network in evaluation mode; see :meth:`Detector.forward` and :meth:`Segmenter.forward`.
+
+    Raises:
+        UserError: It is the network of neither.
+    """
+    saved = read_checkpoint(run_or_file, stem="model")
+    known, label = saved.extra, weights_label(saved.source, "")
+    if known.get("task") not in ("detect", "segment"):
+        raise UserError(f"{label} is of neither idmm detect nor idmm segment; wanted such a run")
+    kwargs = {key: value for key, value in saved.kwargs.items() if key not in ("img_size", "num_classes")}
+    backbone = create_backbone(saved.name, saved.size, **kwargs)
+    given = backbone, saved.size, len(known["classes"]), known["pyramid_width"]
+    network = Detector(*given, known["masks"]) if known["task"] == "detect" else Segmenter(*given)
+    network.load_state_dict(saved.state)
+    return network.eval()

@@ -16,11 +16,13 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from idmm.data.cache import ImageStore
-from idmm.data.dense.targets import IGNORED, BoxTarget, Target
+from idmm.data.dense.targets import IGNORED, BoxTarget, Target, nearest
 from idmm.data.images import unit
 from idmm.data.views import normalise, numbered, resize
 from idmm.seeding import derive, seeded
 
+# Strengths of Liu et al., ECCV 2016 (SSD), without its exchange of colours; each with a probability of a half
+COLOURS = {"brightness": (0.875, 1.125), "contrast": (0.5, 1.5), "saturation": (0.5, 1.5), "hue": (-0.05, 0.05)}
 LEAST = 1.0  # sides of a box on the canvas that is kept (pixels)
 
 
@@ -112,8 +114,8 @@ class EvalDenseTransform:
         image = self.store.image(i)
         image = tv_tensors.Image(resize(image, [h, w]) if image.dtype != torch.uint8 else unit(resize(image, [h, w])))
         if not self.boxed:
-            mask = tv_tensors.Mask(torch.from_numpy(target.mask())[None])
-            return _Sample(image, None, F.resize(mask, [h, w]), None)  # of masks the nearest pixel
+            mask = nearest(target.mask(), (h, w))
+            return _Sample(image, None, tv_tensors.Mask(torch.from_numpy(mask)[None]), None)
         target = target.take(~target.crowd)
         given = {"format": "XYXY", "canvas_size": target.size}
         boxes = F.resize(tv_tensors.BoundingBoxes(torch.from_numpy(target.boxes), **given), [h, w])
@@ -163,7 +165,7 @@ class DenseTransform(EvalDenseTransform):
     def __init__(self, store: ImageStore, targets: Sequence[Target], augment: Any, size: int, mean, std, key: int):
         super().__init__(store, targets, size, mean, std)
         self.augment, self.key = augment, key
-        self.distort = v2.RandomPhotometricDistort() if augment.photometric else None
+        self.distort = v2.Compose([v2.RandomApply([v2.ColorJitter(**{name: of})]) for name, of in COLOURS.items()])
 
     def _sample(self, epoch: int, i: int) -> _Sample:
         with seeded(derive(self.key, "augment", epoch, i)):
@@ -177,7 +179,9 @@ class DenseTransform(EvalDenseTransform):
                 sample = _sane(sample.each(lambda part: F.crop(part, *box)))
             if flip < self.augment.flip:
                 sample = sample.each(F.horizontal_flip)
-            return sample if self.distort is None else sample._replace(image=self.distort(sample.image))
+            if self.augment.photometric:
+                sample = sample._replace(image=self.distort(sample.image))
+            return sample
 
 
 def _sane(sample: _Sample) -> _Sample:
