@@ -133,13 +133,30 @@ def test_a_stride_that_is_no_power_of_two():
 
 
 class Pooled(nn.Module):
+    """Its features have no places; those of its two layers have, where it tells them."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Conv2d(3, 8, kernel_size=side, stride=side) for side in (4, 32))
+        self.head = nn.Linear(8, 8)
+
     def forward_features(self, images):
-        return images.mean((2, 3))
+        return self.head(self.layers[1](images).mean((2, 3)))
 
 
-def test_a_backbone_without_places_is_refused():
+class Layered(Pooled):
+    def forward_intermediates(self, images, indices=(0, 1), intermediates_only=True):
+        return [self.layers[index](images) for index in indices]
+
+
+def test_a_backbone_whose_features_have_no_places():
+    """Its layers serve where they have places, and what comes after them is not trained."""
     with pytest.raises(UserError, match="are not a grid of places"):
         Segmenter(Pooled(), SIDE, 3, 16)
+    made = Layered()
+    maps = ScaledMaps(made, SIDE)
+    assert maps.several and [m.shape[-1] for m in maps(made, torch.zeros(1, 3, SIDE, SIDE))] == [16, 8, 4, 2]
+    assert [name for name, p in made.named_parameters() if not p.requires_grad] == ["head.weight", "head.bias"]
 
 
 def test_sizes_of_detection():

@@ -7,6 +7,7 @@ supplement, with the decoder of segmentation_models_pytorch: unlike that library
 import math
 import os
 from collections import OrderedDict
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -56,11 +57,11 @@ class ScaledMaps(nn.Module):
 
     def __init__(self, backbone: nn.Module, size: int):
         super().__init__()
-        found = _maps_by_stride(backbone, size)  # stride: index (None: the final one), channels
+        found = _maps_by_stride(backbone, size)
         sources = [min(found, key=lambda stride, s=s: abs(math.log2(stride / s))) for s in STRIDES]
-        self.indices = sorted({found[s][0] for s in sources} - {None})
-        order = [*self.indices, None]
-        self.sources = [order.index(found[s][0]) for s in sources]
+        taken = {found[source][0] for source in sources}
+        self.layers = [*sorted(taken - {None}), *(taken & {None})]
+        self.sources = [self.layers.index(found[source][0]) for source in sources]
         self.several = len(found) > 1
         self.levels, self.channels = nn.ModuleList(), []
         for source, stride in zip(sources, STRIDES, strict=True):
@@ -71,26 +72,27 @@ class ScaledMaps(nn.Module):
 
     def forward(self, backbone: nn.Module, images: Tensor) -> list[Tensor]:
         """Returns the maps of images [B, C, S, S]: [B, channels[i], n, n], n = S / STRIDES[i] where 32 divides S."""
-        maps, least = _backbone_maps(backbone, images, self.indices), math.ceil(images.shape[-1] / STRIDES[-1])
+        maps, least = _backbone_maps(backbone, images, self.layers), math.ceil(images.shape[-1] / STRIDES[-1])
         sizes = [least * STRIDES[-1] // stride for stride in STRIDES]
         levels = zip(self.levels, self.sources, sizes, strict=True)
         return [_resized(level(maps[source]), size) for level, source, size in levels]
 
     def _drop_unused(self, backbone: nn.Module, size: int) -> None:
         named = [(name, p) for name, p in backbone.named_parameters() if p.requires_grad]
-        total = sum(m.sum() for m in _looked_at(backbone, size, lambda x: _backbone_maps(backbone, x, self.indices)))
+        total = sum(m.sum() for m in _looked_at(backbone, size, lambda x: _backbone_maps(backbone, x, self.layers)))
         found = torch.autograd.grad(total, [p for _, p in named], allow_unused=True)
         for (_, parameter), gradient in zip(named, found, strict=True):
             parameter.requires_grad_(gradient is not None)
 
 
-def _backbone_maps(backbone: nn.Module, images: Tensor, indices: list[int]) -> list[Tensor]:
-    """Returns the outputs of the backbone's layers ``indices`` (timm's numbers), then its final map, [B, D, h, w]."""
-    taken = []
-    if indices:
-        final, taken = backbone.forward_intermediates(images, indices=indices)
-    else:
-        final = backbone.forward_features(images)
+def _backbone_maps(backbone: nn.Module, images: Tensor, layers: list[int | None]) -> list[Tensor]:
+    """Returns the outputs [B, D, h, w] of a backbone's layers, by timm's rising numbers; the last may be None: what
+    ``forward_features`` gives."""
+    if layers == [None]:
+        return [as_grid(backbone, backbone.forward_features(images), images.shape[-2:])]
+    if layers[-1] is not None:
+        return backbone.forward_intermediates(images, indices=layers, intermediates_only=True)
+    final, taken = backbone.forward_intermediates(images, indices=layers[:-1])
     return [*taken, as_grid(backbone, final, images.shape[-2:])]
 
 
@@ -106,13 +108,19 @@ def _looked_at(backbone: nn.Module, size: int, run) -> list[Tensor]:
 
 
 def _maps_by_stride(backbone: nn.Module, size: int) -> dict[float, tuple[int | None, int]]:
-    """Returns for each stride (pixels) which layer gives the deepest map of it (None: the last norm), its channels."""
+    """Returns for each stride (pixels) the deepest layer with a map of it, as :func:`_backbone_maps` names them, and
+    its channels."""
     maps: list[tuple[int | None, Tensor]] = []
     with torch.no_grad():
         if hasattr(backbone, "forward_intermediates"):
-            maps += enumerate(_looked_at(backbone, size, backbone.forward_intermediates)[1])
-        maps.append((None, _looked_at(backbone, size, lambda x: _backbone_maps(backbone, x, []))[0]))
-    return {size / made.shape[-1]: (index, made.shape[1]) for index, made in maps}
+            layers = partial(backbone.forward_intermediates, intermediates_only=True)
+            maps += enumerate(_looked_at(backbone, size, layers))
+        try:
+            maps.append((None, _looked_at(backbone, size, lambda x: _backbone_maps(backbone, x, [None]))[0]))
+        except UserError:  # those of layers inside may have places all the same
+            if not maps:
+                raise
+    return {size / made.shape[-1]: (layer, made.shape[1]) for layer, made in maps}
 
 
 def _enlarged(width: int, steps: int) -> nn.Sequential:
@@ -149,7 +157,6 @@ class DenseNetwork(nn.Module):
         """Returns maps of strides 4, 8, 16 and 32, see :class:`ScaledMaps`."""
         return self.maps(self.backbone, images)
 
-    @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
         """Names of the backbone's parameters that it exempts from weight decay."""
         names = self.backbone.no_weight_decay() if hasattr(self.backbone, "no_weight_decay") else ()
