@@ -3,11 +3,11 @@
     python benchmarks/dense_transfer.py --out runs/dense_transfer            four starts, three seeds, both tasks
     python benchmarks/dense_transfer.py --out runs/quick --quick             one seed, few epochs: does it run?
 
-The images are made here, and say so: scikit-learn's digits (8 x 8 pixels) enlarged 3 or 4 times, 2 to 4 of them without
-overlap on a canvas of 96 x 96 pixels, each of one random light colour, on blurred dark noise of random colours; boxes
-and masks are exact to the pixel. Canvases to train on show digits of the first 80 % of the set alone, those to test on
-of the rest. All that pretraining sees is cut from the training canvases: a square around each object, of 1.5 times its
-longer side, in a folder by its class (IDMM does not look at it).
+The images are composed here: the strokes of scikit-learn's digits (8 x 8 pixels, those above 4 of 16), enlarged 3 or 4
+times, 2 to 4 of them without overlap on a canvas of 96 x 96 pixels, each of one random light colour, on blocks of dark
+random colours with some noise; boxes and masks are exact to the pixel. Canvases to train on show digits of the first
+80 % of the set alone, those to test on of the rest. All that pretraining sees is cut from the training canvases: a
+square around each object, of 1.5 times its longer side, in a folder by its class (IDMM does not look at it).
 
 Each start is pretrained with each seed on the same crops for as many epochs, and its run is what detection (Mask R-CNN)
 and segmentation (UPerNet) start from; the table has mean and standard deviation over the seeds on the test canvases.
