@@ -2,7 +2,7 @@
 images with their boxes or masks."""
 
 import logging
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +45,7 @@ RECORDED = ("ap", "ap50", "ap75", "mask_ap", "miou", "macc", "pixel_accuracy")  
 SHOWN = 8  # test images on predictions.png
 
 
-class DenseAssembly(Assembly):
+class DenseAssembly(Assembly, ABC):
     """The parts of a run of detection or segmentation.
 
     Attributes:
@@ -155,7 +155,7 @@ def _differences(old: dict, new: dict) -> list[str]:
     return lines or (["the list of classes is another"] if old["classes"] != new["classes"] else [])
 
 
-class Judge:
+class Judge(ABC):
     """Evaluates networks on a part of the images, and keeps what the last one predicted.
 
     Args:

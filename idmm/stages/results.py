@@ -205,7 +205,8 @@ def ending_seconds(parts: Assembly, splits: LoadedSplits, looks: list[float], dr
         return CURVES * drawn
     train, test = len(splits.train), len(splits.test)
     if splits.test.labels is None:  # boxes or masks
-        return CURVES * drawn + looks[-1] * test
+        scales, flip = getattr(parts.config, "eval_scales", [1.0]), getattr(parts.config, "eval_flip", False)
+        return CURVES * drawn + looks[-1] * test * (1 + flip) * sum(scale**2 for scale in scales)
     pixels = READ * (train + test) + COMPARED * train * test / PAIRS if is_cheap(parts, splits) else 0.0
     featured = len(shown(splits.test.labels)) * (looks[0] + looks[-1]) * distributed.world()  # by the first one
     return (CURVES + CONFUSION) * drawn + pixels + featured + (looks[-1] * test if splits.val is not None else 0.0)
