@@ -224,8 +224,11 @@ def train(kind: type[DenseAssembly], config: DenseConfig) -> dict:
 
         # ------------------------------------------------------------------ results
         kept = take_best(run, loop, parts.metric)
+        scores = _judged(run, loop.averaged, judge if held == "test" else parts.judge(run, splits, "test"))
+        about = {"task": config.STAGE, "classes": list(parts.classes), "pyramid_width": config.model.pyramid_width}
+        export_dense(run, loop, parts, splits, {**about, **parts.about})
         result = {
-            **_judged(run, loop.averaged, judge if held == "test" else parts.judge(run, splits, "test")),
+            **scores,
             **kept,
             **length_result(parts),
             "epochs": phase.epochs,
@@ -233,13 +236,10 @@ def train(kind: type[DenseAssembly], config: DenseConfig) -> dict:
             "train_size": len(splits.train),
             "test_size": len(splits.test),
             "seed": config.seed,
-            "seconds": 0.0,
+            "seconds": round(run.seconds, 1),
             "precision": run.precision,
             **splits.remarks,
         }
-        about = {"task": config.STAGE, "classes": list(parts.classes), "pyramid_width": config.model.pyramid_width}
-        export_dense(run, loop, parts, splits, {**about, **parts.about})
-        result["seconds"] = round(run.seconds, 1)
         run.folder.finish(result)
         return result
 
