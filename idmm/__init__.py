@@ -2,12 +2,15 @@
 
     idmm.pretrain({"data": {"root": "DIR"}, "out": "runs/a"})                    # from images alone
     idmm.finetune({"init": "runs/a", "data": {"root": "DIR"}, "out": "runs/b"})  # from labels
+    idmm.detect({"init": "runs/a", "data": {"root": "DIR"}, "out": "runs/d"})    # boxes, in COCO's format
+    idmm.segment({"init": "runs/a", "data": {"root": "DIR"}, "out": "runs/e"})   # a class for each pixel
     idmm.probe({"init": "runs/a", "data": {"root": "DIR"}, "out": "runs/c"})     # how good are the features?
     idmm.transfer("grid.yaml")                                                   # which data to pretrain on?
     backbone = idmm.load_backbone("runs/a", img_size=224)  # a timm model: images [B, 3, H, W] -> features [B, d]
     clf = idmm.load_classifier("runs/b")
     clf.predict(["a.jpg", image, array])[0].label          # its class; .probability, .top
     idmm.embed("runs/a", ["a.jpg", image, array])          # features, float32 [N, d]
+    network = idmm.load_network("runs/d")                  # images [B, 3, S, S] -> boxes, labels, scores of each
 
 ``help(idmm.pretrain)`` and its like list the keys of a config, and what is returned. Parts to build with:
 ``idmm.losses.instance_discrimination_loss``, ``idmm.losses.DenseRelativeLocalization``,
@@ -21,9 +24,12 @@ from typing import Any
 _WHERE = {
     "pretrain": "idmm.stages.pretrain",
     "finetune": "idmm.stages.finetune",
+    "detect": "idmm.stages.detect",
+    "segment": "idmm.stages.segment",
     "probe": "idmm.stages.probe",
     "load_backbone": "idmm.models.weights",
     "load_classifier": "idmm.inference",
+    "load_network": "idmm.models.dense",
     "embed": "idmm.inference",
 }
 _PARTS = ("data", "losses", "models", "transfer")  # the last is called like a function

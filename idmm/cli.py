@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from idmm.config import FinetuneConfig, PretrainConfig, usage
+from idmm.config import DenseConfig, DetectConfig, FinetuneConfig, PretrainConfig, SegmentConfig, usage
 from idmm.config import commands as keys
 from idmm.config.parsing import parse
 from idmm.errors import Interrupted, RunError, UserError, nearest
@@ -47,7 +47,7 @@ _WORDS = {  # what may stand without its flag, as the help calls it
     "name": "NAME", "data.root": "DIR", "run": "RUN", "runs": "RUN [RUN ...]", "query": "QUERY",
     "paths": "PATH [PATH ...]",
 }  # fmt: skip
-STAGED = PretrainConfig | FinetuneConfig
+STAGED = PretrainConfig | FinetuneConfig | DenseConfig
 DATA = {
     "list": Command(keys.DataListConfig, "commands.catalogue:table", "all datasets with their sizes"),
     "info": Command(
@@ -71,6 +71,14 @@ COMMANDS = {
     "finetune": Command(
         FinetuneConfig, "stages.finetune:finetune",
         "stage 2: train a classifier on labels, from a backbone or from scratch", logged=False,
+    ),
+    "detect": Command(
+        DetectConfig, "stages.detect:detect",
+        "stage 2 for boxes: train a detector (COCO format), of masks too where there are any", logged=False,
+    ),
+    "segment": Command(
+        SegmentConfig, "stages.segment:segment",
+        "stage 2 for masks: train a semantic segmentation (images and PNG masks, ADE20K)", logged=False,
     ),
     "transfer": Command(
         GridConfig, "commands.grid:grid",

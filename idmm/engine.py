@@ -20,7 +20,7 @@ from idmm.methods.base import Method
 from idmm.monitor import exploded, without_drloc
 from idmm.optim import create_optimizer
 from idmm.progress import Progress, epoch_line
-from idmm.schedule import cosine_schedule, warmup_length, weight_decay_schedule
+from idmm.schedule import learning_rate, warmup_length, weight_decay_schedule
 from idmm.seeding import derive, seeded
 from idmm.session import Session
 from idmm.shards import clip_gradients, own_states, shard_processes, whole_states
@@ -98,7 +98,8 @@ class Loop:
         warmup, shortened = warmup_length(self.train.warmup_epochs, self.batches.steps_per_epoch, self.steps)
         if shortened:
             log.info("%s", shortened)
-        self.schedule = cosine_schedule(optimizer, self.steps, warmup, self.train.schedule == "released")
+        falls = [round(epochs * self.batches.steps_per_epoch) for epochs in getattr(self.train, "lr_steps", ())]
+        self.schedule = learning_rate(optimizer, self.steps, warmup, self.train.schedule, falls)
         self.set_weight_decay = weight_decay_schedule(optimizer, self.steps, self.train.weight_decay_end)
         self.ema = ModelEmaV3(method.backbone, self.train.ema, use_warmup=True) if self.train.ema else None
         if self.train.compile:

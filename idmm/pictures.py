@@ -27,11 +27,28 @@ LOOKS = [(COLOURS[n % 7], STYLES[n % 4], MARKERS[n % 7]) for n in range(28)]  # 
 DPI = 150
 BOOKKEEPING = ("epoch", "stage", "step", "seconds", "images_per_s")  # of a record, not drawn
 TOLD, SCORES = "training images told from all others (%)", "accuracy on images not trained on (%)"
-PERCENTS = (TOLD, SCORES.partition(" (")[0])  # how the titles of panels in percent begin
+OVERLAP = "AP and IoU on images not trained on (%)"
+PERCENTS = tuple(title.partition(" (")[0] for title in (TOLD, SCORES, OVERLAP))  # their titles begin so
 PANELS = {  # title -> what of a record is drawn there, by label; None: no legend
     "loss, mean over the epoch": {"loss": None},
     "learning rate": {"lr": None},
     SCORES: {"top1": "top-1", "top5": "top-5", "mean_per_class": "mean over classes", "knn": "kNN"},
+    OVERLAP: {
+        "ap": "AP",
+        "ap50": "AP50",
+        "ap75": "AP75",
+        "mask_ap": "AP of masks",
+        "miou": "mean IoU",
+        "macc": "mean class accuracy",
+        "pixel_accuracy": "pixel accuracy",
+    },
+    "parts of the loss": {
+        "rpn_objectness": "proposals",
+        "rpn_box": "their boxes",
+        "classifier": "classes",
+        "box": "boxes",
+        "mask": "masks",
+    },
     TOLD: {"instance_accuracy": None},
     "spread (0: all alike, 1: even)": {"feature_std": "features", "embedding_std": "what the loss compares"},
     "directions that the features use": {"feature_rank": None},

@@ -1,40 +1,46 @@
-"""What changes with the step: the learning rate (linear warm-up, then half a cosine to zero, timm's), weight decay,
+"""What changes with the step: the learning rate (linear warm-up, then a schedule of timm's), weight decay,
 the weight of a loss."""
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
-from timm.scheduler import CosineLRScheduler
+from timm.scheduler import CosineLRScheduler, MultiStepLRScheduler, PolyLRScheduler
+from timm.scheduler.scheduler import Scheduler
 
 WARMUP_START = 1e-6  # as released, and timm's own default
 
 
-def cosine_schedule(
-    optimizer: torch.optim.Optimizer, steps: int, warmup_steps: int, released: bool = False
-) -> CosineLRScheduler:
+def learning_rate(
+    optimizer: torch.optim.Optimizer, steps: int, warmup_steps: int, kind: str = "cosine", falls: Sequence[int] = ()
+) -> Scheduler:
     """Returns a schedule that sets each group's lr (times its ``lr_scale``) on ``step_update(step)``.
 
     Stateless in the step: a resumed run asks for its step and gets the same rate. Step 0 runs at 1e-6 where there is a
     warm-up, ``warmup_steps`` at the peak, ``steps`` (one past the last) would be zero.
 
-    The groups' present lr is the peak, and the warm-up shorter than the run. ``released``: after the warm-up as IDMM's
-    released code has it, see :class:`Released`.
+    Args:
+        optimizer: The groups' present lr is the peak.
+        steps: Of the run.
+        warmup_steps: Fewer than the run's.
+        kind: After the warm-up ``cosine``, ``released``, see :class:`Released`, a straight line (``linear``), or
+            ``steps``: a tenth of the rate from each of the steps ``falls`` on.
+        falls: Counted from the start of the run.
     """
     start = min([WARMUP_START, *(group["lr"] / 10 for group in optimizer.param_groups)])
+    warmup = dict(warmup_t=warmup_steps, warmup_lr_init=start, t_in_epochs=False)
+    if kind == "steps":
+        falls = [step + 1 for step in falls]  # timm's fall a step before the one that is given
+        return MultiStepLRScheduler(optimizer, decay_t=falls, decay_rate=0.1, warmup_prefix=False, **warmup)
+    shape = dict(t_initial=steps - warmup_steps, warmup_prefix=True, **warmup)
+    if kind == "linear":
+        return PolyLRScheduler(optimizer, power=1.0, **shape)
     logger = logging.getLogger("timm.scheduler.cosine_lr")
     level = logger.level
     logger.setLevel(logging.ERROR)  # it warns of a run of one step
     try:
-        return (Released if released else CosineLRScheduler)(
-            optimizer,
-            t_initial=steps - warmup_steps,
-            warmup_t=warmup_steps,
-            warmup_lr_init=start,
-            warmup_prefix=True,
-            t_in_epochs=False,
-        )
+        return (Released if kind == "released" else CosineLRScheduler)(optimizer, **shape)
     finally:
         logger.setLevel(level)
 

@@ -490,7 +490,8 @@ def test_the_docstring_of_a_stage_lists_its_keys(stage):
 
 
 def test_front_door_knows_its_names():
-    calls = {"pretrain", "finetune", "probe", "transfer", "load_backbone", "load_classifier", "embed"}
+    calls = {"pretrain", "finetune", "detect", "segment", "probe", "transfer", "embed"}
+    calls |= {"load_backbone", "load_classifier", "load_network"}
     assert set(idmm.__all__) == calls | {"data", "losses", "models"}
     assert all(f"idmm.{name}(" in idmm.__doc__ for name in calls)
     for name in [*idmm.__all__, *re.findall(r"``idmm\.([\w.]+)``", idmm.__doc__)]:

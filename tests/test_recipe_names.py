@@ -9,7 +9,7 @@ from folders import faults
 from helpers import ROOT, VIT, call, flags, inside, refused
 
 import idmm
-from idmm.config import FinetuneConfig, PretrainConfig
+from idmm.config import DetectConfig, FinetuneConfig, PretrainConfig, SegmentConfig
 from idmm.config.parsing import build, parse
 from idmm.config.reading import recipes
 from idmm.transfer.config import GridConfig, parse_grid
@@ -39,6 +39,7 @@ def parsed(kind, *names):
 def test_every_recipe_is_found_by_its_name(key):
     (folder, name), path = key.split("/"), CONFIGS / f"{key}.yaml"
     kinds = {"pretrain": PretrainConfig, "finetune": FinetuneConfig, "drloc": FinetuneConfig}
+    kinds |= {"detect": DetectConfig, "segment": SegmentConfig}
     kind = kinds.get(name if folder == "demo" else folder, PretrainConfig)
     if folder == "transfer":
         grids = [parse_grid(["--config", str(at), "--out", "o", "--roots", "R"], "test") for at in (name, path)]

@@ -159,7 +159,7 @@ def test_no_config_is_left_out():
     names = {path.stem for path in (CONFIGS / "ablations").glob("*.yaml")}
     assert names == {row[0] for row in TABLE_8} | {"table9_idmm_mlp", "table9_simclr_without_mlp"}
     assert {path.stem for path in (CONFIGS / "pretrain").glob("*.yaml")} == {
-        *METHODS, "idmm_fast", "idmm_released", "dino_idmm", "joint", "adapt",
+        *METHODS, "idmm_fast", "idmm_released", "dino_idmm", "joint", "adapt", "drloc_supervised",
     }  # fmt: skip
     shipped("pretrain/idmm_fast")
 

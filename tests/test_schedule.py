@@ -8,14 +8,14 @@ import torch
 from idmm.config import Train
 from idmm.models import create_backbone
 from idmm.optim import create_optimizer, recipe
-from idmm.schedule import cosine_schedule, warmup_length, weight_decay_schedule
+from idmm.schedule import learning_rate, warmup_length, weight_decay_schedule
 from idmm.shards import clip_gradients
 
 
 def rates(steps, warmup, lr=0.1, scale=1.0, released=False):
     group = {"params": [torch.nn.Parameter(torch.zeros(1))], "lr": lr, "lr_scale": scale}
     optimizer = torch.optim.SGD([group])
-    schedule = cosine_schedule(optimizer, steps, warmup, released)
+    schedule = learning_rate(optimizer, steps, warmup, "released" if released else "cosine")
     values = []
     for step in range(steps + 1):
         schedule.step_update(step)

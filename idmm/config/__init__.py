@@ -6,6 +6,7 @@ classes of this package; pydantic checks all fields of a config at once, so that
 
 from idmm.config.base import FREE, NEW_IN_PRETRAINING, NEW_KEYS, section
 from idmm.config.data import IMAGENET_MEAN, IMAGENET_STD, Data, Subset
+from idmm.config.dense import DenseConfig, DetectConfig, SegmentConfig
 from idmm.config.methods import METHODS, Method, defaults_of
 from idmm.config.stages import (
     Common,
@@ -34,8 +35,9 @@ from idmm.config.views import (
 
 __all__ = [
     "COLOURS", "DEFAULT_COLOURS", "FREE", "IMAGENET_MEAN", "IMAGENET_STD", "METHODS", "NEW_IN_PRETRAINING", "NEW_KEYS",
-    "Augment", "Colours", "Common", "CropGroup", "Data", "DrLoc", "FinetuneConfig", "FinetuneModel", "FinetuneTrain",
-    "Method", "Model", "PretrainConfig", "PretrainTrain", "Stage", "Subset", "Train", "Views",
+    "Augment", "Colours", "Common", "CropGroup", "Data", "DenseConfig", "DetectConfig",
+    "DrLoc", "FinetuneConfig", "FinetuneModel", "FinetuneTrain",
+    "Method", "Model", "PretrainConfig", "PretrainTrain", "SegmentConfig", "Stage", "Subset", "Train", "Views",
     "colours_of", "defaults_of", "global_groups", "group_sizes", "resolved_stages", "section", "with_epochs",
     "without_rgb",
 ]  # fmt: skip

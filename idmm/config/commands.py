@@ -202,8 +202,9 @@ class DataDownloadConfig:
 
 @section
 class DataCheckConfig:
-    """Look at every image of a dataset before training on it: unreadable files, class balance, tiny images, duplicates,
-    and duplicates across train and test. Exits 1 if anything was found that should be mended."""
+    """Look at every image of a dataset before training on it: unreadable files, boxes and masks, class balance,
+    tiny images, duplicates, and duplicates across train and test. Exits 1 if anything was found that should be
+    mended."""
 
     name: str | None = None
     """Dataset, one of 'idmm data list', or the folder of your own images; null: 'folder', those under --root."""

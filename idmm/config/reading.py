@@ -15,7 +15,8 @@ from idmm.errors import UserError, listed, nearest
 # setup.cfg maps the repository's folder into the package as idmm/configs; a checkout has it beside the package
 _PLACES = [Path(__file__).resolve().parents[level] / "configs" for level in (1, 2)]
 CONFIGS = next((place for place in _PLACES if place.is_dir()), _PLACES[0])
-STAGES = ("pretrain", "finetune", "transfer")  # folders of recipes that are called without their folder
+# folders of recipes that are called without their folder
+STAGES = ("pretrain", "finetune", "transfer", "detect", "segment")
 
 
 class _Loader(yaml.SafeLoader):

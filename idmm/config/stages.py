@@ -15,7 +15,7 @@ from idmm.files import saved_info
 
 
 @section
-class Model:
+class Backbone:
     """The backbone."""
 
     MAIN: ClassVar[str] = "name"
@@ -26,11 +26,17 @@ class Model:
     """Passed to the model's constructor, e.g. '{embed_dim: 96, depth: 6, num_heads: 3}'."""
     drop_path: float = Field(0.1, ge=0, lt=1)
     """Stochastic depth rate, where the model has it (probability)."""
+    strict: bool = False
+    """Refuse init weights that the backbone does not have, and weights of it that init lacks."""
+
+
+@section
+class Model(Backbone):
+    """The backbone."""
+
     patch_drop: float = Field(0.0, ge=0, lt=1)
     """Share of the patches that each training image is left without, drawn at random; steps cost that much less.
     Evaluation and the exported model see all patches. For timm's vision transformers; 0: none."""
-    strict: bool = False
-    """Refuse init weights that the backbone does not have, and weights of it that init lacks."""
 
 
 @section
@@ -168,10 +174,10 @@ def resolved_stages(config: FinetuneConfig) -> list[Stage]:
     ]
 
 
-def with_epochs(config: PretrainConfig | FinetuneConfig, epochs: list[int]) -> PretrainConfig | FinetuneConfig:
-    """Returns the config with so many epochs at each of its sizes."""
+def with_epochs(config: Any, epochs: list[int]) -> Any:
+    """Returns a stage's config with so many epochs at each of its sizes."""
     train = replace(config.train, epochs=epochs[0]) if len(epochs) == 1 else config.train
-    if isinstance(config, PretrainConfig):
+    if not isinstance(config, FinetuneConfig):
         return replace(config, train=train)
     stages = [replace(stage, epochs=n) for stage, n in zip(resolved_stages(config), epochs, strict=True)]
     return replace(config, train=train, stages=stages)

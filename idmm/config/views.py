@@ -198,7 +198,9 @@ def _shown(value: Any) -> str:
 def _plain(config: Any) -> tuple[Any, dict[str, tuple[Any, Any]]]:
     """Returns a stage's config without what only RGB images have, and by key what was there and is there now."""
     found = {
-        name: _plain_section(getattr(config, name), name) for name in ("views", "augment") if hasattr(config, name)
+        name: _plain_section(section, name)
+        for name in ("views", "augment")
+        if hasattr(section := getattr(config, name, None), "jitter")
     }
     asked = {key: values for _, changes in found.values() for key, values in changes.items()}
     return replace(config, **{name: section for name, (section, _) in found.items()}), asked

@@ -71,7 +71,7 @@ def read_splits(data: config.Data, labelled: bool, evaluated: bool, unlabelled: 
             raise UserError(f"data.exclude: '{data.exclude}' leaves no training image of {listed(empty)}; wanted some")
     if data.folds is not None:
         splits = _hold_out_fold(splits, data.folds, data.fold or 1, labelled and evaluated)
-    splits = _hold_out(splits, data.val_fraction)
+    splits = hold_out(splits, data.val_fraction)
     if labelled and splits.train.labels is None:
         raise LabelsMissing(f"data.name: '{data.name}' has no labels; fine-tuning needs them")
     if labelled and evaluated and splits.test is None:
@@ -214,7 +214,7 @@ def _warn_of_empty_classes(train: Split, field: str, advice: str = "") -> None:
         log.warning("%s: %s%s", field, what, advice)
 
 
-def _hold_out(splits: Splits, fraction: float) -> Splits:
+def hold_out(splits: Splits, fraction: float) -> Splits:
     """Moves a share of each class from train to the evaluation split that is missing."""
     if not fraction:
         return splits

@@ -11,6 +11,7 @@ from scipy.fft import dctn
 from idmm import config
 from idmm.data.composite import composite
 from idmm.data.datasets import narrowed, read_splits
+from idmm.data.dense.read import inspected
 from idmm.data.depth import AUTO, Scale, described, each_scaled, ends_of, in_order, no_data, range_of, tidy
 from idmm.data.images import Bands, CentreCrop, Depth, Header, bands_of, digest, frames, header, load
 from idmm.data.looks import Look, look_at, suggestions, summary
@@ -233,6 +234,8 @@ def _channels(train: Split, data: config.Data, progress: bool) -> tuple[Bands | 
 def _opened(data: config.Data) -> tuple[Splits, list[str], list[str]]:
     """Opens the dataset as fine-tuning does; where that fails, all that is there, with faults or remarks on it."""
     try:
+        if data.name == "folder" and data.labels is None and (found := inspected(data)) is not None:
+            return found
         return _by_folder(read_splits(data, labelled=True, evaluated=True, unlabelled=True)), [], []
     except BadList:
         raise

@@ -135,10 +135,17 @@ def centre_crops(
 ) -> Iterator[dict]:
     """Yields this process's share of a split, centre-cropped; ``images``: only those numbers."""
     images = np.arange(len(store)) if images is None else images
+    crops = EvalTransform(store, size, crop_pct, mean, std)
+    return own_share(crops, images, batch_size, workers, batch_size * len(mean) * size**2 * 4)
+
+
+def own_share(batch_fn: BatchFn, images: np.ndarray, batch_size: int, workers: int | None, nbytes: int) -> Iterator:
+    """Yields this process's share of the image numbers ``images`` [n], in batches of ``nbytes`` each, made by as many
+    ``workers`` as that is worth."""
     rank, world = distributed.rank(), distributed.world()
     few = len(images) <= 2 * batch_size * world  # workers would take longer to start than to work
-    workers = 0 if few else worker_count(workers, batch_size * len(mean) * size**2 * 4)[0]
-    return evaluation_batches(EvalTransform(store, size, crop_pct, mean, std), images, batch_size, workers, rank, world)
+    workers = 0 if few else worker_count(workers, nbytes)[0]
+    return evaluation_batches(batch_fn, images, batch_size, workers, rank, world)
 
 
 def cores() -> int:

@@ -80,7 +80,7 @@ def model_spec(config, field: str = "init") -> ModelSpec:
     _check_range(scale, chans, bands is None and chans in (1, 3))
     if composite is not None and max(composite) >= chans:
         raise UserError(f"data.composite: got {composite}, but there are {chans} channels, from 0")
-    more = dict(range=scale, patch_drop=model.patch_drop, bands=bands, composite=composite)
+    more = dict(range=scale, patch_drop=getattr(model, "patch_drop", 0.0), bands=bands, composite=composite)
     return ModelSpec(name, kwargs, chans, mean, std, model.drop_path, init, **more)
 
 

@@ -191,6 +191,10 @@ def build_saved(saved: Checkpoint, img_size: Size | None = None, num_classes: in
     if saved.name is None:
         beside = Path(saved.source).with_suffix(".json").name
         raise UserError(f"{label} the model's name is unknown; wanted is {beside} beside it (name, kwargs)")
+    if task := saved.extra.get("task"):
+        raise UserError(
+            f"{label} is a network of idmm {task}; wanted a classifier, or the backbone.safetensors beside it"
+        )
     kwargs = {k: v for k, v in saved.kwargs.items() if k not in ("img_size", "num_classes")}
     model = create_backbone(saved.name, img_size or saved.img_size, num_classes=num_classes, **kwargs)
     report = saved.load_into(model, drop_classifier=not num_classes)

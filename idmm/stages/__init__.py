@@ -11,8 +11,20 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
-from idmm.config import Data, FinetuneConfig, PretrainConfig, group_sizes, parsing, resolved_stages, with_epochs
+from idmm.config import (
+    Data,
+    DenseConfig,
+    DetectConfig,
+    FinetuneConfig,
+    PretrainConfig,
+    SegmentConfig,
+    group_sizes,
+    parsing,
+    resolved_stages,
+    with_epochs,
+)
 from idmm.config.commands import ProbeConfig
+from idmm.config.dense import tested_sides
 from idmm.config.recipes import learns_labels, needs_labels, pass_notes, resolve_method
 from idmm.config.schema import flags_of
 from idmm.data.registry import resolve_name
@@ -28,6 +40,7 @@ USUAL = (
     "train.class_weights", "train.classifier_init",
     "method.name", "method.classifier", "method.label_weight", "method.instance_decay", "views.size", "views.crops",
     "augment.mixup_alpha", "augment.cutmix_alpha", "drloc.weight",
+    "model.pyramid_width", "model.masks", "train.lr_steps", "augment.scale", "eval_scales",
 )  # fmt: skip
 
 
@@ -140,6 +153,44 @@ def _pretraining_looks(config: PretrainConfig, phase: Phase, train: int, held: i
     return monitored + tested + ((1 + phase.times(every)) * (train + held) if held and every else 0)
 
 
+def _one_square(config: DenseConfig) -> list[Phase]:
+    train = config.train
+    sides = enumerate(tested_sides(train.size, getattr(config, "eval_scales", ())))
+    others = tuple((f"eval_scales[{n}]", side) for n, side in sides if side != train.size)
+    label = f"{config.STAGE} {train.size} px"
+    return [Phase(1, "train.size", label, train.size, train.epochs, train.batch_size, train.lr, others)]
+
+
+def _dense(config: DenseConfig) -> tuple[DenseConfig, list[str]]:
+    """Finds what is wrong with the images, and what is missing to learn boxes or masks, as far as names go."""
+    data, stage = config.data, config.STAGE
+    wanted = "a folder of images with their " + ("boxes (COCO)" if stage == "detect" else "masks")
+    faults = []
+    if data.name != "folder" and data.root is None:
+        faults.append(f"data.root: missing; {stage} wants {wanted}")
+    elif data.name != "folder":
+        faults.append(f"data.name: '{data.name}' is for class labels; {stage} wants --data.root, {wanted}")
+    missing = [name for name in DENSE_LIBRARIES[stage] if importlib.util.find_spec(name) is None]
+    if missing:
+        faults.append(f"{stage}: needs {', '.join(missing)}; install it with: {install('dense')}")
+    if faults:
+        raise UserError(*faults)
+    return config, []
+
+
+def _stage_of_dense(kind: type) -> StageSpec:
+    return StageSpec(
+        kind.STAGE,
+        kind,
+        flags=kind.STAGE,
+        phases=_one_square,
+        by_method=_dense,
+        looks=lambda config, phase, train, held: phase.times(config.train.eval_every) * held,
+        needs_val=lambda config: config.train.keep == "best",
+    )
+
+
+DENSE_LIBRARIES = {"detect": ("pycocotools",), "segment": ("segmentation_models_pytorch",)}
 STAGES = {
     "pretrain": StageSpec(
         "pretrain",
@@ -163,6 +214,8 @@ STAGES = {
         looks=_finetuning_looks,
         needs_val=lambda config: config.train.keep == "best",
     ),
+    "detect": _stage_of_dense(DetectConfig),
+    "segment": _stage_of_dense(SegmentConfig),
     "probe": StageSpec(
         "probe", ProbeConfig, flags="finetune", phases=lambda config: [Phase(1, "size", "probe", config.size, 2, 1)]
     ),
@@ -269,12 +322,13 @@ def inside_images(config: Any) -> str | None:
     A run that began there before goes on.
     """
     begun = os.path.exists(os.path.join(config.out, "config.yaml"))
-    if begun or config.data.root is None or config.data.name not in (None, "folder"):
+    listed = isinstance(config, DetectConfig)  # a file says which images there are
+    if begun or listed or config.data.root is None or config.data.name not in (None, "folder"):
         return None
     root, out = (os.path.realpath(os.path.expanduser(path)) for path in (config.data.root, config.out))
-    split = os.path.join(root, "train")
-    parts = ("train", "unlabelled", "val", "test")
-    images = [os.path.join(root, part) for part in parts] if os.path.isdir(split) else [root]
+    masked = isinstance(config, SegmentConfig)
+    parts = ("images", "masks", "annotations") if masked else ("train", "unlabelled", "val", "test")
+    images = [os.path.join(root, part) for part in parts] if os.path.isdir(os.path.join(root, parts[0])) else [root]
     return next((place for place in images if os.path.commonpath([place, out]) == place), None)
 
 

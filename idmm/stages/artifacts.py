@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from idmm.config import PretrainConfig
+from idmm.config import DenseConfig, PretrainConfig
 from idmm.environment import read as environment  # noqa: F401 (what a run ran on, for those who read the rest here)
 from idmm.errors import UserError, naming
 from idmm.files import read_csv, runs_inside
@@ -175,7 +175,8 @@ def config_of(run: str | Path) -> Any:
     """Returns the config of a finished run, by its ``config.yaml``: PretrainConfig, FinetuneConfig or ProbeConfig.
 
     Raises:
-        UserError: No finished run, k-fold runs (one of them is wanted), or config.yaml cannot be read.
+        UserError: No finished run, k-fold runs (one of them is wanted), one of boxes or masks, or config.yaml cannot
+            be read.
     """
     run = Path(run)
     if not run.is_dir():
@@ -188,7 +189,11 @@ def config_of(run: str | Path) -> Any:
             raise UserError(f"{run}: holds runs; give one of them: {inside}")
         what = "is a run that is not finished (no result.json yet)" if begun else "is no run: it has no result.json"
         raise UserError(f"{run}: {what}; wanted a finished run's folder")
-    return begun_config(run)
+    config = begun_config(run)
+    if isinstance(config, DenseConfig):
+        what = f"is a run of idmm {config.STAGE}, without classes of images"
+        raise UserError(f"{run}: {what}; wanted one of pretraining or fine-tuning")
+    return config
 
 
 def begun_config(run: Path) -> Any:

@@ -225,8 +225,12 @@ def assemble(config, init_field: str = "init") -> Assembly:
     return _ASSEMBLIES[stage_of(config).name](config, init_field)
 
 
-def resolve(config) -> tuple[Assembly, list[str]]:
+def resolve(config, kind: Callable[..., Assembly] = assemble) -> tuple[Assembly, list[str]]:
     """Fills in what the config leaves to the method, the checkpoint, the dataset's usual statistics and the family.
+
+    Args:
+        config: Of the run.
+        kind: Makes its parts, where that is not :func:`assemble`.
 
     Returns:
         The run's parts, their ``config`` whole, as it goes into config.yaml; and lines for the log on what was filled
@@ -247,14 +251,15 @@ def resolve(config) -> tuple[Assembly, list[str]]:
         if getattr(train, name) is None:
             train = replace(train, **{name: value})
             notes.append(f"train.{name}: {value:g}, the recipe's for {spec.name}")
-    idle = [] if config.drloc.weight else parsing.changed(config.drloc)
+    drloc = getattr(config, "drloc", None)
+    idle = [] if drloc is None or drloc.weight else parsing.changed(drloc)
     if idle:
         notes.append(f"drloc: off, its weight is 0: {', '.join(f'drloc.{name}' for name in idle)} without effect")
     model = replace(config.model, name=spec.name, kwargs=spec.kwargs)
     own = {name: getattr(spec, name) for name in ("mean", "std", "in_chans", "bands", "composite")}
     data = replace(config.data, **own)
     config, more = without_rgb(replace(config, init=pinned(config.init), train=train, model=model, data=data))
-    parts = assemble(config)
+    parts = kind(config)
     parts.spec, parts.began = spec, began  # the checkpoint is read once
     return parts, notes + more
 
@@ -355,7 +360,7 @@ def load_splits(parts: Assembly, folder: RunFolder | None = None, wanted: tuple[
     if folder is not None:
         prints = dict.fromkeys(PARTS) | {part: fingerprint(store) for part, store in stores.items()}
         folder.check_images(
-            {**prints, "range": loaded.scale, "mean": parts.spec.mean, "std": parts.spec.std}, _differences
+            {**prints, "range": loaded.scale, "mean": parts.spec.mean, "std": parts.spec.std}, image_differences
         )
         counts = ", ".join(f"{len(store)} {part}" for part, store in stores.items())
         log.info("images: %s of %s (%s)", counts, data.name, _KEPT[stores["train"].cache])
@@ -369,7 +374,8 @@ def check_val(parts: Assembly, splits: Splits) -> None:
         raise UserError(f"train.keep: best chooses by val, and there is no split but the one that is reported; {how}")
 
 
-def _differences(old: dict, new: dict) -> list[str]:
+def image_differences(old: dict, new: dict) -> list[str]:
+    """Says how the images of each part differ from those that a run began with."""
     lines = []
     for name in PARTS:
         if (old[name] is None) != (new[name] is None):

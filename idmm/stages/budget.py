@@ -234,7 +234,8 @@ def _look_seconds(run: Session, evaluated: Callable[[], Iterable[dict]], model, 
         for batch in itertools.chain.from_iterable(evaluated() for _ in range(2)):  # few images make a single batch
             with run.autocast():
                 out = model(batch["images"].to(run.device))
-            float(out.flatten()[0])  # waits for the device
+            out = out[0]["scores"] if isinstance(out, list) else out  # of a detector
+            float(out.sum())  # waits for the device
             now = time.monotonic()
             spent.append((now - began, len(batch["images"])))
             began = now

@@ -43,26 +43,39 @@ def export(run: Session, loop: Loop, parts: Assembly, splits: LoadedSplits, clas
         return
     state, ema = loop.averaged.state_dict(), loop.ema is not None
     bare = state if classes is None else backbone_state(loop.averaged)
-    _save(run.folder.path, "backbone", bare, parts, splits, ema)
+    _save(run.folder.path, "backbone", bare, parts, splits, {"ema": ema})
     if classes is not None:
-        _save(run.folder.path, "model", state, parts, splits, ema, classes)
+        _save(run.folder.path, "model", state, parts, splits, {"ema": ema, "classes": classes}, len(classes))
+    _draw_curves(run, parts)
+
+
+def export_dense(run: Session, loop: Loop, parts: Assembly, splits: LoadedSplits, about: dict) -> None:
+    """Writes the plain backbone of a network for boxes or masks, the whole network with what its JSON says ``about`` it
+    beyond its backbone, and the curves of the run."""
+    if not run.folder.leader:
+        return
+    whole, ema = loop.averaged, loop.ema is not None
+    _save(run.folder.path, "backbone", whole.backbone.state_dict(), parts, splits, {"ema": ema})
+    _save(run.folder.path, "model", whole.state_dict(), parts, splits, {"ema": ema, **about})
     _draw_curves(run, parts)
 
 
 def export_start(run: Session, backbone: torch.nn.Module, parts: Assembly, splits: LoadedSplits) -> None:
     """Writes the backbone that pretraining starts from, in the folder ``start``, as :func:`export` writes its own."""
     if run.folder.leader:
-        _save(run.folder.path / START, "backbone", backbone_state(backbone), parts, splits)
+        _save(run.folder.path / START, "backbone", backbone_state(backbone), parts, splits, {"ema": False})
 
 
-def _save(folder: Path, stem: str, state: dict, parts: Assembly, splits: LoadedSplits, ema=False, classes=()) -> None:
+def _save(
+    folder: Path, stem: str, state: dict, parts: Assembly, splits: LoadedSplits, more: dict, classes: int = 0
+) -> None:
     spec, size = parts.spec, parts.phases[-1].size
     about = dict(name=spec.name, mean=spec.mean, std=spec.std, size=size, crop_pct=parts.crop_pct)
-    about["kwargs"] = export_kwargs(spec.name, spec.kwargs, size, len(classes), spec.in_chans)
-    known = {"range": splits.scale, "bands": spec.bands, "composite": spec.composite, "classes": classes or None}
+    about["kwargs"] = export_kwargs(spec.name, spec.kwargs, size, classes, spec.in_chans)
+    known = {"range": splits.scale, "bands": spec.bands, "composite": spec.composite}
     known["file_channels"] = splits.train.bands.count if spec.bands else None
     known["deep"] = bool((splits.train.kinds != "").all()) or None  # every training image has more than 8 bits
-    extra = {"ema": ema, **{name: value for name, value in known.items() if value is not None}}
+    extra = {**more, **{name: value for name, value in known.items() if value is not None}}
     save_model(folder, stem, state, extra=extra, **about)
 
 
@@ -200,6 +213,9 @@ def ending_seconds(parts: Assembly, splits: LoadedSplits, looks: list[float], dr
     if not parts.stage.needs_test(parts.config):  # there is no classifier
         return CURVES * drawn
     train, test = len(splits.train), len(splits.test)
+    if splits.test.labels is None:  # boxes or masks
+        scales, flip = getattr(parts.config, "eval_scales", [1.0]), getattr(parts.config, "eval_flip", False)
+        return CURVES * drawn + looks[-1] * test * (1 + flip) * sum(scale**2 for scale in scales)
     pixels = READ * (train + test) + COMPARED * train * test / PAIRS if is_cheap(parts, splits) else 0.0
     featured = len(shown(splits.test.labels)) * (looks[0] + looks[-1]) * distributed.world()  # by the first one
     return (CURVES + CONFUSION) * drawn + pixels + featured + (looks[-1] * test if splits.val is not None else 0.0)

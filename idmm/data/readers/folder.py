@@ -18,6 +18,13 @@ log = logging.getLogger(__name__)
 
 PARTS = ("train", "val", "test")
 UNLABELLED = "unlabelled"  # the folder beside train, of more images for pretraining
+# Folders of training images in layouts of boxes and masks, and the folder beside that tells them
+_DENSE = {
+    "images/train": "masks/train",
+    "images/training": "annotations/training",
+    "train2017": "annotations",
+    "train2014": "annotations",
+}
 _CLUTTER = {"thumbs.db", "ehthumbs.db", "desktop.ini"}
 
 
@@ -153,14 +160,18 @@ def _class_folders(root: str) -> dict[str, _Tree]:
 
 
 def read_any(root: str) -> Splits:
-    """Reads the images of ROOT/train where that exists, else all under ROOT; with labels if the tree has classes.
+    """Reads the images of ROOT/train where that exists, else those to train on in a layout of boxes or masks, else all
+    under ROOT; with labels if the tree has classes.
 
     val and test come along only where their classes are those of a labelled train folder. UserError: no image at all.
     """
     trees = _trees(root, needed=("train",))
     if "train" not in trees:
-        trees = {"train": _walk(root)}
-        if other := _other_case(root):
+        dense = [folder for folder, beside in _DENSE.items() if all(_has(root, name) for name in (folder, beside))]
+        trees = {"train": _walk(os.path.join(root, *dense[:1]))}
+        if dense:
+            log.info("data.root: '%s' has boxes or masks: the images of '%s' are taken", root, dense[0])
+        elif other := _other_case(root):
             what = "has no 'train' folder, but '%s': all images under the root are taken"
             log.warning(f"data.root: '%s' {what}", root, other)
     train = _not_empty(trees["train"])
@@ -193,6 +204,10 @@ def _trees(root: str, needed: tuple[str, ...] = PARTS) -> dict[str, _Tree]:
             with contextlib.nullcontext() if name in needed else contextlib.suppress(UserError):
                 trees[name] = _walk(path)
     return trees
+
+
+def _has(root: str, folder: str) -> bool:
+    return os.path.isdir(os.path.join(root, folder))
 
 
 def _not_empty(tree: _Tree) -> _Tree:

@@ -140,9 +140,9 @@ def listed_split(
     if not len(paths):
         raise NotAsPublished(source, "leaves a split without images")
     no_repeats(source, paths)
-    if absent := _absent(base, paths):
-        what = "names an image that is not there" if len(absent) == 1 else f"names {len(absent)} images not there"
-        raise FilesMissing(f"data.root: {_quoted(source)} {what}: {listed(absent, 3)} (under '{base}'); {HALF}")
+    if gone := absent(base, paths):
+        what = "names an image that is not there" if len(gone) == 1 else f"names {len(gone)} images not there"
+        raise FilesMissing(f"data.root: {_quoted(source)} {what}: {listed(gone, 3)} (under '{base}'); {HALF}")
     items = [os.path.join(base, *path.split("/")) for path in paths]
     return Split(items, list(paths), np.asarray(labels, dtype=np.int64), classes)
 
@@ -155,8 +155,11 @@ def no_repeats(source: Path | Sequence[Path], names: Sequence[str]) -> None:
         raise NotAsPublished(source, f"names {counted(len(twice), 'image')} twice: {listed(twice, 3)}", "each once")
 
 
-def _absent(base: Path, paths: Sequence[str]) -> list[str]:
-    """Those of the paths that are not there; each folder is listed once, which is quicker than asking for each file."""
+def absent(base: Path, paths: Sequence[str]) -> list[str]:
+    """Returns those of the paths under a folder that are not there.
+
+    Each folder is listed once, which is quicker than asking for each file.
+    """
 
     @functools.cache
     def names_in(folder: str) -> set[str]:

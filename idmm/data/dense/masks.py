@@ -1,0 +1,173 @@
+"""Folders of images with a mask each: ROOT/images/PART over ROOT/masks/PART, and ADE20K's own layout.
+
+Source of the latter: http://sceneparsing.csail.mit.edu
+"""
+
+import logging
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from idmm import config
+from idmm.data.dense.faults import Faults
+from idmm.data.dense.looks import Looks, look_at
+from idmm.data.dense.targets import IGNORED, MaskTarget
+from idmm.data.readers.folder import PARTS, images_under
+from idmm.data.readers.layout import lines
+from idmm.data.split import Split, counted
+from idmm.errors import UserError, listed
+
+log = logging.getLogger(__name__)
+
+ADE_FOLDERS = {"train": "training", "val": "validation"}
+ADE_NAMES, ADE_CLASSES = "objectInfo150.txt", 150
+
+
+class Layout(NamedTuple):
+    """Where images and masks lie."""
+
+    root: Path
+    masks: str  # folder beside ``images``
+    folders: dict[str, str]  # of each part
+    first: int  # value of class 0 in a mask
+
+
+class _Pair(NamedTuple):
+    """The images of a part that have a mask, and the masks, in one order."""
+
+    split: Split
+    masks: list[str]  # paths
+    looks: Looks
+    shown: Looks
+
+
+def read_masks(
+    root: Path, data: config.Data, faults: Faults, progress: bool
+) -> tuple[dict[str, tuple], dict[int, str]]:
+    """Reads all parts that there are.
+
+    Returns:
+        The images and their targets by part, and the classes' names by their values in the masks.
+
+    Raises:
+        UserError: There is no such layout, or no image in a folder.
+    """
+    layout = mask_layout(root)
+    if layout is None:
+        wanted = f"{root}/images/train and {root}/masks/train, or ADE20K's images/training and annotations/training"
+        boxes = "; its annotations are for 'idmm detect'" if any((root / "annotations").glob("*.json")) else ""
+        raise UserError(f"data.root: '{root}' has no images with masks to train on; wanted {wanted}{boxes}")
+    pairs = {}
+    for part, folder in layout.folders.items():
+        top, below = layout.root / "images" / folder, layout.root / layout.masks / folder
+        if below.is_dir():
+            pairs[part] = _pair(root, top, below, part, data, faults, progress)
+        elif top.is_dir():  # a test set whose masks are kept by others
+            log.warning("data.root: '%s' is not used, as there are no masks of it ('%s')", top, below)
+    classes = _classes(layout, pairs["train"].looks, faults)
+    found = {part: _targets(layout, part, pair, len(classes), faults) for part, pair in pairs.items()}
+    _check_values(layout, found, pairs, faults)
+    return found, dict(enumerate(classes, start=layout.first))
+
+
+def mask_layout(root: Path) -> Layout | None:
+    """Returns how a folder of masks is laid out; None: it is none."""
+    for base in (root, root / "ADEChallengeData2016"):
+        if all((base / kind / "training").is_dir() for kind in ("images", "annotations")):
+            return Layout(base, "annotations", ADE_FOLDERS, 1)
+    if all((root / kind / "train").is_dir() for kind in ("images", "masks")):
+        return Layout(root, "masks", {part: part for part in PARTS}, 0)
+    return None
+
+
+def _pair(root: Path, top: Path, below: Path, part: str, data: config.Data, faults: Faults, progress: bool) -> _Pair:
+    """Finds the mask, in the folder ``below``, of each image in ``top``: the PNG of the same name."""
+    images = _by_stem(top, images_under(str(top)), faults) if top.is_dir() else {}
+    masks = images_under(str(below))
+    if others := [name for name in masks if not name.lower().endswith(".png")]:
+        files = f"{counted(len(others), 'file')} that {'is' if len(others) == 1 else 'are'} no PNG"
+        faults.add(
+            f"data.root: '{below}' has {files} ({listed(others, 3)}); wanted masks as PNG, which keeps class numbers"
+        )
+    masks = _by_stem(below, [name for name in masks if name.lower().endswith(".png")], faults)
+    bare = [f"'{name}' has no mask; wanted '{below}/{stem}.png'" for stem, name in images.items() if stem not in masks]
+    faults.unusable(str(top), counted(len(images), "image"), bare)
+    lone = [f"'{name}' is of no image" for stem, name in masks.items() if stem not in images]
+    faults.unusable(str(below), counted(len(masks), "mask"), lone)
+    both = [stem for stem in images if stem in masks]
+    split = _split(root, top, [images[stem] for stem in both])
+    of_masks = _split(root, below, [masks[stem] for stem in both])
+    looks = look_at(of_masks, part, "masks", data, progress)
+    return _Pair(split, of_masks.items, looks, look_at(split, part, "images", data, progress))
+
+
+def _split(root: Path, folder: Path, names: list[str]) -> Split:
+    items = [os.path.join(folder, *name.split("/")) for name in names]
+    return Split(items, [os.path.relpath(item, root).replace(os.sep, "/") for item in items], None, None)
+
+
+def _by_stem(folder: Path, names: list[str], faults: Faults) -> dict[str, str]:
+    """Returns names of files by what they are without their ending."""
+    found, twice = {}, []
+    for name in names:
+        if found.setdefault(os.path.splitext(name)[0], name) != name:
+            twice.append(name)
+    if twice:
+        faults.add(
+            f"data.root: '{folder}' has images whose names differ in the ending alone; wanted one of each", twice
+        )
+    return found
+
+
+def _classes(layout: Layout, train: Looks, faults: Faults) -> list[str]:
+    """Returns the names of the classes; numbers where there are none."""
+    path = layout.root / (ADE_NAMES if layout.first else "classes.txt")
+    if path.exists():
+        found = lines(path)
+        if layout.first:  # a row of columns each, below their heads
+            found = [line.split("\t")[-1].strip() for line in found if line[0].isdigit()]
+        if twice := sorted({name for name in found if found.count(name) > 1}):
+            faults.add(f"data.root: '{path}' names {listed(twice)} twice; wanted each class once")
+    elif layout.first:
+        found = [str(number) for number in range(1, ADE_CLASSES + 1)]
+    else:
+        values = np.flatnonzero(train.values.any(axis=0))
+        found = [str(number) for number in range(max((v for v in values if v != IGNORED), default=0) + 1)]
+    if not 2 <= len(found) <= IGNORED:
+        where = path if path.exists() else layout.root / layout.masks
+        faults.add(f"data.root: '{where}' has {len(found)} as number of classes; wanted 2 to {IGNORED}")
+    return found
+
+
+def _targets(layout: Layout, part: str, pair: _Pair, classes: int, faults: Faults) -> tuple[Split, list[MaskTarget]]:
+    """Returns the images whose masks can be used, and these."""
+    folder = layout.root / layout.masks / layout.folders[part]
+    known = np.arange(layout.first, layout.first + classes)
+    allowed = {*known.tolist(), IGNORED, *range(layout.first)}
+    good, targets, wrong = [], [], []
+    for i, path in enumerate(pair.masks):
+        size, name = tuple(pair.looks.sizes[i].tolist()), os.path.relpath(path, folder)
+        values, shown = np.flatnonzero(pair.looks.values[i]), tuple(pair.shown.sizes[i].tolist())
+        if bad := str(pair.looks.reasons[i]):
+            wrong.append(f"'{name}': {bad}")
+        elif not pair.shown.reasons[i] and size != shown:
+            wrong.append(f"'{name}' is {size[1]} x {size[0]}, its image {shown[1]} x {shown[0]}")
+        elif odd := [value for value in values.tolist() if value not in allowed]:
+            wanted = f"wanted {known[0]} to {known[-1]}, and {IGNORED} for what is ignored"
+            wrong.append(f"'{name}' has values without a class: {listed(map(str, odd))}; {wanted}")
+        else:
+            present = tuple(int(v) - layout.first for v in values if v != IGNORED and v >= layout.first)
+            good.append(i)
+            targets.append(MaskTarget(path, size, layout.first, str(pair.looks.digests[i]), present))
+    faults.unusable(str(folder), counted(len(pair.masks), "mask"), wrong)
+    return pair.split.take(good), targets
+
+
+def _check_values(layout: Layout, found: dict[str, tuple], pairs: dict[str, _Pair], faults: Faults) -> None:
+    """Notes masks of black and white: their white would be ignored."""
+    values = np.flatnonzero(np.any([pair.looks.values.any(axis=0) for pair in pairs.values()], axis=0))
+    if values.tolist() == [0, IGNORED] and not layout.first:
+        what = f"has masks of 0 and {IGNORED} alone, and {IGNORED} is ignored; wanted 1 for the object"
+        faults.add(f"data.root: '{layout.root / layout.masks}' {what}")

@@ -1,0 +1,165 @@
+"""What is known of an image beside its pixels: boxes with classes and outlines, or the file with its mask."""
+
+import hashlib
+import io
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image
+
+from idmm.data.images import digest, read
+from idmm.data.raw import BadImage, check_pixels, quiet_readers, unreadable
+from idmm.data.split import Splits
+from idmm.errors import RunError
+
+IGNORED = 255  # in a mask: a pixel that is neither trained nor evaluated on
+_PNG, _DEPTH = b"\x89PNG\r\n\x1a\n", 24  # how a PNG begins, and which byte has the bits of its numbers
+
+
+@dataclass(frozen=True)
+class BoxTarget:
+    """The objects of an image, n of them, none at all included."""
+
+    boxes: np.ndarray  # float32 [n, 4]: x1, y1, x2, y2 (pixels of the file)
+    labels: np.ndarray  # int64 [n], from 0
+    segments: list | None  # of each object polygons (float32 [2 k]) or RLE, as in COCO's JSON; None: boxes alone
+    crowd: np.ndarray  # bool [n]: a group of objects in one annotation
+    size: tuple[int, int]  # height and width (pixels)
+    image_id: int | str  # in the annotations' file
+    areas: np.ndarray  # float32 [n], as the file has them, else the boxes' (pixels)
+
+    def take(self, kept: np.ndarray) -> "BoxTarget":
+        """Returns the objects where ``kept`` (bool [n]) is true."""
+        segments = self.segments and [segment for segment, keep in zip(self.segments, kept, strict=True) if keep]
+        arrays = {name: getattr(self, name)[kept] for name in ("boxes", "labels", "crowd", "areas")}
+        return BoxTarget(**arrays, segments=segments, size=self.size, image_id=self.image_id)
+
+    @property
+    def digest(self) -> str:
+        """Another for other objects, 16 hexadecimal digits."""
+        hashed = hashlib.blake2b(repr(self.size).encode(), digest_size=8)
+        for array in (self.boxes, self.labels, self.crowd, self.areas):
+            hashed.update(array.tobytes())
+        for segment in self.segments or ():
+            parts = (
+                [polygon.tobytes() for polygon in segment] if isinstance(segment, list) else [repr(segment).encode()]
+            )
+            hashed.update(b"".join(parts))
+        return hashed.hexdigest()
+
+    def masks(self, height: int, width: int) -> np.ndarray:
+        """Draws each object's outline, scaled with the image to ``height`` x ``width`` pixels: uint8 [n, h, w]."""
+        drawn = [rasterised(segment, self.size, (height, width)) for segment in self.segments]
+        return np.stack(drawn) if drawn else np.zeros((0, height, width), dtype=np.uint8)
+
+
+@dataclass(frozen=True)
+class MaskTarget(os.PathLike):
+    """A mask's file; stands for its path where one is wanted."""
+
+    path: str
+    size: tuple[int, int]  # height and width (pixels)
+    first: int  # value of class 0: 1 where 0 means none of the classes and is ignored
+    digest: str  # another for another file, 16 hexadecimal digits
+    present: tuple[int, ...]  # classes that it has pixels of
+
+    def __fspath__(self) -> str:
+        return self.path
+
+    def mask(self) -> np.ndarray:
+        """Returns the class of each pixel, uint8 [H, W], :data:`IGNORED` where there is none.
+
+        Raises:
+            RunError: The file is gone or was changed since it was checked.
+        """
+        try:
+            content = read(self.path)
+            values = mask_values(content) if short_digest(content) == self.digest else None
+        except BadImage as error:
+            raise RunError(f"data.root: '{self.path}' was fine when checked, but now: {error.reason}") from error
+        if values is None:
+            raise RunError(f"data.root: '{self.path}' was changed while in use")
+        return np.where(values == IGNORED, IGNORED, values.astype(np.int16) - self.first).astype(np.uint8)  # -1: 255
+
+
+Target = BoxTarget | MaskTarget
+
+
+@dataclass(frozen=True)
+class DenseSplits:
+    """Images and what is known of them: ``targets[part][i]`` belongs to image i of ``getattr(splits, part)``."""
+
+    splits: Splits
+    targets: dict[str, Sequence[Target]]
+    classes: list[str]
+    categories: list[int]  # number of each class in the dataset's own files
+
+    def of(self, part: str, names: Sequence[str]) -> list[Target]:
+        """Returns the targets of those images of a part, in their order: a store may have left some out."""
+        found = dict(zip(getattr(self.splits, part).names, self.targets[part], strict=True))
+        return [found[name] for name in names]
+
+    @property
+    def outlined(self) -> bool:
+        """Whether the objects to train on have outlines, so that instance masks can be learnt."""
+        return any(getattr(target, "segments", None) is not None for target in self.targets["train"])
+
+
+def rasterised(segment: list | dict, size: tuple[int, int], shape: tuple[int, int]) -> np.ndarray:
+    """Draws an object's outline into an image of another size.
+
+    Args:
+        segment: Polygons, [x1, y1, x2, y2, ...] each, none at all for no pixel; or RLE; as in COCO's JSON.
+        size: Height and width of the image that it belongs to (pixels).
+        shape: Those of the result.
+
+    Returns:
+        uint8 of ``shape``, 1 inside.
+    """
+    from pycocotools import mask as coco
+
+    if not segment:
+        return np.zeros(shape, dtype=np.uint8)
+    if isinstance(segment, list):
+        scale = np.array([shape[1] / size[1], shape[0] / size[0]])
+        scaled = [(np.reshape(polygon, (-1, 2)) * scale).ravel().tolist() for polygon in segment]
+        return coco.decode(coco.merge(coco.frPyObjects(scaled, *shape)))  # [h, w]
+    whole = coco.decode(coco.frPyObjects(segment, *size) if isinstance(segment["counts"], list) else segment)
+    return nearest(whole, shape)
+
+
+def nearest(mask: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+    """Resizes a mask, uint8 [H, W], to another height and width: of each pixel the nearest to its centre."""
+    if mask.shape == shape:
+        return mask
+    return np.array(Image.fromarray(mask).resize(shape[::-1], Image.Resampling.NEAREST))
+
+
+def short_digest(content: bytes) -> str:
+    """Returns 16 hexadecimal digits that are others for other bytes."""
+    return digest(content)[:8].hex()
+
+
+def mask_values(content: bytes, max_pixels: int | None = None) -> np.ndarray:
+    """Reads the numbers in a mask's file, uint8 or uint16 [H, W]: of a palette the index, of grey the value.
+
+    Raises:
+        BadImage: It is no image, or one of colours, or has more than ``max_pixels``.
+    """
+    try:
+        with quiet_readers(), Image.open(io.BytesIO(content)) as image:
+            check_pixels([image.size], max_pixels or math.inf)
+            mode, values = image.mode, np.asarray(image)
+    except BadImage:
+        raise
+    except Exception as error:  # Pillow raises a dozen types on broken files
+        raise unreadable(error) from error
+    if mode not in ("L", "P", "1", "I;16"):
+        raise BadImage(f"of colours ({mode}); wanted a grey or palette PNG whose numbers are the classes")
+    if mode == "I;16":
+        return values
+    bits = content[_DEPTH] if mode == "L" and content.startswith(_PNG) else 8
+    return values.astype(np.uint8) >> (8 - bits)  # Pillow spreads grey of 2 and 4 bits over 0 to 255

@@ -1,0 +1,334 @@
+"""Networks for boxes, masks and classes of pixels, on any backbone whose features have places.
+
+Detection is torchvision's Faster and Mask R-CNN. Segmentation is UPerNet (Xiao et al., ECCV 2018), as in the drloc
+supplement, with the decoder of segmentation_models_pytorch: unlike that library's models it takes maps of any backbone.
+"""
+
+import math
+import os
+from collections import OrderedDict
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from timm.layers import LayerNorm2d
+from timm.models._manipulate import group_parameters
+from torch import Tensor, nn
+from torchvision.models.detection import FasterRCNN, MaskRCNN
+from torchvision.models.detection.anchor_utils import AnchorGenerator
+from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
+from torchvision.models.detection.image_list import ImageList
+from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
+from torchvision.ops import Conv2dNormActivation, FeaturePyramidNetwork, MultiScaleRoIAlign
+from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
+
+from idmm.errors import SizeError, UserError
+from idmm.files import weights_label
+from idmm.models.build import create_backbone
+from idmm.models.grid import as_grid
+from idmm.models.weights import read_checkpoint
+
+STRIDES = (4, 8, 16, 32)  # pixels from a place of a map to the next
+FULL_SIZE = 640  # side of images (pixels) from which on anchors are as large as the papers'
+
+
+class ScaledMaps(nn.Module):
+    """Makes maps of strides 4, 8, 16 and 32 of what a backbone gives.
+
+    Each is made of the backbone's map with the nearest stride, of several the deepest; the last of all is what
+    ``forward_features`` gives. Where the stride differs, as three of four do in a plain transformer, the map is
+    enlarged by transposed convolutions or max-pooled: the simple feature pyramid of ViTDet (Li et al., ECCV 2022,
+    section 3.1).
+
+    Parameters of the backbone that no map depends on (a norm after pooling) are taken out of training: processes that
+    train together wait for the gradient of every other one.
+
+    Args:
+        backbone: A timm model without a classifier; it is looked at, not kept.
+        size: Side of the images (pixels).
+
+    Attributes:
+        channels: Of the four maps.
+        several: Whether the backbone gives maps of several strides.
+
+    Raises:
+        UserError: Its features have no places.
+    """
+
+    def __init__(self, backbone: nn.Module, size: int):
+        super().__init__()
+        found = _maps_by_stride(backbone, size)
+        sources = [min(found, key=lambda stride, s=s: abs(math.log2(stride / s))) for s in STRIDES]
+        taken = {found[source][0] for source in sources}
+        self.layers = [*sorted(taken - {None}), *(taken & {None})]
+        self.sources = [self.layers.index(found[source][0]) for source in sources]
+        self.several = len(found) > 1
+        self.levels, self.channels = nn.ModuleList(), []
+        for source, stride in zip(sources, STRIDES, strict=True):
+            steps, width = max(0, round(math.log2(source / stride))), found[source][1]
+            self.levels.append(_enlarged(width, steps))
+            self.channels.append(width >> steps)
+        self._drop_unused(backbone, size)
+
+    def forward(self, backbone: nn.Module, images: Tensor) -> list[Tensor]:
+        """Returns the maps of images [B, C, S, S]: [B, channels[i], n, n], n = S / STRIDES[i] where 32 divides S."""
+        maps, least = _backbone_maps(backbone, images, self.layers), math.ceil(images.shape[-1] / STRIDES[-1])
+        sizes = [least * STRIDES[-1] // stride for stride in STRIDES]
+        levels = zip(self.levels, self.sources, sizes, strict=True)
+        return [_resized(level(maps[source]), size) for level, source, size in levels]
+
+    def _drop_unused(self, backbone: nn.Module, size: int) -> None:
+        named = [(name, p) for name, p in backbone.named_parameters() if p.requires_grad]
+        total = sum(m.sum() for m in _looked_at(backbone, size, lambda x: _backbone_maps(backbone, x, self.layers)))
+        found = torch.autograd.grad(total, [p for _, p in named], allow_unused=True)
+        for (_, parameter), gradient in zip(named, found, strict=True):
+            parameter.requires_grad_(gradient is not None)
+
+
+def _backbone_maps(backbone: nn.Module, images: Tensor, layers: list[int | None]) -> list[Tensor]:
+    """Returns the outputs [B, D, h, w] of a backbone's layers, by timm's rising numbers; the last may be None: what
+    ``forward_features`` gives."""
+    if layers == [None]:
+        return [as_grid(backbone, backbone.forward_features(images), images.shape[-2:])]
+    if layers[-1] is not None:
+        return backbone.forward_intermediates(images, indices=layers, intermediates_only=True)
+    final, taken = backbone.forward_intermediates(images, indices=layers[:-1])
+    return [*taken, as_grid(backbone, final, images.shape[-2:])]
+
+
+def _looked_at(backbone: nn.Module, size: int, run) -> list[Tensor]:
+    """Runs something on a black image in evaluation mode."""
+    training = {part: part.training for part in backbone.modules()}
+    backbone.eval()
+    try:
+        return run(torch.zeros(1, 3, size, size))
+    finally:
+        for part, was in training.items():
+            part.training = was
+
+
+def _maps_by_stride(backbone: nn.Module, size: int) -> dict[float, tuple[int | None, int]]:
+    """Returns for each stride (pixels) the deepest layer with a map of it, as :func:`_backbone_maps` names them, and
+    its channels."""
+    maps: list[tuple[int | None, Tensor]] = []
+    with torch.no_grad():
+        if hasattr(backbone, "forward_intermediates"):
+            layers = partial(backbone.forward_intermediates, intermediates_only=True)
+            maps += enumerate(_looked_at(backbone, size, layers))
+        try:
+            maps.append((None, _looked_at(backbone, size, lambda x: _backbone_maps(backbone, x, [None]))[0]))
+        except UserError:  # those of layers inside may have places all the same
+            if not maps:
+                raise
+    return {size / made.shape[-1]: (layer, made.shape[1]) for layer, made in maps}
+
+
+def _enlarged(width: int, steps: int) -> nn.Sequential:
+    """Doubles a map's side and halves its channels so many times: [B, D, n, n] -> [B, D / 2^steps, n 2^steps, ...]."""
+    layers = []
+    for step in range(steps):
+        layers += [LayerNorm2d(width >> step), nn.GELU()] if step else []
+        layers.append(nn.ConvTranspose2d(width >> step, width >> step + 1, kernel_size=2, stride=2))
+    return nn.Sequential(*layers)
+
+
+def _resized(made: Tensor, side: int) -> Tensor:
+    """Pools a map to ``side`` where it is larger, and interpolates where it is smaller."""
+    if made.shape[-1] == side:
+        return made
+    if made.shape[-1] > side:
+        return F.adaptive_max_pool2d(made, side)
+    return F.interpolate(made, size=(side, side), mode="bilinear", align_corners=False)
+
+
+class DenseNetwork(nn.Module):
+    """A backbone with what makes a prediction for places of it.
+
+    Attributes:
+        backbone: The plain timm model.
+    """
+
+    def __init__(self, backbone: nn.Module, size: int):
+        super().__init__()
+        self.backbone = backbone
+        self.maps = ScaledMaps(backbone, size)
+
+    def forward_features(self, images: Tensor) -> list[Tensor]:
+        """Returns maps of strides 4, 8, 16 and 32, see :class:`ScaledMaps`."""
+        return self.maps(self.backbone, images)
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of the backbone's parameters that it exempts from weight decay."""
+        names = self.backbone.no_weight_decay() if hasattr(self.backbone, "no_weight_decay") else ()
+        return {f"backbone.{name}" for name in names}
+
+    def group_matcher(self, coarse: bool = False):
+        """For timm's layer-wise lr decay: the backbone's own layers, then all the rest as the uppermost."""
+        matcher = getattr(self.backbone, "group_matcher", None)
+        layers = group_parameters(self.backbone, matcher(coarse=coarse), reverse=True) if matcher else {}
+        return lambda name: layers.get(name.removeprefix("backbone."), math.inf if layers else 0)
+
+
+class Detector(DenseNetwork):
+    """Faster R-CNN, or Mask R-CNN, of torchvision on a feature pyramid of any backbone.
+
+    The pyramid is an FPN (Lin et al., CVPR 2017) where the backbone's maps have several strides, else the simple one of
+    ViTDet. Widths follow ``width``; at 256 all are torchvision's. On images smaller than 640 pixels anchors, and the
+    size by which boxes choose a map, are smaller in proportion.
+
+    Args:
+        backbone: A timm model without a classifier, built for ``size``.
+        size: Side of the images (pixels), a multiple of 32.
+        classes: K, without the background.
+        width: Channels of the pyramid.
+        masks: Whether masks are predicted, too.
+        **options: Further arguments of torchvision's ``FasterRCNN`` (``box_score_thresh``, ...).
+
+    Raises:
+        SizeError: 32 does not divide the size.
+        UserError: The backbone's features have no places.
+    """
+
+    def __init__(self, backbone: nn.Module, size: int, classes: int, width: int = 256, masks: bool = False, **options):
+        if size % STRIDES[-1]:
+            raise SizeError(f"image size {size}x{size}: wanted are multiples of {STRIDES[-1]} pixels for detection")
+        super().__init__(backbone, size)
+        self.masks = masks
+        self.pyramid = (
+            _Fpn(self.maps.channels, width) if self.maps.several else _SimplePyramid(self.maps.channels, width)
+        )
+        share = min(1.0, size / FULL_SIZE)
+        anchors = AnchorGenerator(tuple((8 * s * share,) for s in (*STRIDES, 64)), ((0.5, 1.0, 2.0),) * 5)
+
+        def pool(side: int) -> MultiScaleRoIAlign:
+            return MultiScaleRoIAlign(["0", "1", "2", "3"], side, sampling_ratio=2, canonical_scale=224 * share)
+
+        if masks:
+            options["mask_roi_pool"] = pool(14)
+            options["mask_head"] = MaskRCNNHeads(width, (width,) * 4, 1)
+            options["mask_predictor"] = MaskRCNNPredictor(width, width, classes + 1)
+        places = nn.Identity()
+        places.out_channels = width  # all that torchvision asks of what makes the maps
+        made = (MaskRCNN if masks else FasterRCNN)(
+            places,
+            rpn_anchor_generator=anchors,
+            box_roi_pool=pool(7),
+            box_head=TwoMLPHead(width * 7 * 7, 4 * width),
+            box_predictor=FastRCNNPredictor(4 * width, classes + 1),
+            **{"box_batch_size_per_image": 2 * width, **options},
+        )
+        self.rpn, self.roi_heads = made.rpn, made.roi_heads
+
+    def forward(self, images: Tensor) -> list[dict[str, Tensor]]:
+        """Finds objects in images [B, C, S, S], in evaluation mode.
+
+        Returns:
+            For each image ``boxes`` [n, 4] (x1, y1, x2, y2; pixels), ``labels`` int64 [n] from 0, ``scores`` [n] from
+            the highest down, and with masks ``masks`` [n, 1, 28, 28]: shares within the boxes (:func:`pasted`).
+        """
+        found, _ = self._run(images, None)
+        for one in found:
+            one["labels"] = one["labels"] - 1  # torchvision's 0 is the background
+        return found
+
+    def losses(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Returns the losses of a batch, in training mode, by name; their sum is what is learned from.
+
+        Args:
+            batch: ``images`` [B, C, S, S], ``boxes`` [B, M, 4] (pixels), ``labels`` int64 [B, M] (-1: no box), with
+                masks ``masks`` uint8 [B, M, S, S].
+        """
+        targets = []
+        for number, labels in enumerate(batch["labels"]):
+            there = labels >= 0
+            target = {"boxes": batch["boxes"][number, there], "labels": labels[there] + 1}
+            if self.masks:
+                target["masks"] = batch["masks"][number, there]
+            targets.append(target)
+        return self._run(batch["images"], targets)[1]
+
+    def _run(self, images: Tensor, targets: list[dict] | None) -> tuple[list[dict], dict[str, Tensor]]:
+        maps = self.pyramid(self.forward_features(images))  # five, of strides 4 to 64
+        features = {str(number): made for number, made in enumerate(maps)}
+        sizes = [tuple(images.shape[-2:])] * len(images)
+        proposals, first = self.rpn(ImageList(images, sizes), features, targets)
+        found, second = self.roi_heads(features, proposals, sizes, targets)
+        return found, first | second
+
+
+class _Fpn(nn.Module):
+    """torchvision's FPN with a fifth map, of stride 64: of the channels given -> [B, width, n, n] each."""
+
+    def __init__(self, channels: list[int], width: int):
+        super().__init__()
+        self.fpn = FeaturePyramidNetwork(channels, width, LastLevelMaxPool(), norm_layer=LayerNorm2d)
+
+    def forward(self, maps: list[Tensor]) -> list[Tensor]:
+        return list(self.fpn(OrderedDict((str(n), made) for n, made in enumerate(maps))).values())
+
+
+class _SimplePyramid(nn.Module):
+    """ViTDet's convolutions on each map alone, and a fifth map, of stride 64: -> [B, width, n, n] each."""
+
+    def __init__(self, channels: list[int], width: int):
+        super().__init__()
+        plain = dict(norm_layer=LayerNorm2d, activation_layer=None)
+        self.levels = nn.ModuleList(
+            nn.Sequential(Conv2dNormActivation(c, width, 1, **plain), Conv2dNormActivation(width, width, 3, **plain))
+            for c in channels
+        )
+
+    def forward(self, maps: list[Tensor]) -> list[Tensor]:
+        made = [level(one) for level, one in zip(self.levels, maps, strict=True)]
+        return [*made, F.max_pool2d(made[-1], kernel_size=1, stride=2)]
+
+
+class Segmenter(DenseNetwork):
+    """UPerNet on any backbone.
+
+    Args:
+        backbone: A timm model without a classifier, built for ``size``.
+        size: Side of the images (pixels).
+        classes: K.
+        width: Channels of the decoder.
+
+    Raises:
+        UserError: The backbone's features have no places.
+    """
+
+    def __init__(self, backbone: nn.Module, size: int, classes: int, width: int = 256):
+        super().__init__(backbone, size)
+        from segmentation_models_pytorch.decoders.upernet.decoder import UPerNetDecoder  # of the extra 'dense'
+
+        self.decoder = UPerNetDecoder([0, 0, *self.maps.channels], decoder_channels=width)
+        self.head = nn.Conv2d(width, classes, kernel_size=1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """[B, C, S, S] -> logits [B, K, S, S]."""
+        made = self.decoder([None, None, *self.forward_features(images)])  # [B, width, S / 4, S / 4]
+        return F.interpolate(self.head(made), size=images.shape[-2:], mode="bilinear", align_corners=False)
+
+
+def load_network(run_or_file: str | os.PathLike) -> Detector | Segmenter:
+    """Builds the network that ``idmm detect`` or ``idmm segment`` wrote, with its weights.
+
+    Args:
+        run_or_file: A run folder, or its ``model.safetensors`` with the JSON beside it, which also has the names of the
+            classes and how images are prepared: letterboxed to ``size``, less ``mean``, over ``std``.
+
+    Returns:
+        The network in evaluation mode; see :meth:`Detector.forward` and :meth:`Segmenter.forward`.
+
+    Raises:
+        UserError: It is the network of neither.
+    """
+    saved = read_checkpoint(run_or_file, stem="model")
+    known, label = saved.extra, weights_label(saved.source, "")
+    if known.get("task") not in ("detect", "segment"):
+        raise UserError(f"{label} is of neither idmm detect nor idmm segment; wanted such a run")
+    kwargs = {key: value for key, value in saved.kwargs.items() if key not in ("img_size", "num_classes")}
+    backbone = create_backbone(saved.name, saved.size, **kwargs)
+    given = backbone, saved.size, len(known["classes"]), known["pyramid_width"]
+    network = Detector(*given, known["masks"]) if known["task"] == "detect" else Segmenter(*given)
+    network.load_state_dict(saved.state)
+    return network.eval()

@@ -1,0 +1,269 @@
+"""What detection and segmentation share: a network on a backbone's pyramid, trained and evaluated on letterboxed
+images with their boxes or masks."""
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from idmm import distributed
+from idmm.config import Data, DenseConfig
+from idmm.data.cache import ImageStore, fingerprint, load_split
+from idmm.data.dense import DenseSplits, DenseTransform, EvalDenseTransform, Target, short_side
+from idmm.data.depth import tidy
+from idmm.data.loaders import own_share
+from idmm.data.split import counted
+from idmm.engine import Evaluation, Loop
+from idmm.errors import listed
+from idmm.methods.base import Method
+from idmm.models.spec import ModelSpec
+from idmm.progress import counting
+from idmm.seeding import derive, seeded
+from idmm.session import Session
+from idmm.stages import Phase
+from idmm.stages.assemble import (
+    PARTS,
+    Assembly,
+    LoadedSplits,
+    check_val,
+    image_differences,
+    resolve,
+    say_length,
+    session,
+)
+from idmm.stages.budget import length_result, within_minutes
+from idmm.stages.results import drawing, export_dense
+
+log = logging.getLogger("idmm")
+RECORDED = ("ap", "ap50", "ap75", "mask_ap", "miou", "macc", "pixel_accuracy")  # of each evaluation
+SHOWN = 8  # test images on predictions.png
+
+
+class DenseAssembly(Assembly, ABC):
+    """The parts of a run of detection or segmentation.
+
+    Attributes:
+        metric: Name of the value that says how good it is, in percent.
+        classes: Names of the K classes, once the images are read.
+        targets: Boxes or masks of the images of each part, in the order of its images, likewise.
+        categories: Number of each class in the dataset's own files, likewise.
+    """
+
+    crop_pct = 1.0  # images are letterboxed, none of it is cut off
+    metric: ClassVar[str]
+    classes: Sequence[str] = ("",)
+    targets: dict[str, Sequence[Target]]
+    categories: Sequence[int]
+
+    @abstractmethod
+    def read(self, data: Data, progress: bool) -> DenseSplits:
+        """Lists the images with their targets, all checked."""
+
+    @abstractmethod
+    def network(self, phase: Phase, backbone: nn.Module) -> nn.Module:
+        """Puts what predicts boxes or masks on a backbone, its fresh weights from the generators."""
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What the network is built with, beyond its backbone, classes and width."""
+        return {}
+
+    @abstractmethod
+    def learner(self, network: nn.Module) -> Method:
+        """Returns what makes the network's loss."""
+
+    @abstractmethod
+    def judge(self, run: Session, splits: LoadedSplits, part: str) -> "Judge":
+        """Returns what evaluates networks on a part of the images."""
+
+    def method(self, phase, backbone, images, classes=None):
+        with seeded(derive(self.config.seed, "method")):
+            return self.learner(self.network(phase, backbone))
+
+    def bound(self, size):
+        return short_side(size, max(1.0, *self.config.augment.scale))
+
+    def transform(self, phase, store):
+        key, looks = derive(self.config.seed, "stage", phase.number), (self.spec.mean, self.spec.std)
+        return DenseTransform(store, self.targets["train"], self.config.augment, phase.size, *looks, key)
+
+    def try_model(self, phase, weights=False):
+        super().try_model(phase, weights)
+        self.network(phase, self.backbone(phase))
+
+    def load(self, run: Session) -> LoadedSplits:
+        """Reads every image and what is known of it; a run that is resumed is held to what it began with."""
+        data, folder = replace(self.config.data, in_chans=self.spec.in_chans), run.folder
+        found, (phase,) = self.read(data, folder.leader), self.phases
+        check_val(self, found.splits)
+        self.classes, self.targets, stores = found.classes, {}, {}
+        self.categories = found.categories
+        asked = folder.scale(self.spec.range)
+        for part, split in found.splits.parts.items():
+            scale = (stores["train"].scale if stores else None) or tidy(asked)  # that of the training images, for all
+            given = {"data": data, "part": part, "progress": folder.leader, "scale": scale}
+            bound = self.bound(phase.size) if part == "train" else short_side(phase.size)
+            stores[part] = load_split(split, bound=bound, **given)
+            self.targets[part] = found.of(part, stores[part].names)
+        prints = dict.fromkeys(PARTS) | {part: fingerprint(store) for part, store in stores.items()}
+        digests = {
+            part: {name: target.digest for name, target in zip(store.names, self.targets[part], strict=True)}
+            for part, store in stores.items()
+        }
+        known = {"range": stores["train"].scale, "mean": self.spec.mean, "std": self.spec.std}
+        folder.check_images({**prints, **known, "targets": digests, "classes": list(self.classes)}, _differences)
+        counts = ", ".join(f"{len(store)} {part}" for part, store in stores.items())
+        log.info("images: %s of '%s', %d classes", counts, data.root, len(self.classes))
+        held = {part: store for part, store in stores.items() if part != "train"}
+        every = {**dict.fromkeys(PARTS), **stores}
+        return LoadedSplits(**every, remarks=found.splits.remarks, crops={phase.size: held}, scale=known["range"])
+
+    def eval_batches(
+        self, run: Session, store: ImageStore, targets: Sequence[Target], size: int,
+        images: np.ndarray | None = None, label: str = "",
+    ) -> Iterator[dict]:  # fmt: skip
+        """Yields this process's share of letterboxed images, until the run is interrupted; ``images``: only those
+        numbers. With a ``label`` the log has how far it is."""
+        count = self.phases[0].batch_size
+        made = EvalDenseTransform(store, targets, size, self.spec.mean, self.spec.std)
+        images = np.arange(len(store)) if images is None else images
+        batches = own_share(made, images, count, run.workers, 4 * count * (len(self.spec.mean) + 2) * size**2)
+        batches = run.interrupts.watch(batches)
+        return counting(batches, len(images), label) if label and run.folder.leader else batches
+
+
+def plain_picture(image: torch.Tensor, spec: ModelSpec) -> np.ndarray:
+    """Returns an image of a batch, [C, S, S], as it looked before it was normalised, uint8 [S, S, 3]."""
+    mean, std = (torch.tensor(values)[:, None, None] for values in (spec.mean, spec.std))
+    shown = (255 * (image * std + mean)).round().clamp(0, 255).byte().permute(1, 2, 0)
+    return shown.expand(-1, -1, 3).numpy()
+
+
+def _differences(old: dict, new: dict) -> list[str]:
+    """Says how images, boxes or masks differ from those that a run began with."""
+    lines = image_differences(old, new)
+    for part, now in new["targets"].items():
+        before = old["targets"].get(part, {})
+        if changed := [name for name in now if name in before and before[name] != now[name]]:
+            lines.append(f"{part}: other boxes or masks of {counted(len(changed), 'image')}: {listed(changed)}")
+    return lines or (["the list of classes is another"] if old["classes"] != new["classes"] else [])
+
+
+class Judge(ABC):
+    """Evaluates networks on a part of the images, and keeps what the last one predicted.
+
+    Args:
+        run: Its device and arithmetic.
+        parts: Of the run.
+        splits: The images.
+        part: ``val`` or ``test``.
+
+    Attributes:
+        latest: What :meth:`scores` found last, where that is as it is reported; None: nothing yet.
+    """
+
+    latest: dict[str, float] | None = None
+
+    def __init__(self, run: Session, parts: DenseAssembly, splits: LoadedSplits, part: str):
+        self.run, self.parts, self.part = run, parts, part
+        self.store: ImageStore = getattr(splits, part)
+        self.targets = parts.targets[part]
+
+    def measure(self, network: nn.Module) -> dict[str, float]:
+        """Returns the values for metrics.jsonl (percent)."""
+        return {name: value for name, value in self.scores(network).items() if name in RECORDED}
+
+    @abstractmethod
+    def scores(self, network: nn.Module, final: bool = False) -> dict[str, float]:
+        """Evaluates a network, in percent; ``final``: as it is reported. All processes must call together."""
+
+    @abstractmethod
+    def write(self, folder: Path) -> None:
+        """Writes what the last evaluation found, class by class and image by image."""
+
+    @abstractmethod
+    def draw(self, network: nn.Module, numbers: np.ndarray) -> Any:
+        """Returns a figure of images with what is there beside what the network predicts."""
+
+
+def train(kind: type[DenseAssembly], config: DenseConfig) -> dict:
+    """Trains and evaluates a network for boxes or masks, see :func:`idmm.detect` and :func:`idmm.segment`."""
+    parts, notes = resolve(config, kind)
+    config = parts.config
+    with session(parts, notes) as run:
+        if run.folder.finished:
+            return run.folder.result()
+
+        # ------------------------------------------------------------------ images
+        splits = parts.load(run)
+        held, begun = "test" if splits.val is None else "val", run.folder.state is not None
+
+        def looked_at(phase, splits):
+            return parts.eval_batches(run, getattr(splits, held), parts.targets[held], phase.size)
+
+        parts = within_minutes(run, parts, splits, looked_at)
+        say_length(run, parts, len(splits.train))
+
+        # ------------------------------------------------------------------ training
+        (phase,) = parts.phases
+        backbone = parts.backbone(phase)
+        if not begun and (report := parts.spec.load(backbone, config.model.strict)):
+            log.info("%s", report)
+        method, judge = parts.method(phase, backbone, len(splits.train)), parts.judge(run, splits, held)
+        look = Evaluation(judge.measure, config.train.eval_every, len(judge.store))
+        plan = parts.plan(phase, splits.train, [look])
+        plan.keep = parts.metric if config.train.keep == "best" else None
+        loop = Loop(run, method, plan)
+        loop.fit()
+
+        # ------------------------------------------------------------------ results
+        kept = take_best(run, loop, parts.metric)
+        scores = _judged(run, loop.averaged, judge if held == "test" else parts.judge(run, splits, "test"))
+        about = {"task": config.STAGE, "classes": list(parts.classes), "pyramid_width": config.model.pyramid_width}
+        export_dense(run, loop, parts, splits, {**about, **parts.about})
+        result = {
+            **scores,
+            **kept,
+            **length_result(parts),
+            "epochs": phase.epochs,
+            "num_classes": len(parts.classes),
+            "train_size": len(splits.train),
+            "test_size": len(splits.test),
+            "seed": config.seed,
+            "seconds": round(run.seconds, 1),
+            "precision": run.precision,
+            **splits.remarks,
+        }
+        run.folder.finish(result)
+        return result
+
+
+def take_best(run: Session, loop: Loop, metric: str) -> dict[str, int]:
+    """Loads the weights that scored best on val, where those are wanted; returns their ``kept_epoch``."""
+    if loop.plan.keep is None:
+        return {}
+    epoch, best = loop.kept["epoch"], loop.kept["value"]
+    loop.averaged.load_state_dict(loop.kept["weights"])
+    log.info("train.keep: the weights of epoch %d, %s %.2f on val", epoch, metric, best)
+    return {"kept_epoch": epoch}
+
+
+def _judged(run: Session, network: nn.Module, judge: Judge) -> dict[str, float]:
+    """Evaluates what is reported on the test images, unless that was just done, and writes its files."""
+    scores, folder = judge.latest or judge.scores(network, final=True), run.folder
+    if folder.leader:
+        judge.write(folder.path)
+        with drawing("predictions.png"), distributed.alone(), torch.no_grad():
+            from idmm.pictures import save  # matplotlib takes a second
+
+            numbers = np.unique(np.linspace(0, len(judge.store) - 1, SHOWN).astype(int))
+            save(judge.draw(network, numbers), folder.path / "predictions.png")
+    shown = ", ".join(f"{name} {value:.2f}" for name, value in scores.items())
+    log.info("%s: %s on %d test images", folder.path, shown, len(judge.store))
+    return scores

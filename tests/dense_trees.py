@@ -1,0 +1,167 @@
+"""Small images with exact boxes, outlines and masks: scikit-learn's digits on canvases, written in each layout.
+
+An image shows one to four digits of three classes in cells of its own, so that none hides another; the outline of a
+digit is that of its pixels to the last one.
+"""
+
+import json
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image
+from sklearn.datasets import load_digits
+
+CLASSES = ["zero", "one", "seven"]
+DIGITS = (0, 1, 7)
+IDS = (3, 7, 11)  # COCO's category numbers need not be 0, 1, 2
+SIZES = ((64, 96), (96, 64), (80, 80))  # height and width of the canvases (pixels)
+CELL = 32  # side of the place of one digit (pixels)
+ADE_CLASSES = 150
+
+
+@dataclass
+class Scene:
+    """A canvas: ``image`` uint8 [H, W, 3]; of its n digits ``boxes`` [n, 4] (x1, y1, x2, y2), ``labels`` [n] and
+    ``masks`` bool [n, H, W]."""
+
+    image: np.ndarray
+    boxes: np.ndarray
+    labels: np.ndarray
+    masks: np.ndarray
+
+    @property
+    def mask(self):
+        """Class of each pixel from 1, 0 for the background: uint8 [H, W]."""
+        made = np.zeros(self.image.shape[:2], dtype=np.uint8)
+        for label, mask in zip(self.labels, self.masks, strict=True):
+            made[mask] = label + 1
+        return made
+
+
+def scene(seed, size=None, objects=None):
+    """A canvas of ``size`` (else one of three) with ``objects`` digits (else one to four)."""
+    rng, digits = np.random.default_rng(seed), load_digits()
+    h, w = size or SIZES[seed % len(SIZES)]
+    image = rng.integers(0, 60, (h, w, 3), dtype=np.uint8)
+    cells = [(y, x) for y in range(0, h - CELL + 1, CELL) for x in range(0, w - CELL + 1, CELL)]
+    count = int(rng.integers(1, 5)) if objects is None else objects
+    boxes, labels, masks = [], [], []
+    for n, cell in enumerate(rng.permutation(len(cells))[:count]):
+        label = (seed + n) % len(DIGITS)
+        chosen = rng.choice(np.flatnonzero(digits.target == DIGITS[label]))
+        scale = int(rng.integers(2, CELL // 8 + 1))
+        stamp = np.kron(digits.images[chosen] > 4, np.ones((scale, scale), dtype=bool))
+        free = CELL - len(stamp)
+        y, x = np.array(cells[cell]) + rng.integers(0, free + 1, 2)
+        mask = np.zeros((h, w), dtype=bool)
+        mask[y : y + len(stamp), x : x + len(stamp)] = stamp
+        image[mask] = rng.integers(160, 256, 3, dtype=np.uint8)
+        rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
+        boxes.append([columns[0], rows[0], columns[-1] + 1, rows[-1] + 1])
+        labels.append(label)
+        masks.append(mask)
+    masks = np.array(masks) if masks else np.zeros((0, h, w), dtype=bool)
+    return Scene(image, np.array(boxes, float).reshape(-1, 4), np.array(labels, int), masks)
+
+
+def scenes(part, count, **options):
+    """The canvases of a split; every third one of another shape, none in two splits."""
+    first = {"train": 0, "val": 1000, "test": 2000}[part]
+    return [scene(first + i, **options) for i in range(count)]
+
+
+def polygons(mask):
+    """Exact outline of a mask as COCO's polygons: a rectangle for each run of pixels in a row."""
+    found = []
+    for y, row in enumerate(mask.astype(int)):
+        edges = np.flatnonzero(np.diff(row, prepend=0, append=0))
+        found += [[x1, y, x2, y, x2, y + 1, x1, y + 1] for x1, x2 in edges.reshape(-1, 2).tolist()]
+    return found
+
+
+def run_lengths(mask):
+    """A mask as COCO's uncompressed RLE: lengths of runs down the columns, background first."""
+    flat = mask.T.ravel().astype(int)
+    edges = np.flatnonzero(np.diff(flat, prepend=0))
+    return {"size": list(mask.shape), "counts": np.diff([0, *edges, len(flat)]).tolist()}
+
+
+def coco_json(drawn, form="polygons"):
+    """COCO's JSON of canvases: ``form`` polygons, rle, or boxes (which has no outlines)."""
+    images, annotations = [], []
+    for i, (name, of) in enumerate(drawn.items()):
+        h, w = of.image.shape[:2]
+        images.append({"id": 100 + i, "file_name": name, "height": h, "width": w})
+        for (x1, y1, x2, y2), label, mask in zip(of.boxes.tolist(), of.labels, of.masks, strict=True):
+            made = {"id": 1 + len(annotations), "image_id": 100 + i, "category_id": IDS[label], "iscrowd": 0}
+            made |= {"bbox": [x1, y1, x2 - x1, y2 - y1], "area": int(mask.sum())}
+            if form != "boxes":
+                made["segmentation"] = polygons(mask) if form == "polygons" else run_lengths(mask)
+            annotations.append(made)
+    categories = [{"id": number, "name": name} for number, name in zip(IDS, CLASSES, strict=True)]
+    return {"images": images, "annotations": annotations, "categories": categories}
+
+
+def coco_tree(root, form="polygons", official=False, change=None, **counts):
+    """Writes ROOT/annotations/PART.json over ROOT/PART: ``coco_tree(root, train=6, val=3)``.
+
+    ``official``: under COCO's own names; ``change(part, content)`` may spoil what is written. Returns the canvases by
+    part and name.
+    """
+    made = {}
+    (root / "annotations").mkdir(parents=True, exist_ok=True)
+    for part, count in (counts or {"train": 6, "val": 3}).items():
+        folder = root / (f"{part}2017" if official else part)
+        folder.mkdir(exist_ok=True)
+        made[part] = {f"{i:03d}.png": of for i, of in enumerate(scenes(part, count))}
+        for name, of in made[part].items():
+            Image.fromarray(of.image).save(folder / name)
+        content = coco_json(made[part], form)
+        content = content if change is None else change(part, content) or content
+        name = f"instances_{part}2017.json" if official else f"{part}.json"
+        (root / "annotations" / name).write_text(json.dumps(content))
+    return made
+
+
+def mask_tree(root, palette=False, named=True, **counts):
+    """Writes ROOT/images/PART/*.png, ROOT/masks/PART/*.png (0 the background, 1 to 3 the digits; a frame of 255 around
+    every image) and ROOT/classes.txt; returns the canvases by part and name."""
+    made = {}
+    for part, count in (counts or {"train": 6, "val": 3}).items():
+        made[part] = {f"{i:03d}.png": of for i, of in enumerate(scenes(part, count))}
+        for name, of in made[part].items():
+            values = of.mask
+            values[[0, -1]] = 255
+            values[:, [0, -1]] = 255
+            _write(root, ("images", "masks"), part, name, of.image, values, palette)
+    if named:
+        (root / "classes.txt").write_text("\n".join(["background", *CLASSES]) + "\n")
+    return made
+
+
+def ade_tree(root, **counts):
+    """Writes ADE20K's layout: 0 is other, 1 to 3 the digits, 4 to 150 are classes without a pixel."""
+    made, parts = {}, {"train": "training", "val": "validation"}
+    for part, count in (counts or {"train": 6, "val": 3}).items():
+        made[part] = {f"ADE_{part}_{i:08d}.png": of for i, of in enumerate(scenes(part, count))}
+        for name, of in made[part].items():
+            _write(root, ("images", "annotations"), parts[part], name, of.image, of.mask, False)
+    names = CLASSES + [f"thing {i}" for i in range(len(CLASSES) + 1, ADE_CLASSES + 1)]
+    rows = [f"{i}\t0.1\t1\t1\t{name}" for i, name in enumerate(names, start=1)]
+    (root / "objectInfo150.txt").write_text("\n".join(["Idx\tRatio\tTrain\tVal\tName", *rows]) + "\n")
+    return made
+
+
+def _write(root, folders, part, name, image, values, palette):
+    for folder, array in zip(folders, (image, values), strict=True):
+        path = root / folder / part / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        made = _with_palette(array) if palette and array is values else Image.fromarray(array)
+        made.save(path)
+
+
+def _with_palette(values):
+    """Class numbers as indices of a palette whose colours are others."""
+    made = Image.fromarray(values)
+    made.putpalette(np.random.default_rng(0).integers(0, 256, 768, dtype=np.uint8).tobytes())
+    return made

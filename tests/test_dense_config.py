@@ -1,0 +1,112 @@
+"""Keys, recipes and refusals of detection and segmentation, and the schedules that they brought."""
+
+import importlib.util
+
+import pytest
+import torch
+from dense_trees import coco_tree, mask_tree
+from helpers import VIT, _flow, refused
+
+from idmm.config import DetectConfig, SegmentConfig, dense
+from idmm.config.dense import DenseTrain
+from idmm.config.parsing import build, flatten, plain
+from idmm.schedule import learning_rate
+from idmm.stages import STAGES
+
+MODEL = ["--model.name", "vit_tiny_patch16_224", "--model.kwargs", _flow(VIT), "--data.workers", "0"]
+KIND = {"detect": DetectConfig, "segment": SegmentConfig}
+
+
+def rates(kind, steps, warmup, falls=()):
+    optimizer = torch.optim.SGD([{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": 0.1}])
+    schedule = learning_rate(optimizer, steps, warmup, kind, falls)
+    values = []
+    for step in range(steps):
+        schedule.step_update(step)
+        values.append(optimizer.param_groups[0]["lr"])
+    return values
+
+
+# ------------------------------------------------------------------ schedules
+def test_steps_fall_to_a_tenth():
+    values = rates("steps", 12, 2, [8, 11])
+    assert values[0] == pytest.approx(1e-6) and values[1] == pytest.approx(0.05, rel=1e-3)
+    assert values[2:8] == pytest.approx([0.1] * 6)
+    assert values[8:] == pytest.approx([0.01, 0.01, 0.01, 0.001])
+
+
+def test_a_straight_line_to_zero():
+    values = rates("linear", 12, 2)
+    assert values[2:] == pytest.approx([0.1 * (12 - step) / 10 for step in range(2, 12)])
+
+
+def test_steps_are_of_their_schedule():
+    for wrong in ({"lr_steps": [3]}, {"schedule": "steps"}):
+        with pytest.raises(ValueError, match="lr_steps"):
+            DenseTrain(**wrong)
+    assert DenseTrain(schedule="steps", lr_steps=[8, 11]).lr_steps == [8, 11]
+    for wrong in ({"lr_steps": [11, 8]}, {"lr_steps": [8, 24]}, {"lr_steps": [8], "minutes": 3}):
+        with pytest.raises(ValueError, match="lr_steps"):
+            DenseTrain(schedule="steps", **wrong)
+
+
+# ------------------------------------------------------------------ recipes
+@pytest.mark.parametrize("stage", KIND)
+def test_small_is_the_default(stage):
+    assert flatten(plain(build(KIND[stage], "small"))) == flatten(plain(KIND[stage]()))
+
+
+def test_the_supplements_protocols():
+    """Sections 4.1 and 4.2 of the drloc supplement."""
+    detect, segment = build(DetectConfig, "maskrcnn_1x"), build(SegmentConfig, "upernet_160k")
+    train = detect.train
+    assert (train.lr, train.weight_decay, train.batch_size, train.epochs) == (1e-4, 0.05, 16, 12)
+    assert (train.schedule, train.lr_steps) == ("steps", [8, 11])
+    assert [round(share * train.size * 3 / 4) for share in detect.augment.scale] == [490, 816], "short sides at 4:3"
+    train = segment.train
+    assert (train.lr, train.weight_decay, train.batch_size, train.size) == (6e-5, 0.01, 16, 512)
+    steps = -(-20_210 // 16)
+    assert abs(train.epochs * steps - 160_000) < steps and round(train.warmup_epochs * steps) in range(1490, 1511)
+    assert train.schedule == "linear" and segment.model.drop_path == 0.2 and segment.augment.scale == [0.5, 2.0]
+    assert segment.eval_scales == [0.5, 0.75, 1.0, 1.25, 1.5, 1.75]
+
+
+def test_scales_of_a_test_are_sizes_of_the_run():
+    config = SegmentConfig(eval_scales=[0.5, 1.0, 1.3])
+    (phase,) = STAGES["segment"].phases(config)
+    assert dense.tested_sides(320, [0.5, 1.0, 1.3]) == [160, 320, 416]
+    assert phase.others == (("eval_scales[0]", 160), ("eval_scales[2]", 416))
+
+
+# ------------------------------------------------------------------ refused
+def test_what_is_wrong_is_said_before_there_is_a_folder(tmp_path, capsys):
+    coco_tree(tmp_path / "coco", form="boxes", train=3, val=2)
+    mask_tree(tmp_path / "masks", train=3, val=2)
+    coco, masks, out = tmp_path / "coco", tmp_path / "masks", tmp_path / "out"
+    small = [*MODEL, "--out", out, "--train.size", 64]
+    for argv, line in (
+        (["detect", *small], "data.root: missing; detect wants a folder of images with their boxes (COCO)"),
+        (
+            ["segment", *small, "--data.name", "flowers", "--data.root", masks],
+            "data.name: 'flowers' is for class labels; segment wants",
+        ),
+        (["detect", *small, "--data.root", masks], "its masks are for 'idmm segment'"),
+        (["segment", *small, "--data.root", coco], "its annotations are for 'idmm detect'"),
+        (["detect", *small, "--data.root", coco, "--model.masks", "true"], "model.masks: true, but no box"),
+        (["detect", *small, "--data.root", coco, "--train.size", 72], "train.size: image size 72x72: wanted are"),
+        (["detect", *small, "--data.root", coco, "--train.keep", "best"], "train.keep: best chooses by val"),
+        (["segment", *small, "--data.root", masks, "--out", masks / "images" / "x"], "lies among the images of"),
+        (["detect", *small, "--data.root", coco, "--train.compile", "true"], "train.compile: got true, but"),
+    ):
+        said = refused(capsys, argv)
+        assert line in said[-1], said
+        assert not out.exists() and not (masks / "images" / "x").exists()
+
+
+def test_a_missing_library_is_named(tmp_path, capsys, monkeypatch):
+    find = importlib.util.find_spec
+    missing = {"pycocotools", "segmentation_models_pytorch"}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *of: None if name in missing else find(name, *of))
+    for stage, name in (("detect", "pycocotools"), ("segment", "segmentation_models_pytorch")):
+        (line,) = refused(capsys, [stage, "--data.root", tmp_path / "images", "--out", tmp_path / "out"])
+        assert line.startswith(f"{stage}: needs {name}; install it with: pip install") and "[dense]" in line

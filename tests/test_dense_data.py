@@ -1,0 +1,486 @@
+"""Boxes and masks: what is read from each layout, what is refused, what is left out."""
+
+import json
+import logging
+import re
+from functools import partial
+
+import numpy as np
+import pytest
+from dense_trees import CLASSES, IDS, ade_tree, coco_tree, mask_tree, scenes
+from folders import faults, paint, section
+from helpers import call
+from PIL import Image
+
+from idmm.data.datasets import open_splits
+from idmm.data.dense import IGNORED, looks, read_detection, read_segmentation
+from idmm.data.dense.targets import mask_values, rasterised
+from idmm.data.disk import cache_entries, clear
+from idmm.data.split import LabelsMissing
+
+
+def of(root, **fields):
+    return section(root, cache="off", **fields)
+
+
+# ------------------------------------------------------------------ boxes
+@pytest.mark.parametrize("form", ["polygons", "rle", "boxes"])
+@pytest.mark.parametrize("official", [False, True])
+def test_boxes_are_those_of_the_file(tmp_path, form, official):
+    made = coco_tree(tmp_path, form, official, train=3, val=2)
+    found = read_detection(of(tmp_path))
+    assert found.classes == CLASSES and found.categories == list(IDS) and found.outlined == (form != "boxes")
+    assert list(found.targets) == ["train", "test"] and found.splits.val is None
+    for part, wrote in (("train", "train"), ("test", "val")):
+        split = getattr(found.splits, part)
+        folder = f"{wrote}2017" if official else wrote
+        assert split.names == [f"{folder}/{name}" for name in made[wrote]]
+        assert split.labels is None and split.classes is None
+        for target, scene in zip(found.targets[part], made[wrote].values(), strict=True):
+            np.testing.assert_array_equal(target.boxes, scene.boxes)
+            np.testing.assert_array_equal(target.labels, scene.labels)
+            np.testing.assert_array_equal(target.areas, scene.masks.sum(axis=(1, 2)))
+            assert target.size == scene.image.shape[:2] and not target.crowd.any()
+            assert target.boxes.dtype == np.float32 and target.labels.dtype == np.int64
+            if form == "boxes":
+                assert target.segments is None
+            else:
+                np.testing.assert_array_equal(target.masks(*target.size), scene.masks)
+    assert [target.image_id for target in found.targets["train"]] == [100, 101, 102]
+
+
+def test_an_outline_at_another_size_is_that_of_its_pixels(tmp_path):
+    """Polygons are scaled, RLE is resized: both are the nearest pixel of the mask where sides double."""
+    coco_tree(tmp_path, train=1, val=1)
+    target = read_detection(of(tmp_path)).targets["train"][0]
+    h, w = target.size
+    for segment, mask in zip(target.segments, target.masks(h, w), strict=True):
+        np.testing.assert_array_equal(rasterised(segment, (h, w), (2 * h, 2 * w)), np.kron(mask, np.ones((2, 2))))
+    assert target.masks(h // 2, w // 2).shape == (len(target.labels), h // 2, w // 2)
+    assert not rasterised([], (h, w), (h, w)).any()
+
+
+def test_val_and_test(tmp_path):
+    coco_tree(tmp_path, train=3, val=2, test=4)
+    found = read_detection(of(tmp_path))
+    assert {part: len(targets) for part, targets in found.targets.items()} == {"train": 3, "val": 2, "test": 4}
+
+
+def test_images_without_objects_crowds_and_compressed_outlines(tmp_path):
+    from pycocotools import mask as coco
+
+    def change(part, content):
+        content["images"].append({"id": 900, "file_name": "empty.png", "height": 20, "width": 30})
+        paint(tmp_path / part / "empty.png", size=(30, 20))
+        first = content["annotations"][0]
+        packed = coco.frPyObjects(first["segmentation"], *scenes(part, 1)[0].image.shape[:2])
+        packed = coco.merge(packed)
+        first |= {"iscrowd": 1, "segmentation": {"size": packed["size"], "counts": packed["counts"].decode()}}
+
+    made = coco_tree(tmp_path, change=change, train=2, val=2)
+    found = read_detection(of(tmp_path))
+    first, *_, empty = found.targets["train"]
+    assert first.crowd.tolist() == [True] + [False] * (len(first.labels) - 1)
+    np.testing.assert_array_equal(first.masks(*first.size), made["train"]["000.png"].masks)
+    assert empty.boxes.shape == (0, 4) and empty.segments == [] and empty.masks(5, 6).shape == (0, 5, 6)
+    assert first.take(~first.crowd).labels.tolist() == first.labels[1:].tolist()
+
+
+def test_some_objects_without_an_outline(tmp_path, caplog):
+    coco_tree(tmp_path, change=lambda part, content: content["annotations"][0].update(segmentation=[]))
+    found = read_detection(of(tmp_path))
+    assert not found.outlined and "1 of 16 objects of train have no outline" in caplog.text
+
+
+def test_a_digest_is_of_all_that_is_known(tmp_path):
+    coco_tree(tmp_path)
+    target = read_detection(of(tmp_path)).targets["train"][0]
+    again = read_detection(of(tmp_path)).targets["train"][0]
+    assert target.digest == again.digest
+    again.segments[0][0][0] += 1
+    assert target.digest != again.digest
+    assert target.digest != target.take(np.zeros(len(target.labels), dtype=bool)).digest
+
+
+BROKEN = {  # how a file is spoilt, and what is said below the line that counts
+    "no area": (lambda a: a["bbox"].__setitem__(2, 0), r"annotation 1 of '000.png': bbox \[.*\] has no area"),
+    "outside": (
+        lambda a: a["bbox"].__setitem__(0, 90),
+        r"annotation 1 of '000.png': bbox \[90, .*\] reaches outside of the image \(96 x 64\)",
+    ),
+    "not four": (lambda a: a.update(bbox=[1, 2]), r"bbox \[1, 2\]; wanted \[x, y, width, height\] in pixels"),
+    "no number": (lambda a: a.update(bbox=[1, 2, "3", float("nan")]), r"bbox \[1, 2, '3', nan\]; wanted"),
+    "no image": (lambda a: a.update(image_id=77), r"annotation 1: of an image 77 that is not in the list"),
+    "no category": (lambda a: a.update(category_id=5), r"of a category 5 that is not in the list"),
+    "no polygon": (lambda a: a.update(segmentation=[[1, 2, 3, 4]]), r"segmentation: wanted polygons of six numbers"),
+    "size of RLE": (
+        lambda a: a.update(segmentation={"size": [2, 2], "counts": [4]}),
+        r"segmentation: wanted polygons, or RLE of size \[64, 96\], got \[2, 2\]",
+    ),
+    "RLE": (lambda a: a.update(segmentation={"size": [64, 96], "counts": [4]}), r"its RLE is damaged"),
+}
+
+
+@pytest.mark.parametrize("change,said", BROKEN.values(), ids=BROKEN)
+def test_annotations_that_cannot_be_used(tmp_path, caplog, change, said):
+    def spoil(part, content):
+        if part == "train":
+            change(content["annotations"][0])
+
+    coco_tree(tmp_path, change=spoil)
+    head, line = faults(read_detection, of(tmp_path))
+    file = tmp_path / "annotations" / "train.json"
+    how = "cannot be used (--data.on_error skip leaves them out)"
+    assert head == f"data.root: '{file}': 1 of 16 annotations {how}:"
+    assert re.search(said, line)
+    found = read_detection(of(tmp_path, on_error="skip"))
+    assert sum(len(target.labels) for target in found.targets["train"]) == 15
+    assert f"left out:\ndata.root: '{file}': 1 of 16 annotations cannot be used:\n  annotation 1" in caplog.text
+
+
+def test_a_box_may_reach_over_the_edge_by_rounding(tmp_path):
+    def change(part, content):
+        if part == "train":
+            content["annotations"][0]["bbox"] = [-0.5, 10, 97, 54.9]
+
+    coco_tree(tmp_path, change=change)
+    assert read_detection(of(tmp_path)).targets["train"][0].boxes[0].tolist() == [0, 10, 96, 64]
+
+
+def test_many_faults_are_capped_and_told_together(tmp_path):
+    def change(part, content):
+        for row in content["annotations"]:
+            row["bbox"][3] = 0
+        content["images"][0]["height"] += 1
+
+    coco_tree(tmp_path, change=change, train=12, val=3)
+    lines = faults(read_detection, of(tmp_path))
+    counts = ("train", "29 of 29 annotations"), ("val", "7 of 7 annotations")
+    counts += ("train", "1 of 12 images"), ("val", "1 of 3 images")
+    assert [line for line in lines if not line.startswith("  ")] == [
+        f"data.root: '{tmp_path}/annotations/{part}.json': {count} cannot be used "
+        "(--data.on_error skip leaves them out):" for part, count in counts
+    ]  # fmt: skip
+    assert "  and 9 more" in lines and "  image '000.png' is 96 x 64, by this file 96 x 65" in lines
+
+
+ROWS = {
+    "an image twice": ("images", lambda rows: rows[1].update(id=100), "image 100 is there twice, as '000.png' and"),
+    "a name twice": ("images", lambda rows: rows[1].update(file_name="000.png"), "image '000.png' is there twice"),
+    "no size": ("images", lambda rows: rows[0].update(height=None), "has height and width (None, 96); wanted pixels"),
+    "no id": ("images", lambda rows: rows[0].pop("id"), "wanted an id and a file_name"),
+    "none": ("images", lambda rows: rows.clear(), "has no images; wanted one at least"),
+    "a category twice": ("categories", lambda rows: rows[1].update(id=3), "category 3 is there twice"),
+    "a category's name": ("categories", lambda rows: rows[1].update(name="zero"), "category 'zero' is there twice"),
+    "a nameless one": ("categories", lambda rows: rows[1].update(name=""), "wanted an id, which is a whole number"),
+    "no category": ("categories", lambda rows: rows.clear(), "has no categories; wanted one at least"),
+}
+
+
+@pytest.mark.parametrize("name,change,said", ROWS.values(), ids=ROWS)
+def test_rows_that_are_wrong(tmp_path, name, change, said):
+    coco_tree(tmp_path, change=lambda part, content: change(content[name]) and None)
+    lines = faults(read_detection, of(tmp_path, on_error="skip"))
+    assert any(said in line for line in lines) and lines[0].startswith(
+        f"data.root: '{tmp_path}/annotations/train.json'"
+    )
+
+
+def test_files_that_are_no_annotations(tmp_path):
+    coco_tree(tmp_path)
+    train, val = (tmp_path / "annotations" / f"{part}.json" for part in ("train", "val"))
+    train.write_text("{")
+    val.write_text(json.dumps({"images": [], "annotations": [3]}))
+    first, second = faults(read_detection, of(tmp_path))
+    assert first.startswith(f"data.root: '{train}' is not JSON (Expecting property name")
+    assert second == f"data.root: '{val}' is not in COCO's format: it has no list annotations, categories"
+
+
+def test_categories_of_parts_that_differ(tmp_path):
+    def change(part, content):
+        if part == "val":
+            content["categories"][0]["name"] = "nought"
+
+    coco_tree(tmp_path, change=change)
+    (line,) = faults(read_detection, of(tmp_path))
+    assert line.startswith(f"data.root: '{tmp_path}/annotations/val.json' has categories that are not those of")
+    assert line.endswith(": 3 'nought'")
+
+
+def test_images_that_are_not_there_or_of_another_size(tmp_path, caplog):
+    coco_tree(tmp_path)
+    (tmp_path / "train" / "001.png").unlink()
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    with Image.open(tmp_path / "train" / "002.png") as image:
+        image.copy().resize((96, 80)).save(tmp_path / "train" / "002.png", exif=turned)  # 80 x 80 in the file
+    head, *lines = faults(read_detection, of(tmp_path))
+    assert head.endswith("2 of 6 images cannot be used (--data.on_error skip leaves them out):")
+    assert lines == [
+        f"  image '001.png' is not there (under '{tmp_path}/train')",
+        "  image '002.png' is 80 x 96, by this file 80 x 80",
+    ]
+    found = read_detection(of(tmp_path, on_error="skip"))
+    assert [name[-7:] for name in found.splits.train.names] == ["000.png", "003.png", "004.png", "005.png"]
+    assert [target.image_id for target in found.targets["train"]] == [100, 103, 104, 105]
+
+
+@pytest.mark.parametrize("bare", ["train", "val"])
+def test_no_image_with_a_box(tmp_path, bare):
+    coco_tree(tmp_path, change=lambda part, content: content["annotations"].clear() if part == bare else None)
+    (line,) = faults(read_detection, of(tmp_path))
+    part = "test" if bare == "val" else bare
+    assert line == f"data.root: '{tmp_path}' has no image with a box in {part}; wanted one at least"
+
+
+def test_a_class_without_an_example(tmp_path, caplog):
+    def change(part, content):
+        content["annotations"] = [row for row in content["annotations"] if row["category_id"] != IDS[1]]
+
+    coco_tree(tmp_path, change=change)
+    assert read_detection(of(tmp_path)).classes == CLASSES
+    assert "1 of 3 classes have no example to train on: one" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "read,said",
+    [
+        (read_detection, "has no annotations of objects to train on; wanted"),
+        (read_segmentation, "has no images with masks to train on; wanted"),
+    ],
+)
+def test_another_layout(tmp_path, read, said):
+    paint(tmp_path / "train" / "a" / "1.png")
+    (line,) = faults(read, of(tmp_path))
+    assert said in line
+    other = (mask_tree, "; its masks are for 'idmm segment'") if read is read_detection else None
+    make, hint = other or (coco_tree, "; its annotations are for 'idmm detect'")
+    make(tmp_path)
+    (line,) = faults(read, of(tmp_path))
+    assert line.endswith(hint)
+
+
+def test_several_files_of_a_part(tmp_path):
+    coco_tree(tmp_path)
+    coco_tree(tmp_path, official=True)
+    (line,) = faults(read_detection, of(tmp_path))
+    assert "has several files of train: 'instances_train2017.json', 'train.json'; wanted one" in line
+
+
+# ------------------------------------------------------------------ masks
+@pytest.mark.parametrize("palette", [False, True])
+def test_masks_are_those_of_the_files(tmp_path, palette):
+    made = mask_tree(tmp_path, palette)
+    found = read_segmentation(of(tmp_path))
+    assert found.classes == ["background", *CLASSES] and not found.outlined
+    for target, scene in zip(found.targets["train"], made["train"].values(), strict=True):
+        mask = target.mask()
+        assert mask.dtype == np.uint8 and (mask[0] == IGNORED).all() and target.size == mask.shape
+        np.testing.assert_array_equal(mask[1:-1, 1:-1], scene.mask[1:-1, 1:-1])
+        assert target.present == tuple(np.unique(mask[mask != IGNORED]))
+        with Image.open(target) as image:  # it stands for its path
+            assert image.size == target.size[::-1]
+
+
+def test_classes_without_names(tmp_path):
+    mask_tree(tmp_path, named=False)
+    assert read_segmentation(of(tmp_path)).classes == ["0", "1", "2", "3"]
+
+
+def test_ade20k(tmp_path, caplog):
+    made = ade_tree(tmp_path)
+    found = read_segmentation(of(tmp_path))
+    assert len(found.classes) == 150 and found.classes[:3] == CLASSES and found.categories == list(range(1, 151))
+    target, scene = found.targets["test"][0], next(iter(made["val"].values()))
+    np.testing.assert_array_equal(target.mask(), np.where(scene.mask == 0, IGNORED, scene.mask - 1))
+    assert "147 of 150 classes have no example to train on: thing 4" in caplog.text
+    (tmp_path / "objectInfo150.txt").unlink()
+    assert read_segmentation(of(tmp_path)).classes[-1] == "150"
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 16])
+def test_numbers_of_other_bits(tmp_path, bits):
+    """Grey of fewer bits is not spread over 0 to 255, and 16 bits may hold classes, too."""
+    cv2 = pytest.importorskip("cv2")
+    values = np.random.default_rng(0).integers(0, min(2**bits, 256), (5, 11), dtype=np.uint16)
+    path = tmp_path / "mask.png"
+    if bits == 16:
+        cv2.imwrite(str(path), values)
+    else:
+        _few_bits(path, values, bits)
+    np.testing.assert_array_equal(mask_values(path.read_bytes()), values)
+
+
+def _few_bits(path, values, bits):
+    """Writes a grey PNG of 1, 2 or 4 bits, which Pillow cannot (http://www.w3.org/TR/png)."""
+    import struct
+    import zlib
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    h, w = values.shape
+    spread = (values[:, :, None] >> np.arange(bits)[::-1]) & 1
+    rows = np.packbits(spread.reshape(h, -1).astype(np.uint8), axis=1)
+    data = b"".join(b"\0" + row.tobytes() for row in rows)
+    head = struct.pack(">IIBBBBB", w, h, bits, 0, 0, 0, 0)
+    parts = [chunk(b"IHDR", head), chunk(b"IDAT", zlib.compress(data)), chunk(b"IEND", b"")]
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(parts))
+
+
+def test_masks_that_cannot_be_used(tmp_path, caplog):
+    mask_tree(tmp_path)
+    masks = tmp_path / "masks" / "train"
+    with Image.open(masks / "000.png") as image:
+        image.convert("RGB").save(masks / "000.png")
+    Image.fromarray(np.full((5, 6), 1, np.uint8)).save(masks / "001.png")
+    Image.fromarray(np.full((80, 80), 9, np.uint8)).save(masks / "002.png")
+    (masks / "003.png").write_bytes(b"no image")
+    (masks / "004.png").rename(masks / "other.png")
+    lines = faults(read_segmentation, of(tmp_path))
+    said = "cannot be used (--data.on_error skip leaves them out):"
+    assert lines == [
+        f"data.root: '{tmp_path}/images/train': 1 of 6 images {said}",
+        f"  '004.png' has no mask; wanted '{masks}/004.png'",
+        f"data.root: '{masks}': 1 of 6 masks {said}",
+        "  'other.png' is of no image",
+        f"data.root: '{masks}': 4 of 5 masks {said}",
+        "  '000.png': of colours (RGB); wanted a grey or palette PNG whose numbers are the classes",
+        "  '001.png' is 6 x 5, its image 64 x 96",
+        "  '002.png' has values without a class: 9; wanted 0 to 3, and 255 for what is ignored",
+        lines[-1],
+    ]
+    assert lines[-1].startswith("  '003.png': unreadable or truncated")
+    assert read_segmentation(of(tmp_path, on_error="skip")).splits.train.names == ["images/train/005.png"]
+
+
+def test_folders_of_masks_that_are_wrong(tmp_path):
+    mask_tree(tmp_path)
+    masks = tmp_path / "masks" / "train"
+    (masks / "000.png").rename(masks / "000.jpg")
+    Image.new("L", (4, 4)).save(tmp_path / "images" / "train" / "001.jpg")
+    (tmp_path / "classes.txt").write_text("a\nb\na\nd\n")
+    lines = faults(read_segmentation, of(tmp_path))
+    assert any("has images whose names differ in the ending alone; wanted one of each:" in line for line in lines)
+    assert any("has 1 file that is no PNG (000.jpg); wanted masks as PNG" in line for line in lines)
+    assert any("classes.txt' names a twice; wanted each class once" in line for line in lines)
+
+
+def test_masks_of_black_and_white(tmp_path):
+    for part in ("train", "val"):
+        paint(tmp_path / "images" / part / "1.png", size=(8, 8))
+        (tmp_path / "masks" / part).mkdir(parents=True)
+        Image.fromarray(np.eye(8, dtype=np.uint8) * 255).save(tmp_path / "masks" / part / "1.png")
+    (tmp_path / "classes.txt").write_text("ground\nthing\n")
+    (line,) = faults(read_segmentation, of(tmp_path))
+    assert "has masks of 0 and 255 alone, and 255 is ignored; wanted 1 for the object" in line
+
+
+# ------------------------------------------------------------------ parts of it
+def test_subset_held_out_and_left_out(tmp_path):
+    made = coco_tree(tmp_path, train=8)
+    (tmp_path / "exclude.txt").write_text("train/000.png\n")
+    with pytest.raises(LabelsMissing, match="--data.val_fraction"):
+        read_detection(of(tmp_path))
+    fields = {"val_fraction": 0.25, "exclude": str(tmp_path / "exclude.txt")}
+    found = read_detection(of(tmp_path, **fields))
+    assert len(found.splits.train) == 5 and len(found.splits.test) == 2 and found.splits.excluded == 1
+    drawn = read_detection(of(tmp_path, subset={"total": 3}, **fields))
+    assert len(drawn.splits.train) == 3 and drawn.splits.test.names == found.splits.test.names
+    names = drawn.splits.train.names + drawn.splits.test.names
+    assert len(set(names)) == 5 and "train/000.png" not in names
+    for name, target in zip(names, [*drawn.targets["train"], *drawn.targets["test"]], strict=True):
+        np.testing.assert_array_equal(target.boxes, made["train"][name[6:]].boxes)
+    assert drawn.of("train", names[1:3]) == drawn.targets["train"][1:]
+
+
+def test_keys_that_have_no_meaning(tmp_path):
+    mask_tree(tmp_path)
+    lines = faults(read_segmentation, of(tmp_path, name="flowers", labels="a.csv", folds=3, bands=[0, 1]))
+    assert [line.partition(":")[0] for line in lines] == ["data.name", "data.labels", "data.folds", "data.bands"]
+    (line,) = faults(read_segmentation, of(tmp_path, subset={"per_class": 2}))
+    assert line.startswith("data.subset.per_class")
+    (line,) = faults(read_segmentation, of(tmp_path, in_chans=4))
+    assert line.startswith("data.in_chans: got 4; boxes and masks are learnt from pictures alone")
+
+
+def test_what_was_looked_at_is_remembered(tmp_path, monkeypatch):
+    mask_tree(tmp_path / "set")
+    data = section(tmp_path / "set", name=None, cache_dir=str(tmp_path / "kept"))
+    read_segmentation(data)
+    before = looks._mask
+    monkeypatch.setattr(looks, "_mask", lambda *_: pytest.fail("looked at again"))
+    found = read_segmentation(data)
+    assert found.targets["train"][0].mask().shape == found.targets["train"][0].size
+    monkeypatch.setattr(looks, "_mask", before)
+    changed = tmp_path / "set" / "masks" / "val" / "001.png"
+    Image.fromarray(np.full_like(mask_values(changed.read_bytes()), 2)).save(changed)
+    assert read_segmentation(data).targets["test"][1].present == (2,)
+    assert len(cache_entries(tmp_path / "kept")) == 4
+    assert clear(tmp_path / "kept")[0] > 0 and not cache_entries(tmp_path / "kept")
+
+
+def test_nothing_is_logged_of_a_good_folder(tmp_path, caplog):
+    with caplog.at_level(logging.INFO):
+        coco_tree(tmp_path)
+        read_detection(of(tmp_path))
+    assert not caplog.records
+
+
+def test_data_check(tmp_path, capsys):
+    """It looks at boxes and masks, too, and takes no mask for an image."""
+    for name in ("boxes", "masks", "bad", "bare"):
+        (tmp_path / name).mkdir()
+    coco_tree(tmp_path / "boxes")
+    mask_tree(tmp_path / "masks")
+    coco_tree(tmp_path / "bad", change=lambda part, content: content["annotations"][0]["bbox"].__setitem__(2, 0))
+    coco_tree(tmp_path / "bare", train=3)
+    said = {}
+    for name in ("boxes", "masks", "bad", "bare"):
+        code = call(["data", "check", tmp_path / name])
+        said[name] = code, capsys.readouterr().out
+    for name in ("boxes", "masks"):
+        assert said[name][0] == 0 and f"in {tmp_path / name}: 6 train, 3 test images" in said[name][1]
+    code, text = said["bad"]
+    assert code == 1 and "layout: pretraining can use these images, fine-tuning would refuse them:" in text
+    assert "of 16 annotations cannot be used:" in text and "has no area" in text and "6 train, 3 test images" in text
+    code, text = said["bare"]
+    assert code == 0 and "fine-tuning needs more:" in text and "has no part 'val' or 'test'" in text
+
+
+def test_one_class(tmp_path):
+    mask_tree(tmp_path)
+    (tmp_path / "classes.txt").write_text("digit\n")
+    first, *_ = faults(read_segmentation, of(tmp_path))
+    assert first == f"data.root: '{tmp_path}/classes.txt' has 1 as number of classes; wanted 2 to 255"
+
+
+@pytest.mark.parametrize("make", [coco_tree, partial(coco_tree, official=True), mask_tree, ade_tree])
+def test_pretraining_takes_the_training_images_alone(tmp_path, make):
+    """Neither masks nor images to test on."""
+    make(tmp_path)
+    read = read_detection if "coco" in repr(make) else read_segmentation
+    found = open_splits(of(tmp_path), labelled=False)
+    assert found.train.names == read(of(tmp_path)).splits.train.names and found.train.labels is None
+
+
+def test_a_test_set_without_masks(tmp_path, caplog):
+    mask_tree(tmp_path)
+    paint(tmp_path / "images" / "test" / "1.png")
+    assert list(read_segmentation(of(tmp_path)).targets) == ["train", "test"]
+    assert f"'{tmp_path}/images/test' is not used, as there are no masks of it" in caplog.text
+
+
+def test_images_in_folders(tmp_path):
+    """Of the parts and their masks alike; and ADE20K's whole folder as it is unpacked."""
+    for kind in ("images", "masks"):
+        mask_tree(tmp_path)
+        (tmp_path / kind / "train" / "a" / "b").mkdir(parents=True)
+    for kind in ("images", "masks"):
+        (tmp_path / kind / "train" / "000.png").rename(tmp_path / kind / "train" / "a" / "b" / "x.png")
+    names = read_segmentation(of(tmp_path)).splits.train.names
+    assert "images/train/a/b/x.png" in names and len(names) == 6
+    (tmp_path / "ade" / "ADEChallengeData2016").mkdir(parents=True)
+    ade_tree(tmp_path / "ade" / "ADEChallengeData2016")
+    found = read_segmentation(of(tmp_path / "ade"))
+    assert found.splits.train.names[0] == "ADEChallengeData2016/images/training/ADE_train_00000000.png"

@@ -1,0 +1,291 @@
+"""Detector and segmenter on backbones of all kinds: maps, losses, gradients, and whether they learn."""
+
+import contextlib
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from dense_trees import CLASSES, run_lengths, scene
+from torch import nn
+
+from idmm.config import Train
+from idmm.data.dense import BoxTarget
+from idmm.errors import SizeError, UserError
+from idmm.evaluate_dense import detect_objects, detection_scores, segmented
+from idmm.methods.dense import Detection, Segmentation, pixel_cross_entropy
+from idmm.models import create_backbone, token_grid
+from idmm.models.dense import STRIDES, Detector, ScaledMaps, Segmenter
+from idmm.optim import create_optimizer
+from idmm.seeding import seeded
+
+SIDE = 64
+VIT = ("vit_tiny_patch16_224", dict(patch_size=8, embed_dim=32, depth=2, num_heads=2))
+PVT = ("pvt_v2_b0", dict(embed_dims=[8, 16, 24, 32], depths=[1, 1, 1, 1], num_heads=[1, 1, 2, 2]))
+BACKBONES = {  # of each kind of maps a small one
+    "vit": VIT,
+    "vit without norm": (VIT[0], dict(VIT[1], global_pool="avg", class_token=False)),
+    "cct": ("cct_7_3x1_32", dict(embed_dim=16, depth=2, num_heads=2)),
+    "t2t": ("t2t_vit_7", dict(embed_dim=32, depth=2, num_heads=2)),
+    "cvt": ("cvt_13", dict(embed_dims=(16, 24, 32), depths=(1, 1, 1), num_heads=(1, 1, 2))),
+    "pvt": PVT,
+    "swin": ("swin_tiny_patch4_window7_224", dict(embed_dim=8, depths=(1, 1, 1, 1), num_heads=(1, 1, 2, 2))),
+    "convnext": ("convnext_atto", dict(dims=(8, 16, 24, 32), depths=(1, 1, 1, 1))),
+    "resnet": ("test_resnet", {}),
+    "efficientnet": ("test_efficientnet", {}),
+    "mobilenet": ("mobilenetv4_conv_small_050", {}),
+}
+
+
+def backbone(kind="vit", side=SIDE, **more):
+    name, kwargs = BACKBONES[kind]
+    with seeded(0):
+        return create_backbone(name, side, **kwargs, **more)
+
+
+def detection(kind="vit", masks=False, width=16):
+    with seeded(1):
+        return Detection(Detector(backbone(kind), SIDE, len(CLASSES), width, masks)).train()
+
+
+def segmentation(kind="vit", width=16):
+    with seeded(1):
+        return Segmentation(Segmenter(backbone(kind), SIDE, 1 + len(CLASSES), width)).train()
+
+
+def drawn(count, objects=2):
+    """A batch of small canvases as the loader gives them, and what is true of them."""
+    scenes = [scene(seed, size=(SIDE, SIDE), objects=objects) for seed in range(count)]
+
+    def stacked(name, dtype):
+        return torch.from_numpy(np.stack([getattr(one, name) for one in scenes]).astype(dtype))
+
+    images = stacked("image", np.float32).permute(0, 3, 1, 2) / 64 - 2  # [B, H, W, 3] -> [B, 3, H, W]
+    batch = {"images": images, "index": torch.arange(count), "mask": stacked("mask", np.int64)}
+    batch |= {"boxes": stacked("boxes", np.float32), "labels": stacked("labels", np.int64)}
+    truth = [
+        BoxTarget(
+            one.boxes.astype(np.float32), one.labels.astype(np.int64), [run_lengths(mask) for mask in one.masks],
+            np.zeros(objects, dtype=bool), (SIDE, SIDE), number, one.masks.sum((1, 2)).astype(np.float32),
+        )
+        for number, one in enumerate(scenes)
+    ]  # fmt: skip
+    return batch | {"masks": stacked("masks", np.uint8)}, truth
+
+
+def loss_of(method, batch, key=3):
+    with seeded(key):
+        return method(batch, key, 0)
+
+
+# ---------------------------------------------------------------------- every kind of backbone
+@pytest.mark.parametrize("kind", BACKBONES)
+def test_all_that_is_trained_has_a_gradient(kind):
+    """Of both networks, else processes that train together would wait for it; the weights of the backbone fit it."""
+    batch, _ = drawn(2)
+    for method in (detection(kind, masks=True), segmentation(kind)):
+        network = method.backbone
+        maps = network.forward_features(batch["images"])
+        sides = [SIDE // stride for stride in STRIDES]
+        assert [m.shape for m in maps] == [(2, c, n, n) for c, n in zip(network.maps.channels, sides, strict=True)]
+        out = loss_of(method, batch)
+        out["loss"].backward()
+        assert all(bool(torch.isfinite(value)) for value in out.values())
+        assert not [name for name, p in method.named_parameters() if p.requires_grad and p.grad is None]
+        assert any(p.requires_grad for p in network.backbone.parameters())
+        assert list(network.backbone.state_dict()) == list(backbone(kind).state_dict())
+
+
+def test_what_no_map_depends_on_is_not_trained():
+    network = segmentation("vit without norm").backbone
+    frozen = [name for name, p in network.backbone.named_parameters() if not p.requires_grad]
+    assert frozen == ["fc_norm.weight", "fc_norm.bias"]
+    assert all(part.training for part in network.modules())
+
+
+def test_maps_of_a_plain_transformer():
+    """Of stride 8: pooled from the normalised tokens, and enlarged by a transposed convolution."""
+    made, images = backbone().eval(), torch.randn(2, 3, SIDE, SIDE)
+    maps = ScaledMaps(made, SIDE)
+    grid = token_grid(made, images)  # [2, 32, 8, 8]
+    found = maps(made, images)
+    assert maps.channels == [16, 32, 32, 32] and not maps.several
+    torch.testing.assert_close(found[0], maps.levels[0][0](grid))
+    torch.testing.assert_close(found[1], grid)
+    torch.testing.assert_close(found[2], F.max_pool2d(grid, 2))
+    torch.testing.assert_close(found[3], F.max_pool2d(grid, 4))
+
+
+def test_maps_of_several_strides():
+    """The deepest of each, as timm gives them; the last from where the features leave the backbone."""
+    made, images = backbone("pvt").eval(), torch.randn(2, 3, SIDE, SIDE)
+    maps = ScaledMaps(made, SIDE)
+    final, taken = made.forward_intermediates(images)
+    assert maps.several and maps.channels == [8, 16, 24, 32]
+    for found, wanted in zip(maps(made, images), [*taken[:3], final], strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
+def test_a_stride_that_is_no_power_of_two():
+    with seeded(0):
+        made = create_backbone(VIT[0], 224, **dict(VIT[1], patch_size=14))
+    assert [m.shape[-1] for m in ScaledMaps(made, 224)(made, torch.zeros(1, 3, 224, 224))] == [56, 28, 14, 7]
+
+
+class Pooled(nn.Module):
+    """Its features have no places; those of its two layers have, where it tells them."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Conv2d(3, 8, kernel_size=side, stride=side) for side in (4, 32))
+        self.head = nn.Linear(8, 8)
+
+    def forward_features(self, images):
+        return self.head(self.layers[1](images).mean((2, 3)))
+
+
+class Layered(Pooled):
+    def forward_intermediates(self, images, indices=(0, 1), intermediates_only=True):
+        return [self.layers[index](images) for index in indices]
+
+
+def test_a_backbone_whose_features_have_no_places():
+    """Its layers serve where they have places, and what comes after them is not trained."""
+    with pytest.raises(UserError, match="are not a grid of places"):
+        Segmenter(Pooled(), SIDE, 3, 16)
+    made = Layered()
+    maps = ScaledMaps(made, SIDE)
+    assert maps.several and [m.shape[-1] for m in maps(made, torch.zeros(1, 3, SIDE, SIDE))] == [16, 8, 4, 2]
+    assert [name for name, p in made.named_parameters() if not p.requires_grad] == ["head.weight", "head.bias"]
+
+
+def test_sizes_of_detection():
+    with pytest.raises(SizeError, match="image size 80x80: wanted are multiples of 32 pixels for detection"):
+        Detector(backbone("pvt", 80), 80, 3, 16)
+    anchors = Detector(backbone("pvt", 96), 96, 3, 16).rpn.anchor_generator.sizes
+    assert anchors == tuple((96 / 640 * size,) for size in (32, 64, 128, 256, 512))
+
+
+def test_at_the_papers_width_all_is_torchvisions():
+    from torchvision.models.detection import maskrcnn_resnet50_fpn
+
+    theirs = maskrcnn_resnet50_fpn(weights=None, weights_backbone=None, num_classes=4, box_detections_per_img=7)
+    ours = Detector(backbone("resnet"), SIDE, 3, 256, masks=True, box_detections_per_img=7)
+    for one, other in ((ours.rpn, theirs.rpn), (ours.roi_heads, theirs.roi_heads)):
+        assert [(n, p.shape) for n, p in one.named_parameters()] == [(n, p.shape) for n, p in other.named_parameters()]
+    assert ours.roi_heads.detections_per_img == 7
+    assert ours.roi_heads.fg_bg_sampler.batch_size_per_image == theirs.roi_heads.fg_bg_sampler.batch_size_per_image
+
+
+# ---------------------------------------------------------------------- losses
+def test_loss_of_pixels():
+    """The mean over an image's pixels with a class, then over images; a naive loop, values and gradients."""
+    logits = torch.randn(3, 4, 5, 5, dtype=torch.float64, requires_grad=True)
+    mask = torch.randint(0, 4, (3, 5, 5))
+    mask[0, :2], mask[2] = 255, 255
+    wanted = 0.0
+    for image in range(3):
+        pixels = [(y, x) for y in range(5) for x in range(5) if mask[image, y, x] != 255]
+        for y, x in pixels:
+            wanted = wanted - logits[image, :, y, x].log_softmax(0)[mask[image, y, x]] / len(pixels) / 3
+    found = pixel_cross_entropy(logits, mask)
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(*(torch.autograd.grad(loss, logits)[0] for loss in (found, wanted)))
+    assert pixel_cross_entropy(logits, torch.full_like(mask, 255)) == 0
+
+
+def test_parts_of_the_loss_of_boxes():
+    batch, _ = drawn(2)
+    out = loss_of(detection(masks=True), batch)
+    assert set(out) == {"loss", "rpn_objectness", "rpn_box", "classifier", "box", "mask"}
+    torch.testing.assert_close(out["loss"], sum(value for name, value in out.items() if name != "loss"))
+
+
+def test_losses_follow_from_key_and_boxes_alone():
+    """Which proposals are sampled depends on the seed; rows of padding change nothing."""
+    batch, _ = drawn(2)
+    method = detection(masks=True)
+    first, again, other = (loss_of(method, batch, key) for key in (3, 3, 4))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["loss"], other["loss"])
+    padded = {**batch, "boxes": F.pad(batch["boxes"], (0, 0, 0, 3)), "labels": F.pad(batch["labels"], (0, 3), value=-1)}
+    padded["masks"] = F.pad(batch["masks"], (0, 0, 0, 0, 0, 3))
+    found = loss_of(method, padded)
+    assert all(torch.equal(first[name], found[name]) for name in first)
+
+
+@pytest.mark.parametrize("objects", [0, 1])
+def test_images_without_boxes(objects):
+    batch, _ = drawn(2, objects)
+    batch["labels"][0] = -1
+    method = detection(masks=True)
+    out = loss_of(method, batch)
+    out["loss"].backward()
+    assert bool(torch.isfinite(out["loss"])) and (out["box"] == 0) == (objects == 0)
+    assert all(bool(torch.isfinite(p.grad).all()) for p in method.parameters() if p.requires_grad)
+
+
+@pytest.mark.parametrize("make", [detection, segmentation])
+def test_one_image_and_half_precision(make):
+    """A batch of one, as a run's last may be, though UPerNet normalises maps of one place; in bf16 the loss is
+    float32."""
+    batch, _ = drawn(1)
+    method = make("resnet")
+    loss_of(method, batch)["loss"].backward()
+    with torch.autocast("cpu", torch.bfloat16):
+        out = loss_of(method, batch)
+    assert {value.dtype for value in out.values()} == {torch.float32} and bool(torch.isfinite(out["loss"]))
+
+
+# ---------------------------------------------------------------------- the optimizer's groups
+@pytest.mark.parametrize("kind", ["vit", "cvt"])
+def test_layer_decay(kind):
+    """The heads learn at the run's lr, the backbone's layers at less from one to the next; positions do not decay."""
+    network = detection(kind).backbone
+    groups = create_optimizer(network, {}, Train(layer_decay=0.5, weight_decay=0.1), 1e-3).param_groups
+    names = {id(p): name for name, p in network.named_parameters()}
+    scale = {names[id(p)]: group["lr_scale"] for group in groups for p in group["params"]}
+    decay = {names[id(p)]: group["weight_decay"] for group in groups for p in group["params"]}
+    assert {value for name, value in scale.items() if not name.startswith("backbone.")} == {1.0}
+    assert max(value for name, value in scale.items() if name.startswith("backbone.")) == 0.5
+    blocks = [scale[name] for name in scale if name.endswith("mlp.fc1.weight")]
+    assert blocks == sorted(blocks) and len(set(blocks)) > 1
+    assert all(
+        not decay[f"backbone.{name}"] for name in network.backbone.no_weight_decay() if f"backbone.{name}" in decay
+    )
+    assert decay["rpn.head.cls_logits.weight"] == 0.1
+
+
+# ---------------------------------------------------------------------- learning
+def test_a_detector_learns_two_images():
+    batch, truth = drawn(2)
+    method = detection(width=32)
+    optimizer = torch.optim.AdamW(method.parameters(), lr=2e-3)
+    for step in range(60):
+        loss = loss_of(method, batch, step)["loss"]
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    found = detect_objects(method.backbone, [batch], truth, "cpu", contextlib.nullcontext)
+    scores, _ = detection_scores(list(found.values()), truth, CLASSES)
+    assert scores["ap50"] > 90 and set(scores) == {"ap", "ap50", "ap75"}
+    assert method.training and method.backbone.rpn.training
+
+
+def test_several_scales():
+    """The mean of what is said of each enlarged, reduced and mirrored image, by a naive loop."""
+    with seeded(1):
+        network = Segmenter(backbone("vit", dynamic_size=True), SIDE, 3, 16).eval()
+    images = torch.randn(2, 3, SIDE, SIDE)
+    wanted = []
+    with torch.no_grad():
+        for side in (SIDE, 96):
+            seen = F.interpolate(images, (side, side), mode="bilinear", antialias=True) if side != SIDE else images
+            for shown in (seen, seen.flip(3)):
+                shares = network(shown).softmax(1)
+                shares = shares if shown is seen else shares.flip(3)
+                wanted.append(F.interpolate(shares, (SIDE, SIDE), mode="bilinear", antialias=True))
+        found = segmented(network, images, [1.0, 1.5], flip=True)
+        plain = segmented(network, images)
+    torch.testing.assert_close(found, sum(wanted) / 4)
+    torch.testing.assert_close(plain, wanted[0])

@@ -1,0 +1,269 @@
+"""Whole runs of detection and segmentation by the command line: what they write, killed and taken up again, refused."""
+
+import csv
+import json
+import shutil
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from dense_trees import CLASSES, IDS, coco_tree, mask_tree
+from helpers import VIT, Process, _flow, call, logged, metrics, read, refused, same, state_file
+from PIL import Image
+
+import idmm
+from idmm.config import Data
+from idmm.data.cache import load_split
+from idmm.data.dense import EvalDenseTransform, read_detection
+from idmm.engine import Loop
+from idmm.errors import Interrupted, UserError
+
+SIDE = 64
+TINY = {
+    "model.name": "vit_tiny_patch16_224",
+    "model.kwargs": VIT,
+    "model.drop_path": 0.3,
+    "model.pyramid_width": 16,
+    "data.workers": 0,
+    "train.size": SIDE,
+    "train.epochs": 2,
+    "train.batch_size": 4,
+    "train.eval_every": 1,
+    "train.precision": "fp32",
+    "train.device": "cpu",
+    "train.save_minutes": 0,  # every step
+}
+STAGES = {"detect": "coco", "segment": "masks"}
+BOTH = pytest.mark.parametrize("stage", list(STAGES))
+MAIN = "import sys; from idmm.cli import main; sys.exit(main())"
+
+
+@pytest.fixture(scope="module")
+def trees(tmp_path_factory):
+    """A folder with boxes and masks in COCO's format and one with masks, both with val and test."""
+    root = tmp_path_factory.mktemp("trees")
+    coco_tree(root / "coco", train=10, val=3, test=3)
+    mask_tree(root / "masks", train=10, val=3, test=3)
+    return root
+
+
+def words(stage, trees, out, **changes):
+    """The command line of a tiny run; changes by key, '__' for the dot, None to leave a flag out."""
+    own = {"data.root": str(trees / STAGES[stage]), "out": str(out)}
+    values = {**TINY, **own, **{key.replace("__", "."): value for key, value in changes.items()}}
+    pairs = ((key, value) for key, value in values.items() if value is not None)
+    return [
+        stage,
+        *(w for key, value in pairs for w in (f"--{key}", value if isinstance(value, str) else _flow(value))),
+    ]
+
+
+@pytest.fixture(scope="module")
+def whole(trees, tmp_path_factory):
+    """Uninterrupted runs: boxes and masks from scratch, whose averaged weights count; then the best classes of pixels,
+    from the backbone of the first."""
+    folder = tmp_path_factory.mktemp("runs")
+    assert call(words("detect", trees, folder / "detect", train__ema=0.9)) == 0
+    own = dict(
+        model__name=None, model__kwargs=None, init=str(folder / "detect"), eval_scales=[0.5, 1.0], eval_flip=True
+    )
+    assert call(words("segment", trees, folder / "segment", train__keep="best", **own)) == 0
+    return folder
+
+
+def rows(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+# ------------------------------------------------------------------ what is written
+def test_detection_writes_its_results(whole, trees):
+    out = whole / "detect"
+    result, last = read(out / "result.json"), metrics(out)[-1]
+    assert {"num_classes": 3, "train_size": 10, "test_size": 3, "seed": 0, "epochs": 2}.items() <= result.items()
+    assert {"ap", "ap50", "ap75", "mask_ap", "precision", "seconds"} <= result.keys()
+    assert {"ap", "ap50", "ap75", "mask_ap", "classifier", "box", "mask", "rpn_box", "rpn_objectness"} <= last.keys()
+    assert [row["class"] for row in rows(out / "per_class.csv")] == CLASSES
+    for name in ("predictions.png", "curves.png", "log.txt", "environment.json"):
+        assert (out / name).stat().st_size > 0, name
+
+
+def test_predictions_are_in_cocos_result_format(whole, trees):
+    coco = pytest.importorskip("pycocotools.coco")
+    found = read(whole / "detect" / "predictions.json")
+    assert found and {entry["category_id"] for entry in found} <= set(IDS)
+    truth = coco.COCO(str(trees / "coco" / "annotations" / "test.json"))
+    truth.loadRes(str(whole / "detect" / "predictions.json"))  # the numbers of images are the file's
+    for entry in found:
+        of = truth.imgs[entry["image_id"]]
+        x, y, w, h = entry["bbox"]
+        assert 0 <= x and 0 <= y and x + w <= of["width"] + 1e-3 and y + h <= of["height"] + 1e-3
+        assert entry["segmentation"]["size"] == [of["height"], of["width"]]
+
+
+def test_segmentation_writes_its_results(whole, trees):
+    out = whole / "segment"
+    result, last = read(out / "result.json"), metrics(out)[-1]
+    assert {"miou", "macc", "pixel_accuracy", "kept_epoch"} <= result.keys() and result["num_classes"] == 4
+    assert {"miou", "macc", "pixel_accuracy"} <= last.keys()
+    assert [row["class"] for row in rows(out / "per_class.csv")] == ["background", *CLASSES]
+    assert sum(int(row["pixels"]) for row in rows(out / "per_class.csv")) > 0
+    written = sorted((out / "masks").glob("*.png"))
+    assert [path.name for path in written] == ["000.png", "001.png", "002.png"]
+    for path in written:
+        mask, image = Image.open(path), Image.open(trees / "masks" / "images" / "test" / path.name)
+        assert mask.mode == "L" and mask.size == image.size and np.asarray(mask).max() < 4
+    assert "train.keep: the weights of epoch" in logged(out) and (out / "predictions.png").exists()
+
+
+def test_reported_are_the_masks_that_were_written(whole, trees):
+    """mIoU by a loop over the files."""
+    truth, found = [], []
+    for path in sorted((whole / "segment" / "masks").glob("*.png")):
+        truth.append(np.asarray(Image.open(trees / "masks" / "masks" / "test" / path.name)).ravel())
+        found.append(np.asarray(Image.open(path)).ravel())
+    truth, found = np.concatenate(truth), np.concatenate(found)
+    truth, found = truth[truth != 255], found[truth != 255]
+    ious = []
+    for label in range(4):
+        union = ((truth == label) | (found == label)).sum()
+        if union:
+            ious.append(100 * ((truth == label) & (found == label)).sum() / union)
+    assert read(whole / "segment" / "result.json")["miou"] == pytest.approx(np.mean(ious))
+
+
+@BOTH
+def test_its_backbone_is_a_start_for_others(whole, stage):
+    backbone = idmm.load_backbone(whole / stage)
+    assert backbone(torch.zeros(1, 3, SIDE, SIDE)).shape == (1, VIT["embed_dim"])
+    network = safetensors.torch.load_file(whole / stage / "model.safetensors")
+    for name, tensor in backbone.state_dict().items():
+        assert torch.equal(network[f"backbone.{name}"], tensor), name
+    about = read(whole / stage / "model.json")
+    assert about["task"] == stage and about["pyramid_width"] == 16 and len(about["classes"]) in (3, 4)
+
+
+def test_its_network_is_loaded_again(whole, trees):
+    """It finds on an image what the run found."""
+    network, about = idmm.load_network(whole / "detect"), read(whole / "detect" / "model.json")
+    assert not network.training
+    there, looks = read_detection(Data(root=str(trees / "coco"))), (about["mean"], about["std"])
+    store = load_split(there.splits.test, bound=SIDE * 2, data=Data(cache="ram"))
+    batch = EvalDenseTransform(store, there.targets["test"], SIDE, *looks)(0, np.array([1]))
+    with torch.no_grad():
+        (found,) = network(batch["images"])
+    kept = [entry for entry in read(whole / "detect" / "predictions.json") if entry["image_id"] == 101]
+    assert kept[0]["score"] == pytest.approx(float(found["scores"][0]), abs=1e-4)
+    with pytest.raises(UserError, match="is of neither idmm detect nor idmm segment"):
+        idmm.load_network(whole / "detect" / "backbone.safetensors")
+
+
+def test_init_is_where_it_starts(whole):
+    assert "weights kept" in logged(whole / "segment") and "0 fresh" in logged(whole / "segment")
+
+
+@pytest.mark.parametrize("stage", ["detect"])
+def test_a_finished_run_says_so(whole, trees, stage, capsys):
+    before = (whole / stage / "result.json").read_bytes()
+    assert call(words(stage, trees, whole / stage, train__ema=0.9)) == 0
+    assert "finished already, nothing to do" in capsys.readouterr().err
+    assert (whole / stage / "result.json").read_bytes() == before
+
+
+def test_other_commands_say_what_it_is(whole, trees, tmp_path, capsys):
+    image = trees / "coco" / "val" / "000.png"
+    said = refused(capsys, ["predict", "--init", whole / "detect", image])
+    assert "is a network of idmm detect; wanted a classifier" in said[-1]
+    said = refused(capsys, ["report", whole / "segment", "--out", tmp_path / "report"])
+    assert "is a run of idmm segment, without classes of images" in said[-1]
+
+
+# ------------------------------------------------------------------ killed
+@BOTH
+def test_killed_and_taken_up_again(whole, trees, tmp_path, stage):
+    """Ends with the same weights, to the last bit, and the same metrics."""
+    out, more = tmp_path / "run", dict(train__ema=0.9)
+    if stage == "segment":
+        more = dict(model__name=None, model__kwargs=None, init=str(whole / "detect"), eval_scales=[0.5, 1.0])
+        more |= dict(eval_flip=True, train__keep="best")
+    with Process(["-c", MAIN, *words(stage, trees, out, **more)], tmp_path / "err") as process:
+        assert process.until(lambda: state_file(out).exists() and _position(out) >= (0, 2)), process.said()
+        process.send()
+        process.wait()
+    assert not (out / "result.json").exists()
+    assert call(words(stage, trees, out, **more)) == 0
+    assert "going on from stage 1" in logged(out)
+    assert same(out, whole / stage) and metrics(out) == metrics(whole / stage)
+    results = [{k: v for k, v in read(of / "result.json").items() if k != "seconds"} for of in (out, whole / stage)]
+    assert results[0] == results[1]
+
+
+def _position(out):
+    try:
+        saved = torch.load(state_file(out), map_location="cpu", weights_only=True)
+    except Exception:  # in the midst of being replaced
+        return (-1, -1)
+    return saved["epoch"], saved["step"]
+
+
+def test_images_that_changed_are_noticed(trees, tmp_path, capsys, monkeypatch):
+    """Other boxes are other training data."""
+    root, out = tmp_path / "trees", tmp_path / "run"
+    shutil.copytree(trees / "coco", root / "coco")
+    save = Loop._save
+
+    def stopped(loop, *position):
+        save(loop, *position)
+        raise Interrupted("stopped by the test")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Loop, "_save", stopped)
+        assert call(words("detect", root, out)) == 130
+    file = root / "coco" / "annotations" / "train.json"
+    content = json.loads(file.read_text())
+    content["annotations"][0]["bbox"][2] -= 2
+    file.write_text(json.dumps(content))
+    said = refused_lines(capsys, words("detect", root, out))
+    assert any(line.startswith("train: other boxes or masks of 1 image: ") for line in said)
+    assert said[-1].startswith("data.root: the images changed since the run")
+
+
+def refused_lines(capsys, argv):
+    assert call(argv) == 2
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    return said.splitlines()
+
+
+# ------------------------------------------------------------------ lengths
+def test_minutes_and_python(trees, tmp_path):
+    """As many epochs as fit, from Python."""
+    given = dict(out=str(tmp_path / "run"), data={"root": str(trees / "masks"), "workers": 0})
+    given["model"] = {"name": "vit_tiny_patch16_224", "kwargs": VIT, "pyramid_width": 16}
+    given["train"] = {"size": 32, "minutes": 0.15, "device": "cpu", "precision": "fp32", "schedule": "linear"}
+    result = idmm.segment(given)
+    assert result["minutes"] == 0.15 and result["epochs"] >= 1 and "miou" in result
+    assert read(tmp_path / "run" / "config.yaml")["train"]["epochs"] == result["epochs"]
+
+
+# ------------------------------------------------------------------ the supplement's start
+def test_supervised_with_drloc_feeds_detection(trees, tmp_path):
+    """configs/pretrain/drloc_supervised.yaml, then boxes from its weights."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    for number in range(24):
+        place = tmp_path / "labelled" / "train" / str(digits.target[number] % 3)
+        place.mkdir(parents=True, exist_ok=True)
+        image = np.kron(digits.images[number] * 15, np.ones((4, 4))).astype(np.uint8)
+        Image.fromarray(image).save(place / f"{number}.png")
+    flags = {key: TINY[key] for key in TINY if key.startswith(("model.name", "model.kwargs", "data."))}
+    flags |= {"views.size": 32, "train.batch_size": 12, "train.epochs": 2, "train.precision": "fp32"}
+    flags |= {"train.device": "cpu", "data.root": str(tmp_path / "labelled"), "out": str(tmp_path / "start")}
+    argv = [w for key, value in flags.items() for w in (f"--{key}", value if isinstance(value, str) else _flow(value))]
+    assert call(["pretrain", "--config", "drloc_supervised", *argv]) == 0
+    assert metrics(tmp_path / "start")[-1]["drloc"] > 0
+    own = dict(model__name=None, model__kwargs=None, train__epochs=1, model__masks=False, data__subset={"total": 4})
+    assert call(words("detect", trees, tmp_path / "run", init=str(tmp_path / "start"), **own)) == 0
+    assert "0 fresh" in logged(tmp_path / "run") and "mask_ap" not in read(tmp_path / "run" / "result.json")

@@ -1,0 +1,270 @@
+"""Average precision and intersection over union against naive loops; predictions taken back to the images' files."""
+
+import contextlib
+import json
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from dense_trees import CLASSES, polygons, scene
+from torch import nn
+from torchvision.models.detection.roi_heads import paste_masks_in_image, project_masks_on_boxes
+
+from idmm import distributed
+from idmm.data.dense import BoxTarget, letterboxed
+from idmm.evaluate_dense import (
+    Objects,
+    class_scores,
+    detect_objects,
+    detection_scores,
+    on_file,
+    segmentation_scores,
+)
+
+THRESHOLDS = np.linspace(0.5, 0.95, 10)
+RECALLS = np.linspace(0, 1, 101)
+
+
+def truth(boxes, labels, crowd=None, size=(100, 100), segments=None):
+    boxes = np.array(boxes, dtype=np.float32).reshape(-1, 4)
+    crowd = np.zeros(len(boxes), dtype=bool) if crowd is None else np.array(crowd)
+    areas = ((boxes[:, 2:] - boxes[:, :2]).prod(1)).astype(np.float32)
+    return BoxTarget(boxes, np.array(labels, dtype=np.int64), segments, crowd, size, 0, areas)
+
+
+def objects(boxes, labels, scores, segments=None):
+    boxes = np.array(boxes, dtype=np.float32).reshape(-1, 4)
+    return Objects(boxes, np.array(labels, dtype=np.int64), np.array(scores, dtype=np.float32), segments)
+
+
+def rle(mask):
+    """A mask as COCO's compressed RLE."""
+    from pycocotools import mask as coco
+
+    encoded = coco.encode(np.asfortranarray(mask.astype(np.uint8)))
+    return {"size": list(mask.shape), "counts": encoded["counts"].decode()}
+
+
+# ---------------------------------------------------------------------- average precision, naively
+def overlap(one, other, crowd):
+    """Intersection over union of two boxes; of a crowd over the predicted box alone."""
+    w = min(one[2], other[2]) - max(one[0], other[0])
+    h = min(one[3], other[3]) - max(one[1], other[1])
+    inside = max(0.0, w) * max(0.0, h)
+    areas = [(box[2] - box[0]) * (box[3] - box[1]) for box in (one, other)]
+    return inside / (areas[0] if crowd else areas[0] + areas[1] - inside)
+
+
+def hits_of(found, true, label, threshold):
+    """(score, whether it hits) of an image's predictions of a class, the likeliest first; those that only meet a crowd
+    are left out."""
+    taken, hits = set(), []
+    for i in sorted(np.flatnonzero(found.labels == label), key=lambda i: -found.scores[i]):
+        best, chosen = threshold, None
+        for j in np.flatnonzero((true.labels == label) & ~true.crowd):
+            share = overlap(found.boxes[i], true.boxes[j], False)
+            if j not in taken and share >= best:
+                best, chosen = share, j
+        if chosen is not None:
+            taken.add(chosen)
+            hits.append((found.scores[i], True))
+            continue
+        crowds = np.flatnonzero((true.labels == label) & true.crowd)
+        if not any(overlap(found.boxes[i], true.boxes[j], True) >= threshold for j in crowds):
+            hits.append((found.scores[i], False))
+    return hits
+
+
+def naive_ap(found, true, label, threshold):
+    """The mean over 101 recalls of the best precision at that recall or more, in percent; NaN without an object."""
+    count = sum(int(((t.labels == label) & ~t.crowd).sum()) for t in true)
+    if not count:
+        return np.nan
+    hits = [hit for f, t in zip(found, true, strict=True) for hit in hits_of(f, t, label, threshold)]
+    right, curve = 0, []
+    for place, (_, hit) in enumerate(sorted(hits, key=lambda pair: -pair[0]), start=1):
+        right += hit
+        curve.append((right / count, right / place))
+    best = [max((p for r, p in curve if r >= recall), default=0.0) for recall in RECALLS]
+    return 100 * float(np.mean(best))
+
+
+def some_images(seed, count=8, classes=3):
+    """Random objects, and predictions that lie near some of them, beside them, or are of another class."""
+    rng = np.random.default_rng(seed)
+    true, found = [], []
+    for _ in range(count):
+        n = int(rng.integers(0, 5))
+        corners = rng.uniform(0, 60, (n, 2))
+        boxes = np.concatenate([corners, corners + rng.uniform(10, 40, (n, 2))], 1)
+        labels = rng.integers(0, classes, n)
+        true.append(truth(boxes, labels, crowd=rng.random(n) < 0.2))
+        near = boxes.repeat(2, axis=0) + rng.normal(0, 2, (2 * n, 4))
+        elsewhere = np.array([[1, 2, 30, 40], [50, 50, 90, 95]], float)
+        mixed = np.where(rng.random(2 * n) < 0.8, labels.repeat(2), rng.integers(0, classes, 2 * n))
+        own = np.concatenate([mixed, rng.integers(0, classes, 2)])
+        found.append(
+            objects(np.concatenate([near, elsewhere]), own, rng.permutation(2 * n + 2) / 10 + rng.random() / 100)
+        )
+    return found, true
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_average_precision(seed):
+    found, true = some_images(seed)
+    scores, each = detection_scores(found, true, ["a", "b", "c", "never seen"])
+    wanted = np.array([[naive_ap(found, true, k, t) for t in THRESHOLDS] for k in range(4)])  # [K, 10]
+    np.testing.assert_allclose(each["ap"], wanted.mean(1), rtol=1e-6)
+    np.testing.assert_allclose(each["ap50"], wanted[:, 0], rtol=1e-6)
+    np.testing.assert_allclose(each["ap75"], wanted[:, 5], rtol=1e-6)
+    assert np.isnan(each["ap"][3]) and 0 < scores["ap"] < scores["ap50"]
+    assert scores == pytest.approx({name: np.nanmean(values) for name, values in each.items()})
+    assert set(scores) == {"ap", "ap50", "ap75"}
+
+
+def test_of_four_objects_three_found():
+    """By hand: hit, miss, hit, hit. Precision is 1 up to recall 1/4 (26 of the 101), 3/4 up to 3/4 (50), then 0."""
+    boxes = [[0, 0, 10, 10], [20, 0, 30, 10], [40, 0, 50, 10], [60, 0, 70, 10]]
+    found = objects([boxes[0], [80, 80, 90, 90], boxes[1], boxes[2]], [0] * 4, [0.9, 0.8, 0.7, 0.6])
+    scores, _ = detection_scores([found], [truth(boxes, [0] * 4)], ["a"])
+    assert scores["ap50"] == pytest.approx(100 * (26 + 0.75 * 50) / 101)
+
+
+def test_nothing_found_and_nothing_there():
+    nothing = objects([], [], [])
+    assert detection_scores([nothing], [truth([[0, 0, 9, 9]], [0])], ["a"])[0] == {"ap": 0, "ap50": 0, "ap75": 0}
+    assert detection_scores([nothing], [truth([], [])], ["a"])[0] == {"ap": 0, "ap50": 0, "ap75": 0}
+
+
+def test_masks():
+    """Outlines that are right give 100, those of boxes give less; without outlines of one kind there is no mask AP."""
+    scenes = [scene(seed) for seed in range(4)]
+    true = [truth(s.boxes, s.labels, size=s.image.shape[:2], segments=[polygons(m) for m in s.masks]) for s in scenes]
+    right, boxed, plain = [], [], []
+    for one in scenes:
+        known = one.boxes, one.labels, np.ones(len(one.labels))
+        full = np.zeros_like(one.masks)
+        for mask, (x1, y1, x2, y2) in zip(full, one.boxes.astype(int), strict=True):
+            mask[y1:y2, x1:x2] = True
+        right.append(objects(*known, segments=[rle(mask) for mask in one.masks]))
+        boxed.append(objects(*known, segments=[rle(mask) for mask in full]))
+        plain.append(objects(*known))
+    scores, each = detection_scores(right, true, CLASSES)
+    assert scores == {name: 100 for name in ("ap", "ap50", "ap75", "mask_ap", "mask_ap50", "mask_ap75")}
+    assert set(each) == set(scores) and len(each["mask_ap"]) == len(CLASSES)
+    scores, _ = detection_scores(boxed, true, CLASSES)
+    assert scores["ap"] == 100 and scores["mask_ap"] < 50
+    assert "mask_ap" not in detection_scores(plain, true, CLASSES)[0]
+
+
+# ---------------------------------------------------------------------- from the canvas to the file
+def test_on_file():
+    """An image of 50x100 pixels on a canvas of 64: scaled by 0.64, 32 pixels high."""
+    output = {
+        "boxes": torch.tensor([[0.0, 0, 64, 32], [6.4, 3.2, 32, 60], [10, 40, 20, 50]]),  # the last in the padding
+        "labels": torch.tensor([2, 0, 1]),
+        "scores": torch.tensor([0.9, 0.8, 0.7]),
+        "masks": torch.ones(3, 1, 28, 28),
+    }
+    output["masks"][0, 0, :, 14:] = 0  # of the first the left half
+    size = (50, 100)
+    assert letterboxed(size, 64) == (32, 64)
+    found = on_file(output, size, 64)
+    np.testing.assert_allclose(found.boxes, [[0, 0, 100, 50], [10, 5, 50, 50]], atol=1e-4)
+    assert found.labels.tolist() == [2, 0] and found.scores.tolist() == pytest.approx([0.9, 0.8])
+    assert [segment["size"] for segment in found.segments] == [[50, 100]] * 2
+    first, second = (decoded(segment) for segment in found.segments)
+    assert first[:, 51:].sum() == 0 and first[2:, 2:49].all() and second[7:49, 12:49].all()
+    assert second[:, :9].sum() == second[:4].sum() == second[:, 52:].sum() == 0
+
+
+def decoded(segment):
+    from pycocotools import mask as coco
+
+    return coco.decode(segment).astype(bool)
+
+
+@pytest.mark.parametrize("scale", [1, 2])
+def test_masks_come_back_as_they_were_learnt(scale):
+    """What torchvision makes the mask head learn of true masks on a canvas, drawn on the file, is the true mask; its
+    own way to draw is worse."""
+    own, theirs = [], []
+    for seed in range(6):
+        one = scene(seed, size=(96, 64))
+        side = 96 * scale
+        boxes = torch.from_numpy(one.boxes).float() * scale
+        canvas = F.interpolate(torch.from_numpy(one.masks)[:, None].float(), (side, 64 * scale), mode="nearest")
+        learnt = project_masks_on_boxes(canvas[:, 0], boxes, torch.arange(len(boxes)), 28)[:, None]  # [n, 1, 28, 28]
+        output = {"boxes": boxes, "labels": torch.zeros(len(boxes)), "scores": torch.ones(len(boxes)), "masks": learnt}
+        found = [decoded(segment) for segment in on_file(output, (96, 64), side).segments]
+        coarse = paste_masks_in_image(learnt, boxes / scale, (96, 64))[:, 0].numpy() > 0.5
+        for true, mine, other in zip(one.masks, found, coarse, strict=True):
+            own.append((true & mine).sum() / (true | mine).sum())
+            theirs.append((true & other).sum() / (true | other).sum())
+    assert np.mean(own) > 0.95 > np.mean(theirs)
+
+
+def test_results_are_cocos():
+    """As its own tools read them, with the numbers that its file gives to image and category."""
+    found = objects([[1, 2, 11, 22]], [1], [0.5], segments=[rle(np.eye(30, dtype=bool))])
+    (entry,) = json.loads(json.dumps(found.results(42, [3, 7])))
+    assert entry == {
+        "image_id": 42, "category_id": 7, "bbox": [1, 2, 10, 20], "score": 0.5, "segmentation": found.segments[0],
+    }  # fmt: skip
+    assert "segmentation" not in objects([[1, 2, 3, 4]], [0], [1]).results(1, [1])[0]
+    assert objects([], [], []).results(1, [1]) == []
+
+
+class Corners(nn.Module):
+    """Says of each image that there is an object in its first pixels, as wide as its mean is large."""
+
+    def forward(self, images):
+        return [
+            {
+                "boxes": images.new_tensor([[0, 0, float(i.mean()), 8]]),
+                "labels": torch.tensor([0]),
+                "scores": torch.ones(1),
+            }
+            for i in images
+        ]
+
+
+def test_images_of_all_processes(monkeypatch):
+    """In the order of their numbers, whoever saw them."""
+    batch = {"images": torch.arange(1.0, 3)[:, None, None, None].expand(2, 3, 16, 16), "index": torch.tensor([3, 1])}
+    other = {2: objects([[0, 0, 5, 5]], [0], [1.0])}
+    monkeypatch.setattr(distributed, "gather", lambda mine: [mine, other])
+    network = Corners().train()
+    found = detect_objects(network, [batch], [truth([], [], size=(32, 32))] * 4, "cpu", contextlib.nullcontext)
+    assert list(found) == [1, 2, 3] and network.training
+    assert [one.boxes[0, 2] for one in found.values()] == [4.0, 5.0, 2.0]  # a canvas of 16 for files of 32 pixels
+
+
+# ---------------------------------------------------------------------- classes of pixels
+def test_intersection_over_union():
+    """By a naive loop over pixels; class 4 is only predicted, class 3 only true, class 5 neither."""
+    rng = np.random.default_rng(0)
+    true, said = rng.integers(0, 4, 500), rng.choice([0, 1, 2, 4], 500)
+    confusion = np.zeros((6, 6), dtype=np.int64)
+    for t, s in zip(true, said, strict=True):
+        confusion[t, s] += 1
+    iou, accuracy = class_scores(torch.from_numpy(confusion))
+    wanted = []
+    for k in range(6):
+        both = sum(t == k and s == k for t, s in zip(true, said, strict=True))
+        either = sum(t == k or s == k for t, s in zip(true, said, strict=True))
+        wanted.append(100 * both / either if either else np.nan)
+    np.testing.assert_allclose(iou, wanted)
+    assert iou[3] == iou[4] == 0 and np.isnan(iou[5]) and accuracy[3] == 0 and np.isnan(accuracy[4:]).all()
+    assert segmentation_scores(confusion) == pytest.approx(
+        {
+            "miou": np.mean(wanted[:5]),
+            "macc": np.mean([100 * np.mean(said[true == k] == k) for k in range(4)]),
+            "pixel_accuracy": 100 * np.mean(true == said),
+        }
+    )
+
+
+def test_no_pixel_has_a_class():
+    assert segmentation_scores(np.zeros((2, 2), int)) == {"miou": 0.0, "macc": 0.0, "pixel_accuracy": 0.0}
