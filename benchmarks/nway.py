@@ -21,6 +21,8 @@ import sys
 import time
 from pathlib import Path
 
+from side_by_side import head, ratios, row, turns, wait, where, write
+
 ROWS = [
     (2_000, 512), (20_000, 512), (100_000, 512), (400_000, 512), (1_281_167, 1_536),
 ]  # fmt: skip
@@ -72,20 +74,14 @@ def measured_time(instances: int, width: int, count: int, way: str, device: str,
         module.zero_grad()
         module(*groups).backward()
 
-    def seconds(what) -> float:
+    ways, seconds = {"bare": bare, "ours": ours}, {"bare": [], "ours": []}
+    for number, name in turns(list(ways), rounds + 1):
         began = clock()
-        what()
-        if device != "cpu":
-            torch.cuda.synchronize()
-        return clock() - began
-
-    pairs = []
-    for number in range(rounds + 1):
-        order = [bare, ours] if number % 2 else [ours, bare]
-        found = {what: seconds(what) for what in order}
-        pairs.append((found[bare], found[ours]))
-    pairs = pairs[1:]  # the first warms up
-    return {"bare": statistics.median(b for b, _ in pairs), "ratio": statistics.median(o / b for b, o in pairs)}
+        ways[name]()
+        wait(device)
+        if number:  # the first warms up
+            seconds[name].append(clock() - began)
+    return {"bare": statistics.median(seconds["bare"]), "ratio": ratios(seconds["ours"], seconds["bare"]).median}
 
 
 def measured_memory(instances: int, width: int, count: int, way: str, device: str) -> dict:
@@ -131,7 +127,7 @@ def _peak(device: str) -> int:
     raise OSError("VmHWM is not in /proc/self/status")
 
 
-def child(*arguments, processes: int = 1) -> dict:
+def child(*arguments, processes: int = 1) -> dict | list:
     """Measures in a process of its own, or several; returns what the first one prints."""
     command = [sys.executable]
     if processes > 1:
@@ -155,48 +151,43 @@ def main() -> None:
     given = parser.parse_args()
     if given.child:
         kind, *rest = json.loads(given.child)
-        print(json.dumps({"time": measured_time, "memory": measured_memory, "where": where}[kind](*rest)))
+        print(json.dumps({"time": measured_time, "memory": measured_memory, "here": here}[kind](*rest)))
         return
     sizes, rounds = (QUICK, 1) if given.quick else (ROWS, given.rounds)
     widths = given.width[:1] if given.quick else given.width
-    found = {"where": child("where", given.device)["where"], "rounds": rounds, "rows": []}
-    print(f"{found['where']}, median of {rounds} rounds\n")
-    print("| images | width | views | way | bare products, s | ratio | MiB | of W, gradient and moments |")
-    print("|---" * 8 + "|")
+    at, gpus = child("here", given.device)
+    found = {"where": at, "rounds": rounds, "rows": []}
+    print(f"{at}, median of {rounds} rounds\n")
+    print(head("images", "width", "views", "way", "bare products, s", "ratio", "MiB", "of W, gradient and moments"))
     for width in widths:
         for instances, count in sizes:
             for way in WAYS:
                 if way == "all at once" and instances * count > ALL_AT_ONCE:
                     continue
-                row = {"images": instances, "width": width, "views": count, "way": way, "processes": 1}
-                row |= child("time", instances, width, count, way, given.device, rounds)
-                row |= child("memory", instances, width, count, way, given.device)
-                show(row, found)
-        row = {"images": instances, "width": width, "views": count, "way": "linear", "processes": 2}
-        if given.device == "cpu" or child("where", given.device)["devices"] > 1:
-            show(row | child("memory", instances, width, count, "linear", given.device, processes=2), found)
-    if given.out:
-        given.out.write_text(json.dumps(found, indent=1) + "\n")
+                one = {"images": instances, "width": width, "views": count, "way": way, "processes": 1}
+                one |= child("time", instances, width, count, way, given.device, rounds)
+                one |= child("memory", instances, width, count, way, given.device)
+                show(one, found)
+        two = {"images": instances, "width": width, "views": count, "way": "linear", "processes": 2}
+        if given.device == "cpu" or gpus > 1:
+            show(two | child("memory", instances, width, count, "linear", given.device, processes=2), found)
+    write(given.out, **found)
 
 
-def where(device: str) -> dict:
+def here(device: str) -> tuple[str, int]:
     """Returns what it runs on, and how many GPUs there are."""
     import torch
 
-    from idmm import environment
-
-    about = environment.describe(device)
-    name = torch.cuda.get_device_name() if device != "cpu" else f"{about['cpu']}, {torch.get_num_threads()} threads"
-    return {"where": f"{name}, torch {torch.__version__}", "devices": torch.cuda.device_count()}
+    return where(device, torch.get_num_threads(), ["torch"]), torch.cuda.device_count()
 
 
-def show(row: dict, found: dict) -> None:
+def show(of: dict, found: dict) -> None:
     """Prints a row of the table, and keeps it."""
-    found["rows"].append(row)
-    way = row["way"] if row["processes"] == 1 else f"{row['way']}, each of {row['processes']} processes"
-    times = f"{row['bare']:.4g} | {row['ratio']:.2f}" if "ratio" in row else " | "
-    size = f"{row['bytes'] / 2**20:.0f} | {row['over']:.2f}"
-    print(f"| {row['images']:,} | {row['width']} | {row['views']:,} | {way} | {times} | {size} |", flush=True)
+    found["rows"].append(of)
+    way = of["way"] if of["processes"] == 1 else f"{of['way']}, each of {of['processes']} processes"
+    times = [f"{of['bare']:.4g}", f"{of['ratio']:.2f}"] if "ratio" in of else ["", ""]
+    size = [f"{of['bytes'] / 2**20:.0f}", f"{of['over']:.2f}"]
+    print(row(f"{of['images']:,}", of["width"], f"{of['views']:,}", way, *times, *size), flush=True)
 
 
 if __name__ == "__main__":

@@ -288,8 +288,6 @@ def checked(given) -> list[dict]:
         rows.append([e["way"], f"{e['n']:,}", e["d"], e["views"], *times, *space])
     head = ["W", "N", "d", "views", "products + softmax + adam (+ network), ms", "predicted", "measured", "ratio"]
     table(f"Predicted and measured, {where()}", [*head, "memory, predicted", "measured", "ratio"], rows)
-    if not any(e["way"] == "sharded" for e in found):
-        print("\nsharded W: this version of idmm has none")
     return found
 
 

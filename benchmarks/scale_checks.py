@@ -23,8 +23,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 WARM = 1
-# Logits that idmm/losses/instance.py holds at once on a CPU, and of a tile where they are more
-HELD, CACHED = 2**24, 2**20
 
 
 def high_water() -> int:
@@ -65,27 +63,31 @@ def warmed_up(views: int, d: int) -> None:
 
     layer = classifier(2 * views, d)
     optimizer = torch.optim.AdamW(layer.parameters(), fused=True)
-    loss_of(layer, layer, torch.randn(views, d, requires_grad=True), torch.arange(views)).backward()
+    loss_of(layer, torch.randn(views, d, requires_grad=True), torch.arange(views)).backward()
     optimizer.step()
 
 
-def loss_of(model, layer, features, target):
+def loss_of(model, features, target):
     """Returns the loss of one group of mixed crops by ``model``: the layer, or what wraps it."""
-    group = features, target, target.flip(0), 0.7
-    return model(group) if hasattr(layer, "shard") else model(*group)  # without: idmm before its W could be divided
+    return model((features, target, target.flip(0), 0.7))
 
 
 def tile(rows: int, views: int) -> int:
-    """Returns the rows of W whose logits are made at a time: all where they are few, else as many as a cache holds."""
-    return rows if rows * views <= HELD else max(1, CACHED // min(views, 1024))
+    """Returns the rows of W whose logits are made at a time on one thread, by idmm/losses/instance.py."""
+    from idmm.losses.instance import CPU_TILE, TILE_VIEWS
+
+    return min(rows, 2 * CPU_TILE // min(views, TILE_VIEWS))
 
 
 def products(weight, features, gradient) -> None:
-    """The bare products of a step: three, and the logits once more where they are made by tiles."""
-    size = tile(len(weight), len(features))
+    """The bare products of a step: three, and once more the logits that are not kept for the backward pass."""
+    from idmm.losses.instance import CPU_KEPT
+
+    size, made = tile(len(weight), len(features)), 0
     for rows, of_rows in zip(weight.split(size), gradient.split(size), strict=True):
         logits = features @ rows.T  # [V, T]
-        if size < len(weight):
+        made += logits.numel()
+        if made > CPU_KEPT:
             features @ rows.T
         logits @ rows
         of_rows.copy_(logits.T @ features)
@@ -116,7 +118,7 @@ def one(n: int, d: int, views: int, rounds: int) -> dict:
 
     def step() -> None:
         z = features.clone().requires_grad_()
-        loss_of(layer, layer, z, target).backward()
+        loss_of(layer, z, target).backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -153,14 +155,12 @@ def two(n: int, d: int, views: int, rounds: int, way: str) -> dict:
     start = forget_high_water()
     with distributed.alone() if way == "whole" else contextlib.nullcontext():
         layer = classifier(n, d)
-    if way == "sharded" and len(layer.weight) == n:  # idmm before its W could be divided
-        os._exit(3)
     model = layer if way == "sharded" else torch.nn.parallel.DistributedDataParallel(layer)
     optimizer = torch.optim.AdamW(layer.parameters(), fused=True)
 
     def step() -> None:
         z = features.clone().requires_grad_()
-        loss_of(model, layer, z, target).backward()
+        loss_of(model, z, target).backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -195,8 +195,8 @@ def two(n: int, d: int, views: int, rounds: int, way: str) -> dict:
     return {"n": n, "d": d, "views": views, "way": way, "rank": rank, "peak": peak, **found}
 
 
-def run(arguments: list[str], world: int = 1) -> dict | None:
-    """Runs this file in ``world`` processes; returns what the first measured, None where it has no sharded W."""
+def run(arguments: list[str], world: int = 1) -> dict:
+    """Runs this file in ``world`` processes; returns what the first measured."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -208,8 +208,6 @@ def run(arguments: list[str], world: int = 1) -> dict | None:
         for rank in range(world)
     ]
     ended = [process.communicate() for process in started]
-    if any(process.returncode == 3 for process in started):
-        return None
     if failed := [error for process, (_, error) in zip(started, ended, strict=True) if process.returncode]:
         sys.exit(f"{' '.join(arguments)}:\n{failed[0].decode()}")
     return json.loads(ended[0][0].decode().splitlines()[-1])
@@ -220,11 +218,12 @@ def compared(found: dict, ranks: int, sharded: bool) -> dict:
     W, gradient, moments, features and logits."""
     from scale_model import Step
 
+    from idmm.losses.instance import CPU_KEPT, CPU_TILE
+
     model = Step(found["n"], found["d"], found["views"], 1, ranks)
     seconds = sum(found.get(part, 0.0) for part in ("products", "softmax", "adam", "network"))
-    memory = model.states(sharded) + model.features(sharded)
-    # held at once they are four: logits, log-softmax, the gradients by both
-    memory += 4 * (4 * model.all_logits() if model.all_logits() <= HELD else 2 * CACHED)
+    memory, logits = model.states(sharded) + model.features(sharded), model.all_logits()
+    memory += 4 * (logits if logits <= CPU_KEPT else CPU_KEPT + 2 * CPU_TILE)  # those kept, and a tile of the others
     return {**found, "predicted": seconds, "predicted_bytes": memory}
 
 
@@ -239,8 +238,7 @@ def checks(quick: bool, rounds: int) -> list[dict]:
     for n, d, views in sizes[:1] if quick else [(100_000, 192, 512), (200_000, 192, 512)]:
         for way in ("whole", "sharded"):
             given = ["--n", str(n), "--d", str(d), "--views", str(views), "--rounds", str(rounds), "--way", way]
-            if measured := run(given, 2):
-                found.append(compared(measured, 2, way == "sharded"))
+            found.append(compared(run(given, 2), 2, way == "sharded"))
     return found
 
 

@@ -24,7 +24,6 @@ import contextlib
 import importlib
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -32,6 +31,8 @@ import tempfile
 import time
 import types
 from pathlib import Path
+
+from side_by_side import head, row, turns, where, write
 
 PARTS = ("imports", "images", "model", "features", "precision", "estimate", "first step", "other")
 NET = ["--model.name", "resnet10t", "--model.kwargs", "{channels: [32, 64, 128, 256]}"]
@@ -133,13 +134,13 @@ def first_step(stage: str, argv: list[str]) -> dict[str, list[float]]:
 
 
 # ---------------------------------------------------------------------- all of them
-def measured(row: str, cache: str, folder: str) -> dict[str, list[float]]:
+def measured(name: str, cache: str, folder: str) -> dict[str, list[float]]:
     """Returns what :func:`first_step` found in a process of its own."""
     with tempfile.TemporaryDirectory(dir=folder) as out:
-        command = [sys.executable, __file__, "--measure", row, "--out", f"{out}/run"]
+        command = [sys.executable, __file__, "--measure", name, "--out", f"{out}/run"]
         ran = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "IDMM_CACHE": cache})
     if ran.returncode:
-        sys.exit(f"{row}:\n{ran.stderr}")
+        sys.exit(f"{name}:\n{ran.stderr}")
     return json.loads(ran.stdout.splitlines()[-1])
 
 
@@ -150,34 +151,29 @@ def main() -> None:
     parser.add_argument("--rows", nargs="*", default=list(ROWS), choices=ROWS)
     parser.add_argument("--quick", action="store_true", help="one round of one row, to see that it runs")
     parser.add_argument("--measure", choices=ROWS, help="one run alone")
-    parser.add_argument("--out", help="a JSON file of all rounds; with --measure the run's folder")
+    parser.add_argument("--out", type=Path, help="a JSON file of all rounds; with --measure the run's folder")
     given = parser.parse_args()
     if given.measure:
         stage, flags = ROWS[given.measure]
-        print(json.dumps(first_step(stage, [*flags, "--train.device", "cpu", "--out", given.out])), flush=True)
+        print(json.dumps(first_step(stage, [*flags, "--train.device", "cpu", "--out", str(given.out)])), flush=True)
         os._exit(0)  # loader workers need not be waited for
     rows, rounds = (given.rows[:1], 1) if given.quick else (given.rows, given.rounds)
-    found = {f"{row}, {when}": [] for row in rows for when in ("first", "again")}
+    found = {f"{name}, {when}": [] for name in rows for when in ("first", "again")}
     with tempfile.TemporaryDirectory() as folder:
-        for number in range(rounds):
-            turn = number % len(rows)
-            for row in rows[turn:] + rows[:turn]:
-                with tempfile.TemporaryDirectory(dir=folder) as cache:
-                    for when in ("first", "again"):
-                        found[f"{row}, {when}"].append(measured(row, cache, folder))
-    import torch
-
-    where = f"{len(os.sched_getaffinity(0))} cores of a {platform.machine()} CPU, torch {torch.__version__}"
-    print(f"seconds of the processor (of the clock), medians of {rounds} rounds, {where}\n")
-    print(f"| run | {' | '.join(PARTS)} | all |\n|{'---|' * (len(PARTS) + 2)}")
+        for _, name in turns(rows, rounds):
+            with tempfile.TemporaryDirectory(dir=folder) as cache:
+                for when in ("first", "again"):
+                    found[f"{name}, {when}"].append(measured(name, cache, folder))
+    at = where()
+    print(f"seconds of the processor (of the clock), medians of {rounds} rounds, {at}\n")
+    print(head("run", *PARTS, "all"))
     for name, times in found.items():
         each = [[[one[part][kind] for part in PARTS] for one in times] for kind in range(2)]
         cells = [[statistics.median(values) for values in zip(*kind, strict=True)] for kind in each]
         whole = [statistics.median(map(sum, kind)) for kind in each]
         shown = [f"{a:.1f} ({b:.1f})" for a, b in zip([*cells[0], whole[0]], [*cells[1], whole[1]], strict=True)]
-        print(f"| {name} | {' | '.join(shown)} |")
-    if given.out:
-        Path(given.out).write_text(json.dumps({"where": where, "rounds": found}, indent=1) + "\n")
+        print(row(name, *shown))
+    write(given.out, where=at, rounds=found)
 
 
 if __name__ == "__main__":

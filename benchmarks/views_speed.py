@@ -14,8 +14,6 @@ other images are timed without it.
 """
 
 import argparse
-import json
-import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -25,9 +23,9 @@ from pathlib import Path
 import cv2
 import numpy as np
 import torch
-import torchvision
 from accelerate.utils import send_to_device
 from PIL import Image
+from side_by_side import head, ratios, row, turns, wait, where, write
 from torchvision.transforms import v2
 
 from idmm.config import IMAGENET_MEAN, IMAGENET_STD, Views
@@ -88,8 +86,7 @@ def rows(images: Images, given) -> dict[str, Callable[[int], object]]:
 
     def device(number: int) -> None:
         finish(send_to_device(drawn[number], given.device))
-        if given.device == "cuda":
-            torch.cuda.synchronize()
+        wait(given.device)
 
     def pillow(number: int) -> list[torch.Tensor]:
         return [torch.stack([make(im) for im in images.pillow for _ in range(n)]) for make, n in theirs]
@@ -100,17 +97,16 @@ def rows(images: Images, given) -> dict[str, Callable[[int], object]]:
 
 def compared(seconds: dict[str, list[float]], device: str) -> dict[str, float]:
     """Prints what each row costs, and how many times faster than torchvision it is, which is returned."""
-    ratios = {}
-    print("| | ms an image | images/s | ratio to torchvision |\n|---|---|---|---|")
+    faster = {}
+    print(head("", "ms an image", "images/s", "ratio to torchvision"))
     for name, values in seconds.items():
         many = cores() if device == "cuda" and name == "device" else 1
-        each = [a / many / b for a, b in zip(seconds.get("torchvision", []), values, strict=False)]
         cost, found = statistics.median(values), ""
-        if each and name != "draws":
-            ratios[name] = statistics.median(each)
-            found = f"{ratios[name]:.2f} ({min(each):.2f} to {max(each):.2f})" + f" of {many} cores" * (many > 1)
-        print(f"| {name} | {1000 * cost:.3f} | {1 / cost:.0f} | {found} |")
-    return ratios
+        if "torchvision" in seconds and name != "draws":
+            each = ratios(seconds["torchvision"], values) / many
+            faster[name], found = each.median, f"{each}" + f" of {many} cores" * (many > 1)
+        print(row(name, f"{1000 * cost:.3f}", f"{1 / cost:.0f}", found))
+    return faster
 
 
 def main() -> None:
@@ -135,24 +131,17 @@ def main() -> None:
     images = Images(given.images, *given.image, given.channels, given.bits)
     makers = rows(images, given)
     seconds: dict[str, list[float]] = {name: [] for name in makers}
-    for number in range(given.rounds + 1):
-        for name in sorted(makers, reverse=bool(number % 2)):
-            clock = time.perf_counter if (given.device, name) == ("cuda", "device") else time.process_time
-            start = clock()
-            makers[name](number)
-            if number:  # the first round warms up
-                seconds[name].append((clock() - start) / given.images)
-    where = f"{platform.machine()} CPU, one thread, torch {torch.__version__}, torchvision {torchvision.__version__}, "
-    where += f"opencv {cv2.__version__}"
-    if given.device == "cuda":
-        where += f"; device: {torch.cuda.get_device_name()}"
+    for number, name in turns(list(makers), given.rounds + 1):
+        clock = time.perf_counter if (given.device, name) == ("cuda", "device") else time.process_time
+        start = clock()
+        makers[name](number)
+        if number:  # the first round warms up
+            seconds[name].append((clock() - start) / given.images)
+    at = where(given.device, 1, ["torch", "torchvision"]) + f", opencv {cv2.__version__}"
     what = f"{given.channels} channels of {given.bits} bits"
-    print(f"{given.image[0]} x {given.image[1]} images of {what}, 2 + 4 crops of {given.size} px, {where}\n")
-    ratios = compared(seconds, given.device)
-    found = {"where": where, **{k: v for k, v in vars(given).items() if k != "out"}, "seconds": seconds}
-    found |= {"ratios": ratios, "cores": cores()}
-    if given.out:
-        given.out.write_text(json.dumps(found, indent=1) + "\n")
+    print(f"{given.image[0]} x {given.image[1]} images of {what}, 2 + 4 crops of {given.size} px, {at}\n")
+    faster = compared(seconds, given.device)
+    write(given.out, where=at, **vars(given), seconds=seconds, ratios=faster, cores=cores())
 
 
 if __name__ == "__main__":

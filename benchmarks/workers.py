@@ -10,10 +10,8 @@ A way has so many workers in each run and, of its cores, so many threads in each
 import argparse
 import contextlib
 import itertools
-import json
 import multiprocessing
 import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -21,6 +19,7 @@ import time
 from pathlib import Path
 
 from reference import make_images
+from side_by_side import head, ratios, row, turns, where, write
 
 DIGITS = ["--config", "demo/pretrain"]
 FAST = ["--config", "idmm_fast", "--train.batch_size", "32"]
@@ -96,35 +95,28 @@ def main() -> None:
     if given.quick:
         given.nets, given.runs, given.rounds, given.seconds = given.nets[:1], [1], 1, 1.0
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as the command line has it
-    import torch
-
     import idmm.stages.assemble  # noqa: F401
 
     ways, found = list(itertools.product(given.threads, given.workers)), {}
     with tempfile.TemporaryDirectory() as folder:
         make_images(Path(folder) / "images", 256)
         os.environ["IDMM_CACHE"] = f"{folder}/cache"
-        cases = list(itertools.product(given.nets, given.runs))
-        for number, (net, runs) in itertools.product(range(given.rounds), cases):
+        for net, runs in itertools.product(given.nets, given.runs):
             argv = NETS[net] + ([] if NETS[net] is DIGITS else ["--data.root", f"{folder}/images"])
-            turn = number % len(ways)
-            for threads, workers in ways[turn:] + ways[:turn]:
+            for _, (threads, workers) in turns(ways, given.rounds):
                 one = rate([*argv, "--train.precision", "fp32"], workers, threads, runs, given.seconds)
                 found.setdefault((net, runs), {}).setdefault((threads, workers), []).append(one)
                 print(f"{net}, {runs} runs, threads {threads}, workers {workers}: {one:.1f}", file=sys.stderr)
-    where = f"{len(os.sched_getaffinity(0))} cores of a {platform.machine()} CPU, torch {torch.__version__}, fp32"
-    print(f"{given.rounds} rounds of {given.seconds:g} s, {where}\n")
-    heads = [f"{w} workers, {t or 'all'} threads" for t, w in ways]
-    print(f"| network | runs | {' | '.join(heads)} |\n|{'---|' * (len(ways) + 2)}")
+    at = f"{where(packages=['torch'])}, fp32"
+    print(f"{given.rounds} rounds of {given.seconds:g} s, {at}\n")
+    print(head("network", "runs", *(f"{w} workers, {t or 'all'} threads" for t, w in ways)))
     for (net, runs), times in found.items():
         first = times[ways[0]]
-        ratios = [statistics.median(a / b for a, b in zip(times[way], first, strict=True)) for way in ways]
-        rates = [f"{statistics.median(first):.1f} images/s", *(f"{ratio:.2f}" for ratio in ratios[1:])]
-        print(f"| {net} | {runs} | {' | '.join(rates)} |")
-    if given.out:
-        rows = [{"net": net, "runs": runs, "ways": ways, "rates": list(times.values()), "order": list(times)}
-                for (net, runs), times in found.items()]  # fmt: skip
-        given.out.write_text(json.dumps({"where": where, "seconds": given.seconds, "rows": rows}, indent=1) + "\n")
+        others = [f"{ratios(times[way], first).median:.2f}" for way in ways[1:]]
+        print(row(net, runs, f"{statistics.median(first):.1f} images/s", *others))
+    rows = [{"net": net, "runs": runs, "ways": ways, "rates": list(times.values()), "order": list(times)}
+            for (net, runs), times in found.items()]  # fmt: skip
+    write(given.out, where=at, seconds=given.seconds, rows=rows)
 
 
 if __name__ == "__main__":

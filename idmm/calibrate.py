@@ -151,9 +151,18 @@ class _Remembered:
 
 
 def keep_compiled(config: Any) -> None:
-    """Has torch keep what it compiles in the cache folder, unless the environment names another place."""
-    if config.data.cache in ("auto", "disk"):
-        os.environ.setdefault(COMPILED_IN, str(cache_folder(config.data.cache_dir).absolute() / COMPILED))
+    """Has torch keep what it compiles in the cache folder, unless that cannot be written or the environment names
+    another place."""
+    from torch._inductor.runtime.runtime_utils import default_cache_dir  # torch names it in the environment when loaded
+
+    named = os.environ.get(COMPILED_IN)
+    if config.data.cache not in ("auto", "disk") or named not in (None, os.path.abspath(default_cache_dir())):
+        return
+    folder = cache_folder(config.data.cache_dir).absolute() / COMPILED
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            os.environ[COMPILED_IN] = str(folder)
 
 
 def kept(folder: Path) -> dict[Path, int]:
@@ -220,7 +229,7 @@ def compile_ahead(method: Method, sample: Sample, device, precision: str) -> flo
     From two batches of different sizes it compiles code for batches of all sizes, as an epoch's last is smaller.
     """
     copied, began = copy.deepcopy(method).to(device).train(), time.monotonic()
-    for count in {sample.images: 0, max(2, sample.images - 1): 0}:
+    for count in (sample.images, max(2, sample.images - 1)):  # two steps in each process: they may talk to each other
         _timed_step(copied, _first(sample.batch, count), device, precision)
     return time.monotonic() - began
 

@@ -126,6 +126,7 @@ class Loop:
         with self._memory():
             loader = training_batches(plan.transform, self.batches, self.workers, at.epoch, at.step)
             say_estimate(self)
+        del self.sample  # on a GPU a whole micro-batch
         done = at.epoch * self.batches.steps_per_epoch + at.step
         self.saved = time.monotonic()
         self.progress = Progress(plan.label, self.steps, done, self.session.folder.leader)

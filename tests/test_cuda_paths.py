@@ -1,7 +1,8 @@
 """What runs on a GPU, tried without one: shapes and devices alone (fake tensors), and what a copy of a model holds.
 
 Under FakeTensorMode a tensor has a device and no values. An operation on tensors of two devices raises, and so does
-whatever asks for a value (``.item()``, ``float``, ``bool``), which on a GPU waits for all that it has still to do.
+whatever asks for a value (``.item()``, ``float``, ``bool``), which on a GPU waits for all that it has still to do. So
+does a plain copy from the CPU (``torch.tensor(value, device=...)`` makes one), which :class:`NoWaiting` refuses.
 """
 
 import functools
@@ -12,6 +13,7 @@ import torch
 from helpers import inside, same
 from torch import nn
 from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from idmm import config
 from idmm.methods.finetune import Finetune
@@ -29,6 +31,16 @@ PRETRAINING = {
 WAIT = ("simclr", "mocov2", "dino")  # lightly's losses ask for values
 SIZES = {"t2t_vit_7": 64, "cvt_13": 64, "cct_7_3x1_32": 32, "pvt_v2_b0": 64, "resnet10t": 64}
 SIZES["swin_tiny_patch4_window7_224"] = 224
+
+
+class NoWaiting(TorchDispatchMode):
+    """Refuses copies between CPU and GPU that wait for the GPU."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        if function is torch.ops.aten._to_copy.default and not (kwargs or {}).get("non_blocking"):
+            assert args[0].device.type == out.device.type, f"a copy to {out.device} waits for the device"
+        return out
 
 
 @pytest.fixture
@@ -60,10 +72,12 @@ def to_gpu(batch, mode):
 
 def step(method, batch):
     """What the loop does with a method, but for the backward pass, which wants a driver."""
-    out = method(batch, 5, 0)
+    with NoWaiting():
+        out = method(batch, 5, 0)
     assert all(value.device.type == "cuda" for value in out.values()), out
-    method.before_step(0)
-    method.after_step(0)
+    with NoWaiting():
+        method.before_step(0)
+        method.after_step(0)
 
 
 @pytest.mark.parametrize("name", [*PRETRAINING, *WAIT])

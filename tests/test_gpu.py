@@ -153,14 +153,15 @@ def test_a_step_of_each_method(name, precision):
     assert torch.isfinite(method.embed(torch.randn(3, 16, device=DEVICE))).all()
 
 
-@pytest.mark.parametrize("kind", ["idmm", "drloc", "finetune"])
+@pytest.mark.parametrize("kind", ["idmm", "tiles", "drloc", "finetune"])
 def test_a_step_does_not_wait_for_the_device(kind):
     batch = on_device(tiny.batch(2, 1, double=False))
     if kind == "finetune":
         method = Finetune(tiny.backbone(num_classes=3, drop_path_rate=0.1), config.Augment()).train()
         batch = {"images": batch["views"][0][:, 0], "label": batch["label"]}
     else:
-        method = tiny.make("idmm", drloc=config.DrLoc(weight=0.1) if kind == "drloc" else None)
+        given = {"drloc": dict(drloc=config.DrLoc(weight=0.1)), "tiles": dict(classifier="cosine", chunk_size=3)}
+        method = tiny.make("idmm", **given.get(kind, {}))
     method = method.to(DEVICE)
     others = {name: (child, 1.0) for name, child in method.named_children() if name in ("classifier", "localization")}
     optimizer = create_optimizer(method.backbone, others, config.PretrainTrain(weight_decay=0.1), lr=1e-3)
@@ -245,7 +246,7 @@ def test_processes_talk_over_the_device(tmp_path):
         "PartialState(cpu=device == 'cpu')\n"
         "assert ('nccl' in torch.distributed.get_backend()) == (device == 'cuda')\n"
         "rows = torch.randn(3, 4, device=device, requires_grad=True)\n"
-        "found = distributed._Gather.apply(rows)\n"
+        "found = distributed._Gather.apply(rows, [3])\n"
         "found.square().sum().backward()\n"
         "assert torch.equal(found, rows) and torch.allclose(rows.grad, 2 * rows)\n"
         "values = [None]\n"

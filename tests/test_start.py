@@ -2,13 +2,15 @@
 
 import json
 import os
+import weakref
 
 import pytest
 import torch
 from helpers import ROOT, VIT, call, inside, logged, same, state
 from torch._dynamo.testing import CompileCounter
+from torch._inductor.runtime.runtime_utils import default_cache_dir
 
-from idmm import calibrate, environment
+from idmm import calibrate, config, environment
 from idmm.data import loaders
 
 TIMED = "train.precision auto: timing a few steps"
@@ -111,6 +113,36 @@ def test_a_clear_answer_ends_the_timing(monkeypatch):
         assert steps == ["fp32", "bf16"] * (wanted // 2)
 
 
+def test_no_memory_for_the_first_batch(tmp_path, monkeypatch, capsys):
+    """A GPU may be full before anything is timed: a whole micro-batch is sent to it."""
+
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("idmm.session.draw_sample", full)
+    assert inside("pretrain", tmp_path / "a", **AUTO) == 1
+    assert "out of memory with a batch of 20 images: try " in capsys.readouterr().err
+
+
+def test_the_timed_batch_does_not_stay_in_memory(tmp_path, monkeypatch):
+    from idmm.engine import Loop
+
+    drawn, step = [], Loop._step
+
+    def draw(*given):
+        sample = calibrate.draw_sample(*given)
+        drawn.append(weakref.ref(sample))
+        return sample
+
+    def stepped(loop, *given):
+        assert drawn[0]() is None
+        return step(loop, *given)
+
+    monkeypatch.setattr("idmm.session.draw_sample", draw)
+    monkeypatch.setattr(Loop, "_step", stepped)
+    assert inside("pretrain", tmp_path / "a", **AUTO) == 0 and drawn
+
+
 # ------------------------------------------------------------------ loader workers
 @pytest.mark.parametrize(
     "loading, training, most, wanted",
@@ -168,8 +200,7 @@ def test_compiled_before_the_first_step(tmp_path, monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda function, **_: plain(function, backend=counter))
     monkeypatch.setattr(Loop, "_step", counted)
     monkeypatch.setenv("IDMM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # so that it is put back
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", default_cache_dir())  # as torch itself leaves it
     torch._dynamo.reset()
     given = {**AUTO, "train__precision": "fp32", "data__subset": {"total": 50}, "train__epochs": 2}
     more = {"train__monitor_every": 0, "method__classifier_init": None}
@@ -182,6 +213,28 @@ def test_compiled_before_the_first_step(tmp_path, monkeypatch):
     assert inside("pretrain", tmp_path / "b", **given, **more) == 0
     for name, value in state(tmp_path / "b")["method"].items():
         torch.testing.assert_close(state(tmp_path / "a")["method"][name], value, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("why", ["named", "a file", "no cache"])
+def test_code_is_kept_elsewhere(why, tmp_path, monkeypatch):
+    named = str(tmp_path / "mine") if why == "named" else default_cache_dir()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", named)
+    if why == "a file":
+        (tmp_path / "cache").touch()
+    given = config.Data(cache="off" if why == "no cache" else "auto", cache_dir=str(tmp_path / "cache"))
+    calibrate.keep_compiled(config.PretrainConfig(data=given))
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == named
+    assert not (tmp_path / "cache").is_dir()
+
+
+@pytest.mark.parametrize("images", [1, 2, 3, 9])
+def test_compiling_takes_as_many_steps_in_each_process(images, monkeypatch):
+    """Micro-batches of processes may differ by an image, and steps of some methods wait for each other."""
+    sizes = []
+    monkeypatch.setattr(calibrate, "_timed_step", lambda method, batch, *_: sizes.append(len(batch["index"])))
+    sample = calibrate.Sample({}, {"index": torch.arange(images)}, images, images, 0.0, None)
+    calibrate.compile_ahead(torch.nn.Identity(), sample, "cpu", "fp32")
+    assert sizes == [images, min(images, max(2, images - 1))]
 
 
 # ------------------------------------------------------------------ the benchmarks

@@ -62,7 +62,7 @@ class InstanceClassifier(nn.Module):
             return sum(losses)
         # all groups at once: one gradient of W is held, not one for each
         sizes, (_, _, mixed, _) = [len(z) for z in rows], groups[0]
-        lam = torch.cat([torch.as_tensor(lam, device=own.device).expand(len(own)) for _, own, _, lam in groups])
+        lam = torch.cat([_each(lam, own) for _, own, _, lam in groups])
         own = torch.cat([target for _, target, *_ in groups])  # [V]
         other = None if mixed is None else torch.cat([mixed for _, _, mixed, _ in groups])
         how = dict(bias=self.bias, cosine=self.scale is not None, shard=self.shard)
@@ -93,6 +93,11 @@ class InstanceClassifier(nn.Module):
     def start_from(self, features: Tensor) -> None:
         """Sets the rows to the images' own features [N, d], centred and brought to unit length."""
         self.weight.copy_(F.normalize(features[self.shard.slice] - features.mean(0), dim=1))
+
+
+def _each(lam: float | Tensor, own: Tensor) -> Tensor:
+    """The share of each view, [B], on the device of the instances ``own`` [B]; a copy would wait for the device."""
+    return lam if isinstance(lam, Tensor) else torch.full(own.shape, lam, device=own.device)
 
 
 def _largest(found: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
