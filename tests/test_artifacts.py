@@ -309,8 +309,8 @@ def test_a_runs_files_are_read_without_torch(joint):
 def test_the_environment_of_a_run(joint):
     found = artifacts.environment(joint)
     assert list(found) == [
-        "started", "finished", "command", "python", "platform", "cpu", "cores", "memory", "gpus", "processes",
-        "versions", "starts",
+        "started", "finished", "command", "python", "platform", "cpu", "cores", "threads", "memory", "gpus",
+        "processes", "versions", "starts",
     ]  # fmt: skip
     assert found["started"] <= found["finished"] and found["finished"].endswith("Z")
     assert found["starts"] == [{"started": found["started"]}] and found["processes"] == 1 and found["gpus"] == []
