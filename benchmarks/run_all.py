@@ -43,7 +43,7 @@ CPU = {
 }
 GPU = {
     "tests": ([], 120),
-    "reference": (["--batch", "256", "--images", "2048", "--rounds", "2", "--seconds", "8", "--rows"], 230),
+    "reference": (["--batch", "256", "--images", "2048", "--rounds", "2", "--seconds", "6", "--rows"], 230),
     "views": ([], 40),
     "nway": ([], 60),
     "startup": (["--rounds", "1"], 80),
