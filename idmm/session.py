@@ -66,13 +66,13 @@ class Session:
             self.channels_last = prefers_channels_last(method.backbone)
         method.to(memory_format=torch.channels_last if self.channels_last else torch.preserve_format)
         images = batches.micro_batches(batches.step_images(0, 0))[0][0]
-        sample = draw_sample(transform, images, self.processes.device, finish)
-        if self.accelerator is not None:
-            return sample
-        if self.precision is None:
-            with distributed.enough_memory(batches.batch_size, self.train.accumulate):
+        with distributed.enough_memory(distributed.step_too_large(batches.batch_size, self.train.accumulate)):
+            sample = draw_sample(transform, images, self.processes.device, finish)
+            if self.accelerator is not None:
+                return sample
+            if self.precision is None:
                 chosen = choose_precision(self.train.precision, method, sample, self.device, self.config)
-            self.precision = distributed.broadcast(chosen)
+                self.precision = distributed.broadcast(chosen)
         mixed = "no" if self.precision == "fp32" else self.precision
         self.accelerator = Accelerator(mixed_precision=mixed, cpu=self.device == "cpu")
         if self.train.tensorboard and self.folder.leader:
