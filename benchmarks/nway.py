@@ -7,12 +7,13 @@
 A forward and a backward pass of two groups of views (a third and two thirds of them, as IDMM's crops), in fp32, takes
 turns with the three products that it cannot do without (z W^T, its gradient times W, and its transpose times z); what
 counts is the median of the rounds' ratios, by the process's own time where it has one thread and by the clock else.
-Memory is what a process of its own needs for two steps with AdamW, beyond what it has before the layer is made, over
-that of W, its gradient and AdamW's two moments: 1.00 is none but those. The last rows are of two processes, each with
-half of the rows and of the views.
+Memory is what two steps with AdamW need, beyond what there is before the layer is made, over that of W, its gradient
+and AdamW's two moments: 1.00 is none but those. On a CPU each measurement is a process of its own. The last rows are of
+two processes, each with half of the rows and of the views.
 """
 
 import argparse
+import functools
 import json
 import os
 import statistics
@@ -29,6 +30,13 @@ WAYS = ("linear", "cosine", "all at once")
 ALL_AT_ONCE = 2**28  # logits, at most
 
 
+@functools.cache
+def _held():
+    from idmm.losses import instance
+
+    return instance.LOGITS_HELD  # as runs have it
+
+
 def layer(instances: int, width: int, way: str, device: str):
     """Returns the N-way layer, as a run has it."""
     import torch
@@ -37,8 +45,8 @@ def layer(instances: int, width: int, way: str, device: str):
     from idmm.losses import instance
     from idmm.methods.idmm import InstanceClassifier
 
-    if way == "all at once":
-        instance.LOGITS_HELD = ALL_AT_ONCE
+    usual = _held()
+    instance.LOGITS_HELD = ALL_AT_ONCE if way == "all at once" else usual
     torch.manual_seed(0)
     kind = "cosine" if way == "cosine" else "linear"
     return InstanceClassifier(instances, width, config.Method(classifier=kind)).to(device)
@@ -110,6 +118,9 @@ def measured_memory(instances: int, width: int, count: int, way: str, device: st
             optimizer.step()
             optimizer.zero_grad()
 
+    if device != "cpu":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()  # of the rows before
     two_steps(8, 8)  # what is loaded once
     before = _peak(device)
     two_steps(instances, count)
@@ -129,6 +140,11 @@ def _peak(device: str) -> int:
         if line.startswith("VmHWM:"):
             return 1024 * int(line.split()[1])
     raise OSError("VmHWM is not in /proc/self/status")
+
+
+def here(kind: str, *arguments) -> dict:
+    """Measures in this process."""
+    return {"time": measured_time, "memory": measured_memory, "where": where}[kind](*arguments)
 
 
 def child(*arguments, processes: int = 1) -> dict:
@@ -155,12 +171,13 @@ def main() -> None:
     parser.add_argument("--child", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child:
-        kind, *rest = json.loads(given.child)
-        print(json.dumps({"time": measured_time, "memory": measured_memory, "where": where}[kind](*rest)))
+        print(json.dumps(here(*json.loads(given.child))))
         return
     sizes, rounds = (QUICK, 1) if given.quick else (ROWS, given.rounds)
     widths, ways = (given.width[:1], WAYS[:2]) if given.quick else (given.width, WAYS)
-    found = {"where": child("where", given.device)["where"], "rounds": rounds, "rows": []}
+    measure = child if given.device == "cpu" else here  # a GPU counts its memory anew
+    about = measure("where", given.device)
+    found = {"where": about["where"], "rounds": rounds, "rows": []}
     print(f"{found['where']}, median of {rounds} rounds\n")
     print("| images | width | views | way | bare products, s | ratio | MiB | of W, gradient and moments |")
     print("|---" * 8 + "|")
@@ -170,14 +187,12 @@ def main() -> None:
                 if way == "all at once" and instances * count > ALL_AT_ONCE:
                     continue
                 row = {"images": instances, "width": width, "views": count, "way": way, "processes": 1}
-                row |= child("time", instances, width, count, way, given.device, rounds)
-                row |= child("memory", instances, width, count, way, given.device)
-                show(row, found)
+                row |= measure("time", instances, width, count, way, given.device, rounds)
+                row |= measure("memory", instances, width, count, way, given.device)
+                show(row, found, given.out)
         row = {"images": instances, "width": width, "views": count, "way": "linear", "processes": 2}
-        if given.device == "cpu" or child("where", given.device)["devices"] > 1:
-            show(row | child("memory", instances, width, count, "linear", given.device, processes=2), found)
-    if given.out:
-        given.out.write_text(json.dumps(found, indent=1) + "\n")
+        if given.device == "cpu" or about["devices"] > 1:
+            show(row | child("memory", instances, width, count, "linear", given.device, processes=2), found, given.out)
 
 
 def where(device: str) -> dict:
@@ -191,9 +206,11 @@ def where(device: str) -> dict:
     return {"where": f"{name}, torch {torch.__version__}", "devices": torch.cuda.device_count()}
 
 
-def show(row: dict, found: dict) -> None:
-    """Prints a row of the table, and keeps it."""
+def show(row: dict, found: dict, out: Path | None) -> None:
+    """Prints a row of the table, and writes all so far: also of a run that is stopped."""
     found["rows"].append(row)
+    if out:
+        out.write_text(json.dumps(found, indent=1) + "\n")
     way = row["way"] if row["processes"] == 1 else f"{row['way']}, each of {row['processes']} processes"
     times = f"{row['bare']:.4g} | {row['ratio']:.2f}" if "ratio" in row else " | "
     size = f"{row['bytes'] / 2**20:.0f} | {row['over']:.2f}"

@@ -133,10 +133,10 @@ def first_step(stage: str, argv: list[str]) -> dict[str, list[float]]:
 
 
 # ---------------------------------------------------------------------- all of them
-def measured(row: str, cache: str, folder: str) -> dict[str, list[float]]:
+def measured(row: str, device: str, cache: str, folder: str) -> dict[str, list[float]]:
     """Returns what :func:`first_step` found in a process of its own."""
     with tempfile.TemporaryDirectory(dir=folder) as out:
-        command = [sys.executable, __file__, "--measure", row, "--out", f"{out}/run"]
+        command = [sys.executable, __file__, "--measure", row, "--device", device, "--out", f"{out}/run"]
         ran = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "IDMM_CACHE": cache})
     if ran.returncode:
         sys.exit(f"{row}:\n{ran.stderr}")
@@ -148,13 +148,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--rows", nargs="*", default=list(ROWS), choices=ROWS)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--quick", action="store_true", help="one round of one row, to see that it runs")
     parser.add_argument("--measure", choices=ROWS, help="one run alone")
     parser.add_argument("--out", help="a JSON file of all rounds; with --measure the run's folder")
     given = parser.parse_args()
     if given.measure:
         stage, flags = ROWS[given.measure]
-        print(json.dumps(first_step(stage, [*flags, "--train.device", "cpu", "--out", given.out])), flush=True)
+        print(json.dumps(first_step(stage, [*flags, "--train.device", given.device, "--out", given.out])), flush=True)
         os._exit(0)  # loader workers need not be waited for
     rows, rounds = (given.rows[:1], 1) if given.quick else (given.rows, given.rounds)
     found = {f"{row}, {when}": [] for row in rows for when in ("first", "again")}
@@ -164,10 +165,11 @@ def main() -> None:
             for row in rows[turn:] + rows[:turn]:
                 with tempfile.TemporaryDirectory(dir=folder) as cache:
                     for when in ("first", "again"):
-                        found[f"{row}, {when}"].append(measured(row, cache, folder))
+                        found[f"{row}, {when}"].append(measured(row, given.device, cache, folder))
     import torch
 
     where = f"{len(os.sched_getaffinity(0))} cores of a {platform.machine()} CPU, torch {torch.__version__}"
+    where = f"{torch.cuda.get_device_name()}, {where}" if given.device == "cuda" else where
     print(f"seconds of the processor (of the clock), medians of {rounds} rounds, {where}\n")
     print(f"| run | {' | '.join(PARTS)} | all |\n|{'---|' * (len(PARTS) + 2)}")
     for name, times in found.items():
