@@ -237,6 +237,12 @@ def test_auto_takes_a_gpu_where_images_fit_and_are_kept(monkeypatch, caplog):
         images_on(gpu, maker("device"))
 
 
+def test_memory_that_torch_kept_of_an_earlier_run_is_free(monkeypatch):
+    for name, value in {"mem_get_info": (30, 100), "memory_reserved": 60, "memory_allocated": 20}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    assert device_images.free_memory(torch.device("cuda", 0)) == 70
+
+
 def test_images_lie_end_to_end_whatever_their_depth(monkeypatch):
     monkeypatch.setattr(device_images, "_PIECE", 5000)
     store = Store(2, (8, 16))

@@ -59,7 +59,8 @@ def image_bytes(store) -> int:
 def free_memory(device: torch.device) -> int:
     """Returns how much memory a device has to give (bytes)."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch, of runs before
+        return torch.cuda.mem_get_info(device)[0] + held
     if device.type == "mps":
         return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
     return available_memory()
