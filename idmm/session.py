@@ -103,6 +103,9 @@ class Session:
             self.tracker.flush()
 
     def close(self) -> None:
-        """Ends the log for TensorBoard."""
+        """Ends the log for TensorBoard, and frees the images on the device, which a later run in this process may need
+        the memory of."""
         if self.tracker is not None:
             self.tracker.close()
+        if self.images is not None:
+            self.images.pixels.clear()

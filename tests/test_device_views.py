@@ -302,6 +302,13 @@ def test_what_auto_chose_is_kept(tmp_path, monkeypatch):
     assert state(out)["views"] == "device" and "views: made on cpu, " in logged(out)
 
 
+def test_a_run_that_ends_frees_its_images(tmp_path, monkeypatch):
+    made, fill = [], DeviceImages.__init__
+    monkeypatch.setattr(DeviceImages, "__init__", lambda images, *given: made.append(images) or fill(images, *given))
+    assert inside("pretrain", tmp_path / "run", views__backend="device", train__epochs=1) == 0
+    assert len(made) == 1 and not made[0].pixels
+
+
 def test_what_cannot_be_had_is_refused(tmp_path, capsys, monkeypatch):
     out = tmp_path / "run"
     said = refused(capsys, ["finetune", *flags("finetune", out, augment__backend="device")])
