@@ -7,12 +7,13 @@
 A forward and a backward pass of two groups of views (a third and two thirds of them, as IDMM's crops), in fp32, takes
 turns with the three products that it cannot do without (z W^T, its gradient times W, and its transpose times z); what
 counts is the median of the rounds' ratios, by the process's own time where it has one thread and by the clock else.
-Memory is what a process of its own needs for two steps with AdamW, beyond what it has before the layer is made, over
-that of W, its gradient and AdamW's two moments: 1.00 is none but those. The last rows are of two processes, each with
-half of the rows and of the views.
+Memory is what two steps with AdamW need, beyond what there is before the layer is made, over that of W, its gradient
+and AdamW's two moments: 1.00 is none but those. On a CPU each measurement is a process of its own. The last rows are of
+two processes, each with half of the rows and of the views.
 """
 
 import argparse
+import functools
 import json
 import os
 import statistics
@@ -26,9 +27,16 @@ from side_by_side import head, ratios, row, turns, wait, where, write
 ROWS = [
     (2_000, 512), (20_000, 512), (100_000, 512), (400_000, 512), (1_281_167, 1_536),
 ]  # fmt: skip
-QUICK = [(2_000, 96), (60_000, 96)]
+QUICK = [(60_000, 96)]
 WAYS = ("linear", "cosine", "all at once")
 ALL_AT_ONCE = 2**28  # logits, at most
+
+
+@functools.cache
+def _held():
+    from idmm.losses import instance
+
+    return instance.LOGITS_HELD  # as runs have it
 
 
 def layer(instances: int, width: int, way: str, device: str):
@@ -39,8 +47,8 @@ def layer(instances: int, width: int, way: str, device: str):
     from idmm.losses import instance
     from idmm.methods.idmm import InstanceClassifier
 
-    if way == "all at once":
-        instance.LOGITS_HELD = ALL_AT_ONCE
+    usual = _held()
+    instance.LOGITS_HELD = ALL_AT_ONCE if way == "all at once" else usual
     torch.manual_seed(0)
     kind = "cosine" if way == "cosine" else "linear"
     return InstanceClassifier(instances, width, config.Method(classifier=kind)).to(device)
@@ -106,6 +114,9 @@ def measured_memory(instances: int, width: int, count: int, way: str, device: st
             optimizer.step()
             optimizer.zero_grad()
 
+    if device != "cpu":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()  # of the rows before
     two_steps(8, 8)  # what is loaded once
     before = _peak(device)
     two_steps(instances, count)
@@ -127,13 +138,19 @@ def _peak(device: str) -> int:
     raise OSError("VmHWM is not in /proc/self/status")
 
 
+def measured(kind: str, *arguments) -> dict | list:
+    """Measures in this process."""
+    return {"time": measured_time, "memory": measured_memory, "here": here}[kind](*arguments)
+
+
 def child(*arguments, processes: int = 1) -> dict | list:
     """Measures in a process of its own, or several; returns what the first one prints."""
     command = [sys.executable]
     if processes > 1:
         command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     command += [__file__, "--child", json.dumps(arguments)]
-    found = subprocess.run(command, capture_output=True, text=True)
+    environment = {"GOMP_SPINCOUNT": "1000", **os.environ}  # as the command line does
+    found = subprocess.run(command, capture_output=True, text=True, env=environment)
     if found.returncode:
         raise SystemExit(found.stderr)
     return json.loads(found.stdout.splitlines()[-1])
@@ -145,33 +162,33 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--width", type=int, nargs="+", default=[192, 384])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--quick", action="store_true", help="small layers and one round, to see that it runs")
+    parser.add_argument("--quick", action="store_true", help="a small layer and one round, to see that it runs")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--child", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child:
-        kind, *rest = json.loads(given.child)
-        print(json.dumps({"time": measured_time, "memory": measured_memory, "here": here}[kind](*rest)))
+        print(json.dumps(measured(*json.loads(given.child))))
         return
     sizes, rounds = (QUICK, 1) if given.quick else (ROWS, given.rounds)
-    widths = given.width[:1] if given.quick else given.width
-    at, gpus = child("here", given.device)
+    widths, ways = (given.width[:1], WAYS[:2]) if given.quick else (given.width, WAYS)
+    measure = child if given.device == "cpu" else measured  # a GPU counts its memory anew
+    at, gpus = measure("here", given.device)
     found = {"where": at, "rounds": rounds, "rows": []}
     print(f"{at}, median of {rounds} rounds\n")
     print(head("images", "width", "views", "way", "bare products, s", "ratio", "MiB", "of W, gradient and moments"))
     for width in widths:
         for instances, count in sizes:
-            for way in WAYS:
+            for way in ways:
                 if way == "all at once" and instances * count > ALL_AT_ONCE:
                     continue
                 one = {"images": instances, "width": width, "views": count, "way": way, "processes": 1}
-                one |= child("time", instances, width, count, way, given.device, rounds)
-                one |= child("memory", instances, width, count, way, given.device)
-                show(one, found)
+                one |= measure("time", instances, width, count, way, given.device, rounds)
+                one |= measure("memory", instances, width, count, way, given.device)
+                show(one, found, given.out)
         two = {"images": instances, "width": width, "views": count, "way": "linear", "processes": 2}
         if given.device == "cpu" or gpus > 1:
-            show(two | child("memory", instances, width, count, "linear", given.device, processes=2), found)
-    write(given.out, **found)
+            two |= child("memory", instances, width, count, "linear", given.device, processes=2)
+            show(two, found, given.out)
 
 
 def here(device: str) -> tuple[str, int]:
@@ -181,9 +198,10 @@ def here(device: str) -> tuple[str, int]:
     return where(device, torch.get_num_threads(), ["torch"]), torch.cuda.device_count()
 
 
-def show(of: dict, found: dict) -> None:
-    """Prints a row of the table, and keeps it."""
+def show(of: dict, found: dict, out: Path | None) -> None:
+    """Prints a row of the table, and writes all so far: also of a run that is stopped."""
     found["rows"].append(of)
+    write(out, **found)
     way = of["way"] if of["processes"] == 1 else f"{of['way']}, each of {of['processes']} processes"
     times = [f"{of['bare']:.4g}", f"{of['ratio']:.2f}"] if "ratio" in of else ["", ""]
     size = [f"{of['bytes'] / 2**20:.0f}", f"{of['over']:.2f}"]

@@ -280,6 +280,8 @@ def main() -> None:
             print(f"images/s {rate}", flush=True)
         os._exit(0)  # loader workers and generators need not be waited for
     labels = given.rows or (default_rows(given.device) if given.processes == 1 else ["idmm fp32"])
+    if given.quick and not given.rows:  # one of each kind
+        labels = list({label.split()[0]: label for label in reversed(labels)}.values())[::-1]
     rows = {label: (label, 1) for label in labels}
     if given.processes > 1:
         rows = {f"{label} on {n}": (label, n) for label in labels for n in (1, given.processes)}

@@ -38,18 +38,18 @@ CPU = {
     "reference": (["--seconds", "15"], 1500),
     "scaling": (["--processes", "2", "--rows", "idmm fp32", "--rounds", "2"], 400),
     "views": ([], 120),
-    "nway": ([], 400),
+    "nway": (["--width", "192", "--rounds", "2"], 900),
     "startup": (["--rounds", "2"], 400),
 }
 GPU = {
     "tests": ([], 120),
-    "reference": (["--batch", "256", "--images", "2048", "--rounds", "2", "--seconds", "8", "--rows"], 230),
-    "views": ([], 40),
-    "nway": ([], 60),
-    "startup": (["--rounds", "1"], 80),
+    "reference": (["--batch", "256", "--images", "2048", "--rounds", "2", "--seconds", "6", "--rows"], 230),
+    "views": (["--rounds", "4"], 40),
+    "nway": (["--width", "192", "--rounds", "3"], 60),
+    "startup": (["--rounds", "1", "--rows", "pretrain, demo's ViT", "pretrain, resnet10t"], 80),
 }
 GPU_ROWS = ["obvious fp32", "idmm bf16", "idmm bf16 workers", "step bf16", "loader 16"]
-TOTAL = {"cpu": 3000.0, "cuda": 455.0}
+TOTAL = {"cpu": 3300.0, "cuda": 455.0}
 
 
 def command(part: str, given, out: Path) -> list[str]:
@@ -59,7 +59,7 @@ def command(part: str, given, out: Path) -> list[str]:
         return [sys.executable, "-m", "pytest", "-W", "ignore", "-p", "no:cacheprovider", "-rs", *which]
     argv = [sys.executable, str(ROOT / "benchmarks" / f"{BENCHMARKS[part]}.py"), "--out", str(out)]
     flags = (GPU if given.device == "cuda" else CPU)[part][0]
-    argv += ["--device", "cuda"] if given.device == "cuda" and part != "startup" else []  # that takes what is there
+    argv += ["--device", "cuda"] if given.device == "cuda" else []
     if given.quick:
         return [*argv, "--quick", *(["--processes", "2"] if part == "scaling" else [])]
     return [*argv, *flags, *(GPU_ROWS if flags[-1:] == ["--rows"] else [])]

@@ -134,10 +134,10 @@ def first_step(stage: str, argv: list[str]) -> dict[str, list[float]]:
 
 
 # ---------------------------------------------------------------------- all of them
-def measured(name: str, cache: str, folder: str) -> dict[str, list[float]]:
+def measured(name: str, device: str, cache: str, folder: str) -> dict[str, list[float]]:
     """Returns what :func:`first_step` found in a process of its own."""
     with tempfile.TemporaryDirectory(dir=folder) as out:
-        command = [sys.executable, __file__, "--measure", name, "--out", f"{out}/run"]
+        command = [sys.executable, __file__, "--measure", name, "--device", device, "--out", f"{out}/run"]
         ran = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "IDMM_CACHE": cache})
     if ran.returncode:
         sys.exit(f"{name}:\n{ran.stderr}")
@@ -149,13 +149,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--rows", nargs="*", default=list(ROWS), choices=ROWS)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--quick", action="store_true", help="one round of one row, to see that it runs")
     parser.add_argument("--measure", choices=ROWS, help="one run alone")
     parser.add_argument("--out", type=Path, help="a JSON file of all rounds; with --measure the run's folder")
     given = parser.parse_args()
     if given.measure:
         stage, flags = ROWS[given.measure]
-        print(json.dumps(first_step(stage, [*flags, "--train.device", "cpu", "--out", str(given.out)])), flush=True)
+        flags = [*flags, "--train.device", given.device, "--out", str(given.out)]
+        print(json.dumps(first_step(stage, flags)), flush=True)
         os._exit(0)  # loader workers need not be waited for
     rows, rounds = (given.rows[:1], 1) if given.quick else (given.rows, given.rounds)
     found = {f"{name}, {when}": [] for name in rows for when in ("first", "again")}
@@ -163,8 +165,8 @@ def main() -> None:
         for _, name in turns(rows, rounds):
             with tempfile.TemporaryDirectory(dir=folder) as cache:
                 for when in ("first", "again"):
-                    found[f"{name}, {when}"].append(measured(name, cache, folder))
-    at = where()
+                    found[f"{name}, {when}"].append(measured(name, given.device, cache, folder))
+    at = where(given.device)
     print(f"seconds of the processor (of the clock), medians of {rounds} rounds, {at}\n")
     print(head("run", *PARTS, "all"))
     for name, times in found.items():

@@ -273,6 +273,13 @@ def needed_workers(loading: float, training: float, most: int) -> int:
     return 0 if loading < IDLE * training else min(most, math.ceil(2 * loading / max(1e-9, training)))
 
 
+def free_workers(device: str, loading: float, training: float, drawn: bool) -> int:
+    """Returns what ``data.workers`` null comes to: on a CPU as few as keep up with training, else as many as there may
+    be; one of those whose numbers alone are ``drawn`` by workers."""
+    most = min(1, most_workers()) if drawn else most_workers()
+    return needed_workers(loading, training, most) if device == "cpu" else most
+
+
 def evaluation_seconds(step: float, loading: float, batch: dict) -> float:
     """Returns what evaluating an image costs, by what a micro-batch costs in training (seconds).
 
@@ -310,11 +317,9 @@ def _free_workers(loop) -> bool:
 def choose_workers(loop) -> int:
     """Resolves ``data.workers`` by what loading and training take; what it chose goes to the log."""
     wanted, sample = loop.session.workers, loop.sample
-    most = most_workers() if sample.finish is None else min(1, most_workers())  # of one that draws numbers alone
     if wanted is None:
-        wanted = most
+        wanted = free_workers(loop.accelerator.device.type, *loop.timed, drawn=sample.finish is not None)
     if _free_workers(loop) and loop.left:
-        wanted = needed_workers(*loop.timed, most)
         loading, training = (brief(sample.scaled(seconds)) for seconds in loop.timed)
         said = "data.workers: %d, as loading a batch takes %s s of a core, and training on it %s s"
         log.info(said, wanted, loading, training)

@@ -11,11 +11,7 @@ import torch.distributed as dist
 
 from idmm.errors import RunError, UserError
 
-_NO_MEMORY = (
-    "DefaultCPUAllocator",
-    "CUDA error: out of memory",
-    "ALLOC_FAILED",
-)  # of torch, drivers, libraries
+_NO_MEMORY = ("DefaultCPUAllocator", "out of memory", "ALLOC_FAILED")  # of torch, drivers, libraries
 _control = None  # a gloo group, so that a flag costs no device sync
 _alone = False
 
@@ -34,19 +30,23 @@ def pick_device(wanted: str, flag: str = "device") -> str:
 
 
 @contextlib.contextmanager
-def enough_memory(batch_size: int, accumulate: int) -> Iterator[None]:
-    """Turns running out of memory inside the block into a RunError that names the batch size (images of a step) and
-    what to try beside so many passes a step."""
+def enough_memory(otherwise: RunError) -> Iterator[None]:
+    """Raises ``otherwise`` where memory runs out inside the block."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         known = isinstance(error, (torch.OutOfMemoryError, MemoryError))
         if not known and not any(sign in str(error) for sign in _NO_MEMORY):
             raise
-        raise RunError(
-            f"out of memory with a batch of {batch_size} images: try --train.accumulate {2 * accumulate} "
-            "(the same step in smaller passes), a smaller --train.batch_size or --train.precision bf16, in a new --out"
-        ) from error
+        raise otherwise from error
+
+
+def step_too_large(batch_size: int, accumulate: int) -> RunError:
+    """Says what to try where memory does not suffice for a step on so many images in so many passes."""
+    return RunError(
+        f"out of memory with a batch of {batch_size} images: try --train.accumulate {2 * accumulate} "
+        "(the same step in smaller passes), a smaller --train.batch_size or --train.precision bf16, in a new --out"
+    )
 
 
 @contextlib.contextmanager

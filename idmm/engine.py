@@ -84,7 +84,8 @@ class Loop:
         self.workers = choose_workers(self)
 
     def _memory(self) -> contextlib.AbstractContextManager:
-        return distributed.enough_memory(self.batches.batch_size, self.train.accumulate)
+        error = distributed.step_too_large(self.batches.batch_size, self.train.accumulate)
+        return distributed.enough_memory(error)
 
     def _build(self) -> None:
         plan, method = self.plan, self.method.to(self.accelerator.device)

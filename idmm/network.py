@@ -125,16 +125,11 @@ class Network:
             raise RunError(f"{self.label}: its {what} are not finite; the run that wrote it has diverged")
         return found
 
-    @contextlib.contextmanager
-    def enough_memory(self) -> Iterator[None]:
-        """Turns running out of memory inside the block into a RunError."""
-        try:
-            yield
-        except (RuntimeError, MemoryError) as error:
-            if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "out of memory" not in str(error):
-                raise
-            advice = f"; try a smaller {self.option}" if self.option else ""
-            raise RunError(f"{self.label}: out of memory with {self.batch_size} images at a time{advice}") from None
+    def enough_memory(self) -> contextlib.AbstractContextManager:
+        """Raises RunError where memory runs out inside the block."""
+        advice = f"; try a smaller {self.option}" if self.option else ""
+        error = RunError(f"{self.label}: out of memory with {self.batch_size} images at a time{advice}")
+        return distributed.enough_memory(error)
 
     # ------------------------------------------------------------------ images
     def split_batches(

@@ -66,7 +66,7 @@ class Session:
             self.channels_last = prefers_channels_last(method.backbone)
         method.to(memory_format=torch.channels_last if self.channels_last else torch.preserve_format)
         images = batches.micro_batches(batches.step_images(0, 0))[0][0]
-        with distributed.enough_memory(batches.batch_size, self.train.accumulate):
+        with distributed.enough_memory(distributed.step_too_large(batches.batch_size, self.train.accumulate)):
             sample = draw_sample(transform, images, self.processes.device, finish)
             if self.accelerator is not None:
                 return sample
@@ -103,6 +103,9 @@ class Session:
             self.tracker.flush()
 
     def close(self) -> None:
-        """Ends the log for TensorBoard."""
+        """Ends the log for TensorBoard, and frees the images on the device, which a later run in this process may need
+        the memory of."""
         if self.tracker is not None:
             self.tracker.close()
+        if self.images is not None:
+            self.images.pixels.clear()

@@ -237,6 +237,12 @@ def test_auto_takes_a_gpu_where_images_fit_and_are_kept(monkeypatch, caplog):
         images_on(gpu, maker("device"))
 
 
+def test_memory_that_torch_kept_of_an_earlier_run_is_free(monkeypatch):
+    for name, value in {"mem_get_info": (30, 100), "memory_reserved": 60, "memory_allocated": 20}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    assert device_images.free_memory(torch.device("cuda", 0)) == 70
+
+
 def test_images_lie_end_to_end_whatever_their_depth(monkeypatch):
     monkeypatch.setattr(device_images, "_PIECE", 5000)
     store = Store(2, (8, 16))
@@ -294,6 +300,13 @@ def test_what_auto_chose_is_kept(tmp_path, monkeypatch):
     torch.save({**before, "views": "device"}, state_file(out))  # as one that began on a GPU
     assert inside("pretrain", out) == 0
     assert state(out)["views"] == "device" and "views: made on cpu, " in logged(out)
+
+
+def test_a_run_that_ends_frees_its_images(tmp_path, monkeypatch):
+    made, fill = [], DeviceImages.__init__
+    monkeypatch.setattr(DeviceImages, "__init__", lambda images, *given: made.append(images) or fill(images, *given))
+    assert inside("pretrain", tmp_path / "run", views__backend="device", train__epochs=1) == 0
+    assert len(made) == 1 and not made[0].pixels
 
 
 def test_what_cannot_be_had_is_refused(tmp_path, capsys, monkeypatch):

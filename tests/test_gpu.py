@@ -231,7 +231,7 @@ def test_the_nway_loss_is_that_of_the_cpu(chunk, mixed, deterministic):
 # ---------------------------------------------------------------------- memory and processes
 def test_out_of_memory_is_said_in_a_line():
     with pytest.raises(RunError, match="^out of memory with a batch of 8 images: try --train.accumulate 4"):
-        with distributed.enough_memory(8, 2):
+        with distributed.enough_memory(distributed.step_too_large(8, 2)):
             torch.empty(2**50, dtype=torch.uint8, device=DEVICE)
 
 

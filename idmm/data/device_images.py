@@ -59,16 +59,32 @@ def image_bytes(store) -> int:
 def free_memory(device: torch.device) -> int:
     """Returns how much memory a device has to give (bytes)."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch, of runs before
+        return torch.cuda.mem_get_info(device)[0] + held
     if device.type == "mps":
         return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
     return available_memory()
 
 
 def images_on(device: torch.device, transform, kept: bool = False) -> DeviceImages | None:
-    """Brings a transform's images to a device where its ``config.backend`` says so, and logs it; None: loader workers
-    make the views. 'auto' is the device on CUDA, where images are kept decoded and take at most half of its free
-    memory.
+    """Brings a transform's images to a device where :func:`made_there` says so, and logs it; None: loader workers make
+    the views.
+
+    Args, Raises: As there.
+    """
+    there, why = made_there(device, transform, kept)
+    if why is not None:
+        log.info("views: made by loader workers: %s", why)
+    if not there:
+        return None
+    images = DeviceImages(transform.store, device)
+    log.info("views: made on %s, %s of images there", device, size_of(image_bytes(transform.store)))
+    return images
+
+
+def made_there(device: torch.device, transform, kept: bool = False) -> tuple[bool, str | None]:
+    """Returns whether views are made on a device, by a transform's ``config.backend``, and why not where that needs to
+    be said. 'auto' is the device on CUDA, where images are kept decoded and take at most half of its free memory.
 
     All processes must call together; they decide alike.
 
@@ -80,7 +96,7 @@ def images_on(device: torch.device, transform, kept: bool = False) -> DeviceImag
     """
     store, wanted = transform.store, transform.config.backend
     if wanted == "workers" or (wanted == "auto" and device.type != "cuda" and not kept):
-        return None
+        return False, None
     need, free = image_bytes(store), free_memory(device)
     needs = f"the images need {size_of(need)} on {device}, at most half of the {size_of(free)} that are free there"
     why = transform.one_by_one
@@ -90,9 +106,4 @@ def images_on(device: torch.device, transform, kept: bool = False) -> DeviceImag
         if wanted == "device":
             raise UserError(f"{transform.section}.backend: device, but {needs}; wanted workers, or fewer images")
         why = needs
-    if why is not None:
-        log.info("views: made by loader workers: %s", why)
-        return None
-    images = DeviceImages(store, device)
-    log.info("views: made on %s, %s of images there", device, size_of(need))
-    return images
+    return why is None, why

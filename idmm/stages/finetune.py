@@ -152,7 +152,8 @@ def _start_from_features(run: Session, parts: Assembly, phase: Phase, model, spl
     check_classes(train.labels, train.classes)
     label = "features for the classifier, of train"
     batches = eval_batches(run, parts, train, phase.size, phase.batch_size, label=label)
-    with distributed.enough_memory(phase.batch_size, config.train.accumulate):
+    less = "a smaller --train.batch_size, in a new --out"
+    with distributed.enough_memory(RunError(f"out of memory with {phase.batch_size} images at a time; try {less}")):
         model.to(run.device)
         if not config.model.freeze:  # a frozen backbone stays in evaluation mode
             order = norm_images(len(train), phase.batch_size, config.seed)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from idmm import evaluate
+from idmm import distributed, evaluate
 from idmm.checkpoint import START
 from idmm.config import METHODS, PretrainConfig, parsing
 from idmm.config.recipes import learns_labels
@@ -173,7 +173,9 @@ def _check_count(parts: Assembly, images: int) -> None:
 def _features(run: Session, parts: Assembly, backbone, store, images=None, label: str | None = None) -> torch.Tensor:
     """Features of a split's images, all or those of the given numbers, [N, d]; with a ``label`` it shows how far."""
     batches = eval_batches(run, parts, store, parts.phases[0].size, EVAL_BATCH, images=images, label=label)
-    features = extract_features(backbone.to(run.device), batches, run.device, run.autocast)
+    less = "a smaller --views.size, a smaller model or --train.device cpu, in a new --out"
+    with distributed.enough_memory(RunError(f"out of memory with {EVAL_BATCH} images at a time; try {less}")):
+        features = extract_features(backbone.to(run.device), batches, run.device, run.autocast)
     if not bool(torch.isfinite(features).all()):
         raise RunError(
             f"the images' features are not finite{run.folder.kept}: lower --train.lr, "

@@ -8,9 +8,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from idmm.calibrate import evaluation_seconds, step_seconds, time_steps, timing_seconds
+from idmm.calibrate import draw_sample, evaluation_seconds, free_workers, step_seconds, time_steps, timing_seconds
+from idmm.data.device_images import DeviceImages, made_there
+from idmm.data.device_views import DeviceViews, ViewDraws
 from idmm.data.images import bands_of
-from idmm.data.loaders import one_thread, worker_count
 from idmm.distributed import pick_device
 from idmm.progress import duration
 from idmm.stages import STAGES, Phase
@@ -29,8 +30,10 @@ STARTING, AROUND = 5.0, 0.4
 class _Noise:
     """Stands for an ImageStore: images of noise, as large as the cache keeps them."""
 
-    def __init__(self, count: int, side: int, channels: int):
+    def __init__(self, count: int, side: int, channels: int, cache: str):
         rng = np.random.default_rng(0)
+        self.channels, self.cache = channels, cache
+        self.pixel_bytes = np.full(count, channels)
         self.sizes = np.full((count, 2), side)
         self.labels = np.arange(count) % CLASSES
         self._image = torch.from_numpy(rng.integers(0, 256, (channels, side, side), dtype=np.uint8))
@@ -88,7 +91,7 @@ def _shape(job: Job) -> str:
     parts = {name: config.get(name) for name in ("model", "views", "method", "augment", "stages", "drloc", "size")}
     train = config.get("train") or {}
     data = config.get("data") or {}
-    parts["data"] = {name: data.get(name) for name in ("in_chans", "bands")}
+    parts["data"] = {name: data.get(name) for name in ("in_chans", "bands", "cache", "workers")}
     parts["train"] = {name: train.get(name) for name in ("batch_size", "accumulate", "size", "precision", "device")}
     return json.dumps([job.stage, parts], sort_keys=True)
 
@@ -105,23 +108,25 @@ def training_rates(parts: Assembly, phase: Phase, budget: float) -> Rates:
     parts, train, began = copy.copy(parts), parts.config.train, time.monotonic()
     parts.spec = spec = assumed(parts.spec)
     pictures = bands_of(spec.in_chans, spec.bands) is None
-    noise = _Noise(phase.batch_size, parts.bound(phase.size), 3 if pictures else spec.in_chans)
+    channels = 3 if pictures else spec.in_chans
+    noise = _Noise(phase.batch_size, parts.bound(phase.size), channels, parts.config.data.cache)
     method = parts.method(phase, parts.backbone(phase, CLASSES), max(2048, phase.batch_size), CLASSES)
-    transform = parts.transform(phase, noise)
+    transform, finish = parts.transform(phase, noise), None
     built = time.monotonic() - began
     device = pick_device(parts.device, "train.device")
-    images = np.arange(phase.batch_size // train.accumulate or 1)
-    with one_thread():
-        batch = transform(0, images)  # the first is slower
-        began = time.monotonic()
-        transform(0, images)
-        loading = time.monotonic() - began
+    if made_there(torch.device(device), transform)[0]:
+        views = DeviceViews(transform, DeviceImages(noise, torch.device(device)))
+        transform, finish = ViewDraws(transform), views
+    sample = draw_sample(transform, np.arange(phase.batch_size // train.accumulate or 1), device, finish)
     precision = "fp32" if train.precision == "auto" else train.precision
-    training = time_steps(method, batch, device, precision, rounds=5, budget=budget - loading)
-    workers = worker_count(parts.config.data.workers, 0)[0]
-    step = step_seconds(loading, training, workers, device)
+    spent = time.monotonic() - began - built
+    training = time_steps(method, sample.loaded, device, precision, rounds=5, budget=budget - spent, finish=finish)
+    loading, workers = sample.loading, parts.config.data.workers
+    if workers is None:
+        workers = free_workers(device, loading, training, drawn=finish is not None)
+    step = step_seconds(sample.scaled(loading), sample.scaled(training), workers, device)
     timed = timing_seconds(training, train.precision == "auto" and device == "cpu")
-    return Rates(step * train.accumulate, evaluation_seconds(training, loading, batch), 2 * built + timed)
+    return Rates(step * train.accumulate, evaluation_seconds(training, loading, sample.batch), 2 * built + timed)
 
 
 def _probe_step(parts: Assembly, phase: Phase, budget: float) -> Rates:
