@@ -4,7 +4,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import permutations, product
 from pathlib import Path
 from typing import NamedTuple
@@ -40,9 +40,8 @@ class Block:
 
 
 # ------------------------------------------------------------------ sources
-def best_sources(table: Table, among: str = "") -> Block | None:
-    """Returns for each target under each backbone the best source, or those that cannot be told from it; ``among``
-    ends the title."""
+def best_sources(table: Table) -> Block | None:
+    """Returns for each target under each backbone the best source, or those that cannot be told from it."""
     heads, rows, ties = ("target", "best source", table.unit, "gain over scratch"), [], False
     for backbone, target in product(table.backbones, table.targets):
         known = [row for row in table.rows if not row.is_scratch and table.mean(backbone, row, target) is not None]
@@ -73,7 +72,7 @@ def best_sources(table: Table, among: str = "") -> Block | None:
         return None
     heads, rows = (("backbone", *heads), rows) if len(table.backbones) > 1 else (heads, [row[1:] for row in rows])
     said = "Tie: no difference that these runs can show between these sources; the numbers are those of the first."
-    return Block(f"Which source to pretrain on{among}", [table.intervals(), *([said] if ties else [])], heads, rows)
+    return Block("Which source to pretrain on", [table.intervals(), *([said] if ties else [])], heads, rows)
 
 
 class SourceRank(NamedTuple):
@@ -312,8 +311,8 @@ def sections(grid: dict) -> Sections:
     failed = [run for run in grid["cells"] if run["status"] == "failed"]
     ranks, curves = ranking(first), size_curves(first)
     blocks = [
-        *(best_sources(table, f": {table.label}" * (len(own) > 1)) for table in own),
-        ranks.block if ranks.sources > 1 else None,
+        *(_of(table, best_sources(table), own) for table in own),
+        _of(first, ranks.block, own) if ranks.sources > 1 else None,
         _slopes_block(curves),
         Block("Preview against fine-tuning", [], items=previews),
         Block("What the test images can show", [], items=test_sets(first)),
@@ -322,6 +321,11 @@ def sections(grid: dict) -> Sections:
     blocks = [block for block in blocks if block and (block.lines or block.items)]
     counts = sum((table.counts for table in own), Counter())
     return Sections(grid, own, counts, shown, ranks, curves, blocks)
+
+
+def _of(table: Table, block: Block | None, own: list[Table]) -> Block | None:
+    """Returns a block whose title names its table, where there are several."""
+    return replace(block, title=f"{block.title}: {table.label}") if block and len(own) > 1 else block
 
 
 def _failure(run: dict) -> str:
