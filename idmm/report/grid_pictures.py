@@ -17,7 +17,17 @@ from matplotlib.ticker import MaxNLocator
 from idmm.pictures import log_axis, look, plain_axis, save
 from idmm.report.sections import Ranking, SizeCurve
 from idmm.report.stats import Estimate
-from idmm.report.table import FAILED, MISSING, SCRATCH, Row, Table, TableCell, format_interval, format_number
+from idmm.report.table import (
+    FAILED,
+    MISSING,
+    SCRATCH,
+    Row,
+    Table,
+    TableCell,
+    format_interval,
+    format_number,
+    legend,
+)
 
 CELL = (0.9, 0.37)  # inches
 LONGEST = 22  # letters of a label
@@ -51,8 +61,7 @@ def heat_maps(tables: list[Table], path: Path) -> None:
             bar.set_label(KINDS[kind], fontsize=8)
             bar.ax.tick_params(labelsize=7)
             bar.outline.set_visible(False)
-    legends = dict.fromkeys(table.legend(picture=True) for table in tables)
-    figure.supxlabel(_filled(" ".join(filter(None, legends)), figure), fontsize=8)
+    figure.supxlabel(_filled(legend(tables, picture=True), figure), fontsize=8)
     _save_with_title(figure, " ".join(table.caption() for table in tables), path)
 
 

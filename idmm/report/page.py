@@ -8,7 +8,7 @@ from idmm.config.parsing import flatten
 from idmm.progress import duration
 from idmm.report.sections import Sections
 from idmm.report.stats import Estimate, average
-from idmm.report.table import Table, TableCell, format_gain
+from idmm.report.table import Table, TableCell, format_gain, legend
 
 FIELDS = {
     "pretrain_seed": "pretraining seed", "seed": "seed", "status": "status", "top1": "top-1", "top5": "top-5",
@@ -45,7 +45,8 @@ def page_data(found: Sections) -> dict:
     shared = {key: values[0] for key, values in configs.items() if len(values) == 1}
     there = [name for name in MEASURES if any(run.get(name) is not None for run in found.grid["cells"])]
     measures = {name: FIELDS[name] for name in (*ALWAYS, *there)}
-    return {"targets": targets, "lines": lines, "details": details, "shared_config": shared, "measures": measures}
+    whole = {"targets": targets, "lines": lines, "details": details, "shared_config": shared}
+    return {**whole, "measures": measures, "legend": legend(found.own)}
 
 
 def tone(value: object) -> str:

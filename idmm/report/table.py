@@ -186,22 +186,9 @@ class Table:
         differs = any(cell.unusual_n for cell in self.cells.values())
         return f"{self.said}, in percent{over}{', another n where noted' if differs else ''}."
 
-    def legend(self, picture: bool = False) -> str:
-        """Returns what those marks mean that occur; a picture has frames instead of bold, and no underlines."""
-        cells, best, missing = self.cells.values(), "framed" if picture else "bold", "not run yet"
-        missing += ", or nothing to compare with" if picture else ""
-        marks = (
-            (f"{best}: better than each other row of its column", any(cell.best_of_column for cell in cells)),
-            ("underlined: better than its source's other methods",
-             not picture and any(cell.best_of_source for cell in cells)),
-            (f"{MISSING}: {missing}", any(cell.mean == MISSING for cell in cells)),
-            (f"{SOME_FAILED}: some runs failed and are left out", any(cell.some_failed for cell in cells)),
-            (f"{NO_BETTER}: no better than naming the largest class for every image", any(c.no_better for c in cells)),
-            ("below a gain: its 95 % interval, without colour where that contains 0",
-             picture and any(cell.gain and cell.gain.interval for cell in cells)),
-        )  # fmt: skip
-        text = "; ".join(text for text, occurs in marks if occurs)
-        return text and f"{text[0].upper()}{text[1:]}."
+    def legend(self) -> str:
+        """Returns what those marks mean that occur."""
+        return legend([self])
 
     def intervals(self) -> str:
         """Returns what the intervals are, as a sentence without markup."""
@@ -216,6 +203,25 @@ class Table:
         more += "" if counted else f"; other test images would move {self.unit}, too"
         over = f"Intervals are 95 % intervals over {' and '.join(parts)}{more}."
         return f"{over} A difference whose interval contains 0 may be chance."
+
+
+def legend(tables: Iterable[Table], picture: bool = False) -> str:
+    """Returns what those marks mean that occur in tables; a picture has frames instead of bold, and no underlines."""
+    cells = [cell for table in tables for cell in table.cells.values()]
+    best, missing = "framed" if picture else "bold", "not run yet"
+    missing += ", or nothing to compare with" if picture else ""
+    marks = (
+        (f"{best}: better than each other row of its column", any(cell.best_of_column for cell in cells)),
+        ("underlined: better than its source's other methods",
+         not picture and any(cell.best_of_source for cell in cells)),
+        (f"{MISSING}: {missing}", any(cell.mean == MISSING for cell in cells)),
+        (f"{SOME_FAILED}: some runs failed and are left out", any(cell.some_failed for cell in cells)),
+        (f"{NO_BETTER}: no better than naming the largest class for every image", any(c.no_better for c in cells)),
+        ("below a gain: its 95 % interval, without colour where that contains 0",
+         picture and any(cell.gain and cell.gain.interval for cell in cells)),
+    )  # fmt: skip
+    text = "; ".join(text for text, occurs in marks if occurs)
+    return text and f"{text[0].upper()}{text[1:]}."
 
 
 def run_label(run: dict) -> str:
