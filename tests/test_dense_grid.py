@@ -18,7 +18,7 @@ from idmm.report.sections import sections
 from idmm.report.table import MAIN, READOUTS, Table
 from idmm.stages.detect import Detecting
 from idmm.stages.segment import Segmenting
-from idmm.transfer.config import GridConfig
+from idmm.transfer.config import PROTOCOLS, GridConfig
 from idmm.transfer.plan import GridPlan
 
 SIDE = 64
@@ -229,8 +229,8 @@ def test_faults_of_entries_and_options(trees):
         {"name": "digits", "protocol": "detect", "label": "few"},
     ]
     assert faults(plan(trees, targets=given).checked) == [
-        "targets 'boxes': protocol is 'detekt', wanted one of finetune, probe, detect, segment; did you mean 'detect'?",
-        "targets 'masks': finetune: has no effect, as its protocol is segment; wanted segment",
+        f"targets 'boxes': protocol: got 'detekt', wanted one of {', '.join(PROTOCOLS)}; did you mean 'detect'?",
+        "targets 'masks': protocol: segment takes no options of finetune; wanted them under segment",
         "detect on few: data.root: missing; detect wants a folder of images with their boxes (COCO)",
     ]
 

@@ -169,7 +169,7 @@ def test_a_grid_that_was_moved_goes_on_in_mid_run(copied, whole_grid, tmp_path, 
 def test_a_cell_that_fails_is_tried_again_and_marked_and_the_rest_goes_on(tmp_path, monkeypatch, capsys):
     out = tmp_path / "out"
     made = Made(monkeypatch)
-    monkeypatch.setattr(estimate, "_rates", lambda job, budget: [estimate.Rates(2.0)])
+    monkeypatch.setattr(estimate, "_rates", lambda job, budget, known: [estimate.Rates(2.0)])
     made.instead = {"few-idmm-tiny": fail(RunError("the loss is nan")), "scratch-tiny-to-other": fail(KeyError("odd"))}
     assert inside(out) == 1
     titles = ["few-idmm-tiny-s3", "scratch-tiny-to-other-s3"]

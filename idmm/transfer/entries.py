@@ -142,11 +142,12 @@ def _entry_faults(kind: str, entry: dict, grid: GridConfig, backbones: list[str]
     name, kwargs, path = entry.get("name"), entry.get("kwargs", {}), entry.get("path")
     faults = []
     if kind == "targets" and (protocol := entry.get("protocol", PROTOCOLS[0])) not in PROTOCOLS:
-        return [f"protocol is {protocol!r}, wanted one of {', '.join(PROTOCOLS)}{nearest(str(protocol), PROTOCOLS)}"]
+        return [f"protocol: got {protocol!r}, wanted one of {', '.join(PROTOCOLS)}{nearest(str(protocol), PROTOCOLS)}"]
     if kind == "targets" and "protocol" in entry:
         own = stage_of_target(entry, grid)
         others = [stage for stage in TUNING if stage in entry and stage != own]
-        faults += [f"{stage}: has no effect, as its protocol is {entry['protocol']}; wanted {own}" for stage in others]
+        wrong = f"protocol: {entry['protocol']} takes no options of"
+        faults += [f"{wrong} {stage}; wanted them under {own}" for stage in others]
     if kind in SIDES:
         try:
             resolve_name(parsing.build(PretrainConfig, {"data": data_of(entry, grid)}).data)
