@@ -175,8 +175,19 @@ def test_other_commands_say_what_it_is(whole, trees, tmp_path, capsys):
     image = trees / "coco" / "val" / "000.png"
     said = refused(capsys, ["predict", "--init", whole / "detect", image])
     assert "is a network of idmm detect; wanted a classifier" in said[-1]
-    said = refused(capsys, ["report", whole / "segment", "--out", tmp_path / "report"])
+    said = refused(capsys, ["explore", whole / "segment", "--out", tmp_path / "explored"])
     assert "is a run of idmm segment, without classes of images" in said[-1]
+
+
+def test_the_report_shows_scores_curves_and_predictions(whole, tmp_path):
+    assert call(["report", whole / "detect", whole / "segment", "--out", tmp_path / "report"]) == 0
+    page = (tmp_path / "report" / "report.html").read_text()
+    result = read(whole / "segment" / "result.json")
+    assert f"segment: mIoU {result['miou']:.1f} % on 3 test images" in page
+    for text in ("Detection: scores on the test images", "mask AP", "Segmentation: scores", "Test images of detect"):
+        assert text in page
+    for kind in STAGES:
+        assert (tmp_path / "report" / f"curves-{kind}-epochs.png").exists()
 
 
 # ------------------------------------------------------------------ killed

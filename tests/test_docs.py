@@ -6,6 +6,8 @@ import shlex
 import pytest
 from helpers import ROOT, call
 
+from idmm.transfer.config import TRAINING
+
 FENCED = re.compile(r"(?ms)^```(\S*)\n(.*?)^```$")  # language, none where it is a shell's, and lines
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 OURS = re.compile(r"^(?:python (pretrain|finetune|transfer)\.py|idmm (\w+)) (.*)$")
@@ -64,7 +66,7 @@ def test_flags_and_files_in_the_text_exist(page, capsys):
         assert (ROOT / path).exists() or "METHOD" in path, path
     known = _help(capsys)
     for flag in re.findall(r"`--([\w.]+\w)(?![\w.*])", text):
-        assert f"--{flag}" in known or flag.partition(".")[0] in ("pretrain", "finetune", "nodes"), flag
+        assert f"--{flag}" in known or flag.partition(".")[0] in (*TRAINING, "nodes"), flag
 
 
 def _help(capsys):

@@ -35,7 +35,7 @@ def html(cells):
 # ------------------------------------------------------------------ the file
 def test_it_is_a_plain_table_without_scripts():
     read, found = Reader(html(cells())), Table(grid(cells()), "finetune")
-    heads = ["accuracy of", "backbone", "source", "method", "flowers", "pets", "dtd", "mean", "mean gain"]
+    heads = ["result of", "backbone", "source", "method", "flowers", "pets", "dtd", "mean", "mean gain"]
     assert read.rows[0] == heads
     assert len(read.rows) == 1 + 3 * 2 * 5, "three readouts, two backbones, scratch and two by two"
     texts = {tuple(row[:4]): [" ".join(text.split()) for text in row[4:]] for row in read.rows[1:]}

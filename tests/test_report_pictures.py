@@ -46,7 +46,7 @@ def broken():
 
 def test_heat_maps_show_numbers_marks_and_signs(tmp_path, drawn):
     found = table(broken())
-    heat_maps(found, tmp_path / "grid.png")
+    heat_maps([found], tmp_path / "grid.png")
     accuracy, gain = panels(drawn[0])
     rows = [label.get_text() for label in accuracy.get_yticklabels()]
     assert rows == ["from scratch", "flowers", "pets", "dtd"], "one method is not named"
@@ -72,16 +72,16 @@ def test_heat_maps_show_numbers_marks_and_signs(tmp_path, drawn):
 
 def test_gain_is_centred_at_zero_and_maps_keep_their_order_in_grey(tmp_path, drawn):
     cells = [cell("scratch", "none", top1=50.0), cell("a", top1=80.0), cell("b", top1=40.0)]
-    heat_maps(table(cells), tmp_path / "grid.png")
+    heat_maps([table(cells)], tmp_path / "grid.png")
     accuracy, gain = panels(drawn[0])
     norm = gain.get_images()[0].norm
     assert (norm.vmin, norm.vmax) == (-30, 30) and "−10.0" in texts(gain).values()
     assert (accuracy.get_images()[0].norm.vmin, accuracy.get_images()[0].norm.vmax) == (40, 80)
-    heat_maps(table([{**one, "test_size": 20} for one in cells]), tmp_path / "grid.png")
+    heat_maps([table([{**one, "test_size": 20} for one in cells])], tmp_path / "grid.png")
     gain = panels(drawn[1])[1]
     assert "−10.0" in texts(gain).values()
     assert gain.get_images()[0].get_array().flatten().tolist() == [0, 30, 0], "what may be chance has no colour"
-    grey = matplotlib.colormaps[MAPS["accuracy"]](np.linspace(0, 1, 50))[:, :3] @ (0.2126, 0.7152, 0.0722)
+    grey = matplotlib.colormaps[MAPS["value"]](np.linspace(0, 1, 50))[:, :3] @ (0.2126, 0.7152, 0.0722)
     assert (np.diff(grey) > 0).all()
     half = matplotlib.colormaps[MAPS["gain"]](np.linspace(0.5, 1, 50))[:, :3] @ (0.2126, 0.7152, 0.0722)
     assert (np.diff(half) < 0).all()
@@ -89,7 +89,7 @@ def test_gain_is_centred_at_zero_and_maps_keep_their_order_in_grey(tmp_path, dra
 
 def test_text_is_legible_on_every_colour():
     """Black or white, at least 4.5 to 1 (WCAG) on any colour of both maps."""
-    for name in (MAPS["accuracy"], MAPS["gain"]):
+    for name in (MAPS["value"], MAPS["gain"]):
         for colour in matplotlib.colormaps[name](np.linspace(0, 1, 200)):
             linear = np.where(colour[:3] <= 0.04045, colour[:3] / 12.92, ((colour[:3] + 0.055) / 1.055) ** 2.4)
             light = linear @ (0.2126, 0.7152, 0.0722)
@@ -98,7 +98,7 @@ def test_text_is_legible_on_every_colour():
 
 
 def test_backbones_are_rows_of_panels_on_one_scale(tmp_path, drawn):
-    heat_maps(table(full(2, targets=2, seeds=1, backbones=("a", "b"))), tmp_path / "grid.png")
+    heat_maps([table(full(2, targets=2, seeds=1, backbones=("a", "b")))], tmp_path / "grid.png")
     shown = panels(drawn[0])
     wanted = [f"{b}: {k}" for b in "ab" for k in ("accuracy", "gain over scratch")]
     assert [axis.get_title() for axis in shown] == wanted
@@ -151,23 +151,23 @@ def test_any_label_can_be_drawn(tmp_path, label, monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = table(cells)
-        heat_maps(found, tmp_path / "grid.png")
+        heat_maps([found], tmp_path / "grid.png")
         size_curves(found, curves_of(table(sizes())), tmp_path / "size.png")
         source_ranks(ranking(table([cell(label), cell("b", top1=3.0)])), tmp_path / "insight.png")
     assert Image.open(tmp_path / "grid.png").width < 4000
 
 
 def test_all_failed_one_cell_and_no_scratch(tmp_path, drawn):
-    heat_maps(table([failed(), failed(seed=1), cell("scratch", "none", top1=None)]), tmp_path / "a.png")
+    heat_maps([table([failed(), failed(seed=1), cell("scratch", "none", top1=None)])], tmp_path / "a.png")
     assert set(texts(panels(drawn[0])[0]).values()) == {"failed", "—"}
-    heat_maps(table([cell()]), tmp_path / "b.png")
-    heat_maps(table([cell("a"), cell("b", top1=51.0)]), tmp_path / "c.png")
+    heat_maps([table([cell()])], tmp_path / "b.png")
+    heat_maps([table([cell("a"), cell("b", top1=51.0)])], tmp_path / "c.png")
     assert [texts(axis) for axis in panels(drawn[1])] == [{(0, 0): "50.0"}]
     assert [texts(axis) for axis in panels(drawn[2])] == [{(0, 0): "50.0", (0, 1): "51.0"}], "no gain without scratch"
 
 
 def test_a_picture_is_whole_or_not_there(tmp_path, monkeypatch):
-    heat_maps(table([cell()]), tmp_path / "a.png")
+    heat_maps([table([cell()])], tmp_path / "a.png")
     before = (tmp_path / "a.png").read_bytes()
     assert before.startswith(b"\x89PNG")
 
@@ -177,5 +177,5 @@ def test_a_picture_is_whole_or_not_there(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Figure, "savefig", half)
     with pytest.raises(KeyboardInterrupt):
-        heat_maps(table([cell(top1=1.0)]), tmp_path / "a.png")
+        heat_maps([table([cell(top1=1.0)])], tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["a.png"]

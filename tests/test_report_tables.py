@@ -34,7 +34,7 @@ def rendered(name, cells, protocol="finetune"):
 
 
 def csv_text(cells, protocol="finetune", **orders):
-    return csv_bytes(render.csv_rows(Table({**grid(cells, protocol), **orders}, protocol))).decode()
+    return csv_bytes(render.csv_rows([Table({**grid(cells, protocol), **orders}, protocol)])).decode()
 
 
 # ------------------------------------------------------------------ over seeds

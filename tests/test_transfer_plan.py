@@ -368,7 +368,7 @@ def test_faults_of_the_grids_own_keys():
     assert faults(grid, seeds=[-1], backbones=[], engine="slurm", target={"protocol": "x"}) == [
         "backbones: got [], wanted 1 or more of them",
         "seeds[0]: got -1, wanted greater than or equal to 0",
-        "target.protocol: got 'x', wanted 'finetune' or 'probe'",
+        "target.protocol: got 'x', wanted 'finetune', 'probe', 'detect' or 'segment'",
         "engine: got 'slurm', wanted 'local' or 'ray'",
     ]
 

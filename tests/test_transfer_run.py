@@ -78,7 +78,7 @@ def test_from_python(tmp_path, monkeypatch, capsys):
     made, planned, plan = Made(monkeypatch), [], GridPlan.__init__
     monkeypatch.setattr(GridPlan, "__init__", lambda self, grid: planned.append(grid) or plan(self, grid))
     found = idmm.transfer({**GRID, "out": str(tmp_path / "out")})
-    assert [grid.target.protocol for grid in planned] == ["finetune", "probe"], "once for either protocol"
+    assert [grid.target.protocol for grid in planned] == ["finetune"], "once: there is no run of another protocol"
     assert {cell["status"] for cell in found["cells"]} == {"ok"} and len(made.asked) == JOBS
     assert found == results(tmp_path / "out") and "6 of 6 cells done" in capsys.readouterr().out
     for source in ("digits", "few"):  # in the order of their needs
@@ -169,7 +169,7 @@ def test_a_grid_that_was_moved_goes_on_in_mid_run(copied, whole_grid, tmp_path, 
 def test_a_cell_that_fails_is_tried_again_and_marked_and_the_rest_goes_on(tmp_path, monkeypatch, capsys):
     out = tmp_path / "out"
     made = Made(monkeypatch)
-    monkeypatch.setattr(estimate, "_rates", lambda job, budget: [estimate.Rates(2.0)])
+    monkeypatch.setattr(estimate, "_rates", lambda job, budget, known: [estimate.Rates(2.0)])
     made.instead = {"few-idmm-tiny": fail(RunError("the loss is nan")), "scratch-tiny-to-other": fail(KeyError("odd"))}
     assert inside(out) == 1
     titles = ["few-idmm-tiny-s3", "scratch-tiny-to-other-s3"]
@@ -301,7 +301,7 @@ def test_plan_prints_and_runs_nothing(copied, tmp_path, monkeypatch, capsys):
 
 def test_the_estimate_by_hand(tmp_path, monkeypatch, capsys):
     timed, rates = [], estimate.Rates(step=2.0, image=0.01, start=3.0)
-    monkeypatch.setattr(estimate, "_rates", lambda job, budget: timed.append((job.stage, budget)) or [rates])
+    monkeypatch.setattr(estimate, "_rates", lambda job, budget, known: timed.append((job.stage, budget)) or [rates])
     assert inside(tmp_path / "out", "--plan", "--pretrain.train.epochs", 90, workers=2) == 0
     out = capsys.readouterr().out
     assert sorted(timed) == [("finetune", 15.0), ("pretrain", 15.0)], "jobs of one shape are timed once"

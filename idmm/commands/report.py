@@ -13,7 +13,7 @@ from PIL import Image
 
 from idmm.commands.found_runs import PROBE, found_runs, records
 from idmm.commands.recipe_of import nearest_recipe
-from idmm.config import FREE, FinetuneConfig, parsing
+from idmm.config import FREE, DenseConfig, FinetuneConfig, parsing
 from idmm.config.commands import ProbeConfig
 from idmm.config.reading import read_file
 from idmm.config.usage import ReportConfig
@@ -29,6 +29,7 @@ MISTAKES = 18
 PAIRS = 10  # comparisons, at most: of more runs each is compared with the best
 PERPLEXITY = 30.0  # of t-SNE
 PROBED = "kNN and linear probe"
+DENSE = {"detect": "detection", "segment": "segmentation"}
 NO_IMAGES = "The images cannot be read: {}"
 
 
@@ -64,7 +65,7 @@ def _facts(folder: Path, number: int) -> RunFacts:
         about = {"did": PROBED, "start": str(result["init"]), "data": str(result["dataset"])}
         return RunFacts("", number, folder, "probe", about, "", {}, shown, [], detailed=False)
     result, parts = _json(folder / "result.json"), _folds(folder)
-    config = artifacts.config_of(parts[0])
+    config = artifacts.config_of(parts[0], dense=True)
     if "top1" in result and result.get("test_size") and "top1_interval" not in result:  # of 0.1.0
         low, high = wilson(round(result["top1"] * result["test_size"] / 100), result["test_size"])
         result["top1_interval"] = [100 * float(low), 100 * float(high)]
@@ -107,6 +108,8 @@ def _about(config: Any) -> dict[str, str]:
         did = PROBED
     elif isinstance(config, FinetuneConfig):
         did = "fine-tuning"
+    elif isinstance(config, DenseConfig):
+        did = DENSE[config.STAGE]
     else:
         did, start = f"pretraining by {config.method.name}", config.init or ""
     data = Path(where).name if where else config.data.name or "digits"
@@ -120,7 +123,7 @@ def _signature(config: Any) -> dict:
         values.pop(key, None)
     with suppress(UserError):
         if config.init is not None:
-            values["init"] = _signature(artifacts.config_of(Path(config.init).expanduser()))
+            values["init"] = _signature(artifacts.config_of(Path(config.init).expanduser(), dense=True))
     return values
 
 
@@ -175,6 +178,10 @@ def _or_says(run: RunFacts, name: str, line: str = "{}"):
 def _look_closer(run: RunFacts) -> None:
     """Reads, and for older runs makes, what the page shows of a run alone."""
     parts = _folds(run.path)
+    if run.kind in DENSE:
+        with suppress(OSError), Image.open(run.path / "predictions.png") as picture:  # gone, or none
+            run.drawn = np.asarray(picture.convert("RGB"))
+        return
     with _or_says(run, "crops", NO_IMAGES):
         run.crops, run.shown = _crops(parts[0], artifacts.config_of(parts[0]))
     if run.classifies:

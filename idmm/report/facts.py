@@ -54,7 +54,7 @@ class RunFacts:
     label: str  # short, no two alike
     number: int  # on the page, from 1
     path: Path
-    kind: str  # pretrain, finetune or probe
+    kind: str  # pretrain, finetune, detect, segment or probe
     about: dict[str, str]  # what it "did", its "start", "model" and "data"; empty where that says nothing
     group: str  # label of the runs that are the same but for the seed
     config: dict[str, Any]  # dotted keys
@@ -74,6 +74,7 @@ class RunFacts:
     calibration: Calibration | None = None
     cloud: Cloud | None = None
     explored: dict | None = None  # what explore.json holds
+    drawn: np.ndarray | None = None  # predictions.png of boxes or masks, uint8 [H, W, 3]
     missing: dict[str, str] = field(default_factory=dict)
 
     @property

@@ -17,40 +17,52 @@ from matplotlib.ticker import MaxNLocator
 from idmm.pictures import log_axis, look, plain_axis, save
 from idmm.report.sections import Ranking, SizeCurve
 from idmm.report.stats import Estimate
-from idmm.report.table import FAILED, MISSING, SCRATCH, Row, Table, TableCell, format_interval, format_number
+from idmm.report.table import (
+    FAILED,
+    MISSING,
+    SCRATCH,
+    Row,
+    Table,
+    TableCell,
+    format_interval,
+    format_number,
+    legend,
+)
 
 CELL = (0.9, 0.37)  # inches
 LONGEST = 22  # letters of a label
-KINDS = {"accuracy": ("accuracy", "%"), "gain": ("gain over scratch", "points")}  # title and unit of a heat map
-MAPS = {"accuracy": "cividis", "gain": "PuOr"}
+KINDS = {"value": "%", "gain": "points"}  # unit of a heat map
+MAPS = {"value": "cividis", "gain": "PuOr"}
 HATCHES = {MISSING: "////", FAILED: "xxxx"}
 BELOW = {"loc": "outside lower center", "fontsize": 8, "frameon": False}  # a legend
 
 
 # ------------------------------------------------------------------ heat maps
-def heat_maps(table: Table, path: Path) -> None:
-    """Draws accuracy and, where there is a row from scratch, gain over it, side by side; a row of panels a backbone."""
-    kinds = list(KINDS)[: 1 + table.has_scratch]
-    rows = [len(table.rows_of(backbone)) for backbone in table.backbones]
-    width = 2.1 + len(kinds) * (len(table.targets) * CELL[0] + 1.0)
+def heat_maps(tables: list[Table], path: Path) -> None:
+    """Draws values and, where there is a row from scratch, gain over it, side by side; a row of panels for each table
+    and backbone."""
+    kinds = list(KINDS)[: 1 + any(table.has_scratch for table in tables)]
+    lines = [(table, backbone) for table in tables for backbone in table.backbones]
+    rows = [len(table.rows_of(backbone)) for table, backbone in lines]
+    width = 2.1 + len(kinds) * (max(len(table.targets) for table in tables) * CELL[0] + 1.0)
     height = 1.5 + sum(count * CELL[1] + 1.0 for count in rows)
     figure = Figure(figsize=(max(width, 6.4), height), layout="constrained")
     figure.get_layout_engine().set(h_pad=0.08, w_pad=0.08)
     axes = figure.subplots(len(rows), len(kinds), squeeze=False, height_ratios=rows)
-    norms = {kind: _norm(table, kind) for kind in kinds}
-    for backbone, line in zip(table.backbones, axes, strict=True):
+    norms = {(table.protocol, kind): _norm(table, kind) for table in tables for kind in kinds}
+    for (table, backbone), line in zip(lines, axes, strict=True):
         for kind, axis in zip(kinds, line, strict=True):
-            image = _heat_map(axis, table, backbone, kind, norms[kind])
-            title, unit = KINDS[kind]
+            image = _heat_map(axis, table, backbone, kind, norms[table.protocol, kind])
+            title = table.unit if kind == "value" else "gain over scratch"
             axis.set_title(f"{_label(backbone)}: {title}", fontsize=10)
             if kind != kinds[0]:
                 axis.set_yticklabels([])
             bar = figure.colorbar(image, ax=axis, fraction=0.04, pad=0.02, aspect=25)
-            bar.set_label(unit, fontsize=8)
+            bar.set_label(KINDS[kind], fontsize=8)
             bar.ax.tick_params(labelsize=7)
             bar.outline.set_visible(False)
-    figure.supxlabel(_filled(table.legend(picture=True), figure), fontsize=8)
-    _save_with_title(figure, table.caption(), path)
+    figure.supxlabel(_filled(legend(tables, picture=True), figure), fontsize=8)
+    _save_with_title(figure, " ".join(table.caption() for table in tables), path)
 
 
 def _norm(table: Table, kind: str) -> Normalize:
@@ -74,7 +86,7 @@ def _heat_map(axis, table: Table, backbone: str, kind: str, norm: Normalize):
                 _hatched(axis, x, y, text)
             else:
                 colour = "black" if _bright(colours(norm(values[y, x]))) else "white"
-                _number(axis, (x, y), text, below, colour, framed=kind == "accuracy" and cell.best_of_column)
+                _number(axis, (x, y), text, below, colour, framed=kind == "value" and cell.best_of_column)
     image = axis.imshow(values, cmap=colours, norm=norm, aspect="auto", interpolation="nearest")
     axis.set_xticks(range(len(targets)), [_label(t, 16) for t in targets], rotation=30, ha="right", fontsize=8)
     axis.set_yticks(range(len(rows)), _row_labels(rows), fontsize=8)
@@ -91,7 +103,7 @@ def _content(cell: TableCell | None, row: Row, kind: str) -> tuple[float, str, s
     """A cell's value for its colour (NaN: none), its text, and the small text below."""
     if cell is None or cell.stats.mean is None:
         return np.nan, cell.mean if cell else "", ""
-    if kind == "accuracy":
+    if kind == "value":
         return cell.stats.mean, cell.mean, " ".join(cell.notes)
     if row.is_scratch:
         return 0.0, format_number(0.0), ""
@@ -186,7 +198,7 @@ def size_curves(table: Table, curves: list[SizeCurve], path: Path) -> None:
         _size_panel(axis, found, methods)
         axis.set_title(_label(target) + (f", {_label(backbone)}" if several else ""), fontsize=10)
         axis.set_xlabel(f"images of {_label(dataset)} pretrained on", fontsize=9)
-        axis.set_ylabel("accuracy (%)", fontsize=9)
+        axis.set_ylabel(f"{table.unit} (%)", fontsize=9)
     for axis in axes[len(panels) :]:
         axis.set_axis_off()
     handles = [Line2D([], [], label=_label(name), markersize=6, **look(n)) for n, name in enumerate(methods)]

@@ -8,15 +8,18 @@ from idmm.config.parsing import flatten
 from idmm.progress import duration
 from idmm.report.sections import Sections
 from idmm.report.stats import Estimate, average
-from idmm.report.table import Table, TableCell, format_gain
+from idmm.report.table import Table, TableCell, format_gain, legend
 
 FIELDS = {
     "pretrain_seed": "pretraining seed", "seed": "seed", "status": "status", "top1": "top-1", "top5": "top-5",
+    "ap": "AP", "ap50": "AP50", "ap75": "AP75", "mask_ap": "mask AP", "mask_ap50": "mask AP50",
+    "mask_ap75": "mask AP75", "miou": "mIoU", "macc": "mean accuracy of classes", "pixel_accuracy": "pixel accuracy",
     "mean_per_class": "mean per class", "knn": "kNN", "largest_class": "largest class", "pixel_knn": "kNN on pixels",
     "start_top1": "top-1 before the first step", "start_knn": "kNN before the first step",
     "test_size": "test images", "pretrain_seconds": "pretraining time", "seconds": "time",
     "error": "error", "log": "log", "folder": "folder",
 }  # fmt: skip
+ALWAYS, MEASURES = ("top1", "top5", "knn"), ("ap", "mask_ap", "miou")  # what runs are listed with; where there are any
 
 
 def page_data(found: Sections) -> dict:
@@ -40,7 +43,10 @@ def page_data(found: Sections) -> dict:
         gains = average([cell and cell.gain for cell in table.cells_of(backbone, row)])
         lines.append((table, backbone, row, cells, mean, gains))
     shared = {key: values[0] for key, values in configs.items() if len(values) == 1}
-    return {"targets": targets, "lines": lines, "details": details, "shared_config": shared}
+    there = [name for name in MEASURES if any(run.get(name) is not None for run in found.grid["cells"])]
+    measures = {name: FIELDS[name] for name in (*ALWAYS, *there)}
+    whole = {"targets": targets, "lines": lines, "details": details, "shared_config": shared}
+    return {**whole, "measures": measures, "legend": legend(found.own)}
 
 
 def tone(value: object) -> str:

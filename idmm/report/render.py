@@ -19,6 +19,7 @@ from idmm.report.stats import Estimate
 from idmm.report.table import MISSING, NO_BETTER, SOME_FAILED, Table, format_gain, format_number, run_label
 
 COLUMNS = ("source", "method", "backbone", "target", "pretrain_seed", "seed", "top1", "top5", "seconds", "status")
+MORE_COLUMNS = ("metric", "value")  # of a grid that measures more than accuracy
 WIDTH = 100  # letters of a terminal's line
 MOST = 12  # lines of each part of the summary
 
@@ -43,20 +44,24 @@ def write(out: Path, grid: dict) -> Sections:
 
 def _pictures(found: Sections) -> dict[str, Callable[[Path], None] | None]:
     """What draws each picture; None where the grid has nothing for it."""
-    if not found.own:
+    if not any(found.own):
         return dict.fromkeys(("grid.png", "insight.png", "size.png"))
     from idmm.report import grid_pictures as draw  # matplotlib takes a second
 
     return {
         "grid.png": partial(draw.heat_maps, found.own),
         "insight.png": partial(draw.source_ranks, found.ranking) if found.ranking.ranks else None,
-        "size.png": partial(draw.size_curves, found.own, found.curves) if found.curves else None,
+        "size.png": partial(draw.size_curves, found.tables[0], found.curves) if found.curves else None,
     }
 
 
-def csv_rows(table: Table) -> list[Iterable]:
-    """Returns the long form: a line for each run, after the header."""
-    return [COLUMNS, *([run[name] for name in COLUMNS] for run in table.runs)]
+def csv_rows(tables: list[Table]) -> list[Iterable]:
+    """Returns the long form: a line for each run, after the header; with its ``metric`` and the ``value`` where there
+    are others than accuracy."""
+    rows = [([run[name] for name in COLUMNS], [t.metric, run.get(t.metric)]) for t in tables for run in t.runs]
+    if all(table.metric == "top1" for table in tables):
+        return [COLUMNS, *(row for row, _ in rows)]
+    return [COLUMNS + MORE_COLUMNS, *(row + more for row, more in rows)]
 
 
 def render(name: str, found: Sections) -> str:

@@ -115,11 +115,17 @@ def _explored(run: RunFacts, mark: str) -> Iterator:
     yield from (Text(note, "quiet") for note in found.get("notes", ()))
 
 
+def _drawn(run: RunFacts, mark: str) -> Iterator:
+    image = run.drawn
+    yield Raster(webp(image), f"Test images of {run.label}: the truth beside the prediction", image.shape[1])
+
+
 SECTIONS = {  # of what a run has by that name: title, and what makes its parts; run.missing says why there is none
     "crops": ("What the network saw", _crops),
     "cloud": ("Features before and after", _cloud),
     "predicted": ("What is taken for what", _confusions),
     "mistakes": ("Most confident mistakes", _mistakes),
     "calibration": ("Is it right as often as it says?", _calibrated),
+    "drawn": ("Test images", _drawn),
     "explored": ("Which training images are alike", _explored),
 }

@@ -114,6 +114,9 @@ def _summary(runs: list[RunFacts], pairs: list[tuple]) -> Section:
     caption = "Top-1 accuracy on the test images (percent), beside what it must not be read without"
     section.parts += _table(caption, CLASSIFIERS, classifiers)
     section.parts += _table("What pretraining came to", PRETRAININGS, [run for run in runs if run.kind == "pretrain"])
+    for kind, columns in DENSE.items():
+        caption = f"{KINDS[kind]}: scores on the test images (percent)"
+        section.parts += _table(caption, columns, [run for run in runs if run.kind == kind])
     probes = [run for run in runs if run.kind == "probe" and "readouts" in run.result]
     section.parts += _table("What frozen features are worth", PROBES, probes)
     section.parts += _over_seeds(classifiers)
@@ -151,6 +154,9 @@ def headline(run: RunFacts) -> str:
         knn = f", kNN accuracy {result['knn']:.1f} %" if "knn" in result else ""
         count = f"{result['train_size']:,} images, {result.get('epochs', '?')} epochs"
         return f"{run.label}: pretrained on {count}: loss {result['loss']:.3f}{knn}; {seconds}."
+    if run.kind in DENSE:
+        first, value = next((name, column(run)) for name, column in DENSE[run.kind].items())
+        return f"{run.label}: {first} {value} % on {result['test_size']:,} test images; {seconds}."
     return ""
 
 
@@ -189,6 +195,26 @@ PRETRAININGS: Columns = {
     "images": _number("train_size", form=","),
     "epochs": _number("epochs", form=","),
     "parameters": _parameters,
+}
+SIZE: Columns = {
+    "training images": _number("train_size", form=","),
+    "test images": _number("test_size", form=","),
+    "parameters": _parameters,
+}
+DENSE: dict[str, Columns] = {
+    "detect": {
+        "AP": _number("ap"),
+        "AP50": _number("ap50"),
+        "AP75": _number("ap75"),
+        "mask AP": _number("mask_ap"),
+        **SIZE,
+    },
+    "segment": {
+        "mIoU": _number("miou"),
+        "accuracy of classes": _number("macc"),
+        "accuracy of pixels": _number("pixel_accuracy"),
+        **SIZE,
+    },
 }
 PROBES: Columns = {
     "kNN (%)": lambda run: f"{run.result['readouts']['knn']['top1']:.1f}",
@@ -230,7 +256,7 @@ def _over_seeds(runs: list[RunFacts]) -> Iterator[TableOf]:
 # ---------------------------------------------------------------------- curves, size
 def _curves(runs: list[RunFacts]) -> Iterator[Section]:
     section = Section("curves", "Curves")
-    for kind in ("pretrain", "finetune"):
+    for kind in KINDS:
         groups: dict[str, list[list[dict]]] = {}
         for run in runs:
             if run.kind == kind and any(run.records):

@@ -9,7 +9,13 @@ from idmm.report.facts import RunFacts
 from idmm.report.page import as_text
 from idmm.report.parts import Folded, Section, TableOf, Text
 
-KINDS = {"pretrain": "Pretraining", "finetune": "Fine-tuning", "probe": "Probe"}
+KINDS = {
+    "pretrain": "Pretraining",
+    "finetune": "Fine-tuning",
+    "detect": "Detection",
+    "segment": "Segmentation",
+    "probe": "Probe",
+}
 ENVIRONMENT = ("started", "finished", "command", "python", "platform", "cpu", "cores", "memory", "gpus", "processes")
 
 

@@ -2,8 +2,9 @@
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import permutations, product
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from scipy.stats import spearmanr
 
 from idmm.report.stats import ENOUGH, Estimate, SeedStats, log_slope, over_targets, seed_stats
 from idmm.report.table import (
+    MAIN,
     NO_BETTER,
     READOUTS,
     SCRATCH,
@@ -40,7 +42,7 @@ class Block:
 # ------------------------------------------------------------------ sources
 def best_sources(table: Table) -> Block | None:
     """Returns for each target under each backbone the best source, or those that cannot be told from it."""
-    heads, rows, ties = ("target", "best source", "accuracy", "gain over scratch"), [], False
+    heads, rows, ties = ("target", "best source", table.unit, "gain over scratch"), [], False
     for backbone, target in product(table.backbones, table.targets):
         known = [row for row in table.rows if not row.is_scratch and table.mean(backbone, row, target) is not None]
         if not known:
@@ -287,7 +289,8 @@ class Sections:
     """What the reports of a grid say; ``ranking`` and ``curves`` are of the first table."""
 
     grid: dict  # as in grid.json
-    own: Table  # of the grid's own protocol, which may be empty
+    own: list[Table]  # of the grid's own protocols, one each; where none has a cell the first of all
+    counts: Counter  # runs of these by their status
     tables: list[Table]  # those that have something in them, ``own`` first
     ranking: Ranking
     curves: list[SizeCurve]
@@ -296,23 +299,33 @@ class Sections:
 
 def sections(grid: dict) -> Sections:
     """Computes everything that is told of a grid."""
-    found = [Table(grid, *readout) for readout in sorted(READOUTS, key=lambda one: one[0] != grid["protocol"])]
-    shown = [t for t in found if t and (t.metric == "top1" or t.usual_n)]
+    protocols = grid.get("protocols", [grid["protocol"]])
+    order = [*protocols, *(name for name in MAIN if name not in protocols)]
+    found = [Table(grid, *readout) for readout in sorted(READOUTS, key=lambda one: order.index(one[0]))]
+    own = [table for table in found if table and table.protocol in protocols and table.is_main]
+    shown = [table for table in found if table and (table.is_main or table.usual_n)]
     first = (shown or found)[0]
+    own = own or [first]
     tuned = next(t for t in found if t.protocol == "finetune")
     previews = [one for t in found if t.protocol == "probe" and (one := preview(t, tuned))]
     failed = [run for run in grid["cells"] if run["status"] == "failed"]
-    order, curves = ranking(first), size_curves(first)
+    ranks, curves = ranking(first), size_curves(first)
     blocks = [
-        best_sources(first),
-        order.block if order.sources > 1 else None,
+        *(_of(table, best_sources(table), own) for table in own),
+        _of(first, ranks.block, own) if ranks.sources > 1 else None,
         _slopes_block(curves),
         Block("Preview against fine-tuning", [], items=previews),
         Block("What the test images can show", [], items=test_sets(first)),
         Block("Failed", [], items=[_failure(run) for run in failed]),
     ]
     blocks = [block for block in blocks if block and (block.lines or block.items)]
-    return Sections(grid, found[0], shown, order, curves, blocks)
+    counts = sum((table.counts for table in own), Counter())
+    return Sections(grid, own, counts, shown, ranks, curves, blocks)
+
+
+def _of(table: Table, block: Block | None, own: list[Table]) -> Block | None:
+    """Returns a block whose title names its table, where there are several."""
+    return replace(block, title=f"{block.title}: {table.label}") if block and len(own) > 1 else block
 
 
 def _failure(run: dict) -> str:

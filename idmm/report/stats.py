@@ -11,6 +11,7 @@ from scipy.stats import linregress
 
 from idmm.intervals import wilson
 
+SHARES = ("top1", "knn")  # metrics that are a share of the test images: chance among these is Wilson's
 ENOUGH = 3  # sources, targets or sizes that can be put in an order
 
 
@@ -84,7 +85,7 @@ def seed_stats(runs: Iterable[dict], metric: str) -> SeedStats:
 def _image_reach(run: dict, metric: str) -> tuple[float, float] | None:
     """How far (points) a run's interval over test images, else Wilson's, reaches below its accuracy and above it."""
     value, bounds, count = run[metric], run.get(f"{metric}_interval"), run.get("test_size")
-    if not bounds and count:
+    if not bounds and count and metric in SHARES:
         bounds = [100 * float(bound) for bound in wilson(value / 100 * count, count)]
     return (value - bounds[0], bounds[1] - value) if bounds else None
 

@@ -6,11 +6,30 @@ from dataclasses import dataclass
 from itertools import product, starmap
 from typing import NamedTuple
 
-from idmm.report.stats import Estimate, SeedStats, difference, pooled, seed_stats
+from idmm.report.stats import SHARES, Estimate, SeedStats, difference, pooled, seed_stats
 
 DIGITS = 1  # after the point, as the paper prints
-READOUTS = {("finetune", "top1"): "fine-tuning", ("probe", "top1"): "linear probe", ("probe", "knn"): "kNN"}
 MISSING, FAILED, SOME_FAILED, NO_BETTER = "—", "failed", "†", "‡"
+
+
+class Readout(NamedTuple):
+    """What is measured, in percent: as tables are called, as a column is headed, and in words."""
+
+    label: str
+    unit: str
+    said: str
+
+
+# by protocol and the result's name; of each protocol the first is what a cell stands for
+READOUTS = {
+    ("finetune", "top1"): Readout("fine-tuning", "accuracy", "Top-1 accuracy after fine-tuning"),
+    ("probe", "top1"): Readout("linear probe", "accuracy", "Top-1 accuracy of a linear probe"),
+    ("probe", "knn"): Readout("kNN", "accuracy", "Top-1 accuracy of kNN"),
+    ("detect", "ap"): Readout("detection", "AP", "Average precision (COCO's) of boxes"),
+    ("detect", "mask_ap"): Readout("instance masks", "mask AP", "Average precision (COCO's) of instance masks"),
+    ("segment", "miou"): Readout("segmentation", "mIoU", "Mean intersection over union of the classes"),
+}
+MAIN = {protocol: metric for protocol, metric in reversed(READOUTS)}
 
 
 class Row(NamedTuple):
@@ -83,8 +102,9 @@ class Table:
         usual_n: Runs of most places that have a value; of equals the larger number, 0 where there is no value.
     """
 
-    def __init__(self, grid: dict, protocol: str, metric: str = "top1"):
-        self.protocol, self.metric, self.label = protocol, metric, READOUTS[protocol, metric]
+    def __init__(self, grid: dict, protocol: str, metric: str | None = None):
+        self.protocol, self.metric = protocol, metric or MAIN[protocol]
+        self.label, self.unit, self.said = READOUTS[protocol, self.metric]
         runs = [run for run in grid["cells"] if run["protocol"] == protocol]
         self.backbones, self.targets, sources, methods = (
             _ordered(grid[f"{name}s"], (run[name] for run in runs))
@@ -98,7 +118,7 @@ class Table:
         self.rows = sorted(rows, key=lambda row: not row.is_scratch)
         self.has_scratch, self.counts = SCRATCH in self.rows, Counter(run["status"] for run in runs)
         self.largest = {run["target"]: run["largest_class"] for run in grid["cells"] if run.get("largest_class")}
-        self._stats = {place: seed_stats(group, metric) for place, group in groups.items()}
+        self._stats = {place: seed_stats(group, self.metric) for place, group in groups.items()}
         for column in product(self.backbones, self.targets):
             here = {place: stats for place, stats in self._stats.items() if (place[0], place[2]) == column}
             # seeds move nothing where a run names one class, which says nothing of the others
@@ -107,6 +127,11 @@ class Table:
         counts = Counter(stats.n for stats in self._stats.values() if stats.n)
         self.usual_n = max(counts, key=lambda n: (counts[n], n), default=0)
         self.cells = {place: self._cell(*place) for place in self._stats}
+
+    @property
+    def is_main(self) -> bool:
+        """Whether it has what the cells of its protocol stand for."""
+        return self.metric == MAIN[self.protocol]
 
     def __bool__(self) -> bool:
         return bool(self.cells)
@@ -159,37 +184,44 @@ class Table:
         """Returns what the numbers are, as a sentence without markup."""
         over = f", mean ± {spread} over n = {self.usual_n} runs" if self.usual_n > 1 else ", one run each"
         differs = any(cell.unusual_n for cell in self.cells.values())
-        how = {"fine-tuning": "after fine-tuning", "kNN": "of kNN"}.get(self.label, f"of a {self.label}")
-        return f"Top-1 accuracy {how}, in percent{over}{', another n where noted' if differs else ''}."
+        return f"{self.said}, in percent{over}{', another n where noted' if differs else ''}."
 
-    def legend(self, picture: bool = False) -> str:
-        """Returns what those marks mean that occur; a picture has frames instead of bold, and no underlines."""
-        cells, best, missing = self.cells.values(), "framed" if picture else "bold", "not run yet"
-        missing += ", or nothing to compare with" if picture else ""
-        marks = (
-            (f"{best}: better than each other row of its column", any(cell.best_of_column for cell in cells)),
-            ("underlined: better than its source's other methods",
-             not picture and any(cell.best_of_source for cell in cells)),
-            (f"{MISSING}: {missing}", any(cell.mean == MISSING for cell in cells)),
-            (f"{SOME_FAILED}: some runs failed and are left out", any(cell.some_failed for cell in cells)),
-            (f"{NO_BETTER}: no better than naming the largest class for every image", any(c.no_better for c in cells)),
-            ("below a gain: its 95 % interval, without colour where that contains 0",
-             picture and any(cell.gain and cell.gain.interval for cell in cells)),
-        )  # fmt: skip
-        text = "; ".join(text for text, occurs in marks if occurs)
-        return text and f"{text[0].upper()}{text[1:]}."
+    def legend(self) -> str:
+        """Returns what those marks mean that occur."""
+        return legend([self])
 
     def intervals(self) -> str:
         """Returns what the intervals are, as a sentence without markup."""
         seeds, images = (
             any(getattr(cell.stats, name) is not None for cell in self.cells.values()) for name in ("half", "images")
         )
+        counted = self.metric in SHARES  # right or wrong, image by image
         if not (seeds or images):
-            return "One run each and no number of test images: there are no intervals."
+            return f"One run each{' and no number of test images' if counted else ''}: there are no intervals."
         parts = ["seeds (their spread is taken from all cells of a column together)"] * seeds + ["test images"] * images
         more = "" if seeds else "; another seed may move a number by more"
+        more += "" if counted else f"; other test images would move {self.unit}, too"
         over = f"Intervals are 95 % intervals over {' and '.join(parts)}{more}."
         return f"{over} A difference whose interval contains 0 may be chance."
+
+
+def legend(tables: Iterable[Table], picture: bool = False) -> str:
+    """Returns what those marks mean that occur in tables; a picture has frames instead of bold, and no underlines."""
+    cells = [cell for table in tables for cell in table.cells.values()]
+    best, missing = "framed" if picture else "bold", "not run yet"
+    missing += ", or nothing to compare with" if picture else ""
+    marks = (
+        (f"{best}: better than each other row of its column", any(cell.best_of_column for cell in cells)),
+        ("underlined: better than its source's other methods",
+         not picture and any(cell.best_of_source for cell in cells)),
+        (f"{MISSING}: {missing}", any(cell.mean == MISSING for cell in cells)),
+        (f"{SOME_FAILED}: some runs failed and are left out", any(cell.some_failed for cell in cells)),
+        (f"{NO_BETTER}: no better than naming the largest class for every image", any(c.no_better for c in cells)),
+        ("below a gain: its 95 % interval, without colour where that contains 0",
+         picture and any(cell.gain and cell.gain.interval for cell in cells)),
+    )  # fmt: skip
+    text = "; ".join(text for text, occurs in marks if occurs)
+    return text and f"{text[0].upper()}{text[1:]}."
 
 
 def run_label(run: dict) -> str:

@@ -171,8 +171,9 @@ def images(run: str | Path, part: str = "train"):
         return _images(run, config, part)
 
 
-def config_of(run: str | Path) -> Any:
-    """Returns the config of a finished run, by its ``config.yaml``: PretrainConfig, FinetuneConfig or ProbeConfig.
+def config_of(run: str | Path, dense: bool = False) -> Any:
+    """Returns the config of a finished run, by its ``config.yaml``: PretrainConfig, FinetuneConfig or ProbeConfig; with
+    ``dense`` DetectConfig or SegmentConfig, too.
 
     Raises:
         UserError: No finished run, k-fold runs (one of them is wanted), one of boxes or masks, or config.yaml cannot
@@ -190,7 +191,7 @@ def config_of(run: str | Path) -> Any:
         what = "is a run that is not finished (no result.json yet)" if begun else "is no run: it has no result.json"
         raise UserError(f"{run}: {what}; wanted a finished run's folder")
     config = begun_config(run)
-    if isinstance(config, DenseConfig):
+    if isinstance(config, DenseConfig) and not dense:
         what = f"is a run of idmm {config.STAGE}, without classes of images"
         raise UserError(f"{run}: {what}; wanted one of pretraining or fine-tuning")
     return config

@@ -6,6 +6,7 @@ Stages, the check of a grid and its estimate all ask here, so that what is check
 import contextlib
 import copy
 import functools
+import importlib
 import logging
 import math
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from idmm.config.recipes import learns_labels
 from idmm.data.augment import TrainTransform
 from idmm.data.cache import ImageStore, compare, fingerprint, load_split
 from idmm.data.datasets import read_splits
+from idmm.data.dense.targets import DenseSplits
 from idmm.data.depth import AUTO, Scale, tidy
 from idmm.data.images import Bound, CentreCrop
 from idmm.data.loaders import BatchFn, BatchPlan, centre_crops
@@ -62,6 +64,7 @@ class Assembly:
     """
 
     began: float | None = None  # when the run was called (time.monotonic()); None: when its session starts
+    learns = "classes"  # what is known of the images, and learnt
     # Of each stage's own class; a probe has no method and no transform.
     crop_pct: float  # share of the resized short side that the centre crop of evaluation covers
     bound: Callable[[int], Bound]  # what is kept of training images for views of so many pixels
@@ -71,6 +74,13 @@ class Assembly:
     def __init__(self, config, init_field: str = "init"):
         self.config, self.stage, self.init_field = config, stage_of(config), init_field
         self.phases = self.stage.phases(config)
+
+    def listed(self) -> tuple[Splits, DenseSplits | None]:
+        """Lists the images, nothing decoded; with their boxes or masks where those are learnt."""
+        return together(read_splits(*self.stage.images(self.config))), None
+
+    def suppose(self, found: DenseSplits | None, images: int) -> None:
+        """Goes on as if so many images had been read, with boxes or masks like those ``found``: to time it."""
 
     def with_epochs(self, epochs: list[int]) -> "Assembly":
         """Returns the same with so many epochs in each phase."""
@@ -218,19 +228,19 @@ class _Probing(Assembly):
 
 
 _ASSEMBLIES = {"pretrain": _Pretraining, "finetune": _Finetuning, "probe": _Probing}
+_ELSEWHERE = {"detect": "Detecting", "segment": "Segmenting"}  # in the stages' own modules
 
 
 def assemble(config, init_field: str = "init") -> Assembly:
     """Returns the parts of a run, see :class:`Assembly`."""
-    return _ASSEMBLIES[stage_of(config).name](config, init_field)
+    name = stage_of(config).name
+    if name in _ELSEWHERE:
+        return getattr(importlib.import_module(f"idmm.stages.{name}"), _ELSEWHERE[name])(config, init_field)
+    return _ASSEMBLIES[name](config, init_field)
 
 
-def resolve(config, kind: Callable[..., Assembly] = assemble) -> tuple[Assembly, list[str]]:
+def resolve(config) -> tuple[Assembly, list[str]]:
     """Fills in what the config leaves to the method, the checkpoint, the dataset's usual statistics and the family.
-
-    Args:
-        config: Of the run.
-        kind: Makes its parts, where that is not :func:`assemble`.
 
     Returns:
         The run's parts, their ``config`` whole, as it goes into config.yaml; and lines for the log on what was filled
@@ -259,7 +269,7 @@ def resolve(config, kind: Callable[..., Assembly] = assemble) -> tuple[Assembly,
     own = {name: getattr(spec, name) for name in ("mean", "std", "in_chans", "bands", "composite")}
     data = replace(config.data, **own)
     config, more = without_rgb(replace(config, init=pinned(config.init), train=train, model=model, data=data))
-    parts = kind(config)
+    parts = assemble(config)
     parts.spec, parts.began = spec, began  # the checkpoint is read once
     return parts, notes + more
 

@@ -82,6 +82,14 @@ class DenseAssembly(Assembly, ABC):
     def judge(self, run: Session, splits: LoadedSplits, part: str) -> "Judge":
         """Returns what evaluates networks on a part of the images."""
 
+    def listed(self):
+        found = self.read(self.config.data, progress=True)
+        return found.splits, found
+
+    def suppose(self, found, images):
+        targets = found.targets["train"]
+        self.classes, self.targets = found.classes, {"train": [targets[i % len(targets)] for i in range(images)]}
+
     def method(self, phase, backbone, images, classes=None):
         with seeded(derive(self.config.seed, "method")):
             return self.learner(self.network(phase, backbone))
@@ -192,9 +200,9 @@ class Judge(ABC):
         """Returns a figure of images with what is there beside what the network predicts."""
 
 
-def train(kind: type[DenseAssembly], config: DenseConfig) -> dict:
+def train(config: DenseConfig) -> dict:
     """Trains and evaluates a network for boxes or masks, see :func:`idmm.detect` and :func:`idmm.segment`."""
-    parts, notes = resolve(config, kind)
+    parts, notes = resolve(config)
     config = parts.config
     with session(parts, notes) as run:
         if run.folder.finished:

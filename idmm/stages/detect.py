@@ -42,10 +42,13 @@ def detect(config: DetectConfig | dict | str) -> dict:
         RunError: Training could not go on (diverged, out of memory, disk full).
         Interrupted: Ctrl-C or SIGTERM; the state is saved.
     """
-    return train(_Detecting, parsing.build(DetectConfig, config))
+    return train(parsing.build(DetectConfig, config))
 
 
-class _Detecting(DenseAssembly):
+class Detecting(DenseAssembly):
+    """The parts of a run."""
+
+    learns = "boxes"
     metric = "ap"
     masks = False  # whether masks are predicted, once the images are read
 
@@ -59,6 +62,10 @@ class _Detecting(DenseAssembly):
             plain = {part: [replace(t, segments=None) for t in targets] for part, targets in found.targets.items()}
             found = replace(found, targets=plain)
         return found
+
+    def suppose(self, found, images):
+        super().suppose(found, images)
+        self.masks = found.outlined
 
     @property
     def about(self):

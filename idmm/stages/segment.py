@@ -45,10 +45,13 @@ def segment(config: SegmentConfig | dict | str) -> dict:
         RunError: Training could not go on (diverged, out of memory, disk full).
         Interrupted: Ctrl-C or SIGTERM; the state is saved.
     """
-    return train(_Segmenting, parsing.build(SegmentConfig, config))
+    return train(parsing.build(SegmentConfig, config))
 
 
-class _Segmenting(DenseAssembly):
+class Segmenting(DenseAssembly):
+    """The parts of a run."""
+
+    learns = "masks"
     metric = "miou"
 
     def read(self, data, progress):

@@ -2,20 +2,23 @@
 
 import copy
 from dataclasses import field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import yaml
 from pydantic import Field
 
-from idmm.config import FinetuneConfig, PretrainConfig, section
+from idmm.config import DetectConfig, FinetuneConfig, PretrainConfig, SegmentConfig, section
 from idmm.config.commands import Ray
 from idmm.config.parsing import dump, parse
 from idmm.config.reading import read_value
 from idmm.config.schema import flatten, odd_keys, overrule_minutes, switches, two_lengths
 from idmm.errors import UserError
 
-KINDS = {"pretrain": PretrainConfig, "finetune": FinetuneConfig}
+KINDS = {"pretrain": PretrainConfig, "finetune": FinetuneConfig, "detect": DetectConfig, "segment": SegmentConfig}
 TRAINING = tuple(KINDS)
+TUNING = TRAINING[1:]
+Protocol = Literal["finetune", "probe", "detect", "segment"]
+PROTOCOLS = get_args(Protocol)
 Seed = Annotated[int, Field(ge=0)]
 
 
@@ -23,8 +26,9 @@ Seed = Annotated[int, Field(ge=0)]
 class Target:
     """What a cell measures."""
 
-    protocol: Literal["finetune", "probe"] = "finetune"
-    """'finetune': stage 2, whole; 'probe': kNN and a linear probe of the frozen backbone, minutes instead of hours."""
+    protocol: Protocol = "finetune"
+    """'finetune': stage 2, whole; 'probe': kNN and a linear probe of the frozen backbone, minutes instead of hours;
+    'detect' and 'segment': stage 2 for boxes and for masks. The protocol of a target's own entry comes first."""
 
 
 @section
@@ -40,7 +44,7 @@ class GridConfig:
     """Datasets to pretrain on: names, or mappings with name, root, label, subset, pretrain, finetune. A root without a
     name is a folder; without a label it is called by the end of its path."""
     targets: list[str | dict[str, Any]] = Field(min_length=1)
-    """Datasets to fine-tune on, likewise."""
+    """Datasets to fine-tune on, likewise; 'protocol: detect' (or segment) makes it a folder of boxes (or masks)."""
     methods: list[str | dict[str, Any]] = Field(default_factory=lambda: ["idmm"])
     """Pretraining methods: names, or mappings with name, label, pretrain, finetune."""
     backbones: list[str | dict[str, Any]] = Field(default_factory=lambda: ["deit_tiny_patch16_224"], min_length=1)
@@ -65,6 +69,10 @@ class GridConfig:
     '{config: idmm_fast, train: {epochs: 100}}', or --pretrain.train.epochs 100."""
     finetune: dict[str, Any] = field(default_factory=dict)
     """Stage 2, likewise."""
+    detect: dict[str, Any] = field(default_factory=dict)
+    """Stage 2 of the targets whose protocol is detect, likewise."""
+    segment: dict[str, Any] = field(default_factory=dict)
+    """Stage 2 of the targets whose protocol is segment, likewise."""
     target: Target = field(default_factory=Target)
     engine: Literal["local", "ray"] = "local"
     """'local': jobs run on this machine; 'ray': on a Ray cluster (needs the extra 'ray')."""
@@ -81,7 +89,7 @@ WHOLE = ("kwargs", "subset", "labelled")  # mappings that are replaced, not merg
 
 
 def parse_grid(argv: list[str], prog: str) -> GridConfig:
-    """Reads files and flags; ``--pretrain.KEY VALUE`` and ``--finetune.KEY VALUE`` set keys of the two stages.
+    """Reads files and flags; ``--pretrain.KEY VALUE`` sets a key of pretraining, and likewise of each stage 2.
     UserError with a line a fault."""
     rest, nested, faults = [], [], []
     tokens = list(argv)

@@ -9,17 +9,17 @@ from idmm.config import METHODS, Data, PretrainConfig, parsing
 from idmm.data.registry import resolve_name, spec_of
 from idmm.errors import UserError, nearest
 from idmm.files import is_public, public_meant, weights_file
-from idmm.transfer.config import TRAINING, GridConfig
+from idmm.transfer.config import PROTOCOLS, TRAINING, TUNING, GridConfig
 
 SCRATCH, NONE = "scratch", "none"
 SIDES = ("sources", "targets")
 _DATA_KEYS = {item.name for item in fields(Data)}
 _KEYS = {
     "sources": {"label", *_DATA_KEYS, *TRAINING},
-    "targets": {"label", *_DATA_KEYS, *TRAINING},
+    "targets": {"label", "protocol", *_DATA_KEYS, *TRAINING},
     "methods": {"name", "label", *TRAINING},
     "backbones": {"name", "kwargs", "label", *TRAINING},
-    "weights": {"label", "path", "given", "backbone", "finetune"},  # grid.yaml has the path as it was given
+    "weights": {"label", "path", "given", "backbone", *TUNING},  # grid.yaml has the path as it was given
 }
 
 
@@ -51,6 +51,12 @@ def data_of(entry: dict, grid: GridConfig) -> dict:
     if grid.roots is not None and "root" not in data and spec_of(entry["name"]).layout and entry["name"] != "folder":
         data["root"] = str(Path(grid.roots) / entry["name"])
     return data
+
+
+def stage_of_target(entry: dict, grid: GridConfig) -> str:
+    """Returns the stage whose options a target takes; a probe takes those of fine-tuning."""
+    protocol = entry.get("protocol", grid.target.protocol)
+    return "finetune" if protocol == "probe" else protocol
 
 
 def _listed(grid: GridConfig, name: str, faults: list[str]) -> list[dict]:
@@ -135,11 +141,18 @@ def _check_labels(grid: GridConfig, entries: dict[str, list[dict]], faults: list
 def _entry_faults(kind: str, entry: dict, grid: GridConfig, backbones: list[str]) -> list[str]:
     name, kwargs, path = entry.get("name"), entry.get("kwargs", {}), entry.get("path")
     faults = []
+    if kind == "targets" and (protocol := entry.get("protocol", PROTOCOLS[0])) not in PROTOCOLS:
+        return [f"protocol: got {protocol!r}, wanted one of {', '.join(PROTOCOLS)}{nearest(str(protocol), PROTOCOLS)}"]
+    if kind == "targets" and "protocol" in entry:
+        own = stage_of_target(entry, grid)
+        others = [stage for stage in TUNING if stage in entry and stage != own]
+        wrong = f"protocol: {entry['protocol']} takes no options of"
+        faults += [f"{wrong} {stage}; wanted them under {own}" for stage in others]
     if kind in SIDES:
         try:
             resolve_name(parsing.build(PretrainConfig, {"data": data_of(entry, grid)}).data)
         except UserError as error:
-            return error.faults
+            return faults + list(error.faults)
     if kind == "methods" and name not in METHODS:
         faults.append(f"'{name}' is not known; wanted one of {', '.join(METHODS)}{nearest(name, METHODS)}")
     if kind == "backbones" and not isinstance(kwargs, dict):

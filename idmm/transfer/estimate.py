@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from idmm.calibrate import draw_sample, evaluation_seconds, free_workers, step_seconds, time_steps, timing_seconds
+from idmm.data.dense import DenseSplits
 from idmm.data.device_images import DeviceImages, made_there
 from idmm.data.device_views import DeviceViews, ViewDraws
 from idmm.data.images import bands_of
@@ -74,7 +75,7 @@ def _estimates(jobs: list[Job], counts: dict[str, Counts]) -> dict[str, float]:
     timed = [job for job in jobs if job.key not in seconds]
     shapes = {_shape(job): job for job in timed}
     share = BUDGET / max(1, len(shapes))
-    rates = {shape: _rates(job, share) for shape, job in shapes.items()}
+    rates = {shape: _rates(job, share, counts[job.key].known) for shape, job in shapes.items()}
     for job in timed:
         stage, images = STAGES[job.stage], counts[job.key]
         config = stage.build(job.config)
@@ -96,9 +97,10 @@ def _shape(job: Job) -> str:
     return json.dumps([job.stage, parts], sort_keys=True)
 
 
-def _rates(job: Job, budget: float) -> list[Rates]:
-    """What each phase of a job takes."""
+def _rates(job: Job, budget: float, known: DenseSplits | None) -> list[Rates]:
+    """What each phase of a job takes; ``known``: its images' boxes or masks."""
     parts = assemble(STAGES[job.stage].build(job.config))
+    parts.suppose(known, parts.phases[0].batch_size)
     timed = _probe_step if job.stage == "probe" else training_rates
     return [timed(parts, phase, budget / len(parts.phases)) for phase in parts.phases]
 

@@ -55,6 +55,7 @@ def _transfer(config: GridConfig) -> dict:
             log.info("%s", note)
         for line in length_notes(grid, counts):
             log.warning("%s", line)
+        del counts  # boxes and masks of large datasets take memory
         # -------------------------------------------------------------- jobs
         status = GridStatus(grid)
         try:

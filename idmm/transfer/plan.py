@@ -15,7 +15,7 @@ from idmm.errors import UserError
 from idmm.files import is_public
 from idmm.stages import STAGES
 from idmm.transfer.config import TRAINING, GridConfig, merged
-from idmm.transfer.entries import NONE, SCRATCH, data_of, read_entries
+from idmm.transfer.entries import NONE, SCRATCH, data_of, read_entries, stage_of_target
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Job:
 
 @dataclass(frozen=True)
 class _Row:
-    """Where a fine-tuning starts from: a job, a file, or nothing."""
+    """Where stage 2 starts from: a job, a file, or nothing."""
 
     source: str
     method: str
@@ -53,7 +53,7 @@ class _Row:
     needs: str | None = None
     init: str | None = None
     given: str | None = None  # the file as the user wrote it
-    layers: tuple[dict, ...] = ()
+    entries: tuple[dict, ...] = ()  # whose options it takes
 
 
 class GridPlan:
@@ -104,18 +104,17 @@ class GridPlan:
         rows = [_Row(SCRATCH, NONE, None, tuned)] if grid.scratch else []
         for entry in entries["weights"]:
             if entry.get("backbone", backbone["label"]) == backbone["label"]:
-                path, layers = Path(entry["path"]).expanduser(), (entry.get("finetune", {}),)
+                path = Path(entry["path"]).expanduser()
                 init = entry["path"] if is_public(entry["path"]) else str(path.absolute())
                 files = {"init": init, "given": entry.get("given", str(path))}
-                rows.append(_Row(entry["label"], NONE, None, tuned, **files, layers=layers))
+                rows.append(_Row(entry["label"], NONE, None, tuned, **files, entries=(entry,)))
         pretrained = dict.fromkeys(seed for seed, _ in self._pairs)
         for source, method, seed in product(entries["sources"], entries["methods"], pretrained):
             job = self._pretrain_job(source, method, backbone, seed)
             if job is not None:
                 self.jobs.setdefault(job.key, job)
                 tuned = tuple(second for first, second in self._pairs if first == seed)
-                layers = (source.get("finetune", {}), method.get("finetune", {}))
-                rows.append(_Row(source["label"], method["label"], seed, tuned, job.key, layers=layers))
+                rows.append(_Row(source["label"], method["label"], seed, tuned, job.key, entries=(source, method)))
         return rows
 
     def _pretrain_job(self, source: dict, method: dict, backbone: dict, seed: int) -> Job | None:
@@ -127,13 +126,13 @@ class GridPlan:
         return config and _job("pretrain", parsing.plain(config), title)
 
     def _add_cell(self, row: _Row, backbone: dict, target: dict) -> None:
-        layers = [self.grid.finetune, *row.layers, *(entry.get("finetune", {}) for entry in (backbone, target))]
-        protocol = self.grid.target.protocol
+        stage, protocol = stage_of_target(target, self.grid), target.get("protocol", self.grid.target.protocol)
+        layers = [getattr(self.grid, stage), *(entry.get(stage, {}) for entry in (*row.entries, backbone, target))]
         for seed in row.seeds:
             own = {"data": data_of(target, self.grid), "model": _model(backbone), "seed": seed}
             own["init"] = row.init or row.needs  # a job's key stands for its folder, which only its runner knows
-            config, faults = self._resolved("finetune", layers, own)
-            self._add_faults("finetune", f"finetune on {target['label']}", faults)
+            config, faults = self._resolved(stage, layers, own)
+            self._add_faults(stage, f"{stage} on {target['label']}", faults)
             plain = config and parsing.plain(config)
             if protocol == "probe":
                 plain = plain and self._probe(plain, row.needs, backbone)
@@ -211,11 +210,11 @@ class GridPlan:
             value, there = asked.get(key), [entry.get(key.partition(".")[2]) for entry in self.entries[name]]
             if value and value not in there:
                 faults.append(f"{key}: {value!r}, but the grid's '{name}' decide it; say it there")
-        if asked.get("seed") not in (None, *(pair[TRAINING.index(stage)] for pair in self._pairs)):
+        if asked.get("seed") not in (None, *(pair[stage != "pretrain"] for pair in self._pairs)):
             faults.append(f"seed: {asked['seed']!r}, but the grid's 'seeds' decide it; say it there")
         if asked.get("out") is not None:
             faults.append(f"out: {asked['out']!r}, but the grid names its runs' folders; leave it out")
-        if stage == "finetune" and asked.get("init"):
+        if stage != "pretrain" and asked.get("init"):
             faults.append(f"init: {asked['init']!r}, but rows that start from a file are the grid's 'weights'")
         return faults
 

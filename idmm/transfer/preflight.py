@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from idmm.config import PretrainConfig, parsing
+from idmm.config import parsing
 from idmm.data.cache import file_digest
-from idmm.data.datasets import open_splits
+from idmm.data.dense import DenseSplits
 from idmm.data.images import BadImage
 from idmm.data.split import Splits, counted
 from idmm.distributed import pick_device
@@ -22,7 +22,7 @@ from idmm.stages.assemble import Assembly, assemble, check_val
 from idmm.stages.folds import several
 from idmm.stages.handover import decide
 from idmm.transfer.config import TRAINING, GridConfig
-from idmm.transfer.entries import SIDES, data_of
+from idmm.transfer.entries import SIDES, data_of, stage_of_target
 from idmm.transfer.plan import Cell, GridPlan, Job
 from idmm.transfer.run import Grid, absolute, for_grids
 
@@ -33,6 +33,7 @@ class Counts(NamedTuple):
     train: int
     held: int  # looked at between epochs, or measured by a probe
     runs: int = 1  # folds that are run one after the other
+    known: DenseSplits | None = None  # their boxes or masks
 
 
 def check(grid: GridConfig, plan: GridPlan) -> dict[str, Counts]:
@@ -51,8 +52,8 @@ def check(grid: GridConfig, plan: GridPlan) -> dict[str, Counts]:
     for name in SIDES:  # entries that other faults keep out of all jobs
         seen = {getattr(cell, name[:-1]) for cell in plan.cells}
         for entry in [entry for entry in plan.entries[name] if entry["label"] not in seen]:
-            data = parsing.build(PretrainConfig, {"data": data_of(entry, grid)}).data
-            checks.once([name, entry["label"]], f"{name} '{entry['label']}'", open_splits, data, name == "targets")
+            stage = STAGES["pretrain" if name == "sources" else stage_of_target(entry, grid)]
+            checks.listed(stage.build({"data": data_of(entry, grid)}), f"{name} '{entry['label']}'")
     checks.faults += [
         f"{side}: its images changed since {counted(len(keys), 'run')} in '{grid.out}' began; name another out"
         for side, keys in checks.changed.items()
@@ -107,14 +108,14 @@ class _Checks:
             self._runs[job.key] = assemble(stage.build(job.config), init_field="")
         parts = self._runs[job.key]
         config = parts.config
-        asked = stage.images(config)
-        splits = self.once(["data", job.config["data"], *asked[1:]], side, open_splits, *asked)
-        if splits:
+        found = self.listed(config, side)
+        if found:
+            splits, known = found
             runs = config.data.folds if several(config.data) else 1
-            self.counts[job.key] = Counts(len(splits.train), len(splits.val or splits.test or ()), runs)
+            self.counts[job.key] = Counts(len(splits.train), len(splits.val or splits.test or ()), runs, known)
             self.faults += [f"{side}: {fault}" for fault in stage.faults(config, len(splits.train))]
             self.once(["val", job.config["data"], stage.needs_val(config)], side, check_val, parts, splits)
-            if new and _changed(Path(self.grid.out), job.key, splits, config.data.on_error == "skip"):
+            if new and _changed(Path(self.grid.out), job.key, splits, known, config.data.on_error == "skip"):
                 self.changed.setdefault(side, []).append(job.key)
         if self.grid.engine == "local":
             self.once(parts.device, job.stage, pick_device, parts.device, "train.device")
@@ -124,9 +125,16 @@ class _Checks:
         if job.stage == "finetune":
             asked = [*model, "classifier", config.train.classifier_init]
             self.once(asked, backbone, lambda: decide(config, parts.spec))
+        model += [parts.learns, getattr(config.model, "pyramid_width", None)]
         for phase in parts.phases:
             asked = [*model, phase.size, phase.others, drloc if drloc.get("weight") else 0]
             self.once(asked, backbone, parts.try_model, phase, True)
+
+    def listed(self, config: Any, side: str) -> tuple[Splits, DenseSplits | None] | None:
+        """Returns what :meth:`Assembly.listed` does of a config's images, None where they are at fault."""
+        parts = assemble(config)
+        asked = ["data", parsing.plain(config.data), *parts.stage.images(config)[1:], parts.learns]
+        return self.once(asked, side, parts.listed)
 
     def once(self, what: Any, where: str, call: Callable, *args) -> Any:
         """Returns ``call(*args)``, None where that is a user's mistake; ``where`` begins its lines."""
@@ -176,13 +184,16 @@ def _related(before: dict, now: dict) -> bool:
 def _dataset(entry: str | dict) -> dict:
     """What an entry says of its images, whichever way it is written."""
     entry = dict(entry) if isinstance(entry, dict) else {"name": entry}
-    kept = {key: value for key, value in entry.items() if key not in ("label", *TRAINING) and value is not None}
+    kept = {
+        key: value for key, value in entry.items() if key not in ("label", "protocol", *TRAINING) and value is not None
+    }
     return {"name": "folder", **kept}  # a root alone is a folder
 
 
 # ------------------------------------------------------------------ images that changed
-def _changed(out: Path, key: str, splits: Splits, skips: bool) -> bool:
-    """Whether a run of this grid read other images, by their names, and by the bytes of files that are younger."""
+def _changed(out: Path, key: str, splits: Splits, known: DenseSplits | None, skips: bool) -> bool:
+    """Whether a run of this grid read other images, by their names, and by the bytes of files that are younger, or
+    other boxes or masks of them."""
     path = next(out.glob(f"runs/*/*-{key}/last/images.json"), None)
     if path is None or not (path.with_name("state.pt").exists() or (path.parent.parent / "result.json").exists()):
         return False  # what was not saved is begun anew
@@ -199,6 +210,10 @@ def _changed(out: Path, key: str, splits: Splits, skips: bool) -> bool:
             return True
         files = zip(split.names, split.items, strict=True) if isinstance(split.items, list) else ()
         if any(name in before and _younger(file, since, before[name].partition(" ")[0]) for name, file in files):
+            return True
+        learnt = then.get("targets", {}).get(part, {})
+        drawn = zip(split.names, known.targets[part], strict=True) if known else ()
+        if any(target.digest != learnt.get(name, target.digest) for name, target in drawn):
             return True
     return False
 

@@ -19,12 +19,13 @@ from idmm.files import is_public, write_text
 from idmm.locks import Lock, holders
 from idmm.progress import log
 from idmm.stages import STAGES
-from idmm.transfer.config import TRAINING, GridConfig, Target
+from idmm.transfer.config import PROTOCOLS, TRAINING, GridConfig, Target
 from idmm.transfer.plan import Cell, GridPlan, Job
 
 POLL = 1.0  # seconds between looks at what other runners do
 MEASURED = ("top1", "top1_interval", "top5", "mean_per_class", "knn", "largest_class", "pixel_knn", "start_top1",
             "start_knn", "test_size", "test_groups", "seconds")  # fmt: skip
+MEASURED_DENSE = ("ap", "ap50", "ap75", "mask_ap", "mask_ap50", "mask_ap75", "miou", "macc", "pixel_accuracy")
 
 
 class Grid:
@@ -101,11 +102,13 @@ class Grid:
         """Returns what grid.json holds."""
         failed, protocol = self.failed(), self.config.target.protocol
         cells = [self._cell(self.plan, cell, failed) for cell in self.plan.cells]
-        cells += self._other_cells(protocol)
+        protocols = list(dict.fromkeys(cell["protocol"] for cell in cells)) or [protocol]
+        cells += self._other_cells(protocols)
         orders = ("sources", "methods", "backbones", "targets")
         return {
             "version": version("idmm"),
             "protocol": protocol,
+            "protocols": protocols,
             **{name: list(dict.fromkeys(cell[name[:-1]] for cell in cells)) for name in orders},
             "cells": cells,
         }
@@ -119,6 +122,7 @@ class Grid:
             **vars(cell),
             "protocol": job.stage,
             **{name: result.get(name) for name in MEASURED},
+            **{name: result[name] for name in MEASURED_DENSE if name in result},
             "status": "ok" if result else "failed" if failure else "missing",
             **{name: failure.get(name) for name in ("error", "log")},
             "folder": job.folder,
@@ -130,12 +134,16 @@ class Grid:
             "pretrain_config": start.config if start else None,
         }
 
-    def _other_cells(self, protocol: str) -> list[dict]:
-        """Cells that an earlier start on this folder measured by the other protocol, of the grid as it is now."""
-        (other,) = {"finetune", "probe"} - {protocol}
-        plan = GridPlan(replace(self.config, target=Target(protocol=other)))
-        plan.jobs = self._begun(plan.jobs)
-        return [found for cell in plan.cells if (found := self._cell(plan, cell, {}))["status"] == "ok"]
+    def _other_cells(self, protocols: list[str]) -> list[dict]:
+        """Cells that an earlier start on this folder measured by other protocols, of the grid as it is now."""
+        found = []
+        for other in PROTOCOLS:
+            if other not in protocols and (self.out / "runs" / other).is_dir():
+                plan = GridPlan(replace(self.config, target=Target(protocol=other)))
+                plan.jobs = self._begun(plan.jobs)
+                cells = [self._cell(plan, cell, {}) for cell in plan.cells]
+                found += [cell for cell in cells if (cell["protocol"], cell["status"]) == (other, "ok")]
+        return found
 
     def _begun(self, jobs: dict[str, Job]) -> dict[str, Job]:
         """Jobs in the folders where they were begun, with another title maybe."""

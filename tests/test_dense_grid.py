@@ -1,0 +1,247 @@
+"""Grids whose targets are boxes and masks: whole ones by the command line, killed, planned, told, refused."""
+
+import csv
+import json
+import shutil
+import signal
+
+import pytest
+from dense_trees import coco_tree, mask_tree
+from folders import faults
+from grids import cell, full, grid
+from helpers import VIT, Process, call, refused
+from transfers import results, runs, stamps
+
+from idmm.config import parsing
+from idmm.report import render
+from idmm.report.sections import sections
+from idmm.report.table import MAIN, READOUTS, Table
+from idmm.stages.detect import Detecting
+from idmm.stages.segment import Segmenting
+from idmm.transfer.config import PROTOCOLS, GridConfig
+from idmm.transfer.plan import GridPlan
+
+SIDE = 64
+TRAIN = {"epochs": 1, "size": SIDE, "batch_size": 4, "precision": "fp32", "device": "cpu", "save_minutes": 0}
+DENSE = {"data": {"workers": 0}, "model": {"pyramid_width": 16}, "train": TRAIN}
+JOBS = 1 + 2 * 2  # a pretraining; from it and from scratch to two targets
+OLD = "source,method,backbone,target,pretrain_seed,seed,top1,top5,seconds,status".split(",")
+
+
+@pytest.fixture(scope="module")
+def trees(tmp_path_factory):
+    root = tmp_path_factory.mktemp("trees")
+    coco_tree(root / "boxes", train=6, val=2)
+    mask_tree(root / "masks", train=6, val=2)
+    return root
+
+
+def config(trees, **changes):
+    """The keys of a tiny grid: one source, boxes and masks."""
+    return {
+        "sources": [{"name": "digits", "subset": {"total": 40}, "label": "digits"}],
+        "targets": [
+            {"root": str(trees / "boxes"), "protocol": "detect"},
+            {"root": str(trees / "masks"), "protocol": "segment"},
+        ],
+        "backbones": [{"name": "vit_tiny_patch16_224", "label": "tiny", "kwargs": VIT}],
+        "pretrain": {
+            "data": {"workers": 0},
+            "views": {"size": 16, "crops": [{"count": 2, "scale": [0.3, 1.0]}]},
+            "train": {"epochs": 1, "batch_size": 32, "lr": 1e-3, "precision": "fp32", "device": "cpu"},
+        },
+        "detect": DENSE,
+        "segment": DENSE,
+        **changes,
+    }
+
+
+def argv(trees, out, *more, **changes):
+    path = out.with_name(f"{out.name}.yaml")
+    path.write_text(json.dumps(config(trees, **changes)))
+    return ["transfer", "--config", str(path), "--out", str(out), *more]
+
+
+def plan(trees, **changes):
+    return GridPlan(parsing.build(GridConfig, {"out": "nowhere", **config(trees, **changes)}))
+
+
+def rows(out):
+    with open(out / "grid.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def whole(trees, tmp_path_factory):
+    """A grid that is killed while it trains a detector, and taken up again."""
+    out = tmp_path_factory.mktemp("grid") / "out"
+    command = ["-c", "import sys; from idmm.cli import main; sys.exit(main())", *argv(trees, out)]
+    with Process(command, out.with_name("first.err")) as process:
+        assert process.until(lambda: any(out.glob("runs/detect/*/last/state.pt"))), process.said()
+        process.send(signal.SIGKILL)
+        process.wait()
+    kept = stamps(out)
+    assert len(kept) < 2 * JOBS and not (out / "grid.json").exists()
+    with Process(command, out.with_name("said")) as process:
+        assert process.wait() == 0, process.said()
+    assert {path: stamps(out)[path] for path in kept} == kept
+    return out
+
+
+# ------------------------------------------------------------------ whole
+def test_cells_are_what_the_stages_measured(whole):
+    found = results(whole)["cells"]
+    assert len(found) == 4 and len(runs(whole)) == JOBS
+    targets = (("boxes", "detect"), ("masks", "segment"))
+    wanted = {(source, *target) for source in ("scratch", "digits") for target in targets}
+    assert {(c["source"], c["target"], c["protocol"]) for c in found} == wanted
+    for one in found:
+        measured = json.loads((whole / one["folder"] / "result.json").read_text())
+        names = ("ap", "ap50", "mask_ap") if one["protocol"] == "detect" else ("miou", "macc", "pixel_accuracy")
+        assert {name: one[name] for name in names} == {name: measured[name] for name in names}
+        assert one["status"] == "ok" and one["top1"] is None and one["folder"].startswith(f"runs/{one['protocol']}/")
+        if one["source"] == "digits":
+            start = parsing.read_file(whole / one["folder"] / "config.yaml")["init"]
+            assert start == str(whole / one["pretrain_folder"])
+
+
+def test_the_long_table_has_its_columns_and_two_more(whole):
+    found = rows(whole)
+    assert list(found[0]) == [*OLD, "metric", "value"] and len(found) == 4
+    values = {(c["source"], c["target"]): c[MAIN[c["protocol"]]] for c in results(whole)["cells"]}
+    for row in found:
+        assert row["metric"] == {"boxes": "ap", "masks": "miou"}[row["target"]] and row["top1"] == row["top5"] == ""
+        assert float(row["value"]) == pytest.approx(values[row["source"], row["target"]])
+
+
+def test_tables_pictures_and_page_tell_of_them(whole):
+    said = whole.with_name("said").read_text()
+    assert "transfer grid, detect: 2 of 2 cells done" in said and "transfer grid, segment: 2 of 2 cells done" in said
+    assert "Which source to pretrain on: detection" in said and "grid: 4 of 4 cells" in said
+    text = (whole / "grid.md").read_text()
+    for title in ("## Detection", "## Segmentation", "## Instance masks"):
+        assert title in text
+    assert "| from scratch | no pretraining |" in text and text.count("Mean intersection over union") == 1
+    assert (whole / "grid.tex").read_text().count(r"\begin{table}") == 2
+    page = (whole / "grid.html").read_text()
+    assert "4 of 4 runs are done" in page and '<th scope="col">AP</th>' in page and "mIoU" in page
+    assert (whole / "grid.png").stat().st_size > 0
+
+
+def test_the_second_call_does_nothing_and_a_change_reruns_what_it_touches(whole, trees, tmp_path, capsys):
+    out = shutil.copytree(whole, tmp_path / "out")
+    before = stamps(out)
+    assert call(argv(trees, out)) == 0 and stamps(out) == before
+    capsys.readouterr()
+    assert call(argv(trees, out, "--plan", "--detect.train.epochs", 3)) == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 and all(line.startswith("detect ") and " about " in line for line in lines)
+    assert last.startswith("2 jobs for 2 cells, 2 cells are done; about ")
+
+
+def test_boxes_that_changed_since_are_told(whole, trees, tmp_path, capsys):
+    out = shutil.copytree(whole, tmp_path / "out")
+    for path in out.glob("runs/detect/*/last/images.json"):
+        known = json.loads(path.read_text())
+        known["targets"]["train"]["train/000.png"] = 16 * "0"  # as if they had been others
+        path.write_text(json.dumps(known))
+    assert refused(capsys, argv(trees, out)) == [
+        f"targets 'boxes': its images changed since 2 runs in '{out}' began; name another out"
+    ]
+
+
+# ------------------------------------------------------------------ planned
+def test_an_estimate_of_all_kinds_of_jobs(trees, tmp_path, capsys):
+    out = tmp_path / "new"
+    assert call(argv(trees, out, "--plan")) == 0 and not out.exists()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[:-1]].count("segment") == 2 and "5 jobs for 4 cells" in lines[-1]
+
+
+def test_the_protocol_of_all_targets_and_of_one(trees):
+    boxes, masks = config(trees)["targets"]
+    bare = {"root": boxes["root"]}
+    one, other = plan(trees, targets=[boxes]), plan(trees, targets=[bare], target={"protocol": "detect"})
+    assert set(one.checked().jobs) == set(other.checked().jobs), "keys do not tell where the protocol was said"
+    mixed = plan(trees, targets=["digits", boxes, masks], target={"protocol": "probe"}).checked()
+    assert [job.stage for job in mixed.jobs.values() if job.needs is None].count("pretrain") == 1
+    assert {job.stage for job in mixed.jobs.values()} == {"pretrain", "probe", "detect", "segment"}
+
+
+def test_options_come_from_every_entry(trees):
+    boxes = {**config(trees)["targets"][0], "detect": {"train": {"lr": 0.5}}}
+    weak = {"name": "idmm", "detect": {"train": {"lr": 0.1, "weight_decay": 0.25}}, "finetune": {"train": {"lr": 9.0}}}
+    jobs = plan(trees, targets=[boxes], methods=[weak]).checked().jobs.values()
+    found = {job.needs is None: job.config["train"] for job in jobs if job.stage == "detect"}
+    assert {(one["lr"], one["weight_decay"]) for one in found.values()} == {(0.5, 0.05), (0.5, 0.25)}
+
+
+def test_what_cells_stand_for_is_what_the_stages_choose_by():
+    assert (MAIN["detect"], MAIN["segment"]) == (Detecting.metric, Segmenting.metric)
+    assert {protocol for protocol, _ in READOUTS} == {"finetune", "probe", "detect", "segment"}
+
+
+# ------------------------------------------------------------------ told
+def mixed(seeds=3):
+    """Two sources on a target of each kind; 12 points between sources, next to nothing between seeds."""
+    cells = full(2, ("idmm",), 1, seeds)
+    for target, protocol in (("boxes", "detect"), ("masks", "segment")):
+        for source, method, high in (("scratch", "none", 20), ("flowers", "idmm", 32), ("pets", "idmm", 44)):
+            for seed in range(seeds):
+                one = cell(source, method, target=target, seed=seed, top1=None)
+                value = {MAIN[protocol]: high + seed / 100}
+                cells.append({**one, "protocol": protocol, "status": "ok", "test_size": 50, "seconds": 1.0, **value})
+    return {**grid(cells), "protocols": ["finetune", "detect", "segment"]}
+
+
+def test_means_gains_and_best_sources_of_a_mixed_grid(tmp_path):
+    text = render.text(render.write(tmp_path, mixed()))
+    assert "Which source to pretrain on: fine-tuning" in text
+    for unit, target in (("AP", "boxes"), ("mIoU", "masks")):
+        assert unit in text and f"{target}  " in text
+    assert text.count("pets, idmm: +12.0 (") == 2 and text.count("44.0 ± 0.0  +24.0 (") == 2
+    table = (tmp_path / "grid.md").read_text()
+    assert table.count("| pets | idmm | **44.0** ± 0.0 |") == 2
+    accuracy = [row for row in rows(tmp_path) if row["metric"] == "top1"]
+    assert len(accuracy) == 9 and all(row["top1"] == row["value"] for row in accuracy)
+
+
+def test_intervals_are_over_seeds_alone(tmp_path):
+    """An AP is no share of the test images: Wilson's interval would be wrong."""
+    found = Table(mixed(), "detect")
+    assert all(one.stats.images is None and one.stats.half is not None for one in found.cells.values())
+    assert found.intervals().startswith("Intervals are 95 % intervals over seeds (")
+    assert "other test images would move AP, too" in found.intervals()
+    one = Table(mixed(seeds=1), "segment")
+    assert one.intervals() == "One run each: there are no intervals."
+
+
+def test_accuracies_alone_have_the_columns_that_others_read():
+    assert list(render.csv_rows(sections(grid(full(2))).own)[0]) == OLD
+
+
+# ------------------------------------------------------------------ refused
+def test_faults_of_entries_and_options(trees):
+    boxes, masks = config(trees)["targets"]
+    given = [
+        {**boxes, "protocol": "detekt"},
+        {**masks, "finetune": {"train": {"lr": 1.0}}},
+        {"name": "digits", "protocol": "detect", "label": "few"},
+    ]
+    assert faults(plan(trees, targets=given).checked) == [
+        f"targets 'boxes': protocol: got 'detekt', wanted one of {', '.join(PROTOCOLS)}; did you mean 'detect'?",
+        "targets 'masks': protocol: segment takes no options of finetune; wanted them under segment",
+        "detect on few: data.root: missing; detect wants a folder of images with their boxes (COCO)",
+    ]
+
+
+def test_all_faults_before_the_first_job(trees, tmp_path, capsys):
+    broken = shutil.copytree(trees, tmp_path / "trees")
+    (broken / "boxes" / "train" / "000.png").unlink()
+    (broken / "masks" / "masks" / "train" / "001.png").unlink()
+    backbones = config(trees)["backbones"] + [{"name": "resnet18", "label": "net", "kwargs": {"nothing": 1}}]
+    out = tmp_path / "out"
+    said = refused(capsys, argv(broken, out, backbones=backbones))
+    assert not out.exists() and any(line.startswith("targets 'boxes': ") and "000.png" in line for line in said)
+    assert any(line.startswith("targets 'masks': ") and "001.png" in line for line in said)
+    assert any(line.startswith("backbones 'net': ") for line in said)
