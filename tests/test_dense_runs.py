@@ -15,9 +15,10 @@ from PIL import Image
 import idmm
 from idmm.config import Data
 from idmm.data.cache import load_split
-from idmm.data.dense import EvalDenseTransform, read_detection
+from idmm.data.dense import EvalDenseTransform, read_detection, read_segmentation
 from idmm.engine import Loop
 from idmm.errors import Interrupted, UserError
+from idmm.stages.segment import _at_size as at_size
 
 SIDE = 64
 TINY = {
@@ -205,6 +206,28 @@ def _position(out):
     except Exception:  # in the midst of being replaced
         return (-1, -1)
     return saved["epoch"], saved["step"]
+
+
+# ------------------------------------------------------------------ two processes
+def test_two_processes_report_the_network_that_is_written(trees, tmp_path):
+    """Each evaluates its share of the images, with the first one's running statistics of batch norms."""
+    out = tmp_path / "run"
+    argv = words(
+        "segment", trees, out, train__epochs=1, train__lr=0.003, train__warmup_epochs=0, data__subset={"total": 6}
+    )
+    (tmp_path / "main.py").write_text(MAIN)
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(tmp_path / "main.py")]
+    with Process([*launch, *argv], tmp_path / "err") as process:
+        assert process.wait() == 0, process.said()
+    network, about = idmm.load_network(out), read(out / "model.json")
+    there = read_segmentation(Data(root=str(trees / "masks")))
+    store = load_split(there.splits.test, bound=SIDE, data=Data(cache="ram"))
+    transform = EvalDenseTransform(store, there.targets["test"], SIDE, about["mean"], about["std"])
+    with torch.no_grad():
+        logits = network(transform(0, np.arange(3))["images"])
+    for name, target, own in zip(store.names, there.targets["test"], logits, strict=True):
+        written = np.asarray(Image.open(out / "masks" / name.split("/")[-1]))
+        assert np.mean(written == at_size(own, target.size, SIDE).numpy()) > 0.999, name
 
 
 def test_images_that_changed_are_noticed(trees, tmp_path, capsys, monkeypatch):

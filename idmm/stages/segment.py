@@ -55,7 +55,10 @@ class _Segmenting(DenseAssembly):
         return read_segmentation(data, progress)
 
     def network(self, phase, backbone):
-        return Segmenter(backbone, phase.size, len(self.classes), self.config.model.pyramid_width)
+        made = Segmenter(backbone, phase.size, len(self.classes), self.config.model.pyramid_width)
+        if distributed.several_gpus():  # a process sees few images of a batch
+            made.decoder = nn.SyncBatchNorm.convert_sync_batchnorm(made.decoder)
+        return made
 
     def learner(self, network):
         return Segmentation(network)
