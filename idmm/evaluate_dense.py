@@ -185,14 +185,14 @@ def segmented(network: Segmenter, images: Tensor, scales: Sequence[float] = (1.0
     Returns:
         float32 [B, K, S, S].
     """
-    size, found = images.shape[-1], []
-    for side in tested_sides(size, scales):
+    size, total, sides = images.shape[-1], 0.0, tested_sides(images.shape[-1], scales)
+    for side in sides:
         seen = images if side == size else _scaled(images, side)
         for mirrored in (False, True) if flip else (False,):
             logits = network(seen.flip(-1) if mirrored else seen).float()
             shares = (logits.flip(-1) if mirrored else logits).softmax(1)  # [B, K, side, side]
-            found.append(shares if side == size else _scaled(shares, size))
-    return torch.stack(found).mean(0)
+            total = total + (shares if side == size else _scaled(shares, size))  # one by one: each takes gigabytes
+    return total / (len(sides) * (1 + flip))
 
 
 def _scaled(images: Tensor, side: int) -> Tensor:

@@ -129,8 +129,8 @@ class DenseAssembly(Assembly, ABC):
         images: np.ndarray | None = None, label: str = "",
     ) -> Iterator[dict]:  # fmt: skip
         """Yields this process's share of letterboxed images, until the run is interrupted; ``images``: only those
-        numbers. With a ``label`` the log has how far it is."""
-        count = self.phases[0].batch_size
+        numbers. With a ``label`` the log has how far it is. A batch is as large as a pass in training."""
+        count = -(-self.phases[0].batch_size // (distributed.world() * self.config.train.accumulate))
         made = EvalDenseTransform(store, targets, size, self.spec.mean, self.spec.std)
         images = np.arange(len(store)) if images is None else images
         batches = own_share(made, images, count, run.workers, 4 * count * (len(self.spec.mean) + 2) * size**2)

@@ -86,7 +86,8 @@ class _Judge(Judge):
 
     def _mask_name(self, number: int) -> Path:
         """Returns the path of an image below its part's folder, as a PNG."""
-        return Path(*Path(self.store.names[number]).parts[2:]).with_suffix(".png")  # images/PART/...
+        parts = Path(self.store.names[number]).parts  # images/PART/..., ADE20K's perhaps in a folder of its own
+        return Path(*parts[parts.index("images") + 2 :]).with_suffix(".png")
 
     @property
     def first(self) -> int:
