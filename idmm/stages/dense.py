@@ -38,7 +38,7 @@ from idmm.stages.assemble import (
     session,
 )
 from idmm.stages.budget import length_result, within_minutes
-from idmm.stages.results import drawing, export_dense
+from idmm.stages.results import drawing, export_dense, take_best
 
 log = logging.getLogger("idmm")
 RECORDED = ("ap", "ap50", "ap75", "mask_ap", "miou", "macc", "pixel_accuracy")  # of each evaluation
@@ -223,7 +223,7 @@ def train(kind: type[DenseAssembly], config: DenseConfig) -> dict:
         loop.fit()
 
         # ------------------------------------------------------------------ results
-        kept = take_best(run, loop, parts.metric)
+        kept = take_best(loop, parts.metric)
         scores = _judged(run, loop.averaged, judge if held == "test" else parts.judge(run, splits, "test"))
         about = {"task": config.STAGE, "classes": list(parts.classes), "pyramid_width": config.model.pyramid_width}
         export_dense(run, loop, parts, splits, {**about, **parts.about})
@@ -242,16 +242,6 @@ def train(kind: type[DenseAssembly], config: DenseConfig) -> dict:
         }
         run.folder.finish(result)
         return result
-
-
-def take_best(run: Session, loop: Loop, metric: str) -> dict[str, int]:
-    """Loads the weights that scored best on val, where those are wanted; returns their ``kept_epoch``."""
-    if loop.plan.keep is None:
-        return {}
-    epoch, best = loop.kept["epoch"], loop.kept["value"]
-    loop.averaged.load_state_dict(loop.kept["weights"])
-    log.info("train.keep: the weights of epoch %d, %s %.2f on val", epoch, metric, best)
-    return {"kept_epoch": epoch}
 
 
 def _judged(run: Session, network: nn.Module, judge: Judge) -> dict[str, float]:
