@@ -216,11 +216,13 @@ ROWS = {
     "a name outside": ("images", lambda rows: rows[1].update(file_name="../train/001.png"), "wanted a path below the"),
     "a name of no file": ("images", lambda rows: rows[1].update(file_name="a\0/b.png"), "wanted a path below the"),
     "no size": ("images", lambda rows: rows[0].update(height=None), "has height and width (None, 96); wanted pixels"),
+    "a huge size": ("images", lambda rows: rows[0].update(height=10**400), "has height and width (1000000"),
     "no id": ("images", lambda rows: rows[0].pop("id"), "wanted an id and a file_name"),
     "none": ("images", lambda rows: rows.clear(), "has no images; wanted one at least"),
     "a category twice": ("categories", lambda rows: rows[1].update(id=3), "category 3 is there twice"),
     "a category's name": ("categories", lambda rows: rows[1].update(name="zero"), "category 'zero' is there twice"),
     "a nameless one": ("categories", lambda rows: rows[1].update(name=""), "wanted an id, which is a whole number"),
+    "a line's end": ("categories", lambda rows: rows[1].update(name="a\nb"), "wanted an id, which is a whole number"),
     "no category": ("categories", lambda rows: rows.clear(), "has no categories; wanted one at least"),
 }
 

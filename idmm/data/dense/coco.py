@@ -27,7 +27,8 @@ log = logging.getLogger(__name__)
 
 SLACK = 1.0  # by which a box may reach over the edge, as rounding makes it (pixels); it is cut off
 FAR = 2.0  # times the image's long side: where an outline may be, at most; drawing what is further takes its memory
-_LEAVES = re.compile(r"^/|(^|/)\.\.(/|$)|[\0-\x1f\ud800-\udfff]")  # names of no file below a folder
+_UNFIT = re.compile(r"[\0-\x1f\ud800-\udfff]")  # in names: what no line and no file has
+_LEAVES = re.compile(rf"^/|(^|/)\.\.(/|$)|{_UNFIT.pattern}")  # names of no file below a folder
 _LISTS = ("images", "annotations", "categories")
 
 
@@ -130,7 +131,7 @@ class _File:
         found, wrong = {}, []
         for row in self.content["categories"]:
             number, name = row.get("id"), row.get("name")
-            if not _is_whole(number) or not isinstance(name, str) or not name:
+            if not _is_whole(number) or not isinstance(name, str) or not name or _UNFIT.search(name):
                 wrong.append(f"{_short(row)}: wanted an id, which is a whole number, and a name")
             elif number in found:
                 wrong.append(f"category {number} is there twice, as '{found[number]}' and '{name}'")
@@ -153,7 +154,7 @@ class _File:
                 wrong.append(f"{_short(row)}: wanted an id and a file_name")
             elif _LEAVES.search(name):
                 wrong.append(f"image {_short(name)}: wanted a path below the folder of images")
-            elif not all(_is_whole(side) and side > 0 for side in size):
+            elif not all(_is_whole(side) and 0 < side < 2**31 for side in size):
                 wrong.append(f"image '{name}' has height and width {_short(size)}; wanted pixels")
             elif number in found:
                 wrong.append(f"image {number} is there twice, as '{found[number].name}' and '{name}'")
