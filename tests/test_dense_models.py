@@ -66,7 +66,7 @@ def drawn(count, objects=2):
     truth = [
         BoxTarget(
             one.boxes.astype(np.float32), one.labels.astype(np.int64), [run_lengths(mask) for mask in one.masks],
-            np.zeros(objects, dtype=bool), (SIDE, SIDE), number, one.masks.sum((1, 2)).astype(np.float32),
+            np.zeros(objects, dtype=bool), (SIDE, SIDE), number,
         )
         for number, one in enumerate(scenes)
     ]  # fmt: skip
