@@ -98,6 +98,16 @@ def max_all(values: torch.Tensor) -> torch.Tensor:
     return values
 
 
+def share_statistics(module: torch.nn.Module) -> None:
+    """Gives the module of every process the first one's running statistics of batch norms, which each makes of its own
+    images; all must call together."""
+    if world() > 1:
+        for part in module.modules():
+            if isinstance(part, torch.nn.modules.batchnorm._BatchNorm) and part.running_mean is not None:
+                dist.broadcast(part.running_mean, 0)
+                dist.broadcast(part.running_var, 0)
+
+
 # ---------------------------------------------------------------------- rows of all processes
 def counts(rows: int) -> list[int]:
     """Returns how many rows each process has; all must call together."""

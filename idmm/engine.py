@@ -241,6 +241,7 @@ class Loop:
     def _evaluated(self, epoch: int) -> dict:
         """What is due to be measured after an epoch."""
         last, values = epoch + 1 == self.batches.epochs, {}
+        distributed.share_statistics(self.averaged)  # the first process's weights are exported
         try:
             for item in self.plan.evaluations:
                 if last or (epoch + 1) % item.every == 0:

@@ -139,19 +139,18 @@ def detection_scores(
 
 def _precision(kind: str, predictions: Sequence[Objects], truth: Sequence[BoxTarget], classes: int) -> np.ndarray:
     """Returns the precision by IoU threshold (0.50, 0.55 ... 0.95), recall (0, 0.01 ... 1) and class, -1 where there is
-    no true object."""
+    no true object; of all sizes, so that areas do not matter."""
     from pycocotools.cocoeval import COCOeval
 
     true, found = [], []
     for number, (target, objects) in enumerate(zip(truth, predictions, strict=True)):
         outlines = target.segments if kind == "segm" else [None] * len(target.boxes)
-        objects_of = zip(target.boxes, target.labels, target.crowd, target.areas, outlines, strict=True)
-        for (x1, y1, x2, y2), label, crowd, area, outline in objects_of:
+        for (x1, y1, x2, y2), label, crowd, outline in zip(
+            target.boxes, target.labels, target.crowd, outlines, strict=True
+        ):
             entry = {"image_id": number, "category_id": int(label), "bbox": [x1, y1, x2 - x1, y2 - y1]}
-            true.append({**entry, "area": float(area), "iscrowd": int(crowd), "segmentation": outline})
-        for entry in objects.results(number, range(classes)):
-            w, h = entry["bbox"][2:]
-            found.append({**entry, "area": w * h, "iscrowd": 0})
+            true.append({**entry, "area": 0, "iscrowd": int(crowd), "segmentation": outline})
+        found += [{**entry, "area": 0, "iscrowd": 0} for entry in objects.results(number, range(classes))]
     sizes = [target.size for target in truth]
     with contextlib.redirect_stdout(io.StringIO()):  # it prints
         judge = COCOeval(_coco(true, sizes, classes), _coco(found, sizes, classes), kind)
@@ -186,14 +185,14 @@ def segmented(network: Segmenter, images: Tensor, scales: Sequence[float] = (1.0
     Returns:
         float32 [B, K, S, S].
     """
-    size, found = images.shape[-1], []
-    for side in tested_sides(size, scales):
+    size, total, sides = images.shape[-1], 0.0, tested_sides(images.shape[-1], scales)
+    for side in sides:
         seen = images if side == size else _scaled(images, side)
         for mirrored in (False, True) if flip else (False,):
             logits = network(seen.flip(-1) if mirrored else seen).float()
             shares = (logits.flip(-1) if mirrored else logits).softmax(1)  # [B, K, side, side]
-            found.append(shares if side == size else _scaled(shares, size))
-    return torch.stack(found).mean(0)
+            total = total + (shares if side == size else _scaled(shares, size))  # one by one: each takes gigabytes
+    return total / (len(sides) * (1 + flip))
 
 
 def _scaled(images: Tensor, side: int) -> Tensor:

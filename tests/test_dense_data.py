@@ -3,20 +3,23 @@
 import json
 import logging
 import re
+import shutil
 from functools import partial
 
 import numpy as np
 import pytest
 from dense_trees import CLASSES, IDS, ade_tree, coco_tree, mask_tree, scenes
+from dense_trees import run_lengths as outline
 from folders import faults, paint, section
 from helpers import call
 from PIL import Image
 
 from idmm.data.datasets import open_splits
 from idmm.data.dense import IGNORED, looks, read_detection, read_segmentation
-from idmm.data.dense.targets import mask_values, rasterised
+from idmm.data.dense.targets import mask_values, rasterised, run_lengths
 from idmm.data.disk import cache_entries, clear
 from idmm.data.split import LabelsMissing
+from idmm.evaluate_dense import Objects, detection_scores
 
 
 def of(root, **fields):
@@ -39,7 +42,6 @@ def test_boxes_are_those_of_the_file(tmp_path, form, official):
         for target, scene in zip(found.targets[part], made[wrote].values(), strict=True):
             np.testing.assert_array_equal(target.boxes, scene.boxes)
             np.testing.assert_array_equal(target.labels, scene.labels)
-            np.testing.assert_array_equal(target.areas, scene.masks.sum(axis=(1, 2)))
             assert target.size == scene.image.shape[:2] and not target.crowd.any()
             assert target.boxes.dtype == np.float32 and target.labels.dtype == np.int64
             if form == "boxes":
@@ -102,6 +104,40 @@ def test_a_digest_is_of_all_that_is_known(tmp_path):
     assert target.digest != target.take(np.zeros(len(target.labels), dtype=bool)).digest
 
 
+def packed(counts):
+    """Compressed RLE of the first canvas."""
+    return {"size": [64, 96], "counts": counts}
+
+
+def test_counts_of_compressed_outlines():
+    """As pycocotools packs them."""
+    from pycocotools import mask as coco
+
+    rng = np.random.default_rng(0)
+    for share in (0.0, 0.01, 0.5, 0.99, 1.0):
+        mask = rng.random((70, 90)) < share
+        mask[:, 20:40] = share > 0.3  # a long run
+        text = coco.encode(np.asfortranarray(mask.astype(np.uint8)))["counts"].decode()
+        assert run_lengths(text) == outline(mask)["counts"]
+
+
+def test_a_crowd_without_an_outline(tmp_path):
+    """Counts as its box does."""
+
+    def change(part, content):
+        content["annotations"][0] |= {"iscrowd": 1, "segmentation": []}
+
+    made = coco_tree(tmp_path, change=change)
+    found = read_detection(of(tmp_path))
+    target, scene = found.targets["test"][0], made["val"]["000.png"]
+    x1, y1, x2, y2 = scene.boxes[0].astype(int)
+    mask = target.masks(*target.size)[0]
+    assert mask[y1:y2, x1:x2].all() and mask.sum() == (x2 - x1) * (y2 - y1)
+    seen = Objects(target.boxes, target.labels, np.ones(len(target.labels)), [outline(m) for m in scene.masks])
+    scores, _ = detection_scores([seen], [target], CLASSES)
+    assert [scores["ap"], scores["mask_ap"]] == pytest.approx([100, 100])
+
+
 BROKEN = {  # how a file is spoilt, and what is said below the line that counts
     "no area": (lambda a: a["bbox"].__setitem__(2, 0), r"annotation 1 of '000.png': bbox \[.*\] has no area"),
     "outside": (
@@ -118,6 +154,16 @@ BROKEN = {  # how a file is spoilt, and what is said below the line that counts
         r"segmentation: wanted polygons, or RLE of size \[64, 96\], got \[2, 2\]",
     ),
     "RLE": (lambda a: a.update(segmentation={"size": [64, 96], "counts": [4]}), r"its RLE is damaged"),
+    "a huge number": (lambda a: a["bbox"].__setitem__(0, 10**400), r"annotation 1 of '000.png': bbox \[1000"),
+    "a long list": (lambda a: a.update(bbox=[1] * 999), r"bbox \[1, 1, .{0,80}\.\.\.; wanted \[x"),
+    "a far outline": (  # which pycocotools would ask gigabytes for
+        lambda a: a.update(segmentation=[[0, 0, 1e9, 0, 1e9, -1e30]]),
+        r"segmentation: its polygons reach far outside of the image \(96 x 64\)",
+    ),
+    "too few pixels": (lambda a: a.update(segmentation=packed("X1")), r"its RLE is damaged"),
+    "too many": (lambda a: a.update(segmentation=packed("oooo7")), r"its RLE is damaged"),
+    "an open end": (lambda a: a.update(segmentation=packed("o")), r"its RLE is damaged"),
+    "no characters of it": (lambda a: a.update(segmentation=packed("\u00e4")), r"its RLE is damaged"),
 }
 
 
@@ -167,12 +213,16 @@ def test_many_faults_are_capped_and_told_together(tmp_path):
 ROWS = {
     "an image twice": ("images", lambda rows: rows[1].update(id=100), "image 100 is there twice, as '000.png' and"),
     "a name twice": ("images", lambda rows: rows[1].update(file_name="000.png"), "image '000.png' is there twice"),
+    "a name outside": ("images", lambda rows: rows[1].update(file_name="../train/001.png"), "wanted a path below the"),
+    "a name of no file": ("images", lambda rows: rows[1].update(file_name="a\0/b.png"), "wanted a path below the"),
     "no size": ("images", lambda rows: rows[0].update(height=None), "has height and width (None, 96); wanted pixels"),
+    "a huge size": ("images", lambda rows: rows[0].update(height=10**400), "has height and width (1000000"),
     "no id": ("images", lambda rows: rows[0].pop("id"), "wanted an id and a file_name"),
     "none": ("images", lambda rows: rows.clear(), "has no images; wanted one at least"),
     "a category twice": ("categories", lambda rows: rows[1].update(id=3), "category 3 is there twice"),
     "a category's name": ("categories", lambda rows: rows[1].update(name="zero"), "category 'zero' is there twice"),
     "a nameless one": ("categories", lambda rows: rows[1].update(name=""), "wanted an id, which is a whole number"),
+    "a line's end": ("categories", lambda rows: rows[1].update(name="a\nb"), "wanted an id, which is a whole number"),
     "no category": ("categories", lambda rows: rows.clear(), "has no categories; wanted one at least"),
 }
 
@@ -223,6 +273,17 @@ def test_images_that_are_not_there_or_of_another_size(tmp_path, caplog):
     found = read_detection(of(tmp_path, on_error="skip"))
     assert [name[-7:] for name in found.splits.train.names] == ["000.png", "003.png", "004.png", "005.png"]
     assert [target.image_id for target in found.targets["train"]] == [100, 103, 104, 105]
+
+
+def test_an_image_of_two_parts(tmp_path):
+    """It would be tested on after it was learnt."""
+    coco_tree(tmp_path, train=3, val=2)
+    (tmp_path / "train").rename(tmp_path / "images")
+    shutil.rmtree(tmp_path / "val")
+    shutil.copy(tmp_path / "annotations" / "train.json", tmp_path / "annotations" / "val.json")
+    (line,) = faults(read_detection, of(tmp_path))
+    names = "images/000.png, images/001.png, images/002.png"
+    assert line == f"data.root: '{tmp_path}' has images in both train and val: {names}; wanted each in one"
 
 
 @pytest.mark.parametrize("bare", ["train", "val"])

@@ -29,8 +29,7 @@ RECALLS = np.linspace(0, 1, 101)
 def truth(boxes, labels, crowd=None, size=(100, 100), segments=None):
     boxes = np.array(boxes, dtype=np.float32).reshape(-1, 4)
     crowd = np.zeros(len(boxes), dtype=bool) if crowd is None else np.array(crowd)
-    areas = ((boxes[:, 2:] - boxes[:, :2]).prod(1)).astype(np.float32)
-    return BoxTarget(boxes, np.array(labels, dtype=np.int64), segments, crowd, size, 0, areas)
+    return BoxTarget(boxes, np.array(labels, dtype=np.int64), segments, crowd, size, 0)
 
 
 def objects(boxes, labels, scores, segments=None):

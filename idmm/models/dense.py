@@ -198,7 +198,7 @@ class Detector(DenseNetwork):
             _Fpn(self.maps.channels, width) if self.maps.several else _SimplePyramid(self.maps.channels, width)
         )
         share = min(1.0, size / FULL_SIZE)
-        anchors = AnchorGenerator(tuple((8 * s * share,) for s in (*STRIDES, 64)), ((0.5, 1.0, 2.0),) * 5)
+        anchors = _Anchors(tuple((8 * s * share,) for s in (*STRIDES, 64)), ((0.5, 1.0, 2.0),) * 5)
 
         def pool(side: int) -> MultiScaleRoIAlign:
             return MultiScaleRoIAlign(["0", "1", "2", "3"], side, sampling_ratio=2, canonical_scale=224 * share)
@@ -218,6 +218,8 @@ class Detector(DenseNetwork):
             **{"box_batch_size_per_image": 2 * width, **options},
         )
         self.rpn, self.roi_heads = made.rpn, made.roi_heads
+        for part in (self.rpn.head, self.roi_heads.box_predictor):
+            part.register_forward_hook(_in_fp32)
 
     def forward(self, images: Tensor) -> list[dict[str, Tensor]]:
         """Finds objects in images [B, C, S, S], in evaluation mode.
@@ -254,6 +256,19 @@ class Detector(DenseNetwork):
         proposals, first = self.rpn(ImageList(images, sizes), features, targets)
         found, second = self.roi_heads(features, proposals, sizes, targets)
         return found, first | second
+
+
+class _Anchors(AnchorGenerator):
+    """Anchors in fp32, whatever the maps are in."""
+
+    def set_cell_anchors(self, dtype, device):
+        super().set_cell_anchors(torch.float32, device)
+
+
+def _in_fp32(part: nn.Module, inputs: tuple, outputs: tuple) -> tuple:
+    """Makes offsets fp32: torchvision computes boxes in their arithmetic, and beyond 256 pixels bf16 has but every
+    second one."""
+    return tuple([one.float() for one in of] if isinstance(of, list) else of.float() for of in outputs)
 
 
 class _Fpn(nn.Module):

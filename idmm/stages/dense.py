@@ -38,7 +38,7 @@ from idmm.stages.assemble import (
     session,
 )
 from idmm.stages.budget import length_result, within_minutes
-from idmm.stages.results import drawing, export_dense
+from idmm.stages.results import drawing, export_dense, take_best
 
 log = logging.getLogger("idmm")
 RECORDED = ("ap", "ap50", "ap75", "mask_ap", "miou", "macc", "pixel_accuracy")  # of each evaluation
@@ -101,6 +101,9 @@ class DenseAssembly(Assembly, ABC):
         key, looks = derive(self.config.seed, "stage", phase.number), (self.spec.mean, self.spec.std)
         return DenseTransform(store, self.targets["train"], self.config.augment, phase.size, *looks, key)
 
+    def plan(self, phase, store, evaluations, run=None):
+        return super().plan(phase, store, evaluations)  # loader workers make all of a batch
+
     def try_model(self, phase, weights=False):
         super().try_model(phase, weights)
         self.network(phase, self.backbone(phase))
@@ -137,8 +140,8 @@ class DenseAssembly(Assembly, ABC):
         images: np.ndarray | None = None, label: str = "",
     ) -> Iterator[dict]:  # fmt: skip
         """Yields this process's share of letterboxed images, until the run is interrupted; ``images``: only those
-        numbers. With a ``label`` the log has how far it is."""
-        count = self.phases[0].batch_size
+        numbers. With a ``label`` the log has how far it is. A batch is as large as a pass in training."""
+        count = -(-self.phases[0].batch_size // (distributed.world() * self.config.train.accumulate))
         made = EvalDenseTransform(store, targets, size, self.spec.mean, self.spec.std)
         images = np.arange(len(store)) if images is None else images
         batches = own_share(made, images, count, run.workers, 4 * count * (len(self.spec.mean) + 2) * size**2)
@@ -231,7 +234,7 @@ def train(config: DenseConfig) -> dict:
         loop.fit()
 
         # ------------------------------------------------------------------ results
-        kept = take_best(run, loop, parts.metric)
+        kept = take_best(loop, parts.metric)
         scores = _judged(run, loop.averaged, judge if held == "test" else parts.judge(run, splits, "test"))
         about = {"task": config.STAGE, "classes": list(parts.classes), "pyramid_width": config.model.pyramid_width}
         export_dense(run, loop, parts, splits, {**about, **parts.about})
@@ -250,16 +253,6 @@ def train(config: DenseConfig) -> dict:
         }
         run.folder.finish(result)
         return result
-
-
-def take_best(run: Session, loop: Loop, metric: str) -> dict[str, int]:
-    """Loads the weights that scored best on val, where those are wanted; returns their ``kept_epoch``."""
-    if loop.plan.keep is None:
-        return {}
-    epoch, best = loop.kept["epoch"], loop.kept["value"]
-    loop.averaged.load_state_dict(loop.kept["weights"])
-    log.info("train.keep: the weights of epoch %d, %s %.2f on val", epoch, metric, best)
-    return {"kept_epoch": epoch}
 
 
 def _judged(run: Session, network: nn.Module, judge: Judge) -> dict[str, float]:

@@ -124,7 +124,7 @@ class _Judge(Judge):
                     h, w = letterboxed(self.targets[number].size, phase.size)
                     picture = plain_picture(batch["images"][row], self.parts.spec)[:h, :w]
                     there = batch["labels"][row] >= 0
-                    masks = batch["masks"][row, there, :h, :w].bool().numpy() if self.parts.masks else None
+                    masks = batch["masks"][row, there, :h, :w].bool().numpy() if "masks" in batch else None
                     truth = Drawn(batch["boxes"][row, there].numpy(), batch["labels"][row, there].numpy(), None, masks)
                     found = _drawn(on_file(output, (h, w), phase.size))
                     scenes.append(Scene(self.store.names[number], picture, truth, found))

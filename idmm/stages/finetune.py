@@ -20,7 +20,7 @@ from idmm.stages.assemble import Assembly, LoadedSplits, eval_batches, load_spli
 from idmm.stages.budget import length_result, within_minutes
 from idmm.stages.folds import by_folds, seen_by_init
 from idmm.stages.handover import below_start, check_classes, fit_classifier, high_loss, norm_images, set_batch_norms
-from idmm.stages.results import classifier_result, export, say_balance, write_features
+from idmm.stages.results import classifier_result, export, say_balance, take_best, write_features
 
 log = logging.getLogger("idmm")
 
@@ -94,12 +94,7 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
             loop.fit()
 
         # ------------------------------------------------------------------ results
-        kept = {}
-        if plan.keep:  # the weights that scored best on val
-            kept["kept_epoch"], best = loop.kept["epoch"], loop.kept["value"]
-            loop.averaged.load_state_dict(loop.kept["weights"])
-            line = "train.keep: the weights of epoch %d of %d, top-1 %.2f on val"
-            log.info(line, kept["kept_epoch"], phase.epochs, best)
+        kept = take_best(loop, "top-1")
         found = held.latest  # what was evaluated between epochs was val, and nothing was where the run ended before
         if splits.val is not None or found is None:
             found = _Evaluator(run, splits.test, phase, parts).predict(loop.averaged)

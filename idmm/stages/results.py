@@ -37,6 +37,17 @@ READINGS = 10  # times that the network saw the images, from which on reading th
 COLUMNS = ("class", "images", "correct", "accuracy", "most_confused_with", "times")
 
 
+def take_best(loop: Loop, score: str) -> dict[str, int]:
+    """Loads the weights of the epoch with the best ``score`` (its name for the log) on val, where those are wanted;
+    returns it as ``kept_epoch``."""
+    if loop.plan.keep is None:
+        return {}
+    epoch, best = loop.kept["epoch"], loop.kept["value"]
+    loop.averaged.load_state_dict(loop.kept["weights"])
+    log.info("train.keep: the weights of epoch %d of %d, %s %.2f on val", epoch, loop.batches.epochs, score, best)
+    return {"kept_epoch": epoch}
+
+
 def export(run: Session, loop: Loop, parts: Assembly, splits: LoadedSplits, classes: list[str] | None = None) -> None:
     """Writes the backbone, where there are ``classes`` the model with its classifier, and the curves of the run."""
     if not run.folder.leader:

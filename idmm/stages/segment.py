@@ -58,7 +58,10 @@ class Segmenting(DenseAssembly):
         return read_segmentation(data, progress)
 
     def network(self, phase, backbone):
-        return Segmenter(backbone, phase.size, len(self.classes), self.config.model.pyramid_width)
+        made = Segmenter(backbone, phase.size, len(self.classes), self.config.model.pyramid_width)
+        if distributed.several_gpus():  # a process sees few images of a batch
+            made.decoder = nn.SyncBatchNorm.convert_sync_batchnorm(made.decoder)
+        return made
 
     def learner(self, network):
         return Segmentation(network)
@@ -86,7 +89,8 @@ class _Judge(Judge):
 
     def _mask_name(self, number: int) -> Path:
         """Returns the path of an image below its part's folder, as a PNG."""
-        return Path(*Path(self.store.names[number]).parts[2:]).with_suffix(".png")  # images/PART/...
+        parts = Path(self.store.names[number]).parts  # images/PART/..., ADE20K's perhaps in a folder of its own
+        return Path(*parts[parts.index("images") + 2 :]).with_suffix(".png")
 
     @property
     def first(self) -> int:

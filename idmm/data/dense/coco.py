@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,15 +17,18 @@ import numpy as np
 from idmm import config
 from idmm.data.dense.faults import Faults
 from idmm.data.dense.looks import look_at
-from idmm.data.dense.targets import BoxTarget, rasterised
+from idmm.data.dense.targets import BoxTarget, run_lengths
 from idmm.data.readers.folder import PARTS
 from idmm.data.readers.layout import absent
 from idmm.data.split import Split, counted
-from idmm.errors import UserError, install, listed, reason
+from idmm.errors import UserError, listed, reason
 
 log = logging.getLogger(__name__)
 
 SLACK = 1.0  # by which a box may reach over the edge, as rounding makes it (pixels); it is cut off
+FAR = 2.0  # times the image's long side: where an outline may be, at most; drawing what is further takes its memory
+_UNFIT = re.compile(r"[\0-\x1f\ud800-\udfff]")  # in names: what no line and no file has
+_LEAVES = re.compile(rf"^/|(^|/)\.\.(/|$)|{_UNFIT.pattern}")  # names of no file below a folder
 _LISTS = ("images", "annotations", "categories")
 
 
@@ -43,7 +47,6 @@ class _Object(NamedTuple):
     label: int
     segment: list | dict | None
     crowd: bool
-    area: float
 
 
 def read_coco(root: Path, data: config.Data, faults: Faults, progress: bool) -> tuple[dict[str, tuple], dict[int, str]]:
@@ -128,7 +131,7 @@ class _File:
         found, wrong = {}, []
         for row in self.content["categories"]:
             number, name = row.get("id"), row.get("name")
-            if not _is_whole(number) or not isinstance(name, str) or not name:
+            if not _is_whole(number) or not isinstance(name, str) or not name or _UNFIT.search(name):
                 wrong.append(f"{_short(row)}: wanted an id, which is a whole number, and a name")
             elif number in found:
                 wrong.append(f"category {number} is there twice, as '{found[number]}' and '{name}'")
@@ -149,8 +152,10 @@ class _File:
             number, name, size = row.get("id"), row.get("file_name"), (row.get("height"), row.get("width"))
             if not _is_id(number) or not isinstance(name, str) or not name:
                 wrong.append(f"{_short(row)}: wanted an id and a file_name")
-            elif not all(_is_whole(side) and side > 0 for side in size):
-                wrong.append(f"image '{name}' has height and width {size}; wanted pixels")
+            elif _LEAVES.search(name):
+                wrong.append(f"image {_short(name)}: wanted a path below the folder of images")
+            elif not all(_is_whole(side) and 0 < side < 2**31 for side in size):
+                wrong.append(f"image '{name}' has height and width {_short(size)}; wanted pixels")
             elif number in found:
                 wrong.append(f"image {number} is there twice, as '{found[number].name}' and '{name}'")
             elif name in names:
@@ -176,7 +181,9 @@ class _File:
                 found[image.id].append(_object(row, image, labels))
             else:
                 of = "" if image is None else f" of '{image.name}'"
-                wrong.append(f"annotation {row.get('id', f'number {place} of the list')}{of}: {why}")
+                wrong.append(
+                    f"annotation {_short(row['id']) if 'id' in row else f'number {place} of the list'}{of}: {why}"
+                )
         faults.unusable(str(self.path), counted(len(rows), "annotation"), wrong)
         return found
 
@@ -228,19 +235,19 @@ def _outlined(part: str, objects: dict[Any, list[_Object]]) -> bool:
 def _fault(row: dict, image: _Image | None, labels: dict[int, int]) -> str | None:
     """Returns what is wrong with an annotation."""
     if image is None:
-        return f"of an image {row.get('image_id')!r} that is not in the list"
+        return f"of an image {_short(row.get('image_id'))} that is not in the list"
     number, box = row.get("category_id"), row.get("bbox")
     if not _is_whole(number) or number not in labels:
-        return f"of a category {number!r} that is not in the list"
+        return f"of a category {_short(number)} that is not in the list"
     if not (isinstance(box, list) and len(box) == 4 and all(map(_is_number, box))):
-        return f"bbox {box!r}; wanted [x, y, width, height] in pixels"
+        return f"bbox {_short(box)}; wanted [x, y, width, height] in pixels"
     (x, y, w, h), (height, width) = box, image.size
     if not (w > 0 and h > 0):
-        return f"bbox {box} has no area"
+        return f"bbox {_short(box)} has no area"
     if min(x, y) < -SLACK or x + w > width + SLACK or y + h > height + SLACK:
-        return f"bbox {box} reaches outside of the image ({_pixels(image.size)})"
+        return f"bbox {_short(box)} reaches outside of the image ({_pixels(image.size)})"
     if not (min(x + w, width) > max(x, 0) and min(y + h, height) > max(y, 0)):
-        return f"bbox {box} has no area within the image ({_pixels(image.size)})"
+        return f"bbox {_short(box)} has no area within the image ({_pixels(image.size)})"
     return _outline_fault(row.get("segmentation"), image.size)
 
 
@@ -248,26 +255,17 @@ def _outline_fault(segment: Any, size: tuple[int, int]) -> str | None:
     if not segment:
         return None
     if isinstance(segment, list):
-        right = all(isinstance(p, list) and len(p) >= 6 and not len(p) % 2 and all(map(_is_number, p)) for p in segment)
-        return None if right else "segmentation: wanted polygons of six numbers or more, x and y in turns"
+        if not all(isinstance(p, list) and len(p) >= 6 and not len(p) % 2 and all(map(_is_number, p)) for p in segment):
+            return "segmentation: wanted polygons of six numbers or more, x and y in turns"
+        far = max(abs(value) for polygon in segment for value in polygon) > FAR * max(size)
+        return f"segmentation: its polygons reach far outside of the image ({_pixels(size)})" if far else None
     if not isinstance(segment, dict) or segment.get("size") != list(size):
         found = segment.get("size") if isinstance(segment, dict) else segment
         return f"segmentation: wanted polygons, or RLE of size {list(size)}, got {_short(found)}"
     counts = segment.get("counts")
-    if isinstance(counts, list):
-        right = all(_is_whole(n) and n >= 0 for n in counts) and sum(counts) == math.prod(size)
-    else:
-        right = isinstance(counts, str) and _decodes(segment, size)
+    counts = run_lengths(counts) if isinstance(counts, str) else counts
+    right = isinstance(counts, list) and all(_is_whole(n) and n >= 0 for n in counts) and sum(counts) == math.prod(size)
     return None if right else "segmentation: its RLE is damaged, or of an image of another size"
-
-
-def _decodes(segment: dict, size: tuple[int, int]) -> bool:
-    try:
-        return rasterised(segment, size, size).shape == size
-    except ImportError:
-        raise UserError(f"data.root: outlines need pycocotools: {install('dense')}") from None
-    except Exception:  # a bare one
-        return False
 
 
 def _object(row: dict, image: _Image, labels: dict[int, int]) -> _Object:
@@ -276,20 +274,24 @@ def _object(row: dict, image: _Image, labels: dict[int, int]) -> _Object:
     segment = row.get("segmentation") or None
     if isinstance(segment, list):
         segment = [np.array(polygon, dtype=np.float32) for polygon in segment]
-    area = row["area"] if _is_number(row.get("area")) else w * h
-    return _Object(box, labels[row["category_id"]], segment, row.get("iscrowd") == 1, area)
+    return _Object(box, labels[row["category_id"]], segment, row.get("iscrowd") == 1)
 
 
 def _target(image: _Image, objects: list[_Object], outlined: bool) -> BoxTarget:
     return BoxTarget(
         boxes=np.array([one.box for one in objects], dtype=np.float32).reshape(-1, 4),
         labels=np.array([one.label for one in objects], dtype=np.int64),
-        segments=[one.segment or [] for one in objects] if outlined else None,
+        segments=[one.segment or [_corners(one.box)] for one in objects] if outlined else None,
         crowd=np.array([one.crowd for one in objects], dtype=bool),
         size=image.size,
         image_id=image.id,
-        areas=np.array([one.area for one in objects], dtype=np.float32),
     )
+
+
+def _corners(box: list[float]) -> np.ndarray:
+    """Returns a box as a polygon: the outline of a crowd that has none."""
+    x1, y1, x2, y2 = box
+    return np.array([x1, y1, x2, y1, x2, y2, x1, y2], dtype=np.float32)
 
 
 def _is_whole(value: Any) -> bool:
@@ -301,7 +303,7 @@ def _is_id(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _pixels(size: tuple[int, int]) -> str:

@@ -1,5 +1,6 @@
 """From the ``data`` section of a config to images with boxes or masks: checked, held out, drawn from."""
 
+import itertools
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -80,6 +81,12 @@ def _found(reader: Callable, data: config.Data, faults: Faults, progress: bool) 
     faults.refuse()
     if empty := [part for part, (split, _) in found.items() if not len(split)]:
         raise UserError(f"data.root: '{root}' has no image of {listed(empty)} that can be used; wanted one at least")
+    parts = {part: dict.fromkeys(split.names) for part, (split, _) in found.items()}
+    for one, other in itertools.combinations(parts, 2):
+        if both := [name for name in parts[other] if name in parts[one]]:
+            raise UserError(
+                f"data.root: '{root}' has images in both {one} and {other}: {listed(both)}; wanted each in one"
+            )
     splits = _drawn(arranged({part: split for part, (split, _) in found.items()}), data)
     known = {name: of for split, each in found.values() for name, of in zip(split.names, each, strict=True)}
     targets = {part: [known[name] for name in of.names] for part, of in splits.parts.items()}

@@ -29,19 +29,18 @@ class BoxTarget:
     crowd: np.ndarray  # bool [n]: a group of objects in one annotation
     size: tuple[int, int]  # height and width (pixels)
     image_id: int | str  # in the annotations' file
-    areas: np.ndarray  # float32 [n], as the file has them, else the boxes' (pixels)
 
     def take(self, kept: np.ndarray) -> "BoxTarget":
         """Returns the objects where ``kept`` (bool [n]) is true."""
         segments = self.segments and [segment for segment, keep in zip(self.segments, kept, strict=True) if keep]
-        arrays = {name: getattr(self, name)[kept] for name in ("boxes", "labels", "crowd", "areas")}
+        arrays = {name: getattr(self, name)[kept] for name in ("boxes", "labels", "crowd")}
         return BoxTarget(**arrays, segments=segments, size=self.size, image_id=self.image_id)
 
     @property
     def digest(self) -> str:
         """Another for other objects, 16 hexadecimal digits."""
         hashed = hashlib.blake2b(repr(self.size).encode(), digest_size=8)
-        for array in (self.boxes, self.labels, self.crowd, self.areas):
+        for array in (self.boxes, self.labels, self.crowd):
             hashed.update(array.tobytes())
         for segment in self.segments or ():
             parts = (
@@ -129,6 +128,24 @@ def rasterised(segment: list | dict, size: tuple[int, int], shape: tuple[int, in
         return coco.decode(coco.merge(coco.frPyObjects(scaled, *shape)))  # [h, w]
     whole = coco.decode(coco.frPyObjects(segment, *size) if isinstance(segment["counts"], list) else segment)
     return nearest(whole, shape)
+
+
+def run_lengths(packed: str) -> list[int] | None:
+    """Returns the counts in the text of COCO's compressed RLE, or None where it is none.
+
+    Five bits a character, the lowest first; from the fourth count on less the count before the last. pycocotools leaves
+    pixels that are not counted as the memory was.
+    """
+    found, value, shift = [], 0, 0
+    for bits in (ord(character) - 48 for character in packed):
+        if not 0 <= bits < 64 or shift > 60:
+            return None
+        value, shift = value | (bits & 31) << shift, shift + 5
+        if not bits & 32:  # its last
+            value -= (bits & 16) << shift - 4  # the sign
+            found.append(value + (found[-2] if len(found) > 2 else 0))
+            value = shift = 0
+    return None if shift else found
 
 
 def nearest(mask: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
