@@ -93,6 +93,9 @@ class DenseAssembly(Assembly, ABC):
         key, looks = derive(self.config.seed, "stage", phase.number), (self.spec.mean, self.spec.std)
         return DenseTransform(store, self.targets["train"], self.config.augment, phase.size, *looks, key)
 
+    def plan(self, phase, store, evaluations, run=None):
+        return super().plan(phase, store, evaluations)  # loader workers make its images, on every device
+
     def try_model(self, phase, weights=False):
         super().try_model(phase, weights)
         self.network(phase, self.backbone(phase))
