@@ -26,7 +26,7 @@ from idmm.errors import SizeError, UserError
 from idmm.files import weights_label
 from idmm.models.build import create_backbone
 from idmm.models.grid import as_grid
-from idmm.models.weights import read_checkpoint
+from idmm.models.weights import Checkpoint, read_checkpoint
 
 STRIDES = (4, 8, 16, 32)  # pixels from a place of a map to the next
 FULL_SIZE = 640  # side of images (pixels) from which on anchors are as large as the papers'
@@ -79,8 +79,9 @@ class ScaledMaps(nn.Module):
 
     def _drop_unused(self, backbone: nn.Module, size: int) -> None:
         named = [(name, p) for name, p in backbone.named_parameters() if p.requires_grad]
-        total = sum(m.sum() for m in _looked_at(backbone, size, lambda x: _backbone_maps(backbone, x, self.layers)))
-        found = torch.autograd.grad(total, [p for _, p in named], allow_unused=True)
+        with torch.inference_mode(False), torch.enable_grad():  # whatever the caller has switched off
+            total = sum(m.sum() for m in _looked_at(backbone, size, lambda x: _backbone_maps(backbone, x, self.layers)))
+            found = torch.autograd.grad(total, [p for _, p in named], allow_unused=True)
         for (_, parameter), gradient in zip(named, found, strict=True):
             parameter.requires_grad_(gradient is not None)
 
@@ -322,8 +323,12 @@ def load_network(run_or_file: str | os.PathLike) -> Detector | Segmenter:
     Raises:
         UserError: It is the network of neither.
     """
-    saved = read_checkpoint(run_or_file, stem="model")
-    known, label = saved.extra, weights_label(saved.source, "")
+    return build_network(read_checkpoint(run_or_file, stem="model"))
+
+
+def build_network(saved: Checkpoint) -> Detector | Segmenter:
+    """Builds the network of a checkpoint with its weights, as :func:`load_network` does."""
+    known, label = saved.extra, weights_label(saved.source, saved.field)
     if known.get("task") not in ("detect", "segment"):
         raise UserError(f"{label} is of neither idmm detect nor idmm segment; wanted such a run")
     kwargs = {key: value for key, value in saved.kwargs.items() if key not in ("img_size", "num_classes")}

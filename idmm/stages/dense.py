@@ -228,7 +228,8 @@ def train(kind: type[DenseAssembly], config: DenseConfig) -> dict:
         # ------------------------------------------------------------------ results
         kept = take_best(run, loop, parts.metric)
         scores = _judged(run, loop.averaged, judge if held == "test" else parts.judge(run, splits, "test"))
-        about = {"task": config.STAGE, "classes": list(parts.classes), "pyramid_width": config.model.pyramid_width}
+        about = {"task": config.STAGE, "classes": list(parts.classes), "categories": list(parts.categories)}
+        about["pyramid_width"] = config.model.pyramid_width
         export_dense(run, loop, parts, splits, {**about, **parts.about})
         result = {
             **scores,
