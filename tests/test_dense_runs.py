@@ -90,6 +90,22 @@ def test_detection_writes_its_results(whole, trees):
         assert (out / name).stat().st_size > 0, name
 
 
+def test_detection_says_what_there_is_to_learn(whole, trees, tmp_path):
+    said = logged(whole / "detect")
+    assert "boxes and masks: " in said and " to train on (zero " in said and "smaller than a pixel" not in said
+    tree = tmp_path / "coco"
+    coco_tree(tree, change=_with_a_speck, train=4, val=2)
+    flags = dict(data__root=str(tree), model__masks=False, train__epochs=1)
+    assert call(words("detect", trees, tmp_path / "run", **flags)) == 0
+    said = logged(tmp_path / "run")
+    assert "train.size: 1 of " in said and "smaller than a pixel on 64 x 64 and are not learned" in said
+
+
+def _with_a_speck(part, content):
+    if part == "train":
+        content["annotations"][0] |= {"bbox": [3, 3, 1, 1], "segmentation": []}
+
+
 def test_predictions_are_in_cocos_result_format(whole, trees):
     coco = pytest.importorskip("pycocotools.coco")
     found = read(whole / "detect" / "predictions.json")

@@ -20,7 +20,8 @@ class DetectData(Data):
 
     root: str | None = None
     """Folder in COCO's layout (required): ROOT/annotations/train.json and val.json (or test.json) over the images of
-    ROOT/train and ROOT/val, or COCO's own names (instances_train2017.json, train2017)."""
+    ROOT/train and ROOT/val, or COCO's own names (instances_train2017.json, train2017),
+    or Roboflow's (ROOT/train/_annotations.coco.json, ROOT/valid)."""
 
 
 @section

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from idmm import config
+from idmm.data.dense.coco import annotation_files
 from idmm.data.dense.faults import Faults
 from idmm.data.dense.looks import Looks, look_at
 from idmm.data.dense.targets import IGNORED, MaskTarget
@@ -57,7 +58,7 @@ def read_masks(
     layout = mask_layout(root)
     if layout is None:
         wanted = f"{root}/images/train and {root}/masks/train, or ADE20K's images/training and annotations/training"
-        boxes = "; its annotations are for 'idmm detect'" if any((root / "annotations").glob("*.json")) else ""
+        boxes = "; its annotations are for 'idmm detect'" if annotation_files(root) else ""
         raise UserError(f"data.root: '{root}' has no images with masks to train on; wanted {wanted}{boxes}")
     pairs = {}
     for part, folder in layout.folders.items():
