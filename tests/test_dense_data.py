@@ -514,6 +514,31 @@ def test_pretraining_takes_the_training_images_alone(tmp_path, make):
     assert found.train.names == read(of(tmp_path)).splits.train.names and found.train.labels is None
 
 
+def test_folders_without_parts(tmp_path):
+    """A share of images and masks is held out; pretraining takes no mask for an image."""
+    mask_tree(tmp_path, train=8)
+    for kind in ("images", "masks"):
+        for path in (tmp_path / kind / "train").iterdir():
+            path.rename(tmp_path / kind / path.name)
+        (tmp_path / kind / "train").rmdir()
+    with pytest.raises(LabelsMissing, match="hold out a share of train"):
+        read_segmentation(of(tmp_path))
+    found = read_segmentation(of(tmp_path, val_fraction=0.25))
+    assert [len(targets) for targets in found.targets.values()] == [6, 2]
+    for name, target in zip(found.splits.train.names, found.targets["train"], strict=True):
+        assert target.path == str(tmp_path / name.replace("images/", "masks/"))
+    assert sorted(open_splits(of(tmp_path), labelled=False).train.names) == [f"images/{i:03d}.png" for i in range(8)]
+
+
+def test_pretraining_on_images_of_annotations_elsewhere(tmp_path):
+    coco_tree(tmp_path)
+    (tmp_path / "images").mkdir()
+    for part in ("train", "val"):
+        (tmp_path / part).rename(tmp_path / "images" / part)
+    found = open_splits(of(tmp_path), labelled=False)
+    assert found.train.names == read_detection(of(tmp_path)).splits.train.names
+
+
 def test_a_test_set_without_masks(tmp_path, caplog):
     mask_tree(tmp_path)
     paint(tmp_path / "images" / "test" / "1.png")

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from idmm import distributed
 from idmm.config import SegmentConfig, parsing
 from idmm.data.dense import letterboxed, read_segmentation
+from idmm.data.dense.masks import ADE_FOLDERS
+from idmm.data.readers.folder import PARTS
 from idmm.evaluate import evaluating
 from idmm.evaluate_dense import class_scores, classes_on_file, segmentation_scores, segmented
 from idmm.files import replacing, write_csv
@@ -82,7 +84,10 @@ class _Judge(Judge):
 
     def _mask_name(self, number: int) -> Path:
         """Returns the path of an image below its part's folder, as a PNG."""
-        return Path(*Path(self.store.names[number]).parts[2:]).with_suffix(".png")  # images/PART/...
+        parts = Path(self.store.names[number]).parts
+        below = parts[parts.index("images") + 1 :]
+        in_part = len(below) > 1 and below[0] in (*PARTS, *ADE_FOLDERS.values())
+        return Path(*below[in_part:]).with_suffix(".png")
 
     @property
     def first(self) -> int:

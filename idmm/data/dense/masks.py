@@ -1,4 +1,4 @@
-"""Folders of images with a mask each: ROOT/images/PART over ROOT/masks/PART, and ADE20K's own layout.
+"""Folders of images with a mask each: ROOT/images/PART over ROOT/masks/PART, both without parts, or ADE20K's own.
 
 Source of the latter: http://sceneparsing.csail.mit.edu
 """
@@ -80,6 +80,9 @@ def mask_layout(root: Path) -> Layout | None:
             return Layout(base, "annotations", ADE_FOLDERS, 1)
     if all((root / kind / "train").is_dir() for kind in ("images", "masks")):
         return Layout(root, "masks", {part: part for part in PARTS}, 0)
+    kinds = [root / kind for kind in ("images", "masks")]
+    if all(kind.is_dir() for kind in kinds) and not any((kind / part).is_dir() for kind in kinds for part in PARTS):
+        return Layout(root, "masks", {"train": ""}, 0)
     return None
 
 
