@@ -106,6 +106,15 @@ def _with_a_speck(part, content):
         content["annotations"][0] |= {"bbox": [3, 3, 1, 1], "segmentation": []}
 
 
+def test_grey_images(trees, tmp_path):
+    """Their brightness alone, in training and in use."""
+    out, flags = tmp_path / "run", dict(data__in_chans=1, data__subset={"total": 4}, train__epochs=1)
+    assert call(words("segment", trees, out, **flags)) == 0
+    image = trees / "masks" / "images" / "test" / "000.png"
+    (found,) = idmm.load_predictor(out).predict(image)
+    assert (found.mask == np.asarray(Image.open(out / "masks" / "000.png"))).mean() > 0.99
+
+
 def test_predictions_are_in_cocos_result_format(whole, trees):
     coco = pytest.importorskip("pycocotools.coco")
     found = read(whole / "detect" / "predictions.json")

@@ -10,9 +10,10 @@ import numpy as np
 from PIL import Image
 
 from idmm.commands.inputs import inputs, network_options, say_unreadable
+from idmm.config.dense import DENSE_LIBRARIES
 from idmm.config.usage import PredictConfig
 from idmm.data.split import counted
-from idmm.errors import UserError
+from idmm.errors import UserError, needed
 from idmm.files import filling, saved_info, write_json
 from idmm.progress import log
 
@@ -35,7 +36,9 @@ def predict_dense(given: PredictConfig) -> str:
         RunError: Memory ran out, or the disk is full.
     """
     task = saved_info(given.init, "model")["task"]
-    out, images = inputs(given, "model", None, lambda: _check(given, task))
+    libraries = DENSE_LIBRARIES[task]
+    more = [lambda: _check(given, task), lambda: needed(given.init, libraries, "dense")]
+    out, images = inputs(given, "model", None, *more)
     from idmm.inference_dense import load_predictor  # torch takes seconds, a mistake is told at once
     from idmm.pictures import save
 

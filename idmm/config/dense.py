@@ -12,6 +12,7 @@ from idmm.config.stages import Backbone, Common
 from idmm.config.train import Train
 
 STEP = 32  # pixels, which the sides of all images are multiples of
+DENSE_LIBRARIES = {"detect": ("pycocotools",), "segment": ("segmentation_models_pytorch",)}  # of the extra 'dense'
 
 
 @section

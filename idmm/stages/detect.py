@@ -82,7 +82,8 @@ class _Detecting(DenseAssembly):
         return {"masks": self.masks}
 
     def network(self, phase, backbone):
-        return Detector(backbone, phase.size, len(self.classes), self.config.model.pyramid_width, self.masks)
+        width = self.config.model.pyramid_width
+        return Detector(backbone, phase.size, len(self.classes), width, self.masks, self.spec.in_chans)
 
     def learner(self, network):
         return Detection(network)

@@ -56,7 +56,8 @@ class _Segmenting(DenseAssembly):
         return read_segmentation(data, progress)
 
     def network(self, phase, backbone):
-        return Segmenter(backbone, phase.size, len(self.classes), self.config.model.pyramid_width)
+        width = self.config.model.pyramid_width
+        return Segmenter(backbone, phase.size, len(self.classes), width, self.spec.in_chans)
 
     def learner(self, network):
         return Segmentation(network)
