@@ -10,6 +10,7 @@
     clf = idmm.load_classifier("runs/b")
     clf.predict(["a.jpg", image, array])[0].label          # its class; .probability, .top
     idmm.embed("runs/a", ["a.jpg", image, array])          # features, float32 [N, d]
+    network = idmm.load_network("runs/d")                  # images [B, 3, S, S] -> boxes, labels, scores of each
     predictor = idmm.load_predictor("runs/d")
     predictor.predict(["a.jpg", image])[0].objects.boxes   # in pixels; .labels, .scores; of runs/e .mask, [H, W]
 
