@@ -11,6 +11,8 @@
     clf.predict(["a.jpg", image, array])[0].label          # its class; .probability, .top
     idmm.embed("runs/a", ["a.jpg", image, array])          # features, float32 [N, d]
     network = idmm.load_network("runs/d")                  # images [B, 3, S, S] -> boxes, labels, scores of each
+    predictor = idmm.load_predictor("runs/d")
+    predictor.predict(["a.jpg", image])[0].objects.boxes   # in pixels; .labels, .scores; of runs/e .mask, [H, W]
 
 ``help(idmm.pretrain)`` and its like list the keys of a config, and what is returned. Parts to build with:
 ``idmm.losses.instance_discrimination_loss``, ``idmm.losses.DenseRelativeLocalization``,
@@ -30,6 +32,7 @@ _WHERE = {
     "load_backbone": "idmm.models.weights",
     "load_classifier": "idmm.inference",
     "load_network": "idmm.models.dense",
+    "load_predictor": "idmm.inference_dense",
     "embed": "idmm.inference",
 }
 _PARTS = ("data", "losses", "models", "transfer")  # the last is called like a function

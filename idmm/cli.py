@@ -99,7 +99,8 @@ COMMANDS = {
         "accuracy over the labelled images a class, of several runs, as a table and a picture",
     ),
     "predict": Command(
-        usage.PredictConfig, "commands.predict:predict", "the classes of images, with probabilities", words=("paths",),
+        usage.PredictConfig, "commands.predict:predict",
+        "the classes of images, with probabilities; of detectors boxes, of segmentations masks", words=("paths",),
     ),
     "embed": Command(
         usage.EmbedConfig, "commands.embed:embed", "the features of images, for a vector index", words=("paths",),

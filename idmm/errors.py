@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import importlib.util
 import json
 from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, distribution
@@ -77,6 +78,12 @@ def reason(error: Exception) -> str:
 def in_short(error: Exception) -> str:
     """Returns an error of a library, which may have many lines, with its kind in 200 characters at most."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+
+
+def needed(what: str, libraries: Iterable[str], extra: str) -> None:
+    """Raises UserError, with what installs them, where libraries of an extra are missing that something needs."""
+    if missing := [name for name in libraries if importlib.util.find_spec(name) is None]:
+        raise UserError(f"{what}: needs {', '.join(missing)}; install it with: {install(extra)}")
 
 
 def install(extra: str) -> str:

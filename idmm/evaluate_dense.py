@@ -195,6 +195,19 @@ def segmented(network: Segmenter, images: Tensor, scales: Sequence[float] = (1.0
     return total / (len(sides) * (1 + flip))
 
 
+def classes_on_file(logits: Tensor, size: tuple[int, int], side: int) -> Tensor:
+    """Returns the likeliest class of each pixel of an image's file, int64 [H, W] on the CPU, of logits [K, S, S] on its
+    canvas; class after class, as all of them at the size of a photograph would want gigabytes."""
+    h, w = letterboxed(size, side)
+    best = torch.full(size, -torch.inf, device=logits.device)
+    found = torch.zeros(size, dtype=torch.int64, device=logits.device)
+    for number, plane in enumerate(logits[:, :h, :w].float()):
+        enlarged = F.interpolate(plane[None, None], size=size, mode="bilinear", align_corners=False)[0, 0]
+        found[enlarged > best] = number
+        best = torch.maximum(best, enlarged)
+    return found.cpu()
+
+
 def _scaled(images: Tensor, side: int) -> Tensor:
     return F.interpolate(images, size=(side, side), mode="bilinear", align_corners=False, antialias=True)
 

@@ -229,10 +229,11 @@ def _check_public(text: str, field: str, stem: str) -> None:
         raise UserError(f"{weights_label(text, field)} {why}")
 
 
-def saved_info(path: str | os.PathLike) -> dict:
-    """Returns what the JSON beside weights says of them; empty where there is none, or no weights."""
+def saved_info(path: str | os.PathLike, stem: str = "backbone") -> dict:
+    """Returns what the JSON beside weights says of them; empty where there is none, or no weights. ``stem``: of the
+    weights that are meant where the path is a folder, ``backbone`` or ``model``."""
     with contextlib.suppress(UserError, OSError, ValueError):
-        info = json.loads(weights_file(path).with_suffix(".json").read_text(encoding="utf-8"))
+        info = json.loads(weights_file(path, stem=stem).with_suffix(".json").read_text(encoding="utf-8"))
         return info if isinstance(info, dict) and isinstance(info.get("kwargs"), dict) else {}
     return {}
 

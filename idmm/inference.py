@@ -109,7 +109,7 @@ class _Predictor:
         """
         if on_error not in ("fail", "skip"):
             raise UserError(f"on_error: got '{on_error}'; wanted 'fail' or 'skip'")
-        sources, names, single = _listed(images, self._network.bands)
+        sources, names, single = listed_images(images, self._network.bands)
         unreadable: dict[str, str] = {}
         batches = self._network.file_batches(sources, names, self._max_pixels, unreadable)
         shown = counting(batches, len(sources), label) if label else batches
@@ -255,7 +255,7 @@ def _probabilities(model: torch.nn.Module, images: Tensor, tta: bool) -> Tensor:
 
 
 # ---------------------------------------------------------------------- images
-def _listed(images: AnyImage | Sequence[AnyImage], bands: Bands | None) -> tuple[list[AnyImage], list[str], bool]:
+def listed_images(images: AnyImage | Sequence[AnyImage], bands: Bands | None) -> tuple[list[AnyImage], list[str], bool]:
     """Returns all images, what messages call them, and whether a single one was meant; ``bands``: the network's."""
     one = isinstance(images, (str, os.PathLike, Image.Image)) or (isinstance(images, np.ndarray) and images.ndim < 4)
     sources, names = [], []

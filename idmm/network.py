@@ -100,12 +100,18 @@ class Network:
         if height != width:
             where = weights_label(saved.source, saved.field)
             raise UserError(f"{where} was evaluated at {height}x{width} pixels; wanted is a network of square images")
-        looks = (saved.crop_pct, saved.mean, saved.std)
-        more = saved.extra
+        return cls.around(saved, model, height, device, batch_size, **kwargs)
+
+    @classmethod
+    def around(
+        cls, saved: Checkpoint, model: nn.Module, size: int, device: str, batch_size: int, **kwargs
+    ) -> "Network":  # fmt: skip
+        """Puts what a checkpoint's JSON says of images of ``size`` (pixels) to its model, built and on the device."""
+        looks, more = (saved.crop_pct, saved.mean, saved.std), saved.extra
         channels = bands_of(saved.in_chans, more.get("bands"), more.get("file_channels"))
         known = {"scale": tidy(saved.range), "bands": channels, "deep": more.get("deep", False)}
         kwargs = {"label": saved.source, **known, **kwargs}
-        return cls(model, height, *looks, device, batch_size, **kwargs)
+        return cls(model, size, *looks, device, batch_size, **kwargs)
 
     def outputs(
         self,
@@ -140,7 +146,12 @@ class Network:
         return centre_crops(store, *looks, self.batch_size, workers, numbers)
 
     def file_batches(
-        self, images: list, names: list[str], max_pixels: int, unreadable: dict[str, str]
+        self,
+        images: list,
+        names: list[str],
+        max_pixels: int,
+        unreadable: dict[str, str],
+        make: Callable[[int, np.ndarray], Tensor] | None = None,
     ) -> Iterator[dict]:
         """Yields ``images`` [B, C, S, S] and ``index`` of files and open images, while the next ones are decoded.
 
@@ -149,8 +160,9 @@ class Network:
             names: What messages call them.
             max_pixels: Images with more pixels are refused (pixels).
             unreadable: Takes up those that cannot be read, with the reason, by name.
+            make: Makes of an image's number and pixels [H, W, C] what the network sees, [C, S, S]; None: its centre.
         """
-        crop, index, crops, deep, odd = CentreCrop(self.size, self.crop_pct), [], [], [], {}
+        make, index, crops, deep, odd = make or self._centre, [], [], [], {}
 
         def prepared(i: int) -> Tensor:
             decoded = self.read(images[i], max_pixels)
@@ -158,7 +170,7 @@ class Network:
                 deep.append(names[i])
             if found := self._other_scale(decoded):
                 odd[i] = found
-            return unit(torch.from_numpy(crop(decoded.pixels)).permute(2, 0, 1))  # float32 [C, S, S]
+            return make(i, decoded.pixels)
 
         given = (len(images), names.__getitem__, "reading images", False, self.batch_size)
         with closing(in_order(prepared, *given)) as results:
@@ -171,8 +183,7 @@ class Network:
                     index.append(i)
                     crops.append(result)
                 if len(crops) == self.batch_size or (crops and i == len(images) - 1):
-                    batch = normalise(torch.stack(crops), self.mean, self.std)
-                    yield {"index": torch.tensor(index), "images": batch}
+                    yield {"index": torch.tensor(index), "images": torch.stack(crops)}
                     index, crops = [], []
         if deep:
             what = f"{counted(len(deep), 'image')} of more than 8 bits ('{min(deep)}')"
@@ -182,6 +193,10 @@ class Network:
             ranges = listed(f"{low:g} to {high:g}" for low, high in np.reshape(self.scale, (-1, 2)).tolist())
             line = "images: the values of %s are on another scale than the run's range, %s; do not trust the results"
             log.warning(line, what, ranges)
+
+    def _centre(self, number: int, pixels: np.ndarray) -> Tensor:
+        crop = CentreCrop(self.size, self.crop_pct)(pixels)
+        return normalise(unit(torch.from_numpy(crop).permute(2, 0, 1))[None], self.mean, self.std)[0]
 
     def _other_scale(self, image: Decoded) -> str | None:
         """Says what an image's values are where they are on another scale than those of the run's images: of 8 bits

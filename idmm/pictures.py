@@ -93,16 +93,17 @@ def shortened(name: str, most: int = 40) -> str:
 def names_legend(figure: Figure, handles: list, names: list[str], **options) -> None:
     """Adds a key of names as they are: no formulas, and those that begin with an underscore are not hidden."""
     names = [f" {name}" if name.startswith("_") else name for name in names]
-    for text in figure.legend(handles, names, fontsize=8.5, frameon=False, **options).texts:
+    for text in figure.legend(handles, names, **{"fontsize": 8.5, "frameon": False, **options}).texts:
         text.set_parse_math(False)
 
 
-def save(figure: Figure, path: str | Path) -> None:
-    """Writes a PNG, whole or not at all."""
+def save(figure: Figure, path: str | Path, dpi: float = DPI) -> None:
+    """Writes a PNG, or a JPEG where the path ends in .jpg, whole or not at all."""
     _plain_letters(figure)
     with replacing(Path(path)) as file, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # a label in letters that the font lacks
-        figure.savefig(file, format="png", dpi=DPI, facecolor="white")
+        kind = "jpg" if Path(path).suffix == ".jpg" else "png"
+        figure.savefig(file, format=kind, dpi=dpi, facecolor="white")
 
 
 def _plain_letters(figure: Figure) -> None:

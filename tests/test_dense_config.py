@@ -5,11 +5,13 @@ import importlib.util
 import pytest
 import torch
 from dense_trees import coco_tree, mask_tree
+from folders import paint
 from helpers import VIT, _flow, refused
 
 from idmm.config import DetectConfig, SegmentConfig, dense
 from idmm.config.dense import DenseTrain
 from idmm.config.parsing import build, flatten, plain
+from idmm.models.weights import save_model
 from idmm.schedule import learning_rate
 from idmm.stages import STAGES
 
@@ -110,3 +112,10 @@ def test_a_missing_library_is_named(tmp_path, capsys, monkeypatch):
     for stage, name in (("detect", "pycocotools"), ("segment", "segmentation_models_pytorch")):
         (line,) = refused(capsys, [stage, "--data.root", tmp_path / "images", "--out", tmp_path / "out"])
         assert line.startswith(f"{stage}: needs {name}; install it with: pip install") and "[dense]" in line
+        run = tmp_path / stage
+        for stem in ("backbone", "model"):
+            looks = dict(size=32, mean=(0.5,) * 3, std=(0.5,) * 3, extra={"task": stage})
+            save_model(run, stem, {}, name="resnet10t", kwargs={}, **looks)
+        paint(tmp_path / "1.png")
+        (line,) = refused(capsys, ["predict", "--init", run, tmp_path / "1.png", "--out", tmp_path / "out"])
+        assert f"{run}: needs {name}; install it with: pip install" in line and not (tmp_path / "out").exists()

@@ -193,6 +193,55 @@ def test_a_box_may_reach_over_the_edge_by_rounding(tmp_path):
     assert read_detection(of(tmp_path)).targets["train"][0].boxes[0].tolist() == [0, 10, 96, 64]
 
 
+def _as_corners(box, size):
+    return [box[0], box[1], box[0] + box[2], box[1] + box[3]]
+
+
+def _as_shares(box, size):
+    return [value / side for value, side in zip(box, size * 2, strict=True)]
+
+
+@pytest.mark.parametrize(
+    "change,said",
+    [
+        (_as_corners, "corners, x1, y1, x2, y2, as all fit as such"),
+        (_as_shares, "shares of the image, as all numbers are from 0 to 1"),
+    ],
+)
+def test_boxes_that_are_none_of_cocos(tmp_path, change, said):
+    """As corners some reach outside; as shares none does, and nothing would be learned."""
+
+    def spoil(part, content):
+        sizes = {image["id"]: (image["width"], image["height"]) for image in content["images"]}
+        for row in content["annotations"]:
+            row["bbox"] = change(row["bbox"], sizes[row["image_id"]])
+
+    coco_tree(tmp_path, change=spoil)
+    for on_error in ("fail", "skip"):
+        told = [line for line in faults(read_detection, of(tmp_path, on_error=on_error)) if "look like" in line]
+        files = [tmp_path / "annotations" / f"{part}.json" for part in ("train", "val")]
+        wanted = "wanted COCO's [x, y, width, height] in pixels"
+        assert told == [f"data.root: '{file}': its boxes look like {said}; {wanted}" for file in files]
+
+
+def test_roboflows_layout(tmp_path):
+    """A JSON beside the images of each part; what is for val is called valid."""
+    made = coco_tree(tmp_path, train=3, val=2, test=2)
+    (tmp_path / "val").rename(tmp_path / "valid")
+    for part, folder in (("train", "train"), ("val", "valid"), ("test", "test")):
+        (tmp_path / "annotations" / f"{part}.json").rename(tmp_path / folder / "_annotations.coco.json")
+    found = read_detection(of(tmp_path))
+    assert found.splits.val.names == [f"valid/{name}" for name in made["val"]]
+    assert [len(targets) for targets in found.targets.values()] == [3, 2, 2]
+
+
+def test_other_files_are_named(tmp_path):
+    coco_tree(tmp_path)
+    (tmp_path / "annotations" / "train.json").rename(tmp_path / "annotations" / "default.json")
+    (line,) = faults(read_detection, of(tmp_path))
+    assert line.endswith("instances_train2017.json; there are annotations/default.json, annotations/val.json")
+
+
 def test_many_faults_are_capped_and_told_together(tmp_path):
     def change(part, content):
         for row in content["annotations"]:
@@ -325,7 +374,8 @@ def test_several_files_of_a_part(tmp_path):
     coco_tree(tmp_path)
     coco_tree(tmp_path, official=True)
     (line,) = faults(read_detection, of(tmp_path))
-    assert "has several files of train: 'instances_train2017.json', 'train.json'; wanted one" in line
+    files = "'annotations/instances_train2017.json', 'annotations/train.json'"
+    assert f"has several files of train: {files}; wanted one" in line
 
 
 # ------------------------------------------------------------------ masks
@@ -523,6 +573,31 @@ def test_pretraining_takes_the_training_images_alone(tmp_path, make):
     read = read_detection if "coco" in repr(make) else read_segmentation
     found = open_splits(of(tmp_path), labelled=False)
     assert found.train.names == read(of(tmp_path)).splits.train.names and found.train.labels is None
+
+
+def test_folders_without_parts(tmp_path):
+    """A share of images and masks is held out; pretraining takes no mask for an image."""
+    mask_tree(tmp_path, train=8)
+    for kind in ("images", "masks"):
+        for path in (tmp_path / kind / "train").iterdir():
+            path.rename(tmp_path / kind / path.name)
+        (tmp_path / kind / "train").rmdir()
+    with pytest.raises(LabelsMissing, match="hold out a share of train"):
+        read_segmentation(of(tmp_path))
+    found = read_segmentation(of(tmp_path, val_fraction=0.25))
+    assert [len(targets) for targets in found.targets.values()] == [6, 2]
+    for name, target in zip(found.splits.train.names, found.targets["train"], strict=True):
+        assert target.path == str(tmp_path / name.replace("images/", "masks/"))
+    assert sorted(open_splits(of(tmp_path), labelled=False).train.names) == [f"images/{i:03d}.png" for i in range(8)]
+
+
+def test_pretraining_on_images_of_annotations_elsewhere(tmp_path):
+    coco_tree(tmp_path)
+    (tmp_path / "images").mkdir()
+    for part in ("train", "val"):
+        (tmp_path / part).rename(tmp_path / "images" / part)
+    found = open_splits(of(tmp_path), labelled=False)
+    assert found.train.names == read_detection(of(tmp_path)).splits.train.names
 
 
 def test_a_test_set_without_masks(tmp_path, caplog):

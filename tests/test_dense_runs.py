@@ -22,6 +22,7 @@ from idmm.data.cache import load_split
 from idmm.data.dense import EvalDenseTransform, read_detection, read_segmentation
 from idmm.engine import Loop
 from idmm.errors import Interrupted, UserError
+from idmm.evaluate_dense import classes_on_file, segmented
 from idmm.models.dense import Detector, Segmenter
 from idmm.stages.segment import _at_size as at_size
 
@@ -93,6 +94,31 @@ def test_detection_writes_its_results(whole, trees):
     assert [row["class"] for row in rows(out / "per_class.csv")] == CLASSES
     for name in ("predictions.png", "curves.png", "log.txt", "environment.json"):
         assert (out / name).stat().st_size > 0, name
+
+
+def test_detection_says_what_there_is_to_learn(whole, trees, tmp_path):
+    said = logged(whole / "detect")
+    assert "boxes and masks: " in said and " to train on (zero " in said and "smaller than a pixel" not in said
+    tree = tmp_path / "coco"
+    coco_tree(tree, change=_with_a_speck, train=4, val=2)
+    flags = dict(data__root=str(tree), model__masks=False, train__epochs=1)
+    assert call(words("detect", trees, tmp_path / "run", **flags)) == 0
+    said = logged(tmp_path / "run")
+    assert "train.size: 1 of " in said and "smaller than a pixel on 64 x 64 and are not learned" in said
+
+
+def _with_a_speck(part, content):
+    if part == "train":
+        content["annotations"][0] |= {"bbox": [3, 3, 1, 1], "segmentation": []}
+
+
+def test_grey_images(trees, tmp_path):
+    """Their brightness alone, in training and in use."""
+    out, flags = tmp_path / "run", dict(data__in_chans=1, data__subset={"total": 4}, train__epochs=1)
+    assert call(words("segment", trees, out, **flags)) == 0
+    image = trees / "masks" / "images" / "test" / "000.png"
+    (found,) = idmm.load_predictor(out).predict(image)
+    assert (found.mask == np.asarray(Image.open(out / "masks" / "000.png"))).mean() > 0.99
 
 
 def test_predictions_are_in_cocos_result_format(whole, trees):
@@ -228,9 +254,8 @@ def test_a_finished_run_says_so(whole, trees, stage, capsys):
 
 
 def test_other_commands_say_what_it_is(whole, trees, tmp_path, capsys):
-    image = trees / "coco" / "val" / "000.png"
-    said = refused(capsys, ["predict", "--init", whole / "detect", image])
-    assert "is a network of idmm detect; wanted a classifier" in said[-1]
+    with pytest.raises(UserError, match="is a network of idmm detect; wanted a classifier"):
+        idmm.load_classifier(whole / "detect")
     said = refused(capsys, ["explore", whole / "segment", "--out", tmp_path / "explored"])
     assert "is a run of idmm segment, without classes of images" in said[-1]
 
@@ -244,6 +269,74 @@ def test_the_report_shows_scores_curves_and_predictions(whole, tmp_path):
         assert text in page
     for kind in STAGES:
         assert (tmp_path / "report" / f"curves-{kind}-epochs.png").exists()
+
+
+# ------------------------------------------------------------------ used on files
+def test_boxes_on_any_files(whole, trees, tmp_path, capsys):
+    """What the run found on its test images, as a dataset in COCO's format, and pictures."""
+    (tmp_path / "broken.png").write_bytes(b"none")
+    images, argv = trees / "coco" / "test", ["predict", "--init", str(whole / "detect"), "--min_score", "0"]
+    assert call([*argv, str(images), str(tmp_path / "broken.png"), "--out", str(tmp_path / "out")]) == 0
+    assert "left out 1 of 4 images" in capsys.readouterr().err
+    made, reported = read(tmp_path / "out" / "predictions.json"), read(whole / "detect" / "predictions.json")
+    assert [row["id"] for row in made["categories"]] == list(IDS)
+    assert {row["file_name"].split("/")[-1]: row["id"] for row in made["images"]} == {
+        "000.png": 1, "001.png": 2, "002.png": 3
+    }  # fmt: skip
+    assert len(made["annotations"]) == len(reported) > 0
+    for one, other in zip(made["annotations"], reported, strict=True):
+        assert one["image_id"] + 99 == other["image_id"] and one["category_id"] == other["category_id"]
+        assert one["bbox"] == pytest.approx(other["bbox"], abs=0.01)
+        assert one["score"] == pytest.approx(other["score"], abs=1e-4) and one["segmentation"]["size"]
+    pictures = sorted((tmp_path / "out" / "pictures").rglob("*.jpg"))
+    assert [path.name for path in pictures] == ["000.jpg", "001.jpg", "002.jpg"]
+    assert Image.open(pictures[0]).size == Image.open(images / "000.png").size
+    assert call([*argv, str(images), "--min_score", "1", "--out", str(tmp_path / "none")]) == 0
+    assert "no box of a score of 1 or more, the highest is 0." in capsys.readouterr().err
+
+
+def test_masks_on_any_files(whole, trees, tmp_path):
+    """The same as through the loaders of a run, at one scale and with mirror images."""
+    out, about = tmp_path / "out", read(whole / "segment" / "model.json")
+    images = trees / "masks" / "images" / "test"
+    assert call(["predict", "--init", str(whole / "segment"), str(images), "--tta", "--out", str(out)]) == 0
+    there = read_segmentation(Data(root=str(trees / "masks")))
+    store = load_split(there.splits.test, bound=SIDE, data=Data(cache="ram"))
+    batch = EvalDenseTransform(store, there.targets["test"], SIDE, about["mean"], about["std"])(0, np.arange(3))
+    with torch.no_grad():
+        shares = segmented(idmm.load_network(whole / "segment"), batch["images"], flip=True)
+    for number, name in enumerate(("000", "001", "002")):
+        mask = Image.open(out / "masks" / f"{name}.png")
+        wanted = classes_on_file(shares[number], there.targets["test"][number].size, SIDE)
+        assert mask.mode == "L" and (np.asarray(mask) == wanted.numpy()).all()
+        assert (out / "pictures" / f"{name}.jpg").exists()
+    assert not (out / "predictions.json").exists()
+
+
+def test_files_from_python(whole, trees):
+    path = trees / "coco" / "test" / "000.png"
+    predictor = idmm.load_predictor(whole / "detect")
+    (first,) = predictor.predict(path, min_score=0)
+    (again,) = predictor.predict([np.asarray(Image.open(path))], min_score=0)
+    assert predictor.classes == CLASSES and first.path == str(path) and again.path is None
+    assert (first.objects.boxes == again.objects.boxes).all() and len(first.objects.boxes) > 0
+    assert first.masks.shape == (len(first.objects.boxes), *first.size) and first.mask is None
+    (found,) = idmm.load_predictor(whole / "segment").predict(path)
+    assert found.mask.shape == found.size and found.mask.max() < 4 and found.objects is None and found.masks is None
+    with pytest.raises(UserError, match="gone.png"):
+        predictor.predict(["gone.png"])
+    with pytest.raises(UserError, match="is of neither idmm detect nor idmm segment"):
+        idmm.load_predictor(whole / "detect" / "backbone.safetensors")
+
+
+def test_keys_of_classes_are_refused(whole, trees, tmp_path, capsys):
+    images = trees / "coco" / "test"
+    said = refused(capsys, ["predict", "--init", whole / "detect", images, "--top_k", "2", "--tta"])
+    assert [line.split(":")[0] for line in said] == ["out", "top_k", "tta"]
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "a.txt").touch()
+    said = refused(capsys, ["predict", "--init", whole / "segment", images, "--out", tmp_path / "full"])
+    assert "is there already and not empty; name a new folder" in said[-1]
 
 
 # ------------------------------------------------------------------ killed

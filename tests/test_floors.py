@@ -13,8 +13,8 @@ FLOORS = (
     + ("losses", "pictures", "confusion"),
     ("data", "models", "optim", "shards", "checkpoint", "environment"),
     ("methods",),
-    ("evaluate", "evaluate_dense", "calibrate", "network", "features", "inference", "monitor", "similarity")
-    + ("session", "engine"),
+    ("evaluate", "evaluate_dense", "calibrate", "network", "features", "inference", "inference_dense", "monitor")
+    + ("similarity", "session", "engine"),
     ("stages",),
     ("transfer", "report", "tuning", "export", "commands", "cli"),
 )

@@ -9,12 +9,12 @@ from idmm.config.usage import UseConfig
 from idmm.data.readers.folder import FoundImage, images_at
 from idmm.data.split import counted
 from idmm.errors import UserError, capped, checked
-from idmm.files import out_file, weights_file
+from idmm.files import free_folder, out_file, weights_file
 from idmm.progress import log
 
 
 def inputs(
-    given: UseConfig, stem: str, endings: Sequence[str], *more: Callable[[], Any]
+    given: UseConfig, stem: str, endings: Sequence[str] | None, *more: Callable[[], Any]
 ) -> tuple[Path | None, list[FoundImage]]:
     """Finds what can be wrong before the work, all of it at once: no such run or files, a file that cannot be written
     (UserError, a line each).
@@ -22,15 +22,15 @@ def inputs(
     Args:
         given: What the command was asked for.
         stem: Of the weights that are needed, ``backbone`` or ``model``.
-        endings: That ``given.out`` may have.
+        endings: That ``given.out`` may have; None: it is a folder, new or empty.
         more: Checks of the command's own, which raise UserError.
 
     Returns:
-        The file to write, None where the command was given none; and the images, each once.
+        The file (or folder) to write, None where the command was given none; and the images, each once.
     """
     _, out, (images, again), *_ = checked(
         lambda: weights_file(given.init, "init", stem),
-        lambda: given.out and out_file(given.out, endings),
+        lambda: given.out and (free_folder(given.out) if endings is None else out_file(given.out, endings)),
         lambda: images_at(given.paths),
         *more,
     )
@@ -40,8 +40,9 @@ def inputs(
 
 
 def network_options(given: UseConfig) -> dict[str, Any]:
-    """Returns what :func:`idmm.load_classifier` and an embedder are asked for beside the run."""
-    return {"device": given.device, "batch_size": given.batch_size, "max_pixels": given.max_pixels, "field": "init"}
+    """Returns what :func:`idmm.load_classifier` and its like are asked for beside the run."""
+    options = {"device": given.device, "batch_size": given.batch_size, "max_pixels": given.max_pixels, "field": "init"}
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def say_unreadable(unreadable: dict[str, str], count: int) -> None:

@@ -9,7 +9,7 @@ from idmm.config.usage import PredictConfig
 from idmm.data.readers.folder import FoundImage
 from idmm.data.split import counted
 from idmm.errors import listed
-from idmm.files import csv_bytes, write_bytes
+from idmm.files import csv_bytes, saved_info, write_bytes
 from idmm.progress import log
 
 COLUMNS = ("path", "rank", "class", "probability")
@@ -18,12 +18,18 @@ COLUMNS = ("path", "rank", "class", "probability")
 def predict(given: PredictConfig) -> str | None:
     """Writes a row for each image and rank to ``given.out``, and returns a line on it, or CSV to standard output.
 
+    Of a run for boxes or masks see :func:`idmm.commands.predict_dense.predict_dense`.
+
     Where images lie in folders named like the run's classes, their accuracy is logged.
 
     Raises:
         UserError: No run with a classifier, no images, none that can be read, or ``out`` cannot be written.
         RunError: The network has diverged, memory ran out, or the disk is full.
     """
+    if saved_info(given.init, "model").get("task"):
+        from idmm.commands.predict_dense import predict_dense
+
+        return predict_dense(given)
     out, images = inputs(given, "model", (".csv", ".jsonl"))
     from idmm.inference import load_classifier  # torch takes seconds, a mistake is told at once
 

@@ -12,6 +12,7 @@ from idmm.config.stages import Backbone, Common
 from idmm.config.train import Train
 
 STEP = 32  # pixels, which the sides of all images are multiples of
+DENSE_LIBRARIES = {"detect": ("pycocotools",), "segment": ("segmentation_models_pytorch",)}  # of the extra 'dense'
 
 
 @section
@@ -20,7 +21,8 @@ class DetectData(Data):
 
     root: str | None = None
     """Folder in COCO's layout (required): ROOT/annotations/train.json and val.json (or test.json) over the images of
-    ROOT/train and ROOT/val, or COCO's own names (instances_train2017.json, train2017)."""
+    ROOT/train and ROOT/val, or COCO's own names (instances_train2017.json, train2017),
+    or Roboflow's (ROOT/train/_annotations.coco.json, ROOT/valid)."""
 
 
 @section

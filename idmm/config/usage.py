@@ -58,17 +58,23 @@ class UseConfig:
 
 @section
 class PredictConfig(UseConfig):
-    """The classes of images, by a run that has a classifier: a row for each image and rank, with its probability."""
+    """The classes of images, by a run that has a classifier: a row for each image and rank, with its probability. By a
+    run of idmm detect or segment the boxes or masks on images, and pictures of them."""
 
     paths: list[str] = Field(min_length=1)
     """Images, and folders of images at any depth."""
     out: str | None = None
-    """File to write, .csv or .jsonl by its ending; null: CSV on standard output."""
+    """Classes: file to write, .csv or .jsonl by its ending; null: CSV on standard output. Boxes and masks: a folder
+    that is new or empty."""
     top_k: int = Field(1, ge=1)
     """Likeliest classes of each image, a row each (ranks)."""
     tta: bool = False
     """Mean of the probabilities of each image and its mirror image (test-time augmentation), at twice the time; on
     three small sets it gained nothing beyond chance."""
+    min_score: float = Field(0.5, ge=0, le=1)
+    """Boxes of a lower score are left out (from 0 to 1); the networks give none below 0.05."""
+    batch_size: int | None = Field(None, ge=1)
+    """Images that go through the network at a time (images); null: 64, of boxes and masks 4."""
 
 
 @section

@@ -22,11 +22,12 @@ from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredic
 from torchvision.ops import Conv2dNormActivation, FeaturePyramidNetwork, MultiScaleRoIAlign
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
-from idmm.errors import SizeError, UserError
+from idmm.config.dense import DENSE_LIBRARIES
+from idmm.errors import SizeError, UserError, needed
 from idmm.files import weights_label
 from idmm.models.build import create_backbone
 from idmm.models.grid import as_grid
-from idmm.models.weights import read_checkpoint
+from idmm.models.weights import Checkpoint, read_checkpoint
 
 STRIDES = (4, 8, 16, 32)  # pixels from a place of a map to the next
 FULL_SIZE = 640  # side of images (pixels) from which on anchors are as large as the papers'
@@ -46,6 +47,7 @@ class ScaledMaps(nn.Module):
     Args:
         backbone: A timm model without a classifier; it is looked at, not kept.
         size: Side of the images (pixels).
+        in_chans: Their channels.
 
     Attributes:
         channels: Of the four maps.
@@ -55,9 +57,10 @@ class ScaledMaps(nn.Module):
         UserError: Its features have no places.
     """
 
-    def __init__(self, backbone: nn.Module, size: int):
+    def __init__(self, backbone: nn.Module, size: int, in_chans: int = 3):
         super().__init__()
-        found = _maps_by_stride(backbone, size)
+        black = torch.zeros(1, in_chans, size, size)
+        found = _maps_by_stride(backbone, black)
         sources = [min(found, key=lambda stride, s=s: abs(math.log2(stride / s))) for s in STRIDES]
         taken = {found[source][0] for source in sources}
         self.layers = [*sorted(taken - {None}), *(taken & {None})]
@@ -68,7 +71,7 @@ class ScaledMaps(nn.Module):
             steps, width = max(0, round(math.log2(source / stride))), found[source][1]
             self.levels.append(_enlarged(width, steps))
             self.channels.append(width >> steps)
-        self._drop_unused(backbone, size)
+        self._drop_unused(backbone, black)
 
     def forward(self, backbone: nn.Module, images: Tensor) -> list[Tensor]:
         """Returns the maps of images [B, C, S, S]: [B, channels[i], n, n], n = S / STRIDES[i] where 32 divides S."""
@@ -77,10 +80,13 @@ class ScaledMaps(nn.Module):
         levels = zip(self.levels, self.sources, sizes, strict=True)
         return [_resized(level(maps[source]), size) for level, source, size in levels]
 
-    def _drop_unused(self, backbone: nn.Module, size: int) -> None:
+    def _drop_unused(self, backbone: nn.Module, black: Tensor) -> None:
         named = [(name, p) for name, p in backbone.named_parameters() if p.requires_grad]
-        total = sum(m.sum() for m in _looked_at(backbone, size, lambda x: _backbone_maps(backbone, x, self.layers)))
-        found = torch.autograd.grad(total, [p for _, p in named], allow_unused=True)
+        with torch.inference_mode(False), torch.enable_grad():  # whatever the caller has switched off
+            total = sum(
+                m.sum() for m in _looked_at(backbone, black, lambda x: _backbone_maps(backbone, x, self.layers))
+            )
+            found = torch.autograd.grad(total, [p for _, p in named], allow_unused=True)
         for (_, parameter), gradient in zip(named, found, strict=True):
             parameter.requires_grad_(gradient is not None)
 
@@ -96,31 +102,31 @@ def _backbone_maps(backbone: nn.Module, images: Tensor, layers: list[int | None]
     return [*taken, as_grid(backbone, final, images.shape[-2:])]
 
 
-def _looked_at(backbone: nn.Module, size: int, run) -> list[Tensor]:
-    """Runs something on a black image in evaluation mode."""
+def _looked_at(backbone: nn.Module, black: Tensor, run) -> list[Tensor]:
+    """Runs something on a black image [1, C, S, S] in evaluation mode."""
     training = {part: part.training for part in backbone.modules()}
     backbone.eval()
     try:
-        return run(torch.zeros(1, 3, size, size))
+        return run(black)
     finally:
         for part, was in training.items():
             part.training = was
 
 
-def _maps_by_stride(backbone: nn.Module, size: int) -> dict[float, tuple[int | None, int]]:
+def _maps_by_stride(backbone: nn.Module, black: Tensor) -> dict[float, tuple[int | None, int]]:
     """Returns for each stride (pixels) the deepest layer with a map of it, as :func:`_backbone_maps` names them, and
     its channels."""
     maps: list[tuple[int | None, Tensor]] = []
     with torch.no_grad():
         if hasattr(backbone, "forward_intermediates"):
             layers = partial(backbone.forward_intermediates, intermediates_only=True)
-            maps += enumerate(_looked_at(backbone, size, layers))
+            maps += enumerate(_looked_at(backbone, black, layers))
         try:
-            maps.append((None, _looked_at(backbone, size, lambda x: _backbone_maps(backbone, x, [None]))[0]))
+            maps.append((None, _looked_at(backbone, black, lambda x: _backbone_maps(backbone, x, [None]))[0]))
         except UserError:  # those of layers inside may have places all the same
             if not maps:
                 raise
-    return {size / made.shape[-1]: (layer, made.shape[1]) for layer, made in maps}
+    return {black.shape[-1] / made.shape[-1]: (layer, made.shape[1]) for layer, made in maps}
 
 
 def _enlarged(width: int, steps: int) -> nn.Sequential:
@@ -148,10 +154,10 @@ class DenseNetwork(nn.Module):
         backbone: The plain timm model.
     """
 
-    def __init__(self, backbone: nn.Module, size: int):
+    def __init__(self, backbone: nn.Module, size: int, in_chans: int = 3):
         super().__init__()
         self.backbone = backbone
-        self.maps = ScaledMaps(backbone, size)
+        self.maps = ScaledMaps(backbone, size, in_chans)
 
     def forward_features(self, images: Tensor) -> list[Tensor]:
         """Returns maps of strides 4, 8, 16 and 32, see :class:`ScaledMaps`."""
@@ -182,6 +188,7 @@ class Detector(DenseNetwork):
         classes: K, without the background.
         width: Channels of the pyramid.
         masks: Whether masks are predicted, too.
+        in_chans: Channels of the images.
         **options: Further arguments of torchvision's ``FasterRCNN`` (``box_score_thresh``, ...).
 
     Raises:
@@ -189,10 +196,13 @@ class Detector(DenseNetwork):
         UserError: The backbone's features have no places.
     """
 
-    def __init__(self, backbone: nn.Module, size: int, classes: int, width: int = 256, masks: bool = False, **options):
+    def __init__(
+        self, backbone: nn.Module, size: int, classes: int, width: int = 256, masks: bool = False, in_chans: int = 3,
+        **options,
+    ):  # fmt: skip
         if size % STRIDES[-1]:
             raise SizeError(f"image size {size}x{size}: wanted are multiples of {STRIDES[-1]} pixels for detection")
-        super().__init__(backbone, size)
+        super().__init__(backbone, size, in_chans)
         self.masks = masks
         self.pyramid = (
             _Fpn(self.maps.channels, width) if self.maps.several else _SimplePyramid(self.maps.channels, width)
@@ -306,13 +316,14 @@ class Segmenter(DenseNetwork):
         size: Side of the images (pixels).
         classes: K.
         width: Channels of the decoder.
+        in_chans: Channels of the images.
 
     Raises:
         UserError: The backbone's features have no places.
     """
 
-    def __init__(self, backbone: nn.Module, size: int, classes: int, width: int = 256):
-        super().__init__(backbone, size)
+    def __init__(self, backbone: nn.Module, size: int, classes: int, width: int = 256, in_chans: int = 3):
+        super().__init__(backbone, size, in_chans)
         from segmentation_models_pytorch.decoders.upernet.decoder import UPerNetDecoder  # of the extra 'dense'
 
         self.decoder = UPerNetDecoder([0, 0, *self.maps.channels], decoder_channels=width)
@@ -337,13 +348,19 @@ def load_network(run_or_file: str | os.PathLike) -> Detector | Segmenter:
     Raises:
         UserError: It is the network of neither.
     """
-    saved = read_checkpoint(run_or_file, stem="model")
-    known, label = saved.extra, weights_label(saved.source, "")
+    return build_network(read_checkpoint(run_or_file, stem="model"))
+
+
+def build_network(saved: Checkpoint) -> Detector | Segmenter:
+    """Builds the network of a checkpoint with its weights, as :func:`load_network` does."""
+    known, label = saved.extra, weights_label(saved.source, saved.field)
     if known.get("task") not in ("detect", "segment"):
         raise UserError(f"{label} is of neither idmm detect nor idmm segment; wanted such a run")
+    needed(label.rstrip(":"), DENSE_LIBRARIES[known["task"]], "dense")
     kwargs = {key: value for key, value in saved.kwargs.items() if key not in ("img_size", "num_classes")}
     backbone = create_backbone(saved.name, saved.size, **kwargs)
     given = backbone, saved.size, len(known["classes"]), known["pyramid_width"]
-    network = Detector(*given, known["masks"]) if known["task"] == "detect" else Segmenter(*given)
+    more = {"in_chans": saved.in_chans}
+    network = Detector(*given, known["masks"], **more) if known["task"] == "detect" else Segmenter(*given, **more)
     network.load_state_dict(saved.state)
     return network.eval()

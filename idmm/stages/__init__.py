@@ -24,11 +24,11 @@ from idmm.config import (
     with_epochs,
 )
 from idmm.config.commands import ProbeConfig
-from idmm.config.dense import tested_sides
+from idmm.config.dense import DENSE_LIBRARIES, tested_sides
 from idmm.config.recipes import learns_labels, needs_labels, pass_notes, resolve_method
 from idmm.config.schema import flags_of
 from idmm.data.registry import resolve_name
-from idmm.errors import UserError, install
+from idmm.errors import UserError, install, needed
 from idmm.files import begun, names_same, weights_file
 
 # Keys that the stages' docstrings explain; the others they name.
@@ -170,9 +170,10 @@ def _dense(config: DenseConfig) -> tuple[DenseConfig, list[str]]:
         faults.append(f"data.root: missing; {stage} wants {wanted}")
     elif data.name != "folder":
         faults.append(f"data.name: '{data.name}' is for class labels; {stage} wants --data.root, {wanted}")
-    missing = [name for name in DENSE_LIBRARIES[stage] if importlib.util.find_spec(name) is None]
-    if missing:
-        faults.append(f"{stage}: needs {', '.join(missing)}; install it with: {install('dense')}")
+    try:
+        needed(stage, DENSE_LIBRARIES[stage], "dense")
+    except UserError as error:
+        faults += error.faults
     if faults:
         raise UserError(*faults)
     return config, []
@@ -190,7 +191,6 @@ def _stage_of_dense(kind: type) -> StageSpec:
     )
 
 
-DENSE_LIBRARIES = {"detect": ("pycocotools",), "segment": ("segmentation_models_pytorch",)}
 STAGES = {
     "pretrain": StageSpec(
         "pretrain",

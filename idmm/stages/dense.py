@@ -39,6 +39,7 @@ from idmm.stages.assemble import (
 )
 from idmm.stages.budget import length_result, within_minutes
 from idmm.stages.results import drawing, export_dense, take_best
+from idmm.stages.values import standardised
 
 log = logging.getLogger("idmm")
 RECORDED = ("ap", "ap50", "ap75", "mask_ap", "miou", "macc", "pixel_accuracy")  # of each evaluation
@@ -122,6 +123,7 @@ class DenseAssembly(Assembly, ABC):
             bound = self.bound(phase.size) if part == "train" else short_side(phase.size)
             stores[part] = load_split(split, bound=bound, **given)
             self.targets[part] = found.of(part, stores[part].names)
+        self.spec = standardised(self.spec, stores["train"], folder)
         prints = dict.fromkeys(PARTS) | {part: fingerprint(store) for part, store in stores.items()}
         digests = {
             part: {name: target.digest for name, target in zip(store.names, self.targets[part], strict=True)}
@@ -236,7 +238,8 @@ def train(config: DenseConfig) -> dict:
         # ------------------------------------------------------------------ results
         kept = take_best(loop, parts.metric)
         scores = _judged(run, loop.averaged, judge if held == "test" else parts.judge(run, splits, "test"))
-        about = {"task": config.STAGE, "classes": list(parts.classes), "pyramid_width": config.model.pyramid_width}
+        about = {"task": config.STAGE, "classes": list(parts.classes), "categories": list(parts.categories)}
+        about["pyramid_width"] = config.model.pyramid_width
         export_dense(run, loop, parts, splits, {**about, **parts.about})
         result = {
             **scores,

@@ -13,6 +13,13 @@ from idmm.pictures import COLOURS, names_legend, shortened
 ACROSS = 2  # images in a row, each twice
 OPACITY = 0.5  # of masks
 NAMED = 12  # classes in the key
+LONG = 8.0  # long side of a single image (inches)
+PLAIN = (
+    "background",
+    "unlabeled",
+    "unlabelled",
+    "void",
+)  # classes that are not painted, as a veil over all says nothing
 
 
 class Drawn(NamedTuple):
@@ -68,7 +75,31 @@ def scenes_figure(scenes: Sequence[Scene], classes: Sequence[str], title: str) -
     return figure
 
 
-def _objects(axis, image: np.ndarray, of: Drawn, classes: Sequence[str]) -> set[int]:
+def marked_figure(image: np.ndarray, of: Drawn | np.ndarray, classes: Sequence[str]) -> tuple[Figure, float]:
+    """Returns an image with what was found in it drawn upon it, and the dots an inch at which it has the image's size.
+
+    Args:
+        image: uint8 [H, W, 3].
+        of: Objects, or the class of each pixel, int [H, W].
+        classes: Names of all, by number.
+    """
+    height, width = image.shape[:2]
+    dpi = max(height, width) / LONG
+    figure = Figure(figsize=(width / dpi, height / dpi))
+    axis = figure.add_axes((0, 0, 1, 1))
+    axis.set_axis_off()
+    if isinstance(of, Drawn):
+        _objects(axis, image, of, classes, fontsize=9)
+    elif seen := sorted(_areas(axis, image, of, classes)):
+        handles = [Patch(color=colour(label)) for label in seen[:NAMED]]
+        names_legend(
+            figure, handles, [shortened(classes[label], 24) for label in seen[:NAMED]], loc="lower left", frameon=True
+        )
+    axis.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5), aspect="auto")
+    return figure, dpi
+
+
+def _objects(axis, image: np.ndarray, of: Drawn, classes: Sequence[str], fontsize: float = 5) -> set[int]:
     """Draws an image with boxes and, where there are some, masks; returns which classes they are of."""
     shown = image.astype(np.float32) / 255
     for label, mask in zip(of.labels.tolist(), () if of.masks is None else of.masks, strict=False):
@@ -78,15 +109,16 @@ def _objects(axis, image: np.ndarray, of: Drawn, classes: Sequence[str]) -> set[
         axis.add_patch(Rectangle((x1, y1), x2 - x1, y2 - y1, fill=False, linewidth=1.2, edgecolor=colour(label)))
         said = shortened(classes[label], 16) + ("" if of.scores is None else f" {of.scores[n]:.2f}")
         box = {"facecolor": "white", "alpha": 0.7, "pad": 0.6, "linewidth": 0}
-        axis.text(x1, y1, said, fontsize=5, color="black", va="bottom", parse_math=False, clip_on=True, bbox=box)
+        axis.text(x1, y1, said, fontsize=fontsize, color="black", va="bottom", parse_math=False, clip_on=True, bbox=box)
     return set(of.labels.tolist())
 
 
 def _areas(axis, image: np.ndarray, of: np.ndarray, classes: Sequence[str]) -> set[int]:
-    """Draws an image with the class of each pixel as a colour; returns which classes there are."""
-    shown, labels = image.astype(np.float32) / 255, np.unique(of[of < len(classes)])
-    for label in labels.tolist():
+    """Draws an image with the class of each pixel as a colour; returns which classes are painted."""
+    shown = image.astype(np.float32) / 255
+    labels = [n for n in np.unique(of[of < len(classes)]).tolist() if classes[n].lower() not in PLAIN]
+    for label in labels:
         inside = of == label
         shown[inside] = (1 - OPACITY) * shown[inside] + OPACITY * np.array(to_rgb(colour(label)))
     axis.imshow(shown)
-    return set(labels.tolist())
+    return set(labels)

@@ -1,6 +1,7 @@
 """Stage 2 for boxes: from images with boxes, masks too where there are any, and a backbone or none, to a detector."""
 
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -8,8 +9,9 @@ import numpy as np
 import torch
 
 from idmm.config import DetectConfig, parsing
-from idmm.data.dense import BoxTarget, letterboxed, read_detection
-from idmm.errors import UserError
+from idmm.data.dense import BoxTarget, DenseSplits, letterbox, letterboxed, read_detection
+from idmm.data.dense.transforms import LEAST
+from idmm.errors import UserError, listed
 from idmm.evaluate import evaluating
 from idmm.evaluate_dense import Objects, detect_objects, detection_scores, on_file
 from idmm.files import write_csv, write_text
@@ -18,7 +20,8 @@ from idmm.models.dense import Detector
 from idmm.stages import documented
 from idmm.stages.dense import DenseAssembly, Judge, plain_picture, train
 
-SURE = 0.5  # score from which on a box is drawn
+SURE = 0.5  # score from which on a box is always drawn
+log = logging.getLogger("idmm")
 
 
 @documented
@@ -58,6 +61,8 @@ class Detecting(DenseAssembly):
         if self.masks and not found.outlined:
             line = "model.masks: true, but no box of the training images has an outline; wanted null or false"
             raise UserError(line)
+        if progress:
+            self._say_boxes(found)
         if not self.masks:  # outlines are not drawn for nothing
             plain = {part: [replace(t, segments=None) for t in targets] for part, targets in found.targets.items()}
             found = replace(found, targets=plain)
@@ -67,12 +72,25 @@ class Detecting(DenseAssembly):
         super().suppose(found, images)
         self.masks = found.outlined
 
+    def _say_boxes(self, found: DenseSplits) -> None:
+        """Logs how many boxes of each class there are to learn from, and whether masks; warns of what is too small."""
+        targets, (phase,) = found.targets["train"], self.phases
+        labels = np.concatenate([target.labels[~target.crowd] for target in targets])
+        each = zip(found.classes, np.bincount(labels, minlength=len(found.classes)).tolist(), strict=True)
+        what = "boxes and masks" if self.masks else "boxes"
+        log.info("%s: %d to train on (%s)", what, len(labels), listed((f"{name} {n}" for name, n in each), 12))
+        sides = [(t.boxes[~t.crowd, 2:] - t.boxes[~t.crowd, :2]) * letterbox(t.size, phase.size) for t in targets]
+        if small := int((np.concatenate(sides) < LEAST).any(1).sum()):
+            line = "train.size: %d of %d boxes are smaller than a pixel on %d x %d and are not learned"
+            log.warning(line, small, len(labels), phase.size, phase.size)
+
     @property
     def about(self):
         return {"masks": self.masks}
 
     def network(self, phase, backbone):
-        return Detector(backbone, phase.size, len(self.classes), self.config.model.pyramid_width, self.masks)
+        width = self.config.model.pyramid_width
+        return Detector(backbone, phase.size, len(self.classes), width, self.masks, self.spec.in_chans)
 
     def learner(self, network):
         return Detection(network)
@@ -111,11 +129,18 @@ class _Judge(Judge):
             results += objects.results(self.targets[number].image_id, self.parts.categories)
         write_text(folder / "predictions.json", json.dumps(results) + "\n")
 
+    @property
+    def sure(self) -> float:
+        """Score from which on boxes are drawn: that of as many as there are true ones, where few reach 0.5."""
+        scores = np.sort(np.concatenate([objects.scores for objects in self.found.values()]))[::-1]
+        true = sum(len(target.boxes) for target in self.targets)
+        return SURE if not len(scores) else min(SURE, float(scores[min(true, len(scores)) - 1]))
+
     @torch.no_grad()
     def draw(self, network, numbers):
         from idmm.stages.dense_pictures import Drawn, Scene, scenes_figure
 
-        scenes, (phase,), run = [], self.parts.phases, self.run
+        scenes, (phase,), run, sure = [], self.parts.phases, self.run, self.sure
         with evaluating(network):
             for batch in self.parts.eval_batches(run, self.store, self.targets, phase.size, images=numbers):
                 with run.autocast():
@@ -126,19 +151,19 @@ class _Judge(Judge):
                     there = batch["labels"][row] >= 0
                     masks = batch["masks"][row, there, :h, :w].bool().numpy() if "masks" in batch else None
                     truth = Drawn(batch["boxes"][row, there].numpy(), batch["labels"][row, there].numpy(), None, masks)
-                    found = _drawn(on_file(output, (h, w), phase.size))
+                    found = _drawn(on_file(output, (h, w), phase.size), sure)
                     scenes.append(Scene(self.store.names[number], picture, truth, found))
-        title = f"{run.folder.path.name}: boxes on test images, of a score of {SURE:g} or more"
+        title = f"{run.folder.path.name}: boxes on test images, of a score of {sure:.2g} or more"
         return scenes_figure(scenes, self.parts.classes, title)
 
 
-def _drawn(found: Objects):
-    """What is drawn of an image's predictions: those that are sure."""
+def _drawn(found: Objects, least: float):
+    """What is drawn of an image's predictions: those of a score of ``least`` or more."""
     from pycocotools import mask as coco
 
     from idmm.stages.dense_pictures import Drawn
 
-    sure = found.scores >= SURE
+    sure = found.scores >= least
     masks = None
     if found.segments is not None:
         kept = [segment for segment, keep in zip(found.segments, sure, strict=True) if keep]

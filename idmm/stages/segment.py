@@ -7,13 +7,14 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
-from torch.nn.functional import interpolate
 
 from idmm import distributed
 from idmm.config import SegmentConfig, parsing
 from idmm.data.dense import letterboxed, read_segmentation
+from idmm.data.dense.masks import ADE_FOLDERS
+from idmm.data.readers.folder import PARTS
 from idmm.evaluate import evaluating
-from idmm.evaluate_dense import class_scores, segmentation_scores, segmented
+from idmm.evaluate_dense import class_scores, classes_on_file, segmentation_scores, segmented
 from idmm.files import replacing, write_csv
 from idmm.methods.dense import Segmentation
 from idmm.models.dense import Segmenter
@@ -58,7 +59,8 @@ class Segmenting(DenseAssembly):
         return read_segmentation(data, progress)
 
     def network(self, phase, backbone):
-        made = Segmenter(backbone, phase.size, len(self.classes), self.config.model.pyramid_width)
+        width = self.config.model.pyramid_width
+        made = Segmenter(backbone, phase.size, len(self.classes), width, self.spec.in_chans)
         if distributed.several_gpus():  # a process sees few images of a batch
             made.decoder = nn.SyncBatchNorm.convert_sync_batchnorm(made.decoder)
         return made
@@ -83,14 +85,16 @@ class _Judge(Judge):
             pairs = truth[known].long() * classes + predicted[known]
             found += torch.bincount(pairs, minlength=classes**2).view(classes, classes)
             if final:
-                _write_mask(folder / self._mask_name(number), predicted, self.first)
+                write_mask(folder / self._mask_name(number), predicted, self.first)
         self.confusion = sum(torch.from_numpy(each) for each in distributed.gather(found.numpy()))
         return segmentation_scores(self.confusion)
 
     def _mask_name(self, number: int) -> Path:
         """Returns the path of an image below its part's folder, as a PNG."""
-        parts = Path(self.store.names[number]).parts  # images/PART/..., ADE20K's perhaps in a folder of its own
-        return Path(*parts[parts.index("images") + 2 :]).with_suffix(".png")
+        parts = Path(self.store.names[number]).parts
+        below = parts[parts.index("images") + 1 :]
+        in_part = len(below) > 1 and below[0] in (*PARTS, *ADE_FOLDERS.values())
+        return Path(*below[in_part:]).with_suffix(".png")
 
     @property
     def first(self) -> int:
@@ -105,7 +109,7 @@ class _Judge(Judge):
             for batch in self.parts.eval_batches(self.run, self.store, self.targets, phase.size, label=label):
                 logits = self._logits(network, batch["images"].to(self.run.device), final)  # [B, K, S, S]
                 for number, each in zip(batch["index"].tolist(), logits, strict=True):
-                    yield number, _at_size(each, self.targets[number].size, phase.size)
+                    yield number, classes_on_file(each, self.targets[number].size, phase.size)
 
     def _logits(self, network: nn.Module, images: Tensor, final: bool) -> Tensor:
         config = self.parts.config
@@ -136,20 +140,7 @@ class _Judge(Judge):
         return scenes_figure(scenes, self.parts.classes, f"{self.run.folder.path.name}: masks of test images")
 
 
-def _at_size(logits: Tensor, size: tuple[int, int], side: int) -> Tensor:
-    """Returns the likeliest class of each pixel of an image's file, int64 [H, W] on the CPU, of logits [K, S, S] on its
-    canvas; class after class, as all of them at the size of a photograph would want gigabytes."""
-    h, w = letterboxed(size, side)
-    best = torch.full(size, -torch.inf, device=logits.device)
-    found = torch.zeros(size, dtype=torch.int64, device=logits.device)
-    for number, plane in enumerate(logits[:, :h, :w].float()):
-        enlarged = interpolate(plane[None, None], size=size, mode="bilinear", align_corners=False)[0, 0]
-        found[enlarged > best] = number
-        best = torch.maximum(best, enlarged)
-    return found.cpu()
-
-
-def _write_mask(path: Path, predicted: Tensor, first: int) -> None:
+def write_mask(path: Path, predicted: Tensor, first: int) -> None:
     """Writes a mask as the dataset has them, a grey PNG of class numbers."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:

@@ -8,6 +8,8 @@ from idmm.data.dense.transforms import (
     from_canvas,
     letterbox,
     letterboxed,
+    on_canvas,
+    resized_to,
     short_side,
 )
 
@@ -22,7 +24,9 @@ __all__ = [
     "from_canvas",
     "letterbox",
     "letterboxed",
+    "on_canvas",
     "read_detection",
     "read_segmentation",
+    "resized_to",
     "short_side",
 ]

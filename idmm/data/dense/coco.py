@@ -1,4 +1,4 @@
-"""COCO's format: ROOT/annotations/PART.json over the images of ROOT/PART, or COCO's own names of files.
+"""COCO's format: ROOT/annotations/PART.json over the images of ROOT/PART, COCO's own names of files, or Roboflow's.
 
 Source: https://cocodataset.org/#format-data
 """
@@ -29,6 +29,7 @@ SLACK = 1.0  # by which a box may reach over the edge, as rounding makes it (pix
 FAR = 2.0  # times the image's long side: where an outline may be, at most; drawing what is further takes its memory
 _UNFIT = re.compile(r"[\0-\x1f\ud800-\udfff]")  # in names: what no line and no file has
 _LEAVES = re.compile(rf"^/|(^|/)\.\.(/|$)|{_UNFIT.pattern}")  # names of no file below a folder
+BESIDE = "_annotations.coco.json"  # as Roboflow writes it, in the folder of a part's images
 _LISTS = ("images", "annotations", "categories")
 
 
@@ -63,8 +64,10 @@ def read_coco(root: Path, data: config.Data, faults: Faults, progress: bool) -> 
         wanted = (
             f"{root}/annotations/train.json over the images of {root}/train, or COCO's own instances_train2017.json"
         )
-        masks = "; its masks are for 'idmm segment'" if (root / "masks").is_dir() else ""
-        raise UserError(f"data.root: '{root}' has no annotations of objects to train on; wanted {wanted}{masks}")
+        others = [str(file.relative_to(root)) for file in (*root.glob("*.json"), *root.glob("*/*.json"))]
+        more = f"; there {'is' if len(others) == 1 else 'are'} {listed(sorted(others))}" if others else ""
+        more += "; its masks are for 'idmm segment'" if (root / "masks").is_dir() else ""
+        raise UserError(f"data.root: '{root}' has no annotations of objects to train on; wanted {wanted}{more}")
     found = {part: _File(path, part) for part, path in files.items()}
     for file in found.values():
         file.load(faults)
@@ -83,7 +86,8 @@ def read_coco(root: Path, data: config.Data, faults: Faults, progress: bool) -> 
 
 
 def annotation_files(root: Path) -> dict[str, Path]:
-    """Returns the file of each part that has one: ``train.json`` or ``instances_train2017.json``.
+    """Returns the file of each part that has one: ``annotations/train.json`` or ``instances_train2017.json`` there, or
+    ``train/_annotations.coco.json`` (val may be called valid).
 
     Raises:
         UserError: A part has several.
@@ -92,9 +96,11 @@ def annotation_files(root: Path) -> dict[str, Path]:
     files = sorted(folder.glob("*.json"))
     for part in PARTS:
         named = [file for file in files if re.fullmatch(rf"(instances_)?{part}\d*", file.stem)]
+        beside = [root / name / BESIDE for name in (part, "valid")[: 1 + (part == "val")]]
+        named = named or [file for file in beside if file.is_file()]
         if len(named) > 1:
-            both = listed(f"'{file.name}'" for file in named)
-            raise UserError(f"data.root: '{folder}' has several files of {part}: {both}; wanted one")
+            both = listed(f"'{file.relative_to(root)}'" for file in named)
+            raise UserError(f"data.root: '{root}' has several files of {part}: {both}; wanted one")
         found |= {part: named[0]} if named else {}
     return found
 
@@ -185,6 +191,12 @@ class _File:
                     f"annotation {_short(row['id']) if 'id' in row else f'number {place} of the list'}{of}: {why}"
                 )
         faults.unusable(str(self.path), counted(len(rows), "annotation"), wrong)
+        if odd := _misread(
+            [(row["bbox"], known[row["image_id"]].size) for row in rows if _has_box(row, known)], bool(wrong)
+        ):
+            faults.add(
+                f"data.root: '{self.path}': its boxes look like {odd}; wanted COCO's [x, y, width, height] in pixels"
+            )
         return found
 
     def split(
@@ -193,7 +205,7 @@ class _File:
         """Returns the images that are there and of the size that the file says."""
         name, names = self.path.stem.removeprefix("instances_"), [image.name for image in images]
         bases = [root / name, root / "images" / name, root / self.part, root / "images" / self.part, root / "images"]
-        there = [(len(absent(base, names)), base) for base in [*bases, root] if base.is_dir()]
+        there = [(len(absent(base, names)), base) for base in [*bases, self.path.parent, root] if base.is_dir()]
         base = min(there, key=lambda found: found[0])[1]
         gone = set(absent(base, names))
         kept = [image for image in images if image.name not in gone]
@@ -249,6 +261,24 @@ def _fault(row: dict, image: _Image | None, labels: dict[int, int]) -> str | Non
     if not (min(x + w, width) > max(x, 0) and min(y + h, height) > max(y, 0)):
         return f"bbox {_short(box)} has no area within the image ({_pixels(image.size)})"
     return _outline_fault(row.get("segmentation"), image.size)
+
+
+def _has_box(row: dict, known: dict) -> bool:
+    box = row.get("bbox")
+    there = _is_id(row.get("image_id")) and row["image_id"] in known
+    return there and isinstance(box, list) and len(box) == 4 and all(map(_is_number, box))
+
+
+def _misread(boxes: list[tuple[list[float], tuple[int, int]]], wrong: bool) -> str | None:
+    """Returns as what all boxes make sense, given with the height and width of their images, if not as they should.
+
+    Args:
+        wrong: Whether some do not lie within their images.
+    """
+    if boxes and all(0 <= value <= 1 for box, _ in boxes for value in box):
+        return "shares of the image, as all numbers are from 0 to 1"
+    corners = [x1 < x2 <= w + SLACK and y1 < y2 <= h + SLACK for (x1, y1, x2, y2), (h, w) in boxes]
+    return "corners, x1, y1, x2, y2, as all fit as such" if wrong and corners and all(corners) else None
 
 
 def _outline_fault(segment: Any, size: tuple[int, int]) -> str | None:

@@ -1,4 +1,4 @@
-"""Folders of images with a mask each: ROOT/images/PART over ROOT/masks/PART, and ADE20K's own layout.
+"""Folders of images with a mask each: ROOT/images/PART over ROOT/masks/PART, both without parts, or ADE20K's own.
 
 Source of the latter: http://sceneparsing.csail.mit.edu
 """
@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from idmm import config
+from idmm.data.dense.coco import annotation_files
 from idmm.data.dense.faults import Faults
 from idmm.data.dense.looks import Looks, look_at
 from idmm.data.dense.targets import IGNORED, MaskTarget
@@ -57,7 +58,7 @@ def read_masks(
     layout = mask_layout(root)
     if layout is None:
         wanted = f"{root}/images/train and {root}/masks/train, or ADE20K's images/training and annotations/training"
-        boxes = "; its annotations are for 'idmm detect'" if any((root / "annotations").glob("*.json")) else ""
+        boxes = "; its annotations are for 'idmm detect'" if annotation_files(root) else ""
         raise UserError(f"data.root: '{root}' has no images with masks to train on; wanted {wanted}{boxes}")
     pairs = {}
     for part, folder in layout.folders.items():
@@ -79,6 +80,9 @@ def mask_layout(root: Path) -> Layout | None:
             return Layout(base, "annotations", ADE_FOLDERS, 1)
     if all((root / kind / "train").is_dir() for kind in ("images", "masks")):
         return Layout(root, "masks", {part: part for part in PARTS}, 0)
+    kinds = [root / kind for kind in ("images", "masks")]
+    if all(kind.is_dir() for kind in kinds) and not any((kind / part).is_dir() for kind in kinds for part in PARTS):
+        return Layout(root, "masks", {"train": ""}, 0)
     return None
 
 

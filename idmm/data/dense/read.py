@@ -55,7 +55,7 @@ def inspected(data: config.Data, progress: bool = False) -> tuple[Splits, list[s
     None: it is no folder of either. UserError: faults that cannot be left out.
     """
     root = root_folder(data)
-    boxes = any((root / "annotations").glob("*.json")) and "train" in annotation_files(root)
+    boxes = "train" in annotation_files(root)
     if not boxes and mask_layout(root) is None:
         return None
     faults = Faults(lenient=True)

@@ -37,6 +37,19 @@ def letterboxed(size: tuple[int, int], side: int, scale: float = 1.0) -> tuple[i
     return max(1, round(size[0] * factor)), max(1, round(size[1] * factor))
 
 
+def resized_to(image: Tensor, shape: tuple[int, int]) -> Tensor:
+    """Resizes an image, uint8 or uint16 [C, H, W], to float32 [C, *shape] in [0, 1]."""
+    made = resize(image, list(shape))
+    return unit(made) if made.dtype == torch.uint8 else made
+
+
+def on_canvas(array: Tensor, side: int, fill: int = 0) -> Tensor:
+    """Lays an array [C, h, w] into the upper left of a canvas, [C, side, side]."""
+    made = torch.full((len(array), side, side), fill, dtype=array.dtype)
+    made[:, : array.shape[1], : array.shape[2]] = array
+    return made
+
+
 def from_canvas(boxes: Tensor, size: tuple[int, int], side: int) -> Tensor:
     """Takes boxes [n, 4] (x1, y1, x2, y2) on a letterboxed canvas back to the pixels of the image, and clips them.
 
@@ -111,8 +124,7 @@ class EvalDenseTransform:
         """Returns image ``i`` letterboxed, times a scale, and what belongs to it."""
         target = self.targets[i]
         h, w = letterboxed(target.size, self.size, scale)
-        image = self.store.image(i)
-        image = tv_tensors.Image(resize(image, [h, w]) if image.dtype != torch.uint8 else unit(resize(image, [h, w])))
+        image = tv_tensors.Image(resized_to(self.store.image(i), (h, w)))
         if not self.boxed:
             mask = nearest(target.mask(), (h, w))
             return _Sample(image, None, tv_tensors.Mask(torch.from_numpy(mask)[None]), None)
@@ -129,10 +141,7 @@ class EvalDenseTransform:
 
     def _canvases(self, arrays: Sequence[Tensor], fill: int) -> Tensor:
         """Lays arrays [C, h, w] into the upper left of canvases, [B, C, S, S]."""
-        made = torch.full((len(arrays), len(arrays[0]), self.size, self.size), fill, dtype=arrays[0].dtype)
-        for canvas, array in zip(made, arrays, strict=True):
-            canvas[:, : array.shape[1], : array.shape[2]] = array
-        return made
+        return torch.stack([on_canvas(array, self.size, fill) for array in arrays])
 
     def _objects(self, samples: list[_Sample]) -> dict:
         most = max(len(sample.labels) for sample in samples)

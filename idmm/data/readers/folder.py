@@ -19,12 +19,14 @@ log = logging.getLogger(__name__)
 PARTS = ("train", "val", "test")
 UNLABELLED = "unlabelled"  # the folder beside train, of more images for pretraining
 # Folders of training images in layouts of boxes and masks, and the folder beside that tells them
-_DENSE = {
-    "images/train": "masks/train",
-    "images/training": "annotations/training",
-    "train2017": "annotations",
-    "train2014": "annotations",
-}
+_DENSE = (
+    ("images/train", "masks/train"),
+    ("images/train", "annotations"),
+    ("images/training", "annotations/training"),
+    ("train2017", "annotations"),
+    ("train2014", "annotations"),
+    ("images", "masks"),
+)
 _CLUTTER = {"thumbs.db", "ehthumbs.db", "desktop.ini"}
 
 
@@ -167,7 +169,7 @@ def read_any(root: str) -> Splits:
     """
     trees = _trees(root, needed=("train",))
     if "train" not in trees:
-        dense = [folder for folder, beside in _DENSE.items() if all(_has(root, name) for name in (folder, beside))]
+        dense = [folder for folder, beside in _DENSE if all(_has(root, name) for name in (folder, beside))]
         trees = {"train": _walk(os.path.join(root, *dense[:1]))}
         if dense:
             log.info("data.root: '%s' has boxes or masks: the images of '%s' are taken", root, dense[0])

@@ -1,0 +1,153 @@
+"""A run's network for boxes or masks on any images: what it finds, at the size of their files.
+
+Images are prepared as the run itself evaluates them, and go through the network in fp32.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from idmm import distributed
+from idmm.data.composite import composite
+from idmm.data.dense import letterboxed, on_canvas, resized_to, short_side
+from idmm.data.dense.targets import rasterised
+from idmm.data.images import fitted
+from idmm.data.views import normalise
+from idmm.errors import UserError
+from idmm.evaluate_dense import Objects, classes_on_file, on_file, segmented
+from idmm.inference import PIXELS, AnyImage, listed_images
+from idmm.models.dense import build_network
+from idmm.models.weights import read_checkpoint
+from idmm.network import Network
+from idmm.progress import counting
+
+BATCH = 4
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a network finds in one image."""
+
+    path: str | None
+    """Its file; None where it was given as pixels."""
+    size: tuple[int, int]
+    """Height and width of the image, upright (pixels)."""
+    objects: Objects | None
+    """Of idmm detect: ``boxes`` [n, 4] (x1, y1, x2, y2; pixels), ``labels`` (from 0, see ``Predictor.classes``),
+    ``scores``, and ``segments`` (masks as COCO's RLE) where the run learned masks; the likeliest first."""
+    mask: np.ndarray | None
+    """Of idmm segment: the number of each pixel's class, from 0, uint8 [H, W]."""
+
+    @property
+    def masks(self) -> np.ndarray | None:
+        """Of idmm detect the mask of each object, bool [n, H, W]; None: the run learned boxes alone."""
+        if self.objects is None or self.objects.segments is None:
+            return None
+        drawn = [rasterised(segment, self.size, self.size) for segment in self.objects.segments]
+        return np.array(drawn, dtype=bool).reshape(-1, *self.size)
+
+
+class Predictor:
+    """A run's network for boxes or masks; made by :func:`load_predictor`.
+
+    Attributes:
+        task: ``detect`` or ``segment``.
+        classes: Names of the K classes.
+        categories: Number of each class in the run's annotations or masks.
+        highest: Score of the surest box until now; 0: there was none.
+    """
+
+    highest = 0.0
+
+    def __init__(self, run_or_file: str | os.PathLike, device: str, batch_size: int, max_pixels: int, field: str):
+        saved = read_checkpoint(run_or_file, field, "model")
+        model = build_network(saved)
+        self.task: str = saved.extra["task"]
+        self.classes: list[str] = saved.extra["classes"]
+        self.categories: list[int] = saved.extra["categories"]
+        device = distributed.pick_device(device)
+        self._network = Network.around(saved, model.to(device), saved.size, device, batch_size)
+        self._max_pixels = max_pixels
+
+    def predict(
+        self, images: AnyImage | Sequence[AnyImage], min_score: float = 0.5, *, mirrored: bool = False
+    ) -> list[Found]:
+        """Says what is in images.
+
+        Args:
+            images: As :meth:`idmm.inference.Classifier.predict` takes them.
+            min_score: Boxes of a lower score are left out.
+            mirrored: Mean of the classes' probabilities of each image and its mirror image; of idmm segment alone.
+
+        Raises:
+            UserError: An image cannot be read, or is none; a line each.
+            RunError: Memory ran out.
+        """
+        unreadable: dict[str, str] = {}
+        found = list(self.each(images, unreadable, min_score, mirrored))
+        if unreadable:
+            raise UserError(*(f"images: {name}: {why}" for name, why in unreadable.items()))
+        return found
+
+    @torch.no_grad()
+    def each(
+        self, images: AnyImage | Sequence[AnyImage], unreadable: dict[str, str], min_score: float = 0.5,
+        mirrored: bool = False, label: str | None = None,
+    ) -> Iterator[Found]:  # fmt: skip
+        """Yields what :meth:`predict` returns, image after image; those that cannot be read go into ``unreadable``,
+        with the reason. With a ``label`` there is a bar on standard error."""
+        net, sizes = self._network, {}
+
+        def prepared(number: int, pixels: np.ndarray) -> Tensor:
+            sizes[number] = pixels.shape[:2]
+            kept = torch.from_numpy(fitted(pixels, short_side(net.size))).permute(2, 0, 1)  # as the run's cache does
+            made = resized_to(kept, letterboxed(sizes[number], net.size))
+            return on_canvas(normalise(made[None], net.mean, net.std)[0], net.size)
+
+        sources, names, _ = listed_images(images, net.bands)
+        batches = net.file_batches(sources, names, self._max_pixels, unreadable, prepared)
+        with net.enough_memory():
+            for batch in counting(batches, len(sources), label) if label else batches:
+                seen = batch["images"].to(net.device)
+                outputs = net.model(seen) if self.task == "detect" else segmented(net.model, seen, flip=mirrored)
+                for number, output in zip(batch["index"].tolist(), outputs, strict=True):
+                    yield self._found(sources[number], output, sizes.pop(number), min_score)
+
+    def _found(
+        self, source: AnyImage, output: dict[str, Tensor] | Tensor, size: tuple[int, int], least: float
+    ) -> Found:
+        path = os.fspath(source) if isinstance(source, str | os.PathLike) else None
+        if self.task == "segment":
+            return Found(path, size, None, classes_on_file(output, size, self._network.size).numpy().astype(np.uint8))
+        self.highest = max([self.highest, *output["scores"].tolist()])
+        sure = output["scores"] >= least
+        return Found(path, size, on_file({k: v[sure] for k, v in output.items()}, size, self._network.size), None)
+
+    def picture(self, image: AnyImage, side: int) -> np.ndarray:
+        """Returns an image as people see it, its long side of ``side`` pixels at most, uint8 [H, W, 3]."""
+        pixels = self._network.read(image, self._max_pixels).pixels
+        h, w = pixels.shape[:2]
+        return composite(fitted(pixels, max(1, round(side * min(h, w) / max(h, w)))), None)
+
+
+def load_predictor(
+    run_or_file: str | os.PathLike, *, device: str = "auto", batch_size: int = BATCH, max_pixels: int = PIXELS,
+    field: str = "",
+) -> Predictor:  # fmt: skip
+    """Builds the network that ``idmm detect`` or ``idmm segment`` wrote, to be used on any images.
+
+    Args:
+        run_or_file: A run folder of either, or its ``model.safetensors`` with the JSON beside it.
+        device, batch_size, max_pixels, field: As for :func:`idmm.load_classifier`.
+
+    Returns:
+        A :class:`Predictor`, used as ``predictor.predict(["a.jpg", image, array])``.
+
+    Raises:
+        UserError: No such run, one that is not finished, or that is of neither.
+    """
+    return Predictor(run_or_file, device, batch_size, max_pixels, field)
