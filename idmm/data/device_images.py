@@ -94,6 +94,8 @@ def made_there(device: torch.device, transform, kept: bool = False) -> tuple[boo
     Raises:
         UserError: 'device', and the images are too large for it.
     """
+    if not hasattr(transform, "one_by_one"):  # of boxes and masks: loader workers make all of a batch
+        return False, None
     store, wanted = transform.store, transform.config.backend
     if wanted == "workers" or (wanted == "auto" and device.type != "cuda" and not kept):
         return False, None

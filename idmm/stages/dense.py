@@ -102,9 +102,6 @@ class DenseAssembly(Assembly, ABC):
         key, looks = derive(self.config.seed, "stage", phase.number), (self.spec.mean, self.spec.std)
         return DenseTransform(store, self.targets["train"], self.config.augment, phase.size, *looks, key)
 
-    def plan(self, phase, store, evaluations, run=None):
-        return super().plan(phase, store, evaluations)  # loader workers make all of a batch
-
     def try_model(self, phase, weights=False):
         super().try_model(phase, weights)
         self.network(phase, self.backbone(phase))
@@ -230,7 +227,7 @@ def train(config: DenseConfig) -> dict:
             log.info("%s", report)
         method, judge = parts.method(phase, backbone, len(splits.train)), parts.judge(run, splits, held)
         look = Evaluation(judge.measure, config.train.eval_every, len(judge.store))
-        plan = parts.plan(phase, splits.train, [look])
+        plan = parts.plan(phase, splits.train, [look], run)
         plan.keep = parts.metric if config.train.keep == "best" else None
         loop = Loop(run, method, plan)
         loop.fit()
