@@ -268,7 +268,7 @@ def test_a_whole_entry_on_a_read_only_disk_is_used(root, decoded, monkeypatch):
 
 def loading(root, bound, **fields):
     data = section(root, **fields)
-    return cache._Loading(open_splits(data, labelled=False).train, bound, data, False, "auto", again=False)
+    return cache._Loading(open_splits(data, labelled=False).train, bound, data, False, "auto", bands=None, again=False)
 
 
 @pytest.mark.parametrize("bound", [None, 16])
