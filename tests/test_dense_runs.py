@@ -24,7 +24,6 @@ from idmm.engine import Loop
 from idmm.errors import Interrupted, UserError
 from idmm.evaluate_dense import classes_on_file, segmented
 from idmm.models.dense import Detector, Segmenter
-from idmm.stages.segment import _at_size as at_size
 
 SIDE = 64
 TINY = {
@@ -386,7 +385,7 @@ def test_two_processes_report_the_network_that_is_written(trees, tmp_path):
         logits = network(transform(0, np.arange(3))["images"])
     for name, target, own in zip(store.names, there.targets["test"], logits, strict=True):
         written = np.asarray(Image.open(out / "masks" / name.split("/")[-1]))
-        assert np.mean(written == at_size(own, target.size, SIDE).numpy()) > 0.999, name
+        assert np.mean(written == classes_on_file(own, target.size, SIDE).numpy()) > 0.999, name
 
 
 def test_images_that_changed_are_noticed(trees, tmp_path, capsys, monkeypatch):
