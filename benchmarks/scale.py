@@ -320,7 +320,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--layer_mfu", type=float, default=0.6, help="share of the peak that those reach")
     parser.add_argument("--network", default="InfiniBand 400 Gb/s", choices=model.NETWORKS)
     parser.add_argument("--width", type=int, default=192, help="width of the features, d")
-    parser.add_argument("--cpu", type=float, default=14.1, help="images/s of 2 CPU cores (benchmarks/reference.py)")
+    parser.add_argument("--cpu", type=float, default=21.0, help="images/s of 2 CPU cores (benchmarks/reference.py)")
     parser.add_argument(
         "--view_ms", type=float, default=2.2, help="ms of a core for an image's crops (docs/methods.md)"
     )

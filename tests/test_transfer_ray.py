@@ -306,7 +306,7 @@ def test_images_that_changed_since_a_node_read_them(tmp_path):
         f"targets 'mine': its images changed since 1 run in '{grid.out}' began; name another out"
     ]
     image.write_bytes(kept)
-    assert check(grid.config, grid.plan) == {job.key: (8, 4, 1)}
+    assert {key: counts[:3] for key, counts in check(grid.config, grid.plan).items()} == {job.key: (8, 4, 1)}
 
 
 def test_states_stay_on_the_node(tmp_path):
