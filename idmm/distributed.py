@@ -198,9 +198,14 @@ class Rows:
     stop: int
 
     @classmethod
+    def share(cls, total: int, process: int) -> "Rows":
+        """A process's share of so many rows; the shares differ by one row at most."""
+        return cls(total, total * process // world(), total * (process + 1) // world())
+
+    @classmethod
     def mine(cls, total: int) -> "Rows":
-        """This process's share of so many rows; the shares differ by one row at most."""
-        return cls(total, total * rank() // world(), total * (rank() + 1) // world())
+        """This process's share."""
+        return cls.share(total, rank())
 
     @property
     def whole(self) -> bool:
@@ -229,7 +234,7 @@ def whole_rows(rows: torch.Tensor, total: int) -> torch.Tensor | None:
     found = torch.empty(total, *rows.shape[1:], dtype=rows.dtype)
     found[: len(mine)] = mine
     for source in range(1, world()):
-        dist.recv(found[total * source // world() : total * (source + 1) // world()], source, group=_control_group())
+        dist.recv(found[Rows.share(total, source).slice], source, group=_control_group())
     return found
 
 

@@ -126,9 +126,9 @@ def instance_losses(
 def _over_shards(z, w, b, index, chunk_size, cosine, shard) -> tuple[Tensor, Tensor, Tensor]:
     """What :class:`_Logits` gives of this process's views and all rows."""
     counts = distributed.counts(len(z))
-    everyone, index = distributed.gather_rows(z, counts), distributed.gather_rows(index, counts)  # [V, d], [V, T]
-    tile = _tile(everyone, len(w), chunk_size)
-    norm, picked, total = _Logits.apply(everyone, w, b, index - shard.start, tile, cosine, distributed.world())
+    gathered, index = distributed.gather_rows(z, counts), distributed.gather_rows(index, counts)  # [V, d], [V, T]
+    tile = _tile(gathered, len(w), chunk_size)
+    norm, picked, total = _Logits.apply(gathered, w, b, index - shard.start, tile, cosine, distributed.world())
     top = distributed.max_all(norm.detach().clone())  # [V]
     parts = torch.cat([(norm - top).exp()[:, None], picked, total[:, None]], dim=1)  # [V, 2 + T]
     parts = distributed.own_rows(distributed.add_up(parts), counts)
