@@ -357,7 +357,7 @@ def test_jobs_that_no_node_can_take(caplog):
     fake = SimpleNamespace(nodes=lambda: nodes)
     with caplog.at_level("INFO", logger="idmm"):
         cluster._check_room(fake, Ray(num_cpus=4, num_gpus=0.5))
-        assert caplog.messages == ["ray: 1 nodes, 4 cores, 1 GPUs"]
+        assert ("idmm", 20, "ray: 1 nodes, 4 cores, 1 GPUs") in caplog.record_tuples
         cluster._check_room(fake, Ray(num_cpus=5, address="auto", num_gpus=1))
         assert caplog.messages[-1].endswith("no node has them yet; waiting for one to join")
         cluster._check_room(fake, Ray())

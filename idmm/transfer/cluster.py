@@ -245,6 +245,7 @@ def connected(wanted: Ray) -> Iterator[None]:
     """Joins or starts the cluster; leaves or ends it at the end, unless this process was in it before."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_task_oom_retries", "0")  # else a job too large for memory is tried for ever
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of tasks that an interrupt ended
     import ray
 
     joined, handler = ray.is_initialized(), signal.getsignal(signal.SIGTERM)
