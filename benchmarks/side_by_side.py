@@ -78,6 +78,7 @@ def head(*cells: str) -> str:
 
 
 def write(path: Path | None, **found: object) -> None:
-    """Writes what was found as JSON; nothing where there is no path."""
+    """Writes what was found as JSON, without the path itself; nothing where there is none."""
     if path is not None:
+        found.pop("out", None)
         path.write_text(json.dumps(found, indent=1, default=str) + "\n")
