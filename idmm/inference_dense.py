@@ -26,6 +26,7 @@ from idmm.network import Network
 from idmm.progress import counting
 
 BATCH = 4
+MIN_SCORE = 0.5  # of boxes
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class Predictor:
         self._max_pixels = max_pixels
 
     def predict(
-        self, images: AnyImage | Sequence[AnyImage], min_score: float = 0.5, *, mirrored: bool = False
+        self, images: AnyImage | Sequence[AnyImage], min_score: float = MIN_SCORE, *, mirrored: bool = False
     ) -> list[Found]:
         """Says what is in images.
 
@@ -95,7 +96,7 @@ class Predictor:
 
     @torch.no_grad()
     def each(
-        self, images: AnyImage | Sequence[AnyImage], unreadable: dict[str, str], min_score: float = 0.5,
+        self, images: AnyImage | Sequence[AnyImage], unreadable: dict[str, str], min_score: float = MIN_SCORE,
         mirrored: bool = False, label: str | None = None,
     ) -> Iterator[Found]:  # fmt: skip
         """Yields what :meth:`predict` returns, image after image; those that cannot be read go into ``unreadable``,

@@ -548,8 +548,9 @@ def test_data_check(tmp_path, capsys):
     coco_tree(tmp_path / "bare", train=3)
     said = {}
     for name in ("boxes", "masks", "bad", "bare"):
-        code = call(["data", "check", tmp_path / name])
-        said[name] = code, capsys.readouterr().out
+        code, printed = call(["data", "check", tmp_path / name]), capsys.readouterr()
+        said[name] = code, printed.out
+        assert f"read as {'images and masks' if name == 'masks' else 'boxes in'}" in printed.err
     for name in ("boxes", "masks"):
         assert said[name][0] == 0 and f"in {tmp_path / name}: 6 train, 3 test images" in said[name][1]
     code, text = said["bad"]

@@ -24,6 +24,7 @@ from idmm.engine import Loop
 from idmm.errors import Interrupted, UserError
 from idmm.evaluate_dense import classes_on_file, segmented
 from idmm.models.dense import Detector, Segmenter
+from idmm.stages import detect
 
 SIDE = 64
 TINY = {
@@ -334,8 +335,28 @@ def test_keys_of_classes_are_refused(whole, trees, tmp_path, capsys):
     assert [line.split(":")[0] for line in said] == ["out", "top_k", "tta"]
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "a.txt").touch()
-    said = refused(capsys, ["predict", "--init", whole / "segment", images, "--out", tmp_path / "full"])
+    segment = ["predict", "--init", whole / "segment", images, "--out", tmp_path / "full"]
+    assert any(line.startswith("min_score: got 0.5") for line in refused(capsys, [*segment, "--min_score", "0.5"]))
+    said = refused(capsys, segment)
     assert "is there already and not empty; name a new folder" in said[-1]
+
+
+def test_memory_that_ends_in_the_last_evaluation(trees, tmp_path, capsys, monkeypatch):
+    """One line; the trained weights are kept, and the same command ends the run."""
+    argv = words("detect", trees, tmp_path / "run")
+    scores = detect._Judge.scores
+
+    def out_of_memory(judge, network, final=False):
+        if judge.part == "test":
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return scores(judge, network, final)
+
+    monkeypatch.setattr(detect._Judge, "scores", out_of_memory)
+    assert call(argv) == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said == "out of memory with 4 images at a time; the same command goes on from here where more is free"
+    monkeypatch.setattr(detect._Judge, "scores", scores)
+    assert call(argv) == 0 and read(tmp_path / "run" / "result.json")["ap"] >= 0
 
 
 # ------------------------------------------------------------------ killed

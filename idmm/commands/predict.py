@@ -8,7 +8,7 @@ from idmm.commands.inputs import inputs, network_options, print_bytes, say_unrea
 from idmm.config.usage import PredictConfig
 from idmm.data.readers.folder import FoundImage
 from idmm.data.split import counted
-from idmm.errors import listed
+from idmm.errors import UserError, listed
 from idmm.files import csv_bytes, saved_info, write_bytes
 from idmm.progress import log
 
@@ -23,13 +23,17 @@ def predict(given: PredictConfig) -> str | None:
     Where images lie in folders named like the run's classes, their accuracy is logged.
 
     Raises:
-        UserError: No run with a classifier, no images, none that can be read, or ``out`` cannot be written.
+        UserError: A key of boxes was given, no run with a classifier, no images, none that can be read, or ``out``
+            cannot be written.
         RunError: The network has diverged, memory ran out, or the disk is full.
     """
     if saved_info(given.init, "model").get("task"):
         from idmm.commands.predict_dense import predict_dense
 
         return predict_dense(given)
+    if given.min_score is not None:
+        wanted = "leave it out for a run that has classes of images"
+        raise UserError(f"min_score: got {given.min_score:g}, which is of boxes; {wanted}")
     out, images = inputs(given, "model", (".csv", ".jsonl"))
     from idmm.inference import load_classifier  # torch takes seconds, a mistake is told at once
 

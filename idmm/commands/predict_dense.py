@@ -39,11 +39,12 @@ def predict_dense(given: PredictConfig) -> str:
     libraries = DENSE_LIBRARIES[task]
     more = [lambda: _check(given, task), lambda: needed(given.init, libraries, "dense")]
     out, images = inputs(given, "model", None, *more)
-    from idmm.inference_dense import load_predictor  # torch takes seconds, a mistake is told at once
+    from idmm.inference_dense import MIN_SCORE, load_predictor  # torch takes seconds, a mistake is told at once
     from idmm.pictures import save
 
     predictor, unreadable = load_predictor(given.init, **network_options(given)), {}
     paths = [image.path for image in images]
+    least = MIN_SCORE if given.min_score is None else given.min_score
     names = dict(zip(paths, _names(paths), strict=True))
     stems = _stems(names)
     dataset = _Dataset(predictor.classes, predictor.categories)
@@ -51,7 +52,7 @@ def predict_dense(given: PredictConfig) -> str:
         for kind in ("pictures", "masks") if task == "segment" else ("pictures",):
             for stem in stems.values():
                 (folder / kind / stem).parent.mkdir(parents=True, exist_ok=True)
-        for found in predictor.each(paths, unreadable, given.min_score, given.tta, "predicting"):
+        for found in predictor.each(paths, unreadable, least, given.tta, "predicting"):
             stem = stems[found.path]
             figure, dpi = _drawn(predictor, found)
             save(figure, folder / "pictures" / f"{stem}.jpg", dpi)
@@ -63,7 +64,7 @@ def predict_dense(given: PredictConfig) -> str:
             write_json(folder / "predictions.json", dataset.content)
     if task == "detect" and not dataset.content["annotations"] and dataset.content["images"]:
         best = f", the highest is {predictor.highest:.2g}" if predictor.highest else ""
-        log.warning("min_score: no box of a score of %g or more%s", given.min_score, best)
+        log.warning("min_score: no box of a score of %g or more%s", least, best)
     boxes = len(dataset.content["annotations"])
     more = f", {boxes} box{'' if boxes == 1 else 'es'}" if task == "detect" else ""
     return f"{out}: {counted(len(dataset.content['images']), 'image')}{more}"
@@ -75,6 +76,8 @@ def _check(given: PredictConfig, task: str) -> None:
         faults.append(f"out: missing; the run is of idmm {task}: wanted a folder, new or empty")
     if given.top_k != 1:
         faults.append(f"top_k: got {given.top_k}, which is of classes of images; leave it out for a run of idmm {task}")
+    if given.min_score is not None and task == "segment":
+        faults.append(f"min_score: got {given.min_score:g}, which is of boxes; leave it out for a run of idmm segment")
     if given.tta and task == "detect":
         faults.append("tta: boxes of mirror images are not averaged; leave it out for a run of idmm detect")
     if faults:

@@ -71,8 +71,8 @@ class PredictConfig(UseConfig):
     tta: bool = False
     """Mean of the probabilities of each image and its mirror image (test-time augmentation), at twice the time; on
     three small sets it gained nothing beyond chance."""
-    min_score: float = Field(0.5, ge=0, le=1)
-    """Boxes of a lower score are left out (from 0 to 1); the networks give none below 0.05."""
+    min_score: float | None = Field(None, ge=0, le=1)
+    """Boxes of a lower score are left out (from 0 to 1); null: 0.5. The networks give none below 0.05."""
     batch_size: int | None = Field(None, ge=1)
     """Images that go through the network at a time (images); null: 64, of boxes and masks 4."""
 

@@ -20,7 +20,7 @@ from idmm.data.depth import tidy
 from idmm.data.loaders import own_share
 from idmm.data.split import counted
 from idmm.engine import Evaluation, Loop
-from idmm.errors import listed
+from idmm.errors import RunError, listed
 from idmm.methods.base import Method
 from idmm.models.spec import ModelSpec
 from idmm.progress import counting
@@ -134,13 +134,18 @@ class DenseAssembly(Assembly, ABC):
         every = {**dict.fromkeys(PARTS), **stores}
         return LoadedSplits(**every, remarks=found.splits.remarks, crops={phase.size: held}, scale=known["range"])
 
+    @property
+    def pass_size(self) -> int:
+        """Images that go through the network at a time."""
+        return -(-self.phases[0].batch_size // (distributed.world() * self.config.train.accumulate))
+
     def eval_batches(
         self, run: Session, store: ImageStore, targets: Sequence[Target], size: int,
         images: np.ndarray | None = None, label: str = "",
     ) -> Iterator[dict]:  # fmt: skip
         """Yields this process's share of letterboxed images, until the run is interrupted; ``images``: only those
         numbers. With a ``label`` the log has how far it is. A batch is as large as a pass in training."""
-        count = -(-self.phases[0].batch_size // (distributed.world() * self.config.train.accumulate))
+        count = self.pass_size
         made = EvalDenseTransform(store, targets, size, self.spec.mean, self.spec.std)
         images = np.arange(len(store)) if images is None else images
         batches = own_share(made, images, count, run.workers, 4 * count * (len(self.spec.mean) + 2) * size**2)
@@ -257,7 +262,9 @@ def train(config: DenseConfig) -> dict:
 
 def _judged(run: Session, network: nn.Module, judge: Judge) -> dict[str, float]:
     """Evaluates what is reported on the test images, unless that was just done, and writes its files."""
-    scores, folder = judge.latest or judge.scores(network, final=True), run.folder
+    less = "the same command goes on from here where more is free"
+    with distributed.enough_memory(RunError(f"out of memory with {judge.parts.pass_size} images at a time; {less}")):
+        scores, folder = judge.latest or judge.scores(network, final=True), run.folder
     if folder.leader:
         judge.write(folder.path)
         with drawing("predictions.png"), distributed.alone(), torch.no_grad():

@@ -58,6 +58,7 @@ def inspected(data: config.Data, progress: bool = False) -> tuple[Splits, list[s
     boxes = "train" in annotation_files(root)
     if not boxes and mask_layout(root) is None:
         return None
+    log.info("read as %s", "boxes in COCO's format (idmm detect)" if boxes else "images and masks (idmm segment)")
     faults = Faults(lenient=True)
     splits = _found(read_coco if boxes else read_masks, data, faults, progress).splits
     return splits, faults.left_out, [] if splits.test else [_NOTHING_TO_EVALUATE_ON.format(root)]
