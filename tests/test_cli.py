@@ -19,7 +19,7 @@ from helpers import ROOT, STAGES, VIT, Process, call, flags, inside, metrics, re
 import idmm
 from idmm import stages as runs
 from idmm.cli import main
-from idmm.config import FinetuneConfig, PretrainConfig
+from idmm.config import DetectConfig, FinetuneConfig, PretrainConfig, SegmentConfig
 from idmm.config.parsing import _flow, build, dump, parse
 from idmm.config.schema import flags_of
 from idmm.errors import UserError
@@ -393,6 +393,18 @@ def test_help_names_every_field_with_its_default_and_those_of_the_contract(stage
     for leaf in leaves:
         assert leaf.help, f"{leaf.key} has no help"
         assert "".join(f"{leaf.help}(default:{_flow(leaf.default)})".split()) in text.partition(f"--{leaf.key}")[2]
+
+
+@pytest.mark.parametrize("kind", [DetectConfig, SegmentConfig])
+def test_help_of_boxes_and_masks_leaves_keys_of_classes_out(kind, capsys):
+    with pytest.raises(SystemExit):
+        parsed("--help", kind=kind)
+    words, keys = capsys.readouterr().out.split(), {leaf.key for leaf in flags_of(kind)}
+    hidden = {key for key in keys if f"--{key}" not in words}
+    assert {"data.labels", "data.labelled.total", "data.folds", "data.bands", "data.subset.per_class"} < hidden
+    assert all(any(f"{key}.".startswith(f"{name}.") for name in kind.HIDDEN) for key in hidden)
+    assert not {f"{name}:" for name in kind.HIDDEN} & {*words}, "no group is left without a flag"
+    assert all(any(f"{key}.".startswith(f"{name}.") for key in keys) for name in kind.HIDDEN), "each names a key"
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,11 @@ STEP = 32  # pixels, which the sides of all images are multiples of
 DENSE_LIBRARIES = {"detect": ("pycocotools",), "segment": ("segmentation_models_pytorch",)}  # of the extra 'dense'
 
 
+_OF_CLASSES = ("name", "download", "allow_size_mismatch", "image_column", "label_column", "labels", "labelled", "folds")
+_OF_CLASSES += ("fold", "subset.per_class", "bands", "composite", "in_chans")
+HIDDEN = tuple(f"data.{key}" for key in _OF_CLASSES)  # left out of --help: of class labels, named datasets, bands
+
+
 @section
 class DetectData(Data):
     """The images."""
@@ -119,6 +124,7 @@ class DetectConfig(Common):
     scratch."""
 
     STAGE: ClassVar[str] = "detect"
+    HIDDEN: ClassVar = HIDDEN
 
     data: DetectData = field(default_factory=DetectData)
     model: DetectModel = field(default_factory=DetectModel)
@@ -132,6 +138,7 @@ class SegmentConfig(Common):
     scratch."""
 
     STAGE: ClassVar[str] = "segment"
+    HIDDEN: ClassVar = HIDDEN
 
     data: SegmentData = field(default_factory=SegmentData)
     model: DenseModel = field(default_factory=DenseModel)

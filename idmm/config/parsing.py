@@ -140,7 +140,8 @@ def _parser(kind: type, prog: str) -> argparse.ArgumentParser:
     parser.add_argument("--print_config", action="store_true", help="print the resulting config as YAML and exit")
     groups, lone = {"": parser.add_argument_group("run")}, switches(kind)
     for leaf in flags_of(kind):
-        name = leaf.key.rpartition(".")[0]
+        hidden = any(f"{leaf.key}.".startswith(f"{key}.") for key in getattr(kind, "HIDDEN", ()))
+        name = "" if hidden else leaf.key.rpartition(".")[0]
         if name not in groups:
             groups[name] = parser.add_argument_group(name, leaf.owner.__doc__)
         default = "required" if leaf.default is PydanticUndefined else f"default: {_flow(leaf.default)}"
@@ -149,7 +150,7 @@ def _parser(kind: type, prog: str) -> argparse.ArgumentParser:
             dest=leaf.key,
             default=argparse.SUPPRESS,
             metavar=_metavar(leaf.kind),
-            help=f"{leaf.help} ({default})".replace("%", "%%"),
+            help=argparse.SUPPRESS if hidden else f"{leaf.help} ({default})".replace("%", "%%"),
             **({"nargs": "?", "const": "true"} if leaf.key in lone else value),
         )
     return parser
