@@ -1,5 +1,7 @@
 """What several test files share."""
 
+import sys
+
 import pytest
 import transfers
 from browser import browser  # noqa: F401 (a fixture)
@@ -28,6 +30,14 @@ def pytest_runtest_makereport():
     """Names of files that are no UTF-8 stand in logs; xdist cannot send them."""
     report = (yield).get_result()
     report.sections = [(name, text.encode("utf-8", "replace").decode()) for name, text in report.sections]
+
+
+@pytest.fixture(autouse=True)
+def threads_stay():
+    """A test leaves torch's number of threads as it was: sums, and so the bits that others compare, depend on it."""
+    before = sys.modules["torch"].get_num_threads() if "torch" in sys.modules else None
+    yield
+    assert before in (None, sys.modules["torch"].get_num_threads())
 
 
 @pytest.fixture(scope="session")

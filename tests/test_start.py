@@ -65,6 +65,7 @@ def test_others_are_timed_again(cache, tmp_path, change):
 def test_other_threads_are_timed_again(cache, tmp_path, monkeypatch):
     assert inside("pretrain", tmp_path / "a", **AUTO) == 0
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    monkeypatch.setattr(torch, "set_num_threads", lambda n: None)  # 3 would stay for the tests after this one
     assert inside("pretrain", tmp_path / "b", **AUTO) == 0
     assert TIMED in logged(tmp_path / "b")
 
