@@ -31,10 +31,7 @@ def predict(given: PredictConfig) -> str | None:
         from idmm.commands.predict_dense import predict_dense
 
         return predict_dense(given)
-    if given.min_score is not None:
-        wanted = "leave it out for a run that has classes of images"
-        raise UserError(f"min_score: got {given.min_score:g}, which is of boxes; {wanted}")
-    out, images = inputs(given, "model", (".csv", ".jsonl"))
+    out, images = inputs(given, "model", (".csv", ".jsonl"), lambda: _check(given))
     from idmm.inference import load_classifier  # torch takes seconds, a mistake is told at once
 
     classifier = load_classifier(given.init, **network_options(given))
@@ -55,6 +52,12 @@ def predict(given: PredictConfig) -> str | None:
         return None
     write_bytes(out, csv_bytes([COLUMNS, *rows]) if out.suffix.lower() == ".csv" else _jsonl(rows))
     return f"{out}: {counted(len(found), 'image')}"
+
+
+def _check(given: PredictConfig) -> None:
+    if given.min_score is not None:
+        wanted = "leave it out for a run that has classes of images"
+        raise UserError(f"min_score: got {given.min_score:g}, which is of boxes; {wanted}")
 
 
 def _jsonl(rows: list[tuple]) -> bytes:

@@ -262,9 +262,12 @@ def train(config: DenseConfig) -> dict:
 
 def _judged(run: Session, network: nn.Module, judge: Judge) -> dict[str, float]:
     """Evaluates what is reported on the test images, unless that was just done, and writes its files."""
-    less = "the same command goes on from here where more is free"
-    with distributed.enough_memory(RunError(f"out of memory with {judge.parts.pass_size} images at a time; {less}")):
-        scores, folder = judge.latest or judge.scores(network, final=True), run.folder
+    folder, count = run.folder, judge.parts.pass_size
+    error = RunError(
+        f"out of memory with {count} images at a time; the same command goes on from here where more is free"
+    )
+    with distributed.enough_memory(error):
+        scores = judge.latest or judge.scores(network, final=True)
     if folder.leader:
         judge.write(folder.path)
         with drawing("predictions.png"), distributed.alone(), torch.no_grad():
