@@ -21,7 +21,7 @@ import threading
 import time
 from pathlib import Path
 
-from idmm.commands.train import BACKBONE
+from idmm.commands.train_plan import BACKBONE
 
 BUDGETS = {1.0: ("fashion", "photos", "stamps", "speech"), 3.0: ("fashion", "photos", "stamps", "speech")}
 BUDGETS |= {10.0: ("fashion", "stamps", "speech")}  # minutes

@@ -108,6 +108,10 @@ COMMANDS = {
     "similar": Command(
         usage.SimilarConfig, "commands.similar:similar", "the images that are most like one", words=("query", "paths"),
     ),
+    "pseudolabel": Command(
+        usage.PseudolabelConfig, "commands.pseudolabel:pseudolabel",
+        "labels for images without one, from a few and a run's features: a CSV file to fine-tune on",
+    ),
     "explore": Command(
         usage.ExploreConfig, "commands.explore:explore",
         "which training images are alike: neighbours, clusters, likely duplicates and wrong labels", words=("run",),

@@ -1,4 +1,4 @@
-"""Which rows of a matrix are alike: neighbours, near-duplicates, labels that neighbours do not share, clusters.
+"""Which rows of a matrix are alike: neighbours, near-duplicates, clusters, labels that neighbours share or do not.
 
 The rows are one an image: of the N-way layer, or features. Products are taken in blocks, so that the memory for a
 hundred thousand rows stays small. What was measured of these scores: docs/explore.md (benchmarks/explore_faults.py).
@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 LOCAL = 10  # neighbours that tell how crowded it is around a row
 VOTERS, TEMPERATURE = 10, 0.2  # neighbours that vote on an image's label, by exp(cosine / temperature)
+ALPHA = 0.9  # of what a row is labelled by, the part that its neighbours have
 ABOVE = 5.0  # a duplicate's score is so many times as far above the median image's as the first quartile is below it
 LIKELY = 0.5  # margin of the vote from which on a label is likely wrong
 MOST_CLUSTERS = 30  # without being asked for more
@@ -112,6 +113,35 @@ def label_margins(near: Neighbours, labels: np.ndarray) -> tuple[np.ndarray, np.
     known = (labels >= 0) & (total > 0)
     margin = (most - own) / np.where(known, total, 1)
     return np.where(known, margin, -1.0), np.where(known, other, -1)
+
+
+def spread_labels(near: Neighbours, labels: np.ndarray, classes: int) -> np.ndarray:
+    """Returns each row's share of each of K classes, from the labels of some rows (int64 [N], -1: none) over the graph
+    of neighbours by cosine, float64 [N, K]: rows sum to 1, those that no label reaches are zero.
+
+    F = (I - a S)^-1 Y (Zhou et al., Learning with local and global consistency, NIPS 2003, equation 4) with S =
+    D^-1/2 W D^-1/2, W = A + A^T and A_ij = max(cos_ij, 0)^3 for the neighbours j of i (Iscen et al., Label propagation
+    for deep semi-supervised learning, CVPR 2019, equations 8 to 10). Columns are divided by their sums before rows are:
+    no class wins by the number of its labels (class mass normalisation of Zhu et al., ICML 2003, for equal classes).
+    """
+    from scipy.sparse import csr_array, diags_array
+
+    count, k = near.index.shape
+    weight = np.maximum(near.value, 0).astype(np.float64).ravel() ** 3
+    one_way = csr_array((weight, near.index.ravel(), np.arange(0, count * k + 1, k)), shape=(count, count))
+    both = one_way + one_way.T
+    degree = both.sum(axis=1)
+    scale = diags_array(np.divide(1, np.sqrt(degree), out=np.zeros(count), where=degree > 0))
+    smooth = ALPHA * (scale @ both @ scale)
+    given = (labels[:, None] == np.arange(classes)).astype(np.float64)  # [N, K]
+    shares, change = given, 1.0
+    while change > 1e-6:  # each round is nearer by the factor ALPHA
+        before, shares = shares, smooth @ shares + given
+        change = np.abs(shares - before).max()
+    for axis in (0, 1):
+        total = shares.sum(axis=axis, keepdims=True)
+        shares = np.divide(shares, total, out=np.zeros_like(shares), where=total > 0)
+    return shares
 
 
 def isolation(features: np.ndarray) -> np.ndarray:

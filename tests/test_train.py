@@ -55,7 +55,12 @@ def test_what_is_written(done, images, capsys):
     assert kept["plan"]["way"] == "pretrain" and kept["plan"]["size"] == 16
     stage1, scratch, tuned = (read(done / name / "config.yaml") for name in ("stage1", "scratch", ""))
     assert tuned["init"] == str(done / "stage1") and scratch["init"] is None
-    assert stage1["views"]["crops"] == [{"count": 2, "scale": [0.35, 1.0]}] and stage1["views"]["jitter_prob"] == 0
+    assert stage1["views"]["crops"] == [{"count": 2, "scale": [0.35, 1.0]}] and stage1["views"]["jitter"] == [
+        0.4,
+        0.4,
+        0,
+        0,
+    ]
     assert scratch["train"]["minutes"] == MINUTES, "as long again"
     assert 0 < stage1["train"]["minutes"] < MINUTES and 0 < tuned["train"]["minutes"] < MINUTES
     assert read(done / "stage1/result.json")["train_size"] == 16 and result["train_size"] == 8
@@ -86,7 +91,7 @@ def test_taken_up_again(images, tmp_path, monkeypatch):
     """Each stage has the minutes that it began with; what stage 1 leaves is stage 2's."""
     ran = []
 
-    def stage(given, kept, name, folder, minutes, init=None):
+    def stage(given, kept, name, init, folder, minutes):
         ran.append((name, minutes, init))
         if len(ran) == 2:
             raise Interrupted("interrupted")
@@ -98,7 +103,7 @@ def test_taken_up_again(images, tmp_path, monkeypatch):
     assert ran[:2] == ran[2:]
     (first, whole, _), (second, rest, init) = ran[:2]
     assert (first, second, init) == ("joint", "finetune", tmp_path / "x/stage1")
-    assert whole == pytest.approx(train.SHARE * 10, abs=0.2) and rest == pytest.approx(10 - 2, abs=0.2)
+    assert whole == pytest.approx(0.7 * 10, abs=0.2) and rest == pytest.approx(10 - 2, abs=0.2)
 
 
 def stages_run(monkeypatch, argv):
@@ -142,7 +147,7 @@ def test_from_scratch_taken_up_again(images, tmp_path, monkeypatch):
     """With the minutes that it began with, on other workers, too."""
     ran = []
 
-    def stage(given, kept, name, folder, minutes, init=None):
+    def stage(given, kept, name, init, folder, minutes):
         ran.append(minutes)
         raise Interrupted("interrupted")
 
@@ -158,7 +163,7 @@ def test_from_scratch_taken_up_again(images, tmp_path, monkeypatch):
 
 def test_from_scratch_with_some_of_the_labels_and_no_test_images(tmp_path):
     root = tree(tmp_path / "d", **{name: {"": 10} for name in ("cat", "dog")})
-    some = {"minutes": 0.15, "data.labelled": "{per_class: 2}"}
+    some = {"minutes": 0.15, "data.labelled": "{per_class: 2}", "pseudolabel": "false"}
     assert call(given(root, tmp_path / "x", way="scratch", **some)) == 0
     kept = read(tmp_path / "x/train.json")
     assert kept["result"]["train_size"] == kept["counts"]["labelled"] == 4
@@ -204,10 +209,10 @@ def asked(**changes):
 
 def test_what_is_chosen():
     few, many = train_plan.Counts(2000, 50, 10, 32), train_plan.Counts(2000, 2000, 10, 32)
-    assert [train_plan.choose(asked(), counts).way for counts in (few, many)] == ["scratch"] * 2
+    assert [train_plan.choose(asked(), counts).way for counts in (few, many)] == ["pretrain", "scratch"]
     assert train_plan.choose(asked(way="joint"), many).way == "joint"
     reasons = ["\n".join(train_plan.choose(asked(), counts).why) for counts in (few, many)]
-    assert ["--way pretrain --compare" in why for why in reasons] == [True, False]
+    assert ["pseudolabel: what was learned" in why for why in reasons] == [True, False]
 
 
 def test_from_weights(done, images, tmp_path, monkeypatch, capsys):
@@ -226,7 +231,7 @@ def test_from_weights(done, images, tmp_path, monkeypatch, capsys):
     argv[argv.index(tmp_path / "x")] = tmp_path / "y"
     (_, adapted), (_, tuned) = stages_run(monkeypatch, [*argv, "--way", "pretrain", "--model.drop_path", 0.05])
     assert adapted.init == str(weights) and adapted.train.lr == 5e-4, "by the recipe 'adapt'"
-    assert adapted.model.drop_path == 0.05 and adapted.views.jitter_prob == 0
+    assert adapted.model.drop_path == 0.05 and adapted.views.jitter == [0.4, 0.4, 0, 0]
     assert tuned.init == str(tmp_path / "y/stage1")
 
     capsys.readouterr()

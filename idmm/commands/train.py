@@ -10,11 +10,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from idmm import environment
+from idmm.commands.pseudolabel import ALIKE, pseudolabel
 from idmm.commands.train_plan import (
+    BACKBONE,
     CROPS,
     FIRST,
     LEAST,
-    SHARE,
+    Plan,
     choose,
     count,
     of_weights,
@@ -27,6 +29,7 @@ from idmm.commands.train_plan import (
 from idmm.config import FREE, Data, parsing
 from idmm.config.commands import TrainCommand
 from idmm.config.reading import recipe
+from idmm.config.usage import PseudolabelConfig
 from idmm.data import datasets, user_lists
 from idmm.data.datasets import open_splits
 from idmm.data.registry import resolve_name
@@ -42,13 +45,14 @@ from idmm.transfer.config import merged
 
 RECIPES = {"pretrain": "idmm_fast", "joint": "joint", "finetune": "fast", "scratch": "fast_scratch"}
 ADAPT = "adapt"  # pretraining's recipe where there are weights to start from
-# Two crops without colours: kNN 83 on small photographs, where the recipe's six with colours have 74 (docs/minutes.md)
-LIGHT = {"views.crops": [{"count": CROPS, "scale": [0.35, 1.0]}]}
-LIGHT |= dict.fromkeys(("views.jitter_prob", "views.grey_prob", "views.blur_prob"), 0.0)
+# Two crops without hue, saturation, grey and blur: better in minutes than the recipe's six with all (docs/minutes.md)
+LIGHT = {"views.crops": [{"count": CROPS, "scale": [0.35, 1.0]}], "views.grey_prob": 0.0, "views.blur_prob": 0.0}
+# Small steps at a high rate suit the small ConvNet, in which few-label accuracy was measured so
+QUICK = {"train.lr": 2e-3, "train.batch_size": 32, "method.classifier_scale": 10.0}
 HELD_OUT = 0.2  # of the labelled images, where there are none to test on
 CHANCE = 0.05
 UNEQUAL = 1.2  # times its minutes, from which on a comparison is not over equal time
-FILE, LABELS = "train.json", "labels.csv"
+FILE, LABELS, PSEUDOLABELS = "train.json", "labels.csv", "pseudolabels.csv"
 
 
 @contextlib.contextmanager
@@ -111,7 +115,7 @@ def train(given: TrainCommand) -> dict:
         _cleared(out, new)
         raise
     if given.compare and "scratch" not in kept:
-        kept["scratch"] = _stage(given, kept, "scratch", out / "scratch", given.minutes)
+        kept["scratch"] = _stage(given, kept, "scratch", None, out / "scratch", given.minutes)
         kept["gain"] = compared(out, out / "scratch")
         write_json(out / FILE, kept)
     _say(given, kept)
@@ -199,68 +203,111 @@ def _written_out(data: Data, out: Path) -> Data:
 def _run(given: TrainCommand, kept: dict, out: Path, before: float) -> dict:
     """Runs the plan's stages in the time that there is, of which ``before`` (minutes) is gone; returns the classifier's
     result. How long each stage may take is written down when it begins, so that it can be taken up again."""
-    way, spent = kept["plan"]["way"], kept.setdefault("minutes", {"before": before})
-    left = given.minutes - spent["before"]
+    plan, spent = Plan(**kept["plan"]), kept.setdefault("minutes", {"before": before})
+    left = whole = given.minutes - spent["before"]
     if left <= 0:
         raise UserError(f"minutes: got {given.minutes:g}, but {duration(60 * before)} were gone before the first stage")
-    spent.setdefault(way, SHARE * left if way in FIRST else left)
-    write_json(out / FILE, kept)
-    init = kept["plan"]["init"]
-    if way not in FIRST:
-        return _stage(given, kept, way, out, left, init)
-    first = out / "stage1"
-    taken = _stage(given, kept, way, first, spent[way], init)["seconds"] / 60
-    spent.setdefault("finetune", max(left - taken, LEAST * left))
-    write_json(out / FILE, kept)
-    return _stage(given, kept, "finetune", out, spent["finetune"], init=first)
+    shares = list(plan.shares.items())
+    for number, (part, share) in enumerate(shares):
+        if part == "last" and plan.pseudolabel and "pseudolabels" not in kept:
+            began = time.monotonic()
+            kept["pseudolabels"] = _pseudolabels(given, kept, out)
+            left -= (time.monotonic() - began) / 60
+        due = left * share / sum(of for _, of in shares[number:])
+        spent.setdefault(part, max(due, LEAST * whole))
+        write_json(out / FILE, kept)
+        folder = out if part == "last" else out / part
+        result = _stage(given, kept, *_begins(plan, part, kept, out), folder, spent[part])
+        left -= result["seconds"] / 60
+    return result
 
 
-def _stage(
-    given: TrainCommand, kept: dict, name: str, folder: Path, minutes: float, init: Path | str | None = None
-) -> dict:
-    """Runs a stage by its recipe, on the images and at the size of the plan."""
-    stage = STAGES["pretrain" if name in FIRST else "finetune"]
-    used = ADAPT if name == "pretrain" and init else RECIPES[name]
-    data, size = Data(**kept["data"]), kept["plan"]["size"]
+def _begins(plan: Plan, part: str, kept: dict, out: Path) -> tuple[str, Path | str | None]:
+    """Returns which stage a part of the plan is, and the weights that it starts from."""
+    if part == "stage1":
+        return plan.way, plan.init
+    if part == "last" and _trusted(kept):  # fresh weights learn more from the labels than those that found them
+        return ("finetune", plan.init) if plan.init else ("scratch", None)
+    return ("finetune", out / "stage1") if plan.way in FIRST else (plan.way, plan.init)
+
+
+def _pseudolabels(given: TrainCommand, kept: dict, out: Path) -> dict:
+    """Labels the images that have no label by what the teacher learned; returns what is to be said of it."""
+    options = {"init": str(out / "teacher"), "out": str(out / PSEUDOLABELS), "device": given.device}
+    found = pseudolabel(PseudolabelConfig(**options, data=_data(given, kept)))
+    if found["alike"] < ALIKE:
+        log.info("so the classifier learns from the %d given labels alone", found["given"])
+    return found | {"pixel_knn": json.loads((out / "teacher/result.json").read_text()).get("pixel_knn")}
+
+
+def _trusted(kept: dict) -> bool:
+    """Whether the last stage learns from pseudo-labels."""
+    return kept.get("pseudolabels", {"alike": 0})["alike"] >= ALIKE
+
+
+def _data(given: TrainCommand, kept: dict) -> Data:
+    """The images, with what does not change results as it is asked for now."""
     free = [key.removeprefix("data.") for key in FREE if key.startswith("data.")]
-    data = replace(data, **{name: getattr(given.data, name) for name in free})
+    return replace(Data(**kept["data"]), **{name: getattr(given.data, name) for name in free})
+
+
+def _config(given: TrainCommand, kept: dict, name: str, init: Path | str | None, folder: Path, minutes: float) -> dict:
+    """Returns the config of a stage: its recipe, on the images and at the size of the plan."""
+    stage, used = STAGES["pretrain" if name in FIRST else "finetune"], _recipe(name, init)
+    plan, data, out = Plan(**kept["plan"]), _data(given, kept), Path(given.out)
+    images = kept["counts"]["labelled" if stage.name == "finetune" else "images"]
+    if folder == out and _trusted(kept):
+        images = kept["pseudolabels"]["given"] + kept["pseudolabels"]["found"]
+        data = replace(data, labels=str(out / PSEUDOLABELS), subset=None, labelled=None, val_fraction=0.0)
     if stage.name == "finetune":
-        data, own = tuned_on(data), {"train.size": size, "augment.flip": given.flip}
+        data, own = tuned_on(data), {"train.size": plan.size, "augment.flip": given.flip}
     else:
         data = data if name == "joint" else replace(data, labelled=None)
-        own = {"views.size": size, "views.flip": given.flip, **LIGHT}
-    images = kept["counts"]["labelled" if stage.name == "finetune" else "images"]
+        own = {"views.size": plan.size, "views.flip": given.flip, **LIGHT}
+        own["views.jitter"] = [given.jitter, given.jitter, 0.0, 0.0]
     shipped = recipe(stage.config, used)
+    if name in FIRST and not init and plan.model["name"] == BACKBONE["name"]:
+        shipped = merged(shipped, QUICK)
     own["train.batch_size"] = suited_batch(shipped["train"]["batch_size"], images)
     own |= {"out": str(folder), "seed": given.seed, "train.minutes": minutes, "train.device": given.device}
-    own |= {"init": str(init)} if init else {"model": kept["plan"]["model"]}
-    if init and name == kept["plan"]["way"]:
+    own |= {"init": str(init)} if init else {"model": plan.model}
+    if init and str(init) == plan.init:
         own |= {f"model.{key}": getattr(given.model, key) for key in parsing.changed(given.model)}
-    config = merged(shipped, {**own, "data": parsing.plain(data)})
-    log.info("%s: --config %s, %s at %d px", folder, used, duration(60 * minutes), size)
+    return merged(shipped, {**own, "data": parsing.plain(data)})
+
+
+def _recipe(name: str, init: Path | str | None) -> str:
+    """Returns the name of a stage's recipe."""
+    return ADAPT if name == "pretrain" and init else RECIPES[name]
+
+
+def _stage(given: TrainCommand, kept: dict, name: str, init: Path | str | None, folder: Path, minutes: float) -> dict:
+    """Runs a stage, at a smaller size where it turns out that there is no time for an epoch at the plan's."""
+    stage, plan, out = STAGES["pretrain" if name in FIRST else "finetune"], Plan(**kept["plan"]), Path(given.out)
+    config = _config(given, kept, name, init, folder, minutes)
+    log.info("%s: --config %s, %s at %d px", folder, _recipe(name, init), duration(60 * minutes), plan.size)
     began = time.monotonic()
     try:
         return stage.run(config)
     except TooShort as refused:  # said in the command's own minutes
         error = refused
-    gone, model, alone = (time.monotonic() - began) / 60, kept["plan"]["model"], kept["plan"]["way"] not in FIRST
+    gone, part = (time.monotonic() - began) / 60, "last" if folder == out else folder.name
     own = not given.size and "result" not in kept  # else both sides of a comparison would differ in size, too
 
     def fits(other: dict, side: int) -> bool:
-        told = replace(given, data=data)
-        less = 1 - seconds_of(told, other, side) / seconds_of(told, model, size)
+        told = replace(given, data=_data(given, kept))
+        less = 1 - seconds_of(told, other, side) / seconds_of(told, plan.model, plan.size)
         return less > 0 and error.wanted - less * error.seconds / 60 < minutes - own * gone
 
-    if own and (side := smaller(model, size, fits)):
-        kept["plan"]["why"].append(f"size: {side} px, as at {size} px {error.why}")
+    if own and (side := smaller(plan.model, plan.size, fits)):
+        kept["plan"]["why"].append(f"size: {side} px, as at {plan.size} px {error.why}")
         log.info("%s", kept["plan"]["why"][-1])
-        kept["plan"]["size"], kept["minutes"][name] = side, minutes - gone
-        kept["minutes"]["before"] += gone if alone else 0.0
-        write_json(Path(given.out) / FILE, kept)
-        return _stage(given, kept, name, folder, minutes - gone, init)
-    share = SHARE if name in FIRST else 1.0 if alone or name == "scratch" else 1 - SHARE
-    whole = max(kept["minutes"]["before"] + error.wanted / share, given.minutes + 0.01)
-    raise too_short(given, model, size, error.why, whole, fits)
+        kept["plan"]["size"], kept["minutes"][part] = side, minutes - gone
+        kept["minutes"]["before"] += gone if list(plan.shares) == [part] else 0.0
+        write_json(out / FILE, kept)
+        return _stage(given, kept, name, init, folder, minutes - gone)
+    whole = max(kept["minutes"]["before"] + error.wanted / plan.shares.get(part, 1.0), given.minutes + 0.01)
+    raise too_short(given, plan.model, plan.size, error.why, whole, fits)
 
 
 # ---------------------------------------------------------------------- what came of it
@@ -269,7 +316,8 @@ def _say(given: TrainCommand, kept: dict) -> None:
     result, plan = kept["result"], kept["plan"]
     low, high = result["top1_interval"]
     print(f"{plan['way']}: top-1 {result['top1']:.1f} % ({low:.1f} to {high:.1f}) on {result['test_size']} test images")
-    floors = {"kNN of raw pixels": result.get("pixel_knn"), "the largest class every time": result["largest_class"]}
+    pixels = kept.get("pseudolabels", result).get("pixel_knn")
+    floors = {"kNN of raw pixels": pixels, "the largest class every time": result["largest_class"]}
     for label, value in floors.items():
         if value is not None:
             print(f"  {label}: {value:.1f} %")

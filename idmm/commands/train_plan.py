@@ -26,8 +26,15 @@ LOOKED_AT = 64  # images, for their sizes
 PASSES = 30  # over the images, which a size must leave time for
 SURE = 8.0  # times too slow for a single pass, by a few steps: larger batches and lower precision do not mend that
 AROUND = 20.0  # seconds of imports, reading images, timing and the end
-SHARE = 0.7  # of the time, for the first of two stages ...
-LEAST = 0.1  # ... and what the second one has at least, where the first took too long
+# Of the time, for each stage: in OUT/stage1 what learns from all images, in OUT/teacher the classifier that makes
+# pseudo-labels, in OUT the one that is asked for.
+SHARES = {
+    "from labels": {"last": 1.0},
+    "two stages": {"stage1": 0.7, "last": 0.3},
+    "pseudo-labels": {"teacher": 0.3, "last": 0.7},
+    "all": {"stage1": 0.45, "teacher": 0.15, "last": 0.4},
+}
+LEAST = 0.1  # for any but the first, where those before took too long
 MANY_IMAGES = 3  # times the labelled ones, from which on it is worth saying what could be done with them
 
 
@@ -50,18 +57,25 @@ class Plan:
     size: int
     why: list[str]
     init: str | None = None  # weights to start from; public ones with their commit
+    pseudolabel: bool = False  # whether a second stage learns from pseudo-labels, too
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Of the time, for each stage, in their order."""
+        if self.way in FIRST:
+            return SHARES["all" if self.pseudolabel else "two stages"]
+        return SHARES["pseudo-labels" if self.pseudolabel else "from labels"]
 
 
-def way_of(given: TrainCommand) -> str:
-    """Returns ``given.way``, or what 'auto' stands for; UserError where it contradicts other flags."""
-    way = given.way if given.way != "auto" else "finetune" if given.init else "scratch"
+def way_of(given: TrainCommand, pseudolabel: bool = False) -> str:
+    """Returns ``given.way``, or what 'auto' stands for, with pseudo-labels or without; UserError where it contradicts
+    other flags."""
+    usual = "finetune" if given.init else "pretrain" if pseudolabel else "scratch"
+    way = given.way if given.way != "auto" else usual
     if way == "finetune" and not given.init:
         raise UserError("way: finetune starts from weights; wanted beside it --init WEIGHTS")
     if way == "scratch" and given.init:
         raise UserError("way: scratch starts from no weights; leave --init out, or take finetune, pretrain or joint")
-    if way == "scratch" and given.compare:
-        wanted = "wanted beside it --init WEIGHTS, --way pretrain or --way joint"
-        raise UserError(f"compare: there is no pretraining to compare; {wanted}")
     return way
 
 
@@ -98,31 +112,41 @@ def tuned_on(data: Data) -> Data:
 
 def choose(given: TrainCommand, counts: Counts) -> Plan:
     """Returns what to run on so many images, for so long (docs/minutes.md has the figures)."""
-    each, way = counts.labelled / counts.classes, way_of(given)
+    each = counts.labelled / counts.classes
+    many = counts.images >= MANY_IMAGES * counts.labelled and given.data.name in (None, "folder")
+    pseudolabel = many if given.pseudolabel is None else given.pseudolabel
+    if pseudolabel and counts.images == counts.labelled:
+        raise UserError("pseudolabel: every training image has a label; wanted images without, or leave it out")
+    way = way_of(given, pseudolabel)
+    if way == "scratch" and given.compare and not pseudolabel:
+        wanted = "wanted beside it --init WEIGHTS, --way pretrain, --way joint or --pseudolabel true"
+        raise UserError(f"compare: there is no pretraining to compare; {wanted}")
     what = f"{counts.images} images to train on, {counts.labelled} of them labelled ({each:.0f} a class)"
     if given.way != "auto":
         why = [f"{what}; --way {way}, as asked"]
     elif given.init:
         why = [f"{what}; fine-tuning the weights of --init"]
         why.append("--way pretrain, in another --out, adapts them to the images first: better where they are of others")
+    elif pseudolabel:
+        why = [f"{what}; --way pretrain, as most images have no label"]
     else:
-        why = [f"{what}; from scratch, which was never behind pretraining in runs of minutes"]
-        if counts.images >= MANY_IMAGES * counts.labelled:
-            why.append(
-                "--way pretrain --compare, in another --out, measures whether learning from all images helps here"
-            )
+        why = [f"{what}; from scratch, which was never behind pretraining in runs of minutes with all labels"]
+    if pseudolabel:
+        why.append("pseudolabel: what was learned by then labels the images without a label, then all are learned from")
     model = parsing.plain(given.model)
     if given.init:
         why.append(f"model: {given.model.name}, that of '{given.init}'")
     elif not given.model.name:
         model |= BACKBONE
         why.append(f"model: {model['name']} {json.dumps(model['kwargs'])}, a small ConvNet")
-    size = _affordable(given, way, model, counts)
+    plan = Plan(way, model, given.size or 0, why, given.init, pseudolabel)
+    plan = replace(plan, size=_affordable(given, plan, counts))
     if not given.size:
         own = f"the images' short side is {counts.side} px (median)"
-        enough = f"; more would leave time for less than {PASSES} passes over them" if size < _sides(counts)[-1] else ""
-        why.append(f"size: {size} px; {own}{enough}")
-    return Plan(way, model, size, why, given.init)
+        less = plan.size < _sides(counts)[-1]
+        enough = f"; more would leave time for less than {PASSES} passes over them" if less else ""
+        why.append(f"size: {plan.size} px; {own}{enough}")
+    return plan
 
 
 def _sides(counts: Counts) -> list[int]:
@@ -130,20 +154,23 @@ def _sides(counts: Counts) -> list[int]:
     return [side for side in SIZES if side <= counts.side] or [SIZES[0]]
 
 
-def _affordable(given: TrainCommand, way: str, model: dict, counts: Counts) -> int:
-    """The largest side, of the images' own at most, at which the first stage has time for :data:`PASSES` passes; where
-    one is given, this. UserError where it is sure that there is no time for a single one."""
-    seconds = max(1.0, 60 * given.minutes - AROUND)
-    views, share = (counts.images * CROPS, SHARE) if way in FIRST else (counts.labelled, 1.0)
-    each = share * seconds / views  # for a single pass
+def _affordable(given: TrainCommand, plan: Plan, counts: Counts) -> int:
+    """The largest side, of the images' own at most, at which there is time for :data:`PASSES` passes of the first
+    stage, and of one on pseudo-labels; where one is given, this. UserError where it is sure that there is no time for a
+    single one."""
+    seconds, shares = max(1.0, 60 * given.minutes - AROUND), plan.shares
+    views = counts.images * CROPS if plan.way in FIRST else counts.labelled
+    each = next(iter(shares.values())) * seconds / views  # for a single pass
+    if plan.pseudolabel:
+        each = min(each, shares["last"] * seconds / counts.images)
     sides, took = [given.size] if given.size else _sides(counts), 0.0
     for side in reversed(sides):
-        if PASSES * (took := seconds_of(given, model, side)) <= each:
+        if PASSES * (took := seconds_of(given, plan.model, side)) <= each:
             return side
     if took > SURE * each:
         why = f"an epoch at {side} px takes about {brief(took * views)} s"
         wanted = (AROUND + seconds * took / each) / 60
-        raise too_short(given, model, side, why, wanted, lambda *other: seconds_of(given, *other) < each)
+        raise too_short(given, plan.model, side, why, wanted, lambda *other: seconds_of(given, *other) < each)
     return sides[0]
 
 

@@ -144,10 +144,16 @@ class TrainCommand:
     """'scratch' trains on the labelled images alone, 'finetune' does so from the weights of --init; 'pretrain' learns
     from all images without labels first, 'joint' with the labels that there are, and both fine-tune then; 'auto':
     finetune where there is an --init, else scratch."""
+    pseudolabel: bool | None = None
+    """Give the images without a label one by what the first stage learned (idmm pseudolabel), and train the classifier
+    on all of them; null: where that are at least 3 times as many images as labels, of a folder."""
     size: int | None = Field(None, ge=8)
     """Image side; null: that of the images, or less where the time would not suffice for it (pixels)."""
     flip: float = Field(0.5, ge=0, le=1)
     """Probability of mirroring an image in training; 0 where mirrored images are others (writing, spectrograms)."""
+    jitter: float = Field(0.4, ge=0)
+    """Strength of brightness and contrast in the views of the first of two stages; 0 where how bright an image is tells
+    its class (spectrograms, measurements)."""
     seed: int = Field(0, ge=0)
     """Seed of every random choice."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"

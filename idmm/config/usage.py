@@ -5,6 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from idmm.config import Data
 from idmm.config.base import section
 
 
@@ -100,6 +101,18 @@ class SimilarConfig(UseConfig):
     """Images to show (images)."""
     out: str = "similar.png"
     """Picture of the query and what is nearest to it, .png."""
+
+
+@section
+class PseudolabelConfig(UseConfig):
+    """Labels for images that have none, from a few that have, over the graph of the nearest images by a run's features;
+    a CSV file for the --data.labels of fine-tuning."""
+
+    out: str
+    """CSV file of path,class,split,given,share; share: how sure a label is, from 0 to 1."""
+    neighbours: int = Field(10, ge=1)
+    """Nearest images that each image is joined to (images)."""
+    data: Data = field(default_factory=Data)
 
 
 @section

@@ -1,0 +1,209 @@
+"""Labels for images without one: the maths against a dense solution, ``idmm pseudolabel``, ``idmm train`` with it."""
+
+import csv
+
+import numpy as np
+import pytest
+import yaml
+from folders import paint, tree
+from frozen import a_run
+from helpers import VIT, call, read, refused
+from PIL import Image
+
+from idmm import similarity
+from idmm.commands import pseudolabel, train
+from idmm.commands.train_plan import Counts, choose
+from idmm.config import Model
+from idmm.config.commands import TrainCommand
+from idmm.errors import UserError
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+COLOURS = {"blue": (30, 40, 200), "red": (200, 40, 30)}
+FEW = ["--data.labelled", "{per_class: 2}"]
+MODEL = ["--model.name", "vit_tiny_patch16_224", "--model.kwargs", yaml.safe_dump(VIT, default_flow_style=True).strip()]
+MODEL += ["--data.workers", 0]
+
+
+def coloured(root, **counts):
+    """Makes ROOT/SPLIT/CLASS/*.png of noise around a colour each; of a split without classes in turn."""
+    rng = np.random.default_rng(0)
+    for split, count in counts.items():
+        for i in range(count):
+            name = list(COLOURS)[i % 2]
+            path = root / split / (name if split != "unlabelled" else "") / f"{i}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pixels = np.clip(np.array(COLOURS[name]) + rng.normal(0, 25, (24, 24, 3)), 0, 255)
+            Image.fromarray(pixels.astype(np.uint8)).save(path)
+    return root
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    return coloured(tmp_path_factory.mktemp("images") / "d", train=16, test=8, unlabelled=6)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return a_run(tmp_path_factory.mktemp("run"), size=24)
+
+
+def rows(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+# ---------------------------------------------------------------------- the maths
+def test_spread_labels_as_the_papers_have_it():
+    """(I - a S)^-1 Y of a dense graph written out, with columns and rows divided by their sums."""
+    rng = np.random.default_rng(0)
+    features = similarity.unit_rows(rng.normal(size=(30, 6)) + 4 * np.eye(6)[np.arange(30) % 3])
+    labels = np.where(np.arange(30) < 7, np.arange(30) % 3, -1)  # 3, 2 and 2 labels
+    near = similarity.nearest(features, 4)
+    weight = np.zeros((30, 30))
+    for i in range(30):
+        for j in near.index[i]:
+            weight[i, j] = max(features[i].astype(float) @ features[j].astype(float), 0) ** 3
+    weight = weight + weight.T
+    degree = weight.sum(axis=1)
+    smooth = weight / np.sqrt(degree[:, None] * degree[None])
+    shares = np.linalg.inv(np.eye(30) - 0.9 * smooth) @ np.array([[label == c for c in range(3)] for label in labels])
+    shares = shares / shares.sum(axis=0)
+    shares = shares / shares.sum(axis=1, keepdims=True)
+    found = similarity.spread_labels(near, labels, 3)
+    np.testing.assert_allclose(found, shares, atol=2e-5)
+    assert (found[7:].argmax(axis=1) == np.arange(7, 30) % 3).mean() > 0.8, "the groups are found"
+
+
+def test_spread_labels_where_none_reaches():
+    """Two groups that no edge joins, one of them without a label; a class without a label is nobody's."""
+    features = np.repeat(np.eye(2, dtype=np.float32), 4, axis=0)
+    labels = np.array([1, -1, -1, -1, -1, -1, -1, -1])
+    found = similarity.spread_labels(similarity.nearest(features, 3), labels, 3)
+    np.testing.assert_allclose(found[:4], np.tile([0.0, 1, 0], (4, 1)))
+    assert not found[4:].any()
+
+
+# ---------------------------------------------------------------------- the command
+def test_what_is_written(run, images, tmp_path, capsys, caplog):
+    out = tmp_path / "l.csv"
+    argv = ["pseudolabel", "--init", run, "--data.root", images, *FEW, "--out", out]
+    assert call(argv) == 0
+    found = rows(out)
+    of = {split: [row for row in found if row["split"] == split] for split in ("train", "test")}
+    assert len(of["train"]) == 22 and len(of["test"]) == 8, "also those in unlabelled"
+    given = [row for row in found if row["given"] == "yes"]
+    assert len(given) == 4 + 8 and all(row["share"] == "1" for row in given)
+    for row in found:
+        place, name = row["path"].split("/")[0], list(COLOURS)[int(row["path"].split("/")[-1][:-4]) % 2]
+        assert row["class"] == name and (row["given"] == "yes" or 0.5 < float(row["share"]) <= 1), place
+    assert f"{out}: 18 images without a label got one, from 4 that had one" in caplog.messages
+    assert any("gives 100 % of the nearest images the class of the image" in line for line in caplog.messages)
+
+    short = ["--train.epochs", 1, "--train.warmup_epochs", 0, "--train.size", 16, "--train.batch_size", 8]
+    argv = ["finetune", "--config", "fast_scratch", "--data.root", images, "--data.labels", out, *MODEL, *short]
+    assert call([*argv, "--out", tmp_path / "x"]) == 0
+    assert read(tmp_path / "x/result.json")["train_size"] == 22
+
+
+def test_features_that_say_nothing(run, tmp_path, caplog):
+    """Random pixels: a warning, and the file all the same."""
+    root = tree(tmp_path / "d", train={"cat": 12, "dog": 12}, test={"cat": 2, "dog": 2})
+    assert call(["pseudolabel", "--init", run, "--data.root", root, *FEW, "--out", tmp_path / "l.csv"]) == 0
+    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert line.startswith("init: its features hardly tell the classes apart, do not rely on the labels: ")
+    assert len(rows(tmp_path / "l.csv")) == 28
+
+
+def test_a_torn_image_gets_no_label(run, images, tmp_path, caplog):
+    root = coloured(tmp_path / "d", train=16, test=8)
+    (root / "train/red/5.png").write_bytes(b"no image")
+    assert call(["pseudolabel", "--init", run, "--data.root", root, *FEW, "--out", tmp_path / "l.csv"]) == 0
+    assert "train/red/5.png" not in [row["path"] for row in rows(tmp_path / "l.csv")]
+    assert any("left out 1 of 16 images that cannot be read" in line for line in caplog.messages)
+
+
+def test_what_is_wrong(run, tmp_path, capsys):
+    wrong = ["--init", tmp_path / "none", "--out", tmp_path / "l.txt"]
+    lines = refused(capsys, ["pseudolabel", "--data.root", tmp_path / "no", *wrong])
+    assert [line.split(":")[0] for line in lines][:2] == ["init", "out"] and len(lines) == 3, "all at once"
+    ends = ["--init", run, "--out", tmp_path / "l.csv"]
+    labelled = coloured(tmp_path / "all", train=8, test=4)
+    (line,) = refused(capsys, ["pseudolabel", "--data.root", labelled, *ends])
+    assert line.startswith(
+        f"data.root: each training image of '{labelled}' has a label; wanted some in ROOT/unlabelled"
+    )
+    (line,) = refused(capsys, ["pseudolabel", *ends])
+    assert line.startswith("data.name: digits has labels of its own")
+    one = tmp_path / "one"
+    paint(one / "train/cat/0.png"), paint(one / "unlabelled/0.png")
+    (line,) = refused(capsys, ["pseudolabel", "--data.root", one, *ends])
+    assert "cat" in line and not (tmp_path / "l.csv").exists()
+
+
+# ---------------------------------------------------------------------- in idmm train
+def test_all_stages(images, tmp_path, capsys):
+    """The last stage learns from all images, the floor is that of the given labels."""
+    out = tmp_path / "x"
+    argv = ["train", images, *MODEL, *FEW, "--device", "cpu", "--minutes", 0.5, "--size", 16, "--out", out]
+    assert call(argv) == 0
+    kept, said = read(out / "train.json"), capsys.readouterr().out
+    assert kept["plan"]["way"] == "pretrain" and kept["pseudolabels"]["alike"] > pseudolabel.ALIKE
+    assert kept["pseudolabels"]["found"] == 18 and kept["pseudolabels"]["given"] == 4
+    sizes = [read(out / place / "result.json")["train_size"] for place in ("stage1", "teacher", "")]
+    assert sizes == [22, 4, 22]
+    assert read(out / "config.yaml")["data"]["labels"] == str(out / "pseudolabels.csv")
+    floor = read(out / "teacher/result.json")["pixel_knn"]
+    assert kept["pseudolabels"]["pixel_knn"] == floor and f"kNN of raw pixels: {floor:.1f} %" in said
+    spent = sum(read(out / place / "result.json")["seconds"] for place in ("stage1", "teacher", ""))
+    assert spent < 60 * 0.5 * 1.3, "all together"
+
+
+@pytest.mark.parametrize(("way", "alike", "names", "shares"), [
+    ("scratch", 90, ["scratch", "scratch"], [0.3, 0.7]),
+    ("scratch", 20, ["scratch", "scratch"], [0.3, 0.7]),
+    ("pretrain", 90, ["pretrain", "finetune", "scratch"], [0.45, 0.15, 0.4]),
+    ("joint", 20, ["joint", "finetune", "finetune"], [0.45, 0.15, 0.4]),
+])  # fmt: skip
+def test_what_the_last_stage_starts_from(way, alike, names, shares, images, tmp_path, monkeypatch):
+    """Fresh weights where the labels are borne out; else the given labels alone, from what was pretrained."""
+    ran, found = [], {"given": 4, "found": 18, "left": 0, "alike": alike, "pixel_knn": 50.0}
+
+    def stage(given, kept, name, init, folder, minutes):
+        labels = train._config(given, kept, name, init, folder, minutes)["data"]["labels"]
+        ran.append((name, init and init.name, labels, minutes))
+        return {
+            "seconds": 60 * minutes,
+            "top1": 50.0,
+            "top1_interval": [40.0, 60.0],
+            "test_size": 8,
+            "largest_class": 50,
+        }
+
+    monkeypatch.setattr(train, "_stage", stage)
+    monkeypatch.setattr(train, "_pseudolabels", lambda *_: found)
+    out = tmp_path / "x"
+    argv = ["train", images, *MODEL, *FEW, "--minutes", 10, "--size", 16, "--way", way, "--out", out]
+    assert call(argv) == 0, "22 images, 4 labels: by default"
+    assert [name for name, *_ in ran] == names
+    assert [minutes for *_, minutes in ran] == pytest.approx([10 * share for share in shares], rel=0.03)
+    pretrained = "stage1" if way == "joint" else None
+    assert ran[-1][1:3] == ((None, str(out / "pseudolabels.csv")) if alike == 90 else (pretrained, None))
+    assert [init for _, init, *_ in ran[:-1]] == [None, "stage1"][: len(ran) - 1]
+
+
+def test_when_it_is_chosen():
+    def asked(**changes):
+        return TrainCommand(**{"out": "x", "size": 32, "model": Model(name="resnet10t"), **changes})
+
+    few, some, every = (Counts(2000, labelled, 10, 32) for labelled in (50, 1000, 2000))
+    assert [choose(asked(), counts).pseudolabel for counts in (few, some, every)] == [True, False, False]
+    assert [choose(asked(), counts).way for counts in (few, some)] == ["pretrain", "scratch"]
+    assert [list(choose(asked(way="pretrain"), counts).shares) for counts in (few, some)] == [
+        ["stage1", "teacher", "last"], ["stage1", "last"],
+    ]  # fmt: skip
+    assert choose(asked(pseudolabel=True), some).pseudolabel and not choose(asked(pseudolabel=False), few).pseudolabel
+    assert choose(asked(init="x"), few).way == "finetune" and choose(asked(init="x"), few).pseudolabel
+    with pytest.raises(UserError, match="pseudolabel: every training image has a label"):
+        choose(asked(pseudolabel=True), every)
+    with pytest.raises(UserError, match="compare: there is no pretraining"):
+        choose(asked(compare=True), every)
