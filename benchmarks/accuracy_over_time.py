@@ -6,8 +6,9 @@
 Every run is ``idmm train`` on one core for a budget of wall time in which everything is counted: imports, reading the
 images, features, evaluation; two run side by side. Budgets of 1 and 3 minutes on four sets and of 10 on three, with 5
 labels a class and with all, three seeds ('simclr', the same two stages with SimCLR's loss and views: one). With 5
-labels a class the seed draws the labelled images, too; all others count as images without labels. Results are kept as
-runs end: run it again to go on, or to print the table. ``--plan`` lists what is left and how long it takes.
+labels a class the seed draws the labelled images, too; all others count as images without labels, which 'pretrain' and
+'joint' give pseudo-labels, and so does 'self-training', from scratch; 'scratch' and 'simclr' do not. Results are kept
+as runs end: run it again to go on, or to print the table. ``--plan`` lists what is left and how long it takes.
 """
 
 import argparse
@@ -26,12 +27,16 @@ from idmm.commands.train_plan import BACKBONE
 BUDGETS = {1.0: ("fashion", "photos", "stamps", "speech"), 3.0: ("fashion", "photos", "stamps", "speech")}
 BUDGETS |= {10.0: ("fashion", "stamps", "speech")}  # minutes
 LABELS = {"5 labels a class": 5, "all labels": None}
-SEEDS = {"scratch": 3, "pretrain": 3, "joint": 3, "simclr": 1}  # of each way
+SEEDS = {"scratch": 3, "self-training": 3, "pretrain": 3, "joint": 3, "simclr": 1}  # of each way
+FEW = ("self-training",)  # ways that there are with few labels alone
+OPTIONS = {"scratch": ["--way", "scratch", "--pseudolabel", "false"], "self-training": ["--way", "scratch"]}
 SIMCLR = 0.7  # of the time for stage 1, as idmm train has it
-COLOURS = {"scratch": "#555555", "pretrain": "#0072b2", "joint": "#d55e00", "simclr": "#009e73"}  # Okabe and Ito's
+COLOURS = {"scratch": "#555555", "pretrain": "#0072b2", "joint": "#d55e00", "simclr": "#009e73"}
+COLOURS["self-training"] = "#cc79a7"  # Okabe and Ito's
 IDMM = str(Path(sys.executable).with_name("idmm"))
 CORES = sorted(os.sched_getaffinity(0))[:2]
 FLIPPED = {"speech": 0.0}  # a mirrored spectrogram is another sound
+JITTER = {"speech": 0.0}  # a louder one may be another, too
 
 
 def jobs(sets: tuple[str, ...]) -> list[dict]:
@@ -41,7 +46,7 @@ def jobs(sets: tuple[str, ...]) -> list[dict]:
         for seed in range(max(SEEDS.values())):
             for name in (name for name in names if name in sets):
                 for labels in LABELS.values():
-                    ways = [way for way, seeds in SEEDS.items() if seed < seeds]
+                    ways = [way for way, seeds in SEEDS.items() if seed < seeds and (labels or way not in FEW)]
                     found += [dict(set=name, minutes=minutes, labels=labels, way=way, seed=seed) for way in ways]
     return found
 
@@ -58,8 +63,9 @@ def commands(job: dict, images: Path, out: Path) -> list[list[str]]:
     flip = FLIPPED.get(job["set"], 0.5)
     if job["way"] != "simclr":
         labelled = ["--data.labelled", few] if few else []
-        given = [*common, *labelled, "--way", job["way"], "--minutes", job["minutes"], "--flip", flip]
-        return [[IDMM, "train", *given, "--out", out]]
+        way = OPTIONS.get(job["way"], ["--way", job["way"]])
+        given = [*common, *labelled, *way, "--minutes", job["minutes"], "--flip", flip]
+        return [[IDMM, "train", *given, "--jitter", JITTER.get(job["set"], 0.4), "--out", out]]
     first, share = out / "stage1", SIMCLR * job["minutes"]
     model = ["--model.name", BACKBONE["name"], "--model.kwargs", json.dumps(BACKBONE["kwargs"])]
     size = 64 if job["set"] in ("stamps", "speech") else 32
@@ -91,8 +97,11 @@ def run(job: dict, images: Path, out: Path, core: int) -> dict:
                 raise RuntimeError(f"{' '.join(command)}: exit code {done.returncode}, see {log.name}")
             return job | {"top1": None, "refused": last}
     result = json.loads((place / "result.json").read_text())
-    names = ("top1", "start_top1", "pixel_knn", "largest_class", "test_size", "train_size")
-    return job | {name: result.get(name) for name in names} | {"seconds": round(time.monotonic() - began, 1)}
+    found = {name: result.get(name) for name in ("top1", "pixel_knn", "largest_class", "test_size", "train_size")}
+    kept = place / "train.json"
+    if kept.exists() and (labelled := json.loads(kept.read_text()).get("pseudolabels")):
+        found |= {"pixel_knn": labelled["pixel_knn"], "alike": labelled["alike"]}  # by the given labels alone
+    return job | found | {"seconds": round(time.monotonic() - began, 1)}
 
 
 # ---------------------------------------------------------------------- what came of it
@@ -157,7 +166,7 @@ def main() -> None:
     parser.add_argument("--sets", type=Path, required=True, help="folder that small_sets.py wrote")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", nargs="+", help="these sets alone")
-    parser.add_argument("--minutes", type=float, help="budgets up to this alone")
+    parser.add_argument("--minutes", type=float, nargs="+", default=list(BUDGETS), help="these budgets alone")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no run that would end later")
     parser.add_argument("--plan", action="store_true", help="list what is left")
     args = parser.parse_args()
@@ -168,7 +177,7 @@ def main() -> None:
     wanted = [
         job for job in jobs(tuple(args.only or ("fashion", "photos", "stamps", "speech"))) if folder(job) not in done
     ]
-    wanted = [job for job in wanted if job["minutes"] <= (args.minutes or 10)]
+    wanted = [job for job in wanted if job["minutes"] in args.minutes]
     left = sum(job["minutes"] for job in wanted) / len(CORES)
     print(f"{len(records)} runs are there, {len(wanted)} are left, {left:.0f} minutes", flush=True)
     if args.plan:

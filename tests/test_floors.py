@@ -1,6 +1,7 @@
 """The floors of CONTRIBUTING: a file imports from its own floor or lower ones, and never in a circle."""
 
 import ast
+import importlib
 from pathlib import Path
 
 import pytest
@@ -155,3 +156,13 @@ def test_plan_imports_no_torch():
             names = {a.name for node in body if isinstance(node, ast.Import) for a in node.names}
             names |= {node.module or "" for node in body if isinstance(node, ast.ImportFrom)}
             assert not {name.split(".")[0] for name in names} & heavy, module
+
+
+def test_benchmarks_import_what_there_is():
+    """They are run seldom: a name that has moved would be found out by a user."""
+    for path in sorted((HOUSE.parent / "benchmarks").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "idmm":
+                module = importlib.import_module(node.module)
+                for name in (alias.name for alias in node.names):
+                    assert hasattr(module, name) or f"{node.module}.{name}" in MODULES, f"{path.name}: {name}"
