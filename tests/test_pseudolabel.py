@@ -1,11 +1,12 @@
 """Labels for images without one: the maths against a dense solution, ``idmm pseudolabel``, ``idmm train`` with it."""
 
 import csv
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import yaml
-from folders import paint, tree
+from folders import paint, section, tree
 from frozen import a_run
 from helpers import VIT, call, read, refused
 from PIL import Image
@@ -13,8 +14,9 @@ from PIL import Image
 from idmm import similarity
 from idmm.commands import pseudolabel, train
 from idmm.commands.train_plan import Counts, choose
-from idmm.config import Model
+from idmm.config import Data, Model
 from idmm.config.commands import TrainCommand
+from idmm.data.datasets import open_splits
 from idmm.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -97,7 +99,9 @@ def test_what_is_written(run, images, tmp_path, capsys, caplog):
         place, name = row["path"].split("/")[0], list(COLOURS)[int(row["path"].split("/")[-1][:-4]) % 2]
         assert row["class"] == name and (row["given"] == "yes" or 0.5 < float(row["share"]) <= 1), place
     assert f"{out}: 18 images without a label got one, from 4 that had one" in caplog.messages
-    assert any("gives 100 % of the nearest images the class of the image" in line for line in caplog.messages)
+    assert any(
+        "gives 100 % of the nearest images the class of the image (chance: 0)" in line for line in caplog.messages
+    )
 
     short = ["--train.epochs", 1, "--train.warmup_epochs", 0, "--train.size", 16, "--train.batch_size", 8]
     argv = ["finetune", "--config", "fast_scratch", "--data.root", images, "--data.labels", out, *MODEL, *short]
@@ -110,7 +114,7 @@ def test_features_that_say_nothing(run, tmp_path, caplog):
     root = tree(tmp_path / "d", train={"cat": 12, "dog": 12}, test={"cat": 2, "dog": 2})
     assert call(["pseudolabel", "--init", run, "--data.root", root, *FEW, "--out", tmp_path / "l.csv"]) == 0
     (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert line.startswith("init: its features hardly tell the classes apart, do not rely on the labels: ")
+    assert line.startswith("the features hardly tell the classes apart, do not rely on the labels: ")
     assert len(rows(tmp_path / "l.csv")) == 28
 
 
@@ -132,12 +136,43 @@ def test_what_is_wrong(run, tmp_path, capsys):
     assert line.startswith(
         f"data.root: each training image of '{labelled}' has a label; wanted some in ROOT/unlabelled"
     )
+    (line,) = refused(capsys, ["pseudolabel", "--data.root", labelled, "--data.folds", 2, *ends])
+    assert line.startswith("data.folds: got 2")
     (line,) = refused(capsys, ["pseudolabel", *ends])
     assert line.startswith("data.name: digits has labels of its own")
     one = tmp_path / "one"
     paint(one / "train/cat/0.png"), paint(one / "unlabelled/0.png")
     (line,) = refused(capsys, ["pseudolabel", "--data.root", one, *ends])
     assert "cat" in line and not (tmp_path / "l.csv").exists()
+
+
+def test_groups_go_along(run, tmp_path):
+    """Those of the given images; one without a group is its own. Fine-tuning on the file has them, too."""
+    root = coloured(tmp_path / "d", train=8, test=4, unlabelled=2)
+    names = [path.relative_to(root).as_posix() for path in root.rglob("*.png")]
+    lines = [f"{name},{name[:-4]}g" for name in names if not name.startswith("unlabelled")]
+    (tmp_path / "g.csv").write_text("\n".join(["path,group", *lines]))
+    few = ["--data.labelled", "{per_class: 2}", "--data.groups", tmp_path / "g.csv"]
+    assert call(["pseudolabel", "--init", run, "--data.root", root, *few, "--out", tmp_path / "l.csv"]) == 0
+    for row in rows(tmp_path / "l.csv"):
+        own = row["path"].startswith("unlabelled")
+        assert row["group"] == (row["path"] if own else f"{row['path'][:-4]}g")
+    splits = open_splits(section(root, labels=str(tmp_path / "l.csv")), labelled=True)
+    assert len(splits.train) == 10 and len(set(splits.test.groups)) == 4
+
+
+def test_features_in_small_classes(images):
+    """Perfect ones are borne out where a class has fewer images than there are neighbours; noise is not."""
+    split = open_splits(section(images), labelled=True).train.take(range(12))
+    split = replace(split, labels=np.where(np.arange(12) % 6 < 2, np.arange(12) // 6, -1))
+    features = np.repeat(np.eye(2), 6, axis=0) + np.random.default_rng(0).normal(0, 0.01, (12, 2))
+    _, about = pseudolabel._spread(features.astype(np.float32), split, 10)
+    assert (about.given, about.found, about.left, about.alike) == (4, 8, 0, 100)
+    rng = np.random.default_rng(0)
+    noise, labels = rng.normal(size=(400, 64)).astype(np.float32), np.full(400, -1)
+    labels[:10] = np.arange(10) % 5 == 0  # 8 of one class, 2 of the other
+    many = replace(split, items=["x"] * 400, names=["x"] * 400, labels=labels)
+    assert pseudolabel._spread(noise, many, 10)[1].alike < pseudolabel.ALIKE
 
 
 # ---------------------------------------------------------------------- in idmm train
@@ -195,6 +230,11 @@ def test_when_it_is_chosen():
     def asked(**changes):
         return TrainCommand(**{"out": "x", "size": 32, "model": Model(name="resnet10t"), **changes})
 
+    with pytest.raises(UserError, match="2 of the classes have no label"):
+        choose(asked(pseudolabel=True), Counts(2000, 50, 10, 32, without=2))
+    with pytest.raises(UserError, match="not for digits"):
+        choose(asked(pseudolabel=True, data=Data(name="digits")), Counts(2000, 50, 10, 32))
+    assert choose(asked(), Counts(2000, 50, 10, 32, without=2)).way == "scratch"
     few, some, every = (Counts(2000, labelled, 10, 32) for labelled in (50, 1000, 2000))
     assert [choose(asked(), counts).pseudolabel for counts in (few, some, every)] == [True, False, False]
     assert [choose(asked(), counts).way for counts in (few, some)] == ["pretrain", "scratch"]

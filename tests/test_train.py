@@ -51,7 +51,7 @@ def done(images, tmp_path_factory):
 def test_what_is_written(done, images, capsys):
     kept, result = read(done / "train.json"), read(done / "result.json")
     assert kept["result"] == result and (done / "model.safetensors").exists()
-    assert kept["counts"] == {"images": 16, "labelled": 8, "classes": 2, "side": 9}
+    assert kept["counts"] == {"images": 16, "labelled": 8, "classes": 2, "side": 9, "without": 0}
     assert kept["plan"]["way"] == "pretrain" and kept["plan"]["size"] == 16
     stage1, scratch, tuned = (read(done / name / "config.yaml") for name in ("stage1", "scratch", ""))
     assert tuned["init"] == str(done / "stage1") and scratch["init"] is None

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from idmm import environment
+from idmm import distributed, environment
 from idmm.commands.pseudolabel import ALIKE, pseudolabel
 from idmm.commands.train_plan import (
     BACKBONE,
@@ -47,6 +47,7 @@ RECIPES = {"pretrain": "idmm_fast", "joint": "joint", "finetune": "fast", "scrat
 ADAPT = "adapt"  # pretraining's recipe where there are weights to start from
 # Two crops without hue, saturation, grey and blur: better in minutes than the recipe's six with all (docs/minutes.md)
 LIGHT = {"views.crops": [{"count": CROPS, "scale": [0.35, 1.0]}], "views.grey_prob": 0.0, "views.blur_prob": 0.0}
+JITTER_PROB = 0.8
 # Small steps at a high rate suit the small ConvNet, in which few-label accuracy was measured so
 QUICK = {"train.lr": 2e-3, "train.batch_size": 32, "method.classifier_scale": 10.0}
 HELD_OUT = 0.2  # of the labelled images, where there are none to test on
@@ -75,7 +76,8 @@ def _said_once() -> Iterator[None]:
 def train(given: TrainCommand) -> dict:
     """Trains a classifier on a folder of images in ``given.minutes``; ``given.out`` is the run that fine-tunes it.
 
-    Stage 1, where there is one, lies in OUT/stage1, the comparison in OUT/scratch. A command that was stopped goes on.
+    Stage 1, where there is one, lies in OUT/stage1, what made pseudo-labels in OUT/teacher, the comparison in
+    OUT/scratch. A command that was stopped goes on.
 
     Returns:
         What ``train.json`` holds: ``counts`` of the images, the ``plan`` with its reasons, ``result``, that of the
@@ -133,7 +135,9 @@ def _times(given: TrainCommand, began: float) -> str:
 
 def _cleared(out: Path, new: bool) -> None:
     """Removes what a refused command wrote where nothing was trained; ``new``: there was no such folder before."""
-    if begun(out) or (out / "stage1").exists() or any((out / "last").glob("*.lock")):  # locked by another run
+    if (
+        begun(out) or any((out / part).exists() for part in ("stage1", "teacher")) or any((out / "last").glob("*.lock"))
+    ):  # locked by another run
         return
     for name in (FILE, LABELS, *(("config.yaml", "log.txt", environment.FILE) if new else ())):
         (out / name).unlink(missing_ok=True)
@@ -226,15 +230,19 @@ def _begins(plan: Plan, part: str, kept: dict, out: Path) -> tuple[str, Path | s
     """Returns which stage a part of the plan is, and the weights that it starts from."""
     if part == "stage1":
         return plan.way, plan.init
-    if part == "last" and _trusted(kept):  # fresh weights learn more from the labels than those that found them
-        return ("finetune", plan.init) if plan.init else ("scratch", None)
+    if part == "last" and _trusted(kept) and not plan.init:
+        return "scratch", None  # fresh weights learn more from the labels than those that found them
     return ("finetune", out / "stage1") if plan.way in FIRST else (plan.way, plan.init)
 
 
 def _pseudolabels(given: TrainCommand, kept: dict, out: Path) -> dict:
     """Labels the images that have no label by what the teacher learned; returns what is to be said of it."""
     options = {"init": str(out / "teacher"), "out": str(out / PSEUDOLABELS), "device": given.device}
-    found = pseudolabel(PseudolabelConfig(**options, data=_data(given, kept)))
+    found = None
+    if distributed.rank() == 0:
+        with distributed.alone():
+            found = pseudolabel(PseudolabelConfig(**options, data=_data(given, kept)))
+    found = distributed.broadcast(found)
     if found["alike"] < ALIKE:
         log.info("so the classifier learns from the %d given labels alone", found["given"])
     return found | {"pixel_knn": json.loads((out / "teacher/result.json").read_text()).get("pixel_knn")}
@@ -255,16 +263,18 @@ def _config(given: TrainCommand, kept: dict, name: str, init: Path | str | None,
     """Returns the config of a stage: its recipe, on the images and at the size of the plan."""
     stage, used = STAGES["pretrain" if name in FIRST else "finetune"], _recipe(name, init)
     plan, data, out = Plan(**kept["plan"]), _data(given, kept), Path(given.out)
+    size = kept.setdefault("sizes", {}).setdefault(_part(folder, out), plan.size)  # a later part may have a smaller one
     images = kept["counts"]["labelled" if stage.name == "finetune" else "images"]
     if folder == out and _trusted(kept):
         images = kept["pseudolabels"]["given"] + kept["pseudolabels"]["found"]
-        data = replace(data, labels=str(out / PSEUDOLABELS), subset=None, labelled=None, val_fraction=0.0)
+        data = replace(data, labels=str(out / PSEUDOLABELS), subset=None, labelled=None, groups=None)
+        data = replace(data, val_fraction=0.0)  # the file says who is held out, and of which group images are
     if stage.name == "finetune":
-        data, own = tuned_on(data), {"train.size": plan.size, "augment.flip": given.flip}
+        data, own = tuned_on(data), {"train.size": size, "augment.flip": given.flip}
     else:
         data = data if name == "joint" else replace(data, labelled=None)
-        own = {"views.size": plan.size, "views.flip": given.flip, **LIGHT}
-        own["views.jitter"] = [given.jitter, given.jitter, 0.0, 0.0]
+        own = {"views.size": size, "views.flip": given.flip, **LIGHT}
+        own |= {"views.jitter": [given.jitter, given.jitter, 0.0, 0.0], "views.jitter_prob": JITTER_PROB}
     shipped = recipe(stage.config, used)
     if name in FIRST and not init and plan.model["name"] == BACKBONE["name"]:
         shipped = merged(shipped, QUICK)
@@ -274,6 +284,11 @@ def _config(given: TrainCommand, kept: dict, name: str, init: Path | str | None,
     if init and str(init) == plan.init:
         own |= {f"model.{key}": getattr(given.model, key) for key in parsing.changed(given.model)}
     return merged(shipped, {**own, "data": parsing.plain(data)})
+
+
+def _part(folder: Path, out: Path) -> str:
+    """Returns the name of a stage in ``train.json``."""
+    return "last" if folder == out else folder.name
 
 
 def _recipe(name: str, init: Path | str | None) -> str:
@@ -291,7 +306,7 @@ def _stage(given: TrainCommand, kept: dict, name: str, init: Path | str | None, 
         return stage.run(config)
     except TooShort as refused:  # said in the command's own minutes
         error = refused
-    gone, part = (time.monotonic() - began) / 60, "last" if folder == out else folder.name
+    gone, part = (time.monotonic() - began) / 60, _part(folder, out)
     own = not given.size and "result" not in kept  # else both sides of a comparison would differ in size, too
 
     def fits(other: dict, side: int) -> bool:
@@ -302,7 +317,8 @@ def _stage(given: TrainCommand, kept: dict, name: str, init: Path | str | None, 
     if own and (side := smaller(plan.model, plan.size, fits)):
         kept["plan"]["why"].append(f"size: {side} px, as at {plan.size} px {error.why}")
         log.info("%s", kept["plan"]["why"][-1])
-        kept["plan"]["size"], kept["minutes"][part] = side, minutes - gone
+        kept["plan"]["size"] = kept["sizes"][part] = side
+        kept["minutes"][part] = minutes - gone
         kept["minutes"]["before"] += gone if list(plan.shares) == [part] else 0.0
         write_json(out / FILE, kept)
         return _stage(given, kept, name, init, folder, minutes - gone)
@@ -323,7 +339,8 @@ def _say(given: TrainCommand, kept: dict) -> None:
             print(f"  {label}: {value:.1f} %")
     if "gain" in kept:
         points, p = kept["gain"]["points"], kept["gain"]["p"]
-        said = "pretraining helped" if points > 0 else "pretraining did harm"
+        what = "pseudo-labels" if plan["way"] == "scratch" else "pretraining"
+        said = f"{what} helped" if points > 0 else f"{what} did harm"
         said = said if p < CHANCE else "no difference that could not be chance"
         seconds = kept["scratch"]["seconds"]
         print(f"  from scratch, in {seconds:.0f} s: {kept['scratch']['top1']:.1f} %")

@@ -35,7 +35,7 @@ SHARES = {
     "all": {"stage1": 0.45, "teacher": 0.15, "last": 0.4},
 }
 LEAST = 0.1  # for any but the first, where those before took too long
-MANY_IMAGES = 3  # times the labelled ones, from which on it is worth saying what could be done with them
+MANY_IMAGES = 3  # times the labelled ones, from which on the others are given pseudo-labels
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,7 @@ class Counts:
     labelled: int
     classes: int
     side: int  # median of the short sides (pixels)
+    without: int = 0  # classes none of whose training images has a label
 
 
 @dataclass(frozen=True)
@@ -82,13 +83,15 @@ def way_of(given: TrainCommand, pseudolabel: bool = False) -> str:
 def count(splits: Splits, data: Data) -> Counts:
     """Counts what there is to learn from."""
     train = splits.train
-    labelled = len(open_splits(tuned_on(data), labelled=True).train)
+    given = open_splits(tuned_on(data), labelled=True).train
+    without = len(train.classes) - len(np.unique(given.labels[given.labels >= 0]))
     some = np.linspace(0, len(train) - 1, min(LOOKED_AT, len(train))).astype(int)
     sides, channels = [0], bands_of(data.in_chans, data.bands)
     for i in some:
         with contextlib.suppress(BadImage):  # which the first stage names
             sides.append(min(probe(train.items[i], data.max_pixels, channels)[:2]))
-    return Counts(len(train), labelled, len(train.classes), int(statistics.median(sides[1:] or sides)))
+    side = int(statistics.median(sides[1:] or sides))
+    return Counts(len(train), len(given), len(train.classes), side, without)
 
 
 def of_weights(given: TrainCommand) -> TrainCommand:
@@ -113,10 +116,14 @@ def tuned_on(data: Data) -> Data:
 def choose(given: TrainCommand, counts: Counts) -> Plan:
     """Returns what to run on so many images, for so long (docs/minutes.md has the figures)."""
     each = counts.labelled / counts.classes
-    many = counts.images >= MANY_IMAGES * counts.labelled and given.data.name in (None, "folder")
-    pseudolabel = many if given.pseudolabel is None else given.pseudolabel
+    many, folder = counts.images >= MANY_IMAGES * counts.labelled, given.data.name in (None, "folder")
+    pseudolabel = many and folder and not counts.without if given.pseudolabel is None else given.pseudolabel
+    if pseudolabel and not folder:
+        raise UserError(f"pseudolabel: got true, but it is for a folder of images, not for {given.data.name}")
     if pseudolabel and counts.images == counts.labelled:
         raise UserError("pseudolabel: every training image has a label; wanted images without, or leave it out")
+    if pseudolabel and counts.without:
+        raise UserError(f"pseudolabel: got true, but {counts.without} of the classes have no label; wanted one of each")
     way = way_of(given, pseudolabel)
     if way == "scratch" and given.compare and not pseudolabel:
         wanted = "wanted beside it --init WEIGHTS, --way pretrain, --way joint or --pseudolabel true"

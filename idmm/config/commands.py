@@ -143,7 +143,7 @@ class TrainCommand:
     way: Literal["auto", "scratch", "finetune", "pretrain", "joint"] = "auto"
     """'scratch' trains on the labelled images alone, 'finetune' does so from the weights of --init; 'pretrain' learns
     from all images without labels first, 'joint' with the labels that there are, and both fine-tune then; 'auto':
-    finetune where there is an --init, else scratch."""
+    finetune where there is an --init, else pretrain where pseudo-labels are made, else scratch."""
     pseudolabel: bool | None = None
     """Give the images without a label one by what the first stage learned (idmm pseudolabel), and train the classifier
     on all of them; null: where that are at least 3 times as many images as labels, of a folder."""
