@@ -25,8 +25,7 @@ class Labelled:
     given: int  # images that had a label
     found: int  # that got one
     left: int  # that got none: no label reaches them
-    alike: float  # percent of images' nearest that a linear classifier on the features gives their own class, where
-    # chance is 0
+    alike: float  # percent of images' nearest to which a linear classifier gives their own class; chance is 0
 
 
 def pseudolabel(given: PseudolabelConfig) -> dict:
@@ -98,8 +97,9 @@ def _spread(features: np.ndarray, train: Split, neighbours: int) -> tuple[np.nda
     weight, bias = fit_linear(features[known], labels[known], classes, strength)
     named = (features @ weight.T + bias).argmax(axis=1)
     few = near.index[:, : max(1, len(labels) // (2 * classes))]  # else the classes are too small for so many
-    chance = float((np.bincount(named) / len(named)) @ (np.bincount(named) / len(named)))
-    alike = 100 * (float((named[few] == named[:, None]).mean()) - chance) / max(1 - chance, 1e-9)
+    share = np.bincount(named) / len(named)  # of each class
+    chance = share @ share
+    alike = 100 * float((np.mean(named[few] == named[:, None]) - chance) / max(1 - chance, 1e-9))
     found = int((shares[~known].sum(axis=1) > 0).sum())
     return shares, Labelled(int(known.sum()), found, int((~known).sum()) - found, alike)
 

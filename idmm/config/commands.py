@@ -145,8 +145,8 @@ class TrainCommand:
     from all images without labels first, 'joint' with the labels that there are, and both fine-tune then; 'auto':
     finetune where there is an --init, else pretrain where pseudo-labels are made, else scratch."""
     pseudolabel: bool | None = None
-    """Give the images without a label one by what the first stage learned (idmm pseudolabel), and train the classifier
-    on all of them; null: where that are at least 3 times as many images as labels, of a folder."""
+    """Give the images without a label one by what was learned before (idmm pseudolabel), and train the classifier on
+    all of them; null: where a folder has at least 3 times as many images as labels, and a label in each class."""
     size: int | None = Field(None, ge=8)
     """Image side; null: that of the images, or less where the time would not suffice for it (pixels)."""
     flip: float = Field(0.5, ge=0, le=1)
