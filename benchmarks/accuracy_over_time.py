@@ -4,15 +4,18 @@
     python benchmarks/accuracy_over_time.py --sets sets --out runs/over_time
 
 Every run is ``idmm train`` on one core for a budget of wall time in which everything is counted: imports, reading the
-images, features, evaluation; two run side by side. Budgets of 1 and 3 minutes on four sets and of 10 on three, with 5
-labels a class and with all, three seeds ('simclr', the same two stages with SimCLR's loss and views: one). With 5
-labels a class the seed draws the labelled images, too; all others count as images without labels, which 'pretrain' and
-'joint' give pseudo-labels, and so does 'self-training', from scratch; 'scratch' and 'simclr' do not. Results are kept
-as runs end: run it again to go on, or to print the table. ``--plan`` lists what is left and how long it takes.
+images, features, evaluation; two run side by side. Budgets of 1, 3 and 10 minutes on five sets, with 5 labels a class
+and with all, three seeds ('simclr', the same two stages with SimCLR's loss and views: one). With 5 labels a class the
+seed draws the labelled images, too; all others count as images without labels, which 'pretrain' and 'joint' give
+pseudo-labels, and so does 'self-training', from scratch; 'scratch' and 'simclr' do not. Results are kept in
+``results.json`` as runs end: run it again to go on, or to print the table. ``--plan`` lists what is left and how
+long it takes, ``--runs 'fashion-5-10-*' ...`` makes some of them, in the patterns' order (SET-LABELS-MINUTES-WAY-SEED).
 """
 
 import argparse
 import concurrent.futures
+import fnmatch
+import itertools
 import json
 import os
 import statistics
@@ -24,8 +27,8 @@ from pathlib import Path
 
 from idmm.commands.train_plan import BACKBONE
 
-BUDGETS = {1.0: ("fashion", "photos", "stamps", "speech"), 3.0: ("fashion", "photos", "stamps", "speech")}
-BUDGETS |= {10.0: ("fashion", "stamps", "speech")}  # minutes
+SETS = ("digits", "fashion", "photos", "stamps", "speech")
+BUDGETS = (1.0, 3.0, 10.0)  # minutes
 LABELS = {"5 labels a class": 5, "all labels": None}
 SEEDS = {"scratch": 3, "self-training": 3, "pretrain": 3, "joint": 3, "simclr": 1}  # of each way
 FEW = ("self-training",)  # ways that there are with few labels alone
@@ -35,19 +38,17 @@ COLOURS = {"scratch": "#555555", "pretrain": "#0072b2", "joint": "#d55e00", "sim
 COLOURS["self-training"] = "#cc79a7"  # Okabe and Ito's
 IDMM = str(Path(sys.executable).with_name("idmm"))
 CORES = sorted(os.sched_getaffinity(0))[:2]
-FLIPPED = {"speech": 0.0}  # a mirrored spectrogram is another sound
+FLIPPED = {"digits": 0.0, "speech": 0.0}  # a mirrored digit or spectrogram is another sign or sound
 JITTER = {"speech": 0.0}  # a louder one may be another, too
 
 
-def jobs(sets: tuple[str, ...]) -> list[dict]:
+def jobs() -> list[dict]:
     """All runs, the shortest first, so that what is there when it is stopped can be compared."""
     found = []
-    for minutes, names in BUDGETS.items():
-        for seed in range(max(SEEDS.values())):
-            for name in (name for name in names if name in sets):
-                for labels in LABELS.values():
-                    ways = [way for way, seeds in SEEDS.items() if seed < seeds and (labels or way not in FEW)]
-                    found += [dict(set=name, minutes=minutes, labels=labels, way=way, seed=seed) for way in ways]
+    for minutes, seed, name in itertools.product(BUDGETS, range(max(SEEDS.values())), SETS):
+        for labels in LABELS.values():
+            ways = [way for way, seeds in SEEDS.items() if seed < seeds and (labels or way not in FEW)]
+            found += [dict(set=name, minutes=minutes, labels=labels, way=way, seed=seed) for way in ways]
     return found
 
 
@@ -165,8 +166,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sets", type=Path, required=True, help="folder that small_sets.py wrote")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--only", nargs="+", help="these sets alone")
-    parser.add_argument("--minutes", type=float, nargs="+", default=list(BUDGETS), help="these budgets alone")
+    parser.add_argument("--runs", nargs="+", default=["*"], help="patterns of runs' names, for these alone")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no run that would end later")
     parser.add_argument("--plan", action="store_true", help="list what is left")
     args = parser.parse_args()
@@ -174,10 +174,9 @@ def main() -> None:
     kept = args.out / "results.json"
     records = json.loads(kept.read_text()) if kept.exists() else []
     done = {folder(record) for record in records}
-    wanted = [
-        job for job in jobs(tuple(args.only or ("fashion", "photos", "stamps", "speech"))) if folder(job) not in done
-    ]
-    wanted = [job for job in wanted if job["minutes"] in args.minutes]
+    named = {folder(job): job for job in jobs()}
+    wanted = [name for pattern in args.runs for name in fnmatch.filter(named, pattern)]
+    wanted = [named[name] for name in dict.fromkeys(wanted) if name not in done]
     left = sum(job["minutes"] for job in wanted) / len(CORES)
     print(f"{len(records)} runs are there, {len(wanted)} are left, {left:.0f} minutes", flush=True)
     if args.plan:
