@@ -17,7 +17,9 @@ from idmm.commands.train_plan import Counts, choose
 from idmm.config import Data, Model
 from idmm.config.commands import TrainCommand
 from idmm.data.datasets import open_splits
+from idmm.data.split import Split
 from idmm.errors import UserError
+from idmm.report import sheets
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 COLOURS = {"blue": (30, 40, 200), "red": (200, 40, 30)}
@@ -103,10 +105,32 @@ def test_what_is_written(run, images, tmp_path, capsys, caplog):
         "gives 100 % of the nearest images the class of the image (chance: 0)" in line for line in caplog.messages
     )
 
+    with Image.open(tmp_path / "l.png") as picture:
+        assert np.asarray(picture.convert("RGB")).std() > 5 and min(picture.size) > 200
+
     short = ["--train.epochs", 1, "--train.warmup_epochs", 0, "--train.size", 16, "--train.batch_size", 8]
     argv = ["finetune", "--config", "fast_scratch", "--data.root", images, "--data.labels", out, *MODEL, *short]
     assert call([*argv, "--out", tmp_path / "x"]) == 0
     assert read(tmp_path / "x/result.json")["train_size"] == 22
+
+
+def test_what_is_drawn(tmp_path, monkeypatch):
+    """Of each class one that was given, the surest four, and the least sure four of the rest."""
+    drawn = []
+    monkeypatch.setattr(sheets, "caption_sheet", lambda rows, path, title, note: drawn.append((path, rows)))
+    names = [f"d/{i}.png" for i in range(12)]
+    train = Split(items=names, names=names, labels=np.array([0, 1] + [-1] * 10), classes=["cat", "dog"])
+    shares = np.zeros((12, 2))
+    shares[0, 0] = shares[1, 1] = 1
+    shares[2:11, 0] = np.linspace(0.5, 0.9, 9)
+    pseudolabel._draw(tmp_path / "l.csv", train, shares, lambda path, side: path)
+    ((path, [(cat, cats), (dog, dogs)]),) = drawn
+    assert path == tmp_path / "l.png" and (cat, dog) == ("cat", "dog")
+    assert [tile and tile.image for tile in cats] == [
+        "d/0.png", None, "d/10.png", "d/9.png", "d/8.png", "d/7.png", None, "d/5.png", "d/4.png", "d/3.png", "d/2.png"
+    ]  # fmt: skip
+    assert cats[0].caption == "given\n0.png" and cats[2].caption == "0.90\n10.png"
+    assert [tile and tile.image for tile in dogs] == ["d/1.png", None, None]
 
 
 def test_features_that_say_nothing(run, tmp_path, caplog):

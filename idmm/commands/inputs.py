@@ -45,14 +45,14 @@ def network_options(given: UseConfig) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def say_unreadable(unreadable: dict[str, str], count: int) -> None:
-    """Lists the images that could not be read, of so many; UserError where none could."""
+def say_unreadable(unreadable: dict[str, str], count: int, field: str = "paths") -> None:
+    """Lists the images that could not be read, of so many that ``field`` named; UserError where none could."""
     lines = capped([f"  {path}: {why}" for path, why in unreadable.items()])
     if lines and len(unreadable) == count:
-        raise UserError(f"paths: none of {counted(count, 'image')} can be read:", *lines)
+        raise UserError(f"{field}: none of {counted(count, 'image')} can be read:", *lines)
     if lines:
-        log.warning("paths: left out %d of %s that cannot be read:\n%s", len(unreadable), counted(count, "image"),
-                    "\n".join(lines))  # fmt: skip
+        log.warning("%s: left out %d of %s that cannot be read:\n%s", field, len(unreadable),
+                    counted(count, "image"), "\n".join(lines))  # fmt: skip
 
 
 def print_bytes(data: bytes) -> None:

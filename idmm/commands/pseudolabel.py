@@ -1,7 +1,7 @@
 """``idmm pseudolabel``: labels for images that have none, from a few that have and the features of a run."""
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -10,12 +10,14 @@ from idmm.config.usage import PseudolabelConfig
 from idmm.data.datasets import open_splits
 from idmm.data.registry import resolve_name
 from idmm.data.split import Split, Splits, counted
+from idmm.data.user_lists import class_rows
 from idmm.errors import UserError, checked, listed
 from idmm.files import out_file, weights_file, write_csv
 from idmm.progress import log
 
 ALIKE = 60  # percent: see Labelled.alike; under it pseudo-labels did harm (docs/LOG.md)
-COLUMNS = ("path", "class", "split", "given", "share")
+DRAWN, EACH = 10, 4  # classes in the picture, images of each among the surest and the least sure
+SIDE = 64  # short side of the images in it (pixels)
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,8 @@ class Labelled:
 
 
 def pseudolabel(given: PseudolabelConfig) -> dict:
-    """Writes ``given.out``, a class for each image, and says how far the images' neighbours bear it out.
+    """Writes ``given.out``, a class for each image, and a picture of some beside it; says how far the images'
+    neighbours bear it out.
 
     Returns:
         What :class:`Labelled` holds.
@@ -46,12 +49,21 @@ def pseudolabel(given: PseudolabelConfig) -> dict:
     )
     from idmm.inference import Embedder  # torch takes seconds, a mistake is told at once
 
-    found = Embedder(given.init, **network_options(given)).embed(splits.train.items, on_error="skip", progress=True)
-    say_unreadable(found.unreadable, len(splits.train))
+    embedder = Embedder(given.init, **network_options(given))
+    found = embedder.embed(splits.train.items, on_error="skip", progress=True)
+    say_unreadable(found.unreadable, len(splits.train), "data.root")
     train = splits.train.take([i for i, path in enumerate(splits.train.items) if path not in found.unreadable])
     _check_classes(train)
     shares, about = _spread(found.features, train, given.neighbours)
-    write_csv(out, _rows(splits, train, shares))
+    labels = np.where(shares.any(axis=1), shares.argmax(axis=1), -1)  # those that were given have them still
+    labels[train.labels >= 0] = train.labels[train.labels >= 0]
+
+    def how(part: str, i: int) -> tuple:
+        return ("yes", 1) if part != "train" or train.labels[i] >= 0 else ("no", f"{shares[i].max():.4g}")
+
+    parts = splits.parts | {"train": replace(train, labels=labels)}
+    write_csv(out, class_rows(parts, ("given", "share"), how))
+    _draw(out, train, shares, embedder.picture)
     none = f"; {about.left} more lie where no label reaches" if about.left else ""
     images = counted(about.found, "image")
     log.info("%s: %s without a label got one, from %d that had one%s", out, images, about.given, none)
@@ -104,19 +116,22 @@ def _spread(features: np.ndarray, train: Split, neighbours: int) -> tuple[np.nda
     return shares, Labelled(int(known.sum()), found, int((~known).sum()) - found, alike)
 
 
-def _rows(splits: Splits, train: Split, shares: np.ndarray) -> Iterator[tuple]:
-    """The header, a row for each training image that has a label or got one, and those of the images to evaluate on;
-    with groups where there are some, of which an image without one is its own."""
-    grouped = train.groups is not None
-    yield (*COLUMNS, "group") if grouped else COLUMNS
-    found = [(train, "train", i, own) for i, own in enumerate(shares)]
-    held = [(name, splits.parts[name]) for name in ("val", "test") if name in splits.parts]
-    found += [(split, name, i, None) for name, split in held for i in range(len(split))]
-    for split, part, i, own in found:
-        label, how = split.labels[i], ("yes", 1)
-        if label < 0:
-            if not own.any():
-                continue
-            label, how = own.argmax(), ("no", f"{own.max():.4g}")
-        row = (split.names[i], split.classes[label], part, *how)
-        yield (*row, (split.groups is not None and split.groups[i]) or split.names[i]) if grouped else row
+def _draw(out: Path, train: Split, shares: np.ndarray, picture) -> None:
+    """Draws of some classes an image that had its label, the surest of those that got it, and the least sure."""
+    from idmm.report.sheets import Tile, caption_sheet
+
+    def tile(i: int, said: str) -> Tile:
+        return Tile(picture(train.items[i], SIDE), f"{said}\n{Path(train.names[i]).name}")
+
+    label, sure = shares.argmax(axis=1), shares.max(axis=1)
+    rows = []
+    for c in np.unique(np.linspace(0, len(train.classes) - 1, min(DRAWN, len(train.classes))).astype(int)):
+        got = np.flatnonzero((train.labels < 0) & (sure > 0) & (label == c))
+        got = got[np.argsort(-sure[got], kind="stable")]
+        parts = [got[:EACH], got[EACH:][-EACH:]]
+        tiles = [tile(i, "given") for i in np.flatnonzero(train.labels == c)[:1]]
+        for part in parts:
+            tiles += [None, *(tile(i, f"{sure[i]:.2f}") for i in part)]
+        rows.append((train.classes[c], tiles))
+    title, note = "Labels found", "one that was given, the surest, the least sure; with the class's share"
+    caption_sheet(rows, out.with_suffix(".png"), title, note)

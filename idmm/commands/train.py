@@ -194,12 +194,7 @@ def _written_out(data: Data, out: Path) -> Data:
     plain = open_splits(replace(whole, val_fraction=0.0), labelled=False, unlabelled=False)
     if plain.train.labels is not None:
         return data
-    rows = [("path", "class", "split", "group")]
-    for part, split in open_splits(whole, labelled=True).parts.items():
-        groups = [""] * len(split) if split.groups is None else split.groups
-        named = zip(split.names, split.labels, groups, strict=True)
-        rows += [(name, split.classes[label], part, group) for name, label, group in named]
-    write_csv(out / LABELS, (row if rows[1][3] else row[:3] for row in rows))
+    write_csv(out / LABELS, user_lists.class_rows(open_splits(whole, labelled=True).parts))
     return replace(data, labels=str(out / LABELS), val_fraction=0.0)
 
 
@@ -238,6 +233,7 @@ def _begins(plan: Plan, part: str, kept: dict, out: Path) -> tuple[str, Path | s
 def _pseudolabels(given: TrainCommand, kept: dict, out: Path) -> dict:
     """Labels the images that have no label by what the teacher learned; returns what is to be said of it."""
     options = {"init": str(out / "teacher"), "out": str(out / PSEUDOLABELS), "device": given.device}
+    options["max_pixels"] = given.data.max_pixels
     found = None
     if distributed.rank() == 0:
         with distributed.alone():

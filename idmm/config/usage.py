@@ -15,7 +15,7 @@ class ReportConfig:
     and prints."""
 
     runs: list[str] = Field(min_length=1)
-    """Run folders, e.g. runs/a or '[runs/a, runs/b]'; a folder that holds runs (of idmm train, a demo) means these."""
+    """Run folders, e.g. runs/a or '[runs/a, runs/b]'; a folder that holds some (of idmm train, a demo) means these."""
     out: str | None = None
     """Folder for report.html and its pictures; null: RUN/report of the first run."""
 
@@ -109,7 +109,7 @@ class PseudolabelConfig(UseConfig):
     a CSV file for the --data.labels of fine-tuning."""
 
     out: str
-    """CSV file of path,class,split,given,share; share: how sure a label is, from 0 to 1."""
+    """CSV file of path,class,split,given,share; share: how sure a label is, from 0 to 1. Beside it a .png of some."""
     neighbours: int = Field(10, ge=1)
     """Nearest images that each image is joined to (images)."""
     data: Data = field(default_factory=Data)

@@ -10,7 +10,7 @@ import os
 import posixpath
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -156,6 +156,22 @@ def _header(cells: list[str], wanted: tuple[str, ...], optional: tuple[str, ...]
     places = {n: next((i for i, c in enumerate(named) if c in _HEADERS[n]), None) for n in (*wanted, *optional)}
     known = {name: place for name, place in places.items() if place is not None}
     return known if known.keys() >= set(wanted) else None
+
+
+# ---------------------------------------------------------------------- a list of classes, to be written
+def class_rows(
+    parts: dict[str, Split], columns: Sequence[str] = (), more: Callable[[str, int], tuple] = lambda part, i: ()
+) -> Iterator[tuple]:
+    """Yields the header of a list for ``data.labels`` and a row for each image with a label: its path, class and split,
+    what ``more`` says of image ``i`` of a part (``columns``), and its group where there are some: an image without one
+    is its own."""
+    grouped = any(split.groups is not None for split in parts.values())
+    yield ("path", "class", "split", *columns, *(["group"] if grouped else []))
+    for part, split in parts.items():
+        for i in np.flatnonzero(split.labels >= 0):
+            group = (split.groups is not None and split.groups[i]) or split.names[i]
+            row = (split.names[i], split.classes[split.labels[i]], part, *more(part, i))
+            yield (*row, group) if grouped else row
 
 
 # ---------------------------------------------------------------------- images to leave out
