@@ -60,7 +60,7 @@ ROWS = {  # of the table; the first is the recipe
     "adapted, lr 2e-3, layer_decay 0.7": {"lr": 2e-3, "layer_decay": 0.7},
     "adapted, lr 2e-3, freeze_layers 2": {"lr": 2e-3, "freeze_layers": 2},
 }
-SCRATCH_LR = 2e-3  # the demo's, of the same model
+SCRATCH_LR = 2e-3  # that of digits/pretrain, of the same model
 
 
 class Runs:

@@ -6,7 +6,7 @@ Each round times one forward and backward pass of each model, with a linear clas
 counts is the median over rounds, in images a second. On the CPU these are seconds of this process's own processor time
 on one thread, so that other programs on the machine matter less. A model that has used up ``--seconds`` sits out the
 rest after three rounds. Images are random: their content costs no time. 'map' is what an image becomes, [h, w] of
-tokens or of the last feature map. The small ViT is that of configs/demo/pretrain.yaml.
+tokens or of the last feature map. The small ViT is that of configs/digits/pretrain.yaml.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from side_by_side import head, now, row, turns, where, write
 
 from idmm.models import create_backbone, feature_width, token_grid
 
-DEMO = Path(__file__).parents[1] / "configs/demo/pretrain.yaml"
+DEMO = Path(__file__).parents[1] / "configs/digits/pretrain.yaml"
 MODELS = {  # label: timm's name and kwargs
     "ViT of the demo": None,
     "cct_2_3x2_32": ("cct_2_3x2_32", {}),

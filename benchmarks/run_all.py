@@ -46,7 +46,7 @@ GPU = {
     "reference": (["--batch", "256", "--images", "2048", "--rounds", "2", "--seconds", "6", "--rows"], 230),
     "views": (["--rounds", "4"], 40),
     "nway": (["--width", "192", "--rounds", "3"], 60),
-    "startup": (["--rounds", "1", "--rows", "pretrain, demo's ViT", "pretrain, resnet10t"], 80),
+    "startup": (["--rounds", "1", "--rows", "pretrain, small ViT", "pretrain, resnet10t"], 80),
 }
 GPU_ROWS = ["obvious fp32", "idmm bf16", "idmm bf16 workers", "step bf16", "loader 16"]
 TOTAL = {"cpu": 3300.0, "cuda": 455.0}

@@ -2,7 +2,7 @@
 
     python benchmarks/startup.py --out startup.json
 
-Both stages on scikit-learn's digits, with the demo's small vision transformer and with a narrow resnet10t at 64 px,
+Both stages on scikit-learn's digits, with a small vision transformer and with a narrow resnet10t at 64 px,
 each run a process of its own that ends after its first step:
 
     imports       torch, timm and this project's modules
@@ -37,10 +37,10 @@ from side_by_side import head, row, turns, where, write
 PARTS = ("imports", "images", "model", "features", "precision", "estimate", "first step", "other")
 NET = ["--model.name", "resnet10t", "--model.kwargs", "{channels: [32, 64, 128, 256]}"]
 ROWS = {  # stage and flags
-    "pretrain, demo's ViT": ("pretrain", ["--config", "demo/pretrain"]),
+    "pretrain, small ViT": ("pretrain", ["--config", "digits/pretrain"]),
     "pretrain, resnet10t": ("pretrain", ["--config", "idmm_fast", *NET, "--views.size", "64"]),
-    "finetune, demo's ViT": (
-        "finetune", ["--config", "demo/finetune", "--model.name", "vit_tiny_patch16_224", "--model.kwargs",
+    "finetune, small ViT": (
+        "finetune", ["--config", "digits/finetune", "--model.name", "vit_tiny_patch16_224", "--model.kwargs",
                      "{patch_size: 8, embed_dim: 64, depth: 3, num_heads: 2, mlp_ratio: 2}"],
     ),
     "finetune, resnet10t": ("finetune", ["--config", "fast_scratch", *NET, "--train.size", "64"]),

@@ -21,10 +21,10 @@ from pathlib import Path
 from reference import make_images
 from side_by_side import head, ratios, row, turns, where, write
 
-DIGITS = ["--config", "demo/pretrain"]
+DIGITS = ["--config", "digits/pretrain"]
 FAST = ["--config", "idmm_fast", "--train.batch_size", "32"]
 NETS = {
-    "demo's ViT, 32 px": DIGITS,
+    "small ViT, 32 px": DIGITS,
     "resnet10t, 64 px": [
         *FAST, "--model.name", "resnet10t", "--model.kwargs", "{channels: [32, 64, 128, 256]}", "--views.size", "64",
     ],

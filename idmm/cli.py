@@ -143,7 +143,7 @@ COMMANDS = {
     "configs": Command(keys.ConfigsConfig, "commands.catalogue:recipe_list", "the recipes that --config takes by name"),
     "demo": Command(
         keys.DemoConfig, "commands.demo:demo",
-        "both on scikit-learn's digits, against training from scratch, with pictures", logged=False,
+        "idmm train on scikit-learn's digits, few of them labelled, against scratch, with pictures", logged=False,
     ),
 }  # fmt: skip
 IDMM = Group(

@@ -264,7 +264,7 @@ def test_folds_are_pooled():
 
 
 @pytest.mark.parametrize(
-    "name", ["paper", "paper_448", "drloc/finetune", "drloc/scratch_100", "drloc/scratch_300", "demo/finetune"]
+    "name", ["paper", "paper_448", "drloc/finetune", "drloc/scratch_100", "drloc/scratch_300", "digits/finetune"]
 )
 def test_recipes_of_the_papers_start_as_the_papers_do(name):
     kind = STAGES["finetune"].config

@@ -143,8 +143,8 @@ def test_it_looks_at_what_is_exported_in_evaluation_mode():
 def test_methods_learn_and_do_not_trip(name, tmp_path):
     """Bounds: two thirds of what was measured (feature_std 0.48 and more, rank 13.6, embedding_std 0.28).
 
-    Over 20 epochs of the demo's model on all digits no method fell under 0.12, 17 and 0.08; a run of 200 images that
-    learned slowly (kNN rising) had an embedding_std of 0.012.
+    Over 20 epochs of digits/pretrain's model no method fell under 0.12, 17 and 0.08; a run of 200 images that learned
+    slowly (kNN rising) had an embedding_std of 0.012.
     """
     records, said = ran(tmp_path / "run", name, **HEALTHY[name])
     losses = [record["loss"] for record in records]

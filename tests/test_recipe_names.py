@@ -40,7 +40,7 @@ def test_every_recipe_is_found_by_its_name(key):
     (folder, name), path = key.split("/"), CONFIGS / f"{key}.yaml"
     kinds = {"pretrain": PretrainConfig, "finetune": FinetuneConfig, "drloc": FinetuneConfig}
     kinds |= {"detect": DetectConfig, "segment": SegmentConfig}
-    kind = kinds.get(name if folder == "demo" else folder, PretrainConfig)
+    kind = kinds.get(name if folder == "digits" else folder, PretrainConfig)
     if folder == "transfer":
         grids = [parse_grid(["--config", str(at), "--out", "o", "--roots", "R"], "test") for at in (name, path)]
         assert grids[0] == grids[1] and GridPlan(grids[0]).checked().cells

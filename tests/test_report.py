@@ -286,18 +286,18 @@ def test_a_probe(runs, tmp_path, capsys):
 
 
 def test_folders_that_hold_runs(runs, tmp_path):
-    demo = tmp_path / "demo"
-    for name in ("scratch-0", "pretrain-0", "idmm-0"):
-        shutil.copytree(runs / "wide", demo / name)
-    (demo / "demo.json").write_text("{}")
-    assert [run.name for run in found_runs([str(demo)])[0]] == ["pretrain-0", "idmm-0", "scratch-0"]
-    train = shutil.copytree(runs / "wide", tmp_path / "train")
+    """Of ``idmm train``, in their order; in a folder of any kind, that of the demo, say."""
+    held = tmp_path / "demo"
+    shutil.copytree(runs / "pre", held / "a")
+    (held / "images").mkdir()
+    train = shutil.copytree(runs / "wide", held / "train")
     shutil.copytree(runs / "pre", train / "stage1")
     (train / "scratch").mkdir()
     (train / "scratch" / "config.yaml").write_text("")
     (train / "train.json").write_text("{}")
     found, notes = found_runs([str(train)])
     assert found == [train / "stage1", train] and len(notes) == 1
+    assert found_runs([str(held)]) == ([held / "a", *found], notes)
     assert notes[0].startswith(f"{train / 'scratch'} is left out, it is not finished: no epoch yet; the command that")
 
 

@@ -44,7 +44,7 @@ def test_shipped_recipes_on_2040_images_are_fine(name):
     assert advised("pretrain", f"pretrain/{name}.yaml", 2040) == []
     assert advised("finetune", "finetune/paper.yaml", 2040) == []
     assert advised("finetune", "finetune/paper_448.yaml", 2040) == []
-    assert advised("pretrain", "demo/pretrain.yaml", 1437) == advised("finetune", "demo/finetune.yaml", 100) == []
+    assert advised("pretrain", "digits/pretrain.yaml", 1437) == advised("finetune", "digits/finetune.yaml", 100) == []
 
 
 def test_a_batch_too_large_and_steps_too_few_come_with_what_to_set():

@@ -8,15 +8,14 @@ from idmm.errors import UserError, listed
 from idmm.files import json_lines
 from idmm.stages import artifacts, stage_of
 
-DEMO = ("pretrain", "idmm", "scratch")  # runs of 'idmm demo', a folder a seed
-TRAIN = ("stage1", ".", "scratch")  # of 'idmm train'
+TRAIN = ("stage1", "teacher", ".", "scratch")  # runs of 'idmm train'
 PROBE = "probe.json"
 
 
 def found_runs(given: list[str]) -> tuple[list[Path], list[str]]:
     """Returns the folders of the runs that are meant, and a line on each that was passed over as it is not finished.
 
-    A folder of ``idmm train`` means its stages and its comparison, that of a demo, or any that holds runs, these.
+    A folder of ``idmm train`` means its stages and its comparison, one that holds runs or such folders, all of these.
 
     Raises:
         UserError: No run, one that is not finished, or one that is given twice; a line a fault.
@@ -53,16 +52,15 @@ def _meant(path: Path) -> tuple[list[Path], list[str]]:
         )
     if (path / "grid.json").is_file():
         raise UserError(f"runs: '{path}' holds a grid, whose page is '{path / 'grid.html'}'; wanted are run folders")
-    if (path / "train.json").is_file():
-        inner = [path / name for name in TRAIN if (path / name).is_dir()]
+    if stages := _stages(path):
+        inner = stages
     elif is_finished(path):
         return [path], []
     elif _begun(path):
         raise UserError(f"runs: '{path}' is not finished: {_so_far(path)}; the command that began it goes on with it")
-    elif (path / "demo.json").is_file():
-        inner = sorted((path / name for name in os.listdir(path)), key=_by_demo)
     else:
-        inner = sorted(one for one in path.iterdir() if one.is_dir())
+        folders = sorted(one for one in path.iterdir() if one.is_dir())
+        inner = [run for one in folders for run in _stages(one) or [one]]
     done = [one for one in inner if is_finished(one)]
     if not done:
         open_ = [f"{one.name}: {_so_far(one)}" for one in inner if _begun(one)]
@@ -73,10 +71,9 @@ def _meant(path: Path) -> tuple[list[Path], list[str]]:
     return done, [f"{one} is left out, it is not finished: {_so_far(one)}; {goes_on}" for one in open_]
 
 
-def _by_demo(path: Path) -> tuple:
-    name, _, seed = path.name.rpartition("-")
-    known = name in DEMO and seed.isdigit()
-    return (DEMO.index(name), int(seed), "") if known else (len(DEMO), 0, path.name)
+def _stages(path: Path) -> list[Path]:
+    """The runs in a folder of ``idmm train``, in their order; none in any other."""
+    return [path / name for name in TRAIN if (path / "train.json").is_file() and (path / name).is_dir()]
 
 
 def _begun(path: Path) -> bool:

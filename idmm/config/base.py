@@ -117,3 +117,16 @@ def check_strengths(colours: Any) -> None:
         raise FieldError("jitter", f"got {colours.jitter}, wanted four numbers >= 0, the last (hue) <= 0.5")
     if colours.channel_jitter is not None and min(colours.channel_jitter) < 0:
         raise FieldError("channel_jitter", f"got {colours.channel_jitter}, wanted two numbers >= 0")
+
+
+def several(given: Any) -> Any:
+    """One is a list of one."""
+    return given if given is None or isinstance(given, (list, dict)) else [given]
+
+
+def once(given: list | None) -> list | None:
+    """Refuses a list that has something twice."""
+    twice = sorted({repr(value) for value in given or () if given.count(value) > 1})
+    if twice:
+        raise ValueError(f"{', '.join(twice)} is given twice")
+    return given
