@@ -11,6 +11,7 @@ from frozen import a_run
 from helpers import VIT, call, read, refused
 from PIL import Image
 
+import idmm
 from idmm import similarity
 from idmm.commands import pseudolabel, train
 from idmm.commands.train_plan import Counts, choose
@@ -112,6 +113,19 @@ def test_what_is_written(run, images, tmp_path, capsys, caplog):
     argv = ["finetune", "--config", "fast_scratch", "--data.root", images, "--data.labels", out, *MODEL, *short]
     assert call([*argv, "--out", tmp_path / "x"]) == 0
     assert read(tmp_path / "x/result.json")["train_size"] == 22
+
+
+def test_features_of_several_runs_count_alike(run, images, tmp_path, monkeypatch):
+    """Each image's rows, less their mean and of unit length, one after the other."""
+    other, given = a_run(tmp_path / "other", size=16), []
+    spread = pseudolabel._spread
+    monkeypatch.setattr(pseudolabel, "_spread", lambda rows, *more: given.append(rows) or spread(rows, *more))
+    both = ["--init", f"[{run}, {other}]", "--data.root", images, *FEW]
+    assert call(["pseudolabel", *both, "--out", tmp_path / "l.csv"]) == 0
+    data = Data(root=str(images), labelled={"per_class": 2})
+    paths = open_splits(data, labelled=True, unlabelled=True).train.items
+    for half, init in zip(np.split(given[0], 2, axis=1), (run, other), strict=True):
+        np.testing.assert_allclose(half, similarity.unit_rows(idmm.embed(init, paths)), atol=1e-6)
 
 
 def test_what_is_drawn(tmp_path, monkeypatch):
@@ -220,11 +234,11 @@ def test_all_stages(images, tmp_path, capsys):
 @pytest.mark.parametrize(("way", "alike", "names", "shares"), [
     ("scratch", 90, ["scratch", "scratch"], [0.3, 0.7]),
     ("scratch", 20, ["scratch", "scratch"], [0.3, 0.7]),
-    ("pretrain", 90, ["pretrain", "finetune", "scratch"], [0.45, 0.15, 0.4]),
-    ("joint", 20, ["joint", "finetune", "finetune"], [0.45, 0.15, 0.4]),
+    ("pretrain", 90, ["pretrain", "scratch", "scratch"], [0.45, 0.15, 0.4]),
+    ("joint", 20, ["joint", "scratch", "scratch"], [0.45, 0.15, 0.4]),
 ])  # fmt: skip
 def test_what_the_last_stage_starts_from(way, alike, names, shares, images, tmp_path, monkeypatch):
-    """Fresh weights where the labels are borne out; else the given labels alone, from what was pretrained."""
+    """Fresh weights, and the given labels alone where the others are not borne out."""
     ran, found = [], {"given": 4, "found": 18, "left": 0, "alike": alike, "pixel_knn": 50.0}
 
     def stage(given, kept, name, init, folder, minutes):
@@ -245,8 +259,7 @@ def test_what_the_last_stage_starts_from(way, alike, names, shares, images, tmp_
     assert call(argv) == 0, "22 images, 4 labels: by default"
     assert [name for name, *_ in ran] == names
     assert [minutes for *_, minutes in ran] == pytest.approx([10 * share for share in shares], rel=0.03)
-    pretrained = "stage1" if way == "joint" else None
-    assert ran[-1][1:3] == ((None, str(out / "pseudolabels.csv")) if alike == 90 else (pretrained, None))
+    assert ran[-1][1:3] == (None, str(out / "pseudolabels.csv") if alike == 90 else None)
     assert [init for _, init, *_ in ran[:-1]] == [None, "stage1"][: len(ran) - 1]
 
 
@@ -265,6 +278,7 @@ def test_when_it_is_chosen():
     assert [list(choose(asked(way="pretrain"), counts).shares) for counts in (few, some)] == [
         ["stage1", "teacher", "last"], ["stage1", "last"],
     ]  # fmt: skip
+    assert choose(asked(), few).few_size == 32 and choose(asked(), some).few_size == 0
     assert choose(asked(pseudolabel=True), some).pseudolabel and not choose(asked(pseudolabel=False), few).pseudolabel
     assert choose(asked(init="x"), few).way == "finetune" and choose(asked(init="x"), few).pseudolabel
     with pytest.raises(UserError, match="pseudolabel: every training image has a label"):

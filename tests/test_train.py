@@ -253,6 +253,8 @@ def test_the_size_is_the_images_own_or_what_there_is_time_for(monkeypatch):
     images = train_plan.Counts(1000, 1000, 10, side=100)  # 30 passes over them: 2 ms for one where there is a minute
     sizes = {minutes: train_plan.choose(asked(size=None, minutes=minutes), images).size for minutes in (60, 3, 0.1)}
     assert sizes == {60: 96, 3: 64, 0.1: 32}
+    few = train_plan.choose(asked(size=None, minutes=3), train_plan.Counts(1000, 50, 10, side=100))
+    assert (few.size, few.few_size) == (32, 96), "2000 views in 72 s, and 50 in 24 s"
 
 
 def test_the_first_line_says_how_long_it_takes(done):

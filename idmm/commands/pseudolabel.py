@@ -1,6 +1,7 @@
 """``idmm pseudolabel``: labels for images that have none, from a few that have and the features of a run."""
 
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -42,19 +43,22 @@ def pseudolabel(given: PseudolabelConfig) -> dict:
             written.
         RunError: The network has diverged, memory ran out, or the disk is full.
     """
-    _, out, splits = checked(
-        lambda: weights_file(given.init, "init", "backbone"),
+    *_, out, splits = checked(
+        *(partial(weights_file, init, "init", "backbone") for init in given.init),
         lambda: out_file(given.out, (".csv",)),
         lambda: _splits(given),
     )
     from idmm.inference import Embedder  # torch takes seconds, a mistake is told at once
+    from idmm.similarity import unit_rows
 
-    embedder = Embedder(given.init, **network_options(given))
-    found = embedder.embed(splits.train.items, on_error="skip", progress=True)
+    embedders = [Embedder(init, **network_options(given)) for init in given.init]
+    found = embedders[0].embed(splits.train.items, on_error="skip", progress=True)
     say_unreadable(found.unreadable, len(splits.train), "data.root")
     train = splits.train.take([i for i, path in enumerate(splits.train.items) if path not in found.unreadable])
     _check_classes(train)
-    shares, about = _spread(found.features, train, given.neighbours)
+    features = [found.features, *(more.embed(train.items, progress=True).features for more in embedders[1:])]
+    rows = np.concatenate([unit_rows(each) for each in features], axis=1)  # [N, sum of d]: all count alike
+    shares, about = _spread(rows, train, given.neighbours)
     labels = np.where(shares.any(axis=1), shares.argmax(axis=1), -1)  # those that were given have them still
     labels[train.labels >= 0] = train.labels[train.labels >= 0]
 
@@ -63,7 +67,7 @@ def pseudolabel(given: PseudolabelConfig) -> dict:
 
     parts = splits.parts | {"train": replace(train, labels=labels)}
     write_csv(out, class_rows(parts, ("given", "share"), how))
-    _draw(out, train, shares, embedder.picture)
+    _draw(out, train, shares, embedders[-1].picture)
     none = f"; {about.left} more lie where no label reaches" if about.left else ""
     images = counted(about.found, "image")
     log.info("%s: %s without a label got one, from %d that had one%s", out, images, about.given, none)
@@ -97,17 +101,17 @@ def _check_classes(train: Split) -> None:
         )
 
 
-def _spread(features: np.ndarray, train: Split, neighbours: int) -> tuple[np.ndarray, Labelled]:
-    """Returns each image's shares of the classes [N, K], and what that comes to."""
+def _spread(rows: np.ndarray, train: Split, neighbours: int) -> tuple[np.ndarray, Labelled]:
+    """Returns each image's shares of the classes [N, K] by its features [N, d], and what that comes to."""
     from idmm.evaluate import choose_strength, fit_linear
-    from idmm.similarity import nearest, spread_labels, unit_rows
+    from idmm.similarity import nearest, spread_labels
 
     labels, classes = train.labels, len(train.classes)
-    near, known = nearest(unit_rows(features), neighbours), labels >= 0
+    near, known = nearest(rows, neighbours), labels >= 0
     shares = spread_labels(near, labels, classes)
-    strength = choose_strength(features[known], labels[known]).strength
-    weight, bias = fit_linear(features[known], labels[known], classes, strength)
-    named = (features @ weight.T + bias).argmax(axis=1)
+    strength = choose_strength(rows[known], labels[known]).strength
+    weight, bias = fit_linear(rows[known], labels[known], classes, strength)
+    named = (rows @ weight.T + bias).argmax(axis=1)
     few = near.index[:, : max(1, len(labels) // (2 * classes))]  # else the classes are too small for so many
     share = np.bincount(named) / len(named)  # of each class
     chance = share @ share

@@ -225,15 +225,17 @@ def _begins(plan: Plan, part: str, kept: dict, out: Path) -> tuple[str, Path | s
     """Returns which stage a part of the plan is, and the weights that it starts from."""
     if part == "stage1":
         return plan.way, plan.init
-    if part == "last" and _trusted(kept) and not plan.init:
-        return "scratch", None  # fresh weights learn more from the labels than those that found them
-    return ("finetune", out / "stage1") if plan.way in FIRST else (plan.way, plan.init)
+    learned = out / "stage1" if plan.way in FIRST else plan.init
+    if plan.pseudolabel and not plan.init:  # fresh weights learn more from the labels than those that found them
+        return "scratch", learned if part == "teacher" else None
+    return "finetune" if learned else plan.way, learned
 
 
 def _pseudolabels(given: TrainCommand, kept: dict, out: Path) -> dict:
     """Labels the images that have no label by what the teacher learned; returns what is to be said of it."""
-    options = {"init": str(out / "teacher"), "out": str(out / PSEUDOLABELS), "device": given.device}
-    options["max_pixels"] = given.data.max_pixels
+    learned = _begins(Plan(**kept["plan"]), "teacher", kept, out)[1]  # its features count, too
+    options = {"init": [str(one) for one in (learned, out / "teacher") if one], "out": str(out / PSEUDOLABELS)}
+    options |= {"device": given.device, "max_pixels": given.data.max_pixels}
     found = None
     if distributed.rank() == 0:
         with distributed.alone():
@@ -259,12 +261,13 @@ def _config(given: TrainCommand, kept: dict, name: str, init: Path | str | None,
     """Returns the config of a stage: its recipe, on the images and at the size of the plan."""
     stage, used = STAGES["pretrain" if name in FIRST else "finetune"], _recipe(name, init)
     plan, data, out = Plan(**kept["plan"]), _data(given, kept), Path(given.out)
-    size = kept.setdefault("sizes", {}).setdefault(_part(folder, out), plan.size)  # a later part may have a smaller one
-    images = kept["counts"]["labelled" if stage.name == "finetune" else "images"]
+    images, few = kept["counts"]["labelled" if stage.name == "finetune" else "images"], stage.name == "finetune"
     if folder == out and _trusted(kept):
-        images = kept["pseudolabels"]["given"] + kept["pseudolabels"]["found"]
+        images, few = kept["pseudolabels"]["given"] + kept["pseudolabels"]["found"], False
         data = replace(data, labels=str(out / PSEUDOLABELS), subset=None, labelled=None, groups=None)
         data = replace(data, val_fraction=0.0)  # the file says who is held out, and of which group images are
+    planned = few and plan.few_size or plan.size
+    size = kept.setdefault("sizes", {}).setdefault(_part(folder, out), planned)  # there may be time for a smaller one
     if stage.name == "finetune":
         data, own = tuned_on(data), {"train.size": size, "augment.flip": given.flip}
     else:
@@ -277,6 +280,8 @@ def _config(given: TrainCommand, kept: dict, name: str, init: Path | str | None,
     own["train.batch_size"] = suited_batch(shipped["train"]["batch_size"], images)
     own |= {"out": str(folder), "seed": given.seed, "train.minutes": minutes, "train.device": given.device}
     own |= {"init": str(init)} if init else {"model": plan.model}
+    if name == "scratch":
+        own["train.classifier_init"] = "random"  # of the teacher, too: its weights change more than a fitted one allows
     if init and str(init) == plan.init:
         own |= {f"model.{key}": getattr(given.model, key) for key in parsing.changed(given.model)}
     return merged(shipped, {**own, "data": parsing.plain(data)})
@@ -296,30 +301,32 @@ def _stage(given: TrainCommand, kept: dict, name: str, init: Path | str | None, 
     """Runs a stage, at a smaller size where it turns out that there is no time for an epoch at the plan's."""
     stage, plan, out = STAGES["pretrain" if name in FIRST else "finetune"], Plan(**kept["plan"]), Path(given.out)
     config = _config(given, kept, name, init, folder, minutes)
-    log.info("%s: --config %s, %s at %d px", folder, _recipe(name, init), duration(60 * minutes), plan.size)
+    part, size = _part(folder, out), kept["sizes"][_part(folder, out)]
+    log.info("%s: --config %s, %s at %d px", folder, _recipe(name, init), duration(60 * minutes), size)
     began = time.monotonic()
     try:
         return stage.run(config)
     except TooShort as refused:  # said in the command's own minutes
         error = refused
-    gone, part = (time.monotonic() - began) / 60, _part(folder, out)
+    gone = (time.monotonic() - began) / 60
     own = not given.size and "result" not in kept  # else both sides of a comparison would differ in size, too
 
     def fits(other: dict, side: int) -> bool:
         told = replace(given, data=_data(given, kept))
-        less = 1 - seconds_of(told, other, side) / seconds_of(told, plan.model, plan.size)
+        less = 1 - seconds_of(told, other, side) / seconds_of(told, plan.model, size)
         return less > 0 and error.wanted - less * error.seconds / 60 < minutes - own * gone
 
-    if own and (side := smaller(plan.model, plan.size, fits)):
-        kept["plan"]["why"].append(f"size: {side} px, as at {plan.size} px {error.why}")
+    if own and (side := smaller(plan.model, size, fits)):
+        kept["plan"]["why"].append(f"size: {side} px, as at {size} px {error.why}")
         log.info("%s", kept["plan"]["why"][-1])
-        kept["plan"]["size"] = kept["sizes"][part] = side
+        kept["sizes"][part] = side
+        kept["plan"] |= {"size": min(side, plan.size), "few_size": min(side, plan.few_size)}
         kept["minutes"][part] = minutes - gone
         kept["minutes"]["before"] += gone if list(plan.shares) == [part] else 0.0
         write_json(out / FILE, kept)
         return _stage(given, kept, name, init, folder, minutes - gone)
     whole = max(kept["minutes"]["before"] + error.wanted / plan.shares.get(part, 1.0), given.minutes + 0.01)
-    raise too_short(given, plan.model, plan.size, error.why, whole, fits)
+    raise too_short(given, plan.model, size, error.why, whole, fits)
 
 
 # ---------------------------------------------------------------------- what came of it

@@ -59,6 +59,7 @@ class Plan:
     why: list[str]
     init: str | None = None  # weights to start from; public ones with their commit
     pseudolabel: bool = False  # whether a second stage learns from pseudo-labels, too
+    few_size: int = 0  # where it does, of those stages that learn from the given labels alone; 0: size
 
     @property
     def shares(self) -> dict[str, float]:
@@ -147,12 +148,20 @@ def choose(given: TrainCommand, counts: Counts) -> Plan:
         model |= BACKBONE
         why.append(f"model: {model['name']} {json.dumps(model['kwargs'])}, a small ConvNet")
     plan = Plan(way, model, given.size or 0, why, given.init, pseudolabel)
-    plan = replace(plan, size=_affordable(given, plan, counts))
+    stages = [("stage1", CROPS * counts.images)] if way in FIRST else []
+    if pseudolabel or not stages:
+        stages.append(("last", counts.images if pseudolabel else counts.labelled))
+    slowest = min(((plan.shares[part], views) for part, views in stages), key=lambda stage: stage[0] / stage[1])
+    plan = replace(plan, size=_affordable(given, model, counts, *slowest))
+    if pseudolabel:
+        few_size = _affordable(given, model, counts, plan.shares["teacher"], counts.labelled)
+        plan = replace(plan, few_size=few_size)
     if not given.size:
         own = f"the images' short side is {counts.side} px (median)"
         less = plan.size < _sides(counts)[-1]
         enough = f"; more would leave time for less than {PASSES} passes over them" if less else ""
-        why.append(f"size: {plan.size} px; {own}{enough}")
+        few = f"; {plan.few_size} px for the labelled ones alone" if plan.few_size > plan.size else ""
+        why.append(f"size: {plan.size} px; {own}{enough}{few}")
     return plan
 
 
@@ -161,23 +170,20 @@ def _sides(counts: Counts) -> list[int]:
     return [side for side in SIZES if side <= counts.side] or [SIZES[0]]
 
 
-def _affordable(given: TrainCommand, plan: Plan, counts: Counts) -> int:
-    """The largest side, of the images' own at most, at which there is time for :data:`PASSES` passes of the first
-    stage, and of one on pseudo-labels; where one is given, this. UserError where it is sure that there is no time for a
-    single one."""
-    seconds, shares = max(1.0, 60 * given.minutes - AROUND), plan.shares
-    views = counts.images * CROPS if plan.way in FIRST else counts.labelled
-    each = next(iter(shares.values())) * seconds / views  # for a single pass
-    if plan.pseudolabel:
-        each = min(each, shares["last"] * seconds / counts.images)
+def _affordable(given: TrainCommand, model: dict, counts: Counts, share: float, views: int) -> int:
+    """The largest side, of the images' own at most, at which a stage with such a share of the time has enough of it for
+    :data:`PASSES` passes over so many views; where one is given, this. UserError where it is sure that there is no time
+    for a single one."""
+    seconds = max(1.0, 60 * given.minutes - AROUND)
+    each = share * seconds / views  # for a single pass
     sides, took = [given.size] if given.size else _sides(counts), 0.0
     for side in reversed(sides):
-        if PASSES * (took := seconds_of(given, plan.model, side)) <= each:
+        if PASSES * (took := seconds_of(given, model, side)) <= each:
             return side
     if took > SURE * each:
         why = f"an epoch at {side} px takes about {brief(took * views)} s"
         wanted = (AROUND + seconds * took / each) / 60
-        raise too_short(given, plan.model, side, why, wanted, lambda *other: seconds_of(given, *other) < each)
+        raise too_short(given, model, side, why, wanted, lambda *other: seconds_of(given, *other) < each)
     return sides[0]
 
 

@@ -1,12 +1,12 @@
 """The flags of the commands that look at finished runs and use them: report, explore, predict, embed and the like."""
 
 from dataclasses import field
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from idmm.config import Data
-from idmm.config.base import section
+from idmm.config.base import once, section, several
 
 
 @section
@@ -105,9 +105,12 @@ class SimilarConfig(UseConfig):
 
 @section
 class PseudolabelConfig(UseConfig):
-    """Labels for images that have none, from a few that have, over the graph of the nearest images by a run's features;
-    a CSV file for the --data.labels of fine-tuning."""
+    """Labels for images that have none, from a few that have, over the graph of the nearest images by the features of
+    one run or several; a CSV file for the --data.labels of fine-tuning."""
 
+    init: Annotated[list[str], BeforeValidator(several), AfterValidator(once)] = Field(min_length=1)
+    """Backbones whose features say which images are near, all alike: run folders, files in timm's format with their
+    JSON, or public weights, timm:NAME or hf-hub:ORG/NAME."""
     out: str
     """CSV file of path,class,split,given,share; share: how sure a label is, from 0 to 1. Beside it a .png of some."""
     neighbours: int = Field(10, ge=1)
