@@ -1,4 +1,4 @@
-# make demo: pretrain on digits, fine-tune, compare with training from scratch, draw pictures
+# make demo: idmm train on digits with few labels, against training from scratch, with pictures
 # make test: the whole suite; make test-fast: without whole runs and clusters
 # make bench: what the speed is here, in tables (docs/speed.md); make bench-quick: whether all benchmarks run
 # make docs: the pages of docs/ as a site, docs/_build/index.html; needs no network once it is installed

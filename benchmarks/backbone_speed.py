@@ -20,9 +20,9 @@ from side_by_side import head, now, row, turns, where, write
 
 from idmm.models import create_backbone, feature_width, token_grid
 
-DEMO = Path(__file__).parents[1] / "configs/digits/pretrain.yaml"
+DIGITS = Path(__file__).parents[1] / "configs/digits/pretrain.yaml"
 MODELS = {  # label: timm's name and kwargs
-    "ViT of the demo": None,
+    "small ViT": None,
     "cct_2_3x2_32": ("cct_2_3x2_32", {}),
     "cct_2_3x2_32, attn_drop_rate 0": ("cct_2_3x2_32", {"attn_drop_rate": 0.0}),
     "cct_2_3x2_32, conv_layers 3": ("cct_2_3x2_32", {"conv_layers": 3}),
@@ -38,7 +38,7 @@ class Trainer:
     """A backbone with a linear classifier on a fixed batch."""
 
     def __init__(self, label: str, size: int, batch: int, classes: int, device: str, layout: torch.memory_format):
-        model = yaml.safe_load(DEMO.read_text())["model"]
+        model = yaml.safe_load(DIGITS.read_text())["model"]
         name, kwargs = MODELS[label] or (model["name"], model["kwargs"])
         torch.manual_seed(0)
         self.backbone = create_backbone(name, size, drop_path=0.0, **kwargs).to(device, memory_format=layout)

@@ -50,7 +50,7 @@ def table(records: list[dict]) -> str:
     for images in IMAGES:
         for way in WAYS:
             of = {record["model"]: record for record in records if (record["images"], record["way"]) == (images, way)}
-            pixels = {record["pixel_knn"] for record in of.values()} - {None}
+            pixels = {record.get("pixel_knn") for record in of.values()} - {None}
             shown = [
                 f"{of[name]['top1']:.1f}" if name in of and of[name]["top1"] is not None else "" for name in MODELS
             ]

@@ -160,3 +160,10 @@ def test_too_small_a_gain_is_a_failure_with_its_result_kept(tmp_path, trained, c
 def test_bad_flags_write_nothing(tmp_path, capsys):
     lines = refused(capsys, ["demo", "--out", tmp_path / "o", "--minutes", 0, "--seeds", 0])
     assert [line.split(":")[0] for line in lines] == ["minutes", "seeds"] and not (tmp_path / "o").exists()
+
+
+def test_the_demo_of_an_earlier_version_is_left_alone(tmp_path, capsys):
+    (tmp_path / "demo.json").write_text("{}")
+    (line,) = refused(capsys, ["demo", "--out", tmp_path])
+    assert line.startswith(f"out: '{tmp_path}' holds the demo of an earlier version")
+    assert [path.name for path in tmp_path.iterdir()] == ["demo.json"]

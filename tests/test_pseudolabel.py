@@ -20,6 +20,7 @@ from idmm.config.commands import TrainCommand
 from idmm.data.datasets import open_splits
 from idmm.data.split import Split
 from idmm.errors import UserError
+from idmm.files import write_json
 from idmm.report import sheets
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -133,18 +134,19 @@ def test_what_is_drawn(tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(sheets, "caption_sheet", lambda rows, path, title, note: drawn.append((path, rows)))
     names = [f"d/{i}.png" for i in range(12)]
-    train = Split(items=names, names=names, labels=np.array([0, 1] + [-1] * 10), classes=["cat", "dog"])
-    shares = np.zeros((12, 2))
+    train = Split(items=names, names=names, labels=np.array([0, 1] + [-1] * 10), classes=["cat", "dog", "elk"])
+    shares = np.zeros((12, 3))
     shares[0, 0] = shares[1, 1] = 1
     shares[2:11, 0] = np.linspace(0.5, 0.9, 9)
     pseudolabel._draw(tmp_path / "l.csv", train, shares, lambda path, side: path)
     ((path, [(cat, cats), (dog, dogs)]),) = drawn
     assert path == tmp_path / "l.png" and (cat, dog) == ("cat", "dog")
     assert [tile and tile.image for tile in cats] == [
-        "d/0.png", None, "d/10.png", "d/9.png", "d/8.png", "d/7.png", None, "d/5.png", "d/4.png", "d/3.png", "d/2.png"
+        "d/0.png", None, "d/10.png", "d/9.png", "d/8.png", "d/7.png", None, "d/5.png", "d/4.png", "d/3.png", "d/2.png",
+        None,
     ]  # fmt: skip
     assert cats[0].caption == "given\n0.png" and cats[2].caption == "0.90\n10.png"
-    assert [tile and tile.image for tile in dogs] == ["d/1.png", None, None]
+    assert [tile and tile.image for tile in dogs] == ["d/1.png", None]
 
 
 def test_features_that_say_nothing(run, tmp_path, caplog):
@@ -237,7 +239,7 @@ def test_all_stages(images, tmp_path, capsys):
     ("pretrain", 90, ["pretrain", "scratch", "scratch"], [0.45, 0.15, 0.4]),
     ("joint", 20, ["joint", "scratch", "scratch"], [0.45, 0.15, 0.4]),
 ])  # fmt: skip
-def test_what_the_last_stage_starts_from(way, alike, names, shares, images, tmp_path, monkeypatch):
+def test_what_the_last_stage_starts_from(way, alike, names, shares, images, tmp_path, monkeypatch, capsys):
     """Fresh weights, and the given labels alone where the others are not borne out."""
     ran, found = [], {"given": 4, "found": 18, "left": 0, "alike": alike, "pixel_knn": 50.0}
 
@@ -262,6 +264,13 @@ def test_what_the_last_stage_starts_from(way, alike, names, shares, images, tmp_
     assert ran[-1][1:3] == (None, str(out / "pseudolabels.csv") if alike == 90 else None)
     assert [init for _, init, *_ in ran[:-1]] == [None, "stage1"][: len(ran) - 1]
 
+    kept = read(out / "train.json")
+    del kept["result"], kept["plan"]["few_size"]
+    write_json(out / "train.json", kept)
+    capsys.readouterr()
+    (line,) = refused(capsys, argv)
+    assert line.startswith(f"out: '{out}' was begun by an earlier version")
+
 
 def test_when_it_is_chosen():
     def asked(**changes):
@@ -285,3 +294,19 @@ def test_when_it_is_chosen():
         choose(asked(pseudolabel=True), every)
     with pytest.raises(UserError, match="compare: there is no pretraining"):
         choose(asked(compare=True), every)
+
+
+@pytest.mark.parametrize(("changes", "alike", "wanted"), [
+    ({}, 90, "pretraining and pseudo-labels helped"),
+    ({"way": "scratch"}, 90, "pseudo-labels helped"),
+    ({}, 20, "both learned from the given labels alone, the first in less time"),
+    ({"init": "x"}, 20, "pretraining helped"),
+    ({"pseudolabel": False}, None, "pretraining helped"),
+])  # fmt: skip
+def test_what_is_said_of_the_comparison(changes, alike, wanted, capsys):
+    result = {"top1": 60.0, "top1_interval": [50.0, 70.0], "test_size": 9, "largest_class": 50.0, "seconds": 60.0}
+    plan = {"way": "pretrain", "pseudolabel": True, "init": None, **changes}
+    kept = {"result": result, "scratch": result, "plan": plan, "gain": {"points": 5.0, "p": 0.01}}
+    kept |= {} if alike is None else {"pseudolabels": {"alike": alike, "pixel_knn": 40.0}}
+    train._say(TrainCommand(out="x"), kept)
+    assert f"the difference: +5.0 points, {wanted} (" in capsys.readouterr().out

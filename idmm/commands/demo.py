@@ -9,7 +9,7 @@ from idmm.config import Data
 from idmm.config.commands import DemoConfig, TrainCommand
 from idmm.data.datasets import open_splits
 from idmm.data.loaders import one_thread
-from idmm.errors import RunError
+from idmm.errors import RunError, UserError
 from idmm.files import filling, json_lines, write_json
 from idmm.pictures import curves_figure, save
 from idmm.report import pictures
@@ -38,6 +38,8 @@ def demo(given: DemoConfig) -> dict:
         RunError: The gain is below 5 points, or a run could not go on.
     """
     out = Path(given.out)
+    if (out / "demo.json").exists() and not (out / "images").exists():
+        raise UserError(f"out: '{out}' holds the demo of an earlier version; name a new folder, --out runs/demo2")
     _write_images(out / "images")
     seeds = [_trained(given, out, seed) for seed in range(given.seeds)]
     result = _summary(given, seeds)
@@ -105,13 +107,12 @@ def _draw(out: Path, result: dict) -> None:
     from idmm.stages.assemble import assemble, load_splits
 
     folders = [_folder(out, seed) for seed in range(len(result["idmm_top1"]))]
-    names = {"loss": "loss", "learning rate": "lr"}
     curves = {}
     for label, part in PARTS.items():
-        kind = "pretraining" if label == "IDMM" else "fine-tuning"  # under their stage's name they share no panel
+        name = "loss of IDMM" if label == "IDMM" else "loss of the classifier"  # the two share no panel
         read = [json_lines(folder / part / "metrics.jsonl") for folder in folders]
-        curves[label] = [[{f"{kind}: {to}": one[key] for to, key in names.items()} for one in seed] for seed in read]
-    save(curves_figure(curves, _title(result), columns=(2,)), out / "loss.png")
+        curves[label] = [[{name: one["loss"], "seconds": one["seconds"]} for one in seed] for seed in read]
+    save(curves_figure(curves, _title(result), over="seconds", columns=(2,)), out / "loss.png")
 
     config = STAGES["pretrain"].resolve(artifacts.begun_config(folders[0] / "stage1"))[0]
     parts = assemble(config)
@@ -128,7 +129,7 @@ def _draw(out: Path, result: dict) -> None:
 def _say(out: Path, result: dict) -> None:
     count = len(result["idmm_top1"])
     print(
-        f"{_title(result)}; {result['minutes']:g} minutes of training each; top-1 on {result['test_images']} test "
+        f"{_title(result)}; {result['minutes']:g} min of training each; top-1 on {result['test_images']} test "
         f"images, {count} seed{'' if count == 1 else 's'}:"
     )
     for label, name in ROWS.items():

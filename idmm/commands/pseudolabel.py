@@ -50,6 +50,7 @@ def pseudolabel(given: PseudolabelConfig) -> dict:
     )
     from idmm.inference import Embedder  # torch takes seconds, a mistake is told at once
     from idmm.similarity import unit_rows
+    from idmm.stages.results import drawing
 
     embedders = [Embedder(init, **network_options(given)) for init in given.init]
     found = embedders[0].embed(splits.train.items, on_error="skip", progress=True)
@@ -67,7 +68,8 @@ def pseudolabel(given: PseudolabelConfig) -> dict:
 
     parts = splits.parts | {"train": replace(train, labels=labels)}
     write_csv(out, class_rows(parts, ("given", "share"), how))
-    _draw(out, train, shares, embedders[-1].picture)
+    with drawing(out.with_suffix(".png").name):
+        _draw(out, train, shares, embedders[-1].picture)
     none = f"; {about.left} more lie where no label reaches" if about.left else ""
     images = counted(about.found, "image")
     log.info("%s: %s without a label got one, from %d that had one%s", out, images, about.given, none)
@@ -128,14 +130,12 @@ def _draw(out: Path, train: Split, shares: np.ndarray, picture) -> None:
         return Tile(picture(train.items[i], SIDE), f"{said}\n{Path(train.names[i]).name}")
 
     label, sure = shares.argmax(axis=1), shares.max(axis=1)
-    rows = []
-    for c in np.unique(np.linspace(0, len(train.classes) - 1, min(DRAWN, len(train.classes))).astype(int)):
+    rows, there = [], np.unique(np.where(train.labels < 0, label, train.labels)[(train.labels >= 0) | (sure > 0)])
+    for c in there[np.unique(np.linspace(0, len(there) - 1, min(DRAWN, len(there))).astype(int))]:
         got = np.flatnonzero((train.labels < 0) & (sure > 0) & (label == c))
         got = got[np.argsort(-sure[got], kind="stable")]
-        parts = [got[:EACH], got[EACH:][-EACH:]]
-        tiles = [tile(i, "given") for i in np.flatnonzero(train.labels == c)[:1]]
-        for part in parts:
-            tiles += [None, *(tile(i, f"{sure[i]:.2f}") for i in part)]
-        rows.append((train.classes[c], tiles))
-    title, note = "Labels found", "one that was given, the surest, the least sure; with the class's share"
+        parts = [[tile(i, "given") for i in np.flatnonzero(train.labels == c)[:1]]]
+        parts += [[tile(i, f"{sure[i]:.2f}") for i in some] for some in (got[:EACH], got[EACH:][-EACH:])]
+        rows.append((train.classes[c], [one for part in parts if part for one in (*part, None)]))  # None ends a panel
+    title, note = "Labels found", "one that was given; the surest; the least sure, and how sure each is (0 to 1)"
     caption_sheet(rows, out.with_suffix(".png"), title, note)

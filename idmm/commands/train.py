@@ -156,6 +156,8 @@ def _kept(out: Path, given: TrainCommand) -> dict:
         return {"asked": asked}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"out: '{out / FILE}' cannot be read ({error}); name a new folder") from None
+    if kept.get("plan", {}).get("pseudolabel") and "few_size" not in kept["plan"] and "result" not in kept:
+        raise UserError(f"out: '{out}' was begun by an earlier version, which trained otherwise; name a new folder")
     faults = [
         f"{key}: {before.get(key)} in '{out}', asked for now is {new}"
         for key, new in parsing.flatten(asked).items()
@@ -233,8 +235,8 @@ def _begins(plan: Plan, part: str, kept: dict, out: Path) -> tuple[str, Path | s
 
 def _pseudolabels(given: TrainCommand, kept: dict, out: Path) -> dict:
     """Labels the images that have no label by what the teacher learned; returns what is to be said of it."""
-    learned = _begins(Plan(**kept["plan"]), "teacher", kept, out)[1]  # its features count, too
-    options = {"init": [str(one) for one in (learned, out / "teacher") if one], "out": str(out / PSEUDOLABELS)}
+    learned = ["stage1", "teacher"] if kept["plan"]["way"] in FIRST else ["teacher"]  # the features of both count
+    options = {"init": [str(out / part) for part in learned], "out": str(out / PSEUDOLABELS)}
     options |= {"device": given.device, "max_pixels": given.data.max_pixels}
     found = None
     if distributed.rank() == 0:
@@ -309,7 +311,7 @@ def _stage(given: TrainCommand, kept: dict, name: str, init: Path | str | None, 
     except TooShort as refused:  # said in the command's own minutes
         error = refused
     gone = (time.monotonic() - began) / 60
-    own = not given.size and "result" not in kept  # else both sides of a comparison would differ in size, too
+    own = not given.size and "result" not in kept  # else the comparison would be at another size than was planned
 
     def fits(other: dict, side: int) -> bool:
         told = replace(given, data=_data(given, kept))
@@ -320,7 +322,7 @@ def _stage(given: TrainCommand, kept: dict, name: str, init: Path | str | None, 
         kept["plan"]["why"].append(f"size: {side} px, as at {size} px {error.why}")
         log.info("%s", kept["plan"]["why"][-1])
         kept["sizes"][part] = side
-        kept["plan"] |= {"size": min(side, plan.size), "few_size": min(side, plan.few_size)}
+        kept["plan"] |= {name: side for name in ("size", "few_size") if kept["plan"].get(name) == size}
         kept["minutes"][part] = minutes - gone
         kept["minutes"]["before"] += gone if list(plan.shares) == [part] else 0.0
         write_json(out / FILE, kept)
@@ -342,9 +344,11 @@ def _say(given: TrainCommand, kept: dict) -> None:
             print(f"  {label}: {value:.1f} %")
     if "gain" in kept:
         points, p = kept["gain"]["points"], kept["gain"]["p"]
-        what = "pseudo-labels" if plan["way"] == "scratch" else "pretraining"
+        what = " and ".join(["pretraining"] * (plan["way"] != "scratch") + ["pseudo-labels"] * _trusted(kept))
         said = f"{what} helped" if points > 0 else f"{what} did harm"
         said = said if p < CHANCE else "no difference that could not be chance"
+        if plan["pseudolabel"] and not _trusted(kept) and not plan["init"]:
+            said = "both learned from the given labels alone, the first in less time"
         seconds = kept["scratch"]["seconds"]
         print(f"  from scratch, in {seconds:.0f} s: {kept['scratch']['top1']:.1f} %")
         print(f"  the difference: {points:+.1f} points, {said} (McNemar's p = {p:.2g})")

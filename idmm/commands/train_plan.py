@@ -1,6 +1,7 @@
 """What ``idmm train`` finds in a folder of images, and what it therefore runs, with the reasons."""
 
 import contextlib
+import functools
 import json
 import math
 import statistics
@@ -152,15 +153,16 @@ def choose(given: TrainCommand, counts: Counts) -> Plan:
     if pseudolabel or not stages:
         stages.append(("last", counts.images if pseudolabel else counts.labelled))
     slowest = min(((plan.shares[part], views) for part, views in stages), key=lambda stage: stage[0] / stage[1])
-    plan = replace(plan, size=_affordable(given, model, counts, *slowest))
+    timed = functools.cache(lambda side: seconds_of(given, model, side))
+    plan = replace(plan, size=_affordable(given, model, counts, timed, *slowest))
     if pseudolabel:
-        few_size = _affordable(given, model, counts, plan.shares["teacher"], counts.labelled)
+        few_size = _affordable(given, model, counts, timed, plan.shares["teacher"], counts.labelled)
         plan = replace(plan, few_size=few_size)
     if not given.size:
         own = f"the images' short side is {counts.side} px (median)"
         less = plan.size < _sides(counts)[-1]
         enough = f"; more would leave time for less than {PASSES} passes over them" if less else ""
-        few = f"; {plan.few_size} px for the labelled ones alone" if plan.few_size > plan.size else ""
+        few = f"; {plan.few_size} px for the labelled ones alone" if plan.few_size not in (0, plan.size) else ""
         why.append(f"size: {plan.size} px; {own}{enough}{few}")
     return plan
 
@@ -170,7 +172,9 @@ def _sides(counts: Counts) -> list[int]:
     return [side for side in SIZES if side <= counts.side] or [SIZES[0]]
 
 
-def _affordable(given: TrainCommand, model: dict, counts: Counts, share: float, views: int) -> int:
+def _affordable(
+    given: TrainCommand, model: dict, counts: Counts, timed: Callable[[int], float], share: float, views: int
+) -> int:  # fmt: skip
     """The largest side, of the images' own at most, at which a stage with such a share of the time has enough of it for
     :data:`PASSES` passes over so many views; where one is given, this. UserError where it is sure that there is no time
     for a single one."""
@@ -178,7 +182,7 @@ def _affordable(given: TrainCommand, model: dict, counts: Counts, share: float, 
     each = share * seconds / views  # for a single pass
     sides, took = [given.size] if given.size else _sides(counts), 0.0
     for side in reversed(sides):
-        if PASSES * (took := seconds_of(given, model, side)) <= each:
+        if PASSES * (took := timed(side)) <= each:
             return side
     if took > SURE * each:
         why = f"an epoch at {side} px takes about {brief(took * views)} s"

@@ -125,18 +125,20 @@ class TrainCommand:
     minutes: float = Field(20.0, gt=0)
     """Time for everything, from the command's start to its result (minutes)."""
     compare: bool = False
-    """Spend as long again on training from scratch, and say whether pretraining helped."""
+    """Spend as long again on training from scratch, and say whether pretraining or pseudo-labels helped."""
     init: str | None = None
     """Weights to start from: a run, a file, timm:NAME or hf-hub:ORG/NAME; null: none."""
     way: Literal["auto", "scratch", "finetune", "pretrain", "joint"] = "auto"
     """'scratch' trains on the labelled images alone, 'finetune' does so from the weights of --init; 'pretrain' learns
-    from all images without labels first, 'joint' with the labels that there are, and both fine-tune then; 'auto':
-    finetune where there is an --init, else pretrain where pseudo-labels are made, else scratch."""
+    from all images without labels first, 'joint' with the labels that there are, and both fine-tune then; with
+    pseudo-labels a fresh network learns from all images then, without --init. 'auto': finetune where there is an
+    --init, else pretrain where pseudo-labels are made, else scratch."""
     pseudolabel: bool | None = None
     """Give the images without a label one by what was learned before (idmm pseudolabel), and train the classifier on
     all of them; null: where a folder has at least 3 times as many images as labels, and a label in each class."""
     size: int | None = Field(None, ge=8)
-    """Image side; null: that of the images, or less where the time would not suffice for it (pixels)."""
+    """Image side; null: that of the images, or less where the time would not suffice for it, beside pseudo-labels
+    another one for stages on the given labels alone (pixels)."""
     flip: float = Field(0.5, ge=0, le=1)
     """Probability of mirroring an image in training; 0 where mirrored images are others (writing, spectrograms)."""
     jitter: float = Field(0.4, ge=0)

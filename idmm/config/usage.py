@@ -109,8 +109,8 @@ class PseudolabelConfig(UseConfig):
     one run or several; a CSV file for the --data.labels of fine-tuning."""
 
     init: Annotated[list[str], BeforeValidator(several), AfterValidator(once)] = Field(min_length=1)
-    """Backbones whose features say which images are near, all alike: run folders, files in timm's format with their
-    JSON, or public weights, timm:NAME or hf-hub:ORG/NAME."""
+    """Backbones whose features say which images are near, each counting the same: run folders, files in timm's format
+    with their JSON, or public weights, timm:NAME or hf-hub:ORG/NAME."""
     out: str
     """CSV file of path,class,split,given,share; share: how sure a label is, from 0 to 1. Beside it a .png of some."""
     neighbours: int = Field(10, ge=1)
