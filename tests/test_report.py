@@ -81,7 +81,7 @@ def test_it_says_what_the_runs_say(page, runs):
     for name in ("curves", "size", "run-1", "crops-1", "explored-1", "run-2", "crops-2", "cloud-2", "predicted-2"):
         assert name in text.sections, name
     assert "as seen in epochs 1 to 2" in page[1], "no more than there were"
-    assert "kNN of raw pixels left out, as it takes long beside this run" in (runs / "wide/log.txt").read_text()
+    assert f"kNN of raw pixels {result(runs / 'wide')['pixel_knn']:.2f}" in (runs / "wide/log.txt").read_text()
     for name in ("mistakes-2", "calibration-2", "run-4", "run-5", "settings", "environment"):
         assert name in text.sections, name
     assert "run-3" not in text.sections and "the same but for the seed" in text.sections["run-2"]
