@@ -188,7 +188,7 @@ def test_raw_pixels_are_compared_where_it_is_cheap(train, test, epochs, cache, c
     assert results.is_cheap(SimpleNamespace(config=every, phases=[phase]), splits) is cheap
 
 
-def test_the_first_process_alone_says_if_pixels_are_compared(tmp_path, monkeypatch):
+def test_the_first_process_alone_says_if_pixels_are_compared(tmp_path, monkeypatch, caplog):
     """Another one may keep no images, for want of memory: it waits for the figure all the same."""
     asked = []
     monkeypatch.setattr(results.distributed, "broadcast", lambda value: asked.append(value) or 40.0)
@@ -202,7 +202,11 @@ def test_the_first_process_alone_says_if_pixels_are_compared(tmp_path, monkeypat
 
     splits = SimpleNamespace(train=SimpleNamespace(classes=["a", "b"]), test=Test(groups=None))
     parts = SimpleNamespace(config=SimpleNamespace(out="a"))
+    caplog.set_level("INFO", logger="idmm")
     assert results.classifier_result(run, parts, splits, found)["pixel_knn"] == 40 and asked == [None]
+    monkeypatch.setattr(results.distributed, "broadcast", lambda value: None)
+    assert "pixel_knn" not in results.classifier_result(run, parts, splits, found)
+    assert "kNN of raw pixels left out, as it takes long beside this run" in caplog.text
 
 
 def test_a_picture_that_cannot_be_drawn_does_not_cost_the_result(tmp_path, monkeypatch):
