@@ -50,9 +50,13 @@ LIGHT = {"views.crops": [{"count": CROPS, "scale": [0.35, 1.0]}], "views.grey_pr
 JITTER_PROB = 0.8
 # Small steps at a high rate suit the small ConvNet, in which few-label accuracy was measured so
 QUICK = {"train.lr": 2e-3, "train.batch_size": 32, "method.classifier_scale": 10.0}
+# What many passes over all labels gain from; with few labels it did harm, and made no difference to pseudo-labels (LOG)
+MIXED = {"augment.mixup_alpha": 0.2, "augment.cutmix_alpha": 1.0}
+MANY_PASSES, MANY_LABELS = 60, 20  # over the images; a class
 HELD_OUT = 0.2  # of the labelled images, where there are none to test on
 CHANCE = 0.05
 UNEQUAL = 1.2  # times its minutes, from which on a comparison is not over equal time
+VERSION = 2  # of what a plan's stages are; a folder that another one began cannot go on
 FILE, LABELS, PSEUDOLABELS = "train.json", "labels.csv", "pseudolabels.csv"
 
 
@@ -153,10 +157,10 @@ def _kept(out: Path, given: TrainCommand) -> dict:
         kept = json.loads((out / FILE).read_text())
         before = parsing.flatten(kept["asked"])
     except FileNotFoundError:
-        return {"asked": asked}
+        return {"asked": asked, "version": VERSION}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"out: '{out / FILE}' cannot be read ({error}); name a new folder") from None
-    if kept.get("plan", {}).get("pseudolabel") and "few_size" not in kept["plan"] and "result" not in kept:
+    if kept.get("version") != VERSION and "result" not in kept:
         raise UserError(f"out: '{out}' was begun by an earlier version, which trained otherwise; name a new folder")
     faults = [
         f"{key}: {before.get(key)} in '{out}', asked for now is {new}"
@@ -218,19 +222,21 @@ def _run(given: TrainCommand, kept: dict, out: Path, before: float) -> dict:
         spent.setdefault(part, max(due, LEAST * whole))
         write_json(out / FILE, kept)
         folder = out if part == "last" else out / part
-        result = _stage(given, kept, *_begins(plan, part, kept, out), folder, spent[part])
+        result = _stage(given, kept, *_begins(plan, part, out), folder, spent[part])
         left -= result["seconds"] / 60
     return result
 
 
-def _begins(plan: Plan, part: str, kept: dict, out: Path) -> tuple[str, Path | str | None]:
+def _begins(plan: Plan, part: str, out: Path) -> tuple[str, Path | str | None]:
     """Returns which stage a part of the plan is, and the weights that it starts from."""
     if part == "stage1":
         return plan.way, plan.init
     learned = out / "stage1" if plan.way in FIRST else plan.init
-    if plan.pseudolabel and not plan.init:  # fresh weights learn more from the labels than those that found them
-        return "scratch", learned if part == "teacher" else None
-    return "finetune" if learned else plan.way, learned
+    if plan.init or (plan.way == "joint" and not plan.pseudolabel):
+        return "finetune", learned
+    if plan.pseudolabel and part == "last":  # fresh weights learn more from the labels than those that found them
+        learned = None
+    return "scratch", learned
 
 
 def _pseudolabels(given: TrainCommand, kept: dict, out: Path) -> dict:
@@ -283,10 +289,18 @@ def _config(given: TrainCommand, kept: dict, name: str, init: Path | str | None,
     own |= {"out": str(folder), "seed": given.seed, "train.minutes": minutes, "train.device": given.device}
     own |= {"init": str(init)} if init else {"model": plan.model}
     if name == "scratch":
-        own["train.classifier_init"] = "random"  # of the teacher, too: its weights change more than a fitted one allows
+        own["train.classifier_init"] = "random"  # its weights change more than a fitted one allows
+        own |= MIXED if _mixed(plan, kept["counts"], size, minutes) else {}
     if init and str(init) == plan.init:
         own |= {f"model.{key}": getattr(given.model, key) for key in parsing.changed(given.model)}
     return merged(shipped, {**own, "data": parsing.plain(data)})
+
+
+def _mixed(plan: Plan, counts: dict, size: int, minutes: float) -> bool:
+    """Whether training on labels mixes images: where these are many, and passes over them, by the plan's timed steps."""
+    each = plan.image_seconds * (size / plan.size) ** 2
+    many = counts["labelled"] >= MANY_LABELS * counts["classes"] and not plan.pseudolabel
+    return many and 0 < MANY_PASSES * each * counts["labelled"] <= 60 * minutes
 
 
 def _part(folder: Path, out: Path) -> str:
@@ -304,7 +318,8 @@ def _stage(given: TrainCommand, kept: dict, name: str, init: Path | str | None, 
     stage, plan, out = STAGES["pretrain" if name in FIRST else "finetune"], Plan(**kept["plan"]), Path(given.out)
     config = _config(given, kept, name, init, folder, minutes)
     part, size = _part(folder, out), kept["sizes"][_part(folder, out)]
-    log.info("%s: --config %s, %s at %d px", folder, _recipe(name, init), duration(60 * minutes), size)
+    mixed = ", with Mixup and CutMix" if config.get("augment", {}).get("cutmix_alpha") else ""
+    log.info("%s: --config %s%s, %s at %d px", folder, _recipe(name, init), mixed, duration(60 * minutes), size)
     began = time.monotonic()
     try:
         return stage.run(config)

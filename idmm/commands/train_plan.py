@@ -31,7 +31,7 @@ AROUND = 20.0  # seconds of imports, reading images, timing and the end
 # pseudo-labels, in OUT the one that is asked for.
 SHARES = {
     "from labels": {"last": 1.0},
-    "two stages": {"stage1": 0.7, "last": 0.3},
+    "two stages": {"stage1": 0.4, "last": 0.6},
     "pseudo-labels": {"teacher": 0.3, "last": 0.7},
     "all": {"stage1": 0.45, "teacher": 0.15, "last": 0.4},
 }
@@ -61,6 +61,7 @@ class Plan:
     init: str | None = None  # weights to start from; public ones with their commit
     pseudolabel: bool = False  # whether a second stage learns from pseudo-labels, too
     few_size: int = 0  # where it does, of those stages that learn from the given labels alone; 0: size
+    image_seconds: float = 0.0  # that training takes for an image of this size, by a few timed steps; 0: not known
 
     @property
     def shares(self) -> dict[str, float]:
@@ -148,22 +149,27 @@ def choose(given: TrainCommand, counts: Counts) -> Plan:
     elif not given.model.name:
         model |= BACKBONE
         why.append(f"model: {model['name']} {json.dumps(model['kwargs'])}, a small ConvNet")
-    plan = Plan(way, model, given.size or 0, why, given.init, pseudolabel)
-    stages = [("stage1", CROPS * counts.images)] if way in FIRST else []
-    if pseudolabel or not stages:
-        stages.append(("last", counts.images if pseudolabel else counts.labelled))
+    return _sized(given, Plan(way, model, given.size or 0, why, given.init, pseudolabel), counts)
+
+
+def _sized(given: TrainCommand, plan: Plan, counts: Counts) -> Plan:
+    """Returns the plan with the sizes of the images that there is time for."""
+    stages = [("stage1", CROPS * counts.images)] if plan.way in FIRST else []
+    if plan.pseudolabel or not stages:
+        stages.append(("last", counts.images if plan.pseudolabel else counts.labelled))
     slowest = min(((plan.shares[part], views) for part, views in stages), key=lambda stage: stage[0] / stage[1])
-    timed = functools.cache(lambda side: seconds_of(given, model, side))
-    plan = replace(plan, size=_affordable(given, model, counts, timed, *slowest))
-    if pseudolabel:
-        few_size = _affordable(given, model, counts, timed, plan.shares["teacher"], counts.labelled)
+    timed = functools.cache(lambda side: seconds_of(given, plan.model, side))
+    size = _affordable(given, plan.model, counts, timed, *slowest)
+    plan = replace(plan, size=size, image_seconds=timed(size))
+    if plan.pseudolabel:
+        few_size = _affordable(given, plan.model, counts, timed, plan.shares["teacher"], counts.labelled)
         plan = replace(plan, few_size=few_size)
     if not given.size:
         own = f"the images' short side is {counts.side} px (median)"
-        less = plan.size < _sides(counts)[-1]
+        less = size < _sides(counts)[-1]
         enough = f"; more would leave time for less than {PASSES} passes over them" if less else ""
-        few = f"; {plan.few_size} px for the labelled ones alone" if plan.few_size not in (0, plan.size) else ""
-        why.append(f"size: {plan.size} px; {own}{enough}{few}")
+        few = f"; {plan.few_size} px for the labelled ones alone" if plan.few_size not in (0, size) else ""
+        plan.why.append(f"size: {size} px; {own}{enough}{few}")
     return plan
 
 

@@ -83,14 +83,7 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
                 _carry_over(loop, model, parts, phase)
             splits = splits.at(phase.size)
             held = _Evaluator(run, splits.val or splits.test, phase, parts)
-            method = parts.method(phase, model, len(splits.train), classes)
-            if config.train.class_weights == "balanced":
-                method.class_weight = balanced_weights(splits.train.labels, classes)
-            look = Evaluation(held.measure, config.train.eval_every, len(held.store))
-            plan = parts.plan(phase, splits.train, [look], run)
-            if config.train.keep == "best" and phase is parts.phases[-1]:
-                plan.keep = "top1"
-            loop = Loop(run, method, plan)
+            loop = _loop(run, parts, splits, phase, model, held)
             loop.fit()
 
         # ------------------------------------------------------------------ results
@@ -132,6 +125,18 @@ def _first_model(run: Session, parts: Assembly, splits: LoadedSplits, classes: i
     if parts.config.train.classifier_init == "features":
         _start_from_features(run, parts, phase, model, splits)
     return model
+
+
+def _loop(run: Session, parts: Assembly, splits: LoadedSplits, phase: Phase, model, held: "_Evaluator") -> Loop:
+    """Returns the training of a phase, evaluated by ``held`` in between."""
+    train, classes = parts.config.train, len(splits.train.classes)
+    method = parts.method(phase, model, len(splits.train), classes)
+    if train.class_weights == "balanced":
+        method.class_weight = balanced_weights(splits.train.labels, classes)
+    plan = parts.plan(phase, splits.train, [Evaluation(held.measure, train.eval_every, len(held.store))], run)
+    if train.keep == "best" and phase is parts.phases[-1]:
+        plan.keep = "top1"
+    return Loop(run, method, plan)
 
 
 def _carry_over(before: Loop, model, parts: Assembly, phase: Phase) -> None:

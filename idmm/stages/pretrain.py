@@ -101,12 +101,7 @@ def pretrain(config: PretrainConfig | dict | str, judge: Judge | None = None) ->
         loop.fit()
 
         # ------------------------------------------------------------------ results
-        tested = {}
-        if learns_labels(config):
-            held = eval_batches(run, parts, splits.test, phase.size, EVAL_BATCH)
-            found = evaluate.predict(loop.averaged, held, run.device, run.autocast)
-            tested = classifier_result(run, parts, splits, found)
-            tested |= {"num_classes": classes, "labelled_size": labelled, "test_size": len(splits.test)}
+        tested = _tested(run, parts, splits, loop) if learns_labels(config) else {}
         export(run, loop, parts, splits, splits.train.classes if tested else None)
         if tested:
             write_features(run, loop, parts, splits, EVAL_BATCH)
@@ -160,6 +155,14 @@ def _load(parts: Assembly, run: Session) -> LoadedSplits:
 def _labelled(train: ImageStore) -> int | None:
     """Returns how many training images have a label; None where there are no labels at all."""
     return None if train.labels is None else int((train.labels >= 0).sum())
+
+
+def _tested(run: Session, parts: Assembly, splits: LoadedSplits, loop: Loop) -> dict:
+    """Returns what the result says of the classifier's accuracy on the test split."""
+    held = eval_batches(run, parts, splits.test, parts.phases[0].size, EVAL_BATCH)
+    found = evaluate.predict(loop.averaged, held, run.device, run.autocast)
+    counts = {"num_classes": len(splits.train.classes), "labelled_size": _labelled(splits.train)}
+    return {**classifier_result(run, parts, splits, found), **counts, "test_size": len(splits.test)}
 
 
 def _check_count(parts: Assembly, images: int) -> None:
