@@ -1,5 +1,6 @@
 """Train vision transformers from scratch on a few thousand images.
 
+    idmm.train({"data": {"root": "DIR"}, "minutes": 20, "out": "runs/x"})        # to a classifier, in a given time
     idmm.pretrain({"data": {"root": "DIR"}, "out": "runs/a"})                    # from images alone
     idmm.finetune({"init": "runs/a", "data": {"root": "DIR"}, "out": "runs/b"})  # from labels
     idmm.detect({"init": "runs/a", "data": {"root": "DIR"}, "out": "runs/d"})    # boxes, in COCO's format
@@ -24,6 +25,7 @@ import importlib
 from typing import Any
 
 _WHERE = {
+    "train": "idmm.commands.train",
     "pretrain": "idmm.stages.pretrain",
     "finetune": "idmm.stages.finetune",
     "detect": "idmm.stages.detect",

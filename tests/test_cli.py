@@ -502,7 +502,7 @@ def test_the_docstring_of_a_stage_lists_its_keys(stage):
 
 
 def test_front_door_knows_its_names():
-    calls = {"pretrain", "finetune", "detect", "segment", "probe", "transfer", "embed"}
+    calls = {"train", "pretrain", "finetune", "detect", "segment", "probe", "transfer", "embed"}
     calls |= {"load_backbone", "load_classifier", "load_network", "load_predictor"}
     assert set(idmm.__all__) == calls | {"data", "losses", "models"}
     assert all(f"idmm.{name}(" in idmm.__doc__ for name in calls)

@@ -135,6 +135,19 @@ def test_weights_are_those_of_as_many_epochs(stage, runs):
     assert metrics(runs / stage) == metrics(runs / f"{stage}-epochs")
 
 
+def test_no_more_epochs_than_asked_for(runs, tmp_path, capsys):
+    """In the ratio of the sizes; with time for more, the weights are those of as many epochs."""
+    with pytest.MonkeyPatch.context() as patch:
+        fake(patch)
+        more = {**SMALL, "train__minutes": 60, "train__max_epochs": 4}
+        assert inside("finetune", tmp_path / "run", **more) == 0
+    assert same(tmp_path / "run", runs / "finetune") and result(tmp_path / "run")["epochs"] == 4
+    assert "train.max_epochs 4: so the run ends early" in logged(tmp_path / "run")
+    capsys.readouterr()
+    said = refused(capsys, ["finetune", *flags("finetune", tmp_path / "none", **SMALL, train__max_epochs=4)])
+    assert said == ["train.max_epochs: got 4 without minutes; wanted minutes, or epochs alone"]
+
+
 @BOTH
 @pytest.mark.parametrize("place", [(1, 0, 0), (1, 1, 1)])
 def test_a_resumed_run_keeps_its_epochs(stage, place, runs, tmp_path, monkeypatch):

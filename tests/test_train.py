@@ -8,11 +8,12 @@ import yaml
 from folders import tree
 from helpers import VIT, call, read, refused
 
+import idmm
 from idmm.commands import train, train_plan
 from idmm.config import Data, Model
 from idmm.config.commands import TrainCommand
 from idmm.data.datasets import open_splits
-from idmm.errors import Interrupted
+from idmm.errors import Interrupted, UserError
 from idmm.stages import StageSpec, budget, results
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -76,6 +77,16 @@ def test_what_is_written(done, images, capsys):
     gain = result["top1"] - read(done / "scratch/result.json")["top1"]
     assert kept["gain"]["points"] == pytest.approx(gain) and f"{gain:+.1f} points" in said and "McNemar" in said
     assert f"from scratch, in {kept['scratch']['seconds']:.0f} s" in said and "finished already" in said
+
+
+def test_from_python(done, images):
+    data = {"root": str(images), "workers": 0}
+    model = {"name": MODEL[1], "kwargs": VIT}
+    config = {"data": data, "model": model, "minutes": MINUTES, "size": 16, "device": "cpu", "out": str(done)}
+    config |= {"way": "pretrain", "compare": True}
+    assert idmm.train(config) == read(done / "train.json")
+    with pytest.raises(UserError, match="minutes: "):
+        idmm.train({**config, "minutes": 0})
 
 
 def test_another_command_is_refused(done, images, capsys):

@@ -77,8 +77,10 @@ def _said_once() -> Iterator[None]:
 
 
 @_said_once()
-def train(given: TrainCommand) -> dict:
+def train(given: TrainCommand | dict | str) -> dict:
     """Trains a classifier on a folder of images in ``given.minutes``; ``given.out`` is the run that fine-tunes it.
+
+    ``given`` is a TrainCommand, a mapping of its keys (those of ``idmm train --help``), or the path of a YAML file.
 
     Stage 1, where there is one, lies in OUT/stage1, what made pseudo-labels in OUT/teacher, the comparison in
     OUT/scratch. A command that was stopped goes on.
@@ -92,7 +94,7 @@ def train(given: TrainCommand) -> dict:
         UserError: No labels, a mistake in the flags, or ``out`` holds something else.
         RunError: Training could not go on.
     """
-    began = beginning()
+    began, given = beginning(), parsing.build(TrainCommand, given)
     if given.data.folds:
         raise UserError(f"data.folds: got {given.data.folds}, but idmm train makes a single classifier; wanted null")
     if given.data.root is None and given.data.name is None:
@@ -297,7 +299,7 @@ def _config(given: TrainCommand, kept: dict, name: str, init: Path | str | None,
 
 
 def _mixed(plan: Plan, counts: dict, size: int, minutes: float) -> bool:
-    """Whether training on labels mixes images: where these are many, and passes over them, by the plan's timed steps."""
+    """Whether training mixes images: where labels are many, and passes over them, by the plan's timed steps."""
     each = plan.image_seconds * (size / plan.size) ** 2
     many = counts["labelled"] >= MANY_LABELS * counts["classes"] and not plan.pseudolabel
     return many and 0 < MANY_PASSES * each * counts["labelled"] <= 60 * minutes

@@ -83,6 +83,7 @@ NEW_KEYS = {
     "data.range": "auto",  # where a run says nothing of its range, as those of 0.1.0, auto goes on with full
     "train.clip_grad_mode": "norm",
     "train.minutes": None,
+    "train.max_epochs": None,
     "train.weight_decay_end": None,
     "train.keep": "last",
     "train.class_weights": "none",

@@ -16,6 +16,9 @@ class Train:
     minutes: float | None = Field(None, gt=0)
     """Time for the whole run, from the command's start to result.json, in place of epochs, which then are as many as
     fit by the rate of a few timed steps; those of stages keep their ratio (minutes); null: epochs count."""
+    max_epochs: int | None = Field(None, ge=1)
+    """End after so many epochs, of all stages together, though minutes leave time for more: few images are learned by
+    heart; null: the time decides alone (epochs)."""
     batch_size: int = Field(256, ge=1)
     """Images per optimizer step, over all processes; the last, smaller batch is kept (images)."""
     lr: float | None = Field(None, gt=0)
@@ -59,6 +62,8 @@ class Train:
 
     @model_validator(mode="after")
     def _check(self):
+        if self.max_epochs is not None and self.minutes is None:
+            raise FieldError("max_epochs", f"got {self.max_epochs} without minutes; wanted minutes, or epochs alone")
         if self.weight_decay_end is not None and self.weight_decay == 0:
             raise FieldError("weight_decay_end", f"got {self.weight_decay_end:g}, but weight_decay is 0; wanted it > 0")
         return self

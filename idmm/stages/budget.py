@@ -94,6 +94,10 @@ def within_minutes(
     each = [len(splits.train) * rate.image for rate in rates]
     if found is None:
         raise _too_short(parts, each, 60 * minutes - left, takes)
+    cap, shares = parts.config.train.max_epochs, [phase.epochs for phase in parts.phases]
+    if cap is not None and sum(found) > cap:
+        found = shared(shares, cap)
+        takes = distributed.broadcast(seconds(found))
     parts = parts.with_epochs(found)
     run.folder.write_config(parts.config)
     _say(parts, each, 60 * minutes - left, takes)
@@ -118,7 +122,9 @@ def _say(parts: Assembly, each: list[float], spent: float, takes: float) -> None
     counts = ", ".join(f"{n} of about {t}" for n, t in zip(epochs, sizes, strict=True))
     ends = time.strftime("%H:%M", time.localtime(time.time() + takes))
     log.info("train.minutes %g: %s; ends at about %s, after %s", minutes, counts, ends, duration(spent + takes))
-    if spent + takes < SHORT * 60 * minutes:
+    if (cap := parts.config.train.max_epochs) is not None and sum(phase.epochs for phase in parts.phases) >= cap:
+        log.info("train.max_epochs %d: so the run ends early", cap)
+    elif spent + takes < SHORT * 60 * minutes:
         log.info("train.minutes %g: one epoch more would not fit, so the run ends early", minutes)
 
 
@@ -132,18 +138,20 @@ def _too_short(parts: Assembly, each: list[float], spent: float, takes: float) -
     return TooShort(parts.config.train.minutes, line, wanted, sum(each))
 
 
+def shared(shares: list[int], total: int) -> list[int]:
+    """Returns about ``total`` epochs in the ratio of ``shares``, at least one each."""
+    return [max(1, round(total * share / sum(shares))) for share in shares]
+
+
 def fitting(shares: list[int], seconds: Callable[[list[int]], float], aim: float, most: float) -> list[int] | None:
     """Returns epochs in the ratio of ``shares``, at least one each, whose ``seconds`` are nearest to ``aim`` and at
     ``most`` so many; None where there are none. ``seconds`` must not fall with the epochs."""
 
-    def epochs(total: int) -> list[int]:
-        return [max(1, round(total * share / sum(shares))) for share in shares]
-
     high = 1
-    while seconds(epochs(high)) <= aim:
+    while seconds(shared(shares, high)) <= aim:
         high *= 2
-    fits = bisect.bisect_right(range(1, high), aim, key=lambda total: seconds(epochs(total)))
-    near = [epochs(total) for total in (max(1, fits), fits + 1)]
+    fits = bisect.bisect_right(range(1, high), aim, key=lambda total: seconds(shared(shares, total)))
+    near = [shared(shares, total) for total in (max(1, fits), fits + 1)]
     near = [found for found in near if seconds(found) <= most]
     return min(near, key=lambda found: abs(seconds(found) - aim), default=None)
 
