@@ -244,8 +244,10 @@ def test_what_the_last_stage_starts_from(way, alike, names, shares, images, tmp_
     ran, found = [], {"given": 4, "found": 18, "left": 0, "alike": alike, "pixel_knn": 50.0}
 
     def stage(given, kept, name, init, folder, minutes):
-        labels = train._config(given, kept, name, init, folder, minutes)["data"]["labels"]
-        ran.append((name, init and init.name, labels, minutes))
+        config = train._config(given, kept, name, init, folder, minutes)
+        ran.append((name, init and init.name, config["data"]["labels"], minutes))
+        few = folder.name == "teacher" or (folder == out and alike == 20)
+        assert config["train"].get("max_epochs") == (600 if few else None), "few labelled images are learned by heart"
         return {
             "seconds": 60 * minutes,
             "top1": 50.0,
@@ -254,9 +256,9 @@ def test_what_the_last_stage_starts_from(way, alike, names, shares, images, tmp_
             "largest_class": 50,
         }
 
+    out = tmp_path / "x"
     monkeypatch.setattr(train, "_stage", stage)
     monkeypatch.setattr(train, "_pseudolabels", lambda *_: found)
-    out = tmp_path / "x"
     argv = ["train", images, *MODEL, *FEW, "--minutes", 10, "--size", 16, "--way", way, "--out", out]
     assert call(argv) == 0, "22 images, 4 labels: by default"
     assert [name for name, *_ in ran] == names

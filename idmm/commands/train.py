@@ -53,6 +53,7 @@ QUICK = {"train.lr": 2e-3, "train.batch_size": 32, "method.classifier_scale": 10
 # What many passes over all labels gain from; with few labels it did harm, and made no difference to pseudo-labels (LOG)
 MIXED = {"augment.mixup_alpha": 0.2, "augment.cutmix_alpha": 1.0}
 MANY_PASSES, MANY_LABELS = 60, 20  # over the images; a class
+MOST_PASSES = 600  # over few labelled images: more learn them by heart
 HELD_OUT = 0.2  # of the labelled images, where there are none to test on
 CHANCE = 0.05
 UNEQUAL = 1.2  # times its minutes, from which on a comparison is not over equal time
@@ -292,17 +293,19 @@ def _config(given: TrainCommand, kept: dict, name: str, init: Path | str | None,
     own |= {"init": str(init)} if init else {"model": plan.model}
     if name == "scratch":
         own["train.classifier_init"] = "random"  # its weights change more than a fitted one allows
-        own |= MIXED if _mixed(plan, kept["counts"], size, minutes) else {}
+        if few and kept["counts"]["labelled"] < MANY_LABELS * kept["counts"]["classes"]:
+            own["train.max_epochs"] = MOST_PASSES
+        elif few and _many_passes(plan, images, size, minutes):
+            own |= MIXED
     if init and str(init) == plan.init:
         own |= {f"model.{key}": getattr(given.model, key) for key in parsing.changed(given.model)}
     return merged(shipped, {**own, "data": parsing.plain(data)})
 
 
-def _mixed(plan: Plan, counts: dict, size: int, minutes: float) -> bool:
-    """Whether training mixes images: where labels are many, and passes over them, by the plan's timed steps."""
+def _many_passes(plan: Plan, images: int, size: int, minutes: float) -> bool:
+    """Whether there is time to pass over so many images often, by the plan's timed steps."""
     each = plan.image_seconds * (size / plan.size) ** 2
-    many = counts["labelled"] >= MANY_LABELS * counts["classes"] and not plan.pseudolabel
-    return many and 0 < MANY_PASSES * each * counts["labelled"] <= 60 * minutes
+    return 0 < MANY_PASSES * each * images <= 60 * minutes
 
 
 def _part(folder: Path, out: Path) -> str:
