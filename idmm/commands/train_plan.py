@@ -140,7 +140,7 @@ def choose(given: TrainCommand, counts: Counts) -> Plan:
     elif pseudolabel:
         why = [f"{what}; --way pretrain, as most images have no label"]
     else:
-        why = [f"{what}; from scratch, which was never behind pretraining in runs of minutes with all labels"]
+        why = [f"{what}; from scratch; with all labels pretraining was not ahead of it in runs of minutes"]
     if pseudolabel:
         why.append("pseudolabel: what was learned by then labels the images without a label, then all are learned from")
     model = parsing.plain(given.model)
