@@ -53,7 +53,7 @@ QUICK = {"train.lr": 2e-3, "train.batch_size": 32, "method.classifier_scale": 10
 # What many passes over all labels gain from; with few labels it did harm, and made no difference to pseudo-labels (LOG)
 MIXED = {"augment.mixup_alpha": 0.2, "augment.cutmix_alpha": 1.0}
 MANY_PASSES, MANY_LABELS = 60, 20  # over the images; a class
-MOST_PASSES = 600  # over few labelled images: more learn them by heart
+MOST_PASSES = 600  # of the teacher over its few images: the time is of more use to the last stage
 HELD_OUT = 0.2  # of the labelled images, where there are none to test on
 CHANCE = 0.05
 UNEQUAL = 1.2  # times its minutes, from which on a comparison is not over equal time
@@ -293,10 +293,10 @@ def _config(given: TrainCommand, kept: dict, name: str, init: Path | str | None,
     own |= {"init": str(init)} if init else {"model": plan.model}
     if name == "scratch":
         own["train.classifier_init"] = "random"  # its weights change more than a fitted one allows
-        if few and kept["counts"]["labelled"] < MANY_LABELS * kept["counts"]["classes"]:
-            own["train.max_epochs"] = MOST_PASSES
-        elif few and _many_passes(plan, images, size, minutes):
-            own |= MIXED
+        many = few and images >= MANY_LABELS * kept["counts"]["classes"]
+        own |= MIXED if many and _many_passes(plan, images, size, minutes) else {}
+    if _part(folder, out) == "teacher":
+        own["train.max_epochs"] = MOST_PASSES
     if init and str(init) == plan.init:
         own |= {f"model.{key}": getattr(given.model, key) for key in parsing.changed(given.model)}
     return merged(shipped, {**own, "data": parsing.plain(data)})
