@@ -57,6 +57,16 @@ def logging_by(*handlers: logging.Handler) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def not_logged() -> Iterator[None]:
+    """Keeps what is logged inside the block from the log."""
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
+
+
+@contextlib.contextmanager
 def logging_to(folder: Path) -> Iterator[None]:
     """Logs to standard error and to FOLDER/log.txt inside the block; only of the first process."""
     if not _first_process():

@@ -16,13 +16,14 @@ from idmm.data.datasets import open_splits
 from idmm.data.images import BadImage, bands_of, probe
 from idmm.data.split import Splits
 from idmm.errors import UserError
-from idmm.progress import brief
+from idmm.progress import brief, not_logged
 
 FIRST = ("pretrain", "joint")  # ways with two stages, of which this is the first
 BACKBONE = {"name": "resnet10t", "kwargs": {"channels": [32, 64, 128, 256]}}
 CROPS = 2  # of an image, in the first of two stages
 SIZES = (32, 48, 64, 80, 96, 112, 128, 160, 192, 224)
 TIMED = 16  # images of a step, to find out how long one takes
+FEW = 4  # images of a step, to find out which precision is faster
 LOOKED_AT = 64  # images, for their sizes
 PASSES = 30  # over the images, which a size must leave time for
 SURE = 8.0  # times too slow for a single pass, by a few steps: larger batches and lower precision do not mend that
@@ -198,20 +199,26 @@ def _affordable(
 
 
 def seconds_of(given: TrainCommand, model: dict, side: int) -> float:
-    """Returns how long training on an image takes, forward and backward, by a few steps on black ones (seconds)."""
+    """Returns how long training on an image takes, forward and backward, in the precision and the memory format that it
+    will choose, by a few steps on black ones (seconds)."""
     import torch
 
-    from idmm.calibrate import time_steps
+    from idmm.calibrate import Sample, choose_precision, time_steps
     from idmm.distributed import pick_device
     from idmm.methods.finetune import Finetune
-    from idmm.models.build import create_backbone
+    from idmm.models.build import create_backbone, prefers_channels_last
 
     chans = given.data.channels or 3
     more = {} if chans == 3 else {"in_chans": chans}
     backbone = create_backbone(model["name"], side, num_classes=2, **more, **model["kwargs"])
+    if prefers_channels_last(backbone):
+        backbone = backbone.to(memory_format=torch.channels_last)
+    method, device = Finetune(backbone, Augment()), pick_device(given.device)
     batch = {"images": torch.zeros(TIMED, chans, side, side), "label": torch.zeros(TIMED, dtype=torch.int64)}
-    method = Finetune(backbone, Augment())
-    return time_steps(method, batch, pick_device(given.device), "fp32") / TIMED
+    few = {name: part[:FEW] for name, part in batch.items()}
+    with not_logged():
+        precision = choose_precision("auto", method, Sample(few, few, FEW, FEW, 0.0, None), device)
+    return time_steps(method, batch, device, precision) / TIMED
 
 
 def smaller(model: dict, size: int, fits: Callable[[dict, int], bool]) -> int | None:

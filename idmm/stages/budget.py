@@ -21,7 +21,7 @@ from idmm.engine import Loop
 from idmm.errors import UserError
 from idmm.evaluate import evaluating
 from idmm.methods import Method
-from idmm.progress import brief, duration, log
+from idmm.progress import brief, duration, log, not_logged
 from idmm.session import Session
 from idmm.stages import Phase
 from idmm.stages.assemble import Assembly, LoadedSplits
@@ -188,7 +188,7 @@ def _rates(
     """Times a phase for about so many seconds, on a run of its own that ends here."""
     began, train = time.monotonic(), splits.train
     classes = None if train.classes is None else len(train.classes)
-    with _quiet():
+    with not_logged():  # of a trial's parts: the run's own say it again
         method = parts.method(phase, parts.backbone(phase, classes), len(train), classes)
         plan = parts.plan(phase, train, [], run)
     start = time.monotonic() - began
@@ -196,7 +196,7 @@ def _rates(
     run.start(method, plan.transform, plan.batches, plan.finish)
     scaler = None if run.accelerator.scaler is None else run.accelerator.scaler.state_dict()
     began = time.monotonic()
-    with _quiet():
+    with not_logged():
         loop = Loop(run, method, plan)
     with contextlib.closing(loop.trial()) as steps:
         float(next(steps)[0])
@@ -251,13 +251,3 @@ def _look_seconds(run: Session, evaluated: Callable[[], Iterable[dict]], model, 
                 break
     taken, images = (sum(of[1:]) for of in (zip(*spent, strict=True) if spent else ((), ())))
     return taken / max(1, images) / distributed.world()  # of few images a process may have none
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keeps what is said of a trial's parts from the log: the run's own say it again."""
-    before, log.disabled = log.disabled, True
-    try:
-        yield
-    finally:
-        log.disabled = before
