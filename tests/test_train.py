@@ -279,8 +279,10 @@ def test_mixup_and_cutmix_where_there_is_time_for_many_passes(images, tmp_path, 
         )
         assert config.augment.cutmix_alpha == alpha and config.augment.mixup_alpha == 0.2 * alpha
     monkeypatch.setattr(train, "MANY_LABELS", 4)
-    (_, first), (_, last) = stages_run(monkeypatch, given(images, tmp_path / "p", way="pretrain", minutes=3))
-    assert first.method.cutmix_alpha == 0.0 and last.augment.cutmix_alpha == 1.0
+    for minutes, alpha in ((3, 0.0), (30, 1.0)):  # and of two crops of each image
+        argv = given(images, tmp_path / f"p{minutes}", way="pretrain", minutes=minutes)
+        (_, first), (_, last) = stages_run(monkeypatch, argv)
+        assert first.method.cutmix_alpha == alpha and last.augment.cutmix_alpha == 1.0
 
 
 def test_the_first_line_says_how_long_it_takes(done):

@@ -52,12 +52,13 @@ JITTER_PROB = 0.8
 QUICK = {"train.lr": 2e-3, "train.batch_size": 32, "method.classifier_scale": 10.0}
 # What many passes over all labels gain from; with few labels it did harm, and made no difference to pseudo-labels (LOG)
 MIXED = {"augment.mixup_alpha": 0.2, "augment.cutmix_alpha": 1.0}
-MANY_PASSES, MANY_LABELS = 60, 20  # over the images; a class
+CUTMIX = {"method.cutmix_alpha": 1.0}  # without it many passes of IDMM tell all images apart, and classes less (LOG)
+MANY_PASSES, MANY_LABELS = 60, 20  # over the images, or the crops of IDMM; a class
 MOST_PASSES = 600  # of the teacher over its few images: the time is of more use to the last stage
 HELD_OUT = 0.2  # of the labelled images, where there are none to test on
 CHANCE = 0.05
 UNEQUAL = 1.2  # times its minutes, from which on a comparison is not over equal time
-VERSION = 2  # of what a plan's stages are; a folder that another one began cannot go on
+VERSION = 3  # of what a plan's stages are; a folder that another one began cannot go on
 FILE, LABELS, PSEUDOLABELS = "train.json", "labels.csv", "pseudolabels.csv"
 
 
@@ -290,6 +291,8 @@ def _config(given: TrainCommand, kept: dict, name: str, init: Path | str | None,
         data = data if name == "joint" else replace(data, labelled=None)
         own = {"views.size": size, "views.flip": given.flip, **LIGHT}
         own |= {"views.jitter": [given.jitter, given.jitter, 0.0, 0.0], "views.jitter_prob": JITTER_PROB}
+        idmm = name == "pretrain" and not init
+        own |= CUTMIX if idmm and _many_passes(plan, CROPS * images, size, minutes) else {}
     shipped = recipe(stage.config, used)
     if name in FIRST and not init and plan.model["name"] == BACKBONE["name"]:
         shipped = merged(shipped, QUICK)
@@ -308,7 +311,7 @@ def _config(given: TrainCommand, kept: dict, name: str, init: Path | str | None,
 
 
 def _many_passes(plan: Plan, images: int, size: int, minutes: float) -> bool:
-    """Whether there is time to pass over so many images often, by the plan's timed steps."""
+    """Whether there is time to pass over so many images or crops often, by the plan's timed steps."""
     each = plan.image_seconds * (size / plan.size) ** 2
     return 0 < MANY_PASSES * each * images <= 60 * minutes
 
@@ -329,6 +332,7 @@ def _stage(given: TrainCommand, kept: dict, name: str, init: Path | str | None, 
     config = _config(given, kept, name, init, folder, minutes)
     part, size = _part(folder, out), kept["sizes"][_part(folder, out)]
     mixed = ", with Mixup and CutMix" if config.get("augment", {}).get("cutmix_alpha") else ""
+    mixed = ", with CutMix" if config.get("method", {}).get("cutmix_alpha") else mixed
     log.info("%s: --config %s%s, %s at %d px", folder, _recipe(name, init), mixed, duration(60 * minutes), size)
     began = time.monotonic()
     try:
