@@ -279,7 +279,9 @@ def test_mixup_and_cutmix_where_there_is_time_for_many_passes(images, tmp_path, 
         )
         assert config.augment.cutmix_alpha == alpha and config.augment.mixup_alpha == 0.2 * alpha
     monkeypatch.setattr(train, "MANY_LABELS", 4)
-    for minutes, alpha in ((3, 0.0), (30, 1.0)):  # and of two crops of each image
+    whole = train_plan.Counts(10, 8, 2, 16)
+    monkeypatch.setattr(train, "count", lambda *_: whole)
+    for minutes, alpha in ((2.4, 0.0), (2.6, 1.0)):  # 40 % of it: 29 and 31 passes over two crops of 10 images
         argv = given(images, tmp_path / f"p{minutes}", way="pretrain", minutes=minutes)
         (_, first), (_, last) = stages_run(monkeypatch, argv)
         assert first.method.cutmix_alpha == alpha and last.augment.cutmix_alpha == 1.0

@@ -53,7 +53,7 @@ QUICK = {"train.lr": 2e-3, "train.batch_size": 32, "method.classifier_scale": 10
 # What many passes over all labels gain from; with few labels it did harm, and made no difference to pseudo-labels (LOG)
 MIXED = {"augment.mixup_alpha": 0.2, "augment.cutmix_alpha": 1.0}
 CUTMIX = {"method.cutmix_alpha": 1.0}  # without it many passes of IDMM tell all images apart, and classes less (LOG)
-MANY_PASSES, MANY_LABELS = 60, 20  # over the images, or the crops of IDMM; a class
+MANY_PASSES, MANY_LABELS = 60, 20  # over the images, or 30 over two crops of each; a class
 MOST_PASSES = 600  # of the teacher over its few images: the time is of more use to the last stage
 HELD_OUT = 0.2  # of the labelled images, where there are none to test on
 CHANCE = 0.05
@@ -292,7 +292,7 @@ def _config(given: TrainCommand, kept: dict, name: str, init: Path | str | None,
         own = {"views.size": size, "views.flip": given.flip, **LIGHT}
         own |= {"views.jitter": [given.jitter, given.jitter, 0.0, 0.0], "views.jitter_prob": JITTER_PROB}
         idmm = name == "pretrain" and not init
-        own |= CUTMIX if idmm and _many_passes(plan, CROPS * images, size, minutes) else {}
+        own |= CUTMIX if idmm and _many_passes(plan, images, size, minutes) else {}
     shipped = recipe(stage.config, used)
     if name in FIRST and not init and plan.model["name"] == BACKBONE["name"]:
         shipped = merged(shipped, QUICK)
@@ -311,7 +311,7 @@ def _config(given: TrainCommand, kept: dict, name: str, init: Path | str | None,
 
 
 def _many_passes(plan: Plan, images: int, size: int, minutes: float) -> bool:
-    """Whether there is time to pass over so many images or crops often, by the plan's timed steps."""
+    """Whether there is time to pass over so many images often, by the plan's timed steps."""
     each = plan.image_seconds * (size / plan.size) ** 2
     return 0 < MANY_PASSES * each * images <= 60 * minutes
 
