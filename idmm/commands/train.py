@@ -52,7 +52,8 @@ JITTER_PROB = 0.8
 QUICK = {"train.lr": 2e-3, "train.batch_size": 32, "method.classifier_scale": 10.0}
 # What many passes over all labels gain from; with few labels it did harm, and made no difference to pseudo-labels (LOG)
 MIXED = {"augment.mixup_alpha": 0.2, "augment.cutmix_alpha": 1.0}
-CUTMIX = {"method.cutmix_alpha": 1.0}  # without it many passes of IDMM tell all images apart, and classes less (LOG)
+# Without it many passes of IDMM learn all images by heart, and classes are lost again (docs/minutes.md)
+CUTMIX = {"method.cutmix_alpha": 1.0}
 MANY_PASSES, MANY_LABELS = 60, 20  # over the images, or 30 over two crops of each; a class
 MOST_PASSES = 600  # of the teacher over its few images: the time is of more use to the last stage
 HELD_OUT = 0.2  # of the labelled images, where there are none to test on
@@ -230,8 +231,9 @@ def _run(given: TrainCommand, kept: dict, out: Path, before: float) -> dict:
         left -= result["seconds"] / 60
     if _trusted(kept):  # the floor is what the given labels reach, not those that were found
         floor = kept["pseudolabels"]["pixel_knn"]
-        result = {key: value for key, value in result.items() if key != "pixel_knn"}
-        result |= {} if floor is None else {"pixel_knn": floor}
+        result = {**result, "pixel_knn": floor}
+        if floor is None:
+            del result["pixel_knn"]
         write_json(out / "result.json", result)
     return result
 
@@ -291,8 +293,8 @@ def _config(given: TrainCommand, kept: dict, name: str, init: Path | str | None,
         data = data if name == "joint" else replace(data, labelled=None)
         own = {"views.size": size, "views.flip": given.flip, **LIGHT}
         own |= {"views.jitter": [given.jitter, given.jitter, 0.0, 0.0], "views.jitter_prob": JITTER_PROB}
-        idmm = name == "pretrain" and not init
-        own |= CUTMIX if idmm and _many_passes(plan, images, size, minutes) else {}
+        if name == "pretrain" and not init and _many_passes(plan, images, size, minutes):
+            own |= CUTMIX
     shipped = recipe(stage.config, used)
     if name in FIRST and not init and plan.model["name"] == BACKBONE["name"]:
         shipped = merged(shipped, QUICK)
@@ -331,8 +333,11 @@ def _stage(given: TrainCommand, kept: dict, name: str, init: Path | str | None, 
     stage, plan, out = STAGES["pretrain" if name in FIRST else "finetune"], Plan(**kept["plan"]), Path(given.out)
     config = _config(given, kept, name, init, folder, minutes)
     part, size = _part(folder, out), kept["sizes"][_part(folder, out)]
-    mixed = ", with Mixup and CutMix" if config.get("augment", {}).get("cutmix_alpha") else ""
-    mixed = ", with CutMix" if config.get("method", {}).get("cutmix_alpha") else mixed
+    mixed = ""
+    if config.get("augment", {}).get("cutmix_alpha"):
+        mixed = ", with Mixup and CutMix"
+    elif config.get("method", {}).get("cutmix_alpha"):
+        mixed = ", with CutMix"
     log.info("%s: --config %s%s, %s at %d px", folder, _recipe(name, init), mixed, duration(60 * minutes), size)
     began = time.monotonic()
     try:
