@@ -114,7 +114,7 @@ def by_reason(names: Iterable[str], reasons: Iterable[str], most: int = 5) -> li
 
 
 def capped(lines: list[str], most: int = 20) -> list[str]:
-    """Cuts a list of indented lines after ``most`` of them."""
+    """Cuts a list of lines after ``most`` of them, and counts the rest."""
     return lines[:most] + ([f"  and {len(lines) - most} more"] if len(lines) > most else [])
 
 

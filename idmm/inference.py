@@ -19,7 +19,7 @@ from idmm.data.composite import composite, explained
 from idmm.data.images import AUTO, Bands, fitted
 from idmm.data.raw import PICTURE_CHANNELS, channels_first
 from idmm.data.readers.folder import images_at
-from idmm.errors import UserError
+from idmm.errors import UserError, capped
 from idmm.files import weights_label
 from idmm.models.build import feature_width
 from idmm.models.weights import Checkpoint, read_checkpoint
@@ -29,7 +29,6 @@ from idmm.progress import counting
 BATCH, PIXELS = UseConfig.batch_size, UseConfig.max_pixels
 WANTED = "wanted a path, a PIL image, or an array [H, W, 3] or [H, W] of uint8 or uint16"
 BANDS_WANTED = "wanted a path, or an array [H, W, C] or [C, H, W] of numbers as files have them"
-NAMED = 10  # images that cannot be read, a line each
 
 AnyImage = str | os.PathLike | Image.Image | np.ndarray
 """An image: the path of its file, an open one of Pillow's, or its pixels, [H, W, 3] or [H, W] (grey), uint8, or
@@ -119,10 +118,7 @@ class _Predictor:
         if first is not None:
             found = self._network.outputs(itertools.chain([first], shown), forward, what="outputs")
         if unreadable and (single or on_error == "fail"):
-            faults = [f"images: {name}: {why}" for name, why in unreadable.items()]
-            if (more := len(faults) - NAMED) > 0:
-                raise UserError(*faults[:NAMED], f"images: {more} more cannot be read")
-            raise UserError(*faults)
+            raise UserError(*capped([f"images: {name}: {why}" for name, why in unreadable.items()]))
         read = [source for source, name in zip(sources, names, strict=True) if name not in unreadable]
         paths = [os.fspath(one) if isinstance(one, (str, os.PathLike)) else None for one in read]
         return paths, found, unreadable, single
