@@ -5,11 +5,12 @@
 
 Every run is ``idmm train`` on one core for a budget of wall time in which everything is counted: imports, reading the
 images, features, evaluation; two run side by side. Budgets of 1, 3 and 10 minutes on five sets, with 5 labels a class
-and with all, three seeds ('simclr', the same two stages with SimCLR's loss and views: one). With 5 labels a class the
-seed draws the labelled images, too; all others count as images without labels, which 'pretrain' and 'joint' give
-pseudo-labels, and so does 'self-training', from scratch; 'scratch' and 'simclr' do not. Results are kept in
-``results.json`` as runs end: run it again to go on, or to print the table. ``--plan`` lists what is left and how
-long it takes, ``--runs 'fashion-5-10-*' ...`` makes some of them, in the patterns' order (SET-LABELS-MINUTES-WAY-SEED).
+and with all, three seeds; one of 'simclr', two stages with SimCLR's loss and views, and of 'paper', a small ViT by
+the recipes idmm_fast and paper, with which README began. With 5 labels a class the seed draws the labelled images,
+too; all others count as images without labels, which 'pretrain' and 'joint' give pseudo-labels, and so does
+'self-training', from scratch; the others do not. Results are kept in ``results.json`` as runs end: run it again to go
+on, or to print the table. ``--plan`` lists what is left and how long it takes, ``--runs 'fashion-5-10-*' ...`` makes
+some of them, in the patterns' order (SET-LABELS-MINUTES-WAY-SEED).
 """
 
 import argparse
@@ -25,12 +26,15 @@ from idmm.commands.train_plan import BACKBONE
 SETS = ("digits", "fashion", "photos", "stamps", "speech")
 BUDGETS = (1.0, 3.0, 10.0)  # minutes
 LABELS = {"5 labels a class": 5, "all labels": None}
-SEEDS = {"scratch": 3, "self-training": 3, "pretrain": 3, "joint": 3, "simclr": 1}  # of each way
+SEEDS = {"scratch": 3, "self-training": 3, "pretrain": 3, "joint": 3, "simclr": 1, "paper": 1}  # of each way
 FEW = ("self-training",)  # ways that there are with few labels alone
 OPTIONS = {"scratch": ["--way", "scratch", "--pseudolabel", "false"], "self-training": ["--way", "scratch"]}
-SIMCLR = 0.7  # of the time for stage 1, as idmm train has it
+SMALL = {"patch_size": 8, "embed_dim": 64, "depth": 4, "num_heads": 2, "class_token": False, "global_pool": "avg"}
+VIT = {"name": "vit_tiny_patch16_224", "kwargs": SMALL}
+STAGED = {"simclr": ("simclr", "fast", BACKBONE), "paper": ("idmm_fast", "paper", VIT)}  # recipes of two stages, model
+FIRST = 0.7  # of the time for stage 1
 COLOURS = {"scratch": "#555555", "pretrain": "#0072b2", "joint": "#d55e00", "simclr": "#009e73"}
-COLOURS["self-training"] = "#cc79a7"  # Okabe and Ito's
+COLOURS |= {"self-training": "#cc79a7", "paper": "#e69f00"}  # Okabe and Ito's
 FLIPPED = {"digits": 0.0, "speech": 0.0}  # a mirrored digit or spectrogram is another sign or sound
 JITTER = {"speech": 0.0}  # a louder one may be another, too
 
@@ -55,16 +59,16 @@ def commands(job: dict, images: Path, out: Path) -> list[list[str]]:
     few = json.dumps({"per_class": job["labels"], "seed": job["seed"]}) if job["labels"] else None
     common = ["--data.root", images / job["set"], "--seed", job["seed"], "--data.workers", 0]
     flip = FLIPPED.get(job["set"], 0.5)
-    if job["way"] != "simclr":
+    if job["way"] not in STAGED:
         labelled = ["--data.labelled", few] if few else []
         way = OPTIONS.get(job["way"], ["--way", job["way"]])
         given = [*common, *labelled, *way, "--minutes", job["minutes"], "--flip", flip]
         return [["train", *given, "--jitter", JITTER.get(job["set"], 0.4), "--out", out]]
-    first, share = out / "stage1", SIMCLR * job["minutes"]
-    model = ["--model.name", BACKBONE["name"], "--model.kwargs", json.dumps(BACKBONE["kwargs"])]
+    (pretrain, finetune, model), first, share = STAGED[job["way"]], out / "stage1", FIRST * job["minutes"]
+    model = ["--model.name", model["name"], "--model.kwargs", json.dumps(model["kwargs"])]
     size = 64 if job["set"] in ("stamps", "speech") else 32
-    stage1 = ["--config", "simclr", *common, *model, "--views.size", size, "--views.flip", flip]
-    stage2 = ["--config", "fast", *common, *(["--data.subset", few] if few else []), "--augment.flip", flip]
+    stage1 = ["--config", pretrain, *common, *model, "--views.size", size, "--views.flip", flip]
+    stage2 = ["--config", finetune, *common, *(["--data.subset", few] if few else []), "--augment.flip", flip]
     return [
         ["pretrain", *stage1, "--train.minutes", share, "--out", first],
         ["finetune", *stage2, "--train.size", size, "--train.minutes", job["minutes"] - share]
