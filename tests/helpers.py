@@ -3,12 +3,14 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+import forks
 import safetensors.torch
 import torch
 import yaml
@@ -148,15 +150,71 @@ class Process:
             self.popen.wait(PATIENCE)
 
 
+class Forked(Process):
+    """``idmm ARGV``, or ``python FILE.py ARGV``, in a process that has done its imports: a third of the time.
+
+    Args:
+        argv: The command line.
+        error: Where its output goes.
+        environment: Further variables.
+    """
+
+    def __init__(self, argv, error, **environment):
+        self.error = Path(error)
+        self.error.unlink(missing_ok=True)
+        self.popen = forks.start([str(word) for word in argv], self.error, ENVIRONMENT | environment)
+        self.until(self.error.exists)  # from then on it has a session of its own
+
+    def kill(self, number=signal.SIGKILL):
+        """Sends a signal to the process alone; returns the exit code."""
+        os.kill(self.popen.pid, number)
+        return self.wait()
+
+
+class Together:
+    """A command line on two forked processes, told of each other as by torchrun; where one fails the other is ended."""
+
+    def __init__(self, argv, error):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+        own = [common | {"RANK": rank, "LOCAL_RANK": rank} for rank in ("0", "1")]
+        self.parts = [Forked(argv, f"{error}.{one['RANK']}", **one) for one in own]
+
+    def wait(self):
+        """Waits for the end of both; returns the first exit code that is not 0."""
+        deadline = time.monotonic() + PATIENCE
+        while None in (codes := [part.popen.poll() for part in self.parts]):
+            assert time.monotonic() < deadline, f"stuck: {self.said()}"
+            if any(codes):
+                time.sleep(1.0)  # to end by itself, if it hears of it
+                self.parts[codes.index(None)].popen.terminate()
+                break
+            time.sleep(0.01)
+        return next(filter(None, [part.wait() for part in self.parts]), 0)
+
+    def said(self):
+        """What both printed, the first process before the other."""
+        return "".join(part.said() for part in self.parts)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for part in self.parts:
+            part.__exit__()
+
+
 def start(stage, out, **changes):
-    """Starts ``python STAGE.py`` with a tiny run's flags."""
+    """Starts a tiny run in a process that has done its imports."""
     Path(out).parent.mkdir(parents=True, exist_ok=True)
-    return Process([f"{stage}.py", *flags(stage, out, **changes)], f"{out}.err")
+    return Forked([stage, *flags(stage, out, **changes)], f"{out}.err")
 
 
 def outside(stage, out, **changes):
     """Runs ``python STAGE.py`` to its end, which must be good."""
-    with start(stage, out, **changes) as process:
+    Path(out).parent.mkdir(parents=True, exist_ok=True)
+    with Process([f"{stage}.py", *flags(stage, out, **changes)], f"{out}.err") as process:
         assert process.wait() == 0, process.said()
     return Path(out)
 

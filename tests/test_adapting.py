@@ -11,7 +11,7 @@ import yaml
 from folders import TINY as FOLDER
 from folders import result, tree
 from helpers import call, flags, inside, logged, metrics, refused, same, start, state, state_file, weights
-from test_distributed import TORCHRUN, Process
+from test_distributed import together
 from test_resume import stop_at
 from tiny import batch, make
 
@@ -157,7 +157,7 @@ def test_a_momentum_encoders_frozen_layers_stay(source, tmp_path):
 
 def test_frozen_on_two_processes(source, tmp_path):
     given = {**FROM, **BOTH, "init": str(source), "train__epochs": 1, "train__precision": "fp32"}
-    with Process([*TORCHRUN, "pretrain.py", *flags("pretrain", tmp_path / "two", **given)], tmp_path / "err") as both:
+    with together("pretrain", tmp_path / "two", **given) as both:
         assert both.wait() == 0, both.said()
     assert inside("pretrain", tmp_path / "one", **given) == 0
     one, two = result(tmp_path / "one"), result(tmp_path / "two")

@@ -9,7 +9,7 @@ import pytest
 from dense_trees import coco_tree, mask_tree
 from folders import faults
 from grids import cell, full, grid
-from helpers import VIT, Process, call, refused
+from helpers import VIT, Forked, call, refused
 from transfers import results, runs, stamps
 
 from idmm.config import parsing
@@ -75,14 +75,13 @@ def rows(out):
 def whole(trees, tmp_path_factory):
     """A grid that is killed while it trains a detector, and taken up again."""
     out = tmp_path_factory.mktemp("grid") / "out"
-    command = ["-c", "import sys; from idmm.cli import main; sys.exit(main())", *argv(trees, out)]
-    with Process(command, out.with_name("first.err")) as process:
+    with Forked(argv(trees, out), out.with_name("first.err")) as process:
         assert process.until(lambda: any(out.glob("runs/detect/*/last/state.pt"))), process.said()
         process.send(signal.SIGKILL)
         process.wait()
     kept = stamps(out)
     assert len(kept) < 2 * JOBS and not (out / "grid.json").exists()
-    with Process(command, out.with_name("said")) as process:
+    with Forked(argv(trees, out), out.with_name("said")) as process:
         assert process.wait() == 0, process.said()
     assert {path: stamps(out)[path] for path in kept} == kept
     return out

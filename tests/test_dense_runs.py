@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 import torch.nn.functional as F
 from dense_trees import CLASSES, IDS, ade_tree, coco_tree, mask_tree
-from helpers import VIT, Process, _flow, call, logged, metrics, read, refused, same, state_file
+from helpers import VIT, Forked, Together, _flow, call, logged, metrics, read, refused, same, state_file
 from PIL import Image
 from pycocotools import coco
 from pycocotools.cocoeval import COCOeval
@@ -43,7 +43,6 @@ TINY = {
 }
 STAGES = {"detect": "coco", "segment": "masks"}
 BOTH = pytest.mark.parametrize("stage", list(STAGES))
-MAIN = "import sys; from idmm.cli import main; sys.exit(main())"
 
 
 @pytest.fixture(scope="module")
@@ -367,7 +366,7 @@ def test_killed_and_taken_up_again(whole, trees, tmp_path, stage):
     if stage == "segment":
         more = dict(model__name=None, model__kwargs=None, init=str(whole / "detect"), eval_scales=[0.5, 1.0])
         more |= dict(eval_flip=True, train__keep="best")
-    with Process(["-c", MAIN, *words(stage, trees, out, **more)], tmp_path / "err") as process:
+    with Forked(words(stage, trees, out, **more), tmp_path / "err") as process:
         assert process.until(lambda: state_file(out).exists() and _position(out) >= (0, 2)), process.said()
         process.send()
         process.wait()
@@ -394,9 +393,7 @@ def test_two_processes_report_the_network_that_is_written(trees, tmp_path):
     argv = words(
         "segment", trees, out, train__epochs=1, train__lr=0.003, train__warmup_epochs=0, data__subset={"total": 6}
     )
-    (tmp_path / "main.py").write_text(MAIN)
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(tmp_path / "main.py")]
-    with Process([*launch, *argv], tmp_path / "err") as process:
+    with Together(argv, tmp_path / "err") as process:
         assert process.wait() == 0, process.said()
     network, about = idmm.load_network(out), read(out / "model.json")
     there = read_segmentation(Data(root=str(trees / "masks")))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from folders import tree
 from frozen import NAME, a_run
-from helpers import Process, distance, flags, inside, metrics, same, state, state_file, weights
+from helpers import Process, Together, distance, flags, inside, metrics, same, state, state_file, weights
 
 from idmm import distributed
 from idmm.checkpoint import RunFolder
@@ -34,14 +34,19 @@ SIDES = [{"size": 16}, {"size": 32, "batch_size": 8}]
 
 def together(stage, out, **changes):
     """Starts a stage on two processes."""
+    return Together([stage, *flags(stage, out, **changes)], f"{out}.err")
+
+
+def torchrun(stage, out, **changes):
+    """Starts a stage on two processes, with torchrun."""
     return Process([*TORCHRUN, f"{stage}.py", *flags(stage, out, **changes)], f"{out}.err")
 
 
-def both(stage, folder, **changes):
+def both(stage, folder, launch=together, **changes):
     """Runs a stage on one process and on two; returns the folders and what the two said."""
     one, two = folder / "one", folder / "two"
     assert inside(stage, one, **changes) == 0
-    with together(stage, two, **changes) as processes:
+    with launch(stage, two, **changes) as processes:
         assert processes.wait() == 0, processes.said()
         return one, two, processes.said()
 
@@ -86,7 +91,7 @@ def test_same_images_in_each_step(count, batch_size, world, accumulate):
 
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory):
-    return both("pretrain", tmp_path_factory.mktemp("pretrained"), **PRETRAIN)
+    return both("pretrain", tmp_path_factory.mktemp("pretrained"), torchrun, **PRETRAIN)
 
 
 def test_pretrain_on_two_processes(pretrained):
@@ -126,7 +131,7 @@ def test_finetune_on_two_processes(tmp_path):
 def test_stopped_and_taken_up_on_two_processes(pretrained, tmp_path):
     """SIGTERM to torchrun: one state is saved, two processes go on from it, and nothing shows in the result."""
     out, (_, whole, _) = tmp_path / "run", pretrained
-    with together("pretrain", out, **PRETRAIN) as processes:
+    with torchrun("pretrain", out, **PRETRAIN) as processes:
         records = out / "metrics.jsonl"
         assert processes.until(lambda: records.exists() and records.stat().st_size), processes.said()
         processes.popen.send_signal(signal.SIGTERM)

@@ -4,8 +4,8 @@ import json
 
 import pytest
 import torch
-from helpers import Process, distance, flags, inside, metrics, weights
-from test_distributed import ALONE, TORCHRUN
+from helpers import Together, distance, flags, inside, metrics, weights
+from test_distributed import ALONE
 from tiny import batch, make
 
 from idmm import distributed
@@ -89,7 +89,7 @@ def both(tmp_path_factory):
         commands.append(["pretrain", *flags("pretrain", folder / f"{name}-two", **changes, method__name=name)])
     (folder / "commands.json").write_text(json.dumps(commands))
     (folder / "several.py").write_text(SEVERAL + GATHERING)
-    with Process([*TORCHRUN, folder / "several.py", folder / "commands.json"], folder / "err") as processes:
+    with Together([folder / "several.py", folder / "commands.json"], folder / "err") as processes:
         assert processes.wait() == 0, processes.said()
         assert processes.said().count("2 processes, fp32") == len(RUNS)
         (folder / "said").write_text(processes.said())

@@ -104,7 +104,7 @@ def test_killed_at_random_moments(stage, whole, tmp_path):
             assert process.wait() == -signal.SIGKILL
         places.append(where(out))
     assert places == sorted(set(places)), "every run came further than the one before it"
-    outside(stage, out, data__workers=2)
+    assert inside(stage, out, data__workers=2) == 0
     assert same(out, whole[stage])
     assert metrics(out) == metrics(whole[stage]) and once(metrics(out))
     assert not temporary(out)

@@ -6,8 +6,8 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from helpers import Process, distance, flags, inside, metrics, state
-from test_distributed import ALONE, TORCHRUN
+from helpers import Together, distance, flags, inside, metrics, state
+from test_distributed import ALONE
 from test_resume import stop_at, where
 from tiny import make
 
@@ -153,7 +153,7 @@ def runs(tmp_path_factory):
     command(folder / "two-one", "adamw", PLACE)
     (folder / "commands.json").write_text(json.dumps(commands))
     (folder / "several.py").write_text(SCRIPT + FUNCTIONS)
-    with Process([*TORCHRUN, folder / "several.py", folder / "commands.json"], folder / "err") as processes:
+    with Together([folder / "several.py", folder / "commands.json"], folder / "err") as processes:
         assert processes.wait() == 0, processes.said()
         (folder / "said").write_text(processes.said())
     assert where(folder / "two-one") == PLACE

@@ -7,7 +7,7 @@ import time
 from functools import partial
 
 from helpers import same
-from transfers import GRID, JOBS, Forked, begun, cells, gone, inside, runs, stamps
+from transfers import GRID, JOBS, begun, cells, forked, gone, inside, runs, stamps
 
 import idmm
 from idmm.locks import holders
@@ -24,12 +24,12 @@ def assert_equal(out, whole):
 # ------------------------------------------------------------------ killed
 def test_killed_five_times_at_random(whole_grid, tmp_path):
     rng, out, kept = random.Random(11), tmp_path / "out", {}
-    with Forked(out) as process:  # and once stopped kindly
+    with forked(out) as process:  # and once stopped kindly
         assert process.until(lambda: begun(out) > 0), process.said()
         assert process.kill(signal.SIGTERM) == 130 and set(cells(out).values()) == {("missing", None, None)}
     for turn, jobs in enumerate([0, 1, 0, 1, 1]):  # that are to be finished before the kill
         begun_before, files = begun(out), len(kept) + 2 * jobs
-        with Forked(out) as process:
+        with forked(out) as process:
             assert process.until(partial(more, out, begun_before, files)), process.said()
             time.sleep(rng.uniform(0, 0.2))
             assert process.kill() == -signal.SIGKILL, "it was over before it was killed"
@@ -37,7 +37,7 @@ def test_killed_five_times_at_random(whole_grid, tmp_path):
         assert {path: now[path] for path in kept} == kept, f"turn {turn}: what was finished was opened again"
         kept = now
     assert kept, "the kills came before any job was finished: they prove nothing"
-    with Forked(out) as process:
+    with forked(out) as process:
         assert process.wait() == 0, process.said()
     assert {path: stamps(out)[path] for path in kept} == kept
     assert_equal(out, whole_grid)
@@ -50,7 +50,7 @@ def more(out, count, files):
 
 def test_two_at_once_share_the_work(whole_grid, tmp_path):
     out = tmp_path / "out"
-    with Forked(out) as one, Forked(out) as other:
+    with forked(out) as one, forked(out) as other:
         pids, seen = {one.popen.pid, other.popen.pid}, set()
 
         def both():
@@ -66,7 +66,7 @@ def test_two_at_once_share_the_work(whole_grid, tmp_path):
 def test_workers_end_with_their_parent_and_the_next_ones_go_on(whole_grid, tmp_path, capfd, monkeypatch):
     out = tmp_path / "out"
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as the whole grid had it
-    with Forked(out, "--workers", 2, "--pretrain.train.epochs", 100_000) as process:
+    with forked(out, "--workers", 2, "--pretrain.train.epochs", 100_000) as process:
         assert process.until(lambda: begun(out) == 2), process.said()
         workers = {owner["pid"] for owner in holders(out / "jobs").values()}
         assert len(workers) == 2 and process.popen.pid not in workers

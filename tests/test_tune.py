@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import yaml
 from folders import paint, tree
-from helpers import VIT, Process, call, refused
+from helpers import VIT, Forked, call, refused
 from PIL import Image
 
 from idmm.config import METHODS, Method, PretrainConfig
@@ -25,7 +25,6 @@ from idmm.stages import assemble
 from idmm.tuning import results, search
 from idmm.tuning.options import applied, differences, options_of
 
-MAIN = "import sys; from idmm.cli import main; raise SystemExit(main(sys.argv[1:]))"
 OPTIONS = ["crop_scale", "local_crops", "colour_strength", "lr", "classifier_scale", "cutmix_alpha"]
 TINY = [
     "tune", "--config", "idmm_fast", "--data.workers", 0, "--data.subset", "{total: 120}", "--model.name",
@@ -133,7 +132,7 @@ def test_killed_and_taken_up(tmp_path):
     """What was measured stays, what was in the middle is done again."""
     out = tmp_path / "o"
     asked = [*TINY, "--trials", 3, "--epochs", 3, "--measure", "fewlabel", "--out", out]
-    with Process(["-c", MAIN, *asked], tmp_path / "first") as process:
+    with Forked(asked, tmp_path / "first") as process:
         assert process.until(lambda: (out / "trials/1/metrics.jsonl").exists())
         process.send()
         process.wait()

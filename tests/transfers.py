@@ -2,15 +2,12 @@
 
 import contextlib
 import json
-import multiprocessing
 import os
-import signal
-import sys
 import time
 from pathlib import Path
 
 import yaml
-from helpers import VIT, Process, call
+from helpers import VIT, Forked, Process, call
 
 from idmm.locks import Lock
 from idmm.report import render
@@ -32,9 +29,6 @@ GRID = {
         "train": {"epochs": 2, "size": 16, "batch_size": 20, "lr": 1e-3, "precision": "fp32", "device": "cpu"},
     },
 }
-SERVER = multiprocessing.get_context("forkserver")  # has imported what takes seconds, and has run nothing
-SERVER.set_forkserver_preload(["idmm.transfer.grid", "idmm.report.grid_pictures", "idmm.stages.pretrain",
-                               "idmm.stages.finetune", "sklearn.datasets"])  # fmt: skip
 JOBS = 2 + 3 * 2  # two pretrainings; from each of them and from scratch to two targets
 
 
@@ -57,44 +51,10 @@ def start(out, *argv, **changes):
     return Process(command, f"{out}.err{len(list(Path(out).parent.glob('*.err*')))}")
 
 
-class _Child(SERVER.Process):
-    """A forked process that is asked as those of subprocess are."""
-
-    def poll(self):
-        return self.exitcode
-
-    def wait(self, timeout):
-        self.join(timeout)
-        return self.exitcode
-
-
-class Forked(Process):
-    """The command line in a process that is forked, with its imports done; its output goes to a file.
-
-    Args:
-        out: The grid's folder.
-        argv: Further flags.
-    """
-
-    def __init__(self, out, *argv):
-        self.error = Path(f"{out}.{time.monotonic_ns()}.err")
-        command = ["transfer", "--config", write(f"{out}.yaml"), "--out", out, *argv]
-        self.popen = _Child(target=_main, args=(command, self.error))
-        self.popen.start()
-
-    def send(self, number=signal.SIGKILL):
-        os.kill(self.popen.pid, number)
-
-    def kill(self, number=signal.SIGKILL):
-        """Sends a signal; returns the exit code."""
-        self.send(number)
-        return self.wait()
-
-
-def _main(argv, error):
-    file = os.open(error, os.O_WRONLY | os.O_CREAT)
-    os.dup2(file, 1), os.dup2(file, 2)
-    sys.exit(call(argv))
+def forked(out, *argv):
+    """Starts the command line in a process that has done its imports."""
+    argv = ["transfer", "--config", write(f"{out}.yaml"), "--out", out, *argv]
+    return Forked(argv, f"{out}.{time.monotonic_ns()}.err")
 
 
 def results(out):
