@@ -113,9 +113,9 @@ def by_reason(names: Iterable[str], reasons: Iterable[str], most: int = 5) -> li
     return lines
 
 
-def capped(lines: list[str], most: int = 20) -> list[str]:
-    """Cuts a list of lines after ``most`` of them, and counts the rest."""
-    return lines[:most] + ([f"  and {len(lines) - most} more"] if len(lines) > most else [])
+def capped(lines: list[str], most: int = 20, begin: str = "  ") -> list[str]:
+    """Cuts a list of lines after ``most`` of them, and counts the rest in a line that begins as they do."""
+    return lines[:most] + ([f"{begin}and {len(lines) - most} more"] if len(lines) > most else [])
 
 
 def listed(names: Iterable[str], most: int = 5) -> str:

@@ -118,7 +118,7 @@ class _Predictor:
         if first is not None:
             found = self._network.outputs(itertools.chain([first], shown), forward, what="outputs")
         if unreadable and (single or on_error == "fail"):
-            raise UserError(*capped([f"images: {name}: {why}" for name, why in unreadable.items()]))
+            raise UserError(*capped([f"images: {name}: {why}" for name, why in unreadable.items()], begin="images: "))
         read = [source for source, name in zip(sources, names, strict=True) if name not in unreadable]
         paths = [os.fspath(one) if isinstance(one, (str, os.PathLike)) else None for one in read]
         return paths, found, unreadable, single

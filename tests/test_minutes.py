@@ -146,6 +146,21 @@ def test_no_more_epochs_than_asked_for(runs, tmp_path, capsys):
     capsys.readouterr()
     said = refused(capsys, ["finetune", *flags("finetune", tmp_path / "none", **SMALL, train__max_epochs=4)])
     assert said == ["train.max_epochs: got 4 without minutes; wanted minutes, or epochs alone"]
+    few = {**SMALL, "train__minutes": 60, "train__max_epochs": 1}
+    said = refused(capsys, ["finetune", *flags("finetune", tmp_path / "none", **few)])
+    assert said == ["config: train.max_epochs 1 is less than an epoch for each of 2 stages; give more"]
+
+
+def test_an_odd_number_of_epochs_for_two_sizes(tmp_path):
+    """In their ratio there are 2 or 4."""
+    with pytest.MonkeyPatch.context() as patch:
+        fake(patch)
+        more = {**SMALL, "train__minutes": 60, "train__max_epochs": 3}
+        assert inside("finetune", tmp_path / "run", **more) == 0
+    assert result(tmp_path / "run")["epochs"] == 2
+    said = logged(tmp_path / "run")
+    assert "train.max_epochs 3: so the run ends early" in said and "one epoch more would not fit" not in said
+    assert "try" in said and "a larger --train.minutes and --train.max_epochs" in said
 
 
 @BOTH
@@ -246,6 +261,8 @@ def test_the_later_one_counts(tmp_path):
     staged = {"stages": [{"size": 32, "epochs": 2}]}
     assert parsed(tmp_path, "--train.minutes", "2", a=epochs).minutes == 2
     assert parsed(tmp_path, "--train.epochs", "7", a=minutes).minutes is None
+    bound = parsed(tmp_path, "--train.epochs", "7", a={"train": {"minutes": 3, "max_epochs": 9}})
+    assert (bound.epochs, bound.minutes, bound.max_epochs) == (7, None, None)
     assert parsed(tmp_path, "--stages", "[{size: 32, epochs: 2}]", a=minutes).minutes is None
     assert parsed(tmp_path, "--stages", "[{size: 32}]", a=minutes).minutes == 3
     assert (

@@ -371,7 +371,7 @@ def test_what_python_refuses(runs, images, tmp_path):
         clf.predict(bad, on_error="skip")  # there would be nothing left
     with pytest.raises(UserError) as many:
         clf.predict([good, *(f"{i}.png" for i in range(22))])
-    assert many.value.faults[19:] == ("images: 19.png: no such file or directory", "  and 2 more")
+    assert many.value.faults[19:] == ("images: 19.png: no such file or directory", "images: and 2 more")
     found = clf.predict([bad, good], on_error="skip")
     assert found.paths == [str(good)] and found.unreadable == {str(bad): "not an image"}
     with pytest.raises(UserError, match="^on_error: got 'ignore'; wanted 'fail' or 'skip'$"):

@@ -14,7 +14,7 @@ from PIL import Image
 
 import idmm
 from idmm import similarity
-from idmm.commands import pseudolabel, train
+from idmm.commands import pseudolabel, train, train_plan
 from idmm.commands.train_plan import Counts, choose
 from idmm.config import Data, Model
 from idmm.config.commands import TrainCommand
@@ -276,7 +276,9 @@ def test_what_the_last_stage_starts_from(way, alike, names, shares, images, tmp_
     assert line.startswith(f"out: '{out}' was begun by an earlier version")
 
 
-def test_when_it_is_chosen():
+def test_when_it_is_chosen(monkeypatch):
+    monkeypatch.setattr(train_plan, "seconds_of", lambda given, model, side: 1e-6)
+
     def asked(**changes):
         return TrainCommand(**{"out": "x", "size": 32, "model": Model(name="resnet10t"), **changes})
 
@@ -294,6 +296,16 @@ def test_when_it_is_chosen():
     assert choose(asked(), few).few_size == 32 and choose(asked(), some).few_size == 0
     assert choose(asked(pseudolabel=True), some).pseudolabel and not choose(asked(pseudolabel=False), few).pseudolabel
     assert choose(asked(init="x"), few).way == "finetune" and choose(asked(init="x"), few).pseudolabel
+    whole = "with all labels pretraining was not ahead of it in runs of minutes"
+    cases = {
+        whole: choose(asked(), every),
+        "as --pseudolabel false asks for": choose(asked(pseudolabel=False), few),
+        "not for digits": choose(asked(data=Data(name="digits")), few),
+        "as 2 of the classes have no label": choose(asked(), Counts(2000, 50, 10, 32, without=2)),
+        "pseudo-labels are for 3 times as many images": choose(asked(), some),
+    }
+    for line, plan in cases.items():
+        assert line in plan.why[0] and (line == whole or whole not in plan.why[0])
     with pytest.raises(UserError, match="pseudolabel: every training image has a label"):
         choose(asked(pseudolabel=True), every)
     with pytest.raises(UserError, match="compare: there is no pretraining"):

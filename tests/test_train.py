@@ -6,7 +6,7 @@ import time
 import pytest
 import yaml
 from folders import tree
-from helpers import VIT, call, read, refused
+from helpers import VIT, Together, call, logged, read, refused
 
 import idmm
 from idmm.commands import train, train_plan
@@ -14,6 +14,7 @@ from idmm.config import Data, Model
 from idmm.config.commands import TrainCommand
 from idmm.data.datasets import open_splits
 from idmm.errors import Interrupted, UserError
+from idmm.progress import logging_to
 from idmm.stages import StageSpec, budget, results
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -87,6 +88,28 @@ def test_from_python(done, images):
     assert idmm.train(config) == read(done / "train.json")
     with pytest.raises(UserError, match="minutes: "):
         idmm.train({**config, "minutes": 0})
+
+
+def test_from_python_it_says_what_it_chose(images, tmp_path, monkeypatch, capsys):
+    def stage(given, kept, name, init, folder, minutes):
+        with logging_to(tmp_path):
+            raise Interrupted("stopped by the test")
+
+    monkeypatch.setattr(train, "_stage", stage)
+    with pytest.raises(Interrupted):
+        idmm.train({"data": {"root": str(images)}, "model": {"name": MODEL[1], "kwargs": VIT}, "size": 16,
+                    "device": "cpu", "way": "scratch", "out": str(tmp_path / "x")})  # fmt: skip
+    said = capsys.readouterr().err
+    assert "20 minutes (the default; --minutes M), until about" in said and "--way scratch, as asked" in said
+    assert said == "".join(line.partition(" INFO ")[2] for line in logged(tmp_path).splitlines(True)[:-1])
+
+
+def test_processes_go_by_the_first_ones_plan(tmp_path):
+    """Their timed steps differ."""
+    code = "import os; from idmm.commands import train; print(train._agreed({'plan': os.environ['RANK']}, 'cpu'))"
+    (tmp_path / "agree.py").write_text(code)
+    with Together([tmp_path / "agree.py"], tmp_path / "said") as both:
+        assert both.wait() == 0 and both.said().count("{'plan': '0'}") == 2, both.said()
 
 
 def test_another_command_is_refused(done, images, capsys):
@@ -281,8 +304,10 @@ def test_mixup_and_cutmix_where_there_is_time_for_many_passes(images, tmp_path, 
     monkeypatch.setattr(train, "MANY_LABELS", 4)
     whole = train_plan.Counts(10, 8, 2, 16)
     monkeypatch.setattr(train, "count", lambda *_: whole)
-    for minutes, alpha in ((2.4, 0.0), (2.6, 1.0)):  # 40 % of it: 29 and 31 passes over two crops of 10 images
-        argv = given(images, tmp_path / f"p{minutes}", way="pretrain", minutes=minutes)
+    for minutes, name, alpha in ((2.4, MODEL[1], 0.0), (2.6, MODEL[1], 1.0), (2.6, "other", 0.0)):
+        monkeypatch.setattr(train, "BACKBONE", {"name": name})  # of which it was measured
+        # 40 % of the time: 29 and 31 passes over two crops of 10 images
+        argv = given(images, tmp_path / f"p{minutes}{name}", way="pretrain", minutes=minutes)
         (_, first), (_, last) = stages_run(monkeypatch, argv)
         assert first.method.cutmix_alpha == alpha and last.augment.cutmix_alpha == 1.0
 

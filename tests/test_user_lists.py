@@ -1,6 +1,7 @@
 """What people keep in lists beside their images: images to leave out, classes, groups. By the real command line."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -301,6 +302,20 @@ def test_files_of_labels_that_cannot_be_used(text, line, flat, tmp_path):
     file = written(tmp_path / "labels.csv", text, "latin-1")
     found = faults(open_splits, section(flat, labels=file), True)
     assert found[0] == f"data.labels: {line.replace('FILE', file).replace('ROOT', str(flat))}"
+
+
+def test_names_that_are_no_text_are_found(flat, tmp_path):
+    """Names of files are bytes, and lists that are written of them have those; classes are text."""
+    odd = os.fsdecode(b"scans/caf\xe9.png")
+    shutil.copy(flat / "scans/p0_0.png", flat / odd)
+    rows = [f"{name},{'ab'[i % 2]}" for i, name in enumerate((odd, "scans/p0_0.png", "scans/p1_0.png"))]
+    file = tmp_path / "labels.csv"
+    file.write_bytes(os.fsencode("\n".join(["path,class", *rows])))
+    splits = open_splits(section(flat, labels=str(file), val_fraction=0.0), False)
+    assert odd in splits.train.names
+    file.write_bytes(file.read_bytes().replace(b",b", b",\xe9"))
+    line = f"data.labels: cannot read '{file}' (not UTF-8 text); wanted a CSV file of path,class"
+    assert faults(open_splits, section(flat, labels=str(file)), False) == [line]
 
 
 def test_labels_are_for_folders(tmp_path):

@@ -3,11 +3,14 @@
 import contextlib
 import json
 import logging
+import os
 import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+
+from accelerate import PartialState
 
 from idmm import distributed, environment
 from idmm.commands.pseudolabel import ALIKE, pseudolabel
@@ -36,7 +39,7 @@ from idmm.data.registry import resolve_name
 from idmm.data.split import LabelsMissing, Splits
 from idmm.errors import UserError
 from idmm.files import begun, write_csv, write_json
-from idmm.progress import duration, log
+from idmm.progress import KeptLog, duration, log, logging_by
 from idmm.stages import STAGES, beginning
 from idmm.stages.advice import suited_batch
 from idmm.stages.budget import TooShort
@@ -52,9 +55,11 @@ JITTER_PROB = 0.8
 QUICK = {"train.lr": 2e-3, "train.batch_size": 32, "method.classifier_scale": 10.0}
 # What many passes over all labels gain from; with few labels it did harm, and made no difference to pseudo-labels (LOG)
 MIXED = {"augment.mixup_alpha": 0.2, "augment.cutmix_alpha": 1.0}
-# Without it many passes of IDMM learn all images by heart, and classes are lost again (docs/minutes.md)
+# Without it many passes of IDMM learn all images by heart, and classes are lost again: in the small ConvNet, too
+# (docs/minutes.md)
 CUTMIX = {"method.cutmix_alpha": 1.0}
-MANY_PASSES, MANY_LABELS = 60, 20  # over the images, or 30 over two crops of each; a class
+MANY_PASSES = 60  # over the images; stage 1 counts each of its crops
+MANY_LABELS = 20  # a class
 MOST_PASSES = 600  # of the teacher over its few images: the time is of more use to the last stage
 HELD_OUT = 0.2  # of the labelled images, where there are none to test on
 CHANCE = 0.05
@@ -73,6 +78,8 @@ def _said_once() -> Iterator[None]:
         return record.levelno > logging.INFO or said.setdefault(key, record) is record
 
     with contextlib.ExitStack() as stack:
+        if not log.handlers:  # called from Python: the stages show what was said before them, as they do of commands
+            stack.enter_context(logging_by(KeptLog()))
         for reader in (datasets.log, user_lists.log):
             reader.addFilter(first)
             stack.callback(reader.removeFilter, first)
@@ -115,6 +122,7 @@ def train(given: TrainCommand | dict | str) -> dict:
             counts = count(splits, data)
             plan = choose(replace(told, data=data), counts)
             kept |= {"data": parsing.plain(data), "counts": asdict(counts), "plan": asdict(plan)}
+            kept = _agreed(kept, given.device)
         for line in kept["plan"]["why"]:
             log.info("%s", line)
         if "result" in kept:
@@ -132,6 +140,13 @@ def train(given: TrainCommand | dict | str) -> dict:
     _say(given, kept)
     print(f"{out / FILE}; the classifier is {out / 'model.safetensors'}")
     return kept
+
+
+def _agreed(kept: dict, device: str) -> dict:
+    """Returns what the first process found; each has timed steps by itself, and may have come to another plan."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        PartialState(cpu=distributed.pick_device(device) == "cpu")
+    return distributed.broadcast(kept)
 
 
 def _times(given: TrainCommand, began: float) -> str:
@@ -280,31 +295,35 @@ def _config(given: TrainCommand, kept: dict, name: str, init: Path | str | None,
     """Returns the config of a stage: its recipe, on the images and at the size of the plan."""
     stage, used = STAGES["pretrain" if name in FIRST else "finetune"], _recipe(name, init)
     plan, data, out = Plan(**kept["plan"]), _data(given, kept), Path(given.out)
-    images, few = kept["counts"]["labelled" if stage.name == "finetune" else "images"], stage.name == "finetune"
-    if folder == out and _trusted(kept):
-        images, few = kept["pseudolabels"]["given"] + kept["pseudolabels"]["found"], False
+    quick = not init and plan.model["name"] == BACKBONE["name"]  # the small ConvNet, from fresh weights
+    labels = stage.name == "finetune"
+    images = kept["counts"]["labelled" if labels else "images"]
+    given_alone = labels and not (folder == out and _trusted(kept))  # no pseudo-labels
+    if labels and not given_alone:
+        images = kept["pseudolabels"]["given"] + kept["pseudolabels"]["found"]
         data = replace(data, labels=str(out / PSEUDOLABELS), subset=None, labelled=None, groups=None)
         data = replace(data, val_fraction=0.0)  # the file says who is held out, and of which group images are
-    planned = few and plan.few_size or plan.size
+    planned = given_alone and plan.few_size or plan.size
     size = kept.setdefault("sizes", {}).setdefault(_part(folder, out), planned)  # there may be time for a smaller one
-    if stage.name == "finetune":
+    if labels:
         data, own = tuned_on(data), {"train.size": size, "augment.flip": given.flip}
     else:
         data = data if name == "joint" else replace(data, labelled=None)
         own = {"views.size": size, "views.flip": given.flip, **LIGHT}
         own |= {"views.jitter": [given.jitter, given.jitter, 0.0, 0.0], "views.jitter_prob": JITTER_PROB}
-        if name == "pretrain" and not init and _many_passes(plan, images, size, minutes):
+        if name == "pretrain" and quick and _many_passes(plan, images, size, minutes):
             own |= CUTMIX
     shipped = recipe(stage.config, used)
-    if name in FIRST and not init and plan.model["name"] == BACKBONE["name"]:
+    if name in FIRST and quick:
         shipped = merged(shipped, QUICK)
     own["train.batch_size"] = suited_batch(shipped["train"]["batch_size"], images)
     own |= {"out": str(folder), "seed": given.seed, "train.minutes": minutes, "train.device": given.device}
     own |= {"init": str(init)} if init else {"model": plan.model}
     if name == "scratch":
         own["train.classifier_init"] = "random"  # its weights change more than a fitted one allows
-        many = few and images >= MANY_LABELS * kept["counts"]["classes"]
-        own |= MIXED if many and _many_passes(plan, images, size, minutes) else {}
+        many = images >= MANY_LABELS * kept["counts"]["classes"]
+        if given_alone and many and _many_passes(plan, images, size, minutes):
+            own |= MIXED
     if _part(folder, out) == "teacher":
         own["train.max_epochs"] = MOST_PASSES
     if init and str(init) == plan.init:
@@ -313,7 +332,7 @@ def _config(given: TrainCommand, kept: dict, name: str, init: Path | str | None,
 
 
 def _many_passes(plan: Plan, images: int, size: int, minutes: float) -> bool:
-    """Whether there is time to pass over so many images often, by the plan's timed steps."""
+    """Whether there is time for ``MANY_PASSES`` over so many images, by the plan's timed steps."""
     each = plan.image_seconds * (size / plan.size) ** 2
     return 0 < MANY_PASSES * each * images <= 60 * minutes
 
@@ -344,18 +363,21 @@ def _stage(given: TrainCommand, kept: dict, name: str, init: Path | str | None, 
         return stage.run(config)
     except TooShort as refused:  # said in the command's own minutes
         error = refused
-    gone = (time.monotonic() - began) / 60
     own = not given.size and "result" not in kept  # else the comparison would be at another size than was planned
+    told = replace(given, data=_data(given, kept))
+    took = seconds_of(told, plan.model, size)
+    gone = (time.monotonic() - began) / 60
 
     def fits(other: dict, side: int) -> bool:
-        told = replace(given, data=_data(given, kept))
-        less = 1 - seconds_of(told, other, side) / seconds_of(told, plan.model, size)
+        less = 1 - seconds_of(told, other, side) / took
         return less > 0 and error.wanted - less * error.seconds / 60 < minutes - own * gone
 
     if own and (side := smaller(plan.model, size, fits)):
         kept["plan"]["why"].append(f"size: {side} px, as at {size} px {error.why}")
         log.info("%s", kept["plan"]["why"][-1])
         kept["sizes"][part] = side
+        if plan.size == size:
+            kept["plan"]["image_seconds"] *= (side / size) ** 2
         kept["plan"] |= {name: side for name in ("size", "few_size") if kept["plan"].get(name) == size}
         kept["minutes"][part] = minutes - gone
         kept["minutes"]["before"] += gone if list(plan.shares) == [part] else 0.0
@@ -371,7 +393,8 @@ def _say(given: TrainCommand, kept: dict) -> None:
     result, plan = kept["result"], kept["plan"]
     low, high = result["top1_interval"]
     print(f"{plan['way']}: top-1 {result['top1']:.1f} % ({low:.1f} to {high:.1f}) on {result['test_size']} test images")
-    floors = {"kNN of raw pixels": result.get("pixel_knn"), "the largest class every time": result["largest_class"]}
+    pixels = kept["pseudolabels"]["pixel_knn"] if _trusted(kept) else result.get("pixel_knn")
+    floors = {"kNN of raw pixels": pixels, "the largest class every time": result["largest_class"]}
     for label, value in floors.items():
         if value is not None:
             print(f"  {label}: {value:.1f} %")

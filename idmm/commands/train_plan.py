@@ -140,8 +140,10 @@ def choose(given: TrainCommand, counts: Counts) -> Plan:
         why.append("--way pretrain, in another --out, adapts them to the images first: better where they are of others")
     elif pseudolabel:
         why = [f"{what}; --way pretrain, as most images have no label"]
-    else:
+    elif counts.images == counts.labelled:
         why = [f"{what}; from scratch; with all labels pretraining was not ahead of it in runs of minutes"]
+    else:
+        why = [f"{what}; from scratch on these, {_no_pseudolabels(given, counts, folder)}"]
     if pseudolabel:
         why.append("pseudolabel: what was learned by then labels the images without a label, then all are learned from")
     model = parsing.plain(given.model)
@@ -151,6 +153,17 @@ def choose(given: TrainCommand, counts: Counts) -> Plan:
         model |= BACKBONE
         why.append(f"model: {model['name']} {json.dumps(model['kwargs'])}, a small ConvNet")
     return _sized(given, Plan(way, model, given.size or 0, why, given.init, pseudolabel), counts)
+
+
+def _no_pseudolabels(given: TrainCommand, counts: Counts, folder: bool) -> str:
+    """Says why images without labels get none."""
+    if given.pseudolabel is False:
+        return "as --pseudolabel false asks for"
+    if not folder:
+        return f"as pseudo-labels are for folders of images, not for {given.data.name}"
+    if counts.without:
+        return f"as {counts.without} of the classes have no label, so the others cannot be labelled"
+    return f"as pseudo-labels are for {MANY_IMAGES} times as many images as labels (--pseudolabel true asks for them)"
 
 
 def _sized(given: TrainCommand, plan: Plan, counts: Counts) -> Plan:

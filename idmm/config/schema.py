@@ -91,13 +91,14 @@ def two_lengths(keys: dict[str, Any]) -> list[str]:
 
 
 def overrule_minutes(data: dict, new: dict) -> None:
-    """Removes ``train.minutes`` from nested ``data`` where what is about to be merged into it says epochs instead; in
-    the sections of a grid, too."""
+    """Removes ``train.minutes`` and its ``train.max_epochs`` from nested ``data`` where what is about to be merged into
+    it says epochs instead; in the sections of a grid, too."""
     keys = flatten(new)
     if _says_epochs(keys) and "train.minutes" not in keys:
-        data.pop("train.minutes", None)
-        if isinstance(data.get("train"), dict):
-            data["train"].pop("minutes", None)
+        for name in ("minutes", "max_epochs"):
+            data.pop(f"train.{name}", None)
+            if isinstance(data.get("train"), dict):
+                data["train"].pop(name, None)
     for key, value in new.items():
         if isinstance(value, dict) and isinstance(data.get(key), dict):
             overrule_minutes(data[key], value)

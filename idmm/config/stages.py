@@ -155,6 +155,9 @@ class FinetuneConfig(Common):
     @model_validator(mode="after")
     def _check(self):
         _check_drloc(self)
+        most, stages = self.train.max_epochs, len(self.stages or [])
+        if most is not None and most < stages:
+            raise ValueError(f"train.max_epochs {most} is less than an epoch for each of {stages} stages; give more")
         if self.drloc.weight and self.model.freeze:
             raise ValueError("drloc.weight trains the backbone and model.freeze forbids it; give one of them")
         if (

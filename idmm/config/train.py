@@ -17,8 +17,8 @@ class Train:
     """Time for the whole run, from the command's start to result.json, in place of epochs, which then are as many as
     fit by the rate of a few timed steps; those of stages keep their ratio (minutes); null: epochs count."""
     max_epochs: int | None = Field(None, ge=1)
-    """End after so many epochs, of all stages together, though minutes leave time for more: few images are learned by
-    heart; null: the time decides alone (epochs)."""
+    """End after so many epochs, of all stages together, though minutes leave time for more: few images, passed over a
+    thousand times, are learned by heart; null: the time decides alone (epochs)."""
     batch_size: int = Field(256, ge=1)
     """Images per optimizer step, over all processes; the last, smaller batch is kept (images)."""
     lr: float | None = Field(None, gt=0)

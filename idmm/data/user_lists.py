@@ -73,7 +73,7 @@ class UserList:
             BadList: It cannot be read, is empty, or has rows with cells missing or empty.
         """
         form = ",".join(wanted)
-        text = self.text(f"a CSV file of {form}")
+        text = self.text(f"a CSV file of {form}", "surrogateescape")  # file names are bytes
         first = text.lstrip().partition("\n")[0]
         try:
             reader = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=first.count), strict=True)
@@ -81,6 +81,10 @@ class UserList:
         except csv.Error as error:
             self.fault(reader.line_num, f"is not CSV ({error}); wanted {form}")
             self.refuse()
+        if _has_bytes(text):
+            cells = [cell for _, row in rows for cell in row if _has_bytes(cell)]
+            if any(self._relative(cell) not in self._known for cell in cells):
+                self.text(f"a CSV file of {form}")  # which says that it is no text
         columns = {name: i for i, name in enumerate((*wanted, *optional[:1]))}
         if rows and (header := _header(rows[0][1], wanted, optional)):
             columns, rows = header, rows[1:]
@@ -148,6 +152,15 @@ class UserList:
 def composed(name: str) -> str:
     """Returns a name with composed letters: macOS may write the same name in another form."""
     return unicodedata.normalize("NFC", name)
+
+
+def _has_bytes(text: str) -> bool:
+    """Whether there are bytes in it that are not UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 def _header(cells: list[str], wanted: tuple[str, ...], optional: tuple[str, ...]) -> dict[str, int] | None:

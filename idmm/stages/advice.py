@@ -45,7 +45,9 @@ def of_length(config: Any, phases: list[Phase], images: int) -> list[str]:
                 tried, steps = _flags(phase, changes), -(-images // batch) * epochs
                 tried += f" ({steps} steps in all)"
             else:
-                tried = " and ".join([*([_flags(phase, changes)] if changes else []), "a larger --train.minutes"])
+                capped = config.train.max_epochs is not None
+                longer = "a larger --train.minutes" + capped * " and --train.max_epochs"
+                tried = " and ".join([*([_flags(phase, changes)] if changes else []), longer])
             shown = f"{phase.label}: {counted(each, 'step')} an epoch, {total} in all: {', and '.join(faults)}"
             lines.append(f"{shown}; try {tried}{sgd}")
     return lines

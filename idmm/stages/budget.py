@@ -88,19 +88,19 @@ def within_minutes(
     def seconds(epochs: list[int]) -> float:
         return forecast(parts.with_epochs(epochs), rates, splits, drawn)
 
-    left = 60 * minutes - run.seconds
-    found = fitting([phase.epochs for phase in parts.phases], seconds, left - (1 - AIM) * 60 * minutes, left)
+    left, shares = 60 * minutes - run.seconds, [phase.epochs for phase in parts.phases]
+    found = fitting(shares, seconds, left - (1 - AIM) * 60 * minutes, left)
     found, takes, left = distributed.broadcast((found, seconds(found or [1] * len(rates)), left))
     each = [len(splits.train) * rate.image for rate in rates]
     if found is None:
         raise _too_short(parts, each, 60 * minutes - left, takes)
-    cap, shares = parts.config.train.max_epochs, [phase.epochs for phase in parts.phases]
-    if cap is not None and sum(found) > cap:
-        found = shared(shares, cap)
+    cap = parts.config.train.max_epochs
+    if capped := cap is not None and sum(found) > cap:
+        found = next(few for total in range(cap, 0, -1) if sum(few := shared(shares, total)) <= cap)
         takes = distributed.broadcast(seconds(found))
     parts = parts.with_epochs(found)
     run.folder.write_config(parts.config)
-    _say(parts, each, 60 * minutes - left, takes)
+    _say(parts, each, 60 * minutes - left, takes, capped)
     return parts
 
 
@@ -116,14 +116,14 @@ def _sizes(parts: Assembly, each: list[float]) -> list[str]:
     return [f"{brief(t)} s" + f" at {phase.size} px" * several for t, phase in zip(each, parts.phases, strict=True)]
 
 
-def _say(parts: Assembly, each: list[float], spent: float, takes: float) -> None:
+def _say(parts: Assembly, each: list[float], spent: float, takes: float, capped: bool) -> None:
     minutes, sizes = parts.config.train.minutes, _sizes(parts, each)
     epochs = [counted(phase.epochs, "epoch") for phase in parts.phases]
     counts = ", ".join(f"{n} of about {t}" for n, t in zip(epochs, sizes, strict=True))
     ends = time.strftime("%H:%M", time.localtime(time.time() + takes))
     log.info("train.minutes %g: %s; ends at about %s, after %s", minutes, counts, ends, duration(spent + takes))
-    if (cap := parts.config.train.max_epochs) is not None and sum(phase.epochs for phase in parts.phases) >= cap:
-        log.info("train.max_epochs %d: so the run ends early", cap)
+    if capped:
+        log.info("train.max_epochs %d: so the run ends early", parts.config.train.max_epochs)
     elif spent + takes < SHORT * 60 * minutes:
         log.info("train.minutes %g: one epoch more would not fit, so the run ends early", minutes)
 
