@@ -135,7 +135,7 @@ class RunFolder:
             if key not in FREE and old.get(key) != new.get(key)
         ]
         if faults:
-            faults.append(f"out: '{self.path}' belongs to another config; name a new folder or mend the above")
+            faults.append(f"out: '{self.path}' belongs to another config; name a new folder or ask for the same")
             raise UserError(*faults)
 
     def _load(self) -> dict:

@@ -65,6 +65,11 @@ DATA = {
     "cache": Command(keys.DataCacheConfig, "commands.datasets:cache", "the decoded images that are kept on the disk"),
 }  # fmt: skip
 COMMANDS = {
+    "train": Command(
+        keys.TrainCommand, "commands.train:train",
+        "from a folder of images to a classifier in a given time, pretraining where that pays",
+        logged=False, words=("data.root",),
+    ),
     "pretrain": Command(
         PretrainConfig, "stages.pretrain:pretrain", "stage 1: learn a backbone from images alone", logged=False,
     ),
@@ -135,11 +140,6 @@ COMMANDS = {
 
 'idmm data COMMAND --help' explains every flag.""",
     ),
-    "train": Command(
-        keys.TrainCommand, "commands.train:train",
-        "from a folder of images to a classifier in a given time, by what does best for so many",
-        logged=False, words=("data.root",),
-    ),
     "configs": Command(keys.ConfigsConfig, "commands.catalogue:recipe_list", "the recipes that --config takes by name"),
     "demo": Command(
         keys.DemoConfig, "commands.demo:demo",
@@ -206,7 +206,7 @@ def _run(group: Group, typed: str, argv: list[str], began: float, prog: str | No
         return 0
     if name not in group.commands:
         known = ", ".join(group.commands)
-        raise UserError(f"{typed}{name}: unknown command{nearest(name, group.commands)}; wanted one of {known}")
+        raise UserError(f"{typed}{name}: unknown command; wanted one of {known}{nearest(name, group.commands)}")
     command = group.commands[name]
     if isinstance(command, Group):
         return _run(command, f"{name} ", rest, began)

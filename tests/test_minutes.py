@@ -160,7 +160,7 @@ def test_an_odd_number_of_epochs_for_two_sizes(tmp_path):
     assert result(tmp_path / "run")["epochs"] == 2
     said = logged(tmp_path / "run")
     assert "train.max_epochs 3: so the run ends early" in said and "one epoch more would not fit" not in said
-    assert "try" in said and "a larger --train.minutes and --train.max_epochs" in said
+    assert "try" in said and "more minutes and a larger --train.max_epochs" in said
 
 
 @BOTH
@@ -186,7 +186,7 @@ def test_a_finished_run_does_nothing_and_is_held_to_its_minutes(stage, runs, mon
     asked = ASKED[stage]["train__minutes"]
     first, second = refused(capsys, [stage, *flags(stage, runs / stage, **other)])
     assert first == f"train.minutes: the run in '{runs / stage}' has {asked}, asked for now is 7.0"
-    assert second.endswith("belongs to another config; name a new folder or mend the above")
+    assert second.endswith("belongs to another config; name a new folder or ask for the same")
 
 
 @BOTH
@@ -212,7 +212,7 @@ def test_a_long_epoch_leaves_a_gap(tmp_path, monkeypatch):
 def test_advice_does_not_name_epochs():
     config = FinetuneConfig(out="a", train={"minutes": 1.0, "epochs": 2, "batch_size": 16})
     (line,) = advice(config, stages.STAGES["finetune"].phases(config), 64)
-    assert line.endswith("few to learn from; try --train.batch_size 8 and a larger --train.minutes")
+    assert line.endswith("few to learn from; try --train.batch_size 8 and more minutes")
 
 
 # ------------------------------------------------------------------ timed
@@ -230,7 +230,7 @@ def test_it_ends_in_time(stage, tmp_path, monkeypatch):
 def test_processes_agree(tmp_path):
     """Two of them make as many timed steps, and come to one answer, here that the time is too short."""
     with together("pretrain", tmp_path / "run", **SMALL, train__minutes=0.01) as processes:
-        assert processes.wait() == 1
+        assert processes.wait() == 2
     assert processes.said().count("train.minutes: got 0.01, but an epoch takes ") == 1
     assert not (tmp_path / "run").exists()
 

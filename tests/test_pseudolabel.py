@@ -105,7 +105,7 @@ def test_what_is_written(run, images, tmp_path, capsys, caplog):
         assert row["class"] == name and (row["given"] == "yes" or 0.5 < float(row["share"]) <= 1), place
     assert f"{out}: 18 images without a label got one, from 4 that had one" in caplog.messages
     assert any(
-        "gives 100 % of the nearest images the class of the image (chance: 0)" in line for line in caplog.messages
+        "gives 100 % of the nearest images the class of the image (0 is chance)" in line for line in caplog.messages
     )
 
     with Image.open(tmp_path / "l.png") as picture:

@@ -308,7 +308,7 @@ def test_another_config_lists_every_field(whole, cut, capsys):
         *faults, last = lines(capsys)
         wanted = [f"{k}: the run in '{run}' has {old}, asked for now is {new}" for k, (old, new) in changes.items()]
         assert sorted(faults) == sorted(wanted)
-        assert last == f"out: '{run}' belongs to another config; name a new folder or mend the above"
+        assert last == f"out: '{run}' belongs to another config; name a new folder or ask for the same"
         assert snapshot(run) == before
     assert inside("finetune", whole["finetune"], data__subset=None, stages=[{"size": 16}]) == 2
     faults = "\n".join(lines(capsys))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import yaml
 from folders import TINY, faults, paint, result, section, tree, tuned
-from helpers import call, inside, refused
+from helpers import call, flags, inside, refused
 from PIL import Image, ImageOps
 from sklearn.datasets import load_sample_image
 
@@ -302,6 +302,23 @@ def test_files_of_labels_that_cannot_be_used(text, line, flat, tmp_path):
     file = written(tmp_path / "labels.csv", text, "latin-1")
     found = faults(open_splits, section(flat, labels=file), True)
     assert found[0] == f"data.labels: {line.replace('FILE', file).replace('ROOT', str(flat))}"
+
+
+def test_broken_images_of_all_splits_are_told_at_once(tmp_path, capsys):
+    root = tree(tmp_path / "d", train={"a": 4, "b": 4}, val={"a": 2, "b": 2})
+    for name in ("train/a/0.png", "val/b/1.png"):
+        (root / name).write_text("no image")
+    given = {"data__name": "folder", "data__root": str(root), "data__subset": None}
+    lines = refused(capsys, ["finetune", *flags("finetune", tmp_path / "x", **given)])
+    assert [line.strip() for line in lines if "not an image" in line] == [
+        f"{root}/train/a/0.png: not an image", f"{root}/val/b/1.png: not an image",
+    ]  # fmt: skip
+
+
+def test_a_list_that_lies_among_the_images(flat):
+    (flat / "here.csv").write_text("path,class\n")
+    line = "data.labels: cannot read 'here.csv' (no such file or directory); wanted a CSV file of path,class"
+    assert faults(open_splits, section(flat, labels="here.csv"), True) == [f"{line}; did you mean '{flat}/here.csv'?"]
 
 
 def test_names_that_are_no_text_are_found(flat, tmp_path):

@@ -194,8 +194,8 @@ def _heading(seen: Explored) -> list[str]:
 
 def _summary(seen: Explored, parts: list[Section], out: Path) -> Iterator[str]:
     yield from _heading(seen)
+    yield from (f"note: {note}" for note in seen.notes)
     for part in parts:
         yield from ["", f"{part.title}: {part.said}", *(f"  {line}" for line in part.shown()), *part.lines]
-    yield from ["", *(f"note: {note}" for note in seen.notes)] if seen.notes else []
     shown = f"; 'idmm report {seen.run}' shows them" if out.resolve() == (seen.run / FOLDER).resolve() else ""
     yield from ["", f"written: {out / FILE}, with tables and sheets beside it{shown}"]

@@ -181,7 +181,7 @@ def _labels(seen: Explored, found: Found) -> Section:
     drawn = []
     for i in order[:count][:ROWS].tolist():
         text = f"labelled {shortened(seen.label(i), 18)}\nneighbours: {shortened(seen.classes[found.suggested[i]], 18)}"
-        tiles = [(i, seen.label(i), ORANGE)]
+        tiles = [(i, f"{seen.label(i)}\n{seen.names[i]}", ORANGE)]
         for j in found.near.index[i, :BESIDE].tolist():
             tiles.append((j, seen.label(j) or "no label", BLUE if seen.labels[j] == found.suggested[i] else None))
         drawn.append((text, tiles))

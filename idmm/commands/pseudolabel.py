@@ -73,11 +73,11 @@ def pseudolabel(given: PseudolabelConfig) -> dict:
     none = f"; {about.left} more lie where no label reaches" if about.left else ""
     images = counted(about.found, "image")
     log.info("%s: %s without a label got one, from %d that had one%s", out, images, about.given, none)
-    line = f"a linear classifier gives {about.alike:.0f} % of the nearest images the class of the image (chance: 0)"
+    line = f"a linear classifier gives {about.alike:.0f} % of the nearest images the class of the image (0 is chance)"
     if about.alike < ALIKE:
         log.warning("the features hardly tell the classes apart, do not rely on the labels: %s, under %d", line, ALIKE)
     else:
-        log.info("%s, %d or more are wanted", line, ALIKE)
+        log.info("the labels can be relied on: %s; under %d they could not", line, ALIKE)
     return asdict(about)
 
 

@@ -75,7 +75,7 @@ def _said_once() -> Iterator[None]:
 
     def first(record: logging.LogRecord) -> bool:
         key = (record.msg, *(record.args or ())[:1])  # the words, and the folder or file
-        return record.levelno > logging.INFO or said.setdefault(key, record) is record
+        return said.setdefault(key, record) is record
 
     with contextlib.ExitStack() as stack:
         if not log.handlers:  # called from Python: the stages show what was said before them, as they do of commands
@@ -154,7 +154,8 @@ def _times(given: TrainCommand, began: float) -> str:
     usual = " (the default; --minutes M)" if given.minutes == TrainCommand(out="x").minutes else ""
     ends = time.strftime("%H:%M", time.localtime(time.time() + began - time.monotonic() + 60 * given.minutes))
     more = ", and as long again for --compare" if given.compare else ""
-    return f"{given.minutes:g} minutes{usual}, until about {ends}{more}"
+    minutes = "1 minute" if given.minutes == 1 else f"{given.minutes:g} minutes"
+    return f"{minutes}{usual}, until about {ends}{more}"
 
 
 def _cleared(out: Path, new: bool) -> None:
@@ -188,7 +189,7 @@ def _kept(out: Path, given: TrainCommand) -> dict:
         if before.get(key) != new and key not in FREE
     ]
     if faults:
-        raise UserError(*faults, f"out: '{out}' belongs to another command; name a new folder or mend the above")
+        raise UserError(*faults, f"out: '{out}' belongs to another command; name a new folder or ask for the same")
     return kept
 
 
@@ -231,7 +232,8 @@ def _run(given: TrainCommand, kept: dict, out: Path, before: float) -> dict:
     plan, spent = Plan(**kept["plan"]), kept.setdefault("minutes", {"before": before})
     left = whole = given.minutes - spent["before"]
     if left <= 0:
-        raise UserError(f"minutes: got {given.minutes:g}, but {duration(60 * before)} were gone before the first stage")
+        gone = f"{duration(60 * before)} were gone before the first stage"
+        raise UserError(f"minutes: got {given.minutes:g}, but {gone}; wanted at least {2 * before:.2g}")
     shares = list(plan.shares.items())
     for number, (part, share) in enumerate(shares):
         if part == "last" and plan.pseudolabel and "pseudolabels" not in kept:
@@ -239,7 +241,7 @@ def _run(given: TrainCommand, kept: dict, out: Path, before: float) -> dict:
             kept["pseudolabels"] = _pseudolabels(given, kept, out)
             left -= (time.monotonic() - began) / 60
         due = left * share / sum(of for _, of in shares[number:])
-        spent.setdefault(part, max(due, LEAST * whole))
+        spent.setdefault(part, round(max(due, LEAST * whole), 3))
         write_json(out / FILE, kept)
         folder = out if part == "last" else out / part
         result = _stage(given, kept, *_begins(plan, part, out), folder, spent[part])
@@ -357,7 +359,8 @@ def _stage(given: TrainCommand, kept: dict, name: str, init: Path | str | None, 
         mixed = ", with Mixup and CutMix"
     elif config.get("method", {}).get("cutmix_alpha"):
         mixed = ", with CutMix"
-    log.info("%s: --config %s%s, %s at %d px", folder, _recipe(name, init), mixed, duration(60 * minutes), size)
+    goes = f"{folder} goes on" if begun(folder) else f"{folder}"
+    log.info("%s: --config %s%s, %s at %d px", goes, _recipe(name, init), mixed, duration(60 * minutes), size)
     began = time.monotonic()
     try:
         return stage.run(config)

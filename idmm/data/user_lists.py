@@ -58,7 +58,9 @@ class UserList:
             why = reason(error)
         except UnicodeDecodeError:
             why = "not UTF-8 text"
-        raise BadList(f"{self.field}: cannot read '{self.file}' ({why}); wanted {wanted}")
+        there = os.path.join(self.root or "", self.file)
+        meant = f"; did you mean '{there}'?" if not os.path.exists(self.file) and os.path.exists(there) else ""
+        raise BadList(f"{self.field}: cannot read '{self.file}' ({why}); wanted {wanted}{meant}")
 
     def table(self, wanted: tuple[str, ...], optional: tuple[str, ...] = ()) -> list[tuple[int, dict[str, str]]]:
         """Reads a CSV with the columns ``wanted``, and ``optional`` ones where its header names them.

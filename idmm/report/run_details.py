@@ -101,7 +101,7 @@ def _calibrated(run: RunFacts, mark: str) -> Iterator:
 
 def _explored(run: RunFacts, mark: str) -> Iterator:
     found = run.explored
-    yield from (Text(line) for line in found.get("lines", ()))
+    yield from (Text(line) for line in (*found.get("lines", ()), *found.get("notes", ())))
     for section in found.get("sections", ()):
         yield Text(f"{section['title']}: {section['count']:,}", "head")
         yield from (Text(line, "quiet") for line in section.get("lines", ()))
@@ -112,7 +112,6 @@ def _explored(run: RunFacts, mark: str) -> Iterator:
             yield Raster(webp(image), f"{section['title']}: thumbnails of the images in the table", image.shape[1])
         if section.get("csv"):
             yield Text(f"All of them: {section['csv']}", "quiet")
-    yield from (Text(note, "quiet") for note in found.get("notes", ()))
 
 
 def _drawn(run: RunFacts, mark: str) -> Iterator:

@@ -46,7 +46,7 @@ def of_length(config: Any, phases: list[Phase], images: int) -> list[str]:
                 tried += f" ({steps} steps in all)"
             else:
                 capped = config.train.max_epochs is not None
-                longer = "a larger --train.minutes" + capped * " and --train.max_epochs"
+                longer = "more minutes" + capped * " and a larger --train.max_epochs"
                 tried = " and ".join([*([_flags(phase, changes)] if changes else []), longer])
             shown = f"{phase.label}: {counted(each, 'step')} an epoch, {total} in all: {', and '.join(faults)}"
             lines.append(f"{shown}; try {tried}{sgd}")

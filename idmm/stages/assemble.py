@@ -353,7 +353,16 @@ def load_splits(parts: Assembly, folder: RunFolder | None = None, wanted: tuple[
     asked = parts.spec.range if folder is None else folder.scale(parts.spec.range)
     scale, bands = tidy(asked), None
     held = [part for part in splits.parts if part in wanted and part != "train" and parts.stage.evaluated(parts.config)]
-    stores = {"train": load("train", parts.bound(max(sizes)))}
+    try:
+        stores = {"train": load("train", parts.bound(max(sizes)))}
+    except UserError as broken:  # what the other splits lack is told in the same go
+        faults = list(broken.faults)
+        for part in held:
+            try:
+                load(part, CentreCrop(max(sizes), parts.crop_pct))
+            except UserError as error:
+                faults += error.faults
+        raise UserError(*faults) from None
     if listed.unlabelled is not None:
         refuse_repeats(stores["train"], listed.unlabelled)
     scale, bands = stores["train"].scale or scale, stores["train"].bands  # of the training images, for all
