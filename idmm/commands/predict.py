@@ -84,7 +84,7 @@ def _say_accuracy(found, images: list[FoundImage]) -> None:
     which = "" if len(known) == len(found) else f"{len(known)} of "
     log.info("accuracy: %s, on %s%s in folders named like classes", text, which, counted(len(found), "image"))
     if absent := sorted(set(range(len(found.classes))) - set(truth.tolist())):
-        log.info("accuracy: no image of %s", listed(f"'{found.classes[c]}'" for c in absent))
+        log.info("accuracy: there is no image of the classes %s", listed(f"'{found.classes[c]}'" for c in absent))
     else:  # of fewer classes it says little
         for line in remarks(scores, truth, found.classes, ranked[:, 0]):
             log.warning("accuracy: %s", line)
