@@ -103,7 +103,7 @@ def draw(records: list[dict], name: str, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, len(LABELS), figsize=(9, 3.6), sharey=True, layout="constrained")
+    figure, axes = pyplot.subplots(1, len(LABELS), figsize=(10.5, 3.6), sharey=True, layout="constrained")
     for axis, (title, labels) in zip(axes, LABELS.items(), strict=True):
         of = [record for record in records if record["set"] == name and record["labels"] == labels]
         for way in SEEDS:
@@ -127,7 +127,7 @@ def draw(records: list[dict], name: str, path: Path) -> None:
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(axis="y", alpha=0.3)
     axes[0].set_ylabel("top-1 on test images (%)")
-    axes[0].legend(frameon=False)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False)
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
 
