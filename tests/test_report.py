@@ -344,6 +344,10 @@ def test_what_groups_of_seeds_reached(runs, tmp_path):
     said = "a-0 80.0 %, b-0 70.0 % of the test images right, over 1 seed each: a-0 has +10.0 points over b-0"
     assert f"{said}, which may be chance (p 1)." in summary, "as McNemar's test of their predictions says"
     assert "How far another seed would move" in summary and "±" not in summary
+    fewer = {**result(tmp_path / "b-0"), "test_size": 90}
+    (tmp_path / "b-0/result.json").write_text(json.dumps(fewer))
+    summary = Reader(reported(tmp_path / "other", tmp_path / "a-0", tmp_path / "b-0")).sections["summary"]
+    assert "These classifiers were tested on different images" in summary and "has +10.0 points" not in summary
     some = Reader(reported(tmp_path / "same", tmp_path / "a-0", tmp_path / "a-1"))
     assert "size" not in some.sections and "no picture" not in some.sections["summary"]
 

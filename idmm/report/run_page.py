@@ -8,7 +8,7 @@ from pathlib import Path
 from idmm.errors import listed
 from idmm.files import write_bytes
 from idmm.pictures import curves_figure, measured_once, probe_figure
-from idmm.progress import brief, duration
+from idmm.progress import brief, duration, log
 from idmm.report import run_pictures as draw
 from idmm.report.facts import RunFacts
 from idmm.report.parts import Picture, Section, TableOf, Tabs, Text
@@ -37,6 +37,7 @@ def write(out: Path, runs: list[RunFacts], pairs: list[tuple], notes: list[str])
     for run in runs:
         sections += details(run, alone=len(runs) == 1) if run.detailed else []
     sections += [settings(runs), environments(runs)]
+    log.info("drawing the pictures")
     for part in (part for section in sections for part in section.parts):
         part.save(out)
     page, style = out / "report.html", source("base.css", "report.css")
@@ -69,7 +70,10 @@ def _title(runs: list[RunFacts]) -> str:
 def _outcome(runs: list[RunFacts], pairs: list[tuple]) -> Iterator[Text]:
     """What groups of classifiers of the same images reached, and how far the first is from each other one."""
     groups = _top1(runs)
-    if len(runs) < 2 or len({(run.about["data"], run.result["test_size"]) for run in runs}) > 1:
+    if len(runs) < 2:
+        return
+    if len({(run.about["data"], run.result["test_size"]) for run in runs}) > 1:
+        yield Text("These classifiers were tested on different images: do not compare their accuracies.", "loud")
         return
     spread = {group: f" ± {statistics.stdev(top1):.1f}" for group, top1 in groups.items() if len(top1) > 1}
     said = [f"{group} {statistics.mean(top1):.1f}{spread.get(group, '')} %" for group, top1 in groups.items()]
