@@ -52,78 +52,84 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
         Interrupted: Ctrl-C or SIGTERM; the state is saved.
     """
     parts, notes = resolve(parsing.build(FinetuneConfig, config))
-    config = parts.config
-    with session(parts, notes + seen_by_init(config)) as run:
+    with session(parts, notes + seen_by_init(parts.config)) as run:
         if run.folder.finished:
             return run.folder.result()
-        first = 1 if run.folder.state is None else run.folder.state["stage"]
-
-        # ------------------------------------------------------------------ images
         splits = load_splits(parts, run.folder)
-        classes = len(splits.train.classes)
         begun = run.folder.state is not None
-        model = None if begun else _first_model(run, parts, splits.at(parts.phases[0].size), classes)
+        model = None if begun else _first_model(run, parts, splits)
 
         def looked_at(phase, splits):
             return eval_batches(run, parts, splits.val or splits.test, phase.size, phase.batch_size)
 
         parts = within_minutes(run, parts, splits, looked_at)
         say_length(run, parts, len(splits.train))
-        say_balance(splits.train, config.train.class_weights)
-
-        # ------------------------------------------------------------------ stages
-        loop = None
-        for phase in parts.phases:
-            if phase.number < first:  # done before the run was taken up again
-                run.steps += phase.steps(len(splits.train))
-                continue
-            if loop is not None or begun:
-                model = parts.backbone(phase, classes)
-            if loop is not None:
-                _carry_over(loop, model, parts, phase)
-            splits = splits.at(phase.size)
-            held = _Evaluator(run, splits.val or splits.test, phase, parts)
-            loop = _loop(run, parts, splits, phase, model, held)
-            loop.fit()
-
-        # ------------------------------------------------------------------ results
-        kept = take_best(loop, "top-1")
-        found = held.latest  # what was evaluated between epochs was val, and nothing was where the run ended before
-        if splits.val is not None or found is None:
-            found = _Evaluator(run, splits.test, phase, parts).predict(loop.averaged)
-        export(run, loop, parts, splits, splits.train.classes)
-        write_features(run, loop, parts, splits, phase.batch_size)
-        start = run.folder.remembered("start") or {}
-        result = {
-            **classifier_result(run, parts, splits, found),
-            **start,
-            **kept,
-            **length_result(parts),
-            "num_classes": classes,
-            "train_size": len(splits.train),
-            "test_size": len(splits.test),
-            "seed": config.seed,
-            "seconds": round(run.seconds, 1),
-            "precision": run.precision,
-            **splits.remarks,
-        }
-        if line := high_loss(run.folder.metrics()[0]["loss"], classes):
-            log.warning("%s", line)
-        if start and result["top1"] < start["start_top1"]:
-            log.warning("%s", below_start(config, result["top1"], start["start_top1"]))
+        say_balance(splits.train, parts.config.train.class_weights)
+        loop, held, splits = _train(run, parts, splits, model)
+        result = _result(run, parts, splits, loop, held)
         run.folder.finish(result)
         return result
 
 
-def _first_model(run: Session, parts: Assembly, splits: LoadedSplits, classes: int):
+def _train(run: Session, parts: Assembly, splits: LoadedSplits, model) -> tuple[Loop, "_Evaluator", LoadedSplits]:
+    """Trains all phases that are left, the first one from ``model`` (None: as ``last/`` has it); returns the last
+    one's loop, evaluator and images."""
+    first, classes = 1 if run.folder.state is None else run.folder.state["stage"], len(splits.train.classes)
+    loop = held = None
+    for phase in parts.phases:
+        if phase.number < first:  # done before the run was taken up again
+            run.steps += phase.steps(len(splits.train))
+            continue
+        if model is None:
+            model = parts.backbone(phase, classes)
+        if loop is not None:
+            _carry_over(loop, model, parts, phase)
+        splits = splits.at(phase.size)
+        held = _Evaluator(run, splits.val or splits.test, phase, parts)
+        loop, model = _loop(run, parts, splits, phase, model, held), None
+        loop.fit()
+    return loop, held, splits
+
+
+def _result(run: Session, parts: Assembly, splits: LoadedSplits, loop: Loop, held: "_Evaluator") -> dict:
+    """Evaluates and exports the classifier; returns what ``result.json`` holds."""
+    kept = take_best(loop, "top-1")
+    found, phase, classes = held.latest, parts.phases[-1], len(splits.train.classes)
+    # what was evaluated between epochs was val, and nothing was where the run ended before
+    if splits.val is not None or found is None:
+        found = _Evaluator(run, splits.test, phase, parts).predict(loop.averaged)
+    export(run, loop, parts, splits, splits.train.classes)
+    write_features(run, loop, parts, splits, phase.batch_size)
+    start = run.folder.remembered("start") or {}
+    result = {
+        **classifier_result(run, parts, splits, found),
+        **start,
+        **kept,
+        **length_result(parts),
+        "num_classes": classes,
+        "train_size": len(splits.train),
+        "test_size": len(splits.test),
+        "seed": parts.config.seed,
+        "seconds": round(run.seconds, 1),
+        "precision": run.precision,
+        **splits.remarks,
+    }
+    if line := high_loss(run.folder.metrics()[0]["loss"], classes):
+        log.warning("%s", line)
+    if start and result["top1"] < start["start_top1"]:
+        log.warning("%s", below_start(parts.config, result["top1"], start["start_top1"]))
+    return result
+
+
+def _first_model(run: Session, parts: Assembly, splits: LoadedSplits):
     """Builds what a new run starts from: the weights of ``init``, if there are any, with the classifier that is
     wanted."""
     phase = parts.phases[0]
-    model = parts.backbone(phase, classes)
+    model = parts.backbone(phase, len(splits.train.classes))
     if report := parts.spec.load(model, parts.config.model.strict):
         log.info("%s", report)
     if parts.config.train.classifier_init == "features":
-        _start_from_features(run, parts, phase, model, splits)
+        _start_from_features(run, parts, phase, model, splits.at(phase.size))
     return model
 
 

@@ -62,16 +62,12 @@ def pretrain(config: PretrainConfig | dict | str, judge: Judge | None = None) ->
         if run.folder.finished:
             return run.folder.result()
 
-        # ------------------------------------------------------------------ images
         splits = _load(parts, run)
         _check_count(parts, len(splits.train))
         classes = None if splits.train.classes is None else len(splits.train.classes)
-
-        # ------------------------------------------------------------------ model
         backbone, begun = parts.backbone(phase, classes), run.folder.state is not None
         if spec.init is not None and not begun:
             log.info("%s", spec.load(backbone, config.model.strict))
-
         labelled = _labelled(splits.train)
 
         @functools.cache
@@ -89,7 +85,6 @@ def pretrain(config: PretrainConfig | dict | str, judge: Judge | None = None) ->
         if not begun:
             method.prepare(features)
 
-        # ------------------------------------------------------------------ training
         knn = _knn(run, parts, splits, judge)
         measured = [] if knn is None else [Evaluation(knn.measure, knn_every(config), knn.images)]
         evaluations = [*measured, *_monitor(run, parts, method, splits)]
@@ -100,32 +95,36 @@ def pretrain(config: PretrainConfig | dict | str, judge: Judge | None = None) ->
             knn.remember_start(loop.averaged)
         loop.fit()
 
-        # ------------------------------------------------------------------ results
-        tested = _tested(run, parts, splits, loop) if learns_labels(config) else {}
-        export(run, loop, parts, splits, splits.train.classes if tested else None)
-        if tested:
-            write_features(run, loop, parts, splits, EVAL_BATCH)
-        write_instances(run, method, config.method.classifier, splits.train)
-        last, start = run.folder.last_metrics(), run.folder.remembered("start")
-        became = None if start is None else knn.compared(start, loop.averaged)
-        result = {
-            **tested,
-            "loss": last["loss"],
-            **({} if start is None else {"start_knn": start["start_knn"]}),
-            **{name: last[name] for name in ("knn",) if name in last},
-            "train_size": len(splits.train),
-            "epochs": phase.epochs,
-            **length_result(parts),
-            "seed": config.seed,
-            "seconds": round(run.seconds, 1),
-            "precision": run.precision,
-            **splits.remarks,
-        }
+        result = _result(run, parts, splits, loop, knn)
         run.folder.finish(result)
-        log.info("%s: loss %.4f after %d epochs; backbone.safetensors written", config.out, last["loss"], phase.epochs)
-        if became is not None:
-            log.info("%s", became)
         return result
+
+
+def _result(run: Session, parts: Assembly, splits: LoadedSplits, loop: Loop, knn: "_KNN | None") -> dict:
+    """Exports what was learned; returns what ``result.json`` holds."""
+    config, (phase,) = parts.config, parts.phases
+    tested = _tested(run, parts, splits, loop) if learns_labels(config) else {}
+    export(run, loop, parts, splits, splits.train.classes if tested else None)
+    if tested:
+        write_features(run, loop, parts, splits, EVAL_BATCH)
+    write_instances(run, loop.method, config.method.classifier, splits.train)
+    last, start = run.folder.last_metrics(), run.folder.remembered("start")
+    log.info("%s: loss %.4f after %d epochs; backbone.safetensors written", config.out, last["loss"], phase.epochs)
+    if start is not None:
+        log.info("%s", knn.compared(start, loop.averaged))
+    return {
+        **tested,
+        "loss": last["loss"],
+        **({} if start is None else {"start_knn": start["start_knn"]}),
+        **{name: last[name] for name in ("knn",) if name in last},
+        "train_size": len(splits.train),
+        "epochs": phase.epochs,
+        **length_result(parts),
+        "seed": config.seed,
+        "seconds": round(run.seconds, 1),
+        "precision": run.precision,
+        **splits.remarks,
+    }
 
 
 def _load(parts: Assembly, run: Session) -> LoadedSplits:
