@@ -291,6 +291,22 @@ def test_the_size_is_the_images_own_or_what_there_is_time_for(monkeypatch):
     assert (few.size, few.few_size) == (32, 96), "2000 views in 72 s, and 50 in 24 s"
 
 
+@pytest.mark.parametrize(
+    "minutes, side, way",
+    [(1.4, 100, "scratch"), (1.6, 100, "pretrain"), (1.4, 32, "pretrain")],
+    ids=["few passes at a smaller size", "more passes", "few at the images' own"],
+)
+def test_pretraining_is_left_out_where_it_has_few_passes_at_a_smaller_size(monkeypatch, minutes, side, way):
+    """45 % of 64 or 76 s for 2000 crops of 1.5 ms: 9.6 and 11.4 passes."""
+    monkeypatch.setattr(train_plan, "seconds_of", lambda given, model, side: 1.5e-3 * (side / 32) ** 2)
+    counts = train_plan.Counts(1000, 50, 10, side)
+    plan = train_plan.choose(asked(size=None, minutes=minutes), counts)
+    assert plan.way == way and plan.pseudolabel
+    said = "--way scratch, as pretraining has time for about 10 passes, at 32 px of 100"
+    assert (said in plan.why[0]) == (way == "scratch") and sum(line.startswith("size: ") for line in plan.why) == 1
+    assert train_plan.choose(asked(size=None, minutes=minutes, way="pretrain"), counts).way == "pretrain"
+
+
 def test_mixup_and_cutmix_where_there_is_time_for_many_passes(images, tmp_path, monkeypatch):
     """By the plan's timed steps: of 8 labelled images at 16 px, 4 a class."""
     for module in (train_plan, train):

@@ -26,6 +26,7 @@ TIMED = 16  # images of a step, to find out how long one takes
 FEW = 4  # images of a step, to find out which precision is faster
 LOOKED_AT = 64  # images, for their sizes
 PASSES = 30  # over the images, which a size must leave time for
+FEWEST = 10  # of stage 1, from which on it pays where the images' size had to be reduced for it (docs/minutes.md)
 SURE = 8.0  # times too slow for a single pass, by a few steps: larger batches and lower precision do not mend that
 AROUND = 20.0  # seconds of imports, reading images, timing and the end
 # Of the time, for each stage: in OUT/stage1 what learns from all images, in OUT/teacher the classifier that makes
@@ -152,7 +153,20 @@ def choose(given: TrainCommand, counts: Counts) -> Plan:
     elif not given.model.name:
         model |= BACKBONE
         why.append(f"model: {model['name']} {json.dumps(model['kwargs'])}, a small ConvNet")
-    return _sized(given, Plan(way, model, given.size or 0, why, given.init, pseudolabel), counts)
+    plan = Plan(way, model, given.size or 0, why, given.init, pseudolabel)
+    sized = _sized(given, plan, counts)
+    if given.way == "auto" and way == "pretrain" and (passes := _passes(given, sized, counts)) < FEWEST:
+        if sized.size < _sides(counts)[-1]:
+            reason = f"as pretraining has time for about {passes:.0f} passes, at {sized.size} px of {counts.side}"
+            why = [f"{what}; --way scratch, {reason} (--way pretrain asks for it)", *why[1:]]
+            return _sized(given, replace(plan, way="scratch", why=why), counts)
+    return sized
+
+
+def _passes(given: TrainCommand, plan: Plan, counts: Counts) -> float:
+    """About how many passes over the images stage 1 has time for, each over all crops."""
+    seconds = plan.shares["stage1"] * max(1.0, 60 * given.minutes - AROUND)
+    return seconds / (CROPS * counts.images * plan.image_seconds)
 
 
 def _no_pseudolabels(given: TrainCommand, counts: Counts, folder: bool) -> str:
@@ -174,7 +188,7 @@ def _sized(given: TrainCommand, plan: Plan, counts: Counts) -> Plan:
     slowest = min(((plan.shares[part], views) for part, views in stages), key=lambda stage: stage[0] / stage[1])
     timed = functools.cache(lambda side: seconds_of(given, plan.model, side))
     size = _affordable(given, plan.model, counts, timed, *slowest)
-    plan = replace(plan, size=size, image_seconds=timed(size))
+    plan = replace(plan, size=size, image_seconds=timed(size), why=[*plan.why])
     if plan.pseudolabel:
         few_size = _affordable(given, plan.model, counts, timed, plan.shares["teacher"], counts.labelled)
         plan = replace(plan, few_size=few_size)
