@@ -4,7 +4,9 @@ import contextlib
 import importlib
 import logging
 import os
+import signal
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -170,6 +172,8 @@ def main(argv: list[str] | None = None, prog: str | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     if own and "OMP_WAIT_POLICY" not in os.environ:  # torch's idle threads would keep cores that others want
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    if own and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, before a run listens itself, too
     try:
         return _run(IDMM, "", argv, began, prog)
     except (UserError, RunError, Interrupted) as error:

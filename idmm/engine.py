@@ -273,14 +273,15 @@ class Loop:
 
     def _check_exploded(self, epoch: int, loss: float) -> None:
         """Raises RunError if an epoch's loss is of ruined weights; by nothing but what a resumed run knows, too."""
-        first, last = self._first_loss(), epoch + 1 == self.batches.epochs
+        first = self._first_loss()
         if first is None:
             return
         before = [r for r in self.session.folder.metrics() if r["stage"] == self.plan.number]
-        found = exploded(loss, first, [] if last else before, 0 if last else self.batches.steps_per_epoch)
-        if distributed.broadcast(found):
-            what = f"the loss has exploded, from {first:.3g} to {loss:.3g} as the epoch's mean,"
-            raise self._diverged(what, (epoch + 1) * self.batches.steps_per_epoch - 1)
+        moved = f"from {first:.3g} to {loss:.3g} as the epoch's mean"
+        if distributed.broadcast(exploded(loss, first, before, self.batches.steps_per_epoch)):
+            raise self._diverged(f"the loss has exploded, {moved},", (epoch + 1) * self.batches.steps_per_epoch - 1)
+        if epoch + 1 == self.batches.epochs and exploded(loss, first, [], 0):
+            log.warning("the loss has risen %s: the weights are of little use; lower --train.lr", moved)
 
     def _diverged(self, what: str, step: int) -> RunError:
         epoch, lr = step // self.batches.steps_per_epoch, self.schedule._get_lr(step)[0]

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -472,6 +473,26 @@ def test_python_interface_reports_all_faults(tmp_path):
         idmm.finetune({})
     with pytest.raises(UserError, match=r"^train.epoch: unknown key; did you mean 'train.epochs'\?$"):
         idmm.pretrain(str(written(tmp_path, "train: {epoch: 3}\n")))
+
+
+def test_dotted_keys_are_the_flags_without_dashes(tmp_path):
+    given = {"train.epochs": 3, "train": {"lr": 0.5, "batch_size": 8}, "train.batch_size": 4, "out": "x"}
+    before = json.dumps(given)
+    from_file = parse(PretrainConfig, ["--config", str(written(tmp_path, yaml.safe_dump(given, sort_keys=False)))], "x")
+    for config in (build(PretrainConfig, given), from_file):
+        assert (config.train.epochs, config.train.lr, config.train.batch_size) == (3, 0.5, 4)
+    assert json.dumps(given) == before
+    with pytest.raises(UserError, match=r"^train.epoch: unknown key; did you mean 'train.epochs'\?$"):
+        build(PretrainConfig, {"train.epoch": 3, "out": "x"})
+
+
+def test_asked_to_stop_before_a_run_listens(monkeypatch, capsys):
+    monkeypatch.setattr("idmm.cli._run", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert main(["pretrain"], prog="idmm") == 130 and capsys.readouterr().err == "interrupted\n"
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @BOTH

@@ -176,6 +176,16 @@ def test_a_loss_that_explodes_ends_the_run(stage, more, lr, tmp_path, capsys):
     assert said in log_of(out) and len(metrics(out)) < 20 and not (out / "result.json").exists()
 
 
+def test_a_few_steps_that_end_high_keep_their_result(tmp_path, capsys):
+    """They are not enough to tell ruined weights from those that would come back."""
+    out = tmp_path / "run"
+    hot = {"train__lr": 100, "train__warmup_epochs": 0, "train__epochs": 1}
+    assert inside("finetune", out, **{**ONE, **hot}) == 0 and metrics(out)[-1]["loss"] > EXPLODED[0]
+    said = [line for line in lines(capsys) if line.startswith("the loss has risen from ")]
+    assert len(said) == 1 and said[0].endswith(": the weights are of little use; lower --train.lr")
+    assert (out / "model.safetensors").exists()
+
+
 def test_a_resumed_run_explodes_at_the_same_step(tmp_path, monkeypatch, capsys):
     hot = {**ONE, "train__lr": 100, "train__warmup_epochs": 0, "train__epochs": 20}
     assert inside("finetune", tmp_path / "whole", **hot) == 1

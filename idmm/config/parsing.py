@@ -19,7 +19,17 @@ from pydantic_core import PydanticUndefined
 from idmm.config.base import FieldError
 from idmm.config.reading import of_one_method, read_value, recipe, yaml_problem
 from idmm.config.reading import read_file as read_file
-from idmm.config.schema import flags_of, flatten, keys_of, main_key, odd_keys, options, overrule_minutes, switches
+from idmm.config.schema import (
+    flags_of,
+    flatten,
+    keys_of,
+    main_key,
+    nested,
+    odd_keys,
+    options,
+    overrule_minutes,
+    switches,
+)
 from idmm.errors import UserError, nearest
 
 log = logging.getLogger("idmm")
@@ -88,7 +98,7 @@ def build(kind: type[Config], given: Any) -> Config:
     if not isinstance(given, (str, Path, dict)):
         wanted = f"wanted a mapping, a {kind.__name__} or the path of a YAML file"
         raise UserError(f"config: {wanted}, got {type(given).__name__}")
-    return _checked(kind, given if isinstance(given, dict) else recipe(kind, given), {}, [])
+    return _checked(kind, nested(given) if isinstance(given, dict) else recipe(kind, given), {}, [])
 
 
 def plain(config: Any) -> Any:

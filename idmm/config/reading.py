@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from idmm.config.base import STAGED
-from idmm.config.schema import odd_keys, unknown_keys
+from idmm.config.schema import nested, odd_keys, unknown_keys
 from idmm.errors import UserError, listed, nearest
 
 # setup.cfg maps the repository's folder into the package as idmm/configs; a checkout has it beside the package
@@ -112,6 +112,7 @@ def recipe(kind: type, name: str | Path) -> dict:
     data = read_file(located(name, stage))
     if odd := odd_keys(data):
         raise UserError(*(f"{key}: unknown key (in {name})" for key in odd))
+    data = nested(data)
     strange = unknown_keys(kind, data)
     for other, its in STAGED.items():
         if strange and stage not in (None, other) and not unknown_keys(its, data):

@@ -83,6 +83,20 @@ def flatten(config: dict, prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def nested(config: dict) -> dict:
+    """Turns dotted keys into sections, ``{"train.lr": 1}`` -> ``{"train": {"lr": 1}}``; what stands later counts."""
+    found: dict = {}
+    for key, value in config.items():
+        *sections, name = key.split(".") if isinstance(key, str) else [key]
+        place = found
+        for section in sections:
+            place[section] = dict(place[section]) if isinstance(place.get(section), dict) else {}
+            place = place[section]
+        both = isinstance(value, dict) and isinstance(place.get(name), dict)
+        place[name] = {**place[name], **value} if both else value
+    return found
+
+
 # ------------------------------------------------------------------ epochs or minutes: what is said last counts
 def two_lengths(keys: dict[str, Any]) -> list[str]:
     """Returns what is wrong where a stage's flat keys say both how many epochs it trains and how many minutes."""
