@@ -78,6 +78,9 @@ def as_grid(model: nn.Module, features: Tensor, size: tuple[int, int]) -> Tensor
     Raises:
         UserError: Neither fits.
     """
+    patch = getattr(getattr(model, "patch_embed", None), "patch_size", None)
+    if isinstance(patch, tuple | list) and len(patch) == 2:  # they may be no squares
+        size = size[0] / patch[0], size[1] / patch[1]
     if isinstance(features, Tensor) and features.ndim == 4:
         if _channels_last(model, features, size):
             features = features.permute(0, 3, 1, 2)  # [B, h, w, D] -> [B, D, h, w]
@@ -92,7 +95,7 @@ def as_grid(model: nn.Module, features: Tensor, size: tuple[int, int]) -> Tensor
     raise UserError(f"model.name: the features of {model_name(model)} are not a grid of places")
 
 
-def _channels_last(model: nn.Module, features: Tensor, size: tuple[int, int]) -> bool:
+def _channels_last(model: nn.Module, features: Tensor, size: tuple[float, float]) -> bool:
     declared = str(getattr(model, "output_fmt", ""))
     if declared.endswith(("NHWC", "NCHW")):
         return declared.endswith("NHWC")
@@ -100,13 +103,13 @@ def _channels_last(model: nn.Module, features: Tensor, size: tuple[int, int]) ->
     return _stretch((a, b), size) < _stretch((b, c), size)
 
 
-def _factors(count: int, size: tuple[int, int]) -> tuple[int, int] | None:
+def _factors(count: int, size: tuple[float, float]) -> tuple[int, int] | None:
     """Splits a number of tokens into rows and columns of the image's aspect; None where none comes near."""
     pairs = [(h, count // h) for h in range(1, count + 1) if count % h == 0]
     best = min(pairs, key=lambda pair: _stretch(pair, size), default=None)
     return best if best is not None and _stretch(best, size) <= _SLACK else None
 
 
-def _stretch(grid: tuple[int, int], size: tuple[int, int]) -> float:
+def _stretch(grid: tuple[int, int], size: tuple[float, float]) -> float:
     """How far a grid's aspect is from the image's."""
     return abs(math.log(grid[0] / grid[1]) - math.log(size[0] / size[1]))
