@@ -210,7 +210,13 @@ def test_statistics_that_a_short_pretraining_left_do_not_spoil_the_start(tmp_pat
 
 
 def test_a_first_loss_far_above_guessing_is_a_line(init, tmp_path):
-    assert high_loss(6.9, 10) is None
+    assert high_loss(build(config.FinetuneConfig, {"out": "x"}), 6.9, 10) is None
+    for train, tries in (
+        ({}, "--train.layer_decay 0.7 or --train.classifier_init"),
+        ({"layer_decay": 0.7}, "--train.cl"),
+    ):
+        line = high_loss(build(config.FinetuneConfig, {"out": "x", "train": train}), 7.0, 10)
+        assert f"try a lower --train.lr or {tries}" in line
     given = {**RUN, "stages": [{"size": 16, "epochs": 1}], "train__lr": 1, "train__ema": None, "init": str(init)}
     assert inside("finetune", tmp_path / "run", **given) == 0
     assert "where guessing costs 2.3; try a lower --train.lr" in logged(tmp_path / "run")

@@ -235,7 +235,7 @@ def padded(path, seed):
 
 
 @pytest.mark.parametrize("change", ["weights", "mean", "image", "added", "size", "crop"])
-def test_features_of_something_else_are_taken_anew(change, run, tmp_path, pictures, looks):
+def test_features_of_something_else_are_taken_anew(change, run, tmp_path, pictures, looks, capsys):
     root, argv = pictures
     padded(root / "train/a/0.png", 0)
     probed(run, *argv, out=tmp_path / "1")
@@ -252,8 +252,10 @@ def test_features_of_something_else_are_taken_anew(change, run, tmp_path, pictur
         wanted = [7]
     else:
         argv = [*argv, *({"size": ["--size", 24], "crop": ["--crop_pct", 1]}[change])]
+    hint = f"crop_pct: 1; '{run}' was evaluated at 0.875, which --crop_pct 0.875 measures"
+    assert hint not in capsys.readouterr().err
     probed(run, *argv, out=tmp_path / "2")
-    assert looks == [8, 6, *wanted]
+    assert looks == [8, 6, *wanted] and (hint in capsys.readouterr().err) == (change == "crop")
 
 
 def test_a_grids_probes_see_that_images_changed(run, tmp_path, pictures, capsys):

@@ -77,7 +77,8 @@ def pseudolabel(given: PseudolabelConfig) -> dict:
     if about.alike < ALIKE:
         log.warning("the features hardly tell the classes apart, do not rely on the labels: %s, under %d", line, ALIKE)
     else:
-        log.info("the labels can be relied on: %s; under %d they could not", line, ALIKE)
+        said = "the labels are good enough to learn from, though some are wrong"
+        log.info("%s: %s; under %d they would not be", said, line, ALIKE)
     return asdict(about)
 
 

@@ -114,7 +114,7 @@ def _result(run: Session, parts: Assembly, splits: LoadedSplits, loop: Loop, hel
         "precision": run.precision,
         **splits.remarks,
     }
-    if line := high_loss(run.folder.metrics()[0]["loss"], classes):
+    if line := high_loss(parts.config, run.folder.metrics()[0]["loss"], classes):
         log.warning("%s", line)
     if start and result["top1"] < start["start_top1"]:
         log.warning("%s", below_start(parts.config, result["top1"], start["start_top1"]))

@@ -107,19 +107,23 @@ def fit_classifier(model: nn.Module, features: np.ndarray, labels: np.ndarray, c
             layer.bias.copy_(bias)
 
 
-def high_loss(loss: float, classes: int) -> str | None:
+def high_loss(config: FinetuneConfig, loss: float, classes: int) -> str | None:
     """Returns what to say of a first epoch whose mean ``loss`` is far above what guessing among ``classes`` costs."""
     guessing = float(np.log(classes))
     if loss <= HIGH_LOSS * guessing:
         return None
-    tries = "try a lower --train.lr, --train.layer_decay 0.7 or --train.classifier_init random"
-    return f"the first epoch's loss was {loss:.3g}, where guessing costs {guessing:.2g}; {tries}"
+    tries = ["a lower --train.lr", *_slower(config), "--train.classifier_init random"]
+    return f"the first epoch's loss was {loss:.3g}, where guessing costs {guessing:.2g}; try {' or '.join(tries)}"
+
+
+def _slower(config: FinetuneConfig) -> list[str]:
+    """The flag that keeps lower layers near where they began, where it is not set."""
+    return ["--train.layer_decay 0.7"] if config.train.layer_decay is None and not config.model.freeze else []
 
 
 def below_start(config: FinetuneConfig, top1: float, start: float) -> str:
     """Returns what to try where fine-tuning ended with less (percent) than the fitted classifier started from."""
-    slower = config.train.layer_decay is None and not config.model.freeze
-    tries = ["fewer epochs", "a lower lr", *(["--train.layer_decay 0.7"] if slower else [])]
+    tries = ["fewer epochs", "a lower lr", *_slower(config)]
     line = f"top-1 {top1:.1f} % is below the {start:.1f} that the classifier had before the first step; try"
     light = config.augment.scale[0] >= 0.35 and not (config.augment.mixup_alpha or config.augment.cutmix_alpha)
     return f"{line} {' or '.join(tries)}" + ("" if light else f", or lighter augmentation ({LIGHTER})")
