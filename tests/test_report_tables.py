@@ -180,6 +180,21 @@ def test_runs_that_say_one_class_crown_nothing():
     assert "‡" not in rendered("grid.md", better) and "tie: stamps, coins" in rendered("text", better)
 
 
+def test_cells_that_fine_tuning_left_below_their_start_are_marked():
+    lost = runs([40.0, 46.0], start_top1=44.0) + runs([70.0, 74.0], source="b", start_top1=72.0)
+    lost += runs([9.0], **WITHOUT)
+    starts = {row.source: cell.start for (_, row, _), cell in table(lost).cells.items()}
+    assert starts == {"flowers": 44.0, "b": None, "scratch": None}
+    for name in ("grid.md", "text", "grid.html"):
+        said = " ".join(rendered(name, lost).split())
+        assert "Fine-tuning that lost ↓" in said and "--finetune.train.lr" in said, name
+    assert "↓: below what the classifier had before the first step" in rendered("grid.md", lost)
+    assert "44.00 before the first step" in rendered("grid.html", lost)
+    assert rendered("grid.tex", lost).count(r"$\downarrow$") == 2, "cell and legend"
+    kept = [{**one, "start_top1": None} for one in lost]
+    assert "↓" not in "".join(rendered(name, kept) for name in ("grid.md", "text", "grid.html"))
+
+
 def test_runs_that_name_one_class_do_not_tell_how_far_seeds_move_the_others():
     cells = runs([12.0, 12.0], **WITHOUT) + runs([60.0, 64.0]) + runs([70.0, 74.0], source="b")
     found = table([{**one, "test_size": 100, "largest_class": 12.0} for one in cells])

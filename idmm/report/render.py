@@ -16,7 +16,16 @@ from idmm.progress import aligned
 from idmm.report.page import page_data, run_texts, tone
 from idmm.report.sections import Sections, sections
 from idmm.report.stats import Estimate
-from idmm.report.table import MISSING, NO_BETTER, SOME_FAILED, Table, format_gain, format_number, run_label
+from idmm.report.table import (
+    BELOW_START,
+    MISSING,
+    NO_BETTER,
+    SOME_FAILED,
+    Table,
+    format_gain,
+    format_number,
+    run_label,
+)
 
 COLUMNS = ("source", "method", "backbone", "target", "pretrain_seed", "seed", "top1", "top5", "seconds", "status")
 MORE_COLUMNS = ("metric", "value")  # of a grid that measures more than accuracy
@@ -92,7 +101,7 @@ _TEX = {
     "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "<": r"\textless{}", ">": r"\textgreater{}",
     "|": r"\textbar{}", '"': "''", "`": "{`}", "[": "{[}", "]": "{]}", "*": "{*}",
     "±": r"$\pm$", "−": "$-$", "→": r"$\to$", "…": r"\dots{}", MISSING: "---", SOME_FAILED: r"$^\dagger$",
-    NO_BETTER: r"$^\ddagger$",
+    NO_BETTER: r"$^\ddagger$", BELOW_START: r"$\downarrow$",
 }  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from scipy.stats import spearmanr
 
 from idmm.report.stats import ENOUGH, Estimate, SeedStats, log_slope, over_targets, seed_stats
 from idmm.report.table import (
+    BELOW_START,
     MAIN,
     NO_BETTER,
     READOUTS,
@@ -231,6 +232,19 @@ def test_sets(table: Table) -> list[str]:
     return found
 
 
+# ------------------------------------------------------------------ fine-tuning that lost
+def below_start(table: Table) -> Block | None:
+    """Returns the cells that ended below what their classifier had before the first step, and what to try."""
+    rows = [
+        (backbone, row.label, target, format_number(cell.start), cell.mean)
+        for (backbone, row, target), cell in table.cells.items() if cell.start is not None
+    ]  # fmt: skip
+    said = "The classifier was fitted to frozen features, and fine-tuning ended below it. Try a lower "
+    said += "--finetune.train.lr, fewer --finetune.train.epochs or --finetune.train.layer_decay 0.7."
+    heads = ("backbone", "start", "target", "before the first step", "at the end")
+    return Block(f"Fine-tuning that lost {BELOW_START}", [said], heads, rows) if rows else None
+
+
 # ------------------------------------------------------------------ source size
 @dataclass(frozen=True)
 class SizeCurve:
@@ -312,6 +326,7 @@ def sections(grid: dict) -> Sections:
     ranks, curves = ranking(first), size_curves(first)
     blocks = [
         *(_of(table, best_sources(table), own) for table in own),
+        *(below_start(table) for table in own),
         _of(first, ranks.block, own) if ranks.sources > 1 else None,
         _slopes_block(curves),
         Block("Preview against fine-tuning", [], items=previews),
