@@ -34,7 +34,7 @@ UNTRAINED = "untrained"
 _FOLDER = "features"  # in the cache's folder
 _OURS = re.compile(r"\.?.+-(train|val|test)-[0-9a-f]{32}\.npz(\.part-.*)?")
 # what else decides about the numbers: this file's format and the libraries that decode, resize and compute
-_VERSIONS = ["4", PIL.__version__, timm.__version__, torch.__version__]
+_VERSIONS = ["5", PIL.__version__, timm.__version__, torch.__version__]
 
 
 class FrozenBackbone:

@@ -98,18 +98,10 @@ class EvalTransform:
 
 
 def centre_crop(image: Tensor, size: int, crop_pct: float) -> Tensor:
-    """Resizes the short side of [C, H, W] to size / crop_pct, bicubic, and keeps the centre, [C, size, size] of the
-    type that :func:`idmm.data.views.resize` gives.
-
-    For training images: :class:`idmm.data.images.CentreCrop` is that of evaluation, which rounds as timm does.
-    """
-    short = max(size, round(size / crop_pct))
-    height, width = image.shape[1:]
-    ratio = short / min(height, width)
-    resized = [max(short, round(height * ratio)), max(short, round(width * ratio))]
-    image = resize(image, resized)
-    top, left = (resized[0] - size) // 2, (resized[1] - size) // 2
-    return image[:, top : top + size, left : left + size]
+    """Returns :class:`idmm.data.images.CentreCrop` of a stored image, [C, H, W] -> [C, size, size] of the type that
+    :func:`idmm.data.views.resize` gives."""
+    sides, (rows, columns) = CentreCrop(size, crop_pct).place(*image.shape[1:])
+    return resize(image, list(sides))[:, rows, columns]
 
 
 def _training_transform(config: Augment, size: int, mean):

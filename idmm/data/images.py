@@ -371,13 +371,18 @@ class CentreCrop(NamedTuple):
         """Returns the centre crop of an image, uint8 or uint16 [H, W, C] -> [size, size, C].
 
         Of a picture of 8 bits it is, to the last bit, what timm's ``create_transform(size, crop_pct=crop_pct,
-        interpolation="bicubic")`` makes a tensor of: sides are rounded down, and margins of half a pixel to the even
-        number.
+        interpolation="bicubic")`` makes a tensor of.
         """
-        (h, w), size, short = array.shape[:2], self.size, math.floor(self.size / self.crop_pct)
+        (h, w), (rows, columns) = self.place(*array.shape[:2])
+        return np.ascontiguousarray(resized(array, h, w)[rows, columns])
+
+    def place(self, h: int, w: int) -> tuple[tuple[int, int], tuple[slice, slice]]:
+        """Returns the sides (pixels) that an image of ``h`` x ``w`` is resized to, and the rows and columns of these
+        that are kept, as timm has them: sides are rounded down, and margins of half a pixel to the even number."""
+        size, short = self.size, math.floor(self.size / self.crop_pct)
         h, w = (short, int(short * w / h)) if h <= w else (int(short * h / w), short)
         top, left = round((h - size) / 2), round((w - size) / 2)
-        return np.ascontiguousarray(resized(array, h, w)[top : top + size, left : left + size])
+        return (h, w), (slice(top, top + size), slice(left, left + size))
 
 
 Bound = int | CentreCrop | None  # what is kept of an image: a short side up to so many pixels, its centre crop, or all
