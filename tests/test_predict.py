@@ -161,6 +161,11 @@ def test_accuracy_where_folders_say_the_class(runs, images, tmp_path, capsys):
     assert call(["predict", "--init", runs / "rgb", images / "test", tmp_path / "more", "--top_k", 2]) == 0
     said = capsys.readouterr().err
     assert f"{score}, top-2 " in said and "on 21 of 22 images in folders" in said
+    assert "training images" not in said
+    assert call(["predict", "--init", runs / "rgb", images / "train" / "red", tmp_path / "more", "--out", out]) == 0
+    few = len(list((images / "train" / "red").iterdir()))
+    seen = f"accuracy: {few} images in '{images / 'train'}', where the run's training images are from"
+    assert seen in capsys.readouterr().err
     assert call(["predict", "--init", runs / "rgb", tmp_path / "more"]) == 0
     assert "accuracy" not in capsys.readouterr().err
     assert call(["predict", "--init", runs / "rgb", images / "test" / "red"]) == 0

@@ -1,6 +1,8 @@
 """``idmm predict``: the classes of images, with probabilities."""
 
+import contextlib
 import json
+from pathlib import Path
 
 import numpy as np
 
@@ -11,6 +13,7 @@ from idmm.data.split import counted
 from idmm.errors import UserError, listed
 from idmm.files import csv_bytes, saved_info, write_bytes
 from idmm.progress import log
+from idmm.stages.artifacts import begun_config
 
 COLUMNS = ("path", "rank", "class", "probability")
 
@@ -41,7 +44,8 @@ def predict(given: PredictConfig) -> str | None:
     paths = [image.path for image in images]
     found = classifier.predict(paths, given.top_k, tta=given.tta, on_error="skip", progress=True)
     say_unreadable(found.unreadable, len(images))
-    _say_accuracy(found, images)
+    if _say_accuracy(found, images):
+        _say_seen(given.init, paths)
     rows = [
         (one.path, rank, label, f"{share:.6g}")
         for one in found
@@ -65,15 +69,16 @@ def _jsonl(rows: list[tuple]) -> bytes:
     return "".join(json.dumps(row | {"probability": float(row["probability"])}) + "\n" for row in named).encode()
 
 
-def _say_accuracy(found, images: list[FoundImage]) -> None:
-    """Logs top-1, with its interval, of the images whose folders are named like classes."""
+def _say_accuracy(found, images: list[FoundImage]) -> bool:
+    """Logs top-1, with its interval, of the images whose folders are named like classes; returns whether there are
+    any."""
     from idmm.evaluate import remarks, score
 
     numbers, folders = {name: n for n, name in enumerate(found.classes)}, {one.path: one.folders for one in images}
     known = [next((numbers[name] for name in folders[path] if name in numbers), -1) for path in found.paths]
     truth, known = np.array(known), np.flatnonzero(np.array(known) >= 0)
     if not len(known):
-        return
+        return False
     truth, shares = truth[known], found.probabilities[known]  # [M], [M, K]
     ranked = np.argsort(-shares, axis=1, kind="stable")[:, : found.top_k]  # [M, top_k]
     scores = score(ranked[:, 0], truth)
@@ -88,3 +93,14 @@ def _say_accuracy(found, images: list[FoundImage]) -> None:
     else:  # of fewer classes it says little
         for line in remarks(scores, truth, found.classes, ranked[:, 0]):
             log.warning("accuracy: %s", line)
+    return True
+
+
+def _say_seen(init: str, paths: list[str]) -> None:
+    """Warns of images that lie in the folder of the run's training images, where that can be told."""
+    with contextlib.suppress(UserError, TypeError):  # no run folder, or one without a folder of images
+        root = Path(begun_config(Path(init)).data.root).expanduser().resolve()
+        folder = next(path for path in (root / "train", root) if path.is_dir())
+        if seen := sum(Path(path).resolve().is_relative_to(folder) for path in paths):
+            what = f"{counted(seen, 'image')} in '{folder}', where the run's training images are from"
+            log.warning("accuracy: %s: of new images it may be far lower", what)
