@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import datetime
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -266,7 +267,9 @@ def forget() -> None:
 def _control_group():
     global _control
     if _control is None:
-        _control = dist.new_group(backend="gloo")
+        _control = dist.new_group(
+            backend="gloo", timeout=datetime.timedelta(days=1)
+        )  # while the first one fits a probe
         atexit.unregister(_leave)
         atexit.register(_leave)
     return _control

@@ -277,9 +277,13 @@ def emptied_if_refused(out: str | None) -> Iterator[None]:
 
 
 def sweep(folder: Path) -> None:
-    """Removes what a kill left of files that were being written; nobody else may be writing there."""
+    """Removes what a kill left of files that were being written; nobody else may be writing there.
+
+    Folders stay: another command's export may be at work on them.
+    """
     for path in folder.glob(f".*.{_MARK}*"):
-        path.unlink(missing_ok=True)
+        if not path.is_dir():
+            path.unlink(missing_ok=True)
 
 
 def being_written(path: Path) -> bool:

@@ -62,9 +62,9 @@ def extract_features(
                 found = forward(backbone, batch["images"].to(device, non_blocking=True))  # [B, d]
             features.append(found.float().cpu().numpy())
             indices.append(batch["index"].numpy())
-    parts = distributed.gather((np.concatenate(features), np.concatenate(indices)))
-    order = np.argsort(np.concatenate([part[1] for part in parts]))
-    return torch.from_numpy(np.concatenate([part[0] for part in parts])[order])
+    parts = distributed.gather((features, indices))  # lists of batches: a process may have no image
+    features, indices = (np.concatenate([batch for part in parts for batch in part[k]]) for k in (0, 1))
+    return torch.from_numpy(features[np.argsort(indices)])
 
 
 @dataclass(frozen=True)

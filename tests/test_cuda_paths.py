@@ -16,6 +16,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from idmm import config
+from idmm.methods.drloc import Localization
 from idmm.methods.finetune import Finetune
 from idmm.models import create_backbone
 
@@ -41,6 +42,11 @@ class NoWaiting(TorchDispatchMode):
         if function is torch.ops.aten._to_copy.default and not (kwargs or {}).get("non_blocking"):
             assert args[0].device.type == out.device.type, f"a copy to {out.device} waits for the device"
         return out
+
+
+def test_drlocs_head_is_built_where_the_backbone_is():
+    """A classifier that starts from features has moved it already."""
+    assert Localization(tiny.backbone().to("meta"), config.DrLoc(weight=0.1), 16, 3, epochs=1)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import os
 import pickle
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -240,6 +241,14 @@ def test_workers_and_copies_read_the_same_file(root):
     assert found.tolist() == sums(ram)
     with pytest.raises(RunError, match=r"/folder-train-full-\w+/pixels-\w+: decoded images cannot be read \(No such"):
         pickle.loads(data)
+
+
+def test_a_killed_loader_worker_is_said_in_a_line():
+    def batch(epoch, indices):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(RunError, match="a loader worker was killed, most likely for want of memory; try fewer --data"):
+        list(evaluation_batches(batch, np.arange(4), 2, workers=1))
 
 
 def test_an_old_store_outlives_the_files_it_was_built_from(root):

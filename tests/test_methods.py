@@ -157,6 +157,12 @@ def test_features_come_in_the_images_order():
         torch.testing.assert_close(found, model.eval()(images), atol=1e-5, rtol=1e-5)
 
 
+def test_a_process_without_an_image_takes_part(monkeypatch):
+    other = [np.ones((2, 12))], [np.array([1, 0])]
+    monkeypatch.setattr("idmm.distributed.gather", lambda own: [own, other, ([], [])])
+    assert extract_features(backbone(), [], "cpu", contextlib.nullcontext).shape == (2, 12)
+
+
 def test_knn_is_a_vote_weighted_by_similarity():
     rng = np.random.default_rng(0)
     train, labels, test = rng.normal(size=(40, 6)), rng.integers(0, 3, 40), rng.normal(size=(15, 6))

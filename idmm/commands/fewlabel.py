@@ -92,7 +92,8 @@ def fewlabel(given: FewLabelConfig) -> dict:
     write_csv(out / "fewlabel.csv", [columns, *([record.get(name) for name in columns] for record in records)])
     write_text(out / "fewlabel.md", text + "\n")
     _draw(result, out / "fewlabel.png")
-    print(f"{text}\n\nwritten: {', '.join(str(out / name) for name in FILES)}")
+    shown = text.replace("\\*", "*")  # Markdown's own
+    print(f"{shown}\n\nwritten: {', '.join(str(out / name) for name in FILES)}")
     return result
 
 
@@ -183,7 +184,7 @@ def _probed(split: Split, metric: str, backbones: list[FrozenBackbone], draws: l
         rows = {name: row for row, name in enumerate(train.names)}
         for draw in draws:
             if draw.seed == 0:
-                log.info("%s: %d labels a class", backbone.label, draw.per_class)
+                log.info("%s: %s a class", backbone.label, counted(draw.per_class, "label"))
             # data.on_error skip leaves files out
             some = [rows[name] for name in draw_subset(split, draw).names if name in rows]
             found = readouts(seen[some], train.labels[some], held, test.labels, seed=draw.seed, metric=metric)
@@ -197,7 +198,8 @@ def _tuned(
     cells = list(itertools.product(backbones, draws))
     for count, (backbone, draw) in enumerate(cells, start=1):
         at = f"{count} of {len(cells)}"
-        log.info("fine-tuning %s: %s, %d labels a class, seed %d", at, backbone.label, draw.per_class, draw.seed)
+        labels = counted(draw.per_class, "label")
+        log.info("fine-tuning %s: %s, %s a class, seed %d", at, backbone.label, labels, draw.seed)
         data, model, spec = replace(given.data, subset=draw), tuning.model, backbone.spec
         if backbone.init is None:  # the same network, seeing the same values
             names = ("mean", "std", "in_chans", "range", "bands", "composite")

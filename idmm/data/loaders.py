@@ -183,7 +183,17 @@ def _load(batch_fn: BatchFn, requests, workers: int) -> Iterator[dict]:
         worker_init_fn=_own_process_group,
         pin_memory=torch.cuda.is_initialized(),  # a run on the CPU leaves the GPU alone
     )
-    for batch in loader:
+    batches = iter(loader)
+    while True:
+        try:
+            batch = next(batches, None)
+        except RuntimeError as error:
+            if "exited unexpectedly" not in str(error):
+                raise
+            why = "a loader worker was killed, most likely for want of memory"
+            raise RunError(f"{why}; try fewer --data.workers (0: none), or fewer images a batch") from error
+        if batch is None:
+            return
         if "failed" in batch:
             raise RunError(batch["failed"])
         yield batch

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from idmm.config import DrLoc
 from idmm.errors import UserError
 from idmm.losses.drloc import DenseRelativeLocalization
+from idmm.models.build import black_image
 from idmm.models.grid import as_grid, block_outputs
 from idmm.schedule import decay_factor
 from idmm.seeding import numpy_rng
@@ -82,6 +83,6 @@ class Localization(nn.Module):
         """Returns the grids of a black image."""
         training = backbone.training
         try:
-            return self._run(backbone.eval(), torch.zeros(1, in_chans, size, size))[1]
+            return self._run(backbone.eval(), black_image(backbone, in_chans, size))[1]
         finally:
             backbone.train(training)

@@ -282,6 +282,11 @@ def _build_error(name, given, optional, error):
     return UserError(f"model.name: {name!r} cannot be built: {_one_line(error)}")
 
 
+def black_image(model: nn.Module, in_chans: int, size: Size) -> torch.Tensor:
+    """Returns zeros [1, in_chans, H, W] of a size (pixels), where the model's weights are, to try it on."""
+    return torch.zeros(1, in_chans, *pair(size), device=next(model.parameters()).device)
+
+
 def try_size(model: nn.Module, name: str, img_size: Size, in_chans: int = 3) -> torch.Tensor:
     """Sends a black image through a model in training mode, named ``name``; returns what comes out.
 
@@ -296,7 +301,7 @@ def try_size(model: nn.Module, name: str, img_size: Size, in_chans: int = 3) -> 
             raise _size_error(name, img_size, f"wanted are multiples of its patch, {patch[0]}x{patch[1]} pixels")
     try:
         with torch.no_grad():
-            output = model.eval()(torch.zeros(1, in_chans, height, width))
+            output = model.eval()(black_image(model, in_chans, img_size))
     except _MODEL_ERRORS as error:
         raise _size_error(name, img_size, error) from error
     model.train()

@@ -25,7 +25,7 @@ from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 from idmm.config.dense import DENSE_LIBRARIES
 from idmm.errors import SizeError, UserError, needed
 from idmm.files import weights_label
-from idmm.models.build import create_backbone
+from idmm.models.build import black_image, create_backbone
 from idmm.models.grid import as_grid
 from idmm.models.weights import Checkpoint, read_checkpoint
 
@@ -59,7 +59,7 @@ class ScaledMaps(nn.Module):
 
     def __init__(self, backbone: nn.Module, size: int, in_chans: int = 3):
         super().__init__()
-        black = torch.zeros(1, in_chans, size, size)
+        black = black_image(backbone, in_chans, size)
         found = _maps_by_stride(backbone, black)
         sources = [min(found, key=lambda stride, s=s: abs(math.log2(stride / s))) for s in STRIDES]
         taken = {found[source][0] for source in sources}

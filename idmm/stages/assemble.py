@@ -303,7 +303,8 @@ def say_length(run: Session, parts: Assembly, images: int) -> None:
     for phase in parts.phases:
         total, filled = phase.steps(images), min(phase.batch_size, images)
         each = counted(total // phase.epochs, "step")
-        log.info("%s: %s of %d images an epoch, %d in %d epochs", phase.label, each, filled, total, phase.epochs)
+        epochs = counted(phase.epochs, "epoch")
+        log.info("%s: %s of %d images an epoch, %d in %s", phase.label, each, filled, total, epochs)
     for line in advice(parts.config, parts.phases, images) if run.folder.state is None else ():
         log.warning("%s", line)
 

@@ -84,6 +84,8 @@ def _train(run: Session, parts: Assembly, splits: LoadedSplits, model) -> tuple[
             model = parts.backbone(phase, classes)
         if loop is not None:
             _carry_over(loop, model, parts, phase)
+            loop = held = None
+            run.accelerator.free_memory()  # else it holds the last phase's model and optimizer to the end
         splits = splits.at(phase.size)
         held = _Evaluator(run, splits.val or splits.test, phase, parts)
         loop, model = _loop(run, parts, splits, phase, model, held), None

@@ -49,7 +49,8 @@ def by_folds(stage: Callable[[Any], dict]) -> Callable[[Any], dict]:
                 return folder.result()
             with logging_to(folder.path):
                 result = pooled(results)
-                _draw(config, result, [Path(one.out) / "metrics.jsonl" for one in folds])
+                if folder.leader:
+                    _draw(config, result, [Path(one.out) / "metrics.jsonl" for one in folds])
                 folder.finish(result)
                 _say(config, result)
             return result
