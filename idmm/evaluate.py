@@ -20,6 +20,7 @@ KNN_TEMPERATURE = 0.07  # of the neighbours' votes (Wu et al., CVPR 2018)
 NEIGHBOURS = 20
 STRENGTHS = tuple(10.0**n for n in range(-4, 3))  # of the probe, scikit-learn's C
 USUAL_STRENGTH = 1.0  # where nothing can be held out to choose by, and of equals the nearest to it
+HOTTEST = 1000.0  # temperature of a fitted classifier, at most
 PROBE_STEPS = 2000  # of its fit, at most
 FOLDS = 5
 ENOUGH = 1000  # held-out images that settle the choice; fewer: more folds are held out in turn
@@ -283,6 +284,40 @@ def choose_strength(train, labels, seed: int = 0, val: tuple | None = None, clas
     best = [c for c, hit in zip(STRENGTHS, hits, strict=True) if hit == hits.max()]
     strength = min(best, key=lambda c: (abs(np.log(c / USUAL_STRENGTH)), c))
     return Choice(strength, by, dict(zip(STRENGTHS, accuracies.tolist(), strict=True)))
+
+
+def fit_temperature(
+    features, labels, strength: float, *, seed: int = 0, smoothing: float = 0.0, class_weight: str | None = None
+) -> float:
+    """Returns what to divide the logits of :func:`fit_linear` by for the least cross-entropy on a stratified fold of
+    the images, held out from a fit of the same strength; 1 where that is less, or none can be held out.
+
+    (Guo et al., On Calibration of Modern Neural Networks, ICML 2017, section 4.2.)
+
+    Args:
+        features, labels: Of the training images [N, d], [N].
+        strength, class_weight: As for :func:`fit_linear`.
+        seed: Of the folds.
+        smoothing: Of the labels in the loss that the classifier will be trained by.
+    """
+    from scipy.optimize import minimize_scalar
+    from sklearn.utils.class_weight import compute_sample_weight
+
+    features, labels = np.asarray(features), np.asarray(labels)
+    held = folds(labels, seed) == 0
+    if not held.any():
+        return 1.0
+    weight, bias = fit_linear(features[~held], labels[~held], int(labels.max()) + 1, strength, class_weight)
+    logits = torch.from_numpy(features[held] @ weight.T + bias)[:, np.unique(labels)]  # [M, classes that have images]
+    truth = torch.from_numpy(np.unique(labels, return_inverse=True)[1][held])
+    share = torch.from_numpy(compute_sample_weight(class_weight, labels[held]))
+
+    def loss(log_temperature: float) -> float:
+        scaled = logits / math.exp(log_temperature)
+        losses = nn.functional.cross_entropy(scaled, truth, label_smoothing=smoothing, reduction="none")
+        return float((losses * share).sum())
+
+    return math.exp(minimize_scalar(loss, bounds=(0, math.log(HOTTEST)), method="bounded").x)
 
 
 def folds(labels, seed: int = 0) -> np.ndarray:

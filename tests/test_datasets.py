@@ -121,6 +121,16 @@ def test_all_faults_of_a_folder_come_together(tmp_path):
     ]
 
 
+def test_a_folder_of_datasets_is_no_dataset(tmp_path):
+    """Nor are their names classes; a class may have folders of its own, one of them called train."""
+    for name in ("birds", "boats"):
+        tree(tmp_path / name, train={"a": 1, "b": 1}, test={"a": 1, "b": 1})
+    said = f"data.root: the folders in '{tmp_path}' are datasets of their own (birds, boats); wanted one of them"
+    assert faults(open_splits, section(tmp_path), True) == [said]
+    paint(tmp_path / "trains/train/1.png")
+    assert open_splits(section(tmp_path, val_fraction=0.5), True).train.classes == ["birds", "boats", "trains"]
+
+
 def test_labelled_folder_without_train_images_or_a_second_class(tmp_path):
     assert faults(open_splits, section(tmp_path), True) == [
         f"data.root: '{tmp_path}' has no 'train' folder; wanted {tmp_path}/train/CLASS/*,"

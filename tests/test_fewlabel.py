@@ -289,8 +289,9 @@ def test_mistakes_are_a_line_each(run, tmp_path, tiny, capsys):
     def said(*argv):
         return mistake(capsys, "--init", run, "--out", tmp_path / "o", *argv)
 
-    assert mistake(capsys, "--out", tmp_path / "o") == ["init: missing; wanted is a value"]
-    assert mistake(capsys, "--init", run) == ["out: missing; wanted is a value"]
+    assert mistake(capsys, "--out", tmp_path / "o")[0].startswith("init: missing; wanted: backbones, e.g. runs/a or '[")
+    files = "fewlabel.json, fewlabel.csv, fewlabel.md, fewlabel.png, and the runs of fine-tuning"
+    assert mistake(capsys, "--init", run) == [f"out: missing; wanted: folder for {files}"]
     assert said("--init", f"[{run}, {run}]") == [f"init: '{run}' is given twice"]
     assert said("--init", tmp_path / "none")[0].startswith(f"init: '{tmp_path}/none' does not exist; give")
     assert said("--per_class", "[0]") == ["per_class[0]: got 0, wanted greater than or equal to 1"]

@@ -17,6 +17,7 @@ from idmm import config, evaluate
 from idmm.config import reading
 from idmm.config.parsing import build
 from idmm.data.datasets import open_splits
+from idmm.engine import Loop
 from idmm.errors import UserError
 from idmm.models import create_backbone
 from idmm.models.build import has_linear_classifier
@@ -105,7 +106,37 @@ def test_the_model_says_what_the_fit_says(name, kwargs, size):
         fit_classifier(model, features, labels, config.FinetuneConfig())
         choice = evaluate.choose_strength(features, labels)
         weight, bias = evaluate.fit_linear(features, labels, 4, choice.strength)
-        np.testing.assert_allclose(model(images).numpy(), features @ weight.T + bias, rtol=1e-3, atol=1e-3)
+        heat = evaluate.fit_temperature(features, labels, choice.strength, smoothing=0.1)
+        wanted = (features @ weight.T + bias) / heat
+        np.testing.assert_allclose(model(images).numpy(), wanted, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("weighting", [None, "balanced"])
+def test_the_temperature_is_that_of_the_least_loss_on_held_out_images(weighting):
+    draw = np.random.default_rng(0)
+    labels = np.repeat([0, 2, 3], [60, 40, 20])  # class 1 has no image
+    features = draw.normal(size=(120, 8)) + 0.7 * np.eye(8)[labels]
+    held = evaluate.folds(labels, 3) == 0
+    weight, bias = evaluate.fit_linear(features[~held], labels[~held], 4, 100.0, weighting)
+    shares = {k: 24 / (3 * (labels[held] == k).sum()) if weighting else 1.0 for k in (0, 2, 3)}
+
+    def loss(heat):
+        total = 0.0
+        for x, y in zip(features[held], labels[held], strict=True):
+            logits = {k: (x @ weight[k] + bias[k]) / heat for k in (0, 2, 3)}
+            log_sum = np.log(sum(np.exp(v) for v in logits.values()))
+            for k, logit in logits.items():
+                target = 0.1 / 3 + 0.9 * (k == y)
+                total -= shares[y] * target * (logit - log_sum)
+        return total
+
+    grid = np.geomspace(1, 50, 2000)
+    wanted = grid[np.argmin([loss(heat) for heat in grid])]
+    found = evaluate.fit_temperature(features, labels, 100.0, seed=3, smoothing=0.1, class_weight=weighting)
+    assert held.sum() == 24 and wanted > 2
+    assert found == pytest.approx(wanted, rel=5e-3)
+    assert evaluate.fit_temperature(features, labels, 1e-4, seed=3) == pytest.approx(1, abs=1e-3), "never sharpened"
+    assert evaluate.fit_temperature(features[[0, 60]], labels[[0, 60]], 1.0) == 1.0, "one image a class"
 
 
 @pytest.mark.parametrize("name", ["levit_128s", "volo_d1_224", "crossvit_9_240", "caformer_s18", "efficientvit_m0"])
@@ -190,7 +221,8 @@ def test_training_that_loses_what_the_features_held_says_so(init, tmp_path):
     assert f"top-1 {found['top1']:.1f} % is below the {found['start_top1']:.1f} that the classifier had before" in line
     assert "--train.layer_decay 0.7, or lighter augmentation" in line
     slow = config.FinetuneConfig(train=config.FinetuneTrain(layer_decay=0.65))
-    assert "layer_decay" not in below_start(slow, 1.0, 2.0)
+    assert "layer_decay" not in below_start(slow, 20, 1.0, 2.0) and "try more epochs" in line
+    assert "try fewer epochs or" in below_start(slow, 21, 1.0, 2.0)
 
 
 def test_statistics_that_a_short_pretraining_left_do_not_spoil_the_start(tmp_path):
@@ -220,6 +252,19 @@ def test_a_first_loss_far_above_guessing_is_a_line(init, tmp_path):
     given = {**RUN, "stages": [{"size": 16, "epochs": 1}], "train__lr": 1, "train__ema": None, "init": str(init)}
     assert inside("finetune", tmp_path / "run", **given) == 0
     assert "where guessing costs 2.3; try a lower --train.lr" in logged(tmp_path / "run")
+
+
+def test_accelerate_holds_one_phase_at_a_time(init, tmp_path, monkeypatch):
+    """The first one's model and optimizer would take a GPU's memory to the end of the run."""
+    held, fit = [], Loop.fit
+
+    def counted(loop):
+        held.append((len(loop.accelerator._models), len(loop.accelerator._optimizers)))
+        fit(loop)
+
+    monkeypatch.setattr(Loop, "fit", counted)
+    assert inside("finetune", tmp_path / "run", **RUN, init=str(init)) == 0
+    assert held == [(1, 1), (1, 1)]
 
 
 def test_without_an_init_null_means_random(tmp_path):

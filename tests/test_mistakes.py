@@ -120,7 +120,7 @@ def test_a_misspelled_key_is_not_missing_too(capsys):
     line = "stages[0].sise: unknown key; did you mean 'stages[0].size'?"
     assert refused(capsys, ["finetune", "--stages", "[{sise: 224}]"]) == [line]
     said = refused(capsys, ["finetune", "--stages", "[{epochs: 2}]"])
-    assert said == ["stages[0].size: missing; wanted is a value"]
+    assert said == ["stages[0].size: missing; wanted: image side (pixels)"]
 
 
 def test_a_file_is_blamed_for_its_own_values(tmp_path, capsys):

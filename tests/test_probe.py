@@ -358,7 +358,7 @@ def test_mistakes_are_a_line_each(run, tmp_path, capsys):
         assert not warnings or "classes have no training image" in warnings[0] and len(warnings) == 1, warnings
         return line
 
-    assert mistake(init=None) == "init: missing; wanted is a value"
+    assert mistake(init=None).startswith("init: missing; wanted: backbone: a run folder, a .safetensors or .pth file")
     assert mistake(init=tmp_path / "none").startswith(f"init: '{tmp_path}/none' does not exist; give")
     assert mistake("--data.name", "flower").endswith("did you mean 'flowers'?")
     assert mistake("--data.name", "folder", "--data.root", tmp_path / "none").startswith("data.root: ")

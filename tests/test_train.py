@@ -399,6 +399,25 @@ def test_a_smaller_size_where_an_epoch_does_not_fit(images, tmp_path, monkeypatc
     assert plan["why"][-1] == "size: 48 px, as at 96 px an epoch takes 90 s"
 
 
+def test_a_later_stage_takes_as_long_as_an_epoch(images, tmp_path, monkeypatch, capsys):
+    """What was trained before it is not thrown away."""
+    ran = []
+
+    def run(self, given):
+        minutes = given["train"]["minutes"]
+        ran.append((self.name, minutes))
+        if self.name == "finetune" and minutes < 2:
+            raise budget.TooShort(minutes, "an epoch takes 90 s", 2.0, 90.0)
+        return {"seconds": 1, "top1": 50.0, "top1_interval": [40.0, 60.0], "test_size": 1, "largest_class": 50.0}
+
+    monkeypatch.setattr(StageSpec, "run", run)
+    assert call(given(images, tmp_path / "x", way="pretrain", minutes=1)) == 0
+    assert [name for name, _ in ran] == ["pretrain", "finetune", "finetune"] and ran[-1][1] == 2.0 > ran[1][1]
+    said = f"minutes: {tmp_path / 'x'} takes 2 min instead of the 59 s that are left, as an epoch takes 90 s"
+    assert said in capsys.readouterr().err
+    assert read(tmp_path / "x/train.json")["minutes"]["last"] == 2.0
+
+
 def test_compared(tmp_path):
     for name, right in (("a", "1111100"), ("b", "1100010")):
         rows = [f"{i},cat,{'cat' if hit == '1' else 'dog'}" for i, hit in enumerate(right)]

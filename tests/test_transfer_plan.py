@@ -255,7 +255,11 @@ def test_of_a_file_that_is_not_there_nothing_is_said_to_be_missing():
         "seeds[0]: got -1, wanted greater than or equal to 0",
     ]
     assert faults(parsing.build, GridConfig, "none.yaml") == [line]
-    assert sorted(faults(parse_grid, [], "t")) == [f"{key}: missing; wanted is a value" for key in ("out", "targets")]
+    wanted = {
+        "out": "folder for all runs and the grid (required)",
+        "targets": "datasets to fine-tune on, names or mappings like those of sources",
+    }
+    assert sorted(faults(parse_grid, [], "t")) == [f"{key}: missing; wanted: {said}" for key, said in wanted.items()]
 
 
 # ------------------------------------------------------------------ faults

@@ -171,7 +171,7 @@ def test_texts_are_found():
     assert len(texts()) > 200
 
 
-GENERAL = ("got …, wanted", "missing; wanted is a value")  # composed of pydantic's faults
+GENERAL = ("got …, wanted", "missing; wanted: …")  # composed of pydantic's faults
 
 
 def test_every_entry_is_of_a_text():

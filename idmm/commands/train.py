@@ -174,6 +174,8 @@ def _cleared(out: Path, new: bool) -> None:
 def _kept(out: Path, given: TrainCommand) -> dict:
     """What an earlier call of the same command found and did; ``compare`` may be asked for later."""
     asked = {key: value for key, value in parsing.plain(given).items() if key not in ("out", "compare")}
+    if out.is_file():
+        raise UserError(f"out: '{out}' is a file; wanted a new folder")
     try:
         kept = json.loads((out / FILE).read_text())
         before = parsing.flatten(kept["asked"])
@@ -350,7 +352,8 @@ def _recipe(name: str, init: Path | str | None) -> str:
 
 
 def _stage(given: TrainCommand, kept: dict, name: str, init: Path | str | None, folder: Path, minutes: float) -> dict:
-    """Runs a stage, at a smaller size where it turns out that there is no time for an epoch at the plan's."""
+    """Runs a stage, at a smaller size where it turns out that there is no time for an epoch at the plan's; one that is
+    not the first, for as long as an epoch takes."""
     stage, plan, out = STAGES["pretrain" if name in FIRST else "finetune"], Plan(**kept["plan"]), Path(given.out)
     config = _config(given, kept, name, init, folder, minutes)
     part, size = _part(folder, out), kept["sizes"][_part(folder, out)]
@@ -386,6 +389,12 @@ def _stage(given: TrainCommand, kept: dict, name: str, init: Path | str | None, 
         kept["minutes"]["before"] += gone if list(plan.shares) == [part] else 0.0
         write_json(out / FILE, kept)
         return _stage(given, kept, name, init, folder, minutes - gone)
+    if part != next(iter(plan.shares)):  # what was trained before is not thrown away for some seconds
+        takes = duration(60 * error.wanted), duration(60 * minutes)
+        log.warning("minutes: %s takes %s instead of the %s that are left, as %s", folder, *takes, error.why)
+        kept["minutes"][part] = error.wanted
+        write_json(out / FILE, kept)
+        return _stage(given, kept, name, init, folder, error.wanted)
     whole = max(kept["minutes"]["before"] + error.wanted / plan.shares.get(part, 1.0), given.minutes + 0.01)
     raise too_short(given, plan.model, size, error.why, whole, fits)
 

@@ -305,7 +305,7 @@ def _fault(kind: type, error: dict, origin: dict[str, str]) -> str:
         hint = nearest(shape, [known.key for known in keys_of(kind)])
         return f"{key}: unknown key{where}{hint.replace('[]', place)}"
     if error["type"] == "missing":
-        return f"{key}: missing{where}; wanted is a value"
+        return f"{key}: missing{where}; wanted: {_wanted(kind, key)}"
     if error["type"] == "value_error":
         return f"{key or 'config'}: {checked.text if checked else reason}{where}"
     message = error["msg"].removeprefix("Input should be ").partition(", unable")[0].partition(", got")[0]
@@ -317,6 +317,14 @@ def _fault(kind: type, error: dict, origin: dict[str, str]) -> str:
     got = "null" if error["input"] is None else repr(error["input"])
     main = main_key(kind, key) if isinstance(error["input"], str) else None
     return f"{key}: got {got}, wanted {message}{where}{nearest(main, [main]) if main else ''}"
+
+
+def _wanted(kind: type, key: str) -> str:
+    """Returns what a key is, by the first sentence of its description."""
+    shape = re.sub(r"\[\d+\]", "[]", key)
+    said = next((known.help for known in keys_of(kind) if known.key == shape), "")
+    said = re.split(r"(?<!e\.g)[.;](?=\s|$)", " ".join(said.split()), maxsplit=1)[0] or "a value"
+    return said if said[1:2].isupper() else said[:1].lower() + said[1:]
 
 
 def _prefixes(key: str) -> list[str]:

@@ -119,7 +119,8 @@ def _result(run: Session, parts: Assembly, splits: LoadedSplits, loop: Loop, hel
     if line := high_loss(parts.config, run.folder.metrics()[0]["loss"], classes):
         log.warning("%s", line)
     if start and result["top1"] < start["start_top1"]:
-        log.warning("%s", below_start(parts.config, result["top1"], start["start_top1"]))
+        epochs = sum(phase.epochs for phase in parts.phases)
+        log.warning("%s", below_start(parts.config, epochs, result["top1"], start["start_top1"]))
     return result
 
 

@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from idmm import distributed
 from idmm.config import FinetuneConfig
 from idmm.errors import UserError
-from idmm.evaluate import choose_strength, evaluating, fit_linear
+from idmm.evaluate import choose_strength, evaluating, fit_linear, fit_temperature
 from idmm.models.build import has_linear_classifier, linear_classifiers, one_image_norms
 from idmm.models.spec import ModelSpec
 from idmm.seeding import numpy_rng
@@ -21,6 +21,7 @@ log = logging.getLogger("idmm")
 KEY = "train.classifier_init"
 NORM_IMAGES = 4096  # are enough for the statistics of batch norms
 HIGH_LOSS = 3.0  # times the loss of guessing
+FEW_EPOCHS = 20  # after which the accuracy before the first step was reached again (docs/running.md)
 LIGHTER = "--augment.scale '[0.35, 1]' --augment.mixup_alpha 0 --augment.cutmix_alpha 0"
 
 
@@ -85,7 +86,9 @@ def norm_images(count: int, batch_size: int, seed: int) -> np.ndarray:
 def fit_classifier(model: nn.Module, features: np.ndarray, labels: np.ndarray, config: FinetuneConfig) -> None:
     """Sets the model's classifier to a logistic regression on the features of the training images.
 
-    Its strength is chosen on stratified folds of them. The first process fits; all must call together.
+    Its strength is chosen on stratified folds of them, and the logits are divided by a temperature that is fitted to
+    one: the strength of the best accuracy is often far too sure of itself, and training would first unlearn that, at
+    the backbone's cost. The first process fits; all must call together.
 
     Args:
         model: With :func:`idmm.models.build.linear_classifiers`, all of which are set alike.
@@ -97,9 +100,12 @@ def fit_classifier(model: nn.Module, features: np.ndarray, labels: np.ndarray, c
     if distributed.rank() == 0:
         balanced = "balanced" if config.train.class_weights == "balanced" else None
         choice = choose_strength(features, labels, config.seed, class_weight=balanced)
-        fitted = fit_linear(features, labels, model.num_classes, choice.strength, balanced)
-        line = "classifier: logistic regression on the features of %d training images, C = %g, chosen by %s"
-        log.info(line, len(labels), choice.strength, choice.by)
+        loss = dict(seed=config.seed, smoothing=config.augment.label_smoothing, class_weight=balanced)
+        heat = fit_temperature(features, labels, choice.strength, **loss)
+        weight, bias = fit_linear(features, labels, model.num_classes, choice.strength, balanced)
+        fitted = weight / heat, bias / heat
+        line = "classifier: logistic regression on the features of %d training images, C = %g, chosen by %s; "
+        log.info(line + "temperature %.2g", len(labels), choice.strength, choice.by, heat)
     weight, bias = (torch.from_numpy(values) for values in distributed.broadcast(fitted))  # [K, d], [K]
     with torch.no_grad():
         for layer in layers:
@@ -121,9 +127,10 @@ def _slower(config: FinetuneConfig) -> list[str]:
     return ["--train.layer_decay 0.7"] if config.train.layer_decay is None and not config.model.freeze else []
 
 
-def below_start(config: FinetuneConfig, top1: float, start: float) -> str:
-    """Returns what to try where fine-tuning ended with less (percent) than the fitted classifier started from."""
-    tries = ["fewer epochs", "a lower lr", *_slower(config)]
+def below_start(config: FinetuneConfig, epochs: int, top1: float, start: float) -> str:
+    """Returns what to try where fine-tuning ended with less (percent) than the fitted classifier started from, which
+    the first of its ``epochs`` cost."""
+    tries = ["more epochs" if epochs <= FEW_EPOCHS else "fewer epochs", "a lower lr", *_slower(config)]
     line = f"top-1 {top1:.1f} % is below the {start:.1f} that the classifier had before the first step; try"
     light = config.augment.scale[0] >= 0.35 and not (config.augment.mixup_alpha or config.augment.cutmix_alpha)
     return f"{line} {' or '.join(tries)}" + ("" if light else f", or lighter augmentation ({LIGHTER})")

@@ -44,7 +44,8 @@ class GridConfig:
     """Datasets to pretrain on: names, or mappings with name, root, label, subset, pretrain, finetune. A root without a
     name is a folder; without a label it is called by the end of its path."""
     targets: list[str | dict[str, Any]] = Field(min_length=1)
-    """Datasets to fine-tune on, likewise; 'protocol: detect' (or segment) makes it a folder of boxes (or masks)."""
+    """Datasets to fine-tune on, names or mappings like those of sources; 'protocol: detect' (or segment) makes one a
+    folder of boxes (or masks)."""
     methods: list[str | dict[str, Any]] = Field(default_factory=lambda: ["idmm"])
     """Pretraining methods: names, or mappings with name, label, pretrain, finetune."""
     backbones: list[str | dict[str, Any]] = Field(default_factory=lambda: ["deit_tiny_patch16_224"], min_length=1)

@@ -152,6 +152,10 @@ def _class_folders(root: str) -> dict[str, _Tree]:
     """ROOT itself as what to train on, where its folders can be classes; LabelsMissing or UserError where not."""
     other, tree = _other_case(root), _walk(root)
     nested = all(len(parts) > 1 for parts in tree.images) and len({parts[0] for parts in tree.images}) > 1
+    sets = {parts[0] for parts in tree.images if len(parts) > 3 and parts[1] == "train"}
+    if nested and sets == {parts[0] for parts in tree.images}:
+        found = f"the folders in '{root}' are datasets of their own ({listed(sorted(sets))})"
+        raise UserError(f"data.root: {found}; wanted one of them")
     if nested and not {name.lower() for name in tree.folders} & set(PARTS):
         what = f"its {len(tree.classes)} folders are taken for classes ({listed(tree.classes)})"
         log.info("data.root: '%s' has no 'train' folder: %s", root, what)
