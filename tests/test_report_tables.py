@@ -180,6 +180,16 @@ def test_runs_that_say_one_class_crown_nothing():
     assert "‡" not in rendered("grid.md", better) and "tie: stamps, coins" in rendered("text", better)
 
 
+def test_cells_below_raw_pixels_are_marked():
+    """Also where another run of the target tells; a target whose images are not compared has no mark."""
+    cells = [cell("a", top1=60.0, pixel_knn=70.0), cell("b", top1=70.5), cell("c", top1=10.0, target="dtd")]
+    found = table(cells).cells
+    assert {row.source: one.below_pixels for (_, row, _), one in found.items()} == {"a": True, "b": False, "c": False}
+    assert "60.0§" in rendered("grid.md", cells) and "70.5§" not in rendered("grid.md", cells)
+    assert "§: below kNN on raw pixels, which learns nothing" in rendered("grid.md", cells)
+    assert "below kNN on raw pixels" in rendered("grid.html", cells) and r"$^\S$" in rendered("grid.tex", cells)
+
+
 def test_cells_that_fine_tuning_left_below_their_start_are_marked():
     lost = runs([40.0, 46.0], start_top1=44.0) + runs([70.0, 74.0], source="b", start_top1=72.0)
     lost += runs([9.0], **WITHOUT)

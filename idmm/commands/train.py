@@ -406,7 +406,8 @@ def _say(given: TrainCommand, kept: dict) -> None:
     low, high = result["top1_interval"]
     print(f"{plan['way']}: top-1 {result['top1']:.1f} % ({low:.1f} to {high:.1f}) on {result['test_size']} test images")
     pixels = kept["pseudolabels"]["pixel_knn"] if _trusted(kept) else result.get("pixel_knn")
-    floors = {"kNN of raw pixels": pixels, "the largest class every time": result["largest_class"]}
+    by = " by the given labels" * _trusted(kept)
+    floors = {f"kNN of raw pixels{by}": pixels, "the largest class every time": result["largest_class"]}
     for label, value in floors.items():
         if value is not None:
             print(f"  {label}: {value:.1f} %")

@@ -69,6 +69,8 @@ def _sentence(table: Table, cell: TableCell) -> str:
         parts.append(f"over test images {stats.mean - below:.2f} to {stats.mean + above:.2f}")
     if cell.no_better:
         parts.append("no better than naming the largest class for every image")
+    if cell.below_pixels:
+        parts.append("below kNN on raw pixels")
     if cell.start is not None:
         parts.append(f"{cell.start:.2f} before the first step of fine-tuning")
     if gain is not None:

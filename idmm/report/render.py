@@ -17,6 +17,7 @@ from idmm.report.page import page_data, run_texts, tone
 from idmm.report.sections import Sections, sections
 from idmm.report.stats import Estimate
 from idmm.report.table import (
+    BELOW_PIXELS,
     BELOW_START,
     MISSING,
     NO_BETTER,
@@ -101,7 +102,7 @@ _TEX = {
     "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "<": r"\textless{}", ">": r"\textgreater{}",
     "|": r"\textbar{}", '"': "''", "`": "{`}", "[": "{[}", "]": "{]}", "*": "{*}",
     "±": r"$\pm$", "−": "$-$", "→": r"$\to$", "…": r"\dots{}", MISSING: "---", SOME_FAILED: r"$^\dagger$",
-    NO_BETTER: r"$^\ddagger$", BELOW_START: r"$\downarrow$",
+    NO_BETTER: r"$^\ddagger$", BELOW_PIXELS: r"$^\S$", BELOW_START: r"$\downarrow$",
 }  # fmt: skip
 
 

@@ -225,9 +225,8 @@ def test_sets(table: Table) -> list[str]:
             parts.append(f"differences under about {format_number(least)} points cannot be told from chance")
         if target in table.largest:
             parts.append(f"the largest class is {format_number(table.largest[target])} % of them")
-        pixels = [run["pixel_knn"] for run in runs if run.get("pixel_knn") is not None]
-        if pixels:
-            parts.append(f"kNN on raw pixels gets {format_number(statistics.fmean(pixels))} %")
+        if target in table.pixels:
+            parts.append(f"kNN on raw pixels gets {format_number(table.pixels[target])} %")
         found += [f"{target}: {'; '.join(parts)}"] if parts else []
     return found
 

@@ -10,7 +10,8 @@ from typing import NamedTuple
 from idmm.report.stats import SHARES, Estimate, SeedStats, difference, pooled, seed_stats
 
 DIGITS = 1  # after the point, as the paper prints
-MISSING, FAILED, SOME_FAILED, NO_BETTER, BELOW_START = "—", "failed", "†", "‡", "↓"
+MISSING, FAILED, SOME_FAILED, NO_BETTER = "—", "failed", "†", "‡"
+BELOW_PIXELS, BELOW_START = "§", "↓"
 
 
 class Readout(NamedTuple):
@@ -64,6 +65,7 @@ class TableCell:
     gain: Estimate | None  # over the same backbone from scratch on the same target; of scratch itself there is none
     unusual_n: bool  # a mean of more or fewer runs than most
     no_better: bool  # than naming the largest class for every test image, as far as these images can show
+    below_pixels: bool  # worse than kNN on raw pixels
     start: float | None  # mean accuracy (percent) before the first step, where fine-tuning ended below it
     best_of_column: bool  # of its backbone: ahead of each other row by a difference that the runs show
     best_of_source: bool  # likewise among the methods of its source
@@ -91,8 +93,8 @@ class TableCell:
     @property
     def signs(self) -> str:
         """The signs that the legend explains."""
-        below = self.start is not None
-        return SOME_FAILED * self.some_failed + NO_BETTER * self.no_better + BELOW_START * below
+        floors = NO_BETTER * self.no_better + BELOW_PIXELS * self.below_pixels
+        return SOME_FAILED * self.some_failed + floors + BELOW_START * (self.start is not None)
 
 
 class Table:
@@ -102,6 +104,7 @@ class Table:
         counts: Runs by their status.
         cells: ``(backbone, row, target)`` -> TableCell, of the places that the grid has.
         largest: Share of a target's largest class among its test images (percent), where a run of it tells.
+        pixels: Accuracy of kNN on the raw pixels of a target (percent), where a run of it tells.
         usual_n: Runs of most places that have a value; of equals the larger number, 0 where there is no value.
     """
 
@@ -121,6 +124,9 @@ class Table:
         self.rows = sorted(rows, key=lambda row: not row.is_scratch)
         self.has_scratch, self.counts = SCRATCH in self.rows, Counter(run["status"] for run in runs)
         self.largest = {run["target"]: run["largest_class"] for run in grid["cells"] if run.get("largest_class")}
+        told = [run for run in grid["cells"] if run.get("pixel_knn") is not None]
+        floors = {target: [run["pixel_knn"] for run in told if run["target"] == target] for target in self.targets}
+        self.pixels = {target: statistics.fmean(found) for target, found in floors.items() if found}
         self._stats = {place: seed_stats(group, self.metric) for place, group in groups.items()}
         for column in product(self.backbones, self.targets):
             here = {place: stats for place, stats in self._stats.items() if (place[0], place[2]) == column}
@@ -150,7 +156,8 @@ class Table:
             for group in groups
         )
         start = start_above([run for run in stats.runs if run["status"] == "ok"], self.metric)
-        return TableCell(stats, gain, stats.n not in (0, self.usual_n), no_better, start, *best)
+        below_pixels = stats.mean is not None and stats.mean < self.pixels.get(target, -1)
+        return TableCell(stats, gain, stats.n not in (0, self.usual_n), no_better, below_pixels, start, *best)
 
     def _no_better(self, stats: SeedStats, target: str) -> bool:
         return stats.images is not None and stats.mean - stats.images[0] <= self.largest.get(target, -1)
@@ -221,6 +228,7 @@ def legend(tables: Iterable[Table], picture: bool = False) -> str:
         (f"{MISSING}: {missing}", any(cell.mean == MISSING for cell in cells)),
         (f"{SOME_FAILED}: some runs failed and are left out", any(cell.some_failed for cell in cells)),
         (f"{NO_BETTER}: no better than naming the largest class for every image", any(c.no_better for c in cells)),
+        (f"{BELOW_PIXELS}: below kNN on raw pixels, which learns nothing", any(cell.below_pixels for cell in cells)),
         (f"{BELOW_START}: below what the classifier had before the first step",
          any(cell.start is not None for cell in cells)),
         ("below a gain: its 95 % interval, without colour where that contains 0",
