@@ -269,10 +269,10 @@ def _pairs(found: Checkup, look: str) -> Iterator[tuple[str, list[str]]]:
     groups = found.sorted_pairs()
     if again := [pair for pair in groups["duplicates"] if pair.first.split != pair.second.split]:
         text = f"repeated: {counted(len(again), 'unlabelled image')} that train already has; pretraining refuses them"
-        yield f"{text}. Remove:", _shown(again)
+        yield f"{text}. Keep that of train:", _shown(again)
     if exact := [pair for pair in groups["duplicates"] if pair.first.split == pair.second.split]:
         text = f"duplicates: {counted(len(exact), 'image')} that a split already has. In train, one picture then has"
-        why = "instance discrimination is punished for recognising it; in test it counts twice. Remove:"
+        why = "instance discrimination is punished for recognising it; in test it counts twice. Keep one of each:"
         yield f"{text} two\n  targets, and {why}", _shown(exact)
     if near := groups["near_duplicates"]:
         alike = f"hashes differ in up to {NEAR_BITS} of 64 bits, thumbnails correlate by {NEAR_CORRELATION['near']:g}"
