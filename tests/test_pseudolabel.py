@@ -231,9 +231,8 @@ def test_all_stages(images, tmp_path, monkeypatch, capsys):
     assert read(out / "config.yaml")["data"]["labels"] == str(out / "pseudolabels.csv")
     floor = read(out / "teacher/result.json")["pixel_knn"]
     floors = [read(out / "result.json"), kept["result"], kept["pseudolabels"]]
-    assert {found["pixel_knn"] for found in floors} == {
-        floor
-    } and f"kNN of raw pixels by the given labels: {floor:.1f} %" in said
+    assert {found["pixel_knn"] for found in floors} == {floor}
+    assert f"kNN of raw pixels by the given labels: {floor:.1f} %" in said
     spent = sum(read(out / place / "result.json")["seconds"] for place in ("stage1", "teacher", ""))
     assert spent < 60 * 0.5 * 1.3, "all together"
 

@@ -94,6 +94,7 @@ NEW_KEYS = {
     "method.instance_decay": "none",
     "views.solarize_prob": 0.0,
     "model.patch_drop": 0.0,
+    "model.start": "timm",
     "views.interpolation": "bicubic",
     **dict.fromkeys(("views.backend", "augment.backend"), "auto"),  # older runs go on with loader workers
     **{f"{section}.{key}": value for section in ("views", "augment") for key, value in TURNS_AND_CHANNELS.items()},

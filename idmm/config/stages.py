@@ -37,6 +37,9 @@ class Model(Backbone):
     patch_drop: float = Field(0.0, ge=0, lt=1)
     """Share of the patches that each training image is left without, drawn at random; steps cost that much less.
     Evaluation and the exported model see all patches. For timm's vision transformers; 0: none."""
+    start: Literal["timm", "structured", "auto"] = "timm"
+    """Fresh weights: as timm draws them, or (structured) with attention that looks at like patches, positions of sines
+    and cosines and a whitening patch embedding, for timm's vision transformers; auto: structured for these alone."""
 
 
 @section

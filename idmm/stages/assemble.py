@@ -39,6 +39,7 @@ from idmm.models.build import try_size
 from idmm.models.hub import pinned
 from idmm.models.layers import freeze_layers
 from idmm.models.spec import ModelSpec, model_spec
+from idmm.models.start import takes_structure
 from idmm.optim import recipe
 from idmm.progress import counting, logging_to
 from idmm.seeding import derive, seeded
@@ -143,6 +144,10 @@ class Assembly:
                 faults += [f"{field}: {fault}" for fault in error.faults]
         if faults:
             raise UserError(*faults)
+        asked = getattr(self.config.model, "start", "timm") == "structured" and self.spec.init is None
+        if asked and not takes_structure(backbone):
+            what = f"{self.spec.name} is none of timm's vision transformers with learned positions"
+            raise UserError(f"model.start: structured, but {what}; wanted timm or auto")
         if weights:
             self.spec.load(backbone, self.config.model.strict)
         self.localization(phase, backbone, trial=True)

@@ -21,6 +21,7 @@ from idmm.stages.budget import length_result, within_minutes
 from idmm.stages.folds import by_folds, seen_by_init
 from idmm.stages.handover import below_start, check_classes, fit_classifier, high_loss, norm_images, set_batch_norms
 from idmm.stages.results import classifier_result, export, say_balance, take_best, write_features
+from idmm.stages.start import structure
 
 log = logging.getLogger("idmm")
 
@@ -131,6 +132,7 @@ def _first_model(run: Session, parts: Assembly, splits: LoadedSplits):
     model = parts.backbone(phase, len(splits.train.classes))
     if report := parts.spec.load(model, parts.config.model.strict):
         log.info("%s", report)
+    structure(run, parts, phase, model, splits.at(phase.size).train)
     if parts.config.train.classifier_init == "features":
         _start_from_features(run, parts, phase, model, splits.at(phase.size))
     return model

@@ -27,6 +27,7 @@ from idmm.stages.assemble import Assembly, LoadedSplits, eval_batches, load_spli
 from idmm.stages.budget import length_result, within_minutes
 from idmm.stages.folds import by_folds
 from idmm.stages.results import classifier_result, export, export_start, mcnemar, write_features, write_instances
+from idmm.stages.start import structure
 
 log = logging.getLogger("idmm")
 EVAL_BATCH = 256
@@ -68,6 +69,8 @@ def pretrain(config: PretrainConfig | dict | str, judge: Judge | None = None) ->
         backbone, begun = parts.backbone(phase, classes), run.folder.state is not None
         if spec.init is not None and not begun:
             log.info("%s", spec.load(backbone, config.model.strict))
+        if not begun:
+            structure(run, parts, phase, backbone, splits.train)
         labelled = _labelled(splits.train)
 
         @functools.cache
