@@ -21,8 +21,9 @@ import torch
 
 from idmm import distributed, environment
 from idmm.config import Train, parsing
+from idmm.data.cores import cores
 from idmm.data.disk import cache_folder
-from idmm.data.loaders import BatchFn, Finish, cores, most_workers, on_device, one_thread, worker_count
+from idmm.data.loaders import BatchFn, Finish, most_workers, on_device, one_thread, worker_count
 from idmm.errors import RunError, UserError
 from idmm.files import write_json
 from idmm.methods.base import Method
@@ -127,7 +128,8 @@ class _Remembered:
             "batch": {name: [tuple(v.shape) for v in (part if isinstance(part, list) else [part])]
                       for name, part in sorted(sample.batch.items()) if name != "weight"},
             "versions": [torch.__version__, timm.__version__],
-            "here": [device, environment.processor(), cores(), torch.get_num_threads(), distributed.world()],
+            "here": [device, environment.processor(), cores(), torch.get_num_threads(),
+                     distributed.world()],
         }  # fmt: skip
         self.key = hashlib.blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=16).hexdigest()
 

@@ -204,7 +204,7 @@ def test_a_run_of_8_bits_says_nothing_of_a_range(tmp_path):
 def test_any_number_of_threads_finds_the_same(tmp_path, monkeypatch, keep, cores):
     for i in range(12):
         deep(tmp_path / "d/train" / f"{i:02d}.png", 500 - 10 * i, 1000 + 100 * i, seed=i)
-    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    monkeypatch.setattr("idmm.data.depth.cores", lambda: cores)
     store = opened(tmp_path / "d", keep=keep)
     assert store.scale == (390, 2100) and store.cache == keep
     for i, item in enumerate(open_splits(section(tmp_path / "d"), labelled=False).train.items):

@@ -90,6 +90,8 @@ def test_mocov3_of_a_backbone_without_a_patch_projection():
     with seeded(0):
         resnet = create_backbone("resnet10t", SIDE, num_classes=0)
     assert all(p.requires_grad for p in make("mocov3", of=resnet).backbone.parameters())
+    deep = make("mocov3", of=backbone(in_chans=5), stop_grad_conv1=None)
+    assert not deep.backbone.patch_embed.proj.weight.requires_grad, "of five bands, too"
     with pytest.raises(UserError, match="^method.stop_grad_conv1: true, but its backbone has no patch projection"):
         make("mocov3", of=resnet, stop_grad_conv1=True)
 

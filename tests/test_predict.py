@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -166,6 +167,11 @@ def test_accuracy_where_folders_say_the_class(runs, images, tmp_path, capsys):
     few = len(list((images / "train" / "red").iterdir()))
     seen = f"accuracy: {few} images in '{images / 'train'}', where the run's training images are from"
     assert seen in capsys.readouterr().err
+    moved = shutil.copytree(runs / "rgb", tmp_path / "moved")
+    text = (moved / "config.yaml").read_text()
+    (moved / "config.yaml").write_text(text.replace(str(images), f"{tmp_path}/gone"))
+    assert call(["predict", "--init", moved, images / "train" / "red", "--out", out]) == 0, "as nothing is known of it"
+    assert "training images" not in capsys.readouterr().err
     assert call(["predict", "--init", runs / "rgb", tmp_path / "more"]) == 0
     assert "accuracy" not in capsys.readouterr().err
     assert call(["predict", "--init", runs / "rgb", images / "test" / "red"]) == 0

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from idmm import calibrate, config, features
+from idmm.config import parsing
 from idmm.config.commands import DataCacheConfig, DataCheckConfig, DataDownloadConfig
 from idmm.data.composite import composite, explained
 from idmm.data.datasets import open_splits
@@ -76,11 +77,8 @@ def checkup(given: DataCheckConfig) -> int:
     opened at all, or ``given.out`` cannot be written."""
     if given.root is None and given.name not in DATASETS and Path(given.name).is_dir():
         given = replace(given, name=None, root=given.name)
-    asked = config.Data(
-        name=given.name, root=given.root, max_pixels=given.max_pixels,
-        image_column=given.image_column, label_column=given.label_column,
-        exclude=given.exclude, labels=given.labels, groups=given.groups, in_chans=given.in_chans, bands=given.bands,
-    )  # fmt: skip
+    same = ("name", "root", "max_pixels", "image_column", "label_column", "exclude", "labels", "groups", "in_chans")
+    asked = parsing.build(config.Data, {name: getattr(given, name) for name in (*same, "bands")})
     data, notes = resolve_name(asked)
     for note in notes:
         log.info("%s", note)

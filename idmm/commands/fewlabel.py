@@ -157,7 +157,7 @@ def _not_another(given: FewLabelConfig, numbers: list[int], backbones: list[Froz
         before = json.loads(Path(given.out, "fewlabel.json").read_text())
         names = ("dataset", "root", "protocol", "seeds", "per_class")
         old, inits = {name: before[name] for name in names}, {about["init"] for about in before["runs"].values()}
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return
     asked = {"dataset": given.data.name, "root": place(given.data.root), "protocol": given.protocol}
     lost = [f"{name} {old[name]}, not {now}" for name, now in asked.items() if old[name] != now]

@@ -100,7 +100,7 @@ def _say_seen(init: str, paths: list[str]) -> None:
     """Warns of images that lie in the folder of the run's training images, where that can be told."""
     with contextlib.suppress(UserError, TypeError):  # no run folder, or one without a folder of images
         root = Path(begun_config(Path(init)).data.root).expanduser().resolve()
-        folder = next(path for path in (root / "train", root) if path.is_dir())
+        folder = root / "train" if (root / "train").is_dir() else root
         if seen := sum(Path(path).resolve().is_relative_to(folder) for path in paths):
             what = f"{counted(seen, 'image')} in '{folder}', where the run's training images are from"
             log.warning("accuracy: %s: of new images it may be far lower", what)

@@ -18,7 +18,7 @@ from idmm.config.commands import ProbeConfig
 from idmm.config.reading import read_file
 from idmm.config.usage import ReportConfig
 from idmm.errors import RunError, UserError
-from idmm.files import made_folder, saved_info
+from idmm.files import is_public, made_folder, saved_info
 from idmm.intervals import wilson
 from idmm.progress import log
 from idmm.report.calibration import calibration
@@ -148,7 +148,7 @@ def _name(runs: list[RunFacts]) -> None:
             run.detailed = run.detailed and number == 0
     known = {os.path.realpath(run.path): run.label for run in runs}
     for run in runs:
-        if os.sep in (init := run.about["start"]):
+        if os.sep in (init := run.about["start"]) and not is_public(init):
             run.about["start"] = known.get(os.path.realpath(Path(init).expanduser()), Path(init).name)
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from idmm.config import FREE, PretrainConfig, parsing
 from idmm.config.commands import TuneConfig
@@ -93,7 +92,7 @@ def _same_as_before(given: TuneConfig) -> None:
     check_resume(given.out, path.exists(), given.resume)
     if not path.exists():
         return
-    old, new = (parsing.flatten(config) for config in (yaml.safe_load(path.read_text()), parsing.plain(given)))
+    old, new = (parsing.flatten(config) for config in (parsing.read_file(path), parsing.plain(given)))
     free = {*FREE, "minutes", "trials", "engine", *(key for key in new if key.startswith("ray."))}
     differ = [key for key in new if key not in free and old.get(key, new[key]) != new[key]]
     if differ:

@@ -44,7 +44,10 @@ for tag, words, first in (
 
 def read_value(text: str) -> Any:
     """Returns a flag's text as YAML."""
-    return yaml.load(text, _Loader)
+    try:
+        return yaml.load(text, _Loader)
+    except ValueError as error:  # of a date, say, that there is not
+        raise yaml.YAMLError(str(error)) from None
 
 
 def read_file(path: str | Path) -> dict:
@@ -54,7 +57,7 @@ def read_file(path: str | Path) -> dict:
         UserError: It cannot be read, is not YAML or holds no mapping.
     """
     try:
-        loaded = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)
+        loaded = read_value(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise UserError(f"--config: cannot read '{path}' ({why}); wanted a YAML file") from None

@@ -6,7 +6,6 @@ not set it, but whatever covers more of a single image than that does: small bri
 over all pixels would clip. It depends on no order and on no sample, hence not on the number of threads or processes.
 """
 
-import os
 import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from idmm.data.cores import cores
 from idmm.data.images import AUTO, FULL, BadImage, Bands, Depth, Scale, ScaleUnknown, depth, header
 from idmm.data.raw import quiet_readers
 from idmm.data.split import Split, counted
@@ -170,7 +170,7 @@ def in_order(
     Raises:
         RunError: An image does not fit into memory.
     """
-    threads = os.cpu_count() or 1
+    threads = cores()
     waiting = deque()
     bar = Bar(total=count, desc=label, unit="img", delay=1, disable=not progress)
     with quiet_readers(), bar, ThreadPoolExecutor(threads) as pool:

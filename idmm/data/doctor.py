@@ -179,7 +179,7 @@ def check(
     Raises:
         UserError: The dataset cannot be opened at all, or a list of the user's is bad.
     """
-    splits, faults, remarks = _opened(replace(data, allow_size_mismatch=True))
+    splits, faults, remarks = _opened(replace(data, allow_size_mismatch=True), progress)
     found = Checkup(
         data.name, data.root, layout_faults=faults, remarks=remarks, size_mismatch=splits.size_mismatch, tiny_below=tiny
     )
@@ -231,10 +231,10 @@ def _channels(train: Split, data: config.Data, progress: bool) -> tuple[Bands | 
     return bands, f"{whole}: {as_bands(usual.channels)}"
 
 
-def _opened(data: config.Data) -> tuple[Splits, list[str], list[str]]:
+def _opened(data: config.Data, progress: bool) -> tuple[Splits, list[str], list[str]]:
     """Opens the dataset as fine-tuning does; where that fails, all that is there, with faults or remarks on it."""
     try:
-        if data.name == "folder" and data.labels is None and (found := inspected(data)) is not None:
+        if data.name == "folder" and data.labels is None and (found := inspected(data, progress)) is not None:
             return found
         return _by_folder(read_splits(data, labelled=True, evaluated=True, unlabelled=True)), [], []
     except BadList:

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from idmm import distributed
 from idmm.data.augment import EvalTransform
 from idmm.data.cache import ImageStore
+from idmm.data.cores import cores
 from idmm.errors import RunError
 from idmm.seeding import permutation
 
@@ -146,11 +147,6 @@ def own_share(batch_fn: BatchFn, images: np.ndarray, batch_size: int, workers: i
     few = len(images) <= 2 * batch_size * world  # workers would take longer to start than to work
     workers = 0 if few else worker_count(workers, nbytes)[0]
     return evaluation_batches(batch_fn, images, batch_size, workers, rank, world)
-
-
-def cores() -> int:
-    """Returns how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def most_workers() -> int:

@@ -74,8 +74,9 @@ def _mlp(width: int, hidden: int, dim: int, layers: int) -> nn.Module:
 
 def _freeze_projection(backbone: nn.Module, asked: bool | None) -> None:
     """Takes the patch projection out of training: if asked to, or where there is one and nothing was asked."""
-    projection = getattr(getattr(backbone, "patch_embed", None), "proj", None)
-    if not isinstance(projection, nn.Conv2d) or projection.in_channels > 3:  # of pixels, not of another network's maps
+    embed = getattr(backbone, "patch_embed", None)
+    projection = getattr(embed, "proj", None)
+    if not isinstance(projection, nn.Conv2d) or hasattr(embed, "backbone"):  # of another network's maps, not of pixels
         projection = None
     if asked and projection is None:
         wanted = "its backbone has no patch projection (patch_embed.proj); leave it out"
