@@ -249,10 +249,11 @@ def _check(given: Any) -> None:
         from idmm.stages import prepare
 
         prepare(given)
-    elif isinstance(given, keys.FeatureConfig):
-        from idmm.data.registry import resolve_name
+    elif isinstance(given, keys.FeatureConfig | keys.TrainCommand):
+        from idmm.data.registry import check_folder
 
-        resolve_name(given.data)
+        check_folder(given.data, given.out)
+    if isinstance(given, keys.FeatureConfig):
         for init in [given.init] if isinstance(given.init, str) else given.init:
             weights_file(init, "init")
 

@@ -6,6 +6,7 @@ import importlib.util
 import json
 from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, distribution
+from os.path import commonprefix
 from typing import Any
 
 
@@ -96,9 +97,14 @@ def install(extra: str) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Returns ``; did you mean 'x'?`` for the known word most like ``word``, or nothing."""
-    match = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f"; did you mean '{match[0]}'?" if match else ""
+    """Returns ``; did you mean 'x'?`` for the known word most like ``word``, or nothing; of two as alike, that
+    which begins as it does."""
+
+    def likeness(match: str) -> tuple[float, int]:
+        return difflib.SequenceMatcher(None, match, word).ratio(), len(commonprefix([match, word]))
+
+    best = max(difflib.get_close_matches(word, list(known), n=5, cutoff=0.6), key=likeness, default=None)
+    return f"; did you mean '{best}'?" if best else ""
 
 
 def by_reason(names: Iterable[str], reasons: Iterable[str], most: int = 5) -> list[str]:

@@ -428,6 +428,21 @@ def test_help_is_quick_and_imports_no_torch(words, flag):
     assert time.perf_counter() - begun < 5  # a second, on a machine that does nothing else
 
 
+@pytest.mark.parametrize(
+    "command", [["train", "{}"], ["pretrain", "--data.root", "{}"], ["probe", "--init", "timm:a", "--data.root", "{}"]]
+)
+def test_a_missing_folder_is_told_without_torch(tmp_path, command):
+    words = [word.format(tmp_path / "nowhere") for word in command] + ["--out", str(tmp_path / "run")]
+    code = f"import sys; from idmm.cli import main; code = main({words})\n"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}sys.exit('torch imported' if 'torch' in sys.modules else code)"],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    said = f"data.root: '{tmp_path / 'nowhere'}' does not exist; wanted a folder of images"
+    assert said in done.stderr and "torch imported" not in done.stderr and done.returncode == 2
+    assert not (tmp_path / "run").exists()
+
+
 def test_version_of_a_script(tmp_path):
     with Process(["finetune.py", "--version"], tmp_path / "said") as process:
         assert process.wait() == 0 and process.said() == "idmm 0.1.0\n"

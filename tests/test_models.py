@@ -131,6 +131,7 @@ def test_the_name_of_an_unknown_model_is_guessed():
     assert fails(create_backbone, "deit_tinny_patch16_224") == (
         "model.name: 'deit_tinny_patch16_224' is unknown; did you mean 'deit_tiny_patch16_224'?"
     )
+    assert fails(create_backbone, "resnet10q").endswith("did you mean 'resnet10t'?")  # 'resnet61q' is as alike
     assert "'hf-hub:timm/vit' is unknown" in fails(create_backbone, "hf-hub:timm/vit")  # never the network
     assert "model.name: 'vit_tiny_patch16_224.no' cannot be" in fails(create_backbone, "vit_tiny_patch16_224.no", 32)
     assert "'' is unknown" in fails(create_backbone, "")

@@ -75,7 +75,8 @@ def checkup(given: DataCheckConfig) -> int:
     """Looks at every image of a dataset, prints what was found, and writes check.json, check.png and exclude.txt to
     ``given.out``; returns the exit code, 1 where something should be mended. UserError where the dataset cannot be
     opened at all, or ``given.out`` cannot be written."""
-    if given.root is None and given.name not in DATASETS and Path(given.name).is_dir():
+    named = given.root is not None or given.name in DATASETS or given.name.startswith(PREFIX)
+    if not named and (Path(given.name).is_dir() or len(Path(given.name).parts) > 1):
         given = replace(given, name=None, root=given.name)
     same = ("name", "root", "max_pixels", "image_column", "label_column", "exclude", "labels", "groups", "in_chans")
     asked = parsing.build(config.Data, {name: getattr(given, name) for name in (*same, "bands")})

@@ -15,6 +15,7 @@ from idmm.data.readers.hub import PREFIX, STREAMING, STREAMS, read_hub
 from idmm.data.readers.layout import root_folder
 from idmm.data.split import Splits
 from idmm.errors import UserError, nearest
+from idmm.files import begun
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,14 @@ def resolve_name(data: config.Data) -> tuple[config.Data, list[str]]:
         what = "a dataset of that name, not the folder of that name here, which --data.root would take"
         return data, [f"data.name: '{data.name}' is {what}"]
     return data, []
+
+
+def check_folder(data: config.Data, out: str | None) -> None:
+    """Raises UserError where ``data.root`` names a user's folder that is not there, unless ``out`` holds a run already:
+    of a finished one the images are not needed any more."""
+    data, _ = resolve_name(data)
+    if data.name == "folder" and not (out and begun(out)):
+        root_folder(data)
 
 
 def _at_root(read: Callable[[Path], Splits]) -> Callable[[config.Data, bool], Splits]:

@@ -27,7 +27,7 @@ from idmm.config.commands import ProbeConfig
 from idmm.config.dense import DENSE_LIBRARIES, tested_sides
 from idmm.config.recipes import learns_labels, needs_labels, pass_notes, resolve_method
 from idmm.config.schema import flags_of
-from idmm.data.registry import resolve_name
+from idmm.data.registry import check_folder, resolve_name
 from idmm.errors import UserError, install, needed
 from idmm.files import begun, names_same, weights_file
 
@@ -276,6 +276,7 @@ def prepare(config: Any) -> tuple[Any, list[str]]:
     notes: list[str] = []
     try:
         config, notes = stage_of(config).resolve(config)
+        check_folder(config.data, config.out)
     except UserError as error:
         faults += error.faults
     if config.out is None:
