@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -227,6 +228,21 @@ def test_too_many_images_for_the_slow_search(healthy, monkeypatch):
     monkeypatch.setattr(doctor, "_near_pairs", None)  # it must not be called
     checkup, _ = check(section(healthy), tiny=64, near_limit=39)
     assert checkup.near_skipped and checkup.clean
+
+
+def test_of_many_alike_a_few_are_named(tmp_path):
+    """Twenty near-duplicates of an image in each split: all pairs of thousands would fill memory."""
+    spot = np.zeros((32, 32, 3), dtype=np.uint8)
+    spot[8:20, 8:24] = (200, 90, 30)
+    for split, count in {"train": 26, "test": 23}.items():
+        for number in range(count):
+            path = tmp_path / split / "ab"[number % 2] / f"{number:02}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(spot + np.uint8(number + 26 * (split == "test"))).save(path)
+    checkup, _ = check(section(tmp_path), tiny=0, near_limit=1000)
+    named = Counter((pair.first.split, pair.first.index, pair.second.split) for pair in checkup.pairs)
+    assert [named["train", 0, split] for split in ("train", "test")] == [20, 20] and max(named.values()) == 20
+    assert (named["train", 10, "train"], named["test", 20, "test"]) == (15, 2), "a pair is named from its earlier image"
 
 
 def test_blocks_change_nothing(planted, monkeypatch):

@@ -374,6 +374,11 @@ def test_a_file_without_its_json(tmp_path):
     saved(tmp_path, tiny(32), size=32)
     (tmp_path / "backbone.json").write_text("{")
     assert "backbone.json: cannot be read as JSON" in fails(load_backbone, tmp_path)
+    about = {"name": "resnet10t", "kwargs": {}}
+    for key, value in {"mean": None, "size": "big", "crop_pct": [1]}.items():
+        (tmp_path / "backbone.json").write_text(json.dumps({**about, key: value}))
+        said = f"{tmp_path / 'backbone.json'}: {key}: got {value!r}; the JSON beside weights is not as idmm writes it; "
+        assert fails(load_backbone, tmp_path) == f"{said}mend it, or remove it and give --model.name"
     (tmp_path / "backbone.json").write_text('{"a": 1}')
     assert "the model's name is unknown; wanted is backbone.json" in fails(load_backbone, tmp_path)
     (tmp_path / "backbone.json").unlink()

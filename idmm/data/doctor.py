@@ -1,6 +1,6 @@
 """What is wrong with a dataset, found before it is trained on: unreadable files, duplicates, leakage, odd classes."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 
@@ -33,6 +33,7 @@ FLAT = 4.0  # a thumbnail of a smaller standard deviation has nothing to correla
 SIZE = 224  # of a run, as which raw pixels are compared (pixels)
 MIDDLE, SMALLEST = 0.875, 0.35  # share of the short side that it evaluates, and of the area that its least crop has
 SKEWED = 10.0  # largest class over smallest from which the balance is remarked on
+NEAR_MOST = 20  # near-duplicates of an image that are named in each split: of plain ones all are alike
 _BLOCK = 2048
 _SAMPLE = 64  # files whose headers say whether the images are pictures
 
@@ -353,18 +354,22 @@ def _pairs(seen: list[_Summary], near_limit: int) -> tuple[list[Pair], bool]:
 
 
 def _near_pairs(seen: list[_Summary]) -> list[Pair]:
-    """A hash is coarse, above all for plain images: the thumbnails have to agree as well."""
+    """Returns pairs of which both hashes and thumbnails agree, as a hash is coarse, above all for plain images; of each
+    image :data:`NEAR_MOST` at most with later ones of a split, lest memory grows with the square."""
     signs = np.array([look.hashes for look in seen], dtype=np.float32).reshape(-1, 2, HASH_BITS) * 2 - 1  # [N, 2, 64]
     best: dict[tuple[int, int], Pair] = {}
+    named: Counter = Counter()  # pairs so far, by first image and split of the second
     for start in range(0, len(seen), _BLOCK):
         rows = signs[start : start + _BLOCK, 0]  # [R, 64]
         for side, (kind, least) in enumerate(NEAR_CORRELATION.items()):
             agreeing = rows @ signs[start:, side].T  # [R, M]: bits that agree less those that differ
             for i, j in np.argwhere(agreeing >= HASH_BITS - 2 * NEAR_BITS) + start:
-                if i >= j:  # a pair is found from its earlier image
+                place = (i, seen[j].ref.split)
+                if i >= j or named[place] >= NEAR_MOST:  # a pair is found from its earlier image
                     continue
                 likeness = similarity(seen[i].thumb, seen[j].thumb[:, :: -1 if kind == "mirrored" else 1])
                 if likeness >= least and ((i, j) not in best or round(likeness, 4) > best[i, j].similarity):
+                    named[place] += (i, j) not in best
                     best[i, j] = Pair(kind, seen[i].ref, seen[j].ref, round(likeness, 4))  # symmetric ones are both
     return list(best.values())
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 from safetensors.torch import save
 from timm.layers import resample_abs_pos_embed, resample_abs_pos_embed_nhwc, resize_rel_pos_bias_table
 from timm.layers.pos_embed_rel import resize_rel_pos_bias_table_levit
@@ -27,6 +28,12 @@ from idmm.models.hub import public_weights
 CROP_PCT, INTERPOLATION = 0.875, "bicubic"
 # tables that follow from the model's shape: never read from a checkpoint
 _INDICES = ("relative_position_index", "relative_coords_table", "attn_mask", "attention_bias_idxs")
+
+
+# what is read of the JSON beside weights, which may hold more
+_ABOUT = {
+    "size": int | list[int] | None, "crop_pct": float, "interpolation": str, "mean": list[float], "std": list[float]
+}  # fmt: skip
 
 
 @dataclasses.dataclass
@@ -271,8 +278,17 @@ def _read_info(path, field):
     except (OSError, ValueError) as error:
         why = " ".join(str(error).split())
         raise UserError(f"{weights_label(path, field)} cannot be read as JSON ({why})") from error
-    known = isinstance(info, dict) and isinstance(info.get("name"), str) and isinstance(info.get("kwargs"), dict)
-    return info if known else {}
+    if not (isinstance(info, dict) and isinstance(info.get("name"), str) and isinstance(info.get("kwargs"), dict)):
+        return {}
+    for key in info.keys() & _ABOUT.keys():
+        try:
+            TypeAdapter(_ABOUT[key]).validate_python(info[key])
+        except ValidationError:
+            what = f"{key}: got {info[key]!r}; the JSON beside weights is not as idmm writes it"
+            raise UserError(
+                f"{weights_label(path, field)} {what}; mend it, or remove it and give --model.name"
+            ) from None
+    return info
 
 
 def _check_enough(model, backbone, usable, unknown, label):
