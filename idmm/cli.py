@@ -1,6 +1,7 @@
 """The command line: ``idmm COMMAND``, and the three scripts, which are one subcommand each."""
 
 import contextlib
+import errno
 import importlib
 import logging
 import os
@@ -16,7 +17,7 @@ from typing import Any
 from idmm.config import DenseConfig, DetectConfig, FinetuneConfig, PretrainConfig, SegmentConfig, usage
 from idmm.config import commands as keys
 from idmm.config.parsing import parse
-from idmm.errors import Interrupted, RunError, UserError, nearest
+from idmm.errors import Interrupted, RunError, UserError, nearest, reason
 from idmm.files import emptied_if_refused, weights_file
 from idmm.progress import KeptLog, logging_by
 from idmm.transfer.config import GridConfig, parse_grid
@@ -186,6 +187,11 @@ def main(argv: list[str] | None = None, prog: str | None = None) -> int:
     except BrokenPipeError:  # 'idmm pretrain --help | head'
         sys.stdout = open(os.devnull, "w")
         return 0
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.ENAMETOOLONG) or error.filename is None:
+            raise
+        print(f"'{error.filename}': {reason(error)}; wanted a path that can be used", file=sys.stderr)
+        return UserError.exit_code
 
 
 def _age() -> float:

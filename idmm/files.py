@@ -176,7 +176,7 @@ def weights_file(path: str | os.PathLike, field: str = "", stem: str = "backbone
     if is_public(path):
         _check_public(str(path), field, stem)
         return Path(path)
-    path = Path(path).expanduser()
+    path = home(path)
     if path.is_dir():
         missing = [name for name in (f"{stem}.safetensors", f"{stem}.json") if not (path / name).is_file()]
         why = f"has no {' and no '.join(missing)} in it; {WEIGHTS_WANTED}"
@@ -246,6 +246,17 @@ def runs_inside(path: Path, file: str) -> str:
 def weights_label(source: str | os.PathLike, field: str) -> str:
     """Returns how a message on weights begins: with the field and the file, or with the file alone."""
     return f"{field}: '{source}'" if field else f"{source}:"
+
+
+def home(path: str | os.PathLike) -> Path:
+    """Returns a path with the user's folder for ``~``; that of nobody here stays as it is."""
+    return Path(os.path.expanduser(path))
+
+
+def run_of(init: str) -> Path:
+    """Returns the folder of the run that wrote weights, which are named by it or by one of its files."""
+    path = home(init)
+    return path if path.is_dir() else path.parent
 
 
 def begun(path: str | os.PathLike) -> bool:

@@ -88,6 +88,19 @@ FAULTS = {
     "unknown flag like none": (["--xyzzy"], "--xyzzy: unknown flag"),
     "stray word": (["runs/a"], "runs/a: unexpected argument; values follow their --flag"),
     "missing value": (["--train.lr"], "--train.lr: wants a value (FLOAT)"),
+    "an unset variable": (
+        ["--init", ""],
+        "init: got '', wanted a value; of a shell variable that is not set, maybe ('null' is for none)",
+    ),
+    "nobody's folder": (
+        ["--data.root", "~nobody-here/a", "--out", "/nowhere/run"],
+        "data.root: '~nobody-here/a' does not exist; wanted a folder of images",
+    ),
+    "a long name": (
+        ["--data.root", 300 * "a", "--out", "/nowhere/run"],
+        f"data.root: '{300 * 'a'}' does not exist; wanted a folder of images",
+    ),
+    "a long init": (["--init", 300 * "a"], f"'{300 * 'a'}': file name too long; wanted a path that can be used"),
     "missing file": (["--config"], "--config: wants a FILE"),
     "not a number": (["--train.lr", "fast"], "train.lr: got 'fast', wanted a number"),
     "not finite": (["--train.lr", "nan"], "train.lr: got 'nan', wanted a finite number"),

@@ -20,6 +20,7 @@ from helpers import ENVIRONMENT, ROOT, call, refused
 from PIL import Image
 
 from idmm.commands import export as command
+from idmm.config import parsing
 from idmm.errors import install
 from idmm.export import card, graph
 from idmm.export.source import Sample, Source
@@ -292,6 +293,11 @@ def test_a_card_follows_init(whole, tmp_path):
     text = card.card(source, hub=False)
     assert "## Fine-tuning" in text and "## Pretraining" in text and "| method | idmm |" in text
     assert "`method.classifier` | `cosine` | `linear`" in text and "| drawn | per\\_class 2, seed 0 |" in text
+    settings = parsing.read_file(tmp_path / "second" / "config.yaml")
+    (tmp_path / "second" / "config.yaml").write_text(
+        yaml.safe_dump({**settings, "init": str(pretrained / "backbone.safetensors")})
+    )
+    assert "## Pretraining" in card.card(Source(tmp_path / "second"), hub=False), "a file of the run is as good"
     shutil.rmtree(pretrained)
     text = card.card(source, hub=False)
     assert "## Pretraining" not in text and "started from the weights of `first`" in text

@@ -195,6 +195,12 @@ SPOILT = [  # dataset, file, what is done to the base, what is said of the file
       for x in (np.zeros((2, 3071), np.uint8), np.zeros((1, 3072), np.uint8), np.zeros((2, 3072), np.int64))),
     ("cifar10", "data_batch_5", lambda b: batch(b / "data_batch_5", 0, []),
      f"has data as uint8 [0, 3072] beside 0 labels; {x_is('N, 3072')}"),
+    ("cifar10", "test_batch", lambda b: python2_pickle(b / "test_batch", {"data": [[1, 2], [3]], "labels": [1, 2]}),
+     "cannot be read (setting an array element with a sequence. the requested array has an inhomogeneous shape after 1"
+     " dimensions. the detected shape was (2,) + inhomogeneous part.); wanted the Python version with data and labels"),
+    ("cifar10", "test_batch",
+     lambda b: python2_pickle(b / "test_batch", {"data": np.zeros((2, 3072), np.uint8), "labels": np.array(1)}),
+     f"has data as uint8 [2, 3072] beside 1 labels; {x_is('N, 3072')}"),
     *((name, file, spoil, f"has no list '{key}'; wanted the Python version with {keys}")
       for name, file, key, keys, spoil in (
           ("cifar10", "test_batch", "labels", "data and labels",
@@ -247,3 +253,14 @@ def test_what_is_wrong_is_named(name, file, spoil, text, tmp_path):
     wanted = [line, advice(name, tmp_path)] if "not there" in text else [line]  # a download may help
     for labelled in (True, False):
         assert faults(open_splits, data, labelled) == wanted
+
+
+def test_an_image_to_train_and_to_test_on(tmp_path):
+    """Two lists of the publishers' share no image: else accuracies come out too high."""
+    base = BUILD["domainnet-real"](tmp_path)
+    line = (base / "real_train.txt").read_text().splitlines()[0]
+    append(base / "real_test.txt", line)
+    data = section(tmp_path, name="domainnet-real", allow_size_mismatch=True)
+    lists = f"'{base / 'real_train.txt'}' and '{base / 'real_test.txt'}'"
+    image = line.rpartition(" ")[0]
+    assert faults(open_splits, data, True) == [f"data.root: {lists} names 1 image twice: {image}; wanted each once"]

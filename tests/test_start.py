@@ -15,6 +15,7 @@ from idmm import calibrate, config, environment
 from idmm.config import PretrainConfig
 from idmm.config.parsing import parse
 from idmm.data import loaders
+from idmm.errors import RunError
 from idmm.stages.assemble import resolve
 from idmm.transfer import estimate
 
@@ -279,6 +280,16 @@ def test_a_grid_estimates_views_where_they_are_made(backend, tmp_path, monkeypat
     assert timed is sample.loaded and finish is sample.finish
     assert ("drawn" in timed) == (finish is not None) == on_device == (backend == "device")
     assert sample.batch["views"][0].shape[2:] == (3, 16, 16) and rates.step >= sample.scaled(2.0)
+
+
+def test_an_estimate_that_memory_does_not_suffice_for(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(estimate, "time_steps", full)
+    parts, _ = resolve(parse(PretrainConfig, [str(word) for word in flags("pretrain", tmp_path / "run")], "idmm"))
+    with pytest.raises(RunError, match=f"out of memory with a batch of {parts.phases[0].batch_size} images: try"):
+        estimate.training_rates(parts, parts.phases[0], 1.0)
 
 
 # ------------------------------------------------------------------ the benchmarks

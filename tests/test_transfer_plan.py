@@ -354,6 +354,12 @@ def test_what_the_grid_decides_is_not_said_elsewhere():
         ({"sources": ["scratch"]}, "sources: 'scratch' is the label of the row without pretraining; name another"),
         ({"methods": [{"name": "idmm", "label": "none"}]}, "methods: 'none' is the label of rows without a method"),
         ({"weights": [{"label": "digits", "path": "."}]}, "weights: 'digits' is the label of a source, too"),
+        (
+            {"weights": [{"label": "a", "path": ".", "backbone": ["tiny"]}]},
+            "weights 'a': backbone is ['tiny'], wanted one of tiny",
+        ),
+        ({"targets": [["digits"]]}, "targets[0]: got ['digits'], wanted a name or a mapping with 'name'"),
+        ({"targets": [{"root": ""}]}, "targets[0].root: got '', wanted a folder"),
         ({"pretrain_seeds": [1, 2, 1]}, "pretrain_seeds: 1 is there twice"),
         ({"finetune_seeds": [0, 0]}, "finetune_seeds: 0 is there twice"),
         ({"pretrain": {"out": "x"}}, "pretrain: out: 'x', but the grid names its runs' folders; leave it out"),

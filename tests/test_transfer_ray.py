@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from functools import partial
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import yaml
@@ -21,7 +22,7 @@ from helpers import PATIENCE, same
 from transfers import GRID, begun, cells, locked, runs, start
 
 from idmm.config import parsing
-from idmm.errors import Interrupted, install
+from idmm.errors import Interrupted, RunError, install
 from idmm.locks import holders
 from idmm.transfer import cluster
 from idmm.transfer.config import GridConfig, Ray
@@ -287,6 +288,32 @@ def test_a_task_that_did_not_end_by_itself(tmp_path, caplog):
     assert lost(Lost()) == again
     assert caplog.messages == [f"ray: the worker of {job.title} died; tries left: 1 (the worker died)"]
     assert lost(Lost()) == cluster.Outcome(False, "its worker died, 2 times: the worker died")
+
+
+def test_an_error_lets_running_tasks_save(tmp_path, monkeypatch):
+    asked = []
+
+    class Full:
+        """A scheduler that cannot write what came back."""
+
+        sent: ClassVar[dict] = {}
+        cancel = staticmethod(lambda: asked.append("cancel"))
+
+        def __init__(self, grid):
+            pass
+
+        def send(self):
+            return True
+
+        def receive(self):
+            raise RunError("the disk is full")
+
+    monkeypatch.setattr(cluster, "require", lambda: None)
+    monkeypatch.setattr(cluster, "connected", lambda config: contextlib.nullcontext())
+    monkeypatch.setattr(cluster, "_RayScheduler", Full)
+    with pytest.raises(RunError, match="the disk is full"):
+        cluster.run(make(tmp_path / "out"), lambda: None)
+    assert asked == ["cancel"]
 
 
 def test_images_that_changed_since_a_node_read_them(tmp_path):

@@ -211,6 +211,18 @@ def test_retries_but_none_for_a_mistake(tmp_path, monkeypatch, capsys):
     assert said.splitlines().count("pretrain: few-idmm-tiny-s3") == 1, "a job is named when it begins"
 
 
+def test_a_target_of_folds_whose_images_changed(tmp_path, capsys):
+    out, root = tmp_path / "out", tree(tmp_path / "d", train={"a": 4, "b": 4})
+    mine = {"name": "folder", "root": str(root), "label": "mine"}
+    changes = {"sources": [], "targets": [mine], "finetune": {**GRID["finetune"], "data": {"workers": 0, "folds": 2}}}
+    assert inside(out, **changes) == 0 and inside(out, **changes) == 0
+    capsys.readouterr()
+    next(root.glob("train/a/*0.png")).write_bytes(next(root.glob("train/b/*1.png")).read_bytes())
+    assert inside(out, **changes) == 2
+    fault = f"targets 'mine': its images changed since 1 run in '{out}' began; name another out"
+    assert fault in capsys.readouterr().err.splitlines()
+
+
 def test_a_source_whose_images_changed(tmp_path, monkeypatch, capsys):
     """Old and new images never meet in one cell: said before the first job, by names or by bytes."""
     out, root = tmp_path / "out", tree(tmp_path / "d", train={"a": 4, "b": 4}, test={"a": 2, "b": 2})

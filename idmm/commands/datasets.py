@@ -22,7 +22,7 @@ from idmm.data.registry import DATASETS, resolve_name, spec_of
 from idmm.data.split import Split, Splits, counted
 from idmm.data.user_lists import is_named
 from idmm.errors import UserError, by_reason, listed
-from idmm.files import made_folder, write_bytes, write_json
+from idmm.files import home, made_folder, write_bytes, write_json
 from idmm.progress import log, size
 
 _NAMED = 5  # images or pairs of a kind that the text names; check.json has all
@@ -143,7 +143,7 @@ def write_exclusions(command: str, before: str | None, lines: list[str], path: P
     """Writes a file for ``data.exclude``, after what was left out already, by the file ``before``; ``command``: what
     finds it. Returns what is to be said of it."""
     if before is not None:
-        head = Path(before).expanduser().read_bytes().rstrip(b"\n")
+        head = home(before).read_bytes().rstrip(b"\n")
     else:
         head = f"# for --data.exclude: what '{command}' would leave out".encode()
     content = b"\n".join([head, *(line.encode("utf-8", "surrogateescape") for line in lines), b""])

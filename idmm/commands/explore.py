@@ -17,7 +17,7 @@ from idmm.data.composite import picture
 from idmm.data.doctor import HASH_BITS, Checkup, ImageRef, Pair, perceptual_hashes
 from idmm.data.exclusions import exclusions
 from idmm.errors import UserError
-from idmm.files import emptied_if_refused, json_lines, made_folder, write_csv, write_json
+from idmm.files import emptied_if_refused, home, json_lines, made_folder, write_csv, write_json
 from idmm.progress import Bar, log
 from idmm.stages import artifacts, inside_images
 from idmm.stages.probe import frozen_backbone
@@ -181,7 +181,7 @@ def _exclude(seen: Explored, found: Found, config, path: Path) -> str:
     refs = [ImageRef("train", i, name, seen.label(i)) for i, name in enumerate(seen.names)]
     pairs = [Pair(kind, refs[i], refs[j], cosine) for i, j, _, cosine, kind in found.pairs]
     lines = exclusions(Checkup(config.data.name, config.data.root, pairs=pairs))
-    before = config.data.exclude if Path(config.data.exclude or "").expanduser().is_file() else None
+    before = config.data.exclude if home(config.data.exclude or "").is_file() else None
     return write_exclusions(f"idmm explore {seen.run}", before, lines, path)
 
 

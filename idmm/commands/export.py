@@ -7,7 +7,7 @@ from pathlib import Path
 
 from idmm.config.usage import ExportConfig
 from idmm.errors import UserError, checked, install
-from idmm.files import WEIGHTS_WANTED, free_folder, out_file, weights_file, write_bytes
+from idmm.files import WEIGHTS_WANTED, free_folder, home, out_file, weights_file, write_bytes
 from idmm.progress import log
 
 NEEDED = ("onnx", "onnxruntime", "onnxscript")  # of the extra 'export'
@@ -23,7 +23,7 @@ def export(given: ExportConfig) -> str:
             are not there; nothing is written.
         RunError: The model cannot be written in that form, or what is written is not what torch computes.
     """
-    run, endings = Path(given.init).expanduser(), ENDINGS.get(given.format)
+    run, endings = home(given.init), ENDINGS.get(given.format)
     out, *_ = checked(
         lambda: out_file(given.out, endings) if endings else free_folder(given.out),
         lambda: _check_run(run),

@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from idmm.errors import UserError, listed
-from idmm.files import json_lines
+from idmm.files import home, json_lines
 from idmm.stages import artifacts, stage_of
 
 TRAIN = ("stage1", "teacher", ".", "scratch")  # runs of 'idmm train'
@@ -22,7 +22,7 @@ def found_runs(given: list[str]) -> tuple[list[Path], list[str]]:
     """
     runs, notes, faults, seen = [], [], [], {}
     for name in given:
-        path = Path(name).expanduser()
+        path = home(name)
         try:
             meant, passed_over = _meant(path)
         except UserError as error:

@@ -18,7 +18,7 @@ from idmm.config.commands import ProbeConfig
 from idmm.config.reading import read_file
 from idmm.config.usage import ReportConfig
 from idmm.errors import RunError, UserError
-from idmm.files import is_public, made_folder, saved_info
+from idmm.files import home, is_public, made_folder, saved_info
 from idmm.intervals import wilson
 from idmm.progress import log
 from idmm.report.calibration import calibration
@@ -44,7 +44,7 @@ def report(given: ReportConfig) -> str:
         log.warning(note)
     runs = [_facts(folder, number) for number, folder in enumerate(folders, start=1)]
     _name(runs)
-    out = made_folder(given.out or str(Path(given.runs[0]).expanduser() / "report"))
+    out = made_folder(given.out or str(home(given.runs[0]) / "report"))
     for run in runs:
         if run.detailed:
             log.info("%s: looking at its files and images", run.path)
@@ -123,7 +123,7 @@ def _signature(config: Any) -> dict:
         values.pop(key, None)
     with suppress(UserError):
         if config.init is not None:
-            values["init"] = _signature(artifacts.config_of(Path(config.init).expanduser(), dense=True))
+            values["init"] = _signature(artifacts.config_of(home(config.init), dense=True))
     return values
 
 
@@ -149,7 +149,7 @@ def _name(runs: list[RunFacts]) -> None:
     known = {os.path.realpath(run.path): run.label for run in runs}
     for run in runs:
         if os.sep in (init := run.about["start"]) and not is_public(init):
-            run.about["start"] = known.get(os.path.realpath(Path(init).expanduser()), Path(init).name)
+            run.about["start"] = known.get(os.path.realpath(home(init)), Path(init).name)
 
 
 def _short(paths: list[Path]) -> list[str]:

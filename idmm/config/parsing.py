@@ -194,6 +194,8 @@ def _merge(data: dict, new: dict, origin: dict[str, str], where: str, prefix: st
 
 
 def _set(data: dict, key: str, text: str, kind: Any, origin: dict[str, str]) -> list[str]:
+    if not text:
+        return [f"{key}: got '', wanted a value; of a shell variable that is not set, maybe ('null' is for none)"]
     try:
         value = _value(text, kind)
     except yaml.YAMLError as error:
@@ -266,6 +268,7 @@ def _checked(kind: type[Config], data: dict, origin: dict[str, str], faults: lis
         found = [(e, _fault(kind, e, origin)) for e in errors]
         # a key that was misspelled is not missing as well
         meant = [fault.partition("did you mean '")[2].removesuffix("'?") for _, fault in found]
+        meant += [fault.partition(":")[0] for fault in faults]  # nor one whose value could not be read
         shown = [f for e, f in found if e["type"] != "missing" or (whole and _dotted(e["loc"]) not in meant)]
         faults = faults + shown
     if faults:

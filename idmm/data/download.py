@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from idmm.data.registry import Archive, Spec
 from idmm.errors import RunError, UserError, reason
-from idmm.files import write_text
+from idmm.files import home, write_text
 from idmm.locks import Lock
 from idmm.progress import Bar
 
@@ -50,7 +50,7 @@ def fetch(spec: Spec, root: str | os.PathLike) -> None:
     """
     if not spec.archives:
         raise UserError(f"data.name: {spec.name} cannot be downloaded: {spec.manual or 'it needs no download'}")
-    root = Path(root).expanduser()
+    root = home(root)
     hidden = root / _HIDDEN
     lock = Lock(hidden / "fetch")
     try:

@@ -12,12 +12,12 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
 from idmm.data.split import Split, Splits, counted
 from idmm.errors import UserError, listed, nearest, reason
+from idmm.files import home
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class UserList:
     def text(self, wanted: str, errors: str = "strict") -> str:
         """Returns the whole file; BadList: it cannot be read."""
         try:
-            return Path(self.file).expanduser().read_bytes().decode("utf-8-sig", errors)
+            return home(self.file).read_bytes().decode("utf-8-sig", errors)
         except OSError as error:
             why = reason(error)
         except UnicodeDecodeError:

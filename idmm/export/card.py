@@ -16,7 +16,7 @@ from idmm.data.split import counted
 from idmm.errors import UserError
 from idmm.evaluate import FEW, of_few
 from idmm.export.source import Source
-from idmm.files import is_public
+from idmm.files import is_public, run_of
 from idmm.intervals import too_narrow, wilson
 from idmm.progress import duration
 from idmm.report.render import ENVIRONMENTS
@@ -48,7 +48,7 @@ def card(source: Source, hub: bool) -> str:
     result, (chain, missing) = _result(source.run), history(source)
     return ENVIRONMENTS["md"].get_template("model_card.md.j2").render(
         front=Markup(front_matter(source, result)) if hub else None,
-        code=_code, percent="{:.2f}".format, interval="{0[0]:.2f} to {0[1]:.2f}".format,
+        code=_code, cell=_cell, percent="{:.2f}".format, interval="{0[0]:.2f} to {0[1]:.2f}".format,
         name=source.run.resolve().name, model=source.saved.name, millions=f"{source.parameters / 1e6:.2f}",
         classes=source.classes or [], most=MOST, width=source.width, output=source.output,
         preprocessing=source.preprocessing, prepare=_prepare(source.preprocessing), version=version("idmm"),
@@ -123,7 +123,7 @@ def history(source: Source) -> tuple[list[Trained], str | None]:
         found.append(_trained(run, config))
         if config.init is None:
             break
-        run = Path(config.init).expanduser()
+        run = run_of(config.init)
         try:
             config = config_of(run)
         except UserError:
@@ -209,7 +209,12 @@ def data_facts(source: Source, result: dict) -> list[tuple[str, str]]:
     return facts
 
 
+def _cell(text: object) -> Markup:
+    """A word as code in a table."""
+    return Markup(str(_code(text)).replace("|", "\\|"))
+
+
 def _code(text: object) -> Markup:
     """A word as code, whatever is in it."""
-    plain = " ".join(str(text).split()).replace("`", "'").replace("|", "\\|")
+    plain = " ".join(str(text).split()).replace("`", "'") or " "
     return Markup(f"`{plain}`")

@@ -15,7 +15,7 @@ from idmm.config import Data
 from idmm.data.datasets import open_splits
 from idmm.data.registry import resolve_name
 from idmm.errors import UserError
-from idmm.files import begun, is_public, json_lines
+from idmm.files import begun, is_public, json_lines, run_of
 from idmm.intervals import too_narrow, wilson
 from idmm.models.hub import pinned
 from idmm.progress import log, logging_to
@@ -158,10 +158,9 @@ def place(path: str | None) -> str | None:
 
 def learned_from(init: str | None, data: Data) -> Any:
     """Returns the config of the run that wrote the weights ``init`` where it was trained on these images, else None."""
-    path = Path(init or "").expanduser()
     for name in ("pretrain", "finetune") if init and not is_public(init) else ():
         with suppress(UserError):  # of the other stage, or not ours
-            before = STAGES[name].build((path if path.is_dir() else path.parent) / "config.yaml")
+            before = STAGES[name].build(run_of(init) / "config.yaml")
             root = before.data.root
             # a folder that is gone may be this one, moved
             other = data.name == "folder" and root and os.path.exists(root) and place(root) != place(data.root)
@@ -173,9 +172,8 @@ def _held_out(before, init: str) -> bool:
     """Whether a run did hold out what its config says: pretraining has no folds, and keeps images without labels."""
     if stage_of(before).needs_test(before):
         return True
-    path = Path(init).expanduser()
     with suppress(OSError, ValueError, KeyError):  # its state was removed, say
-        images = json.loads(((path if path.is_dir() else path.parent) / "last" / "images.json").read_text())
+        images = json.loads((run_of(init) / "last" / "images.json").read_text())
         return not before.data.folds and images["train"]["classes"] is not None
     return not before.data.folds
 

@@ -78,9 +78,12 @@ def run(grid: Grid, say: Callable[[], None]) -> None:
             while scheduler.send() or grid.remaining():
                 scheduler.receive()
                 say()
-        except KeyboardInterrupt:
-            scheduler.cancel()
-            raise Interrupted("interrupted; the same command goes on") from None
+        except BaseException as error:
+            with contextlib.suppress(Exception):  # the cluster is gone, say
+                scheduler.cancel()
+            if isinstance(error, KeyboardInterrupt):
+                raise Interrupted("interrupted; the same command goes on") from None
+            raise
         finally:
             for _, lock in scheduler.sent.values():
                 lock.close()
@@ -179,12 +182,12 @@ class _RayScheduler:
             write_bytes(folder / name, outcome.files[name])
             if name == "config.yaml":
                 self.grid.update_paths(job)
-            elif name == IMAGES:  # images that are younger may have changed
+            elif name.endswith(IMAGES):  # images that are younger may have changed
                 os.utime(folder / name, ns=(outcome.images_read, outcome.images_read))
 
     def cancel(self) -> None:
         """Ends all tasks; those that run save their state first."""
-        log.info("interrupted: jobs at work save their state")
+        log.info("stopping: jobs at work save their state")
         for future in self.sent:
             self.ray.cancel(future)
         if self.sent:
@@ -224,8 +227,7 @@ def _by_value(grid: Grid, job: Job, start: Outcome | None, token: str) -> Outcom
         folder, failure = grid.out / job.folder, grid.failed().get(job.key)
         if failure is not None:
             return Outcome(False, failure["error"], _files(folder, "log.txt"))
-        images = folder / IMAGES
-        read = images.stat().st_mtime_ns if images.exists() else None
+        read = min((path.stat().st_mtime_ns for path in folder.glob(f"**/{IMAGES}")), default=None)
         return Outcome(True, files=_files(folder, "**/*"), images_read=read)
     finally:
         shutil.rmtree(grid.out, ignore_errors=True)

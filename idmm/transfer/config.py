@@ -40,15 +40,15 @@ class GridConfig:
 
     out: str
     """Folder for all runs and the grid (required)."""
-    sources: list[str | dict[str, Any]] = Field(default_factory=list)
+    sources: list[Any] = Field(default_factory=list)
     """Datasets to pretrain on: names, or mappings with name, root, label, subset, pretrain, finetune. A root without a
     name is a folder; without a label it is called by the end of its path."""
-    targets: list[str | dict[str, Any]] = Field(min_length=1)
+    targets: list[Any] = Field(min_length=1)
     """Datasets to fine-tune on, names or mappings like those of sources; 'protocol: detect' (or segment) makes one a
     folder of boxes (or masks)."""
-    methods: list[str | dict[str, Any]] = Field(default_factory=lambda: ["idmm"])
+    methods: list[Any] = Field(default_factory=lambda: ["idmm"])
     """Pretraining methods: names, or mappings with name, label, pretrain, finetune."""
-    backbones: list[str | dict[str, Any]] = Field(default_factory=lambda: ["deit_tiny_patch16_224"], min_length=1)
+    backbones: list[Any] = Field(default_factory=lambda: ["deit_tiny_patch16_224"], min_length=1)
     """Backbones: timm's names, or mappings with name, kwargs, label, pretrain, finetune."""
     weights: list[dict[str, Any]] = Field(default_factory=list)
     """Rows that start from given weights: mappings with label (e.g. 'IN supervised'), path (of a run or file, or

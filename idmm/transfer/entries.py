@@ -8,7 +8,7 @@ from pathlib import Path
 from idmm.config import METHODS, Data, PretrainConfig, parsing
 from idmm.data.registry import resolve_name, spec_of
 from idmm.errors import UserError, nearest
-from idmm.files import is_public, public_meant, weights_file
+from idmm.files import home, is_public, public_meant, weights_file
 from idmm.transfer.config import PROTOCOLS, TRAINING, TUNING, GridConfig
 
 SCRATCH, NONE = "scratch", "none"
@@ -62,13 +62,15 @@ def stage_of_target(entry: dict, grid: GridConfig) -> str:
 def _listed(grid: GridConfig, name: str, faults: list[str]) -> list[dict]:
     found = []
     for number, given in enumerate(getattr(grid, name)):
-        entry = {"name": given} if isinstance(given, str) else dict(given)
+        entry = {"name": given} if isinstance(given, str) else dict(given) if isinstance(given, dict) else {}
         where = f"{name}[{number}]"
         for key in sorted(set(entry) - _KEYS[name], key=str):
             faults.append(f"{where}.{key}: unknown key{nearest(str(key), _KEYS[name])}")
         for stage in TRAINING:
             if not isinstance(entry.get(stage, {}), dict):
                 faults.append(f"{where}.{stage}: got {entry.pop(stage)!r}, wanted a mapping")
+        if entry.get("root") == "":  # of a variable that is not set, say
+            faults.append(f"{where}.root: got '', wanted a folder")
         if name in SIDES and entry.get("name") is None and entry.get("root") is not None:
             entry["name"] = "folder"
         wanted = "label" if name == "weights" else "name"
@@ -107,7 +109,7 @@ def _is_own(end: str, path: tuple, folders: set[tuple], taken: dict[str, tuple])
 def _images(entry: dict) -> tuple[str, ...]:
     """What tells an entry's images from another's: the parts of a folder's path, or the dataset's name."""
     if entry["name"] == "folder" and entry.get("root") is not None:
-        return Path(os.path.abspath(Path(str(entry["root"])).expanduser())).parts
+        return Path(os.path.abspath(home(str(entry["root"])))).parts
     return (entry["name"],)
 
 
@@ -117,7 +119,7 @@ def _check_labels(grid: GridConfig, entries: dict[str, list[dict]], faults: list
         # a file of weights is of one backbone: others have theirs under the same label
         twins: dict[tuple, list[str]] = {}
         for entry in found:
-            own = entry["label"], entry.get("backbone") if name == "weights" else None
+            own = entry["label"], str(entry.get("backbone")) if name == "weights" else None
             twins.setdefault(own, []).append(entry["where"])
         for (label, _), places in twins.items():
             if len(places) > 1:
@@ -160,7 +162,7 @@ def _entry_faults(kind: str, entry: dict, grid: GridConfig, backbones: list[str]
     if kind == "weights":
         if isinstance(path, str) and is_public(path):
             faults += _pin(entry)
-        elif not isinstance(path, str) or not Path(path).expanduser().exists():
+        elif not isinstance(path, str) or not home(path).exists():
             hint = public_meant(str(path))
             faults.append(f"path is {path!r}, wanted a run folder or a file of weights that is there{hint}")
         if entry.get("backbone") not in backbones and not (len(backbones) == 1 and "backbone" not in entry):

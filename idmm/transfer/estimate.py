@@ -8,7 +8,16 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from idmm.calibrate import draw_sample, evaluation_seconds, free_workers, step_seconds, time_steps, timing_seconds
+from idmm import distributed
+from idmm.calibrate import (
+    choose_precision,
+    draw_sample,
+    evaluation_seconds,
+    free_workers,
+    step_seconds,
+    time_steps,
+    timing_seconds,
+)
 from idmm.data.dense import DenseSplits
 from idmm.data.device_images import DeviceImages, made_there
 from idmm.data.device_views import DeviceViews, ViewDraws
@@ -106,7 +115,16 @@ def _rates(job: Job, budget: float, known: DenseSplits | None) -> list[Rates]:
 
 
 def training_rates(parts: Assembly, phase: Phase, budget: float) -> Rates:
-    """Times a few steps of a phase, on noise as large as its images, for about ``budget`` seconds."""
+    """Times a few steps of a phase, on noise as large as its images, for about ``budget`` seconds.
+
+    Raises:
+        RunError: Memory does not suffice for a step.
+    """
+    with distributed.enough_memory(distributed.step_too_large(phase.batch_size, parts.config.train.accumulate)):
+        return _step_rates(parts, phase, budget)
+
+
+def _step_rates(parts: Assembly, phase: Phase, budget: float) -> Rates:
     parts, train, began = copy.copy(parts), parts.config.train, time.monotonic()
     parts.spec = spec = assumed(parts.spec)
     pictures = bands_of(spec.in_chans, spec.bands) is None
@@ -120,14 +138,15 @@ def training_rates(parts: Assembly, phase: Phase, budget: float) -> Rates:
         views = DeviceViews(transform, DeviceImages(noise, torch.device(device)))
         transform, finish = ViewDraws(transform), views
     sample = draw_sample(transform, np.arange(phase.batch_size // train.accumulate or 1), device, finish)
-    precision = "fp32" if train.precision == "auto" else train.precision
+    timed_later = train.precision == "auto" and device == "cpu"
+    precision = "fp32" if timed_later else choose_precision(train.precision, method, sample, device)
     spent = time.monotonic() - began - built
     training = time_steps(method, sample.loaded, device, precision, rounds=5, budget=budget - spent, finish=finish)
     loading, workers = sample.loading, parts.config.data.workers
     if workers is None:
         workers = free_workers(device, loading, training, drawn=finish is not None)
     step = step_seconds(sample.scaled(loading), sample.scaled(training), workers, device)
-    timed = timing_seconds(training, train.precision == "auto" and device == "cpu")
+    timed = timing_seconds(training, timed_later)
     return Rates(step * train.accumulate, evaluation_seconds(training, loading, sample.batch), 2 * built + timed)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from idmm.config import FREE, NEW_IN_PRETRAINING, NEW_KEYS, parsing, reading
 from idmm.errors import UserError
-from idmm.files import is_public
+from idmm.files import home, is_public
 from idmm.stages import STAGES
 from idmm.transfer.config import TRAINING, GridConfig, merged
 from idmm.transfer.entries import NONE, SCRATCH, data_of, read_entries, stage_of_target
@@ -104,7 +104,7 @@ class GridPlan:
         rows = [_Row(SCRATCH, NONE, None, tuned)] if grid.scratch else []
         for entry in entries["weights"]:
             if entry.get("backbone", backbone["label"]) == backbone["label"]:
-                path = Path(entry["path"]).expanduser()
+                path = home(entry["path"])
                 init = entry["path"] if is_public(entry["path"]) else str(path.absolute())
                 files = {"init": init, "given": entry.get("given", str(path))}
                 rows.append(_Row(entry["label"], NONE, None, tuned, **files, entries=(entry,)))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from idmm.calibrate import choose_device
 from idmm.config import parsing
 from idmm.data.cache import file_digest
 from idmm.data.dense import DenseSplits
@@ -118,7 +119,9 @@ class _Checks:
             if new and _changed(Path(self.grid.out), job.key, splits, known, config.data.on_error == "skip"):
                 self.changed.setdefault(side, []).append(job.key)
         if self.grid.engine == "local":
-            self.once(parts.device, job.stage, pick_device, parts.device, "train.device")
+            train = getattr(config, "train", None)  # a probe has none
+            device = (pick_device, parts.device, "train.device") if train is None else (choose_device, train)
+            self.once([job.stage, device[1:]], job.stage, *device)
         drloc = job.config.get("drloc") or {}
         data = config.data
         model = [config.model.name, config.model.kwargs, data.in_chans, data.bands, data.range, config.init]
@@ -194,7 +197,7 @@ def _dataset(entry: str | dict) -> dict:
 def _changed(out: Path, key: str, splits: Splits, known: DenseSplits | None, skips: bool) -> bool:
     """Whether a run of this grid read other images, by their names, and by the bytes of files that are younger, or
     other boxes or masks of them."""
-    path = next(out.glob(f"runs/*/*-{key}/last/images.json"), None)
+    path = min(out.glob(f"runs/*/*-{key}/**/last/images.json"), default=None)  # of folds the first one's
     if path is None or not (path.with_name("state.pt").exists() or (path.parent.parent / "result.json").exists()):
         return False  # what was not saved is begun anew
     try:

@@ -15,7 +15,7 @@ import yaml
 
 from idmm.config import parsing
 from idmm.errors import Interrupted, RunError, UserError
-from idmm.files import is_public, write_text
+from idmm.files import home, is_public, write_text
 from idmm.locks import Lock, holders
 from idmm.progress import log
 from idmm.stages import STAGES
@@ -197,7 +197,7 @@ def absolute(config: GridConfig, commits: dict[str, str] | None = None) -> GridC
         if is_public(path):
             entry |= {"path": (commits or {}).get(path, path), "given": entry.get("given", path)}
         elif isinstance(path, str) and not Path(path).is_absolute():
-            given = Path(entry["path"]).expanduser()
+            given = home(entry["path"])
             entry |= {"path": str(given.absolute()), "given": entry.get("given", str(given))}
     return parsing.build(GridConfig, plain)
 

@@ -1,5 +1,6 @@
 """Runs a grid by worker processes that share its folder; each is ``python -m idmm.transfer.workers``."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -9,8 +10,8 @@ import time
 from collections.abc import Callable
 
 from idmm.config import parsing
+from idmm.config.reading import read_value
 from idmm.errors import Interrupted, RunError, UserError
-from idmm.files import write_text
 from idmm.progress import Interrupts
 from idmm.transfer.config import GridConfig
 from idmm.transfer.run import Grid, work
@@ -22,16 +23,18 @@ LOOK = 1.0  # seconds between a worker's looks at whether the parent is there
 def run(grid: Grid, say: Callable[[], None]) -> None:
     """Runs all jobs of a grid by workers, which end with this process; calls ``say`` now and then. RunError where they
     ended before all was done."""
-    file = grid.out / "jobs" / f"workers-{os.getpid()}.yaml"
-    write_text(file, parsing.dump(grid.config))
-    command = [sys.executable, "-m", "idmm.transfer.workers", str(file), str(os.getpid())]
+    logs = grid.out / "jobs"
+    logs.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "idmm.transfer.workers", str(os.getpid())]
     workers = []
     try:
         for number in range(grid.config.workers):
-            with open(file.with_name(f"worker-{number}.log"), "ab") as said:
+            with open(logs / f"worker-{number}.log", "ab") as said:
                 # in a session of its own: Ctrl-C is passed on once, by this process
-                kept = {"stdin": subprocess.DEVNULL, "stdout": said, "stderr": said, "start_new_session": True}
+                kept = {"stdin": subprocess.PIPE, "stdout": said, "stderr": said, "start_new_session": True}
                 workers.append(subprocess.Popen(command, env=_environment(number, grid.config.workers), **kept))
+            with contextlib.suppress(BrokenPipeError), workers[-1].stdin as given:  # it died at once
+                given.write(parsing.dump(grid.config).encode())
         while any(worker.poll() is None for worker in workers):
             time.sleep(PAUSE)
             say()
@@ -41,11 +44,10 @@ def run(grid: Grid, say: Callable[[], None]) -> None:
                 worker.terminate()
         for worker in workers:
             worker.wait()
-        file.unlink(missing_ok=True)
     if grid.remaining():
         codes = ", ".join(str(worker.returncode) for worker in workers)
-        logs = file.with_name("worker-*.log")
-        raise RunError(f"the workers ended (codes {codes}) with jobs left, see {logs}; the same command goes on")
+        see = logs / "worker-*.log"
+        raise RunError(f"the workers ended (codes {codes}) with jobs left, see {see}; the same command goes on")
 
 
 def _environment(number: int, workers: int) -> dict[str, str]:
@@ -63,12 +65,13 @@ def _environment(number: int, workers: int) -> dict[str, str]:
 
 
 # ------------------------------------------------------------------ in a worker
-def main(path: str, parent: int) -> int:
-    """Works until nothing is left, or ``parent`` is gone: then its run is saved, as after SIGTERM."""
+def main(parent: int) -> int:
+    """Works on the grid of standard input, as YAML, until nothing is left, or ``parent`` is gone: then its run is
+    saved, as after SIGTERM."""
     threading.Thread(target=_watch, args=(parent,), daemon=True).start()
     try:
         with Interrupts():
-            work(Grid(parsing.build(GridConfig, path)))
+            work(Grid(parsing.build(GridConfig, read_value(sys.stdin.read()))))
     except (Interrupted, KeyboardInterrupt):
         return Interrupted.exit_code
     except (UserError, RunError) as error:
@@ -84,4 +87,4 @@ def _watch(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], int(sys.argv[2])))
+    sys.exit(main(int(sys.argv[1])))

@@ -60,7 +60,6 @@ def _cifar(base: Path, parts: dict[str, list[str]], key: str, meta: str, names: 
         images, labels = [], []
         for path in (base / name for name in batches):
             pixels, numbers = _unpickled(path, "data", key)
-            pixels = np.asarray(pixels)
             _check(path, "data", pixels, ["N", 3072], len(numbers))
             images.append(pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))  # [N, 32, 32, 3]
             labels.append(numbers_from(path, numbers, 0, len(classes) - 1))
@@ -96,8 +95,9 @@ def _unpickled(path: Path, *keys: str) -> list:
     try:
         content = _PlainUnpickler(io.BytesIO(path.read_bytes()), encoding="latin1").load()
         found = [content.get(key) for key in keys]
+        found = [np.atleast_1d(value) if isinstance(value, list | np.ndarray) else None for value in found]
     except Exception as error:  # a damaged pickle raises nearly anything
         raise NotAsPublished(path, f"cannot be read ({reason(error)})", wanted) from None
-    if absent := [key for key, value in zip(keys, found, strict=True) if not isinstance(value, list | np.ndarray)]:
+    if absent := [key for key, value in zip(keys, found, strict=True) if value is None]:
         raise NotAsPublished(path, f"has no list '{absent[0]}'", wanted)
     return found

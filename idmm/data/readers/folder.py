@@ -295,7 +295,8 @@ def _split(root: str, tree: _Tree, classes: list[str]) -> Split:
     """The images of a tree; without labels where there are no classes."""
     index = {name: i for i, name in enumerate(classes)}
     items = [os.path.join(tree.path, *parts) for parts in tree.images]
-    names = [os.path.relpath(item, root).replace(os.sep, "/") for item in items]
+    below = [part for part in os.path.relpath(tree.path, root).split(os.sep) if part != os.curdir]
+    names = ["/".join((*below, *parts)) for parts in tree.images]
     if not classes:
         return Split(items, names, None, None)
     labels = [index[composed(parts[0])] if len(parts) > 1 else -1 for parts in tree.images]

@@ -12,6 +12,7 @@ from idmm import config
 from idmm.data.images import BadImage, read
 from idmm.data.split import LazyFiles, Split, Splits, arranged
 from idmm.errors import UserError, install, listed
+from idmm.files import home
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +89,7 @@ def _open(data: config.Data) -> dict:
         import datasets
     except ImportError:
         raise UserError(f"data.name: '{data.name}' needs the library datasets: {install('hf')}") from None
-    folder = Path(name).expanduser()
+    folder = home(name)
     local, saved = folder.is_dir(), _is_saved(folder)
     if not local and (not given or name.startswith(("/", ".", "~")) or name.count("/") > 1):
         what = f"data.name: '{data.name}'" if given else f"data.root: '{name}'"

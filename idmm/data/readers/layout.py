@@ -13,6 +13,7 @@ import numpy as np
 from idmm import config
 from idmm.data.split import Split, Splits, counted
 from idmm.errors import UserError, listed, reason
+from idmm.files import home
 
 HALF = "the archive may be half-unpacked"
 
@@ -40,12 +41,12 @@ def _quoted(source: Path | Sequence[Path]) -> str:
 
 def root_folder(data: config.Data) -> Path:
     """Returns ``data.root``; FilesMissing where it is not given, missing, or no folder."""
-    if data.root is None:
+    if not data.root:
         where = "a folder of images" if data.name == "folder" else f"its folder ('idmm data info {data.name}' shows it)"
         raise FilesMissing(f"data.root: not given; data.name '{data.name}' wants {where}")
-    root = Path(data.root).expanduser()
-    if not root.is_dir():
-        fault = "is not a folder" if root.exists() else "does not exist"
+    root = home(data.root)
+    if not os.path.isdir(root):
+        fault = "is not a folder" if os.path.exists(root) else "does not exist"
         wanted = "a folder of images" if data.name == "folder" else f"the folder that holds {data.name}"
         raise FilesMissing(f"data.root: '{data.root}' {fault}; wanted {wanted}")
     return root
@@ -125,7 +126,10 @@ def mat(path: Path, *keys: str) -> list[np.ndarray]:
 
 def listed_splits(base: Path, classes: list[str], train: tuple, test: tuple) -> Splits:
     """Returns training and test images; ``train`` and ``test`` are the last three arguments of :func:`listed_split`."""
-    return Splits(listed_split(base, classes, *train), None, listed_split(base, classes, *test))
+    splits = Splits(listed_split(base, classes, *train), None, listed_split(base, classes, *test))
+    sources = [path for source, *_ in (train, test) for path in ([source] if isinstance(source, Path) else source)]
+    no_repeats(sources, [*splits.train.names, *splits.test.names])
+    return splits
 
 
 def listed_split(
