@@ -256,7 +256,7 @@ def home(path: str | os.PathLike) -> Path:
 def run_of(init: str) -> Path:
     """Returns the folder of the run that wrote weights, which are named by it or by one of its files."""
     path = home(init)
-    return path if path.is_dir() else path.parent
+    return path.parent if path.suffix.lower() in WEIGHTS and not path.is_dir() else path
 
 
 def begun(path: str | os.PathLike) -> bool:

@@ -297,7 +297,7 @@ def test_when_it_is_chosen(monkeypatch):
     assert choose(asked(), few).few_size == 32 and choose(asked(), some).few_size == 0
     assert choose(asked(pseudolabel=True), some).pseudolabel and not choose(asked(pseudolabel=False), few).pseudolabel
     assert choose(asked(init="x"), few).way == "finetune" and choose(asked(init="x"), few).pseudolabel
-    whole = "with all labels pretraining was not ahead of it in runs of minutes"
+    whole = "with all labels pretraining was seldom ahead of it in runs of minutes"
     cases = {
         whole: choose(asked(), every),
         "as --pseudolabel false asks for": choose(asked(pseudolabel=False), few),
