@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import datetime
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -36,10 +37,20 @@ def enough_memory(otherwise: RunError) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
+        if lost := worker_lost(error):
+            raise lost from error
         known = isinstance(error, (torch.OutOfMemoryError, MemoryError))
         if not known and not any(sign in str(error) for sign in _NO_MEMORY):
             raise
         raise otherwise from error
+
+
+def worker_lost(error: Exception) -> RunError | None:
+    """Returns what to say where torch tells that a loader worker was killed, which it does wherever the process is."""
+    if not re.match(r"DataLoader worker .*(killed by signal|exited unexpectedly)", str(error)):
+        return None
+    why = "a loader worker was killed, most likely for want of memory"
+    return RunError(f"{why}; try fewer --data.workers (0: none), or fewer images a batch")
 
 
 def step_too_large(batch_size: int, accumulate: int) -> RunError:
@@ -267,9 +278,8 @@ def forget() -> None:
 def _control_group():
     global _control
     if _control is None:
-        _control = dist.new_group(
-            backend="gloo", timeout=datetime.timedelta(days=1)
-        )  # while the first one fits a probe
+        # others wait here while the first process fits a probe, say
+        _control = dist.new_group(backend="gloo", timeout=datetime.timedelta(days=1))
         atexit.unregister(_leave)
         atexit.register(_leave)
     return _control

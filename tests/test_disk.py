@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 import torch
 from folders import entry_of, faults, opened, paint, same, section, sums, tree
 
-from idmm import checkpoint, config
+from idmm import checkpoint, config, distributed
 from idmm.data import disk
 from idmm.data.cache import load_split
 from idmm.data.datasets import open_splits
@@ -249,6 +250,19 @@ def test_a_killed_loader_worker_is_said_in_a_line():
 
     with pytest.raises(RunError, match="a loader worker was killed, most likely for want of memory; try fewer --data"):
         list(evaluation_batches(batch, np.arange(4), 2, workers=1))
+
+
+def test_a_loader_worker_that_is_killed_while_a_step_is_computed():
+    """torch says so wherever the process is, not where batches are asked for."""
+
+    def batch(epoch, indices):
+        return {"worker": os.getpid()}
+
+    with pytest.raises(RunError, match="a loader worker was killed, most likely for want of memory; try fewer --data"):
+        with distributed.enough_memory(RunError("too little memory")):
+            for made in evaluation_batches(batch, np.arange(40), 2, workers=1):
+                os.kill(int(made["worker"]), signal.SIGKILL)
+                time.sleep(5)
 
 
 def test_an_old_store_outlives_the_files_it_was_built_from(root):

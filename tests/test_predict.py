@@ -163,10 +163,11 @@ def test_accuracy_where_folders_say_the_class(runs, images, tmp_path, capsys):
     said = capsys.readouterr().err
     assert f"{score}, top-2 " in said and "on 21 of 22 images in folders" in said
     assert "training images" not in said
-    assert call(["predict", "--init", runs / "rgb", images / "train" / "red", tmp_path / "more", "--out", out]) == 0
     few = len(list((images / "train" / "red").iterdir()))
     seen = f"accuracy: {few} images in '{images / 'train'}', where the run's training images are from"
-    assert seen in capsys.readouterr().err
+    for init in (runs / "rgb", runs / "rgb/model.safetensors"):
+        assert call(["predict", "--init", init, images / "train" / "red", tmp_path / "more", "--out", out]) == 0
+        assert seen in capsys.readouterr().err
     moved = shutil.copytree(runs / "rgb", tmp_path / "moved")
     text = (moved / "config.yaml").read_text()
     (moved / "config.yaml").write_text(text.replace(str(images), f"{tmp_path}/gone"))

@@ -76,9 +76,21 @@ def test_the_patch_embedding_whitens(channels, patch, side):
     assert torch.equal(layer.weight[count:], drawn[count:])
 
 
+def test_patches_that_are_all_the_same():
+    """Or one patch in all: nothing to whiten, and no weight is lost by it."""
+    for images in (torch.zeros(4, 3, 16, 16), torch.full((4, 3, 16, 16), 0.3), torch.randn(1, 3, 8, 8)):
+        model = create_backbone("vit_tiny_patch16_224", images.shape[-1], **tiny.VIT)
+        structured_start(model, [{"images": images}], seed=0)
+        assert all(bool(torch.isfinite(weight).all()) for weight in model.parameters())
+
+
 def test_which_models_take_it():
     taken = {"vit_tiny_patch16_224": 32, "deit_tiny_distilled_patch16_224": 32}
     other = {"t2t_vit_7": 64, "resnet10t": 32, "cct_2_3x2_32": 32}
+    other |= {
+        "vit_small_patch16_18x2_224": 32,
+        "vit_tiny_r_s16_p8_224": 64,
+    }  # blocks side by side; another network's maps
     for name, size in {**taken, **other}.items():
         assert takes_structure(create_backbone(name, size)) == (name in taken), name
 

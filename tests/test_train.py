@@ -10,7 +10,7 @@ from helpers import VIT, Together, call, logged, read, refused
 
 import idmm
 from idmm.commands import train, train_plan
-from idmm.config import Data, Model
+from idmm.config import Data
 from idmm.config.commands import TrainCommand
 from idmm.data.datasets import open_splits
 from idmm.errors import Interrupted, UserError
@@ -63,6 +63,7 @@ def test_what_is_written(done, images, capsys):
         0,
         0,
     ]
+    assert stage1["model"]["start"] == scratch["model"]["start"] == "auto", "a fresh ViT's, as in the recipes"
     assert scratch["train"]["minutes"] == MINUTES, "as long again"
     assert 0 < stage1["train"]["minutes"] < MINUTES and 0 < tuned["train"]["minutes"] < MINUTES
     assert read(done / "stage1/result.json")["train_size"] == 16 and result["train_size"] == 8
@@ -238,7 +239,7 @@ def test_what_is_wrong(images, tmp_path, capsys, monkeypatch):
 
 
 def asked(**changes):
-    return TrainCommand(**{"out": "x", "size": 32, "model": Model(name="resnet10t"), **changes})
+    return TrainCommand(**{"out": "x", "size": 32, "model": {"name": "resnet10t"}, **changes})
 
 
 def test_what_is_chosen():

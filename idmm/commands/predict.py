@@ -11,7 +11,7 @@ from idmm.config.usage import PredictConfig
 from idmm.data.readers.folder import FoundImage
 from idmm.data.split import counted
 from idmm.errors import UserError, listed
-from idmm.files import csv_bytes, home, saved_info, write_bytes
+from idmm.files import csv_bytes, home, run_of, saved_info, write_bytes
 from idmm.progress import log
 from idmm.stages.artifacts import begun_config
 
@@ -99,7 +99,7 @@ def _say_accuracy(found, images: list[FoundImage]) -> bool:
 def _say_seen(init: str, paths: list[str]) -> None:
     """Warns of images that lie in the folder of the run's training images, where that can be told."""
     with contextlib.suppress(UserError, TypeError):  # no run folder, or one without a folder of images
-        root = home(begun_config(Path(init)).data.root).resolve()
+        root = home(begun_config(run_of(init)).data.root).resolve()
         folder = root / "train" if (root / "train").is_dir() else root
         if seen := sum(Path(path).resolve().is_relative_to(folder) for path in paths):
             what = f"{counted(seen, 'image')} in '{folder}', where the run's training images are from"

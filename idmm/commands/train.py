@@ -64,7 +64,7 @@ MOST_PASSES = 600  # of the teacher over its few images: the time is of more use
 HELD_OUT = 0.2  # of the labelled images, where there are none to test on
 CHANCE = 0.05
 UNEQUAL = 1.2  # times its minutes, from which on a comparison is not over equal time
-VERSION = 3  # of what a plan's stages are; a folder that another one began cannot go on
+VERSION = 4  # of what a plan's stages are; a folder that another one began cannot go on
 FILE, LABELS, PSEUDOLABELS = "train.json", "labels.csv", "pseudolabels.csv"
 
 

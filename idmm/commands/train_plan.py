@@ -142,7 +142,7 @@ def choose(given: TrainCommand, counts: Counts) -> Plan:
     elif pseudolabel:
         why = [f"{what}; --way pretrain, as most images have no label"]
     elif counts.images == counts.labelled:
-        why = [f"{what}; from scratch; with all labels pretraining was seldom ahead of it in runs of minutes"]
+        why = [f"{what}; from scratch; with all labels pretraining was not ahead of it in runs of minutes"]
     else:
         why = [f"{what}; from scratch on these, {_no_pseudolabels(given, counts, folder)}"]
     if pseudolabel:

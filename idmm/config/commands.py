@@ -116,6 +116,14 @@ class TuneConfig(PretrainConfig):
 
 
 @section
+class TrainModel(Model):
+    """The backbone."""
+
+    start: Literal["timm", "structured", "auto"] = "auto"
+    """Fresh weights, as model.start of other commands; auto: structured for timm's vision transformers alone."""
+
+
+@section
 class TrainCommand:
     """From a folder of images to a classifier, in a given time: looks at the images and their labels, takes the
     backbone, the image size and the stages that were measured to do best for so many, and says why."""
@@ -149,7 +157,7 @@ class TrainCommand:
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Where to train; 'auto': cuda, else mps, else cpu."""
     data: Data = field(default_factory=Data)
-    model: Model = field(default_factory=Model)
+    model: TrainModel = field(default_factory=TrainModel)
 
 
 @section

@@ -184,10 +184,9 @@ def _load(batch_fn: BatchFn, requests, workers: int) -> Iterator[dict]:
         try:
             batch = next(batches, None)
         except RuntimeError as error:
-            if "exited unexpectedly" not in str(error):
-                raise
-            why = "a loader worker was killed, most likely for want of memory"
-            raise RunError(f"{why}; try fewer --data.workers (0: none), or fewer images a batch") from error
+            if lost := distributed.worker_lost(error):
+                raise lost from error
+            raise
         if batch is None:
             return
         if "failed" in batch:

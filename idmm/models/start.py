@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from idmm.seeding import derive
 
 EACH, PATCHES = 128, 40_000  # patches of an image, and of all, whose covariance is taken, at most
+AT_ONCE = 32  # images whose patches are in memory together
 NOISE = 0.01  # of the mean variance, added to each: directions without variance are not blown up
 
 
@@ -23,7 +24,8 @@ def takes_structure(model: nn.Module) -> bool:
         and model.pos_embed is not None
         and model.embed_dim % 4 == 0
         and isinstance(getattr(model.patch_embed, "proj", None), nn.Conv2d)
-        and all(isinstance(getattr(block.attn, "qkv", None), nn.Linear) for block in model.blocks)
+        and not hasattr(model.patch_embed, "backbone")  # it embeds the maps of another network
+        and all(isinstance(getattr(getattr(block, "attn", None), "qkv", None), nn.Linear) for block in model.blocks)
     )
 
 
@@ -72,8 +74,8 @@ def _factors(noise: float, eye: float, width: int, rank: int, draw: torch.Genera
 def _patches(batches: Iterable[dict], size: tuple[int, int], draw: torch.Generator) -> Tensor:
     """Returns patches of images, at half a patch's distance from each other, [P, C * h * w]."""
     stride, found = tuple(max(1, side // 2) for side in size), []
-    for batch in batches:
-        patches = F.unfold(batch["images"].float(), size, stride=stride).transpose(1, 2)  # [B, places, C * h * w]
+    for images in (part for batch in batches for part in batch["images"].split(AT_ONCE)):
+        patches = F.unfold(images.float(), size, stride=stride).transpose(1, 2)  # [B, places, C * h * w]
         some = torch.randperm(patches.shape[1], generator=draw)[:EACH]
         found.append(patches[:, some].flatten(0, 1))
     found = torch.cat(found)
@@ -88,7 +90,7 @@ def _whitening(layer: nn.Conv2d, patches: Tensor) -> None:
     variance, components = torch.linalg.eigh(centred.T @ centred / len(centred))  # ascending
     count = min(len(layer.weight), len(variance))
     variance, components = variance.flip(0)[:count].clamp_min(0), components.flip(1)[:, :count]
-    rows = (components / (variance + NOISE * patches.var(0).mean()).sqrt()).T  # [count, C * h * w]
+    rows = (components / (variance + NOISE * centred.square().mean()).sqrt().clamp_min(1e-6)).T  # [count, C * h * w]
     rows /= (centred @ rows.T).std().clamp_min(1e-6)
     layer.weight[:count] = rows.view(count, *layer.weight.shape[1:])
     if layer.bias is not None:

@@ -239,7 +239,8 @@ def below_start(table: Table) -> Block | None:
         for (backbone, row, target), cell in table.cells.items() if cell.start is not None
     ]  # fmt: skip
     said = "The classifier was fitted to frozen features, and fine-tuning ended below it. The first epochs cost most: "
-    said += "try more --finetune.train.epochs, a lower --finetune.train.lr or --finetune.train.layer_decay 0.7."
+    said += "try more --finetune.train.epochs where there were few, "
+    said += "a lower --finetune.train.lr or --finetune.train.layer_decay 0.7."
     heads = ("backbone", "start", "target", "before the first step", "at the end")
     return Block(f"Fine-tuning that lost {BELOW_START}", [said], heads, rows) if rows else None
 

@@ -76,8 +76,8 @@ def set_batch_norms(model: nn.Module, batches: Iterable[dict], device, autocast)
 
 
 def norm_images(count: int, batch_size: int, seed: int) -> np.ndarray:
-    """Returns which of ``count`` images :func:`set_batch_norms` sees, the same in each process: whole batches of
-    classes mixed, as in training, where there are enough."""
+    """Returns which of ``count`` images :func:`set_batch_norms` and structured starts see, the same in each process:
+    whole batches of classes mixed, as in training, where there are enough."""
     order = numpy_rng(seed, "batch norms").permutation(count)[: max(NORM_IMAGES, batch_size)]
     whole = len(order) // batch_size * batch_size or len(order)
     return np.repeat(order[:whole], distributed.world())  # processes share them out in turn
