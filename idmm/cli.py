@@ -190,7 +190,7 @@ def main(argv: list[str] | None = None, prog: str | None = None) -> int:
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.ENAMETOOLONG) or error.filename is None:
             raise
-        print(f"'{error.filename}': {reason(error)}; wanted a path that can be used", file=sys.stderr)
+        print(UserError(f"'{error.filename}': {reason(error)}; wanted a path that can be used"), file=sys.stderr)
         return UserError.exit_code
 
 

@@ -140,7 +140,7 @@ def test_the_name_of_an_unknown_model_is_guessed():
 @pytest.mark.parametrize(
     ("kwargs", "said"),
     [
-        ({"embed_dimm": 3}, "unexpected keyword argument 'embed_dimm'"),
+        ({"embed_dimm": 3}, "unexpected keyword argument 'embed_dimm'; did you mean 'embed_dim'?"),
         ({"embed_dim": 32, "num_heads": 3}, "divisible"),
         ({"embed_dim": "wide"}, ""),
     ],

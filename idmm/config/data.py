@@ -71,9 +71,9 @@ class Data:
     """Train on a part only, e.g. '{per_class: 10}', '{total: 10000}' or '{fraction: 0.1}'. Images of ROOT/unlabelled,
     which pretraining takes all, do not count."""
     labelled: Subset | None = None
-    """Pretraining with method.label_weight: whose labels are used, e.g. '{per_class: 5}', drawn as data.subset draws,
-    from what that leaves, so that fine-tuning with this as its data.subset trains on the same images; the others count
-    as images without labels; null: all that there are."""
+    """idmm train, and pretraining with method.label_weight: whose labels are used, e.g. '{per_class: 5}', drawn as
+    data.subset draws, from what that leaves, so that fine-tuning with this as its data.subset trains on the same
+    images; the others count as images without labels; null: all that there are."""
     labels: str | None = None
     """folder: CSV file of path,class for images that are not sorted into class folders, paths under data.root; a header
     may name a column split (train, val or test) and a column group, too. Images without a row are left out of

@@ -86,7 +86,7 @@ class EmbedConfig(UseConfig):
     """Images, and folders of images at any depth."""
     out: str
     """File to write, by its ending: .npz (arrays paths [N] and features [N, d]) or .parquet (columns paths and
-    features; needs the extra 'parquet')."""
+    features, by the extra 'parquet')."""
 
 
 @section

@@ -3,7 +3,9 @@
 import contextlib
 import copy
 import functools
+import inspect
 import json
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -278,8 +280,14 @@ def _build_error(name, given, optional, error):
         else:
             return _size_error(name, optional["img_size"], error)
     if own := {key: value for key, value in given.items() if key not in _OWN_FIELDS}:
-        return UserError(f"model.kwargs: {name} refuses {own!r}: {_one_line(error)}")
+        return UserError(f"model.kwargs: {name} refuses {own!r}: {_one_line(error)}{_meant(name, error)}")
     return UserError(f"model.name: {name!r} cannot be built: {_one_line(error)}")
+
+
+def _meant(name: str, error: Exception) -> str:
+    """The argument of a model that is most like the one that it does not know."""
+    unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+    return nearest(unknown[1], inspect.signature(type(build_on_meta(name, {}))).parameters) if unknown else ""
 
 
 def black_image(model: nn.Module, in_chans: int, size: Size) -> torch.Tensor:
