@@ -327,3 +327,12 @@ def test_what_is_said_of_the_comparison(changes, alike, wanted, capsys):
     kept |= {} if alike is None else {"pseudolabels": {"alike": alike, "pixel_knn": 40.0}}
     train._say(TrainCommand(out="x"), kept)
     assert f"the difference: +5.0 points, {wanted} (" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("top1", "pixels", "told"), [(60.0, 40.0, False), (41.0, 48.0, True), (50.0, None, True)])
+def test_what_is_said_below_the_floors(top1, pixels, told, capsys):
+    """Raw pixels, where they were compared, or naming the largest class."""
+    result = {"top1": top1, "top1_interval": [30.0, 70.0], "test_size": 9, "pixel_knn": pixels}
+    result["largest_class"] = 50.0 if pixels is None else 20.0
+    train._say(TrainCommand(out="x"), {"result": result, "plan": {"way": "scratch", "pseudolabel": False}})
+    assert (f"  which it does not beat: {train.BETTER}" in capsys.readouterr().out.splitlines()) == told

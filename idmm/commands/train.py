@@ -63,6 +63,7 @@ MANY_LABELS = 20  # a class
 MOST_PASSES = 600  # of the teacher over its few images: the time is of more use to the last stage
 HELD_OUT = 0.2  # of the labelled images, where there are none to test on
 CHANCE = 0.05
+BETTER = "try more --minutes, a smaller --size, or for photographs public weights (--init timm:NAME), in a new --out"
 UNEQUAL = 1.2  # times its minutes, from which on a comparison is not over equal time
 VERSION = 4  # of what a plan's stages are; a folder that another one began cannot go on
 FILE, LABELS, PSEUDOLABELS = "train.json", "labels.csv", "pseudolabels.csv"
@@ -411,6 +412,8 @@ def _say(given: TrainCommand, kept: dict) -> None:
     for label, value in floors.items():
         if value is not None:
             print(f"  {label}: {value:.1f} %")
+    if result["top1"] <= max(value for value in floors.values() if value is not None):
+        print(f"  which it does not beat: {BETTER}")
     if "gain" in kept:
         points, p = kept["gain"]["points"], kept["gain"]["p"]
         what = " and ".join(["pretraining"] * (plan["way"] != "scratch") + ["pseudo-labels"] * _trusted(kept))
