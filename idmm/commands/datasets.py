@@ -311,16 +311,22 @@ def _draw(found: Checkup, splits: Splits, max_pixels: int, path: Path) -> None:
     drawn, groups = [], one_of_each([(pair.first, pair.second) for pair in order])
     for number, many in list(groups.items())[:_DRAWN]:
         pair = order[number]
-        tags = [pair.kind, *(["leaks"] if pair.leaks else []), *(["labels differ"] if pair.disagrees else [])]
-        said = ", ".join(tags) + (f"; {many} alike" if many > 2 else "")
+        said = pair.kind + ", leaks" * pair.leaks  # a longer line would be cut
+        more = ["labels differ"] * pair.disagrees + [f"{many} in the group"] * (many > 2)
         both = []
-        for image, what in ((pair.first, said), (pair.second, "")):
+        for image, what in ((pair.first, said), (pair.second, ", ".join(more))):
             item = getattr(splits, image.split).items[image.index]
             caption = f"{what}\n{_place(image)}\n{image.label or ''}"
             pixels = load(item, max_pixels, found.range or FULL, found.bands).pixels
             both.append(Tile(composite(pixels), caption))
         drawn.append(both)
-    title = f"{found.dataset}: a pair of {len(drawn)} of {counted(len(groups), 'group')} of images that look the same"
-    note = f"{counted(len(order), 'pair')} in all; alike: images of the group"
-    note = "; ".join(filter(None, [note, explained(found.bands, None, found.range is not None)]))
+    shown = (
+        f"{len(drawn)} of {counted(len(groups), 'group')}"
+        if len(drawn) < len(groups)
+        else counted(len(groups), "group")
+    )
+    title = f"{found.dataset}: {shown} of images that look the same, a pair of each"
+    note = "; ".join(
+        filter(None, [f"{counted(len(order), 'pair')} in all", explained(found.bands, None, found.range is not None)])
+    )
     caption_sheet(pair_rows(drawn), path, title, note, cell=LARGE)
