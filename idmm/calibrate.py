@@ -128,8 +128,7 @@ class _Remembered:
             "batch": {name: [tuple(v.shape) for v in (part if isinstance(part, list) else [part])]
                       for name, part in sorted(sample.batch.items()) if name != "weight"},
             "versions": [torch.__version__, timm.__version__],
-            "here": [device, environment.processor(), cores(), torch.get_num_threads(),
-                     distributed.world()],
+            "here": [device, environment.processor(), cores(), torch.get_num_threads(), distributed.world()],
         }  # fmt: skip
         self.key = hashlib.blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=16).hexdigest()
 

@@ -320,13 +320,8 @@ def _draw(found: Checkup, splits: Splits, max_pixels: int, path: Path) -> None:
             pixels = load(item, max_pixels, found.range or FULL, found.bands).pixels
             both.append(Tile(composite(pixels), caption))
         drawn.append(both)
-    shown = (
-        f"{len(drawn)} of {counted(len(groups), 'group')}"
-        if len(drawn) < len(groups)
-        else counted(len(groups), "group")
-    )
-    title = f"{found.dataset}: {shown} of images that look the same, a pair of each"
-    note = "; ".join(
-        filter(None, [f"{counted(len(order), 'pair')} in all", explained(found.bands, None, found.range is not None)])
-    )
+    some = f"{len(drawn)} of " * (len(drawn) < len(groups))
+    title = f"{found.dataset}: {some}{counted(len(groups), 'group')} of images that look the same, a pair of each"
+    notes = [f"{counted(len(order), 'pair')} in all", explained(found.bands, None, found.range is not None)]
+    note = "; ".join(filter(None, notes))
     caption_sheet(pair_rows(drawn), path, title, note, cell=LARGE)
