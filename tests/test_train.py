@@ -113,6 +113,32 @@ def test_processes_go_by_the_first_ones_plan(tmp_path):
         assert both.wait() == 0 and both.said().count("{'plan': '0'}") == 2, both.said()
 
 
+def test_processes_take_the_first_ones_smaller_size(images, tmp_path):
+    code = f"""
+import os
+import idmm
+from idmm.commands import train, train_plan
+from idmm.stages import StageSpec, budget
+
+def run(self, given):
+    size, minutes = given["train"]["size"], given["train"]["minutes"]
+    if size == 96:
+        raise budget.TooShort(minutes, "an epoch takes 90 s", 2.0, 90.0)
+    print(f"{{size}} px for {{minutes}} minutes", flush=True)
+    return {{"seconds": 1, "top1": 50.0, "top1_interval": [40.0, 60.0], "test_size": 1, "largest_class": 50.0}}
+
+StageSpec.run, train_plan._affordable = run, lambda *_: 96
+train.seconds_of = train_plan.seconds_of = lambda given, model, side: 1e-6 * side**2
+train.smaller = lambda *_: (48, 32)[int(os.environ["RANK"])]
+idmm.train({{"data": {{"root": "{images}"}}, "way": "scratch", "device": "cpu", "out": "{tmp_path / "x"}"}})
+"""
+    (tmp_path / "sizes.py").write_text(code)
+    with Together([tmp_path / "sizes.py"], tmp_path / "said") as both:
+        assert both.wait() == 0, both.said()
+        first, second = re.findall(r"\d+ px for \S+ minutes", both.said())
+    assert first == second and first.startswith("48 px")
+
+
 def test_another_command_is_refused(done, images, capsys):
     before = (done / "train.json").read_bytes()
     lines = refused(capsys, given(images, done, way="pretrain", minutes=3, seed=1))

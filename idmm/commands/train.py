@@ -123,7 +123,7 @@ def train(given: TrainCommand | dict | str) -> dict:
             counts = count(splits, data)
             plan = choose(replace(told, data=data), counts)
             kept |= {"data": parsing.plain(data), "counts": asdict(counts), "plan": asdict(plan)}
-            kept = _agreed(kept, given.device)
+        kept = _agreed(kept, given.device)
         for line in kept["plan"]["why"]:
             log.info("%s", line)
         if "result" in kept:
@@ -232,7 +232,7 @@ def _written_out(data: Data, out: Path) -> Data:
 def _run(given: TrainCommand, kept: dict, out: Path, before: float) -> dict:
     """Runs the plan's stages in the time that there is, of which ``before`` (minutes) is gone; returns the classifier's
     result. How long each stage may take is written down when it begins, so that it can be taken up again."""
-    plan, spent = Plan(**kept["plan"]), kept.setdefault("minutes", {"before": before})
+    plan, spent = Plan(**kept["plan"]), kept.setdefault("minutes", {"before": distributed.broadcast(before)})
     left = whole = given.minutes - spent["before"]
     if left <= 0:
         gone = f"{duration(60 * before)} were gone before the first stage"
@@ -244,7 +244,7 @@ def _run(given: TrainCommand, kept: dict, out: Path, before: float) -> dict:
             kept["pseudolabels"] = _pseudolabels(given, kept, out)
             left -= (time.monotonic() - began) / 60
         due = left * share / sum(of for _, of in shares[number:])
-        spent.setdefault(part, round(max(due, LEAST * whole), 3))
+        spent.setdefault(part, distributed.broadcast(round(max(due, LEAST * whole), 3)))
         write_json(out / FILE, kept)
         folder = out if part == "last" else out / part
         result = _stage(given, kept, *_begins(plan, part, out), folder, spent[part])
@@ -379,7 +379,8 @@ def _stage(given: TrainCommand, kept: dict, name: str, init: Path | str | None, 
         less = 1 - seconds_of(told, other, side) / took
         return less > 0 and error.wanted - less * error.seconds / 60 < minutes - own * gone
 
-    if own and (side := smaller(plan.model, size, fits)):
+    side, gone = distributed.broadcast((smaller(plan.model, size, fits) if own else None, gone))
+    if side:
         kept["plan"]["why"].append(f"size: {side} px, as at {size} px {error.why}")
         log.info("%s", kept["plan"]["why"][-1])
         kept["sizes"][part] = side
