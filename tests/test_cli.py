@@ -167,6 +167,7 @@ FILES = {
         "train:\n  epochs: 1\n  lr: 1\n  lr: 2\n",
         "--config: '{path}' is not YAML: 'lr' is given twice, line 4",
     ),
+    "an alias in itself": ("train: &x {lr: *x}\n", "--config: '{path}' is not YAML: Circular reference detected"),
     "a number for a section": ("drloc: 0.5", "drloc: got 0.5, wanted a mapping (in {path})"),
     "nothing in a section": ("data:\n", "data: got null, wanted a mapping (in {path})"),
     "a list": ("- 1", "--config: '{path}' holds list; wanted a mapping of keys"),

@@ -3,6 +3,7 @@ where rows, images or labels are missing."""
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -145,6 +146,22 @@ def test_where_it_may_write(run, planted, tmp_path, capsys, monkeypatch):
     (tmp_path / "file").touch()
     assert "out: cannot write to" in refused(capsys, ["explore", run, "--out", tmp_path / "file/x"])[0]
     assert not (planted / "train/sheets").exists()
+
+
+def test_more_suspected_labels_than_are_usually_wrong():
+    rows = similarity.unit_rows(np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32))
+    names, near = [f"{i}.png" for i in range(20)], similarity.nearest(rows, 5)
+    labels = np.array([0, 1] * 9 + [-1, -1])
+    seen = explore_tables.Explored(Path("run"), names, names, labels, ["cat", "dog"], "instances", rows, None)
+    said = []
+    for likely in (2, 1):  # of 18 with a label
+        margins = np.where(np.arange(20) < likely, 0.9, -0.5)
+        found = explore_tables.Found(near, [], margins, 1 - labels, np.zeros(20), np.zeros(20, int), np.zeros(20))
+        part = explore_tables._labels(seen, found)
+        assert part.count == likely
+        said.append(part.lines)
+    assert said[0][0].startswith("That is 11 % of the labelled images; in well-known sets at most 10 % are wrong:")
+    assert len(said[0]) == 2 and said[1] == said[0][1:]
 
 
 def test_images_that_are_gone(run, planted, tmp_path, capsys):

@@ -111,7 +111,8 @@ def test_status_and_workers_find_relative_weights_from_elsewhere(tmp_path, monke
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path / "other")
     capsys.readouterr()
-    assert call(["transfer", "status", "../out"]) == 0 and capsys.readouterr().out == "grid: 2 of 2 cells\n"
+    assert call(["transfer", "status", "../out"]) == 0
+    assert capsys.readouterr().out == "grid: 2 of 2 cells\n  results so far: ../out/grid.md\n"
     stored = parsing.build(GridConfig, {**parsing.read_file("../out/grid.yaml"), "out": "../out"})
     assert stored.weights == [{"label": "IN", "path": str(tmp_path / "run"), "given": "run"}]
     config = next(job.config for job in GridPlan(stored).jobs.values() if job.config["init"])

@@ -435,6 +435,7 @@ def test_status(tmp_path, monkeypatch, capsys):
     assert status(out, capsys) == [
         "grid: 2 of 6 cells, 2 failed, about 8 s left",
         f"  failed: few-idmm-tiny-s3: nan ({next(out.glob('runs/pretrain/few-*'))}/log.txt)",
+        f"  results so far: {out / 'grid.md'}",
     ]
     key = next(c["key"] for c in results(out)["cells"] if (c["source"], c["target"]) == ("digits", "other"))
     with locked(out, key):
@@ -445,7 +446,7 @@ def test_status(tmp_path, monkeypatch, capsys):
     assert "running" not in "".join(status(out, capsys))
     made.instead.clear()
     assert inside(out) == 0
-    assert status(out, capsys)[-1:] == ["grid: 6 of 6 cells"]
+    assert status(out, capsys)[-2:] == ["grid: 6 of 6 cells", f"  results so far: {out / 'grid.md'}"]
 
 
 def test_a_bar_on_a_terminal(tmp_path, monkeypatch, capsys):
@@ -466,7 +467,7 @@ def test_status_from_elsewhere_and_of_nothing(tmp_path, monkeypatch, capsys):
     assert inside("out", pretrain={**GRID["pretrain"], "config": "recipe.yaml"}) == 0 and made.asked
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path / "other")
-    assert status(tmp_path / "out", capsys)[-1] == "grid: 6 of 6 cells"
+    assert status(tmp_path / "out", capsys)[-2] == "grid: 6 of 6 cells"
     for argv, said in (
         ([tmp_path], f"{tmp_path}: there is no grid in it; wanted is the folder of a transfer run"),
         ([], "transfer status: got nothing, wanted the folder of a grid"),

@@ -22,6 +22,9 @@ PAIRS, ROWS, QUERIES = 24, 16, 8  # on the sheets: pairs, labels and clusters, n
 BESIDE = 6  # images beside the first of a row
 WIDE = 8  # images in a row of clusters and outliers
 THUMB = 96  # longest side of a thumbnail (pixels)
+# Percent of images with wrong labels: ten well-known test sets have 0.2 to 10.1 (Northcutt et al., Pervasive label
+# errors in test sets destabilize machine learning benchmarks, NeurIPS 2021, Table 1)
+MOST_WRONG = 10.0
 FAR_OUT = 3.0  # interquartile ranges above the third quartile (Tukey's far out values)
 
 
@@ -178,6 +181,9 @@ def _labels(seen: Explored, found: Found) -> Section:
     count = int((found.margins > similarity.LIKELY).sum())
     said = f"{counted(count, 'image')} whose nearest instances carry another label"
     lines = ["Look at each: move the file to the class that it is of, or leave it out with --data.exclude."]
+    if (share := 100 * count / len(order)) > MOST_WRONG:
+        many = f"That is {share:.0f} % of the labelled images; in well-known sets at most {MOST_WRONG:.0f} % are wrong:"
+        lines.insert(0, f"{many} the run hardly tells these classes apart, so most of the labels may be right.")
     drawn = []
     for i in order[:count][:ROWS].tolist():
         text = f"labelled {shortened(seen.label(i), 18)}\nneighbours: {shortened(seen.classes[found.suggested[i]], 18)}"

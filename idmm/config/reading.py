@@ -1,6 +1,7 @@
 """YAML files, and the recipes that ship with the package and go by their names."""
 
 import functools
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,8 +46,10 @@ for tag, words, first in (
 def read_value(text: str) -> Any:
     """Returns a flag's text as YAML."""
     try:
-        return yaml.load(text, _Loader)
-    except ValueError as error:  # of a date, say, that there is not
+        found = yaml.load(text, _Loader)
+        json.dumps(found, default=str, skipkeys=True)  # refuses what an alias puts into itself
+        return found
+    except (ValueError, RecursionError) as error:  # of a date, say, that there is not
         raise yaml.YAMLError(str(error)) from None
 
 

@@ -161,7 +161,7 @@ def _machine(run: Path) -> list[tuple[str, str]]:
         return []
     gpus = ", ".join(found["gpus"]) or "none"
     versions = ", ".join(f"{name} {number}" for name, number in found["versions"].items() if number)
-    lines = [("processor", f"{found['cpu']}, {found['cores']} cores"), ("GPUs", gpus)]
+    lines = [("processor", f"{found['cpu']}, {counted(found['cores'], 'core')}"), ("GPUs", gpus)]
     lines += [("processes", str(found["processes"])), ("Python", f"{found['python']}; {versions}")]
     return lines + [("finished", found["finished"])] if found.get("finished") else lines
 

@@ -77,7 +77,8 @@ class GridStatus:
             lines.append(f"  running: {what}, on {owner.get('host', '?')})")
         for record in self.grid.failed().values():
             lines.append(f"  failed: {record['title']}: {record['error']} ({self.grid.out / record['log']})")
-        return "\n".join(lines)
+        report = self.grid.out / "grid.md"
+        return "\n".join([*lines, *([f"  results so far: {report}"] if report.exists() else [])])
 
     def seconds_left(self) -> float | None:
         """Returns the time for the jobs that are left, by the median job of their stage; None before any is done."""
