@@ -1,6 +1,7 @@
 """``idmm report``: what its page says with scripts off, what a browser makes of it, and what is refused."""
 
 import base64
+import itertools
 import json
 import re
 import shutil
@@ -13,6 +14,7 @@ import yaml
 from browser import Reader
 from folders import tree, tuned
 from helpers import call, inside, refused
+from matplotlib.text import Text
 from PIL import Image
 
 from idmm.commands.found_runs import found_runs
@@ -381,8 +383,18 @@ def test_ten_classes_have_ten_colours_and_their_names_at_their_medians():
     for stacked in (False, True):
         axis = cloud_figure(cloud, stacked).axes[1]
         assert len({tuple(dots.get_facecolor()[0]) for dots in axis.collections}) == 10
-        names = {text.get_text(): text.get_position() for text in axis.texts}
+        names = {text.get_text(): text.xy for text in axis.texts}
         assert names["c3"] == pytest.approx(np.median(places[21:28], axis=0)) and len(names) == 10
+
+
+def test_names_of_classes_in_one_place_stand_above_each_other():
+    labels, places = np.repeat(np.arange(4), 5), np.random.default_rng(0).normal(scale=1e-3, size=(20, 2))
+    places[:5] += 9.0
+    figure = cloud_figure(Cloud(labels, [f"class {n}" for n in range(4)], {"before": places}, {}))
+    figure.draw_without_rendering()
+    boxes = [Text.get_window_extent(text) for text in figure.axes[0].texts]
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
+    assert figure.axes[0].texts[0].get_position() == (0, 0)  # alone there
 
 
 def test_what_is_refused(runs, tmp_path, capsys):

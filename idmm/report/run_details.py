@@ -47,7 +47,8 @@ def _cloud(run: RunFacts, mark: str) -> Iterator:
     if said:
         yield Text(f"Test images whose nearest other one, by cosine, is of their class: {said}.")
         alt += f"; nearest of the same class: {said}"
-    caption = f"t-SNE of the pooled features of {len(cloud.labels):,} test images of {classes} classes. Groups that "
+    some = f"the first {classes} of {len(cloud.classes)}" if classes < len(cloud.classes) else f"{classes}"
+    caption = f"t-SNE of the pooled features of {len(cloud.labels):,} test images of {some} classes. Groups that "
     caption += "lie apart are told apart; how far apart, and how large a group is, says nothing."
     caption += " A class's name stands at the median of its images."
     stacked = draw.cloud_figure(cloud, stacked=True)

@@ -3,6 +3,8 @@
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.text import Annotation, Text
+from matplotlib.transforms import Bbox
 
 from idmm.pictures import COLOURS, MARKERS, log_axis, look, names_legend, plain_axis, point, shortened
 from idmm.report.calibration import Bin, Calibration
@@ -75,7 +77,7 @@ def sizes_figure(runs: list[RunFacts], width: float = 7.6) -> Figure:
 
 def cloud_figure(cloud: Cloud, stacked: bool = False) -> Figure:
     """Returns a panel for each layout of the same images, a colour and a marker for each class, and its name where half
-    of its images are left and half right of it, half below and half above."""
+    of its images are left and half right of it, half below and half above, or with a line from there to its name."""
     shown = sorted(set(cloud.labels.tolist()))
     rows, columns = (len(cloud.places), 1) if stacked else (1, len(cloud.places))
     figure = Figure(figsize=(4.8, 9.6) if stacked else (9.6, 5.0))
@@ -90,18 +92,34 @@ def cloud_figure(cloud: Cloud, stacked: bool = False) -> Figure:
             inside = cloud.labels == label
             dots = {"s": POINT, "color": style["color"], "marker": style["marker"], "alpha": 0.85}
             axis.scatter(*places[inside].T, edgecolors="0.4", linewidths=0.3, **dots)
-        for label, name in zip(shown, names, strict=True):
-            middle = np.median(places[cloud.labels == label], axis=0)
-            text = {"ha": "center", "va": "center", "fontsize": 8.5, "weight": "bold", "bbox": ground}
-            axis.text(*middle, shortened(name, 14), parse_math=False, **text)
+        text = {"ha": "center", "va": "center", "fontsize": 8.5, "weight": "bold", "bbox": ground, "parse_math": False}
+        text |= {"textcoords": "offset points", "arrowprops": {"arrowstyle": "-", "color": "0.4", "linewidth": 0.8}}
+        middles = [np.median(places[cloud.labels == label], axis=0) for label in shown]
+        for name, middle in zip(names, middles, strict=True):
+            axis.annotate(shortened(name, 14), middle, (0, 0), **text)
         axis.set_title(title, fontsize=10.5, loc="left")
         axis.set(xticks=[], yticks=[])
         axis.spines[:].set_color("0.7")
         axis.margins(0.04)
+    figure.draw_without_rendering()  # else where names lie is not known yet
+    for axis in figure.axes:
+        _apart(axis.texts)
     key = [Line2D([], [], markersize=6, markeredgewidth=0, **_point(n)) for n in range(len(shown))]
     across = 2 if stacked and max(map(len, names)) > 8 else 5
     names_legend(figure, key, names, ncols=across, loc="lower center", handletextpad=0.2)
     return figure
+
+
+def _apart(names: list[Annotation]) -> None:
+    """Moves names up that would cover one below them."""
+    taken: list[Bbox] = []
+    for name in sorted(names, key=lambda one: one.xy[1]):
+        box = start = Text.get_window_extent(name)  # pixels, without the line
+        for other in sorted(taken, key=lambda one: one.y0):
+            if box.overlaps(other):
+                box = box.translated(0, other.y1 - box.y0 + 1)
+        taken.append(box)
+        name.set_position((0, (box.y0 - start.y0) * 72 / name.figure.dpi))
 
 
 def _point(number: int) -> dict:
