@@ -164,6 +164,8 @@ def test_all_failed_one_cell_and_no_scratch(tmp_path, drawn):
     heat_maps([table([cell("a"), cell("b", top1=51.0)])], tmp_path / "c.png")
     assert [texts(axis) for axis in panels(drawn[1])] == [{(0, 0): "50.0"}]
     assert [texts(axis) for axis in panels(drawn[2])] == [{(0, 0): "50.0", (0, 1): "51.0"}], "no gain without scratch"
+    shown = panels(drawn[2])[0].get_images()[0].norm
+    assert (shown.vmin, shown.vmax) == (45.5, 55.5), "a point apart is no contrast from dark to bright"
 
 
 def test_a_picture_is_whole_or_not_there(tmp_path, monkeypatch):

@@ -31,6 +31,7 @@ from idmm.report.table import (
 
 CELL = (0.9, 0.37)  # inches
 LONGEST = 22  # letters of a label
+LEAST = 10.0  # points from the darkest colour to the brightest
 KINDS = {"value": "%", "gain": "points"}  # unit of a heat map
 MAPS = {"value": "cividis", "gain": "PuOr"}
 HATCHES = {MISSING: "////", FAILED: "xxxx"}
@@ -66,14 +67,15 @@ def heat_maps(tables: list[Table], path: Path) -> None:
 
 
 def _norm(table: Table, kind: str) -> Normalize:
-    """One scale for all backbones; gains are centred at 0."""
+    """One scale for all backbones, no narrower than ``LEAST``, so that small differences do not look large; gains are
+    centred at 0."""
     cells = table.cells.values()
     if kind == "gain":
-        most = max([1.0, *(abs(cell.gain.value) for cell in cells if cell.gain)])
+        most = max([LEAST / 2, *(abs(cell.gain.value) for cell in cells if cell.gain)])
         return Normalize(-most, most)
     values = [cell.stats.mean for cell in cells if cell.stats.n] or [0.0]
-    low, high = min(values), max(values)
-    return Normalize(low, high) if high > low else Normalize(low - 1, high + 1)
+    wider = max(0.0, LEAST - (max(values) - min(values))) / 2
+    return Normalize(min(values) - wider, max(values) + wider)
 
 
 def _heat_map(axis, table: Table, backbone: str, kind: str, norm: Normalize):
