@@ -176,7 +176,9 @@ def test_accuracy_where_folders_say_the_class(runs, images, tmp_path, capsys):
     assert call(["predict", "--init", runs / "rgb", tmp_path / "more"]) == 0
     assert "accuracy" not in capsys.readouterr().err
     assert call(["predict", "--init", runs / "rgb", images / "test" / "red"]) == 0
-    assert "accuracy: there is no image of the classes 'blue', 'green'" in capsys.readouterr().err
+    assert "accuracy: all images are of 'red'" in capsys.readouterr().err
+    assert call(["predict", "--init", runs / "rgb", images / "test" / "red", images / "test" / "blue"]) == 0
+    assert "accuracy: there is none of 'green'" in capsys.readouterr().err
 
 
 def test_mirror_images(runs, tmp_path):

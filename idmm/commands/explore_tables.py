@@ -179,7 +179,7 @@ def _labels(seen: Explored, found: Found) -> Section:
         named = (seen.label(i), seen.classes[found.suggested[i]] if found.suggested[i] >= 0 else None)
         rows.append([rank, seen.names[i], *named, _number(found.margins[i]), likely, text])
     count = int((found.margins > similarity.LIKELY).sum())
-    said = f"{counted(count, 'image')} whose nearest instances carry another label"
+    said = f"{counted(count, 'image')} whose nearest images carry another label"
     lines = ["Look at each: move the file to the class that it is of, or leave it out with --data.exclude."]
     if (share := 100 * count / len(order)) > MOST_WRONG:
         many = f"That is {share:.0f} % of the labelled images; in well-known sets at most {MOST_WRONG:.0f} % are wrong:"
@@ -232,9 +232,10 @@ def _clusters(seen: Explored, found: Found) -> Section:
         mostly = _mostly(seen, members)
         text = f"cluster {number}\n{counted(len(members), 'image')}" + (f"\n{mostly}" if mostly else "")
         drawn.append((text, [(i, seen.names[i], None) for i in members[:WIDE].tolist()]))
-    said = f"{len(groups)}, of {len(groups[-1])} to {len(groups[0])} images, each named by its medoid"
+    sizes = f"{len(groups[-1])} to {len(groups[0])} images"
+    said = f"{len(groups)}, of {sizes}, each named by its medoid, the image nearest to its centre"
     lines = ["What the images fall into: small clusters are often another kind of picture."]
-    note = "the images nearest to the centre of each; the first is its medoid"
+    note = "the images nearest to the centre of each, the nearest first"
     title = f"{min(ROWS, len(groups))} of {counted(len(groups), 'cluster')}"
     sheet = Sheet(drawn[:ROWS], title, note)
     return Section("clusters", "Clusters", said, len(groups), rows, worst[:WORST], lines, sheet)
@@ -263,4 +264,5 @@ def _neighbours(seen: Explored, found: Found, many: int) -> Section:
         drawn.append(("", tiles))
     sheet = Sheet(drawn, "Nearest images", "blue: some images, evenly drawn; beside each its nearest, with the cosine")
     said = f"the {many} nearest of each image"
-    return Section("neighbours", "Nearest images", said, len(rows) - 1, rows, [], [], sheet)
+    lines = ["They are all in neighbours.csv, with how near they are (cosine; 1: alike)."]
+    return Section("neighbours", "Nearest images", said, len(rows) - 1, rows, [], lines, sheet)

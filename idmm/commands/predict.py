@@ -88,8 +88,10 @@ def _say_accuracy(found, images: list[FoundImage]) -> bool:
         text += f", top-{ranked.shape[1]} {100 * (ranked == truth[:, None]).any(1).mean():.2f} %"
     which = "" if len(known) == len(found) else f"{len(known)} of "
     log.info("accuracy: %s, on %s%s in folders named like classes", text, which, counted(len(found), "image"))
-    if absent := sorted(set(range(len(found.classes))) - set(truth.tolist())):
-        log.info("accuracy: there is no image of the classes %s", listed(f"'{found.classes[c]}'" for c in absent))
+    there, classes = set(truth.tolist()), range(len(found.classes))
+    if absent := [c for c in classes if c not in there]:
+        few, what = (there, "all images are of") if len(there) < len(absent) else (absent, "there is none of")
+        log.info("accuracy: %s %s", what, listed(f"'{found.classes[c]}'" for c in sorted(few)))
     else:  # of fewer classes it says little
         for line in remarks(scores, truth, found.classes, ranked[:, 0]):
             log.warning("accuracy: %s", line)
