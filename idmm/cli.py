@@ -19,7 +19,7 @@ from idmm.config import commands as keys
 from idmm.config.parsing import parse
 from idmm.errors import Interrupted, RunError, UserError, nearest, reason
 from idmm.files import emptied_if_refused, weights_file
-from idmm.progress import KeptLog, logging_by
+from idmm.progress import KeptLog, logging_by, said_once
 from idmm.transfer.config import GridConfig, parse_grid
 
 
@@ -220,7 +220,8 @@ def _run(group: Group, typed: str, argv: list[str], began: float, prog: str | No
     command = group.commands[name]
     if isinstance(command, Group):
         return _run(command, f"{name} ", rest, began)
-    with logging_by(logging.StreamHandler(sys.stderr) if command.logged else KeptLog()):
+    once = contextlib.nullcontext() if command.config is GridConfig else said_once()  # each cell has its own log
+    with once, logging_by(logging.StreamHandler(sys.stderr) if command.logged else KeptLog()):
         return _call(command, f"{typed}{name}", rest, began, prog)
 
 

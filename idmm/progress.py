@@ -19,6 +19,7 @@ from idmm.errors import Interrupted, RunError, UserError
 log = logging.getLogger("idmm")
 LOG_SECONDS = 10.0  # between two lines of progress where there is no terminal to draw a bar on
 EPOCH_LINES = 10  # a stage logs, and one wherever it measured an accuracy
+READERS = "datasets", "user_lists", "readers.folder", "readers.labels", "readers.hub"  # of idmm.data
 SCORES = ("top1", "top5", "knn", "ap", "ap50", "ap75", "mask_ap", "miou", "macc", "pixel_accuracy")
 BOOKKEEPING = ("epoch", "stage", "step", "loss", "lr", "seconds", "images_per_s")  # the rest of a record is measured
 
@@ -64,6 +65,26 @@ def not_logged() -> Iterator[None]:
         yield
     finally:
         log.disabled = before
+
+
+@contextlib.contextmanager
+def said_once() -> Iterator[None]:
+    """Has what is said of a folder or list of images said once inside the block, though parts of a command read them
+    again."""
+    said: dict[tuple, logging.LogRecord] = {}
+
+    def first(record: logging.LogRecord) -> bool:
+        key = (record.msg, *(record.args or ())[:1])  # the words, and the folder or file
+        return said.setdefault(key, record) is record
+
+    readers = [logging.getLogger(f"idmm.data.{name}") for name in READERS]
+    for reader in readers:
+        reader.addFilter(first)
+    try:
+        yield
+    finally:
+        for reader in readers:
+            reader.removeFilter(first)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import logging
 import os
 import shutil
 import time
@@ -33,13 +32,13 @@ from idmm.config import FREE, Data, parsing
 from idmm.config.commands import TrainCommand
 from idmm.config.reading import recipe
 from idmm.config.usage import PseudolabelConfig
-from idmm.data import datasets, user_lists
+from idmm.data import user_lists
 from idmm.data.datasets import open_splits
 from idmm.data.registry import resolve_name
 from idmm.data.split import LabelsMissing, Splits
 from idmm.errors import UserError
 from idmm.files import begun, write_csv, write_json
-from idmm.progress import KeptLog, duration, log, logging_by
+from idmm.progress import KeptLog, duration, log, logging_by, said_once
 from idmm.stages import STAGES, beginning
 from idmm.stages.advice import suited_batch
 from idmm.stages.budget import TooShort
@@ -70,24 +69,14 @@ FILE, LABELS, PSEUDOLABELS = "train.json", "labels.csv", "pseudolabels.csv"
 
 
 @contextlib.contextmanager
-def _said_once() -> Iterator[None]:
-    """Has what is said of a folder or list of images said once, though each stage reads them again."""
-    said: dict[tuple, logging.LogRecord] = {}
-
-    def first(record: logging.LogRecord) -> bool:
-        key = (record.msg, *(record.args or ())[:1])  # the words, and the folder or file
-        return said.setdefault(key, record) is record
-
-    with contextlib.ExitStack() as stack:
-        if not log.handlers:  # called from Python: the stages show what was said before them, as they do of commands
-            stack.enter_context(logging_by(KeptLog()))
-        for reader in (datasets.log, user_lists.log):
-            reader.addFilter(first)
-            stack.callback(reader.removeFilter, first)
+def _logged() -> Iterator[None]:
+    """Where it is called from Python: has the stages show what was said before them, as they do of commands."""
+    with contextlib.nullcontext() if log.handlers else logging_by(KeptLog()):
         yield
 
 
-@_said_once()
+@_logged()
+@said_once()
 def train(given: TrainCommand | dict | str) -> dict:
     """Trains a classifier on a folder of images in ``given.minutes``; ``given.out`` is the run that fine-tunes it.
 

@@ -257,7 +257,7 @@ def _walk(top: str, key: str = "data.root") -> _Tree:
     if faults:
         raise UserError(*sorted(faults))
     if tree.others and tree.images:
-        log.warning("%s: '%s': passed over %s", key, top, tree.other_files)
+        log.warning(f"{key}: '%s': passed over %s", top, tree.other_files)
     tree.images.sort()
     tree.folders.sort()
     return tree
