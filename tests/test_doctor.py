@@ -197,6 +197,14 @@ def test_what_is_passed_over_is_said_once(tmp_path, capsys):
     assert capsys.readouterr().err.count(f"data.root: '{root}/train': passed over 1 file") == 1
 
 
+def test_where_most_are_tiny_none_is_named(tmp_path, capsys):
+    root = tree(tmp_path / "d", train={"cat": 3, "dog": 3})
+    main(["data", "check", "--root", str(root)])
+    said = capsys.readouterr().out
+    assert "tiny: 6 images with a side under 64 px" in said and "cat/0.png" not in said
+    assert said.count("--views.size 32") == 1
+
+
 def test_near_pairs_are_suspected_and_not_certain(healthy, tmp_path, capsys):
     root, out = tmp_path / "d", tmp_path / "c"
     shutil.copytree(healthy, root)

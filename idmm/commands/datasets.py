@@ -260,7 +260,8 @@ def _images(found: Checkup) -> Iterator[tuple[str, list[str]]]:
     if tiny := found.tiny:
         text = f"tiny: {counted(len(tiny), 'image')} with a side under {found.tiny_below} px"
         sizes = [f"{image['name']}: {image['width']} x {image['height']}" for image in tiny]
-        yield f"{text}; small crops of them are mostly blur, and alike:", sizes
+        whole = any(hint["about"] == "tiny" for hint in found.suggestions)  # where they are usual no file is the fault
+        yield f"{text}; small crops of them are mostly blur, and alike" + ("" if whole else ":"), [] if whole else sizes
 
 
 def _pairs(found: Checkup, look: str) -> Iterator[tuple[str, list[str]]]:
