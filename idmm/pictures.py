@@ -5,6 +5,7 @@ colour alone: colours are Okabe and Ito's, which colour-blind readers tell apart
 indigo); line styles and markers tell the same in grey print.
 """
 
+import contextlib
 import itertools
 import math
 import warnings
@@ -99,11 +100,24 @@ def names_legend(figure: Figure, handles: list, names: list[str], **options) -> 
 
 def save(figure: Figure, path: str | Path, dpi: float = DPI) -> None:
     """Writes a PNG, or a JPEG where the path ends in .jpg, whole or not at all."""
-    _plain_letters(figure)
-    with replacing(Path(path)) as file, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing")  # a label in letters that the font lacks
+    with replacing(Path(path)) as file, _any_letters(figure):
         kind = "jpg" if Path(path).suffix == ".jpg" else "png"
         figure.savefig(file, format=kind, dpi=dpi, facecolor="white")
+
+
+def arrange(figure: Figure) -> None:
+    """Computes where everything in a figure lies."""
+    with _any_letters(figure):
+        figure.draw_without_rendering()
+
+
+@contextlib.contextmanager
+def _any_letters(figure: Figure) -> Iterator[None]:
+    """Lets a figure be drawn whatever letters its labels have."""
+    _plain_letters(figure)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # from the font
+        yield
 
 
 def _plain_letters(figure: Figure) -> None:

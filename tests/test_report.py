@@ -22,7 +22,6 @@ from idmm.commands.recipe_of import nearest_recipe
 from idmm.config import FinetuneConfig, PretrainConfig
 from idmm.config.parsing import build
 from idmm.config.reading import recipe
-from idmm.errors import UserError
 from idmm.pictures import COLOURS, curves_figure
 from idmm.report import run_page
 from idmm.report.calibration import calibration
@@ -413,13 +412,15 @@ def test_what_is_refused(runs, tmp_path, capsys):
     assert len(said) == len(wanted)
     for line, (path, words) in zip(said, wanted.items(), strict=True):
         assert line.startswith(f"runs: '{path}' {words}"), line
-    twice = ["report", runs / "wide", f"{runs}/tuned-0/../wide", "--out", tmp_path / "out"]
-    (line,) = refused(capsys, twice)
-    assert "is given twice" in line and not (tmp_path / "out").exists()
+    assert not (tmp_path / "out").exists()
     (line,) = refused(capsys, ["report", runs / "wide", "--out", tmp_path / "file" / "out"])
     assert line.startswith("out: cannot write to")
-    with pytest.raises(UserError, match="is given twice"):
-        found_runs([str(runs / "wide"), str(runs / "wide")])
+
+
+def test_a_run_that_is_given_twice_is_one(runs):
+    twice = [str(runs / "wide"), f"{runs}/tuned-0/../wide", str(runs)]
+    found, _ = found_runs(twice)
+    assert found[0] == runs / "wide" and len(found) == len(found_runs([str(runs)])[0])
 
 
 # ------------------------------------------------------------------ the parts

@@ -15,12 +15,13 @@ PROBE = "probe.json"
 def found_runs(given: list[str]) -> tuple[list[Path], list[str]]:
     """Returns the folders of the runs that are meant, and a line on each that was passed over as it is not finished.
 
-    A folder of ``idmm train`` means its stages and its comparison, one that holds runs or such folders, all of these.
+    A folder of ``idmm train`` means its stages and its comparison, one that holds runs or such folders, all of these;
+    a run that several mean is named once.
 
     Raises:
-        UserError: No run, one that is not finished, or one that is given twice; a line a fault.
+        UserError: No run, or one that is not finished; a line a fault.
     """
-    runs, notes, faults, seen = [], [], [], {}
+    runs, notes, faults = {}, [], []  # a run's real path -> as it was given
     for name in given:
         path = home(name)
         try:
@@ -30,14 +31,10 @@ def found_runs(given: list[str]) -> tuple[list[Path], list[str]]:
             continue
         notes += passed_over
         for run in meant:
-            before = seen.setdefault(os.path.realpath(run), name)
-            if before is not name or run in runs:
-                faults.append(f"runs: '{run}' is given twice" + (f", by '{before}' too" if before != name else ""))
-            else:
-                runs.append(run)
+            runs.setdefault(os.path.realpath(run), run)
     if faults:
         raise UserError(*faults)
-    return runs, notes
+    return list(runs.values()), notes
 
 
 def is_finished(path: Path) -> bool:

@@ -6,7 +6,7 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Annotation, Text
 from matplotlib.transforms import Bbox
 
-from idmm.pictures import COLOURS, MARKERS, log_axis, look, names_legend, plain_axis, point, shortened
+from idmm.pictures import COLOURS, MARKERS, arrange, log_axis, look, names_legend, plain_axis, point, shortened
 from idmm.report.calibration import Bin, Calibration
 from idmm.report.facts import Cloud, RunFacts
 from idmm.report.pictures import TOP1
@@ -101,7 +101,7 @@ def cloud_figure(cloud: Cloud, stacked: bool = False) -> Figure:
         axis.set(xticks=[], yticks=[])
         axis.spines[:].set_color("0.7")
         axis.margins(0.04)
-    figure.draw_without_rendering()  # else where names lie is not known yet
+    arrange(figure)  # else where names lie is not known yet
     for axis in figure.axes:
         _apart(axis.texts)
     key = [Line2D([], [], markersize=6, markeredgewidth=0, **_point(n)) for n in range(len(shown))]
