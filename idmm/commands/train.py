@@ -47,7 +47,7 @@ from idmm.transfer.config import merged
 
 RECIPES = {"pretrain": "idmm_fast", "joint": "joint", "finetune": "fast", "scratch": "fast_scratch"}
 ADAPT = "adapt"  # pretraining's recipe where there are weights to start from
-# Two crops without hue, saturation, grey and blur: better in minutes than the recipe's six with all (docs/minutes.md)
+# Two crops without hue, saturation, grey and blur: in minutes better than the six with all (docs/minutes_results.md)
 LIGHT = {"views.crops": [{"count": CROPS, "scale": [0.35, 1.0]}], "views.grey_prob": 0.0, "views.blur_prob": 0.0}
 JITTER_PROB = 0.8
 # Small steps at a high rate suit the small ConvNet, in which few-label accuracy was measured so
@@ -55,7 +55,7 @@ QUICK = {"train.lr": 2e-3, "train.batch_size": 32, "method.classifier_scale": 10
 # What many passes over all labels gain from; with few labels it did harm, and made no difference to pseudo-labels (LOG)
 MIXED = {"augment.mixup_alpha": 0.2, "augment.cutmix_alpha": 1.0}
 # Without it many passes of IDMM learn all images by heart, and classes are lost again: in the small ConvNet, too
-# (docs/minutes.md)
+# (docs/minutes_results.md)
 CUTMIX = {"method.cutmix_alpha": 1.0}
 MANY_PASSES = 60  # over the images; stage 1 counts each of its crops
 MANY_LABELS = 20  # a class
