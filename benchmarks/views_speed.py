@@ -1,16 +1,17 @@
-"""What stage 1's views cost, side by side with torchvision on Pillow images, one operation after the other.
+"""What training images cost, side by side with torchvision on Pillow images, one operation after the other.
 
     python benchmarks/views_speed.py --out views.json
     python benchmarks/views_speed.py --channels 5 --bits 16
+    python benchmarks/views_speed.py --stage finetune --size 32 --image 32 32
     python benchmarks/views_speed.py --device cuda
 
-All make the crops and colours of IDMM's recipe (2 + 4 crops at 112 px) from the same decoded images: torchvision and
-loader workers ('workers') on one thread, and all images at once on the device ('device', its numbers drawn before:
-'draws'). Each round times one after the other in an order that turns, in seconds of this process's own processor time,
-so that other programs matter less; on a GPU in seconds of the clock until it is done, the way there included. What
-counts is the median of the rounds' ratios; a GPU is compared with torchvision on all cores of this machine, each as
-fast as one alone. The images are smooth noise: their content costs no time. torchvision's colours are of 8-bit RGB, so
-other images are timed without it.
+All make the crops and colours of IDMM's recipe (2 + 4 crops at 112 px), or of the recipe 'fast' of fine-tuning (one
+crop of 35 % and more, flips), from the same decoded images: torchvision and loader workers ('workers') on one thread,
+and all images at once on the device ('device', its numbers drawn before: 'draws'). Each round times one after the other
+in an order that turns, in seconds of this process's own processor time, so that other programs matter less; on a GPU in
+seconds of the clock until it is done, the way there included. What counts is the median of the rounds' ratios; a GPU is
+compared with torchvision on all cores of this machine, each as fast as one alone. The images are smooth noise: their
+content costs no time. torchvision's colours are of 8-bit RGB, so other images are timed without it.
 """
 
 import argparse
@@ -28,8 +29,9 @@ from PIL import Image
 from side_by_side import head, ratios, row, turns, wait, where, write
 from torchvision.transforms import v2
 
-from idmm.config import IMAGENET_MEAN, IMAGENET_STD, Views
+from idmm.config import IMAGENET_MEAN, IMAGENET_STD, Augment, Views
 from idmm.config.recipes import default_crops
+from idmm.data.augment import TrainTransform
 from idmm.data.device_images import DeviceImages
 from idmm.data.device_views import DeviceViews, ViewDraws
 from idmm.data.loaders import cores
@@ -75,12 +77,24 @@ def by_torchvision(config: Views) -> list[v2.Compose]:
     return [v2.Compose([crop(tuple(group.scale)), *steps]) for group in config.crops]
 
 
+def of_stage(images: Images, given, norm) -> tuple[MultiCropTransform | TrainTransform, list[tuple[v2.Compose, int]]]:
+    """Returns a stage's transform, and torchvision's for the same with how many views each makes of an image."""
+    if given.stage == "pretrain":
+        config = Views(crops=default_crops("idmm"), size=given.size)
+        theirs = zip(by_torchvision(config), (group.count for group in config.crops), strict=True)
+        return MultiCropTransform(images, config, *norm, seed=0), list(theirs)
+    config = Augment(scale=[0.35, 1.0], jitter_prob=0.0, grey_prob=0.0, randaugment=None)
+    crop = v2.RandomResizedCrop(given.size, tuple(config.scale), interpolation=v2.InterpolationMode.BICUBIC)
+    steps = [crop, v2.RandomHorizontalFlip(), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
+    theirs = v2.Compose([*steps, v2.Normalize(IMAGENET_MEAN, IMAGENET_STD)])
+    return TrainTransform(images, config, given.size, *norm, key=0), [(theirs, 1)]
+
+
 def rows(images: Images, given) -> dict[str, Callable[[int], object]]:
     """Returns what is timed, by name, to be called with the number of a round."""
-    config, indices = Views(crops=default_crops("idmm"), size=given.size), np.arange(given.images)
+    indices = np.arange(given.images)
     norm = (IMAGENET_MEAN, IMAGENET_STD) if given.channels == 3 else ([0.5] * given.channels, [0.25] * given.channels)
-    ours = MultiCropTransform(images, config, *norm, seed=0)
-    theirs = list(zip(by_torchvision(config), (group.count for group in config.crops), strict=True))
+    ours, theirs = of_stage(images, given, norm)
     draws, finish = ViewDraws(ours), DeviceViews(ours, DeviceImages(images, torch.device(given.device)))
     drawn = [draws(number, indices) for number in range(given.rounds + 1)]
 
@@ -112,6 +126,7 @@ def compared(seconds: dict[str, list[float]], device: str) -> dict[str, float]:
 def main() -> None:
     """Prints the table, and writes the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--stage", default="pretrain", choices=("pretrain", "finetune"))
     parser.add_argument("--size", type=int, default=112, help="side of the crops (pixels)")
     parser.add_argument(
         "--image", type=int, nargs=2, default=[300, 340], help="height and width of the images (pixels)"
@@ -139,7 +154,8 @@ def main() -> None:
             seconds[name].append((clock() - start) / given.images)
     at = where(given.device, 1, ["torch", "torchvision"]) + f", opencv {cv2.__version__}"
     what = f"{given.channels} channels of {given.bits} bits"
-    print(f"{given.image[0]} x {given.image[1]} images of {what}, 2 + 4 crops of {given.size} px, {at}\n")
+    crops = "2 + 4 crops" if given.stage == "pretrain" else "a crop"
+    print(f"{given.image[0]} x {given.image[1]} images of {what}, {crops} of {given.size} px, {at}\n")
     faster = compared(seconds, given.device)
     write(given.out, where=at, **vars(given), seconds=seconds, ratios=faster, cores=cores())
 

@@ -154,17 +154,12 @@ def test_bits_of_rgb_views_are_those_before_there_were_bands():
         ("idmm", 1): [(8821.10489, -86.9694527), (19341.3622, 93.3553246)],
         ("dino", 3): [(17272.2366, 9.66801166), (22359.8686, 52.7480133), (85208.699, 305.788529)],
         ("mocov3", 1): [(3432.91748, 14.0744235), (4107.52656, 18.9704517)],
-        ("train", 3): [(36289.3151, -361.425348)],
-        ("train", 1): [(5654.03497, -12.6313569)],
     }
     store, indices = Store(), np.arange(10)
     for (name, channels), sums in wanted.items():
         looks = ((0.5,), (0.25,)) if channels == 1 else ((0.4, 0.5, 0.6), (0.1, 0.2, 0.3))
-        if name == "train":
-            made = [TrainTransform(store, Augment(), 32, *looks, key=5)(1, indices)["images"]]
-        else:
-            config = Views(crops=default_crops(name), size=24, solarize_prob=0.3)
-            made = MultiCropTransform(store, config, *looks, seed=3)(2, indices)["views"]
+        config = Views(crops=default_crops(name), size=24, solarize_prob=0.3)
+        made = MultiCropTransform(store, config, *looks, seed=3)(2, indices)["views"]
         for group, (total, weighted) in zip(made, sums, strict=True):
             x = group.double().flatten()
             assert float(x.abs().sum()) == pytest.approx(total, rel=1e-6), (name, channels)
@@ -310,11 +305,8 @@ def test_centre_crops_of_any_image(channels, dtype):
 
 
 # ------------------------------------------------------------------ what only RGB images have
-def test_photographs_are_drawn_for_by_torchvision_alone(monkeypatch):
-    """And copied as bytes to be evaluated."""
+def test_photographs_are_copied_as_bytes_to_be_evaluated(monkeypatch):
     store, looks = Store(), norms(3)
-    monkeypatch.setattr("idmm.data.augment.draw_views", None)
-    assert TrainTransform(store, Augment(), 16, *looks, key=5)(1, np.arange(4))["images"].shape == (4, 3, 16, 16)
     transform, sizes = EvalTransform(store, 16, 0.875, *looks), []
     monkeypatch.setattr("idmm.data.augment.unit", lambda image: sizes.append(image.shape) or unit(image))
     transform(1, np.arange(4))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision.transforms.v2.functional as tv
+from timm.data.auto_augment import rand_augment_transform
 
 from idmm.config import Augment, CropGroup, Views
 from idmm.config.recipes import default_crops
@@ -15,7 +16,7 @@ from idmm.data.augment import EvalTransform, TrainTransform, centre_crop
 from idmm.data.loaders import BatchPlan, evaluation_batches, training_batches, worker_count
 from idmm.data.views import ORDERS, MultiCropTransform, ViewPlan, draw_boxes, draw_views, recolour, short_side_bound
 from idmm.errors import RunError, UserError
-from idmm.seeding import derive, uniforms
+from idmm.seeding import derive, seeded, uniforms
 
 GREY = (0.5, 0.5, 0.5)
 
@@ -202,6 +203,23 @@ def test_training_images_are_a_function_of_the_image_and_strongest_posterize_wor
     assert not torch.equal(maker(1, np.array([9]))["images"][0], batch["images"][9])
     plain = TrainTransform(store, Augment(randaugment=None, jitter_prob=0, grey_prob=0), 16, (0.5,), (0.5,), key=5)
     assert plain(0, np.arange(3))["images"].shape == (3, 1, 16, 16)
+
+
+@pytest.mark.parametrize("randaugment", [None, "rand-m9-n3-inc1"])
+def test_training_images_are_torchvisions_views_then_timms_randaugment(randaugment):
+    store, indices, (mean, std) = Store(12), np.arange(12), ((0.4, 0.5, 0.6), (0.1, 0.2, 0.3))
+    colours = dict(jitter_prob=0.0, grey_prob=0.0) if randaugment else dict(jitter_prob=0.5, grey_prob=0.3)
+    transform = TrainTransform(store, Augment(**colours, randaugment=randaugment), 16, mean, std, key=5)
+    found = transform(2, indices)["images"]
+    plan = draw_views(Views(), transform.crop, derive(5, "views", 2), indices, store.sizes)
+    assert 0 < plan.flip.sum() < 12 and bool(plan.jitter.sum()) is not bool(randaugment)
+    for v, image in enumerate(map(store.image, indices)):
+        wanted = one_view(image, plan, v, 16, "bicubic")
+        if randaugment:
+            operations = rand_augment_transform(randaugment, {"translate_const": 7, "img_mean": (102, 128, 153)})
+            with seeded(derive(5, "augment", 2, v)):
+                wanted = tv.to_dtype(tv.to_image(operations(tv.to_pil_image(wanted))), scale=True)
+        torch.testing.assert_close(found[v], tv.normalize(wanted, mean, std), atol=2e-2, rtol=0)
 
 
 @pytest.mark.parametrize("text", ["foo", "rand-q3"])

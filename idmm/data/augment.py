@@ -4,13 +4,13 @@ from functools import partial
 
 import numpy as np
 import torch
+from PIL import Image
 from timm.data.auto_augment import rand_augment_transform
 from torch import Tensor
-from torchvision.transforms import v2
 
 from idmm.config import COLOURS, Augment, CropGroup, Views
 from idmm.data.images import CentreCrop, unit
-from idmm.data.views import ViewPlan, change_channels, draw_views, is_rgb8, make_view, normalise, numbered, resize
+from idmm.data.views import ViewPlan, draw_views, is_rgb8, make_views, normalise, numbered, resize
 from idmm.errors import UserError
 from idmm.seeding import derive, seeded
 
@@ -18,9 +18,9 @@ from idmm.seeding import derive, seeded
 class TrainTransform:
     """Makes the augmented images of a batch; a :data:`idmm.data.loaders.BatchFn`.
 
-    Random resized crop, colour jitter, grey, RandAugment, flip: of RGB images of 8 bits by torchvision and timm, each
-    under a seed of its own, from (seed, stage, epoch, image); of others by stage 1's functions, without RandAugment,
-    which knows RGB of 8 bits alone. Then turns, and what is done to single channels.
+    Random resized crop, flip, colour jitter and grey as stage 1 makes them; then timm's RandAugment, which knows RGB
+    images of 8 bits alone, each under a seed of its own, from (seed, stage, epoch, image); then turns, and what is done
+    to single channels.
 
     Args:
         store: Images by number, with ``labels``.
@@ -35,29 +35,25 @@ class TrainTransform:
 
     def __init__(self, store, config: Augment, size: int, mean, std, key: int):
         self.store, self.config, self.size, self.mean, self.std, self.key = store, config, size, mean, std, key
-        self.transform = _training_transform(config, size, mean)
+        self.randaugment = _randaugment(config.randaugment, size, mean) if config.randaugment else None
         shared = {name: getattr(config, name) for name in COLOURS if hasattr(config, name)}
         self.crop = CropGroup(count=1, scale=config.scale, blur_prob=0.0, solarize_prob=0.0, **shared)
-        self.turned = config.vflip or config.rotate90 or config.channel_drop or any(config.channel_jitter)
 
     def __call__(self, epoch: int, indices: np.ndarray) -> dict:
         """Returns ``images`` (float [B, C, size, size]) and what :func:`idmm.data.views.numbered` adds."""
         images = [self.store.image(i) for i in indices]
-        plan = None
-        if self.turned or not all(map(is_rgb8, images)):
-            ((plan, _),) = self.plans(epoch, indices, len(images[0]))
-        made = torch.empty(len(images), len(self.mean), self.size, self.size)
-        for v, (i, image) in enumerate(zip(indices, images, strict=True)):
-            if is_rgb8(image):
-                with seeded(derive(self.key, "augment", epoch, i)):
-                    view = self.transform(image)  # [3, S, S]
-                if self.turned:
-                    view = change_channels(view.numpy(), plan.channels, v, self.mean)
-                    view = torch.from_numpy(np.ascontiguousarray(view))
-                made[v] = normalise(view[None], self.mean, self.std)[0]
-            else:
-                make_view(made[v].numpy(), image, plan, v, self.mode, self.mean, self.std)
-        return numbered({"images": made}, self.store, indices)
+        ((plan, size),) = self.plans(epoch, indices, len(images[0]))
+
+        def randomly(view: np.ndarray, v: int) -> np.ndarray:
+            if not is_rgb8(images[v]):
+                return view
+            with seeded(derive(self.key, "augment", epoch, indices[v])):
+                made = self.randaugment(Image.fromarray(np.uint8(np.rint(255 * view))))
+            return np.asarray(made, dtype=np.float32) / 255
+
+        extra = randomly if self.randaugment else None
+        views = make_views(images, plan, size, self.mode, self.mean, self.std, extra)  # [B, 1, C, S, S]
+        return numbered(self.batch([views]), self.store, indices)
 
     @property
     def one_by_one(self) -> str | None:
@@ -104,26 +100,11 @@ def centre_crop(image: Tensor, size: int, crop_pct: float) -> Tensor:
     return resize(image, list(sides))[:, rows, columns]
 
 
-def _training_transform(config: Augment, size: int, mean):
-    bicubic = v2.InterpolationMode.BICUBIC
-    steps = [
-        v2.ToPILImage(),
-        v2.RandomResizedCrop(size, tuple(config.scale), interpolation=bicubic),
-        v2.RandomApply([v2.ColorJitter(*config.jitter)], config.jitter_prob),
-        v2.RandomGrayscale(config.grey_prob),
-    ]
-    if config.randaugment:
-        fill = tuple(round(255 * m) for m in (mean * 3)[:3])  # pixels moved in from outside the image
-        hparams = {"translate_const": int(size * 0.45), "img_mean": fill}
-        steps.append(_randaugment(config.randaugment, hparams))
-    steps += [v2.RandomHorizontalFlip(config.flip), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
-    return v2.Compose(steps)
-
-
-def _randaugment(text: str, hparams: dict):
+def _randaugment(text: str, size: int, mean):
     """timm's RandAugment; its strongest posterize asks for 0 bits, which Pillow 13 refuses: 1 is the least."""
+    fill = tuple(round(255 * m) for m in (mean * 3)[:3])  # pixels moved in from outside the image
     try:
-        transform = rand_augment_transform(text, hparams)
+        transform = rand_augment_transform(text, {"translate_const": int(size * 0.45), "img_mean": fill})
     except (AssertionError, ValueError, KeyError, IndexError):
         wanted = "wanted timm's form, e.g. rand-m9-mstd0.5-inc1, or null"
         raise UserError(f"augment.randaugment: '{text}' is not understood; {wanted}") from None

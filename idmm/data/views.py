@@ -9,6 +9,7 @@ as floats. Hue, saturation and grey are of RGB alone: images of other channels g
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import permutations
 
@@ -270,11 +271,15 @@ def normalise(images: Tensor, mean, std) -> Tensor:
     return (images - torch.tensor(mean).reshape(shape)) / torch.tensor(std).reshape(shape)
 
 
-def make_views(images, plan: ViewPlan, size: int, mode: str, mean, std) -> Tensor:
+Extra = Callable[[np.ndarray, int], np.ndarray]  # (view float32 [S, S, 3] in [0, 1], its number) -> another
+
+
+def make_views(images, plan: ViewPlan, size: int, mode: str, mean, std, extra: Extra | None = None) -> Tensor:
     """Turns images, uint8 or uint16 [C, H, W], and a plan of as many views of each into normalised views.
 
     Args:
         mean, std: Of each channel; one value makes the views of RGB images grey.
+        extra: What else is done to views of RGB images, after their colours.
 
     Returns:
         float32 [B, views of an image, len(mean), size, size].
@@ -282,11 +287,13 @@ def make_views(images, plan: ViewPlan, size: int, mode: str, mean, std) -> Tenso
     count = len(plan.box) // len(images)
     views = np.empty((len(plan.box), len(mean), size, size), dtype=np.float32)
     for v, view in enumerate(views):
-        make_view(view, images[v // count], plan, v, mode, mean, std)
+        make_view(view, images[v // count], plan, v, mode, mean, std, extra)
     return torch.from_numpy(views).unflatten(0, (-1, count))
 
 
-def make_view(out: np.ndarray, image: Tensor, plan: ViewPlan, v: int, mode: str, mean, std) -> None:
+def make_view(
+    out: np.ndarray, image: Tensor, plan: ViewPlan, v: int, mode: str, mean, std, extra: Extra | None = None
+) -> None:
     """Writes view ``v`` of a plan, normalised, into ``out``, float32 [len(mean), size, size]; else as
     :func:`make_views`."""
     crop = crop_resize(image, plan.box[v], out.shape[-1], mode)  # [C, S, S], uint8 or float32 in [0, 1]
@@ -297,6 +304,7 @@ def make_view(out: np.ndarray, image: Tensor, plan: ViewPlan, v: int, mode: str,
         return
     scale = np.float32(1 / 255 if crop.dtype == torch.uint8 else 1)
     view = recolour(np.multiply(crop.permute(1, 2, 0).numpy(), scale, order="C"), plan, v)  # [S, S, 3]
+    view = view if extra is None else extra(view, v)
     if plan.channels is not None:
         planes = change_channels(view.transpose(2, 0, 1), plan.channels, v, mean)
         view = np.ascontiguousarray(planes.transpose(1, 2, 0))
