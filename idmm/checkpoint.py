@@ -48,6 +48,7 @@ class RunFolder:
         state: What the last checkpoint holds, or None for a new run.
         finished: Whether the run ended before; then there is nothing to do.
         anew: Whether a run was begun here that saved nothing to go on from (told by the first process).
+        lost: How long killed starts of the run went on after the last checkpoint (seconds).
 
     Raises:
         UserError: The folder is in use, or holds a run of another config, or --resume forbids it.
@@ -74,6 +75,7 @@ class RunFolder:
                 raise UserError(*faults)
             self.state = self._load() if used and not self.finished else None
             self.anew = self.leader and not used and bool(environment.read(self.path))
+            self.lost = distributed.broadcast(self._lost() if self.leader and self.state else 0.0)
         except BaseException:
             self.close()  # else the folder stays locked for this process's life
             raise
@@ -148,6 +150,17 @@ class RunFolder:
         if why:
             raise UserError(f"{self._state_file}: cannot be read ({why}); remove it to start over")
         return state
+
+    def _lost(self) -> float:
+        """By the heartbeats of the lock that a killed start left; ``last/lost.json`` tells it to the next start, should
+        this one be killed before it saves anything, and from when on that is to count."""
+        since, before = self._state_file.stat().st_mtime, 0.0
+        told = self.path / "last" / "lost.json"
+        if told.exists() and told.stat().st_mtime > since:
+            since, before = told.stat().st_mtime, json.loads(told.read_text())
+        lost = before + max(0.0, self._lock.left - since)
+        self.remember("lost", lost)
+        return lost
 
     def save_state(self, state: dict[str, Any]) -> None:
         """Replaces the checkpoint; the previous one stays whole until the new one is (a full disk included).

@@ -36,6 +36,9 @@ class Lock:
     An owner on this machine is dead when its process is gone; elsewhere, when it has not touched its file for
     ``STALE`` seconds by the clock of the folder's file system.
 
+    ``left`` is when the last dead owner whose file it removed gave its last sign of life, by the clock of the folder's
+    file system (seconds); 0: there was none.
+
     Args:
         path: Its folder, made when it is acquired, and its name.
         owner: Identifies an owner of several locks; None: a new one.
@@ -45,6 +48,7 @@ class Lock:
         self.path, pid = Path(path), os.getpid()
         self.owner = {"id": owner or uuid.uuid4().hex, "host": socket.gethostname(), "pid": pid}
         self.owner |= {"place": _place(), "born": _born(pid)}
+        self.left = 0.0
         self._file: Path | None = None
         self._beating: tuple[threading.Thread, threading.Event] | None = None
 
@@ -111,6 +115,7 @@ class Lock:
                 self.release()
                 return False
             for held in others:
+                self.left = max(self.left, held.beat)
                 held.file.unlink(missing_ok=True)
             over = threading.Event()
             self._beating = threading.Thread(target=self._beat, args=(over,), daemon=True), over

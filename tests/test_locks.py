@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -16,6 +17,8 @@ from transfers import gone
 
 from idmm import locks
 from idmm.checkpoint import RunFolder
+from idmm.config import PretrainConfig
+from idmm.config.parsing import build
 from idmm.errors import RunError, UserError
 from idmm.locks import Lock, holders
 
@@ -275,3 +278,29 @@ def test_never_two_owners_among_threads(tmp_path):
 
         with ThreadPoolExecutor(8) as pool:
             assert sorted(pool.map(take, range(8))) == [False] * 7 + [True]
+
+
+def test_what_killed_starts_did_after_the_checkpoint_counts_as_time(whole, tmp_path):
+    """By their last signs of life; the time between two starts does not count."""
+    out = shutil.copytree(whole["pretrain"], tmp_path / "run")
+    (out / "result.json").unlink()
+    settings = build(PretrainConfig, str(out / "config.yaml"))
+    age(out / "last/state.pt", 1000)
+
+    def lost(ago):
+        """Opens a run whose last start was killed so many seconds ago; None: it was not killed."""
+        if ago is not None:
+            age(plant(out / "last", name="run", pid=dead()), ago)
+        folder = RunFolder(str(out), settings, "auto")
+        folder.close()
+        return folder.lost
+
+    assert lost(None) == 0
+    age(out / "last/lost.json", 1000)  # that start began then
+    assert lost(940) == pytest.approx(60, abs=2)
+    age(out / "last/lost.json", 500)  # began again after a pause
+    assert lost(470) == pytest.approx(90, abs=2)
+    age(out / "last/lost.json", 400)
+    age(out / "last/state.pt", 300)  # saved, and all that time with it
+    assert lost(290) == pytest.approx(10, abs=2)
+    assert lost(None) == pytest.approx(10, abs=2), "it was killed before its first sign of life"

@@ -322,7 +322,7 @@ def test_when_it_is_chosen(monkeypatch):
 ])  # fmt: skip
 def test_what_is_said_of_the_comparison(changes, alike, wanted, capsys):
     result = {"top1": 60.0, "top1_interval": [50.0, 70.0], "test_size": 9, "largest_class": 50.0, "seconds": 60.0}
-    plan = {"way": "pretrain", "pseudolabel": True, "init": None, **changes}
+    plan = {"way": "pretrain", "pseudolabel": True, "init": None, "size": 32, **changes}
     kept = {"result": result, "scratch": result, "plan": plan, "gain": {"points": 5.0, "p": 0.01}}
     kept |= {} if alike is None else {"pseudolabels": {"alike": alike, "pixel_knn": 40.0}}
     train._say(TrainCommand(out="x"), kept)
@@ -334,5 +334,6 @@ def test_what_is_said_below_the_floors(top1, pixels, told, capsys):
     """Raw pixels, where they were compared, or naming the largest class."""
     result = {"top1": top1, "top1_interval": [30.0, 70.0], "test_size": 9, "pixel_knn": pixels}
     result["largest_class"] = 50.0 if pixels is None else 20.0
-    train._say(TrainCommand(out="x"), {"result": result, "plan": {"way": "scratch", "pseudolabel": False}})
+    plan = {"way": "scratch", "pseudolabel": False, "size": 32}
+    train._say(TrainCommand(out="x"), {"result": result, "plan": plan})
     assert (f"  which it does not beat: {train.BETTER}" in capsys.readouterr().out.splitlines()) == told

@@ -78,7 +78,7 @@ def test_what_is_written(done, images, capsys):
     assert f"the largest class every time: {result['largest_class']:.1f} %" in said
     gain = result["top1"] - read(done / "scratch/result.json")["top1"]
     assert kept["gain"]["points"] == pytest.approx(gain) and f"{gain:+.1f} points" in said and "McNemar" in said
-    assert f"from scratch, in {kept['scratch']['seconds']:.0f} s" in said and "finished already" in said
+    assert f"from scratch at 16 px, in {kept['scratch']['seconds']:.0f} s" in said and "finished already" in said
 
 
 def test_from_python(done, images):
@@ -160,7 +160,10 @@ def test_taken_up_again(images, tmp_path, monkeypatch):
 
     monkeypatch.setattr(train, "_stage", stage)
     argv = given(images, tmp_path / "x", way="joint", minutes=10)
-    assert call(argv) == 130 and call(argv) == 0
+    assert call(argv) == 130
+    before = read(tmp_path / "x/train.json")["minutes"]["before"]
+    assert call(argv) == 0
+    assert read(tmp_path / "x/train.json")["minutes"]["before"] > before > 0, "the second start takes its time, too"
     assert ran[:2] == ran[2:]
     (first, whole, _), (second, rest, init) = ran[:2]
     assert (first, second, init) == ("joint", "finetune", tmp_path / "x/stage1")
@@ -204,7 +207,7 @@ def test_stage_1_sees_no_test_image(way, nested, tmp_path, monkeypatch):
     assert read(tmp_path / "x/train.json")["counts"]["images"] == len(first.train)
 
 
-def test_from_scratch_taken_up_again(images, tmp_path, monkeypatch):
+def test_from_scratch_taken_up_again(images, tmp_path, monkeypatch, capsys):
     """With the minutes that it began with, on other workers, too."""
     ran = []
 
@@ -220,6 +223,11 @@ def test_from_scratch_taken_up_again(images, tmp_path, monkeypatch):
     argv = given(images, tmp_path / "x", way="scratch", minutes=10, **{"data.workers": 2})
     ((_, config),) = stages_run(monkeypatch, argv)
     assert config.train.minutes == ran[0] and config.data.workers == 2
+    assert config.train.save_minutes == pytest.approx(ran[0] / 10), "what a kill can cost"
+    capsys.readouterr()
+    (line,) = refused(capsys, given(images, tmp_path / "x", way="scratch", minutes=10, compare="true"))
+    assert line.startswith("compare: there is no pretraining")
+    assert (tmp_path / "x/train.json").exists(), "nothing is lost by asking"
 
 
 def test_from_scratch_with_some_of_the_labels_and_no_test_images(tmp_path):

@@ -14,14 +14,18 @@ from accelerate import PartialState
 from idmm import distributed, environment
 from idmm.commands.pseudolabel import ALIKE, pseudolabel
 from idmm.commands.train_plan import (
+    AROUND,
     BACKBONE,
     CROPS,
     FIRST,
     LEAST,
+    Counts,
     Plan,
+    check_comparison,
     choose,
     count,
     of_weights,
+    scratch_size,
     seconds_of,
     smaller,
     too_short,
@@ -63,6 +67,7 @@ MOST_PASSES = 600  # of the teacher over its few images: the time is of more use
 HELD_OUT = 0.2  # of the labelled images, where there are none to test on
 CHANCE = 0.05
 BETTER = "try more --minutes, a smaller --size, or for photographs public weights (--init timm:NAME), in a new --out"
+SAVE_MINUTES, SAVED = 5.0, 0.1  # a checkpoint so often (train.save_minutes), or after this share of a stage's minutes
 UNEQUAL = 1.2  # times its minutes, from which on a comparison is not over equal time
 VERSION = 4  # of what a plan's stages are; a folder that another one began cannot go on
 FILE, LABELS, PSEUDOLABELS = "train.json", "labels.csv", "pseudolabels.csv"
@@ -103,7 +108,9 @@ def train(given: TrainCommand | dict | str) -> dict:
     given = replace(given, data=resolve_name(given.data)[0])
     out = Path(given.out)
     kept, new = _kept(out, given), not out.exists()
-    if "plan" not in kept:
+    if "plan" in kept:
+        check_comparison(given, kept["plan"]["way"], kept["plan"]["pseudolabel"])  # which may be asked for by now
+    else:
         log.info("%s", _times(given, began))
     try:
         if "plan" not in kept:
@@ -124,6 +131,9 @@ def train(given: TrainCommand | dict | str) -> dict:
         _cleared(out, new)
         raise
     if given.compare and "scratch" not in kept:
+        told, counts = replace(given, data=_data(given, kept)), Counts(**kept["counts"])
+        size = distributed.broadcast(scratch_size(told, kept["plan"]["model"], counts))
+        kept.setdefault("sizes", {}).setdefault("scratch", size)
         kept["scratch"] = _stage(given, kept, "scratch", None, out / "scratch", given.minutes)
         kept["gain"] = compared(out, out / "scratch")
         write_json(out / FILE, kept)
@@ -221,19 +231,23 @@ def _written_out(data: Data, out: Path) -> Data:
 def _run(given: TrainCommand, kept: dict, out: Path, before: float) -> dict:
     """Runs the plan's stages in the time that there is, of which ``before`` (minutes) is gone; returns the classifier's
     result. How long each stage may take is written down when it begins, so that it can be taken up again."""
-    plan, spent = Plan(**kept["plan"]), kept.setdefault("minutes", {"before": distributed.broadcast(before)})
-    left = whole = given.minutes - spent["before"]
-    if left <= 0:
+    plan, spent = Plan(**kept["plan"]), kept.setdefault("minutes", {"before": 0.0})
+    spent["before"] += distributed.broadcast(before)  # of each start
+    left = given.minutes - spent["before"]
+    if left <= 0 and not spent.keys() & plan.shares.keys():
         gone = f"{duration(60 * before)} were gone before the first stage"
-        raise UserError(f"minutes: got {given.minutes:g}, but {gone}; wanted at least {2 * before:.2g}")
+        wanted = max(2 * before, before + AROUND / 60)
+        raise UserError(f"minutes: got {given.minutes:g}, but {gone}; wanted at least {wanted:.2g}")
     shares = list(plan.shares.items())
     for number, (part, share) in enumerate(shares):
-        if part == "last" and plan.pseudolabel and "pseudolabels" not in kept:
-            began = time.monotonic()
-            kept["pseudolabels"] = _pseudolabels(given, kept, out)
-            left -= (time.monotonic() - began) / 60
+        if part == "last" and plan.pseudolabel:
+            if "pseudolabels" not in kept:
+                began = time.monotonic()
+                kept["pseudolabels"] = _pseudolabels(given, kept, out)
+                spent["pseudolabels"] = distributed.broadcast((time.monotonic() - began) / 60)
+            left -= spent.get("pseudolabels", 0.0)
         due = left * share / sum(of for _, of in shares[number:])
-        spent.setdefault(part, distributed.broadcast(round(max(due, LEAST * whole), 3)))
+        spent.setdefault(part, distributed.broadcast(round(max(due, LEAST * given.minutes), 3)))
         write_json(out / FILE, kept)
         folder = out if part == "last" else out / part
         result = _stage(given, kept, *_begins(plan, part, out), folder, spent[part])
@@ -312,6 +326,7 @@ def _config(given: TrainCommand, kept: dict, name: str, init: Path | str | None,
         shipped = merged(shipped, QUICK)
     own["train.batch_size"] = suited_batch(shipped["train"]["batch_size"], images)
     own |= {"out": str(folder), "seed": given.seed, "train.minutes": minutes, "train.device": given.device}
+    own["train.save_minutes"] = min(shipped["train"].get("save_minutes", SAVE_MINUTES), minutes * SAVED)
     own |= {"init": str(init)} if init else {"model": plan.model}
     if name == "scratch":
         own["train.classifier_init"] = "random"  # its weights change more than a fitted one allows
@@ -391,11 +406,17 @@ def _stage(given: TrainCommand, kept: dict, name: str, init: Path | str | None, 
 
 
 # ---------------------------------------------------------------------- what came of it
+def _size(kept: dict, part: str) -> int:
+    """Returns the side of the images in a part of the plan (pixels)."""
+    return kept.get("sizes", {}).get(part, kept["plan"]["size"])
+
+
 def _say(given: TrainCommand, kept: dict) -> None:
     """Prints the accuracy beside what it has to be read with."""
     result, plan = kept["result"], kept["plan"]
     low, high = result["top1_interval"]
-    print(f"{plan['way']}: top-1 {result['top1']:.1f} % ({low:.1f} to {high:.1f}) on {result['test_size']} test images")
+    tested = f"({low:.1f} to {high:.1f}) on {result['test_size']} test images"
+    print(f"{plan['way']} at {_size(kept, 'last')} px: top-1 {result['top1']:.1f} % {tested}")
     pixels = kept["pseudolabels"]["pixel_knn"] if _trusted(kept) else result.get("pixel_knn")
     by = " by the given labels" * _trusted(kept)
     floors = {f"kNN of raw pixels{by}": pixels, "the largest class every time": result["largest_class"]}
@@ -412,7 +433,7 @@ def _say(given: TrainCommand, kept: dict) -> None:
         if plan["pseudolabel"] and not _trusted(kept) and not plan["init"]:
             said = "both learned from the given labels alone, the first in less time"
         seconds = kept["scratch"]["seconds"]
-        print(f"  from scratch, in {seconds:.0f} s: {kept['scratch']['top1']:.1f} %")
+        print(f"  from scratch at {_size(kept, 'scratch')} px, in {seconds:.0f} s: {kept['scratch']['top1']:.1f} %")
         print(f"  the difference: {points:+.1f} points, {said} (McNemar's p = {p:.2g})")
         if seconds > UNEQUAL * 60 * given.minutes:
             print(f"  but that is more than its {given.minutes:g} minutes, on a busy machine: compare again later")

@@ -85,6 +85,19 @@ def way_of(given: TrainCommand, pseudolabel: bool = False) -> str:
     return way
 
 
+def check_comparison(given: TrainCommand, way: str, pseudolabel: bool) -> None:
+    """Raises UserError where training from scratch would be compared with itself."""
+    if given.compare and way == "scratch" and not pseudolabel:
+        wanted = "wanted beside it --init WEIGHTS, --way pretrain, --way joint or --pseudolabel true"
+        raise UserError(f"compare: there is no pretraining to compare; {wanted}")
+
+
+def scratch_size(given: TrainCommand, model: dict, counts: Counts) -> int:
+    """Returns the size of the images in training from scratch alone, for as long as all stages have."""
+    timed = functools.cache(lambda side: seconds_of(given, model, side))
+    return _affordable(given, model, counts, timed, 1.0, counts.labelled)
+
+
 def count(splits: Splits, data: Data) -> Counts:
     """Counts what there is to learn from."""
     train = splits.train
@@ -130,9 +143,7 @@ def choose(given: TrainCommand, counts: Counts) -> Plan:
     if pseudolabel and counts.without:
         raise UserError(f"pseudolabel: got true, but {counts.without} of the classes have no label; wanted one of each")
     way = way_of(given, pseudolabel)
-    if way == "scratch" and given.compare and not pseudolabel:
-        wanted = "wanted beside it --init WEIGHTS, --way pretrain, --way joint or --pseudolabel true"
-        raise UserError(f"compare: there is no pretraining to compare; {wanted}")
+    check_comparison(given, way, pseudolabel)
     what = f"{counts.images} images to train on, {counts.labelled} of them labelled ({each:.0f} a class)"
     if given.way != "auto":
         why = [f"{what}; --way {way}, as asked"]
