@@ -152,15 +152,13 @@ class RunFolder:
         return state
 
     def _lost(self) -> float:
-        """By the heartbeats of the lock that a killed start left; ``last/lost.json`` tells it to the next start, should
-        this one be killed before it saves anything, and from when on that is to count."""
+        """By the heartbeats of the lock that a killed start left. Those before it are in ``last/lost.json``, whose time
+        says when that start began: what was between two starts does not count."""
         since, before = self._state_file.stat().st_mtime, 0.0
         told = self.path / "last" / "lost.json"
         if told.exists() and told.stat().st_mtime > since:
             since, before = told.stat().st_mtime, json.loads(told.read_text())
-        lost = before + max(0.0, self._lock.left - since)
-        self.remember("lost", lost)
-        return lost
+        return before + max(0.0, self._lock.left - since)
 
     def save_state(self, state: dict[str, Any]) -> None:
         """Replaces the checkpoint; the previous one stays whole until the new one is (a full disk included).
@@ -192,6 +190,8 @@ class RunFolder:
             raise UserError(*lines, f"data.root: the images changed since the run in '{self.path}' began")
         if not self._images:
             self.remember("images", fingerprint)
+        if self.state:
+            self.remember("lost", self.lost)
         if self.leader:
             environment.started(self.path, self._device, self._opened)
 

@@ -346,4 +346,6 @@ class Loop:
         first = None if state.get("first") is None else torch.tensor(state["first"])
         self.position = Position(state["epoch"], state["step"], state["epoch_seconds"], sums, first)
         self.session.folder.take_back(self.plan.number, state["epoch"] + 1)
-        log.info("going on from stage %d, epoch %d, step %d", state["stage"], state["epoch"] + 1, state["step"])
+        at = f"goes on from epoch {state['epoch'] + 1}, step {state['step']}"
+        anew = "starts anew, as it had saved no step (train.save_minutes)"
+        log.info("%s %s", self.plan.label, at if state["epoch"] or state["step"] else anew)

@@ -154,7 +154,7 @@ class Interrupts:
 
         for item in items:
             if self.asked and distributed.world() == 1:
-                raise Interrupted("interrupted")
+                raise Interrupted("interrupted; the same command goes on")
             yield item
 
 

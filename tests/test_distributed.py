@@ -142,7 +142,7 @@ def test_stopped_and_taken_up_on_two_processes(pretrained, tmp_path):
     assert said.count("interrupted") == 1 and not (out / "result.json").exists()
     with together("pretrain", out, **PRETRAIN) as processes:
         assert processes.wait() == 0, processes.said()
-        assert f"going on from stage 1, epoch {saved['epoch'] + 1}, step {saved['step']}" in processes.said()
+        assert f"goes on from epoch {saved['epoch'] + 1}, step {saved['step']}" in processes.said()
     assert same(out, whole)
     for a, b in zip(metrics(out), metrics(whole), strict=True):
         assert (a["epoch"], a["loss"]) == (b["epoch"], pytest.approx(b["loss"], rel=1e-6))

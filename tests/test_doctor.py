@@ -101,7 +101,7 @@ def test_the_command_says_it_writes_it_and_draws_it(planted, tmp_path, capsys):
         "tiny: 1 image with a side under 64 px",
         "duplicates: 3 images",
         "two\n  targets",
-        "near-duplicates within a split: 5 pairs",
+        "near-duplicates among the images to train on, or among those to test on: 5 pairs",
         "leakage: 1 pair of the same image",
         "suspected leakage: 1 pair",
         "train/flower/08.png and test val/flower/leak.png (same file)",

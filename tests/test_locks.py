@@ -292,6 +292,7 @@ def test_what_killed_starts_did_after_the_checkpoint_counts_as_time(whole, tmp_p
         if ago is not None:
             age(plant(out / "last", name="run", pid=dead()), ago)
         folder = RunFolder(str(out), settings, "auto")
+        folder.remember("lost", folder.lost)  # as where it starts
         folder.close()
         return folder.lost
 

@@ -85,6 +85,7 @@ def test_the_file_goes_after_the_recipe_and_is_never_worse(tuned, capsys):
     best = max(deep.values())
     assert f"the recipe {deep[usual]:.1f} %, the best {best:.1f} % (mean of 2 seeds)" in text
     assert f"the recipe {deep[usual]:.1f} %, the best {best:.1f} %" in said and best >= deep[usual]
+    assert all(f"--config RECIPE --config {out / 'tuned.yaml'}" in where for where in (text, said))
     assert "on 287 held-out training images, never on test images" in text
     plain = parse(PretrainConfig, ["--config", "idmm_fast"], "idmm")
     both = parse(PretrainConfig, ["--config", "idmm_fast", "--config", str(out / "tuned.yaml")], "idmm")
@@ -126,6 +127,22 @@ def test_more_trials_of_a_finished_one(tuned, tmp_path, monkeypatch):
     assert call([*TINY, "--trials", 4, "--out", out]) == 0
     assert rows(out)[: len(before)] == before
     assert len({tuple(row[name] for name in OPTIONS) for row in rows(out)}) == 4
+
+
+def test_interrupted(tmp_path, capsys, monkeypatch):
+    """In the third trial; the line says what is kept."""
+    ran, run = [], search.run
+
+    def stopped(job):
+        ran.append(job)
+        if len(ran) == 3:
+            raise KeyboardInterrupt
+        run(job)
+
+    monkeypatch.setattr(search, "run", stopped)
+    assert call([*TINY, "--trials", 3, "--out", tmp_path / "o"]) == 130
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert line == "interrupted; 2 trials that ended are kept, the same command goes on"
 
 
 def test_killed_and_taken_up(tmp_path):

@@ -276,8 +276,11 @@ def _pairs(found: Checkup, look: str) -> Iterator[tuple[str, list[str]]]:
         yield f"{text} two\n  targets, and {why}", _shown(exact)
     if near := groups["near_duplicates"]:
         alike = f"hashes differ in up to {NEAR_BITS} of 64 bits, thumbnails correlate by {NEAR_CORRELATION['near']:g}"
-        text = f"near-duplicates within a split: {counted(len(near), 'pair')} ({alike} or more)."
-        yield f"{text}\n  To be told apart by crops that look the same; harmless when few, {look}:", _shown(near)
+        text = f"near-duplicates among the images to train on, or among those to test on: {counted(len(near), 'pair')}"
+        yield (
+            f"{text} ({alike} or more).\n  To be told apart by crops that look the same; harmless when few, {look}:",
+            _shown(near),
+        )
     for kind, what, where, verdict in (
         ("leakage", "leakage", "in two splits", "accuracies come out too high"),
         ("conflicts", "conflicting labels", "in two classes", "one of them is wrong"),

@@ -429,7 +429,7 @@ def _say(given: TrainCommand, kept: dict) -> None:
         points, p = kept["gain"]["points"], kept["gain"]["p"]
         what = " and ".join(["pretraining"] * (plan["way"] != "scratch") + ["pseudo-labels"] * _trusted(kept))
         said = f"{what} helped" if points > 0 else f"{what} did harm"
-        said = said if p < CHANCE else "no difference that could not be chance"
+        said = said if p < CHANCE else "too small to tell from chance"
         if plan["pseudolabel"] and not _trusted(kept) and not plan["init"]:
             said = "both learned from the given labels alone, the first in less time"
         seconds = kept["scratch"]["seconds"]

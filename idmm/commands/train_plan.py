@@ -188,7 +188,9 @@ def _no_pseudolabels(given: TrainCommand, counts: Counts, folder: bool) -> str:
         return f"as pseudo-labels are for folders of images, not for {given.data.name}"
     if counts.without:
         return f"as {counts.without} of the classes have no label, so the others cannot be labelled"
-    return f"as pseudo-labels are for {MANY_IMAGES} times as many images as labels (--pseudolabel true asks for them)"
+    each = f"{counts.images / counts.labelled:.1f}".removesuffix(".0")
+    wanted = f"as pseudo-labels want {MANY_IMAGES} images or more for a label, here are {each}"
+    return f"{wanted} (--pseudolabel true asks for them)"
 
 
 def _sized(given: TrainCommand, plan: Plan, counts: Counts) -> Plan:

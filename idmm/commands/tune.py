@@ -13,7 +13,8 @@ import numpy as np
 
 from idmm.config import FREE, PretrainConfig, parsing
 from idmm.config.commands import TuneConfig
-from idmm.errors import UserError, install
+from idmm.data.split import counted
+from idmm.errors import Interrupted, UserError, install
 from idmm.files import made_folder, write_text
 from idmm.locks import Lock
 from idmm.progress import brief, duration, log, logging_to
@@ -59,7 +60,12 @@ def tune(given: TuneConfig) -> str:
         for name, value in about.items():
             study.set_user_attr(name, value)
         plan = search.Search(given, base, study, began)
-        (_on_ray if given.engine == "ray" else _here)(plan)
+        try:
+            (_on_ray if given.engine == "ray" else _here)(plan)
+        except (Interrupted, KeyboardInterrupt):
+            ended = sum(trial.state.is_finished() for trial in study.trials)
+            what = f"{counted(ended, 'trial')} that ended {'is' if ended == 1 else 'are'} kept"
+            raise Interrupted(f"interrupted; {what}, the same command goes on") from None
         said = results.written(plan)
         study.set_user_attr("said", said)
         study.set_user_attr("done", asked)

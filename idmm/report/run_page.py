@@ -140,7 +140,7 @@ def _summary(runs: list[RunFacts], pairs: list[tuple]) -> Section:
 def _compared(first: str, second: str, found: dict[str, float]) -> list[str]:
     points, p = found["points"], found["p"]
     better = f"{first if points > 0 else second} is better"
-    verdict = better if p < CHANCE else "no difference that could not be chance"
+    verdict = better if p < CHANCE else "too small a difference to tell from chance"
     return [first, second, f"{points:+.1f}".replace("-", "−"), f"{p:.2g}", verdict]
 
 

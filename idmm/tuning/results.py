@@ -17,6 +17,7 @@ from idmm.tuning.search import FINISHED, Search
 
 WHAT = {"knn": "kNN accuracy", "fewlabel": "accuracy of a linear probe on 5 labels a class"}
 PICTURE = "options.png"
+BESIDE = "and beside it the flags of the images, the model and the views (--views.size) that idmm tune was given"
 FEWEST = 4  # trials, with which something can be said of what matters
 
 
@@ -27,14 +28,16 @@ def written(search: Search) -> str:
     searched = [t for t in trials if t.user_attrs["seed"] == search.base.seed]
     weights = importances(searched)
     found = differences(search.base, applied(search.base, options, search.base.train.epochs))
-    write_text(out / "tuned.yaml", _yaml(found, summary, weights))
+    use = [f"idmm pretrain --config RECIPE --config {out / 'tuned.yaml'} --out runs/a", BESIDE]
+    write_text(out / "tuned.yaml", _yaml(found, use, summary, weights))
     write_csv(out / "trials.csv", _rows(search, trials))
     _draw(search, out / PICTURE, searched, weights)
     matter = ["which options matter (share of the differences between trials, fANOVA):"]
     matter += [f"  {name:<18}{100 * share:3.0f} %" for name, share in weights.items()]
     said = matter if weights else ["too few trials to say which options matter"]
     files = ", ".join(str(out / name) for name in ("tuned.yaml", "trials.csv", PICTURE))
-    return "\n".join([*option_table(search.options, searched), "", *said, "", *summary, f"written: {files}"])
+    said += ["", *summary, f"written: {files}; to pretrain so:", *(f"  {line}" for line in use)]
+    return "\n".join([*option_table(search.options, searched), "", *said])
 
 
 def _summary(search: Search, trials: list) -> tuple[list[str], dict]:
@@ -58,9 +61,9 @@ def _summary(search: Search, trials: list) -> tuple[list[str], dict]:
     return [*lines, flattered], options
 
 
-def _yaml(found: dict, summary: list[str], weights: dict[str, float]) -> str:
+def _yaml(found: dict, use: list[str], summary: list[str], weights: dict[str, float]) -> str:
     how = ["What idmm tune found; it goes after the recipe that it was measured with:", ""]
-    head = [*how, "  idmm pretrain --config RECIPE --config tuned.yaml ...", "", *summary]
+    head = [*how, *(f"  {line}" for line in use), "", *summary]
     if weights:
         head.append("what matters: " + ", ".join(f"{n} {100 * share:.0f} %" for n, share in weights.items()))
     if "epochs" in found.get("train", {}):
