@@ -35,6 +35,9 @@ OPTIONS = {"scratch": ["--way", "scratch", "--pseudolabel", "false"], "self-trai
 SMALL = {"patch_size": 8, "embed_dim": 64, "depth": 4, "num_heads": 2, "class_token": False, "global_pool": "avg"}
 VIT = {"name": "vit_tiny_patch16_224", "kwargs": SMALL}
 STAGED = {"simclr": ("simclr", "fast", BACKBONE), "paper": ("idmm_fast", "paper", VIT)}  # recipes of two stages, model
+# The views and the mixing that idmm_fast had then, before it took two light crops
+SIX = ["--views.crops", "[{count: 2, scale: [0.14, 1.0]}, {count: 4, scale: [0.05, 0.4]}]", "--method.cutmix_alpha", 0]
+SIX += ["--views.jitter", "[0.8, 0.8, 0.8, 0.2]", "--views.grey_prob", 0.2, "--views.blur_prob", 0.5]
 FIRST = 0.7  # of the time for stage 1
 COLOURS = {"scratch": "#555555", "pretrain": "#0072b2", "joint": "#d55e00", "simclr": "#009e73"}
 COLOURS |= {"self-training": "#cc79a7", "paper": "#e69f00"}  # Okabe and Ito's
@@ -76,6 +79,7 @@ def commands(job: dict, images: Path, out: Path) -> list[list[str]]:
     model = ["--model.name", model["name"], "--model.kwargs", json.dumps(model["kwargs"])]
     size = 64 if job["set"] in ("stamps", "speech") else 32
     stage1 = ["--config", pretrain, *common, *model, "--views.size", size, "--views.flip", flip]
+    stage1 += SIX if pretrain == "idmm_fast" else []
     stage2 = ["--config", finetune, *common, *(["--data.subset", few] if few else []), "--augment.flip", flip]
     return [
         ["pretrain", *stage1, "--train.minutes", share, "--out", first],

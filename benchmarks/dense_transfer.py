@@ -32,6 +32,7 @@ VIT = {
 MODEL = ["--model.name", "vit_tiny_patch16_224", "--model.kwargs", json.dumps(VIT), "--model.drop_path", 0]
 COMMON = ["--data.workers", 0, "--train.precision", "fp32", "--train.device", "cpu"]
 PLAIN = ["--views.size", CROP, "--views.flip", 0, "--views.jitter", "[0.4, 0.4, 0.4, 0.1]", "--views.blur_prob", 0]
+PLAIN += ["--views.grey_prob", 0.2]
 PRETRAIN = [*PLAIN, "--train.batch_size", 32, "--train.lr", 2e-3, "--train.weight_decay", 1e-3, *MODEL]
 PRETRAIN += ["--train.warmup_epochs", 1, "--train.monitor_every", 1000]
 IDMM = ["--config", "idmm_fast", "--method.cutmix_alpha", 0]

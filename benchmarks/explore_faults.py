@@ -92,7 +92,7 @@ def pretrain(data: Path, out: Path, epochs: int, size: int, seed: int, flip: flo
         "train.batch_size": 32, "train.lr": 2e-3, "train.precision": "fp32", "train.device": "cpu",
         "model.name": "resnet10t", "model.kwargs": "{channels: [16, 32, 64, 128]}", "views.size": size,
         "views.flip": flip, "views.crops": "[{count: 2, scale: [0.35, 1.0]}]", "views.jitter_prob": 0,
-        "views.grey_prob": 0, "views.blur_prob": 0,
+        "views.grey_prob": 0, "views.blur_prob": 0, "method.cutmix_alpha": 0,
     }  # fmt: skip
     subprocess.run([sys.executable, PRETRAIN, *(f"--{key}={value}" for key, value in flags.items())], check=True)
 

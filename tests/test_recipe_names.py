@@ -144,7 +144,7 @@ def test_in_a_grid_with_one_recipe(tmp_path):
     assert list(plan.notes) == [f"{OF_IDMM} simclr"]
     configs = {job.config["method"]["name"]: job.config for job in plan.jobs.values() if job.stage == "pretrain"}
     found = {name: (config["method"]["classifier"], len(config["views"]["crops"])) for name, config in configs.items()}
-    assert found == {"idmm": ("cosine", 2), "simclr": ("linear", 1)}, "each with its own crops"
+    assert found == {"idmm": ("cosine", 1), "simclr": ("linear", 1)}, "the recipe's light crops"
     own = GridPlan(build(GridConfig, {**config, "out": "o", "pretrain": {"method": {"classifier": "cosine"}}})).faults
     line = "method.classifier: 'cosine', but simclr does not read it; leave it out"
     assert own == [f"methods 'simclr': pretrain: {line}"], "what the user wrote is still one"

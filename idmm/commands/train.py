@@ -58,9 +58,9 @@ JITTER_PROB = 0.8
 QUICK = {"train.lr": 2e-3, "train.batch_size": 32, "method.classifier_scale": 10.0}
 # What many passes over all labels gain from; with few labels it did harm, and made no difference to pseudo-labels (LOG)
 MIXED = {"augment.mixup_alpha": 0.2, "augment.cutmix_alpha": 1.0}
-# Without it many passes of IDMM learn all images by heart, and classes are lost again: in the small ConvNet, too
+# With it many passes of IDMM by light crops go on learning what classes have in common; few have no use for it
 # (docs/minutes_results.md)
-CUTMIX = {"method.cutmix_alpha": 1.0}
+CUTMIX = 1.0
 MANY_PASSES = 60  # over the images; stage 1 counts each of its crops
 MANY_LABELS = 20  # a class
 MOST_PASSES = 600  # of the teacher over its few images: the time is of more use to the last stage
@@ -319,8 +319,8 @@ def _config(given: TrainCommand, kept: dict, name: str, init: Path | str | None,
         data = data if name == "joint" else replace(data, labelled=None)
         own = {"views.size": size, "views.flip": given.flip, **LIGHT}
         own |= {"views.jitter": [given.jitter, given.jitter, 0.0, 0.0], "views.jitter_prob": JITTER_PROB}
-        if name == "pretrain" and quick and _many_passes(plan, images, size, minutes):
-            own |= CUTMIX
+        if name == "pretrain":
+            own["method.cutmix_alpha"] = CUTMIX * (quick and _many_passes(plan, images, size, minutes))
     shipped = recipe(stage.config, used)
     if name in FIRST and quick:
         shipped = merged(shipped, QUICK)
