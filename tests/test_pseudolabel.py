@@ -303,7 +303,7 @@ def test_when_it_is_chosen(monkeypatch):
         "as --pseudolabel false asks for": choose(asked(pseudolabel=False), few),
         "not for digits": choose(asked(data=Data(name="digits")), few),
         "as 2 of the classes have no label": choose(asked(), Counts(2000, 50, 10, 32, without=2)),
-        "pseudo-labels are for 3 times as many images": choose(asked(), some),
+        "pseudo-labels want 3 images or more for a label, here are 2 (": choose(asked(), some),
     }
     for line, plan in cases.items():
         assert line in plan.why[0] and (line == whole or whole not in plan.why[0])
