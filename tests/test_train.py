@@ -1,6 +1,8 @@
 """From a folder to a classifier in a given time, by the real command line."""
 
+import json
 import re
+import shutil
 import time
 
 import pytest
@@ -168,6 +170,24 @@ def test_taken_up_again(images, tmp_path, monkeypatch):
     (first, whole, _), (second, rest, init) = ran[:2]
     assert (first, second, init) == ("joint", "finetune", tmp_path / "x/stage1")
     assert whole == pytest.approx(0.4 * 10, abs=0.2) and rest == pytest.approx(10 - 2, abs=0.2)
+
+
+def test_a_comparison_is_taken_up_at_the_size_that_it_began_with(done, images, tmp_path, monkeypatch):
+    """Steps timed again may say another."""
+    out, began, sides = shutil.copytree(done, tmp_path / "x"), [], iter((32, 16))
+    kept = read(out / "train.json")
+    del kept["scratch"], kept["gain"], kept["sizes"]["scratch"]
+    (out / "train.json").write_text(json.dumps(kept))
+
+    def stage(given, kept, name, init, folder, minutes):
+        began.append(train._config(given, kept, name, init, folder, minutes)["train"]["size"])
+        raise Interrupted("interrupted")
+
+    monkeypatch.setattr(train, "_stage", stage)
+    monkeypatch.setattr(train, "scratch_size", lambda *_: next(sides))
+    argv = given(images, out, way="pretrain", compare="true")
+    assert call(argv) == 130 and call(argv) == 130
+    assert began == [32, 32]
 
 
 def stages_run(monkeypatch, argv):

@@ -16,7 +16,6 @@ from idmm.commands.pseudolabel import ALIKE, pseudolabel
 from idmm.commands.train_plan import (
     AROUND,
     BACKBONE,
-    CROPS,
     FIRST,
     LEAST,
     Counts,
@@ -35,6 +34,7 @@ from idmm.commands.train_plan import (
 from idmm.config import FREE, Data, parsing
 from idmm.config.commands import TrainCommand
 from idmm.config.reading import recipe
+from idmm.config.train import Train
 from idmm.config.usage import PseudolabelConfig
 from idmm.data import user_lists
 from idmm.data.datasets import open_splits
@@ -51,8 +51,6 @@ from idmm.transfer.config import merged
 
 RECIPES = {"pretrain": "idmm_fast", "joint": "joint", "finetune": "fast", "scratch": "fast_scratch"}
 ADAPT = "adapt"  # pretraining's recipe where there are weights to start from
-# Two crops without hue, saturation, grey and blur: in minutes better than the six with all (docs/minutes_results.md)
-LIGHT = {"views.crops": [{"count": CROPS, "scale": [0.35, 1.0]}], "views.grey_prob": 0.0, "views.blur_prob": 0.0}
 JITTER_PROB = 0.8
 # Small steps at a high rate suit the small ConvNet, in which few-label accuracy was measured so
 QUICK = {"train.lr": 2e-3, "train.batch_size": 32, "method.classifier_scale": 10.0}
@@ -67,7 +65,7 @@ MOST_PASSES = 600  # of the teacher over its few images: the time is of more use
 HELD_OUT = 0.2  # of the labelled images, where there are none to test on
 CHANCE = 0.05
 BETTER = "try more --minutes, a smaller --size, or for photographs public weights (--init timm:NAME), in a new --out"
-SAVE_MINUTES, SAVED = 5.0, 0.1  # a checkpoint so often (train.save_minutes), or after this share of a stage's minutes
+SAVED = 0.1  # of a stage's minutes, after which it writes a checkpoint, if not before (train.save_minutes)
 UNEQUAL = 1.2  # times its minutes, from which on a comparison is not over equal time
 VERSION = 4  # of what a plan's stages are; a folder that another one began cannot go on
 FILE, LABELS, PSEUDOLABELS = "train.json", "labels.csv", "pseudolabels.csv"
@@ -131,9 +129,10 @@ def train(given: TrainCommand | dict | str) -> dict:
         _cleared(out, new)
         raise
     if given.compare and "scratch" not in kept:
-        told, counts = replace(given, data=_data(given, kept)), Counts(**kept["counts"])
-        size = distributed.broadcast(scratch_size(told, kept["plan"]["model"], counts))
-        kept.setdefault("sizes", {}).setdefault("scratch", size)
+        if "scratch" not in kept.setdefault("sizes", {}):
+            told, counts = replace(given, data=_data(given, kept)), Counts(**kept["counts"])
+            kept["sizes"]["scratch"] = distributed.broadcast(scratch_size(told, kept["plan"]["model"], counts))
+            write_json(out / FILE, kept)  # steps timed again might say another size, which the run could not go on at
         kept["scratch"] = _stage(given, kept, "scratch", None, out / "scratch", given.minutes)
         kept["gain"] = compared(out, out / "scratch")
         write_json(out / FILE, kept)
@@ -317,7 +316,8 @@ def _config(given: TrainCommand, kept: dict, name: str, init: Path | str | None,
         data, own = tuned_on(data), {"train.size": size, "augment.flip": given.flip}
     else:
         data = data if name == "joint" else replace(data, labelled=None)
-        own = {"views.size": size, "views.flip": given.flip, **LIGHT}
+        light = recipe(stage.config, RECIPES["pretrain"])["views"]  # for the other recipes, too
+        own = {f"views.{key}": value for key, value in light.items()} | {"views.size": size, "views.flip": given.flip}
         own |= {"views.jitter": [given.jitter, given.jitter, 0.0, 0.0], "views.jitter_prob": JITTER_PROB}
         if name == "pretrain":
             own["method.cutmix_alpha"] = CUTMIX * (quick and _many_passes(plan, images, size, minutes))
@@ -326,7 +326,7 @@ def _config(given: TrainCommand, kept: dict, name: str, init: Path | str | None,
         shipped = merged(shipped, QUICK)
     own["train.batch_size"] = suited_batch(shipped["train"]["batch_size"], images)
     own |= {"out": str(folder), "seed": given.seed, "train.minutes": minutes, "train.device": given.device}
-    own["train.save_minutes"] = min(shipped["train"].get("save_minutes", SAVE_MINUTES), minutes * SAVED)
+    own["train.save_minutes"] = min(Train().save_minutes, SAVED * minutes)
     own |= {"init": str(init)} if init else {"model": plan.model}
     if name == "scratch":
         own["train.classifier_init"] = "random"  # its weights change more than a fitted one allows
