@@ -9,9 +9,7 @@ from idmm.config import Train
 
 def recipe(name: str) -> tuple[float, int]:
     """Returns the papers' peak learning rate and warm-up (epochs) for a backbone's family."""
-    if name.startswith(("pvt_v2", "t2t")):
-        return 1e-3, 10
-    return 5e-4, 10 if name.startswith("cct") else 2
+    return (1e-3, 10) if name.startswith(("pvt_v2", "t2t")) else (5e-4, 2)
 
 
 def create_optimizer(

@@ -1,4 +1,4 @@
-"""What T2T-ViT, CvT and CCT must all do, as tests that their files inherit, and weights computed from names."""
+"""What T2T-ViT and CvT must all do, as tests that their files inherit, and weights computed from names."""
 
 import copy
 import json
@@ -66,10 +66,6 @@ class Contract:
     resized: list[str] = []  # weights that depend on the image size
     levels: int  # how many intermediates
     layers: list[str]  # how the names of each layer begin
-    prefix = 1  # class tokens
-    reach = 2  # columns of tokens that see a corner of 16 pixels
-    spared = "cls_token"  # the one parameter that is neither weight nor bias
-    idle = ""  # a parameter without effect, as softmax does not see what it adds
     # every 125th class score and the sum of all magnitudes, computed once by the public code (commit, file and settings
     # in tests/data/*.json) in evaluation mode, with weights filled(its names and shapes) and a picture of its size
     official: dict[str, tuple[list[float], float]]
@@ -121,8 +117,8 @@ class Contract:
             assert module.bias is None or not module.bias.any()
         norms = [m for m in model.modules() if isinstance(m, (nn.LayerNorm, nn.BatchNorm2d))]
         assert all((m.weight == 1).all() and not m.bias.any() and m.eps == 1e-5 for m in norms)
-        (token,) = (p for n, p in model.named_parameters() if n.endswith(self.spared))
-        assert token.std().item() == pytest.approx(0.02 if self.spared == "cls_token" else 0.2, rel=0.5)
+        (token,) = (p for n, p in model.named_parameters() if n.endswith("cls_token"))
+        assert token.std().item() == pytest.approx(0.02, rel=0.5)
         first = {n: p for n, p in self.build().state_dict().items()}
         assert all(torch.equal(p, first[n]) for n, p in self.build().state_dict().items())  # the seed alone
 
@@ -158,7 +154,7 @@ class Contract:
         assert self.grid_size(model) == grid
         with torch.no_grad():
             tokens, (last,) = model.forward_intermediates(torch.zeros(1, 3, height, width), indices=1)
-        assert tokens.shape == (1, self.prefix + grid[0] * grid[1], self.dim) and last.shape == (1, self.dim, *grid)
+        assert tokens.shape == (1, 1 + grid[0] * grid[1], self.dim) and last.shape == (1, self.dim, *grid)
 
     @pytest.mark.parametrize("size", [8, (32, 15), (32,), 0, -16, "big", 32.5, (32, 32, 32)])
     def test_sizes_that_are_none(self, size):
@@ -176,10 +172,10 @@ class Contract:
         images[..., 48:, :16] = 1  # the lower left corner
         after, (grid,) = model.forward_intermediates(images, indices=1, norm=True)
         changed = (after - before).abs().amax(2)[0] > 1e-6
-        first, places = changed[: self.prefix], changed[self.prefix :].view(4, 6)
+        first, places = changed[:1], changed[1:].view(4, 6)
         assert not first.any() and places[3, 0]  # the class token is first, and sees nothing
-        assert not places[:2].any() and not places[:, self.reach :].any()
-        assert torch.equal(grid, after[:, self.prefix :].transpose(1, 2).unflatten(2, (4, 6)))
+        assert not places[:2].any() and not places[:, 2:].any()
+        assert torch.equal(grid, after[:, 1:].transpose(1, 2).unflatten(2, (4, 6)))
 
     def test_intermediates(self):
         images = torch.randn(2, 3, 64, 32)
@@ -190,9 +186,7 @@ class Contract:
         assert torch.equal(final, tokens) and len(taken) == self.levels == len(model.feature_info)
         assert [t.shape[1] for t in taken] == [info["num_chs"] for info in model.feature_info]
         assert [64 // t.shape[2] for t in taken] == [info["reduction"] for info in model.feature_info]
-        assert torch.equal(
-            model.norm(taken[-1].flatten(2).transpose(1, 2)), tokens[:, self.prefix :]
-        )  # raw unless asked
+        assert torch.equal(model.norm(taken[-1].flatten(2).transpose(1, 2)), tokens[:, 1:])  # raw unless asked
         ((places, first),) = model.forward_intermediates(
             images, 1, return_prefix_tokens=True, norm=True, output_fmt="NLC", intermediates_only=True
         )
@@ -220,7 +214,7 @@ class Contract:
         assert torch.equal(*runs)
         wanted, got = gradients(plain), gradients(saving)
         assert all(torch.equal(wanted[k], got[k]) for k in wanted)
-        assert all(grad.abs().max() > 0 for name, grad in got.items() if name != self.idle)
+        assert all(grad.abs().max() > 0 for grad in got.values())
         assert all(torch.equal(a, b) for a, b in zip(plain.buffers(), saving.buffers(), strict=True))
         saving.zero_grad()
         ran = []
@@ -279,5 +273,5 @@ class Contract:
         assert set(scale) == set(names.values()) and len(scale) == sum(len(g["params"]) for g in groups)
         layers = [{scale[i] for n, i in names.items() if n.startswith(start)} for start in self.layers]
         assert layers == [{0.5**i} for i in reversed(range(len(layers)))]
-        tokens = [n for n in names if n.endswith(self.spared)]
+        tokens = [n for n in names if n.endswith("cls_token")]
         assert len(tokens) == 1 and all(decay[names[n]] == 0 for n in tokens) and decay[names["head.weight"]] == 0.05

@@ -128,7 +128,6 @@ def test_dinos_global_crops_are_of_one_size():
         ("deit_tiny_distilled_patch16_224", (32, 16), VIT),
         ("swin_tiny_patch4_window7_224", (64, 32), dict(embed_dim=24, depths=(1, 1), num_heads=(1, 2))),
         ("t2t_vit_7", (64, 32), dict(depth=1)),
-        ("cct_2_3x2_32", (32, 16), {}),
         ("cvt_13", (64, 32), dict(embed_dims=(16, 24, 32), depths=(1, 1, 1), num_heads=(1, 1, 2))),
         ("resnet10t", (64, 32), {}),
     ],

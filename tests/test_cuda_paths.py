@@ -30,7 +30,7 @@ PRETRAINING = {
     **{name: dict(name=name) for name in ("supcon", "supervised", "mocov3")},
 }
 WAIT = ("simclr", "mocov2", "dino")  # lightly's losses ask for values
-SIZES = {"t2t_vit_7": 64, "cvt_13": 64, "cct_7_3x1_32": 32, "pvt_v2_b0": 64, "resnet10t": 64}
+SIZES = {"t2t_vit_7": 64, "cvt_13": 64, "pvt_v2_b0": 64, "resnet10t": 64}
 SIZES["swin_tiny_patch4_window7_224"] = 224
 
 

@@ -25,7 +25,6 @@ PVT = ("pvt_v2_b0", dict(embed_dims=[8, 16, 24, 32], depths=[1, 1, 1, 1], num_he
 BACKBONES = {  # of each kind of maps a small one
     "vit": VIT,
     "vit without norm": (VIT[0], dict(VIT[1], global_pool="avg", class_token=False)),
-    "cct": ("cct_7_3x1_32", dict(embed_dim=16, depth=2, num_heads=2)),
     "t2t": ("t2t_vit_7", dict(embed_dim=32, depth=2, num_heads=2)),
     "cvt": ("cvt_13", dict(embed_dims=(16, 24, 32), depths=(1, 1, 1), num_heads=(1, 1, 2))),
     "pvt": PVT,

@@ -19,7 +19,6 @@ MODELS = [
     ("swin_tiny_patch4_window7_224", {"window_size": 2, "embed_dim": 24, "depths": [2, 1, 1, 1]}, (2, 3), 5),
     ("t2t_vit_7", {}, (4, 6), None),
     ("cvt_13", {}, (4, 6), None),
-    ("cct_2_3x2_32", {}, (16, 24), 2),
     ("resnet18", {"zero_init_last": False}, (2, 3), 0),  # else the shortcuts alone speak, which skip places
     ("convnext_atto", {}, (2, 3), 12),
 ]

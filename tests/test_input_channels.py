@@ -14,8 +14,6 @@ from idmm.models import Checkpoint, create_backbone, feature_width, read_checkpo
 from idmm.models.channels import input_channels, repeated
 from idmm.models.spec import model_spec
 
-OWN_SIZES = {"cct_7_7x2_224": None, **SIZES}  # with the ten of the papers
-
 
 def built(name, in_chans, seed=0):
     torch.manual_seed(seed)
@@ -40,7 +38,7 @@ def test_any_number_of_channels(name, in_chans):
 
 
 @pytest.mark.parametrize("in_chans", [2, 5, 13])
-@pytest.mark.parametrize("name", OWN_SIZES)
+@pytest.mark.parametrize("name", SIZES)
 def test_all_of_the_papers_are_built(name, in_chans):
     with torch.device("meta"):
         sizes = [{k: p.shape for k, p in timm.create_model(name, in_chans=n).named_parameters()} for n in (3, in_chans)]

@@ -353,7 +353,7 @@ def test_faults_of_a_grids_weights(here, capsys):
 NAMES = {
     "timm:test_vitt.r160_in1k": "is unknown to timm; did you mean 'test_vit.r160_in1k'?",
     "timm:test_vit.r161": "has no such weights in timm; wanted one of test_vit.r160_in1k",
-    "timm:cct_2_3x2_32": "has no public weights in timm",
+    "timm:cvt_13": "has no public weights in timm",
     "timm:gcvit_tiny.in1k": "has its weights elsewhere than on the hub; download https://github.com/",
     "timm:": "is no name of public weights; wanted timm:NAME or hf-hub:ORG/NAME",
     "hf-hub:net": "is no name of public weights; wanted timm:NAME or hf-hub:ORG/NAME",

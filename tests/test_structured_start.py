@@ -86,7 +86,7 @@ def test_patches_that_are_all_the_same():
 
 def test_which_models_take_it():
     taken = {"vit_tiny_patch16_224": 32, "deit_tiny_distilled_patch16_224": 32}
-    other = {"t2t_vit_7": 64, "resnet10t": 32, "cct_2_3x2_32": 32}
+    other = {"t2t_vit_7": 64, "resnet10t": 32}
     other |= {
         "vit_small_patch16_18x2_224": 32,
         "vit_tiny_r_s16_p8_224": 64,

@@ -36,7 +36,7 @@ class Train:
     """Decay biases, norms and position embeddings too, as the papers' released code does."""
     warmup_epochs: float | None = Field(None, ge=0)
     """Linear warm-up (epochs); null: the method's (mocov2 0, mocov3 40, dino 10), else the recipe's for the backbone's
-    family (2; PVTv2, T2T-ViT and CCT 10)."""
+    family (2; PVTv2 and T2T-ViT 10)."""
     schedule: Literal["cosine", "released"] = "cosine"
     """After the warm-up: a cosine to zero, or that of IDMM's released code, which short runs leave far from zero."""
     accumulate: int = Field(1, ge=1)

@@ -23,7 +23,7 @@ from idmm.report.render import ENVIRONMENTS
 from idmm.stages import stage_of
 from idmm.stages.artifacts import config_of, environment
 
-OURS = ("t2t_vit_", "cvt_", "cct_")  # architectures that timm knows when idmm.models was imported
+OURS = ("t2t_vit_", "cvt_")  # architectures that timm knows when idmm.models was imported
 MOST = 200  # classes that a card lists
 STAGES = 4  # runs that are followed back through init
 # keys that change no result, or say what the model, the images and the run are: told elsewhere

@@ -1,4 +1,4 @@
-"""What T2T-ViT, CvT and CCT share: timm's interface for patch tokens of one grid, after a class token or without."""
+"""What T2T-ViT and CvT share: timm's interface for a class token and patch tokens of one grid."""
 
 import math
 import operator
@@ -19,7 +19,7 @@ WINDOWS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))  # T2T-ViT's and CvT's
 
 
 class TokenModel(nn.Module):
-    """Pooling and classifier over [B, P + h w, D], a class token (P = 1) first where there is one.
+    """Pooling and classifier over [B, 1 + h w, D], the class token first.
 
     ``forward_features`` gives those tokens, normalised; ``forward_intermediates(images, indices=1, norm=True)`` gives
     them and the grid [B, D, h, w], from one forward. The second is how a grid that is not square is told.
@@ -48,20 +48,18 @@ class TokenModel(nn.Module):
                 raise ValueError(f"global_pool is {global_pool!r}; wanted is one of {', '.join(map(repr, self.pools))}")
             self.global_pool = global_pool
         self.num_classes = num_classes
-        self.head = self.new_linear(num_classes) if num_classes > 0 else nn.Identity()
-
-    def new_linear(self, width: int) -> nn.Module:
-        """Returns a fresh linear layer from D to ``width``, where and in the precision that the model is."""
-        like = next(self.parameters())
-        layer = nn.Linear(self.num_features, width).apply(_initialise)
-        return layer.to(like.device, like.dtype).train(self.training)
+        self.head = nn.Identity()
+        if num_classes > 0:
+            like = next(self.parameters())  # tells the device and the precision
+            layer = nn.Linear(self.num_features, num_classes).apply(_initialise)
+            self.head = layer.to(like.device, like.dtype).train(self.training)
 
     def pool(self, x: Tensor) -> Tensor:
-        """[B, P + N, D] -> [B, D]: the class token, or the mean of the others; as it is for ''."""
+        """[B, 1 + N, D] -> [B, D]: the class token, or the mean of the others; as it is for ''."""
         return global_pool_nlc(x, pool_type=self.global_pool, num_prefix_tokens=self.num_prefix_tokens)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """[B, P + N, D] -> [B, num_classes], or the pooled features [B, D]."""
+        """[B, 1 + N, D] -> [B, num_classes], or the pooled features [B, D]."""
         x = self.head_drop(self.pool(x))
         return x if pre_logits else self.head(x)
 
@@ -117,11 +115,11 @@ class Tokenizer(nn.Module):
 class BlockModel(TokenModel):
     """A model of one grid: ``patch_embed`` makes its tokens, then come ``blocks`` and ``norm``.
 
-    ``pos_embed`` [1, P + h w, D] is what :meth:`add_positions` adds, a parameter or a buffer; None: nothing.
+    ``pos_embed`` [1, 1 + h w, D] is a buffer that :meth:`add_positions` adds.
     """
 
     patch_embed: Tokenizer
-    pos_embed: Tensor | None
+    pos_embed: Tensor
 
     def add_blocks(self, blocks: Sequence[nn.Module]) -> None:
         """Adds the transformer blocks, and says what their outputs are."""
@@ -134,18 +132,14 @@ class BlockModel(TokenModel):
         """Takes images of another size from now on; the positions are interpolated from the present one."""
         old = self.patch_embed.grid_size
         self.patch_embed.set_input_size(img_size)
-        if self.pos_embed is not None:
-            new = self._resampled(self.patch_embed.grid_size, old).detach()
-            self.pos_embed = nn.Parameter(new) if isinstance(self.pos_embed, nn.Parameter) else new
+        self.pos_embed = self._resampled(self.patch_embed.grid_size, old)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Computes activations again in the backward pass instead of keeping them, in tokenizer and blocks."""
         self.grad_checkpointing = self.patch_embed.grad_checkpointing = enable
 
     def add_positions(self, x: Tensor, images: Tensor) -> Tensor:
-        """Adds the positions to tokens [B, P + h w, D] of images, interpolated where those have another size."""
-        if self.pos_embed is None:
-            return x
+        """Adds the positions to tokens [B, 1 + h w, D] of images, interpolated where those have another size."""
         grid = self.patch_embed.dynamic_feat_size(tuple(images.shape[-2:]))
         return x + self._resampled(grid, self.patch_embed.grid_size)
 
@@ -153,11 +147,11 @@ class BlockModel(TokenModel):
         return resample_abs_pos_embed(self.pos_embed, list(new), list(old), self.num_prefix_tokens)
 
     def embed(self, x: Tensor) -> Tensor:
-        """[B, in_chans, H, W] -> [B, P + h w, D], with positions: what the blocks are given."""
+        """[B, in_chans, H, W] -> [B, 1 + h w, D], with positions: what the blocks are given."""
         raise NotImplementedError
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """[B, in_chans, H, W] -> [B, P + h w, D]."""
+        """[B, in_chans, H, W] -> [B, 1 + h w, D]."""
         x = self.embed(x)
         return self.norm(checkpoint_seq(self.blocks, x) if self.grad_checkpointing else self.blocks(x))
 
@@ -174,7 +168,7 @@ class BlockModel(TokenModel):
         """Returns what ``forward_features`` does, and what blocks put out, [B, D, h, w] ('NLC': [B, h w, D]).
 
         The arguments are timm's. ``indices``: of blocks; a number means the last so many, None all.
-        ``return_prefix_tokens`` gives pairs with the class token, [B, P, D]; ``norm`` normalises as the last norm does.
+        ``return_prefix_tokens`` gives pairs with the class token, [B, 1, D]; ``norm`` normalises as the last norm does.
         """
         take, last = feature_take_indices(len(self.blocks), indices)
         grid = self.patch_embed.dynamic_feat_size(tuple(x.shape[-2:]))
@@ -253,7 +247,7 @@ def _fit_weights(state_dict: dict[str, Tensor], model: TokenModel) -> dict[str, 
     """Makes weights fit the model where timm loads them; the positions are resized too."""
     state = model.checkpoint_filter_fn(state_dict)
     table = state.pop("pos_embed", None)
-    if table is not None and model.pos_embed is not None:
+    if table is not None:
         grid, prefix = list(model.patch_embed.grid_size), model.num_prefix_tokens
         state["pos_embed"] = resample_abs_pos_embed(table, grid, num_prefix_tokens=prefix)
     return state

@@ -78,7 +78,7 @@ class Checkpoint:
 
         Args:
             model: From :func:`create_backbone`; changed in place, in its own dtype. Where it has a method
-                ``checkpoint_filter_fn(state, img_size)``, as T2T-ViT, CvT and CCT do, that converts older weights.
+                ``checkpoint_filter_fn(state, img_size)``, as T2T-ViT and CvT do, that converts older weights.
             drop_classifier: Leave the model's classifier as it is.
             strict: Refuse a checkpoint that lacks weights of the backbone, or has some that the model does not know.
             in_chans: Channels of the model's images, which the first layer is adapted to; None: as it is.
