@@ -320,7 +320,8 @@ def test_a_run_of_0_1_0(run, tmp_path):
 
 def test_grey_images_and_a_backbone_of_ours(photos, tmp_path):
     """timm builds it where idmm.models is imported, which the card says; one channel stays one."""
-    made = trained(tmp_path / "r", photos, "t2t_vit_7", "{embed_dim: 16, depth: 1, num_heads: 2}", 1, "--data.in_chans", 1)
+    kwargs = "{embed_dim: 16, depth: 1, num_heads: 2}"
+    made = trained(tmp_path / "r", photos, "t2t_vit_7", kwargs, 1, "--data.in_chans", 1)
     out = exported(tmp_path / "b", made, "hf")
     model = timm.create_model(f"local-dir:{out}", pretrained=True).eval()
     with torch.inference_mode():
