@@ -93,11 +93,6 @@ COMMANDS = {
         "stage 3: a grid of sources, methods, backbones and targets; 'transfer status OUT' tells where it stands",
         logged=False,
     ),
-    "tune": Command(
-        keys.TuneConfig, "commands.tune:tune",
-        "which views, learning rate and N-way scale suit your images: short pretraining runs on held-out images",
-        logged=False,
-    ),
     "probe": Command(
         keys.ProbeCommand, "commands.probe:probe",
         "how good the frozen features of a run are: kNN and a linear probe, in minutes",

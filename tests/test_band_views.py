@@ -30,7 +30,6 @@ from idmm.methods.drloc import Localization
 from idmm.methods.finetune import Finetune
 from idmm.models import create_backbone
 from idmm.seeding import derive, seeded
-from idmm.tuning.options import applied, options_of
 
 ALL = dict(vflip=0.5, rotate90=True, channel_jitter=[0.5, 0.4], channel_drop=0.4)
 STRONG = dict(jitter=[0.8, 0.8, 0.0, 0.0], jitter_prob=0.9, grey_prob=0.0, solarize_prob=0.3)
@@ -390,7 +389,7 @@ def test_new_keys_are_off_and_older_runs_lack_them():
         )
 
 
-# ------------------------------------------------------------------ methods, mixing, tuning
+# ------------------------------------------------------------------ methods, mixing
 @pytest.mark.parametrize("channels", [2, 5])
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_learns_from_bands(name, channels):
@@ -419,12 +418,3 @@ def test_finetuning_mixes_bands(channels):
     for epoch in (0, 1):  # Mixup, then CutMix
         loss = method.train()(maker(epoch, np.arange(8)), 5, epoch)["loss"]
         assert math.isfinite(float(loss.detach()))
-
-
-def test_tuning_scales_what_is_done_to_channels_too():
-    base, _ = resolve_method(PretrainConfig(data=Data(in_chans=5), views=Views(**ALL)))
-    base, _ = without_rgb(replace(base, train=replace(base.train, lr=1e-3)))
-    choice = {option.name: option.usual for option in options_of(base)}
-    half, none = (applied(base, {**choice, "colour_strength": s}, 10).views for s in (0.5, 0.0))
-    assert half.jitter == [0.4, 0.4, 0.0, 0.0] and half.channel_jitter == [0.25, 0.2] and half.channel_drop == 0.2
-    assert none.channel_jitter == [0.0, 0.0] and none.channel_drop == 0 and none.vflip == 0.5 and none.rotate90

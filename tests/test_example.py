@@ -1,4 +1,4 @@
-"""examples/own_folder.py, run on a tiny folder; the notebook has the same cells, and runs where Jupyter is there."""
+"""examples/own_folder.py on a tiny folder, its notebook (the same cells), and tune_with_optuna.py on digits."""
 
 import os
 import re
@@ -9,6 +9,9 @@ import nbformat
 import pytest
 from folders import tree
 from helpers import ENVIRONMENT, ROOT
+
+from idmm.config import PretrainConfig
+from idmm.config.parsing import build
 
 SCRIPT, NOTEBOOK = ROOT / "examples" / "own_folder.py", ROOT / "examples" / "own_folder.ipynb"
 
@@ -80,3 +83,17 @@ def test_notebook_runs(folder, tmp_path, monkeypatch):
         monkeypatch.setenv(name, value)
     client.NotebookClient(nbformat.read(NOTEBOOK, as_version=4), timeout=300).execute()
     check(tmp_path)
+
+
+@pytest.mark.slow
+def test_tuning_keeps_the_best_trial_and_continues(tmp_path):
+    script, out = ROOT / "examples" / "tune_with_optuna.py", tmp_path / "out"
+    for trials in (1, 2):
+        environment = {**ENVIRONMENT, "OUT": str(out), "TRIALS": str(trials), "EPOCHS": "1", "PYTHONPATH": str(ROOT)}
+        done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.count("finished with value") == 1, "a finished trial is not repeated"
+    assert "kNN on held-out training images: first trial" in done.stdout and str(out / "tuned.yaml") in done.stdout
+    found = build(PretrainConfig, out / "tuned.yaml")
+    assert found.views.crops[0].scale[1] == 1.0 and 1e-4 <= found.train.lr <= 1e-2
+    assert sorted(path.name for path in out.iterdir()) == ["study.db", "tuned.yaml"]

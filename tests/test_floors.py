@@ -17,7 +17,7 @@ FLOORS = (
     ("evaluate", "evaluate_dense", "calibrate", "network", "features", "inference", "inference_dense", "monitor")
     + ("similarity", "session", "engine"),
     ("stages",),
-    ("transfer", "report", "tuning", "export", "commands", "cli"),
+    ("transfer", "report", "export", "commands", "cli"),
 )
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 FORBIDDEN = [("data", "models"), ("models", "data"), ("methods", "data")]  # (importer, imported)

@@ -211,8 +211,6 @@ def _suited(found: Checkup) -> Iterator[str]:
     for hint in hints:
         yield f"{hint['about']}: {hint['why']}"
         yield f"  pretraining may want: {hint['flags']}"
-    if hints:
-        yield "  'idmm tune' measures on held-out images of yours whether that is so"
     if found.floor:
         of = "held-out training" if found.floor["of"] == "train" else found.floor["of"]
         floor = "the floor to beat: kNN of raw pixels {pixel_knn:.1f} % (largest class {largest_class:.1f} %)"

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from idmm.config import Data, FinetuneModel, Model, PretrainConfig, section
+from idmm.config import Data, FinetuneModel, Model, section
 from idmm.config.base import FieldError, once, several
 
 
@@ -78,41 +78,6 @@ class FewLabelConfig(FeatureConfig):
     finetune: str | None = None
     """YAML file of fine-tuning's keys, or a name of 'idmm configs', for --protocol finetune; images, out, init and
     seeds are named here."""
-
-
-@section
-class Ray:
-    """The Ray cluster of ``engine ray``."""
-
-    address: str | None = None
-    """Address of a running cluster, or 'auto'; null: start one on this machine."""
-    num_cpus: float = Field(1.0, gt=0)
-    """Cores that a job takes."""
-    num_gpus: float = Field(0.0, ge=0)
-    """GPUs that a job takes; a fraction lets jobs share one."""
-    shared: bool = True
-    """All nodes see OUT at the same path; false: what a job makes travels through Ray."""
-
-
-@section
-class TuneConfig(PretrainConfig):
-    """Compare views, learning rate and the like in short pretraining runs on your own images, by accuracy on held-out
-    training images; writes OUT/tuned.yaml, to go after the recipe. All other flags are the runs', as in pretrain."""
-
-    minutes: float = Field(30.0, gt=0)
-    """Time for all of it (minutes); with more of them the same command goes on."""
-    trials: int | None = Field(None, ge=2)
-    """Settings to try, the recipe's own included; null: as many as there is time for."""
-    epochs: int | None = Field(None, ge=1)
-    """Length of a trial (epochs, of the recipe's number of crops); null: so that about 20 of them fit into the time,
-    train.epochs at most."""
-    measure: Literal["knn", "fewlabel"] = "knn"
-    """Accuracy of frozen features to compare by: 'knn', a vote of the 20 nearest training images, or 'fewlabel', a
-    linear probe on 5 labels a class, mean of 5 draws."""
-    engine: Literal["local", "ray"] = "local"
-    """'local': one trial after the other on this machine; 'ray': several at a time on a Ray cluster (needs the extra
-    'ray')."""
-    ray: Ray = field(default_factory=Ray)
 
 
 @section

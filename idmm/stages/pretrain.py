@@ -2,7 +2,6 @@
 
 import functools
 import logging
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -31,19 +30,15 @@ from idmm.stages.start import structure
 
 log = logging.getLogger("idmm")
 EVAL_BATCH = 256
-Judge = Callable[[torch.Tensor, np.ndarray, torch.Tensor, np.ndarray], dict]
 
 
 @documented
 @by_folds
-def pretrain(config: PretrainConfig | dict | str, judge: Judge | None = None) -> dict:
+def pretrain(config: PretrainConfig | dict | str) -> dict:
     """Pretrains a backbone by ``config.method.name`` and writes it to ``config.out``.
 
     Args:
         config: A PretrainConfig, a mapping of its keys (see below), or the name of a YAML file or a recipe.
-        judge: What measures the frozen features every ``train.knn_every`` epochs and after the last: called with those
-            of the labelled training images [N, d] and of the held-out ones [M, d], each with their classes, it returns
-            values for ``metrics.jsonl``; what it raises ends the run. None: kNN, also before the first step.
 
     Returns:
         What ``result.json`` holds; ``loss`` of the last epoch, ``start_knn`` and ``knn`` (kNN accuracy in percent
@@ -88,13 +83,13 @@ def pretrain(config: PretrainConfig | dict | str, judge: Judge | None = None) ->
         if not begun:
             method.prepare(features)
 
-        knn = _knn(run, parts, splits, judge)
+        knn = _knn(run, parts, splits)
         measured = [] if knn is None else [Evaluation(knn.measure, knn_every(config), knn.images)]
         evaluations = [*measured, *_monitor(run, parts, method, splits)]
         loop = Loop(run, method, parts.plan(phase, splits.train, evaluations, run))
         if spec.init is not None and not begun:
             export_start(run, method.backbone, parts, splits)
-        if knn is not None and judge is None and not begun:
+        if knn is not None and not begun:
             knn.remember_start(loop.averaged)
         loop.fit()
 
@@ -205,7 +200,7 @@ def _monitor(run: Session, parts: Assembly, method: Method, splits: LoadedSplits
     return [Evaluation(watch.measure, train.monitor_every, count)]
 
 
-def _knn(run: Session, parts: Assembly, splits: LoadedSplits, judge: Judge | None) -> "_KNN | None":
+def _knn(run: Session, parts: Assembly, splits: LoadedSplits) -> "_KNN | None":
     """What measures the features; None where it is off or there are no labels."""
     if not knn_every(parts.config):
         return None
@@ -216,25 +211,23 @@ def _knn(run: Session, parts: Assembly, splits: LoadedSplits, judge: Judge | Non
         else:
             log.info("before the first step and after the last: %s", why)
         return None
-    return _KNN(run, parts, splits, judge)
+    return _KNN(run, parts, splits)
 
 
 class _KNN:
     """Compares features of held-out images with those of labelled training images."""
 
-    def __init__(self, run: Session, parts: Assembly, splits: LoadedSplits, judge: Judge | None):
-        self.run, self.parts, self.judge = run, parts, judge
+    def __init__(self, run: Session, parts: Assembly, splits: LoadedSplits):
+        self.run, self.parts = run, parts
         self.train, self.held = splits.train, splits.val or splits.test
         self.known = np.flatnonzero(self.train.labels >= 0)
         self.images = len(self.known) + len(self.held)  # that it looks at
         self.right: np.ndarray | None = None  # bool [M], which held-out images were named right when last measured
 
     def measure(self, backbone) -> dict:
-        """Returns the values for metrics.jsonl: ``knn``, the accuracy in percent, or the judge's."""
+        """Returns the value for metrics.jsonl: ``knn``, the accuracy in percent."""
         seen = _features(self.run, self.parts, backbone, self.train, self.known)
         held, labels = _features(self.run, self.parts, backbone, self.held), self.train.labels[self.known]
-        if self.judge is not None:
-            return self.judge(seen, labels, held, self.held.labels)
         self.right = evaluate.knn_predict(seen, labels, held) == self.held.labels
         return {"knn": 100 * float(self.right.mean())}
 

@@ -8,7 +8,6 @@ import yaml
 from pydantic import Field
 
 from idmm.config import DetectConfig, FinetuneConfig, PretrainConfig, SegmentConfig, section
-from idmm.config.commands import Ray
 from idmm.config.parsing import dump, parse
 from idmm.config.reading import read_value
 from idmm.config.schema import flatten, odd_keys, overrule_minutes, switches, two_lengths
@@ -20,6 +19,20 @@ TUNING = TRAINING[1:]
 Protocol = Literal["finetune", "probe", "detect", "segment"]
 PROTOCOLS = get_args(Protocol)
 Seed = Annotated[int, Field(ge=0)]
+
+
+@section
+class Ray:
+    """The Ray cluster of ``engine ray``."""
+
+    address: str | None = None
+    """Address of a running cluster, or 'auto'; null: start one on this machine."""
+    num_cpus: float = Field(1.0, gt=0)
+    """Cores that a job takes."""
+    num_gpus: float = Field(0.0, ge=0)
+    """GPUs that a job takes; a fraction lets jobs share one."""
+    shared: bool = True
+    """All nodes see OUT at the same path; false: what a job makes travels through Ray."""
 
 
 @section

@@ -1,1 +1,0 @@
-"""Comparing settings of a recipe on held-out images: what is tried, one trial, the search, its results."""
