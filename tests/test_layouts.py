@@ -21,8 +21,8 @@ FIGURES = {  # classes, train, test, of the official splits
     "domainnet-clipart": (345, 33_525, 14_604), "domainnet-infograph": (345, 36_023, 15_582),
     "domainnet-painting": (345, 50_416, 21_850), "domainnet-quickdraw": (345, 120_750, 51_750),
     "domainnet-real": (345, 120_906, 52_041), "domainnet-sketch": (345, 48_212, 20_916),
-    "imagenet100": (100, 126_689, 5_000), "imagenet": (1000, 1_281_167, 50_000), "photos": (16, 768, 256),
-    "faces": (2, 140, 60), "digits": (10, 1437, 360), "folder": (None, None, None),
+    "imagenet100": (100, 126_689, 5_000), "imagenet": (1000, 1_281_167, 50_000),
+    "digits": (10, 1437, 360), "folder": (None, None, None),
 }  # fmt: skip
 IMAGENET_TRAIN = {
     f"train/{TENCH}/{TENCH}_26.JPEG": 0,
@@ -89,7 +89,7 @@ def test_opens_from_its_official_layout(name, tmp_path, monkeypatch):
 
 
 def test_all_datasets_are_covered():
-    assert {*WANTED, "digits", "photos", "faces"} == set(DATASETS) == set(FIGURES)
+    assert {*WANTED, "digits"} == set(DATASETS) == set(FIGURES)
 
 
 # ------------------------------------------------------------------ forms of a layout

@@ -422,7 +422,7 @@ def test_planning_and_status_need_no_torch():
         ("table3", 7 * 5, 2 * 7 * 5),
         ("table4", 2 * 2 * 3, 2 * 2 * 3 * 3),
         ("table5", 7 * 3, (1 + 7 * 3) * 7),
-        ("demo", 3 * 2 * 2, (1 + 3 * 2) * 3 * 2),
+        ("demo", 2 * 2 * 2, (1 + 2 * 2) * 2 * 2),
     ],
 )
 def test_the_shipped_grids(name, pretrainings, tunings, monkeypatch):

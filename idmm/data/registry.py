@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 
 from idmm import config
-from idmm.data.readers import arrays, folder, imagenet, labels, lists, pictures
+from idmm.data.readers import arrays, folder, imagenet, labels, lists
 from idmm.data.readers.hub import PREFIX, STREAMING, STREAMS, read_hub
 from idmm.data.readers.layout import root_folder
 from idmm.data.split import Splits
@@ -130,8 +130,6 @@ _AT_ROOT = {
 _READERS = {
     **{name: _at_root(read) for name, read in _AT_ROOT.items()},
     "digits": arrays.read_digits,
-    "photos": pictures.read_photos,
-    "faces": pictures.read_faces,
     "folder": _read_folder,
 }
 
