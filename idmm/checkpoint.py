@@ -16,8 +16,7 @@ import yaml
 from idmm import distributed, environment
 from idmm.config import FREE, IMAGENET_MEAN, IMAGENET_STD, NEW_IN_PRETRAINING, NEW_KEYS, parsing
 from idmm.errors import RunError, UserError
-from idmm.files import begun, json_lines, missing_folders, remove_empty, replacing, sweep, write_text
-from idmm.locks import STALE, Lock
+from idmm.files import Lock, begun, json_lines, missing_folders, remove_empty, replacing, sweep, write_text
 
 log = logging.getLogger("idmm")
 
@@ -48,7 +47,6 @@ class RunFolder:
         state: What the last checkpoint holds, or None for a new run.
         finished: Whether the run ended before; then there is nothing to do.
         anew: Whether a run was begun here that saved nothing to go on from (told by the first process).
-        lost: How long killed starts of the run went on after the last checkpoint (seconds).
 
     Raises:
         UserError: The folder is in use, or holds a run of another config, or --resume forbids it.
@@ -59,7 +57,7 @@ class RunFolder:
         self.leader = distributed.rank() == 0
         self._opened, self._device = environment.now(), getattr(getattr(config, "train", config), "device", "auto")
         self._state_file, self._result_file = self.path / "last" / "state.pt", self.path / "result.json"
-        self._lock = Lock(self.path / "last" / "run")
+        self._lock = Lock(self.path / "last" / "run.lock")
         faults, used, self._made = None, False, []
         try:
             if self.leader:
@@ -75,7 +73,6 @@ class RunFolder:
                 raise UserError(*faults)
             self.state = self._load() if used and not self.finished else None
             self.anew = self.leader and not used and bool(environment.read(self.path))
-            self.lost = distributed.broadcast(self._lost() if self.leader and self.state else 0.0)
         except BaseException:
             self.close()  # else the folder stays locked for this process's life
             raise
@@ -99,22 +96,12 @@ class RunFolder:
             write_text(self.path / "config.yaml", parsing.dump(config))
 
     def _acquire(self) -> None:
-        def waiting(owner: dict) -> None:
-            line = "out: '%s' is held by a run on %s; waiting up to %.0f s for its next sign of life"
-            log.warning(line, self.path, owner.get("host", "another machine"), STALE)
-
         try:
-            free = self._lock.acquire("silent", waiting)
+            free = self._lock.acquire()
         except OSError as error:
             raise UserError(f"out: cannot write to '{self.path}' ({error.strerror}); wanted a folder") from None
         if not free:
             raise UserError(f"out: '{self.path}' is in use by another run; wait for it or name another folder")
-
-    def _check_lock(self) -> None:
-        """Two runs that write one folder would mix their checkpoints."""
-        if not self._lock.held:
-            line = f"another run took the folder over while this one gave no sign of life for {STALE:.0f} s"
-            raise RunError(f"out: '{self.path}': {line}; nothing more is written")
 
     def _compare(self, config: Any) -> None:
         try:
@@ -151,15 +138,6 @@ class RunFolder:
             raise UserError(f"{self._state_file}: cannot be read ({why}); remove it to start over")
         return state
 
-    def _lost(self) -> float:
-        """By the heartbeats of the lock that a killed start left. Those before it are in ``last/lost.json``, whose time
-        says when that start began: what was between two starts does not count."""
-        since, before = self._state_file.stat().st_mtime, 0.0
-        told = self.path / "last" / "lost.json"
-        if told.exists() and told.stat().st_mtime > since:
-            since, before = told.stat().st_mtime, json.loads(told.read_text())
-        return before + max(0.0, self._lock.left - since)
-
     def save_state(self, state: dict[str, Any]) -> None:
         """Replaces the checkpoint; the previous one stays whole until the new one is (a full disk included).
 
@@ -168,7 +146,6 @@ class RunFolder:
         """
         if not self.leader:
             return
-        self._check_lock()
         try:
             with replacing(self._state_file) as file:
                 torch.save(state, file)
@@ -190,8 +167,6 @@ class RunFolder:
             raise UserError(*lines, f"data.root: the images changed since the run in '{self.path}' began")
         if not self._images:
             self.remember("images", fingerprint)
-        if self.state:
-            self.remember("lost", self.lost)
         if self.leader:
             environment.started(self.path, self._device, self._opened)
 
@@ -251,7 +226,6 @@ class RunFolder:
         """Appends an epoch's record."""
         if not self.leader:
             return
-        self._check_lock()
         try:
             with open(self.path / "metrics.jsonl", "a") as file:
                 file.write(json.dumps(record) + "\n")
@@ -263,7 +237,6 @@ class RunFolder:
     def finish(self, result: dict) -> None:
         """Writes result.json, which marks the run as finished."""
         if self.leader:
-            self._check_lock()
             environment.finished(self.path)
             write_text(self._result_file, json.dumps(result, indent=2) + "\n")
         self.finished = True

@@ -1,20 +1,25 @@
-"""Files that are whole or not there: written aside, flushed to the disk, renamed."""
+"""Files that are whole or not there: written aside, flushed to the disk, renamed. And the lock between processes."""
 
 import contextlib
 import csv
+import errno
 import io
 import json
+import logging
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from idmm.errors import RunError, UserError, listed
 
+log = logging.getLogger("idmm")
+
 _MARK = "part-"
+_NO_FLOCK = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)  # what such a file system answers
 WEIGHTS = (".safetensors", ".pth", ".pt", ".bin", ".tar")
 WEIGHTS_WANTED = f"give a run folder, or a {', '.join(WEIGHTS[:-1])} or {WEIGHTS[-1]} file in timm's format"
 _FINETUNE = "idmm finetune --config fast --init {} --data.root DIR --out NEW"
@@ -137,6 +142,56 @@ def _check_writable(out: str) -> None:
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         why = "cannot be written to" if folder.is_dir() else "is no folder"
         raise UserError(f"out: cannot write '{out}', as '{folder}' {why}; name another place")
+
+
+class Lock:
+    """A lock between processes, by flock: the kernel frees it when its process ends, also by a kill.
+
+    A file system without flock costs one warning per lock. Nothing is locked then.
+
+    Args:
+        path: File of the lock, made with its folder by ``acquire`` and removed by ``release``.
+    """
+
+    def __init__(self, path: Path):
+        self.path, self.held = path, False
+
+    def acquire(self, waiting: Callable[[], None] | None = None) -> bool:
+        """Takes the lock. Returns False if another process holds it.
+
+        Args:
+            waiting: Called if another process holds it. Then the lock is waited for.
+
+        Raises:
+            OSError: The folder cannot be written.
+        """
+        from filelock import FileLock, Timeout  # 25 ms, which a page of help does not need
+
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = FileLock(self.path, fallback_to_soft=False, thread_local=False)
+        try:
+            self._lock.acquire(blocking=False)
+        except Timeout:
+            if waiting is None:
+                return False
+            waiting()
+            self._lock.acquire()
+        except OSError as error:
+            if error.errno not in _NO_FLOCK:
+                raise
+            log.warning("%s: this file system has no locks; do not start a second process here", self.path.parent)
+        self.held = True
+        return True
+
+    def release(self) -> None:
+        """Frees the lock, if it is held."""
+        if self.held:
+            self.held = False
+            with contextlib.suppress(OSError):
+                self.path.unlink()  # first: who opened this file meanwhile sees that it is gone
+            self._lock.release()
+
+    close = release  # for contextlib.closing
 
 
 @contextlib.contextmanager

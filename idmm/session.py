@@ -40,8 +40,7 @@ class Session:
         self.channels_last: bool | None = state.get("channels_last", False if state else None)  # 0.1.0 had none
         self.views: str | None = state.get("views", "workers" if state else None)  # made on the device or on workers
         self.images: DeviceImages | None = None  # those to train on, where views are made on the device
-        spent = state.get("seconds", 0.0) + self.folder.lost
-        self.started = (time.monotonic() if began is None else began) - spent
+        self.started = (time.monotonic() if began is None else began) - state.get("seconds", 0.0)
         self.steps = 0  # of the stages before this one
         self.tracker = None
 
@@ -87,7 +86,7 @@ class Session:
 
     @property
     def seconds(self) -> float:
-        """Time spent on the run, over all resumes; what a killed start did after its last checkpoint counts too."""
+        """Time spent on the run, over all resumes; what a killed start did after its last checkpoint is lost."""
         return time.monotonic() - self.started
 
     def autocast(self):

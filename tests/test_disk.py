@@ -343,7 +343,7 @@ def test_clearing_touches_nothing_else(root):
     real = entry_of(root).rename(root.parent / "elsewhere")
     (folder / real.name).symlink_to(real)
     (folder / "folder-train-full-0123456789").symlink_to(real)
-    (folder / "folder-train-full-0123456789.1.lock").touch()
+    (folder / "folder-train-full-0123456789.lock").touch()
     assert disk.clear(folder) == (0, []) and all(path.exists() for path in kept)
     assert len(list(real.iterdir())) == 3
 
@@ -353,8 +353,9 @@ def test_clearing_leaves_what_is_being_filled(root):
     opened(root, 8)
     opened(root, 9)
     busy, idle = (row["path"] for row in sorted(disk.cache_entries(folder), key=lambda row: row["bound"]))
-    code = "import sys; from idmm.locks import Lock; assert Lock(sys.argv[1]).acquire(); print(flush=True); input()"
-    command = [sys.executable, "-c", code, busy]
+    code = "import sys; from pathlib import Path; from idmm.files import Lock; lock = Lock(Path(sys.argv[1]));"
+    code += "assert lock.acquire(); print(flush=True); input()"
+    command = [sys.executable, "-c", code, f"{busy}.lock"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         process.stdout.readline()
         freed, left = disk.clear(folder)

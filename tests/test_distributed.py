@@ -16,7 +16,7 @@ from idmm.checkpoint import RunFolder
 from idmm.config import PretrainConfig
 from idmm.data.loaders import BatchPlan
 from idmm.errors import UserError
-from idmm.locks import Lock
+from idmm.files import Lock
 from idmm.models import create_backbone
 from idmm.seeding import seeded
 from idmm.stages import artifacts
@@ -160,7 +160,7 @@ def test_diverged_run_says_so_once(tmp_path):
 def test_run_in_use_is_left_alone(tmp_path):
     """Only the first process looks at the lock; the other hears of it, and one of them says so."""
     out = tmp_path / "run"
-    with closing(Lock(out / "last" / "run")) as lock:
+    with closing(Lock(out / "last" / "run.lock")) as lock:
         assert lock.acquire()
         with together("pretrain", out, **PRETRAIN) as processes:
             assert processes.wait() != 0

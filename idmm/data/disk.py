@@ -27,8 +27,7 @@ from idmm.data.depth import AUTO, Scale, range_of
 from idmm.data.images import Bands, Bound, CentreCrop, digest
 from idmm.data.split import LazyFiles, Split
 from idmm.errors import RunError, UserError, reason
-from idmm.files import replacing, sweep, write_text
-from idmm.locks import Lock
+from idmm.files import Lock, replacing, sweep, write_text
 
 log = logging.getLogger(__name__)
 
@@ -131,10 +130,10 @@ class CacheEntry:
         """One process at a time; the others wait. What a kill left is removed. UserError: it cannot be written."""
 
         said = "cache: waiting for another process that fills '%s'"
-        with contextlib.closing(Lock(self.path)) as lock:
+        with contextlib.closing(_lock(self.path)) as lock:
             try:
                 self.path.mkdir(parents=True, exist_ok=True)
-                lock.acquire("always", lambda owner: log.info(said, self.path))
+                lock.acquire(lambda: log.info(said, self.path))
                 sweep(self.path)
             except OSError as error:
                 what = f"cannot write to '{self.path.parent}' ({reason(error)})"
@@ -205,7 +204,7 @@ def clear(folder: Path) -> tuple[int, list[Path]]:
     for entry in cache_entries(folder):
         path = entry["path"]
         try:
-            with contextlib.closing(Lock(path)) as lock:
+            with contextlib.closing(_lock(path)) as lock:
                 if not lock.acquire():
                     left.append(path)
                     continue
@@ -215,6 +214,10 @@ def clear(folder: Path) -> tuple[int, list[Path]]:
             raise RunError(f"{error.filename or path}: cannot be removed ({error.strerror})") from None
         freed += entry["bytes"]
     return freed, left
+
+
+def _lock(path: Path) -> Lock:
+    return Lock(path.with_name(f"{path.name}.lock"))
 
 
 def _is_entry(path: Path) -> bool:

@@ -24,8 +24,7 @@ from tqdm import tqdm
 
 from idmm.data.registry import Archive, Spec
 from idmm.errors import RunError, UserError, reason
-from idmm.files import home, write_text
-from idmm.locks import Lock
+from idmm.files import Lock, home, write_text
 from idmm.progress import Bar
 
 log = logging.getLogger(__name__)
@@ -52,9 +51,9 @@ def fetch(spec: Spec, root: str | os.PathLike) -> None:
         raise UserError(f"data.name: {spec.name} cannot be downloaded: {spec.manual or 'it needs no download'}")
     root = home(root)
     hidden = root / _HIDDEN
-    lock = Lock(hidden / "fetch")
+    lock = Lock(hidden / "fetch.lock")
     try:
-        lock.acquire("always", lambda _: log.info("waiting for another process that fetches into '%s'", root))
+        lock.acquire(lambda: log.info("waiting for another process that fetches into '%s'", root))
     except OSError as error:
         raise UserError(f"data.root: cannot write to '{root}' ({reason(error)}); wanted a folder") from None
     with contextlib.closing(lock):
