@@ -263,7 +263,7 @@ class RunFolder:
         now stays, and so do folders that are not empty then."""
         if self.path not in self._made or not self._lock.held or begun(self.path) or self.metrics():
             return
-        for name in ("last", "tensorboard", START):
+        for name in ("last", START):
             shutil.rmtree(self.path / name, ignore_errors=True)
         with contextlib.suppress(OSError):
             for name in ("config.yaml", "metrics.jsonl", "log.txt", environment.FILE):

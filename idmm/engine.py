@@ -228,7 +228,7 @@ class Loop:
         self._keep(record)
         if line := epoch_line(record, self.batches.epochs):
             log.info("%s %s", self.plan.label, line)
-        self.session.record(record)
+        self.session.folder.add_metrics(record)
         self.position = Position(epoch + 1, first=self.position.first)
 
     def _keep(self, record: dict) -> None:

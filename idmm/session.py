@@ -42,7 +42,6 @@ class Session:
         self.images: DeviceImages | None = None  # those to train on, where views are made on the device
         self.started = (time.monotonic() if began is None else began) - state.get("seconds", 0.0)
         self.steps = 0  # of the stages before this one
-        self.tracker = None
 
     def place(self, transform) -> tuple[BatchFn, Finish | None]:
         """Decides, once in a run's life, where the views of a transform are made; returns what loader workers do for
@@ -75,10 +74,6 @@ class Session:
                 self.precision = distributed.broadcast(chosen)
         mixed = "no" if self.precision == "fp32" else self.precision
         self.accelerator = Accelerator(mixed_precision=mixed, cpu=self.device == "cpu")
-        if self.train.tensorboard and self.folder.leader:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self.tracker = SummaryWriter(self.folder.path / "tensorboard")
         self.device = self.accelerator.device
         where = f"{self.device}, " + (f"{distributed.world()} processes, " if distributed.world() > 1 else "")
         log.info("training on %s%s; a few steps are timed first", where, self.precision)
@@ -93,19 +88,7 @@ class Session:
         """The context that a forward pass runs in."""
         return contextlib.nullcontext() if self.accelerator is None else self.accelerator.autocast()
 
-    def record(self, record: dict) -> None:
-        """Writes an epoch's record to metrics.jsonl, and to TensorBoard where that is on."""
-        self.folder.add_metrics(record)
-        if self.tracker is not None:
-            for name, value in record.items():
-                if name not in ("epoch", "stage", "step"):
-                    self.tracker.add_scalar(name, value, record["step"])
-            self.tracker.flush()
-
     def close(self) -> None:
-        """Ends the log for TensorBoard, and frees the images on the device, which a later run in this process may need
-        the memory of."""
-        if self.tracker is not None:
-            self.tracker.close()
+        """Frees the images on the device, which a later run in this process may need the memory of."""
         if self.images is not None:
             self.images.pixels.clear()

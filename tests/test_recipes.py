@@ -276,14 +276,6 @@ def test_a_missing_library(name, tmp_path, monkeypatch, capsys):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("stage", ["pretrain", "finetune"])
-def test_tensorboard_is_asked_for_before_the_work(stage, tmp_path, monkeypatch, capsys):
-    without(monkeypatch, "tensorboard")
-    assert inside(stage, tmp_path / "run", train__tensorboard=True) == 2 and not (tmp_path / "run").exists()
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line == f"train.tensorboard: needs tensorboard; install it with: {install('tensorboard')}"
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_methods_that_compare_the_images_of_a_pass(name, tmp_path, capsys):
     """Passes of a batch are smaller batches to them: said, and refused where an image is alone."""

@@ -57,8 +57,6 @@ class Train:
     """Compile the model with torch.compile: slower to start, faster to run on GPUs."""
     save_minutes: float = Field(5.0, ge=0)
     """Write a checkpoint when the last is older than this, in mid-epoch too (minutes); 0: every step."""
-    tensorboard: bool = False
-    """Write TensorBoard event files under OUT/tensorboard (needs the extra 'tensorboard')."""
 
     @model_validator(mode="after")
     def _check(self):

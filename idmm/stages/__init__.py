@@ -1,7 +1,7 @@
 """Whole runs, read from top to bottom, and the table of them. No torch before one starts, as planners ask here too."""
 
 import contextlib
-import importlib.util
+import importlib
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ from idmm.config.dense import DENSE_LIBRARIES, tested_sides
 from idmm.config.recipes import learns_labels, needs_labels, pass_notes, resolve_method
 from idmm.config.schema import flags_of
 from idmm.data.registry import check_folder, resolve_name
-from idmm.errors import UserError, install, needed
+from idmm.errors import UserError, needed
 from idmm.files import begun, names_same, weights_file
 
 # Keys that the stages' docstrings explain; the others they name.
@@ -285,9 +285,6 @@ def prepare(config: Any) -> tuple[Any, list[str]]:
         faults.append(f"out: '{config.out}' lies among the images of '{inside}' and would become one of their classes")
     if config.init is not None:
         faults += _init_faults(config)
-    train = getattr(config, "train", None)  # a probe has none
-    if train and train.tensorboard and importlib.util.find_spec("tensorboard") is None:
-        faults.append(f"train.tensorboard: needs tensorboard; install it with: {install('tensorboard')}")
     if faults:
         raise UserError(*faults)
     if begun(config.out):
