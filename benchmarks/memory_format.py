@@ -21,7 +21,6 @@ NETS = [
     ("mobilenetv4_conv_small_050", {}, 64),
     ("efficientnet_b0", {}, 64),
     ("convnext_atto", {}, 64),
-    ("cct_2_3x2_32", {}, 32),
     ("pvt_v2_b0", {}, 64),
     ("deit_tiny_patch16_224", {"embed_dim": 96, "depth": 4, "num_heads": 3, "patch_size": 8}, 64),
 ]

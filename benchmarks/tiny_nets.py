@@ -5,8 +5,8 @@
 
 Every network is trained by ``idmm finetune --config fast_scratch`` for 30 epochs, ``--seeds`` times a set. The first
 seed of each is exported: the ONNX file's size, latency of one image on one core by onnxruntime (every round times all
-networks, one after the other; the median of the rounds), and what 8 bits make of its accuracy, size and speed. Results
-are kept as runs end: run it again to go on, or to print the tables.
+networks, one after the other; the median of the rounds). Results are kept as runs end: run it again to go on, or to
+print the tables.
 """
 
 import argparse
@@ -23,7 +23,6 @@ EPOCHS = 30
 ROUNDS, IMAGES = 15, 40  # of timing
 NETS = {  # what is called, timm's name, arguments at 32 and at 64 px
     "ViT, 64 wide, 4 deep": ("deit_tiny_patch16_224", {"embed_dim": 64, "depth": 4, "num_heads": 2}, {"patch_size": 8}),
-    "CCT-2": ("cct_2_3x2_32", {}, {"conv_layers": 3}),
     "ResNet-10-T, 16 to 128 channels": ("resnet10t", {"channels": [16, 32, 64, 128]}, {}),
     "MobileNetV4-small x 0.5": ("mobilenetv4_conv_small_050", {}, {}),
 }
@@ -49,28 +48,28 @@ def train(net: str, name: str, seed: int, images: Path, out: Path) -> dict:
 
 
 def deployed(runs: dict[str, Path]) -> dict[str, dict]:
-    """Measures exported networks side by side: parameters, bytes, milliseconds an image, and 8 bits."""
+    """Measures exported networks side by side: parameters, bytes and milliseconds an image."""
+    import onnxruntime
     import torch
 
-    from idmm.export.graph import onnx_model, runner
-    from idmm.export.quantize import quantized
+    from idmm.export.graph import onnx_model
     from idmm.export.source import Source
 
     found, sessions = {}, {}
     for net, run in runs.items():
         source = Source(run)
         proto, _ = onnx_model(source, source.sample()[0])
-        sessions[net] = runner(proto, threads=1), torch.zeros(1, 3, source.size, source.size)
-        int8 = quantized(source, proto)[1]
-        about = {"parameters": source.parameters, "bytes": proto.ByteSize(), "float32_top1": int8.float32["top1"]}
-        found[net] = about | {"int8": int8.method.partition(",")[0], "int8_top1": int8.int8["top1"]}
-        found[net] |= {"int8_bytes": int8.int8["bytes"], "int8_speed": int8.speed}
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        sessions[net] = session, torch.zeros(1, 3, source.size, source.size).numpy()
+        found[net] = {"parameters": source.parameters, "bytes": proto.ByteSize()}
     rounds = {net: [] for net in sessions}
     for _ in range(ROUNDS):
         for net, (session, image) in sessions.items():
             began = time.process_time()
             for _ in range(IMAGES):
-                session(image)
+                session.run(None, {"images": image})
             rounds[net].append((time.process_time() - began) * 1e3 / IMAGES)
     return {net: found[net] | {"ms": statistics.median(times)} for net, times in rounds.items()}
 
@@ -78,17 +77,12 @@ def deployed(runs: dict[str, Path]) -> dict[str, dict]:
 def table(records: list[dict], name: str, about: dict[str, dict]) -> str:
     """Returns a set's table as Markdown."""
     side = SETS[name]
-    lines = [
-        f"| {name}, {side} px | parameters | ms an image | MB | top-1 | 8 bits: way, top-1 (first seed), MB, speed |"
-    ]
-    lines.append("|---|---|---|---|---|---|")
+    lines = [f"| {name}, {side} px | parameters | ms an image | MB | top-1 |", "|---|---|---|---|---|"]
     for net, one in about.items():
         tops = [record["top1"] for record in records if (record["net"], record["set"]) == (net, name)]
         spread = f" ± {statistics.stdev(tops):.1f}" if len(tops) > 1 else ""
-        change = f"{one['int8_top1'] - one['float32_top1']:+.1f}"
-        small = f"{one['int8']}, {change}, {one['int8_bytes'] / 1e6:.2f}, {one['int8_speed']:.2f}"
         shown = [f"{one['parameters'] / 1e6:.2f} M", f"{one['ms']:.2f}", f"{one['bytes'] / 1e6:.2f}"]
-        lines.append(f"| {' | '.join([net, *shown, f'{statistics.mean(tops):.1f}{spread}', small])} |")
+        lines.append(f"| {' | '.join([net, *shown, f'{statistics.mean(tops):.1f}{spread}'])} |")
     return "\n".join(lines)
 
 

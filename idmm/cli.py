@@ -123,7 +123,7 @@ COMMANDS = {
         usage.ReportConfig, "commands.report:report", "a page on finished runs, with pictures", words=("runs",),
     ),
     "export": Command(
-        usage.ExportConfig, "commands.export:export", "the model for other programs: ONNX, TorchScript, timm, hf",
+        usage.ExportConfig, "commands.export:export", "the model for other programs: ONNX, timm, hf",
     ),
     "data": Group(
         "datasets: list them, show, download or check one, show and clear the cache", DATA,

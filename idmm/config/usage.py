@@ -128,17 +128,14 @@ class RunImages:
 
 @section
 class ExportConfig:
-    """The model in a form that other programs run: ONNX, TorchScript, or a folder for timm or Hugging Face. What is
+    """The model in a form that other programs run: ONNX, or a folder for timm or Hugging Face. What is
     written is compared with torch on the run's own images first."""
 
     init: str
     """A run folder: with its classifier where it has one, else the backbone."""
-    format: Literal["onnx", "torchscript", "timm", "hf"]
-    """'onnx' (needs the extra 'export') and 'torchscript' are a file; 'timm' a folder with config.json,
+    format: Literal["onnx", "timm", "hf"]
+    """'onnx' (needs the extra 'export') is a file; 'timm' a folder with config.json,
     model.safetensors and README.md, the model card; 'hf' the same with what the Hugging Face Hub reads from a card."""
     out: str
-    """What to write: a file ending in .onnx, or in .pt or .ts; or a folder that is new or empty."""
-    int8: bool = False
-    """onnx: weights in 8 bits, and the accuracy, size and speed of that beside those of 32 bits, measured on the run's
-    test images."""
+    """What to write: a file ending in .onnx, or a folder that is new or empty."""
     data: RunImages = field(default_factory=RunImages)

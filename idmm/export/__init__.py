@@ -1,1 +1,1 @@
-"""A run's model for other programs: ONNX, TorchScript, and folders for timm and Hugging Face with a model card."""
+"""A run's model for other programs: ONNX, and folders for timm and Hugging Face with a model card."""

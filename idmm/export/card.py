@@ -1,99 +1,93 @@
-"""The model card: what a run's own files say of the model, for those who are handed it. No figure but measured ones."""
+"""The model card: what a run's own files tell of the model, in one short page. No figure but measured ones."""
 
 import json
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import yaml
-from markupsafe import Markup
 
-from idmm.config import FinetuneConfig, PretrainConfig, parsing
-from idmm.config.base import FREE
-from idmm.config.recipes import resolve_method
+from idmm.config import FinetuneConfig
 from idmm.data.split import counted
-from idmm.errors import UserError
 from idmm.evaluate import FEW, of_few
 from idmm.export.source import Source
 from idmm.files import is_public, run_of
-from idmm.intervals import too_narrow, wilson
-from idmm.progress import duration
-from idmm.report.render import ENVIRONMENTS
+from idmm.intervals import too_narrow
 from idmm.stages import stage_of
-from idmm.stages.artifacts import config_of, environment
 
 OURS = ("t2t_vit_", "cvt_")  # architectures that timm knows when idmm.models was imported
 MOST = 200  # classes that a card lists
-STAGES = 4  # runs that are followed back through init
-# keys that change no result, or say what the model, the images and the run are: told elsewhere
-_TOLD = {*FREE, "seed", "init", "stages", "minutes", "epochs", "trials", "measure", "engine"}
-_TOLD |= {f"train.{name}" for name in ("compile", "precision", "eval_every", "knn_every", "minutes", "accumulate")}
-_TOLD |= {f"model.{name}" for name in ("name", "kwargs", "strict")}
 
-
-@dataclass(frozen=True)
-class Trained:
-    """A run that led to the model."""
-
-    title: str
-    facts: list[tuple[str, str]]
-    recipe: str  # the shipped one that stands for the paper
-    deviations: list[tuple[str, str, str]]  # key, value here, value there
-    machine: list[tuple[str, str]]  # empty for runs that are older than environment.json
+_PICTURES = """\
+prepare = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
+image = prepare(Image.open("photo.jpg").convert("{channels}"))[None]  # [1, C, H, W]
+"""
+_CLASSES = """\
+    shares = model(image)[0].softmax(0)  # [{width}]
+names = model.pretrained_cfg["label_names"]
+print(names[shares.argmax()], float(shares.max()))
+"""
+_LIMITS = """\
+- Images of other cameras, places or years than the test images' were not measured.
+- Calibration, fairness between groups of people, and resistance to misleading images were not measured.
+- A licence is not named here: whoever publishes the model chooses it.
+"""
 
 
 def card(source: Source, hub: bool) -> str:
     """Returns ``README.md``; ``hub``: with the YAML that the Hugging Face Hub reads before it."""
-    result, (chain, missing) = _result(source.run), history(source)
-    return ENVIRONMENTS["md"].get_template("model_card.md.j2").render(
-        front=Markup(front_matter(source, result)) if hub else None,
-        code=_code, cell=_cell, percent="{:.2f}".format, interval="{0[0]:.2f} to {0[1]:.2f}".format,
-        name=source.run.resolve().name, model=source.saved.name, millions=f"{source.parameters / 1e6:.2f}",
-        classes=source.classes or [], most=MOST, width=source.width, output=source.output,
-        preprocessing=source.preprocessing, prepare=_prepare(source.preprocessing), version=version("idmm"),
-        ours=source.saved.name.startswith(OURS), kind=_kind(source),
-        result=result if source.classes and "top1" in result else None, remarks=remarks(result),
-        data=data_facts(source, result), chain=chain, missing_init=missing,
-    )  # fmt: skip
-
-
-def _kind(source: Source) -> str:
-    """Says what images it takes where these are no pictures."""
-    return "" if source.network.bands is None else f"of {source.saved.in_chans} channels"
-
-
-def _prepare(given: dict[str, Any]) -> Markup | None:
-    """What the lines of code on deep images and on bands need of the preprocessing, as Python; None: 8-bit pictures,
-    which timm prepares."""
-    scale = given.get("range", given.get("grey_range"))
-    if isinstance(given["channels"], str) and scale is None:
-        return None
-    given = given | {"range": [0, 65535] if scale == "full" else scale}
-    named = ("channels", "bands", "range", "resize", "size", "mean", "std")
-    lines = [f'    "{name}": {given[name]!r},' for name in named if given.get(name) is not None]
-    return Markup("\n".join(["{", *lines, "}"]))
+    result = json.loads((source.run / "result.json").read_text(encoding="utf-8"))
+    measured = source.classes and "top1" in result
+    bands = "" if source.network.bands is None else f" of {source.saved.in_chans} channels"
+    kind = f"classifier of images{bands} into {len(source.classes)} classes" if source.classes else f"backbone{bands}"
+    weights = f"{_code(source.saved.name)}, {source.parameters / 1e6:.2f} million parameters"
+    parts = [
+        f"---\n{front_matter(source, result)}---" if hub else "",
+        f"# {_code(source.run.resolve().name)}",
+        f"A {kind}: {weights}. Trained and exported by the toolkit idmm, version {version('idmm')}.",
+        _accuracy(result) if measured else "",
+        f"## Data and training\n\n{_table(_facts(source, result))}",
+        _classes(source.classes) if source.classes else "",
+        f"## Use\n\n```python\n{_lines(source)}```",
+        f"By hand: {source.preprocessing['steps']}.",
+        f"## Limits\n\n{_LIMITS}",
+    ]
+    return "\n\n".join(part for part in parts if part)
 
 
 def front_matter(source: Source, result: dict) -> str:
     """Returns what the Hub reads: library, task, tags and the measured accuracy."""
     task = "image-classification" if source.classes else "image-feature-extraction"
-    found: dict[str, Any] = {"library_name": "timm", "pipeline_tag": task, "tags": [task, "timm", "idmm"]}
+    front: dict[str, Any] = {"library_name": "timm", "pipeline_tag": task, "tags": [task, "timm", "idmm"]}
     if source.classes and "top1" in result:
         measured = [{"type": "accuracy", "name": "top-1", "value": round(result["top1"], 2)}]
         dataset = {"name": dataset_name(source.config.data), "type": dataset_name(source.config.data), "split": "test"}
         results = [{"task": {"type": task}, "dataset": dataset, "metrics": measured}]
-        found |= {"metrics": ["accuracy"]}
-        found["model-index"] = [{"name": source.run.resolve().name, "results": results}]
-    return yaml.safe_dump(found, sort_keys=False, allow_unicode=True)
+        front |= {"metrics": ["accuracy"]}
+        front["model-index"] = [{"name": source.run.resolve().name, "results": results}]
+    return yaml.safe_dump(front, sort_keys=False, allow_unicode=True)
 
 
-def remarks(result: dict) -> list[str]:
+def dataset_name(data) -> str:
+    """Returns what a dataset is called: folders of one's own by their last name alone."""
+    return Path(data.root).resolve().name if data.name == "folder" and data.root else data.name or "digits"
+
+
+def _accuracy(result: dict) -> str:
+    low, high = result["top1_interval"]
+    pixels = f"{result['pixel_knn']:.2f}" if "pixel_knn" in result else "not measured"
+    rows = [("**top-1**", f"**{result['top1']:.2f}** (95 % interval {low:.2f} to {high:.2f})")]
+    rows += [("top-5", f"{result['top5']:.2f}"), ("mean over classes", f"{result['mean_per_class']:.2f}")]
+    rows += [("without a network: 5 nearest training images by raw pixels", pixels)]
+    rows += [("without a network: naming the largest class every time", f"{result['largest_class']:.2f}")]
+    head = f"On {result['test_size']} test images that were not trained on, in percent, of one run with one seed:"
+    return "\n\n".join([f"## Accuracy\n\n{head}", _table(rows), *_remarks(result)])
+
+
+def _remarks(result: dict) -> list[str]:
     """Returns what the accuracy must not be read without."""
-    if "top1" not in result or "test_size" not in result:
-        return []
     lines, top1 = [], result["top1"]
-    if result["top1_interval"][0] <= result.get("largest_class", -1):
+    if result["top1_interval"][0] <= result["largest_class"]:
         lines.append("Top-1 is no better, within its interval, than naming the largest class every time.")
     if result.get("pixel_knn", -1) >= top1:
         lines.append("Top-1 is no better than comparing raw pixels with those of the training images.")
@@ -104,117 +98,48 @@ def remarks(result: dict) -> list[str]:
     return lines
 
 
-def _result(run: Path) -> dict:
-    """A finished run's ``result.json``; those of 0.1.0 lack the interval."""
-    found = json.loads((run / "result.json").read_text(encoding="utf-8"))
-    if "top1" in found and "top1_interval" not in found:
-        count = found["test_size"]
-        low, high = wilson(round(found["top1"] * count / 100), count)
-        found["top1_interval"] = [100 * float(low), 100 * float(high)]
-    return found
-
-
-# ---------------------------------------------------------------------- the runs behind it
-def history(source: Source) -> tuple[list[Trained], str | None]:
-    """Returns the runs that led to the model, the last one first, as far as their folders are there, and the name of
-    what the first of them started from, where that cannot be told of."""
-    run, config, found = source.run, source.config, []
-    for _ in range(STAGES):
-        found.append(_trained(run, config))
-        if config.init is None:
-            break
-        run = run_of(config.init)
-        try:
-            config = config_of(run)
-        except UserError:
-            return found, config.init if is_public(config.init) else run.name
-    return found, None
-
-
-def _trained(run: Path, config: PretrainConfig | FinetuneConfig) -> Trained:
-    result = _result(run)
-    pretrained, phases, train = isinstance(config, PretrainConfig), stage_of(config).phases(config), config.train
-    facts = [("training images", f"{result['train_size']:,}")]
-    facts += [("method", config.method.name)] if pretrained else []
-    facts += [(f"{phase.size} px", _phase(phase, train)) for phase in phases]
-    facts += [("optimizer", f"{train.optimizer}, weight decay {train.weight_decay:g}, {train.schedule} schedule")]
-    facts += [("seed", str(result["seed"])), ("time", duration(result["seconds"]))]
-    facts += [("precision", result["precision"])] if "precision" in result else []
-    facts += [("weights", "averaged over steps (EMA)")] if train.ema else []
-    facts += [("kept", f"epoch {result['kept_epoch']}, the best on val")] if "kept_epoch" in result else []
-    recipe = config.method.name if pretrained else "paper"
-    title = "Pretraining" if pretrained else "Fine-tuning" if config.init else "Training from scratch"
-    return Trained(title, facts, recipe, deviations(config, recipe), _machine(run))
-
-
-def _phase(phase, train) -> str:
-    lr = phase.lr or train.lr
-    return f"{counted(phase.epochs, 'epoch')}, batches of {phase.batch_size}" + (
-        f", learning rate {lr:g}" if lr else ""
-    )
-
-
-def _machine(run: Path) -> list[tuple[str, str]]:
-    """What a run ran on, without the command line, which may name folders of whoever ran it."""
-    found = environment(run)
-    if not found:
-        return []
-    gpus = ", ".join(found["gpus"]) or "none"
-    versions = ", ".join(f"{name} {number}" for name, number in found["versions"].items() if number)
-    lines = [("processor", f"{found['cpu']}, {counted(found['cores'], 'core')}"), ("GPUs", gpus)]
-    lines += [("processes", str(found["processes"])), ("Python", f"{found['python']}; {versions}")]
-    return lines + [("finished", found["finished"])] if found.get("finished") else lines
-
-
-def deviations(config: PretrainConfig | FinetuneConfig, recipe: str) -> list[tuple[str, str, str]]:
-    """Returns where a run's settings are not those of a shipped recipe: key, value here, value there.
-
-    What the recipe leaves to the backbone's family, such as the learning rate, is no deviation.
-    """
-    given = parsing.build(type(config), recipe)
-    if isinstance(config, PretrainConfig):
-        given = resolve_method(given)[0]
-    here, there = (parsing.flatten(parsing.plain(one)) for one in (config, given))
-    found = []
-    for key, value in there.items():
-        told = key in _TOLD or key.startswith(("data.", "drloc.", "train.monitor")) or value is None
-        if not told and here.get(key) != value:
-            found.append((key, _value(here.get(key)), _value(value)))
-    if config.drloc.weight != given.drloc.weight:
-        found.append(("drloc.weight", _value(config.drloc.weight), _value(given.drloc.weight)))
-    return found
-
-
-def _value(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-# ---------------------------------------------------------------------- the data
-def dataset_name(data) -> str:
-    """Returns what a dataset is called: folders of one's own by their last name alone."""
-    return Path(data.root).resolve().name if data.name == "folder" and data.root else data.name or "digits"
-
-
-def data_facts(source: Source, result: dict) -> list[tuple[str, str]]:
-    """Returns the dataset's name, the splits and how they came to be."""
-    data = source.config.data
-    facts = [("dataset", dataset_name(data)), ("training images", f"{result['train_size']:,}")]
+def _facts(source: Source, result: dict) -> list[tuple[str, str]]:
+    """Returns the dataset's name, the splits, and how the run trained; the rest is in its ``config.yaml``."""
+    config, train = source.config, source.config.train
+    facts = [("dataset", _code(dataset_name(config.data))), ("training images", f"{result['train_size']:,}")]
     facts += [("test images", f"{result['test_size']:,}")] if "test_size" in result else []
-    if data.subset is not None:
-        chosen = {name: value for name, value in parsing.plain(data.subset).items() if value is not None}
-        facts.append(("drawn", ", ".join(f"{name} {value}" for name, value in chosen.items())))
-    facts += [("held out of training", f"{100 * data.val_fraction:g} %")] if data.val_fraction else []
-    facts += [("fold", f"{data.fold or 1} of {data.folds}")] if data.folds else []
-    facts += [("left out", f"{result['excluded']} images by hand")] if "excluded" in result else []
+    facts += [] if isinstance(config, FinetuneConfig) else [("method", config.method.name)]
+    for phase in stage_of(config).phases(config):
+        lr = f", learning rate {phase.lr or train.lr:g}" if phase.lr or train.lr else ""
+        facts.append((f"{phase.size} px", f"{counted(phase.epochs, 'epoch')}, batches of {phase.batch_size}{lr}"))
+    facts += [("seed", str(result["seed"]))]
+    if config.init:  # public weights by their name, others by their folder's last name
+        facts.append(("started from", _code(config.init if is_public(config.init) else run_of(config.init).name)))
     return facts
 
 
-def _cell(text: object) -> Markup:
-    """A word as code in a table."""
-    return Markup(str(_code(text)).replace("|", "\\|"))
+def _classes(classes: list[str]) -> str:
+    more = f" and {len(classes) - MOST} more in config.json" if len(classes) > MOST else ""
+    return f"Classes, by number from 0: {', '.join(map(_code, classes[:MOST]))}{more}."
 
 
-def _code(text: object) -> Markup:
+def _lines(source: Source) -> str:
+    """Python that uses the model; images of more than 8 bits and bands are prepared by hand, as timm cannot."""
+    looks = source.preprocessing
+    by_timm = isinstance(looks["channels"], str) and "grey_range" not in looks
+    lines = "import timm, torch\n" + ("from PIL import Image\n" if by_timm else "")
+    if source.saved.name.startswith(OURS):
+        lines += "import idmm.models  # the toolkit that exported this: timm alone does not know the architecture\n"
+    lines += '\nmodel = timm.create_model("local-dir:PATH", pretrained=True).eval()  # or "hf-hub:USER/NAME"\n'
+    lines += _PICTURES.format(channels=looks["channels"]) if by_timm else "image = ...  # [1, C, H, W], by hand\n"
+    lines += "with torch.inference_mode():\n"
+    return lines + (_CLASSES if source.classes else "    features = model(image)[0]  # [{width}]\n").format(
+        width=source.width
+    )
+
+
+def _table(rows: list[tuple[str, str]]) -> str:
+    return "\n".join(
+        ["| | |", "|---|---|", *(f"| {name} | {text.replace('|', chr(92) + '|')} |" for name, text in rows)]
+    )
+
+
+def _code(text: object) -> str:
     """A word as code, whatever is in it."""
     plain = " ".join(str(text).split()).replace("`", "'") or " "
-    return Markup(f"`{plain}`")
+    return f"`{plain}`"

@@ -1,8 +1,7 @@
-"""A model as one file: ONNX or TorchScript, checked against torch."""
+"""A model as an ONNX file, checked against torch."""
 
 import contextlib
 import io
-import json
 import logging
 import warnings
 from collections.abc import Callable, Iterator
@@ -90,25 +89,21 @@ def onnx_model(source: Source, sample: Sample):
     raise RunError(f"format: {source.saved.name} cannot be written as ONNX by torch {torch.__version__}: {why}")
 
 
-def runner(proto, threads: int = 0) -> Callable[[torch.Tensor], np.ndarray]:
-    """Opens a model in onnxruntime, [n, C, S, S] -> [n, width], on the CPU; ``threads``: 0 is one for each core."""
+def runner(proto) -> Callable[[torch.Tensor], np.ndarray]:
+    """Opens a model in onnxruntime, [n, C, S, S] -> [n, width], on the CPU."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
     options.log_severity_level = 3  # errors alone
     data = proto.SerializeToString()
     session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
     return lambda images: session.run(None, {"images": images.numpy()})[0]
 
 
-def _example(source: Source) -> torch.Tensor:
-    return torch.zeros(2, source.saved.in_chans, source.size, source.size)  # of one image, torch would fix the batch
-
-
 def _torchs_export(source: Source, **given):
+    example = torch.zeros(2, source.saved.in_chans, source.size, source.size)  # of one image, torch would fix the batch
     names = {"input_names": ["images"], "output_names": [source.output]}
-    return torch.onnx.export(source.model, (_example(source),), **names, **given, opset_version=OPSET)
+    return torch.onnx.export(source.model, (example,), **names, **given, opset_version=OPSET)
 
 
 def _by_export(source: Source):
@@ -125,7 +120,7 @@ def _by_tracing(source: Source):
 
 
 def _tidy(source: Source, proto) -> None:
-    """Takes out what tells of this machine (a stack trace for each node) and what quantization stumbles over."""
+    """Takes out what tells of this machine: a stack trace for each node."""
     for part in (*proto.graph.node, *proto.graph.initializer, *proto.graph.input, *proto.graph.output, proto.graph):
         part.ClearField("doc_string")
         part.ClearField("metadata_props")
@@ -133,36 +128,6 @@ def _tidy(source: Source, proto) -> None:
     del proto.metadata_props[:]
     proto.graph.name = source.saved.name
     proto.producer_name, proto.producer_version = "idmm", version("idmm")
-
-
-# ---------------------------------------------------------------------- TorchScript
-def torchscript(source: Source, sample: Sample) -> tuple[bytes, Check]:
-    """Traces the model; ``preprocessing.json``, ``classes.json`` and ``about.json`` are among the file's extra files.
-
-    Raises:
-        RunError: It cannot be traced, or the trace is not what torch computes.
-    """
-    extra = {"preprocessing.json": source.preprocessing, "about.json": source.about}
-    extra |= {"classes.json": source.classes} if source.classes else {}
-    file = io.BytesIO()
-    try:
-        with quiet(), torch.no_grad():
-            traced = torch.jit.trace(source.model, _example(source), check_trace=False)
-            torch.jit.save(traced, file, _extra_files={name: json.dumps(value) for name, value in extra.items()})
-            loaded = torch.jit.load(io.BytesIO(file.getvalue()))
-    except Exception as error:  # as above
-        why = f"cannot be traced by torch {torch.__version__}: {in_short(error)}"
-        raise RunError(f"format: {source.saved.name} {why}") from None
-
-    def run(images: torch.Tensor) -> np.ndarray:
-        with quiet(), torch.inference_mode():
-            return loaded(images).numpy()
-
-    try:
-        return file.getvalue(), check(source, sample, run)
-    except RuntimeError as error:  # a size that tracing has fixed
-        why = " ".join(str(error).split())[-200:]
-        raise RunError(f"format: the trace of {source.saved.name} does not run: {why}; nothing is written") from None
 
 
 @contextlib.contextmanager

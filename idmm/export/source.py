@@ -1,7 +1,6 @@
 """What is exported: a run's model, how its images are prepared, and some of those images to check by."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
@@ -117,26 +116,21 @@ class Source:
         config = replace(self.config, data=data)
         return open_splits(*stage_of(config).images(config))
 
-    def batches(self, part: str, most: int | None = None) -> Iterator[dict]:
-        """Yields ``images``, ``label`` and ``index`` of a split, prepared as the run evaluates; with ``most`` no more
-        images than so many, evenly spread.
+    def _prepared(self, split: Split, part: str) -> torch.Tensor:
+        """Returns at most :data:`CHECKED` images of a split, prepared as the run evaluates, [n, C, S, S].
 
         Raises:
             UserError: The images are gone or cannot be read.
         """
-        split: Split | None = getattr(self.splits, part)
-        if split is None:
-            raise UserError(f"the run has no {part} images")
-        data = replace(self.config.data, on_error="skip")
-        if most is not None and len(split) > most:
-            split = split.take(np.linspace(0, len(split) - 1, most).round().astype(int))
-            data = replace(data, cache="ram")  # nobody asks for these again
+        data = replace(self.config.data, on_error="skip", cache="off")  # nobody asks for these again
+        if len(split) > CHECKED:
+            split = split.take(np.linspace(0, len(split) - 1, CHECKED).round().astype(int))
         crop, scale = CentreCrop(self.size, self.saved.crop_pct), self.saved.extra.get("range", FULL)
         store = load_split(split, bound=crop, data=data, part=part, progress=True, scale=scale)
         wanted = self.network.bands and self.network.bands.count
         if wanted and store.bands.count != wanted:
             raise UserError(f"data.root: the {part} images have {store.bands.count} channels; wanted {wanted}")
-        return self.network.split_batches(store, workers=data.workers)
+        return torch.cat([batch["images"] for batch in self.network.split_batches(store, workers=data.workers)])
 
     def sample(self) -> tuple[Sample, str | None]:
         """Returns images to check by: of the run's test images, else of its training images, else noise, and then why
@@ -144,9 +138,10 @@ class Source:
         why = ""
         for part in ("test", "train"):
             try:
-                if getattr(self.splits, part) is None:
+                split: Split | None = getattr(self.splits, part)
+                if split is None:
                     continue
-                images = torch.cat([batch["images"] for batch in self.batches(part, CHECKED)])
+                images = self._prepared(split, part)
                 return Sample(images, f"{len(images)} {'test' if part == 'test' else 'training'} images"), None
             except (UserError, RunError) as error:
                 why = why or str(error).splitlines()[0]
