@@ -1,5 +1,7 @@
 """What the site has beside its pages: equations as MathML, and the flags of all commands, from what '--help' reads."""
 
+import re
+
 from docutils import nodes
 from docutils.parsers.rst import Directive
 from docutils.utils.math import MathError, latex2mathml
@@ -89,8 +91,14 @@ def _without_keys(app, what, name, thing, options, lines: list[str]) -> None:
     del lines[start:]
 
 
+def _files_outside(app: Sphinx, page: str, source: list[str]) -> None:
+    """Makes a link to a Markdown file outside of docs a link to the file itself, as it is no page of the site."""
+    source[0] = re.sub(r"\]\((\.\./[^)#]+\.md)\)", r"](path:\1)", source[0])
+
+
 def setup(app: Sphinx) -> dict:
     """Registers them."""
+    app.connect("source-read", _files_outside)
     app.connect("autodoc-process-docstring", _without_keys, priority=100)  # before napoleon's
     app.add_html_math_renderer("mathml", (_inline, None), (_block, None))
     app.add_directive("commands", Commands)

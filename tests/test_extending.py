@@ -1,4 +1,4 @@
-"""docs/extending.md: its blocks put where their first lines say, then a run with the method, backbone and dataset."""
+"""EXTENDING.md: its blocks put where their first lines say, then a run with the method, backbone and dataset."""
 
 import json
 import re
@@ -53,7 +53,7 @@ def test_examples_train(tmp_path):
         shutil.copytree(ROOT / name, house / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pretrain.py", "finetune.py"):
         shutil.copy(ROOT / name, house)
-    blocks = re.findall(r"(?ms)^```(?:python|yaml)\n(.*?)^```$", (ROOT / "docs" / "extending.md").read_text())
+    blocks = re.findall(r"(?ms)^```(?:python|yaml)\n(.*?)^```$", (ROOT / "EXTENDING.md").read_text())
     assert len([put(block, house) for block in blocks]) == 9
     methods = house / "idmm" / "config" / "methods.py"
     text = methods.read_text()

@@ -16,7 +16,7 @@ from idmm.errors import UserError, checked, listed
 from idmm.files import out_file, weights_file, write_csv
 from idmm.progress import log
 
-ALIKE = 60  # percent: see Labelled.alike; under it pseudo-labels did harm (docs/LOG.md)
+ALIKE = 60  # percent: see Labelled.alike; under it pseudo-labels did harm (benchmarks/results/few_labels.md)
 DRAWN, EACH = 10, 4  # classes in the picture, images of each among the surest and the least sure
 SIDE = 64  # short side of the images in it (pixels)
 

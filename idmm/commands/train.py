@@ -54,10 +54,10 @@ ADAPT = "adapt"  # pretraining's recipe where there are weights to start from
 JITTER_PROB = 0.8
 # Small steps at a high rate suit the small ConvNet, in which few-label accuracy was measured so
 QUICK = {"train.lr": 2e-3, "train.batch_size": 32, "method.classifier_scale": 10.0}
-# What many passes over all labels gain from; with few labels it did harm, and made no difference to pseudo-labels (LOG)
+# What many passes over all labels gain from; with few labels it did harm, and made no difference to pseudo-labels
 MIXED = {"augment.mixup_alpha": 0.2, "augment.cutmix_alpha": 1.0}
 # With it many passes of IDMM by light crops go on learning what classes have in common; few have no use for it
-# (docs/minutes_results.md)
+# (benchmarks/results/pretraining.md)
 CUTMIX = 1.0
 MANY_PASSES = 60  # over the images; stage 1 counts each of its crops
 MANY_LABELS = 20  # a class

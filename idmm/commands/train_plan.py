@@ -26,7 +26,7 @@ TIMED = 16  # images of a step, to find out how long one takes
 FEW = 4  # images of a step, to find out which precision is faster
 LOOKED_AT = 64  # images, for their sizes
 PASSES = 30  # over the images, which a size must leave time for
-FEWEST = 10  # of stage 1 at a size reduced for it, from which on it pays (docs/minutes_results.md)
+FEWEST = 10  # of stage 1 at a size reduced for it, from which on it pays (benchmarks/results/few_labels.md)
 SURE = 8.0  # times too slow for a single pass, by a few steps: larger batches and lower precision do not mend that
 AROUND = 20.0  # seconds of imports, reading images, timing and the end
 # Of the time, for each stage: in OUT/stage1 what learns from all images, in OUT/teacher the classifier that makes
@@ -132,7 +132,7 @@ def tuned_on(data: Data) -> Data:
 
 
 def choose(given: TrainCommand, counts: Counts) -> Plan:
-    """Returns what to run on so many images, for so long (docs/minutes_results.md has the figures)."""
+    """Returns what to run on so many images, for so long (benchmarks/results has the figures)."""
     each = counts.labelled / counts.classes
     many, folder = counts.images >= MANY_IMAGES * counts.labelled, given.data.name in (None, "folder")
     pseudolabel = many and folder and not counts.without if given.pseudolabel is None else given.pseudolabel
