@@ -8,7 +8,6 @@
     scaling     the same batches on one process and on two
     views       crops and colours, against torchvision on Pillow images
     nway        time and memory of the N-way loss
-    startup     from a command to its first step
     tests       those that want a GPU
 
 A part that fails or runs past its time is said to have done so, and the others go on; the exit code is then 1. FOLDER
@@ -32,21 +31,18 @@ import psutil
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = {"reference": "reference", "scaling": "reference", "views": "views_speed", "nway": "nway"}
-BENCHMARKS |= {"startup": "startup"}
 # What each part is given, and its time at most (seconds); of a GPU all parts together take less than 8 minutes.
 CPU = {
     "reference": (["--seconds", "15"], 1500),
     "scaling": (["--processes", "2", "--rows", "idmm fp32", "--rounds", "2"], 400),
     "views": ([], 120),
     "nway": (["--width", "192", "--rounds", "2"], 900),
-    "startup": (["--rounds", "2"], 400),
 }
 GPU = {
     "tests": ([], 120),
     "reference": (["--batch", "256", "--images", "2048", "--rounds", "2", "--seconds", "6", "--rows"], 230),
     "views": (["--rounds", "4"], 40),
     "nway": (["--width", "192", "--rounds", "3"], 60),
-    "startup": (["--rounds", "1", "--rows", "pretrain, small ViT", "pretrain, resnet10t"], 80),
 }
 GPU_ROWS = ["obvious fp32", "idmm bf16", "idmm bf16 workers", "step bf16", "loader 16"]
 TOTAL = {"cpu": 3300.0, "cuda": 455.0}

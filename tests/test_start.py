@@ -7,7 +7,7 @@ import weakref
 import pytest
 import torch
 from frozen import a_run
-from helpers import ROOT, VIT, call, flags, inside, logged, same, state
+from helpers import VIT, call, flags, inside, logged, same, state
 from torch._dynamo.testing import CompileCounter
 from torch._inductor.runtime.runtime_utils import default_cache_dir
 
@@ -290,16 +290,3 @@ def test_an_estimate_that_memory_does_not_suffice_for(tmp_path, monkeypatch):
     parts, _ = resolve(parse(PretrainConfig, [str(word) for word in flags("pretrain", tmp_path / "run")], "idmm"))
     with pytest.raises(RunError, match=f"out of memory with a batch of {parts.phases[0].batch_size} images: try"):
         estimate.training_rates(parts, parts.phases[0], 1.0)
-
-
-# ------------------------------------------------------------------ the benchmarks
-def test_the_benchmark_runs(tmp_path):
-    import subprocess
-    import sys
-
-    command = [sys.executable, "benchmarks/startup.py", "--quick", "--out", str(tmp_path / "found.json")]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
-    assert "| imports | images | model |" in ran.stdout
-    (first, again) = json.loads((tmp_path / "found.json").read_text())["rounds"].values()
-    assert first[0]["imports"][0] > 0.1 and again[0]["first step"][0] > 0
