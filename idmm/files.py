@@ -352,11 +352,6 @@ def sweep(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def being_written(path: Path) -> bool:
-    """Whether this is no file yet, but what is being written, or was when its writer was killed."""
-    return path.name.startswith(".") and f".{_MARK}" in path.name
-
-
 def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)

@@ -67,18 +67,9 @@ def test_a_grid(root, tmp_path):
     pretrain = {**transfers.GRID["pretrain"], "data": data, "train": short}
     stages = {"pretrain": pretrain, "finetune": {"data": data, "train": {**short, "size": 16}}}
     given = dict(sources=[entry], targets=[entry], **stages)
-    assert transfers.inside(tmp_path / "g", "--plan", **given) == 0
     assert transfers.inside(tmp_path / "g", **given) == 0
     rows = (tmp_path / "g" / "grid.csv").read_text().splitlines()
     assert len(rows) == 3 and all(row.endswith(",ok") for row in rows[1:])
-
-
-def test_the_search(root, tmp_path):
-    model = ["--model.name", "vit_tiny_patch16_224", "--model.kwargs", json.dumps(VIT), "--views.size", 16]
-    given = ["--data.root", root, "--data.in_chans", 5, "--data.workers", 0, "--train.batch_size", 8]
-    given += ["--train.precision", "fp32", "--train.device", "cpu", "--epochs", 1, "--minutes", 30, "--trials", 2]
-    assert call(["tune", "--config", "idmm_fast", *model, *given, "--out", tmp_path / "t"]) == 0
-    assert (tmp_path / "t" / "trials.csv").exists()
 
 
 def test_training_in_a_time(root, tmp_path):

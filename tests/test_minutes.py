@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import transfers
 import yaml
 from folders import result
 from helpers import flags, inside, logged, metrics, refused, same
@@ -19,7 +18,6 @@ from idmm.stages import budget, folds
 from idmm.stages.advice import advice
 from idmm.stages.assemble import assemble
 from idmm.stages.budget import Rates, fitting, forecast
-from idmm.transfer import estimate
 from idmm.transfer.config import merged, parse_grid
 
 SMALL = {"data__subset": {"per_class": 4}, "train__epochs": None, "train__save_minutes": 60}
@@ -293,13 +291,3 @@ def test_in_a_grid_too(tmp_path):
     (tmp_path / "grid.yaml").write_text(yaml.safe_dump({"targets": ["digits"], "finetune": {"train": {"minutes": 3}}}))
     argv = ["--config", str(tmp_path / "grid.yaml"), "--out", "out", "--finetune.train.epochs", "4"]
     assert parse_grid(argv, "idmm").finetune == {"train": {"epochs": 4}}
-
-
-def test_a_grids_plan_knows_the_time(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(estimate, "_rates", lambda *_: pytest.fail("timed"))
-    timed = [f"--{stage}.train.{key}" for stage, key in (("pretrain", "minutes"), ("finetune", "minutes"))]
-    assert transfers.inside(tmp_path / "out", "--plan", timed[0], 3, timed[1], 2) == 0
-    shown = capsys.readouterr()
-    assert shown.out.count("about     3 min") == 2 and shown.out.count("about     2 min") == 6
-    assert "8 jobs for 6 cells, 0 cells are done; about 18 min" in shown.out
-    assert "few to learn from" not in shown.err, "how many steps there will be is not known yet"

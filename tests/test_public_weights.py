@@ -309,7 +309,7 @@ def grid(path, **changes):
 
 
 def test_grid_with_public_weights(here, hub, files, monkeypatch):
-    """Fetched once for all workers; the cells stay when only the repository's texts change, not when its weights do."""
+    """Fetched once; the cells stay when only the repository's texts change, not when its weights do."""
     first, out = list(hub.repositories[REPOSITORY])[0], here / "grid"
 
     def filled(*more):
@@ -318,7 +318,7 @@ def test_grid_with_public_weights(here, hub, files, monkeypatch):
         assert call(["transfer", "--config", grid(here / "grid.yaml"), "--out", out, *more]) == 0
         return {path.parent.name for path in out.glob("runs/*/*/result.json")}
 
-    before = filled("--workers", 2)
+    before = filled()
     assert len(before) == 2 and len(hub.fetched("model.safetensors")) == 1
     (entry,) = yaml.safe_load((out / "grid.yaml").read_text())["weights"]
     assert entry["given"] == f"timm:{NAME}" and entry["path"] == f"timm:{NAME}@{first}"

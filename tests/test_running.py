@@ -5,7 +5,6 @@ import re
 
 import numpy as np
 import pytest
-import transfers
 import yaml
 from folders import paint, tree
 from helpers import ROOT, VIT, call, flags, inside, metrics, refused, same, state_file
@@ -85,19 +84,6 @@ def test_options_that_do_nothing_are_named(tmp_path):
     assert "WARNING train.accumulate: 24 passes, but a step has 20 images; wanted at most 20" in said
     assert "INFO finetune 16 px: 2 steps of 20 images an epoch, 4 in 2 epochs" in said
     assert "try batch_size: 8, epochs: 100 in stages[0] of --stages (500 steps in all)" in said
-
-
-def test_a_grid_says_it_once_a_kind_before_its_first_job(tmp_path, capsys):
-    sgd = {"name": "simclr", "pretrain": {"train": {"optimizer": "sgd"}}}
-    out, grid = tmp_path / "out", {"methods": [sgd], "scratch": True}
-    assert transfers.inside(out, "--plan", **grid) == 0
-    shown = capsys.readouterr()
-    said = [line for line in shown.err.splitlines() if "few to learn from" in line]
-    assert len(said) == 2 and "few to learn from" not in shown.out and not out.exists()
-    assert said[0].startswith("few-simclr-tiny-s3 and 1 other job: pretrain: 2 steps an epoch, 4 in all: few to learn")
-    assert "try --pretrain.train.epochs 250 (500 steps in all)" in said[0], "simclr compares the images of a batch"
-    assert said[0].endswith("SGD wants far more steps than AdamW: --pretrain.train.optimizer adamw")
-    assert " and 5 other jobs: finetune 16 px: 1 step an epoch, 2 in all: few to learn from, " in said[1]
 
 
 # ------------------------------------------------------------------ what a run says and draws

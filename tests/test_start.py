@@ -12,12 +12,7 @@ from torch._dynamo.testing import CompileCounter
 from torch._inductor.runtime.runtime_utils import default_cache_dir
 
 from idmm import calibrate, config, environment
-from idmm.config import PretrainConfig
-from idmm.config.parsing import parse
 from idmm.data import loaders
-from idmm.errors import RunError
-from idmm.stages.assemble import resolve
-from idmm.transfer import estimate
 
 TIMED = "train.precision auto: timing a few steps"
 BEFORE = "as timed before"
@@ -262,31 +257,3 @@ def test_out_of_memory_before_training(stage, part, batch, tmp_path, monkeypatch
     given = flags(stage, tmp_path / "run", **more, train__batch_size=20, train__accumulate=2)
     said = capsys.readouterr().err.splitlines() if call([stage, *given]) == 1 else []
     assert said and said[-1].startswith(f"out of memory with {batch}") and not any("Traceback" in line for line in said)
-
-
-# ------------------------------------------------------------------ estimates
-@pytest.mark.parametrize("backend", ["workers", "device"])
-def test_a_grid_estimates_views_where_they_are_made(backend, tmp_path, monkeypatch):
-    """Of views on the device workers draw the numbers, and a step takes what making them takes."""
-    seen = []
-    drawn = estimate.draw_sample
-    monkeypatch.setattr(estimate, "draw_sample", lambda *given: seen.append(drawn(*given)) or seen[-1])
-    monkeypatch.setattr(estimate, "time_steps", lambda *given, finish, **how: seen.append((given[1], finish)) or 2.0)
-    monkeypatch.setattr(estimate, "free_workers", lambda *given, drawn: seen.append(drawn) or 1)
-    given = flags("pretrain", tmp_path / "run", views__backend=backend, train__accumulate=1, data__workers="null")
-    parts, _ = resolve(parse(PretrainConfig, [str(word) for word in given], "idmm"))
-    rates = estimate.training_rates(parts, parts.phases[0], 1.0)
-    sample, (timed, finish), on_device = seen
-    assert timed is sample.loaded and finish is sample.finish
-    assert ("drawn" in timed) == (finish is not None) == on_device == (backend == "device")
-    assert sample.batch["views"][0].shape[2:] == (3, 16, 16) and rates.step >= sample.scaled(2.0)
-
-
-def test_an_estimate_that_memory_does_not_suffice_for(tmp_path, monkeypatch):
-    def full(*_, **__):
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(estimate, "time_steps", full)
-    parts, _ = resolve(parse(PretrainConfig, [str(word) for word in flags("pretrain", tmp_path / "run")], "idmm"))
-    with pytest.raises(RunError, match=f"out of memory with a batch of {parts.phases[0].batch_size} images: try"):
-        estimate.training_rates(parts, parts.phases[0], 1.0)

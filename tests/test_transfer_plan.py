@@ -168,7 +168,7 @@ VIEWS = BASE["pretrain"]
         ("probe", {"target": {"protocol": "probe"}}),
         (None, {"pretrain": {**VIEWS, "data": {"workers": 3, "cache": "ram"}, "train": {"device": "cpu"}}}),
         (None, {"finetune": {"data.cache_dir": "x", "train.save_minutes": 0, "data.workers": 1}}),
-        (None, {"seeds": [0], "scratch": False, "targets": ["digits"], "workers": 8, "retries": 0, "engine": "ray"}),
+        (None, {"seeds": [0], "scratch": False, "targets": ["digits"], "engine": "ray"}),
         (None, {"pretrain": {**VIEWS, "resume": "must", "seed": 1}}),
         (None, {"sources": ["digits", {**FEW, "label": "fewer"}], "backbones": [{**BACKBONE, "label": "t"}]}),
         (None, {name: BASE[name][::-1] for name in ("sources", "targets", "methods", "seeds")}),

@@ -1,16 +1,12 @@
-"""A transfer grid killed at any moment, run twice at once, its workers killed: nothing is lost or run twice."""
+"""A transfer grid killed at any moment, and a job that kills its process: nothing is lost or run twice."""
 
-import os
 import random
 import signal
 import time
 from functools import partial
 
-from helpers import same
-from transfers import GRID, JOBS, begun, cells, forked, gone, inside, runs, stamps
-
-import idmm
-from idmm.locks import holders
+from helpers import call, same
+from transfers import JOBS, Made, begun, cells, forked, inside, results, runs, stamps
 
 
 def assert_equal(out, whole):
@@ -21,13 +17,13 @@ def assert_equal(out, whole):
     assert all(same(mine[key], others[key]) for key in others)
 
 
-# ------------------------------------------------------------------ killed
 def test_killed_five_times_at_random(whole_grid, tmp_path):
     rng, out, kept = random.Random(11), tmp_path / "out", {}
     with forked(out) as process:  # and once stopped kindly
         assert process.until(lambda: begun(out) > 0), process.said()
         assert process.kill(signal.SIGTERM) == 130 and set(cells(out).values()) == {("missing", None, None)}
-    for turn, jobs in enumerate([0, 1, 0, 1, 1]):  # that are to be finished before the kill
+    # jobs that are to be finished before the kill: so no job is under way at two kills
+    for turn, jobs in enumerate([0, 1, 1, 1, 1]):
         begun_before, files = begun(out), len(kept) + 2 * jobs
         with forked(out) as process:
             assert process.until(partial(more, out, begun_before, files)), process.said()
@@ -48,53 +44,19 @@ def more(out, count, files):
     return begun(out) > count and len(stamps(out)) >= files
 
 
-def test_two_at_once_share_the_work(whole_grid, tmp_path):
-    out = tmp_path / "out"
-    with forked(out) as one, forked(out) as other:
-        pids, seen = {one.popen.pid, other.popen.pid}, set()
-
-        def both():
-            seen.update(owner.get("pid") for owner in holders(out / "jobs").values())  # none yet: it is being written
-            return seen >= pids
-
-        assert one.until(both), "both had some"
-        assert one.wait() == other.wait() == 0, one.said() + other.said()
-    assert begun(out) == JOBS, "no job was begun twice"
-    assert_equal(out, whole_grid)
-
-
-def test_workers_end_with_their_parent_and_the_next_ones_go_on(whole_grid, tmp_path, capfd, monkeypatch):
-    out = tmp_path / "out"
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as the whole grid had it
-    with forked(out, "--workers", 2, "--pretrain.train.epochs", 100_000) as process:
-        assert process.until(lambda: begun(out) == 2), process.said()
-        workers = {owner["pid"] for owner in holders(out / "jobs").values()}
-        assert len(workers) == 2 and process.popen.pid not in workers
-        assert process.kill() == -signal.SIGKILL
-    deadline = time.monotonic() + 60
-    while not all(gone(pid) for pid in workers) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    outlived = [pid for pid in workers if not gone(pid)]
-    for pid in outlived:
-        os.kill(pid, signal.SIGKILL)
-    assert not outlived, "workers outlive their parent"
-    found = idmm.transfer({**GRID, "out": str(out), "workers": 2})
-    assert {cell["status"] for cell in found["cells"]} == {"ok"} and "6 of 6 cells done" in capfd.readouterr().out
-    assert_equal(out, whole_grid)
-
-
-def test_an_interrupt_ends_the_workers(tmp_path, monkeypatch):
-    slow = tmp_path / "slow"
-    slow.write_text(f"#!/bin/sh\necho $$ >> {tmp_path}/pids\nexec sleep 100\n")
-    slow.chmod(0o755)
-    monkeypatch.setattr("sys.executable", str(slow))
-
-    def say(status):
-        if (tmp_path / "pids").exists() and len((tmp_path / "pids").read_text().split()) == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr("idmm.transfer.status.GridStatus.say", say)
-    began = time.monotonic()
-    assert inside(tmp_path / "out", "--workers", 2) == 130 and time.monotonic() - began < 90
-    assert all(gone(int(pid)) for pid in (tmp_path / "pids").read_text().split())
-    assert not list((tmp_path / "out" / "jobs").glob("*.yaml"))
+def test_a_job_at_which_the_process_dies_twice_fails(tmp_path, monkeypatch, capsys):
+    """As of one that is too large for the memory: the third start records it and runs the others."""
+    out, long = tmp_path / "out", ("--pretrain.train.epochs", 100_000)
+    for died in (1, 2):
+        with forked(out, *long) as process:
+            assert process.until(lambda count=died: begun(out) == count), process.said()
+            assert process.kill() == -signal.SIGKILL
+        assert [path.read_text() for path in (out / "jobs").glob("*.started")] == [str(died)]
+    assert call(["transfer", "status", out]) == 0
+    assert "  under way, or killed: digits-idmm-tiny-s3 (start 2; " in capsys.readouterr().out
+    made = Made(monkeypatch)
+    assert inside(out, *long) == 1 and "digits-idmm-tiny-s3" not in made.asked
+    found = {(cell["source"], cell["status"]) for cell in results(out)["cells"]}
+    assert found == {("scratch", "ok"), ("digits", "failed"), ("few", "ok")}
+    assert "digits-idmm-tiny-s3 failed: its process died, 2 times" in capsys.readouterr().err
+    assert inside(out, *long) == 0 and "digits-idmm-tiny-s3" in made.asked, "as other failed jobs it is tried again"

@@ -1,15 +1,12 @@
 """Tiny transfer grids for tests: their keys, their runs in this process, in others, or made up."""
 
-import contextlib
 import json
-import os
 import time
 from pathlib import Path
 
 import yaml
 from helpers import VIT, Forked, Process, call
 
-from idmm.locks import Lock
 from idmm.report import render
 from idmm.stages import StageSpec
 
@@ -105,19 +102,3 @@ class Made:
                 what()
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "result.json").write_text(json.dumps(self.result))
-
-
-def locked(out, key):
-    """Another runner's lock on a job."""
-    lock = Lock(Path(out) / "jobs" / key)
-    assert lock.acquire()
-    return contextlib.closing(lock)
-
-
-def gone(pid):
-    """Whether a process ended; a zombie did."""
-    try:
-        os.kill(pid, 0)
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except (ProcessLookupError, FileNotFoundError):
-        return True

@@ -17,7 +17,7 @@ def status(argv: list[str]) -> str:
     if argv[0] != "status":
         raise UserError(f"transfer: got {argv[0]!r}, wanted 'status' or flags{nearest(argv[0], ['status'])}")
     if argv[1:] in (["--help"], ["-h"]):
-        return "usage: idmm transfer status OUT\n\nTells of the grid in OUT: cells done, running, failed, time left."
+        return "usage: idmm transfer status OUT\n\nPrints the cells of the grid in OUT and its jobs under way."
     if len(argv) != 2 or argv[1].startswith("-"):
         raise UserError(f"transfer status: got {' '.join(argv[1:]) or 'nothing'}, wanted the folder of a grid")
     from idmm.transfer.status import status

@@ -80,9 +80,6 @@ class Assembly:
         """Lists the images, nothing decoded; with their boxes or masks where those are learnt."""
         return together(read_splits(*self.stage.images(self.config))), None
 
-    def suppose(self, found: DenseSplits | None, images: int) -> None:
-        """Goes on as if so many images had been read, with boxes or masks like those ``found``: to time it."""
-
     def with_epochs(self, epochs: list[int]) -> "Assembly":
         """Returns the same with so many epochs in each phase."""
         made = copy.copy(self)

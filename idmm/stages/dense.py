@@ -87,10 +87,6 @@ class DenseAssembly(Assembly, ABC):
         found = self.read(self.config.data, progress=True)
         return found.splits, found
 
-    def suppose(self, found, images):
-        targets = found.targets["train"]
-        self.classes, self.targets = found.classes, {"train": [targets[i % len(targets)] for i in range(images)]}
-
     def method(self, phase, backbone, images, classes=None):
         with seeded(derive(self.config.seed, "method")):
             return self.learner(self.network(phase, backbone))

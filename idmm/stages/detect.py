@@ -68,10 +68,6 @@ class Detecting(DenseAssembly):
             found = replace(found, targets=plain)
         return found
 
-    def suppose(self, found, images):
-        super().suppose(found, images)
-        self.masks = found.outlined
-
     def _say_boxes(self, found: DenseSplits) -> None:
         """Logs how many boxes of each class there are to learn from, and whether masks; warns of what is too small."""
         targets, (phase,) = found.targets["train"], self.phases

@@ -38,11 +38,6 @@ def standardised(spec: ModelSpec, train: ImageStore, folder: RunFolder | None) -
     return replace(spec, mean=mean, std=std)
 
 
-def assumed(spec: ModelSpec) -> ModelSpec:
-    """Returns what is known of the backbone with some mean and std where they are yet to be measured: to time it."""
-    return replace(spec, mean=spec.mean or [0.5] * spec.in_chans, std=spec.std or [0.25] * spec.in_chans)
-
-
 def describe(parts, part: str, store: ImageStore, asked: str | list, own: bool) -> None:
     """Logs what images of more than 8 bits there are, and what becomes of them.
 

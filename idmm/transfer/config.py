@@ -31,8 +31,6 @@ class Ray:
     """Cores that a job takes."""
     num_gpus: float = Field(0.0, ge=0)
     """GPUs that a job takes; a fraction lets jobs share one."""
-    shared: bool = True
-    """All nodes see OUT at the same path; false: what a job makes travels through Ray."""
 
 
 @section
@@ -89,14 +87,11 @@ class GridConfig:
     """Stage 2 of the targets whose protocol is segment, likewise."""
     target: Target = field(default_factory=Target)
     engine: Literal["local", "ray"] = "local"
-    """'local': jobs run on this machine; 'ray': on a Ray cluster (needs the extra 'ray')."""
-    workers: int = Field(1, ge=1)
-    """local: jobs at a time; above 1 each runs in a process of its own, with a GPU of its own where there are any."""
-    retries: int = Field(1, ge=0)
-    """A job that fails is tried so many times more, then its cells are marked and the rest goes on."""
+    """'local': one job after the other in this process; 'ray': on a Ray cluster, or on all GPUs of this machine (needs
+    the extra 'ray')."""
     ray: Ray = field(default_factory=Ray)
     plan: bool = False
-    """Print the jobs, what they wait for and how long they may take, and run none."""
+    """Print the jobs and what they wait for, and run none."""
 
 
 WHOLE = ("kwargs", "subset", "labelled")  # mappings that are replaced, not merged

@@ -1,17 +1,17 @@
 """Stage 3, read from top to bottom: check, plan, run, report."""
 
-import sys
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 from idmm.config import parsing
-from idmm.errors import Interrupted
-from idmm.files import write_json
+from idmm.errors import Interrupted, UserError
+from idmm.files import Lock, write_json
 from idmm.progress import Interrupts, log, logging_to
 from idmm.transfer.config import GridConfig
 from idmm.transfer.plan import GridPlan
-from idmm.transfer.preflight import check, length_notes
-from idmm.transfer.run import Grid
-from idmm.transfer.status import GridStatus
+from idmm.transfer.preflight import check
+from idmm.transfer.run import Grid, run
+from idmm.transfer.status import line
 
 
 def transfer(config: GridConfig | dict | str) -> dict:
@@ -37,31 +37,21 @@ def transfer(config: GridConfig | dict | str) -> dict:
 def _transfer(config: GridConfig) -> dict:
     # ------------------------------------------------------------------ before the first job
     plan = GridPlan(config)
-    counts = check(config, plan)
+    check(config, plan)
     grid = Grid(config, plan)
     if config.plan:
-        from idmm.transfer.estimate import text
-
-        for line in length_notes(grid, counts):
-            print(line, file=sys.stderr)
-        print("\n".join([*plan.notes, text(grid, counts)]))
+        print("\n".join([*plan.notes, *_planned(grid)]))
         return grid.results()
     from idmm.report import render
 
-    grid.write_config()
-    grid.forget_failures()
-    with logging_to(grid.out):
+    with _lock(grid), logging_to(grid.out):
         for note in plan.notes:
             log.info("%s", note)
-        for line in length_notes(grid, counts):
-            log.warning("%s", line)
-        del counts  # boxes and masks of large datasets take memory
         # -------------------------------------------------------------- jobs
-        status = GridStatus(grid)
         try:
-            with status.shown():
-                if grid.remaining():
-                    _runner(config)(grid, status.say)
+            say = _Lines(grid)
+            if grid.remaining():
+                _runner(config)(grid, say)
         finally:
             # ---------------------------------------------------------- results
             results = grid.results()
@@ -73,11 +63,50 @@ def _transfer(config: GridConfig) -> dict:
     return results
 
 
+@contextlib.contextmanager
+def _lock(grid: Grid) -> Iterator[None]:
+    """Holds the folder's lock, and begins a start of the grid."""
+    lock = Lock(grid.out / ".lock")
+    try:
+        free = lock.acquire()
+    except OSError as error:
+        raise UserError(f"out: cannot write to '{grid.out}' ({error.strerror}); name a folder elsewhere") from None
+    if not free:
+        raise UserError(f"out: '{grid.out}' is in use by another run; wait for it or name another folder")
+    with contextlib.closing(lock):
+        grid.write_config()
+        grid.forget_failures()
+        yield
+
+
+def _planned(grid: Grid) -> Iterator[str]:
+    """Yields a line for each job that is left, with what it waits for, then how many there are."""
+    jobs, cells, failed = grid.plan.jobs, grid.plan.cells, grid.failed()
+    left = {job.key: job for job in grid.plan.remaining(grid.finished())}  # a start tries those that failed again
+    for key, job in left.items():
+        waits = f"  after {jobs[job.needs].title}" if job.needs in left else ""
+        yield f"{job.stage:9} {key}  {job.title}{waits}{', failed before' if key in failed else ''}"
+    missing = sum(key in left for key in cells.values())
+    yield f"{len(left)} jobs for {missing} cells, {len(cells) - missing} cells are done"
+
+
 def _runner(config: GridConfig) -> Callable:
     if config.engine == "ray":
-        from idmm.transfer.cluster import run
-    elif config.workers > 1:
-        from idmm.transfer.workers import run
-    else:
-        from idmm.transfer.run import work as run
+        from idmm.transfer import cluster
+
+        return cluster.run
     return run
+
+
+class _Lines:
+    """Logs where the grid stands, when that has changed."""
+
+    def __init__(self, grid: Grid):
+        self.grid, self._last = grid, ""
+        self()
+
+    def __call__(self) -> None:
+        now = line(self.grid)
+        if now != self._last:
+            self._last = now
+            log.info("%s", now)

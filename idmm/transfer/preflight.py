@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from idmm.calibrate import choose_device
 from idmm.config import parsing
@@ -16,30 +16,18 @@ from idmm.data.images import BadImage
 from idmm.data.split import Splits, counted
 from idmm.distributed import pick_device
 from idmm.errors import UserError
-from idmm.files import being_written
 from idmm.stages import STAGES
-from idmm.stages.advice import of_length
 from idmm.stages.assemble import Assembly, assemble, check_val
-from idmm.stages.folds import several
 from idmm.stages.handover import decide
 from idmm.transfer.config import TRAINING, GridConfig
 from idmm.transfer.entries import SIDES, data_of, stage_of_target
 from idmm.transfer.plan import Cell, GridPlan, Job
-from idmm.transfer.run import Grid, absolute, for_grids
+from idmm.transfer.run import absolute
 
 
-class Counts(NamedTuple):
-    """Images of a job, of one of its folds."""
-
-    train: int
-    held: int  # looked at between epochs, or measured by a probe
-    runs: int = 1  # folds that are run one after the other
-    known: DenseSplits | None = None  # their boxes or masks
-
-
-def check(grid: GridConfig, plan: GridPlan) -> dict[str, Counts]:
-    """Opens every dataset of a plan and builds every backbone once; returns the images of each job, by key. UserError
-    with all faults, those of the plan first, a line each."""
+def check(grid: GridConfig, plan: GridPlan) -> None:
+    """Opens every dataset of a plan and builds every backbone once. UserError with all faults, those of the plan first,
+    a line each."""
     checks = _Checks(grid, plan.faults + folder_faults(grid))
     if grid.engine == "ray":
         from idmm.transfer.cluster import require
@@ -61,30 +49,6 @@ def check(grid: GridConfig, plan: GridPlan) -> dict[str, Counts]:
     ]
     if checks.faults:
         raise UserError(*dict.fromkeys(checks.faults))
-    return checks.counts
-
-
-def length_notes(grid: Grid, counts: dict[str, Counts]) -> list[str]:
-    """Returns what is unwise about the jobs that are left: a line for each kind of length, for its shortest job."""
-    kinds: dict[str, list[tuple[int, str, str]]] = {}
-    for job in grid.plan.remaining(grid.finished()):
-        stage = STAGES[job.stage]
-        if job.stage == "probe":
-            continue
-        config, images = stage.build(job.config), counts[job.key].train
-        if config.train.minutes is not None:  # its epochs are not known yet
-            continue
-        phases = stage.phases(config)
-        kind = [job.stage, config.train.optimizer, [(phase.batch_size, phase.epochs) for phase in phases]]
-        for line in of_length(config, phases, images)[:1]:
-            steps = sum(phase.steps(images) for phase in phases)
-            kinds.setdefault(json.dumps(kind), []).append((steps, job.title, for_grids(line, job.stage)))
-    lines = []
-    for jobs in kinds.values():
-        _, title, line = min(jobs)
-        more = f" and {counted(len(jobs) - 1, 'other job')}" if len(jobs) > 1 else ""
-        lines.append(f"{title}{more}: {line}")
-    return lines
 
 
 def _backbone(cell: Cell, job: Job) -> str:
@@ -97,7 +61,6 @@ class _Checks:
 
     def __init__(self, grid: GridConfig, faults: list[str]):
         self.grid, self.faults = grid, faults
-        self.counts: dict[str, Counts] = {}
         self.changed: dict[str, list[str]] = {}  # jobs that were begun with other images, by the dataset's entry
         self._found: dict[str, tuple[Any, tuple[str, ...]]] = {}
         self._runs: dict[str, Assembly] = {}
@@ -112,8 +75,6 @@ class _Checks:
         found = self.listed(config, side)
         if found:
             splits, known = found
-            runs = config.data.folds if several(config.data) else 1
-            self.counts[job.key] = Counts(len(splits.train), len(splits.val or splits.test or ()), runs, known)
             self.faults += [f"{side}: {fault}" for fault in stage.faults(config, len(splits.train))]
             self.once(["val", job.config["data"], stage.needs_val(config)], side, check_val, parts, splits)
             if new and _changed(Path(self.grid.out), job.key, splits, known, config.data.on_error == "skip"):
@@ -158,14 +119,12 @@ def folder_faults(config: GridConfig) -> list[str]:
     out = Path(config.out)
     known = out / "grid.yaml"
     try:
-        # before grid.yaml is looked for: another runner, which writes that file first, may be starting
-        things = out.is_dir() and any(not being_written(path) for path in out.iterdir())
         if known.exists():
             if not _related(parsing.read_file(known), parsing.plain(absolute(config))):
                 return [f"out: '{out}' holds a grid of other sources and targets; name another folder"]
         elif out.exists() and not out.is_dir():
             return [f"out: '{out}' is a file; name a folder"]
-        elif things:
+        elif out.is_dir() and any(not path.name.startswith(".") for path in out.iterdir()):
             return [f"out: '{out}' holds something that is no grid; name another folder"]
         elif not out.exists():
             above = next(path for path in out.absolute().parents if path.exists())
@@ -200,10 +159,7 @@ def _changed(out: Path, key: str, splits: Splits, known: DenseSplits | None, ski
     path = min(out.glob(f"runs/*/*-{key}/**/last/images.json"), default=None)  # of folds the first one's
     if path is None or not (path.with_name("state.pt").exists() or (path.parent.parent / "result.json").exists()):
         return False  # what was not saved is begun anew
-    try:
-        then, since = json.loads(path.read_text()), path.stat().st_mtime_ns
-    except OSError:
-        return False  # another runner is beginning it anew
+    then, since = json.loads(path.read_text()), path.stat().st_mtime_ns
     for part, split in splits.parts.items():
         kept = then.get(part)
         if kept is None:

@@ -1,11 +1,10 @@
-"""Runs a grid: one job after the other in this process, or several processes that share the folder."""
+"""Runs a grid: one job after the other in this process. What a grid's folder holds of its jobs."""
 
 import contextlib
 import json
 import re
 import time
 import traceback
-import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.metadata import version
@@ -16,45 +15,29 @@ import yaml
 from idmm.config import parsing
 from idmm.errors import Interrupted, RunError, UserError
 from idmm.files import home, is_public, write_text
-from idmm.locks import Lock, holders
 from idmm.progress import log
 from idmm.stages import STAGES
 from idmm.transfer.config import PROTOCOLS, TRAINING, GridConfig, Target
 from idmm.transfer.plan import Cell, GridPlan, Job
 
-POLL = 1.0  # seconds between looks at what other runners do
+DEATHS = 2  # of the process while a job was under way, after which it counts as failed
 MEASURED = ("top1", "top1_interval", "top5", "mean_per_class", "knn", "largest_class", "pixel_knn", "start_top1",
             "start_knn", "test_size", "test_groups", "seconds")  # fmt: skip
 MEASURED_DENSE = ("ap", "ap50", "ap75", "mask_ap", "mask_ap50", "mask_ap75", "miou", "macc", "pixel_accuracy")
 
 
 class Grid:
-    """A grid's folder as one of its runners sees it: which jobs are done, which failed, which are locked; UserError
-    with the grid's faults."""
+    """A grid's folder: which jobs are done, which failed. UserError with the grid's faults.
+
+    ``jobs/KEY.started`` holds how often the process began a job whose end it did not see: only a kill leaves the file.
+    ``jobs/KEY.failed.json`` says why a job failed.
+    """
 
     def __init__(self, config: GridConfig, plan: GridPlan | None = None):
         self.plan, self.out = (plan or GridPlan(config)).checked(), Path(config.out)
         commits = {one["given"]: one["path"] for one in self.plan.entries["weights"] if is_public(one.get("given"))}
         self.config = absolute(config, commits)
         self.plan.jobs = self._begun(self.plan.jobs)
-        self.runner = uuid.uuid4().hex  # who holds this object's locks
-        self.at_work = 0  # jobs that this process does at a time
-
-    @contextlib.contextmanager
-    def lock(self, job: Job) -> Iterator[bool]:
-        """Holds a job's lock for the block; yields False where another runner has it. RunError where the folder cannot
-        be written."""
-        lock = Lock(self.out / "jobs" / job.key, self.runner)
-        try:
-            mine = lock.acquire()
-        except OSError as error:
-            raise RunError(f"{lock.path.parent}: cannot be written ({error.strerror})") from None
-        with contextlib.closing(lock):
-            yield mine
-
-    def locked_by_others(self) -> dict[str, dict]:
-        """Returns the owners of the locks that other runners hold, by the jobs' keys."""
-        return {key: owner for key, owner in holders(self.out / "jobs").items() if owner.get("id") != self.runner}
 
     def write_config(self) -> None:
         """Writes ``grid.yaml``, which marks the folder as this grid's."""
@@ -67,20 +50,19 @@ class Grid:
         """Returns the keys of the jobs that have a result."""
         return {key for key, job in self.plan.jobs.items() if (self.out / job.folder / "result.json").exists()}
 
-    def parallel(self) -> int:
-        """Returns how many jobs run at a time: this grid's own workers, or all runners that are at work now."""
-        if self.config.engine == "ray" and not self.config.ray.shared:
-            return 1  # all jobs that wait in Ray are locked, too
-        own = self.config.workers if self.config.engine == "local" else 1
-        return max(own, len(self.locked_by_others()) + self.at_work)
-
     def failed(self) -> dict[str, dict]:
-        """Returns title, error, log and time of the jobs that failed for good, by key."""
-        found = {}
-        for key in self.plan.jobs:
-            with contextlib.suppress(FileNotFoundError):  # forgotten by another runner in between
-                found[key] = json.loads(self._failure(key).read_text())
-        return found
+        """Returns title, error, log and time of the jobs that failed, by key."""
+        paths = {key: self._failure(key) for key in self.plan.jobs}
+        return {key: json.loads(path.read_text()) for key, path in paths.items() if path.exists()}
+
+    def starts(self) -> dict[str, int]:
+        """Returns how often each job that is under way was started, by key; also jobs that a killed process left."""
+        return {key: count for key in self.plan.jobs if (count := self.count(key))}
+
+    def count(self, key: str) -> int:
+        """Returns how often a job that is under way was started; 0 if it is not."""
+        path = self._starts(key)
+        return int(path.read_text()) if path.exists() else 0
 
     def remaining(self) -> list[Job]:
         """Returns the jobs that are left and can still be done."""
@@ -89,13 +71,15 @@ class Grid:
         return [job for job in left if job.key not in failed and job.needs not in failed]
 
     def mark_failed(self, job: Job, error: str) -> None:
-        """Marks a job, and with it its cells, as failed for good."""
+        """Marks a job, and with it its cells, as failed: until the command is repeated."""
+        log.warning("%s failed: %s", job.title, error)
+        self._starts(job.key).unlink(missing_ok=True)
         record = {"title": job.title, "error": error, "log": f"{job.folder}/log.txt", "time": time.time()}
         write_text(self._failure(job.key), json.dumps(record) + "\n")
 
     def forget_failures(self) -> None:
-        """Lets a new start try failed jobs again, unless another runner is at work."""
-        for key in self.plan.jobs if not self.locked_by_others() else ():
+        """Lets a new start try failed jobs again."""
+        for key in self.plan.jobs:
             self._failure(key).unlink(missing_ok=True)
 
     def results(self) -> dict:
@@ -177,6 +161,19 @@ class Grid:
     def _failure(self, key: str) -> Path:
         return self.out / "jobs" / f"{key}.failed.json"
 
+    def _starts(self, key: str) -> Path:
+        return self.out / "jobs" / f"{key}.started"
+
+    @contextlib.contextmanager
+    def under_way(self, job: Job) -> Iterator[None]:
+        """Counts a start of a job, and forgets it when the block ends, which a kill prevents."""
+        path = self._starts(job.key)
+        write_text(path, str(self.count(job.key) + 1))
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
 
 def absolute(config: GridConfig, commits: dict[str, str] | None = None) -> GridConfig:
     """Makes the paths of recipes and weights absolute: ``grid.yaml`` is read from other working directories, too.
@@ -202,26 +199,24 @@ def absolute(config: GridConfig, commits: dict[str, str] | None = None) -> GridC
     return parsing.build(GridConfig, plain)
 
 
-def attempt(grid: Grid, job: Job) -> None:
-    """Runs a job, ``config.retries`` times more if it fails (a user's mistake: never), and marks it if it failed;
-    Interrupted after Ctrl-C or SIGTERM."""
-    for more in range(grid.config.retries, -1, -1):
-        log.info("%s: %s", job.stage, job.title)
+def attempt(grid: Grid, job: Job) -> str | None:
+    """Runs a job that is not done; returns why it failed. Interrupted after Ctrl-C or SIGTERM."""
+    if grid.result(job):
+        return None
+    if grid.count(job.key) >= DEATHS:
+        return f"its process died, {DEATHS} times: killed from outside, or too large for the memory"
+    log.info("%s: %s", job.stage, job.title)
+    with grid.under_way(job):
         try:
             grid.update_paths(job)
             STAGES[job.stage].run({**job.config, **grid.paths(job)})
-            return
+            return None
         except Interrupted:
             raise
         except Exception as error:  # the other jobs go on
             expected = isinstance(error, (UserError, RunError))
-            line = for_grids(str(error) if expected else f"{type(error).__name__}: {error}", job.stage)
             _add_to_log(grid.out / job.folder / "log.txt", str(error) if expected else traceback.format_exc())
-            more = 0 if isinstance(error, UserError) else more
-        log.warning("%s failed: %s%s", job.title, line, f"; tries left: {more}" if more else "")
-        if not more:
-            break
-    grid.mark_failed(job, line)
+            return for_grids(str(error) if expected else f"{type(error).__name__}: {error}", job.stage)
 
 
 def for_grids(text: str, stage: str) -> str:
@@ -241,22 +236,14 @@ def _add_to_log(path: Path, text: str) -> None:
             file.write(f"{text.rstrip()}\n")
 
 
-def work(grid: Grid, say: Callable[[], None] = lambda: None) -> None:
-    """Runs all jobs of a grid in this process, beside other runners of its folder; calls ``say`` now and then."""
-    grid.at_work = 1
-    while True:
-        done = grid.finished()
-        ready = [job for job in grid.remaining() if job.needs is None or job.needs in done]
-        if not ready:
-            return
-        if not any(take(grid, job) for job in ready):
-            time.sleep(POLL)  # other runners have them all
+def run(grid: Grid, say: Callable[[], None]) -> None:
+    """Runs all jobs of a grid in this process; calls ``say`` after each."""
+    failed: set[str] = set()
+    for job in grid.remaining():  # each after the one that it needs
+        if job.needs in failed:
+            continue
+        error = attempt(grid, job)
+        if error is not None:
+            grid.mark_failed(job, error)
+            failed.add(job.key)
         say()
-
-
-def take(grid: Grid, job: Job) -> bool:
-    """Runs a job unless another runner has it now or had it since; returns False where one has it now."""
-    with grid.lock(job) as mine:
-        if mine and not grid.result(job) and job.key not in grid.failed():
-            attempt(grid, job)
-        return mine
