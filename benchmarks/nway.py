@@ -8,8 +8,7 @@ A forward and a backward pass of two groups of views (a third and two thirds of 
 turns with the three products that it cannot do without (z W^T, its gradient times W, and its transpose times z); what
 counts is the median of the rounds' ratios, by the process's own time where it has one thread and by the clock else.
 Memory is what two steps with AdamW need, beyond what there is before the layer is made, over that of W, its gradient
-and AdamW's two moments: 1.00 is none but those. On a CPU each measurement is a process of its own. The last rows are of
-two processes, each with half of the rows and of the views.
+and AdamW's two moments: 1.00 is none but those. On a CPU each measurement is a process of its own.
 """
 
 import argparse
@@ -93,18 +92,8 @@ def measured_time(instances: int, width: int, count: int, way: str, device: str,
 
 
 def measured_memory(instances: int, width: int, count: int, way: str, device: str) -> dict:
-    """Returns the bytes that two steps need, and how many times W, its gradient and its moments that is; of several
-    processes, those of the one that needs most."""
+    """Returns the bytes that two steps need, and how many times W, its gradient and its moments that is."""
     import torch
-
-    from idmm import distributed
-
-    if "LOCAL_RANK" in os.environ:
-        device = device if device == "cpu" else f"cuda:{os.environ['LOCAL_RANK']}"
-        if device != "cpu":
-            torch.cuda.set_device(device)
-        torch.distributed.init_process_group("gloo" if device == "cpu" else "nccl")
-        count //= distributed.world()
 
     def two_steps(instances: int, count: int) -> None:
         module, groups = layer(instances, width, way, device), views(instances, width, count, device)
@@ -120,9 +109,7 @@ def measured_memory(instances: int, width: int, count: int, way: str, device: st
     two_steps(8, 8)  # what is loaded once
     before = _peak(device)
     two_steps(instances, count)
-    needed = max(distributed.gather(_peak(device) - before))
-    if distributed.rank():
-        sys.exit()
+    needed = _peak(device) - before
     return {"bytes": needed, "over": needed / (16 * instances * width)}
 
 
@@ -138,17 +125,14 @@ def _peak(device: str) -> int:
     raise OSError("VmHWM is not in /proc/self/status")
 
 
-def measured(kind: str, *arguments) -> dict | list:
+def measured(kind: str, *arguments) -> dict | str:
     """Measures in this process."""
     return {"time": measured_time, "memory": measured_memory, "here": here}[kind](*arguments)
 
 
-def child(*arguments, processes: int = 1) -> dict | list:
-    """Measures in a process of its own, or several; returns what the first one prints."""
-    command = [sys.executable]
-    if processes > 1:
-        command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    command += [__file__, "--child", json.dumps(arguments)]
+def child(*arguments) -> dict | str:
+    """Measures in a process of its own; returns what it prints."""
+    command = [sys.executable, __file__, "--child", json.dumps(arguments)]
     environment = {"GOMP_SPINCOUNT": "1000", **os.environ}  # as the command line does
     found = subprocess.run(command, capture_output=True, text=True, env=environment)
     if found.returncode:
@@ -172,7 +156,7 @@ def main() -> None:
     sizes, rounds = (QUICK, 1) if given.quick else (ROWS, given.rounds)
     widths, ways = (given.width[:1], WAYS[:2]) if given.quick else (given.width, WAYS)
     measure = child if given.device == "cpu" else measured  # a GPU counts its memory anew
-    at, gpus = measure("here", given.device)
+    at = measure("here", given.device)
     found = {"where": at, "rounds": rounds, "rows": []}
     print(f"{at}, median of {rounds} rounds\n")
     print(head("images", "width", "views", "way", "bare products, s", "ratio", "MiB", "of W, gradient and moments"))
@@ -181,31 +165,25 @@ def main() -> None:
             for way in ways:
                 if way == "all at once" and instances * count > ALL_AT_ONCE:
                     continue
-                one = {"images": instances, "width": width, "views": count, "way": way, "processes": 1}
+                one = {"images": instances, "width": width, "views": count, "way": way}
                 one |= measure("time", instances, width, count, way, given.device, rounds)
                 one |= measure("memory", instances, width, count, way, given.device)
                 show(one, found, given.out)
-        two = {"images": instances, "width": width, "views": count, "way": "linear", "processes": 2}
-        if given.device == "cpu" or gpus > 1:
-            two |= child("memory", instances, width, count, "linear", given.device, processes=2)
-            show(two, found, given.out)
 
 
-def here(device: str) -> tuple[str, int]:
-    """Returns what it runs on, and how many GPUs there are."""
+def here(device: str) -> str:
+    """Returns what it runs on."""
     import torch
 
-    return where(device, torch.get_num_threads(), ["torch"]), torch.cuda.device_count()
+    return where(device, torch.get_num_threads(), ["torch"])
 
 
 def show(of: dict, found: dict, out: Path | None) -> None:
     """Prints a row of the table, and writes all so far: also of a run that is stopped."""
     found["rows"].append(of)
     write(out, **found)
-    way = of["way"] if of["processes"] == 1 else f"{of['way']}, each of {of['processes']} processes"
-    times = [f"{of['bare']:.4g}", f"{of['ratio']:.2f}"] if "ratio" in of else ["", ""]
-    size = [f"{of['bytes'] / 2**20:.0f}", f"{of['over']:.2f}"]
-    print(row(f"{of['images']:,}", of["width"], f"{of['views']:,}", way, *times, *size), flush=True)
+    values = [f"{of['bare']:.4g}", f"{of['ratio']:.2f}", f"{of['bytes'] / 2**20:.0f}", f"{of['over']:.2f}"]
+    print(row(f"{of['images']:,}", of["width"], f"{of['views']:,}", of["way"], *values), flush=True)
 
 
 if __name__ == "__main__":

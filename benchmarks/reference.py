@@ -13,8 +13,7 @@ DeiT-Tiny at 112 px, 2 + 4 crops, IDMM's colours, CutMix and label smoothing, on
     step PRECISION      the same on one batch that is on the device already: the bound that arithmetic sets
     loader N            this project's batches alone, sent to the device, by N workers
 
-PRECISION is fp32, bf16 or fp16 (autocast). A last word, 'device' or 'workers', says where views are made
-(views.backend; 'idmm bf16 workers'). --flags are given to this project's rows as they stand. With --processes 2
+PRECISION is fp32, bf16 or fp16 (autocast). --flags are given to this project's rows as they stand. With --processes 2
 each row is measured on one process and on two, of as many threads each, which share the same batches.
 
 Each measurement is a process of its own, so that none has the other's threads or memory; each round measures all rows
@@ -54,7 +53,6 @@ def default_rows(device: str) -> list[str]:
         precisions.remove("bf16")
     obvious = [name for name in precisions if name != "fp16"]
     rows = [f"{kind} {name}" for kind, names in (("obvious", obvious), ("idmm", precisions)) for name in names]
-    rows += [f"idmm {precisions[1]} workers"] if device == "cuda" else []
     return [*rows, *(f"step {name}" for name in precisions), *(f"loader {n}" for n in dict.fromkeys((1, cores)))]
 
 
@@ -174,7 +172,7 @@ def ours(given, kind: str, flags: dict[str, object]) -> Iterator[int]:
 # ---------------------------------------------------------------------- measurements
 def measure(label: str, given) -> float:
     """Returns the images a second of a row, over ``given.seconds`` after the first steps."""
-    kind, what, *backend = label.split()
+    kind, what = label.split()
     cores = len(os.sched_getaffinity(0))
     if kind == "obvious":
         workers = cores if given.device == "cuda" else max(1, cores - 1)
@@ -184,7 +182,7 @@ def measure(label: str, given) -> float:
             os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as the command line does
         workers = int(what) if kind == "loader" else min(8, cores)
         flags = {"data.workers": what} if kind == "loader" else {"train.precision": what}
-        steps = ours(given, kind, flags | dict(zip(["views.backend"], backend, strict=False)))
+        steps = ours(given, kind, flags)
     began = time.monotonic()
     for number in range(2 * workers + 2):  # what workers made while the first step warmed up
         next(steps)

@@ -41,17 +41,16 @@ CPU = {
 GPU = {
     "tests": ([], 120),
     "reference": (["--batch", "256", "--images", "2048", "--rounds", "2", "--seconds", "6", "--rows"], 230),
-    "views": (["--rounds", "4"], 40),
     "nway": (["--width", "192", "--rounds", "3"], 60),
 }
-GPU_ROWS = ["obvious fp32", "idmm bf16", "idmm bf16 workers", "step bf16", "loader 16"]
+GPU_ROWS = ["obvious fp32", "idmm bf16", "step bf16", "loader 16"]
 TOTAL = {"cpu": 3300.0, "cuda": 455.0}
 
 
 def command(part: str, given, out: Path) -> list[str]:
     """Returns what runs a part, its JSON going to ``out``."""
     if part == "tests":
-        which = ["-k", "test_gpu or cuda", "tests/test_gpu.py", "tests/test_device_views.py"]
+        which = ["tests/test_gpu.py"]
         return [sys.executable, "-m", "pytest", "-W", "ignore", "-p", "no:cacheprovider", "-rs", *which]
     argv = [sys.executable, str(ROOT / "benchmarks" / f"{BENCHMARKS[part]}.py"), "--out", str(out)]
     flags = (GPU if given.device == "cuda" else CPU)[part][0]

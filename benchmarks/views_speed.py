@@ -3,15 +3,12 @@
     python benchmarks/views_speed.py --out views.json
     python benchmarks/views_speed.py --channels 5 --bits 16
     python benchmarks/views_speed.py --stage finetune --size 32 --image 32 32
-    python benchmarks/views_speed.py --device cuda
 
 All make the crops and colours of IDMM's recipe (2 + 4 crops at 112 px), or of the recipe 'fast' of fine-tuning (one
-crop of 35 % and more, flips), from the same decoded images: torchvision and loader workers ('workers') on one thread,
-and all images at once on the device ('device', its numbers drawn before: 'draws'). Each round times one after the other
-in an order that turns, in seconds of this process's own processor time, so that other programs matter less; on a GPU in
-seconds of the clock until it is done, the way there included. What counts is the median of the rounds' ratios; a GPU is
-compared with torchvision on all cores of this machine, each as fast as one alone. The images are smooth noise: their
-content costs no time. torchvision's colours are of 8-bit RGB, so other images are timed without it.
+crop of 35 % and more, flips), from the same decoded images on one thread. Each round times one after the other in an
+order that turns, in seconds of this process's own processor time, so that other programs matter less. What counts is
+the median of the rounds' ratios. The images are smooth noise: their content costs no time. torchvision's colours are of
+8-bit RGB, so other images are timed without it.
 """
 
 import argparse
@@ -24,17 +21,13 @@ from pathlib import Path
 import cv2
 import numpy as np
 import torch
-from accelerate.utils import send_to_device
 from PIL import Image
-from side_by_side import head, ratios, row, turns, wait, where, write
+from side_by_side import head, ratios, row, turns, where, write
 from torchvision.transforms import v2
 
 from idmm.config import IMAGENET_MEAN, IMAGENET_STD, Augment, Views
 from idmm.config.recipes import default_crops
 from idmm.data.augment import TrainTransform
-from idmm.data.device_images import DeviceImages
-from idmm.data.device_views import DeviceViews, ViewDraws
-from idmm.data.loaders import cores
 from idmm.data.views import MultiCropTransform
 
 
@@ -95,30 +88,23 @@ def rows(images: Images, given) -> dict[str, Callable[[int], object]]:
     indices = np.arange(given.images)
     norm = (IMAGENET_MEAN, IMAGENET_STD) if given.channels == 3 else ([0.5] * given.channels, [0.25] * given.channels)
     ours, theirs = of_stage(images, given, norm)
-    draws, finish = ViewDraws(ours), DeviceViews(ours, DeviceImages(images, torch.device(given.device)))
-    drawn = [draws(number, indices) for number in range(given.rounds + 1)]
-
-    def device(number: int) -> None:
-        finish(send_to_device(drawn[number], given.device))
-        wait(given.device)
 
     def pillow(number: int) -> list[torch.Tensor]:
         return [torch.stack([make(im) for im in images.pillow for _ in range(n)]) for make, n in theirs]
 
     makers = {"torchvision": pillow} if images.rgb else {}
-    return {**makers, "workers": lambda n: ours(n, indices), "draws": lambda n: draws(n, indices), "device": device}
+    return {**makers, "workers": lambda n: ours(n, indices)}
 
 
-def compared(seconds: dict[str, list[float]], device: str) -> dict[str, float]:
+def compared(seconds: dict[str, list[float]]) -> dict[str, float]:
     """Prints what each row costs, and how many times faster than torchvision it is, which is returned."""
     faster = {}
     print(head("", "ms an image", "images/s", "ratio to torchvision"))
     for name, values in seconds.items():
-        many = cores() if device == "cuda" and name == "device" else 1
         cost, found = statistics.median(values), ""
-        if "torchvision" in seconds and name != "draws":
-            each = ratios(seconds["torchvision"], values) / many
-            faster[name], found = each.median, f"{each}" + f" of {many} cores" * (many > 1)
+        if "torchvision" in seconds:
+            found = ratios(seconds["torchvision"], values)
+            faster[name] = found.median
         print(row(name, f"{1000 * cost:.3f}", f"{1 / cost:.0f}", found))
     return faster
 
@@ -133,13 +119,11 @@ def main() -> None:
     )
     parser.add_argument("--channels", type=int, default=3)
     parser.add_argument("--bits", type=int, default=8, choices=(8, 16))
-    parser.add_argument("--images", type=int, help="images of a round; 32, on a GPU 256")
+    parser.add_argument("--images", type=int, default=32, help="images of a round")
     parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where the row 'device' runs")
     parser.add_argument("--quick", action="store_true", help="a few images and rounds, to see that it runs")
     parser.add_argument("--out", type=Path, help="a JSON file of all rounds")
     given = parser.parse_args()
-    given.images = given.images or (256 if given.device == "cuda" else 32)
     if given.quick:
         given.images, given.rounds = 8, 2
     torch.set_num_threads(1)
@@ -147,17 +131,16 @@ def main() -> None:
     makers = rows(images, given)
     seconds: dict[str, list[float]] = {name: [] for name in makers}
     for number, name in turns(list(makers), given.rounds + 1):
-        clock = time.perf_counter if (given.device, name) == ("cuda", "device") else time.process_time
-        start = clock()
+        start = time.process_time()
         makers[name](number)
         if number:  # the first round warms up
-            seconds[name].append((clock() - start) / given.images)
-    at = where(given.device, 1, ["torch", "torchvision"]) + f", opencv {cv2.__version__}"
+            seconds[name].append((time.process_time() - start) / given.images)
+    at = where("cpu", 1, ["torch", "torchvision"]) + f", opencv {cv2.__version__}"
     what = f"{given.channels} channels of {given.bits} bits"
     crops = "2 + 4 crops" if given.stage == "pretrain" else "a crop"
     print(f"{given.image[0]} x {given.image[1]} images of {what}, {crops} of {given.size} px, {at}\n")
-    faster = compared(seconds, given.device)
-    write(given.out, where=at, **vars(given), seconds=seconds, ratios=faster, cores=cores())
+    faster = compared(seconds)
+    write(given.out, where=at, **vars(given), seconds=seconds, ratios=faster)
 
 
 if __name__ == "__main__":
