@@ -62,7 +62,7 @@ DATA = {
         words=("name",),
     ),
     "download": Command(
-        keys.DataDownloadConfig, "commands.datasets:download", "fetch one, checked; goes on where it was interrupted",
+        keys.DataDownloadConfig, "commands.datasets:download", "fetch one, checked; files that are whole are kept",
         words=("name",),
     ),
     "cache": Command(keys.DataCacheConfig, "commands.datasets:cache", "the decoded images that are kept on the disk"),

@@ -192,12 +192,10 @@ def dtd(root):
     return painted_lists(root / "dtd/dtd", "dtd", "images/", lambda path, _: path, **lists)
 
 
-def indoor67(root, lists="."):
-    """``lists``: their folder, relative to the base."""
+def indoor67(root):
     base = root / "indoorCVPR_09"
     images(base / "Images", ["gameroom/in_no_list.jpg"])  # most of the archive
-    files = {f"{lists}/TrainImages": 0, f"{lists}/TestImages": 1}
-    return painted_lists(base, "indoor67", "Images/", lambda path, _: path, **files)
+    return painted_lists(base, "indoor67", "Images/", lambda path, _: path, TrainImages=0, TestImages=1)
 
 
 def cub200(root):
@@ -320,10 +318,9 @@ def digits_mat(path, first, labels):
 
 
 def svhn(root):
-    base = root / "svhn"
     for first, part, labels in zip((0, 50), ("train", "test"), labels_of("svhn"), strict=True):
-        digits_mat(base / f"{part}_32x32.mat", first, [label or 10 for label in labels])
-    return base
+        digits_mat(root / f"{part}_32x32.mat", first, [label or 10 for label in labels])
+    return root
 
 
 # ------------------------------------------------------------------ ImageNet
@@ -366,14 +363,14 @@ def _imagenet(base, val):
 
 def imagenet(root):
     """val as the archive unpacks it, flat, with the devkit beside it."""
-    base = _imagenet(root / "imagenet", val_names())
+    base = _imagenet(root, val_names())
     devkit(base / "ILSVRC2012_devkit_t12", [2, 3, 1, 2])
     return base
 
 
 def imagenet_folders(root):
     """val sorted into WNID folders."""
-    return _imagenet(root / "imagenet", [f"{VAL[i + 1]}/{name}" for i, name in enumerate(val_names())])
+    return _imagenet(root, [f"{VAL[i + 1]}/{name}" for i, name in enumerate(val_names())])
 
 
 def imagenet_kaggle(root):
@@ -397,7 +394,7 @@ def imagenet100(root):
 
 def imagenet100_shipped(root, wnids):
     """All classes of a list, an image each; val in folders."""
-    base = root / "imagenet"
+    base = root
     source = paint(root / "one.JPEG")
     for wnid in wnids:
         for part in ("train", "val"):

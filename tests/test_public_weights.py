@@ -1,7 +1,6 @@
 """Public weights, timm:NAME and hf-hub:ORG/NAME, from a hub on loopback that answers as the real one does."""
 
 import hashlib
-import shutil
 import subprocess
 import sys
 from http.server import BaseHTTPRequestHandler
@@ -287,15 +286,6 @@ def test_what_idmm_exports_is_started_from(tuned, here, hub, tmp_path):
     assert pair(saved.img_size) == pair(ours.img_size) == (32, 32)
 
 
-def test_two_processes_fetch_once(hub, machine):
-    """As those of one run, and the workers of a grid: the second waits for the first."""
-    read = f"from idmm.models import read_checkpoint; read_checkpoint('timm:{NAME}')"
-    own = [{**machine.environment(), "RANK": str(rank)} for rank in range(2)]
-    both = [subprocess.Popen([sys.executable, "-c", read], env=one, cwd=machine.folder) for one in own]
-    assert [process.wait(60) for process in both] == [0, 0]
-    assert len(hub.fetched("model.safetensors")) == 1
-
-
 # ------------------------------------------------------------------ the grid
 def grid(path, **changes):
     data = {"data": {"subset": {"per_class": 3}, "workers": 0}}
@@ -356,11 +346,8 @@ NAMES = {
     "timm:cvt_13": "has no public weights in timm",
     "timm:gcvit_tiny.in1k": "has its weights elsewhere than on the hub; download https://github.com/",
     "timm:": "is no name of public weights; wanted timm:NAME or hf-hub:ORG/NAME",
-    "hf-hub:net": "is no name of public weights; wanted timm:NAME or hf-hub:ORG/NAME",
     "timm/test_vit": "did you mean 'timm:test_vit'?",
     "hf_hub:me/net": "did you mean 'hf-hub:me/net'?",
-    "HF:me/net": "did you mean 'hf-hub:me/net'?",
-    "https://huggingface.co/me/net": "did you mean 'hf-hub:me/net'?",
     "hf-hub:me/nothing": "is not there: no 'me/nothing' on HUB, or a private one",
     "hf-hub:me/net@v2": "has no revision 'v2'; wanted a branch, tag or commit of 'me/net' on HUB",
     "hf-hub:me/empty": "is not in timm's format: 'me/empty' on HUB has no model.safetensors and no pytorch_model.bin",
@@ -443,19 +430,3 @@ def test_contradictions_and_classifiers(said, here, capsys):
     assert "has no classifier of your classes; fine-tune it on labelled images first: idmm finetune" in line
     (line,) = refused(capsys, ["export", "--init", f"timm:{NAME}", "--format", "hf", "--out", here / "e"])
     assert "is no finished run" in line
-
-
-def test_folds_and_one_channel(here, hub, tmp_path):
-    """Weights of one channel; all folds start from one commit though the repository changes in between."""
-    (tmp_path / "grey").mkdir()
-    commit = hub.push("me/grey", published(tmp_path / "grey", in_chans=1)[1])
-    out = here / "k"
-    argv = ["finetune", *tiny("finetune", out, "hf-hub:me/grey", data__folds=2, data__subset={"per_class": 4})]
-    assert call(argv) == 0 and config(out / "fold-1")["data"]["in_chans"] == 1
-    hub.push("me/grey", {"README.md": b"nothing else"})
-    shutil.rmtree(out / "fold-2")
-    (out / "result.json").unlink()
-    public_weights.cache_clear()
-    assert call(argv) == 0
-    inits = [config(run)["init"] for run in (out, out / "fold-1", out / "fold-2")]
-    assert inits == [f"hf-hub:me/grey@{commit}"] * 3

@@ -4,9 +4,7 @@ import textwrap
 
 from idmm.config.commands import ConfigsConfig, DataInfoConfig, DataListConfig
 from idmm.config.reading import STAGES, about, recipes
-from idmm.data.readers.hub import PREFIX
 from idmm.data.registry import DATASETS, spec_of
-from idmm.errors import UserError
 from idmm.progress import aligned
 
 
@@ -22,10 +20,8 @@ def table(_: DataListConfig) -> str:
 
 
 def info(given: DataInfoConfig) -> str:
-    """Returns all that is known of a dataset before it is opened; UserError for a prefix without a name."""
+    """Returns all that is known of a dataset before it is opened."""
     spec = spec_of(given.name)
-    if spec.name.strip() == PREFIX:
-        raise UserError(f"name: '{spec.name}' names nothing; wanted hfds:NAME or hfds:FOLDER")
     figures = [("classes", spec.num_classes), ("training images", spec.train_size), ("test images", spec.test_size)]
     lines = [f"{spec.name}: {spec.title}"]
     lines += [f"  {what + ':':<18}{n:,}" for what, n in figures if n is not None]

@@ -10,8 +10,8 @@ from pathlib import Path
 import yaml
 
 from idmm import config
-from idmm.data.readers import arrays, folder, imagenet, labels, lists
-from idmm.data.readers.hub import PREFIX, STREAMING, STREAMS, read_hub
+from idmm.data.readers import folder, labels, libraries, lists
+from idmm.data.readers.hub import PREFIX, read_hub
 from idmm.data.readers.layout import root_folder
 from idmm.data.split import Splits
 from idmm.errors import UserError, nearest
@@ -23,7 +23,7 @@ class Archive:
     """A file to download, and the folder under ``data.root`` that it is unpacked (if no archive: put) into."""
 
     url: str
-    checksum: str | None  # md5:HEX or sha256:HEX; None where its publishers and users state none
+    md5: str
     into: str = ""
 
     @property
@@ -60,14 +60,12 @@ class Spec:
 
 
 def spec_of(name: str) -> Spec:
-    """Returns the dataset of ``data.name``; UserError where it is unknown, or a stream."""
+    """Returns the dataset of ``data.name``; UserError where it is unknown."""
     if name in DATASETS:
         return DATASETS[name]
     if name.startswith(PREFIX):
         title = "a dataset of the Hugging Face hub, fetched through --data.download true, or a folder in its format"
         return Spec(name, read_hub, title, source="https://huggingface.co/datasets")
-    if name.startswith(STREAMS):
-        raise UserError(f"data.name: '{name}' {STREAMING}")
     known = f"{', '.join(DATASETS)}, or hfds:NAME"
     raise UserError(f"data.name: '{name}' is not known; wanted one of {known}{nearest(name, DATASETS)}")
 
@@ -114,22 +112,22 @@ def _read_folder(data: config.Data, labelled: bool) -> Splits:
 
 
 _AT_ROOT = {
-    "flowers": lists.read_flowers,
-    "pets": lists.read_pets,
-    "dtd": lists.read_dtd,
+    "flowers": libraries.read_flowers,
+    "pets": libraries.read_pets,
+    "dtd": libraries.read_dtd,
     "indoor67": lists.read_indoor67,
     "cub200": lists.read_cub200,
-    "aircraft": lists.read_aircraft,
-    "cars": lists.read_cars,
-    "cifar10": arrays.read_cifar10,
-    "cifar100": arrays.read_cifar100,
-    "svhn": arrays.read_svhn,
-    "imagenet": imagenet.read_imagenet,
-    "imagenet100": imagenet.read_imagenet100,
+    "aircraft": libraries.read_aircraft,
+    "cars": libraries.read_cars,
+    "cifar10": libraries.read_cifar10,
+    "cifar100": libraries.read_cifar100,
+    "svhn": libraries.read_svhn,
+    "imagenet": lists.read_imagenet,
+    "imagenet100": lists.read_imagenet100,
 }
 _READERS = {
     **{name: _at_root(read) for name, read in _AT_ROOT.items()},
-    "digits": arrays.read_digits,
+    "digits": libraries.read_digits,
     "folder": _read_folder,
 }
 
@@ -140,7 +138,7 @@ def _registered() -> dict[str, Spec]:
     for name, row in yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)).items():
         row |= {key: tuple(row.get(key, ())) for key in ("layout", "notes")}
         into = row.pop("into", "")
-        row["archives"] = tuple(Archive(url, checksum, into) for url, checksum in row.get("archives", {}).items())
+        row["archives"] = tuple(Archive(url, md5, into) for url, md5 in row.get("archives", {}).items())
         _, is_domain, domain = name.partition("domainnet-")
         read = _at_root(partial(lists.read_domainnet, domain=domain)) if is_domain else _READERS[name]
         specs[name] = Spec(name, read, **row)
