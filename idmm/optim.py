@@ -23,18 +23,17 @@ def create_optimizer(
     Args:
         backbone: Its groups are timm's; frozen parameters are left out.
         others: A method's other modules by name, each with its learning rate as a multiple of ``lr``.
-        train: Which optimizer, weight decay, whether that spares anything, and the factor of the lr from each of the
-            backbone's layers to the one below.
+        train: Which optimizer, weight decay, and the factor of the lr from each of the backbone's layers to the one
+            below.
         lr: Peak learning rate, of the backbone's last layer (timm's layers) and of the others.
     """
-    exempt = () if train.decay_all else _exempt(backbone)
-    options = dict(weight_decay_exclude_1d=not train.decay_all, no_weight_decay_list=exempt)
+    options = dict(no_weight_decay_list=_exempt(backbone))
     if train.layer_decay is None:
         groups = param_groups_weight_decay(backbone, train.weight_decay, **options)
     else:
         groups = param_groups_layer_decay(backbone, train.weight_decay, layer_decay=train.layer_decay, **options)
     for module, scale in others.values():
-        extra = param_groups_weight_decay(module, train.weight_decay, weight_decay_exclude_1d=not train.decay_all)
+        extra = param_groups_weight_decay(module, train.weight_decay)
         groups += [{**group, "lr_scale": scale} for group in extra]
     options = {"adamw": dict(opt="adamw"), "sgd": dict(opt="momentum", momentum=0.9)}  # timm's "sgd" is Nesterov's
     return create_optimizer_v2(groups, lr=lr, weight_decay=0.0, fused=True, **options[train.optimizer])

@@ -24,8 +24,8 @@ def learning_rate(
         optimizer: The groups' present lr is the peak.
         steps: Of the run.
         warmup_steps: Fewer than the run's.
-        kind: After the warm-up ``cosine``, ``released``, see :class:`Released`, a straight line (``linear``), or
-            ``steps``: a tenth of the rate from each of the steps ``falls`` on.
+        kind: After the warm-up ``cosine``, a straight line (``linear``), or ``steps``: a tenth of the rate from each of
+            the steps ``falls`` on.
         falls: Counted from the start of the run.
     """
     start = min([WARMUP_START, *(group["lr"] / 10 for group in optimizer.param_groups)])
@@ -40,22 +40,9 @@ def learning_rate(
     level = logger.level
     logger.setLevel(logging.ERROR)  # it warns of a run of one step
     try:
-        return (Released if kind == "released" else CosineLRScheduler)(optimizer, **shape)
+        return CosineLRScheduler(optimizer, **shape)
     finally:
         logger.setLevel(level)
-
-
-class Released(CosineLRScheduler):
-    """(1 + cos((pi t - w) / (T - w))) / 2 of the peak after w of T steps: the subtraction is on the wrong side of pi.
-
-    No difference where T is much larger than w; a run of 20 epochs with a warm-up of 10 ends at 77 % of the peak.
-    """
-
-    def _get_lr(self, t: int) -> list[float]:
-        if t < self.warmup_t:
-            return super()._get_lr(t)
-        angle = (math.pi * t - self.warmup_t) / self.t_initial
-        return [peak * (1 + math.cos(angle)) / 2 for peak in self.base_values]
 
 
 def weight_decay_schedule(optimizer: torch.optim.Optimizer, steps: int, end: float | None) -> Callable[[int], None]:

@@ -105,7 +105,7 @@ FAULTS = {
     "not a number": (["--train.lr", "fast"], "train.lr: got 'fast', wanted a number"),
     "not finite": (["--train.lr", "nan"], "train.lr: got 'nan', wanted a finite number"),
     "not whole": (["--train.batch_size", "1.5"], "train.batch_size: got 1.5, wanted an integer"),
-    "not a word": (["--train.decay_all", "maybe"], "train.decay_all: got 'maybe', wanted a boolean"),
+    "not a word": (["--train.compile", "maybe"], "train.compile: got 'maybe', wanted a boolean"),
     "negative": (["--seed", "-1"], "seed: got -1, wanted greater than or equal to 0"),
     "too large": (["--model.drop_path", "1"], "model.drop_path: got 1, wanted less than 1"),
     "no such choice": (["--resume", "maybe"], "resume: got 'maybe', wanted 'auto', 'never' or 'must'"),

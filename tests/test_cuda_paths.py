@@ -22,7 +22,7 @@ from idmm.models import create_backbone
 
 PRETRAINING = {
     "idmm": dict(name="idmm"),
-    "idmm cosine": dict(name="idmm", classifier="cosine", classifier_bias=True, projection=True, chunk_size=3),
+    "idmm cosine": dict(name="idmm", classifier="cosine", projection=True),
     "joint": dict(name="idmm", label_weight=1.0, of=functools.partial(tiny.backbone, num_classes=3)),
     "drloc": dict(name="idmm", drloc=config.DrLoc(weight=0.1)),
     "drloc reg": dict(name="idmm", drloc=config.DrLoc(weight=0.1, mode="reg", pairs=2)),

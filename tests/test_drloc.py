@@ -28,7 +28,7 @@ def naive_pool(grid, most):
     return cells, n, m
 
 
-def naive(head, grid, positions, mode, grid_size, units="normalized", alpha=0.001):
+def naive(head, grid, positions, mode, grid_size, alpha=0.001):
     """The pseudocode of Fig. 2 and Eqs. 3-6 of the supplement, image by image and pair by pair."""
     (w1, b1), (w2, b2), (w3, b3) = [(layer.weight, layer.bias) for layer in head if hasattr(layer, "weight")]
     terms = []
@@ -39,7 +39,7 @@ def naive(head, grid, positions, mode, grid_size, units="normalized", alpha=0.00
             out = w3 @ torch.relu(w2 @ torch.relu(w1 @ pair + b1) + b2) + b3
             for axis, delta in enumerate((p[0] - i, p[1] - j)):  # u: rows, v: columns
                 if mode in ("l1", "l1_all", "l1_signed"):
-                    target = delta / k[axis] if units == "normalized" else delta
+                    target = delta / k[axis]
                     terms.append(abs(out[axis] - (target if mode == "l1_signed" else abs(target))) / 2)
                     continue
                 n = 2 * grid_size + 1
@@ -58,11 +58,11 @@ def rng(*numbers):
     return numpy_rng(0, "test", *numbers)
 
 
-def build(mode, shapes, pairs=9, grid_size=4, units="normalized", dim=5, **rest):
+def build(mode, shapes, pairs=9, grid_size=4, dim=5, **rest):
     """A module in double precision and grids of the given heights and widths for it."""
     torch.manual_seed(0)
     dims = [dim + i for i in range(len(shapes))] if mode == "l1_all" else dim
-    module = DenseRelativeLocalization(dims, mode, pairs, 8, grid_size, units, **rest).double()
+    module = DenseRelativeLocalization(dims, mode, pairs, 8, grid_size, **rest).double()
     dims = dims if mode == "l1_all" else [dims]
     grids = [torch.randn(3, d, *s, dtype=torch.float64, requires_grad=True) for d, s in zip(dims, shapes, strict=True)]
     return module, grids
@@ -85,24 +85,21 @@ def assert_close(got, wanted, parts, rtol=1e-12):
 
 @pytest.mark.parametrize("pairs", [3, 16])  # either way through the first layer, fewer pairs than tokens and more
 @pytest.mark.parametrize("shape", [(4, 4), (2, 4), (8, 8), (7, 3), (4, 9)])
-@pytest.mark.parametrize(
-    "mode, units", [*((mode, "normalized") for mode in ONE), ("l1", "grid"), ("l1_signed", "grid")]
-)
-def test_value_and_gradients_are_the_papers(mode, shape, pairs, units):
-    module, (grid,) = build(mode, [shape], pairs, units=units, alpha=0.3)
+@pytest.mark.parametrize("mode", ONE)
+def test_value_and_gradients_are_the_papers(mode, shape, pairs):
+    module, (grid,) = build(mode, [shape], pairs, alpha=0.3)
     (positions,) = module.draw(grid, rng(1))
     ours = module(grid, positions=positions)
     assert ours.dtype == torch.float64 and ours.shape == ()
-    wanted = naive(module.heads[0], grid, positions, mode, 4, units, alpha=0.3)
+    wanted = naive(module.heads[0], grid, positions, mode, 4, alpha=0.3)
     assert_close(ours, wanted, [grid, *module.parameters()])
 
 
-@pytest.mark.parametrize("units", ["normalized", "grid"])
-def test_every_block_has_its_own_head_and_the_losses_are_added(units):
-    module, grids = build("l1_all", [(8, 6), (4, 4), (2, 3)], units=units)
+def test_every_block_has_its_own_head_and_the_losses_are_added():
+    module, grids = build("l1_all", [(8, 6), (4, 4), (2, 3)])
     positions = module.draw(grids, rng(2))
     each = zip(module.heads, grids, positions, strict=True)
-    wanted = sum(naive(head, grid, pairs, "l1_all", 4, units) for head, grid, pairs in each)
+    wanted = sum(naive(head, grid, pairs, "l1_all", 4) for head, grid, pairs in each)
     assert_close(module(grids, positions=positions), wanted, [*grids, *module.parameters()])
 
 
@@ -116,14 +113,13 @@ def test_known_values_of_a_head_of_zeros():
     grid, k = torch.randn(1, 5, 7, 7), 7
     mean, square, var = (k * k - 1) / (3 * k), (k * k - 1) / 6, 56 / 3
     known = {
-        ("l1", "normalized"): mean / k,  # 0.3265
-        ("l1", "grid"): mean,
-        ("l1_signed", "normalized"): mean / k,
-        ("ce", "normalized"): 2 * math.log(15),
-        ("reg", "normalized"): 2 * (square / var + 0.001 * math.log(math.sqrt(var))),
+        "l1": mean / k,  # 0.3265
+        "l1_signed": mean / k,
+        "ce": 2 * math.log(15),
+        "reg": 2 * (square / var + 0.001 * math.log(math.sqrt(var))),
     }
-    for (mode, units), wanted in known.items():
-        module = DenseRelativeLocalization(5, mode, units=units).requires_grad_(False)
+    for mode, wanted in known.items():
+        module = DenseRelativeLocalization(5, mode).requires_grad_(False)
         for weight in module.parameters():
             weight.zero_()
         assert float(module(grid, positions=all_pairs(k))) == pytest.approx(wanted, rel=1e-6), mode
@@ -311,7 +307,6 @@ def test_weights_are_three_plain_layers_sized_by_the_grid_size():
     "change, message",
     [
         ({"mode": "l2"}, "mode must be one of l1, l1_signed, ce, reg, l1_all, got 'l2'"),
-        ({"units": "pixels"}, "units must be one of normalized, grid, got 'pixels'"),
         ({"num_pairs": 0}, "num_pairs must be a whole number of at least 1, got 0"),
         ({"num_pairs": 6.4}, "num_pairs must be a whole number of at least 1, got 6.4"),
         ({"hidden_dim": -1}, "hidden_dim must be a whole number of at least 1, got -1"),

@@ -166,7 +166,7 @@ def test_a_step_does_not_wait_for_the_device(kind):
         method = Finetune(tiny.backbone(num_classes=3, drop_path_rate=0.1), config.Augment()).train()
         batch = {"images": batch["views"][0][:, 0], "label": batch["label"]}
     else:
-        given = {"drloc": dict(drloc=config.DrLoc(weight=0.1)), "tiles": dict(classifier="cosine", chunk_size=3)}
+        given = {"drloc": dict(drloc=config.DrLoc(weight=0.1)), "tiles": dict(classifier="cosine")}
         method = tiny.make("idmm", **given.get(kind, {}))
     method = method.to(DEVICE)
     others = {name: (child, 1.0) for name, child in method.named_children() if name in ("classifier", "localization")}

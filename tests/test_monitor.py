@@ -219,11 +219,13 @@ def test_it_can_be_turned_off_and_changes_nothing(tmp_path):
 def test_every_so_many_epochs_and_after_the_last_on_so_many_images(tmp_path, monkeypatch):
     made = []
     monkeypatch.setattr(stage, "Monitor", lambda *args: made.append(Monitor(*args)) or made[-1])
-    records, _ = ran(tmp_path / "run", "simclr", **SHORT, train__monitor_every=2, train__monitor_images=7)
+    with monkeypatch.context() as patch:
+        patch.setattr(stage, "MONITORED", 7)
+        records, _ = ran(tmp_path / "run", "simclr", **SHORT, train__monitor_every=2)
     assert [record["epoch"] for record in records if "feature_std" in record] == [2, 3]
     (index,) = [watch.index.tolist() for watch in made]
     assert len(set(index)) == 7 and index == sorted(index) and max(index) < 40 and index != list(range(7))
-    ran(tmp_path / "other", "simclr", **SHORT, train__monitor_images=512)
+    ran(tmp_path / "other", "simclr", **SHORT)
     assert made[-1].index.tolist() == list(range(40))
 
 

@@ -147,19 +147,11 @@ def test_table_9_is_the_mlp_alone():
     assert changed == {"method.projection", "method.dim"} and bare.method.projection is False
 
 
-def test_the_released_config():
-    changed = differences(shipped("pretrain/idmm", "pretrain/idmm_released"), shipped("pretrain/idmm"))
-    assert changed == {
-        "data.std", "method.label_smoothing", "method.classifier_bias", "method.classifier_init_std",
-        "train.decay_all", "train.schedule", "views.interpolation",
-    }  # fmt: skip
-
-
 def test_no_config_is_left_out():
     names = {path.stem for path in (CONFIGS / "ablations").glob("*.yaml")}
     assert names == {row[0] for row in TABLE_8} | {"table9_idmm_mlp", "table9_simclr_without_mlp"}
     assert {path.stem for path in (CONFIGS / "pretrain").glob("*.yaml")} == {
-        *METHODS, "idmm_fast", "idmm_released", "dino_idmm", "joint", "adapt", "drloc_supervised",
+        *METHODS, "idmm_fast", "dino_idmm", "joint", "adapt", "drloc_supervised",
     }  # fmt: skip
     shipped("pretrain/idmm_fast")
 
@@ -229,7 +221,7 @@ def test_fields_that_a_method_does_not_read_are_refused():
     ]
     assert refused(name="idmm", temperature=0.1) == ["method.temperature: 0.1, but idmm does not read it; leave it out"]
     assert len(refused(name="mocov3", projection=False, momentum=0.9)) == 1
-    assert len(refused(name="supervised", outputs=9, classifier_bias=True, dim=4)) == 3
+    assert len(refused(name="supervised", outputs=9, classifier_scale=2.0, dim=4)) == 3
 
 
 def test_widths_of_an_mlp_that_is_not_there_are_refused():

@@ -23,13 +23,12 @@ RUN = dict(
 SGD = {"train__optimizer": "sgd", "train__lr": 0.05}  # Adam would hide a factor in the gradient
 LINEAR = {f"method__{key}": None for key in ("classifier", "classifier_init", "classifier_lr_scale")}
 RUNS = {
-    "linear": {**RUN, **SGD, **LINEAR, "train__accumulate": 1, "method__classifier_bias": True},
+    "linear": {**RUN, **SGD, **LINEAR, "train__accumulate": 1},
     "cosine": {
         **RUN,
         **SGD,
         "train__clip_grad_mode": "tensor",
         "method__classifier_lr_scale": 1,
-        "method__classifier_bias": True,
     },
     "adamw": {**RUN, "train__lr": 0.001, "train__save_minutes": 0},
 }
@@ -92,9 +91,9 @@ for n, counts, mix, cosine in ((7, (3, 2), 1, 0), (7, (1, 4), 0, 1), (2, (2, 2),
         check(2 * part.grad, grad[shard.slice], f"rows {n} {counts}")  # and has been taken here
 
 # rows, what is nearest, norms and states of the layer are those of one process
-for std in (None, 0.02):
+if True:
     for kind in ("linear", "cosine"):
-        given = config.Method(classifier_init_std=std, classifier=kind, classifier_bias=True)
+        given = config.Method(classifier=kind)
         with seeded(1):
             layer = InstanceClassifier(11, 4, given)
         with seeded(1), distributed.alone():

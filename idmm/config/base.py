@@ -73,7 +73,7 @@ def _types(kind: Any) -> set:
 
 # What may differ when a run is taken up again: results do not depend on it.
 FREE = ("out", "resume", "data.workers", "data.cache", "data.cache_dir", "data.download", "data.allow_size_mismatch")
-FREE += ("train.device", "train.save_minutes", "train.monitor_every", "train.monitor_images")
+FREE += ("train.device", "train.save_minutes", "train.monitor_every")
 FREE += ("device",)  # of a probe
 
 TURNS_AND_CHANNELS = {"vflip": 0.0, "rotate90": False, "channel_jitter": [0.0, 0.0], "channel_drop": 0.0}  # off
@@ -88,7 +88,6 @@ NEW_KEYS = {
     "train.keep": "last",
     "train.class_weights": "none",
     "train.classifier_init": "random",
-    "method.classifier_init_std": None,
     "method.stop_grad_conv1": None,
     "method.label_weight": 0.0,
     "method.instance_decay": "none",

@@ -72,16 +72,12 @@ class IDMM(_Projection, _Smoothed):
     dim: int | None = Field(None, ge=1)
     classifier: Literal["linear", "cosine"] = "linear"
     """The N-way layer: 'linear' (the paper's) or 'cosine' (normalised features and rows, a learned scale)."""
-    classifier_bias: bool = False
-    """Give the N-way layer a bias (the paper's has none)."""
     classifier_scale: float = Field(16.0, gt=0)
     """Where the cosine layer's learned scale starts."""
     classifier_lr_scale: float = Field(1.0, gt=0)
     """The N-way layer's learning rate, as a multiple of train.lr."""
     classifier_init: Literal["random", "features"] = "random"
     """Start of the N-way layer's rows: 'random', or each image's own 'features', untrained, centred, normalised."""
-    classifier_init_std: float | None = Field(None, gt=0)
-    """Standard deviation of random rows, normally distributed; null: uniform within 1/sqrt(d), as PyTorch's layers."""
     label_weight: float = Field(0.0, ge=0)
     """Joint training with what labels there are (data.labelled): weight of the cross-entropy of a classifier, beside
     the N-way loss that runs on all images. On the global crops (the groups of the first one's scale), with
@@ -89,9 +85,6 @@ class IDMM(_Projection, _Smoothed):
     exports the classifier, too; 0: no labels."""
     instance_decay: Literal["none", "linear", "cosine"] = "none"
     """With label_weight: the weight of the N-way loss stays 1, or falls to zero by the end of the run."""
-    chunk_size: int | None = Field(None, ge=1)
-    """Bound on memory: no more logits of the N-way layer are held at a time than so many views have, N each; null:
-    what is fastest, which is little memory, too."""
 
 
 @section

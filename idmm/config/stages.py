@@ -65,8 +65,6 @@ class DrLoc:
     """Width of the head's two hidden layers."""
     grid_size: int = Field(7, ge=2)
     """Grids of more places along a side are average-pooled to so many (places)."""
-    units: Literal["normalized", "grid"] = "normalized"
-    """Targets of l1: offsets over the grid's side, as in the paper, or in places, as the released code does."""
     warmup_epochs: int = Field(0, ge=0)
     """The weight grows linearly over so many epochs."""
     decay: Literal["none", "linear", "cosine"] = "none"

@@ -1,15 +1,19 @@
 """The training loop."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from idmm.config.base import FieldError, section
 
+MONITORED = 512  # training images at most that the monitor looks at, the same every time
+
 
 @section
 class Train:
     """The training loop, common to both stages."""
+
+    schedule: ClassVar[str] = "cosine"  # after the warm-up; a key of detection and segmentation alone
 
     epochs: int = Field(800, ge=1)
     """Passes over the training images (epochs)."""
@@ -32,13 +36,9 @@ class Train:
     layer_decay: float | None = Field(None, gt=0, le=1)
     """Factor of the lr from each layer of the backbone to the one below it. The uppermost (the classifier, where it has
     one) learns at the run's lr, what a method adds (heads, N-way layer) as ever; null: one lr for all."""
-    decay_all: bool = False
-    """Decay biases, norms and position embeddings too, as the papers' released code does."""
     warmup_epochs: float | None = Field(None, ge=0)
     """Linear warm-up (epochs); null: the method's (mocov2 0, mocov3 40, dino 10), else the recipe's for the backbone's
     family (2; PVTv2 and T2T-ViT 10)."""
-    schedule: Literal["cosine", "released"] = "cosine"
-    """After the warm-up: a cosine to zero, or that of IDMM's released code, which short runs leave far from zero."""
     accumulate: int = Field(1, ge=1)
     """Splits each batch into this many forward and backward passes, to save memory (passes). Methods that compare the
     images of a batch (SimCLR, SupCon, MoCo v3) compare those of a pass alone."""
@@ -80,9 +80,7 @@ class PretrainTrain(Train):
     there are labels and a val or test split; 0: before the first step and after the last where there is an init, else
     never (epochs)."""
     monitor_every: int = Field(1, ge=0)
-    """Look for collapse and saturation every so many epochs, on a few training images; 0: never (epochs)."""
-    monitor_images: int = Field(512, ge=2)
-    """Training images that the monitor looks at, the same every time (images)."""
+    """Look for collapse and saturation every so many epochs, on up to 512 training images; 0: never (epochs)."""
 
 
 @section

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from idmm.seeding import numpy_rng
 
 MODES = ("l1", "l1_signed", "ce", "reg", "l1_all")
-UNITS = ("normalized", "grid")
 VARIANCE_FLOOR = 1e-6
 
 
@@ -43,8 +42,6 @@ class DenseRelativeLocalization(nn.Module):
         num_pairs: Pairs m drawn in each image.
         hidden_dim: Width of the head's two hidden layers.
         grid_size: K.
-        units: Of the targets of ``l1``, ``l1_signed`` and ``l1_all``: ``normalized`` is p - q over k, ``grid`` is p - q
-            itself, as the released code trains (its flag for the other reaches no code).
         alpha: Weight of log sigma in ``reg``.
 
     Raises:
@@ -58,13 +55,11 @@ class DenseRelativeLocalization(nn.Module):
         num_pairs: int = 64,
         hidden_dim: int = 512,
         grid_size: int = 7,
-        units: str = "normalized",
         alpha: float = 0.001,
     ):
         super().__init__()
-        for name, value, known in (("mode", mode, MODES), ("units", units, UNITS)):
-            if value not in known:
-                raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
+        if mode not in MODES:
+            raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
         if isinstance(in_dim, Sequence) != (mode == "l1_all") or not in_dim:
             wanted = "a list of widths, one for each block" if mode == "l1_all" else "one width"
             raise ValueError(f"in_dim must be {wanted} in mode {mode}, got {in_dim!r}")
@@ -75,13 +70,13 @@ class DenseRelativeLocalization(nn.Module):
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
         if not alpha >= 0:
             raise ValueError(f"alpha must be at least 0, got {alpha}")
-        self.mode, self.num_pairs, self.grid_size, self.units, self.alpha = mode, num_pairs, grid_size, units, alpha
+        self.mode, self.num_pairs, self.grid_size, self.alpha = mode, num_pairs, grid_size, alpha
         outputs = 2 * (2 * grid_size + 1) if mode in ("ce", "reg") else 2
         self.heads = nn.ModuleList(PairHead(dim, hidden_dim, outputs) for dim in self.in_dims)
 
     def extra_repr(self) -> str:
         """Shown by ``print``."""
-        return f"mode={self.mode}, num_pairs={self.num_pairs}, grid_size={self.grid_size}, units={self.units}"
+        return f"mode={self.mode}, num_pairs={self.num_pairs}, grid_size={self.grid_size}"
 
     def forward(
         self,
@@ -180,8 +175,7 @@ class DenseRelativeLocalization(nn.Module):
             loss = (offset - mean) ** 2 / variance + self.alpha / 2 * variance.log()
             return 2 * loss.mean()
         target = offset.to(out.dtype)
-        if self.units == "normalized":
-            target = torch.stack((target[..., 0] / size[0], target[..., 1] / size[1]), -1)
+        target = torch.stack((target[..., 0] / size[0], target[..., 1] / size[1]), -1)
         return F.l1_loss(out, target if self.mode == "l1_signed" else target.abs())
 
 

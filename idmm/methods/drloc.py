@@ -44,7 +44,6 @@ class Localization(nn.Module):
             num_pairs=config.pairs,
             hidden_dim=config.hidden_dim,
             grid_size=config.grid_size,
-            units=config.units,
         )
 
     def forward(

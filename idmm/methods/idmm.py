@@ -23,7 +23,7 @@ class InstanceClassifier(nn.Module):
     With several processes each has some of the rows (:mod:`idmm.shards`).
     """
 
-    sharded = ("weight", "bias")
+    sharded = ("weight",)
 
     def __init__(self, instances: int, width: int, config: config.Method):
         super().__init__()
@@ -32,15 +32,11 @@ class InstanceClassifier(nn.Module):
         self.weight = nn.Parameter(torch.empty(rows, width))
         for part in row_tiles(instances, DRAWN):  # all are drawn, a few at a time: they are those of one process
             drawn = torch.empty(part.stop - part.start, width)
-            if config.classifier_init_std is None:
-                nn.init.uniform_(drawn, -(width**-0.5), width**-0.5)  # as nn.Linear
-            else:
-                nn.init.normal_(drawn, std=config.classifier_init_std)
+            nn.init.uniform_(drawn, -(width**-0.5), width**-0.5)  # as nn.Linear
             first, last = max(part.start, self.shard.start), min(part.stop, self.shard.stop)
             if first < last:
                 kept = drawn[first - part.start : last - part.start]
                 self.weight.data[first - self.shard.start : last - self.shard.start] = kept
-        self.bias = nn.Parameter(torch.zeros(rows)) if config.classifier_bias else None
         cosine = config.classifier == "cosine"
         self.scale = nn.Parameter(torch.tensor(config.classifier_scale)) if cosine else None
 
@@ -51,12 +47,12 @@ class InstanceClassifier(nn.Module):
             groups: Of each its features [B, d], its instances [B], those mixed into them (None: none) and the share of
                 its own.
         """
-        smoothing, chunk = self.config.label_smoothing, self.config.chunk_size
+        smoothing = self.config.label_smoothing
         rows = [self._scaled(features.float()) for features, *_ in groups]
-        if self.shard.whole and all(fits(len(z), self.shard.total, chunk) for z in rows):
+        if self.shard.whole and all(fits(len(z), self.shard.total) for z in rows):
             weight = self.weight if self.scale is None else F.normalize(self.weight, dim=1)
             losses = [
-                instance_discrimination_loss(z, weight, *targets, smoothing, chunk, self.bias)
+                instance_discrimination_loss(z, weight, *targets, smoothing)
                 for z, (_, *targets) in zip(rows, groups, strict=True)
             ]
             return sum(losses)
@@ -65,8 +61,8 @@ class InstanceClassifier(nn.Module):
         lam = torch.cat([_each(lam, own) for _, own, _, lam in groups])
         own = torch.cat([target for _, target, *_ in groups])  # [V]
         other = None if mixed is None else torch.cat([mixed for _, _, mixed, _ in groups])
-        how = dict(bias=self.bias, cosine=self.scale is not None, shard=self.shard)
-        losses = instance_losses(torch.cat(rows), self.weight, own, other, lam, smoothing, chunk, **how)  # [V]
+        how = dict(cosine=self.scale is not None, shard=self.shard)
+        losses = instance_losses(torch.cat(rows), self.weight, own, other, lam, smoothing, **how)  # [V]
         return sum(part.mean() for part in losses.split(sizes))
 
     def _scaled(self, features: Tensor) -> Tensor:
@@ -81,8 +77,7 @@ class InstanceClassifier(nn.Module):
         found = [(none, torch.zeros_like(none, dtype=torch.int64))]  # a process may have no row
         for part in row_tiles(len(self.weight), DRAWN):
             weight = self.weight[part] if self.scale is None else F.normalize(self.weight[part], dim=1)
-            bias = None if self.bias is None else self.bias[part]
-            value, at = F.linear(features, weight, bias).max(1)  # cosine: norm and scale change no order
+            value, at = F.linear(features, weight).max(1)  # cosine: norm and scale change no order
             found.append((value, at + part.start + self.shard.start))
         value, at = _largest(found)
         if self.shard.whole:

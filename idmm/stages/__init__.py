@@ -27,6 +27,7 @@ from idmm.config.commands import ProbeConfig
 from idmm.config.dense import DENSE_LIBRARIES, tested_sides
 from idmm.config.recipes import learns_labels, needs_labels, pass_notes, resolve_method
 from idmm.config.schema import flags_of
+from idmm.config.train import MONITORED
 from idmm.data.registry import check_folder, resolve_name
 from idmm.errors import UserError, needed
 from idmm.files import begun, names_same, weights_file
@@ -148,7 +149,7 @@ def knn_every(config: PretrainConfig) -> int:
 
 
 def _pretraining_looks(config: PretrainConfig, phase: Phase, train: int, held: int) -> int:
-    monitored = phase.times(config.train.monitor_every) * min(config.train.monitor_images, train)
+    monitored = phase.times(config.train.monitor_every) * min(MONITORED, train)
     tested, every = held if learns_labels(config) else 0, knn_every(config)
     return monitored + tested + ((1 + phase.times(every)) * (train + held) if held and every else 0)
 

@@ -11,6 +11,7 @@ from idmm import distributed, evaluate
 from idmm.checkpoint import START
 from idmm.config import METHODS, PretrainConfig, parsing
 from idmm.config.recipes import learns_labels
+from idmm.config.train import MONITORED
 from idmm.data.cache import ImageStore
 from idmm.data.readers.folder import UNLABELLED
 from idmm.data.split import LabelsMissing
@@ -190,7 +191,7 @@ def _monitor(run: Session, parts: Assembly, method: Method, splits: LoadedSplits
     train = parts.config.train
     if not train.monitor_every:
         return []
-    count = min(train.monitor_images, len(splits.train))
+    count = min(MONITORED, len(splits.train))
     images = np.sort(permutation(parts.config.seed, "monitor", len(splits.train))[:count])
 
     def extract(backbone):
