@@ -42,24 +42,16 @@ def unit_rows(rows) -> np.ndarray:
     return F.normalize(rows - rows.mean(0), dim=1).numpy()
 
 
-def nearest(rows: np.ndarray, k: int, *queries: np.ndarray) -> Neighbours:
-    """Returns for each row the ``k`` others, N - 1 at most, of the largest product; of equal ones the earlier first.
-
-    Args:
-        rows: float32 [N, d].
-        k: How many.
-        queries: What the rows are multiplied with, float32 [N, d] each: of several forms of an image the best counts;
-            none: the rows themselves.
-    """
-    others, forms = torch.as_tensor(rows), [torch.as_tensor(form) for form in queries or (rows,)]
+def nearest(rows: np.ndarray, k: int) -> Neighbours:
+    """Returns for each row, float32 [N, d], the ``k`` others, N - 1 at most, of the largest product; of equal ones the
+    earlier first."""
+    others = torch.as_tensor(rows)
     count, k = len(rows), min(k, len(rows) - 1)
     index, value = np.empty((count, k), dtype=np.int64), np.empty((count, k), dtype=np.float32)
     step = max(1, _BLOCK // max(1, count))
     for start in range(0, count, step):
         part = slice(start, min(start + step, count))
-        found = forms[0][part] @ others.T  # [R, N]
-        for form in forms[1:]:
-            torch.maximum(found, form[part] @ others.T, out=found)
+        found = others[part] @ others.T  # [R, N]
         own = torch.arange(part.start, part.stop)
         found[own - start, own] = -torch.inf
         values, columns = (of.numpy() for of in found.topk(k, dim=1))
@@ -68,16 +60,15 @@ def nearest(rows: np.ndarray, k: int, *queries: np.ndarray) -> Neighbours:
     return Neighbours(index, value)
 
 
-def likely_duplicates(rows: np.ndarray, *queries: np.ndarray) -> Pairs:
-    """Returns pairs of rows that are nearer to each other than their neighbourhoods are crowded, arguments as of
-    :func:`nearest`.
+def likely_duplicates(rows: np.ndarray) -> Pairs:
+    """Returns pairs of rows, float32 [N, d], that are nearer to each other than their neighbourhoods are crowded.
 
     A pair's score is its product less the mean of both rows' with their next 10 neighbours (CSLS of Conneau et al.,
     Word translation without parallel data, ICLR 2018): in a class of much alike images, near is nothing special. The
     threshold needs no examples: of the images' best scores, it lies as far above the median as ``ABOVE`` times the
     first quartile below it.
     """
-    near = nearest(rows, LOCAL + 1, *queries)
+    near = nearest(rows, LOCAL + 1)
     crowd = near.value[:, 1:].mean(axis=1) if near.value.shape[1] > 1 else np.zeros(len(rows))  # without the nearest
     first = np.repeat(np.arange(len(rows)), near.index.shape[1])
     second = near.index.ravel()

@@ -15,7 +15,7 @@ from idmm.data.datasets import open_splits
 from idmm.data.disk import cache_entries, cache_folder, clear
 from idmm.data.doctor import NEAR_BITS, NEAR_CORRELATION, SKEWED, Checkup, ImageRef, Pair, check
 from idmm.data.download import fetch
-from idmm.data.exclusions import MIRRORED, exclusions
+from idmm.data.exclusions import exclusions
 from idmm.data.images import FULL, load
 from idmm.data.readers.hub import PREFIX
 from idmm.data.registry import DATASETS, resolve_name, spec_of
@@ -131,11 +131,11 @@ def _floor(found: Checkup, splits: Splits, data: config.Data, size: int) -> dict
 
 
 def _rows(found: Checkup, split: Split, part: str, form: int) -> tuple[np.ndarray, np.ndarray]:
-    """The small images of a split that could be read and have a class, in one of a look's two forms, float32 [N, 3072],
+    """The small images of a split that could be read and have a class, in one of its two forms, float32 [N, 3072],
     and their classes' names."""
     seen = found.seen[part]
     used = [i for i, name in enumerate(split.names) if name in seen and split.labels[i] >= 0]
-    rows = np.array([seen[split.names[i]].pixels[form].ravel() for i in used], dtype=np.float32)
+    rows = np.array([seen[split.names[i]][form].ravel() for i in used], dtype=np.float32)
     return rows, np.array([split.classes[split.labels[i]] for i in used])
 
 
@@ -172,8 +172,6 @@ def report(found: Checkup, written: bool = False) -> list[str]:
         lines += [text, *(f"  {example}" for example in examples[:_NAMED])]
         if len(examples) > _NAMED:
             lines.append(f"  and {len(examples) - _NAMED} more ({'check.json' if written else '--out DIR'} lists all)")
-    if any(pair.kind == "mirrored" for pair in found.pairs):
-        lines.append(MIRRORED)
     if found.groups:
         lines.append(f"groups: {', '.join(f'{count} in {name}' for name, count in found.groups.items())}")
     if shared := found.shared_groups:
@@ -181,8 +179,7 @@ def report(found: Checkup, written: bool = False) -> list[str]:
         lines += [f"{text}; accuracies come out too high:", f"  {listed(shared)}"]
     if found.near_skipped:
         lines.append("near-duplicates: not looked for among so many images; --near_limit allows it")
-    lines += _suited(found)
-    lines.append("after pretraining, 'idmm explore RUN' looks for copies, wrong labels and outliers, too")
+    lines += _floor_line(found)
     suspected = sum(not pair.certain for pair in found.pairs)
     if not found.clean:
         return [*lines, "some of this should be mended, see above"]
@@ -202,15 +199,11 @@ def _channels(found: Checkup) -> Iterator[str]:
     if found.constant:
         yield f"  constant: {found.constant}"
     shown = counted(min(3, found.bands.used), "channel")
-    yield f"  what is said below of near-duplicates and of what the images suggest is by the first {shown}"
+    yield f"  near-duplicates are looked for by the first {shown}"
 
 
-def _suited(found: Checkup) -> Iterator[str]:
-    """What the images suggest, and what a network has to beat on them."""
-    hints = found.suggestions
-    for hint in hints:
-        yield f"{hint['about']}: {hint['why']}"
-        yield f"  pretraining may want: {hint['flags']}"
+def _floor_line(found: Checkup) -> Iterator[str]:
+    """What a network has to beat."""
     if found.floor:
         of = "held-out training" if found.floor["of"] == "train" else found.floor["of"]
         floor = "the floor to beat: kNN of raw pixels {pixel_knn:.1f} % (largest class {largest_class:.1f} %)"
@@ -251,15 +244,10 @@ def _images(found: Checkup) -> Iterator[tuple[str, list[str]]]:
             f"{text}\n  (--data.on_error skip):",
             by_reason(*([image[key] for image in bad] for key in ("name", "reason"))),
         )
-    unread = {(image["split"], image["name"]) for image in found.unreadable}
-    if several := [image for image in found.several if (image["split"], image["name"]) not in unread]:
-        text = f"several pictures: {counted(len(several), 'file')} with more than one; the first is used:"
-        yield text, [f"{image['name']}: {image['pictures']}" for image in several]
     if tiny := found.tiny:
         text = f"tiny: {counted(len(tiny), 'image')} with a side under {found.tiny_below} px"
         sizes = [f"{image['name']}: {image['width']} x {image['height']}" for image in tiny]
-        whole = any(hint["about"] == "tiny" for hint in found.suggestions)  # where they are usual no file is the fault
-        yield f"{text}; small crops of them are mostly blur, and alike" + ("" if whole else ":"), [] if whole else sizes
+        yield f"{text}; small crops of them look alike:", sizes
 
 
 def _pairs(found: Checkup, look: str) -> Iterator[tuple[str, list[str]]]:
@@ -273,7 +261,7 @@ def _pairs(found: Checkup, look: str) -> Iterator[tuple[str, list[str]]]:
         why = "instance discrimination is punished for recognising it; in test it counts twice. Keep one of each:"
         yield f"{text} two\n  targets, and {why}", _shown(exact)
     if near := groups["near_duplicates"]:
-        alike = f"hashes differ in up to {NEAR_BITS} of 64 bits, thumbnails correlate by {NEAR_CORRELATION['near']:g}"
+        alike = f"hashes differ in up to {NEAR_BITS} of 64 bits, thumbnails correlate by {NEAR_CORRELATION:g}"
         text = f"near-duplicates among the images to train on, or among those to test on: {counted(len(near), 'pair')}"
         yield (
             f"{text} ({alike} or more).\n  To be told apart by crops that look the same; harmless when few, {look}:",

@@ -14,7 +14,7 @@ from idmm.config.commands import ProbeConfig
 from idmm.config.usage import ExploreConfig
 from idmm.data.cache import ImageStore
 from idmm.data.composite import picture
-from idmm.data.doctor import HASH_BITS, Checkup, ImageRef, Pair, perceptual_hashes
+from idmm.data.doctor import HASH_BITS, Checkup, ImageRef, Pair, perceptual_hash
 from idmm.data.exclusions import exclusions
 from idmm.errors import UserError
 from idmm.files import emptied_if_refused, home, json_lines, made_folder, write_csv, write_json
@@ -153,26 +153,23 @@ def _duplicates(seen: Explored, unit: np.ndarray) -> Iterator[tuple[int, int, fl
     """Yields likely duplicates: the same files first, then by score.
 
     Where the images are there, what is compared is the cosine of two rows plus twice the agreement of their perceptual
-    hashes, in [-1, 1] both, mirrored or not.
+    hashes, in [-1, 1] both.
     """
-    hashes = None if seen.store is None else hash_vectors(seen.store)
-    forms = () if hashes is None else [np.hstack([unit, hashes[:, side]]) for side in (0, 1)]
-    pairs = similarity.likely_duplicates(*(forms[:1] or [unit]), *forms)
+    pairs = similarity.likely_duplicates(unit if seen.store is None else np.hstack([unit, hash_vectors(seen.store)]))
     first: dict[str, int] = {}
     same = [(one, i) for i, digest in enumerate(seen.digests) if (one := first.setdefault(digest, i)) != i]
     for i, j in same:
         yield i, j, None, float(unit[i] @ unit[j]), "same file"
     for (i, j), score in zip(pairs.index.tolist(), pairs.score.tolist(), strict=True):
         if score > pairs.threshold and seen.digests[i] != seen.digests[j]:
-            mirrored = hashes is not None and hashes[i, 1] @ hashes[j, 0] > hashes[i, 0] @ hashes[j, 0]
-            yield i, j, score, float(unit[i] @ unit[j]), "mirrored" if mirrored else "near"
+            yield i, j, score, float(unit[i] @ unit[j]), "near"
 
 
 def hash_vectors(store: ImageStore) -> np.ndarray:
-    """Returns the perceptual hashes of all images and their mirror images as vectors, float32 [N, 2, 64], whose product
-    is ``HASHES`` times the share of bits that agree less that of those that differ."""
+    """Returns the perceptual hashes of all images as vectors, float32 [N, 64], whose product is ``HASHES`` times the
+    share of bits that agree less that of those that differ."""
     numbers = Bar(range(len(store)), desc="perceptual hashes", unit="img", delay=1)
-    bits = [perceptual_hashes(Image.fromarray(picture(store, i))) for i in numbers]
+    bits = [perceptual_hash(Image.fromarray(picture(store, i))) for i in numbers]
     return (np.array(bits, dtype=np.float32) * 2 - 1) * np.float32((HASHES / HASH_BITS) ** 0.5)
 
 

@@ -11,7 +11,6 @@ from PIL import Image
 from idmm import similarity
 from idmm.data.cache import ImageStore
 from idmm.data.composite import picture, shown_of
-from idmm.data.exclusions import MIRRORED
 from idmm.data.split import counted
 from idmm.pictures import shortened
 from idmm.progress import aligned, log
@@ -152,7 +151,6 @@ def _duplicates(seen: Explored, found: Found) -> Section:
         "copies for --data.exclude, all but those of the same file behind a #: remove it where you agree, and train "
         "again."
     ]
-    lines += [MIRRORED] if any(kind == "mirrored" for *_, kind in pairs) else []
     drawn, groups = [], one_of_each([pair[:2] for pair in pairs])
     for (i, j, score, _, kind), many in [(pairs[n], many) for n, many in groups.items()][:PAIRS]:
         why = (kind if score is None else f"{kind}, {score:.2f}") + (f"; {many} alike" if many > 2 else "")

@@ -169,8 +169,8 @@ class DataDownloadConfig:
 
 @section
 class DataCheckConfig:
-    """Look at every image of a dataset before training on it: unreadable files, boxes and masks, class balance,
-    tiny images, duplicates, and duplicates across train and test. Exits 1 if anything was found that should be
+    """Look at every image of a dataset before training on it: unreadable files, boxes and masks, classes, tiny images,
+    duplicates within and across splits, and what a network has to beat. Exits 1 if anything was found that should be
     mended."""
 
     name: str | None = None

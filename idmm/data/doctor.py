@@ -4,17 +4,17 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 
+import imagehash
 import numpy as np
 from PIL import Image
-from scipy.fft import dctn
 
 from idmm import config
 from idmm.data.composite import composite
 from idmm.data.datasets import narrowed, read_splits
 from idmm.data.dense.read import inspected
 from idmm.data.depth import AUTO, Scale, described, each_scaled, ends_of, in_order, no_data, range_of, tidy
-from idmm.data.images import Bands, CentreCrop, Depth, Header, bands_of, digest, frames, header, load
-from idmm.data.looks import Look, look_at, suggestions, summary
+from idmm.data.images import Bands, CentreCrop, Depth, Header, bands_of, digest, fitted, header, load
+from idmm.data.looks import small
 from idmm.data.raw import BadImage, as_bands
 from idmm.data.readers.folder import UNLABELLED, read_all
 from idmm.data.readers.layout import root_folder
@@ -24,10 +24,9 @@ from idmm.data.user_lists import BadList, shared_groups
 from idmm.data.views import short_side_bound
 from idmm.errors import UserError
 
-HASH_SIDE, HASH_BITS = 32, 64  # pixels that are transformed, coefficients that are kept
+HASH_BITS = 64
 NEAR_BITS = 12  # perceptual hashes that differ in so few bits are looked at more closely
-# Correlation of the thumbnails from which on two images count as nearly the same; symmetric scenes are common.
-NEAR_CORRELATION = {"near": 0.9, "mirrored": 0.95}
+NEAR_CORRELATION = 0.9  # of the thumbnails, from which on two images count as nearly the same
 THUMB = 16  # their side (pixels)
 FLAT = 4.0  # a thumbnail of a smaller standard deviation has nothing to correlate (grey levels)
 SIZE = 224  # of a run, as which raw pixels are compared (pixels)
@@ -52,7 +51,7 @@ class ImageRef:
 class Pair:
     """Two images that are the same or nearly so; across splits, the training image comes first."""
 
-    kind: str  # same file, same pixels, near or mirrored (nearly the same, left and right exchanged)
+    kind: str  # same file, same pixels or near
     first: ImageRef
     second: ImageRef
     similarity: float  # correlation of their thumbnails, at most 1
@@ -100,7 +99,6 @@ class Checkup:
     std: list[float] = field(default_factory=list)  # likewise
     constant: str | None = None  # which channels have one value in all training images, and what to do
     depth_lines: list[str] = field(default_factory=list)  # the same in words
-    several: list[dict] = field(default_factory=list)  # {"split", "name", "pictures"}: files of more than one
     classes: dict[str, dict[str, int]] = field(default_factory=dict)  # number of images of each class of each split
     tiny_below: int = 0
     tiny: list[dict] = field(default_factory=list)  # {"split", "name", "height", "width"}: short sides under tiny_below
@@ -108,18 +106,9 @@ class Checkup:
     near_skipped: bool = False  # too many images to look for near-duplicates
     groups: dict[str, int] = field(default_factory=dict)  # number of groups of each split, where there are any
     shared_groups: list[str] = field(default_factory=list)  # with images both in train and in val or test
-    seen: dict[str, dict[str, Look]] = field(default_factory=dict)  # those that can be used, by split and name
+    # small forms of those that can be used, as one trains and as one evaluates on them, by split and name
+    seen: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
     floor: dict | None = None  # what needs no network: {"pixel_knn", "largest_class", "images", "of"}; None: no labels
-
-    @property
-    def looks(self) -> dict:
-        """What the training images look like, see :func:`idmm.data.looks.summary`."""
-        return summary(list(self.seen.get("train", {}).values()))
-
-    @property
-    def suggestions(self) -> list[dict]:
-        """What the training images suggest, see :func:`idmm.data.looks.suggestions`."""
-        return suggestions(self.looks, colours=self.bands is None)
 
     @property
     def clean(self) -> bool:
@@ -137,7 +126,7 @@ class Checkup:
             del result[name]
         for name, pairs in self.sorted_pairs().items():
             result[name] = [asdict(pair) for pair in pairs]
-        return {**result, "looks": self.looks, "suggestions": self.suggestions, "clean": self.clean}
+        return {**result, "clean": self.clean}
 
     def sorted_pairs(self) -> dict[str, list[Pair]]:
         """Returns pairs within a split, pairs across splits, and, of both, those whose classes differ."""
@@ -159,10 +148,9 @@ class _Summary:
     pixels: bytes
     size: tuple[int, int]
     depth: Depth
-    frames: int  # pictures in the file
-    hashes: np.ndarray  # of the image and of its mirror image, bool [2, HASH_BITS]
+    hash: np.ndarray  # bool [HASH_BITS]
     thumb: np.ndarray  # float32 [THUMB, THUMB, 3]
-    look: Look
+    small: np.ndarray  # its middle as a training image and as one to evaluate on, [2, SIDE, SIDE, C]
     moments: list[list[int]] | None  # of each channel, of bands
 
 
@@ -201,7 +189,7 @@ def check(
             numbers = list(found.bands.chosen or range(found.bands.used))
             extremes = ends_of([look.depth for look in looks], found.bands)
             found.constant = constant(found.mean, found.std, numbers, extremes)
-        found.seen[name] = {look.ref.name: look.look for look in looks}
+        found.seen[name] = {look.ref.name: look.small for look in looks}
         seen += looks
     found.pairs, found.near_skipped = _pairs(seen, near_limit)
     return found, splits
@@ -273,9 +261,6 @@ def _summaries(
     looks = each_scaled(work, split, found.range or AUTO, found.bands, max_pixels, f"checking {name}", progress)
     for i, look in enumerate(looks):
         about = {"split": name, "name": split.names[i]}
-        count = look.pages if isinstance(look, BadImage) else look.frames
-        if count > 1:
-            found.several.append({**about, "pictures": count})
         if isinstance(look, BadImage):
             found.unreadable.append({**about, "reason": look.reason})
             continue
@@ -309,33 +294,24 @@ def _summary(
 ) -> _Summary:
     label = None if split.labels is None or split.labels[i] < 0 else split.classes[split.labels[i]]
     image, depth, file = load(split.items[i], max_pixels, scale, bands)  # [H, W, C]
-    picture = Image.fromarray(composite(image))
+    picture, crop = Image.fromarray(composite(image)), CentreCrop(size, MIDDLE)
+    kept = fitted(image, short_side_bound(size, SMALLEST))  # as it would be stored to train on
     return _Summary(
         ref=ImageRef(name, i, split.names[i], label),
         file=file,
         pixels=digest(repr(image.shape).encode() + image.tobytes()),
         size=image.shape[:2],
         depth=depth,
-        frames=1 if bands else frames(split.items[i], max_pixels),
-        hashes=perceptual_hashes(picture),
+        hash=perceptual_hash(picture),
         thumb=np.asarray(picture.resize((THUMB, THUMB), Image.Resampling.BOX), dtype=np.float32),
-        look=look_at(image, CentreCrop(size, MIDDLE), short_side_bound(size, SMALLEST)),
+        small=np.stack([small(kept, MIDDLE), small(crop(image), 1.0)]),
         moments=moments(image.transpose(2, 0, 1)) if bands else None,
     )
 
 
-def perceptual_hashes(picture: Image.Image) -> np.ndarray:
-    """Returns the perceptual hashes of an image and of its mirror image, bool [2, 64].
-
-    The signs, against their median, of the 8 x 8 lowest coefficients of the cosine transform of 32 x 32 grey pixels
-    (Zauner, Implementation and Benchmarking of Perceptual Image Hash Functions, 2010). Mirroring changes the sign of
-    every other column of coefficients, so that no second transform is needed.
-    """
-    grey = picture.convert("L").resize((HASH_SIDE, HASH_SIDE), Image.Resampling.LANCZOS)
-    low = dctn(np.asarray(grey, dtype=np.float64))[:8, :8]  # [8, 8]
-    low[0, 0] = 0.0  # the mean grey says nothing
-    mirrored = low * np.where(np.arange(8) % 2, -1.0, 1.0)
-    return np.stack([c.ravel() > np.median(c) for c in (low, mirrored)])
+def perceptual_hash(picture: Image.Image) -> np.ndarray:
+    """Returns an image's perceptual hash, bool [64]: the signs of the lowest coefficients of its cosine transform."""
+    return imagehash.phash(picture).hash.ravel()
 
 
 def _pairs(seen: list[_Summary], near_limit: int) -> tuple[list[Pair], bool]:
@@ -356,22 +332,20 @@ def _pairs(seen: list[_Summary], near_limit: int) -> tuple[list[Pair], bool]:
 def _near_pairs(seen: list[_Summary]) -> list[Pair]:
     """Returns pairs of which both hashes and thumbnails agree, as a hash is coarse, above all for plain images; of each
     image :data:`NEAR_MOST` at most with later ones of a split, lest memory grows with the square."""
-    signs = np.array([look.hashes for look in seen], dtype=np.float32).reshape(-1, 2, HASH_BITS) * 2 - 1  # [N, 2, 64]
-    best: dict[tuple[int, int], Pair] = {}
+    signs = np.array([look.hash for look in seen], dtype=np.float32).reshape(-1, HASH_BITS) * 2 - 1  # [N, 64]
+    pairs: list[Pair] = []
     named: Counter = Counter()  # pairs so far, by first image and split of the second
     for start in range(0, len(seen), _BLOCK):
-        rows = signs[start : start + _BLOCK, 0]  # [R, 64]
-        for side, (kind, least) in enumerate(NEAR_CORRELATION.items()):
-            agreeing = rows @ signs[start:, side].T  # [R, M]: bits that agree less those that differ
-            for i, j in np.argwhere(agreeing >= HASH_BITS - 2 * NEAR_BITS) + start:
-                place = (i, seen[j].ref.split)
-                if i >= j or named[place] >= NEAR_MOST:  # a pair is found from its earlier image
-                    continue
-                likeness = similarity(seen[i].thumb, seen[j].thumb[:, :: -1 if kind == "mirrored" else 1])
-                if likeness >= least and ((i, j) not in best or round(likeness, 4) > best[i, j].similarity):
-                    named[place] += (i, j) not in best
-                    best[i, j] = Pair(kind, seen[i].ref, seen[j].ref, round(likeness, 4))  # symmetric ones are both
-    return list(best.values())
+        agreeing = signs[start : start + _BLOCK] @ signs[start:].T  # [R, M]: bits that agree less those that differ
+        for i, j in np.argwhere(agreeing >= HASH_BITS - 2 * NEAR_BITS) + start:
+            place = (i, seen[j].ref.split)
+            if i >= j or named[place] >= NEAR_MOST:  # a pair is found from its earlier image
+                continue
+            likeness = similarity(seen[i].thumb, seen[j].thumb)
+            if likeness >= NEAR_CORRELATION:
+                named[place] += 1
+                pairs.append(Pair("near", seen[i].ref, seen[j].ref, round(likeness, 4)))
+    return pairs
 
 
 def similarity(one: np.ndarray, two: np.ndarray) -> float:

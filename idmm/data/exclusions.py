@@ -3,10 +3,6 @@
 from idmm.data.doctor import Checkup, ImageRef
 
 BROKEN, LEAKS = "broken files", "in two splits"  # groups of files to leave out, beside copies in a split
-MIRRORED = (
-    "mirrored: harmless if mirror images mean the same; where they do not (writing, signs), train with --flip 0 "
-    "(idmm train) or --augment.flip 0 --views.flip 0"
-)
 _COMMENT = "#"
 _STAYS = ("unlabelled", "train", "val", "test")  # of equal images the last one's stays
 
@@ -46,9 +42,8 @@ def exclusions(found: Checkup) -> list[str]:
         if pair.exact:
             continue
         out, other = (pair.first, pair.second) if pair.leaks else (pair.second, pair.first)
-        alike = "nearly the same as" if pair.kind == "near" else "mirror image of"
         group = LEAKS if pair.leaks else f"copies in {out.split}"
-        add(out.name, group, False, f"{alike} {other.name} ({pair.similarity:.3f})")
+        add(out.name, group, False, f"nearly the same as {other.name} ({pair.similarity:.3f})")
     return _grouped(named)
 
 
@@ -62,14 +57,9 @@ def _grouped(named: dict[str, list[tuple[str, bool, str]]]) -> list[str]:
             certain = any(sure for _, sure, _ in named[name])
             reasons = "; ".join(reason for *_, reason in named[name])
             lines.append(f"{_COMMENT} {reasons}\n{'' if certain else _COMMENT}{_line(name)}")
-    everything = [about for abouts in named.values() for about in abouts]
-    head = (
-        ["a # before a path: only suspected, left out once you remove it"]
-        if not all(sure for _, sure, _ in everything)
-        else []
-    )
-    head += [MIRRORED] if any(reason.startswith("mirror") for *_, reason in everything) else []
-    return [f"{_COMMENT} {line}" for line in head] + lines
+    suspected = any(not sure for abouts in named.values() for _, sure, _ in abouts)
+    head = f"{_COMMENT} a # before a path: only suspected, left out once you remove it"
+    return [head, *lines] if suspected else lines
 
 
 def _line(name: str) -> str:
