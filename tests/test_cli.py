@@ -15,7 +15,7 @@ import safetensors.torch
 import timm
 import torch
 import yaml
-from helpers import ROOT, STAGES, VIT, Process, call, flags, inside, metrics, refused, weights
+from helpers import ROOT, STAGES, VIT, call, flags, inside, metrics, refused, weights
 
 import idmm
 from idmm import stages as runs
@@ -232,18 +232,6 @@ def test_real_process_says_only_lines():
         assert done.stderr == "--train.epoch: unknown flag; did you mean '--train.epochs'?\n"
 
 
-def test_console_command():
-    """The entry point that pip installs is main, which takes the process's arguments."""
-    from importlib.metadata import entry_points
-
-    (found,) = [point for point in entry_points(group="console_scripts") if point.name == "idmm"]
-    assert found.value == "idmm.cli:main"
-    code = "import sys; sys.argv = ['idmm', '--version']; from importlib.metadata import entry_points as e; "
-    code += "sys.exit(next(p for p in e(group='console_scripts') if p.name == 'idmm').load()())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "idmm 0.1.0\n", "")
-
-
 def test_init_contradicts(whole, tmp_path, capsys):
     """The model is the checkpoint's; every field that says otherwise is told, and nothing is trained."""
     init, out = whole["pretrain"], tmp_path / "run"
@@ -455,11 +443,6 @@ def test_a_missing_folder_is_told_without_torch(tmp_path, command):
     said = f"data.root: '{tmp_path / 'nowhere'}' does not exist; wanted a folder of images"
     assert said in done.stderr and "torch imported" not in done.stderr and done.returncode == 2
     assert not (tmp_path / "run").exists()
-
-
-def test_version_of_a_script(tmp_path):
-    with Process(["finetune.py", "--version"], tmp_path / "said") as process:
-        assert process.wait() == 0 and process.said() == "idmm 0.1.0\n"
 
 
 # ------------------------------------------------------------------ from Python

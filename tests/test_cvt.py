@@ -6,7 +6,7 @@ import torch
 from contract import Contract
 
 from idmm.models import create_backbone
-from idmm.models.cvt import ConvAttention, ConvProjection
+from idmm.models.cvt import ConvProjection
 
 
 class TestContract(Contract):
@@ -71,39 +71,6 @@ def test_projection_is_a_convolution_of_each_channel(stride, places):
     weight = torch.randn_like(got)
     grads = [torch.autograd.grad((y * weight).sum(), [x, *layer.parameters()]) for y in (got, wanted)]
     assert all(torch.allclose(a, b) and a.abs().max() > 1e-6 for a, b in zip(*grads, strict=True))
-
-
-@pytest.mark.parametrize("prefix", [0, 1])
-def test_attention_of_a_class_token_and_fewer_keys(prefix):
-    layer = ConvAttention(4, 2, prefix).double().train()
-    x = torch.randn(2, prefix + 15, 4, dtype=torch.float64)
-    first, places = x[:, :prefix], x[:, prefix:].reshape(2, 3, 5, 4).permute(0, 3, 1, 2)
-    q, k, v = (
-        linear(torch.cat([first, naive_projection(conv, places, stride)], 1))
-        for linear, conv, stride in ((layer.q, layer.conv_q, 1), (layer.k, layer.conv_k, 2), (layer.v, layer.conv_v, 2))
-    )
-    assert q.shape[1] == prefix + 15 and k.shape[1] == prefix + 6
-    heads = []
-    for h in (slice(0, 2), slice(2, 4)):
-        scores = torch.einsum("bnd,bmd->bnm", q[..., h], k[..., h]) / 4**0.5  # the width of both heads
-        heads.append(scores.softmax(-1) @ v[..., h])
-    torch.testing.assert_close(layer(x, (3, 5)), layer.proj(torch.cat(heads, -1)))
-
-
-def test_the_class_token_lives_in_the_last_stage_alone():
-    model = tiny()
-    assert [stage.cls_token is not None for stage in model.stages] == [False, False, True]
-    assert model.no_weight_decay() == {"stages.2.cls_token"}
-    taken = model.forward_intermediates(torch.randn(1, 3, 64, 96), return_prefix_tokens=True, intermediates_only=True)
-    assert [first.shape[1] for _, first in taken] == [0, 0, 1]
-    assert [places.shape[2:] for places, _ in taken] == [(16, 24), (8, 12), (4, 6)]
-
-
-def test_attention_weights_are_dropped_in_training_alone():
-    layer = ConvAttention(4, 2, 0, attn_drop=0.5)
-    x = torch.randn(2, 15, 4)
-    assert not torch.equal(layer(x, (3, 5)), layer(x, (3, 5)))
-    assert torch.equal(layer.eval()(x, (3, 5)), layer(x, (3, 5)))
 
 
 def test_only_the_last_stage_drops_paths():

@@ -10,7 +10,7 @@ import torch
 from contract import NORM, load
 from timm.layers import resample_abs_pos_embed, resize_rel_pos_bias_table
 
-from idmm import files, seeding
+from idmm import files
 from idmm.config import Augment
 from idmm.errors import RunError, UserError
 from idmm.methods.finetune import Finetune
@@ -94,18 +94,6 @@ def test_grey_images_travel_with_the_arguments(tmp_path):
     assert load_backbone(tmp_path)(torch.zeros(1, 1, 112, 112)).shape == (1, 32)
 
 
-def test_weights_depend_on_the_seed_alone():
-    def build(name, kwargs):
-        with seeding.seeded(7):
-            return create_backbone(name, 64, drop_path=0.1, **kwargs).state_dict()
-
-    for name, kwargs in (("deit_tiny_patch16_224", VIT), ("pvt_v2_b0", PVT)):
-        first = build(name, kwargs)
-        torch.rand(3)
-        second = build(name, kwargs)
-        assert all(torch.equal(first[k], second[k]) for k in first)
-
-
 def test_drop_path_reaches_the_models_that_have_it():
     with torch.device("meta"):
         assert tiny(None, drop_path=0.3).blocks[-1].drop_path1.drop_prob == pytest.approx(0.3)
@@ -116,14 +104,6 @@ def test_drop_path_reaches_the_models_that_have_it():
 def test_swin_takes_sizes_that_its_window_does_not_divide(size):
     height, width = (size, size) if isinstance(size, int) else size
     assert swin(size)(torch.zeros(1, 3, height, width)).shape == (1, 192)
-
-
-def test_distilled_models_have_two_classifiers():
-    model = create_backbone("deit_tiny_distilled_patch16_224", 32, num_classes=3, **VIT)
-    assert classifier_prefixes(model) == ("head.", "head_dist.")
-    assert len(model.state_dict()) - len(backbone_state(model)) == 4
-    model.pretrained_cfg = {}  # a model registered without a config
-    assert classifier_prefixes(model) == ("head.", "head_dist.")
 
 
 def test_the_name_of_an_unknown_model_is_guessed():
@@ -172,10 +152,6 @@ def test_sizes_that_the_model_cannot_take():
     assert tiny(100, dynamic_img_size=True, dynamic_img_pad=True) is not None
 
 
-def test_arguments_that_json_cannot_hold():
-    assert "model.kwargs: act_layer" in fails(export_kwargs, "resnet50", {"act_layer": torch.nn.ReLU}, None)
-
-
 def test_position_embedding_grows_as_timm_resizes_it():
     small, large = tiny(112), tiny(224, num_classes=5)
     report = load(large, small.state_dict())
@@ -185,21 +161,6 @@ def test_position_embedding_grows_as_timm_resizes_it():
     assert torch.equal(large.blocks[1].mlp.fc1.weight, small.blocks[1].mlp.fc1.weight)
     assert report.resized == ["pos_embed"] and report.fresh == ["head.weight", "head.bias"] and not report.dropped
     assert len(report.kept) == len(small.state_dict()) - 1
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "prefix"),
-    [
-        ({"global_pool": "avg", "class_token": False}, 0),
-        ({"reg_tokens": 3}, 4),
-        ({"reg_tokens": 3, "no_embed_class": True}, 0),  # class tokens without a position
-    ],
-)
-def test_prefix_tokens_are_the_models(kwargs, prefix):
-    small = create_backbone("vit_tiny_patch16_224", 64, **VIT, **kwargs)
-    large = create_backbone("vit_tiny_patch16_224", 96, **VIT, **kwargs)
-    load(large, small.state_dict())
-    assert torch.equal(large.pos_embed, resample_abs_pos_embed(small.pos_embed, [6, 6], num_prefix_tokens=prefix))
 
 
 def test_grids_that_are_not_square():
@@ -244,14 +205,6 @@ def test_other_families_change_size(name, sizes, kwargs, leaf):
     small, large = (create_backbone(name, size, **kwargs) for size in sizes)
     report = load(large, small.state_dict())
     assert any(k.endswith(leaf) for k in report.resized) and not report.dropped and not report.fresh
-
-
-def test_index_tables_come_from_the_model():
-    model = swin(64)
-    state = {**swin(64).state_dict(), "layers.0.blocks.0.attn.relative_position_index": torch.zeros(3, 3)}
-    state["layers.0.blocks.1.attn_mask"] = torch.zeros(2)
-    report = load(model, state)
-    assert not report.dropped and not report.fresh
 
 
 def test_the_classifier_is_kept_on_request():
@@ -383,18 +336,6 @@ def test_a_file_without_its_json(tmp_path):
     (tmp_path / "backbone.json").unlink()
     assert "no backbone.json in it" in fails(load_backbone, tmp_path)
     assert "the model's name is unknown" in fails(load_backbone, tmp_path / "backbone.safetensors")
-
-
-def test_writing_twice_leaves_the_same_two_files(tmp_path):
-    model = tiny(32)
-    for _ in range(2):
-        saved(tmp_path / "run", model, size=32)
-        files = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()}
-    assert sorted(files) == ["backbone.json", "backbone.safetensors"]
-    saved(tmp_path / "other", model, size=32)
-    assert files == {p.name: p.read_bytes() for p in (tmp_path / "other").iterdir()}
-    modes = {p.stat().st_mode for p in (tmp_path / "run").iterdir()}
-    assert len(modes) == 1  # whoever may read the JSON may read the weights
 
 
 @pytest.mark.parametrize("failing", ["save", "fsync"])

