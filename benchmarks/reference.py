@@ -158,12 +158,11 @@ def ours(given, kind: str, flags: dict[str, object]) -> Iterator[int]:
         endless = replace(plan.batches, epochs=10**9)
         if kind == "loader":
             for batch in training_batches(plan.transform, endless, loop.workers):
-                yield len(on_device(batch, device, plan.finish)["index"])
+                yield len(on_device(batch, device)["index"])
         source = None
         if kind == "step":
             indices, weight = endless.micro_batches(endless.step_images(0, 0))[0]
-            batch = {**on_device(plan.transform(0, indices), device, plan.finish), "weight": weight}
-            plan.finish = None
+            batch = {**on_device(plan.transform(0, indices), device), "weight": weight}
             source = (batch for _ in itertools.count())
         with contextlib.closing(loop.trial(source)) as steps:
             yield from (count for _, count in steps)

@@ -23,7 +23,7 @@ from idmm import distributed, environment
 from idmm.config import Train, parsing
 from idmm.data.cores import cores
 from idmm.data.disk import cache_folder
-from idmm.data.loaders import BatchFn, Finish, most_workers, on_device, one_thread, worker_count
+from idmm.data.loaders import BatchFn, most_workers, on_device, one_thread, worker_count
 from idmm.errors import RunError, UserError
 from idmm.files import write_json
 from idmm.methods.base import Method
@@ -49,7 +49,6 @@ class Sample:
     images: int  # in ``batch``
     whole: int  # images of the micro-batch
     loading: float  # seconds to make ``loaded``, on one core
-    finish: Finish | None  # makes the one of the other
     training: dict[str, float] = field(default_factory=dict)  # seconds of a forward and backward pass, by precision
 
     def scaled(self, seconds: float) -> float:
@@ -63,18 +62,18 @@ class Sample:
         return int(self.scaled(sum(getattr(tensor, "nbytes", 0) for tensor in parts)))
 
 
-def draw_sample(transform: BatchFn, images: np.ndarray, device, finish: Finish | None = None) -> Sample:
+def draw_sample(transform: BatchFn, images: np.ndarray, device) -> Sample:
     """Makes a batch of the first of a micro-batch's ``images``; of all of them on a GPU, which few would not fill."""
     few = len(images)
     with one_thread():  # as workers load
         if torch.device(device).type == "cpu":
-            one = on_device(transform(0, images[:1]), device, finish)
+            one = on_device(transform(0, images[:1]), device)
             crops = sum(part.shape[1] for part in one.get("views", [])) or 1
             few = min(few, TIMED, max(1, CROPS // crops))
         began = time.monotonic()
         loaded = transform(0, images[:few])
         seconds = time.monotonic() - began
-    return Sample(loaded, on_device(loaded, device, finish), few, len(images), seconds, finish)
+    return Sample(loaded, on_device(loaded, device), few, len(images), seconds)
 
 
 def choose_device(train: Train) -> str:
@@ -103,7 +102,7 @@ def choose_precision(wanted: str, method: Method, sample: Sample, device: str, c
     seconds, how = distributed.broadcast(kept and kept.read()), "as timed before"
     if seconds is None:
         log.info("train.precision auto: timing a few steps of fp32 and of bf16; --train.precision fp32 saves the wait")
-        timed, how = time_precisions(method, sample.loaded, device, ("fp32", "bf16"), finish=sample.finish), ""
+        timed, how = time_precisions(method, sample.loaded, device, ("fp32", "bf16")), ""
         sample.training.update({precision: statistics.median(times) for precision, times in timed.items()})
         seconds = {precision: min(times) for precision, times in timed.items()}  # other work only ever adds to them
         if kept is not None and distributed.rank() == 0:
@@ -196,7 +195,6 @@ def time_precisions(
     precisions: Sequence[str],
     rounds: int = 3,
     budget: float = BUDGET,
-    finish: Finish | None = None,
 ) -> dict[str, list[float]]:
     """Returns the seconds of forward and backward passes in each precision on a copy.
 
@@ -208,7 +206,7 @@ def time_precisions(
     start = time.monotonic()
     for number in range(rounds + 1):
         for precision, times in found.items():
-            times.append(_timed_step(copied, batch, device, precision, finish))
+            times.append(_timed_step(copied, batch, device, precision))
         if not number:
             continue
         fastest = [min(times[1:]) for times in found.values()]
@@ -240,10 +238,10 @@ def _first(batch: dict, count: int) -> dict:
     return {name: [v[:count] for v in part] if isinstance(part, list) else part[:count] for name, part in batch.items()}
 
 
-def _timed_step(method: Method, batch: dict, device, precision: str, finish: Finish | None = None) -> float:
+def _timed_step(method: Method, batch: dict, device, precision: str) -> float:
     """Makes a forward and a backward pass; returns its seconds."""
     begun = time.monotonic()
-    batch = on_device({k: v for k, v in batch.items() if k != "weight"}, device, finish)
+    batch = on_device({k: v for k, v in batch.items() if k != "weight"}, device)
     with seeded(0), torch.autocast(torch.device(device).type, DTYPES[precision], enabled=precision != "fp32"):
         loss = method(batch, 0, 0)["loss"]
     loss.backward()
@@ -274,10 +272,10 @@ def needed_workers(loading: float, training: float, most: int) -> int:
     return 0 if loading < IDLE * training else min(most, math.ceil(2 * loading / max(1e-9, training)))
 
 
-def free_workers(device: str, loading: float, training: float, drawn: bool) -> int:
+def free_workers(device: str, loading: float, training: float) -> int:
     """Returns what ``data.workers`` null comes to: on a CPU as few as keep up with training, else as many as there may
-    be; one of those whose numbers alone are ``drawn`` by workers."""
-    most = min(1, most_workers()) if drawn else most_workers()
+    be."""
+    most = most_workers()
     return needed_workers(loading, training, most) if device == "cpu" else most
 
 
@@ -306,7 +304,7 @@ def time_training(loop) -> tuple[float, float]:
     training = 0.0
     if loop.left and (session.train.minutes is None or _free_workers(loop)):
         training = sample.training.get(session.precision) or time_steps(
-            loop.method, sample.loaded, device, session.precision, rounds=2, budget=BUDGET / 2, finish=sample.finish
+            loop.method, sample.loaded, device, session.precision, rounds=2, budget=BUDGET / 2
         )
     return distributed.broadcast((sample.loading, training))
 
@@ -319,7 +317,7 @@ def choose_workers(loop) -> int:
     """Resolves ``data.workers`` by what loading and training take; what it chose goes to the log."""
     wanted, sample = loop.session.workers, loop.sample
     if wanted is None:
-        wanted = free_workers(loop.accelerator.device.type, *loop.timed, drawn=sample.finish is not None)
+        wanted = free_workers(loop.accelerator.device.type, *loop.timed)
     if _free_workers(loop) and loop.left:
         loading, training = (brief(sample.scaled(seconds)) for seconds in loop.timed)
         said = "data.workers: %d, as loading a batch takes %s s of a core, and training on it %s s"

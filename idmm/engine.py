@@ -14,7 +14,7 @@ from timm.utils import ModelEmaV3
 
 from idmm import distributed
 from idmm.calibrate import choose_workers, keep_compiled, say_estimate, time_training
-from idmm.data.loaders import BatchFn, BatchPlan, Finish, on_device, training_batches
+from idmm.data.loaders import BatchFn, BatchPlan, on_device, training_batches
 from idmm.errors import Interrupted, RunError, UserError
 from idmm.methods.base import Method
 from idmm.monitor import exploded, without_drloc
@@ -48,7 +48,6 @@ class StagePlan:
     transform: BatchFn  # makes a batch of image numbers
     lr: float  # peak learning rate
     evaluations: list[Evaluation]  # what is measured between epochs, in this order
-    finish: Finish | None = None  # makes the rest of a batch on the device; None: nothing is left to it
     keep: str | None = None
     """Name of a measured value: the weights are kept that had its highest (the earlier of equals); None: the last."""
 
@@ -71,7 +70,7 @@ class Loop:
         self.session, self.method, self.plan, self.train = session, method, plan, session.train
         self.batches: BatchPlan = plan.batches
         self.steps = self.batches.epochs * self.batches.steps_per_epoch
-        self.sample = session.start(method, plan.transform, plan.batches, plan.finish)
+        self.sample = session.start(method, plan.transform, plan.batches)
         self.accelerator = session.accelerator
         with self._memory():
             self._build()
@@ -181,7 +180,7 @@ class Loop:
         for micro in range(self.train.accumulate):
             batch = next(batches)
             weight = batch["weight"]
-            batch = on_device(batch, self.accelerator.device, self.plan.finish)
+            batch = on_device(batch, self.accelerator.device)
             last = micro == self.train.accumulate - 1
             key = derive(self.session.seed, "step", self.plan.number, number, micro, distributed.rank())
             with contextlib.nullcontext() if last else self.accelerator.no_sync(self.model), seeded(key):
@@ -315,7 +314,6 @@ class Loop:
                 "first": first,
                 "precision": self.session.precision,
                 "channels_last": self.session.channels_last,
-                "views": self.session.views,
                 "method": method,
                 "optimizer": optimizer,
                 "ema": None if self.ema is None else self.ema.module.state_dict(),

@@ -11,9 +11,7 @@ from accelerate.state import AcceleratorState
 from idmm import distributed
 from idmm.calibrate import Sample, choose_device, choose_precision, draw_sample
 from idmm.checkpoint import RunFolder
-from idmm.data.device_images import DeviceImages, images_on
-from idmm.data.device_views import DeviceViews, ViewDraws
-from idmm.data.loaders import BatchFn, BatchPlan, Finish
+from idmm.data.loaders import BatchFn, BatchPlan
 from idmm.methods.base import Method
 from idmm.models.build import prefers_channels_last
 from idmm.progress import Interrupts
@@ -38,35 +36,23 @@ class Session:
         state = self.folder.state or {}
         self.precision: str | None = state.get("precision")
         self.channels_last: bool | None = state.get("channels_last", False if state else None)  # 0.1.0 had none
-        self.views: str | None = state.get("views", "workers" if state else None)  # made on the device or on workers
-        self.images: DeviceImages | None = None  # those to train on, where views are made on the device
         self.started = (time.monotonic() if began is None else began) - state.get("seconds", 0.0)
         self.steps = 0  # of the stages before this one
 
-    def place(self, transform) -> tuple[BatchFn, Finish | None]:
-        """Decides, once in a run's life, where the views of a transform are made; returns what loader workers do for
-        them, and what is left to the device. UserError: the images are too large for it."""
-        if self.images is None and self.views != "workers":
-            self.images = images_on(self.processes.device, transform, kept=self.views == "device")
-        self.views = "workers" if self.images is None else "device"
-        if self.images is None:
-            return transform, None
-        return ViewDraws(transform), DeviceViews(transform, self.images)
-
-    def start(self, method: Method, transform: BatchFn, batches: BatchPlan, finish: Finish | None = None) -> Sample:
+    def start(self, method: Method, transform: BatchFn, batches: BatchPlan) -> Sample:
         """Decides memory format and precision, once in a run's life, and starts accelerate; returns some images of the
         first micro-batch, to time steps on.
 
         Args:
             method: Will be trained.
-            transform, batches, finish: See :class:`idmm.engine.StagePlan`.
+            transform, batches: See :class:`idmm.engine.StagePlan`.
         """
         if self.channels_last is None:
             self.channels_last = prefers_channels_last(method.backbone)
         method.to(memory_format=torch.channels_last if self.channels_last else torch.preserve_format)
         images = batches.micro_batches(batches.step_images(0, 0))[0][0]
         with distributed.enough_memory(distributed.step_too_large(batches.batch_size, self.train.accumulate)):
-            sample = draw_sample(transform, images, self.processes.device, finish)
+            sample = draw_sample(transform, images, self.processes.device)
             if self.accelerator is not None:
                 return sample
             if self.precision is None:
@@ -87,8 +73,3 @@ class Session:
     def autocast(self):
         """The context that a forward pass runs in."""
         return contextlib.nullcontext() if self.accelerator is None else self.accelerator.autocast()
-
-    def close(self) -> None:
-        """Frees the images on the device, which a later run in this process may need the memory of."""
-        if self.images is not None:
-            self.images.pixels.clear()

@@ -103,7 +103,7 @@ def test_it_is_shown_and_cleared(cache, tmp_path, capsys):
 def test_a_clear_answer_ends_the_timing(monkeypatch):
     steps, seconds = [], {}
 
-    def timed(method, batch, device, precision, finish):
+    def timed(method, batch, device, precision):
         steps.append(precision)
         return seconds[precision]
 

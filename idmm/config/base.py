@@ -95,7 +95,6 @@ NEW_KEYS = {
     "model.patch_drop": 0.0,
     "model.start": "timm",
     "views.interpolation": "bicubic",
-    **dict.fromkeys(("views.backend", "augment.backend"), "auto"),  # older runs go on with loader workers
     **{f"{section}.{key}": value for section in ("views", "augment") for key, value in TURNS_AND_CHANNELS.items()},
     **dict.fromkeys(
         f"data.{name}" for name in ("exclude", "labels", "labelled", "groups", "folds", "fold", "bands", "composite")

@@ -10,7 +10,7 @@ from idmm.config.data import Data
 from idmm.config.methods import Method, unread
 from idmm.config.schema import two_lengths
 from idmm.config.train import FinetuneTrain, PretrainTrain
-from idmm.config.views import Augment, Views, is_rgb, rgb_faults
+from idmm.config.views import Augment, Views, rgb_faults
 from idmm.files import saved_info
 
 
@@ -161,12 +161,6 @@ class FinetuneConfig(Common):
             raise ValueError(f"train.max_epochs {most} is less than an epoch for each of {stages} stages; give more")
         if self.drloc.weight and self.model.freeze:
             raise ValueError("drloc.weight trains the backbone and model.freeze forbids it; give one of them")
-        if (
-            self.augment.backend == "device"
-            and self.augment.randaugment
-            and is_rgb(self.data.in_chans, self.data.bands)
-        ):
-            raise ValueError("augment.backend device makes no RandAugment (augment.randaugment); give one of them")
         return self
 
 

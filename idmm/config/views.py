@@ -8,8 +8,6 @@ from pydantic import Field, model_validator
 
 from idmm.config.base import FieldError, check_range, check_strengths, section
 
-Backend = Literal["auto", "device", "workers"]
-
 
 @section
 class Colours:
@@ -88,10 +86,6 @@ class Views(Colours):
     teacher sees the groups of the first one's scale and size."""
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"
     """How crops are resized, antialiased in both cases."""
-    backend: Backend = "auto"
-    """Where views are made, from the same draws: a whole batch at once on the 'device', where all training images then
-    lie, or one by one on loader 'workers'; 'auto': the device on CUDA, where the images take at most half of its free
-    memory, else workers. A run keeps what it began with."""
 
 
 def colours_of(views: Views, group: CropGroup) -> Colours:
@@ -139,10 +133,6 @@ class Augment:
     """Probability that a channel is replaced by its mean, each on its own; at least one stays."""
     randaugment: str | None = "rand-m9-mstd0.5-inc1"
     """timm's auto-augment string; null: none."""
-    backend: Backend = "auto"
-    """Where training images are made, as views.backend; RandAugment works on loader workers alone, so that 'auto' means
-    them unless randaugment is null. The device draws as views are drawn, other numbers than workers do for RGB images
-    of 8 bits."""
     mixup_alpha: float = Field(0.5, ge=0)
     """Mixup's lambda is drawn from Beta(alpha, alpha), on even epochs (on all if cutmix_alpha is 0); 0: no Mixup."""
     cutmix_alpha: float = Field(0.5, ge=0)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from idmm.config import COLOURS, Augment, CropGroup, Views
 from idmm.data.images import CentreCrop, unit
-from idmm.data.views import ViewPlan, draw_views, is_rgb8, make_views, normalise, numbered, resize
+from idmm.data.views import draw_views, is_rgb8, make_views, normalise, numbered, resize
 from idmm.errors import UserError
 from idmm.seeding import derive, seeded
 
@@ -30,9 +30,6 @@ class TrainTransform:
         key: From :func:`idmm.seeding.derive`, another for each seed and stage.
     """
 
-    section = "augment"  # of the config
-    mode = "bicubic"  # how crops are resized
-
     def __init__(self, store, config: Augment, size: int, mean, std, key: int):
         self.store, self.config, self.size, self.mean, self.std, self.key = store, config, size, mean, std, key
         self.randaugment = _randaugment(config.randaugment, size, mean) if config.randaugment else None
@@ -42,7 +39,8 @@ class TrainTransform:
     def __call__(self, epoch: int, indices: np.ndarray) -> dict:
         """Returns ``images`` (float [B, C, size, size]) and what :func:`idmm.data.views.numbered` adds."""
         images = [self.store.image(i) for i in indices]
-        ((plan, size),) = self.plans(epoch, indices, len(images[0]))
+        key, sizes = derive(self.key, "views", epoch), self.store.sizes[indices]
+        plan = draw_views(Views(), self.crop, key, indices, sizes, len(images[0]))
 
         def randomly(view: np.ndarray, v: int) -> np.ndarray:
             if not is_rgb8(images[v]):
@@ -52,22 +50,8 @@ class TrainTransform:
             return np.asarray(made, dtype=np.float32) / 255
 
         extra = randomly if self.randaugment else None
-        views = make_views(images, plan, size, self.mode, self.mean, self.std, extra)  # [B, 1, C, S, S]
-        return numbered(self.batch([views]), self.store, indices)
-
-    @property
-    def one_by_one(self) -> str | None:
-        """What only this class can do to images, for people; None: nothing."""
-        return "RandAugment takes one image at a time (augment.randaugment)" if self.config.randaugment else None
-
-    def plans(self, epoch: int, indices: np.ndarray, channels: int) -> list[tuple[ViewPlan, int]]:
-        """Returns what is drawn by stage 1's functions, a view of each image, and its side (pixels)."""
-        key = derive(self.key, "views", epoch)
-        return [(draw_views(Views(), self.crop, key, indices, self.store.sizes[indices], channels), self.size)]
-
-    def batch(self, views: list[Tensor]) -> dict:
-        """Returns the batch of such views, [B, 1, C, S, S]."""
-        return {"images": views[0][:, 0]}
+        views = make_views(images, plan, self.size, "bicubic", self.mean, self.std, extra)  # [B, 1, C, S, S]
+        return numbered({"images": views[:, 0]}, self.store, indices)
 
 
 class EvalTransform:

@@ -20,7 +20,6 @@ from idmm.errors import RunError
 from idmm.seeding import permutation
 
 BatchFn = Callable[[int, np.ndarray], dict]  # (epoch, image numbers) -> a batch
-Finish = Callable[[dict], dict]  # makes on the device what a batch leaves to it
 
 
 @dataclass(frozen=True)
@@ -116,12 +115,11 @@ def evaluation_batches(
     return _load(batch_fn, [(0, mine[i : i + batch_size], 1.0) for i in range(0, len(mine), batch_size)], workers)
 
 
-def on_device(batch: dict, device, finish: Finish | None = None) -> dict:
-    """Sends a batch to the device and finishes it there."""
+def on_device(batch: dict, device) -> dict:
+    """Sends a batch to the device."""
     from accelerate.utils import send_to_device  # what only evaluates need not wait for accelerate
 
-    batch = send_to_device(batch, device, non_blocking=True)
-    return batch if finish is None else finish(batch)
+    return send_to_device(batch, device, non_blocking=True)
 
 
 def centre_crops(

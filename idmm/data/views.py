@@ -332,37 +332,18 @@ class MultiCropTransform:
         seed: Of the run.
     """
 
-    section = "views"  # of the config
-    one_by_one: str | None = None  # what only this class can do to views
-
     def __init__(self, store, config: Views, mean, std, seed: int):
         self.store, self.config, self.mean, self.std, self.seed = store, config, mean, std, seed
 
-    @property
-    def mode(self) -> str:
-        """How crops are resized."""
-        return self.config.interpolation
-
-    def plans(self, epoch: int, indices: np.ndarray, channels: int) -> list[tuple[ViewPlan, int]]:
-        """Returns what is drawn for each group, and the side of its crops (pixels)."""
-        sizes = self.store.sizes[indices]
-        return [
-            (draw_views(self.config, group, derive(self.seed, "views", epoch, n), indices, sizes, channels), size)
-            for n, (group, size) in enumerate(zip(self.config.crops, group_sizes(self.config), strict=True))
-        ]
-
-    def batch(self, views: list[Tensor]) -> dict:
-        """Returns the batch of these views."""
-        return {"views": views}
-
     def __call__(self, epoch: int, indices: np.ndarray) -> dict:
         """Returns ``views`` (a list of float [B, count, C, S, S], a group each) and what :func:`numbered` adds."""
-        images = [self.store.image(i) for i in indices]
-        groups = [
-            make_views(images, plan, size, self.mode, self.mean, self.std)  # [B, count, C, S, S]
-            for plan, size in self.plans(epoch, indices, len(images[0]))
-        ]
-        return numbered(self.batch(groups), self.store, indices)
+        images, sizes = [self.store.image(i) for i in indices], self.store.sizes[indices]
+        views = []
+        for number, (group, size) in enumerate(zip(self.config.crops, group_sizes(self.config), strict=True)):
+            key = derive(self.seed, "views", epoch, number)
+            plan = draw_views(self.config, group, key, indices, sizes, len(images[0]))
+            views.append(make_views(images, plan, size, self.config.interpolation, self.mean, self.std))
+        return numbered({"views": views}, self.store, indices)
 
 
 def numbered(batch: dict, store, indices: np.ndarray) -> dict:

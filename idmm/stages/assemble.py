@@ -101,22 +101,17 @@ class Assembly:
         """Builds the backbone of a phase with fresh weights; ``classes`` counts where a classifier belongs to it."""
         return self.spec.build(phase.size, self.config.seed, classes, dynamic=bool(phase.others))
 
-    def plan(
-        self, phase: Phase, store: ImageStore, evaluations: list[Evaluation], run: Session | None = None
-    ) -> StagePlan:
-        """Returns what the loop needs to know of a phase; without a run loader workers make its views."""
+    def plan(self, phase: Phase, store: ImageStore, evaluations: list[Evaluation]) -> StagePlan:
+        """Returns what the loop needs to know of a phase."""
         train, order = self.config.train, derive(self.config.seed, "stage", phase.number)
         ranks = (distributed.rank(), distributed.world())
-        transform = self.transform(phase, store)
-        transform, finish = (transform, None) if run is None else run.place(transform)
         return StagePlan(
             number=phase.number,
             label=phase.label,
             batches=BatchPlan(len(store), phase.batch_size, phase.epochs, order, *ranks, train.accumulate),
-            transform=transform,
+            transform=self.transform(phase, store),
             lr=phase.lr,
             evaluations=evaluations,
-            finish=finish,
         )
 
     def localization(self, phase: Phase, backbone: torch.nn.Module, trial: bool = False) -> Localization | None:
@@ -284,7 +279,8 @@ def session(parts: Assembly, notes: list[str]) -> Iterator[Session]:
     run is said to be so, else ``notes`` are logged.
     """
     parts.check_sizes()
-    with contextlib.closing(Session(parts.config, parts.began)) as run, run.folder:
+    run = Session(parts.config, parts.began)
+    with run.folder:
         with logging_to(run.folder.path), run.interrupts:
             try:
                 if parts.config.data.name == "folder" and not run.folder.finished:

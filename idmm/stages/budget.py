@@ -190,10 +190,10 @@ def _rates(
     classes = None if train.classes is None else len(train.classes)
     with not_logged():  # of a trial's parts: the run's own say it again
         method = parts.method(phase, parts.backbone(phase, classes), len(train), classes)
-        plan = parts.plan(phase, train, [], run)
+        plan = parts.plan(phase, train, [])
     start = time.monotonic() - began
     prepare(method)
-    run.start(method, plan.transform, plan.batches, plan.finish)
+    run.start(method, plan.transform, plan.batches)
     scaler = None if run.accelerator.scaler is None else run.accelerator.scaler.state_dict()
     began = time.monotonic()
     with not_logged():

@@ -228,7 +228,7 @@ def train(config: DenseConfig) -> dict:
             log.info("%s", report)
         method, judge = parts.method(phase, backbone, len(splits.train)), parts.judge(run, splits, held)
         look = Evaluation(judge.measure, config.train.eval_every, len(judge.store))
-        plan = parts.plan(phase, splits.train, [look], run)
+        plan = parts.plan(phase, splits.train, [look])
         plan.keep = parts.metric if config.train.keep == "best" else None
         loop = Loop(run, method, plan)
         loop.fit()

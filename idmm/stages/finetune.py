@@ -144,7 +144,7 @@ def _loop(run: Session, parts: Assembly, splits: LoadedSplits, phase: Phase, mod
     method = parts.method(phase, model, len(splits.train), classes)
     if train.class_weights == "balanced":
         method.class_weight = balanced_weights(splits.train.labels, classes)
-    plan = parts.plan(phase, splits.train, [Evaluation(held.measure, train.eval_every, len(held.store))], run)
+    plan = parts.plan(phase, splits.train, [Evaluation(held.measure, train.eval_every, len(held.store))])
     if train.keep == "best" and phase is parts.phases[-1]:
         plan.keep = "top1"
     return Loop(run, method, plan)

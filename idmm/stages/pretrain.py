@@ -87,7 +87,7 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
         knn = _knn(run, parts, splits)
         measured = [] if knn is None else [Evaluation(knn.measure, knn_every(config), knn.images)]
         evaluations = [*measured, *_monitor(run, parts, method, splits)]
-        loop = Loop(run, method, parts.plan(phase, splits.train, evaluations, run))
+        loop = Loop(run, method, parts.plan(phase, splits.train, evaluations))
         if spec.init is not None and not begun:
             export_start(run, method.backbone, parts, splits)
         if knn is not None and not begun:
