@@ -14,10 +14,7 @@ from transfers import results, runs, stamps
 
 from idmm.config import parsing
 from idmm.report import render
-from idmm.report.sections import sections
-from idmm.report.table import MAIN, READOUTS, Table
-from idmm.stages.detect import Detecting
-from idmm.stages.segment import Segmenting
+from idmm.report.table import MAIN, Table
 from idmm.transfer.config import PROTOCOLS, GridConfig
 from idmm.transfer.plan import GridPlan
 
@@ -168,11 +165,6 @@ def test_options_come_from_every_entry(trees):
     assert {(one["lr"], one["weight_decay"]) for one in found.values()} == {(0.5, 0.05), (0.5, 0.25)}
 
 
-def test_what_cells_stand_for_is_what_the_stages_choose_by():
-    assert (MAIN["detect"], MAIN["segment"]) == (Detecting.metric, Segmenting.metric)
-    assert {protocol for protocol, _ in READOUTS} == {"finetune", "probe", "detect", "segment"}
-
-
 # ------------------------------------------------------------------ told
 def mixed(seeds=3):
     """Two sources on a target of each kind; 12 points between sources, next to nothing between seeds."""
@@ -206,10 +198,6 @@ def test_intervals_are_over_seeds_alone(tmp_path):
     assert "other test images would move AP, too" in found.intervals()
     one = Table(mixed(seeds=1), "segment")
     assert one.intervals() == "One run each: there are no intervals."
-
-
-def test_accuracies_alone_have_the_columns_that_others_read():
-    assert list(render.csv_rows(sections(grid(full(2))).own)[0]) == OLD
 
 
 # ------------------------------------------------------------------ refused

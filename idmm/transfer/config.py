@@ -53,7 +53,7 @@ class GridConfig:
     """Folder for all runs and the grid (required)."""
     sources: list[Any] = Field(default_factory=list)
     """Datasets to pretrain on: names, or mappings with name, root, label, subset, pretrain, finetune. A root without a
-    name is a folder; without a label it is called by the end of its path."""
+    name is a folder; without a label it is called by the last part of its path."""
     targets: list[Any] = Field(min_length=1)
     """Datasets to fine-tune on, names or mappings like those of sources; 'protocol: detect' (or segment) makes one a
     folder of boxes (or masks)."""

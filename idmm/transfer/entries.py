@@ -26,8 +26,7 @@ _KEYS = {
 def read_entries(grid: GridConfig, faults: list[str]) -> dict[str, list[dict]]:
     """Returns the valid entries of each list as mappings with ``label``; adds the faults of the others.
 
-    An entry without a label is called by its name, a folder by the end of its path, as much of it as tells it from the
-    others; labels are in no job's key.
+    An entry without a label is called by its name, a folder by the last part of its path; labels are in no job's key.
     """
     entries = {name: _listed(grid, name, faults) for name in _KEYS}
     _add_labels(entries)
@@ -82,28 +81,15 @@ def _listed(grid: GridConfig, name: str, faults: list[str]) -> list[dict]:
 
 
 def _add_labels(entries: dict[str, list[dict]]) -> None:
-    datasets = [entry for name in SIDES for entry in entries[name]]
-    named = [entry for entry in datasets if entry.get("label") is not None]
-    folders = {_images(entry) for entry in datasets if entry not in named and entry["name"] == "folder"}
-    taken = {SCRATCH: (SCRATCH,)} | {str(entry["label"]): _images(entry) for entry in named}
-    taken |= {entry["name"]: _images(entry) for entry in datasets if entry not in named and entry["name"] != "folder"}
     for entry in [entry for found in entries.values() for entry in found]:
         if entry.get("label") is not None:
             entry["label"] = str(entry["label"])
             continue
         name, subset = entry["name"], entry.get("subset")
         if name == "folder" and entry.get("root") is not None:
-            path = _images(entry)
-            ends = ["/".join(path[-length:]) for length in range(1, len(path))]
-            name = next((end for end in ends if _is_own(end, path, folders, taken)), str(Path(*path)))
+            name = _images(entry)[-1]
         parts = [f"{key}{value}" for key, value in subset.items()] if isinstance(subset, dict) else []
         entry["label"] = "-".join([name, *parts])
-
-
-def _is_own(end: str, path: tuple, folders: set[tuple], taken: dict[str, tuple]) -> bool:
-    """Whether nothing else is called by the end of this path."""
-    count = end.count("/") + 1
-    return taken.get(end, path) == path and not any(o != path and o[-count:] == path[-count:] for o in folders)
 
 
 def _images(entry: dict) -> tuple[str, ...]:
