@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 import numpy as np
-from matplotlib import font_manager, rcParams
-from matplotlib.colors import LinearSegmentedColormap, to_rgb
+from matplotlib import font_manager
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
 from idmm.pictures import COLOURS, plain_axis, shortened
@@ -12,10 +12,8 @@ from idmm.pictures import COLOURS, plain_axis, shortened
 LABELLED = 24  # classes up to which every one has its name, and every cell its number
 CELL, LETTER = 0.34, 0.062  # inches
 WORST = 20  # classes that are listed where there are more than that
-WHITE = "0.99"  # on colours, so white in a dark page, too
 PLACES = 400  # rows and columns that the whole is drawn in, at most
-# from nothing to the colour, so that the ground shows through, whichever it is
-RIGHT, WRONG = (LinearSegmentedColormap.from_list("", ((*to_rgb(of), 0.0), of)) for of in COLOURS[:2])
+RIGHT, WRONG = (LinearSegmentedColormap.from_list("", ("white", colour)) for colour in COLOURS[:2])
 
 
 def confusion_figure(found, classes: Sequence[str]) -> Figure:
@@ -28,7 +26,7 @@ def confusion_figure(found, classes: Sequence[str]) -> Figure:
         found: :class:`idmm.evaluate.Predictions`.
         classes: Their names, in any letters; names that no font here has are drawn as the class's number.
     """
-    (names, fonts), truth, predicted = _drawable(classes), found.truth, found.predicted
+    names, truth, predicted = _drawable(classes), found.truth, found.predicted
     right = int((truth == predicted).sum())
     title = f"{right:,} of {len(truth):,} test images right ({100 * right / len(truth):.1f} %)"
     if len(classes) > LABELLED:
@@ -36,13 +34,13 @@ def confusion_figure(found, classes: Sequence[str]) -> Figure:
         axis, beside = figure.subplots(1, 2, width_ratios=(6, 5))
         axis.set(xticks=[], yticks=[])
         order = f", 1 to {len(classes)} as in per_class.csv"
-        _worst(beside, found, names, fonts)
+        _worst(beside, found, names)
     else:
         images = [f"{name} ({count:,})" for name, count in zip(names, found.per_class()[0], strict=True)]
         side = 0.9 + max(6, len(classes)) * CELL + max(map(len, images)) * LETTER
         figure = Figure(figsize=(side, side + 0.2), layout="constrained")
         axis, order = figure.subplots(), ""
-        _names(axis, names, images, fonts)
+        _names(axis, names, images)
     figure.suptitle(title, fontsize=11)
     figure.supxlabel("shade: share of the row's test images", fontsize=8, color="0.4")
     _matrix(axis, truth, predicted, len(classes))
@@ -61,15 +59,15 @@ def _matrix(axis, truth: np.ndarray, predicted: np.ndarray, classes: int) -> Non
     axis.imshow(np.where(diagonal[..., None], RIGHT(shown), WRONG(shown)), interpolation="nearest")
     if classes <= LABELLED:
         for row, column in np.argwhere(counts):
-            colour = WHITE if shares[row, column] > 0.6 else "0.15"
+            colour = "white" if shares[row, column] > 0.6 else "0.15"
             axis.text(column, row, counts[row, column], ha="center", va="center", fontsize=7, color=colour)
     axis.spines[:].set_color("0.7")
     axis.tick_params(length=0)
 
 
-def _names(axis, names: list[str], rows: list[str], fonts: list[str]) -> None:
+def _names(axis, names: list[str], rows: list[str]) -> None:
     """Writes the names of columns below and of rows beside them, and thin lines between the cells."""
-    text = {"fontsize": 8, "family": fonts, "parse_math": False}
+    text = {"fontsize": 8, "parse_math": False}
     axis.set_xticks(range(len(names)), names, rotation=90 if max(map(len, names)) * LETTER > CELL else 0, **text)
     axis.set_yticks(range(len(names)), rows, **text)
     edges = np.arange(len(names) + 1) - 0.5
@@ -79,45 +77,30 @@ def _names(axis, names: list[str], rows: list[str], fonts: list[str]) -> None:
     axis.tick_params(which="minor", length=0)
 
 
-def _worst(axis, found, names: list[str], fonts: list[str]) -> None:
+def _worst(axis, found, names: list[str]) -> None:
     """Draws the accuracies of the worst classes as bars, with what each is most often taken for."""
     (images, hits), instead = found.per_class(), found.confusions()
     seen = np.flatnonzero(images)
     worst = seen[np.lexsort((-images[seen], hits[seen] / images[seen]))][:WORST]
     accuracy = 100 * hits[worst] / images[worst]
     axis.barh(range(len(worst)), accuracy, color=COLOURS[0], height=0.62)
-    text = {"family": fonts, "parse_math": False}
     for place, (c, value) in enumerate(zip(worst, accuracy, strict=True)):
         note = f"{hits[c]} of {images[c]}"
         if c in instead:
             most, often = instead[c]
             note += f", {often} taken for {names[most]}"
-        axis.annotate(note, (value, place), (4, 0), textcoords="offset points", va="center", fontsize=7, **text)
-    axis.set_yticks(range(len(worst)), [names[c] for c in worst], fontsize=8, **text)
+        axis.annotate(
+            note, (value, place), (4, 0), textcoords="offset points", va="center", fontsize=7, parse_math=False
+        )
+    axis.set_yticks(range(len(worst)), [names[c] for c in worst], fontsize=8, parse_math=False)
     axis.tick_params(axis="y", length=0)
     axis.invert_yaxis()
     axis.set(xlim=(0, 100), xlabel="accuracy of the worst classes (%)")
     plain_axis(axis, "x")
 
 
-def _drawable(classes: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The names as they can be drawn, and the fonts that have their letters; where there are none, the name is the
-    class's number (its row in per_class.csv, from 1)."""
-    families = list(rcParams["font.sans-serif"][:1])
-    missing = set("".join(classes)) - _letters(font_manager.findfont(families[0]))
-    for font in font_manager.fontManager.ttflist if any(map(str.isprintable, missing)) else ():
-        found = set() if font.name.startswith("Last Resort") else missing & _letters(font.fname)  # that draws boxes
-        if found:
-            families.append(font.name)
-            missing -= found
-        if not missing:
-            break
-    shown = [shortened(" ".join(name.split()), 30) for name in classes]
-    return [f"class {n}" if missing & set(name) else name for n, name in enumerate(shown, start=1)], families
-
-
-def _letters(file: str) -> set[str]:
-    try:
-        return set(map(chr, font_manager.get_font(file).get_charmap()))
-    except (OSError, RuntimeError, ValueError):  # a font that cannot be read
-        return set()
+def _drawable(classes: Sequence[str]) -> list[str]:
+    """The names as they can be drawn: if the font lacks a letter, the class's number (its row in per_class.csv)."""
+    letters = font_manager.get_font(font_manager.findfont(font_manager.FontProperties())).get_charmap()
+    names = [shortened(" ".join(name.split()), 30) for name in classes]
+    return [name if all(ord(c) in letters for c in name) else f"class {n}" for n, name in enumerate(names, start=1)]

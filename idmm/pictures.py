@@ -5,7 +5,6 @@ colour alone: colours are Okabe and Ito's, which colour-blind readers tell apart
 indigo); line styles and markers tell the same in grey print.
 """
 
-import contextlib
 import itertools
 import math
 import warnings
@@ -56,7 +55,6 @@ PANELS = {  # title -> what of a record is drawn there, by label; None: no legen
     "scale of the cosine classifier": {"scale": None},
     "localization": {"drloc": "loss", "drloc_weight": "its weight"},
 }
-COLUMNS = (3, 4)
 
 Records = list[dict]  # of metrics.jsonl, an epoch each
 
@@ -100,24 +98,11 @@ def names_legend(figure: Figure, handles: list, names: list[str], **options) -> 
 
 def save(figure: Figure, path: str | Path, dpi: float = DPI) -> None:
     """Writes a PNG, or a JPEG where the path ends in .jpg, whole or not at all."""
-    with replacing(Path(path)) as file, _any_letters(figure):
+    _plain_letters(figure)
+    with replacing(Path(path)) as file, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # from the font
         kind = "jpg" if Path(path).suffix == ".jpg" else "png"
         figure.savefig(file, format=kind, dpi=dpi, facecolor="white")
-
-
-def arrange(figure: Figure) -> None:
-    """Computes where everything in a figure lies."""
-    with _any_letters(figure):
-        figure.draw_without_rendering()
-
-
-@contextlib.contextmanager
-def _any_letters(figure: Figure) -> Iterator[None]:
-    """Lets a figure be drawn whatever letters its labels have."""
-    _plain_letters(figure)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing")  # from the font
-        yield
 
 
 def _plain_letters(figure: Figure) -> None:
@@ -132,9 +117,7 @@ def _plain_letters(figure: Figure) -> None:
 
 
 # ---------------------------------------------------------------------- the curves of runs
-def curves_figure(
-    runs: dict[str, list[Records]], title: str = "", over: str = "epoch", columns: tuple[int, ...] = COLUMNS
-) -> Figure:
+def curves_figure(runs: dict[str, list[Records]], title: str = "", over: str = "epoch") -> Figure:
     """Returns a panel each of what runs logged: loss, learning rate, accuracies, the monitor's values.
 
     Args:
@@ -144,15 +127,13 @@ def curves_figure(
             line and the mean, as far as all have come, a thick one.
         title: Above the panels.
         over: ``epoch``, or ``seconds`` of training and evaluating.
-        columns: Of panels, to choose from.
     """
     alone = len(runs) == 1 and len(next(iter(runs.values()))) == 1
     panels = _panels([record for seeds in runs.values() for records in seeds for record in records])
     if not alone:
         once = measured_once(runs)
         panels = {name: {key: None} for name, key in _single(panels) if name not in once}
-    across = min(len(panels), min(columns, key=lambda n: -len(panels) % n))  # with which the fewest places stay empty
-    across = 2 if (len(panels), across) == (4, 3) else across
+    across = 2 if len(panels) == 4 else min(3, len(panels))
     rows = math.ceil(len(panels) / across)
     keys = round(across * 1.4)  # names of runs in a line
     head = 0.45 + (0.0 if alone else 0.24 * math.ceil(len(runs) / keys))

@@ -4,7 +4,6 @@ import sys
 
 import pytest
 import transfers
-from browser import browser  # noqa: F401 (a fixture)
 from folders import decoded  # noqa: F401 (another)
 from helpers import STAGES, outside
 from loopback import Server, miniature

@@ -8,7 +8,7 @@ from idmm.data.augment import TrainTransform
 from idmm.data.composite import composite, ends_of, picture
 from idmm.data.views import MultiCropTransform
 from idmm.mixing import Mix, draw_cutmix, mix_images
-from idmm.report.svg import ImageBlock
+from idmm.report.pictures import ImageBlock
 from idmm.seeding import derive, numpy_rng
 
 VISIBLE = 0.2  # least share of a crop that the sheet's CutMix replaces

@@ -112,7 +112,7 @@ def _draw(out: Path, result: dict) -> None:
         name = "loss of IDMM" if label == "IDMM" else "loss of the classifier"  # the two share no panel
         read = [json_lines(folder / part / "metrics.jsonl") for folder in folders]
         curves[label] = [[{name: one["loss"], "seconds": one["seconds"]} for one in seed] for seed in read]
-    save(curves_figure(curves, _title(result), over="seconds", columns=(2,)), out / "loss.png")
+    save(curves_figure(curves, _title(result), over="seconds"), out / "loss.png")
 
     config = STAGES["pretrain"].resolve(artifacts.begun_config(folders[0] / "stage1"))[0]
     parts = assemble(config)

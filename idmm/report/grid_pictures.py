@@ -16,18 +16,8 @@ from matplotlib.ticker import MaxNLocator
 
 from idmm.pictures import log_axis, look, plain_axis, save
 from idmm.report.sections import Ranking, SizeCurve
-from idmm.report.stats import Estimate
-from idmm.report.table import (
-    FAILED,
-    MISSING,
-    SCRATCH,
-    Row,
-    Table,
-    TableCell,
-    format_interval,
-    format_number,
-    legend,
-)
+from idmm.report.stats import Estimate, format_interval, format_number
+from idmm.report.table import FAILED, MISSING, SCRATCH, Row, Table, TableCell, legend
 
 CELL = (0.9, 0.37)  # inches
 LONGEST = 22  # letters of a label

@@ -1,82 +1,138 @@
-"""``report.html`` and its pictures, from what ``idmm report`` collected of finished runs."""
+"""``report.html`` and its figures, from what ``idmm report`` collected of finished runs."""
 
 import statistics
 from collections.abc import Callable, Iterator
-from importlib.metadata import version
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
+from matplotlib.figure import Figure
+
+from idmm.config.parsing import flatten
+from idmm.confusion import confusion_figure
 from idmm.errors import listed
 from idmm.files import write_bytes
-from idmm.pictures import curves_figure, measured_once, probe_figure
-from idmm.progress import brief, duration, log
+from idmm.pictures import curves_figure, measured_once, probe_figure, save
+from idmm.progress import duration
 from idmm.report import run_pictures as draw
-from idmm.report.facts import RunFacts
-from idmm.report.parts import Picture, Section, TableOf, Tabs, Text
-from idmm.report.render import ENVIRONMENTS, source
-from idmm.report.run_details import details
-from idmm.report.run_settings import KINDS, environments, settings
-from idmm.report.stats import t_half
+from idmm.report.page import Picture, Section, TableOf, html
+from idmm.report.pictures import ImageBlock, image_sheet
+from idmm.report.sheets import Tile, caption_sheet, in_rows
+from idmm.report.stats import BINS, Calibration, t_half
 
 CHANCE = 0.05  # p of McNemar's test from which on a difference may be chance
-SIZES = 1.2  # largest backbone over smallest from which accuracy is drawn over size
-Columns = dict[str, Callable[[RunFacts], str]]
-ABOUT: Columns = {name: lambda run, name=name: run.about.get(name, "") for name in ("did", "start", "model", "data")}
+WORST = 10  # classes that are listed
+NO_SETTINGS = ("out", "resume", "environment.started", "environment.finished", "environment.starts")
+KINDS = {
+    "pretrain": "Pretraining", "finetune": "Fine-tuning", "detect": "Detection", "segment": "Segmentation",
+    "probe": "Probe",
+}  # fmt: skip
+
+
+class Features(NamedTuple):
+    """Features of test images, laid out in a plane so that neighbours stay neighbours (t-SNE)."""
+
+    labels: np.ndarray  # int64 [M]
+    classes: list[str]  # by number
+    places: dict[str, np.ndarray]  # title -> float [M, 2]
+    # title -> percent of the images whose nearest other image, by cosine, has their class
+    nearest: dict[str, float]
+
+
+@dataclass
+class RunFacts:
+    """A finished run. ``missing`` has a sentence for each part of the page that cannot be shown."""
+
+    path: Path
+    kind: str  # of KINDS
+    about: dict[str, str]  # what it "did", its "start", "model" and "data"
+    config: dict[str, Any]  # dotted keys
+    result: dict[str, Any]
+    records: list[list[dict]]  # of metrics.jsonl, of each fold
+    environment: dict[str, Any] = field(default_factory=dict)
+    group: str = ""  # label of the runs that are the same except for the seed
+    label: str = ""  # short, no two alike
+    detailed: bool = True  # whether the page has a section on it
+    # ---- of runs that are shown in detail
+    crops: list[ImageBlock] | None = None
+    shown: str = ""  # which bands pictures of its images show
+    predicted: Any = None  # idmm.evaluate.Predictions of the test images
+    paths: list[str] = field(default_factory=list)  # names of these images
+    classes: list[str] = field(default_factory=list)  # names of the classes, by number
+    mistakes: list[Tile] = field(default_factory=list)
+    calibration: Calibration | None = None
+    features: Features | None = None
+    pictures: dict[str, Path] = field(default_factory=dict)  # title -> PNG file that the run or idmm explore wrote
+    missing: list[str] = field(default_factory=list)
+
+    @property
+    def classifies(self) -> bool:
+        """Whether it made a classifier, which was tested."""
+        return self.kind != "probe" and "top1_interval" in self.result
 
 
 def write(out: Path, runs: list[RunFacts], pairs: list[tuple], notes: list[str]) -> Path:
-    """Writes the page and its PNGs, each whole or not at all (RunError), the page last; returns its path.
+    """Writes the figures and then the page, each whole or not at all (RunError); returns its path.
 
     Args:
         out: The folder.
         runs: In the page's order.
         pairs: Two classifiers on the same test images, by their labels, with ``points`` of the first above the
             second and McNemar's ``p``.
-        notes: On what was asked for and is not shown; at the top of the page.
+        notes: On runs that are left out; at the top of the page.
     """
-    sections = [_summary(runs, pairs), *_curves(runs), *_sizes(runs)]
-    for run in runs:
-        sections += details(run, alone=len(runs) == 1) if run.detailed else []
-    sections += [settings(runs), environments(runs)]
-    log.info("drawing the pictures")
-    for part in (part for section in sections for part in section.parts):
-        part.save(out)
-    page, style = out / "report.html", source("base.css", "report.css")
-    given = {"title": _title(runs), "runs": runs, "notes": notes, "sections": sections, "style": style}
-    text = ENVIRONMENTS["html"].get_template("report.html.j2").render(given, version=version("idmm"))
+    sections = [Section("Results", [*_outcome(runs, pairs), *_results(out, runs, pairs)])]
+    sections.append(Section("Curves", list(_curves(out, runs))))
+    sections += [_details(out, run, number) for number, run in enumerate(runs, start=1) if run.detailed]
+    sections.append(Section("Settings", list(_settings(runs))))
+    about = [f"{run.label}: {_about(run)} ({run.path})" for run in runs]
+    page = out / "report.html"
+    text = html(_title(runs), [*notes, *about], [section for section in sections if section.parts])
     write_bytes(page, text.encode("utf-8", "replace"))
     return page
 
 
-# ---------------------------------------------------------------------- what came of it
+def _about(run: RunFacts) -> str:
+    before = {"start": "of " if run.kind == "probe" else "from ", "data": "on "}
+    return ", ".join(before.get(name, "") + value for name, value in run.about.items() if value)
+
+
+def _picture(figure: Figure, path: Path, alt: str, caption: str = "") -> Picture:
+    save(figure, path)
+    return Picture(path, alt, caption)
+
+
+# ---------------------------------------------------------------------- results
 def _top1(runs: list[RunFacts]) -> dict[str, list[float]]:
     """The accuracies of classifiers (percent), a list over seeds for each group."""
-    found: dict[str, list[float]] = {}
+    groups: dict[str, list[float]] = {}
     for run in runs:
         if run.classifies:
-            found.setdefault(run.group, []).append(run.result["top1"])
-    return found
+            groups.setdefault(run.group, []).append(run.result["top1"])
+    return groups
 
 
 def _title(runs: list[RunFacts]) -> str:
-    """What was run on what, and what came of it where a line has room for that."""
-    told = {name: listed(dict.fromkeys(run.about[name] for run in runs)) for name in ("did", "data")}
+    did, data = (listed(dict.fromkeys(run.about[name] for run in runs)) for name in ("did", "data"))
     groups = _top1(runs)
     if 0 < len(groups) <= 3:
         scores = " and ".join(f"{group} {statistics.mean(top1):.1f} %" for group, top1 in groups.items())
-        return f"{told['data']}: {scores} of test images right"
-    return f"{told['did']} on {told['data']}: {listed(dict.fromkeys(run.group for run in runs), most=4)}"
+        return f"{data}: {scores} of test images right"
+    return f"{did} on {data}: {listed(dict.fromkeys(run.group for run in runs), most=4)}"
 
 
-def _outcome(runs: list[RunFacts], pairs: list[tuple]) -> Iterator[Text]:
+def _outcome(runs: list[RunFacts], pairs: list[tuple]) -> Iterator[str]:
     """What groups of classifiers of the same images reached, and how far the first is from each other one."""
+    runs = [run for run in runs if run.classifies]
     groups = _top1(runs)
     if len(runs) < 2:
         return
     if len({(run.about["data"], run.result["test_size"]) for run in runs}) > 1:
-        yield Text("These classifiers were tested on different images: do not compare their accuracies.", "loud")
+        yield "These classifiers were tested on different images: do not compare their accuracies."
         return
     spread = {group: f" ± {statistics.stdev(top1):.1f}" for group, top1 in groups.items() if len(top1) > 1}
-    said = [f"{group} {statistics.mean(top1):.1f}{spread.get(group, '')} %" for group, top1 in groups.items()]
+    means = [f"{group} {statistics.mean(top1):.1f}{spread.get(group, '')} %" for group, top1 in groups.items()]
     counts = sorted({len(top1) for top1 in groups.values()})
     over = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1])))) + f" seed{'' if counts == [1] else 's'}"
     first, *others = groups
@@ -85,229 +141,203 @@ def _outcome(runs: list[RunFacts], pairs: list[tuple]) -> Iterator[Text]:
     for other in others:
         p = chance.get(frozenset((first, other)), 0.0)
         doubt = f", which may be chance (p {p:.2g})" if p >= CHANCE else ""
-        gaps.append(f"{_signed(*_gap(groups[first], groups[other]))} over {other}{doubt}")
-    line = f"{listed(said)} of the test images right, over {over}{' each' if others else ''}"
+        gaps.append(f"{_gap(groups[first], groups[other])} over {other}{doubt}")
+    line = f"{listed(means)} of the test images right, over {over}{' each' if others else ''}"
     line += f": {first} has {listed(gaps)}." if gaps else "."
-    yield Text(line + (" ± is one standard deviation over seeds." if counts[-1] > 1 else ""), "loud")
+    yield line + (" ± is one standard deviation over seeds." if spread else "")
     if others and counts[0] == 1:
-        yield Text("How far another seed would move what has a single one, these runs cannot say.", "quiet")
+        yield "A run with a single seed does not show how far another seed would move its number."
 
 
-def _gap(one: list[float], other: list[float]) -> tuple[float, float | None]:
-    """The difference of two means, and half of its 95 % t-interval over seeds, if there are some."""
-    value, fewest = statistics.mean(one) - statistics.mean(other), min(len(one), len(other))
-    if fewest < 2:
-        return value, None
-    return value, t_half(sum(statistics.variance(values) / len(values) for values in (one, other)), fewest - 1)
+def _gap(one: list[float], other: list[float]) -> str:
+    """The difference of two means, with its 95 % t-interval over seeds if both have some."""
+    points, fewest = statistics.mean(one) - statistics.mean(other), min(len(one), len(other))
+    interval = ""
+    if fewest > 1:
+        half = t_half(sum(statistics.variance(values) / len(values) for values in (one, other)), fewest - 1)
+        interval = f" (95 % interval over seeds {points - half:+.1f} to {points + half:+.1f})"
+    return f"{points:+.1f} points{interval}".replace("-", "−")
 
 
-def _signed(points: float, half: float | None = None) -> str:
-    reach = "" if half is None else f" (95 % interval over seeds {points - half:+.1f} to {points + half:+.1f})"
-    return f"{points:+.1f} points{reach}".replace("-", "−")
+def _number(name: str, form: str = ".1f") -> Callable[[RunFacts], str]:
+    """Returns a column of a value of the results."""
+    return lambda run: "" if run.result.get(name) is None else format(run.result[name], form)
 
 
-def _summary(runs: list[RunFacts], pairs: list[tuple]) -> Section:
-    section = Section("summary", "What came of it")
-    classifiers = [run for run in runs if run.classifies]
-    section.parts += _outcome(classifiers, pairs)
-    section.parts += [Text(line, "loud") for run in runs[:3] if (line := headline(run))] if len(runs) <= 3 else []
-    if classifiers:
-        alt = "; ".join(f"{run.label}: {run.result['top1']:.1f} %" for run in classifiers)
-        made = {"figure": draw.scores_figure(classifiers), "narrow": draw.scores_figure(classifiers, width=4.2)}
-        section.parts.append(Picture("accuracy.png", alt=f"Top-1 accuracies. {alt}", **made))
-    caption = "Top-1 accuracy on the test images (percent), beside what it must not be read without"
-    section.parts += _table(caption, CLASSIFIERS, classifiers)
-    section.parts += _table("What pretraining came to", PRETRAININGS, [run for run in runs if run.kind == "pretrain"])
-    for kind, columns in DENSE.items():
-        caption = f"{KINDS[kind]}: scores on the test images (percent)"
-        section.parts += _table(caption, columns, [run for run in runs if run.kind == kind])
-    probes = [run for run in runs if run.kind == "probe" and "readouts" in run.result]
-    section.parts += _table("What frozen features are worth", PROBES, probes)
-    section.parts += _over_seeds(classifiers)
-    if pairs:
-        rows = [_compared(*pair) for pair in pairs]
-        caption = "Classifiers on the same test images: points of the first above the second, and McNemar's p, the "
-        caption += "chance of a difference as large were both as good"
-        if len(rows) > 1:
-            caption += f"; of {len(rows)} comparisons, one in 20 comes out below 0.05 by chance alone"
-        section.parts.append(TableOf(["first", "second", "points", "p", ""], rows, caption))
-    if any("test_groups" in run.result for run in classifiers):
-        line = "Test images come in groups of alike images, so their intervals are too narrow."
-        section.parts.append(Text(line, "quiet"))
-    return section
-
-
-def _compared(first: str, second: str, found: dict[str, float]) -> list[str]:
-    points, p = found["points"], found["p"]
-    better = f"{first if points > 0 else second} is better"
-    verdict = better if p < CHANCE else "too small a difference to tell from chance"
-    return [first, second, f"{points:+.1f}".replace("-", "−"), f"{p:.2g}", verdict]
-
-
-def headline(run: RunFacts) -> str:
-    """Returns what came of a run, in a sentence beside what it has to be read with."""
-    result, seconds = run.result, duration(run.result.get("seconds", 0.0))
-    if run.classifies:
-        low, high = result["top1_interval"]
-        said = f"{result['top1']:.1f} % of {result['test_size']:,} test images right"
-        floors = {"pixel_knn": "comparing raw pixels reaches", "largest_class": "naming the largest class every time"}
-        beside = [f"{label} {result[name]:.1f} %" for name, label in floors.items() if result.get(name) is not None]
-        parts = [f"{said} (95 % interval {low:.1f} to {high:.1f})", *beside, seconds]
-        return f"{run.label}: {'; '.join(parts)}."
-    if run.kind == "pretrain":
-        knn = f", kNN accuracy {result['knn']:.1f} %" if "knn" in result else ""
-        count = f"{result['train_size']:,} images, {result.get('epochs', '?')} epochs"
-        return f"{run.label}: pretrained on {count}: loss {result['loss']:.3f}{knn}; {seconds}."
-    if run.kind in DENSE:
-        first, value = next((name, column(run)) for name, column in DENSE[run.kind].items())
-        return f"{run.label}: {first} {value} % on {result['test_size']:,} test images; {seconds}."
-    return ""
-
-
-def _number(*names: str, form: str = ".1f") -> Callable[[RunFacts], str]:
-    """Returns a column of a value of the results: the first of these that there is."""
-
+def _readout(name: str) -> Callable[[RunFacts], str]:
     def column(run: RunFacts) -> str:
-        return next((format(run.result[name], form) for name in names if run.result.get(name) is not None), "")
+        measured = run.result["readouts"][name]
+        return "{:.1f} ({:.1f} to {:.1f})".format(measured["top1"], *measured["top1_interval"])
 
     return column
 
 
-def _interval(found: dict) -> str:
-    return "{:.1f} to {:.1f}".format(*found["top1_interval"])
-
-
-def _parameters(run: RunFacts) -> str:
-    return "" if run.parameters is None else f"{run.parameters / 1e6:.3g} M"
-
-
+Columns = dict[str, Callable[[RunFacts], str]]
+SIZES: Columns = {"training images": _number("train_size", ","), "test images": _number("test_size", ",")}
 CLASSIFIERS: Columns = {
-    "accuracy": _number("top1"),
-    "95 % interval": lambda run: _interval(run.result),
-    "training images": _number("labelled_size", "train_size", form=","),
-    "test images": _number("test_size", form=","),
-    "mean per class": _number("mean_per_class"),
-    "kNN of pixels": _number("pixel_knn"),
-    "largest class": _number("largest_class"),
-    "before the first step": _number("start_top1"),
-    "parameters": _parameters,
-}
-PRETRAININGS: Columns = {
-    "loss": _number("loss", form=".4g"),
-    "kNN (%)": _number("knn"),
-    "kNN before the first step": _number("start_knn"),
-    "images": _number("train_size", form=","),
-    "epochs": _number("epochs", form=","),
-    "parameters": _parameters,
-}
-SIZE: Columns = {
-    "training images": _number("train_size", form=","),
-    "test images": _number("test_size", form=","),
-    "parameters": _parameters,
-}
-DENSE: dict[str, Columns] = {
-    "detect": {
-        "AP": _number("ap"),
-        "AP50": _number("ap50"),
-        "AP75": _number("ap75"),
-        "mask AP": _number("mask_ap"),
-        **SIZE,
-    },
-    "segment": {
-        "mIoU": _number("miou"),
-        "accuracy of classes": _number("macc"),
-        "accuracy of pixels": _number("pixel_accuracy"),
-        **SIZE,
-    },
-}
-PROBES: Columns = {
-    "kNN (%)": lambda run: f"{run.result['readouts']['knn']['top1']:.1f}",
-    "kNN: 95 % interval": lambda run: _interval(run.result["readouts"]["knn"]),
-    "linear probe (%)": lambda run: f"{run.result['readouts']['probe']['top1']:.1f}",
-    "linear probe: 95 % interval": lambda run: _interval(run.result["readouts"]["probe"]),
-    "largest class": _number("largest_class"),
-}
+    "top-1": _number("top1"),
+    "95 % interval": lambda run: "{:.1f} to {:.1f}".format(*run.result["top1_interval"]),
+    "mean per class": _number("mean_per_class"), "kNN of pixels": _number("pixel_knn"),
+    "largest class": _number("largest_class"), "before the first step": _number("start_top1"), **SIZES,
+}  # fmt: skip
+OTHERS: dict[str, tuple[str, Columns]] = {  # by kind
+    "pretrain": ("Pretraining", {
+        "loss": _number("loss", ".4g"), "kNN (%)": _number("knn"), "kNN before the first step": _number("start_knn"),
+        "images": _number("train_size", ","), "epochs": _number("epochs", ","),
+    }),
+    "detect": ("Detection: scores on the test images (percent)", {
+        "AP": _number("ap"), "AP50": _number("ap50"), "AP75": _number("ap75"), "mask AP": _number("mask_ap"), **SIZES,
+    }),
+    "segment": ("Segmentation: scores on the test images (percent)", {
+        "mIoU": _number("miou"), "accuracy of classes": _number("macc"),
+        "accuracy of pixels": _number("pixel_accuracy"), **SIZES,
+    }),
+    "probe": ("Probes of frozen features: top-1 on the test images (percent) with its 95 % interval", {
+        "kNN": _readout("knn"), "linear probe": _readout("probe"), "largest class": _number("largest_class"),
+    }),
+}  # fmt: skip
+
+
+def _results(out: Path, runs: list[RunFacts], pairs: list[tuple]) -> Iterator[str | TableOf | Picture]:
+    classifiers = [run for run in runs if run.classifies]
+    if classifiers:
+        alt = "; ".join(f"{run.label}: {run.result['top1']:.1f} %" for run in classifiers)
+        yield _picture(draw.scores_figure(classifiers), out / "accuracy.png", f"Top-1 accuracies. {alt}")
+    yield from _table("Top-1 accuracy on the test images (percent)", CLASSIFIERS, classifiers)
+    for kind, (caption, columns) in OTHERS.items():
+        some = [run for run in runs if run.kind == kind and (kind != "probe" or "readouts" in run.result)]
+        yield from _table(caption, columns, some)
+    rows = [
+        [group, str(len(top1)), f"{statistics.mean(top1):.1f}", f"{statistics.stdev(top1):.1f}",
+         ", ".join(f"{value:.1f}" for value in top1)]
+        for group, top1 in _top1(runs).items() if len(top1) > 1
+    ]  # fmt: skip
+    if rows:
+        heads = ["runs", "seeds", "mean top-1 (%)", "standard deviation", "each"]
+        yield TableOf(heads, rows, "Runs that are the same except for the seed")
+    if pairs:
+        caption = "Classifiers on the same test images: points of the first above the second, and McNemar's p, the "
+        caption += "chance of a difference as large if both were equally good"
+        if len(pairs) > 1:
+            caption += f"; of {len(pairs)} comparisons, one in 20 comes out below 0.05 by chance alone"
+        yield TableOf(["first", "second", "points", "p", "verdict"], [_compared(*pair) for pair in pairs], caption)
+    if any("test_groups" in run.result for run in classifiers):
+        yield "Test images come in groups of similar images, so their intervals are too narrow."
+
+
+def _compared(first: str, second: str, test: dict[str, float]) -> list[str]:
+    better = f"{first if test['points'] > 0 else second} is better"
+    verdict = better if test["p"] < CHANCE else "the difference may be chance"
+    return [first, second, f"{test['points']:+.1f}".replace("-", "−"), f"{test['p']:.2g}", verdict]
 
 
 def _table(caption: str, columns: Columns, runs: list[RunFacts]) -> Iterator[TableOf]:
-    """A row for each run; columns that no run has anything for are left out, what is the same for all is said above."""
+    """A row for each run; columns that no run has anything for are left out."""
     if not runs:
         return
-    first = dict(list(columns.items())[:2])  # what came of it, so that narrow windows show it
-    columns = {"run": lambda run: run.label, **first, **ABOUT, **columns}
-    columns["time"] = lambda run: duration(run.result["seconds"]) if "seconds" in run.result else ""
+    columns = {"run": lambda run: run.label, **columns, "start": lambda run: run.about["start"],
+               "time": lambda run: duration(run.result["seconds"]) if "seconds" in run.result else ""}  # fmt: skip
     rows = [[column(run) for column in columns.values()] for run in runs]
-    same = [name for n, name in enumerate(columns) if name in ABOUT and len({row[n] for row in rows}) == 1]
-    kept = [n for n, name in enumerate(columns) if any(row[n] for row in rows) and name not in same]
-    if shared := runs[0].told(*same):
-        caption += f"; {'all ' if len(runs) > 1 else ''}{shared}"
+    used = [n for n in range(len(columns)) if any(row[n] for row in rows)]
     heads = list(columns)
-    yield TableOf([heads[n] for n in kept], [[row[n] for n in kept] for row in rows], caption)
+    yield TableOf([heads[n] for n in used], [[row[n] for n in used] for row in rows], caption)
 
 
-def _over_seeds(runs: list[RunFacts]) -> Iterator[TableOf]:
-    """The means of classifiers that are the same but for the seed."""
-    rows = []
-    for group, top1 in _top1(runs).items():
-        if len(top1) > 1:
-            each = ", ".join(f"{value:.1f}" for value in top1)
-            rows.append([group, str(len(top1)), f"{statistics.mean(top1):.1f}", f"{statistics.stdev(top1):.1f}", each])
-    if rows:
-        heads = ["runs", "seeds", "mean top-1 (%)", "standard deviation", "each"]
-        yield TableOf(heads, rows, "Runs that are the same but for the seed")
-
-
-# ---------------------------------------------------------------------- curves, size
-def _curves(runs: list[RunFacts]) -> Iterator[Section]:
-    section = Section("curves", "Curves")
-    for kind in KINDS:
+# ---------------------------------------------------------------------- curves
+def _curves(out: Path, runs: list[RunFacts]) -> Iterator[str | Picture]:
+    for kind, title in KINDS.items():
         groups: dict[str, list[list[dict]]] = {}
         for run in runs:
             if run.kind == kind and any(run.records):
                 groups.setdefault(run.group, []).extend(records for records in run.records if records)
         if not groups:
             continue
-        pictures = []
-        for over, label in (("epoch", "over epochs"), ("seconds", "over seconds")):
-            title = KINDS[kind] + (f": {next(iter(groups))}" if len(groups) == 1 else "")
-            figure = curves_figure(groups, title, over, columns=(3,))
-            narrow = curves_figure(groups, title, over, columns=(1,))
-            alt = f"{KINDS[kind]}, {label}: loss, learning rate and what else was logged, of {listed(groups)}"
-            pictures.append((label, Picture(f"curves-{kind}-{label.split()[-1]}.png", figure, alt, narrow=narrow)))
-        section.parts.append(Tabs(f"curves-{kind}", pictures))
-        once = [f"{name} ({_once(groups, key)})" for name, key in measured_once(groups).items()]
-        if once:
-            section.parts.append(Text(f"Measured once, so no curve: {listed(once)}.", "quiet"))
-    section.parts += [picture for run in runs if (picture := _probed(run))]
+        figure = curves_figure(groups, title + (f": {next(iter(groups))}" if len(groups) == 1 else ""))
+        yield _picture(figure, out / f"curves-{kind}.png", f"{title}: what {listed(groups)} logged, over epochs")
+        if once := [f"{name} ({_once(groups, key)})" for name, key in measured_once(groups).items()]:
+            yield f"Measured once, so no curve: {listed(once)}."
+    for number, run in enumerate(runs, start=1):
+        probes = [result.get("readouts", {}) for result in run.result.get("folds", [run.result])]
+        if run.kind == "probe" and all("accuracies" in one.get("probe", {}) for one in probes):
+            alt = "Accuracy on held-out images over the strength of the linear probe, and top-1 on the test images"
+            yield _picture(probe_figure(probes, f"Probe: {run.label}"), out / f"probe-{number}.png", alt)
     if any(len(run.records) > 1 for run in runs):
-        section.parts.append(Text("Of k-fold runs a thin line is a fold, and the thick one their mean.", "quiet"))
-    if section.parts:  # not where no run has metrics.jsonl
-        yield section
+        yield "Of k-fold runs a thin line is a fold, and the thick one their mean."
 
 
 def _once(groups: dict[str, list[list[dict]]], key: str) -> str:
     """A value that each run logged once at most, as a mean over the runs of each group."""
-    found = {
-        name: [record[key] for records in seeds for record in records if key in record]
-        for name, seeds in groups.items()
-    }  # fmt: skip
-    return ", ".join(f"{name} {statistics.mean(values):.4g}" for name, values in found.items() if values)
+    values = {name: [one[key] for seed in seeds for one in seed if key in one] for name, seeds in groups.items()}
+    return ", ".join(f"{name} {statistics.mean(some):.4g}" for name, some in values.items() if some)
 
 
-def _probed(run: RunFacts) -> Picture | None:
-    """How a probe chose its strength, and what came of it."""
-    several = [result.get("readouts", {}) for result in run.result.get("folds", [run.result])]
-    if run.kind != "probe" or not all("accuracies" in found.get("probe", {}) for found in several):
-        return None
-    alt = "Accuracy on held-out images over the strength of the linear probe; top-1 of kNN and probe on the test images"
-    return Picture(f"probe-{run.number}.png", probe_figure(several, f"Probe: {run.label}"), alt)
+# ---------------------------------------------------------------------- one run
+def _details(out: Path, run: RunFacts, number: int) -> Section:
+    parts: list = []
+    if run.group != run.label:
+        parts.append(f"Shown for all of {run.group}, which are the same except for the seed.")
+    if run.crops:
+        path = out / f"crops-{number}.png"
+        image_sheet(run.crops, path, run.shown)
+        parts.append(Picture(path, "Training images and their crops", "What the network saw, a row for each image."))
+    if run.features:
+        parts += _features(out / f"features-{number}.png", run.features)
+    if run.predicted is not None:
+        parts += _per_class(out / f"confusion-{number}.png", run)
+    if run.calibration:
+        parts.append(_calibration(out / f"calibration-{number}.png", run.calibration))
+    if run.mistakes:
+        path, title = out / f"mistakes-{number}.png", "Most confident mistakes"
+        caption_sheet(in_rows(run.mistakes), path, title, run.shown)
+        caption = "Test images that the classifier was surest of and wrong. Look at them: some labels may be wrong."
+        parts.append(Picture(path, title, caption))
+    parts += [Picture(path, title, title) for title, path in run.pictures.items()]
+    return Section(run.label, [*parts, *run.missing])
 
 
-def _sizes(runs: list[RunFacts]) -> Iterator[Section]:
-    some = [run for run in runs if run.parameters and run.classifies]
-    sizes = [run.parameters for run in some]
-    if sizes and max(sizes) >= SIZES * min(sizes):
-        alt = "; ".join(f"{run.label}: {brief(run.parameters / 1e6)} M, {run.result['top1']:.1f} %" for run in some)
-        caption = "Top-1 with its 95 % interval over the parameters of the backbone."
-        picture = Picture("size.png", draw.sizes_figure(some), alt, caption, draw.sizes_figure(some, width=4.2))
-        yield Section("size", "Accuracy over size", parts=[picture])
+def _features(path: Path, features: Features) -> Iterator[str | Picture]:
+    shares = "; ".join(f"{title} {share:.1f} %" for title, share in features.nearest.items())
+    if shares:
+        yield f"Test images whose nearest other image, by cosine of features, has the same class: {shares}."
+    caption = f"t-SNE of the features of {len(features.labels):,} test images, before and after the run. Groups that "
+    caption += "lie apart are told apart; how far apart, and how large a group is, means nothing."
+    figure = draw.features_figure(features.places, features.labels, features.classes)
+    yield _picture(figure, path, f"Features of test images in a plane. {shares}", caption)
+
+
+def _per_class(path: Path, run: RunFacts) -> Iterator[TableOf | Picture]:
+    (images, hits), instead = run.predicted.per_class(), run.predicted.confusions()
+    caption = "Confusion matrix: a row for each true class, a column for each predicted one."
+    alt = f"Confusion matrix of {len(run.classes)} classes"
+    yield _picture(confusion_figure(run.predicted, run.classes), path, alt, caption)
+    order = sorted((c for c in range(len(images)) if images[c]), key=lambda c: (hits[c] / images[c], -images[c]))
+    rows = []
+    for c in order[:WORST]:
+        most, often = instead.get(c, (None, 0))
+        taken = f"{run.classes[most]} ({often})" if often else ""
+        rows.append([run.classes[c], str(images[c]), str(hits[c]), f"{100 * hits[c] / images[c]:.1f}", taken])
+    heads = ["class", "test images", "right", "accuracy (%)", "most often taken for"]
+    yield TableOf(heads, rows, "The worst classes" if len(order) > WORST else "All classes, the worst first")
+
+
+def _calibration(path: Path, measured: Calibration) -> Picture:
+    points = 100 * (measured.confidence - measured.accuracy)
+    caption = f"Calibration: mean confidence {100 * measured.confidence:.1f} %, accuracy {100 * measured.accuracy:.1f} "
+    caption += f"%: {abs(points):.1f} points {'too sure' if points > 0 else 'not sure enough'}. Expected calibration "
+    caption += f"error {100 * measured.error:.1f} points: the mean distance from the dotted line over {BINS} bins, "
+    caption += "weighted by images. With few images it is above zero by chance, too. Bars are 95 % intervals."
+    return _picture(draw.calibration_figure(measured), path, "Accuracy over confidence", caption)
+
+
+# ---------------------------------------------------------------------- settings
+def _settings(runs: list[RunFacts]) -> Iterator[str | TableOf]:
+    """Where the configs and environments of the runs of a kind differ; of one run all of them."""
+    for kind, title in KINDS.items():
+        some = [run for run in runs if run.kind == kind and (run.config or run.environment)]
+        values = [{**run.config, **flatten(run.environment, "environment.")} for run in some]
+        keys = dict.fromkeys(key for one in values for key in one if key not in NO_SETTINGS)
+        rows = [[key, *("" if one.get(key) is None else str(one[key]) for one in values)] for key in keys]
+        rows = [row for row in rows if (len(set(row[1:])) > 1 if len(some) > 1 else row[1])]
+        if rows:
+            caption = f"{title}: settings that differ" if len(some) > 1 else f"{title}: all settings"
+            yield TableOf(["key", *(run.label for run in some)], rows, caption)

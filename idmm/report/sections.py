@@ -11,20 +11,17 @@ from typing import NamedTuple
 
 from scipy.stats import spearmanr
 
-from idmm.report.stats import ENOUGH, Estimate, SeedStats, log_slope, over_targets, seed_stats
-from idmm.report.table import (
-    BELOW_START,
-    MAIN,
-    NO_BETTER,
-    READOUTS,
-    SCRATCH,
-    Row,
-    Table,
-    format_gain,
+from idmm.report.stats import (
+    ENOUGH,
+    Estimate,
+    SeedStats,
     format_interval,
     format_number,
-    run_label,
+    log_slope,
+    over_targets,
+    seed_stats,
 )
+from idmm.report.table import BELOW_START, MAIN, NO_BETTER, READOUTS, SCRATCH, Row, Table, run_label
 
 SIZES = 6  # least number of sizes that make a curve
 
@@ -65,7 +62,7 @@ def best_sources(table: Table) -> Block | None:
         elif not gained:
             verdict = f"highest: {best.label}"
         else:
-            verdict = best.label + "".join(f": {format_gain(leads[name])} over {name}" for name in list(leads)[:1])
+            verdict = best.label + "".join(f": {leads[name]} over {name}" for name in list(leads)[:1])
         if not gained and not cell.no_better:
             verdict = f"none shown above scratch; {verdict}"
         rows.append((backbone, target, verdict, " ".join([cell.mean, *cell.notes]), cell.gain or ""))

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from itertools import product, starmap
 from typing import NamedTuple
 
-from idmm.report.stats import SHARES, Estimate, SeedStats, difference, pooled, seed_stats
+from idmm.report.stats import SHARES, Estimate, SeedStats, difference, format_number, pooled, seed_stats
 
-DIGITS = 1  # after the point, as the paper prints
 MISSING, FAILED, SOME_FAILED, NO_BETTER = "—", "failed", "†", "‡"
 BELOW_PIXELS, BELOW_START = "§", "↓"
 
@@ -253,24 +252,6 @@ def run_label(run: dict) -> str:
     seeds = dict.fromkeys(str(run[name]) for name in ("pretrain_seed", "seed") if run[name] is not None)
     start = Row(run["source"], run["method"]).label
     return f"{start}: {run['backbone']} on {run['target']}, seed {'/'.join(seeds)}, {run['protocol']}"
-
-
-def format_number(value: float, sign: bool = False) -> str:
-    """Prints a number as all tables do; zero has no sign."""
-    text = f"{value:{'+' if sign else ''}.{DIGITS}f}"
-    return f"{0:.{DIGITS}f}" if float(text) == 0 else text.replace("-", "−") if sign else text
-
-
-def format_interval(interval: tuple[float, float], sign: bool = False) -> str:
-    return " to ".join(format_number(bound, sign) for bound in interval)
-
-
-def format_gain(gain: Estimate | None) -> str:
-    """A difference with its interval; nothing where it is not known."""
-    if gain is None:
-        return ""
-    interval = format_interval(gain.interval, sign=True) if gain.interval else "no interval"
-    return f"{format_number(gain.value, sign=True)} ({interval})"
 
 
 def _ordered(named: Iterable[str], seen: Iterable[str]) -> list[str]:
