@@ -263,11 +263,11 @@ def test_the_report_shows_scores_curves_and_predictions(whole, tmp_path):
     assert call(["report", whole / "detect", whole / "segment", "--out", tmp_path / "report"]) == 0
     page = (tmp_path / "report" / "report.html").read_text()
     result = read(whole / "segment" / "result.json")
-    assert f"segment: mIoU {result['miou']:.1f} % on 3 test images" in page
-    for text in ("Detection: scores on the test images", "mask AP", "Segmentation: scores", "Test images of detect"):
+    assert f"{result['miou']:.1f}</td>" in page
+    for text in ("Detection: scores on the test images", "mask AP", "Segmentation: scores", "Test images, the truth"):
         assert text in page
     for kind in STAGES:
-        assert (tmp_path / "report" / f"curves-{kind}-epochs.png").exists()
+        assert (tmp_path / "report" / f"curves-{kind}.png").exists()
 
 
 # ------------------------------------------------------------------ used on files

@@ -279,7 +279,8 @@ def _details(out: Path, run: RunFacts, number: int) -> Section:
     if run.crops:
         path = out / f"crops-{number}.png"
         image_sheet(run.crops, path, run.shown)
-        parts.append(Picture(path, "Training images and their crops", "What the network saw, a row for each image."))
+        caption = "What the network saw, a row for each image." + (f" Shown: {run.shown}." if run.shown else "")
+        parts.append(Picture(path, "Training images and their crops", caption))
     if run.features:
         parts += _features(out / f"features-{number}.png", run.features)
     if run.predicted is not None:
