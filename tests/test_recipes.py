@@ -91,7 +91,6 @@ def test_each_method_has_its_own_views_and_warmup(name):
     assert found == groups and config.train.warmup_epochs == warmup
     for colours in drawn:
         assert (colours.jitter, colours.jitter_prob, colours.grey_prob, colours.flip) == (jitter, 0.8, 0.2, 0.5)
-        assert colours.blur_sigma == [0.1, 2.0]
 
 
 def test_dinos_configs():
@@ -191,12 +190,12 @@ def test_views_that_are_given_come_before_the_methods():
 
 
 def test_groups_carry_any_colour_and_are_checked(tmp_path):
-    argv = ["--views.crops", "[{count: 1, jitter: [0.1, 0.1, 0.1, 0.9]}, {flip: 2}, {blur_sigma: [2, 1]}, {sigma: 1}]"]
+    argv = ["--views.crops", "[{count: 1, jitter: [0.1, 0.1, 0.1, 0.9]}, {flip: 2}, {scale: [2, 1]}, {jiter: 1}]"]
     assert faults(parse, PretrainConfig, argv, "test") == [
         "views.crops[0].jitter: got [0.1, 0.1, 0.1, 0.9], wanted four numbers >= 0, the last (hue) <= 0.5",
         "views.crops[1].flip: got 2, wanted less than or equal to 1",
-        "views.crops[2].blur_sigma: got [2.0, 1.0], wanted [min, max] with 0 < min <= max",
-        "views.crops[3].sigma: unknown key; did you mean 'views.crops[3].blur_sigma'?",
+        "views.crops[2].scale: got [2.0, 1.0], wanted [min, max] with 0 < min <= max <= 1",
+        "views.crops[3].jiter: unknown key; did you mean 'views.crops[3].jitter'?",
     ]
     crops = [{"count": 1, "scale": [0.2, 1.0], "grey_prob": 0.0}]
     assert plain(parse(PretrainConfig, ["--views.crops", str(crops)], "test"))["views"]["crops"] == [

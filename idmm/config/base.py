@@ -76,7 +76,7 @@ FREE = ("out", "resume", "data.workers", "data.cache", "data.cache_dir", "data.d
 FREE += ("train.device", "train.save_minutes", "train.monitor_every")
 FREE += ("device",)  # of a probe
 
-TURNS_AND_CHANNELS = {"vflip": 0.0, "rotate90": False, "channel_jitter": [0.0, 0.0], "channel_drop": 0.0}  # off
+TURNS_AND_CHANNELS = {"vflip": 0.0, "rotate90": False}  # off
 
 # Keys added after 0.1.0, with the values that mean what it did: its runs and grids lack them and still compare.
 NEW_KEYS = {
@@ -94,7 +94,6 @@ NEW_KEYS = {
     "views.solarize_prob": 0.0,
     "model.patch_drop": 0.0,
     "model.start": "timm",
-    "views.interpolation": "bicubic",
     **{f"{section}.{key}": value for section in ("views", "augment") for key, value in TURNS_AND_CHANNELS.items()},
     **dict.fromkeys(
         f"data.{name}" for name in ("exclude", "labels", "labelled", "groups", "folds", "fold", "bands", "composite")
@@ -112,11 +111,9 @@ def check_range(values: list[float], low: float, high: float | None, name: str) 
 
 
 def check_strengths(colours: Any) -> None:
-    """Raises FieldError unless ``jitter`` and ``channel_jitter`` are strengths of what they change."""
+    """Raises FieldError unless ``jitter`` has strengths of what it changes."""
     if colours.jitter is not None and (min(colours.jitter) < 0 or colours.jitter[3] > 0.5):
         raise FieldError("jitter", f"got {colours.jitter}, wanted four numbers >= 0, the last (hue) <= 0.5")
-    if colours.channel_jitter is not None and min(colours.channel_jitter) < 0:
-        raise FieldError("channel_jitter", f"got {colours.channel_jitter}, wanted two numbers >= 0")
 
 
 def several(given: Any) -> Any:

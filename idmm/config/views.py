@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import fields, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from pydantic import Field, model_validator
 
@@ -23,9 +23,8 @@ class Colours:
     grey_prob: float | None = Field(None, ge=0, le=1)
     """Probability of a grey image; null: 0.2."""
     blur_prob: float | None = Field(None, ge=0, le=1)
-    """Probability of a Gaussian blur; null: 0.5, in mocov3's and dino's two global crops 1.0 and 0.1."""
-    blur_sigma: list[float] | None = Field(None, min_length=2, max_length=2)
-    """Smallest and largest sigma of the blur (pixels); null: 0.1, 2.0."""
+    """Probability of a Gaussian blur with sigma from 0.1 to 2.0 pixels; null: 0.5, in mocov3's and dino's two global
+    crops 1.0 and 0.1."""
     solarize_prob: float | None = Field(None, ge=0, le=1)
     """Probability of solarization (values of half the range and more are inverted); null: 0, in the second of mocov3's
     and dino's global crops 0.2."""
@@ -33,24 +32,17 @@ class Colours:
     """Probability of a vertical flip, for images without a right way up; null: 0."""
     rotate90: bool | None = None
     """Turn each crop by a random multiple of 90 degrees, for images without a right way up; null: false."""
-    channel_jitter: list[float] | None = Field(None, min_length=2, max_length=2)
-    """Strength of brightness and contrast (factors) that are drawn for each channel on its own, after the joint jitter
-    and where that is applied; null: 0, 0."""
-    channel_drop: float | None = Field(None, ge=0, le=1)
-    """Probability that a channel is replaced by its mean, each on its own, at least one stays; null: 0."""
 
     @model_validator(mode="after")
     def _check_colours(self):
         check_strengths(self)
-        if self.blur_sigma is not None:
-            check_range(self.blur_sigma, 0, None, "blur_sigma")
         return self
 
 
 # Of IDMM's release, and SimCLR's own: what null means in the end. Nothing is solarized.
 DEFAULT_COLOURS = Colours(
-    flip=0.5, jitter=[0.8, 0.8, 0.8, 0.2], jitter_prob=0.8, grey_prob=0.2, blur_prob=0.5, blur_sigma=[0.1, 2.0],
-    solarize_prob=0.0, vflip=0.0, rotate90=False, channel_jitter=[0.0, 0.0], channel_drop=0.0,
+    flip=0.5, jitter=[0.8, 0.8, 0.8, 0.2], jitter_prob=0.8, grey_prob=0.2, blur_prob=0.5, solarize_prob=0.0,
+    vflip=0.0, rotate90=False,
 )  # fmt: skip
 COLOURS = tuple(item.name for item in fields(Colours))
 
@@ -84,8 +76,6 @@ class Views(Colours):
     """Groups of crops, e.g. '[{count: 2, scale: [0.14, 1.0]}, {count: 4, scale: [0.05, 0.4]}]'; null: the method's.
     A group may have colours and a size (pixels) of its own, e.g. '{count: 4, scale: [0.05, 0.4], size: 64}'; dino's
     teacher sees the groups of the first one's scale and size."""
-    interpolation: Literal["bicubic", "bilinear"] = "bicubic"
-    """How crops are resized, antialiased in both cases."""
 
 
 def colours_of(views: Views, group: CropGroup) -> Colours:
@@ -127,10 +117,6 @@ class Augment:
     """Probability of a vertical flip, for images without a right way up."""
     rotate90: bool = False
     """Turn each image by a random multiple of 90 degrees, for images without a right way up."""
-    channel_jitter: list[float] = Field(default_factory=lambda: [0.0, 0.0], min_length=2, max_length=2)
-    """Strength of brightness and contrast (factors) that are drawn for each channel on its own, with jitter_prob."""
-    channel_drop: float = Field(0.0, ge=0, le=1)
-    """Probability that a channel is replaced by its mean, each on its own; at least one stays."""
     randaugment: str | None = "rand-m9-mstd0.5-inc1"
     """timm's auto-augment string; null: none."""
     mixup_alpha: float = Field(0.5, ge=0)

@@ -19,8 +19,7 @@ class TrainTransform:
     """Makes the augmented images of a batch; a :data:`idmm.data.loaders.BatchFn`.
 
     Random resized crop, flip, colour jitter and grey as stage 1 makes them; then timm's RandAugment, which knows RGB
-    images of 8 bits alone, each under a seed of its own, from (seed, stage, epoch, image); then turns, and what is done
-    to single channels.
+    images of 8 bits alone, each under a seed of its own, from (seed, stage, epoch, image); then turns.
 
     Args:
         store: Images by number, with ``labels``.
@@ -50,7 +49,7 @@ class TrainTransform:
             return np.asarray(made, dtype=np.float32) / 255
 
         extra = randomly if self.randaugment else None
-        views = make_views(images, plan, self.size, "bicubic", self.mean, self.std, extra)  # [B, 1, C, S, S]
+        views = make_views(images, plan, self.size, self.mean, self.std, extra)  # [B, 1, C, S, S]
         return numbered({"images": views[:, 0]}, self.store, indices)
 
 

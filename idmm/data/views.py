@@ -27,6 +27,7 @@ RATIO = (3 / 4, 4 / 3)  # aspect ratios of a crop, as torchvision's RandomResize
 TRIES = 10  # boxes tried until one fits, likewise
 LUMA = (0.299, 0.587, 0.114)  # ITU-R 601, as Pillow's and torchvision's grey
 ORDERS = tuple(permutations(range(4)))  # of brightness, contrast, saturation, hue
+BLUR_SIGMA = 0.1, 2.0  # pixels
 SOLARIZE_FROM = 0.5  # values below stay, as those under 128 of 255
 DRAWS = 2 * TRIES + 2 + 12  # numbers a view
 
@@ -34,13 +35,11 @@ cv2.setNumThreads(0)  # loader workers are the parallel part, and OpenCV's own t
 
 
 @dataclass(frozen=True)
-class ChannelPlan:
-    """What was drawn for V views of the options that are off unless asked for: turns, and channels on their own."""
+class TurnPlan:
+    """What was drawn for V views of the turns, which are off unless asked for."""
 
     vflip: np.ndarray  # bool [V]
     turns: np.ndarray  # by 90 degrees, counter-clockwise, 0 to 3, int64 [V]
-    factors: np.ndarray | None  # brightness and contrast of each channel, float64 [V, C, 2]; None: nothing to change
-    dropped: np.ndarray  # bool [V, C]
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class ViewPlan:
     grey: np.ndarray  # bool [V]
     sigma: np.ndarray  # of the blur (pixels), 0 for none, float64 [V]
     solarize: np.ndarray  # bool [V]
-    channels: ChannelPlan | None = None  # None: nothing of it is asked for
+    turns: TurnPlan | None = None  # None: not asked for
 
 
 def short_side_bound(size: int, smallest_scale: float) -> int:
@@ -112,7 +111,7 @@ def draw_views(
     strength = np.array(colours.jitter)  # [4]
     factors = np.stack(strengths, 1) * 2 - 1  # [V, 4] in [-1, 1)
     factors = factors * strength + np.array([1.0, 1.0, 1.0, 0.0])
-    low, high = colours.blur_sigma
+    low, high = BLUR_SIGMA
     return ViewPlan(
         box=box,
         flip=flip < colours.flip,
@@ -122,47 +121,34 @@ def draw_views(
         grey=grey < colours.grey_prob,
         sigma=np.where(blur < colours.blur_prob, low + (high - low) * sigma, 0.0),
         solarize=solarize < colours.solarize_prob,
-        channels=draw_channels(colours, key, indices, count, channels, jitter < colours.jitter_prob),
+        turns=draw_turns(colours, key, indices, count, channels),
     )
 
 
-def draw_channels(
-    colours: Colours, key: int, indices: np.ndarray, count: int, channels: int, jitter: np.ndarray
-) -> ChannelPlan | None:
-    """Draws turns, and what is done to single channels, for ``count`` views of each image, from numbers of their own:
-    what else is drawn for these views stays the same.
+def draw_turns(colours: Colours, key: int, indices: np.ndarray, count: int, channels: int) -> TurnPlan | None:
+    """Draws turns for ``count`` views of each image, from numbers of their own: what else is drawn for these views
+    stays the same.
 
     Args:
-        colours: With nothing left out; None is returned where nothing of this is asked for.
-        key, indices: As of :func:`draw_views`.
-        jitter: Which views have their colours changed, bool [V].
+        colours: With nothing left out; None is returned if no turns are asked for.
+        key, indices, channels: As of :func:`draw_views`.
     """
-    asked = (colours.vflip, colours.rotate90, colours.channel_drop, *colours.channel_jitter)
-    if not any(asked):
+    if not (colours.vflip or colours.rotate90):
         return None
-    u = uniforms(derive(key, "channels"), indices, count * (2 + 3 * channels)).reshape(-1, 2 + 3 * channels)  # [V, D]
-    drop, rest = u[:, 2 : 2 + channels], u[:, 2 + channels :].reshape(-1, channels, 2)  # [V, C], [V, C, 2]
-    factors = None
-    if any(colours.channel_jitter):
-        factors = np.maximum(1 + (2 * rest - 1) * np.array(colours.channel_jitter), 0)
-        factors = np.where(jitter[:, None, None], factors, 1.0)
-    return ChannelPlan(
-        vflip=u[:, 0] < colours.vflip,
-        turns=(u[:, 1] * 4).astype(np.int64) * colours.rotate90,
-        factors=factors,
-        dropped=(drop < colours.channel_drop) & (drop < drop.max(1, keepdims=True)),  # the last one stays
-    )
+    each = 2 + 3 * channels  # numbers a view; those after the first two are spare
+    u = uniforms(derive(key, "channels"), indices, count * each).reshape(-1, each)  # [V, D]
+    return TurnPlan(vflip=u[:, 0] < colours.vflip, turns=(u[:, 1] * 4).astype(np.int64) * colours.rotate90)
 
 
-def crop_resize(image: Tensor, box, size: int, mode: str = "bicubic") -> Tensor:
+def crop_resize(image: Tensor, box, size: int) -> Tensor:
     """Cuts a box out of an image [C, H, W] and resizes it (antialiased) to [C, size, size], as :func:`resize` does."""
     top, left, height, width = (int(n) for n in box)
-    return resize(image[:, top : top + height, left : left + width], [size, size], mode)
+    return resize(image[:, top : top + height, left : left + width], [size, size])
 
 
-def resize(image: Tensor, shape: list[int], mode: str = "bicubic") -> Tensor:
-    """Resizes an image, antialiased: uint8 [3, H, W] as such, any other to float32 [C, *shape] in [0, 1]."""
-    how = {"size": shape, "mode": mode, "antialias": True, "align_corners": False}
+def resize(image: Tensor, shape: list[int]) -> Tensor:
+    """Resizes an image (bicubic, antialiased): uint8 [3, H, W] as such, others to float32 [C, *shape] in [0, 1]."""
+    how = {"size": shape, "mode": "bicubic", "antialias": True, "align_corners": False}
     if is_rgb8(image):
         return F.interpolate(image[None], **how)[0]
     return F.interpolate(unit(image)[None], **how)[0].clamp_(0, 1)  # bicubic overshoots
@@ -222,27 +208,10 @@ def recolour_bands(view: np.ndarray, plan: ViewPlan, v: int) -> np.ndarray:
     return view
 
 
-def change_channels(view: np.ndarray, plan: ChannelPlan, v: int, fill) -> np.ndarray:
-    """Turns view ``v`` of a plan, then changes and drops single channels; the last thing before normalisation.
-
-    Args:
-        view: float32 [C, H, W] in [0, 1], square; may be overwritten.
-        fill: What dropped channels hold: one value a channel, or one for all. The channels' means make them 0 in what
-            the network sees.
-
-    Returns:
-        The same shape and range, not always contiguous.
-    """
-    if plan.vflip[v]:
-        view = view[:, ::-1]
-    view = np.rot90(view, plan.turns[v], (1, 2))
-    if plan.factors is not None:
-        for plane, (brightness, contrast) in zip(view, plan.factors[v], strict=True):
-            _scale(plane, float(brightness))
-            _scale(plane, float(contrast), plane.mean())
-    for channel in np.flatnonzero(plan.dropped[v]):
-        view[channel] = fill[channel % len(fill)]
-    return view
+def turned(view: np.ndarray, plan: TurnPlan, v: int) -> np.ndarray:
+    """Turns view ``v`` of a plan, [C, S, S], the last thing before normalisation; the result is not always
+    contiguous."""
+    return np.rot90(view[:, ::-1] if plan.vflip[v] else view, plan.turns[v], (1, 2))
 
 
 def _scale(values: np.ndarray, factor: float, around: np.ndarray | float = 0.0) -> None:
@@ -274,7 +243,7 @@ def normalise(images: Tensor, mean, std) -> Tensor:
 Extra = Callable[[np.ndarray, int], np.ndarray]  # (view float32 [S, S, 3] in [0, 1], its number) -> another
 
 
-def make_views(images, plan: ViewPlan, size: int, mode: str, mean, std, extra: Extra | None = None) -> Tensor:
+def make_views(images, plan: ViewPlan, size: int, mean, std, extra: Extra | None = None) -> Tensor:
     """Turns images, uint8 or uint16 [C, H, W], and a plan of as many views of each into normalised views.
 
     Args:
@@ -287,27 +256,24 @@ def make_views(images, plan: ViewPlan, size: int, mode: str, mean, std, extra: E
     count = len(plan.box) // len(images)
     views = np.empty((len(plan.box), len(mean), size, size), dtype=np.float32)
     for v, view in enumerate(views):
-        make_view(view, images[v // count], plan, v, mode, mean, std, extra)
+        make_view(view, images[v // count], plan, v, mean, std, extra)
     return torch.from_numpy(views).unflatten(0, (-1, count))
 
 
-def make_view(
-    out: np.ndarray, image: Tensor, plan: ViewPlan, v: int, mode: str, mean, std, extra: Extra | None = None
-) -> None:
+def make_view(out: np.ndarray, image: Tensor, plan: ViewPlan, v: int, mean, std, extra: Extra | None = None) -> None:
     """Writes view ``v`` of a plan, normalised, into ``out``, float32 [len(mean), size, size]; else as
     :func:`make_views`."""
-    crop = crop_resize(image, plan.box[v], out.shape[-1], mode)  # [C, S, S], uint8 or float32 in [0, 1]
+    crop = crop_resize(image, plan.box[v], out.shape[-1])  # [C, S, S], uint8 or float32 in [0, 1]
     if len(crop) != 3:
         view = recolour_bands(crop.numpy(), plan, v)
-        view = view if plan.channels is None else change_channels(view, plan.channels, v, mean)
+        view = view if plan.turns is None else turned(view, plan.turns, v)
         out[:] = normalise(torch.from_numpy(np.ascontiguousarray(view))[None], mean, std)[0]
         return
     scale = np.float32(1 / 255 if crop.dtype == torch.uint8 else 1)
     view = recolour(np.multiply(crop.permute(1, 2, 0).numpy(), scale, order="C"), plan, v)  # [S, S, 3]
     view = view if extra is None else extra(view, v)
-    if plan.channels is not None:
-        planes = change_channels(view.transpose(2, 0, 1), plan.channels, v, mean)
-        view = np.ascontiguousarray(planes.transpose(1, 2, 0))
+    if plan.turns is not None:
+        view = np.ascontiguousarray(turned(view.transpose(2, 0, 1), plan.turns, v).transpose(1, 2, 0))
     view = cv2.transform(view, _affine(tuple(mean), tuple(std)))  # [S, S, C], of one channel [S, S]
     for channel, plane in enumerate(out):
         cv2.extractChannel(view, channel, dst=plane)
@@ -342,7 +308,7 @@ class MultiCropTransform:
         for number, (group, size) in enumerate(zip(self.config.crops, group_sizes(self.config), strict=True)):
             key = derive(self.seed, "views", epoch, number)
             plan = draw_views(self.config, group, key, indices, sizes, len(images[0]))
-            views.append(make_views(images, plan, size, self.config.interpolation, self.mean, self.std))
+            views.append(make_views(images, plan, size, self.mean, self.std))
         return numbered({"views": views}, self.store, indices)
 
 
