@@ -5,8 +5,6 @@ import dataclasses
 import functools
 import pickle
 import shutil
-import struct
-import types
 import zlib
 
 import numpy as np
@@ -179,9 +177,6 @@ def pets(root):
     base = root / "oxford-iiit-pet"
     lists = {"annotations/trainval": 0, "annotations/test": 1}
     painted_lists(base, "pets", "images/", lambda path, label: f"{path[:-4]} {label + 1} 1 1", **lists)
-    write(
-        base / "annotations/list.txt", "#Image CLASS-ID SPECIES BREED ID", "#ID: 1:37 Class ids", "Abyssinian_100 1 1 1"
-    )
     (base / "images/Abyssinian_100.mat").touch()  # as in the archive
     return base
 
@@ -220,14 +215,9 @@ def aircraft(root):
     return painted_lists(base, "aircraft", "images/", lambda path, label: f"{path[:-4]} {classes[label]}", **lists)
 
 
-def annotations(path, labels, with_labels=True):
+def annotations(path, labels):
     """Writes a list of the cars' devkit; images are numbered from 1."""
-    boxes = {key: np.uint16(value) for key, value in zip(("x1", "y1", "x2", "y2"), (39, 116, 569, 375), strict=True)}
-    records = []
-    for i, label in enumerate(labels):
-        record = {f"bbox_{key}": value for key, value in boxes.items()}
-        record |= {"class": np.uint8(label)} if with_labels else {}
-        records.append({**record, "fname": f"{i + 1:05d}.jpg"})
+    records = [{"bbox_x1": 39, "class": np.uint8(label), "fname": f"{i + 1:05d}.jpg"} for i, label in enumerate(labels)]
     path.parent.mkdir(parents=True, exist_ok=True)
     savemat(path, {"annotations": structs(records)})
 
@@ -237,7 +227,6 @@ def cars(root):
     for path, part in (("devkit/cars_train_annos.mat", 0), ("cars_test_annos_withlabels.mat", 1)):
         annotations(base / path, [label + 1 for label in labels_of("cars")[part]])
         images(base, IMAGES["cars"][part])
-    annotations(base / "devkit/cars_test_annos.mat", [2, 3, 1], with_labels=False)  # as in the devkit
     savemat(base / "devkit/cars_meta.mat", {"class_names": cells(CARS)})
     return base
 
@@ -249,30 +238,10 @@ def domainnet(root, domain):
 
 
 # ------------------------------------------------------------------ pixels
-class _Python2Pickler(pickle._Pickler):
-    """Writes what Python 2 and its NumPy wrote: text and bytes are the same, modules have their old names."""
-
-    dispatch = pickle._Pickler.dispatch.copy()
-
-    def save_string(self, value):
-        data = value.encode("latin1") if isinstance(value, str) else value
-        head = b"U" + bytes([len(data)]) if len(data) < 256 else b"T" + struct.pack("<i", len(data))
-        self.write(head + data)
-        self.memoize(value)
-
-    def save_named(self, value, name=None):
-        module = value.__module__.replace("numpy._core", "numpy.core")
-        self.write(f"c{module}\n{value.__name__}\n".encode())
-        self.memoize(value)
-
-    dispatch[str] = dispatch[bytes] = save_string
-    dispatch[type] = dispatch[types.FunctionType] = dispatch[types.BuiltinFunctionType] = save_named
-
-
-def python2_pickle(path, content):
+def pickled(path, content):
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "wb") as file:
-        _Python2Pickler(file, protocol=2).dump(content)
+        pickle.dump(content, file, protocol=2)
 
 
 def squares(first, count):
@@ -288,13 +257,13 @@ def batch(path, first, labels, key="labels", **more):
     """Writes a file of CIFAR: rows of 1024 red, 1024 green and 1024 blue values."""
     rows = np.ascontiguousarray(squares(first, len(labels)).transpose(0, 3, 1, 2)).reshape(len(labels), 3072)
     names = [f"thing_s_{i:06d}.png" for i in range(len(labels))]
-    python2_pickle(path, {"batch_label": "a batch", key: labels, "data": rows, "filenames": names, **more})
+    pickled(path, {"batch_label": "a batch", key: labels, "data": rows, "filenames": names, **more})
 
 
 def cifar10(root):
     base = root / "cifar-10-batches-py"
     train, test = labels_of("cifar10")
-    python2_pickle(base / "batches.meta", {"num_cases_per_batch": 2, "label_names": CIFAR10, "num_vis": 3072})
+    pickled(base / "batches.meta", {"num_cases_per_batch": 2, "label_names": CIFAR10, "num_vis": 3072})
     for i in range(5):
         batch(base / f"data_batch_{i + 1}", 2 * i, train[2 * i : 2 * i + 2])
     batch(base / "test_batch", 50, test)
@@ -304,7 +273,7 @@ def cifar10(root):
 def cifar100(root):
     base = root / "cifar-100-python"
     train, test = labels_of("cifar100")
-    python2_pickle(base / "meta", {"fine_label_names": IMAGES["cifar100"][2], "coarse_label_names": ["fish", "fruit"]})
+    pickled(base / "meta", {"fine_label_names": IMAGES["cifar100"][2], "coarse_label_names": ["fish", "fruit"]})
     batch(base / "train", 0, train, key="fine_labels", coarse_labels=[1, 1, 0, 1, 1])
     batch(base / "test", 50, test, key="fine_labels", coarse_labels=[0, 1])
     return base
@@ -394,13 +363,12 @@ def imagenet100(root):
 
 def imagenet100_shipped(root, wnids):
     """All classes of a list, an image each; val in folders."""
-    base = root
     source = paint(root / "one.JPEG")
     for wnid in wnids:
         for part in ("train", "val"):
-            (base / part / wnid).mkdir(parents=True)
-            shutil.copy(source, base / part / wnid / f"{wnid}_1.JPEG")
-    return base
+            (root / part / wnid).mkdir(parents=True)
+            shutil.copy(source, root / part / wnid / f"{wnid}_1.JPEG")
+    return root
 
 
 # ------------------------------------------------------------------ all

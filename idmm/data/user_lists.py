@@ -16,12 +16,13 @@ from dataclasses import replace
 import numpy as np
 
 from idmm.data.split import Split, Splits, counted
-from idmm.errors import UserError, listed, nearest, reason
+from idmm.errors import UserError, listed, reason
 from idmm.files import home
 
 log = logging.getLogger(__name__)
 
 _MOST_LISTED = 20  # bad lines named one by one
+_BYTES = re.compile("[\udc80-\udcff]")  # of names of files that are not UTF-8
 _HEADERS = {  # names that a header may give a column
     "path": {"path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path"},
     "class": {"class", "label", "category"},
@@ -48,19 +49,14 @@ class UserList:
         self.field, self.file = field, file
         self.root = None if root is None else os.path.abspath(os.path.expanduser(root))
         self._known = {composed(name): name for name in images}
-        self._faults, self._hints = [], _MOST_LISTED  # each hint is a look at all names
+        self._faults = []
 
-    def text(self, wanted: str, errors: str = "strict") -> str:
-        """Returns the whole file; BadList: it cannot be read."""
+    def text(self, wanted: str) -> str:
+        """Returns the whole file; bytes of names that are not UTF-8 become surrogates. BadList: it cannot be read."""
         try:
-            return home(self.file).read_bytes().decode("utf-8-sig", errors)
+            return home(self.file).read_bytes().decode("utf-8-sig", "surrogateescape")
         except OSError as error:
-            why = reason(error)
-        except UnicodeDecodeError:
-            why = "not UTF-8 text"
-        there = os.path.join(self.root or "", self.file)
-        meant = f"; did you mean '{there}'?" if not os.path.exists(self.file) and os.path.exists(there) else ""
-        raise BadList(f"{self.field}: cannot read '{self.file}' ({why}); wanted {wanted}{meant}")
+            raise BadList(f"{self.field}: cannot read '{self.file}' ({reason(error)}); wanted {wanted}") from None
 
     def table(self, wanted: tuple[str, ...], optional: tuple[str, ...] = ()) -> list[tuple[int, dict[str, str]]]:
         """Reads a CSV with the columns ``wanted``, and ``optional`` ones where its header names them.
@@ -75,7 +71,7 @@ class UserList:
             BadList: It cannot be read, is empty, or has rows with cells missing or empty.
         """
         form = ",".join(wanted)
-        text = self.text(f"a CSV file of {form}", "surrogateescape")  # file names are bytes
+        text = self.text(f"a CSV file of {form}")
         first = text.lstrip().partition("\n")[0]
         try:
             reader = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=first.count), strict=True)
@@ -83,10 +79,9 @@ class UserList:
         except csv.Error as error:
             self.fault(reader.line_num, f"is not CSV ({error}); wanted {form}")
             self.refuse()
-        if _has_bytes(text):
-            cells = [cell for _, row in rows for cell in row if _has_bytes(cell)]
-            if any(self._relative(cell) not in self._known for cell in cells):
-                self.text(f"a CSV file of {form}")  # which says that it is no text
+        odd = [cell for _, row in rows for cell in row if _BYTES.search(cell)] if _BYTES.search(text) else []
+        if any(self._relative(cell) not in self._known for cell in odd):
+            raise BadList(f"{self.field}: cannot read '{self.file}' (not UTF-8 text); wanted a CSV file of {form}")
         columns = {name: i for i, name in enumerate((*wanted, *optional[:1]))}
         if rows and (header := _header(rows[0][1], wanted, optional)):
             columns, rows = header, rows[1:]
@@ -112,7 +107,7 @@ class UserList:
         if not (elsewhere and self._is_file(plain)):
             where = f" under '{self.root}'" if self.root else " of the dataset"
             header = line == 1 and self.file.lower().endswith((".csv", ".tsv"))
-            hint = self._near(plain) or ("; a header calls the column path" if header else "")
+            hint = "; a header calls the column path" if header else ""
             self.fault(line, f"'{plain}' is no image{where}{hint}")
         return None
 
@@ -126,17 +121,6 @@ class UserList:
             more = len(faults) - _MOST_LISTED
             rest = [f"{self.field}: and {counted(more, 'line')} more"] if more > 0 else []
             raise BadList(*faults[:_MOST_LISTED], *rest)
-
-    def _near(self, text: str) -> str:
-        """Returns ``; did you mean 'x'?`` for the image in another folder, or of another name in that folder."""
-        self._hints -= 1
-        if self._hints < 0:
-            return ""
-        folder, name = posixpath.split(self._relative(text.replace("\\", "/")))
-        if same := [known for form, known in self._known.items() if posixpath.basename(form) == name]:
-            ends = [posixpath.commonprefix([composed(known)[::-1], text[::-1]]) for known in same]
-            return f"; did you mean '{same[ends.index(max(ends, key=len))]}'?"
-        return nearest(text, [known for form, known in self._known.items() if posixpath.dirname(form) == folder])
 
     def _is_file(self, text: str) -> bool:
         """Whether there is such a file under the root: a folder is no image, nor is what lies in another root."""
@@ -154,15 +138,6 @@ class UserList:
 def composed(name: str) -> str:
     """Returns a name with composed letters: macOS may write the same name in another form."""
     return unicodedata.normalize("NFC", name)
-
-
-def _has_bytes(text: str) -> bool:
-    """Whether there are bytes in it that are not UTF-8."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return True
-    return False
 
 
 def _header(cells: list[str], wanted: tuple[str, ...], optional: tuple[str, ...]) -> dict[str, int] | None:
@@ -200,7 +175,7 @@ def leave_out(splits: Splits, file: str, root: str | None) -> Splits:
         BadList: It cannot be read, names what is not there, or leaves a split without images.
     """
     given = UserList("data.exclude", file, _names(splits), root)
-    text = given.text("a file with the name of an image a line", "surrogateescape")  # file names are bytes
+    text = given.text("a file with the name of an image a line")
     lines = text.replace("\r\n", "\n").split("\n")
     found = {given.find(i, line, elsewhere=True) for i, line in enumerate(lines, start=1) if is_named(line)}
     given.refuse()
