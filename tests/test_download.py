@@ -67,6 +67,12 @@ def test_nothing_is_fetched_twice_and_the_users_own_files_stay(indoor67, server,
     assert mine.read_text() == "my own"
 
 
+def test_the_bar_leaves_no_thread_behind(indoor67, tmp_path):
+    before = set(threading.enumerate())
+    fetch(indoor67, tmp_path / "root")
+    assert "TMonitor" not in [type(thread).__name__ for thread in set(threading.enumerate()) - before]
+
+
 def test_nothing_is_fetched_without_being_asked(indoor67, server, tmp_path):
     root = tmp_path / "root"
     lines = faults(open_splits, section(root, name="indoor67"), True)

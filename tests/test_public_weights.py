@@ -131,33 +131,14 @@ def hub(files):
         yield one
 
 
-class Machine:
-    """Real command lines with a cache of their own and a hub on loopback."""
-
-    def __init__(self, hub, folder):
-        self.hub, self.folder = hub, folder
-        self.cache = folder / "hf" / "hub"
-
-    def environment(self, **more):
-        own = {"HF_ENDPOINT": self.hub.endpoint, "HF_HOME": str(self.folder / "hf"), "PYTHONPATH": str(ROOT)}
-        clean = {name: value for name, value in ENVIRONMENT.items() if not name.startswith(("HF_", "HUGGING"))}
-        return {**clean, **own, "HF_HUB_DISABLE_TELEMETRY": "1", "NO_PROXY": "127.0.0.1", **more}
-
-    def start(self, *argv, **more):
-        command = [sys.executable, "-c", "from idmm.cli import main; raise SystemExit(main())", *map(str, argv)]
-        given = dict(cwd=self.folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        return subprocess.Popen(command, env=self.environment(**more), text=True, **given)
-
-    def run(self, *argv, **more):
-        """Returns the exit code and what it said on standard error."""
-        process = self.start(*argv, **more)
-        _, said = process.communicate(timeout=120)
-        return process.returncode, said
-
-
-@pytest.fixture
-def machine(hub, tmp_path):
-    return Machine(hub, tmp_path)
+def elsewhere(hub, folder, *argv, **more):
+    """A real command line with a cache of its own in a folder; returns the exit code and its standard error."""
+    own = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(folder / "hf"), "PYTHONPATH": str(ROOT), "NO_PROXY": "127.0.0.1"}
+    clean = {name: value for name, value in ENVIRONMENT.items() if not name.startswith(("HF_", "HUGGING"))}
+    command = [sys.executable, "-c", "from idmm.cli import main; raise SystemExit(main())", *map(str, argv)]
+    environment = {**clean, **own, "HF_HUB_DISABLE_TELEMETRY": "1", **more}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    return done.returncode, done.stderr
 
 
 @pytest.fixture
@@ -203,23 +184,22 @@ def config(run):
 # ------------------------------------------------------------------ from the hub to a run
 @pytest.fixture(scope="module")
 def tuned(files, tmp_path_factory):
-    """A run fine-tuned from timm:NAME, with its machine and what it said; the hub is gone."""
+    """A run fine-tuned from timm:NAME, its hub, which is gone, and what it said."""
+    folder = tmp_path_factory.mktemp("tuned")
     with Hub.running() as hub:
         commit = hub.push(REPOSITORY, files)
-        machine = Machine(hub, tmp_path_factory.mktemp("tuned"))
-        code, said = machine.run("finetune", *tiny("finetune", machine.folder / "b", f"timm:{NAME}"))
+        code, said = elsewhere(hub, folder, "finetune", *tiny("finetune", folder / "b", f"timm:{NAME}"))
         assert code == 0, said
-    return machine, commit, said
+    return folder / "b", hub, commit, said
 
 
 def test_finetune_from_timm(tuned, files, tmp_path):
     """The model, its channels' statistics and its commit come from timm and the hub; the classifier is a new one."""
-    machine, commit, said = tuned
-    run = machine.folder / "b"
+    run, hub, commit, said = tuned
     assert config(run)["init"] == f"timm:{NAME}@{commit}"
     assert config(run)["model"]["name"] == ARCH and config(run)["data"]["mean"] == [0.5] * 3
     assert "77 weights kept, 1 resized, 2 dropped" in said and "licence" in said
-    assert len(machine.hub.fetched("model.safetensors")) == 1 and not machine.hub.fetched("config.json")
+    assert len(hub.fetched("model.safetensors")) == 1 and not hub.fetched("config.json")
     (tmp_path / "model.safetensors").write_bytes(files["model.safetensors"])
     weights = load_file(tmp_path / "model.safetensors")
     tuned_ones = load_file(run / "backbone.safetensors")
@@ -230,9 +210,9 @@ def test_finetune_from_timm(tuned, files, tmp_path):
 
 def test_again_without_the_hub(tuned):
     """What is in the cache serves another command that is told to ask no hub."""
-    machine, commit, _ = tuned
+    run, hub, commit, _ = tuned
     argv = ["--init", f"timm:{NAME}", "--size", 32, "--data.subset", "{per_class: 5}"]
-    code, said = machine.run("probe", *argv, HF_HUB_OFFLINE="1")
+    code, said = elsewhere(hub, run.parent, "probe", *argv, HF_HUB_OFFLINE="1")
     assert code == 0 and f"{commit}: 77 weights kept, 1 resized, 2 dropped, 0 fresh" in said, said
     assert f"init: 'timm:{NAME}' is taken from the cache, as the hub cannot be asked (HF_HUB_OFFLINE is set)" in said
 
@@ -262,7 +242,7 @@ def test_pretrain_goes_on_with_the_commit_that_it_began_with(here, hub, files):
 
 def test_what_idmm_exports_is_started_from(tuned, here, hub, tmp_path):
     """A run's own folder for the hub, its weights not as safetensors; with the commands that want a backbone."""
-    run = tuned[0].folder / "b"
+    run = tuned[0]
     assert call(["export", "--init", run, "--format", "hf", "--out", tmp_path / "export"]) == 0
     exported = {path.name: path.read_bytes() for path in (tmp_path / "export").iterdir()}
     state = load_file(tmp_path / "export" / "model.safetensors")

@@ -10,6 +10,8 @@ import zipfile
 import zlib
 from pathlib import Path
 
+from tqdm import tqdm
+
 from idmm import config
 from idmm.data.readers.layout import FilesMissing
 from idmm.data.registry import Archive, Spec
@@ -63,6 +65,7 @@ def _unpack(archive: Archive, aside: Path) -> None:
     """Downloads a file, unless it is there and whole, and puts what it holds into the folder ``unpacked``."""
     from torchvision.datasets.utils import download_url, extract_archive
 
+    tqdm.monitor_interval = 0  # its thread would be there when loader workers are forked
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(TIMEOUT)
     try:
