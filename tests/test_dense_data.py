@@ -1,7 +1,6 @@
 """Boxes and masks: what is read from each layout, what is refused, what is left out."""
 
 import json
-import logging
 import re
 import shutil
 from functools import partial
@@ -62,12 +61,6 @@ def test_an_outline_at_another_size_is_that_of_its_pixels(tmp_path):
     assert not rasterised([], (h, w), (h, w)).any()
 
 
-def test_val_and_test(tmp_path):
-    coco_tree(tmp_path, train=3, val=2, test=4)
-    found = read_detection(of(tmp_path))
-    assert {part: len(targets) for part, targets in found.targets.items()} == {"train": 3, "val": 2, "test": 4}
-
-
 def test_images_without_objects_crowds_and_compressed_outlines(tmp_path):
     from pycocotools import mask as coco
 
@@ -92,16 +85,6 @@ def test_some_objects_without_an_outline(tmp_path, caplog):
     coco_tree(tmp_path, change=lambda part, content: content["annotations"][0].update(segmentation=[]))
     found = read_detection(of(tmp_path))
     assert not found.outlined and "1 of 16 objects of train have no outline" in caplog.text
-
-
-def test_a_digest_is_of_all_that_is_known(tmp_path):
-    coco_tree(tmp_path)
-    target = read_detection(of(tmp_path)).targets["train"][0]
-    again = read_detection(of(tmp_path)).targets["train"][0]
-    assert target.digest == again.digest
-    again.segments[0][0][0] += 1
-    assert target.digest != again.digest
-    assert target.digest != target.take(np.zeros(len(target.labels), dtype=bool)).digest
 
 
 def packed(counts):
@@ -145,7 +128,6 @@ BROKEN = {  # how a file is spoilt, and what is said below the line that counts
         r"annotation 1 of '000.png': bbox \[90, .*\] reaches outside of the image \(96 x 64\)",
     ),
     "not four": (lambda a: a.update(bbox=[1, 2]), r"bbox \[1, 2\]; wanted \[x, y, width, height\] in pixels"),
-    "no number": (lambda a: a.update(bbox=[1, 2, "3", float("nan")]), r"bbox \[1, 2, '3', nan\]; wanted"),
     "no image": (lambda a: a.update(image_id=77), r"annotation 1: of an image 77 that is not in the list"),
     "no category": (lambda a: a.update(category_id=5), r"of a category 5 that is not in the list"),
     "no polygon": (lambda a: a.update(segmentation=[[1, 2, 3, 4]]), r"segmentation: wanted polygons of six numbers"),
@@ -154,7 +136,6 @@ BROKEN = {  # how a file is spoilt, and what is said below the line that counts
         r"segmentation: wanted polygons, or RLE of size \[64, 96\], got \[2, 2\]",
     ),
     "RLE": (lambda a: a.update(segmentation={"size": [64, 96], "counts": [4]}), r"its RLE is damaged"),
-    "a huge number": (lambda a: a["bbox"].__setitem__(0, 10**400), r"annotation 1 of '000.png': bbox \[1000"),
     "a long list": (lambda a: a.update(bbox=[1] * 999), r"bbox \[1, 1, .{0,80}\.\.\.; wanted \[x"),
     "a far outline": (  # which pycocotools would ask gigabytes for
         lambda a: a.update(segmentation=[[0, 0, 1e9, 0, 1e9, -1e30]]),
@@ -162,7 +143,6 @@ BROKEN = {  # how a file is spoilt, and what is said below the line that counts
     ),
     "too few pixels": (lambda a: a.update(segmentation=packed("X1")), r"its RLE is damaged"),
     "too many": (lambda a: a.update(segmentation=packed("oooo7")), r"its RLE is damaged"),
-    "an open end": (lambda a: a.update(segmentation=packed("o")), r"its RLE is damaged"),
     "no characters of it": (lambda a: a.update(segmentation=packed("\u00e4")), r"its RLE is damaged"),
 }
 
@@ -263,7 +243,6 @@ ROWS = {
     "an image twice": ("images", lambda rows: rows[1].update(id=100), "image 100 is there twice, as '000.png' and"),
     "a name twice": ("images", lambda rows: rows[1].update(file_name="000.png"), "image '000.png' is there twice"),
     "a name outside": ("images", lambda rows: rows[1].update(file_name="../train/001.png"), "wanted a path below the"),
-    "a name of no file": ("images", lambda rows: rows[1].update(file_name="a\0/b.png"), "wanted a path below the"),
     "no size": ("images", lambda rows: rows[0].update(height=None), "has height and width (None, 96); wanted pixels"),
     "a huge size": ("images", lambda rows: rows[0].update(height=10**400), "has height and width (1000000"),
     "no id": ("images", lambda rows: rows[0].pop("id"), "wanted an id and a file_name"),
@@ -271,7 +250,6 @@ ROWS = {
     "a category twice": ("categories", lambda rows: rows[1].update(id=3), "category 3 is there twice"),
     "a category's name": ("categories", lambda rows: rows[1].update(name="zero"), "category 'zero' is there twice"),
     "a nameless one": ("categories", lambda rows: rows[1].update(name=""), "wanted an id, which is a whole number"),
-    "a line's end": ("categories", lambda rows: rows[1].update(name="a\nb"), "wanted an id, which is a whole number"),
     "no category": ("categories", lambda rows: rows.clear(), "has no categories; wanted one at least"),
 }
 
@@ -529,13 +507,6 @@ def test_what_was_looked_at_is_remembered(tmp_path, monkeypatch):
     assert read_segmentation(data).targets["test"][1].present == (2,)
     assert len(cache_entries(tmp_path / "kept")) == 4
     assert clear(tmp_path / "kept")[0] > 0 and not cache_entries(tmp_path / "kept")
-
-
-def test_nothing_is_logged_of_a_good_folder(tmp_path, caplog):
-    with caplog.at_level(logging.INFO):
-        coco_tree(tmp_path)
-        read_detection(of(tmp_path))
-    assert not caplog.records
 
 
 def test_data_check(tmp_path, capsys):

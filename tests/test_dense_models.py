@@ -95,13 +95,6 @@ def test_all_that_is_trained_has_a_gradient(kind):
         assert list(network.backbone.state_dict()) == list(backbone(kind).state_dict())
 
 
-def test_what_no_map_depends_on_is_not_trained():
-    network = segmentation("vit without norm").backbone
-    frozen = [name for name, p in network.backbone.named_parameters() if not p.requires_grad]
-    assert frozen == ["fc_norm.weight", "fc_norm.bias"]
-    assert all(part.training for part in network.modules())
-
-
 def test_maps_of_a_plain_transformer():
     """Of stride 8: pooled from the normalised tokens, and enlarged by a transposed convolution."""
     made, images = backbone().eval(), torch.randn(2, 3, SIDE, SIDE)
@@ -191,13 +184,6 @@ def test_loss_of_pixels():
     torch.testing.assert_close(found, wanted)
     torch.testing.assert_close(*(torch.autograd.grad(loss, logits)[0] for loss in (found, wanted)))
     assert pixel_cross_entropy(logits, torch.full_like(mask, 255)) == 0
-
-
-def test_parts_of_the_loss_of_boxes():
-    batch, _ = drawn(2)
-    out = loss_of(detection(masks=True), batch)
-    assert set(out) == {"loss", "rpn_objectness", "rpn_box", "classifier", "box", "mask"}
-    torch.testing.assert_close(out["loss"], sum(value for name, value in out.items() if name != "loss"))
 
 
 def test_losses_follow_from_key_and_boxes_alone():

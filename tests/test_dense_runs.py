@@ -144,6 +144,7 @@ def test_segmentation_writes_its_results(whole, trees):
     for path in written:
         mask, image = Image.open(path), Image.open(trees / "masks" / "images" / "test" / path.name)
         assert mask.mode == "L" and mask.size == image.size and np.asarray(mask).max() < 4
+    assert "weights kept" in logged(out) and "0 fresh" in logged(out), "init is where it starts"
     assert "train.keep: the weights of epoch" in logged(out) and (out / "predictions.png").exists()
 
 
@@ -223,33 +224,6 @@ def test_its_backbone_is_a_start_for_others(whole, stage):
         assert torch.equal(network[f"backbone.{name}"], tensor), name
     about = read(whole / stage / "model.json")
     assert about["task"] == stage and about["pyramid_width"] == 16 and len(about["classes"]) in (3, 4)
-
-
-def test_its_network_is_loaded_again(whole, trees):
-    """It finds on an image what the run found."""
-    network, about = idmm.load_network(whole / "detect"), read(whole / "detect" / "model.json")
-    assert not network.training
-    there, looks = read_detection(Data(root=str(trees / "coco"))), (about["mean"], about["std"])
-    store = load_split(there.splits.test, bound=SIDE * 2, data=Data(cache="ram"))
-    batch = EvalDenseTransform(store, there.targets["test"], SIDE, *looks)(0, np.array([1]))
-    with torch.no_grad():
-        (found,) = network(batch["images"])
-    kept = [entry for entry in read(whole / "detect" / "predictions.json") if entry["image_id"] == 101]
-    assert kept[0]["score"] == pytest.approx(float(found["scores"][0]), abs=1e-4)
-    with pytest.raises(UserError, match="is of neither idmm detect nor idmm segment"):
-        idmm.load_network(whole / "detect" / "backbone.safetensors")
-
-
-def test_init_is_where_it_starts(whole):
-    assert "weights kept" in logged(whole / "segment") and "0 fresh" in logged(whole / "segment")
-
-
-@pytest.mark.parametrize("stage", ["detect"])
-def test_a_finished_run_says_so(whole, trees, stage, capsys):
-    before = (whole / stage / "result.json").read_bytes()
-    assert call(words(stage, trees, whole / stage, train__ema=0.9)) == 0
-    assert "finished already, nothing to do" in capsys.readouterr().err
-    assert (whole / stage / "result.json").read_bytes() == before
 
 
 def test_other_commands_say_what_it_is(whole, trees, tmp_path, capsys):
@@ -423,16 +397,9 @@ def test_images_that_changed_are_noticed(trees, tmp_path, capsys, monkeypatch):
     content = json.loads(file.read_text())
     content["annotations"][0]["bbox"][2] -= 2
     file.write_text(json.dumps(content))
-    said = refused_lines(capsys, words("detect", root, out))
+    said = refused(capsys, words("detect", root, out))
     assert any(line.startswith("train: other boxes or masks of 1 image: ") for line in said)
     assert said[-1].startswith("data.root: the images changed since the run")
-
-
-def refused_lines(capsys, argv):
-    assert call(argv) == 2
-    said = capsys.readouterr().err
-    assert "Traceback" not in said
-    return said.splitlines()
 
 
 # ------------------------------------------------------------------ lengths

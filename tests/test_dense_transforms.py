@@ -13,8 +13,6 @@ from idmm.data.dense import (
     IGNORED,
     DenseTransform,
     EvalDenseTransform,
-    from_canvas,
-    letterbox,
     letterboxed,
     read_detection,
     read_segmentation,
@@ -60,23 +58,6 @@ def plain(**changes):
 
 
 # ------------------------------------------------------------------ letterboxing
-def test_letterboxed():
-    assert letterbox((64, 96), 48) == 0.5 and letterbox((10, 5), 40) == 4
-    assert letterboxed((64, 96), 48) == (32, 48) and letterboxed((1, 999), 100) == (1, 100)
-    assert letterboxed((64, 96), 48, 2.0) == (64, 96)
-    assert short_side(320) == 320 and short_side(320, 1.5) == 480
-
-
-@pytest.mark.parametrize("size", [(64, 96), (37, 501), (333, 100), (80, 80)])
-def test_from_the_canvas_back_to_the_file(size):
-    boxes = torch.tensor([[3.0, 5.0, 20.0, 30.0], [0, 0, size[1], size[0]]])
-    h, w = letterboxed(size, SIDE)
-    canvas = boxes * torch.tensor([w / size[1], h / size[0]] * 2)
-    torch.testing.assert_close(from_canvas(canvas, size, SIDE), boxes)
-    beyond = from_canvas(torch.tensor([[-3.0, -2.0, 500.0, 500.0]]), size, SIDE)
-    assert beyond.tolist() == [[0, 0, size[1], size[0]]]
-
-
 def test_to_evaluate_an_image_is_scaled_alone(boxes):
     batch = EvalDenseTransform(*boxes.given, SIDE, MEAN, STD)(0, EVERY)
     assert batch["images"].shape == (6, 3, SIDE, SIDE) and batch["index"].tolist() == EVERY.tolist()

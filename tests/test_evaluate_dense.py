@@ -1,7 +1,6 @@
 """Average precision and intersection over union against naive loops; predictions taken back to the images' files."""
 
 import contextlib
-import json
 
 import numpy as np
 import pytest
@@ -202,17 +201,6 @@ def test_masks_come_back_as_they_were_learnt(scale):
             own.append((true & mine).sum() / (true | mine).sum())
             theirs.append((true & other).sum() / (true | other).sum())
     assert np.mean(own) > 0.95 > np.mean(theirs)
-
-
-def test_results_are_cocos():
-    """As its own tools read them, with the numbers that its file gives to image and category."""
-    found = objects([[1, 2, 11, 22]], [1], [0.5], segments=[rle(np.eye(30, dtype=bool))])
-    (entry,) = json.loads(json.dumps(found.results(42, [3, 7])))
-    assert entry == {
-        "image_id": 42, "category_id": 7, "bbox": [1, 2, 10, 20], "score": 0.5, "segmentation": found.segments[0],
-    }  # fmt: skip
-    assert "segmentation" not in objects([[1, 2, 3, 4]], [0], [1]).results(1, [1])[0]
-    assert objects([], [], []).results(1, [1]) == []
 
 
 class Corners(nn.Module):
