@@ -173,37 +173,6 @@ def test_a_box_may_reach_over_the_edge_by_rounding(tmp_path):
     assert read_detection(of(tmp_path)).targets["train"][0].boxes[0].tolist() == [0, 10, 96, 64]
 
 
-def _as_corners(box, size):
-    return [box[0], box[1], box[0] + box[2], box[1] + box[3]]
-
-
-def _as_shares(box, size):
-    return [value / side for value, side in zip(box, size * 2, strict=True)]
-
-
-@pytest.mark.parametrize(
-    "change,said",
-    [
-        (_as_corners, "corners, x1, y1, x2, y2, as all fit as such"),
-        (_as_shares, "shares of the image, as all numbers are from 0 to 1"),
-    ],
-)
-def test_boxes_that_are_none_of_cocos(tmp_path, change, said):
-    """As corners some reach outside; as shares none does, and nothing would be learned."""
-
-    def spoil(part, content):
-        sizes = {image["id"]: (image["width"], image["height"]) for image in content["images"]}
-        for row in content["annotations"]:
-            row["bbox"] = change(row["bbox"], sizes[row["image_id"]])
-
-    coco_tree(tmp_path, change=spoil)
-    for on_error in ("fail", "skip"):
-        told = [line for line in faults(read_detection, of(tmp_path, on_error=on_error)) if "look like" in line]
-        files = [tmp_path / "annotations" / f"{part}.json" for part in ("train", "val")]
-        wanted = "wanted COCO's [x, y, width, height] in pixels"
-        assert told == [f"data.root: '{file}': its boxes look like {said}; {wanted}" for file in files]
-
-
 def test_roboflows_layout(tmp_path):
     """A JSON beside the images of each part; what is for val is called valid."""
     made = coco_tree(tmp_path, train=3, val=2, test=2)

@@ -60,7 +60,7 @@ def test_a_source_and_its_labelled_part_may_share_a_name_where_that_pairs_them()
 
 
 # ------------------------------------------------------------------ grids of 0.1.0
-def test_status_and_workers_find_relative_weights_from_elsewhere(tmp_path, monkeypatch, capsys):
+def test_status_finds_relative_weights_from_elsewhere(tmp_path, monkeypatch, capsys):
     made = Made(monkeypatch)
     a_run(tmp_path / "run")
     monkeypatch.chdir(tmp_path)

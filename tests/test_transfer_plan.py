@@ -336,15 +336,6 @@ def test_faults_one_by_one(change, fault):
     assert any(said.startswith(fault) for said in wrong(**change))
 
 
-def test_faults_of_the_grids_own_keys():
-    assert faults(grid, seeds=[-1], backbones=[], engine="slurm", target={"protocol": "x"}) == [
-        "backbones: got [], wanted 1 or more of them",
-        "seeds[0]: got -1, wanted greater than or equal to 0",
-        "target.protocol: got 'x', wanted 'finetune', 'probe', 'detect' or 'segment'",
-        "engine: got 'slurm', wanted 'local' or 'ray'",
-    ]
-
-
 # ------------------------------------------------------------------ probes
 def test_probes_see_the_labelled_images_at_the_size_of_pretraining(tmp_path):
     given = {

@@ -16,7 +16,7 @@ from helpers import PATIENCE, same
 from transfers import GRID, begun, cells, runs, stamps
 
 from idmm.config import parsing
-from idmm.errors import Interrupted, RunError, install
+from idmm.errors import Interrupted, install
 from idmm.transfer import cluster
 from idmm.transfer.config import GridConfig, Ray
 from idmm.transfer.run import Grid
@@ -180,31 +180,6 @@ def test_an_interrupt_leaves_what_can_be_gone_on_with(joined, tmp_path):
         cluster.run(grid, stop)
     assert not grid.starts() and not grid.failed() and len(grid.remaining()) == 2
     assert (folder / "last" / "state.pt").exists()
-
-
-def test_an_error_lets_running_tasks_save(tmp_path, monkeypatch):
-    asked = []
-
-    class Full:
-        """Tasks whose outcome cannot be written."""
-
-        cancel = staticmethod(lambda: asked.append("cancel"))
-
-        def __init__(self, grid):
-            pass
-
-        def send(self):
-            return True
-
-        def receive(self):
-            raise RunError("the disk is full")
-
-    monkeypatch.setattr(cluster, "require", lambda: None)
-    monkeypatch.setattr(cluster, "connected", lambda config: contextlib.nullcontext())
-    monkeypatch.setattr(cluster, "_Tasks", Full)
-    with pytest.raises(RunError, match="the disk is full"):
-        cluster.run(make(tmp_path / "out"), nothing)
-    assert asked == ["cancel"]
 
 
 def test_a_node_that_does_not_see_the_folder_ends_the_run(joined, tmp_path):

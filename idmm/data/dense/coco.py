@@ -191,12 +191,6 @@ class _File:
                     f"annotation {_short(row['id']) if 'id' in row else f'number {place} of the list'}{of}: {why}"
                 )
         faults.unusable(str(self.path), counted(len(rows), "annotation"), wrong)
-        if odd := _misread(
-            [(row["bbox"], known[row["image_id"]].size) for row in rows if _has_box(row, known)], bool(wrong)
-        ):
-            faults.add(
-                f"data.root: '{self.path}': its boxes look like {odd}; wanted COCO's [x, y, width, height] in pixels"
-            )
         return found
 
     def split(
@@ -261,24 +255,6 @@ def _fault(row: dict, image: _Image | None, labels: dict[int, int]) -> str | Non
     if not (min(x + w, width) > max(x, 0) and min(y + h, height) > max(y, 0)):
         return f"bbox {_short(box)} has no area within the image ({_pixels(image.size)})"
     return _outline_fault(row.get("segmentation"), image.size)
-
-
-def _has_box(row: dict, known: dict) -> bool:
-    box = row.get("bbox")
-    there = _is_id(row.get("image_id")) and row["image_id"] in known
-    return there and isinstance(box, list) and len(box) == 4 and all(map(_is_number, box))
-
-
-def _misread(boxes: list[tuple[list[float], tuple[int, int]]], wrong: bool) -> str | None:
-    """Returns as what all boxes make sense, given with the height and width of their images, if not as they should.
-
-    Args:
-        wrong: Whether some do not lie within their images.
-    """
-    if boxes and all(0 <= value <= 1 for box, _ in boxes for value in box):
-        return "shares of the image, as all numbers are from 0 to 1"
-    corners = [x1 < x2 <= w + SLACK and y1 < y2 <= h + SLACK for (x1, y1, x2, y2), (h, w) in boxes]
-    return "corners, x1, y1, x2, y2, as all fit as such" if wrong and corners and all(corners) else None
 
 
 def _outline_fault(segment: Any, size: tuple[int, int]) -> str | None:
