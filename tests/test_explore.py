@@ -105,17 +105,6 @@ def test_copies_can_be_left_out(run, planted, tmp_path):
     assert len(left) == 51 and "train/china/c05.png" not in left.names
 
 
-def test_again_is_the_same_and_other_files_stay(run, tmp_path):
-    for name in ("a", "b"):
-        assert call(["explore", run, "--out", tmp_path / name]) == 0
-    (tmp_path / "a/mine.png").touch()
-    assert call(["explore", run, "--out", tmp_path / "a", "--clusters", 3]) == 0
-    for name in sorted({*TABLES, "exclude.txt"} - {"clusters.csv"}):
-        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
-    assert (tmp_path / "a/mine.png").exists()
-    assert {row["cluster"] for row in table(tmp_path / "a/clusters.csv")} == {"1", "2", "3"}
-
-
 def test_steps_are_said_and_what_is_there_is_whole_when_it_is_interrupted(run, tmp_path, capsys, monkeypatch):
     assert call(["explore", run, "--out", tmp_path / "e"]) == 0
     said = capsys.readouterr().err

@@ -6,7 +6,6 @@ import matplotlib
 import numpy as np
 import pytest
 from grids import cell, changed, failed, full, grid, missing, sizes
-from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from PIL import Image
 
@@ -87,16 +86,6 @@ def test_gain_is_centred_at_zero_and_maps_keep_their_order_in_grey(tmp_path, dra
     assert (np.diff(half) < 0).all()
 
 
-def test_text_is_legible_on_every_colour():
-    """Black or white, at least 4.5 to 1 (WCAG) on any colour of both maps."""
-    for name in (MAPS["value"], MAPS["gain"]):
-        for colour in matplotlib.colormaps[name](np.linspace(0, 1, 200)):
-            linear = np.where(colour[:3] <= 0.04045, colour[:3] / 12.92, ((colour[:3] + 0.055) / 1.055) ** 2.4)
-            light = linear @ (0.2126, 0.7152, 0.0722)
-            contrast = (light + 0.05) / 0.05 if grid_pictures._bright(colour) else 1.05 / (light + 0.05)
-            assert contrast >= 4.5, (name, colour)
-
-
 def test_backbones_are_rows_of_panels_on_one_scale(tmp_path, drawn):
     heat_maps([table(full(2, targets=2, seeds=1, backbones=("a", "b")))], tmp_path / "grid.png")
     shown = panels(drawn[0])
@@ -134,13 +123,6 @@ def test_sizes_on_a_log_axis_with_intervals(tmp_path, drawn):
         assert len({getattr(line, kind)() for line, *_ in axis.containers}) == 2, "not by colour alone"
 
 
-def test_a_huge_interval_does_not_flatten_the_curve(tmp_path, drawn):
-    cells = [{**one, "top1": one["top1"] + 30 * (one["seed"] if one["source_size"] == 100 else 0)} for one in sizes()]
-    size_curves(table(cells), curves_of(table(cells)), tmp_path / "size.png")
-    low, high = drawn[0].axes[0].get_ylim()
-    assert high - low < 120 and low < 40.5 and high > 67.5
-
-
 @pytest.mark.parametrize("label", ["$x^2 \\nope$", "a" * 300, "名前 ü", "<script>", "a\nb", "_a_ $", ""], ids=ascii)
 def test_any_label_can_be_drawn(tmp_path, label, monkeypatch):
     names = {"source": label, "method": label, "backbone": label, "target": label}
@@ -166,18 +148,3 @@ def test_all_failed_one_cell_and_no_scratch(tmp_path, drawn):
     assert [texts(axis) for axis in panels(drawn[2])] == [{(0, 0): "50.0", (0, 1): "51.0"}], "no gain without scratch"
     shown = panels(drawn[2])[0].get_images()[0].norm
     assert (shown.vmin, shown.vmax) == (45.5, 55.5), "a point apart is no contrast from dark to bright"
-
-
-def test_a_picture_is_whole_or_not_there(tmp_path, monkeypatch):
-    heat_maps([table([cell()])], tmp_path / "a.png")
-    before = (tmp_path / "a.png").read_bytes()
-    assert before.startswith(b"\x89PNG")
-
-    def half(self, file, **_):
-        file.write(b"half")
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Figure, "savefig", half)
-    with pytest.raises(KeyboardInterrupt):
-        heat_maps([table([cell(top1=1.0)])], tmp_path / "a.png")
-    assert (tmp_path / "a.png").read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["a.png"]

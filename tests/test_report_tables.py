@@ -313,13 +313,6 @@ def test_hostile_labels_stay_text(label, tmp_path):
     assert " ".join(label.split()) in rendered("text", cells)
 
 
-def test_escapes():
-    assert render.tex_escape("a_b & c%") == r"a\_b \& c\%"
-    assert render.tex_escape("\\{}~^") == r"\textbackslash{}\{\}\textasciitilde{}\textasciicircum{}"
-    assert render.tex_escape("a---b-c\n d\x07") == "a-{}-{}-b-c d"
-    assert "a\\_b &amp; c%" in rendered("grid.md", [cell("a_b & c%")])
-
-
 def compiles(text, folder):
     """Where there is a LaTeX; the structure is tested everywhere."""
     if shutil.which("pdflatex"):
@@ -508,13 +501,3 @@ def test_report_never_fails(tmp_path, cells, protocol):
     structure((tmp_path / "grid.tex").read_text(), columns=2 + len(given["targets"]))
     assert "All runs" in (tmp_path / "grid.html").read_text()
     assert f"{sum(c['status'] == 'ok' for c in cells)} of {len(cells)}" in text or not cells
-
-
-def test_text_is_a_screen():
-    cells = full(7, ("idmm", "simclr", "supcon"), 7, 1, ("pvt", "deit"))
-    cells += [failed("very long " * 50, target="pets", seed=n) for n in range(2, 40)]
-    cells += full(7, ("idmm",), 7, 1, ("pvt",), protocol="probe")
-    text = rendered("text", cells)
-    assert len(text.splitlines()) <= 50 and "… and 27 more" in text
-    assert "transfer grid, finetune: 308 of 346 cells done, 38 failed" in text and "kNN: No rank correlation" in text
-    assert "+10.0 (+10.0 to +10.0)" in rendered("text", sizes())

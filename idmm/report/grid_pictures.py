@@ -77,7 +77,8 @@ def _heat_map(axis, table: Table, backbone: str, kind: str, norm: Normalize):
             if np.isnan(values[y, x]):
                 _hatched(axis, x, y, text)
             else:
-                colour = "black" if _bright(colours(norm(values[y, x]))) else "white"
+                brightness = np.dot((0.299, 0.587, 0.114), colours(norm(values[y, x]))[:3])
+                colour = "black" if brightness > 0.46 else "white"
                 _number(axis, (x, y), text, below, colour, framed=kind == "value" and cell.best_of_column)
     image = axis.imshow(values, cmap=colours, norm=norm, aspect="auto", interpolation="nearest")
     axis.set_xticks(range(len(targets)), [_label(t, 16) for t in targets], rotation=30, ha="right", fontsize=8)
@@ -121,12 +122,6 @@ def _hatched(axis, x: int, y: int, text: str) -> None:
     if text:
         behind = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none"}
         axis.text(x, y, text, ha="center", va="center", fontsize=8, color="0.25", bbox=behind)
-
-
-def _bright(colour: tuple) -> bool:
-    """Whether black reads better on it than white, by WCAG's contrast."""
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour[:3]]
-    return float(np.dot((0.2126, 0.7152, 0.0722), linear)) > 0.179
 
 
 def _row_labels(rows: list[Row]) -> list[str]:

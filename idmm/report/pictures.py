@@ -15,7 +15,6 @@ from idmm.pictures import STYLES, log_axis, look, plain_axis, save, shortened
 ImageBlock = tuple[str, list[list[np.ndarray]]]  # a title, and rows of images
 GAP = 4  # pixels between the images of a sheet
 LEAST, MOST = 48, 96  # sides of its images (pixels)
-CROWD = 4  # curves in a panel, above which bands hide them
 TOP1 = "top-1 accuracy on the test images (%)"
 
 
@@ -101,8 +100,7 @@ def label_curves(
     panels: dict[str, dict[str, list[tuple[float, float, float]]]], path: str | Path, *, one_class: float,
     ylabel: str = TOP1, seeds: int = 1, untaught: Sequence[str] = (), note: str = "",
 ) -> None:  # fmt: skip
-    """Draws accuracy over the labelled images a class, with a band of one standard deviation over draws; bars where
-    there are many curves or a single number of images.
+    """Draws accuracy over the labelled images per class, with bars of one standard deviation over draws.
 
     Args:
         panels: Title -> label -> points (images a class, mean, standard deviation), in percent.
@@ -118,41 +116,28 @@ def label_curves(
     looks = {label: look(n) for n, label in enumerate(taught)}
     grey = {"color": "0.45", "marker": "*"}
     looks |= {label: {**grey, "linestyle": STYLES[3 - n % 4]} for n, label in enumerate(untaught)}
-    barred = len(labels) > CROWD or all(len(points) == 1 for curves in panels.values() for points in curves.values())
     figure = Figure(figsize=(3.4 + 3.6 * len(panels), 4.2), layout="constrained")
     axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for axis, (title, curves) in zip(axes, panels.items(), strict=True):
         for place, (label, points) in enumerate(curves.items()):
-            shift = 1.02 ** (place - (len(curves) - 1) / 2) if barred else None
-            _label_curve(axis, points, looks[label], shift, label=shortened(label))
+            x, mean, std = np.array(points, dtype=float).T
+            x = x * 1.02 ** (place - (len(curves) - 1) / 2)  # so that bars of several curves do not hide each other
+            line = {"linewidth": 1.8, "markeredgecolor": "white", "markersize": 7, **looks[label]}
+            axis.plot(x, mean, label=shortened(label), **line)
+            axis.errorbar(x, mean, std, fmt="none", ecolor=line["color"], elinewidth=1, capsize=2)
         ticks = sorted({x for points in curves.values() for x, _, _ in points})
         log_axis(axis, ticks, [f"{x:g}" for x in ticks])
         axis.set(xlim=(ticks[0] / 1.2, ticks[-1] * 1.2), xlabel="labelled images a class")
         _accuracy_axis(axis, title, one_class)
     axes[0].set(ylim=(0, 100), ylabel=ylabel)
-    what = "bars" if barred else "band"
-    band = f"mean, {what}: ± 1 standard\ndeviation over {seeds} draws" if seeds > 1 else None
+    bars = f"mean, bars: ± 1 standard\ndeviation over {seeds} draws" if seeds > 1 else None
     lines = {line.get_label(): line for axis in axes for line in axis.lines if not line.get_label().startswith("_")}
     where = {"loc": "outside right upper", "frameon": False, "alignment": "left"}
-    figure.legend(lines.values(), lines, fontsize=9, title=band, title_fontsize=8, **where)
+    figure.legend(lines.values(), lines, fontsize=9, title=bars, title_fontsize=8, **where)
     if note:
         wrapping = textwrap.TextWrapper(50 * (1 + len(panels)), break_on_hyphens=False, break_long_words=False)
         figure.supxlabel("\n".join(map(wrapping.fill, note.split("\n"))), x=0.01, ha="left", fontsize=8)
     save(figure, path)
-
-
-def _label_curve(axis, points: list, line: dict, shift: float | None, label: str) -> None:
-    """Draws a curve with a band, or with bars, moved aside by a factor."""
-    x, mean, std = np.array(points, dtype=float).T
-    colour = line["color"]
-    if std.any() and shift is not None:
-        x = x * shift
-        axis.errorbar(x, mean, std, fmt="none", ecolor=colour, elinewidth=1, capsize=2)
-    elif std.any():
-        axis.fill_between(x, mean - std, mean + std, color=colour, alpha=0.18, linewidth=0)
-        for edge in (mean - std, mean + std):  # in grey print bands run into each other
-            axis.plot(x, edge, **line | {"marker": "", "linewidth": 0.6})
-    axis.plot(x, mean, linewidth=1.8, markeredgecolor="white", markersize=7, label=label, **line)
 
 
 def _accuracy_axis(axis, title: str, one_class: float) -> None:
