@@ -29,7 +29,6 @@ from idmm.files import write_json
 from idmm.methods.base import Method
 from idmm.progress import brief, duration, log, size
 from idmm.seeding import seeded
-from idmm.shards import row_shards
 
 DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 TIMED, CROPS = 32, 64  # images of a batch that steps are timed on: so many, or as few as make so many crops
@@ -350,10 +349,8 @@ def say_estimate(loop) -> None:
 
 def written_bytes(method: Method, copies: int) -> tuple[int, int]:
     """Returns the bytes of a checkpoint, with so many more ``copies`` of the backbone, and of the exported weights."""
-    shards, trained, still = row_shards(method), 0, 0
-    for name, p in method.named_parameters():
-        size = p.element_size() * p[:1].numel() * shards[name].total if name in shards else p.nbytes
-        trained, still = trained + size * p.requires_grad, still + size * (not p.requires_grad)
+    trained = sum(p.nbytes for p in method.parameters() if p.requires_grad)
+    still = sum(p.nbytes for p in method.parameters() if not p.requires_grad)
     weights = sum(p.nbytes for p in method.backbone.parameters())
     return 3 * trained + still + copies * weights, weights  # Adam keeps two more of each
 

@@ -129,8 +129,7 @@ class RunFolder:
 
     def _load(self) -> dict:
         try:
-            several = distributed.world() > 1  # each takes its own part out of the file
-            state = torch.load(self._state_file, map_location="cpu", weights_only=True, mmap=several)
+            state = torch.load(self._state_file, map_location="cpu", weights_only=True)
             why = ", ".join(f"lacks {name}" for name in PARTS if name not in state)
         except Exception as error:  # torch raises many kinds; none of them is the user's to read
             why = type(error).__name__

@@ -5,7 +5,6 @@ import contextlib
 import datetime
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -103,13 +102,6 @@ def sum_all(values: torch.Tensor) -> torch.Tensor:
     return values
 
 
-def max_all(values: torch.Tensor) -> torch.Tensor:
-    """Takes the largest over the processes, element by element, in place; all must call together."""
-    if world() > 1:
-        dist.all_reduce(values, op=dist.ReduceOp.MAX)
-    return values
-
-
 def share_statistics(module: torch.nn.Module) -> None:
     """Gives the module of every process the first one's running statistics of batch norms, which each makes of its own
     images; all must call together."""
@@ -121,10 +113,8 @@ def share_statistics(module: torch.nn.Module) -> None:
 
 
 # ---------------------------------------------------------------------- rows of all processes
-def counts(rows: int) -> list[int]:
+def _counts(rows: int) -> list[int]:
     """Returns how many rows each process has; all must call together."""
-    if world() == 1:
-        return [rows]
     found = [torch.zeros(1, dtype=torch.int64) for _ in range(world())]
     dist.all_gather(found, torch.tensor([rows]), group=_control_group())
     return [int(count) for count in found]
@@ -153,101 +143,13 @@ class _Gather(torch.autograd.Function):
         return gradient.split(ctx.each)[rank()], None
 
 
-class _AddUp(torch.autograd.Function):
-    """The sum over processes, of which all make the same: each one's part has the gradient of the sum."""
-
-    @staticmethod
-    def forward(ctx, values):
-        values = values.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(values)
-        return values
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient
-
-
-class _OwnRows(torch.autograd.Function):
-    """A process's own of the rows that all have; the gradient of each row is its owner's."""
-
-    @staticmethod
-    def forward(ctx, rows, each):
-        ctx.each = each
-        return rows.split(each)[rank()].clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return _all_rows(gradient, ctx.each), None
-
-
-def gather_rows(rows: torch.Tensor, each: list[int] | None = None) -> torch.Tensor:
+def gather_rows(rows: torch.Tensor) -> torch.Tensor:
     """Returns the rows [B, ...] of all processes in order, with gradient; B may differ. All must call together.
 
     Where each process computes the same loss of all rows, the mean over processes of the parameters' gradients, which
-    DistributedDataParallel takes, is that of a single process with all images. ``each`` are the :func:`counts`, where
-    they are known.
+    DistributedDataParallel takes, is that of a single process with all images.
     """
-    return rows if world() == 1 else _Gather.apply(rows, each or counts(len(rows)))
-
-
-def add_up(values: torch.Tensor) -> torch.Tensor:
-    """Returns the sum over processes, which all then use alike, with gradient: that of the sum, for each one's part."""
-    return values if world() == 1 else _AddUp.apply(values)
-
-
-def own_rows(rows: torch.Tensor, each: list[int]) -> torch.Tensor:
-    """Returns this process's part of rows [V, ...] that all processes have alike, with gradient: that which the owner
-    makes of a row arrives in all. All must call together, in the backward pass too; ``each`` are the :func:`counts`."""
-    return rows if world() == 1 else _OwnRows.apply(rows, each)
-
-
-@dataclass(frozen=True)
-class Rows:
-    """The rows ``start`` to ``stop`` of ``total``: those of a matrix that a process has where they are divided."""
-
-    total: int
-    start: int
-    stop: int
-
-    @classmethod
-    def share(cls, total: int, process: int) -> "Rows":
-        """A process's share of so many rows; the shares differ by one row at most."""
-        return cls(total, total * process // world(), total * (process + 1) // world())
-
-    @classmethod
-    def mine(cls, total: int) -> "Rows":
-        """This process's share."""
-        return cls.share(total, rank())
-
-    @property
-    def whole(self) -> bool:
-        """Whether these are all rows."""
-        return self.stop - self.start == self.total
-
-    @property
-    def slice(self) -> slice:
-        """To take them out of all rows."""
-        return slice(self.start, self.stop)
-
-
-def whole_rows(rows: torch.Tensor, total: int) -> torch.Tensor | None:
-    """Returns all rows [total, ...] on the first process's CPU, None in the others; all must call together.
-
-    Args:
-        rows: This process's share, as :meth:`Rows.mine` divides them; it may be on any device.
-        total: All rows.
-    """
-    mine = rows.detach().cpu().contiguous()
-    if world() == 1:
-        return mine
-    if rank():
-        dist.send(mine, 0, group=_control_group())
-        return None
-    found = torch.empty(total, *rows.shape[1:], dtype=rows.dtype)
-    found[: len(mine)] = mine
-    for source in range(1, world()):
-        dist.recv(found[Rows.share(total, source).slice], source, group=_control_group())
-    return found
+    return rows if world() == 1 else _Gather.apply(rows, _counts(len(rows)))
 
 
 # ---------------------------------------------------------------------- Python objects

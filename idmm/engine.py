@@ -18,12 +18,11 @@ from idmm.data.loaders import BatchFn, BatchPlan, on_device, training_batches
 from idmm.errors import Interrupted, RunError, UserError
 from idmm.methods.base import Method
 from idmm.monitor import exploded, without_drloc
-from idmm.optim import create_optimizer
+from idmm.optim import clip_gradients, create_optimizer
 from idmm.progress import Progress, epoch_line
 from idmm.schedule import learning_rate, warmup_length, weight_decay_schedule
 from idmm.seeding import derive, seeded
 from idmm.session import Session
-from idmm.shards import clip_gradients, own_states, shard_processes, whole_states
 
 log = logging.getLogger("idmm")
 
@@ -107,7 +106,6 @@ class Loop:
             keep_compiled(self.session.config)
             compiled = torch.compile(backbone.forward_features.__func__)
             backbone.forward_features = MethodType(compiled, backbone)  # of a copy of the backbone, the copy's own
-        self.shards = shard_processes(method, self.accelerator)
         self.model, self.optimizer = self.accelerator.prepare(method, optimizer)
 
     @property
@@ -188,10 +186,9 @@ class Loop:
                 self.accelerator.backward(out["loss"] * weight)
             self._count(out, weight * self.batches.step_size(step) / distributed.world(), number)
         self.method.before_step(epoch)
-        if self.train.clip_grad or self.shards:
-            self.accelerator.unscale_gradients()
         if self.train.clip_grad:
-            clip_gradients(self.method, self.train.clip_grad, self.train.clip_grad_mode == "tensor", self.shards)
+            self.accelerator.unscale_gradients()
+            clip_gradients(self.method, self.train.clip_grad, self.train.clip_grad_mode == "tensor")
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.method.after_step(number)
@@ -298,8 +295,6 @@ class Loop:
             raise self._diverged("the weights are not finite", epoch * self.batches.steps_per_epoch + step - 1)
         self.saved = time.monotonic()
         sums, first = self._sums(), self._first_loss()
-        named = dict(self.method.named_parameters())
-        method, optimizer = whole_states(self.method.state_dict(), self.optimizer, named, self.shards)
         if not self.session.folder.leader:
             return
         scaler = self.accelerator.scaler
@@ -314,8 +309,8 @@ class Loop:
                 "first": first,
                 "precision": self.session.precision,
                 "channels_last": self.session.channels_last,
-                "method": method,
-                "optimizer": optimizer,
+                "method": self.method.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
                 "ema": None if self.ema is None else self.ema.module.state_dict(),
                 "scaler": None if scaler is None else scaler.state_dict(),
                 "kept": self.kept,
@@ -326,14 +321,12 @@ class Loop:
         state, self.session.folder.state = self.session.folder.state, None
         if state is None:
             return
-        named = dict(self.method.named_parameters())
-        method, optimizer = own_states(state["method"], state["optimizer"], self.optimizer, named, self.shards)
         try:
-            self.method.load_state_dict(method)
+            self.method.load_state_dict(state["method"])
         except RuntimeError:
             why = f"the checkpoint does not fit {type(self.method).__name__} as this version builds it"
             raise UserError(f"out: '{self.session.folder.path}': {why}; name a new folder") from None
-        self.optimizer.load_state_dict(optimizer)
+        self.optimizer.load_state_dict(state["optimizer"])
         if self.ema is not None:
             self.ema.module.load_state_dict(state["ema"])
         if self.accelerator.scaler is not None:

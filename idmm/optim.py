@@ -44,3 +44,10 @@ def _exempt(backbone: nn.Module) -> set[str]:
     own = set(backbone.no_weight_decay()) if hasattr(backbone, "no_weight_decay") else set()
     marks = ("pos_embed", "relative_position_bias_table", "cls_token", "dist_token")
     return own | {name for name, _ in backbone.named_parameters() if name.split(".")[-1] in marks}
+
+
+def clip_gradients(module: nn.Module, limit: float, each: bool) -> None:
+    """Scales gradients down whose norm is above the limit: that of all together, or of ``each`` tensor by itself."""
+    trained = [p for p in module.parameters() if p.grad is not None]
+    for group in [[p] for p in trained] if each else [trained]:
+        nn.utils.clip_grad_norm_(group, limit)

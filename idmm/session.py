@@ -5,7 +5,7 @@ import logging
 import time
 
 import torch
-from accelerate import Accelerator, PartialState
+from accelerate import Accelerator, DistributedDataParallelKwargs, PartialState
 from accelerate.state import AcceleratorState
 
 from idmm import distributed
@@ -59,7 +59,8 @@ class Session:
                 chosen = choose_precision(self.train.precision, method, sample, self.device, self.config)
                 self.precision = distributed.broadcast(chosen)
         mixed = "no" if self.precision == "fp32" else self.precision
-        self.accelerator = Accelerator(mixed_precision=mixed, cpu=self.device == "cpu")
+        views = DistributedDataParallelKwargs(gradient_as_bucket_view=True)  # else gradients are held twice
+        self.accelerator = Accelerator(mixed_precision=mixed, cpu=self.device == "cpu", kwargs_handlers=[views])
         self.device = self.accelerator.device
         where = f"{self.device}, " + (f"{distributed.world()} processes, " if distributed.world() > 1 else "")
         log.info("training on %s%s; a few steps are timed first", where, self.precision)

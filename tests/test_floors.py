@@ -12,7 +12,7 @@ HOUSE = Path(idmm.__file__).parent
 FLOORS = (
     ("errors", "config", "seeding", "files", "intervals", "schedule", "mixing", "distributed", "progress")
     + ("losses", "pictures", "confusion"),
-    ("data", "models", "optim", "shards", "checkpoint", "environment"),
+    ("data", "models", "optim", "checkpoint", "environment"),
     ("methods",),
     ("evaluate", "evaluate_dense", "calibrate", "network", "features", "inference", "inference_dense", "monitor")
     + ("similarity", "session", "engine"),

@@ -7,9 +7,8 @@ import torch
 
 from idmm.config import Train
 from idmm.models import create_backbone
-from idmm.optim import create_optimizer, recipe
+from idmm.optim import clip_gradients, create_optimizer, recipe
 from idmm.schedule import learning_rate, warmup_length, weight_decay_schedule
-from idmm.shards import clip_gradients
 
 
 def rates(steps, warmup, lr=0.1, scale=1.0):
@@ -92,7 +91,7 @@ def test_each_tensor_is_clipped_on_its_own():
     tensors = [torch.nn.Parameter(torch.zeros_like(g)) for g in given] + [torch.nn.Parameter(torch.zeros(1))]
     for tensor, grad in zip(tensors, given, strict=False):
         tensor.grad = grad.clone()
-    clip_gradients(torch.nn.ParameterList(tensors), 3.0, each=True, shards={})
+    clip_gradients(torch.nn.ParameterList(tensors), 3.0, each=True)
     for tensor, grad in zip(tensors, given, strict=False):
         torch.testing.assert_close(tensor.grad, grad * min(1.0, 3 / (float(grad.norm()) + 1e-6)))
     assert tensors[-1].grad is None and torch.equal(tensors[1].grad, given[1])

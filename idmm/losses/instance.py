@@ -7,8 +7,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from idmm import distributed
-
 # In one process, so many logits of a layer of so few rows are all held at once, with what cross-entropy makes of them.
 LOGITS_HELD, FEW_VIEWS = 2**21, 256
 # Beyond that they are made a tile at a time: of so many logits for a thread of a CPU, which its cache holds, or for a
@@ -89,24 +87,14 @@ def instance_losses(
     chunk_size: int | None = None,
     bias: Tensor | None = None,
     cosine: bool = False,
-    shard: distributed.Rows | None = None,
 ) -> Tensor:
     """The loss above of each view, [B], with its logits made a tile at a time and once more in the backward pass.
 
-    With a ``shard``, each process has some rows of W and views of its own. It computes what its rows add to the
-    logsumexp, to the logits o_i and o_i' and to the sum of all logits of every process's views, and these are added up
-    (An et al., Partial FC, 2020, without its sampling). All processes must call together. A process's loss may then be
-    weighted by itself: the factor arrives at all rows. The gradient of the rows is the mean over processes, as
-    DistributedDataParallel makes it for what all of them have.
-
     Args:
-        features, target, mixed_target, lam, smoothing, chunk_size: As above, of this process's views.
-        weight, bias: As above, or this process's rows.
+        features, weight, target, mixed_target, lam, smoothing, chunk_size, bias: As above.
         cosine: Brings the rows of W to unit length; no copy of W is made.
-        shard: Which of all rows ``weight`` has; None: all.
     """
-    shard = shard or distributed.Rows(len(weight), 0, len(weight))
-    s, c = _shares(shard.total, smoothing)
+    s, c = _shares(len(weight), smoothing)
     dtype = _dtype(features, weight)
     if isinstance(lam, Tensor):
         lam = lam.to(dtype)
@@ -114,25 +102,10 @@ def instance_losses(
     with torch.autocast(features.device.type, enabled=False):
         z, w = features.to(dtype), weight.to(dtype)
         b = None if bias is None else bias.to(dtype)
-        if shard.whole:
-            norm, picked, total = _Logits.apply(z, w, b, index, _tile(z, shard.total, chunk_size), cosine, 1)
-        else:
-            norm, picked, total = _over_shards(z, w, b, index, chunk_size, cosine, shard)
+        norm, picked, total = _Logits.apply(z, w, b, index, _tile(z, len(w), chunk_size), cosine)
         if mixed_target is None:
             return norm - s * picked[:, 0] - c * total
         return norm - lam * s * picked[:, 0] - (1 - lam) * s * picked[:, 1] - c * total
-
-
-def _over_shards(z, w, b, index, chunk_size, cosine, shard) -> tuple[Tensor, Tensor, Tensor]:
-    """What :class:`_Logits` gives of this process's views and all rows."""
-    counts = distributed.counts(len(z))
-    gathered, index = distributed.gather_rows(z, counts), distributed.gather_rows(index, counts)  # [V, d], [V, T]
-    tile = _tile(gathered, len(w), chunk_size)
-    norm, picked, total = _Logits.apply(gathered, w, b, index - shard.start, tile, cosine, distributed.world())
-    top = distributed.max_all(norm.detach().clone())  # [V]
-    parts = torch.cat([(norm - top).exp()[:, None], picked, total[:, None]], dim=1)  # [V, 2 + T]
-    parts = distributed.own_rows(distributed.add_up(parts), counts)
-    return distributed.own_rows(top, counts) + parts[:, 0].log(), parts[:, 1:-1], parts[:, -1]
 
 
 def _shares(n: int, smoothing: float) -> tuple[float, float]:
@@ -173,14 +146,14 @@ def row_tiles(rows: int, size: int) -> Iterator[slice]:
 class _Logits(torch.autograd.Function):
     """Of the logits o = z w^T + b, [V, n]: their logsumexp [V], those of instances ``index`` [V, T] and the sum [V].
 
-    An index outside of the rows gives 0. The logits are made by tiles (views, rows, how many logits to keep); what is
-    not kept is made again for the gradients. Those of w and b are divided by ``processes``.
+    The logits are made by tiles (views, rows, how many logits to keep); what is not kept is made again for the
+    gradients.
     """
 
     @staticmethod
-    def forward(ctx, z, w, b, index, tile, cosine, processes):
+    def forward(ctx, z, w, b, index, tile, cosine):
         views, rows, keep = tile
-        ctx.views, ctx.rows, ctx.cosine, ctx.processes = list(row_tiles(len(z), views)), rows, cosine, processes
+        ctx.views, ctx.rows, ctx.cosine = list(row_tiles(len(z), views)), rows, cosine
         top, exps = z.new_full((len(z),), -torch.inf), z.new_zeros(len(z))  # largest logit and sum of exp(o - top), [V]
         column, ctx.kept = z.new_zeros(z.shape[1]), {}  # the rows' sum, [d]
         buffer = z.new_empty(views * rows)
@@ -196,31 +169,24 @@ class _Logits(torch.autograd.Function):
                 if keep >= 0:
                     ctx.kept[r.start, v.start] = o, now
         norm = top + exps.log()
-        inside = (index >= 0) & (index < len(w))
-        index = torch.where(inside, index, 0)
-        picked = z.new_zeros(index.shape)
-        if len(w):
-            picked = torch.einsum("vd,vtd->vt", z, _rows(w[index], cosine)[0]) + (0 if b is None else b[index])
+        picked = torch.einsum("vd,vtd->vt", z, _rows(w[index], cosine)[0]) + (0 if b is None else b[index])
         total = z @ column + (0 if b is None else b.sum())
-        ctx.save_for_backward(z, w, b, index, inside, norm, column)
-        return norm, picked * inside, total
+        ctx.save_for_backward(z, w, b, index, norm, column)
+        return norm, picked, total
 
     @staticmethod
     @once_differentiable
     def backward(ctx, d_norm, d_picked, d_total):
-        z, w, b, index, inside, norm, column = ctx.saved_tensors
+        z, w, b, index, norm, column = ctx.saved_tensors
         with torch.autocast(z.device.type, enabled=False):
             dz, dw = torch.zeros_like(z), torch.zeros_like(w)
             db = None if b is None else torch.zeros_like(b)
-            zs = z / ctx.processes
-            if len(w):  # first the few logits by themselves
-                d_picked = d_picked * inside  # [V, T]
-                each = (d_picked[:, :, None] * zs[:, None]).flatten(0, 1)  # [V T, d]
-                dw.index_put_((index.flatten(),), each, accumulate=True)
-                if b is not None:
-                    db.index_put_((index.flatten(),), d_picked.flatten() / ctx.processes, accumulate=True)
-                    db += d_total.sum() / ctx.processes
-            weighted, constant = d_norm[:, None] * zs, d_total @ zs  # [V, d], [d]
+            each = (d_picked[:, :, None] * z[:, None]).flatten(0, 1)  # first the few logits by themselves, [V T, d]
+            dw.index_put_((index.flatten(),), each, accumulate=True)
+            if b is not None:
+                db.index_put_((index.flatten(),), d_picked.flatten(), accumulate=True)
+                db += d_total.sum()
+            weighted, constant = d_norm[:, None] * z, d_total @ z  # [V, d], [d]
             buffer = z.new_empty(ctx.views[0].stop * ctx.rows)
             for r in row_tiles(len(w), ctx.rows):
                 part, length = _rows(w[r], ctx.cosine)
@@ -232,14 +198,13 @@ class _Logits(torch.autograd.Function):
                     dz[v].addmm_(p, part)
                     dw[r].addmm_(p.T, weighted[v])
                     if b is not None:
-                        db[r] += d_norm[v] @ p / ctx.processes
+                        db[r] += d_norm[v] @ p
                 dw[r] += constant
                 if ctx.cosine:
                     dw[r] = (dw[r] - part * (part * dw[r]).sum(1, keepdim=True)) / length
             dz = dz * d_norm[:, None] + d_total[:, None] * column
-            if len(w):
-                dz += torch.einsum("vt,vtd->vd", d_picked, _rows(w[index], ctx.cosine)[0])
-        return dz, dw, db, None, None, None, None
+            dz += torch.einsum("vt,vtd->vd", d_picked, _rows(w[index], ctx.cosine)[0])
+        return dz, dw, db, None, None, None
 
 
 def _rows(w: Tensor, cosine: bool) -> tuple[Tensor, Tensor | None]:

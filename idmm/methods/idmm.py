@@ -6,8 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from idmm import config, distributed
-from idmm.distributed import Rows
+from idmm import config
 from idmm.losses.instance import fits, instance_discrimination_loss, instance_losses, row_tiles
 from idmm.methods.base import Method, RunInfo
 from idmm.methods.common import at_least_fp32, head_dim, mixed_cross_entropy, mixed_groups, projection_head
@@ -18,25 +17,15 @@ DRAWN = 2**16  # rows of W at a time
 
 
 class InstanceClassifier(nn.Module):
-    """The N-way layer W [N, d], a row for each image: linear, or cosine with a learned scale.
-
-    With several processes each has some of the rows (:mod:`idmm.shards`).
-    """
-
-    sharded = ("weight",)
+    """The N-way layer W [N, d], a row for each image: linear, or cosine with a learned scale."""
 
     def __init__(self, instances: int, width: int, config: config.Method):
         super().__init__()
-        self.config, self.shard = config, Rows.mine(instances)
-        rows = self.shard.stop - self.shard.start
-        self.weight = nn.Parameter(torch.empty(rows, width))
-        for part in row_tiles(instances, DRAWN):  # all are drawn, a few at a time: they are those of one process
-            drawn = torch.empty(part.stop - part.start, width)
+        self.config = config
+        self.weight = nn.Parameter(torch.empty(instances, width))
+        for part in row_tiles(instances, DRAWN):
+            drawn = self.weight.data[part]
             nn.init.uniform_(drawn, -(width**-0.5), width**-0.5)  # as nn.Linear
-            first, last = max(part.start, self.shard.start), min(part.stop, self.shard.stop)
-            if first < last:
-                kept = drawn[first - part.start : last - part.start]
-                self.weight.data[first - self.shard.start : last - self.shard.start] = kept
         cosine = config.classifier == "cosine"
         self.scale = nn.Parameter(torch.tensor(config.classifier_scale)) if cosine else None
 
@@ -49,7 +38,7 @@ class InstanceClassifier(nn.Module):
         """
         smoothing = self.config.label_smoothing
         rows = [self._scaled(features.float()) for features, *_ in groups]
-        if self.shard.whole and all(fits(len(z), self.shard.total) for z in rows):
+        if all(fits(len(z), len(self.weight)) for z in rows):
             weight = self.weight if self.scale is None else F.normalize(self.weight, dim=1)
             losses = [
                 instance_discrimination_loss(z, weight, *targets, smoothing)
@@ -61,8 +50,9 @@ class InstanceClassifier(nn.Module):
         lam = torch.cat([_each(lam, own) for _, own, _, lam in groups])
         own = torch.cat([target for _, target, *_ in groups])  # [V]
         other = None if mixed is None else torch.cat([mixed for _, _, mixed, _ in groups])
-        how = dict(cosine=self.scale is not None, shard=self.shard)
-        losses = instance_losses(torch.cat(rows), self.weight, own, other, lam, smoothing, **how)  # [V]
+        losses = instance_losses(
+            torch.cat(rows), self.weight, own, other, lam, smoothing, cosine=self.scale is not None
+        )
         return sum(part.mean() for part in losses.split(sizes))
 
     def _scaled(self, features: Tensor) -> Tensor:
@@ -70,36 +60,24 @@ class InstanceClassifier(nn.Module):
 
     @torch.no_grad()
     def nearest(self, features: Tensor) -> Tensor:
-        """Returns the instance with the largest logit, of features [B, d] -> int64 [B]; all processes must call
-        together, with the same features."""
-        features = features.float()
-        none = features.new_full((len(features),), -torch.inf)
-        found = [(none, torch.zeros_like(none, dtype=torch.int64))]  # a process may have no row
+        """Returns the instance with the largest logit, of features [B, d] -> int64 [B]."""
+        features, found = features.float(), []
         for part in row_tiles(len(self.weight), DRAWN):
             weight = self.weight[part] if self.scale is None else F.normalize(self.weight[part], dim=1)
             value, at = F.linear(features, weight).max(1)  # cosine: norm and scale change no order
-            found.append((value, at + part.start + self.shard.start))
-        value, at = _largest(found)
-        if self.shard.whole:
-            return at
-        return _largest(distributed.gather((value.cpu(), at.cpu())))[1].to(features.device)
+            found.append((value, at + part.start))
+        values, numbers = (torch.stack(parts) for parts in zip(*found, strict=True))  # [K, B]
+        return numbers.gather(0, values.argmax(0)[None])[0]
 
     @torch.no_grad()
     def start_from(self, features: Tensor) -> None:
         """Sets the rows to the images' own features [N, d], centred and brought to unit length."""
-        self.weight.copy_(F.normalize(features[self.shard.slice] - features.mean(0), dim=1))
+        self.weight.copy_(F.normalize(features - features.mean(0), dim=1))
 
 
 def _each(lam: float | Tensor, own: Tensor) -> Tensor:
     """The share of each view, [B], on the device of the instances ``own`` [B]; a copy would wait for the device."""
     return lam if isinstance(lam, Tensor) else torch.full(own.shape, lam, device=own.device)
-
-
-def _largest(found: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Returns the largest of values [B] and its number [B], of several such."""
-    values, numbers = (torch.stack(parts) for parts in zip(*found, strict=True))  # [K, B]
-    best = values.argmax(0)[None]
-    return values.gather(0, best)[0], numbers.gather(0, best)[0]
 
 
 class IDMM(Method):

@@ -25,7 +25,6 @@ from idmm.models.weights import save_model
 from idmm.network import extract_features
 from idmm.progress import log
 from idmm.session import Session
-from idmm.shards import row_shards
 from idmm.stages.artifacts import FEATURES, NAMES, PREDICTIONS, ROWS, about_rows, shown
 from idmm.stages.assemble import Assembly, LoadedSplits, eval_batches
 
@@ -138,17 +137,10 @@ def write_features(run: Session, loop: Loop, parts: Assembly, splits: LoadedSpli
 
 
 def write_instances(run: Session, method: Method, classifier: str, train: ImageStore) -> None:
-    """Writes ``instances.safetensors`` and ``.json``, where the method has a row for each training image.
-
-    All processes must call together; the first one writes.
-    """
-    if method.instance_rows is None:
+    """Writes ``instances.safetensors`` and ``.json``, if the method has a row for each training image."""
+    if method.instance_rows is None or not run.folder.leader:
         return
-    rows = method.get_parameter(method.instance_rows)  # [N, d], or this process's share
-    if shard := row_shards(method).get(method.instance_rows):
-        rows = distributed.whole_rows(rows, shard.total)
-    if not run.folder.leader:
-        return
+    rows = method.get_parameter(method.instance_rows)  # [N, d]
     with drawing(ROWS, "written"):
         about = json.dumps(about_rows(classifier, train)) + "\n"
         rows = rows.detach().float().cpu().contiguous()
