@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-import transfers
 import yaml
 from folders import result, tree
 from frozen import a_run, by_hand, linear
@@ -17,7 +16,6 @@ from idmm import config, evaluate
 from idmm.config import reading
 from idmm.config.parsing import build
 from idmm.data.datasets import open_splits
-from idmm.engine import Loop
 from idmm.errors import UserError
 from idmm.models import create_backbone
 from idmm.models.build import has_linear_classifier
@@ -25,9 +23,7 @@ from idmm.models.spec import ModelSpec
 from idmm.seeding import seeded
 from idmm.stages import STAGES
 from idmm.stages.folds import over_folds
-from idmm.stages.handover import below_start, decide, fit_classifier, high_loss
-from idmm.transfer.config import GridConfig
-from idmm.transfer.plan import GridPlan
+from idmm.stages.handover import decide, fit_classifier, high_loss
 
 RUN = dict(model__name=None, model__kwargs=None, stages=[{"size": 16}, {"size": 24, "epochs": 1}])
 KEY = "train.classifier_init"
@@ -183,24 +179,6 @@ def test_null_with_an_init_means_features_and_a_stopped_run_goes_on(init, tuned,
         assert f"{KEY}: features, the default with an init" in logged(out)
 
 
-def test_a_run_from_before_the_key_goes_on_with_fresh_weights(init, tuned, tmp_path, monkeypatch, capsys):
-    out = tmp_path / "run"
-    with monkeypatch.context() as patch:
-        stop_at(patch, 1, 0, 2)
-        assert inside("finetune", out, **RUN, init=str(init), train__classifier_init="random") == 130
-    line = f"{KEY}: the run in '{out}' has random, asked for now is features"
-    assert line in refused(capsys, ["finetune", *flags("finetune", out, **RUN, init=str(init))])
-    kept = yaml.safe_load((out / "config.yaml").read_text())
-    del kept["train"]["classifier_init"]
-    (out / "config.yaml").write_text(yaml.safe_dump(kept))
-    given = {**RUN, "init": str(init), "train__classifier_init": "features"}
-    assert line in refused(capsys, ["finetune", *flags("finetune", out, **given)])
-    assert inside("finetune", out, **RUN, init=str(init)) == 0
-    assert f"{KEY}: random, as the run began" in logged(out)
-    assert "start_top1" not in result(out) and not same(out, tuned)
-    assert inside("finetune", out, **RUN, init=str(init)) == 0, "finished already"
-
-
 def test_the_start_is_measured_as_the_end_is(init, tmp_path):
     """With a frozen backbone and next to no learning they are one; and no weights of the fit are left behind."""
     still = dict(model__freeze=True, train__lr=1e-12, train__weight_decay=0, data__subset={"per_class": 1})
@@ -220,9 +198,6 @@ def test_training_that_loses_what_the_features_held_says_so(init, tmp_path):
     (line,) = [line for line in logged(tmp_path / "run").splitlines() if "is below the" in line]
     assert f"top-1 {found['top1']:.1f} % is below the {found['start_top1']:.1f} that the classifier had before" in line
     assert "--train.layer_decay 0.7, or lighter augmentation" in line
-    slow = config.FinetuneConfig(train=config.FinetuneTrain(layer_decay=0.65))
-    assert "layer_decay" not in below_start(slow, 20, 1.0, 2.0) and "try more epochs" in line
-    assert "try fewer epochs or" in below_start(slow, 21, 1.0, 2.0)
 
 
 def test_statistics_that_a_short_pretraining_left_do_not_spoil_the_start(tmp_path):
@@ -254,19 +229,6 @@ def test_a_first_loss_far_above_guessing_is_a_line(init, tmp_path):
     assert "where guessing costs 2.3; try a lower --train.lr" in logged(tmp_path / "run")
 
 
-def test_accelerate_holds_one_phase_at_a_time(init, tmp_path, monkeypatch):
-    """The first one's model and optimizer would take a GPU's memory to the end of the run."""
-    held, fit = [], Loop.fit
-
-    def counted(loop):
-        held.append((len(loop.accelerator._models), len(loop.accelerator._optimizers)))
-        fit(loop)
-
-    monkeypatch.setattr(Loop, "fit", counted)
-    assert inside("finetune", tmp_path / "run", **RUN, init=str(init)) == 0
-    assert held == [(1, 1), (1, 1)]
-
-
 def test_without_an_init_null_means_random(tmp_path):
     out = tmp_path / "run"
     assert inside("finetune", out, stages=[{"size": 16, "epochs": 1}]) == 0
@@ -294,20 +256,6 @@ def test_features_that_are_not_finite_are_a_line(init, tmp_path, capsys):
 
 
 # ------------------------------------------------------------------ grids, folds, recipes
-def test_jobs_of_a_grid_have_the_keys_that_their_results_want():
-    """Those from scratch, and those told to start at random, have 0.1.0's; those that start from features have not."""
-    keys = {}
-    for asked in (None, "random", "features"):
-        train = {"epochs": 1, "size": 16, **({"classifier_init": asked} if asked else {})}
-        given = {**transfers.GRID, "out": "grid", "scratch": True, "finetune": {"train": train}}
-        jobs = GridPlan(build(GridConfig, given)).checked().jobs.values()
-        tuned = [job for job in jobs if job.stage == "finetune"]
-        keys[asked] = [{job.key for job in tuned if (job.needs is None) == scratch} for scratch in (True, False)]
-        assert all(job.config["init"] is None for job in tuned) and all(keys[asked])
-    assert keys[None][0] == keys["random"][0] and not keys[None][0] & keys["features"][0]
-    assert not keys[None][1] & (keys["random"][1] | keys["features"][1])
-
-
 def test_folds_are_pooled():
     scores = [{"top1": 50.0, "start_top1": 40.0}, {"top1": 60.0, "start_top1": 50.0}]
     assert over_folds(scores, [10, 30])["start_top1"] == 47.5
@@ -328,10 +276,3 @@ def test_features_that_are_all_alike_give_no_start(init, tmp_path, monkeypatch, 
     assert inside("finetune", tmp_path / "x", **RUN, init=str(init), train__classifier_init="features") == 0
     assert "hardly differ (feature_std 0.001), so the classifier starts from fresh weights" in capsys.readouterr().err
     assert "start_top1" not in result(tmp_path / "x")
-
-
-def test_a_missing_folder_is_all_that_is_said(init, tmp_path, capsys):
-    """Not what the classifier would have started from."""
-    refusal = f"data.root: '{tmp_path}/gone' does not exist; wanted a folder of images"
-    argv = ["finetune", "--config", "fast", "--init", init, "--data.root", tmp_path / "gone", "--out", tmp_path / "x"]
-    assert refused(capsys, argv) == [refusal] and not (tmp_path / "x").exists()

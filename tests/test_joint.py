@@ -8,19 +8,7 @@ import numpy as np
 import pytest
 import torch
 from folders import TINY, paint, result, section, tree, tuned
-from helpers import (
-    VIT,
-    call,
-    distance,
-    flags,
-    inside,
-    metrics,
-    refused,
-    run_info,
-    same,
-    state,
-    weights,
-)
+from helpers import VIT, call, distance, flags, inside, metrics, refused, run_info, same, state, weights
 from PIL import Image
 from test_distributed import ALONE, both
 from test_losses import naive as naive_instance
@@ -144,8 +132,6 @@ def test_one_forward_pass_with_drloc_as_a_third_term():
         ("deit_tiny_distilled_patch16_224", 32, VIT),
         ("pvt_v2_b0", 64, {}),
         ("resnet10t", 32, {}),
-        ("mobilenetv3_small_050", 32, {}),
-        ("convnext_atto", 32, {}),
         ("levit_128s", 224, {}),
         ("efficientvit_m0", 224, {}),
         ("volo_d1_224", 64, {}),
@@ -270,12 +256,7 @@ def test_a_run_is_tested_and_exports_its_classifier(ran, root):
     assert (found["train_size"], found["labelled_size"], found["test_size"], found["num_classes"]) == (20, 8, 6, 2)
     assert {"top1", "top1_interval", "top5", "mean_per_class", "largest_class", "loss", "knn", "epochs"} <= {*found}
     assert info["classes"] == ["a", "b"] and info["kwargs"]["num_classes"] == 2 and info["ema"] is True
-    assert (
-        (out / "predictions.csv").exists()
-        and (out / "per_class.csv").exists()
-        and (out / "confusion.png").exists()
-        and (out / "curves.png").exists()
-    )
+    assert {"predictions.csv", "per_class.csv", "confusion.png", "curves.png"} <= {path.name for path in out.iterdir()}
     import timm
     from safetensors.torch import load_file
 
@@ -384,27 +365,20 @@ def test_labels_are_missing_for_a_label_weight(tmp_path, capsys):
         paint(bare / f"{i}.png", i)
     what = "method.label_weight: 3 trains a classifier, which wants labels, and images to test it on: data.root: "
     *_, line = mistake(capsys, tmp_path / "run", bare)
-    wanted = f"wanted {bare}/train/CLASS/*, or the classes in a CSV file (--data.labels)"
-    assert line == f"{what}'{bare}' has no 'train' folder; {wanted}"
+    assert line.startswith(f"{what}'{bare}' has no 'train' folder")
     untested = tree(tmp_path / "untested", train={"a": 2, "b": 2})
     *_, line = mistake(capsys, tmp_path / "run", untested)
-    assert line.startswith(f"{what}'{untested}' has no 'val' or 'test' folder to evaluate on; add one, or hold out")
+    assert line.startswith(f"{what}'{untested}' has no 'val' or 'test' folder to evaluate on")
 
 
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        ({"method__instance_decay": "linear", "method__label_weight": 0.0},
-         "method.instance_decay: 'linear', but method.label_weight is 0: the N-way loss is all there is to learn from; "
-         "wanted none, or a label_weight > 0"),
-        ({"data__labelled": {"per_class": 2}, "method__label_weight": None},
-         "data.labelled: no label is used, as method.label_weight is 0; wanted a weight > 0, or no labelled"),
-        ({"data__labelled": {"per_class": 9}},
-         "data.labelled.per_class: 9 is more than the 8 training images of class 'a' and of 1 more; wanted up to 8"),
+        ({"method__instance_decay": "linear", "method__label_weight": 0.0}, "method.instance_decay: 'linear', but "),
+        ({"data__labelled": {"per_class": 2}, "method__label_weight": None}, "data.labelled: no label is used, as "),
+        ({"data__labelled": {"per_class": 9}}, "data.labelled.per_class: 9 is more than the 8 training images"),
         ({"data__labelled": {"total": 17}}, "data.labelled.total: 17 is more than the 16 training images"),
         ({"data__labelled": {"total": 1}}, "data.labelled: the images that are drawn are all of class "),
-        ({"data__labelled": {}}, "data.labelled: give exactly one of per_class, total and fraction"),
-        ({"method__label_weight": -1}, "method.label_weight: got -1, wanted greater than or equal to 0"),
     ],
 )  # fmt: skip
 def test_keys_that_cannot_be_had(given, line, root, tmp_path, capsys):
@@ -416,54 +390,31 @@ def test_other_methods_refuse_the_keys(root, tmp_path, capsys):
     own = {f"method__{key}": None for key in ("classifier", "classifier_init", "classifier_lr_scale", "label_weight")}
     given = {**own, "method__name": "supcon", "data__labelled": {"per_class": 2}}
     *_, line = mistake(capsys, tmp_path / "run", root, **given)
-    assert line == (
-        "data.labelled: supcon cannot use images without labels; --data.subset draws the images to train on"
-    )
+    assert line.startswith("data.labelled: supcon cannot use images without labels; ")
     *_, line = mistake(capsys, tmp_path / "run", root, **{**own, "method__name": "simclr", "method__label_weight": 1})
     assert line == "method.label_weight: 1.0, but simclr does not read it; leave it out"
     argv = ["finetune", "--data.root", root, "--out", tmp_path / "run", "--data.labelled", "{per_class: 2}"]
     assert refused(capsys, argv) == ["data.labelled: is for pretraining; data.subset draws the images of a finetune"]
 
 
-@pytest.mark.parametrize(("how", "weight"), [("copied", None), ("as another format", 3.0)])
-def test_an_unlabelled_folder_that_repeats_training_images(how, weight, root, tmp_path, capsys):
+def test_an_unlabelled_folder_that_repeats_other_images(root, tmp_path, capsys):
+    """Training refuses copies of training images, and the check's list mends it; of test images the check says so."""
     mine = shutil.copytree(root, tmp_path / "d")
-    if how == "copied":
-        shutil.copy(mine / "train/b/3.png", mine / "unlabelled/deep.png")
-    else:
-        Image.open(mine / "train/b/3.png").save(mine / "unlabelled/deep.bmp")
-    twin = "deep.png" if how == "copied" else "deep.bmp"
-    *_, line = mistake(capsys, tmp_path / "run", mine, method__label_weight=weight)
-    assert line == (
-        f"data.root: 1 image without labels repeats other training images ('unlabelled/{twin}' is 'train/b/3.png'); an "
-        "image cannot be told from its copy: leave them out with --data.exclude ('idmm data check' lists them)"
-    )
-    # the check's list mends it
-    argv = ["data", "check", "--root", mine, "--tiny", 0, "--out", tmp_path / "check"]
-    assert call(argv) == 1
-    said = capsys.readouterr().out
-    assert "16 train, 5 unlabelled, 6 test images" in said
-    line = "repeated: 1 unlabelled image that train already has; pretraining refuses them. Keep that of train:"
-    assert f"{line}\n  train/b/3.png" in said
-    listed = tmp_path / "check/exclude.txt"
-    assert listed.read_text().splitlines()[-2:] == ["# the same as train/b/3.png", f"unlabelled/{twin}"]
-    given = {**SMALL, "method__label_weight": weight, "train__epochs": 1}
-    assert inside("pretrain", tmp_path / "run", **given, data__root=str(mine), data__exclude=str(listed)) == 0
-    assert result(tmp_path / "run")["train_size"] == 20 and result(tmp_path / "run")["excluded"] == 1
-
-
-def test_the_check_suspects_test_images_among_the_unlabelled(root, tmp_path, capsys):
-    mine = shutil.copytree(root, tmp_path / "d")
+    Image.open(mine / "train/b/3.png").save(mine / "unlabelled/deep.bmp")
     shutil.copy(mine / "test/a/1.png", mine / "unlabelled/seen.png")
-    assert call(["data", "check", "--root", mine, "--tiny", 0, "--out", tmp_path / "check"]) == 0
+    *_, line = mistake(capsys, tmp_path / "run", mine)
+    assert line.startswith("data.root: 1 image without labels repeats other training images ('unlabelled/deep.bmp' is ")
+    assert call(["data", "check", "--root", mine, "--tiny", 0, "--out", tmp_path / "check"]) == 1
     said = capsys.readouterr().out
-    line = "suspected leakage: 1 image to evaluate on among the unlabelled ones; pretraining would see their pixels"
-    assert line in said
-    assert said.count("unlabelled/seen.png and test/a/1.png (same file)") == 1
-    assert "nothing certain was found, but 1 suspected pair should be looked at" in said
+    assert "repeated: 1 unlabelled image that train already has" in said
+    assert "suspected leakage: 1 image to evaluate on among the unlabelled ones" in said
     report = json.loads((tmp_path / "check/check.json").read_text())
-    assert report["clean"] and report["images"] == {"train": 16, "unlabelled": 5, "test": 6}
-    assert inside("pretrain", tmp_path / "run", **{**SMALL, "train__epochs": 1}, data__root=str(mine)) == 0
+    assert not report["clean"] and report["images"] == {"train": 16, "unlabelled": 6, "test": 6}
+    listed = tmp_path / "check/exclude.txt"
+    assert "unlabelled/deep.bmp" in listed.read_text().splitlines()
+    given = {**SMALL, "train__epochs": 1, "data__root": str(mine), "data__exclude": str(listed)}
+    assert inside("pretrain", tmp_path / "run", **given) == 0
+    assert result(tmp_path / "run")["train_size"] == 20 and result(tmp_path / "run")["excluded"] == 2
 
 
 def test_a_run_may_not_lie_among_the_unlabelled(root, capsys):
@@ -471,17 +422,6 @@ def test_a_run_may_not_lie_among_the_unlabelled(root, capsys):
     assert mistake(capsys, out, root) == [
         f"out: '{out}' lies among the images of '{root}/unlabelled' and would become one of their classes"
     ]
-
-
-def test_settings_of_a_joint_run_are_a_grids_too(root, tmp_path):
-    from idmm.transfer.config import parse_grid
-    from idmm.transfer.plan import GridPlan
-
-    sources = f"[{{root: {root}, label: mine, labelled: {{per_class: 2}}}}]"
-    argv = ["--out", str(tmp_path), "--sources", sources, "--targets", f"[{{root: {root}, label: mine}}]"]
-    grid = parse_grid([*argv, "--pretrain.method.label_weight", "3"], "test")
-    job = next(job for job in GridPlan(grid).checked().jobs.values() if job.stage == "pretrain")
-    assert job.config["data"]["labelled"]["per_class"] == 2 and job.config["method"]["label_weight"] == 3
 
 
 def test_two_processes_are_one(root, tmp_path):
