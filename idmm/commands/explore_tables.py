@@ -115,11 +115,7 @@ class Section:
 
     def plain(self) -> dict:
         """Returns it for explore.json."""
-        table = {"columns": list(self.rows[0]), "rows": [list(row) for row in self.worst]} if self.worst else None
-        csv = None if self.rows is None else f"{self.name}.csv"
-        lines = [self.said, *self.lines]
-        kept = {"name": self.name, "title": self.title, "count": self.count, "lines": lines, "table": table}
-        return {**kept, "csv": csv, "sheets": self.sheets}
+        return {"name": self.name, "title": self.title, "count": self.count, "lines": [self.said, *self.lines]}
 
 
 def sections(seen: Explored, found: Found, neighbours: int) -> list[Section]:
