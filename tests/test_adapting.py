@@ -23,7 +23,6 @@ from idmm.monitor import gained
 from idmm.optim import create_optimizer
 from idmm.seeding import seeded
 from idmm.stages.advice import advice
-from idmm.stages.pretrain import pretrain
 
 RESNET = {"model__name": "resnet10t", "model__kwargs": {"channels": [8, 8, 16, 16]}}
 FROM = {"model__name": None, "model__kwargs": None}  # as the weights say
@@ -247,16 +246,3 @@ def test_without_labels_there_is_none(source, tmp_path):
         assert not {"knn", "start_knn"} & result(out).keys() and (out / "start/backbone.json").exists()
         said = "before the first step and after the last: no kNN accuracy, it needs labels and a val or test split"
         assert said in logged(out)
-
-
-def test_a_judge_of_ones_own_measures_no_start(source, tmp_path):
-    seen = []
-
-    def judge(*features):
-        seen.append(features)
-        return {"mine": 1.0}
-
-    given = {"init": str(source), "out": str(tmp_path / "run"), "data": {"subset": {"total": 40}, "workers": 0},
-             "views": {"size": 16}, "train": {"epochs": 1, "knn_every": 1, "precision": "fp32"}}  # fmt: skip
-    found = pretrain(given, judge)
-    assert len(seen) == 1 and "start_knn" not in found and metrics(tmp_path / "run")[0]["mine"] == 1.0
