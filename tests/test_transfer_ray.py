@@ -1,4 +1,4 @@
-"""The grid on a real Ray cluster of two nodes: killed workers, failing jobs, interrupts, and no Ray at all."""
+"""The grid on a real Ray cluster: killed workers, failing jobs, interrupts, and no Ray at all."""
 
 import contextlib
 import os
@@ -49,7 +49,7 @@ def patience():
 
 @pytest.fixture(scope="module")
 def address():
-    """A cluster of two nodes, each with one core."""
+    """A cluster of one node with two cores."""
     pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
@@ -63,8 +63,7 @@ def address():
         started = Cluster()
         try:
             with limit(STARTING):
-                for _ in range(2):
-                    started.add_node(num_cpus=1, object_store_memory=80_000_000, include_dashboard=False)
+                started.add_node(num_cpus=2, object_store_memory=80_000_000, include_dashboard=False)
                 started.wait_for_nodes()
         except Exception as error:  # a sandbox without sockets or shared memory
             started.shutdown()
@@ -132,7 +131,7 @@ def test_a_worker_is_killed_in_mid_job(joined, whole_grid, tmp_path, caplog):
     (folder,) = killed
     assert (folder / "log.txt").read_text().count("training on cpu") == 2 and begun(grid.out) == 5 + 1
     said = [record.getMessage() for record in caplog.records if record.name == "idmm"]
-    assert "ray: 2 nodes, 2 cores, 0 GPUs" in said
+    assert "ray: 1 nodes, 2 cores, 0 GPUs" in said
     assert sum(line.startswith(f"ray: the worker of {folder.name.rpartition('-')[0]} died") for line in said) == 1
     before = stamps(grid.out)
     cluster.run(make(grid.out), nothing)
