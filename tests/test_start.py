@@ -234,7 +234,7 @@ def test_compiling_takes_as_many_steps_in_each_process(images, monkeypatch):
     """Micro-batches of processes may differ by an image, and steps of some methods wait for each other."""
     sizes = []
     monkeypatch.setattr(calibrate, "_timed_step", lambda method, batch, *_: sizes.append(len(batch["index"])))
-    sample = calibrate.Sample({}, {"index": torch.arange(images)}, images, images, 0.0, None)
+    sample = calibrate.Sample({}, {"index": torch.arange(images)}, images, images, 0.0)
     calibrate.compile_ahead(torch.nn.Identity(), sample, "cpu", "fp32")
     assert sizes == [images, min(images, max(2, images - 1))]
 

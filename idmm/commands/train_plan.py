@@ -257,7 +257,7 @@ def seconds_of(given: TrainCommand, model: dict, side: int) -> float:
     batch = {"images": torch.zeros(TIMED, chans, side, side), "label": torch.zeros(TIMED, dtype=torch.int64)}
     few = {name: part[:FEW] for name, part in batch.items()}
     with not_logged():
-        precision = choose_precision("auto", method, Sample(few, few, FEW, FEW, 0.0, None), device)
+        precision = choose_precision("auto", method, Sample(few, few, FEW, FEW, 0.0), device)
     return time_steps(method, batch, device, precision) / TIMED
 
 
