@@ -14,7 +14,7 @@ import torch
 import yaml
 
 from idmm import distributed, environment
-from idmm.config import FREE, IMAGENET_MEAN, IMAGENET_STD, NEW_IN_PRETRAINING, NEW_KEYS, parsing
+from idmm.config import FREE, parsing
 from idmm.errors import RunError, UserError
 from idmm.files import Lock, begun, json_lines, missing_folders, remove_empty, replacing, sweep, write_text
 
@@ -22,12 +22,8 @@ log = logging.getLogger("idmm")
 
 START = "start"  # folder of the weights that a pretraining started from
 # What a checkpoint holds.
-PARTS = ("stage", "epoch", "step", "epoch_seconds", "seconds", "sums", "precision")
-PARTS += ("method", "optimizer", "ema", "scaler")
-GREY = {  # of one channel, by ImageNet
-    "data.mean": [round(sum(IMAGENET_MEAN) / 3, 6)],
-    "data.std": [round(sum(IMAGENET_STD) / 3, 6)],
-}
+PARTS = ("stage", "epoch", "step", "epoch_seconds", "seconds", "sums", "first", "precision", "channels_last")
+PARTS += ("method", "optimizer", "ema", "scaler", "kept")
 
 
 def check_resume(path: str | os.PathLike, used: bool, resume: str) -> None:
@@ -109,15 +105,6 @@ class RunFolder:
         except (OSError, yaml.YAMLError):
             raise UserError(f"out: '{self.path}' holds a run without a readable config.yaml") from None
         new = parsing.flatten(parsing.plain(config))
-        if new.get("data.range") == "full":  # 0.1.0 knew no other
-            old.setdefault("data.range", "full")
-        if new.get("train.classifier_init") is None:  # of folds: each run decides for itself
-            old.setdefault("train.classifier_init", None)
-        for key, value in GREY.items():  # ImageNet's average, which 0.1.0 wrote out where it was asked for nothing
-            if new.get(key) is None and old.get(key) == value:
-                old[key] = None
-        added = NEW_KEYS | NEW_IN_PRETRAINING
-        old = {**{key: value for key, value in added.items() if key in new}, **old}
         faults = [
             f"{key}: the run in '{self.path}' has {_shown(old.get(key))}, asked for now is {_shown(new.get(key))}"
             for key in [*new, *(key for key in old if key not in new)]
@@ -191,21 +178,14 @@ class RunFolder:
         """Returns what images deeper than 8 bits are scaled by: what the run began with, or ``asked`` where it begins
         now.
 
-        Runs of 0.1.0 did not write it: theirs is 'full'. It is None where no image was deep; ``asked`` serves then too.
+        It is None where no image was deep; ``asked`` serves then too.
         """
-        return distributed.broadcast((self._images.get("range", "full") if self._images else None) or asked)
+        return distributed.broadcast((self._images.get("range") if self._images else None) or asked)
 
     def statistics(self) -> tuple[list[float], list[float]] | None:
         """Returns the mean and std that the run began with, in every process; None where it begins now."""
-        known = self._images or {}
-        if known and "mean" not in known:  # of 0.1.0, whose config has them
-            known = yaml.safe_load((self.path / "config.yaml").read_text())["data"]
+        known = self._images
         return distributed.broadcast((known["mean"], known["std"]) if known else None)
-
-    def began_with(self) -> list[str] | None:
-        """Returns the splits whose images the run began with, or None where it begins now; all must ask together."""
-        began = self._images and [part for part in ("train", "val", "test") if self._images.get(part)]
-        return distributed.broadcast(began)
 
     def take_back(self, stage: int, epoch: int) -> None:
         """Removes metrics from (stage, epoch) on, and a torn last line: they will be written again."""

@@ -1,7 +1,6 @@
 """The one training loop, on accelerate. It knows no method and no dataset: a method gives a loss for a batch."""
 
 import contextlib
-import copy
 import itertools
 import logging
 import time
@@ -59,7 +58,7 @@ class Position:
     step: int = 0
     seconds: float = 0.0
     sums: dict[str, torch.Tensor] = field(default_factory=dict)
-    first: torch.Tensor | None = None  # loss of the stage's first step; None in runs that 0.1.0 began
+    first: torch.Tensor | None = None  # loss of the stage's first step; None before it
 
 
 class Loop:
@@ -331,10 +330,10 @@ class Loop:
             self.ema.module.load_state_dict(state["ema"])
         if self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
-        self.kept = copy.deepcopy(state.get("kept"))  # 0.1.0 kept none; its file will be replaced
+        self.kept = state["kept"]
         share = float(self.session.folder.leader)  # the sums are added up over processes
         sums = {n: torch.tensor(v * share, device=self.accelerator.device) for n, v in state["sums"].items()}
-        first = None if state.get("first") is None else torch.tensor(state["first"])
+        first = None if state["first"] is None else torch.tensor(state["first"])
         self.position = Position(state["epoch"], state["step"], state["epoch_seconds"], sums, first)
         self.session.folder.take_back(self.plan.number, state["epoch"] + 1)
         at = f"goes on from epoch {state['epoch'] + 1}, step {state['step']}"

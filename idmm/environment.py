@@ -81,7 +81,7 @@ def finished(folder: Path) -> None:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Returns what the file holds; an empty dict where there is none, as in older runs."""
+    """Returns what the file holds; an empty dict if there is none."""
     with suppress(OSError, ValueError):
         found = json.loads((Path(folder) / FILE).read_text())
         return found if isinstance(found, dict) else {}

@@ -35,7 +35,7 @@ class Session:
         self.interrupts = Interrupts()
         state = self.folder.state or {}
         self.precision: str | None = state.get("precision")
-        self.channels_last: bool | None = state.get("channels_last", False if state else None)  # 0.1.0 had none
+        self.channels_last: bool | None = state.get("channels_last")
         self.started = (time.monotonic() if began is None else began) - state.get("seconds", 0.0)
         self.steps = 0  # of the stages before this one
 

@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,6 @@ from folders import TINY, faults, paint, tree, tuned
 from frozen import by_timm, exported, timms
 from helpers import ENVIRONMENT, ROOT, flags, inside, logged, refused, state
 from PIL import Image
-from test_old_runs import ARCHIVE, PRETRAIN
 from test_resume import stop_at
 
 import idmm
@@ -209,27 +207,6 @@ def test_older_runs_make_the_same(joint, fine, tmp_path, caplog):
     new, old = artifacts.instances(copy), artifacts.instances(joint)
     assert np.array_equal(new.weight, old.weight) and new.classifier == old.classifier
     assert (new.images, new.labels, new.digests) == (old.images, old.labels, old.digests)
-
-
-def test_a_run_of_0_1_0(tmp_path):
-    with tarfile.open(ARCHIVE) as archive:
-        archive.extractall(tmp_path, filter="data")
-    run, half = tmp_path / "finished", tmp_path / "pretrain"
-    gone = f"{run}: instances.safetensors: the run is older than this file, and '{run}/last/state.pt'"
-    assert faults(artifacts.instances, run) == [f"{gone}, which holds the rows too, is gone"]
-    assert faults(artifacts.predictions, run) == [
-        f"{run}: has no classifier; wanted a run of fine-tuning or of joint pretraining (method.label_weight)"
-    ]
-    assert artifacts.environment(run) == {} and len(artifacts.images(run)) == 96
-    line = f"{half}: is a run that is not finished (no result.json yet); wanted a finished run's folder"
-    assert faults(artifacts.instances, half) == [line]
-    assert inside("pretrain", half, **PRETRAIN, resume="must") == 0
-    rows = artifacts.instances(half)
-    for name in ("instances.json", "instances.safetensors"):
-        (half / name).unlink()
-    again = artifacts.instances(half)
-    assert rows.weight.shape == (96, 16) and np.array_equal(again.weight, rows.weight)
-    assert (again.images, again.digests, again.labels) == (rows.images, rows.digests, rows.labels)
 
 
 def test_what_cannot_be_made_is_told_in_one_line(fine, joint, tmp_path, caplog):

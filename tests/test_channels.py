@@ -441,7 +441,7 @@ def test_a_constant_channel_is_refused(tmp_path, capsys):
     assert inside("pretrain", tmp_path / "b", **TINY, data__root=str(root), data__bands=[0, 1, 2, 4]) == 0
 
 
-def test_grey_is_measured_but_runs_of_0_1_0_keep_imagenets_average(tmp_path):
+def test_grey_is_measured(tmp_path):
     path = tmp_path / "d"
     for i in range(8):
         (path / "train").mkdir(parents=True, exist_ok=True)
@@ -451,17 +451,6 @@ def test_grey_is_measured_but_runs_of_0_1_0_keep_imagenets_average(tmp_path):
     found = json.loads((tmp_path / "a/backbone.json").read_text())
     pixels = np.stack([np.asarray(Image.open(file)) for file in path.glob("train/*")]) / 255
     np.testing.assert_allclose([*found["mean"], *found["std"]], [pixels.mean(), pixels.std()], rtol=1e-4)
-
-    old = {**given, "data__mean": [0.449], "data__std": [0.226]}  # as 0.1.0 wrote out
-    assert inside("pretrain", tmp_path / "whole", **old) == 0
-    with pytest.MonkeyPatch.context() as patch:
-        stop_at(patch, 1, 1, 0 + 1)
-        assert inside("pretrain", tmp_path / "old", **old) == 130
-    images = tmp_path / "old/last/images.json"
-    kept = json.loads(images.read_text())
-    images.write_text(json.dumps({key: value for key, value in kept.items() if key not in ("mean", "std")}))
-    assert inside("pretrain", tmp_path / "old", **given) == 0
-    assert same(tmp_path / "old", tmp_path / "whole")
 
 
 # ------------------------------------------------------------------ the check

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import tifffile
 import torch
-import yaml
 from folders import HOW, TINY, faults, opened, section, tree, tuned
 from folders import same as same_images
 from helpers import call, inside, metrics, refused, same
@@ -81,7 +80,7 @@ def test_twelve_bits_use_all_levels_and_the_log_says_how(runs):
     assert idmm.load_backbone(runs / "auto").pretrained_cfg["range"] == [3, 4012]
 
 
-def test_full_is_the_rule_of_0_1_0_and_is_warned_of(runs):
+def test_full_is_warned_of(runs):
     assert levels(runs / "cache-full").max() == 4012
     text = said(runs / "full")
     assert "[0, 65535] becomes 0 to 1, kept as 16 bits (data.range)" in text
@@ -149,18 +148,6 @@ def test_a_run_goes_on_with_its_range(cut, tmp_path, capsys):
     assert json.loads((run / "last/images.json").read_text())["range"] == [3, 4012]
 
 
-@pytest.mark.parametrize("asked", ["auto", "full"])
-def test_a_run_that_names_no_range_goes_on_with_full(cut, tmp_path, asked):
-    (folder, given), run = cut, tmp_path / "run"
-    shutil.copytree(folder / "full", run)
-    config, images = yaml.safe_load((run / "config.yaml").read_text()), run / "last/images.json"
-    del config["data"]["range"]  # as 0.1.0 wrote it
-    (run / "config.yaml").write_text(yaml.safe_dump(config))
-    images.write_text(json.dumps({k: v for k, v in json.loads(images.read_text()).items() if k != "range"}))
-    assert inside("pretrain", run, **given, data__range=asked) == 0
-    assert metrics(run) == metrics(folder / "whole-full") and same(run, folder / "whole-full")
-
-
 def test_the_range_of_a_checkpoint(runs, tmp_path):
     def range_from(**changes):
         kept = {key: value for key, value in {**info(runs / "auto"), **changes}.items() if value is not None}
@@ -173,7 +160,6 @@ def test_the_range_of_a_checkpoint(runs, tmp_path):
     assert range_from() == [3, 4012] and range_from(range="full") == "full"
     assert range_from(range=None) == "auto", "its images had 8 bits"
     assert range_from(range=None, ema=None, size=None) == "auto", "of another program"
-    assert range_from(range=None, size=None) == "full", "of 0.1.0"
     asked = [1.0, 2.0]
     assert range_from() == [1.0, 2.0]
 

@@ -59,7 +59,7 @@ def test_a_source_and_its_labelled_part_may_share_a_name_where_that_pairs_them()
     assert labels(same[:1], same[1:], pairs="same") == (["moss"], ["moss"])
 
 
-# ------------------------------------------------------------------ grids of 0.1.0
+# ------------------------------------------------------------------ status
 def test_status_finds_relative_weights_from_elsewhere(tmp_path, monkeypatch, capsys):
     made = Made(monkeypatch)
     a_run(tmp_path / "run")

@@ -67,7 +67,6 @@ CHANCE = 0.05
 BETTER = "try more --minutes, a smaller --size, or for photographs public weights (--init timm:NAME), in a new --out"
 SAVED = 0.1  # of a stage's minutes, after which it writes a checkpoint, if not before (train.save_minutes)
 UNEQUAL = 1.2  # times its minutes, from which on a comparison is not over equal time
-VERSION = 4  # of what a plan's stages are; a folder that another one began cannot go on
 FILE, LABELS, PSEUDOLABELS = "train.json", "labels.csv", "pseudolabels.csv"
 
 
@@ -179,11 +178,9 @@ def _kept(out: Path, given: TrainCommand) -> dict:
         kept = json.loads((out / FILE).read_text())
         before = parsing.flatten(kept["asked"])
     except FileNotFoundError:
-        return {"asked": asked, "version": VERSION}
+        return {"asked": asked}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"out: '{out / FILE}' cannot be read ({error}); name a new folder") from None
-    if kept.get("version") != VERSION and "result" not in kept:
-        raise UserError(f"out: '{out}' was begun by an earlier version, which trained otherwise; name a new folder")
     faults = [
         f"{key}: {before.get(key)} in '{out}', asked for now is {new}"
         for key, new in parsing.flatten(asked).items()

@@ -4,7 +4,7 @@ A YAML key is the flag without dashes (``train.lr`` is ``--train.lr``). Types, r
 classes of this package; pydantic checks all fields of a config at once, so that every fault is reported in one go.
 """
 
-from idmm.config.base import FREE, NEW_IN_PRETRAINING, NEW_KEYS, section
+from idmm.config.base import FREE, section
 from idmm.config.data import IMAGENET_MEAN, IMAGENET_STD, Data, Subset
 from idmm.config.dense import DenseConfig, DetectConfig, SegmentConfig
 from idmm.config.methods import METHODS, Method, defaults_of
@@ -34,7 +34,7 @@ from idmm.config.views import (
 )
 
 __all__ = [
-    "COLOURS", "DEFAULT_COLOURS", "FREE", "IMAGENET_MEAN", "IMAGENET_STD", "METHODS", "NEW_IN_PRETRAINING", "NEW_KEYS",
+    "COLOURS", "DEFAULT_COLOURS", "FREE", "IMAGENET_MEAN", "IMAGENET_STD", "METHODS",
     "Augment", "Colours", "Common", "CropGroup", "Data", "DenseConfig", "DetectConfig",
     "DrLoc", "FinetuneConfig", "FinetuneModel", "FinetuneTrain",
     "Method", "Model", "PretrainConfig", "PretrainTrain", "SegmentConfig", "Stage", "Subset", "Train", "Views",

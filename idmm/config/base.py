@@ -76,31 +76,6 @@ FREE = ("out", "resume", "data.workers", "data.cache", "data.cache_dir", "data.d
 FREE += ("train.device", "train.save_minutes", "train.monitor_every")
 FREE += ("device",)  # of a probe
 
-TURNS_AND_CHANNELS = {"vflip": 0.0, "rotate90": False}  # off
-
-# Keys added after 0.1.0, with the values that mean what it did: its runs and grids lack them and still compare.
-NEW_KEYS = {
-    "data.range": "auto",  # where a run says nothing of its range, as those of 0.1.0, auto goes on with full
-    "train.clip_grad_mode": "norm",
-    "train.minutes": None,
-    "train.max_epochs": None,
-    "train.weight_decay_end": None,
-    "train.keep": "last",
-    "train.class_weights": "none",
-    "train.classifier_init": "random",
-    "method.stop_grad_conv1": None,
-    "method.label_weight": 0.0,
-    "method.instance_decay": "none",
-    "views.solarize_prob": 0.0,
-    "model.patch_drop": 0.0,
-    "model.start": "timm",
-    **{f"{section}.{key}": value for section in ("views", "augment") for key, value in TURNS_AND_CHANNELS.items()},
-    **dict.fromkeys(
-        f"data.{name}" for name in ("exclude", "labels", "labelled", "groups", "folds", "fold", "bands", "composite")
-    ),
-}
-NEW_IN_PRETRAINING = {"train.layer_decay": None, "train.freeze_layers": 0}  # keys that its configs lacked
-
 
 def check_range(values: list[float], low: float, high: float | None, name: str) -> None:
     """Raises FieldError unless values are two numbers, low < first <= second (<= high)."""

@@ -24,7 +24,7 @@ from idmm.models.build import Size, backbone_keys, classifier_prefixes, create_b
 from idmm.models.channels import Picked, adapt_input
 from idmm.models.hub import public_weights
 
-# of evaluation, where a JSON of 0.1.0 does not say it
+# of evaluation, if a JSON does not have it
 CROP_PCT, INTERPOLATION = 0.875, "bicubic"
 # tables that follow from the model's shape: never read from a checkpoint
 _INDICES = ("relative_position_index", "relative_coords_table", "attn_mask", "attention_bias_idxs")
@@ -65,9 +65,8 @@ class Checkpoint:
 
     @property
     def range(self) -> str | list:
-        """Of images of more than 8 bits, see :attr:`idmm.config.Data.range`; runs of 0.1.0 knew ``full`` alone."""
-        before = "ema" in self.extra and self.size is None  # as 0.1.0 wrote it
-        return self.extra.get("range", "full" if before else "auto")
+        """Of images of more than 8 bits, see :attr:`idmm.config.Data.range`."""
+        return self.extra.get("range", "auto")
 
     def load_into(
         self, model: nn.Module, *, drop_classifier: bool = True, strict: bool = False, in_chans: int | None = None

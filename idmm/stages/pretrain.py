@@ -132,9 +132,8 @@ def _load(parts: Assembly, run: Session) -> LoadedSplits:
     beside = Path(config.data.root or "", UNLABELLED)
     if not parts.stage.unlabelled(config) and config.data.name == "folder" and beside.is_dir():
         log.info("data.root: the images of '%s' are left out: %s learns from labels alone", beside, config.method.name)
-    wanted = run.folder.began_with()  # earlier versions read what kNN is measured on only when asked to
     try:
-        splits = load_splits(parts, run.folder, *([] if wanted is None else [tuple(wanted)]))
+        splits = load_splits(parts, run.folder)
     except LabelsMissing as error:
         if learns_labels(config):
             what = f"{config.method.label_weight:g} trains a classifier, which wants labels, and images to test it on"

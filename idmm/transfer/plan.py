@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from idmm.config import FREE, NEW_IN_PRETRAINING, NEW_KEYS, parsing, reading
+from idmm.config import FREE, parsing, reading
 from idmm.errors import UserError
 from idmm.files import home, is_public
 from idmm.stages import STAGES
@@ -238,8 +238,7 @@ def _short(fault: str) -> str:
 def _job(stage: str, plain: dict, title: str, needs: str | None = None, given: str | None = None) -> Job:
     plain = plain if needs is None else {**plain, "init": None}
     flat = parsing.flatten(plain if given is None else {**plain, "init": given})
-    new = NEW_KEYS | (NEW_IN_PRETRAINING if stage == "pretrain" else {})
-    counted = {key: value for key, value in flat.items() if key not in FREE and value != new.get(key, ...)}
+    counted = {key: value for key, value in flat.items() if key not in FREE}
     text = json.dumps([stage, counted, needs, _digest(plain.get("init"))], sort_keys=True, default=str)
     key = hashlib.sha256(text.encode()).hexdigest()[:12]
     safe = "".join(c if c.isalnum() or c in "._" else "-" for c in title)[:80]
