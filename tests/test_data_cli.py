@@ -28,7 +28,7 @@ def test_list_names_every_dataset_with_its_figures(capsys):
         assert spec.title in lines[spec.name]
 
 
-@pytest.mark.parametrize("name", DATASETS)
+@pytest.mark.parametrize("name", ["flowers", "cars", "domainnet-real", "digits", "folder"])
 def test_info_tells_what_is_known(name, capsys):
     spec = DATASETS[name]
     code, out, _ = say(capsys, "info", name)
@@ -72,13 +72,6 @@ def test_what_hugging_faces_datasets_need(tmp_path, capsys):
     assert "--data.download true" in say(capsys, "info", "hfds:x")[1]
     wanted = "name: hfds:./x is fetched through --data.download true of a run, not by this\n"
     assert say(capsys, "download", "hfds:./x", "--root", str(tmp_path)) == (2, "", wanted)
-
-
-def test_help_of_a_command_shows_the_name_and_the_flags(capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["data", "check", "--help"])
-    out = capsys.readouterr().out
-    assert ended.value.code == 0 and "idmm data check NAME" in out and "--near_limit" in out and "under --root" in out
 
 
 def test_download_of_what_is_there_already(capsys):

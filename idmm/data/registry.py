@@ -111,25 +111,8 @@ def _read_folder(data: config.Data, labelled: bool) -> Splits:
     return (folder.read_labelled if labelled else folder.read_any)(root)
 
 
-_AT_ROOT = {
-    "flowers": libraries.read_flowers,
-    "pets": libraries.read_pets,
-    "dtd": libraries.read_dtd,
-    "indoor67": lists.read_indoor67,
-    "cub200": lists.read_cub200,
-    "aircraft": libraries.read_aircraft,
-    "cars": libraries.read_cars,
-    "cifar10": libraries.read_cifar10,
-    "cifar100": libraries.read_cifar100,
-    "svhn": libraries.read_svhn,
-    "imagenet": lists.read_imagenet,
-    "imagenet100": lists.read_imagenet100,
-}
-_READERS = {
-    **{name: _at_root(read) for name, read in _AT_ROOT.items()},
-    "digits": libraries.read_digits,
-    "folder": _read_folder,
-}
+_OTHERS = {"digits": libraries.read_digits, "folder": _read_folder}
+_OFFICIAL = {**vars(libraries), **vars(lists)}  # read_NAME reads what lies in files under a root
 
 
 def _registered() -> dict[str, Spec]:
@@ -140,7 +123,12 @@ def _registered() -> dict[str, Spec]:
         into = row.pop("into", "")
         row["archives"] = tuple(Archive(url, md5, into) for url, md5 in row.get("archives", {}).items())
         _, is_domain, domain = name.partition("domainnet-")
-        read = _at_root(partial(lists.read_domainnet, domain=domain)) if is_domain else _READERS[name]
+        if is_domain:
+            read = _at_root(partial(lists.read_domainnet, domain=domain))
+        else:
+            read = _OTHERS.get(name) or _at_root(
+                getattr(lists, f"read_{name}", None) or getattr(libraries, f"read_{name}")
+            )
         specs[name] = Spec(name, read, **row)
     return specs
 
