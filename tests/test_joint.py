@@ -198,16 +198,6 @@ def test_what_unlabelled_is_for(tmp_path, caplog):
     assert len(open_splits(section(root), labelled=False).train) == 9, "any tree: all that there is"
 
 
-def test_leaving_unlabelled_images_out(tmp_path):
-    root = tree(tmp_path / "d", train={"a": 2, "b": 2}, test={"a": 1, "b": 1})
-    paint(root / "unlabelled/x.png", 1)
-    mine = tmp_path / "out.txt"
-    mine.write_text("unlabelled/x.png\ntrain/a/0.png\n")
-    splits = open_splits(section(root, exclude=str(mine)), labelled=False)
-    assert (len(splits.train), splits.excluded) == (3, 2)
-    assert len(open_splits(section(root, exclude=str(mine)), labelled=True).train) == 3
-
-
 def test_labels_in_a_csv_for_some(tmp_path):
     root = tmp_path / "d"
     for i in range(6):
