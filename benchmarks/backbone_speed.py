@@ -23,12 +23,6 @@ from idmm.models import create_backbone, feature_width, token_grid
 DIGITS = Path(__file__).parents[1] / "configs/digits/pretrain.yaml"
 MODELS = {  # label: timm's name and kwargs
     "small ViT": None,
-    "cct_2_3x2_32": ("cct_2_3x2_32", {}),
-    "cct_2_3x2_32, attn_drop_rate 0": ("cct_2_3x2_32", {"attn_drop_rate": 0.0}),
-    "cct_2_3x2_32, conv_layers 3": ("cct_2_3x2_32", {"conv_layers": 3}),
-    "cct_4_3x2_32": ("cct_4_3x2_32", {}),
-    "cct_7_3x2_32": ("cct_7_3x2_32", {}),
-    "cct_7_3x1_32": ("cct_7_3x1_32", {}),
     **{name: (name, {}) for name in ("pvt_v2_b0", "resnet10t", "resnet14t", "mobilenetv3_small_050", "ghostnet_050")},
     **{name: (name, {}) for name in ("convnext_atto", "edgenext_xx_small", "test_convnext", "test_resnet")},
 }

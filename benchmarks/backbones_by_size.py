@@ -18,7 +18,6 @@ IMAGES = (500, 2000, 10_000)
 WAYS = ("scratch", "pretrain")
 MODELS = {
     "ViT": ("vit_tiny_patch16_224", {"patch_size": 4, "embed_dim": 96, "depth": 4, "num_heads": 3, "mlp_ratio": 2}),
-    "CCT-2": ("cct_2_3x2_32", {}),
     "PVTv2-B0": ("pvt_v2_b0", {}),
     "ConvNet": ("resnet10t", {"channels": [32, 64, 128, 256]}),
 }

@@ -131,8 +131,6 @@ def test_bf16_and_compiling_change_little(name):
         assert torch.cosine_similarity(half.flatten(), exact.flatten(), 0) > 0.95 or exact.norm() < least, key
 
     other = copy.deepcopy(model.train())
-    if name in ("t2t_vit_7", "cvt_13"):  # ours
-        other.set_grad_checkpointing()
     other.forward_features = torch.compile(other.forward_features, fullgraph=True, backend="aot_eager")  # as the engine
     found = []
     for each in (other, model):

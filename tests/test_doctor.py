@@ -175,24 +175,6 @@ def test_what_suffices_for_pretraining_is_a_remark(form, tmp_path, capsys):
     assert main(["data", "check", "folder", "--root", str(tmp_path), "--tiny", "0"]) == (form != "flat")
 
 
-def test_split_folders_in_capitals_are_a_fault(tmp_path, caplog):
-    root = tree(tmp_path, Train={"a": 2, "b": 2}, Val={"a": 1, "b": 1})
-    checkup, _ = check(section(root), tiny=0, near_limit=0)
-    assert not checkup.clean
-    assert checkup.layout_faults == [
-        f"data.root: '{root}' has no 'train' folder, but 'Train'; wanted {root}/train/CLASS/*,"
-        " or the classes in a CSV file (--data.labels)"
-    ]
-    assert f"data.root: '{root}' has no 'train' folder, but 'Train': all images under the root are taken" in caplog.text
-
-
-def test_what_is_passed_over_is_said_once(tmp_path, capsys):
-    root = tree(tmp_path / "d", train={"cat": 3, "dog": 3})
-    (root / "train/notes.txt").touch()
-    main(["data", "check", "--root", str(root)])
-    assert capsys.readouterr().err.count(f"data.root: '{root}/train': passed over 1 file") == 1
-
-
 def test_near_pairs_are_suspected_and_not_certain(healthy, tmp_path, capsys):
     root, out = tmp_path / "d", tmp_path / "c"
     shutil.copytree(healthy, root)

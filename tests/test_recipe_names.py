@@ -6,7 +6,7 @@ import logging
 import pytest
 import yaml
 from folders import faults
-from helpers import ROOT, VIT, call, flags, inside, refused
+from helpers import ROOT, call, flags, inside, refused
 
 import idmm
 from idmm.config import DetectConfig, FinetuneConfig, PretrainConfig, SegmentConfig
@@ -148,25 +148,6 @@ def test_in_a_grid_with_one_recipe(tmp_path):
     own = GridPlan(build(GridConfig, {**config, "out": "o", "pretrain": {"method": {"classifier": "cosine"}}})).faults
     line = "method.classifier: 'cosine', but simclr does not read it; leave it out"
     assert own == [f"methods 'simclr': pretrain: {line}"], "what the user wrote is still one"
-
-
-def test_a_grids_log_says_it_once(tmp_path, capsys):
-    train = {"epochs": 1, "precision": "fp32", "device": "cpu"}
-    grid = {
-        "sources": ["digits"], "targets": [{"name": "digits", "subset": {"per_class": 2}}], "scratch": False,
-        "methods": ["supervised"], "backbones": [{"name": "vit_tiny_patch16_224", "kwargs": VIT}], "seeds": [0, 1],
-        "pretrain": {"config": "idmm_fast", "views.size": 16, "train": train, "data.subset": {"total": 20}},
-        "finetune": {"config": "paper", "train": {**train, "size": 16}}, "out": "grid",
-    }  # fmt: skip
-    for stage in ("pretrain", "finetune"):
-        grid[stage]["data.workers"] = 0
-    (tmp_path / "grid.yaml").write_text(yaml.safe_dump(grid))
-    assert call(["transfer", "--config", "grid.yaml"]) == 0
-    for text in (capsys.readouterr().err, (tmp_path / "grid" / "log.txt").read_text()):
-        assert text.count("left out of") == 1
-    assert (
-        call(["transfer", "status", "grid"]) == 0 and "config: idmm_fast" in (tmp_path / "grid/grid.yaml").read_text()
-    )
 
 
 # ------------------------------------------------------------------ the log before there is a folder

@@ -119,12 +119,6 @@ def test_table_10(name):
         assert large.loss.memory_bank.size == (queue, dim)
 
 
-def test_supervised_is_idmm_with_classes_for_instances():
-    changed = differences(shipped("pretrain/supervised"), shipped("pretrain/idmm"))
-    assert changed == {"method.name", "method.projection", "train.lr"}
-    assert shipped("pretrain/supervised").train.lr == 5e-4  # what null means for the backbone
-
-
 def test_table_8_goes_one_step_at_a_time():
     rows = [shipped("pretrain/idmm", f"ablations/{row[0]}") for row in TABLE_8]
     for config, (_, smoothing, size, crops, alpha) in zip(rows, TABLE_8, strict=True):
@@ -351,23 +345,6 @@ def test_dinos_warm_ups_are_a_tenth_of_a_short_run(epochs, warmup, still, caplog
     assert said == [("INFO", line) for line in wanted]
     method, said = made("dino", caplog, 37, epochs=epochs, teacher_warmup_epochs=7, freeze_epochs=3)
     assert (method.warmup, method.head.freeze_last_layer) == (7, 3) and not said
-
-
-def test_a_batch_larger_than_the_data_in_a_run(tmp_path, capsys):
-    """It is said; an epoch is a step; the queue is half of the data, or as asked; one word changes the method."""
-    given = {**BARE, "data__subset": {"total": 12}, "train__batch_size": 20, "train__accumulate": 1}
-    given |= {"train__epochs": 1, "train__save_minutes": 60}
-    for name, asked, length in (("mocov2", None, 6), ("mocov2", 5, 5), ("simclr", None, None)):
-        out = tmp_path / f"{name}{asked}"
-        assert inside("pretrain", out, **given, method__name=name, method__queue=asked) == 0
-        log = (out / "log.txt").read_text()
-        assert "WARNING pretrain: 1 step an epoch, 1 in all: few to learn from" in log
-        assert ("method.queue: 6, not 2048: the 12 images are few: about half" in log) == (length == 6)
-        assert f"method.temperature: {0.1 if name == 'simclr' else 0.2}, {name}'s" in log
-        if length is not None:
-            assert state(out)["method"]["_extra_state"]["queue"].shape == (length, 256)
-    assert inside("pretrain", tmp_path / "small", **{**given, "train__batch_size": 12}, method__name="simclr") == 0
-    assert "train.batch_size" not in (tmp_path / "small" / "log.txt").read_text()
 
 
 @pytest.mark.parametrize("name", METHODS)

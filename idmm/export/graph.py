@@ -62,31 +62,30 @@ def check(source: Source, sample: Sample, run: Callable[[torch.Tensor], np.ndarr
 def onnx_model(source: Source, sample: Sample):
     """Writes the model as ONNX: input ``images`` [N, C, S, S], N free, output ``logits`` or ``features`` [N, width].
 
-    By torch's current exporter, and where that fails by the older one.
-
     Returns:
         An onnx.ModelProto, and the check.
 
     Raises:
-        RunError: Neither can write it, or what they write is not what torch computes.
+        RunError: It cannot be written, or what is written is not what torch computes.
     """
     if source.parameters * 4 > LARGEST:
         raise RunError(
             f"{source.saved.name} has {source.parameters / 1e6:,.0f} M weights; ONNX files hold 2 GB at most"
         )
-    faults = []
-    for write in (_by_export, _by_tracing):
-        try:
-            with quiet():
-                proto = write(source)
-            _tidy(source, proto)
-            return proto, check(source, sample, runner(proto))
-        except RunError as error:
-            faults.append(str(error))
-        except Exception as error:  # exporters and onnxruntime raise dozens of types
-            faults.append(in_short(error))
-    why = faults[-1] if faults[-1].startswith("what was exported") else faults[0]
-    raise RunError(f"format: {source.saved.name} cannot be written as ONNX by torch {torch.__version__}: {why}")
+    example = torch.zeros(2, source.saved.in_chans, source.size, source.size)  # of one image, torch would fix the batch
+    free = torch.export.Dim("batch")
+    names = {"input_names": ["images"], "output_names": [source.output], "dynamic_shapes": ({0: free},), "dynamo": True}
+    try:
+        with quiet():
+            exported = torch.onnx.export(source.model, (example,), **names, opset_version=OPSET, verbose=False)
+        proto = exported.model_proto
+        _tidy(source, proto)
+        return proto, check(source, sample, runner(proto))
+    except RunError:
+        raise
+    except Exception as error:  # the exporter and onnxruntime raise dozens of types
+        why = f"cannot be written as ONNX by torch {torch.__version__}: {in_short(error)}"
+        raise RunError(f"format: {source.saved.name} {why}") from None
 
 
 def runner(proto) -> Callable[[torch.Tensor], np.ndarray]:
@@ -98,25 +97,6 @@ def runner(proto) -> Callable[[torch.Tensor], np.ndarray]:
     data = proto.SerializeToString()
     session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
     return lambda images: session.run(None, {"images": images.numpy()})[0]
-
-
-def _torchs_export(source: Source, **given):
-    example = torch.zeros(2, source.saved.in_chans, source.size, source.size)  # of one image, torch would fix the batch
-    names = {"input_names": ["images"], "output_names": [source.output]}
-    return torch.onnx.export(source.model, (example,), **names, **given, opset_version=OPSET)
-
-
-def _by_export(source: Source):
-    free = torch.export.Dim("batch")
-    return _torchs_export(source, dynamo=True, dynamic_shapes=({0: free},), verbose=False).model_proto
-
-
-def _by_tracing(source: Source):
-    import onnx
-
-    free, file = dict.fromkeys(("images", source.output), {0: "batch"}), io.BytesIO()
-    _torchs_export(source, f=file, dynamo=False, dynamic_axes=free)
-    return onnx.load_from_string(file.getvalue())
 
 
 def _tidy(source: Source, proto) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 from timm.layers import global_pool_nlc, resample_abs_pos_embed, trunc_normal_
-from timm.models import build_model_with_cfg, checkpoint, checkpoint_seq
+from timm.models import build_model_with_cfg
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
@@ -90,7 +90,6 @@ class Tokenizer(nn.Module):
         super().__init__()
         self.windows, self.dynamic_img_size = tuple(windows), dynamic_img_size
         self.reduction = math.prod(stride for _, stride, _ in self.windows)  # pixels from a token to the next
-        self.grad_checkpointing = False
         self.set_input_size(img_size)
 
     def set_input_size(self, img_size: int | Sequence[int]) -> None:
@@ -121,22 +120,11 @@ class BlockModel(TokenModel):
     patch_embed: Tokenizer
     pos_embed: Tensor
 
-    def add_blocks(self, blocks: Sequence[nn.Module]) -> None:
-        """Adds the transformer blocks, and says what their outputs are."""
-        self.blocks = nn.Sequential(*blocks)
-        told = dict(num_chs=self.embed_dim, reduction=self.patch_embed.reduction)
-        self.feature_info = [dict(told, module=f"blocks.{i}") for i in range(len(blocks))]
-        self.grad_checkpointing = False
-
     def set_input_size(self, img_size: int | Sequence[int]) -> None:
         """Takes images of another size from now on; the positions are interpolated from the present one."""
         old = self.patch_embed.grid_size
         self.patch_embed.set_input_size(img_size)
         self.pos_embed = self._resampled(self.patch_embed.grid_size, old)
-
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Computes activations again in the backward pass instead of keeping them, in tokenizer and blocks."""
-        self.grad_checkpointing = self.patch_embed.grad_checkpointing = enable
 
     def add_positions(self, x: Tensor, images: Tensor) -> Tensor:
         """Adds the positions to tokens [B, 1 + h w, D] of images, interpolated where those have another size."""
@@ -152,51 +140,28 @@ class BlockModel(TokenModel):
 
     def forward_features(self, x: Tensor) -> Tensor:
         """[B, in_chans, H, W] -> [B, 1 + h w, D]."""
-        x = self.embed(x)
-        return self.norm(checkpoint_seq(self.blocks, x) if self.grad_checkpointing else self.blocks(x))
+        return self.norm(self.blocks(self.embed(x)))
 
     def forward_intermediates(
         self,
         x: Tensor,
         indices: int | list[int] | None = None,
-        return_prefix_tokens: bool = False,
         norm: bool = False,
-        stop_early: bool = False,
-        output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ):
-        """Returns what ``forward_features`` does, and what blocks put out, [B, D, h, w] ('NLC': [B, h w, D]).
+        """Returns what ``forward_features`` does, and what blocks put out, [B, D, h, w].
 
-        The arguments are timm's. ``indices``: of blocks; a number means the last so many, None all.
-        ``return_prefix_tokens`` gives pairs with the class token, [B, 1, D]; ``norm`` normalises as the last norm does.
+        The arguments are timm's. ``indices``: of blocks; a number means the last so many, None all. ``norm`` normalises
+        as the last norm does.
         """
-        take, last = feature_take_indices(len(self.blocks), indices)
+        take, _ = feature_take_indices(len(self.blocks), indices)
         grid = self.patch_embed.dynamic_feat_size(tuple(x.shape[-2:]))
         x, taken = self.embed(x), []
-        for i, block in enumerate(self.blocks[: last + 1] if stop_early else self.blocks):
-            x = checkpoint(block, x) if self.grad_checkpointing else block(x)
+        for i, block in enumerate(self.blocks):
+            x = block(x)
             if i in take:
-                taken.append(split_tokens(self.norm(x) if norm else x, self.num_prefix_tokens, grid, output_fmt))
-        taken = taken if return_prefix_tokens else [rest for rest, _ in taken]
+                taken.append(as_map((self.norm(x) if norm else x)[:, 1:], grid).contiguous())
         return taken if intermediates_only else (self.norm(x), taken)
-
-    def prune_intermediate_layers(
-        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
-    ) -> list[int]:
-        """Drops the blocks after the last index, the last norm and the classifier; returns the indices."""
-        take, last = feature_take_indices(len(self.blocks), indices)
-        self.blocks = self.blocks[: last + 1]
-        if prune_norm:
-            self.norm = nn.Identity()
-        if prune_head:
-            self.reset_classifier(0, "")
-        return take
-
-
-def split_tokens(x: Tensor, prefix: int, grid: Grid, output_fmt: str) -> tuple[Tensor, Tensor]:
-    """[B, prefix + h w, D] -> patch tokens, [B, D, h, w] or ('NLC') [B, h w, D], and the first [B, prefix, D]."""
-    first, rest = x[:, :prefix], x[:, prefix:]
-    return (rest if output_fmt == "NLC" else as_map(rest, grid).contiguous()), first
 
 
 def as_map(x: Tensor, grid: Grid) -> Tensor:
@@ -237,10 +202,9 @@ def sinusoids(positions: int, dim: int) -> Tensor:
     return torch.where(column % 2 == 0, angle.sin(), angle.cos()).float()[None]
 
 
-def build_variant(cls: type[TokenModel], variant: str, pretrained: bool, levels: int | tuple, kwargs: dict):
-    """Builds what timm's entry point ``variant`` names; ``levels`` are those that ``features_only`` gives by itself."""
-    options = dict(pretrained_filter_fn=_fit_weights, feature_cfg=dict(out_indices=levels, feature_cls="getter"))
-    return build_model_with_cfg(cls, variant, pretrained, **options, **kwargs)
+def build_variant(cls: type[TokenModel], variant: str, pretrained: bool, kwargs: dict):
+    """Builds what timm's entry point ``variant`` names."""
+    return build_model_with_cfg(cls, variant, pretrained, pretrained_filter_fn=_fit_weights, **kwargs)
 
 
 def _fit_weights(state_dict: dict[str, Tensor], model: TokenModel) -> dict[str, Tensor]:

@@ -4,12 +4,10 @@ Wu et al., "CvT: Introducing Convolutions to Vision Transformers", ICCV 2021. Wr
 of the public release, https://github.com/microsoft/CvT.
 """
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-import torch.utils.checkpoint
 from timm.layers import DropPath, Mlp, get_act_layer, trunc_normal_
 from timm.models import generate_default_cfgs, register_model
 from timm.models._features import feature_take_indices
@@ -23,7 +21,6 @@ from idmm.models.base import (
     build_variant,
     checked_size,
     drop_path_rates,
-    split_tokens,
     timm_cfg,
     window_grids,
 )
@@ -138,7 +135,6 @@ class ConvStage(nn.Module):
         self.patch_embed = ConvEmbed(in_chans, dim, *embed)
         self.pos_drop = nn.Dropout(drop)
         self.blocks = nn.ModuleList(ConvBlock(dim, prefix=prefix, drop_path=rate, **options) for rate in rates)
-        self.grad_checkpointing = False
 
     def forward(self, x: Tensor) -> tuple[Tensor, Grid]:
         x = self.patch_embed(x)
@@ -148,7 +144,7 @@ class ConvStage(nn.Module):
             x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1).to(x.dtype), x], dim=1)
         x = self.pos_drop(x)
         for block in self.blocks:
-            x = _checkpointed(block, x, grid) if self.grad_checkpointing else block(x, grid)
+            x = block(x, grid)
         return x, grid
 
 
@@ -206,14 +202,13 @@ class CvT(TokenModel):
             if len(values) != len(WINDOWS):
                 raise ValueError(f"{name} is {values!r}; wanted are {len(WINDOWS)}, one a stage")
         self.set_input_size(img_size)
-        self.feature_info, stages, last = [], [], len(WINDOWS) - 1
+        stages, last = [], len(WINDOWS) - 1
         options = dict(mlp_ratio=mlp_ratio, qkv_bias=qkv_bias, kv_stride=kv_stride)
         options |= dict(attn_drop=attn_drop_rate, proj_drop=proj_drop_rate, drop=pos_drop_rate)
         for i, (dim, depth, heads, embed) in enumerate(zip(embed_dims, depths, num_heads, WINDOWS, strict=True)):
             rates = drop_path_rates(drop_path_rate if i == last else 0.0, depth)
             chans = embed_dims[i - 1] if i else in_chans
             stages.append(ConvStage(chans, dim, embed, int(i == last), rates, num_heads=heads, **options))
-            self.feature_info.append(dict(num_chs=dim, reduction=4 * 2**i, module=f"stages.{i}"))
         self.stages = nn.ModuleList(stages)
         self.add_head(embed_dims[-1], num_classes, global_pool, drop_rate, nn.LayerNorm(embed_dims[-1]))
 
@@ -234,79 +229,34 @@ class CvT(TokenModel):
             blocks=r"^stages\.(\d+)" if coarse else [*blocks, (r"^norm", (99999,))],
         )
 
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Computes the blocks' activations again in the backward pass instead of keeping them."""
-        for stage in self.stages:
-            stage.grad_checkpointing = enable
-
     def forward_features(self, x: Tensor) -> Tensor:
         """[B, in_chans, H, W] -> [B, 1 + h w, D], the class token first."""
-        return self.forward_intermediates(x, [len(self.stages) - 1], output_fmt="NLC")[0]
+        for stage in self.stages[:-1]:
+            x = as_map(*stage(x))
+        return self.norm(self.stages[-1](x)[0])
 
     def forward_intermediates(
         self,
         x: Tensor,
         indices: int | list[int] | None = None,
-        return_prefix_tokens: bool = False,
         norm: bool = False,
-        stop_early: bool = False,
-        output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ):
-        """Returns what ``forward_features`` does, and what stages put out, [B, D, h, w] ('NLC': [B, h w, D]).
+        """Returns what ``forward_features`` does, and what stages put out, [B, D, h, w].
 
-        The arguments are timm's. ``indices``: of stages; a number means the last so many, None all.
-        ``return_prefix_tokens`` gives pairs with the class token, [B, 1, D] ([B, 0, D] where there is none); ``norm``
-        normalises the last stage's, the only one that has a norm.
+        The arguments are timm's. ``indices``: of stages; a number means the last so many, None all. ``norm`` normalises
+        the last stage's, the only one that has a norm.
         """
-        take, last = feature_take_indices(len(self.stages), indices)
+        take, _ = feature_take_indices(len(self.stages), indices)
         final, taken = len(self.stages) - 1, []
-        for i, stage in enumerate(self.stages[: last + 1] if stop_early else self.stages):
+        for i, stage in enumerate(self.stages):
             tokens, grid = stage(x)
             normed = self.norm(tokens) if i == final else tokens
             if i in take:
-                taken.append(split_tokens(normed if norm else tokens, stage.prefix, grid, output_fmt))
+                taken.append(as_map((normed if norm else tokens)[:, stage.prefix :], grid).contiguous())
             if i < final:
                 x = as_map(tokens, grid)
-        taken = taken if return_prefix_tokens else [rest for rest, _ in taken]
         return taken if intermediates_only else (normed, taken)
-
-    def prune_intermediate_layers(
-        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
-    ) -> list[int]:
-        """Drops the stages after the last index, the last norm and the classifier; returns the indices."""
-        take, last = feature_take_indices(len(self.stages), indices)
-        shorter = last < len(self.stages) - 1
-        self.stages = self.stages[: last + 1]
-        if prune_norm or shorter:
-            self.norm = nn.Identity()
-        if prune_head or shorter:
-            self.num_features = self.head_hidden_size = self.embed_dim = self.feature_info[last]["num_chs"]
-            self.num_prefix_tokens = self.stages[-1].prefix
-            self.reset_classifier(0, "")
-        return take
-
-
-def _checkpointed(block: nn.Module, x: Tensor, grid: Grid) -> Tensor:
-    """Runs the block twice if gradients are wanted, but lets its batch norms see the batch once."""
-    contexts = {"context_fn": lambda: (contextlib.nullcontext(), _frozen_statistics(block))}
-    contexts = {} if torch.compiler.is_compiling() else contexts
-    return torch.utils.checkpoint.checkpoint(block, x, grid, use_reentrant=False, **contexts)
-
-
-@contextlib.contextmanager
-def _frozen_statistics(block: nn.Module) -> Iterator[None]:
-    """Batch norms inside keep their running statistics (not taken away: checkpointing counts what is saved)."""
-    norms = [m for m in block.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    before = [(m, m.momentum, m.num_batches_tracked.clone()) for m in norms]
-    for m in norms:
-        m.momentum = 0.0
-    try:
-        yield
-    finally:
-        for m, momentum, count in before:
-            m.momentum = momentum
-            m.num_batches_tracked.copy_(count)
 
 
 _cfg = timm_cfg(pool_size=(14, 14), crop_pct=0.875, first_conv="stages.0.patch_embed.proj")
@@ -316,4 +266,4 @@ default_cfgs = generate_default_cfgs({"cvt_13": _cfg})
 @register_model
 def cvt_13(pretrained: bool = False, **kwargs) -> CvT:
     """CvT-13, 20M parameters (paper: Table 2)."""
-    return build_variant(CvT, "cvt_13", pretrained, (0, 1, 2), kwargs)
+    return build_variant(CvT, "cvt_13", pretrained, kwargs)

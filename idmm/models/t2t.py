@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 from timm.layers import Mlp, trunc_normal_
-from timm.models import checkpoint, generate_default_cfgs, register_model
+from timm.models import generate_default_cfgs, register_model
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
@@ -97,7 +97,7 @@ class TokensToToken(Tokenizer):
     def forward(self, x: Tensor) -> Tensor:
         for performer, split, grid in zip((self.performer1, self.performer2), WINDOWS, self.grids(x), strict=False):
             x = _soft_split(x, split)  # [B, C, H, W] -> [B, h w, kernel^2 C]
-            x = checkpoint(performer, x) if self.grad_checkpointing else performer(x)  # [B, h w, token_dim]
+            x = performer(x)  # [B, h w, token_dim]
             x = as_map(x, grid)  # [B, token_dim, h, w]
         return self.proj(_soft_split(x, WINDOWS[2]))
 
@@ -166,7 +166,8 @@ class T2TViT(BlockModel):
         self.pos_drop = nn.Dropout(pos_drop_rate)
         options = dict(qkv_bias=qkv_bias, proj_drop=proj_drop_rate, attn_drop=attn_drop_rate, norm_layer=nn.LayerNorm)
         rates = drop_path_rates(drop_path_rate, depth)
-        self.add_blocks([Block(embed_dim, num_heads, mlp_ratio, drop_path=rate, **options) for rate in rates])
+        blocks = [Block(embed_dim, num_heads, mlp_ratio, drop_path=rate, **options) for rate in rates]
+        self.blocks = nn.Sequential(*blocks)
         self.register_buffer("pos_embed", sinusoids(1 + self.patch_embed.num_patches, embed_dim).to(self.cls_token))
         self.add_head(embed_dim, num_classes, global_pool, drop_rate, nn.LayerNorm(embed_dim))
 
@@ -222,11 +223,11 @@ default_cfgs = generate_default_cfgs({"t2t_vit_7": _cfg, "t2t_vit_14": _cfg})
 def t2t_vit_7(pretrained: bool = False, **kwargs) -> T2TViT:
     """T2T-ViT-7, 4.3M parameters (paper: Table 1)."""
     defaults = dict(embed_dim=256, depth=7, num_heads=4, mlp_ratio=2.0)
-    return build_variant(T2TViT, "t2t_vit_7", pretrained, 3, {**defaults, **kwargs})
+    return build_variant(T2TViT, "t2t_vit_7", pretrained, {**defaults, **kwargs})
 
 
 @register_model
 def t2t_vit_14(pretrained: bool = False, **kwargs) -> T2TViT:
     """T2T-ViT-14, 21.5M parameters (paper: Table 1)."""
     defaults = dict(embed_dim=384, depth=14, num_heads=6, mlp_ratio=3.0)
-    return build_variant(T2TViT, "t2t_vit_14", pretrained, 3, {**defaults, **kwargs})
+    return build_variant(T2TViT, "t2t_vit_14", pretrained, {**defaults, **kwargs})
