@@ -125,18 +125,6 @@ def test_weights_of_several_backbones(tmp_path):
     assert {c.backbone for c in after if after[c] != before[c]} == {"other"}
 
 
-# ------------------------------------------------------------------ what is left
-def test_finished_jobs_never_come_again():
-    jobs = plan(grid())
-    assert plan(grid(), [job.key for job in jobs]) == []
-    tuned = [job.key for job in jobs if job.stage == "finetune"]
-    assert plan(grid(), tuned) == [], "a pretraining that nobody needs is not run"
-    missing = jobs[-1]
-    left = plan(grid(), set(tuned) - {missing.key})
-    assert [job.key for job in left] == [missing.needs, missing.key]
-    assert plan(grid(), {*tuned, missing.needs} - {missing.key}) == [missing]
-
-
 # ------------------------------------------------------------------ keys
 PRETRAINED = "not scratch"
 FIRST, FEW = BASE["sources"][0], BASE["sources"][1]
