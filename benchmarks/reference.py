@@ -146,7 +146,7 @@ def our_loop(given, flags: dict[str, object]):
     with session(parts, notes) as run:
         train = load_splits(parts, run.folder).train
         method = parts.method(phase, parts.backbone(phase), len(train), None)
-        yield Loop(run, method, parts.plan(phase, train, [], run))
+        yield Loop(run, method, parts.plan(phase, train, []))
 
 
 def ours(given, kind: str, flags: dict[str, object]) -> Iterator[int]:
@@ -156,16 +156,19 @@ def ours(given, kind: str, flags: dict[str, object]) -> Iterator[int]:
     with our_loop(given, flags) as loop:
         plan, device = loop.plan, loop.accelerator.device
         endless = replace(plan.batches, epochs=10**9)
+        batches = training_batches(plan.transform, endless, loop.workers)
         if kind == "loader":
-            for batch in training_batches(plan.transform, endless, loop.workers):
+            for batch in batches:
                 yield len(on_device(batch, device)["index"])
-        source = None
         if kind == "step":
             indices, weight = endless.micro_batches(endless.step_images(0, 0))[0]
             batch = {**on_device(plan.transform(0, indices), device), "weight": weight}
-            source = (batch for _ in itertools.count())
-        with contextlib.closing(loop.trial(source)) as steps:
-            yield from (count for _, count in steps)
+            batches = (batch for _ in itertools.count())
+        with loop._memory(), contextlib.closing(batches):
+            for number in itertools.count():
+                epoch, step = divmod(number, endless.steps_per_epoch)
+                loop._step(epoch, step, batches)
+                yield endless.step_size(step)
 
 
 # ---------------------------------------------------------------------- measurements
