@@ -111,16 +111,15 @@ def measured(data: Path, run: Path) -> dict:
     moved = np.array([name in faults["moved"] for name in seen.names])
     strange = np.array([name in faults["strangers"] for name in seen.names])
     hashes = hash_vectors(seen.store)
-    thumbs = [small(Image.fromarray(seen.store.image(i).permute(1, 2, 0).numpy()), 1.0) for i in range(len(place))]
+    thumbs = [small(seen.store.image(i).permute(1, 2, 0).numpy(), 1.0) for i in range(len(place))]
     pixels = unit_rows(np.array(thumbs, dtype=np.float32).reshape(len(place), -1))
     forms = {"rows": unit_rows(seen.rows), "features": unit_rows(seen.features), "raw pixels": pixels}
     pairs = {}
     for name, unit in forms.items():
-        both = [np.hstack([unit, hashes[:, side]]) for side in (0, 1)]
-        pairs |= {f"{name}, hash": likely_duplicates(both[0], *both), name: likely_duplicates(unit)}
+        pairs |= {f"{name}, hash": likely_duplicates(np.hstack([unit, hashes])), name: likely_duplicates(unit)}
     table = {name: _of_pairs(found.index, found.score, found.score > found.threshold, kinds)
              for name, found in pairs.items()}  # fmt: skip
-    agreement = np.maximum.reduce([hashes[:, a] @ hashes[:, b].T for a, b in ((0, 0), (0, 1), (1, 0))]) / HASHES
+    agreement = hashes @ hashes.T / HASHES
     every = np.stack(np.triu_indices(len(place), 1), axis=1)
     scores = agreement[every[:, 0], every[:, 1]]
     order = np.argsort(-scores, kind="stable")
