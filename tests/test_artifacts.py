@@ -1,8 +1,7 @@
-"""What stages leave for those who draw and search it, and the same made of runs that are older than those files."""
+"""What stages leave for those who draw and search it."""
 
 import hashlib
 import json
-import logging
 import os
 import shutil
 import subprocess
@@ -22,7 +21,7 @@ import idmm
 from idmm import environment
 from idmm.config import METHODS
 from idmm.errors import RunError
-from idmm.files import read_csv, write_csv
+from idmm.files import read_csv
 from idmm.methods import method_class
 from idmm.stages import artifacts, results
 
@@ -60,14 +59,6 @@ def fine(root, joint, tmp_path_factory):
     return out
 
 
-def older(run, folder, *names):
-    """A copy of a run without some files."""
-    copy = shutil.copytree(run, folder / "older")
-    for name in names:
-        (copy / name).unlink()
-    return copy
-
-
 def prepared(run, paths):
     """Images as a run's JSON says, by timm alone, [N, 3, S, S]."""
     transform = timms(json.loads((run / "model.json").read_text()))
@@ -94,13 +85,6 @@ def test_probabilities_are_the_models(stage, root, request):
     assert 100 * (found.truth == found.predicted).mean() == pytest.approx(top1)
 
 
-def without_probabilities(run):
-    """Writes predictions.csv as it was before."""
-    rows = [list(row.values())[:3] for row in read_csv(run / "predictions.csv")]
-    write_csv(run / "predictions.csv", [("path", "class", "predicted"), *rows])
-
-
-# ------------------------------------------------------------------ features
 def test_features_before_and_after(fine, joint, root):
     with np.load(fine / "features.npz", allow_pickle=False) as found:
         assert {name: of.dtype.kind for name, of in found.items()} == {
@@ -187,76 +171,31 @@ def test_methods_without_rows_write_none(root, tmp_path, capsys):
 PLAIN = dict.fromkeys(("method__classifier", "method__classifier_init", "method__classifier_lr_scale"))
 
 
-# ------------------------------------------------------------------ older runs
-def test_older_runs_make_the_same(joint, fine, tmp_path, caplog):
-    caplog.set_level(logging.INFO, "idmm")
-    for number, run in enumerate((joint, fine)):
-        copy = older(run, tmp_path / str(number), "features.npz", "predictions.csv")
-        before = sorted(copy.iterdir())
-        new, old = artifacts.features(copy), artifacts.features(run)
-        assert (new.paths, new.classes, new.labels.tolist()) == (old.paths, old.classes, old.labels.tolist())
-        np.testing.assert_allclose(new.before, old.before, rtol=1e-5, atol=1e-5)
-        np.testing.assert_allclose(new.after, old.after, rtol=1e-5, atol=1e-5)
-        new, old = artifacts.predictions(copy), artifacts.predictions(run)
-        assert (new.paths, new.truth.tolist(), new.predicted.tolist()) == (
-            old.paths, old.truth.tolist(), old.predicted.tolist(),
-        )  # fmt: skip
-        np.testing.assert_allclose(new.probability, old.probability, rtol=1e-5)
-        assert sorted(copy.iterdir()) == before, "nothing is written into a finished run"
-    copy = older(joint, tmp_path / "rows", "instances.json", "instances.safetensors")
-    new, old = artifacts.instances(copy), artifacts.instances(joint)
-    assert np.array_equal(new.weight, old.weight) and new.classifier == old.classifier
-    assert (new.images, new.labels, new.digests) == (old.images, old.labels, old.digests)
-
-
-def test_what_cannot_be_made_is_told_in_one_line(fine, joint, tmp_path, caplog):
-    copy, moved = older(fine, tmp_path, "features.npz"), tmp_path / "gone"
-    config = (copy / "config.yaml").read_text()
-    (copy / "config.yaml").write_text(config.replace(f"init: {joint}", f"init: {moved}"))
-    (line,) = faults(artifacts.features, copy)
-    assert line.startswith(f"{copy}: features.npz: init: '{moved}' does not exist; ")
-    root = next(line for line in config.splitlines() if line.strip().startswith("root: "))
-    (copy / "config.yaml").write_text(config.replace(root, f"  root: {moved}"))
-    (line,) = faults(artifacts.features, copy)
-    assert line.startswith(f"{copy}: features.npz: ") and f"'{moved}'" in line
-    without_probabilities(copy)
-    found = artifacts.predictions(copy)
-    assert found.probability is None and found.predicted.tolist() == artifacts.predictions(fine).predicted.tolist()
-    assert [record.message for record in caplog.records if record.levelno == logging.WARNING][0].startswith(
-        f"{copy}: probabilities of test images: "
-    )
-    (copy / "predictions.csv").unlink()
-    (line,) = faults(artifacts.predictions, copy)
-    assert line.startswith(f"{copy}: predictions.csv: ") and f"'{moved}'" in line
-
-
-def test_too_little_memory_is_told(fine, tmp_path, monkeypatch):
-    def extract(*args):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
-
-    monkeypatch.setattr("idmm.network.extract_features", extract)
-    copy = older(fine, tmp_path, "features.npz")
-    with pytest.raises(RunError, match=rf"^{copy}: features.npz: out of memory with 64 images at a time$"):
-        artifacts.features(copy)
+# ------------------------------------------------------------------ what is not there, or not as it was
+@pytest.mark.parametrize("name", ["features.npz", "predictions.csv", "instances.json", "instances.safetensors"])
+def test_a_missing_file_is_named(name, joint, tmp_path):
+    copy = shutil.copytree(joint, tmp_path / "copy")
+    (copy / name).unlink()
+    read = getattr(artifacts, name.partition(".")[0])
+    assert faults(read, copy) == [f"{copy / name}: does not exist; the log says why the run has not written it"]
 
 
 def test_images_that_changed_are_not_taken_for_others(root, joint, tmp_path):
-    own = shutil.copytree(root, tmp_path / "images")
-    copy = older(joint, tmp_path, "instances.json")
+    own, copy = shutil.copytree(root, tmp_path / "images"), shutil.copytree(joint, tmp_path / "copy")
     config = (copy / "config.yaml").read_text()
     (copy / "config.yaml").write_text(config.replace(str(root), str(own)))
-    assert artifacts.instances(copy).labels == artifacts.instances(joint).labels
+    assert artifacts.images(copy).names == artifacts.instances(joint).images
     paint(own / "train/a/0.png", 99)
     line = "data.root: the images changed since the run: 1 image changed: train/a/0.png"
-    assert faults(artifacts.instances, copy) == [f"{copy}: instances.safetensors: {line}"]
+    assert faults(artifacts.images, copy) == [f"{copy}: the train images: {line}"]
 
 
 @pytest.mark.parametrize("name", ["features.npz", "predictions.csv", "instances.json", "instances.safetensors"])
 def test_a_damaged_file_is_named(name, joint, tmp_path):
-    copy = older(joint, tmp_path)
+    copy = shutil.copytree(joint, tmp_path / "copy")
     (copy / name).write_bytes((copy / name).read_bytes()[:40])
     (line,) = faults(getattr(artifacts, name.partition(".")[0]), copy)
-    assert line.startswith(f"{copy / name}: cannot be read (") and line.endswith("; remove it to have it made again")
+    assert line.startswith(f"{copy / name}: cannot be read (")
 
 
 def test_what_is_no_finished_run(fine, tmp_path):

@@ -1,15 +1,13 @@
 """What a finished run says of its images, for those who draw it or search it: test predictions, features before and
 after, a row of W for each training image, and what it ran on.
 
-Each is read from the run's files, whose formats are here; what an older run lacks is made from its weights and images,
-and not kept. torch is imported only then.
+Each is read from the run's files, whose formats are here. torch is imported only to read images.
 """
 
 import contextlib
-import functools
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +17,8 @@ from idmm.config import DenseConfig, PretrainConfig
 from idmm.environment import read as environment  # noqa: F401 (what a run ran on, for those who read the rest here)
 from idmm.errors import UserError, naming
 from idmm.files import read_csv, runs_inside
-from idmm.progress import log
-from idmm.stages import STAGES, Phase, stage_of
+from idmm.stages import STAGES
 
-BATCH = 64  # images at a time
 PREDICTIONS, FEATURES = "predictions.csv", "features.npz"
 ROWS, NAMES = "instances.safetensors", "instances.json"
 CLASSES, EACH = 10, 100  # of features: classes, and images of each
@@ -36,7 +32,7 @@ class Predicted:
     classes: list[str]  # names of all K classes, by number
     truth: np.ndarray  # int64 [M], numbers of the true classes
     predicted: np.ndarray  # int64 [M], numbers of the likeliest classes
-    probability: np.ndarray | None  # float64 [M], of the likeliest class; None where it is not known (see predictions)
+    probability: np.ndarray  # float64 [M], of the likeliest class
 
 
 @dataclass(frozen=True)
@@ -87,48 +83,27 @@ def about_rows(classifier: str, train) -> dict:
 
 
 # ---------------------------------------------------------------------- what a run says
-def predictions(run: str | Path, device: str = "auto") -> Predicted:
+def predictions(run: str | Path) -> Predicted:
     """Returns what a finished run of fine-tuning or joint pretraining takes its test images for.
 
-    From ``predictions.csv``. Runs that wrote it without probabilities, or not at all, evaluate their test images again,
-    in the precision that they ran in, on ``device`` (auto, cpu, cuda or mps). Where that cannot be and there is a file
-    without probabilities, ``probability`` is None and the log says why.
-
     Raises:
-        UserError: No finished run, one without a classifier, or there is no file and the images cannot be read.
-        RunError: Memory ran out.
+        UserError: No finished run, one without a classifier or without ``predictions.csv``.
     """
-    run, config = Path(run), config_of(run)
-    classes, found = _classes(run), None
-    if (run / PREDICTIONS).exists():
-        found = _read_predictions(run / PREDICTIONS, classes)
-        if found.probability is not None:
-            return found
-    try:
-        with naming(what := f"{run}: {'probabilities of test images' if found else PREDICTIONS}"):
-            return _made_predictions(run, config, classes, device, what)
-    except UserError as error:
-        if found is None:
-            raise
-        log.warning("%s", error)
-        return found
+    run = Path(run)
+    config_of(run)
+    return _read_predictions(_present(run / PREDICTIONS), _classes(run))
 
 
-def features(run: str | Path, device: str = "auto") -> Features:
+def features(run: str | Path) -> Features:
     """Returns features of test images before and after a finished run of fine-tuning or joint pretraining.
 
-    From ``features.npz``; older runs take them now, on ``device``.
-
     Raises:
-        UserError: No finished run, one without a classifier, or it is older than the file and its images, or the
-            weights that it started from, are gone or have changed.
-        RunError: They are not finite, or memory ran out.
+        UserError: No finished run, one without a classifier or without ``features.npz``.
     """
-    run, config = Path(run), config_of(run)
-    classes, path = _classes(run), run / FEATURES
-    if not path.exists():
-        with naming(what := f"{run}: {FEATURES}"):
-            return _made_features(run, config, classes, device, what)
+    run = Path(run)
+    config_of(run)
+    _classes(run)
+    path = _present(run / FEATURES)
     with _reading(path), np.load(path, allow_pickle=False) as found:
         paths, classes = found["paths"].tolist(), found["classes"].tolist()
         return Features(paths, found["labels"], classes, found["before"], found["after"])
@@ -137,19 +112,20 @@ def features(run: str | Path, device: str = "auto") -> Features:
 def instances(run: str | Path) -> Instances:
     """Returns the rows of W of a finished pretraining run, each with its image.
 
-    From ``instances.safetensors`` and ``instances.json``; older runs have the rows in ``last/state.pt``, and their
-    images are read for the names.
-
     Raises:
-        UserError: No finished run, a method without such rows, or the run is older than the files and its images or
-            ``last/state.pt`` are gone or have changed.
+        UserError: No finished run, a method without such rows, or ``instances.safetensors`` or ``instances.json`` is
+            not there.
     """
     run, config = Path(run), config_of(run)
     if not isinstance(config, PretrainConfig):
         raise UserError(f"{run}: has no rows of training images; wanted a pretraining run of idmm")
-    if not (run / ROWS).exists() or not (run / NAMES).exists():
-        with naming(f"{run}: {ROWS}"):
-            return _made_instances(run, config)
+    if not (run / ROWS).exists():
+        from idmm.methods import method_class  # torch
+
+        if method_class(config.method.name).instance_rows is None:
+            line = f"{config.method.name} learns no row for each training image; wanted a run of idmm"
+            raise UserError(f"{run}: {ROWS}: {line}")
+    _present(run / ROWS), _present(run / NAMES)
     from safetensors.numpy import load_file
 
     with _reading(run / NAMES):
@@ -214,7 +190,7 @@ def _classes(run: Path) -> list[str]:
     if not path.exists():
         wanted = "wanted a run of fine-tuning or of joint pretraining (method.label_weight)"
         raise UserError(f"{run}: has no classifier; {wanted}")
-    with _reading(path, ""):
+    with _reading(path):
         return json.loads(path.read_text())["classes"]
 
 
@@ -224,21 +200,26 @@ def _read_predictions(path: Path, classes: list[str]) -> Predicted:
     with _reading(path):
         rows = read_csv(path)
         truth, predicted = (np.array([numbers[row[key]] for row in rows]) for key in ("class", "predicted"))
-        known = bool(rows) and all(row.get("probability") for row in rows)  # older runs have no such column
-        probability = np.array([float(row["probability"]) for row in rows]) if known else None
+        probability = np.array([float(row["probability"]) for row in rows])
         return Predicted([row["path"] for row in rows], classes, truth, predicted, probability)
 
 
 @contextlib.contextmanager
-def _reading(path: Path, wanted: str = "; remove it to have it made again") -> Iterator[None]:
-    """Says which file it is that cannot be read, and what to do."""
+def _reading(path: Path) -> Iterator[None]:
+    """Names the file that cannot be read."""
     try:
         yield
     except Exception as error:  # a damaged file fails in any way it likes
-        raise UserError(f"{path}: cannot be read ({type(error).__name__}){wanted}") from None
+        raise UserError(f"{path}: cannot be read ({type(error).__name__})") from None
 
 
-# ---------------------------------------------------------------------- made for older runs
+def _present(path: Path) -> Path:
+    if not path.exists():
+        raise UserError(f"{path}: does not exist; the log says why the run has not written it")
+    return path
+
+
+# ---------------------------------------------------------------------- weights and images
 def exported_weights(run: Path, field: str = ""):
     """Reads the weights that a run wrote, with its classifier where it has one, an
     :class:`idmm.models.weights.Checkpoint`; see :func:`idmm.models.weights.read_checkpoint`."""
@@ -247,9 +228,8 @@ def exported_weights(run: Path, field: str = ""):
     return read_checkpoint(run, field, "model" if (run / "model.safetensors").is_file() else "backbone")
 
 
-def _images(run: Path, config: Any, part: str, phase: Phase | None = None):
-    """Reads a split, ``val`` and ``test`` at the size of a phase (None: the last one); UserError where image i is no
-    longer image i."""
+def _images(run: Path, config: Any, part: str):
+    """Reads a split, ``val`` and ``test`` at the last phase's size; UserError if image i is no longer image i."""
     from idmm.data.cache import compare, fingerprint, load_split
     from idmm.data.datasets import open_splits
     from idmm.data.images import CentreCrop
@@ -259,7 +239,7 @@ def _images(run: Path, config: Any, part: str, phase: Phase | None = None):
     splits = open_splits(*parts.stage.images(config)).parts
     if part not in splits:
         raise UserError(f"the run has no {part} images")
-    size = (phase or parts.phases[-1]).size
+    size = parts.phases[-1].size
     largest = max(phase.size for phase in parts.phases)
     bound = parts.bound(largest) if part == "train" else CentreCrop(size, parts.crop_pct)
     scale = exported_weights(run).range if config.data.range == "auto" else config.data.range
@@ -269,76 +249,3 @@ def _images(run: Path, config: Any, part: str, phase: Phase | None = None):
     if lines := compare(before, fingerprint(store)) if before else []:
         raise UserError(*(f"data.root: the images changed since the run: {line}" for line in lines))
     return store
-
-
-def _made_predictions(run: Path, config: Any, classes: list[str], device: str, what: str) -> Predicted:
-    """Evaluates a run's exported classifier on its test images."""
-    from idmm import evaluate
-    from idmm.progress import counting
-
-    store, network = _images(run, config, "test"), _network(run, config, classes, device, what)
-    batches = counting(network.split_batches(store, workers=config.data.workers), len(store), "predictions of test")
-    with network.enough_memory():
-        found = evaluate.predict(network.model, batches, network.device, _autocast(run, network.device))
-    return Predicted(store.names, classes, found.truth, found.predicted, found.probability.astype(np.float64))
-
-
-def _made_features(run: Path, config: Any, classes: list[str], device: str, what: str) -> Features:
-    """Takes features before and after a run."""
-    from idmm.progress import counting
-    from idmm.stages.assemble import assemble
-
-    parts, after, rows = assemble(config), _network(run, config, classes, device, what), []
-    first, last = parts.phases[0], parts.phases[-1]
-    start = parts.backbone(first, len(classes))
-    parts.spec.load(start, config.model.strict)
-    before = replace(after, model=start.to(after.device), size=first.size)
-    stores = {phase.size: _images(run, config, "test", phase) for phase in (first, last)}
-    for network in (before, after):
-        store = stores[network.size]
-        numbers = shown(store.labels)
-        batches = counting(network.split_batches(store, numbers, config.data.workers), len(numbers), "features of test")
-        rows.append(network.outputs(batches, autocast=_autocast(run, network.device)))
-    return Features([store.names[i] for i in numbers], store.labels[numbers], classes, *rows)
-
-
-def _made_instances(run: Path, config: PretrainConfig) -> Instances:
-    """Takes the rows of W from a run's checkpoint."""
-    import torch
-
-    from idmm.methods import method_class
-
-    name = method_class(config.method.name).instance_rows
-    if name is None:
-        raise UserError(f"{config.method.name} learns no row for each training image; wanted a run of idmm")
-    path = run / "last" / "state.pt"
-    if not path.exists():
-        raise UserError(f"the run is older than this file, and '{path}', which holds the rows too, is gone")
-    try:
-        weight = torch.load(path, map_location="cpu", weights_only=True, mmap=True)["method"][name]
-    except Exception as error:  # torch raises many kinds
-        raise UserError(f"'{path}' cannot be read ({type(error).__name__})") from None
-    store = _images(run, config, "train")
-    if len(store) != len(weight):
-        raise UserError(f"{len(store)} training images, but '{path}' has rows for {len(weight)}")
-    return Instances(weight.float().numpy(), **about_rows(config.method.classifier, store))
-
-
-def _network(run: Path, config: Any, classes: list[str], device: str, what: str):
-    """The classifier that a run exported."""
-    from idmm.network import Network
-
-    size = stage_of(config).phases(config)[-1].size
-    return Network.from_checkpoint(exported_weights(run), len(classes), device, BATCH, size, label=what, option=None)
-
-
-def _autocast(run: Path, device: str) -> Callable:
-    """The context that a forward pass ran in, as far as the device has it."""
-    import torch
-
-    from idmm.calibrate import DTYPES
-
-    precision = json.loads((run / "result.json").read_text()).get("precision", "fp32")
-    if precision == "fp32" or (precision == "fp16" and device == "cpu"):
-        return contextlib.nullcontext
-    return functools.partial(torch.autocast, device, DTYPES[precision])
