@@ -54,7 +54,7 @@ def test_examples_train(tmp_path):
     for name in ("pretrain.py", "finetune.py"):
         shutil.copy(ROOT / name, house)
     blocks = re.findall(r"(?ms)^```(?:python|yaml)\n(.*?)^```$", (ROOT / "EXTENDING.md").read_text())
-    assert len([put(block, house) for block in blocks]) == 9
+    assert len([put(block, house) for block in blocks]) == 7
     methods = house / "idmm" / "config" / "methods.py"
     text = methods.read_text()
     assert text.count(", Supervised)}") == 1  # "add the class to the tuple in METHODS"
