@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ from helpers import ENVIRONMENT, ROOT
 
 from idmm.config import PretrainConfig
 from idmm.config.parsing import build
+from idmm.data.loaders import one_thread
 
 SCRIPT, NOTEBOOK = ROOT / "examples" / "own_folder.py", ROOT / "examples" / "own_folder.ipynb"
 
@@ -86,14 +88,16 @@ def test_notebook_runs(folder, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_tuning_keeps_the_best_trial_and_continues(tmp_path):
+def test_tuning_keeps_the_best_trial_and_continues(tmp_path, monkeypatch, capsys):
     script, out = ROOT / "examples" / "tune_with_optuna.py", tmp_path / "out"
-    for trials in (1, 2):
-        environment = {**ENVIRONMENT, "OUT": str(out), "TRIALS": str(trials), "EPOCHS": "1", "PYTHONPATH": str(ROOT)}
-        done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        assert done.stderr.count("finished with value") == 1, "a finished trial is not repeated"
-    assert "kNN on held-out training images: first trial" in done.stdout and str(out / "tuned.yaml") in done.stdout
+    for trials in ("1", "2"):
+        for name, value in {"OUT": str(out), "TRIALS": trials, "EPOCHS": "1"}.items():
+            monkeypatch.setenv(name, value)
+        with one_thread():
+            runpy.run_path(script)
+        said = capsys.readouterr()
+        assert said.err.count("finished with value") == 1, "a finished trial is not repeated"
+    assert "kNN on held-out training images: first trial" in said.out and str(out / "tuned.yaml") in said.out
     found = build(PretrainConfig, out / "tuned.yaml")
     assert found.views.crops[0].scale[1] == 1.0 and 1e-4 <= found.train.lr <= 1e-2
     assert sorted(path.name for path in out.iterdir()) == ["study.db", "tuned.yaml"]
