@@ -13,7 +13,7 @@ from idmm.config.commands import DataCacheConfig, DataCheckConfig, DataDownloadC
 from idmm.data.composite import composite, explained
 from idmm.data.datasets import open_splits
 from idmm.data.disk import cache_entries, cache_folder, clear
-from idmm.data.doctor import NEAR_BITS, NEAR_CORRELATION, SKEWED, Checkup, ImageRef, Pair, check
+from idmm.data.doctor import SKEWED, Checkup, ImageRef, Pair, check
 from idmm.data.download import fetch
 from idmm.data.exclusions import exclusions
 from idmm.data.images import FULL, load
@@ -230,7 +230,7 @@ def _balance(found: Checkup) -> Iterator[str]:
         span = span if least < most else f"{most} images each"
         text = f"classes of {split}: {len(classes)}, with {span}"
         if most > SKEWED * max(1, least):
-            text += "; instance discrimination does not mind, fine-tuning will favour the large ones"
+            text += "; fine-tuning will favour the large ones"
         yield text
         if unlabelled := found.images[split] - sum(classes.values()):
             yield f"{counted(unlabelled, 'image')} of {split} without a class: for pretraining alone"
@@ -253,32 +253,26 @@ def _images(found: Checkup) -> Iterator[tuple[str, list[str]]]:
 def _pairs(found: Checkup, look: str) -> Iterator[tuple[str, list[str]]]:
     """What is wrong with pairs of images, and which they are; ``look``: what to do with those that may be right."""
     groups = found.sorted_pairs()
-    if again := [pair for pair in groups["duplicates"] if pair.first.split != pair.second.split]:
-        text = f"repeated: {counted(len(again), 'unlabelled image')} that train already has; pretraining refuses them"
-        yield f"{text}. Keep that of train:", _shown(again)
-    if exact := [pair for pair in groups["duplicates"] if pair.first.split == pair.second.split]:
-        text = f"duplicates: {counted(len(exact), 'image')} that a split already has. In train, one picture then has"
-        why = "instance discrimination is punished for recognising it; in test it counts twice. Keep one of each:"
-        yield f"{text} two\n  targets, and {why}", _shown(exact)
-    if near := groups["near_duplicates"]:
-        alike = f"hashes differ in up to {NEAR_BITS} of 64 bits, thumbnails correlate by {NEAR_CORRELATION:g}"
-        text = f"near-duplicates among the images to train on, or among those to test on: {counted(len(near), 'pair')}"
-        yield (
-            f"{text} ({alike} or more).\n  To be told apart by crops that look the same; harmless when few, {look}:",
-            _shown(near),
-        )
-    for kind, what, where, verdict in (
-        ("leakage", "leakage", "in two splits", "accuracies come out too high"),
-        ("conflicts", "conflicting labels", "in two classes", "one of them is wrong"),
-    ):
-        if same := [pair for pair in groups[kind] if pair.certain]:
-            yield f"{what}: {counted(len(same), 'pair')} of the same image {where}; {verdict}:", _shown(same)
-        if seen := [pair for pair in groups[kind] if pair.exact and not pair.certain]:
-            text = f"suspected {what}: {counted(len(seen), 'image')} to evaluate on among the unlabelled ones"
-            yield f"{text}; pretraining would see their pixels, without labels:", _shown(seen)
-        if near := [pair for pair in groups[kind] if not pair.exact]:
-            text = f"suspected {what}: {counted(len(near), 'pair')} of nearly the same image {where}"
-            yield f"{text}; {look}:", _shown(near)
+    exact, leaks, conflicts = groups["duplicates"], groups["leakage"], groups["conflicts"]
+    nearly = "of nearly the same image in two"
+    for what, unit, text, pairs in (
+        ("repeated", "unlabelled image", "that train already has; pretraining refuses them",
+         [pair for pair in exact if pair.first.split != pair.second.split]),
+        ("duplicates", "image", "that a split already has; keep one of each",
+         [pair for pair in exact if pair.first.split == pair.second.split]),
+        ("near-duplicates", "pair", f"within a split; harmless when few, {look}", groups["near_duplicates"]),
+        ("leakage", "pair", "of the same image in two splits; accuracies come out too high",
+         [pair for pair in leaks if pair.certain]),
+        ("suspected leakage", "image", "to evaluate on among the unlabelled ones, which pretraining would see",
+         [pair for pair in leaks if pair.exact and not pair.certain]),
+        ("suspected leakage", "pair", f"{nearly} splits; {look}", [pair for pair in leaks if not pair.exact]),
+        ("conflicting labels", "pair", "of the same image in two classes; one of them is wrong",
+         [pair for pair in conflicts if pair.exact]),
+        ("suspected conflicting labels", "pair", f"{nearly} classes; {look}",
+         [pair for pair in conflicts if not pair.exact]),
+    ):  # fmt: skip
+        if pairs:
+            yield f"{what}: {counted(len(pairs), unit)} {text}:", _shown(pairs)
 
 
 def _shown(pairs: list[Pair]) -> list[str]:
