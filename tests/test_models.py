@@ -256,8 +256,8 @@ def test_a_checkpoint_of_another_model():
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())  # nothing half-loaded
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_raised(dtype):
+def test_half_precision_is_raised():
+    dtype = torch.bfloat16
     small, large = tiny(32), tiny(64)
     load(large, {k: v.to(dtype) for k, v in small.state_dict().items()})
     assert {p.dtype for p in large.parameters()} == {torch.float32}
