@@ -178,9 +178,9 @@ class RunFolder:
         """Returns what images deeper than 8 bits are scaled by: what the run began with, or ``asked`` where it begins
         now.
 
-        It is None where no image was deep; ``asked`` serves then too.
+        It is None if no image was deep; ``asked`` serves then too.
         """
-        return distributed.broadcast((self._images.get("range") if self._images else None) or asked)
+        return distributed.broadcast((self._images or {}).get("range") or asked)
 
     def statistics(self) -> tuple[list[float], list[float]] | None:
         """Returns the mean and std that the run began with, in every process; None where it begins now."""

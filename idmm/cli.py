@@ -65,7 +65,6 @@ DATA = {
         keys.DataDownloadConfig, "commands.datasets:download", "fetch one, checked; files that are whole are kept",
         words=("name",),
     ),
-    "cache": Command(keys.DataCacheConfig, "commands.datasets:cache", "the decoded images that are kept on the disk"),
 }  # fmt: skip
 COMMANDS = {
     "train": Command(
@@ -126,13 +125,12 @@ COMMANDS = {
         usage.ExportConfig, "commands.export:export", "the model for other programs: ONNX, timm, hf",
     ),
     "data": Group(
-        "datasets: list them, show, download or check one, show and clear the cache", DATA,
+        "datasets: list them, show, download or check one", DATA,
         """usage: idmm data list
        idmm data info NAME
        idmm data check NAME --root DIR [--out DIR]
        idmm data check DIR [--out DIR]
        idmm data download NAME --root DIR
-       idmm data cache [--clear]
 
 {commands}
 

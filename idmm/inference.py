@@ -16,8 +16,8 @@ from torch import Tensor
 
 from idmm.config.usage import UseConfig
 from idmm.data.composite import composite, explained
+from idmm.data.formats import PICTURE_CHANNELS, channels_first
 from idmm.data.images import AUTO, Bands, fitted
-from idmm.data.raw import PICTURE_CHANNELS, channels_first
 from idmm.data.readers.folder import images_at
 from idmm.errors import UserError, capped
 from idmm.files import weights_label
@@ -175,17 +175,16 @@ class Embedder(_Predictor):
     ):  # fmt: skip
         saved = read_checkpoint(run_or_file, field)
         super().__init__(saved, 0, device, batch_size, max_pixels)
-        self._composite: list[int] | None = saved.extra.get("composite")
 
     @property
     def shown(self) -> str:
         """What pictures show of images; nothing where that is plain."""
-        return explained(self._network.bands, self._composite, self._network.scale != AUTO)
+        return explained(self._network.bands, self._network.scale != AUTO)
 
     def picture(self, image: AnyImage, side: int) -> np.ndarray:
         """Returns a picture of an image as the run sees it before it crops, its short side of ``side`` pixels at most,
         uint8 [H, W, 3]."""
-        return composite(fitted(self._network.read(image, self._max_pixels).pixels, side), self._composite)
+        return composite(fitted(self._network.read(image, self._max_pixels).pixels, side))
 
     def embed(
         self, images: AnyImage | Sequence[AnyImage], *, on_error: str = "fail", progress: bool = False

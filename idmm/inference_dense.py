@@ -132,7 +132,7 @@ class Predictor:
         """Returns an image as people see it, its long side of ``side`` pixels at most, uint8 [H, W, 3]."""
         pixels = self._network.read(image, self._max_pixels).pixels
         h, w = pixels.shape[:2]
-        return composite(fitted(pixels, max(1, round(side * min(h, w) / max(h, w)))), None)
+        return composite(fitted(pixels, max(1, round(side * min(h, w) / max(h, w)))))
 
 
 def load_predictor(

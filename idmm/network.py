@@ -15,22 +15,22 @@ from torch import Tensor, nn
 
 from idmm import distributed
 from idmm.data.cache import ImageStore
-from idmm.data.depth import in_order, tidy
+from idmm.data.depth import tidy
+from idmm.data.formats import BadImage
 from idmm.data.images import (
     AUTO,
-    FULL,
-    BadImage,
     Bands,
     CentreCrop,
     Decoded,
     Scale,
     bands_of,
-    load,
     of_array,
     of_pillow,
+    read_image,
     unit,
 )
 from idmm.data.loaders import centre_crops
+from idmm.data.parallel import in_order
 from idmm.data.split import counted
 from idmm.data.views import normalise
 from idmm.errors import RunError, UserError, listed
@@ -166,7 +166,7 @@ class Network:
 
         def prepared(i: int) -> Tensor:
             decoded = self.read(images[i], max_pixels)
-            if self.scale == AUTO and decoded.depth.ends:
+            if self.scale == AUTO and decoded.ends:
                 deep.append(names[i])
             if found := self._other_scale(decoded):
                 odd[i] = found
@@ -203,9 +203,9 @@ class Network:
         where the run saw deeper ones alone, or in each channel below the first percent of the range, or above it."""
         if isinstance(self.scale, str):
             return None
-        if not image.depth.ends:
+        if not image.ends:
             return "8 bits" if self.deep else None
-        (low, high), ends = np.reshape(self.scale, (-1, 2)).T, np.array(image.depth.ends)  # [1 or C], [1 or C, 2]
+        (low, high), ends = np.reshape(self.scale, (-1, 2)).T, np.array(image.ends)  # [1 or C], [1 or C, 2]
         if not ((ends[:, 1] < low + DARK * (high - low)) | (ends[:, 0] > high)).all():
             return None
         return f"{ends[:, 0].min():g} to {ends[:, 1].max():g}"
@@ -213,6 +213,9 @@ class Network:
     def read(self, image: str | os.PathLike | Image.Image | np.ndarray, max_pixels: int) -> Decoded:
         """Decodes a file, an open image of Pillow's or an array [H, W, C] as the run does; BadImage where it cannot be
         read."""
-        given = (max_pixels, FULL if self.scale == AUTO else self.scale, self.bands)
-        way = of_pillow if isinstance(image, Image.Image) else of_array if isinstance(image, np.ndarray) else load
+        given = (max_pixels, None if self.scale == AUTO else self.scale, self.bands)
+        if isinstance(image, np.ndarray) and image.dtype == np.uint8 and self.bands is None:
+            grey = image.ndim == 3 and image.shape[2] == 1
+            image = Image.fromarray(image[:, :, 0] if grey else image)  # two or four channels have opacity
+        way = of_pillow if isinstance(image, Image.Image) else of_array if isinstance(image, np.ndarray) else read_image
         return way(image, *given)

@@ -11,7 +11,7 @@ from helpers import VIT, inside
 from PIL import Image
 
 from idmm import config
-from idmm.data import cache, disk
+from idmm.data import cache
 from idmm.data.cache import fingerprint, load_split
 from idmm.data.datasets import open_splits
 from idmm.errors import UserError
@@ -61,7 +61,7 @@ def faults(call, *args, **kwargs):
 
 
 # ------------------------------------------------------------------ cached
-def opened(root, bound=None, part="train", keep="disk", labelled=False, **fields):
+def opened(root, bound=None, part="train", keep="auto", labelled=False, **fields):
     """A part's store; the cache lies beside the images' folder."""
     fields = {"cache_dir": str(Path(root).parent / "cache"), **fields}
     data = section(root, cache=keep, **fields)
@@ -82,13 +82,15 @@ def sums(store):
 
 def entry_of(root):
     """The only entry of the cache beside a folder."""
-    (found,) = disk.cache_entries(root.parent / "cache")
-    return found["path"]
+    (found,) = (path for path in (root.parent / "cache").iterdir() if path.is_dir())
+    return found
 
 
 @pytest.fixture
 def decoded(monkeypatch):
     """A list that grows by what is decoded."""
-    seen, load = [], cache.load
-    monkeypatch.setattr(cache, "load", lambda item, *rest, **named: (seen.append(item), load(item, *rest, **named))[1])
+    seen, load = [], cache.read_image
+    monkeypatch.setattr(
+        cache, "read_image", lambda item, *rest, **named: (seen.append(item), load(item, *rest, **named))[1]
+    )
     return seen

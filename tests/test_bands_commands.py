@@ -32,7 +32,7 @@ def root(tmp_path_factory):
 def pretrained(root, tmp_path_factory):
     """Of all five channels, and of two, in another order."""
     folder = tmp_path_factory.mktemp("runs")
-    assert inside("pretrain", folder / "five", **TINY, **FIVE, data__root=str(root), data__composite=[4, 2, 0]) == 0
+    assert inside("pretrain", folder / "five", **TINY, **FIVE, data__root=str(root)) == 0
     assert inside("pretrain", folder / "two", **TINY, data__bands=[4, 0], data__root=str(root)) == 0
     return folder
 
@@ -107,11 +107,11 @@ def test_colours_with_depth(tmp_path, capsys):
     assert len(tiles) > 60
     given = ["data", "check", "--root", tmp_path / "d", "--in_chans", 4]  # else RGB and opacity
     assert call(given) in (0, 1)
-    assert "4 channels of float" in capsys.readouterr().out
+    assert "channels: 4 channels: --data.in_chans 4" in capsys.readouterr().out
     given = {**TINY, "stages": [{"size": 16}], "data__root": str(tmp_path / "d"), "data__in_chans": 4}
     given |= {"train__epochs": 15, "augment__mixup_alpha": 0.0, "augment__cutmix_alpha": 0.0, "augment__jitter_prob": 0}
     assert inside("finetune", tmp_path / "b", **given) == 0
-    assert result(tmp_path / "b")["top1"] > 85 and "float with 4 channels" in logged(tmp_path / "b")
+    assert result(tmp_path / "b")["top1"] > 85 and "more than 8 bits; their values" in logged(tmp_path / "b")
     found = idmm.load_classifier(tmp_path / "b").predict(tiles[::3])
     names = ["near" if is_near else "far" for is_near in near[::3]]
     assert 100 * np.mean(np.array(found.labels) == names) == pytest.approx(result(tmp_path / "b")["top1"], abs=0.01)
@@ -133,7 +133,7 @@ def test_weights_for_rgb(root, tmp_path, capsys):
     assert call(["probe", "--init", init, "--data.root", root, "--data.in_chans", 5, "--out", tmp_path / "p"]) == 0
     assert line in capsys.readouterr().err
     lines = refused(capsys, ["probe", "--init", init, "--data.root", root, "--out", tmp_path / "q"])
-    assert any("wanted one picture a file, or --data.in_chans 5" in line for line in lines)
+    assert any("expected one picture a file, or --data.in_chans 5" in line for line in lines)
     assert not (tmp_path / "q").exists()
     before, after = read_checkpoint(init), read_checkpoint(tmp_path / "b")
     assert before.in_chans == 3 and after.in_chans == 5 and after.kwargs["in_chans"] == 5
@@ -151,16 +151,15 @@ def test_chosen_bands_travel(root, pretrained, tmp_path, capsys):
     other[..., 1:4] = 0  # what is not used
     features = idmm.embed(run, [image, other, image[..., ::-1]])
     assert np.array_equal(features[0], features[1]) and not np.allclose(features[0], features[2])
-    with pytest.raises(UserError, match="4 channels; wanted 5"):
+    with pytest.raises(UserError, match="has 4 channels; expected 5"):
         idmm.embed(run, [image[..., :4]])
 
 
-def test_the_sheets_show_the_composite(root, pretrained, tmp_path):
+def test_the_sheets_show_the_first_three(root, pretrained, tmp_path):
     run = pretrained / "five"
-    assert read(run / "backbone.json")["composite"] == [4, 2, 0]
     query = root / "test" / bands.CLASSES[0] / "0.tif"
     assert call(["similar", "--init", run, query, root / "test", "--out", tmp_path / "s.png"]) == 0
     assert np.asarray(Image.open(tmp_path / "s.png").convert("RGB")).std() > 5
     seen = inference.Embedder(run).picture(query, 256)
-    wanted = composite(scaled(bands.bands(0, 1000), read(run / "backbone.json")["range"]), [4, 2, 0])
+    wanted = composite(scaled(bands.bands(0, 1000), read(run / "backbone.json")["range"]))
     assert np.abs(seen.astype(int) - wanted).max() <= 1, "stretched before or after it is scaled"

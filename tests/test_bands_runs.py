@@ -164,8 +164,8 @@ def test_report_and_explore_show_composites(runs, root, tmp_path):
 
 # ---------------------------------------------------------------------- exports
 def test_exports(runs, root, tmp_path):
-    """ONNX, TorchScript and timm's folder give the run's own classes for prepared images [N, 5, S, S]."""
-    out = {kind: tmp_path / name for kind, name in (("onnx", "m.onnx"), ("torchscript", "m.pt"), ("timm", "t"))}
+    """ONNX and timm's folder give the run's own classes for prepared images [N, 5, S, S]."""
+    out = {kind: tmp_path / name for kind, name in (("onnx", "m.onnx"), ("timm", "t"))}
     for kind, path in {**out, "hf": tmp_path / "h"}.items():
         assert call(["export", "--init", runs / "b", "--format", kind, "--out", path]) == 0
     clf = idmm.load_classifier(runs / "b")
@@ -177,7 +177,6 @@ def test_exports(runs, root, tmp_path):
     session = onnxruntime.InferenceSession(str(out["onnx"]), providers=["CPUExecutionProvider"])
     assert session.get_inputs()[0].shape[1:] == [5, 32, 32]
     found = [session.run(None, {"images": images.numpy()})[0]]
-    found.append(torch.jit.load(out["torchscript"])(images).detach().numpy())
     found.append(timm.create_model(f"local-dir:{out['timm']}", pretrained=True).eval()(images).detach().numpy())
     for logits in found:
         assert np.allclose(torch.from_numpy(logits).softmax(1).numpy(), wanted, atol=1e-4)
@@ -195,7 +194,7 @@ def python(path, n):
 
 
 def test_documented_lines(runs, root, tmp_path):
-    """Those of docs/export.md and of the model card, as they stand there: the run's own classes and probabilities."""
+    """Those of docs/export.md, as they stand there: the run's own classes and probabilities."""
     own = predicted(runs / "b" / "predictions.csv")
     assert call(["export", "--init", runs / "b", "--format", "onnx", "--out", tmp_path / "m.onnx"]) == 0
     (tmp_path / "a.py").write_text(python(ROOT / "docs" / "export.md", 1))
@@ -204,13 +203,6 @@ def test_documented_lines(runs, root, tmp_path):
     for line, row in zip(said.splitlines(), own.values(), strict=True):
         path, label, share = line.rsplit(",", 2)
         assert label == row["predicted"] and float(share) == pytest.approx(float(row["probability"]), abs=2e-3)
-    assert call(["export", "--init", runs / "b", "--format", "timm", "--out", tmp_path / "t"]) == 0
-    even = next(path for path in files if int(path.stem) % 2 == 0)  # no pages
-    lines = python(tmp_path / "t" / "README.md", 0).replace("local-dir:PATH", f"local-dir:{tmp_path / 't'}")
-    (tmp_path / "b.py").write_text(lines.replace('"image.tif"', repr(str(even))))
-    label, share = ran([tmp_path / "b.py"]).split()
-    row = own[even.relative_to(root).as_posix()]
-    assert label == row["predicted"] and float(share) == pytest.approx(float(row["probability"]), abs=2e-3)
 
 
 def ran(argv):

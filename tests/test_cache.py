@@ -1,7 +1,6 @@
 """Images are loaded once, kept or decoded again with the same result, and told apart by a fingerprint."""
 
 import json
-import logging
 import os
 import pickle
 import shutil
@@ -13,10 +12,9 @@ from folders import HOW, faults, paint, same, section, tree, tuned
 from PIL import Image
 
 from idmm import progress
-from idmm.data import cache
 from idmm.data.cache import compare, fingerprint, load_split
 from idmm.data.datasets import open_splits
-from idmm.data.images import decode, fitted
+from idmm.data.images import fitted, read_image
 from idmm.errors import RunError
 
 
@@ -33,88 +31,40 @@ BYTES = {None: 9924 * 3 + 6, 16: 2080 * 3 + 6}  # three a pixel, and as many aga
 
 
 @pytest.mark.parametrize("bound", BYTES)
-def test_every_cache_holds_the_same_pixels_and_the_disk_is_found_again(tmp_path, decoded, bound):
+def test_pixels_are_the_same_kept_or_not_and_found_again(tmp_path, decoded, bound):
     split = mixed_folder(tmp_path / "images")
 
     def load(cache):
-        data = section(tmp_path / "images", cache=cache, cache_dir=str(tmp_path / "cache"), range="full")
+        data = section(tmp_path / "images", cache=cache, cache_dir=str(tmp_path / "cache"), range=[0, 65535])
         return load_split(split, bound=bound, data=data)
 
-    stores = [load(cache) for cache in ("ram", "off", "disk")]
-    assert len(decoded) == 21
-    stores += [load(cache) for cache in ("disk", "auto")]
-    assert [store.cache for store in stores] == ["ram", "off", "disk", "disk", "disk"] and len(decoded) == 21
-    ram = stores[0]
-    assert len(ram) == len(split) == 7 and ram.names == split.names and ram.classes == ["a", "b"]
-    assert len(set(ram.digests)) == 7 and len(ram.digests[0]) == 32 and ram.sizes.dtype == np.int64
+    off, kept, again = (load(cache) for cache in ("off", "auto", "auto"))
+    assert [store.decodes for store in (off, kept, again)] == [True, False, False] and len(decoded) == 14
+    assert len(kept) == len(split) == 7 and kept.names == split.names and kept.classes == ["a", "b"]
+    assert len(set(kept.digests)) == 7 and len(kept.digests[0]) == 32 and kept.sizes.dtype == np.int64
     if bound:
-        assert ram.sizes.min(axis=1).max() == 16 and ram.sizes.min() == 1
-    for store in stores:
+        assert kept.sizes.min(axis=1).max() == 16 and kept.sizes.min() == 1
+    for store in (off, kept, again):
         for i, path in enumerate(split.items):
-            wanted = torch.from_numpy(fitted(decode(path, 10**8), bound)).permute(2, 0, 1)
+            wanted = torch.from_numpy(fitted(read_image(path, 10**8).pixels, bound)).permute(2, 0, 1)
             image = store.image(i)
             assert torch.equal(image, wanted) and image.dtype == wanted.dtype and image.stride() == wanted.stride()
-            assert image.shape[1:] == tuple(ram.sizes[i])
-        assert same(store, ram) and torch.equal(store.image(-1), ram.image(6))
+            assert image.shape[1:] == tuple(kept.sizes[i])
+        assert same(store, kept) and torch.equal(store.image(-1), kept.image(6))
         with pytest.raises(IndexError):
             store.image(7)
-    for store in (ram, stores[2]):  # views of one buffer
-        assert len({store.image(i).untyped_storage().data_ptr() for i in range(7)}) == 1
-        assert store.image(0).untyped_storage().nbytes() == BYTES[bound]
+    assert len({kept.image(i).untyped_storage().data_ptr() for i in range(7)}) == 1, "views of one buffer"
+    assert kept.image(0).untyped_storage().nbytes() == BYTES[bound]
 
 
-@pytest.mark.parametrize("mode", ["ram", "off", "disk"])
-def test_digits_store_and_pickling(tmp_path, mode):
+@pytest.mark.parametrize("mode", ["auto", "off"])
+def test_images_in_memory_are_used_from_there(tmp_path, mode):
     split, data = open_splits(section(name="digits"), labelled=True).test, section(cache=mode, cache_dir=str(tmp_path))
     store = pickle.loads(pickle.dumps(load_split(split, bound=4, data=data)))
-    assert store.cache == mode and store.image(7).shape == (3, 4, 4) and store.labels.tolist() == split.labels.tolist()
+    assert not store.decodes and store.image(7).shape == (3, 4, 4) and store.labels.tolist() == split.labels.tolist()
     store = load_split(split, bound=None, data=data)
     np.testing.assert_array_equal(store.image(7).permute(1, 2, 0).numpy(), split.items[7])
-    assert load_split(split, bound=4, data=section(cache_dir=str(tmp_path))).cache == "ram"  # 'auto': there already
-
-
-def test_auto_gives_up_beyond_half_the_free_memory(tmp_path, monkeypatch, caplog):
-    caplog.set_level(logging.INFO)
-    (tmp_path / "file").touch()
-    auto = section(cache="auto", cache_dir=str(tmp_path / "file/x"))  # so not on the disk
-    split = mixed_folder(tmp_path)
-    total = int(load_split(split, bound=None, data=section(cache="off")).sizes.prod(axis=1).sum() * 3) + 6
-    monkeypatch.setattr(cache, "available_memory", lambda: 2 * total)
-    assert load_split(split, bound=None, data=auto).cache == "ram"
-    monkeypatch.setattr(cache, "available_memory", lambda: 2 * total - 2)
-    store = load_split(split, bound=None, data=auto)
-    wanted = torch.from_numpy(decode(split.items[2], 10**8))
-    assert store.cache == "off" and torch.equal(store.image(2).permute(1, 2, 0), wanted)
-    assert "data.cache: decoded images need more than" in caplog.text
-    assert load_split(split, bound=None, data=section(cache="ram")).cache == "ram"
-    monkeypatch.setattr(cache, "available_memory", lambda: 2 * total)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert load_split(split, bound=None, data=auto).cache == "off"
-
-
-def test_ram_without_memory_is_an_error(tmp_path, monkeypatch):
-    class Full(bytearray):
-        def __iadd__(self, data):
-            raise MemoryError
-
-    split = mixed_folder(tmp_path)
-    monkeypatch.setattr(cache, "bytearray", Full, raising=False)
-    text = "data.cache: 'ram' needs more memory than there is; wanted 'auto', 'disk' or 'off'"
-    assert faults(load_split, split, bound=None, data=section(cache="ram")) == [text]
-
-
-def test_available_memory(tmp_path):
-    assert 2**20 < cache.available_memory() < 2**50
-    group = tmp_path / "mount/job/step"
-    group.mkdir(parents=True)
-    (tmp_path / "membership").write_text("0::/job/step\n")
-    assert cache._control_group(tmp_path / "membership", tmp_path / "mount") == 2**62
-    for folder, limit in ((group, "max"), (group.parent, "1000")):
-        (folder / "memory.max").write_text(f"{limit}\n")
-        (folder / "memory.current").write_text("700\n")
-        (folder / "memory.stat").write_text("anon 400\ninactive_file 300\n")
-    assert cache._control_group(tmp_path / "membership", tmp_path / "mount") == 600
-    assert cache._control_group(tmp_path / "missing", tmp_path / "mount") == 2**62
+    assert not list(tmp_path.iterdir())
 
 
 def spoilt_folder(root):
@@ -140,17 +90,17 @@ def test_bad_images_fail_together(tmp_path):
     assert bomb in faults(load_split, split, bound=None, data=section(max_pixels=100))
 
 
-@pytest.mark.parametrize("mode", ["ram", "off", "disk", "disk again"])
+@pytest.mark.parametrize("mode", ["off", "auto", "auto again"])
 def test_bad_images_are_skipped_aloud(tmp_path, caplog, mode):
     split, train = spoilt_folder(tmp_path), tmp_path / "train"
     data = section(on_error="skip", cache=mode.split()[0], cache_dir=str(tmp_path / "cache"))
-    if mode == "disk again":
+    if mode == "auto again":
         load_split(split, bound=None, data=data)
         caplog.clear()
     store = load_split(split, bound=None, data=data)
     assert store.names == ["train/a/1.png", "train/b/0.png", "train/b/1.png"]
     assert store.labels.tolist() == [0, 1, 1] and len(store) == len(store.sizes) == len(store.digests) == 3
-    wanted = decode(train / "b/1.png", 10**8)
+    wanted = read_image(train / "b/1.png", 10**8).pixels
     np.testing.assert_array_equal(store.image(2).permute(1, 2, 0).numpy(), wanted)
     assert caplog.text.count("data.root: left out 4 of 7 images that cannot be used:\n") == 1
     assert f"  {train}/a/0.png: empty file\n" in caplog.text

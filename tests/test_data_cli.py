@@ -4,11 +4,9 @@ import subprocess
 import sys
 
 import pytest
-from folders import section, tree
+from folders import tree
 
 from idmm.cli import main
-from idmm.data.cache import load_split
-from idmm.data.datasets import open_splits
 from idmm.data.registry import DATASETS
 
 
@@ -76,21 +74,6 @@ def test_what_hugging_faces_datasets_need(tmp_path, capsys):
 
 def test_download_of_what_is_there_already(capsys):
     assert say(capsys, "download", "digits", "--root", ".")[1] == "digits is there already: 1,437 train, 360 test\n"
-
-
-def test_the_cache_is_shown_and_cleared(tmp_path, capsys, monkeypatch):
-    root = tree(tmp_path / "d", train={"a": 3, "b": 3})
-    folder = tmp_path / "cache"
-    data = section(root, cache="disk", cache_dir=str(folder))
-    store = load_split(open_splits(data, labelled=False).train, bound=8, data=data)
-    code, out, _ = say(capsys, "cache", "--dir", str(folder))
-    assert code == 0 and "folder train, 6 images, short side up to 8 px" in out and str(root) in out
-    code, out, _ = say(capsys, "cache", "--dir", str(folder), "--clear")
-    assert code == 0 and "freed" in out and list(folder.iterdir()) == []
-    assert store.image(5).shape[0] == 3, "who has it open keeps it"
-    assert say(capsys, "cache", "--dir", str(folder))[1] == f"'{folder}': 0 B\n"
-    monkeypatch.setenv("IDMM_CACHE", str(tmp_path / "else"))
-    assert str(tmp_path / "else") in say(capsys, "cache")[1]
 
 
 def test_a_folder_to_check_may_stand_without_its_flag(tmp_path, capsys, monkeypatch):

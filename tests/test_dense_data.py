@@ -15,9 +15,8 @@ from helpers import call
 from PIL import Image
 
 from idmm.data.datasets import open_splits
-from idmm.data.dense import IGNORED, looks, read_detection, read_segmentation
+from idmm.data.dense import IGNORED, read_detection, read_segmentation
 from idmm.data.dense.targets import mask_values, rasterised, run_lengths
-from idmm.data.disk import cache_entries, clear
 from idmm.data.split import LabelsMissing
 from idmm.evaluate_dense import Objects, detection_scores
 
@@ -447,22 +446,6 @@ def test_keys_that_have_no_meaning(tmp_path):
     assert line.startswith("data.subset.per_class")
     (line,) = faults(read_segmentation, of(tmp_path, in_chans=4))
     assert line.startswith("data.in_chans: got 4; boxes and masks are learnt from pictures alone")
-
-
-def test_what_was_looked_at_is_remembered(tmp_path, monkeypatch):
-    mask_tree(tmp_path / "set")
-    data = section(tmp_path / "set", name=None, cache_dir=str(tmp_path / "kept"))
-    read_segmentation(data)
-    before = looks._mask
-    monkeypatch.setattr(looks, "_mask", lambda *_: pytest.fail("looked at again"))
-    found = read_segmentation(data)
-    assert found.targets["train"][0].mask().shape == found.targets["train"][0].size
-    monkeypatch.setattr(looks, "_mask", before)
-    changed = tmp_path / "set" / "masks" / "val" / "001.png"
-    Image.fromarray(np.full_like(mask_values(changed.read_bytes()), 2)).save(changed)
-    assert read_segmentation(data).targets["test"][1].present == (2,)
-    assert len(cache_entries(tmp_path / "kept")) == 4
-    assert clear(tmp_path / "kept")[0] > 0 and not cache_entries(tmp_path / "kept")
 
 
 def test_data_check(tmp_path, capsys):

@@ -274,7 +274,7 @@ def test_masks_on_any_files(whole, trees, tmp_path):
     images = trees / "masks" / "images" / "test"
     assert call(["predict", "--init", str(whole / "segment"), str(images), "--tta", "--out", str(out)]) == 0
     there = read_segmentation(Data(root=str(trees / "masks")))
-    store = load_split(there.splits.test, bound=SIDE, data=Data(cache="ram"))
+    store = load_split(there.splits.test, bound=SIDE, data=Data(cache="off"))
     batch = EvalDenseTransform(store, there.targets["test"], SIDE, about["mean"], about["std"])(0, np.arange(3))
     with torch.no_grad():
         shares = segmented(idmm.load_network(whole / "segment"), batch["images"], flip=True)
@@ -371,7 +371,7 @@ def test_two_processes_report_the_network_that_is_written(trees, tmp_path):
         assert process.wait() == 0, process.said()
     network, about = idmm.load_network(out), read(out / "model.json")
     there = read_segmentation(Data(root=str(trees / "masks")))
-    store = load_split(there.splits.test, bound=SIDE, data=Data(cache="ram"))
+    store = load_split(there.splits.test, bound=SIDE, data=Data(cache="off"))
     transform = EvalDenseTransform(store, there.targets["test"], SIDE, about["mean"], about["std"])
     with torch.no_grad():
         logits = network(transform(0, np.arange(3))["images"])

@@ -36,7 +36,7 @@ def boxes(tmp_path_factory):
     """Canvases with a background of 0 to 59 and digits of 160 to 255, their store and targets."""
     root = tmp_path_factory.mktemp("boxes")
     made = coco_tree(root)
-    data = section(root, cache="ram")
+    data = section(root, cache="off")
     return SimpleNamespace(scenes=list(made["train"].values()), given=stored(read_detection(data), data))
 
 
@@ -44,7 +44,7 @@ def boxes(tmp_path_factory):
 def masks(tmp_path_factory):
     root = tmp_path_factory.mktemp("masks")
     made = mask_tree(root)
-    data = section(root, cache="ram")
+    data = section(root, cache="off")
     return SimpleNamespace(scenes=list(made["train"].values()), given=stored(read_segmentation(data), data))
 
 
@@ -214,7 +214,7 @@ def test_grey_and_deep_images(tmp_path):
 def test_images_stored_smaller_than_their_files(tmp_path):
     """Boxes and outlines are of the file's pixels, wherever the image was shrunk to."""
     made = coco_tree(tmp_path)
-    data = section(tmp_path, cache="ram")
+    data = section(tmp_path, cache="off")
     found = read_detection(data)
     small = load_split(found.splits.train, bound=40, data=data)
     scene = made["train"]["000.png"]
@@ -228,7 +228,7 @@ def test_images_stored_smaller_than_their_files(tmp_path):
 def test_images_that_were_left_out(tmp_path):
     made = coco_tree(tmp_path)
     (tmp_path / "train" / "002.png").write_bytes(b"no image")
-    data = section(tmp_path, cache="ram", on_error="skip")
+    data = section(tmp_path, cache="off", on_error="skip")
     store, targets = stored(read_detection(data), data)
     assert len(store) == len(targets) == 5
     np.testing.assert_array_equal(targets[2].boxes, made["train"]["003.png"].boxes)

@@ -4,8 +4,6 @@ import os
 import pickle
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -31,6 +29,10 @@ def root(tmp_path):
     for i, size in enumerate(SIZES):
         paint(tmp_path / "images/train" / "ab"[i % 2] / f"{i}.png", i, size)
     return tmp_path / "images"
+
+
+def entries(folder):
+    return [path for path in folder.iterdir() if path.is_dir()]
 
 
 def test_a_run_may_go_on_with_another_cache():
@@ -76,7 +78,7 @@ def test_built_again_when_a_file_changes(root, decoded, change):
         a.symlink_to(root.parent / "y.bmp")
         paint(b, 2, (20, 20))
     store = opened(root)
-    assert len(decoded) == len(store) and same(store, opened(root, keep="ram"))
+    assert len(decoded) == len(store) and same(store, opened(root, keep="off"))
     decoded.clear()
     assert same(opened(root), store) and not decoded
     assert len(list(entry_of(root).glob("pixels-*"))) == 1
@@ -93,7 +95,7 @@ def test_built_again_for_other_limits_only(root, decoded, monkeypatch):
         assert not decodes_again(16, **fields)
     assert decodes_again(17) and not decodes_again(16)
     assert decodes_again(16, max_pixels=64 * 64)  # an entry is for one limit at a time
-    assert len(disk.cache_entries(root.parent / "cache")) == 2
+    assert len(entries(root.parent / "cache")) == 2
     monkeypatch.setattr(disk.PIL, "__version__", "0")
     assert decodes_again(17)  # by another Pillow
 
@@ -118,14 +120,13 @@ def test_parts_and_subsets_have_entries_of_their_own(tmp_path, decoded):
         assert [len(store) for store in (whole, *parts, *drawn)] == [8, 2, 4, 3, 3, 4]
         assert len(decoded) == 24
     for store, subset in zip(drawn, subsets, strict=True):
-        assert same(store, opened(root, labelled=True, subset=subset, keep="ram"))
-    assert same(parts[1], opened(root, part="test", labelled=True, keep="ram"))
+        assert same(store, opened(root, labelled=True, subset=subset, keep="off"))
+    assert same(parts[1], opened(root, part="test", labelled=True, keep="off"))
+    decoded.clear()
     opened(root, part="test", labelled=True, subset=subsets[0])  # which draws from train alone
-    assert len(decoded) == 24 + 10 + 4
-    found = {(s["dataset"], s["split"], s["images"], s["bytes"]) for s in disk.cache_entries(root.parent / "cache")}
-    assert {row[:3] for row in found} == {("folder", "train", n) for n in (8, 3, 4)} | {
-        ("folder", "val", 2), ("folder", "test", 4),
-    }  # fmt: skip
+    assert not decoded
+    names = sorted(path.name.rpartition("-")[0] for path in entries(root.parent / "cache"))
+    assert names == ["folder-test-full"] + ["folder-train-full"] * 4 + ["folder-val-full"]
 
 
 def test_what_is_held_out_of_train_leaves_the_other_splits_where_they_are(tmp_path, decoded):
@@ -135,8 +136,8 @@ def test_what_is_held_out_of_train_leaves_the_other_splits_where_they_are(tmp_pa
         before = len(decoded)
         for part in parts:
             store = opened(root, part=part, labelled=True, **fields)
-            assert same(store, opened(root, part=part, labelled=True, keep="ram", **fields))
-            del decoded[len(decoded) - len(store) :]
+            assert same(store, opened(root, part=part, labelled=True, keep="off", **fields))
+            del decoded[len(decoded) - 2 * len(store) :]
         return len(decoded) - before
 
     assert counts("train", "test") == 16
@@ -147,16 +148,8 @@ def test_what_is_held_out_of_train_leaves_the_other_splits_where_they_are(tmp_pa
     assert counts("train", val_fraction=0.25, subset=config.Subset(total=5)) == 5
 
 
-def test_the_log_says_how_to_clear_it(root, caplog, monkeypatch):
-    caplog.set_level("INFO")
-    monkeypatch.setenv("IDMM_CACHE", str(root.parent / "another"))
-    for place, flag in ((str(root.parent / "my cache"), f" --dir '{root.parent}/my cache'"), (None, "")):
-        opened(root, cache_dir=place)
-        assert caplog.messages[-1].endswith(f"for later runs; clear all that is kept: idmm data cache --clear{flag}")
-
-
 def test_labels_come_from_the_split(root, decoded):
-    data = section(root, cache="disk", cache_dir=str(root.parent / "cache"))
+    data = section(root, cache_dir=str(root.parent / "cache"))
     split = open_splits(data, labelled=False).train
     load_split(split, bound=None, data=data)
     for labels in (1 - split.labels, None):
@@ -164,8 +157,8 @@ def test_labels_come_from_the_split(root, decoded):
         assert store.labels is labels and len(decoded) == len(SIZES)
 
 
-def test_digits_and_files_within_files(tmp_path, decoded):
-    data = section(name="digits", cache="disk", cache_dir=str(tmp_path))
+def test_files_within_files(tmp_path, decoded):
+    data = section(cache_dir=str(tmp_path))
     table = Table([paint(tmp_path / f"{i}.png", i, size).read_bytes() for i, size in enumerate(SIZES)], "one")
     encoded = Split(table, [f"train/{i}" for i in range(len(SIZES))], None, None)
 
@@ -173,18 +166,16 @@ def test_digits_and_files_within_files(tmp_path, decoded):
         """Whether a split was decoded anew."""
         decoded.clear()
         store = load_split(split, bound=4, data=data)
-        assert len(decoded) in (0, len(split)) and store.cache == "disk"
+        assert len(decoded) in (0, len(split)) and not store.decodes
         new = bool(decoded)
-        assert same(store, load_split(split, bound=4, data=section(cache="ram")))
+        assert same(store, load_split(split, bound=4, data=section(cache="off")))
         return new
 
-    digits = open_splits(data, labelled=True).test
     turned = encoded.take(range(len(SIZES))[::-1])
-    for split in (digits, encoded, turned):
+    for split in (encoded, turned):
         assert decodes_again(split) and not decodes_again(split)
-    digits.items[7, 0, 0] ^= 255
     turned.items.version = "two"
-    assert decodes_again(digits) and decodes_again(turned)
+    assert decodes_again(turned)
 
 
 class Table(LazyFiles):
@@ -212,11 +203,11 @@ def test_bad_images_are_reported_from_the_cache_too(root, decoded):
     bad = root / "train/a/0.png"
     bad.write_bytes(b"")
     lines = faults(opened, root)
-    assert lines == faults(opened, root, keep="ram") and lines[1:] == [f"  {bad}: empty file"]
+    assert lines == faults(opened, root, keep="off") and lines[1:] == [f"  {bad}: empty file"]
     assert not list(entry_of(root).iterdir())
-    assert same(opened(root, on_error="skip"), opened(root, on_error="skip", keep="ram"))
+    assert same(opened(root, on_error="skip"), opened(root, on_error="skip", keep="off"))
     decoded.clear()
-    assert faults(opened, root) == faults(opened, root, keep="auto") == lines and not decoded
+    assert faults(opened, root) == lines and not decoded
     paint(bad, 0, SIZES[0])
     assert len(opened(root)) == 6
 
@@ -225,7 +216,7 @@ def test_bad_images_are_reported_from_the_cache_too(root, decoded):
 
 
 def test_workers_and_copies_read_the_same_file(root):
-    store, ram = opened(root), opened(root, keep="ram")
+    store, ram = opened(root), opened(root, keep="off")
 
     def batch(epoch, indices):
         return {"sums": torch.stack([store.image(int(i)).sum() for i in indices])}
@@ -236,7 +227,7 @@ def test_workers_and_copies_read_the_same_file(root):
     data = pickle.dumps(store)
     assert len(data) < store.sizes.prod(axis=1).sum() and same(pickle.loads(data), ram)
 
-    disk.clear(root.parent / "cache")
+    shutil.rmtree(root.parent / "cache")
     assert same(store, ram)  # what is mapped stays
     found = torch.cat([made["sums"] for made in evaluation_batches(batch, np.arange(len(store)), 2, workers=1)])
     assert found.tolist() == sums(ram)
@@ -266,11 +257,12 @@ def test_a_loader_worker_that_is_killed_while_a_step_is_computed():
 
 
 def test_an_old_store_outlives_the_files_it_was_built_from(root):
-    old, ram, before = opened(root), opened(root, keep="ram"), list(entry_of(root).glob("pixels-*"))
+    old, before = opened(root), list(entry_of(root).glob("pixels-*"))
+    wanted = sums(old)
     paint(root / "train/a/0.png", 77, (50, 50))
     new, after = opened(root), list(entry_of(root).glob("pixels-*"))
     assert len(before) == len(after) == 1 and before != after
-    assert same(old, ram) and not torch.equal(new.image(0), old.image(0))
+    assert sums(old) == wanted and not torch.equal(new.image(0), old.image(0))
 
 
 def test_a_cache_may_be_larger_than_memory(tmp_path):
@@ -286,7 +278,8 @@ def test_a_cache_may_be_larger_than_memory(tmp_path):
 # ---- the folder ----
 
 
-def test_where_the_cache_lies(monkeypatch, tmp_path):
+def test_where_the_cache_lies(monkeypatch, tmp_path, caplog):
+    caplog.set_level("INFO")
     for name in ("IDMM_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", "/home/someone")
@@ -301,7 +294,8 @@ def test_where_the_cache_lies(monkeypatch, tmp_path):
     assert faults(disk.cache_folder, None) == [text]
     tree(tmp_path, train={"a": 2})
     data = section(tmp_path)
-    assert load_split(open_splits(data, labelled=False).train, bound=None, data=data).cache == "ram"
+    assert load_split(open_splits(data, labelled=False).train, bound=None, data=data).decodes
+    assert f"{text}: images are decoded at each use" in caplog.text
 
 
 def test_room_is_asked_of_the_folder_that_will_be_made(root, monkeypatch):
@@ -311,54 +305,3 @@ def test_room_is_asked_of_the_folder_that_will_be_made(root, monkeypatch):
     data = section(root, cache_dir=str(root.parent / "not/yet"))
     place = disk.CacheEntry(open_splits(data, labelled=False).train, "train", None, data)
     assert place.free() == pytest.approx(usage(root).free, rel=0.1) and asked == [root.parent]
-
-
-def test_entries_are_listed_and_cleared(root):
-    folder = root.parent / "cache"
-    assert disk.cache_entries(folder) == [] and disk.clear(folder) == (0, [])
-    opened(root, 8)
-    opened(root)
-    rows = disk.cache_entries(folder)
-    assert [(row["dataset"], row["split"], row["bound"], row["images"]) for row in rows] == [
-        ("folder", "train", 8, 6), ("folder", "train", None, 6),
-    ]  # fmt: skip
-    for row in rows:
-        assert row["root"] == str(root) and row["path"].parent == folder
-        assert row["bytes"] == sum(path.stat().st_size for path in row["path"].iterdir()) > 0
-    for text in ("{", "[1]", "\udcff"):
-        (rows[0]["path"] / "about.json").write_bytes(text.encode("utf-8", "surrogateescape"))
-        assert [row["images"] for row in disk.cache_entries(folder)] == [None, 6]
-    freed = sum(row["bytes"] for row in disk.cache_entries(folder))
-    assert disk.clear(folder) == (freed, []) and list(folder.iterdir()) == []
-    assert len(opened(root)) == 6
-
-
-def test_clearing_touches_nothing_else(root):
-    folder = root.parent / "cache"
-    opened(root)
-    kept = [folder / "notes.txt", folder / "mine/index.npz", folder / "poetry/code.py", folder / "poetry.lock"]
-    for path in kept:
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("mine")
-    real = entry_of(root).rename(root.parent / "elsewhere")
-    (folder / real.name).symlink_to(real)
-    (folder / "folder-train-full-0123456789").symlink_to(real)
-    (folder / "folder-train-full-0123456789.lock").touch()
-    assert disk.clear(folder) == (0, []) and all(path.exists() for path in kept)
-    assert len(list(real.iterdir())) == 3
-
-
-def test_clearing_leaves_what_is_being_filled(root):
-    folder = root.parent / "cache"
-    opened(root, 8)
-    opened(root, 9)
-    busy, idle = (row["path"] for row in sorted(disk.cache_entries(folder), key=lambda row: row["bound"]))
-    code = "import sys; from pathlib import Path; from idmm.files import Lock; lock = Lock(Path(sys.argv[1]));"
-    code += "assert lock.acquire(); print(flush=True); input()"
-    command = [sys.executable, "-c", code, f"{busy}.lock"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        process.stdout.readline()
-        freed, left = disk.clear(folder)
-        assert left == [busy] and freed > 0 and not idle.exists()
-        process.stdin.close()
-    assert disk.clear(folder)[1] == [] and not busy.exists()

@@ -72,7 +72,7 @@ def test_flags_and_files_in_the_text_exist(page, capsys):
 def _help(capsys):
     kinds = [["pretrain"], ["finetune"], ["transfer"], ["probe"], ["fewlabel"], ["demo"], ["data", "check"]]
     kinds += [["detect"], ["segment"]]
-    kinds += [["train"], ["data", "download"], ["data", "cache"]]
+    kinds += [["train"], ["data", "download"]]
     kinds += [["predict"], ["embed"], ["similar"], ["pseudolabel"], ["explore"], ["report"], ["export"]]
     for argv in kinds:
         with pytest.raises(SystemExit):

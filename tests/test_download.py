@@ -14,7 +14,7 @@ from loopback import miniature
 from idmm.data import download
 from idmm.data.datasets import open_splits
 from idmm.data.download import fetch
-from idmm.data.images import decode
+from idmm.data.images import read_image
 from idmm.data.registry import DATASETS
 from idmm.errors import RunError
 
@@ -48,7 +48,7 @@ def test_every_dataset_that_can_be_fetched_opens_from_what_was_fetched(
         assert (a.names, a.labels.tolist(), a.classes) == (b.names, b.labels.tolist(), b.classes)
         for left, right in zip(a.items, b.items, strict=True):
             if isinstance(left, str):
-                left, right = decode(left, 10**6), decode(right, 10**6)
+                left, right = read_image(left, 10**6).pixels, read_image(right, 10**6).pixels
             np.testing.assert_array_equal(left, right)
     assert not [path for path in (tmp_path / "root").iterdir() if path.name.startswith(".")]
 

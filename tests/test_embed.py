@@ -14,7 +14,7 @@ from helpers import call, refused
 from PIL import Image
 
 import idmm
-from idmm.data.images import decode
+from idmm.data.images import read_image
 from idmm.errors import install
 
 SIZES = [(40, 31), (24, 24), (31, 60), (90, 33), (18, 18), (25, 47)]
@@ -120,7 +120,7 @@ def test_nearest_first(run, images, tmp_path, capsys):
     assert [row[1] for row in rows] == pytest.approx(cosines[order], abs=1e-4)
     assert f"cosine, median of all {len(cosines)}: {np.median(cosines):.4f}" in said
     assert f"query: '{files[0]}' lies among the images and is left out of them" in said
-    assert decode(out, 10**8).shape[1] > 1000
+    assert read_image(out, 10**8).pixels.shape[1] > 1000
     assert len(similar(capsys, "--init", run, files[0], *files[1:], "--out", out)[0]) == 5
 
 

@@ -9,7 +9,8 @@ import pytest
 import tifffile
 from test_channels import npy, tif
 
-from idmm.data.images import BadImage, Bands, load
+from idmm.data.formats import BadImage
+from idmm.data.images import Bands, read_image
 
 
 def overwritten(content, **tags):
@@ -31,10 +32,10 @@ def with_shape(array, old, new):
 @pytest.mark.parametrize("bands", [None, Bands(None, (0,))], ids=["picture", "bands"])
 def test_the_size_of_a_tile_counts(bands):
     tiled = tif(np.zeros((16, 16), np.uint16), planarconfig=None, tile=(16, 16), compression="zlib")
-    assert load(tiled, 256, bands=bands).pixels.shape[:2] == (16, 16)
+    assert read_image(tiled, 256, bands=bands).pixels.shape[:2] == (16, 16)
     huge = overwritten(tiled, TileWidth=16384, TileLength=16384)  # half a GiB, decoded
     with pytest.raises(BadImage, match="16384 x 16384 = 268435456 pixels, more than data.max_pixels 1000000"):
-        load(huge, 10**6, bands=bands)
+        read_image(huge, 10**6, bands=bands)
 
 
 def test_a_chain_of_pages_may_lead_back(monkeypatch):
@@ -42,14 +43,14 @@ def test_a_chain_of_pages_may_lead_back(monkeypatch):
     (first,) = struct.unpack("<I", content[4:8])
     after = first + 2 + 12 * struct.unpack("<H", content[first : first + 2])[0]
     assert content[after : after + 4] == bytes(4)
-    pixels, read = load(bytes(content), 100).pixels, tifffile.TiffPages._getitem
+    pixels, read = read_image(bytes(content), 100).pixels, tifffile.TiffPages._getitem
     content[after : after + 4] = struct.pack("<I", first)
 
     def few(self, key, *args):
         return pytest.fail("the chain is followed for ever") if key > 99 else read(self, key, *args)
 
     monkeypatch.setattr(tifffile.TiffPages, "_getitem", few)
-    assert (load(bytes(content), 100).pixels == pixels).all()
+    assert (read_image(bytes(content), 100).pixels == pixels).all()
 
 
 def test_pages_of_other_samples_are_no_channels():
@@ -58,7 +59,7 @@ def test_pages_of_other_samples_are_no_channels():
         writer.write(np.zeros((8, 8), np.uint16), photometric="minisblack", contiguous=False)
         writer.write(np.zeros((8, 8, 3), np.uint16), photometric="rgb", contiguous=False)
     with pytest.raises(BadImage, match="pages are of different sizes, samples or types"):
-        load(file.getvalue(), 100, bands=Bands(2))
+        read_image(file.getvalue(), 100, bands=Bands(2))
 
 
 def test_a_shape_below_nothing(tmp_path):
@@ -66,8 +67,8 @@ def test_a_shape_below_nothing(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a.npy", content)
     for item in (content, (tmp_path / "a.npz").read_bytes()):
-        with pytest.raises(BadImage, match=r"an array of shape \[-1, 100\]; wanted"):
-            load(item, 10)
+        with pytest.raises(BadImage, match=r"an array of shape \[-1, 100\]; expected"):
+            read_image(item, 10)
 
 
 def test_a_tiff_is_decoded_without_threads_of_its_own(monkeypatch):
@@ -75,7 +76,7 @@ def test_a_tiff_is_decoded_without_threads_of_its_own(monkeypatch):
     content = tif(deep.astype(np.uint16), planarconfig=None, tile=(128, 128), compression="zlib")
     monkeypatch.setattr(tifffile.TIFF, "MAXWORKERS", 8)
     monkeypatch.delattr(tifffile.tifffile, "ThreadPoolExecutor")
-    assert (load(content, 10**6).pixels[..., 0] == deep).all()
+    assert (read_image(content, 10**6).pixels[..., 0] == deep).all()
 
 
 def test_a_truncated_ppm_is_told_once(tmp_path, capfd):
@@ -83,5 +84,5 @@ def test_a_truncated_ppm_is_told_once(tmp_path, capfd):
 
     cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_ERROR)
     with pytest.raises(BadImage, match="unreadable or truncated"):
-        load(b"P6 64 64 65535\n" + bytes(100), 10**6)
+        read_image(b"P6 64 64 65535\n" + bytes(100), 10**6)
     assert capfd.readouterr() == ("", "")

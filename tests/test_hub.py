@@ -13,7 +13,7 @@ from PIL import Image
 from idmm import config
 from idmm.data.cache import load_split
 from idmm.data.datasets import open_splits
-from idmm.data.images import decode
+from idmm.data.images import read_image
 
 datasets = pytest.importorskip("datasets")
 CLASSES = ["owl", "axe", "tea pot"]
@@ -84,7 +84,7 @@ def hub(path, **fields):
 
 
 def painted(*seeds):
-    return [decode(png(seed), 10**6) for seed in seeds]
+    return [read_image(png(seed), 10**6).pixels for seed in seeds]
 
 
 def same(found, wanted):
@@ -101,7 +101,7 @@ def test_every_form_gives_back_what_was_put_in(form, tmp_path, connections):
         split = getattr(splits, part)
         assert split.names == [f"{name}/{i:06d}" for i in range(count)]
         assert sorted(split.classes) == sorted(CLASSES) and split.labels.dtype == np.int64
-        pixels = [decode(item, 10**6).tobytes() for item in split.items]
+        pixels = [read_image(item, 10**6).pixels.tobytes() for item in split.items]
         found = dict(zip(pixels, (split.classes[i] for i in split.labels), strict=True))
         wanted = [CLASSES[i % 3] for i in range(count)]
         assert found == {p.tobytes(): c for p, c in zip(painted(*range(first, first + count)), wanted, strict=True)}
@@ -114,7 +114,7 @@ def test_a_single_split_with_val_fraction_and_subset(tmp_path):
     assert (len(splits.train), splits.val, len(splits.test)) == (6, None, 3)
     assert np.bincount(splits.train.labels).tolist() == [2, 2, 2]
     for split in (splits.train, splits.test, splits.train.take([4, 1])):
-        pixels = [decode(item, 10**6) for item in split.items]
+        pixels = [read_image(item, 10**6).pixels for item in split.items]
         same(pixels, painted(*(int(name.removeprefix("train/")) for name in split.names)))
 
 
@@ -165,7 +165,7 @@ def test_bad_rows_are_told_by_name(tmp_path):
     root = as_images(tmp_path / "images", train=table())
     split = open_splits(hub(root), labelled=False).train
     os.remove(root / "train/axe/1.png")
-    lines = faults(load_split, split, bound=None, data=section(cache_dir=str(tmp_path / "c")))
+    lines = faults(load_split, split, bound=None, data=section(cache="off"))
     assert lines[1:] == ["  train/000000: no such file or directory"]
 
 

@@ -74,7 +74,7 @@ def test_some_of_a_checkpoints_own_channels(name, bands, own, said):
     """They keep their weights, statistics and ranges by their numbers: as with the others at their mean, zero."""
     before = built(name, own)
     about = {"kwargs": {**SMALL[name], "in_chans": own, "img_size": 64}, "mean": (0.1, 0.2, 0.3, 0.4, 0.5)[:own]}
-    extra = {"range": [[n, n + 100] for n in range(own)], "bands": bands, "composite": [0, 1, 2]}
+    extra = {"range": [[n, n + 100] for n in range(own)], "bands": bands}
     read = Checkpoint(before.state_dict(), "a.pth", name=name, std=about["mean"], extra=extra, **about)
     places = [own - 1, own - 2]
     with pytest.MonkeyPatch.context() as patch:
@@ -83,7 +83,7 @@ def test_some_of_a_checkpoints_own_channels(name, bands, own, said):
         spec, asked = (
             model_spec(replace(given, data=config.Data(bands=numbers))) for numbers in ([4, 3], [4, 2, 1, 9])
         )
-    assert (spec.bands, spec.in_chans, spec.composite) == ([4, 3], 2, None)
+    assert (spec.bands, spec.in_chans) == ([4, 3], 2)
     assert spec.mean == spec.std == [about["mean"][place] for place in places]
     assert spec.range == [extra["range"][place] for place in places]
     after = spec.build(64, 0).eval()

@@ -9,7 +9,7 @@ import official_trees
 import pytest
 from official_trees import BUILD, GOLDFISH, IMAGES, TABBY, TENCH, opened, resize
 
-from idmm.data.images import decode
+from idmm.data.images import read_image
 from idmm.data.readers import layout
 from idmm.data.registry import DATASETS
 
@@ -65,7 +65,7 @@ def matches(splits, wanted, base):
     for split in (splits.train, splits.test):
         if isinstance(split.items, list):
             assert split.items == [os.path.join(base, *name.split("/")) for name in split.names]
-            assert all(decode(item, 10**6).shape == (9, 12, 3) for item in split.items)
+            assert all(read_image(item, 10**6).pixels.shape == (9, 12, 3) for item in split.items)
         else:
             np.testing.assert_array_equal(split.items, official_trees.squares(50 * (split is splits.test), len(split)))
             assert split.items.dtype == np.uint8

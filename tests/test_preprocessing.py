@@ -89,7 +89,7 @@ def test_timm_gives_the_runs_own_predictions(name, runs, photos):
     assert top1(logits, labels) == pytest.approx(result(runs / name)["top1"], abs=1e-9)
     assert len(logits.argmax(1).unique()) == 3 and result(runs / name)["precision"] == "fp32"
 
-    store = opened(photos, CentreCrop(info["size"], info["crop_pct"]), "test", keep="ram", labelled=True)
+    store = opened(photos, CentreCrop(info["size"], info["crop_pct"]), "test", keep="off", labelled=True)
     crop = (info["size"], info["crop_pct"], info["mean"], info["std"])
     seen = EvalTransform(store, *crop)(0, np.arange(len(store)))["images"]  # as the run saw them
     assert torch.equal(images, seen)
@@ -112,11 +112,11 @@ def test_grey(runs, photos, tmp_path):
     assert (info["channels"], len(info["mean"]), info["crop_pct"]) == (1, 1, 1.0)
     images, labels = test_images(photos, info)
     assert images.shape[1:] == (1, 40, 40)
-    store = opened(photos, CentreCrop(40, 1.0), "test", keep="ram", labelled=True)
+    store = opened(photos, CentreCrop(40, 1.0), "test", keep="off", labelled=True)
     seen = EvalTransform(store, 40, 1.0, info["mean"], info["std"])(0, np.arange(len(store)))["images"]
     assert float((images - seen).abs().max()) * info["std"][0] * 255 < 4
     Image.open(photos / "test/coffee/03.png").convert("L").save(tmp_path / "grey.png")
-    store = opened(tmp_path, CentreCrop(40, 1.0), keep="ram")
+    store = opened(tmp_path, CentreCrop(40, 1.0), keep="off")
     grey = EvalTransform(store, 40, 1.0, info["mean"], info["std"])(0, np.arange(1))["images"][0]
     torch.testing.assert_close(timms(info)(Image.open(tmp_path / "grey.png")), grey, rtol=0, atol=1e-5)
     with torch.inference_mode():
@@ -209,29 +209,25 @@ def test_every_cache_gives_the_finished_crop_and_keeps_small_images_small(crop, 
         paint(tmp_path / "d/train/a" / f"{i}.png", i, size)
     split = open_splits(section(tmp_path / "d"), labelled=False).train
     wanted = [torch.from_numpy(crop(np.array(Image.open(path)))).permute(2, 0, 1) for path in split.items]
-    for keep in ("ram", "off", "disk", "disk"):
+    for keep in ("off", "auto", "auto"):
         store = opened(tmp_path / "d", crop, keep=keep)
         assert all(torch.equal(store.image(i), image) for i, image in enumerate(wanted))
         assert store.sizes.tolist() == [[20, 20], [20, 20], [20, 20], [20, 19], [7, 5], [12, 33]]
-    assert len(decoded) == 4 * 6 and opened(tmp_path / "d", 16, keep="disk").image(0).shape == (3, 16, 21)
+    assert len(decoded) == 3 * 6 and opened(tmp_path / "d", 16).image(0).shape == (3, 16, 21)
 
 
-def test_each_size_of_a_run_stays_in_the_cache(tmp_path, photos, decoded, own_cache, capsys):
-    given = {**COMMON, "train__epochs": 1, "data__root": str(photos), "data__cache": "disk"}
+def test_each_size_of_a_run_stays_in_the_cache(tmp_path, photos, decoded, own_cache):
+    given = {**COMMON, "train__epochs": 1, "data__root": str(photos)}
     assert inside("finetune", tmp_path / "a", **given, stages=[{"size": 24}, {"size": 40}]) == 0
     decoded.clear()
     for size in (24, 40):
         bounds = {"train__size": size, "stages": None, "data__subset": {"total": 20}}
         assert inside("finetune", tmp_path / str(size), **{**given, **bounds}) == 0
     assert len(decoded) == 2 * 20, "the training images are others, the test images are found"
-    capsys.readouterr()
-    assert call(["data", "cache"]) == 0
-    said = capsys.readouterr().out
-    assert said.count("39 images, centre crops of") == 2 and "centre crops of 40 px, crop_pct 0.875" in said
 
 
 def test_digits_are_kept_as_they_are():
     """A crop that is larger than the image would be kept many times over."""
     split = open_splits(section(name="digits"), labelled=True).test
-    store = load_split(split, bound=CentreCrop(32, 0.875), data=section(name="digits", cache="ram"))
+    store = load_split(split, bound=CentreCrop(32, 0.875), data=section(name="digits"))
     assert (store.sizes == 8).all() and store.image(0).shape == (3, 32, 32)

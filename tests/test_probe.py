@@ -15,10 +15,9 @@ from helpers import VIT, call, refused
 from sklearn.datasets import load_digits
 from sklearn.neighbors import KNeighborsClassifier
 
-from idmm import evaluate, features, files, network
-from idmm.cli import main
+from idmm import evaluate, network
 from idmm.data.registry import DATASETS
-from idmm.errors import RunError, UserError
+from idmm.errors import UserError
 from idmm.models import create_backbone, save_model
 from idmm.seeding import seeded
 from idmm.stages import STAGES
@@ -204,7 +203,7 @@ def test_val_chooses_the_strength_and_nothing_else(run, tmp_path, looks):
     assert found["knn"]["k"] == 12  # the neighbours are training images
 
 
-# ------------------------------------------------------------------ features on the disk
+# ------------------------------------------------------------------ of a folder
 @pytest.fixture
 def pictures(tmp_path):
     """A folder of images, as flags."""
@@ -212,50 +211,11 @@ def pictures(tmp_path):
     return root, ["--data.name", "folder", "--data.root", root]
 
 
-def without_seconds(found):
-    return {k: v for k, v in found.items() if k != "seconds"}
-
-
-def test_the_second_call_runs_no_network(run, tmp_path, pictures, looks, monkeypatch):
-    first = probed(run, *pictures[1], out=tmp_path / "1")
-    assert looks == [8, 6]
-    monkeypatch.setattr("timm.create_model", None)  # nor is it built
-    second = probed(run, *pictures[1], out=tmp_path / "2")
-    assert looks == [8, 6] and without_seconds(first) == without_seconds(second)
-    moved = (tmp_path / "run").rename(tmp_path / "elsewhere")
-    probed(moved, *pictures[1], "--batch_size", 3, out=tmp_path / "3")
-    assert looks == [8, 6], "what counts is the weights, not their path"
-
-
 def padded(path, seed):
     """An image whose file's size and time tell nothing of what is in it."""
     paint(path, seed)
     path.write_bytes(path.read_bytes().ljust(10_000, b"\0"))
     os.utime(path, ns=(10**18, 10**18))
-
-
-@pytest.mark.parametrize("change", ["weights", "mean", "image", "added", "size", "crop"])
-def test_features_of_something_else_are_taken_anew(change, run, tmp_path, pictures, looks, capsys):
-    root, argv = pictures
-    padded(root / "train/a/0.png", 0)
-    probed(run, *argv, out=tmp_path / "1")
-    wanted = [8, 6]  # of train and test
-    if change == "weights":
-        a_run(run, seed=1)
-    elif change == "mean":
-        a_run(run, mean=(0.5, 0.5, 0.5))
-    elif change == "image":
-        padded(root / "train/a/0.png", 99)
-        wanted = [8]
-    elif change == "added":
-        paint(root / "test/b/9.png", seed=99)
-        wanted = [7]
-    else:
-        argv = [*argv, *({"size": ["--size", 24], "crop": ["--crop_pct", 1]}[change])]
-    hint = f"crop_pct: 1; '{run}' was evaluated at 0.875, which --crop_pct 0.875 measures"
-    assert hint not in capsys.readouterr().err
-    probed(run, *argv, out=tmp_path / "2")
-    assert looks == [8, 6, *wanted] and (hint in capsys.readouterr().err) == (change == "crop")
 
 
 def test_a_grids_probes_see_that_images_changed(run, tmp_path, pictures, capsys):
@@ -288,66 +248,12 @@ def test_a_probe_is_a_run_like_any_other(run, tmp_path, pictures, looks):
     assert result["readouts"] == {name: by_hand[name] for name in ("probe", "knn")} and result["top5"] is None
     assert (result["top1"], result["knn"]) == (by_hand["probe"]["top1"], by_hand["knn"]["top1"])
     kept = yaml.safe_load((tmp_path / "o/config.yaml").read_text())
-    assert (kept["init"], kept["seed"], kept["size"]) == (str(run), 3, None) and looks == [8, 6]
+    assert (kept["init"], kept["seed"], kept["size"]) == (str(run), 3, None) and looks == [8, 6, 8, 6]
     assert STAGES["probe"].run(config) == result == json.loads((tmp_path / "o/result.json").read_text())
     with pytest.raises(UserError, match="^seed: the run in .* has 3, asked for now is 4"):
         STAGES["probe"].run({**config, "seed": 4})
     with pytest.raises(UserError, match="^out: missing"):
         STAGES["probe"].run({"init": str(run)})
-
-
-def only_file(folder, part="train"):
-    (found,) = (folder / "features").glob(f"*-{part}-*.npz")
-    return found
-
-
-@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "other", "short"])
-def test_a_damaged_file_is_never_taken_for_whole(damage, run, tmp_path, pictures, looks, caplog):
-    first = probed(run, *pictures[1], out=tmp_path / "1")
-    path = only_file(tmp_path / "cache")
-    content = path.read_bytes()
-    with np.load(path) as arrays:
-        kept, key = arrays["features"], arrays["key"]
-    if damage == "short":
-        np.savez(path, features=kept[:5], key=key)
-    elif damage == "other":
-        np.savez(path, features=kept + 1, key="0" * 32)
-    else:
-        middle = content.index(kept.tobytes()[:64])  # a digit of the first image's features
-        spoilt = {"cut": content[:-100], "empty": b"", "flipped": bytearray(content)}[damage]
-        if damage == "flipped":
-            spoilt[middle + 2] ^= 1
-        path.write_bytes(spoilt)
-    second = probed(run, *pictures[1], out=tmp_path / "2")
-    assert looks == [8, 6, 8] and without_seconds(first) == without_seconds(second)
-    assert "is damaged, its features are taken again" in caplog.text
-    probed(run, *pictures[1], out=tmp_path / "3")
-    assert looks == [8, 6, 8], "mended"
-
-
-def test_nothing_is_kept_where_that_is_not_wanted_or_fails(run, tmp_path, pictures, looks, monkeypatch, caplog):
-    probed(run, *pictures[1], "--data.cache", "off", out=tmp_path / "1")
-    assert not (tmp_path / "cache").exists()
-
-    def full(path):
-        raise RunError(f"{path}: cannot be written (No space left on device); what was there before is kept")
-
-    monkeypatch.setattr(features, "replacing", full)
-    probed(run, *pictures[1], out=tmp_path / "2")
-    assert looks == [8, 6] * 2 and "features are not kept: " in caplog.text
-    assert not list((tmp_path / "cache").glob("features/*"))
-
-
-def test_the_cache_command_shows_and_clears_them(run, tmp_path, pictures, capsys):
-    probed(run, *pictures[1], out=tmp_path / "1")
-    left = tmp_path / "cache/features" / f".d-train-{'0' * 32}.npz.{files._MARK}x"
-    mine = tmp_path / "cache/features/notes.txt"
-    left.touch()
-    mine.touch()
-    assert len(features.kept(tmp_path / "cache")) == 3
-    assert main(["data", "cache"]) == 0 and "features of probes, 3 files" in capsys.readouterr().out
-    assert main(["data", "cache", "--clear"]) == 0 and "freed" in capsys.readouterr().out
-    assert list((tmp_path / "cache").rglob("*")) == [mine.parent, mine], "what is not ours stays"
 
 
 # ------------------------------------------------------------------ mistakes

@@ -84,7 +84,7 @@ def test_a_folder_that_cannot_be_written_is_none(cache, tmp_path):
 
 
 def test_nothing_is_kept_without_a_cache(cache, tmp_path):
-    assert inside("pretrain", tmp_path / "a", **AUTO, data__cache="ram") == 0
+    assert inside("pretrain", tmp_path / "a", **AUTO, data__cache="off") == 0
     assert not cache.exists()
 
 

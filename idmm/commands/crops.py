@@ -84,18 +84,17 @@ class _Shown:
     """How the views of some images of a store are shown: as the images themselves, which views may be darker than."""
 
     def __init__(self, store, indices: np.ndarray, mean, std):
-        self.bands, self.mean, self.std = store.composite, mean, std
+        self.mean, self.std = mean, std
         self.originals: ImageBlock = "original", [[picture(store, i)] for i in indices]
         whole = [store.image(i).permute(1, 2, 0).numpy() for i in indices]
-        self.ends = [ends_of(image, self.bands) / np.iinfo(image.dtype).max for image in whole]  # as views have them
+        self.ends = [ends_of(image) / np.iinfo(image.dtype).max for image in whole]  # as views have them
 
     def crops(self, views: torch.Tensor) -> list[list[np.ndarray]]:
         """Undoes normalisation, [B, count, C, S, S] -> B rows of pictures, uint8 [S, S, 3]."""
         shape = (-1, 1, 1)
         values = views * torch.tensor(self.std).reshape(shape) + torch.tensor(self.mean).reshape(shape)
         values = values.clamp(0, 1).permute(0, 1, 3, 4, 2).numpy()  # [B, count, S, S, C]
-        bands = None if values.shape[-1] == 1 else self.bands
-        return [[composite(crop, bands, ends) for crop in row] for row, ends in zip(values, self.ends, strict=True)]
+        return [[composite(crop, ends) for crop in row] for row, ends in zip(values, self.ends, strict=True)]
 
 
 def _mixed(crops: torch.Tensor, alpha: float, key: int, shown: _Shown) -> ImageBlock:

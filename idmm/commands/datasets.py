@@ -7,23 +7,22 @@ from pathlib import Path
 
 import numpy as np
 
-from idmm import calibrate, config, features
+from idmm import config
 from idmm.config import parsing
-from idmm.config.commands import DataCacheConfig, DataCheckConfig, DataDownloadConfig
+from idmm.config.commands import DataCheckConfig, DataDownloadConfig
 from idmm.data.composite import composite, explained
 from idmm.data.datasets import open_splits
-from idmm.data.disk import cache_entries, cache_folder, clear
 from idmm.data.doctor import SKEWED, Checkup, ImageRef, Pair, check
 from idmm.data.download import fetch
 from idmm.data.exclusions import exclusions
-from idmm.data.images import FULL, load
+from idmm.data.images import read_image
 from idmm.data.readers.hub import PREFIX
 from idmm.data.registry import DATASETS, resolve_name, spec_of
 from idmm.data.split import Split, Splits, counted
 from idmm.data.user_lists import is_named
 from idmm.errors import UserError, by_reason, listed
 from idmm.files import home, made_folder, write_bytes, write_json
-from idmm.progress import log, size
+from idmm.progress import log
 
 _NAMED = 5  # images or pairs of a kind that the text names; check.json has all
 _DRAWN = 12  # pairs on the sheet
@@ -46,29 +45,6 @@ def download(given: DataDownloadConfig) -> str:
 
 def _counts(splits: Splits) -> str:
     return ", ".join(f"{len(split):,} {name}" for name, split in splits.parts.items())
-
-
-def cache(given: DataCacheConfig) -> str:
-    """Lists what the cache on the disk holds, decoded images, features, timings and compiled code, or clears it."""
-    place = cache_folder(given.dir)
-    if given.clear:
-        freed, left = clear(place)
-        freed += features.clear(place) + calibrate.clear(place)
-        used = f"; {counted(len(left), 'part')} in use just now left: {listed(map(str, left))}" if left else ""
-        return f"'{place}': {size(freed)} freed{used}"
-    found, kept, timed = cache_entries(place), features.kept(place), sum(calibrate.kept(place).values())
-    lines = [f"'{place}': {size(sum(entry['bytes'] for entry in found) + sum(kept.values()) + timed)}"]
-    for entry in found:
-        what = f"{entry['dataset'] or 'unfinished'} {entry['split'] or ''}".strip()
-        bound = "full size" if entry["bound"] is None else f"short side up to {entry['bound']} px"
-        if isinstance(entry["bound"], list):
-            bound = "centre crops of {} px, crop_pct {:g}".format(*entry["bound"])
-        lines.append(f"  {size(entry['bytes']):>8}  {what}, {entry['images'] or '?'} images, {bound}: {entry['root']}")
-    if kept:
-        lines.append(f"  {size(sum(kept.values())):>8}  features of probes, {counted(len(kept), 'file')}")
-    if timed:
-        lines.append(f"  {size(timed):>8}  timings of precisions, and code that train.compile made")
-    return "\n".join(lines)
 
 
 def checkup(given: DataCheckConfig) -> int:
@@ -301,11 +277,11 @@ def _draw(found: Checkup, splits: Splits, max_pixels: int, path: Path) -> None:
         for image, what in ((pair.first, said), (pair.second, ", ".join(more))):
             item = getattr(splits, image.split).items[image.index]
             caption = f"{what}\n{_place(image)}\n{image.label or ''}"
-            pixels = load(item, max_pixels, found.range or FULL, found.bands).pixels
+            pixels = read_image(item, max_pixels, found.range, found.bands).pixels
             both.append(Tile(composite(pixels), caption))
         drawn.append(both)
     some = f"{len(drawn)} of " * (len(drawn) < len(groups))
     title = f"{found.dataset}: {some}{counted(len(groups), 'group')} of images that look the same, a pair of each"
-    notes = [f"{counted(len(order), 'pair')} in all", explained(found.bands, None, found.range is not None)]
+    notes = [f"{counted(len(order), 'pair')} in all", explained(found.bands, found.range is not None)]
     note = "; ".join(filter(None, notes))
     caption_sheet(pair_rows(drawn), path, title, note, cell=LARGE)

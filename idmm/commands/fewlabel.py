@@ -202,7 +202,7 @@ def _tuned(
         log.info("fine-tuning %s: %s, %s a class, seed %d", at, backbone.label, labels, draw.seed)
         data, model, spec = replace(given.data, subset=draw), tuning.model, backbone.spec
         if backbone.init is None:  # the same network, seeing the same values
-            names = ("mean", "std", "in_chans", "range", "bands", "composite")
+            names = ("mean", "std", "in_chans", "range", "bands")
             data = replace(data, **{name: getattr(spec, name) for name in names})
             model = replace(model, name=spec.name, kwargs=spec.kwargs)
         # where the weights came from, and a few digits of theirs, as runs are made again

@@ -13,7 +13,8 @@ import numpy as np
 from idmm.config import Augment, Data, parsing
 from idmm.config.commands import TrainCommand
 from idmm.data.datasets import open_splits
-from idmm.data.images import BadImage, bands_of, probe
+from idmm.data.formats import BadImage
+from idmm.data.images import bands_of, header
 from idmm.data.split import Splits
 from idmm.errors import UserError
 from idmm.progress import brief, not_logged
@@ -107,7 +108,8 @@ def count(splits: Splits, data: Data) -> Counts:
     sides, channels = [0], bands_of(data.in_chans, data.bands)
     for i in some:
         with contextlib.suppress(BadImage):  # which the first stage names
-            sides.append(min(probe(train.items[i], data.max_pixels, channels)[:2]))
+            image = header(train.items[i], data.max_pixels, channels)
+            sides.append(min(image.height, image.width))
     side = int(statistics.median(sides[1:] or sides))
     return Counts(len(train), len(given), len(train.classes), side, without)
 
@@ -121,7 +123,7 @@ def of_weights(given: TrainCommand) -> TrainCommand:
 
     given = replace(given, init=pinned(given.init))
     spec = model_spec(given)
-    channels = {name: getattr(spec, name) for name in ("in_chans", "bands", "composite")}
+    channels = {name: getattr(spec, name) for name in ("in_chans", "bands")}
     model = replace(given.model, name=spec.name, kwargs=spec.kwargs)
     return replace(given, data=replace(given.data, **channels), model=model)
 

@@ -209,13 +209,3 @@ class DataCheckConfig:
         if self.name is None and self.root is None:
             raise FieldError("name", "missing")
         return self
-
-
-@section
-class DataCacheConfig:
-    """Show the decoded images that are kept on the disk for later runs, or remove them."""
-
-    clear: bool = False
-    """Remove them all; runs that use them go on."""
-    dir: str | None = None
-    """The cache folder; null: $IDMM_CACHE, else ~/.cache/idmm."""

@@ -33,8 +33,8 @@ class Subset:
 def _range(value: Any) -> Any:
     """Raises ValueError unless it is a word, a range or ranges that :class:`Data` knows."""
     pairs = value if isinstance(value, (list, tuple)) and value and isinstance(value[0], (list, tuple)) else [value]
-    if value not in ("auto", "full") and not all(map(_is_range, pairs)):
-        raise ValueError(f"got {value!r}, wanted auto, full or [low, high] with low < high")
+    if value != "auto" and not all(map(_is_range, pairs)):
+        raise ValueError(f"got {value!r}, wanted auto or [low, high] with low < high")
     return value
 
 
@@ -93,29 +93,25 @@ class Data:
     run, on the dataset's own test split."""
     fold: int | None = Field(None, ge=1)
     """Run this fold alone, from 1; null: all."""
-    range: Annotated[Literal["auto", "full"] | list[float] | list[list[float]], BeforeValidator(_range)] = "auto"
+    range: Annotated[Literal["auto"] | list[float] | list[list[float]], BeforeValidator(_range)] = "auto"
     """Values of images of more than 8 bits that 0 and 1 (black and white) stand for, the same for all images: [low,
     high], of bands also a pair for each channel; 'auto' (the init checkpoint's, else the smallest and largest value of
-    the training images, of bands each channel's); 'full' (all values of 16 bits; each image's own where it has floats
-    or 32 bits). 8-bit images stay as they are."""
+    the training images, of bands each channel's). 8-bit images stay as they are."""
     on_error: Literal["fail", "skip"] = "fail"
     """Unreadable, empty or bomb-sized files: 'fail' lists them and stops before training; 'skip' goes on without."""
     max_pixels: int = Field(100_000_000, ge=1)
     """Images with more pixels than this are refused as bombs (pixels)."""
-    cache: Literal["auto", "ram", "disk", "off"] = "auto"
-    """Where decoded images are kept: 'disk' (for later runs too, in data.cache_dir), 'ram', 'off' (decoded at every
-    use), 'auto' (disk, else ram, where half of what is free holds them). Results are the same."""
+    cache: Literal["auto", "off"] = "auto"
+    """Decoded images: 'auto' keeps them in data.cache_dir for later runs if half of the free disk holds them, 'off'
+    decodes at each use. Results are the same."""
     cache_dir: str | None = None
-    """Folder of the cache on disk; null: $IDMM_CACHE, else ~/.cache/idmm. See 'idmm data cache' and its --clear."""
+    """Folder of decoded images, which may be removed at any time; null: $IDMM_CACHE, else ~/.cache/idmm."""
     in_chans: int | None = Field(None, ge=1)
     """Channels the model sees; null: the init checkpoint's, else 3. 3 and 1 are pictures, read as RGB (of 1 their
     brightness); any other number are bands: the channels of the files as they are, all files with that many."""
     bands: list[int] | None = Field(None, min_length=1)
     """Which channels of the files are used, in that order, from 0, e.g. '[0, 3, 4]'; channels are then bands also where
     they are 1 or 3. Null: all."""
-    composite: list[int] | None = Field(None, min_length=3, max_length=3)
-    """Bands: three of the used channels, from 0, that sheets of images show as red, green and blue; null: the first
-    three (of two: red and green; of one: grey)."""
     mean: list[float] | None = Field(None, min_length=1)
     """Mean of each channel, on pixel values in [0, 1]; null: the init checkpoint's, else of RGB ImageNet's, else
     measured from the training images."""
@@ -129,9 +125,8 @@ class Data:
 
     @model_validator(mode="after")
     def _check(self):
-        for name in ("bands", "composite"):
-            if min(getattr(self, name) or [0]) < 0:
-                raise FieldError(name, f"got {getattr(self, name)}, wanted numbers of channels, from 0")
+        if min(self.bands or [0]) < 0:
+            raise FieldError("bands", f"got {self.bands}, wanted numbers of channels, from 0")
         if self.bands is not None and len(set(self.bands)) < len(self.bands):
             raise FieldError("bands", f"got {self.bands}, wanted each channel once")
         used = self.channels
@@ -147,9 +142,6 @@ class Data:
                 for name, values in lengths.items()
                 if values is not None and len(values) != used
             ]
-            if self.composite is not None and max(self.composite) >= used:
-                what = f"got {self.composite}, but there are {used} channels, from 0"
-                wrong.append(FieldError("composite", what))
             if wrong:
                 wrong[0].each = wrong
                 raise wrong[0]

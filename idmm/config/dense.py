@@ -16,7 +16,7 @@ DENSE_LIBRARIES = {"detect": ("pycocotools",), "segment": ("segmentation_models_
 
 
 _OF_CLASSES = ("name", "download", "allow_size_mismatch", "image_column", "label_column", "labels", "labelled", "folds")
-_OF_CLASSES += ("fold", "subset.per_class", "bands", "composite", "in_chans")
+_OF_CLASSES += ("fold", "subset.per_class", "bands", "in_chans")
 HIDDEN = tuple(f"data.{key}" for key in _OF_CLASSES)  # left out of --help: of class labels, named datasets, bands
 
 

@@ -1,35 +1,35 @@
-"""Every image read once: checked, hashed, bounded in size, and kept as pixels in memory or on a disk."""
+"""Every image read once: checked, hashed, bounded in size, and kept as pixels in the cache folder."""
 
 import logging
 import math
 import operator
 import os
-import shlex
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 
 import numpy as np
-import psutil
 import torch
 
 from idmm import config
-from idmm.data.depth import AUTO, FULL, Scale, common_channels, each_scaled, ends_of, no_data, range_of, tidy
+from idmm.data.depth import each_scaled, ends_of, range_of, tidy
 from idmm.data.disk import CacheEntry, Index, mapped
+from idmm.data.formats import BadImage
 from idmm.data.images import (
-    BadImage,
+    AUTO,
     Bands,
     Bound,
     CentreCrop,
     Decoded,
+    Scale,
     bands_of,
     digest,
     fitted,
     fitted_size,
-    load,
-    probe,
+    header,
     read,
+    read_image,
 )
 from idmm.data.split import Split, counted
 from idmm.errors import RunError, UserError, by_reason, capped, listed
@@ -44,51 +44,47 @@ class ImageStore:
     """The images of a split as uint8 or uint16 tensors, in the split's order; made by :func:`load_split`.
 
     Holds flat buffers only, which forked loader workers share. ``names``, ``labels``, ``classes`` and ``groups`` are
-    the split's, ``bound`` says what is kept of each image, ``sizes`` its height and width (pixels, int64 [N, 2]) and
-    ``pixel_bytes`` what a pixel takes, all channels (bytes, [N]);
-    ``cache`` says where the decoded pixels are: ``ram``, ``disk``, or ``off`` (nowhere). ``kinds`` and ``extremes`` are
-    the index's; ``scale`` is what images of more than 8 bits were scaled by: a range, those of channels, or FULL; None
-    where there are none. ``channels`` counts those of an image: 3 of pictures.
+    the split's, ``bound`` is what is kept of each image, ``sizes`` its height and width (pixels, int64 [N, 2]) and
+    ``pixel_bytes`` what a pixel takes, all channels (bytes, [N]). ``extremes`` are the index's. ``scale`` is the range
+    of images of more than 8 bits, or those of channels; None: there are none. ``channels`` counts those of an image: 3
+    of pictures. ``decodes``: an image is decoded at each use.
 
     Args:
         split: The images.
         index: What is known of them.
-        pixels: Of all images end to end, or the file that holds them; None: they are decoded at every use.
+        pixels: The file of all images end to end; None: they are decoded at each use.
         bound: Longest short side (pixels), or the centre crop that images are finished to; None: all of them is kept.
         max_pixels: Images with more pixels are refused (pixels).
         scale: Of images deeper than 8 bits; AUTO: by the range of these images.
-        bands, composite: Channels that there are (None: pictures), and those of them that pictures show.
+        bands: Channels that there are; None: pictures.
     """
 
     def __init__(
         self,
         split: Split,
         index: Index,
-        pixels: bytearray | Path | None,
+        pixels: Path | None,
         bound: Bound,
         max_pixels: int,
         scale: Scale,
         bands: Bands | None = None,
-        composite: list[int] | None = None,
     ):
         self.names, self.labels, self.classes, self.sizes = split.names, split.labels, split.classes, index.sizes
         self.groups, self.channels = split.groups, index.channels
-        self.bands, self.composite = bands and bands._replace(count=index.file_channels), composite
-        self.cache = "off" if pixels is None else "disk" if isinstance(pixels, Path) else "ram"
-        self.kinds, self.extremes, self._digests = index.kinds, index.extremes, index.digests
+        self.bands = bands and bands._replace(count=index.file_channels)
+        self.extremes, self._digests = index.extremes, index.digests
         found = range_of(index.extremes)
         self.scale = found if found is None or scale == AUTO else scale
         self._ends, self.pixel_bytes = index.ends, index.pixel_bytes  # [N]
-        self._source, self.bound, self._max_pixels = pixels, bound, max_pixels
+        self._file, self.bound, self._max_pixels = pixels, bound, max_pixels
         self._items = split.items if pixels is None else None
+        self.decodes = pixels is None and not isinstance(split.items, np.ndarray)
         if isinstance(self._items, list):  # workers would copy the shared pages of strings to count references
             self._items = np.array([os.fsencode(path) for path in self._items])
         self._pixels = self._open()
 
     def _open(self) -> torch.Tensor | None:  # uint8 [bytes of all images]
-        if self.cache == "disk":
-            return mapped(self._source, int(self._ends[-1]))
-        return torch.frombuffer(self._source, dtype=torch.uint8) if self.cache == "ram" else None
+        return None if self._file is None else mapped(self._file, int(self._ends[-1]))
 
     def __getstate__(self) -> dict:
         return {**vars(self), "_pixels": None}  # a process of its own maps the file by itself
@@ -113,7 +109,7 @@ class ImageStore:
         Where ``bound`` is a centre crop it is that, [C, size, size].
 
         Raises:
-            RunError: Its file is gone or was changed since it was loaded (only where pixels are not kept).
+            RunError: Its file is gone or was changed since it was loaded (only if it is decoded at each use).
         """
         i = range(len(self))[i]  # wraps -1, raises IndexError
         if self._pixels is not None:
@@ -131,8 +127,10 @@ class ImageStore:
     def _decode_again(self, i: int) -> np.ndarray:
         try:
             item = self._items[i]
+            if isinstance(item, np.ndarray) and self.bands is None:
+                return fitted(item, self.bound)
             item = os.fsdecode(item) if isinstance(item, np.bytes_) else item
-            pixels, _, found = load(item, self._max_pixels, self.scale or FULL, self.bands, measure=False)
+            pixels, _, found = read_image(item, self._max_pixels, self.scale, self.bands, measure=False)
         except BadImage as error:
             raise RunError(f"data.root: '{self.names[i]}' was fine when loaded, but now: {error.reason}") from error
         if found != bytes(self._digests[i]):
@@ -167,24 +165,20 @@ def load_split(
         The store; without the bad images where ``data.on_error`` is 'skip'.
 
     Raises:
-        UserError: Bad images (all of them in one), none left, a class of which none is left, too little memory for
-            ``data.cache`` 'ram', or no place for 'disk'.
-        RunError: The disk became full ('disk' only; 'auto' goes on in memory).
+        UserError: Bad images (all of them in one), none left, or a class of which none is left.
+        RunError: An image does not fit into memory.
     """
     if not len(split):
         raise UserError("data.root: there is no image to load")
     bands = bands or bands_of(data.in_chans, data.bands)
     loading = _Loading(split, bound, data, progress, tidy(scale or data.range), bands, again)
-    if data.cache == "disk" or (data.cache == "auto" and not isinstance(split.items, np.ndarray)):
+    if data.cache == "auto" and not isinstance(split.items, np.ndarray):
         try:
             if store := loading.from_disk(part):
                 return store
-        except (UserError, RunError) as error:
-            of_user = isinstance(error, UserError)
-            if data.cache == "disk" or (of_user and loading.reported):
-                raise
-            log.log(logging.INFO if of_user else logging.WARNING, "%s: using memory instead", error)
-    return loading.in_memory()
+        except RunError as error:
+            log.warning("%s: images are decoded at each use instead", error)
+    return loading.at_each_use()
 
 
 class _Loading:
@@ -205,44 +199,31 @@ class _Loading:
         self.reported = False  # the bad images, once
 
     def from_disk(self, part: str) -> ImageStore | None:
-        """Opens a cache entry, written first if need be; None where it has no room, with 'auto'."""
-        for scale in dict.fromkeys((AUTO, self.scale)):  # images of 8 bits are the same by any
-            entry = CacheEntry(self.split, part, self.bound, self.data, scale, self.bands)
+        """Opens a cache entry, written first if need be; None if there is no cache folder or no room.
+
+        Raises:
+            RunError: The cache folder cannot be written, or the disk became full.
+        """
+        try:
+            # images of 8 bits are the same by any range
+            scales = dict.fromkeys((AUTO, self.scale))
+            entries = [CacheEntry(self.split, part, self.bound, self.data, scale, self.bands) for scale in scales]
+        except UserError as error:  # no home folder
+            log.info("%s: images are decoded at each use", error)
+            return None
+        for entry in entries:
             if store := self._found(entry):
                 return store
         with entry.locked():
             store = self._found(entry)  # another process may have filled it
             if store is None and self._fits(entry):
                 store = self._store(entry.write(self._decode), entry.pixels)
-                where = f" --dir {shlex.quote(self.data.cache_dir)}" if self.data.cache_dir else ""
-                said = "cache: kept in '%s' for later runs; clear all that is kept: idmm data cache --clear%s"
-                log.info(said, entry.path, where)
+                log.info("cache: decoded images are kept in '%s' for later runs", entry.path)
         return store
 
-    def in_memory(self) -> ImageStore:
-        """Keeps the pixels in memory, or nowhere: with 'off', or where they are too many for 'auto'."""
-        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # each process of a machine keeps its own copy
-        limit = available_memory() // 2 // ranks if self.data.cache == "auto" else None
-        kept = None if self.data.cache == "off" else bytearray()  # grows by realloc, which moves pages and copies none
-
-        def keep(array: np.ndarray) -> None:
-            nonlocal kept
-            if kept is None:
-                return
-            why = "more memory than there is"
-            try:
-                if limit is None or len(kept) + array.nbytes <= limit:
-                    kept += np.ascontiguousarray(array).data
-                    return
-                why = f"more than {limit / 2**20:.0f} MiB, half of the free memory"
-            except MemoryError:
-                pass
-            kept = None
-            if self.data.cache == "ram":
-                raise UserError(f"data.cache: 'ram' needs {why}; wanted 'auto', 'disk' or 'off'")
-            log.info("data.cache: decoded images need %s, so they are decoded at every use", why)
-
-        return self._store(self._decode(keep), kept)  # kept as it is by then
+    def at_each_use(self) -> ImageStore:
+        """Reads all images once and keeps no pixels."""
+        return self._store(self._decode(lambda pixels: None), None)
 
     def _found(self, entry: CacheEntry) -> ImageStore | None:
         """Returns the images of a cache entry; None unless it is whole."""
@@ -256,18 +237,16 @@ class _Loading:
             log.debug("%s", error)
             return None
 
-    def _store(self, index: Index, pixels: bytearray | Path | None) -> ImageStore:
+    def _store(self, index: Index, pixels: Path | None) -> ImageStore:
         """Returns the good images."""
         split = self.split.take(index.good) if len(index.bad) else self.split
-        given = self.bound, self.data.max_pixels, self.scale, self.bands, self.data.composite
-        return ImageStore(split, index, pixels, *given)
+        return ImageStore(split, index, pixels, self.bound, self.data.max_pixels, self.scale, self.bands)
 
     def _decode(self, keep: Callable[[np.ndarray], None]) -> Index:
         """Hands each good image, [H, W, C], to ``keep``, in order."""
-        sizes, digests, depths, pixel_bytes, bad = {}, [], [], [], {}  # sizes and what is wrong, by number
+        sizes, digests, ends, pixel_bytes, bad = {}, [], [], [], {}  # sizes and what is wrong, by number
         if self.bands and self.bands.count is None:
-            count = common_channels(self.split, self.data.max_pixels, self.progress)
-            self.bands = self.bands._replace(count=count)
+            self.bands = self.bands._replace(count=self._channels())
         given = (self.split, self.scale, self.bands, self.data.max_pixels, "reading images", self.progress)
         with closing(each_scaled(self._load, *given)) as results:
             for i, result in enumerate(results):
@@ -277,7 +256,7 @@ class _Loading:
                     keep(result.pixels)
                     sizes[i] = result.pixels.shape[:2]
                     digests.append(result.digest)
-                    depths.append(result.depth)
+                    ends.append(result.ends)
                     pixel_bytes.append(result.pixels.shape[2] * result.pixels.itemsize)
         index = Index(
             sizes=np.array(list(sizes.values()), dtype=np.int64).reshape(-1, 2),
@@ -285,30 +264,31 @@ class _Loading:
             good=np.array(list(sizes), dtype=np.int64),
             bad=np.array(list(bad), dtype=np.int64),
             reasons=np.array(list(bad.values()), dtype=np.str_),
-            kinds=np.array([depth.kind for depth in depths], dtype=np.str_),
-            extremes=ends_of(depths, self.bands),
+            extremes=ends_of(ends, self.bands),
             pixel_bytes=np.array(pixel_bytes, dtype=np.int64),
             channels=self.bands.used if self.bands else 3,
             file_channels=self.bands.count if self.bands else 0,
         )
         self._report(index)
-        if self.scale == AUTO and (marks := no_data(depths, self.bands)):
-            log.warning("data.range: %s", marks)
         return index
 
+    def _channels(self) -> int | None:
+        """Returns how many channels the first file has that can be read; None: none can."""
+        for item in self.split.items:
+            with suppress(BadImage):
+                return header(item, self.data.max_pixels, Bands()).channels
+        return None
+
     def _load(self, i: int, scale: Scale) -> Decoded:
-        decoded = load(self.split.items[i], self.data.max_pixels, scale, self.bands)
+        decoded = read_image(self.split.items[i], self.data.max_pixels, scale, self.bands)
         return decoded._replace(pixels=fitted(decoded.pixels, self.bound))
 
     def _fits(self, entry: CacheEntry) -> bool:
-        """Whether the decoded images have room on the disk, and may have it."""
-        must = self.data.cache == "disk"
+        """Whether half of the free disk holds the decoded images."""
         need, free = self.estimate(), entry.free()
-        if need > (free if must else free // 2):
-            what = f"'{entry.path.parent}' has {size_of(free)} free, the decoded images need about {size_of(need)}"
-            if must:
-                raise UserError(f"data.cache_dir: {what}; name another folder, or --data.cache ram or off")
-            log.info("cache: %s: not kept there", what)
+        if need > free // 2:
+            line = "cache: '%s' has %s free, the decoded images need about %s: they are decoded at each use"
+            log.info(line, entry.path.parent, size_of(free), size_of(need))
             return False
         log.info("cache: decoding %s, about %s", counted(len(self.split), "image"), size_of(need))
         return True
@@ -320,8 +300,9 @@ class _Loading:
         total = 0  # bad images take no room
         for i in chosen:
             with suppress(BadImage):
-                h, w, each = probe(items[i], self.data.max_pixels, self.bands)
-                total += math.prod(fitted_size(h, w, self.bound)) * each
+                image = header(items[i], self.data.max_pixels, self.bands)
+                each = (self.bands.used if self.bands else 3) * (2 if image.deep else 1)
+                total += math.prod(fitted_size(image.height, image.width, self.bound)) * each
         return round(total * len(items) / len(chosen))
 
     def _report(self, index: Index) -> None:
@@ -344,32 +325,6 @@ class _Loading:
             there = np.unique(split.labels[split.labels >= 0])
             if empty := [split.classes[label] for label in there if not left[int(label)]]:
                 raise UserError(f"data.root: no usable image is left of the classes {listed(empty)}")
-
-
-def available_memory() -> int:
-    """Returns the memory that can be used without swapping, within the control group's limit (bytes)."""
-    return min(psutil.virtual_memory().available, _control_group(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")))
-
-
-def _control_group(membership: Path, mount: Path) -> int:
-    """Returns what containers and batch systems leave of their limit (control groups v2), else a number past any."""
-    left = 2**62
-    try:
-        group = next(line[3:] for line in membership.read_text().splitlines() if line.startswith("0::"))
-    except (OSError, StopIteration):
-        return left
-    folder = mount / group.strip("/")
-    for place in (folder, *folder.parents):
-        if place == mount.parent:
-            break
-        try:
-            limit = int((place / "memory.max").read_text())  # 'max' where there is none
-            stat = dict(line.split() for line in (place / "memory.stat").read_text().splitlines())
-            used = int((place / "memory.current").read_text()) - int(stat["inactive_file"])  # file cache can go
-        except (OSError, ValueError, KeyError):
-            continue
-        left = min(left, max(0, limit - used))
-    return left
 
 
 def file_digest(path: str) -> str:

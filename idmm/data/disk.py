@@ -1,4 +1,4 @@
-"""Decoded images on a disk, for later runs: a folder each for a dataset's split at a bound.
+"""Decoded images in the cache folder, for later runs too: a folder for each split of a dataset at a bound.
 
 A folder holds ``pixels-SIGNATURE`` (all images end to end) and ``index.npz``, which names the signature of the files
 that they were decoded from and is written last. So whatever a kill leaves, an index only ever goes with its own pixels.
@@ -6,12 +6,9 @@ that they were decoded from and is written last. So whatever a kill leaves, an i
 
 import contextlib
 import hashlib
-import json
 import logging
 import os
-import re
 import shutil
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -27,13 +24,11 @@ from idmm.data.depth import AUTO, Scale, range_of
 from idmm.data.images import Bands, Bound, CentreCrop, digest
 from idmm.data.split import LazyFiles, Split
 from idmm.errors import RunError, UserError, reason
-from idmm.files import Lock, replacing, sweep, write_text
+from idmm.files import Lock, replacing, sweep
 
 log = logging.getLogger(__name__)
 
-_FORMAT = "3"  # of these files and of what is done to the pixels
-_NAME = re.compile(r".+-(train|val|test)-(full|[0-9]+)-[0-9a-f]{10}")  # of an entry
-_FILE = re.compile(r"\.?(pixels-|about\.json|index\.npz)")  # in one
+_FORMAT = "4"  # of these files and of what is done to the pixels
 
 
 @dataclass(frozen=True)
@@ -45,9 +40,8 @@ class Index:
     good: np.ndarray  # their numbers in the split, int64 [G]
     bad: np.ndarray  # numbers of the others, int64 [B]
     reasons: np.ndarray  # what is wrong with those, text [B]
-    kinds: np.ndarray  # what each good image of more than 8 bits is, empty for others, text [G]
-    extremes: np.ndarray  # smallest and largest value where it has more than 8 bits, else NaN, float64 [G, 2], of bands
-    # [G, C, 2]
+    extremes: np.ndarray  # smallest and largest value of each good image of more than 8 bits, NaN for others, float64
+    # [G, 2], of bands [G, C, 2]
     pixel_bytes: np.ndarray  # bytes of a pixel of each good image, of all its channels, int64 [G]
     channels: int = 3  # of the pixels
     file_channels: int = 0  # of the files, of which these are used; 0: pictures
@@ -73,11 +67,6 @@ def cache_folder(given: str | None) -> Path:
         raise UserError(f"data.cache_dir: '{folder}' has no place, as there is no home folder; name another") from None
 
 
-def plain(name: str) -> str:
-    """Returns a dataset's name as names of files in the cache begin with it."""
-    return "".join(c if c.isalnum() else "-" for c in name)[-40:]
-
-
 class CacheEntry:
     """The place on the disk of one split (``part``: train, val or test) at one bound: the folder ``path``.
 
@@ -101,10 +90,10 @@ class CacheEntry:
         scaled = (*([] if scale == AUTO else [scale]), *([] if bands is None else [bands]))
         key = repr((data.name, root, part, bound, split.drawn, *scaled)).encode("utf-8", "surrogateescape")
         pixels = bound.size if isinstance(bound, CentreCrop) else bound or "full"
-        self.path = cache_folder(data.cache_dir) / f"{plain(data.name)}-{part}-{pixels}-{digest(key).hex()[:10]}"
+        name = "".join(c if c.isalnum() else "-" for c in data.name)[-40:]
+        self.path = cache_folder(data.cache_dir) / f"{name}-{part}-{pixels}-{digest(key).hex()[:10]}"
         self.signature = _signature(split, bound, data.max_pixels)
         self.pixels = self.path / f"pixels-{self.signature}"  # of all images end to end
-        self.about = {"dataset": data.name, "root": root, "split": part, "bound": bound}
         self.scale = scale
 
     def serves(self, index: Index, scale: Scale) -> bool:
@@ -114,7 +103,6 @@ class CacheEntry:
     def read(self) -> Index | None:
         """Returns the index if the images are all here and their files unchanged."""
         try:
-            (self.path / "about.json").stat()
             with open(self.path / "index.npz", "rb") as file, np.load(file, allow_pickle=False) as arrays:
                 content = {name: arrays[name] for name in arrays.files}
             if str(content.pop("signature")) != self.signature:
@@ -127,17 +115,15 @@ class CacheEntry:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """One process at a time; the others wait. What a kill left is removed. UserError: it cannot be written."""
-
-        said = "cache: waiting for another process that fills '%s'"
-        with contextlib.closing(_lock(self.path)) as lock:
+        """One process at a time; the others wait. What a kill left is removed. RunError: it cannot be written."""
+        line = "cache: waiting for another process that fills '%s'"
+        with contextlib.closing(Lock(self.path.with_name(f"{self.path.name}.lock"))) as lock:
             try:
                 self.path.mkdir(parents=True, exist_ok=True)
-                lock.acquire(lambda: log.info(said, self.path))
+                lock.acquire(lambda: log.info(line, self.path))
                 sweep(self.path)
             except OSError as error:
-                what = f"cannot write to '{self.path.parent}' ({reason(error)})"
-                raise UserError(f"data.cache_dir: {what}; name another folder, or --data.cache ram") from None
+                raise RunError(f"cannot write to '{self.path.parent}' ({reason(error)})") from None
             yield
 
     def write(self, decode: Callable[[Callable[[np.ndarray], None]], Index]) -> Index:
@@ -150,8 +136,6 @@ class CacheEntry:
         """
         with replacing(self.pixels) as file:
             index = decode(lambda pixels: file.write(np.ascontiguousarray(pixels).data))
-        about = {**self.about, "images": len(index.good), "bytes": index.count, "made": round(time.time())}
-        write_text(self.path / "about.json", json.dumps(about) + "\n")
         with replacing(self.path / "index.npz") as file:
             np.savez(file, signature=np.array(self.signature), **vars(index))
         for old in self.path.glob("pixels-*"):
@@ -178,53 +162,6 @@ def mapped(path: Path, count: int) -> torch.Tensor:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return torch.from_numpy(pages)
-
-
-def cache_entries(folder: Path) -> list[dict]:
-    """Returns what lies in a cache folder: ``dataset root split bound images bytes path`` each; None where unknown."""
-    found = []
-    for path in sorted(p for p in folder.glob("*") if _is_entry(p)):
-        about = dict.fromkeys(("dataset", "root", "split", "bound", "images"))
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            about |= json.loads((path / "about.json").read_text())
-        size = 0
-        with contextlib.suppress(OSError):  # being removed
-            for file in path.iterdir():
-                size += file.stat().st_size
-        found.append({**about, "bytes": size, "path": path})
-    return found
-
-
-def clear(folder: Path) -> tuple[int, list[Path]]:
-    """Removes all entries but those being written now; running programs keep what they have opened.
-
-    Returns bytes that were freed, and the entries that were left. RunError: one cannot be removed.
-    """
-    freed, left = 0, []
-    for entry in cache_entries(folder):
-        path = entry["path"]
-        try:
-            with contextlib.closing(_lock(path)) as lock:
-                if not lock.acquire():
-                    left.append(path)
-                    continue
-                with contextlib.suppress(FileNotFoundError):  # somebody else cleared it
-                    shutil.rmtree(path)
-        except OSError as error:
-            raise RunError(f"{error.filename or path}: cannot be removed ({error.strerror})") from None
-        freed += entry["bytes"]
-    return freed, left
-
-
-def _lock(path: Path) -> Lock:
-    return Lock(path.with_name(f"{path.name}.lock"))
-
-
-def _is_entry(path: Path) -> bool:
-    """Nothing else in the folder is ours to remove."""
-    if not (_NAME.fullmatch(path.name) and path.is_dir() and not path.is_symlink()):
-        return False
-    return (path / "index.npz").exists() or all(_FILE.match(file.name) for file in path.iterdir())
 
 
 def _signature(split: Split, bound: Bound, max_pixels: int) -> str:

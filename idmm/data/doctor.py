@@ -12,10 +12,11 @@ from idmm import config
 from idmm.data.composite import composite
 from idmm.data.datasets import narrowed, read_splits
 from idmm.data.dense.read import inspected
-from idmm.data.depth import AUTO, Scale, described, each_scaled, ends_of, in_order, no_data, range_of, tidy
-from idmm.data.images import Bands, CentreCrop, Depth, Header, bands_of, digest, fitted, header, load
+from idmm.data.depth import described, each_scaled, ends_of, range_of
+from idmm.data.formats import BadImage, Range, as_bands
+from idmm.data.images import AUTO, Bands, CentreCrop, Scale, bands_of, digest, fitted, header, read_image
 from idmm.data.looks import small
-from idmm.data.raw import BadImage, as_bands
+from idmm.data.parallel import in_order
 from idmm.data.readers.folder import UNLABELLED, read_all
 from idmm.data.readers.layout import root_folder
 from idmm.data.split import LabelsMissing, Split, Splits, counted, together
@@ -90,15 +91,13 @@ class Checkup:
     remarks: list[str] = field(default_factory=list)  # what fine-tuning would need, too; pretraining is fine without
     size_mismatch: dict[str, list[int]] = field(default_factory=dict)  # as in Splits
     unreadable: list[dict] = field(default_factory=list)  # {"split", "name", "reason"} each
-    depths: dict[str, dict[str, dict]] = field(default_factory=dict)  # of each split: {kind: {"images", "low", "high"}}
     range: Scale | None = None  # of images of more than 8 bits under data.range auto; None: there are none in train
-    no_data: str | None = None  # which of their values look like marks of no data, and what to do
     bands: Bands | None = None  # which channels are used; None: the images are pictures
-    channels: str = ""  # of bands: how many there are, of how many bits, and the flag that means them
+    channels: str = ""  # of bands: how many there are, and the flag that means them
     mean: list[float] = field(default_factory=list)  # of bands: of each channel of the training images, on [0, 1]
     std: list[float] = field(default_factory=list)  # likewise
     constant: str | None = None  # which channels have one value in all training images, and what to do
-    depth_lines: list[str] = field(default_factory=list)  # the same in words
+    depth_lines: list[str] = field(default_factory=list)  # of images of more than 8 bits: how many, and their range
     classes: dict[str, dict[str, int]] = field(default_factory=dict)  # number of images of each class of each split
     tiny_below: int = 0
     tiny: list[dict] = field(default_factory=list)  # {"split", "name", "height", "width"}: short sides under tiny_below
@@ -147,7 +146,7 @@ class _Summary:
     file: bytes
     pixels: bytes
     size: tuple[int, int]
-    depth: Depth
+    ends: tuple[Range, ...]  # smallest and largest value of more than 8 bits
     hash: np.ndarray  # bool [HASH_BITS]
     thumb: np.ndarray  # float32 [THUMB, THUMB, 3]
     small: np.ndarray  # its middle as a training image and as one to evaluate on, [2, SIDE, SIDE, C]
@@ -187,8 +186,7 @@ def check(
         if name == "train" and found.bands and looks:
             found.mean, found.std = mean_std(look.moments for look in looks)
             numbers = list(found.bands.chosen or range(found.bands.used))
-            extremes = ends_of([look.depth for look in looks], found.bands)
-            found.constant = constant(found.mean, found.std, numbers, extremes)
+            found.constant = constant(found.std, numbers)
         found.seen[name] = {look.ref.name: look.small for look in looks}
         seen += looks
     found.pairs, found.near_skipped = _pairs(seen, near_limit)
@@ -206,18 +204,16 @@ def _channels(train: Split, data: config.Data, progress: bool) -> tuple[Bands | 
     odd = [look.channels for look in known if look.fault]
     if not known or (bands is None and (data.in_chans is not None or 2 * len(odd) <= len(known))):
         return bands, ""
-    usual: Header = max(known, key=[look[:2] for look in known].count)  # of pictures' files the most frequent kind
+    counts = [look.channels for look in known]
+    usual = max(counts, key=counts.count)
     if bands is None:
-        count = max(odd, key=odd.count)
-        bands = Bands(count, tuple(range(count)) if count in (1, 3) else None)
-        usual = next(look for look in known if look.channels == count)
-    elif bands.count is None:
-        bands = bands._replace(count=usual.channels)
-    bits = "floats" if usual.bits == "float" else (usual.bits or "8-bit").replace("-bit", " bits")
-    whole = f"{counted(usual.channels, 'channel')} of {bits}"
-    if bands.chosen and len(bands.chosen) < bands.count:
-        return bands, f"{whole}, {list(bands.chosen)} of them used: --data.bands '{list(bands.chosen)}'"
-    return bands, f"{whole}: {as_bands(usual.channels)}"
+        usual = max(odd, key=odd.count)
+        bands = Bands(usual, tuple(range(usual)) if usual in (1, 3) else None)
+    bands = bands if bands.count else bands._replace(count=usual)
+    channels = counted(usual, "channel")
+    if bands.chosen and len(bands.chosen) < usual:
+        return bands, f"{channels}, {list(bands.chosen)} of them used: --data.bands '{list(bands.chosen)}'"
+    return bands, f"{channels}: {as_bands(usual)}"
 
 
 def _opened(data: config.Data, progress: bool) -> tuple[Splits, list[str], list[str]]:
@@ -270,30 +266,20 @@ def _summaries(
 
 
 def _count_depths(found: Checkup, name: str, looks: list[_Summary]) -> None:
-    """Notes how many bits the images of a split have, and of the training images the range that auto takes."""
-    kinds = np.array([look.depth.kind for look in looks], dtype=np.str_)
-    extremes = ends_of([look.depth for look in looks], found.bands)
+    """Notes how many images of a split have more than 8 bits, and of the training images the range that auto takes."""
+    extremes = ends_of([look.ends for look in looks], found.bands)
     own = range_of(extremes)
     if name == "train":
-        found.range, found.no_data = own, no_data([look.depth for look in looks], found.bands)
-    for kind in np.unique(kinds).tolist():
-        ends = extremes[kinds == kind]
-        about = {"images": len(ends)}
-        if kind:
-            low, high = (tidy(np.atleast_1d(side)) for side in (ends[..., 0].min(axis=0), ends[..., 1].max(axis=0)))
-            about |= {"low": low, "high": high} if found.bands else {"low": low[0], "high": high[0]}
-        found.depths.setdefault(name, {})[kind or "8 bits"] = about
-    names = [look.ref.name for look in looks]
-    for lines in described(name, names, kinds, extremes, found.range or own, "data.range auto", found.bands):
-        found.depth_lines += lines
-    found.depth_lines += [found.no_data] if name == "train" and found.no_data else []
+        found.range = own
+    if line := described(name, extremes, found.range or own, "data.range auto"):
+        found.depth_lines.append(line)
 
 
 def _summary(
     name: str, split: Split, i: int, max_pixels: int, scale: Scale, bands: Bands | None, size: int
 ) -> _Summary:
     label = None if split.labels is None or split.labels[i] < 0 else split.classes[split.labels[i]]
-    image, depth, file = load(split.items[i], max_pixels, scale, bands)  # [H, W, C]
+    image, ends, file = read_image(split.items[i], max_pixels, scale, bands)  # [H, W, C]
     picture, crop = Image.fromarray(composite(image)), CentreCrop(size, MIDDLE)
     kept = fitted(image, short_side_bound(size, SMALLEST))  # as it would be stored to train on
     return _Summary(
@@ -301,7 +287,7 @@ def _summary(
         file=file,
         pixels=digest(repr(image.shape).encode() + image.tobytes()),
         size=image.shape[:2],
-        depth=depth,
+        ends=ends,
         hash=perceptual_hash(picture),
         thumb=np.asarray(picture.resize((THUMB, THUMB), Image.Resampling.BOX), dtype=np.float32),
         small=np.stack([small(kept, MIDDLE), small(crop(image), 1.0)]),

@@ -21,7 +21,7 @@ def refuse_repeats(train: ImageStore, unlabelled: Split) -> None:
     names = set(unlabelled.names)
     first = sum(name not in names for name in train.names)  # they stand behind the others
     twins = _alike(train.digests, first, lambda i, j: True)
-    if train.cache != "off":
+    if not train.decodes:
         places = [_places(train.image(i)) for i in range(len(train))]
         twins = _alike(places, first, lambda i, j: torch.equal(train.image(i), train.image(j))) | twins
     if twins:

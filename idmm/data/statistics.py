@@ -7,8 +7,8 @@ from contextlib import closing
 import numpy as np
 
 from idmm.data.cache import ImageStore
-from idmm.data.depth import in_order, is_deep
 from idmm.data.images import TOP
+from idmm.data.parallel import in_order
 from idmm.data.views import LUMA
 from idmm.errors import UserError, listed
 
@@ -43,26 +43,17 @@ def measured(store: ImageStore, grey: bool, progress: bool = False) -> tuple[lis
         return mean_std(found)
 
 
-def constant(mean: list[float], std: list[float], numbers: list[int], extremes: np.ndarray) -> str | None:
-    """Says which channels, by their ``numbers``, have a standard deviation of 0, and what to do; None: none has.
-
-    ``extremes``: as of :class:`idmm.data.cache.ImageStore`."""
-    flat = [i for i, value in enumerate(std) if not value]
+def constant(std: list[float], numbers: list[int]) -> str | None:
+    """Returns which channels, by their ``numbers``, have a standard deviation of 0, and what to do; None: none has."""
+    flat = [str(number) for number, value in zip(numbers, std, strict=True) if not value]
     if not flat:
         return None
-    deep = extremes[is_deep(extremes)].reshape(-1, len(mean), 2)
-    named = []
-    for i in flat:  # by the numbers that the files have
-        values = deep[:, i] if len(deep) else np.array([255 * mean[i]])
-        low, high = f"{values.min():g}", f"{values.max():g}"
-        named.append(f"{numbers[i]} (value {low if low == high else f'{low} to {high}'})")
-    kept = [number for i, number in enumerate(numbers) if i not in flat]
+    kept = [number for number, value in zip(numbers, std, strict=True) if value]
     how = f"use the others by --data.bands '{kept}', or give --data.mean and --data.std" if kept else "give --data.std"
-    what = f"the same value in all pixels of the training images, hence no standard deviation: channel {listed(named)}"
-    return f"{what}; {how}"
+    return f"the training images have one value in all pixels of channel {listed(flat)}; {how}"
 
 
-def refuse_constant(mean: list[float], std: list[float], numbers: list[int], extremes: np.ndarray) -> None:
-    """Raises UserError where a channel has the same value in all training images."""
-    if why := constant(mean, std, numbers, extremes):
+def refuse_constant(std: list[float], numbers: list[int]) -> None:
+    """Raises UserError if a channel has the same value in all training images."""
+    if why := constant(std, numbers):
         raise UserError(f"data.std: {why}")

@@ -12,7 +12,7 @@ import torch
 
 from idmm.data.cache import load_split
 from idmm.data.datasets import open_splits
-from idmm.data.images import FULL, CentreCrop
+from idmm.data.images import CentreCrop
 from idmm.data.split import Split, Splits
 from idmm.errors import RunError, UserError
 from idmm.models.build import feature_width
@@ -125,7 +125,7 @@ class Source:
         data = replace(self.config.data, on_error="skip", cache="off")  # nobody asks for these again
         if len(split) > CHECKED:
             split = split.take(np.linspace(0, len(split) - 1, CHECKED).round().astype(int))
-        crop, scale = CentreCrop(self.size, self.saved.crop_pct), self.saved.extra.get("range", FULL)
+        crop, scale = CentreCrop(self.size, self.saved.crop_pct), self.saved.range
         store = load_split(split, bound=crop, data=data, part=part, progress=True, scale=scale)
         wanted = self.network.bands and self.network.bands.count
         if wanted and store.bands.count != wanted:
@@ -149,9 +149,7 @@ class Source:
         return Sample(torch.randn(shape, generator=torch.Generator().manual_seed(0)), "noise"), why
 
 
-def _scaling(scale: str | list) -> str:
+def _scaling(scale: list) -> str:
     """Says how images of more than 8 bits come to be in [0, 1]."""
-    if isinstance(scale, str):
-        return "divide deeper values by the largest of their type"
     each = "each channel's " if isinstance(scale[0], list) else ""
     return f"of deeper values subtract {each}low and divide by high - low, by range {scale}, and cut off at 0 and 1"

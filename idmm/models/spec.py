@@ -29,7 +29,6 @@ class ModelSpec:
     range: str | list = "auto"  # of images of more than 8 bits, see config.Data
     patch_drop: float = 0.0  # share of patches left out in training
     bands: list[int] | None = None  # which channels of the files are used, see config.Data
-    composite: list[int] | None = None  # of them, what pictures show, likewise
 
     def build(self, size: int, seed: int, num_classes: int = 0, dynamic: bool = False) -> torch.nn.Module:
         """Builds the backbone at an image size, its fresh weights from the seed; ``dynamic``: for others as well."""
@@ -71,16 +70,11 @@ def model_spec(config, field: str = "init") -> ModelSpec:
     before = _channels(init, name, kwargs)
     chans = before if data.channels is None else data.channels
     same = init is not None and chans == before  # what the checkpoint knows of its channels holds
-    bands, composite = (
-        init.extra.get(key) if same and getattr(data, key) is None else getattr(data, key)
-        for key in ("bands", "composite")
-    )
+    bands = init.extra.get("bands") if same and data.bands is None else data.bands
     mean, std = _statistics(data, init, chans, bands is None, same)
     scale = init.range if same and data.range == "auto" else data.range
     _check_range(scale, chans, bands is None and chans in (1, 3))
-    if composite is not None and max(composite) >= chans:
-        raise UserError(f"data.composite: got {composite}, but there are {chans} channels, from 0")
-    more = dict(range=scale, patch_drop=getattr(model, "patch_drop", 0.0), bands=bands, composite=composite)
+    more = dict(range=scale, patch_drop=getattr(model, "patch_drop", 0.0), bands=bands)
     return ModelSpec(name, kwargs, chans, mean, std, model.drop_path, init, **more)
 
 
@@ -97,7 +91,7 @@ def _picked(init: Checkpoint, data: config.Data) -> Checkpoint:
         scale = [scale[place] for place in picked.places]
     known = len(init.mean) == len(init.std) == len(own)
     mean, std = (tuple(values[place] for place in picked.places if known) for values in (init.mean, init.std))
-    extra = {**init.extra, "range": scale, "bands": data.bands, "composite": None}
+    extra = {**init.extra, "range": scale, "bands": data.bands}
     kwargs = {**init.kwargs, "in_chans": len(wanted)}
     return replace(init, kwargs=kwargs, mean=mean, std=std, extra=extra, picked=picked)
 

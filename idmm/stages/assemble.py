@@ -22,8 +22,8 @@ from idmm.data.augment import TrainTransform
 from idmm.data.cache import ImageStore, compare, fingerprint, load_split
 from idmm.data.datasets import read_splits
 from idmm.data.dense.targets import DenseSplits
-from idmm.data.depth import AUTO, Scale, tidy
-from idmm.data.images import Bound, CentreCrop
+from idmm.data.depth import tidy
+from idmm.data.images import AUTO, Bound, CentreCrop, Scale
 from idmm.data.loaders import BatchFn, BatchPlan, centre_crops
 from idmm.data.readers.layout import root_folder
 from idmm.data.repeats import refuse_repeats
@@ -52,7 +52,6 @@ from idmm.stages.values import describe, standardised
 log = logging.getLogger("idmm")
 PARTS = ("train", "val", "test")
 EVAL_CROP = 0.875  # of pretraining's features
-_KEPT = {"ram": "decoded in memory", "disk": "decoded on the disk", "off": "decoded at every use"}
 
 
 # ---------------------------------------------------------------------- the run
@@ -263,7 +262,7 @@ def resolve(config) -> tuple[Assembly, list[str]]:
     if idle:
         notes.append(f"drloc: off, its weight is 0: {', '.join(f'drloc.{name}' for name in idle)} without effect")
     model = replace(config.model, name=spec.name, kwargs=spec.kwargs)
-    own = {name: getattr(spec, name) for name in ("mean", "std", "in_chans", "bands", "composite")}
+    own = {name: getattr(spec, name) for name in ("mean", "std", "in_chans", "bands")}
     data = replace(config.data, **own)
     config, more = without_rgb(replace(config, init=pinned(config.init), train=train, model=model, data=data))
     parts = assemble(config)
@@ -371,7 +370,7 @@ def load_splits(parts: Assembly, folder: RunFolder | None = None, wanted: tuple[
     stores |= crops[parts.phases[-1].size]
     for part, store in stores.items():
         own = stores["train"].scale is None and scale == AUTO
-        describe(parts, part, store, asked, own)
+        describe(parts, part, store, own)
     known = stores["train"].scale or (None if isinstance(scale, str) else scale)
     loaded = LoadedSplits(**{**dict.fromkeys(PARTS), **stores}, remarks=splits.remarks, crops=crops, scale=known)
     parts.spec = standardised(parts.spec, stores["train"], folder)
@@ -381,7 +380,8 @@ def load_splits(parts: Assembly, folder: RunFolder | None = None, wanted: tuple[
             {**prints, "range": loaded.scale, "mean": parts.spec.mean, "std": parts.spec.std}, image_differences
         )
         counts = ", ".join(f"{len(store)} {part}" for part, store in stores.items())
-        log.info("images: %s of %s (%s)", counts, data.name, _KEPT[stores["train"].cache])
+        how = "decoded at each use" if stores["train"].decodes else "decoded once"
+        log.info("images: %s of %s (%s)", counts, data.name, how)
     return loaded
 
 

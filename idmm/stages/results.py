@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from idmm import distributed, evaluate
 from idmm.checkpoint import START
 from idmm.data.cache import ImageStore
+from idmm.data.depth import is_deep
 from idmm.data.doctor import SKEWED
 from idmm.data.looks import SIDE, small
 from idmm.engine import Loop
@@ -83,9 +84,9 @@ def _save(
     spec, size = parts.spec, parts.phases[-1].size
     about = dict(name=spec.name, mean=spec.mean, std=spec.std, size=size, crop_pct=parts.crop_pct)
     about["kwargs"] = export_kwargs(spec.name, spec.kwargs, size, classes, spec.in_chans)
-    known = {"range": splits.scale, "bands": spec.bands, "composite": spec.composite}
+    known = {"range": splits.scale, "bands": spec.bands}
     known["file_channels"] = splits.train.bands.count if spec.bands else None
-    known["deep"] = bool((splits.train.kinds != "").all()) or None  # every training image has more than 8 bits
+    known["deep"] = bool(is_deep(splits.train.extremes).all()) or None  # every training image has more than 8 bits
     extra = {**more, **{name: value for name, value in known.items() if value is not None}}
     save_model(folder, stem, state, extra=extra, **about)
 
@@ -207,7 +208,7 @@ def is_cheap(parts: Assembly, splits: LoadedSplits) -> bool:
     every = getattr(parts.config.train, "eval_every", None)  # pretraining evaluates at its end alone
     looks = sum(phase.times(every) if every else 1 for phase in parts.phases)
     shown = sum(phase.epochs for phase in parts.phases) * len(train) + looks * len(splits.val or test)
-    kept = "off" not in (train.cache, test.cache)
+    kept = not (train.decodes or test.decodes)
     read = len(train) + len(test)
     return kept and len(train) * len(test) <= PAIRS and (READ * read <= TRIFLE or shown >= READINGS * read)
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 from idmm import distributed
 from idmm.checkpoint import RunFolder
 from idmm.data.cache import ImageStore
-from idmm.data.depth import AUTO, described
+from idmm.data.depth import described, is_deep
+from idmm.data.images import AUTO
 from idmm.data.statistics import measured, refuse_constant
 from idmm.models.spec import ModelSpec
 
@@ -32,38 +33,36 @@ def standardised(spec: ModelSpec, train: ImageStore, folder: RunFolder | None) -
     mean, std = spec.mean or kept[0], spec.std or kept[1]
     if spec.std is None:
         chosen = train.bands and train.bands.chosen
-        refuse_constant(mean, std, list(chosen or range(spec.in_chans)), train.extremes)
+        refuse_constant(std, list(chosen or range(spec.in_chans)))
     said = "images: mean %s, std %s of the channels, measured from the training images"
     log.info(said, *([float(f"{value:.4g}") for value in values] for values in (mean, std)))
     return replace(spec, mean=mean, std=std)
 
 
-def describe(parts, part: str, store: ImageStore, asked: str | list, own: bool) -> None:
-    """Logs what images of more than 8 bits there are, and what becomes of them.
+def describe(parts, part: str, store: ImageStore, own: bool) -> None:
+    """Logs how many images have more than 8 bits, and what becomes of them.
 
     Args:
         parts: Of the run.
         part: The split's name.
         store: Its images.
-        asked: The range that they were to be scaled by.
         own: By their own range, as no training image has more than 8 bits.
     """
-    origin = f"from the {part} images" if own else _origin(parts, asked)
-    lines, warnings = described(part, store.names, store.kinds, store.extremes, store.scale, origin, store.bands)
+    origin = f"from the {part} images" if own else _origin(parts)
+    lines = [described(part, store.extremes, store.scale, origin)]
     if part == "train" and store.scale is None and origin == "data.range":
         lines.append("data.range changes nothing: no training image has more than 8 bits")
-    augment, deep = getattr(parts.config, "augment", None), int((store.kinds != "").sum())
+    augment, deep = getattr(parts.config, "augment", None), int(is_deep(store.extremes).sum())
     if part == "train" and deep and augment and augment.randaugment:
         lines.append(f"augment.randaugment: left out for the {deep:,} of more than 8 bits, which it would cut to 8")
-    for say, texts in ((log.info, lines), (log.warning, warnings)):
-        for text in texts:
-            say("images: %s", text)
+    for line in filter(None, lines):
+        log.info("images: %s", line)
 
 
-def _origin(parts, asked: str | list) -> str:
-    """Says where the range of images of more than 8 bits comes from."""
+def _origin(parts) -> str:
+    """Returns where the range of images of more than 8 bits comes from."""
     if parts.config.data.range != AUTO:
         return "data.range"
     if parts.spec.range != AUTO:
         return f"as in '{parts.spec.init.source}'" if parts.spec.init else "as in the checkpoint"
-    return "from the training images" if asked != "full" else "as the run began"
+    return "from the training images"

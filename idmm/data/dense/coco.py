@@ -206,7 +206,7 @@ class _File:
         paths = [os.path.join(base, *image.name.split("/")) for image in kept]
         below = [os.path.relpath(path, root).replace(os.sep, "/") for path in paths]
         split = Split(paths, below, None, None)
-        looks = look_at(split, self.part, "images", data, progress)
+        looks = look_at(split, "images", data.max_pixels, progress)
         wrong = [f"image '{name}' is not there (under '{base}')" for name in names if name in gone]
         good = []
         for i, (image, size, bad) in enumerate(zip(kept, looks.sizes.tolist(), looks.reasons, strict=True)):

@@ -103,8 +103,8 @@ def _pair(root: Path, top: Path, below: Path, part: str, data: config.Data, faul
     both = [stem for stem in images if stem in masks]
     split = _split(root, top, [images[stem] for stem in both])
     of_masks = _split(root, below, [masks[stem] for stem in both])
-    looks = look_at(of_masks, part, "masks", data, progress)
-    return _Pair(split, of_masks.items, looks, look_at(split, part, "images", data, progress))
+    looks = look_at(of_masks, "masks", data.max_pixels, progress)
+    return _Pair(split, of_masks.items, looks, look_at(split, "images", data.max_pixels, progress))
 
 
 def _split(root: Path, folder: Path, names: list[str]) -> Split:

@@ -13,7 +13,7 @@ from idmm.data.dense.coco import annotation_files, read_coco
 from idmm.data.dense.faults import Faults
 from idmm.data.dense.masks import mask_layout, read_masks
 from idmm.data.dense.targets import BoxTarget, DenseSplits, Target
-from idmm.data.raw import PICTURE_CHANNELS
+from idmm.data.formats import PICTURE_CHANNELS
 from idmm.data.readers.layout import root_folder
 from idmm.data.split import LabelsMissing, Split, Splits, arranged
 from idmm.errors import UserError, listed

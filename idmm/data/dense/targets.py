@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
+from idmm.data.formats import BadImage, check_pixels, quiet_readers, unreadable
 from idmm.data.images import digest, read
-from idmm.data.raw import BadImage, check_pixels, quiet_readers, unreadable
 from idmm.data.split import Splits
 from idmm.errors import RunError
 
@@ -168,7 +168,7 @@ def mask_values(content: bytes, max_pixels: int | None = None) -> np.ndarray:
     """
     try:
         with quiet_readers(), Image.open(io.BytesIO(content)) as image:
-            check_pixels([image.size], max_pixels or math.inf)
+            check_pixels(*image.size, max_pixels or math.inf)
             mode, values = image.mode, np.asarray(image)
     except BadImage:
         raise

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from idmm.data.raw import SUFFIXES
+from idmm.data.formats import SUFFIXES
 from idmm.data.split import LabelsMissing, Split, Splits, arranged, counted
 from idmm.data.user_lists import composed
 from idmm.errors import UserError, listed, reason

@@ -6,7 +6,8 @@ from unittest import mock
 import numpy as np
 
 from idmm import config
-from idmm.data.images import BadImage, read
+from idmm.data.formats import BadImage
+from idmm.data.images import read
 from idmm.data.split import LazyFiles, Split, Splits, arranged
 from idmm.errors import UserError, in_short, listed, needed
 from idmm.files import home

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from idmm.data.raw import SUFFIXES
+from idmm.data.formats import SUFFIXES
 from idmm.data.readers.layout import FilesMissing, Listed, folder_of, listed_splits, names_by_number, rows
 from idmm.data.split import Splits
 from idmm.errors import in_short, listed, reason
