@@ -17,7 +17,7 @@ from scipy import stats
 
 from idmm.files import csv_bytes
 from idmm.report import render, sections
-from idmm.report.stats import Estimate, average, difference, over_targets, pooled, seed_stats
+from idmm.report.stats import difference, over_targets, pooled, seed_stats
 from idmm.report.table import SCRATCH, Row, Table
 
 HOSTILE = ["<script>alert(1)</script>", "a_b & c%", "$x^2$ {~} \\end{tabular} #1", "[2] *|--`\n\"'"]
@@ -123,16 +123,6 @@ def test_test_images_are_in_the_interval_also_of_a_single_run():
     assert found.interval[0] == pytest.approx(10 - np.hypot(seeds, 10 - images[0][0]), abs=0.05)
 
 
-def test_the_mean_gain_counts_that_targets_share_pretrainings():
-    """Where gains move as one, their mean is known no better than each of them."""
-    draw, one = np.random.default_rng(0), Estimate(3.0, (0.0, 7.0))
-    assert average([one, Estimate(5.0, (1.0, 8.0))]) == (4.0, (0.5, 7.5)) and average([one] * 7) == one
-    assert average([Estimate(3.0), one]) == (3.0, None) and average([None]) is None
-    noise = 2 * draw.normal(size=(2000, 1)) + draw.normal(size=(2000, 5))  # [grids, targets], of known variance
-    means = [average([Estimate(x, (x - 1.96 * 5**0.5, x + 1.96 * 5**0.5)) for x in row]) for row in noise]
-    assert np.mean([low <= 0 <= high for _, (low, high) in means]) > 0.95
-
-
 # ------------------------------------------------------------------ marks
 def best(found, mark, backbone="net"):
     return [row for (b, row, _), one in found.cells.items() if b == backbone and getattr(one, mark)]
@@ -171,10 +161,6 @@ def test_runs_that_say_one_class_crown_nothing():
         said = " ".join(rendered(name, collapsed()).split())
         assert said.count("none better than the largest class ‡") == 2 and "No ranking of sources: it takes 3" in said
         assert "here are 2 sources and 0 such targets" in said and "mean rank" not in said and "tie:" not in said
-        assert "stamps: 96 test images; differences under about" in said
-        assert "the largest class is 15.6 % of them" in said
-    grouped = rendered("grid.md", [{**one, "test_groups": 4} for one in collapsed()])
-    assert "stamps: 96 test images; of 4 groups, whose images are alike: intervals are too narrow; diff" in grouped
     assert FOOTNOTE in rendered("grid.md", collapsed()) and "**1" not in rendered("grid.md", collapsed())
     assert FOOTNOTE in rendered("grid.html", collapsed())
     tex = rendered("grid.tex", collapsed())
@@ -192,20 +178,6 @@ def test_cells_below_raw_pixels_are_marked():
     assert "60.0§" in rendered("grid.md", cells) and "70.5§" not in rendered("grid.md", cells)
     assert "§: below kNN on raw pixels, which learns nothing" in rendered("grid.md", cells)
     assert "below kNN on raw pixels" in rendered("grid.html", cells) and r"$^\S$" in rendered("grid.tex", cells)
-
-
-def test_cells_that_fine_tuning_left_below_their_start_are_marked():
-    lost = runs([40.0, 46.0], start_top1=44.0) + runs([70.0, 74.0], source="b", start_top1=72.0)
-    lost += runs([9.0], **WITHOUT)
-    starts = {row.source: cell.start for (_, row, _), cell in table(lost).cells.items()}
-    assert starts == {"flowers": 44.0, "b": None, "scratch": None}
-    for name in ("grid.md", "text", "grid.html"):
-        said = " ".join(rendered(name, lost).split())
-        assert "Fine-tuning that lost ↓" in said and "--finetune.train.lr" in said, name
-    assert "↓: below what the classifier had before the first step" in rendered("grid.md", lost)
-    assert rendered("grid.tex", lost).count(r"$\downarrow$") == 2, "cell and legend"
-    kept = [{**one, "start_top1": None} for one in lost]
-    assert "↓" not in "".join(rendered(name, kept) for name in ("grid.md", "text", "grid.html"))
 
 
 def test_runs_that_name_one_class_do_not_tell_how_far_seeds_move_the_others():
@@ -412,45 +384,6 @@ def test_a_best_source_has_its_lead_and_a_tie_is_a_tie():
     assert "Tie:" not in rendered("text", worse)
     assert sections.best_sources(table([failed(), cell("scratch", "none")])) is None
     assert "no interval" in rendered("text", [cell(), cell("scratch", "none")])
-
-
-# ------------------------------------------------------------------ preview
-def previews(cells):
-    tuned = table(cells)
-    return [sections.preview(Table(grid(cells), "probe", metric), tuned) for metric in ("top1", "knn")]
-
-
-def both(targets, sources="abcde", **fields):
-    """A grid with its probes, of values at random; kNN's are all alike."""
-    draw = np.random.default_rng(1)
-    tuned, probed = draw.normal(70, 5, (2, len(targets), len(sources)))
-    cells = []
-    for t, target in enumerate(targets):
-        for s, source in enumerate(sources):
-            cells.append(cell(source, target=target, top1=float(tuned[t, s])))
-            cells.append(cell(source, target=target, top1=float(probed[t, s]), knn=1.0, protocol="probe"))
-        cells += [cell("scratch", "none", target=target, top1=1.0, protocol=p, knn=0.0) for p in ("finetune", "probe")]
-    return tuned, probed, [{**one, "test_size": 10**7} for one in cells]
-
-
-def test_preview_is_spearmans_within_targets():
-    tuned, probed, cells = both("xyz")
-    probe, knn = previews([*cells, cell("f", target="x"), cell("g", target="x", top1=None, protocol="probe")])
-    rhos = [stats.spearmanr(tuned[t], probed[t]).statistic for t in range(3)]
-    mean, (low, high) = over_targets(rhos, "xyz", -1, 1)
-    loss = np.mean([tuned[t].max() - tuned[t, probed[t].argmax()] for t in range(3)])
-    rho = f"Spearman's ρ within a target {mean:.2f} ({low:.2f} to {high:.2f}) over 3 targets"
-    assert probe == f"linear probe: {rho}; its pick is {loss:.1f} points below the best"
-    assert knn.startswith("kNN: No rank correlation") and "here are 5 sources and 0 such targets" in knn, "all alike"
-    assert previews([cell()]) == [None, None]
-
-
-def test_no_rank_correlation_of_noise_or_of_few():
-    cells = both("xyz")[2]
-    for few in (both("xy")[2], both("xyz", "ab")[2], [{**one, "test_size": 30} for one in cells]):
-        probe, _ = previews(few)
-        assert probe.startswith("linear probe: No rank correlation: it takes 3 sources")
-        assert "ρ" not in rendered("text", few) and "No rank correlation" in rendered("grid.md", few)
 
 
 # ------------------------------------------------------------------ source size

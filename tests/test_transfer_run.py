@@ -399,7 +399,7 @@ def test_status_from_elsewhere_and_of_nothing(tmp_path, monkeypatch, capsys):
 
 
 # ------------------------------------------------------------------ probes
-def test_the_preview_by_probes(copied, whole_grid, tmp_path, capsys):
+def test_probes_beside_fine_tuning(copied, whole_grid, tmp_path, capsys):
     before = stamps(copied)
     assert inside(copied, "--target.protocol", "probe") == 0
     said = capsys.readouterr()

@@ -10,10 +10,9 @@ from idmm.files import write_csv, write_text
 from idmm.progress import aligned, duration
 from idmm.report.page import Cell, Picture, Section, TableOf, environment, html
 from idmm.report.sections import Sections, sections
-from idmm.report.stats import Estimate, average, format_number
+from idmm.report.stats import Estimate, format_number
 from idmm.report.table import (
     BELOW_PIXELS,
-    BELOW_START,
     MISSING,
     NO_BETTER,
     SOME_FAILED,
@@ -125,12 +124,9 @@ def _page_table(table: Table, backbone: str) -> TableOf:
     rows = []
     for row in table.rows_of(backbone):
         cells = table.cells_of(backbone, row)
-        means = [cell.stats.mean if cell else None for cell in cells]
-        gain = average([cell and cell.gain for cell in cells])
-        mean = Cell("" if None in means else format_number(sum(means) / len(means)), str(gain or ""), _tone(gain))
-        rows.append([*row.heads, *(_page_cell(cell) if cell else "" for cell in cells), mean])
+        rows.append([*row.heads, *(_page_cell(cell) if cell else "" for cell in cells)])
     caption = f"{backbone}: {table.caption(spread='95 % t-interval')}"
-    return TableOf(["source", "method", *table.targets, "mean"], rows, caption)
+    return TableOf(["source", "method", *table.targets], rows, caption)
 
 
 def _page_cell(cell: TableCell) -> Cell:
@@ -165,7 +161,7 @@ _TEX = {
     "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "<": r"\textless{}", ">": r"\textgreater{}",
     "|": r"\textbar{}", '"': "''", "`": "{`}", "[": "{[}", "]": "{]}", "*": "{*}",
     "±": r"$\pm$", "−": "$-$", "→": r"$\to$", "…": r"\dots{}", MISSING: "---", SOME_FAILED: r"$^\dagger$",
-    NO_BETTER: r"$^\ddagger$", BELOW_PIXELS: r"$^\S$", BELOW_START: r"$\downarrow$",
+    NO_BETTER: r"$^\ddagger$", BELOW_PIXELS: r"$^\S$",
 }  # fmt: skip
 
 

@@ -1,6 +1,5 @@
-"""A grid's findings as plain data, computed once for all formats: best sources, ranks, previews, size curves."""
+"""A grid's findings as plain data, computed once for all formats: best sources, ranks, size curves."""
 
-import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable
@@ -8,8 +7,6 @@ from dataclasses import dataclass, field, replace
 from itertools import permutations, product
 from pathlib import Path
 from typing import NamedTuple
-
-from scipy.stats import spearmanr
 
 from idmm.report.stats import (
     ENOUGH,
@@ -21,7 +18,7 @@ from idmm.report.stats import (
     over_targets,
     seed_stats,
 )
-from idmm.report.table import BELOW_START, MAIN, NO_BETTER, READOUTS, SCRATCH, Row, Table, run_label
+from idmm.report.table import MAIN, NO_BETTER, READOUTS, SCRATCH, Row, Table, run_label
 
 SIZES = 6  # least number of sizes that make a curve
 
@@ -108,11 +105,6 @@ class Ranking(NamedTuple):
         return Block("Sources over all targets", [self.caption], heads, rows)
 
 
-def _too_few(what: str, show: str, sources: int, targets: int) -> str:
-    wanted = f"{ENOUGH} sources, and {ENOUGH} targets on which {show} a difference between them"
-    return f"No {what}: it takes {wanted}; here are {sources} sources and {targets} such targets."
-
-
 def ranking(table: Table) -> Ranking:
     """Ranks the sources under each target, method and backbone, scratch and given weights among them.
 
@@ -133,7 +125,9 @@ def ranking(table: Table) -> Ranking:
             kept[backbone, method, target] = rows
     targets = len({target for *_, target in kept})
     if min(sources, targets) < ENOUGH:
-        return Ranking([], sources, _too_few("ranking of sources", "the runs show", sources, targets))
+        wanted = f"{ENOUGH} sources, and {ENOUGH} targets on which the runs show a difference between them"
+        said = f"No ranking of sources: it takes {wanted}; here are {sources} sources and {targets} such targets."
+        return Ranking([], sources, said)
     ranks = [_source_rank(table, source, row, kept) for source, row in candidates.items()]
     ranks.sort(key=lambda one: (one.rank.value, -one.average))
     left = len(comparisons) - len(kept)
@@ -174,72 +168,6 @@ def _source_rank(table: Table, source: str, fixed: Row | None, kept: dict) -> So
     gain = over_targets([one.value for one in gains], targets) if known else None
     rank = over_targets(places, targets, 1, 1 + len(others))
     return SourceRank(source, fixed is None, rank, statistics.fmean(values), gain)
-
-
-# ------------------------------------------------------------------ preview
-def preview(probed: Table, tuned: Table) -> str | None:
-    """Returns in a sentence how well a probe of frozen features predicts fine-tuning; None where both are nowhere.
-
-    That is Spearman's rank correlation over the rows of a target, scratch left out, and how many points the best row is
-    above the one that the probe would pick; both are means over targets, on which both show differences.
-    """
-    rhos, losses, targets, sources = [], [], [], set()
-    for backbone, target in product(tuned.backbones, tuned.targets):
-        means = {row: (probed.mean(backbone, row, target), tuned.mean(backbone, row, target)) for row in tuned.rows}
-        both = {row: pair for row, pair in means.items() if None not in pair and not row.is_scratch}
-        here = {row.source for row in both}
-        sources |= here
-        if len(here) >= ENOUGH and all(differ(table, backbone, target, both) for table in (probed, tuned)):
-            top = max(before for before, _ in both.values())  # of rows that it cannot tell apart any may be picked
-            picked = statistics.fmean(after for before, after in both.values() if before == top)
-            losses.append(max(after for _, after in both.values()) - picked)
-            rhos.append(spearmanr(list(both.values())).statistic)  # [rows, 2]
-            targets.append(target)
-    if not sources:
-        return None
-    count = len(set(targets))
-    if count < ENOUGH:
-        return f"{probed.label}: {_too_few('rank correlation', 'both show', len(sources), count)}"
-    mean, (low, high) = over_targets(rhos, targets, -1, 1)
-    rho = f"Spearman's ρ within a target {mean:.2f} ({low:.2f} to {high:.2f})"
-    loss = f"its pick is {format_number(over_targets(losses, targets).value)} points below the best"
-    return f"{probed.label}: {rho} over {count} targets; {loss}"
-
-
-# ------------------------------------------------------------------ test images
-def test_sets(table: Table) -> list[str]:
-    """Returns for each target in a sentence what its test images can show."""
-    found = []
-    for target in table.targets:
-        cells = [cell for (_, _, name), cell in table.cells.items() if name == target and cell.stats.images]
-        runs = [run for cell in cells for run in cell.stats.runs]
-        parts = [f"{size} test images" for size in {run["test_size"]: 0 for run in runs if run.get("test_size")}]
-        if groups := [run["test_groups"] for run in runs if run.get("test_groups")]:
-            parts.append(f"of {max(groups)} groups, whose images are alike: intervals are too narrow")
-        if cells:  # two rows as good as the one in the middle
-            cells.sort(key=lambda cell: cell.stats.mean)
-            least = math.hypot(*cells[len(cells) // 2].stats.images)
-            parts.append(f"differences under about {format_number(least)} points cannot be told from chance")
-        if target in table.largest:
-            parts.append(f"the largest class is {format_number(table.largest[target])} % of them")
-        if target in table.pixels:
-            parts.append(f"kNN on raw pixels gets {format_number(table.pixels[target])} %")
-        found += [f"{target}: {'; '.join(parts)}"] if parts else []
-    return found
-
-
-# ------------------------------------------------------------------ fine-tuning that lost
-def below_start(table: Table) -> Block | None:
-    """Returns the cells that ended below what their classifier had before the first step, and what to try."""
-    rows = [
-        (backbone, row.label, target, format_number(cell.start), cell.mean)
-        for (backbone, row, target), cell in table.cells.items() if cell.start is not None
-    ]  # fmt: skip
-    said = "The classifier was fitted to frozen features, and fine-tuning ended below it. The first epochs cost most: "
-    said += "try more --finetune.train.epochs where there were few, "
-    said += "a lower --finetune.train.lr or --finetune.train.layer_decay 0.7."
-    heads = ("backbone", "start", "target", "before the first step", "at the end")
-    return Block(f"Fine-tuning that lost {BELOW_START}", [said], heads, rows) if rows else None
 
 
 # ------------------------------------------------------------------ source size
@@ -317,17 +245,12 @@ def sections(grid: dict) -> Sections:
     shown = [table for table in found if table and (table.is_main or table.usual_n)]
     first = (shown or found)[0]
     own = own or [first]
-    tuned = next(t for t in found if t.protocol == "finetune")
-    previews = [one for t in found if t.protocol == "probe" and (one := preview(t, tuned))]
     failed = [run for run in grid["cells"] if run["status"] == "failed"]
     ranks, curves = ranking(first), size_curves(first)
     blocks = [
         *(_of(table, best_sources(table), own) for table in own),
-        *(below_start(table) for table in own),
         _of(first, ranks.block, own) if ranks.sources > 1 else None,
         _slopes_block(curves),
-        Block("Preview against fine-tuning", [], items=previews),
-        Block("What the test images can show", [], items=test_sets(first)),
         Block("Failed", [], items=[_failure(run) for run in failed]),
     ]
     blocks = [block for block in blocks if block and (block.lines or block.items)]

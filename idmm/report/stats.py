@@ -158,19 +158,6 @@ def difference(one: SeedStats, other: SeedStats) -> Estimate | None:
     return Estimate(value, (value - math.hypot(*below), value + math.hypot(*above)) if below else None)
 
 
-def average(gains: list[Estimate | None]) -> Estimate | None:
-    """Returns the mean of differences, for these very targets; None where one is not known.
-
-    They share pretrainings and maybe test images, by which they may go together to any degree: the interval is the mean
-    of theirs, which holds even where they move as one.
-    """
-    if None in gains:
-        return None
-    bounds = [gain.interval for gain in gains]
-    mean = statistics.fmean(gain.value for gain in gains)
-    return Estimate(mean, None if None in bounds else tuple(map(statistics.fmean, zip(*bounds, strict=True))))
-
-
 def over_targets(values: Iterable[float], targets: list, low: float = -math.inf, high: float = math.inf) -> Estimate:
     """Returns the mean over targets of ``values`` [R] with its t-interval, cut to what is possible.
 

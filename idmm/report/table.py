@@ -10,7 +10,7 @@ from typing import NamedTuple
 from idmm.report.stats import SHARES, Estimate, SeedStats, difference, format_number, pooled, seed_stats
 
 MISSING, FAILED, SOME_FAILED, NO_BETTER = "—", "failed", "†", "‡"
-BELOW_PIXELS, BELOW_START = "§", "↓"
+BELOW_PIXELS = "§"
 
 
 class Readout(NamedTuple):
@@ -65,7 +65,6 @@ class TableCell:
     unusual_n: bool  # a mean of more or fewer runs than most
     no_better: bool  # than naming the largest class for every test image, as far as these images can show
     below_pixels: bool  # worse than kNN on raw pixels
-    start: float | None  # mean accuracy (percent) before the first step, where fine-tuning ended below it
     best_of_column: bool  # of its backbone: ahead of each other row by a difference that the runs show
     best_of_source: bool  # likewise among the methods of its source
 
@@ -92,8 +91,7 @@ class TableCell:
     @property
     def signs(self) -> str:
         """The signs that the legend explains."""
-        floors = NO_BETTER * self.no_better + BELOW_PIXELS * self.below_pixels
-        return SOME_FAILED * self.some_failed + floors + BELOW_START * (self.start is not None)
+        return SOME_FAILED * self.some_failed + NO_BETTER * self.no_better + BELOW_PIXELS * self.below_pixels
 
 
 class Table:
@@ -154,9 +152,8 @@ class Table:
             bool(group) and stats.n > 0 and not no_better and all(self.ahead(backbone, target, row, o) for o in group)
             for group in groups
         )
-        start = start_above([run for run in stats.runs if run["status"] == "ok"], self.metric)
         below_pixels = stats.mean is not None and stats.mean < self.pixels.get(target, -1)
-        return TableCell(stats, gain, stats.n not in (0, self.usual_n), no_better, below_pixels, start, *best)
+        return TableCell(stats, gain, stats.n not in (0, self.usual_n), no_better, below_pixels, *best)
 
     def _no_better(self, stats: SeedStats, target: str) -> bool:
         return stats.images is not None and stats.mean - stats.images[0] <= self.largest.get(target, -1)
@@ -228,23 +225,11 @@ def legend(tables: Iterable[Table], picture: bool = False) -> str:
         (f"{SOME_FAILED}: some runs failed and are left out", any(cell.some_failed for cell in cells)),
         (f"{NO_BETTER}: no better than naming the largest class for every image", any(c.no_better for c in cells)),
         (f"{BELOW_PIXELS}: below kNN on raw pixels, which learns nothing", any(cell.below_pixels for cell in cells)),
-        (f"{BELOW_START}: below what the classifier had before the first step",
-         any(cell.start is not None for cell in cells)),
         ("below a gain: its 95 % interval, without colour where that contains 0",
          picture and any(cell.gain and cell.gain.interval for cell in cells)),
     )  # fmt: skip
     text = "; ".join(text for text, occurs in marks if occurs)
     return text and f"{text[0].upper()}{text[1:]}."
-
-
-def start_above(runs: list[dict], metric: str) -> float | None:
-    """Returns the mean accuracy of runs before their first step (``start_top1``); None where they ended with as much,
-    or one of them has none."""
-    pairs = [(run.get(f"start_{metric}"), run.get(metric)) for run in runs]
-    if not pairs or any(None in pair for pair in pairs):
-        return None
-    start, end = map(statistics.fmean, zip(*pairs, strict=True))
-    return start if end < start else None
 
 
 def run_label(run: dict) -> str:
