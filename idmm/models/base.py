@@ -1,6 +1,5 @@
 """What T2T-ViT and CvT share: timm's interface for a class token and patch tokens of one grid."""
 
-import math
 import operator
 import re
 from collections.abc import Sequence
@@ -8,14 +7,13 @@ from collections.abc import Sequence
 import torch
 from timm.layers import global_pool_nlc, resample_abs_pos_embed, trunc_normal_
 from timm.models import build_model_with_cfg
-from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from idmm.config import IMAGENET_MEAN, IMAGENET_STD
 
 Grid = tuple[int, int]
-Windows = Sequence[tuple[int, int, int]]  # kernel, stride and padding of each step from pixels to tokens
-WINDOWS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))  # T2T-ViT's and CvT's
+WINDOWS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))  # kernel, stride and padding of each step from pixels to tokens
+SMALLEST = 16  # pixels of a token's side
 
 
 class TokenModel(nn.Module):
@@ -77,102 +75,15 @@ class TokenModel(nn.Module):
         return out
 
 
-class Tokenizer(nn.Module):
-    """What makes tokens of overlapping windows of an image; sizes and grids are told as timm's ``PatchEmbed`` does.
-
-    Args:
-        windows: Of each step.
-        img_size: Image side, or (height, width), in pixels.
-        dynamic_img_size: Take images of other sizes, too.
-    """
-
-    def __init__(self, windows: Windows, img_size: int | Sequence[int], dynamic_img_size: bool = False):
-        super().__init__()
-        self.windows, self.dynamic_img_size = tuple(windows), dynamic_img_size
-        self.reduction = math.prod(stride for _, stride, _ in self.windows)  # pixels from a token to the next
-        self.set_input_size(img_size)
-
-    def set_input_size(self, img_size: int | Sequence[int]) -> None:
-        """Takes images of another size from now on."""
-        self.img_size = checked_size(img_size, self.reduction)
-        self.grid_size = self.dynamic_feat_size(self.img_size)
-        self.num_patches = math.prod(self.grid_size)
-
-    def dynamic_feat_size(self, img_size: Grid) -> Grid:
-        """Returns the grid of tokens that an image of (height, width) has."""
-        return window_grids(img_size, self.windows)[-1]
-
-    def grids(self, images: Tensor) -> list[Grid]:
-        """Returns the grid after each step, of images [B, C, H, W]; ValueError for a size that is not the model's."""
-        size = tuple(images.shape[-2:])
-        if size != self.img_size and not self.dynamic_img_size:
-            given, built = ("x".join(map(str, sides)) for sides in (size, self.img_size))
-            raise ValueError(f"the images are {given} pixels, but the model was built with img_size {built}")
-        return window_grids(size, self.windows)
-
-
-class BlockModel(TokenModel):
-    """A model of one grid: ``patch_embed`` makes its tokens, then come ``blocks`` and ``norm``.
-
-    ``pos_embed`` [1, 1 + h w, D] is a buffer that :meth:`add_positions` adds.
-    """
-
-    patch_embed: Tokenizer
-    pos_embed: Tensor
-
-    def set_input_size(self, img_size: int | Sequence[int]) -> None:
-        """Takes images of another size from now on; the positions are interpolated from the present one."""
-        old = self.patch_embed.grid_size
-        self.patch_embed.set_input_size(img_size)
-        self.pos_embed = self._resampled(self.patch_embed.grid_size, old)
-
-    def add_positions(self, x: Tensor, images: Tensor) -> Tensor:
-        """Adds the positions to tokens [B, 1 + h w, D] of images, interpolated where those have another size."""
-        grid = self.patch_embed.dynamic_feat_size(tuple(images.shape[-2:]))
-        return x + self._resampled(grid, self.patch_embed.grid_size)
-
-    def _resampled(self, new: Grid, old: Grid) -> Tensor:
-        return resample_abs_pos_embed(self.pos_embed, list(new), list(old), self.num_prefix_tokens)
-
-    def embed(self, x: Tensor) -> Tensor:
-        """[B, in_chans, H, W] -> [B, 1 + h w, D], with positions: what the blocks are given."""
-        raise NotImplementedError
-
-    def forward_features(self, x: Tensor) -> Tensor:
-        """[B, in_chans, H, W] -> [B, 1 + h w, D]."""
-        return self.norm(self.blocks(self.embed(x)))
-
-    def forward_intermediates(
-        self,
-        x: Tensor,
-        indices: int | list[int] | None = None,
-        norm: bool = False,
-        intermediates_only: bool = False,
-    ):
-        """Returns what ``forward_features`` does, and what blocks put out, [B, D, h, w].
-
-        The arguments are timm's. ``indices``: of blocks; a number means the last so many, None all. ``norm`` normalises
-        as the last norm does.
-        """
-        take, _ = feature_take_indices(len(self.blocks), indices)
-        grid = self.patch_embed.dynamic_feat_size(tuple(x.shape[-2:]))
-        x, taken = self.embed(x), []
-        for i, block in enumerate(self.blocks):
-            x = block(x)
-            if i in take:
-                taken.append(as_map((self.norm(x) if norm else x)[:, 1:], grid).contiguous())
-        return taken if intermediates_only else (self.norm(x), taken)
-
-
 def as_map(x: Tensor, grid: Grid) -> Tensor:
     """[B, h w, D] -> [B, D, h, w], without a copy."""
     return x.transpose(1, 2).unflatten(2, grid)
 
 
-def window_grids(size: Grid, windows: Windows = WINDOWS) -> list[Grid]:
-    """The grid of windows after each step, of an image or map of (height, width)."""
+def window_grids(size: Grid) -> list[Grid]:
+    """The grid of windows after each step, of an image of (height, width)."""
     grids = []
-    for kernel, stride, padding in windows:
+    for kernel, stride, padding in WINDOWS:
         size = tuple((n + 2 * padding - kernel) // stride + 1 for n in size)
         grids.append(size)
     return grids
@@ -183,14 +94,14 @@ def drop_path_rates(rate: float, depth: int) -> list[float]:
     return [rate * i / max(depth - 1, 1) for i in range(depth)]
 
 
-def checked_size(img_size: int | Sequence[int], smallest: int = 16) -> Grid:
+def checked_size(img_size: int | Sequence[int]) -> Grid:
     """Returns a size as (height, width); ValueError where it is none, or smaller than one token (pixels)."""
     try:
         sides = tuple(map(operator.index, img_size if isinstance(img_size, Sequence) else [img_size] * 2))
     except TypeError:
         sides = ()
-    if len(sides) != 2 or min(sides) < smallest:
-        wanted = f"wanted is a side or (height, width), of at least {smallest} pixels"
+    if len(sides) != 2 or min(sides) < SMALLEST:
+        wanted = f"wanted is a side or (height, width), of at least {SMALLEST} pixels"
         raise ValueError(f"img_size is {img_size!r}; {wanted}")
     return sides
 

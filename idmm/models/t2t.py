@@ -10,20 +10,23 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from timm.layers import Mlp, trunc_normal_
+from timm.layers import Mlp, resample_abs_pos_embed, trunc_normal_
 from timm.models import generate_default_cfgs, register_model
+from timm.models._features import feature_take_indices
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from idmm.models.base import (
     WINDOWS,
-    BlockModel,
-    Tokenizer,
+    Grid,
+    TokenModel,
     as_map,
     build_variant,
+    checked_size,
     drop_path_rates,
     sinusoids,
     timm_cfg,
+    window_grids,
 )
 from idmm.models.channels import Picked, repeated
 
@@ -71,7 +74,7 @@ class TokenPerformer(nn.Module):
         return x + self.mlp(self.norm2(x))
 
 
-class TokensToToken(Tokenizer):
+class TokensToToken(nn.Module):
     """Soft splits and token transformers: [B, in_chans, H, W] -> [B, h w, dim], about a 16th of each side.
 
     Every split makes tokens of overlapping windows, and every layer between two splits mixes them (paper: section
@@ -88,21 +91,39 @@ class TokensToToken(Tokenizer):
         drop: float,
         dynamic_img_size: bool = False,
     ):
-        super().__init__(WINDOWS, img_size, dynamic_img_size)
+        super().__init__()
+        self.dynamic_img_size = dynamic_img_size
+        self.set_input_size(img_size)
         first, second, third = (kernel**2 for kernel, _, _ in WINDOWS)  # pixels of the windows
         self.performer1 = TokenPerformer(in_chans * first, token_dim, kernel_ratio, drop)
         self.performer2 = TokenPerformer(token_dim * second, token_dim, kernel_ratio, drop)
         self.proj = nn.Linear(token_dim * third, dim)
 
+    def set_input_size(self, img_size: int | Sequence[int]) -> None:
+        """Takes images of another size from now on."""
+        self.img_size = checked_size(img_size)
+        self.grid_size = window_grids(self.img_size)[-1]
+        self.num_patches = math.prod(self.grid_size)
+
+    def dynamic_feat_size(self, img_size: Grid) -> Grid:
+        """Returns the grid of tokens that an image of (height, width) has."""
+        return window_grids(img_size)[-1]
+
     def forward(self, x: Tensor) -> Tensor:
-        for performer, split, grid in zip((self.performer1, self.performer2), WINDOWS, self.grids(x), strict=False):
+        size = tuple(x.shape[-2:])
+        if size != self.img_size and not self.dynamic_img_size:
+            given, built = ("x".join(map(str, sides)) for sides in (size, self.img_size))
+            raise ValueError(f"the images are {given} pixels, but the model was built with img_size {built}")
+        for performer, split, grid in zip(
+            (self.performer1, self.performer2), WINDOWS, window_grids(size), strict=False
+        ):
             x = _soft_split(x, split)  # [B, C, H, W] -> [B, h w, kernel^2 C]
             x = performer(x)  # [B, h w, token_dim]
             x = as_map(x, grid)  # [B, token_dim, h, w]
         return self.proj(_soft_split(x, WINDOWS[2]))
 
 
-class T2TViT(BlockModel):
+class T2TViT(TokenModel):
     """T2T-ViT: :class:`TokensToToken`, then a class token, fixed positions and ViT's blocks (paper: section 3.2).
 
     An image side of n pixels gives ceil(ceil(((n - 3) // 4 + 1) / 2) / 2) rows or columns of tokens, n/16 where 16
@@ -179,11 +200,42 @@ class T2TViT(BlockModel):
         """Patterns that sort parameters into layers, for layer-wise learning rates."""
         return dict(stem=r"^cls_token|patch_embed", blocks=[(r"^blocks\.(\d+)", None), (r"^norm", (99999,))])
 
-    def embed(self, x: Tensor) -> Tensor:
-        """[B, in_chans, H, W] -> [B, 1 + h w, D], the class token first, with positions."""
-        tokens = self.patch_embed(x)
+    def set_input_size(self, img_size: int | Sequence[int]) -> None:
+        """Takes images of another size from now on; the positions are interpolated from the present one."""
+        old = self.patch_embed.grid_size
+        self.patch_embed.set_input_size(img_size)
+        self.pos_embed = resample_abs_pos_embed(self.pos_embed, list(self.patch_embed.grid_size), list(old))
+
+    def embed(self, x: Tensor) -> tuple[Tensor, Grid]:
+        """[B, in_chans, H, W] -> [B, 1 + h w, D], the class token first, with positions; and the grid (h, w)."""
+        tokens, grid = self.patch_embed(x), window_grids(tuple(x.shape[-2:]))[-1]
         tokens = torch.cat([self.cls_token.expand(x.shape[0], -1, -1).to(tokens.dtype), tokens], dim=1)
-        return self.pos_drop(self.add_positions(tokens, x))
+        positions = resample_abs_pos_embed(self.pos_embed, list(grid), list(self.patch_embed.grid_size))
+        return self.pos_drop(tokens + positions), grid
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """[B, in_chans, H, W] -> [B, 1 + h w, D]."""
+        return self.norm(self.blocks(self.embed(x)[0]))
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        norm: bool = False,
+        intermediates_only: bool = False,
+    ):
+        """Returns what ``forward_features`` does, and what blocks put out, [B, D, h, w].
+
+        The arguments are timm's. ``indices``: of blocks; a number means the last so many, None all. ``norm`` normalises
+        as the last norm does.
+        """
+        take, _ = feature_take_indices(len(self.blocks), indices)
+        (x, grid), taken = self.embed(x), []
+        for i, block in enumerate(self.blocks):
+            x = block(x)
+            if i in take:
+                taken.append(as_map((self.norm(x) if norm else x)[:, 1:], grid).contiguous())
+        return taken if intermediates_only else (self.norm(x), taken)
 
     def adapt_input(
         self, state: dict[str, Tensor], in_chans: int, picked: Picked | None = None
