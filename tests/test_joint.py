@@ -154,15 +154,6 @@ def test_logits_are_the_models_own(name, size, kwargs):
         torch.testing.assert_close(pooled, model.forward_head(tokens, pre_logits=True))
 
 
-def test_half_precision_keeps_the_features_as_they_are():
-    method, images = joint().float(), given()["views"][0][:, 0].float()
-    with torch.autocast("cpu", torch.bfloat16):
-        tokens = method.backbone.forward_features(images)
-        pooled, logits = method.pooled_and_logits(tokens).split([16, 3], dim=1)
-        assert torch.equal(pooled, method.backbone.forward_head(tokens, pre_logits=True))
-        assert torch.equal(logits, method.backbone.forward_head(tokens).float())
-
-
 # ------------------------------------------------------------------ whose labels, which images
 @pytest.mark.parametrize("asked", [{"per_class": 2, "seed": 3}, {"total": 5}, {"fraction": 0.5}])
 def test_labels_are_drawn_as_a_subset_is(asked, tmp_path):
