@@ -423,8 +423,6 @@ def test_a_constant_channel_is_refused(tmp_path, capsys):
     why = "the training images have one value in all pixels of channel 3"
     how = "use the others by --data.bands '[0, 1, 2, 4]', or give --data.mean and --data.std"
     assert f"data.std: {why}; {how}" in capsys.readouterr().err and not (tmp_path / "a").exists()
-    assert call(["data", "check", "--root", root]) == 1
-    assert f"  constant: {why}; {how}" in capsys.readouterr().out
     assert inside("pretrain", tmp_path / "b", **TINY, data__root=str(root), data__bands=[0, 1, 2, 4]) == 0
 
 
@@ -447,7 +445,7 @@ def test_the_check_takes_what_the_files_hold(root, tmp_path, capsys):
     assert text.splitlines()[1] == "channels: 5 channels: --data.in_chans 5"
     assert "depth: 12 of 12 train images have more than 8 bits; their values [" in text
     found = json.loads((tmp_path / "c/check.json").read_text())
-    assert len(found["mean"]) == len(found["std"]) == len(found["range"]) == 5 and found["floor"]["pixel_knn"] > 0
+    assert len(found["range"]) == 5 and found["floor"]["pixel_knn"] > 0
     for flags in (["--in_chans", 5], ["--data.in_chans", 5]):
         code = call(["data", "check", root, *flags])
         said = capsys.readouterr()

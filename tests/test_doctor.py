@@ -121,7 +121,7 @@ def test_a_clean_check_exits_0_and_writes_no_sheet(healthy, tmp_path, capsys):
     found = json.loads((tmp_path / "c/check.json").read_text())
     empty = {"layout": [], "remarks": [], "size_mismatch": {}, "unreadable": [], "tiny": [], "near_skipped": False}
     empty |= dict.fromkeys(("shared_groups", "duplicates", "near_duplicates", "leakage", "conflicts"), [])
-    empty |= {"groups": {}, "channels": "", "mean": [], "std": [], "constant": None, "range": None}
+    empty |= {"groups": {}, "channels": "", "range": None}
     floor = found.pop("floor")
     assert floor["images"] == 8 and floor["of"] == "test" and floor["largest_class"] == 50
     assert found == {

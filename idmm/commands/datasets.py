@@ -169,11 +169,6 @@ def _channels(found: Checkup) -> Iterator[str]:
     if not found.channels:
         return
     yield f"channels: {found.channels}"
-    if found.mean:
-        for name in ("mean", "std"):
-            yield f"  {name} of each, on [0, 1]: {', '.join(f'{value:.4g}' for value in getattr(found, name))}"
-    if found.constant:
-        yield f"  constant: {found.constant}"
     shown = counted(min(3, found.bands.used), "channel")
     yield f"  near-duplicates are looked for by the first {shown}"
 

@@ -20,7 +20,6 @@ from idmm.data.parallel import in_order
 from idmm.data.readers.folder import UNLABELLED, read_all
 from idmm.data.readers.layout import root_folder
 from idmm.data.split import LabelsMissing, Split, Splits, counted, together
-from idmm.data.statistics import constant, mean_std, moments
 from idmm.data.user_lists import BadList, shared_groups
 from idmm.data.views import short_side_bound
 from idmm.errors import UserError
@@ -94,9 +93,6 @@ class Checkup:
     range: Scale | None = None  # of images of more than 8 bits under data.range auto; None: there are none in train
     bands: Bands | None = None  # which channels are used; None: the images are pictures
     channels: str = ""  # of bands: how many there are, and the flag that means them
-    mean: list[float] = field(default_factory=list)  # of bands: of each channel of the training images, on [0, 1]
-    std: list[float] = field(default_factory=list)  # likewise
-    constant: str | None = None  # which channels have one value in all training images, and what to do
     depth_lines: list[str] = field(default_factory=list)  # of images of more than 8 bits: how many, and their range
     classes: dict[str, dict[str, int]] = field(default_factory=dict)  # number of images of each class of each split
     tiny_below: int = 0
@@ -113,7 +109,7 @@ class Checkup:
     def clean(self) -> bool:
         """Whether nothing was found that should be mended; near-duplicates and the like may be as they should."""
         wrong = any(pair.certain for pair in self.pairs)
-        faults = self.layout_faults or self.size_mismatch or self.unreadable or self.shared_groups or self.constant
+        faults = self.layout_faults or self.size_mismatch or self.unreadable or self.shared_groups
         return not (faults or wrong)
 
     def plain(self) -> dict:
@@ -150,7 +146,6 @@ class _Summary:
     hash: np.ndarray  # bool [HASH_BITS]
     thumb: np.ndarray  # float32 [THUMB, THUMB, 3]
     small: np.ndarray  # its middle as a training image and as one to evaluate on, [2, SIDE, SIDE, C]
-    moments: list[list[int]] | None  # of each channel, of bands
 
 
 def check(
@@ -183,10 +178,6 @@ def check(
             found.classes[name] = dict(zip(split.classes, counts.tolist(), strict=True))
         looks = list(_summaries(found, name, split, data.max_pixels, progress, size))
         _count_depths(found, name, looks)
-        if name == "train" and found.bands and looks:
-            found.mean, found.std = mean_std(look.moments for look in looks)
-            numbers = list(found.bands.chosen or range(found.bands.used))
-            found.constant = constant(found.std, numbers)
         found.seen[name] = {look.ref.name: look.small for look in looks}
         seen += looks
     found.pairs, found.near_skipped = _pairs(seen, near_limit)
@@ -291,7 +282,6 @@ def _summary(
         hash=perceptual_hash(picture),
         thumb=np.asarray(picture.resize((THUMB, THUMB), Image.Resampling.BOX), dtype=np.float32),
         small=np.stack([small(kept, MIDDLE), small(crop(image), 1.0)]),
-        moments=moments(image.transpose(2, 0, 1)) if bands else None,
     )
 
 

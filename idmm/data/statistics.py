@@ -43,17 +43,11 @@ def measured(store: ImageStore, grey: bool, progress: bool = False) -> tuple[lis
         return mean_std(found)
 
 
-def constant(std: list[float], numbers: list[int]) -> str | None:
-    """Returns which channels, by their ``numbers``, have a standard deviation of 0, and what to do; None: none has."""
-    flat = [str(number) for number, value in zip(numbers, std, strict=True) if not value]
-    if not flat:
-        return None
-    kept = [number for number, value in zip(numbers, std, strict=True) if value]
-    how = f"use the others by --data.bands '{kept}', or give --data.mean and --data.std" if kept else "give --data.std"
-    return f"the training images have one value in all pixels of channel {listed(flat)}; {how}"
-
-
 def refuse_constant(std: list[float], numbers: list[int]) -> None:
-    """Raises UserError if a channel has the same value in all training images."""
-    if why := constant(std, numbers):
-        raise UserError(f"data.std: {why}")
+    """Raises UserError if a channel, one of ``numbers``, has the same value in all training images."""
+    flat = [str(number) for number, value in zip(numbers, std, strict=True) if not value]
+    if flat:
+        kept = [number for number, value in zip(numbers, std, strict=True) if value]
+        how = "give --data.std"
+        how = f"use the others by --data.bands '{kept}', or give --data.mean and --data.std" if kept else how
+        raise UserError(f"data.std: the training images have one value in all pixels of channel {listed(flat)}; {how}")
