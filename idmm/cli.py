@@ -14,6 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from idmm import clock
 from idmm.config import DenseConfig, DetectConfig, FinetuneConfig, PretrainConfig, SegmentConfig, usage
 from idmm.config import commands as keys
 from idmm.config.parsing import parse
@@ -110,10 +111,6 @@ COMMANDS = {
     "similar": Command(
         usage.SimilarConfig, "commands.similar:similar", "the images that are most like one", words=("query", "paths"),
     ),
-    "pseudolabel": Command(
-        usage.PseudolabelConfig, "commands.pseudolabel:pseudolabel",
-        "labels for images without one, from a few and a run's features: a CSV file to fine-tune on",
-    ),
     "explore": Command(
         usage.ExploreConfig, "commands.explore:explore",
         "which training images are alike: neighbours, clusters, likely duplicates and wrong labels", words=("run",),
@@ -162,7 +159,7 @@ def main(argv: list[str] | None = None, prog: str | None = None) -> int:
         prog: What the user typed, for the help of the scripts.
     """
     own = argv is None or prog is not None  # else this process did other things before
-    began = time.monotonic() - (_age() if own else 0.0)
+    began = clock.now() - (_age() if own else 0.0)
     argv = sys.argv[1:] if argv is None else argv
     if own and "OMP_WAIT_POLICY" not in os.environ:  # torch's idle threads would keep cores that others want
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
@@ -198,7 +195,7 @@ def _age() -> float:
 
 
 def _run(group: Group, typed: str, argv: list[str], began: float, prog: str | None = None) -> int:
-    """Runs a command of a group, called at ``began`` (``time.monotonic()``); ``typed``: the words before it."""
+    """Runs a command of a group, called at ``began`` (``clock.now()``); ``typed``: the words before it."""
     name, *rest = argv or ["--help"]
     if name in ("-h", "--help"):
         lines = [f"  {name:<10} {command.help}" for name, command in group.commands.items()]

@@ -88,11 +88,16 @@ def several_gpus() -> bool:
 
 def any_process(*flags: bool) -> tuple[bool, ...]:
     """Whether each flag is set in any process; all must call together."""
+    return tuple(bool(flag) for flag in largest(*flags))
+
+
+def largest(*values: float) -> tuple[float, ...]:
+    """Returns the largest of each value in any process; all must call together."""
     if world() == 1:
-        return flags
-    found = torch.tensor(flags, dtype=torch.uint8)
+        return values
+    found = torch.tensor(values, dtype=torch.float64)
     dist.all_reduce(found, op=dist.ReduceOp.MAX, group=_control_group())
-    return tuple(bool(flag) for flag in found)
+    return tuple(found.tolist())
 
 
 def sum_all(values: torch.Tensor) -> torch.Tensor:

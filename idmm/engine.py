@@ -1,29 +1,30 @@
 """The one training loop, on accelerate. It knows no method and no dataset: a method gives a loss for a batch."""
 
 import contextlib
-import itertools
 import logging
 import time
-from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from types import MethodType
 
 import torch
 from timm.utils import ModelEmaV3
 
-from idmm import distributed
-from idmm.calibrate import choose_workers, keep_compiled, say_estimate, time_training
+from idmm import clock, distributed
+from idmm.calibrate import choose_workers
+from idmm.clock import Timer
 from idmm.data.loaders import BatchFn, BatchPlan, on_device, training_batches
 from idmm.errors import Interrupted, RunError, UserError
 from idmm.methods.base import Method
 from idmm.monitor import exploded, without_drloc
 from idmm.optim import clip_gradients, create_optimizer
-from idmm.progress import Progress, epoch_line
+from idmm.progress import Progress, brief, duration, epoch_line
 from idmm.schedule import learning_rate, warmup_length, weight_decay_schedule
 from idmm.seeding import derive, seeded
 from idmm.session import Session
 
 log = logging.getLogger("idmm")
+FIRST_STEPS = 5, 3.0  # steps after the first, or seconds, after which the log has the expected end
 
 
 @dataclass
@@ -33,7 +34,7 @@ class Evaluation:
     measure: Callable[[torch.nn.Module], dict]
     """Called with the backbone to evaluate (averaged, if EMA is on); returns values for metrics.jsonl."""
     every: int
-    images: int  # images that it looks at, for the estimate of time
+    images: int  # images that it looks at, for the time that it takes
 
 
 @dataclass
@@ -42,12 +43,16 @@ class StagePlan:
 
     number: int  # from 1
     label: str  # for people
-    batches: BatchPlan  # which images make which step
+    epochs: int  # length of the schedules; with ``train.minutes`` those of the recipe
+    batches: BatchPlan  # which images make which step; with ``train.minutes`` more epochs than are made
     transform: BatchFn  # makes a batch of image numbers
     lr: float  # peak learning rate
     evaluations: list[Evaluation]  # what is measured between epochs, in this order
     keep: str | None = None
     """Name of a measured value: the weights are kept that had its highest (the earlier of equals); None: the last."""
+    share: float = 1.0  # of the minutes that are left when the phase begins
+    max_epochs: int | None = None  # with ``train.minutes``
+    ending: tuple[int, float] = (0, 0.0)  # images that are evaluated after the loop, seconds of what else comes then
 
 
 @dataclass
@@ -56,6 +61,7 @@ class Position:
 
     epoch: int = 0
     step: int = 0
+    made: int = 0  # steps of the stage
     seconds: float = 0.0
     sums: dict[str, torch.Tensor] = field(default_factory=dict)
     first: torch.Tensor | None = None  # loss of the stage's first step; None before it
@@ -67,18 +73,22 @@ class Loop:
     def __init__(self, session: Session, method: Method, plan: StagePlan):
         self.session, self.method, self.plan, self.train = session, method, plan, session.train
         self.batches: BatchPlan = plan.batches
-        self.steps = self.batches.epochs * self.batches.steps_per_epoch
-        self.sample = session.start(method, plan.transform, plan.batches)
+        self.steps = plan.epochs * self.batches.steps_per_epoch  # of the schedules
+        images = plan.batches.micro_batches(plan.batches.step_images(0, 0))[0][0]
+        with self._memory():
+            session.start(method, plan.transform, images)
         self.accelerator = session.accelerator
         with self._memory():
             self._build()
             self.position = Position()
             self.bad_step = torch.full((), -1, device=self.accelerator.device)
             self.kept: dict | None = None  # epoch (from 1), value and weights of the best so far, where there is one
+            self.timer: Timer | None = None  # of ``train.minutes``, from the first step on
+            self.saved_timer: dict | None = None
             self._restore()
-            self.left = self.steps - self.position.epoch * self.batches.steps_per_epoch - self.position.step
-            self.timed = time_training(self)
-        self.workers = choose_workers(self)
+        self.paced: tuple[float, int, int] | None = None  # seconds, images and steps since the first step
+        self.told, self.shown = False, 0.0  # the expected end; progress when the log last had an epoch
+        self.workers = choose_workers(session.workers, plan.transform, images)
 
     def _memory(self) -> contextlib.AbstractContextManager:
         error = distributed.step_too_large(self.batches.batch_size, self.train.accumulate)
@@ -94,7 +104,9 @@ class Loop:
         }
         optimizer = create_optimizer(method.backbone, others, self.train, plan.lr)
         warmup, shortened = warmup_length(self.train.warmup_epochs, self.batches.steps_per_epoch, self.steps)
-        if shortened:
+        if self.train.minutes is not None:
+            warmup = clock.WARMUP * self.steps if self.train.warmup_epochs else 0.0
+        elif shortened:
             log.info("%s", shortened)
         falls = [round(epochs * self.batches.steps_per_epoch) for epochs in getattr(self.train, "lr_steps", ())]
         self.schedule = learning_rate(optimizer, self.steps, warmup, self.train.schedule, falls)
@@ -102,7 +114,6 @@ class Loop:
         self.ema = ModelEmaV3(method.backbone, self.train.ema, use_warmup=True) if self.train.ema else None
         if self.train.compile:
             backbone = method.backbone  # methods call its features and its head one by one
-            keep_compiled(self.session.config)
             compiled = torch.compile(backbone.forward_features.__func__)
             backbone.forward_features = MethodType(compiled, backbone)  # of a copy of the backbone, the copy's own
         self.model, self.optimizer = self.accelerator.prepare(method, optimizer)
@@ -122,58 +133,139 @@ class Loop:
         at, plan = self.position, self.plan
         with self._memory():
             loader = training_batches(plan.transform, self.batches, self.workers, at.epoch, at.step)
-            say_estimate(self)
-        del self.sample  # on a GPU a whole micro-batch
-        done = at.epoch * self.batches.steps_per_epoch + at.step
-        self.saved = time.monotonic()
-        self.progress = Progress(plan.label, self.steps, done, self.session.folder.leader)
+        total = self.steps if self.train.minutes is None else None
+        self.saved = clock.now()
+        self.progress = Progress(plan.label, total, at.made, self.session.folder.leader)
+        self._start_timer()
+        self.shown = self._share(at.epoch)
         self.session.interrupts.patient = True
         try:
-            with self._memory():
-                if self.train.minutes is not None and not done:
-                    self._save(0, 0)  # a run that is killed goes on with the same number of epochs
-                for epoch in range(at.epoch, self.batches.epochs):
+            with self._memory(), contextlib.closing(loader):
+                if self.session.timed and not at.made:
+                    self._save(0, 0)  # the precision is decided once in a run's life
+                while not self._over():
+                    epoch = self.position.epoch
                     self._epoch(epoch, loader)
                     self._end_epoch(epoch)
         finally:
             self.session.interrupts.patient = False
             self.progress.close()
-        self._save(self.batches.epochs, 0)
-        self.session.steps += self.steps
+        self._save(self.position.epoch, 0)
+        self.session.steps += self.position.made
 
-    def trial(self, batches: Generator[dict] | None = None) -> Iterator[tuple[torch.Tensor, int]]:
-        """Makes steps as :meth:`fit` does, from the stage's first on and without an end, to be timed: yields the loss
-        and the images of each. Nothing else is of use afterwards. ``batches``: in place of those that are loaded."""
-        endless = replace(self.batches, epochs=10**9)
-        batches = training_batches(self.plan.transform, endless, self.workers) if batches is None else batches
-        with self._memory(), contextlib.closing(batches):
-            for number in itertools.count():
-                epoch, step = divmod(number, self.batches.steps_per_epoch)
-                yield self._step(epoch, step, batches), self.batches.step_size(step)
+    # ------------------------------------------------------------------ by the clock
+    def _start_timer(self) -> None:
+        """Begins to count the phase's share of ``train.minutes``, or goes on with what the state saved."""
+        if self.train.minutes is None:
+            return
+        each, saved = self.batches.steps_per_epoch, self.saved_timer
+        start = self.session.seconds if saved is None else saved["start"]
+        images, rest = self.plan.ending
+        self.timer = Timer(
+            start,
+            start + self.plan.share * (60 * self.train.minutes - start),
+            round(self.train.warmup_epochs * each),
+            self.plan.max_epochs and self.plan.max_epochs * each,
+            images + sum(item.images for item in self.plan.evaluations),
+            rest,
+        )
+        if saved is not None:
+            self.timer.resume(saved)
+        self._advance(self.timer.progress)
 
+    def _advance(self, progress: float) -> None:
+        """Sets the progress of ``train.minutes``, which the first process measured."""
+        if self.timer is not None:
+            self.timer.advance(progress, self.position.made)
+            self.session.progress = self.timer.progress
+            self.method.scheduled_epoch = self.timer.progress * self.plan.epochs
+
+    def _measured(self) -> float:
+        """Returns the progress by the first process's clock, 0 in the others and without ``train.minutes``."""
+        if self.timer is None or not self.session.folder.leader:
+            return 0.0
+        return self.timer.measure(self.session.seconds, self.position.made)
+
+    def _over(self) -> bool:
+        """Whether the stage is over; asked between two epochs or where the run was stopped."""
+        if self.timer is None:
+            return self.position.epoch == self.batches.epochs
+        return self.timer.progress >= 1 and self.position.step == 0 and self.position.made > 0
+
+    def _is_last(self, epoch: int) -> bool:
+        """Whether an epoch that just ended is the stage's last: no time is left for what is due after it and a step."""
+        if self.timer is None:
+            return epoch + 1 == self.batches.epochs
+        due = sum(item.images for item in self.plan.evaluations if (epoch + 1) % item.every == 0)
+        needed = self.timer.evaluating(due) + self.timer.image * self.batches.batch_size
+        last = self.timer.progress >= 1 or self.timer.left(self.session.seconds) < needed
+        if last := distributed.broadcast(last):
+            self._advance(1.0)
+        return last
+
+    def _say_end(self, each: float) -> None:
+        """Logs how many steps there are and when training is expected to end, where a step takes ``each`` seconds."""
+        if self.timer is None:
+            steps, epochs = f"{self.steps} steps", self.batches.epochs
+            looked_at = sum(
+                item.images * (-(-epochs // item.every) - self.position.epoch // item.every)
+                for item in self.plan.evaluations
+            )
+            image = each * self.batches.steps_per_epoch / self.batches.count
+            takes = (self.steps - self.position.made) * each + clock.FORWARD * image * looked_at
+        else:
+            takes = max(0.0, self.timer.left(self.session.seconds))
+            steps = f"about {self.position.made + takes / each:.0f} steps by train.minutes {self.train.minutes:g}"
+        ends = time.strftime("%H:%M", time.localtime(time.time() + takes))
+        line = "%s: %s of about %s s each; training ends at about %s, in %s"
+        log.info(line, self.plan.label, steps, brief(each), ends, duration(takes))
+
+    # ------------------------------------------------------------------ steps
     def _epoch(self, epoch: int, batches) -> None:
-        started = time.monotonic() - self.position.seconds
-        for step in range(self.position.step, self.batches.steps_per_epoch):
-            loss = self._step(epoch, step, batches)
-            self.position.step, self.position.seconds = step + 1, time.monotonic() - started
-            self.progress.step(self.batches.step_size(step))
-            due = time.monotonic() - self.saved >= 60 * self.train.save_minutes
+        at, started = self.position, clock.now() - self.position.seconds
+        while at.step < self.batches.steps_per_epoch:
+            if self.timer is not None and self.timer.progress >= 1 and at.step:
+                break
+            images, before = self.batches.step_size(at.step), at.seconds
+            loss = self._step(epoch, at.step, batches)
+            at.step, at.made, at.seconds = at.step + 1, at.made + 1, clock.now() - started
+            self._pace(at.seconds - before, images)
+            self.progress.step(images)
+            due = clock.now() - self.saved >= 60 * self.train.save_minutes
             if self.progress.due():
                 due = due or int(self.bad_step) >= 0  # _save stops all processes together
-                self.progress.say(loss.item(), self._lr())
-            stop, due = distributed.any_process(self.session.interrupts.asked, due)
+                self.progress.say(loss.item(), self._lr(), self.timer and self.timer.left(self.session.seconds))
+            stop, due, progress = distributed.largest(self.session.interrupts.asked, due, self._measured())
+            self._advance(progress)
             if stop or due:
-                self._save(epoch, step + 1)
+                self._save(epoch, at.step)
             if stop:
-                raise Interrupted(f"interrupted; the same command goes on from epoch {epoch + 1}, step {step + 1}")
+                raise Interrupted(f"interrupted; the same command goes on from epoch {epoch + 1}, step {at.step}")
         self._check_finite()  # waits for the device
-        self.position.seconds = time.monotonic() - started
+        at.seconds = clock.now() - started
+
+    def _pace(self, seconds: float, images: int) -> None:
+        """Counts what a step took, but the first, which compiles and waits for the workers."""
+        if self.paced is None:
+            self.paced = (0.0, 0, 0)
+            return
+        seconds, images, steps = (sum(pair) for pair in zip(self.paced, (seconds, images, 1), strict=True))
+        self.paced = (seconds, images, steps)
+        if self.timer is not None:
+            self.timer.image = seconds / images
+        most, least = FIRST_STEPS
+        if not self.told and (steps == most or seconds >= least):
+            self.told = True
+            self._say_end(seconds / steps)
 
     def _step(self, epoch: int, step: int, batches) -> torch.Tensor:
         """Makes one optimizer step of ``accumulate`` micro-batches; returns the last one's loss."""
-        number = epoch * self.batches.steps_per_epoch + step
-        self.schedule.step_update(number)
-        self.set_weight_decay(number)
+        number = self.position.made
+        at, gone = number, number  # in the schedules, steps
+        if self.timer is not None:
+            at, gone = self.steps * self.timer.of_schedule(number), self.steps * self.timer.progress
+        self.schedule.step_update(at)
+        self.set_weight_decay(gone)
         for micro in range(self.train.accumulate):
             batch = next(batches)
             weight = batch["weight"]
@@ -190,7 +282,7 @@ class Loop:
             clip_gradients(self.method, self.train.clip_grad, self.train.clip_grad_mode == "tensor")
         self.optimizer.step()
         self.optimizer.zero_grad()
-        self.method.after_step(number)
+        self.method.after_step(gone)
         if self.ema is not None:
             self.ema.update(self.method.backbone, step=number + 1)
         return out["loss"].detach()
@@ -206,25 +298,33 @@ class Loop:
         self.bad_step = torch.where(bad & (self.bad_step < 0), number, self.bad_step)
 
     def _end_epoch(self, epoch: int) -> None:
-        values = {name: value / self.batches.count for name, value in self._sums().items()}
-        self._check_exploded(epoch, without_drloc(values))
-        seconds = self.position.seconds
+        at, last = self.position, self._is_last(epoch)
+        images = min(self.batches.count, at.step * self.batches.batch_size)
+        values = {name: value / images for name, value in self._sums().items()}
+        self._check_exploded(epoch, without_drloc(values), last)
         record = {
             "epoch": epoch + 1,
             "stage": self.plan.number,
-            "step": self.session.steps + (epoch + 1) * self.batches.steps_per_epoch,
+            "step": self.session.steps + at.made,
             "loss": values.pop("loss"),
             "lr": self._lr(),
-            "seconds": round(seconds, 3),
-            "images_per_s": round(self.batches.count / max(1e-9, seconds), 2),
+            "seconds": round(at.seconds, 3),
+            "images_per_s": round(images / max(1e-9, at.seconds), 2),
             **values,
-            **self._evaluated(epoch),
+            **self._evaluated(epoch, last),
         }
         self._keep(record)
-        if line := epoch_line(record, self.batches.epochs):
+        before, self.shown = self.shown, self._share(epoch + 1)
+        if line := epoch_line(record, None if self.timer else self.batches.epochs, before, self.shown):
             log.info("%s %s", self.plan.label, line)
         self.session.folder.add_metrics(record)
-        self.position = Position(epoch + 1, first=self.position.first)
+        self.position = Position(epoch + 1, made=at.made, first=at.first)
+        if self.timer is not None:
+            self._advance(distributed.largest(self._measured())[0])
+
+    def _share(self, epochs: int) -> float:
+        """Returns the share of the stage that is over after so many epochs."""
+        return epochs / self.batches.epochs if self.timer is None else self.timer.progress
 
     def _keep(self, record: dict) -> None:
         """Copies the weights of the best epoch so far; they go into the state, as a resumed run needs them."""
@@ -233,17 +333,19 @@ class Loop:
             weights = {name: tensor.to("cpu", copy=True) for name, tensor in self.averaged.state_dict().items()}
             self.kept = {"epoch": record["epoch"], "value": value, "weights": weights}
 
-    def _evaluated(self, epoch: int) -> dict:
+    def _evaluated(self, epoch: int, last: bool) -> dict:
         """What is due to be measured after an epoch."""
-        last, values = epoch + 1 == self.batches.epochs, {}
+        values, began = {}, clock.now()
+        due = [item for item in self.plan.evaluations if last or (epoch + 1) % item.every == 0]
         distributed.share_statistics(self.averaged)  # the first process's weights are exported
         try:
-            for item in self.plan.evaluations:
-                if last or (epoch + 1) % item.every == 0:
-                    values.update(item.measure(self.averaged))
+            for item in due:
+                values.update(item.measure(self.averaged))
         except Interrupted:
-            self._save(epoch, self.batches.steps_per_epoch)
+            self._save(epoch, self.position.step)
             raise
+        if self.timer is not None and due:
+            self.timer.look = (clock.now() - began) / sum(item.images for item in due)
         return values
 
     def _sums(self) -> dict[str, float]:
@@ -266,7 +368,7 @@ class Loop:
         """Loss of the stage's first step, the largest of all processes; all must ask together."""
         return None if self.position.first is None else max(distributed.gather(float(self.position.first)))
 
-    def _check_exploded(self, epoch: int, loss: float) -> None:
+    def _check_exploded(self, epoch: int, loss: float, last: bool) -> None:
         """Raises RunError if an epoch's loss is of ruined weights; by nothing but what a resumed run knows, too."""
         first = self._first_loss()
         if first is None:
@@ -274,12 +376,13 @@ class Loop:
         before = [r for r in self.session.folder.metrics() if r["stage"] == self.plan.number]
         moved = f"from {first:.3g} to {loss:.3g} as the epoch's mean"
         if distributed.broadcast(exploded(loss, first, before, self.batches.steps_per_epoch)):
-            raise self._diverged(f"the loss has exploded, {moved},", (epoch + 1) * self.batches.steps_per_epoch - 1)
-        if epoch + 1 == self.batches.epochs and exploded(loss, first, [], 0):
+            raise self._diverged(f"the loss has exploded, {moved},", self.position.made - 1)
+        if last and exploded(loss, first, [], 0):
             log.warning("the loss has risen %s: the weights are of little use; lower --train.lr", moved)
 
     def _diverged(self, what: str, step: int) -> RunError:
-        epoch, lr = step // self.batches.steps_per_epoch, self.schedule._get_lr(step)[0]
+        epoch = step // self.batches.steps_per_epoch
+        lr = self.schedule._get_lr(step)[0] if self.timer is None else self._lr()
         given = {"clip_grad 1": self.train.clip_grad, "precision fp32": self.session.precision == "fp32"}
         others = [f"set --train.{flag}" for flag, already in given.items() if not already]
         mend = " or ".join(["lower --train.lr", *others])
@@ -291,8 +394,8 @@ class Loop:
         self._check_finite()
         ruined = not all(bool(torch.isfinite(p).all()) for p in self.method.parameters())
         if distributed.any_process(ruined)[0]:  # by the step after a finite loss
-            raise self._diverged("the weights are not finite", epoch * self.batches.steps_per_epoch + step - 1)
-        self.saved = time.monotonic()
+            raise self._diverged("the weights are not finite", self.position.made - 1)
+        self.saved = clock.now()
         sums, first = self._sums(), self._first_loss()
         if not self.session.folder.leader:
             return
@@ -302,8 +405,10 @@ class Loop:
                 "stage": self.plan.number,
                 "epoch": epoch,
                 "step": step,
+                "steps": [self.session.steps, self.position.made],  # of the stages before, of this one
                 "epoch_seconds": self.position.seconds,
                 "seconds": self.session.seconds,
+                "timer": None if self.timer is None else self.timer.state(),
                 "sums": sums,
                 "first": first,
                 "precision": self.session.precision,
@@ -331,10 +436,12 @@ class Loop:
         if self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
         self.kept = state["kept"]
+        self.session.steps, made = state["steps"]
+        self.saved_timer = state["timer"]
         share = float(self.session.folder.leader)  # the sums are added up over processes
         sums = {n: torch.tensor(v * share, device=self.accelerator.device) for n, v in state["sums"].items()}
         first = None if state["first"] is None else torch.tensor(state["first"])
-        self.position = Position(state["epoch"], state["step"], state["epoch_seconds"], sums, first)
+        self.position = Position(state["epoch"], state["step"], made, state["epoch_seconds"], sums, first)
         self.session.folder.take_back(self.plan.number, state["epoch"] + 1)
         at = f"goes on from epoch {state['epoch'] + 1}, step {state['step']}"
         anew = "starts anew, as it had saved no step (train.save_minutes)"

@@ -67,7 +67,7 @@ class Monitor:
         extract: Gives pooled features [n, d] of a few images, of the backbone in evaluation mode, on the CPU.
         index: Numbers of those images, int64 [n].
         history: Gives the records of the epochs so far.
-        epochs: Length of the run.
+        epochs: Gives the length of the run.
         warmup: Epochs of it in which the learning rate rises, and little is to be expected.
     """
 
@@ -77,7 +77,7 @@ class Monitor:
         extract: Callable[[torch.nn.Module], Tensor],
         index: Tensor,
         history: Callable[[], list[dict]],
-        epochs: int,
+        epochs: Callable[[], float],
         warmup: float = 0.0,
     ):
         self.method, self.extract, self.index, self.history = method, extract, index, history
@@ -95,7 +95,7 @@ class Monitor:
             on_device = features.to(device)
             values["embedding_std"] = spread(self.method.embed(on_device).float().cpu())
             values |= self.method.diagnose(on_device, self.index.to(device))
-        for kind, line in alarms(values, self.history(), self.epochs, self.warmup).items():
+        for kind, line in alarms(values, self.history(), self.epochs(), self.warmup).items():
             if kind not in self.warned:
                 self.warned.add(kind)
                 log.warning("%s", line)
@@ -132,7 +132,7 @@ def gained(before: float, after: float, p: float, images: int, kept: str | None 
     return line if kept is None else f"{line}; --init {kept} takes them as they were"
 
 
-def alarms(values: dict[str, float], history: list[dict], epochs: int, warmup: int = 0) -> dict[str, str]:
+def alarms(values: dict[str, float], history: list[dict], epochs: float, warmup: int = 0) -> dict[str, str]:
     """Returns a line for each kind of trouble: ``collapse``, ``saturation``, ``stall``.
 
     ``values`` are those of now; the epochs before, in ``history``, have the same names and ``loss`` among others.
@@ -158,7 +158,7 @@ def alarms(values: dict[str, float], history: list[dict], epochs: int, warmup: i
     losses = losses[-window:]
     if early and max(losses) - losses[-1] < STALLED * abs(max(losses)):
         found["stall"] = (
-            f"stall: the loss is {losses[-1]:.4g} and has not fallen for {window} of {epochs} epochs; "
+            f"stall: the loss is {losses[-1]:.4g} and has not fallen for {window} of {epochs:.0f} epochs; "
             "another --train.lr may help, or a shorter run if it fell before"
         )
     return found

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import os
 import signal
 import sys
@@ -161,10 +162,10 @@ class Interrupts:
 class Progress:
     """A bar on a terminal, a line every few seconds elsewhere: loss, lr, images/s and time to go.
 
-    It counts ``total`` steps, of which ``done`` were made before the run was resumed.
+    It counts ``total`` steps (None: not known), of which ``done`` were made before the run was resumed.
     """
 
-    def __init__(self, label: str, total: int, done: int, shown: bool = True):
+    def __init__(self, label: str, total: int | None, done: int, shown: bool = True):
         on_terminal = sys.stderr.isatty()
         self.bar = tqdm(
             total=total, initial=done, desc=label, unit="step", disable=not (shown and on_terminal), dynamic_ncols=True
@@ -184,17 +185,20 @@ class Progress:
         self.images += images
         self.bar.update(1)
 
-    def say(self, loss: float, lr: float) -> None:
-        """Shows the present loss and learning rate, with the rate and the time to go."""
+    def say(self, loss: float, lr: float, left: float | None = None) -> None:
+        """Shows the present loss and learning rate, with the rate and the time to go: ``left`` (seconds), else by the
+        steps so far."""
         self.shown_at = time.monotonic()
         seconds = max(1e-9, self.shown_at - self.start)
         rate = f"{self.images / seconds:.0f}"
         self.bar.set_postfix(loss=f"{loss:.4g}", lr=f"{lr:.2e}", images_per_s=rate)
         if self.lines:
-            left = (self.total - self.done) * seconds / max(1, self.done - self.first)
+            if left is None:
+                left = (self.total - self.done) * seconds / max(1, self.done - self.first)
+            of = "" if self.total is None else f"/{self.total}"
             log.info(
-                "%s step %d/%d  loss %.4g  lr %.2e  %s images/s  %s to go",
-                self.label, self.done, self.total, loss, lr, rate, duration(left),
+                "%s step %d%s  loss %.4g  lr %.2e  %s images/s  %s to go",
+                self.label, self.done, of, loss, lr, rate, duration(max(0.0, left)),
             )  # fmt: skip
 
     def close(self) -> None:
@@ -220,14 +224,22 @@ def counting(batches: Iterable[dict], total: int, label: str) -> Iterator[dict]:
                 log.info("%s %d/%d images", label, done, total)
 
 
-def epoch_line(record: dict, epochs: int) -> str | None:
-    """Returns what the log says of one of a stage's epochs, with all that was measured; None: it says nothing."""
-    tenths = [n * EPOCH_LINES // epochs for n in (record["epoch"] - 1, record["epoch"])]
+def epoch_line(record: dict, epochs: int | None, before: float, after: float) -> str | None:
+    """Returns the log's line on an epoch, with all that was measured; None: there is none.
+
+    Args:
+        record: Of the epoch.
+        epochs: Of the stage; None: not known.
+        before: Share of the stage that was over before the epoch.
+        after: And after it.
+    """
+    tenths = [math.floor(share * EPOCH_LINES + 1e-9) for share in (before, after)]
     scores = [f"{name} {record[name]:.2f}" for name in SCORES if name in record]
     if not scores and tenths[0] == tenths[1]:
         return None
     others = [f"{name} {value:.4g}" for name, value in record.items() if name not in (*BOOKKEEPING, *SCORES)]
-    return "  ".join([f"epoch {record['epoch']}/{epochs}", f"loss {record['loss']:.4f}", *scores, *others])
+    of = "" if epochs is None else f"/{epochs}"
+    return "  ".join([f"epoch {record['epoch']}{of}", f"loss {record['loss']:.4f}", *scores, *others])
 
 
 def brief(value: float) -> str:

@@ -2,16 +2,16 @@
 
 import contextlib
 import logging
-import time
 
+import numpy as np
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs, PartialState
 from accelerate.state import AcceleratorState
 
-from idmm import distributed
-from idmm.calibrate import Sample, choose_device, choose_precision, draw_sample
+from idmm import clock, distributed
+from idmm.calibrate import choose_device, choose_precision
 from idmm.checkpoint import RunFolder
-from idmm.data.loaders import BatchFn, BatchPlan
+from idmm.data.loaders import BatchFn
 from idmm.methods.base import Method
 from idmm.models.build import prefers_channels_last
 from idmm.progress import Interrupts
@@ -35,41 +35,39 @@ class Session:
         self.interrupts = Interrupts()
         state = self.folder.state or {}
         self.precision: str | None = state.get("precision")
+        self.timed = False  # whether steps were timed for the precision
+        self.progress = 0.0  # of the stage, with ``train.minutes``: from 0 to 1
         self.channels_last: bool | None = state.get("channels_last")
-        self.started = (time.monotonic() if began is None else began) - state.get("seconds", 0.0)
+        self.started = (clock.now() if began is None else began) - state.get("seconds", 0.0)
         self.steps = 0  # of the stages before this one
 
-    def start(self, method: Method, transform: BatchFn, batches: BatchPlan) -> Sample:
-        """Decides memory format and precision, once in a run's life, and starts accelerate; returns some images of the
-        first micro-batch, to time steps on.
+    def start(self, method: Method, transform: BatchFn, images: np.ndarray) -> None:
+        """Decides memory format and precision, once in a run's life, and starts accelerate.
 
         Args:
             method: Will be trained.
-            transform, batches: See :class:`idmm.engine.StagePlan`.
+            transform: Makes a batch of image numbers.
+            images: Numbers of the images of the first micro-batch.
         """
         if self.channels_last is None:
             self.channels_last = prefers_channels_last(method.backbone)
         method.to(memory_format=torch.channels_last if self.channels_last else torch.preserve_format)
-        images = batches.micro_batches(batches.step_images(0, 0))[0][0]
-        with distributed.enough_memory(distributed.step_too_large(batches.batch_size, self.train.accumulate)):
-            sample = draw_sample(transform, images, self.processes.device)
-            if self.accelerator is not None:
-                return sample
-            if self.precision is None:
-                chosen = choose_precision(self.train.precision, method, sample, self.device, self.config)
-                self.precision = distributed.broadcast(chosen)
+        if self.accelerator is not None:
+            return
+        if self.precision is None:
+            self.timed = self.train.precision == "auto" and self.device == "cpu"
+            self.precision = choose_precision(self.train.precision, method, transform, images, self.device)
         mixed = "no" if self.precision == "fp32" else self.precision
         views = DistributedDataParallelKwargs(gradient_as_bucket_view=True)  # else gradients are held twice
         self.accelerator = Accelerator(mixed_precision=mixed, cpu=self.device == "cpu", kwargs_handlers=[views])
         self.device = self.accelerator.device
         where = f"{self.device}, " + (f"{distributed.world()} processes, " if distributed.world() > 1 else "")
-        log.info("training on %s%s; a few steps are timed first", where, self.precision)
-        return sample
+        log.info("training on %s%s", where, self.precision)
 
     @property
     def seconds(self) -> float:
         """Time spent on the run, over all resumes; what a killed start did after its last checkpoint is lost."""
-        return time.monotonic() - self.started
+        return clock.now() - self.started
 
     def autocast(self):
         """The context that a forward pass runs in."""

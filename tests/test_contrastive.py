@@ -389,10 +389,3 @@ def test_idmm_with_a_projection():
     right = [int((rows[i] @ method.classifier.weight.T).argmax()) == i for i in range(11)]
     assert 0 < sum(right) < 11
     assert method.diagnose(features, torch.arange(11)) == {"instance_accuracy": pytest.approx(100 * sum(right) / 11)}
-
-
-def test_more_steps_than_the_run_has_are_no_matter(recwarn):
-    """Steps that are timed for train.minutes may be more."""
-    method = make("mocov3", told=run_info(11, steps=10))
-    method.after_step(1000)
-    assert not recwarn.list

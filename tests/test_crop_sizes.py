@@ -13,7 +13,6 @@ from test_contrastive import NEARLY, dino, simclr, supcon
 from test_views import GREY, Store
 from tiny import VIT, assert_same_loss, batch, make
 
-from idmm.calibrate import evaluation_seconds
 from idmm.config import CropGroup, PretrainConfig, Views, global_groups
 from idmm.config.parsing import build
 from idmm.data.views import MultiCropTransform, short_side_bound
@@ -198,12 +197,3 @@ def test_a_grid_names_the_entry_whose_local_crops_do_not_fit(tmp_path, capsys):
     assert call(["transfer", "--config", tmp_path / "grid.yaml"]) == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "20x20" in line]
     assert line.startswith("backbones 'b': views.crops[1].size: image size 20x20: ")
-
-
-def test_small_crops_count_by_their_pixels_in_the_estimate_of_evaluation():
-    index = torch.arange(4)
-    plain = {"index": index, "views": [torch.zeros(4, 2, 3, 16, 16), torch.zeros(4, 4, 3, 16, 16)]}
-    local = {"index": index, "views": [torch.zeros(4, 2, 3, 16, 16), torch.zeros(4, 4, 3, 8, 8)]}
-    assert evaluation_seconds(9.0, 0.0, plain) == pytest.approx(3 / (4 * 6))
-    assert evaluation_seconds(9.0, 0.0, local) == pytest.approx(3 / (4 * 3))
-    assert evaluation_seconds(9.0, 0.0, {"index": index}) == pytest.approx(3 / 4)

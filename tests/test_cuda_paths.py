@@ -108,7 +108,6 @@ def test_backbones_stay_on_the_device(backbone, request):
 
 
 def test_a_compiled_run_is_the_plain_one(tmp_path, monkeypatch):
-    """Steps are timed on a copy of the compiled model, which must not leave gradients in the model itself."""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
     for name in ("plain", "compiled"):
         assert inside("pretrain", tmp_path / name, train__epochs=1, train__compile=name == "compiled") == 0

@@ -404,13 +404,12 @@ def test_images_that_changed_are_noticed(trees, tmp_path, capsys, monkeypatch):
 
 # ------------------------------------------------------------------ lengths
 def test_minutes_and_python(trees, tmp_path):
-    """As many epochs as fit, from Python."""
+    """From Python, for a time."""
     given = dict(out=str(tmp_path / "run"), data={"root": str(trees / "masks"), "workers": 0})
     given["model"] = {"name": "vit_tiny_patch16_224", "kwargs": VIT, "pyramid_width": 16}
     given["train"] = {"size": 32, "minutes": 0.15, "device": "cpu", "precision": "fp32", "schedule": "linear"}
     result = idmm.segment(given)
     assert result["minutes"] == 0.15 and result["epochs"] >= 1 and "miou" in result
-    assert read(tmp_path / "run" / "config.yaml")["train"]["epochs"] == result["epochs"]
 
 
 # ------------------------------------------------------------------ the supplement's start

@@ -73,7 +73,7 @@ def _help(capsys):
     kinds = [["pretrain"], ["finetune"], ["transfer"], ["probe"], ["fewlabel"], ["demo"], ["data", "check"]]
     kinds += [["detect"], ["segment"]]
     kinds += [["train"], ["data", "download"]]
-    kinds += [["predict"], ["embed"], ["similar"], ["pseudolabel"], ["explore"], ["report"], ["export"]]
+    kinds += [["predict"], ["embed"], ["similar"], ["explore"], ["report"], ["export"]]
     for argv in kinds:
         with pytest.raises(SystemExit):
             call([*argv, "--help"])

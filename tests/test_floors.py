@@ -10,7 +10,7 @@ import idmm
 
 HOUSE = Path(idmm.__file__).parent
 FLOORS = (
-    ("errors", "config", "seeding", "files", "intervals", "schedule", "mixing", "distributed", "progress")
+    ("errors", "config", "seeding", "clock", "files", "intervals", "schedule", "mixing", "distributed", "progress")
     + ("losses", "pictures", "confusion"),
     ("data", "models", "optim", "checkpoint", "environment"),
     ("methods",),

@@ -1,146 +1,76 @@
-"""``train.minutes``: as many epochs as fit into a time, found once by timed steps and kept with the run."""
+"""``train.minutes``: schedules and the end follow the clock, which the tests inject."""
 
 import time
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import yaml
 from folders import result
-from helpers import flags, inside, logged, metrics, refused, same
+from helpers import flags, inside, logged, metrics, refused, state
 from test_distributed import together
 from test_resume import stop_at
 
-from idmm import stages
+from idmm import clock, engine, stages
+from idmm.clock import Timer
 from idmm.config import FinetuneConfig, PretrainConfig, parsing
-from idmm.session import Session
-from idmm.stages import budget, folds
+from idmm.stages import folds
 from idmm.stages.advice import advice
-from idmm.stages.assemble import assemble
-from idmm.stages.budget import Rates, fitting, forecast
 from idmm.transfer.config import merged, parse_grid
 
 SMALL = {"data__subset": {"per_class": 4}, "train__epochs": None, "train__save_minutes": 60}
-RATE = Rates(start=1.0, image=0.05, look=0.001, save=0.0)
+BOTH = pytest.mark.parametrize("stage", ["pretrain", "finetune"])
+STEP = engine.Loop._step
 
 
-# ------------------------------------------------------------------ how many epochs
-def test_epochs_whose_time_is_nearest_to_the_aim():
-    def linear(epochs):
-        return 10 + 3 * epochs[0]
+@pytest.fixture
+def seconds(monkeypatch):
+    """A clock that only steps move: a second for each, or as many as the list's first item has."""
+    at, each = [0.0], [1.0]
 
-    assert fitting([800], linear, 57, 60) == [16], "58 s are nearer than 55"
-    assert fitting([800], linear, 56.4, 60) == [15]
-    assert fitting([800], linear, 57, 57.5) == [15], "58 s would be too long"
-    assert fitting([1], linear, 10, 13) == [1] and fitting([1], linear, 10, 12.9) is None
-    assert fitting([1], linear, -5, -1) is None, "the time is over"
-    assert fitting([200], lambda epochs: 1e-4 * epochs[0], 3600, 3700) == [36_000_000]
+    def step(loop, *args):
+        at[0] += each[0]
+        return STEP(loop, *args)
 
-
-@pytest.mark.parametrize("aim", [40, 77.7, 300, 5000])
-def test_the_epochs_of_several_sizes_keep_their_ratio(aim):
-    def seconds(epochs):
-        return 2 * epochs[0] + 7 * epochs[1]
-
-    first, second = fitting([200, 100], seconds, aim, 1.05 * aim)
-    assert abs(first - 2 * second) <= 2 and abs(seconds([first, second]) - aim) <= 8 / 2 + 0.5
-    assert fitting([800, 1], seconds, 30, 32)[1] == 1, "no size goes without"
+    monkeypatch.setattr(clock, "now", lambda: at[0])
+    monkeypatch.setattr(engine.Loop, "_step", step)
+    return each
 
 
-@pytest.mark.parametrize(("held", "looked_at"), [(None, 90), (20, 110)])
-def test_a_joint_runs_test_images_are_counted_once(held, looked_at):
-    """As they are tested; features are taken of them twice more, before and after."""
-
-    class Store(SimpleNamespace):
-        def __len__(self):
-            return self.n
-
-    stores = {
-        "train": Store(n=40, cache="off"),
-        "val": held and Store(n=held),
-        "test": Store(n=30, cache="off", labels=np.arange(30) % 2),
-    }
-    train = {"epochs": 2, "monitor_every": 0}
-    parts = assemble(PretrainConfig(out="a", method={"label_weight": 1.0}, train=train))
-    seconds = forecast(parts, [Rates(start=0.0, image=0.0, look=1.0, save=0.0)], SimpleNamespace(**stores), drawn=0.0)
-    assert seconds == pytest.approx(looked_at + 2 * budget.EPOCH)
-
-
-def fake(patch, rates=(RATE, RATE), timed=False):
-    """Makes what a run measures known: seconds before its first step, and rates one phase after the other; if ``timed``
-    it measures them all the same, for half a second."""
-    rates, measure = iter(rates), budget._rates
-
-    def known(*args):
-        if timed:
-            measure(*args)
-        return next(rates)
-
-    patch.setattr(Session, "seconds", property(lambda self: 10.0))
-    patch.setattr(budget, "TRIAL", (0.0, 0.5, 1.0, 0.5))
-    patch.setattr(budget, "_rates", known)
-    patch.setattr(budget, "drawing_seconds", lambda run: 0.1)
-
-
-def sizes(*epochs):
-    """The stages of tiny fine-tuning, with epochs."""
-    return [{"size": 16, "epochs": epochs[0]}, {"size": 32, "lr": 0.001, "batch_size": 24, "epochs": epochs[1]}]
-
-
-# 40 images. Pretraining: an epoch takes 2.05 s (2 to train, 0.01 around it, 0.04 to look at 40 images), and beside 10 s
-# before the first step 1 to start and 3 * 0.1 to draw: 3 epochs end after 17.45 s, next to 0.95 * 18. Fine-tuning: 2.37
-# (360 images are looked at) and 2.7, features of 360 images twice 0.36: 4 epochs end after 22.9, next to 0.95 * 24.
-ASKED = {"pretrain": {**SMALL, "train__minutes": 0.3}, "finetune": {**SMALL, "train__minutes": 0.4}}
-FOUND = {"pretrain": {**SMALL, "train__epochs": 3}, "finetune": {**SMALL, "stages": sizes(2, 2)}}
-BOTH = pytest.mark.parametrize("stage", list(ASKED))
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """Runs whose epochs can be found by hand, and others that are asked for as many."""
-    folder = tmp_path_factory.mktemp("minutes")
-    for stage, asked in ASKED.items():
-        with pytest.MonkeyPatch.context() as patch:
-            fake(patch, timed=True)
-            assert inside(stage, folder / stage, **asked) == 0
-        assert inside(stage, folder / f"{stage}-epochs", **FOUND[stage]) == 0
-    return folder
-
-
-def no_timing(patch):
-    patch.setattr(budget, "_rates", lambda *_: pytest.fail("timed again"))
-
-
+# ------------------------------------------------------------------ the schedules and the end
 @BOTH
-def test_the_epochs_by_hand(stage, runs):
-    found = result(runs / stage)
-    config = yaml.safe_load((runs / stage / "config.yaml").read_text())
-    assert (found["minutes"], config["train"]["minutes"]) == (ASKED[stage]["train__minutes"],) * 2
-    if stage == "pretrain":
-        assert found["epochs"] == config["train"]["epochs"] == 3
-        assert "train.minutes 0.3: 3 epochs of about 2 s; ends at about " in logged(runs / stage)
-    else:
-        assert found["epochs"] == 4 and [one["epochs"] for one in config["stages"]] == [2, 2]
-        assert "2 epochs of about 2 s at 16 px, 2 epochs of about 2 s at 32 px; ends" in logged(runs / stage)
-    assert "of about" not in logged(runs / stage).partition("ends at about")[2], "nothing is timed twice"
-    assert "epochs" not in result(runs / "finetune-epochs")
+def test_a_run_ends_in_its_time(stage, seconds, tmp_path):
+    """40 images; 20 of a step in pretraining, so two steps an epoch. The learning rate ends near zero."""
+    assert inside(stage, tmp_path / "run", **SMALL, train__minutes=1.0) == 0
+    found, records = result(tmp_path / "run"), metrics(tmp_path / "run")
+    assert abs(found["seconds"] - 60) < 5 and found["minutes"] == 1.0
+    assert found["epochs"] == len(records) >= found["whole_epochs"] > 5
+    *_, rates = ([r["lr"] for r in records if r["stage"] == n] for n in range(1, records[-1]["stage"] + 1))
+    assert rates[-1] < 0.05 * max(rates), "a cosine over the time"
+    config = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
+    assert config["train"]["epochs"] == {"pretrain": 800, "finetune": 200}[stage], "as the recipe has it"
+    assert "ends at about" in logged(tmp_path / "run")
 
 
-@BOTH
-def test_weights_are_those_of_as_many_epochs(stage, runs):
-    """The schedule, too, has that length, and timing leaves no trace."""
-    assert same(runs / stage, runs / f"{stage}-epochs")
-    assert metrics(runs / stage) == metrics(runs / f"{stage}-epochs")
+def test_a_slower_machine_makes_fewer_steps_in_the_same_time(seconds, tmp_path):
+    seconds[0] = 4.0
+    assert inside("pretrain", tmp_path / "run", **SMALL, train__minutes=1.0) == 0
+    assert abs(result(tmp_path / "run")["seconds"] - 60) < 5
+    steps = metrics(tmp_path / "run")[-1]["step"]
+    assert 12 <= steps <= 15
 
 
-def test_no_more_epochs_than_asked_for(runs, tmp_path, capsys):
-    """In the ratio of the sizes; with time for more, the weights are those of as many epochs."""
-    with pytest.MonkeyPatch.context() as patch:
-        fake(patch)
-        more = {**SMALL, "train__minutes": 60, "train__max_epochs": 4}
-        assert inside("finetune", tmp_path / "run", **more) == 0
-    assert same(tmp_path / "run", runs / "finetune") and result(tmp_path / "run")["epochs"] == 4
-    assert "train.max_epochs 4: so the run ends early" in logged(tmp_path / "run")
+def test_sizes_share_the_minutes_by_epochs_and_pixels(seconds, tmp_path):
+    """16 and 32 px, of as many epochs each: a fifth, and the rest."""
+    sizes = [{"size": 16}, {"size": 32}]
+    assert inside("finetune", tmp_path / "run", **SMALL, train__minutes=4.0, stages=sizes) == 0
+    steps = {record["stage"]: record["step"] for record in metrics(tmp_path / "run")}
+    assert steps[1] == pytest.approx(0.2 * steps[2], abs=8)
+
+
+def test_no_more_epochs_than_asked_for(seconds, tmp_path, capsys):
+    """In the ratio of the sizes; progress is that of the steps then."""
+    assert inside("finetune", tmp_path / "run", **SMALL, train__minutes=60, train__max_epochs=4) == 0
+    found = result(tmp_path / "run")
+    assert found["epochs"] == found["whole_epochs"] == 4
     capsys.readouterr()
     said = refused(capsys, ["finetune", *flags("finetune", tmp_path / "none", **SMALL, train__max_epochs=4)])
     assert said == ["train.max_epochs: got 4 without minutes; wanted minutes, or epochs alone"]
@@ -149,88 +79,87 @@ def test_no_more_epochs_than_asked_for(runs, tmp_path, capsys):
     assert said == ["config: train.max_epochs 1 is less than an epoch for each of 2 stages; give more"]
 
 
-def test_an_odd_number_of_epochs_for_two_sizes(tmp_path):
-    """In their ratio there are 2 or 4."""
+def test_a_partial_epoch_has_its_record_and_too_few_minutes_a_warning(seconds, tmp_path):
+    seconds[0] = 100.0
+    assert inside("pretrain", tmp_path / "run", **SMALL, train__minutes=0.5) == 0
+    found, (record,) = result(tmp_path / "run"), metrics(tmp_path / "run")
+    assert (found["epochs"], found["whole_epochs"], record["epoch"], record["step"]) == (1, 0, 1, 1)
+    assert "training ended before it had seen every image once" in logged(tmp_path / "run")
+
+
+@BOTH
+def test_a_resumed_run_goes_on_with_its_time(stage, seconds, tmp_path, monkeypatch):
     with pytest.MonkeyPatch.context() as patch:
-        fake(patch)
-        more = {**SMALL, "train__minutes": 60, "train__max_epochs": 3}
-        assert inside("finetune", tmp_path / "run", **more) == 0
-    assert result(tmp_path / "run")["epochs"] == 2
-    said = logged(tmp_path / "run")
-    assert "train.max_epochs 3: so the run ends early" in said and "one epoch more would not fit" not in said
-    assert "try" in said and "more minutes and a larger --train.max_epochs" in said
+        stop_at(patch, 1, 1, 1)
+        asked = {**SMALL, "train__minutes": 3.0}
+        assert inside(stage, tmp_path / "run", **{**asked, "train__save_minutes": 0}) == 130
+    saved = state(tmp_path / "run")
+    assert saved["timer"]["warm"] is None or saved["timer"]["warm"] <= saved["timer"]["progress"]
+    assert saved["seconds"] > 0 and 0 < saved["timer"]["progress"] < 1
+    assert inside(stage, tmp_path / "run", **asked) == 0
+    assert abs(result(tmp_path / "run")["seconds"] - 180) < 5
+    epochs = [(record["stage"], record["epoch"]) for record in metrics(tmp_path / "run")]
+    assert len(set(epochs)) == len(epochs), "none twice"
+    made = [record["step"] for record in metrics(tmp_path / "run")]
+    assert made == sorted(made) and made[-1] <= 180
+    assert inside(stage, tmp_path / "run", **asked) == 0, "finished"
 
 
-@BOTH
-@pytest.mark.parametrize("place", [(1, 0, 0), (1, 1, 1)])
-def test_a_resumed_run_keeps_its_epochs(stage, place, runs, tmp_path, monkeypatch):
-    """From before the first step on, so that a kill does not change them."""
-    with pytest.MonkeyPatch.context() as patch:
-        fake(patch)
-        stop_at(patch, *place)
-        assert inside(stage, tmp_path / "run", **{**ASKED[stage], "train__save_minutes": 0}) == 130
-    no_timing(monkeypatch)
-    assert inside(stage, tmp_path / "run", **ASKED[stage]) == 0
-    assert same(tmp_path / "run", runs / stage)
-    assert result(tmp_path / "run")["seconds"] >= 10, "those before the stop count"
+# ------------------------------------------------------------------ one number
+def test_progress_follows_time_or_steps_and_never_falls():
+    timer = Timer(start=10.0, until=110.0, warmup_steps=5, max_steps=50)
+    assert timer.measure(10.0, 0) == 0 and timer.measure(60.0, 1) == 0.5
+    assert timer.measure(10.0, 25) == 0.5, "by steps"
+    timer.advance(0.4, 9)
+    assert timer.measure(20.0, 9) == 0.4
+    assert timer.measure(500.0, 9) == 1.0
 
 
-@BOTH
-def test_a_finished_run_does_nothing_and_is_held_to_its_minutes(stage, runs, monkeypatch, capsys):
-    no_timing(monkeypatch)
-    assert inside(stage, runs / stage, **ASKED[stage]) == 0
-    assert "finished already, nothing to do" in capsys.readouterr().err
-    other = {**ASKED[stage], "train__minutes": 7.0}
-    asked = ASKED[stage]["train__minutes"]
-    first, second = refused(capsys, [stage, *flags(stage, runs / stage, **other)])
-    assert first == f"train.minutes: the run in '{runs / stage}' has {asked}, asked for now is 7.0"
-    assert second.endswith("belongs to another config; name a new folder or ask for the same")
+def test_time_for_the_end_is_set_aside():
+    """A third of a training image's time, until an evaluation was measured."""
+    timer = Timer(start=0.0, until=100.0, warmup_steps=0, images=30, rest=5.0)
+    assert timer.left(0.0) == 95
+    timer.image = 0.5
+    assert timer.left(0.0) == pytest.approx(90)
+    timer.look = 1.0
+    assert timer.left(0.0) == 65 and timer.measure(65.0, 1) == 1.0
 
 
-@BOTH
-def test_too_short_for_an_epoch(stage, tmp_path, monkeypatch, capsys):
-    fake(monkeypatch)
-    out = tmp_path / "deep" / "run"
-    (line,) = refused(capsys, [stage, *flags(stage, out, **ASKED[stage] | {"train__minutes": 0.15})])[-1:]
-    each, wanted = ("2 s", 0.26) if stage == "pretrain" else ("2 s at 16 px and 2 s at 32 px", 0.36)
-    around = "11 s" if stage == "pretrain" else "14 s"
-    said = f"an epoch takes {each}, and the run around it {around}; wanted at least {wanted}"
-    assert line == f"train.minutes: got 0.15, but {said}"
-    assert not out.parent.exists()
-    fake(monkeypatch)
-    assert inside(stage, out, **ASKED[stage] | {"train__minutes": wanted}) == 0, "the advice is good"
-
-
-def test_a_long_epoch_leaves_a_gap(tmp_path, monkeypatch):
-    fake(monkeypatch, rates=[Rates(1.0, 0.5, 0.001, 0.0)])
-    assert inside("pretrain", tmp_path / "run", **SMALL, train__minutes=0.75) == 0
-    assert "train.minutes 0.75: one epoch more would not fit, so the run ends early" in logged(tmp_path / "run")
+def test_a_warmup_ends_after_its_epochs_or_at_a_tenth():
+    by_steps = Timer(start=0.0, until=100.0, warmup_steps=4)
+    by_steps.advance(0.02, 2)
+    assert by_steps.warm is None and by_steps.of_schedule(2) == pytest.approx(0.05)
+    by_steps.advance(0.04, 4)
+    assert by_steps.warm == 0.04 and by_steps.of_schedule(4) == pytest.approx(clock.WARMUP)
+    by_steps.advance(1.0, 90)
+    assert by_steps.of_schedule(90) == pytest.approx(1.0)
+    by_time = Timer(start=0.0, until=100.0, warmup_steps=100)
+    by_time.advance(0.12, 3)
+    again = Timer(start=0.0, until=100.0, warmup_steps=100)
+    again.resume(by_time.state())
+    assert again.warm == 0.12 and again.progress == 0.12
+    assert Timer(start=0.0, until=1.0, warmup_steps=0).of_schedule(0) == 0, "no warm-up"
 
 
 def test_advice_does_not_name_epochs():
-    config = FinetuneConfig(out="a", train={"minutes": 1.0, "epochs": 2, "batch_size": 16})
+    config = FinetuneConfig(out="a", train={"minutes": 1.0, "epochs": 2, "batch_size": 64})
     (line,) = advice(config, stages.STAGES["finetune"].phases(config), 64)
-    assert line.endswith("few to learn from; try --train.batch_size 8 and more minutes")
+    assert line.endswith("; try --train.batch_size 8") and "in all" not in line
 
 
-# ------------------------------------------------------------------ timed
-@BOTH
-def test_it_ends_in_time(stage, tmp_path, monkeypatch):
-    """By the processor's clock, which does not count what else the machine does."""
-    monkeypatch.setattr(time, "monotonic", time.process_time)
+# ------------------------------------------------------------------ real time
+def test_a_real_run_keeps_its_time(tmp_path):
     began = time.monotonic()
-    assert inside(stage, tmp_path / "run", **SMALL, train__minutes=0.1) == 0
-    taken, found = time.monotonic() - began, result(tmp_path / "run")
-    assert abs(found["seconds"] - taken) < 0.5 and 0.7 * 6 < taken < 1.2 * 6
-    assert found["epochs"] == len(metrics(tmp_path / "run"))
+    assert inside("pretrain", tmp_path / "run", **SMALL, train__minutes=0.15) == 0
+    assert time.monotonic() - began < 9 + 5
+    assert abs(result(tmp_path / "run")["seconds"] - 9) < 5
 
 
-def test_processes_agree(tmp_path):
-    """Two of them make as many timed steps, and come to one answer, here that the time is too short."""
-    with together("pretrain", tmp_path / "run", **SMALL, train__minutes=0.01) as processes:
-        assert processes.wait() == 2
-    assert processes.said().count("train.minutes: got 0.01, but an epoch takes ") == 1
-    assert not (tmp_path / "run").exists()
+def test_processes_end_together(tmp_path):
+    """By the first one's clock."""
+    with together("pretrain", tmp_path / "run", **SMALL, train__minutes=0.1) as processes:
+        assert processes.wait() == 0, processes.said()
+    assert result(tmp_path / "run")["epochs"] == len(metrics(tmp_path / "run"))
 
 
 def test_a_command_counts_from_its_start():

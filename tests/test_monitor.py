@@ -116,7 +116,7 @@ def test_a_loss_that_stays_where_it_was_is_a_stall():
 
 
 def test_each_kind_is_said_once(caplog):
-    watch = Monitor(make("simclr"), lambda backbone: torch.ones(5, 16), torch.arange(5), list, 9)
+    watch = Monitor(make("simclr"), lambda backbone: torch.ones(5, 16), torch.arange(5), list, lambda: 9)
     first = watch.measure(None)
     assert first == {"feature_std": 0, "feature_rank": 0, "embedding_std": 0} == watch.measure(None)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
@@ -131,7 +131,7 @@ def test_it_looks_at_what_is_exported_in_evaluation_mode():
         seen.append(backbone)
         return features
 
-    found = Monitor(method, extract, torch.arange(5), list, 9).measure(None)
+    found = Monitor(method, extract, torch.arange(5), list, lambda: 9).measure(None)
     assert seen == [method.exported] != [method.backbone]
     targets = (method.teacher.copies[1](features) - method.loss.center[0]) / 0.07
     assert found["embedding_std"] == pytest.approx(spread(targets.softmax(1)), abs=1e-4) != found["feature_std"]

@@ -1,4 +1,4 @@
-"""Labels for images without one: the maths against a dense solution, ``idmm pseudolabel``, ``idmm train`` with it."""
+"""Labels for images without one: the maths against a dense solution, the step of ``idmm train``."""
 
 import csv
 import time
@@ -9,19 +9,17 @@ import pytest
 import yaml
 from folders import paint, section, tree
 from frozen import a_run
-from helpers import VIT, call, read, refused
+from helpers import VIT, call, read
 from PIL import Image
 
 import idmm
 from idmm import similarity
-from idmm.commands import pseudolabel, train, train_plan
+from idmm.commands import train, train_pseudolabels
 from idmm.commands.train_plan import Counts, choose
 from idmm.config import Data
 from idmm.config.commands import TrainCommand
 from idmm.data.datasets import open_splits
-from idmm.data.split import Split
 from idmm.errors import UserError
-from idmm.report import sheets
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 COLOURS = {"blue": (30, 40, 200), "red": (200, 40, 30)}
@@ -89,11 +87,15 @@ def test_spread_labels_where_none_reaches():
     assert not found[4:].any()
 
 
-# ---------------------------------------------------------------------- the command
-def test_what_is_written(run, images, tmp_path, capsys, caplog):
+# ---------------------------------------------------------------------- the file
+def section_of(root, **changes):
+    return section(root, labelled={"per_class": 2}, **changes)
+
+
+def test_what_is_written(run, images, tmp_path, caplog):
+    caplog.set_level("INFO", "idmm")
     out = tmp_path / "l.csv"
-    argv = ["pseudolabel", "--init", run, "--data.root", images, *FEW, "--out", out]
-    assert call(argv) == 0
+    assert train_pseudolabels.pseudolabel([run], section_of(images), "cpu", out)["found"] == 18
     found = rows(out)
     of = {split: [row for row in found if row["split"] == split] for split in ("train", "test")}
     assert len(of["train"]) == 22 and len(of["test"]) == 8, "also those in unlabelled"
@@ -103,87 +105,37 @@ def test_what_is_written(run, images, tmp_path, capsys, caplog):
         place, name = row["path"].split("/")[0], list(COLOURS)[int(row["path"].split("/")[-1][:-4]) % 2]
         assert row["class"] == name and (row["given"] == "yes" or 0.5 < float(row["share"]) <= 1), place
     assert f"{out}: 18 images without a label got one, from 4 that had one" in caplog.messages
-    assert any(
-        "gives 100 % of the nearest images the class of the image (0 is chance)" in line for line in caplog.messages
-    )
-
-    with Image.open(tmp_path / "l.png") as picture:
-        assert np.asarray(picture.convert("RGB")).std() > 5 and min(picture.size) > 200
-
-    short = ["--train.epochs", 1, "--train.warmup_epochs", 0, "--train.size", 16, "--train.batch_size", 8]
-    argv = ["finetune", "--config", "fast_scratch", "--data.root", images, "--data.labels", out, *MODEL, *short]
-    assert call([*argv, "--out", tmp_path / "x"]) == 0
-    assert read(tmp_path / "x/result.json")["train_size"] == 22
+    said = "gives 100 % of the nearest images the class of the image (0 is chance)"
+    assert any(said in line for line in caplog.messages)
 
 
 def test_features_of_several_runs_count_alike(run, images, tmp_path, monkeypatch):
     """Each image's rows, less their mean and of unit length, one after the other."""
     other, given = a_run(tmp_path / "other", size=16), []
-    spread = pseudolabel._spread
-    monkeypatch.setattr(pseudolabel, "_spread", lambda rows, *more: given.append(rows) or spread(rows, *more))
-    both = ["--init", f"[{run}, {other}]", "--data.root", images, *FEW]
-    assert call(["pseudolabel", *both, "--out", tmp_path / "l.csv"]) == 0
-    data = Data(root=str(images), labelled={"per_class": 2})
-    paths = open_splits(data, labelled=True, unlabelled=True).train.items
+    spread = train_pseudolabels._spread
+    monkeypatch.setattr(train_pseudolabels, "_spread", lambda rows, *more: given.append(rows) or spread(rows, *more))
+    train_pseudolabels.pseudolabel([run, other], section_of(images), "cpu", tmp_path / "l.csv")
+    paths = open_splits(section_of(images), labelled=True, unlabelled=True).train.items
     for half, init in zip(np.split(given[0], 2, axis=1), (run, other), strict=True):
         np.testing.assert_allclose(half, similarity.unit_rows(idmm.embed(init, paths)), atol=1e-6)
-
-
-def test_what_is_drawn(tmp_path, monkeypatch):
-    """Of each class one that was given, the surest four, and the least sure four of the rest."""
-    drawn = []
-    monkeypatch.setattr(sheets, "caption_sheet", lambda rows, path, title, note: drawn.append((path, rows)))
-    names = [f"d/{i}.png" for i in range(12)]
-    train = Split(items=names, names=names, labels=np.array([0, 1] + [-1] * 10), classes=["cat", "dog", "elk"])
-    shares = np.zeros((12, 3))
-    shares[0, 0] = shares[1, 1] = 1
-    shares[2:11, 0] = np.linspace(0.5, 0.9, 9)
-    pseudolabel._draw(tmp_path / "l.csv", train, shares, lambda path, side: path)
-    ((path, [(cat, cats), (dog, dogs)]),) = drawn
-    assert path == tmp_path / "l.png" and (cat, dog) == ("cat", "dog")
-    assert [tile and tile.image for tile in cats] == [
-        "d/0.png", None, "d/10.png", "d/9.png", "d/8.png", "d/7.png", None, "d/5.png", "d/4.png", "d/3.png", "d/2.png",
-        None,
-    ]  # fmt: skip
-    assert cats[0].caption == "given\n0.png" and cats[2].caption == "0.90\n10.png"
-    assert [tile and tile.image for tile in dogs] == ["d/1.png", None]
 
 
 def test_features_that_say_nothing(run, tmp_path, caplog):
     """Random pixels: a warning, and the file all the same."""
     root = tree(tmp_path / "d", train={"cat": 12, "dog": 12}, test={"cat": 2, "dog": 2})
-    assert call(["pseudolabel", "--init", run, "--data.root", root, *FEW, "--out", tmp_path / "l.csv"]) == 0
-    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    (root / "train/cat/5.png").write_bytes(b"no image")
+    train_pseudolabels.pseudolabel([run], section_of(root), "cpu", tmp_path / "l.csv")
+    torn, line = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "left out 1 of 24 images that cannot be read" in torn
     assert line.startswith("the features hardly tell the classes apart, do not rely on the labels: ")
-    assert len(rows(tmp_path / "l.csv")) == 28
+    assert len(rows(tmp_path / "l.csv")) == 27
 
 
-def test_a_torn_image_gets_no_label(run, images, tmp_path, caplog):
-    root = coloured(tmp_path / "d", train=16, test=8)
-    (root / "train/red/5.png").write_bytes(b"no image")
-    assert call(["pseudolabel", "--init", run, "--data.root", root, *FEW, "--out", tmp_path / "l.csv"]) == 0
-    assert "train/red/5.png" not in [row["path"] for row in rows(tmp_path / "l.csv")]
-    assert any("left out 1 of 16 images that cannot be read" in line for line in caplog.messages)
-
-
-def test_what_is_wrong(run, tmp_path, capsys):
-    wrong = ["--init", tmp_path / "none", "--out", tmp_path / "l.txt"]
-    lines = refused(capsys, ["pseudolabel", "--data.root", tmp_path / "no", *wrong])
-    assert [line.split(":")[0] for line in lines][:2] == ["init", "out"] and len(lines) == 3, "all at once"
-    ends = ["--init", run, "--out", tmp_path / "l.csv"]
-    labelled = coloured(tmp_path / "all", train=8, test=4)
-    (line,) = refused(capsys, ["pseudolabel", "--data.root", labelled, *ends])
-    assert line.startswith(
-        f"data.root: each training image of '{labelled}' has a label; wanted some in ROOT/unlabelled"
-    )
-    (line,) = refused(capsys, ["pseudolabel", "--data.root", labelled, "--data.folds", 2, *ends])
-    assert line.startswith("data.folds: got 2")
-    (line,) = refused(capsys, ["pseudolabel", *ends])
-    assert line.startswith("data.name: digits has labels of its own")
-    one = tmp_path / "one"
-    paint(one / "train/cat/0.png"), paint(one / "unlabelled/0.png")
-    (line,) = refused(capsys, ["pseudolabel", "--data.root", one, *ends])
-    assert "cat" in line and not (tmp_path / "l.csv").exists()
+def test_labels_of_one_class(run, tmp_path):
+    paint(tmp_path / "train/cat/0.png"), paint(tmp_path / "unlabelled/0.png"), paint(tmp_path / "test/cat/0.png")
+    with pytest.raises(UserError, match="cat"):
+        train_pseudolabels.pseudolabel([run], section(tmp_path), "cpu", tmp_path / "l.csv")
+    assert not (tmp_path / "l.csv").exists()
 
 
 def test_groups_go_along(run, tmp_path):
@@ -192,8 +144,8 @@ def test_groups_go_along(run, tmp_path):
     names = [path.relative_to(root).as_posix() for path in root.rglob("*.png")]
     lines = [f"{name},{name[:-4]}g" for name in names if not name.startswith("unlabelled")]
     (tmp_path / "g.csv").write_text("\n".join(["path,group", *lines]))
-    few = ["--data.labelled", "{per_class: 2}", "--data.groups", tmp_path / "g.csv"]
-    assert call(["pseudolabel", "--init", run, "--data.root", root, *few, "--out", tmp_path / "l.csv"]) == 0
+    data = section_of(root, groups=str(tmp_path / "g.csv"))
+    train_pseudolabels.pseudolabel([run], data, "cpu", tmp_path / "l.csv")
     for row in rows(tmp_path / "l.csv"):
         own = row["path"].startswith("unlabelled")
         assert row["group"] == (row["path"] if own else f"{row['path'][:-4]}g")
@@ -206,13 +158,13 @@ def test_features_in_small_classes(images):
     split = open_splits(section(images), labelled=True).train.take(range(12))
     split = replace(split, labels=np.where(np.arange(12) % 6 < 2, np.arange(12) // 6, -1))
     features = np.repeat(np.eye(2), 6, axis=0) + np.random.default_rng(0).normal(0, 0.01, (12, 2))
-    _, about = pseudolabel._spread(features.astype(np.float32), split, 10)
+    _, about = train_pseudolabels._spread(features.astype(np.float32), split)
     assert (about.given, about.found, about.left, about.alike) == (4, 8, 0, 100)
     rng = np.random.default_rng(0)
     noise, labels = rng.normal(size=(400, 64)).astype(np.float32), np.full(400, -1)
     labels[:10] = np.arange(10) % 5 == 0  # 8 of one class, 2 of the other
     many = replace(split, items=["x"] * 400, names=["x"] * 400, labels=labels)
-    assert pseudolabel._spread(noise, many, 10)[1].alike < pseudolabel.ALIKE
+    assert train_pseudolabels._spread(noise, many)[1].alike < train_pseudolabels.ALIKE
 
 
 # ---------------------------------------------------------------------- in idmm train
@@ -223,7 +175,7 @@ def test_all_stages(images, tmp_path, monkeypatch, capsys):
     argv = ["train", images, *MODEL, *FEW, "--device", "cpu", "--minutes", 0.5, "--size", 16, "--out", out]
     assert call(argv) == 0
     kept, said = read(out / "train.json"), capsys.readouterr().out
-    assert kept["plan"]["way"] == "pretrain" and kept["pseudolabels"]["alike"] > pseudolabel.ALIKE
+    assert kept["plan"]["way"] == "pretrain" and kept["pseudolabels"]["alike"] > train_pseudolabels.ALIKE
     assert kept["pseudolabels"]["found"] == 18 and kept["pseudolabels"]["given"] == 4
     sizes = [read(out / place / "result.json")["train_size"] for place in ("stage1", "teacher", "")]
     assert sizes == [22, 4, 22]
@@ -269,9 +221,7 @@ def test_what_the_last_stage_starts_from(way, alike, names, shares, images, tmp_
     assert [init for _, init, *_ in ran[:-1]] == [None, "stage1"][: len(ran) - 1]
 
 
-def test_when_it_is_chosen(monkeypatch):
-    monkeypatch.setattr(train_plan, "seconds_of", lambda given, model, side: 1e-6)
-
+def test_when_it_is_chosen():
     def asked(**changes):
         return TrainCommand(**{"out": "x", "size": 32, "model": {"name": "resnet10t"}, **changes})
 
@@ -314,7 +264,8 @@ def test_when_it_is_chosen(monkeypatch):
 ])  # fmt: skip
 def test_what_is_said_of_the_comparison(changes, alike, wanted, capsys):
     result = {"top1": 60.0, "top1_interval": [50.0, 70.0], "test_size": 9, "largest_class": 50.0, "seconds": 60.0}
-    plan = {"way": "pretrain", "pseudolabel": True, "init": None, "size": 32, **changes}
+    plan = {"way": "pretrain", "pseudolabel": True, "init": None, "size": 32, "few_size": 32, "scratch_size": 32}
+    plan |= changes
     kept = {"result": result, "scratch": result, "plan": plan, "gain": {"points": 5.0, "p": 0.01}}
     kept |= {} if alike is None else {"pseudolabels": {"alike": alike, "pixel_knn": 40.0}}
     train._say(TrainCommand(out="x"), kept)
@@ -326,6 +277,6 @@ def test_what_is_said_below_the_floors(top1, pixels, told, capsys):
     """Raw pixels, where they were compared, or naming the largest class."""
     result = {"top1": top1, "top1_interval": [30.0, 70.0], "test_size": 9, "pixel_knn": pixels}
     result["largest_class"] = 50.0 if pixels is None else 20.0
-    plan = {"way": "scratch", "pseudolabel": False, "size": 32}
+    plan = {"way": "scratch", "pseudolabel": False, "size": 32, "few_size": 0}
     train._say(TrainCommand(out="x"), {"result": result, "plan": plan})
     assert (f"  which it does not beat: {train.BETTER}" in capsys.readouterr().out.splitlines()) == told

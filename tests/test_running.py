@@ -1,6 +1,5 @@
 """What a run says on the way and leaves behind: its length, advice, curves, losses that explode, refused starts."""
 
-import json
 import re
 
 import numpy as np
@@ -11,7 +10,7 @@ from helpers import ROOT, VIT, call, flags, inside, metrics, refused, same, stat
 from PIL import Image
 from test_resume import lines, stop_at
 
-from idmm import calibrate, config, pictures
+from idmm import config, pictures
 from idmm.checkpoint import RunFolder
 from idmm.errors import Interrupted, UserError
 from idmm.monitor import EXPLODED, exploded, without_drloc
@@ -113,12 +112,14 @@ def test_pretraining_logs_what_the_monitor_saw(runs):
 def test_a_line_wherever_an_accuracy_was_measured_and_each_tenth_of_a_run():
     def shown(epochs, **values):
         records = [{"epoch": n, "stage": 1, "step": n, "loss": 1.0, "lr": 1.0, **values} for n in range(1, epochs + 1)]
-        return [n for n, record in enumerate(records, start=1) if epoch_line(record, epochs)]
+        return [
+            n for n, record in enumerate(records, start=1) if epoch_line(record, epochs, (n - 1) / epochs, n / epochs)
+        ]
 
     assert shown(3) == [1, 2, 3] and shown(800) == list(range(80, 801, 80)) and len(shown(25)) == 10
     assert shown(25, top1=5.0) == list(range(1, 26))
     record = dict(epoch=9, stage=2, step=18, loss=1.25, lr=0.1, seconds=3, images_per_s=2, top1=50.0, scale=16.1234)
-    assert epoch_line(record, 10) == "epoch 9/10  loss 1.2500  top1 50.00  scale 16.12"
+    assert epoch_line(record, 10, 0.8, 0.9) == "epoch 9/10  loss 1.2500  top1 50.00  scale 16.12"
 
 
 @pytest.mark.parametrize("stage", ["pretrain", "finetune"])
@@ -275,17 +276,12 @@ def test_interrupted_before_there_is_a_checkpoint(tmp_path, monkeypatch, capsys)
     assert not state_file(tmp_path / "run").exists()
 
 
-# ------------------------------------------------------------------ the estimate
-def test_the_estimate_counts_evaluations(tmp_path, monkeypatch):
-    """An image is a view in evaluation and three in a step, and its forward pass a third of the step."""
-    monkeypatch.setattr(calibrate, "time_steps", lambda *_, **__: 60.0)
-    assert inside("pretrain", tmp_path / "run", **SHORT, train__epochs=2, train__accumulate=1, data__workers=1) == 0
-    # 2 x 2 steps of a minute; after each epoch 40 images of a view, when a step has 20 images of 3 views
-    each = 60 / 3 / (20 * 3)
-    assert f"pretrain: 4 steps of about 60 s, {calibrate.duration(4 * 60 + 2 * 40 * each)} in all" in log_of(
-        tmp_path / "run"
-    )
-    assert json.loads((tmp_path / "run/result.json").read_text())["epochs"] == 2
+# ------------------------------------------------------------------ the wait
+def test_the_log_has_the_steps_and_the_expected_end(tmp_path):
+    """After the first steps; an image is a third of a training image's time in evaluation."""
+    assert inside("pretrain", tmp_path / "run", **SHORT, train__epochs=5) == 0
+    line = r"pretrain: 10 steps of about \S+ s each; training ends at about \d\d:\d\d, in \d+ s"
+    assert re.search(line, log_of(tmp_path / "run"))
 
 
 def test_help_for_the_wait(tmp_path):

@@ -1,8 +1,6 @@
 """From a folder to a classifier in a given time, by the real command line."""
 
-import json
 import re
-import shutil
 import time
 
 import pytest
@@ -12,12 +10,11 @@ from helpers import VIT, Together, call, logged, read, refused
 
 import idmm
 from idmm.commands import train, train_plan
-from idmm.config import Data
 from idmm.config.commands import TrainCommand
 from idmm.data.datasets import open_splits
 from idmm.errors import Interrupted, UserError
 from idmm.progress import logging_to
-from idmm.stages import StageSpec, budget, results
+from idmm.stages import StageSpec, results
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 MINUTES = 0.25  # which leaves stage 2 four seconds
@@ -108,37 +105,10 @@ def test_from_python_it_says_what_it_chose(images, tmp_path, monkeypatch, capsys
 
 
 def test_processes_go_by_the_first_ones_plan(tmp_path):
-    """Their timed steps differ."""
     code = "import os; from idmm.commands import train; print(train._agreed({'plan': os.environ['RANK']}, 'cpu'))"
     (tmp_path / "agree.py").write_text(code)
     with Together([tmp_path / "agree.py"], tmp_path / "said") as both:
         assert both.wait() == 0 and both.said().count("{'plan': '0'}") == 2, both.said()
-
-
-def test_processes_take_the_first_ones_smaller_size(images, tmp_path):
-    code = f"""
-import os
-import idmm
-from idmm.commands import train, train_plan
-from idmm.stages import StageSpec, budget
-
-def run(self, given):
-    size, minutes = given["train"]["size"], given["train"]["minutes"]
-    if size == 96:
-        raise budget.TooShort(minutes, "an epoch takes 90 s", 2.0, 90.0)
-    print(f"{{size}} px for {{minutes}} minutes", flush=True)
-    return {{"seconds": 1, "top1": 50.0, "top1_interval": [40.0, 60.0], "test_size": 1, "largest_class": 50.0}}
-
-StageSpec.run, train_plan._affordable = run, lambda *_: 96
-train.seconds_of = train_plan.seconds_of = lambda given, model, side: 1e-6 * side**2
-train.smaller = lambda *_: (48, 32)[int(os.environ["RANK"])]
-idmm.train({{"data": {{"root": "{images}"}}, "way": "scratch", "device": "cpu", "out": "{tmp_path / "x"}"}})
-"""
-    (tmp_path / "sizes.py").write_text(code)
-    with Together([tmp_path / "sizes.py"], tmp_path / "said") as both:
-        assert both.wait() == 0, both.said()
-        first, second = re.findall(r"\d+ px for \S+ minutes", both.said())
-    assert first == second and first.startswith("48 px")
 
 
 def test_another_command_is_refused(done, images, capsys):
@@ -170,24 +140,6 @@ def test_taken_up_again(images, tmp_path, monkeypatch):
     (first, whole, _), (second, rest, init) = ran[:2]
     assert (first, second, init) == ("joint", "finetune", tmp_path / "x/stage1")
     assert whole == pytest.approx(0.4 * 10, abs=0.2) and rest == pytest.approx(10 - 2, abs=0.2)
-
-
-def test_a_comparison_is_taken_up_at_the_size_that_it_began_with(done, images, tmp_path, monkeypatch):
-    """Steps timed again may say another."""
-    out, began, sides = shutil.copytree(done, tmp_path / "x"), [], iter((32, 16))
-    kept = read(out / "train.json")
-    del kept["scratch"], kept["gain"], kept["sizes"]["scratch"]
-    (out / "train.json").write_text(json.dumps(kept))
-
-    def stage(given, kept, name, init, folder, minutes):
-        began.append(train._config(given, kept, name, init, folder, minutes)["train"]["size"])
-        raise Interrupted("interrupted")
-
-    monkeypatch.setattr(train, "_stage", stage)
-    monkeypatch.setattr(train, "scratch_size", lambda *_: next(sides))
-    argv = given(images, out, way="pretrain", compare="true")
-    assert call(argv) == 130 and call(argv) == 130
-    assert began == [32, 32]
 
 
 def stages_run(monkeypatch, argv):
@@ -265,11 +217,6 @@ def test_what_is_wrong(images, tmp_path, capsys, monkeypatch):
     plain = tree(tmp_path / "plain", **{"": {"": 4}})
     lines = refused(capsys, given(plain, tmp_path / "x"))
     assert lines[0].startswith("data.root: ") and not (tmp_path / "x").exists()
-    with monkeypatch.context() as patched:
-        patched.setattr(budget, "fitting", lambda *_: None)  # however fast the machine is
-        line = refused(capsys, given(images, tmp_path / "x", way="scratch"))[-1]
-    asked_for = re.fullmatch(rf"minutes: got {MINUTES}, but an epoch takes .*; wanted at least ([0-9.]+)", line)
-    assert float(asked_for[1]) > MINUTES, "in minutes of the command"
     (line,) = refused(capsys, given(images, tmp_path / "x", compare="true"))
     assert line.startswith("compare: there is no pretraining")
     (line,) = refused(capsys, ["train", "--out", tmp_path / "x"])
@@ -312,7 +259,7 @@ def test_from_weights(done, images, tmp_path, monkeypatch, capsys):
     (_, tuned), (_, scratch) = stages_run(monkeypatch, [*argv, "--compare", "true"])
     assert tuned.init == str(weights) and tuned.train.layer_decay == 0.7, "by the recipe 'fast'"
     assert scratch.init is None and scratch.model.kwargs == VIT
-    assert scratch.train.minutes == 10 > tuned.train.minutes > 9
+    assert scratch.train.minutes == 10 >= tuned.train.minutes > 9
     kept = read(tmp_path / "x/train.json")
     assert kept["plan"]["way"] == "finetune" and any("--way pretrain" in line for line in kept["plan"]["why"])
     assert f"model: {MODEL[1]}, that of '{weights}'" in kept["plan"]["why"]
@@ -334,38 +281,40 @@ def test_from_weights(done, images, tmp_path, monkeypatch, capsys):
         assert said[0].startswith(line) and not (tmp_path / "z").exists()
 
 
-def test_the_size_is_the_images_own_or_what_there_is_time_for(monkeypatch):
-    model = {"name": "resnet10t", "kwargs": {"channels": [8, 8, 8, 8]}}
-    for in_chans in (None, 5):
-        assert 0 < train_plan.seconds_of(asked(device="cpu", data=Data(in_chans=in_chans)), model, 32) < 1
-    monkeypatch.setattr(train_plan, "seconds_of", lambda given, model, side: side**2 * 1e-6)  # an image
-    images = train_plan.Counts(1000, 1000, 10, side=100)  # 30 passes over them: 2 ms for one where there is a minute
-    sizes = {minutes: train_plan.choose(asked(size=None, minutes=minutes), images).size for minutes in (60, 3, 0.1)}
-    assert sizes == {60: 96, 3: 64, 0.1: 32}
-    few = train_plan.choose(asked(size=None, minutes=3), train_plan.Counts(1000, 50, 10, side=100))
-    assert (few.size, few.few_size) == (32, 96), "2000 views in 72 s, and 50 in 24 s"
+PHOTOS = train_plan.Counts(768, 768, 12, 32)
+STAMPS = train_plan.Counts(465, 465, 10, 96)
+SPEECH = train_plan.Counts(2000, 50, 10, 64)
+FEW_DIGITS = train_plan.Counts(1437, 50, 10, 8)
 
 
 @pytest.mark.parametrize(
-    "minutes, side, way",
-    [(1.4, 100, "scratch"), (1.6, 100, "pretrain"), (1.4, 32, "pretrain")],
-    ids=["few passes at a smaller size", "more passes", "few at the images' own"],
+    ("minutes", "counts", "way", "size", "few_size"),
+    [
+        (1, FEW_DIGITS, "pretrain", 32, 32),
+        (3, PHOTOS, "scratch", 32, 0),
+        (3, STAMPS, "scratch", 96, 0),
+        (0.7, STAMPS, "scratch", 32, 0),
+        (1, SPEECH, "scratch", 32, 64),  # for 5 passes at 32 px pretraining is left out
+        (3, SPEECH, "pretrain", 32, 64),
+    ],
 )
-def test_pretraining_is_left_out_where_it_has_few_passes_at_a_smaller_size(monkeypatch, minutes, side, way):
-    """45 % of 64 or 76 s for 2000 crops of 1.5 ms: 9.6 and 11.4 passes."""
-    monkeypatch.setattr(train_plan, "seconds_of", lambda given, model, side: 1.5e-3 * (side / 32) ** 2)
-    counts = train_plan.Counts(1000, 50, 10, side)
-    plan = train_plan.choose(asked(size=None, minutes=minutes), counts)
-    assert plan.way == way and plan.pseudolabel
-    said = "--way scratch, as pretraining has time for about 10 passes, at 32 px of 100"
-    assert (said in plan.why[0]) == (way == "scratch") and sum(line.startswith("size: ") for line in plan.why) == 1
-    assert train_plan.choose(asked(size=None, minutes=minutes, way="pretrain"), counts).way == "pretrain"
+def test_the_table_gives_way_and_size(minutes, counts, way, size, few_size):
+    """On a CPU, as runs of these sets were measured; nothing is timed."""
+    plan = train_plan.choose(asked(size=None, minutes=minutes, model={}, device="cpu"), counts)
+    assert (plan.way, plan.size, plan.few_size) == (way, size, few_size)
+    assert sum(line.startswith("size: ") for line in plan.why) == 1
+    left_out = "--way scratch, as pretraining has time for about 5 passes, at 32 px of 64"
+    assert (left_out in plan.why[0]) == (way == "scratch" and counts is SPEECH)
+
+
+def test_the_comparison_has_a_size_of_its_own():
+    plan = train_plan.choose(asked(size=None, minutes=3, way="pretrain", model={}, device="cpu"), STAMPS)
+    assert (plan.size, plan.scratch_size) == (48, 96)
 
 
 def test_mixup_and_cutmix_where_there_is_time_for_many_passes(images, tmp_path, monkeypatch):
-    """By the plan's timed steps: of 8 labelled images at 16 px, 4 a class."""
-    for module in (train_plan, train):
-        monkeypatch.setattr(module, "seconds_of", lambda given, model, side: 0.1)
+    """Of 8 labelled images at 16 px, 4 a class."""
+    monkeypatch.setattr(train_plan, "PIXELS", {"cpu": 4 * 8 * 16**2 / 0.8})  # a pass over them takes 0.8 s
     for minutes, labels, alpha in ((0.9, 4, 1.0), (0.7, 4, 0.0), (0.9, 5, 0.0)):  # 67 and 52 passes; too few labels
         monkeypatch.setattr(train, "MANY_LABELS", labels)
         ((_, config),) = stages_run(
@@ -373,8 +322,7 @@ def test_mixup_and_cutmix_where_there_is_time_for_many_passes(images, tmp_path, 
         )
         assert config.augment.cutmix_alpha == alpha and config.augment.mixup_alpha == 0.2 * alpha
     monkeypatch.setattr(train, "MANY_LABELS", 4)
-    whole = train_plan.Counts(10, 8, 2, 16)
-    monkeypatch.setattr(train, "count", lambda *_: whole)
+    monkeypatch.setattr(train, "count", lambda *_: train_plan.Counts(10, 8, 2, 16))
     for minutes, name, alpha in ((2.4, MODEL[1], 0.0), (2.6, MODEL[1], 1.0), (2.6, "other", 0.0)):
         monkeypatch.setattr(train, "BACKBONE", {"name": name})  # of which it was measured
         # 40 % of the time: 29 and 31 passes over two crops of 10 images
@@ -407,70 +355,6 @@ def test_what_is_left_out_is_said_once(way, images, tmp_path, monkeypatch, caplo
         found = [line for line in caplog.messages if line.startswith("data.")]
         assert [line for line in found if "exclude" in line] == [f"data.exclude: '{listed}' leaves out {said}"]
         assert len([line for line in found if "more without labels" in line]) == 1
-
-
-def by_area(given, model, side):
-    """What an image takes (seconds): the narrow backbone a tenth of another."""
-    return side**2 * (1e-3 if model["name"] == "resnet10t" else 1e-2)
-
-
-def test_too_slow_is_refused_before_anything_is_read(images, tmp_path, monkeypatch, capsys):
-    """And what would do is named: minutes, another size, another backbone."""
-    monkeypatch.setattr(train_plan, "seconds_of", by_area)
-    monkeypatch.setattr(train, "seconds_of", by_area)
-    monkeypatch.setattr(StageSpec, "run", None)
-    argv = given(images, tmp_path / "x", way="scratch", minutes=1, size=224)  # 8 images of 502 s each, in 40 s
-    (line,) = refused(capsys, argv)
-    assert line.startswith("minutes: got 1, but an epoch at 224 px takes about 4000 s; wanted at least 67.2")
-    assert "--size" not in line, "even 32 px would take 82 s"
-    argv = given(images, tmp_path / "x", way="scratch", minutes=3, size=224)
-    assert refused(capsys, argv)[0].endswith(" or --size 32") and not (tmp_path / "x").exists()
-
-
-def test_a_smaller_size_where_an_epoch_does_not_fit(images, tmp_path, monkeypatch, capsys):
-    """Taken where the command chose the size, else named."""
-    ran = []
-
-    def run(self, given):
-        ran.append(given["train"]["size"])
-        if ran[-1] > 48:
-            raise budget.TooShort(given["train"]["minutes"], "an epoch takes 90 s", 2.0, 90.0)
-        return {"seconds": 1, "top1": 50.0, "top1_interval": [40.0, 60.0], "test_size": 1, "largest_class": 50.0}
-
-    monkeypatch.setattr(StageSpec, "run", run)
-    monkeypatch.setattr(train_plan, "seconds_of", by_area)
-    monkeypatch.setattr(train, "seconds_of", by_area)
-    monkeypatch.setattr(train_plan, "_affordable", lambda given, *_: given.size or 96)
-    argv = given(images, tmp_path / "x", way="scratch", minutes=1)
-    size = argv.index("--size")
-    (line,) = refused(capsys, [*argv[:size], "--size", 96, *argv[size + 2 :]])
-    narrow = "the small ConvNet that it takes without --model.name"
-    assert line.endswith(f"an epoch takes 90 s; wanted at least 2.01 or --size 48 or {narrow}") or line.endswith(
-        f"an epoch takes 90 s; wanted at least 2.02 or --size 48 or {narrow}"
-    )
-    assert call([*argv[:size], *argv[size + 2 :]]) == 0
-    plan = read(tmp_path / "x/train.json")["plan"]
-    assert ran == [96, 96, 48] and plan["size"] == 48
-    assert plan["why"][-1] == "size: 48 px, as at 96 px an epoch takes 90 s"
-
-
-def test_a_later_stage_takes_as_long_as_an_epoch(images, tmp_path, monkeypatch, capsys):
-    """What was trained before it is not thrown away."""
-    ran = []
-
-    def run(self, given):
-        minutes = given["train"]["minutes"]
-        ran.append((self.name, minutes))
-        if self.name == "finetune" and minutes < 2:
-            raise budget.TooShort(minutes, "an epoch takes 90 s", 2.0, 90.0)
-        return {"seconds": 1, "top1": 50.0, "top1_interval": [40.0, 60.0], "test_size": 1, "largest_class": 50.0}
-
-    monkeypatch.setattr(StageSpec, "run", run)
-    assert call(given(images, tmp_path / "x", way="pretrain", minutes=1)) == 0
-    assert [name for name, _ in ran] == ["pretrain", "finetune", "finetune"] and ran[-1][1] == 2.0 > ran[1][1]
-    said = f"minutes: {tmp_path / 'x'} takes 2 min instead of the 59 s that are left, as an epoch takes 90 s"
-    assert said in capsys.readouterr().err
-    assert read(tmp_path / "x/train.json")["minutes"]["last"] == 2.0
 
 
 def test_compared(tmp_path):

@@ -11,31 +11,25 @@ from pathlib import Path
 
 from accelerate import PartialState
 
-from idmm import distributed, environment
-from idmm.commands.pseudolabel import ALIKE, pseudolabel
+from idmm import clock, distributed, environment
 from idmm.commands.train_plan import (
     AROUND,
     BACKBONE,
     FIRST,
     LEAST,
-    Counts,
     Plan,
     check_comparison,
     choose,
     count,
     of_weights,
-    scratch_size,
-    seconds_of,
-    smaller,
-    too_short,
     tuned_on,
     way_of,
 )
+from idmm.commands.train_pseudolabels import ALIKE, pseudolabel
 from idmm.config import FREE, Data, parsing
 from idmm.config.commands import TrainCommand
 from idmm.config.reading import recipe
 from idmm.config.train import Train
-from idmm.config.usage import PseudolabelConfig
 from idmm.data import user_lists
 from idmm.data.datasets import open_splits
 from idmm.data.registry import resolve_name
@@ -45,7 +39,6 @@ from idmm.files import begun, write_csv, write_json
 from idmm.progress import KeptLog, duration, log, logging_by, said_once
 from idmm.stages import STAGES, beginning
 from idmm.stages.advice import suited_batch
-from idmm.stages.budget import TooShort
 from idmm.stages.results import compared
 from idmm.transfer.config import merged
 
@@ -59,14 +52,12 @@ MIXED = {"augment.mixup_alpha": 0.2, "augment.cutmix_alpha": 1.0}
 # With it many passes of IDMM by light crops go on learning what classes have in common; few have no use for it
 # (benchmarks/results/pretraining.md)
 CUTMIX = 1.0
-MANY_PASSES = 60  # over the images; stage 1 counts each of its crops
 MANY_LABELS = 20  # a class
 MOST_PASSES = 600  # of the teacher over its few images: the time is of more use to the last stage
 HELD_OUT = 0.2  # of the labelled images, where there are none to test on
 CHANCE = 0.05
 BETTER = "try more --minutes, a smaller --size, or for photographs public weights (--init timm:NAME), in a new --out"
 SAVED = 0.1  # of a stage's minutes, after which it writes a checkpoint, if not before (train.save_minutes)
-UNEQUAL = 1.2  # times its minutes, from which on a comparison is not over equal time
 FILE, LABELS, PSEUDOLABELS = "train.json", "labels.csv", "pseudolabels.csv"
 
 
@@ -122,16 +113,12 @@ def train(given: TrainCommand | dict | str) -> dict:
         if "result" in kept:
             print(f"{out}: finished already, nothing to do")
         else:
-            kept["result"] = _run(given, kept, out, (time.monotonic() - began) / 60)
+            kept["result"] = _run(given, kept, out, (clock.now() - began) / 60)
             write_json(out / FILE, kept)
     except UserError:
         _cleared(out, new)
         raise
     if given.compare and "scratch" not in kept:
-        if "scratch" not in kept.setdefault("sizes", {}):
-            told, counts = replace(given, data=_data(given, kept)), Counts(**kept["counts"])
-            kept["sizes"]["scratch"] = distributed.broadcast(scratch_size(told, kept["plan"]["model"], counts))
-            write_json(out / FILE, kept)  # steps timed again might say another size, which the run could not go on at
         kept["scratch"] = _stage(given, kept, "scratch", None, out / "scratch", given.minutes)
         kept["gain"] = compared(out, out / "scratch")
         write_json(out / FILE, kept)
@@ -141,7 +128,7 @@ def train(given: TrainCommand | dict | str) -> dict:
 
 
 def _agreed(kept: dict, device: str) -> dict:
-    """Returns what the first process found; each has timed steps by itself, and may have come to another plan."""
+    """Returns what the first process found: another may have read the plan's file later."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         PartialState(cpu=distributed.pick_device(device) == "cpu")
     return distributed.broadcast(kept)
@@ -150,7 +137,7 @@ def _agreed(kept: dict, device: str) -> dict:
 def _times(given: TrainCommand, began: float) -> str:
     """Says how long it will take, and until when."""
     usual = " (the default; --minutes M)" if given.minutes == TrainCommand(out="x").minutes else ""
-    ends = time.strftime("%H:%M", time.localtime(time.time() + began - time.monotonic() + 60 * given.minutes))
+    ends = time.strftime("%H:%M", time.localtime(time.time() + began - clock.now() + 60 * given.minutes))
     more = ", and as long again for --compare" if given.compare else ""
     minutes = "1 minute" if given.minutes == 1 else f"{given.minutes:g} minutes"
     return f"{minutes}{usual}, until about {ends}{more}"
@@ -238,9 +225,9 @@ def _run(given: TrainCommand, kept: dict, out: Path, before: float) -> dict:
     for number, (part, share) in enumerate(shares):
         if part == "last" and plan.pseudolabel:
             if "pseudolabels" not in kept:
-                began = time.monotonic()
+                began = clock.now()
                 kept["pseudolabels"] = _pseudolabels(given, kept, out)
-                spent["pseudolabels"] = distributed.broadcast((time.monotonic() - began) / 60)
+                spent["pseudolabels"] = distributed.broadcast((clock.now() - began) / 60)
             left -= spent.get("pseudolabels", 0.0)
         due = left * share / sum(of for _, of in shares[number:])
         spent.setdefault(part, distributed.broadcast(round(max(due, LEAST * given.minutes), 3)))
@@ -272,12 +259,11 @@ def _begins(plan: Plan, part: str, out: Path) -> tuple[str, Path | str | None]:
 def _pseudolabels(given: TrainCommand, kept: dict, out: Path) -> dict:
     """Labels the images that have no label by what the teacher learned; returns what is to be said of it."""
     learned = ["stage1", "teacher"] if kept["plan"]["way"] in FIRST else ["teacher"]  # the features of both count
-    options = {"init": [str(out / part) for part in learned], "out": str(out / PSEUDOLABELS)}
-    options |= {"device": given.device, "max_pixels": given.data.max_pixels}
     found = None
     if distributed.rank() == 0:
         with distributed.alone():
-            found = pseudolabel(PseudolabelConfig(**options, data=_data(given, kept)))
+            runs = [str(out / part) for part in learned]
+            found = pseudolabel(runs, _data(given, kept), given.device, out / PSEUDOLABELS)
     found = distributed.broadcast(found)
     if found["alike"] < ALIKE:
         log.info("so the classifier learns from the %d given labels alone", found["given"])
@@ -307,8 +293,7 @@ def _config(given: TrainCommand, kept: dict, name: str, init: Path | str | None,
         images = kept["pseudolabels"]["given"] + kept["pseudolabels"]["found"]
         data = replace(data, labels=str(out / PSEUDOLABELS), subset=None, labelled=None, groups=None)
         data = replace(data, val_fraction=0.0)  # the file says who is held out, and of which group images are
-    planned = given_alone and plan.few_size or plan.size
-    size = kept.setdefault("sizes", {}).setdefault(_part(folder, out), planned)  # there may be time for a smaller one
+    size = _size(kept, _part(folder, out))
     if labels:
         data, own = tuned_on(data), {"train.size": size, "augment.flip": given.flip}
     else:
@@ -317,7 +302,7 @@ def _config(given: TrainCommand, kept: dict, name: str, init: Path | str | None,
         own = {f"views.{key}": value for key, value in light.items()} | {"views.size": size, "views.flip": given.flip}
         own |= {"views.jitter": [given.jitter, given.jitter, 0.0, 0.0], "views.jitter_prob": JITTER_PROB}
         if name == "pretrain":
-            own["method.cutmix_alpha"] = CUTMIX * (quick and _many_passes(plan, images, size, minutes))
+            own["method.cutmix_alpha"] = CUTMIX * (quick and plan.many_passes(images, size, minutes))
     shipped = recipe(stage.config, used)
     if name in FIRST and quick:
         shipped = merged(shipped, QUICK)
@@ -328,19 +313,13 @@ def _config(given: TrainCommand, kept: dict, name: str, init: Path | str | None,
     if name == "scratch":
         own["train.classifier_init"] = "random"  # its weights change more than a fitted one allows
         many = images >= MANY_LABELS * kept["counts"]["classes"]
-        if given_alone and many and _many_passes(plan, images, size, minutes):
+        if given_alone and many and plan.many_passes(images, size, minutes):
             own |= MIXED
     if _part(folder, out) == "teacher":
         own["train.max_epochs"] = MOST_PASSES
     if init and str(init) == plan.init:
         own |= {f"model.{key}": getattr(given.model, key) for key in parsing.changed(given.model)}
     return merged(shipped, {**own, "data": parsing.plain(data)})
-
-
-def _many_passes(plan: Plan, images: int, size: int, minutes: float) -> bool:
-    """Whether there is time for ``MANY_PASSES`` over so many images, by the plan's timed steps."""
-    each = plan.image_seconds * (size / plan.size) ** 2
-    return 0 < MANY_PASSES * each * images <= 60 * minutes
 
 
 def _part(folder: Path, out: Path) -> str:
@@ -354,58 +333,27 @@ def _recipe(name: str, init: Path | str | None) -> str:
 
 
 def _stage(given: TrainCommand, kept: dict, name: str, init: Path | str | None, folder: Path, minutes: float) -> dict:
-    """Runs a stage, at a smaller size where it turns out that there is no time for an epoch at the plan's; one that is
-    not the first, for as long as an epoch takes."""
-    stage, plan, out = STAGES["pretrain" if name in FIRST else "finetune"], Plan(**kept["plan"]), Path(given.out)
+    """Runs a stage for so many minutes; returns its result."""
+    stage = STAGES["pretrain" if name in FIRST else "finetune"]
     config = _config(given, kept, name, init, folder, minutes)
-    part, size = _part(folder, out), kept["sizes"][_part(folder, out)]
-    mixed = ""
+    size, mixed = _size(kept, _part(folder, Path(given.out))), ""
     if config.get("augment", {}).get("cutmix_alpha"):
         mixed = ", with Mixup and CutMix"
     elif config.get("method", {}).get("cutmix_alpha"):
         mixed = ", with CutMix"
     goes = f"{folder} goes on" if begun(folder) else f"{folder}"
     log.info("%s: --config %s%s, %s at %d px", goes, _recipe(name, init), mixed, duration(60 * minutes), size)
-    began = time.monotonic()
-    try:
-        return stage.run(config)
-    except TooShort as refused:  # said in the command's own minutes
-        error = refused
-    own = not given.size and "result" not in kept  # else the comparison would be at another size than was planned
-    told = replace(given, data=_data(given, kept))
-    took = seconds_of(told, plan.model, size)
-    gone = (time.monotonic() - began) / 60
-
-    def fits(other: dict, side: int) -> bool:
-        less = 1 - seconds_of(told, other, side) / took
-        return less > 0 and error.wanted - less * error.seconds / 60 < minutes - own * gone
-
-    side, gone = distributed.broadcast((smaller(plan.model, size, fits) if own else None, gone))
-    if side:
-        kept["plan"]["why"].append(f"size: {side} px, as at {size} px {error.why}")
-        log.info("%s", kept["plan"]["why"][-1])
-        kept["sizes"][part] = side
-        if plan.size == size:
-            kept["plan"]["image_seconds"] *= (side / size) ** 2
-        kept["plan"] |= {name: side for name in ("size", "few_size") if kept["plan"].get(name) == size}
-        kept["minutes"][part] = minutes - gone
-        kept["minutes"]["before"] += gone if list(plan.shares) == [part] else 0.0
-        write_json(out / FILE, kept)
-        return _stage(given, kept, name, init, folder, minutes - gone)
-    if part != next(iter(plan.shares)):  # what was trained before is not thrown away for some seconds
-        takes = duration(60 * error.wanted), duration(60 * minutes)
-        log.warning("minutes: %s takes %s instead of the %s that are left, as %s", folder, *takes, error.why)
-        kept["minutes"][part] = error.wanted
-        write_json(out / FILE, kept)
-        return _stage(given, kept, name, init, folder, error.wanted)
-    whole = max(kept["minutes"]["before"] + error.wanted / plan.shares.get(part, 1.0), given.minutes + 0.01)
-    raise too_short(given, plan.model, size, error.why, whole, fits)
+    return stage.run(config)
 
 
 # ---------------------------------------------------------------------- what came of it
 def _size(kept: dict, part: str) -> int:
     """Returns the side of the images in a part of the plan (pixels)."""
-    return kept.get("sizes", {}).get(part, kept["plan"]["size"])
+    plan = kept["plan"]
+    if part == "scratch":
+        return plan["scratch_size"]
+    few = part == "teacher" or (part == "last" and plan["pseudolabel"] and not _trusted(kept))
+    return (few and plan["few_size"]) or plan["size"]
 
 
 def _say(given: TrainCommand, kept: dict) -> None:
@@ -432,5 +380,3 @@ def _say(given: TrainCommand, kept: dict) -> None:
         seconds = kept["scratch"]["seconds"]
         print(f"  from scratch at {_size(kept, 'scratch')} px, in {seconds:.0f} s: {kept['scratch']['top1']:.1f} %")
         print(f"  the difference: {points:+.1f} points, {said} (McNemar's p = {p:.2g})")
-        if seconds > UNEQUAL * 60 * given.minutes:
-            print(f"  but that is more than its {given.minutes:g} minutes, on a busy machine: compare again later")

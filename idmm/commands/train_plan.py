@@ -1,35 +1,34 @@
 """What ``idmm train`` finds in a folder of images, and what it therefore runs, with the reasons."""
 
 import contextlib
-import functools
 import json
-import math
 import statistics
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from idmm.config import Augment, Data, parsing
+from idmm.config import Data, parsing
 from idmm.config.commands import TrainCommand
 from idmm.data.datasets import open_splits
 from idmm.data.formats import BadImage
 from idmm.data.images import bands_of, header
 from idmm.data.split import Splits
+from idmm.distributed import pick_device
 from idmm.errors import UserError
-from idmm.progress import brief, not_logged
 
 FIRST = ("pretrain", "joint")  # ways with two stages, of which this is the first
 BACKBONE = {"name": "resnet10t", "kwargs": {"channels": [32, 64, 128, 256]}}
 CROPS = 2  # of an image, in the first of two stages
 SIZES = (32, 48, 64, 80, 96, 112, 128, 160, 192, 224)
-TIMED = 16  # images of a step, to find out how long one takes
-FEW = 4  # images of a step, to find out which precision is faster
 LOOKED_AT = 64  # images, for their sizes
+# The table that sizes, ways and mixing go by; nothing is timed. The small ConvNet trains on 1.1 million pixels a second
+# on a core of a server, at 32 px.
+PIXELS = {"cpu": 1.1e6, "mps": 1e7, "cuda": 5e7}  # by device
+OTHERS = 0.25  # of it, for other networks
 PASSES = 30  # over the images, which a size must leave time for
-FEWEST = 10  # of stage 1 at a size reduced for it, from which on it pays (benchmarks/results/few_labels.md)
-SURE = 8.0  # times too slow for a single pass, by a few steps: larger batches and lower precision do not mend that
-AROUND = 20.0  # seconds of imports, reading images, timing and the end
+FEWEST = 10  # of stage 1 at a size reduced for it, from which on it pays
+MANY_PASSES = 60  # from which on mixed images pay; stage 1 counts each of its crops
+AROUND = 20.0  # seconds of imports, reading images and the end
 # Of the time, for each stage: in OUT/stage1 what learns from all images, in OUT/teacher the classifier that makes
 # pseudo-labels, in OUT the one that is asked for.
 SHARES = {
@@ -64,7 +63,12 @@ class Plan:
     init: str | None = None  # weights to start from; public ones with their commit
     pseudolabel: bool = False  # whether a second stage learns from pseudo-labels, too
     few_size: int = 0  # where it does, of those stages that learn from the given labels alone; 0: size
-    image_seconds: float = 0.0  # that training takes for an image of this size, by a few timed steps; 0: not known
+    scratch_size: int = 0  # of the comparison with training from scratch, which has as long as all stages
+    pixels: float = PIXELS["cpu"]  # that are trained on in a second
+
+    def many_passes(self, images: int, size: int, minutes: float) -> bool:
+        """Whether there is time for :data:`MANY_PASSES` over so many images."""
+        return MANY_PASSES * images * size**2 <= 60 * minutes * self.pixels
 
     @property
     def shares(self) -> dict[str, float]:
@@ -91,12 +95,6 @@ def check_comparison(given: TrainCommand, way: str, pseudolabel: bool) -> None:
     if given.compare and way == "scratch" and not pseudolabel:
         wanted = "wanted beside it --init WEIGHTS, --way pretrain, --way joint or --pseudolabel true"
         raise UserError(f"compare: there is no pretraining to compare; {wanted}")
-
-
-def scratch_size(given: TrainCommand, model: dict, counts: Counts) -> int:
-    """Returns the size of the images in training from scratch alone, for as long as all stages have."""
-    timed = functools.cache(lambda side: seconds_of(given, model, side))
-    return _affordable(given, model, counts, timed, 1.0, counts.labelled)
 
 
 def count(splits: Splits, data: Data) -> Counts:
@@ -166,7 +164,8 @@ def choose(given: TrainCommand, counts: Counts) -> Plan:
     elif not given.model.name:
         model |= BACKBONE
         why.append(f"model: {model['name']} {json.dumps(model['kwargs'])}, a small ConvNet")
-    plan = Plan(way, model, given.size or 0, why, given.init, pseudolabel)
+    pixels = PIXELS[pick_device(given.device)] * (1.0 if model["name"] == BACKBONE["name"] else OTHERS)
+    plan = Plan(way, model, given.size or 0, why, given.init, pseudolabel, pixels=pixels)
     sized = _sized(given, plan, counts)
     if given.way == "auto" and way == "pretrain" and (passes := _passes(given, sized, counts)) < FEWEST:
         if sized.size < _sides(counts)[-1]:
@@ -179,7 +178,7 @@ def choose(given: TrainCommand, counts: Counts) -> Plan:
 def _passes(given: TrainCommand, plan: Plan, counts: Counts) -> float:
     """About how many passes over the images stage 1 has time for, each over all crops."""
     seconds = plan.shares["stage1"] * max(1.0, 60 * given.minutes - AROUND)
-    return seconds / (CROPS * counts.images * plan.image_seconds)
+    return seconds * plan.pixels / (CROPS * counts.images * plan.size**2)
 
 
 def _no_pseudolabels(given: TrainCommand, counts: Counts, folder: bool) -> str:
@@ -201,12 +200,14 @@ def _sized(given: TrainCommand, plan: Plan, counts: Counts) -> Plan:
     if plan.pseudolabel or not stages:
         stages.append(("last", counts.images if plan.pseudolabel else counts.labelled))
     slowest = min(((plan.shares[part], views) for part, views in stages), key=lambda stage: stage[0] / stage[1])
-    timed = functools.cache(lambda side: seconds_of(given, plan.model, side))
-    size = _affordable(given, plan.model, counts, timed, *slowest)
-    plan = replace(plan, size=size, image_seconds=timed(size), why=[*plan.why])
-    if plan.pseudolabel:
-        few_size = _affordable(given, plan.model, counts, timed, plan.shares["teacher"], counts.labelled)
-        plan = replace(plan, few_size=few_size)
+
+    def size_for(share: float, views: int) -> int:
+        return given.size or _affordable(60 * given.minutes - AROUND, plan.pixels, counts, share / views)
+
+    size = size_for(*slowest)
+    few_size = size_for(plan.shares["teacher"], counts.labelled) if plan.pseudolabel else 0
+    scratch_size = size_for(1.0, counts.labelled)
+    plan = replace(plan, size=size, few_size=few_size, scratch_size=scratch_size, why=[*plan.why])
     if not given.size:
         own = f"the images' short side is {counts.side} px (median)"
         less = size < _sides(counts)[-1]
@@ -221,57 +222,9 @@ def _sides(counts: Counts) -> list[int]:
     return [side for side in SIZES if side <= counts.side] or [SIZES[0]]
 
 
-def _affordable(
-    given: TrainCommand, model: dict, counts: Counts, timed: Callable[[int], float], share: float, views: int
-) -> int:  # fmt: skip
-    """The largest side, of the images' own at most, at which a stage with such a share of the time has enough of it for
-    :data:`PASSES` passes over so many views; where one is given, this. UserError where it is sure that there is no time
-    for a single one."""
-    seconds = max(1.0, 60 * given.minutes - AROUND)
-    each = share * seconds / views  # for a single pass
-    sides, took = [given.size] if given.size else _sides(counts), 0.0
-    for side in reversed(sides):
-        if PASSES * (took := timed(side)) <= each:
-            return side
-    if took > SURE * each:
-        why = f"an epoch at {side} px takes about {brief(took * views)} s"
-        wanted = (AROUND + seconds * took / each) / 60
-        raise too_short(given, model, side, why, wanted, lambda *other: seconds_of(given, *other) < each)
-    return sides[0]
-
-
-def seconds_of(given: TrainCommand, model: dict, side: int) -> float:
-    """Returns how long training on an image takes, forward and backward, in the precision and the memory format that it
-    will choose, by a few steps on black ones (seconds)."""
-    import torch
-
-    from idmm.calibrate import Sample, choose_precision, time_steps
-    from idmm.distributed import pick_device
-    from idmm.methods.finetune import Finetune
-    from idmm.models.build import create_backbone, prefers_channels_last
-
-    chans = given.data.channels or 3
-    more = {} if chans == 3 else {"in_chans": chans}
-    backbone = create_backbone(model["name"], side, num_classes=2, **more, **model["kwargs"])
-    if prefers_channels_last(backbone):
-        backbone = backbone.to(memory_format=torch.channels_last)
-    method, device = Finetune(backbone, Augment()), pick_device(given.device)
-    batch = {"images": torch.zeros(TIMED, chans, side, side), "label": torch.zeros(TIMED, dtype=torch.int64)}
-    few = {name: part[:FEW] for name, part in batch.items()}
-    with not_logged():
-        precision = choose_precision("auto", method, Sample(few, few, FEW, FEW, 0.0), device)
-    return time_steps(method, batch, device, precision) / TIMED
-
-
-def smaller(model: dict, size: int, fits: Callable[[dict, int], bool]) -> int | None:
-    return next((side for side in reversed(SIZES) if side < size and fits(model, side)), None)
-
-
-def too_short(given: TrainCommand, model: dict, size: int, why: str, minutes: float, fits: Callable) -> UserError:
-    """Returns what is said where there is no time for one epoch; ``fits``: whether a model would, at a size."""
-    ways = [f"{math.ceil(100 * minutes) / 100:g}"]
-    if side := smaller(model, size, fits):
-        ways.append(f"--size {side}")
-    if given.model.name and not given.init and fits(BACKBONE, size):
-        ways.append("the small ConvNet that it takes without --model.name")
-    return UserError(f"minutes: got {given.minutes:g}, but {why}; wanted at least {' or '.join(ways)}")
+def _affordable(seconds: float, pixels: float, counts: Counts, each: float) -> int:
+    """Returns the largest side, of the images' own at most, at which there is time for :data:`PASSES`, where ``each``
+    image of a pass has such a share of the time; the smallest side if there is none."""
+    sides = _sides(counts)
+    fits = [side for side in sides if PASSES * side**2 <= max(1.0, seconds) * pixels * each]
+    return fits[-1] if fits else sides[0]

@@ -17,7 +17,6 @@ from idmm.config.stages import (
     PretrainConfig,
     Stage,
     resolved_stages,
-    with_epochs,
 )
 from idmm.config.train import FinetuneTrain, PretrainTrain, Train
 from idmm.config.views import (
@@ -38,6 +37,6 @@ __all__ = [
     "Augment", "Colours", "Common", "CropGroup", "Data", "DenseConfig", "DetectConfig",
     "DrLoc", "FinetuneConfig", "FinetuneModel", "FinetuneTrain",
     "Method", "Model", "PretrainConfig", "PretrainTrain", "SegmentConfig", "Stage", "Subset", "Train", "Views",
-    "colours_of", "defaults_of", "global_groups", "group_sizes", "resolved_stages", "section", "with_epochs",
+    "colours_of", "defaults_of", "global_groups", "group_sizes", "resolved_stages", "section",
     "without_rgb",
 ]  # fmt: skip

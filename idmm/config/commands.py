@@ -107,7 +107,7 @@ class TrainCommand:
     pseudo-labels a fresh network learns from all images then, without --init. 'auto': finetune where there is an
     --init, else pretrain where pseudo-labels are made, else scratch."""
     pseudolabel: bool | None = None
-    """Give the images without a label one by what was learned before (idmm pseudolabel), and train the classifier on
+    """Give the images without a label one by what was learned before, and train the classifier on
     all of them; null: where a folder has at least 3 times as many images as labels, and a label in each class."""
     size: int | None = Field(None, ge=8)
     """Image side; null: that of the images, or less where the time would not suffice for it, beside pseudo-labels

@@ -65,8 +65,7 @@ class Data:
     label_column: str | None = None
     """hfds: the column of classes; null: the only one."""
     workers: int | None = Field(None, ge=0)
-    """Loader processes; 0 loads in the training process, null means one a core but one, 8 at most, in training on a CPU
-    no more than keep up with it."""
+    """Loader processes; 0 loads in the training process, null means one a core but one, 8 at most."""
     subset: Subset | None = None
     """Train on a part only, e.g. '{per_class: 10}', '{total: 10000}' or '{fraction: 0.1}'. Images of ROOT/unlabelled,
     which pretraining takes all, do not count."""

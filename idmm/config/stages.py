@@ -170,12 +170,3 @@ def resolved_stages(config: FinetuneConfig) -> list[Stage]:
         replace(stage, **{name: getattr(stage, name) or getattr(config.train, name) for name in INHERITED})
         for stage in config.stages or [Stage(size=config.train.size)]
     ]
-
-
-def with_epochs(config: Any, epochs: list[int]) -> Any:
-    """Returns a stage's config with so many epochs at each of its sizes."""
-    train = replace(config.train, epochs=epochs[0]) if len(epochs) == 1 else config.train
-    if not isinstance(config, FinetuneConfig):
-        return replace(config, train=train)
-    stages = [replace(stage, epochs=n) for stage, n in zip(resolved_stages(config), epochs, strict=True)]
-    return replace(config, train=train, stages=stages)

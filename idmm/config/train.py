@@ -18,8 +18,8 @@ class Train:
     epochs: int = Field(800, ge=1)
     """Passes over the training images (epochs)."""
     minutes: float | None = Field(None, gt=0)
-    """Time for the whole run, from the command's start to result.json, in place of epochs, which then are as many as
-    fit by the rate of a few timed steps; those of stages keep their ratio (minutes); null: epochs count."""
+    """Time for the whole run, from the command's start to result.json, in place of epochs. Schedules and the end follow
+    the clock; stages share it in the ratio of epochs x size² (minutes); null: epochs count."""
     max_epochs: int | None = Field(None, ge=1)
     """End after so many epochs, of all stages together, though minutes leave time for more: few images, passed over a
     thousand times, are learned by heart; null: the time decides alone (epochs)."""
@@ -50,7 +50,8 @@ class Train:
     """Decay per step of an average of the weights, which is then evaluated and exported; null: none. It is warmed up:
     at step t at most 1 - t^(-2/3), which is 0.954 at step 100 and 0.990 at step 1,000."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """Arithmetic; 'auto': bf16 on GPUs that have it, on CPUs whichever of fp32 and bf16 a few timed steps favour."""
+    """Arithmetic; 'auto': bf16 on GPUs that have it, on CPUs whichever of fp32 and bf16 two timed steps
+    favour."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Where to train; 'auto': cuda, else mps, else cpu."""
     compile: bool = False

@@ -1,12 +1,11 @@
 """The flags of the commands that look at finished runs and use them: report, explore, predict, embed and the like."""
 
 from dataclasses import field
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import Field
 
-from idmm.config import Data
-from idmm.config.base import once, section, several
+from idmm.config.base import section
 
 
 @section
@@ -101,21 +100,6 @@ class SimilarConfig(UseConfig):
     """Images to show (images)."""
     out: str = "similar.png"
     """Picture of the query and what is nearest to it, .png."""
-
-
-@section
-class PseudolabelConfig(UseConfig):
-    """Labels for images that have none, from a few that have, over the graph of the nearest images by the features of
-    one run or several; a CSV file for the --data.labels of fine-tuning."""
-
-    init: Annotated[list[str], BeforeValidator(several), AfterValidator(once)] = Field(min_length=1)
-    """Backbones whose features say which images are near, each counting the same: run folders, files in timm's format
-    with their JSON, or public weights, timm:NAME or hf-hub:ORG/NAME."""
-    out: str
-    """CSV file of path,class,split,given,share; share: how sure a label is, from 0 to 1. Beside it a .png of some."""
-    neighbours: int = Field(10, ge=1)
-    """Nearest images that each image is joined to (images)."""
-    data: Data = field(default_factory=Data)
 
 
 @section

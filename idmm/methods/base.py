@@ -19,8 +19,8 @@ class RunInfo:
 
     images: int  # N, from the data
     batch_size: int  # images of an optimizer step
-    epochs: int
-    steps: int  # optimizer steps of the run
+    epochs: int  # of the recipe, where ``train.minutes`` decide
+    steps: int  # optimizer steps of so many epochs
     classes: int | None = None  # K, where there are labels
     global_groups: int = 1  # how many groups of crops, from the first on, are global (idmm.config.global_groups)
     labelled: int | None = None  # images with a label; None: all
@@ -32,6 +32,8 @@ class Method(nn.Module):
     Attributes:
         localization: An extra loss on the grid of embeddings of all images that need gradients, or None.
         head: Between the features and the loss; nothing unless a method has one.
+        scheduled_epoch: Where schedules that go by epochs stand, which the loop sets with ``train.minutes``: from 0 to
+            the recipe's epochs; None: at the epoch.
         lr_scales: Learning rate of a child module by name, as a multiple of the run's; 1 where not named.
         instance_rows: Name of the parameter that has a row for each training image [N, d]; None: there is none.
     """
@@ -45,6 +47,11 @@ class Method(nn.Module):
         self.register_module("localization", None)  # set later, it still comes second in the optimizer's groups
         self.head: nn.Module = nn.Identity()
         self.lr_scales: dict[str, float] = {}
+        self.scheduled_epoch: float | None = None
+
+    def scheduled(self, epoch: int) -> float:
+        """Returns where schedules stand in an epoch, counted from 0."""
+        return epoch if self.scheduled_epoch is None else self.scheduled_epoch
 
     @property
     def exported(self) -> nn.Module:
@@ -91,7 +98,7 @@ class Method(nn.Module):
         with one_image_norms(backbone, images):
             if self.localization is not None:
                 images = images if isinstance(images, Tensor) else torch.cat(images)
-                return self.localization(backbone, images, key, epoch, head)
+                return self.localization(backbone, images, key, self.scheduled(epoch), head)
             network = backbone if head is None else lambda part: head(backbone.forward_features(part))
             return run_by_size(network, images), 0.0, {}
 
@@ -101,8 +108,9 @@ class Method(nn.Module):
     def before_step(self, epoch: int) -> None:
         """Acts between the backward pass and the optimizer step (gradients to drop); nothing by default."""
 
-    def after_step(self, step: int) -> None:
-        """Acts after an optimizer step, counted from 0 (a momentum encoder); nothing by default."""
+    def after_step(self, step: float) -> None:
+        """Acts after an optimizer step, counted from 0 (a momentum encoder); nothing by default. With ``train.minutes``
+        it is the share of the time that is over, times the recipe's steps."""
 
     def embed(self, features: Tensor) -> Tensor:
         """Returns what the loss compares, of pooled features [B, d] of ``exported``; collapse shows there first."""

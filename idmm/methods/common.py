@@ -140,14 +140,14 @@ class MomentumEncoder(nn.Module):
                 module.training = mode
         return self
 
-    def update(self, step: int, backbone: nn.Module, head: nn.Module) -> None:
-        """Moves towards the modules after an optimizer step, counted from 0; steps that are timed may be more."""
+    def update(self, step: float, backbone: nn.Module, head: nn.Module) -> None:
+        """Moves towards the modules after an optimizer step, see :meth:`idmm.methods.base.Method.after_step`."""
         from lightly.models.utils import update_momentum
         from lightly.utils.scheduler import cosine_schedule
 
         momentum = self.momentum
         if self.steps is not None:
-            momentum = float(cosine_schedule(min(step, self.steps), self.steps, momentum, 1.0))
+            momentum = float(cosine_schedule(step, self.steps, momentum, 1.0))
         for module, copied in zip((backbone, head), self.copies, strict=True):
             if any(True for _ in module.parameters()):
                 update_momentum(module, copied, momentum)

@@ -39,7 +39,7 @@ class DINO(Method):
         """The teacher's backbone."""
         return self.teacher.copies[0]
 
-    def temperature(self, epoch: int) -> float:
+    def temperature(self, epoch: float) -> float:
         """The teacher's temperature in an epoch, counted from 0: linear from 0.04 over the warm-up."""
         share = min(1.0, epoch / self.warmup) if self.warmup else 1.0
         return WARMUP_TEMPERATURE + share * (self.teacher_temperature - WARMUP_TEMPERATURE)
@@ -52,12 +52,12 @@ class DINO(Method):
         seen = crops[: sum(views.shape[1] for views in batch["views"][: self.global_groups])]
         teacher = at_least_fp32(self.teacher(seen)).chunk(len(seen))  # [B, K] each
         with full_precision(student[0]):
-            loss = self.loss(list(teacher), list(student), teacher_temp=self.temperature(epoch))
+            loss = self.loss(list(teacher), list(student), teacher_temp=self.temperature(self.scheduled(epoch)))
         return {"loss": loss + extra, **logs}
 
     def before_step(self, epoch: int) -> None:
         """Holds the last layer still in the first epochs."""
-        self.head.cancel_last_layer_gradients(epoch)
+        self.head.cancel_last_layer_gradients(self.scheduled(epoch))
 
     def after_step(self, step: int) -> None:
         """Moves the teacher, less and less."""

@@ -47,7 +47,7 @@ class Localization(nn.Module):
         )
 
     def forward(
-        self, backbone: nn.Module, images: Tensor, key: int, epoch: int, head: Callable | None = None
+        self, backbone: nn.Module, images: Tensor, key: int, epoch: float, head: Callable | None = None
     ) -> tuple[Tensor, Tensor, dict]:
         """Returns the backbone's output for images [B, C, S, S], the weighted loss on its grid, and values for the log.
 
@@ -59,7 +59,7 @@ class Localization(nn.Module):
         logs = {"drloc": loss.detach(), "drloc_weight": torch.full((), weight, device=loss.device)}
         return (head or backbone.forward_head)(features), weight * loss, logs
 
-    def weight(self, epoch: int) -> float:
+    def weight(self, epoch: float) -> float:
         """Weight of the loss in an epoch, counted from 0: linear warm-up, then constant or falling to zero."""
         config = self.config
         if epoch < config.warmup_epochs:

@@ -125,7 +125,7 @@ class IDMM(Method):
         features, logits = both.tensor_split([feature_width(self.backbone)], dim=1)
         instance = self._instance(features, [_column(group, 0) for group in groups], logs)
         label = self._label(logits, [_column(group, 1) for group in groups[: self.global_groups]])
-        left = decay_factor(self.config.instance_decay, epoch / self.epochs)
+        left = decay_factor(self.config.instance_decay, self.scheduled(epoch) / self.epochs)
         parts = {"label_loss": label.detach(), "instance_loss": instance.detach()}
         weight = torch.full((), left, device=label.device)  # a copy would wait for the device
         loss = self.config.label_weight * label + left * instance + extra

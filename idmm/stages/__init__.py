@@ -3,7 +3,7 @@
 import contextlib
 import importlib
 import os
-import time
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from inspect import cleandoc
@@ -11,6 +11,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
+from idmm import clock
 from idmm.config import (
     Data,
     DenseConfig,
@@ -21,13 +22,11 @@ from idmm.config import (
     group_sizes,
     parsing,
     resolved_stages,
-    with_epochs,
 )
 from idmm.config.commands import ProbeConfig
 from idmm.config.dense import DENSE_LIBRARIES, tested_sides
 from idmm.config.recipes import learns_labels, needs_labels, pass_notes, resolve_method
 from idmm.config.schema import flags_of
-from idmm.config.train import MONITORED
 from idmm.data.registry import check_folder, resolve_name
 from idmm.errors import UserError, needed
 from idmm.files import begun, names_same, weights_file
@@ -58,10 +57,6 @@ class Phase:
     lr: float | None = None  # peak learning rate; None while the recipe's was not looked up
     others: tuple[tuple[str, int], ...] = ()  # crops of other sizes: the field that names each, and it (pixels)
 
-    def times(self, every: int) -> int:
-        """Returns how often something is done every so many epochs, and after the last; 0 is never."""
-        return -(-self.epochs // every) if every else 0
-
     def steps(self, images: int) -> int:
         """Returns the optimizer steps on so many training images; an epoch's last, smaller batch is one."""
         return self.epochs * -(-images // self.batch_size)
@@ -85,8 +80,6 @@ class StageSpec:
     """Fills in what is left to the method, or to there being no init, with lines for the log on it; UserError where
     that cannot be."""
     faults: Callable[[Any, int], list[str]] = lambda config, images: []  # what is wrong with so many training images
-    looks: Callable[[Any, Phase, int, int], int] = lambda config, phase, train, held: 0
-    """How many images a phase looks at between its epochs, of so many to train on and so many held out."""
 
     def build(self, given: Any) -> Any:
         """Returns the stage's config, see :func:`idmm.config.parsing.build`."""
@@ -130,11 +123,6 @@ def _without_init(config: FinetuneConfig) -> tuple[FinetuneConfig, list[str]]:
     return replace(config, train=replace(config.train, classifier_init="random")), []
 
 
-def _finetuning_looks(config: FinetuneConfig, phase: Phase, train: int, held: int) -> int:
-    fitted = phase.number == 1 and config.train.classifier_init != "random"  # before the first step
-    return phase.times(config.train.eval_every) * held + (train + held if fitted else 0)
-
-
 def _one_size(config: PretrainConfig) -> list[Phase]:
     train, views = config.train, config.views
     sizes = enumerate(group_sizes(views) if views.crops else [])  # a method's own groups have the size of views
@@ -145,13 +133,7 @@ def _one_size(config: PretrainConfig) -> list[Phase]:
 def knn_every(config: PretrainConfig) -> int:
     """Returns after how many epochs each kNN is measured, and before the first step: as asked, else at the end alone
     where a run starts from weights, to tell what became of them; 0 is never."""
-    return config.train.knn_every or (config.train.epochs if config.init is not None else 0)
-
-
-def _pretraining_looks(config: PretrainConfig, phase: Phase, train: int, held: int) -> int:
-    monitored = phase.times(config.train.monitor_every) * min(MONITORED, train)
-    tested, every = held if learns_labels(config) else 0, knn_every(config)
-    return monitored + tested + ((1 + phase.times(every)) * (train + held) if held and every else 0)
+    return config.train.knn_every or (sys.maxsize if config.init is not None else 0)
 
 
 def _one_square(config: DenseConfig) -> list[Phase]:
@@ -187,7 +169,6 @@ def _stage_of_dense(kind: type) -> StageSpec:
         flags=kind.STAGE,
         phases=_one_square,
         by_method=_dense,
-        looks=lambda config, phase, train, held: phase.times(config.train.eval_every) * held,
         needs_val=lambda config: config.train.keep == "best",
     )
 
@@ -204,7 +185,6 @@ STAGES = {
         evaluated=lambda config: knn_every(config) > 0 or learns_labels(config),
         by_method=resolve_method,
         faults=lambda config, images: pass_notes(config, min(config.train.batch_size, images))[0],
-        looks=_pretraining_looks,
     ),
     "finetune": StageSpec(
         "finetune",
@@ -212,7 +192,6 @@ STAGES = {
         flags="finetune",
         phases=_sizes,
         by_method=_without_init,
-        looks=_finetuning_looks,
         needs_val=lambda config: config.train.keep == "best",
     ),
     "detect": _stage_of_dense(DetectConfig),
@@ -251,7 +230,7 @@ _command: list[float] = []  # when the command began whose first run is still to
 
 @contextlib.contextmanager
 def counted_from(began: float) -> Iterator[None]:
-    """Makes the first run of the block one that began then (``time.monotonic()``): its time is all of the command's."""
+    """Makes the first run of the block one that began then (``clock.now()``): its time is all of the command's."""
     _command.append(began)
     try:
         yield
@@ -260,8 +239,8 @@ def counted_from(began: float) -> Iterator[None]:
 
 
 def beginning() -> float:
-    """Returns when the run that is called now began: with its command, or just now (``time.monotonic()``)."""
-    return _command.pop() if _command else time.monotonic()
+    """Returns when the run that is called now began: with its command, or just now (``clock.now()``)."""
+    return _command.pop() if _command else clock.now()
 
 
 def prepare(config: Any) -> tuple[Any, list[str]]:
@@ -296,18 +275,14 @@ def prepare(config: Any) -> tuple[Any, list[str]]:
 
 
 def _taken_up(config: Any) -> tuple[Any, list[str]]:
-    """Fills in what a begun run settled when it started, with lines for the log: the commit of public weights, the
-    epochs of ``train.minutes``, and the classifier's start of a run that is older than that key."""
+    """Fills in what a begun run settled when it started, with lines for the log: the commit of public weights, and the
+    classifier's start of a run that is older than that key."""
     stage = stage_of(config)
     before = stage.build(Path(config.out) / "config.yaml")
     if names_same(config.init, before.init):
         config = replace(config, init=before.init)
     if not hasattr(config, "train"):  # a probe
         return config, []
-    if config.train.minutes is not None:
-        epochs = [phase.epochs for phase in stage.phases(before)]
-        if len(epochs) == len(stage.phases(config)):
-            config = with_epochs(config, epochs)
     undecided = isinstance(config, FinetuneConfig) and config.train.classifier_init is None
     if undecided and before.train.classifier_init is None:
         train = replace(config.train, classifier_init="random")

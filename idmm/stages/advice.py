@@ -29,7 +29,8 @@ def advice(config: Any, phases: list[Phase], images: int) -> list[str]:
 
 def of_length(config: Any, phases: list[Phase], images: int) -> list[str]:
     """Returns a line for each phase with a batch too large for so many images, or where the run has few steps."""
-    few = sum(phase.steps(images) for phase in phases) < FEW_STEPS
+    minutes = config.train.minutes is not None  # then the steps are not known
+    few = not minutes and sum(phase.steps(images) for phase in phases) < FEW_STEPS
     sgd = "; SGD wants far more steps than AdamW: --train.optimizer adamw" if config.train.optimizer == "sgd" else ""
     lines = []
     for phase in phases:
@@ -40,15 +41,14 @@ def of_length(config: Any, phases: list[Phase], images: int) -> list[str]:
             faults.append(f"a batch of {phase.batch_size} is more than a quarter of the {images} images")
         if faults:
             changes = {"batch_size": batch} if batch != phase.batch_size else {}
-            if config.train.minutes is None:
-                changes |= {"epochs": epochs} if epochs != phase.epochs else {}
-                tried, steps = _flags(phase, changes), -(-images // batch) * epochs
-                tried += f" ({steps} steps in all)"
+            shown = f"{phase.label}: {counted(each, 'step')} an epoch"
+            if minutes:
+                tried = _flags(phase, changes)
             else:
-                capped = config.train.max_epochs is not None
-                longer = "more minutes" + capped * " and a larger --train.max_epochs"
-                tried = " and ".join([*([_flags(phase, changes)] if changes else []), longer])
-            shown = f"{phase.label}: {counted(each, 'step')} an epoch, {total} in all: {', and '.join(faults)}"
+                changes |= {"epochs": epochs} if epochs != phase.epochs else {}
+                tried = f"{_flags(phase, changes)} ({-(-images // batch) * epochs} steps in all)"
+                shown += f", {total} in all"
+            shown += f": {', and '.join(faults)}"
             lines.append(f"{shown}; try {tried}{sgd}")
     return lines
 

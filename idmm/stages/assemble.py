@@ -1,14 +1,14 @@
 """One way to put a run together from its config: backbone, images, method and transform, the loop's plan.
 
-Stages, the check of a grid and its estimate all ask here, so that what is checked and timed is what will run.
+Stages and the check of a grid ask here, so that what is checked is what will run.
 """
 
 import contextlib
-import copy
 import functools
 import importlib
 import logging
 import math
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -16,7 +16,7 @@ import torch
 
 from idmm import distributed
 from idmm.checkpoint import RunFolder
-from idmm.config import FinetuneConfig, global_groups, group_sizes, parsing, resolved_stages, with_epochs, without_rgb
+from idmm.config import FinetuneConfig, global_groups, group_sizes, parsing, resolved_stages, without_rgb
 from idmm.config.recipes import learns_labels
 from idmm.data.augment import TrainTransform
 from idmm.data.cache import ImageStore, compare, fingerprint, load_split
@@ -63,7 +63,7 @@ class Assembly:
         init_field: What messages on the checkpoint to start from begin with; empty: with the file.
     """
 
-    began: float | None = None  # when the run was called (time.monotonic()); None: when its session starts
+    began: float | None = None  # when the run was called (clock.now()); None: when its session starts
     learns = "classes"  # what is known of the images, and learnt
     # Of each stage's own class; a probe has no method and no transform.
     crop_pct: float  # share of the resized short side that the centre crop of evaluation covers
@@ -79,13 +79,6 @@ class Assembly:
         """Lists the images, nothing decoded; with their boxes or masks where those are learnt."""
         return together(read_splits(*self.stage.images(self.config))), None
 
-    def with_epochs(self, epochs: list[int]) -> "Assembly":
-        """Returns the same with so many epochs in each phase."""
-        made = copy.copy(self)
-        made.config = with_epochs(self.config, epochs)
-        made.phases = self.stage.phases(made.config)
-        return made
-
     @property
     def device(self) -> str:
         """As the config names it."""
@@ -100,18 +93,46 @@ class Assembly:
         """Builds the backbone of a phase with fresh weights; ``classes`` counts where a classifier belongs to it."""
         return self.spec.build(phase.size, self.config.seed, classes, dynamic=bool(phase.others))
 
-    def plan(self, phase: Phase, store: ImageStore, evaluations: list[Evaluation]) -> StagePlan:
-        """Returns what the loop needs to know of a phase."""
+    def plan(
+        self,
+        phase: Phase,
+        store: ImageStore,
+        evaluations: list[Evaluation],
+        ending: tuple[int, float] = (0, 0.0),
+    ) -> StagePlan:
+        """Returns what the loop needs to know of a phase; ``ending``: see :class:`idmm.engine.StagePlan`."""
         train, order = self.config.train, derive(self.config.seed, "stage", phase.number)
         ranks = (distributed.rank(), distributed.world())
+        epochs, most = phase.epochs, None
+        if train.minutes is not None:
+            most = None if train.max_epochs is None else self._shared(train.max_epochs)[phase.number - 1]
+            epochs = most or sys.maxsize
         return StagePlan(
             number=phase.number,
             label=phase.label,
-            batches=BatchPlan(len(store), phase.batch_size, phase.epochs, order, *ranks, train.accumulate),
+            epochs=phase.epochs,
+            batches=BatchPlan(len(store), phase.batch_size, epochs, order, *ranks, train.accumulate),
             transform=self.transform(phase, store),
             lr=phase.lr,
             evaluations=evaluations,
+            share=self._cost(phase) / sum(map(self._cost, self.phases[phase.number - 1 :])),
+            max_epochs=most,
+            ending=ending,
         )
+
+    @staticmethod
+    def _cost(phase: Phase) -> int:
+        """What a phase takes of ``train.minutes``, in proportion."""
+        return phase.epochs * phase.size**2
+
+    def _shared(self, most: int) -> list[int]:
+        """Returns at most so many epochs in all, shared in the ratio of the phases', at least one each."""
+        whole = sum(phase.epochs for phase in self.phases)
+        for total in range(most, 0, -1):
+            epochs = [max(1, round(total * phase.epochs / whole)) for phase in self.phases]
+            if sum(epochs) <= most:
+                return epochs
+        return [1] * len(self.phases)
 
     def localization(self, phase: Phase, backbone: torch.nn.Module, trial: bool = False) -> Localization | None:
         """Makes the head of ``drloc``, its fresh weights from the run's seed; None where its weight is 0.
@@ -300,8 +321,10 @@ def say_length(run: Session, parts: Assembly, images: int) -> None:
     for phase in parts.phases:
         total, filled = phase.steps(images), min(phase.batch_size, images)
         each = counted(total // phase.epochs, "step")
-        epochs = counted(phase.epochs, "epoch")
-        log.info("%s: %s of %d images an epoch, %d in %s", phase.label, each, filled, total, epochs)
+        length = f"{total} in {counted(phase.epochs, 'epoch')}"
+        if parts.config.train.minutes is not None:
+            length = f"for train.minutes {parts.config.train.minutes:g}"
+        log.info("%s: %s of %d images an epoch, %s", phase.label, each, filled, length)
     for line in advice(parts.config, parts.phases, images) if run.folder.state is None else ():
         log.warning("%s", line)
 

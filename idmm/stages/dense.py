@@ -37,8 +37,7 @@ from idmm.stages.assemble import (
     say_length,
     session,
 )
-from idmm.stages.budget import length_result, within_minutes
-from idmm.stages.results import drawing, export_dense, take_best
+from idmm.stages.results import drawing, ending, export_dense, length_result, take_best
 from idmm.stages.values import standardised
 
 log = logging.getLogger("idmm")
@@ -214,11 +213,6 @@ def train(config: DenseConfig) -> dict:
         # ------------------------------------------------------------------ images
         splits = parts.load(run)
         held, begun = "test" if splits.val is None else "val", run.folder.state is not None
-
-        def looked_at(phase, splits):
-            return parts.eval_batches(run, getattr(splits, held), parts.targets[held], phase.size)
-
-        parts = within_minutes(run, parts, splits, looked_at)
         say_length(run, parts, len(splits.train))
 
         # ------------------------------------------------------------------ training
@@ -228,7 +222,7 @@ def train(config: DenseConfig) -> dict:
             log.info("%s", report)
         method, judge = parts.method(phase, backbone, len(splits.train)), parts.judge(run, splits, held)
         look = Evaluation(judge.measure, config.train.eval_every, len(judge.store))
-        plan = parts.plan(phase, splits.train, [look])
+        plan = parts.plan(phase, splits.train, [look], ending(parts, splits))
         plan.keep = parts.metric if config.train.keep == "best" else None
         loop = Loop(run, method, plan)
         loop.fit()
@@ -242,8 +236,8 @@ def train(config: DenseConfig) -> dict:
         result = {
             **scores,
             **kept,
-            **length_result(parts),
-            "epochs": phase.epochs,
+            "epochs": loop.position.epoch,
+            **length_result(run, parts, splits),
             "num_classes": len(parts.classes),
             "train_size": len(splits.train),
             "test_size": len(splits.test),

@@ -17,10 +17,9 @@ from idmm.network import extract_features
 from idmm.session import Session
 from idmm.stages import Phase, documented
 from idmm.stages.assemble import Assembly, LoadedSplits, eval_batches, load_splits, resolve, say_length, session
-from idmm.stages.budget import length_result, within_minutes
 from idmm.stages.folds import by_folds, seen_by_init
 from idmm.stages.handover import below_start, check_classes, fit_classifier, high_loss, norm_images, set_batch_norms
-from idmm.stages.results import classifier_result, export, say_balance, take_best, write_features
+from idmm.stages.results import classifier_result, ending, export, length_result, say_balance, take_best, write_features
 from idmm.stages.start import structure
 
 log = logging.getLogger("idmm")
@@ -40,7 +39,7 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
         ``largest_class`` (percent: what naming the largest class every time would score); where it is cheap
         ``pixel_knn`` (percent, see :func:`idmm.stages.results.pixel_knn`); ``num_classes``, ``train_size``,
         ``test_size``, ``test_groups`` where images come in groups, ``seed``, ``seconds`` over all resumes; where
-        ``train.minutes`` is given ``minutes`` and the ``epochs`` of all stages; ``precision`` (fp32, bf16 or fp16: what
+        ``train.minutes`` is given ``minutes``, the ``epochs`` of all stages and ``whole_epochs``; ``precision`` (what
         training and evaluation ran in); ``size_mismatch`` where a split has not as many images as its protocol:
         ``{"train": [found, wanted]}``; ``excluded`` where ``data.exclude`` left images out; ``start_top1`` (percent:
         top-1 on the test split before the first step) where the classifier started from a fit on features
@@ -59,11 +58,6 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
         splits = load_splits(parts, run.folder)
         begun = run.folder.state is not None
         model = None if begun else _first_model(run, parts, splits)
-
-        def looked_at(phase, splits):
-            return eval_batches(run, parts, splits.val or splits.test, phase.size, phase.batch_size)
-
-        parts = within_minutes(run, parts, splits, looked_at)
         say_length(run, parts, len(splits.train))
         say_balance(splits.train, parts.config.train.class_weights)
         loop, held, splits = _train(run, parts, splits, model)
@@ -79,7 +73,6 @@ def _train(run: Session, parts: Assembly, splits: LoadedSplits, model) -> tuple[
     loop = held = None
     for phase in parts.phases:
         if phase.number < first:  # done before the run was taken up again
-            run.steps += phase.steps(len(splits.train))
             continue
         if model is None:
             model = parts.backbone(phase, classes)
@@ -108,7 +101,7 @@ def _result(run: Session, parts: Assembly, splits: LoadedSplits, loop: Loop, hel
         **classifier_result(run, parts, splits, found),
         **start,
         **kept,
-        **length_result(parts),
+        **length_result(run, parts, splits),
         "num_classes": classes,
         "train_size": len(splits.train),
         "test_size": len(splits.test),
@@ -120,8 +113,7 @@ def _result(run: Session, parts: Assembly, splits: LoadedSplits, loop: Loop, hel
     if line := high_loss(parts.config, run.folder.metrics()[0]["loss"], classes):
         log.warning("%s", line)
     if start and result["top1"] < start["start_top1"]:
-        epochs = sum(phase.epochs for phase in parts.phases)
-        log.warning("%s", below_start(parts.config, epochs, result["top1"], start["start_top1"]))
+        log.warning("%s", below_start(parts.config, len(run.folder.metrics()), result["top1"], start["start_top1"]))
     return result
 
 
@@ -144,7 +136,9 @@ def _loop(run: Session, parts: Assembly, splits: LoadedSplits, phase: Phase, mod
     method = parts.method(phase, model, len(splits.train), classes)
     if train.class_weights == "balanced":
         method.class_weight = balanced_weights(splits.train.labels, classes)
-    plan = parts.plan(phase, splits.train, [Evaluation(held.measure, train.eval_every, len(held.store))])
+    look = Evaluation(held.measure, train.eval_every, len(held.store))
+    after = ending(parts, splits) if phase is parts.phases[-1] else (0, 0.0)
+    plan = parts.plan(phase, splits.train, [look], after)
     if train.keep == "best" and phase is parts.phases[-1]:
         plan.keep = "top1"
     return Loop(run, method, plan)

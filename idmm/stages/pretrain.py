@@ -24,9 +24,17 @@ from idmm.seeding import permutation
 from idmm.session import Session
 from idmm.stages import documented, knn_every
 from idmm.stages.assemble import Assembly, LoadedSplits, eval_batches, load_splits, resolve, say_length, session
-from idmm.stages.budget import length_result, within_minutes
 from idmm.stages.folds import by_folds
-from idmm.stages.results import classifier_result, export, export_start, mcnemar, write_features, write_instances
+from idmm.stages.results import (
+    classifier_result,
+    ending,
+    export,
+    export_start,
+    length_result,
+    mcnemar,
+    write_features,
+    write_instances,
+)
 from idmm.stages.start import structure
 
 log = logging.getLogger("idmm")
@@ -74,11 +82,6 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
             whose = "the untrained network" if spec.init is None else f"the weights of '{config.init}'"
             return _features(run, parts, backbone, splits.train, label=f"features before training, by {whose}")
 
-        def looked_at(phase, splits):
-            return eval_batches(run, parts, splits.train, phase.size, EVAL_BATCH)
-
-        parts = within_minutes(run, parts, splits, looked_at, lambda trial: trial.prepare(features))
-        config, (phase,) = parts.config, parts.phases
         say_length(run, parts, len(splits.train))
         method = parts.method(phase, backbone, len(splits.train), classes, labelled)
         if not begun:
@@ -87,7 +90,7 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
         knn = _knn(run, parts, splits)
         measured = [] if knn is None else [Evaluation(knn.measure, knn_every(config), knn.images)]
         evaluations = [*measured, *_monitor(run, parts, method, splits)]
-        loop = Loop(run, method, parts.plan(phase, splits.train, evaluations))
+        loop = Loop(run, method, parts.plan(phase, splits.train, evaluations, ending(parts, splits)))
         if spec.init is not None and not begun:
             export_start(run, method.backbone, parts, splits)
         if knn is not None and not begun:
@@ -101,14 +104,14 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
 
 def _result(run: Session, parts: Assembly, splits: LoadedSplits, loop: Loop, knn: "_KNN | None") -> dict:
     """Exports what was learned; returns what ``result.json`` holds."""
-    config, (phase,) = parts.config, parts.phases
+    config, epochs = parts.config, loop.position.epoch
     tested = _tested(run, parts, splits, loop) if learns_labels(config) else {}
     export(run, loop, parts, splits, splits.train.classes if tested else None)
     if tested:
         write_features(run, loop, parts, splits, EVAL_BATCH)
     write_instances(run, loop.method, config.method.classifier, splits.train)
     last, start = run.folder.last_metrics(), run.folder.remembered("start")
-    log.info("%s: loss %.4f after %d epochs; backbone.safetensors written", config.out, last["loss"], phase.epochs)
+    log.info("%s: loss %.4f after %d epochs; backbone.safetensors written", config.out, last["loss"], epochs)
     if start is not None:
         log.info("%s", knn.compared(start, loop.averaged))
     return {
@@ -117,8 +120,8 @@ def _result(run: Session, parts: Assembly, splits: LoadedSplits, loop: Loop, knn
         **({} if start is None else {"start_knn": start["start_knn"]}),
         **{name: last[name] for name in ("knn",) if name in last},
         "train_size": len(splits.train),
-        "epochs": phase.epochs,
-        **length_result(parts),
+        "epochs": epochs,
+        **length_result(run, parts, splits),
         "seed": config.seed,
         "seconds": round(run.seconds, 1),
         "precision": run.precision,
@@ -196,7 +199,12 @@ def _monitor(run: Session, parts: Assembly, method: Method, splits: LoadedSplits
     def extract(backbone):
         return _features(run, parts, backbone, splits.train, images)
 
-    watch = Monitor(method, extract, torch.from_numpy(images), run.folder.metrics, train.epochs, train.warmup_epochs)
+    def length() -> float:
+        if train.minutes is None:
+            return train.epochs
+        return (len(run.folder.metrics()) + 1) / max(run.progress, 1e-3)
+
+    watch = Monitor(method, extract, torch.from_numpy(images), run.folder.metrics, length, train.warmup_epochs)
     return [Evaluation(watch.measure, train.monitor_every, count)]
 
 

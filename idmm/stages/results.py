@@ -32,7 +32,7 @@ from idmm.stages.assemble import Assembly, LoadedSplits, eval_batches
 NEIGHBOURS = 5
 PAIRS = 25_000_000  # of a training and a test image: 3,072 multiplications each, seconds in all
 READ, COMPARED = 0.0003, 2.0  # seconds to read an image, and for so many pairs
-CURVES, CONFUSION = 3, 4  # times what drawing the curves of a single epoch takes
+FIGURES = 2.0  # seconds to import what draws, and to draw the curves and the confusion matrix
 READINGS = 10  # times that the network saw the images, from which on reading them once more is a trifle
 TRIFLE = 1.0  # as it is in any run where it takes less (seconds)
 COLUMNS = ("class", "images", "correct", "accuracy", "most_confused_with", "times")
@@ -45,7 +45,7 @@ def take_best(loop: Loop, score: str) -> dict[str, int]:
         return {}
     epoch, best = loop.kept["epoch"], loop.kept["value"]
     loop.averaged.load_state_dict(loop.kept["weights"])
-    log.info("train.keep: the weights of epoch %d of %d, %s %.2f on val", epoch, loop.batches.epochs, score, best)
+    log.info("train.keep: the weights of epoch %d of %d, %s %.2f on val", epoch, loop.position.epoch, score, best)
     return {"kept_epoch": epoch}
 
 
@@ -167,7 +167,7 @@ def classifier_result(run: Session, parts: Assembly, splits: LoadedSplits, found
     """
     folder, classes = run.folder, splits.train.classes
     # whether it is cheap is the first process's to say: others may have had no memory for their images
-    cheap = folder.leader and is_cheap(parts, splits)
+    cheap = folder.leader and is_cheap(run, splits)
     knn = distributed.broadcast(pixel_knn(splits.train, splits.test) if cheap else None)
     pixels = {} if knn is None else {"pixel_knn": knn}
     if folder.leader:
@@ -198,33 +198,53 @@ def classifier_result(run: Session, parts: Assembly, splits: LoadedSplits, found
 
 
 # ---------------------------------------------------------------------- what needs no network
-def is_cheap(parts: Assembly, splits: LoadedSplits) -> bool:
+def is_cheap(run: Session, splits: LoadedSplits) -> bool:
     """Whether :func:`pixel_knn` costs next to nothing: a second to read the images, or a few percent of the run.
 
     It reads an image in 0.3 ms, where augmenting one of 256 x 340 pixels takes 5 and preparing it for evaluation 1, and
     compares :data:`PAIRS` in 2 s (measured on one x86 core). Images that are decoded at every use are not read again.
     """
-    train, test = splits.train, splits.test
-    every = getattr(parts.config.train, "eval_every", None)  # pretraining evaluates at its end alone
-    looks = sum(phase.times(every) if every else 1 for phase in parts.phases)
-    shown = sum(phase.epochs for phase in parts.phases) * len(train) + looks * len(splits.val or test)
-    kept = not (train.decodes or test.decodes)
+    train, test, records = splits.train, splits.test, run.folder.metrics()
+    looks = sum("top1" in record for record in records) or 1  # pretraining evaluates at its end alone
+    shown = len(records) * len(train) + looks * len(splits.val or test)
     read = len(train) + len(test)
-    return kept and len(train) * len(test) <= PAIRS and (READ * read <= TRIFLE or shown >= READINGS * read)
+    return _comparable(splits) and (READ * read <= TRIFLE or shown >= READINGS * read)
 
 
-def ending_seconds(parts: Assembly, splits: LoadedSplits, looks: list[float], drawn: float) -> float:
-    """Returns about what comes after a run's last step and the evaluation that follows it (seconds), where evaluating
-    an image takes all processes ``looks`` in each phase, and drawing the curves of a single epoch ``drawn``."""
+def _comparable(splits: LoadedSplits) -> bool:
+    train, test = splits.train, splits.test
+    return not (train.decodes or test.decodes) and len(train) * len(test) <= PAIRS
+
+
+def ending(parts: Assembly, splits: LoadedSplits) -> tuple[int, float]:
+    """Returns what comes after a run's last step and the evaluation that follows it: how many images are evaluated, and
+    the time of all else (seconds)."""
     if not parts.stage.needs_test(parts.config):  # there is no classifier
-        return CURVES * drawn
+        return 0, FIGURES
     train, test = len(splits.train), len(splits.test)
     if splits.test.labels is None:  # boxes or masks
         scales, flip = getattr(parts.config, "eval_scales", [1.0]), getattr(parts.config, "eval_flip", False)
-        return CURVES * drawn + looks[-1] * test * (1 + flip) * sum(scale**2 for scale in scales)
-    pixels = READ * (train + test) + COMPARED * train * test / PAIRS if is_cheap(parts, splits) else 0.0
-    featured = len(shown(splits.test.labels)) * (looks[0] + looks[-1]) * distributed.world()  # by the first one
-    return (CURVES + CONFUSION) * drawn + pixels + featured + (looks[-1] * test if splits.val is not None else 0.0)
+        return round(test * (1 + flip) * sum(scale**2 for scale in scales)), FIGURES
+    images = 2 * len(shown(splits.test.labels)) * distributed.world()  # features, by the first process
+    evaluated = parts.stage.name == "finetune" and splits.val is None  # by the evaluation after the last step
+    pixels = READ * (train + test) + COMPARED * train * test / PAIRS if _comparable(splits) else 0.0
+    return images + (0 if evaluated else test), FIGURES + pixels
+
+
+def length_result(run: Session, parts: Assembly, splits: LoadedSplits) -> dict:
+    """Returns what ``result.json`` says of a run with ``train.minutes``: those, the ``epochs`` that it began, and the
+    ``whole_epochs`` among them; warns where there is none."""
+    minutes, records, whole, before = parts.config.train.minutes, run.folder.metrics(), 0, 0
+    if minutes is None:
+        return {}
+    for phase in parts.phases:
+        last = max(record["step"] for record in records if record["stage"] == phase.number)
+        whole += (last - before) // (phase.steps(len(splits.train)) // phase.epochs)
+        before = last
+    if not whole:
+        line = "train.minutes %g: training ended before it had seen every image once; try more minutes"
+        log.warning(line, minutes)
+    return {"minutes": minutes, "epochs": len(records), "whole_epochs": whole}
 
 
 def pixel_knn(train: ImageStore, test: ImageStore) -> float:
