@@ -3,42 +3,36 @@
 Source: https://cocodataset.org/#format-data
 """
 
-import json
+import contextlib
+import io
 import logging
-import math
 import os
 import re
-import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from idmm import config
+from idmm.config.dense import DENSE_LIBRARIES
 from idmm.data.dense.faults import Faults
-from idmm.data.dense.looks import look_at
-from idmm.data.dense.targets import BoxTarget, run_lengths
+from idmm.data.dense.looks import image_size, look_at
+from idmm.data.dense.targets import BoxTarget, rasterised
+from idmm.data.formats import BadImage
 from idmm.data.readers.folder import PARTS
 from idmm.data.readers.layout import absent
 from idmm.data.split import Split, counted
-from idmm.errors import UserError, listed, reason
+from idmm.errors import UserError, listed, needed, reason
+
+if TYPE_CHECKING:
+    from pycocotools.coco import COCO
 
 log = logging.getLogger(__name__)
 
 SLACK = 1.0  # by which a box may reach over the edge, as rounding makes it (pixels); it is cut off
 FAR = 2.0  # times the image's long side: where an outline may be, at most; drawing what is further takes its memory
-_UNFIT = re.compile(r"[\0-\x1f\ud800-\udfff]")  # in names: what no line and no file has
-_LEAVES = re.compile(rf"^/|(^|/)\.\.(/|$)|{_UNFIT.pattern}")  # names of no file below a folder
+_LEAVES = re.compile(r"^/|(^|/)\.\.(/|$)|[\0-\x1f\ud800-\udfff]")  # names of no file below a folder
 BESIDE = "_annotations.coco.json"  # as Roboflow writes it, in the folder of a part's images
-_LISTS = ("images", "annotations", "categories")
-
-
-class _Image(NamedTuple):
-    """A row of ``images``."""
-
-    id: int | str
-    name: str
-    size: tuple[int, int]  # height and width (pixels)
 
 
 class _Object(NamedTuple):
@@ -64,24 +58,23 @@ def read_coco(root: Path, data: config.Data, faults: Faults, progress: bool) -> 
         wanted = (
             f"{root}/annotations/train.json over the images of {root}/train, or COCO's own instances_train2017.json"
         )
-        others = [str(file.relative_to(root)) for file in (*root.glob("*.json"), *root.glob("*/*.json"))]
-        more = f"; there {'is' if len(others) == 1 else 'are'} {listed(sorted(others))}" if others else ""
-        more += "; its masks are for 'idmm segment'" if (root / "masks").is_dir() else ""
-        raise UserError(f"data.root: '{root}' has no annotations of objects to train on; wanted {wanted}{more}")
-    found = {part: _File(path, part) for part, path in files.items()}
-    for file in found.values():
-        file.load(faults)
+        raise UserError(f"data.root: '{root}' has no annotations of objects to train on; wanted {wanted}")
+    needed(f"data.root: '{root}'", DENSE_LIBRARIES["detect"], "dense")
+    found = {part: _opened(path, faults) for part, path in files.items()}
     faults.refuse()
-    classes = _agreed({part: file.categories(faults) for part, file in found.items()}, found, faults)
-    images = {part: file.images(faults) for part, file in found.items()}
-    faults.refuse()
+    named = {part: {row["id"]: row["name"] for row in file.dataset["categories"]} for part, file in found.items()}
+    classes = dict(sorted(named["train"].items()))
+    for part, others in named.items():
+        if odd := [f"{number} '{name}'" for number, name in others.items() if classes.get(number) != name]:
+            of = f"'{files['train']}'"
+            faults.add(f"data.root: '{files[part]}' has categories that are not those of {of}: {listed(odd)}")
     numbers = {number: label for label, number in enumerate(classes)}
-    objects = {part: file.objects(images[part], numbers, faults) for part, file in found.items()}
+    objects = {part: _objects(files[part], file, numbers, faults) for part, file in found.items()}
     outlined = {part: _outlined(part, of) for part, of in objects.items()}
     read = {}
     for part, file in found.items():
-        split, kept = file.split(root, images[part], data, faults, progress)
-        read[part] = split, [_target(image, objects[part][image.id], outlined[part]) for image in kept]
+        split, kept = _split(root, files[part], part, file.dataset["images"], data, faults, progress)
+        read[part] = split, [_target(image, objects[part][image["id"]], outlined[part]) for image in kept]
     return read, classes
 
 
@@ -105,132 +98,81 @@ def annotation_files(root: Path) -> dict[str, Path]:
     return found
 
 
-class _File:
-    """The annotations of a part, checked step by step.
+def _opened(path: Path, faults: Faults) -> "COCO | None":
+    """Returns the annotations of a file; None with a fault if it is not in COCO's format."""
+    from pycocotools.coco import COCO  # of the extra 'dense'
 
-    Args:
-        path: The JSON file.
-        part: train, val or test.
-    """
-
-    def __init__(self, path: Path, part: str):
-        self.path, self.part, self.content = path, part, {}
-
-    def load(self, faults: Faults) -> None:
-        """Reads the file; a fault where it is no JSON of this form."""
-        try:
-            content = json.loads(self.path.read_bytes())
-        except OSError as error:
-            return faults.add(f"data.root: '{self.path}' cannot be read ({reason(error)})")
-        except (ValueError, RecursionError) as error:
-            return faults.add(f"data.root: '{self.path}' is not JSON ({error}); wanted COCO's annotations")
-        rows = [content.get(name) if isinstance(content, dict) else None for name in _LISTS]
-        right = [isinstance(of, list) and all(isinstance(row, dict) for row in of) for of in rows]
-        if not all(right):
-            lacking = listed(name for name, good in zip(_LISTS, right, strict=True) if not good)
-            return faults.add(f"data.root: '{self.path}' is not in COCO's format: it has no list {lacking}")
-        self.content = content
-        return None
-
-    def categories(self, faults: Faults) -> dict[int, str]:
-        """Returns names by number, in the order of the numbers."""
-        found, wrong = {}, []
-        for row in self.content["categories"]:
-            number, name = row.get("id"), row.get("name")
-            if not _is_whole(number) or not isinstance(name, str) or not name or _UNFIT.search(name):
-                wrong.append(f"{_short(row)}: wanted an id, which is a whole number, and a name")
-            elif number in found:
-                wrong.append(f"category {number} is there twice, as '{found[number]}' and '{name}'")
-            elif name in found.values():
-                wrong.append(f"category '{name}' is there twice; wanted each name once")
-            else:
-                found[number] = name
-        if wrong:
-            faults.add(f"data.root: '{self.path}' has categories that are wrong", wrong)
-        elif not found:
-            faults.add(f"data.root: '{self.path}' has no categories; wanted one at least")
-        return dict(sorted(found.items()))
-
-    def images(self, faults: Faults) -> list[_Image]:
-        """Returns the images in the order of the file."""
-        found, names, wrong = {}, set(), []
-        for row in self.content["images"]:
-            number, name, size = row.get("id"), row.get("file_name"), (row.get("height"), row.get("width"))
-            if not _is_id(number) or not isinstance(name, str) or not name:
-                wrong.append(f"{_short(row)}: wanted an id and a file_name")
-            elif _LEAVES.search(name):
-                wrong.append(f"image {_short(name)}: wanted a path below the folder of images")
-            elif not all(_is_whole(side) and 0 < side < 2**31 for side in size):
-                wrong.append(f"image '{name}' has height and width {_short(size)}; wanted pixels")
-            elif number in found:
-                wrong.append(f"image {number} is there twice, as '{found[number].name}' and '{name}'")
-            elif name in names:
-                wrong.append(f"image '{name}' is there twice; wanted each once")
-            else:
-                found[number] = _Image(number, name, size)
-                names.add(name)
-        if wrong:
-            faults.add(f"data.root: '{self.path}' has images that are wrong", wrong)
-        elif not found:
-            faults.add(f"data.root: '{self.path}' has no images; wanted one at least")
-        return list(found.values())
-
-    def objects(self, images: list[_Image], labels: dict[int, int], faults: Faults) -> dict[Any, list[_Object]]:
-        """Returns the objects by the number of their image."""
-        known, found, wrong = {image.id: image for image in images}, {image.id: [] for image in images}, []
-        rows = self.content["annotations"]
-        for place, row in enumerate(rows, start=1):
-            number = row.get("image_id")
-            image = known.get(number) if _is_id(number) else None
-            why = _fault(row, image, labels)
-            if why is None:
-                found[image.id].append(_object(row, image, labels))
-            else:
-                of = "" if image is None else f" of '{image.name}'"
-                wrong.append(
-                    f"annotation {_short(row['id']) if 'id' in row else f'number {place} of the list'}{of}: {why}"
-                )
-        faults.unusable(str(self.path), counted(len(rows), "annotation"), wrong)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # it prints
+            found = COCO(str(path))
+        _check(found)
         return found
-
-    def split(
-        self, root: Path, images: list[_Image], data: config.Data, faults: Faults, progress: bool
-    ) -> tuple[Split, list[_Image]]:
-        """Returns the images that are there and of the size that the file says."""
-        name, names = self.path.stem.removeprefix("instances_"), [image.name for image in images]
-        bases = [root / name, root / "images" / name, root / self.part, root / "images" / self.part, root / "images"]
-        there = [(len(absent(base, names)), base) for base in [*bases, self.path.parent, root] if base.is_dir()]
-        base = min(there, key=lambda found: found[0])[1]
-        gone = set(absent(base, names))
-        kept = [image for image in images if image.name not in gone]
-        paths = [os.path.join(base, *image.name.split("/")) for image in kept]
-        below = [os.path.relpath(path, root).replace(os.sep, "/") for path in paths]
-        split = Split(paths, below, None, None)
-        looks = look_at(split, "images", data.max_pixels, progress)
-        wrong = [f"image '{name}' is not there (under '{base}')" for name in names if name in gone]
-        good = []
-        for i, (image, size, bad) in enumerate(zip(kept, looks.sizes.tolist(), looks.reasons, strict=True)):
-            if bad or tuple(size) == image.size:  # what is bad is told, or left out, where images are loaded
-                good.append(i)
-            else:
-                turned = " as it is shown" if tuple(size[::-1]) == image.size else ""
-                wrong.append(f"image '{image.name}' is {_pixels(size)}{turned}, by this file {_pixels(image.size)}")
-        faults.unusable(str(self.path), counted(len(images), "image"), wrong)
-        return split.take(good), [kept[i] for i in good]
+    except OSError as error:
+        return faults.add(f"data.root: '{path}' cannot be read ({reason(error)})")
+    except (ValueError, RecursionError, AssertionError, AttributeError, LookupError, TypeError) as error:
+        return faults.add(f"data.root: '{path}' is not in COCO's format ({type(error).__name__}: {_short(error)})")
 
 
-def _agreed(found: dict[str, dict], files: dict[str, _File], faults: Faults) -> dict[int, str]:
-    """Returns the categories of train; those of other parts must be among them."""
-    classes = found["train"]
-    for part, others in found.items():
-        if odd := [f"{number} '{name}'" for number, name in others.items() if classes.get(number) != name]:
-            of = f"'{files['train'].path}'"
-            faults.add(f"data.root: '{files[part].path}' has categories that are not those of {of}: {listed(odd)}")
-    return classes
+def _check(found: "COCO") -> None:
+    """Raises an error if images or categories are not as the format has them."""
+    images, categories = found.dataset["images"], found.dataset["categories"]
+    for kind, rows, known, name in (
+        ("images", images, found.imgs, "file_name"),
+        ("categories", categories, found.cats, "name"),
+    ):
+        if not rows or len(known) < len(rows) or len({row[name] for row in rows}) < len(rows):
+            raise ValueError(f"{kind}: there are none, or an id or {name} is there twice")
+    for row in categories:
+        if not isinstance(row["id"], int) or not isinstance(row["name"], str) or not row["name"]:
+            raise ValueError(f"category {row}: wanted an id, which is a whole number, and a name")
+    for row in images:
+        if not all(isinstance(row[side], int) and 0 < row[side] < 2**31 for side in ("height", "width")):
+            raise ValueError(f"image {row['id']}: wanted height and width in pixels")
+        if _LEAVES.search(row["file_name"]):
+            raise ValueError(f"image {row['id']}: wanted a file_name that is a path below the folder of images")
+    len(found.dataset["annotations"])
+
+
+def _objects(path: Path, found: "COCO", labels: dict[int, int], faults: Faults) -> dict[Any, list[_Object]]:
+    """Returns the objects by the number of their image."""
+    objects, wrong, rows = {number: [] for number in found.imgs}, [], found.dataset["annotations"]
+    for row in rows:
+        image = found.imgs.get(row["image_id"])
+        if why := _fault(row, image, labels):
+            of = "" if image is None else f" of '{image['file_name']}'"
+            wrong.append(f"annotation {_short(row['id'])}{of}: {why}")
+        else:
+            objects[image["id"]].append(_object(row, image, labels))
+    faults.unusable(str(path), counted(len(rows), "annotation"), wrong)
+    return objects
+
+
+def _split(
+    root: Path, path: Path, part: str, images: list[dict], data: config.Data, faults: Faults, progress: bool
+) -> tuple[Split, list[dict]]:
+    """Returns the images that are there and of the size that the annotations' file has."""
+    name, names = path.stem.removeprefix("instances_"), [image["file_name"] for image in images]
+    bases = [root / name, root / "images" / name, root / part, root / "images" / part, root / "images"]
+    there = [(len(absent(base, names)), base) for base in [*bases, path.parent, root] if base.is_dir()]
+    base = min(there, key=lambda found: found[0])[1]
+    gone = set(absent(base, names))
+    kept = [image for image in images if image["file_name"] not in gone]
+    paths = [os.path.join(base, *image["file_name"].split("/")) for image in kept]
+    below = [os.path.relpath(path, root).replace(os.sep, "/") for path in paths]
+    split = Split(paths, below, None, None)
+    wrong = [f"image '{name}' is not there (under '{base}')" for name in names if name in gone]
+    good = []
+    for i, (image, size) in enumerate(zip(kept, look_at(split, image_size, data.max_pixels, progress), strict=True)):
+        if isinstance(size, BadImage) or size == _size(image):  # a bad one is a fault where images are loaded
+            good.append(i)
+        else:
+            wrong.append(f"image '{image['file_name']}' is {_pixels(size)}, by this file {_pixels(_size(image))}")
+    faults.unusable(str(path), counted(len(images), "image"), wrong)
+    return split.take(good), [kept[i] for i in good]
 
 
 def _outlined(part: str, objects: dict[Any, list[_Object]]) -> bool:
-    """Returns whether all objects of a part, crowds aside, have outlines; says so where only some have."""
+    """Returns whether all objects of a part, crowds aside, have outlines; logs where only some have."""
     each = [bool(one.segment) for those in objects.values() for one in those if not one.crowd]
     if any(each) and not all(each):
         what = f"{each.count(False)} of {counted(len(each), 'object')} of {part} have no outline"
@@ -238,44 +180,45 @@ def _outlined(part: str, objects: dict[Any, list[_Object]]) -> bool:
     return bool(each) and all(each)
 
 
-def _fault(row: dict, image: _Image | None, labels: dict[int, int]) -> str | None:
+def _fault(row: dict, image: dict | None, labels: dict[int, int]) -> str | None:
     """Returns what is wrong with an annotation."""
     if image is None:
-        return f"of an image {_short(row.get('image_id'))} that is not in the list"
-    number, box = row.get("category_id"), row.get("bbox")
-    if not _is_whole(number) or number not in labels:
+        return f"of an image {_short(row['image_id'])} that is not in the list"
+    number = row.get("category_id")
+    if not isinstance(number, int) or number not in labels:
         return f"of a category {_short(number)} that is not in the list"
-    if not (isinstance(box, list) and len(box) == 4 and all(map(_is_number, box))):
-        return f"bbox {_short(box)}; wanted [x, y, width, height] in pixels"
-    (x, y, w, h), (height, width) = box, image.size
+    try:
+        x, y, w, h = (float(value) for value in row["bbox"])
+    except (LookupError, OverflowError, TypeError, ValueError):
+        return f"bbox {_short(row.get('bbox'))}; wanted [x, y, width, height] in pixels"
+    height, width = _size(image)
     if not (w > 0 and h > 0):
-        return f"bbox {_short(box)} has no area"
-    if min(x, y) < -SLACK or x + w > width + SLACK or y + h > height + SLACK:
-        return f"bbox {_short(box)} reaches outside of the image ({_pixels(image.size)})"
-    if not (min(x + w, width) > max(x, 0) and min(y + h, height) > max(y, 0)):
-        return f"bbox {_short(box)} has no area within the image ({_pixels(image.size)})"
-    return _outline_fault(row.get("segmentation"), image.size)
+        return f"bbox {_short(row['bbox'])} has no area"
+    over = min(x, y) < -SLACK or x + w > width + SLACK or y + h > height + SLACK
+    if over or not (min(x + w, width) > max(x, 0) and min(y + h, height) > max(y, 0)):
+        return f"bbox {_short(row['bbox'])} reaches outside of the image ({_pixels((height, width))})"
+    return _outline_fault(row.get("segmentation"), (height, width))
 
 
 def _outline_fault(segment: Any, size: tuple[int, int]) -> str | None:
     if not segment:
         return None
-    if isinstance(segment, list):
-        if not all(isinstance(p, list) and len(p) >= 6 and not len(p) % 2 and all(map(_is_number, p)) for p in segment):
-            return "segmentation: wanted polygons of six numbers or more, x and y in turns"
-        far = max(abs(value) for polygon in segment for value in polygon) > FAR * max(size)
-        return f"segmentation: its polygons reach far outside of the image ({_pixels(size)})" if far else None
-    if not isinstance(segment, dict) or segment.get("size") != list(size):
-        found = segment.get("size") if isinstance(segment, dict) else segment
-        return f"segmentation: wanted polygons, or RLE of size {list(size)}, got {_short(found)}"
-    counts = segment.get("counts")
-    counts = run_lengths(counts) if isinstance(counts, str) else counts
-    right = isinstance(counts, list) and all(_is_whole(n) and n >= 0 for n in counts) and sum(counts) == math.prod(size)
-    return None if right else "segmentation: its RLE is damaged, or of an image of another size"
+    try:
+        if isinstance(segment, list):
+            outline = [np.array(polygon, dtype=float) for polygon in segment]
+            right = all(p.ndim == 1 and len(p) >= 6 and not len(p) % 2 for p in outline)
+            right = right and all(np.abs(polygon).max() <= FAR * max(size) for polygon in outline)
+        else:
+            counts = segment["counts"]
+            right = tuple(segment["size"]) == size and (isinstance(counts, str) or sum(counts) == size[0] * size[1])
+            right = right and rasterised(segment, size, size).shape == size
+    except Exception:  # pycocotools raises several types on damaged RLE
+        right = False
+    return None if right else f"segmentation: wanted polygons in the image ({_pixels(size)}), or RLE of its size"
 
 
-def _object(row: dict, image: _Image, labels: dict[int, int]) -> _Object:
-    (x, y, w, h), (height, width) = row["bbox"], image.size
+def _object(row: dict, image: dict, labels: dict[int, int]) -> _Object:
+    (x, y, w, h), (height, width) = map(float, row["bbox"]), _size(image)
     box = [max(x, 0), max(y, 0), min(x + w, width), min(y + h, height)]
     segment = row.get("segmentation") or None
     if isinstance(segment, list):
@@ -283,14 +226,14 @@ def _object(row: dict, image: _Image, labels: dict[int, int]) -> _Object:
     return _Object(box, labels[row["category_id"]], segment, row.get("iscrowd") == 1)
 
 
-def _target(image: _Image, objects: list[_Object], outlined: bool) -> BoxTarget:
+def _target(image: dict, objects: list[_Object], outlined: bool) -> BoxTarget:
     return BoxTarget(
         boxes=np.array([one.box for one in objects], dtype=np.float32).reshape(-1, 4),
         labels=np.array([one.label for one in objects], dtype=np.int64),
         segments=[one.segment or [_corners(one.box)] for one in objects] if outlined else None,
         crowd=np.array([one.crowd for one in objects], dtype=bool),
-        size=image.size,
-        image_id=image.id,
+        size=_size(image),
+        image_id=image["id"],
     )
 
 
@@ -300,16 +243,9 @@ def _corners(box: list[float]) -> np.ndarray:
     return np.array([x1, y1, x2, y1, x2, y2, x1, y2], dtype=np.float32)
 
 
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_id(value: Any) -> bool:
-    return _is_whole(value) or isinstance(value, str)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+def _size(image: dict) -> tuple[int, int]:
+    """Returns height and width (pixels) of a row of ``images``."""
+    return image["height"], image["width"]
 
 
 def _pixels(size: tuple[int, int]) -> str:
@@ -318,5 +254,5 @@ def _pixels(size: tuple[int, int]) -> str:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    text = repr(value) if not isinstance(value, Exception) else str(value)
     return text if len(text) <= 80 else f"{text[:80]}..."

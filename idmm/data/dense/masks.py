@@ -8,13 +8,11 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from idmm import config
-from idmm.data.dense.coco import annotation_files
 from idmm.data.dense.faults import Faults
-from idmm.data.dense.looks import Looks, look_at
+from idmm.data.dense.looks import MaskLook, image_size, look_at, look_at_mask
 from idmm.data.dense.targets import IGNORED, MaskTarget
+from idmm.data.formats import BadImage
 from idmm.data.readers.folder import PARTS, images_under
 from idmm.data.readers.layout import lines
 from idmm.data.split import Split, counted
@@ -40,8 +38,8 @@ class _Pair(NamedTuple):
 
     split: Split
     masks: list[str]  # paths
-    looks: Looks
-    shown: Looks
+    looks: list[MaskLook | BadImage]
+    shown: list[tuple[int, int] | BadImage]  # sizes of the images
 
 
 def read_masks(
@@ -58,8 +56,7 @@ def read_masks(
     layout = mask_layout(root)
     if layout is None:
         wanted = f"{root}/images/train and {root}/masks/train, or ADE20K's images/training and annotations/training"
-        boxes = "; its annotations are for 'idmm detect'" if annotation_files(root) else ""
-        raise UserError(f"data.root: '{root}' has no images with masks to train on; wanted {wanted}{boxes}")
+        raise UserError(f"data.root: '{root}' has no images with masks to train on; wanted {wanted}")
     pairs = {}
     for part, folder in layout.folders.items():
         top, below = layout.root / "images" / folder, layout.root / layout.masks / folder
@@ -69,7 +66,6 @@ def read_masks(
             log.warning("data.root: '%s' is not used, as there are no masks of it ('%s')", top, below)
     classes = _classes(layout, pairs["train"].looks, faults)
     found = {part: _targets(layout, part, pair, len(classes), faults) for part, pair in pairs.items()}
-    _check_values(layout, found, pairs, faults)
     return found, dict(enumerate(classes, start=layout.first))
 
 
@@ -89,13 +85,8 @@ def mask_layout(root: Path) -> Layout | None:
 def _pair(root: Path, top: Path, below: Path, part: str, data: config.Data, faults: Faults, progress: bool) -> _Pair:
     """Finds the mask, in the folder ``below``, of each image in ``top``: the PNG of the same name."""
     images = _by_stem(top, images_under(str(top)), faults) if top.is_dir() else {}
-    masks = images_under(str(below))
-    if others := [name for name in masks if not name.lower().endswith(".png")]:
-        files = f"{counted(len(others), 'file')} that {'is' if len(others) == 1 else 'are'} no PNG"
-        faults.add(
-            f"data.root: '{below}' has {files} ({listed(others, 3)}); wanted masks as PNG, which keeps class numbers"
-        )
-    masks = _by_stem(below, [name for name in masks if name.lower().endswith(".png")], faults)
+    names = [name for name in images_under(str(below)) if name.lower().endswith(".png")]
+    masks = _by_stem(below, names, faults)
     bare = [f"'{name}' has no mask; wanted '{below}/{stem}.png'" for stem, name in images.items() if stem not in masks]
     faults.unusable(str(top), counted(len(images), "image"), bare)
     lone = [f"'{name}' is of no image" for stem, name in masks.items() if stem not in images]
@@ -103,8 +94,8 @@ def _pair(root: Path, top: Path, below: Path, part: str, data: config.Data, faul
     both = [stem for stem in images if stem in masks]
     split = _split(root, top, [images[stem] for stem in both])
     of_masks = _split(root, below, [masks[stem] for stem in both])
-    looks = look_at(of_masks, "masks", data.max_pixels, progress)
-    return _Pair(split, of_masks.items, looks, look_at(split, "images", data.max_pixels, progress))
+    looks = look_at(of_masks, look_at_mask, data.max_pixels, progress)
+    return _Pair(split, of_masks.items, looks, look_at(split, image_size, data.max_pixels, progress))
 
 
 def _split(root: Path, folder: Path, names: list[str]) -> Split:
@@ -125,20 +116,18 @@ def _by_stem(folder: Path, names: list[str], faults: Faults) -> dict[str, str]:
     return found
 
 
-def _classes(layout: Layout, train: Looks, faults: Faults) -> list[str]:
+def _classes(layout: Layout, train: list[MaskLook | BadImage], faults: Faults) -> list[str]:
     """Returns the names of the classes; numbers where there are none."""
     path = layout.root / (ADE_NAMES if layout.first else "classes.txt")
     if path.exists():
         found = lines(path)
         if layout.first:  # a row of columns each, below their heads
             found = [line.split("\t")[-1].strip() for line in found if line[0].isdigit()]
-        if twice := sorted({name for name in found if found.count(name) > 1}):
-            faults.add(f"data.root: '{path}' names {listed(twice)} twice; wanted each class once")
     elif layout.first:
         found = [str(number) for number in range(1, ADE_CLASSES + 1)]
     else:
-        values = np.flatnonzero(train.values.any(axis=0))
-        found = [str(number) for number in range(max((v for v in values if v != IGNORED), default=0) + 1)]
+        values = [v for look in train if not isinstance(look, BadImage) for v in look.values if v != IGNORED]
+        found = [str(number) for number in range(max(values, default=0) + 1)]
     if not 2 <= len(found) <= IGNORED:
         where = path if path.exists() else layout.root / layout.masks
         faults.add(f"data.root: '{where}' has {len(found)} as number of classes; wanted 2 to {IGNORED}")
@@ -148,30 +137,20 @@ def _classes(layout: Layout, train: Looks, faults: Faults) -> list[str]:
 def _targets(layout: Layout, part: str, pair: _Pair, classes: int, faults: Faults) -> tuple[Split, list[MaskTarget]]:
     """Returns the images whose masks can be used, and these."""
     folder = layout.root / layout.masks / layout.folders[part]
-    known = np.arange(layout.first, layout.first + classes)
-    allowed = {*known.tolist(), IGNORED, *range(layout.first)}
+    known = range(layout.first, layout.first + classes)
     good, targets, wrong = [], [], []
-    for i, path in enumerate(pair.masks):
-        size, name = tuple(pair.looks.sizes[i].tolist()), os.path.relpath(path, folder)
-        values, shown = np.flatnonzero(pair.looks.values[i]), tuple(pair.shown.sizes[i].tolist())
-        if bad := str(pair.looks.reasons[i]):
-            wrong.append(f"'{name}': {bad}")
-        elif not pair.shown.reasons[i] and size != shown:
-            wrong.append(f"'{name}' is {size[1]} x {size[0]}, its image {shown[1]} x {shown[0]}")
-        elif odd := [value for value in values.tolist() if value not in allowed]:
+    for i, (path, look, shown) in enumerate(zip(pair.masks, pair.looks, pair.shown, strict=True)):
+        name = os.path.relpath(path, folder)
+        if isinstance(look, BadImage):
+            wrong.append(f"'{name}': {look.reason}")
+        elif not isinstance(shown, BadImage) and look.size != shown:
+            wrong.append(f"'{name}' is {look.size[1]} x {look.size[0]}, its image {shown[1]} x {shown[0]}")
+        elif odd := [value for value in look.values if value not in (*range(layout.first), *known, IGNORED)]:
             wanted = f"wanted {known[0]} to {known[-1]}, and {IGNORED} for what is ignored"
             wrong.append(f"'{name}' has values without a class: {listed(map(str, odd))}; {wanted}")
         else:
-            present = tuple(int(v) - layout.first for v in values if v != IGNORED and v >= layout.first)
+            present = tuple(value - layout.first for value in look.values if value in known)
             good.append(i)
-            targets.append(MaskTarget(path, size, layout.first, str(pair.looks.digests[i]), present))
+            targets.append(MaskTarget(path, look.size, layout.first, look.digest, present))
     faults.unusable(str(folder), counted(len(pair.masks), "mask"), wrong)
     return pair.split.take(good), targets
-
-
-def _check_values(layout: Layout, found: dict[str, tuple], pairs: dict[str, _Pair], faults: Faults) -> None:
-    """Notes masks of black and white: their white would be ignored."""
-    values = np.flatnonzero(np.any([pair.looks.values.any(axis=0) for pair in pairs.values()], axis=0))
-    if values.tolist() == [0, IGNORED] and not layout.first:
-        what = f"has masks of 0 and {IGNORED} alone, and {IGNORED} is ignored; wanted 1 for the object"
-        faults.add(f"data.root: '{layout.root / layout.masks}' {what}")

@@ -16,7 +16,6 @@ from idmm.data.split import Splits
 from idmm.errors import RunError
 
 IGNORED = 255  # in a mask: a pixel that is neither trained nor evaluated on
-_PNG, _DEPTH = b"\x89PNG\r\n\x1a\n", 24  # how a PNG begins, and which byte has the bits of its numbers
 
 
 @dataclass(frozen=True)
@@ -130,24 +129,6 @@ def rasterised(segment: list | dict, size: tuple[int, int], shape: tuple[int, in
     return nearest(whole, shape)
 
 
-def run_lengths(packed: str) -> list[int] | None:
-    """Returns the counts in the text of COCO's compressed RLE, or None where it is none.
-
-    Five bits a character, the lowest first; from the fourth count on less the count before the last. pycocotools leaves
-    pixels that are not counted as the memory was.
-    """
-    found, value, shift = [], 0, 0
-    for bits in (ord(character) - 48 for character in packed):
-        if not 0 <= bits < 64 or shift > 60:
-            return None
-        value, shift = value | (bits & 31) << shift, shift + 5
-        if not bits & 32:  # its last
-            value -= (bits & 16) << shift - 4  # the sign
-            found.append(value + (found[-2] if len(found) > 2 else 0))
-            value = shift = 0
-    return None if shift else found
-
-
 def nearest(mask: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
     """Resizes a mask, uint8 [H, W], to another height and width: of each pixel the nearest to its centre."""
     if mask.shape == shape:
@@ -161,7 +142,7 @@ def short_digest(content: bytes) -> str:
 
 
 def mask_values(content: bytes, max_pixels: int | None = None) -> np.ndarray:
-    """Reads the numbers in a mask's file, uint8 or uint16 [H, W]: of a palette the index, of grey the value.
+    """Reads the numbers in a mask's file, uint8 [H, W]: of a palette the index, of grey the value.
 
     Raises:
         BadImage: It is no image, or one of colours, or has more than ``max_pixels``.
@@ -174,9 +155,6 @@ def mask_values(content: bytes, max_pixels: int | None = None) -> np.ndarray:
         raise
     except Exception as error:  # Pillow raises a dozen types on broken files
         raise unreadable(error) from error
-    if mode not in ("L", "P", "1", "I;16"):
+    if mode not in ("L", "P", "1"):
         raise BadImage(f"of colours ({mode}); wanted a grey or palette PNG whose numbers are the classes")
-    if mode == "I;16":
-        return values
-    bits = content[_DEPTH] if mode == "L" and content.startswith(_PNG) else 8
-    return values.astype(np.uint8) >> (8 - bits)  # Pillow spreads grey of 2 and 4 bits over 0 to 255
+    return values.astype(np.uint8)
