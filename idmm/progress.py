@@ -59,16 +59,6 @@ def logging_by(*handlers: logging.Handler) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def not_logged() -> Iterator[None]:
-    """Keeps what is logged inside the block from the log."""
-    before, log.disabled = log.disabled, True
-    try:
-        yield
-    finally:
-        log.disabled = before
-
-
-@contextlib.contextmanager
 def said_once() -> Iterator[None]:
     """Has what is said of a folder or list of images said once inside the block, though parts of a command read them
     again."""
