@@ -63,19 +63,6 @@ def test_pyplot_is_left_alone():
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=ENVIRONMENT).returncode == 0
 
 
-@pytest.mark.parametrize(("mean", "std"), [([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]), ([0.45], [0.22])])
-def test_crop_sheet_with_groups_and_cutmix(tmp_path, store, mean, std):
-    groups = [CropGroup(count=2, scale=[0.3, 1.0]), CropGroup(count=1, scale=[0.1, 0.3])]
-    views = Views(size=16, crops=groups)
-    shapes = []
-    for more in ({"cutmix_alpha": 0.5}, {"images": 3}):
-        blocks = crops.crop_blocks(store, views, mean=mean, std=std, **more)
-        pictures.image_sheet(blocks, tmp_path / "crops.png")
-        shapes.append(pixels(tmp_path / "crops.png").shape)
-    mixed, plain = shapes
-    assert mixed[0] > plain[0] and mixed[1] > plain[1]
-
-
 def test_crop_sheet_shows_what_the_loader_makes(store):
     mean, std = [0.4, 0.5, 0.6], [0.2, 0.3, 0.4]
     views = Views(size=16, crops=[CropGroup(count=2, scale=[0.3, 1.0])])
@@ -160,10 +147,3 @@ def test_too_small_a_gain_is_a_failure_with_its_result_kept(tmp_path, trained, c
 def test_bad_flags_write_nothing(tmp_path, capsys):
     lines = refused(capsys, ["demo", "--out", tmp_path / "o", "--minutes", 0, "--seeds", 0])
     assert [line.split(":")[0] for line in lines] == ["minutes", "seeds"] and not (tmp_path / "o").exists()
-
-
-def test_the_demo_of_an_earlier_version_is_left_alone(tmp_path, capsys):
-    (tmp_path / "demo.json").write_text("{}")
-    (line,) = refused(capsys, ["demo", "--out", tmp_path])
-    assert line.startswith(f"out: '{tmp_path}' holds the demo of an earlier version")
-    assert [path.name for path in tmp_path.iterdir()] == ["demo.json"]

@@ -13,7 +13,7 @@ from test_resume import lines, stop_at
 from idmm import config, pictures
 from idmm.checkpoint import RunFolder
 from idmm.errors import Interrupted, UserError
-from idmm.monitor import EXPLODED, exploded, without_drloc
+from idmm.monitor import EXPLODED
 from idmm.progress import epoch_line
 from idmm.stages import STAGES
 from idmm.stages.advice import advice
@@ -131,14 +131,6 @@ def test_each_stage_draws_its_curves_the_whole_history(stage, runs):
         assert np.array_equal(a, b)
 
 
-def test_panels_of_what_there_is(monkeypatch):
-    shown = []
-    monkeypatch.setattr(pictures, "_finish", lambda axis, title, percent: shown.append(title))
-    records = [{"epoch": 1, "stage": 1, "step": 1, "loss": 2.0, "lr": 0.1, "seconds": 1.0, "entropy": 3.0, "top1": 5.0}]
-    pictures.curves_figure({"": [records]}, "a run")
-    assert shown == ["loss, mean over the epoch", "learning rate", pictures.SCORES, "entropy"], "a method's own, too"
-
-
 def test_a_picture_that_cannot_be_drawn_costs_no_run(tmp_path, monkeypatch):
     monkeypatch.setattr(pictures, "curves_figure", lambda *_: 1 / 0)
     assert inside("pretrain", tmp_path / "run", **SHORT, train__epochs=1) == 0
@@ -184,18 +176,6 @@ def test_a_resumed_run_explodes_at_the_same_step(tmp_path, monkeypatch, capsys):
     assert inside("finetune", tmp_path / "cut", **hot) == 1
     assert lines(capsys)[-1] == said.replace("): lower", "); the last checkpoint is kept: lower")
     assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")
-
-
-def test_what_counts_as_exploded():
-    floor, times = EXPLODED
-    assert not exploded(floor, 2.0, [], 100) and exploded(floor + 1, 2.0, [], 100)
-    assert not exploded(times * 50, 50.0, [], 100) and exploded(times * 50 + 1, 50.0, [], 100)
-    high, fine = {"loss": 1e6}, {"loss": 7.0}
-    assert not exploded(1e6, 2.0, [high, fine, high, high], 2), "4 of 5 epochs of two steps"
-    assert exploded(1e6, 2.0, [fine, *[high] * 4], 2) and not exploded(1e6, 2.0, [high] * 3, 2)
-    assert exploded(1e6, 2.0, [], 0), "the run is over"
-    assert without_drloc({"loss": 50.0, "drloc": 40.0, "drloc_weight": 1.0}) == 10
-    assert not exploded(float("nan"), 2.0, [], 100), "that is said to be not finite"
 
 
 def test_a_growing_weight_of_drloc_is_no_explosion(tmp_path):

@@ -9,7 +9,7 @@ from idmm.config import Data
 from idmm.config.commands import DemoConfig, TrainCommand
 from idmm.data.datasets import open_splits
 from idmm.data.loaders import one_thread
-from idmm.errors import RunError, UserError
+from idmm.errors import RunError
 from idmm.files import filling, json_lines, write_json
 from idmm.pictures import curves_figure, save
 from idmm.report import pictures
@@ -34,12 +34,10 @@ def demo(given: DemoConfig) -> dict:
         pixels), ``minutes`` of each training, and image counts.
 
     Raises:
-        UserError: A mistake in the flags, or OUT holds another demo.
+        UserError: A mistake in the flags.
         RunError: The gain is below 5 points, or a run could not go on.
     """
     out = Path(given.out)
-    if (out / "demo.json").exists() and not (out / "images").exists():
-        raise UserError(f"out: '{out}' holds the demo of an earlier version; name a new folder, --out runs/demo2")
     _write_images(out / "images")
     seeds = [_trained(given, out, seed) for seed in range(given.seeds)]
     result = _summary(given, seeds)
