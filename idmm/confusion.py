@@ -1,17 +1,15 @@
-"""The picture of what a classifier takes for what: every cell of a few classes; of many, the whole and the worst."""
+"""The picture of what a classifier takes for what: every cell of a few classes; of many, the whole."""
 
 from collections.abc import Sequence
 
 import numpy as np
-from matplotlib import font_manager
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
-from idmm.pictures import COLOURS, plain_axis, shortened
+from idmm.pictures import COLOURS, shortened
 
 LABELLED = 24  # classes up to which every one has its name, and every cell its number
 CELL, LETTER = 0.34, 0.062  # inches
-WORST = 20  # classes that are listed where there are more than that
 PLACES = 400  # rows and columns that the whole is drawn in, at most
 RIGHT, WRONG = (LinearSegmentedColormap.from_list("", ("white", colour)) for colour in COLOURS[:2])
 
@@ -19,22 +17,20 @@ RIGHT, WRONG = (LinearSegmentedColormap.from_list("", ("white", colour)) for col
 def confusion_figure(found, classes: Sequence[str]) -> Figure:
     """Returns the confusion matrix: a row for each true class, coloured by the share of its images.
 
-    What is right is blue, what is wrong orange. Of more than :data:`LABELLED` classes the matrix has no names:
-    those of the lowest accuracy are listed beside it, with what they are most often taken for.
+    What is right is blue, what is wrong orange. Of more than :data:`LABELLED` classes the matrix has no names.
 
     Args:
         found: :class:`idmm.evaluate.Predictions`.
-        classes: Their names, in any letters; names that no font here has are drawn as the class's number.
+        classes: Their names.
     """
-    names, truth, predicted = _drawable(classes), found.truth, found.predicted
+    names = [shortened(" ".join(name.split()), 30) for name in classes]
+    truth, predicted = found.truth, found.predicted
     right = int((truth == predicted).sum())
     title = f"{right:,} of {len(truth):,} test images right ({100 * right / len(truth):.1f} %)"
     if len(classes) > LABELLED:
-        figure = Figure(figsize=(12.0, 6.2), layout="constrained")
-        axis, beside = figure.subplots(1, 2, width_ratios=(6, 5))
+        figure = Figure(figsize=(6.6, 6.2), layout="constrained")
+        axis, order = figure.subplots(), f", 1 to {len(classes)} as in per_class.csv"
         axis.set(xticks=[], yticks=[])
-        order = f", 1 to {len(classes)} as in per_class.csv"
-        _worst(beside, found, names)
     else:
         images = [f"{name} ({count:,})" for name, count in zip(names, found.per_class()[0], strict=True)]
         side = 0.9 + max(6, len(classes)) * CELL + max(map(len, images)) * LETTER
@@ -75,32 +71,3 @@ def _names(axis, names: list[str], rows: list[str]) -> None:
     axis.set_yticks(edges, minor=True)
     axis.grid(which="minor", color="0.9", linewidth=0.6)
     axis.tick_params(which="minor", length=0)
-
-
-def _worst(axis, found, names: list[str]) -> None:
-    """Draws the accuracies of the worst classes as bars, with what each is most often taken for."""
-    (images, hits), instead = found.per_class(), found.confusions()
-    seen = np.flatnonzero(images)
-    worst = seen[np.lexsort((-images[seen], hits[seen] / images[seen]))][:WORST]
-    accuracy = 100 * hits[worst] / images[worst]
-    axis.barh(range(len(worst)), accuracy, color=COLOURS[0], height=0.62)
-    for place, (c, value) in enumerate(zip(worst, accuracy, strict=True)):
-        note = f"{hits[c]} of {images[c]}"
-        if c in instead:
-            most, often = instead[c]
-            note += f", {often} taken for {names[most]}"
-        axis.annotate(
-            note, (value, place), (4, 0), textcoords="offset points", va="center", fontsize=7, parse_math=False
-        )
-    axis.set_yticks(range(len(worst)), [names[c] for c in worst], fontsize=8, parse_math=False)
-    axis.tick_params(axis="y", length=0)
-    axis.invert_yaxis()
-    axis.set(xlim=(0, 100), xlabel="accuracy of the worst classes (%)")
-    plain_axis(axis, "x")
-
-
-def _drawable(classes: Sequence[str]) -> list[str]:
-    """The names as they can be drawn: if the font lacks a letter, the class's number (its row in per_class.csv)."""
-    letters = font_manager.get_font(font_manager.findfont(font_manager.FontProperties())).get_charmap()
-    names = [shortened(" ".join(name.split()), 30) for name in classes]
-    return [name if all(ord(c) in letters for c in name) else f"class {n}" for n, name in enumerate(names, start=1)]

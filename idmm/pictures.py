@@ -5,10 +5,9 @@ colour alone: colours are Okabe and Ito's, which colour-blind readers tell apart
 indigo); line styles and markers tell the same in grey print.
 """
 
-import itertools
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -117,22 +116,24 @@ def _plain_letters(figure: Figure) -> None:
 
 
 # ---------------------------------------------------------------------- the curves of runs
-def curves_figure(runs: dict[str, list[Records]], title: str = "", over: str = "epoch") -> Figure:
+def curves_figure(runs: dict[str, list[Records]], title: str = "") -> Figure:
     """Returns a panel each of what runs logged: loss, learning rate, accuracies, the monitor's values.
 
     Args:
         runs: Label -> records of each seed or fold, stages one after the other; values that few epochs have are joined
             by lines. Of one run, values that belong together share a panel; of several, every value has a panel of its
-            own, but those :func:`measured_once`, and every label a colour. Of several seeds or folds each is a thin
-            line and the mean, as far as all have come, a thick one.
+            own, and every label a colour. Of several seeds or folds each is a thin line and the mean, as far as all
+            have come, a thick one.
         title: Above the panels.
-        over: ``epoch``, or ``seconds`` of training and evaluating.
     """
     alone = len(runs) == 1 and len(next(iter(runs.values()))) == 1
     panels = _panels([record for seeds in runs.values() for records in seeds for record in records])
-    if not alone:
-        once = measured_once(runs)
-        panels = {name: {key: None} for name, key in _single(panels) if name not in once}
+    if not alone:  # a panel for each value
+        panels = {
+            f"{title.partition(' (')[0]}: {label}" if label else title: {key: None}
+            for title, values in panels.items()
+            for key, label in values.items()
+        }
     across = 2 if len(panels) == 4 else min(3, len(panels))
     rows = math.ceil(len(panels) / across)
     keys = round(across * 1.4)  # names of runs in a line
@@ -148,15 +149,14 @@ def curves_figure(runs: dict[str, list[Records]], title: str = "", over: str = "
     for number, (name, values) in enumerate(panels.items()):
         axis = figure.add_subplot(rows, across, number + 1)
         if alone:
-            _values(axis, next(iter(runs.values()))[0], values, over)
+            _values(axis, next(iter(runs.values()))[0], values)
         else:
             for place, seeds in enumerate(runs.values()):
-                _seeds(axis, seeds, next(iter(values)), over, place)
+                _seeds(axis, seeds, next(iter(values)), place)
         _finish(axis, name, percent=name.startswith(PERCENTS))
-        axis.set_xlabel("epoch" if over == "epoch" else "seconds", fontsize=8)
+        axis.set_xlabel("epoch", fontsize=8)
         axis.set_xlim(left=0)
-        if over == "epoch":
-            axis.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10], nbins=6))
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10], nbins=6))
     if not alone:
         lines = [Line2D([], [], linewidth=1.8, markersize=4, **look(place)) for place in range(len(runs))]
         means = [f" (mean of {len(seeds)})" if len(seeds) > 1 else "" for seeds in runs.values()]
@@ -207,46 +207,27 @@ def _panels(records: Records) -> dict[str, dict[str, str | None]]:
     return panels | {key: {key: None} for key in known if key not in placed}
 
 
-def _single(panels: dict[str, dict[str, str | None]]) -> Iterator[tuple[str, str]]:
-    """The title of each value, and its key, where each has a panel of its own."""
-    for title, values in panels.items():
-        for key, label in values.items():
-            yield f"{title.partition(' (')[0]}: {label}" if label else title, key
-
-
-def measured_once(runs: dict[str, list[Records]]) -> dict[str, str]:
-    """Returns the titles and keys of values that no run has twice, though some have more epochs: no curves."""
-    every = [records for seeds in runs.values() for records in seeds]
-    if max(map(len, every), default=0) < 2:
-        return {}
-    panels = _panels([record for records in every for record in records])
-    most = {key: max(sum(key in one for one in records) for records in every) for _, key in _single(panels)}
-    return {name: key for name, key in _single(panels) if most[key] == 1}
-
-
-def _points(records: Records, key: str, over: str) -> np.ndarray:
-    """What there is of a value, [points, 2]: epochs from 1 on, or seconds, and the value."""
-    clock = itertools.accumulate(record.get("seconds", 0.0) for record in records)
-    places = clock if over == "seconds" else itertools.count(1)
-    points = [(place, record[key]) for place, record in zip(places, records, strict=False) if key in record]
+def _points(records: Records, key: str) -> np.ndarray:
+    """What there is of a value, [points, 2]: epochs from 1 on, and the value."""
+    points = [(epoch, record[key]) for epoch, record in enumerate(records, start=1) if key in record]
     return np.array(points, dtype=float).reshape(-1, 2)
 
 
-def _values(axis, records: Records, values: dict[str, str | None], over: str) -> None:
+def _values(axis, records: Records, values: dict[str, str | None]) -> None:
     """Draws a run's values of a panel, each with its label, if any."""
     for place, (key, label) in enumerate(values.items()):
-        _curve(axis, _points(records, key, over), len(records), label, place, named=key != "lr")
+        _curve(axis, _points(records, key), len(records), label, place, named=key != "lr")
     stages = [record.get("stage", 1) for record in records]
-    for epoch in range(1, len(stages)) if over == "epoch" else ():
+    for epoch in range(1, len(stages)):
         if stages[epoch] != stages[epoch - 1]:
             axis.axvline(epoch + 0.5, color="0.6", linewidth=0.8, linestyle=":")
     if any(values.values()):
         axis.legend(frameon=False, fontsize=7.5, handlelength=2.2)
 
 
-def _seeds(axis, seeds: list[Records], key: str, over: str, place: int) -> None:
+def _seeds(axis, seeds: list[Records], key: str, place: int) -> None:
     """Draws a thin line for each seed and their mean, or the one that there is."""
-    points = [found for records in seeds if len(found := _points(records, key, over))]
+    points = [found for records in seeds if len(found := _points(records, key))]
     if len(points) > 1:
         for found in points:
             axis.plot(*found.T, **look(place, linestyle="-", marker="", linewidth=0.7, alpha=0.45))

@@ -1,13 +1,11 @@
 """The pictures, and what the demo makes of what ``idmm train`` finds (tests/test_train.py)."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import ENVIRONMENT, ROOT, VIT, call, refused
+from helpers import VIT, call, refused
 from PIL import Image
 
 import idmm
@@ -16,8 +14,6 @@ from idmm.config import CropGroup, Data, Views
 from idmm.data.cache import load_split
 from idmm.data.datasets import open_splits
 from idmm.data.views import MultiCropTransform
-from idmm.pictures import save
-from idmm.report import pictures
 
 
 @pytest.fixture(scope="module")
@@ -36,31 +32,6 @@ def pixels(path):
     assert array.std() > 5, "blank"
     assert [p.name for p in path.parent.iterdir() if p.name.startswith(".")] == []  # nothing left aside
     return array
-
-
-def test_comparison_of_any_number_of_seeds(tmp_path, monkeypatch):
-    said, files = [], []
-
-    def kept(figure, path):
-        said.append([text.get_text() for text in figure.legends[0].get_texts()])
-        places = [float(bar[0].get_xdata()[0]) for bar in figure.axes[0].containers if hasattr(bar, "has_yerr")]
-        joined = [line for line in figure.axes[0].lines if line.get_linestyle() != "None" and len(line.get_xdata()) > 2]
-        assert places == [0, 1] and not joined, "intervals at the middle of their bars; no line joins seeds"
-        save(figure, path)
-
-    monkeypatch.setattr(pictures, "save", kept)
-    for some in (slice(3), slice(1), slice(1)):
-        scores = {"scratch": [60.0, 62.0, 64.0][some], "IDMM": [80.0, 81.0, 79.0][some]}
-        pictures.comparison(scores, tmp_path / "a.png", "title", 10.0)
-        pixels(tmp_path / "a.png")
-        files.append((tmp_path / "a.png").read_bytes())
-    assert files[1] == files[2] != files[0], "the same twice, the second in place of the first"
-    assert said[:2] == [["mean", "one seed", "± 1 standard deviation over seeds"], ["mean", "one seed"]]
-
-
-def test_pyplot_is_left_alone():
-    code = "import sys; import idmm.report.pictures; sys.exit('matplotlib.pyplot' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=ENVIRONMENT).returncode == 0
 
 
 def test_crop_sheet_shows_what_the_loader_makes(store):

@@ -69,15 +69,6 @@ def test_from_python(run, images):
     assert idmm.embed(run, []).shape == (0, 32)
 
 
-def test_unreadable_files_are_listed(run, tmp_path, capsys):
-    good = paint(tmp_path / "in" / "1.png")
-    (tmp_path / "in" / "2.png").write_text("no image")
-    assert call(["embed", "--init", run, tmp_path / "in", "--out", tmp_path / "f.npz"]) == 0
-    said = f"paths: left out 1 of 2 images that cannot be read:\n  {tmp_path}/in/2.png: not an image\n"
-    assert said in capsys.readouterr().err
-    assert np.load(tmp_path / "f.npz")["paths"].tolist() == [str(good)]
-
-
 def test_mistakes(run, images, tmp_path, capsys, monkeypatch):
     (tmp_path / "begun" / "last").mkdir(parents=True)
     lines = refused(capsys, ["embed", "--init", tmp_path / "begun", images, "--out", tmp_path / "f.csv"])
@@ -135,8 +126,8 @@ def test_a_copy_of_the_query_is_said_to_be_one(run, images, tmp_path, capsys):
     assert rows[0] == (files[0], 1.0, "(the same file)") and "left out" not in said
 
 
-@pytest.mark.parametrize("name", [b"$x_$.png", b"caf\xe9.png"], ids=["no formula", "no UTF-8"])
-def test_names_that_cannot_be_drawn_as_they_are(run, tmp_path, capfdbinary, name):
+def test_names_that_cannot_be_drawn_as_they_are(run, tmp_path, capfdbinary):
+    name = b"caf\xe9.png"
     for i, image in enumerate((name, b"$\\frac$.png", b"b.png")):
         paint(tmp_path / "images" / os.fsdecode(image), seed=i)
     query, out = tmp_path / "images" / os.fsdecode(name), tmp_path / "s.png"

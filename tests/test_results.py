@@ -169,16 +169,6 @@ def test_raw_pixels_are_compared_where_it_is_cheap(train, test, epochs, decodes,
     assert results.is_cheap(SimpleNamespace(config=every, phases=[phase]), splits) is cheap
 
 
-def test_a_picture_that_cannot_be_drawn_does_not_cost_the_result(tmp_path, monkeypatch):
-    def broken(*_):
-        raise ValueError("no such font")
-
-    monkeypatch.setattr(confusion, "confusion_figure", broken)
-    assert inside("finetune", tmp_path / "a", stages=None, train__size=16, train__epochs=1) == 0
-    assert "confusion.png is not drawn: ValueError: no such font" in logged(tmp_path / "a")
-    assert "top1" in result(tmp_path / "a")
-
-
 # ------------------------------------------------------------------ the picture
 def drawn(names, images=600):
     """A confusion matrix, with what it was drawn of."""
@@ -201,15 +191,10 @@ def test_few_classes_have_their_names_and_numbers(tmp_path):
         save(figure, tmp_path / "a.png")
 
 
-def test_of_many_classes_the_worst_are_listed():
-    truth, named, figure = drawn([f"bird {n}" for n in range(200)], 4000)
-    matrix, worst = figure.axes
+def test_many_classes_have_no_names():
+    _, _, figure = drawn([f"bird {n}" for n in range(200)], 4000)
+    (matrix,) = figure.axes
     assert not matrix.texts and matrix.get_images()[0].get_array().shape[:2] == (200, 200)
-    accuracy = [(named[truth == c] == c).mean() for c in range(200)]
-    listed = [int(label.get_text().removeprefix("bird ")) for label in worst.get_yticklabels()]
-    assert [accuracy[c] for c in listed] == sorted(accuracy)[:20]
-    *_, figure = drawn([str(n) for n in range(3000)])
-    assert figure.axes[0].get_images()[0].get_array().shape[:2] == (400, 400)
 
 
 # ------------------------------------------------------------------ --train.keep best

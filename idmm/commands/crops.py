@@ -8,8 +8,10 @@ from idmm.data.augment import TrainTransform
 from idmm.data.composite import composite, ends_of, picture
 from idmm.data.views import MultiCropTransform
 from idmm.mixing import Mix, draw_cutmix, mix_images
-from idmm.report.pictures import ImageBlock
+from idmm.report.sheets import Tile
 from idmm.seeding import derive, numpy_rng
+
+Block = tuple[str, list[list[np.ndarray]]]  # a title, and for each image its pictures
 
 VISIBLE = 0.2  # least share of a crop that the sheet's CutMix replaces
 EPOCHS = 5  # of fine-tuning whose images are shown, at most
@@ -18,8 +20,8 @@ SHOWN_DRAWS = 100  # draws among which one as large as that is looked for
 
 def crop_blocks(
     store, views: Views, *, mean, std, cutmix_alpha: float = 0.0, images: int = 6, seed: int = 0
-) -> list[ImageBlock]:
-    """Returns a row for each image: the original, then its crops of each group.
+) -> list[tuple[str, list[Tile]]]:
+    """Returns rows of a sheet, a column for each image: the original, then its crops of each group.
 
     The crops are those of the first epoch of a run of that seed, made by the loader's own code, with normalisation
     undone. With CutMix, every group follows a second time as mixed for the network, by the first draw whose box is
@@ -31,7 +33,7 @@ def crop_blocks(
         mean: Of each channel.
         std: Likewise.
         cutmix_alpha: The method's; 0: no CutMix.
-        images: Rows, spread evenly over the dataset.
+        images: Columns, spread evenly over the dataset.
         seed: Of the run.
     """
     indices = spread_out(len(store), images)
@@ -44,13 +46,13 @@ def crop_blocks(
         blocks.append((f"crops of {low:.0%} to\n{high:.0%} of the area{side}", shown.crops(crops)))
         if cutmix_alpha:
             blocks.append(_mixed(crops, cutmix_alpha, derive(seed, "crop sheet", number), shown))
-    return blocks
+    return _rows(blocks)
 
 
 def augmented_blocks(
     store, augment: Augment, size: int, epochs: int, *, mean, std, key: int, images: int = 6
-) -> list[ImageBlock]:
-    """Returns a row for each image: the original, and what fine-tuning makes of it in its first epochs.
+) -> list[tuple[str, list[Tile]]]:
+    """Returns rows of a sheet, a column for each image: the original, and what the first epochs see of it.
 
     With CutMix, the first epoch's follow as :func:`crop_blocks` shows crops.
 
@@ -72,7 +74,14 @@ def augmented_blocks(
     ]
     if augment.cutmix_alpha:
         blocks.append(_mixed(made[:, :2], augment.cutmix_alpha, derive(key, "crop sheet"), shown))
-    return blocks
+    return _rows(blocks)
+
+
+def _rows(blocks: list[Block]) -> list[tuple[str, list[Tile]]]:
+    return [
+        (title if k == 0 else "", [Tile(pictures[k], "") for pictures in images])
+        for title, images in blocks for k in range(len(images[0]))
+    ]  # fmt: skip
 
 
 def spread_out(count: int, images: int) -> np.ndarray:
@@ -85,7 +94,7 @@ class _Shown:
 
     def __init__(self, store, indices: np.ndarray, mean, std):
         self.mean, self.std = mean, std
-        self.originals: ImageBlock = "original", [[picture(store, i)] for i in indices]
+        self.originals: Block = "original", [[picture(store, i)] for i in indices]
         whole = [store.image(i).permute(1, 2, 0).numpy() for i in indices]
         self.ends = [ends_of(image) / np.iinfo(image.dtype).max for image in whole]  # as views have them
 
@@ -97,7 +106,7 @@ class _Shown:
         return [[composite(crop, ends) for crop in row] for row, ends in zip(values, self.ends, strict=True)]
 
 
-def _mixed(crops: torch.Tensor, alpha: float, key: int, shown: _Shown) -> ImageBlock:
+def _mixed(crops: torch.Tensor, alpha: float, key: int, shown: _Shown) -> Block:
     mix = _visible_mix(crops, alpha, key)
     mixed = mix_images(crops.flatten(0, 1), mix).unflatten(0, crops.shape[:2])
     return f"after CutMix\n({mix.lam:.0%} its own pixels)", shown.crops(mixed)

@@ -13,6 +13,7 @@ from idmm.errors import RunError
 from idmm.files import filling, json_lines, write_json
 from idmm.pictures import curves_figure, save
 from idmm.report import pictures
+from idmm.report.sheets import caption_sheet
 from idmm.stages import STAGES, artifacts
 
 PICTURES = ("loss.png", "crops.png", "comparison.png")
@@ -109,13 +110,14 @@ def _draw(out: Path, result: dict) -> None:
     for label, part in PARTS.items():
         name = "loss of IDMM" if label == "IDMM" else "loss of the classifier"  # the two share no panel
         read = [json_lines(folder / part / "metrics.jsonl") for folder in folders]
-        curves[label] = [[{name: one["loss"], "seconds": one["seconds"]} for one in seed] for seed in read]
-    save(curves_figure(curves, _title(result), over="seconds"), out / "loss.png")
+        curves[label] = [[{name: one["loss"]} for one in seed] for seed in read]
+    save(curves_figure(curves, _title(result)), out / "loss.png")
 
     config = STAGES["pretrain"].resolve(artifacts.begun_config(folders[0] / "stage1"))[0]
     parts = assemble(config)
     norm = dict(mean=parts.spec.mean, std=parts.spec.std, cutmix_alpha=config.method.cutmix_alpha)
-    pictures.image_sheet(crop_blocks(load_splits(parts).train, config.views, **norm), out / "crops.png")
+    rows = crop_blocks(load_splits(parts).train, config.views, **norm)
+    caption_sheet(rows, out / "crops.png", "Images and the crops that IDMM tells apart")
 
     scores = {label: result[name] for label, name in ROWS.items()}
     title = f"{_title(result)}:\n{result['gain']:+.1f} points over the better of the others"

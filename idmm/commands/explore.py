@@ -17,7 +17,7 @@ from idmm.data.composite import picture
 from idmm.data.doctor import HASH_BITS, Checkup, ImageRef, Pair, perceptual_hash
 from idmm.data.exclusions import exclusions
 from idmm.errors import UserError
-from idmm.files import emptied_if_refused, home, json_lines, made_folder, write_csv, write_json
+from idmm.files import emptied_if_refused, home, made_folder, write_csv, write_json
 from idmm.progress import Bar, log
 from idmm.stages import artifacts, inside_images
 from idmm.stages.probe import frozen_backbone
@@ -26,7 +26,6 @@ FOLDER, FILE = "explore", "explore.json"
 TITLE = "Which training images are alike"
 EXCLUDE = "exclude.txt"
 VOTED_OF = 3 * similarity.VOTERS  # neighbours that are looked at for those with a label
-LEARNED = 20.0  # instance accuracy under which rows say little (percent)
 HASHES = 2.0  # weight of the agreement of perceptual hashes beside the cosine of rows
 
 
@@ -35,8 +34,7 @@ def explore(given: ExploreConfig) -> str:
     RUN/explore; returns a summary: how much was found of each kind, the ten worst, and what to do next.
 
     Raises:
-        UserError: No finished run, its images are gone and it has no rows for them, or ``out`` cannot be written, or
-            lies among the images.
+        UserError: No finished run, its images are gone, or ``out`` cannot be written, or lies among the images.
     """
     config = artifacts.config_of(given.run)
     if given.out and (inside := inside_images(replace(config, out=given.out))):
@@ -68,59 +66,28 @@ def explore(given: ExploreConfig) -> str:
 
 # ---------------------------------------------------------------------- what there is
 def opened(given: ExploreConfig) -> Explored:
-    """Reads the rows of a run, its images where they are still there, and what is not kept but asked for."""
+    """Reads the rows of a run and its images, and takes the features of these."""
     run, config = given.run, artifacts.config_of(given.run)
     if isinstance(config, ProbeConfig):
         raise UserError(f"run: '{run}' is a probe, which trains nothing; wanted a run of pretraining or fine-tuning")
-    rows, why = None, None
+    rows, notes = None, []
     if given.by != "features":
         try:
             rows = artifacts.instances(run)
         except UserError as error:
             if given.by:
                 raise
-            why = error.faults[0]
-    notes, store = [] if rows is None else _learned(Path(run)), None
+            notes.append(f"compared by the frozen features of the backbone: {error.faults[0]}")
     log.info("reading the training images")
-    try:
-        store = artifacts.images(run)
-    except UserError as error:
-        if rows is None:
-            raise UserError(*([why] if why else []), *error.faults) from None
-        notes.append(f"{error.faults[0]}: tables without pictures, no perceptual hashes, outliers by rows alone")
-    if store is not None and rows is not None and store.names != rows.images:
-        notes.append(f"{run}: the images are others than those of the run: tables without pictures")
-        store = None
-    if rows is not None:
-        classes = sorted({label for label in rows.labels or () if label is not None})
-        number = {name: i for i, name in enumerate(classes)} | {None: -1}
-        labels = np.array([number[label] for label in rows.labels]) if classes else None
-        seen = Explored(Path(run), rows.images, rows.digests, labels, classes, "instances", rows.weight, store)
-    else:
-        labels = None if store.labels is None or not (store.labels >= 0).any() else store.labels
-        classes = list(store.classes or ())
-        seen = Explored(Path(run), store.names, store.digests, labels, classes, "features", np.empty(0), store)
-        if why:
-            reason = why.partition("; wanted")[0].removeprefix(f"{run}: has").rpartition(": ")[2]
-            reason = f"it has{reason}" if reason.startswith(" ") else reason
-            notes.append(f"the images of {run} are compared by the frozen features of the backbone, as {reason}")
-    if len(seen.names) < 3:
-        raise UserError(f"run: '{run}' has {len(seen.names)} training images; wanted three or more to compare")
-    if store is not None and (rows is None or given.by is None):
-        seen.features = _features(given, config, store)
-    seen.rows = seen.features if rows is None else seen.rows
-    seen.notes += notes + ([] if seen.labels is not None else ["no labels: no labels.csv"])
-    return seen
-
-
-def _learned(run: Path) -> list[str]:
-    """Says where the rows are hardly learned yet."""
-    records = json_lines(run / "metrics.jsonl")
-    told = [record["instance_accuracy"] for record in records if "instance_accuracy" in record]
-    if not told or told[-1] >= LEARNED:
-        return []
-    line = f"the run tells {told[-1]:.1f} % of its images apart (instance_accuracy): the rows are not learned yet, and "
-    return [line + "lists by them mean little; train for more epochs"]
+    store = artifacts.images(run)
+    if len(store) < 3:
+        raise UserError(f"run: '{run}' has {len(store)} training images; wanted three or more to compare")
+    labels = None if store.labels is None or not (store.labels >= 0).any() else store.labels
+    notes += [] if labels is not None else ["no labels: no labels.csv"]
+    features = _features(given, config, store)
+    by, compared = ("features", features) if rows is None else ("instances", rows.weight)
+    about = (labels, list(store.classes or ()), by, compared, store, features, notes)
+    return Explored(Path(run), store.names, store.digests, *about)
 
 
 def _features(given: ExploreConfig, config, store: ImageStore) -> np.ndarray:
@@ -139,23 +106,19 @@ def search(seen: Explored, given: ExploreConfig) -> Found:
     near = similarity.nearest(unit, max(wanted))
     margins, suggested = (None, None) if seen.labels is None else similarity.label_margins(near, seen.labels)
     log.info("outliers")
-    if seen.features is not None:
-        isolation = similarity.isolation(seen.features)
-    else:
-        isolation = 1.0 - near.value[:, : similarity.LOCAL].mean(axis=1, dtype=np.float64)
+    isolation = similarity.isolation(seen.features)
     log.info("clusters")
     groups = similarity.clusters(unit, given.clusters)
-    log.info("likely duplicates%s", "" if seen.store is None else ", with perceptual hashes")
+    log.info("likely duplicates, with perceptual hashes")
     return Found(near, list(_duplicates(seen, unit)), margins, suggested, isolation, *groups)
 
 
 def _duplicates(seen: Explored, unit: np.ndarray) -> Iterator[tuple[int, int, float | None, float, str]]:
     """Yields likely duplicates: the same files first, then by score.
 
-    Where the images are there, what is compared is the cosine of two rows plus twice the agreement of their perceptual
-    hashes, in [-1, 1] both.
+    What is compared is the cosine of two rows plus twice the agreement of their perceptual hashes, in [-1, 1] both.
     """
-    pairs = similarity.likely_duplicates(unit if seen.store is None else np.hstack([unit, hash_vectors(seen.store)]))
+    pairs = similarity.likely_duplicates(np.hstack([unit, hash_vectors(seen.store)]))
     first: dict[str, int] = {}
     same = [(one, i) for i, digest in enumerate(seen.digests) if (one := first.setdefault(digest, i)) != i]
     for i, j in same:

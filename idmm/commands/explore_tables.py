@@ -21,9 +21,6 @@ PAIRS, ROWS, QUERIES = 24, 16, 8  # on the sheets: pairs, labels and clusters, n
 BESIDE = 6  # images beside the first of a row
 WIDE = 8  # images in a row of clusters and outliers
 THUMB = 96  # longest side of a thumbnail (pixels)
-# Percent of images with wrong labels: ten well-known test sets have 0.2 to 10.1 (Northcutt et al., Pervasive label
-# errors in test sets destabilize machine learning benchmarks, NeurIPS 2021, Table 1)
-MOST_WRONG = 10.0
 FAR_OUT = 3.0  # interquartile ranges above the third quartile (Tukey's far out values)
 
 
@@ -38,9 +35,9 @@ class Explored:
     classes: list[str]  # name of each label
     by: str  # what was compared: instances or features
     rows: np.ndarray  # float32 [N, d]
-    store: ImageStore | None  # the images; None: they are gone
-    features: np.ndarray | None = None  # float32 [N, d2]
-    notes: list[str] = field(default_factory=list)  # what is missing, and why
+    store: ImageStore
+    features: np.ndarray  # float32 [N, d2]
+    notes: list[str]  # what is missing, and why
     small: dict[int, np.ndarray] = field(default_factory=dict)  # thumbnails that were made
 
     def label(self, i: int) -> str | None:
@@ -94,8 +91,8 @@ class Section:
     sheets: list[str] = field(default_factory=list)  # files, once they are drawn
 
     def draw(self, seen: Explored, out: Path) -> None:
-        """Draws the sheet into a folder, where there is something to show and the images are there."""
-        if self.sheet is None or seen.store is None:
+        """Draws the sheet into a folder, where there is something to show."""
+        if self.sheet is None:
             return
         log.info("drawing %s.png", self.name)
         rows = [
@@ -175,9 +172,6 @@ def _labels(seen: Explored, found: Found) -> Section:
     count = int((found.margins > similarity.LIKELY).sum())
     said = f"{counted(count, 'image')} whose nearest images carry another label"
     lines = ["Look at each: move the file to the class that it is of, or leave it out with --data.exclude."]
-    if (share := 100 * count / len(order)) > MOST_WRONG:
-        many = f"That is {share:.0f} % of the labelled images; in well-known sets at most {MOST_WRONG:.0f} % are wrong:"
-        lines.insert(0, f"{many} the run hardly tells these classes apart, so most of the labels may be right.")
     drawn = []
     for i in order[:count][:ROWS].tolist():
         text = f"labelled {shortened(seen.label(i), 18)}\nneighbours: {shortened(seen.classes[found.suggested[i]], 18)}"
@@ -195,19 +189,14 @@ def _outliers(seen: Explored, found: Found) -> Section:
     far, order = found.isolation, np.lexsort((np.arange(len(seen.names)), -found.isolation))
     first, third = np.percentile(far, [25, 75])
     count = int((far > third + FAR_OUT * (third - first)).sum())
-    by_features = seen.features is not None
-    column = "distance" if by_features else "unlikeness"
-    rows = [["rank", "path", column, *(["class"] if seen.labels is not None else [])]]
+    rows = [["rank", "path", "distance", *(["class"] if seen.labels is not None else [])]]
     for rank, i in enumerate(order.tolist(), start=1):
         rows.append([rank, seen.names[i], _number(far[i]), *_class(seen, i)])
-    what = "distance to the 10th nearest image, by features" if by_features else "1 - mean cosine with the 10 nearest"
-    said = f"{counted(count, 'image')} far out ({what}); all are ranked"
+    said = f"{counted(count, 'image')} far out (distance to the 10th nearest image, by features); all are ranked"
     lines = ["Look at the first: leave out what does not belong here with --data.exclude; what is rare may be right."]
-    if not by_features:
-        lines.append("Rows alone find outliers less well than features do (docs/explore.md).")
     tiles = [(i, f"{seen.names[i]}\n{far[i]:.3g}", None) for i in order[: 4 * WIDE].tolist()]
     title = f"The {len(tiles)} images that are furthest out"
-    sheet = Sheet(in_rows(tiles, WIDE), title, f"below each its {column}")
+    sheet = Sheet(in_rows(tiles, WIDE), title, "below each its distance")
     return Section("outliers", "Outliers", said, count, rows, rows[1 : 1 + WORST], lines, sheet)
 
 

@@ -1,8 +1,6 @@
 """``idmm predict``: the classes of images, with probabilities."""
 
-import contextlib
 import json
-from pathlib import Path
 
 import numpy as np
 
@@ -10,10 +8,9 @@ from idmm.commands.inputs import inputs, network_options, print_bytes, say_unrea
 from idmm.config.usage import PredictConfig
 from idmm.data.readers.folder import FoundImage
 from idmm.data.split import counted
-from idmm.errors import UserError, listed
-from idmm.files import csv_bytes, home, run_of, saved_info, write_bytes
+from idmm.errors import UserError
+from idmm.files import csv_bytes, saved_info, write_bytes
 from idmm.progress import log
-from idmm.stages.artifacts import begun_config
 
 COLUMNS = ("path", "rank", "class", "probability")
 
@@ -38,14 +35,10 @@ def predict(given: PredictConfig) -> str | None:
     from idmm.inference import load_classifier  # torch takes seconds, a mistake is told at once
 
     classifier = load_classifier(given.init, **network_options(given))
-    if given.top_k > len(classifier.classes):
-        line = "top_k: %d, but the run knows %d classes: so many ranks an image"
-        log.info(line, given.top_k, len(classifier.classes))
     paths = [image.path for image in images]
     found = classifier.predict(paths, given.top_k, tta=given.tta, on_error="skip", progress=True)
     say_unreadable(found.unreadable, len(images))
-    if _say_accuracy(found, images):
-        _say_seen(given.init, paths)
+    _say_accuracy(found, images)
     rows = [
         (one.path, rank, label, f"{share:.6g}")
         for one in found
@@ -69,40 +62,17 @@ def _jsonl(rows: list[tuple]) -> bytes:
     return "".join(json.dumps(row | {"probability": float(row["probability"])}) + "\n" for row in named).encode()
 
 
-def _say_accuracy(found, images: list[FoundImage]) -> bool:
-    """Logs top-1, with its interval, of the images whose folders are named like classes; returns whether there are
-    any."""
-    from idmm.evaluate import remarks, score
+def _say_accuracy(found, images: list[FoundImage]) -> None:
+    """Logs top-1, with its interval, of the images whose folders are named like classes."""
+    from idmm.evaluate import score
 
     numbers, folders = {name: n for n, name in enumerate(found.classes)}, {one.path: one.folders for one in images}
-    known = [next((numbers[name] for name in folders[path] if name in numbers), -1) for path in found.paths]
-    truth, known = np.array(known), np.flatnonzero(np.array(known) >= 0)
+    truth = np.array([next((numbers[name] for name in folders[path] if name in numbers), -1) for path in found.paths])
+    known = np.flatnonzero(truth >= 0)
     if not len(known):
-        return False
-    truth, shares = truth[known], found.probabilities[known]  # [M], [M, K]
-    ranked = np.argsort(-shares, axis=1, kind="stable")[:, : found.top_k]  # [M, top_k]
-    scores = score(ranked[:, 0], truth)
+        return
+    scores = score(found.probabilities[known].argmax(axis=1), truth[known])
     low, high = scores["top1_interval"]
     text = f"top-1 {scores['top1']:.2f} %, 95 % interval {low:.2f} to {high:.2f}"
-    if 1 < ranked.shape[1] < len(found.classes):
-        text += f", top-{ranked.shape[1]} {100 * (ranked == truth[:, None]).any(1).mean():.2f} %"
     which = "" if len(known) == len(found) else f"{len(known)} of "
     log.info("accuracy: %s, on %s%s in folders named like classes", text, which, counted(len(found), "image"))
-    there, classes = set(truth.tolist()), range(len(found.classes))
-    if absent := [c for c in classes if c not in there]:
-        few, what = (there, "all images are of") if len(there) < len(absent) else (absent, "there is none of")
-        log.info("accuracy: %s %s", what, listed(f"'{found.classes[c]}'" for c in sorted(few)))
-    else:  # of fewer classes it says little
-        for line in remarks(scores, truth, found.classes, ranked[:, 0]):
-            log.warning("accuracy: %s", line)
-    return True
-
-
-def _say_seen(init: str, paths: list[str]) -> None:
-    """Warns of images that lie in the folder of the run's training images, where that can be told."""
-    with contextlib.suppress(UserError, TypeError):  # no run folder, or one without a folder of images
-        root = home(begun_config(run_of(init)).data.root).resolve()
-        folder = root / "train" if (root / "train").is_dir() else root
-        if seen := sum(Path(path).resolve().is_relative_to(folder) for path in paths):
-            what = f"{counted(seen, 'image')} in '{folder}', where the run's training images are from"
-            log.warning("accuracy: %s: of new images it may be far lower", what)

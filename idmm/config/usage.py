@@ -30,7 +30,7 @@ class ExploreConfig:
     """Folder for the tables and sheets; null: RUN/explore."""
     by: Literal["instances", "features"] | None = None
     """What images are compared by: 'instances', the rows of the N-way layer, one an image; 'features', what the
-    backbone makes of each image; null: rows where the run has them, and features for outliers alone."""
+    backbone makes of each image; null: rows where the run has them. Outliers are found by features."""
     neighbours: int = Field(5, ge=1)
     """Nearest images that are listed for each (images)."""
     clusters: int | None = Field(None, ge=1)

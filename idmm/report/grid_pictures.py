@@ -1,6 +1,6 @@
 """A grid's pictures: heat maps, mean ranks of sources, accuracy over the source's size.
 
-Numbers stand in the cells, gains have signs, what is missing is hatched; colour maps keep their order in grey print.
+Numbers stand in the cells, gains have signs; colour maps keep their order in grey print.
 """
 
 import textwrap
@@ -17,14 +17,13 @@ from matplotlib.ticker import MaxNLocator
 from idmm.pictures import log_axis, look, plain_axis, save
 from idmm.report.sections import Ranking, SizeCurve
 from idmm.report.stats import Estimate, format_interval, format_number
-from idmm.report.table import FAILED, MISSING, SCRATCH, Row, Table, TableCell, legend
+from idmm.report.table import MISSING, SCRATCH, Row, Table, TableCell, legend
 
 CELL = (0.9, 0.37)  # inches
 LONGEST = 22  # letters of a label
 LEAST = 10.0  # points from the darkest colour to the brightest
 KINDS = {"value": "%", "gain": "points"}  # unit of a heat map
 MAPS = {"value": "cividis", "gain": "PuOr"}
-HATCHES = {MISSING: "////", FAILED: "xxxx"}
 BELOW = {"loc": "outside lower center", "fontsize": 8, "frameon": False}  # a legend
 
 
@@ -75,7 +74,7 @@ def _heat_map(axis, table: Table, backbone: str, kind: str, norm: Normalize):
         for x, cell in enumerate(table.cells_of(backbone, row)):
             values[y, x], text, below = _content(cell, row, kind)
             if np.isnan(values[y, x]):
-                _hatched(axis, x, y, text)
+                axis.text(x, y, text, ha="center", va="center", fontsize=8, color="0.25")
             else:
                 brightness = np.dot((0.299, 0.587, 0.114), colours(norm(values[y, x]))[:3])
                 colour = "black" if brightness > 0.46 else "white"
@@ -116,14 +115,6 @@ def _number(axis, place: tuple[int, int], text: str, below: str, colour: str, fr
         axis.add_patch(Rectangle((x - 0.45, y - 0.43), 0.9, 0.86, fill=False, edgecolor=colour, linewidth=1.4))
 
 
-def _hatched(axis, x: int, y: int, text: str) -> None:
-    hatch = HATCHES.get(text, "")
-    axis.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor="white", edgecolor="0.7", hatch=hatch, linewidth=0))
-    if text:
-        behind = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none"}
-        axis.text(x, y, text, ha="center", va="center", fontsize=8, color="0.25", bbox=behind)
-
-
 def _row_labels(rows: list[Row]) -> list[str]:
     """The method is named where there is more than one."""
     several = len({row.method for row in rows} - {SCRATCH.method}) > 1
@@ -139,9 +130,9 @@ def source_ranks(ranking: Ranking, path: Path) -> None:
     figure = Figure(figsize=(9.2 if gains else 5.6, 1.7 + 0.42 * len(ranks)), layout="constrained")
     axes = figure.subplots(1, 1 + gains, sharey=True, squeeze=False)[0]
     for y, one in enumerate(ranks):
-        _mark(axes[0], y, one.rank, one.pretrained)
+        _mark(axes[0], y, one.rank)
         if one.gain is not None:
-            _mark(axes[1], y, one.gain, one.pretrained, sign=True)
+            _mark(axes[1], y, one.gain, sign=True)
     axes[0].set_yticks(range(len(ranks)), [_label(one.label) for one in ranks], fontsize=9)
     axes[0].set(xlim=(0.7, len(ranks) + 0.3), ylim=(len(ranks) - 0.4, -0.6), xlabel="mean rank (1 is best)")
     axes[0].xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -154,16 +145,15 @@ def source_ranks(ranking: Ranking, path: Path) -> None:
     for axis in axes:
         plain_axis(axis, "x")
         axis.tick_params(labelsize=8)
-    hollow = "" if all(one.pretrained for one in ranks) else " Hollow dots: not pretrained by this grid."
-    _save_with_title(figure, ranking.caption + hollow, path)
+    _save_with_title(figure, ranking.caption, path)
 
 
-def _mark(axis, y: int, mean: Estimate, full: bool, sign: bool = False) -> None:
-    """A dot with its interval and its number; hollow for what this grid did not pretrain."""
+def _mark(axis, y: int, mean: Estimate, sign: bool = False) -> None:
+    """A dot with its interval and its number."""
     value, interval = mean
     if interval:
         axis.plot(interval, (y, y), color="black", linewidth=1.4, marker="|", markersize=7)
-    axis.plot(value, y, marker="o", markersize=8, color="black", markerfacecolor="black" if full else "white", zorder=4)
+    axis.plot(value, y, marker="o", markersize=8, color="black", zorder=4)
     text = format_number(value, sign)
     axis.annotate(text, (value, y), (0, 7), textcoords="offset points", ha="center", fontsize=8)
 

@@ -67,7 +67,6 @@ class Section(NamedTuple):
 
     title: str
     parts: list[str | TableOf | Picture]
-    level: int = 2  # of the heading
 
 
 def environment(escaped: Callable[[str], str], **delimiters: str) -> Environment:

@@ -1,4 +1,4 @@
-"""Pictures of several runs: sheets of crops, a comparison over seeds, accuracy over labels."""
+"""Pictures of several runs: a comparison over seeds, accuracy over labels."""
 
 import textwrap
 from collections.abc import Sequence
@@ -8,55 +8,10 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from PIL import Image
 
 from idmm.pictures import STYLES, log_axis, look, plain_axis, save, shortened
 
-ImageBlock = tuple[str, list[list[np.ndarray]]]  # a title, and rows of images
-GAP = 4  # pixels between the images of a sheet
-LEAST, MOST = 48, 96  # sides of its images (pixels)
 TOP1 = "top-1 accuracy on the test images (%)"
-
-
-# ---------------------------------------------------------------------- sheets of images
-def image_sheet(blocks: list[ImageBlock], path: str | Path, note: str = "") -> None:
-    """Draws blocks of images side by side, each under its title, above a note; images are [S, S, 3] in [0, 1] or
-    uint8. Pixels of small images stay squares."""
-    cell, between, head, edge = 0.85, 0.3, 0.42, 0.12  # inches; the cell with its gap
-    side = max(max(image.shape[:2]) for _, rows in blocks for row in rows for image in row)
-    side = MOST if side > MOST else side * max(1, -(-LEAST // side))
-    images = [_sheet(rows, side) for _, rows in blocks]
-    pixel = cell * len(blocks[0][1]) / (images[0].height + GAP)
-    widths = [max(1.25, image.width * pixel) for image in images]
-    width = sum(widths) + between * (len(images) - 1) + 2 * edge
-    below = edge + (0.2 if note else 0)
-    height = images[0].height * pixel + head + below
-    figure = Figure(figsize=(width, height))
-    left = edge
-    figure.text(edge / width, 0.14 / height, note, va="center", fontsize=7.5, color="0.35")
-    for (title, _), image, block in zip(blocks, images, widths, strict=True):
-        figure.text((left + block / 2) / width, 1 - head / 2 / height, title, ha="center", va="center", fontsize=8)
-        axis = figure.add_axes((left / width, below / height, block / width, 1 - (head + below) / height))
-        axis.imshow(image, interpolation="nearest")
-        axis.set_axis_off()
-        left += block + between
-    save(figure, path)
-
-
-def _sheet(rows: list[list[np.ndarray]], side: int) -> Image.Image:
-    """Images as one, on white, each with its longer side that long."""
-    across, down = (number * (side + GAP) - GAP for number in (max(map(len, rows)), len(rows)))
-    sheet = Image.new("RGB", (across, down), "white")
-    for y, images in enumerate(rows):
-        for x, image in enumerate(images):
-            if image.dtype != np.uint8:
-                image = np.rint(255 * np.clip(image, 0, 1)).astype(np.uint8)
-            height, width = image.shape[:2]
-            size = [max(1, round(one * side / max(height, width))) for one in (width, height)]
-            resampling = Image.Resampling.NEAREST if max(height, width) < side else Image.Resampling.LANCZOS
-            place = [n * (side + GAP) + (side - one) // 2 for n, one in zip((x, y), size, strict=True)]
-            sheet.paste(Image.fromarray(np.ascontiguousarray(image)).resize(size, resampling), place)
-    return sheet
 
 
 # ---------------------------------------------------------------------- accuracies

@@ -13,11 +13,10 @@ from idmm.config.parsing import flatten
 from idmm.confusion import confusion_figure
 from idmm.errors import listed
 from idmm.files import write_bytes
-from idmm.pictures import curves_figure, measured_once, probe_figure, save
+from idmm.pictures import curves_figure, probe_figure, save
 from idmm.progress import duration
 from idmm.report import run_pictures as draw
 from idmm.report.page import Picture, Section, TableOf, html
-from idmm.report.pictures import ImageBlock, image_sheet
 from idmm.report.sheets import Tile, caption_sheet, in_rows
 from idmm.report.stats import BINS, Calibration, t_half
 
@@ -55,7 +54,7 @@ class RunFacts:
     label: str = ""  # short, no two alike
     detailed: bool = True  # whether the page has a section on it
     # ---- of runs that are shown in detail
-    crops: list[ImageBlock] | None = None
+    crops: list[tuple[str, list[Tile]]] | None = None  # rows of a sheet
     shown: str = ""  # which bands pictures of its images show
     predicted: Any = None  # idmm.evaluate.Predictions of the test images
     paths: list[str] = field(default_factory=list)  # names of these images
@@ -115,10 +114,6 @@ def _top1(runs: list[RunFacts]) -> dict[str, list[float]]:
 
 def _title(runs: list[RunFacts]) -> str:
     did, data = (listed(dict.fromkeys(run.about[name] for run in runs)) for name in ("did", "data"))
-    groups = _top1(runs)
-    if 0 < len(groups) <= 3:
-        scores = " and ".join(f"{group} {statistics.mean(top1):.1f} %" for group, top1 in groups.items())
-        return f"{data}: {scores} of test images right"
     return f"{did} on {data}: {listed(dict.fromkeys(run.group for run in runs), most=4)}"
 
 
@@ -254,8 +249,6 @@ def _curves(out: Path, runs: list[RunFacts]) -> Iterator[str | Picture]:
             continue
         figure = curves_figure(groups, title + (f": {next(iter(groups))}" if len(groups) == 1 else ""))
         yield _picture(figure, out / f"curves-{kind}.png", f"{title}: what {listed(groups)} logged, over epochs")
-        if once := [f"{name} ({_once(groups, key)})" for name, key in measured_once(groups).items()]:
-            yield f"Measured once, so no curve: {listed(once)}."
     for number, run in enumerate(runs, start=1):
         probes = [result.get("readouts", {}) for result in run.result.get("folds", [run.result])]
         if run.kind == "probe" and all("accuracies" in one.get("probe", {}) for one in probes):
@@ -265,22 +258,15 @@ def _curves(out: Path, runs: list[RunFacts]) -> Iterator[str | Picture]:
         yield "Of k-fold runs a thin line is a fold, and the thick one their mean."
 
 
-def _once(groups: dict[str, list[list[dict]]], key: str) -> str:
-    """A value that each run logged once at most, as a mean over the runs of each group."""
-    values = {name: [one[key] for seed in seeds for one in seed if key in one] for name, seeds in groups.items()}
-    return ", ".join(f"{name} {statistics.mean(some):.4g}" for name, some in values.items() if some)
-
-
 # ---------------------------------------------------------------------- one run
 def _details(out: Path, run: RunFacts, number: int) -> Section:
     parts: list = []
     if run.group != run.label:
         parts.append(f"Shown for all of {run.group}, which are the same except for the seed.")
     if run.crops:
-        path = out / f"crops-{number}.png"
-        image_sheet(run.crops, path, run.shown)
-        caption = "What the network saw, a row for each image." + (f" Shown: {run.shown}." if run.shown else "")
-        parts.append(Picture(path, "Training images and their crops", caption))
+        path, title = out / f"crops-{number}.png", "Training images and their crops"
+        caption_sheet(run.crops, path, title, run.shown)
+        parts.append(Picture(path, title, "What the network saw, a column for each image."))
     if run.features:
         parts += _features(out / f"features-{number}.png", run.features)
     if run.predicted is not None:
