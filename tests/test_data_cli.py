@@ -19,7 +19,7 @@ def say(capsys, *argv):
 def test_list_names_every_dataset_with_its_figures(capsys):
     code, out, _ = say(capsys, "list")
     lines = {line.split()[0]: line for line in out.splitlines()}
-    assert code == 0 and set(DATASETS) <= set(lines) and "hfds:NAME" in lines
+    assert code == 0 and set(DATASETS) <= set(lines)
     for spec in DATASETS.values():
         for figure in (spec.num_classes, spec.train_size, spec.test_size):
             assert figure is None or f" {figure:,} " in lines[spec.name]
@@ -61,15 +61,6 @@ def test_a_name_that_is_missing(command, capsys):
     code, out, err = say(capsys, command, "--nmae", "x")
     assert (code, out) == (2, "") and line in err.splitlines() and "--nmae: unknown flag" in err
     assert say(capsys, "info") == (2, "", line + "\n")
-
-
-def test_what_hugging_faces_datasets_need(tmp_path, capsys):
-    _, out, _ = say(capsys, "list")
-    (line,) = (line for line in out.splitlines() if line.startswith("hfds:"))
-    assert " in a run " in line and "--data.download true" in line and " yes " not in line
-    assert "--data.download true" in say(capsys, "info", "hfds:x")[1]
-    wanted = "name: hfds:./x is fetched through --data.download true of a run, not by this\n"
-    assert say(capsys, "download", "hfds:./x", "--root", str(tmp_path)) == (2, "", wanted)
 
 
 def test_download_of_what_is_there_already(capsys):

@@ -17,7 +17,7 @@ from idmm.data import disk
 from idmm.data.cache import load_split
 from idmm.data.datasets import open_splits
 from idmm.data.loaders import evaluation_batches
-from idmm.data.split import LazyFiles, Split
+from idmm.data.split import Split
 from idmm.errors import RunError
 
 SIZES = [(40, 30), (9, 50), (64, 64), (20, 21), (33, 12), (1, 7)]
@@ -155,45 +155,6 @@ def test_labels_come_from_the_split(root, decoded):
     for labels in (1 - split.labels, None):
         store = load_split(Split(split.items, split.names, labels, split.classes), bound=None, data=data)
         assert store.labels is labels and len(decoded) == len(SIZES)
-
-
-def test_files_within_files(tmp_path, decoded):
-    data = section(cache_dir=str(tmp_path))
-    table = Table([paint(tmp_path / f"{i}.png", i, size).read_bytes() for i, size in enumerate(SIZES)], "one")
-    encoded = Split(table, [f"train/{i}" for i in range(len(SIZES))], None, None)
-
-    def decodes_again(split):
-        """Whether a split was decoded anew."""
-        decoded.clear()
-        store = load_split(split, bound=4, data=data)
-        assert len(decoded) in (0, len(split)) and not store.decodes
-        new = bool(decoded)
-        assert same(store, load_split(split, bound=4, data=section(cache="off")))
-        return new
-
-    turned = encoded.take(range(len(SIZES))[::-1])
-    for split in (encoded, turned):
-        assert decodes_again(split) and not decodes_again(split)
-    turned.items.version = "two"
-    assert decodes_again(turned)
-
-
-class Table(LazyFiles):
-    """Encoded images in memory."""
-
-    version = ""
-
-    def __init__(self, files, version):
-        self.files, self.version = files, version
-
-    def __len__(self):
-        return len(self.files)
-
-    def __getitem__(self, i):
-        return self.files[i]
-
-    def select(self, indices):
-        return Table([self.files[i] for i in indices], self.version)
 
 
 # ---- bad images ----

@@ -63,7 +63,7 @@ def test_what_a_folder_lacks_is_named(name, tmp_path):
 
 
 def test_names_that_are_none(tmp_path):
-    known = f"{', '.join(DATASETS)}, or hfds:NAME"
+    known = ", ".join(DATASETS)
     for name, nearest in {"flower": "flowers", "imagenet-100": "imagenet100"}.items():
         line = f"data.name: '{name}' is not known; wanted one of {known}; did you mean '{nearest}'?"
         assert refused(name, tmp_path) == [line]

@@ -222,12 +222,12 @@ def test_a_warning_is_shown_at_once_and_kept(tmp_path, capsys):
 @pytest.mark.parametrize(
     "kept, command",
     [
-        ('{"url": "file:///a", "dir_info": {"editable": true}}', "pip install -e '.[hf]'"),
-        ('{"url": "file:///a", "dir_info": {}}', "pip install 'idmm[hf]'"),
-        (None, "pip install 'idmm[hf]'"),
+        ('{"url": "file:///a", "dir_info": {"editable": true}}', "pip install -e '.[ray]'"),
+        ('{"url": "file:///a", "dir_info": {}}', "pip install 'idmm[ray]'"),
+        (None, "pip install 'idmm[ray]'"),
     ],
 )
 def test_an_extra_is_installed_as_idmm_was(kept, command, monkeypatch):
-    """In a checkout, 'idmm[hf]' would be looked for on the package index."""
+    """In a checkout, 'idmm[ray]' would be looked for on the package index."""
     monkeypatch.setattr(errors, "distribution", lambda name: SimpleNamespace(read_text=lambda file: kept))
-    assert errors.install("hf") == command
+    assert errors.install("ray") == command

@@ -202,11 +202,11 @@ def test_mappings_that_are_replaced_and_merged():
 def test_roots():
     own = [{"name": "pets", "root": "/mine"}, {"name": "folder", "root": "/f"}, {"name": "folder", "label": "mine"}]
     jobs, starts = cells(
-        sources=["flowers", *own, "hfds:a/b", "digits"], targets=["dtd"], methods=["idmm"], roots="/data", seeds=[0]
+        sources=["flowers", *own, "digits"], targets=["dtd"], methods=["idmm"], roots="/data", seeds=[0]
     )
     found = {cell.source: start.config["data"]["root"] for cell, start in starts.items() if start}
     named = {"flowers": "/data/flowers", "pets": "/mine", "f": "/f"}
-    assert found == {**named, **dict.fromkeys(("hfds:a/b", "digits", "mine"))}
+    assert found == {**named, **dict.fromkeys(("digits", "mine"))}
     assert {job.config["data"]["root"] for job in jobs.values()} == {"/data/dtd"}
 
 
@@ -240,7 +240,7 @@ def test_all_faults_together_each_where_it_stands(tmp_path):
         "finetune": {"train": {"epoch": 3, "lr": -1}},
     }  # fmt: skip
     found = wrong(**bad)
-    names = f"{', '.join(DATASETS)}, or hfds:NAME"
+    names = ", ".join(DATASETS)
     assert found == [
         "sources[3]: got {'label': 'x'}, wanted a name or a mapping with 'name'",
         "targets[1].lable: unknown key; did you mean 'label'?",

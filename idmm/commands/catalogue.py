@@ -15,7 +15,6 @@ def table(_: DataListConfig) -> str:
         figures = [spec.num_classes, spec.train_size, spec.test_size]
         how = "yes" if spec.archives else "no" if spec.manual else "not needed"
         rows.append((spec.name, *("" if n is None else f"{n:,}" for n in figures), how, spec.title))
-    rows.append(("hfds:NAME", "", "", "", "in a run", spec_of("hfds:NAME").title))
     return "\n".join(aligned(rows, right=(1, 2, 3)))
 
 

@@ -16,7 +16,6 @@ from idmm.data.doctor import SKEWED, Checkup, ImageRef, Pair, check
 from idmm.data.download import fetch
 from idmm.data.exclusions import exclusions
 from idmm.data.images import read_image
-from idmm.data.readers.hub import PREFIX
 from idmm.data.registry import DATASETS, resolve_name, spec_of
 from idmm.data.split import Split, Splits, counted
 from idmm.data.user_lists import is_named
@@ -37,8 +36,6 @@ def download(given: DataDownloadConfig) -> str:
     try:
         return f"{name} is there already: {_counts(open_splits(data, labelled=True))}"
     except UserError:
-        if name.startswith(PREFIX):
-            raise UserError(f"name: {name} is fetched through --data.download true of a run, not by this") from None
         fetch(spec, given.root)
     return f"{name}: {_counts(open_splits(data, labelled=True))}, all as the protocol has it"
 
@@ -51,10 +48,10 @@ def checkup(given: DataCheckConfig) -> int:
     """Looks at every image of a dataset, prints what was found, and writes check.json, check.png and exclude.txt to
     ``given.out``; returns the exit code, 1 where something should be mended. UserError where the dataset cannot be
     opened at all, or ``given.out`` cannot be written."""
-    named = given.root is not None or given.name in DATASETS or given.name.startswith(PREFIX)
+    named = given.root is not None or given.name in DATASETS
     if not named and (Path(given.name).is_dir() or len(Path(given.name).parts) > 1):
         given = replace(given, name=None, root=given.name)
-    same = ("name", "root", "max_pixels", "image_column", "label_column", "exclude", "labels", "groups", "in_chans")
+    same = ("name", "root", "max_pixels", "exclude", "labels", "groups", "in_chans")
     asked = parsing.build(config.Data, {name: getattr(given, name) for name in (*same, "bands")})
     data, notes = resolve_name(asked)
     for note in notes:

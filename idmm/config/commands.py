@@ -199,10 +199,6 @@ class DataCheckConfig:
     """Size of the run whose 'pixel_knn' the floor to beat is (pixels): resizing moves it by a point or three."""
     max_pixels: int = Field(100_000_000, ge=1)
     """Images with more pixels than this count as unreadable (pixels)."""
-    image_column: str | None = None
-    """hfds: the column of images; null: the only one."""
-    label_column: str | None = None
-    """hfds: the column of classes; null: the only one."""
 
     @model_validator(mode="after")
     def _check(self):

@@ -51,8 +51,8 @@ class Data:
     MAIN: ClassVar[str] = "root"
 
     name: str | None = None
-    """Dataset: 'folder' (your own images under data.root), one of 'idmm data list', or 'hfds:NAME' (Hugging Face).
-    Null: 'folder' where there is a data.root, else 'digits', which scikit-learn ships."""
+    """Dataset: 'folder' (your own images under data.root), or one of 'idmm data list'. Null: 'folder' where there is a
+    data.root, else 'digits', which scikit-learn ships."""
     root: str | None = None
     """Folder of the dataset ('idmm data info NAME' shows how it is laid out). folder: ROOT/train/CLASS/* and
     ROOT/val/CLASS/* (or test); pretraining takes any tree, and with ROOT/train the images of ROOT/unlabelled too."""
@@ -60,10 +60,6 @@ class Data:
     """Fetch the dataset into data.root where it is not there yet and its source allows."""
     allow_size_mismatch: bool = False
     """Go on where a split has not as many images as the dataset's protocol; result.json then says so."""
-    image_column: str | None = None
-    """hfds: the column of images; null: the only one."""
-    label_column: str | None = None
-    """hfds: the column of classes; null: the only one."""
     workers: int | None = Field(None, ge=0)
     """Loader processes; 0 loads in the training process, null means one a core but one, 8 at most."""
     subset: Subset | None = None

@@ -22,7 +22,7 @@ import torch
 from idmm import config
 from idmm.data.depth import AUTO, Scale, range_of
 from idmm.data.images import Bands, Bound, CentreCrop, digest
-from idmm.data.split import LazyFiles, Split
+from idmm.data.split import Split
 from idmm.errors import RunError, UserError, reason
 from idmm.files import Lock, replacing, sweep
 
@@ -170,9 +170,7 @@ def _signature(split: Split, bound: Bound, max_pixels: int) -> str:
     versions = (PIL.__version__, tifffile.__version__)
     hashed.update(repr((_FORMAT, *versions, bound, max_pixels, len(split))).encode())
     hashed.update("\0".join(split.names).encode("utf-8", "surrogateescape"))  # paths differ with how root is written
-    if isinstance(split.items, LazyFiles):
-        hashed.update(split.items.version.encode())
-    elif isinstance(split.items, np.ndarray):
+    if isinstance(split.items, np.ndarray):
         hashed.update(repr(split.items.shape).encode())
         hashed.update(np.ascontiguousarray(split.items).data)
     else:

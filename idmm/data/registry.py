@@ -11,7 +11,6 @@ import yaml
 
 from idmm import config
 from idmm.data.readers import folder, labels, libraries, lists
-from idmm.data.readers.hub import PREFIX, read_hub
 from idmm.data.readers.layout import root_folder
 from idmm.data.split import Splits
 from idmm.errors import UserError, nearest
@@ -56,18 +55,14 @@ class Spec:
     @property
     def embedded(self) -> bool:
         """Whether a package ships it: it has no files and no ``data.root``."""
-        return not self.layout and not self.name.startswith(PREFIX)
+        return not self.layout
 
 
 def spec_of(name: str) -> Spec:
     """Returns the dataset of ``data.name``; UserError where it is unknown."""
     if name in DATASETS:
         return DATASETS[name]
-    if name.startswith(PREFIX):
-        title = "a dataset of the Hugging Face hub, fetched through --data.download true, or a folder in its format"
-        return Spec(name, read_hub, title, source="https://huggingface.co/datasets")
-    known = f"{', '.join(DATASETS)}, or hfds:NAME"
-    raise UserError(f"data.name: '{name}' is not known; wanted one of {known}{nearest(name, DATASETS)}")
+    raise UserError(f"data.name: '{name}' is not known; wanted one of {', '.join(DATASETS)}{nearest(name, DATASETS)}")
 
 
 def resolve_name(data: config.Data) -> tuple[config.Data, list[str]]:

@@ -1,6 +1,5 @@
 """A list of images with their names and labels."""
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -13,24 +12,11 @@ class LabelsMissing(UserError):
     """The images suffice for pretraining, but fine-tuning needs labels, or labelled images to evaluate on."""
 
 
-class LazyFiles(Sequence):
-    """Encoded images that lie in no file of their own; an item is a file's bytes, read when it is asked for."""
-
-    @abstractmethod
-    def select(self, indices: np.ndarray) -> "LazyFiles":
-        """Returns those at ``indices``, in that order."""
-
-    @property
-    @abstractmethod
-    def version(self) -> str:
-        """Another for other content; what a cache on disk goes by."""
-
-
 @dataclass(frozen=True)
 class Split:
     """Some images of a dataset."""
 
-    items: list[str] | np.ndarray | LazyFiles  # paths, or the images themselves: uint8 [N, H, W, 3], or encoded
+    items: list[str] | np.ndarray  # paths, or the images themselves: uint8 [N, H, W, 3]
     names: list[str]  # of the images, the same wherever the dataset lies, with '/' for separator
     labels: np.ndarray | None  # int64 [N]; in training images of stage 1, -1 where there is none
     classes: list[str] | None  # name of each label
@@ -47,10 +33,7 @@ class Split:
     def take(self, indices: Sequence[int] | np.ndarray) -> "Split":
         """Returns the images at ``indices``, in that order, with all classes kept."""
         indices = np.asarray(indices, dtype=np.int64)
-        if isinstance(self.items, list):
-            items = [self.items[i] for i in indices]
-        else:
-            items = self.items[indices] if isinstance(self.items, np.ndarray) else self.items.select(indices)
+        items = [self.items[i] for i in indices] if isinstance(self.items, list) else self.items[indices]
         labels, groups = (None if of is None else of[indices] for of in (self.labels, self.groups))
         return replace(self, items=items, names=[self.names[i] for i in indices], labels=labels, groups=groups)
 
