@@ -145,7 +145,7 @@ VIEWS = BASE["pretrain"]
         ("tiny", {"backbones": [{**BACKBONE, "kwargs": {**BACKBONE["kwargs"], "depth": 2}}]}),
         ("-s5", {"seeds": [0, 5]}),
         ("probe", {"target": {"protocol": "probe"}}),
-        (None, {"pretrain": {**VIEWS, "data": {"workers": 3, "cache": "ram"}, "train": {"device": "cpu"}}}),
+        (None, {"pretrain": {**VIEWS, "data": {"workers": 3, "cache": "off"}, "train": {"device": "cpu"}}}),
         (None, {"seeds": [0], "scratch": False, "targets": ["digits"], "engine": "ray"}),
         (None, {"pretrain": {**VIEWS, "resume": "must", "seed": 1}}),
         (None, {"sources": ["digits", {**FEW, "label": "fewer"}], "backbones": [{**BACKBONE, "label": "t"}]}),
