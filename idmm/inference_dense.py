@@ -59,10 +59,7 @@ class Predictor:
         task: ``detect`` or ``segment``.
         classes: Names of the K classes.
         categories: Number of each class in the run's annotations or masks.
-        highest: Score of the surest box until now; 0: there was none.
     """
-
-    highest = 0.0
 
     def __init__(self, run_or_file: str | os.PathLike, device: str, batch_size: int, max_pixels: int, field: str):
         saved = read_checkpoint(run_or_file, field, "model")
@@ -124,7 +121,6 @@ class Predictor:
         path = os.fspath(source) if isinstance(source, str | os.PathLike) else None
         if self.task == "segment":
             return Found(path, size, None, classes_on_file(output, size, self._network.size).numpy().astype(np.uint8))
-        self.highest = max([self.highest, *output["scores"].tolist()])
         sure = output["scores"] >= least
         return Found(path, size, on_file({k: v[sure] for k, v in output.items()}, size, self._network.size), None)
 

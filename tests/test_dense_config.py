@@ -8,12 +8,11 @@ from dense_trees import coco_tree, mask_tree
 from folders import paint
 from helpers import VIT, _flow, refused
 
-from idmm.config import DetectConfig, SegmentConfig, dense
+from idmm.config import DetectConfig, SegmentConfig
 from idmm.config.dense import DenseTrain
 from idmm.config.parsing import build, flatten, plain
 from idmm.models.weights import save_model
 from idmm.schedule import learning_rate
-from idmm.stages import STAGES
 
 MODEL = ["--model.name", "vit_tiny_patch16_224", "--model.kwargs", _flow(VIT), "--data.workers", "0"]
 KIND = {"detect": DetectConfig, "segment": SegmentConfig}
@@ -71,13 +70,6 @@ def test_the_supplements_protocols():
     assert abs(train.epochs * steps - 160_000) < steps and round(train.warmup_epochs * steps) in range(1490, 1511)
     assert train.schedule == "linear" and segment.model.drop_path == 0.2 and segment.augment.scale == [0.5, 2.0]
     assert segment.eval_scales == [0.5, 0.75, 1.0, 1.25, 1.5, 1.75]
-
-
-def test_scales_of_a_test_are_sizes_of_the_run():
-    config = SegmentConfig(eval_scales=[0.5, 1.0, 1.3])
-    (phase,) = STAGES["segment"].phases(config)
-    assert dense.tested_sides(320, [0.5, 1.0, 1.3]) == [160, 320, 416]
-    assert phase.others == (("eval_scales[0]", 160), ("eval_scales[2]", 416))
 
 
 # ------------------------------------------------------------------ refused

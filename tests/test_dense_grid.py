@@ -157,14 +157,6 @@ def test_the_protocol_of_all_targets_and_of_one(trees):
     assert {job.stage for job in mixed.jobs.values()} == {"pretrain", "probe", "detect", "segment"}
 
 
-def test_options_come_from_every_entry(trees):
-    boxes = {**config(trees)["targets"][0], "detect": {"train": {"lr": 0.5}}}
-    weak = {"name": "idmm", "detect": {"train": {"lr": 0.1, "weight_decay": 0.25}}, "finetune": {"train": {"lr": 9.0}}}
-    jobs = plan(trees, targets=[boxes], methods=[weak]).checked().jobs.values()
-    found = {job.needs is None: job.config["train"] for job in jobs if job.stage == "detect"}
-    assert {(one["lr"], one["weight_decay"]) for one in found.values()} == {(0.5, 0.05), (0.5, 0.25)}
-
-
 # ------------------------------------------------------------------ told
 def mixed(seeds=3):
     """Two sources on a target of each kind; 12 points between sources, next to nothing between seeds."""

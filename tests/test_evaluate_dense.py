@@ -11,7 +11,7 @@ from torch import nn
 from torchvision.models.detection.roi_heads import paste_masks_in_image, project_masks_on_boxes
 
 from idmm import distributed
-from idmm.data.dense import BoxTarget, letterboxed
+from idmm.data.dense import BoxTarget
 from idmm.evaluate_dense import (
     Objects,
     class_scores,
@@ -85,26 +85,6 @@ def test_masks():
 
 
 # ---------------------------------------------------------------------- from the canvas to the file
-def test_on_file():
-    """An image of 50x100 pixels on a canvas of 64: scaled by 0.64, 32 pixels high."""
-    output = {
-        "boxes": torch.tensor([[0.0, 0, 64, 32], [6.4, 3.2, 32, 60], [10, 40, 20, 50]]),  # the last in the padding
-        "labels": torch.tensor([2, 0, 1]),
-        "scores": torch.tensor([0.9, 0.8, 0.7]),
-        "masks": torch.ones(3, 1, 28, 28),
-    }
-    output["masks"][0, 0, :, 14:] = 0  # of the first the left half
-    size = (50, 100)
-    assert letterboxed(size, 64) == (32, 64)
-    found = on_file(output, size, 64)
-    np.testing.assert_allclose(found.boxes, [[0, 0, 100, 50], [10, 5, 50, 50]], atol=1e-4)
-    assert found.labels.tolist() == [2, 0] and found.scores.tolist() == pytest.approx([0.9, 0.8])
-    assert [segment["size"] for segment in found.segments] == [[50, 100]] * 2
-    first, second = (decoded(segment) for segment in found.segments)
-    assert first[:, 51:].sum() == 0 and first[2:, 2:49].all() and second[7:49, 12:49].all()
-    assert second[:, :9].sum() == second[:4].sum() == second[:, 52:].sum() == 0
-
-
 def decoded(segment):
     from pycocotools import mask as coco
 

@@ -63,8 +63,7 @@ def predict_dense(given: PredictConfig) -> str:
         if task == "detect":
             write_json(folder / "predictions.json", dataset.content)
     if task == "detect" and not dataset.content["annotations"] and dataset.content["images"]:
-        best = f", the highest is {predictor.highest:.2g}" if predictor.highest else ""
-        log.warning("min_score: no box of a score of %g or more%s", least, best)
+        log.warning("min_score: no box of a score of %g or more", least)
     boxes = len(dataset.content["annotations"])
     more = f", {boxes} box{'' if boxes == 1 else 'es'}" if task == "detect" else ""
     return f"{out}: {counted(len(dataset.content['images']), 'image')}{more}"

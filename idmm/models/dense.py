@@ -121,11 +121,7 @@ def _maps_by_stride(backbone: nn.Module, black: Tensor) -> dict[float, tuple[int
         if hasattr(backbone, "forward_intermediates"):
             layers = partial(backbone.forward_intermediates, intermediates_only=True)
             maps += enumerate(_looked_at(backbone, black, layers))
-        try:
-            maps.append((None, _looked_at(backbone, black, lambda x: _backbone_maps(backbone, x, [None]))[0]))
-        except UserError:  # those of layers inside may have places all the same
-            if not maps:
-                raise
+        maps.append((None, _looked_at(backbone, black, lambda x: _backbone_maps(backbone, x, [None]))[0]))
     return {black.shape[-1] / made.shape[-1]: (layer, made.shape[1]) for layer, made in maps}
 
 
@@ -236,7 +232,7 @@ class Detector(DenseNetwork):
 
         Returns:
             For each image ``boxes`` [n, 4] (x1, y1, x2, y2; pixels), ``labels`` int64 [n] from 0, ``scores`` [n] from
-            the highest down, and with masks ``masks`` [n, 1, 28, 28]: shares within the boxes (:func:`pasted`).
+            the highest down, and with masks ``masks`` [n, 1, 28, 28]: shares within the boxes.
         """
         found, _ = self._run(images, None)
         for one in found:

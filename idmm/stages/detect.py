@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from idmm.config import DetectConfig, parsing
-from idmm.data.dense import BoxTarget, DenseSplits, letterbox, letterboxed, read_detection
-from idmm.data.dense.transforms import LEAST
+from idmm.data.dense import BoxTarget, DenseSplits, letterboxed, read_detection
 from idmm.errors import UserError, listed
 from idmm.evaluate import evaluating
 from idmm.evaluate_dense import Objects, detect_objects, detection_scores, on_file
@@ -69,16 +68,11 @@ class Detecting(DenseAssembly):
         return found
 
     def _say_boxes(self, found: DenseSplits) -> None:
-        """Logs how many boxes of each class there are to learn from, and whether masks; warns of what is too small."""
-        targets, (phase,) = found.targets["train"], self.phases
-        labels = np.concatenate([target.labels[~target.crowd] for target in targets])
+        """Logs how many boxes of each class there are to learn from, and whether masks."""
+        labels = np.concatenate([target.labels[~target.crowd] for target in found.targets["train"]])
         each = zip(found.classes, np.bincount(labels, minlength=len(found.classes)).tolist(), strict=True)
         what = "boxes and masks" if self.masks else "boxes"
         log.info("%s: %d to train on (%s)", what, len(labels), listed((f"{name} {n}" for name, n in each), 12))
-        sides = [(t.boxes[~t.crowd, 2:] - t.boxes[~t.crowd, :2]) * letterbox(t.size, phase.size) for t in targets]
-        if small := int((np.concatenate(sides) < LEAST).any(1).sum()):
-            line = "train.size: %d of %d boxes are smaller than a pixel on %d x %d and are not learned"
-            log.warning(line, small, len(labels), phase.size, phase.size)
 
     @property
     def about(self):

@@ -102,8 +102,6 @@ def _found(reader: Callable, data: config.Data, faults: Faults, progress: bool) 
 def _refuse_keys(data: config.Data) -> None:
     """Raises UserError where keys are given that are of class labels, or of bands."""
     faults = []
-    if data.name not in (None, "folder"):
-        faults.append(f"data.name: '{data.name}' has class labels alone; wanted folder, and its data.root")
     for key in ("labels", "labelled", "folds"):
         if (value := getattr(data, key)) is not None:
             faults.append(f"data.{key}: got {value}, which is for class labels; leave it out for boxes and masks")

@@ -110,7 +110,7 @@ def rasterised(segment: list | dict, size: tuple[int, int], shape: tuple[int, in
     """Draws an object's outline into an image of another size.
 
     Args:
-        segment: Polygons, [x1, y1, x2, y2, ...] each, none at all for no pixel; or RLE; as in COCO's JSON.
+        segment: Polygons, [x1, y1, x2, y2, ...] each; or RLE; as in COCO's JSON.
         size: Height and width of the image that it belongs to (pixels).
         shape: Those of the result.
 
@@ -119,8 +119,6 @@ def rasterised(segment: list | dict, size: tuple[int, int], shape: tuple[int, in
     """
     from pycocotools import mask as coco
 
-    if not segment:
-        return np.zeros(shape, dtype=np.uint8)
     if isinstance(segment, list):
         scale = np.array([shape[1] / size[1], shape[0] / size[0]])
         scaled = [(np.reshape(polygon, (-1, 2)) * scale).ravel().tolist() for polygon in segment]

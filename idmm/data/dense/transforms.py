@@ -26,14 +26,10 @@ COLOURS = {"brightness": (0.875, 1.125), "contrast": (0.5, 1.5), "saturation": (
 LEAST = 1.0  # sides of a box on the canvas that is kept (pixels)
 
 
-def letterbox(size: tuple[int, int], side: int) -> float:
-    """Returns what an image of a height and width (pixels) is scaled by, so that its long side is ``side``."""
-    return side / max(size)
-
-
 def letterboxed(size: tuple[int, int], side: int, scale: float = 1.0) -> tuple[int, int]:
-    """Returns height and width (pixels) of such an image on its canvas, times ``scale``; one pixel at least."""
-    factor = letterbox(size, side) * scale
+    """Returns height and width (pixels) of an image whose long side is scaled to ``side``, times ``scale``; one pixel
+    at least."""
+    factor = side / max(size) * scale
     return max(1, round(size[0] * factor)), max(1, round(size[1] * factor))
 
 
