@@ -33,14 +33,13 @@ from idmm.data.loaders import centre_crops
 from idmm.data.parallel import in_order
 from idmm.data.split import counted
 from idmm.data.views import normalise
-from idmm.errors import RunError, UserError, listed
+from idmm.errors import RunError, UserError
 from idmm.evaluate import evaluating
 from idmm.files import weights_label
 from idmm.models.build import pair
 from idmm.models.weights import Checkpoint, build_saved
 
 log = logging.getLogger("idmm")
-DARK = 0.01  # share of the range that holds all values of an image which is remarked on
 Forward = Callable[[nn.Module, Tensor], Tensor]  # (model, images [B, C, S, S]) -> [B, k]
 
 
@@ -82,7 +81,6 @@ class Network:
     option: str | None = "batch_size"  # what messages call batch_size; None: nobody can change it
     scale: Scale = AUTO  # of images deeper than 8 bits; AUTO: the run saw none
     bands: Bands | None = None  # which channels of files are used; None: pictures
-    deep: bool = False  # the run saw images of more than 8 bits alone
 
     @classmethod
     def from_checkpoint(
@@ -109,7 +107,7 @@ class Network:
         """Puts what a checkpoint's JSON says of images of ``size`` (pixels) to its model, built and on the device."""
         looks, more = (saved.crop_pct, saved.mean, saved.std), saved.extra
         channels = bands_of(saved.in_chans, more.get("bands"), more.get("file_channels"))
-        known = {"scale": tidy(saved.range), "bands": channels, "deep": more.get("deep", False)}
+        known = {"scale": tidy(saved.range), "bands": channels}
         kwargs = {"label": saved.source, **known, **kwargs}
         return cls(model, size, *looks, device, batch_size, **kwargs)
 
@@ -162,14 +160,12 @@ class Network:
             unreadable: Takes up those that cannot be read, with the reason, by name.
             make: Makes of an image's number and pixels [H, W, C] what the network sees, [C, S, S]; None: its centre.
         """
-        make, index, crops, deep, odd = make or self._centre, [], [], [], {}
+        make, index, crops, deep = make or self._centre, [], [], []
 
         def prepared(i: int) -> Tensor:
             decoded = self.read(images[i], max_pixels)
             if self.scale == AUTO and decoded.ends:
                 deep.append(names[i])
-            if found := self._other_scale(decoded):
-                odd[i] = found
             return make(i, decoded.pixels)
 
         given = (len(images), names.__getitem__, "reading images", False, self.batch_size)
@@ -188,27 +184,10 @@ class Network:
         if deep:
             what = f"{counted(len(deep), 'image')} of more than 8 bits ('{min(deep)}')"
             log.warning("%s: the run saw none, so their values are scaled by the full range of their type", what)
-        if odd:
-            what = f"{len(odd)} of {counted(len(images), 'image')} ('{names[min(odd)]}': {odd[min(odd)]})"
-            ranges = listed(f"{low:g} to {high:g}" for low, high in np.reshape(self.scale, (-1, 2)).tolist())
-            line = "images: the values of %s are on another scale than the run's range, %s; do not trust the results"
-            log.warning(line, what, ranges)
 
     def _centre(self, number: int, pixels: np.ndarray) -> Tensor:
         crop = CentreCrop(self.size, self.crop_pct)(pixels)
         return normalise(unit(torch.from_numpy(crop).permute(2, 0, 1))[None], self.mean, self.std)[0]
-
-    def _other_scale(self, image: Decoded) -> str | None:
-        """Says what an image's values are where they are on another scale than those of the run's images: of 8 bits
-        where the run saw deeper ones alone, or in each channel below the first percent of the range, or above it."""
-        if isinstance(self.scale, str):
-            return None
-        if not image.ends:
-            return "8 bits" if self.deep else None
-        (low, high), ends = np.reshape(self.scale, (-1, 2)).T, np.array(image.ends)  # [1 or C], [1 or C, 2]
-        if not ((ends[:, 1] < low + DARK * (high - low)) | (ends[:, 0] > high)).all():
-            return None
-        return f"{ends[:, 0].min():g} to {ends[:, 1].max():g}"
 
     def read(self, image: str | os.PathLike | Image.Image | np.ndarray, max_pixels: int) -> Decoded:
         """Decodes a file, an open image of Pillow's or an array [H, W, C] as the run does; BadImage where it cannot be

@@ -116,10 +116,3 @@ def test_any_label_can_be_drawn(tmp_path, label):
         size_curves(found, curves_of(table(sizes())), tmp_path / "size.png")
         source_ranks(ranking(table([cell(label), cell("b", top1=3.0)])), tmp_path / "insight.png")
     assert Image.open(tmp_path / "grid.png").width < 4000
-
-
-def test_all_failed_one_cell_and_no_scratch(tmp_path, drawn):
-    heat_maps([table([failed(), failed(seed=1), cell("scratch", "none", top1=None)])], tmp_path / "a.png")
-    assert set(texts(panels(drawn[0])[0]).values()) == {"failed", "—"}
-    heat_maps([table([cell("a"), cell("b", top1=51.0)])], tmp_path / "c.png")
-    assert [texts(axis) for axis in panels(drawn[1])] == [{(0, 0): "50.0", (0, 1): "51.0"}], "no gain without scratch"

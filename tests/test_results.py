@@ -151,10 +151,8 @@ def test_raw_pixels_against_a_naive_vote(tmp_path):
     ("train", "test", "epochs", "decodes", "cheap"),
     [
         (100, 40, 1, False, True),
-        (4000, 1600, 20, False, True),
         (4000, 1600, 9, False, False),
         (9000, 9000, 90, False, False),
-        (100, 40, 20, True, False),
     ],
 )
 def test_raw_pixels_are_compared_where_it_is_cheap(train, test, epochs, decodes, cheap):

@@ -1,5 +1,5 @@
 """Runs on deep pictures and on chosen channels, used: what exports say of their values, which images are taken, which
-are refused, and what is said of values on another scale."""
+are refused."""
 
 import csv
 import json
@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import tifffile
 from folders import tuned
-from frozen import a_run
 from helpers import ENVIRONMENT, ROOT, call, refused
 from PIL import Image
 
@@ -25,7 +24,6 @@ from idmm.errors import UserError
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_cache")]
 LONG = {"train__epochs": 12, "train__lr": 0.01, "augment__mixup_alpha": 0.0, "augment__cutmix_alpha": 0.0}
 TOP = 3000  # of the deep pictures
-SCALE = "on another scale than the run's"
 
 
 def grey(bright, seed):
@@ -175,47 +173,3 @@ def test_no_flag_is_named_that_the_command_lacks(runs, tmp_path, capsys):
         ]
     with pytest.raises(BadImage, match=r"or --data.in_chans 5$"):  # where there is such a flag
         images.read_image(tmp_path / "1.tif", 10**6)
-
-
-# ---------------------------------------------------------------------- values
-def warned(capsys):
-    return [line for line in capsys.readouterr().err.splitlines() if SCALE in line]
-
-
-def test_values_on_another_scale_are_told(runs, xrays, tmp_path, tmp_path_factory, capsys):
-    """In the lowest percent, outside, or 8 bits where the run saw deeper ones alone: one line a call."""
-    about = json.loads((runs / "rgb" / "model.json").read_text())
-    (low, high), out = about["range"], tmp_path_factory.mktemp("out")
-    assert about["deep"] is True
-    deep = grey(1, 0)
-    other = {"b": deep / TOP, "c": deep * 0 + low + 3, "d": deep.astype(np.float64) + 9000}
-    for name, image in other.items():
-        tifffile.imwrite(tmp_path / f"{name}.tif", image.astype(np.float32))
-    Image.fromarray((deep / 16).astype(np.uint8)).save(tmp_path / "e.png")
-    for name in ("rgb", "grey"):
-        assert call(["predict", "--init", runs / name, xrays / "test", "--out", out / "p.csv"]) == 0
-        assert not warned(capsys)
-        assert call(["predict", "--init", runs / name, xrays / "test", tmp_path, "--out", out / "p.csv"]) == 0
-        (line,) = warned(capsys)
-        assert f"images: the values of 4 of 12 images ('{tmp_path}/b.tif': 0.13" in line
-        assert f"range, {low:g} to {high:g};" in line
-        assert call(["embed", "--init", runs / name, tmp_path / "e.png", "--out", out / "f.npz"]) == 0
-        (line,) = warned(capsys)
-        assert f"1 of 1 image ('{tmp_path}/e.png': 8 bits)" in line
-
-
-def test_of_bands_all_channels_count(runs, caplog):
-    clf = idmm.load_classifier(runs / "some")
-    image = bands.bands(1, 5, channels=7)
-    dark = image.copy()
-    dark[..., 2] = 0
-    clf.predict([image, dark])
-    assert SCALE not in caplog.text
-    clf.predict([image, image / 4095])
-    (line,) = (record.getMessage() for record in caplog.records if SCALE in record.getMessage())
-    assert line.startswith("images: the values of 1 of 2 images ('image 1': ") and line.count(" to ") == 4
-
-
-def test_runs_that_saw_8_bits_too_take_them(tmp_path, caplog):
-    clf = idmm.embed(a_run(tmp_path / "a", extra={"range": [0, 4095]}), [np.zeros((20, 20, 3), np.uint8)])
-    assert clf.shape[0] == 1 and SCALE not in caplog.text

@@ -257,7 +257,7 @@ def _place(image: ImageRef) -> str:
 def _draw(found: Checkup, splits: Splits, max_pixels: int, path: Path) -> None:
     """Draws of each group of images that are alike the worst pair: labels that disagree, then leaks, then the rest,
     exact ones first."""
-    from idmm.report.sheets import LARGE, Tile, caption_sheet, one_of_each, pair_rows
+    from idmm.report.sheets import LARGE, Tile, caption_sheet, in_rows, one_of_each
 
     order = sorted(found.pairs, key=lambda p: (not p.disagrees, not p.leaks, not p.exact, -p.similarity))
     drawn, groups = [], one_of_each([(pair.first, pair.second) for pair in order])
@@ -265,15 +265,13 @@ def _draw(found: Checkup, splits: Splits, max_pixels: int, path: Path) -> None:
         pair = order[number]
         said = pair.kind + ", leaks" * pair.leaks  # a longer line would be cut
         more = ["labels differ"] * pair.disagrees + [f"{many} in the group"] * (many > 2)
-        both = []
         for image, what in ((pair.first, said), (pair.second, ", ".join(more))):
             item = getattr(splits, image.split).items[image.index]
             caption = f"{what}\n{_place(image)}\n{image.label or ''}"
             pixels = read_image(item, max_pixels, found.range, found.bands).pixels
-            both.append(Tile(composite(pixels), caption))
-        drawn.append(both)
-    some = f"{len(drawn)} of " * (len(drawn) < len(groups))
+            drawn.append(Tile(composite(pixels), caption))
+    some = f"{len(drawn) // 2} of " * (len(drawn) // 2 < len(groups))
     title = f"{found.dataset}: {some}{counted(len(groups), 'group')} of images that look the same, a pair of each"
     notes = [f"{counted(len(order), 'pair')} in all", explained(found.bands, found.range is not None)]
     note = "; ".join(filter(None, notes))
-    caption_sheet(pair_rows(drawn), path, title, note, cell=LARGE)
+    caption_sheet(in_rows(drawn), path, title, note, cell=LARGE)

@@ -14,7 +14,7 @@ from idmm.data.composite import picture, shown_of
 from idmm.data.split import counted
 from idmm.pictures import shortened
 from idmm.progress import aligned, log
-from idmm.report.sheets import BLUE, CELL, LARGE, ORANGE, Tile, caption_sheet, in_rows, one_of_each, pair_rows
+from idmm.report.sheets import BLUE, CELL, LARGE, ORANGE, Tile, caption_sheet, in_rows, one_of_each
 
 WORST = 10  # that are shown of each
 PAIRS, ROWS, QUERIES = 24, 16, 8  # on the sheets: pairs, labels and clusters, neighbours
@@ -70,7 +70,7 @@ class Found:
 class Sheet:
     """What is drawn of a table; images by their numbers, which need not be there to say what would be drawn."""
 
-    rows: list[tuple[str, list]]  # text, and (number, caption, frame) of each image, None for a gap
+    rows: list[tuple[str, list]]  # text, and (number, caption, frame) of each image
     title: str
     note: str = ""
     cell: float = CELL  # inches
@@ -95,10 +95,7 @@ class Section:
         if self.sheet is None:
             return
         log.info("drawing %s.png", self.name)
-        rows = [
-            (text, [None if tile is None else Tile(seen.thumbnail(tile[0]), *tile[1:]) for tile in tiles])
-            for text, tiles in self.sheet.rows
-        ]
+        rows = [(text, [Tile(seen.thumbnail(tile[0]), *tile[1:]) for tile in tiles]) for text, tiles in self.sheet.rows]
         note = "; ".join(filter(None, [self.sheet.note, shown_of(seen.store)]))
         caption_sheet(rows, out / f"{self.name}.png", self.sheet.title, note, self.sheet.cell)
         self.sheets = [f"{self.name}.png"]
@@ -147,10 +144,10 @@ def _duplicates(seen: Explored, found: Found) -> Section:
     drawn, groups = [], one_of_each([pair[:2] for pair in pairs])
     for (i, j, score, _, kind), many in [(pairs[n], many) for n, many in groups.items()][:PAIRS]:
         why = (kind if score is None else f"{kind}, {score:.2f}") + (f"; {many} alike" if many > 2 else "")
-        drawn.append([(n, f"{text}\n{seen.names[n]}\n{seen.label(n) or ''}", None) for n, text in ((i, why), (j, ""))])
-    title = f"A pair of {len(drawn)} of {counted(len(groups), 'group')} of likely duplicates"
+        drawn.extend((n, f"{text}\n{seen.names[n]}\n{seen.label(n) or ''}", None) for n, text in ((i, why), (j, "")))
+    title = f"A pair of {len(drawn) // 2} of {counted(len(groups), 'group')} of likely duplicates"
     note = f"{counted(len(pairs), 'likely pair')} in all; alike: images of the group"
-    sheet = Sheet(pair_rows(drawn), title, note, LARGE) if pairs else None
+    sheet = Sheet(in_rows(drawn), title, note, LARGE) if pairs else None
     return Section("duplicates", "Likely duplicates", said, len(pairs), rows, rows[1 : 1 + WORST], lines, sheet)
 
 

@@ -85,7 +85,6 @@ class Source:
             steps += [resize, crop]
             known = {"range": scale, "bands": list(bands.chosen) if bands.chosen else None}
             known["file_channels"] = saved.extra.get("file_channels")
-        known["deep"] = saved.extra.get("deep")
         steps += ["subtract mean", "divide by std"]
         found = {
             "steps": f"{', '.join(steps)}; float32 [N, {saved.in_chans}, {size}, {size}]",

@@ -29,7 +29,7 @@ from idmm.models.build import accepts
 
 log = logging.getLogger("idmm")
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-OURS = ("grey_range", "range", "bands", "file_channels", "deep")  # what idmm's own exports add to config.json
+OURS = ("grey_range", "range", "bands", "file_channels")  # what idmm's own exports add to config.json
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 

@@ -74,7 +74,6 @@ class SourceRank(NamedTuple):
     """A source's rank, accuracy and gain over all targets, methods and backbones; intervals are over targets."""
 
     source: str
-    pretrained: bool  # False for scratch and for weights that the user gave
     rank: Estimate  # 1 is best
     average: float  # accuracy
     gain: Estimate | None  # over scratch, None without it
@@ -167,7 +166,7 @@ def _source_rank(table: Table, source: str, fixed: Row | None, kept: dict) -> So
     known = fixed != SCRATCH and None not in gains
     gain = over_targets([one.value for one in gains], targets) if known else None
     rank = over_targets(places, targets, 1, 1 + len(others))
-    return SourceRank(source, fixed is None, rank, statistics.fmean(values), gain)
+    return SourceRank(source, rank, statistics.fmean(values), gain)
 
 
 # ------------------------------------------------------------------ source size

@@ -42,39 +42,28 @@ def one_of_each(pairs: Sequence[tuple[Hashable, Hashable]]) -> dict[int, int]:
     return {number: len(group[pairs[number][0]]) for number in first.values()}
 
 
-def pair_rows(pairs: Sequence[tuple]) -> list[tuple[str, list]]:
-    """Returns pairs of tiles as rows of a sheet, with a gap between one pair and the next; as many in a row as leave
-    the last one fullest."""
-    most = ACROSS // 2
-    across = len(pairs) if len(pairs) <= most else min((most, most - 1), key=lambda n: -len(pairs) % n)
-    tiles = [tile for pair in pairs for tile in (*pair, None)]
-    return in_rows(tiles, 3 * across)
-
-
 def in_rows(tiles: list, columns: int = ACROSS) -> list[tuple[str, list]]:
     """Returns tiles as rows of a sheet."""
     return [("", tiles[start : start + columns]) for start in range(0, len(tiles), columns)]
 
 
 def caption_sheet(
-    rows: Sequence[tuple[str, Sequence[Tile | None]]], path: str | Path, title: str, note: str = "", cell: float = CELL
+    rows: Sequence[tuple[str, Sequence[Tile]]], path: str | Path, title: str, note: str = "", cell: float = CELL
 ) -> None:
     """Draws rows of thumbnails.
 
     Args:
-        rows: For each row a text (left of it; empty everywhere: there is no such column) and its thumbnails, None for a
-            gap: what lies between two stands in a panel.
+        rows: For each row a text (left of it; empty everywhere: there is no such column) and its thumbnails.
         path: PNG to write.
         title: Above the picture.
         note: Below the title, one line: what colours and captions mean.
         cell: Side of a thumbnail (inches).
     """
-    lines = max(tile.caption.count("\n") + 1 for _, tiles in rows for tile in tiles if tile)
+    lines = max(tile.caption.count("\n") + 1 for _, tiles in rows for tile in tiles)
     beside = max(_wide(line, TEXT) for text, _ in rows for line in text.split("\n"))
     left = EDGE + (beside + GAP if beside else 0)
-    panels = any(None in tiles for _, tiles in rows)
-    pitch = cell + LINE * lines + GAP * (1 + panels)
-    across = max(sum(GAP + cell * (tile is not None) for tile in tiles) for _, tiles in rows)
+    pitch = cell + LINE * lines + GAP
+    across = max(len(tiles) for _, tiles in rows) * (GAP + cell)
     width, height = left + across - GAP + EDGE, HEAD + len(rows) * pitch + EDGE - GAP
     width = max(width, EDGE * 2 + max(_wide(note, 7.5), _wide(title, 11, weight="bold")))
     figure = Figure(figsize=(width, height))
@@ -87,16 +76,9 @@ def caption_sheet(
     for row, (text, tiles) in enumerate(rows):
         x, top = left, height - HEAD - row * pitch
         axis.text(EDGE, top - cell / 2, text, fontsize=TEXT, linespacing=1.35, **said)
-        began = x
         for tile in tiles:
-            if tile is not None:
-                _draw(axis, tile, x, top, cell)
-            else:
-                corner = began - GAP / 2, top - cell - LINE * lines - GAP / 4
-                size = x - began, cell + LINE * lines + GAP * 3 / 4
-                axis.add_patch(Rectangle(corner, *size, facecolor="0.95", edgecolor="0.75", linewidth=0.6, zorder=-1))
-                began = x + GAP
-            x += GAP + cell * (tile is not None)
+            _draw(axis, tile, x, top, cell)
+            x += GAP + cell
     save(figure, path)
 
 

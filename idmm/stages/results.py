@@ -13,7 +13,6 @@ from safetensors.torch import save_file
 from idmm import distributed, evaluate
 from idmm.checkpoint import START
 from idmm.data.cache import ImageStore
-from idmm.data.depth import is_deep
 from idmm.data.doctor import SKEWED
 from idmm.data.looks import SIDE, small
 from idmm.engine import Loop
@@ -86,7 +85,6 @@ def _save(
     about["kwargs"] = export_kwargs(spec.name, spec.kwargs, size, classes, spec.in_chans)
     known = {"range": splits.scale, "bands": spec.bands}
     known["file_channels"] = splits.train.bands.count if spec.bands else None
-    known["deep"] = bool(is_deep(splits.train.extremes).all()) or None  # every training image has more than 8 bits
     extra = {**more, **{name: value for name, value in known.items() if value is not None}}
     save_model(folder, stem, state, extra=extra, **about)
 
