@@ -5,17 +5,12 @@ import json
 import bands
 import numpy as np
 import pytest
-import skimage.data
 import transfers
 from folders import TINY, result, tuned
 from frozen import a_run
 from helpers import VIT, call, inside, logged, refused
-from PIL import Image
 
 import idmm
-from idmm import inference
-from idmm.data.composite import composite
-from idmm.data.images import scaled
 from idmm.errors import UserError
 from idmm.models import read_checkpoint
 
@@ -41,24 +36,11 @@ def read(path):
     return json.loads(path.read_text())
 
 
-def test_label_curves(root, pretrained, tmp_path):
-    given = ["--data.root", root, *("--data.in_chans", 5), "--per_class", "[2]", "--seeds", 1, "--data.workers", 0]
-    assert call(["fewlabel", "--init", pretrained / "five", "--untrained", *given, "--out", tmp_path / "f"]) == 0
-    found = read(tmp_path / "f" / "fewlabel.json")
-    assert {record["run"] for record in found["records"]} == set(found["runs"]) and len(found["runs"]) == 2
-
-
 def test_folds(root, tmp_path):
     assert tuned(tmp_path / "b", root / "train", **FIVE, data__folds=2) == 0
     assert result(tmp_path / "b")["test_size"] == 18
     one, other = (read(tmp_path / "b" / f"fold-{n}" / "model.json") for n in (1, 2))
     assert len(one["mean"]) == 5 and one["mean"] != other["mean"], "each by its own training images"
-
-
-def test_joint_training(root, tmp_path):
-    given = {**TINY, **FIVE, "data__root": str(root), "method__label_weight": 1.0}
-    assert inside("pretrain", tmp_path / "j", **given) == 0
-    assert call(["predict", "--init", tmp_path / "j", root / "test", "--out", tmp_path / "p.csv"]) == 0
 
 
 def test_a_grid(root, tmp_path):
@@ -90,31 +72,6 @@ def test_training_in_a_time(root, tmp_path):
     model = ["--model.name", "vit_tiny_patch16_224", "--model.kwargs", json.dumps(VIT)]
     assert call([*given, *model, "--out", tmp_path / "x"]) == 0
     assert read(tmp_path / "x" / "model.json")["channels"] == 5
-
-
-# ---------------------------------------------------------------------- a real image
-def test_colours_with_depth(tmp_path, capsys):
-    """The one in scikit-image's wheel of several channels and more than 8 bits: a stereo camera's RGB with disparity,
-    float32, as tiles of four channels. Is a tile nearer than most? Colours do not tell, the fourth channel does."""
-    left, _, disparity = skimage.data.stereo_motorcycle()
-    image = np.dstack([left.astype(np.float32), disparity])  # [500, 741, 4], infinite where it is not known
-    corners = [(y, x) for y in range(0, 480, 32) for x in range(0, 720, 32)]
-    tiles = [tile for y, x in corners if np.isfinite(tile := image[y : y + 32, x : x + 32]).all()]
-    near = [np.median(tile[..., 3]) for tile in tiles] > np.median([np.median(tile[..., 3]) for tile in tiles])
-    for i, (tile, is_near) in enumerate(zip(tiles, near, strict=True)):
-        split = "test" if i % 3 == 0 else "train"
-        bands.write(tmp_path / "d" / split / ("near" if is_near else "far") / f"{2 * i}.tif", tile)
-    assert len(tiles) > 60
-    given = ["data", "check", "--root", tmp_path / "d", "--in_chans", 4]  # else RGB and opacity
-    assert call(given) in (0, 1)
-    assert "channels: 4 channels: --data.in_chans 4" in capsys.readouterr().out
-    given = {**TINY, "stages": [{"size": 16}], "data__root": str(tmp_path / "d"), "data__in_chans": 4}
-    given |= {"train__epochs": 15, "augment__mixup_alpha": 0.0, "augment__cutmix_alpha": 0.0, "augment__jitter_prob": 0}
-    assert inside("finetune", tmp_path / "b", **given) == 0
-    assert result(tmp_path / "b")["top1"] > 85 and "more than 8 bits; their values" in logged(tmp_path / "b")
-    found = idmm.load_classifier(tmp_path / "b").predict(tiles[::3])
-    names = ["near" if is_near else "far" for is_near in near[::3]]
-    assert 100 * np.mean(np.array(found.labels) == names) == pytest.approx(result(tmp_path / "b")["top1"], abs=0.01)
 
 
 # ---------------------------------------------------------------------- other channels than the weights'
@@ -153,13 +110,3 @@ def test_chosen_bands_travel(root, pretrained, tmp_path, capsys):
     assert np.array_equal(features[0], features[1]) and not np.allclose(features[0], features[2])
     with pytest.raises(UserError, match="has 4 channels; expected 5"):
         idmm.embed(run, [image[..., :4]])
-
-
-def test_the_sheets_show_the_first_three(root, pretrained, tmp_path):
-    run = pretrained / "five"
-    query = root / "test" / bands.CLASSES[0] / "0.tif"
-    assert call(["similar", "--init", run, query, root / "test", "--out", tmp_path / "s.png"]) == 0
-    assert np.asarray(Image.open(tmp_path / "s.png").convert("RGB")).std() > 5
-    seen = inference.Embedder(run).picture(query, 256)
-    wanted = composite(scaled(bands.bands(0, 1000), read(run / "backbone.json")["range"]))
-    assert np.abs(seen.astype(int) - wanted).max() <= 1, "stretched before or after it is scaled"

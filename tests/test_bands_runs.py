@@ -5,27 +5,22 @@ The commands are those of README; what is shorter here is the network and the tr
 
 import csv
 import json
-import re
 import signal
-import subprocess
-import sys
 
 import bands
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
-import tifffile
 import timm
 import torch
-from helpers import ENVIRONMENT, ROOT, call, inside, same, start, state_file
+from helpers import call, inside, same, start, state_file
 from PIL import Image
 
 import idmm
 from idmm.data.cache import load_split
 from idmm.data.composite import picture
 from idmm.data.datasets import open_splits
-from idmm.errors import UserError
 from idmm.stages.artifacts import config_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.torch.jit.load. is deprecated:FutureWarning")]
@@ -61,33 +56,12 @@ def predicted(path):
         return {row["path"]: row for row in csv.DictReader(file)}
 
 
-def test_check(root, tmp_path, capsys):
-    assert call(["data", "check", "--root", root, "--out", tmp_path / "check"]) == 0
-    assert "5 channels" in capsys.readouterr().out
-
-
 # ---------------------------------------------------------------------- what is kept
 def test_what_the_runs_learned(runs):
     """The class is a channel's brightness, which five channels show and no composite of three need."""
     assert read(runs / "b" / "result.json")["top1"] >= 80
     found = read(runs / "p" / "probe.json")
     assert found["probe"]["top1"] > 40 and found["init"] == str(runs / "a")
-
-
-@pytest.mark.parametrize(("run", "stem"), [("a", "backbone"), ("b", "backbone"), ("b", "model")])
-def test_what_is_saved(runs, root, run, stem):
-    """Channels, and mean, std and range of each as the training images have them."""
-    saved = read(runs / run / f"{stem}.json")
-    assert saved["channels"] == saved["kwargs"]["in_chans"] == 5
-    assert [len(saved[name]) for name in ("mean", "std", "range")] == [5, 5, 5]
-    images = [tifffile.imread(path) for path in (root / "train").rglob("*.tif")]  # [H, W, C], or [C, H, W] of pages
-    images = np.stack([image if image.shape[2] == 5 else np.moveaxis(image, 0, 2) for image in images])
-    low, high = np.array(saved["range"]).T
-    ends = images.min((0, 1, 2)), images.max((0, 1, 2))
-    assert (low >= ends[0]).all() and (low <= ends[0] + 1).all() and (high <= ends[1]).all()
-    values = (images - low) / (high - low)  # [N, H, W, C]
-    assert np.allclose(values.mean((0, 1, 2)), saved["mean"], atol=2e-3)
-    assert np.allclose(values.std((0, 1, 2)), saved["std"], atol=2e-3)
 
 
 # ---------------------------------------------------------------------- use
@@ -120,24 +94,6 @@ def test_arrays_as_files_have_them(runs, root):
     assert clf.predict(eight).probability == pytest.approx(wanted.probability, abs=0.02)
     features = idmm.embed(runs / "a", [path, image])
     assert np.allclose(features[0], features[1], atol=1e-4)
-
-
-def test_other_channels_are_told_one_by_one(runs, root, tmp_path, capsys):
-    folder = tmp_path / "mixed"
-    bands.write(folder / "0.tif", bands.bands(0, 5))
-    bands.write(folder / "2.tif", bands.bands(0, 5, channels=4))
-    Image.fromarray(bands.bands(0, 5)[..., :3].astype(np.uint8)).save(folder / "3.png")
-    out = tmp_path / "p.csv"
-    assert call(["predict", "--init", runs / "b", folder, "--out", out]) == 0
-    said = capsys.readouterr().err
-    assert list(predicted(out)) == [str(folder / "0.tif")]
-    assert "left out 2 of 3 images" in said
-    for name, count in (("2.tif", 4), ("3.png", 3)):
-        (line,) = (line for line in said.splitlines() if f"{name}:" in line)
-        assert f"{count}" in line.partition(name)[2] and "5" in line.partition(name)[2], line
-    clf = idmm.load_classifier(runs / "b")
-    with pytest.raises(UserError, match="image 0: .*4.*5"):
-        clf.predict([bands.bands(0, 5, channels=4)])
 
 
 def test_embed_and_similar(runs, root, tmp_path):
@@ -186,29 +142,6 @@ def test_exports(runs, root, tmp_path):
     assert told["channels"] == 5 and told["range"] == saved["range"] and told["mean"] == saved["mean"]
     card = (out["timm"] / "README.md").read_text()
     assert "5 channels" in card and str(saved["range"][4][1]) in card and "Image.open" not in card
-
-
-def python(path, n):
-    """The n-th block of Python in a page."""
-    return re.findall(r"(?s)```python\n(.*?)```", path.read_text())[n]
-
-
-def test_documented_lines(runs, root, tmp_path):
-    """Those of docs/export.md, as they stand there: the run's own classes and probabilities."""
-    own = predicted(runs / "b" / "predictions.csv")
-    assert call(["export", "--init", runs / "b", "--format", "onnx", "--out", tmp_path / "m.onnx"]) == 0
-    (tmp_path / "a.py").write_text(python(ROOT / "docs" / "export.md", 1))
-    files = [root / name for name in own]
-    said = ran([tmp_path / "a.py", tmp_path / "m.onnx", *files])
-    for line, row in zip(said.splitlines(), own.values(), strict=True):
-        path, label, share = line.rsplit(",", 2)
-        assert label == row["predicted"] and float(share) == pytest.approx(float(row["probability"]), abs=2e-3)
-
-
-def ran(argv):
-    done = subprocess.run([sys.executable, *argv], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 # ---------------------------------------------------------------------- stopping

@@ -11,7 +11,6 @@ import torch
 from folders import HOW, faults, paint, same, section, tree, tuned
 from PIL import Image
 
-from idmm import progress
 from idmm.data.cache import compare, fingerprint, load_split
 from idmm.data.datasets import open_splits
 from idmm.data.images import fitted, read_image
@@ -141,17 +140,6 @@ def test_files_that_change_or_vanish_during_the_run(tmp_path):
     os.remove(tmp_path / "train/a/1.png")
     with pytest.raises(RunError, match=r"^data.root: 'train/a/1.png' was fine when loaded, but now: no such file"):
         store.image(1)
-
-
-def test_progress_goes_to_standard_error_and_starts_no_monitor_thread(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(progress.Bar, "__init__", lambda self, **k: progress.tqdm.__init__(self, **{**k, "delay": 0}))
-    split = mixed_folder(tmp_path)
-    load_split(split, bound=None, data=section(), progress=True)
-    out, err = capsys.readouterr()
-    assert out == "" and "reading images" in err and "7/7" in err
-    assert "monitor" not in vars(progress.Bar)  # where tqdm keeps the thread
-    load_split(split, bound=None, data=section(), progress=False)
-    assert capsys.readouterr().err == ""
 
 
 # ---- the fingerprint ----

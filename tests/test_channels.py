@@ -20,7 +20,7 @@ import idmm
 from idmm.data.cache import load_split
 from idmm.data.datasets import open_splits
 from idmm.data.formats import BadImage
-from idmm.data.images import Bands, CentreCrop, fitted, read_image, unit
+from idmm.data.images import Bands, CentreCrop, fitted, read_image
 
 MANY = 10**6
 RUN = {**TINY, "data__in_chans": 5}
@@ -336,14 +336,6 @@ def test_16_bits_are_resized_as_16_bits():
     np.testing.assert_array_equal(fitted(four, 16)[:, :, :3], pillow)
 
 
-def test_floats_of_images():
-    deep, eight = (
-        torch.tensor([[[0, 257, 65535]]], dtype=torch.uint16),
-        torch.tensor([[[0, 1, 255]]], dtype=torch.uint8),
-    )
-    assert torch.equal(unit(deep), unit(eight)) and unit(deep).dtype == torch.float32
-
-
 # ------------------------------------------------------------------ runs
 @pytest.fixture(scope="module")
 def runs(root, tmp_path_factory):
@@ -424,18 +416,6 @@ def test_a_constant_channel_is_refused(tmp_path, capsys):
     how = "use the others by --data.bands '[0, 1, 2, 4]', or give --data.mean and --data.std"
     assert f"data.std: {why}; {how}" in capsys.readouterr().err and not (tmp_path / "a").exists()
     assert inside("pretrain", tmp_path / "b", **TINY, data__root=str(root), data__bands=[0, 1, 2, 4]) == 0
-
-
-def test_grey_is_measured(tmp_path):
-    path = tmp_path / "d"
-    for i in range(8):
-        (path / "train").mkdir(parents=True, exist_ok=True)
-        Image.fromarray(noise(16, 16, high=100, dtype=np.uint8, seed=i)).save(path / f"train/{i}.png")
-    given = {**TINY, "train__epochs": 2, "data__root": str(path), "data__in_chans": 1}
-    assert inside("pretrain", tmp_path / "a", **given) == 0
-    found = json.loads((tmp_path / "a/backbone.json").read_text())
-    pixels = np.stack([np.asarray(Image.open(file)) for file in path.glob("train/*")]) / 255
-    np.testing.assert_allclose([*found["mean"], *found["std"]], [pixels.mean(), pixels.std()], rtol=1e-4)
 
 
 # ------------------------------------------------------------------ the check

@@ -7,17 +7,16 @@ import pytest
 import timm
 import torch
 import yaml
-from helpers import call, inside, refused
+from helpers import inside, refused
 from safetensors.torch import load_file
 from test_contrastive import NEARLY, dino, simclr, supcon
 from test_views import GREY, Store
 from tiny import VIT, assert_same_loss, batch, make
 
-from idmm.config import CropGroup, PretrainConfig, Views, global_groups
+from idmm.config import CropGroup, PretrainConfig, Views
 from idmm.config.parsing import build
 from idmm.data.views import MultiCropTransform, short_side_bound
 from idmm.losses import instance_discrimination_loss
-from idmm.methods.base import run_by_size
 from idmm.mixing import draw_cutmix, mix_images
 from idmm.models import create_backbone
 from idmm.models.build import try_size
@@ -63,20 +62,6 @@ def test_images_are_kept_as_large_as_the_most_demanding_group_needs():
 
 
 # ------------------------------------------------------------------ methods
-def test_crops_of_one_size_go_through_together_and_keep_their_places():
-    model = dynamic(**VIT).eval()
-    passes = []
-    model.register_forward_pre_hook(lambda module, args: passes.append(tuple(args[0].shape)))
-    parts = [torch.randn(n, 3, side, side) for n, side in ((2, 16), (3, 8), (1, 16), (2, 24))]
-    rows = run_by_size(model, parts)
-    assert passes == [(3, 3, 16, 16), (3, 3, 8, 8), (2, 3, 24, 24)]
-    torch.testing.assert_close(rows, torch.cat([model(part) for part in parts]))
-    passes.clear()
-    run_by_size(model, parts[::2])
-    run_by_size(model, parts[0])
-    assert passes == [(3, 3, 16, 16), (2, 3, 16, 16)]
-
-
 def idmm_loss(method, given, key=5):
     """The sum of the groups' means, each mixed on its own (test_methods), a group at a time."""
     total = 0.0
@@ -109,14 +94,6 @@ def test_the_other_methods_learn_from_crops_of_two_sizes(name):
     loss = method(given, 0, 0)["loss"]
     loss.backward()
     assert bool(torch.isfinite(loss)) and float(method.backbone.blocks[0].mlp.fc1.weight.grad.abs().sum()) > 0
-
-
-def test_dinos_global_crops_are_of_one_size():
-    scale = [0.25, 1.0]
-    for sizes, wanted in ((None, None), 2), ((None, 8), 1), ((8, 8, None), 2):
-        assert global_groups([CropGroup(count=1, scale=scale, size=size) for size in sizes]) == wanted
-    same = [CropGroup(count=1, size=size) for size in (None, 16)]
-    assert global_groups(same, 16) == 2, "the views' own size, said again"
 
 
 # ------------------------------------------------------------------ backbones
@@ -159,12 +136,6 @@ def test_a_run_with_local_crops_exports_what_fine_tuning_and_timm_take(run, tmp_
     assert inside("finetune", tmp_path / "tuned", **few) == 0
 
 
-def test_another_size_is_another_run(run, capsys):
-    other = [LOCAL[0], {**LOCAL[1], "size": 16}]
-    assert inside("pretrain", run, views__crops=other, train__epochs=2) == 2
-    assert capsys.readouterr().err.splitlines()[-2].startswith("views.crops: ")
-
-
 def test_sizes_that_cannot_be_had_are_a_line_each_and_leave_no_run(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("idmm.stages.pretrain.load_splits", None)  # nothing is decoded
     out = tmp_path / "a"
@@ -183,17 +154,3 @@ def test_sizes_that_cannot_be_had_are_a_line_each_and_leave_no_run(tmp_path, cap
     assert not out.exists()
     argv = ["pretrain", "--out", out, "--views.crops", "[{count: 2, size: 4}]"]
     assert refused(capsys, argv) == ["views.crops[0].size: got 4, wanted greater than or equal to 8"]
-
-
-def test_a_grid_names_the_entry_whose_local_crops_do_not_fit(tmp_path, capsys):
-    backbone = {"name": "vit_tiny_patch16_224", "kwargs": VIT}
-    fits, other = ({"views": {"size": 16, "crops": [{"count": 2}, {"count": 1, "size": side}]}} for side in (8, 20))
-    grid = {
-        "sources": ["digits"], "targets": ["digits"], "out": str(tmp_path / "grid"),
-        "backbones": [{**backbone, "label": "a", "pretrain": fits}, {**backbone, "label": "b", "pretrain": other}],
-        "finetune": {"train": {"size": 16}},
-    }  # fmt: skip
-    (tmp_path / "grid.yaml").write_text(yaml.safe_dump(grid))
-    assert call(["transfer", "--config", tmp_path / "grid.yaml"]) == 2
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "20x20" in line]
-    assert line.startswith("backbones 'b': views.crops[1].size: image size 20x20: ")

@@ -75,16 +75,3 @@ def test_a_folder_to_check_may_stand_without_its_flag(tmp_path, capsys, monkeypa
     (tmp_path / "flowers").mkdir()
     assert "data.root: not given; data.name 'flowers'" in say(capsys, "check", "flowers")[2], "a dataset's name is one"
     assert "'picturs' is not known" in say(capsys, "check", str(root.with_name("picturs")).rpartition("/")[2])[2]
-
-
-def test_a_list_of_suspicions_is_said_to_leave_out_nothing(tmp_path, capsys):
-    from idmm.commands.datasets import write_exclusions
-
-    assert write_exclusions("idmm data check", None, [], tmp_path / "none.txt").endswith(
-        "none.txt, which names nothing"
-    )
-    near = ["# nearly the same as a.png\n#b.png"]
-    said = write_exclusions("idmm data check", None, near, tmp_path / "x.txt")
-    assert said.endswith("x.txt; all its lines are behind a #, suspicions to look at: it leaves out nothing as it is")
-    said = write_exclusions("idmm data check", None, [*near, "c.png"], tmp_path / "x.txt")
-    assert said.endswith(f"; leave out what it names with --data.exclude {tmp_path / 'x.txt'}")

@@ -189,17 +189,6 @@ def brightest(store, i):
     return int(store.image(i).numpy().max())
 
 
-def test_images_of_8_bits_beside_deep_ones_stay_as_they_are(tmp_path, capsys):
-    root = twelve_bits(tmp_path / "d", {"train": (3, 4012)})
-    for name in "ab":
-        Image.fromarray(np.full((16, 16), 77, dtype=np.uint8)).save(root / "train" / name / "flat.png")
-    assert inside("pretrain", tmp_path / "a", **TINY, data__root=str(root)) == 0
-    text = said(tmp_path / "a")
-    assert "8 of 10 train images have more than 8 bits" in text
-    store = opened(root)
-    assert set(store.image(store.names.index("train/a/flat.png")).unique().tolist()) == {77}
-
-
 def test_ranges_share_no_pixels_on_the_disk(tmp_path):
     root = twelve_bits(tmp_path / "d", {"train": (3, 4012)})
     stores = {str(given): opened(root, range=given) for given in ("auto", [0, 8000], [3, 4012], "auto")}

@@ -12,12 +12,11 @@ import pytest
 import torch
 from folders import entry_of, faults, opened, paint, same, section, sums, tree
 
-from idmm import checkpoint, config, distributed
+from idmm import config, distributed
 from idmm.data import disk
 from idmm.data.cache import load_split
 from idmm.data.datasets import open_splits
 from idmm.data.loaders import evaluation_batches
-from idmm.data.split import Split
 from idmm.errors import RunError
 
 SIZES = [(40, 30), (9, 50), (64, 64), (20, 21), (33, 12), (1, 7)]
@@ -33,11 +32,6 @@ def root(tmp_path):
 
 def entries(folder):
     return [path for path in folder.iterdir() if path.is_dir()]
-
-
-def test_a_run_may_go_on_with_another_cache():
-    fields = {f"data.{name}" for name in ("cache", "cache_dir")}
-    assert fields <= set(checkpoint.FREE) and {"cache", "cache_dir"} <= set(vars(config.Data()))
 
 
 # ---- what makes it decode again ----
@@ -146,15 +140,6 @@ def test_what_is_held_out_of_train_leaves_the_other_splits_where_they_are(tmp_pa
     assert counts("train", "val", "test", val_fraction=0.5) == counts("train", "test") == 0
     assert counts("train", "val", val_fraction=0.25) == 12
     assert counts("train", val_fraction=0.25, subset=config.Subset(total=5)) == 5
-
-
-def test_labels_come_from_the_split(root, decoded):
-    data = section(root, cache_dir=str(root.parent / "cache"))
-    split = open_splits(data, labelled=False).train
-    load_split(split, bound=None, data=data)
-    for labels in (1 - split.labels, None):
-        store = load_split(Split(split.items, split.names, labels, split.classes), bound=None, data=data)
-        assert store.labels is labels and len(decoded) == len(SIZES)
 
 
 # ---- bad images ----

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import timm
 import torch
-from test_backbones import SIZES, SMALL
+from test_backbones import SMALL
 
 from idmm import config
 from idmm.errors import UserError
@@ -29,20 +29,12 @@ def outputs(model, images):
     return model(images)
 
 
-@pytest.mark.parametrize("in_chans", [2, 5, 13])
+@pytest.mark.parametrize("in_chans", [2, 5])
 @pytest.mark.parametrize("name", SMALL)
 def test_any_number_of_channels(name, in_chans):
     model = create_backbone(name, 64, in_chans=in_chans, **SMALL[name])
     features = outputs(model.eval(), torch.randn(2, in_chans, 64, 64))
     assert features.shape == (2, feature_width(model)) and bool(torch.isfinite(features).all())
-
-
-@pytest.mark.parametrize("in_chans", [2, 5, 13])
-@pytest.mark.parametrize("name", SIZES)
-def test_all_of_the_papers_are_built(name, in_chans):
-    with torch.device("meta"):
-        sizes = [{k: p.shape for k, p in timm.create_model(name, in_chans=n).named_parameters()} for n in (3, in_chans)]
-    assert sizes[0].keys() == sizes[1].keys() and 1 <= sum(sizes[0][k] != sizes[1][k] for k in sizes[0]) <= 3
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -8,7 +8,6 @@ import subprocess
 import sys
 
 import bands
-import imagecodecs
 import numpy as np
 import pytest
 import tifffile
@@ -100,23 +99,6 @@ def test_the_documented_lines(runs, xrays, tiles, tmp_path, name):
     text = (tmp_path / "hf" / "README.md").read_text()
     kind = "images of 3 channels into 3" if name == "some" else "images into 2"
     assert f"A classifier of {kind} classes" in text and "image = ...  # [1, C, H, W], by hand" in text
-
-
-def test_they_read_other_pictures_too(runs, tmp_path):
-    """8 bits, and colours of 16 bits, by a run on deep grey ones: as idmm predict reads them."""
-    rng = np.random.default_rng(0)
-    Image.fromarray(rng.integers(0, 256, (20, 24, 3), dtype=np.uint8)).save(tmp_path / "a.png")
-    (tmp_path / "b.png").write_bytes(imagecodecs.png_encode(rng.integers(400, TOP, (20, 24, 3), dtype=np.uint16)))
-    Image.fromarray(rng.integers(0, 256, (20, 24, 4), dtype=np.uint8)[..., 0]).save(tmp_path / "c.png")
-    files = [tmp_path / f"{name}.png" for name in "abc"]
-    (tmp_path / "deep.py").write_text(python(ROOT / "docs" / "export.md")[1])
-    for name in ("rgb", "grey"):
-        assert call(["export", "--init", runs / name, "--format", "onnx", "--out", tmp_path / f"{name}.onnx"]) == 0
-        said = ran(tmp_path / "deep.py", tmp_path / f"{name}.onnx", *files).splitlines()
-        wanted = idmm.load_classifier(runs / name).predict(files)
-        for line, one in zip(said, wanted, strict=True):
-            _, label, share = line.rsplit(",", 2)
-            assert label == one.label and float(share) == pytest.approx(one.probability, abs=2e-3)
 
 
 # ---------------------------------------------------------------------- channels

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from folders import TINY, faults, paint, result, section, tree, tuned
-from helpers import call, inside, refused
+from folders import faults, paint, result, section, tree, tuned
+from helpers import call, refused
 from PIL import Image
 from sklearn.datasets import load_sample_image
 
@@ -94,14 +94,6 @@ def test_a_run_leaves_them_out_and_says_so(faulty, checked, tmp_path, capsys):
     assert "train: 1 image removed: train/dog/0.png\n" in capsys.readouterr().err
 
 
-def test_pretraining_takes_the_same_list(faulty, checked, tmp_path):
-    out = tmp_path / "run"
-    assert (
-        inside("pretrain", out, **{**TINY, "train__ema": 0.9}, data__root=str(faulty), data__exclude=str(checked)) == 0
-    )
-    assert result(out)["train_size"] == 8 and result(out)["excluded"] >= 5
-
-
 def test_a_check_after_the_list_finds_nothing_and_goes_on_from_it(faulty, checked, tmp_path, capsys):
     mine = shutil.copy(checked, tmp_path / "exclude.txt")
     argv = ["data", "check", "folder", "--root", faulty, "--tiny", 0, "--exclude", mine]
@@ -116,19 +108,6 @@ def test_a_check_after_the_list_finds_nothing_and_goes_on_from_it(faulty, checke
     assert call([*argv[:-2], "--out", tmp_path]) == 1
     assert (tmp_path / "exclude.old.txt").read_text() == "train/cat/4.png\n", "and stays so"
     assert (tmp_path / "exclude.old2.txt").read_text() == "train/cat/3.png\n"
-
-
-def test_a_list_for_folders_that_fine_tuning_would_refuse(tmp_path, capsys):
-    root = tree(tmp_path / "d", train={"a": 2, "b": 2}, test={"a": 1, "b": 1})
-    paint(root / "train/loose.png", 7)
-    (root / "train/empty").mkdir()
-    shutil.copy(root / "train/loose.png", root / "train/a/same.png")
-    mine = written(tmp_path / "mine.txt", "train/a/0.png\n")
-    argv = ["data", "check", "folder", "--root", root, "--tiny", 0, "--exclude", mine, "--out", tmp_path / "c"]
-    assert call(argv) == 1 and "6 train, 2 test images" not in (out := capsys.readouterr().out) and "5 train" in out
-    assert (tmp_path / "c/exclude.txt").read_text().splitlines() == [
-        "train/a/0.png", "# the same as train/a/same.png", "train/loose.png",
-    ]  # fmt: skip
 
 
 def test_nearly_equal_images_are_there_to_be_taken_in(tmp_path):

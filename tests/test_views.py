@@ -14,7 +14,7 @@ from idmm.config.recipes import default_crops
 from idmm.data import views
 from idmm.data.augment import EvalTransform, TrainTransform, centre_crop
 from idmm.data.loaders import BatchPlan, evaluation_batches, training_batches, worker_count
-from idmm.data.views import ORDERS, MultiCropTransform, ViewPlan, draw_boxes, draw_views, recolour, short_side_bound
+from idmm.data.views import ORDERS, MultiCropTransform, ViewPlan, draw_boxes, draw_views, short_side_bound
 from idmm.errors import RunError, UserError
 from idmm.seeding import derive, seeded, uniforms
 
@@ -72,14 +72,6 @@ def test_views_are_torchvisions_with_the_same_parameters(solarized):
     for v in range(40):
         wanted = one_view(store.image(v // 4), plan, v, 16)
         torch.testing.assert_close(ours[v // 4, v % 4], wanted, atol=2e-3, rtol=0)  # torchvision rounds luma's weights
-
-
-def test_values_of_half_and_more_are_solarized():
-    count, levels = 1, torch.arange(256, dtype=torch.uint8)[None, None, None].expand(1, 3, 1, 256)
-    plan = still(count, solarize=np.ones(count, bool))
-    wanted = tv.solarize(levels, 128).float() / 255  # as Pillow's
-    ours = recolour((levels[0].permute(1, 2, 0).float() / 255).numpy(), plan, 0)  # [1, 256, 3]
-    torch.testing.assert_close(torch.from_numpy(ours).permute(2, 0, 1)[None], wanted, atol=1e-6, rtol=0)
 
 
 def test_solarizing_draws_nothing_that_was_drawn_before():
@@ -186,11 +178,6 @@ def test_normalisation_and_grey_models():
 def test_short_side_bound_keeps_every_crop_from_being_enlarged_more():
     assert short_side_bound(112, 0.05) == 579  # 112 / sqrt(0.05 * 3/4)
     assert short_side_bound(224, 0.08) == 915
-
-
-def test_recolour_without_anything_changes_nothing():
-    image = np.random.default_rng(0).random((5, 6, 3), dtype=np.float32)
-    assert np.array_equal(recolour(image.copy(), still(1), 0), image)
 
 
 def test_training_images_are_a_function_of_the_image_and_strongest_posterize_works():
