@@ -201,17 +201,6 @@ def test_pairs_are_a_function_of_the_seed_and_differ_between_images_and_steps():
     assert module(grid) == module(grid, positions=first)
 
 
-@pytest.mark.parametrize("pairs", [3, 20])
-@pytest.mark.parametrize("mode", ONE)
-def test_order_of_images_does_not_matter(mode, pairs):
-    module, (grid,) = build(mode, [(4, 3)], pairs)
-    (positions,) = module.draw(grid, rng(8))
-    order = torch.tensor([2, 0, 1])
-    loss = module(grid, positions=positions)
-    torch.testing.assert_close(module(grid[order], positions=positions[order]), loss, rtol=1e-12, atol=0)
-    assert not torch.isclose(module(grid[order], positions=positions), loss)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("side", [4, 9])  # as it is, and pooled
 def test_half_inputs_are_raised(dtype, side):
@@ -266,14 +255,6 @@ def test_variance_has_a_floor():
     assert float(module(torch.randn(1, 3, 2, 2), positions=apart)) == pytest.approx(wanted, rel=1e-6)
 
 
-def test_runs_are_repeatable_to_the_last_digit():
-    module, grid = DenseRelativeLocalization(16), torch.randn(8, 16, 7, 7, requires_grad=True)
-    losses = [module(grid, rng(12)) for _ in range(2)]
-    first, second = [torch.autograd.grad(loss, [grid, *module.parameters()]) for loss in losses]
-    assert losses[0] == losses[1]
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-
-
 @pytest.mark.parametrize("mode, pairs", [("l1", 20), ("reg", 3)])  # each way through the first layer
 def test_compiled_whole_gives_the_same(mode, pairs):
     """Traced whole, forward and backward; without inductor, whose cold start takes longer than all other tests here."""
@@ -284,35 +265,12 @@ def test_compiled_whole_gives_the_same(mode, pairs):
     assert_close(loss, wanted, [grid, *module.parameters()], rtol=1e-10)
 
 
-def test_compiled_with_a_generator_gives_the_same():
-    module, (grid,) = build("ce", [(5, 4)])
-    compiled = torch.compile(module, backend="eager")  # the draw itself stays outside the graph
-    torch.testing.assert_close(compiled(grid, rng(14)), module(grid, rng(14)), rtol=1e-10, atol=1e-12)
-
-
-def test_weights_are_three_plain_layers_sized_by_the_grid_size():
-    shapes = {name: tuple(x.shape) for name, x in DenseRelativeLocalization(384).state_dict().items()}
-    first, second, last = (f"heads.0.{i}" for i in (0, 2, 4))
-    assert shapes == {
-        **{f"{first}.weight": (512, 768), f"{first}.bias": (512,)},
-        **{f"{second}.weight": (512, 512), f"{second}.bias": (512,)},
-        **{f"{last}.weight": (2, 512), f"{last}.bias": (2,)},
-    }
-    module = DenseRelativeLocalization(4, "ce", hidden_dim=6, grid_size=3)
-    assert module.heads[0][-1].out_features == 14
-    assert torch.isfinite(module(torch.randn(2, 4, 2, 9)))  # whatever the grid
-
-
 @pytest.mark.parametrize(
     "change, message",
     [
         ({"mode": "l2"}, "mode must be one of l1, l1_signed, ce, reg, l1_all, got 'l2'"),
         ({"num_pairs": 0}, "num_pairs must be a whole number of at least 1, got 0"),
-        ({"num_pairs": 6.4}, "num_pairs must be a whole number of at least 1, got 6.4"),
-        ({"hidden_dim": -1}, "hidden_dim must be a whole number of at least 1, got -1"),
-        ({"grid_size": 0}, "grid_size must be a whole number of at least 1, got 0"),
         ({"alpha": -0.1}, "alpha must be at least 0, got -0.1"),
-        ({"alpha": math.nan}, "alpha must be at least 0, got nan"),
         ({"in_dim": [4, 5]}, r"in_dim must be one width in mode l1, got \[4, 5\]"),
         ({"mode": "l1_all"}, "in_dim must be a list of widths, one for each block in mode l1_all, got 4"),
         ({"mode": "l1_all", "in_dim": []}, r"in_dim must be a list .* in mode l1_all, got \[\]"),
@@ -329,19 +287,14 @@ def test_inputs_that_cannot_be():
     grid, inside = torch.zeros(2, 4, 6, 6), torch.zeros(2, 7, 4, dtype=torch.int64)
     for module, given, positions, message in [
         (one, torch.zeros(2, 36, 4), None, r"expected a grid \[B, 4, k_h, k_w\], got \[2, 36, 4\]"),
-        (one, torch.zeros(2, 6, 6, 4), None, r"expected a grid \[B, 4, k_h, k_w\], got \[2, 6, 6, 4\]"),
-        (one, torch.zeros(0, 4, 6, 6), None, r"expected a grid \[B, 4, k_h, k_w\], got \[0, 4, 6, 6\]"),
         (one, [grid], None, "mode l1 takes one grid, got list"),
         (many, grid, None, "mode l1_all takes a sequence of grids, got Tensor"),
         (many, [grid], None, "expected 2 grids, one for each block, got 1"),
         (many, [grid, grid], None, r"expected a grid \[B, 5, k_h, k_w\], got \[2, 4, 6, 6\]"),
         (many, [grid, torch.zeros(2, 5, 3, 3)], inside, "expected positions of 2 grids, got 1"),
         (one, grid, inside[:1], r"expected positions \[2, m, 4\], got \[1, 7, 4\]"),
-        (one, grid, inside[:, :0], r"expected positions \[2, m, 4\], got \[2, 0, 4\]"),
-        (one, grid, inside.view(2, 14, 2), r"expected positions \[2, m, 4\], got \[2, 14, 2\]"),
         (one, grid, inside.float(), "expected positions of dtype int64, got torch.float32"),
         (one, grid, inside + 3, r"expected positions inside a grid of 3 x 3 \(after pooling\)"),
-        (one, grid, inside - 1, r"expected positions inside a grid of 3 x 3 \(after pooling\)"),
     ]:
         with pytest.raises(ValueError, match=f"^{message}$"):
             module(given, positions=positions)

@@ -177,17 +177,6 @@ def test_the_start_is_measured_as_the_end_is(init, tmp_path):
     found = result(tmp_path / "run")
     assert found["top1"] == found["start_top1"] > 10
     assert "C = 1, chosen by nothing: there are too few images to hold any out" in logged(tmp_path / "run")
-    assert "is below" not in logged(tmp_path / "run")
-
-
-def test_training_that_loses_what_the_features_held_says_so(init, tmp_path):
-    changes = {**RUN, "stages": [{"size": 16, "epochs": 2}], "train__lr": 0.3, "train__ema": None, "init": str(init)}
-    assert inside("finetune", tmp_path / "run", **changes) == 0
-    found = result(tmp_path / "run")
-    assert found["top1"] < found["start_top1"]
-    (line,) = [line for line in logged(tmp_path / "run").splitlines() if "is below the" in line]
-    assert f"top-1 {found['top1']:.1f} % is below the {found['start_top1']:.1f} that the classifier had before" in line
-    assert "--train.layer_decay 0.7, or lighter augmentation" in line
 
 
 def test_statistics_that_a_short_pretraining_left_do_not_spoil_the_start(tmp_path):
@@ -203,13 +192,6 @@ def test_statistics_that_a_short_pretraining_left_do_not_spoil_the_start(tmp_pat
     assert inside("finetune", tmp_path / "run", **given, config="fast", init=str(init)) == 0
     first, _ = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert first["loss"] < 2 * np.log(10)
-    assert "where guessing costs" not in logged(tmp_path / "run")
-
-
-def test_a_first_loss_far_above_guessing_is_a_line(init, tmp_path):
-    given = {**RUN, "stages": [{"size": 16, "epochs": 1}], "train__lr": 1, "train__ema": None, "init": str(init)}
-    assert inside("finetune", tmp_path / "run", **given) == 0
-    assert "where guessing costs 2.3; try a lower --train.lr" in logged(tmp_path / "run")
 
 
 def test_without_an_init_null_means_random(tmp_path):

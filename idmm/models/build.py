@@ -3,9 +3,7 @@
 import contextlib
 import copy
 import functools
-import inspect
 import json
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,7 +11,7 @@ import timm
 import torch
 from torch import nn
 
-from idmm.errors import SizeError, UserError, nearest
+from idmm.errors import SizeError, UserError, in_short, nearest
 
 Size = int | tuple[int, int] | list[int]
 
@@ -35,8 +33,6 @@ _OWN_FIELDS = {
 # what lets models that are built for one size take others: ViTs, then Swin
 _DYNAMIC = {"dynamic_img_size": True, "strict_img_size": False}
 _TRIED = {"img_size": 224, "drop_path_rate": 0.1, "patch_drop_rate": 0.1, **_DYNAMIC}
-# with fewer than one of these, constructors make an empty model, or an error that does not name them
-_COUNTS = ("depth", "depths", "embed_dim", "embed_dims", "num_heads", "patch_size")
 # what constructors and forward passes of models raise for arguments and sizes that they cannot take
 _MODEL_ERRORS = (TypeError, AssertionError, ValueError, RuntimeError, LookupError, ArithmeticError, AttributeError)
 
@@ -105,13 +101,8 @@ def check_name(name: str) -> None:
 
 
 def check_kwargs(kwargs: dict[str, Any]) -> None:
-    """Raises UserError if ``model.kwargs`` holds what has a field of its own, such as ``img_size``, or no depth."""
+    """Raises UserError if ``model.kwargs`` holds what has a field of its own, such as ``img_size``."""
     _check_keys(kwargs, {**_UNSUPPORTED, **_OWN_FIELDS})
-    given = {key: kwargs[key] for key in _COUNTS if key in kwargs}
-    each = {key: value if isinstance(value, (list, tuple)) else [value] for key, value in given.items()}
-    none = [key for key, values in each.items() if any(isinstance(n, int) and n < 1 for n in values)]
-    if none:
-        raise UserError(*(f"model.kwargs: {key} is {given[key]!r}; wanted 1 or more" for key in none))
 
 
 def export_kwargs(
@@ -280,14 +271,8 @@ def _build_error(name, given, optional, error):
         else:
             return _size_error(name, optional["img_size"], error)
     if own := {key: value for key, value in given.items() if key not in _OWN_FIELDS}:
-        return UserError(f"model.kwargs: {name} refuses {own!r}: {_one_line(error)}{_meant(name, error)}")
-    return UserError(f"model.name: {name!r} cannot be built: {_one_line(error)}")
-
-
-def _meant(name: str, error: Exception) -> str:
-    """The argument of a model that is most like the one that it does not know."""
-    unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-    return nearest(unknown[1], inspect.signature(type(build_on_meta(name, {}))).parameters) if unknown else ""
+        return UserError(f"model.kwargs: {name} refuses {own!r}: {in_short(error)}")
+    return UserError(f"model.name: {name!r} cannot be built: {in_short(error)}")
 
 
 def black_image(model: nn.Module, in_chans: int, size: Size) -> torch.Tensor:
@@ -329,12 +314,5 @@ def _try_image(model, name, img_size, given):
 
 def _size_error(name, img_size, why):
     height, width = pair(img_size)
-    if isinstance(why, Exception):  # a library's, which seldom says what it wants
-        own = timm.models.get_pretrained_cfg_value(name, "input_size")
-        why = _one_line(why) + (f"; timm's own size is {own[-2]}x{own[-1]}" if own else "")
+    why = in_short(why) if isinstance(why, Exception) else why
     return SizeError(f"image size {height}x{width}: {name} cannot take it: {why}")
-
-
-def _one_line(error):
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 200 else text[:197] + "..."

@@ -6,7 +6,6 @@ fetch one file at a time; timm turns whatever format weights are published in in
 
 import contextlib
 import functools
-import hashlib
 import json
 import logging
 import os
@@ -23,7 +22,7 @@ from huggingface_hub.utils import disable_progress_bars
 from timm.models import get_pretrained_cfg
 from torch import Tensor
 
-from idmm.errors import UserError, in_short, listed, nearest
+from idmm.errors import UserError, in_short, nearest
 from idmm.files import is_public, weights_label
 from idmm.models.build import accepts
 
@@ -31,7 +30,6 @@ log = logging.getLogger("idmm")
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 OURS = ("grey_range", "range", "bands", "file_channels")  # what idmm's own exports add to config.json
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -97,19 +95,15 @@ def public_weights(text: str, field: str = "") -> PublicWeights:
         field: Config field that names it, with which messages then begin.
 
     Raises:
-        UserError: No such name or repository, not in timm's format, out of reach and not in the cache, or damaged.
+        UserError: No such name or repository, not in timm's format, or out of reach and not in the cache.
     """
     label = weights_label(text, field)
     name, _, revision = text.partition("@")
     kind, _, name = name.partition(":")
-    if kind == "timm":
-        name, repository, files = _registered(name, label)
-    else:
-        repository, files = name, WEIGHTS
+    name, repository, files = _registered(name, label) if kind == "timm" else (name, name, WEIGHTS)
     if os.environ.get("RANK", "0") != "0":
         disable_progress_bars()
     file = _fetched(repository, files, revision or constants.DEFAULT_REVISION, label)
-    _check_whole(file, label)
     commit = file.relative_to(constants.HF_HUB_CACHE).parts[2]  # models--ORG--NAME/snapshots/COMMIT/FILE
     text = f"{kind}:{name}@{commit}"
     if kind == "timm":
@@ -122,20 +116,11 @@ def _registered(name: str, label: str) -> tuple[str, str, tuple[str, ...]]:
     """Weights that timm knows by name: their name with its tag, the repository, and the files that may hold them, the
     best one first."""
     names = timm.list_models(pretrained=True)
-    if not timm.is_model(name):
-        raise UserError(f"{label} is unknown to timm{nearest(name, [*names, *timm.list_models()])}")
-    arch, _, tag = name.partition(".")
-    there = [other for other in names if other.partition(".")[0] == arch]
-    if not there:
-        raise UserError(f"{label} has no public weights in timm{nearest(name, names)}")
-    if tag and name not in there:
-        raise UserError(f"{label} has no such weights in timm; wanted one of {listed(there, 8)}")
-    cfg = get_pretrained_cfg(name)
-    if not cfg.hf_hub_id:
-        how = f"download {cfg.url} and give the file's path with --model.name {arch}"
-        raise UserError(f"{label} has its weights elsewhere than on the hub; {how}")
+    cfg = get_pretrained_cfg(name) if name in names or ("." not in name and timm.is_model(name)) else None
+    if cfg is None or not cfg.hf_hub_id:
+        raise UserError(f"{label} is not among timm's weights on the hub{nearest(name, names)}")
     files = (cfg.hf_hub_filename,) if cfg.hf_hub_filename else WEIGHTS
-    return f"{arch}.{cfg.tag}" if cfg.tag else arch, cfg.hf_hub_id, files
+    return f"{name.partition('.')[0]}.{cfg.tag}" if cfg.tag else name, cfg.hf_hub_id, files
 
 
 def _fetched(repository: str, files: tuple[str, ...], revision: str, label: str) -> Path:
@@ -152,7 +137,7 @@ def _fetched(repository: str, files: tuple[str, ...], revision: str, label: str)
         return Path(hf_hub_download(repository, file, revision=revision))
     except Exception as error:  # by version of huggingface_hub: requests', httpx's and its own kinds
         if cached is None:
-            raise _unavailable(error, repository, files, revision, label) from error
+            raise UserError(f"{label} {_unavailable(error, repository, files, revision)}") from error
         log.info("%s is taken from the cache, as the hub cannot be asked (%s)", label.removesuffix(":"), _reason(error))
         return cached
 
@@ -171,49 +156,31 @@ def _first_there(repository: str, files: tuple[str, ...], revision: str) -> str:
     return asked(files[-1])
 
 
-def _unavailable(error: Exception, repository: str, files: tuple[str, ...], revision: str, label: str) -> UserError:
-    """Says why a repository's file cannot be had, and what to do."""
+def _unavailable(error: Exception, repository: str, files: tuple[str, ...], revision: str) -> str:
+    """Says why a repository's file cannot be had."""
     where = f"'{repository}' on {constants.ENDPOINT}"
     if isinstance(error, EntryNotFoundError):
-        return UserError(f"{label} is not in timm's format: {where} has no {' and no '.join(files)}")
+        return f"is not in timm's format: {where} has no {' and no '.join(files)}"
     if isinstance(error, RevisionNotFoundError):
-        return UserError(f"{label} has no revision '{revision}'; wanted a branch, tag or commit of {where}")
+        return f"has no revision '{revision}'; wanted a branch, tag or commit of {where}"
     if isinstance(error, GatedRepoError):
-        return UserError(f"{label} is gated: accept the terms of {where}, then 'hf auth login' or set HF_TOKEN")
+        return f"is gated: accept the terms of {where}, then 'hf auth login' or set HF_TOKEN"
     if isinstance(error, RepositoryNotFoundError):
-        return UserError(f"{label} is not there: no {where}, or a private one ('hf auth login', or set HF_TOKEN)")
-    config = () if "config.json" in files else ("config.json",)
-    command = f"hf download {repository} {' '.join([files[0], *config])}"
-    command += "" if revision == constants.DEFAULT_REVISION else f" --revision {revision}"
-    folder = f"models--{repository.replace('/', '--')}"
-    how = f"run '{command}' elsewhere and copy {folder} from the cache there to {constants.HF_HUB_CACHE}"
-    why = f"is not in the cache and cannot be fetched from {constants.ENDPOINT} ({_reason(error)})"
-    return UserError(f"{label} {why}; {how}, or give the path of a file of weights, with --model.name")
+        return f"is not there: no {where}, or a private one ('hf auth login', or set HF_TOKEN)"
+    return f"is not in the cache and cannot be fetched from {constants.ENDPOINT} ({_reason(error)})"
 
 
 def _reason(error: Exception) -> str:
     return "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else in_short(error)
 
 
-def _check_whole(file: Path, label: str) -> None:
-    """Compares a large file of the cache with its digest, by which the cache names it; UserError where they differ."""
-    kept = file.resolve()
-    if _SHA256.fullmatch(kept.name):
-        with open(kept, "rb") as content:
-            if hashlib.file_digest(content, "sha256").hexdigest() != kept.name:
-                raise UserError(f"{label} is damaged in the cache: remove '{kept}', so that it is fetched again")
-
-
 def _described(file: Path, repository: str, label: str) -> dict[str, Any]:
     """Reads what ``config.json`` says of a model."""
     try:
         about = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{label} is not in timm's format: config.json of '{repository}' is no JSON") from error
-    name = about.get("architecture") if isinstance(about, dict) else None
-    if not isinstance(name, str):
-        raise UserError(f"{label} is not in timm's format: config.json of '{repository}' names no architecture")
-    if not timm.is_model(name):
-        hint = nearest(name, timm.list_models())
-        raise UserError(f"{label} is of a model that timm does not have: architecture '{name}'{hint}")
+        known = timm.is_model(about["architecture"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        known = False
+    if not known:
+        raise UserError(f"{label} is not in timm's format: config.json of '{repository}' names no model of timm")
     return about

@@ -11,11 +11,9 @@ from typing import Any
 import torch
 from pydantic import TypeAdapter, ValidationError
 from safetensors.torch import save
-from timm.layers import resample_abs_pos_embed, resample_abs_pos_embed_nhwc, resize_rel_pos_bias_table
-from timm.layers.pos_embed_rel import resize_rel_pos_bias_table_levit
+from timm.layers import resample_abs_pos_embed, resize_rel_pos_bias_table
 from timm.models import load_state_dict
 from torch import Tensor, nn
-from torch.nn.functional import interpolate
 
 from idmm.config import IMAGENET_MEAN, IMAGENET_STD
 from idmm.errors import UserError, listed
@@ -326,79 +324,44 @@ def _fitted(model, usable, targets, img_size, label):
 
 def _fit(model, key, value, target, img_size):
     """Returns the value in the model's shape, and whether it was resized; ValueError if it cannot be."""
-    position = any(part.startswith(("pos_embed", "patch_pos")) for part in key.split(".")[-2:])
-    if value.shape == target.shape and not (position and target.ndim == 3 and img_size is not None):
-        return value, False
-    if position and value.ndim == target.ndim == 3:
+    owner, _, leaf = key.rpartition(".")
+    resized = value
+    if leaf == "pos_embed" and value.ndim == target.ndim == 3:
         resized = _resize_tokens(model, value, target, img_size)
-    elif position and value.ndim == target.ndim == 4:
-        resized = _resize_map(value, target)
-    else:
-        resized = _resize_table(model, key, value, target)
+    elif leaf == "relative_position_bias_table" and value.shape != target.shape and value.ndim == target.ndim:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # timm's interpolation uses what torch deprecates
+                windows = tuple(model.get_submodule(owner).window_size)
+                resized = resize_rel_pos_bias_table(value, windows, target.shape)
+        except (ValueError, AssertionError, RuntimeError, AttributeError):
+            raise ValueError(f"{_shapes(value, target)}, not of square windows") from None
     if resized.shape != target.shape:
         raise ValueError(_shapes(value, target))
     return resized, resized is not value
 
 
 def _resize_tokens(model, value, target, img_size):
-    """Absolute position embedding, [1, prefix + h w, D]; as it is where it cannot be."""
-    embed, declared = getattr(model, "patch_embed", None), getattr(model, "num_prefix_tokens", 0)
-    new, same = getattr(embed, "grid_size", None), value.shape == target.shape
-    if new is None or not 0 <= target.shape[1] - math.prod(new) <= max(declared, 2):
-        squares = (_square(target.shape[1] - prefix) for prefix in (declared, 1, 2))
-        new = next(filter(None, squares), None)  # the model does not say, or means another grid
-    if new is None and not same:
-        raise ValueError(f"{_shapes(value, target)}, and the grid is unknown")
+    """Absolute position embedding, [1, prefix + h w, D]; as it is where the model tells no grid, or the same one."""
+    embed = getattr(model, "patch_embed", None)
+    new = getattr(embed, "grid_size", None)
     if new is None or value.shape[::2] != target.shape[::2]:
         return value
     prefix = target.shape[1] - math.prod(new)  # 0 where class tokens have no position
-    count = value.shape[1] - prefix
+    if not 0 <= prefix <= max(getattr(model, "num_prefix_tokens", 0), 2):
+        return value  # the grid is not that of the tokens
+    count, same = value.shape[1] - prefix, value.shape == target.shape
     known = img_size is not None and hasattr(embed, "dynamic_feat_size")
     old = embed.dynamic_feat_size(pair(img_size)) if known else None
     if old is None or math.prod(old) != count:
-        old = new if same else _square(count)
-    if old is None:
+        side = math.isqrt(max(count, 0))
+        old = new if same else (side, side)
+    if math.prod(old) != count:
         raise ValueError(
             f"{value.shape[1]} positions less {prefix} prefix tokens are not a square, and the checkpoint does not say "
             "at which img_size it was trained"
         )
     return value if tuple(old) == tuple(new) else resample_abs_pos_embed(value, list(new), list(old), prefix)
-
-
-def _square(count):
-    side = math.isqrt(max(count, 0))
-    return (side, side) if side and side * side == count else None
-
-
-def _resize_map(value, target):
-    """Absolute position embedding kept as a map, [1, H, W, D] or [1, D, H, W]; as it is where it cannot be."""
-    (_, a, b, c), (_, x, y, z) = value.shape, target.shape
-    if c == z and a * y == b * x:  # the same aspect: not NesT's [1, blocks, tokens, D]
-        return resample_abs_pos_embed_nhwc(value, [x, y])
-    if a == x and b * z == c * y:
-        return resample_abs_pos_embed_nhwc(value.permute(0, 2, 3, 1), [y, z]).permute(0, 3, 1, 2)
-    return value
-
-
-def _resize_table(model, key, value, target):
-    """Relative positions: Swin's and BEiT's [L, heads], MaxViT's [heads, h, w], LeViT's [heads, L], MViT's [L, D]; all
-    else as it is."""
-    owner, _, leaf = key.rpartition(".")
-    if value.ndim != target.ndim:
-        return value
-    if leaf == "relative_position_bias_table" and hasattr(model.get_submodule(owner), "window_size"):
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # timm's interpolation uses what torch deprecates
-                return resize_rel_pos_bias_table(value, tuple(model.get_submodule(owner).window_size), target.shape)
-        except (ValueError, AssertionError, RuntimeError):
-            raise ValueError(f"{_shapes(value, target)}, not of square windows") from None
-    if leaf == "attention_biases" and len(value) == len(target):
-        if _square(value.shape[1]) and _square(target.shape[1]):
-            return resize_rel_pos_bias_table_levit(value.t(), target.t().shape).t()
-    if leaf in ("rel_pos_h", "rel_pos_w"):
-        return interpolate(value.float().t()[None], size=len(target), mode="linear")[0].t().to(value.dtype)
-    return value
 
 
 def _shapes(value, target):

@@ -18,7 +18,7 @@ from idmm.session import Session
 from idmm.stages import Phase, documented
 from idmm.stages.assemble import Assembly, LoadedSplits, eval_batches, load_splits, resolve, say_length, session
 from idmm.stages.folds import by_folds, seen_by_init
-from idmm.stages.handover import below_start, check_classes, fit_classifier, high_loss, norm_images, set_batch_norms
+from idmm.stages.handover import check_classes, fit_classifier, norm_images, set_batch_norms
 from idmm.stages.results import classifier_result, ending, export, length_result, say_balance, take_best, write_features
 from idmm.stages.start import structure
 
@@ -97,7 +97,7 @@ def _result(run: Session, parts: Assembly, splits: LoadedSplits, loop: Loop, hel
     export(run, loop, parts, splits, splits.train.classes)
     write_features(run, loop, parts, splits, phase.batch_size)
     start = run.folder.remembered("start") or {}
-    result = {
+    return {
         **classifier_result(run, parts, splits, found),
         **start,
         **kept,
@@ -110,11 +110,6 @@ def _result(run: Session, parts: Assembly, splits: LoadedSplits, loop: Loop, hel
         "precision": run.precision,
         **splits.remarks,
     }
-    if line := high_loss(parts.config, run.folder.metrics()[0]["loss"], classes):
-        log.warning("%s", line)
-    if start and result["top1"] < start["start_top1"]:
-        log.warning("%s", below_start(parts.config, len(run.folder.metrics()), result["top1"], start["start_top1"]))
-    return result
 
 
 def _first_model(run: Session, parts: Assembly, splits: LoadedSplits):

@@ -20,9 +20,6 @@ from idmm.seeding import numpy_rng
 log = logging.getLogger("idmm")
 KEY = "train.classifier_init"
 NORM_IMAGES = 4096  # are enough for the statistics of batch norms
-HIGH_LOSS = 3.0  # times the loss of guessing
-FEW_EPOCHS = 20  # after which the accuracy before the first step was reached again (docs/running.md)
-LIGHTER = "--augment.scale '[0.35, 1]' --augment.mixup_alpha 0 --augment.cutmix_alpha 0"
 
 
 def decide(config: FinetuneConfig, spec: ModelSpec) -> tuple[FinetuneConfig, list[str]]:
@@ -111,26 +108,3 @@ def fit_classifier(model: nn.Module, features: np.ndarray, labels: np.ndarray, c
         for layer in layers:
             layer.weight.copy_(weight.view_as(layer.weight))
             layer.bias.copy_(bias)
-
-
-def high_loss(config: FinetuneConfig, loss: float, classes: int) -> str | None:
-    """Returns what to say of a first epoch whose mean ``loss`` is far above what guessing among ``classes`` costs."""
-    guessing = float(np.log(classes))
-    if loss <= HIGH_LOSS * guessing:
-        return None
-    tries = ["a lower --train.lr", *_slower(config), "--train.classifier_init random"]
-    return f"the first epoch's loss was {loss:.3g}, where guessing costs {guessing:.2g}; try {' or '.join(tries)}"
-
-
-def _slower(config: FinetuneConfig) -> list[str]:
-    """The flag that keeps lower layers near where they began, where it is not set."""
-    return ["--train.layer_decay 0.7"] if config.train.layer_decay is None and not config.model.freeze else []
-
-
-def below_start(config: FinetuneConfig, epochs: int, top1: float, start: float) -> str:
-    """Returns what to try where fine-tuning ended with less (percent) than the fitted classifier started from, which
-    the first of its ``epochs`` cost."""
-    tries = ["more epochs" if epochs <= FEW_EPOCHS else "fewer epochs", "a lower lr", *_slower(config)]
-    line = f"top-1 {top1:.1f} % is below the {start:.1f} that the classifier had before the first step; try"
-    light = config.augment.scale[0] >= 0.35 and not (config.augment.mixup_alpha or config.augment.cutmix_alpha)
-    return f"{line} {' or '.join(tries)}" + ("" if light else f", or lighter augmentation ({LIGHTER})")
