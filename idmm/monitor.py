@@ -1,7 +1,6 @@
-"""Is the run still learning? Measures of collapse and saturation on a few training images, and losses that explode."""
+"""Is the run still learning? Measures of collapse on a few training images, and losses that explode."""
 
 import logging
-import math
 from collections.abc import Callable
 
 import torch
@@ -17,9 +16,6 @@ log = logging.getLogger("idmm")
 # embedding_std at 0.012 and more, planted collapses 0.0043 and less from the start (tests/test_monitor.py).
 FLOORS = {"feature_std": 0.005, "embedding_std": 0.005, "feature_rank": 1.5}
 SHARE = 0.1
-SATURATED = 99.5  # percent of the images told from all others
-STALLED = 0.01  # share by which the loss of a run that learns falls, and more, ...
-PATIENCE = 5, 0.25  # ... in so many epochs, or in this share of the run if that is longer
 CHANCE = 0.05  # differences of this p-value and above may be chance
 
 # A loss has exploded where its mean is above so many nats, and above so many times that of the first step. The one is
@@ -60,15 +56,13 @@ def effective_rank(rows: Tensor) -> float:
 
 
 class Monitor:
-    """Measures a method between epochs and warns, once a kind, when something trips.
+    """Measures a method between epochs and warns once of a collapse.
 
     Args:
         method: What is trained.
         extract: Gives pooled features [n, d] of a few images, of the backbone in evaluation mode, on the CPU.
         index: Numbers of those images, int64 [n].
         history: Gives the records of the epochs so far.
-        epochs: Gives the length of the run.
-        warmup: Epochs of it in which the learning rate rises, and little is to be expected.
     """
 
     def __init__(
@@ -77,17 +71,14 @@ class Monitor:
         extract: Callable[[torch.nn.Module], Tensor],
         index: Tensor,
         history: Callable[[], list[dict]],
-        epochs: Callable[[], float],
-        warmup: float = 0.0,
     ):
         self.method, self.extract, self.index, self.history = method, extract, index, history
-        self.epochs, self.warmup = epochs, math.ceil(warmup)
-        self.warned: set[str] = set()
+        self.warned = False
         names = [name for name in VALUES if name != "instance_accuracy" or type(method).diagnose is not Method.diagnose]
         log.info("logged beside the loss: %s", "; ".join(f"{name}: {VALUES[name]}" for name in names))
 
     def measure(self, _: torch.nn.Module) -> dict[str, float]:
-        """Returns ``feature_std``, ``feature_rank``, ``embedding_std`` and the method's own; warns where they trip."""
+        """Returns ``feature_std``, ``feature_rank``, ``embedding_std`` and the method's own; warns where one falls."""
         device = next(self.method.parameters()).device
         features = self.extract(self.method.exported)
         values = {"feature_std": spread(features), "feature_rank": effective_rank(features)}
@@ -95,10 +86,9 @@ class Monitor:
             on_device = features.to(device)
             values["embedding_std"] = spread(self.method.embed(on_device).float().cpu())
             values |= self.method.diagnose(on_device, self.index.to(device))
-        for kind, line in alarms(values, self.history(), self.epochs(), self.warmup).items():
-            if kind not in self.warned:
-                self.warned.add(kind)
-                log.warning("%s", line)
+        if not self.warned and (line := collapse(values, self.history())):
+            self.warned = True
+            log.warning("%s", line)
         return {name: round(value, 4) for name, value in values.items()}
 
 
@@ -132,33 +122,14 @@ def gained(before: float, after: float, p: float, images: int, kept: str | None 
     return line if kept is None else f"{line}; --init {kept} takes them as they were"
 
 
-def alarms(values: dict[str, float], history: list[dict], epochs: float, warmup: int = 0) -> dict[str, str]:
-    """Returns a line for each kind of trouble: ``collapse``, ``saturation``, ``stall``.
-
-    ``values`` are those of now; the epochs before, in ``history``, have the same names and ``loss`` among others.
-    """
-    found = {}
+def collapse(values: dict[str, float], history: list[dict]) -> str | None:
+    """Returns a line where one of the ``values`` of now is under its floor, or far below the best in ``history``."""
     for name, floor in FLOORS.items():
         best = max((record[name] for record in history if name in record), default=0.0)
         if values[name] < max(floor, SHARE * best):
             was = f", {best:.3g} at best before" if best else ""
-            found["collapse"] = (
+            return (
                 f"collapse: {name} is {values[name]:.3g}{was}: the images look alike to the network; "
                 "a lower --train.lr, larger batches or a longer warm-up may help"
             )
-            break
-    if values.get("instance_accuracy", 0.0) >= SATURATED:
-        found["saturation"] = (
-            f"saturation: {values['instance_accuracy']:.1f} % of the images are told from all others already; "
-            "more epochs teach little, stronger views or CutMix may"
-        )
-    window = max(PATIENCE[0], math.ceil(PATIENCE[1] * epochs))
-    losses = [without_drloc(record) for record in history[warmup:]]
-    early = window <= len(losses) < 2 * window  # later a loss may well have reached its end
-    losses = losses[-window:]
-    if early and max(losses) - losses[-1] < STALLED * abs(max(losses)):
-        found["stall"] = (
-            f"stall: the loss is {losses[-1]:.4g} and has not fallen for {window} of {epochs:.0f} epochs; "
-            "another --train.lr may help, or a shorter run if it fell before"
-        )
-    return found
+    return None

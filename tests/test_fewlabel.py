@@ -12,7 +12,6 @@ from PIL import Image
 
 from idmm import config, evaluate
 from idmm.commands import fewlabel
-from idmm.config import parsing
 from idmm.data.datasets import open_splits
 from idmm.errors import RunError
 from idmm.files import read_csv
@@ -122,44 +121,6 @@ def test_the_usual_numbers_are_those_that_every_class_has(run, tmp_path, capsys)
     assert found["per_class"] == [1, 2, 3] and [r["per_class"] for r in found["records"]] == [1, 1, 2, 2, 3, 3]
     assert "per_class: 1, 2, 3, as 'a' has 3 training images\n" in capsys.readouterr().err
     assert measured(run, "--seeds", 1, out=tmp_path / "digits")["per_class"] == [1, 2, 5, 10, 20]
-
-
-# ------------------------------------------------------------------ labels that a backbone has seen before
-NOT_FEW = "before, so these are not its accuracies with few labels"
-
-
-def test_labels_that_a_run_has_learned_from_are_named(whole, run, tmp_path, capsys):
-    tuned = whole["finetune"]
-    argv = ["--untrained", "--per_class", 1, "--seeds", 1]
-    found = measured(f"[{run}, {tuned / 'backbone.safetensors'}]", *argv, out=tmp_path / "o")
-    label, seen = str(tuned / "backbone.safetensors"), "fine-tuned on labels of digits"
-    assert {name: about.get("labels_seen") for name, about in found["runs"].items()} == {
-        str(run): None, label: seen, f"untrained, as {run}": None, f"untrained, as {label}": None
-    }  # fmt: skip
-    assert f"{label}: {seen} {NOT_FEW}\n" in capsys.readouterr().err
-    table = (tmp_path / "o/fewlabel.md").read_text()
-    assert f"| {label} \\*, kNN |" in table and f"| {run}, kNN |" in table
-    measured(whole["pretrain"], *argv, out=tmp_path / "p")
-    assert NOT_FEW not in capsys.readouterr().err and NOT_FEW not in (tmp_path / "p/fewlabel.md").read_text()
-
-
-@pytest.mark.parametrize(
-    ("method", "of", "seen"),
-    [
-        ("supcon", "d", "pretrained by supcon on all labels of {}"),
-        ("supcon", "other", None),
-        ("supcon", None, None),  # digits
-        (None, None, None),  # a file that is not ours
-    ],
-)
-def test_labels_seen_are_those_of_the_same_images(run, tmp_path, method, of, seen):
-    root, _ = (tree(tmp_path / name, train={"a": 2, "b": 2}, test={"a": 1, "b": 1}) for name in ("d", "other"))
-    data = config.Data() if of is None else config.Data(name="folder", root=str(tmp_path / of))
-    made = None if method is None else config.PretrainConfig(method=config.Method(name=method), data=data)
-    (run / "config.yaml").write_text("method: 7\n" if made is None else parsing.dump(made))
-    argv = ["--data.name", "folder", "--data.root", f"{root}/../d", "--per_class", 1, "--seeds", 1]
-    (about,) = measured(run, *argv, out=tmp_path / "o")["runs"].values()
-    assert about.get("labels_seen") == (seen and seen.format(tmp_path / of))
 
 
 # ------------------------------------------------------------------ fine-tuning

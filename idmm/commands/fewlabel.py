@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from idmm.config import Data, FinetuneConfig, Subset, parsing
+from idmm.config import FinetuneConfig, Subset, parsing
 from idmm.config.commands import FeatureConfig, FewLabelConfig, probe_config
 from idmm.data.cache import ImageStore
 from idmm.data.datasets import draw_subset, open_splits
@@ -21,8 +21,8 @@ from idmm.evaluate import largest_class, of_few, readouts
 from idmm.features import FrozenBackbone
 from idmm.files import made_folder, write_csv, write_json, write_text
 from idmm.progress import log
-from idmm.stages import STAGES, stage_of
-from idmm.stages.folds import learned_from, place, several
+from idmm.stages import STAGES
+from idmm.stages.folds import place, several
 from idmm.stages.probe import frozen_backbone, labelled_images, labels_needed
 
 READOUTS = {"knn": "kNN", "probe": "linear probe", "finetune": "fine-tuned"}
@@ -41,8 +41,7 @@ def fewlabel(given: FewLabelConfig) -> dict:
     Returns:
         What ``fewlabel.json`` holds: ``records``, one a backbone, readout, number and draw, with ``top1`` (percent;
         ``mean_per_class`` too where the literature reports it, and of fine-tuning); ``summary``, ``mean`` and ``std``
-        of the ``metric`` over draws; ``runs``: what was measured under which name, and as ``labels_seen`` how it had
-        learned from labels of these images before, if it had; and the dataset's figures.
+        of the ``metric`` over draws; ``runs``: what was measured under which name; and the dataset's figures.
 
     Raises:
         UserError: A mistake in the flags or in ``given.finetune``, no labels, or a class with fewer images than asked.
@@ -92,8 +91,7 @@ def fewlabel(given: FewLabelConfig) -> dict:
     write_csv(out / "fewlabel.csv", [columns, *([record.get(name) for name in columns] for record in records)])
     write_text(out / "fewlabel.md", text + "\n")
     _draw(result, out / "fewlabel.png")
-    shown = text.replace("\\*", "*")  # Markdown's own
-    print(f"{shown}\n\nwritten: {', '.join(str(out / name) for name in FILES)}")
+    print(f"{text}\n\nwritten: {', '.join(str(out / name) for name in FILES)}")
     return result
 
 
@@ -112,28 +110,11 @@ def _backbones(given: FewLabelConfig) -> list[FrozenBackbone]:
 
 
 def _about(given: FewLabelConfig, backbone: FrozenBackbone) -> dict:
-    """What results say of a backbone; warns where it has learned from labels before."""
+    """What results say of a backbone."""
     about = dict(backbone.about)
     if given.protocol == "finetune":  # its sizes are in FILE
         about.pop("size")
-    if seen := _labels_seen(backbone, given.data):
-        about["labels_seen"] = seen
-        log.warning("%s: %s", backbone.label, _remark(seen))
     return about
-
-
-def _labels_seen(backbone: FrozenBackbone, data: Data) -> str | None:
-    """How a backbone's run learned from labels of these images; None: it did not, or what it did is not known."""
-    before = learned_from(backbone.init, data)
-    if before is None or not (stage := stage_of(before)).labelled(before):
-        return None
-    how = "fine-tuned" if stage.name == "finetune" else f"pretrained by {before.method.name}"
-    labels = "all labels" if before.data.subset is None else "labels"
-    return f"{how} on {labels} of {before.data.root or before.data.name}"
-
-
-def _remark(seen: str) -> str:
-    return f"{seen} before, so these are not its accuracies with few labels"
 
 
 def _numbers(given: list[int] | None, train: Split) -> list[int]:
@@ -278,16 +259,10 @@ def table(result: dict) -> str:
         f"| labelled images a class | {' | '.join(map(str, numbers))} |",
         "|---" * (len(numbers) + 1) + "|",
     ]
-    seen = labels_seen(result)
     for run, readout in dict.fromkeys(key[:2] for key in cells):
-        shown, mark = [_cell(cells[run, readout, number]) for number in numbers], " \\*" if run in seen else ""
-        lines.append(f"| {run}{mark}, {READOUTS[readout]} | {' | '.join(shown)} |")
-    return "\n".join([*lines, *(f"\n\\* {run}: {_remark(how)}." for run, how in seen.items())])
-
-
-def labels_seen(result: dict) -> dict[str, str]:
-    """Returns how each of the runs that had learned from labels before had done so."""
-    return {run: about["labels_seen"] for run, about in result["runs"].items() if "labels_seen" in about}
+        shown = [_cell(cells[run, readout, number]) for number in numbers]
+        lines.append(f"| {run}, {READOUTS[readout]} | {' | '.join(shown)} |")
+    return "\n".join(lines)
 
 
 def _cell(row: dict) -> str:
@@ -306,5 +281,4 @@ def _draw(result: dict, path: Path) -> None:
     pictures.label_curves(
         panels, path, ylabel=f"{metric} on the test images of {result['dataset']} (%)",
         one_class=result["largest_class"], seeds=result["seeds"], untaught=untaught,
-        note="\n".join(f"{run}: {_remark(how)}" for run, how in labels_seen(result).items()),
     )  # fmt: skip

@@ -1,6 +1,5 @@
 """Pictures of several runs: a comparison over seeds, accuracy over labels."""
 
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -53,7 +52,7 @@ def comparison(
 
 def label_curves(
     panels: dict[str, dict[str, list[tuple[float, float, float]]]], path: str | Path, *, one_class: float,
-    ylabel: str = TOP1, seeds: int = 1, untaught: Sequence[str] = (), note: str = "",
+    ylabel: str = TOP1, seeds: int = 1, untaught: Sequence[str] = (),
 ) -> None:  # fmt: skip
     """Draws accuracy over the labelled images per class, with bars of one standard deviation over draws.
 
@@ -64,7 +63,6 @@ def label_curves(
         ylabel: Of the accuracies.
         seeds: Draws that the mean is of.
         untaught: Labels of networks with fresh weights, drawn in grey.
-        note: For below the panels.
     """
     labels = list(dict.fromkeys(label for curves in panels.values() for label in curves))
     taught = [label for label in labels if label not in untaught]
@@ -89,9 +87,6 @@ def label_curves(
     lines = {line.get_label(): line for axis in axes for line in axis.lines if not line.get_label().startswith("_")}
     where = {"loc": "outside right upper", "frameon": False, "alignment": "left"}
     figure.legend(lines.values(), lines, fontsize=9, title=bars, title_fontsize=8, **where)
-    if note:
-        wrapping = textwrap.TextWrapper(50 * (1 + len(panels)), break_on_hyphens=False, break_long_words=False)
-        figure.supxlabel("\n".join(map(wrapping.fill, note.split("\n"))), x=0.01, ha="left", fontsize=8)
     save(figure, path)
 
 

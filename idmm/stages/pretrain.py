@@ -189,7 +189,7 @@ def _features(run: Session, parts: Assembly, backbone, store, images=None, label
 
 
 def _monitor(run: Session, parts: Assembly, method: Method, splits: LoadedSplits) -> list[Evaluation]:
-    """Looks for collapse and saturation, on the same few training images every time; nothing where it is off."""
+    """Looks for collapse, on the same few training images every time; nothing where it is off."""
     train = parts.config.train
     if not train.monitor_every:
         return []
@@ -199,12 +199,7 @@ def _monitor(run: Session, parts: Assembly, method: Method, splits: LoadedSplits
     def extract(backbone):
         return _features(run, parts, backbone, splits.train, images)
 
-    def length() -> float:
-        if train.minutes is None:
-            return train.epochs
-        return (len(run.folder.metrics()) + 1) / max(run.progress, 1e-3)
-
-    watch = Monitor(method, extract, torch.from_numpy(images), run.folder.metrics, length, train.warmup_epochs)
+    watch = Monitor(method, extract, torch.from_numpy(images), run.folder.metrics)
     return [Evaluation(watch.measure, train.monitor_every, count)]
 
 
