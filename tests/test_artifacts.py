@@ -114,15 +114,6 @@ def test_a_run_from_scratch_started_from_the_weights_of_its_seed(joint, root):
     np.testing.assert_allclose(found.after, by_timm(joint, [root / path for path in found.paths]), rtol=1e-4, atol=1e-4)
 
 
-def test_which_images_features_are_kept_of():
-    labels = np.repeat(np.arange(14), [5, 0, 250, 1, 100, 3, 3, 3, 3, 3, 3, 3, 3, 3])
-    found = artifacts.shown(np.random.default_rng(0).permutation(labels))
-    assert (np.diff(found) > 0).all()
-    found = artifacts.shown(labels)
-    assert np.bincount(labels[found]).tolist() == [5, 0, 100, 1, 100, 3, 3, 3, 3, 3, 3]
-    assert set(np.diff(found[labels[found] == 2])) == {2, 3}, "evenly spread"
-
-
 @pytest.mark.parametrize("fault", ["memory", "not finite"])
 def test_a_run_has_its_results_without_features(fault, root, tmp_path, monkeypatch):
     def extract(*args):
@@ -172,12 +163,6 @@ PLAIN = dict.fromkeys(("method__classifier", "method__classifier_init", "method_
 
 
 # ------------------------------------------------------------------ what is not there, or not as it was
-@pytest.mark.parametrize("name", ["features.npz", "predictions.csv", "instances.json", "instances.safetensors"])
-def test_a_missing_file_is_named(name, joint, tmp_path):
-    copy = shutil.copytree(joint, tmp_path / "copy")
-    (copy / name).unlink()
-    read = getattr(artifacts, name.partition(".")[0])
-    assert faults(read, copy) == [f"{copy / name}: does not exist; the log says why the run has not written it"]
 
 
 def test_images_that_changed_are_not_taken_for_others(root, joint, tmp_path):
@@ -191,11 +176,13 @@ def test_images_that_changed_are_not_taken_for_others(root, joint, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["features.npz", "predictions.csv", "instances.json", "instances.safetensors"])
-def test_a_damaged_file_is_named(name, joint, tmp_path):
-    copy = shutil.copytree(joint, tmp_path / "copy")
+def test_a_damaged_or_missing_file_is_named(name, joint, tmp_path):
+    copy, read = shutil.copytree(joint, tmp_path / "copy"), getattr(artifacts, name.partition(".")[0])
     (copy / name).write_bytes((copy / name).read_bytes()[:40])
-    (line,) = faults(getattr(artifacts, name.partition(".")[0]), copy)
+    (line,) = faults(read, copy)
     assert line.startswith(f"{copy / name}: cannot be read (")
+    (copy / name).unlink()
+    assert faults(read, copy)[0].startswith(f"{copy / name}: does not exist; ")
 
 
 def test_what_is_no_finished_run(fine, tmp_path):

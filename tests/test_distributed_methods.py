@@ -8,8 +8,6 @@ from helpers import Together, distance, flags, inside, metrics, weights
 from test_distributed import ALONE
 from tiny import batch, make
 
-from idmm import distributed
-
 # SGD: Adam would hide a factor in the gradient. The last of an epoch's steps has one image: one process has none.
 RUN = dict(
     ALONE, method__classifier=None, method__classifier_init=None, method__classifier_lr_scale=None,
@@ -118,11 +116,6 @@ def test_the_runs_moved(both):
 def test_gathered_rows_and_losses_of_them(both):
     """What ``GATHERING`` asserts, in each process; MoCo v3's batch norms keep it from equality of whole runs."""
     assert (both / "said").read_text().count("gathered") == 2
-
-
-def test_one_process_has_nothing_to_gather():
-    rows = torch.ones(3, 2)
-    assert distributed.gather_rows(rows) is rows
 
 
 @pytest.mark.parametrize("name", ["simclr", "supcon", "mocov2", "mocov3", "dino"])

@@ -9,16 +9,14 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from helpers import Process, distance, flags, inside, metrics, same, state
+from helpers import Process, flags, inside, metrics, same, state
 from test_resume import PLACE, stop_at
 
 import idmm
-from idmm import config, distributed
+from idmm import config
 from idmm.data.loaders import BatchPlan, training_batches
-from idmm.errors import RunError
 from idmm.losses import instance_discrimination_loss
 from idmm.methods.finetune import Finetune
-from idmm.models import create_backbone
 from idmm.optim import create_optimizer
 from idmm.seeding import seeded
 
@@ -71,13 +69,6 @@ def test_a_resumed_run_ends_with_the_same_weights(stage, tmp_path, monkeypatch, 
     assert same(tmp_path / "whole", tmp_path / "cut")
 
 
-def test_without_the_switch_the_weights_are_close(tmp_path, monkeypatch):
-    assert inside("pretrain", tmp_path / "whole", **HERE) == 0
-    stopped(monkeypatch, "pretrain", tmp_path / "cut", **HERE)
-    assert inside("pretrain", tmp_path / "cut", **HERE) == 0
-    assert distance(tmp_path / "whole", tmp_path / "cut") < 0.01
-
-
 @pytest.mark.parametrize("stage", ["pretrain", "finetune"])
 def test_fp16_goes_on_with_its_scaler(stage, tmp_path, monkeypatch):
     half = {**HERE, "train__precision": "fp16" if ON_GPU else "bf16", "train__clip_grad": 1.0}
@@ -106,12 +97,6 @@ def test_losses_are_those_of_the_cpu(tmp_path, no_tf32):
     assert inside("pretrain", tmp_path / "gpu", **one, **HERE) == 0
     wanted, found = (metrics(tmp_path / name)[0]["loss"] for name in ("cpu", "gpu"))
     assert found == pytest.approx(wanted, rel=2e-3)
-
-
-@gpu_alone
-def test_compiled(tmp_path):
-    changes = {**HERE, "train__compile": True, "train__epochs": 1, "data__subset": {"total": 40}}
-    assert inside("pretrain", tmp_path / "a", **changes, train__monitor_every=0) == 0
 
 
 def test_one_process_of_torchrun(tmp_path):
@@ -235,10 +220,6 @@ def test_the_nway_loss_is_that_of_the_cpu(chunk, mixed, deterministic):
 
 
 # ---------------------------------------------------------------------- memory and processes
-def test_out_of_memory_is_said_in_a_line():
-    with pytest.raises(RunError, match="^out of memory with a batch of 8 images: try --train.accumulate 4"):
-        with distributed.enough_memory(distributed.step_too_large(8, 2)):
-            torch.empty(2**50, dtype=torch.uint8, device=DEVICE)
 
 
 def test_processes_talk_over_the_device(tmp_path):
@@ -261,9 +242,3 @@ def test_processes_talk_over_the_device(tmp_path):
     )
     with Process([*TORCHRUN, script, DEVICE], tmp_path / "err") as run:
         assert run.wait() == 0, run.said()
-
-
-def test_a_model_moves_with_its_layout():
-    model = create_backbone("resnet10t", 32, channels=[8, 8, 16, 16]).to(memory_format=torch.channels_last).to(DEVICE)
-    assert model.conv1[0].weight.is_contiguous(memory_format=torch.channels_last)
-    assert torch.isfinite(model(torch.randn(2, 3, 32, 32, device=DEVICE))).all()

@@ -25,11 +25,6 @@ def test_only_the_first_process_shows_what_it_warns_of(rank, tmp_path, monkeypat
     assert [said.count("before the log"), said.count("in the run")] == ([1, 1] if rank == 0 else [0, 0])
 
 
-@pytest.mark.parametrize("value, text", [(0.01312, "0.013"), (1.52, "1.5"), (101.3, "100"), (3541.0, "3500")])
-def test_brief(value, text):
-    assert progress.brief(value) == text
-
-
 def test_what_is_said_between_two_runs_is_shown(tmp_path, capsys):
     with progress.logging_by(progress.KeptLog()):
         for name in ("a", "b"):

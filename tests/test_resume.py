@@ -467,12 +467,3 @@ def test_out_of_memory(error, when, tmp_path, monkeypatch, capsys):
     said = lines(capsys)
     assert said[-1] == advice and said.count(advice) == 1
     assert when != "in the loop" or where(out) == (1, 0, 2)
-
-
-def test_other_errors_are_not_hidden(tmp_path, monkeypatch):
-    def fail(*_, **__):
-        raise RuntimeError("a fault of ours")
-
-    monkeypatch.setattr(IDMM, "forward", fail)
-    with pytest.raises(RuntimeError, match="a fault of ours"):
-        inside("pretrain", tmp_path / "run")
