@@ -118,7 +118,8 @@ def _registered(name: str, label: str) -> tuple[str, str, tuple[str, ...]]:
     names = timm.list_models(pretrained=True)
     cfg = get_pretrained_cfg(name) if name in names or ("." not in name and timm.is_model(name)) else None
     if cfg is None or not cfg.hf_hub_id:
-        raise UserError(f"{label} is not among timm's weights on the hub{nearest(name, names)}")
+        hint = nearest(name, [*names, *(known.partition(".")[0] for known in names)])
+        raise UserError(f"{label} is not among timm's weights on the hub{hint}")
     files = (cfg.hf_hub_filename,) if cfg.hf_hub_filename else WEIGHTS
     return f"{name.partition('.')[0]}.{cfg.tag}" if cfg.tag else name, cfg.hf_hub_id, files
 
