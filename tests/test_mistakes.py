@@ -66,12 +66,7 @@ def test_a_root_of_images_that_a_package_ships_is_an_error(pictures, tmp_path, c
     assert not (tmp_path / "o").exists()
 
 
-def test_a_root_alone_in_a_check_and_a_grid(pictures, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "digits").mkdir()
-    assert call(["data", "check", "digits", "--near_limit", 0]) in (0, 1)
-    line = "data.name: 'digits' is a dataset of that name, not the folder of that name here, which --data.root would"
-    assert f"{line} take\n" in capsys.readouterr().err
+def test_a_root_alone_in_a_check_and_a_grid(pictures, capsys):
     assert refused(capsys, ["data", "check"]) == ["NAME: missing; wanted is a dataset, 'idmm data list' shows them"]
     grid = {"out": "o", "sources": [{"root": str(pictures)}], "targets": [{"root": str(pictures), "label": "mine"}]}
     jobs = GridPlan(build(GridConfig, grid)).checked().jobs.values()

@@ -347,7 +347,6 @@ def test_what_is_left_out_is_said_once(way, images, tmp_path, monkeypatch, caplo
     for text, said in (
         ("train/cat/0.png\nunlabelled/1.png\n", "2 images (1 train, 1 unlabelled)"),
         ("# for --data.exclude\n", "0 images: the list is empty"),
-        ("# nearly the same\n#train/cat/0.png\n", "0 images: all its lines are behind a #, suspicions to look at"),
     ):
         caplog.clear()
         listed.write_text(text)

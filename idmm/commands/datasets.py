@@ -128,8 +128,7 @@ def write_exclusions(command: str, before: str | None, lines: list[str], path: P
         kept = f" (the one before is {old.name})"
     write_bytes(path, content)
     if not any(is_named(line.decode(errors="replace")) for line in content.split(b"\n")):
-        suspicions = "; all its lines are behind a #, suspicions to look at: it leaves out nothing as it is"
-        return f"{path}{kept}{suspicions if lines else ', which names nothing'}"
+        return f"{path}{kept}, which leaves out nothing as it is"
     return f"{path}{kept}; leave out what it names with --data.exclude {path}"
 
 

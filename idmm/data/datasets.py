@@ -12,7 +12,7 @@ import numpy as np
 
 from idmm import config
 from idmm.data.download import fetch
-from idmm.data.readers.folder import parent_of_split, read_unlabelled
+from idmm.data.readers.folder import read_unlabelled
 from idmm.data.readers.layout import FilesMissing, root_folder
 from idmm.data.registry import Spec, resolve_name, spec_of
 from idmm.data.split import LabelsMissing, Split, Splits, counted, together
@@ -131,8 +131,6 @@ def _nothing_to_evaluate_on(spec: Spec, data: config.Data) -> str:
         return f"data.name: '{spec.name}' has no split to evaluate on; add one, or {hold_out}"
     if data.labels is not None:
         return f"data.labels: '{data.labels}' has no image of the split test; add some, or {hold_out}"
-    if parent := parent_of_split(str(data.root)):
-        return f"data.root: '{data.root}' is itself a split; wanted the folder that it is in, '{parent}', or {hold_out}"
     return f"data.root: '{data.root}' has no 'val' or 'test' folder to evaluate on; add one, or {hold_out}"
 
 

@@ -1,6 +1,5 @@
 """The datasets by name: the rows of ``datasets.yaml``, each with the function that reads its files."""
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -81,9 +80,6 @@ def resolve_name(data: config.Data) -> tuple[config.Data, list[str]]:
     if spec_of(data.name).embedded and data.root is not None:
         what = f"'{data.root}', but data.name '{data.name}' comes with a package and takes none"
         raise UserError(f"data.root: {what}; leave it out, or the name, which is then 'folder'")
-    if data.root is None and os.path.isdir(data.name):
-        what = "a dataset of that name, not the folder of that name here, which --data.root would take"
-        return data, [f"data.name: '{data.name}' is {what}"]
     return data, []
 
 

@@ -106,9 +106,7 @@ class UserList:
             return found
         if not (elsewhere and self._is_file(plain)):
             where = f" under '{self.root}'" if self.root else " of the dataset"
-            header = line == 1 and self.file.lower().endswith((".csv", ".tsv"))
-            hint = "; a header calls the column path" if header else ""
-            self.fault(line, f"'{plain}' is no image{where}{hint}")
+            self.fault(line, f"'{plain}' is no image{where}")
         return None
 
     def fault(self, line: int, what: str) -> None:
@@ -189,9 +187,7 @@ def leave_out(splits: Splits, file: str, root: str | None) -> Splits:
         kept[key], counts[key] = replace(part.take(left), drawn=drawn) if left else None, len(out)
     total = sum(counts.values())
     where = ", ".join(f"{n} {key}" for key, n in counts.items() if n)
-    suspicions = any(line.startswith("#") and not line.startswith("# ") for line in lines)  # names behind a #
-    nothing = ": all its lines are behind a #, suspicions to look at" if suspicions else ": the list is empty"
-    where = f" ({where})" if where else "" if found else nothing
+    where = f" ({where})" if where else "" if found else ": the list is empty"
     log.info("data.exclude: '%s' leaves out %s%s", file, counted(total, "image"), where)
     return replace(splits, **kept, excluded=total)
 

@@ -142,15 +142,9 @@ def same_place(path: str) -> str:
     return os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
 
 
-def parent_of_split(root: str) -> str | None:
-    """Returns the folder that ROOT is the ``train``, ``val`` or ``test`` folder of; None where it is none of these."""
-    above, name = os.path.split(os.path.abspath(root))
-    return above if name in PARTS and os.path.isdir(os.path.join(above, "train")) else None
-
-
 def _class_folders(root: str) -> dict[str, _Tree]:
     """ROOT itself as what to train on, where its folders can be classes; LabelsMissing or UserError where not."""
-    other, tree = _other_case(root), _walk(root)
+    tree = _walk(root)
     nested = all(len(parts) > 1 for parts in tree.images) and len({parts[0] for parts in tree.images}) > 1
     sets = {parts[0] for parts in tree.images if len(parts) > 3 and parts[1] == "train"}
     if nested and sets == {parts[0] for parts in tree.images}:
@@ -160,9 +154,8 @@ def _class_folders(root: str) -> dict[str, _Tree]:
         what = f"its {len(tree.classes)} folders are taken for classes ({listed(tree.classes)})"
         log.info("data.root: '%s' has no 'train' folder: %s", root, what)
         return {"train": tree}
-    but, kind = (f", but '{other}'", UserError) if other else ("", LabelsMissing)
     wanted = f"{root}/train/CLASS/*, or the classes in a CSV file (--data.labels)"
-    raise kind(f"data.root: '{root}' has no 'train' folder{but}; wanted {wanted}")
+    raise LabelsMissing(f"data.root: '{root}' has no 'train' folder; wanted {wanted}")
 
 
 def read_any(root: str) -> Splits:
@@ -177,9 +170,6 @@ def read_any(root: str) -> Splits:
         trees = {"train": _walk(os.path.join(root, *dense[:1]))}
         if dense:
             log.info("data.root: '%s' has boxes or masks: the images of '%s' are taken", root, dense[0])
-        elif other := _other_case(root):
-            what = "has no 'train' folder, but '%s': all images under the root are taken"
-            log.warning(f"data.root: '%s' {what}", root, other)
     train = _not_empty(trees["train"])
     filled = {parts[0] for parts in train.images}
     if len(filled) < 2 or filled != set(train.folders) or any(len(parts) != 2 for parts in train.images):
@@ -220,12 +210,6 @@ def _not_empty(tree: _Tree) -> _Tree:
     if not tree.images:
         raise UserError(f"{tree.no_images}; wanted at least one")
     return tree
-
-
-def _other_case(root: str) -> str | None:
-    """The folder that is 'train' but for its capitals."""
-    with contextlib.suppress(OSError):  # which is told when its images are listed
-        return next((name for name in sorted(os.listdir(root)) if name != "train" and name.lower() == "train"), None)
 
 
 def _walk(top: str, key: str = "data.root") -> _Tree:
