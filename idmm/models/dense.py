@@ -121,7 +121,11 @@ def _maps_by_stride(backbone: nn.Module, black: Tensor) -> dict[float, tuple[int
         if hasattr(backbone, "forward_intermediates"):
             layers = partial(backbone.forward_intermediates, intermediates_only=True)
             maps += enumerate(_looked_at(backbone, black, layers))
-        maps.append((None, _looked_at(backbone, black, lambda x: _backbone_maps(backbone, x, [None]))[0]))
+        try:
+            maps.append((None, _looked_at(backbone, black, lambda x: _backbone_maps(backbone, x, [None]))[0]))
+        except UserError:  # maps of inner layers may have places if the output has none
+            if not maps:
+                raise
     return {black.shape[-1] / made.shape[-1]: (layer, made.shape[1]) for layer, made in maps}
 
 
