@@ -11,7 +11,7 @@ import timm
 import torch
 from torch import nn
 
-from idmm.errors import SizeError, UserError, in_short, nearest
+from idmm.errors import SizeError, UserError, nearest
 
 Size = int | tuple[int, int] | list[int]
 
@@ -271,8 +271,8 @@ def _build_error(name, given, optional, error):
         else:
             return _size_error(name, optional["img_size"], error)
     if own := {key: value for key, value in given.items() if key not in _OWN_FIELDS}:
-        return UserError(f"model.kwargs: {name} refuses {own!r}: {in_short(error)}")
-    return UserError(f"model.name: {name!r} cannot be built: {in_short(error)}")
+        return UserError(f"model.kwargs: {name} refuses {own!r}: {_one_line(error)}")
+    return UserError(f"model.name: {name!r} cannot be built: {_one_line(error)}")
 
 
 def black_image(model: nn.Module, in_chans: int, size: Size) -> torch.Tensor:
@@ -314,5 +314,9 @@ def _try_image(model, name, img_size, given):
 
 def _size_error(name, img_size, why):
     height, width = pair(img_size)
-    why = in_short(why) if isinstance(why, Exception) else why
+    why = _one_line(why) if isinstance(why, Exception) else why
     return SizeError(f"image size {height}x{width}: {name} cannot take it: {why}")
+
+
+def _one_line(error):
+    return " ".join(str(error).split())[:200] or type(error).__name__
