@@ -201,6 +201,17 @@ def test_pairs_are_a_function_of_the_seed_and_differ_between_images_and_steps():
     assert module(grid) == module(grid, positions=first)
 
 
+@pytest.mark.parametrize("pairs", [3, 20])
+@pytest.mark.parametrize("mode", ONE)
+def test_order_of_images_does_not_matter(mode, pairs):
+    module, (grid,) = build(mode, [(4, 3)], pairs)
+    (positions,) = module.draw(grid, rng(8))
+    order = torch.tensor([2, 0, 1])
+    loss = module(grid, positions=positions)
+    torch.testing.assert_close(module(grid[order], positions=positions[order]), loss, rtol=1e-12, atol=0)
+    assert not torch.isclose(module(grid[order], positions=positions), loss)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("side", [4, 9])  # as it is, and pooled
 def test_half_inputs_are_raised(dtype, side):

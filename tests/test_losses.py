@@ -1,5 +1,7 @@
 """The instance discrimination loss against a naive loop written from Eqs. 17-20 of the paper."""
 
+import math
+
 import pytest
 import torch
 
@@ -146,6 +148,21 @@ def test_tiles_stand_large_logits_and_rows_of_no_length():
     cosine = instance.instance_losses(z, w, target, cosine=True)
     for of in (loss, cosine):
         assert all(bool(torch.isfinite(g).all()) for g in torch.autograd.grad(of.sum(), (z, w)))
+
+
+def test_untrained_loss_is_log_n():
+    z, w = torch.zeros(4, 3), torch.randn(50, 3)
+    assert float(instance_discrimination_loss(z, w, torch.arange(4))) == pytest.approx(math.log(50), rel=1e-6)
+
+
+def test_order_of_views_and_of_instances_does_not_matter(inputs):
+    z, w, _, target, mixed = inputs
+    loss = instance_discrimination_loss(z, w, target, mixed, 0.7)
+    views = torch.randperm(len(z), generator=torch.Generator().manual_seed(2))
+    torch.testing.assert_close(instance_discrimination_loss(z[views], w, target[views], mixed[views], 0.7), loss)
+    rows = torch.randperm(len(w), generator=torch.Generator().manual_seed(3))
+    place = torch.argsort(rows)  # instance i now stands in row place[i]
+    torch.testing.assert_close(instance_discrimination_loss(z, w[rows], place[target], place[mixed], 0.7), loss)
 
 
 def test_what_cannot_be():
