@@ -106,7 +106,10 @@ def _facts(source: Source, result: dict) -> list[tuple[str, str]]:
     facts += [] if isinstance(config, FinetuneConfig) else [("method", config.method.name)]
     for phase in stage_of(config).phases(config):
         lr = f", learning rate {phase.lr or train.lr:g}" if phase.lr or train.lr else ""
-        facts.append((f"{phase.size} px", f"{counted(phase.epochs, 'epoch')}, batches of {phase.batch_size}{lr}"))
+        epochs = "" if "minutes" in result else f"{counted(phase.epochs, 'epoch')}, "
+        facts.append((f"{phase.size} px", f"{epochs}batches of {phase.batch_size}{lr}"))
+    if "minutes" in result:  # the clock ended the stages, not the recipe's epochs
+        facts.append(("length", f"{result['minutes']:g} minutes, {counted(result['epochs'], 'epoch')} in all"))
     facts += [("seed", str(result["seed"]))]
     if config.init:  # public weights by their name, others by their folder's last name
         facts.append(("started from", _code(config.init if is_public(config.init) else run_of(config.init).name)))
