@@ -23,7 +23,7 @@ SIZES = (32, 48, 64, 80, 96, 112, 128, 160, 192, 224)
 LOOKED_AT = 64  # images, for their sizes
 # The table that sizes, ways and mixing go by; nothing is timed. The small ConvNet trains on 1.1 million pixels a second
 # on a core of a server, at 32 px.
-PIXELS = {"cpu": 1.1e6, "mps": 1e7, "cuda": 5e7}  # by device
+PIXELS = {"cpu": 1.1e6, "mps": 1e7, "cuda": 5e7}  # by device; only the CPU rate was measured
 OTHERS = 0.25  # of it, for other networks
 PASSES = 30  # over the images, which a size must leave time for
 FEWEST = 10  # of stage 1 at a size reduced for it, from which on it pays
