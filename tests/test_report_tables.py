@@ -161,6 +161,10 @@ def test_runs_that_say_one_class_crown_nothing():
         said = " ".join(rendered(name, collapsed()).split())
         assert said.count("none better than the largest class ‡") == 2 and "No ranking of sources: it takes 3" in said
         assert "here are 2 sources and 0 such targets" in said and "mean rank" not in said and "tie:" not in said
+        assert "stamps: 96 test images; differences under about" in said
+        assert "the largest class is 15.6 % of them" in said
+    grouped = rendered("grid.md", [{**one, "test_groups": 4} for one in collapsed()])
+    assert "stamps: 96 test images; of 4 groups, whose images are alike: intervals are too narrow; diff" in grouped
     assert FOOTNOTE in rendered("grid.md", collapsed()) and "**1" not in rendered("grid.md", collapsed())
     assert FOOTNOTE in rendered("grid.html", collapsed())
     tex = rendered("grid.tex", collapsed())

@@ -58,6 +58,7 @@ HELD_OUT = 0.2  # of the labelled images, where there are none to test on
 CHANCE = 0.05
 BETTER = "try more --minutes, a smaller --size, or for photographs public weights (--init timm:NAME), in a new --out"
 SAVED = 0.1  # of a stage's minutes, after which it writes a checkpoint, if not before (train.save_minutes)
+SHORTEST = 0.01  # minutes for all stages, which divide them to a thousandth
 FILE, LABELS, PSEUDOLABELS = "train.json", "labels.csv", "pseudolabels.csv"
 
 
@@ -217,7 +218,7 @@ def _run(given: TrainCommand, kept: dict, out: Path, before: float) -> dict:
     plan, spent = Plan(**kept["plan"]), kept.setdefault("minutes", {"before": 0.0})
     spent["before"] += distributed.broadcast(before)  # of each start
     left = given.minutes - spent["before"]
-    if left <= 0 and not spent.keys() & plan.shares.keys():
+    if left < SHORTEST and not spent.keys() & plan.shares.keys():
         gone = f"{duration(60 * before)} were gone before the first stage"
         wanted = max(2 * before, before + AROUND / 60)
         raise UserError(f"minutes: got {given.minutes:g}, but {gone}; wanted at least {wanted:.2g}")

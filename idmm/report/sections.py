@@ -1,5 +1,6 @@
 """A grid's findings as plain data, computed once for all formats: best sources, ranks, size curves."""
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable
@@ -235,6 +236,28 @@ class Sections:
     blocks: list[Block]  # those that have something in them, in the order that every format prints
 
 
+# ------------------------------------------------------------------ test images
+def baselines(table: Table) -> list[str]:
+    """Returns a line per target: its test images, the smallest difference that they can show, and its baselines."""
+    lines = []
+    for target in table.targets:
+        cells = [cell for (_, _, name), cell in table.cells.items() if name == target and cell.stats.images]
+        runs = [run for cell in cells for run in cell.stats.runs]
+        parts = [f"{size} test images" for size in {run["test_size"]: 0 for run in runs if run.get("test_size")}]
+        if groups := [run["test_groups"] for run in runs if run.get("test_groups")]:
+            parts.append(f"of {max(groups)} groups, whose images are alike: intervals are too narrow")
+        if cells:  # of two rows as good as the one in the middle
+            middle = sorted(cells, key=lambda cell: cell.stats.mean)[len(cells) // 2]
+            least = format_number(math.hypot(*middle.stats.images))
+            parts.append(f"differences under about {least} points cannot be told from chance")
+        if target in table.largest:
+            parts.append(f"the largest class is {format_number(table.largest[target])} % of them")
+        if target in table.pixels:
+            parts.append(f"kNN on raw pixels gets {format_number(table.pixels[target])} %")
+        lines += [f"{target}: {'; '.join(parts)}"] if parts else []
+    return lines
+
+
 def sections(grid: dict) -> Sections:
     """Computes everything that is told of a grid."""
     protocols = grid.get("protocols", [grid["protocol"]])
@@ -250,6 +273,7 @@ def sections(grid: dict) -> Sections:
         *(_of(table, best_sources(table), own) for table in own),
         _of(first, ranks.block, own) if ranks.sources > 1 else None,
         _slopes_block(curves),
+        Block("What the test images can show", [], items=baselines(first)),
         Block("Failed", [], items=[_failure(run) for run in failed]),
     ]
     blocks = [block for block in blocks if block and (block.lines or block.items)]
