@@ -1,6 +1,5 @@
-"""Pretraining from weights: lower rates for lower layers, layers that stay, kNN before and after, both kept."""
+"""Pretraining from weights: lower rates for lower layers, kNN before and after, both kept."""
 
-import re
 import signal
 
 import pytest
@@ -8,33 +7,19 @@ import torch
 import yaml
 from folders import TINY as FOLDER
 from folders import result, tree
-from helpers import call, flags, inside, logged, metrics, refused, same, start, state_file, weights
-from test_distributed import together
+from helpers import call, inside, logged, metrics, same, start, state_file, weights
 from test_resume import stop_at
-from tiny import batch, make
+from tiny import make
 
 import idmm
 from idmm import config
-from idmm.errors import UserError
-from idmm.methods.common import MomentumEncoder
 from idmm.models import create_backbone
-from idmm.models.layers import freeze_layers
 from idmm.monitor import gained
 from idmm.optim import create_optimizer
-from idmm.seeding import seeded
-from idmm.stages.advice import advice
 
 RESNET = {"model__name": "resnet10t", "model__kwargs": {"channels": [8, 8, 16, 16]}}
 FROM = {"model__name": None, "model__kwargs": None}  # as the weights say
-BOTH = {"train__freeze_layers": 2, "train__layer_decay": 0.5}
-MODELS = {  # arguments for a small one, and how many blocks or stages it has
-    "vit_tiny_patch16_224": ({"patch_size": 8, "embed_dim": 16, "depth": 3, "num_heads": 2}, 3),
-    "t2t_vit_7": ({"embed_dim": 16, "depth": 3, "num_heads": 2, "token_dim": 8}, 3),
-    "pvt_v2_b0": ({"embed_dims": [8, 16, 16, 16], "num_heads": [1, 2, 2, 2]}, 4),
-    "resnet10t": ({"channels": [8, 8, 8, 8]}, 4),
-    "convnext_atto": ({"dims": [8, 8, 8, 8], "depths": [1, 1, 1, 1]}, 4),
-    "mobilenetv3_small_050": ({}, 6),
-}
+DECAY = {"train__layer_decay": 0.5}
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +32,9 @@ def source(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def adapted(source):
-    """The same images again, from those weights, two stages frozen and the rates of the others apart."""
+    """The same images again, from those weights, each stage at a rate of its own."""
     out = source.parent / "adapted"
-    assert inside("pretrain", out, **FROM, **BOTH, init=str(source)) == 0
+    assert inside("pretrain", out, **FROM, **DECAY, init=str(source)) == 0
     return out
 
 
@@ -72,96 +57,9 @@ def test_rates_by_layer():
         assert group["weight_decay"] == (0.0 if spared else 0.1), name
 
 
-# ------------------------------------------------------------------ frozen layers
-@pytest.mark.parametrize("name", MODELS)
-def test_what_is_frozen_stays_and_the_rest_moves(name):
-    kwargs, blocks = MODELS[name]
-    with seeded(0):
-        model = create_backbone(name, 32, drop_path=0.3, **kwargs)
-    with pytest.raises(UserError, match=f"train.freeze_layers: {blocks}, but {name} has {blocks} blocks or stages"):
-        freeze_layers(model, blocks, name)
-    freeze_layers(model, 0, name)
-    assert all(p.requires_grad for p in model.parameters())
-    freeze_layers(model, 1, name)
-    frozen = set(model.frozen_parameters)
-    assert frozen == {key for key, p in model.named_parameters() if not p.requires_grad}
-    assert 0 < len(frozen) < len(list(model.parameters()))
-    method = make("idmm", of=model)
-    still = {key for key, part in model.named_modules() if not part.training}
-    assert still and all(key.startswith(model.frozen_modules) for key in still), "the rest is trained"
-    dropped = [key for key, part in model.named_modules() if type(part).__name__ == "DropPath"]
-    assert {key in still for key in dropped} in ({True, False}, {False}, set())
-    before = {key: tensor.clone() for key, tensor in method.backbone.state_dict().items()}
-    optimizer = create_optimizer(model, {"classifier": (method.classifier, 1.0)}, config.PretrainTrain(), 0.1)
-    images = {**batch(2, double=False), "views": [torch.randn(4, 2, 3, 32, 32)]}
-    method(images, 0, 0)["loss"].backward()
-    optimizer.step()
-    after = model.state_dict()
-    moved = {key for key in before if not torch.equal(before[key], after[key])}
-    held = tuple(f"{part}." for part in model.frozen_modules)
-    assert not {key for key in moved if key in frozen or key.startswith(held)}
-    assert len(moved) > len(model.state_dict()) / 4
-    method.add_module("teacher", MomentumEncoder(model, torch.nn.Identity(), 0.9))  # whose batch norms train
-    method.train()
-    for of in (model, method.teacher.copies[0]):
-        assert not any(part.training for key in of.frozen_modules for part in of.get_submodule(key).modules())
-
-
-def test_models_that_do_not_tell(capsys, tmp_path):
-    model = torch.nn.Linear(2, 2)
-    with pytest.raises(UserError, match="train.freeze_layers: 1, but linear does not tell its layers apart; wanted 0"):
-        freeze_layers(model, 1, "linear")
-    out = tmp_path / "run"
-    (line,) = refused(capsys, ["pretrain", *flags("pretrain", out, train__freeze_layers=7)])
-    assert line.startswith("train.freeze_layers: 7, but vit_tiny_patch16_224 has 2 blocks or stages after its stem")
-    assert line.endswith("wanted at most 1") and not out.exists()
-
-
-def test_frozen_weights_of_a_run(source, adapted):
-    before, after = weights(source), weights(adapted)
-    held = {key for key in before if re.match(r"backbone/(conv1|bn1|layer1|layer2)\.", key)}
-    assert any("running_mean" in key for key in held)
-    for key in before:
-        if key.startswith("backbone/") and "num_batches" not in key:
-            assert torch.equal(before[key], after[key]) == (key in held), key
-
-
-def test_a_momentum_encoders_frozen_layers_stay(source, tmp_path):
-    """Rounding would move m p + (1 - m) p, and its batch norms would count on."""
-    small = {"method__hidden_dim": 12, "method__dim": 6, "method__momentum": 0.9, "method__outputs": 9}
-    given = {"method__classifier": None, "method__classifier_init": None, "method__classifier_lr_scale": None}
-    given |= {"method__name": "dino", "views__crops": [{"count": 2, "scale": [0.3, 1.0]}], "train__accumulate": 1}
-    out = tmp_path / "run"
-    assert inside("pretrain", out, **FROM, **given, **small, train__freeze_layers=2, init=str(source)) == 0
-    before, after = weights(source), weights(out)
-    for key in after:
-        if re.match(r"backbone/(conv1|bn1|layer1|layer2)\.", key):
-            assert torch.equal(before[key], after[key]), key
-    assert not torch.equal(before["backbone/layer4.0.conv1.weight"], after["backbone/layer4.0.conv1.weight"])
-
-
-def test_frozen_on_two_processes(source, tmp_path):
-    given = {**FROM, **BOTH, "init": str(source), "train__epochs": 1, "train__precision": "fp32"}
-    with together("pretrain", tmp_path / "two", **given) as both:
-        assert both.wait() == 0, both.said()
-    assert inside("pretrain", tmp_path / "one", **given) == 0
-    one, two = result(tmp_path / "one"), result(tmp_path / "two")
-    assert one["start_knn"] == two["start_knn"]
-    after, before = weights(tmp_path / "two"), weights(source)
-    assert torch.equal(before["backbone/layer2.0.bn1.running_mean"], after["backbone/layer2.0.bn1.running_mean"])
-
-
-def test_frozen_without_weights_is_warned_of():
-    given = config.PretrainConfig(train=config.PretrainTrain(freeze_layers=2))
-    line = "train.freeze_layers: 2 without --init: the layers that stay as they are are random ones"
-    assert advice(given, [], 1000) == [line]
-    given = config.PretrainConfig(train=config.PretrainTrain(layer_decay=0.5))
-    assert advice(given, [], 1000) == []
-
-
 # ------------------------------------------------------------------ resuming
 def test_killed_and_taken_up(source, adapted, tmp_path):
-    out, given = tmp_path / "run", {**FROM, **BOTH, "init": str(source)}
+    out, given = tmp_path / "run", {**FROM, **DECAY, "init": str(source)}
     with start("pretrain", out, **given) as process:
         assert process.until(lambda: state_file(out).exists()), process.said()
         process.send(signal.SIGKILL)
@@ -175,7 +73,7 @@ def test_killed_and_taken_up(source, adapted, tmp_path):
 
 
 def test_stopped_after_its_last_measurement(source, adapted, tmp_path, monkeypatch):
-    out, given = tmp_path / "run", {**FROM, **BOTH, "init": str(source)}
+    out, given = tmp_path / "run", {**FROM, **DECAY, "init": str(source)}
     stop_at(monkeypatch, 1, 3, 0)
     assert inside("pretrain", out, **given) == 130
     monkeypatch.undo()

@@ -72,10 +72,6 @@ class Train:
 class PretrainTrain(Train):
     """The training loop."""
 
-    freeze_layers: int = Field(0, ge=0)
-    """Leave the backbone's stem and so many of its first blocks as they are (stages, where it has several sizes of map,
-    as PVTv2 and ConvNets): no gradient, no weight decay, batch norms, dropout and drop path as in evaluation. At least
-    one must be left to learn; 0: the whole backbone learns (blocks)."""
     knn_every: int = Field(0, ge=0)
     """Measure kNN accuracy of the frozen features before the first step, every so many epochs and after the last, where
     there are labels and a val or test split; 0: before the first step and after the last where there is an init, else

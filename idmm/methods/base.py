@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from idmm.methods.drloc import Localization
 from idmm.models.build import one_image_norms
-from idmm.models.layers import hold_still
 
 
 @dataclass(frozen=True)
@@ -57,12 +56,6 @@ class Method(nn.Module):
     def exported(self) -> nn.Module:
         """The backbone that the run is for; the one that is trained, unless a method says otherwise."""
         return self.backbone
-
-    def train(self, mode: bool = True) -> "Method":
-        """Sets training mode, but of what is frozen (:mod:`idmm.models.layers`), which stays in evaluation mode."""
-        super().train(mode)
-        hold_still(self)
-        return self
 
     def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
         """Computes the loss of a batch.

@@ -151,5 +151,3 @@ class MomentumEncoder(nn.Module):
         for module, copied in zip((backbone, head), self.copies, strict=True):
             if any(True for _ in module.parameters()):
                 update_momentum(module, copied, momentum)
-            for name in getattr(module, "frozen_parameters", ()):  # rounding would move them
-                copied.get_parameter(name).copy_(module.get_parameter(name))

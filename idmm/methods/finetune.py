@@ -30,11 +30,18 @@ class Finetune(Method):
         super().__init__(backbone)
         self.config = config
         self.register_buffer("class_weight", None, persistent=False)  # set once the images are known
+        self.freeze = freeze
         if freeze:
             backbone.requires_grad_(False)
             for part in classifiers(backbone):
                 part.requires_grad_(True)
-            backbone.frozen_modules = ("",)  # its classifier, too
+
+    def train(self, mode: bool = True) -> "Finetune":
+        """Sets training mode, but not of a frozen backbone and its classifier."""
+        super().train(mode)
+        if self.freeze:
+            self.backbone.eval()
+        return self
 
     def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
         """Computes the loss of ``batch["images"]`` [B, C, S, S] with classes ``batch["label"]`` [B]."""

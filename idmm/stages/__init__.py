@@ -36,7 +36,7 @@ USUAL = (
     "out", "seed", "init", "resume", "stages", "size", "device", "data.name", "data.root", "data.subset", "data.labels",
     "data.labelled", "data.val_fraction", "data.folds", "model.name", "model.kwargs", "model.freeze", "train.epochs",
     "train.minutes", "train.size", "train.batch_size", "train.lr", "train.weight_decay", "train.warmup_epochs",
-    "train.layer_decay", "train.freeze_layers", "train.precision", "train.device", "train.knn_every", "train.keep",
+    "train.layer_decay", "train.precision", "train.device", "train.knn_every", "train.keep",
     "train.class_weights", "train.classifier_init",
     "method.name", "method.classifier", "method.label_weight", "method.instance_decay", "views.size", "views.crops",
     "augment.mixup_alpha", "augment.cutmix_alpha", "drloc.weight",

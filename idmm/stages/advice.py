@@ -22,8 +22,6 @@ def advice(config: Any, phases: list[Phase], images: int) -> list[str]:
             lines.append(f"train.accumulate: {passes} passes, but a step has {filled} images; wanted at most {filled}")
     if getattr(config.model, "freeze", False) and config.init is None:
         lines.append("model.freeze: true without --init: the classifier alone learns, on a backbone of random weights")
-    if (count := getattr(config.train, "freeze_layers", 0)) and config.init is None:
-        lines.append(f"train.freeze_layers: {count} without --init: the layers that stay as they are are random ones")
     return list(dict.fromkeys(lines))
 
 

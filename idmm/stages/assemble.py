@@ -37,7 +37,6 @@ from idmm.methods.drloc import Localization
 from idmm.methods.finetune import Finetune
 from idmm.models.build import try_size
 from idmm.models.hub import pinned
-from idmm.models.layers import freeze_layers
 from idmm.models.spec import ModelSpec, model_spec
 from idmm.models.start import takes_structure
 from idmm.optim import recipe
@@ -192,9 +191,7 @@ class _Pretraining(Assembly):
         return max(map(short_side_bound, group_sizes(views), (group.scale[0] for group in views.crops)))
 
     def backbone(self, phase, classes=0):
-        built = super().backbone(phase, classes if learns_labels(self.config) else 0)
-        freeze_layers(built, self.config.train.freeze_layers, self.spec.name)
-        return built
+        return super().backbone(phase, classes if learns_labels(self.config) else 0)
 
     def method(self, phase, backbone, images, classes, labelled=None):
         sizes = (images, min(phase.batch_size, images), phase.epochs, phase.steps(images))
