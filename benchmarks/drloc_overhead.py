@@ -33,7 +33,7 @@ class Trainer:
         backbone = create_backbone(name, size, num_classes=classes)
         self.method = Finetune(backbone, Augment())
         if weight:
-            self.method.localization = Localization(backbone, DrLoc(weight=weight), size, 3, epochs=1)
+            self.method.localization = Localization(backbone, DrLoc(weight=weight), size, 3)
         self.method.to(device).train()
         others = {"localization": (self.method.localization, 1.0)} if weight else {}
         self.optimizer = create_optimizer(backbone, others, FinetuneTrain(), lr=1e-4)

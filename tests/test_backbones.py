@@ -93,7 +93,7 @@ def test_both_methods_learn_a_batch_and_weights_move_to_another_size(name):
     generator = torch.Generator().manual_seed(3)
     views = [torch.randn(4, 2, 3, 64, 64, generator=generator)]
     backbone = built(name, 64, 0)
-    extra = Localization(backbone, DrLoc(weight=0.1, pairs=16), 64, 3, epochs=1)
+    extra = Localization(backbone, DrLoc(weight=0.1, pairs=16), 64, 3)
     method = IDMM(backbone, run_info(9), config.Method(cutmix_alpha=0))
     method.localization = extra
     found = losses(method, {"views": views, "index": torch.arange(4)})
@@ -102,7 +102,7 @@ def test_both_methods_learn_a_batch_and_weights_move_to_another_size(name):
     larger = built(name, 96, 3)
     report = load(larger, backbone.state_dict(), 64)
     assert all("head" in key or "fc" in key for key in report.fresh), report.fresh
-    extra = Localization(larger, DrLoc(weight=0.1, pairs=16), 96, 3, epochs=1)
+    extra = Localization(larger, DrLoc(weight=0.1, pairs=16), 96, 3)
     method = Finetune(larger, config.Augment(mixup_alpha=0, cutmix_alpha=0))
     method.localization = extra
     images = torch.randn(4, 3, 96, 96, generator=generator)
@@ -152,7 +152,7 @@ def test_width_is_that_of_the_forward_pass(name):
 
 def test_drloc_reads_the_map_before_the_layers_after_the_pooling():
     model = create_backbone("mobilenetv3_small_050", 64)
-    extra = Localization(model, DrLoc(weight=0.1, pairs=4), 64, 3, epochs=1)
+    extra = Localization(model, DrLoc(weight=0.1, pairs=4), 64, 3)
     assert extra.loss.in_dims == (model.num_features,) != (feature_width(model),)
     method = IDMM(model, run_info(4), config.Method())
     method.localization = extra

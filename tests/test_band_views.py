@@ -340,7 +340,7 @@ def test_every_method_learns_from_bands(name, channels=5):
     with seeded(0):
         backbone = create_backbone("vit_tiny_patch16_224", 16, in_chans=channels, **VIT)
         method = create_method(backbone, run_info(10, classes=3), config.method)
-        method.localization = Localization(backbone, DrLoc(weight=0.1, hidden_dim=8), 16, channels, epochs=2)
+        method.localization = Localization(backbone, DrLoc(weight=0.1, hidden_dim=8), 16, channels)
     maker = MultiCropTransform(Bands(channels), replace(config.views, size=16, **ALL), *norms(channels), seed=0)
     loss = method.train()(maker(0, np.arange(8)), 5, 0)["loss"]
     loss.backward()

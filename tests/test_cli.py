@@ -404,7 +404,7 @@ def test_help_of_boxes_and_masks_leaves_keys_of_classes_out(kind, capsys):
     ("words", "flag"),
     {
         "pretrain": "--method.classifier_lr_scale", "finetune": "--drloc.weight", "transfer": "--ray.address",
-        "probe": "(required)", "fewlabel": "--per_class", "demo": "--seeds", "data check": "--near_limit",
+        "probe": "(required)", "fewlabel": "--per_class", "demo": "--seeds", "data check": "--tiny",
     }.items(),
 )  # fmt: skip
 def test_help_is_quick_and_imports_no_torch(words, flag):

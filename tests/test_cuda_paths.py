@@ -46,7 +46,7 @@ class NoWaiting(TorchDispatchMode):
 
 def test_drlocs_head_is_built_where_the_backbone_is():
     """A classifier that starts from features has moved it already."""
-    assert Localization(tiny.backbone().to("meta"), config.DrLoc(weight=0.1), 16, 3, epochs=1)
+    assert Localization(tiny.backbone().to("meta"), config.DrLoc(weight=0.1), 16, 3)
 
 
 @pytest.fixture

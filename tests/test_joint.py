@@ -117,7 +117,7 @@ def test_one_forward_pass_with_drloc_as_a_third_term():
     plain, calls = joint(), []
     method = joint()
     method.backbone.float(), method.float(), plain.float()
-    method.localization = Localization(method.backbone, DrLoc(weight=0.3, pairs=8), SIDE, 3, epochs=8)
+    method.localization = Localization(method.backbone, DrLoc(weight=0.3, pairs=8), SIDE, 3)
     method.backbone.patch_embed.register_forward_hook(lambda *_: calls.append(1))
     small = {**given(), "views": [views.float() for views in given()["views"]]}
     out, alone = method(small, 5, 0), plain(small, 5, 0)

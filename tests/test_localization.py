@@ -1,7 +1,5 @@
 """drloc as an extra term of both methods: its weight, its head's place, one forward pass, and whole runs with it."""
 
-import math
-
 import pytest
 import torch
 from helpers import inside, metrics, state, weights
@@ -38,7 +36,7 @@ def tuned(backbone, extra=None, **augment):
 def test_the_loss_is_the_sum_and_the_log_holds_drloc():
     backbone = model()
     augment = dict(mixup_alpha=0, cutmix_alpha=0)
-    extra = Localization(backbone, DrLoc(weight=0.3, pairs=8), 32, 3, epochs=5)
+    extra = Localization(backbone, DrLoc(weight=0.3, pairs=8), 32, 3)
     plain = tuned(backbone, **augment)(batch(), 7, 0)
     both = tuned(backbone, extra, **augment)(batch(), 7, 0)
     logits, grid = logits_and_grid(backbone, batch()["images"])
@@ -53,24 +51,12 @@ def test_one_forward_pass_serves_logits_and_grid():
     backbone = model()
     calls = []
     backbone.patch_embed.register_forward_hook(lambda *_: calls.append(1))
-    extra = Localization(backbone, DrLoc(weight=1.0, mode="l1_all"), 32, 3, epochs=5)
+    extra = Localization(backbone, DrLoc(weight=1.0, mode="l1_all"), 32, 3)
     calls.clear()
     tuned(backbone, extra)(batch(), 7, 0)["loss"].backward()
     assert len(calls) == 1
     heads = [p.grad for p in extra.parameters()]
     assert len(extra.loss.heads) == 2 and all(grad is not None for grad in heads), "each block has a head of its own"
-
-
-@pytest.mark.parametrize("decay", ["none", "linear", "cosine"])
-def test_the_weights_schedule(decay):
-    extra = Localization(model(), DrLoc(weight=2.0, warmup_epochs=3, decay=decay), 32, 3, epochs=11)
-    weights = [extra.weight(epoch) for epoch in range(11)]
-    assert weights[:3] == pytest.approx([0.5, 1.0, 1.5])
-    share = [i / 8 for i in range(8)]
-    falls = {"none": [2.0] * 8, "linear": [2 - 2 * s for s in share]}
-    falls["cosine"] = [1 + math.cos(math.pi * s) for s in share]
-    assert weights[3:] == pytest.approx(falls[decay])
-    assert all(w >= 0 for w in weights)
 
 
 @pytest.mark.parametrize("stage", ["pretrain", "finetune"])
@@ -101,16 +87,10 @@ def test_settings_without_a_weight_are_said_to_do_nothing(given, said):
 def test_a_grid_of_one_place_is_refused():
     small = create_backbone("vit_tiny_patch16_224", 16, **{**KWARGS, "patch_size": 16})
     with pytest.raises(UserError) as raised:
-        Localization(small, DrLoc(weight=1.0), 16, 3, epochs=5)
+        Localization(small, DrLoc(weight=1.0), 16, 3)
     assert str(raised.value).startswith("drloc.weight: at 16 px the final grid is 1x1, nothing is apart; ")
 
 
 def test_mode_l1_all_names_itself_where_there_are_no_blocks():
     with pytest.raises(UserError, match="^drloc.mode: l1_all: resnet18 has no transformer blocks"):
-        Localization(create_backbone("resnet18"), DrLoc(weight=1.0, mode="l1_all"), 64, 3, epochs=5)
-
-
-def test_a_warmup_as_long_as_the_stage_is_said(caplog):
-    for epochs, said in ((6, ""), (5, "drloc.warmup_epochs: 5, but the stage has 5 epochs")):
-        Localization(model(), DrLoc(weight=1.0, warmup_epochs=5), 32, 3, epochs)
-        assert "\n".join(record.message for record in caplog.records) == said
+        Localization(create_backbone("resnet18"), DrLoc(weight=1.0, mode="l1_all"), 64, 3)

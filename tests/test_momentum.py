@@ -10,7 +10,6 @@ from torch import nn
 
 from idmm import config
 from idmm.config import METHODS
-from idmm.errors import UserError
 from idmm.evaluate import evaluating
 from idmm.models import create_backbone
 from idmm.seeding import seeded
@@ -74,15 +73,14 @@ def test_the_momentum_encoder_has_no_gradient_and_draws_nothing(name):
     assert all(p.grad is not None for p in method.head.parameters() if p.requires_grad)
 
 
-@pytest.mark.parametrize(("asked", "frozen"), [(None, True), (True, True), (False, False)])
-def test_mocov3_leaves_the_patch_projection_as_it_was_drawn(asked, frozen):
-    method = make("mocov3", stop_grad_conv1=asked)
+def test_mocov3_leaves_the_patch_projection_as_it_was_drawn():
+    method = make("mocov3")
     before = method.backbone.patch_embed.proj.weight.clone()
     method(batch(2, double=False), 0, 0)["loss"].backward()
     trained = [p for p in method.parameters() if p.requires_grad]
     assert all(p.grad is not None for p in trained)
     torch.optim.SGD(trained, lr=0.5).step()
-    assert torch.equal(method.backbone.patch_embed.proj.weight, before) == frozen
+    assert torch.equal(method.backbone.patch_embed.proj.weight, before)
     assert all(p.requires_grad for name, p in method.backbone.named_parameters() if "patch_embed" not in name)
 
 
@@ -90,10 +88,8 @@ def test_mocov3_of_a_backbone_without_a_patch_projection():
     with seeded(0):
         resnet = create_backbone("resnet10t", SIDE, num_classes=0)
     assert all(p.requires_grad for p in make("mocov3", of=resnet).backbone.parameters())
-    deep = make("mocov3", of=backbone(in_chans=5), stop_grad_conv1=None)
+    deep = make("mocov3", of=backbone(in_chans=5))
     assert not deep.backbone.patch_embed.proj.weight.requires_grad, "of five bands, too"
-    with pytest.raises(UserError, match="^method.stop_grad_conv1: true, but its backbone has no patch projection"):
-        make("mocov3", of=resnet, stop_grad_conv1=True)
 
 
 def test_batch_norms_of_the_momentum_encoder_see_the_batch_in_training():

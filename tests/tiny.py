@@ -30,7 +30,7 @@ def make(name, of=None, told=None, drloc=None, **fields):
     of = backbone() if of is None else of
     with seeded(1):
         method = create_method(of, told or run_info(11, classes=3), resolved.method)
-        method.localization = None if drloc is None else Localization(of, drloc, SIDE, 3, epochs=5)
+        method.localization = None if drloc is None else Localization(of, drloc, SIDE, 3)
     return method.train()
 
 

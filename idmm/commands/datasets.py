@@ -57,7 +57,7 @@ def checkup(given: DataCheckConfig) -> int:
     for note in notes:
         log.info("%s", note)
     out = made_folder(given.out)
-    found, splits = check(data, given.tiny, given.near_limit, progress=True, size=given.size)
+    found, splits = check(data, given.tiny, progress=True, size=given.size)
     found.floor = _floor(found, splits, data, given.size)
     print("\n".join(report(found, written=out is not None)))
     if out is not None:
@@ -150,7 +150,7 @@ def report(found: Checkup, written: bool = False) -> list[str]:
         text = f"groups: {counted(len(shared), 'group')} with images both in train and in val or test"
         lines += [f"{text}; accuracies come out too high:", f"  {listed(shared)}"]
     if found.near_skipped:
-        lines.append("near-duplicates: not looked for among so many images; --near_limit allows it")
+        lines.append("near-duplicates: not looked for among so many images")
     lines += _floor_line(found)
     suspected = sum(not pair.certain for pair in found.pairs)
     if not found.clean:

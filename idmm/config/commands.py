@@ -193,8 +193,6 @@ class DataCheckConfig:
     """As data.bands: which channels of the files are looked at, from 0; null: all."""
     tiny: int = Field(64, ge=0)
     """Images with a shorter side than this are reported (pixels)."""
-    near_limit: int = Field(50_000, ge=0)
-    """Near-duplicates are looked for among this many images at most: the time grows with the square (images)."""
     size: int = Field(224, ge=8)
     """Size of the run whose 'pixel_knn' the floor to beat is (pixels): resizing moves it by a point or three."""
     max_pixels: int = Field(100_000_000, ge=1)

@@ -135,8 +135,6 @@ class MoCoV3(MethodKeys):
     dim: int = Field(256, ge=1)
     temperature: float = Field(0.2, gt=0)
     momentum: float = Field(0.99, ge=0, le=1)
-    stop_grad_conv1: bool | None = None
-    """Leave the patch projection as it was drawn; null: where the backbone has one (patch_embed.proj)."""
 
 
 @section

@@ -63,12 +63,6 @@ class DrLoc:
     """Random pairs of positions an image."""
     hidden_dim: int = Field(512, ge=1)
     """Width of the head's two hidden layers."""
-    grid_size: int = Field(7, ge=2)
-    """Grids of more places along a side are average-pooled to so many (places)."""
-    warmup_epochs: int = Field(0, ge=0)
-    """The weight grows linearly over so many epochs."""
-    decay: Literal["none", "linear", "cosine"] = "none"
-    """After that the weight stays, or falls to zero by the end of the stage."""
 
 
 @section

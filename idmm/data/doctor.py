@@ -149,13 +149,13 @@ class _Summary:
 
 
 def check(
-    data: config.Data, tiny: int, near_limit: int, progress: bool = False, size: int = SIZE
+    data: config.Data, tiny: int, near_limit: int = 50_000, progress: bool = False, size: int = SIZE
 ) -> tuple[Checkup, Splits]:
     """Looks at every image of a dataset; sizes other than the protocol's are reported, no error.
 
     Args:
         tiny: Short sides under this are reported (pixels).
-        near_limit: Near-duplicates are not looked for among more images than this.
+        near_limit: Near-duplicates are not looked for among more images, as the time grows with the square.
         progress: Show a bar on standard error.
         size: Of a run, as which raw pixels are compared (pixels).
 

@@ -74,14 +74,13 @@ class Method(nn.Module):
         self,
         images: Tensor | Sequence[Tensor],
         key: int,
-        epoch: int,
         head: Callable[[Tensor], Tensor] | None = None,
     ) -> tuple[Tensor, Tensor | float, dict[str, Tensor]]:
         """Runs the backbone, once for each size of images.
 
         Args:
             images: [B, C, S, S], or several such, each of its size; of one size with ``localization``.
-            key, epoch: As for :meth:`forward`.
+            key: As for :meth:`forward`.
             head: Takes the place of ``backbone.forward_head``.
 
         Returns:
@@ -91,7 +90,7 @@ class Method(nn.Module):
         with one_image_norms(backbone, images):
             if self.localization is not None:
                 images = images if isinstance(images, Tensor) else torch.cat(images)
-                return self.localization(backbone, images, key, self.scheduled(epoch), head)
+                return self.localization(backbone, images, key, head)
             network = backbone if head is None else lambda part: head(backbone.forward_features(part))
             return run_by_size(network, images), 0.0, {}
 

@@ -47,7 +47,7 @@ class DINO(Method):
     def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
         """Computes the loss of all crops in ``batch["views"]``; the teacher sees the global ones."""
         crops = crops_of(batch)
-        features, extra, logs = self.features(crops, key, epoch)  # [V*B, d]
+        features, extra, logs = self.features(crops, key)  # [V*B, d]
         student = at_least_fp32(self.head(features)).chunk(len(crops))  # [B, K] each
         seen = crops[: sum(views.shape[1] for views in batch["views"][: self.global_groups])]
         teacher = at_least_fp32(self.teacher(seen)).chunk(len(seen))  # [B, K] each

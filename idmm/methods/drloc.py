@@ -1,6 +1,5 @@
 """Dense relative localization as an extra term of a method's loss; its head lives here, never in the backbone."""
 
-import logging
 from collections.abc import Callable
 
 import torch
@@ -11,61 +10,47 @@ from idmm.errors import UserError
 from idmm.losses.drloc import DenseRelativeLocalization
 from idmm.models.build import black_image
 from idmm.models.grid import as_grid, block_outputs
-from idmm.schedule import decay_factor
 from idmm.seeding import numpy_rng
-
-log = logging.getLogger("idmm")
 
 
 class Localization(nn.Module):
     """Runs a backbone once, for its output and for the loss on its grid of embeddings.
 
-    ``size`` is the images' side (pixels), ``epochs`` the length of the stage, with which the weight's decay ends.
+    ``size`` is the images' side (pixels).
 
     Raises:
         UserError: The model's features are no grid, or one of a single place, or mode l1_all and it has no transformer
             blocks.
     """
 
-    def __init__(self, backbone: nn.Module, config: DrLoc, size: int, in_chans: int, epochs: int):
+    def __init__(self, backbone: nn.Module, config: DrLoc, size: int, in_chans: int):
         super().__init__()
-        self.config, self.epochs = config, epochs
+        self.config = config
         grids = self._probe(backbone, size, in_chans)
         if min(grids[-1].shape[2:]) < 2:
             rows, columns = grids[-1].shape[2:]
             why = f"at {size} px the final grid is {rows}x{columns}, nothing is apart"
             raise UserError(f"drloc.weight: {why}; drloc.weight wants larger images or a backbone of finer grids")
-        if config.warmup_epochs >= epochs:
-            log.warning("drloc.warmup_epochs: %d, but the stage has %d epochs", config.warmup_epochs, epochs)
         widths = [grid.shape[1] for grid in grids]
         self.loss = DenseRelativeLocalization(
             widths if config.mode == "l1_all" else widths[0],
             mode=config.mode,
             num_pairs=config.pairs,
             hidden_dim=config.hidden_dim,
-            grid_size=config.grid_size,
         )
 
     def forward(
-        self, backbone: nn.Module, images: Tensor, key: int, epoch: float, head: Callable | None = None
+        self, backbone: nn.Module, images: Tensor, key: int, head: Callable | None = None
     ) -> tuple[Tensor, Tensor, dict]:
         """Returns the backbone's output for images [B, C, S, S], the weighted loss on its grid, and values for the log.
 
-        ``key`` seeds the pairs; ``epoch`` counts from 0; ``head`` takes the place of ``backbone.forward_head``.
+        ``key`` seeds the pairs; ``head`` takes the place of ``backbone.forward_head``.
         """
         features, grids = self._run(backbone, images)
         loss = self.loss(grids if self.config.mode == "l1_all" else grids[0], numpy_rng(key, "drloc"))
-        weight = self.weight(epoch)
+        weight = self.config.weight
         logs = {"drloc": loss.detach(), "drloc_weight": torch.full((), weight, device=loss.device)}
         return (head or backbone.forward_head)(features), weight * loss, logs
-
-    def weight(self, epoch: float) -> float:
-        """Weight of the loss in an epoch, counted from 0: linear warm-up, then constant or falling to zero."""
-        config = self.config
-        if epoch < config.warmup_epochs:
-            return config.weight * (epoch + 1) / (config.warmup_epochs + 1)
-        gone = (epoch - config.warmup_epochs) / max(1, self.epochs - config.warmup_epochs)
-        return config.weight * decay_factor(config.decay, gone)
 
     def _run(self, backbone: nn.Module, images: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Returns features and the grids that the loss is for, the final one or one for each block."""

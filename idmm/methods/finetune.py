@@ -50,7 +50,7 @@ class Finetune(Method):
         other, lam = None, 1.0
         if mix is not None:
             images, other, lam = mix_images(images, mix), label[mix.partner_on(label.device)], mix.lam
-        logits, extra, logs = self.features(images, key, epoch)  # [B, K]
+        logits, extra, logs = self.features(images, key)  # [B, K]
         smoothing = self.config.label_smoothing
         loss = mixed_cross_entropy(logits.float(), label, other, lam, smoothing, self.class_weight)
         return {"loss": loss + extra, **logs}

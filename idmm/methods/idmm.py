@@ -114,14 +114,14 @@ class IDMM(Method):
         if self.config.label_weight:
             return self._joint(batch, key, epoch)
         groups = list(mixed_groups(batch, batch["index"], self.config.cutmix_alpha, key))
-        features, extra, logs = self.features([views for views, *_ in groups], key, epoch)  # [V, d]
+        features, extra, logs = self.features([views for views, *_ in groups], key)  # [V, d]
         return {"loss": self._instance(features, groups, logs) + extra, **logs}
 
     def _joint(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
         targets = torch.stack([batch["index"], batch["label"]], dim=1)  # [B, 2]
         groups = list(mixed_groups(batch, targets, self.config.cutmix_alpha, key))
         views = [views for views, *_ in groups]
-        both, extra, logs = self.features(views, key, epoch, self.pooled_and_logits)  # [V, d + K]
+        both, extra, logs = self.features(views, key, self.pooled_and_logits)  # [V, d + K]
         features, logits = both.tensor_split([feature_width(self.backbone)], dim=1)
         instance = self._instance(features, [_column(group, 0) for group in groups], logs)
         label = self._label(logits, [_column(group, 1) for group in groups[: self.global_groups]])

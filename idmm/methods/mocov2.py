@@ -30,7 +30,7 @@ class MoCoV2(Method):
     def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
         """Computes the loss of the two crops in ``batch["views"]``, whose keys enter the queue."""
         one, other = crops_of(batch)
-        features, extra, logs = self.features(one, key, epoch)  # [B, d]
+        features, extra, logs = self.features(one, key)  # [B, d]
         query, positive = gather_batch(batch, self.head(features), self.teacher(other))  # [B, dim] each
         with full_precision(query):
             return {"loss": self.loss(query, positive) + extra, **logs}

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from idmm import config
 from idmm.distributed import several_gpus
-from idmm.errors import UserError
 from idmm.losses.contrastive import info_nce
 from idmm.methods.base import Method, RunInfo
 from idmm.methods.common import MomentumEncoder, crops_of, full_precision, gather_batch, width_of
@@ -27,7 +26,7 @@ class MoCoV3(Method):
 
     def __init__(self, backbone: nn.Module, info: RunInfo, config: config.Method):
         super().__init__(backbone)
-        _freeze_projection(backbone, config.stop_grad_conv1)
+        _freeze_projection(backbone)
         width, hidden = width_of(backbone, config)
         self.head = _mlp(width, hidden, config.dim, layers=3)
         self.predictor = _mlp(config.dim, hidden, config.dim, layers=2)
@@ -38,7 +37,7 @@ class MoCoV3(Method):
         """Computes the loss of the two crops in ``batch["views"]``."""
         crops = self._parts(crops_of(batch))
         features, extras, logs = zip(
-            *(self.features(crop, derive(key, "crop", number), epoch) for number, crop in enumerate(crops)), strict=True
+            *(self.features(crop, derive(key, "crop", number)) for number, crop in enumerate(crops)), strict=True
         )  # [B, d] each
         queries = torch.cat([self.predictor(self.head(rows)) for rows in features]).chunk(2)  # [B, dim] each
         keys = torch.cat([self.teacher(crop) for crop in crops]).chunk(2)
@@ -72,15 +71,10 @@ def _mlp(width: int, hidden: int, dim: int, layers: int) -> nn.Module:
     return nn.SyncBatchNorm.convert_sync_batchnorm(head) if several_gpus() else head
 
 
-def _freeze_projection(backbone: nn.Module, asked: bool | None) -> None:
-    """Takes the patch projection out of training: if asked to, or where there is one and nothing was asked."""
+def _freeze_projection(backbone: nn.Module) -> None:
+    """Takes the patch projection, if there is one, out of training."""
     embed = getattr(backbone, "patch_embed", None)
     projection = getattr(embed, "proj", None)
-    if not isinstance(projection, nn.Conv2d) or hasattr(embed, "backbone"):  # of another network's maps, not of pixels
-        projection = None
-    if asked and projection is None:
-        wanted = "its backbone has no patch projection (patch_embed.proj); leave it out"
-        raise UserError(f"method.stop_grad_conv1: true, but {wanted}")
-    if projection is not None and asked is not False:
+    if isinstance(projection, nn.Conv2d) and not hasattr(embed, "backbone"):  # of pixels, not of another network's maps
         projection.requires_grad_(False)
-        log.info("method.stop_grad_conv1: the patch projection stays as it was drawn")
+        log.info("mocov3: the patch projection stays as it was drawn")

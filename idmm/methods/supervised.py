@@ -19,7 +19,7 @@ class Supervised(Method):
     def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
         """Computes the loss of all crops in ``batch["views"]`` with classes ``batch["label"]`` [B]."""
         groups = list(mixed_groups(batch, batch["label"], self.config.cutmix_alpha, key))
-        features, extra, logs = self.features([views for views, *_ in groups], key, epoch)  # [V, d]
+        features, extra, logs = self.features([views for views, *_ in groups], key)  # [V, d]
         logits = at_least_fp32(self.classifier(features)).split([len(views) for views, *_ in groups])  # [B*count, K]
         smoothing = self.config.label_smoothing
         losses = [mixed_cross_entropy(rows, *of, smoothing) for rows, (_, *of) in zip(logits, groups, strict=True)]

@@ -7,7 +7,6 @@ import contextlib
 import functools
 import importlib
 import logging
-import math
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -133,17 +132,13 @@ class Assembly:
                 return epochs
         return [1] * len(self.phases)
 
-    def localization(self, phase: Phase, backbone: torch.nn.Module, trial: bool = False) -> Localization | None:
-        """Makes the head of ``drloc``, its fresh weights from the run's seed; None where its weight is 0.
-
-        For a ``trial`` only the size matters, not the phase's length.
-        """
+    def localization(self, phase: Phase, backbone: torch.nn.Module) -> Localization | None:
+        """Makes the head of ``drloc``, its fresh weights from the run's seed; None where its weight is 0."""
         drloc = getattr(self.config, "drloc", None)
         if drloc is None or not drloc.weight:
             return None
-        epochs = math.ceil(drloc.warmup_epochs) + 1 if trial else phase.epochs
         with seeded(derive(self.config.seed, "drloc", phase.size)):
-            return Localization(backbone, drloc, phase.size, self.spec.in_chans, epochs)
+            return Localization(backbone, drloc, phase.size, self.spec.in_chans)
 
     def try_model(self, phase: Phase, weights: bool = False) -> None:
         """Raises UserError where backbone, drloc's head or, if asked for, the weights to start from do not fit."""
@@ -161,7 +156,7 @@ class Assembly:
             raise UserError(f"model.start: structured, but {what}; wanted timm or auto")
         if weights:
             self.spec.load(backbone, self.config.model.strict)
-        self.localization(phase, backbone, trial=True)
+        self.localization(phase, backbone)
 
     def check_sizes(self) -> None:
         """Tries the model at every size, so that none is refused hours after the start; a begun run passed this.
