@@ -11,36 +11,35 @@ give pseudo-labels; the others do not. Results are kept in ``results.json`` as r
 print the table. ``--plan`` lists what is left and how long it takes.
 
 ``--runs 'fashion-5-10-*' ...`` makes some, in the patterns' order (SET-LABELS-MINUTES-WAY-SEED), and by name these,
-too: speech and ten minutes on stamps, 'self-training' (pseudo-labels from scratch, with few labels), and 'paper' (a
-small ViT by the recipes idmm_fast and paper, with which README began).
+too: speech, ten minutes on stamps, and 'self-training' (pseudo-labels from scratch, with few labels).
 """
 
 import argparse
+import concurrent.futures
+import fnmatch
 import itertools
 import json
+import os
 import statistics
+import subprocess
+import sys
+import threading
+import time
 from pathlib import Path
-
-import timed_runs
 
 from idmm.commands.train_plan import BACKBONE
 
+IDMM = str(Path(sys.executable).with_name("idmm"))
+CORES = sorted(os.sched_getaffinity(0))[:2]
 SETS = ("digits", "fashion", "photos", "stamps", "speech")
 BUDGETS = {1.0: 4, 3.0: 4, 10.0: 3}  # minutes: on how many of the sets, without --runs
 LABELS = {"5 labels a class": 5, "all labels": None}
-SEEDS = {"scratch": 3, "self-training": 3, "pretrain": 3, "joint": 3, "simclr": 1, "paper": 1}  # of each way
-FEW = ("self-training",)  # ways that there are with few labels alone
-ASKED = ("self-training", "paper")  # ways that are run by name alone
+SEEDS = {"scratch": 3, "self-training": 3, "pretrain": 3, "joint": 3, "simclr": 1}  # of each way
+FEW = ("self-training",)  # ways only with few labels, and only by name
 OPTIONS = {"scratch": ["--way", "scratch", "--pseudolabel", "false"], "self-training": ["--way", "scratch"]}
-SMALL = {"patch_size": 8, "embed_dim": 64, "depth": 4, "num_heads": 2, "class_token": False, "global_pool": "avg"}
-VIT = {"name": "vit_tiny_patch16_224", "kwargs": SMALL}
-STAGED = {"simclr": ("simclr", "fast", BACKBONE), "paper": ("idmm_fast", "paper", VIT)}  # recipes of two stages, model
-# The views and the mixing that idmm_fast had then, before it took two light crops
-SIX = ["--views.crops", "[{count: 2, scale: [0.14, 1.0]}, {count: 4, scale: [0.05, 0.4]}]", "--method.cutmix_alpha", 0]
-SIX += ["--views.jitter", "[0.8, 0.8, 0.8, 0.2]", "--views.grey_prob", 0.2, "--views.blur_prob", 0.5]
 FIRST = 0.7  # of the time for stage 1
 COLOURS = {"scratch": "#555555", "pretrain": "#0072b2", "joint": "#d55e00", "simclr": "#009e73"}
-COLOURS |= {"self-training": "#cc79a7", "paper": "#e69f00"}  # Okabe and Ito's
+COLOURS |= {"self-training": "#cc79a7"}  # Okabe and Ito's
 FLIPPED = {"digits": 0.0, "speech": 0.0}  # a mirrored digit or spectrogram is another sign or sound
 JITTER = {"speech": 0.0}  # a louder one may be another, too
 
@@ -57,7 +56,7 @@ def jobs() -> list[dict]:
 
 def standard(job: dict) -> bool:
     """Whether a run is made without ``--runs``."""
-    return job["set"] in SETS[: BUDGETS[job["minutes"]]] and job["way"] not in ASKED
+    return job["set"] in SETS[: BUDGETS[job["minutes"]]] and job["way"] not in FEW
 
 
 def folder(job: dict) -> str:
@@ -70,22 +69,84 @@ def commands(job: dict, images: Path, out: Path) -> list[list[str]]:
     few = json.dumps({"per_class": job["labels"], "seed": job["seed"]}) if job["labels"] else None
     common = ["--data.root", images / job["set"], "--seed", job["seed"], "--data.workers", 0]
     flip = FLIPPED.get(job["set"], 0.5)
-    if job["way"] not in STAGED:
+    if job["way"] != "simclr":
         labelled = ["--data.labelled", few] if few else []
         way = OPTIONS.get(job["way"], ["--way", job["way"]])
         given = [*common, *labelled, *way, "--minutes", job["minutes"], "--flip", flip]
         return [["train", *given, "--jitter", JITTER.get(job["set"], 0.4), "--out", out]]
-    (pretrain, finetune, model), first, share = STAGED[job["way"]], out / "stage1", FIRST * job["minutes"]
-    model = ["--model.name", model["name"], "--model.kwargs", json.dumps(model["kwargs"])]
+    first, share = out / "stage1", FIRST * job["minutes"]
+    model = ["--model.name", BACKBONE["name"], "--model.kwargs", json.dumps(BACKBONE["kwargs"])]
     size = 64 if job["set"] in ("stamps", "speech") else 32
-    stage1 = ["--config", pretrain, *common, *model, "--views.size", size, "--views.flip", flip]
-    stage1 += SIX if pretrain == "idmm_fast" else []
-    stage2 = ["--config", finetune, *common, *(["--data.subset", few] if few else []), "--augment.flip", flip]
+    stage1 = ["--config", "simclr", *common, *model, "--views.size", size, "--views.flip", flip]
+    stage2 = ["--config", "fast", *common, *(["--data.subset", few] if few else []), "--augment.flip", flip]
     return [
         ["pretrain", *stage1, "--train.minutes", share, "--out", first],
         ["finetune", *stage2, "--train.size", size, "--train.minutes", job["minutes"] - share]
         + ["--init", first, "--out", out],
     ]
+
+
+def make(args: argparse.Namespace, jobs: dict[str, dict]) -> list[dict] | None:
+    """Makes the runs that are left of ``jobs`` (by name; each has ``minutes``) in the order of the patterns.
+
+    Returns:
+        All that ended, each its job with ``top1`` and the like in percent and ``seconds`` of wall time, or with
+        ``top1`` None and the line that says why there was not time enough; None where only the plan was asked for.
+    """
+    args.out.mkdir(parents=True, exist_ok=True)
+    kept = args.out / "results.json"
+    records = json.loads(kept.read_text()) if kept.exists() else []
+    done = {record["run"] for record in records}
+    wanted = [name for pattern in args.runs for name in fnmatch.filter(jobs, pattern)]
+    wanted = [name for name in dict.fromkeys(wanted) if name not in done]
+    left = sum(jobs[name]["minutes"] for name in wanted) / len(CORES)
+    print(f"{len(records)} runs are there, {len(wanted)} are left, {left:.0f} minutes", flush=True)
+    if args.plan:
+        print("\n".join(wanted))
+        return None
+    began, todo, lock = time.monotonic(), iter(wanted), threading.Lock()
+
+    def work(core: int) -> None:
+        while True:
+            with lock:
+                name = next(todo, None)
+            if name is None or time.monotonic() - began + 66 * jobs[name]["minutes"] > args.seconds:
+                return
+            record = (
+                {"run": name}
+                | jobs[name]
+                | _run(commands(jobs[name], args.sets, args.out / name), args.out / name, core)
+            )
+            with lock:
+                records.append(record)
+                kept.write_text(json.dumps(records, indent=1) + "\n")
+            said = record.get("refused") or f"{record['top1']:.1f} in {record['seconds']:.0f} s"
+            print(f"{name}: {said}", flush=True)
+
+    with concurrent.futures.ThreadPoolExecutor(len(CORES)) as pool:
+        for finished in [pool.submit(work, core) for core in CORES]:
+            finished.result()
+    return records
+
+
+def _run(commands: list[list], place: Path, core: int) -> dict:
+    """Makes a run on one core; RuntimeError: it ended in another way than well or for want of time."""
+    began = time.monotonic()
+    for command in commands:
+        command = ["taskset", "-c", str(core), IDMM, *map(str, command)]
+        with open(f"{place}.txt", "a") as log:
+            done = subprocess.run(command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        if done.returncode:
+            last = Path(log.name).read_text().splitlines()[-1]
+            if "wanted at least" not in last:
+                raise RuntimeError(f"{' '.join(command)}: exit code {done.returncode}, see {log.name}")
+            return {"top1": None, "refused": last}
+    result = json.loads((place / "result.json").read_text())
+    found = {name: result.get(name) for name in ("top1", "pixel_knn", "largest_class", "test_size", "train_size")}
+    kept = place / "train.json"
+    if kept.exists() and (labelled := json.loads(kept.read_text()).get("pseudolabels")):
+        found["alike"] = labelled["alike"]
+    return found | {"seconds": round(time.monotonic() - began, 1)}
 
 
 # ---------------------------------------------------------------------- what came of it
@@ -147,11 +208,15 @@ def draw(records: list[dict], name: str, path: Path) -> None:
 def main() -> None:
     """Makes the runs that are left, then writes table.md, results.json and a picture for each set."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    timed_runs.add_flags(parser)
+    parser.add_argument("--sets", type=Path, required=True, help="folder that small_sets.py wrote")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no run that would end later")
+    parser.add_argument("--plan", action="store_true", help="list what is left")
     named = {folder(job): job for job in jobs()}
-    parser.set_defaults(runs=[name for name, job in named.items() if standard(job)])
+    usual = [name for name, job in named.items() if standard(job)]
+    parser.add_argument("--runs", nargs="+", default=usual, help="patterns of runs' names, for these alone")
     args = parser.parse_args()
-    records = timed_runs.make(args, named, lambda job, out: commands(job, args.sets, out))
+    records = make(args, named)
     if records is None:
         return
     records = [record for record in records if record["top1"] is not None]

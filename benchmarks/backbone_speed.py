@@ -2,11 +2,12 @@
 
     python benchmarks/backbone_speed.py --out speed.json
 
-Each round times one forward and backward pass of each model, with a linear classifier, in an order that turns; what
-counts is the median over rounds, in images a second. On the CPU these are seconds of this process's own processor time
-on one thread, so that other programs on the machine matter less. A model that has used up ``--seconds`` sits out the
-rest after three rounds. Images are random: their content costs no time. 'map' is what an image becomes, [h, w] of
-tokens or of the last feature map. The small ViT is that of configs/digits/pretrain.yaml.
+Each round times one forward and backward pass of each model, with a linear classifier, in an order that turns. The
+table has the median over rounds: images per second with one plane per channel, and how many times as fast the same
+pass is with channels last (the rule of ``prefers_channels_last`` in idmm/models/build.py). On the CPU these are seconds
+of this process's own processor time on one thread, so that other programs on the machine matter less. A model that has
+used up ``--seconds`` skips the rest after three rounds. Images are random: their content costs no time. 'map' is what
+an image becomes, [h, w] of tokens or of the last feature map. The small ViT is that of configs/digits/pretrain.yaml.
 """
 
 import argparse
@@ -16,7 +17,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 import yaml
-from side_by_side import head, now, row, turns, where, write
+from side_by_side import head, now, ratios, row, turns, where, write
 
 from idmm.models import create_backbone, feature_width, token_grid
 
@@ -31,78 +32,83 @@ MODELS = {  # label: timm's name and kwargs
 class Trainer:
     """A backbone with a linear classifier on a fixed batch."""
 
-    def __init__(self, label: str, size: int, batch: int, classes: int, device: str, layout: torch.memory_format):
+    def __init__(self, label: str, size: int, args: argparse.Namespace, layout: torch.memory_format):
         model = yaml.safe_load(DIGITS.read_text())["model"]
         name, kwargs = MODELS[label] or (model["name"], model["kwargs"])
         torch.manual_seed(0)
-        self.backbone = create_backbone(name, size, drop_path=0.0, **kwargs).to(device, memory_format=layout)
-        self.head = torch.nn.Linear(feature_width(self.backbone), classes).to(device)
-        self.images = torch.randn(batch, 3, size, size, device=device).contiguous(memory_format=layout)
-        self.label, self.device = torch.randint(classes, (batch,), device=device), device
+        self.device, self.bf16 = args.device, args.bf16
+        self.backbone = create_backbone(name, size, drop_path=0.0, **kwargs).to(self.device, memory_format=layout)
+        self.head = torch.nn.Linear(feature_width(self.backbone), args.classes).to(self.device)
+        images = torch.randn(args.batch, 3, size, size, device=self.device)
+        self.images = images.contiguous(memory_format=layout)
+        self.label = torch.randint(args.classes, (args.batch,), device=self.device)
         self.millions = sum(p.numel() for p in self.backbone.parameters()) / 1e6
         with torch.no_grad():
             self.map = tuple(token_grid(self.backbone.eval(), self.images[:1]).shape[-2:])
         self.backbone.train()
-        self.rates: list[float] = []
+        self.seconds: list[float] = []
 
     def step(self) -> float:
         """Seconds of one pass forward and backward."""
         start = now(self.device)
-        F.cross_entropy(self.head(self.backbone(self.images)), self.label).backward()
+        with torch.autocast(self.device, torch.bfloat16, enabled=self.bf16):
+            logits = self.head(self.backbone(self.images))  # [B, K]
+        F.cross_entropy(logits.float(), self.label).backward()
         seconds = now(self.device) - start
         self.backbone.zero_grad()
         return seconds
 
 
-def measure(labels: list[str], size: int, given) -> list[dict]:
+LAYOUTS = {"planes": torch.contiguous_format, "channels last": torch.channels_last}
+
+
+def measure(size: int, args: argparse.Namespace) -> list[dict]:
     """Rows of the table for images of one size (pixels)."""
-    layout = torch.channels_last if given.channels_last else torch.contiguous_format
-    trainers = {label: Trainer(label, size, given.batch, given.classes, given.device, layout) for label in labels}
-    spent = {label: trainer.step() for label, trainer in trainers.items()}  # a first one, not counted
-    for number, label in turns(labels, given.rounds):
-        if number < 3 or spent[label] < given.seconds:
-            seconds = trainers[label].step()
-            spent[label] += seconds
-            trainers[label].rates.append(given.batch / seconds)
-    return [
-        {
-            "model": label,
-            "size": size,
-            "millions": round(trainer.millions, 3),
-            "map": trainer.map,
-            "images_per_s": statistics.median(trainer.rates),
-            "rounds": len(trainer.rates),
-        }
-        for label, trainer in trainers.items()
-    ]
+    trainers = {
+        (label, layout): Trainer(label, size, args, LAYOUTS[layout]) for label in args.models for layout in LAYOUTS
+    }
+    spent = {key: trainer.step() for key, trainer in trainers.items()}  # a first one, not counted
+    for number, key in turns(list(trainers), args.rounds):
+        if number < 3 or spent[key[0], "planes"] < args.seconds:
+            seconds = trainers[key].step()
+            spent[key] += seconds
+            trainers[key].seconds.append(seconds)
+    rows = []
+    for label in args.models:
+        planes, last = (trainers[label, layout].seconds for layout in LAYOUTS)
+        rounds = min(len(planes), len(last))
+        row = {"model": label, "size": size, "map": trainers[label, "planes"].map, "rounds": rounds}
+        row["millions"] = round(trainers[label, "planes"].millions, 3)
+        row["images_per_s"] = args.batch / statistics.median(planes)
+        rows.append(row | {"channels_last": ratios(planes[:rounds], last[:rounds]).median})
+    return rows
 
 
 def main() -> None:
     """Prints a table for each size, and writes the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=[32, 64], help="sides of the images (pixels)")
-    parser.add_argument("--batch", type=int, default=32, help="images a step")
+    parser.add_argument("--batch", type=int, default=32, help="images per step")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--seconds", type=float, default=15.0, help="of steps, after which a model sits out")
+    parser.add_argument("--seconds", type=float, default=15.0, help="of steps, after which a model skips the rest")
     parser.add_argument("--classes", type=int, default=10)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--channels_last", action="store_true", help="weights and images with the channels last")
+    parser.add_argument("--bf16", action="store_true", help="autocast to bfloat16")
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--out", type=Path, help="a JSON file of all rows")
-    given = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
-    what = where(given.device, threads=1) + (", channels last" if given.channels_last else "")
-    print(f"batch {given.batch}, fp32, {what}")
+    what = where(args.device, threads=1)
+    print(f"batch {args.batch}, {'bf16' if args.bf16 else 'fp32'}, {what}")
     rows = []
-    for size in given.sizes:
-        print("\n" + head(f"{size} px", "parameters", "map", "images/s", "rounds"))
-        found = sorted(measure(given.models, size, given), key=lambda each: -each["images_per_s"])
-        for each in found:
-            height, width = each["map"]
-            cells = (f"{each['millions']:.2f}M", f"{height}x{width}", f"{each['images_per_s']:.0f}", each["rounds"])
-            print(row(each["model"], *cells), flush=True)
-        rows += found
-    write(given.out, where=what, batch=given.batch, rows=rows)
+    for size in args.sizes:
+        print("\n" + head(f"{size} px", "parameters", "map", "images/s", "channels last", "rounds"))
+        for found in sorted(measure(size, args), key=lambda each: -each["images_per_s"]):
+            height, width = found["map"]
+            cells = (f"{found['millions']:.2f}M", f"{height}x{width}", f"{found['images_per_s']:.0f}")
+            print(row(found["model"], *cells, f"{found['channels_last']:.2f}", found["rounds"]), flush=True)
+            rows.append(found)
+    write(args.out, where=what, batch=args.batch, rows=rows)
 
 
 if __name__ == "__main__":

@@ -213,17 +213,8 @@ def run(label: str, processes: int, given, folder: Path) -> float:
         threads = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // given.processes))}
     if processes > 1:
         command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    argv = [
-        *sys.argv[1:],
-        "--images",
-        given.images,
-        "--root",
-        folder / "images",
-        "--into",
-        folder / f"{time.monotonic()}",
-        "--measure",
-        label,
-    ]
+    argv = [*sys.argv[1:], "--images", given.images, "--root", folder / "images", "--measure", label]
+    argv += ["--into", folder / f"{time.monotonic()}"]
     environment = {**os.environ, "IDMM_CACHE": str(folder / "cache"), **threads}
     ran = subprocess.run(
         [*command, __file__, *map(str, argv)], capture_output=True, text=True, env=environment, timeout=given.limit

@@ -191,7 +191,7 @@ def model_name(model: nn.Module) -> str:
 def prefers_channels_last(model: nn.Module) -> bool:
     """Whether a model trains faster with the channels of a pixel side by side: one that pools or batch-normalises maps.
 
-    Measured on one x86 core (benchmarks/memory_format.py); models of attention alone are the same either way.
+    Measured on one x86 core (benchmarks/backbone_speed.py); models of attention alone are the same either way.
     """
     return any(isinstance(module, (nn.MaxPool2d, nn.BatchNorm2d)) for module in model.modules())
 
