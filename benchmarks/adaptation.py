@@ -1,7 +1,6 @@
 """Weights that were trained on other images: use them as they are, adapt them by pretraining, or start from scratch?
 
     python benchmarks/small_sets.py ... --out sets                                        the images, see there
-    python benchmarks/adaptation.py --sets sets --out runs/adaptation --part screening    settings, on held-out images
     python benchmarks/adaptation.py --sets sets --out runs/adaptation                     the table, on test images
 
 A small ViT learns the labels of a source (20 epochs on all its training images), as public weights did. On a target,
@@ -9,10 +8,9 @@ A small ViT learns the labels of a source (20 epochs on all its training images)
 at lr 2e-3 for 10 epochs) and fine-tuned on 10 labels a class (recipe fast); beside that the weights are fine-tuned as
 they are, those of IDMM from scratch for as long, and none at all (recipe fast_scratch, three times the epochs).
 
-'screening' holds out a quarter of the targets' training images (--data.val_fraction 0.25), measures kNN and the
-fine-tuned accuracy there with one seed, and never counts a test image; the table has three seeds, which draw the
-labelled images, too. Every run is a command line of idmm's, given to its ``main``. What has ended is kept in
-OUT/results.json: run it again to go on, or to print the tables; ``--minutes`` ends it in time.
+The table has three seeds, which draw the labelled images, too. The settings were chosen on held-out training images
+(benchmarks/results/fine_tuning.md). Every run is a command line of idmm's, given to its ``main``. Finished runs are in
+OUT/results.json: run it again to go on, or to print the table; ``--minutes`` ends it in time.
 """
 
 import argparse
@@ -23,7 +21,6 @@ import time
 from pathlib import Path
 
 NEAR, SAME = ("fashion 0-4", "fashion 5-9"), ("fashion 0-4", "fashion 0-4")  # classes of one set
-SCREENED = (("fashion", "digits"), NEAR, ("photos", "speech"))
 PAIRS = (("fashion", "digits"), NEAR, SAME, ("photos", "stamps"), ("photos", "speech"), ("digits", "fashion"))
 FLIPPED = {"digits": 0.0, "speech": 0.0}  # others: 0.5
 SIDE, IMAGES, LABELS, SEEDS = 32, 500, 10, 3
@@ -40,16 +37,6 @@ IDMM = ["--train.batch_size", 32, "--train.weight_decay", 1e-3, "--train.warmup_
 IDMM += ["--train.monitor_every", 1000, "--method.cutmix_alpha", 0, "--method.classifier", "cosine"]
 IDMM += ["--method.classifier_lr_scale", 10, "--method.classifier_init", "features", "--model.drop_path", 0]
 BASE = {"epochs": 10, "lr": 5e-4}
-CHANGES = {
-    "lr 5e-4, 10 epochs": {},
-    "lr 1e-4": {"lr": 1e-4},
-    "lr 2e-3": {"lr": 2e-3},
-    "3 epochs": {"epochs": 3},
-    "30 epochs": {"epochs": 30},
-    "layer_decay 0.7": {"layer_decay": 0.7},
-    "layer_decay 0.4": {"layer_decay": 0.4},
-}
-ONCE = ("3 epochs", "layer_decay 0.4")  # tried on the first pair alone
 AS_IS, SCRATCH, NOTHING = "source's weights as they are", "IDMM from scratch", "no pretraining"
 ROWS = {  # of the table; the first is the recipe
     "adapted: lr 5e-4, 30 epochs": {"epochs": 30},
@@ -67,7 +54,7 @@ class Runs:
         self.results = json.loads(self.file.read_text()) if self.file.exists() else {}
 
     def run(self, name: str, argv: list) -> dict:
-        """Runs a command line, or returns what it came to before: its result, and its last epoch's record."""
+        """Runs a command line, or returns what it came to before: its result."""
         from idmm.cli import main
 
         if name not in self.results:
@@ -77,8 +64,7 @@ class Runs:
             code = main([str(word) for word in [*argv, *COMMON, "--out", folder]])
             if code:
                 raise SystemExit(f"{folder}: exit code {code}")
-            last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
-            self.results[name] = {"result": json.loads((folder / "result.json").read_text()), "last": last}
+            self.results[name] = {"result": json.loads((folder / "result.json").read_text())}
             self.file.write_text(json.dumps(self.results))
         return self.results[name]
 
@@ -100,52 +86,28 @@ class Runs:
                     (root / place).symlink_to((self.sets / whole / place).resolve())
         return ["--data.root", root, "--seed", seed]
 
-    def adapted(self, source: str | None, target: str, label: str, seed: int, held=0.0, **settings) -> dict:
+    def adapted(self, source: str | None, target: str, label: str, seed: int, **settings) -> dict:
         """Pretrains on a target, from a source's weights or from scratch."""
         argv = ["pretrain", *self.images(target, seed), *VIEWS, "--views.flip", FLIPPED.get(target, 0.5), *IDMM]
         argv += ["--data.subset", json.dumps({"total": FEWER.get(target, (IMAGES,))[0]})]
-        argv += ["--data.val_fraction", held] if held else []
         argv += ["--init", self.source(source)] if source else MODEL
         for key, value in {**BASE, **settings}.items():
             argv += [f"--train.{key}", value]
-        return self.run(_name(source, target, label, seed, held), argv)
+        return self.run(_name(source, target, label, seed), argv)
 
-    def tuned(self, init: Path | None, target: str, label: str, source: str | None, seed: int, held=0.0) -> dict:
+    def tuned(self, init: Path | None, target: str, label: str, source: str | None, seed: int) -> dict:
         """Fine-tunes on a target's few labels, from weights or from scratch."""
         argv = ["finetune", "--config", "fast" if init else "fast_scratch", *self.images(target, seed)]
         argv += ["--init", init] if init else MODEL
-        argv += [
-            "--data.subset",
-            json.dumps({"per_class": FEWER.get(target, (0, LABELS))[1], "seed": seed}),
-            "--train.eval_every",
-            1000,
-        ]
-        argv += ["--data.val_fraction", held] if held else []
+        few = {"per_class": FEWER.get(target, (0, LABELS))[1], "seed": seed}
+        argv += ["--data.subset", json.dumps(few), "--train.eval_every", 1000]
         argv += ["--train.size", SIDE, "--augment.flip", FLIPPED.get(target, 0.5)]
-        return self.run(f"{_name(source, target, label, seed, held)}-tuned", argv)
+        return self.run(f"{_name(source, target, label, seed)}-tuned", argv)
 
-    def both(self, source: str | None, target: str, label: str, seed: int, held=0.0, **settings) -> tuple:
+    def both(self, source: str | None, target: str, label: str, seed: int, **settings) -> tuple:
         """Adapts and fine-tunes; returns both results."""
-        first = self.adapted(source, target, label, seed, held, **settings)
-        return first, self.tuned(self.out / _name(source, target, label, seed, held), target, label, source, seed, held)
-
-
-def screening(runs: Runs) -> str:
-    """Tries one setting after the other; returns the table, accuracies on held-out training images."""
-    cells: dict[str, list[str]] = {label: [] for label in [AS_IS, *CHANGES]}
-    for source, target in SCREENED:
-        for label in CHANGES:
-            if label in ONCE and (source, target) != SCREENED[0]:
-                cells[label].append("–")
-                continue
-            first, second = runs.both(source, target, label, 0, 0.25, **CHANGES[label])
-            found = first["last"]["knn"], second["last"]["top1"]
-            cells[label].append("{:.1f} / {:.1f}".format(*found))
-        before = first["result"]["start_knn"]
-        as_is = runs.tuned(runs.source(source), target, "as-is", source, 0, 0.25)["last"]["top1"]
-        cells[AS_IS].append(f"{before:.1f} / {as_is:.1f}")
-    rows = [[label, *cells[label]] for label in cells]
-    return _table(["setting", *(f"{a} → {b}: kNN / fine-tuned" for a, b in SCREENED)], rows)
+        first = self.adapted(source, target, label, seed, **settings)
+        return first, self.tuned(self.out / _name(source, target, label, seed), target, label, source, seed)
 
 
 def table(runs: Runs) -> str:
@@ -183,8 +145,8 @@ def one(runs: Runs, source: str, target: str, seed: int) -> dict[str, tuple]:
     return found
 
 
-def _name(source: str | None, target: str, label: str, seed: int, held: float) -> str:
-    return _slug(source or "none", target, label, str(seed), *(["held"] if held else []))
+def _name(source: str | None, target: str, label: str, seed: int) -> str:
+    return _slug(source or "none", target, label, str(seed))
 
 
 def _slug(*parts: str) -> str:
@@ -208,13 +170,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sets", type=Path, required=True, help="folder of the image sets")
     parser.add_argument("--out", type=Path, default=Path("runs/adaptation"), help="folder for the runs")
-    parser.add_argument("--part", choices=("screening", "table"), default="table", help="which table")
     parser.add_argument("--minutes", type=float, default=50.0, help="no run begins after so many minutes")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     runs = Runs(args.sets, args.out, time.monotonic() + 60 * args.minutes)
     try:
-        print({"screening": screening, "table": table}[args.part](runs))
+        print(table(runs))
     except TimeoutError:
         sys.exit("not finished; run it again to go on")
 
