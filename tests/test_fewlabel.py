@@ -16,7 +16,6 @@ from idmm.data.datasets import open_splits
 from idmm.errors import RunError
 from idmm.files import read_csv
 from idmm.models.spec import ModelSpec
-from idmm.report.pictures import label_curves
 from idmm.stages import finetune
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -35,7 +34,7 @@ def run(tmp_path):
 def tiny(tmp_path):
     """Fine-tuning's file, as flags."""
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(TINY))
-    return ["--protocol", "finetune", "--finetune", tmp_path / "tiny.yaml"]
+    return ["--finetune", tmp_path / "tiny.yaml"]
 
 
 def measured(init, *argv, out):
@@ -106,21 +105,14 @@ def test_the_untrained_backbone_is_the_same_with_fresh_weights(run, tmp_path):
     assert one(found, run=str(run), readout="knn")["top1"] != one(found, run="untrained", readout="knn")["top1"]
 
 
-def test_unreadable_images_are_left_out_of_the_draw(run, tmp_path):
-    root = tree(tmp_path / "d", train={"a": 3, "b": 3}, test={"a": 2, "b": 2})
-    (root / "train/a/1.png").write_bytes(b"")
-    argv = ["--data.name", "folder", "--data.root", root, "--data.on_error", "skip", "--per_class", 3]
-    found = measured(run, *argv, "--seeds", 1, out=tmp_path / "o")
-    assert [record["images"] for record in found["records"]] == [5, 5]
-
-
-def test_the_usual_numbers_are_those_that_every_class_has(run, tmp_path, capsys):
+def test_the_usual_numbers_are_those_that_every_class_has(run, tmp_path):
+    """Unreadable images are left out of what is drawn."""
     root = tree(tmp_path / "d", train={"a": 3, "b": 9}, test={"a": 1, "b": 1})
-    argv = ["--data.name", "folder", "--data.root", root, "--seeds", 1]
-    found = measured(run, *argv, out=tmp_path / "o")
+    (root / "train/a/1.png").write_bytes(b"")
+    argv = ["--data.name", "folder", "--data.root", root, "--data.on_error", "skip"]
+    found = measured(run, *argv, "--seeds", 1, out=tmp_path / "o")
     assert found["per_class"] == [1, 2, 3] and [r["per_class"] for r in found["records"]] == [1, 1, 2, 2, 3, 3]
-    assert "per_class: 1, 2, 3, as 'a' has 3 training images\n" in capsys.readouterr().err
-    assert measured(run, "--seeds", 1, out=tmp_path / "digits")["per_class"] == [1, 2, 5, 10, 20]
+    assert found["records"][-1]["images"] == 5
 
 
 # ------------------------------------------------------------------ fine-tuning
@@ -167,16 +159,19 @@ def test_fine_tuning_goes_on_where_it_stopped(run, tmp_path, tiny, monkeypatch, 
 def test_results_that_a_call_would_lose_are_kept(run, tmp_path, tiny, capsys):
     out, other = tmp_path / "o", a_run(tmp_path / "other", seed=1)
     measured(f"[{run}, {other}]", "--per_class", "[1, 2, 3]", "--seeds", 2, out=out)
-    kept, _ = (out / "fewlabel.json").read_text(), capsys.readouterr()
-    start = f"out: '{out}' holds a comparison of "
-    argv = ["--init", run, "--data.workers", 0, "--out", out]
-    said = mistake(capsys, *argv, "--per_class", "[1, 4]", "--seeds", 1)[-1]
-    assert said == f"{start}per_class 2, 3 as well, runs {other} as well, 2 seeds, not 1; name another folder"
+    kept = (out / "fewlabel.json").read_text()
+    one, argv = ["--init", run], ["--data.workers", 0, "--out", out]
     both = ["--init", f"[{run}, {other}]", "--per_class", "[1, 2, 3]", "--seeds", 2]
-    assert mistake(capsys, *argv[2:], *both, *tiny)[-1].startswith(f"{start}protocol probe, not finetune; ")
     folder = tree(tmp_path / "d", train={"a": 5, "b": 5}, test={"a": 1, "b": 1})
-    said = mistake(capsys, *argv[2:], *both, "--data.name", "folder", "--data.root", folder)[-1]
-    assert said.startswith(f"{start}dataset digits, not folder, root None, not {folder}; ")
+    capsys.readouterr()
+    for flags in (
+        [*one, *both[2:]],
+        [*both[:2], "--per_class", "[1, 4]", "--seeds", 2],
+        [*both[:4], "--seeds", 1],
+        [*both, *tiny],
+        [*both, "--data.name", "folder", "--data.root", folder],
+    ):
+        assert mistake(capsys, *flags, *argv)[-1].startswith(f"out: '{out}' has results that this call would not ")
     assert (out / "fewlabel.json").read_text() == kept
     third = a_run(tmp_path / "third", size=24)
     found = measured(f"[{run}, {other}, {third}]", "--untrained", "--per_class", "[1, 2, 3, 4]", "--seeds", 3, out=out)
@@ -209,27 +204,14 @@ def test_mistakes_are_a_line_each(run, tmp_path, tiny, capsys):
         (["--init", tmp_path / "none"], f"init: '{tmp_path}/none' does not exist; "),
         (["--per_class", "[0]"], "per_class[0]: got 0"),
         (["--data.subset", "{total: 9}"], "data.subset: "),
-        (["--protocol", "finetune"], "finetune: missing; "),
-        (tiny[2:], "finetune: "),
-        ([*tiny, "--size", 32], "size: is for --protocol probe"),
-        ([*tiny[:3], tmp_path / "no"], f"finetune: cannot read '{tmp_path}/no'"),
+        ([*tiny, "--size", 32], "size: is for frozen features"),
+        ([*tiny[:1], tmp_path / "no"], f"finetune: cannot read '{tmp_path}/no'"),
     ):
         assert said(*argv)[0].startswith(begin), argv
     file.write_text("train: {epoch: 3}\naugment: {flip: 2}\n")
-    assert all(line.startswith("finetune: ") for line in said(*tiny[:3], file)) and len(said(*tiny[:3], file)) == 2
+    assert all(line.startswith("finetune: ") for line in said(*tiny[:1], file)) and len(said(*tiny[:1], file)) == 2
     file.write_text("init: x\nseed: 3\ndata: {name: cifar10, on_error: skip}\n")
-    lines = said(*tiny[:3], file, "--data.on_error", "skip")
+    lines = said(*tiny[:1], file, "--data.on_error", "skip")
     for line, key in zip(lines, ("init", "seed", "data.name"), strict=True):
         assert line.startswith(f"finetune: '{file}' has {key}")
     assert not (tmp_path / "o").exists()
-
-
-# ------------------------------------------------------------------ the picture
-def test_summary_and_picture_of_one_draw(tmp_path):
-    records = [{"run": "a", "readout": "knn", "per_class": k, "seed": 0, "top1": 10.0 * k} for k in (1, 2)]
-    rows = fewlabel.summary(records, "top1")
-    assert [(row["per_class"], row["mean"], row["std"]) for row in rows] == [(1, 10.0, None), (2, 20.0, None)]
-    many = {f"runs/{'x' * 50}-{n}": [(k, 10.0 * n + k, 2.0) for k in (1, 5, 20)] for n in range(8)}
-    label_curves({"one": {"a": [(1, 10, 0), (2, 20, 0)]}, "many": many}, tmp_path / "p.png", one_class=10, seeds=3)
-    with Image.open(tmp_path / "p.png") as image:
-        assert image.format == "PNG" and image.size[0] > image.size[1] > 300

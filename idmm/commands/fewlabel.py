@@ -12,7 +12,6 @@ import numpy as np
 
 from idmm.config import FinetuneConfig, Subset, parsing
 from idmm.config.commands import FeatureConfig, FewLabelConfig, probe_config
-from idmm.data.cache import ImageStore
 from idmm.data.datasets import draw_subset, open_splits
 from idmm.data.registry import resolve_name, spec_of
 from idmm.data.split import Split, counted
@@ -21,6 +20,7 @@ from idmm.evaluate import largest_class, of_few, readouts
 from idmm.features import FrozenBackbone
 from idmm.files import made_folder, write_csv, write_json, write_text
 from idmm.progress import log
+from idmm.report import pictures
 from idmm.stages import STAGES
 from idmm.stages.folds import place, several
 from idmm.stages.probe import frozen_backbone, labelled_images, labels_needed
@@ -56,10 +56,18 @@ def fewlabel(given: FewLabelConfig) -> dict:
     with labels_needed(given.data):
         splits = open_splits(given.data, labelled=True)
     numbers = _numbers(given.per_class, splits.train)
-    _not_another(given, numbers, backbones)
-    out = made_folder(given.out)
-    runs = {backbone.label: _about(given, backbone) for backbone in backbones}
     metric = spec_of(given.data.name).metric
+    asked = {
+        "dataset": given.data.name,
+        "root": place(given.data.root),
+        "protocol": "finetune" if tuning else "probe",
+        "metric": metric,
+        "per_class": numbers,
+        "seeds": given.seeds,
+        "runs": {backbone.label: backbone.about for backbone in backbones},
+    }
+    _check_out(Path(given.out), asked)
+    out = made_folder(given.out)
     draws = [Subset(per_class=number, seed=seed) for number in numbers for seed in range(given.seeds)]
     measured = _tuned(given, tuning, backbones, draws) if tuning else _probed(splits.train, metric, backbones, draws)
     records = [
@@ -68,18 +76,11 @@ def fewlabel(given: FewLabelConfig) -> dict:
         for label, draw, images, found in measured
         for readout, scores in found.items()
     ]
-    result = {
-        "dataset": given.data.name,
-        "root": place(given.data.root),
-        "protocol": given.protocol,
-        "metric": metric,
-        "per_class": numbers,
-        "seeds": given.seeds,
+    result = asked | {
         "num_classes": len(splits.train.classes),
         "test_size": len(splits.test),
         "largest_class": largest_class(splits.test.labels)[1],
         **splits.remarks,
-        "runs": runs,
         "summary": summary(records, metric),
         "records": records,
     }
@@ -98,23 +99,12 @@ def fewlabel(given: FewLabelConfig) -> dict:
 def _backbones(given: FewLabelConfig) -> list[FrozenBackbone]:
     """The backbones, and with ``untrained`` each kind once more with fresh weights."""
     trained = [frozen_backbone(probe_config(given, init)) for init in given.init]
-    if not given.untrained:
-        return trained
     kinds = {}
-    for backbone in trained:
-        size = backbone.size if given.protocol == "probe" else None  # fine-tuning's sizes are in FILE
+    for backbone in trained if given.untrained else ():
+        size = None if given.finetune else backbone.size  # fine-tuning's sizes are in FILE
         kinds.setdefault(json.dumps([backbone.spec.name, backbone.spec.kwargs, size], default=str), backbone)
-    word = "untrained" if given.protocol == "probe" else "from scratch"
-    labels = [f"{word}, as {backbone.label}" if len(kinds) > 1 else word for backbone in kinds.values()]
-    return trained + [b.untrained(label) for b, label in zip(kinds.values(), labels, strict=True)]
-
-
-def _about(given: FewLabelConfig, backbone: FrozenBackbone) -> dict:
-    """What results say of a backbone."""
-    about = dict(backbone.about)
-    if given.protocol == "finetune":  # its sizes are in FILE
-        about.pop("size")
-    return about
+    word = "from scratch" if given.finetune else "untrained"
+    return trained + [b.untrained(f"{word}, as {b.label}" if len(kinds) > 1 else word) for b in kinds.values()]
 
 
 def _numbers(given: list[int] | None, train: Split) -> list[int]:
@@ -126,46 +116,30 @@ def _numbers(given: list[int] | None, train: Split) -> list[int]:
     if few := [f"'{train.classes[c]}' ({counts[c]})" for c in ordered if counts[c] < numbers[-1]]:
         wanted = f"wanted up to {counts.min()}"
         raise UserError(f"per_class: {numbers[-1]} is more than the training images of {listed(few)}; {wanted}")
-    if given is None and fewest < USUAL[-1]:
-        shown, smallest = ", ".join(map(str, numbers)), train.classes[ordered[0]]
-        log.info("per_class: %s, as '%s' has %s", shown, smallest, counted(fewest, "training image"))
     return numbers
 
 
-def _not_another(given: FewLabelConfig, numbers: list[int], backbones: list[FrozenBackbone]) -> None:
-    """Refuses a folder whose results this call would lose: of another dataset or protocol, or with more in them."""
+def _check_out(out: Path, asked: dict) -> None:
+    """Refuses a folder whose results this call would lose: other images, another protocol, more runs or draws."""
     try:
-        before = json.loads(Path(given.out, "fewlabel.json").read_text())
-        names = ("dataset", "root", "protocol", "seeds", "per_class")
-        old, inits = {name: before[name] for name in names}, {about["init"] for about in before["runs"].values()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        before = json.loads((out / "fewlabel.json").read_text())
+    except FileNotFoundError:
         return
-    asked = {"dataset": given.data.name, "root": place(given.data.root), "protocol": given.protocol}
-    lost = [f"{name} {old[name]}, not {now}" for name, now in asked.items() if old[name] != now]
-    kept = {backbone.init and place(backbone.init) for backbone in backbones}
-    more = {"per_class": [n for n in old["per_class"] if n not in numbers]}
-    more["runs"] = [init or "untrained" for init in inits if (init and place(init)) not in kept]
-    lost += [f"{name} {listed(map(str, left))} as well" for name, left in more.items() if left]
-    lost += [f"{old['seeds']} seeds, not {given.seeds}"] if old["seeds"] > given.seeds else []
-    if lost:
-        raise UserError(f"out: '{Path(given.out)}' holds a comparison of {', '.join(lost)}; name another folder")
+    other = any(before[name] != asked[name] for name in ("dataset", "root", "protocol"))
+    more = {*before["runs"]} - {*asked["runs"]} or {*before["per_class"]} - {*asked["per_class"]}
+    if other or more or before["seeds"] > asked["seeds"]:
+        raise UserError(f"out: '{out}' has results that this call would not measure again; name another folder")
 
 
 # ---------------------------------------------------------------------- measuring
 def _probed(split: Split, metric: str, backbones: list[FrozenBackbone], draws: list[Subset]) -> Iterator[tuple]:
     """Yields label, draw, count of images, and each readout's scores of features that are taken once a backbone."""
-    loaded: dict[tuple, dict[str, ImageStore]] = {}
     for backbone in backbones:
-        spec = backbone.spec
-        look = (backbone.size, str(spec.range), spec.in_chans, str(spec.bands))
-        if look not in loaded or spec.mean is None or spec.std is None:
-            loaded[look] = labelled_images(backbone, None, ("train", "test")).stores
-        train, test = (loaded[look][part] for part in ("train", "test"))
+        stores = labelled_images(backbone, None, ("train", "test")).stores
+        train, test = stores["train"], stores["test"]
         seen, held = backbone.features(train, "train"), backbone.features(test, "test")
         rows = {name: row for row, name in enumerate(train.names)}
         for draw in draws:
-            if draw.seed == 0:
-                log.info("%s: %s a class", backbone.label, counted(draw.per_class, "label"))
             # data.on_error skip leaves files out
             some = [rows[name] for name in draw_subset(split, draw).names if name in rows]
             found = readouts(seen[some], train.labels[some], held, test.labels, seed=draw.seed, metric=metric)
@@ -197,35 +171,25 @@ def _tuned(
 
 
 def _tuning(given: FewLabelConfig) -> FinetuneConfig | None:
-    """The config that every fine-tuning starts from; None for the protocol probe."""
-    faults = []
+    """The config that every fine-tuning starts from; None: features are measured as they are."""
+    faults, tuning = [], None
     if given.data.subset is not None:
         faults.append("data.subset: leave it out; per_class and seeds draw the labelled images")
     if several(given.data):
         faults.append("data.folds: this command measures on one test split; name a fold with --data.fold, too")
-    if given.protocol == "probe":
-        if given.finetune is not None:
-            wanted = "is for --protocol finetune; leave it out, or name the protocol"
-            faults.append(f"finetune: '{given.finetune}' {wanted}")
-        if faults:
-            raise UserError(*faults)
-        return None
-    frozen, usual = ("seed", "size", "crop_pct", "batch_size", "device"), FeatureConfig()
-    named = [name for name in frozen if getattr(given, name) != getattr(usual, name)]
-    faults += [f"{name}: is for --protocol probe; fine-tuning has its own in --finetune FILE" for name in named]
-    if given.finetune is None:
-        raise UserError(*faults, "finetune: missing; --protocol finetune wants a YAML file of fine-tuning's keys")
-    try:
-        tuning = STAGES["finetune"].build(given.finetune)
-    except UserError as error:
-        raise UserError(*faults, *(f"finetune: {line.removeprefix('--config: ')}" for line in error.faults)) from None
-    named = [name for name in ("out", "init", "seed", "resume") if name in parsing.changed(tuning)]
-    faults += [f"finetune: '{given.finetune}' has {name}, which this command names; leave it out" for name in named]
-    faults += [
-        f"finetune: '{given.finetune}' has data.{name}; give --data.{name} to this command instead"
-        for name in parsing.changed(tuning.data)
-        if name != "subset" and getattr(tuning.data, name) != getattr(given.data, name)
-    ]
+    if given.finetune is not None:
+        frozen, usual = ("seed", "size", "crop_pct", "batch_size", "device"), FeatureConfig()
+        named = [name for name in frozen if getattr(given, name) != getattr(usual, name)]
+        faults += [f"{name}: is for frozen features; fine-tuning has its own in --finetune FILE" for name in named]
+        try:
+            tuning = STAGES["finetune"].build(given.finetune)
+        except UserError as error:
+            faults += [f"finetune: {line.removeprefix('--config: ')}" for line in error.faults]
+        else:
+            named = [name for name in ("out", "init", "seed", "resume") if name in parsing.changed(tuning)]
+            own = [name for name in parsing.changed(tuning.data) if name != "subset"]
+            named += [f"data.{name}" for name in own if getattr(tuning.data, name) != getattr(given.data, name)]
+            faults += [f"finetune: '{given.finetune}' has {name}, which this command sets" for name in named]
     if faults:
         raise UserError(*faults)
     return tuning
@@ -249,36 +213,28 @@ def summary(records: list[dict], metric: str) -> list[dict]:
 
 def table(result: dict) -> str:
     """Returns the summary as Markdown: a row for each readout of each run."""
-    cells = {(row["run"], row["readout"], row["per_class"]): row for row in result["summary"]}
-    numbers = result["per_class"]
+    cells: dict[tuple, list[str]] = {}
+    for row in result["summary"]:
+        spread = "" if row["std"] is None else f" ± {row['std']:.1f}"
+        cells.setdefault((row["run"], row["readout"]), []).append(f"{row['mean']:.1f}{spread}")
     draws = f"mean ± standard deviation over {result['seeds']} draws" if result["seeds"] > 1 else "one draw"
     where = f"the {result['test_size']:,} test images of {result['dataset']}"
     lines = [
         f"{METRICS[result['metric']]} on {where} in percent, {draws}:",
         "",
-        f"| labelled images a class | {' | '.join(map(str, numbers))} |",
-        "|---" * (len(numbers) + 1) + "|",
+        f"| labelled images a class | {' | '.join(map(str, result['per_class']))} |",
+        "|---" * (len(result["per_class"]) + 1) + "|",
     ]
-    for run, readout in dict.fromkeys(key[:2] for key in cells):
-        shown = [_cell(cells[run, readout, number]) for number in numbers]
-        lines.append(f"| {run}, {READOUTS[readout]} | {' | '.join(shown)} |")
-    return "\n".join(lines)
-
-
-def _cell(row: dict) -> str:
-    return f"{row['mean']:.1f}" + ("" if row["std"] is None else f" ± {row['std']:.1f}")
+    return "\n".join(lines + [f"| {run}, {READOUTS[kind]} | {' | '.join(row)} |" for (run, kind), row in cells.items()])
 
 
 def _draw(result: dict, path: Path) -> None:
-    from idmm.report import pictures
-
     panels: dict[str, dict[str, list[tuple]]] = {}
     for row in result["summary"]:
         panel = panels.setdefault(READOUTS[row["readout"]], {})
         panel.setdefault(row["run"], []).append((row["per_class"], row["mean"], row["std"] or 0.0))
-    metric = METRICS[result["metric"]]
-    untaught = [name for name, about in result["runs"].items() if about["init"] is None]
     pictures.label_curves(
-        panels, path, ylabel=f"{metric} on the test images of {result['dataset']} (%)",
-        one_class=result["largest_class"], seeds=result["seeds"], untaught=untaught,
+        panels, path, ylabel=f"{METRICS[result['metric']]} on the test images of {result['dataset']} (%)",
+        one_class=result["largest_class"], seeds=result["seeds"],
+        untaught=[name for name, about in result["runs"].items() if about["init"] is None],
     )  # fmt: skip

@@ -73,11 +73,9 @@ class FewLabelConfig(FeatureConfig):
     """Draws of them, by data.subset's seeds from 0; fine-tuning takes the same seed for everything else."""
     untrained: bool = False
     """Measure the same backbone with fresh weights, too; fine-tuning: train it from scratch."""
-    protocol: Literal["probe", "finetune"] = "probe"
-    """What is measured: 'probe', kNN and a linear probe on frozen features; 'finetune', fine-tuning by FILE."""
     finetune: str | None = None
-    """YAML file of fine-tuning's keys, or a name of 'idmm configs', for --protocol finetune; images, out, init and
-    seeds are named here."""
+    """Fine-tune by this YAML file of fine-tuning's keys or recipe of 'idmm configs'; images, out, init and seeds are
+    given here. Null: kNN and a linear probe on frozen features."""
 
 
 @section
@@ -131,7 +129,7 @@ class DemoConfig:
     vote on raw pixels; exits 1 if the mean gain over the better of both is under 5 points."""
 
     out: str = "runs/demo"
-    """Folder for the images, the runs, demo.json and the pictures."""
+    """Folder for the images, the runs, demo.json and comparison.png."""
     minutes: float = Field(1.0, gt=0)
     """Time for each of the two trainings of a seed (minutes)."""
     seeds: int = Field(1, ge=1)
