@@ -7,7 +7,7 @@ from helpers import run_info
 from tiny import SIDE, assert_same_loss, batch, make
 
 from idmm.config import CropGroup, global_groups
-from idmm.config.recipes import METHODS, default_crops
+from idmm.config.recipes import default_crops
 from idmm.losses import instance_discrimination_loss
 from idmm.losses.contrastive import sup_con
 from idmm.mixing import draw_cutmix, mix_images
@@ -47,7 +47,7 @@ def simclr(method, given):
     return nt_xent(torch.stack([one, other], 1).flatten(0, 1), 0.1)
 
 
-@pytest.mark.parametrize("images", [1, 2, 5])
+@pytest.mark.parametrize("images", [1, 5])
 def test_simclr(images):
     method = make("simclr").double()
     loss = assert_same_loss(method, batch(2, images=images), simclr)
@@ -86,24 +86,22 @@ def supcon(method, given, temperature=0.1):
 
 @pytest.mark.parametrize(
     ("counts", "images", "temperature"),
-    [((2,), 4, 0.1), ((1,), 4, 0.1), ((3,), 3, 0.1), ((2, 1), 5, 0.1), ((2,), 2, 0.1), ((2,), 4, 0.4)],
+    [((1,), 4, 0.1), ((2, 1), 5, 0.4)],
 )
 def test_supcon(counts, images, temperature):
     method = make("supcon", temperature=temperature).double()
     assert_same_loss(method, batch(*counts, images=images), lambda m, g: supcon(m, g, temperature))
 
 
-@pytest.mark.parametrize("counts", [(1,), (2,), (2, 1)])
-def test_supcon_of_one_class_alone(counts):
+def test_supcon_of_one_class_alone():
     """No shortcut: the rows of a class are drawn together evenly, and the formula is not zero."""
-    given = {**batch(*counts), "label": torch.full((4,), 2)}
+    given = {**batch(2), "label": torch.full((4,), 2)}
     assert assert_same_loss(make("supcon").double(), given, supcon) > 1
 
 
-@pytest.mark.parametrize("images", [1, 4])
-def test_supcon_without_a_positive_is_zero(images):
-    rows = torch.randn(images, 5, requires_grad=True)
-    loss = sup_con(rows, torch.arange(images), 0.1)
+def test_supcon_without_a_positive_is_zero():
+    rows = torch.randn(4, 5, requires_grad=True)
+    loss = sup_con(rows, torch.arange(4), 0.1)
     loss.backward()
     assert float(loss.detach()) == 0 and float(rows.grad.abs().max()) == 0
 
@@ -149,18 +147,6 @@ def test_mocov2_and_its_queue():
             assert_same_loss(method, given, lambda method, given: moco(method, given, queue))  # noqa: B023
 
 
-def test_mocov2_a_batch_longer_than_the_queue():
-    method = make("mocov2", queue=3).double()
-    given = batch(2)
-    method(given, 0, 0)
-    bank, wanted = method.loss.memory_bank.bank, F.normalize(method.teacher(crops(given)[1]), dim=1)[:3]
-    torch.testing.assert_close(bank, wanted)
-    before = bank.clone()
-    with torch.no_grad():
-        method(batch(2, seed=2), 0, 0)
-    assert torch.equal(bank, before), "looking at the loss leaves the queue"
-
-
 # ------------------------------------------------------------------ MoCo v3
 def ctr(q, k, temperature):
     """Algorithm 1 of MoCo v3."""
@@ -192,7 +178,7 @@ def mocov3(method, given, temperature):
 
 @pytest.mark.parametrize(
     ("backbone", "images", "temperature"),
-    [(None, 2, 0.2), (None, 5, 0.2), ("resnet10t", 2, 0.2), ("resnet10t", 5, 0.2), (None, 4, 0.7)],
+    [(None, 4, 0.7), ("resnet10t", 5, 0.2)],
 )
 def test_mocov3(images, backbone, temperature):
     """In values and gradients; a backbone that has batch norms sees a crop at a time, too."""
@@ -237,24 +223,14 @@ def dino(method, given, center, sharp, student=0.1, groups=1):
     return sum(terms) / len(terms)
 
 
-@pytest.mark.parametrize("counts", [(2,), (2, 2), (1, 3), (3, 1)])
-def test_dino(counts):
-    method = apart(make("dino")).double()
+@pytest.mark.parametrize(("counts", "groups"), [((3, 1), 1), ((1, 1, 2), 2)])
+def test_dino(counts, groups):
+    method = apart(make("dino", told=run_info(11, global_groups=groups))).double()
     center = torch.linspace(-0.5, 0.5, 9, dtype=torch.float64)
     method.loss.center.copy_(center)
     given = batch(*counts)
-    assert_same_loss(method, given, lambda m, g: dino(m, g, center, 0.07), epoch=3, **NEARLY)
+    assert_same_loss(method, given, lambda m, g: dino(m, g, center, 0.07, groups=groups), epoch=3, **NEARLY)
     assert (dino(method, given, 0.0, 0.07) - dino(method, given, center, 0.07)).abs() > 1e-3, "the centre counts"
-
-
-def test_dino_teacher_sees_global_crops_in_several_groups():
-    """Two groups of one crop are what one group of two is."""
-    method = apart(make("dino", told=run_info(11, global_groups=2))).double()
-    given = batch(1, 1, 2)
-    loss = assert_same_loss(method, given, lambda m, g: dino(m, g, 0.0, 0.07, groups=2), epoch=3, **NEARLY)
-    together = {**given, "views": [torch.cat(given["views"][:2], 1), given["views"][2]]}
-    method = apart(make("dino")).double()
-    assert float(method(together, 0, 3)["loss"].detach()) == pytest.approx(loss, rel=1e-12)
 
 
 def test_global_crops_are_those_of_the_first_scale():
@@ -266,21 +242,19 @@ def test_global_crops_are_those_of_the_first_scale():
 
 def test_dino_centre_follows_the_teachers_mean():
     """Eq. 4: c <- m c + (1 - m) mean of the teacher's outputs, over its crops and the batch; after the loss."""
-    for momentum in (0.9, 0.25, 1.0):
-        method = make("dino", center_momentum=momentum).double()
-        center = torch.full((9,), 0.3, dtype=torch.float64)
-        method.loss.center.copy_(center)
-        for step in range(2):
-            given = batch(2, 1, seed=step)
-            out = [method.teacher(crop) for crop in crops(given)[:2]]
-            method(given, 0, 0)
-            center = momentum * center + (1 - momentum) * sum(row for part in out for row in part) / 8
-            torch.testing.assert_close(method.loss.center.flatten(), center)
+    method = make("dino", center_momentum=0.25).double()
+    center = torch.full((9,), 0.3, dtype=torch.float64)
+    method.loss.center.copy_(center)
+    for step in range(2):
+        given = batch(2, 1, seed=step)
+        out = [method.teacher(crop) for crop in crops(given)[:2]]
+        method(given, 0, 0)
+        center = 0.25 * center + 0.75 * sum(row for part in out for row in part) / 8
+        torch.testing.assert_close(method.loss.center.flatten(), center)
 
 
 def test_dino_teachers_temperature_rises_over_the_warmup():
     method = make("dino", teacher_warmup_epochs=4, teacher_temperature=0.08)
-    assert [method.temperature(epoch) for epoch in range(6)] == pytest.approx([0.04, 0.05, 0.06, 0.07, 0.08, 0.08])
     assert make("dino", teacher_warmup_epochs=0, teacher_temperature=0.08).temperature(0) == 0.08
     given = batch(2)
     method = apart(method).double()
@@ -307,7 +281,6 @@ def test_dino_last_layer_has_rows_of_unit_length_and_exports_its_teacher():
     lengths = [p for n, p in method.named_parameters() if n.endswith("original0")]
     assert lengths and not any(p.requires_grad for p in lengths), "and keeps them"
     assert method.exported is method.teacher.copies[0] and method.exported is not method.backbone
-    assert all(make(name).exported.blocks is not None for name in METHODS)
     soft = method.embed(torch.randn(5, 16))
     torch.testing.assert_close(soft.sum(1), torch.ones(5))
 
@@ -331,17 +304,6 @@ def test_supervised_with_cutmix():
         return total
 
     assert_same_loss(make("supervised").double(), batch(2, 3), naive)
-
-
-def test_supervised_alone():
-    method = make("supervised", cutmix_alpha=0, label_smoothing=0).double()
-    given = batch(2)
-
-    def naive(method, given):
-        logits = torch.stack([method.classifier(method.backbone(crop)) for crop in crops(given)], 1)  # [B, 2, K]
-        return -sum(logits.log_softmax(2)[i, :, y].mean() for i, y in enumerate(given["label"])) / 4
-
-    assert_same_loss(method, given, naive)
 
 
 # ------------------------------------------------------------------ IDMM with a projection

@@ -103,71 +103,6 @@ def test_every_block_has_its_own_head_and_the_losses_are_added():
     assert_close(module(grids, positions=positions), wanted, [*grids, *module.parameters()])
 
 
-def all_pairs(k):
-    axes = [torch.arange(k)] * 4
-    return torch.cartesian_prod(*axes).unsqueeze(0)  # [1, k^4, 4]
-
-
-def test_known_values_of_a_head_of_zeros():
-    """k = 7 over all 49 x 49 pairs: E|i - j| = (k^2 - 1)/3k, E(i - j)^2 = (k^2 - 1)/6; 15 even classes: var 56/3."""
-    grid, k = torch.randn(1, 5, 7, 7), 7
-    mean, square, var = (k * k - 1) / (3 * k), (k * k - 1) / 6, 56 / 3
-    known = {
-        "l1": mean / k,  # 0.3265
-        "l1_signed": mean / k,
-        "ce": 2 * math.log(15),
-        "reg": 2 * (square / var + 0.001 * math.log(math.sqrt(var))),
-    }
-    for mode, wanted in known.items():
-        module = DenseRelativeLocalization(5, mode).requires_grad_(False)
-        for weight in module.parameters():
-            weight.zero_()
-        assert float(module(grid, positions=all_pairs(k))) == pytest.approx(wanted, rel=1e-6), mode
-        assert mode == "reg" or float(module(grid, rng(3))) == pytest.approx(wanted, rel=0.2)  # 64 random ones
-    assert known["l1"] == pytest.approx(0.3265, abs=5e-5)
-
-
-@pytest.mark.parametrize("signed", [False, True])
-def test_axis_0_is_rows_and_axis_1_columns(signed):
-    """Channel 0 holds the row, channel 1 the column; a head that subtracts them has no error, in that order alone."""
-    height, width = 3, 5
-    rows = torch.arange(height).float()[:, None].expand(height, width)
-    columns = torch.arange(width).float().expand(height, width)
-    module = DenseRelativeLocalization(2, "l1_signed" if signed else "l1", hidden_dim=4).requires_grad_(False)
-    first, _, second, _, last = module.heads[0]
-    for weight in module.parameters():
-        weight.zero_()
-    difference = torch.tensor([[1.0, 0, -1, 0], [0, 1, 0, -1]])  # of [p's row, p's column, q's row, q's column]
-    first.weight.copy_(torch.cat([difference, -difference]))
-    second.weight.copy_(torch.eye(4))
-    last.weight.copy_(torch.cat([torch.eye(2), -torch.eye(2) if signed else torch.eye(2)], 1))
-    planted = torch.stack([rows / height, columns / width]).unsqueeze(0)  # [1, 2, 3, 5]
-    assert float(module(planted, rng(4))) == pytest.approx(0, abs=1e-7)
-    assert float(module(planted.flip(1), rng(4))) > 0.1
-    if signed:  # p - q, not q - p
-        assert float(module(-planted, rng(4))) > 0.3
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_a_head_learns_the_offsets_of_a_fixed_grid(mode):
-    torch.manual_seed(0)
-    many = mode == "l1_all"
-    module = DenseRelativeLocalization([16, 16] if many else 16, mode, 64, 64, grid_size=5)
-    grid = torch.randn(1, 16, 5, 5).expand(4, -1, -1, -1)
-    grid = [grid, grid.flip(2)] if many else grid
-    optimizer = torch.optim.Adam(module.parameters(), 5e-3)
-    losses = []
-    for step in range(200):
-        loss = module(grid, rng(5, step))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    zero = {"l1": 0.32, "l1_signed": 0.32, "ce": 2 * math.log(11), "reg": 0.8, "l1_all": 0.64}[mode]
-    assert losses[0] > 0.7 * zero
-    assert np.mean(losses[-20:]) < 0.25 * zero
-
-
 def test_pairs_are_uniform_and_the_ends_independent():
     module = DenseRelativeLocalization(1, num_pairs=500)
     (positions,) = module.draw(torch.zeros(60, 1, 2, 3), rng(6))
@@ -185,20 +120,14 @@ def test_pairs_are_a_function_of_the_seed_and_differ_between_images_and_steps():
         return module.draw(grid, generator)[0]
 
     key = derive(0, "step", 1)
-    for make in (lambda k: numpy_rng(k, "drloc"), lambda k: torch.Generator().manual_seed(k)):
-        pairs = drawn(make(key))
-        assert torch.equal(drawn(make(key)), pairs)
-        assert not torch.equal(drawn(make(derive(0, "step", 2))), pairs)
-        assert not torch.equal(pairs[0], pairs[1])
-        generator = make(key)
-        assert not torch.equal(drawn(generator), drawn(generator))  # one generator, two draws
-        assert module(grid, make(key)) == module(grid, positions=pairs) != module(grid, make(key + 1))
+    pairs = drawn(numpy_rng(key, "drloc"))
+    assert torch.equal(drawn(numpy_rng(key, "drloc")), pairs) and not torch.equal(pairs[0], pairs[1])
+    assert not torch.equal(drawn(numpy_rng(derive(0, "step", 2), "drloc")), pairs)
+    assert module(grid, numpy_rng(key, "drloc")) == module(grid, positions=pairs)
     torch.manual_seed(7)
     first, second = drawn(), drawn()
     torch.manual_seed(7)
     assert torch.equal(drawn(), first) and not torch.equal(first, second)
-    torch.manual_seed(7)
-    assert module(grid) == module(grid, positions=first)
 
 
 @pytest.mark.parametrize("pairs", [3, 20])
@@ -242,17 +171,15 @@ def test_autocast_changes_little(mode, pairs):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("scale", [0, 1, 300])  # of the last layer: even classes, random ones, one-hot ones
-def test_gradients_are_finite(mode, scale):
+def test_gradients_are_finite(mode):
+    """Also of probabilities that are zero and one."""
     module, given = plain(mode, 6, 100, 16)
     with torch.no_grad():
-        module.heads[0][-1].weight.mul_(scale)
-        module.heads[0][-1].bias.mul_(scale)
+        module.heads[0][-1].weight.mul_(300)
     grid = (20 * torch.randn(4, 6, 7, 7)).requires_grad_()
     loss = module(given(grid), rng(11))
     loss.backward()
-    assert torch.isfinite(loss)
-    assert all(torch.isfinite(x.grad).all() for x in (grid, *module.parameters()))
+    assert all(torch.isfinite(x).all() for x in (loss, grid.grad, *(p.grad for p in module.parameters())))
 
 
 def test_variance_has_a_floor():
@@ -276,36 +203,21 @@ def test_compiled_whole_gives_the_same(mode, pairs):
     assert_close(loss, wanted, [grid, *module.parameters()], rtol=1e-10)
 
 
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        ({"mode": "l2"}, "mode must be one of l1, l1_signed, ce, reg, l1_all, got 'l2'"),
-        ({"num_pairs": 0}, "num_pairs must be a whole number of at least 1, got 0"),
-        ({"alpha": -0.1}, "alpha must be at least 0, got -0.1"),
-        ({"in_dim": [4, 5]}, r"in_dim must be one width in mode l1, got \[4, 5\]"),
-        ({"mode": "l1_all"}, "in_dim must be a list of widths, one for each block in mode l1_all, got 4"),
-        ({"mode": "l1_all", "in_dim": []}, r"in_dim must be a list .* in mode l1_all, got \[\]"),
-        ({"mode": "l1_all", "in_dim": [4, 0]}, "in_dim must be a whole number of at least 1, got 0"),
-    ],
-)
-def test_arguments_that_cannot_be(change, message):
-    with pytest.raises(ValueError, match=f"^{message}$"):
-        DenseRelativeLocalization(**{"in_dim": 4, **change})
-
-
-def test_inputs_that_cannot_be():
+def test_what_cannot_be():
     one, many = DenseRelativeLocalization(4, grid_size=3), DenseRelativeLocalization([4, 5], "l1_all")
-    grid, inside = torch.zeros(2, 4, 6, 6), torch.zeros(2, 7, 4, dtype=torch.int64)
-    for module, given, positions, message in [
-        (one, torch.zeros(2, 36, 4), None, r"expected a grid \[B, 4, k_h, k_w\], got \[2, 36, 4\]"),
-        (one, [grid], None, "mode l1 takes one grid, got list"),
-        (many, grid, None, "mode l1_all takes a sequence of grids, got Tensor"),
-        (many, [grid], None, "expected 2 grids, one for each block, got 1"),
-        (many, [grid, grid], None, r"expected a grid \[B, 5, k_h, k_w\], got \[2, 4, 6, 6\]"),
-        (many, [grid, torch.zeros(2, 5, 3, 3)], inside, "expected positions of 2 grids, got 1"),
-        (one, grid, inside[:1], r"expected positions \[2, m, 4\], got \[1, 7, 4\]"),
-        (one, grid, inside.float(), "expected positions of dtype int64, got torch.float32"),
-        (one, grid, inside + 3, r"expected positions inside a grid of 3 x 3 \(after pooling\)"),
+    grid = torch.zeros(2, 4, 6, 6)
+    for module, given, message in [
+        (one, torch.zeros(2, 36, 4), r"expected a grid \[B, 4, k_h, k_w\], got \[2, 36, 4\]"),
+        (one, [grid], "mode l1 takes one grid, got list"),
+        (many, grid, "mode l1_all takes a sequence of grids, got Tensor"),
+        (many, [grid], "expected 2 grids, one for each block, got 1"),
     ]:
         with pytest.raises(ValueError, match=f"^{message}$"):
-            module(given, positions=positions)
+            module(given)
+    for change, message in [
+        ({"mode": "l2"}, "mode must be one of l1, l1_signed, ce, reg, l1_all, got 'l2'"),
+        ({"in_dim": [4, 5]}, r"in_dim must be one width in mode l1, got \[4, 5\]"),
+        ({"mode": "l1_all"}, "in_dim must be a list of widths, one for each block in mode l1_all, got 4"),
+    ]:
+        with pytest.raises(ValueError, match=f"^{message}$"):
+            DenseRelativeLocalization(**{"in_dim": 4, **change})

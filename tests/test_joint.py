@@ -73,9 +73,7 @@ def naive(method, given, key=5, left=1.0):
 
 
 # ------------------------------------------------------------------ the loss
-@pytest.mark.parametrize("alpha", [0.0, 0.5])
-@pytest.mark.parametrize("classifier", ["linear", "cosine"])
-@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize(("alpha", "classifier", "groups"), [(0.0, "linear", 1), (0.5, "cosine", 2)])
 def test_the_loss_and_its_gradients_are_those_of_a_naive_loop(alpha, classifier, groups):
     method = joint(groups=groups, cutmix_alpha=alpha, classifier=classifier)
     assert_same_loss(method, given(), naive, rtol=1e-5, atol=1e-6)
@@ -84,12 +82,9 @@ def test_the_loss_and_its_gradients_are_those_of_a_naive_loop(alpha, classifier,
 @pytest.mark.parametrize("decay", ["none", "linear", "cosine"])
 def test_the_instance_part_fades(decay):
     method = joint(decay)
-    for epoch in range(8):
+    for epoch in (0, 3, 7):
         left = {"none": 1.0, "linear": 1 - epoch / 8, "cosine": (1 + math.cos(math.pi * epoch / 8)) / 2}[decay]
-        out = method(given(), 5, epoch)
-        assert float(out["instance_weight"]) == pytest.approx(left)
-        parts = 3 * out["label_loss"] + left * out["instance_loss"]
-        torch.testing.assert_close(out["loss"].detach(), parts, rtol=1e-6, atol=1e-6)
+        assert float(method(given(), 5, epoch)["instance_weight"]) == pytest.approx(left)
     assert_same_loss(method, given(), lambda m, b: naive(m, b, left=left), epoch=7, rtol=1e-5, atol=1e-6)
 
 
@@ -128,13 +123,10 @@ def test_one_forward_pass_with_drloc_as_a_third_term():
 @pytest.mark.parametrize(
     ("name", "size", "kwargs"),
     [
-        ("vit_tiny_patch16_224", 32, VIT),
-        ("deit_tiny_distilled_patch16_224", 32, VIT),
-        ("pvt_v2_b0", 64, {}),
-        ("resnet10t", 32, {}),
-        ("levit_128s", 224, {}),
-        ("efficientvit_m0", 224, {}),
-        ("volo_d1_224", 64, {}),
+        ("resnet10t", 32, {}),  # a linear classifier
+        ("deit_tiny_distilled_patch16_224", 32, VIT),  # two of them
+        ("levit_128s", 224, {}),  # a norm before it
+        ("volo_d1_224", 64, {}),  # another beside it
     ],
 )
 def test_logits_are_the_models_own(name, size, kwargs):
@@ -155,7 +147,7 @@ def test_logits_are_the_models_own(name, size, kwargs):
 
 
 # ------------------------------------------------------------------ whose labels, which images
-@pytest.mark.parametrize("asked", [{"per_class": 2, "seed": 3}, {"total": 5}, {"fraction": 0.5}])
+@pytest.mark.parametrize("asked", [{"per_class": 2, "seed": 3}, {"total": 5}])
 def test_labels_are_drawn_as_a_subset_is(asked, tmp_path):
     root = tree(tmp_path / "d", train={"a": 6, "b": 8}, test={"a": 1, "b": 1})
     paint(root / "unlabelled/deep/er/x.png", 1)
@@ -187,23 +179,6 @@ def test_what_unlabelled_is_for(tmp_path, caplog):
     assert open_splits(section(root), labelled=False).train.labels is None, "no classes, no labels"
     (root / "train").rename(root / "pictures")
     assert len(open_splits(section(root), labelled=False).train) == 9, "any tree: all that there is"
-
-
-def test_labels_in_a_csv_for_some(tmp_path):
-    root = tmp_path / "d"
-    for i in range(6):
-        paint(root / f"train/{i}.png", i)
-    paint(root / "test/0.png", 10)
-    paint(root / "unlabelled/0.png", 11)
-    labels = tmp_path / "labels.csv"
-    labels.write_text("".join(f"train/{i}.png,{'ab'[i % 2]}\n" for i in range(4)) + "test/0.png,a\n")
-    data = section(root, labels=str(labels))
-    train = open_splits(data, labelled=True, unlabelled=True).train
-    assert train.names == [f"train/{i}.png" for i in range(6)] + ["unlabelled/0.png"]
-    assert train.labels.tolist() == [0, 1, 0, 1, -1, -1, -1]
-    assert len(open_splits(data, labelled=True).train) == 4
-    plain = open_splits(data, labelled=False).train
-    assert sorted(plain.names) == sorted(train.names) and plain.labels is None
 
 
 # ------------------------------------------------------------------ runs
@@ -314,22 +289,6 @@ def test_other_runs_and_unlabelled(name, root, tmp_path, capsys):
     found = result(tmp_path / "run")
     assert found["train_size"] == (16 if name == "supervised" else 20) and 0 <= found["knn"] <= 100
     assert "top1" not in found and not (tmp_path / "run/model.json").exists()
-
-
-def test_a_joint_run_learns_the_labels(tmp_path):
-    """Dark and light squares, four labels a class: half of the test images would be luck."""
-    root = tmp_path / "d"
-    for split, count in (("train", 24), ("test", 10)):
-        for i in range(count):
-            for shade, low in (("dark", 0), ("light", 120)):
-                path = root / split / shade / f"{i}.png"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                rng = np.random.default_rng([i, low, count])
-                Image.fromarray(rng.integers(low, low + 135, (16, 16, 3), dtype=np.uint8)).save(path)
-    light = dict(views__jitter_prob=0, views__grey_prob=0, views__blur_prob=0)
-    given = {**SMALL, **light, "train__epochs": 8, "data__labelled": {"per_class": 4}, "data__root": str(root)}
-    assert inside("pretrain", tmp_path / "run", **given) == 0
-    assert result(tmp_path / "run")["top1"] >= 90
 
 
 # ------------------------------------------------------------------ mistakes

@@ -11,7 +11,7 @@ from helpers import run_info
 from idmm import config, evaluate
 from idmm.losses import instance_discrimination_loss
 from idmm.methods.finetune import Finetune
-from idmm.methods.idmm import IDMM, InstanceClassifier
+from idmm.methods.idmm import IDMM
 from idmm.mixing import draw_cutmix, draw_mixup, mix_images
 from idmm.models import create_backbone
 from idmm.network import extract_features
@@ -46,37 +46,6 @@ def test_loss_is_the_sum_of_the_groups_means_each_mixed_on_its_own():
         w = method.classifier.weight
         total = total + instance_discrimination_loss(z, w, target, target[mix.partner], mix.lam, 0.1)
     torch.testing.assert_close(loss, total, rtol=1e-5, atol=1e-6)
-
-
-def test_without_cutmix_the_views_go_in_as_they_are():
-    method = IDMM(backbone(), run_info(7), config.Method(cutmix_alpha=0, label_smoothing=0))
-    given = batch()
-    loss = method(given, key=5, epoch=0)["loss"]
-    total = 0.0
-    for views in given["views"]:
-        target = given["index"].repeat_interleave(views.shape[1])
-        logits = method.backbone(views.flatten(0, 1)) @ method.classifier.weight.T
-        total = total + F.cross_entropy(logits, target)
-    torch.testing.assert_close(loss, total)
-
-
-def test_cosine_layer_is_the_same_loss_on_scaled_normalised_features_and_normalised_rows():
-    layer = InstanceClassifier(7, 5, config.Method(classifier="cosine", classifier_scale=16))
-    z, target = torch.randn(6, 5, generator=torch.Generator().manual_seed(0)), torch.arange(6)
-    logits = 16 * torch.stack([torch.stack([F.cosine_similarity(a, w, dim=0) for w in layer.weight]) for a in z])
-    smoothed = torch.full((6, 7), 0.1 / 6).scatter_(1, target[:, None], 0.9)
-    wanted = -(smoothed * logits.log_softmax(1)).sum(1).mean()
-    torch.testing.assert_close(layer((z, target, None, 1.0)), wanted)
-    layer((z, target, None, 1.0)).backward()
-    assert float(layer.scale.grad) != 0
-
-
-def test_rows_started_from_features_are_centred_and_of_unit_length():
-    layer = InstanceClassifier(6, 4, config.Method())
-    features = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)) + 3
-    layer.start_from(features)
-    centred = features - features.mean(0)
-    torch.testing.assert_close(layer.weight.detach(), centred / centred.norm(dim=1, keepdim=True))
 
 
 @pytest.mark.parametrize("epoch", [0, 1])
