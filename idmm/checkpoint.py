@@ -22,7 +22,7 @@ log = logging.getLogger("idmm")
 
 START = "start"  # folder of the weights that a pretraining started from
 # What a checkpoint holds.
-PARTS = ("stage", "epoch", "step", "epoch_seconds", "seconds", "sums", "first", "precision", "channels_last")
+PARTS = ("stage", "epoch", "step", "epoch_seconds", "seconds", "sums", "precision", "channels_last")
 PARTS += ("method", "optimizer", "ema", "scaler", "kept")
 
 

@@ -16,7 +16,6 @@ from idmm.clock import Timer
 from idmm.data.loaders import BatchFn, BatchPlan, on_device, training_batches
 from idmm.errors import Interrupted, RunError, UserError
 from idmm.methods.base import Method
-from idmm.monitor import exploded, without_drloc
 from idmm.optim import clip_gradients, create_optimizer
 from idmm.progress import Progress, brief, duration, epoch_line
 from idmm.schedule import learning_rate, warmup_length, weight_decay_schedule
@@ -64,7 +63,6 @@ class Position:
     made: int = 0  # steps of the stage
     seconds: float = 0.0
     sums: dict[str, torch.Tensor] = field(default_factory=dict)
-    first: torch.Tensor | None = None  # loss of the stage's first step; None before it
 
 
 class Loop:
@@ -288,9 +286,7 @@ class Loop:
         return out["loss"].detach()
 
     def _count(self, out: dict, images: float, number: int) -> None:
-        """Adds to the epoch's sums, and remembers the first bad step and loss, without waiting for the device."""
-        if number == 0 and self.position.first is None:
-            self.position.first = without_drloc(out).detach().float()
+        """Adds to the epoch's sums, and remembers the first bad step, without waiting for the device."""
         for name, value in out.items():
             value = value.detach().float() * images
             self.position.sums[name] = self.position.sums[name] + value if name in self.position.sums else value
@@ -301,7 +297,6 @@ class Loop:
         at, last = self.position, self._is_last(epoch)
         images = min(self.batches.count, at.step * self.batches.batch_size)
         values = {name: value / images for name, value in self._sums().items()}
-        self._check_exploded(epoch, without_drloc(values), last)
         record = {
             "epoch": epoch + 1,
             "stage": self.plan.number,
@@ -318,7 +313,7 @@ class Loop:
         if line := epoch_line(record, None if self.timer else self.batches.epochs, before, self.shown):
             log.info("%s %s", self.plan.label, line)
         self.session.folder.add_metrics(record)
-        self.position = Position(epoch + 1, made=at.made, first=at.first)
+        self.position = Position(epoch + 1, made=at.made)
         if self.timer is not None:
             self._advance(distributed.largest(self._measured())[0])
 
@@ -364,22 +359,6 @@ class Loop:
         if bad:
             raise self._diverged("the loss is not finite", min(bad))
 
-    def _first_loss(self) -> float | None:
-        """Loss of the stage's first step, the largest of all processes; all must ask together."""
-        return None if self.position.first is None else max(distributed.gather(float(self.position.first)))
-
-    def _check_exploded(self, epoch: int, loss: float, last: bool) -> None:
-        """Raises RunError if an epoch's loss is of ruined weights; by nothing but what a resumed run knows, too."""
-        first = self._first_loss()
-        if first is None:
-            return
-        before = [r for r in self.session.folder.metrics() if r["stage"] == self.plan.number]
-        moved = f"from {first:.3g} to {loss:.3g} as the epoch's mean"
-        if distributed.broadcast(exploded(loss, first, before, self.batches.steps_per_epoch)):
-            raise self._diverged(f"the loss has exploded, {moved},", self.position.made - 1)
-        if last and exploded(loss, first, [], 0):
-            log.warning("the loss has risen %s: the weights are of little use; lower --train.lr", moved)
-
     def _diverged(self, what: str, step: int) -> RunError:
         epoch = step // self.batches.steps_per_epoch
         lr = self.schedule._get_lr(step)[0] if self.timer is None else self._lr()
@@ -396,7 +375,7 @@ class Loop:
         if distributed.any_process(ruined)[0]:  # by the step after a finite loss
             raise self._diverged("the weights are not finite", self.position.made - 1)
         self.saved = clock.now()
-        sums, first = self._sums(), self._first_loss()
+        sums = self._sums()
         if not self.session.folder.leader:
             return
         scaler = self.accelerator.scaler
@@ -410,7 +389,6 @@ class Loop:
                 "seconds": self.session.seconds,
                 "timer": None if self.timer is None else self.timer.state(),
                 "sums": sums,
-                "first": first,
                 "precision": self.session.precision,
                 "channels_last": self.session.channels_last,
                 "method": self.method.state_dict(),
@@ -440,8 +418,7 @@ class Loop:
         self.saved_timer = state["timer"]
         share = float(self.session.folder.leader)  # the sums are added up over processes
         sums = {n: torch.tensor(v * share, device=self.accelerator.device) for n, v in state["sums"].items()}
-        first = None if state["first"] is None else torch.tensor(state["first"])
-        self.position = Position(state["epoch"], state["step"], made, state["epoch_seconds"], sums, first)
+        self.position = Position(state["epoch"], state["step"], made, state["epoch_seconds"], sums)
         self.session.folder.take_back(self.plan.number, state["epoch"] + 1)
         at = f"goes on from epoch {state['epoch'] + 1}, step {state['step']}"
         anew = "starts anew, as it had saved no step (train.save_minutes)"

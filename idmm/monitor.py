@@ -1,4 +1,4 @@
-"""Is the run still learning? Measures of collapse on a few training images, and losses that explode."""
+"""Is the run still learning? Measures of collapse on a few training images."""
 
 import logging
 from collections.abc import Callable
@@ -18,12 +18,6 @@ FLOORS = {"feature_std": 0.005, "embedding_std": 0.005, "feature_rank": 1.5}
 SHARE = 0.1
 CHANCE = 0.05  # differences of this p-value and above may be chance
 
-# A loss has exploded where its mean is above so many nats, and above so many times that of the first step. The one is
-# more than certainty of a wrong answer costs a network that learns, the other spares methods with units of their own.
-# Tiny runs at an lr of 1 (AdamW) had 84 nats at most and came back; those at 10 or more had 180 to 7 million, and ended
-# far from where they began.
-EXPLODED = 100.0, 10.0
-EXPLODED_STEPS = 10  # that are looked at, or an epoch where it is longer
 VALUES = {
     "instance_accuracy": "share of the images told from all others (%)",
     "feature_std": "spread of the features (0: all images look alike, 1: even)",
@@ -90,22 +84,6 @@ class Monitor:
             self.warned = True
             log.warning("%s", line)
         return {name: round(value, 4) for name, value in values.items()}
-
-
-def without_drloc(values: dict) -> float | Tensor:
-    """Returns the loss of a step or an epoch without drloc's share, which may grow with its weight."""
-    return values["loss"] - values.get("drloc", 0.0) * values.get("drloc_weight", 0.0)
-
-
-def exploded(loss: float, first: float, before: list[dict], steps: int) -> bool:
-    """Whether an epoch's mean ``loss``, without drloc's share, is that of ruined weights.
-
-    ``first`` is the first step's. Where an epoch has few ``steps``, those of some records ``before`` must be so too.
-    """
-    bound = max(EXPLODED[0], EXPLODED[1] * first)
-    others = -(-EXPLODED_STEPS // steps) - 1 if steps else 0
-    looked_at = before[len(before) - others :]
-    return loss > bound and len(before) >= others and all(without_drloc(record) > bound for record in looked_at)
 
 
 def gained(before: float, after: float, p: float, images: int, kept: str | None = None) -> str:

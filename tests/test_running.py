@@ -1,4 +1,4 @@
-"""What a run says on the way and leaves behind: its length, advice, curves, losses that explode, refused starts."""
+"""What a run says on the way and leaves behind: its length, advice, curves, refused starts."""
 
 import re
 
@@ -13,7 +13,6 @@ from test_resume import lines, stop_at
 from idmm import config, pictures
 from idmm.checkpoint import RunFolder
 from idmm.errors import Interrupted, UserError
-from idmm.monitor import EXPLODED
 from idmm.progress import epoch_line
 from idmm.stages import STAGES
 from idmm.stages.advice import advice
@@ -138,51 +137,7 @@ def test_a_picture_that_cannot_be_drawn_costs_no_run(tmp_path, monkeypatch):
     assert (tmp_path / "run" / "result.json").exists()
 
 
-# ------------------------------------------------------------------ losses that explode
 LINEAR = {"method__classifier": None, "method__classifier_init": None, "method__classifier_lr_scale": None}
-
-
-@pytest.mark.parametrize("lr", [100, 1000])
-@pytest.mark.parametrize(("stage", "more"), [("pretrain", {**SHORT, **LINEAR}), ("finetune", ONE)])
-def test_a_loss_that_explodes_ends_the_run(stage, more, lr, tmp_path, capsys):
-    out = tmp_path / "run"
-    assert inside(stage, out, **{**more, "train__lr": lr, "train__warmup_epochs": 0, "train__epochs": 20}) == 1
-    said = lines(capsys)[-1]
-    assert re.fullmatch(
-        r"the loss has exploded, from [\d.]+ to [\d.e+]+ as the epoch's mean, at step \d+ \(epoch \d+, lr [\d.e+]+\): "
-        r"lower --train\.lr or set --train\.clip_grad 1, in a new --out", said,
-    ), said  # fmt: skip
-    assert said in log_of(out) and len(metrics(out)) < 20 and not (out / "result.json").exists()
-
-
-def test_a_few_steps_that_end_high_keep_their_result(tmp_path, capsys):
-    """They are not enough to tell ruined weights from those that would come back."""
-    out = tmp_path / "run"
-    hot = {"train__lr": 100, "train__warmup_epochs": 0, "train__epochs": 1}
-    assert inside("finetune", out, **{**ONE, **hot}) == 0 and metrics(out)[-1]["loss"] > EXPLODED[0]
-    said = [line for line in lines(capsys) if line.startswith("the loss has risen from ")]
-    assert len(said) == 1 and said[0].endswith(": the weights are of little use; lower --train.lr")
-    assert (out / "model.safetensors").exists()
-
-
-def test_a_resumed_run_explodes_at_the_same_step(tmp_path, monkeypatch, capsys):
-    hot = {**ONE, "train__lr": 100, "train__warmup_epochs": 0, "train__epochs": 20}
-    assert inside("finetune", tmp_path / "whole", **hot) == 1
-    said = lines(capsys)[-1]
-    stop_at(monkeypatch, 1, 1, 1)
-    assert inside("finetune", tmp_path / "cut", **{**hot, "train__save_minutes": 0}) == 130
-    monkeypatch.undo()
-    capsys.readouterr()
-    assert inside("finetune", tmp_path / "cut", **hot) == 1
-    assert lines(capsys)[-1] == said.replace("): lower", "); the last checkpoint is kept: lower")
-    assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")
-
-
-def test_a_large_weight_of_drloc_is_no_explosion(tmp_path):
-    """Its share is hundreds of nats, the rest of the loss what it was."""
-    drloc = {"drloc__weight": 300.0, "drloc__hidden_dim": 8}
-    assert inside("pretrain", tmp_path / "run", **SHORT, **drloc, views__size=32, train__lr=1e-5) == 0
-    assert metrics(tmp_path / "run")[-1]["loss"] > EXPLODED[0]
 
 
 # ------------------------------------------------------------------ refused starts
