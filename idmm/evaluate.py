@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from idmm import distributed
-from idmm.intervals import Z95, wilson
+from idmm.intervals import wilson
 from idmm.progress import log
 from idmm.seeding import numpy_rng
 
@@ -24,7 +24,6 @@ HOTTEST = 20.0  # temperature of a fitted classifier, at most: a fold of few ima
 PROBE_STEPS = 2000  # of its fit, at most
 FOLDS = 5
 ENOUGH = 1000  # held-out images that settle the choice; fewer: more folds are held out in turn
-FEW = 100  # test images under which results say what difference they can show
 
 
 @contextlib.contextmanager
@@ -212,28 +211,16 @@ def largest_class(truth) -> tuple[int, float]:
     return int(count.argmax()), float(100 * count.max() / count.sum())
 
 
-def least_difference(hits: int, count: int) -> float:
-    """Returns by how many points a result on as many images must differ from this one to be told from chance.
-
-    That is half the 95 % interval of the difference of two shares alike, with a hit and a miss added to each (Agresti
-    and Caffo, The American Statistician 54, 2000). Results on the same images can tell smaller differences if they are
-    compared image by image (McNemar's test).
-    """
-    share = (hits + 1) / (count + 2)
-    return 100 * Z95 * math.sqrt(2 * share * (1 - share) / (count + 2))
-
-
-def remarks(scores: dict, truth, classes: Sequence[str], predicted=(), pixel_knn: float | None = None) -> list[str]:
+def remarks(scores: dict, truth, classes: Sequence[str], pixel_knn: float | None = None) -> list[str]:
     """Returns what a top-1 accuracy must not be read without, a line each; nothing where there is no such thing.
 
     That is, that it is no better than naming the largest class every time (its 95 % interval reaches down to that), or
-    no better than ``pixel_knn`` (percent); and what differences a small test set can show.
+    no better than ``pixel_knn`` (percent).
 
     Args:
         scores: With ``top1`` and ``top1_interval`` (percent).
         truth: True classes [M].
         classes: Their names.
-        predicted: What the images were taken for [M], where that is known: a single class for all is said.
         pixel_knn: Accuracy without a network (percent), where it is known.
     """
     top1, (low, high) = scores["top1"], scores["top1_interval"]
@@ -241,19 +228,11 @@ def remarks(scores: dict, truth, classes: Sequence[str], predicted=(), pixel_knn
     if low <= share:
         line = f"top-1 {top1:.1f} % is no better, within its 95 % interval ({low:.1f} to {high:.1f}), than naming one "
         line += f"class every time: '{classes[largest]}' is {share:.1f} % of the {count} test images"
-        named = np.unique(predicted)
-        lines.append(line + (f"; all of them are taken for '{classes[named[0]]}'" if len(named) == 1 else ""))
+        lines.append(line)
     if pixel_knn is not None and top1 <= pixel_knn:
         near = f"comparing raw pixels with those of the training images (kNN, {pixel_knn:.1f} %)"
         lines.append(f"top-1 {top1:.1f} % is no better than {near}")
-    return lines + of_few(top1, count)
-
-
-def of_few(top1: float, count: int) -> list[str]:
-    """Returns a line on what differences results like this one (percent) can show, where there are few test images."""
-    points = least_difference(round(top1 * count / 100), count)
-    line = f"{count} test images: differences under about {points:.0f} points cannot be told from chance"
-    return [line] if count < FEW else []
+    return lines
 
 
 class Choice(NamedTuple):

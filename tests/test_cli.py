@@ -18,7 +18,6 @@ import yaml
 from helpers import ROOT, STAGES, VIT, call, flags, inside, metrics, refused, weights
 
 import idmm
-from idmm import stages as runs
 from idmm.cli import main
 from idmm.config import DetectConfig, FinetuneConfig, PretrainConfig, SegmentConfig
 from idmm.config.parsing import _flow, build, dump, parse
@@ -507,21 +506,6 @@ def test_load_backbone(stage, whole):
     larger = idmm.load_backbone(whole[stage] / "backbone.safetensors", img_size=48)
     with torch.no_grad():
         assert larger.eval()(torch.zeros(1, 3, 48, 48)).shape == (1, VIT["embed_dim"])
-
-
-@pytest.mark.parametrize("stage", runs.STAGES)
-def test_the_docstring_of_a_stage_lists_its_keys(stage):
-    """Each within its section, the usual ones with their help."""
-    doc, flags = getattr(idmm, stage).__doc__, flags_of(runs.STAGES[stage].config)
-    assert "Args:" in doc and {*runs.USUAL} <= {
-        key.key for spec in runs.STAGES.values() for key in flags_of(spec.config)
-    }
-    sections = dict(zip(*[iter(re.split(r"\n {4}(\w+):\n", f"\n    {stage}:\n{doc}")[1:])] * 2, strict=True))
-    for flag in flags:
-        section, _, name = flag.key.rpartition(".") if flag.key.count(".") < 2 else flag.key.partition(".")
-        said = " ".join(sections[section or stage].split())
-        wanted = f"{name}: {' '.join(flag.help.split())}" if flag.key in runs.USUAL else rf"also: .*\b{name}\b"
-        assert re.search(re.escape(wanted) if flag.key in runs.USUAL else wanted, said), flag.key
 
 
 def test_front_door_knows_its_names():

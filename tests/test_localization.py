@@ -12,7 +12,6 @@ from idmm.methods.finetune import Finetune
 from idmm.models import create_backbone
 from idmm.models.grid import logits_and_grid
 from idmm.seeding import numpy_rng
-from idmm.stages.assemble import resolve
 
 KWARGS = {"patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 2}
 
@@ -70,18 +69,6 @@ def test_a_run_with_drloc_logs_it_and_exports_no_head(stage, tmp_path):
 def test_a_frozen_backbone_is_refused(tmp_path, capsys):
     assert inside("finetune", tmp_path / "a", drloc__weight=1, model__freeze=True) == 2
     assert "drloc.weight trains the backbone and model.freeze forbids it" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"mode": "ce", "pairs": 8}, ["drloc: off, its weight is 0: drloc.mode, drloc.pairs without effect"]),
-        ({"mode": "ce", "weight": 0.1}, []),
-    ],
-)
-def test_settings_without_a_weight_are_said_to_do_nothing(given, said):
-    _, notes = resolve(config.FinetuneConfig(out="runs/a", drloc=DrLoc(**given)))
-    assert [note for note in notes if note.startswith("drloc")] == said
 
 
 def test_a_grid_of_one_place_is_refused():

@@ -13,7 +13,6 @@ from idmm import clock, engine, stages
 from idmm.clock import Timer
 from idmm.config import FinetuneConfig, PretrainConfig, parsing
 from idmm.stages import folds
-from idmm.stages.advice import advice
 from idmm.transfer.config import merged, parse_grid
 
 SMALL = {"data__subset": {"per_class": 4}, "train__epochs": None, "train__save_minutes": 60}
@@ -139,12 +138,6 @@ def test_a_warmup_ends_after_its_epochs_or_at_a_tenth():
     again.resume(by_time.state())
     assert again.warm == 0.12 and again.progress == 0.12
     assert Timer(start=0.0, until=1.0, warmup_steps=0).of_schedule(0) == 0, "no warm-up"
-
-
-def test_advice_does_not_name_epochs():
-    config = FinetuneConfig(out="a", train={"minutes": 1.0, "epochs": 2, "batch_size": 64})
-    (line,) = advice(config, stages.STAGES["finetune"].phases(config), 64)
-    assert line.endswith("; try --train.batch_size 8") and "in all" not in line
 
 
 # ------------------------------------------------------------------ real time

@@ -2,7 +2,6 @@
 
 import json
 import warnings
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -85,20 +84,14 @@ def test_the_result_has_what_its_accuracy_is_read_beside(unequal):
     assert f"top-1's 95 % interval {low:.2f} to {high:.2f}, mean over classes {found['mean_per_class']:.2f}, " in text
     assert f"largest class 75.00, kNN of raw pixels {found['pixel_knn']:.2f}" in text
     assert "than naming one class every time: 'dog, big' is 75.0 % of the 4 test images" in text
-    assert "4 test images: differences under about" in text
     with Image.open(out / "confusion.png") as picture:
         assert picture.format == "PNG" and min(picture.size) > 200
 
 
-def test_classes_of_unequal_size_are_said_and_can_weigh_the_same(unequal, tmp_path):
+def test_classes_of_unequal_size_can_weigh_the_same(unequal, tmp_path):
     root, plain = unequal
-    line = "classes have from 'кот' (2) to 'dog, big' (22) training images: the network will favour the large ones"
-    assert line in logged(plain) and "--train.class_weights balanced" in logged(plain)
     weighed = dict(UNEQUAL, data__root=str(root), train__epochs=1, train__class_weights="balanced")
     assert inside("finetune", tmp_path / "run", **weighed) == 0
-    text = logged(tmp_path / "run")
-    assert "balanced, an image of 'кот' (2) weighs 11 times as much as one of 'dog, big' (22)" in text
-    assert line not in text
     losses = [metrics(out)[0]["loss"] for out in (plain, tmp_path / "run")]
     assert losses[0] != pytest.approx(losses[1], rel=1e-3)
 
@@ -110,19 +103,10 @@ def test_remarks():
         interval = [100 * float(bound) for bound in evaluate.wilson(hits, len(of))]
         return evaluate.remarks({"top1": 100 * hits / len(of), "top1_interval": interval}, of, names, **more)
 
-    named, small = said(30)
+    (named,) = said(30)
     assert "(37.7 to 62.3), than naming one class every time: 'a' is 50.0 % of the 60 test images" in named
-    assert small.startswith("60 test images: differences under about 18 points")
-    assert said(30, predicted=np.zeros(60, int))[0] == named + "; all of them are taken for 'a'"
-    assert len(said(37)) == 2 and len(said(38)) == 1, "49.0 and 50.7 are the lower bounds"
-    assert "(kNN, 80.0 %)" in said(48, pixel_knn=80.0)[0] and len(said(48, pixel_knn=79.0)) == 1
-    assert said(96, of=np.repeat(truth, 2)) == [], "120 test images say what they have to say"
-
-
-def test_least_difference_by_hand():
-    share = 31 / 62
-    assert evaluate.least_difference(30, 60) == pytest.approx(196 * np.sqrt(2 * share * (1 - share) / 62), rel=1e-3)
-    assert evaluate.least_difference(60, 60) == pytest.approx(evaluate.least_difference(0, 60))
+    assert len(said(37)) == 1 and said(38) == [], "49.0 and 50.7 are the lower bounds"
+    assert "(kNN, 80.0 %)" in said(48, pixel_knn=80.0)[0] and said(48, pixel_knn=79.0) == []
 
 
 def test_raw_pixels_against_a_naive_vote(tmp_path):
@@ -145,26 +129,6 @@ def test_raw_pixels_against_a_naive_vote(tmp_path):
             votes[train.labels[i]] += np.exp(likeness[i] / 0.07)
         hits += votes.argmax() == label
     assert results.pixel_knn(train, test) == pytest.approx(100 * hits / 9)
-
-
-@pytest.mark.parametrize(
-    ("train", "test", "epochs", "decodes", "cheap"),
-    [
-        (100, 40, 1, False, True),
-        (4000, 1600, 9, False, False),
-        (9000, 9000, 90, False, False),
-    ],
-)
-def test_raw_pixels_are_compared_where_it_is_cheap(train, test, epochs, decodes, cheap):
-    """140 images are read in less than a second; 20 epochs show 20 x 4,000 and twice 1,600, more than 10 x 5,600."""
-
-    class Store(SimpleNamespace):
-        def __len__(self):
-            return self.n
-
-    splits = SimpleNamespace(train=Store(n=train, decodes=False), val=None, test=Store(n=test, decodes=decodes))
-    records = [{"top1": 1.0} if n % 10 == 0 or n == epochs else {} for n in range(1, epochs + 1)]
-    assert results.is_cheap(SimpleNamespace(folder=SimpleNamespace(metrics=lambda: records)), splits) is cheap
 
 
 # ------------------------------------------------------------------ the picture

@@ -1,12 +1,11 @@
-"""What a run says on the way and leaves behind: its length, advice, curves, refused starts."""
+"""What a run says on the way and leaves behind: its curves, refused starts."""
 
 import re
 
 import numpy as np
 import pytest
-import yaml
 from folders import paint, tree
-from helpers import ROOT, VIT, call, flags, inside, metrics, refused, same, state_file
+from helpers import VIT, call, flags, inside, metrics, refused, same, state_file
 from PIL import Image
 from test_resume import lines, stop_at
 
@@ -14,8 +13,6 @@ from idmm import config, pictures
 from idmm.checkpoint import RunFolder
 from idmm.errors import Interrupted, UserError
 from idmm.progress import epoch_line
-from idmm.stages import STAGES
-from idmm.stages.advice import advice
 
 SHORT = {"data__subset": {"total": 40}, "train__save_minutes": 60}
 ONE = {**SHORT, "stages": [{"size": 16}], "data__subset": {"per_class": 4}}
@@ -23,65 +20,6 @@ ONE = {**SHORT, "stages": [{"size": 16}], "data__subset": {"per_class": 4}}
 
 def log_of(out):
     return (out / "log.txt").read_text()
-
-
-def advised(stage, config, images, **changes):
-    """Advice for a recipe, or for flags, on so many images."""
-    given = yaml.safe_load((ROOT / "configs" / config).read_text()) if config else {}
-    for key, value in changes.items():
-        section, name = key.split("__")
-        given[section] = {**given.get(section, {}), name: value}
-    built = STAGES[stage].build(given)
-    return advice(built, STAGES[stage].phases(built), images)
-
-
-# ------------------------------------------------------------------ the length of a run
-@pytest.mark.parametrize("name", ["idmm", "idmm_fast", "simclr", "mocov3", "dino", "supervised"])
-def test_shipped_recipes_on_2040_images_are_fine(name):
-    assert advised("pretrain", f"pretrain/{name}.yaml", 2040) == []
-    assert advised("finetune", "finetune/paper.yaml", 2040) == []
-    assert advised("finetune", "finetune/paper_448.yaml", 2040) == []
-    assert advised("pretrain", "digits/pretrain.yaml", 1437) == advised("finetune", "digits/finetune.yaml", 100) == []
-
-
-def test_a_batch_too_large_and_steps_too_few_come_with_what_to_set():
-    assert advised("finetune", "finetune/paper.yaml", 368) == [
-        "finetune 224 px: 2 steps an epoch, 400 in all: a batch of 256 is more than a quarter of the 368 images; "
-        "try --train.batch_size 32 (2400 steps in all)"
-    ]
-    (line,) = advised("pretrain", "pretrain/simclr.yaml", 368, train__epochs=3)
-    assert line == (
-        "pretrain: 1 step an epoch, 3 in all: few to learn from, and a batch of 512 is more than a quarter of the 368 "
-        "images; try --train.batch_size 32 --train.epochs 42 (504 steps in all); "
-        "SGD wants far more steps than AdamW: --train.optimizer adamw"
-    )
-    first, second = advised("finetune", "finetune/paper_448.yaml", 368)
-    assert "try batch_size: 32 in stages[0] of --stages" in first and "in stages[1]" in second
-    better = {"train__batch_size": 32, "train__epochs": 42}
-    assert advised("pretrain", "pretrain/simclr.yaml", 368, train__optimizer="adamw", **better) == [], "it suffices"
-
-
-@pytest.mark.parametrize("images", [10, 60, 150, 368, 1000, 5000])
-@pytest.mark.parametrize("stage", ["pretrain", "finetune"])
-def test_who_follows_the_advice_is_not_advised_again(images, stage):
-    for batch, epochs in ((1, 1), (16, 3), (256, 3), (512, 20)):
-        said = advised(stage, None, images, train__batch_size=batch, train__epochs=epochs)
-        for line in said:
-            found = {f"train__{key}": int(value) for key, value in re.findall(r"--train\.(\w+) (\d+)", line)}
-            asked = {"train__batch_size": batch, "train__epochs": epochs, **found}
-            assert advised(stage, None, images, **asked) == []
-
-
-def test_options_that_do_nothing_are_named(tmp_path):
-    assert inside("finetune", tmp_path / "run", **ONE, model__freeze=True, train__accumulate=24) == 0
-    said = log_of(tmp_path / "run")
-    assert (
-        "WARNING model.freeze: true without --init: the classifier alone learns, on a backbone of random weights"
-        in said
-    )
-    assert "WARNING train.accumulate: 24 passes, but a step has 20 images; wanted at most 20" in said
-    assert "INFO finetune 16 px: 2 steps of 20 images an epoch, 4 in 2 epochs" in said
-    assert "try batch_size: 8, epochs: 100 in stages[0] of --stages (500 steps in all)" in said
 
 
 # ------------------------------------------------------------------ what a run says and draws

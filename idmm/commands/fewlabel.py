@@ -16,7 +16,7 @@ from idmm.data.datasets import draw_subset, open_splits
 from idmm.data.registry import resolve_name, spec_of
 from idmm.data.split import Split, counted
 from idmm.errors import UserError, listed
-from idmm.evaluate import largest_class, of_few, readouts
+from idmm.evaluate import largest_class, readouts
 from idmm.features import FrozenBackbone
 from idmm.files import made_folder, write_csv, write_json, write_text
 from idmm.progress import log
@@ -85,8 +85,6 @@ def fewlabel(given: FewLabelConfig) -> dict:
         "records": records,
     }
     text = table(result)
-    for line in of_few(max(record["top1"] for record in records), len(splits.test)):
-        log.warning("%s", line)
     write_json(out / "fewlabel.json", result)
     columns = list(dict.fromkeys(name for record in records for name in record))
     write_csv(out / "fewlabel.csv", [columns, *([record.get(name) for name in columns] for record in records)])

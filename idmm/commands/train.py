@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import time
@@ -38,7 +39,6 @@ from idmm.errors import UserError
 from idmm.files import begun, write_csv, write_json
 from idmm.progress import KeptLog, duration, log, logging_by, said_once
 from idmm.stages import STAGES, beginning
-from idmm.stages.advice import suited_batch
 from idmm.stages.results import compared
 from idmm.transfer.config import merged
 
@@ -307,7 +307,8 @@ def _config(given: TrainCommand, kept: dict, name: str, init: Path | str | None,
     shipped = recipe(stage.config, used)
     if name in FIRST and quick:
         shipped = merged(shipped, QUICK)
-    own["train.batch_size"] = suited_batch(shipped["train"]["batch_size"], images)
+    eighth = 2 ** int(math.log2(max(1, images / 8)))  # few images: small batches, as networks learn by steps
+    own["train.batch_size"] = min(shipped["train"]["batch_size"], max(8, eighth))
     own |= {"out": str(folder), "seed": given.seed, "train.minutes": minutes, "train.device": given.device}
     own["train.save_minutes"] = min(Train().save_minutes, SAVED * minutes)
     own |= {"init": str(init)} if init else {"model": plan.model}

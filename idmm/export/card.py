@@ -9,7 +9,6 @@ import yaml
 
 from idmm.config import FinetuneConfig
 from idmm.data.split import counted
-from idmm.evaluate import FEW, of_few
 from idmm.export.source import Source
 from idmm.files import is_public, run_of
 from idmm.intervals import too_narrow
@@ -91,8 +90,6 @@ def _remarks(result: dict) -> list[str]:
         lines.append("Top-1 is no better, within its interval, than naming the largest class every time.")
     if result.get("pixel_knn", -1) >= top1:
         lines.append("Top-1 is no better than comparing raw pixels with those of the training images.")
-    if result["test_size"] < FEW:
-        lines += [f"{line}." for line in of_few(top1, result["test_size"])]
     if "test_groups" in result:
         lines.append(f"{too_narrow(result['test_size'], result['test_groups'])}.".capitalize())
     return lines

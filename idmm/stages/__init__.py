@@ -6,9 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from inspect import cleandoc
 from pathlib import Path
-from textwrap import wrap
 from typing import Any
 
 from idmm import clock
@@ -26,22 +24,9 @@ from idmm.config import (
 from idmm.config.commands import ProbeConfig
 from idmm.config.dense import DENSE_LIBRARIES, tested_sides
 from idmm.config.recipes import learns_labels, needs_labels, pass_notes, resolve_method
-from idmm.config.schema import flags_of
 from idmm.data.registry import check_folder, resolve_name
 from idmm.errors import UserError, needed
 from idmm.files import begun, names_same, weights_file
-
-# Keys that the stages' docstrings explain; the others they name.
-USUAL = (
-    "out", "seed", "init", "resume", "stages", "size", "device", "data.name", "data.root", "data.subset", "data.labels",
-    "data.labelled", "data.val_fraction", "data.folds", "model.name", "model.kwargs", "model.freeze", "train.epochs",
-    "train.minutes", "train.size", "train.batch_size", "train.lr", "train.weight_decay", "train.warmup_epochs",
-    "train.layer_decay", "train.precision", "train.device", "train.knn_every", "train.keep",
-    "train.class_weights", "train.classifier_init",
-    "method.name", "method.classifier", "method.label_weight", "method.instance_decay", "views.size", "views.crops",
-    "augment.mixup_alpha", "augment.cutmix_alpha", "drloc.weight",
-    "model.pyramid_width", "model.masks", "train.lr_steps", "augment.scale", "eval_scales",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -207,24 +192,6 @@ def stage_of(config: Any) -> StageSpec:
     return next(stage for stage in STAGES.values() if isinstance(config, stage.config))
 
 
-def documented(stage: Callable) -> Callable:
-    """Adds to the docstring of a stage's function the keys of its config: the usual with their help, all by name."""
-    sections: dict[str, list] = {}
-    for flag in flags_of(STAGES[stage.__name__].config):
-        section = flag.key.partition(".")[0] if "." in flag.key else ""
-        sections.setdefault(section, []).append((flag.key.removeprefix(f"{section}."), flag))
-    lines = [f"Keys of the config ('idmm {stage.__name__} --help' explains all of them, with defaults):"]
-    for section, flags in sections.items():
-        lines += [f"    {section}:"] if section else []
-        explained = [f"{name}: {flag.help}" for name, flag in flags if flag.key in USUAL]
-        others = [name for name, flag in flags if flag.key not in USUAL]
-        for text in explained + ([f"also: {', '.join(others)}"] if others else []):
-            indent = " " * (8 if section else 4)
-            lines += wrap(text, 112, initial_indent=indent, subsequent_indent=f"{indent}    ", break_on_hyphens=False)
-    stage.__doc__ = "\n".join([cleandoc(stage.__doc__ or ""), "", *lines])
-    return stage
-
-
 _command: list[float] = []  # when the command began whose first run is still to come
 
 
@@ -269,25 +236,10 @@ def prepare(config: Any) -> tuple[Any, list[str]]:
         raise UserError(*faults)
     if begun(config.out):
         with contextlib.suppress(UserError):  # the run's folder says what is wrong with it
-            config, more = _taken_up(config)
-            notes += more
+            before = stage_of(config).build(Path(config.out) / "config.yaml").init
+            if names_same(config.init, before):  # public weights, by the commit that the run began with
+                config = replace(config, init=before)
     return config, notes
-
-
-def _taken_up(config: Any) -> tuple[Any, list[str]]:
-    """Fills in what a begun run settled when it started, with lines for the log: the commit of public weights, and the
-    classifier's start of a run that is older than that key."""
-    stage = stage_of(config)
-    before = stage.build(Path(config.out) / "config.yaml")
-    if names_same(config.init, before.init):
-        config = replace(config, init=before.init)
-    if not hasattr(config, "train"):  # a probe
-        return config, []
-    undecided = isinstance(config, FinetuneConfig) and config.train.classifier_init is None
-    if undecided and before.train.classifier_init is None:
-        train = replace(config.train, classifier_init="random")
-        return replace(config, train=train), ["train.classifier_init: random, as the run began"]
-    return config, []
 
 
 def inside_images(config: Any) -> str | None:

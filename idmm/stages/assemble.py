@@ -15,7 +15,7 @@ import torch
 
 from idmm import distributed
 from idmm.checkpoint import RunFolder
-from idmm.config import FinetuneConfig, global_groups, group_sizes, parsing, resolved_stages, without_rgb
+from idmm.config import FinetuneConfig, global_groups, group_sizes, resolved_stages, without_rgb
 from idmm.config.recipes import learns_labels
 from idmm.data.augment import TrainTransform
 from idmm.data.cache import ImageStore, compare, fingerprint, load_split
@@ -43,7 +43,6 @@ from idmm.progress import counting, logging_to
 from idmm.seeding import derive, seeded
 from idmm.session import Session
 from idmm.stages import Phase, beginning, prepare, stage_of
-from idmm.stages.advice import advice
 from idmm.stages.handover import decide
 from idmm.stages.values import describe, standardised
 
@@ -270,10 +269,6 @@ def resolve(config) -> tuple[Assembly, list[str]]:
         if getattr(train, name) is None:
             train = replace(train, **{name: value})
             notes.append(f"train.{name}: {value:g}, the recipe's for {spec.name}")
-    drloc = getattr(config, "drloc", None)
-    idle = [] if drloc is None or drloc.weight else parsing.changed(drloc)
-    if idle:
-        notes.append(f"drloc: off, its weight is 0: {', '.join(f'drloc.{name}' for name in idle)} without effect")
     model = replace(config.model, name=spec.name, kwargs=spec.kwargs)
     own = {name: getattr(spec, name) for name in ("mean", "std", "in_chans", "bands")}
     data = replace(config.data, **own)
@@ -309,7 +304,7 @@ def session(parts: Assembly, notes: list[str]) -> Iterator[Session]:
 
 
 def say_length(run: Session, parts: Assembly, images: int) -> None:
-    """Logs how many steps a run on so many training images has, and at its start what is unwise about that."""
+    """Logs how many steps a run on so many training images has."""
     for phase in parts.phases:
         total, filled = phase.steps(images), min(phase.batch_size, images)
         each = counted(total // phase.epochs, "step")
@@ -317,8 +312,6 @@ def say_length(run: Session, parts: Assembly, images: int) -> None:
         if parts.config.train.minutes is not None:
             length = f"for train.minutes {parts.config.train.minutes:g}"
         log.info("%s: %s of %d images an epoch, %s", phase.label, each, filled, length)
-    for line in advice(parts.config, parts.phases, images) if run.folder.state is None else ():
-        log.warning("%s", line)
 
 
 # ---------------------------------------------------------------------- the images

@@ -16,14 +16,12 @@ from idmm.evaluate_dense import Objects, detect_objects, detection_scores, on_fi
 from idmm.files import write_csv, write_text
 from idmm.methods.dense import Detection
 from idmm.models.dense import Detector
-from idmm.stages import documented
 from idmm.stages.dense import DenseAssembly, Judge, plain_picture, train
 
 SURE = 0.5  # score from which on a box is always drawn
 log = logging.getLogger("idmm")
 
 
-@documented
 def detect(config: DetectConfig | dict | str) -> dict:
     """Trains a detector and writes it, its average precision and its boxes on the test images to ``config.out``.
 
@@ -31,7 +29,7 @@ def detect(config: DetectConfig | dict | str) -> dict:
     on a square of ``train.size``; boxes and masks are compared at the size of their files.
 
     Args:
-        config: A DetectConfig, a mapping of its keys (see below), or the name of a YAML file or a recipe.
+        config: A DetectConfig, a mapping of its keys ('idmm detect --help'), or the name of a YAML file or recipe.
 
     Returns:
         What ``result.json`` holds; ``ap`` (COCO's: the mean over classes and intersections over union of 0.50 to 0.95),

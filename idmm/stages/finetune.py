@@ -15,23 +15,22 @@ from idmm.models.weights import Checkpoint
 from idmm.monitor import FLOORS, spread
 from idmm.network import extract_features
 from idmm.session import Session
-from idmm.stages import Phase, documented
+from idmm.stages import Phase
 from idmm.stages.assemble import Assembly, LoadedSplits, eval_batches, load_splits, resolve, say_length, session
 from idmm.stages.folds import by_folds, seen_by_init
 from idmm.stages.handover import check_classes, fit_classifier, norm_images, set_batch_norms
-from idmm.stages.results import classifier_result, ending, export, length_result, say_balance, take_best, write_features
+from idmm.stages.results import classifier_result, ending, export, length_result, take_best, write_features
 from idmm.stages.start import structure
 
 log = logging.getLogger("idmm")
 
 
-@documented
 @by_folds
 def finetune(config: FinetuneConfig | dict | str) -> dict:
     """Fine-tunes on labels, one size after the other, and writes the classifier and its accuracy to ``config.out``.
 
     Args:
-        config: A FinetuneConfig, a mapping of its keys (see below), or the name of a YAML file or a recipe.
+        config: A FinetuneConfig, a mapping of its keys ('idmm finetune --help'), or the name of a YAML file or recipe.
 
     Returns:
         What ``result.json`` holds; ``top1``, ``top5`` and ``mean_per_class`` (percent, on the test split, of the last
@@ -59,7 +58,6 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
         begun = run.folder.state is not None
         model = None if begun else _first_model(run, parts, splits)
         say_length(run, parts, len(splits.train))
-        say_balance(splits.train, parts.config.train.class_weights)
         loop, held, splits = _train(run, parts, splits, model)
         result = _result(run, parts, splits, loop, held)
         run.folder.finish(result)

@@ -22,7 +22,7 @@ from idmm.monitor import Monitor, gained
 from idmm.network import extract_features
 from idmm.seeding import permutation
 from idmm.session import Session
-from idmm.stages import documented, knn_every
+from idmm.stages import knn_every
 from idmm.stages.assemble import Assembly, LoadedSplits, eval_batches, load_splits, resolve, say_length, session
 from idmm.stages.folds import by_folds
 from idmm.stages.results import (
@@ -41,13 +41,12 @@ log = logging.getLogger("idmm")
 EVAL_BATCH = 256
 
 
-@documented
 @by_folds
 def pretrain(config: PretrainConfig | dict | str) -> dict:
     """Pretrains a backbone by ``config.method.name`` and writes it to ``config.out``.
 
     Args:
-        config: A PretrainConfig, a mapping of its keys (see below), or the name of a YAML file or a recipe.
+        config: A PretrainConfig, a mapping of its keys ('idmm pretrain --help'), or the name of a YAML file or recipe.
 
     Returns:
         What ``result.json`` holds; ``loss`` of the last epoch, ``start_knn`` and ``knn`` (kNN accuracy in percent

@@ -24,7 +24,7 @@ from idmm.models.hub import pinned
 from idmm.models.spec import ModelSpec, model_spec
 from idmm.models.weights import read_checkpoint
 from idmm.progress import logging_to
-from idmm.stages import documented, prepare
+from idmm.stages import prepare
 from idmm.stages.assemble import LoadedSplits, assemble, load_splits
 from idmm.stages.folds import by_folds, seen_by_init
 from idmm.stages.results import drawing
@@ -33,13 +33,12 @@ log = logging.getLogger("idmm")
 INTERVAL = "95 %, over the test images: Wilson's for top1, combined over classes for mean_per_class"
 
 
-@documented
 @by_folds
 def probe(config: ProbeConfig | dict | str) -> dict:
     """Measures a frozen backbone and writes ``result.json`` to ``config.out``, a folder like any other run's.
 
     Args:
-        config: A ProbeConfig, a mapping of its keys (see below), or the name of a YAML file or a recipe.
+        config: A ProbeConfig, a mapping of its keys ('idmm probe --help'), or the name of a YAML file or recipe.
 
     Returns:
         What ``result.json`` holds; ``top1`` (the linear probe's) and ``knn`` in percent, ``top5`` None,

@@ -13,7 +13,6 @@ from safetensors.torch import save_file
 from idmm import distributed, evaluate
 from idmm.checkpoint import START
 from idmm.data.cache import ImageStore
-from idmm.data.doctor import SKEWED
 from idmm.data.looks import SIDE, small
 from idmm.engine import Loop
 from idmm.errors import Interrupted, RunError
@@ -32,8 +31,6 @@ NEIGHBOURS = 5
 PAIRS = 25_000_000  # of a training and a test image: 3,072 multiplications each, seconds in all
 READ, COMPARED = 0.0003, 2.0  # seconds to read an image, and for so many pairs
 FIGURES = 2.0  # seconds to import what draws, and to draw the curves and the confusion matrix
-READINGS = 10  # times that the network saw the images, from which on reading them once more is a trifle
-TRIFLE = 1.0  # as it is in any run where it takes less (seconds)
 COLUMNS = ("class", "images", "correct", "accuracy", "most_confused_with", "times")
 
 
@@ -164,8 +161,7 @@ def classifier_result(run: Session, parts: Assembly, splits: LoadedSplits, found
         ``top1_interval``, ``largest_class``, ``pixel_knn`` where it is cheap, and the count ``test_groups``.
     """
     folder, classes = run.folder, splits.train.classes
-    # whether it is cheap is the first process's to say: others may have had no memory for their images
-    cheap = folder.leader and is_cheap(run, splits)
+    cheap = folder.leader and is_cheap(splits)  # of the first process, as others may not hold their images
     knn = distributed.broadcast(pixel_knn(splits.train, splits.test) if cheap else None)
     pixels = {} if knn is None else {"pixel_knn": knn}
     if folder.leader:
@@ -184,10 +180,9 @@ def classifier_result(run: Session, parts: Assembly, splits: LoadedSplits, found
     top1, top5 = scores["top1"], scores["top5"]
     log.info("%s: top-1 %.2f, top-5 %.2f on %d test images", parts.config.out, top1, top5, len(splits.test))
     beside = "top-1's 95 % interval {0:.2f} to {1:.2f}, mean over classes {mean_per_class:.2f}, "
-    left_out = "kNN of raw pixels left out, as it takes long beside this run ('idmm data check' has it)"
-    beside += "largest class {largest_class:.2f}, " + ("kNN of raw pixels {pixel_knn:.2f}" if pixels else left_out)
+    beside += "largest class {largest_class:.2f}" + (", kNN of raw pixels {pixel_knn:.2f}" if pixels else "")
     log.info("%s", beside.format(*scores["top1_interval"], **scores))
-    for line in evaluate.remarks(scores, found.truth, classes, found.predicted, **pixels):
+    for line in evaluate.remarks(scores, found.truth, classes, **pixels):
         log.warning("%s", line)
     if splits.test.groups is not None:
         scores["test_groups"] = len(set(splits.test.groups))
@@ -196,20 +191,8 @@ def classifier_result(run: Session, parts: Assembly, splits: LoadedSplits, found
 
 
 # ---------------------------------------------------------------------- what needs no network
-def is_cheap(run: Session, splits: LoadedSplits) -> bool:
-    """Whether :func:`pixel_knn` costs next to nothing: a second to read the images, or a few percent of the run.
-
-    It reads an image in 0.3 ms, where augmenting one of 256 x 340 pixels takes 5 and preparing it for evaluation 1, and
-    compares :data:`PAIRS` in 2 s (measured on one x86 core). Images that are decoded at every use are not read again.
-    """
-    train, test, records = splits.train, splits.test, run.folder.metrics()
-    looks = sum("top1" in record for record in records) or 1  # pretraining evaluates at its end alone
-    shown = len(records) * len(train) + looks * len(splits.val or test)
-    read = len(train) + len(test)
-    return _comparable(splits) and (READ * read <= TRIFLE or shown >= READINGS * read)
-
-
-def _comparable(splits: LoadedSplits) -> bool:
+def is_cheap(splits: LoadedSplits) -> bool:
+    """Whether :func:`pixel_knn` takes seconds. Images that are decoded at every use are not read again."""
     train, test = splits.train, splits.test
     return not (train.decodes or test.decodes) and len(train) * len(test) <= PAIRS
 
@@ -225,7 +208,7 @@ def ending(parts: Assembly, splits: LoadedSplits) -> tuple[int, float]:
         return round(test * (1 + flip) * sum(scale**2 for scale in scales)), FIGURES
     images = 2 * len(shown(splits.test.labels)) * distributed.world()  # features, by the first process
     evaluated = parts.stage.name == "finetune" and splits.val is None  # by the evaluation after the last step
-    pixels = READ * (train + test) + COMPARED * train * test / PAIRS if _comparable(splits) else 0.0
+    pixels = READ * (train + test) + COMPARED * train * test / PAIRS if is_cheap(splits) else 0.0
     return images + (0 if evaluated else test), FIGURES + pixels
 
 
@@ -272,21 +255,6 @@ def _pixels(store: ImageStore, numbers: np.ndarray, crop_pct: float = 1.0) -> np
     for i, row in zip(numbers, rows, strict=True):
         row[:] = small(store.image(i).permute(1, 2, 0).numpy(), crop_pct).ravel()  # of [H, W, C]
     return rows
-
-
-def say_balance(train: ImageStore, weights: str) -> None:
-    """Logs what ``train.class_weights`` does, or would do where the training images' classes are of unequal size."""
-    count = np.bincount(train.labels, minlength=len(train.classes))
-    seen = np.flatnonzero(count)
-    small, large = seen[count[seen].argmin()], seen[count[seen].argmax()]
-    least, most = (f"'{train.classes[c]}' ({count[c]})" for c in (small, large))
-    if weights == "balanced":
-        line = "train.class_weights: balanced, an image of %s weighs %.3g times as much as one of %s"
-        log.info(line, least, count[large] / count[small], most)
-    elif count[large] > SKEWED * count[small]:
-        line = "classes have from %s to %s training images: the network will favour the large ones, as top-1 does; "
-        line += "mean_per_class counts all alike, and so does the loss with --train.class_weights balanced"
-        log.info(line, least, most)
 
 
 # ---------------------------------------------------------------------- class by class

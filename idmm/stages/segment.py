@@ -18,14 +18,12 @@ from idmm.evaluate_dense import class_scores, classes_on_file, segmentation_scor
 from idmm.files import replacing, write_csv
 from idmm.methods.dense import Segmentation
 from idmm.models.dense import Segmenter
-from idmm.stages import documented
 from idmm.stages.dense import DenseAssembly, Judge, plain_picture, train
 
 COLUMNS = ("class", "pixels", "iou", "accuracy")
 MASKS = "masks"  # folder of the test images' predicted masks
 
 
-@documented
 def segment(config: SegmentConfig | dict | str) -> dict:
     """Trains a semantic segmentation and writes it, its mIoU and its masks of the test images to ``config.out``.
 
@@ -33,7 +31,7 @@ def segment(config: SegmentConfig | dict | str) -> dict:
     their files.
 
     Args:
-        config: A SegmentConfig, a mapping of its keys (see below), or the name of a YAML file or a recipe.
+        config: A SegmentConfig, a mapping of its keys ('idmm segment --help'), or the name of a YAML file or recipe.
 
     Returns:
         What ``result.json`` holds; ``miou`` (mean of the classes' intersection over union), ``macc`` (mean of the
