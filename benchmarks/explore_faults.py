@@ -1,4 +1,4 @@
-"""Are planted duplicates, wrong labels and strangers found by `idmm explore`? (docs/explore.md)
+"""Are planted duplicates and wrong labels found by `idmm explore`? (docs/explore.md)
 
     python benchmarks/small_sets.py ... --out sets         its text says where the images come from
     python benchmarks/explore_faults.py --sets sets --out runs/faults
@@ -99,21 +99,24 @@ def pretrain(data: Path, out: Path, epochs: int, size: int, seed: int, flip: flo
 
 # ---------------------------------------------------------------------- measuring
 def measured(data: Path, run: Path) -> dict:
-    """Returns the figures of each score for duplicates, labels and strangers."""
-    from idmm.commands.explore import HASHES, hash_vectors, opened
+    """Returns the figures of each score for duplicates and labels."""
+    from idmm.commands.explore import HASHES, features, hash_vectors, opened
     from idmm.config.usage import ExploreConfig
     from idmm.data.looks import small
-    from idmm.similarity import isolation, label_margins, likely_duplicates, nearest, unit_rows
+    from idmm.similarity import label_margins, likely_duplicates, nearest, unit_rows
+    from idmm.stages.artifacts import config_of
 
-    faults, seen = json.loads((data / "faults.json").read_text()), opened(ExploreConfig(run=str(run)))
-    place = {name: i for i, name in enumerate(seen.names)}
+    faults, given, config = json.loads((data / "faults.json").read_text()), ExploreConfig(run=str(run)), config_of(run)
+    seen = opened(given, config)
+    place = {name: i for i, name in enumerate(seen.store.names)}
     kinds = {tuple(sorted((place[one], place[two]))): kind for one, two, kind in faults["copies"]}
-    moved = np.array([name in faults["moved"] for name in seen.names])
-    strange = np.array([name in faults["strangers"] for name in seen.names])
+    moved = np.array([name in faults["moved"] for name in seen.store.names])
+    strange = np.array([name in faults["strangers"] for name in seen.store.names])
     hashes = hash_vectors(seen.store)
     thumbs = [small(seen.store.image(i).permute(1, 2, 0).numpy(), 1.0) for i in range(len(place))]
     pixels = unit_rows(np.array(thumbs, dtype=np.float32).reshape(len(place), -1))
-    forms = {"rows": unit_rows(seen.rows), "features": unit_rows(seen.features), "raw pixels": pixels}
+    frozen = unit_rows(features(given, config, seen.store))
+    forms = {"rows": unit_rows(seen.rows), "features": frozen, "raw pixels": pixels}
     pairs = {}
     for name, unit in forms.items():
         pairs |= {f"{name}, hash": likely_duplicates(np.hstack([unit, hashes])), name: likely_duplicates(unit)}
@@ -129,12 +132,8 @@ def measured(data: Path, run: Path) -> dict:
     for name, unit in forms.items():
         margins, _ = label_margins(nearest(unit, 30), seen.labels)
         labels[name] = _of_images(margins[~strange], moved[~strange])
-    far = {"features, distance": isolation(seen.features), "raw pixels, distance": isolation(pixels)}
-    far["rows, cosine"] = -nearest(forms["rows"], 10).value.mean(axis=1)
-    outliers = {name: {"ap": _average_precision(strange[np.argsort(-score, kind="stable")], strange.sum())}
-                for name, score in far.items()}  # fmt: skip
     sizes = {"images": len(place), "copies": len(kinds), "moved": int(moved.sum()), "strangers": int(strange.sum())}
-    return {"sizes": sizes, "duplicates": table, "labels": labels, "outliers": outliers}
+    return {"sizes": sizes, "duplicates": table, "labels": labels}
 
 
 def _average_precision(hits: np.ndarray, total: int) -> float:
@@ -173,7 +172,7 @@ def report(results: dict) -> str:
     """Returns Markdown tables: AP, then precision / recall of what is listed (percent), each the mean over seeds."""
     sets = sorted({key.rpartition("-")[0] for key in results})
     lines = []
-    for kind in ("duplicates", "labels", "outliers"):
+    for kind in ("duplicates", "labels"):
         lines += ["", f"| {kind} | " + " | ".join(sets) + " |", "|---|" + "---|" * len(sets)]
         for score in next(iter(results.values()))[kind]:
             cells = []

@@ -15,7 +15,7 @@ VOTERS, TEMPERATURE = 10, 0.2  # neighbours that vote on an image's label, by ex
 ALPHA = 0.9  # of what a row is labelled by, the part that its neighbours have
 ABOVE = 5.0  # a duplicate's score is so many times as far above the median image's as the first quartile is below it
 LIKELY = 0.5  # margin of the vote from which on a label is likely wrong
-MOST_CLUSTERS = 30  # without being asked for more
+MOST_CLUSTERS = 30
 _BLOCK = 1 << 24  # products that are held at a time: 64 MiB
 
 
@@ -135,30 +135,16 @@ def spread_labels(near: Neighbours, labels: np.ndarray, classes: int) -> np.ndar
     return shares
 
 
-def isolation(features: np.ndarray) -> np.ndarray:
-    """Returns how far each row's ``LOCAL``-th neighbour is, Euclidean distance, float64 [N]: large for outliers
-    (Ramaswamy et al., Efficient algorithms for mining outliers, SIGMOD 2000)."""
-    from sklearn.neighbors import NearestNeighbors
-
-    found = NearestNeighbors(n_neighbors=min(LOCAL, len(features) - 1), algorithm="brute").fit(features)
-    return found.kneighbors()[0][:, -1].astype(np.float64)
-
-
-def clusters(unit: np.ndarray, number: int | None = None, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Groups rows of unit length, float32 [N, d], by k-means.
-
-    Args:
-        unit: The rows.
-        number: Of clusters, N at most; None: the square root of N / 2, 30 at most.
-        seed: Of the starts.
+def clusters(unit: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Groups rows of unit length, float32 [N, d], by k-means with the square root of N / 2 clusters, 30 at most.
 
     Returns:
         Each row's cluster, numbered from 0 by size, int64 [N], and its cosine with the cluster's centre, float32 [N].
     """
     from sklearn.cluster import MiniBatchKMeans
 
-    number = min(number or min(MOST_CLUSTERS, max(2, round((len(unit) / 2) ** 0.5))), len(unit))
-    found = MiniBatchKMeans(number, batch_size=2048, n_init=5, random_state=seed).fit(unit)
+    number = min(MOST_CLUSTERS, max(2, round((len(unit) / 2) ** 0.5)))
+    found = MiniBatchKMeans(number, batch_size=2048, n_init=5, random_state=0).fit(unit)
     order = np.argsort(-np.bincount(found.labels_, minlength=found.n_clusters), kind="stable")
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))

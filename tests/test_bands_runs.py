@@ -111,7 +111,7 @@ def test_report_and_explore_show_composites(runs, root, tmp_path):
     page = (tmp_path / "report" / "report.html").read_text()
     assert "No crops" not in page and page.count("What the network saw") == 2
     assert call(["explore", runs / "a", "--out", tmp_path / "explored"]) == 0
-    assert (tmp_path / "explored" / "outliers.png").exists()
+    assert (tmp_path / "explored" / "clusters.png").exists()
     config = config_of(runs / "a")
     store = load_split(open_splits(config.data, labelled=False).train, bound=None, data=config.data)
     seen = picture(store, 0)

@@ -22,19 +22,12 @@ class ReportConfig:
 @section
 class ExploreConfig:
     """Which training images are alike, as the run's N-way layer has learned it: nearest images, clusters, likely
-    duplicates and wrong labels, outliers; as tables and sheets of thumbnails."""
+    duplicates and wrong labels; as tables and sheets of thumbnails."""
 
     run: str
     """A finished run folder, best of pretraining by idmm: other runs have no rows of images and go by features."""
     out: str | None = None
     """Folder for the tables and sheets; null: RUN/explore."""
-    by: Literal["instances", "features"] | None = None
-    """What images are compared by: 'instances', the rows of the N-way layer, one an image; 'features', what the
-    backbone makes of each image; null: rows where the run has them. Outliers are found by features."""
-    neighbours: int = Field(5, ge=1)
-    """Nearest images that are listed for each (images)."""
-    clusters: int | None = Field(None, ge=1)
-    """Clusters; null: the square root of half the number of images, 30 at most."""
     batch_size: int = Field(64, ge=1)
     """Images that go through the network at a time (images)."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
