@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from idmm.data.composite import composite, ends_of, explained
+from idmm.data.composite import composite, explained
 from idmm.data.images import Bands
 
 DRAWN = np.random.default_rng(0)
@@ -45,15 +45,6 @@ def test_a_constant_channel_is_black():
     found[..., 1] = 700
     made = composite(found)
     assert not made[..., 1].any() and made[..., 0].max() == 255
-
-
-def test_ends_of_another_image():
-    """A darker view of an image is shown darker."""
-    found = image(3, np.uint16, 100, 900)
-    ends = ends_of(found)
-    assert ends.shape == (3, 2)
-    darker = composite((found * 0.5).astype(np.uint16), ends=ends)
-    assert darker.mean() < 0.6 * composite(found).mean()
 
 
 def test_pictures_are_explained():

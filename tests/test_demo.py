@@ -1,4 +1,4 @@
-"""What the demo makes of what ``idmm train`` finds (tests/test_train.py), and the sheet of crops."""
+"""What the demo makes of what ``idmm train`` finds (tests/test_train.py)."""
 
 import json
 from pathlib import Path
@@ -8,23 +8,9 @@ import pytest
 from helpers import call, refused
 from PIL import Image
 
-from idmm.commands import crops, demo
-from idmm.config import CropGroup, Data, Views
-from idmm.data.cache import load_split
+from idmm.commands import demo
+from idmm.config import Data
 from idmm.data.datasets import open_splits
-from idmm.data.views import MultiCropTransform
-
-
-def test_crop_sheet_shows_what_the_loader_makes():
-    data = Data(name="digits", subset={"total": 20})
-    store = load_split(open_splits(data, labelled=False).train, bound=None, data=data)
-    mean, std = [0.4, 0.5, 0.6], [0.2, 0.3, 0.4]
-    views = Views(size=16, crops=[CropGroup(count=2, scale=[0.3, 1.0])])
-    made = MultiCropTransform(store, views, mean, std, 0)(0, np.arange(3))["views"][0]  # [3, 2, 3, 16, 16]
-    plain = MultiCropTransform(store, views, [0.0] * 3, [1.0] * 3, 0)(0, np.arange(3))["views"][0]
-    shown = crops._Shown(store, np.arange(3), mean, std).crops(made)
-    assert len(shown) == 3 and len(shown[0]) == 2
-    np.testing.assert_allclose(np.array(shown) / 255, plain.permute(0, 1, 3, 4, 2).numpy(), atol=0.51 / 255)
 
 
 @pytest.mark.parametrize(("gain", "code"), [(6.0, 0), (4.0, 1)])

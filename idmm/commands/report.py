@@ -1,31 +1,26 @@
-"""``idmm report``: a page on finished runs; collects what their files and images hold, which ``report/`` draws."""
+"""``idmm report``: a page on finished runs; collects what their files hold, which ``report/`` draws."""
 
 import itertools
 import json
 import os
-import re
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from idmm.commands.found_runs import PROBE, found_runs, records
+from idmm.commands.found_runs import PROBE, found_runs
 from idmm.config import FREE, DenseConfig, FinetuneConfig, parsing
 from idmm.config.commands import ProbeConfig
 from idmm.config.reading import read_file
 from idmm.config.usage import ReportConfig
-from idmm.errors import RunError, UserError
-from idmm.files import home, is_public, made_folder, saved_info
+from idmm.errors import UserError
+from idmm.files import home, is_public, json_lines, made_folder
 from idmm.progress import log
 from idmm.report.page import readable
 from idmm.report.run_page import Features, RunFacts, write
-from idmm.report.sheets import Tile
-from idmm.report.stats import calibration
 from idmm.stages import artifacts, stage_of
 
-MISTAKES = 18
-PAIRS = 10  # comparisons, at most: of more runs each is compared with the best
 PERPLEXITY = 30.0  # of t-SNE
 PROBED = "kNN and linear probe"
 DENSE = {"detect": "detection", "segment": "segmentation"}
@@ -45,7 +40,7 @@ def report(given: ReportConfig) -> str:
     out = made_folder(given.out or str(home(given.runs[0]) / "report"))
     for run in runs:
         if run.detailed:
-            log.info("%s: reading its files and images", run.path)
+            log.info("%s: reading its files", run.path)
             _read_details(run)
     return f"{write(out, runs, _pairs(runs), notes)}, and its pictures beside it"
 
@@ -64,7 +59,8 @@ def _facts(folder: Path) -> RunFacts:
     config = artifacts.config_of(parts[0], dense=True)
     return RunFacts(
         folder, stage_of(config).name, _about(config), parsing.flatten(read_file(folder / "config.yaml")),
-        _json(folder / "result.json"), [records(part) for part in parts], artifacts.environment(parts[0]),
+        _json(folder / "result.json"), [json_lines(part / "metrics.jsonl") for part in parts],
+        artifacts.environment(parts[0]),
         group=json.dumps(_signature(config)), detailed=not isinstance(config, ProbeConfig),
     )  # fmt: skip
 
@@ -117,13 +113,8 @@ def _name(runs: list[RunFacts]) -> None:
     for run, path in zip(runs, paths, strict=True):
         run.label = readable("/".join(path[-depth:]))
         groups.setdefault(run.group, []).append(run)
-    taken = {some[0].label for some in groups.values() if len(some) == 1}
     for first, *others in groups.values():
-        name = first.label
-        if others:
-            name = re.sub(r"[\W_]*(seed)?[\W_]*$", "", os.path.commonprefix([name, *(run.label for run in others)]))
-            name = name if name and name not in taken else f"{first.label} and {len(others)} more"
-        taken.add(name)
+        name = f"{first.label} and {len(others)} more" if others else first.label
         for run in (first, *others):
             run.group, run.detailed = name, run.detailed and run is first
     labels = {os.path.realpath(run.path): run.label for run in runs}
@@ -132,58 +123,27 @@ def _name(runs: list[RunFacts]) -> None:
             run.about["start"] = labels.get(os.path.realpath(home(init)), Path(init).name)
 
 
-# ---------------------------------------------------------------------- predictions, features, images
-@contextmanager
-def _or_missing(run: RunFacts, what: str):
-    """Keeps the reason if a part cannot be shown."""
-    try:
-        yield
-    except (UserError, RunError) as error:
-        run.missing.append(f"No {what}: {str(error).splitlines()[0]}")
-
-
+# ---------------------------------------------------------------------- pictures, features, comparisons
 def _read_details(run: RunFacts) -> None:
     """Reads what the page shows of a single run."""
     parts = _folds(run.path)
-    sheets = {"Test images, the truth beside the prediction": run.path / "predictions.png"}
-    sheets |= {f"idmm explore: {path.stem}": path for path in sorted(run.path.glob("explore/*.png"))}
-    run.pictures = {title: path for title, path in sheets.items() if path.is_file()}
-    if run.kind in DENSE:
-        return
-    with _or_missing(run, "crops"):
-        run.crops, run.shown = _crops(parts[0], artifacts.config_of(parts[0]))
-    if run.classifies:
-        with _or_missing(run, "features"):
-            run.features = _features(parts[0])
-        with _or_missing(run, "predictions"):
-            _predictions(run, parts)
+    files = {"Test images, the truth beside the prediction": run.path / "predictions.png"}
+    for part in parts:
+        files[f"Confusion matrix{f' of {part.name}' if len(parts) > 1 else ''}"] = part / "confusion.png"
+    files |= {f"idmm explore: {path.stem}": path for path in sorted(run.path.glob("explore/*.png"))}
+    run.pictures = {title: path for title, path in files.items() if path.is_file()}
+    if (parts[0] / artifacts.FEATURES).is_file():
+        run.features = _features(parts[0])
 
 
-def _crops(folder: Path, config: Any) -> tuple[list, str]:
-    """Makes the views of some training images, and names the bands that pictures show of them."""
-    from idmm.commands.crops import augmented_blocks, crop_blocks
-    from idmm.data.composite import shown_of
-    from idmm.seeding import derive
-    from idmm.stages import STAGES
-
-    saved = saved_info(folder)  # the config may leave mean and std to the images
-    store, norm = artifacts.images(folder, "train"), {name: saved[name] for name in ("mean", "std")}
-    if isinstance(config, FinetuneConfig):
-        last = STAGES["finetune"].phases(config)[-1]
-        norm["key"] = derive(config.seed, "stage", last.number)
-        return augmented_blocks(store, config.augment, last.size, last.epochs, **norm), shown_of(store)
-    norm |= {"cutmix_alpha": config.method.cutmix_alpha, "seed": config.seed}
-    return crop_blocks(store, config.views, **norm), shown_of(store)
-
-
-def _features(folder: Path) -> Features:
-    """Lays the features before and after a run out in a plane."""
+def _features(folder: Path) -> Features | None:
+    """Lays the features before and after a run out in a plane; None for fewer than four images."""
     from sklearn.manifold import TSNE
     from sklearn.metrics.pairwise import cosine_similarity
 
     found = artifacts.features(folder)
     if len(found.labels) < 4:
-        raise UserError(f"{len(found.labels)} test images are too few to lay their features out.")
+        return None
     places, nearest = {}, {}
     paired = np.bincount(found.labels)[found.labels] > 1  # others have no image that could be the right one
     for title, rows in (("before", found.before), ("after", found.after)):  # [M, d]
@@ -196,45 +156,16 @@ def _features(folder: Path) -> Features:
     return Features(found.labels, [readable(name) for name in found.classes], places, nearest)
 
 
-def _predictions(run: RunFacts, parts: list[Path]) -> None:
-    """Reads the predictions of the test images, and the images of the surest mistakes among them."""
-    from idmm.evaluate import Predictions
-
-    found = [artifacts.predictions(part) for part in parts]
-    truth, predicted, probability = (
-        np.concatenate([getattr(one, name) for one in found]) for name in ("truth", "predicted", "probability")
-    )
-    run.classes = [readable(name) for name in found[0].classes]
-    run.paths = [path for one in found for path in one.paths]
-    run.predicted = Predictions(truth, predicted[:, None], len(run.classes), probability)
-    run.calibration = calibration(probability, truth == predicted)
-    wrong = np.flatnonzero(truth != predicted)
-    surest = wrong[np.argsort(-probability[wrong], kind="stable")][:MISTAKES].tolist()
-    with _or_missing(run, "pictures of mistakes"):
-        from idmm.data.composite import picture
-
-        stores = [artifacts.images(part, "test") for part in parts] if surest else []
-        places = {path: (store, i) for store in stores for i, path in enumerate(store.names)}
-        for i in surest:
-            caption = f"taken for {run.classes[predicted[i]]} ({100 * probability[i]:.0f} %)\n"
-            caption += f"is {run.classes[truth[i]]}\n{run.paths[i]}"
-            run.mistakes.append(Tile(picture(*places[run.paths[i]]), caption))
-
-
-# ---------------------------------------------------------------------- runs against each other
 def _pairs(runs: list[RunFacts]) -> list[tuple[str, str, dict]]:
-    """Compares classifiers on the same test images: all pairs, or of many runs each with the best."""
+    """Compares the first classifier with each other one on the same test images."""
     from idmm.stages.results import mcnemar
 
-    some = [run for run in runs if run.detailed and run.predicted is not None]
-    truth, right = {}, {}
-    for run in some:
-        found = run.predicted
-        truth[run.label] = dict(zip(run.paths, (run.classes[c] for c in found.truth), strict=True))
-        right[run.label] = dict(zip(run.paths, found.predicted == found.truth, strict=True))
-    pairs = list(itertools.combinations(some, 2))
-    if len(pairs) > PAIRS:
-        best = max(some, key=lambda run: run.result["top1"])
-        pairs = [(best, run) for run in some if run is not best]
-    labels = [(one.label, other.label) for one, other in pairs if truth[one.label] == truth[other.label]]
-    return [(one, other, mcnemar(right[one], right[other])) for one, other in labels]
+    right: dict[str, dict] = {}  # by the run's label, then by an image's name and class
+    for run in runs:
+        if run.detailed and (run.path / artifacts.PREDICTIONS).is_file():
+            found = artifacts.predictions(run.path)
+            images = zip(found.paths, (found.classes[c] for c in found.truth), strict=True)
+            right[run.label] = dict(zip(images, found.predicted == found.truth, strict=True))
+    first = next(iter(right), "")
+    same = [label for label in right if label != first and right[label].keys() == right[first].keys()]
+    return [(first, label, mcnemar(right[first], right[label])) for label in same]

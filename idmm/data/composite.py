@@ -7,35 +7,25 @@ from idmm.data.images import Bands
 _ENDS = (1, 99)  # percentiles of a channel that black and full colour stand for
 
 
-def composite(image: np.ndarray, ends: np.ndarray | None = None) -> np.ndarray:
+def composite(image: np.ndarray) -> np.ndarray:
     """Returns a picture of an image, for people alone: three channels as colours, two as red and green, one as grey.
 
     8-bit RGB and grey are shown as they are. All else is stretched, each channel between its 1st and 99th percentile.
 
     Args:
         image: [H, W, C], uint8, uint16 or floats.
-        ends: The values that are black and full colour, of each of them [n, 2] or of all [1, 2]; None: by
-            :func:`ends_of`.
 
     Returns:
         uint8 [H, W, 3]
     """
-    chosen = image[..., :3]  # [H, W, n]
-    low, high = (ends_of(image) if ends is None else ends).T  # [n]
-    seen = chosen
-    if image.dtype != np.uint8 or low.any() or (high != 255).any():
+    seen = image[..., :3]  # [H, W, n]
+    if image.dtype != np.uint8 or image.shape[2] not in (1, 3):
+        low, high = np.percentile(seen, _ENDS, axis=(0, 1))  # [n]
         factor = 255 / np.where(high > low, high - low, np.inf)  # what is the same everywhere is black
-        seen = np.clip(np.rint((chosen - low) * factor), 0, 255).astype(np.uint8)  # [H, W, n]
+        seen = np.clip(np.rint((seen - low) * factor), 0, 255).astype(np.uint8)  # [H, W, n]
     if seen.shape[2] == 2:
         return np.dstack([seen, np.zeros_like(seen[..., :1])])
     return np.ascontiguousarray(seen) if seen.shape[2] == 3 else np.repeat(seen, 3, axis=2)
-
-
-def ends_of(image: np.ndarray) -> np.ndarray:
-    """Returns the values of an image's shown channels that are black and full colour, float64 [n, 2]."""
-    if image.dtype == np.uint8 and image.shape[2] in (1, 3):
-        return np.array([[0.0, 255.0]] * image.shape[2])
-    return np.percentile(image[..., :3], _ENDS, axis=(0, 1)).T
 
 
 def explained(bands: Bands | None, deep: bool) -> str:

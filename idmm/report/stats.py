@@ -1,4 +1,4 @@
-"""Statistics of runs: means and their differences with 95 % intervals over seeds and test images; calibration."""
+"""Statistics of runs: means and their differences with 95 % intervals over seeds and test images."""
 
 import math
 import statistics
@@ -6,7 +6,6 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-import numpy as np
 from scipy.special import stdtrit
 from scipy.stats import linregress
 
@@ -15,7 +14,6 @@ from idmm.intervals import wilson
 SHARES = ("top1", "knn")  # metrics that are a share of the test images: chance among these is Wilson's
 ENOUGH = 3  # sources, targets or sizes that can be put in an order
 DIGITS = 1  # after the point, as the paper prints
-BINS = 10  # of confidence
 
 
 def format_number(value: float, sign: bool = False) -> str:
@@ -182,46 +180,3 @@ def log_slope(sizes: list[int], means: list[float]) -> Estimate | None:
     line = linregress([math.log10(size) for size in sizes], means)
     half = t_half(float(line.stderr) ** 2, len(sizes) - 2)
     return Estimate(float(line.slope), (float(line.slope) - half, float(line.slope) + half))
-
-
-# ---------------------------------------------------------------------- calibration
-class Bin(NamedTuple):
-    """Images of about the same confidence."""
-
-    low: float  # edges of the confidence, shares
-    high: float
-    images: int
-    confidence: float  # mean
-    accuracy: float  # share that is right
-    interval: tuple[float, float]  # of the accuracy, Wilson's, 95 %
-
-
-class Calibration(NamedTuple):
-    """Of a classifier's test images."""
-
-    bins: list[Bin]  # those that have images
-    error: float  # expected calibration error, a share
-    confidence: float  # mean over all images
-    accuracy: float
-
-
-def calibration(probability: np.ndarray, right: np.ndarray, bins: int = BINS) -> Calibration:
-    """Returns the expected calibration error over bins of equal width (Guo et al., ICML 2017, Eq. 3).
-
-    It is the mean of |accuracy - mean confidence| over the bins, weighted by their images. Bin n of B holds
-    confidences in (n/B, (n+1)/B], the first one 0, too.
-
-    Args:
-        probability: Of the predicted class of each image, in [0, 1], [M].
-        right: Whether that is the true class, bool [M].
-        bins: B.
-    """
-    number = np.clip(np.ceil(probability * bins).astype(int) - 1, 0, bins - 1)
-    found = []
-    for n in np.unique(number):
-        inside = number == n
-        count, hits = int(inside.sum()), int(right[inside].sum())
-        low, high = (float(bound) for bound in wilson(hits, count))
-        found.append(Bin(n / bins, (n + 1) / bins, count, float(probability[inside].mean()), hits / count, (low, high)))
-    error = sum(one.images * abs(one.accuracy - one.confidence) for one in found) / len(right)
-    return Calibration(found, error, float(probability.mean()), float(right.mean()))

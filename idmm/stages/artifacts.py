@@ -135,16 +135,16 @@ def instances(run: str | Path) -> Instances:
         return Instances(load_file(run / ROWS)["weight"], **about)
 
 
-def images(run: str | Path, part: str = "train"):
-    """Returns a run's images, an :class:`idmm.data.cache.ImageStore`: ``train`` as they were trained on, with their
-    short side bounded, ``val`` or ``test`` as centre crops of the last stage's size.
+def images(run: str | Path):
+    """Returns a run's training images as they were trained on, with their short side bounded, an
+    :class:`idmm.data.cache.ImageStore`.
 
     Raises:
-        UserError: No finished run, no such split, or its images are gone or have changed since.
+        UserError: No finished run, or its images are gone or have changed since.
     """
     run, config = Path(run), config_of(run)
-    with naming(f"{run}: the {part} images"):
-        return _images(run, config, part)
+    with naming(f"{run}: the train images"):
+        return _images(run, config)
 
 
 def config_of(run: str | Path, dense: bool = False) -> Any:
@@ -228,24 +228,19 @@ def exported_weights(run: Path, field: str = ""):
     return read_checkpoint(run, field, "model" if (run / "model.safetensors").is_file() else "backbone")
 
 
-def _images(run: Path, config: Any, part: str):
-    """Reads a split, ``val`` and ``test`` at the last phase's size; UserError if image i is no longer image i."""
+def _images(run: Path, config: Any):
+    """Reads the training split; UserError if image i is no longer image i."""
     from idmm.data.cache import compare, fingerprint, load_split
     from idmm.data.datasets import open_splits
-    from idmm.data.images import CentreCrop
     from idmm.stages.assemble import assemble
 
     parts = assemble(config)
-    splits = open_splits(*parts.stage.images(config)).parts
-    if part not in splits:
-        raise UserError(f"the run has no {part} images")
-    size = parts.phases[-1].size
-    largest = max(phase.size for phase in parts.phases)
-    bound = parts.bound(largest) if part == "train" else CentreCrop(size, parts.crop_pct)
+    split = open_splits(*parts.stage.images(config)).train
+    bound = parts.bound(max(phase.size for phase in parts.phases))
     scale = exported_weights(run).range if config.data.range == "auto" else config.data.range
-    store = load_split(splits[part], bound=bound, data=config.data, part=part, progress=True, scale=scale)
+    store = load_split(split, bound=bound, data=config.data, part="train", progress=True, scale=scale)
     kept = run / "last" / "images.json"
-    before = json.loads(kept.read_text()).get(part) if kept.exists() else None
+    before = json.loads(kept.read_text()).get("train") if kept.exists() else None
     if lines := compare(before, fingerprint(store)) if before else []:
         raise UserError(*(f"data.root: the images changed since the run: {line}" for line in lines))
     return store
