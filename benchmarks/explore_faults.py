@@ -154,7 +154,7 @@ def _of_check(data: Path, place: dict, kinds: dict) -> dict:
     from idmm import config
     from idmm.data.doctor import check
 
-    found, _ = check(config.Data(name="folder", root=str(data)), 1, len(place))
+    found, _ = check(config.Data(name="folder", root=str(data)))
     index = np.array([sorted((place[pair.first.name], place[pair.second.name])) for pair in found.pairs])
     return _of_pairs(index, None, np.ones(len(index), dtype=bool), kinds)
 

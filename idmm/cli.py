@@ -59,7 +59,7 @@ DATA = {
     ),
     "check": Command(
         keys.DataCheckConfig, "commands.datasets:checkup",
-        "look at every image: unreadable, tiny, duplicates, leakage; exits 1 if something should be mended",
+        "look at every image: unreadable, duplicates, leakage; exits 1 if something should be mended",
         words=("name",),
     ),
     "download": Command(
@@ -125,8 +125,7 @@ COMMANDS = {
         "datasets: list them, show, download or check one", DATA,
         """usage: idmm data list
        idmm data info NAME
-       idmm data check NAME --root DIR [--out DIR]
-       idmm data check DIR [--out DIR]
+       idmm data check [NAME] --root DIR [--out DIR]
        idmm data download NAME --root DIR
 
 {commands}

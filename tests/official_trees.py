@@ -1,11 +1,11 @@
 """The official layouts in miniature, file by file as their publishers lay them out; each builder returns the base."""
 
-import csv
 import dataclasses
 import functools
 import pickle
 import shutil
 import zlib
+from importlib.resources import files
 
 import numpy as np
 from folders import paint, section, tree
@@ -28,7 +28,7 @@ def opened(name, root, **fields):
 def advice(name, root):
     """The line on where the files of a dataset come from."""
     if DATASETS[name].archives:
-        return f"data.download: 'idmm data download {name} --root {root}' fetches {name}"
+        return f"data.root: 'idmm data download {name} --root {root}' fetches {name}"
     return f"data.root: {name} cannot be downloaded: {DATASETS[name].manual}"
 
 
@@ -70,6 +70,8 @@ def cells(words):
 BIRDS = ["001.Black_footed_Albatross", "002.Laysan_Albatross"]
 CARS = ["AM General Hummer SUV 2000", "Acura RL Sedan 2012", "Acura TL Sedan 2012"]
 CIFAR10 = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+TENCH, TABBY = "n01440764", "n02123045"
+CMC = sorted((files("idmm.data.readers") / "imagenet100.txt").read_text().split())
 FRUIT, DIGITS = ["apple", "aquarium_fish", "baby", "bear"], [str(digit) for digit in range(10)]
 DOMAINS = [name.removeprefix("domainnet-") for name in DATASETS if name.startswith("domainnet-")]
 
@@ -142,6 +144,21 @@ IMAGES = {  # what the builders lay out: train, test (path or name → label), c
     "cifar100": (counted("train/{:06d}", [3, 0, 1, 0, 2]), counted("test/{:06d}", [1, 3]), FRUIT),
     "svhn": (counted("train_32x32.mat/{:06d}", [1, 9, 0, 2]), counted("test_32x32.mat/{:06d}", [5, 0]), DIGITS),
     **{f"domainnet-{domain}": domain_images(domain) for domain in DOMAINS},
+    "imagenet": (
+        table("train/{1}/{0}.JPEG", f"{TENCH}_26 0, {TENCH}_27 0, {TABBY}_26 1"),
+        table("val/{1}/{0}.JPEG", f"{TENCH}_3 0, {TABBY}_1 1, {TABBY}_2 1"),
+        [TENCH, TABBY],
+    ),
+    "imagenet100": (
+        {f"train/{wnid}/1.JPEG": label for label, wnid in enumerate(CMC)},
+        {f"val/{wnid}/1.JPEG": label for label, wnid in enumerate(CMC)},
+        CMC,
+    ),
+    "folder": (
+        {"train/cat/0.png": 0, "train/cat/1.png": 0, "train/dog/0.png": 1},
+        {"val/cat/0.png": 0, "val/dog/0.png": 1},
+        ["cat", "dog"],
+    ),
 }  # fmt: skip
 
 
@@ -293,81 +310,18 @@ def svhn(root):
 
 
 # ------------------------------------------------------------------ ImageNet
-TENCH, GOLDFISH, TABBY = "n01440764", "n01443537", "n02123045"
-VAL = {1: TABBY, 2: TENCH, 3: GOLDFISH, 4: TABBY}  # image number → class
-
-
-def train_folders(base, counts):
-    for wnid, count in counts.items():
-        images(base / "train" / wnid, [f"{wnid}_{26 + i}.JPEG" for i in range(count)])
-
-
-def val_names():
-    return [f"ILSVRC2012_val_{i:08d}.JPEG" for i in VAL]
-
-
-def devkit(folder, truth):
-    """meta.mat, whose numbers are in another order than the WNIDs and whose inner nodes come last; and the truth."""
-    records = []
-    for number, wnid, words, children in (
-        (1, GOLDFISH, "goldfish, Carassius auratus", []),
-        (2, TABBY, "tabby, tabby cat", []),
-        (3, TENCH, "tench, Tinca tinca", []),
-        (4, "n00001740", "entity", [5]),
-        (5, "n02512053", "fish", [1, 3]),
-    ):
-        record = {"ILSVRC2012_ID": float(number), "WNID": wnid, "words": words, "gloss": f"a {words}"}
-        record |= {"num_children": float(len(children)), "children": np.array([children], dtype=float)}
-        records.append({**record, "wordnet_height": 0.0, "num_train_images": 1300.0})
-    (folder / "data").mkdir(parents=True)
-    savemat(folder / "data/meta.mat", {"synsets": structs(records).T})
-    write(folder / "data/ILSVRC2012_validation_ground_truth.txt", *truth)
-
-
-def _imagenet(base, val):
-    train_folders(base, {TABBY: 1, TENCH: 2, GOLDFISH: 1})
-    images(base / "val", val)
-    return base
-
-
-def imagenet(root):
-    """val as the archive unpacks it, flat, with the devkit beside it."""
-    base = _imagenet(root, val_names())
-    devkit(base / "ILSVRC2012_devkit_t12", [2, 3, 1, 2])
-    return base
-
-
-def imagenet_folders(root):
-    """val sorted into WNID folders."""
-    return _imagenet(root, [f"{VAL[i + 1]}/{name}" for i, name in enumerate(val_names())])
-
-
-def imagenet_kaggle(root):
-    """Kaggle's copy; its table is in an order of its own and has boxes behind the WNID."""
-    base = _imagenet(root / "ILSVRC/Data/CLS-LOC", val_names())
-    images(base / "test", ["ILSVRC2012_test_00000001.JPEG"])
-    with open(root / "LOC_val_solution.csv", "w", newline="") as file:
-        table = csv.writer(file)
-        table.writerow(["ImageId", "PredictionString"])
-        for number, wnid in reversed(VAL.items()):
-            table.writerow([f"ILSVRC2012_val_{number:08d}", f"{wnid} 85 1 499 272 {wnid} 0 0 9 9 "])
-    return base
+def imagenet(root, name="imagenet"):
+    for part in IMAGES[name][:2]:
+        images(root, part)
+    return root
 
 
 def imagenet100(root):
-    """Two classes of a list of one's own, in ImageNet as it is."""
-    base = imagenet(root)
-    write(base / "imagenet100.txt", f"{TABBY} tabby, tabby cat", TENCH)
-    return base
-
-
-def imagenet100_shipped(root, wnids):
-    """All classes of a list, an image each; val in folders."""
+    """An image of each class of the list that comes with idmm, and a class beside them."""
     source = paint(root / "one.JPEG")
-    for wnid in wnids:
-        for part in ("train", "val"):
-            (root / part / wnid).mkdir(parents=True)
-            shutil.copy(source, root / part / wnid / f"{wnid}_1.JPEG")
+    for path in [*IMAGES["imagenet100"][0], *IMAGES["imagenet100"][1], "train/n00000001/1.JPEG"]:
+        (root / path).parent.mkdir(parents=True)
+        shutil.copy(source, root / path)
     return root
 
 

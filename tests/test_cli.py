@@ -319,7 +319,7 @@ WORDS = {
     "behind YAML's other values": (["predict", "--init", "a", "--tta", "False", "x"], {"paths": ["x"], "tta": False}),
     "behind one with its flag": (["similar", "--init", "a", "--query", "q", "x"], {"query": "q", "paths": ["x"]}),
     "in YAML's letters": (["predict", "--init", "a", "null", "[x]"], {"paths": ["null", "[x]"]}),
-    "behind the flags": (["data", "check", "--tiny", "3", "digits"], {"name": "digits", "tiny": 3}),
+    "behind the flags": (["data", "check", "--max_pixels", "3", "digits"], {"name": "digits", "max_pixels": 3}),
 }
 
 
@@ -403,7 +403,7 @@ def test_help_of_boxes_and_masks_leaves_keys_of_classes_out(kind, capsys):
     ("words", "flag"),
     {
         "pretrain": "--method.classifier_lr_scale", "finetune": "--drloc.weight", "transfer": "--ray.address",
-        "probe": "(required)", "fewlabel": "--per_class", "demo": "--seeds", "data check": "--tiny",
+        "probe": "(required)", "fewlabel": "--per_class", "demo": "--seeds", "data check": "--max_pixels",
     }.items(),
 )  # fmt: skip
 def test_help_is_quick_and_imports_no_torch(words, flag):

@@ -4,7 +4,6 @@ import subprocess
 import sys
 
 import pytest
-from folders import tree
 
 from idmm.cli import main
 from idmm.data.registry import DATASETS
@@ -52,7 +51,7 @@ def test_mistakes_are_a_line_each_and_exit_2(capsys):
     assert say(capsys, "check", "flowers")[0] == 2
     code, _, err = say(capsys, "download", "cars", "--root", "nowhere")
     assert code == 2 and "cars_test_annos_withlabels.mat" in err
-    assert main(["data"]) == 0 and "idmm data check NAME --root DIR" in capsys.readouterr().out
+    assert main(["data"]) == 0 and "idmm data check [NAME] --root DIR" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", ["info", "check", "download"])
@@ -65,13 +64,3 @@ def test_a_name_that_is_missing(command, capsys):
 
 def test_download_of_what_is_there_already(capsys):
     assert say(capsys, "download", "digits", "--root", ".")[1] == "digits is there already: 1,437 train, 360 test\n"
-
-
-def test_a_folder_to_check_may_stand_without_its_flag(tmp_path, capsys, monkeypatch):
-    root = tree(tmp_path / "pictures", train={"a": 3, "b": 3}, val={"a": 1, "b": 1})
-    monkeypatch.chdir(tmp_path)
-    by_flag = say(capsys, "check", "--root", "pictures", "--tiny", "0")
-    assert say(capsys, "check", "pictures", "--tiny", "0") == by_flag and by_flag[0] == 0
-    (tmp_path / "flowers").mkdir()
-    assert "data.root: not given; data.name 'flowers'" in say(capsys, "check", "flowers")[2], "a dataset's name is one"
-    assert "'picturs' is not known" in say(capsys, "check", str(root.with_name("picturs")).rpartition("/")[2])[2]

@@ -10,7 +10,6 @@ import pytest
 from dense_trees import CLASSES, IDS, ade_tree, coco_tree, mask_tree, scenes
 from dense_trees import run_lengths as outline
 from folders import faults, paint, section
-from helpers import call
 from PIL import Image
 
 from idmm.data.datasets import open_splits
@@ -327,28 +326,6 @@ def test_keys_that_have_no_meaning(tmp_path):
     assert line.startswith("data.subset.per_class")
     (line,) = faults(read_segmentation, of(tmp_path, in_chans=4))
     assert line.startswith("data.in_chans: got 4; boxes and masks are learnt from pictures alone")
-
-
-def test_data_check(tmp_path, capsys):
-    """It looks at boxes and masks, too, and takes no mask for an image."""
-    for name in ("boxes", "masks", "bad", "bare"):
-        (tmp_path / name).mkdir()
-    coco_tree(tmp_path / "boxes")
-    mask_tree(tmp_path / "masks")
-    coco_tree(tmp_path / "bad", change=lambda part, content: content["annotations"][0]["bbox"].__setitem__(2, 0))
-    coco_tree(tmp_path / "bare", train=3)
-    said = {}
-    for name in ("boxes", "masks", "bad", "bare"):
-        code, printed = call(["data", "check", tmp_path / name]), capsys.readouterr()
-        said[name] = code, printed.out
-        assert f"read as {'images and masks' if name == 'masks' else 'boxes in'}" in printed.err
-    for name in ("boxes", "masks"):
-        assert said[name][0] == 0 and f"in {tmp_path / name}: 6 train, 3 test images" in said[name][1]
-    code, text = said["bad"]
-    assert code == 1 and "layout: pretraining can use these images, fine-tuning would refuse them:" in text
-    assert "of 16 annotations cannot be used:" in text and "has no area" in text and "6 train, 3 test images" in text
-    code, text = said["bare"]
-    assert code == 0 and "fine-tuning needs more:" in text and "has no part 'val' or 'test'" in text
 
 
 @pytest.mark.parametrize("make", [coco_tree, partial(coco_tree, official=True), mask_tree, ade_tree])

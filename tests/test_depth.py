@@ -286,4 +286,4 @@ def test_the_check_compares_dark_images_as_training_sees_them(tmp_path, capsys):
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(np.kron(field, np.ones((20, 20), dtype=np.uint16))).save(path)
     call(["data", "check", "folder", "--root", root, "--out", tmp_path / "c"])
-    assert json.loads((tmp_path / "c/check.json").read_text())["near_duplicates"] == []
+    assert json.loads((tmp_path / "c/check.json").read_text())["pairs"] == []

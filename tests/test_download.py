@@ -30,7 +30,8 @@ def fails(row, root):
 
 
 def opened(root):
-    splits = open_splits(section(root, name="indoor67", download=True), labelled=True)
+    fetch(DATASETS["indoor67"], root)
+    splits = open_splits(section(root, name="indoor67"), labelled=True)
     assert (len(splits.train), len(splits.test)) == (3, 2)
 
 
@@ -39,7 +40,8 @@ def test_every_dataset_that_can_be_fetched_opens_from_what_was_fetched(
     name, server, monkeypatch, tmp_path, any_checksum
 ):
     monkeypatch.setitem(DATASETS, name, miniature(server, name, tmp_path / "source"))
-    found = open_splits(section(tmp_path / "root", name=name, download=True), labelled=True)
+    fetch(DATASETS[name], tmp_path / "root")
+    found = open_splits(section(tmp_path / "root", name=name), labelled=True)
     assert server.asked == [f"/{name}/{archive.name}" for archive in DATASETS[name].archives]
     wanted = open_splits(section(tmp_path / "source", name=name), labelled=True)
     for part in ("train", "test"):
@@ -66,15 +68,6 @@ def test_nothing_is_fetched_twice_and_the_users_own_files_stay(indoor67, server,
     assert mine.read_text() == "my own"
 
 
-def test_nothing_is_fetched_without_being_asked(indoor67, server, tmp_path):
-    root = tmp_path / "root"
-    lines = faults(open_splits, section(root, name="indoor67"), True)
-    assert lines[0].startswith(f"data.root: '{root}' does not exist")
-    assert lines[1:] == [f"data.download: 'idmm data download indoor67 --root {root}' fetches indoor67"]
-    assert server.asked == [] and not root.exists()
-    assert faults(open_splits, section(name="indoor67", download=True), True)[0].startswith("data.root: not given")
-
-
 def test_the_command(indoor67, server, tmp_path, capsys):
     argv = ["data", "download", "indoor67", "--root", tmp_path / "root"]
     server.orders = [{"status": 404}]
@@ -92,8 +85,7 @@ def test_the_command(indoor67, server, tmp_path, capsys):
 def test_datasets_behind_a_login_say_how_to_get_them(name, tmp_path):
     wanted = f"{name} cannot be downloaded: {DATASETS[name].manual}"
     assert faults(fetch, DATASETS[name], tmp_path / "a") == [f"data.name: {wanted}"]
-    lines = faults(open_splits, section(tmp_path / "b", name=name, download=True), True)
-    assert lines[-1] == f"data.root: {wanted}" and list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 # ------------------------------------------------------------------ what goes wrong
@@ -131,8 +123,7 @@ def test_a_root_that_cannot_be_written(indoor67, tmp_path):
 # ------------------------------------------------------------------ processes
 SCRIPT = """
 import dataclasses, json, logging, sys
-from idmm import config
-from idmm.data.datasets import open_splits
+from idmm.data.download import fetch
 from idmm.data.registry import DATASETS, Archive
 
 logging.basicConfig(level=logging.INFO)
@@ -140,13 +131,12 @@ root, *archives = json.loads(sys.argv[1])
 archives = tuple(Archive(*archive) for archive in archives)
 free = dict.fromkeys(["num_classes", "train_size", "test_size"])
 DATASETS["indoor67"] = dataclasses.replace(DATASETS["indoor67"], archives=archives, **free)
-splits = open_splits(config.Data(name="indoor67", root=root, download=True), labelled=True)
-assert (len(splits.train), len(splits.test)) == (3, 2)
+fetch(DATASETS["indoor67"], root)
 """
 
 
 def process(row, root, error):
-    """A real process that opens indoor67 with data.download."""
+    """A real process that fetches indoor67."""
     return Process(["-c", SCRIPT, json.dumps([str(root), *map(dataclasses.astuple, row.archives)])], error)
 
 
@@ -160,6 +150,7 @@ def test_two_processes_at_once_fetch_once(indoor67, server, tmp_path):
         answer.set()
         assert (first.wait(), second.wait()) == (0, 0), first.said() + second.said()
     assert len(server.asked) == 3
+    opened(root)
 
 
 def test_a_killed_process_leaves_nothing_half(indoor67, server, tmp_path):

@@ -115,11 +115,6 @@ def test_a_value_that_yaml_takes_for_more_than_it_is(value, capsys):
     assert line.startswith(f"seed: got '{value}', which is not YAML (")
 
 
-def test_bands_of_the_doctor_are_checked(pictures, capsys):
-    said = refused(capsys, ["data", "check", pictures, "--bands", "[0, 0]"])
-    assert said == ["bands: got [0, 0], wanted each channel once"]
-
-
 def test_a_misspelled_key_is_not_missing_too(capsys):
     line = "stages[0].sise: unknown key; did you mean 'stages[0].size'?"
     assert refused(capsys, ["finetune", "--stages", "[{sise: 224}]"]) == [line]

@@ -28,9 +28,7 @@ def info(given: DataInfoConfig) -> str:
     facts = [("reported", metric), ("cite", spec.citation), ("licence", spec.licence), ("source", spec.source)]
     lines += [f"  {what + ':':<18}{text}" for what, text in facts if text]
     if spec.layout:
-        lines += ["  files under data.root (or under the folder named first):", *(f"    {p}" for p in spec.layout)]
-    if spec.notes:
-        lines += ["  options:", *(f"    {note}" for note in spec.notes)]
+        lines += ["  files under data.root:", *(f"    {p}" for p in spec.layout)]
     if spec.archives:
         lines += [f"  'idmm data download {spec.name} --root DIR' fetches:", *(f"    {a.url}" for a in spec.archives)]
     elif spec.manual:

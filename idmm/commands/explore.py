@@ -9,14 +9,13 @@ import numpy as np
 from PIL import Image
 
 from idmm import similarity
-from idmm.commands.datasets import write_exclusions
 from idmm.commands.explore_tables import KINDS, NEIGHBOURS, Explored, Found
 from idmm.config.commands import ProbeConfig
 from idmm.config.usage import ExploreConfig
 from idmm.data.cache import ImageStore
 from idmm.data.composite import picture
-from idmm.data.doctor import HASH_BITS, Checkup, ImageRef, Pair, perceptual_hash
-from idmm.data.exclusions import exclusions
+from idmm.data.doctor import HASH_BITS, ImageRef, Pair, perceptual_hash
+from idmm.data.exclusions import exclusions, write_exclusions
 from idmm.errors import UserError
 from idmm.files import emptied_if_refused, home, made_folder
 from idmm.progress import Bar, log
@@ -118,9 +117,8 @@ def _exclude(seen: Explored, found: Found, run: str, config, path: Path) -> str:
     """Writes a file for ``data.exclude``: copies of the same file, and the likely ones behind a #."""
     refs = [ImageRef("train", i, name, seen.label(i)) for i, name in enumerate(seen.store.names)]
     pairs = [Pair(kind, refs[i], refs[j], cosine) for i, j, _, cosine, kind in found.pairs]
-    lines = exclusions(Checkup(config.data.name, config.data.root, pairs=pairs))
     before = config.data.exclude if home(config.data.exclude or "").is_file() else None
-    return write_exclusions(f"idmm explore {run}", before, lines, path)
+    return write_exclusions(f"idmm explore {run}", before, exclusions(pairs), path)
 
 
 def _heading(seen: Explored, run: str) -> list[str]:

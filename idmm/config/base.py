@@ -72,8 +72,8 @@ def _types(kind: Any) -> set:
 
 
 # What may differ when a run is taken up again: results do not depend on it.
-FREE = ("out", "resume", "data.workers", "data.cache", "data.cache_dir", "data.download", "data.allow_size_mismatch")
-FREE += ("train.device", "train.save_minutes", "train.monitor_every")
+FREE = ("out", "resume", "data.workers", "data.cache", "data.cache_dir", "train.device", "train.save_minutes")
+FREE += ("train.monitor_every",)
 FREE += ("device",)  # of a probe
 
 

@@ -167,12 +167,11 @@ class DataDownloadConfig:
 
 @section
 class DataCheckConfig:
-    """Look at every image of a dataset before training on it: unreadable files, boxes and masks, classes, tiny images,
-    duplicates within and across splits, and what a network has to beat. Exits 1 if anything was found that should be
-    mended."""
+    """Look at every image of a dataset before training on it: unreadable files, classes, sizes, duplicates within and
+    across splits, and what a network has to beat. Exits 1 if anything was found that should be mended."""
 
     name: str | None = None
-    """Dataset, one of 'idmm data list', or the folder of your own images; null: 'folder', those under --root."""
+    """Dataset, one of 'idmm data list'; null: 'folder', your own images under --root."""
     root: str | None = None
     """Folder of the dataset."""
     out: str | None = None
@@ -184,15 +183,6 @@ class DataCheckConfig:
     """As data.labels: a CSV file of path,class for images that are not sorted into class folders."""
     groups: str | None = None
     """As data.groups: groups with images both in train and in val or test are reported."""
-    in_chans: int | None = Field(None, ge=1)
-    """As data.in_chans: channels that the files have; null: pictures, or, where most files are none, as many channels
-    as those have."""
-    bands: list[int] | None = Field(None, min_length=1)
-    """As data.bands: which channels of the files are looked at, from 0; null: all."""
-    tiny: int = Field(64, ge=0)
-    """Images with a shorter side than this are reported (pixels)."""
-    size: int = Field(224, ge=8)
-    """Size of the run whose 'pixel_knn' the floor to beat is (pixels): resizing moves it by a point or three."""
     max_pixels: int = Field(100_000_000, ge=1)
     """Images with more pixels than this count as unreadable (pixels)."""
 

@@ -56,10 +56,6 @@ class Data:
     root: str | None = None
     """Folder of the dataset ('idmm data info NAME' shows how it is laid out). folder: ROOT/train/CLASS/* and
     ROOT/val/CLASS/* (or test); pretraining takes any tree, and with ROOT/train the images of ROOT/unlabelled too."""
-    download: bool = False
-    """Fetch the dataset into data.root where it is not there yet and its source allows."""
-    allow_size_mismatch: bool = False
-    """Go on where a split has not as many images as the dataset's protocol; result.json then says so."""
     workers: int | None = Field(None, ge=0)
     """Loader processes; 0 loads in the training process, null means one a core but one, 8 at most."""
     subset: Subset | None = None
@@ -70,8 +66,8 @@ class Data:
     data.subset draws, from what that leaves, so that fine-tuning with this as its data.subset trains on the same
     images; the others count as images without labels; null: all that there are."""
     labels: str | None = None
-    """folder: CSV file of path,class for images that are not sorted into class folders, paths under data.root; a header
-    may name a column split (train, val or test) and a column group, too. Images without a row are left out of
+    """folder: CSV file of path,class for images that are not sorted into class folders, paths under data.root; its
+    header may name a column split (train, val or test) and a column group, too. Images without a row are left out of
     fine-tuning and used by pretraining as images without labels; null: the folders are the classes."""
     exclude: str | None = None
     """File of images to leave out of all splits, a path under data.root a line; 'idmm data check' writes one

@@ -15,8 +15,7 @@ STEP = 32  # pixels, which the sides of all images are multiples of
 DENSE_LIBRARIES = {"detect": ("pycocotools",), "segment": ("segmentation_models_pytorch",)}  # of the extra 'dense'
 
 
-_OF_CLASSES = ("name", "download", "allow_size_mismatch", "labels", "labelled", "folds")
-_OF_CLASSES += ("fold", "subset.per_class", "bands", "in_chans")
+_OF_CLASSES = ("name", "labels", "labelled", "folds", "fold", "subset.per_class", "bands", "in_chans")
 HIDDEN = tuple(f"data.{key}" for key in _OF_CLASSES)  # left out of --help: of class labels, named datasets, bands
 
 

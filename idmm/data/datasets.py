@@ -11,7 +11,6 @@ from dataclasses import replace
 import numpy as np
 
 from idmm import config
-from idmm.data.download import fetch
 from idmm.data.readers.folder import read_unlabelled
 from idmm.data.readers.layout import FilesMissing, root_folder
 from idmm.data.registry import Spec, resolve_name, spec_of
@@ -57,14 +56,14 @@ def read_splits(data: config.Data, labelled: bool, evaluated: bool, unlabelled: 
         ``train``, ``val`` and ``test`` or None, and ``unlabelled`` or None. A single evaluation split is ``test``.
 
     Raises:
-        UserError: Unknown dataset, missing or damaged files, sizes that are not the protocol's (unless
-            ``data.allow_size_mismatch``), classes that do not agree, nothing to evaluate on, a subset or folds that
-            cannot be drawn; all faults of a folder in one. BadList: one of the user's lists is bad.
-        RunError: ``data.download`` was asked for and failed.
+        UserError: Unknown dataset, missing or damaged files, sizes that are not the protocol's, classes that do not
+            agree, nothing to evaluate on, a subset or folds that cannot be drawn; all faults of a folder in one.
+            BadList: one of the user's lists is bad.
     """
     data = resolve_name(data)[0]
     spec = spec_of(data.name)
-    splits = _compared(spec, _read(spec, data, labelled), data.allow_size_mismatch)
+    splits = _read(spec, data, labelled)
+    _check_sizes(spec, splits)
     splits = narrowed(_with_unlabelled(splits, data, unlabelled), data, labelled)
     if data.exclude is not None and labelled and splits.train.labels is not None:
         if empty := _empty_classes(splits.train):
@@ -140,36 +139,28 @@ def _read(spec: Spec, data: config.Data, labelled: bool) -> Splits:
     try:
         return spec.read(data, labelled)
     except FilesMissing as error:
-        if data.download and spec.archives and data.root is not None:
-            log.info("%s: fetching %s", error.faults[0], spec.name)
-            fetch(spec, data.root)
-            return spec.read(data, labelled)
         how = []
         if spec.archives:
-            get = f"'idmm data download {spec.name} --root {data.root or 'DIR'}' fetches {spec.name}"
-            how = [f"data.download: {get}"]
+            how = [f"data.root: 'idmm data download {spec.name} --root {data.root or 'DIR'}' fetches {spec.name}"]
         elif spec.manual:
             how = [f"data.root: {spec.name} cannot be downloaded: {spec.manual}"]
         raise UserError(*error.faults, *how) from None
 
 
-def _compared(spec: Spec, splits: Splits, allowed: bool) -> Splits:
-    """Returns the splits with what is not as the dataset's protocol has it, if that is allowed."""
+def _check_sizes(spec: Spec, splits: Splits) -> None:
+    """Raises UserError if the sizes are not those of the dataset's protocol."""
     figures = {
         "train": [len(splits.train), spec.train_size],
         "test": [len(splits.test or ()), spec.test_size],
         "classes": [len(splits.train.classes or ()), spec.num_classes],
     }
-    mismatch = {key: [found, wanted] for key, (found, wanted) in figures.items() if wanted not in (None, found)}
     lines = []
-    for key, (found, wanted) in mismatch.items():
-        what = f"has {found} classes" if key == "classes" else f"the split '{key}' has {found} images"
-        lines.append(f"data.root: {spec.name}: {what}, its protocol {wanted}")
-    if lines and not allowed:
-        raise UserError(*lines, "data.allow_size_mismatch: true goes on all the same, and result.json says so")
-    for line in lines:
-        log.warning("%s", line)
-    return replace(splits, size_mismatch=mismatch)
+    for key, (found, wanted) in figures.items():
+        if wanted not in (None, found):
+            what = f"has {found} classes" if key == "classes" else f"the split '{key}' has {found} images"
+            lines.append(f"data.root: {spec.name}: {what}, its protocol {wanted}")
+    if lines:
+        raise UserError(*lines)
 
 
 def draw_subset(split: Split, subset: config.Subset) -> Split:

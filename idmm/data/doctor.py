@@ -10,16 +10,13 @@ from PIL import Image
 
 from idmm import config
 from idmm.data.composite import composite
-from idmm.data.datasets import narrowed, read_splits
-from idmm.data.dense.read import inspected
+from idmm.data.datasets import read_splits
 from idmm.data.depth import described, each_scaled, ends_of, range_of
-from idmm.data.formats import BadImage, Range, as_bands
-from idmm.data.images import AUTO, Bands, CentreCrop, Scale, bands_of, digest, fitted, header, read_image
+from idmm.data.formats import BadImage, Range
+from idmm.data.images import AUTO, Bands, CentreCrop, Scale, digest, fitted, header, read_image
 from idmm.data.looks import small
 from idmm.data.parallel import in_order
-from idmm.data.readers.folder import UNLABELLED, read_all
-from idmm.data.readers.layout import root_folder
-from idmm.data.split import LabelsMissing, Split, Splits, counted, together
+from idmm.data.split import LabelsMissing, Split, Splits
 from idmm.data.user_lists import BadList, shared_groups
 from idmm.data.views import short_side_bound
 from idmm.errors import UserError
@@ -29,7 +26,7 @@ NEAR_BITS = 12  # perceptual hashes that differ in so few bits are looked at mor
 NEAR_CORRELATION = 0.9  # of the thumbnails, from which on two images count as nearly the same
 THUMB = 16  # their side (pixels)
 FLAT = 4.0  # a thumbnail of a smaller standard deviation has nothing to correlate (grey levels)
-SIZE = 224  # of a run, as which raw pixels are compared (pixels)
+SIZE = 224  # of the run whose raw pixels are compared (pixels)
 MIDDLE, SMALLEST = 0.875, 0.35  # share of the short side that it evaluates, and of the area that its least crop has
 SKEWED = 10.0  # largest class over smallest from which the balance is remarked on
 NEAR_MOST = 20  # near-duplicates of an image that are named in each split: of plain ones all are alike
@@ -86,19 +83,15 @@ class Checkup:
     dataset: str
     root: str | None
     images: dict[str, int] = field(default_factory=dict)  # of each split
-    layout_faults: list[str] = field(default_factory=list)  # of the folders; fine-tuning would refuse the dataset
-    remarks: list[str] = field(default_factory=list)  # what fine-tuning would need, too; pretraining is fine without
-    size_mismatch: dict[str, list[int]] = field(default_factory=dict)  # as in Splits
+    layout: list[str] = field(default_factory=list)  # why fine-tuning would refuse the dataset
+    suffices: bool = True  # for pretraining: no fault of the layout has to be mended for that
     unreadable: list[dict] = field(default_factory=list)  # {"split", "name", "reason"} each
     range: Scale | None = None  # of images of more than 8 bits under data.range auto; None: there are none in train
     bands: Bands | None = None  # which channels are used; None: the images are pictures
-    channels: str = ""  # of bands: how many there are, and the flag that means them
     depth_lines: list[str] = field(default_factory=list)  # of images of more than 8 bits: how many, and their range
     classes: dict[str, dict[str, int]] = field(default_factory=dict)  # number of images of each class of each split
-    tiny_below: int = 0
-    tiny: list[dict] = field(default_factory=list)  # {"split", "name", "height", "width"}: short sides under tiny_below
+    sides: dict[str, list[int]] = field(default_factory=dict)  # smallest, median and largest short side (pixels)
     pairs: list[Pair] = field(default_factory=list)  # exact ones first, then the most alike
-    near_skipped: bool = False  # too many images to look for near-duplicates
     groups: dict[str, int] = field(default_factory=dict)  # number of groups of each split, where there are any
     shared_groups: list[str] = field(default_factory=list)  # with images both in train and in val or test
     # small forms of those that can be used, as one trains and as one evaluates on them, by split and name
@@ -109,29 +102,15 @@ class Checkup:
     def clean(self) -> bool:
         """Whether nothing was found that should be mended; near-duplicates and the like may be as they should."""
         wrong = any(pair.certain for pair in self.pairs)
-        faults = self.layout_faults or self.size_mismatch or self.unreadable or self.shared_groups
-        return not (faults or wrong)
+        return self.suffices and not (self.unreadable or self.shared_groups or wrong)
 
     def plain(self) -> dict:
-        """Returns it for JSON, the pairs sorted into ``duplicates near_duplicates leakage conflicts``."""
-        result = {
-            key.removesuffix("_faults"): value for key, value in asdict(replace(self, seen={}, bands=None)).items()
-        }
-        for name in ("pairs", "depth_lines", "seen", "bands"):
+        """Returns it for JSON."""
+        result = asdict(replace(self, seen={}, depth_lines=[]))
+        for name in ("seen", "depth_lines", "suffices"):
             del result[name]
-        for name, pairs in self.sorted_pairs().items():
-            result[name] = [asdict(pair) for pair in pairs]
-        return {**result, "clean": self.clean}
-
-    def sorted_pairs(self) -> dict[str, list[Pair]]:
-        """Returns pairs within a split, pairs across splits, and, of both, those whose classes differ."""
-        within = [pair for pair in self.pairs if not pair.leaks]
-        return {
-            "duplicates": [pair for pair in within if pair.exact],
-            "near_duplicates": [pair for pair in within if not pair.exact],
-            "leakage": [pair for pair in self.pairs if pair.leaks],
-            "conflicts": [pair for pair in self.pairs if pair.disagrees],
-        }
+        pairs = [{**asdict(p), "leaks": p.leaks, "labels_differ": p.disagrees} for p in self.pairs]
+        return {**result, "pairs": pairs, "clean": self.clean}
 
 
 @dataclass(frozen=True)
@@ -148,26 +127,20 @@ class _Summary:
     small: np.ndarray  # its middle as a training image and as one to evaluate on, [2, SIDE, SIDE, C]
 
 
-def check(
-    data: config.Data, tiny: int, near_limit: int = 50_000, progress: bool = False, size: int = SIZE
-) -> tuple[Checkup, Splits]:
-    """Looks at every image of a dataset; sizes other than the protocol's are reported, no error.
+def check(data: config.Data, progress: bool = False) -> tuple[Checkup, Splits]:
+    """Looks at every image of a dataset.
 
     Args:
-        tiny: Short sides under this are reported (pixels).
-        near_limit: Near-duplicates are not looked for among more images, as the time grows with the square.
+        data: The ``data`` section of a config.
         progress: Show a bar on standard error.
-        size: Of a run, as which raw pixels are compared (pixels).
 
     Raises:
         UserError: The dataset cannot be opened at all, or a list of the user's is bad.
     """
-    splits, faults, remarks = _opened(replace(data, allow_size_mismatch=True), progress)
-    found = Checkup(
-        data.name, data.root, layout_faults=faults, remarks=remarks, size_mismatch=splits.size_mismatch, tiny_below=tiny
-    )
+    found = Checkup(data.name, data.root)
+    splits = _opened(data, found)
     found.shared_groups = shared_groups(splits)
-    found.bands, found.channels = _channels(splits.train, data, progress)
+    found.bands = _bands(splits.train, data.max_pixels, progress)
     seen = []
     for name, split in splits.parts.items():
         found.images[name] = len(split)
@@ -176,84 +149,53 @@ def check(
         if split.labels is not None:
             counts = np.bincount(split.labels[split.labels >= 0], minlength=len(split.classes))
             found.classes[name] = dict(zip(split.classes, counts.tolist(), strict=True))
-        looks = list(_summaries(found, name, split, data.max_pixels, progress, size))
+        looks = list(_summaries(found, name, split, data.max_pixels, progress))
         _count_depths(found, name, looks)
+        if sides := [min(look.size) for look in looks]:
+            found.sides[name] = [min(sides), int(np.median(sides)), max(sides)]
         found.seen[name] = {look.ref.name: look.small for look in looks}
         seen += looks
-    found.pairs, found.near_skipped = _pairs(seen, near_limit)
+    found.pairs = _pairs(seen)
     return found, splits
 
 
-def _channels(train: Split, data: config.Data, progress: bool) -> tuple[Bands | None, str]:
-    """Returns which channels are used: what was asked for, else those of the files where most are no pictures; of bands
-    with what the log says of them."""
+def _bands(train: Split, max_pixels: int, progress: bool) -> Bands | None:
+    """Returns the channels that most files have if most are no pictures."""
     numbers = np.unique(np.linspace(0, len(train) - 1, _SAMPLE).astype(int))
     given = (len(numbers), lambda i: train.place(numbers[i]), "reading headers", progress)
-    looks = in_order(lambda i: header(train.items[numbers[i]], data.max_pixels), *given)
+    looks = in_order(lambda i: header(train.items[numbers[i]], max_pixels), *given)
     known = [look for look in looks if not isinstance(look, BadImage)]
-    bands = bands_of(data.in_chans, data.bands)
     odd = [look.channels for look in known if look.fault]
-    if not known or (bands is None and (data.in_chans is not None or 2 * len(odd) <= len(known))):
-        return bands, ""
-    counts = [look.channels for look in known]
-    usual = max(counts, key=counts.count)
-    if bands is None:
-        usual = max(odd, key=odd.count)
-        bands = Bands(usual, tuple(range(usual)) if usual in (1, 3) else None)
-    bands = bands if bands.count else bands._replace(count=usual)
-    channels = counted(usual, "channel")
-    if bands.chosen and len(bands.chosen) < usual:
-        return bands, f"{channels}, {list(bands.chosen)} of them used: --data.bands '{list(bands.chosen)}'"
-    return bands, f"{channels}: {as_bands(usual)}"
+    if 2 * len(odd) <= len(known):
+        return None
+    usual = max(odd, key=odd.count)
+    return Bands(usual, tuple(range(usual)) if usual in (1, 3) else None)
 
 
-def _opened(data: config.Data, progress: bool) -> tuple[Splits, list[str], list[str]]:
-    """Opens the dataset as fine-tuning does; where that fails, all that is there, with faults or remarks on it."""
+def _opened(data: config.Data, found: Checkup) -> Splits:
+    """Opens the dataset as fine-tuning does; if that fails as pretraining does, and notes what fine-tuning lacks."""
     try:
-        if data.name == "folder" and data.labels is None and (found := inspected(data, progress)) is not None:
-            return found
-        return _by_folder(read_splits(data, labelled=True, evaluated=True, unlabelled=True)), [], []
+        return read_splits(data, labelled=True, evaluated=True, unlabelled=True)
     except BadList:
         raise
     except UserError as error:
-        fault = error
-    if data.name == "folder" and data.labels is None:
-        splits = narrowed(read_all(str(root_folder(data))), data, labelled=True)
-    else:  # with labels, and groups, where all that is missing is something to evaluate on
-        labelled = isinstance(fault, LabelsMissing) and data.labels is not None
-        splits = _by_folder(read_splits(data, labelled, evaluated=False, unlabelled=True))
-    lines = list(fault.faults)
-    return (splits, [], lines) if isinstance(fault, LabelsMissing) else (splits, lines, [])
+        found.layout, found.suffices = list(error.faults), isinstance(error, LabelsMissing)
+    # with a CSV file of labels all that is missing may be something to evaluate on
+    return read_splits(data, found.suffices and data.labels is not None, evaluated=False, unlabelled=True)
 
 
-def _by_folder(splits: Splits) -> Splits:
-    """Returns the splits with the images without a row in ``data.labels`` in train, but for those of the folder
-    ``unlabelled``."""
-    more = splits.unlabelled
-    if more is None:
-        return splits
-    beside = np.array([name.startswith(f"{UNLABELLED}/") for name in more.names])
-    splits = together(replace(splits, unlabelled=more.take(np.flatnonzero(~beside))))
-    return replace(splits, unlabelled=more.take(np.flatnonzero(beside)) if beside.any() else None)
-
-
-def _summaries(
-    found: Checkup, name: str, split: Split, max_pixels: int, progress: bool, size: int
-) -> Iterator[_Summary]:
+def _summaries(found: Checkup, name: str, split: Split, max_pixels: int, progress: bool) -> Iterator[_Summary]:
     """Reads a split's images; yields those that can be used."""
 
     def work(i: int, scale: Scale) -> _Summary:
-        return _summary(name, split, i, max_pixels, scale, found.bands, size)
+        return _summary(name, split, i, max_pixels, scale, found.bands)
 
     looks = each_scaled(work, split, found.range or AUTO, found.bands, max_pixels, f"checking {name}", progress)
     for i, look in enumerate(looks):
-        about = {"split": name, "name": split.names[i]}
         if isinstance(look, BadImage):
-            found.unreadable.append({**about, "reason": look.reason})
-            continue
-        if min(look.size) < found.tiny_below:
-            found.tiny.append({**about, "height": look.size[0], "width": look.size[1]})
-        yield look
+            found.unreadable.append({"split": name, "name": split.names[i], "reason": look.reason})
+        else:
+            yield look
 
 
 def _count_depths(found: Checkup, name: str, looks: list[_Summary]) -> None:
@@ -266,13 +208,11 @@ def _count_depths(found: Checkup, name: str, looks: list[_Summary]) -> None:
         found.depth_lines.append(line)
 
 
-def _summary(
-    name: str, split: Split, i: int, max_pixels: int, scale: Scale, bands: Bands | None, size: int
-) -> _Summary:
+def _summary(name: str, split: Split, i: int, max_pixels: int, scale: Scale, bands: Bands | None) -> _Summary:
     label = None if split.labels is None or split.labels[i] < 0 else split.classes[split.labels[i]]
     image, ends, file = read_image(split.items[i], max_pixels, scale, bands)  # [H, W, C]
-    picture, crop = Image.fromarray(composite(image)), CentreCrop(size, MIDDLE)
-    kept = fitted(image, short_side_bound(size, SMALLEST))  # as it would be stored to train on
+    picture, crop = Image.fromarray(composite(image)), CentreCrop(SIZE, MIDDLE)
+    kept = fitted(image, short_side_bound(SIZE, SMALLEST))  # as it would be stored to train on
     return _Summary(
         ref=ImageRef(name, i, split.names[i], label),
         file=file,
@@ -290,8 +230,8 @@ def perceptual_hash(picture: Image.Image) -> np.ndarray:
     return imagehash.phash(picture).hash.ravel()
 
 
-def _pairs(seen: list[_Summary], near_limit: int) -> tuple[list[Pair], bool]:
-    """Returns all pairs, exact ones first, and whether the search for near ones was left out."""
+def _pairs(seen: list[_Summary]) -> list[Pair]:
+    """Returns all pairs, exact ones first."""
     same: dict[bytes, list[_Summary]] = defaultdict(list)
     for look in seen:
         same[look.pixels].append(look)
@@ -299,10 +239,8 @@ def _pairs(seen: list[_Summary], near_limit: int) -> tuple[list[Pair], bool]:
     for first, *others in same.values():
         kinds = ["same file" if first.file == other.file else "same pixels" for other in others]
         exact += [Pair(kind, first.ref, other.ref, 1.0) for kind, other in zip(kinds, others, strict=True)]
-    distinct = [group[0] for group in same.values()]
-    if len(distinct) > near_limit:
-        return exact, True
-    return exact + sorted(_near_pairs(distinct), key=lambda pair: -pair.similarity), False
+    near = _near_pairs([group[0] for group in same.values()])
+    return exact + sorted(near, key=lambda pair: -pair.similarity)
 
 
 def _near_pairs(seen: list[_Summary]) -> list[Pair]:

@@ -48,7 +48,6 @@ class Spec:
     source: str = ""
     layout: tuple[str, ...] = ()  # files and folders that it needs under data.root, as published
     archives: tuple[Archive, ...] = ()
-    notes: tuple[str, ...] = ()  # options that are for it above all
     manual: str = ""  # how to get it where it cannot be downloaded without a login or at all
 
     @property
@@ -110,7 +109,7 @@ def _registered() -> dict[str, Spec]:
     text = (files("idmm.data") / "datasets.yaml").read_text(encoding="utf-8")
     specs = {}
     for name, row in yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)).items():
-        row |= {key: tuple(row.get(key, ())) for key in ("layout", "notes")}
+        row["layout"] = tuple(row.get("layout", ()))
         into = row.pop("into", "")
         row["archives"] = tuple(Archive(url, md5, into) for url, md5 in row.get("archives", {}).items())
         _, is_domain, domain = name.partition("domainnet-")

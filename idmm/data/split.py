@@ -1,7 +1,7 @@
 """A list of images with their names and labels."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -50,15 +50,13 @@ class Splits:
     train: Split
     val: Split | None
     test: Split | None
-    size_mismatch: dict[str, list[int]] = field(default_factory=dict)  # with the protocol: {"train": [found, wanted]}
     excluded: int = 0  # images that data.exclude left out
     unlabelled: Split | None = None  # images without labels, for pretraining, that are not in train (yet)
 
     @property
     def remarks(self) -> dict:
-        """What ``result.json`` says of the data beyond its sizes; nothing where all is as the protocol has it."""
-        found = {"size_mismatch": self.size_mismatch, "excluded": self.excluded}
-        return {name: value for name, value in found.items() if value}
+        """What ``result.json`` says of the data beyond its sizes."""
+        return {"excluded": self.excluded} if self.excluded else {}
 
     @property
     def parts(self) -> dict[str, Split]:

@@ -25,7 +25,6 @@ from idmm.data.depth import tidy
 from idmm.data.images import AUTO, Bound, CentreCrop, Scale
 from idmm.data.loaders import BatchFn, BatchPlan, centre_crops
 from idmm.data.readers.layout import root_folder
-from idmm.data.repeats import refuse_repeats
 from idmm.data.split import Splits, counted, together
 from idmm.data.views import MultiCropTransform, short_side_bound
 from idmm.engine import Evaluation, StagePlan
@@ -347,8 +346,7 @@ def load_splits(parts: Assembly, folder: RunFolder | None = None, wanted: tuple[
     """
     sizes = dict.fromkeys(phase.size for phase in parts.phases)
     data = replace(parts.config.data, in_chans=parts.spec.in_chans, bands=parts.spec.bands)
-    listed = read_splits(*parts.stage.images(parts.config))
-    splits = together(listed)
+    splits = together(read_splits(*parts.stage.images(parts.config)))
     check_val(parts, splits)
     shown = folder is None or folder.leader
 
@@ -369,8 +367,6 @@ def load_splits(parts: Assembly, folder: RunFolder | None = None, wanted: tuple[
             except UserError as error:
                 faults += error.faults
         raise UserError(*faults) from None
-    if listed.unlabelled is not None:
-        refuse_repeats(stores["train"], listed.unlabelled)
     scale, bands = stores["train"].scale or scale, stores["train"].bands  # of the training images, for all
     crops = {}
     for size in sizes:

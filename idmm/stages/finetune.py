@@ -39,8 +39,7 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
         ``pixel_knn`` (percent, see :func:`idmm.stages.results.pixel_knn`); ``num_classes``, ``train_size``,
         ``test_size``, ``test_groups`` where images come in groups, ``seed``, ``seconds`` over all resumes; where
         ``train.minutes`` is given ``minutes``, the ``epochs`` of all stages and ``whole_epochs``; ``precision`` (what
-        training and evaluation ran in); ``size_mismatch`` where a split has not as many images as its protocol:
-        ``{"train": [found, wanted]}``; ``excluded`` where ``data.exclude`` left images out; ``start_top1`` (percent:
+        training and evaluation ran in); ``excluded`` where ``data.exclude`` left images out; ``start_top1`` (percent:
         top-1 on the test split before the first step) where the classifier started from a fit on features
         (``train.classifier_init``). ``per_class.csv`` and ``confusion.png`` show it class by class. Of ``data.folds``
         what :func:`idmm.stages.folds.pooled` returns.

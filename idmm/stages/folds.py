@@ -24,7 +24,7 @@ from idmm.stages.results import drawing
 
 HELD_OUT_BY = ("val_fraction", "folds", "fold", "groups", "labels", "exclude")
 ACCURACIES = ("top1", "top5", "knn", "mean_per_class", "largest_class", "pixel_knn", "start_top1", "start_knn")
-SAME = ("top5", "num_classes", "seed", "size_mismatch", "excluded", "precision")  # in the results of all folds
+SAME = ("top5", "num_classes", "seed", "excluded", "precision")  # in the results of all folds
 
 
 def by_folds(stage: Callable[[Any], dict]) -> Callable[[Any], dict]:

@@ -9,9 +9,9 @@ import numpy as np
 
 from idmm import config
 from idmm.data.datasets import draw_subset, hold_out, narrowed
-from idmm.data.dense.coco import annotation_files, read_coco
+from idmm.data.dense.coco import read_coco
 from idmm.data.dense.faults import Faults
-from idmm.data.dense.masks import mask_layout, read_masks
+from idmm.data.dense.masks import read_masks
 from idmm.data.dense.targets import BoxTarget, DenseSplits, Target
 from idmm.data.formats import PICTURE_CHANNELS
 from idmm.data.readers.layout import root_folder
@@ -47,21 +47,6 @@ def read_detection(data: config.Data, progress: bool = False) -> DenseSplits:
 def read_segmentation(data: config.Data, progress: bool = False) -> DenseSplits:
     """Reads images and the masks beside them, in ADE20K's layout too; else as :func:`read_detection`."""
     return _read(read_masks, data, progress)
-
-
-def inspected(data: config.Data, progress: bool = False) -> tuple[Splits, list[str], list[str]] | None:
-    """Returns the images that can be used with their boxes or masks, what cannot be used, and what is missing.
-
-    None: it is no folder of either. UserError: faults that cannot be left out.
-    """
-    root = root_folder(data)
-    boxes = "train" in annotation_files(root)
-    if not boxes and mask_layout(root) is None:
-        return None
-    log.info("read as %s", "boxes in COCO's format (idmm detect)" if boxes else "images and masks (idmm segment)")
-    faults = Faults(lenient=True)
-    splits = _found(read_coco if boxes else read_masks, data, faults, progress).splits
-    return splits, faults.left_out, [] if splits.test else [_NOTHING_TO_EVALUATE_ON.format(root)]
 
 
 def _read(reader: Callable, data: config.Data, progress: bool) -> DenseSplits:

@@ -35,15 +35,8 @@ def root_folder(data: config.Data) -> Path:
 
 
 def folder_of(name: str, root: Path, folder: str, *needed: str) -> Path:
-    """Returns ROOT/FOLDER, or ROOT itself if its path ends with FOLDER or the first parts of it.
-
-    Raises:
-        FilesMissing: The folder lacks some of ``needed``.
-    """
-    parts, ends = Path(folder).parts, Path(os.path.abspath(root)).parts
-    inside = [i for i in range(1, len(parts) + 1) if ends[-i:] == parts[:i]]  # how many of the parts end the root
-    bases = [root / folder, *(root.joinpath(*parts[i:]) for i in inside)]
-    base = next((base for base in bases if base.is_dir()), bases[0])
+    """Returns ROOT/FOLDER; FilesMissing if it lacks some of ``needed``."""
+    base = root / folder
     if missing := [item for item in needed if not (base / item).exists()]:
         what = f"'{base}' lacks {listed(missing)}"
         raise FilesMissing(f"data.root: {what}; 'idmm data info {name}' shows what {name} looks like")

@@ -6,14 +6,11 @@ from importlib.resources import files
 from pathlib import Path
 
 from idmm.data.formats import SUFFIXES
-from idmm.data.readers.layout import FilesMissing, Listed, folder_of, listed_splits, names_by_number, rows
+from idmm.data.readers.layout import FilesMissing, Listed, folder_of, lines, listed_splits, names_by_number, rows
 from idmm.data.split import Splits
-from idmm.errors import in_short, listed, reason
+from idmm.errors import listed, reason
 
 _TWO = r"(\S+)\s+(.+)"  # a word, and the rest of the line
-_DEVKIT = "ILSVRC2012_devkit_t12/data"
-_KAGGLE = "LOC_val_solution.csv"
-_CLS_LOC = "ILSVRC/Data/CLS-LOC"  # where Kaggle's copy has the images, below its tables
 
 
 def read_indoor67(root: Path) -> Splits:
@@ -56,69 +53,35 @@ def read_domainnet(root: Path, domain: str) -> Splits:
 
 # ---------------------------------------------------------------------- ImageNet
 def read_imagenet(root: Path) -> Splits:
-    """train/WNID/*.JPEG and val, in WNID folders, or flat with the devkit or with Kaggle's LOC_val_solution.csv."""
-    base = folder_of("imagenet", root, _CLS_LOC if (root / _CLS_LOC).is_dir() else "", "train", "val")
-    return _imagenet(root, base, _content(base / "train")[0], base / "train")
+    """train/WNID/*.JPEG and val/WNID/*.JPEG."""
+    base = folder_of("imagenet", root, "", "train", "val")
+    return _imagenet(base, [name for name in _children(base / "train") if (base / "train" / name).is_dir()])
 
 
 def read_imagenet100(root: Path) -> Splits:
-    """The classes of ROOT/imagenet100.txt, a WNID a line; where there is none, those of Tian et al. (CMC)."""
-    base = folder_of("imagenet100", root, _CLS_LOC if (root / _CLS_LOC).is_dir() else "", "train", "val")
-    path = root / "imagenet100.txt"
-    path = path if path.exists() else files("idmm.data.readers") / "imagenet100.txt"
-    return _imagenet(root, base, sorted({wnid for (wnid,) in rows(path, r"(\S+).*", "WNID")}), path)
+    """The 100 classes of Tian et al. (CMC)."""
+    wnids = sorted(lines(files("idmm.data.readers") / "imagenet100.txt"))
+    return _imagenet(folder_of("imagenet100", root, "", "train", "val"), wnids)
 
 
-def _imagenet(root: Path, base: Path, wnids: list[str], source: Path) -> Splits:
-    """``source``: where the classes come from, for errors."""
-    folders, images = _content(base / "val")
-    val = _in_folders(base, "val", wnids, source) if folders else _flat(root, base, wnids, images)
-    return listed_splits(base, wnids, _in_folders(base, "train", wnids, source), val)
+def _imagenet(base: Path, wnids: list[str]) -> Splits:
+    return listed_splits(base, wnids, *(_in_folders(base, part, wnids) for part in ("train", "val")))
 
 
-def _in_folders(base: Path, part: str, wnids: Sequence[str], source: Path) -> Listed:
+def _in_folders(base: Path, part: str, wnids: Sequence[str]) -> Listed:
     if absent := [wnid for wnid in wnids if not (base / part / wnid).is_dir()]:
-        raise FilesMissing(f"data.root: '{base / part}' lacks classes of '{source}': {listed(absent)}")
-    images = {wnid: _content(base / part / wnid)[1] for wnid in wnids}
-    if empty := [wnid for wnid, names in images.items() if not names]:
-        raise FilesMissing(f"data.root: '{base / part}' has no images of {listed(empty)}")
-    return [(f"{part}/{wnid}/{name}", label) for label, wnid in enumerate(wnids) for name in images[wnid]]
+        raise FilesMissing(f"data.root: '{base / part}' lacks class folders: {listed(absent)}")
+    return [
+        (f"{part}/{wnid}/{name}", label)
+        for label, wnid in enumerate(wnids)
+        for name in _children(base / part / wnid)
+        if os.path.splitext(name)[1].lower() in SUFFIXES
+    ]
 
 
-def _flat(root: Path, base: Path, wnids: Sequence[str], images: list[str]) -> Listed:
-    """val/*.JPEG, whose labels stand in the devkit or in Kaggle's table."""
-    if (root / _KAGGLE).exists():
-        table = rows(root / _KAGGLE, r"([^,]+),(\S+).*", "ImageId,PredictionString")[1:]
-        wnid_of = {f"{image}.JPEG": wnid for image, wnid in table}
-    elif (root / _DEVKIT).is_dir():
-        wnid_of = _devkit(root / _DEVKIT, images)
-    else:
-        what = f"'{base / 'val'}' has no class folders and no labels"
-        raise FilesMissing(f"data.root: {what}; expected val/WNID/*.JPEG, or '{_DEVKIT}' or '{_KAGGLE}' in '{root}'")
-    index = {wnid: i for i, wnid in enumerate(wnids)}
-    return [(f"val/{name}", index[wnid]) for name, wnid in sorted(wnid_of.items()) if wnid in index]
-
-
-def _devkit(folder: Path, images: list[str]) -> dict[str, str]:
-    """Returns image name → WNID: the numbers of the synsets stand in the order of the images."""
-    from scipy.io import loadmat
-
-    truth = [int(number) for (number,) in rows(folder / "ILSVRC2012_validation_ground_truth.txt", r"(\d+)", "NUMBER")]
+def _children(path: Path) -> list[str]:
+    """Returns what a folder holds, sorted, without hidden names."""
     try:
-        synsets = loadmat(folder / "meta.mat", squeeze_me=True)["synsets"]
-        wnid_of = {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in synsets if int(row["num_children"]) == 0}
-        return {name: wnid_of[number] for name, number in zip(images, truth, strict=True)}
-    except Exception as error:  # scipy raises a dozen types on broken files
-        why = f"{len(images)} images, {len(truth)} labels; {in_short(error)}"
-        raise FilesMissing(f"data.root: '{folder}' does not fit the images of val ({why})") from None
-
-
-def _content(path: Path) -> tuple[list[str], list[str]]:
-    """Returns the names of the folders and of the images in a folder, each sorted."""
-    try:
-        with os.scandir(path) as found:
-            children = sorted((child.name, child.is_dir()) for child in found if not child.name.startswith("."))
+        return sorted(name for name in os.listdir(path) if not name.startswith("."))
     except OSError as error:
         raise FilesMissing(f"data.root: '{path}' cannot be read ({reason(error)})") from None
-    images = [name for name, _ in children if os.path.splitext(name)[1].lower() in SUFFIXES]
-    return [name for name, is_dir in children if is_dir], images
