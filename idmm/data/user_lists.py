@@ -22,13 +22,6 @@ from idmm.files import home
 log = logging.getLogger(__name__)
 
 _MOST_LISTED = 20  # bad lines named one by one
-_BYTES = re.compile("[\udc80-\udcff]")  # of names of files that are not UTF-8
-_HEADERS = {  # names that a header may give a column
-    "path": {"path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path"},
-    "class": {"class", "label", "category"},
-    "split": {"split"},
-    "group": {"group"},
-}
 
 
 class BadList(UserError):
@@ -59,54 +52,46 @@ class UserList:
             raise BadList(f"{self.field}: cannot read '{self.file}' ({reason(error)}); wanted {wanted}") from None
 
     def table(self, wanted: tuple[str, ...], optional: tuple[str, ...] = ()) -> list[tuple[int, dict[str, str]]]:
-        """Reads a CSV with the columns ``wanted``, and ``optional`` ones where its header names them.
-
-        Separated by commas, semicolons or tabs, as its first line is. Without a header the columns are the wanted ones
-        in their order, and after them the first optional one.
+        """Reads a CSV whose header names the columns ``wanted``, and may name ``optional`` ones.
 
         Returns:
             Each row's number of the line and its cells by column.
 
         Raises:
-            BadList: It cannot be read, is empty, or has rows with cells missing or empty.
+            BadList: It cannot be read, has no rows or no such header, or has rows with cells missing or empty.
         """
-        form = ",".join(wanted)
-        text = self.text(f"a CSV file of {form}")
-        first = text.lstrip().partition("\n")[0]
+        form, rows = ",".join(wanted), []
+        reader = csv.DictReader(io.StringIO(self.text(f"a CSV file of {form}"), newline=""), strict=True)
         try:
-            reader = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=first.count), strict=True)
-            rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(map(str.strip, row))]
+            columns = [name for name in (*wanted, *optional) if name in (reader.fieldnames or ())]
+            for row in reader if set(wanted) <= set(columns) else ():
+                rows.append((reader.line_num, {name: (row[name] or "").strip() for name in columns}))
         except csv.Error as error:
-            self.fault(reader.line_num, f"is not CSV ({error}); wanted {form}")
+            self.fault(reader.reader.line_num, f"is not CSV ({error}); wanted {form}")
             self.refuse()
-        odd = [cell for _, row in rows for cell in row if _BYTES.search(cell)] if _BYTES.search(text) else []
-        if any(self._relative(cell) not in self._known for cell in odd):
-            raise BadList(f"{self.field}: cannot read '{self.file}' (not UTF-8 text); wanted a CSV file of {form}")
-        columns = {name: i for i, name in enumerate((*wanted, *optional[:1]))}
-        if rows and (header := _header(rows[0][1], wanted, optional)):
-            columns, rows = header, rows[1:]
-        elif rows and len(rows[0][1]) <= len(wanted):
-            columns = {name: columns[name] for name in wanted}
         if not rows:
-            raise BadList(f"{self.field}: '{self.file}' has no rows; wanted {form}")
+            raise BadList(f"{self.field}: '{self.file}' has no rows under the header {form}")
         for line, cells in rows:
-            if lacking := [name for name, i in columns.items() if not "".join(cells[i : i + 1])]:
+            if lacking := [name for name, cell in cells.items() if not cell]:
                 self.fault(line, f"has no {' and no '.join(lacking)}; wanted {','.join(columns)}")
         self.refuse()
-        return [(line, {name: cells[i] for name, i in columns.items()}) for line, cells in rows]
+        return rows
 
     def find(self, line: int, text: str, elsewhere: bool = False) -> str | None:
         """Returns the name of the image that a line means; None, and that is a fault, where there is none.
 
         It is no fault where ``elsewhere`` allows files in the root that are no image of the dataset: another split's.
         """
-        plain = text.strip()
-        forms = (self._relative(form) for form in (text, plain, plain.replace("\\", "/")))
-        if (found := next((self._known[form] for form in forms if form in self._known), None)) is not None:
-            return found
-        if not (elsewhere and self._is_file(plain)):
+        name = text.strip()
+        if self.root is not None and os.path.isabs(name):
+            name = os.path.relpath(name, self.root)
+        name = composed(posixpath.normpath(name))
+        if name in self._known:
+            return self._known[name]
+        inside = self.root is not None and not name.startswith("..")
+        if not (elsewhere and inside and os.path.isfile(os.path.join(self.root, name))):
             where = f" under '{self.root}'" if self.root else " of the dataset"
-            self.fault(line, f"'{plain}' is no image{where}")
+            self.fault(line, f"'{text.strip()}' is no image{where}")
         return None
 
     def fault(self, line: int, what: str) -> None:
@@ -120,30 +105,10 @@ class UserList:
             rest = [f"{self.field}: and {counted(more, 'line')} more"] if more > 0 else []
             raise BadList(*faults[:_MOST_LISTED], *rest)
 
-    def _is_file(self, text: str) -> bool:
-        """Whether there is such a file under the root: a folder is no image, nor is what lies in another root."""
-        if self.root is None:
-            return False
-        path = os.path.normpath(os.path.join(self.root, text))
-        return path.startswith(os.path.join(self.root, "")) and os.path.lexists(path) and not os.path.isdir(path)
-
-    def _relative(self, text: str) -> str:
-        if self.root is not None and os.path.isabs(text):
-            text = os.path.relpath(text, self.root).replace(os.sep, "/")
-        return composed(posixpath.normpath(text))
-
 
 def composed(name: str) -> str:
     """Returns a name with composed letters: macOS may write the same name in another form."""
     return unicodedata.normalize("NFC", name)
-
-
-def _header(cells: list[str], wanted: tuple[str, ...], optional: tuple[str, ...]) -> dict[str, int] | None:
-    """Returns the places of the columns by name; None where this is no header."""
-    named = [cell.lower() for cell in cells]
-    places = {n: next((i for i, c in enumerate(named) if c in _HEADERS[n]), None) for n in (*wanted, *optional)}
-    known = {name: place for name, place in places.items() if place is not None}
-    return known if known.keys() >= set(wanted) else None
 
 
 # ---------------------------------------------------------------------- a list of classes, to be written
@@ -174,8 +139,8 @@ def leave_out(splits: Splits, file: str, root: str | None) -> Splits:
     """
     given = UserList("data.exclude", file, _names(splits), root)
     text = given.text("a file with the name of an image a line")
-    lines = text.replace("\r\n", "\n").split("\n")
-    found = {given.find(i, line, elsewhere=True) for i, line in enumerate(lines, start=1) if is_named(line)}
+    lines = [(i, line) for i, line in enumerate(text.split("\n"), start=1) if line.strip() and line[0] != "#"]
+    found = {given.find(i, line, elsewhere=True) for i, line in lines}
     given.refuse()
     kept, counts = {}, {}
     for key, part in splits.parts.items():
@@ -186,15 +151,9 @@ def leave_out(splits: Splits, file: str, root: str | None) -> Splits:
         drawn = f"{part.drawn} without {out!r}" if out else part.drawn
         kept[key], counts[key] = replace(part.take(left), drawn=drawn) if left else None, len(out)
     total = sum(counts.values())
-    where = ", ".join(f"{n} {key}" for key, n in counts.items() if n)
-    where = f" ({where})" if where else "" if found else ": the list is empty"
-    log.info("data.exclude: '%s' leaves out %s%s", file, counted(total, "image"), where)
+    where = ", ".join(f"{n} {key}" for key, n in counts.items())
+    log.info("data.exclude: '%s' leaves out %s (%s)", file, counted(total, "image"), where)
     return replace(splits, **kept, excluded=total)
-
-
-def is_named(line: str) -> bool:
-    """Whether a line of such a file names an image."""
-    return bool(line.strip()) and not line.startswith("#")
 
 
 def _names(splits: Splits) -> list[str]:
