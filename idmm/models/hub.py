@@ -4,20 +4,23 @@ huggingface_hub fetches (environment variables HF_HOME, HF_HUB_OFFLINE, HF_ENDPO
 fetch one file at a time; timm turns whatever format weights are published in into its own.
 """
 
-import contextlib
 import functools
 import json
-import logging
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import timm
 import torch
-from huggingface_hub import constants, get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
-from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub import constants, hf_hub_download
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    GatedRepoError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 from huggingface_hub.utils import disable_progress_bars
 from timm.models import get_pretrained_cfg
 from torch import Tensor
@@ -26,10 +29,15 @@ from idmm.errors import UserError, in_short, nearest
 from idmm.files import is_public, weights_label
 from idmm.models.build import accepts
 
-log = logging.getLogger("idmm")
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 OURS = ("grey_range", "range", "bands", "file_channels")  # what idmm's own exports add to config.json
-_COMMIT = re.compile(r"[0-9a-f]{40}")
+_REASONS = {  # a subclass before its parent
+    GatedRepoError: "accept its terms there, then run 'hf auth login' or set HF_TOKEN",
+    RepositoryNotFoundError: "no such repository, or a private one ('hf auth login', or set HF_TOKEN)",
+    RevisionNotFoundError: "no such branch, tag or commit",
+    LocalEntryNotFoundError: "it is not in the cache, and the hub is out of reach or HF_HUB_OFFLINE is set",
+    EntryNotFoundError: f"it has no {' and no '.join(WEIGHTS)} with a config.json, timm's format",
+}
 
 
 @dataclass(frozen=True)
@@ -87,8 +95,7 @@ def pinned(init: str | None, field: str = "init") -> str | None:
 def public_weights(text: str, field: str = "") -> PublicWeights:
     """Finds public weights in the cache, or fetches them; within a process a name always means the same commit.
 
-    The first process of a run shows how far the download is. A hub that does not answer within huggingface_hub's
-    HF_HUB_ETAG_TIMEOUT (10 s unless set so in the environment) counts as out of reach; then what the cache has serves.
+    The first process of a run shows how far the download is. If the hub is out of reach, what the cache has serves.
 
     Args:
         text: ``timm:NAME`` or ``hf-hub:ORG/NAME``, maybe with ``@REVISION``.
@@ -118,61 +125,22 @@ def _registered(name: str, label: str) -> tuple[str, str, tuple[str, ...]]:
     names = timm.list_models(pretrained=True)
     cfg = get_pretrained_cfg(name) if name in names or ("." not in name and timm.is_model(name)) else None
     if cfg is None or not cfg.hf_hub_id:
-        hint = nearest(name, [*names, *(known.partition(".")[0] for known in names)])
-        raise UserError(f"{label} is not among timm's weights on the hub{hint}")
+        raise UserError(f"{label} is not among timm's weights on the hub{nearest(name, names + timm.list_models())}")
     files = (cfg.hf_hub_filename,) if cfg.hf_hub_filename else WEIGHTS
     return f"{name.partition('.')[0]}.{cfg.tag}" if cfg.tag else name, cfg.hf_hub_id, files
 
 
 def _fetched(repository: str, files: tuple[str, ...], revision: str, label: str) -> Path:
-    """Returns the first of the files that a repository has, in the cache; fetches it where it is not there."""
-    cached = (try_to_load_from_cache(repository, file, revision=revision) for file in files)
-    cached = next((Path(path) for path in cached if isinstance(path, str)), None)
-    if cached is not None and _COMMIT.fullmatch(revision):
-        return cached
-    try:
-        file = _first_there(repository, files, revision)
-        if cached is None and file != "config.json":
-            line = "%s: %s of '%s' comes from %s; whether its licence allows your use is yours to check"
-            log.info(line, label.removesuffix(":"), file, repository, constants.ENDPOINT)
-        return Path(hf_hub_download(repository, file, revision=revision))
-    except Exception as error:  # by version of huggingface_hub: requests', httpx's and its own kinds
-        if cached is None:
-            raise UserError(f"{label} {_unavailable(error, repository, files, revision)}") from error
-        log.info("%s is taken from the cache, as the hub cannot be asked (%s)", label.removesuffix(":"), _reason(error))
-        return cached
-
-
-def _first_there(repository: str, files: tuple[str, ...], revision: str) -> str:
-    """Returns the first file that is there; asks once, where a download would try for minutes."""
-
-    def asked(file: str) -> str:
-        url = hf_hub_url(repository, file, revision=revision)
-        get_hf_file_metadata(url, timeout=constants.HF_HUB_ETAG_TIMEOUT)
-        return file
-
-    for file in files[:-1]:
-        with contextlib.suppress(EntryNotFoundError):
-            return asked(file)
-    return asked(files[-1])
-
-
-def _unavailable(error: Exception, repository: str, files: tuple[str, ...], revision: str) -> str:
-    """Says why a repository's file cannot be had."""
-    where = f"'{repository}' on {constants.ENDPOINT}"
-    if isinstance(error, EntryNotFoundError):
-        return f"is not in timm's format: {where} has no {' and no '.join(files)}"
-    if isinstance(error, RevisionNotFoundError):
-        return f"has no revision '{revision}'; wanted a branch, tag or commit of {where}"
-    if isinstance(error, GatedRepoError):
-        return f"is gated: accept the terms of {where}, then 'hf auth login' or set HF_TOKEN"
-    if isinstance(error, RepositoryNotFoundError):
-        return f"is not there: no {where}, or a private one ('hf auth login', or set HF_TOKEN)"
-    return f"is not in the cache and cannot be fetched from {constants.ENDPOINT} ({_reason(error)})"
-
-
-def _reason(error: Exception) -> str:
-    return "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else in_short(error)
+    """Returns the first of the files that a repository has, from the cache if the hub is out of reach."""
+    for file in files:
+        try:
+            return Path(hf_hub_download(repository, file, revision=revision))
+        except Exception as error:  # by version of huggingface_hub: requests', httpx's and its own kinds
+            if not isinstance(error, EntryNotFoundError) or file == files[-1]:
+                where = f"'{repository}' on {constants.ENDPOINT}"
+                why = next((why for kind, why in _REASONS.items() if isinstance(error, kind)), in_short(error))
+                raise UserError(f"{label} cannot be fetched from {where}: {why}") from error
+    raise AssertionError(files)
 
 
 def _described(file: Path, repository: str, label: str) -> dict[str, Any]:
