@@ -106,7 +106,7 @@ COMMANDS = {
         "the classes of images, with probabilities; of detectors boxes, of segmentations masks", words=("paths",),
     ),
     "embed": Command(
-        usage.EmbedConfig, "commands.embed:embed", "the features of images, for a vector index", words=("paths",),
+        usage.EmbedConfig, "commands.embed:embed", "the features of images", words=("paths",),
     ),
     "similar": Command(
         usage.SimilarConfig, "commands.similar:similar", "the images that are most like one", words=("query", "paths"),

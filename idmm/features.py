@@ -71,7 +71,7 @@ class FrozenBackbone:
         began = time.monotonic()
         if self._network is None:
             self.build()
-        batches = self._network.split_batches(store, workers=self.config.data.workers)
+        batches = self._network.split_batches(store, self.config.data.workers)
         found = self._network.outputs(counting(batches, len(store), f"features of {part}"))
         how = duration(time.monotonic() - began)
         log.info("%s: features of %s (%s) in %s", self.label, part, counted(len(store), "image"), how)
@@ -92,7 +92,7 @@ class FrozenBackbone:
             log.info("%s", report)
         looks = (self.size, given.crop_pct, spec.mean, spec.std)
         model = model.eval().to(self.device)
-        self._network = Network(model, *looks, self.device, given.batch_size, self.label, "--batch_size")
+        self._network = Network(model, *looks, self.device, given.batch_size, self.label)
 
 
 def _digest(about: dict, state: dict[str, torch.Tensor] | None = None) -> str:

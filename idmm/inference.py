@@ -3,7 +3,6 @@
 Images are prepared as the run itself evaluates them, the same pixels to the bit, and go through the network in fp32.
 """
 
-import functools
 import itertools
 import os
 from collections.abc import Sequence
@@ -16,7 +15,6 @@ from torch import Tensor
 
 from idmm.config.usage import UseConfig
 from idmm.data.composite import composite, explained
-from idmm.data.formats import PICTURE_CHANNELS, channels_first
 from idmm.data.images import AUTO, Bands, fitted
 from idmm.data.readers.folder import images_at
 from idmm.errors import UserError, capped
@@ -28,12 +26,11 @@ from idmm.progress import counting
 
 BATCH, PIXELS = UseConfig.batch_size, UseConfig.max_pixels
 WANTED = "wanted a path, a PIL image, or an array [H, W, 3] or [H, W] of uint8 or uint16"
-BANDS_WANTED = "wanted a path, or an array [H, W, C] or [C, H, W] of numbers as files have them"
+BANDS_WANTED = "wanted a path, or an array [H, W, C] of numbers as files have them"
 
 AnyImage = str | os.PathLike | Image.Image | np.ndarray
 """An image: the path of its file, an open one of Pillow's, or its pixels, [H, W, 3] or [H, W] (grey), uint8, or
-uint16 as 16-bit files have it; of a run on bands [H, W, C], in numbers of any type, as files have them. [C, H, W] is
-taken where only that fits."""
+uint16 as 16-bit files have it; of a run on bands [H, W, C], in numbers of any type, as files have them."""
 
 
 # ---------------------------------------------------------------------- what is found
@@ -116,7 +113,7 @@ class _Predictor:
         first = next(shown, None)
         found = np.zeros((0, width), np.float32)
         if first is not None:
-            found = self._network.outputs(itertools.chain([first], shown), forward, what="outputs")
+            found = self._network.outputs(itertools.chain([first], shown), forward)
         if unreadable and (single or on_error == "fail"):
             raise UserError(*capped([f"images: {name}: {why}" for name, why in unreadable.items()], begin="images: "))
         read = [source for source, name in zip(sources, names, strict=True) if name not in unreadable]
@@ -136,8 +133,7 @@ class Classifier(_Predictor):
         self.classes = classes
 
     def predict(
-        self, images: AnyImage | Sequence[AnyImage], top_k: int = 1, *, tta: bool = False, on_error: str = "fail",
-        progress: bool = False,
+        self, images: AnyImage | Sequence[AnyImage], top_k: int = 1, *, on_error: str = "fail", progress: bool = False
     ) -> Prediction | PredictionList:  # fmt: skip
         """Says which classes images are of.
 
@@ -146,7 +142,6 @@ class Classifier(_Predictor):
                 uint16 [H, W, 3] or [H, W], of bands [H, W, C] of any numbers; or a single one. All are read as in
                 training.
             top_k: Likeliest classes that ``top`` of a prediction has; at most K.
-            tta: Mean of the probabilities of each image and its mirror image, at twice the time.
             on_error: "fail", or "skip" the images that cannot be read, which ``unreadable`` then lists.
             progress: Show a bar on standard error, where this takes longer than a second.
 
@@ -160,8 +155,8 @@ class Classifier(_Predictor):
         """
         if top_k < 1:
             raise UserError(f"top_k: got {top_k}; wanted 1 or more")
-        forward, label = functools.partial(_probabilities, tta=tta), "predicting" if progress else None
-        paths, found, unreadable, single = self._predict(images, forward, len(self.classes), on_error, label)
+        label = "predicting" if progress else None
+        paths, found, unreadable, single = self._predict(images, _probabilities, len(self.classes), on_error, label)
         made = PredictionList(paths, found, self.classes, top_k, unreadable)
         return made[0] if single else made
 
@@ -247,10 +242,9 @@ def embed(
     return Embedder(run_or_file, device=device, batch_size=batch_size, max_pixels=max_pixels).embed(images).features
 
 
-def _probabilities(model: torch.nn.Module, images: Tensor, tta: bool) -> Tensor:
-    """Returns the probability of each class, [B, K]; ``tta``: the mean with that of the mirror images."""
-    shares = model(images).float().softmax(1)  # [B, K]
-    return (shares + model(images.flip(3)).float().softmax(1)) / 2 if tta else shares
+def _probabilities(model: torch.nn.Module, images: Tensor) -> Tensor:
+    """Returns the probability of each class, [B, K]."""
+    return model(images).float().softmax(1)
 
 
 # ---------------------------------------------------------------------- images
@@ -270,23 +264,18 @@ def listed_images(images: AnyImage | Sequence[AnyImage], bands: Bands | None) ->
         if not isinstance(image, (Image.Image, np.ndarray)):
             raise UserError(f"images: {name} is {type(image).__name__}; {WANTED if bands is None else BANDS_WANTED}")
         if isinstance(image, np.ndarray):
-            image = _channels_last(image, name, bands)
+            _check_array(image, name, bands)
         sources.append(image)
         names.append(name)
     return sources, names, one
 
 
-def _channels_last(given: np.ndarray, name: str, bands: Bands | None) -> np.ndarray:
-    """Returns an array as [H, W] or [H, W, C]; UserError where it is no image."""
-    array, known = given, given.ndim in (2, 3) and given.size and given.dtype.kind in "buif"
-    if known and array.ndim == 3:
-        first, _, last = array.shape
-        if first in PICTURE_CHANNELS and last > 4 if bands is None else channels_first(array.shape, [bands.count or 0]):
-            array = np.moveaxis(array, 0, 2)
+def _check_array(array: np.ndarray, name: str, bands: Bands | None) -> None:
+    """Raises UserError unless an array is an image, [H, W] or [H, W, C]."""
+    known = array.ndim in (2, 3) and array.size and array.dtype.kind in "buif"
     channels = array.shape[2] if array.ndim == 3 else 1
     if bands is None and known:
         known = (array.dtype == np.uint8 and channels <= 4) or (array.dtype == np.uint16 and channels in (1, 3))
     if not known:
         wanted = WANTED if bands is None else BANDS_WANTED
-        raise UserError(f"images: {name} is an array of {given.dtype}, {list(given.shape)}; {wanted}")
-    return array
+        raise UserError(f"images: {name} is an array of {array.dtype}, {list(array.shape)}; {wanted}")

@@ -71,22 +71,19 @@ class Predictor:
         self._network = Network.around(saved, model.to(device), saved.size, device, batch_size)
         self._max_pixels = max_pixels
 
-    def predict(
-        self, images: AnyImage | Sequence[AnyImage], min_score: float = MIN_SCORE, *, mirrored: bool = False
-    ) -> list[Found]:
+    def predict(self, images: AnyImage | Sequence[AnyImage], min_score: float = MIN_SCORE) -> list[Found]:
         """Says what is in images.
 
         Args:
             images: As :meth:`idmm.inference.Classifier.predict` takes them.
             min_score: Boxes of a lower score are left out.
-            mirrored: Mean of the classes' probabilities of each image and its mirror image; of idmm segment alone.
 
         Raises:
             UserError: An image cannot be read, or is none; a line each.
             RunError: Memory ran out.
         """
         unreadable: dict[str, str] = {}
-        found = list(self.each(images, unreadable, min_score, mirrored))
+        found = list(self.each(images, unreadable, min_score))
         if unreadable:
             raise UserError(*(f"images: {name}: {why}" for name, why in unreadable.items()))
         return found
@@ -94,7 +91,7 @@ class Predictor:
     @torch.no_grad()
     def each(
         self, images: AnyImage | Sequence[AnyImage], unreadable: dict[str, str], min_score: float = MIN_SCORE,
-        mirrored: bool = False, label: str | None = None,
+        label: str | None = None,
     ) -> Iterator[Found]:  # fmt: skip
         """Yields what :meth:`predict` returns, image after image; those that cannot be read go into ``unreadable``,
         with the reason. With a ``label`` there is a bar on standard error."""
@@ -111,7 +108,7 @@ class Predictor:
         with net.enough_memory():
             for batch in counting(batches, len(sources), label) if label else batches:
                 seen = batch["images"].to(net.device)
-                outputs = net.model(seen) if self.task == "detect" else segmented(net.model, seen, flip=mirrored)
+                outputs = net.model(seen) if self.task == "detect" else segmented(net.model, seen)
                 for number, output in zip(batch["index"].tolist(), outputs, strict=True):
                     yield self._found(sources[number], output, sizes.pop(number), min_score)
 

@@ -78,70 +78,52 @@ class Network:
     device: str
     batch_size: int  # images that go through it at a time
     label: str  # that messages begin with
-    option: str | None = "batch_size"  # what messages call batch_size; None: nobody can change it
     scale: Scale = AUTO  # of images deeper than 8 bits; AUTO: the run saw none
     bands: Bands | None = None  # which channels of files are used; None: pictures
 
     @classmethod
-    def from_checkpoint(
-        cls, saved: Checkpoint, num_classes: int, device: str, batch_size: int, size: int | None = None, **kwargs
-    ) -> "Network":  # fmt: skip
-        """Builds what a run wrote, with a classifier of ``num_classes``, or none (0); ``size`` is that of its images
-        where its JSON does not say it (pixels).
+    def from_checkpoint(cls, saved: Checkpoint, num_classes: int, device: str, batch_size: int) -> "Network":
+        """Builds what a run wrote, with a classifier of ``num_classes``, or none (0).
 
         Raises:
             UserError: It cannot be built, or the device is not there.
         """
         device = distributed.pick_device(device)
-        model = build_saved(saved, None if saved.size else size, num_classes).to(device)
+        model = build_saved(saved, None, num_classes).to(device)
         height, width = pair(model.pretrained_cfg["input_size"][-2:])
         if height != width:
             where = weights_label(saved.source, saved.field)
             raise UserError(f"{where} was evaluated at {height}x{width} pixels; wanted is a network of square images")
-        return cls.around(saved, model, height, device, batch_size, **kwargs)
+        return cls.around(saved, model, height, device, batch_size)
 
     @classmethod
-    def around(
-        cls, saved: Checkpoint, model: nn.Module, size: int, device: str, batch_size: int, **kwargs
-    ) -> "Network":  # fmt: skip
+    def around(cls, saved: Checkpoint, model: nn.Module, size: int, device: str, batch_size: int) -> "Network":
         """Puts what a checkpoint's JSON says of images of ``size`` (pixels) to its model, built and on the device."""
         looks, more = (saved.crop_pct, saved.mean, saved.std), saved.extra
         channels = bands_of(saved.in_chans, more.get("bands"), more.get("file_channels"))
-        known = {"scale": tidy(saved.range), "bands": channels}
-        kwargs = {"label": saved.source, **known, **kwargs}
-        return cls(model, size, *looks, device, batch_size, **kwargs)
+        return cls(model, size, *looks, device, batch_size, saved.source, tidy(saved.range), channels)
 
-    def outputs(
-        self,
-        batches: Iterable[dict],
-        forward: Forward = pooled,
-        autocast: Callable = contextlib.nullcontext,
-        what: str = "features",
-    ) -> np.ndarray:
+    def outputs(self, batches: Iterable[dict], forward: Forward = pooled) -> np.ndarray:
         """Returns the pooled features of images, or what else ``forward`` makes of them, in order, float32 [N, k].
 
         Raises:
-            RunError: They are not finite (``what`` they are called then), or there is too little memory.
+            RunError: They are not finite, or there is too little memory.
         """
         with self.enough_memory():
-            found = extract_features(self.model, batches, self.device, autocast, forward).numpy()
+            found = extract_features(self.model, batches, self.device, contextlib.nullcontext, forward).numpy()
         if not np.isfinite(found).all():
-            raise RunError(f"{self.label}: its {what} are not finite; the run that wrote it has diverged")
+            raise RunError(f"{self.label}: its outputs are not finite; the run that wrote it has diverged")
         return found
 
     def enough_memory(self) -> contextlib.AbstractContextManager:
         """Raises RunError where memory runs out inside the block."""
-        advice = f"; try a smaller {self.option}" if self.option else ""
-        error = RunError(f"{self.label}: out of memory with {self.batch_size} images at a time{advice}")
-        return distributed.enough_memory(error)
+        why = f"out of memory with {self.batch_size} images at a time; try a smaller batch_size"
+        return distributed.enough_memory(RunError(f"{self.label}: {why}"))
 
     # ------------------------------------------------------------------ images
-    def split_batches(
-        self, store: ImageStore, numbers: np.ndarray | None = None, workers: int | None = None
-    ) -> Iterator[dict]:
-        """Yields ``images`` [B, C, S, S], ``index`` and ``label`` of a split, or of those ``numbers`` of it."""
-        looks = (self.size, self.crop_pct, self.mean, self.std)
-        return centre_crops(store, *looks, self.batch_size, workers, numbers)
+    def split_batches(self, store: ImageStore, workers: int | None) -> Iterator[dict]:
+        """Yields ``images`` [B, C, S, S], ``index`` and ``label`` of a split."""
+        return centre_crops(store, self.size, self.crop_pct, self.mean, self.std, self.batch_size, workers)
 
     def file_batches(
         self,

@@ -74,9 +74,6 @@ def test_predict_needs_no_flag(runs, root, tmp_path):
         mine = found[str(root / path)]
         assert mine["class"] == row["predicted"]
         assert float(mine["probability"]) == pytest.approx(float(row["probability"]), abs=1e-4)
-    given = ["--tta", "--out", tmp_path / "t.csv"]
-    assert call(["predict", "--init", runs / "b", root / "test", *given]) == 0
-    assert predicted(tmp_path / "t.csv").keys() == found.keys()
 
 
 def test_arrays_as_files_have_them(runs, root):

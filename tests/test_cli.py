@@ -4,7 +4,6 @@ import functools
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -243,23 +242,6 @@ def test_init_agrees(whole, tmp_path, capsys):
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_init_has_surprises(whole, tmp_path, capsys):
-    """model.strict refuses what is otherwise only reported."""
-    init = tmp_path / "init"
-    shutil.copytree(whole["pretrain"], init)
-    state = safetensors.torch.load_file(init / "backbone.safetensors")
-    del state["norm.bias"]
-    safetensors.torch.save_file(state, init / "backbone.safetensors")
-    for stage in ("pretrain", "finetune"):
-        options = dict(init=str(init), model__name=None, model__kwargs=None, train__epochs=1)
-        options |= {"stages": [{"size": 16}]} if stage == "finetune" else {}
-        assert inside(stage, tmp_path / "strict", model__strict=True, **options) == 2
-        line = capsys.readouterr().err.splitlines()[-1]
-        source = f"init: '{init}/backbone.safetensors'"
-        assert line.startswith(f"{source} differs from vit_tiny_patch16_224 and model.strict")
-        assert line.endswith("model.strict is true; 1 missing: norm.bias")
-
-
 def test_every_size_is_tried_before_the_first_step(tmp_path, capsys, monkeypatch):
     """A size or grid of a later stage that the model cannot take does not cost the stage before it."""
     monkeypatch.setattr("idmm.stages.pretrain.load_splits", None)  # nor is anything decoded
@@ -312,11 +294,11 @@ WORDS = {
     "one": (["similar", "--init", "a", "q.png", "x"], {"query": "q.png", "paths": ["x"]}),
     "all that are left": (["similar", "q", "x", "--init", "a", "y"], {"query": "q", "paths": ["x", "y"]}),
     "behind a switch": (
-        ["predict", "--init", "a", "--tta", "true.png", "x"],
-        {"paths": ["true.png", "x"], "tta": True},
+        ["train", "--out", "o", "--compare", "true.png"],
+        {"compare": True},
     ),
-    "behind its value": (["predict", "--init", "a", "--tta", "false", "x"], {"paths": ["x"], "tta": False}),
-    "behind YAML's other values": (["predict", "--init", "a", "--tta", "False", "x"], {"paths": ["x"], "tta": False}),
+    "behind its value": (["train", "--out", "o", "--compare", "false", "x"], {"compare": False}),
+    "behind YAML's other values": (["train", "--out", "o", "--compare", "False", "x"], {"compare": False}),
     "behind one with its flag": (["similar", "--init", "a", "--query", "q", "x"], {"query": "q", "paths": ["x"]}),
     "in YAML's letters": (["predict", "--init", "a", "null", "[x]"], {"paths": ["null", "[x]"]}),
     "behind the flags": (["data", "check", "--max_pixels", "3", "digits"], {"name": "digits", "max_pixels": 3}),

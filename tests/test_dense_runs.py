@@ -239,15 +239,15 @@ def test_boxes_on_any_files(whole, trees, tmp_path, capsys):
 
 
 def test_masks_on_any_files(whole, trees, tmp_path):
-    """The same as through the loaders of a run, at one scale and with mirror images."""
+    """The same as through the loaders of a run, at one scale."""
     out, about = tmp_path / "out", read(whole / "segment" / "model.json")
     images = trees / "masks" / "images" / "test"
-    assert call(["predict", "--init", str(whole / "segment"), str(images), "--tta", "--out", str(out)]) == 0
+    assert call(["predict", "--init", str(whole / "segment"), str(images), "--out", str(out)]) == 0
     there = read_segmentation(Data(root=str(trees / "masks")))
     store = load_split(there.splits.test, bound=SIDE, data=Data(cache="off"))
     batch = EvalDenseTransform(store, there.targets["test"], SIDE, about["mean"], about["std"])(0, np.arange(3))
     with torch.no_grad():
-        shares = segmented(idmm.load_network(whole / "segment"), batch["images"], flip=True)
+        shares = segmented(idmm.load_network(whole / "segment"), batch["images"])
     for number, name in enumerate(("000", "001", "002")):
         mask = Image.open(out / "masks" / f"{name}.png")
         wanted = classes_on_file(shares[number], there.targets["test"][number].size, SIDE)
@@ -274,8 +274,8 @@ def test_files_from_python(whole, trees):
 
 def test_keys_of_classes_are_refused(whole, trees, tmp_path, capsys):
     images = trees / "coco" / "test"
-    said = refused(capsys, ["predict", "--init", whole / "detect", images, "--top_k", "2", "--tta"])
-    assert [line.split(":")[0] for line in said] == ["out", "top_k", "tta"]
+    said = refused(capsys, ["predict", "--init", whole / "detect", images, "--top_k", "2"])
+    assert [line.split(":")[0] for line in said] == ["out", "top_k"]
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "a.txt").touch()
     segment = ["predict", "--init", whole / "segment", images, "--out", tmp_path / "full"]

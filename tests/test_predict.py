@@ -128,23 +128,16 @@ def test_pixels_to_the_bit(name, runs, images):
 
 
 # ---------------------------------------------------------------------- what is written
-def test_formats_ranks_and_order(runs, images, tmp_path):
+def test_ranks_and_order(runs, images, tmp_path, capsys):
     given = ["predict", "--init", runs / "rgb", "--batch_size", 4, images / "test" / "red", images / "test" / "blue"]
     assert call([*given, "--top_k", 2, "--out", tmp_path / "new" / "p.csv"]) == 0
-    assert call([*given, "--top_k", 2, "--out", tmp_path / "p.jsonl"]) == 0
     rows = written(tmp_path / "new" / "p.csv")
     paths = [str(path) for name in ("red", "blue") for path in sorted((images / "test" / name).iterdir())]
     assert [(row["path"], row["rank"]) for row in rows] == [(path, rank) for path in paths for rank in ("1", "2")]
     assert all(float(a["probability"]) >= float(b["probability"]) for a, b in zip(rows[::2], rows[1::2], strict=True))
-    objects = [json.loads(line) for line in (tmp_path / "p.jsonl").read_text().splitlines()]
-    typed = [{**row, "rank": int(row["rank"]), "probability": float(row["probability"])} for row in rows]
-    assert objects == typed
-
-
-def test_standard_output_holds_the_table_alone(runs, images, capsys):
+    capsys.readouterr()
     assert call(["predict", images / "test", "--init", runs / "rgb", "--top_k", 9]) == 0
-    said = capsys.readouterr()
-    assert len(predicted(said.out)) == 3 * 21  # as many ranks as there are classes
+    assert len(predicted(capsys.readouterr().out)) == 3 * 21  # as many ranks as there are classes
 
 
 def test_accuracy_where_folders_say_the_class(runs, images, tmp_path, capsys):
@@ -159,19 +152,6 @@ def test_accuracy_where_folders_say_the_class(runs, images, tmp_path, capsys):
     assert f"{score}, on 21 of 22 images in folders" in capsys.readouterr().err
     assert call(["predict", "--init", runs / "rgb", tmp_path / "more"]) == 0
     assert "accuracy" not in capsys.readouterr().err
-
-
-def test_mirror_images(runs, tmp_path):
-    """--tta: the mean of the probabilities of an image and its mirror image."""
-    out, one = tmp_path / "p.csv", paint(tmp_path / "1.png", size=(16, 16))  # neither resized nor cropped
-    assert call(["predict", "--init", runs / "grey", "--tta", one, "--out", out, "--top_k", 3]) == 0
-    rows = written(out)
-    pixels, classifier = np.array(Image.open(one)), idmm.load_classifier(runs / "grey")
-    wanted = classifier.predict([pixels, pixels[:, ::-1]]).probabilities
-    assert abs(wanted[0] - wanted[1]).max() > 1e-4
-    for row in rows:
-        share = wanted.mean(axis=0)[CLASSES.index(row["class"])]
-        assert float(row["probability"]) == pytest.approx(share, abs=1e-6)
 
 
 # ---------------------------------------------------------------------- files that are odd
@@ -215,7 +195,7 @@ def test_mistakes_are_told_together_before_the_work(runs, tmp_path, capsys):
     assert refused(capsys, given) == [
         f"init: '{runs}/pretrain' is a run without a classifier; fine-tune it on labelled images first: "
         f"idmm finetune --config fast --init {runs}/pretrain --data.root DIR --out NEW",
-        "out: 'p.txt' is of no kind that is known; wanted a file that ends in .csv or .jsonl",
+        "out: 'p.txt' is of no kind that is known; wanted a file that ends in .csv",
         f"paths: '{tmp_path}/none' has no images; wanted at least one",
         f"paths: '{tmp_path}/nowhere' does not exist; wanted images, or folders of images",
     ]

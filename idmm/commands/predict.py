@@ -1,7 +1,5 @@
 """``idmm predict``: the classes of images, with probabilities."""
 
-import json
-
 import numpy as np
 
 from idmm.commands.inputs import inputs, network_options, print_bytes, say_unreadable
@@ -31,12 +29,12 @@ def predict(given: PredictConfig) -> str | None:
         from idmm.commands.predict_dense import predict_dense
 
         return predict_dense(given)
-    out, images = inputs(given, "model", (".csv", ".jsonl"), lambda: _check(given))
+    out, images = inputs(given, "model", (".csv",), lambda: _check(given))
     from idmm.inference import load_classifier  # torch takes seconds, a mistake is told at once
 
     classifier = load_classifier(given.init, **network_options(given))
     paths = [image.path for image in images]
-    found = classifier.predict(paths, given.top_k, tta=given.tta, on_error="skip", progress=True)
+    found = classifier.predict(paths, given.top_k, on_error="skip", progress=True)
     say_unreadable(found.unreadable, len(images))
     _say_accuracy(found, images)
     rows = [
@@ -47,7 +45,7 @@ def predict(given: PredictConfig) -> str | None:
     if out is None:
         print_bytes(csv_bytes([COLUMNS, *rows]))
         return None
-    write_bytes(out, csv_bytes([COLUMNS, *rows]) if out.suffix.lower() == ".csv" else _jsonl(rows))
+    write_bytes(out, csv_bytes([COLUMNS, *rows]))
     return f"{out}: {counted(len(found), 'image')}"
 
 
@@ -55,11 +53,6 @@ def _check(given: PredictConfig) -> None:
     if given.min_score is not None:
         wanted = "leave it out for a run that has classes of images"
         raise UserError(f"min_score: got {given.min_score:g}, which is of boxes; {wanted}")
-
-
-def _jsonl(rows: list[tuple]) -> bytes:
-    named = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
-    return "".join(json.dumps(row | {"probability": float(row["probability"])}) + "\n" for row in named).encode()
 
 
 def _say_accuracy(found, images: list[FoundImage]) -> None:

@@ -52,7 +52,7 @@ def predict_dense(given: PredictConfig) -> str:
         for kind in ("pictures", "masks") if task == "segment" else ("pictures",):
             for stem in stems.values():
                 (folder / kind / stem).parent.mkdir(parents=True, exist_ok=True)
-        for found in predictor.each(paths, unreadable, least, given.tta, "predicting"):
+        for found in predictor.each(paths, unreadable, least, "predicting"):
             stem = stems[found.path]
             figure, dpi = _drawn(predictor, found)
             save(figure, folder / "pictures" / f"{stem}.jpg", dpi)
@@ -77,8 +77,6 @@ def _check(given: PredictConfig, task: str) -> None:
         faults.append(f"top_k: got {given.top_k}, which is of classes of images; leave it out for a run of idmm {task}")
     if given.min_score is not None and task == "segment":
         faults.append(f"min_score: got {given.min_score:g}, which is of boxes; leave it out for a run of idmm segment")
-    if given.tta and task == "detect":
-        faults.append("tta: boxes of mirror images are not averaged; leave it out for a run of idmm detect")
     if faults:
         raise UserError(*faults)
 

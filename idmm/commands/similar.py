@@ -1,6 +1,5 @@
 """``idmm similar``: the images that are most like one."""
 
-import filecmp
 import os
 from pathlib import Path
 
@@ -19,7 +18,7 @@ def similar(given: SimilarConfig) -> None:
     """Prints the cosine and the path of the nearest images, and the median cosine of all; draws the nearest beside the
     query in ``given.out``.
 
-    The query is not among them; another file of the same content is, and is said to be that.
+    The query is not among them; another file of the same content is.
 
     Raises:
         UserError: No such run or images, none but the query, or ``out`` cannot be written.
@@ -42,12 +41,10 @@ def similar(given: SimilarConfig) -> None:
     cosines = _unit(found.features) @ _unit(query.features)[0]  # [N]
     nearest = np.argsort(-cosines, kind="stable")[: given.top_k]
     shown = [(found.paths[i], float(cosines[i])) for i in nearest]
-    same = {path for path, _ in shown if filecmp.cmp(path, given.query, shallow=False)}
-    lines = [f"{cosine:.4f}  {path}{'  (the same file)' if path in same else ''}" for path, cosine in shown]
-    print_bytes("".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape"))
+    print_bytes("".join(f"{cosine:.4f}  {path}\n" for path, cosine in shown).encode("utf-8", "surrogateescape"))
     middle = f"median of all {len(cosines):,}: {np.median(cosines):.4f}"
     log.info("cosine, %s", middle)
-    _draw(given, shown, same, embedder.picture, "; ".join(filter(None, [f"cosine: {middle}", embedder.shown])))
+    _draw(given, shown, embedder.picture, "; ".join(filter(None, [f"cosine: {middle}", embedder.shown])))
     log.info("%s: the query and what is nearest to it", given.out)
 
 
@@ -63,11 +60,10 @@ def _unit(features: np.ndarray) -> np.ndarray:
     return features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
 
 
-def _draw(given: SimilarConfig, shown: list[tuple[str, float]], same: set[str], picture, note: str) -> None:
+def _draw(given: SimilarConfig, shown: list[tuple[str, float]], picture, note: str) -> None:
     from idmm.report.sheets import LARGE, Tile, caption_sheet, in_rows
 
-    captions = [("query", given.query)]
-    captions += [(f"cosine {cosine:.3f}{', same file' if path in same else ''}", path) for path, cosine in shown]
+    captions = [("query", given.query), *((f"cosine {cosine:.3f}", path) for path, cosine in shown)]
     tiles = [Tile(picture(path, DRAWN), f"{said}\n{'/'.join(Path(path).parts[-2:])}") for said, path in captions]
     title = f"Most like '{Path(given.query).name}' by the cosine of the features of {given.init}"
     caption_sheet(in_rows(tiles), given.out, title, note, cell=LARGE)

@@ -57,13 +57,9 @@ class PredictConfig(UseConfig):
     paths: list[str] = Field(min_length=1)
     """Images, and folders of images at any depth."""
     out: str | None = None
-    """Classes: file to write, .csv or .jsonl by its ending; null: CSV on standard output. Boxes and masks: a folder
-    that is new or empty."""
+    """Classes: file to write, .csv; null: CSV on standard output. Boxes and masks: a folder that is new or empty."""
     top_k: int = Field(1, ge=1)
     """Likeliest classes of each image, a row each (ranks)."""
-    tta: bool = False
-    """Mean of the probabilities of each image and its mirror image (test-time augmentation), at twice the time; on
-    three small sets it gained nothing beyond chance."""
     min_score: float | None = Field(None, ge=0, le=1)
     """Boxes of a lower score are left out (from 0 to 1); null: 0.5. The networks give none below 0.05."""
     batch_size: int | None = Field(None, ge=1)
@@ -72,13 +68,12 @@ class PredictConfig(UseConfig):
 
 @section
 class EmbedConfig(UseConfig):
-    """The features of images, a vector each, ready for a vector index."""
+    """The features of images, a vector each."""
 
     paths: list[str] = Field(min_length=1)
     """Images, and folders of images at any depth."""
     out: str
-    """File to write, by its ending: .npz (arrays paths [N] and features [N, d]) or .parquet (columns paths and
-    features, by the extra 'parquet')."""
+    """File to write, .npz: arrays paths [N] and features [N, d]."""
 
 
 @section

@@ -47,8 +47,7 @@ class Source:
         self.run, self._root, self.config = run, root, config_of(run)
         self.saved = exported_weights(run, "init")
         self.classes: list[str] | None = self.saved.extra.get("classes")
-        size = stage_of(self.config).phases(self.config)[-1].size
-        self.network = Network.from_checkpoint(self.saved, len(self.classes or ()), "cpu", BATCH, size)
+        self.network = Network.from_checkpoint(self.saved, len(self.classes or ()), "cpu", BATCH)
         self.model, self.size = self.network.model, self.network.size
 
     @property
@@ -129,7 +128,7 @@ class Source:
         wanted = self.network.bands and self.network.bands.count
         if wanted and store.bands.count != wanted:
             raise UserError(f"data.root: the {part} images have {store.bands.count} channels; wanted {wanted}")
-        return torch.cat([batch["images"] for batch in self.network.split_batches(store, workers=data.workers)])
+        return torch.cat([batch["images"] for batch in self.network.split_batches(store, data.workers)])
 
     def sample(self) -> tuple[Sample, str | None]:
         """Returns images to check by: of the run's test images, else of its training images, else noise, and then why
