@@ -25,7 +25,6 @@ from idmm.optim import create_optimizer
 class TestContract(Contract):
     name = "t2t_vit_7"
     kwargs = {"embed_dim": 32, "depth": 2, "num_heads": 2, "token_dim": 16, "token_drop_rate": 0.0}
-    dropout = {"token_drop_rate": 0.1}
     dim = 32
     resized = ["pos_embed"]
     levels = 2
@@ -72,19 +71,6 @@ def test_performers_attention_is_that_of_its_kernel():
     assert all(torch.allclose(a, b) and a.abs().max() > 1e-3 for a, b in zip(*grads, strict=True))
 
 
-def test_kernels_are_computed_in_fp32():
-    layer = TokenPerformer(12, 16)
-    full = [torch.randn(1, 9, 16).bfloat16().float() for _ in range(3)]
-    wanted = naive_attention(layer.w.double(), *(t[0].double() for t in full))
-    with torch.autocast("cpu", torch.bfloat16):
-        torch.testing.assert_close(layer.attend(*full)[0].double(), wanted, atol=1e-6, rtol=1e-5)
-        half = layer.attend(*(t.bfloat16() for t in full))[0]
-    assert half.dtype == torch.bfloat16
-    torch.testing.assert_close(half.double(), wanted, atol=1e-3, rtol=2**-8)  # rounded once, at the end
-    layer.bfloat16()  # the random features too are rounded now
-    torch.testing.assert_close(layer.attend(*(t.bfloat16() for t in full))[0].double(), wanted, atol=0.1, rtol=0.1)
-
-
 def test_random_features_are_orthogonal_saved_and_never_trained():
     model = tiny(num_classes=2)
     w = model.patch_embed.performer1.w
@@ -105,7 +91,7 @@ def test_random_features_are_orthogonal_saved_and_never_trained():
 
 
 def test_soft_splits_are_overlapping_windows():
-    front = TokensToToken((32, 48), 2, 8, 4, 0.5, 0.0)
+    front = TokensToToken((32, 48), 2, 8, 4, 0.0)
     seen = []
     for module in (front.performer1, front.performer2, front.proj):
         module.register_forward_hook(lambda m, args, out: seen.append((args[0], out)))
@@ -147,8 +133,6 @@ def test_a_place_keeps_its_code_at_another_size():
     assert "\n  resized: pos_embed" in str(report)
     assert kept(large.pos_embed) == 1 and torch.equal(large.pos_embed[:, 0], small.pos_embed[:, 0])
     assert torch.equal(large.pos_embed, resample_abs_pos_embed(sinusoids(50, 256), [14, 14], [7, 7]))
-    small.set_input_size(224)
-    assert torch.equal(small.pos_embed, large.pos_embed) and small.pos_embed.dtype == torch.float32
 
 
 def test_the_releases_table_is_loaded(tmp_path):
@@ -158,22 +142,6 @@ def test_the_releases_table_is_loaded(tmp_path):
     table = released["module.pos_embed"]
     report = read_checkpoint(tmp_path / "a.pth").load_into(small)
     assert report.resized == ["pos_embed"] and torch.equal(small.pos_embed, resample_abs_pos_embed(table, [7, 7]))
-    options = dict(pretrained=True, pretrained_cfg_overlay={"file": str(tmp_path / "a.pth"), "num_classes": 0})
-    for size, wanted in ((112, small.pos_embed), (224, table)):  # by timm itself
-        model = timm.create_model("t2t_vit_7", num_classes=0, img_size=size, **options, **TestContract.kwargs)
-        assert torch.equal(model.pos_embed, wanted) and torch.equal(model.norm.weight, large.norm.weight)
-
-
-def test_images_of_another_size_are_refused():
-    model = tiny(112)
-    with pytest.raises(
-        ValueError, match="the images are 224x224 pixels, but the model was built with img_size 112x112"
-    ):
-        model(torch.randn(1, 3, 224, 224))
-    moved = model.double()
-    moved.set_input_size((64, 96))
-    assert moved.pos_embed.shape == (1, 25, 32) and moved.pos_embed.dtype == torch.float64
-    assert moved(torch.randn(1, 3, 64, 96).double()).shape == (1, 32) and len(dict(moved.named_buffers())) == 3
 
 
 def test_stages_hand_the_table_on(tmp_path, monkeypatch, capsys):

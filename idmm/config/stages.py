@@ -26,17 +26,12 @@ class Backbone:
     """Passed to the model's constructor, e.g. '{embed_dim: 96, depth: 6, num_heads: 3}'."""
     drop_path: float = Field(0.1, ge=0, lt=1)
     """Stochastic depth rate, where the model has it (probability)."""
-    strict: bool = False
-    """Refuse init weights that the backbone does not have, and weights of it that init lacks."""
 
 
 @section
 class Model(Backbone):
     """The backbone."""
 
-    patch_drop: float = Field(0.0, ge=0, lt=1)
-    """Share of the patches that each training image is left without, drawn at random; steps cost that much less.
-    Evaluation and the exported model see all patches. For timm's vision transformers; 0: none."""
     start: Literal["timm", "structured", "auto"] = "timm"
     """Fresh weights: as timm draws them, or (structured) with attention that looks at like patches, positions of sines
     and cosines and a whitening patch embedding, for timm's vision transformers; auto: structured for these alone."""
@@ -79,11 +74,6 @@ class Stage:
     """Images per optimizer step."""
 
 
-def _check_drloc(config: Any) -> None:
-    if config.drloc.weight and config.model.patch_drop:
-        raise ValueError("drloc.weight wants the whole grid and model.patch_drop leaves patches out; give one of them")
-
-
 INHERITED = ("epochs", "lr", "batch_size")
 
 
@@ -123,11 +113,6 @@ class PretrainConfig(Common):
     views: Views = field(default_factory=Views)
     drloc: DrLoc = field(default_factory=DrLoc)
 
-    @model_validator(mode="after")
-    def _check(self):
-        _check_drloc(self)
-        return self
-
     def flag_faults(self, flags: dict[str, Any]) -> list[str]:
         """Returns what is wrong with keys being given as flags: the method does not read them, say."""
         own = [key.removeprefix("method.") for key in flags if key.startswith("method.")]
@@ -149,7 +134,6 @@ class FinetuneConfig(Common):
 
     @model_validator(mode="after")
     def _check(self):
-        _check_drloc(self)
         most, stages = self.train.max_epochs, len(self.stages or [])
         if most is not None and most < stages:
             raise ValueError(f"train.max_epochs {most} is less than an epoch for each of {stages} stages; give more")

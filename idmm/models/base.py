@@ -1,12 +1,10 @@
 """What T2T-ViT and CvT share: timm's interface for a class token and patch tokens of one grid."""
 
-import operator
 import re
 from collections.abc import Sequence
 
 import torch
-from timm.layers import global_pool_nlc, resample_abs_pos_embed, trunc_normal_
-from timm.models import build_model_with_cfg
+from timm.layers import global_pool_nlc, to_2tuple, trunc_normal_
 from torch import Tensor, nn
 
 from idmm.config import IMAGENET_MEAN, IMAGENET_STD
@@ -19,12 +17,11 @@ SMALLEST = 16  # pixels of a token's side
 class TokenModel(nn.Module):
     """Pooling and classifier over [B, 1 + h w, D], the class token first.
 
-    ``forward_features`` gives those tokens, normalised; ``forward_intermediates(images, indices=1, norm=True)`` gives
-    them and the grid [B, D, h, w], from one forward. The second is how a grid that is not square is told.
+    ``forward_features`` gives those tokens, normalised.
     """
 
     num_prefix_tokens = 1
-    pools = ("token", "avg", "")  # what global_pool may be
+    pools = ("token", "avg")  # what global_pool may be
     release_names: Sequence[tuple[str, str]] = ()  # patterns for names in the public release, and ours
 
     def add_head(self, dim: int, num_classes: int, global_pool: str, drop_rate: float, norm: nn.Module) -> None:
@@ -53,7 +50,7 @@ class TokenModel(nn.Module):
             self.head = layer.to(like.device, like.dtype).train(self.training)
 
     def pool(self, x: Tensor) -> Tensor:
-        """[B, 1 + N, D] -> [B, D]: the class token, or the mean of the others; as it is for ''."""
+        """[B, 1 + N, D] -> [B, D]: the class token, or the mean of the others."""
         return global_pool_nlc(x, pool_type=self.global_pool, num_prefix_tokens=self.num_prefix_tokens)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
@@ -65,8 +62,8 @@ class TokenModel(nn.Module):
         """[B, in_chans, H, W] -> [B, num_classes]; [B, D] without a classifier."""
         return self.forward_head(self.forward_features(x))
 
-    def checkpoint_filter_fn(self, state_dict: dict[str, Tensor], img_size=None) -> dict[str, Tensor]:
-        """Renames the weights of the public release, whatever their size (pixels); our own names stay."""
+    def checkpoint_filter_fn(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Renames the weights of the public release; our own names stay."""
         out = {}
         for key, value in state_dict.items():
             for old, new in self.release_names:
@@ -95,15 +92,11 @@ def drop_path_rates(rate: float, depth: int) -> list[float]:
 
 
 def checked_size(img_size: int | Sequence[int]) -> Grid:
-    """Returns a size as (height, width); ValueError where it is none, or smaller than one token (pixels)."""
-    try:
-        sides = tuple(map(operator.index, img_size if isinstance(img_size, Sequence) else [img_size] * 2))
-    except TypeError:
-        sides = ()
-    if len(sides) != 2 or min(sides) < SMALLEST:
-        wanted = f"wanted is a side or (height, width), of at least {SMALLEST} pixels"
-        raise ValueError(f"img_size is {img_size!r}; {wanted}")
-    return sides
+    """Returns a size as (height, width); ValueError if it is smaller than one token (pixels)."""
+    height, width = to_2tuple(img_size)
+    if min(height, width) < SMALLEST:
+        raise ValueError(f"img_size is {img_size!r}; expected at least {SMALLEST} pixels")
+    return height, width
 
 
 def sinusoids(positions: int, dim: int) -> Tensor:
@@ -111,21 +104,6 @@ def sinusoids(positions: int, dim: int) -> Tensor:
     column = torch.arange(dim)
     angle = torch.arange(positions, dtype=torch.float64)[:, None] / 10000 ** (column // 2 * 2 / dim)
     return torch.where(column % 2 == 0, angle.sin(), angle.cos()).float()[None]
-
-
-def build_variant(cls: type[TokenModel], variant: str, pretrained: bool, kwargs: dict):
-    """Builds what timm's entry point ``variant`` names."""
-    return build_model_with_cfg(cls, variant, pretrained, pretrained_filter_fn=_fit_weights, **kwargs)
-
-
-def _fit_weights(state_dict: dict[str, Tensor], model: TokenModel) -> dict[str, Tensor]:
-    """Makes weights fit the model where timm loads them; the positions are resized too."""
-    state = model.checkpoint_filter_fn(state_dict)
-    table = state.pop("pos_embed", None)
-    if table is not None:
-        grid, prefix = list(model.patch_embed.grid_size), model.num_prefix_tokens
-        state["pos_embed"] = resample_abs_pos_embed(table, grid, num_prefix_tokens=prefix)
-    return state
 
 
 def timm_cfg(**kwargs) -> dict:

@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import functools
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,13 +15,11 @@ from idmm.errors import SizeError, UserError, nearest
 Size = int | tuple[int, int] | list[int]
 
 # keys that model.kwargs must not hold, and what to do instead
-_UNSUPPORTED = {
+_RESERVED = {
     "pretrained": "weights come through --init",
     "checkpoint_path": "weights come through --init",
     "features_only": "idmm needs the whole model",
     "out_indices": "idmm needs the whole model",
-}
-_OWN_FIELDS = {
     "num_classes": "the number of classes comes from the data",
     "img_size": "the image size comes from views.size, train.size or stages",
     "in_chans": "give data.in_chans",
@@ -32,7 +29,7 @@ _OWN_FIELDS = {
 }
 # what lets models that are built for one size take others: ViTs, then Swin
 _DYNAMIC = {"dynamic_img_size": True, "strict_img_size": False}
-_TRIED = {"img_size": 224, "drop_path_rate": 0.1, "patch_drop_rate": 0.1, **_DYNAMIC}
+_TRIED = {"img_size": 224, "drop_path_rate": 0.1, **_DYNAMIC}
 # what constructors and forward passes of models raise for arguments and sizes that they cannot take
 _MODEL_ERRORS = (TypeError, AssertionError, ValueError, RuntimeError, LookupError, ArithmeticError, AttributeError)
 
@@ -42,7 +39,6 @@ def create_backbone(
     img_size: Size | None = None,
     *,
     drop_path: float | None = None,
-    patch_drop: float = 0.0,
     dynamic_size: bool = False,
     **kwargs,
 ) -> nn.Module:
@@ -53,7 +49,6 @@ def create_backbone(
         img_size: Image side, or (height, width), in pixels; passed on only where the model is built for one size
             (ViT, Swin, ...), and tried with one black image. None: the model's own.
         drop_path: Stochastic depth rate in [0, 1), ignored where the model has none. None: the model's own.
-        patch_drop: Share of patches, in [0, 1), that a vision transformer leaves out in training mode.
         dynamic_size: Whether it is to take images of other sizes than ``img_size`` as well, with position embeddings
             resampled in every forward pass, where timm has that (:func:`try_size` tells). Its weights are the same.
         **kwargs: For the model's constructor; ``num_classes`` is 0 unless given.
@@ -62,18 +57,13 @@ def create_backbone(
         The model, in training mode; [B, in_chans, H, W] -> [B, d], d from :func:`feature_width`.
 
     Raises:
-        UserError: An unknown name, an argument that the model refuses, a model without pooled features or that cannot
-            leave out patches, or (SizeError) a size that it cannot take.
+        UserError: An unknown name, an argument that the model refuses, a model without pooled features, or (SizeError)
+            a size that it cannot take.
     """
     check_name(name)
-    _check_keys(kwargs, _UNSUPPORTED)
-    given = {"num_classes": 0, **{k: v for k, v in kwargs.items() if k not in _UNSUPPORTED}}
+    given = {"num_classes": 0, **kwargs}
     optional = {"img_size": tuple(img_size) if isinstance(img_size, list) else img_size, "drop_path_rate": drop_path}
     optional |= _DYNAMIC if dynamic_size else {}
-    if patch_drop:
-        if not accepts(name, "patch_drop_rate"):
-            raise UserError(f"model.patch_drop: {patch_drop:g}, but {name} cannot leave out patches; wanted 0 for it")
-        optional["patch_drop_rate"] = patch_drop
     optional = {k: v for k, v in optional.items() if v is not None and k not in given and accepts(name, k)}
     try:
         model = timm.create_model(name, **given, **optional)
@@ -102,7 +92,12 @@ def check_name(name: str) -> None:
 
 def check_kwargs(kwargs: dict[str, Any]) -> None:
     """Raises UserError if ``model.kwargs`` holds what has a field of its own, such as ``img_size``."""
-    _check_keys(kwargs, {**_UNSUPPORTED, **_OWN_FIELDS})
+    if faults := [
+        f"model.kwargs: {key} is {kwargs[key]!r}; {reason}, leave it out"
+        for key, reason in _RESERVED.items()
+        if key in kwargs
+    ]:
+        raise UserError(*faults)
 
 
 def export_kwargs(
@@ -112,22 +107,13 @@ def export_kwargs(
 
     They are the user's ``model.kwargs`` with what else the model was built with: the image size (pixels) where it takes
     one, and channels other than 3.
-
-    Raises:
-        UserError: A value in ``kwargs`` cannot be written as JSON.
     """
-    out = {k: v for k, v in kwargs.items() if k not in _OWN_FIELDS and k not in _UNSUPPORTED}
+    out = {k: v for k, v in kwargs.items() if k not in _RESERVED}
     out["num_classes"] = num_classes
     if in_chans != 3:
         out["in_chans"] = in_chans
     if img_size is not None and accepts(name, "img_size"):
         out["img_size"] = list(img_size) if isinstance(img_size, (tuple, list)) else img_size
-    for key, value in out.items():
-        try:
-            json.dumps(value)
-        except (TypeError, ValueError):
-            text = f"model.kwargs: {key} is {value!r}, which JSON cannot hold; give numbers, texts, lists"
-            raise UserError(text) from None
     return out
 
 
@@ -235,7 +221,7 @@ def pair(size: Size) -> tuple[int, int]:
 @functools.cache
 def accepts(name: str, key: str) -> bool:
     """Whether the model's constructor has an argument: ``img_size`` (ViT, Swin; ResNet takes any as it is),
-    ``drop_path_rate``, ``patch_drop_rate``, or one of those that let it take several sizes.
+    ``drop_path_rate``, or one of those that let it take several sizes.
 
     timm's entry points hide its signature, so it is tried.
     """
@@ -251,16 +237,6 @@ def build_on_meta(name, kwargs):
         return timm.create_model(name, **kwargs)
 
 
-def _check_keys(kwargs, reasons):
-    faults = [
-        f"model.kwargs: {key} is {kwargs[key]!r}; {reason}, leave it out"
-        for key, reason in reasons.items()
-        if key in kwargs and not (key in _UNSUPPORTED and not kwargs[key])
-    ]
-    if faults:
-        raise UserError(*faults)
-
-
 def _build_error(name, given, optional, error):
     """Returns what to raise for a failed build, by what is wrong: the size, the arguments or the model itself."""
     if "img_size" in optional:
@@ -270,7 +246,7 @@ def _build_error(name, given, optional, error):
             error = other
         else:
             return _size_error(name, optional["img_size"], error)
-    if own := {key: value for key, value in given.items() if key not in _OWN_FIELDS}:
+    if own := {key: value for key, value in given.items() if key not in _RESERVED}:
         return UserError(f"model.kwargs: {name} refuses {own!r}: {_one_line(error)}")
     return UserError(f"model.name: {name!r} cannot be built: {_one_line(error)}")
 
@@ -305,7 +281,7 @@ def _try_image(model, name, img_size, given):
     """Tries a size and keeps the features' width; UserError unless all of it comes out as [1, d]."""
     output = try_size(model, name, img_size, given.get("in_chans", 3))
     if len(shape := list(getattr(output, "shape", []))) != 2:
-        own = {key: value for key, value in given.items() if key not in _OWN_FIELDS}
+        own = {key: value for key, value in given.items() if key not in _RESERVED}
         source = f"model.kwargs: {name} with {own!r}" if own else f"model.name: {name!r}"
         raise UserError(f"{source} gives {shape or type(output)} for an image; wanted are pooled features, [1, d]")
     if given["num_classes"] == 0:

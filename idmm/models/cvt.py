@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 from timm.layers import DropPath, Mlp, get_act_layer, trunc_normal_
-from timm.models import generate_default_cfgs, register_model
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
@@ -18,7 +18,6 @@ from idmm.models.base import (
     Grid,
     TokenModel,
     as_map,
-    build_variant,
     checked_size,
     drop_path_rates,
     timm_cfg,
@@ -56,33 +55,23 @@ class ConvProjection(nn.Module):
 class ConvAttention(nn.Module):
     """Attention of convolutional projections: [B, prefix + h w, D] -> the same.
 
-    Class tokens pass the convolutions by. Keys and values are fewer by ``kv_stride`` squared. Attention is scaled by
-    the width of all heads together, not of one, as in the release.
+    Class tokens pass the convolutions by. Keys and values are a quarter as many. Attention is scaled by the width of
+    all heads together, not of one, as in the release.
     """
 
-    def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        prefix: int,
-        kv_stride: int = 2,
-        qkv_bias: bool = True,
-        attn_drop: float = 0.0,
-        proj_drop: float = 0.0,
-    ):
+    def __init__(self, dim: int, num_heads: int, prefix: int):
         super().__init__()
         if dim % num_heads:
             raise ValueError(f"num_heads is {num_heads}, by which the width {dim} is not divisible")
-        self.num_heads, self.prefix, self.attn_drop = num_heads, prefix, attn_drop
+        self.num_heads, self.prefix = num_heads, prefix
         self.scale = dim**-0.5
         self.conv_q = ConvProjection(dim, 1)
-        self.conv_k = ConvProjection(dim, kv_stride)
-        self.conv_v = ConvProjection(dim, kv_stride)
-        self.q = nn.Linear(dim, dim, bias=qkv_bias)
-        self.k = nn.Linear(dim, dim, bias=qkv_bias)
-        self.v = nn.Linear(dim, dim, bias=qkv_bias)
+        self.conv_k = ConvProjection(dim, 2)
+        self.conv_v = ConvProjection(dim, 2)
+        self.q = nn.Linear(dim, dim)
+        self.k = nn.Linear(dim, dim)
+        self.v = nn.Linear(dim, dim)
         self.proj = nn.Linear(dim, dim)
-        self.proj_drop = nn.Dropout(proj_drop)
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         first, places = x[:, : self.prefix], as_map(x[:, self.prefix :], grid)  # [B, D, h, w]
@@ -93,22 +82,20 @@ class ConvAttention(nn.Module):
             return linear(tokens).unflatten(2, (self.num_heads, -1)).transpose(1, 2)  # [B, heads, N, D / heads]
 
         q, k, v = heads(self.conv_q, self.q), heads(self.conv_k, self.k), heads(self.conv_v, self.v)
-        drop = self.attn_drop if self.training else 0.0
-        x = F.scaled_dot_product_attention(q, k, v, dropout_p=drop, scale=self.scale)
-        return self.proj_drop(self.proj(x.transpose(1, 2).flatten(2)))
+        x = F.scaled_dot_product_attention(q, k, v, scale=self.scale)
+        return self.proj(x.transpose(1, 2).flatten(2))
 
 
 class ConvBlock(nn.Module):
     """A transformer block over [B, prefix + h w, D]."""
 
-    def __init__(self, dim: int, num_heads: int, mlp_ratio: float, prefix: int, drop_path: float, **options):
+    def __init__(self, dim: int, num_heads: int, mlp_ratio: float, prefix: int, drop_path: float):
         super().__init__()
         self.norm1 = nn.LayerNorm(dim)
-        self.attn = ConvAttention(dim, num_heads, prefix, **options)
+        self.attn = ConvAttention(dim, num_heads, prefix)
         self.drop_path1 = DropPath(drop_path)
         self.norm2 = nn.LayerNorm(dim)
-        drop = options.get("proj_drop", 0.0)
-        self.mlp = Mlp(dim, int(dim * mlp_ratio), act_layer=get_act_layer("quick_gelu"), drop=drop)
+        self.mlp = Mlp(dim, int(dim * mlp_ratio), act_layer=get_act_layer("quick_gelu"))
         self.drop_path2 = DropPath(drop_path)
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
@@ -126,15 +113,14 @@ class ConvStage(nn.Module):
         embed: tuple[int, int, int],
         prefix: int,
         rates: list[float],
-        drop: float,
-        **options,
+        num_heads: int,
+        mlp_ratio: float,
     ):
         super().__init__()
         self.prefix = prefix
         self.cls_token = nn.Parameter(trunc_normal_(torch.zeros(1, 1, dim), std=0.02)) if prefix else None
         self.patch_embed = ConvEmbed(in_chans, dim, *embed)
-        self.pos_drop = nn.Dropout(drop)
-        self.blocks = nn.ModuleList(ConvBlock(dim, prefix=prefix, drop_path=rate, **options) for rate in rates)
+        self.blocks = nn.ModuleList(ConvBlock(dim, num_heads, mlp_ratio, prefix, rate) for rate in rates)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Grid]:
         x = self.patch_embed(x)
@@ -142,7 +128,6 @@ class ConvStage(nn.Module):
         x = x.flatten(2).transpose(1, 2)  # [B, h w, dim]
         if self.prefix:
             x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1).to(x.dtype), x], dim=1)
-        x = self.pos_drop(x)
         for block in self.blocks:
             x = block(x, grid)
         return x, grid
@@ -153,20 +138,17 @@ class CvT(TokenModel):
 
     There are no position embeddings: any image is taken, and ``img_size`` only says which ``grid_size`` is meant. An
     image side of n pixels gives ceil(ceil(((n - 3) // 4 + 1) / 2) / 2) rows or columns of tokens, n/16 where 16
-    divides n. ``forward_features`` gives the last stage's [B, 1 + h w, D], the class token first; the grid of an image
-    of any size comes with ``forward_intermediates(images, indices=1, norm=True)``, as [B, D, h, w].
+    divides n. ``forward_features`` gives the last stage's [B, 1 + h w, D], the class token first.
 
     The release leaves the classifier's bias as torch draws it; here it starts at 0.
 
     Args:
         img_size: Image side, or (height, width), in pixels; at least 16.
-        global_pool: 'token' (the class token), 'avg' (the mean of the others) or '' (no pooling).
+        global_pool: 'token' (the class token) or 'avg' (the mean of the others).
         embed_dims: Width of each stage's tokens; the last is D.
-        kv_stride: Stride of the convolutions of keys and values.
-        pos_drop_rate: Dropout after each token embedding.
         drop_path_rate: Stochastic depth of the last block; rises linearly from 0 over the last stage, as released.
-        in_chans, num_classes, depths, num_heads, mlp_ratio, qkv_bias, drop_rate, proj_drop_rate, attn_drop_rate: As in
-            timm's vision transformers; depths and heads of each stage.
+        in_chans, num_classes, depths, num_heads, mlp_ratio, drop_rate: As in timm's vision transformers; depths and
+            heads of each stage.
 
     Raises:
         ValueError: A size, a pooling or widths that it does not take.
@@ -189,33 +171,22 @@ class CvT(TokenModel):
         depths: Sequence[int] = (1, 2, 10),
         num_heads: Sequence[int] = (1, 3, 6),
         mlp_ratio: float = 4.0,
-        qkv_bias: bool = True,
-        kv_stride: int = 2,
         drop_rate: float = 0.0,
-        pos_drop_rate: float = 0.0,
-        proj_drop_rate: float = 0.0,
-        attn_drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
     ):
         super().__init__()
         for name, values in dict(embed_dims=embed_dims, depths=depths, num_heads=num_heads).items():
             if len(values) != len(WINDOWS):
                 raise ValueError(f"{name} is {values!r}; wanted are {len(WINDOWS)}, one a stage")
-        self.set_input_size(img_size)
+        self.img_size = checked_size(img_size)
+        self.grid_size = window_grids(self.img_size)[-1]
         stages, last = [], len(WINDOWS) - 1
-        options = dict(mlp_ratio=mlp_ratio, qkv_bias=qkv_bias, kv_stride=kv_stride)
-        options |= dict(attn_drop=attn_drop_rate, proj_drop=proj_drop_rate, drop=pos_drop_rate)
         for i, (dim, depth, heads, embed) in enumerate(zip(embed_dims, depths, num_heads, WINDOWS, strict=True)):
             rates = drop_path_rates(drop_path_rate if i == last else 0.0, depth)
             chans = embed_dims[i - 1] if i else in_chans
-            stages.append(ConvStage(chans, dim, embed, int(i == last), rates, num_heads=heads, **options))
+            stages.append(ConvStage(chans, dim, embed, int(i == last), rates, heads, mlp_ratio))
         self.stages = nn.ModuleList(stages)
         self.add_head(embed_dims[-1], num_classes, global_pool, drop_rate, nn.LayerNorm(embed_dims[-1]))
-
-    def set_input_size(self, img_size: int | Sequence[int]) -> None:
-        """Says which size ``grid_size`` is for."""
-        self.img_size = checked_size(img_size)
-        self.grid_size = window_grids(self.img_size)[-1]
 
     def no_weight_decay(self) -> set[str]:
         """Names of parameters that weight decay should spare."""
@@ -236,27 +207,20 @@ class CvT(TokenModel):
         return self.norm(self.stages[-1](x)[0])
 
     def forward_intermediates(
-        self,
-        x: Tensor,
-        indices: int | list[int] | None = None,
-        norm: bool = False,
-        intermediates_only: bool = False,
-    ):
+        self, x: Tensor, indices: int | list[int] | None = None, intermediates_only: bool = False
+    ):  # fmt: skip
         """Returns what ``forward_features`` does, and what stages put out, [B, D, h, w].
 
-        The arguments are timm's. ``indices``: of stages; a number means the last so many, None all. ``norm`` normalises
-        the last stage's, the only one that has a norm.
+        The arguments are timm's. ``indices``: of stages; a number means the last so many, None all.
         """
         take, _ = feature_take_indices(len(self.stages), indices)
-        final, taken = len(self.stages) - 1, []
+        taken = []
         for i, stage in enumerate(self.stages):
             tokens, grid = stage(x)
-            normed = self.norm(tokens) if i == final else tokens
+            x = as_map(tokens[:, stage.prefix :], grid)
             if i in take:
-                taken.append(as_map((normed if norm else tokens)[:, stage.prefix :], grid).contiguous())
-            if i < final:
-                x = as_map(tokens, grid)
-        return taken if intermediates_only else (normed, taken)
+                taken.append(x.contiguous())
+        return taken if intermediates_only else (self.norm(tokens), taken)
 
 
 _cfg = timm_cfg(pool_size=(14, 14), crop_pct=0.875, first_conv="stages.0.patch_embed.proj")
@@ -266,4 +230,4 @@ default_cfgs = generate_default_cfgs({"cvt_13": _cfg})
 @register_model
 def cvt_13(pretrained: bool = False, **kwargs) -> CvT:
     """CvT-13, 20M parameters (paper: Table 2)."""
-    return build_variant(CvT, "cvt_13", pretrained, kwargs)
+    return build_model_with_cfg(CvT, "cvt_13", pretrained, **kwargs)

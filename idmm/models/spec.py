@@ -1,13 +1,12 @@
 """What is known of a run's backbone before it is built: from the config and the checkpoint that it starts from."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from idmm import config
 from idmm.errors import UserError
 from idmm.models.build import check_kwargs, check_name, create_backbone
-from idmm.models.channels import Picked, input_channels
 from idmm.models.weights import Checkpoint, Report, read_checkpoint
 from idmm.seeding import derive, seeded
 
@@ -27,7 +26,6 @@ class ModelSpec:
     drop_path: float  # stochastic depth rate
     init: Checkpoint | None  # weights to start from
     range: str | list = "auto"  # of images of more than 8 bits, see config.Data
-    patch_drop: float = 0.0  # share of patches left out in training
     bands: list[int] | None = None  # which channels of the files are used, see config.Data
 
     def build(self, size: int, seed: int, num_classes: int = 0, dynamic: bool = False) -> torch.nn.Module:
@@ -35,14 +33,12 @@ class ModelSpec:
         chans = {} if self.in_chans == 3 else {"in_chans": self.in_chans}
         kwargs = {**self.kwargs, **chans, "num_classes": num_classes}
         with seeded(derive(seed, "model")):
-            return create_backbone(
-                self.name, size, drop_path=self.drop_path, patch_drop=self.patch_drop, dynamic_size=dynamic, **kwargs
-            )
+            return create_backbone(self.name, size, drop_path=self.drop_path, dynamic_size=dynamic, **kwargs)
 
-    def load(self, model: torch.nn.Module, strict: bool = False) -> Report | None:
+    def load(self, model: torch.nn.Module) -> Report | None:
         """Loads the weights to start from into all but the classifier, the first layer adapted to other channels;
         returns what became of them, to be logged."""
-        return None if self.init is None else self.init.load_into(model, strict=strict, in_chans=self.in_chans)
+        return None if self.init is None else self.init.load_into(model, in_chans=self.in_chans)
 
 
 def model_spec(config, field: str = "init") -> ModelSpec:
@@ -64,36 +60,17 @@ def model_spec(config, field: str = "init") -> ModelSpec:
         faults = _contradictions(config, init, kwargs)
         if faults:
             raise UserError(*faults)
-        name, init = init.name, _picked(init, data)
+        name = init.name
     check_name(name)
     check_kwargs(model.kwargs)
-    before = _channels(init, name, kwargs)
+    before = 3 if init is None else init.in_chans
     chans = before if data.channels is None else data.channels
     same = init is not None and chans == before  # what the checkpoint knows of its channels holds
     bands = init.extra.get("bands") if same and data.bands is None else data.bands
     mean, std = _statistics(data, init, chans, bands is None, same)
     scale = init.range if same and data.range == "auto" else data.range
     _check_range(scale, chans, bands is None and chans in (1, 3))
-    more = dict(range=scale, patch_drop=getattr(model, "patch_drop", 0.0), bands=bands)
-    return ModelSpec(name, kwargs, chans, mean, std, model.drop_path, init, **more)
-
-
-def _picked(init: Checkpoint, data: config.Data) -> Checkpoint:
-    """Returns weights for bands with what they know of some of them: where fewer are wanted and all are their own."""
-    bands = init.extra.get("bands")
-    own = list(range(init.in_chans)) if bands is None else bands
-    pictures = (bands is None and len(own) in (1, 3)) or (data.bands is None and data.in_chans in (None, 1, 3))
-    wanted = data.bands or list(range(data.in_chans or 0))
-    if pictures or len(wanted) >= len(own) or not set(wanted) <= set(own):
-        return init
-    picked, scale = Picked(wanted, own), init.range
-    if isinstance(scale, list) and isinstance(scale[0], list):
-        scale = [scale[place] for place in picked.places]
-    known = len(init.mean) == len(init.std) == len(own)
-    mean, std = (tuple(values[place] for place in picked.places if known) for values in (init.mean, init.std))
-    extra = {**init.extra, "range": scale, "bands": data.bands}
-    kwargs = {**init.kwargs, "in_chans": len(wanted)}
-    return replace(init, kwargs=kwargs, mean=mean, std=std, extra=extra, picked=picked)
+    return ModelSpec(name, kwargs, chans, mean, std, model.drop_path, init, scale, bands)
 
 
 def _check_range(scale: str | list, chans: int, pictures: bool) -> None:
@@ -102,13 +79,6 @@ def _check_range(scale: str | list, chans: int, pictures: bool) -> None:
         return
     wanted = "pictures have one, [low, high]" if pictures else f"wanted one for each of {chans} channels"
     raise UserError(f"data.range: {len(scale)} ranges; {wanted}")
-
-
-def _channels(init: Checkpoint | None, name: str, kwargs: dict) -> int:
-    """Returns the channels of a checkpoint's images, which a run without a wish goes on with; 3 without one."""
-    if init is None:
-        return 3
-    return init.in_chans if init.name is not None else input_channels(name, kwargs, init.state) or 3
 
 
 def _contradictions(config, init: Checkpoint, kwargs: dict) -> list[str]:

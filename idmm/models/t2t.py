@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 from timm.layers import Mlp, resample_abs_pos_embed, trunc_normal_
-from timm.models import generate_default_cfgs, register_model
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from timm.models._features import feature_take_indices
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
@@ -21,14 +21,13 @@ from idmm.models.base import (
     Grid,
     TokenModel,
     as_map,
-    build_variant,
     checked_size,
     drop_path_rates,
     sinusoids,
     timm_cfg,
     window_grids,
 )
-from idmm.models.channels import Picked, repeated
+from idmm.models.channels import repeated
 
 
 class TokenPerformer(nn.Module):
@@ -41,13 +40,12 @@ class TokenPerformer(nn.Module):
     Args:
         dim_in: Width of the windows.
         dim: Width of the tokens.
-        kernel_ratio: Random features as a share of ``dim``.
         drop: Dropout after attention and after the MLP.
     """
 
-    def __init__(self, dim_in: int, dim: int = 64, kernel_ratio: float = 0.5, drop: float = 0.1):
+    def __init__(self, dim_in: int, dim: int, drop: float = 0.1):
         super().__init__()
-        count = int(dim * kernel_ratio)
+        count = dim // 2
         self.register_buffer("w", nn.init.orthogonal_(torch.empty(count, dim)) * math.sqrt(count))  # [m, dim]
         self.kqv = nn.Linear(dim_in, 3 * dim)
         self.proj = nn.Linear(dim, dim)
@@ -87,27 +85,18 @@ class TokensToToken(nn.Module):
         in_chans: int,
         dim: int,
         token_dim: int,
-        kernel_ratio: float,
         drop: float,
         dynamic_img_size: bool = False,
     ):
         super().__init__()
         self.dynamic_img_size = dynamic_img_size
-        self.set_input_size(img_size)
-        first, second, third = (kernel**2 for kernel, _, _ in WINDOWS)  # pixels of the windows
-        self.performer1 = TokenPerformer(in_chans * first, token_dim, kernel_ratio, drop)
-        self.performer2 = TokenPerformer(token_dim * second, token_dim, kernel_ratio, drop)
-        self.proj = nn.Linear(token_dim * third, dim)
-
-    def set_input_size(self, img_size: int | Sequence[int]) -> None:
-        """Takes images of another size from now on."""
         self.img_size = checked_size(img_size)
         self.grid_size = window_grids(self.img_size)[-1]
         self.num_patches = math.prod(self.grid_size)
-
-    def dynamic_feat_size(self, img_size: Grid) -> Grid:
-        """Returns the grid of tokens that an image of (height, width) has."""
-        return window_grids(img_size)[-1]
+        first, second, third = (kernel**2 for kernel, _, _ in WINDOWS)  # pixels of the windows
+        self.performer1 = TokenPerformer(in_chans * first, token_dim, drop)
+        self.performer2 = TokenPerformer(token_dim * second, token_dim, drop)
+        self.proj = nn.Linear(token_dim * third, dim)
 
     def forward(self, x: Tensor) -> Tensor:
         size = tuple(x.shape[-2:])
@@ -137,15 +126,13 @@ class T2TViT(TokenModel):
     Args:
         img_size: Image side, or (height, width), in pixels; at least 16.
         dynamic_img_size: Take images of other sizes too, with the positions interpolated; else they are refused.
-        global_pool: 'token' (the class token), 'avg' (the mean of the others) or '' (no pooling).
+        global_pool: 'token' (the class token) or 'avg' (the mean of the others).
         embed_dim: Width D of the tokens.
         num_heads: Heads of each block; attention is scaled by the head's width, as in the release.
         token_dim: Width of the tokens between the soft splits.
-        kernel_ratio: Random features of a performer over ``token_dim``.
         token_drop_rate: Dropout in the performers; 0.1 in the release, whatever else is set.
         drop_path_rate: Stochastic depth of the last block; rises linearly from 0 in the first.
-        in_chans, num_classes, depth, mlp_ratio, qkv_bias, drop_rate, pos_drop_rate, proj_drop_rate, attn_drop_rate: As
-            in timm's vision transformers.
+        in_chans, num_classes, depth, mlp_ratio, drop_rate: As in timm's vision transformers.
 
     Raises:
         ValueError: A size or a pooling that it does not take.
@@ -168,26 +155,18 @@ class T2TViT(TokenModel):
         depth: int = 14,
         num_heads: int = 6,
         mlp_ratio: float = 3.0,
-        qkv_bias: bool = False,
         token_dim: int = 64,
-        kernel_ratio: float = 0.5,
         token_drop_rate: float = 0.1,
         drop_rate: float = 0.0,
-        pos_drop_rate: float = 0.0,
-        proj_drop_rate: float = 0.0,
-        attn_drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
         dynamic_img_size: bool = False,
     ):
         super().__init__()
         self.embed_dim = embed_dim
         self.cls_token = nn.Parameter(trunc_normal_(torch.zeros(1, 1, embed_dim), std=0.02))
-        splits = (token_dim, kernel_ratio, token_drop_rate, dynamic_img_size)
-        self.patch_embed = TokensToToken(img_size, in_chans, embed_dim, *splits)
-        self.pos_drop = nn.Dropout(pos_drop_rate)
-        options = dict(qkv_bias=qkv_bias, proj_drop=proj_drop_rate, attn_drop=attn_drop_rate, norm_layer=nn.LayerNorm)
+        self.patch_embed = TokensToToken(img_size, in_chans, embed_dim, token_dim, token_drop_rate, dynamic_img_size)
         rates = drop_path_rates(drop_path_rate, depth)
-        blocks = [Block(embed_dim, num_heads, mlp_ratio, drop_path=rate, **options) for rate in rates]
+        blocks = [Block(embed_dim, num_heads, mlp_ratio, drop_path=rate, norm_layer=nn.LayerNorm) for rate in rates]
         self.blocks = nn.Sequential(*blocks)
         self.register_buffer("pos_embed", sinusoids(1 + self.patch_embed.num_patches, embed_dim).to(self.cls_token))
         self.add_head(embed_dim, num_classes, global_pool, drop_rate, nn.LayerNorm(embed_dim))
@@ -200,46 +179,33 @@ class T2TViT(TokenModel):
         """Patterns that sort parameters into layers, for layer-wise learning rates."""
         return dict(stem=r"^cls_token|patch_embed", blocks=[(r"^blocks\.(\d+)", None), (r"^norm", (99999,))])
 
-    def set_input_size(self, img_size: int | Sequence[int]) -> None:
-        """Takes images of another size from now on; the positions are interpolated from the present one."""
-        old = self.patch_embed.grid_size
-        self.patch_embed.set_input_size(img_size)
-        self.pos_embed = resample_abs_pos_embed(self.pos_embed, list(self.patch_embed.grid_size), list(old))
-
     def embed(self, x: Tensor) -> tuple[Tensor, Grid]:
         """[B, in_chans, H, W] -> [B, 1 + h w, D], the class token first, with positions; and the grid (h, w)."""
         tokens, grid = self.patch_embed(x), window_grids(tuple(x.shape[-2:]))[-1]
         tokens = torch.cat([self.cls_token.expand(x.shape[0], -1, -1).to(tokens.dtype), tokens], dim=1)
         positions = resample_abs_pos_embed(self.pos_embed, list(grid), list(self.patch_embed.grid_size))
-        return self.pos_drop(tokens + positions), grid
+        return tokens + positions, grid
 
     def forward_features(self, x: Tensor) -> Tensor:
         """[B, in_chans, H, W] -> [B, 1 + h w, D]."""
         return self.norm(self.blocks(self.embed(x)[0]))
 
     def forward_intermediates(
-        self,
-        x: Tensor,
-        indices: int | list[int] | None = None,
-        norm: bool = False,
-        intermediates_only: bool = False,
-    ):
+        self, x: Tensor, indices: int | list[int] | None = None, intermediates_only: bool = False
+    ):  # fmt: skip
         """Returns what ``forward_features`` does, and what blocks put out, [B, D, h, w].
 
-        The arguments are timm's. ``indices``: of blocks; a number means the last so many, None all. ``norm`` normalises
-        as the last norm does.
+        The arguments are timm's. ``indices``: of blocks; a number means the last so many, None all.
         """
         take, _ = feature_take_indices(len(self.blocks), indices)
         (x, grid), taken = self.embed(x), []
         for i, block in enumerate(self.blocks):
             x = block(x)
             if i in take:
-                taken.append(as_map((self.norm(x) if norm else x)[:, 1:], grid).contiguous())
+                taken.append(as_map(x[:, 1:], grid).contiguous())
         return taken if intermediates_only else (self.norm(x), taken)
 
-    def adapt_input(
-        self, state: dict[str, Tensor], in_chans: int, picked: Picked | None = None
-    ) -> tuple[dict[str, Tensor], int] | None:
+    def adapt_input(self, state: dict[str, Tensor], in_chans: int) -> tuple[dict[str, Tensor], int] | None:
         """Returns weights for images of ``in_chans`` channels, and how many they were for; None: the same.
 
         The first layer is linear in a layer norm over all pixels of a window, channel by channel. What the norm learned
@@ -255,7 +221,7 @@ class T2TViT(TokenModel):
         new = {
             norm: state[norm].new_ones(wide),
             shift: state[shift].new_zeros(wide),
-            weight: repeated(folded, base, in_chans, picked).flatten(1),
+            weight: repeated(folded, in_chans).flatten(1),
             bias: state[bias] + state[weight] @ state[shift],
         }
         return {**state, **new}, base
@@ -275,11 +241,11 @@ default_cfgs = generate_default_cfgs({"t2t_vit_7": _cfg, "t2t_vit_14": _cfg})
 def t2t_vit_7(pretrained: bool = False, **kwargs) -> T2TViT:
     """T2T-ViT-7, 4.3M parameters (paper: Table 1)."""
     defaults = dict(embed_dim=256, depth=7, num_heads=4, mlp_ratio=2.0)
-    return build_variant(T2TViT, "t2t_vit_7", pretrained, {**defaults, **kwargs})
+    return build_model_with_cfg(T2TViT, "t2t_vit_7", pretrained, **{**defaults, **kwargs})
 
 
 @register_model
 def t2t_vit_14(pretrained: bool = False, **kwargs) -> T2TViT:
     """T2T-ViT-14, 21.5M parameters (paper: Table 1)."""
     defaults = dict(embed_dim=384, depth=14, num_heads=6, mlp_ratio=3.0)
-    return build_variant(T2TViT, "t2t_vit_14", pretrained, {**defaults, **kwargs})
+    return build_model_with_cfg(T2TViT, "t2t_vit_14", pretrained, **{**defaults, **kwargs})

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import TypeAdapter, ValidationError
 from safetensors.torch import save
 from timm.layers import resample_abs_pos_embed, resize_rel_pos_bias_table
 from timm.models import load_state_dict
@@ -19,19 +18,13 @@ from idmm.config import IMAGENET_MEAN, IMAGENET_STD
 from idmm.errors import UserError, listed
 from idmm.files import WEIGHTS_WANTED, is_public, replacing, weights_file, weights_label
 from idmm.models.build import Size, backbone_keys, classifier_prefixes, create_backbone, model_name, pair
-from idmm.models.channels import Picked, adapt_input
+from idmm.models.channels import adapt_input
 from idmm.models.hub import public_weights
 
 # of evaluation, if a JSON does not have it
 CROP_PCT, INTERPOLATION = 0.875, "bicubic"
 # tables that follow from the model's shape: never read from a checkpoint
 _INDICES = ("relative_position_index", "relative_coords_table", "attn_mask", "attention_bias_idxs")
-
-
-# what is read of the JSON beside weights, which may hold more
-_ABOUT = {
-    "size": int | list[int] | None, "crop_pct": float, "interpolation": str, "mean": list[float], "std": list[float]
-}  # fmt: skip
 
 
 @dataclasses.dataclass
@@ -49,7 +42,6 @@ class Checkpoint:
     crop_pct: float = CROP_PCT  # share of the resized short side that they covered
     interpolation: str = INTERPOLATION  # by which they were resized
     extra: dict[str, Any] = dataclasses.field(default_factory=dict)  # what else the JSON holds, e.g. classes
-    picked: Picked | None = None  # channels that are used of those that the weights are for
 
     @property
     def in_chans(self) -> int:
@@ -66,18 +58,15 @@ class Checkpoint:
         """Of images of more than 8 bits, see :attr:`idmm.config.Data.range`."""
         return self.extra.get("range", "auto")
 
-    def load_into(
-        self, model: nn.Module, *, drop_classifier: bool = True, strict: bool = False, in_chans: int | None = None
-    ) -> "Report":
+    def load_into(self, model: nn.Module, *, drop_classifier: bool = True, in_chans: int | None = None) -> "Report":
         """Copies into the model what fits; resizes position embeddings and relative-position tables to its size.
 
-        Where ``img_size`` is not known, the checkpoint's grid is taken to be square.
+        The checkpoint's grid is taken to be square.
 
         Args:
             model: From :func:`create_backbone`; changed in place, in its own dtype. Where it has a method
-                ``checkpoint_filter_fn(state, img_size)``, as T2T-ViT and CvT do, that converts older weights.
+                ``checkpoint_filter_fn(state)``, as T2T-ViT and CvT do, that converts weights of other names.
             drop_classifier: Leave the model's classifier as it is.
-            strict: Refuse a checkpoint that lacks weights of the backbone, or has some that the model does not know.
             in_chans: Channels of the model's images, which the first layer is adapted to; None: as it is.
 
         Raises:
@@ -85,10 +74,10 @@ class Checkpoint:
         """
         state = self.state
         if hasattr(model, "checkpoint_filter_fn"):
-            state = model.checkpoint_filter_fn(state, self.img_size)
+            state = model.checkpoint_filter_fn(state)
         label, adapted = weights_label(self.source, self.field), ""
         if in_chans is not None:
-            state, adapted = adapt_input(model, state, in_chans, label, self.picked)
+            state, adapted = adapt_input(model, state, in_chans, label)
         backbone, prefixes = backbone_keys(model), classifier_prefixes(model)
         targets = {k: t for k, t in model.state_dict().items() if not k.endswith(_INDICES)}
 
@@ -99,9 +88,7 @@ class Checkpoint:
         usable = {k: v for k, v in state.items() if k in targets and not (drop_classifier and in_classifier(k))}
         unknown = [k for k in state if k not in targets and not in_classifier(k)]
         _check_enough(model, backbone, usable, unknown, label)
-        if strict:
-            _check_all(model, [k for k in targets if k in backbone and k not in usable], unknown, label)
-        new = _fitted(model, usable, targets, self.img_size, label)
+        new = _fitted(model, usable, targets, label)
         model.load_state_dict({key: value for key, (value, _) in new.items()}, strict=False)
         return Report(
             self.source,
@@ -277,14 +264,6 @@ def _read_info(path, field):
         raise UserError(f"{weights_label(path, field)} cannot be read as JSON ({why})") from error
     if not (isinstance(info, dict) and isinstance(info.get("name"), str) and isinstance(info.get("kwargs"), dict)):
         return {}
-    for key in info.keys() & _ABOUT.keys():
-        try:
-            TypeAdapter(_ABOUT[key]).validate_python(info[key])
-        except ValidationError:
-            what = f"{key}: got {info[key]!r}; the JSON beside weights is not as idmm writes it"
-            raise UserError(
-                f"{weights_label(path, field)} {what}; mend it, or remove it and give --model.name"
-            ) from None
     return info
 
 
@@ -300,20 +279,12 @@ def _check_enough(model, backbone, usable, unknown, label):
     )
 
 
-def _check_all(model, missing, unknown, label):
-    """Raises UserError if the backbone lacks weights, or weights lack a place."""
-    kinds = {"missing": missing, "unknown": unknown}
-    faults = "; ".join(f"{len(names)} {kind}: {listed(names, 3)}" for kind, names in kinds.items() if names)
-    if faults:
-        raise UserError(f"{label} differs from {model_name(model)} and model.strict is true; {faults}")
-
-
-def _fitted(model, usable, targets, img_size, label):
+def _fitted(model, usable, targets, label):
     """Returns each value in the model's shape, and whether it was resized; UserError where some cannot be."""
     new, faults = {}, []
     for key, value in usable.items():
         try:
-            new[key] = _fit(model, key, value.to(targets[key].dtype), targets[key], img_size)
+            new[key] = _fit(model, key, value.to(targets[key].dtype), targets[key])
         except ValueError as error:
             faults.append(f"{key}: {error}")
     if faults:
@@ -322,12 +293,12 @@ def _fitted(model, usable, targets, img_size, label):
     return new
 
 
-def _fit(model, key, value, target, img_size):
+def _fit(model, key, value, target):
     """Returns the value in the model's shape, and whether it was resized; ValueError if it cannot be."""
     owner, _, leaf = key.rpartition(".")
     resized = value
     if leaf == "pos_embed" and value.ndim == target.ndim == 3:
-        resized = _resize_tokens(model, value, target, img_size)
+        resized = _resize_tokens(model, value, target)
     elif leaf == "relative_position_bias_table" and value.shape != target.shape and value.ndim == target.ndim:
         try:
             with warnings.catch_warnings():
@@ -341,27 +312,18 @@ def _fit(model, key, value, target, img_size):
     return resized, resized is not value
 
 
-def _resize_tokens(model, value, target, img_size):
-    """Absolute position embedding, [1, prefix + h w, D]; as it is where the model tells no grid, or the same one."""
-    embed = getattr(model, "patch_embed", None)
-    new = getattr(embed, "grid_size", None)
-    if new is None or value.shape[::2] != target.shape[::2]:
+def _resize_tokens(model, value, target):
+    """Absolute position embedding, [1, prefix + h w, D]; as it is where the model tells no grid, or of the same one."""
+    grid = getattr(getattr(model, "patch_embed", None), "grid_size", None)
+    if grid is None or value.shape[::2] != target.shape[::2] or value.shape == target.shape:
         return value
-    prefix = target.shape[1] - math.prod(new)  # 0 where class tokens have no position
-    if not 0 <= prefix <= max(getattr(model, "num_prefix_tokens", 0), 2):
+    prefix = target.shape[1] - math.prod(grid)  # 0 where class tokens have no position
+    side = math.isqrt(max(value.shape[1] - prefix, 0))
+    if not 0 <= prefix <= 2:
         return value  # the grid is not that of the tokens
-    count, same = value.shape[1] - prefix, value.shape == target.shape
-    known = img_size is not None and hasattr(embed, "dynamic_feat_size")
-    old = embed.dynamic_feat_size(pair(img_size)) if known else None
-    if old is None or math.prod(old) != count:
-        side = math.isqrt(max(count, 0))
-        old = new if same else (side, side)
-    if math.prod(old) != count:
-        raise ValueError(
-            f"{value.shape[1]} positions less {prefix} prefix tokens are not a square, and the checkpoint does not say "
-            "at which img_size it was trained"
-        )
-    return value if tuple(old) == tuple(new) else resample_abs_pos_embed(value, list(new), list(old), prefix)
+    if side**2 != value.shape[1] - prefix:
+        raise ValueError(f"{value.shape[1]} positions less {prefix} prefix tokens are not a square")
+    return resample_abs_pos_embed(value, list(grid), [side, side], prefix)
 
 
 def _shapes(value, target):

@@ -153,7 +153,7 @@ class Assembly:
             what = f"{self.spec.name} is none of timm's vision transformers with learned positions"
             raise UserError(f"model.start: structured, but {what}; wanted timm or auto")
         if weights:
-            self.spec.load(backbone, self.config.model.strict)
+            self.spec.load(backbone)
         self.localization(phase, backbone)
 
     def check_sizes(self) -> None:

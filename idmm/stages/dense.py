@@ -218,7 +218,7 @@ def train(config: DenseConfig) -> dict:
         # ------------------------------------------------------------------ training
         (phase,) = parts.phases
         backbone = parts.backbone(phase)
-        if not begun and (report := parts.spec.load(backbone, config.model.strict)):
+        if not begun and (report := parts.spec.load(backbone)):
             log.info("%s", report)
         method, judge = parts.method(phase, backbone, len(splits.train)), parts.judge(run, splits, held)
         look = Evaluation(judge.measure, config.train.eval_every, len(judge.store))

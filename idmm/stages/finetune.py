@@ -114,7 +114,7 @@ def _first_model(run: Session, parts: Assembly, splits: LoadedSplits):
     wanted."""
     phase = parts.phases[0]
     model = parts.backbone(phase, len(splits.train.classes))
-    if report := parts.spec.load(model, parts.config.model.strict):
+    if report := parts.spec.load(model):
         log.info("%s", report)
     structure(run, parts, phase, model, splits.at(phase.size).train)
     if parts.config.train.classifier_init == "features":
@@ -140,7 +140,7 @@ def _carry_over(before: Loop, model, parts: Assembly, phase: Phase) -> None:
     """Loads the weights of the phase before."""
     last = parts.phases[phase.number - 2]
     made = Checkpoint(before.averaged.state_dict(), f"weights of stage {last.number}", kwargs={"img_size": last.size})
-    log.info("%s", made.load_into(model, strict=parts.config.model.strict, drop_classifier=False))
+    log.info("%s", made.load_into(model, drop_classifier=False))
 
 
 def _start_from_features(run: Session, parts: Assembly, phase: Phase, model, splits: LoadedSplits) -> None:

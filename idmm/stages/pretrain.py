@@ -71,7 +71,7 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
         classes = None if splits.train.classes is None else len(splits.train.classes)
         backbone, begun = parts.backbone(phase, classes), run.folder.state is not None
         if spec.init is not None and not begun:
-            log.info("%s", spec.load(backbone, config.model.strict))
+            log.info("%s", spec.load(backbone))
         if not begun:
             structure(run, parts, phase, backbone, splits.train)
         labelled = _labelled(splits.train)

@@ -119,7 +119,7 @@ def write_features(run: Session, loop: Loop, parts: Assembly, splits: LoadedSpli
     numbers, classes, found = shown(splits.test.labels), splits.train.classes, {}
     with drawing(FEATURES, "written"), distributed.alone():
         start = parts.backbone(first, len(classes))  # as it was: fresh weights follow from the seed
-        parts.spec.load(start, parts.config.model.strict)
+        parts.spec.load(start)
         for name, phase, backbone in (("before", first, start), ("after", last, loop.averaged)):
             store = splits.at(phase.size).test
             batches = eval_batches(run, parts, store, phase.size, count, images=numbers)
