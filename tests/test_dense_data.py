@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-from functools import partial
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from dense_trees import run_lengths as outline
 from folders import faults, paint, section
 from PIL import Image
 
-from idmm.data.datasets import open_splits
 from idmm.data.dense import IGNORED, read_detection, read_segmentation
 from idmm.data.split import LabelsMissing
 from idmm.evaluate_dense import Objects, detection_scores
@@ -328,17 +326,8 @@ def test_keys_that_have_no_meaning(tmp_path):
     assert line.startswith("data.in_chans: got 4; boxes and masks are learnt from pictures alone")
 
 
-@pytest.mark.parametrize("make", [coco_tree, partial(coco_tree, official=True), mask_tree, ade_tree])
-def test_pretraining_takes_the_training_images_alone(tmp_path, make):
-    """Neither masks nor images to test on."""
-    make(tmp_path)
-    read = read_detection if "coco" in repr(make) else read_segmentation
-    found = open_splits(of(tmp_path), labelled=False)
-    assert found.train.names == read(of(tmp_path)).splits.train.names and found.train.labels is None
-
-
 def test_folders_without_parts(tmp_path):
-    """A share of images and masks is held out; pretraining takes no mask for an image."""
+    """A share of images and masks is held out."""
     mask_tree(tmp_path, train=8)
     for kind in ("images", "masks"):
         for path in (tmp_path / kind / "train").iterdir():
@@ -350,16 +339,6 @@ def test_folders_without_parts(tmp_path):
     assert [len(targets) for targets in found.targets.values()] == [6, 2]
     for name, target in zip(found.splits.train.names, found.targets["train"], strict=True):
         assert target.path == str(tmp_path / name.replace("images/", "masks/"))
-    assert sorted(open_splits(of(tmp_path), labelled=False).train.names) == [f"images/{i:03d}.png" for i in range(8)]
-
-
-def test_pretraining_on_images_of_annotations_elsewhere(tmp_path):
-    coco_tree(tmp_path)
-    (tmp_path / "images").mkdir()
-    for part in ("train", "val"):
-        (tmp_path / part).rename(tmp_path / "images" / part)
-    found = open_splits(of(tmp_path), labelled=False)
-    assert found.train.names == read_detection(of(tmp_path)).splits.train.names
 
 
 def test_a_test_set_without_masks(tmp_path, caplog):

@@ -308,7 +308,7 @@ def test_labels_are_missing_for_a_label_weight(tmp_path, capsys):
     assert line.startswith(f"{what}'{bare}' has no 'train' folder")
     untested = tree(tmp_path / "untested", train={"a": 2, "b": 2})
     *_, line = mistake(capsys, tmp_path / "run", untested)
-    assert line.startswith(f"{what}'{untested}' has no 'val' or 'test' folder to evaluate on")
+    assert line.startswith(f"{what}'{untested}' has no 'val' or 'test' images to evaluate on")
 
 
 @pytest.mark.parametrize(

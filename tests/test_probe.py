@@ -239,4 +239,4 @@ def test_images_without_labels_are_a_line(run, tmp_path, capsys):
     assert line == f"data.root: '{tmp_path}/d' has no labels; kNN and a linear probe need them; {wanted}"
     tree(tmp_path / "e", train={"a": 2, "b": 2})
     (line,) = refused(capsys, ["probe", "--init", run, "--data.name", "folder", "--data.root", tmp_path / "e"])
-    assert "has no 'val' or 'test' folder to evaluate on" in line and "--data.val_fraction" in line
+    assert "has no 'val' or 'test' images to evaluate on" in line and "--data.val_fraction" in line

@@ -285,12 +285,11 @@ def test_labels_are_for_folders(tmp_path):
 
 def test_nothing_to_evaluate_on_is_one_line_with_what_to_do(flat, tmp_path):
     labels = written(tmp_path / "labels.csv", table(PATHS, CLASSES))
-    advice = "hold out a share of train with --data.val_fraction, e.g. 0.2, or give --data.folds 5"
-    line = f"data.labels: '{labels}' has no image of the split test; add some, or {advice}"
-    assert faults(open_splits, section(flat, labels=labels), True) == [line]
     bare = tree(tmp_path / "bare", a={"": 2}, b={"": 2})
-    line = f"data.root: '{bare}' has no 'val' or 'test' folder to evaluate on; add one, or {advice}"
-    assert faults(open_splits, section(bare), True) == [line]
+    for root, fields in ((flat, {"labels": labels}), (bare, {})):
+        what = f"'{root}' has no 'val' or 'test' images to evaluate on; add some, hold out a share of train with"
+        line = f"data.root: {what} --data.val_fraction, e.g. 0.2, or give --data.folds 5"
+        assert faults(open_splits, section(root, **fields), True) == [line]
     assert len(open_splits(section(bare, val_fraction=0.5), True).test) == 2, "class folders alone will do"
 
 

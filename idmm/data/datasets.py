@@ -21,7 +21,6 @@ from idmm.seeding import derive, numpy_rng
 
 log = logging.getLogger(__name__)
 
-_EACH = "; per_class or fraction draws from each"
 _DRAWS = 200  # random draws of groups, of which the one with the best shares of the classes is held out
 
 
@@ -74,13 +73,15 @@ def read_splits(data: config.Data, labelled: bool, evaluated: bool, unlabelled: 
     if labelled and splits.train.labels is None:
         raise LabelsMissing(f"data.name: '{data.name}' has no labels; fine-tuning needs them")
     if labelled and evaluated and splits.test is None:
-        raise LabelsMissing(_nothing_to_evaluate_on(spec, data))
+        what = f"'{data.root}' has no 'val' or 'test' images to evaluate on; add some, hold out a share of train"
+        raise LabelsMissing(f"data.root: {what} with --data.val_fraction, e.g. 0.2, or give --data.folds 5")
     if data.subset is not None:
         splits = replace(splits, train=draw_subset(splits.train, data.subset))
-        if labelled:
-            _warn_of_empty_classes(splits.train, "data.subset", _EACH)
     if data.labelled is not None:
         splits = replace(splits, train=_with_labels_of(splits.train, data.labelled))
+    if labelled and (empty := _empty_classes(splits.train)):
+        classes = f"{len(empty)} of {len(splits.train.classes)} classes"
+        log.warning("data: %s have no training image: %s", classes, listed(empty))
     return splits
 
 
@@ -99,7 +100,6 @@ def _with_unlabelled(splits: Splits, data: config.Data, wanted: bool) -> Splits:
 def _with_labels_of(train: Split, drawn: config.Subset) -> Split:
     """Returns training images with the labels of those alone that a draw names; the others' are -1."""
     numbers = drawn_from(train, drawn, "data.labelled")
-    _warn_of_empty_classes(train.take(numbers), "data.labelled", _EACH)
     if len(found := np.unique(train.labels[numbers])) < 2:
         only = f"the images that are drawn are all of class '{train.classes[found[0]]}'"
         raise UserError(f"data.labelled: {only}; a classifier wants two or more")
@@ -122,15 +122,6 @@ def narrowed(splits: Splits, data: config.Data, labelled: bool) -> Splits:
         what = f"{counted(len(shared), 'group')} with images both in train and in val or test"
         log.warning("data.groups: %s, so accuracies come out too high: %s", what, listed(shared))
     return splits
-
-
-def _nothing_to_evaluate_on(spec: Spec, data: config.Data) -> str:
-    hold_out = "hold out a share of train with --data.val_fraction, e.g. 0.2, or give --data.folds 5"
-    if spec.name != "folder":
-        return f"data.name: '{spec.name}' has no split to evaluate on; add one, or {hold_out}"
-    if data.labels is not None:
-        return f"data.labels: '{data.labels}' has no image of the split test; add some, or {hold_out}"
-    return f"data.root: '{data.root}' has no 'val' or 'test' folder to evaluate on; add one, or {hold_out}"
 
 
 def _read(spec: Spec, data: config.Data, labelled: bool) -> Splits:
@@ -193,14 +184,8 @@ def drawn_from(split: Split, subset: config.Subset, field: str) -> np.ndarray:
 
 
 def _empty_classes(split: Split) -> list[str]:
-    counts = np.bincount(split.labels, minlength=len(split.classes))
-    return [name for name, count in zip(split.classes, counts, strict=True) if not count]
-
-
-def _warn_of_empty_classes(train: Split, field: str, advice: str = "") -> None:
-    if empty := _empty_classes(train):
-        what = f"{len(empty)} of {len(train.classes)} classes have no training image in it: {listed(empty)}"
-        log.warning("%s: %s%s", field, what, advice)
+    there = set(split.labels.tolist())
+    return [name for label, name in enumerate(split.classes) if label not in there]
 
 
 def hold_out(splits: Splits, fraction: float) -> Splits:
@@ -217,7 +202,6 @@ def hold_out(splits: Splits, fraction: float) -> Splits:
     if train.groups is not None:
         share = f"{groups_of(held)} of {groups_of(splits.train)}, {len(held)} of {len(splits.train)} images"
         log.info("data.val_fraction: held out are %s", share)
-        _warn_of_empty_classes(train, "data.val_fraction")
     return replace(splits, train=train, **{"test" if splits.test is None else "val": held})
 
 
@@ -276,7 +260,6 @@ def _hold_out_fold(splits: Splits, folds: int, fold: int, wanted: bool) -> Split
     aside = "" if splits.test is None else f"; the {len(splits.test)} test images of the dataset stay aside"
     what = f"tested on {len(held)} of {len(train)} training images{groups}{aside}"
     log.info("data.folds: fold %d of %d is %s", fold, folds, what)
-    _warn_of_empty_classes(left, "data.folds")
     return replace(splits, train=left, test=held)
 
 

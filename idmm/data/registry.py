@@ -102,7 +102,6 @@ def _read_folder(data: config.Data, labelled: bool) -> Splits:
 
 
 _OTHERS = {"digits": libraries.read_digits, "folder": _read_folder}
-_OFFICIAL = {**vars(libraries), **vars(lists)}  # read_NAME reads what lies in files under a root
 
 
 def _registered() -> dict[str, Spec]:

@@ -1,11 +1,9 @@
 """A user's folder of images: ROOT/train/CLASS/* and ROOT/val/CLASS/* (or test); without labels, any tree."""
 
-import contextlib
 import logging
 import os
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -18,26 +16,16 @@ log = logging.getLogger(__name__)
 
 PARTS = ("train", "val", "test")
 UNLABELLED = "unlabelled"  # the folder beside train, of more images for pretraining
-# Folders of training images in layouts of boxes and masks, and the folder beside that tells them
-_DENSE = (
-    ("images/train", "masks/train"),
-    ("images/train", "annotations"),
-    ("images/training", "annotations/training"),
-    ("train2017", "annotations"),
-    ("train2014", "annotations"),
-    ("images", "masks"),
-)
-_CLUTTER = {"thumbs.db", "ehthumbs.db", "desktop.ini"}
 
 
 @dataclass
 class _Tree:
-    """What lies under a folder: images as tuples of path parts, other files by suffix, and the folders at its top."""
+    """What lies under a folder: images as tuples of path parts, how many other files, and the folders at its top."""
 
     path: str
     key: str = "data.root"  # of the config, that names it; messages begin with it
     images: list[tuple[str, ...]] = field(default_factory=list)
-    others: Counter = field(default_factory=Counter)
+    others: int = 0
     folders: list[str] = field(default_factory=list)
 
     @property
@@ -46,14 +34,9 @@ class _Tree:
         return sorted({composed(name) for name in self.folders})
 
     @property
-    def other_files(self) -> str:
-        kinds = sorted(self.others.items(), key=lambda kind: (-kind[1], kind[0]))
-        what = listed(f"{n} {suffix}" for suffix, n in kinds)
-        return f"{counted(self.others.total(), 'file')} of other kinds ({what})"
-
-    @property
     def no_images(self) -> str:
-        return f"{self.key}: '{self.path}' has no images{f', but {self.other_files}' if self.others else ''}"
+        others = f", but {counted(self.others, 'file')} of other kinds" if self.others else ""
+        return f"{self.key}: '{self.path}' has no images{others}"
 
 
 def read_labelled(root: str) -> Splits:
@@ -63,7 +46,7 @@ def read_labelled(root: str) -> Splits:
         LabelsMissing: No train folder, or one of a single class or none, and nothing else.
         UserError: Images outside of class folders, empty or differing classes, or one class only.
     """
-    trees = _trees(root) if os.path.isdir(os.path.join(root, "train")) else _class_folders(root)
+    trees = _trees(root) or _class_folders(root)
     train = trees["train"]
     faults = [fault for tree in trees.values() for fault in _class_faults(tree)]
     for tree in trees.values():
@@ -146,10 +129,6 @@ def _class_folders(root: str) -> dict[str, _Tree]:
     """ROOT itself as what to train on, where its folders can be classes; LabelsMissing or UserError where not."""
     tree = _walk(root)
     nested = all(len(parts) > 1 for parts in tree.images) and len({parts[0] for parts in tree.images}) > 1
-    sets = {parts[0] for parts in tree.images if len(parts) > 3 and parts[1] == "train"}
-    if nested and sets == {parts[0] for parts in tree.images}:
-        found = f"the folders in '{root}' are datasets of their own ({listed(sorted(sets))})"
-        raise UserError(f"data.root: {found}; wanted one of them")
     if nested and not {name.lower() for name in tree.folders} & set(PARTS):
         what = f"its {len(tree.classes)} folders are taken for classes ({listed(tree.classes)})"
         log.info("data.root: '%s' has no 'train' folder: %s", root, what)
@@ -159,17 +138,11 @@ def _class_folders(root: str) -> dict[str, _Tree]:
 
 
 def read_any(root: str) -> Splits:
-    """Reads the images of ROOT/train where that exists, else those to train on in a layout of boxes or masks, else all
-    under ROOT; with labels if the tree has classes.
+    """Reads the images of ROOT/train where that exists, else all under ROOT; with labels if the tree has classes.
 
     val and test come along only where their classes are those of a labelled train folder. UserError: no image at all.
     """
-    trees = _trees(root, needed=("train",))
-    if "train" not in trees:
-        dense = [folder for folder, beside in _DENSE if all(_has(root, name) for name in (folder, beside))]
-        trees = {"train": _walk(os.path.join(root, *dense[:1]))}
-        if dense:
-            log.info("data.root: '%s' has boxes or masks: the images of '%s' are taken", root, dense[0])
+    trees = _trees(root) or {"train": _walk(root)}
     train = _not_empty(trees["train"])
     filled = {parts[0] for parts in train.images}
     if len(filled) < 2 or filled != set(train.folders) or any(len(parts) != 2 for parts in train.images):
@@ -178,32 +151,12 @@ def read_any(root: str) -> Splits:
     return arranged({name: _split(root, tree, train.classes) for name, tree in agree.items()})
 
 
-def read_all(root: str) -> Splits:
-    """Reads ROOT/train, val and test as far as they can be, each with the classes it has itself, and ROOT/unlabelled;
-    without ROOT/train as read_any.
-
-    Images outside of class folders have the label -1 where others have one. UserError: no image to train on.
-    """
-    trees = _trees(root, needed=("train",))
-    if "train" not in trees:
-        return read_any(root)
-    _not_empty(trees["train"])
-    splits = arranged({name: _split(root, tree, tree.classes) for name, tree in trees.items() if tree.images})
-    return replace(splits, unlabelled=read_unlabelled(root))
-
-
-def _trees(root: str, needed: tuple[str, ...] = PARTS) -> dict[str, _Tree]:
-    """The folders of splits that there are; of those that are not needed, the ones that can be read."""
-    trees = {}
-    for name in PARTS:
-        if os.path.isdir(path := os.path.join(root, name)) and (trees or name == "train"):
-            with contextlib.nullcontext() if name in needed else contextlib.suppress(UserError):
-                trees[name] = _walk(path)
-    return trees
-
-
-def _has(root: str, folder: str) -> bool:
-    return os.path.isdir(os.path.join(root, folder))
+def _trees(root: str) -> dict[str, _Tree]:
+    """The folders of splits that there are; nothing without ``train``."""
+    paths = {name: os.path.join(root, name) for name in PARTS}
+    if not os.path.isdir(paths["train"]):
+        return {}
+    return {name: _walk(path) for name, path in paths.items() if os.path.isdir(path)}
 
 
 def _not_empty(tree: _Tree) -> _Tree:
@@ -213,45 +166,26 @@ def _not_empty(tree: _Tree) -> _Tree:
 
 
 def _walk(top: str, key: str = "data.root") -> _Tree:
-    """Lists a tree in a fixed order; follows links, but not into a folder that it is already inside of."""
-    tree, faults = _Tree(top, key), []
-    todo = [((), frozenset())]  # (parts of the folder's path, the real folders it lies in)
-    while todo:
-        parts, outer = todo.pop()
-        path = os.path.join(top, *parts)
+    """Lists a tree in a fixed order, without hidden files; follows links, and reads each folder once."""
+    tree, errors, seen = _Tree(top, key), [], set()
+    for path, folders, names in os.walk(top, onerror=errors.append, followlinks=True):
         real = os.path.realpath(path)
-        if real in outer:
+        folders[:] = [] if real in seen else sorted(name for name in folders if not name.startswith("."))
+        if real in seen:
             continue
-        try:
-            children = list(os.scandir(path))
-        except OSError as error:
-            faults.append(f"{key}: '{path}' cannot be read ({reason(error)})")
-            continue
-        for child in children:
-            inner = (*parts, child.name)
-            if child.name.startswith(".") or child.name.lower() in _CLUTTER:
-                continue
-            if _is_dir(child):
-                todo.append((inner, outer | {real}))
-                tree.folders += [child.name] if not parts else []
-            elif os.path.splitext(child.name)[1].lower() not in SUFFIXES:
-                tree.others[os.path.splitext(child.name)[1].lower() or "no suffix"] += 1
-            elif child.is_symlink() or child.is_file():  # a dangling link is a bad image, a pipe is none
-                tree.images.append(inner)
-    if faults:
-        raise UserError(*sorted(faults))
+        seen.add(real)
+        tree.folders = tree.folders if path != top else list(folders)
+        parts = () if path == top else tuple(os.path.relpath(path, top).split(os.sep))
+        visible = [name for name in names if not name.startswith(".")]
+        images = [name for name in visible if os.path.splitext(name)[1].lower() in SUFFIXES]
+        tree.images += [(*parts, name) for name in images]
+        tree.others += len(visible) - len(images)
+    if errors:
+        raise UserError(*sorted(f"{key}: '{error.filename}' cannot be read ({reason(error)})" for error in errors))
     if tree.others and tree.images:
-        log.warning(f"{key}: '%s': passed over %s", top, tree.other_files)
+        log.warning(f"{key}: '%s': passed over %s of other kinds", top, counted(tree.others, "file"))
     tree.images.sort()
-    tree.folders.sort()
     return tree
-
-
-def _is_dir(child: os.DirEntry) -> bool:
-    try:
-        return child.is_dir()
-    except OSError:  # a link to itself
-        return False
 
 
 def _class_faults(tree: _Tree) -> list[str]:
