@@ -6,10 +6,12 @@ import time
 import pytest
 import yaml
 from folders import tree
-from helpers import VIT, Together, call, logged, read, refused
+from helpers import VIT, Together, call, read, refused
 
 import idmm
 from idmm.commands import train, train_plan
+from idmm.commands.train_plan import Counts, choose
+from idmm.config import Data
 from idmm.config.commands import TrainCommand
 from idmm.data.datasets import open_splits
 from idmm.errors import Interrupted, UserError
@@ -56,12 +58,8 @@ def test_what_is_written(done, images, capsys):
     assert kept["plan"]["way"] == "pretrain" and kept["plan"]["size"] == 16
     stage1, scratch, tuned = (read(done / name / "config.yaml") for name in ("stage1", "scratch", ""))
     assert tuned["init"] == str(done / "stage1") and scratch["init"] is None
-    assert stage1["views"]["crops"] == [{"count": 2, "scale": [0.35, 1.0]}] and stage1["views"]["jitter"] == [
-        0.4,
-        0.4,
-        0,
-        0,
-    ]
+    assert stage1["views"]["crops"] == [{"count": 2, "scale": [0.35, 1.0]}]
+    assert stage1["views"]["jitter"] == [0.4, 0.4, 0, 0]
     assert stage1["model"]["start"] == scratch["model"]["start"] == "auto", "a fresh ViT's, as in the recipes"
     assert scratch["train"]["minutes"] == MINUTES, "as long again"
     assert 0 < stage1["train"]["minutes"] < MINUTES and 0 < tuned["train"]["minutes"] < MINUTES
@@ -69,6 +67,8 @@ def test_what_is_written(done, images, capsys):
     spent = sum(read(done / name / "result.json")["seconds"] for name in ("stage1", ""))
     assert spent < 60 * MINUTES * 1.3, "both stages together"
     assert tuned["train"]["classifier_init"] == "random" and "start_top1" not in result
+    line = (done / "stage1/log.txt").read_text().splitlines()[0]
+    assert re.search(rf"INFO {MINUTES} minutes, until about \d\d:\d\d, and as long again for --compare$", line)
 
     assert call(given(images, done, way="pretrain", compare="true")) == 0
     said = capsys.readouterr().out
@@ -91,17 +91,15 @@ def test_from_python(done, images):
 
 
 def test_from_python_it_says_what_it_chose(images, tmp_path, monkeypatch, capsys):
-    def stage(given, kept, name, init, folder, minutes):
+    def stage(*_):
         with logging_to(tmp_path):
             raise Interrupted("stopped by the test")
 
     monkeypatch.setattr(train, "_stage", stage)
     with pytest.raises(Interrupted):
-        idmm.train({"data": {"root": str(images)}, "model": {"name": MODEL[1], "kwargs": VIT}, "size": 16,
-                    "device": "cpu", "way": "scratch", "out": str(tmp_path / "x")})  # fmt: skip
+        idmm.train({"data": {"root": str(images)}, "way": "scratch", "device": "cpu", "out": str(tmp_path / "x")})
     said = capsys.readouterr().err
-    assert "20 minutes (the default; --minutes M), until about" in said and "--way scratch, as asked" in said
-    assert said == "".join(line.partition(" INFO ")[2] for line in logged(tmp_path).splitlines(True)[:-1])
+    assert "20 minutes, until about" in said and "--way scratch, as asked" in said
 
 
 def test_processes_go_by_the_first_ones_plan(tmp_path):
@@ -124,8 +122,9 @@ def test_taken_up_again(images, tmp_path, monkeypatch):
     """Each stage has the minutes that it began with; what stage 1 leaves is stage 2's."""
     ran = []
 
-    def stage(given, kept, name, init, folder, minutes):
-        ran.append((name, minutes, init))
+    def stage(given, state, part, minutes):
+        name, config = train._config(given, state, part, minutes)
+        ran.append((name, minutes, config.get("init")))
         if len(ran) == 2:
             raise Interrupted("interrupted")
         return {"seconds": 120, "top1": 50.0, "top1_interval": [40.0, 60.0], "test_size": 11, "largest_class": 54.5}
@@ -138,7 +137,7 @@ def test_taken_up_again(images, tmp_path, monkeypatch):
     assert read(tmp_path / "x/train.json")["minutes"]["before"] > before > 0, "the second start takes its time, too"
     assert ran[:2] == ran[2:]
     (first, whole, _), (second, rest, init) = ran[:2]
-    assert (first, second, init) == ("joint", "finetune", tmp_path / "x/stage1")
+    assert (first, second, init) == ("joint", "fast", str(tmp_path / "x/stage1"))
     assert whole == pytest.approx(0.4 * 10, abs=0.2) and rest == pytest.approx(10 - 2, abs=0.2)
 
 
@@ -183,7 +182,7 @@ def test_from_scratch_taken_up_again(images, tmp_path, monkeypatch, capsys):
     """With the minutes that it began with, on other workers, too."""
     ran = []
 
-    def stage(given, kept, name, init, folder, minutes):
+    def stage(given, state, part, minutes):
         ran.append(minutes)
         raise Interrupted("interrupted")
 
@@ -227,7 +226,7 @@ def test_what_is_wrong(images, tmp_path, capsys, monkeypatch):
     assert line == "data.folds: got 2, but idmm train makes a single classifier; wanted null"
     assert not (tmp_path / "x").exists()
     (tmp_path / "y").mkdir()
-    for text in ("{", "{}", "[]"):
+    for text in ("{", "[]"):
         (tmp_path / "y/train.json").write_text(text)
         (line,) = refused(capsys, given(images, tmp_path / "y"))
         assert line.startswith("out: ") and "train.json" in line
@@ -243,14 +242,6 @@ def asked(**changes):
     return TrainCommand(**{"out": "x", "size": 32, "model": {"name": "resnet10t"}, **changes})
 
 
-def test_what_is_chosen():
-    few, many = train_plan.Counts(2000, 50, 10, 32), train_plan.Counts(2000, 2000, 10, 32)
-    assert [train_plan.choose(asked(), counts).way for counts in (few, many)] == ["pretrain", "scratch"]
-    assert train_plan.choose(asked(way="joint"), many).way == "joint"
-    reasons = ["\n".join(train_plan.choose(asked(), counts).why) for counts in (few, many)]
-    assert ["pseudolabel: what was learned" in why for why in reasons] == [True, False]
-
-
 def test_from_weights(done, images, tmp_path, monkeypatch, capsys):
     """Fine-tuned as they are, or adapted first; the comparison has the same model without them."""
     weights = done / "stage1"
@@ -261,8 +252,7 @@ def test_from_weights(done, images, tmp_path, monkeypatch, capsys):
     assert scratch.init is None and scratch.model.kwargs == VIT
     assert scratch.train.minutes == 10 >= tuned.train.minutes > 9
     kept = read(tmp_path / "x/train.json")
-    assert kept["plan"]["way"] == "finetune" and any("--way pretrain" in line for line in kept["plan"]["why"])
-    assert f"model: {MODEL[1]}, that of '{weights}'" in kept["plan"]["why"]
+    assert kept["plan"]["way"] == "finetune" and "--way pretrain adapts them" in kept["plan"]["why"][0]
 
     argv[argv.index(tmp_path / "x")] = tmp_path / "y"
     (_, adapted), (_, tuned) = stages_run(monkeypatch, [*argv, "--way", "pretrain", "--model.drop_path", 0.05])
@@ -281,35 +271,66 @@ def test_from_weights(done, images, tmp_path, monkeypatch, capsys):
         assert said[0].startswith(line) and not (tmp_path / "z").exists()
 
 
-PHOTOS = train_plan.Counts(768, 768, 12, 32)
-STAMPS = train_plan.Counts(465, 465, 10, 96)
-SPEECH = train_plan.Counts(2000, 50, 10, 64)
-FEW_DIGITS = train_plan.Counts(1437, 50, 10, 8)
+PHOTOS, STAMPS = Counts(768, 768, 12, 32), Counts(465, 465, 10, 96)
+SPEECH, FEW_DIGITS = Counts(2000, 50, 10, 64), Counts(1437, 50, 10, 8)
 
 
 @pytest.mark.parametrize(
-    ("minutes", "counts", "way", "size", "few_size"),
+    ("minutes", "counts", "flags", "way", "sizes"),
     [
-        (1, FEW_DIGITS, "pretrain", 32, 32),
-        (3, PHOTOS, "scratch", 32, 0),
-        (3, STAMPS, "scratch", 96, 0),
-        (0.7, STAMPS, "scratch", 32, 0),
-        (1, SPEECH, "scratch", 32, 64),  # for 5 passes at 32 px pretraining is left out
-        (3, SPEECH, "pretrain", 32, 64),
+        (1, FEW_DIGITS, {}, "pretrain", (32, 32, 32)),
+        (3, PHOTOS, {}, "scratch", (32, 0, 32)),
+        (3, STAMPS, {}, "scratch", (96, 0, 96)),
+        (0.7, STAMPS, {}, "scratch", (32, 0, 32)),
+        (3, STAMPS, {"way": "pretrain"}, "pretrain", (48, 0, 96)),  # the comparison has a size of its own
+        (1, SPEECH, {}, "scratch", (32, 64, 64)),  # for 5 passes at 32 px pretraining is left out
+        (3, SPEECH, {}, "pretrain", (32, 64, 64)),
     ],
 )
-def test_the_table_gives_way_and_size(minutes, counts, way, size, few_size):
+def test_the_table_gives_way_and_size(minutes, counts, flags, way, sizes):
     """On a CPU, as runs of these sets were measured; nothing is timed."""
-    plan = train_plan.choose(asked(size=None, minutes=minutes, model={}, device="cpu"), counts)
-    assert (plan.way, plan.size, plan.few_size) == (way, size, few_size)
+    plan = choose(asked(size=None, minutes=minutes, model={}, device="cpu", **flags), counts)
+    assert (plan.way, plan.size, plan.few_size, plan.scratch_size) == (way, *sizes)
     assert sum(line.startswith("size: ") for line in plan.why) == 1
     left_out = "--way scratch, as pretraining has time for about 5 passes, at 32 px of 64"
     assert (left_out in plan.why[0]) == (way == "scratch" and counts is SPEECH)
 
 
-def test_the_comparison_has_a_size_of_its_own():
-    plan = train_plan.choose(asked(size=None, minutes=3, way="pretrain", model={}, device="cpu"), STAMPS)
-    assert (plan.size, plan.scratch_size) == (48, 96)
+FEW, SOME, EVERY = (Counts(2000, labelled, 10, 32) for labelled in (50, 1000, 2000))
+HALF = Counts(2000, 50, 10, 32, without=2)
+DIGITS = {"data": Data(name="digits")}
+
+
+@pytest.mark.parametrize(
+    ("flags", "counts", "way", "pseudolabel", "reason"),
+    [
+        ({}, FEW, "pretrain", True, "as most images have no label"),
+        ({}, SOME, "scratch", False, "as under 3 images have one label"),
+        ({}, EVERY, "scratch", False, "as every training image has a label"),
+        ({}, HALF, "scratch", False, "as 2 of the classes have no label"),
+        (DIGITS, FEW, "scratch", False, "as pseudo-labels are for a folder of images, not for digits"),
+        ({"pseudolabel": False}, FEW, "scratch", False, "as --pseudolabel is false"),
+        ({"pseudolabel": True}, SOME, "pretrain", True, "as most images have no label"),
+        ({"way": "joint"}, EVERY, "joint", False, "as asked"),
+        ({"init": "x"}, FEW, "finetune", True, "as --init has weights"),
+    ],
+)
+def test_what_is_chosen(flags, counts, way, pseudolabel, reason):
+    plan = choose(asked(**flags), counts)
+    assert (plan.way, plan.pseudolabel) == (way, pseudolabel) and f"; --way {way}, {reason}" in plan.why[0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "counts", "line"),
+    [
+        ({"pseudolabel": True}, HALF, "pseudolabel: got true, but 2 of the classes have no label"),
+        ({"pseudolabel": True}, EVERY, "pseudolabel: got true, but every training image has a label"),
+        ({"compare": True}, EVERY, "compare: there is no pretraining"),
+    ],
+)
+def test_what_cannot_be_chosen(flags, counts, line):
+    with pytest.raises(UserError, match=f"^{line}"):
+        choose(asked(**flags), counts)
 
 
 def test_mixup_and_cutmix_where_there_is_time_for_many_passes(images, tmp_path, monkeypatch):
@@ -322,7 +343,7 @@ def test_mixup_and_cutmix_where_there_is_time_for_many_passes(images, tmp_path, 
         )
         assert config.augment.cutmix_alpha == alpha and config.augment.mixup_alpha == 0.2 * alpha
     monkeypatch.setattr(train, "MANY_LABELS", 4)
-    monkeypatch.setattr(train, "count", lambda *_: train_plan.Counts(10, 8, 2, 16))
+    monkeypatch.setattr(train, "count", lambda *_: Counts(10, 8, 2, 16))
     for minutes, name, alpha in ((2.4, MODEL[1], 0.0), (2.6, MODEL[1], 1.0), (2.6, "other", 0.0)):
         monkeypatch.setattr(train, "BACKBONE", {"name": name})  # of which it was measured
         # 40 % of the time: 29 and 31 passes over two crops of 10 images
@@ -331,29 +352,14 @@ def test_mixup_and_cutmix_where_there_is_time_for_many_passes(images, tmp_path, 
         assert first.method.cutmix_alpha == alpha and last.augment.cutmix_alpha == 1.0
 
 
-def test_the_first_line_says_how_long_it_takes(done):
-    line = (done / "stage1/log.txt").read_text().splitlines()[0]
-    assert re.search(rf"INFO {MINUTES} minutes, until about \d\d:\d\d, and as long again for --compare$", line)
-    at_noon = time.mktime((2026, 1, 1, 12, 0, 30, 0, 0, -1))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(time, "time", lambda: at_noon)
-        line = train._times(asked(), time.monotonic() - 60)
-    assert line == "20 minutes (the default; --minutes M), until about 12:19"
-
-
-@pytest.mark.parametrize("way", ["scratch", "pretrain"])
-def test_what_is_left_out_is_said_once(way, images, tmp_path, monkeypatch, caplog):
+def test_what_is_left_out_is_said_once(images, tmp_path, monkeypatch, caplog):
     listed = tmp_path / "exclude.txt"
-    for text, said in (
-        ("train/cat/0.png\nunlabelled/1.png\n", "2 images (1 train, 1 unlabelled)"),
-        ("# for --data.exclude\n", "0 images: the list is empty"),
-    ):
-        caplog.clear()
-        listed.write_text(text)
-        stages_run(monkeypatch, given(images, tmp_path / said[:12], way=way, **{"data.exclude": listed}))
-        found = [line for line in caplog.messages if line.startswith("data.")]
-        assert [line for line in found if "exclude" in line] == [f"data.exclude: '{listed}' leaves out {said}"]
-        assert len([line for line in found if "more without labels" in line]) == 1
+    listed.write_text("train/cat/0.png\nunlabelled/1.png\n")
+    stages_run(monkeypatch, given(images, tmp_path / "x", way="pretrain", **{"data.exclude": listed}))
+    found = [line for line in caplog.messages if line.startswith("data.")]
+    said = f"data.exclude: '{listed}' leaves out 2 images (1 train, 1 unlabelled)"
+    assert [line for line in found if "exclude" in line] == [said]
+    assert len([line for line in found if "more without labels" in line]) == 1
 
 
 def test_compared(tmp_path):

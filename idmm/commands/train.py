@@ -7,17 +7,17 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from accelerate import PartialState
 
-from idmm import clock, distributed, environment
+from idmm import clock, distributed
 from idmm.commands.train_plan import (
     AROUND,
     BACKBONE,
     FIRST,
-    LEAST,
+    Counts,
     Plan,
     check_comparison,
     choose,
@@ -37,7 +37,7 @@ from idmm.data.registry import resolve_name
 from idmm.data.split import LabelsMissing, Splits
 from idmm.errors import UserError
 from idmm.files import begun, write_csv, write_json
-from idmm.progress import KeptLog, duration, log, logging_by, said_once
+from idmm.progress import KeptLog, duration, log, logging_by
 from idmm.stages import STAGES, beginning
 from idmm.stages.results import compared
 from idmm.transfer.config import merged
@@ -57,9 +57,41 @@ MOST_PASSES = 600  # of the teacher over its few images: the time is of more use
 HELD_OUT = 0.2  # of the labelled images, where there are none to test on
 CHANCE = 0.05
 BETTER = "try more --minutes, a smaller --size, or for photographs public weights (--init timm:NAME), in a new --out"
+LEAST = 0.1  # of the time, for any stage but the first, where those before took too long
 SAVED = 0.1  # of a stage's minutes, after which it writes a checkpoint, if not before (train.save_minutes)
 SHORTEST = 0.01  # minutes for all stages, which divide them to a thousandth
 FILE, LABELS, PSEUDOLABELS = "train.json", "labels.csv", "pseudolabels.csv"
+
+
+@dataclass
+class State:
+    """What ``train.json`` holds, so that a stopped command goes on."""
+
+    asked: dict  # the command's keys
+    data: dict  # those of the images, with what is held out
+    counts: Counts
+    plan: Plan
+    minutes: dict[str, float] = field(default_factory=lambda: {"before": 0.0})  # of each stage, and before the first
+    pseudolabels: dict | None = None
+    result: dict | None = None  # of the classifier
+    scratch: dict | None = None  # of the comparison
+    gain: dict | None = None
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the last stage learns from pseudo-labels."""
+        return self.pseudolabels is not None and self.pseudolabels["alike"] >= ALIKE
+
+    def size(self, part: str) -> int:
+        """The side of the images in a stage (pixels)."""
+        if part == "scratch":
+            return self.plan.scratch_size
+        few = part == "teacher" or (part == "last" and self.plan.pseudolabel and not self.trusted)
+        return self.plan.few_size if few else self.plan.size
+
+    def told(self) -> dict:
+        """Returns what the file holds."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @contextlib.contextmanager
@@ -70,7 +102,6 @@ def _logged() -> Iterator[None]:
 
 
 @_logged()
-@said_once()
 def train(given: TrainCommand | dict | str) -> dict:
     """Trains a classifier on a folder of images in ``given.minutes``; ``given.out`` is the run that fine-tunes it.
 
@@ -96,87 +127,78 @@ def train(given: TrainCommand | dict | str) -> dict:
     way_of(given)  # before anything is read
     given = replace(given, data=resolve_name(given.data)[0])
     out = Path(given.out)
-    kept, new = _kept(out, given), not out.exists()
-    if "plan" in kept:
-        check_comparison(given, kept["plan"]["way"], kept["plan"]["pseudolabel"])  # which may be asked for by now
+    state = _load(given, out)
+    new = not out.exists() or not any(out.iterdir())
+    if state is None:
+        ends = time.strftime("%H:%M", time.localtime(time.time() + began - clock.now() + 60 * given.minutes))
+        more = ", and as long again for --compare" if given.compare else ""
+        log.info("%g minutes, until about %s%s", given.minutes, ends, more)
     else:
-        log.info("%s", _times(given, began))
+        check_comparison(given, state.plan.way, state.plan.pseudolabel)  # which may be asked for by now
     try:
-        if "plan" not in kept:
-            told = of_weights(given)
-            data, splits = _splits(told.data, out)
-            counts = count(splits, data)
-            plan = choose(replace(told, data=data), counts)
-            kept |= {"data": parsing.plain(data), "counts": asdict(counts), "plan": asdict(plan)}
-        kept = _agreed(kept, given.device)
-        for line in kept["plan"]["why"]:
+        state = _agreed(state or _planned(given, out), given.device)
+        for line in state.plan.why:
             log.info("%s", line)
-        if "result" in kept:
+        if state.result:
             print(f"{out}: finished already, nothing to do")
         else:
-            kept["result"] = _run(given, kept, out, (clock.now() - began) / 60)
-            write_json(out / FILE, kept)
-    except UserError:
-        _cleared(out, new)
+            _run(given, state, (clock.now() - began) / 60)
+            write_json(out / FILE, state.told())
+    except UserError:  # of a stage, too: another command may take the folder
+        busy = any(begun(out / part) for part in ("", "stage1", "teacher")) or any(out.rglob("*.lock"))
+        if not busy:
+            shutil.rmtree(out, ignore_errors=True) if new else (out / FILE).unlink(missing_ok=True)
         raise
-    if given.compare and "scratch" not in kept:
-        kept["scratch"] = _stage(given, kept, "scratch", None, out / "scratch", given.minutes)
-        kept["gain"] = compared(out, out / "scratch")
-        write_json(out / FILE, kept)
-    _say(given, kept)
+    if given.compare and not state.scratch:
+        state.scratch = _stage(given, state, "scratch", given.minutes)
+        state.gain = compared(out, out / "scratch")
+        write_json(out / FILE, state.told())
+    _say(state)
     print(f"{out / FILE}; the classifier is {out / 'model.safetensors'}")
-    return kept
+    return state.told()
 
 
-def _agreed(kept: dict, device: str) -> dict:
+def _agreed(state: State, device: str) -> State:
     """Returns what the first process found: another may have read the plan's file later."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         PartialState(cpu=distributed.pick_device(device) == "cpu")
-    return distributed.broadcast(kept)
-
-
-def _times(given: TrainCommand, began: float) -> str:
-    """Says how long it will take, and until when."""
-    usual = " (the default; --minutes M)" if given.minutes == TrainCommand(out="x").minutes else ""
-    ends = time.strftime("%H:%M", time.localtime(time.time() + began - clock.now() + 60 * given.minutes))
-    more = ", and as long again for --compare" if given.compare else ""
-    minutes = "1 minute" if given.minutes == 1 else f"{given.minutes:g} minutes"
-    return f"{minutes}{usual}, until about {ends}{more}"
-
-
-def _cleared(out: Path, new: bool) -> None:
-    """Removes what a refused command wrote where nothing was trained; ``new``: there was no such folder before."""
-    if (
-        begun(out) or any((out / part).exists() for part in ("stage1", "teacher")) or any((out / "last").glob("*.lock"))
-    ):  # locked by another run
-        return
-    for name in (FILE, LABELS, *(("config.yaml", "log.txt", environment.FILE) if new else ())):
-        (out / name).unlink(missing_ok=True)
-    if new:
-        shutil.rmtree(out / "last", ignore_errors=True)
+    return distributed.broadcast(state)
 
 
 # ---------------------------------------------------------------------- what there is, what to do
-def _kept(out: Path, given: TrainCommand) -> dict:
-    """What an earlier call of the same command found and did; ``compare`` may be asked for later."""
-    asked = {key: value for key, value in parsing.plain(given).items() if key not in ("out", "compare")}
+def _asked(given: TrainCommand) -> dict:
+    """The keys that another call of the same command has; ``compare`` may be asked for later."""
+    return {key: value for key, value in parsing.plain(given).items() if key not in ("out", "compare")}
+
+
+def _load(given: TrainCommand, out: Path) -> State | None:
+    """What an earlier call of the same command found and did."""
     if out.is_file():
         raise UserError(f"out: '{out}' is a file; wanted a new folder")
     try:
-        kept = json.loads((out / FILE).read_text())
-        before = parsing.flatten(kept["asked"])
+        told = json.loads((out / FILE).read_text())
+        state = State(**{**told, "counts": Counts(**told["counts"]), "plan": Plan(**told["plan"])})
     except FileNotFoundError:
-        return {"asked": asked}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"out: '{out / FILE}' cannot be read ({error}); name a new folder") from None
+    before = parsing.flatten(state.asked)
     faults = [
         f"{key}: {before.get(key)} in '{out}', asked for now is {new}"
-        for key, new in parsing.flatten(asked).items()
+        for key, new in parsing.flatten(_asked(given)).items()
         if before.get(key) != new and key not in FREE
     ]
     if faults:
         raise UserError(*faults, f"out: '{out}' belongs to another command; name a new folder or ask for the same")
-    return kept
+    return state
+
+
+def _planned(given: TrainCommand, out: Path) -> State:
+    """Looks at the images, and chooses what to do."""
+    told = of_weights(given)
+    data, splits = _splits(told.data, out)
+    counts = count(splits, data)
+    return State(_asked(given), parsing.plain(data), counts, choose(replace(told, data=data), counts))
 
 
 def _splits(data: Data, out: Path) -> tuple[Data, Splits]:
@@ -212,173 +234,137 @@ def _written_out(data: Data, out: Path) -> Data:
 
 
 # ---------------------------------------------------------------------- the runs
-def _run(given: TrainCommand, kept: dict, out: Path, before: float) -> dict:
-    """Runs the plan's stages in the time that there is, of which ``before`` (minutes) is gone; returns the classifier's
-    result. How long each stage may take is written down when it begins, so that it can be taken up again."""
-    plan, spent = Plan(**kept["plan"]), kept.setdefault("minutes", {"before": 0.0})
+def _run(given: TrainCommand, state: State, before: float) -> None:
+    """Runs the plan's stages in the time that there is, of which ``before`` (minutes) is gone. How long each stage may
+    take is written down when it begins, so that it can be taken up again."""
+    out, spent, results = Path(given.out), state.minutes, {}
     spent["before"] += distributed.broadcast(before)  # of each start
     left = given.minutes - spent["before"]
-    if left < SHORTEST and not spent.keys() & plan.shares.keys():
+    if left < SHORTEST and not spent.keys() & state.plan.shares.keys():
         gone = f"{duration(60 * before)} were gone before the first stage"
         wanted = max(2 * before, before + AROUND / 60)
         raise UserError(f"minutes: got {given.minutes:g}, but {gone}; wanted at least {wanted:.2g}")
-    shares = list(plan.shares.items())
+    shares = list(state.plan.shares.items())
     for number, (part, share) in enumerate(shares):
-        if part == "last" and plan.pseudolabel:
-            if "pseudolabels" not in kept:
+        if part == "last" and state.plan.pseudolabel:
+            if state.pseudolabels is None:
                 began = clock.now()
-                kept["pseudolabels"] = _pseudolabels(given, kept, out)
+                state.pseudolabels = _pseudolabels(given, state)
                 spent["pseudolabels"] = distributed.broadcast((clock.now() - began) / 60)
-            left -= spent.get("pseudolabels", 0.0)
+            left -= spent["pseudolabels"]
         due = left * share / sum(of for _, of in shares[number:])
         spent.setdefault(part, distributed.broadcast(round(max(due, LEAST * given.minutes), 3)))
-        write_json(out / FILE, kept)
-        folder = out if part == "last" else out / part
-        result = _stage(given, kept, *_begins(plan, part, out), folder, spent[part])
-        left -= result["seconds"] / 60
-    if _trusted(kept):  # the floor is what the given labels reach, not those that were found
-        floor = kept["pseudolabels"]["pixel_knn"]
-        result = {**result, "pixel_knn": floor}
-        if floor is None:
-            del result["pixel_knn"]
-        write_json(out / "result.json", result)
-    return result
+        write_json(out / FILE, state.told())
+        results[part] = _stage(given, state, part, spent[part])
+        left -= results[part]["seconds"] / 60
+    state.result = results["last"]
+    if state.trusted:  # the floor is what the given labels reach, not those that were found
+        floor = {name: value for name, value in results["teacher"].items() if name == "pixel_knn"}
+        state.result = results["last"] | floor
+        write_json(out / "result.json", state.result)
 
 
-def _begins(plan: Plan, part: str, out: Path) -> tuple[str, Path | str | None]:
-    """Returns which stage a part of the plan is, and the weights that it starts from."""
+def _pseudolabels(given: TrainCommand, state: State) -> dict:
+    """Labels the images that have no label by what was learned; returns what is to be said of it."""
+    found, out = None, Path(given.out)
+    if distributed.rank() == 0:
+        with distributed.alone():  # the features of stage 1 and of the teacher count
+            runs = [str(out / part) for part in state.plan.shares if part != "last"]
+            found = pseudolabel(runs, _data(given, state), given.device, out / PSEUDOLABELS)
+    return distributed.broadcast(found)
+
+
+def _stage(given: TrainCommand, state: State, part: str, minutes: float) -> dict:
+    """Runs a stage for so many minutes; returns its result."""
+    name, config = _config(given, state, part, minutes)
+    folder, size = config["out"], state.size(part)
+    mixed = any(config.get(section, {}).get("cutmix_alpha") for section in ("augment", "method"))
+    goes = f"{folder} goes on" if begun(folder) else folder
+    log.info("%s: %s at %d px%s, %s", goes, name, size, ", CutMix" * mixed, duration(60 * minutes))
+    return STAGES["pretrain" if part == "stage1" else "finetune"].run(config)
+
+
+def _begins(plan: Plan, part: str, out: Path) -> tuple[str, str | None]:
+    """Returns which of the ways a stage is, and the weights that it starts from."""
     if part == "stage1":
         return plan.way, plan.init
-    learned = out / "stage1" if plan.way in FIRST else plan.init
+    if part == "scratch":
+        return "scratch", None
+    learned = str(out / "stage1") if plan.way in FIRST else plan.init
     if plan.init or (plan.way == "joint" and not plan.pseudolabel):
         return "finetune", learned
-    if plan.pseudolabel and part == "last":  # fresh weights learn more from the labels than those that found them
-        learned = None
-    return "scratch", learned
+    # with pseudo-labels fresh weights learn more from the labels than those that found them
+    return "scratch", None if plan.pseudolabel and part == "last" else learned
 
 
-def _pseudolabels(given: TrainCommand, kept: dict, out: Path) -> dict:
-    """Labels the images that have no label by what the teacher learned; returns what is to be said of it."""
-    learned = ["stage1", "teacher"] if kept["plan"]["way"] in FIRST else ["teacher"]  # the features of both count
-    found = None
-    if distributed.rank() == 0:
-        with distributed.alone():
-            runs = [str(out / part) for part in learned]
-            found = pseudolabel(runs, _data(given, kept), given.device, out / PSEUDOLABELS)
-    found = distributed.broadcast(found)
-    if found["alike"] < ALIKE:
-        log.info("so the classifier learns from the %d given labels alone", found["given"])
-    return found | {"pixel_knn": json.loads((out / "teacher/result.json").read_text()).get("pixel_knn")}
-
-
-def _trusted(kept: dict) -> bool:
-    """Whether the last stage learns from pseudo-labels."""
-    return kept.get("pseudolabels", {"alike": 0})["alike"] >= ALIKE
-
-
-def _data(given: TrainCommand, kept: dict) -> Data:
+def _data(given: TrainCommand, state: State) -> Data:
     """The images, with what does not change results as it is asked for now."""
     free = [key.removeprefix("data.") for key in FREE if key.startswith("data.")]
-    return replace(Data(**kept["data"]), **{name: getattr(given.data, name) for name in free})
+    return replace(Data(**state.data), **{name: getattr(given.data, name) for name in free})
 
 
-def _config(given: TrainCommand, kept: dict, name: str, init: Path | str | None, folder: Path, minutes: float) -> dict:
-    """Returns the config of a stage: its recipe, on the images and at the size of the plan."""
-    stage, used = STAGES["pretrain" if name in FIRST else "finetune"], _recipe(name, init)
-    plan, data, out = Plan(**kept["plan"]), _data(given, kept), Path(given.out)
-    quick = not init and plan.model["name"] == BACKBONE["name"]  # the small ConvNet, from fresh weights
-    labels = stage.name == "finetune"
-    images = kept["counts"]["labelled" if labels else "images"]
-    given_alone = labels and not (folder == out and _trusted(kept))  # no pseudo-labels
-    if labels and not given_alone:
-        images = kept["pseudolabels"]["given"] + kept["pseudolabels"]["found"]
-        data = replace(data, labels=str(out / PSEUDOLABELS), subset=None, labelled=None, groups=None)
-        data = replace(data, val_fraction=0.0)  # the file says who is held out, and of which group images are
-    size = _size(kept, _part(folder, out))
-    if labels:
-        data, own = tuned_on(data), {"train.size": size, "augment.flip": given.flip}
-    else:
-        data = data if name == "joint" else replace(data, labelled=None)
-        light = recipe(stage.config, RECIPES["pretrain"])["views"]  # for the other recipes, too
-        own = {f"views.{key}": value for key, value in light.items()} | {"views.size": size, "views.flip": given.flip}
+def _config(given: TrainCommand, state: State, part: str, minutes: float) -> tuple[str, dict]:
+    """Returns a stage's recipe and its config: the recipe, on the images and at the size of the plan."""
+    plan, data, out, size = state.plan, _data(given, state), Path(given.out), state.size(part)
+    way, init = _begins(plan, part, out)
+    name = ADAPT if way == "pretrain" and init else RECIPES[way]
+    own = {"seed": given.seed, "out": str(out if part == "last" else out / part)}
+    own |= {"train.minutes": minutes, "train.save_minutes": min(Train().save_minutes, SAVED * minutes)}
+    own |= {"train.device": given.device} | ({"init": init} if init else {"model": plan.model})
+    if part == "stage1":
+        images = state.counts.images
+        shipped = recipe(STAGES["pretrain"].config, name)
+        light = recipe(STAGES["pretrain"].config, RECIPES["pretrain"])["views"]  # for the other recipes, too
+        own |= {f"views.{key}": value for key, value in light.items()} | {"views.size": size, "views.flip": given.flip}
         own |= {"views.jitter": [given.jitter, given.jitter, 0.0, 0.0], "views.jitter_prob": JITTER_PROB}
-        if name == "pretrain":
+        quick = not init and plan.model["name"] == BACKBONE["name"]  # the small ConvNet, from fresh weights
+        if quick:
+            shipped = merged(shipped, QUICK)
+        if way == "pretrain":
+            data = replace(data, labelled=None)
             own["method.cutmix_alpha"] = CUTMIX * (quick and plan.many_passes(images, size, minutes))
-    shipped = recipe(stage.config, used)
-    if name in FIRST and quick:
-        shipped = merged(shipped, QUICK)
+    else:
+        images = state.counts.labelled
+        shipped = recipe(STAGES["finetune"].config, name)
+        found = part == "last" and state.trusted  # learns from pseudo-labels
+        if found:
+            images = state.pseudolabels["given"] + state.pseudolabels["found"]
+            # the file says who is held out, and of which group images are
+            data = replace(data, labels=str(out / PSEUDOLABELS), subset=None, labelled=None, groups=None)
+            data = replace(data, val_fraction=0.0)
+        data = tuned_on(data)
+        own |= {"train.size": size, "augment.flip": given.flip}
+        if way == "scratch":
+            own["train.classifier_init"] = "random"  # its weights change more than a fitted one allows
+            many = images >= MANY_LABELS * state.counts.classes
+            if not found and many and plan.many_passes(images, size, minutes):
+                own |= MIXED
+        if part == "teacher":
+            own["train.max_epochs"] = MOST_PASSES
     eighth = 2 ** int(math.log2(max(1, images / 8)))  # few images: small batches, as networks learn by steps
     own["train.batch_size"] = min(shipped["train"]["batch_size"], max(8, eighth))
-    own |= {"out": str(folder), "seed": given.seed, "train.minutes": minutes, "train.device": given.device}
-    own["train.save_minutes"] = min(Train().save_minutes, SAVED * minutes)
-    own |= {"init": str(init)} if init else {"model": plan.model}
-    if name == "scratch":
-        own["train.classifier_init"] = "random"  # its weights change more than a fitted one allows
-        many = images >= MANY_LABELS * kept["counts"]["classes"]
-        if given_alone and many and plan.many_passes(images, size, minutes):
-            own |= MIXED
-    if _part(folder, out) == "teacher":
-        own["train.max_epochs"] = MOST_PASSES
-    if init and str(init) == plan.init:
+    if init and init == plan.init:
         own |= {f"model.{key}": getattr(given.model, key) for key in parsing.changed(given.model)}
-    return merged(shipped, {**own, "data": parsing.plain(data)})
-
-
-def _part(folder: Path, out: Path) -> str:
-    """Returns the name of a stage in ``train.json``."""
-    return "last" if folder == out else folder.name
-
-
-def _recipe(name: str, init: Path | str | None) -> str:
-    """Returns the name of a stage's recipe."""
-    return ADAPT if name == "pretrain" and init else RECIPES[name]
-
-
-def _stage(given: TrainCommand, kept: dict, name: str, init: Path | str | None, folder: Path, minutes: float) -> dict:
-    """Runs a stage for so many minutes; returns its result."""
-    stage = STAGES["pretrain" if name in FIRST else "finetune"]
-    config = _config(given, kept, name, init, folder, minutes)
-    size, mixed = _size(kept, _part(folder, Path(given.out))), ""
-    if config.get("augment", {}).get("cutmix_alpha"):
-        mixed = ", with Mixup and CutMix"
-    elif config.get("method", {}).get("cutmix_alpha"):
-        mixed = ", with CutMix"
-    goes = f"{folder} goes on" if begun(folder) else f"{folder}"
-    log.info("%s: --config %s%s, %s at %d px", goes, _recipe(name, init), mixed, duration(60 * minutes), size)
-    return stage.run(config)
+    return name, merged(shipped, {**own, "data": parsing.plain(data)})
 
 
 # ---------------------------------------------------------------------- what came of it
-def _size(kept: dict, part: str) -> int:
-    """Returns the side of the images in a part of the plan (pixels)."""
-    plan = kept["plan"]
-    if part == "scratch":
-        return plan["scratch_size"]
-    few = part == "teacher" or (part == "last" and plan["pseudolabel"] and not _trusted(kept))
-    return (few and plan["few_size"]) or plan["size"]
-
-
-def _say(given: TrainCommand, kept: dict) -> None:
+def _say(state: State) -> None:
     """Prints the accuracy beside what it has to be read with."""
-    result, plan = kept["result"], kept["plan"]
+    result = state.result
     low, high = result["top1_interval"]
     tested = f"({low:.1f} to {high:.1f}) on {result['test_size']} test images"
-    print(f"{plan['way']} at {_size(kept, 'last')} px: top-1 {result['top1']:.1f} % {tested}")
-    pixels = kept["pseudolabels"]["pixel_knn"] if _trusted(kept) else result.get("pixel_knn")
-    by = " by the given labels" * _trusted(kept)
-    floors = {f"kNN of raw pixels{by}": pixels, "the largest class every time": result["largest_class"]}
+    print(f"{state.plan.way} at {state.size('last')} px: top-1 {result['top1']:.1f} % {tested}")
+    floors = {"kNN of raw pixels by the given labels": result.get("pixel_knn")}
+    floors["the largest class every time"] = result["largest_class"]
     for label, value in floors.items():
         if value is not None:
             print(f"  {label}: {value:.1f} %")
     if result["top1"] <= max(value for value in floors.values() if value is not None):
         print(f"  which it does not beat: {BETTER}")
-    if "gain" in kept:
-        points, p = kept["gain"]["points"], kept["gain"]["p"]
-        what = " and ".join(["pretraining"] * (plan["way"] != "scratch") + ["pseudo-labels"] * _trusted(kept))
-        said = f"{what} helped" if points > 0 else f"{what} did harm"
-        said = said if p < CHANCE else "too small to tell from chance"
-        if plan["pseudolabel"] and not _trusted(kept) and not plan["init"]:
-            said = "both learned from the given labels alone, the first in less time"
-        seconds = kept["scratch"]["seconds"]
-        print(f"  from scratch at {_size(kept, 'scratch')} px, in {seconds:.0f} s: {kept['scratch']['top1']:.1f} %")
-        print(f"  the difference: {points:+.1f} points, {said} (McNemar's p = {p:.2g})")
+    if state.gain:
+        points, p, scratch = state.gain["points"], state.gain["p"], state.scratch
+        verdict = "a gain" if points > 0 else "a loss"
+        verdict = verdict if p < CHANCE else "too small to tell from chance"
+        print(f"  from scratch at {state.size('scratch')} px, in {scratch['seconds']:.0f} s: {scratch['top1']:.1f} %")
+        print(f"  the difference: {points:+.1f} points, {verdict} (McNemar's p = {p:.2g})")

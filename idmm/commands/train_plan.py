@@ -37,7 +37,6 @@ SHARES = {
     "pseudo-labels": {"teacher": 0.3, "last": 0.7},
     "all": {"stage1": 0.45, "teacher": 0.15, "last": 0.4},
 }
-LEAST = 0.1  # for any but the first, where those before took too long
 MANY_IMAGES = 3  # times the labelled ones, from which on the others are given pseudo-labels
 
 
@@ -58,11 +57,11 @@ class Plan:
 
     way: str
     model: dict
-    size: int
     why: list[str]
     init: str | None = None  # weights to start from; public ones with their commit
     pseudolabel: bool = False  # whether a second stage learns from pseudo-labels, too
-    few_size: int = 0  # where it does, of those stages that learn from the given labels alone; 0: size
+    size: int = 0  # of the images (pixels)
+    few_size: int = 0  # the same of stages beside pseudo-labels that learn from the given labels alone
     scratch_size: int = 0  # of the comparison with training from scratch, which has as long as all stages
     pixels: float = PIXELS["cpu"]  # that are trained on in a second
 
@@ -133,98 +132,72 @@ def tuned_on(data: Data) -> Data:
 
 def choose(given: TrainCommand, counts: Counts) -> Plan:
     """Returns what to run on so many images, for so long (benchmarks/results has the figures)."""
-    each = counts.labelled / counts.classes
-    many, folder = counts.images >= MANY_IMAGES * counts.labelled, given.data.name in (None, "folder")
-    pseudolabel = many and folder and not counts.without if given.pseudolabel is None else given.pseudolabel
-    if pseudolabel and not folder:
-        raise UserError(f"pseudolabel: got true, but it is for a folder of images, not for {given.data.name}")
-    if pseudolabel and counts.images == counts.labelled:
-        raise UserError("pseudolabel: every training image has a label; wanted images without, or leave it out")
-    if pseudolabel and counts.without:
-        raise UserError(f"pseudolabel: got true, but {counts.without} of the classes have no label; wanted one of each")
+    hindrance = _hindrance(given, counts)
+    if given.pseudolabel and hindrance:
+        raise UserError(f"pseudolabel: got true, but {hindrance}")
+    pseudolabel = given.pseudolabel
+    if pseudolabel is None:
+        pseudolabel = not hindrance and counts.images >= MANY_IMAGES * counts.labelled
     way = way_of(given, pseudolabel)
     check_comparison(given, way, pseudolabel)
-    what = f"{counts.images} images to train on, {counts.labelled} of them labelled ({each:.0f} a class)"
     if given.way != "auto":
-        why = [f"{what}; --way {way}, as asked"]
+        reason = "as asked"
     elif given.init:
-        why = [f"{what}; fine-tuning the weights of --init"]
-        why.append("--way pretrain, in another --out, adapts them to the images first: better where they are of others")
+        reason = "as --init has weights; --way pretrain adapts them to the images first"
     elif pseudolabel:
-        why = [f"{what}; --way pretrain, as most images have no label"]
-    elif counts.images == counts.labelled:
-        why = [f"{what}; from scratch; with all labels pretraining was not ahead of it in runs of minutes"]
+        reason = "as most images have no label"
     else:
-        why = [f"{what}; from scratch on these, {_no_pseudolabels(given, counts, folder)}"]
+        few = "--pseudolabel is false" if given.pseudolabel is False else f"under {MANY_IMAGES} images have one label"
+        reason = f"as {hindrance or few}"
+    each = counts.labelled / counts.classes
+    what = f"{counts.images} images to train on, {counts.labelled} of them labelled ({each:.0f} a class)"
+    model = parsing.plain(given.model)
+    if not given.init and not given.model.name:
+        model |= BACKBONE
+    why = [f"{what}; --way {way}, {reason}", f"model: {model['name']} {json.dumps(model['kwargs'])}"]
     if pseudolabel:
         why.append("pseudolabel: what was learned by then labels the images without a label, then all are learned from")
-    model = parsing.plain(given.model)
-    if given.init:
-        why.append(f"model: {given.model.name}, that of '{given.init}'")
-    elif not given.model.name:
-        model |= BACKBONE
-        why.append(f"model: {model['name']} {json.dumps(model['kwargs'])}, a small ConvNet")
     pixels = PIXELS[pick_device(given.device)] * (1.0 if model["name"] == BACKBONE["name"] else OTHERS)
-    plan = Plan(way, model, given.size or 0, why, given.init, pseudolabel, pixels=pixels)
-    sized = _sized(given, plan, counts)
-    if given.way == "auto" and way == "pretrain" and (passes := _passes(given, sized, counts)) < FEWEST:
-        if sized.size < _sides(counts)[-1]:
-            reason = f"as pretraining has time for about {passes:.0f} passes, at {sized.size} px of {counts.side}"
-            why = [f"{what}; --way scratch, {reason} (--way pretrain asks for it)", *why[1:]]
+    plan = _sized(given, Plan(way, model, why, given.init, pseudolabel, pixels=pixels), counts)
+    if given.way == "auto" and way == "pretrain" and plan.size < _sides(counts)[-1]:
+        seconds = plan.shares["stage1"] * max(1.0, 60 * given.minutes - AROUND)
+        passes = seconds * plan.pixels / (CROPS * counts.images * plan.size**2)
+        if passes < FEWEST:
+            reason = f"as pretraining has time for about {passes:.0f} passes, at {plan.size} px of {counts.side}"
+            why[0] = f"{what}; --way scratch, {reason} (--way pretrain asks for it)"
             return _sized(given, replace(plan, way="scratch", why=why), counts)
-    return sized
+    return plan
 
 
-def _passes(given: TrainCommand, plan: Plan, counts: Counts) -> float:
-    """About how many passes over the images stage 1 has time for, each over all crops."""
-    seconds = plan.shares["stage1"] * max(1.0, 60 * given.minutes - AROUND)
-    return seconds * plan.pixels / (CROPS * counts.images * plan.size**2)
-
-
-def _no_pseudolabels(given: TrainCommand, counts: Counts, folder: bool) -> str:
-    """Says why images without labels get none."""
-    if given.pseudolabel is False:
-        return "as --pseudolabel false asks for"
-    if not folder:
-        return f"as pseudo-labels are for folders of images, not for {given.data.name}"
-    if counts.without:
-        return f"as {counts.without} of the classes have no label, so the others cannot be labelled"
-    each = f"{counts.images / counts.labelled:.1f}".removesuffix(".0")
-    wanted = f"as pseudo-labels want {MANY_IMAGES} images or more for a label, here are {each}"
-    return f"{wanted} (--pseudolabel true asks for them)"
+def _hindrance(given: TrainCommand, counts: Counts) -> str | None:
+    """What keeps the images without a label from pseudo-labels, whatever their number."""
+    if given.data.name not in (None, "folder"):
+        return f"pseudo-labels are for a folder of images, not for {given.data.name}"
+    if counts.images == counts.labelled:
+        return "every training image has a label"
+    return f"{counts.without} of the classes have no label" if counts.without else None
 
 
 def _sized(given: TrainCommand, plan: Plan, counts: Counts) -> Plan:
-    """Returns the plan with the sizes of the images that there is time for."""
-    stages = [("stage1", CROPS * counts.images)] if plan.way in FIRST else []
-    if plan.pseudolabel or not stages:
-        stages.append(("last", counts.images if plan.pseudolabel else counts.labelled))
-    slowest = min(((plan.shares[part], views) for part, views in stages), key=lambda stage: stage[0] / stage[1])
+    """Returns the plan with the sizes of the images: the largest at which there is time for :data:`PASSES`."""
+    seconds, sides = max(1.0, 60 * given.minutes - AROUND), _sides(counts)
 
-    def size_for(share: float, views: int) -> int:
-        return given.size or _affordable(60 * given.minutes - AROUND, plan.pixels, counts, share / views)
+    def size_for(each: float) -> int:
+        """The size where each view of a pass has such a share of the time; the smallest if there is none."""
+        fits = [side for side in sides if PASSES * side**2 <= seconds * plan.pixels * each]
+        return given.size or max(fits, default=sides[0])
 
-    size = size_for(*slowest)
-    few_size = size_for(plan.shares["teacher"], counts.labelled) if plan.pseudolabel else 0
-    scratch_size = size_for(1.0, counts.labelled)
-    plan = replace(plan, size=size, few_size=few_size, scratch_size=scratch_size, why=[*plan.why])
-    if not given.size:
-        own = f"the images' short side is {counts.side} px (median)"
-        less = size < _sides(counts)[-1]
-        enough = f"; more would leave time for less than {PASSES} passes over them" if less else ""
-        few = f"; {plan.few_size} px for the labelled ones alone" if plan.few_size not in (0, size) else ""
-        plan.why.append(f"size: {size} px; {own}{enough}{few}")
-    return plan
+    shares = plan.shares
+    each = [shares["stage1"] / (CROPS * counts.images)] if plan.way in FIRST else []
+    if plan.pseudolabel or not each:
+        each.append(shares["last"] / (counts.images if plan.pseudolabel else counts.labelled))
+    size, scratch_size = size_for(min(each)), size_for(1.0 / counts.labelled)
+    few_size = size_for(shares["teacher"] / counts.labelled) if plan.pseudolabel else 0
+    few = f"; {few_size} px for the labelled ones alone" if few_size not in (0, size) else ""
+    why = [*plan.why, f"size: {size} px; the images' short side is {counts.side} px (median){few}"]
+    return replace(plan, size=size, few_size=few_size, scratch_size=scratch_size, why=why)
 
 
 def _sides(counts: Counts) -> list[int]:
     """The sizes that the images have pixels for; the smallest in any case."""
     return [side for side in SIZES if side <= counts.side] or [SIZES[0]]
-
-
-def _affordable(seconds: float, pixels: float, counts: Counts, each: float) -> int:
-    """Returns the largest side, of the images' own at most, at which there is time for :data:`PASSES`, where ``each``
-    image of a pass has such a share of the time; the smallest side if there is none."""
-    sides = _sides(counts)
-    fits = [side for side in sides if PASSES * side**2 <= max(1.0, seconds) * pixels * each]
-    return fits[-1] if fits else sides[0]
