@@ -357,7 +357,7 @@ def test_what_is_left_out_is_said_once(images, tmp_path, monkeypatch, caplog):
     listed.write_text("train/cat/0.png\nunlabelled/1.png\n")
     stages_run(monkeypatch, given(images, tmp_path / "x", way="pretrain", **{"data.exclude": listed}))
     found = [line for line in caplog.messages if line.startswith("data.")]
-    said = f"data.exclude: '{listed}' leaves out 2 images (1 train, 1 unlabelled)"
+    said = f"data.exclude: '{listed}' leaves out 2 images (1 train, 1 unlabelled, 0 test)"
     assert [line for line in found if "exclude" in line] == [said]
     assert len([line for line in found if "more without labels" in line]) == 1
 
