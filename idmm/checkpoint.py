@@ -20,7 +20,6 @@ from idmm.files import Lock, begun, json_lines, missing_folders, remove_empty, r
 
 log = logging.getLogger("idmm")
 
-START = "start"  # folder of the weights that a pretraining started from
 # What a checkpoint holds.
 PARTS = ("stage", "epoch", "step", "epoch_seconds", "seconds", "sums", "precision", "channels_last")
 PARTS += ("method", "optimizer", "ema", "scaler", "kept")
@@ -242,8 +241,7 @@ class RunFolder:
         now stays, and so do folders that are not empty then."""
         if self.path not in self._made or not self._lock.held or begun(self.path) or self.metrics():
             return
-        for name in ("last", START):
-            shutil.rmtree(self.path / name, ignore_errors=True)
+        shutil.rmtree(self.path / "last", ignore_errors=True)
         with contextlib.suppress(OSError):
             for name in ("config.yaml", "metrics.jsonl", "log.txt", environment.FILE):
                 (self.path / name).unlink(missing_ok=True)

@@ -16,7 +16,6 @@ log = logging.getLogger("idmm")
 # embedding_std at 0.012 and more, planted collapses 0.0043 and less from the start (tests/test_monitor.py).
 FLOORS = {"feature_std": 0.005, "embedding_std": 0.005, "feature_rank": 1.5}
 SHARE = 0.1
-CHANCE = 0.05  # differences of this p-value and above may be chance
 
 VALUES = {
     "instance_accuracy": "share of the images told from all others (%)",
@@ -84,20 +83,6 @@ class Monitor:
             self.warned = True
             log.warning("%s", line)
         return {name: round(value, 4) for name, value in values.items()}
-
-
-def gained(before: float, after: float, p: float, images: int, kept: str | None = None) -> str:
-    """Returns a line on what a run made of kNN accuracy (percent, on so many ``images``).
-
-    ``p`` is the chance of a difference as large were both as good, ``kept`` the folder of the weights that the run
-    started from; None: they were fresh.
-    """
-    line = f"kNN {before:.1f} before the first step, {after:.1f} at the end: {after - before:+.1f} on {images} images"
-    if p >= CHANCE:
-        line += f", which may be chance (p = {p:.2g})"
-    else:
-        line += ": pretraining helped" if after > before else ": the weights were better as they were"
-    return line if kept is None else f"{line}; --init {kept} takes them as they were"
 
 
 def collapse(values: dict[str, float], history: list[dict]) -> str | None:

@@ -247,8 +247,6 @@ def test_a_probe_and_folds_say_it_too(joint, root, tmp_path, monkeypatch):
     for name, more in {"one": {}, "folds": {"folds": 3}}.items():
         config = {"init": str(joint), "device": "cpu", "data": {**data, **more}, "out": str(tmp_path / name)}
         idmm.probe(config)
-        with Image.open(tmp_path / name / "curves.png") as picture:
-            assert picture.size == (1110, 480)
     assert artifacts.environment(tmp_path / "one")["finished"]
     assert artifacts.environment(tmp_path / "folds/fold-2")["finished"]
     assert not (tmp_path / "folds/environment.json").exists(), "there each fold says it"
@@ -256,7 +254,6 @@ def test_a_probe_and_folds_say_it_too(joint, root, tmp_path, monkeypatch):
     wanted = {"predictions.csv", "features.npz", "environment.json", "curves.png"}
     for fold in (1, 2, 3):
         assert wanted <= {path.name for path in (tmp_path / f"tuned/fold-{fold}").iterdir()}
-    assert (tmp_path / "tuned/curves.png").exists()
 
 
 def test_a_full_disk_is_told(joint, tmp_path, monkeypatch):

@@ -22,7 +22,7 @@ from idmm.files import made_folder, write_csv, write_json, write_text
 from idmm.progress import log
 from idmm.report import pictures
 from idmm.stages import STAGES
-from idmm.stages.folds import place, several
+from idmm.stages.folds import several
 from idmm.stages.probe import frozen_backbone, labelled_images, labels_needed
 
 READOUTS = {"knn": "kNN", "probe": "linear probe", "finetune": "fine-tuned"}
@@ -59,7 +59,7 @@ def fewlabel(given: FewLabelConfig) -> dict:
     metric = spec_of(given.data.name).metric
     asked = {
         "dataset": given.data.name,
-        "root": place(given.data.root),
+        "root": given.data.root and os.path.realpath(os.path.expanduser(given.data.root)),
         "protocol": "finetune" if tuning else "probe",
         "metric": metric,
         "per_class": numbers,

@@ -17,7 +17,7 @@ from idmm.network import extract_features
 from idmm.session import Session
 from idmm.stages import Phase
 from idmm.stages.assemble import Assembly, LoadedSplits, eval_batches, load_splits, resolve, say_length, session
-from idmm.stages.folds import by_folds, seen_by_init
+from idmm.stages.folds import by_folds
 from idmm.stages.handover import check_classes, fit_classifier, norm_images, set_batch_norms
 from idmm.stages.results import classifier_result, ending, export, length_result, take_best, write_features
 from idmm.stages.start import structure
@@ -50,7 +50,7 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
         Interrupted: Ctrl-C or SIGTERM; the state is saved.
     """
     parts, notes = resolve(parsing.build(FinetuneConfig, config))
-    with session(parts, notes + seen_by_init(parts.config)) as run:
+    with session(parts, notes) as run:
         if run.folder.finished:
             return run.folder.result()
         splits = load_splits(parts, run.folder)

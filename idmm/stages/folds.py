@@ -1,28 +1,22 @@
 """k-fold results: a labelled stage run once a fold, each in a folder of its own, and what that comes to."""
 
 import functools
-import json
-import os
 import statistics
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from idmm.checkpoint import RunFolder, check_resume
-from idmm.config import Data
 from idmm.data.datasets import open_splits
 from idmm.data.registry import resolve_name
 from idmm.errors import UserError
-from idmm.files import begun, is_public, json_lines, run_of
+from idmm.files import begun, is_public
 from idmm.intervals import too_narrow, wilson
 from idmm.models.hub import pinned
 from idmm.progress import log, logging_to
 from idmm.stages import STAGES, prepare, stage_of
-from idmm.stages.results import drawing
 
-HELD_OUT_BY = ("val_fraction", "folds", "fold", "groups", "labels", "exclude")
 ACCURACIES = ("top1", "top5", "knn", "mean_per_class", "largest_class", "pixel_knn", "start_top1", "start_knn")
 SAME = ("top5", "num_classes", "seed", "excluded", "precision")  # in the results of all folds
 
@@ -49,8 +43,6 @@ def by_folds(stage: Callable[[Any], dict]) -> Callable[[Any], dict]:
                 return folder.result()
             with logging_to(folder.path):
                 result = pooled(results)
-                if folder.leader:
-                    _draw(config, result, [Path(one.out) / "metrics.jsonl" for one in folds])
                 folder.finish(result)
                 _say(config, result)
             return result
@@ -124,20 +116,6 @@ def over_folds(scores: list[dict], sizes: list[int]) -> dict:
     return {**found, "top1_interval": [100 * float(low), 100 * float(high)]}
 
 
-def _draw(config, result: dict, metrics: list[Path]) -> None:
-    """Draws the curves of all folds into one picture."""
-    from idmm.pictures import curves_figure, probe_figure, save  # matplotlib takes a second
-
-    path, stage = Path(config.out) / "curves.png", stage_of(config).name
-    with drawing("curves.png"):
-        title = f"{path.parent.name}: {stage}, {len(metrics)} folds"
-        if "readouts" in result["folds"][0]:
-            figure = probe_figure([fold["readouts"] for fold in result["folds"]], title)
-        else:
-            figure = curves_figure({"": [json_lines(file) for file in metrics]}, title)
-        save(figure, path)
-
-
 def _say(config, result: dict) -> None:
     low, high = result["top1_interval"]
     images = f"{result['test_size']} images, each tested once in {len(result['folds'])} folds"
@@ -149,43 +127,3 @@ def _say(config, result: dict) -> None:
         log.warning(line, result["top1"], result["largest_class"])
     if "test_groups" in result:
         log.warning("%s", too_narrow(result["test_size"], result["test_groups"]))
-
-
-def place(path: str | None) -> str | None:
-    """Returns the one name of a folder, however it is written, or that of public weights."""
-    return path if path is None or is_public(path) else os.path.realpath(os.path.expanduser(path))
-
-
-def learned_from(init: str | None, data: Data) -> Any:
-    """Returns the config of the run that wrote the weights ``init`` where it was trained on these images, else None."""
-    for name in ("pretrain", "finetune") if init and not is_public(init) else ():
-        with suppress(UserError):  # of the other stage, or not ours
-            before = STAGES[name].build(run_of(init) / "config.yaml")
-            root = before.data.root
-            # a folder that is gone may be this one, moved
-            other = data.name == "folder" and root and os.path.exists(root) and place(root) != place(data.root)
-            return None if other or before.data.name != data.name else before
-    return None
-
-
-def _held_out(before, init: str) -> bool:
-    """Whether a run did hold out what its config says: pretraining has no folds, and keeps images without labels."""
-    if stage_of(before).needs_test(before):
-        return True
-    with suppress(OSError, ValueError, KeyError):  # its state was removed, say
-        images = json.loads((run_of(init) / "last" / "images.json").read_text())
-        return not before.data.folds and images["train"]["classes"] is not None
-    return not before.data.folds
-
-
-def seen_by_init(config) -> list[str]:
-    """Returns a line for the log where ``init`` was trained on images that are held out here, by its config.yaml."""
-    data, before = config.data, learned_from(config.init, config.data)
-    if before is None or not (data.val_fraction or data.folds):
-        return []
-    same = all(getattr(before.data, name) == getattr(data, name) for name in HELD_OUT_BY)
-    if same and _held_out(before, config.init):
-        return []
-    labelled = stage_of(before).labelled(before)
-    how = "with their labels: accuracies come out too high" if labelled else "without labels"
-    return [f"init: '{config.init}' was trained on the same images, so it has seen those held out here, {how}"]

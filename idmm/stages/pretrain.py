@@ -8,7 +8,6 @@ import numpy as np
 import torch
 
 from idmm import distributed, evaluate
-from idmm.checkpoint import START
 from idmm.config import METHODS, PretrainConfig, parsing
 from idmm.config.recipes import learns_labels
 from idmm.config.train import MONITORED
@@ -18,7 +17,7 @@ from idmm.data.split import LabelsMissing
 from idmm.engine import Evaluation, Loop
 from idmm.errors import RunError, UserError
 from idmm.methods import Method
-from idmm.monitor import Monitor, gained
+from idmm.monitor import Monitor
 from idmm.network import extract_features
 from idmm.seeding import permutation
 from idmm.session import Session
@@ -29,9 +28,7 @@ from idmm.stages.results import (
     classifier_result,
     ending,
     export,
-    export_start,
     length_result,
-    mcnemar,
     write_features,
     write_instances,
 )
@@ -90,18 +87,16 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
         measured = [] if knn is None else [Evaluation(knn.measure, knn_every(config), knn.images)]
         evaluations = [*measured, *_monitor(run, parts, method, splits)]
         loop = Loop(run, method, parts.plan(phase, splits.train, evaluations, ending(parts, splits)))
-        if spec.init is not None and not begun:
-            export_start(run, method.backbone, parts, splits)
         if knn is not None and not begun:
-            knn.remember_start(loop.averaged)
+            run.folder.remember("start", {"start_knn": knn.measure(loop.averaged)["knn"]})
         loop.fit()
 
-        result = _result(run, parts, splits, loop, knn)
+        result = _result(run, parts, splits, loop)
         run.folder.finish(result)
         return result
 
 
-def _result(run: Session, parts: Assembly, splits: LoadedSplits, loop: Loop, knn: "_KNN | None") -> dict:
+def _result(run: Session, parts: Assembly, splits: LoadedSplits, loop: Loop) -> dict:
     """Exports what was learned; returns what ``result.json`` holds."""
     config, epochs = parts.config, loop.position.epoch
     tested = _tested(run, parts, splits, loop) if learns_labels(config) else {}
@@ -109,14 +104,14 @@ def _result(run: Session, parts: Assembly, splits: LoadedSplits, loop: Loop, knn
     if tested:
         write_features(run, loop, parts, splits, EVAL_BATCH)
     write_instances(run, loop.method, config.method.classifier, splits.train)
-    last, start = run.folder.last_metrics(), run.folder.remembered("start")
+    last, start = run.folder.last_metrics(), run.folder.remembered("start") or {}
     log.info("%s: loss %.4f after %d epochs; backbone.safetensors written", config.out, last["loss"], epochs)
-    if start is not None:
-        log.info("%s", knn.compared(start, loop.averaged))
+    if start:
+        log.info("kNN accuracy: %.1f before the first step, %.1f at the end", start["start_knn"], last["knn"])
     return {
         **tested,
         "loss": last["loss"],
-        **({} if start is None else {"start_knn": start["start_knn"]}),
+        **start,
         **{name: last[name] for name in ("knn",) if name in last},
         "train_size": len(splits.train),
         "epochs": epochs,
@@ -224,25 +219,9 @@ class _KNN:
         self.train, self.held = splits.train, splits.val or splits.test
         self.known = np.flatnonzero(self.train.labels >= 0)
         self.images = len(self.known) + len(self.held)  # that it looks at
-        self.right: np.ndarray | None = None  # bool [M], which held-out images were named right when last measured
 
     def measure(self, backbone) -> dict:
         """Returns the value for metrics.jsonl: ``knn``, the accuracy in percent."""
         seen = _features(self.run, self.parts, backbone, self.train, self.known)
-        held, labels = _features(self.run, self.parts, backbone, self.held), self.train.labels[self.known]
-        self.right = evaluate.knn_predict(seen, labels, held) == self.held.labels
-        return {"knn": 100 * float(self.right.mean())}
-
-    def remember_start(self, backbone) -> None:
-        """Measures the weights that a run starts from, for its end, however often it is taken up until then."""
-        found = self.measure(backbone)["knn"]
-        self.run.folder.remember("start", {"start_knn": found, "right": self.right.tolist()})
-
-    def compared(self, start: dict, backbone) -> str:
-        """Returns a line on what the run made of the weights that it started from, image by image."""
-        if self.right is None:  # it was taken up after its last measurement
-            self.measure(backbone)
-        both = [dict(zip(self.held.names, right, strict=True)) for right in (self.right, start["right"])]
-        kept = None if self.parts.spec.init is None else str(self.run.folder.path / START)
-        after, p = 100 * float(self.right.mean()), mcnemar(*both)["p"]
-        return gained(start["start_knn"], after, p, len(self.held), kept)
+        held = _features(self.run, self.parts, backbone, self.held)
+        return {"knn": evaluate.knn_accuracy(seen, self.train.labels[self.known], held, self.held.labels)}

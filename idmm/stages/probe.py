@@ -26,8 +26,7 @@ from idmm.models.weights import read_checkpoint
 from idmm.progress import logging_to
 from idmm.stages import prepare
 from idmm.stages.assemble import LoadedSplits, assemble, load_splits
-from idmm.stages.folds import by_folds, seen_by_init
-from idmm.stages.results import drawing
+from idmm.stages.folds import by_folds
 
 log = logging.getLogger("idmm")
 INTERVAL = "95 %, over the test images: Wilson's for top1, combined over classes for mean_per_class"
@@ -57,7 +56,6 @@ def probe(config: ProbeConfig | dict | str) -> dict:
             return folder.result()
         with logging_to(folder.path):
             found = measure(config, folder)
-            _draw(config, found)
         linear, knn = found.pop("probe"), found.pop("knn")
         result = {
             "top1": linear["top1"],
@@ -69,14 +67,6 @@ def probe(config: ProbeConfig | dict | str) -> dict:
         }
         folder.finish(result)
         return result
-
-
-def _draw(config: ProbeConfig, found: dict) -> None:
-    from idmm.pictures import probe_figure, save  # matplotlib takes a second
-
-    path = Path(config.out) / "curves.png"
-    with drawing("curves.png"):
-        save(probe_figure([found], f"{path.parent.name}: probe, {found['model']}"), path)
 
 
 def measure(config: ProbeConfig, folder: RunFolder | None = None) -> dict:
@@ -92,7 +82,7 @@ def measure(config: ProbeConfig, folder: RunFolder | None = None) -> dict:
     began, (data, notes) = time.monotonic(), resolve_name(config.data)
     config = replace(config, data=data)
     backbone = frozen_backbone(config)
-    for note in notes + seen_by_init(config):
+    for note in notes:
         log.info("%s", note)
     built = backbone.spec.init and backbone.spec.init.img_size
     if built is None or pair(built)[0] != backbone.size:  # what may not fit is tried before the images are read

@@ -11,7 +11,6 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from idmm import distributed, evaluate
-from idmm.checkpoint import START
 from idmm.data.cache import ImageStore
 from idmm.data.looks import SIDE, small
 from idmm.engine import Loop
@@ -66,12 +65,6 @@ def export_dense(run: Session, loop: Loop, parts: Assembly, splits: LoadedSplits
     _save(run.folder.path, "backbone", whole.backbone.state_dict(), parts, splits, {"ema": ema})
     _save(run.folder.path, "model", whole.state_dict(), parts, splits, {"ema": ema, **about})
     _draw_curves(run, parts)
-
-
-def export_start(run: Session, backbone: torch.nn.Module, parts: Assembly, splits: LoadedSplits) -> None:
-    """Writes the backbone that pretraining starts from, in the folder ``start``, as :func:`export` writes its own."""
-    if run.folder.leader:
-        _save(run.folder.path / START, "backbone", backbone_state(backbone), parts, splits, {"ema": False})
 
 
 def _save(
