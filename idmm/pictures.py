@@ -1,4 +1,4 @@
-"""The style of all pictures, and the curves of runs and probes.
+"""The style of all pictures, and the curves of runs.
 
 There is no pyplot, so that no window opens and a user's own figures and settings stay as they are. Nothing is told by
 colour alone: colours are Okabe and Ito's, which colour-blind readers tell apart, the last two Paul Tol's (wine,
@@ -7,7 +7,7 @@ indigo); line styles and markers tell the same in grey print.
 
 import math
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -77,22 +77,9 @@ def log_axis(axis, places: Iterable[float], labels: Iterable[str], **text) -> No
     axis.xaxis.set_minor_locator(NullLocator())
 
 
-def point(axis, x: float, y: float, interval: Sequence[float], **style) -> None:
-    """Draws a point with its interval, which may end in it."""
-    low, high = interval
-    axis.errorbar(x, y, [[max(0, y - low)], [max(0, high - y)]], **style)
-
-
 def shortened(name: str, most: int = 40) -> str:
     """Keeps the end of each line, where names differ."""
     return "\n".join(line if len(line) <= most else f"…{line[1 - most :]}" for line in name.split("\n"))
-
-
-def names_legend(figure: Figure, handles: list, names: list[str], **options) -> None:
-    """Adds a key of names as they are: no formulas, and those that begin with an underscore are not hidden."""
-    names = [f" {name}" if name.startswith("_") else name for name in names]
-    for text in figure.legend(handles, names, **{"fontsize": 8.5, "frameon": False, **options}).texts:
-        text.set_parse_math(False)
 
 
 def save(figure: Figure, path: str | Path, dpi: float = DPI) -> None:
@@ -161,38 +148,9 @@ def curves_figure(runs: dict[str, list[Records]], title: str = "") -> Figure:
         lines = [Line2D([], [], linewidth=1.8, markersize=4, **look(place)) for place in range(len(runs))]
         means = [f" (mean of {len(seeds)})" if len(seeds) > 1 else "" for seeds in runs.values()]
         labels = [f"{shortened(name, 32)}{mean}".strip() for name, mean in zip(runs, means, strict=True)]
+        labels = [f" {label}" if label.startswith("_") else label for label in labels]  # matplotlib hides the others
         where = {"loc": "upper left", "bbox_to_anchor": (0.12 / width, 1 - 0.4 / height), "ncols": keys}
-        names_legend(figure, lines, labels, handlelength=2.6, **where)
-    return figure
-
-
-def probe_figure(probes: list[dict], title: str = "") -> Figure:
-    """Returns how a probe chose its strength, and what both readouts score on the test images.
-
-    Args:
-        probes: The ``readouts`` of a result of :func:`idmm.probe`, or those of several folds.
-        title: Above the panels.
-    """
-    figure = Figure(figsize=(7.4, 3.2))
-    figure.subplots_adjust(left=0.09, right=0.97, bottom=0.16, top=0.76, wspace=0.22)
-    figure.text(0.025, 0.93, title, fontsize=11, weight="bold", va="center", parse_math=False)
-    chosen, scores = figure.subplots(1, 2)
-    for found in (readouts["probe"] for readouts in probes):
-        strengths, accuracies = np.array([(float(c), value) for c, value in found["accuracies"].items()]).T
-        chosen.semilogx(strengths, accuracies, linewidth=1.7 if len(probes) == 1 else 0.9, **look(0, marker=""))
-        best = accuracies[np.isclose(strengths, found["strength"])]
-        chosen.plot([found["strength"]], best, markersize=6, **look(0, linestyle=""))
-    for place, (name, label) in enumerate({"knn": "kNN", "probe": "linear probe"}.items()):
-        for number, readouts in enumerate(probes):
-            score, x = readouts[name], place + 0.5 * ((number + 0.5) / len(probes) - 0.5)
-            point(scores, x, score["top1"], score["top1_interval"], capsize=3, **look(place, linestyle=""))
-        scores.text(place, 0, label, fontsize=8, ha="center", va="bottom")
-    _finish(chosen, "accuracy on images held out of training (%)", percent=True)
-    chosen.set_xticks(strengths, [f"{c:g}" for c in strengths], minor=False)
-    chosen.minorticks_off()
-    chosen.set_xlabel("C of the linear probe (dot: the one chosen)", fontsize=8)
-    _finish(scores, "top-1 on test images (%), 95 % interval", percent=True)
-    scores.set(xticks=[], xlim=(-0.6, 1.6))
+        figure.legend(lines, labels, fontsize=8.5, frameon=False, handlelength=2.6, **where)
     return figure
 
 

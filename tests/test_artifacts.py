@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 from folders import TINY, faults, paint, tree, tuned
-from frozen import by_timm, exported, timms
-from helpers import ENVIRONMENT, ROOT, flags, inside, logged, refused, state
+from frozen import exported, timms
+from helpers import ENVIRONMENT, ROOT, flags, inside, refused, state
 from PIL import Image
 from test_resume import stop_at
 
@@ -85,52 +85,6 @@ def test_probabilities_are_the_models(stage, root, request):
     assert 100 * (found.truth == found.predicted).mean() == pytest.approx(top1)
 
 
-def test_features_before_and_after(fine, joint, root):
-    with np.load(fine / "features.npz", allow_pickle=False) as found:
-        assert {name: of.dtype.kind for name, of in found.items()} == {
-            "paths": "U", "labels": "i", "classes": "U", "before": "f", "after": "f",
-        }  # fmt: skip
-        assert found["before"].dtype == found["after"].dtype == np.float32 and found["labels"].dtype == np.int64
-    found = artifacts.features(fine)
-    paths = [root / path for path in found.paths]
-    assert [path.parent.name for path in paths] == [found.classes[label] for label in found.labels] and len(paths) == 7
-    np.testing.assert_allclose(found.before, by_timm(joint, paths), rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(found.after, by_timm(fine, paths), rtol=1e-4, atol=1e-4)
-    assert np.abs(found.before - found.after).max() > 0.01
-
-
-def test_a_run_from_scratch_started_from_the_weights_of_its_seed(joint, root):
-    """The averaged weights are the exported ones, and fresh ones follow from the seed."""
-    from idmm.models import create_backbone
-    from idmm.seeding import derive, seeded
-
-    found, info = artifacts.features(joint), json.loads((joint / "model.json").read_text())
-    with seeded(derive(0, "model")):
-        fresh = create_backbone(info["name"], drop_path=0.3, **info["kwargs"]).eval()
-    images = prepared(joint, [root / path for path in found.paths])
-    with torch.no_grad():
-        before = fresh.forward_head(fresh.forward_features(images), pre_logits=True).numpy()
-    np.testing.assert_allclose(found.before, before, rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(found.after, by_timm(joint, [root / path for path in found.paths]), rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("fault", ["memory", "not finite"])
-def test_a_run_has_its_results_without_features(fault, root, tmp_path, monkeypatch):
-    def extract(*args):
-        if fault == "memory":
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return torch.full((7, 32), torch.nan)
-
-    monkeypatch.setattr(results, "extract_features", extract)
-    assert tuned(tmp_path / "run", root) == 0
-    assert not (tmp_path / "run/features.npz").exists() and (tmp_path / "run/result.json").exists()
-    why = {
-        "memory": "OutOfMemoryError: CUDA out of",
-        "not finite": "ValueError: features before the run are not finite",
-    }
-    assert f"WARNING features.npz is not written: {why[fault]}" in logged(tmp_path / "run")
-
-
 # ------------------------------------------------------------------ rows of W
 def test_rows_of_the_training_images(joint, root):
     found = artifacts.instances(joint)
@@ -175,7 +129,7 @@ def test_images_that_changed_are_not_taken_for_others(root, joint, tmp_path):
     assert faults(artifacts.images, copy) == [f"{copy}: the train images: {line}"]
 
 
-@pytest.mark.parametrize("name", ["features.npz", "predictions.csv", "instances.json", "instances.safetensors"])
+@pytest.mark.parametrize("name", ["predictions.csv", "instances.json", "instances.safetensors"])
 def test_a_damaged_or_missing_file_is_named(name, joint, tmp_path):
     copy, read = shutil.copytree(joint, tmp_path / "copy"), getattr(artifacts, name.partition(".")[0])
     (copy / name).write_bytes((copy / name).read_bytes()[:40])
@@ -188,11 +142,11 @@ def test_a_damaged_or_missing_file_is_named(name, joint, tmp_path):
 def test_what_is_no_finished_run(fine, tmp_path):
     nowhere, fold = tmp_path / "nowhere", tmp_path / "folds" / "fold-1"
     fold.mkdir(parents=True)
-    assert faults(artifacts.features, nowhere) == [f"{nowhere}: does not exist; wanted a run folder"]
+    assert faults(artifacts.predictions, nowhere) == [f"{nowhere}: does not exist; wanted a run folder"]
     wanted = "wanted a finished run's folder"
-    assert faults(artifacts.features, fold) == [f"{fold}: is no run: it has no result.json; {wanted}"]
+    assert faults(artifacts.predictions, fold) == [f"{fold}: is no run: it has no result.json; {wanted}"]
     line = f"{fold.parent}: holds k-fold runs; give one of them ('{fold}')"
-    assert faults(artifacts.features, fold.parent) == [line]
+    assert faults(artifacts.predictions, fold.parent) == [line]
     assert faults(artifacts.instances, fine) == [
         f"{fine}: has no rows of training images; wanted a pretraining run of idmm"
     ]
@@ -204,7 +158,7 @@ def test_what_is_no_finished_run(fine, tmp_path):
 
 def test_a_runs_files_are_read_without_torch(joint):
     code = "import sys; from idmm.stages import artifacts as a; run = sys.argv[1]; a.environment(run); a.config_of(run)"
-    code += "; a.predictions(run), a.features(run), a.instances(run); assert 'torch' not in sys.modules"
+    code += "; a.predictions(run), a.instances(run); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code, str(joint)], check=True, cwd=ROOT, env=ENVIRONMENT)
 
 
@@ -251,7 +205,7 @@ def test_a_probe_and_folds_say_it_too(joint, root, tmp_path, monkeypatch):
     assert artifacts.environment(tmp_path / "folds/fold-2")["finished"]
     assert not (tmp_path / "folds/environment.json").exists(), "there each fold says it"
     assert tuned(tmp_path / "tuned", root, data__folds=3) == 0
-    wanted = {"predictions.csv", "features.npz", "environment.json", "curves.png"}
+    wanted = {"predictions.csv", "environment.json", "curves.png"}
     for fold in (1, 2, 3):
         assert wanted <= {path.name for path in (tmp_path / f"tuned/fold-{fold}").iterdir()}
 

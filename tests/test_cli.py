@@ -62,7 +62,6 @@ def test_files_of_a_run(stage, whole):
     wanted = {"config.yaml", "metrics.jsonl", "result.json", "log.txt", "last"}
     wanted |= {"backbone.safetensors", "backbone.json", "curves.png", "environment.json"}
     of_classes = {"model.safetensors", "model.json", "per_class.csv", "predictions.csv", "confusion.png"}
-    of_classes |= {"features.npz"}
     of_images = {"instances.safetensors", "instances.json"}
     assert names == wanted | (of_classes if stage == "finetune" else of_images)
     info = json.loads((out / "backbone.json").read_text())

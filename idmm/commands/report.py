@@ -7,8 +7,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from idmm.commands.found_runs import PROBE, found_runs
 from idmm.config import FREE, DenseConfig, FinetuneConfig, parsing
 from idmm.config.commands import ProbeConfig
@@ -18,10 +16,9 @@ from idmm.errors import UserError
 from idmm.files import home, is_public, json_lines, made_folder
 from idmm.progress import log
 from idmm.report.page import readable
-from idmm.report.run_page import Features, RunFacts, write
+from idmm.report.run_page import RunFacts, write
 from idmm.stages import artifacts, stage_of
 
-PERPLEXITY = 30.0  # of t-SNE
 PROBED = "kNN and linear probe"
 DENSE = {"detect": "detection", "segment": "segmentation"}
 
@@ -123,7 +120,7 @@ def _name(runs: list[RunFacts]) -> None:
             run.about["start"] = labels.get(os.path.realpath(home(init)), Path(init).name)
 
 
-# ---------------------------------------------------------------------- pictures, features, comparisons
+# ---------------------------------------------------------------------- pictures, comparisons
 def _read_details(run: RunFacts) -> None:
     """Reads what the page shows of a single run."""
     parts = _folds(run.path)
@@ -132,28 +129,6 @@ def _read_details(run: RunFacts) -> None:
         files[f"Confusion matrix{f' of {part.name}' if len(parts) > 1 else ''}"] = part / "confusion.png"
     files |= {f"idmm explore: {path.stem}": path for path in sorted(run.path.glob("explore/*.png"))}
     run.pictures = {title: path for title, path in files.items() if path.is_file()}
-    if (parts[0] / artifacts.FEATURES).is_file():
-        run.features = _features(parts[0])
-
-
-def _features(folder: Path) -> Features | None:
-    """Lays the features before and after a run out in a plane; None for fewer than four images."""
-    from sklearn.manifold import TSNE
-    from sklearn.metrics.pairwise import cosine_similarity
-
-    found = artifacts.features(folder)
-    if len(found.labels) < 4:
-        return None
-    places, nearest = {}, {}
-    paired = np.bincount(found.labels)[found.labels] > 1  # others have no image that could be the right one
-    for title, rows in (("before", found.before), ("after", found.after)):  # [M, d]
-        cosines = cosine_similarity(rows)  # [M, M]
-        np.fill_diagonal(cosines, -np.inf)
-        if paired.any():
-            nearest[title] = 100 * float(np.mean((found.labels[cosines.argmax(1)] == found.labels)[paired]))
-        perplexity = min(PERPLEXITY, (len(rows) - 1) / 3)
-        places[title] = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(rows)  # [M, 2]
-    return Features(found.labels, [readable(name) for name in found.classes], places, nearest)
 
 
 def _pairs(runs: list[RunFacts]) -> list[tuple[str, str, dict]]:

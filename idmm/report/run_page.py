@@ -4,16 +4,14 @@ import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from idmm.config.parsing import flatten
 from idmm.errors import listed
 from idmm.files import write_bytes
-from idmm.pictures import COLOURS, MARKERS, curves_figure, names_legend, save, shortened
+from idmm.pictures import curves_figure, save
 from idmm.progress import duration
 from idmm.report.page import Picture, Section, TableOf, html
 from idmm.report.stats import Estimate, t_half
@@ -24,16 +22,6 @@ KINDS = {
     "pretrain": "Pretraining", "finetune": "Fine-tuning", "detect": "Detection", "segment": "Segmentation",
     "probe": "Probe",
 }  # fmt: skip
-
-
-class Features(NamedTuple):
-    """Features of test images, laid out in a plane so that neighbours stay neighbours (t-SNE)."""
-
-    labels: np.ndarray  # int64 [M]
-    classes: list[str]  # by number
-    places: dict[str, np.ndarray]  # title -> float [M, 2]
-    # title -> percent of the images whose nearest other image, by cosine, has their class
-    nearest: dict[str, float]
 
 
 @dataclass
@@ -50,7 +38,6 @@ class RunFacts:
     group: str = ""  # label of the runs that are the same except for the seed
     label: str = ""  # short, no two alike
     detailed: bool = True  # whether the page has a section on it
-    features: Features | None = None
     pictures: dict[str, Path] = field(default_factory=dict)  # title -> PNG file that the run or idmm explore wrote
 
     @property
@@ -209,38 +196,7 @@ def _details(out: Path, run: RunFacts, number: int) -> Section:
     parts: list = []
     if run.group != run.label:
         parts.append(f"Shown for all of {run.group}, which are the same except for the seed.")
-    if run.features:
-        parts += _features(out / f"features-{number}.png", run.features)
     return Section(run.label, [*parts, *(Picture(path, title, title) for title, path in run.pictures.items())])
-
-
-def _features(path: Path, features: Features) -> Iterator[str | Picture]:
-    shares = "; ".join(f"{title} {share:.1f} %" for title, share in features.nearest.items())
-    if shares:
-        yield f"Test images whose nearest other image, by cosine of features, has the same class: {shares}."
-    caption = f"t-SNE of the features of {len(features.labels):,} test images, before and after the run. Groups that "
-    caption += "lie apart are told apart; how far apart, and how large a group is, means nothing."
-    yield _picture(features_figure(features), path, f"Features of test images in a plane. {shares}", caption)
-
-
-def features_figure(features: Features) -> Figure:
-    """Returns a panel for each layout of the same images, with a colour and marker for each class; ten at most."""
-    present = np.unique(features.labels)
-    figure = Figure(figsize=(9.6, 5.0))
-    figure.subplots_adjust(left=0.02, right=0.98, top=0.92, bottom=0.14, wspace=0.04)
-    styles = [{"color": COLOURS[n % 10], "marker": MARKERS[n % len(MARKERS)]} for n in range(len(present))]
-    axes = figure.subplots(1, len(features.places), squeeze=False)[0]
-    for axis, (title, points) in zip(axes, features.places.items(), strict=True):
-        for label, style in zip(present, styles, strict=True):
-            chosen = points[features.labels == label]
-            axis.scatter(*chosen.T, s=14, alpha=0.85, edgecolors="0.4", linewidths=0.3, **style)
-        axis.set_title(title, fontsize=10.5, loc="left")
-        axis.set(xticks=[], yticks=[])
-        axis.spines[:].set_color("0.7")
-    key = [Line2D([], [], markersize=6, markeredgewidth=0, linestyle="", **style) for style in styles]
-    names = [shortened(features.classes[label], 24) for label in present]
-    names_legend(figure, key, names, ncols=5, loc="lower center", handletextpad=0.2)
-    return figure
 
 
 # ---------------------------------------------------------------------- settings

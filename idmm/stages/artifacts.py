@@ -1,5 +1,5 @@
-"""What a finished run says of its images, for those who draw it or search it: test predictions, features before and
-after, a row of W for each training image, and what it ran on.
+"""What a finished run says of its images, for those who draw it or search it: test predictions, a row of W for each
+training image, and what it ran on.
 
 Each is read from the run's files, whose formats are here. torch is imported only to read images.
 """
@@ -19,9 +19,8 @@ from idmm.errors import UserError, naming
 from idmm.files import read_csv, runs_inside
 from idmm.stages import STAGES
 
-PREDICTIONS, FEATURES = "predictions.csv", "features.npz"
+PREDICTIONS = "predictions.csv"
 ROWS, NAMES = "instances.safetensors", "instances.json"
-CLASSES, EACH = 10, 100  # of features: classes, and images of each
 
 
 @dataclass(frozen=True)
@@ -36,17 +35,6 @@ class Predicted:
 
 
 @dataclass(frozen=True)
-class Features:
-    """Pooled features of some test images, at most :data:`EACH` of each of at most :data:`CLASSES` classes."""
-
-    paths: list[str]  # names as in the split, [M]
-    labels: np.ndarray  # int64 [M], numbers of the classes
-    classes: list[str]  # names of all K classes, by number
-    before: np.ndarray  # float32 [M, d], of the backbone as the run started: init's weights, or fresh ones
-    after: np.ndarray  # float32 [M, d2], of the backbone as it was exported
-
-
-@dataclass(frozen=True)
 class Instances:
     """The rows of the N-way layer of pretraining, one for each training image, and those images."""
 
@@ -55,20 +43,6 @@ class Instances:
     images: list[str]  # names as in the split, [N]
     labels: list[str | None] | None  # name of each image's class, None where it has none; None: there are no labels
     digests: list[str]  # BLAKE2b of each file's bytes, 32 hexadecimal digits
-
-
-def shown(labels: np.ndarray) -> np.ndarray:
-    """Returns the numbers of the images whose features are kept, in order, by the labels [M] of a split.
-
-    They are of the first :data:`CLASSES` classes by number that have images; :data:`EACH` at most of each, evenly
-    spread over those that it has.
-    """
-    chosen = []
-    for label in np.unique(labels[labels >= 0])[:CLASSES]:
-        members = np.flatnonzero(labels == label)
-        count = min(EACH, len(members))
-        chosen.append(members[np.arange(count) * len(members) // count])
-    return np.sort(np.concatenate(chosen))
 
 
 def about_rows(classifier: str, train) -> dict:
@@ -92,21 +66,6 @@ def predictions(run: str | Path) -> Predicted:
     run = Path(run)
     config_of(run)
     return _read_predictions(_present(run / PREDICTIONS), _classes(run))
-
-
-def features(run: str | Path) -> Features:
-    """Returns features of test images before and after a finished run of fine-tuning or joint pretraining.
-
-    Raises:
-        UserError: No finished run, one without a classifier or without ``features.npz``.
-    """
-    run = Path(run)
-    config_of(run)
-    _classes(run)
-    path = _present(run / FEATURES)
-    with _reading(path), np.load(path, allow_pickle=False) as found:
-        paths, classes = found["paths"].tolist(), found["classes"].tolist()
-        return Features(paths, found["labels"], classes, found["before"], found["after"])
 
 
 def instances(run: str | Path) -> Instances:

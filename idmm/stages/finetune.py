@@ -19,7 +19,7 @@ from idmm.stages import Phase
 from idmm.stages.assemble import Assembly, LoadedSplits, eval_batches, load_splits, resolve, say_length, session
 from idmm.stages.folds import by_folds
 from idmm.stages.handover import check_classes, fit_classifier, norm_images, set_batch_norms
-from idmm.stages.results import classifier_result, ending, export, length_result, take_best, write_features
+from idmm.stages.results import classifier_result, ending, export, length_result, take_best
 from idmm.stages.start import structure
 
 log = logging.getLogger("idmm")
@@ -92,7 +92,6 @@ def _result(run: Session, parts: Assembly, splits: LoadedSplits, loop: Loop, hel
     if splits.val is not None or found is None:
         found = _Evaluator(run, splits.test, phase, parts).predict(loop.averaged)
     export(run, loop, parts, splits, splits.train.classes)
-    write_features(run, loop, parts, splits, phase.batch_size)
     start = run.folder.remembered("start") or {}
     return {
         **classifier_result(run, parts, splits, found),

@@ -29,7 +29,6 @@ from idmm.stages.results import (
     ending,
     export,
     length_result,
-    write_features,
     write_instances,
 )
 from idmm.stages.start import structure
@@ -101,8 +100,6 @@ def _result(run: Session, parts: Assembly, splits: LoadedSplits, loop: Loop) -> 
     config, epochs = parts.config, loop.position.epoch
     tested = _tested(run, parts, splits, loop) if learns_labels(config) else {}
     export(run, loop, parts, splits, splits.train.classes if tested else None)
-    if tested:
-        write_features(run, loop, parts, splits, EVAL_BATCH)
     write_instances(run, loop.method, config.method.classifier, splits.train)
     last, start = run.folder.last_metrics(), run.folder.remembered("start") or {}
     log.info("%s: loss %.4f after %d epochs; backbone.safetensors written", config.out, last["loss"], epochs)

@@ -1,4 +1,4 @@
-"""What a run leaves: weights, pictures, features, rows of W, a classifier's figures and what they are read beside."""
+"""What a run leaves: weights, pictures, rows of W, a classifier's figures and what they are read beside."""
 
 import contextlib
 import json
@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
@@ -20,11 +19,10 @@ from idmm.intervals import too_narrow
 from idmm.methods import Method
 from idmm.models.build import backbone_state, export_kwargs
 from idmm.models.weights import save_model
-from idmm.network import extract_features
 from idmm.progress import log
 from idmm.session import Session
-from idmm.stages.artifacts import FEATURES, NAMES, PREDICTIONS, ROWS, about_rows, shown
-from idmm.stages.assemble import Assembly, LoadedSplits, eval_batches
+from idmm.stages.artifacts import NAMES, PREDICTIONS, ROWS, about_rows
+from idmm.stages.assemble import Assembly, LoadedSplits
 
 NEIGHBOURS = 5
 PAIRS = 25_000_000  # of a training and a test image: 3,072 multiplications each, seconds in all
@@ -100,31 +98,6 @@ def drawing(name: str, how: str = "drawn") -> Iterator[None]:
 
 
 # ---------------------------------------------------------------------- what others draw and search
-def write_features(run: Session, loop: Loop, parts: Assembly, splits: LoadedSplits, count: int) -> None:
-    """Writes ``features.npz``: test images as the backbone saw them when the run started, and as it is exported.
-
-    The first process does it alone, ``count`` images at a time. Where that fails, or features are not finite, a warning
-    says so: the run has its results.
-    """
-    if not run.folder.leader:
-        return
-    first, last = parts.phases[0], parts.phases[-1]
-    numbers, classes, found = shown(splits.test.labels), splits.train.classes, {}
-    with drawing(FEATURES, "written"), distributed.alone():
-        start = parts.backbone(first, len(classes))  # as it was: fresh weights follow from the seed
-        parts.spec.load(start)
-        for name, phase, backbone in (("before", first, start), ("after", last, loop.averaged)):
-            store = splits.at(phase.size).test
-            batches = eval_batches(run, parts, store, phase.size, count, images=numbers)
-            rows = extract_features(backbone.to(run.device), batches, run.device, run.autocast)  # [M, d]
-            if not bool(torch.isfinite(rows).all()):
-                raise ValueError(f"features {name} the run are not finite")
-            found[name] = rows.numpy()
-        about = {"paths": np.array([splits.test.names[i] for i in numbers]), "labels": splits.test.labels[numbers]}
-        with replacing(run.folder.path / FEATURES) as file:
-            np.savez(file, **about, classes=np.array(classes), **found)
-
-
 def write_instances(run: Session, method: Method, classifier: str, train: ImageStore) -> None:
     """Writes ``instances.safetensors`` and ``.json``, if the method has a row for each training image."""
     if method.instance_rows is None or not run.folder.leader:
@@ -199,10 +172,9 @@ def ending(parts: Assembly, splits: LoadedSplits) -> tuple[int, float]:
     if splits.test.labels is None:  # boxes or masks
         scales, flip = getattr(parts.config, "eval_scales", [1.0]), getattr(parts.config, "eval_flip", False)
         return round(test * (1 + flip) * sum(scale**2 for scale in scales)), FIGURES
-    images = 2 * len(shown(splits.test.labels)) * distributed.world()  # features, by the first process
     evaluated = parts.stage.name == "finetune" and splits.val is None  # by the evaluation after the last step
     pixels = READ * (train + test) + COMPARED * train * test / PAIRS if is_cheap(splits) else 0.0
-    return images + (0 if evaluated else test), FIGURES + pixels
+    return 0 if evaluated else test, FIGURES + pixels
 
 
 def length_result(run: Session, parts: Assembly, splits: LoadedSplits) -> dict:
