@@ -11,7 +11,6 @@ import threading
 import time
 from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from idmm import clock
@@ -21,7 +20,7 @@ from idmm.config.parsing import parse
 from idmm.errors import Interrupted, RunError, UserError, nearest, reason
 from idmm.files import emptied_if_refused, weights_file
 from idmm.progress import KeptLog, logging_by, said_once
-from idmm.transfer.config import GridConfig, parse_grid
+from idmm.transfer.config import GridConfig
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,6 @@ class Group:
     usage: str  # with a place for a line on each command
 
 
-IMPORTS = 60.0  # seconds that they take at most: sandboxes may not tell when a process began
 _WORDS = {  # what may stand without its flag, as the help calls it
     "name": "NAME", "data.root": "DIR", "run": "RUN", "runs": "RUN [RUN ...]", "query": "QUERY",
     "paths": "PATH [PATH ...]",
@@ -158,7 +156,7 @@ def main(argv: list[str] | None = None, prog: str | None = None) -> int:
         prog: What the user typed, for the help of the scripts.
     """
     own = argv is None or prog is not None  # else this process did other things before
-    began = clock.now() - (_age() if own else 0.0)
+    began = clock.now() - (time.process_time() if own else 0.0)  # which imports took
     argv = sys.argv[1:] if argv is None else argv
     if own and "OMP_WAIT_POLICY" not in os.environ:  # torch's idle threads would keep cores that others want
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
@@ -181,16 +179,6 @@ def main(argv: list[str] | None = None, prog: str | None = None) -> int:
             raise
         print(UserError(f"'{error.filename}': {reason(error)}; wanted a path that can be used"), file=sys.stderr)
         return UserError.exit_code
-
-
-def _age() -> float:
-    """Returns the seconds since this process began; where that is not known, those that it computed."""
-    computed = time.process_time()
-    with contextlib.suppress(OSError, ValueError, IndexError, AttributeError):  # there is /proc on Linux alone
-        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])  # from the system's start
-        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-        return age if computed <= age + 0.1 and age < IMPORTS else computed
-    return computed
 
 
 def _run(group: Group, typed: str, argv: list[str], began: float, prog: str | None = None) -> int:
@@ -220,7 +208,8 @@ def _call(command: Command, typed: str, rest: list[str], began: float, prog: str
 
         print(status(rest))
         return 0
-    given = _parsed(command, rest, prog or f"idmm {typed}")
+    words = [prog or f"idmm {typed}", *(_WORDS[word] for word in command.words)]
+    given = parse(command.config, rest, " ".join(words), command.words)
     module, function = command.run.split(":")
     _check(given)
     with emptied_if_refused(getattr(given, "out", None)), _counted_from(began, given):
@@ -252,14 +241,3 @@ def _check(given: Any) -> None:
     if isinstance(given, keys.FeatureConfig):
         for init in [given.init] if isinstance(given.init, str) else given.init:
             weights_file(init, "init")
-
-
-def _parsed(command: Command, argv: list[str], prog: str) -> Any:
-    """Reads a command's flags, and the words that may stand without one."""
-    if command.config is GridConfig:
-        return parse_grid(argv, prog)
-    try:
-        return parse(command.config, argv, " ".join([prog, *map(_WORDS.get, command.words)]), command.words)
-    except UserError as error:
-        missing = "NAME: missing; wanted is a dataset, 'idmm data list' shows them"
-        raise UserError(*(missing if fault.startswith("name: missing") else fault for fault in error.faults)) from None

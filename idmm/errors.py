@@ -3,9 +3,7 @@
 import contextlib
 import difflib
 import importlib.util
-import json
 from collections.abc import Callable, Iterable, Iterator
-from importlib.metadata import PackageNotFoundError, distribution
 from os.path import commonprefix
 from typing import Any
 
@@ -88,12 +86,8 @@ def needed(what: str, libraries: Iterable[str], extra: str) -> None:
 
 
 def install(extra: str) -> str:
-    """Returns the command that installs an extra: in the checkout, where idmm is installed from one as editable."""
-    origin = {}
-    with contextlib.suppress(PackageNotFoundError, ValueError):
-        origin = json.loads(distribution("idmm").read_text("direct_url.json") or "{}")
-    editable = origin.get("dir_info", {}).get("editable")
-    return f"pip install -e '.[{extra}]'" if editable else f"pip install 'idmm[{extra}]'"
+    """Returns the command that installs an extra, in the checkout."""
+    return f"pip install -e '.[{extra}]'"
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

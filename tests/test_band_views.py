@@ -1,6 +1,5 @@
 """Views and augmentation of images of any channels and of 16 bits; turns, and channels on their own."""
 
-import json
 import math
 from dataclasses import replace
 
@@ -24,7 +23,6 @@ from idmm.data.augment import EvalTransform, TrainTransform, centre_crop
 from idmm.data.images import unit
 from idmm.data.loaders import BatchPlan, training_batches
 from idmm.data.views import ORDERS, MultiCropTransform, draw_views
-from idmm.errors import UserError
 from idmm.methods import create_method
 from idmm.methods.drloc import Localization
 from idmm.models import create_backbone
@@ -275,42 +273,6 @@ def test_centre_crops_of_any_image(channels, dtype):
 
 
 # ------------------------------------------------------------------ what only RGB images have
-def faults(kind, *flags):
-    with pytest.raises(UserError) as caught:
-        parse(kind, [*flags, "--out", "x"], "idmm")
-    return list(caught.value.faults)
-
-
-def test_flags_of_colours_are_refused_for_other_images(tmp_path):
-    five = ("--data.in_chans", "5")
-    for_rgb = "for RGB images, and these have 5 channels; wanted"
-    assert faults(PretrainConfig, *five, "--views.jitter", "[0.4, 0.4, 0.2, 0.1]", "--views.grey_prob", "0.2") == [
-        f"views.jitter: got [0.4, 0.4, 0.2, 0.1], but saturation and hue are {for_rgb} [0.4, 0.4, 0.0, 0.0]",
-        f"views.grey_prob: got 0.2, but grey is {for_rgb} 0.0",
-    ]
-    crops = "[{count: 1, grey_prob: 0.1}, {count: 1, jitter: [0.4, 0.4, 0, 0.1]}]"
-    assert [line.partition(":")[0] for line in faults(PretrainConfig, *five, "--views.crops", crops)] == [
-        "views.crops[0].grey_prob", "views.crops[1].jitter",
-    ]  # fmt: skip
-    given = ("--augment.randaugment", "rand-m9", "--augment.grey_prob", "0.1", "--augment.jitter", "[0, 0, 0.1, 0]")
-    assert [line.partition(":")[0] for line in faults(FinetuneConfig, *five, *given)] == [
-        "augment.jitter", "augment.grey_prob", "augment.randaugment",
-    ]  # fmt: skip
-    weights = tmp_path / "backbone.safetensors"
-    weights.write_bytes(b"")
-    (tmp_path / "backbone.json").write_text(json.dumps({"name": "x", "kwargs": {"in_chans": 5}}))
-    for init in (tmp_path, weights):  # what the checkpoint says
-        assert faults(FinetuneConfig, "--init", str(init), "--augment.grey_prob", "0.1") == [
-            f"augment.grey_prob: got 0.1, but grey is {for_rgb} 0.0"
-        ]
-    (tmp_path / "backbone.json").write_text('{"kwargs": null}')  # somebody else's
-    assert parse(FinetuneConfig, ["--init", str(weights), "--augment.grey_prob", "0.1", "--out", "x"], "idmm")
-    fine = ("--views.jitter", "[0.4, 0.4, 0, 0]", "--views.grey_prob", "0", "--views.vflip", "0.5")
-    assert parse(PretrainConfig, [*five, *fine, "--views.rotate90"], "idmm").views.rotate90
-    assert parse(FinetuneConfig, [*five, "--augment.randaugment", "null"], "idmm").augment.randaugment is None
-    assert parse(PretrainConfig, ["--data.in_chans", "1", "--views.grey_prob", "0.2"], "idmm").views.grey_prob == 0.2
-
-
 def test_what_a_recipe_says_of_colours_is_left_out_with_a_line(tmp_path):
     recipe = tmp_path / "mine.yaml"
     recipe.write_text(yaml.safe_dump({"views": {"grey_prob": 0.3}, "method": {"name": "dino"}}))

@@ -11,9 +11,8 @@ from test_resume import stop_at
 
 from idmm import clock, engine, stages
 from idmm.clock import Timer
-from idmm.config import FinetuneConfig, PretrainConfig, parsing
+from idmm.config import FinetuneConfig
 from idmm.stages import folds
-from idmm.transfer.config import merged, parse_grid
 
 SMALL = {"data__subset": {"per_class": 4}, "train__epochs": None, "train__save_minutes": 60}
 BOTH = pytest.mark.parametrize("stage", ["pretrain", "finetune"])
@@ -47,14 +46,6 @@ def test_a_run_ends_in_its_time(stage, seconds, tmp_path):
     config = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
     assert config["train"]["epochs"] == {"pretrain": 800, "finetune": 200}[stage], "as the recipe has it"
     assert "ends at about" in logged(tmp_path / "run")
-
-
-def test_a_slower_machine_makes_fewer_steps_in_the_same_time(seconds, tmp_path):
-    seconds[0] = 4.0
-    assert inside("pretrain", tmp_path / "run", **SMALL, train__minutes=1.0) == 0
-    assert abs(result(tmp_path / "run")["seconds"] - 60) < 5
-    steps = metrics(tmp_path / "run")[-1]["step"]
-    assert 12 <= steps <= 15
 
 
 def test_sizes_share_the_minutes_by_epochs_and_pixels(seconds, tmp_path):
@@ -165,51 +156,3 @@ def test_a_command_counts_from_its_start():
 def test_folds_share_the_time():
     config = FinetuneConfig(out="a", data={"folds": 4}, train={"minutes": 2.0})
     assert [one.train.minutes for one in folds.each_fold(config)] == [0.5] * 4
-
-
-# ------------------------------------------------------------------ epochs or minutes: what is said last
-def parsed(tmp_path, *argv, kind=FinetuneConfig, **files):
-    names = []
-    for name, content in files.items():
-        (tmp_path / name).write_text(yaml.safe_dump(content))
-        names += ["--config", str(tmp_path / name)]
-    return parsing.parse(kind, [*names, *argv], "idmm").train
-
-
-def test_the_later_one_counts(tmp_path):
-    minutes, epochs = {"train": {"minutes": 3}}, {"train": {"epochs": 7}}
-    staged = {"stages": [{"size": 32, "epochs": 2}]}
-    assert parsed(tmp_path, "--train.minutes", "2", a=epochs).minutes == 2
-    assert parsed(tmp_path, "--train.epochs", "7", a=minutes).minutes is None
-    bound = parsed(tmp_path, "--train.epochs", "7", a={"train": {"minutes": 3, "max_epochs": 9}})
-    assert (bound.epochs, bound.minutes, bound.max_epochs) == (7, None, None)
-    assert parsed(tmp_path, "--stages", "[{size: 32, epochs: 2}]", a=minutes).minutes is None
-    assert parsed(tmp_path, "--stages", "[{size: 32}]", a=minutes).minutes == 3
-    assert (
-        parsed(tmp_path, a=minutes, b=epochs).minutes is None and parsed(tmp_path, a=minutes, b=staged).minutes is None
-    )
-    assert parsed(tmp_path, a=epochs, b=minutes).minutes == 3
-    assert parsed(tmp_path, a={"train": {"minutes": 3, "epochs": 7}}).minutes == 3, "a run's config.yaml"
-
-
-@pytest.mark.parametrize("kind", [PretrainConfig, FinetuneConfig])
-def test_both_as_flags_are_a_mistake(kind, tmp_path, capsys):
-    line = "train.minutes: given beside epochs, which it replaces; give one of the two"
-    argv = [kind.STAGE, "--train.minutes", "3", "--out", tmp_path / "run"]
-    assert refused(capsys, [*argv, "--train.epochs", "4"]) == [line]
-    if kind is FinetuneConfig:
-        assert refused(capsys, [*argv, "--stages", "[{size: 32, epochs: 4}]"]) == [line]
-    grid = ["transfer", "--targets", "[digits]", "--out", tmp_path / "run"]
-    asked = [f"--{kind.STAGE}.train.minutes", "3", f"--{kind.STAGE}.train.epochs", "3"]
-    assert refused(capsys, [*grid, *asked]) == [f"--{kind.STAGE}.{line}"]
-    assert refused(capsys, [*argv, "--train.minutes", "0"]) == ["train.minutes: got 0, wanted greater than 0"]
-    assert not (tmp_path / "run").exists()
-
-
-def test_in_a_grid_too(tmp_path):
-    """An entry's epochs over the grid's minutes, a flag's over the file's."""
-    assert merged({"train.minutes": 3}, {"train": {"epochs": 4}}) == {"train": {"epochs": 4}}
-    assert merged({"train": {"epochs": 4}}, {"train.minutes": 3}) == {"train": {"epochs": 4, "minutes": 3}}
-    (tmp_path / "grid.yaml").write_text(yaml.safe_dump({"targets": ["digits"], "finetune": {"train": {"minutes": 3}}}))
-    argv = ["--config", str(tmp_path / "grid.yaml"), "--out", "out", "--finetune.train.epochs", "4"]
-    assert parse_grid(argv, "idmm").finetune == {"train": {"epochs": 4}}

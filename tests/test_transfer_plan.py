@@ -11,8 +11,9 @@ from frozen import a_run
 from helpers import ENVIRONMENT, ROOT
 
 from idmm.config import METHODS, FinetuneConfig, PretrainConfig, parsing
+from idmm.config.parsing import parse
 from idmm.data.registry import DATASETS
-from idmm.transfer.config import GridConfig, parse_grid
+from idmm.transfer.config import GridConfig
 from idmm.transfer.plan import Cell, GridPlan
 
 BACKBONE = {"name": "vit_tiny_patch16_224", "label": "tiny", "kwargs": {"embed_dim": 32, "depth": 1, "num_heads": 2}}
@@ -213,16 +214,17 @@ def test_roots():
 def test_flags(tmp_path, capsys):
     file = write(tmp_path / "g.yaml", sources=["digits"], targets=["digits"], pretrain={"train": {"lr": 0.1}})
     argv = ["--config", file, "--out", "x", "--pretrain.train.epochs", "5", "--finetune.data.subset={per_class: 2}"]
-    found = parse_grid([*argv, "--pretrain.config", "r.yaml", "--target.protocol", "probe"], "idmm transfer")
+    found = parse(GridConfig, [*argv, "--pretrain.config", "r.yaml", "--target.protocol", "probe"], "idmm transfer")
     assert found.pretrain == {"train": {"lr": 0.1, "epochs": 5}, "config": "r.yaml"}
     assert found.finetune == {"data": {"subset": {"per_class": 2}}} and found.target.protocol == "probe"
     with pytest.raises(SystemExit):
-        parse_grid([*argv, "--print_config"], "idmm transfer")
+        parse(GridConfig, [*argv, "--print_config"], "idmm transfer")
     assert yaml.safe_load(capsys.readouterr().out)["pretrain"] == {"train": {"lr": 0.1, "epochs": 5}}
-    assert faults(parse_grid, [*argv, "--pretrain.train.lr", "--sorces", "x", "--finetune.a", "[1"], "t") == [
-        "--pretrain.train.lr: wants a value",
-        "--finetune.a: got '[1', which is not YAML",
+    wrong = ["--pretrain.train.lr", "--sorces", "x", "--finetune.train.lr", "[1"]
+    assert faults(parse, GridConfig, [*argv, *wrong], "t") == [
+        "--pretrain.train.lr: wants a value (FLOAT)",
         "--sorces: unknown flag; did you mean '--sources'?",
+        "finetune.train.lr: got '[1', which is not YAML (expected ',' or ']', but got '<stream end>', line 1)",
     ]
 
 

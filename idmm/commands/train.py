@@ -30,6 +30,7 @@ from idmm.commands.train_pseudolabels import ALIKE, pseudolabel
 from idmm.config import FREE, Data, parsing
 from idmm.config.commands import TrainCommand
 from idmm.config.reading import recipe
+from idmm.config.schema import merged
 from idmm.config.train import Train
 from idmm.data import user_lists
 from idmm.data.datasets import open_splits
@@ -40,7 +41,6 @@ from idmm.files import begun, write_csv, write_json
 from idmm.progress import KeptLog, duration, log, logging_by
 from idmm.stages import STAGES, beginning
 from idmm.stages.results import compared
-from idmm.transfer.config import merged
 
 RECIPES = {"pretrain": "idmm_fast", "joint": "joint", "finetune": "fast", "scratch": "fast_scratch"}
 ADAPT = "adapt"  # pretraining's recipe where there are weights to start from

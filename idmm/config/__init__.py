@@ -7,7 +7,7 @@ classes of this package; pydantic checks all fields of a config at once, so that
 from idmm.config.base import FREE, section
 from idmm.config.data import IMAGENET_MEAN, IMAGENET_STD, Data, Subset
 from idmm.config.dense import DenseConfig, DetectConfig, SegmentConfig
-from idmm.config.methods import METHODS, Method, defaults_of
+from idmm.config.methods import METHODS, Method
 from idmm.config.stages import (
     Common,
     DrLoc,
@@ -37,6 +37,6 @@ __all__ = [
     "Augment", "Colours", "Common", "CropGroup", "Data", "DenseConfig", "DetectConfig",
     "DrLoc", "FinetuneConfig", "FinetuneModel", "FinetuneTrain",
     "Method", "Model", "PretrainConfig", "PretrainTrain", "SegmentConfig", "Stage", "Subset", "Train", "Views",
-    "colours_of", "defaults_of", "global_groups", "group_sizes", "resolved_stages", "section",
+    "colours_of", "global_groups", "group_sizes", "resolved_stages", "section",
     "without_rgb",
 ]  # fmt: skip

@@ -189,5 +189,5 @@ class DataCheckConfig:
     @model_validator(mode="after")
     def _check(self):
         if self.name is None and self.root is None:
-            raise FieldError("name", "missing")
+            raise FieldError("name", "missing; give a dataset of 'idmm data list', or a folder")
         return self

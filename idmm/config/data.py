@@ -1,7 +1,7 @@
 """The images."""
 
 import math
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -47,8 +47,6 @@ def _is_range(pair: Any) -> bool:
 @section
 class Data:
     """The images."""
-
-    MAIN: ClassVar[str] = "root"
 
     name: str | None = None
     """Dataset: 'folder' (your own images under data.root), or one of 'idmm data list'. Null: 'folder' where there is a

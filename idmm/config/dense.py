@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from idmm.config.base import FieldError, check_range, section
+from idmm.config.base import FieldError, rising, section
 from idmm.config.data import Data
 from idmm.config.stages import Backbone, Common
 from idmm.config.train import Train
@@ -104,17 +104,12 @@ class DenseTrain(Train):
 class DenseAugment:
     """Augmentation of images with their boxes or masks."""
 
-    scale: list[float] = Field(default_factory=lambda: [0.5, 2.0], min_length=2, max_length=2)
+    scale: rising(4.0) = field(default_factory=lambda: [0.5, 2.0])
     """Smallest and largest factor by which images are scaled before they are cropped or padded to train.size."""
     flip: float = Field(0.5, ge=0, le=1)
     """Probability of a horizontal flip."""
     photometric: bool = True
     """Distort brightness, contrast, saturation and hue at random."""
-
-    @model_validator(mode="after")
-    def _check(self):
-        check_range(self.scale, 0, 4, "scale")
-        return self
 
 
 @section

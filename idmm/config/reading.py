@@ -9,8 +9,7 @@ from typing import Any
 
 import yaml
 
-from idmm.config.base import STAGED
-from idmm.config.schema import nested, odd_keys, unknown_keys
+from idmm.config.schema import merged
 from idmm.errors import UserError, listed, nearest
 
 # setup.cfg maps the repository's folder into the package as idmm/configs; a checkout has it beside the package
@@ -88,8 +87,6 @@ def recipes() -> dict[str, Path]:
 def located(name: str | Path, stage: str | None = None) -> Path:
     """Returns the file of that path, else the recipe of that name: NAME in the folder of the stage, or FOLDER/NAME.
 
-    A name that only another stage has is that stage's recipe.
-
     Raises:
         UserError: Neither a file nor a recipe.
     """
@@ -99,8 +96,7 @@ def located(name: str | Path, stage: str | None = None) -> Path:
     if path.exists() and not path.is_dir():
         return path
     plain = str(name).removesuffix(".yaml")
-    own = [stage, *STAGES] if stage else []
-    found = next((known[key] for key in (plain, *(f"{folder}/{plain}" for folder in own)) if key in known), None)
+    found = known.get(plain) or known.get(f"{stage}/{plain}")
     if found or path.exists() or path.is_absolute() or path.suffix in (".yaml", ".yml"):
         return found or path
     names = [*(key.removeprefix(f"{stage}/") for key in known), *known]
@@ -112,18 +108,9 @@ def recipe(kind: type, name: str | Path) -> dict:
     """Returns the keys of a recipe for a config of this kind: a YAML file, or one that ships, by its name.
 
     Raises:
-        UserError: There is none, it cannot be read, or it is another stage's.
+        UserError: There is none, or it cannot be read.
     """
-    stage = getattr(kind, "STAGE", None)
-    data = read_file(located(name, stage))
-    if odd := odd_keys(data):
-        raise UserError(*(f"{key}: unknown key (in {name})" for key in odd))
-    data = nested(data)
-    strange = unknown_keys(kind, data)
-    for other, its in STAGED.items():
-        if strange and stage not in (None, other) and not unknown_keys(its, data):
-            raise UserError(f"--config: '{name}' is a recipe of {other}, not of {stage}: it has {listed(strange)}")
-    return data
+    return merged(read_file(located(name, getattr(kind, "STAGE", None))))
 
 
 def of_method(data: dict, name: str | None, where: str, own: str | None = None) -> tuple[dict, str]:

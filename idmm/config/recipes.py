@@ -2,7 +2,6 @@
 
 import importlib.util
 from dataclasses import replace
-from typing import Any
 
 from idmm.config.methods import METHODS, Method, keys_read, projects, unread
 from idmm.config.parsing import changed
@@ -46,16 +45,16 @@ def resolve_method(config: PretrainConfig) -> tuple[PretrainConfig, list[str]]:
         UserError: Fields that the method does not read, crops that it cannot take, a library that is missing.
     """
     method, recipe, reads = config.method, METHODS[config.method.name], keys_read(config.method)
-    faults = [*unread(method, changed(method)), *_missing(method, reads), *_label_faults(config)]
+    faults = [*unread(method, changed(method)), *_missing(method), *_label_faults(config)]
     views, view_notes = _filled_views(config.views, method.name)
     given, wanted = sum(group.count for group in views.crops), recipe.exactly or recipe.at_least
     if given < wanted or (recipe.exactly and given > wanted):
         exactness = "" if recipe.exactly else "at least "
         faults.append(f"views.crops: {given} crops an image, but {method.name} compares {exactness}{wanted}")
     faults += _drloc_faults(config, views)
-    small, few = pass_notes(config, config.train.batch_size)
-    if faults + small:
-        raise UserError(*faults, *small)
+    faults += pass_faults(config, config.train.batch_size)
+    if faults:
+        raise UserError(*faults)
     null = {name: value for name, value in reads.items() if getattr(method, name) is None and value is not None}
     notes = [f"method.{name}: {value}, {method.name}'s" for name, value in null.items() if value is not False]
     notes += view_notes
@@ -63,27 +62,21 @@ def resolve_method(config: PretrainConfig) -> tuple[PretrainConfig, list[str]]:
     if train.warmup_epochs is None and recipe.warmup_epochs is not None:
         train = replace(train, warmup_epochs=recipe.warmup_epochs)
         notes.append(f"train.warmup_epochs: {recipe.warmup_epochs:g}, {method.name}'s")
-    scaled = method.classifier_scale != Method().classifier_scale
-    if "classifier_scale" in reads and method.classifier == "linear" and scaled:
-        notes.append(f"method.classifier_scale: {method.classifier_scale:g} without effect, the classifier is linear")
-    return replace(config, method=replace(method, **null), views=views, train=train), notes + few
+    return replace(config, method=replace(method, **null), views=views, train=train), notes
 
 
-def pass_notes(config: PretrainConfig, batch_size: int) -> tuple[list[str], list[str]]:
-    """Returns faults, and lines for the log, of a method that compares the images of a pass where those are few.
+def pass_faults(config: PretrainConfig, batch_size: int) -> list[str]:
+    """Returns what is wrong with a method that compares the images of a pass if a pass has one.
 
     Args:
         config: The run's.
         batch_size: Images of a step, which may be fewer than asked for (images).
     """
     name, passes = config.method.name, config.train.accumulate
-    images = batch_size // passes
-    if not METHODS[name].within_pass or (passes == 1 and images > 1):
-        return [], []
+    if not METHODS[name].within_pass or batch_size // passes > 1:
+        return []
     shown = f"train.batch_size: {batch_size}" + (f", in train.accumulate's {passes} passes" if passes > 1 else "")
-    if images < 2:
-        return [f"{shown}: {name} compares the images of a pass with one another; wanted at least 2 of them"], []
-    return [], [f"{shown}: {name} compares the {images} images of a pass with one another, not those of the batch"]
+    return [f"{shown}: {name} compares the images of a pass with one another; wanted at least 2 of them"]
 
 
 def learns_labels(config: PretrainConfig) -> bool:
@@ -118,8 +111,8 @@ def _drloc_faults(config: PretrainConfig, views: Views) -> list[str]:
     return [f"views.crops[{n}].size: {size}, but {wanted}" for n, size in sizes if size != views.size]
 
 
-def _missing(method: Method, reads: dict[str, Any]) -> list[str]:
-    wanted = dict.fromkeys([*(["lightly"] if projects(method, reads) else []), *METHODS[method.name].libraries])
+def _missing(method: Method) -> list[str]:
+    wanted = dict.fromkeys([*(["lightly"] if projects(method) else []), *METHODS[method.name].libraries])
     return [
         f"method.name: {method.name} needs {name}; install it with: {install('baselines')}"
         for name in wanted

@@ -7,18 +7,14 @@ from pydantic import Field, model_validator
 
 from idmm.config.base import section
 from idmm.config.data import Data
-from idmm.config.methods import Method, unread
-from idmm.config.schema import two_lengths
+from idmm.config.methods import Method
 from idmm.config.train import FinetuneTrain, PretrainTrain
-from idmm.config.views import Augment, Views, rgb_faults
-from idmm.files import saved_info
+from idmm.config.views import Augment, Views
 
 
 @section
 class Backbone:
     """The backbone."""
-
-    MAIN: ClassVar[str] = "name"
 
     name: str | None = None
     """Any timm model; null: the init checkpoint's, else deit_tiny_patch16_224."""
@@ -92,14 +88,6 @@ class Common:
     """A used OUT: 'auto' goes on where it stopped, 'never' refuses it, 'must' refuses a new one."""
     data: Data = field(default_factory=Data)
 
-    def flag_faults(self, flags: dict[str, Any]) -> list[str]:
-        """Returns what is wrong with keys, and their values, being given as flags."""
-        channels, bands = self.data.in_chans, self.data.bands
-        if channels is bands is None and self.init is not None:
-            saved = saved_info(self.init)
-            channels, bands = saved.get("kwargs", {}).get("in_chans"), saved.get("bands")
-        return [*two_lengths(flags), *rgb_faults(self, flags, channels, bands)]
-
 
 @section
 class PretrainConfig(Common):
@@ -112,11 +100,6 @@ class PretrainConfig(Common):
     method: Method = field(default_factory=Method)
     views: Views = field(default_factory=Views)
     drloc: DrLoc = field(default_factory=DrLoc)
-
-    def flag_faults(self, flags: dict[str, Any]) -> list[str]:
-        """Returns what is wrong with keys being given as flags: the method does not read them, say."""
-        own = [key.removeprefix("method.") for key in flags if key.startswith("method.")]
-        return [*super().flag_faults(flags), *unread(self.method, own)]
 
 
 @section

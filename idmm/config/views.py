@@ -1,12 +1,19 @@
 """What training sees of an image: stage 1's crops and colours, stage 2's augmentation."""
 
-from collections.abc import Collection
-from dataclasses import fields, replace
-from typing import Any, ClassVar
+from dataclasses import field, fields, replace
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field
 
-from idmm.config.base import FieldError, check_range, check_strengths, section
+from idmm.config.base import rising, section
+
+Share = rising(1.0)  # smallest and largest, of an image's area
+
+
+def _strengths(jitter: list[float] | None) -> list[float] | None:
+    if jitter is not None and (min(jitter) < 0 or jitter[3] > 0.5):
+        raise ValueError(f"got {jitter}, wanted four numbers >= 0, the last (hue) <= 0.5")
+    return jitter
 
 
 @section
@@ -15,7 +22,7 @@ class Colours:
 
     flip: float | None = Field(None, ge=0, le=1)
     """Probability of a horizontal flip; null: 0.5."""
-    jitter: list[float] | None = Field(None, min_length=4, max_length=4)
+    jitter: Annotated[list[float] | None, AfterValidator(_strengths)] = Field(None, min_length=4, max_length=4)
     """Strength of brightness, contrast, saturation (factors) and hue (turns, at most 0.5); null: the method's (mocov2
     0.4, 0.4, 0.4, 0.1; mocov3 and dino 0.4, 0.4, 0.2, 0.1; else 0.8, 0.8, 0.8, 0.2)."""
     jitter_prob: float | None = Field(None, ge=0, le=1)
@@ -32,11 +39,6 @@ class Colours:
     """Probability of a vertical flip, for images without a right way up; null: 0."""
     rotate90: bool | None = None
     """Turn each crop by a random multiple of 90 degrees, for images without a right way up; null: false."""
-
-    @model_validator(mode="after")
-    def _check_colours(self):
-        check_strengths(self)
-        return self
 
 
 # Of IDMM's release, and SimCLR's own: what null means in the end. Nothing is solarized.
@@ -55,15 +57,10 @@ class CropGroup(Colours):
 
     count: int = Field(2, ge=1)
     """Crops an image."""
-    scale: list[float] = Field(default_factory=lambda: [0.14, 1.0], min_length=2, max_length=2)
+    scale: Share = field(default_factory=lambda: [0.14, 1.0])
     """Smallest and largest share of the image's area that a crop covers, in (0, 1]."""
     size: int | None = Field(None, ge=8)
     """Side of these crops (pixels); null: views.size."""
-
-    @model_validator(mode="after")
-    def _check(self):
-        check_range(self.scale, 0, 1, "scale")
-        return self
 
 
 @section
@@ -103,11 +100,13 @@ def global_groups(crops: list[CropGroup], size: int | None = None) -> int:
 class Augment:
     """Augmentation and regularisation of stage 2, as in IDMM's released code but for RandAugment, which is timm's."""
 
-    scale: list[float] = Field(default_factory=lambda: [0.08, 1.0], min_length=2, max_length=2)
+    scale: Share = field(default_factory=lambda: [0.08, 1.0])
     """Smallest and largest share of the area that the random resized crop covers, in (0, 1]."""
     flip: float = Field(0.5, ge=0, le=1)
     """Probability of a horizontal flip."""
-    jitter: list[float] = Field(default_factory=lambda: [0.4, 0.4, 0.4, 0.1], min_length=4, max_length=4)
+    jitter: Annotated[list[float], AfterValidator(_strengths)] = Field(
+        default_factory=lambda: [0.4, 0.4, 0.4, 0.1], min_length=4, max_length=4
+    )
     """Strength of brightness, contrast, saturation (factors) and hue (turns, at most 0.5)."""
     jitter_prob: float = Field(0.4, ge=0, le=1)
     """Probability of the colour jitter."""
@@ -128,17 +127,8 @@ class Augment:
     crop_pct: float = Field(0.875, gt=0, le=1)
     """At test time the short side is resized to size / crop_pct, then the centre is cropped."""
 
-    @model_validator(mode="after")
-    def _check(self):
-        check_range(self.scale, 0, 1, "scale")
-        check_strengths(self)
-        return self
-
 
 # ------------------------------------------------------------------ images that are not RGB
-_RGB_ONLY = {"jitter": "saturation and hue are", "grey_prob": "grey is", "randaugment": "RandAugment is"}
-
-
 def is_rgb(in_chans: int | None, bands: list[int] | None) -> bool:
     """Whether channels are colours: those of pictures, also where the model sees them in grey, and three bands."""
     return in_chans in (None, 1, 3) if bands is None else len(bands) == 3
@@ -148,42 +138,21 @@ def without_rgb(config: Any) -> tuple[Any, list[str]]:
     """Returns a stage's config without what only RGB images have, where its images are not RGB, and lines for the log
     on that."""
     data = config.data
-    plain, asked = _plain(config)
-    if is_rgb(data.in_chans, data.bands) or not asked:
-        return config, []
-    becomes = ", ".join(f"{key} becomes {_shown(wanted)}" for key, (_, wanted) in asked.items())
-    what = f"data.in_chans: images of {data.in_chans} channels have no saturation, hue, grey and RandAugment"
-    return plain, [f"{what}; {becomes}"]
-
-
-def rgb_faults(config: Any, flags: Collection[str], in_chans: int | None, bands: list[int] | None) -> list[str]:
-    """Returns a line for each of the keys given as ``flags`` that asks for what only RGB images have, where the images
-    are not RGB."""
-    channels, lines = in_chans if bands is None else len(bands), []
-    for key, (got, wanted) in {} if is_rgb(in_chans, bands) else _plain(config)[1].items():
-        if key in flags or key.partition("[")[0] in flags:  # views.crops, for one of its groups
-            what = f"{_RGB_ONLY[key.rpartition('.')[2]]} for RGB images, and these have {channels} channels"
-            lines.append(str(FieldError(key, f"got {got!r}, but {what}; wanted {_shown(wanted)}")))
-    return lines
-
-
-def _shown(value: Any) -> str:
-    return "null" if value is None else f"{value}"
-
-
-def _plain(config: Any) -> tuple[Any, dict[str, tuple[Any, Any]]]:
-    """Returns a stage's config without what only RGB images have, and by key what was there and is there now."""
     found = {
-        name: _plain_section(section, name)
+        name: _plain(section, name)
         for name in ("views", "augment")
         if hasattr(section := getattr(config, name, None), "jitter")
     }
-    asked = {key: values for _, changes in found.values() for key, values in changes.items()}
-    return replace(config, **{name: section for name, (section, _) in found.items()}), asked
+    changes = {key: value for _, own in found.values() for key, value in own.items()}
+    if is_rgb(data.in_chans, data.bands) or not changes:
+        return config, []
+    becomes = ", ".join(f"{key} becomes {'null' if value is None else value}" for key, value in changes.items())
+    what = f"data.in_chans: images of {data.in_chans} channels have no saturation, hue, grey and RandAugment"
+    return replace(config, **{name: section for name, (section, _) in found.items()}), [f"{what}; {becomes}"]
 
 
-def _plain_section(section: Any, place: str) -> tuple[Any, dict[str, tuple[Any, Any]]]:
-    """The same of a section, or of a group of crops, whose keys begin with ``place``."""
+def _plain(section: Any, place: str) -> tuple[Any, dict[str, Any]]:
+    """Returns a section, or a group of crops, without what only RGB images have, and by key what is there now."""
     new: dict[str, Any] = {}
     if section.jitter is not None and any(section.jitter[2:]):
         new["jitter"] = [*section.jitter[:2], 0.0, 0.0]
@@ -191,9 +160,9 @@ def _plain_section(section: Any, place: str) -> tuple[Any, dict[str, tuple[Any, 
         new["grey_prob"] = 0.0
     if getattr(section, "randaugment", None):
         new["randaugment"] = None
-    asked = {f"{place}.{key}": (getattr(section, key), value) for key, value in new.items()}
+    changes = {f"{place}.{key}": value for key, value in new.items()}
     if getattr(section, "crops", None):
-        groups = [_plain_section(group, f"{place}.crops[{n}]") for n, group in enumerate(section.crops)]
+        groups = [_plain(group, f"{place}.crops[{n}]") for n, group in enumerate(section.crops)]
         new["crops"] = [group for group, _ in groups]
-        asked |= {key: values for _, changes in groups for key, values in changes.items()}
-    return replace(section, **new), asked
+        changes |= {key: value for _, own in groups for key, value in own.items()}
+    return replace(section, **new), changes

@@ -4,14 +4,13 @@ import importlib
 
 from torch import nn
 
-from idmm.config import METHODS
 from idmm.config import Method as MethodConfig
 from idmm.methods.base import Method, RunInfo
 
 
 def method_class(name: str) -> type[Method]:
     """Returns the class of a method by its name."""
-    return getattr(importlib.import_module(f"idmm.methods.{name}"), METHODS[name].__name__)
+    return {key.lower(): value for key, value in vars(importlib.import_module(f"idmm.methods.{name}")).items()}[name]
 
 
 def create_method(backbone: nn.Module, info: RunInfo, config: MethodConfig) -> Method:

@@ -23,7 +23,7 @@ from idmm.config import (
 )
 from idmm.config.commands import ProbeConfig
 from idmm.config.dense import DENSE_LIBRARIES, tested_sides
-from idmm.config.recipes import learns_labels, needs_labels, pass_notes, resolve_method
+from idmm.config.recipes import learns_labels, needs_labels, pass_faults, resolve_method
 from idmm.data.registry import check_folder, resolve_name
 from idmm.errors import UserError, needed
 from idmm.files import begun, names_same, weights_file
@@ -169,7 +169,7 @@ STAGES = {
         unlabelled=lambda config: not needs_labels(config),
         evaluated=lambda config: knn_every(config) > 0 or learns_labels(config),
         by_method=resolve_method,
-        faults=lambda config, images: pass_notes(config, min(config.train.batch_size, images))[0],
+        faults=lambda config, images: pass_faults(config, min(config.train.batch_size, images)),
     ),
     "finetune": StageSpec(
         "finetune",

@@ -1,17 +1,11 @@
-"""The keys of a transfer grid, and the command line that reads them."""
+"""The keys of a transfer grid."""
 
-import copy
 from dataclasses import field
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-import yaml
 from pydantic import Field
 
 from idmm.config import DetectConfig, FinetuneConfig, PretrainConfig, SegmentConfig, section
-from idmm.config.parsing import dump, parse
-from idmm.config.reading import read_value
-from idmm.config.schema import flatten, odd_keys, overrule_minutes, switches, two_lengths
-from idmm.errors import UserError
 
 KINDS = {"pretrain": PretrainConfig, "finetune": FinetuneConfig, "detect": DetectConfig, "segment": SegmentConfig}
 TRAINING = tuple(KINDS)
@@ -48,6 +42,7 @@ class GridConfig:
     done is never done again: the same command goes on, a changed option reruns what it touches."""
 
     STAGE: ClassVar[str] = "transfer"
+    STAGES: ClassVar[dict[str, type]] = KINDS  # whose flags it takes, as --pretrain.train.lr
 
     out: str
     """Folder for all runs and the grid (required)."""
@@ -92,69 +87,3 @@ class GridConfig:
     ray: Ray = field(default_factory=Ray)
     plan: bool = False
     """Print the jobs and what they wait for, and run none."""
-
-
-WHOLE = ("kwargs", "subset", "labelled")  # mappings that are replaced, not merged
-
-
-def parse_grid(argv: list[str], prog: str) -> GridConfig:
-    """Reads files and flags; ``--pretrain.KEY VALUE`` sets a key of pretraining, and likewise of each stage 2.
-    UserError with a line a fault."""
-    rest, nested, faults = [], [], []
-    tokens = list(argv)
-    while tokens:
-        token = tokens.pop(0)
-        stage, _, key = token.removeprefix("--").partition(".")
-        if not (token.startswith("--") and stage in TRAINING and key):
-            rest.append(token)
-            continue
-        key, given, text = key.partition("=")
-        if not given:
-            alone = not tokens or tokens[0].startswith("--")
-            if alone and key not in switches(KINDS[stage]):
-                faults.append(f"--{stage}.{key}: wants a value")
-                continue
-            text = "true" if alone else tokens.pop(0)
-        try:
-            nested.append((stage, key, read_value(text)))
-        except yaml.YAMLError:
-            faults.append(f"--{stage}.{key}: got {text!r}, which is not YAML")
-            continue
-        faults += [f"{place}: unknown key" for place in odd_keys(nested[-1][2], f"{stage}.{key}")]
-    try:
-        config = parse(GridConfig, [token for token in rest if token != "--print_config"], prog)
-    except UserError as error:
-        faults += error.faults
-    flags = {stage: {key: value for name, key, value in nested if name == stage} for stage in TRAINING}
-    if not faults:
-        faults = [f"--{stage}.{line}" for stage, given in flags.items() for line in two_lengths(flatten(given))]
-    if faults:
-        raise UserError(*faults)
-    for stage, given in flags.items():
-        setattr(config, stage, merged(getattr(config, stage), given))
-    if "--print_config" in rest:
-        print(dump(config), end="")
-        raise SystemExit(0)
-    return config
-
-
-def merged(*layers: dict) -> dict:
-    """Returns mappings, whose keys may be dotted, as one nested mapping; of two values the later one stays."""
-    data: dict = {}
-    for layer in layers:
-        overrule_minutes(data, layer)
-        _merge(data, copy.deepcopy(layer))
-    return data
-
-
-def _merge(data: dict, new: dict) -> None:
-    for key, value in new.items():
-        place, (*parents, name) = data, key.split(".")
-        for parent in parents:
-            if not isinstance(place.get(parent), dict):
-                place[parent] = {}
-            place = place[parent]
-        if isinstance(value, dict) and isinstance(place.get(name), dict) and name not in WHOLE:
-            _merge(place[name], value)
-        else:
-            place[name] = value

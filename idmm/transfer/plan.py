@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from idmm.config import FREE, parsing, reading
+from idmm.config.schema import merged
 from idmm.errors import UserError
 from idmm.files import home, is_public
 from idmm.stages import STAGES
-from idmm.transfer.config import TRAINING, GridConfig, merged
+from idmm.transfer.config import TRAINING, GridConfig
 from idmm.transfer.entries import NONE, SCRATCH, data_of, read_entries, stage_of_target
 
 
