@@ -84,22 +84,14 @@ def _row(*cells: nodes.Node) -> nodes.row:
     return nodes.row("", *entries, nodes.entry("", *wrapped))
 
 
-# ------------------------------------------------------------------ docstrings
-def _without_keys(app, what, name, thing, options, lines: list[str]) -> None:
-    """Drops the list of keys that ends the docstring of a stage: the page of commands has them."""
-    start = next((n for n, line in enumerate(lines) if line.startswith("Keys of the config ('idmm")), len(lines))
-    del lines[start:]
-
-
 def _files_outside(app: Sphinx, page: str, source: list[str]) -> None:
     """Makes a link to a Markdown file outside of docs a link to the file itself, as it is no page of the site."""
-    source[0] = re.sub(r"\]\((\.\./[^)#]+\.md)\)", r"](path:\1)", source[0])
+    source[0] = re.sub(r"\]\((\.\./[^)#]+\.md)(#[^)]*)?\)", r"](path:\1)", source[0])
 
 
 def setup(app: Sphinx) -> dict:
     """Registers them."""
     app.connect("source-read", _files_outside)
-    app.connect("autodoc-process-docstring", _without_keys, priority=100)  # before napoleon's
     app.add_html_math_renderer("mathml", (_inline, None), (_block, None))
     app.add_directive("commands", Commands)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

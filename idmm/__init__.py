@@ -15,10 +15,10 @@
     predictor = idmm.load_predictor("runs/d")
     predictor.predict(["a.jpg", image])[0].objects.boxes   # in pixels; .labels, .scores; of runs/e .mask, [H, W]
 
-``help(idmm.pretrain)`` and its like list the keys of a config (``idmm train --help`` those of ``idmm.train``), and
-what is returned. Parts to build with: ``idmm.losses.instance_discrimination_loss``,
-``idmm.losses.DenseRelativeLocalization``, ``idmm.models.create_backbone``, ``idmm.models.token_grid``,
-``idmm.data.DATASETS``. All are imported when first used: torch takes seconds, ``--help`` must not.
+``idmm pretrain --help`` and its like list the keys of a config.
+Parts to build with: ``idmm.losses.instance_discrimination_loss``, ``idmm.losses.DenseRelativeLocalization``,
+``idmm.models.create_backbone``, ``idmm.models.token_grid``, ``idmm.data.DATASETS``. All are
+imported when first used: torch takes seconds, ``--help`` must not.
 """
 
 import importlib

@@ -64,26 +64,6 @@ def graph():
 GRAPH = graph()
 
 
-def test_imports_are_read_wherever_they_stand():
-    """The reader itself: from and plain imports, aliases, relative ones, inside functions and classes."""
-    text = """
-import idmm.data.views as views, os
-from idmm import config, errors
-from idmm.losses.instance import instance_discrimination_loss
-def later():
-    from idmm.stages.pretrain import pretrain
-    class Inner:
-        from . import cache
-        from ..models import build
-"""
-    assert imported(ast.parse(text), "idmm.data.loaders", False) == {
-        "idmm.data.views", "idmm.config", "idmm.errors", "idmm.losses.instance", "idmm.stages.pretrain",
-        "idmm.data.cache", "idmm.models.build",
-    }  # fmt: skip
-    assert imported(ast.parse("from . import cache"), "idmm.data", True) == {"idmm.data.cache"}
-    assert sum(len(names) for names in GRAPH.values()) > 50, "the house's imports were found"
-
-
 @pytest.mark.parametrize("module", sorted(set(MODULES) - {"idmm"}))
 def test_floor(module):
     """Each module has a floor and imports nothing from above; the front door imports as it is asked."""

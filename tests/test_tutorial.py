@@ -59,8 +59,3 @@ def test_commands(folder, monkeypatch, capsys):
     assert "<html" in (folder / "runs/report/report.html").read_text()
     assert len((folder / "predictions.csv").read_text().splitlines()) == 1 + 2 * 256
     assert re.search(r"coffee/0001\.png: \w+, [\d.]+%\n", said[-1])  # by onnxruntime alone
-
-
-def test_pictures_are_small():
-    """What the page shows is kept with the code."""
-    assert sum(path.stat().st_size for path in (ROOT / "docs" / "images").glob("*")) < 500_000
