@@ -47,7 +47,8 @@ def grid(cells, protocol="finetune"):
     orders = {
         f"{name}s": list(dict.fromkeys(c[name] for c in cells)) for name in ("source", "method", "backbone", "target")
     }
-    return {"version": "0.1.0", "protocol": protocol, **orders, "cells": list(cells)}
+    protocols = list(dict.fromkeys([protocol, *(c["protocol"] for c in cells)]))
+    return {"version": "0.1.0", "protocol": protocol, "protocols": protocols, **orders, "cells": list(cells)}
 
 
 def full(sources=3, methods=("idmm", "simclr"), targets=3, seeds=2, backbones=("net",), protocol="finetune", rng=0):
@@ -66,19 +67,3 @@ def full(sources=3, methods=("idmm", "simclr"), targets=3, seeds=2, backbones=("
         for good in [float(draw.normal(0, 1.5)) - (14 if source == "scratch" else 2 * methods.index(method))]
         for seed in range(seeds)
     ]  # fmt: skip
-
-
-def sizes(numbers=(100, 200, 500, 1000, 2000, 5000), methods=("idmm",), targets=("pets",), seeds=2):
-    """Sources of several sizes of one dataset; accuracy rises by 10 points with ten times the images."""
-    cells = [cell("scratch", "none", target=t, seed=s, top1=40.0 + s) for t in targets for s in range(seeds)]
-    for number in numbers:
-        data = {"data": {"name": "flowers", "root": None, "subset": {"total": number}}}
-        cells += [
-            cell(
-                f"flowers-total{number}", method, target=target, seed=seed,
-                top1=30 + 10 * np.log10(number) + seed - 3 * methods.index(method),
-                source_size=number, pretrain_config=data,
-            )
-            for method in methods for target in targets for seed in range(seeds)
-        ]  # fmt: skip
-    return cells

@@ -91,7 +91,7 @@ class Made:
         self.asked, self.instead = [], {}
         self.result = {"top1": 50.0, "top5": 90.0, "seconds": 4.0, "train_size": 7, **told}
         monkeypatch.setattr(StageSpec, "run", lambda stage, config: self(config))
-        monkeypatch.setattr(render, "_pictures", lambda *_: {})
+        monkeypatch.setattr(render, "draw", lambda *_: None)
 
     def __call__(self, config):
         folder = Path(config["out"])

@@ -1,27 +1,14 @@
-"""A grid's findings as plain data, computed once for all formats: best sources, ranks, size curves."""
+"""A grid's findings as plain data, computed once for all formats: best sources and ranks."""
 
 import math
 import statistics
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import permutations, product
-from pathlib import Path
 from typing import NamedTuple
 
-from idmm.report.stats import (
-    ENOUGH,
-    Estimate,
-    SeedStats,
-    format_interval,
-    format_number,
-    log_slope,
-    over_targets,
-    seed_stats,
-)
-from idmm.report.table import MAIN, NO_BETTER, READOUTS, SCRATCH, Row, Table, run_label
-
-SIZES = 6  # least number of sizes that make a curve
+from idmm.report.stats import ENOUGH, Estimate, format_interval, format_number, over_targets
+from idmm.report.table import NO_BETTER, READOUTS, SCRATCH, Row, Table, run_label
 
 
 @dataclass(frozen=True)
@@ -170,72 +157,6 @@ def _source_rank(table: Table, source: str, fixed: Row | None, kept: dict) -> So
     return SourceRank(source, rank, statistics.fmean(values), gain)
 
 
-# ------------------------------------------------------------------ source size
-@dataclass(frozen=True)
-class SizeCurve:
-    """Accuracy over the size of the source."""
-
-    dataset: str  # that the sources are subsets of
-    backbone: str
-    method: str
-    target: str
-    points: dict[int, SeedStats]  # by size; sources of one size (draws of the subset) are put together
-    scratch: SeedStats | None  # the same backbone on the same target without pretraining
-    slope: Estimate | None  # points that ten times the images bring
-
-
-def size_curves(table: Table) -> list[SizeCurve]:
-    """A curve for each backbone, method and target where sources are six or more sizes of one dataset."""
-    found = []
-    methods = dict.fromkeys(row.method for row in table.rows)
-    for (dataset, sizes), *place in product(_families(table), table.backbones, methods, table.targets):
-        backbone, method, target = place
-        runs: dict[int, list[dict]] = {}
-        for source, size in sizes.items():
-            cell = table.cells.get((backbone, Row(source, method), target))
-            if cell and cell.stats.n:
-                runs.setdefault(size, []).extend(cell.stats.runs)
-        if runs:
-            points = {size: seed_stats(runs[size], table.metric) for size in sorted(runs)}
-            cell = table.cells.get((backbone, SCRATCH, target))
-            scratch = cell.stats if cell and cell.stats.n else None
-            slope = log_slope(list(points), [stats.mean for stats in points.values()])
-            found.append(SizeCurve(dataset, *place, points, scratch, slope))
-    return found
-
-
-def _families(table: Table) -> list[tuple[str, dict[str, int]]]:
-    """Datasets whose subsets are sources of six or more sizes, each with its sources' sizes."""
-    found: dict[tuple[str, str], dict[str, int]] = {}
-    for run in (run for cell in table.cells.values() for run in cell.stats.runs):
-        if run.get("pretrain_config") and run.get("source_size"):
-            data = run["pretrain_config"].get("data") or {}
-            whole = str(data.get("name")), str(data.get("root"))
-            found.setdefault(whole, {})[run["source"]] = int(run["source_size"])
-    kept = {whole: sizes for whole, sizes in found.items() if len(set(sizes.values())) >= SIZES}
-    return [(Path(root).name if name == "folder" else name, sizes) for (name, root), sizes in kept.items()]
-
-
-def _slopes_block(curves: list[SizeCurve]) -> Block:
-    rows = [(c.dataset, c.backbone, c.method, c.target, c.slope) for c in curves if c.slope]
-    lines = ["What ten times the images to pretrain on add (95 % interval of a straight line)."] if rows else []
-    return Block("Size of the source", lines, ("dataset", "backbone", "method", "target", "points"), rows)
-
-
-# ------------------------------------------------------------------ all
-@dataclass(frozen=True)
-class Sections:
-    """What the reports of a grid say; ``ranking`` and ``curves`` are of the first table."""
-
-    grid: dict  # as in grid.json
-    own: list[Table]  # of the grid's own protocols, one each; where none has a cell the first of all
-    counts: Counter  # runs of these by their status
-    tables: list[Table]  # those that have something in them, ``own`` first
-    ranking: Ranking
-    curves: list[SizeCurve]
-    blocks: list[Block]  # those that have something in them, in the order that every format prints
-
-
 # ------------------------------------------------------------------ test images
 def baselines(table: Table) -> list[str]:
     """Returns a line per target: its test images, the smallest difference that they can show, and its baselines."""
@@ -258,27 +179,31 @@ def baselines(table: Table) -> list[str]:
     return lines
 
 
+class Sections(NamedTuple):
+    """What the reports of a grid say."""
+
+    grid: dict  # as in grid.json
+    own: list[Table]  # one of each protocol
+    tables: list[Table]  # those that have something in them
+    blocks: list[Block]  # those that have something in them, in the order that every format prints
+
+
 def sections(grid: dict) -> Sections:
     """Computes everything that is told of a grid."""
     protocols = grid.get("protocols", [grid["protocol"]])
-    order = [*protocols, *(name for name in MAIN if name not in protocols)]
-    found = [Table(grid, *readout) for readout in sorted(READOUTS, key=lambda one: order.index(one[0]))]
-    own = [table for table in found if table and table.protocol in protocols and table.is_main]
+    readouts = [(protocol, name) for protocol in protocols for of, name in READOUTS if of == protocol]
+    found = [Table(grid, *readout) for readout in readouts]
     shown = [table for table in found if table and (table.is_main or table.usual_n)]
-    first = (shown or found)[0]
-    own = own or [first]
+    own = [table for table in shown if table.is_main] or found[:1]
     failed = [run for run in grid["cells"] if run["status"] == "failed"]
-    ranks, curves = ranking(first), size_curves(first)
+    ranks = ranking(own[0])
     blocks = [
         *(_of(table, best_sources(table), own) for table in own),
-        _of(first, ranks.block, own) if ranks.sources > 1 else None,
-        _slopes_block(curves),
-        Block("What the test images can show", [], items=baselines(first)),
+        _of(own[0], ranks.block, own) if ranks.sources > 1 else None,
+        Block("What the test images can show", [], items=baselines(own[0])),
         Block("Failed", [], items=[_failure(run) for run in failed]),
     ]
-    blocks = [block for block in blocks if block and (block.lines or block.items)]
-    counts = sum((table.counts for table in own), Counter())
-    return Sections(grid, own, counts, shown, ranks, curves, blocks)
+    return Sections(grid, own, shown, [block for block in blocks if block and (block.lines or block.items)])
 
 
 def _of(table: Table, block: Block | None, own: list[Table]) -> Block | None:

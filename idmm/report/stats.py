@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from scipy.special import stdtrit
-from scipy.stats import linregress
 
 from idmm.intervals import wilson
 
@@ -171,12 +170,3 @@ def over_targets(values: Iterable[float], targets: list, low: float = -math.inf,
         return Estimate(mean)
     half = t_half(statistics.variance(means) / len(means), len(means) - 1)
     return Estimate(mean, (max(low, mean - half), min(high, mean + half)))
-
-
-def log_slope(sizes: list[int], means: list[float]) -> Estimate | None:
-    """Returns what ten times the size adds, by a straight line over log10 of the size; None for less than three."""
-    if len(sizes) < ENOUGH:
-        return None
-    line = linregress([math.log10(size) for size in sizes], means)
-    half = t_half(float(line.stderr) ** 2, len(sizes) - 2)
-    return Estimate(float(line.slope), (float(line.slope) - half, float(line.slope) + half))

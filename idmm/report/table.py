@@ -139,6 +139,12 @@ class Table:
         """Whether it has what the cells of its protocol stand for."""
         return self.metric == MAIN[self.protocol]
 
+    @property
+    def progress(self) -> str:
+        """How many runs are done, without markup."""
+        rest = "".join(f", {self.counts[status]} {status}" for status in ("failed", "missing") if self.counts[status])
+        return f"{self.protocol}: {self.counts['ok']} of {self.counts.total()} cells done{rest}"
+
     def __bool__(self) -> bool:
         return bool(self.cells)
 
@@ -212,22 +218,17 @@ class Table:
         return f"{over} A difference whose interval contains 0 may be chance."
 
 
-def legend(tables: Iterable[Table], picture: bool = False) -> str:
-    """Returns what those marks mean that occur in tables; a picture has frames instead of bold, and no underlines."""
+def legend(tables: Iterable[Table]) -> str:
+    """Returns what those marks mean that occur in tables."""
     cells = [cell for table in tables for cell in table.cells.values()]
-    best, missing = "framed" if picture else "bold", "not run yet"
-    missing += ", or nothing to compare with" if picture else ""
     marks = (
-        (f"{best}: better than each other row of its column", any(cell.best_of_column for cell in cells)),
-        ("underlined: better than its source's other methods",
-         not picture and any(cell.best_of_source for cell in cells)),
-        (f"{MISSING}: {missing}", any(cell.mean == MISSING for cell in cells)),
+        ("bold: better than each other row of its column", any(cell.best_of_column for cell in cells)),
+        ("underlined: better than its source's other methods", any(cell.best_of_source for cell in cells)),
+        (f"{MISSING}: not run yet", any(cell.mean == MISSING for cell in cells)),
         (f"{SOME_FAILED}: some runs failed and are left out", any(cell.some_failed for cell in cells)),
         (f"{NO_BETTER}: no better than naming the largest class for every image", any(c.no_better for c in cells)),
         (f"{BELOW_PIXELS}: below kNN on raw pixels, which learns nothing", any(cell.below_pixels for cell in cells)),
-        ("below a gain: its 95 % interval, without colour where that contains 0",
-         picture and any(cell.gain and cell.gain.interval for cell in cells)),
-    )  # fmt: skip
+    )
     text = "; ".join(text for text, occurs in marks if occurs)
     return text and f"{text[0].upper()}{text[1:]}."
 

@@ -56,10 +56,10 @@ def _transfer(config: GridConfig) -> dict:
             # ---------------------------------------------------------- results
             results = grid.results()
             write_json(grid.out / "grid.json", results, indent=1)
-            reported = render.write(grid.out, results)
+            text = render.write(grid.out, results)
         for record in grid.failed().values():
             log.error("failed: %s: %s (%s)", record["title"], record["error"], grid.out / record["log"])
-    print(render.text(reported))
+    print(text)
     return results
 
 
