@@ -135,17 +135,6 @@ def test_the_second_call_does_nothing_and_a_change_reruns_what_it_touches(whole,
     assert last == "2 jobs for 2 cells, 2 cells are done"
 
 
-def test_boxes_that_changed_since_are_told(whole, trees, tmp_path, capsys):
-    out = shutil.copytree(whole, tmp_path / "out")
-    for path in out.glob("runs/detect/*/last/images.json"):
-        known = json.loads(path.read_text())
-        known["targets"]["train"]["train/000.png"] = 16 * "0"  # as if they had been others
-        path.write_text(json.dumps(known))
-    assert refused(capsys, argv(trees, out)) == [
-        f"targets 'boxes': its images changed since 2 runs in '{out}' began; name another out"
-    ]
-
-
 # ------------------------------------------------------------------ planned
 def test_the_protocol_of_all_targets_and_of_one(trees):
     boxes, masks = config(trees)["targets"]

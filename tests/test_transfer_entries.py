@@ -1,12 +1,8 @@
 """How a grid calls its folders, which twins it refuses, and that its folder goes on from other places."""
 
-import shutil
-
 import pytest
 from folders import faults
-from frozen import a_run
-from helpers import call
-from transfers import GRID, Made, cells, inside, results
+from transfers import GRID, Made, inside, results
 
 from idmm.config import parsing
 from idmm.transfer.config import GridConfig
@@ -57,48 +53,6 @@ def test_twins_are_refused_in_a_line_that_names_them(change, fault):
 def test_a_source_and_its_labelled_part_may_share_a_name_where_that_pairs_them():
     same = [{"root": root, "label": "moss"} for root in ("all", "labelled")]
     assert labels(same[:1], same[1:], pairs="same") == (["moss"], ["moss"])
-
-
-# ------------------------------------------------------------------ status
-def test_status_finds_relative_weights_from_elsewhere(tmp_path, monkeypatch, capsys):
-    made = Made(monkeypatch)
-    a_run(tmp_path / "run")
-    monkeypatch.chdir(tmp_path)
-    given = {"sources": [], "targets": ["digits"], "weights": [{"label": "IN", "path": "run"}]}
-    assert inside("out", **given) == 0 and len(made.asked) == 2
-    (tmp_path / "other").mkdir()
-    monkeypatch.chdir(tmp_path / "other")
-    capsys.readouterr()
-    assert call(["transfer", "status", "../out"]) == 0
-    assert capsys.readouterr().out == "grid: 2 of 2 cells\n  results so far: ../out/grid.md\n"
-    stored = parsing.build(GridConfig, {**parsing.read_file("../out/grid.yaml"), "out": "../out"})
-    assert stored.weights == [{"label": "IN", "path": str(tmp_path / "run"), "given": "run"}]
-    config = next(job.config for job in GridPlan(stored).jobs.values() if job.config["init"])
-    assert config["init"] == str(tmp_path / "run")
-
-
-def test_a_dataset_is_the_same_however_it_is_written(tmp_path, monkeypatch, capsys):
-    Made(monkeypatch)
-    out, few = tmp_path / "out", [{"name": "digits", "subset": {"total": 60}}]
-    assert inside(out, sources=["digits"], targets=few) == 0
-    written = {"name": "digits", "root": None, "label": "other", "pretrain": {"train": {"epochs": 1}}}
-    assert inside(out, sources=[written], targets=["digits"]) == 0
-    assert inside(out, sources=few, targets=[{"name": "digits", "subset": {"total": 50}}]) == 2
-    assert "holds a grid of other sources and targets" in capsys.readouterr().err
-
-
-# ------------------------------------------------------------------ what is kept of another protocol
-def test_probes_of_other_pretrainings_are_not_kept(tmp_path, monkeypatch):
-    """They were shown beside the fine-tuning of new ones, and compared with it."""
-    Made(monkeypatch)
-    out = tmp_path / "out"
-    assert inside(out, "--target.protocol", "probe") == 0
-    assert inside(out) == 0 and len(cells(out, "probe")) == 6
-    assert inside(out, "--pretrain.train.epochs", 3) == 0
-    assert {source for source, *_ in cells(out, "probe")} == {"scratch"}, "it has no pretraining"
-    assert inside(out) == 0 and len(cells(out, "probe")) == 6, "those are current again"
-    shutil.rmtree(next(out.glob("runs/probe/few-*")))
-    assert inside(out) == 0 and len(cells(out, "probe")) == 5
 
 
 # ------------------------------------------------------------------ grid.json

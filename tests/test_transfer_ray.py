@@ -4,7 +4,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import threading
@@ -162,7 +161,7 @@ def test_failing_jobs_are_recorded_and_the_rest_goes_on(joined, whole_grid, tmp_
     assert "1.png" in (grid.out / failed["log"]).read_text() and str(failed["log"]).startswith("runs/pretrain/")
     assert not (grid.out / failed["folder"]).exists(), "what waits for it is not run"
     assert found["long"]["status"] == "failed" and found["long"]["error"].startswith("its worker died, 2 times: ")
-    assert len(grid.failed()) == 2 and not grid.remaining() and not grid.starts()
+    assert len(grid.failed()) == 2 and not grid.remaining() and not list(grid.out.glob("jobs/*.started"))
 
 
 # ------------------------------------------------------------------ interrupts, nodes
@@ -180,7 +179,7 @@ def test_an_interrupt_leaves_what_can_be_gone_on_with(joined, tmp_path):
 
     with pytest.raises(Interrupted, match="the same command goes on"):
         cluster.run(grid, stop)
-    assert not grid.starts() and not grid.failed() and len(grid.remaining()) == 2
+    assert not list(grid.out.glob("jobs/*.started")) and not grid.failed() and len(grid.remaining()) == 2
     assert (folder / "last" / "state.pt").exists()
 
 
@@ -188,7 +187,7 @@ def test_a_node_that_does_not_see_the_folder_ends_the_run(joined, tmp_path):
     grid = make(tmp_path / "out")
     (grid.out / "grid.yaml").unlink()
     (line,) = faults(cluster.run, grid, nothing)
-    assert line.startswith("out: node") and str(grid.out) in line and not grid.starts()
+    assert line.startswith("out: node") and str(grid.out) in line and not list(grid.out.glob("jobs/*.started"))
 
 
 # ------------------------------------------------------------------ mistakes
@@ -207,11 +206,6 @@ def test_no_cluster_to_be_had():
         "ray.address: 'auto' is no cluster that can be joined (Could not find any running Ray instance.); start one "
         "with 'ray start --head', set RAY_AUTH_MODE=token where it wants one, or leave ray.address out"
     ]
-    with socket.socket() as bound:  # and nobody listens
-        bound.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{bound.getsockname()[1]}"
-        (line,) = faults(cluster._join, None, Ray(address=address))
-    assert line.startswith(f"ray.address: nobody answers at '{address}' (") and "ray start --head" in line
     assert faults(cluster._join, fake, Ray()) == [
         "engine: Ray does not start on this machine (Could not find any running Ray instance.); join a running "
         "cluster with --ray.address"
@@ -230,7 +224,5 @@ def test_jobs_that_no_node_can_take(caplog):
         assert said() == ["ray: 1 nodes, 4 cores, 1 GPUs"]
         cluster._check_room(fake, Ray(num_cpus=5, address="auto", num_gpus=1))
         assert said()[-1].endswith("no node has them yet; waiting for one to join")
-        cluster._check_room(fake, Ray())
-        assert said()[-1].startswith("ray.num_gpus: 0, so nothing shares out the GPUs")
     (line,) = faults(cluster._check_room, fake, Ray(num_gpus=2))
     assert line == ("ray: a job takes 1 cores and 2 GPUs, and no node has them; lower --ray.num_cpus or --ray.num_gpus")

@@ -21,7 +21,6 @@ from idmm.transfer.run import DEATHS, Grid, attempt
 
 POLL = 1.0  # seconds between looks at the tasks
 GRACE = 60.0  # seconds that interrupted jobs have to save their state
-PATIENCE = 5.0  # seconds for a cluster to answer
 STORE = 2**27  # bytes of a local cluster's object store, in which nothing large travels
 
 
@@ -151,7 +150,6 @@ def connected(wanted: Ray) -> Iterator[None]:
 def _join(ray: Any, wanted: Ray) -> None:
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     if wanted.address is not None:
-        _answers(wanted.address)
         start = {"address": wanted.address}
         wrong = f"ray.address: '{wanted.address}' is no cluster that can be joined"
         mend = "start one with 'ray start --head', set RAY_AUTH_MODE=token where it wants one, or leave ray.address out"
@@ -165,25 +163,11 @@ def _join(ray: Any, wanted: Ray) -> None:
         raise UserError(f"{wrong} ({why}); {mend}") from None
 
 
-def _answers(address: str) -> None:
-    """Raises UserError where nobody listens: Ray itself would try for minutes."""
-    host, colon, port = address.rpartition(":")
-    if not (colon and port.isdigit()) or "/" in address:
-        return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE).close()
-    except (OSError, OverflowError) as error:
-        mend = "start one with 'ray start --head'"
-        raise UserError(f"ray.address: nobody answers at '{address}' ({error}); {mend}") from None
-
-
 def _check_room(ray: Any, wanted: Ray) -> None:
     """Logs the cluster's size; raises UserError where no node has what a job takes and none can join."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     cpus, gpus = (sum(node.get(kind, 0) for node in nodes) for kind in ("CPU", "GPU"))
     log.info("ray: %d nodes, %g cores, %g GPUs", len(nodes), cpus, gpus)
-    if gpus and not wanted.num_gpus:
-        log.warning("ray.num_gpus: 0, so nothing shares out the GPUs; --ray.num_gpus 1 gives each job one of its own")
     if any(node.get("CPU", 0) >= wanted.num_cpus and node.get("GPU", 0) >= wanted.num_gpus for node in nodes):
         return
     line = f"ray: a job takes {wanted.num_cpus:g} cores and {wanted.num_gpus:g} GPUs, and no node has them"

@@ -19,7 +19,7 @@ _KEYS = {
     "targets": {"label", "protocol", *_DATA_KEYS, *TRAINING},
     "methods": {"name", "label", *TRAINING},
     "backbones": {"name", "kwargs", "label", *TRAINING},
-    "weights": {"label", "path", "given", "backbone", *TUNING},  # grid.yaml has the path as it was given
+    "weights": {"label", "path", "backbone", *TUNING},
 }
 
 
@@ -163,7 +163,7 @@ def _pin(entry: dict) -> list[str]:
 
     try:
         weights_file(entry["path"], "path")
-        entry |= {"given": entry.get("given", entry["path"]), "path": pinned(entry["path"], "path")}
+        entry |= {"given": entry["path"], "path": pinned(entry["path"], "path")}
     except UserError as error:
         return list(error.faults)
     return []

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from idmm.config import parsing
 from idmm.errors import Interrupted, UserError
@@ -49,7 +50,7 @@ def _transfer(config: GridConfig) -> dict:
             log.info("%s", note)
         # -------------------------------------------------------------- jobs
         try:
-            say = _Lines(grid)
+            say = _Lines(grid.out)
             if grid.remaining():
                 _runner(config)(grid, say)
         finally:
@@ -101,12 +102,12 @@ def _runner(config: GridConfig) -> Callable:
 class _Lines:
     """Logs where the grid stands, when that has changed."""
 
-    def __init__(self, grid: Grid):
-        self.grid, self._last = grid, ""
+    def __init__(self, out: Path):
+        self.out, self._last = out, ""
         self()
 
     def __call__(self) -> None:
-        now = line(self.grid)
+        now = line(self.out)
         if now != self._last:
             self._last = now
             log.info("%s", now)

@@ -10,14 +10,12 @@ from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
-import yaml
-
 from idmm.config import parsing
 from idmm.errors import Interrupted, RunError, UserError
-from idmm.files import home, is_public, write_text
+from idmm.files import write_json, write_text
 from idmm.progress import log
 from idmm.stages import STAGES
-from idmm.transfer.config import PROTOCOLS, TRAINING, GridConfig, Target
+from idmm.transfer.config import GridConfig
 from idmm.transfer.plan import Cell, GridPlan, Job
 
 DEATHS = 2  # of the process while a job was under way, after which it counts as failed
@@ -34,15 +32,16 @@ class Grid:
     """
 
     def __init__(self, config: GridConfig, plan: GridPlan | None = None):
-        self.plan, self.out = (plan or GridPlan(config)).checked(), Path(config.out)
-        commits = {one["given"]: one["path"] for one in self.plan.entries["weights"] if is_public(one.get("given"))}
-        self.config = absolute(config, commits)
+        self.config, self.plan, self.out = config, (plan or GridPlan(config)).checked(), Path(config.out)
         self.plan.jobs = self._begun(self.plan.jobs)
 
     def write_config(self) -> None:
-        """Writes ``grid.yaml``, which marks the folder as this grid's."""
+        """Writes ``grid.yaml``, which marks the folder as a grid's, and ``cells.json``, which its status reads."""
+        jobs = [self.plan.jobs[key] for key in self.plan.cells.values()]
+        folders = [[job.folder, self.plan.jobs[job.needs].folder if job.needs else None] for job in jobs]
         try:
             write_text(self.out / "grid.yaml", parsing.dump(self.config))
+            write_json(self.out / "cells.json", folders)
         except RunError as error:
             raise UserError(f"out: {error}") from None
 
@@ -54,10 +53,6 @@ class Grid:
         """Returns title, error, log and time of the jobs that failed, by key."""
         paths = {key: self._failure(key) for key in self.plan.jobs}
         return {key: json.loads(path.read_text()) for key, path in paths.items() if path.exists()}
-
-    def starts(self) -> dict[str, int]:
-        """Returns how often each job that is under way was started, by key; also jobs that a killed process left."""
-        return {key: count for key in self.plan.jobs if (count := self.count(key))}
 
     def count(self, key: str) -> int:
         """Returns how often a job that is under way was started; 0 if it is not."""
@@ -79,15 +74,14 @@ class Grid:
 
     def forget_failures(self) -> None:
         """Lets a new start try failed jobs again."""
-        for key in self.plan.jobs:
-            self._failure(key).unlink(missing_ok=True)
+        for path in self.out.glob("jobs/*.failed.json"):
+            path.unlink()
 
     def results(self) -> dict:
         """Returns what grid.json holds."""
         failed, protocol = self.failed(), self.config.target.protocol
-        cells = [self._cell(self.plan, cell, failed) for cell in self.plan.cells]
+        cells = [self._cell(cell, failed) for cell in self.plan.cells]
         protocols = list(dict.fromkeys(cell["protocol"] for cell in cells)) or [protocol]
-        cells += self._other_cells(protocols)
         orders = ("sources", "methods", "backbones", "targets")
         return {
             "version": version("idmm"),
@@ -97,9 +91,9 @@ class Grid:
             "cells": cells,
         }
 
-    def _cell(self, plan: GridPlan, cell: Cell, failed: dict) -> dict:
-        job = plan.jobs[plan.cells[cell]]
-        result, start = self.result(job), plan.jobs.get(job.needs)
+    def _cell(self, cell: Cell, failed: dict) -> dict:
+        job = self.plan.jobs[self.plan.cells[cell]]
+        result, start = self.result(job), self.plan.jobs.get(job.needs)
         pretraining = self.result(start) if start else {}
         failure = {} if result else failed.get(job.key) or failed.get(job.needs) or {}
         return {
@@ -118,17 +112,6 @@ class Grid:
             "pretrain_config": start.config if start else None,
         }
 
-    def _other_cells(self, protocols: list[str]) -> list[dict]:
-        """Cells that an earlier start on this folder measured by other protocols, of the grid as it is now."""
-        found = []
-        for other in PROTOCOLS:
-            if other not in protocols and (self.out / "runs" / other).is_dir():
-                plan = GridPlan(replace(self.config, target=Target(protocol=other)))
-                plan.jobs = self._begun(plan.jobs)
-                cells = [self._cell(plan, cell, {}) for cell in plan.cells]
-                found += [cell for cell in cells if (cell["protocol"], cell["status"]) == (other, "ok")]
-        return found
-
     def _begun(self, jobs: dict[str, Job]) -> dict[str, Job]:
         """Jobs in the folders where they were begun, with another title maybe."""
         folders = {path.name.rpartition("-")[2]: path for path in sorted((self.out / "runs").glob("*/*"))}
@@ -138,18 +121,9 @@ class Grid:
     def paths(self, job: Job) -> dict[str, str]:
         """Returns the paths in a job's config: ``out``, and ``init`` where it starts from another job or a file."""
         start = self.plan.jobs.get(job.needs)
-        init = str(self.out / start.folder) if start else job.config.get("init")
-        return {"out": str(self.out / job.folder)} | ({"init": init} if init else {})
-
-    def update_paths(self, job: Job) -> None:
-        """Writes them into a run's config.yaml that was made on another machine, or before the grid was moved."""
-        run = self.out / job.folder
-        for path in [run / "config.yaml", *run.glob("fold-*/config.yaml")]:
-            config = parsing.read_file(path) if path.exists() else {}
-            paths = self.paths(job) | {"out": str(path.parent)}
-            updated = config | {name: value for name, value in paths.items() if name in config}
-            if updated != config:
-                write_text(path, yaml.safe_dump(updated, sort_keys=False, allow_unicode=True))
+        out = self.out.absolute()
+        init = str(out / start.folder) if start else job.config.get("init")
+        return {"out": str(out / job.folder)} | ({"init": init} if init else {})
 
     def result(self, job: Job) -> dict:
         """Returns what a job's result.json holds; nothing before it is done."""
@@ -175,30 +149,6 @@ class Grid:
             path.unlink(missing_ok=True)
 
 
-def absolute(config: GridConfig, commits: dict[str, str] | None = None) -> GridConfig:
-    """Makes the paths of recipes and weights absolute: ``grid.yaml`` is read from other working directories, too.
-
-    Names of shipped recipes stay names. Weights keep the path that was given beside, as their jobs' keys hold it.
-    ``commits`` has the names of public weights with their commits, by what was given.
-    """
-    plain = parsing.plain(config)
-    entries = [entry for given in plain.values() if isinstance(given, list) for entry in given]
-    for holder in [plain, *entries]:
-        for stage in TRAINING if isinstance(holder, dict) else ():
-            layer = holder.get(stage)
-            named = layer.get("config") if isinstance(layer, dict) else None
-            if isinstance(named, str) and Path(named).is_file():  # else it is the name of one that ships
-                layer["config"] = str(Path(named).absolute())
-    for entry in plain["weights"]:
-        path = entry.get("path")
-        if is_public(path):
-            entry |= {"path": (commits or {}).get(path, path), "given": entry.get("given", path)}
-        elif isinstance(path, str) and not Path(path).is_absolute():
-            given = home(entry["path"])
-            entry |= {"path": str(given.absolute()), "given": entry.get("given", str(given))}
-    return parsing.build(GridConfig, plain)
-
-
 def attempt(grid: Grid, job: Job) -> str | None:
     """Runs a job that is not done; returns why it failed. Interrupted after Ctrl-C or SIGTERM."""
     if grid.result(job):
@@ -208,7 +158,6 @@ def attempt(grid: Grid, job: Job) -> str | None:
     log.info("%s: %s", job.stage, job.title)
     with grid.under_way(job):
         try:
-            grid.update_paths(job)
             STAGES[job.stage].run({**job.config, **grid.paths(job)})
             return None
         except Interrupted:
