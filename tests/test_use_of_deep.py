@@ -125,7 +125,7 @@ def test_files_of_other_channels_are_refused(runs, tiles, tmp_path, capsys):
     others = bands.tree(tmp_path / "others", train=1, test=1, channels=6)
     given = ["--data.root", others, "--format", "onnx", "--out", tmp_path / "m.onnx"]
     assert call(["export", "--init", run, *given]) == 0
-    assert "data.root: the test images have 6 channels; wanted 7" in capsys.readouterr().err
+    assert "data.root: the test images have 6 channels; expected 7" in capsys.readouterr().err
 
 
 def test_no_flag_is_named_that_the_command_lacks(runs, tmp_path, capsys):

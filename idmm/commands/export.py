@@ -1,13 +1,13 @@
 """``idmm export``: a run's model for other programs."""
 
-import importlib.util
 import json
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 
 from idmm.config.usage import ExportConfig
-from idmm.errors import UserError, checked, install
-from idmm.files import WEIGHTS_WANTED, free_folder, home, out_file, weights_file, write_bytes
+from idmm.errors import UserError, checked, needed
+from idmm.files import free_folder, home, out_file, weights_file, write_bytes
 from idmm.progress import log
 
 NEEDED = ("onnx", "onnxruntime", "onnxscript")  # of the extra 'export'
@@ -25,12 +25,12 @@ def export(given: ExportConfig) -> str:
     out, *_ = checked(
         lambda: out_file(given.out, (".onnx",)) if one_file else free_folder(given.out),
         lambda: _check_run(run),
-        lambda: _check_extra(given),
+        lambda: one_file and needed("format: onnx", NEEDED, "export"),
     )
     from idmm.export.source import Source  # torch takes seconds, a mistake is told at once
 
-    source = Source(run, given.data.root)
-    sample, why = source.sample()
+    source = Source(run)
+    sample, why = source.sample(given.data.root)
     if why:
         line = "checked on noise, as the run's images cannot be read (%s); --data.root DIR names their folder"
         log.warning(line, why)
@@ -38,20 +38,9 @@ def export(given: ExportConfig) -> str:
 
 
 def _check_run(run: Path) -> None:
-    if run.is_file():
-        raise UserError(f"init: '{run}' is a file; wanted a run folder")
-    try:
-        weights_file(run, "init")
-    except UserError as error:  # which would take a file, too
-        raise UserError(*(fault.replace(WEIGHTS_WANTED, "wanted a run folder") for fault in error.faults)) from None
+    weights_file(run, "init")
     if not (run / "result.json").is_file():
         raise UserError(f"init: '{run}' is no finished run: it has no result.json; let it finish, or name another")
-
-
-def _check_extra(given: ExportConfig) -> None:
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    if given.format == "onnx" and missing:
-        raise UserError(f"format: onnx needs {', '.join(missing)}; install with: {install('export')}")
 
 
 def _onnx(out: Path, source, sample) -> str:
@@ -60,7 +49,8 @@ def _onnx(out: Path, source, sample) -> str:
     from idmm.export.graph import OPSET, onnx_model
 
     proto, check = onnx_model(source, sample)
-    about = {**source.about, "opset": OPSET, "checked": asdict(check)}
+    about = {"idmm": version("idmm"), "run": source.run.resolve().name, "model": source.saved.name}
+    about |= {"parameters": source.parameters, "output": source.output, "opset": OPSET, "checked": asdict(check)}
     told = {"preprocessing": source.preprocessing, "about": about}
     told |= {"classes": source.classes} if source.classes else {}
     onnx.helper.set_model_props(proto, {name: json.dumps(value) for name, value in told.items()})

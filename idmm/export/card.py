@@ -15,7 +15,6 @@ from idmm.intervals import too_narrow
 from idmm.stages import stage_of
 
 OURS = ("t2t_vit_", "cvt_")  # architectures that timm knows when idmm.models was imported
-MOST = 200  # classes that a card lists
 
 _PICTURES = """\
 prepare = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
@@ -46,9 +45,9 @@ def card(source: Source, hub: bool) -> str:
         f"A {kind}: {weights}. Trained and exported by the toolkit idmm, version {version('idmm')}.",
         _accuracy(result) if measured else "",
         f"## Data and training\n\n{_table(_facts(source, result))}",
-        _classes(source.classes) if source.classes else "",
+        f"Classes, by number from 0: {', '.join(map(_code, source.classes))}." if source.classes else "",
         f"## Use\n\n```python\n{_lines(source)}```",
-        f"By hand: {source.preprocessing['steps']}.",
+        f"Images are prepared so:\n\n{_table([(name, str(value)) for name, value in source.preprocessing.items()])}",
         f"## Limits\n\n{_LIMITS}",
     ]
     return "\n\n".join(part for part in parts if part)
@@ -111,11 +110,6 @@ def _facts(source: Source, result: dict) -> list[tuple[str, str]]:
     if config.init:  # public weights by their name, others by their folder's last name
         facts.append(("started from", _code(config.init if is_public(config.init) else run_of(config.init).name)))
     return facts
-
-
-def _classes(classes: list[str]) -> str:
-    more = f" and {len(classes) - MOST} more in config.json" if len(classes) > MOST else ""
-    return f"Classes, by number from 0: {', '.join(map(_code, classes[:MOST]))}{more}."
 
 
 def _lines(source: Source) -> str:

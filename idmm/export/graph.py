@@ -17,7 +17,6 @@ from idmm.export.source import BATCH, Sample, Source
 OPSET = 18  # of ONNX: the lowest that torch's exporter writes without converting, which most programs know
 TOLERANCE = 1e-3  # largest difference from torch, as a share of the largest output
 AGREEMENT = 0.99  # least share of images with torch's top class
-LARGEST = 2**31 - 2**20  # bytes that a single ONNX file can hold
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,6 @@ def check(source: Source, sample: Sample, run: Callable[[torch.Tensor], np.ndarr
     return made
 
 
-# ---------------------------------------------------------------------- ONNX
 def onnx_model(source: Source, sample: Sample):
     """Writes the model as ONNX: input ``images`` [N, C, S, S], N free, output ``logits`` or ``features`` [N, width].
 
@@ -68,10 +66,6 @@ def onnx_model(source: Source, sample: Sample):
     Raises:
         RunError: It cannot be written, or what is written is not what torch computes.
     """
-    if source.parameters * 4 > LARGEST:
-        raise RunError(
-            f"{source.saved.name} has {source.parameters / 1e6:,.0f} M weights; ONNX files hold 2 GB at most"
-        )
     example = torch.zeros(2, source.saved.in_chans, source.size, source.size)  # of one image, torch would fix the batch
     free = torch.export.Dim("batch")
     names = {"input_names": ["images"], "output_names": [source.output], "dynamic_shapes": ({0: free},), "dynamo": True}
