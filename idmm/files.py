@@ -25,10 +25,6 @@ WEIGHTS_WANTED = f"give a run folder, or a {', '.join(WEIGHTS[:-1])} or {WEIGHTS
 _FINETUNE = "idmm finetune --config fast --init {} --data.root DIR --out NEW"
 _NAMES = "timm:NAME or hf-hub:ORG/NAME"
 _PUBLIC = re.compile(r"(timm:[\w.-]+|hf-hub:[\w.-]+/[\w.-]+)(@[\w./-]+)?", re.ASCII)
-_MISSPELT = {  # other ways to name them, each with what is meant
-    re.compile(r"(?i:timm)[:/]+([\w.-]+)"): r"timm:\1",
-    re.compile(r"(?:https?:/+huggingface\.co/|(?i:hf|hf[-_]?hub|huggingface)[:/]+)([\w.-]+/[\w.-]+)"): r"hf-hub:\1",
-}
 
 
 @contextlib.contextmanager
@@ -249,7 +245,7 @@ def weights_file(path: str | os.PathLike, field: str = "", stem: str = "backbone
             raise UserError(f"{weights_label(path, field)} {why}")
         return path / f"{stem}.safetensors"
     if not path.exists():
-        hint = public_meant(path) or (f"; or {_NAMES}" if stem == "backbone" else "")
+        hint = f"; or {_NAMES}" if stem == "backbone" else ""
         raise UserError(f"{weights_label(path, field)} does not exist; {WEIGHTS_WANTED}{hint}")
     if path.suffix.lower() not in WEIGHTS:
         raise UserError(f"{weights_label(path, field)} is not a checkpoint; {WEIGHTS_WANTED}")
@@ -260,12 +256,6 @@ def is_public(init: str | os.PathLike | None) -> bool:
     """Whether weights to start from are public ones, by their name: ``timm:NAME`` or ``hf-hub:ORG/NAME``, which may end
     in ``@`` and a revision of the repository."""
     return str(init).startswith(("timm:", "hf-hub:"))
-
-
-def public_meant(path: str | os.PathLike) -> str:
-    """Returns ``; did you mean '...'?`` for a path that is a misspelt name of public weights, else nothing."""
-    meant = (pattern.sub(new, str(path)) for pattern, new in _MISSPELT.items() if pattern.fullmatch(str(path)))
-    return next((f"; did you mean '{text}'?" for text in meant), "")
 
 
 def names_same(init: str | None, pinned: str | None) -> bool:

@@ -3,7 +3,6 @@
 Then models whose features are not ``num_features`` wide, and those that cannot serve.
 """
 
-import copy
 import json
 import math
 
@@ -14,11 +13,11 @@ from contract import load
 from helpers import call, inside, run_info, weights
 
 from idmm import config
-from idmm.config import METHODS, DrLoc
+from idmm.config import DrLoc
 from idmm.methods.drloc import Localization
 from idmm.methods.finetune import Finetune
 from idmm.methods.idmm import IDMM
-from idmm.models import create_backbone, feature_width, load_backbone, logits_and_grid, save_model
+from idmm.models import create_backbone, feature_width, load_backbone, save_model
 from idmm.optim import create_optimizer
 
 # Parameters with 1,000 classes: published (millions), exact here. Tables that are not trained do not count.
@@ -43,14 +42,7 @@ SMALL = {  # one of each class, small enough for two cores; the forward pass sta
     "t2t_vit_7": {"depth": 2, "token_drop_rate": 0.0},
     "cvt_13": {"depths": (1, 1, 2)},
 }
-WIDER = """mobilenetv3_small_050 mobilenetv4_conv_small_035 vgg11 vgg16 ghostnet_050 lcnet_035 hgnetv2_b0 test_mambaout
-    efficientvit_b0 efficientvit_l1 repghostnet_050 fasternet_t0 lcnetv2_small inception_next_atto cpubone_nano
-    lowformer_b0 resnet50_mlp"""  # features of another width than num_features
-FAMILIES = {  # one of each, small
-    **dict.fromkeys(("mobilenetv4_conv_small_035", "ghostnet_050", "lcnet_035", "hgnetv2_b0", "efficientvit_b0"), {}),
-    "test_mambaout": {},
-    "vgg11": {"mlp_ratio": 0.01},
-}
+WIDER = ("mobilenetv3_small_050", "vgg11", "test_mambaout", "resnet50_mlp")  # other widths than num_features
 ONE_EPOCH = {
     "data__subset": {"total": 24}, "model__kwargs": {}, "model__drop_path": 0.0, "train__epochs": 1,
     "train__batch_size": 8, "train__save_minutes": 60, "train__warmup_epochs": 0,
@@ -110,39 +102,7 @@ def test_both_methods_learn_a_batch_and_weights_move_to_another_size(name):
     assert found[-1] < found[0], found
 
 
-def gradients(model, grid):
-    found = torch.autograd.grad(grid.square().mean(), model.parameters(), allow_unused=True)
-    return {name: g for (name, _), g in zip(model.named_parameters(), found, strict=True) if g is not None}
-
-
-@pytest.mark.parametrize("name", SMALL)
-def test_bf16_and_compiling_change_little(name):
-    model = built(name, 64, 3).eval()
-    images = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(3))
-    wanted = logits_and_grid(model, images)
-    gradient = gradients(model, wanted[1])
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        given = logits_and_grid(model, images)
-    for half, exact in zip(given, wanted, strict=True):
-        assert 0 < (half - exact).norm() / exact.norm() < 0.03
-    least = 1e-3 * max(exact.norm() for exact in gradient.values())  # below lies rounding noise
-    for key, half in gradients(model, given[1].float()).items():
-        exact = gradient[key]
-        assert torch.cosine_similarity(half.flatten(), exact.flatten(), 0) > 0.95 or exact.norm() < least, key
-
-    other = copy.deepcopy(model.train())
-    other.forward_features = torch.compile(other.forward_features, fullgraph=True, backend="aot_eager")  # as the engine
-    found = []
-    for each in (other, model):
-        outputs = logits_and_grid(each, images)
-        found.append((outputs, gradients(each, outputs[1]), dict(each.named_buffers())))
-    (compiled, after, state), (wanted, gradient, buffers) = found
-    torch.testing.assert_close(compiled, wanted, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(after, gradient, rtol=1e-3, atol=1e-5)
-    torch.testing.assert_close(state, buffers)
-
-
-@pytest.mark.parametrize("name", WIDER.split())
+@pytest.mark.parametrize("name", WIDER)
 def test_width_is_that_of_the_forward_pass(name):
     with torch.device("meta"):
         tried, untried = create_backbone(name, 64), create_backbone(name)
@@ -168,8 +128,8 @@ def pretrain(out, name, method="idmm", **changes):
     return inside("pretrain", out, **{**ONE_EPOCH, **given, "model__name": name, "method__name": method, **changes})
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_every_method_trains_a_model_with_layers_after_its_pooling(tmp_path, method):
+@pytest.mark.parametrize("method", ["simclr", "mocov3", "dino"])
+def test_methods_train_a_model_with_layers_after_its_pooling(tmp_path, method):
     heads = {"mocov3": {"hidden_dim": 12, "dim": 6}, "dino": {"hidden_dim": 12, "dim": 6, "outputs": 9}}
     heads = {f"method__{key}": value for key, value in heads.get(method, {}).items()}
     measured = {"train__monitor_every": 1, "train__knn_every": 1}

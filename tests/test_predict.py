@@ -202,15 +202,10 @@ def test_mistakes_are_told_together_before_the_work(runs, tmp_path, capsys):
 
 
 def test_runs_that_cannot_predict(runs, images, tmp_path, capsys):
-    (tmp_path / "begun" / "last").mkdir(parents=True)
     (tmp_path / "folds" / "fold-1").mkdir(parents=True)
     for run, why in {
-        tmp_path / "begun": "is a run that has not written its model.safetensors yet; let it finish "
-        "(the command that began it goes on with it), or give",
         tmp_path / "folds": f"holds k-fold runs; give one of them ('{tmp_path}/folds/fold-1')",
-        tmp_path / "nowhere": "does not exist; give a run folder",
         runs / "rgb" / "backbone.safetensors": "has no classifier: the JSON beside it lists no classes; wanted",
-        runs / "rgb" / "model.json": "is not a checkpoint; give a run folder",
     }.items():
         (line,) = refused(capsys, ["predict", "--init", run, images])
         assert line.startswith(f"init: '{run}' {why}")
@@ -220,7 +215,6 @@ def test_runs_that_cannot_predict(runs, images, tmp_path, capsys):
     assert line == "min_score: got 0.3, which is of boxes; leave it out for a run that has classes of images"
     (line,) = refused(capsys, ["predict", "--init", runs / "rgb", images, "--device", "mps"])
     assert line.startswith("device: 'mps' is not there; wanted one of ")
-    assert refused(capsys, ["predict", "--init", runs / "rgb"])[0].startswith("paths: ")
 
 
 def test_a_network_that_diverged(runs, images, tmp_path, capsys):
@@ -304,8 +298,6 @@ def test_what_python_refuses(runs, images, tmp_path):
             clf.predict([good, *given])
     with pytest.raises(UserError, match=r"^images: image 0 is an array of float64, \[4, 4, 3\]; wanted a path"):
         clf.predict([np.zeros((4, 4, 3))])
-    with pytest.raises(UserError, match=r"^images: the image is an array of uint8, \[4, 4, 9\]; "):
-        clf.predict(np.zeros((4, 4, 9), np.uint8))
     with pytest.raises(UserError, match=f"^images: {bad}: not an image$"):
         clf.predict(bad, on_error="skip")  # there would be nothing left
     found = clf.predict([bad, good], on_error="skip")
@@ -314,8 +306,6 @@ def test_what_python_refuses(runs, images, tmp_path):
         clf.predict(good, on_error="ignore")
     with pytest.raises(UserError, match="^top_k: got 0; wanted 1 or more$"):
         clf.predict(good, top_k=0)
-    with pytest.raises(UserError, match="^.*is a run without a classifier"):
-        idmm.load_classifier(runs / "pretrain")
 
 
 def test_deep_grey_that_the_run_never_saw(runs, images, tmp_path, capsys):

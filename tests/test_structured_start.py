@@ -11,7 +11,7 @@ from helpers import inside, logged, same
 from test_resume import stop_at
 
 from idmm.models import create_backbone
-from idmm.models.start import structured_start, takes_structure
+from idmm.models.start import structured_start
 from idmm.seeding import derive, seeded
 
 STRUCTURED = dict(model__start="structured", train__epochs=2)
@@ -82,17 +82,6 @@ def test_patches_that_are_all_the_same():
         model = create_backbone("vit_tiny_patch16_224", images.shape[-1], **tiny.VIT)
         structured_start(model, [{"images": images}], seed=0)
         assert all(bool(torch.isfinite(weight).all()) for weight in model.parameters())
-
-
-def test_which_models_take_it():
-    taken = {"vit_tiny_patch16_224": 32, "deit_tiny_distilled_patch16_224": 32}
-    other = {"t2t_vit_7": 64, "resnet10t": 32}
-    other |= {
-        "vit_small_patch16_18x2_224": 32,
-        "vit_tiny_r_s16_p8_224": 64,
-    }  # blocks side by side; another network's maps
-    for name, size in {**taken, **other}.items():
-        assert takes_structure(create_backbone(name, size)) == (name in taken), name
 
 
 # ------------------------------------------------------------------ runs

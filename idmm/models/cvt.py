@@ -195,10 +195,7 @@ class CvT(TokenModel):
     def group_matcher(self, coarse: bool = False) -> dict:
         """Patterns that sort parameters into layers, for layer-wise learning rates."""
         blocks = [(r"^stages\.(\d+)\.(?:patch_embed|cls_token)", (0,)), (r"^stages\.(\d+)\.blocks\.(\d+)", None)]
-        return dict(
-            stem=r"^stages\.0\.patch_embed",
-            blocks=r"^stages\.(\d+)" if coarse else [*blocks, (r"^norm", (99999,))],
-        )
+        return dict(stem=r"^stages\.0\.patch_embed", blocks=[*blocks, (r"^norm", (99999,))])
 
     def forward_features(self, x: Tensor) -> Tensor:
         """[B, in_chans, H, W] -> [B, 1 + h w, D], the class token first."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from idmm.config import METHODS, Data, PretrainConfig, parsing
 from idmm.data.registry import resolve_name, spec_of
 from idmm.errors import UserError, nearest
-from idmm.files import home, is_public, public_meant, weights_file
+from idmm.files import home, is_public, weights_file
 from idmm.transfer.config import PROTOCOLS, TRAINING, TUNING, GridConfig
 
 SCRATCH, NONE = "scratch", "none"
@@ -149,8 +149,7 @@ def _entry_faults(kind: str, entry: dict, grid: GridConfig, backbones: list[str]
         if isinstance(path, str) and is_public(path):
             faults += _pin(entry)
         elif not isinstance(path, str) or not home(path).exists():
-            hint = public_meant(str(path))
-            faults.append(f"path is {path!r}, wanted a run folder or a file of weights that is there{hint}")
+            faults.append(f"path is {path!r}, wanted a run folder or a file of weights that is there")
         if entry.get("backbone") not in backbones and not (len(backbones) == 1 and "backbone" not in entry):
             faults.append(f"backbone is {entry.get('backbone')!r}, wanted one of {', '.join(backbones)}")
     return faults
