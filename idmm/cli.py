@@ -19,7 +19,7 @@ from idmm.config import commands as keys
 from idmm.config.parsing import parse
 from idmm.errors import Interrupted, RunError, UserError, nearest, reason
 from idmm.files import emptied_if_refused, weights_file
-from idmm.progress import KeptLog, logging_by, said_once
+from idmm.progress import KeptLog, first_process, logging_by, said_once
 from idmm.transfer.config import GridConfig
 
 
@@ -158,6 +158,8 @@ def main(argv: list[str] | None = None, prog: str | None = None) -> int:
     own = argv is None or prog is not None  # else this process did other things before
     began = clock.now() - (time.process_time() if own else 0.0)  # which imports took
     argv = sys.argv[1:] if argv is None else argv
+    if own:
+        os.environ.pop("MPLBACKEND", None)  # a notebook's may not be installed here, and all pictures are files
     if own and "OMP_WAIT_POLICY" not in os.environ:  # torch's idle threads would keep cores that others want
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     if own and threading.current_thread() is threading.main_thread():
@@ -165,7 +167,7 @@ def main(argv: list[str] | None = None, prog: str | None = None) -> int:
     try:
         return _run(IDMM, "", argv, began, prog)
     except (UserError, RunError, Interrupted) as error:
-        if os.environ.get("RANK", "0") == "0" or not getattr(error, "shared", True):
+        if first_process() or not getattr(error, "shared", True):
             print(error, file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from idmm.errors import RunError, UserError
+from idmm.errors import RunError, UserError, in_short
 
 _NO_MEMORY = ("DefaultCPUAllocator", "out of memory", "ALLOC_FAILED")  # of torch, drivers, libraries
 _control = None  # a gloo group, so that a flag costs no device sync
@@ -27,6 +27,22 @@ def pick_device(wanted: str, flag: str = "device") -> str:
     if wanted != "auto" and wanted not in there:
         raise UserError(f"{flag}: '{wanted}' is not there; wanted one of {', '.join(there)}")
     return there[0] if wanted == "auto" else wanted
+
+
+@contextlib.contextmanager
+def launched() -> Iterator[None]:
+    """Inside, accelerate reads the environment variables that tell it of other processes and of settings of its own.
+
+    Raises:
+        UserError: They contradict each other, as those that a scheduler's shell leaves behind.
+    """
+    try:
+        yield
+    except (ValueError, ImportError) as error:
+        advice = "unset WORLD_SIZE, RANK, LOCAL_RANK and ACCELERATE_*, or start the command with torchrun"
+        fault = UserError(f"environment: accelerate cannot start ({in_short(error)}); {advice}")
+        fault.shared = False  # the other processes may not exist
+        raise fault from None
 
 
 @contextlib.contextmanager

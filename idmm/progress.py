@@ -34,12 +34,13 @@ class KeptLog(MemoryHandler):
 
     def emit(self, record):
         super().emit(record)
-        if record.levelno >= logging.WARNING and _first_process():
+        if record.levelno >= logging.WARNING and first_process():
             logging.lastResort.handle(record)
 
 
-def _first_process() -> bool:
-    return os.environ.get("RANK", "0") == "0"
+def first_process() -> bool:
+    """Whether this process prints: the only one, or the first of several. A shell may have RANK set without them."""
+    return os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("RANK", "0") == "0"
 
 
 @contextlib.contextmanager
@@ -81,7 +82,7 @@ def said_once() -> Iterator[None]:
 @contextlib.contextmanager
 def logging_to(folder: Path) -> Iterator[None]:
     """Logs to standard error and to FOLDER/log.txt inside the block; only of the first process."""
-    if not _first_process():
+    if not first_process():
         with logging_by(logging.NullHandler()):
             yield
         return

@@ -29,7 +29,8 @@ class Session:
         AcceleratorState._reset_state(reset_partial_state=True)  # left by an earlier run in this process
         distributed.forget()
         self.device: str | torch.device = choose_device(self.train)
-        self.processes = PartialState(cpu=self.device == "cpu")
+        with distributed.launched():
+            self.processes = PartialState(cpu=self.device == "cpu")
         self.folder = RunFolder(config.out, config, config.resume)
         self.accelerator: Accelerator | None = None
         self.interrupts = Interrupts()
@@ -59,7 +60,8 @@ class Session:
             self.precision = choose_precision(self.train.precision, method, transform, images, self.device)
         mixed = "no" if self.precision == "fp32" else self.precision
         views = DistributedDataParallelKwargs(gradient_as_bucket_view=True)  # else gradients are held twice
-        self.accelerator = Accelerator(mixed_precision=mixed, cpu=self.device == "cpu", kwargs_handlers=[views])
+        with distributed.launched():
+            self.accelerator = Accelerator(mixed_precision=mixed, cpu=self.device == "cpu", kwargs_handlers=[views])
         self.device = self.accelerator.device
         where = f"{self.device}, " + (f"{distributed.world()} processes, " if distributed.world() > 1 else "")
         log.info("training on %s%s", where, self.precision)

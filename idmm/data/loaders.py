@@ -149,7 +149,8 @@ def own_share(batch_fn: BatchFn, images: np.ndarray, batch_size: int, workers: i
 
 def most_workers() -> int:
     """Returns how many loader workers ``data.workers`` null comes to at most, in each process of this machine."""
-    return max(0, min(8, cores() // int(os.environ.get("LOCAL_WORLD_SIZE", 1)) - 1))
+    processes = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(0, min(8, cores() // max(1, int(processes) if processes.isdigit() else 1) - 1))
 
 
 def worker_count(wanted: int | None, bytes_per_batch: int) -> tuple[int, str | None]:

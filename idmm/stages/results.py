@@ -78,11 +78,11 @@ def _save(
 
 
 def _draw_curves(run: Session, parts: Assembly) -> None:
-    from idmm.pictures import curves_figure, save  # matplotlib takes a second
-
     what = getattr(parts.config, "method", None)
     title = f"{run.folder.path.name}: {parts.stage.name}{f' by {what.name}' if what else ''}, {parts.spec.name}"
     with drawing("curves.png"):
+        from idmm.pictures import curves_figure, save  # matplotlib takes a second
+
         save(curves_figure({"": [run.folder.metrics()]}, title), run.folder.path / "curves.png")
 
 
@@ -131,12 +131,12 @@ def classifier_result(run: Session, parts: Assembly, splits: LoadedSplits, found
     knn = distributed.broadcast(pixel_knn(splits.train, splits.test) if cheap else None)
     pixels = {} if knn is None else {"pixel_knn": knn}
     if folder.leader:
-        from idmm.confusion import confusion_figure  # matplotlib takes a while
-        from idmm.pictures import save
-
         write_per_class(found, classes, folder.path / "per_class.csv")
         write_predictions(found, splits.test.names, classes, folder.path / PREDICTIONS)
         with drawing("confusion.png"):
+            from idmm.confusion import confusion_figure  # matplotlib takes a second
+            from idmm.pictures import save
+
             save(confusion_figure(found, classes), folder.path / "confusion.png")
     scores = found.scores() | {
         "top1_interval": evaluate.score(found.predicted, found.truth)["top1_interval"],

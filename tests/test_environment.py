@@ -1,0 +1,32 @@
+"""Environment variables that other programs left in a shell."""
+
+import json
+
+import pytest
+from helpers import ENVIRONMENT, Forked, flags, real
+
+QUICK = dict(train__epochs=1, train__ema=None, stages=None, train__size=16, data__subset={"total": 20})
+SHELLS = {
+    "a scheduler's": {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"},
+    "an MPI launcher's": {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0"},
+    "no number": {"WORLD_SIZE": "two"},
+    "accelerate's": {"ACCELERATE_DYNAMO_BACKEND": "none of them"},
+}
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_processes_that_do_not_exist(tmp_path, shell):
+    with Forked(
+        ["finetune", *flags("finetune", tmp_path / "a", **QUICK)], tmp_path / "err", **SHELLS[shell]
+    ) as process:
+        assert process.wait() == 2
+        (line,) = process.said().splitlines()[-1:]
+        assert line.startswith("environment: accelerate cannot start (") and "unset WORLD_SIZE, RANK" in line
+
+
+def test_a_backend_of_matplotlib_that_is_not_installed_and_a_rank_alone(tmp_path):
+    own = {"MPLBACKEND": "nowhere", "RANK": "3", "LOCAL_WORLD_SIZE": ""}
+    ran = real("finetune", *flags("finetune", tmp_path / "a", **QUICK), env=ENVIRONMENT | own)
+    assert ran.returncode == 0 and "top-1" in ran.stderr, ran.stderr
+    assert json.loads((tmp_path / "a/result.json").read_text())["test_size"] == 360
+    assert (tmp_path / "a/confusion.png").stat().st_size > 5000 and (tmp_path / "a/curves.png").exists()
