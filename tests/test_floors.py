@@ -105,27 +105,6 @@ def test_engine_knows_no_method():
     assert concrete_methods()
 
 
-def comparisons_with_method_names(tree):
-    """Lines where something is compared with, or matched to, the name of a method."""
-    names = {name.rpartition(".")[2] for name in concrete_methods()} - {"finetune"}  # a stage's name too
-    compared = [node for node in ast.walk(tree) if isinstance(node, (ast.Compare, ast.match_case))]
-    return [
-        getattr(leaf, "lineno", 0)
-        for node in compared
-        for leaf in ast.walk(node.pattern if isinstance(node, ast.match_case) else node)
-        if isinstance(leaf, ast.Constant) and leaf.value in names
-    ]
-
-
-def test_nobody_compares_a_methods_name():
-    """What a method does differently stands in its own file, not in an ``if`` elsewhere."""
-    assert comparisons_with_method_names(ast.parse("if config.method.name == 'idmm': pass"))
-    assert comparisons_with_method_names(ast.parse("x in ('idmm', 'none')"))
-    for module, path in MODULES.items():
-        if room(module) != "methods":
-            assert not comparisons_with_method_names(ast.parse(path.read_text(encoding="utf-8"))), module
-
-
 def test_plan_imports_no_torch():
     """The grid's plan is made, and reports are drawn, where no torch may be (a cluster's front end, a laptop)."""
     heavy = {"torch", "torchvision", "timm", "accelerate"}

@@ -105,13 +105,13 @@ def test_a_section_applies_to_its_own_method(caplog):
     assert not caplog.records
 
 
-def test_a_section_without_a_name_adds_to_the_one_before(tmp_path, caplog):
+def test_sections_of_one_method_add_up(tmp_path, caplog):
     caplog.set_level(logging.INFO, "idmm")
     assert methods_of("--config", "idmm", "--config", "ablations/table8_1_insdis").label_smoothing == 0
     bare = methods_of("--config", "simclr", "--config", "ablations/table9_simclr_without_mlp")
     assert (bare.name, bare.projection, bare.dim) == ("simclr", False, None)
     (tmp_path / "mine.yaml").write_text("method: {temperature: 0.3}\n")
-    assert methods_of("--config", "mine.yaml", "--method.name", "simclr").temperature == 0.3, "added to nothing"
+    assert methods_of("--config", "mine.yaml", "--method.name", "simclr").temperature == 0.3, "for any"
     assert not caplog.records
     found = methods_of("--config", "idmm", "--config", "ablations/table8_1_insdis", "--config", "simclr")
     assert found == parsed(PretrainConfig, "simclr").method and len(caplog.records) == 2

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticUndefined
 
 from idmm.config.base import FieldError
-from idmm.config.reading import of_one_method, read_value, recipe, yaml_problem
+from idmm.config.reading import of_method, read_value, recipe, yaml_problem
 from idmm.config.reading import read_file as read_file
 from idmm.config.schema import Key, flags_of, flatten, is_switch, keys_of, merged, options
 from idmm.errors import UserError, nearest
@@ -72,7 +72,9 @@ def parse(kind: type[Config], argv: list[str], prog: str, words: tuple[str, ...]
         except UserError as error:
             faults += error.faults
     layers, origin = [], {}  # of each key: its file; empty: a flag
-    for where, file, note in of_one_method(files, own.get("method.name")):
+    method = flatten(merged(*(file for _, file in files), own)).get("method.name")  # of the flag, else the last file
+    for where, file in files:
+        file, note = of_method(file, method, where)
         layers.append(file)
         origin |= dict.fromkeys(flatten(file), where)
         if note:

@@ -3,7 +3,6 @@
 import functools
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -113,30 +112,16 @@ def recipe(kind: type, name: str | Path) -> dict:
     return merged(read_file(located(name, getattr(kind, "STAGE", None))))
 
 
-def of_method(data: dict, name: str | None, where: str, own: str | None = None) -> tuple[dict, str]:
-    """Returns the keys of the file ``where`` without a ``method`` section of another method than ``name``, and then a
-    line for the log; ``own``: the method of a section that names none, None where that may be any."""
+def of_method(data: dict, name: str | None, where: str) -> tuple[dict, str]:
+    """Returns the keys of the file ``where`` without a ``method`` section that names another method than ``name``, and
+    then a line for the log."""
     section = data.get("method")
-    own = section.get("name", own) if isinstance(section, dict) else None
+    own = section.get("name") if isinstance(section, dict) else None
     if own in (None, name):
         return data, ""
     keys = listed([f"method.{key}" for key in section if key != "name"], most=99) or "method.name"
     note = f"{keys}: left out of '{where}', where they are for {own}; this is {name}"
     return {key: value for key, value in data.items() if key != "method"}, note
-
-
-def of_one_method(files: list[tuple[str, dict]], flag: str | None) -> Iterator[tuple[str, dict, str]]:
-    """Yields the name of each file and what :func:`of_method` makes of it: the flag or the last file names the method.
-
-    A section that names no method adds to the one that was named before it, if any.
-    """
-    owners: list[str | None] = [None]
-    for _, file in files:
-        section = file.get("method")
-        owners.append(section.get("name", owners[-1]) if isinstance(section, dict) else owners[-1])
-    name = flag if isinstance(flag, str) else owners[-1]
-    for (where, file), own in zip(files, owners[1:], strict=True):
-        yield where, *of_method(file, name, where, own)
 
 
 def about(path: Path) -> str:
