@@ -4,26 +4,23 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from folders import TINY, faults, paint, tree, tuned
 from frozen import exported, timms
-from helpers import ENVIRONMENT, ROOT, flags, inside, refused, state
+from helpers import flags, inside, refused, state
 from PIL import Image
 from test_resume import stop_at
 
 import idmm
 from idmm import environment
 from idmm.config import METHODS
-from idmm.errors import RunError
 from idmm.files import read_csv
 from idmm.methods import method_class
-from idmm.stages import artifacts, results
+from idmm.stages import artifacts
 
 JOINT = {
     **TINY, "train__epochs": 2, "train__lr": 0.003, "method__label_weight": 3.0, "train__ema": 0.9,
@@ -156,12 +153,6 @@ def test_what_is_no_finished_run(fine, tmp_path):
     assert line.startswith(f"{fold}: config.yaml cannot be read: ")
 
 
-def test_a_runs_files_are_read_without_torch(joint):
-    code = "import sys; from idmm.stages import artifacts as a; run = sys.argv[1]; a.environment(run); a.config_of(run)"
-    code += "; a.predictions(run), a.instances(run); assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code, str(joint)], check=True, cwd=ROOT, env=ENVIRONMENT)
-
-
 # ------------------------------------------------------------------ the environment
 def test_the_environment_of_a_run(joint):
     found = artifacts.environment(joint)
@@ -208,19 +199,3 @@ def test_a_probe_and_folds_say_it_too(joint, root, tmp_path, monkeypatch):
     wanted = {"predictions.csv", "environment.json", "curves.png"}
     for fold in (1, 2, 3):
         assert wanted <= {path.name for path in (tmp_path / f"tuned/fold-{fold}").iterdir()}
-
-
-def test_a_full_disk_is_told(joint, tmp_path, monkeypatch):
-    """The rows are written by a library, whose errors are the run's."""
-    from safetensors import SafetensorError
-
-    def full(*args):
-        raise SafetensorError("I/O error: No space left on device (os error 28)")
-
-    monkeypatch.setattr(results, "save_file", full)
-    method, folder = torch.nn.Module(), tmp_path
-    method.classifier, method.instance_rows = torch.nn.Linear(2, 3), "classifier.weight"
-    run = type("Run", (), {"folder": type("Folder", (), {"leader": True, "path": Path(folder)})})
-    with pytest.raises(RunError, match=r"instances.safetensors: cannot be written \(I/O error: No space left"):
-        results.write_instances(run, method, "linear", artifacts.images(joint))
-    assert list(folder.iterdir()) == []

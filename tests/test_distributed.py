@@ -11,11 +11,7 @@ from folders import tree
 from frozen import NAME, a_run
 from helpers import Process, Together, distance, flags, inside, metrics, same, state, state_file, weights
 
-from idmm import distributed
-from idmm.checkpoint import RunFolder
-from idmm.config import PretrainConfig
 from idmm.data.loaders import BatchPlan
-from idmm.errors import UserError
 from idmm.files import Lock
 from idmm.models import create_backbone
 from idmm.seeding import seeded
@@ -65,9 +61,8 @@ def assert_equal(one, two):
         assert float((one[name] - two[name]).norm()) < 1e-4 * max(1.0, float(one[name].norm())), name
 
 
-@pytest.mark.parametrize("accumulate", [1, 3])
-@pytest.mark.parametrize("world", [2, 3, 8])
-@pytest.mark.parametrize(("count", "batch_size"), [(41, 20), (40, 20), (7, 16), (9, 2), (5, 1)])
+@pytest.mark.parametrize("world", [2, 8])
+@pytest.mark.parametrize(("count", "batch_size", "accumulate"), [(41, 20, 3), (40, 20, 1), (7, 16, 3), (5, 1, 1)])
 def test_same_images_in_each_step(count, batch_size, world, accumulate):
     """Over processes and micro-batches, a step's images are the single process's; their factors make up the mean."""
     single = BatchPlan(count, batch_size, epochs=2, seed=3)
@@ -165,12 +160,3 @@ def test_run_in_use_is_left_alone(tmp_path):
             said = processes.said()
     assert said.count(f"out: '{out}' is in use by another run; wait for it or name another folder") == 1
     assert "UserError" not in said and not (out / "config.yaml").exists()
-
-
-def test_other_processes_hear_of_faults(tmp_path, monkeypatch):
-    """A process that is not the first raises what the first found, and writes nothing."""
-    monkeypatch.setattr(distributed, "rank", lambda: 1)
-    monkeypatch.setattr(distributed, "broadcast", lambda value: (("out: a fault",), False, False))
-    with pytest.raises(UserError, match="^out: a fault$"):
-        RunFolder(str(tmp_path / "run"), PretrainConfig(), "auto")
-    assert not (tmp_path / "run").exists()

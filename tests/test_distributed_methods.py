@@ -16,7 +16,6 @@ RUN = dict(
 )  # fmt: skip
 DINO = {"method__hidden_dim": 24, "method__dim": 12, "method__freeze_epochs": 0, "method__momentum": 0.9}
 RUNS = {
-    "simclr": RUN,
     "supcon": RUN,
     # an epoch fills the queue: no key is lost; with seed 0 a ReLU of the head is so near its kink that rounding decides
     "mocov2": {**RUN, "method__queue": 43, "method__momentum": 0.9, "seed": 1},
@@ -107,8 +106,8 @@ def test_runs_on_two_processes(name, both):
 
 def test_the_runs_moved(both):
     """The equality above is not that of runs that stood still."""
-    still = {**RUNS["simclr"], "train__lr": 1e-9, "train__epochs": 1}
-    assert inside("pretrain", both / "still", **still, method__name="simclr") == 0
+    still = {**RUNS["supcon"], "train__lr": 1e-9, "train__epochs": 1}
+    assert inside("pretrain", both / "still", **still, method__name="supcon") == 0
     for name in RUNS:
         assert distance(both / f"{name}-one", both / "still") > (1e-3 if name != "dino" else 1e-5)
 

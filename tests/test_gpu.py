@@ -55,12 +55,6 @@ def stopped(patch, stage, out, **changes):
 
 
 # ---------------------------------------------------------------------- whole runs
-def test_drloc_from_a_classifier_fitted_on_the_gpu(tmp_path):
-    assert inside("pretrain", tmp_path / "a", **HERE) == 0
-    given = dict(model__name=None, model__kwargs=None, init=str(tmp_path / "a"), drloc__weight=0.1)
-    assert inside("finetune", tmp_path / "b", **HERE, **given) == 0
-
-
 @pytest.mark.parametrize("stage", ["pretrain", "finetune"])
 def test_a_resumed_run_ends_with_the_same_weights(stage, tmp_path, monkeypatch, deterministic):
     assert inside(stage, tmp_path / "whole", **HERE) == 0

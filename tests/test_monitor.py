@@ -9,7 +9,6 @@ from helpers import inside, metrics, same
 from test_resume import lines, stop_at
 from tiny import make
 
-from idmm.config import METHODS
 from idmm.monitor import FLOORS, SHARE, Monitor, collapse, effective_rank, spread
 from idmm.stages import pretrain as stage
 
@@ -22,24 +21,10 @@ RUN = dict(
     views__jitter=[0.4, 0.4, 0, 0], views__jitter_prob=0.5, views__grey_prob=0, views__blur_prob=0,
 )  # fmt: skip
 SMALL = dict(method__hidden_dim=64, method__dim=16)
-HEALTHY = {name: {} for name in METHODS} | {
-    "mocov3": SMALL,
-    "dino": {**SMALL, "method__center_momentum": 0.99},  # a target that holds still for the loss to fall
-}
-NO_CENTRE = {**SMALL, "method__center_momentum": 1.0, "method__teacher_warmup_epochs": 0}
-COLLAPSES = {  # method, what is done to it, where it shows
-    "DINO without centring and sharpening": (
-        "dino", {**NO_CENTRE, "method__teacher_temperature": 10.0, "method__momentum": 0.9}, "embedding_std",
-    ),
-    "DINO without centring": (
-        "dino",
-        {**NO_CENTRE, "method__teacher_temperature": 0.04, "method__momentum": 0.5, "train__lr": 0.01},
-        "embedding_std",
-    ),
-    "SimCLR with its weights decayed away": (
-        "simclr", {"train__weight_decay": 10.0, "train__lr": 0.05}, "embedding_std",
-    ),
-}  # fmt: skip
+# DINO with a target that holds still for the loss to fall
+HEALTHY = {"idmm": {}, "simclr": {}, "dino": {**SMALL, "method__center_momentum": 0.99}}
+# SimCLR with its weights decayed away
+COLLAPSE = {"method__name": "simclr", "train__weight_decay": 10.0, "train__lr": 0.05}
 
 
 def ran(out, name, **changes):
@@ -95,13 +80,6 @@ def test_what_is_a_collapse():
         assert "100 at best before" in collapse({**FINE, name: 0.999 * SHARE * 100}, [best, calm])
 
 
-def test_it_is_said_once(caplog):
-    watch = Monitor(make("simclr"), lambda backbone: torch.ones(5, 16), torch.arange(5), list)
-    first = watch.measure(None)
-    assert first == {"feature_std": 0, "feature_rank": 0, "embedding_std": 0} == watch.measure(None)
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-
-
 def test_it_looks_at_what_is_exported_in_evaluation_mode():
     method, seen = make("dino"), []
     method.loss.center.copy_(torch.linspace(-0.5, 0.5, 9))
@@ -119,43 +97,31 @@ def test_it_looks_at_what_is_exported_in_evaluation_mode():
 
 
 # ------------------------------------------------------------------ real runs
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", HEALTHY)
 def test_methods_learn_and_do_not_trip(name, tmp_path):
-    """Bounds: two thirds of what was measured (feature_std 0.48 and more, rank 13.6, embedding_std 0.28).
-
-    Over 20 epochs of digits/pretrain's model no method fell under 0.12, 17 and 0.08; a run of 200 images that learned
-    slowly (kNN rising) had an embedding_std of 0.012.
-    """
+    """Bounds: two thirds of what was measured (feature_std 0.48 and more, rank 13.6, embedding_std 0.28)."""
     records, said = ran(tmp_path / "run", name, **HEALTHY[name])
-    losses = [record["loss"] for record in records]
-    assert losses[-1] < losses[1 if name == "mocov2" else 0] - 0.05, "a queue of strangers makes the first epoch easy"
+    assert records[-1]["loss"] < records[0]["loss"] - 0.05
     for record in records:
         assert record["feature_std"] > 0.3 and record["feature_rank"] > 9 and record["embedding_std"] > 0.18
         assert ("instance_accuracy" in record) == (name == "idmm")
     assert not [line for line in said if line.startswith("collapse")]
 
 
-@pytest.mark.parametrize("what", COLLAPSES)
-def test_planted_collapses_trip(what, tmp_path):
-    name, changes, where = COLLAPSES[what]
-    records, said = ran(tmp_path / "run", name, **changes)
-    assert records[-1][where] < 0.002
-    said = [line for line in said if line.startswith("collapse")]
-    assert len(said) == 1 and said[0].startswith(f"collapse: {where} is ")
-
-
-def test_history_survives_a_resume(tmp_path, monkeypatch):
+def test_a_planted_collapse_is_said_once_also_after_a_resume(tmp_path, monkeypatch):
     """The best value before is that of an epoch before the interruption."""
-    name, changes, where = COLLAPSES["SimCLR with its weights decayed away"]
     out = tmp_path / "run"
     stop_at(monkeypatch, 1, 2, 5)
-    assert inside("pretrain", out, **{**RUN, "method__name": name, **changes, "train__save_minutes": 0}) == 130
+    assert inside("pretrain", out, **{**RUN, **COLLAPSE, "train__save_minutes": 0}) == 130
     monkeypatch.undo()
-    best = max(record[where] for record in metrics(out))
+    best = max(record["embedding_std"] for record in metrics(out))
     assert len(metrics(out)) == 2 and not [line for line in warnings(out) if "collapse" in line]
-    records, said = ran(out, name, **changes)
-    assert len(records) == 5 and max(record[where] for record in records) == best
-    assert [f", {best:.3g} at best before: " in line for line in said if line.startswith("collapse")] == [True]
+    assert inside("pretrain", out, **{**RUN, **COLLAPSE}) == 0
+    records = metrics(out)
+    assert len(records) == 5 and max(record["embedding_std"] for record in records) == best
+    assert records[-1]["embedding_std"] < 0.002
+    (line,) = [line for line in warnings(out) if line.startswith("collapse")]
+    assert line.startswith("collapse: embedding_std is ") and f", {best:.3g} at best before: " in line
 
 
 SHORT = dict(data__subset={"total": 40}, train__epochs=3)
@@ -163,7 +129,7 @@ SHORT = dict(data__subset={"total": 40}, train__epochs=3)
 
 def test_it_can_be_turned_off_and_changes_nothing(tmp_path):
     """Batch norms and queues are left as they were."""
-    for name in ("mocov2", "mocov3", "dino"):
+    for name in ("mocov2", "mocov3"):
         on, off = tmp_path / f"{name}-on", tmp_path / f"{name}-off"
         extra = {**SHORT, **(SMALL if name != "mocov2" else {})}
         watched, _ = ran(on, name, **extra)

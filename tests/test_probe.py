@@ -122,13 +122,6 @@ def test_the_strength_is_the_best_on_held_out_images():
     assert max(naive.values()) - min(naive.values()) > 5, "the choice matters here"
 
 
-def test_the_strength_is_chosen_on_val_where_there_is_one():
-    train, labels, val, truth = some_digits()
-    found = evaluate.choose_strength(train, labels, val=(val, truth))
-    naive = {c: 100 * (linear(train, labels, c).predict(val) == truth).mean() for c in evaluate.STRENGTHS}
-    assert found.by == "val" and found.accuracies == pytest.approx(naive, abs=100 * 1.5 / 200)
-
-
 def test_the_strength_where_all_are_alike_or_nothing_can_be_held_out(monkeypatch):
     apart, labels = 100.0 * np.repeat(np.eye(3), 4, axis=0), np.repeat(np.arange(3), 4)
     found = evaluate.choose_strength(apart, labels)

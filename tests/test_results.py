@@ -151,12 +151,8 @@ def test_few_classes_have_their_names_and_numbers(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # also of letters that no font has
         save(figure, tmp_path / "a.png")
-
-
-def test_many_classes_have_no_names():
-    _, _, figure = drawn([f"bird {n}" for n in range(200)], 4000)
-    (matrix,) = figure.axes
-    assert not matrix.texts and matrix.get_images()[0].get_array().shape[:2] == (200, 200)
+    (matrix,) = drawn([f"bird {n}" for n in range(200)], 4000)[2].axes
+    assert not matrix.texts, "of many classes there are no names"
 
 
 # ------------------------------------------------------------------ --train.keep best
@@ -249,11 +245,3 @@ def test_weighted_loss_against_a_naive_loop(epoch, alpha):
 
 
 # ------------------------------------------------------------------ scikit-learn's warnings
-def test_a_probe_that_did_not_converge_is_said_once(monkeypatch, caplog):
-    monkeypatch.setattr(evaluate, "PROBE_STEPS", 1)
-    rng = np.random.default_rng(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        evaluate.readouts(rng.normal(size=(30, 4)), np.arange(30) % 3, rng.normal(size=(9, 4)), np.arange(9) % 3)
-    (line,) = [record.getMessage() for record in caplog.records]
-    assert line.startswith("the linear probe (C = ") and line.endswith("after 1 steps, before it converged")

@@ -1,13 +1,11 @@
 """Methods with a state of their own (a queue, a teacher, a centre) go on after a kill as if nothing had happened."""
 
-import math
 import shutil
-import signal
 
 import pytest
 import torch
-from helpers import inside, metrics, same, start, state, state_file
-from test_resume import stamp, stop_at, where
+from helpers import inside, metrics, same, state, state_file
+from test_resume import stop_at, where
 
 from idmm.methods.dino import DINO
 
@@ -15,7 +13,6 @@ IDMM_ONLY = dict.fromkeys(("method__classifier", "method__classifier_init", "met
 # 5 steps an epoch, the last of 16 images; two passes a step; stochastic depth draws in each
 PAIR = dict(IDMM_ONLY, views__crops=[{"count": 2, "scale": [0.3, 1.0]}], train__epochs=2)
 RUNS = {
-    "simclr": PAIR,
     "mocov2": {**PAIR, "method__queue": 33, "method__momentum": 0.9, "train__optimizer": "sgd", "train__lr": 0.05},
     "mocov3": {**PAIR, "method__hidden_dim": 24, "method__dim": 12, "method__momentum": 0.9},
     "dino": {
@@ -82,20 +79,6 @@ def test_interrupted_twice_in_mid_epoch(name, uninterrupted, cut, tmp_path):
     assert_alike(out, uninterrupted(name))
 
 
-def test_killed(uninterrupted, tmp_path):
-    """SIGKILL in a real process, after a few checkpoints of one a step; then the same command."""
-    out = tmp_path / "run"
-    with start("pretrain", out, **RUNS["mocov2"], method__name="mocov2") as process:
-        for _ in range(3):
-            before = stamp(state_file(out))
-            assert process.until(lambda before=before: stamp(state_file(out)) != before), process.said()
-        process.send(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
-    assert where(out)[1:] < (2, 0) and not (out / "result.json").exists()
-    assert inside("pretrain", out, **RUNS["mocov2"], method__name="mocov2") == 0
-    assert_alike(out, uninterrupted("mocov2"))
-
-
 SPOILED = [(name, part) for name, parts in STATES.items() for part in parts]
 
 
@@ -125,29 +108,3 @@ def test_the_loop_tells_epochs_and_steps(tmp_path, monkeypatch):
     monkeypatch.setattr(DINO, "after_step", lambda method, step: after.append(step))
     assert inside("pretrain", tmp_path / "run", **RUNS["dino"], method__name="dino") == 0
     assert after == list(range(10)) and before == [(epoch, False) for epoch in (0, 1) for _ in range(5)]
-
-
-@pytest.mark.parametrize("still", [True, False])
-def test_dinos_last_layer_in_a_run(still, tmp_path):
-    """While it is held still the teacher's, which starts as its copy, is the same."""
-    out = tmp_path / "run"
-    changes = {**RUNS["dino"], "method__freeze_epochs": 2 if still else 0}
-    assert inside("pretrain", out, **changes, method__name="dino") == 0
-    saved = state(out)["method"]
-
-    def moved(name):
-        return float((saved[f"head.{name}"] - saved[f"teacher.copies.1.{name}"]).abs().max())
-
-    assert (moved("last_layer.parametrizations.weight.original1") < 1e-6) == still
-    assert moved("layers.0.weight") > 1e-3 and abs(float(saved["loss.center"].abs().max())) > 1e-3
-
-
-def test_dinos_weight_decay_and_clipping_in_a_run(uninterrupted, tmp_path):
-    """Weight decay of the last step, 9 of 10 along the cosine, in the groups that have any; both keys count."""
-    whole = uninterrupted("dino")
-    decays = sorted({group["weight_decay"] for group in state(whole)["optimizer"]["param_groups"]})
-    assert decays == pytest.approx([0.0, 0.4 - 0.36 * (1 + math.cos(math.pi * 0.9)) / 2])
-    for name, other in (("train__clip_grad_mode", "norm"), ("train__weight_decay_end", None)):
-        out = tmp_path / name
-        assert inside("pretrain", out, **{**RUNS["dino"], name: other}, method__name="dino") == 0
-        assert not same(out, whole)

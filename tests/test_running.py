@@ -5,14 +5,12 @@ import re
 import numpy as np
 import pytest
 from folders import paint, tree
-from helpers import VIT, call, flags, inside, metrics, refused, same, state_file
+from helpers import flags, inside, metrics, refused, same, state_file
 from PIL import Image
 from test_resume import lines, stop_at
 
-from idmm import config, pictures
-from idmm.checkpoint import RunFolder
-from idmm.errors import Interrupted, UserError
-from idmm.progress import epoch_line
+from idmm import pictures
+from idmm.errors import Interrupted
 
 SHORT = {"data__subset": {"total": 40}, "train__save_minutes": 60}
 ONE = {**SHORT, "stages": [{"size": 16}], "data__subset": {"per_class": 4}}
@@ -44,19 +42,6 @@ def test_pretraining_logs_what_the_monitor_saw(runs):
         (line,) = [line for line in said.splitlines() if f"pretrain epoch {record['epoch']}/3  loss" in line]
         for name in ("instance_accuracy", "feature_std", "feature_rank", "embedding_std", "scale"):
             assert f"  {name} {record[name]:.4g}" in line
-
-
-def test_a_line_wherever_an_accuracy_was_measured_and_each_tenth_of_a_run():
-    def shown(epochs, **values):
-        records = [{"epoch": n, "stage": 1, "step": n, "loss": 1.0, "lr": 1.0, **values} for n in range(1, epochs + 1)]
-        return [
-            n for n, record in enumerate(records, start=1) if epoch_line(record, epochs, (n - 1) / epochs, n / epochs)
-        ]
-
-    assert shown(3) == [1, 2, 3] and shown(800) == list(range(80, 801, 80)) and len(shown(25)) == 10
-    assert shown(25, top1=5.0) == list(range(1, 26))
-    record = dict(epoch=9, stage=2, step=18, loss=1.25, lr=0.1, seconds=3, images_per_s=2, top1=50.0, scale=16.1234)
-    assert epoch_line(record, 10, 0.8, 0.9) == "epoch 9/10  loss 1.2500  top1 50.00  scale 16.12"
 
 
 @pytest.mark.parametrize("stage", ["pretrain", "finetune"])
@@ -117,16 +102,6 @@ def test_what_was_there_before_stays(folds, tmp_path, capsys):
     assert list((tmp_path / "shelf").iterdir()) == [] and (tmp_path / "runs/empty").is_dir()
 
 
-def test_what_others_put_beside_a_refused_run_stays(tmp_path):
-    out = tmp_path / "runs" / "a"
-    with pytest.raises(UserError), RunFolder(out, config.PretrainConfig(out=str(out)), "auto"):
-        (out / "b").mkdir()
-        (out / "b" / "result.json").write_text("{}")  # of a run that was started inside meanwhile
-        (out / "log.txt").write_text("refused")
-        raise UserError("data.root: no image")
-    assert [str(path.relative_to(out)) for path in sorted(out.rglob("*"))] == ["b", "b/result.json"]
-
-
 def test_a_probe_that_is_refused_leaves_no_folder_and_reads_no_images(tmp_path, runs, monkeypatch, capsys):
     from idmm.stages import probe
 
@@ -155,10 +130,3 @@ def test_the_log_has_the_steps_and_the_expected_end(tmp_path):
     assert inside("pretrain", tmp_path / "run", **SHORT, train__epochs=5) == 0
     line = r"pretrain: 10 steps of about \S+ s each; training ends at about \d\d:\d\d, in \d+ s"
     assert re.search(line, log_of(tmp_path / "run"))
-
-
-def test_help_for_the_wait(tmp_path):
-    changes = {**SHORT, "train__epochs": 1, "model__kwargs": VIT}
-    assert inside("pretrain", tmp_path / "run", **changes) == 0
-    assert "features before training, by the untrained network: 40 images" in log_of(tmp_path / "run")
-    assert call(["pretrain", *flags("pretrain", tmp_path / "run", **changes)]) == 0

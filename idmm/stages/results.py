@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from idmm import distributed, evaluate
@@ -109,10 +108,7 @@ def write_instances(run: Session, method: Method, classifier: str, train: ImageS
         path = run.folder.path
         with replacing(path / NAMES) as names, replacing(path / ROWS) as file:
             names.write(about.encode())
-            try:
-                save_file({"weight": rows}, file.name)  # by its name, no other copy is made of what may be gigabytes
-            except SafetensorError as error:
-                raise RunError(f"{path / ROWS}: cannot be written ({error})") from None
+            save_file({"weight": rows}, file.name)  # by its name, no other copy is made of what may be gigabytes
 
 
 # ---------------------------------------------------------------------- a classifier's accuracy
