@@ -11,7 +11,6 @@
     clf = idmm.load_classifier("runs/b")
     clf.predict(["a.jpg", image, array])[0].label          # its class; .probability, .top
     idmm.embed("runs/a", ["a.jpg", image, array])          # features, float32 [N, d]
-    network = idmm.load_network("runs/d")                  # images [B, 3, S, S] -> boxes, labels, scores of each
     predictor = idmm.load_predictor("runs/d")
     predictor.predict(["a.jpg", image])[0].objects.boxes   # in pixels; .labels, .scores; of runs/e .mask, [H, W]
 
@@ -33,7 +32,6 @@ _WHERE = {
     "probe": "idmm.stages.probe",
     "load_backbone": "idmm.models.weights",
     "load_classifier": "idmm.inference",
-    "load_network": "idmm.models.dense",
     "load_predictor": "idmm.inference_dense",
     "embed": "idmm.inference",
 }

@@ -173,14 +173,13 @@ def _coco(annotations: list[dict], sizes: list[tuple[int, int]], classes: int):
 
 
 # ---------------------------------------------------------------------- classes of pixels
-def segmented(network: Segmenter, images: Tensor, scales: Sequence[float] = (1.0,), flip: bool = False) -> Tensor:
-    """Returns the probability of each class at each pixel, the mean over scales and mirror images.
+def segmented(network: Segmenter, images: Tensor, scales: Sequence[float] = (1.0,)) -> Tensor:
+    """Returns the probability of each class at each pixel, the mean over scales.
 
     Args:
         network: In evaluation mode; its backbone takes images of all :func:`idmm.config.dense.tested_sides`.
         images: [B, C, S, S].
         scales: Of S.
-        flip: See each image mirrored, too.
 
     Returns:
         float32 [B, K, S, S].
@@ -188,11 +187,9 @@ def segmented(network: Segmenter, images: Tensor, scales: Sequence[float] = (1.0
     size, total, sides = images.shape[-1], 0.0, tested_sides(images.shape[-1], scales)
     for side in sides:
         seen = images if side == size else _scaled(images, side)
-        for mirrored in (False, True) if flip else (False,):
-            logits = network(seen.flip(-1) if mirrored else seen).float()
-            shares = (logits.flip(-1) if mirrored else logits).softmax(1)  # [B, K, side, side]
-            total = total + (shares if side == size else _scaled(shares, size))  # one by one: each takes gigabytes
-    return total / (len(sides) * (1 + flip))
+        shares = network(seen).float().softmax(1)  # [B, K, side, side]
+        total = total + (shares if side == size else _scaled(shares, size))  # one by one: each takes gigabytes
+    return total / len(sides)
 
 
 def classes_on_file(logits: Tensor, size: tuple[int, int], side: int) -> Tensor:

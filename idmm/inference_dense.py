@@ -13,7 +13,7 @@ from torch import Tensor
 
 from idmm import distributed
 from idmm.data.composite import composite
-from idmm.data.dense import letterboxed, on_canvas, resized_to, short_side
+from idmm.data.dense import letterboxed, on_canvas, resized_to
 from idmm.data.dense.targets import rasterised
 from idmm.data.images import fitted
 from idmm.data.views import normalise
@@ -52,27 +52,21 @@ class Found:
         return np.array(drawn, dtype=bool).reshape(-1, *self.size)
 
 
+@dataclass(frozen=True)
 class Predictor:
-    """A run's network for boxes or masks; made by :func:`load_predictor`.
+    """A run's network for boxes or masks; made by :func:`load_predictor`."""
 
-    Attributes:
-        task: ``detect`` or ``segment``.
-        classes: Names of the K classes.
-        categories: Number of each class in the run's annotations or masks.
-    """
-
-    def __init__(self, run_or_file: str | os.PathLike, device: str, batch_size: int, max_pixels: int, field: str):
-        saved = read_checkpoint(run_or_file, field, "model")
-        model = build_network(saved)
-        self.task: str = saved.extra["task"]
-        self.classes: list[str] = saved.extra["classes"]
-        self.categories: list[int] = saved.extra["categories"]
-        device = distributed.pick_device(device)
-        self._network = Network.around(saved, model.to(device), saved.size, device, batch_size)
-        self._max_pixels = max_pixels
+    task: str
+    """``detect`` or ``segment``."""
+    classes: list[str]
+    """Names of the K classes."""
+    categories: list[int]
+    """Number of each class in the run's annotations or masks."""
+    network: Network
+    max_pixels: int
 
     def predict(self, images: AnyImage | Sequence[AnyImage], min_score: float = MIN_SCORE) -> list[Found]:
-        """Says what is in images.
+        """Returns what is in images.
 
         Args:
             images: As :meth:`idmm.inference.Classifier.predict` takes them.
@@ -90,48 +84,54 @@ class Predictor:
 
     @torch.no_grad()
     def each(
-        self, images: AnyImage | Sequence[AnyImage], unreadable: dict[str, str], min_score: float = MIN_SCORE,
+        self,
+        images: AnyImage | Sequence[AnyImage],
+        unreadable: dict[str, str],
+        min_score: float = MIN_SCORE,
         label: str | None = None,
-    ) -> Iterator[Found]:  # fmt: skip
+    ) -> Iterator[Found]:
         """Yields what :meth:`predict` returns, image after image; those that cannot be read go into ``unreadable``,
         with the reason. With a ``label`` there is a bar on standard error."""
-        net, sizes = self._network, {}
+        net, sizes = self.network, {}
 
         def prepared(number: int, pixels: np.ndarray) -> Tensor:
             sizes[number] = pixels.shape[:2]
-            kept = torch.from_numpy(fitted(pixels, short_side(net.size))).permute(2, 0, 1)  # as the run's cache does
+            kept = torch.from_numpy(fitted(pixels, net.size)).permute(2, 0, 1)  # as the run's cache does
             made = resized_to(kept, letterboxed(sizes[number], net.size))
             return on_canvas(normalise(made[None], net.mean, net.std)[0], net.size)
 
         sources, names, _ = listed_images(images, net.bands)
-        batches = net.file_batches(sources, names, self._max_pixels, unreadable, prepared)
+        batches = net.file_batches(sources, names, self.max_pixels, unreadable, prepared)
         with net.enough_memory():
             for batch in counting(batches, len(sources), label) if label else batches:
                 seen = batch["images"].to(net.device)
                 outputs = net.model(seen) if self.task == "detect" else segmented(net.model, seen)
                 for number, output in zip(batch["index"].tolist(), outputs, strict=True):
-                    yield self._found(sources[number], output, sizes.pop(number), min_score)
-
-    def _found(
-        self, source: AnyImage, output: dict[str, Tensor] | Tensor, size: tuple[int, int], least: float
-    ) -> Found:
-        path = os.fspath(source) if isinstance(source, str | os.PathLike) else None
-        if self.task == "segment":
-            return Found(path, size, None, classes_on_file(output, size, self._network.size).numpy().astype(np.uint8))
-        sure = output["scores"] >= least
-        return Found(path, size, on_file({k: v[sure] for k, v in output.items()}, size, self._network.size), None)
+                    source, size = sources[number], sizes.pop(number)
+                    path = os.fspath(source) if isinstance(source, str | os.PathLike) else None
+                    if self.task == "segment":
+                        mask = classes_on_file(output, size, net.size).numpy().astype(np.uint8)
+                        yield Found(path, size, None, mask)
+                    else:
+                        sure = output["scores"] >= min_score
+                        output = {name: value[sure] for name, value in output.items()}
+                        yield Found(path, size, on_file(output, size, net.size), None)
 
     def picture(self, image: AnyImage, side: int) -> np.ndarray:
         """Returns an image as people see it, its long side of ``side`` pixels at most, uint8 [H, W, 3]."""
-        pixels = self._network.read(image, self._max_pixels).pixels
+        pixels = self.network.read(image, self.max_pixels).pixels
         h, w = pixels.shape[:2]
         return composite(fitted(pixels, max(1, round(side * min(h, w) / max(h, w)))))
 
 
 def load_predictor(
-    run_or_file: str | os.PathLike, *, device: str = "auto", batch_size: int = BATCH, max_pixels: int = PIXELS,
+    run_or_file: str | os.PathLike,
+    *,
+    device: str = "auto",
+    batch_size: int = BATCH,
+    max_pixels: int = PIXELS,
     field: str = "",
-) -> Predictor:  # fmt: skip
+) -> Predictor:
     """Builds the network that ``idmm detect`` or ``idmm segment`` wrote, to be used on any images.
 
     Args:
@@ -144,4 +144,6 @@ def load_predictor(
     Raises:
         UserError: No such run, one that is not finished, or that is of neither.
     """
-    return Predictor(run_or_file, device, batch_size, max_pixels, field)
+    saved, device = read_checkpoint(run_or_file, field, "model"), distributed.pick_device(device)
+    network = Network.around(saved, build_network(saved).to(device), saved.size, device, batch_size)
+    return Predictor(*(saved.extra[name] for name in ("task", "classes", "categories")), network, max_pixels)

@@ -123,9 +123,9 @@ def coco_tree(root, form="polygons", official=False, change=None, **counts):
     return made
 
 
-def mask_tree(root, palette=False, named=True, **counts):
-    """Writes ROOT/images/PART/*.png, ROOT/masks/PART/*.png (0 the background, 1 to 3 the digits; a frame of 255 around
-    every image) and ROOT/classes.txt; returns the canvases by part and name."""
+def mask_tree(root, **counts):
+    """Writes ROOT/images/PART/*.png, ROOT/masks/PART/*.png with a palette (0 the background, 1 to 3 the digits; a frame
+    of 255 around every image) and ROOT/classes.txt; returns the canvases by part and name."""
     made = {}
     for part, count in (counts or {"train": 6, "val": 3}).items():
         made[part] = {f"{i:03d}.png": of for i, of in enumerate(scenes(part, count))}
@@ -133,9 +133,8 @@ def mask_tree(root, palette=False, named=True, **counts):
             values = of.mask
             values[[0, -1]] = 255
             values[:, [0, -1]] = 255
-            _write(root, ("images", "masks"), part, name, of.image, values, palette)
-    if named:
-        (root / "classes.txt").write_text("\n".join(["background", *CLASSES]) + "\n")
+            _write(root, ("images", "masks"), part, name, of.image, values)
+    (root / "classes.txt").write_text("\n".join(["background", *CLASSES]) + "\n")
     return made
 
 
@@ -145,23 +144,18 @@ def ade_tree(root, **counts):
     for part, count in (counts or {"train": 6, "val": 3}).items():
         made[part] = {f"ADE_{part}_{i:08d}.png": of for i, of in enumerate(scenes(part, count))}
         for name, of in made[part].items():
-            _write(root, ("images", "annotations"), parts[part], name, of.image, of.mask, False)
+            _write(root, ("images", "annotations"), parts[part], name, of.image, of.mask)
     names = CLASSES + [f"thing {i}" for i in range(len(CLASSES) + 1, ADE_CLASSES + 1)]
     rows = [f"{i}\t0.1\t1\t1\t{name}" for i, name in enumerate(names, start=1)]
     (root / "objectInfo150.txt").write_text("\n".join(["Idx\tRatio\tTrain\tVal\tName", *rows]) + "\n")
     return made
 
 
-def _write(root, folders, part, name, image, values, palette):
+def _write(root, folders, part, name, image, values):
     for folder, array in zip(folders, (image, values), strict=True):
         path = root / folder / part / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        made = _with_palette(array) if palette and array is values else Image.fromarray(array)
+        made = Image.fromarray(array)
+        if folder == "masks":
+            made.putpalette(np.random.default_rng(0).integers(0, 256, 768, dtype=np.uint8).tobytes())
         made.save(path)
-
-
-def _with_palette(values):
-    """Class numbers as indices of a palette whose colours are others."""
-    made = Image.fromarray(values)
-    made.putpalette(np.random.default_rng(0).integers(0, 256, 768, dtype=np.uint8).tobytes())
-    return made

@@ -29,26 +29,21 @@ def rates(kind, steps, warmup, falls=()):
 
 
 # ------------------------------------------------------------------ schedules
-def test_steps_fall_to_a_tenth():
+def test_schedules():
+    """Steps fall to a tenth; a straight line goes to zero."""
     values = rates("steps", 12, 2, [8, 11])
     assert values[0] == pytest.approx(1e-6) and values[1] == pytest.approx(0.05, rel=1e-3)
-    assert values[2:8] == pytest.approx([0.1] * 6)
-    assert values[8:] == pytest.approx([0.01, 0.01, 0.01, 0.001])
-
-
-def test_a_straight_line_to_zero():
-    values = rates("linear", 12, 2)
-    assert values[2:] == pytest.approx([0.1 * (12 - step) / 10 for step in range(2, 12)])
+    assert values[2:] == pytest.approx([0.1] * 6 + [0.01, 0.01, 0.01, 0.001])
+    assert rates("linear", 12, 2)[2:] == pytest.approx([0.1 * (12 - step) / 10 for step in range(2, 12)])
 
 
 def test_steps_are_of_their_schedule():
-    for wrong in ({"lr_steps": [3]}, {"schedule": "steps"}):
+    assert DenseTrain(schedule="steps", lr_steps=[8, 11]).lr_steps == [8, 11]
+    steps = {"schedule": "steps"}
+    wrongs = ({"lr_steps": [3]}, steps, {**steps, "lr_steps": [11, 8]}, {**steps, "lr_steps": [8, 24]})
+    for wrong in (*wrongs, {**steps, "lr_steps": [8], "minutes": 3}):
         with pytest.raises(ValueError, match="lr_steps"):
             DenseTrain(**wrong)
-    assert DenseTrain(schedule="steps", lr_steps=[8, 11]).lr_steps == [8, 11]
-    for wrong in ({"lr_steps": [11, 8]}, {"lr_steps": [8, 24]}, {"lr_steps": [8], "minutes": 3}):
-        with pytest.raises(ValueError, match="lr_steps"):
-            DenseTrain(schedule="steps", **wrong)
 
 
 # ------------------------------------------------------------------ recipes
@@ -77,20 +72,18 @@ def test_what_is_wrong_is_said_before_there_is_a_folder(tmp_path, capsys):
     coco_tree(tmp_path / "coco", form="boxes", train=3, val=2)
     mask_tree(tmp_path / "masks", train=3, val=2)
     coco, masks, out = tmp_path / "coco", tmp_path / "masks", tmp_path / "out"
-    small = [*MODEL, "--out", out, "--train.size", 64]
+    detect = ["detect", *MODEL, "--out", out, "--train.size", 64]
+    segment = ["segment", *detect[1:]]
     for argv, line in (
-        (["detect", *small], "data.root: missing; detect wants a folder of images with their boxes (COCO)"),
-        (
-            ["segment", *small, "--data.name", "flowers", "--data.root", masks],
-            "data.name: 'flowers' is for class labels; segment wants",
-        ),
-        (["detect", *small, "--data.root", masks], "has no annotations of objects to train on; wanted"),
-        (["segment", *small, "--data.root", coco], "has no images with masks to train on; wanted"),
-        (["detect", *small, "--data.root", coco, "--model.masks", "true"], "model.masks: true, but no box"),
-        (["detect", *small, "--data.root", coco, "--train.size", 72], "train.size: image size 72x72: wanted are"),
-        (["detect", *small, "--data.root", coco, "--train.keep", "best"], "train.keep: best chooses by val"),
-        (["segment", *small, "--data.root", masks, "--out", masks / "images" / "x"], "lies among the images of"),
-        (["detect", *small, "--data.root", coco, "--train.compile", "true"], "train.compile: got true, but"),
+        (detect, "data.root: missing; detect wants a folder of images with their boxes (COCO)"),
+        ([*segment, "--data.name", "flowers", "--data.root", masks], "data.name: 'flowers' is for class labels;"),
+        ([*detect, "--data.root", masks], "has no annotations of objects to train on; expected"),
+        ([*segment, "--data.root", coco], "has no images with masks to train on; expected"),
+        ([*detect, "--data.root", coco, "--model.masks", "true"], "model.masks: true, but no box"),
+        ([*detect, "--data.root", coco, "--train.size", 72], "train.size: image size 72x72: wanted are"),
+        ([*detect, "--data.root", coco, "--train.keep", "best"], "train.keep: best chooses by val"),
+        ([*segment, "--data.root", masks, "--out", masks / "images" / "x"], "lies among the images of"),
+        ([*detect, "--data.root", coco, "--train.compile", "true"], "train.compile: got true, but"),
     ):
         said = refused(capsys, argv)
         assert line in said[-1], said
@@ -105,9 +98,8 @@ def test_a_missing_library_is_named(tmp_path, capsys, monkeypatch):
         (line,) = refused(capsys, [stage, "--data.root", tmp_path / "images", "--out", tmp_path / "out"])
         assert line.startswith(f"{stage}: needs {name}; install it with: pip install") and "[dense]" in line
         run = tmp_path / stage
-        for stem in ("backbone", "model"):
-            looks = dict(size=32, mean=(0.5,) * 3, std=(0.5,) * 3, extra={"task": stage})
-            save_model(run, stem, {}, name="resnet10t", kwargs={}, **looks)
+        looks = dict(size=32, mean=(0.5,) * 3, std=(0.5,) * 3, extra={"task": stage})
+        save_model(run, "model", {}, name="resnet10t", kwargs={}, **looks)
         paint(tmp_path / "1.png")
         (line,) = refused(capsys, ["predict", "--init", run, tmp_path / "1.png", "--out", tmp_path / "out"])
         assert f"{run}: needs {name}; install it with: pip install" in line and not (tmp_path / "out").exists()

@@ -19,11 +19,12 @@ from torchvision.models.detection.roi_heads import project_masks_on_boxes
 import idmm
 from idmm.config import Data
 from idmm.data.cache import load_split
-from idmm.data.dense import EvalDenseTransform, read_detection, read_segmentation
+from idmm.data.dense import DenseTransform, read_detection, read_segmentation
 from idmm.engine import Loop
 from idmm.errors import Interrupted, UserError
 from idmm.evaluate_dense import classes_on_file, segmented
-from idmm.models.dense import Detector, Segmenter
+from idmm.models.dense import Detector, Segmenter, build_network
+from idmm.models.weights import read_checkpoint
 from idmm.stages import detect
 
 SIDE = 64
@@ -71,11 +72,15 @@ def whole(trees, tmp_path_factory):
     from the backbone of the first."""
     folder = tmp_path_factory.mktemp("runs")
     assert call(words("detect", trees, folder / "detect", train__ema=0.9)) == 0
-    own = dict(
-        model__name=None, model__kwargs=None, init=str(folder / "detect"), eval_scales=[0.5, 1.0], eval_flip=True
-    )
-    assert call(words("segment", trees, folder / "segment", train__keep="best", **own)) == 0
+    assert call(words("segment", trees, folder / "segment", **own(folder))) == 0
     return folder
+
+
+def own(folder):
+    """What the run of segmentation changes."""
+    return dict(
+        model__name=None, model__kwargs=None, init=str(folder / "detect"), eval_scales=[0.5, 1.0], train__keep="best"
+    )
 
 
 def rows(path):
@@ -93,8 +98,16 @@ def test_detection_writes_its_results(whole, trees):
     assert [row["class"] for row in rows(out / "per_class.csv")] == CLASSES
     for name in ("predictions.png", "curves.png", "log.txt", "environment.json"):
         assert (out / name).stat().st_size > 0, name
-    said = logged(out)
-    assert "boxes and masks: " in said and " to train on (zero " in said
+    assert "boxes and masks: " in logged(out) and " to train on (zero " in logged(out)
+    found = read(out / "predictions.json")
+    assert found and {entry["category_id"] for entry in found} <= set(IDS)
+    truth = coco.COCO(str(trees / "coco" / "annotations" / "test.json"))
+    truth.loadRes(str(out / "predictions.json"))  # the numbers of images are the file's
+    for entry in found:
+        of = truth.imgs[entry["image_id"]]
+        x, y, w, h = entry["bbox"]
+        assert 0 <= x and 0 <= y and x + w <= of["width"] + 1e-3 and y + h <= of["height"] + 1e-3
+        assert entry["segmentation"]["size"] == [of["height"], of["width"]]
 
 
 def test_grey_images(trees, tmp_path):
@@ -104,18 +117,6 @@ def test_grey_images(trees, tmp_path):
     image = trees / "masks" / "images" / "test" / "000.png"
     (found,) = idmm.load_predictor(out).predict(image)
     assert (found.mask == np.asarray(Image.open(out / "masks" / "000.png"))).mean() > 0.99
-
-
-def test_predictions_are_in_cocos_result_format(whole, trees):
-    found = read(whole / "detect" / "predictions.json")
-    assert found and {entry["category_id"] for entry in found} <= set(IDS)
-    truth = coco.COCO(str(trees / "coco" / "annotations" / "test.json"))
-    truth.loadRes(str(whole / "detect" / "predictions.json"))  # the numbers of images are the file's
-    for entry in found:
-        of = truth.imgs[entry["image_id"]]
-        x, y, w, h = entry["bbox"]
-        assert 0 <= x and 0 <= y and x + w <= of["width"] + 1e-3 and y + h <= of["height"] + 1e-3
-        assert entry["segmentation"]["size"] == [of["height"], of["width"]]
 
 
 def test_segmentation_writes_its_results(whole, trees):
@@ -137,14 +138,16 @@ def test_segmentation_writes_its_results(whole, trees):
 @pytest.mark.parametrize("stage,score", [("detect", "ap"), ("segment", "miou")])
 def test_who_knows_all_scores_all(tmp_path, monkeypatch, stage, score):
     """Networks that say what is there: the way onto the canvas and back to the files' pixels and numbers loses nothing,
-    and COCO's own evaluation of what is written agrees; of ADE20K as it comes out of its archive."""
-    side, answers, prepare = 192, {}, EvalDenseTransform.__call__  # twice the files' long side
-    ade_tree(tmp_path / "masks" / "ADEChallengeData2016", train=4, val=4)
+    and COCO's own evaluation of what is written agrees."""
+    side, answers, prepare = 192, {}, DenseTransform.__call__  # twice the files' long side
+    ade_tree(tmp_path / "masks", train=4, val=4)
     coco_tree(tmp_path / "coco", train=4, val=4)
     truth = (read_detection if stage == "detect" else read_segmentation)(Data(root=str(tmp_path / STAGES[stage])))
 
     def peeked(transform, epoch, indices):
-        known = EvalDenseTransform(transform.store, truth.targets["test"], side, transform.mean, transform.std)
+        if transform.augment is not None:
+            return prepare(transform, epoch, indices)
+        known = DenseTransform(transform.store, truth.targets["test"], side, transform.mean, transform.std)
         batch = prepare(known, epoch, indices)
         for b, image in enumerate(batch["images"]):
             answers[image.numpy().tobytes()] = {name: value[b] for name, value in batch.items()}
@@ -164,7 +167,7 @@ def test_who_knows_all_scores_all(tmp_path, monkeypatch, stage, score):
         return outputs
 
     learnt = Segmenter.forward
-    monkeypatch.setattr(EvalDenseTransform, "__call__", peeked)
+    monkeypatch.setattr(DenseTransform, "__call__", peeked)
     monkeypatch.setattr(Detector, "forward", told)
     monkeypatch.setattr(Segmenter, "forward", lambda net, x: (learnt if net.training else told)(net, x))
     argv = words(stage, tmp_path, tmp_path / "run", train__size=side, train__epochs=1)
@@ -172,7 +175,7 @@ def test_who_knows_all_scores_all(tmp_path, monkeypatch, stage, score):
     result = read(tmp_path / "run" / "result.json")
     assert result[score] == pytest.approx(100)
     if stage == "segment":
-        for path in sorted((tmp_path / "masks" / "ADEChallengeData2016" / "annotations" / "validation").iterdir()):
+        for path in sorted((tmp_path / "masks" / "annotations" / "validation").iterdir()):
             true, written = np.asarray(Image.open(path)), np.asarray(Image.open(tmp_path / "run" / "masks" / path.name))
             assert (true == written)[true > 0].all()
         return
@@ -216,7 +219,7 @@ def test_the_report_shows_scores_curves_and_predictions(whole, tmp_path):
 
 # ------------------------------------------------------------------ used on files
 def test_boxes_on_any_files(whole, trees, tmp_path, capsys):
-    """What the run found on its test images, as a dataset in COCO's format, and pictures."""
+    """What the run found on its test images, as a dataset in COCO's format, and pictures; the same from Python."""
     (tmp_path / "broken.png").write_bytes(b"none")
     images, argv = trees / "coco" / "test", ["predict", "--init", str(whole / "detect"), "--min_score", "0"]
     assert call([*argv, str(images), str(tmp_path / "broken.png"), "--out", str(tmp_path / "out")]) == 0
@@ -237,39 +240,40 @@ def test_boxes_on_any_files(whole, trees, tmp_path, capsys):
     assert call([*argv, str(images), "--min_score", "1", "--out", str(tmp_path / "none")]) == 0
     assert "no box of a score of 1 or more" in capsys.readouterr().err
 
-
-def test_masks_on_any_files(whole, trees, tmp_path):
-    """The same as through the loaders of a run, at one scale."""
-    out, about = tmp_path / "out", read(whole / "segment" / "model.json")
-    images = trees / "masks" / "images" / "test"
-    assert call(["predict", "--init", str(whole / "segment"), str(images), "--out", str(out)]) == 0
-    there = read_segmentation(Data(root=str(trees / "masks")))
-    store = load_split(there.splits.test, bound=SIDE, data=Data(cache="off"))
-    batch = EvalDenseTransform(store, there.targets["test"], SIDE, about["mean"], about["std"])(0, np.arange(3))
-    with torch.no_grad():
-        shares = segmented(idmm.load_network(whole / "segment"), batch["images"])
-    for number, name in enumerate(("000", "001", "002")):
-        mask = Image.open(out / "masks" / f"{name}.png")
-        wanted = classes_on_file(shares[number], there.targets["test"][number].size, SIDE)
-        assert mask.mode == "L" and (np.asarray(mask) == wanted.numpy()).all()
-        assert (out / "pictures" / f"{name}.jpg").exists()
-    assert not (out / "predictions.json").exists()
-
-
-def test_files_from_python(whole, trees):
-    path = trees / "coco" / "test" / "000.png"
-    predictor = idmm.load_predictor(whole / "detect")
-    (first,) = predictor.predict(path, min_score=0)
-    (again,) = predictor.predict([np.asarray(Image.open(path))], min_score=0)
+    path, predictor = images / "000.png", idmm.load_predictor(whole / "detect")
+    first, again = predictor.predict([path, np.asarray(Image.open(path))], min_score=0)
     assert predictor.classes == CLASSES and first.path == str(path) and again.path is None
-    assert (first.objects.boxes == again.objects.boxes).all() and len(first.objects.boxes) > 0
-    assert first.masks.shape == (len(first.objects.boxes), *first.size) and first.mask is None
-    (found,) = idmm.load_predictor(whole / "segment").predict(path)
-    assert found.mask.shape == found.size and found.mask.max() < 4 and found.objects is None and found.masks is None
+    assert (first.objects.boxes == again.objects.boxes).all() and first.mask is None
+    assert first.masks.shape == (len(first.objects.boxes), *first.size) and len(first.masks)
     with pytest.raises(UserError, match="gone.png"):
         predictor.predict(["gone.png"])
     with pytest.raises(UserError, match="is of neither idmm detect nor idmm segment"):
         idmm.load_predictor(whole / "detect" / "backbone.safetensors")
+
+
+def test_masks_on_any_files(whole, trees, tmp_path):
+    """The same as through the loaders of a run, at one scale."""
+    out, images = tmp_path / "out", trees / "masks" / "images" / "test"
+    assert call(["predict", "--init", str(whole / "segment"), str(images), "--out", str(out)]) == 0
+    for name, wanted in predicted(whole / "segment", trees).items():
+        mask = Image.open(out / "masks" / name)
+        assert mask.mode == "L" and (np.asarray(mask) == wanted).all()
+        assert (out / "pictures" / name).with_suffix(".jpg").exists()
+    assert not (out / "predictions.json").exists()
+    (found,) = idmm.load_predictor(whole / "segment").predict(images / "000.png")
+    assert found.mask.shape == found.size and found.mask.max() < 4 and found.objects is None and found.masks is None
+
+
+def predicted(run, trees):
+    """The masks that a run's network gives for the test images, by their names, through the loaders of a run."""
+    saved = read_checkpoint(run, stem="model")
+    there = read_segmentation(Data(root=str(trees / "masks")))
+    store = load_split(there.splits.test, bound=SIDE, data=Data(cache="off"))
+    batch = DenseTransform(store, there.targets["test"], SIDE, saved.mean, saved.std)(0, np.arange(3))
+    with torch.no_grad():
+        shares = segmented(build_network(saved), batch["images"])
+    found = zip(store.names, shares, there.targets["test"], strict=True)
+    return {name.split("/")[-1]: classes_on_file(own, target.size, SIDE).numpy() for name, own, target in found}
 
 
 def test_keys_of_classes_are_refused(whole, trees, tmp_path, capsys):
@@ -278,15 +282,16 @@ def test_keys_of_classes_are_refused(whole, trees, tmp_path, capsys):
     assert [line.split(":")[0] for line in said] == ["out", "top_k"]
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "a.txt").touch()
-    segment = ["predict", "--init", whole / "segment", images, "--out", tmp_path / "full"]
-    assert any(line.startswith("min_score: got 0.5") for line in refused(capsys, [*segment, "--min_score", "0.5"]))
-    said = refused(capsys, segment)
-    assert "is there already and not empty; name a new folder" in said[-1]
+    said = refused(
+        capsys, ["predict", "--init", whole / "segment", images, "--out", tmp_path / "full", "--min_score=1"]
+    )
+    assert any(line.startswith("min_score: has no meaning") for line in said)
+    assert any("is there already and not empty; name a new folder" in line for line in said)
 
 
 def test_memory_that_ends_in_the_last_evaluation(trees, tmp_path, capsys, monkeypatch):
-    """One line; the trained weights are kept, and the same command ends the run."""
-    argv = words("detect", trees, tmp_path / "run")
+    """One line; the trained weights are kept, and the same command ends the run, here of boxes alone."""
+    argv = words("detect", trees, tmp_path / "run", model__masks=False, train__epochs=1)
     scores = detect._Judge.scores
 
     def out_of_memory(judge, network, final=False):
@@ -299,17 +304,16 @@ def test_memory_that_ends_in_the_last_evaluation(trees, tmp_path, capsys, monkey
     said = capsys.readouterr().err.splitlines()[-1]
     assert said == "out of memory with 4 images at a time; the same command goes on from here where more is free"
     monkeypatch.setattr(detect._Judge, "scores", scores)
-    assert call(argv) == 0 and read(tmp_path / "run" / "result.json")["ap"] >= 0
+    assert call(argv) == 0
+    result = read(tmp_path / "run" / "result.json")
+    assert result["ap"] >= 0 and "mask_ap" not in result
 
 
 # ------------------------------------------------------------------ killed
 @BOTH
 def test_killed_and_taken_up_again(whole, trees, tmp_path, stage):
     """Ends with the same weights, to the last bit, and the same metrics."""
-    out, more = tmp_path / "run", dict(train__ema=0.9)
-    if stage == "segment":
-        more = dict(model__name=None, model__kwargs=None, init=str(whole / "detect"), eval_scales=[0.5, 1.0])
-        more |= dict(eval_flip=True, train__keep="best")
+    out, more = tmp_path / "run", dict(train__ema=0.9) if stage == "detect" else own(whole)
     with Forked(words(stage, trees, out, **more), tmp_path / "err") as process:
         assert process.until(lambda: state_file(out).exists() and _position(out) >= (0, 2)), process.said()
         process.send()
@@ -339,15 +343,8 @@ def test_two_processes_report_the_network_that_is_written(trees, tmp_path):
     )
     with Together(argv, tmp_path / "err") as process:
         assert process.wait() == 0, process.said()
-    network, about = idmm.load_network(out), read(out / "model.json")
-    there = read_segmentation(Data(root=str(trees / "masks")))
-    store = load_split(there.splits.test, bound=SIDE, data=Data(cache="off"))
-    transform = EvalDenseTransform(store, there.targets["test"], SIDE, about["mean"], about["std"])
-    with torch.no_grad():
-        logits = network(transform(0, np.arange(3))["images"])
-    for name, target, own in zip(store.names, there.targets["test"], logits, strict=True):
-        written = np.asarray(Image.open(out / "masks" / name.split("/")[-1]))
-        assert np.mean(written == classes_on_file(own, target.size, SIDE).numpy()) > 0.999, name
+    for name, wanted in predicted(out, trees).items():
+        assert np.mean(np.asarray(Image.open(out / "masks" / name)) == wanted) > 0.999, name
 
 
 def test_images_that_changed_are_noticed(trees, tmp_path, capsys, monkeypatch):
@@ -382,23 +379,11 @@ def test_minutes_and_python(trees, tmp_path):
     assert result["minutes"] == 0.15 and result["epochs"] >= 1 and "miou" in result
 
 
-# ------------------------------------------------------------------ the supplement's start
-def test_supervised_with_drloc_feeds_detection(trees, tmp_path):
-    """configs/pretrain/drloc_supervised.yaml, then boxes from its weights."""
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    for number in range(24):
-        place = tmp_path / "labelled" / "train" / str(digits.target[number] % 3)
-        place.mkdir(parents=True, exist_ok=True)
-        image = np.kron(digits.images[number] * 15, np.ones((4, 4))).astype(np.uint8)
-        Image.fromarray(image).save(place / f"{number}.png")
-    flags = {key: TINY[key] for key in TINY if key.startswith(("model.name", "model.kwargs", "data."))}
-    flags |= {"views.size": 32, "train.batch_size": 12, "train.epochs": 2, "train.precision": "fp32"}
-    flags |= {"train.device": "cpu", "data.root": str(tmp_path / "labelled"), "out": str(tmp_path / "start")}
+def test_supervised_pretraining_with_drloc(tmp_path):
+    """configs/pretrain/drloc_supervised.yaml, the supplement's start."""
+    flags = {key: TINY[key] for key in TINY if key.startswith(("model.name", "model.kwargs", "train.p", "train.dev"))}
+    flags |= {"views.size": 32, "train.batch_size": 12, "train.epochs": 1, "data.name": "digits", "data.workers": 0}
+    flags |= {"data.subset": {"total": 24}, "out": str(tmp_path / "start")}
     argv = [w for key, value in flags.items() for w in (f"--{key}", value if isinstance(value, str) else _flow(value))]
     assert call(["pretrain", "--config", "drloc_supervised", *argv]) == 0
     assert metrics(tmp_path / "start")[-1]["drloc"] > 0
-    own = dict(model__name=None, model__kwargs=None, train__epochs=1, model__masks=False, data__subset={"total": 4})
-    assert call(words("detect", trees, tmp_path / "run", init=str(tmp_path / "start"), **own)) == 0
-    assert "0 fresh" in logged(tmp_path / "run") and "mask_ap" not in read(tmp_path / "run" / "result.json")

@@ -9,25 +9,17 @@ from dense_trees import coco_tree, mask_tree
 from folders import paint, section
 
 from idmm.data.cache import load_split
-from idmm.data.dense import (
-    IGNORED,
-    DenseTransform,
-    EvalDenseTransform,
-    letterboxed,
-    read_detection,
-    read_segmentation,
-    short_side,
-)
+from idmm.data.dense import IGNORED, DenseTransform, letterboxed, read_detection, read_segmentation
 from idmm.errors import RunError
 
 SIDE = 96  # the canvas, which is the long side of most images
-MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
+LOOKS = (SIDE, (0.5, 0.4, 0.3), (0.2, 0.3, 0.4))  # with mean and std
 AUGMENT = SimpleNamespace(scale=[0.5, 2.0], flip=0.5, photometric=True)
 EVERY = np.arange(6)
 
 
-def stored(found, data, largest=2.0):
-    store = load_split(found.splits.train, bound=short_side(SIDE, largest), data=data)
+def stored(found, data, bound=2 * SIDE):
+    store = load_split(found.splits.train, bound=bound, data=data)
     return store, found.of("train", store.names)
 
 
@@ -50,7 +42,7 @@ def masks(tmp_path_factory):
 
 def shown(batch, b):
     """The pixels of an image of a batch, [S, S, 3] in [0, 1]."""
-    return (batch["images"][b].permute(1, 2, 0) * torch.tensor(STD) + torch.tensor(MEAN)).numpy()
+    return (batch["images"][b].permute(1, 2, 0) * torch.tensor(LOOKS[2]) + torch.tensor(LOOKS[1])).numpy()
 
 
 def plain(**changes):
@@ -59,7 +51,7 @@ def plain(**changes):
 
 # ------------------------------------------------------------------ letterboxing
 def test_to_evaluate_an_image_is_scaled_alone(boxes):
-    batch = EvalDenseTransform(*boxes.given, SIDE, MEAN, STD)(0, EVERY)
+    batch = DenseTransform(*boxes.given, *LOOKS)(0, EVERY)
     assert batch["images"].shape == (6, 3, SIDE, SIDE) and batch["index"].tolist() == EVERY.tolist()
     most = max(len(scene.labels) for scene in boxes.scenes)
     assert batch["boxes"].shape == (6, most, 4) and batch["masks"].shape == (6, most, SIDE, SIDE)
@@ -77,7 +69,7 @@ def test_to_evaluate_an_image_is_scaled_alone(boxes):
 
 
 def test_masks_to_evaluate_on(masks):
-    batch = EvalDenseTransform(*masks.given, SIDE, MEAN, STD)(0, EVERY)
+    batch = DenseTransform(*masks.given, *LOOKS)(0, EVERY)
     assert batch["mask"].dtype == torch.int64 and batch.keys() == {"images", "mask", "index"}
     for mask, scene in zip(batch["mask"].numpy(), masks.scenes, strict=True):
         h, w = scene.image.shape[:2]
@@ -93,7 +85,7 @@ def test_boxes_and_outlines_stay_on_the_digits(boxes, augment):
     """A digit's pixels are bright: its mask covers them, and its box is that of the mask."""
     seen = 0
     for epoch in range(4):
-        batch = DenseTransform(*boxes.given, augment, SIDE, MEAN, STD, 5)(epoch, EVERY)
+        batch = DenseTransform(*boxes.given, *LOOKS, augment, 5)(epoch, EVERY)
         for b in EVERY:
             bright = shown(batch, b).mean(axis=2) > 0.45
             kept = batch["labels"][b] >= 0
@@ -111,46 +103,46 @@ def test_boxes_and_outlines_stay_on_the_digits(boxes, augment):
 
 
 def test_classes_stay_on_the_digits(masks):
-    augment = plain(scale=[0.5, 2.0])
     for epoch in range(3):
-        batch = DenseTransform(*masks.given, augment, SIDE, MEAN, STD, 6)(epoch, EVERY)
+        batch = DenseTransform(*masks.given, *LOOKS, plain(), 6)(epoch, EVERY)
         for b in EVERY:
             mask, bright = batch["mask"][b].numpy(), shown(batch, b).mean(axis=2) > 0.45
-            right = (mask > 0) == bright
-            assert right[mask != IGNORED].mean() > 0.95
+            assert ((mask > 0) == bright)[mask != IGNORED].mean() > 0.95
             assert not batch["images"][b][:, (batch["images"][b] == 0).all(dim=0)].any()
 
 
 def test_a_draw_is_of_key_epoch_and_image(boxes):
-    transform = DenseTransform(*boxes.given, AUGMENT, SIDE, MEAN, STD, 7)
-    whole, alone = transform(2, EVERY), transform(2, np.array([4, 1]))
-    state = torch.get_rng_state()
-    for place, i in enumerate([4, 1]):
-        torch.testing.assert_close(alone["images"][place], whole["images"][i], rtol=0, atol=0)
-        n = int((alone["labels"][place] >= 0).sum())
-        torch.testing.assert_close(alone["boxes"][place, :n], whole["boxes"][i, :n], rtol=0, atol=0)
-        torch.testing.assert_close(alone["masks"][place, :n], whole["masks"][i, :n], rtol=0, atol=0)
+    transform = DenseTransform(*boxes.given, *LOOKS, AUGMENT, 7)
+    whole, state = transform(2, EVERY), torch.get_rng_state()
+    alone = transform(2, np.array([4, 1]))
     assert torch.equal(state, torch.get_rng_state())
-    other = DenseTransform(*boxes.given, AUGMENT, SIDE, MEAN, STD, 8)
-    for again in (transform(3, EVERY), other(2, EVERY)):
+    for place, i in enumerate([4, 1]):
+        assert torch.equal(alone["images"][place], whole["images"][i])
+        n = int((alone["labels"][place] >= 0).sum())
+        assert all(torch.equal(alone[name][place, :n], whole[name][i, :n]) for name in ("boxes", "masks"))
+    for again in (transform(3, EVERY), DenseTransform(*boxes.given, *LOOKS, AUGMENT, 8)(2, EVERY)):
         assert all(not torch.equal(again["images"][i], whole["images"][i]) for i in EVERY)
 
 
 def test_flips_happen_and_do_not(boxes):
-    still = DenseTransform(*boxes.given, plain(scale=[1.0, 1.0], flip=0.0), SIDE, MEAN, STD, 7)(0, EVERY)
-    turned = DenseTransform(*boxes.given, plain(scale=[1.0, 1.0], flip=1.0), SIDE, MEAN, STD, 7)(0, EVERY)
-    plainly = EvalDenseTransform(*boxes.given, SIDE, MEAN, STD)(0, EVERY)
+    still = DenseTransform(*boxes.given, *LOOKS, plain(scale=[1.0, 1.0], flip=0.0), 7)(0, EVERY)
+    turned = DenseTransform(*boxes.given, *LOOKS, plain(scale=[1.0, 1.0], flip=1.0), 7)(0, EVERY)
+    plainly = DenseTransform(*boxes.given, *LOOKS)(0, EVERY)
     torch.testing.assert_close(still["images"], plainly["images"])
     torch.testing.assert_close(still["boxes"], plainly["boxes"])
     for b, scene in enumerate(boxes.scenes):
         w, n = letterboxed(scene.image.shape[:2], SIDE)[1], len(scene.labels)
-        torch.testing.assert_close(turned["images"][b, :, :, :w], still["images"][b, :, :, :w].flip(2))
-        torch.testing.assert_close(turned["masks"][b, :, :, :w], still["masks"][b, :, :, :w].flip(2))
+        for name in ("images", "masks"):
+            torch.testing.assert_close(turned[name][b, :, :, :w], still[name][b, :, :, :w].flip(2))
         torch.testing.assert_close(turned["boxes"][b, :n, 0], w - still["boxes"][b, :n, 2])
 
 
 # ------------------------------------------------------------------ edges
-def test_crowds_slivers_and_images_without_objects(tmp_path):
+def test_unusual_images(tmp_path):
+    """Of 16 bits; with crowds, slivers or no object; that cannot be read; stored smaller than their files, whose pixels
+    boxes and outlines count."""
+    import cv2
+
     def change(part, content):
         content["annotations"][0]["iscrowd"] = 1
         content["annotations"][1]["bbox"] = [10, 10, 0.5, 20]
@@ -158,60 +150,35 @@ def test_crowds_slivers_and_images_without_objects(tmp_path):
         paint(tmp_path / part / "empty.png", size=(30, 20))
 
     made = coco_tree(tmp_path, change=change)
-    data = section(tmp_path, cache="off")
-    given = stored(read_detection(data), data)
-    batch = EvalDenseTransform(*given, SIDE, MEAN, STD)(0, np.arange(7))
+    (tmp_path / "train" / "005.png").write_bytes(b"no image")
+    data = section(tmp_path, cache="off", on_error="skip", range=[0, 65535])
+    found = read_detection(data)
+    given = stored(found, data)
+    batch = DenseTransform(*given, *LOOKS)(0, EVERY)
     counts = [len(scene.labels) for scene in made["train"].values()]
-    assert (batch["labels"] >= 0).sum(dim=1).tolist() == [counts[0] - 1, counts[1] - 1, *counts[2:], 0]
-    alone = EvalDenseTransform(*given, SIDE, MEAN, STD)(0, np.array([6]))
+    assert (batch["labels"] >= 0).sum(dim=1).tolist() == [counts[0] - 1, counts[1] - 1, *counts[2:5], 0]
+    alone = DenseTransform(*given, *LOOKS)(0, np.array([5]))
     assert alone["boxes"].shape == (1, 0, 4) and alone["masks"].shape == (1, 0, SIDE, SIDE)
 
-
-def test_deep_images(tmp_path):
-    """Images of 16 bits are scaled as in the other stages."""
-    import cv2
-
-    made = coco_tree(tmp_path)
-    for part, scenes in made.items():
-        for name, scene in scenes.items():
-            cv2.imwrite(str(tmp_path / part / name), scene.image[:, :, ::-1].astype(np.uint16) * 257)
-    data = section(tmp_path, cache="off", range=[0, 65535])
-    given = stored(read_detection(data), data)
-    batch = EvalDenseTransform(*given, SIDE, MEAN, STD)(0, EVERY)
-    np.testing.assert_allclose(shown(batch, 0)[:64] * 255, made["train"]["000.png"].image, atol=0.01)
-
-
-def test_images_stored_smaller_than_their_files(tmp_path):
-    """Boxes and outlines are of the file's pixels, wherever the image was shrunk to."""
-    made = coco_tree(tmp_path)
-    data = section(tmp_path, cache="off")
-    found = read_detection(data)
-    small = load_split(found.splits.train, bound=40, data=data)
-    scene = made["train"]["000.png"]
-    batch = EvalDenseTransform(small, found.of("train", small.names), 48, MEAN, STD)(0, EVERY)
+    scene = made["train"]["003.png"]
+    small = DenseTransform(*stored(found, data, 40), 48, *LOOKS[1:])(0, np.array([3]))
     n = len(scene.labels)
-    np.testing.assert_allclose(batch["boxes"][0, :n], scene.boxes / 2)
-    bright = shown(batch, 0)[:32].mean(axis=2) > 0.45
-    assert (bright ^ batch["masks"][0].numpy().any(axis=0)[:32]).mean() < 0.05
+    np.testing.assert_allclose(small["boxes"][0, :n], scene.boxes / 2)
+    h = scene.image.shape[0] // 2
+    bright = shown(small, 0)[:h].mean(axis=2) > 0.45
+    assert (bright ^ small["masks"][0].numpy().any(axis=0)[:h]).mean() < 0.05
+
+    for name, one in made["train"].items():
+        cv2.imwrite(str(tmp_path / "train" / name), one.image[:, :, ::-1].astype(np.uint16) * 257)
+    deep = DenseTransform(*stored(read_detection(data), data), *LOOKS)(0, np.array([3]))
+    h, w = scene.image.shape[:2]
+    np.testing.assert_allclose(shown(deep, 0)[:h, :w] * 255, scene.image, atol=0.01)
 
 
-def test_images_that_were_left_out(tmp_path):
-    made = coco_tree(tmp_path)
-    (tmp_path / "train" / "002.png").write_bytes(b"no image")
-    data = section(tmp_path, cache="off", on_error="skip")
-    store, targets = stored(read_detection(data), data)
-    assert len(store) == len(targets) == 5
-    np.testing.assert_array_equal(targets[2].boxes, made["train"]["003.png"].boxes)
-
-
-def test_a_mask_that_was_changed(tmp_path):
+def test_a_mask_that_is_gone(tmp_path):
     mask_tree(tmp_path)
     data = section(tmp_path, cache="off")
-    transform = EvalDenseTransform(*stored(read_segmentation(data), data), SIDE, MEAN, STD)
-    path = tmp_path / "masks" / "train" / "001.png"
-    path.write_bytes((tmp_path / "masks" / "train" / "002.png").read_bytes())
-    with pytest.raises(RunError, match="001.png' was changed while in use"):
-        transform(0, EVERY)
-    path.unlink()
+    transform = DenseTransform(*stored(read_segmentation(data), data), *LOOKS)
+    (tmp_path / "masks" / "train" / "001.png").unlink()
     with pytest.raises(RunError, match="was fine when checked, but now: no such file"):
         transform(0, EVERY)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from dense_trees import CLASSES, polygons, scene
+from dense_trees import CLASSES, polygons, run_lengths, scene
 from torch import nn
 from torchvision.models.detection.roi_heads import paste_masks_in_image, project_masks_on_boxes
 
@@ -31,14 +31,6 @@ def truth(boxes, labels, crowd=None, size=(100, 100), segments=None):
 def objects(boxes, labels, scores, segments=None):
     boxes = np.array(boxes, dtype=np.float32).reshape(-1, 4)
     return Objects(boxes, np.array(labels, dtype=np.int64), np.array(scores, dtype=np.float32), segments)
-
-
-def rle(mask):
-    """A mask as COCO's compressed RLE."""
-    from pycocotools import mask as coco
-
-    encoded = coco.encode(np.asfortranarray(mask.astype(np.uint8)))
-    return {"size": list(mask.shape), "counts": encoded["counts"].decode()}
 
 
 # ---------------------------------------------------------------------- average precision, which pycocotools computes
@@ -73,8 +65,8 @@ def test_masks():
         full = np.zeros_like(one.masks)
         for mask, (x1, y1, x2, y2) in zip(full, one.boxes.astype(int), strict=True):
             mask[y1:y2, x1:x2] = True
-        right.append(objects(*known, segments=[rle(mask) for mask in one.masks]))
-        boxed.append(objects(*known, segments=[rle(mask) for mask in full]))
+        right.append(objects(*known, segments=[run_lengths(mask) for mask in one.masks]))
+        boxed.append(objects(*known, segments=[run_lengths(mask) for mask in full]))
         plain.append(objects(*known))
     scores, each = detection_scores(right, true, CLASSES)
     assert scores == {name: 100 for name in ("ap", "ap50", "ap75", "mask_ap", "mask_ap50", "mask_ap75")}
@@ -159,7 +151,4 @@ def test_intersection_over_union():
             "pixel_accuracy": 100 * np.mean(true == said),
         }
     )
-
-
-def test_no_pixel_has_a_class():
     assert segmentation_scores(np.zeros((2, 2), int)) == {"miou": 0.0, "macc": 0.0, "pixel_accuracy": 0.0}

@@ -2,9 +2,6 @@
 
 import os
 from collections import Counter
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image
@@ -16,11 +13,6 @@ from idmm.data.split import counted
 from idmm.errors import UserError, needed
 from idmm.files import filling, saved_info, write_json
 from idmm.progress import log
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from idmm.inference_dense import Found, Predictor
 
 SHOWN = 1280  # long side of a picture at most (pixels)
 
@@ -36,93 +28,55 @@ def predict_dense(given: PredictConfig) -> str:
         RunError: Memory ran out, or the disk is full.
     """
     task = saved_info(given.init, "model")["task"]
-    libraries = DENSE_LIBRARIES[task]
-    more = [lambda: _check(given, task), lambda: needed(given.init, libraries, "dense")]
+    more = [lambda: _check(given, task), lambda: needed(given.init, DENSE_LIBRARIES[task], "dense")]
     out, images = inputs(given, "model", None, *more)
     from idmm.inference_dense import MIN_SCORE, load_predictor  # torch takes seconds, a mistake is told at once
-    from idmm.pictures import save
+    from idmm.stages.dense_pictures import painted
 
     predictor, unreadable = load_predictor(given.init, **network_options(given)), {}
-    paths = [image.path for image in images]
     least = MIN_SCORE if given.min_score is None else given.min_score
-    names = dict(zip(paths, _names(paths), strict=True))
-    stems = _stems(names)
-    dataset = _Dataset(predictor.classes, predictor.categories)
+    paths = [image.path for image in images]
+    top = os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in paths])
+    names = {path: os.path.relpath(path, top).replace(os.sep, "/") for path in paths}
+    stems = Counter(os.path.splitext(name)[0].casefold() for name in names.values())
+    named = [{"id": n, "name": name} for n, name in zip(predictor.categories, predictor.classes, strict=True)]
+    dataset = {"images": [], "annotations": [], "categories": named}  # COCO's, which tools for labelling read
     with filling(out) as folder:
-        for kind in ("pictures", "masks") if task == "segment" else ("pictures",):
-            for stem in stems.values():
-                (folder / kind / stem).parent.mkdir(parents=True, exist_ok=True)
         for found in predictor.each(paths, unreadable, least, "predicting"):
-            stem = stems[found.path]
-            figure, dpi = _drawn(predictor, found)
-            save(figure, folder / "pictures" / f"{stem}.jpg", dpi)
+            name, (height, width) = names[found.path], found.size
+            dataset["images"].append(
+                {"id": len(dataset["images"]) + 1, "file_name": name, "width": width, "height": height}
+            )
+            stem = os.path.splitext(name)[0]
+            stem = stem if stems[stem.casefold()] == 1 else name  # of files that differ in the ending
+            for kind in ("pictures", "masks") if task == "segment" else ("pictures",):
+                (folder / kind / stem).parent.mkdir(parents=True, exist_ok=True)
+            of = found.objects if found.mask is None else found.mask
+            drawn = painted(predictor.picture(found.path, SHOWN), of, found.size, predictor.classes)
+            Image.fromarray(drawn).save(folder / "pictures" / f"{stem}.jpg")
             if found.mask is not None:
                 Image.fromarray(found.mask + np.uint8(predictor.categories[0])).save(folder / "masks" / f"{stem}.png")
-            dataset.add(names[found.path], found)
+                continue
+            for entry in found.objects.results(len(dataset["images"]), predictor.categories):
+                area = entry["bbox"][2] * entry["bbox"][3]
+                number = len(dataset["annotations"]) + 1
+                dataset["annotations"].append({"id": number, **entry, "area": area, "iscrowd": 0})
         say_unreadable(unreadable, len(images))
         if task == "detect":
-            write_json(folder / "predictions.json", dataset.content)
-    if task == "detect" and not dataset.content["annotations"] and dataset.content["images"]:
+            write_json(folder / "predictions.json", dataset)
+    boxes = len(dataset["annotations"])
+    if task == "detect" and not boxes:
         log.warning("min_score: no box of a score of %g or more", least)
-    boxes = len(dataset.content["annotations"])
     more = f", {boxes} box{'' if boxes == 1 else 'es'}" if task == "detect" else ""
-    return f"{out}: {counted(len(dataset.content['images']), 'image')}{more}"
+    return f"{out}: {counted(len(dataset['images']), 'image')}{more}"
 
 
 def _check(given: PredictConfig, task: str) -> None:
     faults = []
     if given.out is None:
-        faults.append(f"out: missing; the run is of idmm {task}: wanted a folder, new or empty")
-    if given.top_k != 1:
-        faults.append(f"top_k: got {given.top_k}, which is of classes of images; leave it out for a run of idmm {task}")
-    if given.min_score is not None and task == "segment":
-        faults.append(f"min_score: got {given.min_score:g}, which is of boxes; leave it out for a run of idmm segment")
+        faults.append(f"out: missing; the run is of idmm {task}: expected a folder, new or empty")
+    scored = given.min_score is not None and task == "segment"
+    for key, wrong in {"top_k": given.top_k != 1, "min_score": scored}.items():
+        faults += [f"{key}: has no meaning for a run of idmm {task}; leave it out"] if wrong else []
     if faults:
         raise UserError(*faults)
-
-
-class _Dataset:
-    """What was found, as a dataset in COCO's format, which tools for labelling read; each box has its ``score``."""
-
-    def __init__(self, classes: Sequence[str], categories: Sequence[int]):
-        named = [{"id": number, "name": name} for number, name in zip(categories, classes, strict=True)]
-        self.categories, self.content = categories, {"images": [], "annotations": [], "categories": named}
-
-    def add(self, name: str, found: "Found") -> None:
-        images, annotations = self.content["images"], self.content["annotations"]
-        height, width = found.size
-        images.append({"id": len(images) + 1, "file_name": name, "width": width, "height": height})
-        for entry in found.objects.results(len(images), self.categories) if found.objects else ():
-            _, _, w, h = entry["bbox"]
-            annotations.append({"id": len(annotations) + 1, **entry, "area": w * h, "iscrowd": 0})
-
-
-def _drawn(predictor: "Predictor", found: "Found") -> "tuple[Figure, float]":
-    """Returns a figure of an image and what was found in it, and its dots an inch."""
-    from idmm.data.dense.targets import nearest, rasterised
-    from idmm.stages.dense_pictures import Drawn, marked_figure
-
-    image = predictor.picture(found.path, SHOWN)
-    shape = image.shape[:2]
-    if found.mask is not None:
-        return marked_figure(image, nearest(found.mask, shape), predictor.classes)
-    of = found.objects
-    boxes = of.boxes * np.tile(np.divide(shape, found.size)[::-1], 2)
-    masks = None if of.segments is None else [rasterised(one, found.size, shape).astype(bool) for one in of.segments]
-    return marked_figure(image, Drawn(boxes, of.labels, of.scores, masks), predictor.classes)
-
-
-def _names(paths: Sequence[str]) -> list[str]:
-    """Returns what files are called below the folder that holds all of them, with slashes."""
-    whole = [os.path.abspath(path) for path in paths]
-    folder = os.path.commonpath([os.path.dirname(path) for path in whole])
-    return [Path(os.path.relpath(path, folder)).as_posix() for path in whole]
-
-
-def _stems(names: dict[str, str]) -> dict[str, str]:
-    """Returns names without their endings, but of files that differ in these alone."""
-    count = Counter(os.path.splitext(name)[0].casefold() for name in names.values())
-    return {
-        path: stem if count[(stem := os.path.splitext(name)[0]).casefold()] == 1 else name
-        for path, name in names.items()
-    }

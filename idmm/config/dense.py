@@ -25,8 +25,7 @@ class DetectData(Data):
 
     root: str | None = None
     """Folder in COCO's layout (required): ROOT/annotations/train.json and val.json (or test.json) over the images of
-    ROOT/train and ROOT/val, or COCO's own names (instances_train2017.json, train2017),
-    or Roboflow's (ROOT/train/_annotations.coco.json, ROOT/valid)."""
+    ROOT/train and ROOT/val, or COCO's own names (instances_train2017.json, train2017)."""
 
 
 @section
@@ -82,21 +81,18 @@ class DenseTrain(Train):
 
     @model_validator(mode="after")
     def _check_steps(self):
-        steps, faults = self.lr_steps, []
-        if (self.schedule == "steps") != bool(steps):
-            wanted = "wanted epochs, e.g. [8, 11]" if self.schedule == "steps" else "wanted none, or schedule steps"
-            faults.append(FieldError("lr_steps", f"got {steps}, but schedule is {self.schedule}; {wanted}"))
-        elif steps and self.minutes is not None:
-            what = f"got {steps}, but minutes decide on the epochs; wanted schedule cosine or linear"
-            faults.append(FieldError("lr_steps", what))
-        elif steps != sorted(steps) or (steps and steps[-1] >= self.epochs):
-            what = f"got {steps}, wanted rising epochs before the last ({self.epochs})"
-            faults.append(FieldError("lr_steps", what))
+        steps = self.lr_steps
+        if self.schedule != "steps":
+            fault = "expected none without schedule steps" if steps else None
+        elif self.minutes is not None:
+            fault = "minutes decide on the epochs; expected schedule cosine or linear"
+        else:
+            right = steps and steps == sorted(steps) and steps[-1] < self.epochs
+            fault = None if right else f"expected rising epochs before the last ({self.epochs}), e.g. [8, 11]"
+        if fault:
+            raise FieldError("lr_steps", f"got {steps}, {fault}")
         if self.compile:
-            faults.append(FieldError("compile", "got true, but boxes and masks are not compiled; wanted false"))
-        if faults:
-            faults[0].each = faults
-            raise faults[0]
+            raise FieldError("compile", "got true, but boxes and masks are not compiled; expected false")
         return self
 
 
@@ -141,8 +137,6 @@ class SegmentConfig(Common):
     eval_scales: list[Annotated[float, Field(gt=0, le=4)]] = Field(default_factory=lambda: [1.0], min_length=1)
     """Factors of train.size at which the test images are predicted, the mean of which is the result, e.g.
     '[0.5, 0.75, 1.0, 1.25, 1.5, 1.75]'; between epochs 1 alone."""
-    eval_flip: bool = False
-    """Predict the test images mirrored, too, at each scale."""
 
 
 DenseConfig = DetectConfig | SegmentConfig

@@ -5,9 +5,7 @@ supplement, with the decoder of segmentation_models_pytorch: unlike that library
 """
 
 import math
-import os
 from collections import OrderedDict
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +25,7 @@ from idmm.errors import SizeError, UserError, needed
 from idmm.files import weights_label
 from idmm.models.build import black_image, create_backbone
 from idmm.models.grid import as_grid
-from idmm.models.weights import Checkpoint, read_checkpoint
+from idmm.models.weights import Checkpoint
 
 STRIDES = (4, 8, 16, 32)  # pixels from a place of a map to the next
 FULL_SIZE = 640  # side of images (pixels) from which on anchors are as large as the papers'
@@ -59,7 +57,8 @@ class ScaledMaps(nn.Module):
 
     def __init__(self, backbone: nn.Module, size: int, in_chans: int = 3):
         super().__init__()
-        black = black_image(backbone, in_chans, size)
+        black, training = black_image(backbone, in_chans, size), backbone.training
+        backbone.eval()
         found = _maps_by_stride(backbone, black)
         sources = [min(found, key=lambda stride, s=s: abs(math.log2(stride / s))) for s in STRIDES]
         taken = {found[source][0] for source in sources}
@@ -72,6 +71,7 @@ class ScaledMaps(nn.Module):
             self.levels.append(_enlarged(width, steps))
             self.channels.append(width >> steps)
         self._drop_unused(backbone, black)
+        backbone.train(training)
 
     def forward(self, backbone: nn.Module, images: Tensor) -> list[Tensor]:
         """Returns the maps of images [B, C, S, S]: [B, channels[i], n, n], n = S / STRIDES[i] where 32 divides S."""
@@ -83,9 +83,7 @@ class ScaledMaps(nn.Module):
     def _drop_unused(self, backbone: nn.Module, black: Tensor) -> None:
         named = [(name, p) for name, p in backbone.named_parameters() if p.requires_grad]
         with torch.inference_mode(False), torch.enable_grad():  # whatever the caller has switched off
-            total = sum(
-                m.sum() for m in _looked_at(backbone, black, lambda x: _backbone_maps(backbone, x, self.layers))
-            )
+            total = sum(made.sum() for made in _backbone_maps(backbone, black, self.layers))
             found = torch.autograd.grad(total, [p for _, p in named], allow_unused=True)
         for (_, parameter), gradient in zip(named, found, strict=True):
             parameter.requires_grad_(gradient is not None)
@@ -102,30 +100,14 @@ def _backbone_maps(backbone: nn.Module, images: Tensor, layers: list[int | None]
     return [*taken, as_grid(backbone, final, images.shape[-2:])]
 
 
-def _looked_at(backbone: nn.Module, black: Tensor, run) -> list[Tensor]:
-    """Runs something on a black image [1, C, S, S] in evaluation mode."""
-    training = {part: part.training for part in backbone.modules()}
-    backbone.eval()
-    try:
-        return run(black)
-    finally:
-        for part, was in training.items():
-            part.training = was
-
-
 def _maps_by_stride(backbone: nn.Module, black: Tensor) -> dict[float, tuple[int | None, int]]:
     """Returns for each stride (pixels) the deepest layer with a map of it, as :func:`_backbone_maps` names them, and
     its channels."""
     maps: list[tuple[int | None, Tensor]] = []
     with torch.no_grad():
         if hasattr(backbone, "forward_intermediates"):
-            layers = partial(backbone.forward_intermediates, intermediates_only=True)
-            maps += enumerate(_looked_at(backbone, black, layers))
-        try:
-            maps.append((None, _looked_at(backbone, black, lambda x: _backbone_maps(backbone, x, [None]))[0]))
-        except UserError:  # maps of inner layers may have places if the output has none
-            if not maps:
-                raise
+            maps += enumerate(backbone.forward_intermediates(black, intermediates_only=True))
+        maps.append((None, _backbone_maps(backbone, black, [None])[0]))
     return {black.shape[-1] / made.shape[-1]: (layer, made.shape[1]) for layer, made in maps}
 
 
@@ -204,9 +186,10 @@ class Detector(DenseNetwork):
             raise SizeError(f"image size {size}x{size}: wanted are multiples of {STRIDES[-1]} pixels for detection")
         super().__init__(backbone, size, in_chans)
         self.masks = masks
-        self.pyramid = (
-            _Fpn(self.maps.channels, width) if self.maps.several else _SimplePyramid(self.maps.channels, width)
-        )
+        if self.maps.several:
+            self.pyramid = FeaturePyramidNetwork(self.maps.channels, width, LastLevelMaxPool(), norm_layer=LayerNorm2d)
+        else:
+            self.pyramid = _SimplePyramid(self.maps.channels, width)
         share = min(1.0, size / FULL_SIZE)
         anchors = _Anchors(tuple((8 * s * share,) for s in (*STRIDES, 64)), ((0.5, 1.0, 2.0),) * 5)
 
@@ -260,8 +243,8 @@ class Detector(DenseNetwork):
         return self._run(batch["images"], targets)[1]
 
     def _run(self, images: Tensor, targets: list[dict] | None) -> tuple[list[dict], dict[str, Tensor]]:
-        maps = self.pyramid(self.forward_features(images))  # five, of strides 4 to 64
-        features = {str(number): made for number, made in enumerate(maps)}
+        maps = OrderedDict((str(number), made) for number, made in enumerate(self.forward_features(images)))
+        features = self.pyramid(maps)  # five, of strides 4 to 64
         sizes = [tuple(images.shape[-2:])] * len(images)
         proposals, first = self.rpn(ImageList(images, sizes), features, targets)
         found, second = self.roi_heads(features, proposals, sizes, targets)
@@ -281,17 +264,6 @@ def _in_fp32(part: nn.Module, inputs: tuple, outputs: tuple) -> tuple:
     return tuple([one.float() for one in of] if isinstance(of, list) else of.float() for of in outputs)
 
 
-class _Fpn(nn.Module):
-    """torchvision's FPN with a fifth map, of stride 64: of the channels given -> [B, width, n, n] each."""
-
-    def __init__(self, channels: list[int], width: int):
-        super().__init__()
-        self.fpn = FeaturePyramidNetwork(channels, width, LastLevelMaxPool(), norm_layer=LayerNorm2d)
-
-    def forward(self, maps: list[Tensor]) -> list[Tensor]:
-        return list(self.fpn(OrderedDict((str(n), made) for n, made in enumerate(maps))).values())
-
-
 class _SimplePyramid(nn.Module):
     """ViTDet's convolutions on each map alone, and a fifth map, of stride 64: -> [B, width, n, n] each."""
 
@@ -303,9 +275,9 @@ class _SimplePyramid(nn.Module):
             for c in channels
         )
 
-    def forward(self, maps: list[Tensor]) -> list[Tensor]:
-        made = [level(one) for level, one in zip(self.levels, maps, strict=True)]
-        return [*made, F.max_pool2d(made[-1], kernel_size=1, stride=2)]
+    def forward(self, maps: dict[str, Tensor]) -> dict[str, Tensor]:
+        made = {name: level(maps[name]) for name, level in zip(maps, self.levels, strict=True)}
+        return made | {"pool": F.max_pool2d(list(made.values())[-1], kernel_size=1, stride=2)}
 
 
 class Segmenter(DenseNetwork):
@@ -335,24 +307,12 @@ class Segmenter(DenseNetwork):
         return F.interpolate(self.head(made), size=images.shape[-2:], mode="bilinear", align_corners=False)
 
 
-def load_network(run_or_file: str | os.PathLike) -> Detector | Segmenter:
-    """Builds the network that ``idmm detect`` or ``idmm segment`` wrote, with its weights.
-
-    Args:
-        run_or_file: A run folder, or its ``model.safetensors`` with the JSON beside it, which also has the names of the
-            classes and how images are prepared: letterboxed to ``size``, less ``mean``, over ``std``.
-
-    Returns:
-        The network in evaluation mode; see :meth:`Detector.forward` and :meth:`Segmenter.forward`.
+def build_network(saved: Checkpoint) -> Detector | Segmenter:
+    """Builds the network that ``idmm detect`` or ``idmm segment`` wrote, with its weights, in evaluation mode.
 
     Raises:
         UserError: It is the network of neither.
     """
-    return build_network(read_checkpoint(run_or_file, stem="model"))
-
-
-def build_network(saved: Checkpoint) -> Detector | Segmenter:
-    """Builds the network of a checkpoint with its weights, as :func:`load_network` does."""
     known, label = saved.extra, weights_label(saved.source, saved.field)
     if known.get("task") not in ("detect", "segment"):
         raise UserError(f"{label} is of neither idmm detect nor idmm segment; wanted such a run")

@@ -2,6 +2,7 @@
 images with their boxes or masks."""
 
 import logging
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -9,20 +10,19 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from torch import nn
 
 from idmm import distributed
 from idmm.config import Data, DenseConfig
 from idmm.data.cache import ImageStore, fingerprint, load_split
-from idmm.data.dense import DenseSplits, DenseTransform, EvalDenseTransform, Target, short_side
+from idmm.data.composite import picture
+from idmm.data.dense import DenseSplits, DenseTransform, Target
 from idmm.data.depth import tidy
 from idmm.data.loaders import own_share
 from idmm.data.split import counted
 from idmm.engine import Evaluation, Loop
 from idmm.errors import RunError, listed
 from idmm.methods.base import Method
-from idmm.models.spec import ModelSpec
 from idmm.progress import counting
 from idmm.seeding import derive, seeded
 from idmm.session import Session
@@ -42,7 +42,7 @@ from idmm.stages.values import standardised
 
 log = logging.getLogger("idmm")
 RECORDED = ("ap", "ap50", "ap75", "mask_ap", "miou", "macc", "pixel_accuracy")  # of each evaluation
-SHOWN = 8  # test images on predictions.png
+SHOWN, PICTURE = 8, 480  # test images on predictions.png, and the least long side of theirs (pixels)
 
 
 class DenseAssembly(Assembly, ABC):
@@ -50,6 +50,8 @@ class DenseAssembly(Assembly, ABC):
 
     Attributes:
         metric: Name of the value that says how good it is, in percent.
+        learner: What makes the network's loss.
+        about: What the network is built with, beyond its backbone, classes and width.
         classes: Names of the K classes, once the images are read.
         targets: Boxes or masks of the images of each part, in the order of its images, likewise.
         categories: Number of each class in the dataset's own files, likewise.
@@ -57,6 +59,8 @@ class DenseAssembly(Assembly, ABC):
 
     crop_pct = 1.0  # images are letterboxed, none of it is cut off
     metric: ClassVar[str]
+    learner: ClassVar[type[Method]]
+    about: dict[str, Any] = {}
     classes: Sequence[str] = ("",)
     targets: dict[str, Sequence[Target]]
     categories: Sequence[int]
@@ -68,15 +72,6 @@ class DenseAssembly(Assembly, ABC):
     @abstractmethod
     def network(self, phase: Phase, backbone: nn.Module) -> nn.Module:
         """Puts what predicts boxes or masks on a backbone, its fresh weights from the generators."""
-
-    @property
-    def about(self) -> dict[str, Any]:
-        """What the network is built with, beyond its backbone, classes and width."""
-        return {}
-
-    @abstractmethod
-    def learner(self, network: nn.Module) -> Method:
-        """Returns what makes the network's loss."""
 
     @abstractmethod
     def judge(self, run: Session, splits: LoadedSplits, part: str) -> "Judge":
@@ -91,11 +86,11 @@ class DenseAssembly(Assembly, ABC):
             return self.learner(self.network(phase, backbone))
 
     def bound(self, size):
-        return short_side(size, max(1.0, *self.config.augment.scale))
+        return math.ceil(size * max(1.0, *self.config.augment.scale))
 
     def transform(self, phase, store):
         key, looks = derive(self.config.seed, "stage", phase.number), (self.spec.mean, self.spec.std)
-        return DenseTransform(store, self.targets["train"], self.config.augment, phase.size, *looks, key)
+        return DenseTransform(store, self.targets["train"], phase.size, *looks, self.config.augment, key)
 
     def try_model(self, phase, weights=False):
         super().try_model(phase, weights)
@@ -112,7 +107,7 @@ class DenseAssembly(Assembly, ABC):
         for part, split in found.splits.parts.items():
             scale = (stores["train"].scale if stores else None) or tidy(asked)  # that of the training images, for all
             given = {"data": data, "part": part, "progress": folder.leader, "scale": scale}
-            bound = self.bound(phase.size) if part == "train" else short_side(phase.size)
+            bound = self.bound(phase.size) if part == "train" else phase.size
             stores[part] = load_split(split, bound=bound, **given)
             self.targets[part] = found.of(part, stores[part].names)
         self.spec = standardised(self.spec, stores["train"], folder)
@@ -135,24 +130,16 @@ class DenseAssembly(Assembly, ABC):
         return -(-self.phases[0].batch_size // (distributed.world() * self.config.train.accumulate))
 
     def eval_batches(
-        self, run: Session, store: ImageStore, targets: Sequence[Target], size: int,
-        images: np.ndarray | None = None, label: str = "",
-    ) -> Iterator[dict]:  # fmt: skip
-        """Yields this process's share of letterboxed images, until the run is interrupted; ``images``: only those
-        numbers. With a ``label`` the log has how far it is. A batch is as large as a pass in training."""
-        count = self.pass_size
-        made = EvalDenseTransform(store, targets, size, self.spec.mean, self.spec.std)
-        images = np.arange(len(store)) if images is None else images
-        batches = own_share(made, images, count, run.workers, 4 * count * (len(self.spec.mean) + 2) * size**2)
+        self, run: Session, store: ImageStore, targets: Sequence[Target], label: str = ""
+    ) -> Iterator[dict]:
+        """Yields this process's share of letterboxed images, until the run is interrupted. With a ``label`` the log has
+        how far it is. A batch is as large as a pass in training."""
+        count, (phase,) = self.pass_size, self.phases
+        made = DenseTransform(store, targets, phase.size, self.spec.mean, self.spec.std)
+        bytes_each = 4 * count * (len(self.spec.mean) + 2) * phase.size**2
+        batches = own_share(made, np.arange(len(store)), count, run.workers, bytes_each)
         batches = run.interrupts.watch(batches)
-        return counting(batches, len(images), label) if label and run.folder.leader else batches
-
-
-def plain_picture(image: torch.Tensor, spec: ModelSpec) -> np.ndarray:
-    """Returns an image of a batch, [C, S, S], as it looked before it was normalised, uint8 [S, S, 3]."""
-    mean, std = (torch.tensor(values)[:, None, None] for values in (spec.mean, spec.std))
-    shown = (255 * (image * std + mean)).round().clamp(0, 255).byte().permute(1, 2, 0)
-    return shown.expand(-1, -1, 3).numpy()
+        return counting(batches, len(store), label) if label and run.folder.leader else batches
 
 
 def _differences(old: dict, new: dict) -> list[str]:
@@ -198,8 +185,8 @@ class Judge(ABC):
         """Writes what the last evaluation found, class by class and image by image."""
 
     @abstractmethod
-    def draw(self, network: nn.Module, numbers: np.ndarray) -> Any:
-        """Returns a figure of images with what is there beside what the network predicts."""
+    def pair(self, number: int) -> tuple[Any, Any]:
+        """Returns what is there in an image and what the last evaluation found, as pictures of it are drawn from."""
 
 
 def train(config: DenseConfig) -> dict:
@@ -260,11 +247,18 @@ def _judged(run: Session, network: nn.Module, judge: Judge) -> dict[str, float]:
         scores = judge.latest or judge.scores(network, final=True)
     if folder.leader:
         judge.write(folder.path)
-        with drawing("predictions.png"), distributed.alone(), torch.no_grad():
+        with drawing("predictions.png"):
             from idmm.pictures import save  # matplotlib takes a second
+            from idmm.stages.dense_pictures import painted, pairs_figure
 
-            numbers = np.unique(np.linspace(0, len(judge.store) - 1, SHOWN).astype(int))
-            save(judge.draw(network, numbers), folder.path / "predictions.png")
+            pairs = []
+            for n in np.unique(np.linspace(0, len(judge.store) - 1, SHOWN).astype(int)).tolist():
+                image, size = picture(judge.store, n), judge.targets[n].size
+                times = max(1, PICTURE // max(image.shape))
+                image = image.repeat(times, 0).repeat(times, 1)
+                drawn = [painted(image, of, size, judge.parts.classes) for of in judge.pair(n)]
+                pairs.append((judge.store.names[n], *drawn))
+            save(pairs_figure(pairs, f"{folder.path.name}: test images"), folder.path / "predictions.png")
     shown = ", ".join(f"{name} {value:.2f}" for name, value in scores.items())
     log.info("%s: %s on %d test images", folder.path, shown, len(judge.store))
     return scores

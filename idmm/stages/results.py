@@ -166,8 +166,7 @@ def ending(parts: Assembly, splits: LoadedSplits) -> tuple[int, float]:
         return 0, FIGURES
     train, test = len(splits.train), len(splits.test)
     if splits.test.labels is None:  # boxes or masks
-        scales, flip = getattr(parts.config, "eval_scales", [1.0]), getattr(parts.config, "eval_flip", False)
-        return round(test * (1 + flip) * sum(scale**2 for scale in scales)), FIGURES
+        return round(test * sum(scale**2 for scale in getattr(parts.config, "eval_scales", [1.0]))), FIGURES
     evaluated = parts.stage.name == "finetune" and splits.val is None  # by the evaluation after the last step
     pixels = READ * (train + test) + COMPARED * train * test / PAIRS if is_cheap(splits) else 0.0
     return 0 if evaluated else test, FIGURES + pixels

@@ -2,22 +2,13 @@
 
 from idmm.data.dense.read import read_detection, read_segmentation
 from idmm.data.dense.targets import IGNORED, BoxTarget, DenseSplits, MaskTarget, Target
-from idmm.data.dense.transforms import (
-    DenseTransform,
-    EvalDenseTransform,
-    from_canvas,
-    letterboxed,
-    on_canvas,
-    resized_to,
-    short_side,
-)
+from idmm.data.dense.transforms import DenseTransform, from_canvas, letterboxed, on_canvas, resized_to
 
 __all__ = [
     "IGNORED",
     "BoxTarget",
     "DenseSplits",
     "DenseTransform",
-    "EvalDenseTransform",
     "MaskTarget",
     "Target",
     "from_canvas",
@@ -26,5 +17,4 @@ __all__ = [
     "read_detection",
     "read_segmentation",
     "resized_to",
-    "short_side",
 ]

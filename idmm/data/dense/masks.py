@@ -1,156 +1,137 @@
-"""Folders of images with a mask each: ROOT/images/PART over ROOT/masks/PART, both without parts, or ADE20K's own.
+"""Folders of images with a mask each: ROOT/images/PART over ROOT/masks/PART, or ADE20K's own.
 
 Source of the latter: http://sceneparsing.csail.mit.edu
 """
 
-import logging
 import os
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from idmm import config
-from idmm.data.dense.faults import Faults
-from idmm.data.dense.looks import MaskLook, image_size, look_at, look_at_mask
-from idmm.data.dense.targets import IGNORED, MaskTarget
+from idmm.data.dense.checks import image_size, look_at, pixels, split_of, unusable
+from idmm.data.dense.targets import IGNORED, MaskTarget, mask_values, short_digest
 from idmm.data.formats import BadImage
+from idmm.data.images import read
 from idmm.data.readers.folder import PARTS, images_under
-from idmm.data.readers.layout import lines
+from idmm.data.readers.layout import absent, lines
 from idmm.data.split import Split, counted
 from idmm.errors import UserError, listed
 
-log = logging.getLogger(__name__)
-
 ADE_FOLDERS = {"train": "training", "val": "validation"}
-ADE_NAMES, ADE_CLASSES = "objectInfo150.txt", 150
 
 
 class Layout(NamedTuple):
     """Where images and masks lie."""
 
-    root: Path
     masks: str  # folder beside ``images``
     folders: dict[str, str]  # of each part
+    names: str  # file with the names of the classes
     first: int  # value of class 0 in a mask
 
 
-class _Pair(NamedTuple):
-    """The images of a part that have a mask, and the masks, in one order."""
+class _Look(NamedTuple):
+    """What is known of a mask's file."""
 
-    split: Split
-    masks: list[str]  # paths
-    looks: list[MaskLook | BadImage]
-    shown: list[tuple[int, int] | BadImage]  # sizes of the images
+    size: tuple[int, int]  # height and width (pixels)
+    values: list[int]  # those that it has pixels of, rising
+    digest: str  # another for other bytes
 
 
 def read_masks(
-    root: Path, data: config.Data, faults: Faults, progress: bool
-) -> tuple[dict[str, tuple], dict[int, str]]:
+    root: Path, data: config.Data, faults: list[str], progress: bool
+) -> tuple[dict[str, tuple[Split, list[MaskTarget]]], dict[int, str]]:
     """Reads all parts that there are.
 
     Returns:
         The images and their targets by part, and the classes' names by their values in the masks.
 
     Raises:
-        UserError: There is no such layout, or no image in a folder.
+        UserError: There is no such layout.
     """
     layout = mask_layout(root)
     if layout is None:
-        wanted = f"{root}/images/train and {root}/masks/train, or ADE20K's images/training and annotations/training"
-        raise UserError(f"data.root: '{root}' has no images with masks to train on; wanted {wanted}")
-    pairs = {}
+        expected = f"{root}/images/train and {root}/masks/train, or ADE20K's images/training and annotations/training"
+        raise UserError(f"data.root: '{root}' has no images with masks to train on; expected {expected}")
+    splits, looks = {}, {}
     for part, folder in layout.folders.items():
-        top, below = layout.root / "images" / folder, layout.root / layout.masks / folder
-        if below.is_dir():
-            pairs[part] = _pair(root, top, below, part, data, faults, progress)
-        elif top.is_dir():  # a test set whose masks are kept by others
-            log.warning("data.root: '%s' is not used, as there are no masks of it ('%s')", top, below)
-    classes = _classes(layout, pairs["train"].looks, faults)
-    found = {part: _targets(layout, part, pair, len(classes), faults) for part, pair in pairs.items()}
+        top, below = root / "images" / folder, root / layout.masks / folder
+        if top.is_dir() and below.is_dir():
+            names = images_under(str(top))
+            masks = {name: f"{os.path.splitext(name)[0]}.png" for name in names}
+            gone = set(absent(below, list(masks.values())))
+            bare = [f"'{name}' has no mask; expected '{below}/{mask}'" for name, mask in masks.items() if mask in gone]
+            unusable(data, faults, top, counted(len(names), "image"), bare)
+            names = [name for name in names if masks[name] not in gone]
+            splits[part] = split_of(root, top, names), split_of(root, below, [masks[name] for name in names])
+            looks[part] = look_at(splits[part][1], _look, data, progress)
+    classes = _classes(root, layout, looks["train"], faults)
+    found = {}
+    for part, (images, masks) in splits.items():
+        shown = look_at(images, image_size, data, progress)
+        good, targets, wrong = _targets(masks.items, looks[part], shown, layout.first, len(classes))
+        unusable(data, faults, root / layout.masks, counted(len(masks), "mask"), wrong)
+        found[part] = images.take(good), targets
     return found, dict(enumerate(classes, start=layout.first))
 
 
 def mask_layout(root: Path) -> Layout | None:
     """Returns how a folder of masks is laid out; None: it is none."""
-    for base in (root, root / "ADEChallengeData2016"):
-        if all((base / kind / "training").is_dir() for kind in ("images", "annotations")):
-            return Layout(base, "annotations", ADE_FOLDERS, 1)
-    if all((root / kind / "train").is_dir() for kind in ("images", "masks")):
-        return Layout(root, "masks", {part: part for part in PARTS}, 0)
-    kinds = [root / kind for kind in ("images", "masks")]
-    if all(kind.is_dir() for kind in kinds) and not any((kind / part).is_dir() for kind in kinds for part in PARTS):
-        return Layout(root, "masks", {"train": ""}, 0)
+    layouts = (
+        Layout("annotations", ADE_FOLDERS, "objectInfo150.txt", 1),
+        Layout("masks", {part: part for part in PARTS}, "classes.txt", 0),
+    )
+    for layout in layouts:
+        if all((root / kind / layout.folders["train"]).is_dir() for kind in ("images", layout.masks)):
+            return layout
     return None
 
 
-def _pair(root: Path, top: Path, below: Path, part: str, data: config.Data, faults: Faults, progress: bool) -> _Pair:
-    """Finds the mask, in the folder ``below``, of each image in ``top``: the PNG of the same name."""
-    images = _by_stem(top, images_under(str(top)), faults) if top.is_dir() else {}
-    names = [name for name in images_under(str(below)) if name.lower().endswith(".png")]
-    masks = _by_stem(below, names, faults)
-    bare = [f"'{name}' has no mask; wanted '{below}/{stem}.png'" for stem, name in images.items() if stem not in masks]
-    faults.unusable(str(top), counted(len(images), "image"), bare)
-    lone = [f"'{name}' is of no image" for stem, name in masks.items() if stem not in images]
-    faults.unusable(str(below), counted(len(masks), "mask"), lone)
-    both = [stem for stem in images if stem in masks]
-    split = _split(root, top, [images[stem] for stem in both])
-    of_masks = _split(root, below, [masks[stem] for stem in both])
-    looks = look_at(of_masks, look_at_mask, data.max_pixels, progress)
-    return _Pair(split, of_masks.items, looks, look_at(split, image_size, data.max_pixels, progress))
+def _look(path: str, max_pixels: int) -> _Look:
+    content = read(path)
+    values = mask_values(content, max_pixels)
+    return _Look(values.shape, np.unique(values).tolist(), short_digest(content))
 
 
-def _split(root: Path, folder: Path, names: list[str]) -> Split:
-    items = [os.path.join(folder, *name.split("/")) for name in names]
-    return Split(items, [os.path.relpath(item, root).replace(os.sep, "/") for item in items], None, None)
-
-
-def _by_stem(folder: Path, names: list[str], faults: Faults) -> dict[str, str]:
-    """Returns names of files by what they are without their ending."""
-    found, twice = {}, []
-    for name in names:
-        if found.setdefault(os.path.splitext(name)[0], name) != name:
-            twice.append(name)
-    if twice:
-        faults.add(
-            f"data.root: '{folder}' has images whose names differ in the ending alone; wanted one of each", twice
-        )
-    return found
-
-
-def _classes(layout: Layout, train: list[MaskLook | BadImage], faults: Faults) -> list[str]:
-    """Returns the names of the classes; numbers where there are none."""
-    path = layout.root / (ADE_NAMES if layout.first else "classes.txt")
+def _classes(root: Path, layout: Layout, train: list[_Look | BadImage], faults: list[str]) -> list[str]:
+    """Returns the names of the classes; numbers if there are none."""
+    path = root / layout.names
     if path.exists():
         found = lines(path)
-        if layout.first:  # a row of columns each, below their heads
+        if layout.first:  # ADE20K's: a row of columns each, below their heads
             found = [line.split("\t")[-1].strip() for line in found if line[0].isdigit()]
-    elif layout.first:
-        found = [str(number) for number in range(1, ADE_CLASSES + 1)]
     else:
         values = [v for look in train if not isinstance(look, BadImage) for v in look.values if v != IGNORED]
-        found = [str(number) for number in range(max(values, default=0) + 1)]
+        found = [str(number) for number in range(layout.first, max(values, default=0) + 1)]
     if not 2 <= len(found) <= IGNORED:
-        where = path if path.exists() else layout.root / layout.masks
-        faults.add(f"data.root: '{where}' has {len(found)} as number of classes; wanted 2 to {IGNORED}")
+        where = path if path.exists() else root / layout.masks
+        faults.append(f"data.root: '{where}' has {len(found)} as number of classes; expected 2 to {IGNORED}")
     return found
 
 
-def _targets(layout: Layout, part: str, pair: _Pair, classes: int, faults: Faults) -> tuple[Split, list[MaskTarget]]:
-    """Returns the images whose masks can be used, and these."""
-    folder = layout.root / layout.masks / layout.folders[part]
-    known = range(layout.first, layout.first + classes)
+def _targets(
+    masks: list[str], looks: list[_Look | BadImage], shown: list[tuple[int, int] | BadImage], first: int, classes: int
+) -> tuple[list[int], list[MaskTarget], list[str]]:
+    """Returns the numbers of the masks that can be used, these, and what is wrong with the others.
+
+    Args:
+        masks: Their files.
+        looks: What is known of each.
+        shown: Sizes of their images.
+        first: Value of class 0.
+        classes: How many there are.
+    """
     good, targets, wrong = [], [], []
-    for i, (path, look, shown) in enumerate(zip(pair.masks, pair.looks, pair.shown, strict=True)):
-        name = os.path.relpath(path, folder)
+    for i, (path, look, size) in enumerate(zip(masks, looks, shown, strict=True)):
         if isinstance(look, BadImage):
-            wrong.append(f"'{name}': {look.reason}")
-        elif not isinstance(shown, BadImage) and look.size != shown:
-            wrong.append(f"'{name}' is {look.size[1]} x {look.size[0]}, its image {shown[1]} x {shown[0]}")
-        elif odd := [value for value in look.values if value not in (*range(layout.first), *known, IGNORED)]:
-            wanted = f"wanted {known[0]} to {known[-1]}, and {IGNORED} for what is ignored"
-            wrong.append(f"'{name}' has values without a class: {listed(map(str, odd))}; {wanted}")
+            wrong.append(f"'{path}': {look.reason}")
+        elif not isinstance(size, BadImage) and look.size != size:
+            wrong.append(f"'{path}' is {pixels(look.size)}, its image {pixels(size)}")
+        elif odd := [value for value in look.values if value >= first + classes and value != IGNORED]:
+            expected = f"expected {first} to {first + classes - 1}, and {IGNORED} for what is ignored"
+            wrong.append(f"'{path}' has values without a class: {listed(map(str, odd))}; {expected}")
         else:
-            present = tuple(value - layout.first for value in look.values if value in known)
             good.append(i)
-            targets.append(MaskTarget(path, look.size, layout.first, look.digest, present))
-    faults.unusable(str(folder), counted(len(pair.masks), "mask"), wrong)
-    return pair.split.take(good), targets
+            targets.append(MaskTarget(path, look.size, first, look.digest))
+    return good, targets, wrong

@@ -3,7 +3,6 @@
 import hashlib
 import io
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -42,10 +41,8 @@ class BoxTarget:
         for array in (self.boxes, self.labels, self.crowd):
             hashed.update(array.tobytes())
         for segment in self.segments or ():
-            parts = (
-                [polygon.tobytes() for polygon in segment] if isinstance(segment, list) else [repr(segment).encode()]
-            )
-            hashed.update(b"".join(parts))
+            rle = not isinstance(segment, list)
+            hashed.update(repr(segment).encode() if rle else b"".join(polygon.tobytes() for polygon in segment))
         return hashed.hexdigest()
 
     def masks(self, height: int, width: int) -> np.ndarray:
@@ -55,31 +52,24 @@ class BoxTarget:
 
 
 @dataclass(frozen=True)
-class MaskTarget(os.PathLike):
-    """A mask's file; stands for its path where one is wanted."""
+class MaskTarget:
+    """A mask's file."""
 
     path: str
     size: tuple[int, int]  # height and width (pixels)
     first: int  # value of class 0: 1 where 0 means none of the classes and is ignored
     digest: str  # another for another file, 16 hexadecimal digits
-    present: tuple[int, ...]  # classes that it has pixels of
-
-    def __fspath__(self) -> str:
-        return self.path
 
     def mask(self) -> np.ndarray:
         """Returns the class of each pixel, uint8 [H, W], :data:`IGNORED` where there is none.
 
         Raises:
-            RunError: The file is gone or was changed since it was checked.
+            RunError: The file is gone or cannot be read any more.
         """
         try:
-            content = read(self.path)
-            values = mask_values(content) if short_digest(content) == self.digest else None
+            values = mask_values(read(self.path))
         except BadImage as error:
             raise RunError(f"data.root: '{self.path}' was fine when checked, but now: {error.reason}") from error
-        if values is None:
-            raise RunError(f"data.root: '{self.path}' was changed while in use")
         return np.where(values == IGNORED, IGNORED, values.astype(np.int16) - self.first).astype(np.uint8)  # -1: 255
 
 
