@@ -128,7 +128,7 @@ def test_in_a_grid_with_one_recipe(tmp_path):
     assert found == {"idmm": ("cosine", 1), "simclr": ("linear", 1)}, "the recipe's light crops"
     own = GridPlan(build(GridConfig, {**config, "out": "o", "pretrain": {"method": {"classifier": "cosine"}}})).faults
     line = "method.classifier: 'cosine', but simclr does not read it; leave it out"
-    assert own == [f"methods 'simclr': pretrain: {line}"], "what the user wrote is still one"
+    assert own == [f"pretrain of simclr on digits: {line}"], "what the user wrote is still one"
 
 
 # ------------------------------------------------------------------ the log before there is a folder

@@ -126,6 +126,14 @@ def test_weights_of_several_backbones(tmp_path):
     assert {c.backbone for c in after if after[c] != before[c]} == {"other"}
 
 
+def test_a_folder_is_called_by_the_end_of_its_path():
+    moss, stamps = {"name": "folder", "root": "/data/moss"}, {"root": "stamps/"}
+    sources = [moss, stamps, {**stamps, "subset": {"total": 50}}, "digits", {"name": "folder", "label": 7}]
+    found = GridPlan(grid(sources=sources, targets=[{**moss, "label": None}])).checked().entries
+    assert [entry["label"] for entry in found["sources"]] == ["moss", "stamps", "stamps-total50", "digits", "7"]
+    assert [entry["label"] for entry in found["targets"]] == ["moss"]
+
+
 # ------------------------------------------------------------------ keys
 PRETRAINED = "not scratch"
 FIRST, FEW = BASE["sources"][0], BASE["sources"][1]
@@ -263,29 +271,16 @@ def test_all_faults_together_each_where_it_stands(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("given", [["a.yaml", "b.yaml"], 3])
-def test_a_recipe_is_one_file(given):
-    assert wrong(pretrain={"config": given}) == [f"pretrain: config: got {given!r}, wanted the path of one YAML file"]
-
-
 def test_faults_of_an_entrys_options_are_said_once():
     bad = {
-        "methods": ["idmm", "simclr", {"name": "mocov2", "pretrain": {"method": {"outputs": 5}, "veiws": {}}}],
+        "methods": ["idmm", "simclr", {"name": "mocov2", "pretrain": {"method": {"outputs": 5}}}],
         "sources": [{"name": "digits", "pretrain": {"train": {"epochs": 0}}}, BASE["sources"][1]],
         "targets": [{"name": "digits", "finetune": {"drloc": {"weight": 1}, "model": {"freeze": True}}}],
-        "pretrain": {},
     }
     assert wrong(**bad) == [
-        "sources 'digits': pretrain: train.epochs: got 0, wanted greater than or equal to 1",
-        "targets 'digits': finetune: drloc.weight trains the backbone and model.freeze forbids it; give one of them",
-        "methods 'mocov2': pretrain: veiws: unknown key; did you mean 'views'?",
-    ]
-    del bad["methods"][2]["pretrain"]["veiws"], bad["sources"][0], bad["targets"]
-    crops = {"pretrain": {"views": {"crops": [{"count": 3}]}}}
-    assert wrong(**{**bad, **crops}) == [
-        "methods 'simclr': pretrain: views.crops: 3 crops an image, but simclr compares 2",
-        "methods 'mocov2': pretrain: method.outputs: 5, but mocov2 does not read it; leave it out",
-        "methods 'mocov2': pretrain: views.crops: 3 crops an image, but mocov2 compares 2",
+        "pretrain of idmm on digits: train.epochs: got 0, wanted greater than or equal to 1",
+        "pretrain of mocov2 on few: method.outputs: 5, but mocov2 does not read it; leave it out",
+        "finetune on digits: drloc.weight trains the backbone and model.freeze forbids it; give one of them",
     ]
 
 
@@ -315,6 +310,15 @@ def test_what_the_grid_decides_is_not_said_elsewhere():
         ({"targets": [{"root": ""}]}, "targets[0].root: got '', wanted a folder"),
         ({"pretrain_seeds": [1, 2, 1]}, "pretrain_seeds: 1 is there twice"),
         ({"pretrain": {"out": "x"}}, "pretrain: out: 'x', but the grid names its runs' folders; leave it out"),
+        ({"pretrain": {"config": 3}}, "pretrain: config: got 3, wanted the path of one YAML file"),
+        (
+            {"targets": ["digits", {"root": "a"}, {"root": "a", "val_fraction": 0.5}]},
+            "targets[1] and targets[2]: each is called 'a'; give each entry a label of its own",
+        ),
+        (
+            {"sources": [{"root": "a", "label": "x"}], "targets": [{"root": "b", "label": "x"}]},
+            "sources[0] and targets[0]: each is called 'x', but their images differ; give them other labels",
+        ),
         ({"pairs": "same", "targets": ["digits"]}, "pairs: 'same', but no target is called 'few' as that source is"),
         (
             {"weights": [{"label": "a", "path": ".", "backbone": "b"}]},

@@ -180,27 +180,18 @@ class GridPlan:
         except UserError as error:
             return None, [_short(fault) for fault in error.faults]
 
-    def _add_faults(self, stage: str, where: str, faults: list[str], known: Collection | None = None) -> None:
+    def _add_faults(self, stage: str, where: str, faults: list[str]) -> None:
         """Adds the faults of a stage's options that are not known yet."""
-        new = [fault for fault in faults if (stage, fault) not in (self._known if known is None else known)]
+        new = [fault for fault in faults if (stage, fault) not in self._known]
         self.faults += [f"{where}: {fault}" for fault in new]
         self._known |= {(stage, fault) for fault in new}
 
     def _check_options(self) -> None:
-        """Finds faults of options where they stand, not in each cell that they reach."""
+        """Finds faults of the grid's own options, also of those that no cell reaches."""
         for stage in TRAINING:
             layer = getattr(self.grid, stage)
             faults = [*self._overruled(stage, layer), *self._resolved(stage, [layer], {}, resolve=False)[1]]
             self._add_faults(stage, stage, faults)
-        common = frozenset(self._known)  # a fault of one entry may be another's, too
-        for name, entries in self.entries.items():
-            for entry, stage in product(entries, TRAINING):
-                own = {"method": {"name": entry["name"]}} if (name, stage) == ("methods", "pretrain") else {}
-                if stage in entry or own:
-                    layer = entry.get(stage, {})
-                    faults = self._resolved(stage, [getattr(self.grid, stage), layer], own, bool(own))[1]
-                    faults = [*self._overruled(stage, layer), *faults]
-                    self._add_faults(stage, f"{name} '{entry['label']}': {stage}", faults, common)
 
     def _overruled(self, stage: str, layer: dict) -> list[str]:
         """Keys that the grid sets itself, to something else."""
