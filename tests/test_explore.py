@@ -110,14 +110,6 @@ def test_without_rows_and_labels(simclr, tmp_path, capsys):
     assert ("china-05.png", "china-c05.png") in pairs(tmp_path / "e/duplicates.csv")
 
 
-def test_what_is_no_finished_run(run, tmp_path, capsys):
-    (tmp_path / "folds/fold-1").mkdir(parents=True)
-    line = f"{run.parent}: holds runs; give one of them: '{run}'"
-    assert refused(capsys, ["explore", run.parent]) == [line]
-    assert "fold-1" in refused(capsys, ["explore", tmp_path / "folds"])[0]
-    assert not (tmp_path / "folds/explore").exists()
-
-
 # ------------------------------------------------------------------ the maths
 @pytest.fixture
 def rows(monkeypatch):

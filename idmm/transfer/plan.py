@@ -1,5 +1,5 @@
-"""What has to run: from a grid to jobs, each named by a hash of what it computes. No torch; of files only recipes and
-weights are read."""
+"""What has to run: from a grid to jobs, each named by a hash of what it computes. Of files only recipes and weights are
+read."""
 
 import functools
 import hashlib
