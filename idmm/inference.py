@@ -256,7 +256,7 @@ def listed_images(images: AnyImage | Sequence[AnyImage], bands: Bands | None) ->
         name = "the image" if one else f"image {place}"
         if isinstance(image, (str, os.PathLike)):
             path = os.fspath(image)
-            files = [file.path for file in images_at([path], "images")[0]] if os.path.isdir(path) else [path]
+            files = [file.path for file in images_at([path], "images")] if os.path.isdir(path) else [path]
             one = one and not os.path.isdir(path)
             sources += files
             names += files

@@ -46,24 +46,12 @@ def write(path, *lines):
 
 
 def append(path, line):
-    with open(path, "a") as file:
-        file.write(f"{line}\n")
-    return path
+    return write(path, *path.read_text().splitlines(), line)
 
 
-def structs(records):
-    """A MATLAB struct array, 1 x N, from dicts with the same keys."""
-    array = np.empty((1, len(records)), dtype=[(key, object) for key in records[0]])
-    for i, record in enumerate(records):
-        array[0, i] = tuple(record.values())
-    return array
-
-
-def cells(words):
-    """A MATLAB cell array, 1 x N."""
-    array = np.empty((1, len(words)), dtype=object)
-    array[0, :] = words
-    return array
+def structs(keys, records):
+    """A MATLAB struct array, 1 x N."""
+    return np.array([records], dtype=[(key, object) for key in keys])
 
 
 # ------------------------------------------------------------------ images and lists
@@ -232,19 +220,15 @@ def aircraft(root):
     return painted_lists(base, "aircraft", "images/", lambda path, label: f"{path[:-4]} {classes[label]}", **lists)
 
 
-def annotations(path, labels):
-    """Writes a list of the cars' devkit; images are numbered from 1."""
-    records = [{"bbox_x1": 39, "class": np.uint8(label), "fname": f"{i + 1:05d}.jpg"} for i, label in enumerate(labels)]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    savemat(path, {"annotations": structs(records)})
-
-
 def cars(root):
     base = root / "stanford_cars"
-    for path, part in (("devkit/cars_train_annos.mat", 0), ("cars_test_annos_withlabels.mat", 1)):
-        annotations(base / path, [label + 1 for label in labels_of("cars")[part]])
-        images(base, IMAGES["cars"][part])
-    savemat(base / "devkit/cars_meta.mat", {"class_names": cells(CARS)})
+    (base / "devkit").mkdir(parents=True)
+    for file, part in (("devkit/cars_train_annos.mat", 0), ("cars_test_annos_withlabels.mat", 1)):
+        found = IMAGES["cars"][part]
+        images(base, found)
+        records = [(39, np.uint8(label + 1), path.rpartition("/")[2]) for path, label in found.items()]
+        savemat(base / file, {"annotations": structs(("bbox_x1", "class", "fname"), records)})
+    savemat(base / "devkit/cars_meta.mat", {"class_names": np.array([CARS], dtype=object)})
     return base
 
 
@@ -257,8 +241,7 @@ def domainnet(root, domain):
 # ------------------------------------------------------------------ pixels
 def pickled(path, content):
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "wb") as file:
-        pickle.dump(content, file, protocol=2)
+    path.write_bytes(pickle.dumps(content, protocol=2))
 
 
 def squares(first, count):
@@ -273,14 +256,13 @@ def squares(first, count):
 def batch(path, first, labels, key="labels", **more):
     """Writes a file of CIFAR: rows of 1024 red, 1024 green and 1024 blue values."""
     rows = np.ascontiguousarray(squares(first, len(labels)).transpose(0, 3, 1, 2)).reshape(len(labels), 3072)
-    names = [f"thing_s_{i:06d}.png" for i in range(len(labels))]
-    pickled(path, {"batch_label": "a batch", key: labels, "data": rows, "filenames": names, **more})
+    pickled(path, {key: labels, "data": rows, **more})
 
 
 def cifar10(root):
     base = root / "cifar-10-batches-py"
     train, test = labels_of("cifar10")
-    pickled(base / "batches.meta", {"num_cases_per_batch": 2, "label_names": CIFAR10, "num_vis": 3072})
+    pickled(base / "batches.meta", {"label_names": CIFAR10})
     for i in range(5):
         batch(base / f"data_batch_{i + 1}", 2 * i, train[2 * i : 2 * i + 2])
     batch(base / "test_batch", 50, test)
@@ -296,16 +278,12 @@ def cifar100(root):
     return base
 
 
-def digits_mat(path, first, labels):
-    """Writes a file of SVHN: X [32, 32, 3, N] and y [N, 1], with 10 for the digit 0."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pixels = squares(first, len(labels)).transpose(1, 2, 3, 0)
-    savemat(path, {"X": pixels, "y": np.array(labels, dtype=np.uint8)[:, None]})
-
-
 def svhn(root):
+    """X [32, 32, 3, N] and y [N, 1], with 10 for the digit 0."""
+    root.mkdir(exist_ok=True)
     for first, part, labels in zip((0, 50), ("train", "test"), labels_of("svhn"), strict=True):
-        digits_mat(root / f"{part}_32x32.mat", first, [label or 10 for label in labels])
+        y = np.array([[label or 10] for label in labels], dtype=np.uint8)
+        savemat(root / f"{part}_32x32.mat", {"X": squares(first, len(labels)).transpose(1, 2, 3, 0), "y": y})
     return root
 
 

@@ -423,6 +423,5 @@ def test_the_check_takes_what_the_files_hold(root, tmp_path, capsys):
     assert call(["data", "check", "--root", root, "--out", tmp_path / "c"]) == 0
     text = capsys.readouterr().out
     assert text.splitlines()[1] == "channels: 5 channels: --data.in_chans 5"
-    assert "depth: 12 of 12 train images have more than 8 bits; their values [" in text
     found = json.loads((tmp_path / "c/check.json").read_text())
     assert len(found["range"]) == 5 and found["floor"]["pixel_knn"] > 0

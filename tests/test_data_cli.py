@@ -56,7 +56,3 @@ def test_mistakes_are_a_line_each_and_exit_2(capsys):
 
 def test_a_name_that_is_missing(capsys):
     assert say(capsys, "info") == (2, "", "name: missing; wanted: dataset, one of 'idmm data list'\n")
-
-
-def test_download_of_what_is_there_already(capsys):
-    assert say(capsys, "download", "digits", "--root", ".")[1] == "digits is there already: 1,437 train, 360 test\n"

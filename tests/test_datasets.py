@@ -63,14 +63,17 @@ def test_labelled_folder_with_nesting_hidden_files_and_links(tmp_path, caplog):
     assert f"data.root: '{root}/train': passed over 2 files of other kinds" in caplog.text
 
 
-def test_val_and_test_both_or_one(tmp_path):
+def test_val_and_test_both_or_one(tmp_path, caplog):
     root = tree(tmp_path, train={"x": 2, "y": 2}, val={"x": 1, "y": 1}, test={"x": 2, "y": 2})
-    splits = open_splits(section(root), labelled=True)
-    assert (len(splits.val), len(splits.test)) == (2, 4)
+    splits = open_splits(section(root, val_fraction=0.5), labelled=True)
+    assert (len(splits.train), len(splits.val), len(splits.test)) == (4, 2, 4)
     assert splits.val.names[0].startswith("val/") and splits.test.names[0].startswith("test/")
+    assert "data.val_fraction: 0.5 is not used, as the dataset has a 'val' split of its own" in caplog.text
     shutil.rmtree(root / "val")
     splits = open_splits(section(root), labelled=True)
     assert splits.val is None and len(splits.test) == 4
+    splits = open_splits(section(root, val_fraction=0.5), labelled=True)
+    assert (len(splits.train), len(splits.val), len(splits.test)) == (2, 2, 4)
 
 
 def test_val_fraction_is_stratified_and_the_same_each_time(tmp_path):
@@ -89,15 +92,6 @@ def test_val_fraction_is_stratified_and_the_same_each_time(tmp_path):
     assert faults(open_splits, section(root, val_fraction=0.5), True) == [
         "data.val_fraction: 0.5 holds out no image, as every class has one only"
     ]
-
-
-def test_val_fraction_beside_a_test_split_becomes_val(tmp_path, caplog):
-    digits = open_splits(section(name="digits", val_fraction=0.1), labelled=True)
-    assert len(digits.train) + len(digits.val) == 1437
-    root = tree(tmp_path, train={"x": 2, "y": 2}, val={"x": 1, "y": 1}, test={"x": 2, "y": 2})
-    splits = open_splits(section(root, val_fraction=0.5), labelled=True)
-    assert (len(splits.train), len(splits.val)) == (4, 2)
-    assert "data.val_fraction: 0.5 is not used, as the dataset has a 'val' split of its own" in caplog.text
 
 
 def test_all_faults_of_a_folder_come_together(tmp_path):

@@ -267,13 +267,8 @@ def test_the_check_reports_depths_and_pictures(tmp_path, capsys):
     (root / "train/b/stack.tif").write_bytes(REFUSED["pages"][0])
     tifffile.imwrite(root / "train/b/colour.tif", noise(8, 8, 3, kind=np.uint16), photometric="rgb")
     assert call(["data", "check", "folder", "--root", root, "--out", tmp_path / "c"]) == 1
-    text = capsys.readouterr().out
-    for line in (
-        "depth: 9 of 11 train images have more than 8 bits; their values [0, 4012] become 0 to 1 (data.range auto)",
-        "depth: 8 of 8 test images have more than 8 bits; their values [0, 4012] become 0 to 1 (data.range auto)",
-        "train/b/stack.tif: a TIFF of 3 pages; expected one picture a file, or --data.bands '[0, 1, 2]'",
-    ):
-        assert line in text, line
+    line = "train/b/stack.tif: a TIFF of 3 pages; expected one picture a file, or --data.bands '[0, 1, 2]'"
+    assert line in capsys.readouterr().out
     assert json.loads((tmp_path / "c/check.json").read_text())["range"] == [0, 4012]
 
 

@@ -19,15 +19,12 @@ def refused(name, root):
 
 
 # ------------------------------------------------------------------ roots and names
-@pytest.mark.parametrize("name", ["flowers", "domainnet-real", "cars"])
+@pytest.mark.parametrize("name", ["flowers", "cars"])
 def test_roots_that_are_none(name, tmp_path):
     wanted = f"data.name '{name}' wants its folder ('idmm data info {name}' shows it)"
     assert refused(name, None) == [f"data.root: not given; {wanted}", advice(name, "DIR")]
-    root = tmp_path / "x"
-    for fault in ("does not exist", "is not a folder"):
-        line = f"data.root: '{root}' {fault}; wanted the folder that holds {name}"
-        assert refused(name, root) == [line, advice(name, root)]
-        root.touch()
+    line = f"data.root: '{tmp_path / 'x'}' does not exist; wanted the folder that holds {name}"
+    assert refused(name, tmp_path / "x") == [line, advice(name, tmp_path / "x")]
 
 
 @pytest.mark.parametrize(
@@ -56,10 +53,8 @@ SPOILT = [  # dataset, what is done to the base, the line
      "'BASE/TestImages.txt' cannot be read (is a directory)"),
     ("domainnet-real", lambda b: append(b / "real_test.txt", "real/x/1.jpg x"),
      "'BASE/real_test.txt' has 'real/x/1.jpg x' in line 3, expected 'real/CLASS/FILE LABEL'"),
-    *(("cub200", lambda b, name=name, line=line: append(b / f"{name}.txt", line),
-       f"the lists in 'BASE' do not agree on image {image}") for name, line, image in (
-          ("images", "6 x.jpg", 6), ("image_class_labels", "2 3", 2), ("image_class_labels", "2 0", 2),
-          ("train_test_split", "1 2", 1))),
+    ("cub200", lambda b: append(b / "images.txt", "6 x.jpg"), "the lists in 'BASE' do not agree on image 6"),
+    ("cub200", lambda b: append(b / "image_class_labels.txt", "2 0"), "the lists in 'BASE' do not agree on image 2"),
     ("cub200", lambda b: write(b / "train_test_split.txt", *(f"{i} 1" for i in range(1, 6))),
      "the lists in 'BASE' name no image of a split"),
     ("imagenet", lambda b: paint(b / "train/n00000001/1.JPEG"),

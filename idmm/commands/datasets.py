@@ -17,7 +17,7 @@ from idmm.data.formats import as_bands
 from idmm.data.images import read_image
 from idmm.data.registry import resolve_name, spec_of
 from idmm.data.split import Split, Splits, counted
-from idmm.errors import UserError, by_reason, listed
+from idmm.errors import UserError, by_reason
 from idmm.files import made_folder, write_json
 from idmm.progress import log
 
@@ -28,24 +28,17 @@ HELD_OUT = 0.2  # share of the training images that raw pixels are tried on, whe
 
 def download(given: DataDownloadConfig) -> str:
     """Fetches a dataset unless it is there already, and checks its sizes; errors as of `fetch` and `open_splits`."""
-    name, spec = given.name, spec_of(given.name)
-    data = config.Data(name=name, root=None if spec.embedded else given.root)
-    try:
-        return f"{name} is there already: {_counts(open_splits(data, labelled=True))}"
-    except UserError:
-        fetch(spec, given.root)
-    return f"{name}: {_counts(open_splits(data, labelled=True))}, all as the protocol has it"
-
-
-def _counts(splits: Splits) -> str:
-    return ", ".join(f"{len(split):,} {name}" for name, split in splits.parts.items())
+    fetch(spec_of(given.name), given.root)
+    splits = open_splits(config.Data(name=given.name, root=given.root), labelled=True)
+    counts = ", ".join(f"{len(split):,} {name}" for name, split in splits.parts.items())
+    return f"{given.name}: {counts}, all as the protocol has it"
 
 
 def checkup(given: DataCheckConfig) -> int:
     """Looks at every image of a dataset, prints what was found, and writes check.json, check.png and exclude.txt to
     ``given.out``; returns the exit code, 1 where something should be mended. UserError where the dataset cannot be
     opened at all, or ``given.out`` cannot be written."""
-    same = ("name", "root", "max_pixels", "exclude", "labels", "groups")
+    same = ("name", "root", "max_pixels", "exclude", "labels")
     data, notes = resolve_name(config.Data(**{name: getattr(given, name) for name in same}))
     for note in notes:
         log.info("%s", note)
@@ -112,16 +105,11 @@ def report(found: Checkup) -> list[str]:
     if found.layout:
         how = "fine-tuning needs more" if found.suffices else "fine-tuning would refuse them"
         lines += [f"layout: pretraining can use these images, {how}:", *(f"  {line}" for line in found.layout)]
-    lines += [*_balance(found), *(f"depth: {line}" for line in found.depth_lines)]
+    lines += _balance(found)
     if bad := found.unreadable:
         lines.append(f"unreadable: {counted(len(bad), 'file')}; training stops on them, or --data.on_error skip:")
         lines += _some(by_reason(*([image[key] for image in bad] for key in ("name", "reason"))))
     lines += _pairs(found.pairs)
-    if found.groups:
-        lines.append(f"groups: {', '.join(f'{count} in {name}' for name, count in found.groups.items())}")
-    if shared := found.shared_groups:
-        text = f"groups: {counted(len(shared), 'group')} with images both in train and in val or test"
-        lines += [f"{text}; accuracies come out too high:", f"  {listed(shared)}"]
     if floor := found.floor:
         of = "held-out training" if floor["of"] == "train" else floor["of"]
         text = "the floor to beat: kNN of raw pixels {pixel_knn:.1f} % (largest class {largest_class:.1f} %)"

@@ -28,14 +28,12 @@ def inputs(
     Returns:
         The file (or folder) to write, None where the command was given none; and the images, each once.
     """
-    _, out, (images, again), *_ = checked(
+    _, out, images, *_ = checked(
         lambda: weights_file(given.init, "init", stem),
         lambda: given.out and (free_folder(given.out) if endings is None else out_file(given.out, endings)),
         lambda: images_at(given.paths),
         *more,
     )
-    if again:
-        log.info("paths: %s reached more than once and taken once", counted(again, "file"))
     return out, images
 
 

@@ -181,8 +181,6 @@ class DataCheckConfig:
     """As data.exclude: images that are left out already, a path under root a line; exclude.txt goes on from it."""
     labels: str | None = None
     """As data.labels: a CSV file of path,class for images that are not sorted into class folders."""
-    groups: str | None = None
-    """As data.groups: groups with images both in train and in val or test are reported."""
     max_pixels: int = Field(100_000_000, ge=1)
     """Images with more pixels than this count as unreadable (pixels)."""
 

@@ -11,13 +11,13 @@ from PIL import Image
 from idmm import config
 from idmm.data.composite import composite
 from idmm.data.datasets import read_splits
-from idmm.data.depth import described, each_scaled, ends_of, range_of
+from idmm.data.depth import each_scaled, ends_of, range_of
 from idmm.data.formats import BadImage, Range
 from idmm.data.images import AUTO, Bands, CentreCrop, Scale, digest, fitted, header, read_image
 from idmm.data.looks import small
 from idmm.data.parallel import in_order
 from idmm.data.split import LabelsMissing, Split, Splits
-from idmm.data.user_lists import BadList, shared_groups
+from idmm.data.user_lists import BadList
 from idmm.data.views import short_side_bound
 from idmm.errors import UserError
 
@@ -88,12 +88,9 @@ class Checkup:
     unreadable: list[dict] = field(default_factory=list)  # {"split", "name", "reason"} each
     range: Scale | None = None  # of images of more than 8 bits under data.range auto; None: there are none in train
     bands: Bands | None = None  # which channels are used; None: the images are pictures
-    depth_lines: list[str] = field(default_factory=list)  # of images of more than 8 bits: how many, and their range
     classes: dict[str, dict[str, int]] = field(default_factory=dict)  # number of images of each class of each split
     sides: dict[str, list[int]] = field(default_factory=dict)  # smallest, median and largest short side (pixels)
     pairs: list[Pair] = field(default_factory=list)  # exact ones first, then the most alike
-    groups: dict[str, int] = field(default_factory=dict)  # number of groups of each split, where there are any
-    shared_groups: list[str] = field(default_factory=list)  # with images both in train and in val or test
     # small forms of those that can be used, as one trains and as one evaluates on them, by split and name
     seen: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
     floor: dict | None = None  # what needs no network: {"pixel_knn", "largest_class", "images", "of"}; None: no labels
@@ -102,13 +99,12 @@ class Checkup:
     def clean(self) -> bool:
         """Whether nothing was found that should be mended; near-duplicates and the like may be as they should."""
         wrong = any(pair.certain for pair in self.pairs)
-        return self.suffices and not (self.unreadable or self.shared_groups or wrong)
+        return self.suffices and not (self.unreadable or wrong)
 
     def plain(self) -> dict:
         """Returns it for JSON."""
-        result = asdict(replace(self, seen={}, depth_lines=[]))
-        for name in ("seen", "depth_lines", "suffices"):
-            del result[name]
+        result = asdict(replace(self, seen={}))
+        del result["seen"], result["suffices"]
         pairs = [{**asdict(p), "leaks": p.leaks, "labels_differ": p.disagrees} for p in self.pairs]
         return {**result, "pairs": pairs, "clean": self.clean}
 
@@ -139,18 +135,16 @@ def check(data: config.Data, progress: bool = False) -> tuple[Checkup, Splits]:
     """
     found = Checkup(data.name, data.root)
     splits = _opened(data, found)
-    found.shared_groups = shared_groups(splits)
     found.bands = _bands(splits.train, data.max_pixels, progress)
     seen = []
     for name, split in splits.parts.items():
         found.images[name] = len(split)
-        if split.groups is not None:
-            found.groups[name] = len(set(split.groups[split.groups != ""]))
         if split.labels is not None:
             counts = np.bincount(split.labels[split.labels >= 0], minlength=len(split.classes))
             found.classes[name] = dict(zip(split.classes, counts.tolist(), strict=True))
         looks = list(_summaries(found, name, split, data.max_pixels, progress))
-        _count_depths(found, name, looks)
+        if name == "train":
+            found.range = range_of(ends_of([look.ends for look in looks], found.bands))
         if sides := [min(look.size) for look in looks]:
             found.sides[name] = [min(sides), int(np.median(sides)), max(sides)]
         found.seen[name] = {look.ref.name: look.small for look in looks}
@@ -196,16 +190,6 @@ def _summaries(found: Checkup, name: str, split: Split, max_pixels: int, progres
             found.unreadable.append({"split": name, "name": split.names[i], "reason": look.reason})
         else:
             yield look
-
-
-def _count_depths(found: Checkup, name: str, looks: list[_Summary]) -> None:
-    """Notes how many images of a split have more than 8 bits, and of the training images the range that auto takes."""
-    extremes = ends_of([look.ends for look in looks], found.bands)
-    own = range_of(extremes)
-    if name == "train":
-        found.range = own
-    if line := described(name, extremes, found.range or own, "data.range auto"):
-        found.depth_lines.append(line)
 
 
 def _summary(name: str, split: Split, i: int, max_pixels: int, scale: Scale, bands: Bands | None) -> _Summary:

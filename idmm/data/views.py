@@ -35,14 +35,6 @@ cv2.setNumThreads(0)  # loader workers are the parallel part, and OpenCV's own t
 
 
 @dataclass(frozen=True)
-class TurnPlan:
-    """What was drawn for V views of the turns, which are off unless asked for."""
-
-    vflip: np.ndarray  # bool [V]
-    turns: np.ndarray  # by 90 degrees, counter-clockwise, 0 to 3, int64 [V]
-
-
-@dataclass(frozen=True)
 class ViewPlan:
     """What was drawn for V views."""
 
@@ -54,7 +46,8 @@ class ViewPlan:
     grey: np.ndarray  # bool [V]
     sigma: np.ndarray  # of the blur (pixels), 0 for none, float64 [V]
     solarize: np.ndarray  # bool [V]
-    turns: TurnPlan | None = None  # None: not asked for
+    vflip: np.ndarray | None = None  # bool [V]; None: no turns are asked for
+    turns: np.ndarray | None = None  # by 90 degrees, counter-clockwise, 0 to 3, int64 [V]
 
 
 def short_side_bound(size: int, smallest_scale: float) -> int:
@@ -121,23 +114,17 @@ def draw_views(
         grey=grey < colours.grey_prob,
         sigma=np.where(blur < colours.blur_prob, low + (high - low) * sigma, 0.0),
         solarize=solarize < colours.solarize_prob,
-        turns=draw_turns(colours, key, indices, count, channels),
+        **_turns(colours, key, indices, count, channels),
     )
 
 
-def draw_turns(colours: Colours, key: int, indices: np.ndarray, count: int, channels: int) -> TurnPlan | None:
-    """Draws turns for ``count`` views of each image, from numbers of their own: what else is drawn for these views
-    stays the same.
-
-    Args:
-        colours: With nothing left out; None is returned if no turns are asked for.
-        key, indices, channels: As of :func:`draw_views`.
-    """
+def _turns(colours: Colours, key: int, indices: np.ndarray, count: int, channels: int) -> dict[str, np.ndarray]:
+    """Draws turns if they are asked for, from numbers of their own: what else is drawn stays the same."""
     if not (colours.vflip or colours.rotate90):
-        return None
+        return {}
     each = 2 + 3 * channels  # numbers a view; those after the first two are spare
     u = uniforms(derive(key, "channels"), indices, count * each).reshape(-1, each)  # [V, D]
-    return TurnPlan(vflip=u[:, 0] < colours.vflip, turns=(u[:, 1] * 4).astype(np.int64) * colours.rotate90)
+    return {"vflip": u[:, 0] < colours.vflip, "turns": (u[:, 1] * 4).astype(np.int64) * colours.rotate90}
 
 
 def crop_resize(image: Tensor, box, size: int) -> Tensor:
@@ -208,13 +195,14 @@ def recolour_bands(view: np.ndarray, plan: ViewPlan, v: int) -> np.ndarray:
     return view
 
 
-def turned(view: np.ndarray, plan: TurnPlan, v: int) -> np.ndarray:
-    """Turns view ``v`` of a plan, [C, S, S], the last thing before normalisation; the result is not always
-    contiguous."""
-    return np.rot90(view[:, ::-1] if plan.vflip[v] else view, plan.turns[v], (1, 2))
+def turned(view: np.ndarray, plan: ViewPlan, v: int) -> np.ndarray:
+    """Turns view ``v`` of a plan, [C, S, S], if that is asked for, the last thing before normalisation."""
+    if plan.vflip is None:
+        return view
+    return np.ascontiguousarray(np.rot90(view[:, ::-1] if plan.vflip[v] else view, plan.turns[v], (1, 2)))
 
 
-def _scale(values: np.ndarray, factor: float, around: np.ndarray | float = 0.0) -> None:
+def _scale(values: np.ndarray, factor: float, around: np.ndarray | float) -> None:
     """Multiplies values' distances from a point by a factor, in place; what leaves [0, 1] is clipped."""
     if factor != 1:
         values *= np.float32(factor)
@@ -265,15 +253,14 @@ def make_view(out: np.ndarray, image: Tensor, plan: ViewPlan, v: int, mean, std,
     :func:`make_views`."""
     crop = crop_resize(image, plan.box[v], out.shape[-1])  # [C, S, S], uint8 or float32 in [0, 1]
     if len(crop) != 3:
-        view = recolour_bands(crop.numpy(), plan, v)
-        view = view if plan.turns is None else turned(view, plan.turns, v)
-        out[:] = normalise(torch.from_numpy(np.ascontiguousarray(view))[None], mean, std)[0]
+        view = turned(recolour_bands(crop.numpy(), plan, v), plan, v)
+        out[:] = normalise(torch.from_numpy(view)[None], mean, std)[0]
         return
     scale = np.float32(1 / 255 if crop.dtype == torch.uint8 else 1)
     view = recolour(np.multiply(crop.permute(1, 2, 0).numpy(), scale, order="C"), plan, v)  # [S, S, 3]
     view = view if extra is None else extra(view, v)
-    if plan.turns is not None:
-        view = np.ascontiguousarray(turned(view.transpose(2, 0, 1), plan.turns, v).transpose(1, 2, 0))
+    if plan.vflip is not None:
+        view = np.ascontiguousarray(turned(view.transpose(2, 0, 1), plan, v).transpose(1, 2, 0))
     view = cv2.transform(view, _affine(tuple(mean), tuple(std)))  # [S, S, C], of one channel [S, S]
     for channel, plane in enumerate(out):
         cv2.extractChannel(view, channel, dst=plane)

@@ -19,13 +19,13 @@ from idmm.config import FinetuneConfig, global_groups, group_sizes, resolved_sta
 from idmm.config.recipes import learns_labels
 from idmm.data.augment import TrainTransform
 from idmm.data.cache import ImageStore, compare, fingerprint, load_split
-from idmm.data.datasets import read_splits
+from idmm.data.datasets import open_splits
 from idmm.data.dense.targets import DenseSplits
 from idmm.data.depth import tidy
 from idmm.data.images import AUTO, Bound, CentreCrop, Scale
 from idmm.data.loaders import BatchFn, BatchPlan, centre_crops
 from idmm.data.readers.layout import root_folder
-from idmm.data.split import Splits, counted, together
+from idmm.data.split import Splits, counted
 from idmm.data.views import MultiCropTransform, short_side_bound
 from idmm.engine import Evaluation, StagePlan
 from idmm.errors import Interrupted, SizeError, UserError
@@ -73,7 +73,7 @@ class Assembly:
 
     def listed(self) -> tuple[Splits, DenseSplits | None]:
         """Lists the images, nothing decoded; with their boxes or masks where those are learnt."""
-        return together(read_splits(*self.stage.images(self.config))), None
+        return open_splits(*self.stage.images(self.config)), None
 
     @property
     def device(self) -> str:
@@ -346,7 +346,7 @@ def load_splits(parts: Assembly, folder: RunFolder | None = None, wanted: tuple[
     """
     sizes = dict.fromkeys(phase.size for phase in parts.phases)
     data = replace(parts.config.data, in_chans=parts.spec.in_chans, bands=parts.spec.bands)
-    splits = together(read_splits(*parts.stage.images(parts.config)))
+    splits = open_splits(*parts.stage.images(parts.config))
     check_val(parts, splits)
     shown = folder is None or folder.leader
 

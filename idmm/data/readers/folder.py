@@ -84,20 +84,17 @@ class FoundImage:
     itself; of a file that was named the folder that it lies in."""
 
 
-def images_at(paths: Sequence[str], key: str = "paths") -> tuple[list[FoundImage], int]:
-    """Returns named files, whatever their suffix, and the images in named folders, at any depth and sorted.
+def images_at(paths: Sequence[str], key: str = "paths") -> list[FoundImage]:
+    """Returns named files, whatever their suffix, and the images in named folders, at any depth and sorted, each once.
 
     Args:
         paths: Of files and folders, in the order that is wanted.
         key: Of the config, that names them; messages begin with it.
 
-    Returns:
-        The images, each once, and how many were reached more than once.
-
     Raises:
         UserError: A line for each path where nothing is, and each folder that has no image or cannot be read.
     """
-    found, again, faults = {}, 0, []
+    found, faults = {}, []
     for path in map(os.path.expanduser, paths):
         own = composed(os.path.basename(os.path.abspath(path)))
         images = []
@@ -113,11 +110,10 @@ def images_at(paths: Sequence[str], key: str = "paths") -> tuple[list[FoundImage
         else:
             faults.append(f"{key}: '{path}' does not exist; wanted images, or folders of images")
         for image, folders in images:
-            again += same_place(image) in found
             found.setdefault(same_place(image), FoundImage(image, folders))
     if faults:
         raise UserError(*faults)
-    return list(found.values()), again
+    return list(found.values())
 
 
 def same_place(path: str) -> str:
