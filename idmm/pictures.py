@@ -52,7 +52,7 @@ PANELS = {  # title -> what of a record is drawn there, by label; None: no legen
     "spread (0: all alike, 1: even)": {"feature_std": "features", "embedding_std": "what the loss compares"},
     "directions that the features use": {"feature_rank": None},
     "scale of the cosine classifier": {"scale": None},
-    "localization": {"drloc": "loss", "drloc_weight": "its weight"},
+    "localization": {"drloc": "loss"},
 }
 
 Records = list[dict]  # of metrics.jsonl, an epoch each

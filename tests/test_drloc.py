@@ -207,10 +207,10 @@ def test_what_cannot_be():
     one, many = DenseRelativeLocalization(4, grid_size=3), DenseRelativeLocalization([4, 5], "l1_all")
     grid = torch.zeros(2, 4, 6, 6)
     for module, given, message in [
-        (one, torch.zeros(2, 36, 4), r"expected a grid \[B, 4, k_h, k_w\], got \[2, 36, 4\]"),
+        (one, grid[:, :3], r"expected grids of widths \(4,\), got \[\[2, 3, 6, 6\]\]"),
         (one, [grid], "mode l1 takes one grid, got list"),
         (many, grid, "mode l1_all takes a sequence of grids, got Tensor"),
-        (many, [grid], "expected 2 grids, one for each block, got 1"),
+        (many, [grid], r"expected grids of widths \(4, 5\), got \[\[2, 4, 6, 6\]\]"),
     ]:
         with pytest.raises(ValueError, match=f"^{message}$"):
             module(given)

@@ -14,7 +14,6 @@ from idmm import config, evaluate
 from idmm.commands import fewlabel
 from idmm.data.datasets import open_splits
 from idmm.errors import RunError
-from idmm.files import read_csv
 from idmm.models.spec import ModelSpec
 from idmm.stages import finetune
 
@@ -75,9 +74,6 @@ def test_records_are_those_of_the_images_that_a_subset_draws(run, tmp_path):
 def test_files_agree_with_each_other(run, tmp_path, capsys):
     out = tmp_path / "o"
     found = measured(run, "--per_class", "[1, 2, 3]", "--seeds", 3, "--untrained", out=out)
-    rows = read_csv(out / "fewlabel.csv")
-    assert [float(row["top1"]) for row in rows] == [record["top1"] for record in found["records"]]
-    assert list(rows[0]) == ["run", "readout", "per_class", "seed", "images", "top1", "strength"]
     table = (out / "fewlabel.md").read_text()
     assert table in capsys.readouterr().out
     for label in (str(run), "untrained"):

@@ -99,15 +99,6 @@ def test_a_batch_without_labels_has_no_label_loss_and_uses_the_classifier():
     assert method.backbone.head.weight.grad.abs().sum() == 0
 
 
-def test_parts_of_a_batch_add_up():
-    """Every labelled image weighs the same, however they fall into micro-batches and processes."""
-    method, whole = joint(), given()
-    parts = [{key: [v[at] for v in value] if key == "views" else value[at] for key, value in whole.items()}
-             for at in (slice(0, 1), slice(1, 4))]  # fmt: skip
-    added = sum(method(part, 5, 0)["loss"] * len(part["index"]) / 4 for part in parts)
-    torch.testing.assert_close(added, method(whole, 5, 0)["loss"], rtol=1e-6, atol=1e-6)
-
-
 def test_one_forward_pass_with_drloc_as_a_third_term():
     plain, calls = joint(), []
     method = joint()

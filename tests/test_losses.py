@@ -70,14 +70,14 @@ def test_half_inputs_are_raised_whatever_the_autocast(dtype):
 @pytest.mark.parametrize("tile", [(9, 7), (4, 3), (2, 1)])
 def test_tiles_of_logits_are_all_of_them(inputs, tile, kept, cosine, monkeypatch):
     """Of so many views and rows, some of them kept for the gradients: the loss of each view, weighed by itself."""
-    z, w, bias, target, mixed = inputs
+    z, w, _, target, mixed = inputs
     rows = torch.nn.functional.normalize(w, dim=1) if cosine else w
     weights = torch.linspace(-1, 2, len(z), dtype=torch.float64)  # what is downstream may have any sign
-    each = [naive(z[v, None], rows, target[v, None], mixed[v, None], 0.7, 0.1, bias) for v in range(len(z))]
+    each = [naive(z[v, None], rows, target[v, None], mixed[v, None], 0.7, 0.1) for v in range(len(z))]
     monkeypatch.setattr(instance, "_tile", lambda *_: (*tile, kept))
-    ours = instance.instance_losses(z, w, target, mixed, 0.7, bias=bias, cosine=cosine)
+    ours = instance.instance_losses(z, w, target, mixed, 0.7, cosine=cosine)
     torch.testing.assert_close(ours, torch.stack(each), rtol=1e-12, atol=1e-12)
-    found, wanted = (torch.autograd.grad((part * weights).sum(), [z, w, bias]) for part in (ours, torch.stack(each)))
+    found, wanted = (torch.autograd.grad((part * weights).sum(), [z, w]) for part in (ours, torch.stack(each)))
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 

@@ -101,7 +101,7 @@ def test_localization_is_added_to_each_method(name):
     plain = make(name)(given, 7, 0)
     method = make(name, drloc=config.DrLoc(weight=0.3, pairs=4))
     both = method(given, 7, 0)
-    assert both.keys() - plain.keys() == {"drloc", "drloc_weight"} and float(both["drloc"]) > 0
+    assert both.keys() - plain.keys() == {"drloc"} and float(both["drloc"]) > 0
     torch.testing.assert_close(both["loss"], plain["loss"] + 0.3 * both["drloc"], rtol=1e-5, atol=1e-5)
     both["loss"].backward()
     assert all(p.grad is not None for p in method.localization.parameters())

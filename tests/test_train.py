@@ -124,7 +124,8 @@ def test_taken_up_again(images, tmp_path, monkeypatch):
 
     def stage(given, state, part, minutes):
         name, config = train._config(given, state, part, minutes)
-        ran.append((name, minutes, config.get("init")))
+        assert config["train"]["save_minutes"] == pytest.approx(minutes / 10), "what a kill can cost"
+        ran.append((name, minutes, config.get("init"), config["data"]["workers"]))
         if len(ran) == 2:
             raise Interrupted("interrupted")
         return {"seconds": 120, "top1": 50.0, "top1_interval": [40.0, 60.0], "test_size": 11, "largest_class": 54.5}
@@ -133,10 +134,10 @@ def test_taken_up_again(images, tmp_path, monkeypatch):
     argv = given(images, tmp_path / "x", way="joint", minutes=10)
     assert call(argv) == 130
     before = read(tmp_path / "x/train.json")["minutes"]["before"]
-    assert call(argv) == 0
+    assert call([*argv, "--data.workers", 2]) == 0
     assert read(tmp_path / "x/train.json")["minutes"]["before"] > before > 0, "the second start takes its time, too"
-    assert ran[:2] == ran[2:]
-    (first, whole, _), (second, rest, init) = ran[:2]
+    assert [run[:3] for run in ran[:2]] == [run[:3] for run in ran[2:]] and [run[3] for run in ran] == [0, 0, 2, 2]
+    (first, whole, *_), (second, rest, init, _) = ran[:2]
     assert (first, second, init) == ("joint", "fast", str(tmp_path / "x/stage1"))
     assert whole == pytest.approx(0.4 * 10, abs=0.2) and rest == pytest.approx(10 - 2, abs=0.2)
 
@@ -178,30 +179,7 @@ def test_stage_1_sees_no_test_image(way, nested, tmp_path, monkeypatch):
     assert read(tmp_path / "x/train.json")["counts"]["images"] == len(first.train)
 
 
-def test_from_scratch_taken_up_again(images, tmp_path, monkeypatch, capsys):
-    """With the minutes that it began with, on other workers, too."""
-    ran = []
-
-    def stage(given, state, part, minutes):
-        ran.append(minutes)
-        raise Interrupted("interrupted")
-
-    monkeypatch.setattr(train, "_stage", stage)
-    for workers in (0, 2):
-        assert call(given(images, tmp_path / "x", way="scratch", minutes=10, **{"data.workers": workers})) == 130
-    assert ran[0] == ran[1]
-    monkeypatch.undo()
-    argv = given(images, tmp_path / "x", way="scratch", minutes=10, **{"data.workers": 2})
-    ((_, config),) = stages_run(monkeypatch, argv)
-    assert config.train.minutes == ran[0] and config.data.workers == 2
-    assert config.train.save_minutes == pytest.approx(ran[0] / 10), "what a kill can cost"
-    capsys.readouterr()
-    (line,) = refused(capsys, given(images, tmp_path / "x", way="scratch", minutes=10, compare="true"))
-    assert line.startswith("compare: there is no pretraining")
-    assert (tmp_path / "x/train.json").exists(), "nothing is lost by asking"
-
-
-def test_from_scratch_with_some_of_the_labels_and_no_test_images(tmp_path):
+def test_from_scratch_with_some_of_the_labels_and_no_test_images(tmp_path, capsys):
     root = tree(tmp_path / "d", **{name: {"": 10} for name in ("cat", "dog")})
     some = {"minutes": 0.15, "data.labelled": "{per_class: 2}", "pseudolabel": "false"}
     assert call(given(root, tmp_path / "x", way="scratch", **some)) == 0
@@ -210,6 +188,9 @@ def test_from_scratch_with_some_of_the_labels_and_no_test_images(tmp_path):
     assert kept["result"]["test_size"] == 4, "a fifth is held out"
     assert "gain" not in kept and not (tmp_path / "x/stage1").exists()
     assert read(tmp_path / "x/config.yaml")["stages"][0]["batch_size"] == 8, "for so few images"
+    capsys.readouterr()
+    (line,) = refused(capsys, given(root, tmp_path / "x", way="scratch", compare="true", **some))
+    assert line.startswith("compare: there is no pretraining") and (tmp_path / "x/train.json").exists()
 
 
 def test_what_is_wrong(images, tmp_path, capsys, monkeypatch):

@@ -18,7 +18,7 @@ from idmm.data.split import Split, counted
 from idmm.errors import UserError, listed
 from idmm.evaluate import largest_class, readouts
 from idmm.features import FrozenBackbone
-from idmm.files import made_folder, write_csv, write_json, write_text
+from idmm.files import made_folder, write_json, write_text
 from idmm.progress import log
 from idmm.report import pictures
 from idmm.stages import STAGES
@@ -28,7 +28,7 @@ from idmm.stages.probe import frozen_backbone, labelled_images, labels_needed
 READOUTS = {"knn": "kNN", "probe": "linear probe", "finetune": "fine-tuned"}
 METRICS = {"top1": "top-1", "mean_per_class": "mean over classes"}
 USUAL = (1, 2, 5, 10, 20)
-FILES = ("fewlabel.json", "fewlabel.csv", "fewlabel.md", "fewlabel.png")
+FILES = ("fewlabel.json", "fewlabel.md", "fewlabel.png")
 
 
 def fewlabel(given: FewLabelConfig) -> dict:
@@ -86,8 +86,6 @@ def fewlabel(given: FewLabelConfig) -> dict:
     }
     text = table(result)
     write_json(out / "fewlabel.json", result)
-    columns = list(dict.fromkeys(name for record in records for name in record))
-    write_csv(out / "fewlabel.csv", [columns, *([record.get(name) for name in columns] for record in records)])
     write_text(out / "fewlabel.md", text + "\n")
     _draw(result, out / "fewlabel.png")
     print(f"{text}\n\nwritten: {', '.join(str(out / name) for name in FILES)}")

@@ -56,7 +56,6 @@ MANY_LABELS = 20  # a class
 MOST_PASSES = 600  # of the teacher over its few images: the time is of more use to the last stage
 HELD_OUT = 0.2  # of the labelled images, where there are none to test on
 CHANCE = 0.05
-BETTER = "try more --minutes, a smaller --size, or for photographs public weights (--init timm:NAME), in a new --out"
 LEAST = 0.1  # of the time, for any stage but the first, where those before took too long
 SAVED = 0.1  # of a stage's minutes, after which it writes a checkpoint, if not before (train.save_minutes)
 SHORTEST = 0.01  # minutes for all stages, which divide them to a thousandth
@@ -360,8 +359,6 @@ def _say(state: State) -> None:
     for label, value in floors.items():
         if value is not None:
             print(f"  {label}: {value:.1f} %")
-    if result["top1"] <= max(value for value in floors.values() if value is not None):
-        print(f"  which it does not beat: {BETTER}")
     if state.gain:
         points, p, scratch = state.gain["points"], state.gain["p"], state.scratch
         verdict = "a gain" if points > 0 else "a loss"

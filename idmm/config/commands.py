@@ -64,7 +64,7 @@ class FewLabelConfig(FeatureConfig):
     """Backbones, e.g. runs/a or '[runs/a, runs/b]': run folders, files in timm's format with their JSON, or public
     weights, timm:NAME or hf-hub:ORG/NAME."""
     out: str
-    """Folder for fewlabel.json, fewlabel.csv, fewlabel.md, fewlabel.png, and the runs of fine-tuning."""
+    """Folder for fewlabel.json, fewlabel.md, fewlabel.png, and the runs of fine-tuning."""
     per_class: Annotated[list[Annotated[int, Field(ge=1)]] | None, BeforeValidator(several), AfterValidator(once)] = (
         Field(None, min_length=1)
     )

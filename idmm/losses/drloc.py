@@ -68,14 +68,10 @@ class DenseRelativeLocalization(nn.Module):
         outputs = 2 * (2 * grid_size + 1) if mode in ("ce", "reg") else 2
         self.heads = nn.ModuleList(PairHead(dim, hidden_dim, outputs) for dim in self.in_dims)
 
-    def extra_repr(self) -> str:
-        """Shown by ``print``."""
-        return f"mode={self.mode}, num_pairs={self.num_pairs}, grid_size={self.grid_size}"
-
     def forward(
         self,
         grid: Tensor | Sequence[Tensor],
-        generator: np.random.Generator | torch.Generator | None = None,
+        generator: np.random.Generator | None = None,
         positions: Tensor | Sequence[Tensor] | None = None,
     ) -> Tensor:
         """Computes the loss of a batch.
@@ -90,7 +86,7 @@ class DenseRelativeLocalization(nn.Module):
             Mean over images and pairs, a scalar tensor.
 
         Raises:
-            ValueError: A grid of another rank, width or number than the heads.
+            ValueError: Grids of other widths or another number than the heads.
         """
         grids = self._grids(grid)
         pairs = self.draw(grid, generator) if positions is None else positions
@@ -99,21 +95,17 @@ class DenseRelativeLocalization(nn.Module):
         losses = [self._loss(*parts) for parts in zip(self.heads, grids, pairs, strict=True)]
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
-    def draw(
-        self, grid: Tensor | Sequence[Tensor], generator: np.random.Generator | torch.Generator | None = None
-    ) -> list[Tensor]:
+    def draw(self, grid: Tensor | Sequence[Tensor], generator: np.random.Generator | None = None) -> list[Tensor]:
         """Draws pairs for each grid, uniformly and with replacement: both ends of a pair may be one position.
 
         Args:
             grid: As for :meth:`forward`; only its shape counts.
-            generator: NumPy's, as from :func:`idmm.seeding.numpy_rng`, or one of torch's on the CPU; None takes torch's
-                global one. The pairs are a function of its state.
+            generator: As from :func:`idmm.seeding.numpy_rng`; None: one that torch's global generator seeds.
 
         Returns:
             Positions for :meth:`forward`, which can then be compiled whole: int64 [B, m, 4] each, on the CPU.
         """
-        if not isinstance(generator, np.random.Generator):
-            generator = numpy_rng(int(torch.randint(2**62, (), generator=generator)), "drloc")
+        generator = generator or numpy_rng(int(torch.randint(2**62, ())), "drloc")
         drawn = []
         for g in self._grids(grid):
             height, width = self._size(g)
@@ -127,11 +119,8 @@ class DenseRelativeLocalization(nn.Module):
             wanted = "a sequence of grids" if self.mode == "l1_all" else "one grid"
             raise ValueError(f"mode {self.mode} takes {wanted}, got {type(grid).__name__}")
         grids = [grid] if isinstance(grid, Tensor) else list(grid)
-        if len(grids) != len(self.in_dims):
-            raise ValueError(f"expected {len(self.in_dims)} grids, one for each block, got {len(grids)}")
-        for g, dim in zip(grids, self.in_dims, strict=True):
-            if g.ndim != 4 or g.shape[1] != dim or g.numel() == 0:
-                raise ValueError(f"expected a grid [B, {dim}, k_h, k_w], got {list(g.shape)}")
+        if [g.shape[1] for g in grids] != list(self.in_dims):
+            raise ValueError(f"expected grids of widths {self.in_dims}, got {[list(g.shape) for g in grids]}")
         return grids
 
     def _size(self, grid: Tensor) -> tuple[int, int]:

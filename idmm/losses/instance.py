@@ -53,22 +53,24 @@ def instance_discrimination_loss(
     Raises:
         ValueError: Fewer than two instances, or a smoothing outside [0, 1).
     """
+    if bias is not None:  # the weight of one more feature, which is 1
+        features = torch.cat([features, features.new_ones(len(features), 1)], dim=1)
+        weight = torch.cat([weight, bias[:, None]], dim=1)
     n = weight.shape[0]
     if not fits(len(features), n, chunk_size):
-        return instance_losses(features, weight, target, mixed_target, lam, smoothing, chunk_size, bias).mean()
+        return instance_losses(features, weight, target, mixed_target, lam, smoothing, chunk_size).mean()
     s, c = _shares(n, smoothing)
     dtype = _dtype(features, weight)
     with torch.autocast(features.device.type, enabled=False):
         z, w = features.to(dtype), weight.to(dtype)  # [B, d], [N, d]
-        b = None if bias is None else bias.to(dtype)  # [N]
-        own = _logit(z, w, b, target)  # [B]
-        total = z @ w.sum(0) + (0 if b is None else b.sum())  # sum_j o_j, [B]
+        own = _logit(z, w, target)  # [B]
+        total = z @ w.sum(0)  # sum_j o_j, [B]
         if mixed_target is None:
             rest = (1 - s) * own - c * total
         else:
-            other = _logit(z, w, b, mixed_target)  # [B]
+            other = _logit(z, w, mixed_target)  # [B]
             rest = (1 - lam * s) * own - (1 - lam) * s * other - c * total
-        return F.cross_entropy(F.linear(z, w, b), target) + rest.mean()  # mean of logsumexp(o) - o_i, and the rest
+        return F.cross_entropy(F.linear(z, w), target) + rest.mean()  # mean of logsumexp(o) - o_i, and the rest
 
 
 def fits(views: int, instances: int, chunk_size: int | None = None) -> bool:
@@ -85,13 +87,12 @@ def instance_losses(
     lam: float | Tensor = 1.0,
     smoothing: float = 0.1,
     chunk_size: int | None = None,
-    bias: Tensor | None = None,
     cosine: bool = False,
 ) -> Tensor:
     """The loss above of each view, [B], with its logits made a tile at a time and once more in the backward pass.
 
     Args:
-        features, weight, target, mixed_target, lam, smoothing, chunk_size, bias: As above.
+        features, weight, target, mixed_target, lam, smoothing, chunk_size: As above.
         cosine: Brings the rows of W to unit length; no copy of W is made.
     """
     s, c = _shares(len(weight), smoothing)
@@ -101,8 +102,7 @@ def instance_losses(
     index = target[:, None] if mixed_target is None else torch.stack([target, mixed_target], dim=1)  # [B, T]
     with torch.autocast(features.device.type, enabled=False):
         z, w = features.to(dtype), weight.to(dtype)
-        b = None if bias is None else bias.to(dtype)
-        norm, picked, total = _Logits.apply(z, w, b, index, _tile(z, len(w), chunk_size), cosine)
+        norm, picked, total = _Logits.apply(z, w, index, _tile(z, len(w), chunk_size), cosine)
         if mixed_target is None:
             return norm - s * picked[:, 0] - c * total
         return norm - lam * s * picked[:, 0] - (1 - lam) * s * picked[:, 1] - c * total
@@ -122,10 +122,9 @@ def _dtype(features: Tensor, weight: Tensor) -> torch.dtype:
     return torch.promote_types(torch.promote_types(features.dtype, weight.dtype), torch.float32)
 
 
-def _logit(z: Tensor, w: Tensor, b: Tensor | None, index: Tensor) -> Tensor:
+def _logit(z: Tensor, w: Tensor, index: Tensor) -> Tensor:
     """The logit of one instance for each view, [B], without the others."""
-    o = (z * F.embedding(index, w)).sum(1)  # [B, d] -> [B]
-    return o if b is None else o + b[index]
+    return (z * F.embedding(index, w)).sum(1)  # [B, d] -> [B]
 
 
 def _tile(z: Tensor, rows: int, chunk_size: int | None) -> tuple[int, int, int]:
@@ -144,14 +143,14 @@ def row_tiles(rows: int, size: int) -> Iterator[slice]:
 
 
 class _Logits(torch.autograd.Function):
-    """Of the logits o = z w^T + b, [V, n]: their logsumexp [V], those of instances ``index`` [V, T] and the sum [V].
+    """Of the logits o = z w^T, [V, n]: their logsumexp [V], those of instances ``index`` [V, T] and the sum [V].
 
     The logits are made by tiles (views, rows, how many logits to keep); what is not kept is made again for the
     gradients.
     """
 
     @staticmethod
-    def forward(ctx, z, w, b, index, tile, cosine):
+    def forward(ctx, z, w, index, tile, cosine):
         views, rows, keep = tile
         ctx.views, ctx.rows, ctx.cosine = list(row_tiles(len(z), views)), rows, cosine
         top, exps = z.new_full((len(z),), -torch.inf), z.new_zeros(len(z))  # largest logit and sum of exp(o - top), [V]
@@ -162,30 +161,25 @@ class _Logits(torch.autograd.Function):
             column += part.sum(0)
             for v in ctx.views:
                 keep -= (v.stop - v.start) * len(part)
-                o = _tile_logits(z[v], part, b, r, None if keep >= 0 else buffer)  # [views, rows]
+                o = _tile_logits(z[v], part, None if keep >= 0 else buffer)  # [views, rows]
                 now = torch.maximum(top[v], o.amax(1))
                 exps[v] = exps[v] * (top[v] - now).exp() + o.sub_(now[:, None]).exp_().sum(1)
                 top[v] = now
                 if keep >= 0:
                     ctx.kept[r.start, v.start] = o, now
         norm = top + exps.log()
-        picked = torch.einsum("vd,vtd->vt", z, _rows(w[index], cosine)[0]) + (0 if b is None else b[index])
-        total = z @ column + (0 if b is None else b.sum())
-        ctx.save_for_backward(z, w, b, index, norm, column)
-        return norm, picked, total
+        picked = torch.einsum("vd,vtd->vt", z, _rows(w[index], cosine)[0])
+        ctx.save_for_backward(z, w, index, norm, column)
+        return norm, picked, z @ column
 
     @staticmethod
     @once_differentiable
     def backward(ctx, d_norm, d_picked, d_total):
-        z, w, b, index, norm, column = ctx.saved_tensors
+        z, w, index, norm, column = ctx.saved_tensors
         with torch.autocast(z.device.type, enabled=False):
             dz, dw = torch.zeros_like(z), torch.zeros_like(w)
-            db = None if b is None else torch.zeros_like(b)
             each = (d_picked[:, :, None] * z[:, None]).flatten(0, 1)  # first the few logits by themselves, [V T, d]
             dw.index_put_((index.flatten(),), each, accumulate=True)
-            if b is not None:
-                db.index_put_((index.flatten(),), d_picked.flatten(), accumulate=True)
-                db += d_total.sum()
             weighted, constant = d_norm[:, None] * z, d_total @ z  # [V, d], [d]
             buffer = z.new_empty(ctx.views[0].stop * ctx.rows)
             for r in row_tiles(len(w), ctx.rows):
@@ -194,17 +188,15 @@ class _Logits(torch.autograd.Function):
                     if kept := ctx.kept.pop((r.start, v.start), None):
                         p = kept[0].mul_((kept[1] - norm[v]).exp()[:, None])
                     else:
-                        p = _tile_logits(z[v], part, b, r, buffer).sub_(norm[v, None]).exp_()
+                        p = _tile_logits(z[v], part, buffer).sub_(norm[v, None]).exp_()
                     dz[v].addmm_(p, part)
                     dw[r].addmm_(p.T, weighted[v])
-                    if b is not None:
-                        db[r] += d_norm[v] @ p
                 dw[r] += constant
                 if ctx.cosine:
                     dw[r] = (dw[r] - part * (part * dw[r]).sum(1, keepdim=True)) / length
             dz = dz * d_norm[:, None] + d_total[:, None] * column
             dz += torch.einsum("vt,vtd->vd", d_picked, _rows(w[index], ctx.cosine)[0])
-        return dz, dw, db, None, None, None
+        return dz, dw, None, None, None
 
 
 def _rows(w: Tensor, cosine: bool) -> tuple[Tensor, Tensor | None]:
@@ -215,8 +207,7 @@ def _rows(w: Tensor, cosine: bool) -> tuple[Tensor, Tensor | None]:
     return w / length, length
 
 
-def _tile_logits(z: Tensor, w: Tensor, b: Tensor | None, rows: slice, buffer: Tensor | None) -> Tensor:
+def _tile_logits(z: Tensor, w: Tensor, buffer: Tensor | None) -> Tensor:
     """The logits of views z [v, d] and rows w [r, d], [v, r], in the buffer where there is one."""
     out = None if buffer is None else buffer[: len(z) * len(w)].view(len(z), len(w))
-    o = torch.mm(z, w.T, out=out)
-    return o if b is None else o.add_(b[rows])
+    return torch.mm(z, w.T, out=out)

@@ -48,9 +48,7 @@ class Localization(nn.Module):
         """
         features, grids = self._run(backbone, images)
         loss = self.loss(grids if self.config.mode == "l1_all" else grids[0], numpy_rng(key, "drloc"))
-        weight = self.config.weight
-        logs = {"drloc": loss.detach(), "drloc_weight": torch.full((), weight, device=loss.device)}
-        return (head or backbone.forward_head)(features), weight * loss, logs
+        return (head or backbone.forward_head)(features), self.config.weight * loss, {"drloc": loss.detach()}
 
     def _run(self, backbone: nn.Module, images: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Returns features and the grids that the loss is for, the final one or one for each block."""

@@ -54,8 +54,5 @@ def _queue(asked: int | None, info: RunInfo) -> int:
     """Length of the queue: as asked, else so short that few keys are of images in the batch."""
     room = max(1, info.images - min(info.batch_size, info.images // 2))
     if asked is None and room < QUEUE:
-        how = "less a batch" if 2 * info.batch_size <= info.images else "are few: about half"
-        log.info("method.queue: %d, not %d: the %d images %s", room, QUEUE, info.images, how)
-    if asked is not None and asked >= info.images:
-        log.warning("method.queue: %d keys of %d images: some are of the image itself", asked, info.images)
-    return min(QUEUE, room) if asked is None else asked
+        log.info("method.queue: %d, not %d: there are %d images", room, QUEUE, info.images)
+    return asked or min(QUEUE, room)
