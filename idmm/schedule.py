@@ -62,12 +62,6 @@ def weight_decay_schedule(optimizer: torch.optim.Optimizer, steps: int, end: flo
     return update
 
 
-def decay_factor(decay: str, gone: float) -> float:
-    """Returns the factor of a loss's weight after the share ``gone`` of the run: 1 (``none``), or falling to 0 along a
-    straight line (``linear``) or half a ``cosine``."""
-    return {"none": 1.0, "linear": 1 - gone, "cosine": (1 + math.cos(math.pi * gone)) / 2}[decay]
-
-
 def warmup_length(epochs: float, steps_per_epoch: int, steps: int) -> tuple[int, str | None]:
     """Returns the warm-up in steps and, where it had to be shortened, a line for the log.
 

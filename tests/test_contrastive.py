@@ -44,28 +44,14 @@ def nt_xent(z, temperature):
 
 def simclr(method, given):
     one, other = (projected(method, crop) for crop in crops(given))
-    return nt_xent(torch.stack([one, other], 1).flatten(0, 1), 0.1)
+    return nt_xent(torch.stack([one, other], 1).flatten(0, 1), 0.3)
 
 
 @pytest.mark.parametrize("images", [1, 5])
 def test_simclr(images):
-    method = make("simclr").double()
+    method = make("simclr", temperature=0.3).double()
     loss = assert_same_loss(method, batch(2, images=images), simclr)
     assert (loss == 0) == (images == 1), "one image has nobody to be told from"
-
-
-def test_simclr_temperature_and_without_its_mlp():
-    """Row 3 of Table 9: the loss of the features themselves."""
-    method = make("simclr", projection=False, temperature=0.3).double()
-
-    def naive(method, given):
-        one, other = (method.backbone(crop) for crop in crops(given))
-        return nt_xent(torch.stack([one, other], 1).flatten(0, 1), 0.3)
-
-    assert_same_loss(method, batch(2), naive)
-    features = torch.randn(3, 16, dtype=torch.float64)
-    assert torch.equal(method.embed(features), features)
-    assert {name.split(".")[0] for name, _ in method.named_parameters()} == {"backbone"}
 
 
 # ------------------------------------------------------------------ SupCon
@@ -91,12 +77,6 @@ def supcon(method, given, temperature=0.1):
 def test_supcon(counts, images, temperature):
     method = make("supcon", temperature=temperature).double()
     assert_same_loss(method, batch(*counts, images=images), lambda m, g: supcon(m, g, temperature))
-
-
-def test_supcon_of_one_class_alone():
-    """No shortcut: the rows of a class are drawn together evenly, and the formula is not zero."""
-    given = {**batch(2), "label": torch.full((4,), 2)}
-    assert assert_same_loss(make("supcon").double(), given, supcon) > 1
 
 
 def test_supcon_without_a_positive_is_zero():

@@ -79,11 +79,10 @@ def test_the_loss_and_its_gradients_are_those_of_a_naive_loop(alpha, classifier,
     assert_same_loss(method, given(), naive, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("decay", ["none", "linear", "cosine"])
-def test_the_instance_part_fades(decay):
-    method = joint(decay)
+def test_the_instance_part_fades():
+    method = joint("cosine")
     for epoch in (0, 3, 7):
-        left = {"none": 1.0, "linear": 1 - epoch / 8, "cosine": (1 + math.cos(math.pi * epoch / 8)) / 2}[decay]
+        left = (1 + math.cos(math.pi * epoch / 8)) / 2
         assert float(method(given(), 5, epoch)["instance_weight"]) == pytest.approx(left)
     assert_same_loss(method, given(), lambda m, b: naive(m, b, left=left), epoch=7, rtol=1e-5, atol=1e-6)
 
@@ -191,7 +190,7 @@ def root(tmp_path_factory):
 def ran(root, tmp_path_factory):
     """A joint run: half of the labels, averaged weights, kNN, a fading N-way part."""
     out = tmp_path_factory.mktemp("ran") / "run"
-    given = dict(SMALL, data__root=str(root), data__labelled={"per_class": 4}, method__instance_decay="linear",
+    given = dict(SMALL, data__root=str(root), data__labelled={"per_class": 4}, method__instance_decay="cosine",
                  train__ema=0.9, train__knn_every=1)  # fmt: skip
     assert inside("pretrain", out, **given) == 0
     return out, given
@@ -228,7 +227,7 @@ def test_a_run_is_tested_and_exports_its_classifier(ran, root):
 def test_the_log_holds_both_parts(ran):
     out, _ = ran
     for epoch, record in enumerate(metrics(out)):
-        assert record["instance_weight"] == pytest.approx(1 - epoch / 2)
+        assert record["instance_weight"] == pytest.approx((1 + math.cos(math.pi * epoch / 2)) / 2)
         parts = 3 * record["label_loss"] + record["instance_weight"] * record["instance_loss"]
         assert record["loss"] == pytest.approx(parts, rel=1e-4) and 0 < record["label_loss"] < 5
         assert 0 <= record["knn"] <= 100 and "instance_accuracy" in record
@@ -300,7 +299,7 @@ def test_labels_are_missing_for_a_label_weight(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        ({"method__instance_decay": "linear", "method__label_weight": 0.0}, "method.instance_decay: 'linear', but "),
+        ({"method__instance_decay": "cosine", "method__label_weight": 0.0}, "method.instance_decay: 'cosine', but "),
         ({"data__labelled": {"per_class": 2}, "method__label_weight": None}, "data.labelled: no label is used, as "),
         ({"data__labelled": {"per_class": 9}}, "data.labelled.per_class: 9 is more than the 8 training images"),
         ({"data__labelled": {"total": 17}}, "data.labelled.total: 17 is more than the 16 training images"),

@@ -140,16 +140,11 @@ def test_groups_go_along(run, tmp_path):
 
 
 def test_features_in_small_classes(images):
-    """Perfect ones are borne out where a class has fewer images than there are neighbours; noise is not."""
+    """Perfect ones are borne out where a class has fewer images than there are neighbours."""
     split = open_splits(section(images), labelled=True).train.take(range(12))
     split = replace(split, labels=np.where(np.arange(12) % 6 < 2, np.arange(12) // 6, -1))
     features = np.repeat(np.eye(2), 6, axis=0) + np.random.default_rng(0).normal(0, 0.01, (12, 2))
     assert train_pseudolabels._spread(features.astype(np.float32), split)[1] == 100
-    rng = np.random.default_rng(0)
-    noise, labels = rng.normal(size=(400, 64)).astype(np.float32), np.full(400, -1)
-    labels[:10] = np.arange(10) % 5 == 0  # 8 of one class, 2 of the other
-    many = replace(split, items=["x"] * 400, names=["x"] * 400, labels=labels)
-    assert train_pseudolabels._spread(noise, many)[1] < train_pseudolabels.ALIKE
 
 
 # ---------------------------------------------------------------------- in idmm train

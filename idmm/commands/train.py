@@ -206,14 +206,11 @@ def _splits(data: Data, out: Path) -> tuple[Data, Splits]:
         raise UserError("data.labelled: given beside data.subset, from which fine-tuning cannot draw; give one of them")
     try:
         open_splits(data, labelled=True, unlabelled=True)
-    except LabelsMissing as error:
+    except LabelsMissing:
         if data.val_fraction:
             raise
         data = replace(data, val_fraction=HELD_OUT)
-        try:
-            open_splits(data, labelled=True, unlabelled=True)
-        except LabelsMissing:
-            raise error from None
+        open_splits(data, labelled=True, unlabelled=True)
         log.info("data.val_fraction: %g, as there are no images to test on", HELD_OUT)
     data = _written_out(data, out)
     return data, open_splits(data, labelled=True, unlabelled=True)

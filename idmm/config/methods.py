@@ -105,8 +105,8 @@ class Method:
     beside the N-way loss that runs on all images. On the global crops (the groups of the first one's scale), with
     method.label_smoothing and method.cutmix_alpha as the N-way loss has them. The run then needs images to test on, and
     exports the classifier, too; 0: no labels."""
-    instance_decay: Literal["none", "linear", "cosine"] = "none"
-    """idmm: With label_weight: the weight of the N-way loss stays 1, or falls to zero by the end of the run."""
+    instance_decay: Literal["none", "cosine"] = "none"
+    """idmm: With label_weight: the weight of the N-way loss stays 1, or falls to zero along half a cosine."""
     temperature: float | None = Field(None, gt=0)
     """simclr, supcon, mocov2, mocov3, dino: Temperature of the loss, of dino's student. Null: 0.1 (simclr, supcon,
     dino), 0.2 (mocov2, mocov3)."""

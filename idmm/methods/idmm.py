@@ -1,5 +1,6 @@
 """IDMM: instance discrimination with multi-crop and CutMix (Cao, Yu, Wu, ECCV 2022)."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -11,7 +12,6 @@ from idmm.losses.instance import fits, instance_discrimination_loss, instance_lo
 from idmm.methods.base import Method, RunInfo
 from idmm.methods.common import at_least_fp32, head_dim, mixed_cross_entropy, mixed_groups, projection_head
 from idmm.models.build import feature_width, linear_classifiers
-from idmm.schedule import decay_factor
 
 DRAWN = 2**16  # rows of W at a time
 
@@ -125,7 +125,9 @@ class IDMM(Method):
         features, logits = both.tensor_split([feature_width(self.backbone)], dim=1)
         instance = self._instance(features, [_column(group, 0) for group in groups], logs)
         label = self._label(logits, [_column(group, 1) for group in groups[: self.global_groups]])
-        left = decay_factor(self.config.instance_decay, self.scheduled(epoch) / self.epochs)
+        left = 1.0
+        if self.config.instance_decay == "cosine":
+            left = (1 + math.cos(math.pi * self.scheduled(epoch) / self.epochs)) / 2
         parts = {"label_loss": label.detach(), "instance_loss": instance.detach()}
         weight = torch.full((), left, device=label.device)  # a copy would wait for the device
         loss = self.config.label_weight * label + left * instance + extra
