@@ -1,9 +1,8 @@
 """What can go wrong for a user, and the exit code it ends with."""
 
-import contextlib
 import difflib
 import importlib.util
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from os.path import commonprefix
 from typing import Any
 
@@ -45,15 +44,6 @@ class Interrupted(Exception):
     """Ctrl-C or SIGTERM: whatever could be saved was saved; exit code 130."""
 
     exit_code = 130
-
-
-@contextlib.contextmanager
-def naming(what: str) -> Iterator[None]:
-    """Has each line of a user's mistake in the block begin with what it is about."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(*(f"{what}: {fault.removeprefix('--config: ')}" for fault in error.faults)) from None
 
 
 def checked(*checks: Callable[[], Any]) -> list:

@@ -15,7 +15,7 @@ import numpy as np
 
 from idmm.config import DenseConfig, PretrainConfig
 from idmm.environment import read as environment  # noqa: F401 (what a run ran on, for those who read the rest here)
-from idmm.errors import UserError, naming
+from idmm.errors import UserError
 from idmm.files import read_csv, runs_inside
 from idmm.stages import STAGES
 
@@ -102,8 +102,10 @@ def images(run: str | Path):
         UserError: No finished run, or its images are gone or have changed since.
     """
     run, config = Path(run), config_of(run)
-    with naming(f"{run}: the train images"):
+    try:
         return _images(run, config)
+    except UserError as error:
+        raise UserError(*(f"{run}: the train images: {fault}" for fault in error.faults)) from None
 
 
 def config_of(run: str | Path, dense: bool = False) -> Any:
