@@ -48,14 +48,12 @@ class PublicWeights:
         text: Their name with the commit of the repository, which names the same weights for ever.
         file: The weights.
         builds: What ``timm.create_model`` takes: a name with its tag, or the folder with ``config.json``.
-        kwargs: Arguments of the model's constructor, from ``config.json``.
-        about: The rest of it.
+        about: What ``config.json`` says; empty for timm's names.
     """
 
     text: str
     file: Path
     builds: str
-    kwargs: dict[str, Any]
     about: dict[str, Any]
 
     def read(self, state: dict[str, Tensor], label: str) -> dict[str, Any]:
@@ -73,7 +71,7 @@ class PublicWeights:
             raise UserError(f"{label} does not fit the model that it is said to be of: {in_short(error)}") from error
         looks = model.pretrained_cfg
         name, (chans, *size) = looks["architecture"], looks["input_size"]
-        kwargs = {**self.kwargs, **({} if chans == 3 else {"in_chans": chans})}
+        kwargs = {**(self.about.get("model_args") or {}), **({} if chans == 3 else {"in_chans": chans})}
         if accepts(name, "img_size"):
             kwargs["img_size"] = size
         extra = {key.removeprefix("grey_"): self.about[key] for key in OURS if key in self.about}
@@ -114,9 +112,9 @@ def public_weights(text: str, field: str = "") -> PublicWeights:
     commit = file.relative_to(constants.HF_HUB_CACHE).parts[2]  # models--ORG--NAME/snapshots/COMMIT/FILE
     text = f"{kind}:{name}@{commit}"
     if kind == "timm":
-        return PublicWeights(text, file, name, {}, {})
+        return PublicWeights(text, file, name, {})
     about = _described(_fetched(repository, ("config.json",), commit, label), repository, label)
-    return PublicWeights(text, file, f"local-dir:{file.parent}", dict(about.get("model_args") or {}), about)
+    return PublicWeights(text, file, f"local-dir:{file.parent}", about)
 
 
 def _registered(name: str, label: str) -> tuple[str, str, tuple[str, ...]]:
