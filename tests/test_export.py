@@ -161,44 +161,26 @@ def test_a_backbone_gives_features_and_the_card_names_what_a_run_started_from(wh
 
 
 FAMILIES = {
-    "deit_tiny_distilled_patch16_224": (32, dict(patch_size=8, embed_dim=16, depth=1, num_heads=2)),
-    "pvt_v2_b0": (32, dict(embed_dims=(8, 16, 20, 16), depths=(1, 1, 1, 1), num_heads=(1, 1, 1, 1))),
-    "t2t_vit_7": (32, dict(embed_dim=16, depth=1, num_heads=2)),
-    "cvt_13": (32, dict(embed_dims=(8, 8, 8), depths=(1, 1, 1), num_heads=(1, 1, 1))),
-    "swin_tiny_patch4_window7_224": (32, dict(embed_dim=8, depths=(1, 1), num_heads=(1, 1), window_size=4)),
-    "resnet50": (32, dict(layers=(1, 1, 1, 1))),
+    "deit_tiny_distilled_patch16_224": dict(patch_size=8, embed_dim=16, depth=1, num_heads=2),
+    "pvt_v2_b0": dict(embed_dims=(8, 16, 20, 16), depths=(1, 1, 1, 1), num_heads=(1, 1, 1, 1)),
+    "t2t_vit_7": dict(embed_dim=16, depth=1, num_heads=2),
+    "cvt_13": dict(embed_dims=(8, 8, 8), depths=(1, 1, 1), num_heads=(1, 1, 1)),
+    "swin_tiny_patch4_window7_224": dict(embed_dim=8, depths=(1, 1), num_heads=(1, 1), window_size=4),
+    "resnet50": dict(layers=(1, 1, 1, 1)),
 }
-
-
-def source_of(name, size, **kwargs):
-    """A network without a run, as :mod:`idmm.export.graph` takes it."""
-    with seeded(0):
-        model = create_backbone(name, size, drop_path=0.1, num_classes=5, **kwargs).eval()
-    source = Source.__new__(Source)
-    source.model, source.size, source.classes = model, size, list("abcde")
-    source.saved = SimpleNamespace(name=name, in_chans=3, source="run", extra={})
-    return source
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_exports(name):
     """The backbones of the recipes, with a batch of any size."""
-    size, kwargs = FAMILIES[name]
-    source = source_of(name, size, **kwargs)
-    images = torch.randn(6, 3, size, size, generator=torch.Generator().manual_seed(1))
-    proto, check = graph.onnx_model(source, Sample(images, "noise"))
+    source = Source.__new__(Source)
+    with seeded(0):
+        source.model = create_backbone(name, SIDE, drop_path=0.1, num_classes=5, **FAMILIES[name]).eval()
+    source.size, source.classes = SIDE, list("abcde")
+    source.saved = SimpleNamespace(name=name, in_chans=3, source="run", extra={})
+    proto, check = graph.onnx_model(source, Sample(noise(6), "noise"))
     assert check.difference < 1e-4 and proto.opset_import[0].version == graph.OPSET
-
-
-def test_what_torch_cannot_write_is_one_line(monkeypatch):
-    def fails(*args, **kwargs):
-        raise ValueError("no such operator")
-
-    monkeypatch.setattr(torch.onnx, "export", fails)
-    source = source_of("vit_tiny_patch16_224", 32, patch_size=8, embed_dim=16, depth=1, num_heads=2)
-    with pytest.raises(graph.RunError, match="cannot be written as ONNX by torch .*: ValueError: no such operator"):
-        graph.onnx_model(source, Sample(noise(5), "noise"))
 
 
 # ---------------------------------------------------------------------- timm and Hugging Face
@@ -259,6 +241,16 @@ def test_grey_images_and_a_backbone_of_ours(photos, tmp_path):
 
 
 # ---------------------------------------------------------------------- mistakes
+def test_what_torch_cannot_write_is_one_line(run, tmp_path, capsys, monkeypatch):
+    def fails(*args, **kwargs):
+        raise ValueError("no such operator")
+
+    monkeypatch.setattr(torch.onnx, "export", fails)
+    argv = ["export", "--init", run, "--format", "onnx", "--out", tmp_path / "m.onnx"]
+    (line,) = refused(capsys, argv, code=1)
+    assert "cannot be written as ONNX by torch" in line and line.endswith("ValueError: no such operator")
+
+
 def test_what_is_not_torchs_is_not_written(run, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(graph, "TOLERANCE", -1.0)
     for kind, out in (("onnx", "m.onnx"), ("timm", "deep/b")):

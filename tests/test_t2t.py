@@ -1,6 +1,5 @@
 """T2T-ViT: its performers, its positions and its numbers against the public code's."""
 
-import pytest
 import safetensors.torch
 import timm
 import torch
@@ -61,22 +60,6 @@ def two_lines(folder):
     model = timm.create_model(read.name, **read.kwargs)
     model.load_state_dict(safetensors.torch.load_file(folder / "backbone.safetensors"), strict=True)
     return model.eval()
-
-
-def test_a_place_keeps_its_code_at_another_size():
-    """Of 7x7 and 14x14 tokens: the nearest old code is that of the old token that a new token lies in."""
-
-    def kept(table):
-        nearest = torch.cdist(table[0, 1:], small.pos_embed[0, 1:]).argmin(1).view(14, 14)
-        rows = torch.arange(14) // 2
-        return (nearest == 7 * rows[:, None] + rows).float().mean().item()
-
-    small, large = (timm.create_model("t2t_vit_7", depth=1, img_size=size, num_classes=0) for size in (112, 224))
-    assert kept(large.pos_embed) == pytest.approx(0.026, abs=5e-4)  # what sinusoids of the new size would do
-    report = load(large, small.state_dict(), 112)
-    assert "\n  resized: pos_embed" in str(report)
-    assert kept(large.pos_embed) == 1 and torch.equal(large.pos_embed[:, 0], small.pos_embed[:, 0])
-    assert torch.equal(large.pos_embed, resample_abs_pos_embed(sinusoids(50, 256), [14, 14], [7, 7]))
 
 
 def test_the_releases_table_is_loaded(tmp_path):

@@ -11,7 +11,6 @@ from idmm.config import FinetuneConfig
 from idmm.data.split import counted
 from idmm.export.source import Source
 from idmm.files import is_public, run_of
-from idmm.intervals import too_narrow
 from idmm.stages import stage_of
 
 OURS = ("t2t_vit_", "cvt_")  # architectures that timm knows when idmm.models was imported
@@ -79,19 +78,7 @@ def _accuracy(result: dict) -> str:
     rows += [("without a network: 5 nearest training images by raw pixels", pixels)]
     rows += [("without a network: naming the largest class every time", f"{result['largest_class']:.2f}")]
     head = f"On {result['test_size']} test images that were not trained on, in percent, of one run with one seed:"
-    return "\n\n".join([f"## Accuracy\n\n{head}", _table(rows), *_remarks(result)])
-
-
-def _remarks(result: dict) -> list[str]:
-    """Returns what the accuracy must not be read without."""
-    lines, top1 = [], result["top1"]
-    if result["top1_interval"][0] <= result["largest_class"]:
-        lines.append("Top-1 is no better, within its interval, than naming the largest class every time.")
-    if result.get("pixel_knn", -1) >= top1:
-        lines.append("Top-1 is no better than comparing raw pixels with those of the training images.")
-    if "test_groups" in result:
-        lines.append(f"{too_narrow(result['test_size'], result['test_groups'])}.".capitalize())
-    return lines
+    return f"## Accuracy\n\n{head}\n\n{_table(rows)}"
 
 
 def _facts(source: Source, result: dict) -> list[tuple[str, str]]:
