@@ -43,14 +43,6 @@ def commands():
 COMMANDS = [(page, argv) for page, argv in commands() if argv[1:2] != ["status"] and "..." not in argv]
 
 
-def test_commands_are_found():
-    """The reader itself: a loop's methods, a continued line, a command of two words."""
-    found = [argv for _, argv in COMMANDS]
-    assert sum(argv[:2] == ["pretrain", "--method.name"] for argv in found) == 7
-    assert any("drloc/swin_tiny" in argv and "cifar100" in argv for argv in found)
-    assert ["data", "info", "flowers"] in found
-
-
 @pytest.mark.parametrize("page, argv", COMMANDS, ids=lambda value: " ".join(value)[:70] if value is not str else value)
 def test_command_parses(page, argv, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)

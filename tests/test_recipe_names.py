@@ -140,8 +140,3 @@ def test_what_is_logged_before_the_folder_is_there_stands_in_its_log_once(tmp_pa
         assert text.count(f"{OF_IDMM} supervised") == 1
     assert inside("pretrain", tmp_path / "other", **given) == 0
     assert "left out of" not in (tmp_path / "other" / "log.txt").read_text()
-
-
-def test_a_refused_run_says_its_faults_alone(capsys):
-    argv = ["pretrain", "--config", "idmm_fast", "--method.name", "supervised", "--seed", "0"]
-    assert refused(capsys, argv) == [NO_OUT]

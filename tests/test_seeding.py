@@ -24,15 +24,6 @@ def test_a_rows_numbers_do_not_depend_on_the_other_rows():
     np.testing.assert_array_equal(uniforms(key, np.array([42]), 3), all_rows[[42], :3])
 
 
-def test_uniforms_are_uniform_and_uncorrelated():
-    u = uniforms(derive(0, "x"), np.arange(20_000), 6)
-    assert 0 <= u.min() and u.max() < 1
-    histogram = np.histogram(u, 20, (0, 1))[0] / u.size
-    np.testing.assert_allclose(histogram, 0.05, atol=0.002)
-    correlation = np.corrcoef(np.concatenate([u[:-1].T, u[1:].T]))  # columns, and neighbouring rows
-    assert abs(correlation - np.eye(12)).max() < 0.03
-
-
 def test_orders_differ_from_epoch_to_epoch():
     orders = [permutation(0, "order", 50, epoch) for epoch in range(3)]
     assert all(sorted(order) == list(range(50)) for order in orders)

@@ -218,9 +218,11 @@ def test_roots():
 def test_flags(tmp_path, capsys):
     file = write(tmp_path / "g.yaml", sources=["digits"], targets=["digits"], pretrain={"train": {"lr": 0.1}})
     argv = ["--config", file, "--out", "x", "--pretrain.train.epochs", "5", "--finetune.data.subset={per_class: 2}"]
+    argv += ["--finetune.model.freeze"]  # a switch
     found = parse(GridConfig, [*argv, "--pretrain.config", "r.yaml", "--target.protocol", "probe"], "idmm transfer")
     assert found.pretrain == {"train": {"lr": 0.1, "epochs": 5}, "config": "r.yaml"}
-    assert found.finetune == {"data": {"subset": {"per_class": 2}}} and found.target.protocol == "probe"
+    assert found.finetune == {"data": {"subset": {"per_class": 2}}, "model": {"freeze": True}}
+    assert found.target.protocol == "probe"
     with pytest.raises(SystemExit):
         parse(GridConfig, [*argv, "--print_config"], "idmm transfer")
     assert yaml.safe_load(capsys.readouterr().out)["pretrain"] == {"train": {"lr": 0.1, "epochs": 5}}
