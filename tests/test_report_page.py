@@ -31,14 +31,11 @@ def cells():
 def test_tables_with_intervals_gains_and_statuses(tmp_path):
     read, found = Reader(page(tmp_path, sections(grid(cells())))), Table(grid(cells()), "finetune")
     assert "finetune: 55 of 60 cells done, 3 failed, 2 missing probe: 30 of 30 cells done" in read.text
-    assert read.rows[0] == ["source", "method", "flowers", "pets", "dtd"]
-    assert sum(row[:1] == ["from scratch"] for row in read.rows) == 3 * 2, "three readouts, two backbones"
+    assert read.text.count("source method flowers pets dtd from scratch no pretraining") == 3 * 2, "readouts, backbones"
     one = found.cells[BACKBONES[0], ("flowers", "idmm"), "flowers"]
-    rows = {tuple(row[:2]): row[2:] for row in read.rows[1:6]}
-    assert rows["flowers", "idmm"] == [
-        f"{one.stats.mean:.1f} ± {one.stats.half:.1f} {one.gain}", "failed", rows["flowers", "idmm"][2],
-    ]  # fmt: skip
-    assert rows["pets", "idmm"][2] == "—" and "(n = 1) †" in rows["pets", "idmm"][0]
+    assert f"flowers idmm {one.stats.mean:.1f} ± {one.stats.half:.1f} {one.gain} failed" in read.text
+    first = read.text[: read.text.index("a_b & c%")]
+    assert "(n = 1) †" in first and first.count("—") == 1
     assert read.text.count("no <b>memory</b> (log: runs/x y/log.txt)") == 2
 
 
