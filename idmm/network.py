@@ -17,18 +17,7 @@ from idmm import distributed
 from idmm.data.cache import ImageStore
 from idmm.data.depth import tidy
 from idmm.data.formats import BadImage
-from idmm.data.images import (
-    AUTO,
-    Bands,
-    CentreCrop,
-    Decoded,
-    Scale,
-    bands_of,
-    of_array,
-    of_pillow,
-    read_image,
-    unit,
-)
+from idmm.data.images import AUTO, Bands, CentreCrop, Decoded, Scale, bands_of, read_image, unit
 from idmm.data.loaders import centre_crops
 from idmm.data.parallel import in_order
 from idmm.data.split import counted
@@ -174,9 +163,7 @@ class Network:
     def read(self, image: str | os.PathLike | Image.Image | np.ndarray, max_pixels: int) -> Decoded:
         """Decodes a file, an open image of Pillow's or an array [H, W, C] as the run does; BadImage where it cannot be
         read."""
-        given = (max_pixels, None if self.scale == AUTO else self.scale, self.bands)
         if isinstance(image, np.ndarray) and image.dtype == np.uint8 and self.bands is None:
             grey = image.ndim == 3 and image.shape[2] == 1
             image = Image.fromarray(image[:, :, 0] if grey else image)  # two or four channels have opacity
-        way = of_pillow if isinstance(image, Image.Image) else of_array if isinstance(image, np.ndarray) else read_image
-        return way(image, *given)
+        return read_image(image, max_pixels, None if self.scale == AUTO else self.scale, self.bands)

@@ -90,7 +90,7 @@ def test_weights_for_rgb(root, tmp_path, capsys):
     assert call(["probe", "--init", init, "--data.root", root, "--data.in_chans", 5, "--out", tmp_path / "p"]) == 0
     assert line in capsys.readouterr().err
     lines = refused(capsys, ["probe", "--init", init, "--data.root", root, "--out", tmp_path / "q"])
-    assert any("expected one picture a file, or --data.in_chans 5" in line for line in lines)
+    assert any("expected a page of grey, RGB or RGBA, or --data.in_chans 5" in line for line in lines)
     assert not (tmp_path / "q").exists()
     before, after = read_checkpoint(init), read_checkpoint(tmp_path / "b")
     assert before.in_chans == 3 and after.in_chans == 5 and after.kwargs["in_chans"] == 5

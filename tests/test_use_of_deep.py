@@ -134,9 +134,10 @@ def test_no_flag_is_named_that_the_command_lacks(runs, tmp_path, capsys):
     np.save(tmp_path / "2.npy", bands.bands(0, 0))
     for name in ("rgb", "grey"):
         lines = refused(capsys, ["predict", "--init", runs / name, tmp_path])
+        why = "a TIFF of 5 channels (MINISBLACK); expected a page of grey, RGB or RGBA, as the run is of pictures"
         assert [line.partition(": ")[2] for line in lines[1:]] == [
-            "a TIFF of 5 samples per pixel; expected 1 (grey), 3 (RGB) or 4 (RGBA), as the run is of pictures",
-            "a TIFF of 5 pages; expected one picture a file, as the run is of pictures",
+            why,
+            why,
             "an array of shape [24, 28, 5]; expected [H, W] or [H, W, 3], as the run is of pictures",
         ]
     with pytest.raises(BadImage, match=r"or --data.in_chans 5$"):  # where there is such a flag

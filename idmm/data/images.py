@@ -14,25 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from idmm.data.formats import (
-    PICTURE_CHANNELS,
-    BadImage,
-    Opened,
-    Range,
-    RangeUnknown,
-    check_pixels,
-    of_image,
-    of_numbers,
-    opened,
-    quiet_readers,
-    unreadable,
-    upright,
-)
+from idmm.data.formats import PICTURE_CHANNELS, BadImage, Opened, Range, RangeUnknown, opened, upright
 from idmm.data.split import counted
 from idmm.errors import reason
 
-# What deeper values are scaled by: AUTO, the values that 0 and 1 stand for, or those of each channel; None: all values
-# that numbers of up to 16 bits can have
+# What deeper values are scaled by: AUTO, the values that 0 and 1 stand for, or those of each channel; None: those of
+# 16 bits
 Scale = str | Range | tuple[Range, ...] | None
 AUTO = "auto"
 TOP = 65535  # of what is kept of deeper images
@@ -89,19 +76,20 @@ def digest(content: bytes) -> bytes:
 
 
 def read_image(
-    item: bytes | str | os.PathLike | np.ndarray,
+    item: bytes | str | os.PathLike | np.ndarray | Image.Image,
     max_pixels: int,
     scale: Scale = None,
     bands: Bands | None = None,
     measure: bool = True,
 ) -> Decoded:
-    """Decodes an item of a split, its first frame if it is animated.
+    """Decodes an image, its first frame if it is animated.
 
     A picture has three channels: transparent pixels are white, EXIF orientation is applied, those of grey are equal.
     Bands are the channels of the file, upright too; those of a palette are its colours'.
 
     Args:
-        item: A file's content, its path, or pixels, uint8 [H, W, 3], which stay as they are.
+        item: A file's content, its path, numbers as files have them, [H, W] or [H, W, C], or an open image of Pillow's,
+            which has 8 bits of colours only.
         max_pixels: Images with more pixels than this are refused, by their header (pixels).
         scale: Of images deeper than 8 bits. Values outside of ranges are clipped.
         bands: Which channels are used; None: a picture.
@@ -112,42 +100,16 @@ def read_image(
             several pages, values that are not finite or without a range.
         RangeUnknown: It is deeper than 8 bits, and ``scale`` is AUTO.
     """
-    if isinstance(item, np.ndarray):
-        return of_array(item, max_pixels, scale, bands) if bands else Decoded(item, (), digest(item.tobytes()))
-    content = item if isinstance(item, bytes) else read(item)
+    content = read(item) if isinstance(item, (str, os.PathLike)) else item
     with opened(content, max_pixels, _expected(bands)) as image:
-        return Decoded(*_pixels(image, scale, bands, measure), digest(content))
-
-
-def of_pillow(image: Image.Image, max_pixels: int, scale: Scale = None, bands: Bands | None = None) -> Decoded:
-    """Makes of an open image what :func:`read_image` makes of its file; the image stays as it is.
-
-    Of colours Pillow has 8 bits only. Raises BadImage as there, except for what only the file's bytes tell.
-    """
-    with quiet_readers():
-        try:
-            check_pixels(*image.size, max_pixels)
-            image.load()
-            pixels, ends = _pixels(of_image(image), scale, bands)
-        except (BadImage, MemoryError):
-            raise
-        except Exception as error:  # a file that turns out to be truncated, a mode that cannot be converted
-            raise unreadable(error) from error
-    return Decoded(pixels, ends, digest(pixels.tobytes()))
-
-
-def of_array(array: np.ndarray, max_pixels: int, scale: Scale = None, bands: Bands | None = None) -> Decoded:
-    """Makes of an array [H, W] or [H, W, C] what :func:`read_image` makes of a file of these numbers."""
-    array = array if array.ndim == 3 else array[:, :, None]
-    check_pixels(array.shape[1], array.shape[0], max_pixels)
-    return Decoded(*_pixels(of_numbers(array), scale, bands), digest(array.tobytes()))
+        pixels, ends = _pixels(image, scale, bands, measure)
+    return Decoded(pixels, ends, digest(content if isinstance(content, bytes) else content.tobytes()))
 
 
 def header(item: bytes | str | os.PathLike | np.ndarray, max_pixels: int, bands: Bands | None = None) -> Opened:
     """Returns what is known of an item of a split before its pixels are read; BadImage as :func:`read_image`."""
-    if isinstance(item, np.ndarray):
-        return of_numbers(item)
-    with opened(item if isinstance(item, bytes) else read(item), max_pixels, _expected(bands)) as image:
+    content = read(item) if isinstance(item, (str, os.PathLike)) else item
+    with opened(content, max_pixels, _expected(bands)) as image:
         return image
 
 
@@ -157,27 +119,25 @@ def _expected(bands: Bands | None) -> Sequence[int]:
 
 
 # ---------------------------------------------------------------------- channels
-def _pixels(
-    image: Opened, scale: Scale, bands: Bands | None, measure: bool = True
-) -> tuple[np.ndarray, tuple[Range, ...]]:
+def _pixels(image: Opened, scale: Scale, bands: Bands | None, measure: bool) -> tuple[np.ndarray, tuple[Range, ...]]:
     """Reads an image, uint8 or uint16 [H, W, C], and its ends."""
     if scale == AUTO and image.deep:
         raise RangeUnknown
-    if bands is None and image.fault is None and image.picture is not None:
+    if bands is None and image.fault:
+        raise BadImage(image.fault)
+    if bands is None and image.picture is not None:
         return np.ascontiguousarray(image.picture()), ()
-    chosen = _chosen(image, bands)
+    chosen = None if bands is None else _chosen(image, bands)
     values, opacity, ends = upright(image.values(), image.orientation()), None, ()
     if bands is not None:
         values = values[:, :, chosen]
     elif values.shape[2] in (2, 4):
-        top = image.full[1] if image.full else 1.0 if values.dtype.kind == "f" else np.iinfo(values.dtype).max
+        top = 1.0 if values.dtype.kind == "f" else np.iinfo(values.dtype).max
         values, opacity = values[:, :, :-1], np.clip(values[:, :, -1:] / top, 0, 1)
-    elif image.transparent is not None:
-        opacity = (values != np.array(image.transparent)).any(axis=2, keepdims=True).astype(np.float64)
     if image.deep:
         if not np.isfinite(values).all():
             raise BadImage("has values that are not finite (NaN or infinite)")
-        scale = scale or image.full
+        scale = scale or ((0.0, 65535.0) if values.dtype == np.uint16 else None)
         if scale is None:
             raise BadImage(f"has values of type {values.dtype}, which need a range; expected 8 or 16 bits")
         ends = _ends(values, bands) if measure else ()
@@ -190,12 +150,8 @@ def _pixels(
     return np.ascontiguousarray(values), ends
 
 
-def _chosen(image: Opened, bands: Bands | None) -> list[int]:
+def _chosen(image: Opened, bands: Bands) -> list[int]:
     """Returns the numbers of the channels that are used; BadImage if the file has others than expected."""
-    if bands is None:
-        if image.fault:
-            raise BadImage(image.fault)
-        return []
     if bands.count not in (None, image.channels):
         raise BadImage(f"has {counted(image.channels, 'channel')}; expected {bands.count}")
     chosen = list(bands.chosen or range(image.channels))

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from idmm.data.cores import cores
-from idmm.data.formats import BadImage, quiet_readers
+from idmm.data.formats import BadImage
 from idmm.errors import RunError
 from idmm.progress import Bar
 
@@ -46,7 +46,7 @@ def in_order(
     threads = cores()
     waiting = deque()
     bar = Bar(total=count, desc=label, unit="img", delay=1, disable=not progress)
-    with quiet_readers(), bar, ThreadPoolExecutor(threads) as pool:
+    with bar, ThreadPoolExecutor(threads) as pool:
         try:
             for i in range(count):
                 waiting.append(pool.submit(attempt, i))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from idmm.data.formats import BadImage, check_pixels, quiet_readers, unreadable
+from idmm.data.formats import BadImage, check_pixels, unreadable
 from idmm.data.images import digest, read
 from idmm.data.split import Splits
 from idmm.errors import RunError
@@ -136,7 +136,7 @@ def mask_values(content: bytes, max_pixels: int | None = None) -> np.ndarray:
         BadImage: It is no image, or one of colours, or has more than ``max_pixels``.
     """
     try:
-        with quiet_readers(), Image.open(io.BytesIO(content)) as image:
+        with Image.open(io.BytesIO(content)) as image:
             check_pixels(*image.size, max_pixels or math.inf)
             mode, values = image.mode, np.asarray(image)
     except BadImage:
