@@ -9,12 +9,10 @@ import signal
 
 import bands
 import numpy as np
-import onnx
-import onnxruntime
 import pytest
-import timm
-import torch
-from helpers import call, inside, same, start, state_file
+from folders import tuned
+from frozen import a_run
+from helpers import VIT, call, inside, logged, same, start, state_file
 from PIL import Image
 
 import idmm
@@ -23,7 +21,7 @@ from idmm.data.composite import picture
 from idmm.data.datasets import open_splits
 from idmm.stages.artifacts import config_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.torch.jit.load. is deprecated:FutureWarning")]
+pytestmark = pytest.mark.slow
 SMALL = ["--model.name", "resnet10t", "--model.kwargs", "{channels: [8, 16, 16, 32]}"]
 SHORT = ["--train.batch_size", 8, "--train.device", "cpu", "--train.precision", "fp32", "--data.workers", 0]
 IN_CHANS = ["--data.in_chans", 5]
@@ -80,17 +78,14 @@ def test_arrays_as_files_have_them(runs, root):
     """[H, W, C] of 16 bits, and floats of the same values; 8 bits are 0 to 255 of [0, 1]."""
     clf = idmm.load_classifier(runs / "b")
     image = bands.bands(1, 1000)
-    path = root / "test" / bands.CLASSES[1] / "0.tif"
-    wanted = clf.predict(path)
-    for same_image in (image, image.astype(np.float32), image.astype(np.int32)):
+    wanted = clf.predict(root / "test" / bands.CLASSES[1] / "0.tif")
+    for same_image in (image, image.astype(np.float32)):
         found = clf.predict(same_image)
         assert (found.label, found.path) == (wanted.label, None)
         assert found.probability == pytest.approx(wanted.probability, abs=1e-4)
     low, high = np.array(read(runs / "b" / "model.json")["range"]).T
     eight = np.rint(255 * np.clip((image - low) / (high - low), 0, 1)).astype(np.uint8)
     assert clf.predict(eight).probability == pytest.approx(wanted.probability, abs=0.02)
-    features = idmm.embed(runs / "a", [path, image])
-    assert np.allclose(features[0], features[1], atol=1e-4)
 
 
 def test_embed_and_similar(runs, root, tmp_path):
@@ -112,30 +107,22 @@ def test_explore_shows_composites(runs, root, tmp_path):
     assert seen.shape == (24, 28, 3) and seen.dtype == np.uint8 and seen.min() == 0 and seen.max() == 255
 
 
-# ---------------------------------------------------------------------- exports
-def test_exports(runs, root, tmp_path):
-    """ONNX and timm's folder give the run's own classes for prepared images [N, 5, S, S]."""
-    out = {kind: tmp_path / name for kind, name in (("onnx", "m.onnx"), ("timm", "t"))}
-    for kind, path in {**out, "hf": tmp_path / "h"}.items():
-        assert call(["export", "--init", runs / "b", "--format", kind, "--out", path]) == 0
-    clf = idmm.load_classifier(runs / "b")
-    files = sorted((root / "test").rglob("*.tif"))
-    batches = clf._network.file_batches(files, list(map(str, files)), 10**8, {})
-    images = torch.cat([batch["images"] for batch in batches])  # [N, 5, 32, 32]
-    wanted = clf.predict(files).probabilities
+# ---------------------------------------------------------------------- other stages, other weights
+def test_training_in_a_time(root, tmp_path):
+    given = ["train", root, *IN_CHANS, "--minutes", 0.3, "--size", 16, "--device", "cpu", "--data.workers", 0]
+    model = ["--model.name", "vit_tiny_patch16_224", "--model.kwargs", json.dumps(VIT)]
+    assert call([*given, *model, "--out", tmp_path / "x"]) == 0
+    assert read(tmp_path / "x" / "model.json")["channels"] == 5
 
-    session = onnxruntime.InferenceSession(str(out["onnx"]), providers=["CPUExecutionProvider"])
-    assert session.get_inputs()[0].shape[1:] == [5, 32, 32]
-    found = [session.run(None, {"images": images.numpy()})[0]]
-    found.append(timm.create_model(f"local-dir:{out['timm']}", pretrained=True).eval()(images).detach().numpy())
-    for logits in found:
-        assert np.allclose(torch.from_numpy(logits).softmax(1).numpy(), wanted, atol=1e-4)
 
-    told = json.loads(onnx.load(out["onnx"]).metadata_props[0].value)
-    saved = read(runs / "b" / "model.json")
-    assert told["channels"] == 5 and told["range"] == saved["range"] and told["mean"] == saved["mean"]
-    card = (out["timm"] / "README.md").read_text()
-    assert "5 channels" in card and str(saved["range"][4][1]) in card and "Image.open" not in card
+def test_weights_for_rgb(root, tmp_path):
+    """Adapted, with a line on it; mean, std and range are the images' own."""
+    init = a_run(tmp_path / "rgb", extra={"range": [0, 4095]})
+    assert tuned(tmp_path / "b", root, init=str(init), data__in_chans=5) == 0
+    assert "  patch_embed.proj.weight: from 3 channels to 5: repeated in turn, scaled by 3/5" in logged(tmp_path / "b")
+    assert "measured from the training images" in logged(tmp_path / "b")
+    saved = read(tmp_path / "b" / "model.json")
+    assert saved["channels"] == saved["kwargs"]["in_chans"] == len(saved["range"]) == 5
 
 
 # ---------------------------------------------------------------------- stopping

@@ -57,8 +57,6 @@ def stop_at(moment, reached):
 
     def rename(source, target):
         name = os.path.basename(target).partition("-")[0]
-        if moment == f"{name} written":
-            hang(reached)
         replace(source, target)
         if moment == f"{name} in place":
             hang(reached)
@@ -75,10 +73,8 @@ def stop_at(moment, reached):
 
 MOMENTS = [
     "half of the images",
-    "pixels written",
     "pixels in place",
     "half of the index",
-    "index.npz written",
     "index.npz in place",
 ]
 
@@ -111,16 +107,6 @@ def test_the_index_comes_last_and_all_is_on_the_disk_before_it_has_its_name(root
     monkeypatch.setattr(os, "replace", lambda *paths: (calls.append(paths[1].name.partition("-")[0]), replace(*paths)))
     opened(root)
     assert calls == [BYTES, "pixels", (entry_of(root) / "index.npz").stat().st_size, "index.npz"]
-
-
-def test_room_that_a_kill_took_is_given_back_before_it_is_counted(root, monkeypatch):
-    opened(root)
-    folder = entry_of(root)
-    (folder / "index.npz").unlink()
-    left = folder / ".pixels-00.part-x"
-    left.touch()
-    monkeypatch.setattr(disk.CacheEntry, "free", lambda self: 0 if left.exists() else 10 * BYTES)
-    assert not opened(root).decodes
 
 
 # ---- several at once ----
@@ -182,15 +168,9 @@ def with_arrays(index, **changes):
 
 TORN = {
     "pixels cut": lambda index, pixels: os.truncate(pixels, BYTES - 1),
-    "pixels grown": lambda index, pixels: os.truncate(pixels, BYTES + 1),
-    "pixels gone": lambda index, pixels: pixels.unlink(),
-    "pixels of others": lambda index, pixels: pixels.rename(pixels.with_name("pixels-00112233")),
     "index of others": lambda index, pixels: with_arrays(index, signature=np.array("00112233")),
-    "array missing": lambda index, pixels: with_arrays(index, sizes=None),
     "index half": lambda index, pixels: os.truncate(index, index.stat().st_size // 2),
     "index spoilt": lambda index, pixels: index.write_bytes((b := index.read_bytes())[:200] + bytes(100) + b[300:]),
-    "index empty": lambda index, pixels: index.write_bytes(b""),
-    "index gone": lambda index, pixels: index.unlink(),
 }
 
 
@@ -210,12 +190,10 @@ def test_what_is_torn_is_built_again(root, decoded, what):
 
 def test_a_folder_that_cannot_be(root, tmp_path, caplog):
     (tmp_path / "file").touch()
-    for place in (tmp_path / "file", tmp_path / "file/x"):
-        caplog.clear()
-        store = opened(root, cache_dir=str(place))
-        assert store.decodes and same(store, opened(root, keep="off"))
-        assert f"cannot write to '{place}' (" in caplog.text
-        assert "): images are decoded at each use instead" in caplog.text
+    store = opened(root, cache_dir=str(tmp_path / "file"))
+    assert store.decodes and same(store, opened(root, keep="off"))
+    assert f"cannot write to '{tmp_path}/file' (" in caplog.text
+    assert "): images are decoded at each use instead" in caplog.text
 
 
 def test_a_whole_entry_on_a_read_only_disk_is_used(root, decoded, monkeypatch, caplog):
@@ -267,21 +245,3 @@ def test_the_disk_fills_while_pixels_are_written(root, decoded):
     assert decodes and found == sums(opened(root, keep="off")) and list(entry_of(root).iterdir()) == []
     assert [line for line in messages if line.endswith("is kept: images are decoded at each use instead")]
     assert not opened(root).decodes
-
-
-def test_the_disk_fills_at_the_index(root, monkeypatch, caplog):
-    (root / "00.png").write_bytes(b"")
-    fields, savez = {"on_error": "skip"}, np.savez
-
-    def full(file, **arrays):
-        file.write(b"PK\x03\x04 and no more")
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(np, "savez", full)
-    store = opened(root, **fields)
-    assert store.decodes and "images are decoded at each use instead" in caplog.text
-    assert not (entry_of(root) / "index.npz").exists() and temporary(entry_of(root)) == []
-    assert caplog.text.count("data.root: left out 1 of 12 images") == 1  # though decoded twice
-    monkeypatch.setattr(np, "savez", savez)
-    again = opened(root, **fields)
-    assert same(again, store) and not again.decodes

@@ -8,14 +8,13 @@ import pytest
 import torch
 from folders import opened, paint, result, section
 from frozen import a_run, exported, timms
-from helpers import ROOT, VIT, call, inside
+from helpers import ROOT, VIT, inside
 from PIL import Image
 from skimage import data as pictures
 from timm.data import create_transform, resolve_data_config, resolve_model_data_config
 
 import idmm
 from idmm.data.augment import EvalTransform
-from idmm.data.cache import load_split
 from idmm.data.datasets import open_splits
 from idmm.data.images import CentreCrop
 
@@ -29,7 +28,6 @@ COMMON = {
 RUNS = {
     "vit": {"stages": [{"size": 24}, {"size": 40}]},  # 40 / 0.875 is rounded down
     "cnn": {"stages": [{"size": 40}], "augment__crop_pct": 0.9, "model__name": "test_resnet", "model__kwargs": {}},
-    "bf16": {"stages": [{"size": 40}], "train__precision": "bf16"},
     "grey": {"stages": [{"size": 40}], "data__in_chans": 1, "augment__crop_pct": 1.0},
 }
 
@@ -97,15 +95,6 @@ def test_timm_gives_the_runs_own_predictions(name, runs, photos):
         torch.testing.assert_close(model(seen), logits, rtol=1e-4, atol=1e-5)
 
 
-def test_in_the_runs_recorded_precision(runs, photos):
-    model, info = exported(runs / "bf16")
-    assert result(runs / "bf16")["precision"] == "bf16"
-    images, labels = test_images(photos, info)
-    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
-        logits = torch.cat([model(batch) for batch in images.split(8)])
-    assert top1(logits, labels) == pytest.approx(result(runs / "bf16")["top1"], abs=1e-9)
-
-
 def test_grey(runs, photos, tmp_path):
     """Grey files are the same as "L"; photographs in colour, but for Pillow's rounding of brightness."""
     model, info = exported(runs / "grey")
@@ -115,10 +104,6 @@ def test_grey(runs, photos, tmp_path):
     store = opened(photos, CentreCrop(40, 1.0), "test", keep="off", labelled=True)
     seen = EvalTransform(store, 40, 1.0, info["mean"], info["std"])(0, np.arange(len(store)))["images"]
     assert float((images - seen).abs().max()) * info["std"][0] * 255 < 4
-    Image.open(photos / "test/coffee/03.png").convert("L").save(tmp_path / "grey.png")
-    store = opened(tmp_path, CentreCrop(40, 1.0), keep="off")
-    grey = EvalTransform(store, 40, 1.0, info["mean"], info["std"])(0, np.arange(1))["images"][0]
-    torch.testing.assert_close(timms(info)(Image.open(tmp_path / "grey.png")), grey, rtol=0, atol=1e-5)
     with torch.inference_mode():
         found, wanted = model(images), model(seen)
     assert float((found.argmax(1) == wanted.argmax(1)).float().mean()) > 0.9
@@ -161,22 +146,7 @@ def test_both_files_and_the_loaded_backbone_say_the_same(name, crop_pct, runs, p
     assert backbone.default_cfg is backbone.pretrained_cfg
 
 
-def test_a_pretrained_run_says_it_too(tmp_path, photos, capsys):
-    """A CNN takes any size: its probe is of the size that it was pretrained at."""
-    given = {"train__epochs": 1, "data__root": str(photos), "data__name": "folder", "data__subset": None}
-    given |= {"model__name": "test_resnet", "model__kwargs": {}, "views__size": 32, "data__mean": [0.4, 0.5, 0.6]}
-    assert inside("pretrain", tmp_path / "a", **given, train__knn_every=1) == 0
-    info = json.loads((tmp_path / "a/backbone.json").read_text())
-    assert "img_size" not in info["kwargs"]
-    wanted = {"size": 32, "crop_pct": 0.875, "interpolation": "bicubic", "channels": 3, "mean": [0.4, 0.5, 0.6]}
-    assert {key: info[key] for key in wanted} == wanted and result(tmp_path / "a")["precision"] == "fp32"
-    flags = ["--data.name", "folder", "--data.root", photos, "--data.workers", 0, "--out", tmp_path / "p"]
-    assert call(["probe", "--init", tmp_path / "a", *flags]) == 0
-    found = json.loads((tmp_path / "p/probe.json").read_text())
-    assert (found["size"], found["precision"]) == (32, "fp32")
-
-
-def test_another_size_and_what_an_older_json_does_not_say(tmp_path):
+def test_another_size(tmp_path):
     run = a_run(tmp_path / "run", crop_pct=0.95)
     square, flat = idmm.load_backbone(run), idmm.load_backbone(run, img_size=(16, 32))
     assert square.pretrained_cfg["input_size"] == (3, 16, 16) and square.pretrained_cfg["crop_pct"] == 0.95
@@ -184,17 +154,11 @@ def test_another_size_and_what_an_older_json_does_not_say(tmp_path):
     assert given["input_size"] == (3, 16, 32)
     assert create_transform(**given)(Image.new("RGB", (50, 70))).shape == (3, 16, 32)
 
-    info = json.loads((run / "backbone.json").read_text())
-    old = {key: info[key] for key in ("name", "kwargs", "mean", "std")}
-    (run / "backbone.json").write_text(json.dumps(old))
-    cfg = idmm.load_backbone(run).pretrained_cfg
-    assert (cfg["input_size"], cfg["crop_pct"], cfg["interpolation"]) == ((3, 16, 16), 0.875, "bicubic")
-
 
 # ------------------------------------------------------------------ the crops
 def test_the_centre_crop_is_timms_to_the_last_bit():
     rng = np.random.default_rng(1)
-    for number in range(150):
+    for number in range(60):
         height, width = rng.integers(8, 160, 2)
         size, crop_pct = int(rng.integers(8, 64)), (1.0, 0.875, 0.9, rng.uniform(0.4, 1))[number % 4]
         pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
@@ -203,8 +167,8 @@ def test_the_centre_crop_is_timms_to_the_last_bit():
         np.testing.assert_array_equal(CentreCrop(size, crop_pct)(pixels), wanted)
 
 
-@pytest.mark.parametrize("crop", [CentreCrop(20, 0.875), CentreCrop(20, 1.0)])
-def test_every_cache_gives_the_finished_crop_and_keeps_small_images_small(crop, tmp_path, decoded):
+def test_every_cache_gives_the_finished_crop_and_keeps_small_images_small(tmp_path, decoded):
+    crop = CentreCrop(20, 0.875)
     for i, size in enumerate([(40, 30), (9, 50), (20, 20), (19, 20), (5, 7), (33, 12)]):
         paint(tmp_path / "d/train/a" / f"{i}.png", i, size)
     split = open_splits(section(tmp_path / "d"), labelled=False).train
@@ -214,20 +178,3 @@ def test_every_cache_gives_the_finished_crop_and_keeps_small_images_small(crop, 
         assert all(torch.equal(store.image(i), image) for i, image in enumerate(wanted))
         assert store.sizes.tolist() == [[20, 20], [20, 20], [20, 20], [20, 19], [7, 5], [12, 33]]
     assert len(decoded) == 3 * 6 and opened(tmp_path / "d", 16).image(0).shape == (3, 16, 21)
-
-
-def test_each_size_of_a_run_stays_in_the_cache(tmp_path, photos, decoded, own_cache):
-    given = {**COMMON, "train__epochs": 1, "data__root": str(photos)}
-    assert inside("finetune", tmp_path / "a", **given, stages=[{"size": 24}, {"size": 40}]) == 0
-    decoded.clear()
-    for size in (24, 40):
-        bounds = {"train__size": size, "stages": None, "data__subset": {"total": 20}}
-        assert inside("finetune", tmp_path / str(size), **{**given, **bounds}) == 0
-    assert len(decoded) == 2 * 20, "the training images are others, the test images are found"
-
-
-def test_digits_are_kept_as_they_are():
-    """A crop that is larger than the image would be kept many times over."""
-    split = open_splits(section(name="digits"), labelled=True).test
-    store = load_split(split, bound=CentreCrop(32, 0.875), data=section(name="digits"))
-    assert (store.sizes == 8).all() and store.image(0).shape == (3, 32, 32)

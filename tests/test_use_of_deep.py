@@ -16,8 +16,6 @@ from helpers import ENVIRONMENT, ROOT, call, refused
 from PIL import Image
 
 import idmm
-from idmm.data import images
-from idmm.data.formats import BadImage
 from idmm.errors import UserError
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_cache")]
@@ -51,10 +49,9 @@ def tiles(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def runs(xrays, tiles, tmp_path_factory):
-    """Of deep pictures with three channels and with one, and of three of seven bands."""
+    """Of deep pictures, and of three of seven bands."""
     folder = tmp_path_factory.mktemp("runs")
     assert tuned(folder / "rgb", xrays, **LONG) == 0
-    assert tuned(folder / "grey", xrays, **LONG, data__in_chans=1) == 0
     assert tuned(folder / "some", tiles, **LONG, data__bands=[2, 0, 1]) == 0
     return folder
 
@@ -75,7 +72,7 @@ def python(path):
 
 
 # ---------------------------------------------------------------------- exports
-@pytest.mark.parametrize("name", ["rgb", "grey", "some"])
+@pytest.mark.parametrize("name", ["rgb", "some"])
 def test_the_documented_lines(runs, xrays, tiles, tmp_path, name):
     """Those of docs/export.md, as they stand there, give the run's own classes."""
     run, root = runs / name, tiles if name == "some" else xrays
@@ -132,13 +129,10 @@ def test_no_flag_is_named_that_the_command_lacks(runs, tmp_path, capsys):
     bands.write(tmp_path / "0.tif", bands.bands(0, 0))
     bands.write(tmp_path / "1.tif", bands.bands(0, 0))
     np.save(tmp_path / "2.npy", bands.bands(0, 0))
-    for name in ("rgb", "grey"):
-        lines = refused(capsys, ["predict", "--init", runs / name, tmp_path])
-        why = "a TIFF of 5 channels (MINISBLACK); expected a page of grey, RGB or RGBA, as the run is of pictures"
-        assert [line.partition(": ")[2] for line in lines[1:]] == [
-            why,
-            why,
-            "an array of shape [24, 28, 5]; expected [H, W] or [H, W, 3], as the run is of pictures",
-        ]
-    with pytest.raises(BadImage, match=r"or --data.in_chans 5$"):  # where there is such a flag
-        images.read_image(tmp_path / "1.tif", 10**6)
+    lines = refused(capsys, ["predict", "--init", runs / "rgb", tmp_path])
+    why = "a TIFF of 5 channels (MINISBLACK); expected a page of grey, RGB or RGBA, as the run is of pictures"
+    assert [line.partition(": ")[2] for line in lines[1:]] == [
+        why,
+        why,
+        "an array of shape [24, 28, 5]; expected [H, W] or [H, W, 3], as the run is of pictures",
+    ]

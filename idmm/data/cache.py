@@ -2,11 +2,12 @@
 
 import logging
 import math
-import operator
 import os
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -127,8 +128,6 @@ class ImageStore:
     def _decode_again(self, i: int) -> np.ndarray:
         try:
             item = self._items[i]
-            if isinstance(item, np.ndarray) and self.bands is None:
-                return fitted(item, self.bound)
             item = os.fsdecode(item) if isinstance(item, np.bytes_) else item
             pixels, _, found = read_image(item, self._max_pixels, self.scale, self.bands, measure=False)
         except BadImage as error:
@@ -147,7 +146,6 @@ def load_split(
     progress: bool = False,
     scale: Scale | None = None,
     bands: Bands | None = None,
-    again: bool = False,
 ) -> ImageStore:
     """Reads, checks, hashes and decodes all images of a split, in parallel; or finds that done on the disk.
 
@@ -159,7 +157,6 @@ def load_split(
         part: Which split this is: train, val or test.
         progress: Show a bar on standard error if this takes longer than a second.
         scale, bands: Of images deeper than 8 bits; which channels all files have; None: as ``data`` says.
-        again: They were loaded before at another bound, so the bad ones that are left out have been logged.
 
     Returns:
         The store; without the bad images where ``data.on_error`` is 'skip'.
@@ -170,161 +167,119 @@ def load_split(
     """
     if not len(split):
         raise UserError("data.root: there is no image to load")
-    bands = bands or bands_of(data.in_chans, data.bands)
-    loading = _Loading(split, bound, data, progress, tidy(scale or data.range), bands, again)
+    scale, bands = tidy(scale or data.range), bands or bands_of(data.in_chans, data.bands)
+    decode = partial(_decode, split, bound, data.max_pixels, scale, bands, progress)
+    index, pixels = None, None
     if data.cache == "auto" and not isinstance(split.items, np.ndarray):
+        entry = CacheEntry(split, part, bound, data, scale, bands)
         try:
-            if store := loading.from_disk(part):
-                return store
+            if index := entry.read() or _written(entry, decode, len(split), _estimate(split, bound, data, bands)):
+                pixels = entry.pixels
         except RunError as error:
             log.warning("%s: images are decoded at each use instead", error)
-    return loading.at_each_use()
+    index = index or decode(lambda pixels: None)
+    if len(index.bad):
+        _report(split, index, data.on_error)
+        split = split.take(index.good)
+    return ImageStore(split, index, pixels, bound, data.max_pixels, scale, bands)
 
 
-class _Loading:
-    """Decodes a split, once or again."""
+def _written(entry: CacheEntry, decode: Callable, count: int, need: int) -> Index | None:
+    """Writes a cache entry of ``count`` images, unless another process did; None if half of the free disk does not hold
+    the ``need`` (bytes).
 
-    def __init__(
-        self,
-        split: Split,
-        bound: Bound,
-        data: config.Data,
-        progress: bool,
-        scale: Scale,
-        bands: Bands | None,
-        again: bool,
-    ):
-        self.split, self.bound, self.data, self.progress = split, bound, data, progress
-        self.scale, self.bands, self.again = scale, bands, again
-        self.reported = False  # the bad images, once
-
-    def from_disk(self, part: str) -> ImageStore | None:
-        """Opens a cache entry, written first if need be; None if there is no cache folder or no room.
-
-        Raises:
-            RunError: The cache folder cannot be written, or the disk became full.
-        """
-        try:
-            # images of 8 bits are the same by any range
-            scales = dict.fromkeys((AUTO, self.scale))
-            entries = [CacheEntry(self.split, part, self.bound, self.data, scale, self.bands) for scale in scales]
-        except UserError as error:  # no home folder
-            log.info("%s: images are decoded at each use", error)
-            return None
-        for entry in entries:
-            if store := self._found(entry):
-                return store
-        with entry.locked():
-            store = self._found(entry)  # another process may have filled it
-            if store is None and self._fits(entry):
-                store = self._store(entry.write(self._decode), entry.pixels)
-                log.info("cache: decoded images are kept in '%s' for later runs", entry.path)
-        return store
-
-    def at_each_use(self) -> ImageStore:
-        """Reads all images once and keeps no pixels."""
-        return self._store(self._decode(lambda pixels: None), None)
-
-    def _found(self, entry: CacheEntry) -> ImageStore | None:
-        """Returns the images of a cache entry; None unless it is whole."""
-        index = entry.read()
-        if index is None or not entry.serves(index, self.scale):
-            return None
-        self._report(index)
-        try:
-            return self._store(index, entry.pixels)
-        except RunError as error:  # cleared since, or filled with something else
-            log.debug("%s", error)
-            return None
-
-    def _store(self, index: Index, pixels: Path | None) -> ImageStore:
-        """Returns the good images."""
-        split = self.split.take(index.good) if len(index.bad) else self.split
-        return ImageStore(split, index, pixels, self.bound, self.data.max_pixels, self.scale, self.bands)
-
-    def _decode(self, keep: Callable[[np.ndarray], None]) -> Index:
-        """Hands each good image, [H, W, C], to ``keep``, in order."""
-        sizes, digests, ends, pixel_bytes, bad = {}, [], [], [], {}  # sizes and what is wrong, by number
-        if self.bands and self.bands.count is None:
-            self.bands = self.bands._replace(count=self._channels())
-        given = (self.split, self.scale, self.bands, self.data.max_pixels, "reading images", self.progress)
-        with closing(each_scaled(self._load, *given)) as results:
-            for i, result in enumerate(results):
-                if isinstance(result, BadImage):
-                    bad[i] = result.reason
-                else:
-                    keep(result.pixels)
-                    sizes[i] = result.pixels.shape[:2]
-                    digests.append(result.digest)
-                    ends.append(result.ends)
-                    pixel_bytes.append(result.pixels.shape[2] * result.pixels.itemsize)
-        index = Index(
-            sizes=np.array(list(sizes.values()), dtype=np.int64).reshape(-1, 2),
-            digests=np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(-1, 16),
-            good=np.array(list(sizes), dtype=np.int64),
-            bad=np.array(list(bad), dtype=np.int64),
-            reasons=np.array(list(bad.values()), dtype=np.str_),
-            extremes=ends_of(ends, self.bands),
-            pixel_bytes=np.array(pixel_bytes, dtype=np.int64),
-            channels=self.bands.used if self.bands else 3,
-            file_channels=self.bands.count if self.bands else 0,
-        )
-        self._report(index)
-        return index
-
-    def _channels(self) -> int | None:
-        """Returns how many channels the first file has that can be read; None: none can."""
-        for item in self.split.items:
-            with suppress(BadImage):
-                return header(item, self.data.max_pixels, Bands()).channels
-        return None
-
-    def _load(self, i: int, scale: Scale) -> Decoded:
-        decoded = read_image(self.split.items[i], self.data.max_pixels, scale, self.bands)
-        return decoded._replace(pixels=fitted(decoded.pixels, self.bound))
-
-    def _fits(self, entry: CacheEntry) -> bool:
-        """Whether half of the free disk holds the decoded images."""
-        need, free = self.estimate(), entry.free()
+    Raises:
+        RunError: The cache folder cannot be written, or the disk became full.
+    """
+    with entry.locked():
+        if index := entry.read():
+            return index
+        free = shutil.disk_usage(entry.path).free
         if need > free // 2:
             line = "cache: '%s' has %s free, the decoded images need about %s: they are decoded at each use"
             log.info(line, entry.path.parent, size_of(free), size_of(need))
-            return False
-        log.info("cache: decoding %s, about %s", counted(len(self.split), "image"), size_of(need))
-        return True
+            return None
+        log.info("cache: decoding %s, about %s, kept in '%s'", counted(count, "image"), size_of(need), entry.path)
+        return entry.write(decode)
 
-    def estimate(self) -> int:
-        """Bytes of all decoded images, from the headers of a few."""
-        items = self.split.items
-        chosen = np.unique(np.linspace(0, len(items) - 1, _PROBED).astype(int))
-        total = 0  # bad images take no room
-        for i in chosen:
-            with suppress(BadImage):
-                image = header(items[i], self.data.max_pixels, self.bands)
-                each = (self.bands.used if self.bands else 3) * (2 if image.deep else 1)
-                total += math.prod(fitted_size(image.height, image.width, self.bound)) * each
-        return round(total * len(items) / len(chosen))
 
-    def _report(self, index: Index) -> None:
-        """Raises, or with 'skip' warns, about the bad images; once."""
-        if self.reported or not len(index.bad):
-            return
-        self.reported, split = True, self.split
-        told = by_reason(map(split.place, index.bad.tolist()), index.reasons.tolist())
-        lines = capped([f"  {line}" for line in told])
-        count = f"{len(index.bad)} of {counted(len(split), 'image')}"
-        if self.data.on_error == "fail":
-            how = "--data.on_error skip leaves them out, --data.exclude all that 'idmm data check' lists"
-            raise UserError(f"data.root: {count} cannot be used ({how}):", *lines)
-        level = logging.DEBUG if self.again else logging.WARNING
-        log.log(level, "data.root: left out %s that cannot be used:\n%s", count, "\n".join(lines))
-        if not len(index.good):
-            raise UserError(f"data.root: none of the {len(split)} images can be used:", *lines)
-        if split.labels is not None:
-            left = Counter(split.labels[index.good].tolist())
-            there = np.unique(split.labels[split.labels >= 0])
-            if empty := [split.classes[label] for label in there if not left[int(label)]]:
-                raise UserError(f"data.root: no usable image is left of the classes {listed(empty)}")
+def _decode(
+    split: Split,
+    bound: Bound,
+    max_pixels: int,
+    scale: Scale,
+    bands: Bands | None,
+    progress: bool,
+    keep: Callable[[np.ndarray], None],
+) -> Index:
+    """Reads all images of a split, and hands each good one, [H, W, C], to ``keep``, in order."""
+    if bands and bands.count is None:
+        bands = bands._replace(count=_channels(split, max_pixels))
+
+    def work(i: int, scale: Scale) -> Decoded:
+        decoded = read_image(split.items[i], max_pixels, scale, bands)
+        return decoded._replace(pixels=fitted(decoded.pixels, bound))
+
+    sizes, digests, ends, pixel_bytes, bad = {}, [], [], [], {}  # sizes and what is wrong, by number
+    with closing(each_scaled(work, split, scale, bands, max_pixels, "reading images", progress)) as results:
+        for i, result in enumerate(results):
+            if isinstance(result, BadImage):
+                bad[i] = result.reason
+            else:
+                keep(result.pixels)
+                sizes[i] = result.pixels.shape[:2]
+                digests.append(result.digest)
+                ends.append(result.ends)
+                pixel_bytes.append(result.pixels.shape[2] * result.pixels.itemsize)
+    return Index(
+        sizes=np.array(list(sizes.values()), dtype=np.int64).reshape(-1, 2),
+        digests=np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(-1, 16),
+        good=np.array(list(sizes), dtype=np.int64),
+        bad=np.array(list(bad), dtype=np.int64),
+        reasons=np.array(list(bad.values()), dtype=np.str_),
+        extremes=ends_of(ends, bands),
+        pixel_bytes=np.array(pixel_bytes, dtype=np.int64),
+        channels=bands.used if bands else 3,
+        file_channels=(bands.count if bands else 0) or 0,
+    )
+
+
+def _channels(split: Split, max_pixels: int) -> int | None:
+    """Returns how many channels the first file has that can be read; None: none can."""
+    for item in split.items:
+        with suppress(BadImage):
+            return header(item, max_pixels, Bands()).channels
+    return None
+
+
+def _estimate(split: Split, bound: Bound, data: config.Data, bands: Bands | None) -> int:
+    """Returns the bytes of all decoded images, from the headers of a few."""
+    chosen = np.unique(np.linspace(0, len(split) - 1, _PROBED).astype(int))
+    total = 0  # bad images take no room
+    for i in chosen:
+        with suppress(BadImage):
+            image = header(split.items[i], data.max_pixels, bands)
+            each = (bands.used if bands else 3) * (2 if image.deep else 1)
+            total += math.prod(fitted_size(image.height, image.width, bound)) * each
+    return round(total * len(split) / len(chosen))
+
+
+def _report(split: Split, index: Index, on_error: str) -> None:
+    """Raises, or with 'skip' warns, about the bad images."""
+    told = by_reason(map(split.place, index.bad.tolist()), index.reasons.tolist())
+    lines = capped([f"  {line}" for line in told])
+    count = f"{len(index.bad)} of {counted(len(split), 'image')}"
+    if on_error == "fail":
+        how = "--data.on_error skip leaves them out, --data.exclude all that 'idmm data check' lists"
+        raise UserError(f"data.root: {count} cannot be used ({how}):", *lines)
+    log.warning("data.root: left out %s that cannot be used:\n%s", count, "\n".join(lines))
+    if not len(index.good):
+        raise UserError(f"data.root: none of the {len(split)} images can be used:", *lines)
+    if split.labels is not None:
+        left = Counter(split.labels[index.good].tolist())
+        there = np.unique(split.labels[split.labels >= 0])
+        if empty := [split.classes[label] for label in there if not left[int(label)]]:
+            raise UserError(f"data.root: no usable image is left of the classes {listed(empty)}")
 
 
 def file_digest(path: str) -> str:
@@ -345,22 +300,16 @@ def fingerprint(store: ImageStore) -> dict:
 
 def compare(old: dict, new: dict) -> list[str]:
     """Says in a few lines how two fingerprints differ; an empty list if image i is still image i."""
-    if old == new and all(map(operator.eq, old["images"], new["images"])):  # dicts are equal in any order
+    before, now = old["images"], new["images"]
+    if old == new and list(before) == list(now):  # dicts are equal in any order
         return []
-    before, now = _parsed(old), _parsed(new)
     both = [name for name in before if name in now]
     groups = {
         "removed": [name for name in before if name not in now],
         "added": [name for name in now if name not in before],
-        "changed": [name for name in both if before[name][0] != now[name][0]],
-        "relabelled": [f"{n} ({before[n][1]} to {now[n][1]})" for n in both if before[n][1] != now[n][1]],
+        "changed": [name for name in both if before[name].split()[0] != now[name].split()[0]],
+        "relabelled": [name for name in both if before[name].split()[1:] != now[name].split()[1:]],
         "in another order": [a for a, b in zip(both, (n for n in now if n in before), strict=True) if a != b],
     }
     lines = [f"{counted(len(names), 'image')} {what}: {listed(names)}" for what, names in groups.items() if names]
     return lines or (["the list of classes is another"] if old["classes"] != new["classes"] else [])
-
-
-def _parsed(kept: dict) -> dict[str, tuple[str, str]]:
-    """Returns name → (digest, class name)."""
-    parts = {name: text.partition(" ") for name, text in kept["images"].items()}
-    return {n: (p[0], f"'{kept['classes'][int(p[2])]}'" if p[2] else "no label") for n, p in parts.items()}

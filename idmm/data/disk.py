@@ -8,7 +8,6 @@ import contextlib
 import hashlib
 import logging
 import os
-import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,15 +19,14 @@ import tifffile
 import torch
 
 from idmm import config
-from idmm.data.depth import AUTO, Scale, range_of
-from idmm.data.images import Bands, Bound, CentreCrop, digest
+from idmm.data.images import Bands, Bound, CentreCrop, Scale, digest
 from idmm.data.split import Split
 from idmm.errors import RunError, UserError, reason
 from idmm.files import Lock, replacing, sweep
 
 log = logging.getLogger(__name__)
 
-_FORMAT = "4"  # of these files and of what is done to the pixels
+_FORMAT = "5"  # of these files and of what is done to the pixels
 
 
 @dataclass(frozen=True)
@@ -51,11 +49,6 @@ class Index:
         """Where the pixels of each good image end, int64 [G] (bytes)."""
         return np.cumsum(self.sizes.prod(axis=1) * self.pixel_bytes)
 
-    @property
-    def count(self) -> int:
-        """Bytes of the pixels."""
-        return int((self.sizes.prod(axis=1) * self.pixel_bytes).sum())
-
 
 def cache_folder(given: str | None) -> Path:
     """Returns ``data.cache_dir``, else $IDMM_CACHE, else the user's cache folder; UserError: no home to expand '~'."""
@@ -77,28 +70,14 @@ class CacheEntry:
         bands: Which channels there are; None: pictures.
     """
 
-    def __init__(
-        self,
-        split: Split,
-        part: str,
-        bound: Bound,
-        data: config.Data,
-        scale: Scale = AUTO,
-        bands: Bands | None = None,
-    ):
+    def __init__(self, split: Split, part: str, bound: Bound, data: config.Data, scale: Scale, bands: Bands | None):
         root = os.path.realpath(os.path.expanduser(data.root)) if data.root else None
-        scaled = (*([] if scale == AUTO else [scale]), *([] if bands is None else [bands]))
-        key = repr((data.name, root, part, bound, split.drawn, *scaled)).encode("utf-8", "surrogateescape")
+        key = repr((data.name, root, part, bound, split.drawn, scale, bands)).encode("utf-8", "surrogateescape")
         pixels = bound.size if isinstance(bound, CentreCrop) else bound or "full"
         name = "".join(c if c.isalnum() else "-" for c in data.name)[-40:]
         self.path = cache_folder(data.cache_dir) / f"{name}-{part}-{pixels}-{digest(key).hex()[:10]}"
         self.signature = _signature(split, bound, data.max_pixels)
         self.pixels = self.path / f"pixels-{self.signature}"  # of all images end to end
-        self.scale = scale
-
-    def serves(self, index: Index, scale: Scale) -> bool:
-        """Whether the pixels here are what ``scale`` makes of them; of images of 8 bits it makes nothing else."""
-        return scale == self.scale or range_of(index.extremes) in (None, scale)
 
     def read(self) -> Index | None:
         """Returns the index if the images are all here and their files unchanged."""
@@ -108,7 +87,7 @@ class CacheEntry:
             if str(content.pop("signature")) != self.signature:
                 return None
             index = Index(**{name: int(value) if value.ndim == 0 else value for name, value in content.items()})
-            return index if self.pixels.stat().st_size == index.count else None
+            return index if self.pixels.stat().st_size == index.ends[-1:].sum() else None
         except Exception as error:  # not there, or torn: numpy and zipfile raise a dozen types
             log.debug("%s: %s", self.path, error)
             return None
@@ -142,10 +121,6 @@ class CacheEntry:
             if old != self.pixels:
                 old.unlink(missing_ok=True)
         return index
-
-    def free(self) -> int:
-        """Bytes free on its disk."""
-        return shutil.disk_usage(next(folder for folder in (self.path, *self.path.parents) if folder.exists())).free
 
 
 def mapped(path: Path, count: int) -> torch.Tensor:

@@ -350,8 +350,8 @@ def load_splits(parts: Assembly, folder: RunFolder | None = None, wanted: tuple[
     check_val(parts, splits)
     shown = folder is None or folder.leader
 
-    def load(part: str, bound: Bound, again: bool = False) -> ImageStore:
-        given = {"data": data, "part": part, "progress": shown, "scale": scale, "bands": bands, "again": again}
+    def load(part: str, bound: Bound) -> ImageStore:
+        given = {"data": data, "part": part, "progress": shown, "scale": scale, "bands": bands}
         return load_split(splits.parts[part], bound=bound, **given)
 
     asked = parts.spec.range if folder is None else folder.scale(parts.spec.range)
@@ -370,7 +370,7 @@ def load_splits(parts: Assembly, folder: RunFolder | None = None, wanted: tuple[
     scale, bands = stores["train"].scale or scale, stores["train"].bands  # of the training images, for all
     crops = {}
     for size in sizes:
-        crops[size] = {part: load(part, CentreCrop(size, parts.crop_pct), again=bool(crops)) for part in held}
+        crops[size] = {part: load(part, CentreCrop(size, parts.crop_pct)) for part in held}
     stores |= crops[parts.phases[-1].size]
     for part, store in stores.items():
         own = stores["train"].scale is None and scale == AUTO
