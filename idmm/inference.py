@@ -14,8 +14,8 @@ from PIL import Image
 from torch import Tensor
 
 from idmm.config.usage import UseConfig
-from idmm.data.composite import composite, explained
-from idmm.data.images import AUTO, Bands, fitted
+from idmm.data.composite import composite
+from idmm.data.images import Bands, fitted
 from idmm.data.readers.folder import images_at
 from idmm.errors import UserError, capped
 from idmm.files import weights_label
@@ -170,11 +170,6 @@ class Embedder(_Predictor):
     ):  # fmt: skip
         saved = read_checkpoint(run_or_file, field)
         super().__init__(saved, 0, device, batch_size, max_pixels)
-
-    @property
-    def shown(self) -> str:
-        """What pictures show of images; nothing where that is plain."""
-        return explained(self._network.bands, self._network.scale != AUTO)
 
     def picture(self, image: AnyImage, side: int) -> np.ndarray:
         """Returns a picture of an image as the run sees it before it crops, its short side of ``side`` pixels at most,

@@ -19,9 +19,8 @@ from idmm.config.parsing import parse
 from idmm.config.recipes import default_crops, resolve_method
 from idmm.config.views import without_rgb
 from idmm.data import views
-from idmm.data.augment import EvalTransform, TrainTransform, centre_crop
+from idmm.data.augment import EvalTransform, TrainTransform
 from idmm.data.images import unit
-from idmm.data.loaders import BatchPlan, training_batches
 from idmm.data.views import ORDERS, MultiCropTransform, draw_views
 from idmm.methods import create_method
 from idmm.methods.drloc import Localization
@@ -122,19 +121,6 @@ def test_rgb_of_both_depths_has_all_colours_and_turns(grey, dtype):
         torch.testing.assert_close(made[v // 3, v % 3], wanted, atol=3e-2, rtol=0)  # torchvision's luma and bytes
 
 
-def test_sixteen_bits_are_kept():
-    ramp = (torch.arange(40 * 40) + 30_000).reshape(1, 40, 40).to(torch.uint16)  # all of it within 7 levels of 8 bits
-    for channels in (3, 5):
-        image = ramp.expand(channels, -1, -1)
-        assert len(views.crop_resize(image, (0, 0, 40, 40), 40).unique()) > 1500
-        assert len(centre_crop(image, 40, 1.0).unique()) > 1500
-        store = Store(1)
-        store.images, store.bound = [image], None
-        for maker in (TrainTransform(store, Augment(jitter_prob=0), 32, *norms(channels), 0), None):
-            maker = maker or EvalTransform(store, 32, 1.0, *norms(channels))
-            assert len(maker(0, np.array([0]))["images"][0, 0].unique()) > 500
-
-
 def test_bits_of_rgb_views_are_those_before_there_were_bands():
     """Sums of absolute values, and with weights, of what 0.1.0's functions made of the same images."""
     wanted = {
@@ -155,41 +141,11 @@ def test_bits_of_rgb_views_are_those_before_there_were_bands():
 
 
 # ------------------------------------------------------------------ what is drawn
-def test_new_draws_leave_the_others_as_they_were():
-    indices, sizes = np.arange(50), np.full((50, 2), 64)
-    usual, more = (draw_views(Views(**asked), CROPS[1], 5, indices, sizes, 5) for asked in ({}, ALL))
-    assert usual.turns is None and more.turns is not None
-    before, after = vars(usual), vars(more)
-    assert all(np.array_equal(before[name], after[name]) for name in before if name not in ("vflip", "turns"))
-
-
 def test_draws_of_turns():
     indices, sizes = np.arange(3), np.full((3, 2), 64)
     first = draw_views(Views(**ALL), CROPS[1], 5, indices, sizes, 5)  # as before options were taken out
     assert np.flatnonzero(first.vflip).tolist() == [1, 2, 4, 5, 8]
     assert first.turns.tolist() == [0, 2, 0, 2, 2, 1, 1, 3, 2, 0, 3, 2]
-
-
-@pytest.mark.parametrize("stage", ["pretrain", "finetune"])
-def test_what_is_made_depends_on_seed_epoch_and_image_alone(stage, channels=5):
-    store, looks = Bands(channels), norms(channels)
-
-    def maker(seed):
-        if stage == "pretrain":
-            return MultiCropTransform(store, Views(crops=CROPS, size=12, **ALL), *looks, seed)
-        return TrainTransform(store, Augment(**ALL), 12, *looks, seed)
-
-    def made(batch):
-        return batch["views"][1] if stage == "pretrain" else batch["images"]
-
-    whole = made(maker(1)(3, np.arange(10)))
-    assert torch.isfinite(whole).all() and whole.shape[-3] == channels
-    assert torch.equal(made(maker(1)(3, np.array([7])))[0], whole[7])
-    for seed, epoch in ((1, 4), (2, 3)):
-        assert not torch.equal(made(maker(seed)(epoch, np.array([7])))[0], whole[7])
-    plan = BatchPlan(10, 4, 1, seed=0)
-    here, there = (list(training_batches(maker(0), plan, workers)) for workers in (0, 1))
-    assert all(torch.equal(made(a), made(b)) for a, b in zip(here, there, strict=True))
 
 
 # ------------------------------------------------------------------ stage 2

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from idmm.data.composite import composite, explained
-from idmm.data.images import Bands
+from idmm.data.composite import composite
 
 DRAWN = np.random.default_rng(0)
 
@@ -44,10 +43,3 @@ def test_a_constant_channel_is_black():
     found[..., 1] = 700
     made = composite(found)
     assert not made[..., 1].any() and made[..., 0].max() == 255
-
-
-def test_pictures_are_explained():
-    assert explained(None, deep=False) == "" and "stretched" in explained(None, deep=True)
-    assert explained(Bands(5), deep=False) == "channels 0, 1, 2 as red, green, blue, each stretched"
-    assert explained(Bands(None, (2, 1, 0)), deep=False) == "channels 2, 1, 0 as red, green, blue"
-    assert explained(Bands(None, (4,)), deep=True) == "channel 4 as grey, each stretched"

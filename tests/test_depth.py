@@ -2,7 +2,6 @@
 
 import io
 import json
-import shutil
 
 import numpy as np
 import pytest
@@ -10,9 +9,8 @@ import tifffile
 import torch
 from folders import TINY, opened, section, tree, tuned
 from folders import same as same_images
-from helpers import call, inside, metrics, refused, same
+from helpers import call, inside, refused
 from PIL import Image
-from test_resume import stop_at
 
 import idmm
 from idmm.data import cache, depth
@@ -88,30 +86,6 @@ def test_fine_tuning_takes_the_checkpoints_range(runs, root, tmp_path):
         assert line in said(tmp_path / "b")
     assert tuned(tmp_path / "c", other, **given, data__range=[50, 3000]) == 0
     assert info(tmp_path / "c", "model")["range"] == [50, 3000]
-
-
-# ------------------------------------------------------------------ resuming
-@pytest.fixture(scope="module")
-def cut(root, tmp_path_factory):
-    """A run that stopped in its second epoch, and one that did not; to be copied."""
-    folder = tmp_path_factory.mktemp("cut")
-    given = {**TINY, "train__epochs": 2, "data__root": str(root)}
-    assert inside("pretrain", folder / "whole-auto", **given) == 0
-    with pytest.MonkeyPatch.context() as patch:
-        stop_at(patch, 1, 1, 0 + 1)
-        assert inside("pretrain", folder / "auto", **given) == 130
-    return folder, given
-
-
-def test_a_run_goes_on_with_its_range(cut, tmp_path, capsys):
-    (folder, given), run = cut, tmp_path / "run"
-    shutil.copytree(folder / "auto", run)
-    capsys.readouterr()
-    assert inside("pretrain", run, **given, data__range=[0, 4095]) == 2
-    assert f"data.range: the run in '{run}' has auto, asked for now is" in capsys.readouterr().err
-    assert inside("pretrain", run, **given) == 0
-    assert metrics(run) == metrics(folder / "whole-auto") and same(run, folder / "whole-auto")
-    assert json.loads((run / "last/images.json").read_text())["range"] == [3, 4012]
 
 
 # ------------------------------------------------------------------ the range itself
@@ -242,15 +216,3 @@ def test_the_check_reports_depths_and_pictures(tmp_path, capsys):
     assert call(["data", "check", "folder", "--root", root, "--out", tmp_path / "c"]) == 1
     assert f"train/b/stack.tif: {REFUSED['pages'][1]}" in capsys.readouterr().out
     assert json.loads((tmp_path / "c/check.json").read_text())["range"] == [0, 4012]
-
-
-def test_the_check_compares_dark_images_as_training_sees_them(tmp_path, capsys):
-    """At 16 of 256 levels all 12-bit images were flat, hence nearly the same."""
-    root = tmp_path / "d"
-    for i in range(6):
-        field = np.random.default_rng(i).integers(3, 1000, (4, 4)).astype(np.uint16)
-        path = root / "train" / "ab"[i % 2] / f"{i}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(np.kron(field, np.ones((20, 20), dtype=np.uint16))).save(path)
-    call(["data", "check", "folder", "--root", root, "--out", tmp_path / "c"])
-    assert json.loads((tmp_path / "c/check.json").read_text())["pairs"] == []

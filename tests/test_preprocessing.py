@@ -8,7 +8,7 @@ import pytest
 import torch
 from folders import opened, paint, result, section
 from frozen import a_run, exported, timms
-from helpers import ROOT, VIT, inside
+from helpers import ROOT, inside
 from PIL import Image
 from skimage import data as pictures
 from timm.data import create_transform, resolve_data_config, resolve_model_data_config
@@ -28,7 +28,6 @@ COMMON = {
 RUNS = {
     "vit": {"stages": [{"size": 24}, {"size": 40}]},  # 40 / 0.875 is rounded down
     "cnn": {"stages": [{"size": 40}], "augment__crop_pct": 0.9, "model__name": "test_resnet", "model__kwargs": {}},
-    "grey": {"stages": [{"size": 40}], "data__in_chans": 1, "augment__crop_pct": 1.0},
 }
 
 
@@ -64,8 +63,7 @@ def runs(photos, tmp_path_factory):
 def test_images(photos, info, transform=None):
     """The test images by timm's transform, [N, C, S, S], and their labels [N]."""
     split = open_splits(section(photos), labelled=True).test
-    mode = "RGB" if info["channels"] == 3 else "L"
-    images = [(transform or timms(info))(Image.open(path).convert(mode)) for path in split.items]
+    images = [(transform or timms(info))(Image.open(path)) for path in split.items]
     return torch.stack(images), split.labels
 
 
@@ -93,24 +91,6 @@ def test_timm_gives_the_runs_own_predictions(name, runs, photos):
     assert torch.equal(images, seen)
     with torch.inference_mode():
         torch.testing.assert_close(model(seen), logits, rtol=1e-4, atol=1e-5)
-
-
-def test_grey(runs, photos, tmp_path):
-    """Grey files are the same as "L"; photographs in colour, but for Pillow's rounding of brightness."""
-    model, info = exported(runs / "grey")
-    assert (info["channels"], len(info["mean"]), info["crop_pct"]) == (1, 1, 1.0)
-    images, labels = test_images(photos, info)
-    assert images.shape[1:] == (1, 40, 40)
-    store = opened(photos, CentreCrop(40, 1.0), "test", keep="off", labelled=True)
-    seen = EvalTransform(store, 40, 1.0, info["mean"], info["std"])(0, np.arange(len(store)))["images"]
-    assert float((images - seen).abs().max()) * info["std"][0] * 255 < 4
-    with torch.inference_mode():
-        found, wanted = model(images), model(seen)
-    assert float((found.argmax(1) == wanted.argmax(1)).float().mean()) > 0.9
-    assert top1(wanted, labels) == pytest.approx(result(runs / "grey")["top1"], abs=1e-9)
-    backbone = idmm.load_backbone(runs / "grey")
-    assert repr(create_transform(**resolve_model_data_config(backbone))) == repr(timms(info))
-    assert backbone(images).shape == (39, VIT["embed_dim"])
 
 
 def test_the_snippet_without_idmm(runs, photos, capsys):

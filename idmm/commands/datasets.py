@@ -8,7 +8,7 @@ import numpy as np
 
 from idmm import config
 from idmm.config.commands import DataCheckConfig, DataDownloadConfig
-from idmm.data.composite import composite, explained
+from idmm.data.composite import composite
 from idmm.data.datasets import open_splits
 from idmm.data.doctor import SIZE, SKEWED, Checkup, ImageRef, Pair, check
 from idmm.data.download import fetch
@@ -178,4 +178,4 @@ def _draw(found: Checkup, splits: Splits, max_pixels: int, path: Path) -> None:
             pixels = read_image(item, max_pixels, found.range, found.bands).pixels
             drawn.append(Tile(composite(pixels), f"{what}\n{_place(image)}\n{image.label or ''}"))
     title = f"{found.dataset}: {counted(len(order), 'pair')} of images that look the same, one of each group"
-    caption_sheet(in_rows(drawn), path, title, explained(found.bands, found.range is not None), cell=LARGE)
+    caption_sheet(in_rows(drawn), path, title, cell=LARGE)

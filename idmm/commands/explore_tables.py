@@ -9,7 +9,7 @@ from PIL import Image
 
 from idmm import similarity
 from idmm.data.cache import ImageStore
-from idmm.data.composite import picture, shown_of
+from idmm.data.composite import picture
 from idmm.data.split import counted
 from idmm.files import write_csv
 from idmm.pictures import shortened
@@ -40,7 +40,7 @@ class Explored:
     def draw(self, out: Path, rows: list[tuple[str, list]], title: str, note: str = "", cell: float = CELL) -> None:
         """Draws a sheet, ``rows`` with (number, caption, frame) for each image."""
         rows = [(text, [Tile(self._thumbnail(i), *tile) for i, *tile in tiles]) for text, tiles in rows]
-        caption_sheet(rows, out, title, "; ".join(filter(None, [note, shown_of(self.store)])), cell)
+        caption_sheet(rows, out, title, note, cell)
 
     def _thumbnail(self, i: int) -> np.ndarray:
         seen = Image.fromarray(picture(self.store, i))

@@ -44,7 +44,7 @@ def similar(given: SimilarConfig) -> None:
     print_bytes("".join(f"{cosine:.4f}  {path}\n" for path, cosine in shown).encode("utf-8", "surrogateescape"))
     middle = f"median of all {len(cosines):,}: {np.median(cosines):.4f}"
     log.info("cosine, %s", middle)
-    _draw(given, shown, embedder.picture, "; ".join(filter(None, [f"cosine: {middle}", embedder.shown])))
+    _draw(given, shown, embedder.picture, f"cosine: {middle}")
     log.info("%s: the query and what is nearest to it", given.out)
 
 

@@ -2,8 +2,6 @@
 
 import numpy as np
 
-from idmm.data.images import Bands
-
 _ENDS = (1, 99)  # percentiles of a channel that black and full colour stand for
 
 
@@ -26,27 +24,6 @@ def composite(image: np.ndarray) -> np.ndarray:
     if seen.shape[2] == 2:
         return np.dstack([seen, np.zeros_like(seen[..., :1])])
     return np.ascontiguousarray(seen) if seen.shape[2] == 3 else np.repeat(seen, 3, axis=2)
-
-
-def explained(bands: Bands | None, deep: bool) -> str:
-    """Returns what of an image a picture shows; empty for 8-bit RGB and grey.
-
-    Args:
-        bands: Which channels are used; None: pictures.
-        deep: Whether the images have more than 8 bits.
-    """
-    if bands is None:
-        return "more than 8 bits, each image stretched" if deep else ""
-    used = bands.chosen or range(bands.used)
-    shown = [str(channel) for channel in used[:3]]
-    colours = "grey" if len(shown) == 1 else ", ".join(("red", "green", "blue")[: len(shown)])
-    stretched = ", each stretched" if deep or len(used) not in (1, 3) else ""
-    return f"channel{'s' if len(shown) > 1 else ''} {', '.join(shown)} as {colours}{stretched}"
-
-
-def shown_of(store) -> str:
-    """:func:`explained` of an :class:`idmm.data.cache.ImageStore`."""
-    return explained(store.bands, store.scale is not None)
 
 
 def picture(store, i: int) -> np.ndarray:

@@ -23,11 +23,8 @@ def tidy(scale: Scale | list) -> Scale:
 def ends_of(ends: list[tuple[Range, ...]], bands: Bands | None) -> np.ndarray:
     """Returns smallest and largest values of images, [N, 2] of pictures and [N, C, 2] of bands; NaN for 8 bits."""
     shape = (2,) if bands is None else (bands.used or 0, 2)
-    found = np.full((len(ends), *shape), np.nan)
-    for row, pairs in zip(found, ends, strict=True):
-        if pairs:
-            row[:] = pairs[0] if bands is None else pairs
-    return found
+    rows = [(pairs[0] if bands is None else pairs) if pairs else np.full(shape, np.nan) for pairs in ends]
+    return np.array(rows, dtype=np.float64).reshape(len(ends), *shape)
 
 
 def is_deep(extremes: np.ndarray) -> np.ndarray:
