@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from idmm.errors import RunError, UserError, listed
+from idmm.errors import RunError, UserError
 
 log = logging.getLogger("idmm")
 
@@ -234,8 +234,6 @@ def weights_file(path: str | os.PathLike, field: str = "", stem: str = "backbone
         if missing and (path / "last").is_dir():
             how = "let it finish (the command that began it goes on with it)"
             why = f"is a run that has not written its {missing[0]} yet; {how}, or {WEIGHTS_WANTED}"
-        elif missing and (inside := runs_inside(path, f"{stem}.safetensors")):
-            why = f"holds runs; give one of them: {inside}"
         if missing and stem == "model" and (path / "backbone.safetensors").is_file():
             command = _FINETUNE.format(path)
             why = f"is a run without a classifier; fine-tune it on labelled images first: {command}"
@@ -281,11 +279,6 @@ def saved_info(path: str | os.PathLike, stem: str = "backbone") -> dict:
         info = json.loads(weights_file(path, stem=stem).with_suffix(".json").read_text(encoding="utf-8"))
         return info if isinstance(info, dict) and isinstance(info.get("kwargs"), dict) else {}
     return {}
-
-
-def runs_inside(path: Path, file: str) -> str:
-    """Returns the folders in a folder that have a file, as finished runs do, for one line of text; empty: none has."""
-    return listed(f"'{found.parent}'" for found in sorted(path.glob(f"*/{file}")))
 
 
 def weights_label(source: str | os.PathLike, field: str) -> str:

@@ -17,7 +17,7 @@ from PIL import Image
 
 import idmm
 from idmm.data.cache import load_split
-from idmm.data.composite import picture
+from idmm.data.composite import composite, picture
 from idmm.data.datasets import open_splits
 from idmm.stages.artifacts import config_of
 
@@ -105,6 +105,11 @@ def test_explore_shows_composites(runs, root, tmp_path):
     store = load_split(open_splits(config.data, labelled=False).train, bound=None, data=config.data)
     seen = picture(store, 0)
     assert seen.shape == (24, 28, 3) and seen.dtype == np.uint8 and seen.min() == 0 and seen.max() == 255
+    image = bands.bands(0, 0)
+    image[..., 0] = 7
+    two, one = composite(image[..., :2]), composite(image[..., 1:2])
+    assert not two[..., [0, 2]].any() and two[..., 1].max() == 255, "a constant channel is black, a third one, too"
+    assert (one == two[..., 1:2]).all()
 
 
 # ---------------------------------------------------------------------- other stages, other weights

@@ -342,18 +342,6 @@ def test_fine_tuning_and_a_probe_take_what_the_checkpoint_has(runs, root, tmp_pa
     assert "become 0 to 1 (as in" in capsys.readouterr().err
 
 
-def test_fine_tuning_on_some_of_the_channels(runs, root, tmp_path):
-    """By their numbers, with what the checkpoint knows of them."""
-    init = runs[0] / "whole"
-    given = {"model__name": None, "model__kwargs": None, "init": str(init), "data__bands": [3, 4]}
-    assert tuned(tmp_path / "b", root, **given) == 0
-    assert "patch_embed.proj.weight: channels 3 and 4 of 5, as they are" in (tmp_path / "b/log.txt").read_text()
-    before, after = (json.loads(path.read_text()) for path in (init / "backbone.json", tmp_path / "b/model.json"))
-    assert after["bands"] == [3, 4] and after["channels"] == 2
-    for name in ("mean", "std", "range"):
-        assert after[name] == before[name][3:]
-
-
 def test_a_constant_channel_is_refused(tmp_path, capsys):
     root = five(tmp_path / "d")
     for path in root.glob("*/*/*.tif"):

@@ -55,7 +55,7 @@ def test_freed_by_a_kill_though_a_worker_lives(tmp_path):
     code = (
         "import os, sys, time; from pathlib import Path; from idmm.files import Lock; lock = Lock(Path(sys.argv[1]));"
     )
-    code += "assert lock.acquire(); child = os.fork(); child and print(child, flush=True); time.sleep(600)"
+    code += "assert lock.acquire(); os.fork() or print(os.getpid(), flush=True); time.sleep(600)"
     command = [sys.executable, "-c", code, tmp_path / "k.lock"]
     with subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as process:
         child = int(process.stdout.readline())

@@ -208,8 +208,6 @@ def test_runs_that_cannot_predict(runs, images, tmp_path, capsys):
     }.items():
         (line,) = refused(capsys, ["predict", "--init", run, images])
         assert line.startswith(f"init: '{run}' {why}")
-    (line,) = refused(capsys, ["predict", "--init", runs, images])
-    assert line.startswith(f"init: '{runs}' holds runs; give one of them: ") and f"'{runs / 'rgb'}'" in line
     (line,) = refused(capsys, ["predict", "--init", runs / "rgb", images, "--min_score", 0.3])
     assert line == "min_score: got 0.3, which is of boxes; leave it out for a run that has classes of images"
     (line,) = refused(capsys, ["predict", "--init", runs / "rgb", images, "--device", "mps"])

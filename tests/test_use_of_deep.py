@@ -116,13 +116,20 @@ def test_files_of_other_channels_are_refused(runs, tiles, tmp_path, capsys):
     clf = idmm.load_classifier(run)
     with pytest.raises(UserError, match=r"^images: the image: has 4 channels; expected 7$"):
         clf.predict(image[..., :4])
-    found = clf.predict(np.stack([image] * 2))  # [N, H, W, C]
-    assert [one.probability for one in found] == pytest.approx([clf.predict(image).probability] * 2, abs=1e-6)
-
     others = bands.tree(tmp_path / "others", train=1, test=1, channels=6)
     given = ["--data.root", others, "--format", "onnx", "--out", tmp_path / "m.onnx"]
     assert call(["export", "--init", run, *given]) == 0
     assert "data.root: the test images have 6 channels; expected 7" in capsys.readouterr().err
+
+
+def test_arrays_of_pictures(runs, xrays):
+    clf = idmm.load_classifier(runs / "rgb")
+    deep = grey(1, 0)
+    wanted = clf.predict(xrays / "train" / "node" / "0.png").probability
+    assert clf.predict(deep).probability == clf.predict(np.dstack([deep] * 3)).probability == wanted
+    wanted = r"^images: the image is an array of float32, \[20, 26\]; wanted .* or \[H, W\] of uint8 or uint16$"
+    with pytest.raises(UserError, match=wanted):
+        clf.predict(deep.astype(np.float32))
 
 
 def test_no_flag_is_named_that_the_command_lacks(runs, tmp_path, capsys):

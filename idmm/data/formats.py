@@ -139,7 +139,7 @@ def as_bands(channels: int) -> str:
     return f"--data.in_chans {channels}"
 
 
-def channels_first(shape: Sequence[int], expected: Collection[int]) -> bool:
+def _channels_first(shape: Sequence[int], expected: Collection[int]) -> bool:
     """Whether an array of three axes is [C, H, W], not [H, W, C]: by which of the two, the last before the first, has
     an expected number of channels, else which is shorter."""
     shorter = 0 if shape[0] < shape[-1] else 2
@@ -176,7 +176,7 @@ def _array(stack: contextlib.ExitStack, content: bytes, expected: Collection[int
     shape, _, dtype = (form.read_array_header_1_0 if version == (1, 0) else form.read_array_header_2_0)(file)
     if len(shape) not in (2, 3) or min(shape) < 1:
         raise BadImage(f"an array of shape {list(shape)}; expected [H, W], [H, W, C] or [C, H, W]")
-    first = len(shape) == 3 and channels_first(shape, expected)
+    first = len(shape) == 3 and _channels_first(shape, expected)
 
     def values() -> np.ndarray:
         file.seek(0)

@@ -16,7 +16,7 @@ import numpy as np
 from idmm.config import DenseConfig, PretrainConfig
 from idmm.environment import read as environment  # noqa: F401 (what a run ran on, for those who read the rest here)
 from idmm.errors import UserError
-from idmm.files import read_csv, runs_inside
+from idmm.files import read_csv
 from idmm.stages import STAGES
 
 PREDICTIONS = "predictions.csv"
@@ -123,8 +123,6 @@ def config_of(run: str | Path, dense: bool = False) -> Any:
         raise UserError(f"{run}: holds k-fold runs; give one of them ('{run / 'fold-1'}')")
     if not (run / "result.json").is_file():
         begun = (run / "last").is_dir()
-        if not begun and (inside := runs_inside(run, "result.json")):
-            raise UserError(f"{run}: holds runs; give one of them: {inside}")
         what = "is a run that is not finished (no result.json yet)" if begun else "is no run: it has no result.json"
         raise UserError(f"{run}: {what}; wanted a finished run's folder")
     config = begun_config(run)
