@@ -158,15 +158,18 @@ def test_pretraining_never_sees_test_images_and_takes_labels_where_they_are(tmp_
 
 
 def test_pretraining_trees_that_are_no_classes(tmp_path):
+    def labels():
+        return open_splits(section(tmp_path), labelled=False).train.labels
+
     tree(tmp_path, x={"": 2}, y={"": 2})
-    assert open_splits(section(tmp_path), labelled=False).train.labels.tolist() == [0, 0, 1, 1]
+    assert labels().tolist() == [0, 0, 1, 1]
     (tmp_path / "z").mkdir()
-    assert open_splits(section(tmp_path), labelled=False).train.labels is None
+    assert labels() is None, "an empty one"
     paint(tmp_path / "z/deep/1.png")
-    assert open_splits(section(tmp_path), labelled=False).train.labels is None
-    for name in "yz":
-        shutil.rmtree(tmp_path / name)
-    assert open_splits(section(tmp_path), labelled=False).train.labels is None
+    assert labels() is None, "a nested one"
+    shutil.rmtree(tmp_path / "y")
+    shutil.rmtree(tmp_path / "z")
+    assert labels() is None, "a single one"
 
 
 def test_a_folder_that_may_not_be_read(tmp_path, monkeypatch):
@@ -213,15 +216,14 @@ def test_subset_depends_on_its_seed_alone_and_grows_by_adding():
 
 def test_subset_faults():
     split = labelled_split([5, 10, 4])
-    assert faults(draw_subset, split, config.Subset(per_class=6)) == [
-        "data.subset.per_class: 6 is more than the 4 training images of class 'class2' and of 1 more; wanted up to 4"
-    ]
-    assert faults(draw_subset, split, config.Subset(total=20)) == [
-        "data.subset.total: 20 is more than the 19 training images"
-    ]
-    assert faults(draw_subset, Split(split.items, split.names, None, None), config.Subset(per_class=1)) == [
-        "data.subset.per_class: these images have no labels; wanted total or fraction"
-    ]
+    bare = Split(split.items, split.names, None, None)
+    few = "6 is more than the 4 training images of class 'class2' and of 1 more; wanted up to 4"
+    for images, subset, line in (
+        (split, {"per_class": 6}, f"per_class: {few}"),
+        (split, {"total": 20}, "total: 20 is more than the 19 training images"),
+        (bare, {"per_class": 1}, "per_class: these images have no labels; wanted total or fraction"),
+    ):
+        assert faults(draw_subset, images, config.Subset(**subset)) == [f"data.subset.{line}"]
 
 
 def test_classes_that_a_subset_leaves_empty_are_told(tmp_path, caplog):

@@ -209,15 +209,11 @@ def test_the_floor_is_the_pixel_knn_of_a_run(tmp_path, capsys, monkeypatch):
         assert line in said
 
 
-def test_without_test_images_a_part_of_train_is_held_out(tmp_path, capsys):
+def test_without_test_images_a_part_of_train_is_held_out(tmp_path, capsys, monkeypatch):
     root = tree(tmp_path / "d", train={"a": 10, "b": 10})
     (root / "train/a/0.png").write_text("no image")
     _, said, found = checked(root, tmp_path / "c", capsys)
     assert found["floor"]["images"] in (3, 4) and found["floor"]["of"] == "train"
     assert "held-out training images at 224 px" in said
-
-
-def test_many_images_are_thinned_out(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(results, "PAIRS", 30)  # 4 * 30 pairs with 20 training images
-    root = tree(tmp_path / "d", train={"a": 10, "b": 10}, test={"a": 4, "b": 4})
-    assert checked(root, tmp_path / "c", capsys)[2]["floor"]["images"] == 6
+    monkeypatch.setattr(results, "PAIRS", 8)  # of many images few are compared
+    assert checked(root, tmp_path / "c", capsys)[2]["floor"]["images"] == 2

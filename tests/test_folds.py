@@ -123,7 +123,7 @@ def test_folds_beside_splits_of_the_dataset(tmp_path, caplog):
 
 def test_a_group_is_in_one_fold(tmp_path):
     root = tree(tmp_path / "d", **{f"{of}/p{p}{of}": {"": 2 + p % 2} for of in "ab" for p in range(4)})
-    data = {"folds": 4, "groups": "folder"}
+    data = {"folds": 4, "groups": "([^/]+)/[^/]+$"}
     folds = [open_splits(section(root, fold=k, **data), labelled=True) for k in (1, 2, 3, 4)]
     for fold in folds:
         held, left = ({name.split("/")[1] for name in part.names} for part in (fold.test, fold.train))

@@ -72,8 +72,8 @@ class Data:
     (exclude.txt); null: none."""
     groups: str | None = None
     """Images that belong together (of a patient, plate or video): val_fraction and folds hold out all of them or none.
-    A CSV file of path,group, 'folder' (the name of the folder that an image lies in), or a regular expression whose
-    bracket finds the group in the path, e.g. '(patient[0-9]+)_'; null: the column group of data.labels, if any."""
+    A CSV file of path,group, or a regular expression whose bracket finds the group in the path, e.g.
+    '(patient[0-9]+)_'; null: the column group of data.labels, if any."""
     val_fraction: float = Field(0.0, ge=0, lt=1)
     """Share of the training images held out to evaluate on, in [0, 1); 0 holds out none."""
     folds: int | None = Field(None, ge=2)

@@ -16,12 +16,10 @@ from dataclasses import replace
 import numpy as np
 
 from idmm.data.split import Split, Splits, counted
-from idmm.errors import UserError, listed, reason
+from idmm.errors import UserError, capped, listed, reason
 from idmm.files import home
 
 log = logging.getLogger(__name__)
-
-_MOST_LISTED = 20  # bad lines named one by one
 
 
 class BadList(UserError):
@@ -100,10 +98,8 @@ class UserList:
 
     def refuse(self) -> None:
         """Raises BadList with a line a fault, of which the first are named; nothing without faults."""
-        if faults := self._faults:
-            more = len(faults) - _MOST_LISTED
-            rest = [f"{self.field}: and {counted(more, 'line')} more"] if more > 0 else []
-            raise BadList(*faults[:_MOST_LISTED], *rest)
+        if self._faults:
+            raise BadList(*capped(self._faults, begin=f"{self.field}: "))
 
 
 def composed(name: str) -> str:
@@ -162,16 +158,14 @@ def _names(splits: Splits) -> list[str]:
 
 # ---------------------------------------------------------------------- groups
 def with_groups(splits: Splits, how: str, root: str | None) -> Splits:
-    """Returns the splits with each image's group: of a CSV (path,group), its folder's name, or a pattern's bracket.
+    """Returns the splits with each image's group: of a CSV (path,group), or a pattern's bracket.
 
     Raises:
         BadList: The file or the pattern is bad, or images are in no group.
     """
     splits, unlabelled = replace(splits, unlabelled=None), splits.unlabelled  # these are never held out
     names = _names(splits)
-    if how == "folder":
-        group = {name: posixpath.basename(posixpath.dirname(name)) for name in names}
-    elif not os.path.exists(how) and set(how) & set("()[]\\+*?^$|"):
+    if not os.path.exists(how) and set(how) & set("()[]\\+*?^$|"):
         group = _by_pattern(how, names)
     else:
         group = _by_table(UserList("data.groups", how, names, root))
@@ -183,7 +177,7 @@ def with_groups(splits: Splits, how: str, root: str | None) -> Splits:
 
 
 def _by_pattern(how: str, names: list[str]) -> dict[str, str]:
-    wanted = "wanted 'folder', a CSV file of path,group, or a pattern with one bracket, e.g. '(patient\\d+)_'"
+    wanted = "wanted a CSV file of path,group, or a pattern with one bracket, e.g. '(patient\\d+)_'"
     try:
         pattern = re.compile(how)
     except re.error as error:
