@@ -39,10 +39,10 @@ def pooled(backbone: nn.Module, images: Tensor) -> Tensor:
 
 @torch.no_grad()
 def extract_features(
-    backbone: nn.Module, batches: Iterable[dict], device, autocast, forward: Forward = pooled
+    backbone: nn.Module, batches: Iterable[dict], device, autocast, forward: Forward = pooled, alone: bool = False
 ) -> Tensor:
-    """Returns the pooled features of all processes' images, or what else ``forward`` makes of them, in the images'
-    order, float32 [N, d] on the CPU."""
+    """Returns the pooled features of all processes' images (``alone``: of this one's), or what else ``forward`` makes
+    of them, in the images' order, float32 [N, d] on the CPU."""
     features, indices = [], []
     with evaluating(backbone):
         for batch in batches:
@@ -50,7 +50,8 @@ def extract_features(
                 found = forward(backbone, batch["images"].to(device, non_blocking=True))  # [B, d]
             features.append(found.float().cpu().numpy())
             indices.append(batch["index"].numpy())
-    parts = distributed.gather((features, indices))  # lists of batches: a process may have no image
+    # lists of batches: a process may have no image
+    parts = [(features, indices)] if alone else distributed.gather((features, indices))
     features, indices = (np.concatenate([batch for part in parts for batch in part[k]]) for k in (0, 1))
     return torch.from_numpy(features[np.argsort(indices)])
 
@@ -99,7 +100,7 @@ class Network:
             RunError: They are not finite, or there is too little memory.
         """
         with self.enough_memory():
-            found = extract_features(self.model, batches, self.device, contextlib.nullcontext, forward).numpy()
+            found = extract_features(self.model, batches, self.device, contextlib.nullcontext, forward, True).numpy()
         if not np.isfinite(found).all():
             raise RunError(f"{self.label}: its outputs are not finite; the run that wrote it has diverged")
         return found

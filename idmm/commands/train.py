@@ -264,9 +264,8 @@ def _pseudolabels(given: TrainCommand, state: State) -> dict:
     """Labels the images that have no label by what was learned; returns what is to be said of it."""
     found, out = None, Path(given.out)
     if distributed.rank() == 0:
-        with distributed.alone():  # the features of stage 1 and of the teacher count
-            runs = [str(out / part) for part in state.plan.shares if part != "last"]
-            found = pseudolabel(runs, _data(given, state), given.device, out / PSEUDOLABELS)
+        runs = [str(out / part) for part in state.plan.shares if part != "last"]  # the features of each count
+        found = pseudolabel(runs, _data(given, state), given.device, out / PSEUDOLABELS)
     return distributed.broadcast(found)
 
 
