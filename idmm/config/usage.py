@@ -10,8 +10,7 @@ from idmm.config.base import section
 
 @section
 class ReportConfig:
-    """A page on one or several finished runs: results, curves, features, confusions, settings; opens offline and
-    prints."""
+    """A page on one or several finished runs: results, curves, confusions, settings; opens offline and prints."""
 
     runs: list[str] = Field(min_length=1)
     """Run folders, e.g. runs/a or '[runs/a, runs/b]'; a folder that holds some (of idmm train, a demo) means these."""
