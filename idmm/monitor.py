@@ -17,13 +17,6 @@ log = logging.getLogger("idmm")
 FLOORS = {"feature_std": 0.005, "embedding_std": 0.005, "feature_rank": 1.5}
 SHARE = 0.1
 
-VALUES = {
-    "instance_accuracy": "share of the images told from all others (%)",
-    "feature_std": "spread of the features (0: all images look alike, 1: even)",
-    "feature_rank": "directions that the features use",
-    "embedding_std": "spread of what the loss compares",
-}
-
 
 def spread(rows: Tensor) -> float:
     """Standard deviation of unit vectors along each dimension, times the root of their number: [N, d] -> [0, 1].
@@ -67,8 +60,6 @@ class Monitor:
     ):
         self.method, self.extract, self.index, self.history = method, extract, index, history
         self.warned = False
-        names = [name for name in VALUES if name != "instance_accuracy" or type(method).diagnose is not Method.diagnose]
-        log.info("logged beside the loss: %s", "; ".join(f"{name}: {VALUES[name]}" for name in names))
 
     def measure(self, _: torch.nn.Module) -> dict[str, float]:
         """Returns ``feature_std``, ``feature_rank``, ``embedding_std`` and the method's own; warns where one falls."""

@@ -16,6 +16,7 @@ def test_duration(seconds, text):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_only_the_first_process_shows_what_it_warns_of(rank, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", str(rank))
     with progress.logging_by(progress.KeptLog()):
         progress.log.warning("before the log is there")

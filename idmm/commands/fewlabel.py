@@ -23,7 +23,7 @@ from idmm.progress import log
 from idmm.report import pictures
 from idmm.stages import STAGES
 from idmm.stages.folds import several
-from idmm.stages.probe import frozen_backbone, labelled_images, labels_needed
+from idmm.stages.probe import frozen_backbone, labelled_images
 
 READOUTS = {"knn": "kNN", "probe": "linear probe", "finetune": "fine-tuned"}
 METRICS = {"top1": "top-1", "mean_per_class": "mean over classes"}
@@ -53,8 +53,7 @@ def fewlabel(given: FewLabelConfig) -> dict:
     backbones = _backbones(given)
     for note in notes:
         log.info("%s", note)
-    with labels_needed(given.data):
-        splits = open_splits(given.data, labelled=True)
+    splits = open_splits(given.data, labelled=True)
     numbers = _numbers(given.per_class, splits.train)
     metric = spec_of(given.data.name).metric
     asked = {

@@ -2,18 +2,15 @@
 
 import functools
 import logging
-from pathlib import Path
 
 import numpy as np
 import torch
 
 from idmm import distributed, evaluate
-from idmm.config import METHODS, PretrainConfig, parsing
+from idmm.config import PretrainConfig, parsing
 from idmm.config.recipes import learns_labels
 from idmm.config.train import MONITORED
 from idmm.data.cache import ImageStore
-from idmm.data.readers.folder import UNLABELLED
-from idmm.data.split import LabelsMissing
 from idmm.engine import Evaluation, Loop
 from idmm.errors import RunError, UserError
 from idmm.methods import Method
@@ -62,7 +59,7 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
         if run.folder.finished:
             return run.folder.result()
 
-        splits = _load(parts, run)
+        splits = load_splits(parts, run.folder)
         _check_count(parts, len(splits.train))
         classes = None if splits.train.classes is None else len(splits.train.classes)
         backbone, begun = parts.backbone(phase, classes), run.folder.state is not None
@@ -71,6 +68,9 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
         if not begun:
             structure(run, parts, phase, backbone, splits.train)
         labelled = _labelled(splits.train)
+        if learns_labels(config):
+            line = "method.label_weight: %d of %d training images are used with their labels"
+            log.info(line, labelled, len(splits.train))
 
         @functools.cache
         def features() -> torch.Tensor:
@@ -118,29 +118,6 @@ def _result(run: Session, parts: Assembly, splits: LoadedSplits, loop: Loop) -> 
         "precision": run.precision,
         **splits.remarks,
     }
-
-
-def _load(parts: Assembly, run: Session) -> LoadedSplits:
-    """Reads the images; where labels are missing, says what wants them."""
-    config = parts.config
-    beside = Path(config.data.root or "", UNLABELLED)
-    if not parts.stage.unlabelled(config) and config.data.name == "folder" and beside.is_dir():
-        log.info("data.root: the images of '%s' are left out: %s learns from labels alone", beside, config.method.name)
-    try:
-        splits = load_splits(parts, run.folder)
-    except LabelsMissing as error:
-        if learns_labels(config):
-            what = f"{config.method.label_weight:g} trains a classifier, which wants labels, and images to test it on"
-            raise UserError(*(f"method.label_weight: {what}: {fault}" for fault in error.faults)) from None
-        if not parts.stage.labelled(config):
-            raise
-        free = ", ".join(name for name, recipe in METHODS.items() if not recipe.labelled)
-        why = f"method.name: {config.method.name} learns from labels; {free} need none"
-        raise UserError(*error.faults, why) from None
-    if learns_labels(config):
-        labelled, images = _labelled(splits.train), len(splits.train)
-        log.info("method.label_weight: %d of %d training images are used with their labels", labelled, images)
-    return splits
 
 
 def _labelled(train: ImageStore) -> int | None:

@@ -1,9 +1,7 @@
 """A backbone measured as it is, in minutes: kNN and a linear probe of its frozen features."""
 
-import contextlib
 import logging
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +9,8 @@ import numpy as np
 from timm.models import get_pretrained_cfg_value
 
 from idmm.checkpoint import RunFolder
-from idmm.config import Data, parsing
+from idmm.config import parsing
 from idmm.config.commands import ProbeConfig
-from idmm.data.datasets import open_splits
 from idmm.data.registry import resolve_name, spec_of
 from idmm.errors import UserError
 from idmm.evaluate import largest_class, readouts, remarks
@@ -116,29 +113,11 @@ def measure(config: ProbeConfig, folder: RunFolder | None = None) -> dict:
 # ---------------------------------------------------------------------- images
 def labelled_images(backbone: FrozenBackbone, *args) -> LoadedSplits:
     """Reads the images of a probe, centre-cropped to the backbone's size; ``args`` as for :func:`load_splits`."""
-    with labels_needed(backbone.config.data):
-        parts = assemble(replace(backbone.config, size=backbone.size))
-        parts.spec = backbone.spec  # the checkpoint is read once
-        splits = load_splits(parts, *args)
-        backbone.know(parts.spec)
-        return splits
-
-
-@contextlib.contextmanager
-def labels_needed(data: Data) -> Iterator[None]:
-    """Where images that cannot be opened inside the block have no labels, that is what is said."""
-    try:
-        yield
-    except UserError:
-        try:
-            labels = open_splits(replace(data, subset=None, folds=None, fold=None), labelled=False).train.labels
-        except UserError:
-            labels = ()
-        if labels is not None:
-            raise
-        where = f"data.root: '{data.root}'" if data.root else f"data.name: '{data.name}'"
-        wanted = f"; wanted {data.root}/train/CLASS/* and {data.root}/test/CLASS/*" if data.name == "folder" else ""
-        raise UserError(f"{where} has no labels; kNN and a linear probe need them{wanted}") from None
+    parts = assemble(replace(backbone.config, size=backbone.size))
+    parts.spec = backbone.spec  # the checkpoint is read once
+    splits = load_splits(parts, *args)
+    backbone.know(parts.spec)
+    return splits
 
 
 # ---------------------------------------------------------------------- backbones

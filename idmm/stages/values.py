@@ -50,8 +50,6 @@ def describe(parts, part: str, store: ImageStore, own: bool) -> None:
     """
     origin = f"from the {part} images" if own else _origin(parts)
     lines = [described(part, store.extremes, store.scale, origin)]
-    if part == "train" and store.scale is None and origin == "data.range":
-        lines.append("data.range changes nothing: no training image has more than 8 bits")
     augment, deep = getattr(parts.config, "augment", None), int(is_deep(store.extremes).sum())
     if part == "train" and deep and augment and augment.randaugment:
         lines.append(f"augment.randaugment: left out for the {deep:,} of more than 8 bits, which it would cut to 8")
