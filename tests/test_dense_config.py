@@ -75,8 +75,10 @@ def test_what_is_wrong_is_said_before_there_is_a_folder(tmp_path, capsys):
     detect = ["detect", *MODEL, "--out", out, "--train.size", 64]
     segment = ["segment", *detect[1:]]
     for argv, line in (
-        (detect, "data.root: missing; detect wants a folder of images with their boxes (COCO)"),
-        ([*segment, "--data.name", "flowers", "--data.root", masks], "data.name: 'flowers' is for class labels;"),
+        (detect, "data.root: missing; detect expects a folder of images with their boxes (COCO)"),
+        ([*segment, "--data.name", "flowers"], "data.name: got 'flowers'"),
+        ([*detect, "--data.labels", "a.csv"], "data.labels: boxes and masks have no use for it"),
+        ([*detect, "--data.subset", "{per_class: 2}"], "data.subset: boxes and masks have no use for it"),
         ([*detect, "--data.root", masks], "has no annotations of objects to train on; expected"),
         ([*segment, "--data.root", coco], "has no images with masks to train on; expected"),
         ([*detect, "--data.root", coco, "--model.masks", "true"], "model.masks: true, but no box"),

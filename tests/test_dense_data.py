@@ -227,11 +227,3 @@ def test_subset_held_out_and_left_out(tmp_path):
     for name, target in zip(names, [*drawn.targets["train"], *drawn.targets["test"]], strict=True):
         np.testing.assert_array_equal(target.boxes, made["train"][name[6:]].boxes)
     assert drawn.of("train", names[1:3]) == drawn.targets["train"][1:]
-
-
-def test_keys_that_have_no_meaning(tmp_path):
-    mask_tree(tmp_path)
-    lines = faults(read_segmentation, of(tmp_path, labels="a.csv", folds=3, in_chans=4, subset={"per_class": 2}))
-    assert [line.partition(":")[0] for line in lines] == [
-        f"data.{key}" for key in ("labels", "folds", "subset.per_class", "in_chans")
-    ]

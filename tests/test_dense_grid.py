@@ -192,7 +192,7 @@ def test_faults_of_entries_and_options(trees):
     assert faults(plan(trees, targets=given).checked) == [
         f"targets 'boxes': protocol: got 'detekt', wanted one of {', '.join(PROTOCOLS)}; did you mean 'detect'?",
         "targets 'masks': protocol: segment takes no options of finetune; wanted them under segment",
-        "detect on few: data.root: missing; detect wants a folder of images with their boxes (COCO)",
+        "detect on few: data.name: got 'digits', wanted 'folder'",
     ]
 
 

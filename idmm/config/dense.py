@@ -15,12 +15,30 @@ STEP = 32  # pixels, which the sides of all images are multiples of
 DENSE_LIBRARIES = {"detect": ("pycocotools",), "segment": ("segmentation_models_pytorch",)}  # of the extra 'dense'
 
 
-_OF_CLASSES = ("name", "labels", "labelled", "folds", "fold", "subset.per_class", "bands", "in_chans")
-HIDDEN = tuple(f"data.{key}" for key in _OF_CLASSES)  # left out of --help: of class labels, named datasets, bands
+_OF_CLASSES = ("labels", "labelled", "folds", "fold", "bands")
+HIDDEN = tuple(f"data.{key}" for key in ("name", *_OF_CLASSES, "subset.per_class", "in_chans"))  # left out of --help
 
 
 @section
-class DetectData(Data):
+class DenseData(Data):
+    """The images."""
+
+    name: Literal["folder"] = "folder"
+
+    @model_validator(mode="after")
+    def _check_keys(self):
+        given = {key: getattr(self, key) for key in _OF_CLASSES}
+        given["subset"] = self.subset and self.subset.per_class
+        given["in_chans"] = None if self.in_chans in (1, 3) else self.in_chans
+        faults = [FieldError(key, "boxes and masks have no use for it") for key in given if given[key] is not None]
+        if faults:
+            faults[0].each = faults
+            raise faults[0]
+        return self
+
+
+@section
+class DetectData(DenseData):
     """The images."""
 
     root: str | None = None
@@ -29,7 +47,7 @@ class DetectData(Data):
 
 
 @section
-class SegmentData(Data):
+class SegmentData(DenseData):
     """The images."""
 
     root: str | None = None

@@ -130,14 +130,11 @@ def _one_square(config: DenseConfig) -> list[Phase]:
 
 
 def _dense(config: DenseConfig) -> tuple[DenseConfig, list[str]]:
-    """Finds what is wrong with the images, and what is missing to learn boxes or masks, as far as names go."""
-    data, stage = config.data, config.STAGE
-    wanted = "a folder of images with their " + ("boxes (COCO)" if stage == "detect" else "masks")
-    faults = []
-    if data.name != "folder" and data.root is None:
-        faults.append(f"data.root: missing; {stage} wants {wanted}")
-    elif data.name != "folder":
-        faults.append(f"data.name: '{data.name}' is for class labels; {stage} wants --data.root, {wanted}")
+    """Finds what is missing to learn boxes or masks, as far as names go."""
+    stage, faults = config.STAGE, []
+    if config.data.root is None:
+        kind = "boxes (COCO)" if stage == "detect" else "masks"
+        faults.append(f"data.root: missing; {stage} expects a folder of images with their {kind}")
     try:
         needed(stage, DENSE_LIBRARIES[stage], "dense")
     except UserError as error:

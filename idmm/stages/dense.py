@@ -51,7 +51,8 @@ class DenseAssembly(Assembly, ABC):
     Attributes:
         metric: Name of the value that says how good it is, in percent.
         learner: What makes the network's loss.
-        about: What the network is built with, beyond its backbone, classes and width.
+        judge: What evaluates networks on a part of the images, a :class:`Judge`.
+        masks: Whether a mask is predicted for each box, once the images are read.
         classes: Names of the K classes, once the images are read.
         targets: Boxes or masks of the images of each part, in the order of its images, likewise.
         categories: Number of each class in the dataset's own files, likewise.
@@ -60,7 +61,8 @@ class DenseAssembly(Assembly, ABC):
     crop_pct = 1.0  # images are letterboxed, none of it is cut off
     metric: ClassVar[str]
     learner: ClassVar[type[Method]]
-    about: dict[str, Any] = {}
+    judge: ClassVar[type]
+    masks = False
     classes: Sequence[str] = ("",)
     targets: dict[str, Sequence[Target]]
     categories: Sequence[int]
@@ -72,10 +74,6 @@ class DenseAssembly(Assembly, ABC):
     @abstractmethod
     def network(self, phase: Phase, backbone: nn.Module) -> nn.Module:
         """Puts what predicts boxes or masks on a backbone, its fresh weights from the generators."""
-
-    @abstractmethod
-    def judge(self, run: Session, splits: LoadedSplits, part: str) -> "Judge":
-        """Returns what evaluates networks on a part of the images."""
 
     def listed(self):
         found = self.read(self.config.data, progress=True)
@@ -129,18 +127,6 @@ class DenseAssembly(Assembly, ABC):
         """Images that go through the network at a time."""
         return -(-self.phases[0].batch_size // (distributed.world() * self.config.train.accumulate))
 
-    def eval_batches(
-        self, run: Session, store: ImageStore, targets: Sequence[Target], label: str = ""
-    ) -> Iterator[dict]:
-        """Yields this process's share of letterboxed images, until the run is interrupted. With a ``label`` the log has
-        how far it is. A batch is as large as a pass in training."""
-        count, (phase,) = self.pass_size, self.phases
-        made = DenseTransform(store, targets, phase.size, self.spec.mean, self.spec.std)
-        bytes_each = 4 * count * (len(self.spec.mean) + 2) * phase.size**2
-        batches = own_share(made, np.arange(len(store)), count, run.workers, bytes_each)
-        batches = run.interrupts.watch(batches)
-        return counting(batches, len(store), label) if label and run.folder.leader else batches
-
 
 def _differences(old: dict, new: dict) -> list[str]:
     """Says how images, boxes or masks differ from those that a run began with."""
@@ -176,6 +162,16 @@ class Judge(ABC):
         """Returns the values for metrics.jsonl (percent)."""
         return {name: value for name, value in self.scores(network).items() if name in RECORDED}
 
+    def batches(self, targets: Sequence[Target], final: bool) -> Iterator[dict]:
+        """Yields this process's share of letterboxed images, as many at a time as in training, until the run is
+        interrupted. If ``final``, the log has how far it is."""
+        run, spec, count, (phase,) = self.run, self.parts.spec, self.parts.pass_size, self.parts.phases
+        made = DenseTransform(self.store, targets, phase.size, spec.mean, spec.std)
+        batch_bytes = 4 * count * (len(spec.mean) + 2) * phase.size**2
+        batches = own_share(made, np.arange(len(self.store)), count, run.workers, batch_bytes)
+        batches, label = run.interrupts.watch(batches), f"{self.parts.learns} of the test images"
+        return counting(batches, len(self.store), label) if final and run.folder.leader else batches
+
     @abstractmethod
     def scores(self, network: nn.Module, final: bool = False) -> dict[str, float]:
         """Evaluates a network, in percent; ``final``: as it is reported. All processes must call together."""
@@ -207,7 +203,7 @@ def train(config: DenseConfig) -> dict:
         backbone = parts.backbone(phase)
         if not begun and (report := parts.spec.load(backbone)):
             log.info("%s", report)
-        method, judge = parts.method(phase, backbone, len(splits.train)), parts.judge(run, splits, held)
+        method, judge = parts.method(phase, backbone, len(splits.train)), parts.judge(run, parts, splits, held)
         look = Evaluation(judge.measure, config.train.eval_every, len(judge.store))
         plan = parts.plan(phase, splits.train, [look], ending(parts, splits))
         plan.keep = parts.metric if config.train.keep == "best" else None
@@ -216,10 +212,10 @@ def train(config: DenseConfig) -> dict:
 
         # ------------------------------------------------------------------ results
         kept = take_best(loop, parts.metric)
-        scores = _judged(run, loop.averaged, judge if held == "test" else parts.judge(run, splits, "test"))
+        scores = _judged(run, loop.averaged, judge if held == "test" else parts.judge(run, parts, splits, "test"))
         about = {"task": config.STAGE, "classes": list(parts.classes), "categories": list(parts.categories)}
-        about["pyramid_width"] = config.model.pyramid_width
-        export_dense(run, loop, parts, splits, {**about, **parts.about})
+        about |= {"pyramid_width": config.model.pyramid_width, "masks": parts.masks}
+        export_dense(run, loop, parts, splits, about)
         result = {
             **scores,
             **kept,

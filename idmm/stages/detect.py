@@ -41,47 +41,13 @@ def detect(config: DetectConfig | dict | str) -> dict:
     return train(parsing.build(DetectConfig, config))
 
 
-class Detecting(DenseAssembly):
-    """The parts of a run."""
-
-    learns = "boxes"
-    metric = "ap"
-    learner = Detection
-    masks = False  # whether masks are predicted, once the images are read
-
-    def read(self, data, progress):
-        found = read_detection(data, progress)
-        self.masks = found.outlined if self.config.model.masks is None else self.config.model.masks
-        self.about = {"masks": self.masks}
-        if self.masks and not found.outlined:
-            line = "model.masks: true, but no box of the training images has an outline; wanted null or false"
-            raise UserError(line)
-        labels = np.concatenate([target.labels[~target.crowd] for target in found.targets["train"]])
-        each = zip(found.classes, np.bincount(labels, minlength=len(found.classes)).tolist(), strict=True)
-        if progress:
-            what, names = "boxes and masks" if self.masks else "boxes", (f"{name} {n}" for name, n in each)
-            log.info("%s: %d to train on (%s)", what, len(labels), listed(names, 12))
-        if not self.masks:  # outlines are not drawn for nothing
-            plain = {part: [replace(t, segments=None) for t in targets] for part, targets in found.targets.items()}
-            found = replace(found, targets=plain)
-        return found
-
-    def network(self, phase, backbone):
-        width = self.config.model.pyramid_width
-        return Detector(backbone, phase.size, len(self.classes), width, self.masks, self.spec.in_chans)
-
-    def judge(self, run, splits, part):
-        return _Judge(run, self, splits, part)
-
-
 class _Judge(Judge):
     """Finds the objects of all images, then compares them with those that are there."""
 
     def scores(self, network, final=False):
         # what is there is compared at the files' size: no outline is drawn on canvases
         bare = [replace(target, segments=None) for target in self.targets]
-        label = "boxes of the test images" if final else ""
-        batches = self.parts.eval_batches(self.run, self.store, bare, label)
+        batches = self.batches(bare, final)
         self.found = detect_objects(network, batches, self.targets, self.run.device, self.run.autocast)
         objects = list(self.found.values())
         self.latest, self.by_class = detection_scores(objects, self.targets, self.parts.classes)
@@ -103,3 +69,31 @@ class _Judge(Judge):
         target, found = self.targets[number], self.found[number]
         surest = found.boxes, found.labels, found.scores, found.segments  # of these as many as there are true ones
         return target, Objects(*(part if part is None else part[: len(target.boxes)] for part in surest))
+
+
+class Detecting(DenseAssembly):
+    """The parts of a run."""
+
+    learns = "boxes"
+    metric = "ap"
+    learner, judge = Detection, _Judge
+
+    def read(self, data, progress):
+        found = read_detection(data, progress)
+        self.masks = found.outlined if self.config.model.masks is None else self.config.model.masks
+        if self.masks and not found.outlined:
+            line = "model.masks: true, but no box of the training images has an outline; wanted null or false"
+            raise UserError(line)
+        labels = np.concatenate([target.labels[~target.crowd] for target in found.targets["train"]])
+        each = zip(found.classes, np.bincount(labels, minlength=len(found.classes)).tolist(), strict=True)
+        if progress:
+            what, names = "boxes and masks" if self.masks else "boxes", (f"{name} {n}" for name, n in each)
+            log.info("%s: %d to train on (%s)", what, len(labels), listed(names, 12))
+        if not self.masks:  # outlines are not drawn for nothing
+            plain = {part: [replace(t, segments=None) for t in targets] for part, targets in found.targets.items()}
+            found = replace(found, targets=plain)
+        return found
+
+    def network(self, phase, backbone):
+        width = self.config.model.pyramid_width
+        return Detector(backbone, phase.size, len(self.classes), width, self.masks, self.spec.in_chans)

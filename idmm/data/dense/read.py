@@ -10,7 +10,6 @@ from idmm.data.datasets import draw_subset, hold_out, narrowed
 from idmm.data.dense.coco import read_coco
 from idmm.data.dense.masks import read_masks
 from idmm.data.dense.targets import DenseSplits
-from idmm.data.formats import PICTURE_CHANNELS
 from idmm.data.readers.layout import root_folder
 from idmm.data.split import LabelsMissing, Split, Splits, arranged
 from idmm.errors import UserError, listed
@@ -28,7 +27,7 @@ def read_detection(data: config.Data, progress: bool = False) -> DenseSplits:
         progress: Show a bar on standard error if this takes longer than a second.
 
     Raises:
-        UserError: All that is wrong with the files; keys of ``data`` that have no meaning here; no image to train on.
+        UserError: All that is wrong with the files; no image to train on.
         LabelsMissing: Nothing to evaluate on.
         BadList: ``data.exclude`` or ``data.groups`` is bad.
     """
@@ -41,9 +40,7 @@ def read_segmentation(data: config.Data, progress: bool = False) -> DenseSplits:
 
 
 def _read(reader: Callable, data: config.Data, progress: bool) -> DenseSplits:
-    _refuse_keys(data)
-    data, faults = replace(data, name="folder"), []
-    root = root_folder(data)
+    root, faults = root_folder(data), []
     found, classes = reader(root, data, faults, progress)
     if faults:
         raise UserError(*faults)
@@ -56,15 +53,6 @@ def _read(reader: Callable, data: config.Data, progress: bool) -> DenseSplits:
     known = {name: of for split, each in found.values() for name, of in zip(split.names, each, strict=True)}
     targets = {part: [known[name] for name in of.names] for part, of in splits.parts.items()}
     return DenseSplits(splits, targets, list(classes.values()), list(classes))
-
-
-def _refuse_keys(data: config.Data) -> None:
-    """Raises UserError if keys are given that are of class labels, or of bands."""
-    given = {key: getattr(data, key) for key in ("labels", "labelled", "folds", "bands")}
-    given["subset.per_class"] = None if data.subset is None else data.subset.per_class
-    given["in_chans"] = None if data.in_chans in PICTURE_CHANNELS else data.in_chans
-    if keys := [f"data.{key}" for key, value in given.items() if value is not None]:
-        raise UserError(*(f"{key}: it has no meaning for boxes and masks; leave it out" for key in keys))
 
 
 def _drawn(splits: Splits, data: config.Data) -> Splits:
